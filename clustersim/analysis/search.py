@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from clustersim.units import Bytes, Seconds, format_step_time
+from clustersim.units import KWH, Bytes, Joules, Seconds, format_energy, format_number, format_step_time
 
 RIVALS: Final = 4
 """Layouts that are compared where something is other than supposed."""
@@ -15,7 +15,8 @@ class Layout:
     """One layout that was simulated. overrides: as `--set` takes them; job: of the search, by its place.
 
     score: what it is measured by, less is better; band: between what and what the step is expected; breakdown: seconds
-    of a step by part, the mean over ranks; memory: of the GPU; tied: as good as the best, as far as equal steps differ.
+    of a step by part, the mean over ranks; memory: of the GPU; cost, energy: of a trillion tokens, None where prices or
+    powers are not known; tied: as good as the best, as far as equal steps differ.
     """
 
     overrides: tuple[str, ...]
@@ -30,6 +31,9 @@ class Layout:
     peak_memory: Bytes
     memory: Bytes
     breakdown: Mapping[str, Seconds]
+    cost: float | None = None
+    currency: str = ""
+    energy: Joules | None = None
     tied: bool = False
 
     @property
@@ -49,6 +53,9 @@ class Layout:
             "mfu": self.mfu,
             "peak_memory_bytes": self.peak_memory,
             "memory_headroom_bytes": self.headroom,
+            "cost_per_trillion_tokens": self.cost,
+            "currency": self.currency or None,
+            "energy_per_trillion_tokens_kwh": None if self.energy is None else self.energy / KWH,
             "breakdown_s": dict(self.breakdown),
             "tied_with_best": self.tied,
         }
@@ -108,8 +115,13 @@ class Found:
 
     def score_words(self, score: float) -> str:
         """A score as people read it: less is better, but tokens are told the other way round."""
-        if self.objective == "tokens-per-gpu":
-            return f"{1.0 / score:,.0f} tokens/s/GPU"
+        match self.objective:
+            case "tokens-per-gpu":
+                return f"{1.0 / score:,.0f} tokens/s/GPU"
+            case "cost":
+                return f"{format_number(score)} {self.simulated[0].currency}"
+            case "energy":
+                return format_energy(score)
         return format_step_time(score)
 
     @property

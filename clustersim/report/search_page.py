@@ -17,7 +17,7 @@ from clustersim.report.figure import Figure, Traces, axis, layout, legend, marke
 from clustersim.report.files import write_text_atomically
 from clustersim.report.keys import Cells, Html, signed, stacked, table
 from clustersim.report.search_table import bare, command, counted, differences, headline, keys_of, pair_words, short
-from clustersim.units import format_bytes, format_number, format_step_time
+from clustersim.units import format_bytes, format_energy, format_number, format_step_time
 
 _PARETO_LEAD: Final = (
     "Every dot is a layout that was simulated: to the left faster, upwards more memory left on the fullest GPU. On the "
@@ -41,6 +41,7 @@ _ASKED: Final = (
     "layout.tp", "layout.pp", "schedule", "layout.data", "training.microbatch", "layout.ep", "layout.cp",
     "training.recompute",
 )  # fmt: skip
+_HEADS: Final = ("step", "expected", "tokens/s/GPU", "MFU", "memory", "cost of 1T tokens", "energy of 1T tokens")
 _MOST_AXES: Final = 6  # of which pairs are drawn
 _SHADES: Final = ("#00415F", "#0072B2", "#4A9CCB", "#8FC1DE", "#C3CCD4", "#DDE2E6")  # of lines, fastest first
 _MOST_LINES: Final = 400
@@ -80,11 +81,11 @@ def _verdict_card(found: Found, file: Path) -> Card:
 
 
 def _best_card(found: Found, file: Path) -> Card:
-    heads = ("layout", "step", "expected", "tokens/s/GPU", "MFU", "memory", "to run it")
+    heads = ("layout", *_HEADS, "to run it")
     rows = [_row(each, file, taken=place == found.preferred) for place, each in enumerate(found.best)]
     if found.first is not None:
         rows.append(_row(found.first, file))
-    return Card(section("The best layouts", table(heads, rows, words=(6,))))
+    return Card(section("The best layouts", table(heads, rows, words=(1 + len(_HEADS),))))
 
 
 def _row(each: Layout, file: Path, *, taken: bool = False) -> Cells:
@@ -101,15 +102,17 @@ def _numbers(each: Layout) -> tuple[str, ...]:
         format_number(each.tokens_per_gpu),
         f"{each.mfu:.1%}",
         format_bytes(each.peak_memory),
+        "–" if each.cost is None else f"{format_number(each.cost)} {each.currency}",
+        "–" if each.energy is None else format_energy(each.energy),
     )
 
 
 def _jobs_card(found: Found) -> Iterable[Card]:
     if len(found.of_jobs) < 2:
         return
-    heads = ("cluster", "GPUs", "step", "expected", "tokens/s/GPU", "MFU", "memory", "layout")
+    heads = ("cluster", "GPUs", *_HEADS, "layout")
     rows = (Cells((each.cluster, f"{each.gpus:,}", *_numbers(each), short(each))) for each in found.of_jobs)
-    yield Card(section("The best on each", table(heads, rows, words=(7,))))
+    yield Card(section("The best on each", table(heads, rows, words=(2 + len(_HEADS),))))
 
 
 def _drawn(found: Found) -> Iterable[Card]:

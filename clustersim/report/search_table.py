@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _FOLLOWING: Final = ("layout.sequence_parallel", "layout.layers_per_stage", "training.global_batch")
+STEP_TIME: Final = "step-time"
+_PER: Final = {"cost": " per trillion tokens", "energy": " per trillion tokens"}
 _MOST_PARTS: Final = 4  # in which layouts differ
 _MOST_REASONS: Final = 8
 _LEAST: Final = 0.001  # of a step: parts that differ by less are not told
@@ -43,7 +45,8 @@ def headline(found: Found) -> str:
     if found.first is not None:
         change = choice.score / found.first.score - 1.0
         words = f", {change:+.1%} against the file's own layout" if abs(change) >= _LEAST else ", the file's own layout"
-    return f"best layout: {format_step_time(choice.step_time)} a step{words}"
+    by = "" if found.objective == STEP_TIME else f", {found.score_words(choice.score)}{_PER.get(found.objective, '')}"
+    return f"best layout: {format_step_time(choice.step_time)} a step{by}{words}"
 
 
 def command(layout: Layout, file: Path) -> str:
@@ -123,29 +126,36 @@ def _best(found: Found) -> "list[RenderableType]":
 
     keys = [keys_of(each.overrides) for each in found.best]
     common = {key: value for key, value in keys[0].items() if all(each.get(key) == value for each in keys)}
-    table = _grid(("", "step", "expected", "MFU", "memory", "layout"), right=5)
+    table = _grid(("", *_heads(found), "layout"), right=1 + len(_heads(found)))
     for place, each in enumerate(found.best):
         mark = "*" if place == found.preferred else "=" if each.tied else " "
         own = ", ".join(pair_words(key, value) for key, value in keys[place].items() if key not in common)
-        table.add_row(f"{place + 1}{mark}", *_numbers(each), own)
+        table.add_row(f"{place + 1}{mark}", *_numbers(each, found), own)
     if found.first is not None:
-        table.add_row("file ", *_numbers(found.first), "as it is")
+        table.add_row("file ", *_numbers(found.first, found), "as it is")
     every = ", ".join(pair_words(key, value) for key, value in common.items())
     return [table, *([Text(f"all of them: {every}", style="dim")] if every else [])]
 
 
 def _jobs(found: Found) -> "Table":
-    table = _grid(("cluster", "GPUs", "step", "expected", "MFU", "memory", "layout"), right=6)
+    table = _grid(("cluster", "GPUs", *_heads(found), "layout"), right=2 + len(_heads(found)))
     for each in found.of_jobs:
-        table.add_row(each.cluster, f"{each.gpus:,}", *_numbers(each), short(each))
+        table.add_row(each.cluster, f"{each.gpus:,}", *_numbers(each, found), short(each))
     return table
 
 
-def _numbers(layout: Layout) -> tuple[str, ...]:
+def _heads(found: Found) -> tuple[str, ...]:
+    by = () if found.objective == STEP_TIME else (found.objective,)
+    return ("step", "expected", *by, "MFU", "memory")
+
+
+def _numbers(layout: Layout, found: Found) -> tuple[str, ...]:
     low, high = layout.band
+    by = () if found.objective == STEP_TIME else (found.score_words(layout.score),)
     return (
         format_step_time(layout.step_time),
         f"{format_step_time(low)} - {format_step_time(high)}",
+        *by,
         f"{layout.mfu:.1%}",
         format_bytes(layout.peak_memory),
     )

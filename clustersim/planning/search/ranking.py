@@ -52,11 +52,13 @@ class Search:
     sensitivity: bool = True
 
     def run(self, progress: Progress | None = None) -> Found:
-        """Search; raise InputError where no layout is left, and for a store of another search.
+        """Search; raise InputError where no layout is left, for a store of another search, and an unknown price.
 
         Ctrl-C ends it with what is known until then.
         """
         started = perf_counter()
+        for job in self.space.jobs:
+            self.objective.require(job.setup)
         aside: dict[str, Pruned] = {}
         with Store.opened(self.store, self._told) as store, running(self.workers, self.executor) as pool:
             state = _State(self, store, aside, progress or _silent)
@@ -222,6 +224,8 @@ def _simulated(scenario: Scenario, objective: Objective, candidate: Candidate) -
 def simulated(scenario: Scenario, objective: Objective, candidate: Candidate) -> Layout:
     """A simulated layout."""
     result = simulate(scenario)
+    economics = result.economics
+    price = economics.price_per_gpu_hour
     return Layout(
         overrides=candidate.overrides,
         job=candidate.job,
@@ -234,6 +238,9 @@ def simulated(scenario: Scenario, objective: Objective, candidate: Candidate) ->
         mfu=result.mfu(),
         peak_memory=result.peak_memory,
         memory=result.memory_capacity,
+        cost=economics.cost_per_trillion_tokens,
+        currency="" if price is None else price.currency,
+        energy=economics.energy_per_trillion_tokens,
         breakdown={part: seconds for part, seconds in result.breakdown.mean().items() if seconds > 0.0},
     )
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from clustersim.errors import InputError
 from clustersim.planning.search import Search, Space
 from clustersim.planning.search.bounds import lower_bound
+from clustersim.planning.search.objective import Objective
 from clustersim.planning.search.space import Candidate
 from clustersim.simulation import simulate
 from tests.conftest import examples
@@ -72,7 +73,10 @@ def test_no_layout_is_faster_than_its_bound(data: st.DataObject, mixture: bool, 
         chosen = job(*other, mixture=mixture).changed(overrides)
     except InputError:
         return
-    assert lower_bound(chosen) <= simulate(chosen).step_time
+    least, result = lower_bound(chosen), simulate(chosen)
+    assert least.products + least.streaming <= least.seconds <= result.step_time
+    for objective in Objective:
+        assert objective.least(chosen, least) <= objective.score(result)
 
 
 @cache
@@ -87,4 +91,4 @@ def test_bounds_are_1f1b_s_own_time_where_nothing_is_communicated() -> None:
     result = simulate(chosen)
     parts = result.breakdown.mean()
     beside = parts["optimizer"] + parts["exposed pp"] + parts.get("exposed dp", 0.0)
-    assert lower_bound(chosen) == pytest.approx(result.step_time - beside, rel=0.02)
+    assert lower_bound(chosen).seconds == pytest.approx(result.step_time - beside, rel=0.02)
