@@ -16,7 +16,17 @@ from clustersim.report.document import Card, document, figure_card, section, slo
 from clustersim.report.figure import Figure, Traces, axis, layout, legend, marker, time_scale
 from clustersim.report.files import write_text_atomically
 from clustersim.report.keys import Cells, Html, signed, stacked, table
-from clustersim.report.search_table import bare, command, counted, differences, headline, keys_of, pair_words, short
+from clustersim.report.search_table import (
+    band_words,
+    bare,
+    command,
+    counted,
+    differences,
+    headline,
+    keys_of,
+    pair_words,
+    short,
+)
 from clustersim.units import format_bytes, format_energy, format_number, format_step_time
 
 _PARETO_LEAD: Final = (
@@ -70,7 +80,7 @@ def _verdict_card(found: Found, file: Path) -> Card:
     tied = sum(each.tied for each in found.simulated)
     if tied > 1:
         notes.append(
-            f"{tied} layouts are as good as runs of one and the same layout differ; of these the plainest is taken."
+            f"{tied} layouts are as good, as far as runs of one and the same differ; of these the plainest is taken."
         )
     alerts = "".join(f"<li>{escape(note)}</li>" for note in notes)
     alerts = f'<ul class="alerts">{alerts}</ul>' if notes else ""
@@ -95,10 +105,9 @@ def _row(each: Layout, file: Path, *, taken: bool = False) -> Cells:
 
 
 def _numbers(each: Layout) -> tuple[str, ...]:
-    low, high = each.band
     return (
         format_step_time(each.step_time),
-        f"{format_step_time(low)} to {format_step_time(high)}",
+        band_words(each),
         format_number(each.tokens_per_gpu),
         f"{each.mfu:.1%}",
         format_bytes(each.peak_memory),

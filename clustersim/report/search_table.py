@@ -92,6 +92,13 @@ def keys_of(overrides: Iterable[str]) -> dict[str, str]:
     return {key: value for key, _, value in pairs if key not in _FOLLOWING and not key.startswith("cluster.")}
 
 
+def band_words(layout: Layout) -> str:
+    """Between what and what a step is expected; the unit once where it is one."""
+    low, high = map(format_step_time, layout.band)
+    (first, unit), (_, other) = low.split(" "), high.split(" ")
+    return f"{first}-{high}" if unit == other else f"{low}-{high}"
+
+
 def counted(found: Found) -> str:
     """How many layouts there were, and what became of them."""
     aside = sum(each.count for each in found.pruned.values())
@@ -116,7 +123,9 @@ def _choice(found: Found) -> "list[Text]":
     lines = [Text(headline(found), style="bold"), Text(short(found.choice))]
     if tied > 1:
         plain = "the plainest of them" if found.preferred else "it is the plainest of them, too"
-        lines.append(Text(f"{tied} layouts are as fast as runs of one layout differ; {plain}", style="dim"))
+        lines.append(
+            Text(f"{tied} layouts are as good, as far as runs of one and the same differ; {plain}", style="dim")
+        )
     return lines
 
 
@@ -150,11 +159,10 @@ def _heads(found: Found) -> tuple[str, ...]:
 
 
 def _numbers(layout: Layout, found: Found) -> tuple[str, ...]:
-    low, high = layout.band
     by = () if found.objective == STEP_TIME else (found.score_words(layout.score),)
     return (
         format_step_time(layout.step_time),
-        f"{format_step_time(low)} - {format_step_time(high)}",
+        band_words(layout),
         *by,
         f"{layout.mfu:.1%}",
         format_bytes(layout.peak_memory),

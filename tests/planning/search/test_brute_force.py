@@ -65,7 +65,7 @@ OTHERS: list[tuple[str, ...]] = [
 SCHEDULES = ["1f1b", "gpipe", "{bfs: {chunks: 2}}", "zb-1p", "zb-2p", "zb-v", "dualpipe", "dualpipev"]
 
 
-@examples(400)
+@examples(120)
 @given(data=st.data(), mixture=st.booleans(), other=st.sampled_from(OTHERS))
 def test_no_layout_is_faster_than_its_bound(data: st.DataObject, mixture: bool, other: tuple[str, ...]) -> None:
     overrides = data.draw(st.sampled_from(candidates(mixture))).overrides
@@ -74,7 +74,8 @@ def test_no_layout_is_faster_than_its_bound(data: st.DataObject, mixture: bool, 
     except InputError:
         return
     least, result = lower_bound(chosen), simulate(chosen)
-    assert least.products + least.streaming <= least.seconds <= result.step_time
+    assert least.products + least.streaming <= least.seconds * (1 + 1e-9)
+    assert least.seconds <= result.step_time
     for objective in Objective:
         assert objective.least(chosen, least) <= objective.score(result)
 
