@@ -1,5 +1,6 @@
 """Whole simulations: what `simulate` and `check` answer, and that they agree."""
 
+import gc
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -11,6 +12,7 @@ import pytest
 from clustersim import Scenario, simulate
 from clustersim.analysis.parts import PARTS, Part
 from clustersim.assembly import assemble, exchanges_of, kernels_of
+from clustersim.collectives.choose import surveyor
 from clustersim.cost.interference import KernelClass
 from clustersim.cost.machines import slowest
 from clustersim.cost.record import BesideRow, Call, CollectiveRow, Conditions, Device, KernelRow, Record, Spread
@@ -469,3 +471,32 @@ def test_the_pace_of_a_step_that_was_not_measured_is_told() -> None:
     assert cool.in_step.share == 0.0
     assert "alone" not in cool.experience
     assert told.band[0] < cool.step_time < told.step_time
+
+
+OTHERS = (
+    ("layout.tp=4", "layout.dp=2"),
+    ("training.global_batch=16", "layout.data=zero1"),
+    ("cost.network=uncontended",),
+    ("cluster=dgx-a100", "cluster.gpus=16"),
+)
+
+
+@pytest.mark.parametrize("asked", [(), ("layout.data=zero1", "steps=2"), ("disturbances.slow=[{gpu: 3, speed: 0.9}]",)])
+def test_what_is_remembered_of_other_scenarios_changes_nothing(asked: tuple[str, ...]) -> None:
+    surveyor.cache_clear()
+    first = simulate(scenario(*asked))
+    for other in OTHERS:
+        simulate(scenario(*other))
+    again = simulate(scenario(*asked))
+    assert {**again.to_json(), "simulate_wall_s": 0} == {**first.to_json(), "simulate_wall_s": 0}
+    assert (again.trace.end == first.trace.end).all()
+    assert (again.trace.cause == first.trace.cause).all()
+
+
+def test_a_simulation_leaves_nothing_for_the_garbage_collector() -> None:
+    """What refers to itself would stay until the collector walks all that there is."""
+    asked = scenario("layout.data=zero1")
+    simulate(asked)
+    gc.collect()
+    simulate(asked)
+    assert gc.collect() == 0

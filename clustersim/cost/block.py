@@ -155,6 +155,10 @@ class BlockCost:
         self._slowings: dict[tuple[Block, int], FloatArray] = {}
         self._speeds: dict[tuple[int, Block, Collective], float] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is known by identities, which are others elsewhere."""
+        return {**vars(self), "_alike": {}, "_operations": {}, "_kernels": {}}
+
     def block(self, rank: int, block: Block) -> BlockTiming:
         """Timing of a block on one rank."""
         block = self._first_of(block)

@@ -50,7 +50,7 @@ class Rank:
     _block: Block | None = field(init=False, default=None)
     _moving: dict[Stream, tuple[Moving, Exchange]] = field(init=False, default_factory=dict)
     _paces: dict[Block, Paces] = field(init=False, default_factory=dict)
-    _alone: dict[tuple[Block, bool], Seconds | None] = field(init=False, default_factory=dict)
+    _alone: dict[Block, Seconds | None] = field(init=False, default_factory=dict)
     _cuts: Cuts = field(init=False)
 
     def __post_init__(self) -> None:
@@ -97,7 +97,6 @@ class Rank:
                         lost = yield from self._disturbed(number, task.block)
                     else:
                         yield environment.wait(seconds)
-                    self.world.note(self.number, number, task.block)
                 case Communicate():
                     rendezvous = self.world.join(self.number, task.exchange, stream)
                     gathered = rendezvous.arrive(cause)
@@ -212,25 +211,26 @@ class Rank:
         return Lost(waited, slowed)
 
     def _undisturbed(self, number: int, block: Block) -> Seconds | None:
-        """Seconds of the block of a task that is one event which nothing beside can change; None where it may."""
-        calm = self._calm(number)
-        if (block, calm) not in self._alone:
-            self._alone[block, calm] = self._apart(number, block, calm=calm)
-        return self._alone[block, calm]
-
-    def _apart(self, number: int, block: Block, *, calm: bool) -> Seconds | None:
-        """`_undisturbed`, of all runs of a block; calm: nothing can be beside them."""
-        world = self.world
-        if world.jitter is not None or world.cost.hinders or world.joint_role(self.number, block) is not None:
+        """Seconds of the block of a task that nobody else sees and that nothing can be beside; None of others."""
+        if not self._calm(number):
             return None
-        whole = self._whole(number, block)
-        return whole.alone[-1] if world.private(self.number, block, calm=calm) and (calm or whole.equal) else None
+        if block not in self._alone:
+            self._alone[block] = self._unseen(number, block)
+        return self._alone[block]
+
+    def _unseen(self, number: int, block: Block) -> Seconds | None:
+        """Seconds of every run of a block that nobody else sees; None where others do, or runs differ."""
+        world = self.world
+        if world.jitter is not None or world.cost.hinders or not world.private(self.number, block):
+            return None
+        return self._whole(number, block).alone[-1] if world.joint_role(self.number, block) is None else None
 
     def _disturbed(self, number: int, block: Block) -> Generator[simpy.Event, Any, Lost]:
-        """Run a block, seen by collectives that its kernels slow."""
+        """Run a block that others may see, or collectives that its kernels slow."""
         self._computes(block)
         lost = yield from self._compute(number, block)
         self._computes(None)
+        self.world.note(self.number, number, block)
         return lost
 
     def _whole(self, number: int, block: Block) -> Paces:

@@ -1,5 +1,7 @@
 """Blocks: operations back to back, a kernel beside an exchange that slows it, and a host that launches them."""
 
+import pickle
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -168,3 +170,19 @@ def test_parts_sum_to_what_operations_take_whoever_waits(
     assert (timing.kernels + timing.slowed + timing.exposed).tolist() == pytest.approx(list(timing.durations))
     if not timing.launching.any():
         assert timing.durations == alone.durations, "a block that keeps its GPU busy does not change"
+
+
+def test_blocks_of_the_same_operations_share_a_timing() -> None:
+    costs, operations = cost(0.0), block(1.0, exchange("tp", 2.0)).operations
+    one, other = (costs.block(0, Block(name, operations)) for name in ("one", "other"))
+    assert one is other
+    turns = costs.block(0, Block("turns", operations, takes_turns=True))
+    assert turns is not one
+
+
+def test_what_is_known_by_identity_stays_behind() -> None:
+    costs, one = cost(0.0), block(1.0, exchange("tp", 2.0))
+    timing = costs.block(0, one)
+    again, same = pickle.loads(pickle.dumps((costs, one)))
+    assert again.block(0, same).durations == timing.durations
+    assert again.block(0, block(4.0)).seconds == 4.0

@@ -11,6 +11,7 @@ Reference: Casanova et al., "Versatile, scalable, and accurate simulation of dis
 J. Parallel Distrib. Comput. 74(10), 2014, section 3 (fluid models with lazy, partial updates).
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -70,7 +71,7 @@ class Network:
     def __init__(self, environment: Clock, links: int) -> None:
         self._environment = environment
         self._unit = np.ones(links)
-        self._users: dict[int, dict[Activity, None]] = {}
+        self._users: defaultdict[int, dict[Activity, None]] = defaultdict(dict)
         self._changed: dict[int, None] = {}
         self._kept: dict[int, Callable[[], None]] = {}
         self._known: dict[tuple[tuple[Load, ...], tuple[float, ...]], list[float]] = {}
@@ -94,9 +95,10 @@ class Network:
     def begin(self, activity: Activity) -> None:
         """Begin an activity."""
         load, activity.since, activity.under_way = activity.load, self._environment.now, True
-        for keeper in dict.fromkeys(self._kept[link] for link in load.numbers if link in self._kept):
-            keeper()
-        users = [self._users.setdefault(link, {}) for link in load.numbers]
+        if self._kept:
+            for keeper in dict.fromkeys(self._kept[link] for link in load.numbers if link in self._kept):
+                keeper()
+        users = [self._users[link] for link in load.numbers]
         free = load.alone and not any(users)
         for each in users:
             each[activity] = None
@@ -124,7 +126,7 @@ class Network:
         activity = Activity(load, self._environment.event(), since)
         activity.speed, activity.under_way = activity.most, True
         for link in load.numbers:
-            self._users.setdefault(link, {})[activity] = None
+            self._users[link][activity] = None
         self._end(activity, self._environment.at(since + activity.left / activity.speed))
         return activity
 
@@ -145,11 +147,15 @@ class Network:
         """End an activity, unless its speed has changed since this timer was set."""
         if timer != activity.timer:
             return
+        left: list[int] = []
         for link in activity.load.numbers:
-            del self._users[link][activity]
+            users = self._users[link]
+            del users[activity]
+            if users:
+                left.append(link)
         activity.under_way = False
         activity.done.succeed()
-        self._change(link for link in activity.load.numbers if self._users[link])
+        self._change(left)
 
     def _change(self, links: Iterable[int]) -> None:
         """Find speeds again, at the end of this instant, in the parts of these links."""
