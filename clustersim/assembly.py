@@ -7,6 +7,7 @@ order (`order_of`), as which tasks (`lowered`), on which machines and links, and
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
@@ -32,6 +33,7 @@ from clustersim.cost.timing import ExchangeCost, KernelCost
 from clustersim.cost.uneven import UnevenExchanges
 from clustersim.errors import InputError
 from clustersim.hardware.accelerator import Accelerator
+from clustersim.hardware.efficiency import InTraining
 from clustersim.lowering.profile import profiled
 from clustersim.lowering.step import lower
 from clustersim.lowering.steps import repeat
@@ -44,6 +46,7 @@ from clustersim.program.task import Block, Collective, Compute, HostExchange, Ov
 from clustersim.scenario import Contention, Scenario, Symmetry
 from clustersim.scenario.checks import problems
 from clustersim.workload.kernels import Kernel
+from clustersim.workload.training import Attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,9 +257,26 @@ def _interference(scenario: Scenario, accelerator: Accelerator, record: Record |
 
 
 def _in_step(scenario: Scenario, accelerator: Accelerator, record: Record | None) -> InStep:
-    """What the kernels of a step take, from what they take alone by a record or by the model."""
+    """What the kernels of a step take, from what they take alone by a record or by the model.
+
+    The same for all layouts of a job, of which a search tries many: so the last ones are remembered, with what they
+    were made from, since these are compared by identity.
+    """
     pace, asked = pace_of(accelerator.in_training, record), scenario.training.attention
     rate = job_rate(pace, scenario.layout.world)
+    key = id(accelerator), id(record), rate, asked
+    if key not in _REMEMBERED:
+        while len(_REMEMBERED) >= _MOST_REMEMBERED:
+            del _REMEMBERED[next(iter(_REMEMBERED))]
+        _REMEMBERED[key] = _paced(accelerator, record, pace, rate, asked), (accelerator, record)
+    return _REMEMBERED[key][0]
+
+
+_REMEMBERED: dict[tuple[int, int, float, Attention], tuple[InStep, tuple[Accelerator, Record | None]]] = {}
+_MOST_REMEMBERED: Final = 8
+
+
+def _paced(accelerator: Accelerator, record: Record | None, pace: InTraining, rate: float, asked: Attention) -> InStep:
     if record is None:
         model = Roofline(accelerator)
         return InStep.of(model, model, rate=rate, attention=older_attention(pace, asked), narrow=pace.faster)

@@ -9,7 +9,7 @@ import numpy as np
 
 from clustersim.assembly import lowered, order_of, plan_of, require, require_offers
 from clustersim.errors import InputError
-from clustersim.memory.footprint import Footprint
+from clustersim.memory.footprint import STATES, Footprint
 from clustersim.memory.host import HostUse, host_use
 from clustersim.memory.ledger import Ledger
 from clustersim.memory.remedies import remedies
@@ -60,6 +60,14 @@ def fits(scenario: Scenario) -> bool:
         return False
     host = _host_use(scenario, plan)
     return host is None or host.fits
+
+
+def states_fit(scenario: Scenario) -> bool:
+    """Whether what stays for the whole step, whatever the microbatches and what is computed again, would fit alone."""
+    footprint = footprint_of(scenario, plan_of(scenario))
+    sizes = (footprint.resident(rank) for rank in range(scenario.layout.pp))
+    needed = (sum(each[use] for use in STATES) for each in sizes)
+    return all(size <= capacity for size, capacity in zip(needed, capacities_of(scenario), strict=True))
 
 
 def _report(scenario: Scenario) -> CheckReport:

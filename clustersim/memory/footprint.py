@@ -55,6 +55,8 @@ class Category(Enum):
 
 SHARDED: Final = (Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER)
 """What there is of every parameter, and ZeRO shards."""
+STATES: Final = (*SHARDED, Category.COPIES, Category.COMMUNICATION, Category.CONTEXT)
+"""What stays for the whole step, whatever the microbatches and what is computed again."""
 
 
 @dataclass(frozen=True)

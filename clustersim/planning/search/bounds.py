@@ -15,14 +15,15 @@ not counted where another microbatch's computation may run beside them, or membe
 where kernels vary (jitter); of several steps in a row only what a rank computes counts, as they overlap.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
+from clustersim.arrays import FloatArray
 from clustersim.assembly import kernel_costs_of, plan_of, tensor_exchanges_of
 from clustersim.lowering.units import Unit, Units
 from clustersim.parallel.mesh import TENSOR
-from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import ActionKind
 from clustersim.program.task import Exchange, Operation
@@ -54,91 +55,76 @@ def lower_bound(scenario: Scenario) -> Least:
     plan = plan_of(scenario)
     passes, many = _Passes(plan, scenario), plan.microbatches
     whole, alone = isinstance(scenario.run_schedule, _WHOLE), scenario.steps == 1
-    through = [passes.forward(stage) for stage in plan.stages]
-    back = [passes.backward(stage) if whole else passes.going_back(stage) for stage in plan.stages]
-    work = [forward + passes.backward(stage) for forward, stage in zip(through, plan.stages, strict=True)]
+    through, backward = passes.forward(), passes.backward()  # [stages, uses] seconds of a microbatch
+    there, work = through.sum(axis=1), (through + backward).sum(axis=1)  # [stages]
+    back = backward.sum(axis=1) if whole else passes.going_back()
+    before, behind = _before(there), _before(back)  # [stages] in all stages before each
     found = []
     for rank in range(plan.layout.pp):
-        own = plan.placement.stages_of(rank)
-        around = _sum(through[: min(own)]) + (_sum(back[: min(own)]) if whole else NOTHING)
-        found.append(many * _sum(work[stage] for stage in own) + (around if alone else NOTHING))
+        own = list(plan.placement.stages_of(rank))
+        around = before[min(own)] + (behind[min(own)] if whole else 0.0)
+        found.append(many * work[own].sum() + (around if alone else 0.0))
     if alone:
-        stages = range(len(plan.stages))
-        found += [_sum(through[:s]) + many * (through[s] + back[s]) + _sum(back[:s]) for s in stages]
-    seconds = max(each.seconds for each in found)
-    kernels = many * _sum(work) * (1.0 / plan.layout.pp)
-    return Least(seconds * _LESS, kernels.products * _LESS, kernels.streaming * _LESS)
+        found += (before + many * (there + back) + behind).tolist()
+    kernels = many * (through + backward).sum(axis=0) / plan.layout.pp
+    return Least(*(float(each) * _LESS for each in (max(found), kernels[_PRODUCTS], kernels[_STREAMING])))
 
 
-@dataclass(frozen=True, slots=True)
-class _Time:
-    """Seconds of passes: of products, of other kernels, of collectives between them."""
-
-    products: Seconds = 0.0
-    streaming: Seconds = 0.0
-    waiting: Seconds = 0.0
-
-    @property
-    def seconds(self) -> Seconds:
-        return self.products + self.streaming + self.waiting
-
-    def __add__(self, other: "_Time") -> "_Time":
-        return _Time(self.products + other.products, self.streaming + other.streaming, self.waiting + other.waiting)
-
-    def __mul__(self, times: float) -> "_Time":
-        return _Time(self.products * times, self.streaming * times, self.waiting * times)
-
-    __rmul__ = __mul__
+def _before(times: FloatArray) -> FloatArray:
+    """Sums of what stands before each."""
+    sums: FloatArray = np.cumsum(times) - times
+    return sums
 
 
-NOTHING: Final = _Time()
-
-
-def _sum(times: Iterable[_Time]) -> _Time:
-    return sum(times, NOTHING)
+_GOING_BACK: Final = (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT)
+_PRODUCTS, _STREAMING, _BETWEEN = range(3)
+"""What a pass takes: products, other kernels, collectives between them."""
 
 
 class _Passes:
-    """What passes of a microbatch take at least; equal units are added up once."""
+    """What passes of a microbatch take at least, by stage and use; equal units are added up once."""
 
     def __init__(self, plan: Plan, scenario: Scenario) -> None:
         layout, training = scenario.layout, scenario.training
         beside = layout.overlap_expert_communication or layout.delay_wgrad or training.expert_load is not None
-        self._units, self._kernels = Units(plan), kernel_costs_of(scenario)
+        units = Units(plan)
+        self._stages = [units.of(stage) for stage in plan.stages]
+        self._kernels = kernel_costs_of(scenario)
         self._exchanges = None if beside or layout.tp == 1 else tensor_exchanges_of(scenario)
-        self._known: dict[tuple[int, ActionKind], _Time] = {}
+        self._known: dict[tuple[int, ActionKind], FloatArray] = {}
 
-    def forward(self, stage: Stage) -> _Time:
-        """Of a microbatch."""
-        return self._of(stage, ActionKind.FORWARD)
+    def forward(self) -> FloatArray:
+        """[stages, uses] seconds."""
+        return self._of(ActionKind.FORWARD)
 
-    def backward(self, stage: Stage) -> _Time:
-        """Of a microbatch, whole or in halves, whichever is shorter."""
-        halves = self._of(stage, ActionKind.INPUT_GRADIENT) + self._of(stage, ActionKind.WEIGHT_GRADIENT)
-        return min(self._of(stage, ActionKind.BACKWARD), halves, key=_seconds)
+    def backward(self) -> FloatArray:
+        """[stages, uses] seconds, whole or in halves, whichever is shorter."""
+        whole = self._of(ActionKind.BACKWARD)
+        halves = self._of(ActionKind.INPUT_GRADIENT) + self._of(ActionKind.WEIGHT_GRADIENT)
+        return np.where((whole.sum(axis=1) <= halves.sum(axis=1))[:, None], whole, halves)
 
-    def going_back(self, stage: Stage) -> _Time:
-        """Of a microbatch, until the stage before can go on."""
-        return min(self._of(stage, ActionKind.BACKWARD), self._of(stage, ActionKind.INPUT_GRADIENT), key=_seconds)
+    def going_back(self) -> FloatArray:
+        """[stages] seconds until the stage before can go on."""
+        times: FloatArray = np.minimum(*(self._of(kind).sum(axis=1) for kind in _GOING_BACK))
+        return times
 
-    def _of(self, stage: Stage, kind: ActionKind) -> _Time:
-        return _sum(self._unit(unit, kind) for unit in self._units.of(stage))
+    def _of(self, kind: ActionKind) -> FloatArray:
+        sums = [np.sum([self._unit(unit, kind) for unit in units], axis=0) for units in self._stages]
+        return np.array(sums).reshape(len(self._stages), 3)
 
-    def _unit(self, unit: Unit, kind: ActionKind) -> _Time:
+    def _unit(self, unit: Unit, kind: ActionKind) -> FloatArray:
         found = self._known.get((id(unit), kind))
         if found is None:
-            found = self._known[id(unit), kind] = _sum(map(self._operation, unit.operations(kind)))
+            found = self._known[id(unit), kind] = np.zeros(3)
+            for operation in unit.operations(kind):
+                self._add(found, operation)
         return found
 
-    def _operation(self, operation: Operation) -> _Time:
+    def _add(self, times: FloatArray, operation: Operation) -> None:
         if (kernel := operation.kernel) is not None:
-            seconds = min(each.kernel(kernel).seconds for each in self._kernels)
-            return _Time(products=seconds) if kernel.kind in PRODUCTS else _Time(streaming=seconds)
+            use = _PRODUCTS if kernel.kind in PRODUCTS else _STREAMING
+            times[use] += min(each.kernel(kernel).seconds for each in self._kernels)
+            return
         match operation.does:
             case Exchange(group=TENSOR.name) as exchange if self._exchanges is not None:
-                return _Time(waiting=float(self._exchanges.exchange(exchange).seconds.min()))
-        return NOTHING
-
-
-def _seconds(time: _Time) -> Seconds:
-    return time.seconds
+                times[_BETWEEN] += self._exchanges.exchange(exchange).seconds.min()

@@ -1,14 +1,18 @@
 """Where do searches run? In this process, in others of this machine, or on an executor that somebody has."""
 
+import pickle
 import signal
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module
 from multiprocessing import get_context
 from typing import Final
 
 from clustersim.errors import InputError
+from clustersim.scenario import Scenario
 
 PATIENCE: Final = "10s"
 """How long a scheduler may take to answer."""
@@ -27,6 +31,28 @@ def running(workers: int, executor: Executor | None = None) -> Iterator[Executor
             yield pool
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """A scenario on its way to other processes, each of which reads it once: what it refers to is then shared, too."""
+
+    packed: bytes
+
+    @classmethod
+    def of(cls, scenario: Scenario) -> "Shared":
+        """Packed."""
+        return cls(pickle.dumps(scenario))
+
+    def __call__(self) -> Scenario:
+        """Unpacked."""
+        return _unpacked(self.packed)
+
+
+@lru_cache(maxsize=4)
+def _unpacked(packed: bytes) -> Scenario:
+    found: Scenario = pickle.loads(packed)  # noqa: S301 - written by the process that searches
+    return found
 
 
 class _Here(Executor):

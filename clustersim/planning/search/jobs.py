@@ -43,6 +43,7 @@ _POWERS: Final = tuple(2**power for power in range(11))
 _CHUNKS: Final = (2, 3, 4, 5, 6, 7, 8)
 _MICROBATCHES: Final = (1, 2, 4, 8)
 _MOST_STAGES: Final = 64
+_MOST_EXPERTS: Final = 64  # ranks that experts are spread over, but for the file's own
 _LAYERS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _LONG: Final = 8192  # tokens of a rank from which on sequences are worth cutting
 _SHARDS: Final = 3  # sizes of hybrid sharding: a domain, four, sixteen
@@ -192,7 +193,7 @@ def _usual(setup: Setup) -> dict[str, tuple[str, ...]]:
     gpus, domain = setup.cluster.gpus, setup.cluster.units.domain
     heads = math.gcd(*(each.heads for each in model.attentions))
     routed = [each for each in model.mixtures if each.alone is None]
-    stages = [each for each in divisors(gpus) if each <= _MOST_STAGES and _deals(model.layers, each)]
+    stages = [each for each in divisors(gpus) if each <= min(_MOST_STAGES, model.layers)]
     cp = [each for each in _POWERS if each == 1 or training.sequence // each >= _LONG]
     found = {
         TP: _with([each for each in _POWERS if each <= domain and heads % each == 0], layout.tp),
@@ -205,15 +206,12 @@ def _usual(setup: Setup) -> dict[str, tuple[str, ...]]:
     }
     if routed:
         experts = math.gcd(*(each.experts for each in routed))
-        found[EP] = _with([each for each in _POWERS if experts % each == 0 and each <= gpus], layout.ep)
+        found[EP] = _with(
+            [each for each in _POWERS if experts % each == 0 and each <= min(gpus, _MOST_EXPERTS)], layout.ep
+        )
         found[ETP] = ("1", AS_TP)
         found[OVERLAP] = ("false", "true")
     return {key: each for key, each in found.items() if len(each) > 1}
-
-
-def _deals(layers: int, stages: int) -> bool:
-    """Whether layers can be dealt to stages, or to several chunks of them, each with as many."""
-    return any((layers + extra) % stages == 0 for extra in (0, 1, 2))
 
 
 def _schedules(setup: Setup) -> Iterator[str]:

@@ -8,7 +8,7 @@ depends on who was done first. What is found out is kept in a store as it comes,
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice, product
 from pathlib import Path
 from time import perf_counter
@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 from clustersim.analysis.search import Bounded, Change, Found, Layout, Pruned
 from clustersim.errors import ClusterSimError, InputError
 from clustersim.experience.file import load_experience
-from clustersim.planning.search.executors import running
+from clustersim.planning.search.executors import Shared, running
 from clustersim.planning.search.keys import RECOMPUTE
 from clustersim.planning.search.objective import Objective
 from clustersim.planning.search.sensitivity import CHANGES, changed_score, changes_of
@@ -109,6 +109,10 @@ class _State:
     weighed: list[Weighed] = field(default_factory=list)
     changes: tuple[Change, ...] = ()
 
+    @cached_property
+    def shared(self) -> Shared:
+        return Shared.of(self.search.space.scenario)
+
     @property
     def layouts(self) -> dict[Candidate, Layout]:
         return self.store.layouts
@@ -116,7 +120,7 @@ class _State:
     def weigh(self, pool: Executor, candidates: Sequence[Candidate]) -> None:
         """Weigh all that the store does not know yet; raise InputError where none is left."""
         space, objective, known = self.search.space, self.search.objective, self.store.weighed
-        task = partial(weigh, space.scenario, objective, all_of=RECOMPUTE in space.named)
+        task = partial(weigh, self.shared, objective, all_of=RECOMPUTE in space.named)
         fresh = (each for each in families(candidates) if each[0] not in known)
         for _, weighed in self._done(pool, ((None, partial(task, each)) for each in fresh)):
             self.store.add_weighed(weighed)
@@ -130,7 +134,7 @@ class _State:
 
     def simulate(self, pool: Executor) -> None:
         """Best bounds first, until none is below what is wanted; a few more run than are needed, on several workers."""
-        task = partial(_simulated, self.search.space.scenario, self.search.objective)
+        task = partial(_simulated, self.shared, self.search.objective)
         fresh = (each for each in self._ordered() if each.candidate not in self.layouts)
         needed = (each.candidate for each in fresh if _bound(each) <= self._wanted()[each.candidate.job])
         for _, layout in self._done(pool, ((None, partial(task, each)) for each in needed)):
@@ -139,7 +143,7 @@ class _State:
 
     def change(self, pool: Executor) -> None:
         """Simulate the best of all with things changed that are nobody's choice."""
-        task = partial(changed_score, self.search.space.scenario, self.search.objective)
+        task = partial(changed_score, self.shared, self.search.objective)
         rivals = [Candidate(each.overrides, each.job) for each in self.found(0.0).rivals]
         scores: list[list[float | None]] = [[None] * len(rivals) for _ in CHANGES]
         places = [*product(range(len(CHANGES)), range(len(rivals)))]
@@ -217,8 +221,8 @@ def _none_left(candidates: int, aside: Mapping[str, Pruned]) -> str:
     return f"none of {candidates:,} layouts is left; most, {most.count:,}, are set aside for this: {most.example}"
 
 
-def _simulated(scenario: Scenario, objective: Objective, candidate: Candidate) -> Layout:
-    return simulated(scenario.changed(candidate.overrides), objective, candidate)
+def _simulated(shared: Shared, objective: Objective, candidate: Candidate) -> Layout:
+    return simulated(shared().changed(candidate.overrides), objective, candidate)
 
 
 def simulated(scenario: Scenario, objective: Objective, candidate: Candidate) -> Layout:

@@ -9,6 +9,7 @@ from typing import Final
 from clustersim.analysis.search import Change
 from clustersim.errors import ClusterSimError
 from clustersim.fitting import fits
+from clustersim.planning.search.executors import Shared
 from clustersim.planning.search.objective import Objective
 from clustersim.planning.search.space import Candidate
 from clustersim.scenario import Scenario
@@ -43,11 +44,11 @@ CHANGES: Final[tuple[tuple[str, Callable[[Scenario], Scenario | None]], ...]] = 
 )
 
 
-def changed_score(scenario: Scenario, objective: Objective, candidate: Candidate, number: int) -> float | None:
+def changed_score(shared: Shared, objective: Objective, candidate: Candidate, number: int) -> float | None:
     """The score of a layout with a change; None where there is nothing to change, or what comes of it cannot run."""
     _, change = CHANGES[number]
     try:
-        changed = change(scenario.changed(candidate.overrides))
+        changed = change(shared().changed(candidate.overrides))
         if changed is None or problems(changed) or not fits(changed):
             return None
         return objective.score(simulate(changed))
