@@ -51,7 +51,7 @@ class Shared:
 
 @lru_cache(maxsize=4)
 def _unpacked(packed: bytes) -> Scenario:
-    found: Scenario = pickle.loads(packed)  # noqa: S301 - written by the process that searches
+    found: Scenario = pickle.loads(packed)
     return found
 
 
