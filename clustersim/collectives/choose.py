@@ -43,8 +43,8 @@ from clustersim.recent import Recent
 from clustersim.state import FieldState
 from clustersim.units import Bytes, Seconds
 
-KEPT: Final = 32_000_000
-"""Bytes of surveys, and of loads, that are remembered: of some dozens of layouts of 16,384 GPUs."""
+KEPT: Final = 16_000_000
+"""Bytes of surveys, and of loads, that are remembered: of some layouts of 16,384 GPUs, of hundreds of 512."""
 MANY: Final = 4  # domains, from which on trees among adding switches have smaller chunks
 
 
@@ -198,7 +198,7 @@ def _beside(choices: Choices) -> FloatArray:
     return beside
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=8)
 def surveyor(fabric: Fabric, library: Library, routing: Routing | None = None) -> "Surveyor":
     """Who costs a library's offers on a fabric: the same for equal ones, as long as no others are asked for."""
     return Surveyor(fabric, library, routing)

@@ -196,7 +196,7 @@ class BlockCost:
         for load in dict.fromkeys(each.load for each in block.operations):
             if load is not None:
                 numbers = joined(numbers, self._loads[load])
-        for exchange in dict.fromkeys(block.exchanges):
+        for exchange in block.different:
             seconds = self._exchanges.exchange(exchange).seconds
             if (seconds == seconds[0]).all():
                 continue

@@ -95,9 +95,9 @@ class CommunicationCost:
         """What the offers that the groups of a role take ask of links; nothing where the number taken is negative."""
         key = (kind_of(exchange), tuple(offer.name for offer in offers), taken.tobytes())
         if key not in self._own:
-            members, surveyor = self._members(exchange.group), self._surveyor_of(exchange)
+            members, asked = self._members(exchange.group), self._surveyor_of(exchange)
             numbers = np.unique(taken[taken >= 0]).tolist()
-            parts = {n: surveyor.own_loads(exchange.collective, members, offers[n]) for n in numbers}
+            parts = {n: asked.own_loads(exchange.collective, members, offers[n]) for n in numbers}
             self._own[key] = picked(parts, taken)
         return self._own[key]
 

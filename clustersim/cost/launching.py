@@ -101,7 +101,7 @@ class Launching:
             return np.zeros(seconds.shape)
         captured = self._captured(block)
         launches, each = self._launched(block, captured)
-        awaits = any(exchange.awaits for exchange in block.exchanges)
+        awaits = any(exchange.awaits for exchange in block.different)
         free = np.flatnonzero(~captured).tolist() if awaits else []
         cuts = [place for place in free if place and _awaits(block, place)]
         waited = _overrun if block.takes_turns else _waited

@@ -1,7 +1,7 @@
 """How is an event set for a time, and how do events happen?
 
 simpy sets events after a delay; now + (time - now) may round to another time than the one that is meant.
-Events happen as in simpy's own `run`, which makes two calls for each of them: that is a tenth of a large step.
+Events happen as in simpy's own `run`, with fewer calls for each of them (a step has tens of thousands).
 """
 
 from heapq import heappop, heappush

@@ -87,7 +87,7 @@ class World:
             return False
         known = self._private.get((block, rank, calm))
         if known is None:
-            every = dict.fromkeys(block.exchanges)
+            every = block.different
             known = not any(self.meets(rank, each) or self.shares(rank, each, calm=calm) for each in every)
             self._private[block, rank, calm] = known
         return known
@@ -113,7 +113,7 @@ class World:
 
     def _joins(self, rank: int, block: Block) -> str | None:
         """The only role in whose groups a rank meets others inside a block, if none of its exchanges shares links."""
-        every = dict.fromkeys(block.exchanges)
+        every = block.different
         roles = {each.group: None for each in every if self.meets(rank, each)}
         if len(roles) != 1 or any(self.shares(rank, each) for each in every):
             return None
@@ -134,7 +134,7 @@ class World:
         """The groups whose other members a rank meets inside a block, by name, in the order of their first meetings."""
         known = self._met.get((block, rank))
         if known is None:
-            groups = dict.fromkeys(self._group(exchange.group, rank) for exchange in block.exchanges)
+            groups = dict.fromkeys(self._group(exchange.group, rank) for exchange in block.different)
             known = self._met[block, rank] = [name for name, members in groups if members > 1]
         return known
 

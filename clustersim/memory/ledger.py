@@ -68,10 +68,9 @@ _OUTSIDE = (Category.CONTEXT, Category.COMMUNICATION)
 
 def ledger(footprint: Footprint, activations: Activations, pipeline_rank: int, passes: Iterable[Pass]) -> Ledger:
     """The ledger of a rank that runs these passes."""
-    changes = sorted(_changes(activations, passes))
-    times = np.array([time for time, _, _ in changes])
-    held = np.cumsum([size for _, _, size in changes])
-    return Ledger(times, held, footprint.resident(pipeline_rank), footprint.framework.fragmentation)
+    changes = np.array([*_changes(activations, passes)], dtype=np.float64).reshape(-1, 3)
+    times, _, sizes = np.ascontiguousarray(changes[np.lexsort(changes.T[::-1])].T)
+    return Ledger(times, np.cumsum(sizes), footprint.resident(pipeline_rank), footprint.framework.fragmentation)
 
 
 def _changes(activations: Activations, passes: Iterable[Pass]) -> Iterable[tuple[Seconds, int, Bytes]]:

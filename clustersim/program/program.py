@@ -37,7 +37,7 @@ class RankProgram:
     def exchanges_inside(self) -> tuple[Exchange, ...]:
         """Those of blocks, which the compute stream waits for."""
         blocks = dict.fromkeys(task.block for task in self.tasks if isinstance(task, Compute))
-        return _distinct(exchange for block in blocks for exchange in block.exchanges)
+        return _distinct(exchange for block in blocks for exchange in block.different)
 
     @cached_property
     def exchanges_outside(self) -> tuple[Exchange, ...]:

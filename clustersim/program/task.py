@@ -226,6 +226,11 @@ class Block(FieldState):
         """The collectives inside, in order."""
         return tuple(found for operation in self.operations if (found := operation.exchange) is not None)
 
+    @cached_property
+    def different(self) -> tuple[Exchange, ...]:
+        """The different ones of them, in order; by identity first, as to hash each of them takes longer."""
+        return tuple(dict.fromkeys({id(each): each for each in self.exchanges}.values()))
+
 
 @dataclass(frozen=True, slots=True)
 class Compute:
