@@ -6,7 +6,8 @@ a misspelt path is refused as the same misspelt key in the file would be. Where 
 """
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from clustersim.errors import InputError, shown
@@ -20,13 +21,14 @@ def apply(mapping: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any
     changed = copy.deepcopy(dict(mapping))
     for override in [overrides] if isinstance(overrides, str) else overrides:
         path, value = _read(override)
-        _set(changed, path, value)
+        _set(changed, path, copy.deepcopy(value))
     return changed
 
 
-def _read(override: str) -> tuple[list[str], object]:
+@lru_cache(maxsize=1024)  # a search names the same ones again and again
+def _read(override: str) -> tuple[tuple[str, ...], object]:
     key, sign, text = override.partition("=")
-    path = key.strip().split(".")
+    path = tuple(key.strip().split("."))
     if not sign or not all(path):
         raise InputError(f"--set {override}: write a dotted key and a value, such as --set layout.tp=4")
     try:
@@ -35,14 +37,14 @@ def _read(override: str) -> tuple[list[str], object]:
         raise InputError(f"--set {override}: {error}") from error
 
 
-def _set(mapping: dict[str, Any], path: list[str], value: object) -> None:
+def _set(mapping: dict[str, Any], path: Sequence[str], value: object) -> None:
     for depth, key in enumerate(path[:-1], start=1):
         mapping[key] = _inner(path, depth, mapping.get(key))
         mapping = mapping[key]
     mapping[path[-1]] = value
 
 
-def _inner(path: list[str], depth: int, value: object) -> dict[str, Any]:
+def _inner(path: Sequence[str], depth: int, value: object) -> dict[str, Any]:
     """The mapping at path[:depth] that the next key goes into; a choice's new key replaces its old one."""
     section = ScenarioFile.at(path[:depth])
     if section is not None and value is not None:

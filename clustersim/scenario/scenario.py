@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
-from clustersim.scenario import overrides as changes
 from clustersim.scenario.build import places_written_out, written_out
 from clustersim.scenario.file import ScenarioFile
 from clustersim.scenario.machine_warnings import machine_warnings
+from clustersim.scenario.overrides import apply
 from clustersim.scenario.read import Origin, read, refer
 from clustersim.scenario.readings import Reading
 from clustersim.scenario.setup import Setup
@@ -22,16 +22,16 @@ from clustersim.shipped import read_mapping
 class Scenario(Setup):
     """A setup with its source.
 
-    warnings: what is legal and still likely a mistake; path: the file that it was read from, if any; files: those that
-    the model and the cluster were read from; written: the mapping that it was read from, overrides applied; readings:
-    what its names and paths stand for.
+    path: the file that it was read from, if any; files: those that the model and the cluster were read from; written:
+    the mapping that it was read from, overrides applied; readings: what its names and paths stand for; changes: what
+    replaces keys of the cluster's file.
     """
 
-    warnings: tuple[str, ...] = ()
     path: Path | None = None
     files: tuple[Path, ...] = field(default=(), compare=False)
     written: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     readings: tuple[Reading, ...] = field(default=(), compare=False, repr=False)
+    changes: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def load(cls, path: str | Path, overrides: Iterable[str] = ()) -> Self:
@@ -53,19 +53,24 @@ class Scenario(Setup):
         source: names it where the mapping does not; path: the file that the mapping is taken from, if any. Errors name
         it, and paths in the mapping start beside it.
         """
-        return cls._read(changes.apply(mapping, overrides), Origin(source, path))
+        return cls._read(apply(mapping, overrides), Origin(source, path))
 
     @classmethod
     def _read(cls, written: Mapping[str, Any], origin: Origin, earlier: Iterable[Reading] = ()) -> Self:
         found = read(written, origin, earlier)
         return cls(
             **{each.name: getattr(found.setup, each.name) for each in fields(Setup)},
-            warnings=(*warnings(found.setup), *machine_warnings(found.setup, found.changes)),
             path=origin.path,
             files=found.files,
             written=written,
             readings=found.readings,
+            changes=found.changes,
         )
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is legal and still likely a mistake."""
+        return (*warnings(self), *machine_warnings(self, self.changes))
 
     def to_mapping(self) -> dict[str, Any]:
         """What a file of this scenario holds: `from_mapping` of it gives the same scenario.
@@ -89,8 +94,8 @@ class Scenario(Setup):
         given = [each for group in listed for each in group]
         if not given:
             return self
-        return self._read(changes.apply(self.written, given), Origin(self.name, self.path), self.readings)
+        return self._read(apply(self.written, given), Origin(self.name, self.path), self.readings)
 
     def unchecked(self, overrides: Iterable[str]) -> Setup:
         """What it would be with overrides, whose parts need not agree; raise InputError for unknown keys and values."""
-        return refer(changes.apply(self.written, overrides), Origin(self.name, self.path), self.readings)
+        return refer(apply(self.written, overrides), Origin(self.name, self.path), self.readings)

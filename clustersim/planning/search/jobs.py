@@ -35,13 +35,15 @@ from clustersim.scenario.legal import divisors
 from clustersim.scenario.setup import Setup
 from clustersim.schedules.dual_pipe import DualPipe
 from clustersim.schedules.one_f_one_b import OneFOneB
-from clustersim.workload.stack import LatentAttention
+from clustersim.workload.stack import LatentAttention, RoutedMlp
 from clustersim.workload.training import NoRecompute
 
 T = TypeVar("T")
 _POWERS: Final = tuple(2**power for power in range(11))
 _CHUNKS: Final = (2, 3, 4, 5, 6, 7, 8)
+_CHUNKS_OF_MIXTURES: Final = (2, 4)  # of which there are so many other choices
 _MICROBATCHES: Final = (1, 2, 4, 8)
+_OF_MIXTURES: Final = (1, 2)  # microbatches, but for the file's own
 _MOST_STAGES: Final = 64
 _MOST_EXPERTS: Final = 64  # ranks that experts are spread over, but for the file's own
 _LAYERS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -192,8 +194,9 @@ def _usual(setup: Setup) -> dict[str, tuple[str, ...]]:
     layout, training, model = setup.layout.written, setup.training, setup.model
     gpus, domain = setup.cluster.gpus, setup.cluster.units.domain
     heads = math.gcd(*(each.heads for each in model.attentions))
-    routed = [each for each in model.mixtures if each.alone is None]
+    routed = _routed(setup)
     stages = [each for each in divisors(gpus) if each <= min(_MOST_STAGES, model.layers)]
+    microbatches = _OF_MIXTURES if routed else _MICROBATCHES
     cp = [each for each in _POWERS if each == 1 or training.sequence // each >= _LONG]
     found = {
         TP: _with([each for each in _POWERS if each <= domain and heads % each == 0], layout.tp),
@@ -201,7 +204,7 @@ def _usual(setup: Setup) -> dict[str, tuple[str, ...]]:
         PP: _with(stages, layout.pp),
         SCHEDULE: tuple(_schedules(setup)),
         DATA: tuple(_strategies(setup)),
-        MICROBATCH: _with([each for each in _MICROBATCHES if training.global_batch % each == 0], training.microbatch),
+        MICROBATCH: _with([each for each in microbatches if training.global_batch % each == 0], training.microbatch),
         RECOMPUTE: tuple(_recomputes(setup)),
     }
     if routed:
@@ -209,15 +212,21 @@ def _usual(setup: Setup) -> dict[str, tuple[str, ...]]:
         found[EP] = _with(
             [each for each in _POWERS if experts % each == 0 and each <= min(gpus, _MOST_EXPERTS)], layout.ep
         )
-        found[ETP] = ("1", AS_TP)
+        found[ETP] = tuple(dict.fromkeys(("1", AS_TP if layout.etp is None else str(layout.etp))))
         found[OVERLAP] = ("false", "true")
     return {key: each for key, each in found.items() if len(each) > 1}
+
+
+def _routed(setup: Setup) -> list[RoutedMlp]:
+    """The model's mixtures in which there is something to choose."""
+    return [each for each in setup.model.mixtures if each.alone is None]
 
 
 def _schedules(setup: Setup) -> Iterator[str]:
     for name in setup.framework.runs.schedules:
         if name == "interleaved":
-            yield from (f"{{interleaved: {{chunks: {chunks}}}}}" for chunks in _CHUNKS)
+            several = _CHUNKS_OF_MIXTURES if _routed(setup) else _CHUNKS
+            yield from (f"{{interleaved: {{chunks: {chunks}}}}}" for chunks in several)
         else:
             yield name
 
@@ -225,6 +234,8 @@ def _schedules(setup: Setup) -> Iterator[str]:
 def _strategies(setup: Setup) -> Iterator[str]:
     runs, domain, gpus = setup.framework.runs, setup.cluster.units.domain, setup.cluster.gpus
     for name in dict.fromkeys((*runs.data, *runs.data_beside_pipeline)):
+        if name == "ddp" and _routed(setup) and "zero1" in runs.data:
+            continue  # the same communication, and more memory, where memory is short
         if name == "hsdp":
             shards = [domain * 4**power for power in range(_SHARDS) if 1 < domain * 4**power < gpus]
             yield from (f"{{hsdp: {{shard: {shard}}}}}" for shard in shards)
@@ -233,16 +244,16 @@ def _strategies(setup: Setup) -> Iterator[str]:
 
 
 def _recomputes(setup: Setup) -> Iterator[str]:
-    """Nothing, all, or some layers of each stage; modules that recipes of mixtures and latent attention name."""
+    """Nothing, all, and between them some layers of each stage, or what recipes of mixtures and of MLA name."""
     model = setup.model
     yield "none"
     if setup.training.attention.value == "standard":
         yield "selective"
-    if any(each.alone is None for each in model.mixtures):
-        yield "{modules: [layernorm, moe_act]}"
-    if any(isinstance(each, LatentAttention) for each in model.attentions):
-        yield "{modules: [mla_up_proj]}"
-    yield from (f"{{layers: {layers}}}" for layers in _LAYERS if layers < model.layers)
+    latent = any(isinstance(each, LatentAttention) for each in model.attentions)
+    if _routed(setup):
+        yield f"{{modules: [layernorm, moe_act{', mla_up_proj' if latent else ''}]}}"
+    else:
+        yield from (f"{{layers: {layers}}}" for layers in _LAYERS if layers < model.layers)
     yield "full"
 
 

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import islice, product
+from heapq import heapify, heappop, heappush
+from itertools import product
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final, TypeVar
@@ -17,13 +18,13 @@ from typing import Any, Final, TypeVar
 from clustersim.analysis.search import Bounded, Change, Found, Layout, Pruned
 from clustersim.errors import ClusterSimError, InputError
 from clustersim.experience.file import load_experience
+from clustersim.fitting import fits
 from clustersim.planning.search.executors import Shared, running
-from clustersim.planning.search.keys import RECOMPUTE
 from clustersim.planning.search.objective import Objective
 from clustersim.planning.search.sensitivity import CHANGES, changed_score, changes_of
 from clustersim.planning.search.space import Candidate, Space, add
 from clustersim.planning.search.store import Store
-from clustersim.planning.search.weighing import Weighed, families, weigh
+from clustersim.planning.search.weighing import Weighed, chains, families, weigh
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from clustersim.units import Seconds
@@ -32,6 +33,10 @@ Progress = Callable[[str, int, int, Layout | None], None]
 """Told what is done, how much of it, of how much, and the best layout so far."""
 K = TypeVar("K")
 T = TypeVar("T")
+MEMORY: Final = "does not fit in memory"
+NEEDLESS: Final = "less recomputation fits"
+Queue = list[tuple[float, int, int]]
+"""Bounds of chains' next layouts, with the numbers of both."""
 _AHEAD: Final = 2  # tasks for each worker, so that none waits
 
 
@@ -99,47 +104,62 @@ def search(
 
 @dataclass
 class _State:
-    """A search under way. weighed: candidates that are left, by job, best bound last; layouts: simulated ones."""
+    """A search under way. chains: layouts that are legal, of each of which the first that fits is wanted."""
 
     search: Search
     store: Store
     aside: dict[str, Pruned]
     tell: Progress
     complete: bool = True
-    weighed: list[Weighed] = field(default_factory=list)
+    chains: list[list[Weighed]] = field(default_factory=list)
     changes: tuple[Change, ...] = ()
 
     @cached_property
     def shared(self) -> Shared:
         return Shared.of(self.search.space.scenario)
 
-    @property
-    def layouts(self) -> dict[Candidate, Layout]:
-        return self.store.layouts
-
     def weigh(self, pool: Executor, candidates: Sequence[Candidate]) -> None:
         """Weigh all that the store does not know yet; raise InputError where none is left."""
-        space, objective, known = self.search.space, self.search.objective, self.store.weighed
-        task = partial(weigh, self.shared, objective, all_of=RECOMPUTE in space.named)
-        fresh = (each for each in families(candidates) if each[0] not in known)
-        for _, weighed in self._done(pool, ((None, partial(task, each)) for each in fresh)):
+        known, task = self.store.weighed, partial(weigh, self.shared, self.search.objective)
+        fresh = ((None, partial(task, each)) for each in families(candidates) if each[0] not in known)
+        for _, weighed in self._done(pool, lambda: next(fresh, None)):
             self.store.add_weighed(weighed)
             self.tell("weighing layouts", len(known), len(candidates), None)
         found = [known[each] for each in candidates]
         for each in (each for each in found if each.bound is None):
             add(self.aside, each.said)
-        self.weighed = [each for each in found if each.bound is not None]
-        if not self.weighed:
-            raise InputError(_none_left(space.size, self.aside))
+        self.chains = chains(self.search.space, (each for each in found if each.bound is not None))
+        if not self.chains:
+            raise InputError(_none_left(self.search.space.size, self.aside))
 
     def simulate(self, pool: Executor) -> None:
         """Best bounds first, until none is below what is wanted; a few more run than are needed, on several workers."""
-        task = partial(_simulated, self.shared, self.search.objective)
-        fresh = (each for each in self._ordered() if each.candidate not in self.layouts)
-        needed = (each.candidate for each in fresh if _bound(each) <= self._wanted()[each.candidate.job])
-        for _, layout in self._done(pool, ((None, partial(task, each)) for each in needed)):
-            self.store.add(layout)
-            self.tell("simulating layouts", len(self.layouts), len(self.weighed), self._best())
+        queue = [(_bound(chain[0]), number, 0) for number, chain in enumerate(self.chains)]
+        heapify(queue)
+        for (number, place), layout in self._done(pool, lambda: self._next(queue)):
+            candidate = self.chains[number][place].candidate
+            self.store.add(candidate, layout)
+            self._go_on(queue, number, place)
+            self.tell("simulating layouts", len(self.store.layouts), len(self.chains), self._best())
+        if not self.store.layouts:
+            raise InputError(_none_left(self.search.space.size, {MEMORY: Pruned(len(self.store.full), MEMORY)}))
+
+    def _next(self, queue: Queue) -> tuple[tuple[int, int], Callable[[], Layout | None]] | None:
+        """The next layout to try, if one may be among the best; what is known already is not tried again."""
+        while queue:
+            bound, number, place = heappop(queue)
+            candidate = self.chains[number][place].candidate
+            if candidate in self.store.layouts or candidate in self.store.full:
+                self._go_on(queue, number, place)
+            elif bound <= self._wanted()[candidate.job]:
+                return (number, place), partial(_tried, self.shared, self.search.objective, candidate)
+        return None
+
+    def _go_on(self, queue: Queue, number: int, place: int) -> None:
+        """The next of a chain, where this one does not fit."""
+        chain = self.chains[number]
+        if chain[place].candidate in self.store.full and place + 1 < len(chain):
+            heappush(queue, (_bound(chain[place + 1]), number, place + 1))
 
     def change(self, pool: Executor) -> None:
         """Simulate the best of all with things changed that are nobody's choice."""
@@ -148,44 +168,50 @@ class _State:
         scores: list[list[float | None]] = [[None] * len(rivals) for _ in CHANGES]
         places = [*product(range(len(CHANGES)), range(len(rivals)))]
         tasks = (((number, place), partial(task, rivals[place], number)) for number, place in places)
-        for done, ((number, place), score) in enumerate(self._done(pool, tasks), 1):
+        for done, ((number, place), score) in enumerate(self._done(pool, lambda: next(tasks, None)), 1):
             scores[number][place] = score
             self.tell("changing what may be other", done, len(places), self._best())
         self.changes = changes_of(scores)
 
-    def _done(self, pool: Executor, tasks: Iterator[tuple[K, Callable[[], T]]]) -> Iterator[tuple[K, T]]:
-        """What tasks make of it, with their keys, as they are done; one is asked for when a worker is free for it."""
+    def _done(self, pool: Executor, take: Callable[[], tuple[K, Callable[[], T]] | None]) -> Iterator[tuple[K, T]]:
+        """What tasks make of it, with their keys, as they are done.
+
+        take: the next task, asked for when a worker is free for it; None where there is none until others have ended.
+        """
         alone = self.search.workers == 1 and self.search.executor is None
         most = 1 if alone else _AHEAD * self.search.workers
         pending: dict[Future[T], K] = {}
         while True:
-            for key, task in islice(tasks, most - len(pending)):
-                pending[pool.submit(task)] = key
+            while len(pending) < most and (taken := take()) is not None:
+                pending[pool.submit(taken[1])] = taken[0]
             if not pending:
                 return
             done, _ = wait(pending, return_when=FIRST_COMPLETED)
             for future in done:
                 yield pending.pop(future), future.result()
 
-    def _ordered(self) -> list[Weighed]:
-        return sorted(self.weighed, key=lambda each: (_bound(each), each.candidate.plainness))
-
     def _wanted(self) -> list[float]:
         """By job, the worst score of the best that are wanted; infinite while there are fewer."""
         scores: list[list[float]] = [[] for _ in self.search.space.jobs]
-        for candidate, layout in self.layouts.items():
+        for candidate, layout in self.store.layouts.items():
             scores[candidate.job].append(layout.score)
         top = self.search.top
         return [sorted(each)[top - 1] if len(each) >= top else float("inf") for each in scores]
 
     def _best(self) -> Layout | None:
-        return min(self.layouts.values(), key=lambda each: each.score, default=None)
+        return min(self.store.layouts.values(), key=lambda each: each.score, default=None)
 
     def found(self, wall: Seconds) -> Found:
         """What is known; of a complete search the same whoever was done first."""
+        aside, bounded, there = dict(self.aside), [], []
         wanted = self._wanted()
-        needed = [each.candidate for each in self.weighed if _bound(each) <= wanted[each.candidate.job]]
-        there = [(each, self.layouts[each]) for each in needed if each in self.layouts]
+        for each, layout, said in (seen for chain in self.chains for seen in self._seen(chain, wanted)):
+            if said:
+                add(aside, said)
+            elif layout is None:
+                bounded.append(Bounded(each.candidate.overrides, each.candidate.job, _bound(each)))
+            else:
+                there.append((each.candidate, layout))
         ranked = sorted(there, key=lambda each: (each[1].score, each[0].plainness))
         alike = (ranked[0][1].score if ranked else 0.0) * (1.0 + load_experience().repeat)
         marked = [(candidate, replace(layout, tied=layout.score <= alike)) for candidate, layout in ranked]
@@ -193,8 +219,8 @@ class _State:
         return Found(
             objective=self.search.objective.value,
             candidates=self.search.space.size,
-            pruned=dict(sorted(self.aside.items(), key=lambda reason: (-reason[1].count, reason[0]))),
-            bounded=tuple(self._bounded(wanted)),
+            pruned=dict(sorted(aside.items(), key=lambda reason: (-reason[1].count, reason[0]))),
+            bounded=tuple(sorted(bounded, key=lambda each: (each.bound, each.overrides))),
             simulated=tuple(layout for _, layout in marked),
             top=self.search.top,
             preferred=min(tied, key=lambda place: marked[place][0].plainness, default=0),
@@ -204,10 +230,20 @@ class _State:
             changes=self.changes,
         )
 
-    def _bounded(self, wanted: Sequence[float]) -> Iterator[Bounded]:
-        """Those that cannot be among the best."""
-        for each in (each for each in self._ordered() if _bound(each) > wanted[each.candidate.job]):
-            yield Bounded(each.candidate.overrides, each.candidate.job, _bound(each))
+    def _seen(self, chain: Sequence[Weighed], wanted: Sequence[float]) -> Iterator[tuple[Weighed, Layout | None, str]]:
+        """What became of the layouts of a chain: simulated, or set aside for what is said, or neither: bounded."""
+        fits = False
+        for each in chain:
+            layout = self.store.layouts.get(each.candidate)
+            if fits:
+                yield each, None, NEEDLESS
+            elif _bound(each) > wanted[each.candidate.job]:
+                yield each, None, ""
+            elif each.candidate in self.store.full:
+                yield each, None, MEMORY
+            else:
+                yield each, layout, ""
+                fits = layout is not None
 
 
 def _bound(each: Weighed) -> float:
@@ -221,8 +257,10 @@ def _none_left(candidates: int, aside: Mapping[str, Pruned]) -> str:
     return f"none of {candidates:,} layouts is left; most, {most.count:,}, are set aside for this: {most.example}"
 
 
-def _simulated(shared: Shared, objective: Objective, candidate: Candidate) -> Layout:
-    return simulated(shared().changed(candidate.overrides), objective, candidate)
+def _tried(shared: Shared, objective: Objective, candidate: Candidate) -> Layout | None:
+    """A layout, simulated; None where it does not fit."""
+    scenario = shared().changed(candidate.overrides)
+    return simulated(scenario, objective, candidate) if fits(scenario) else None
 
 
 def simulated(scenario: Scenario, objective: Objective, candidate: Candidate) -> Layout:

@@ -22,11 +22,12 @@ NAME: Final = "layouts.jsonl"
 
 
 class Store:
-    """What a search has found out so far. lines: where it is kept, None: nowhere."""
+    """What a search has found out so far: full are layouts that do not fit. lines: where it is kept, None: nowhere."""
 
     def __init__(self, lines: IO[str] | None = None) -> None:
         self.weighed: dict[Candidate, Weighed] = {}
         self.layouts: dict[Candidate, Layout] = {}
+        self.full: set[Candidate] = set()
         self._lines = lines
 
     @classmethod
@@ -53,9 +54,9 @@ class Store:
                 store._remember(each)
             yield store
 
-    def add(self, layout: Layout) -> None:
-        """Keep a simulated layout."""
-        self._keep({"layout": plain(layout)})
+    def add(self, candidate: Candidate, layout: Layout | None) -> None:
+        """Keep a simulated layout; None: it does not fit."""
+        self._keep({"full": [candidate.job, candidate.overrides]} if layout is None else {"layout": plain(layout)})
 
     def add_weighed(self, weighed: Sequence[Weighed]) -> None:
         """Keep what is known of layouts before they are simulated."""
@@ -73,6 +74,9 @@ class Store:
         for job, overrides, bound, said in content.get("weighed", ()):
             candidate = Candidate(tuple(overrides), job)
             self.weighed[candidate] = Weighed(candidate, bound, said)
+        if "full" in content:
+            job, overrides = content["full"]
+            self.full.add(Candidate(tuple(overrides), job))
         if "layout" in content:
             layout = layout_of(content["layout"])
             self.layouts[Candidate(layout.overrides, layout.job)] = layout

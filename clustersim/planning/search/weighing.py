@@ -6,18 +6,15 @@ from itertools import groupby
 from typing import Final
 
 from clustersim.errors import InputError
-from clustersim.fitting import fits, states_fit
+from clustersim.fitting import states_fit
 from clustersim.planning.search.bounds import lower_bound
 from clustersim.planning.search.executors import Shared
 from clustersim.planning.search.keys import PASSING, RECOMPUTE
 from clustersim.planning.search.objective import Objective
-from clustersim.planning.search.space import Candidate
-from clustersim.scenario import Scenario
+from clustersim.planning.search.space import Candidate, Space
 from clustersim.workload.training import FullRecompute, NoRecompute
 
-MEMORY: Final = "does not fit in memory"
 MEMORY_OF_STATES: Final = "weights and states do not fit in memory"
-NEEDLESS: Final = "less recomputation fits"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,49 +35,46 @@ def families(candidates: Iterable[Candidate]) -> Iterator[list[Candidate]]:
         yield [*family]
 
 
+def chains(space: Space, weighed: Iterable[Weighed]) -> list[list[Weighed]]:
+    """Layouts of which the first that fits is wanted: those that differ in how many whole layers they compute again.
+
+    More of them is slower, and needed only where less does not fit; where somebody chose what is computed again, and
+    for all that computes modules again, each is by itself. Each chain, and all of them, best bounds first.
+    """
+    found: dict[object, list[Weighed]] = {}
+    for each in sorted(weighed, key=lambda each: (each.bound or 0.0, each.candidate.plainness)):
+        alone = RECOMPUTE in space.named or not _of_layers(space, each.candidate)
+        found.setdefault(each.candidate if alone else _without(each.candidate, (RECOMPUTE,)), []).append(each)
+    return [*found.values()]
+
+
+def _of_layers(space: Space, candidate: Candidate) -> bool:
+    """Whether it computes some, all or none of its layers again, each as a whole."""
+    job = space.jobs[candidate.job]
+    values = (each.partition("=")[2] for each in candidate.overrides if each.startswith(f"{RECOMPUTE}="))
+    recompute = next((job.objects[RECOMPUTE, value] for value in values), job.setup.training.recompute)
+    return isinstance(recompute, NoRecompute | FullRecompute)
+
+
 def _without(candidate: Candidate, keys: Collection[str]) -> tuple[int, tuple[str, ...]]:
     rest = (each for each in candidate.overrides if each.partition("=")[0] not in keys)
     return candidate.job, tuple(rest)
 
 
-def weigh(shared: Shared, objective: Objective, family: Sequence[Candidate], *, all_of: bool) -> list[Weighed]:
-    """What can be said of a family without simulating it.
-
-    all_of: also of those that compute more whole layers again than another that fits, and so are slower and not needed.
-    """
+def weigh(shared: Shared, objective: Objective, family: Sequence[Candidate]) -> list[Weighed]:
+    """What can be said of a family without simulating it, but for whether activations fit beside states."""
     found: list[Weighed] = []
-    for _, others in groupby(family, key=lambda each: _without(each, (RECOMPUTE,))):
-        known = [each.said for each in found]
-        if MEMORY_OF_STATES in known:
-            found += [Weighed(each, None, MEMORY_OF_STATES) for each in others]
-        else:
-            found += _weighed(shared(), objective, [*others], fresh=MEMORY not in known, all_of=all_of)
-    return found
-
-
-def _weighed(
-    scenario: Scenario, objective: Objective, others: Sequence[Candidate], *, fresh: bool, all_of: bool
-) -> list[Weighed]:
-    """Of layouts that differ in what they compute again. fresh: whether states may not fit, for all that is known."""
-    found: list[Weighed] = []
-    enough = False
-    for place, candidate in enumerate(others):
+    fresh = True
+    for place, candidate in enumerate(family):
         try:
-            changed = scenario.changed(candidate.overrides)
+            changed = shared().changed(candidate.overrides)
         except InputError as error:
             found.append(Weighed(candidate, None, _first(error)))
             continue
-        layers = isinstance(changed.training.recompute, NoRecompute | FullRecompute)
-        if layers and enough:
-            found.append(Weighed(candidate, None, NEEDLESS))
-        elif fits(changed):
-            enough = enough or (layers and not all_of)
-            found.append(Weighed(candidate, objective.least(changed, lower_bound(changed))))
-        elif fresh and not states_fit(changed):
-            return [*found, *(Weighed(each, None, MEMORY_OF_STATES) for each in others[place:])]
-        else:
-            found.append(Weighed(candidate, None, MEMORY))
-            fresh = False
+        if fresh and not states_fit(changed):
+            return [*found, *(Weighed(each, None, MEMORY_OF_STATES) for each in family[place:])]
+        fresh = False
+        found.append(Weighed(candidate, objective.least(changed, lower_bound(changed))))
     return found
 
 

@@ -53,7 +53,7 @@ def test_what_was_found_out_is_not_found_out_again(tmp_path: Path, monkeypatch: 
         raise AssertionError
 
     monkeypatch.setattr("clustersim.planning.search.ranking.weigh", never)
-    monkeypatch.setattr("clustersim.planning.search.ranking._simulated", never)
+    monkeypatch.setattr("clustersim.planning.search.ranking._tried", never)
     assert answer(searched(tmp_path).run()) == answer(first)
 
 
