@@ -24,7 +24,7 @@ from clustersim.planning.search.objective import Objective
 from clustersim.planning.search.sensitivity import CHANGES, changed_score, changes_of
 from clustersim.planning.search.space import Candidate, Space, add
 from clustersim.planning.search.store import Store
-from clustersim.planning.search.weighing import Weighed, chains, families, weigh
+from clustersim.planning.search.weighing import Weighed, ladders, families, weigh
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from clustersim.units import Seconds
@@ -36,7 +36,7 @@ T = TypeVar("T")
 MEMORY: Final = "does not fit in memory"
 NEEDLESS: Final = "less recomputation fits"
 Queue = list[tuple[float, int, int]]
-"""Bounds of chains' next layouts, with the numbers of both."""
+"""Bounds of ladders' next layouts, with the numbers of both."""
 _AHEAD: Final = 2  # tasks for each worker, so that none waits
 
 
@@ -104,14 +104,14 @@ def search(
 
 @dataclass
 class _State:
-    """A search under way. chains: layouts that are legal, of each of which the first that fits is wanted."""
+    """A search under way. ladders: layouts that are legal, of each of which the first that fits is wanted."""
 
     search: Search
     store: Store
     aside: dict[str, Pruned]
     tell: Progress
     complete: bool = True
-    chains: list[list[Weighed]] = field(default_factory=list)
+    ladders: list[list[Weighed]] = field(default_factory=list)
     changes: tuple[Change, ...] = ()
 
     @cached_property
@@ -128,19 +128,19 @@ class _State:
         found = [known[each] for each in candidates]
         for each in (each for each in found if each.bound is None):
             add(self.aside, each.said)
-        self.chains = chains(self.search.space, (each for each in found if each.bound is not None))
-        if not self.chains:
+        self.ladders = ladders(self.search.space, (each for each in found if each.bound is not None))
+        if not self.ladders:
             raise InputError(_none_left(self.search.space.size, self.aside))
 
     def simulate(self, pool: Executor) -> None:
         """Best bounds first, until none is below what is wanted; a few more run than are needed, on several workers."""
-        queue = [(_bound(chain[0]), number, 0) for number, chain in enumerate(self.chains)]
+        queue = [(_bound(ladder[0]), number, 0) for number, ladder in enumerate(self.ladders)]
         heapify(queue)
         for (number, place), layout in self._done(pool, lambda: self._next(queue)):
-            candidate = self.chains[number][place].candidate
+            candidate = self.ladders[number][place].candidate
             self.store.add(candidate, layout)
             self._go_on(queue, number, place)
-            self.tell("simulating layouts", len(self.store.layouts), len(self.chains), self._best())
+            self.tell("simulating layouts", len(self.store.layouts), len(self.ladders), self._best())
         if not self.store.layouts:
             raise InputError(_none_left(self.search.space.size, {MEMORY: Pruned(len(self.store.full), MEMORY)}))
 
@@ -148,7 +148,7 @@ class _State:
         """The next layout to try, if one may be among the best; what is known already is not tried again."""
         while queue:
             bound, number, place = heappop(queue)
-            candidate = self.chains[number][place].candidate
+            candidate = self.ladders[number][place].candidate
             if candidate in self.store.layouts or candidate in self.store.full:
                 self._go_on(queue, number, place)
             elif bound <= self._wanted()[candidate.job]:
@@ -156,10 +156,10 @@ class _State:
         return None
 
     def _go_on(self, queue: Queue, number: int, place: int) -> None:
-        """The next of a chain, where this one does not fit."""
-        chain = self.chains[number]
-        if chain[place].candidate in self.store.full and place + 1 < len(chain):
-            heappush(queue, (_bound(chain[place + 1]), number, place + 1))
+        """The next of a ladder, where this one does not fit."""
+        ladder = self.ladders[number]
+        if ladder[place].candidate in self.store.full and place + 1 < len(ladder):
+            heappush(queue, (_bound(ladder[place + 1]), number, place + 1))
 
     def change(self, pool: Executor) -> None:
         """Simulate the best of all with things changed that are nobody's choice."""
@@ -205,7 +205,7 @@ class _State:
         """What is known; of a complete search the same whoever was done first."""
         aside, bounded, there = dict(self.aside), [], []
         wanted = self._wanted()
-        for each, layout, said in (seen for chain in self.chains for seen in self._seen(chain, wanted)):
+        for each, layout, said in (seen for ladder in self.ladders for seen in self._seen(ladder, wanted)):
             if said:
                 add(aside, said)
             elif layout is None:
@@ -230,10 +230,10 @@ class _State:
             changes=self.changes,
         )
 
-    def _seen(self, chain: Sequence[Weighed], wanted: Sequence[float]) -> Iterator[tuple[Weighed, Layout | None, str]]:
-        """What became of the layouts of a chain: simulated, or set aside for what is said, or neither: bounded."""
+    def _seen(self, ladder: Sequence[Weighed], wanted: Sequence[float]) -> Iterator[tuple[Weighed, Layout | None, str]]:
+        """What became of the layouts of a ladder: simulated, or set aside for what is said, or neither: bounded."""
         fits = False
-        for each in chain:
+        for each in ladder:
             layout = self.store.layouts.get(each.candidate)
             if fits:
                 yield each, None, NEEDLESS

@@ -35,11 +35,11 @@ def families(candidates: Iterable[Candidate]) -> Iterator[list[Candidate]]:
         yield [*family]
 
 
-def chains(space: Space, weighed: Iterable[Weighed]) -> list[list[Weighed]]:
+def ladders(space: Space, weighed: Iterable[Weighed]) -> list[list[Weighed]]:
     """Layouts of which the first that fits is wanted: those that differ in how many whole layers they compute again.
 
     More of them is slower, and needed only where less does not fit; where somebody chose what is computed again, and
-    for all that computes modules again, each is by itself. Each chain, and all of them, best bounds first.
+    for all that computes modules again, each is by itself. Each ladder, and all of them, best bounds first.
     """
     found: dict[object, list[Weighed]] = {}
     for each in sorted(weighed, key=lambda each: (each.bound or 0.0, each.candidate.plainness)):

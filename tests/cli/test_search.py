@@ -1,0 +1,107 @@
+"""`clustersim search` as a user types it: what it prints and writes, and what it says of mistakes."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run
+
+FEW = ("--vary", "layout.tp=1,2,4", "--vary", "layout.data=ddp,zero1", "--fix", "layout.pp=1", "--fix", "schedule=1f1b",
+       "--fix", "training.microbatch=1", "--fix", "training.recompute=none")  # fmt: skip
+
+
+def test_it_says_which_layout_to_take_and_how_to_run_it(clustersim: Run, plan: Path) -> None:
+    done = clustersim("search", plan, *FEW)
+    assert done.returncode == 0
+    assert "best layout: " in done.stdout
+    assert "against the file's own layout" in done.stdout
+    assert re.search(
+        r"6 combinations: 0 set aside, \d cannot be among the best .*, \d simulated", " ".join(done.stdout.split())
+    )
+    (command,) = re.findall(r"^to run it: clustersim (.*)$", done.stdout, re.MULTILINE)
+    again = clustersim(*shlex.split(command))
+    assert again.returncode == 0
+    (told,) = re.findall(r"best layout: ([\d.]+ m?s)", done.stdout)
+    assert told in again.stdout
+
+
+def test_json_says_what_every_layout_is_and_why(clustersim: Run, plan: Path) -> None:
+    done = clustersim("search", plan, *FEW, "--json", "-", "--top", "3")
+    found = json.loads(done.stdout)
+    assert found["complete"]
+    assert found["candidates"] == 6
+    assert found["simulated"] + found["bounded"] + sum(found["pruned"].values()) == 6
+    assert len(found["best"]) == 3
+    times = [each["step_time_s"] for each in found["best"]]
+    assert times == sorted(times)
+    for each in found["best"]:
+        sets = [word for override in each["overrides"] for word in ("--set", override)]
+        run = json.loads(clustersim("run", plan, *sets, "--json", "-").stdout)
+        assert run["step_time_s"] == each["step_time_s"]
+        assert run["mfu"] == each["mfu"]
+        assert run["economics"]["cost_per_trillion_tokens"] == each["cost_per_trillion_tokens"]
+        low, high = each["step_time_band_s"]
+        assert low < each["step_time_s"] < high
+    assert set(found["why"]) == {"runner_up", "first_guess"}
+    longer = sum(found["why"]["runner_up"].values())
+    second = next(each for place, each in enumerate(found["best"]) if place != found["preferred"])
+    assert longer == pytest.approx(second["step_time_s"] - found["best"][found["preferred"]]["step_time_s"], abs=1e-9)
+    assert len(found["sensitivity"]) == 5
+
+
+def test_a_page_and_a_folder_are_written(clustersim: Run, plan: Path, tmp_path: Path) -> None:
+    done = clustersim("search", plan, *FEW, "--html", "page.html", "--resume", "found")
+    assert done.returncode == 0
+    page = (tmp_path / "page.html").read_text()
+    for title in ("The best layouts", "Time against memory", "Which values are fast", "Why this and not that",
+                  "Does it stay the best?", "What became of all layouts"):  # fmt: skip
+        assert title in page
+    assert (tmp_path / "found" / "layouts.jsonl").is_file()
+    other = clustersim("search", plan, *FEW, "--set", "training.sequence=512", "--resume", "found")
+    assert other.returncode == 2
+    assert "is of another search" in other.stderr
+
+
+def test_sizes_and_clusters_are_compared(clustersim: Run, plan: Path) -> None:
+    done = clustersim("search", plan, *FEW, "--gpus", "8,16", "--batch-per-gpu", "--clusters", "dgx-h100,dgx-a100",
+                      "--objective", "cost", "--json", "-")  # fmt: skip
+    found = json.loads(done.stdout)
+    assert [(each["cluster"], each["gpus"]) for each in found["best_of_jobs"]] == [
+        ("dgx-h100", 8), ("dgx-h100", 16), ("dgx-a100", 8), ("dgx-a100", 16),
+    ]  # fmt: skip
+    costs = [each["cost_per_trillion_tokens"] for each in found["best"]]
+    assert costs == sorted(costs)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--vary", "layout.tpp=1,2"], "layout.tpp: unknown key; did you mean tp"),
+        (["--vary", "layout.tp"], "--vary layout.tp: write a dotted key and a value, such as --vary layout.tp=1,2,4"),
+        (["--fix", "=2"], "--fix =2: write a dotted key and a value, such as --fix layout.tp=8"),
+        (["--vary", "schedule={interleaved"], "--vary schedule={interleaved: "),
+        (["--objective", "speed"], "objective: 'speed' is unknown"),
+        (["--gpus", "8,many"], "--gpus 8,many: 'many' is not a number of GPUs; write such as --gpus 4096,8192"),
+        (["--clusters", "dgx-h1000"], "dgx-h100"),
+        (["--workers", "0"], "--workers"),
+        (["--top", "0"], "--top"),
+        (["--executor", "slurm://here"], "executor: 'slurm://here' is unknown; local or dask://HOST:PORT fits"),
+        (
+            ["--fix", "layout.tp=16"],
+            "none of 1 layouts is left; most, 1, are set aside for this: degrees do not divide",
+        ),
+        (["--set", "economics.price_per_gpu_hour=2.49"], "2.49 has no currency"),
+        (["--html", "-"], "--html needs the name of a file"),
+    ],
+)
+def test_mistakes_are_one_sentence(clustersim: Run, plan: Path, arguments: list[str], sentence: str) -> None:
+    given = arguments if "layout.tp=16" not in arguments else [*arguments, *FEW[4:]]
+    if "layout.tp=16" in arguments:
+        given += ["--vary", "layout.data=ddp"]
+    done = clustersim("search", plan, *given)
+    assert done.returncode == 2
+    assert sentence in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
