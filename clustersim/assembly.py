@@ -5,7 +5,7 @@ order (`order_of`), as which tasks (`lowered`), on which machines and links, and
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -37,7 +37,8 @@ from clustersim.hardware.efficiency import InTraining
 from clustersim.lowering.profile import profiled
 from clustersim.lowering.step import lower
 from clustersim.lowering.steps import repeat
-from clustersim.parallel.mesh import HOST_ROLE, TENSOR
+from clustersim.parallel.groups import process_groups
+from clustersim.parallel.mesh import HOST_ROLE
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import Order
 from clustersim.program.program import EVEN, Groups, Program
@@ -131,9 +132,11 @@ def kernel_costs_of(scenario: Scenario) -> tuple[KernelCost, ...]:
     return tuple(_machine(scenario, each).kernels for each in scenario.cluster.kinds()[0])
 
 
-def tensor_exchanges_of(scenario: Scenario) -> ExchangeCost:
-    """What the job's tensor-parallel collectives take, alone on their links."""
-    return _between(scenario, {TENSOR.name: Groups(TENSOR.name, scenario.layout.mesh.members(TENSOR))})
+def exchanges_within(scenario: Scenario, roles: Collection[str]) -> ExchangeCost:
+    """What collectives of some roles take, alone on their links."""
+    layout = scenario.layout
+    every = process_groups(layout, scenario.placement)
+    return _between(scenario, {name: groups for name, groups in every.items() if name in roles})
 
 
 def lowered(scenario: Scenario, plan: Plan) -> Program:

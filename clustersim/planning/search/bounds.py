@@ -1,9 +1,9 @@
 """How long does a step take at least?
 
-A rank computes one thing at a time, and waits for tensor-parallel collectives that stand between its kernels. So a pass
-of a microbatch through a stage takes no less than f (forward) and b (backward): its kernels, each as long as it takes
-alone on the fastest of the job's accelerators, and these collectives, alone on their links. What else is communicated,
-waited for or slowed comes on top. Of m microbatches
+A rank computes one thing at a time, and waits for collectives of tensor parallelism and for tokens on their way to
+experts, where they stand between its kernels. So a pass of a microbatch through a stage takes no less than f (forward)
+and b (backward): its kernels, each as long as it takes alone on the fastest of the job's accelerators, and these
+collectives, alone on their links. What else is communicated, waited for or slowed comes on top. Of m microbatches
 
 - a pipeline rank does all passes of its stages, after one microbatch has passed all stages before its first one, and
   before the last one goes back through these: with p equal stages of 1F1B (p - 1)(f + b) + m (f + b), its own time;
@@ -21,9 +21,9 @@ from typing import Final
 import numpy as np
 
 from clustersim.arrays import FloatArray
-from clustersim.assembly import kernel_costs_of, plan_of, tensor_exchanges_of
+from clustersim.assembly import exchanges_within, kernel_costs_of, plan_of
 from clustersim.lowering.units import Unit, Units
-from clustersim.parallel.mesh import TENSOR
+from clustersim.parallel.mesh import EXPERT_PARTS, EXPERT_ROLE, EXPERT_TENSOR_ROLE, TENSOR_ROLE
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import ActionKind
 from clustersim.program.task import Exchange, Operation
@@ -76,6 +76,7 @@ def _before(times: FloatArray) -> FloatArray:
     return sums
 
 
+_OF_EXPERTS: Final = tuple(role.name for role in (EXPERT_ROLE, EXPERT_TENSOR_ROLE, EXPERT_PARTS))
 _GOING_BACK: Final = (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT)
 _PRODUCTS, _STREAMING, _BETWEEN = range(3)
 """What a pass takes: products, other kernels, collectives between them."""
@@ -87,10 +88,12 @@ class _Passes:
     def __init__(self, plan: Plan, scenario: Scenario) -> None:
         layout, training = scenario.layout, scenario.training
         beside = layout.overlap_expert_communication or layout.delay_wgrad or training.expert_load is not None
+        travels = () if layout.overlap_shared_experts else _OF_EXPERTS
+        self._roles = () if beside else (TENSOR_ROLE.name, *travels)
         units = Units(plan)
         self._stages = [units.of(stage) for stage in plan.stages]
         self._kernels = kernel_costs_of(scenario)
-        self._exchanges = None if beside or layout.tp == 1 else tensor_exchanges_of(scenario)
+        self._exchanges = exchanges_within(scenario, self._roles)
         self._known: dict[tuple[int, ActionKind], FloatArray] = {}
 
     def forward(self) -> FloatArray:
@@ -126,5 +129,5 @@ class _Passes:
             times[use] += min(each.kernel(kernel).seconds for each in self._kernels)
             return
         match operation.does:
-            case Exchange(group=TENSOR.name) as exchange if self._exchanges is not None:
+            case Exchange(group=role) as exchange if role in self._roles:
                 times[_BETWEEN] += self._exchanges.exchange(exchange).seconds.min()

@@ -24,7 +24,7 @@ from clustersim.planning.search.objective import Objective
 from clustersim.planning.search.sensitivity import CHANGES, changed_score, changes_of
 from clustersim.planning.search.space import Candidate, Space, add
 from clustersim.planning.search.store import Store
-from clustersim.planning.search.weighing import Weighed, ladders, families, weigh
+from clustersim.planning.search.weighing import Weighed, families, ladders, weigh
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from clustersim.units import Seconds
