@@ -87,9 +87,9 @@ class _Passes:
 
     def __init__(self, plan: Plan, scenario: Scenario) -> None:
         layout, training = scenario.layout, scenario.training
-        beside = layout.overlap_expert_communication or layout.delay_wgrad or training.expert_load is not None
-        travels = () if layout.overlap_shared_experts else _OF_EXPERTS
-        self._roles = () if beside else (TENSOR_ROLE.name, *travels)
+        beside = layout.overlap_expert_communication or layout.overlap_shared_experts
+        uneven = layout.delay_wgrad or training.expert_load is not None
+        self._roles = () if uneven else (TENSOR_ROLE.name, *(() if beside else _OF_EXPERTS))
         units = Units(plan)
         self._stages = [units.of(stage) for stage in plan.stages]
         self._kernels = kernel_costs_of(scenario)

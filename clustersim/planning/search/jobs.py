@@ -2,7 +2,8 @@
 
 The default values are what planners vary, as far as the model, the cluster and the framework leave it: degrees,
 schedules and chunks, strategies of data parallelism, microbatches, recomputation, and of mixtures how experts are
-spread and whether their tokens travel beside computation. What the file has is always among them.
+spread, and whether their tokens travel beside computation where the file has it so. What the file has is always among
+them.
 """
 
 import math
@@ -213,7 +214,8 @@ def _usual(setup: Setup) -> dict[str, tuple[str, ...]]:
             [each for each in _POWERS if experts % each == 0 and each <= min(gpus, _MOST_EXPERTS)], layout.ep
         )
         found[ETP] = tuple(dict.fromkeys(("1", AS_TP if layout.etp is None else str(layout.etp))))
-        found[OVERLAP] = ("false", "true")
+        if layout.overlap_expert_communication:
+            found[OVERLAP] = ("false", "true")
     return {key: each for key, each in found.items() if len(each) > 1}
 
 
