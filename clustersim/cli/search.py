@@ -48,7 +48,7 @@ def search_layouts(file: Path, overrides: Sequence[str], choice: Choice, outputs
     objective, space = objective_named(choice.objective), space_of(scenario, choice)
     store = None if choice.resume is None else Path(choice.resume)
     workers = choice.workers or (1 if space.size < _FEW else os.cpu_count() or 1)
-    with executor_at(choice.executor) as executor, following("weighing layouts") as tell:
+    with executor_at(choice.executor, workers) as (executor, many), following("weighing layouts") as tell:
 
         def progress(what: str, done: int, of: int, best: "Layout | None") -> None:
             from clustersim.units import format_step_time
@@ -56,7 +56,7 @@ def search_layouts(file: Path, overrides: Sequence[str], choice: Choice, outputs
             words = "" if best is None else f" (best so far {format_step_time(best.step_time)})"
             tell(f"{what}{words}", done, of)
 
-        found = Search(space, choice.top, objective, workers, store, executor).run(progress)
+        found = Search(space, choice.top, objective, many, store, executor).run(progress)
     if outputs.json is not None:
         write_json(found.to_json(), outputs.json)
     if outputs.html is not None:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
+from logging import CRITICAL, getLogger
 from multiprocessing import get_context
 from typing import Final
 
@@ -70,25 +71,28 @@ def _deaf() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-DASK: Final = "dask://"
+LOCAL, DASK = "local", "dask://"
 
 
 @contextmanager
-def executor_at(name: str) -> Iterator[Executor | None]:
-    """The executor that an option names: None for this machine's processes; raise InputError where nobody answers."""
-    if name == "local":
-        yield None
+def executor_at(name: str, workers: int) -> Iterator[tuple[Executor | None, int]]:
+    """The executor that an option names, and how many workers it has: this machine's processes are None and `workers`.
+
+    Raises InputError for another name, and where nobody answers.
+    """
+    if name == LOCAL:
+        yield None, workers
         return
     if not name.startswith(DASK):
-        raise InputError(f"executor: {name!r} is unknown; local or {DASK}HOST:PORT fits")
+        raise InputError(f"executor: {name!r} is unknown; {LOCAL} or {DASK}HOST:PORT fits")
     try:
         distributed = import_module("distributed")
     except ImportError:
         raise InputError(f"executor: {name} needs Dask; pip install 'clustersim[dask]'") from None
-    address = f"tcp://{name.removeprefix(DASK)}"
+    getLogger("distributed").setLevel(CRITICAL)  # what goes wrong is said here
     try:
-        client = distributed.Client(address, timeout=PATIENCE)
+        client = distributed.Client(f"tcp://{name.removeprefix(DASK)}", timeout=PATIENCE)
     except (OSError, ValueError) as error:
-        raise InputError(f"executor: nobody answers at {name} ({error})") from None
+        raise InputError(f"executor: nobody answers at {name} ({error or type(error).__name__})") from None
     with client:
-        yield client.get_executor(pure=False)
+        yield client.get_executor(pure=False), max(1, sum(client.nthreads().values()))

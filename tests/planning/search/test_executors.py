@@ -1,0 +1,79 @@
+"""Wherever layouts are simulated, the answer is the same; workers that die are survived."""
+
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from distributed import LocalCluster
+
+from clustersim.analysis.search import Found, Layout
+from clustersim.errors import InputError
+from clustersim.planning.search import Search, Space
+from clustersim.planning.search.executors import executor_at
+from tests.planning.search.jobs import job
+
+VARY = {"layout.tp": ["1", "2", "4"], "layout.pp": ["1", "2"], "training.microbatch": ["1", "2"]}
+
+
+def answer(found: Found) -> dict[str, Any]:
+    return {key: value for key, value in found.to_json().items() if key not in ("wall_s", "layouts_per_s")}
+
+
+def search(**how: Any) -> Search:
+    return Search(Space.only(job(), VARY), top=3, sensitivity=False, **how)
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Any]:
+    return answer(search().run())
+
+
+def test_any_executor_will_do(alone: dict[str, Any]) -> None:
+    with ThreadPoolExecutor(2) as threads:
+        assert answer(search(executor=threads, workers=2).run()) == alone
+
+
+@pytest.mark.slow
+def test_processes_give_the_same_answer(alone: dict[str, Any]) -> None:
+    assert answer(search(workers=2).run()) == alone
+    with ProcessPoolExecutor(2) as processes:
+        assert answer(search(executor=processes, workers=2).run()) == alone
+
+
+@pytest.fixture
+def cluster() -> Iterator[LocalCluster]:
+    """Two workers in processes of their own, with nannies that restart them."""
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as started:  # type: ignore[no-untyped-call]
+        yield started
+
+
+@pytest.mark.slow
+def test_dask_gives_the_same_answer(cluster: LocalCluster, alone: dict[str, Any]) -> None:
+    address = cluster.scheduler_address.removeprefix("tcp://")
+    with executor_at(f"dask://{address}", 1) as (executor, workers):
+        assert workers == 2
+        assert answer(search(executor=executor, workers=workers).run()) == alone
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_is_survived(cluster: LocalCluster, alone: dict[str, Any]) -> None:
+    address = cluster.scheduler_address.removeprefix("tcp://")
+    left = [next(iter(cluster.workers.values())).pid]
+
+    def kill(what: str, _done: int, _of: int, _best: Layout | None) -> None:
+        if what.startswith("simulating") and left:
+            os.kill(left.pop(), signal.SIGKILL)
+
+    with executor_at(f"dask://{address}", 1) as (executor, workers):
+        assert answer(search(executor=executor, workers=workers).run(kill)) == alone
+    assert not left
+
+
+@pytest.mark.slow
+def test_where_nobody_answers_is_said() -> None:
+    nobody = pytest.raises(InputError, match=r"executor: nobody answers at dask://127.0.0.1:1 ")
+    with nobody, executor_at("dask://127.0.0.1:1", 1):
+        pass
