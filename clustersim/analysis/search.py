@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from typing import Any, Final
 
+from clustersim.errors import InputError
 from clustersim.units import KWH, Bytes, Joules, Seconds, format_energy, format_number, format_step_time
 
 RIVALS: Final = 4
@@ -165,6 +167,19 @@ class Found:
         parts = {name: other.breakdown.get(name, 0.0) - mine.get(name, 0.0) for name in {**mine, **other.breakdown}}
         return dict(sorted(parts.items(), key=lambda part: (-abs(part[1]), part[0])))
 
+    def to_arrow(self) -> Any:
+        """A pyarrow table: a row for every layout that was simulated, best first; raise InputError without pyarrow.
+
+        Columns are numbers of `to_json` and, as texts, the keys that layouts differ in; what is nothing is null.
+        """
+        try:
+            arrow = import_module("pyarrow")
+        except ImportError:
+            raise InputError("a table needs pyarrow; pip install 'clustersim[table]'") from None
+        rows = [_row(each) for each in self.simulated]
+        names = dict.fromkeys(name for row in rows for name in row)
+        return arrow.table({name: [row.get(name) for row in rows] for name in names})
+
     @property
     def runner_up(self) -> Layout | None:
         """The best beside the one to take."""
@@ -193,6 +208,16 @@ class Found:
             "sensitivity": [{"change": each.words, "scores": list(each.scores)} for each in self.changes],
             "why": {name: self.why(other) for name, other in rivals.items()},
         }
+
+
+def _row(layout: Layout) -> dict[str, Any]:
+    """A layout as a row of a table."""
+    numbers = layout.to_json()
+    (low, high), parts = layout.band, numbers.pop("breakdown_s")
+    del numbers["step_time_band_s"]
+    numbers |= {"overrides": " ".join(layout.overrides), "expected_low_s": low, "expected_high_s": high}
+    keys = dict(each.split("=", 1) for each in layout.overrides)
+    return {**numbers, **keys, **{f"{name} [s]": seconds for name, seconds in parts.items()}}
 
 
 def plain(layout: Layout) -> dict[str, Any]:

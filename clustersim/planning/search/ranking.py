@@ -75,7 +75,10 @@ class Search:
             except KeyboardInterrupt:
                 state.complete = False
                 pool.shutdown(wait=False, cancel_futures=True)
-        return state.found(perf_counter() - started)
+            found = state.found(perf_counter() - started)
+            if found.complete:
+                store.write_table(found)
+        return found
 
     @property
     def _told(self) -> dict[str, Any]:

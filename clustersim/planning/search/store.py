@@ -2,7 +2,7 @@
 
 One file, `layouts.jsonl`, to which a line is added for some layouts as soon as they were weighed, and for each as soon
 as it was simulated, and written to the disk. Its first line tells the search from others. A line that was cut off is
-dropped.
+dropped. At the end what was simulated is there as a table, too, where pyarrow is installed: `layouts.parquet`.
 """
 
 import json
@@ -10,15 +10,18 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, Final
 
-from clustersim.analysis.search import Layout, layout_of, plain
+from clustersim.analysis.search import Found, Layout, layout_of, plain
 from clustersim.errors import InputError, OutputError
 from clustersim.planning.search.space import Candidate
 from clustersim.planning.search.weighing import Weighed
 
 NAME: Final = "layouts.jsonl"
+TABLE: Final = "layouts.parquet"
 
 
 class Store:
@@ -62,6 +65,15 @@ class Store:
         """Keep what is known of layouts before they are simulated."""
         rows = [[each.candidate.job, each.candidate.overrides, each.bound, each.said] for each in weighed]
         self._keep({"weighed": rows})
+
+    def write_table(self, found: Found) -> None:
+        """Keep what a search found as a table, where there is a folder to keep it in, and pyarrow."""
+        if self._lines is None or find_spec("pyarrow") is None:
+            return
+        path = Path(self._lines.name).with_name(TABLE)
+        part = path.with_suffix(".part")
+        import_module("pyarrow.parquet").write_table(found.to_arrow(), part)
+        part.replace(path)
 
     def _keep(self, content: dict[str, Any]) -> None:
         self._remember(content)

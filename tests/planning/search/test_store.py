@@ -4,12 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+from pyarrow import parquet
 
 from clustersim.analysis.search import Found, Layout
 from clustersim.errors import InputError
 from clustersim.planning.search import Search, Space
 from clustersim.planning.search.objective import Objective
-from clustersim.planning.search.store import NAME
+from clustersim.planning.search.store import NAME, TABLE
 from tests.planning.search.jobs import job
 
 VARY = {"layout.tp": ["1", "2", "4"], "layout.pp": ["1", "2"], "training.microbatch": ["1", "2"]}
@@ -86,3 +87,20 @@ def test_more_of_the_best_are_another_question_of_the_same_search(tmp_path: Path
     more = Search(Space.only(job(), VARY), top=5, store=tmp_path, sensitivity=False).run()
     assert more.best[:3] == few.best
     assert len(more.best) == 5
+
+
+def test_what_was_simulated_is_a_table_at_the_end(tmp_path: Path) -> None:
+    found = searched(tmp_path).run()
+    table = parquet.read_table(tmp_path / TABLE)
+    assert table.equals(found.to_arrow())
+    assert table["step_time_s"].to_pylist() == [each.step_time for each in found.simulated]
+    assert table["layout.tp"].to_pylist() == [
+        dict(one.split("=") for one in each.overrides)["layout.tp"] for each in found.simulated
+    ]
+    assert table["overrides"].to_pylist()[0] == " ".join(found.best[0].overrides)
+    parts = [name for name in table.column_names if name.endswith(" [s]")]
+    sums = [sum(row[name] or 0.0 for name in parts) for row in table.to_pylist()]
+    assert sums == pytest.approx(table["step_time_s"].to_pylist(), rel=1e-6)
+    part = searched(tmp_path / "other").run(Stop(1))
+    assert not part.complete
+    assert not (tmp_path / "other" / TABLE).exists()
