@@ -121,6 +121,14 @@ class _State:
     def shared(self) -> Shared:
         return Shared.of(self.search.space.scenario)
 
+    @cached_property
+    def first(self) -> Layout | None:
+        """The scenario as its file has it; None where it cannot be simulated."""
+        try:
+            return simulated(self.search.space.scenario, self.search.objective, Candidate(()))
+        except ClusterSimError:
+            return None
+
     def weigh(self, pool: Executor, candidates: Sequence[Candidate]) -> None:
         """Weigh all that the store does not know yet; raise InputError where none is left."""
         known, task = self.store.weighed, partial(weigh, self.shared, self.search.objective)
@@ -227,7 +235,7 @@ class _State:
             simulated=tuple(layout for _, layout in marked),
             top=self.search.top,
             preferred=min(tied, key=lambda place: marked[place][0].plainness, default=0),
-            first=_first_guess(self.search),
+            first=self.first,
             wall=wall,
             complete=self.complete,
             changes=self.changes,
@@ -288,14 +296,6 @@ def simulated(scenario: Scenario, objective: Objective, candidate: Candidate) ->
         energy=economics.energy_per_trillion_tokens,
         breakdown={part: seconds for part, seconds in result.breakdown.mean().items() if seconds > 0.0},
     )
-
-
-def _first_guess(search: Search) -> Layout | None:
-    """The scenario as its file has it."""
-    try:
-        return simulated(search.space.scenario, search.objective, Candidate(()))
-    except ClusterSimError:
-        return None
 
 
 def _silent(_what: str, _done: int, _of: int, _best: Layout | None) -> None:
