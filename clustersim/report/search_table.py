@@ -63,8 +63,10 @@ def short(layout: Layout) -> str:
 def pair_words(key: str, value: str) -> str:
     """A key and its value; words that say all by themselves stand alone."""
     word = key.rpartition(".")[2]
-    if word in ("schedule", "data"):
+    if word in ("schedule", "data", "name"):
         return bare(value)
+    if key == "cluster.gpus":
+        return f"{int(value):,} GPUs"
     if key == "training.recompute" and value == "none":
         return "no recompute"
     return f"{word} {bare(value)}"
@@ -89,7 +91,7 @@ def bare(value: str) -> str:
 def keys_of(overrides: Iterable[str]) -> dict[str, str]:
     """The keys that matter to people, with their values: what follows from others is left out."""
     pairs = (each.partition("=") for each in overrides)
-    return {key: value for key, _, value in pairs if key not in _FOLLOWING and not key.startswith("cluster.")}
+    return {key: value for key, _, value in pairs if key not in _FOLLOWING}
 
 
 def band_words(layout: Layout) -> str:

@@ -74,6 +74,9 @@ def test_sizes_and_clusters_are_compared(clustersim: Run, plan: Path) -> None:
     ]  # fmt: skip
     costs = [each["cost_per_trillion_tokens"] for each in found["best"]]
     assert costs == sorted(costs)
+    table = clustersim("search", plan, *FEW, "--gpus", "8,16", "--batch-per-gpu").stdout
+    assert "the best on each" in table
+    assert "16 GPUs" in table
 
 
 @pytest.mark.parametrize(
