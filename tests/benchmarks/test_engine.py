@@ -1,21 +1,28 @@
-from functools import partial
-
 import pytest
+from simpy.events import ProcessGenerator
 
 from clustersim import Scenario
+from clustersim.engine.clock import Clock
 from tests.benchmarks import cases
 from tests.benchmarks.alone import Measured, OutOfReachError, events_of, measured
 from tests.benchmarks.engine import CASES, figures_of, targets
-from tests.benchmarks.timing import bare_timeouts
 
 RUN = Measured(seconds=0.5, cpu_seconds=0.5, peak_bytes=10**9, timeouts_per_s=1e6, events=None, ranks=8, simulated=1)
 RUNS = dict.fromkeys(CASES, RUN) | {"folded_16k": Measured(0.2, 0.2, 10**8, 1e6, 100_000, 8, 1)}
 
 
 @pytest.mark.parametrize("size", [1, 100])
-def test_every_event_of_simpy_is_counted(size: int) -> None:
-    """A process of n timeouts has n + 2 events: it begins, waits n times, ends."""
-    assert events_of(partial(bare_timeouts, size)) == size + 2
+def test_every_event_of_a_clock_is_counted(size: int) -> None:
+    """A process that waits n times has n + 2 events: it begins, waits n times, ends."""
+    clock = Clock()
+
+    def waits() -> ProcessGenerator:
+        for _ in range(size):
+            yield clock.wait(1.0)
+
+    clock.process(waits())
+    assert events_of(clock.happen) == size + 2
+    assert clock.now == size
 
 
 @pytest.mark.parametrize("mapping", [case for case, _ in CASES.values()])

@@ -9,6 +9,8 @@ import yaml
 
 from clustersim import shipped
 from clustersim.errors import InputError
+from clustersim.scenario.sections.data import DataChoice
+from clustersim.scenario.sections.schedule import ScheduleChoice
 from clustersim.workload.framework import Recorded, load_framework
 
 
@@ -34,8 +36,17 @@ def test_every_shipped_framework_loads_and_has_a_source_for_every_number(name: s
     assert framework.fragmentation >= 1.0
     assert framework.launch > 0.0
     content = shipped.read_mapping(shipped.find("frameworks", name))
-    beside = ["overheads"] if "overheads" in content else []
+    beside = [key for key in ("overheads", "runs") if key in content]
     assert set(content["sources"]) == {*content["memory"], *content["host"], *content["checkpoint"], *beside}
+
+
+@pytest.mark.parametrize("name", shipped.names("frameworks"))
+def test_what_a_framework_runs_are_words_of_scenario_files(name: str) -> None:
+    runs = load_framework(name).runs
+    assert {*runs.data, *runs.data_beside_pipeline} <= DataChoice.words.keys()
+    assert {*runs.schedules} <= ScheduleChoice.words.keys()
+    assert {*runs.data_beside_pipeline} <= {*runs.data}
+    assert "1f1b" in runs.schedules
 
 
 def test_pytorch_is_what_is_loaded_if_nothing_is_said() -> None:
