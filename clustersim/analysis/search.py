@@ -100,7 +100,8 @@ class Found:
 
     bounded: legal ones that fit and whose bound is above the scores of the best; top: how many of the best are wanted;
     preferred: the plainest of those that are tied with the best, by its place; first: the first guess; complete:
-    whether all layouts were looked at; changes: how the rivals compare where something is other than supposed.
+    whether all layouts were looked at; changes: how the rivals compare where something is other than supposed; repeat:
+    the part by which two runs of the same differ.
     """
 
     objective: str
@@ -114,6 +115,7 @@ class Found:
     wall: Seconds
     complete: bool = True
     changes: tuple[Change, ...] = ()
+    repeat: float = 0.0
 
     def score_words(self, score: float) -> str:
         """A score as people read it: less is better, but tokens are told the other way round."""
@@ -133,6 +135,14 @@ class Found:
             return ()
         others = [each for each in self.best if each.job == self.choice.job and each is not self.choice]
         return (self.choice, *others[: RIVALS - 1])
+
+    @property
+    def overtaken(self) -> tuple[str, ...]:
+        """With which changes another rival is better than the one to take, by more than runs of the same differ."""
+        told = [(change.words, change.scores[0], change.best) for change in self.changes if change.scores]
+        seen = [(words, own, best) for words, own, best in told if own is not None and best is not None]
+        scores = {change.words: change.scores for change in self.changes}
+        return tuple(words for words, own, best in seen if own > (scores[words][best] or own) * (1.0 + self.repeat))
 
     @property
     def best(self) -> tuple[Layout, ...]:

@@ -45,12 +45,9 @@ _WHY_LEAD: Final = (
     "the mean over ranks."
 )
 _SURE_LEAD: Final = (
-    "The best layouts, simulated again with one thing changed for all of them: bold is the best of each row."
+    "The best layouts, simulated again with one thing changed for all of them: bold is the best of each row; what "
+    "differs by less than two runs of the same is no difference."
 )
-_ASKED: Final = (
-    "layout.tp", "layout.pp", "schedule", "layout.data", "training.microbatch", "layout.ep", "layout.cp",
-    "training.recompute",
-)  # fmt: skip
 _HEADS: Final = ("step", "expected", "tokens/s/GPU", "MFU", "memory", "cost of 1T tokens", "energy of 1T tokens")
 _MOST_AXES: Final = 6  # of which pairs are drawn
 _SHADES: Final = ("#00415F", "#0072B2", "#4A9CCB", "#8FC1DE", "#C3CCD4", "#DDE2E6")  # of lines, fastest first
@@ -366,8 +363,8 @@ def _sure_card(found: Found) -> Iterable[Card]:
     heads = ("changed", *(stacked((f"layout {place}", short(each))) for place, each in enumerate(found.rivals, 1)))
     rows = [Cells(("as it is", *(f"{found.score_words(each.score)}" for each in found.rivals)))]
     rows += [Cells((each.words, *_scores(each.scores, each.best, found))) for each in found.changes]
-    lost = [change.words for change in found.changes if change.best not in (0, None) and change.scores[0] is not None]
-    words = f"Another is better with {', '.join(lost)}." if lost else "It stays the best with each of these changes."
+    lost = found.overtaken
+    words = f"Another is better with {', '.join(lost)}." if lost else "No other is better with any of these changes."
     yield Card(section("Does it stay the best?", table(heads, rows), lead=_SURE_LEAD, caption=words))
 
 

@@ -189,8 +189,8 @@ def _sure(found: Found) -> "list[Text]":
     told = [change for change in found.changes if change.scores and change.scores[0] is not None]
     if len(found.rivals) < 2 or not told:
         return []
-    lost = [change.words for change in told if change.best != 0]
-    words = f"another is better with {'; '.join(lost)}" if lost else "it stays the best with each of these"
+    lost = found.overtaken
+    words = f"another is better with {'; '.join(lost)}" if lost else "no other is better with any of these"
     return [Text(f"with {'; '.join(change.words for change in told)}: {words}")]
 
 

@@ -224,7 +224,8 @@ class _State:
             else:
                 there.append((each.candidate, layout))
         ranked = sorted(there, key=lambda each: (each[1].score, each[0].plainness))
-        alike = (ranked[0][1].score if ranked else 0.0) * (1.0 + load_experience().repeat)
+        repeat = load_experience().repeat
+        alike = (ranked[0][1].score if ranked else 0.0) * (1.0 + repeat)
         marked = [(candidate, replace(layout, tied=layout.score <= alike)) for candidate, layout in ranked]
         tied = [place for place, (_, layout) in enumerate(marked) if layout.tied]
         return Found(
@@ -239,6 +240,7 @@ class _State:
             wall=wall,
             complete=self.complete,
             changes=self.changes,
+            repeat=repeat,
         )
 
     def _seen(self, ladder: Sequence[Weighed], wanted: Sequence[float]) -> Iterator[tuple[Weighed, Layout | None, str]]:
