@@ -48,6 +48,10 @@ _SURE_LEAD: Final = (
     "The best layouts, simulated again with one thing changed for all of them: bold is the best of each row; what "
     "differs by less than two runs of the same is no difference."
 )
+_ASKED: Final = (
+    "layout.tp", "layout.pp", "schedule", "layout.data", "training.microbatch", "layout.ep", "layout.cp",
+    "training.recompute",
+)  # fmt: skip
 _HEADS: Final = ("step", "expected", "tokens/s/GPU", "MFU", "memory", "cost of 1T tokens", "energy of 1T tokens")
 _MOST_AXES: Final = 6  # of which pairs are drawn
 _SHADES: Final = ("#00415F", "#0072B2", "#4A9CCB", "#8FC1DE", "#C3CCD4", "#DDE2E6")  # of lines, fastest first
