@@ -89,6 +89,11 @@ def ledgers_of(scenario: Scenario) -> tuple[Ledger, ...]:
     return tuple(ordered_ledgers(footprint_of(scenario, plan), order_of(scenario, plan)))
 
 
+def checkpoint_bytes(scenario: Scenario) -> Bytes:
+    """Bytes of a checkpoint: weights and optimizer states of the whole model."""
+    return footprint_of(scenario, plan_of(scenario)).saved()
+
+
 def footprint_of(scenario: Scenario, plan: Plan) -> Footprint:
     """What stays in memory for the whole step; of the ranks to whose experts the most rows come."""
     plan = replace(plan, rows=hottest(plan, scenario.steps))

@@ -25,6 +25,7 @@ _ONE_OF: Final = {
     "power": "power file",
     "prices": "price list",
     "recipes": "recipe",
+    "reliability": "reliability preset",
     "records": "record",
 }
 _MOST_REPEATED: Final = 100_000  # values that the aliases of a YAML file may add; a file by hand has some dozens

@@ -166,6 +166,14 @@ class Economics:
         return None if energy is None else energy / self.step_time
 
     @property
+    def idle_power(self) -> Watts | None:
+        """What the job draws while it waits, with the facility."""
+        if any(each.draw is None for each in self.gpus):
+            return None
+        drawn = [(each.number, each.draw) for each in self.gpus if each.draw is not None]
+        return self.pue * sum(many * (draw.gpu[Activity.WAITING] + (draw.rest or 0.0)) for many, draw in drawn)
+
+    @property
     def carbon_per_step(self) -> Grams | None:
         """Grams of CO2, where somebody said how many a kWh makes."""
         energy = self.energy_per_step

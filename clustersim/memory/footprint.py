@@ -95,6 +95,19 @@ class Footprint:
         held = self._held(pipeline_rank)
         return {group.name: (count, count * sum(self.per_parameter(group).values())) for group, count in held}
 
+    def saved(self) -> Bytes:
+        """Bytes of a checkpoint of the whole model: trained weights as they are stored, master weights and moments, once.
+
+        What several ranks hold of the same is counted once; frozen weights are not saved.
+        """
+        ranks = self.plan.layout.world // self.plan.layout.pp
+        return sum(
+            count * ranks / group.ranks * (group.formats.stored.bytes + self._state_bytes(group))
+            for pipeline_rank in range(self.plan.layout.pp)
+            for group, count in self._held(pipeline_rank)
+            if group.trained
+        )
+
     def _held(self, pipeline_rank: int) -> list[tuple[ParameterGroup, float]]:
         """Parameters of each group on a pipeline rank's stages, before ZeRO shards them."""
         stages = self.plan.stages_of(pipeline_rank)

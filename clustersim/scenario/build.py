@@ -20,10 +20,12 @@ from clustersim.hardware.cluster import Cluster, load_cluster, load_machine
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import DATA, PIPELINE
 from clustersim.scenario.file import ClusterSection, FrameworkSection, ScenarioFile
+from clustersim.scenario.reliability import Reliability
 from clustersim.scenario.readings import Readings
 from clustersim.scenario.sections.cost import RecordSection, ScaleSection
 from clustersim.scenario.sections.layout import LayoutSection
 from clustersim.scenario.sections.placement import PlacementSection
+from clustersim.scenario.sections.reliability import ReliabilitySection
 from clustersim.scenario.sections.schedule import Chunked, CsvSection, OrdersSection, PythonSection, ScheduleChoice
 from clustersim.schedules.dual_pipe import DualPipe
 from clustersim.schedules.dual_pipe_v import DualPipeV
@@ -71,6 +73,11 @@ def read_framework(section: FrameworkSection, base: Path) -> Framework:
     framework = framework.with_graphs(section.captured) if section.captured is not Captured.NOTHING else framework
     framework = framework.with_compiled() if section.compiled else framework
     return framework.launching(section.launch, section.backward_launch)
+
+
+def read_reliability(section: ReliabilitySection, base: Path) -> Reliability:
+    """What is said of failures, over a preset; its files are seen from the scenario."""
+    return section.settings(base)
 
 
 def record_file(name: str, base: Path) -> Path:

@@ -22,6 +22,7 @@ from clustersim.scenario.sections.economics import EconomicsSection
 from clustersim.scenario.sections.layout import LayoutSection
 from clustersim.scenario.sections.model import ModelSection
 from clustersim.scenario.sections.placement import PlacementSection
+from clustersim.scenario.sections.reliability import ReliabilitySection
 from clustersim.scenario.sections.schedule import ScheduleChoice
 from clustersim.scenario.sections.training import TrainingSection
 from clustersim.workload.framework import Captured
@@ -81,5 +82,6 @@ class ScenarioFile(Section):
     framework: FrameworkSection = FrameworkSection()
     cost: CostSection = CostSection()
     economics: EconomicsSection = EconomicsSection()
+    reliability: ReliabilitySection = ReliabilitySection()
     disturbances: DisturbancesSection = DisturbancesSection()
     steps: Annotated[int, Field(ge=1, le=MOST_STEPS)] = 1

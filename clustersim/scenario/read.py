@@ -100,7 +100,8 @@ def _referred(file: ScenarioFile, origin: Origin, readings: Readings) -> Setup:
         raise refuse(origin.source, found)
     cluster, disturbances = machine
     economics = _economics(found, file, cluster)
-    if found:
+    reliability = _try(found, "reliability.", lambda: readings.of(build.read_reliability, file.reliability, base))
+    if found or reliability is None:
         raise refuse(origin.source, found)
     if any(mixture.experts > 1 for mixture in model.mixtures):  # one expert is an MLP
         framework = framework.with_experts(cluster.accelerator.host_pace)
@@ -122,6 +123,7 @@ def _referred(file: ScenarioFile, origin: Origin, readings: Readings) -> Setup:
         jitter=None if file.disturbances.jitter is None else file.disturbances.jitter.jitter(),
         steps=file.steps,
         economics=economics,
+        reliability=reliability,
     )
 
 

@@ -10,6 +10,7 @@ from clustersim.hardware.disturbance import Disturbances
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import TENSOR
 from clustersim.program.placement import Placement
+from clustersim.scenario.reliability import Reliability
 from clustersim.scenario.settings import CostSettings, EconomicsSettings
 from clustersim.schedules.combined import Combined
 from clustersim.schedules.interleaved import Interleaved
@@ -26,7 +27,8 @@ class Setup:
 
     framework: the software, which launches kernels and holds memory of its own;
     disturbances: what is wrong with the cluster, whose `fabric` already is the disturbed one; jitter: how kernels vary,
-    None: not at all; steps: how many successive ones are simulated; economics: what is said of costs and energy.
+    None: not at all; steps: how many successive ones are simulated; economics: what is said of costs and energy;
+    reliability: what is said of failures over a run of weeks, which move no step.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Setup:
     jitter: Jitter | None = None
     steps: int = 1
     economics: EconomicsSettings = field(default_factory=EconomicsSettings)
+    reliability: Reliability = field(default_factory=Reliability)
 
     @property
     def placement(self) -> Placement:

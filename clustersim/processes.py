@@ -1,0 +1,59 @@
+"""Where does work run that has many parts? In this process, or in others of this machine."""
+
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from multiprocessing import get_context
+from typing import Final, TypeVar
+
+K = TypeVar("K")
+T = TypeVar("T")
+AHEAD: Final = 2
+"""Tasks for each worker, so that none waits."""
+
+
+@contextmanager
+def running(workers: int, executor: Executor | None = None) -> Iterator[Executor]:
+    """An executor of so many processes, or the given one, which stays open."""
+    if executor is not None:
+        yield executor
+    elif workers == 1:
+        yield _Here()
+    else:
+        pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_deaf)
+        try:
+            yield pool
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def as_done(pool: Executor, most: int, take: Callable[[], tuple[K, Callable[[], T]] | None]) -> Iterator[tuple[K, T]]:
+    """What tasks make of it, with their keys, as they are done; `most` of them are under way at a time.
+
+    take: the next task, asked for when a worker is free for it; None where there is none until others have ended.
+    """
+    pending: dict[Future[T], K] = {}
+    while True:
+        while len(pending) < most and (taken := take()) is not None:
+            pending[pool.submit(taken[1])] = taken[0]
+        if not pending:
+            return
+        done, _ = wait(pending, return_when=FIRST_COMPLETED)
+        for future in done:
+            yield pending.pop(future), future.result()
+
+
+class _Here(Executor):
+    """Runs what it is given at once, in this process."""
+
+    def submit(self, fn, /, *args, **kwargs):  # type: ignore[no-untyped-def]
+        """Run it now."""
+        future: Future[object] = Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
+
+
+def _deaf() -> None:
+    """Ctrl-C is for the process that was asked; it ends the others."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,0 +1,388 @@
+"""What may a scenario file, or a preset, say of failures and of what is done about them?
+
+What a scenario leaves out is its preset's, and what that leaves out is the typical one's, key by key.
+"""
+
+import csv
+import math
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar, cast
+
+from pydantic import BeforeValidator, Field, ValidationError
+
+from clustersim import shipped
+from clustersim.errors import InputError, nearest, shown
+from clustersim.hardware.failures import (
+    NO_TIME,
+    Component,
+    Effect,
+    Failure,
+    Length,
+    Rate,
+    Slower,
+    Takes,
+    parse_length,
+    parse_rate,
+)
+from clustersim.scenario.problems import refuse, translate
+from clustersim.scenario.reliability import (
+    TYPICAL,
+    Checkpoints,
+    Elastic,
+    Interval,
+    Maintenance,
+    Reliability,
+    Restart,
+    Spares,
+    Write,
+)
+from clustersim.scenario.section import Duration, Name, Section, Size, member, mistake, share
+from clustersim.units import Dimension, Seconds, parse_quantity
+
+MOST_NODES: Final = 2**20
+MOST_SCALE: Final = 1e6
+MOST_SPREAD: Final = 10.0
+LEAST_SHAPE, MOST_SHAPE = 0.2, 10.0
+BEST: Final = "best"
+_TIMES: Final = {"time_s": 1.0, "time_h": 3600.0, "time_d": 86400.0}
+S = TypeVar("S", bound=Section)
+
+
+def _length(value: object) -> Length | None:
+    if value is None or isinstance(value, Length):
+        return value
+    try:
+        return parse_length(value)
+    except InputError as error:
+        raise mistake(str(error)) from error
+
+
+def _rate(value: object) -> Rate | None:
+    if value is None:
+        return None
+    try:
+        return parse_rate(value)
+    except InputError as error:
+        raise mistake(str(error)) from error
+
+
+def _interval(value: object) -> Interval | Seconds | None:
+    words = {each.value: each for each in Interval}
+    if value is None or (isinstance(value, str) and value in words):
+        return None if value is None else words[str(value)]
+    try:
+        seconds = parse_quantity(value, Dimension.TIME)
+    except InputError as error:
+        raise mistake(f"{error}, or one of {', '.join(words)}") from error
+    if not 0.0 < seconds < math.inf:
+        raise mistake(f"{shown(value)} is not a finite time above zero; write such as 30 min, or {', '.join(words)}")
+    return seconds
+
+
+def _bandwidth(value: object) -> float | None:
+    if value is None:
+        return None
+    try:
+        rate = parse_quantity(value, Dimension.BANDWIDTH)
+    except InputError as error:
+        raise mistake(str(error)) from error
+    if not 0.0 < rate < math.inf:
+        raise mistake(f"{shown(value)} is not a finite bandwidth above zero; write such as 200 GB/s")
+    return rate
+
+
+def _nodes(value: object) -> object:
+    if value is None or value == BEST:
+        return value
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_NODES:
+        raise mistake(f"{shown(value)} is not a number of nodes from 0 to {MOST_NODES:,}, or {BEST}")
+    return value
+
+
+_Length = Annotated[Length | None, BeforeValidator(_length)]
+_Bandwidth = Annotated[float | None, BeforeValidator(_bandwidth)]
+_Share = Annotated[float | None, share(0.001, 1.0)]
+
+
+class FailureSection(Section):
+    """An entry of `reliability.failures`: how often, what it does to the job, which nodes it takes, how long for.
+
+    trace: a CSV file of times in place of a rate; gpu, nic: what is left of a slow part.
+    """
+
+    example: ClassVar[str] = "{rate: 6.5 per 1000 node-days, detection: 1 min}"
+    rate: Annotated[Rate | None, BeforeValidator(_rate)] = None
+    trace: Name | None = None
+    effect: Annotated[Effect | None, member(Effect)] = None
+    takes: Annotated[Takes | None, member(Takes)] = None
+    shape: Annotated[float | None, Field(ge=LEAST_SHAPE, le=MOST_SHAPE, strict=False)] = None
+    detection: _Length = None
+    found: _Length = None
+    repair: _Length = None
+    gpu: _Share = None
+    nic: _Share = None
+
+    def failure(self, name: str, base: Path) -> Failure:
+        """The same as the inside knows it; raise InputError for what does not go together."""
+        if (self.rate is None) == (self.trace is None):
+            raise InputError("needs a rate or a trace, and not both")
+        effect = self.effect or Effect.STOP
+        if (effect is Effect.SLOW) != (self.gpu is not None or self.nic is not None):
+            raise InputError("gpu or nic says what is left of a part that is slow (effect: slow), and of no other")
+        if self.gpu is not None and self.nic is not None:
+            raise InputError("is of a gpu or of a nic; make two entries of it")
+        if effect in {Effect.SLOW, Effect.CORRUPT} and self.found is None:
+            raise InputError("found is missing: how long it takes until it is noticed, such as 2 h")
+        times, ends = ((), 0.0) if self.trace is None else read_trace(shipped.beside(base, self.trace))
+        left = self.gpu or self.nic
+        return Failure(
+            name=name,
+            rate=self.rate or Rate(Component.JOB, len(times) / ends),
+            effect=effect,
+            takes=self.takes or (Takes.NOTHING if effect is Effect.PLANNED else Takes.NODE),
+            shape=1.0 if self.shape is None else self.shape,
+            trace=times,
+            trace_ends=ends,
+            detection=self.detection or NO_TIME,
+            found=self.found or NO_TIME,
+            repair=self.repair or NO_TIME,
+            slower=None if left is None else Slower(left, nic=self.nic is not None),
+        )
+
+
+class RestartSection(Section):
+    """`reliability.restart`: what every restart takes, one behind the other."""
+
+    diagnosis: _Length = None
+    drain: _Length = None
+    schedule: _Length = None
+    image: _Length = None
+    init: _Length = None
+    init_per_rank: Duration | None = None
+    load: _Length = None
+    warmup: _Length = None
+    only_failed: bool | None = None
+
+    def restart(self) -> Restart:
+        """The same as the inside knows it."""
+        return Restart(**_said(self))
+
+
+class CheckpointSection(Section):
+    """`reliability.checkpoint`: how the state is kept; a bare word or duration is the interval."""
+
+    short: ClassVar[str | None] = "interval"
+    write: Annotated[Write | None, member(Write)] = None
+    interval: Annotated[Interval | float | None, BeforeValidator(_interval)] = None
+    size: Size | None = None
+    bandwidth: _Bandwidth = None
+    read_bandwidth: _Bandwidth = None
+    bandwidth_per_node: _Bandwidth = None
+    overhead: Duration | None = None
+    snapshot: Duration | None = None
+    interference: Annotated[float | None, share(0.0, 0.99)] = None
+    stored_every: Annotated[int | None, Field(ge=1, le=1_000_000)] = None
+
+    def checkpoints(self) -> Checkpoints:
+        """The same as the inside knows it; raise InputError where a bandwidth is missing."""
+        said = _said(self)
+        for key in ("bandwidth", "read_bandwidth"):
+            if key not in said:
+                raise InputError(f"checkpoint.{key} is missing; write such as 200 GB/s")
+        said["per_node"] = said.pop("bandwidth_per_node", None)
+        return Checkpoints(**said)
+
+
+class MaintenanceSection(Section):
+    """`reliability.maintenance`: how often the whole cluster is down on purpose, and for how long; or `none`."""
+
+    example: ClassVar[str] = "{every: 30 d, lasts: 4 h}"
+    every: Duration
+    lasts: Duration
+
+    def maintenance(self) -> Maintenance:
+        """The same as the inside knows it."""
+        if self.every <= self.lasts:
+            raise InputError("maintenance: every is not longer than it lasts")
+        return Maintenance(self.every, self.lasts)
+
+
+class SparesSection(Section):
+    """`reliability.spares`: nodes that stand by; a bare number, or `best`, is those for any place."""
+
+    short: ClassVar[str | None] = "nodes"
+    nodes: Annotated[int | Literal["best"] | None, BeforeValidator(_nodes)] = None
+    per_rack: Annotated[int | None, Field(ge=0, le=MOST_NODES)] = None
+
+    def spares(self) -> Spares:
+        """The same as the inside knows it."""
+        return Spares(None if self.nodes == "best" else self.nodes, self.per_rack or 0)
+
+
+def _maintenance(value: object) -> object:
+    """The word `none` is a cluster that is never down on purpose, unlike nothing, which is the preset's."""
+    return False if value == "none" else value
+
+
+class ReliabilitySection(Section):
+    """`reliability`: what breaks, how often, and what is done about it; a bare word is a preset. It moves no step.
+
+    rates: times all rates; spread: geometric standard deviation of what rates may be.
+    """
+
+    short: ClassVar[str | None] = "preset"
+    preset: Name | None = None
+    failures: dict[str, FailureSection | None] = Field({}, examples=["{gpu: {rate: 0.2 per 1000 gpu-days}}"])
+    rates: Annotated[float | None, Field(ge=0.0, le=MOST_SCALE, strict=False)] = None
+    spread: Annotated[float | None, Field(ge=1.0, le=MOST_SPREAD, strict=False)] = None
+    restart: RestartSection = RestartSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    spares: SparesSection = SparesSection()
+    elastic: Annotated[Elastic | None, member(Elastic)] = None
+    rack: Annotated[int | None, Field(ge=1, le=MOST_NODES)] = None
+    quarantine: bool | None = None
+    crews: Annotated[int | None, Field(ge=1, le=MOST_NODES)] = None
+    maintenance: Annotated[MaintenanceSection | bool | None, BeforeValidator(_maintenance)] = None
+
+    def settings(self, base: Path) -> Reliability:
+        """The settings with those of the preset; raise InputError, whose sentence begins with a key of the section."""
+        name = self.preset or TYPICAL
+        if not self.model_fields_set - {"preset"}:
+            return load_reliability(_place(name, base))
+        preset = _preset(_place(name, base))
+        return _settings(name, _over(preset, self), base, preset)
+
+
+class PresetSection(ReliabilitySection):
+    """A file of `topologies/reliability`. sources: of each value, by its dotted key."""
+
+    short: ClassVar[str | None] = None
+    description: Name = Field(examples=["Failures of a cluster"])
+    sources: dict[str, str] = {}
+
+
+@cache
+def load_reliability(name_or_path: str) -> Reliability:
+    """Read topologies/reliability/NAME.yaml or a file of the same form, over the typical one; raise InputError."""
+    preset = _preset(name_or_path)
+    return _settings(name_or_path, preset, Path(name_or_path).parent, preset)
+
+
+def _place(name: str, base: Path) -> str:
+    return str(shipped.beside(base, name)) if shipped.is_path(name) else name
+
+
+@cache
+def _preset(name: str) -> PresetSection:
+    path = shipped.find("reliability", name)
+    content = shipped.read_mapping(path)
+    try:
+        found = PresetSection.model_validate(content)
+    except ValidationError as error:
+        raise refuse(shipped.described(path), translate(error, PresetSection, content)) from None
+    if name == TYPICAL:
+        return found
+    if found.preset not in {None, TYPICAL}:
+        raise InputError(f"{shipped.described(path)}: preset: only {TYPICAL} is below a preset")
+    below = _preset(TYPICAL)
+    # causes of one cluster are not added to those of another: a cluster that lists its own has no others
+    below = below.model_copy(update={"failures": {}}) if found.failures else below
+    return _over(below, found)
+
+
+def _over(below: S, above: Section) -> S:
+    """What is said above, and what is said below where nothing is."""
+    update: dict[str, Any] = {}
+    for name in above.model_fields_set & set(type(below).model_fields):
+        own, under = getattr(above, name), getattr(below, name)
+        if isinstance(own, Section) and isinstance(under, Section):
+            update[name] = _over(under, own)
+        elif name == "failures":
+            update[name] = _failures(under, own)
+        elif own is not None:
+            update[name] = own
+    return below.model_copy(update=update)
+
+
+def _failures(below: dict[str, FailureSection | None], above: dict[str, FailureSection | None]) -> dict[str, Any]:
+    """Entries by name, each over the one below it; a rate replaces a trace, and a trace a rate."""
+    found = dict(below)
+    for name, own in above.items():
+        under = found.get(name)
+        if own is None and under is None:
+            raise InputError(f"failures.{name}: there is none to leave out; {nearest(name, below)}")
+        if own is None or under is None:
+            found[name] = own
+            continue
+        other = {"rate": "trace", "trace": "rate"}
+        replaced = [other[key] for key in own.model_fields_set & set(other)]
+        found[name] = _over(under.model_copy(update=dict.fromkeys(replaced)), own)
+    return found
+
+
+def _settings(name: str, said: ReliabilitySection, base: Path, preset: PresetSection) -> Reliability:
+    failures = []
+    for cause, entry in said.failures.items():
+        if entry is not None:
+            try:
+                failures.append(entry.failure(cause, base))
+            except InputError as error:
+                raise InputError(f"failures.{cause}: {error}") from error
+    maintenance = said.maintenance
+    return Reliability(
+        preset=name,
+        description=preset.description,
+        failures=tuple(failures),
+        scale=1.0 if said.rates is None else float(said.rates),
+        spread=1.0 if said.spread is None else float(said.spread),
+        restart=said.restart.restart(),
+        checkpoint=said.checkpoint.checkpoints(),
+        spares=said.spares.spares(),
+        elastic=said.elastic or Elastic.WAIT,
+        rack=said.rack,
+        quarantine=said.quarantine is not False,
+        crews=said.crews,
+        maintenance=maintenance.maintenance() if isinstance(maintenance, MaintenanceSection) else None,
+        sources=preset.sources,
+    )
+
+
+def _said(section: Section) -> dict[str, Any]:
+    """The values that are there."""
+    found = {name: getattr(section, name) for name in type(section).model_fields}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def read_trace(path: Path) -> tuple[tuple[Seconds, ...], Seconds]:
+    """Times of failures in a CSV file, and how long it is: its last line but for one may be `end`.
+
+    A column says the unit: time_s, time_h or time_d; a second one, `what`, may say `end` in the last line, which is no
+    failure. Raises InputError that names the file and the line.
+    """
+    rows = list(csv.DictReader(shipped.read_text(path).splitlines()))
+    columns = set(rows[0]) if rows else set()
+    named = [column for column in _TIMES if column in columns]
+    if len(named) != 1:
+        raise InputError(f"{path}: needs rows, and one column of times that says its unit: {', '.join(_TIMES)}")
+    times: list[Seconds] = []
+    for line, row in enumerate(rows, 2):
+        times.append(_row_time(path, line, row[named[0]], _TIMES[named[0]]))
+        if len(times) > 1 and times[-1] < times[-2]:
+            raise InputError(f"{path}, line {line}: {row[named[0]]} comes after a later time; sort the rows by time")
+    ends = times[-1]
+    if (rows[-1].get("what") or "").strip() == "end":
+        times.pop()
+    if ends <= 0.0 or not times:
+        raise InputError(f"{path}: has no failure after its beginning")
+    return tuple(times), ends
+
+
+def _row_time(path: Path, line: int, text: str | None, factor: float) -> Seconds:
+    try:
+        time = float(cast("str", text)) * factor
+    except (TypeError, ValueError):
+        time = math.nan
+    if not 0.0 <= time < math.inf:
+        raise InputError(f"{path}, line {line}: {shown(text)} is no time from zero up")
+    return time
