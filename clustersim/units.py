@@ -42,7 +42,10 @@ def _sized(*bases: tuple[str, float]) -> dict[str, float]:
 class Dimension(Enum):
     """What kind of quantity is expected; the value holds an example for error messages and every unit's factor."""
 
-    TIME = ("1.3 us", {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0, "d": 86400.0})
+    TIME = (
+        "1.3 us",
+        {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0, "d": 86400.0},
+    )
     SIZE = ("80 GiB", _sized(("B", 1.0), ("bit", 0.125), ("b", 0.125)))
     BANDWIDTH = (
         "400 Gbit/s",

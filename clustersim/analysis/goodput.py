@@ -1,9 +1,10 @@
 """What is left of a job's time over weeks?
 
-Definitions. Ideal: the healthy step time times the steps of the run. Goodput: ideal over wall time, the part of its time
-in which a job does work that counts at the speed that it should have. ETTR (effective training time ratio): the time
-in which steps that count ran, slower ones too, over wall time. Neither counts spares: `paid` is goodput times the job's
-nodes over all nodes that are kept for it. Losses are seconds of the job; with the ideal they sum to the mean wall time.
+Definitions. Ideal: the healthy step time times the steps of the run. Goodput: ideal over wall time, the part of its
+time in which a job does work that counts at the speed that it should have. ETTR (effective training time ratio): the
+time in which steps that count ran, slower ones too, over wall time. Neither counts spares: `paid` is goodput times the
+job's nodes over all nodes that are kept for it. Losses are seconds of the job, which sum with the ideal to the mean
+wall time; but for those of spares, which are beside it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,10 +21,11 @@ PERCENTILES: Final = (10, 50, 90)
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What became of one run, in seconds. number: which one; work: what counts of it, in seconds of the healthy job;
-    losses: they and the work sum to `wall`; states: wall time by state of the cluster; failures: by what broke;
-    interruptions: unplanned ends; up: wall time in which the job was up; nodes: node-seconds in the job, idle and in
-    repair.
+    """What became of one run, in seconds.
+
+    number: which one; work: what counts of it, in seconds of the healthy job; losses: they and the work sum to `wall`;
+    states: wall time by state of the cluster; failures: by what broke; interruptions: unplanned ends; up: wall time in
+    which the job was up; nodes: node-seconds in the job, idle and in repair.
     """
 
     number: int
@@ -220,9 +222,7 @@ class Goodput:
             "interruptions": self.interruptions,
             "mttf_s": self.mttf,
             "loss_s": self.loss,
-            "states": {
-                name: {"step_time_s": step, "share": share} for name, (step, share) in self.states.items()
-            },
+            "states": {name: {"step_time_s": step, "share": share} for name, (step, share) in self.states.items()},
             "checkpoint_interval_s": self.checkpoint.interval,
             "young_s": self.checkpoint.young,
             "daly_s": self.checkpoint.daly,
@@ -241,9 +241,7 @@ class Goodput:
             "spread": self.spread,
             "intervals": [_point(each) for each in self.intervals],
             "spares": [_point(each) for each in self.spares],
-            "what_if": [
-                {"words": each.words, "days": each.days, "days_before": each.before} for each in self.changes
-            ],
+            "what_if": [{"words": each.words, "days": each.days, "days_before": each.before} for each in self.changes],
             "warnings": list(self.warnings),
             "complete": self.complete,
             "wall_s": self.wall,
@@ -252,7 +250,10 @@ class Goodput:
 
 def _spread(values: Sequence[float]) -> dict[str, float]:
     found = np.percentile(values, PERCENTILES)
-    return {**{f"p{name}": float(value) for name, value in zip(PERCENTILES, found, strict=True)}, "mean": float(np.mean(values))}
+    return {
+        **{f"p{name}": float(value) for name, value in zip(PERCENTILES, found, strict=True)},
+        "mean": float(np.mean(values)),
+    }
 
 
 def _point(each: Point) -> dict[str, float]:

@@ -202,8 +202,8 @@ def search(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no table.")] = False,
 ) -> None:
     """Look for the best layouts of a scenario's job; the one in the file is a first guess."""
-    from clustersim.cli.outputs import Outputs
-    from clustersim.cli.search import INTERRUPTED, Choice, search_layouts
+    from clustersim.cli.outputs import INTERRUPTED, Outputs
+    from clustersim.cli.search import Choice, search_layouts
 
     choice = Choice(
         tuple(fix or ()),
@@ -219,6 +219,33 @@ def search(
     )
     outputs = Outputs(json=json, html=html, table=not quiet and json != "-")
     complete = search_layouts(file, overrides or [], choice, outputs)
+    raise typer.Exit(0 if complete else INTERRUPTED)
+
+
+@app.command()
+def goodput(
+    file: ScenarioFile,
+    overrides: Overrides = None,
+    tokens: Annotated[
+        str, typer.Option(metavar="N", help="Tokens of the run, e.g. 15T; default: economics.tokens of the file.")
+    ] = "",
+    runs: Annotated[int, typer.Option(min=1, metavar="N", help="How many runs, which differ in what breaks.")] = 1000,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Another seed, other failures.")] = 0,
+    workers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Processes; default: one per core.")] = None,
+    resume: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Keep runs there as they come, and go on from them.")
+    ] = None,
+    json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the answer as JSON; - is stdout.")] = None,
+    html: Html = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no table.")] = False,
+) -> None:
+    """Say how many days and how much money a run takes on a cluster that breaks, and where its time goes."""
+    from clustersim.cli.goodput import Choice, show_goodput
+    from clustersim.cli.outputs import INTERRUPTED, Outputs
+
+    choice = Choice(tokens, runs, seed, workers, resume)
+    outputs = Outputs(json=json, html=html, table=not quiet and json != "-")
+    complete = show_goodput(file, overrides or [], choice, outputs)
     raise typer.Exit(0 if complete else INTERRUPTED)
 
 

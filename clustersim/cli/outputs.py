@@ -11,6 +11,8 @@ from clustersim.errors import InputError
 from clustersim.report.files import require_writable, write_text_atomically
 
 STDOUT: Final = "-"
+INTERRUPTED: Final = 130
+"""The exit status of what was stopped by Ctrl-C, with what was known by then."""
 _TRACES: Final = (".json", ".pftrace", ".perfetto-trace", "")
 
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from clustersim.planning.search import Space
 
 _FEW: Final = 64  # layouts for which another process is not worth its start
-INTERRUPTED: Final = 130
 
 
 @dataclass(frozen=True, slots=True)

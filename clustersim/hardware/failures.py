@@ -40,8 +40,10 @@ class Component(Enum):
 
 
 class Effect(Enum):
-    """What it does to the job. STOP: it ends. HANG: it stands still until a timeout. CORRUPT: it goes on with wrong
-    numbers until that is found. SLOW: it goes on, slower. PLANNED: it is ended behind a checkpoint.
+    """What it does to the job.
+
+    STOP: it ends. HANG: it stands still until a timeout. CORRUPT: it goes on with wrong numbers until that is found.
+    SLOW: it goes on, slower. PLANNED: it is ended behind a checkpoint.
     """
 
     STOP = "stop"

@@ -96,7 +96,7 @@ class Footprint:
         return {group.name: (count, count * sum(self.per_parameter(group).values())) for group, count in held}
 
     def saved(self) -> Bytes:
-        """Bytes of a checkpoint of the whole model: trained weights as they are stored, master weights and moments, once.
+        """Bytes of a checkpoint of the whole model: trained weights as stored, their master copies and moments.
 
         What several ranks hold of the same is counted once; frozen weights are not saved.
         """

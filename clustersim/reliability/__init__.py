@@ -4,4 +4,6 @@ The job is a simpy process above the simulation of steps: it asks how long a ste
 that occurs, which is simulated once and remembered, and never unrolls steps.
 """
 
+from clustersim.reliability.forecast import goodput
 
+__all__ = ["goodput"]

@@ -42,7 +42,7 @@ class _Times(Protocol):
 
 
 def events_of(reliability: Reliability, site: Site, seed: int, run: int, window: Seconds) -> Iterator[Event]:
-    """Failures of a run in order, without end (none at all where nothing breaks), drawn for so many seconds at a time."""
+    """Failures of a run in order, without end (none where nothing breaks), drawn for so many seconds at a time."""
     factor = reliability.scale * rate_factor(reliability.spread, seed, run)
     kinds = [
         _Kind(place, each, site, factor, np.random.default_rng((seed, run, crc32(each.name.encode()))))
@@ -82,12 +82,13 @@ class _Kind:
             self._times = _Poisson(rate * many, self.random)
         else:
             self._times = _Renewals(rate, self.failure.shape, many, self.random)
+        self._where, self._draws = (np.random.default_rng(self.random.integers(2**63)) for _ in range(2))
 
     def until(self, end: Seconds) -> list[Event]:
         """Those that follow, until a time."""
         times = self._times.until(end)
-        nodes = self.random.integers(self.site.nodes, size=len(times))
-        draws = self.random.standard_normal((len(times), DRAWS))
+        nodes = self._where.integers(self.site.nodes, size=len(times))
+        draws = self._draws.standard_normal((len(times), DRAWS))
         there = zip(times.tolist(), nodes.tolist(), draws.tolist(), strict=True)
         return [Event(time, self.place, node, tuple(drawn)) for time, node, drawn in there]
 

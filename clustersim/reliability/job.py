@@ -1,7 +1,7 @@
 """What becomes of a job over weeks? A simpy process that works, saves, breaks, restarts and waits.
 
-Work is counted in seconds of the healthy job. While it is up its work follows from closed forms (`saving`), so a run has
-as many events as things break. Whatever breaks while the job is down lengthens that.
+Work is counted in seconds of the healthy job. While it is up its work follows from closed forms (`saving`), so a run
+has as many events as things break. Whatever breaks while the job is down lengthens that.
 """
 
 from collections import Counter
@@ -116,7 +116,6 @@ class _Up:
         """Of so much work since the restart."""
         _, done, progress, pace = next(each for each in reversed(self.segments) if each[1] <= work)
         return progress + (work - done) * pace
-
 
     def wall_at(self, progress: Seconds, saving: Saving) -> Seconds:
         """The wall time at which so much was done; the restart where that was before it."""
@@ -255,13 +254,16 @@ class Job:
             return cause
         if isinstance(cause, _Noticed):
             return self._notice(cause)
-        assert isinstance(cause, Event)
-        failure = self._said.failures[cause.failure]
-        if failure.slower is not None:
-            pace = self._terms.pace(0, failure.slower)[1]
-            self._slow[cause.node] = (failure.slower, pace)
-        self._env.process(self._find(_Noticed(cause, self._env.now), failure.found.at(cause.draws[1])))
+        if isinstance(cause, Event):
+            self._begin(cause)
         return None
+
+    def _begin(self, event: Event) -> None:
+        """A part is slow, or numbers are wrong, from now on."""
+        failure = self._said.failures[event.failure]
+        if failure.slower is not None:
+            self._slow[event.node] = (failure.slower, self._terms.pace(0, failure.slower)[1])
+        self._env.process(self._find(_Noticed(event, self._env.now), failure.found.at(event.draws[1])))
 
     def _find(self, noticed: _Noticed, after: Seconds) -> Process:
         yield self._env.timeout(after)
@@ -427,7 +429,9 @@ class Job:
                 return self._stop(failure, cause.event)
             self._slow.pop(cause.event.node, None)
             return None
-        return cause if isinstance(cause, Stop) and not (cause.planned and not cause.lasts and not cause.nodes) else None
+        return (
+            cause if isinstance(cause, Stop) and not (cause.planned and not cause.lasts and not cause.nodes) else None
+        )
 
     # What is counted
 

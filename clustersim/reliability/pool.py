@@ -29,7 +29,7 @@ class Pool:
         self.missing: set[int] = set()
         self._idle = spares.nodes or 0
         racks = site.counts.racks
-        self._in_rack = {rack: spares.per_rack for rack in range(racks)} if spares.per_rack else {}
+        self._in_rack = dict.fromkeys(range(racks), spares.per_rack) if spares.per_rack else {}
         self._all = site.nodes + self._idle + spares.per_rack * racks
         self._in_repair = 0
         self._crews = None if crews is None else simpy.Resource(env, crews)

@@ -105,7 +105,8 @@ def _unpacked(packed: bytes) -> Terms:
 
 def _run(packed: bytes, seed: int, number: int) -> Run | State:
     """A run; or the state whose pace it needs to know."""
-    terms, asked = _unpacked(packed), []
+    terms = _unpacked(packed)
+    asked: list[State] = []
 
     def pace(missing: int, slower: Slower | None) -> tuple[str, float]:
         asked[:] = [(missing, slower)]
@@ -114,8 +115,7 @@ def _run(packed: bytes, seed: int, number: int) -> Run | State:
     try:
         return _job(replace(terms, pace=pace), seed, number).run(number)
     except _UnknownState:
-        state: State = asked[0]
-        return state
+        return asked[0]
 
 
 def _job(terms: Terms, seed: int, number: int, record: list[Piece] | None = None) -> Job:

@@ -6,7 +6,6 @@ microbatches, all of them as many as the one that does most. Assumed: of several
 what slows a job slows it as much with fewer replicas.
 """
 
-
 from clustersim.errors import ClusterSimError
 from clustersim.fitting import fits
 from clustersim.hardware.failures import Slower

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
 from clustersim.errors import InputError
 from clustersim.fitting import checkpoint_bytes
@@ -12,13 +13,15 @@ from clustersim.scenario import Scenario
 from clustersim.scenario.reliability import Checkpoints, Reliability, Write
 from clustersim.units import Bytes, Seconds
 
-_UNBOUNDED_HOST = 25e9  # bytes/s of a GPU's link to its host where the cluster says nothing: PCIe 4.0 x16, measured
+_HOST_LINK: Final = 25e9  # bytes/s of a GPU's link to its host where the cluster says nothing: PCIe 4.0 x16
 
 
 @dataclass(frozen=True, slots=True)
 class Storing:
-    """Seconds that a checkpoint takes. size: bytes; write, read: all of it, to and from storage; block: for how long
-    steps wait; drain: until it is in storage from then on; stop: for how long a job waits that is ended behind it.
+    """Seconds that a checkpoint takes.
+
+    size: bytes; write, read: all of it, to and from storage; block: for how long steps wait; drain: until it is in
+    storage from then on; interference: by which steps are slower meanwhile.
     """
 
     size: Bytes
@@ -56,7 +59,7 @@ def storing(scenario: Scenario) -> Storing:
     if said.write is Write.SYNC:
         return Storing(size, write, read, said.overhead + write, 0.0, 0.0, 1, peers=False)
     host = scenario.cluster.host
-    copy = size / site.gpus / (_UNBOUNDED_HOST if host is None else host.to_host)
+    copy = size / site.gpus / (_HOST_LINK if host is None else host.to_host)
     every = said.stored_every if said.write is Write.PEERS else 1
     peers = said.write is Write.PEERS
     return Storing(size, write, read, said.snapshot + copy, said.overhead + write, said.interference, every, peers)
@@ -91,10 +94,12 @@ def daly(cost: Seconds, between: Seconds) -> Seconds:
 
 
 def work_of(scenario: Scenario, step_time: Seconds) -> tuple[Seconds, float]:
-    """Seconds of the healthy job that the tokens of a run take, and the tokens; raise InputError where none are said."""
+    """Seconds of the healthy job for the tokens of a run, and the tokens; raise InputError where none are said."""
     tokens = scenario.economics.tokens
     if tokens is None:
-        raise InputError("how many tokens the run is of is not said; write --tokens 15T, or economics.tokens in the file")
+        raise InputError(
+            "how many tokens the run is of is not said; write --tokens 15T, or economics.tokens in the file"
+        )
     training = scenario.training
     steps = math.ceil(tokens / (training.global_batch * training.sequence))
     return steps * step_time, tokens

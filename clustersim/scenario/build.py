@@ -20,8 +20,8 @@ from clustersim.hardware.cluster import Cluster, load_cluster, load_machine
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import DATA, PIPELINE
 from clustersim.scenario.file import ClusterSection, FrameworkSection, ScenarioFile
-from clustersim.scenario.reliability import Reliability
 from clustersim.scenario.readings import Readings
+from clustersim.scenario.reliability import Reliability
 from clustersim.scenario.sections.cost import RecordSection, ScaleSection
 from clustersim.scenario.sections.layout import LayoutSection
 from clustersim.scenario.sections.placement import PlacementSection

@@ -12,8 +12,10 @@ TYPICAL = "typical"
 
 
 class Write(Enum):
-    """Where a checkpoint goes while steps wait. SYNC: to storage. ASYNC: to the host's memory, from there to storage
-    beside further steps. PEERS: to the memory of another node, some of them to storage beside further steps.
+    """Where a checkpoint goes while steps wait.
+
+    SYNC: to storage. ASYNC: to the host's memory, from there to storage beside further steps. PEERS: to the memory of
+    another node, and some of them to storage beside further steps.
     """
 
     SYNC = "sync"
@@ -30,8 +32,10 @@ class Interval(Enum):
 
 
 class Elastic(Enum):
-    """What a job does that lacks nodes. WAIT: for repair. KEEP_BATCH: go on with fewer replicas, which do more
-    microbatches. SHRINK_BATCH: go on with fewer replicas and a smaller batch.
+    """What a job does that lacks nodes.
+
+    WAIT: for repair. KEEP_BATCH: go on with fewer replicas, which do more microbatches. SHRINK_BATCH: go on with fewer
+    replicas and a smaller batch.
     """
 
     WAIT = "wait"
@@ -101,8 +105,8 @@ class Reliability:
     """All that is said. preset: what is not said otherwise is from there; scale: times all rates.
 
     spread: geometric standard deviation of the rates of all hardware together, since nobody knows those of the next
-    cluster; rack: nodes of one, None: those of an NVLink domain, or four; quarantine: whether a node with a slow part is
-    replaced when that is found; crews: how many nodes are repaired at a time, None: all; sources: by dotted key.
+    cluster; rack: nodes of one, None: those of an NVLink domain, or four; quarantine: whether a node with a slow part
+    is replaced when that is found; crews: how many nodes are repaired at a time, None: all; sources: by dotted key.
     """
 
     preset: str = TYPICAL

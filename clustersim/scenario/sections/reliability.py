@@ -259,7 +259,7 @@ class PresetSection(ReliabilitySection):
 
     short: ClassVar[str | None] = None
     description: Name = Field(examples=["Failures of a cluster"])
-    sources: dict[str, str] = {}
+    sources: dict[str, str] = Field({})
 
 
 @cache

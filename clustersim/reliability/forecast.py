@@ -1,7 +1,7 @@
 """How long does a run of so many tokens take, on a cluster that breaks, and what does it cost?
 
-Checkpoints come as often, and as many spares stand by, as is said, or as is best: with the least expected time, and with
-the most work for all nodes that are paid. Both are found by simulation of fewer runs, in which the same things break.
+Checkpoints come as often, and as many spares stand by, as is said, or as is best: with the least expected time, and
+with the most work for all nodes that are paid. Both are found by simulation of fewer runs, in which the same breaks.
 """
 
 import math
@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from clustersim.analysis.goodput import DAY, Change, Checkpointing, Goodput, Piece, Point, Run
+from clustersim.analysis.goodput import DAY, Change, Checkpointing, Goodput, Point, Run
 from clustersim.errors import InputError
 from clustersim.hardware.failures import NO_TIME, Length
 from clustersim.kept import Kept
@@ -46,7 +46,7 @@ _QUICK: Final = 120.0  # seconds of the restart that a what-if supposes
 Progress = Callable[[str, int, int], None]
 
 
-def goodput(
+def goodput(  # noqa: PLR0913 - one job, said in full
     scenario: Scenario,
     runs: int = RUNS,
     seed: int = 0,
@@ -72,7 +72,11 @@ def goodput(
 
 
 def _require(runs: int, seed: int, workers: int) -> None:
-    for name, value, least, most in (("runs", runs, 1, MOST_RUNS), ("seed", seed, 0, 2**63 - 1), ("workers", workers, 1, 4096)):
+    for name, value, least, most in (
+        ("runs", runs, 1, MOST_RUNS),
+        ("seed", seed, 0, 2**63 - 1),
+        ("workers", workers, 1, 4096),
+    ):
         if not least <= value <= most:
             raise InputError(f"{name}: {value} is not from {least} to {most:,}")
 
@@ -188,8 +192,8 @@ class _Task:
         asked = self.said.spares.nodes
         if asked is not None and asked > self.site.nodes:
             raise InputError(
-                f"{self.scenario.name}: reliability.spares.nodes: {asked:,} are more than the {self.site.nodes:,} nodes "
-                "of the job"
+                f"{self.scenario.name}: reliability.spares.nodes: {asked:,} are more than the {self.site.nodes:,} "
+                "nodes of the job"
             )
         if asked is not None and not curves:
             return asked, []
@@ -302,18 +306,20 @@ class _Task:
             )
         if interval > between:
             self.warnings.append(
-                f"checkpoints come every {format_seconds(interval)}, and something breaks every {format_seconds(between)}: "
-                "most work is lost; shorten reliability.checkpoint.interval"
+                f"checkpoints come every {format_seconds(interval)}, and something breaks every "
+                f"{format_seconds(between)}: most work is lost; shorten reliability.checkpoint.interval"
             )
         least = self.storing.drain / self.storing.stored_every
         if interval < least:
-            self.warnings.append(f"storage takes a checkpoint in {format_seconds(least)} at the soonest; so often they come")
+            self.warnings.append(
+                f"storage takes a checkpoint in {format_seconds(least)} at the soonest; so often they come"
+            )
         if not self.result.fits:
             self.warnings.append("the job does not fit in memory: it would not run at all")
         if self.said.spread > 1.0:
             self.warnings.append(
-                f"rates are those of preset {self.said.preset}, of other clusters than yours: each run draws them anew, "
-                f"{self.said.spread:g} times more or less in two of three runs; reliability.failures says your own"
+                f"rates are those of preset {self.said.preset}, of other clusters than yours: each run draws them "
+                f"anew, up to {self.said.spread:g} times more or less in two of three; reliability.failures says yours"
             )
 
 
@@ -350,7 +356,9 @@ def _lowest(points: Sequence[Point]) -> Seconds:
     place = min(range(len(points)), key=lambda each: points[each].days)
     near = points[max(0, place - _NEAR) : place + _NEAR + 1]
     at = np.array([point.value for point in near])
-    (each, lost, _), *_ = np.linalg.lstsq(np.stack((1.0 / at, at, np.ones(len(at))), 1), [p.days for p in near], rcond=None)
+    (each, lost, _), *_ = np.linalg.lstsq(
+        np.stack((1.0 / at, at, np.ones(len(at))), 1), [p.days for p in near], rcond=None
+    )
     if each <= 0.0 or lost <= 0.0:
         return points[place].value
     return float(min(at[-1], max(at[0], math.sqrt(each / lost))))

@@ -1,0 +1,143 @@
+"""What does the terminal say of a run over weeks? How long it takes, where its time goes, and what would help."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+from clustersim.analysis.goodput import DAY, Goodput
+from clustersim.report.economics import money
+from clustersim.units import Seconds, format_bytes, format_energy, format_number, format_seconds, format_step_time
+
+if TYPE_CHECKING:
+    from rich.console import Group, RenderableType
+    from rich.table import Table
+
+LOSSES: Final = {
+    "checkpoints": "checkpoints",
+    "lost_work": "work that was lost",
+    "detection": "until failures were noticed",
+    "restart": "restarts",
+    "waiting": "waiting for nodes",
+    "maintenance": "maintenance",
+    "degraded": "running slower than healthy",
+    "spares": "spare nodes",
+}
+"""What a loss is called."""
+_MOST: Final = 8  # kinds of failures that are listed
+_LEAST: Final = 5e-5  # of the time: what is less is not told
+
+
+def headline(found: Goodput) -> str:
+    """How long the run takes, in one sentence."""
+    days = found.days
+    low, middle, high = (days[name] for name in ("p10", "p50", "p90"))
+    many = f"{low:.1f} to {high:.1f}" if f"{low:.1f}" != f"{high:.1f}" else f"{middle:.1f}"
+    return f"{tokens_words(found.tokens)} tokens take {middle:.1f} days ({many} in eight of ten runs)"
+
+
+def tokens_words(tokens: float) -> str:
+    """Tokens as people write them.
+
+    >>> tokens_words(15.6e12), tokens_words(3e11), tokens_words(2.5e6)
+    ('15.6T', '300B', '2.5M')
+    """
+    size, unit = next(
+        ((size, unit) for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")) if tokens >= size), (1.0, "")
+    )
+    return f"{tokens / size:.4g}{unit}"
+
+
+def money_words(found: Goodput) -> str:
+    """What the run costs; empty where no price is known."""
+    cost = found.cost
+    if cost is None:
+        return ""
+    return f"{money(cost['p50'], found.currency)} ({format_number(cost['p10'])} to {format_number(cost['p90'])})"
+
+
+def facts(found: Goodput) -> list[tuple[str, str, str]]:
+    """Name, value and meaning of what is told first."""
+    mttf, energy = found.mttf, found.energy
+    every = found.checkpoint
+    rows = [
+        ("goodput", f"{found.goodput:.1%}", "of the time the job does, at full speed, work that counts"),
+        ("ETTR", f"{found.ettr:.1%}", "of the time steps that count run, slower ones too"),
+        ("without failures", f"{found.ideal / DAY:.1f} days", f"at {format_step_time(found.step_time)} a step"),
+        (
+            "breaks every",
+            "never" if mttf is None else format_seconds(mttf),
+            f"{found.interruptions:,.0f} unplanned ends, {sum(found.failures.values()):,.0f} failures",
+        ),
+        ("checkpoint every", format_seconds(every.interval), _formulas(found)),
+        ("a checkpoint", format_bytes(every.size), _written(found)),
+        (
+            "spare nodes",
+            f"{found.spare_nodes:,}",
+            f"of {found.nodes + found.spare_nodes:,}; goodput of all {found.paid:.1%}",
+        ),
+    ]
+    if found.cost is not None:
+        rows.append(("cost", money_words(found), "of all GPUs, spares too; half of the runs cost less than the first"))
+    if energy is not None:
+        rows.append(("energy", format_energy(energy), "GPUs, nodes and facility, up and down"))
+    return rows
+
+
+def _formulas(found: Goodput) -> str:
+    every = found.checkpoint
+    if every.young == float("inf"):
+        return "nothing breaks"
+    return f"Young {format_seconds(every.young)}, Daly {format_seconds(every.daly)}"
+
+
+def _written(found: Goodput) -> str:
+    every = found.checkpoint
+    drain = f", is stored {format_seconds(every.drain)} later" if every.drain else ""
+    return f"blocks steps for {format_seconds(every.block)}{drain}, is loaded in {format_seconds(every.load)}"
+
+
+def losses(found: Goodput) -> list[tuple[str, Seconds, float]]:
+    """What time goes into, with seconds of a run and their part of its wall time; what is nothing is left out."""
+    wall = found.mean([run.wall for run in found.runs])
+    each = ((LOSSES[name], seconds, seconds / wall) for name, seconds in found.loss.items())
+    return [row for row in each if row[2] >= _LEAST]
+
+
+def render_goodput(found: Goodput) -> "Group":
+    """Something that rich prints: coloured on a terminal, plain elsewhere."""
+    from rich.console import Group
+    from rich.text import Text
+
+    shown: list[RenderableType] = [] if found.complete else [Text("stopped before the last run", style="yellow")]
+    shown += [Text(headline(found), style="bold"), Text(subject(found), style="dim"), Text()]
+    shown += [_table(("", "", ""), facts(found), right=1), Text()]
+    rows = [(words, format_seconds(seconds), f"{part:.1%}") for words, seconds, part in losses(found)]
+    rows = [("work that counts", format_seconds(found.ideal), f"{found.goodput:.1%}"), *rows]
+    shown += [_table(("a run's time goes into", "", "of its time"), rows, right=2), Text()]
+    broken = [(name, f"{many:,.1f}") for name, many in found.failures.items()]
+    shown += [_table(("what breaks", "in a run"), broken[:_MOST], right=1)]
+    if len(broken) > _MOST:
+        shown.append(Text(f"and {len(broken) - _MOST} kinds more", style="dim"))
+    if found.changes:
+        rows = [(each.words, f"{each.days:.1f}", f"{each.days - each.before:+.1f}") for each in found.changes]
+        shown += [Text(), _table(("what if", "days", "difference"), rows, right=2)]
+    shown += [Text(f"note: {each}", style="yellow") for each in found.warnings]
+    return Group(*shown)
+
+
+def subject(found: Goodput) -> str:
+    """On what, from what, and in how many runs."""
+    return (
+        f"{found.gpus:,} GPUs, {len(found.runs):,} runs, seed {found.seed}, failures as in preset {found.preset}, in "
+        f"{format_seconds(found.wall)}"
+    )
+
+
+def _table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]], *, right: int) -> "Table":
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", show_header=any(heads))
+    for place, head in enumerate(heads):
+        table.add_column(head, justify="right" if 0 < place <= right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
