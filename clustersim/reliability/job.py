@@ -299,7 +299,7 @@ class Job:
                 return stop
             stop = later
         before = self._safe_before(stop.back_to) if stop.back_to is not None else None
-        keeps = before if before is not None else safe if stop.alone else self._stored
+        keeps = min(before, self._stored) if before is not None else safe if stop.alone else self._stored
         sums.losses[LOST_WORK] += progress - keeps
         sums.interruptions += 1
         if self._record is not None and progress > keeps:
@@ -330,13 +330,14 @@ class Job:
 
     def _safe_before(self, time: Seconds) -> Seconds:
         """Progress in storage whose snapshot began before a time; what came later is forgotten."""
+        saving = self._terms.saving
         while self._ups:
             up = self._ups[-1]
             if up.begin <= time:
-                saving = self._terms.saving
-                wall = min(time, up.until or time) - up.begin
-                every = saving.stored_every
-                number = saving.begun(wall) // every * every
+                ended = self._env.now if up.until is None else up.until
+                up.until = min(time, ended)
+                begun = saving.begun(up.until - up.begin) // saving.stored_every * saving.stored_every
+                number = min(begun, saving.safe(ended - up.begin, stored=True))
                 return up.progress(number * saving.compute) if number else up.stored
             self._ups.pop()
         return 0.0

@@ -99,7 +99,7 @@ def loss_figure(found: Goodput) -> Figure:
         name="losses",
         traces=[trace],
         layout=layout(
-            xaxis=axis("days", rangemode="tozero"),
+            xaxis=axis("days", range=[0.0, 1.15 * sum(lengths)]),
             yaxis=axis("", autorange="reversed", fixedrange=True, ticksuffix="  "),
             dragmode=False,
         ),
