@@ -22,7 +22,7 @@ _NUMBER: Final = r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)"
 _PER: Final = re.compile(
     rf"\s*{_NUMBER}\s*(%?)\s*(?:per|/)\s*(?:{_NUMBER}|(thousand|million|billion))?\s*([a-z]+)-([a-z]+?)s?\s*$"
 )
-_COUNTED: Final = re.compile(rf"\s*{_NUMBER}\s+in\s+{_NUMBER}\s*([a-z]+?)s?\s+of\s+{_NUMBER}\s+([a-z]+?)(?:e?s)?\s*$")
+_COUNTED: Final = re.compile(rf"\s*{_NUMBER}\s+in\s+{_NUMBER}\s*([a-z]+?)s?\s+of\s+{_NUMBER}\s+([a-z]+)\s*$")
 _SHORT: Final = {"h": "hour", "d": "day", "w": "week"}
 RATE_EXAMPLE: Final = "'6.5 per 1000 node-days' or '148 in 54 days of 16384 gpus'"
 
@@ -129,8 +129,10 @@ class Failure:
 def parse_rate(text: object) -> Rate:
     """Read how often something happens to each component; raise InputError that names the value and an example.
 
-    >>> parse_rate("148 in 54 days of 16384 gpus") == parse_rate(f"{148 / 54 / 16.384} per 1000 gpu-days")
-    True
+    >>> 86400.0 * parse_rate("6.5 per 1000 node-days").per_second
+    0.0065
+    >>> 54 * 86400.0 * 16384 * parse_rate("148 in 54 days of 16384 gpus").per_second
+    148.0
     """
     if not isinstance(text, str):
         raise InputError(f"{shown(text)} has no unit; a rate is a text such as {RATE_EXAMPLE}")
@@ -154,6 +156,7 @@ def _time(text: str, unit: str) -> float:
 
 def _rate(text: str, component: str, count: float, over: float) -> Rate:
     named = {each.value: each for each in Component}
+    component = next((each for each in (component, component[:-1], component[:-2]) if each in named), component)
     if component not in named:
         raise InputError(f"{shown(text)}: {component!r} is no component; {nearest(component, named)}")
     if not 0.0 <= count < math.inf or not 0.0 < over < math.inf:

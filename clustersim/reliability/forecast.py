@@ -35,9 +35,12 @@ RUNS: Final = 1000
 MOST_RUNS: Final = 1_000_000
 LONGEST: Final = 20.0
 """Times the ideal that a run may take; what is not done then never is, for planning."""
+MOST_FAILURES: Final = 50_000
+"""Of a run, on average; longer ones are ended there, too."""
 NAME: Final = "runs.jsonl"
 _EVENTS: Final = 4000.0  # failures that a point of a curve is made of
 _FEWEST, _MOST = 4, 32  # runs of a point
+_SHORTER: Final = 0.2  # of a run's longest time, for a point of a curve
 _OCTAVES: Final = np.arange(-3.0, 3.01, 0.5)  # of intervals around Daly's
 _NEAR: Final = 3  # points on either side of the best one
 _POOR: Final = 0.8  # of the best goodput: fewer spares are not tried
@@ -173,7 +176,7 @@ class _Task:
             load=storing.read,
             stop=storing.stop,
             pace=self.states,
-            most=LONGEST * self._first,
+            most=min(LONGEST * self._first, MOST_FAILURES * mean_time_to_interruption(reliability, self.site)),
         )
 
     def _formula(self, between: Seconds, work: Seconds) -> Seconds:
@@ -247,7 +250,7 @@ class _Task:
         between = mean_time_to_interruption(terms.reliability, self.site)
         expected = self._first / between if between > 0.0 else math.inf
         many = _MOST if expected == 0.0 else int(min(_MOST, max(_FEWEST, math.ceil(_EVENTS / expected))))
-        return self.runs.of(terms, range(many))
+        return self.runs.of(replace(terms, most=_SHORTER * terms.most), range(many))
 
     def _changes(self, terms: Terms, between: Seconds, interval: Seconds) -> list[Change]:
         """What-ifs: the same runs with one thing changed, and the interval in proportion to Daly's if it was free."""
@@ -301,8 +304,8 @@ class _Task:
         late = sum(not run.finished for run in made)
         if late:
             self.warnings.append(
-                f"{late} of {len(made)} runs did not reach their tokens within {LONGEST:g} times the ideal; they count "
-                "as if they had ended then"
+                f"{late} of {len(made)} runs did not reach their tokens within {LONGEST:g} times the ideal or "
+                f"{MOST_FAILURES:,} failures; they count as if they had ended then"
             )
         if interval > between:
             self.warnings.append(

@@ -100,6 +100,8 @@ def work_of(scenario: Scenario, step_time: Seconds) -> tuple[Seconds, float]:
         raise InputError(
             "how many tokens the run is of is not said; write --tokens 15T, or economics.tokens in the file"
         )
-    training = scenario.training
-    steps = math.ceil(tokens / (training.global_batch * training.sequence))
+    step = scenario.training.global_batch * scenario.training.sequence
+    if tokens < step:
+        raise InputError(f"economics.tokens: {tokens:,.0f} are less than one step's {step:,}; write such as 15T or 300B")
+    steps = math.ceil(tokens / step)
     return steps * step_time, tokens

@@ -28,6 +28,9 @@ _LEAST: Final = 5e-5  # of the time: what is less is not told
 
 def headline(found: Goodput) -> str:
     """How long the run takes, in one sentence."""
+    if 2 * found.finished < len(found.runs):
+        words = f"{tokens_words(found.tokens)} tokens are not reached"
+        return f"{words}: after {found.days['p50']:.1f} days goodput is {found.goodput:.1%}"
     days = found.days
     low, middle, high = (days[name] for name in ("p10", "p50", "p90"))
     many = f"{low:.1f} to {high:.1f}" if f"{low:.1f}" != f"{high:.1f}" else f"{middle:.1f}"
@@ -111,7 +114,8 @@ def render_goodput(found: Goodput) -> "Group":
     shown += [Text(headline(found), style="bold"), Text(subject(found), style="dim"), Text()]
     shown += [_table(("", "", ""), facts(found), right=1), Text()]
     rows = [(words, format_seconds(seconds), f"{part:.1%}") for words, seconds, part in losses(found)]
-    rows = [("work that counts", format_seconds(found.ideal), f"{found.goodput:.1%}"), *rows]
+    work = found.mean([run.work for run in found.runs])
+    rows = [("work that counts", format_seconds(work), f"{found.goodput:.1%}"), *rows]
     shown += [_table(("a run's time goes into", "", "of its time"), rows, right=2), Text()]
     broken = [(name, f"{many:,.1f}") for name, many in found.failures.items()]
     shown += [_table(("what breaks", "in a run"), broken[:_MOST], right=1)]

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from decimal import Decimal
 from enum import Enum
-from typing import Annotated, Any, ClassVar, Self, get_args
+from typing import Annotated, Any, ClassVar, Self, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -186,10 +186,14 @@ class Section(BaseModel):
     def at(cls, path: Iterable[int | str]) -> "type[Section] | None":
         """The section that a path of keys leads to; None where it leads to a plain value or nowhere."""
         section: type[Section] | None = cls
+        named = False  # whether a name that the user gave comes next
         for key in path:
-            if isinstance(key, int):  # the place in a list of sections
+            if isinstance(key, int) or named:  # the place in a list of sections
+                named = False
                 continue
-            section = _section_in(section.keys().get(str(key))) if section is not None else None
+            annotation = section.keys().get(key) if section is not None else None
+            named = get_origin(annotation) is dict
+            section = _section_in(annotation)
         return section
 
 

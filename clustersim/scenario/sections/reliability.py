@@ -123,8 +123,11 @@ class FailureSection(Section):
     gpu: _Share = None
     nic: _Share = None
 
-    def failure(self, name: str, base: Path) -> Failure:
-        """The same as the inside knows it; raise InputError for what does not go together."""
+    def failure(self, name: str, base: Path, others: "ReliabilitySection") -> Failure:
+        """The same as the inside knows it; raise InputError for what does not go together.
+
+        others: has the lengths of failures that say none.
+        """
         if (self.rate is None) == (self.trace is None):
             raise InputError("needs a rate or a trace, and not both")
         effect = self.effect or Effect.STOP
@@ -144,9 +147,9 @@ class FailureSection(Section):
             shape=1.0 if self.shape is None else self.shape,
             trace=times,
             trace_ends=ends,
-            detection=self.detection or NO_TIME,
+            detection=self.detection or (others.timeout if effect is Effect.HANG else others.detection) or NO_TIME,
             found=self.found or NO_TIME,
-            repair=self.repair or NO_TIME,
+            repair=self.repair or others.repair or NO_TIME,
             slower=None if left is None else Slower(left, nic=self.nic is not None),
         )
 
@@ -228,7 +231,8 @@ def _maintenance(value: object) -> object:
 class ReliabilitySection(Section):
     """`reliability`: what breaks, how often, and what is done about it; a bare word is a preset. It moves no step.
 
-    rates: times all rates; spread: geometric standard deviation of what rates may be.
+    rates: times all rates; spread: geometric standard deviation of what rates may be; detection, timeout, repair: of
+    failures that say none, the second of those that hang.
     """
 
     short: ClassVar[str | None] = "preset"
@@ -236,6 +240,9 @@ class ReliabilitySection(Section):
     failures: dict[str, FailureSection | None] = Field({}, examples=["{gpu: {rate: 0.2 per 1000 gpu-days}}"])
     rates: Annotated[float | None, Field(ge=0.0, le=MOST_SCALE, strict=False)] = None
     spread: Annotated[float | None, Field(ge=1.0, le=MOST_SPREAD, strict=False)] = None
+    detection: _Length = None
+    timeout: _Length = None
+    repair: _Length = None
     restart: RestartSection = RestartSection()
     checkpoint: CheckpointSection = CheckpointSection()
     spares: SparesSection = SparesSection()
@@ -248,9 +255,12 @@ class ReliabilitySection(Section):
     def settings(self, base: Path) -> Reliability:
         """The settings with those of the preset; raise InputError, whose sentence begins with a key of the section."""
         name = self.preset or TYPICAL
-        if not self.model_fields_set - {"preset"}:
-            return load_reliability(_place(name, base))
-        preset = _preset(_place(name, base))
+        try:
+            preset = _preset(_place(name, base))
+            if not self.model_fields_set - {"preset"}:
+                return load_reliability(_place(name, base))
+        except InputError as error:
+            raise InputError(f"preset: {error}") from error
         return _settings(name, _over(preset, self), base, preset)
 
 
@@ -287,7 +297,7 @@ def _preset(name: str) -> PresetSection:
         raise InputError(f"{shipped.described(path)}: preset: only {TYPICAL} is below a preset")
     below = _preset(TYPICAL)
     # causes of one cluster are not added to those of another: a cluster that lists its own has no others
-    below = below.model_copy(update={"failures": {}}) if found.failures else below
+    below = below.model_copy(update={"failures": {}, "rates": None}) if found.failures else below
     return _over(below, found)
 
 
@@ -326,7 +336,7 @@ def _settings(name: str, said: ReliabilitySection, base: Path, preset: PresetSec
     for cause, entry in said.failures.items():
         if entry is not None:
             try:
-                failures.append(entry.failure(cause, base))
+                failures.append(entry.failure(cause, base, said))
             except InputError as error:
                 raise InputError(f"failures.{cause}: {error}") from error
     maintenance = said.maintenance
