@@ -268,7 +268,8 @@ def validate(
         list[str] | None,
         typer.Argument(
             metavar="KIND FILE.csv | show CASE_ID",
-            help="Kinds: steps, memory, collectives, kernels. Without a file the shipped cases; default: all kinds.",
+            help="Kinds: steps, memory, collectives, kernels, reliability. Without a file the shipped cases; "
+            "default: all kinds.",
         ),
     ] = None,
     json: Annotated[str | None, typer.Option(metavar="FILE", help="Write errors as JSON; - is stdout.")] = None,

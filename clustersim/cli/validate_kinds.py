@@ -12,7 +12,7 @@ from clustersim.validation.cases import Case, columns_of, lacks
 from clustersim.validation.comparison import Comparison
 from clustersim.validation.summary import Summary, summary_of_steps
 
-KINDS: Final = ("steps", "memory", "collectives", "kernels")
+KINDS: Final = ("steps", "memory", "collectives", "kernels", "reliability")
 SHOW: Final = "show"
 MOST_BEFORE_ID: Final = 2  # words between `show` and the id of a case: its kind and its file
 _MOST_IDS: Final = 5
@@ -61,6 +61,16 @@ def load_kind(name: str, choice: Choice) -> Kind:
             return Kind(
                 name, module.SHIPPED, module.NEEDED, module.read_collectives, _summed(name, module.compare_collectives)
             )
+        case "reliability":
+            from clustersim.validation import reliability
+
+            return Kind(
+                name,
+                reliability.SHIPPED,
+                reliability.NEEDED,
+                reliability.read_reliability,
+                _summed(name, reliability.compare_reliability, reliability.rate_notes),
+            )
         case _:
             from clustersim.validation import kernels
 
@@ -91,11 +101,13 @@ def _memory() -> Kind:
 
 
 def _summed(
-    name: str, compare: Callable[[Sequence[Case]], Sequence[Comparison]]
+    name: str,
+    compare: Callable[[Sequence[Case]], Sequence[Comparison]],
+    notes: Callable[[], Sequence[str]] = tuple,
 ) -> Callable[[Sequence[Case]], Summary]:
     def summarize(cases: Sequence[Case]) -> Summary:
         with waiting_for(f"predicting {name}"):
-            return Summary(name, tuple(compare(cases)))
+            return Summary(name, tuple(compare(cases)), notes=tuple(notes()))
 
     return summarize
 

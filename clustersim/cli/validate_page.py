@@ -22,7 +22,7 @@ from clustersim.validation.layouts import Ranking
 from clustersim.validation.quality import Inside
 from clustersim.validation.summary import Summary
 
-_BYTES: Final = ("memory",)
+_UNITS: Final = {"memory": "B", "reliability": ""}
 
 
 def write_page(summaries: Sequence[Summary], title: str, path: str) -> None:
@@ -38,7 +38,7 @@ def _part(summary: Summary) -> Part:
         for each in summary.comparisons
         if each.predicted is not None and each.error is not None and math.isfinite(each.error)
     )
-    unit = "B" if summary.kind in _BYTES else "s"
+    unit = _UNITS.get(summary.kind, "s")
     notes = tuple(f"{note[0].upper()}{note[1:]}." for note in coverage_notes(summary))
     title = TITLES[summary.kind].capitalize()
     return Part(title, unit, points, _sources(summary), summary.reasons, notes, _bands(summary.bands))

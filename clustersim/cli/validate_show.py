@@ -9,9 +9,10 @@ import yaml
 
 from clustersim.cli.outputs import Outputs, announce, write_json
 from clustersim.cli.validate_kinds import KINDS, Choice, Kind, is_table, kind_of, load_kind, near_ids
+from clustersim.cli.validate_table import WORDS
 from clustersim.cli.waiting import waiting_for
 from clustersim.errors import InputError, nearest, shown
-from clustersim.units import format_bytes, format_seconds, format_step_time
+from clustersim.units import format_seconds, format_step_time
 from clustersim.validation.cases import CannotPredictError, Case
 from clustersim.validation.comparison import Comparison
 from clustersim.validation.summary import finite
@@ -146,7 +147,7 @@ def _show_rows(kind: Kind, cases: Sequence[Case], outputs: Outputs) -> None:
     comparisons = kind.summarize(cases).comparisons
     if outputs.json is not None:
         write_json(finite({"kind": kind.name, "cases": [each.to_json() for each in comparisons]}), outputs.json)
-    words = format_bytes if kind.name == "memory" else format_seconds
+    words = WORDS.get(kind.name, format_seconds)
     if outputs.table:
         for case, comparison in zip(cases, comparisons, strict=True):
             print("\n".join(_lines(case, comparison, words)))

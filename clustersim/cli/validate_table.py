@@ -1,7 +1,7 @@
 """How does a terminal show how far predictions are off? A table by source, one for each factor, and what is missing."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from rich.console import Console
@@ -10,7 +10,7 @@ from rich.text import Text
 
 from clustersim.cli.shelves import table_of
 from clustersim.experience.file import load_experience
-from clustersim.units import format_bytes, format_step_time
+from clustersim.units import format_bytes, format_number, format_step_time
 from clustersim.validation.layouts import Ranking
 from clustersim.validation.memory import Verdict
 from clustersim.validation.pairs import Pair, Pairs
@@ -23,7 +23,10 @@ TITLES: Final[Mapping[str, str]] = {
     "memory": "memory",
     "collectives": "collectives",
     "kernels": "kernels",
+    "reliability": "reliability",
 }
+WORDS: Final[Mapping[str, Callable[[float], str]]] = {"memory": format_bytes, "reliability": format_number}
+"""How a quantity of a table is told, where it is no time."""
 SUBSETS: Final[Mapping[str, str]] = {
     "megatron-2021 without ZeRO-3": "megatron-2021 without ZeRO-3",
     "megatron-2021 with ZeRO-3": "megatron-2021 with ZeRO-3",
@@ -111,7 +114,7 @@ def _cases(summary: Summary) -> Table:
     """Every case, with why it was skipped."""
     table = table_of("each case", "case", "measured", "predicted", "error", "")
     table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"
-    words = format_bytes if summary.kind == "memory" else format_step_time
+    words = WORDS.get(summary.kind, format_step_time)
     for each in summary.comparisons:
         measured = words(each.measured) if math.isfinite(each.measured) else _NOTHING
         found = (_NOTHING, _NOTHING) if each.error is None else (words(each.predicted or 0.0), f"{each.error:+.1%}")
@@ -185,6 +188,7 @@ def coverage_notes(summary: Summary) -> Iterator[str]:
     for kind, covered in summary.covered.items():
         if covered.expressible:
             yield _coverage(f"coverage of {kind}", covered)
+    yield from summary.notes
     if summary.fits:
         yield _fits(summary.fits)
     judged = len(dict.fromkeys(each.case_id for each in summary.comparisons if each.fits is not None))

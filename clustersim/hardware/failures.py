@@ -129,9 +129,9 @@ class Failure:
 def parse_rate(text: object) -> Rate:
     """Read how often something happens to each component; raise InputError that names the value and an example.
 
-    >>> 86400.0 * parse_rate("6.5 per 1000 node-days").per_second
+    >>> round(86400.0 * parse_rate("6.5 per 1000 node-days").per_second, 9)
     0.0065
-    >>> 54 * 86400.0 * 16384 * parse_rate("148 in 54 days of 16384 gpus").per_second
+    >>> round(54 * 86400.0 * 16384 * parse_rate("148 in 54 days of 16384 gpus").per_second, 9)
     148.0
     """
     if not isinstance(text, str):

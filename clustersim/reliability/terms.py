@@ -102,6 +102,8 @@ def work_of(scenario: Scenario, step_time: Seconds) -> tuple[Seconds, float]:
         )
     step = scenario.training.global_batch * scenario.training.sequence
     if tokens < step:
-        raise InputError(f"economics.tokens: {tokens:,.0f} are less than one step's {step:,}; write such as 15T or 300B")
+        raise InputError(
+            f"economics.tokens: {tokens:,.0f} are less than one step's {step:,}; write such as 15T or 300B"
+        )
     steps = math.ceil(tokens / step)
     return steps * step_time, tokens

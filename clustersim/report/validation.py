@@ -13,7 +13,7 @@ from typing import Any, Final
 from clustersim.report.document import Card, document, figure_card, section
 from clustersim.report.figure import Figure, Traces, axis, layout, legend, wrapped
 from clustersim.report.files import write_text_atomically
-from clustersim.units import format_bytes, format_seconds
+from clustersim.units import format_bytes, format_number, format_seconds
 
 BAND: Final = 0.1  # of the shaded band around the truth
 _COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8D96A0")
@@ -64,7 +64,7 @@ class Lines:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """All cases of one kind. unit: `s` or `B`; skipped: case ids by the reason; notes: sentences below the table.
+    """All cases of one kind. unit: `s`, `B` or none; skipped: case ids by the reason; notes: sentences below the table.
 
     bands: how many lie where they are expected, by regime; None: that is not said.
     """
@@ -247,6 +247,8 @@ def _ends(expected: tuple[float, float], unit: str) -> str:
 
 
 def _quantity(value: float, unit: str) -> str:
+    if not unit:
+        return format_number(value)
     return format_bytes(value) if unit == "B" else format_seconds(float(f"{value:.4g}"))
 
 

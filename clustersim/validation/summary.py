@@ -60,10 +60,10 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Of one table. kind: steps, memory, collectives or kernels; covered: of kinds of cases by name, of steps only.
+    """Of one table. kind: of `cli.validate_kinds`; covered: of kinds of cases by name, of steps only.
 
     subsets: parts of sources, by name; layouts: which is fastest, and pairs: by what they differ in, of steps only;
-    fits: of memory only.
+    fits: of memory only; notes: sentences about the table.
     """
 
     kind: str
@@ -73,6 +73,7 @@ class Summary:
     layouts: Ranking | None = None
     pairs: Mapping[str, Pairs] = field(default_factory=dict)
     fits: tuple[Verdict, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def overall(self) -> Quality:
