@@ -11,6 +11,7 @@ import math
 import re
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from typing import Final
 
 from clustersim.errors import InputError, nearest, shown
@@ -70,7 +71,7 @@ class Rate:
     per_second: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Length:
     """How long something takes: always the median, or, where the mean is above it, lognormal."""
 
@@ -83,9 +84,14 @@ class Length:
         return cls(seconds, seconds)
 
     @property
+    def varies(self) -> bool:
+        """Whether it is not always the same."""
+        return self.mean > self.median
+
+    @cached_property
     def sigma(self) -> float:
         """Standard deviation of the logarithm: a lognormal mean is exp(sigma^2 / 2) medians."""
-        return math.sqrt(2.0 * math.log(self.mean / self.median)) if self.mean > self.median else 0.0
+        return math.sqrt(2.0 * math.log(self.mean / self.median)) if self.varies else 0.0
 
     def at(self, deviation: float) -> Seconds:
         """How long it takes so many standard deviations above the middle."""

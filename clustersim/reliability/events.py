@@ -5,7 +5,7 @@ or restarts see the same ones (common random numbers), whoever computes them. Wi
 half as long.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import merge
 from math import exp, gamma, log
@@ -22,7 +22,6 @@ from clustersim.units import Seconds
 
 DRAWS: Final = 11
 """Standard normal numbers that an event brings along, one for each length that it may cause."""
-_RATES: Final = 0xFA11
 
 
 class Event(NamedTuple):
@@ -31,7 +30,7 @@ class Event(NamedTuple):
     time: Seconds
     failure: int
     node: int
-    draws: tuple[float, ...]
+    draws: Sequence[float]
 
 
 class _Times(Protocol):
@@ -45,7 +44,7 @@ def events_of(reliability: Reliability, site: Site, seed: int, run: int, window:
     """Failures of a run in order, without end (none where nothing breaks), drawn for so many seconds at a time."""
     factor = reliability.scale * rate_factor(reliability.spread, seed, run)
     kinds = [
-        _Kind(place, each, site, factor, np.random.default_rng((seed, run, crc32(each.name.encode()))))
+        _Kind(place, each, site, factor, _key(seed, run, crc32(each.name.encode())))
         for place, each in enumerate(reliability.failures)
         if each.rate.per_second * site.counts.of(each.rate.component) * factor > 0.0
     ]
@@ -59,30 +58,35 @@ def rate_factor(spread: float, seed: int, run: int) -> float:
     """By how much the rates of a run differ from those that are expected: lognormal, with a median of one."""
     if spread == 1.0:
         return 1.0
-    return exp(log(spread) * float(np.random.default_rng((seed, run, _RATES)).standard_normal()))
+    return exp(log(spread) * float(np.random.default_rng(_key(seed, run, 0)).standard_normal()))
+
+
+def _key(seed: int, run: int, kind: int) -> int:
+    """A number of its own for each kind in each run of each seed; its last two bits are free."""
+    return ((kind << 32 | run) << 64 | seed) << 2
 
 
 @dataclass
 class _Kind:
-    """Failures of one kind. factor: times its rate."""
+    """Failures of one kind. factor: times its rate; key: of its generators, one for each thing that is drawn."""
 
     place: int
     failure: Failure
     site: Site
     factor: float
-    random: np.random.Generator
+    key: int
 
     def __post_init__(self) -> None:
         many = self.site.counts.of(self.failure.rate.component)
         rate = self.failure.rate.per_second * self.factor
+        when, self._where, self._draws = (np.random.default_rng(self.key + place) for place in range(3))
         self._times: _Times
         if self.failure.trace:
-            self._times = _Traced(self.failure.trace, self.failure.trace_ends, self.factor, self.random)
+            self._times = _Traced(self.failure.trace, self.failure.trace_ends, self.factor, when)
         elif self.failure.shape == 1.0:
-            self._times = _Poisson(rate * many, self.random)
+            self._times = _Poisson(rate * many, when)
         else:
-            self._times = _Renewals(rate, self.failure.shape, many, self.random)
-        self._where, self._draws = (np.random.default_rng(self.random.integers(2**63)) for _ in range(2))
+            self._times = _Renewals(rate, self.failure.shape, many, when)
 
     def until(self, end: Seconds) -> list[Event]:
         """Those that follow, until a time."""
@@ -90,14 +94,14 @@ class _Kind:
         nodes = self._where.integers(self.site.nodes, size=len(times))
         draws = self._draws.standard_normal((len(times), DRAWS))
         there = zip(times.tolist(), nodes.tolist(), draws.tolist(), strict=True)
-        return [Event(time, self.place, node, tuple(drawn)) for time, node, drawn in there]
+        return [Event(time, self.place, node, drawn) for time, node, drawn in there]
 
 
 class _Poisson:
     """Independent of age: exponential gaps."""
 
     def __init__(self, rate: float, random: np.random.Generator) -> None:
-        self._rate, self._random = rate, np.random.default_rng(random.integers(2**63))
+        self._rate, self._random = rate, random
         self._ahead: FloatArray = np.zeros(0)
         self._last = 0.0
 
@@ -122,7 +126,7 @@ class _Renewals:
 
     def __init__(self, rate: float, shape: float, many: int, random: np.random.Generator) -> None:
         self._scale, self._shape = 1.0 / rate / gamma(1.0 + 1.0 / shape), shape
-        self._random = np.random.default_rng(random.integers(2**63))
+        self._random = random
         self._next = self._scale * self._random.weibull(shape, many)
 
     def until(self, end: Seconds) -> FloatArray:

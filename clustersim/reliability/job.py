@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import simpy
 
@@ -74,8 +74,7 @@ class _Sums:
     up: Seconds = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(NamedTuple):
     """Why a job ends. nodes: what is lost with it; planned: behind a checkpoint; back_to: when work began to be wrong.
 
     lasts: for how long all is down on purpose; draws: of its lengths.
@@ -89,7 +88,11 @@ class Stop:
     planned: bool = False
     back_to: Seconds | None = None
     lasts: Seconds = 0.0
-    alone: bool = False  # whether it took so little that peers have a copy
+
+    @property
+    def alone(self) -> bool:
+        """Whether it took so little that peers have a copy."""
+        return len(self.nodes) < 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +138,10 @@ class Job:
         self._slow: dict[int, tuple[Slower, float]] = {}
         self._ups: list[_Up] = []
         self._progress = self._stored = 0.0
-        self._lengths = _lengths(self._said.restart, terms.load)
+        parts = _lengths(self._said.restart, terms.load)
+        self._lengths = [each for each in parts if each[1].varies or each[2] is not Skipped.NEVER]
+        self._always = self._said.restart.init_per_rank * terms.site.gpus
+        self._always += sum(each[1].mean for each in parts if each not in self._lengths)
         self._regrows = False
         self._process = self._env.process(self._run())
         self._env.process(self._break())
@@ -176,23 +182,13 @@ class Job:
         if event.node in self._pool.missing:
             return  # nothing is there that could break
         self._sums.failures[failure.name] += 1
-        if failure.effect in {Effect.SLOW, Effect.CORRUPT}:
-            self._process.interrupt(event)
-            return
-        self._process.interrupt(self._stop(failure, event))
+        unnoticed = failure.effect is Effect.SLOW or failure.effect is Effect.CORRUPT
+        self._process.interrupt(event if unnoticed else self._stop(failure, event))
 
     def _stop(self, failure: Failure, event: Event, back_to: Seconds | None = None) -> Stop:
         nodes = self._terms.site.taken(failure.takes, event.node)
-        return Stop(
-            cause=failure.name,
-            detection=failure.detection,
-            draws=event.draws,
-            nodes=nodes,
-            repair=failure.repair,
-            planned=failure.effect in {Effect.PLANNED, Effect.SLOW},
-            back_to=back_to,
-            alone=len(nodes) < 2,
-        )
+        planned = failure.effect is Effect.PLANNED or failure.effect is Effect.SLOW
+        return Stop(failure.name, failure.detection, event.draws, nodes, failure.repair, planned, back_to)
 
     def _maintain(self, every: Seconds, lasts: Seconds) -> Process:
         while True:
@@ -390,7 +386,7 @@ class Job:
     def _restart(self, stop: Stop, *, at_hand: bool) -> Seconds:
         """How long the job takes to begin again. at_hand: whether spares were there at once."""
         kept = self._said.restart.only_failed and at_hand and not stop.lasts
-        seconds = self._said.restart.init_per_rank * self._terms.site.gpus
+        seconds = self._always
         for number, length, skipped in self._lengths:
             if not (skipped is Skipped.PLANNED and stop.planned) and not (skipped is Skipped.KEPT and kept):
                 seconds += length.at(_draw(stop, 4 + number))

@@ -1,5 +1,6 @@
 """How are many runs made? Each on some process of this machine, the same whichever does it, and kept as it comes."""
 
+import gc
 import pickle
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
@@ -112,10 +113,15 @@ def _run(packed: bytes, seed: int, number: int) -> Run | State:
         asked[:] = [(missing, slower)]
         return terms.pace(missing, slower)
 
+    collected = gc.isenabled()
+    gc.disable()  # a run leaves circles of events behind, to be collected after it: looking for them takes a third
     try:
         return _job(replace(terms, pace=pace), seed, number).run(number)
     except _UnknownState:
         return asked[0]
+    finally:
+        if collected:
+            gc.enable()
 
 
 def _job(terms: Terms, seed: int, number: int, record: list[Piece] | None = None) -> Job:
