@@ -7,7 +7,6 @@ half as long.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from heapq import merge
 from math import exp, gamma, log
 from typing import Final, NamedTuple, Protocol
 from zlib import crc32
@@ -51,7 +50,7 @@ def events_of(reliability: Reliability, site: Site, seed: int, run: int, window:
     end = 0.0
     while kinds:
         end += window
-        yield from merge(*(kind.until(end) for kind in kinds))
+        yield from sorted(event for kind in kinds for event in kind.until(end))
 
 
 def rate_factor(spread: float, seed: int, run: int) -> float:

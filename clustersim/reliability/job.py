@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from math import inf
 from typing import Any, Final, NamedTuple
 
 import simpy
@@ -22,6 +23,8 @@ from clustersim.scenario.reliability import Elastic, Reliability, Restart
 from clustersim.units import Seconds
 
 Process = Generator[Any, Any, Any]
+NOTHING: Final = "nothing"
+"""A cause that changes nothing."""
 
 
 CHECKPOINTS, LOST_WORK, DETECTION, RESTART = "checkpoints", "lost_work", "detection", "restart"
@@ -142,9 +145,9 @@ class Job:
         self._lengths = [each for each in parts if each[1].varies or each[2] is not Skipped.NEVER]
         self._always = self._said.restart.init_per_rank * terms.site.gpus
         self._always += sum(each[1].mean for each in parts if each not in self._lengths)
-        self._regrows = False
+        self._regrows = self._waits = False
+        self._next = next(events, None)
         self._process = self._env.process(self._run())
-        self._env.process(self._break())
         if self._said.maintenance is not None:
             self._env.process(self._maintain(self._said.maintenance.every, self._said.maintenance.lasts))
 
@@ -169,21 +172,24 @@ class Job:
 
     # What happens
 
-    def _break(self) -> Process:
-        """Deliver what breaks, when it does."""
-        for event in self._events:
-            yield self._env.timeout(event.time - self._env.now)
-            if not self._process.is_alive:
-                return
-            self._happen(event)
-
-    def _happen(self, event: Event) -> None:
-        failure = self._said.failures[event.failure]
+    def _until(self, end: Seconds) -> Process:
+        """Let time go by; what comes before its end is returned: what ends the job, or is noticed, or begins."""
+        env, event = self._env, self._next
+        first = event is not None and event.time < end
+        ends = event.time if event is not None and first else end
+        try:
+            yield env.timeout(max(0.0, ends - env.now)) if ends < inf else env.event()
+        except simpy.Interrupt as interrupt:
+            return interrupt.cause
+        if not first or event is None:
+            return None
+        self._next = next(self._events, None)
         if event.node in self._pool.missing:
-            return  # nothing is there that could break
+            return NOTHING  # nothing is there that could break
+        failure = self._said.failures[event.failure]
         self._sums.failures[failure.name] += 1
         unnoticed = failure.effect is Effect.SLOW or failure.effect is Effect.CORRUPT
-        self._process.interrupt(event if unnoticed else self._stop(failure, event))
+        return event if unnoticed else self._stop(failure, event)
 
     def _stop(self, failure: Failure, event: Event, back_to: Seconds | None = None) -> Stop:
         nodes = self._terms.site.taken(failure.takes, event.node)
@@ -198,10 +204,12 @@ class Job:
             self._process.interrupt(Stop("maintenance", Length.always(0.0), (), planned=True, lasts=lasts))
 
     def _come_back(self) -> None:
-        """A node is repaired while the job runs without it: go on with it, if that lets more replicas run."""
-        if not self._process.is_alive or not self._regrows:
+        """A node is repaired: a job that waits looks again, one that runs without it takes it if more replicas run."""
+        if not self._process.is_alive:
             return
-        if self._pace_now()[1] > self._ups[-1].segments[-1][3]:
+        if self._waits:
+            self._process.interrupt(NOTHING)
+        elif self._regrows and self._pace_now()[1] > self._ups[-1].segments[-1][3]:
             self._regrows = False
             self._process.interrupt(Stop("nodes are back", Length.always(0.0), (), planned=True))
 
@@ -228,16 +236,12 @@ class Job:
         since = env.now
         while True:
             _, done, progress, pace = up.segments[-1]
-            ends = up.begin + saving.wall(done + (self._terms.work - progress) / pace)
-            stop: Stop | None = None
-            try:
-                yield env.timeout(max(0.0, ends - env.now))
-            except simpy.Interrupt as interrupt:
-                stop = self._meets(interrupt.cause)
-            changed, pace_then = self._pace_now()
-            if stop is not None or env.now >= ends:
+            cause = yield from self._until(up.begin + saving.wall(done + (self._terms.work - progress) / pace))
+            stop = None if cause is None else self._meets(cause)
+            if stop is not None or cause is None:
                 self._stay(state, since)
                 return (yield from self._ends(up, stop))
+            changed, pace_then = self._pace_now()
             if (changed, pace_then) != (state, pace):
                 self._stay(state, since)
                 work = saving.work(env.now - up.begin)
@@ -367,16 +371,13 @@ class Job:
     def _wait(self, stop: Stop) -> Process:
         """Wait until the job can run with the nodes that there are: with all, or with as many as it can do with."""
         while self._pool.missing and not self._can_shrink():
-            began, back = self._env.now, self._pool.back
-            try:
-                yield back
-            except simpy.Interrupt as interrupt:
-                later = self._meets_down(interrupt.cause)
-                self._spent(WAITING, began, self._env.now - began, stop.cause)
-                if later is not None:
-                    return later
-                continue
+            began, self._waits = self._env.now, True
+            cause = yield from self._until(inf)
+            self._waits = False
             self._spent(WAITING, began, self._env.now - began, stop.cause)
+            later = self._meets_down(cause)
+            if later is not None:
+                return later
             self._pool.fill()
         return None
 
@@ -396,13 +397,8 @@ class Job:
         """Let time go by for some things, one behind the other; what ends that is returned, None if nothing does."""
         env, later = self._env, None
         began, whole = env.now, sum([seconds for _, seconds in parts])
-        ends = began + whole
-        while later is None and env.now < ends:
-            try:
-                yield env.timeout(ends - env.now)
-                break
-            except simpy.Interrupt as interrupt:
-                later = self._meets_down(interrupt.cause)
+        while later is None and (cause := (yield from self._until(began + whole))) is not None:
+            later = self._meets_down(cause)
         left = whole if later is None else env.now - began
         for loss, seconds in parts:
             took = min(seconds, left)

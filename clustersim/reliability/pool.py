@@ -13,8 +13,8 @@ from clustersim.units import Seconds
 class Pool:
     """Nodes of a job and its spares.
 
-    missing: places of the job that have no node; back: an event that succeeds when the next node is repaired;
-    comes_back: called each time. A node that is repaired is a spare of the rack that it was taken from, or of all.
+    missing: places of the job that have no node; comes_back: called when a node is repaired. Such a node is a spare of
+    the rack that it was taken from, or of all.
     """
 
     def __init__(
@@ -33,7 +33,6 @@ class Pool:
         self._all = site.nodes + self._idle + spares.per_rack * racks
         self._in_repair = 0
         self._crews = None if crews is None else simpy.Resource(env, crews)
-        self.back = env.event()
         self._since, self._seconds = 0.0, {"job": 0.0, "idle": 0.0, "repair": 0.0}
 
     def lose(self, node: int, repair: Seconds) -> None:
@@ -91,8 +90,6 @@ class Pool:
             self._in_rack[rack] += 1
         else:
             self._idle += 1
-        back, self.back = self.back, self._env.event()
-        back.succeed()
         self._comes_back()
 
     def _count(self) -> None:

@@ -90,7 +90,8 @@ class Runs:
         return Known(tuple(self._paces.items()))
 
     def _packed(self, terms: Terms) -> bytes:
-        return pickle.dumps(replace(terms, pace=self._known))
+        said = replace(terms.reliability, sources={})  # which no run needs, and every task would carry
+        return pickle.dumps(replace(terms, reliability=said, pace=self._known))
 
 
 def plain(run: Run) -> dict[str, object]:

@@ -1,0 +1,47 @@
+"""How long do many runs of a job over weeks take? `python -m tests.benchmarks.goodput [--runs N] [--json FILE|-]`.
+
+Llama 3 405B on 16,384 H100 for as many tokens as it trains in 54 days if nothing breaks, with the failures of its own
+cluster, on two processes of this machine: seconds on the clock for all runs, without curves. The rate of bare simpy
+timeouts of the same run stands beside them.
+"""
+
+from time import perf_counter
+
+from clustersim import Scenario, simulate
+from clustersim.reliability import goodput
+from tests.benchmarks.cases import EXAMPLE
+from tests.benchmarks.timing import TIMEOUTS, bare_timeouts, best, parser_of, show
+
+DAYS = 54
+WORKERS = 2
+CHANGES = ("reliability.preset=llama3-2024", "reliability.checkpoint.interval=10 min", "reliability.spares=40")
+
+
+def measure(runs: int) -> dict[str, float]:
+    """All figures by name."""
+    scenario = Scenario.load(EXAMPLE, CHANGES)
+    training = scenario.training
+    tokens = training.global_batch * training.sequence * DAYS * 86400.0 / simulate(scenario).step_time
+    started = perf_counter()
+    found = goodput(scenario.changed(f"economics.tokens={tokens:.0f}"), runs, workers=WORKERS, curves=False)
+    seconds = perf_counter() - started
+    return {
+        "runs": runs,
+        "interruptions_of_a_run": found.interruptions,
+        "goodput": found.goodput,
+        "seconds": seconds,
+        "seconds_for_10000_runs": seconds * 10_000 / runs,
+        "bare_timeouts_per_s": TIMEOUTS / best(bare_timeouts),
+    }
+
+
+def main() -> None:
+    """Print the figures."""
+    parser = parser_of("goodput", __doc__)
+    parser.add_argument("--runs", type=int, default=10_000, metavar="N")
+    options = parser.parse_args()
+    show(measure(options.runs), options.json)
+
+
+if __name__ == "__main__":
+    main()
