@@ -224,8 +224,8 @@ class Goodput:
             "loss_s": self.loss,
             "states": {name: {"step_time_s": step, "share": share} for name, (step, share) in self.states.items()},
             "checkpoint_interval_s": self.checkpoint.interval,
-            "young_s": self.checkpoint.young,
-            "daly_s": self.checkpoint.daly,
+            "young_s": _finite(self.checkpoint.young),
+            "daly_s": _finite(self.checkpoint.daly),
             "checkpoint": {
                 "bytes": self.checkpoint.size,
                 "block_s": self.checkpoint.block,
@@ -254,6 +254,10 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
         **{f"p{name}": float(value) for name, value in zip(PERCENTILES, found, strict=True)},
         "mean": float(np.mean(values)),
     }
+
+
+def _finite(value: float) -> float | None:
+    return value if np.isfinite(value) else None
 
 
 def _point(each: Point) -> dict[str, float]:

@@ -116,7 +116,7 @@ class Failure:
     rate: None where `trace` has the times, in seconds from its beginning, and `trace_ends`, how long it is; shape: of a
     Weibull distribution of the life of a component (1: exponential, a rate that does not depend on age); detection:
     until the job is known to have ended; found: until what is slow or wrong is noticed; repair: until lost nodes are
-    spares.
+    spares; uncertain: its rate is of other clusters.
     """
 
     name: str
@@ -130,6 +130,7 @@ class Failure:
     found: Length = NO_TIME
     repair: Length = NO_TIME
     slower: Slower | None = None
+    uncertain: bool = False
 
 
 def parse_rate(text: object) -> Rate:

@@ -41,11 +41,17 @@ class _Times(Protocol):
 
 def events_of(reliability: Reliability, site: Site, seed: int, run: int, window: Seconds) -> Iterator[Event]:
     """Failures of a run in order, without end (none where nothing breaks), drawn for so many seconds at a time."""
-    factor = reliability.scale * rate_factor(reliability.spread, seed, run)
+    drawn = rate_factor(reliability.spread, seed, run)
     kinds = [
-        _Kind(place, each, site, factor, _key(seed, run, crc32(each.name.encode())))
+        _Kind(
+            place,
+            each,
+            site,
+            reliability.scale * (drawn if each.uncertain else 1.0),
+            _key(seed, run, _number(each.name)),
+        )
         for place, each in enumerate(reliability.failures)
-        if each.rate.per_second * site.counts.of(each.rate.component) * factor > 0.0
+        if each.rate.per_second * site.counts.of(each.rate.component) * reliability.scale > 0.0
     ]
     end = 0.0
     while kinds:
@@ -58,6 +64,10 @@ def rate_factor(spread: float, seed: int, run: int) -> float:
     if spread == 1.0:
         return 1.0
     return exp(log(spread) * float(np.random.default_rng(_key(seed, run, 0)).standard_normal()))
+
+
+def _number(name: str) -> int:
+    return crc32(name.encode())
 
 
 def _key(seed: int, run: int, kind: int) -> int:

@@ -39,7 +39,7 @@ MOST_FAILURES: Final = 50_000
 """Of a run, on average; longer ones are ended there, too."""
 NAME: Final = "runs.jsonl"
 _EVENTS: Final = 4000.0  # failures that a point of a curve is made of
-_FEWEST, _MOST = 4, 32  # runs of a point
+_FEWEST, _MOST = 4, 16  # runs of a point
 _SHORTER: Final = 0.2  # of a run's longest time, for a point of a curve
 _OCTAVES: Final = np.arange(-3.0, 3.01, 0.5)  # of intervals around Daly's
 _NEAR: Final = 3  # points on either side of the best one
@@ -250,7 +250,8 @@ class _Task:
         between = mean_time_to_interruption(terms.reliability, self.site)
         expected = self._first / between if between > 0.0 else math.inf
         many = _MOST if expected == 0.0 else int(min(_MOST, max(_FEWEST, math.ceil(_EVENTS / expected))))
-        return self.runs.of(replace(terms, most=_SHORTER * terms.most), range(many))
+        most = min(_SHORTER * terms.most, 2.0 * _EVENTS / many * between)
+        return self.runs.of(replace(terms, most=max(most, terms.work if expected < _EVENTS else 0.0)), range(many))
 
     def _changes(self, terms: Terms, between: Seconds, interval: Seconds) -> list[Change]:
         """What-ifs: the same runs with one thing changed, and the interval in proportion to Daly's if it was free."""
@@ -319,7 +320,7 @@ class _Task:
             )
         if not self.result.fits:
             self.warnings.append("the job does not fit in memory: it would not run at all")
-        if self.said.spread > 1.0:
+        if self.said.spread > 1.0 and any(each.uncertain for each in self.said.failures):
             self.warnings.append(
                 f"rates are those of preset {self.said.preset}, of other clusters than yours: each run draws them "
                 f"anew, up to {self.said.spread:g} times more or less in two of three; reliability.failures says yours"

@@ -397,8 +397,8 @@ class Job:
         """Let time go by for some things, one behind the other; what ends that is returned, None if nothing does."""
         env, later = self._env, None
         began, whole = env.now, sum([seconds for _, seconds in parts])
-        while later is None and (cause := (yield from self._until(began + whole))) is not None:
-            later = self._meets_down(cause)
+        while later is None and (met := (yield from self._until(began + whole))) is not None:
+            later = self._meets_down(met)
         left = whole if later is None else env.now - began
         for loss, seconds in parts:
             took = min(seconds, left)

@@ -123,10 +123,10 @@ class FailureSection(Section):
     gpu: _Share = None
     nic: _Share = None
 
-    def failure(self, name: str, base: Path, others: "ReliabilitySection") -> Failure:
+    def failure(self, name: str, base: Path, others: "ReliabilitySection", scale: float | None) -> Failure:
         """The same as the inside knows it; raise InputError for what does not go together.
 
-        others: has the lengths of failures that say none.
+        others: has the lengths of failures that say none; scale: times the rate, None: of one that is the scenario's.
         """
         if (self.rate is None) == (self.trace is None):
             raise InputError("needs a rate or a trace, and not both")
@@ -139,9 +139,10 @@ class FailureSection(Section):
             raise InputError("found is missing: how long it takes until it is noticed, such as 2 h")
         times, ends = ((), 0.0) if self.trace is None else read_trace(shipped.beside(base, self.trace))
         left = self.gpu or self.nic
+        rate = self.rate or Rate(Component.JOB, len(times) / ends)
         return Failure(
             name=name,
-            rate=self.rate or Rate(Component.JOB, len(times) / ends),
+            rate=rate if scale is None else Rate(rate.component, scale * rate.per_second),
             effect=effect,
             takes=self.takes or (Takes.NOTHING if effect is Effect.PLANNED else Takes.NODE),
             shape=1.0 if self.shape is None else self.shape,
@@ -151,6 +152,7 @@ class FailureSection(Section):
             found=self.found or NO_TIME,
             repair=self.repair or others.repair or NO_TIME,
             slower=None if left is None else Slower(left, nic=self.nic is not None),
+            uncertain=scale is not None,
         )
 
 
@@ -231,8 +233,8 @@ def _maintenance(value: object) -> object:
 class ReliabilitySection(Section):
     """`reliability`: what breaks, how often, and what is done about it; a bare word is a preset. It moves no step.
 
-    rates: times all rates; spread: geometric standard deviation of what rates may be; detection, timeout, repair: of
-    failures that say none, the second of those that hang.
+    rates: times all rates; spread: geometric standard deviation of what rates of a preset may be; detection, timeout,
+    repair: of failures that say none, the second of those that hang.
     """
 
     short: ClassVar[str | None] = "preset"
@@ -261,7 +263,7 @@ class ReliabilitySection(Section):
                 return load_reliability(_place(name, base))
         except InputError as error:
             raise InputError(f"preset: {error}") from error
-        return _settings(name, _over(preset, self), base, preset)
+        return _settings(name, _over(preset.model_copy(update={"rates": None}), self), base, preset, self.failures)
 
 
 class PresetSection(ReliabilitySection):
@@ -276,7 +278,8 @@ class PresetSection(ReliabilitySection):
 def load_reliability(name_or_path: str) -> Reliability:
     """Read topologies/reliability/NAME.yaml or a file of the same form, over the typical one; raise InputError."""
     preset = _preset(name_or_path)
-    return _settings(name_or_path, preset, Path(name_or_path).parent, preset)
+    said = preset.model_copy(update={"rates": None})
+    return _settings(name_or_path, said, Path(name_or_path).parent, preset, {})
 
 
 def _place(name: str, base: Path) -> str:
@@ -331,12 +334,21 @@ def _failures(below: dict[str, FailureSection | None], above: dict[str, FailureS
     return found
 
 
-def _settings(name: str, said: ReliabilitySection, base: Path, preset: PresetSection) -> Reliability:
+def _settings(
+    name: str,
+    said: ReliabilitySection,
+    base: Path,
+    preset: PresetSection,
+    own: dict[str, FailureSection | None],
+) -> Reliability:
+    """What is said over a preset, whose rates are times its `rates`. own: failures of which the scenario says some."""
     failures = []
+    known = {cause for cause, entry in own.items() if entry is not None and (entry.rate or entry.trace)}
+    of_preset = 1.0 if preset.rates is None else float(preset.rates)
     for cause, entry in said.failures.items():
         if entry is not None:
             try:
-                failures.append(entry.failure(cause, base, said))
+                failures.append(entry.failure(cause, base, said, None if cause in known else of_preset))
             except InputError as error:
                 raise InputError(f"failures.{cause}: {error}") from error
     maintenance = said.maintenance
