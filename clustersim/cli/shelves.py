@@ -11,6 +11,7 @@ from clustersim.dtypes import NARROW
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.hardware.cluster import load_cluster
 from clustersim.hardware.prices import load_prices
+from clustersim.scenario.sections.reliability import load_reliability
 from clustersim.schedules.shelf import NAMES
 from clustersim.units import format_bandwidth, format_bytes, format_flops
 from clustersim.workload.presets import PRESETS
@@ -19,11 +20,11 @@ from clustersim.workload.transformer import active_parameters, mtp_parameters, p
 
 
 def print_shelves() -> None:
-    """Print models, clusters, accelerators, recipes of number formats, price lists, and schedules."""
+    """Print models, clusters, accelerators, recipes of number formats, price lists, reliability, and schedules."""
     console = Console()
     console.print(_models())
     console.print(_further(), highlight=False)
-    for table in (_clusters(), _accelerators(), _recipes(), _prices()):
+    for table in (_clusters(), _accelerators(), _recipes(), _prices(), _reliability()):
         console.print(table)
     console.print(f"schedules: {', '.join(NAMES)}")
 
@@ -108,4 +109,12 @@ def _prices() -> Table:
     for name in shipped.names("prices"):
         found = load_prices(name)
         table.add_row(name, str(found.read), str(len(found.gpu_hour)), found.description)
+    return table
+
+
+def _reliability() -> Table:
+    table = table_of("what breaks, how often (reliability.preset)", "name", "kinds", "description")
+    for name in shipped.names("reliability"):
+        found = load_reliability(name)
+        table.add_row(name, str(len(found.failures)), found.description)
     return table
