@@ -46,6 +46,7 @@ from clustersim.program.symmetry import Classes, unfolded
 from clustersim.program.task import Block, Collective, Compute, HostExchange, Overlap
 from clustersim.scenario import Contention, Scenario, Symmetry
 from clustersim.scenario.checks import problems
+from clustersim.scenario.setup import Setup
 from clustersim.workload.kernels import Kernel
 from clustersim.workload.training import Attention
 
@@ -116,7 +117,7 @@ def _nothing_left(scenario: Scenario, kind: Collective) -> str:
     )
 
 
-def plan_of(scenario: Scenario) -> Plan:
+def plan_of(scenario: Setup) -> Plan:
     """Who computes what."""
     return Plan(scenario.model, scenario.training, scenario.run_layout, scenario.schedule.placement)
 

@@ -19,6 +19,7 @@ from clustersim.parallel.mesh import PIPELINE
 from clustersim.parallel.plan import Plan
 from clustersim.scenario import Scenario
 from clustersim.scenario.checks import problems
+from clustersim.scenario.setup import Setup
 from clustersim.units import Bytes
 from clustersim.workload.offload import NOTHING
 
@@ -89,12 +90,12 @@ def ledgers_of(scenario: Scenario) -> tuple[Ledger, ...]:
     return tuple(ordered_ledgers(footprint_of(scenario, plan), order_of(scenario, plan)))
 
 
-def checkpoint_bytes(scenario: Scenario) -> Bytes:
+def checkpoint_bytes(scenario: Setup) -> Bytes:
     """Bytes of a checkpoint: weights and optimizer states of the whole model."""
     return footprint_of(scenario, plan_of(scenario)).saved()
 
 
-def footprint_of(scenario: Scenario, plan: Plan) -> Footprint:
+def footprint_of(scenario: Setup, plan: Plan) -> Footprint:
     """What stays in memory for the whole step; of the ranks to whose experts the most rows come."""
     plan = replace(plan, rows=hottest(plan, scenario.steps))
     return Footprint(plan, scenario.framework, scenario.cluster.accelerator.context_bytes)

@@ -18,7 +18,8 @@ class Layout:
 
     score: what it is measured by, less is better; band: between what and what the step is expected; breakdown: seconds
     of a step by part, the mean over ranks; memory: of the GPU; cost, energy: of a trillion tokens, None where prices or
-    powers are not known; tied: as good as the best, as far as equal steps differ.
+    powers are not known; tied: as good as the best, as far as equal steps differ; run: of the whole run where it is
+    looked for: days, goodput, interval (seconds between checkpoints), nodes and spare_nodes.
     """
 
     overrides: tuple[str, ...]
@@ -37,6 +38,7 @@ class Layout:
     currency: str = ""
     energy: Joules | None = None
     tied: bool = False
+    run: Mapping[str, float] | None = None
 
     @property
     def headroom(self) -> Bytes:
@@ -59,6 +61,7 @@ class Layout:
             "currency": self.currency or None,
             "energy_per_trillion_tokens_kwh": None if self.energy is None else self.energy / KWH,
             "breakdown_s": dict(self.breakdown),
+            **({} if self.run is None else {"run": dict(self.run)}),
             "tied_with_best": self.tied,
         }
 
@@ -122,10 +125,12 @@ class Found:
         match self.objective:
             case "tokens-per-gpu":
                 return f"{1.0 / score:,.0f} tokens/s/GPU"
-            case "cost":
+            case "cost" | "run-cost":
                 return f"{format_number(score)} {self.simulated[0].currency}"
             case "energy":
                 return format_energy(score)
+            case "days":
+                return f"{score:.1f} days"
         return format_step_time(score)
 
     @property
@@ -227,6 +232,7 @@ def _row(layout: Layout) -> dict[str, Any]:
     del numbers["step_time_band_s"]
     numbers |= {"overrides": " ".join(layout.overrides), "expected_low_s": low, "expected_high_s": high}
     keys = dict(each.split("=", 1) for each in layout.overrides)
+    numbers |= {f"run_{name}": value for name, value in numbers.pop("run", {}).items()}
     return {**numbers, **keys, **{f"{name} [s]": seconds for name, seconds in parts.items()}}
 
 

@@ -175,7 +175,8 @@ def search(
     file: ScenarioFile,
     overrides: Overrides = None,
     objective: Annotated[
-        str, typer.Option(metavar="WHAT", help="What is the best: step-time, tokens-per-gpu, cost, energy.")
+        str,
+        typer.Option(metavar="WHAT", help="What is the best: step-time, tokens-per-gpu, cost, energy, days, run-cost."),
     ] = "step-time",
     gpus: Annotated[str, typer.Option(metavar="N,...", help="Sizes to compare, e.g. 4096,8192.")] = "",
     batch_per_gpu: Annotated[

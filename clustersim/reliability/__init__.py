@@ -4,6 +4,7 @@ The job is a simpy process above the simulation of steps: it asks how long a ste
 that occurs, which is simulated once and remembered, and never unrolls steps.
 """
 
+from clustersim.reliability.estimate import Estimate, estimate
 from clustersim.reliability.forecast import goodput
 
-__all__ = ["goodput"]
+__all__ = ["Estimate", "estimate", "goodput"]

@@ -22,9 +22,19 @@ from clustersim.kept import Kept
 from clustersim.processes import running
 from clustersim.reliability.job import Terms
 from clustersim.reliability.runs import Runs, plain
-from clustersim.reliability.site import Site
+from clustersim.reliability.site import Site, site_of
 from clustersim.reliability.states import States
-from clustersim.reliability.terms import Storing, daly, mean_time_to_interruption, storing, work_of, young
+from clustersim.reliability.terms import (
+    LEAST,
+    Storing,
+    daly,
+    formula,
+    in_repair,
+    mean_time_to_interruption,
+    storing,
+    work_of,
+    young,
+)
 from clustersim.result import Result
 from clustersim.scenario import Scenario
 from clustersim.scenario.reliability import Interval, Reliability, Restart
@@ -106,7 +116,7 @@ class _Task:
 
     @cached_property
     def site(self) -> Site:
-        return Site.of(self.scenario)
+        return site_of(self.scenario)
 
     @cached_property
     def storing(self) -> Storing:
@@ -128,7 +138,7 @@ class _Task:
         """All of it."""
         work, tokens = work_of(self.scenario, self.result.step_time)
         between = mean_time_to_interruption(self.said, self.site)
-        first, self._first = self._formula(between, work), work
+        first, self._first = formula(self.said, self.storing, between, work), work
         nodes, spares = self._spares(first, curves=curves)
         reliability = replace(self.said, spares=replace(self.said.spares, nodes=nodes))
         interval, intervals = self._interval(reliability, between, first, curves=curves)
@@ -179,15 +189,6 @@ class _Task:
             most=min(LONGEST * self._first, MOST_FAILURES * mean_time_to_interruption(reliability, self.site)),
         )
 
-    def _formula(self, between: Seconds, work: Seconds) -> Seconds:
-        """The interval that is said, or Young's or Daly's; without failures there is only the last checkpoint."""
-        asked, cost = self.said.checkpoint.interval, max(self.storing.cost, 1e-3)
-        if not isinstance(asked, Interval):
-            return asked
-        if math.isinf(between):
-            return work
-        return min(work, young(cost, between) if asked is Interval.YOUNG else daly(cost, between))
-
     # What is best
 
     def _spares(self, interval: Seconds, *, curves: bool) -> tuple[int, list[Point]]:
@@ -213,16 +214,8 @@ class _Task:
         return int(best.value) if asked is None else asked, points
 
     def _tried(self, asked: int | None) -> list[int]:
-        """Numbers of spares, from more than ever are in repair at a time down; what is asked for among them.
-
-        By Little's law as many nodes are in repair as are lost a second, times the seconds of a repair; independent
-        ones deviate by the root of their number.
-        """
-        broken = sum(
-            each.rate.per_second * self.site.counts.of(each.rate.component) * each.repair.mean
-            * len(self.site.taken(each.takes, 0))
-            for each in self.said.failures
-        ) * self.said.scale * self.said.spread**2  # fmt: skip
+        """Numbers of spares, from more than ever are in repair at a time down; what is asked for among them."""
+        broken = in_repair(self.said, self.site) * self.said.spread**2
         enough = broken + 4.0 * math.sqrt(broken)
         below = [each for each in _SPARES if each < enough and each <= self.site.nodes]
         above = [each for each in _SPARES if enough <= each <= self.site.nodes][:1]
@@ -236,7 +229,7 @@ class _Task:
         best = asked is Interval.BEST
         if math.isinf(between) or not (best or curves):
             return first, []
-        middle = min(first, daly(max(self.storing.cost, 1e-3), between)) if best else first
+        middle = min(first, daly(max(self.storing.cost, LEAST), between)) if best else first
         points = []
         for number, octave in enumerate(_OCTAVES):
             self.tell("trying intervals between checkpoints", number, len(_OCTAVES))
@@ -263,7 +256,7 @@ class _Task:
             now = mean_time_to_interruption(said, self.site)
             then = interval
             if isinstance(said.checkpoint.interval, Interval) and not math.isinf(between):
-                then *= daly(max(changed.cost, 1e-3), now) / daly(max(self.storing.cost, 1e-3), between)
+                then *= daly(max(changed.cost, LEAST), now) / daly(max(self.storing.cost, LEAST), between)
             found.append(Change(words, _days(self._few(self._terms(said, changed, then))), before))
         return found
 

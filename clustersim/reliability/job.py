@@ -130,7 +130,7 @@ class _Up:
 
 
 class Job:
-    """One run."""
+    """One run. marks: whenever it ended, the time and the work that was done by then, of which some may be lost."""
 
     def __init__(self, terms: Terms, events: Iterator[Event], record: list[Piece] | None = None) -> None:
         self._terms, self._events, self._record = terms, events, record
@@ -146,6 +146,7 @@ class Job:
         self._always = self._said.restart.init_per_rank * terms.site.gpus
         self._always += sum(each[1].mean for each in parts if each not in self._lengths)
         self._regrows = self._waits = False
+        self.marks: list[tuple[Seconds, Seconds]] = []
         self._next = next(events, None)
         self._process = self._env.process(self._run())
         if self._said.maintenance is not None:
@@ -288,6 +289,7 @@ class Job:
         sums.losses[CHECKPOINTS] += wall - work
         sums.losses[DEGRADED] += work - (progress - self._progress)
         sums.up += wall
+        self.marks.append((env.now, progress))
         up.until = env.now
         stored = saving.safe(wall, stored=True)
         self._stored = up.progress(stored * saving.compute) if stored else up.stored

@@ -1,14 +1,14 @@
 """What of a job can break, and what breaks with it?"""
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Final
 
 import numpy as np
 
 from clustersim.arrays import IntArray
-from clustersim.hardware.cluster import Cluster
 from clustersim.hardware.failures import Component, Takes
+from clustersim.hardware.topology import Fabric
 from clustersim.scenario.setup import Setup
 
 RACK: Final = 4
@@ -60,27 +60,6 @@ class Site:
     switches: int
     replica: int
 
-    @classmethod
-    def of(cls, setup: Setup) -> "Site":
-        """That of a job on its cluster."""
-        cluster, gpus = setup.cluster, setup.layout.world
-        nodes = _numbered(cluster.fabric.nodes(np.arange(gpus)))
-        many = int(nodes.max()) + 1
-        domains = _numbered(cluster.fabric.domains(np.arange(gpus)))
-        in_domain = max(1, round(many / (int(domains.max()) + 1)))
-        leaf, nics, switches = _leaves(cluster, nodes)
-        asked = setup.reliability.rack
-        return cls(
-            gpus=gpus,
-            nodes=many,
-            per_rack=min(many, asked or (in_domain if in_domain > 1 else RACK)),
-            bound=in_domain > 1,
-            leaf=leaf,
-            nics=nics,
-            switches=switches,
-            replica=setup.layout.world // setup.layout.dp,
-        )
-
     @cached_property
     def counts(self) -> Counts:
         """How many components there are."""
@@ -111,6 +90,31 @@ class Site:
         return {leaf: tuple(nodes) for leaf, nodes in under.items()}
 
 
+def site_of(setup: Setup) -> Site:
+    """That of a job on its cluster."""
+    gpus = setup.layout.world
+    nodes, in_domain, leaf, nics, switches = _places(setup.cluster.fabric, gpus)
+    asked = setup.reliability.rack
+    return Site(
+        gpus=gpus,
+        nodes=nodes,
+        per_rack=min(nodes, asked or (in_domain if in_domain > 1 else RACK)),
+        bound=in_domain > 1,
+        leaf=leaf,
+        nics=nics,
+        switches=switches,
+        replica=gpus // setup.layout.dp,
+    )
+
+
+@lru_cache(maxsize=8)
+def _places(fabric: Fabric, gpus: int) -> tuple[int, int, tuple[int, ...], int, int]:
+    """Nodes of a job, nodes of an NVLink domain, by node its first switch, NICs, and such switches."""
+    nodes, domains = (_numbered(of(np.arange(gpus))) for of in (fabric.nodes, fabric.domains))
+    many = int(nodes.max()) + 1
+    return many, max(1, round(many / (int(domains.max()) + 1))), *_leaves(fabric, nodes)
+
+
 def _numbered(labels: IntArray) -> IntArray:
     """Labels as numbers from 0, in the order in which they come."""
     _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
@@ -119,12 +123,12 @@ def _numbered(labels: IntArray) -> IntArray:
     return order[inverse]
 
 
-def _leaves(cluster: Cluster, nodes: IntArray) -> tuple[tuple[int, ...], int, int]:
+def _leaves(fabric: Fabric, nodes: IntArray) -> tuple[tuple[int, ...], int, int]:
     """By node the switch of its first NIC, and how many NICs and such switches there are.
 
     Of the two ends of a NIC's links the switch is the one with more of them.
     """
-    fabric, ends = cluster.fabric, cluster.fabric.ends
+    ends = fabric.ends
     links = fabric.nics(np.arange(len(nodes)))
     if not len(links):
         return tuple(range(int(nodes.max()) + 1)), 0, 0

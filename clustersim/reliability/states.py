@@ -9,7 +9,7 @@ what slows a job slows it as much with fewer replicas.
 from clustersim.errors import ClusterSimError
 from clustersim.fitting import fits
 from clustersim.hardware.failures import Slower
-from clustersim.reliability.site import Site
+from clustersim.reliability.site import site_of
 from clustersim.result import Result
 from clustersim.scenario import Scenario
 from clustersim.scenario.changes.work import with_slow_gpu
@@ -25,7 +25,7 @@ class States:
 
     def __init__(self, scenario: Scenario, healthy: Result) -> None:
         self._scenario, self.healthy = scenario, healthy
-        self._site = Site.of(scenario)
+        self._site = site_of(scenario)
         self._tokens = float(scenario.training.global_batch)
         self.seconds: dict[str, Seconds] = {HEALTHY: healthy.step_time}
         self._slow: dict[Slower, tuple[str, float]] = {}

@@ -8,11 +8,13 @@ from clustersim.errors import InputError
 from clustersim.fitting import checkpoint_bytes
 from clustersim.hardware.failures import Effect
 from clustersim.reliability.saving import Saving
-from clustersim.reliability.site import Site
-from clustersim.scenario import Scenario
-from clustersim.scenario.reliability import Checkpoints, Reliability, Write
+from clustersim.reliability.site import Site, site_of
+from clustersim.scenario.reliability import Checkpoints, Interval, Reliability, Write
+from clustersim.scenario.setup import Setup
 from clustersim.units import Bytes, Seconds
 
+LEAST: Final[Seconds] = 1e-3
+"""Of a checkpoint, where an interval is worked out from it."""
 _HOST_LINK: Final = 25e9  # bytes/s of a GPU's link to its host where the cluster says nothing: PCIe 4.0 x16
 
 
@@ -50,9 +52,9 @@ class Storing:
         return Saving(max(interval, least), self.block, self.drain, drag, self.stored_every, self.peers)
 
 
-def storing(scenario: Scenario) -> Storing:
+def storing(scenario: Setup) -> Storing:
     """How long the checkpoints of a scenario take, from their bytes and the bandwidths on the way."""
-    said, site = scenario.reliability.checkpoint, Site.of(scenario)
+    said, site = scenario.reliability.checkpoint, site_of(scenario)
     size = checkpoint_bytes(scenario) if said.size is None else said.size
     write = size / _rate(said, said.bandwidth, site.nodes)
     read = size / _rate(said, said.read_bandwidth, site.nodes)
@@ -77,6 +79,27 @@ def mean_time_to_interruption(reliability: Reliability, site: Site) -> Seconds:
     return 1.0 / rate if rate > 0.0 else math.inf
 
 
+def in_repair(reliability: Reliability, site: Site) -> float:
+    """How many nodes are in repair at a time, on average: as many as are lost a second, times the seconds of a repair.
+
+    Little 1961, "A proof for the queuing formula L = lambda W", Operations Research 9(3).
+    """
+    return reliability.scale * sum(
+        each.rate.per_second * site.counts.of(each.rate.component) * each.repair.mean * len(site.taken(each.takes, 0))
+        for each in reliability.failures
+    )
+
+
+def formula(reliability: Reliability, storing: Storing, between: Seconds, work: Seconds) -> Seconds:
+    """The interval that is said, or Young's, or Daly's; where nothing breaks there is only the last checkpoint."""
+    asked, cost = reliability.checkpoint.interval, max(storing.cost, LEAST)
+    if not isinstance(asked, Interval):
+        return asked
+    if math.isinf(between):
+        return work
+    return min(work, young(cost, between) if asked is Interval.YOUNG else daly(cost, between))
+
+
 def young(cost: Seconds, between: Seconds) -> Seconds:
     """Young's interval between checkpoints, the first order of the best one (Young 1974, CACM 17(9)).
 
@@ -93,12 +116,12 @@ def daly(cost: Seconds, between: Seconds) -> Seconds:
     return young(cost, between) * (1.0 + math.sqrt(part) / 3.0 + part / 9.0) - cost
 
 
-def work_of(scenario: Scenario, step_time: Seconds) -> tuple[Seconds, float]:
+def work_of(scenario: Setup, step_time: Seconds) -> tuple[Seconds, float]:
     """Seconds of the healthy job for the tokens of a run, and the tokens; raise InputError where none are said."""
     tokens = scenario.economics.tokens
     if tokens is None:
         raise InputError(
-            "how many tokens the run is of is not said; write --tokens 15T, or economics.tokens in the file"
+            "how many tokens the run is of is not said; write --set economics.tokens=15T (goodput: --tokens 15T)"
         )
     step = scenario.training.global_batch * scenario.training.sequence
     if tokens < step:

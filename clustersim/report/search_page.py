@@ -25,6 +25,7 @@ from clustersim.report.search_table import (
     headline,
     keys_of,
     pair_words,
+    run_words,
     short,
 )
 from clustersim.units import format_bytes, format_energy, format_number, format_step_time
@@ -76,7 +77,8 @@ def _verdict_card(found: Found, file: Path) -> Card:
     if not found.simulated:
         words, run = "nothing was simulated yet", ""
     else:
-        words, run = headline(found), f"<p><code>{escape(command(found.choice, file))}</code></p>"
+        told = f'<p class="subject">{escape(run_words(found.choice))}</p>' if found.choice.run is not None else ""
+        words, run = headline(found), f"{told}<p><code>{escape(command(found.choice, file))}</code></p>"
     notes = [] if found.complete else ["The search was stopped before its end: a better layout may be left."]
     tied = sum(each.tied for each in found.simulated)
     if tied > 1:

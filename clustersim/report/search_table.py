@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _FOLLOWING: Final = ("layout.sequence_parallel", "layout.layers_per_stage", "training.global_batch")
 STEP_TIME: Final = "step-time"
-_PER: Final = {"cost": " per trillion tokens", "energy": " per trillion tokens"}
+_PER: Final = {"cost": " per trillion tokens", "energy": " per trillion tokens", "run-cost": " for the run"}
 _MOST_PARTS: Final = 4  # in which layouts differ
 _MOST_REASONS: Final = 8
 _LEAST: Final = 0.001  # of a step: parts that differ by less are not told
@@ -123,12 +123,25 @@ def _choice(found: Found) -> "list[Text]":
 
     tied = sum(each.tied for each in found.simulated)
     lines = [Text(headline(found), style="bold"), Text(short(found.choice))]
+    if run := run_words(found.choice):
+        lines.append(Text(run))
     if tied > 1:
         plain = "the plainest of them" if found.preferred else "it is the plainest of them, too"
         lines.append(
             Text(f"{tied} layouts are as good, as far as runs of one and the same differ; {plain}", style="dim")
         )
     return lines
+
+
+def run_words(layout: Layout) -> str:
+    """What becomes of a whole run with what breaks; empty where nobody asked."""
+    run = layout.run
+    if run is None:
+        return ""
+    return (
+        f"{run['days']:.1f} days with what breaks, goodput {run['goodput']:.1%}, {run['spare_nodes']:,} spare nodes, a "
+        f"checkpoint every {format_seconds(run['interval'])}"
+    )
 
 
 def _best(found: Found) -> "list[RenderableType]":

@@ -150,7 +150,7 @@ def test_tokens_need_a_unit(clustersim: Run, plan: Path, tokens: str, words: str
 
 
 def test_tokens_must_be_said(clustersim: Run, plan: Path) -> None:
-    assert "write --tokens 15T" in clustersim("goodput", plan).stderr
+    assert "goodput: --tokens 15T" in clustersim("goodput", plan).stderr
 
 
 @pytest.mark.parametrize(

@@ -108,3 +108,21 @@ def test_mistakes_are_one_sentence(clustersim: Run, plan: Path, arguments: list[
     assert done.returncode == 2
     assert sentence in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
+
+
+def test_the_run_with_what_breaks_is_an_objective(clustersim: Run, plan: Path) -> None:
+    """Days are more than steps take, the fastest layout is the best of one size, and the answer says how it is run."""
+    run = ("--objective", "days", "--set", "economics.tokens=1T", "--set", "reliability.rates=50", "--json", "-")
+    found = json.loads(clustersim("search", plan, *FEW, *run).stdout)
+    for each in found["best"]:
+        ideal = 1e12 / (8 * 1024) * each["step_time_s"] / 86400.0
+        assert each["run"]["days"] * each["run"]["goodput"] == pytest.approx(ideal, rel=1e-3)
+        assert {"interval", "nodes", "spare_nodes"} <= {*each["run"]}
+    assert [each["run"]["days"] for each in found["best"]] == sorted(each["run"]["days"] for each in found["best"])
+    done = clustersim("search", plan, *FEW, "--objective", "run-cost", *run[2:6])
+    assert "USD for the run" in done.stdout
+    assert "days with what breaks, goodput" in done.stdout
+
+
+def test_a_run_needs_its_tokens(clustersim: Run, plan: Path) -> None:
+    assert "economics.tokens=15T" in clustersim("search", plan, *FEW, "--objective", "days").stderr

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from clustersim.hardware.failures import Effect
-from clustersim.reliability.site import Site
+from clustersim.reliability.site import site_of
 from clustersim.scenario import Scenario
 from clustersim.scenario.sections.reliability import load_reliability
 from clustersim.shipped import names
@@ -60,7 +60,7 @@ def test_the_typical_preset_is_made_of_the_table() -> None:
 
 def test_llama_3_breaks_as_often_as_its_causes_say() -> None:
     """All unexpected causes, each with its component's number in the job: 419 in 54 days, as table 5 adds them up."""
-    site = Site.of(Scenario.load(EXAMPLE))
+    site = site_of(Scenario.load(EXAMPLE))
     unexpected = [each for each in load_reliability("llama3-2024").failures if each.effect is not Effect.PLANNED]
     rate = sum(each.rate.per_second * site.counts.of(each.rate.component) for each in unexpected)
     assert rate * 54 * 86400.0 == pytest.approx(LLAMA_3, rel=0.001)

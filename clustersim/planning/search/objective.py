@@ -1,11 +1,13 @@
 """What is the best layout: the fastest, the one with most tokens from each GPU, the cheapest, or that of least energy?
 
-Each is a score of which less is better, and a bound from below where only the least of a step is known: GPUs that wait
-for whatever is not known draw least.
+Or, of a whole run with all that breaks, that of the fewest days or the least money. Each is a score of which less is
+better, and a bound from below where only the least of a step is known: GPUs that wait for whatever is not known draw
+least, and a run takes its steps at least.
 """
 
 from collections.abc import Iterator
 from enum import Enum
+from typing import Final
 
 import numpy as np
 
@@ -13,8 +15,12 @@ from clustersim.analysis.economics import Economics, Gpus
 from clustersim.errors import InputError, nearest
 from clustersim.hardware.power import Activity
 from clustersim.planning.search.bounds import Least
+from clustersim.reliability.estimate import Estimate, estimate, least_days
+from clustersim.reliability.terms import work_of
 from clustersim.result import Result
 from clustersim.scenario.setup import Setup
+
+_DAY: Final = 86400.0
 
 
 class Objective(Enum):
@@ -24,23 +30,44 @@ class Objective(Enum):
     TOKENS_PER_GPU = "tokens-per-gpu"  # GPU seconds for a token
     COST = "cost"  # of a trillion tokens, in the currency of prices
     ENERGY = "energy"  # joules for a trillion tokens
+    DAYS = "days"  # of the run, with what breaks
+    RUN_COST = "run-cost"  # of the run, with what breaks and spares, in the currency of prices
 
     def least(self, setup: Setup, least: Least) -> float:
         """The least score of what takes so long at least."""
         if self is Objective.STEP_TIME:
             return least.seconds
+        if self.of_run:
+            days = least_days(setup, least.seconds)
+            return days if self is Objective.DAYS else days * _a_day(economics_of(setup, least))
         return self._of(economics_of(setup, least))
 
     def score(self, result: Result) -> float:
         """What a simulated scenario is measured by."""
-        return result.step_time if self is Objective.STEP_TIME else self._of(result.economics)
+        if self is Objective.STEP_TIME:
+            return result.step_time
+        return self.score_of_run(result, estimate(result)) if self.of_run else self._of(result.economics)
+
+    def score_of_run(self, result: Result, run: Estimate) -> float:
+        """What a simulated scenario is measured by, whose run is known."""
+        if self is Objective.DAYS:
+            return run.days
+        return run.days * _a_day(result.economics) * (run.nodes + run.spare_nodes) / run.nodes
+
+    @property
+    def of_run(self) -> bool:
+        """Whether it is about the whole run, with what breaks."""
+        return self in (Objective.DAYS, Objective.RUN_COST)
 
     def require(self, setup: Setup) -> None:
         """Raise InputError where prices or powers are not known."""
         found = economics_of(setup, Least(1.0))
-        missing = {Objective.COST: found.without_price, Objective.ENERGY: found.without_power}.get(self, ())
+        prices = {Objective.COST, Objective.RUN_COST}
+        missing = found.without_price if self in prices else found.without_power if self is Objective.ENERGY else ()
         if missing:
             raise InputError(f"objective {self.value}: {missing[0]}")
+        if self.of_run:
+            work_of(setup, 1.0)
 
     def _of(self, found: Economics) -> float:
         match self:
@@ -49,6 +76,12 @@ class Objective(Enum):
             case Objective.ENERGY:
                 return found.energy_per_trillion_tokens or 0.0
         return found.step_time * found.number / found.tokens
+
+
+def _a_day(found: Economics) -> float:
+    """What a day of the job costs; nothing where no price is known."""
+    cost = found.cost_per_step
+    return 0.0 if cost is None else cost / found.step_time * _DAY
 
 
 def economics_of(setup: Setup, least: Least) -> Economics:

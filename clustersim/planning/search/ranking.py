@@ -7,7 +7,7 @@ depends on who was done first. What is found out is kept in a store as it comes,
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from heapq import heapify, heappop, heappush
 from itertools import product
@@ -25,6 +25,7 @@ from clustersim.planning.search.sensitivity import CHANGES, changed_score, chang
 from clustersim.planning.search.space import Candidate, Space, add
 from clustersim.planning.search.store import Store
 from clustersim.planning.search.weighing import Weighed, families, ladders, weigh
+from clustersim.reliability import estimate
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from clustersim.units import Seconds
@@ -279,6 +280,7 @@ def _tried(shared: Shared, objective: Objective, candidate: Candidate) -> Layout
 def simulated(scenario: Scenario, objective: Objective, candidate: Candidate) -> Layout:
     """A simulated layout."""
     result = simulate(scenario)
+    run = estimate(result) if objective.of_run else None
     economics = result.economics
     price = economics.price_per_gpu_hour
     return Layout(
@@ -286,7 +288,7 @@ def simulated(scenario: Scenario, objective: Objective, candidate: Candidate) ->
         job=candidate.job,
         gpus=result.ranks,
         cluster=scenario.cluster.name,
-        score=objective.score(result),
+        score=objective.score(result) if run is None else objective.score_of_run(result, run),
         step_time=result.step_time,
         band=result.band,
         tokens_per_gpu=result.tokens_per_second / result.ranks,
@@ -297,6 +299,7 @@ def simulated(scenario: Scenario, objective: Objective, candidate: Candidate) ->
         currency="" if price is None else price.currency,
         energy=economics.energy_per_trillion_tokens,
         breakdown={part: seconds for part, seconds in result.breakdown.mean().items() if seconds > 0.0},
+        run=None if run is None else asdict(run),
     )
 
 
