@@ -70,10 +70,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Checkpointing:
-    """Seconds of checkpoints. size: bytes; block, drain, load: of each; interval: as run; young, daly: by formula.
-
-    stop: of one behind which a job is ended.
-    """
+    """Seconds of checkpoints. size: bytes; block, drain, load: of each; interval: as run; young, daly: by formula."""
 
     size: Bytes
     block: Seconds
@@ -89,7 +86,8 @@ class Goodput:
     """A job over the tokens of its run, in many runs that differ by what breaks when.
 
     step_times: by state, of those that were simulated; mean_time: between unplanned ends, as rates say; price: of an
-    hour of one GPU, None: not known; watts: of the job up and down, with all that is around it, None: not known.
+    hour of one GPU, None: not known; watts: of the job up and down, with all that is around it, None: not known;
+    missing: what is not known of both, in sentences.
     intervals, spares: curves; timeline: of the first run; spread: of rates; complete: whether all runs were made.
     """
 
@@ -114,6 +112,7 @@ class Goodput:
     changes: Sequence[Change] = ()
     price: float | None = None
     currency: str = ""
+    missing: Sequence[str] = ()
     watts: tuple[float, float] | None = None
     warnings: Sequence[str] = ()
     wall: Seconds = 0.0
@@ -242,6 +241,7 @@ class Goodput:
             "intervals": [_point(each) for each in self.intervals],
             "spares": [_point(each) for each in self.spares],
             "what_if": [{"words": each.words, "days": each.days, "days_before": each.before} for each in self.changes],
+            "missing": list(self.missing),
             "warnings": list(self.warnings),
             "complete": self.complete,
             "wall_s": self.wall,

@@ -171,6 +171,7 @@ class _Task:
             changes=changes,
             price=None if price is None else price.amount,
             currency="" if price is None else price.currency,
+            missing=(*economics.without_price, *economics.without_power),
             watts=None if power is None or still is None else (power, still),
             warnings=tuple(self.warnings),
             complete=complete,

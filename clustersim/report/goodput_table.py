@@ -78,10 +78,13 @@ def facts(found: Goodput) -> list[tuple[str, str, str]]:
             f"of {found.nodes + found.spare_nodes:,}; goodput of all {found.paid:.1%}",
         ),
     ]
+    unknown = "; ".join(found.missing)
     if found.cost is not None:
-        rows.append(("cost", money_words(found), "of all GPUs, spares too; half of the runs cost less than the first"))
+        rows.append(("cost", money_words(found), "of all GPUs, spares too: the median, and eight of ten runs"))
     if energy is not None:
         rows.append(("energy", format_energy(energy), "GPUs, nodes and facility, up and down"))
+    if unknown:
+        rows.append(("not known", "", unknown))
     return rows
 
 
