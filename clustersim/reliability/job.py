@@ -224,6 +224,8 @@ class Job:
             yield from self._down(stop)
 
     def _pace_now(self) -> tuple[str, float]:
+        if not self._slow and not self._pool.missing:
+            return HEALTHY, 1.0
         slowest = min(self._slow.values(), key=lambda each: each[1], default=None)
         return self._terms.pace(len(self._pool.missing), None if slowest is None else slowest[0])
 

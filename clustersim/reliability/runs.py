@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
+from typing import Final
 
 from clustersim.analysis.goodput import Piece, Run
 from clustersim.hardware.failures import Slower
@@ -15,7 +16,7 @@ from clustersim.reliability.job import HEALTHY, Job, Terms
 
 State = tuple[int, Slower | None]
 Simulate = Callable[[int, Slower | None], tuple[str, float]]
-_WINDOW = 1.25  # of the work: for how long failures are drawn at a time
+_WINDOW: Final = 1.15  # of the work: for how long failures are drawn at a time
 
 
 class _UnknownState(Exception):  # noqa: N818 - not a mistake, but a question

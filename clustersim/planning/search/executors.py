@@ -1,15 +1,13 @@
 """Where do searches run? In this process, in others of this machine, or on an executor that somebody has."""
 
 import pickle
-import signal
 from collections.abc import Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
 from logging import CRITICAL, getLogger
-from multiprocessing import get_context
 from typing import Final
 
 from clustersim.errors import InputError
@@ -17,21 +15,6 @@ from clustersim.scenario import Scenario
 
 PATIENCE: Final = "10s"
 """How long a scheduler may take to answer."""
-
-
-@contextmanager
-def running(workers: int, executor: Executor | None = None) -> Iterator[Executor]:
-    """An executor of so many processes, or the given one, which stays open."""
-    if executor is not None:
-        yield executor
-    elif workers == 1:
-        yield _Here()
-    else:
-        pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_deaf)
-        try:
-            yield pool
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,21 +37,6 @@ class Shared:
 def _unpacked(packed: bytes) -> Scenario:
     found: Scenario = pickle.loads(packed)
     return found
-
-
-class _Here(Executor):
-    """Runs what it is given at once, in this process."""
-
-    def submit(self, fn, /, *args, **kwargs):  # type: ignore[no-untyped-def]
-        """Run it now."""
-        future: Future[object] = Future()
-        future.set_result(fn(*args, **kwargs))
-        return future
-
-
-def _deaf() -> None:
-    """Ctrl-C is for the process that was asked; it ends the others."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 LOCAL, DASK = "local", "dask://"

@@ -6,7 +6,7 @@ depends on who was done first. What is found out is kept in a store as it comes,
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from heapq import heapify, heappop, heappush
@@ -19,12 +19,13 @@ from clustersim.analysis.search import Bounded, Change, Found, Layout, Pruned
 from clustersim.errors import ClusterSimError, InputError
 from clustersim.experience.file import load_experience
 from clustersim.fitting import fits
-from clustersim.planning.search.executors import Shared, running
+from clustersim.planning.search.executors import Shared
 from clustersim.planning.search.objective import Objective
 from clustersim.planning.search.sensitivity import CHANGES, changed_score, changes_of
 from clustersim.planning.search.space import Candidate, Space, add
 from clustersim.planning.search.store import Store
 from clustersim.planning.search.weighing import Weighed, families, ladders, weigh
+from clustersim.processes import AHEAD, as_done, running
 from clustersim.reliability import estimate
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
@@ -38,7 +39,6 @@ MEMORY: Final = "does not fit in memory"
 NEEDLESS: Final = "less recomputation fits"
 Queue = list[tuple[float, int, int]]
 """Bounds of ladders' next layouts, with the numbers of both."""
-_AHEAD: Final = 2  # tasks for each worker, so that none waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,21 +186,9 @@ class _State:
         self.changes = changes_of(scores)
 
     def _done(self, pool: Executor, take: Callable[[], tuple[K, Callable[[], T]] | None]) -> Iterator[tuple[K, T]]:
-        """What tasks make of it, with their keys, as they are done.
-
-        take: the next task, asked for when a worker is free for it; None where there is none until others have ended.
-        """
+        """What tasks make of it, with their keys, as they are done."""
         alone = self.search.workers == 1 and self.search.executor is None
-        most = 1 if alone else _AHEAD * self.search.workers
-        pending: dict[Future[T], K] = {}
-        while True:
-            while len(pending) < most and (taken := take()) is not None:
-                pending[pool.submit(taken[1])] = taken[0]
-            if not pending:
-                return
-            done, _ = wait(pending, return_when=FIRST_COMPLETED)
-            for future in done:
-                yield pending.pop(future), future.result()
+        return as_done(pool, 1 if alone else AHEAD * self.search.workers, take)
 
     def _wanted(self) -> list[float]:
         """By job, the worst score of the best that are wanted; infinite while there are fewer."""
