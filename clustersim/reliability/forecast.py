@@ -77,6 +77,7 @@ def goodput(  # noqa: PLR0913 - one job, said in full
     """
     started = perf_counter()
     _require(runs, seed, workers)
+    work_of(scenario, 1.0)  # before anything is simulated
     told = {"scenario": scenario.to_mapping(), "seed": seed}
     with Kept.opened(None if store is None else store / NAME, "calculation", told) as kept, running(workers) as pool:
         task = _Task(scenario, seed, pool, workers, progress or _silent)
@@ -111,6 +112,11 @@ class _Task:
         return simulate(self.scenario)
 
     @cached_property
+    def work(self) -> Seconds:
+        """Seconds of the healthy job."""
+        return work_of(self.scenario, self.result.step_time)[0]
+
+    @cached_property
     def states(self) -> States:
         return States(self.scenario, self.result)
 
@@ -136,9 +142,8 @@ class _Task:
 
     def run(self, many: int, kept: Kept, *, curves: bool) -> Goodput:
         """All of it."""
-        work, tokens = work_of(self.scenario, self.result.step_time)
         between = mean_time_to_interruption(self.said, self.site)
-        first, self._first = formula(self.said, self.storing, between, work), work
+        first = formula(self.said, self.storing, between, self.work)
         nodes, spares = self._spares(first, curves=curves)
         reliability = replace(self.said, spares=replace(self.said.spares, nodes=nodes))
         interval, intervals = self._interval(reliability, between, first, curves=curves)
@@ -150,8 +155,8 @@ class _Task:
         price = economics.price_per_gpu_hour
         power, still = economics.power, economics.idle_power
         return Goodput(
-            tokens=tokens,
-            ideal=work,
+            tokens=work_of(self.scenario, self.result.step_time)[1],
+            ideal=self.work,
             step_time=self.result.step_time,
             step_band=self.result.band,
             gpus=self.site.gpus,
@@ -183,11 +188,11 @@ class _Task:
             reliability=reliability,
             site=self.site,
             saving=storing.saving(interval),
-            work=self._first,
+            work=self.work,
             load=storing.read,
             stop=storing.stop,
             pace=self.states,
-            most=min(LONGEST * self._first, MOST_FAILURES * mean_time_to_interruption(reliability, self.site)),
+            most=min(LONGEST * self.work, MOST_FAILURES * mean_time_to_interruption(reliability, self.site)),
         )
 
     # What is best
@@ -242,7 +247,7 @@ class _Task:
     def _few(self, terms: Terms) -> list[Run]:
         """As many runs as have enough failures to tell apart what is tried."""
         between = mean_time_to_interruption(terms.reliability, self.site)
-        expected = self._first / between if between > 0.0 else math.inf
+        expected = self.work / between if between > 0.0 else math.inf
         many = _MOST if expected == 0.0 else int(min(_MOST, max(_FEWEST, math.ceil(_EVENTS / expected))))
         most = min(_SHORTER * terms.most, 2.0 * _EVENTS / many * between)
         return self.runs.of(replace(terms, most=max(most, terms.work if expected < _EVENTS else 0.0)), range(many))

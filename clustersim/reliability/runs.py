@@ -74,8 +74,7 @@ class Runs:
                 if done is not None:
                     done(run)
                 continue
-            if run not in self._paces:
-                self._paces[run] = self.simulate(*run)
+            self._pace(*run)
             packed[0] = self._packed(terms)
             waiting.append(number)
         return [found[number] for number in numbers]
@@ -83,8 +82,14 @@ class Runs:
     def timeline(self, terms: Terms, number: int) -> list[Piece]:
         """What a run that was made spent its time on."""
         record: list[Piece] = []
-        _job(replace(terms, pace=self._known), self.seed, number, record).run()
+        _job(replace(terms, pace=self._pace), self.seed, number, record).run()
         return record
+
+    def _pace(self, missing: int, slower: Slower | None) -> tuple[str, float]:
+        """The pace in a state, simulated if it was not yet."""
+        if (missing, slower) not in self._paces:
+            self._paces[missing, slower] = self.simulate(missing, slower)
+        return self._paces[missing, slower]
 
     @property
     def _known(self) -> Known:

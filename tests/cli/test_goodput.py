@@ -91,6 +91,8 @@ def test_a_kept_calculation_goes_on_where_it_was(clustersim: Run, plan: Path, tm
     kept.write_text("\n".join([*lines, lines[-1][:40]]), encoding="utf-8")  # a line that was cut off
     again = json.loads(clustersim("goodput", plan, *FEW, "--resume", store, "--json", "-").stdout)
     assert again | {"wall_s": 0.0} == whole | {"wall_s": 0.0}
+    full = json.loads(clustersim("goodput", plan, *FEW, "--resume", store, "--json", "-").stdout)
+    assert full | {"wall_s": 0.0} == whole | {"wall_s": 0.0}
     other = clustersim("goodput", plan, *FEW, "--seed", "3", "--resume", store)
     assert other.returncode == 2
     assert "is of another calculation" in other.stderr
