@@ -1,4 +1,4 @@
-"""What README tells a stranger to type must exist."""
+"""What README and the manual tell a stranger to type must exist."""
 
 import re
 import shlex
@@ -15,6 +15,9 @@ from clustersim.schedules.notation import format_order
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
+PAGES = {path.name: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
+MANUAL = "\n".join([README, *PAGES.values()])
+MOST_LINES = 150
 
 
 def commands() -> list[str]:
@@ -44,7 +47,7 @@ def test_the_files_and_extras_that_the_commands_name_exist() -> None:
 def typed() -> list[list[str]]:
     """Words of every command in a console: each line, or where one begins with $ and answers follow, those with $."""
     found: list[str] = []
-    for block in re.findall(r"```console\n(.*?)```", README, re.DOTALL):
+    for block in re.findall(r"```console\n(.*?)```", MANUAL, re.DOTALL):
         lines = block.splitlines()
         prompted = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
         found += prompted or lines
@@ -55,7 +58,7 @@ def names() -> set[str]:
     return {command.callback.__name__ for command in app.registered_commands if command.callback}
 
 
-def test_the_calibrations_in_readme_are_commands_with_these_options() -> None:
+def test_the_calibrations_in_the_manual_are_commands_with_these_options() -> None:
     """Parsed, not run: what argparse does not know ends the test."""
     lines = typed()
     calibrations = [line[line.index("calibrate") + 1 :] for line in lines if "calibrate" in line]
@@ -74,25 +77,53 @@ def test_the_picture_is_there() -> None:
     assert all((ROOT / picture).is_file() for picture in pictures)
 
 
+def test_readme_is_read_in_minutes() -> None:
+    assert len(README.splitlines()) <= MOST_LINES
+
+
+def test_links_lead_somewhere() -> None:
+    """To files that are there, and to headings of the manual."""
+    for name, text in (("README.md", README), *((f"docs/{name}", page) for name, page in PAGES.items())):
+        plain = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+        for target in re.findall(r"\]\((?!https?:)(.+?)\)", plain):
+            file, _, heading = target.partition("#")
+            path = (ROOT / name).parent / file if file else ROOT / name
+            assert path.exists(), f"{name}: {target}"
+            if heading:
+                heads = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+                assert heading in {re.sub(r"[^a-z0-9 -]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+def test_every_page_of_the_manual_is_linked_from_readme() -> None:
+    assert all(f"(docs/{name})" in README for name in PAGES)
+
+
+def test_the_scenario_in_readme_is_one() -> None:
+    from clustersim.scenario import Scenario
+
+    (block,) = re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
+    assert Scenario.from_mapping(yaml.safe_load(block)).layout.world == 512
+
+
 def test_the_commands_in_the_table_are_the_commands() -> None:
     told = set(re.findall(r"^\| `clustersim (\w+)", README, re.MULTILINE))
     assert told == names()
 
 
 def scenarios() -> list[dict[str, Any]]:
-    return [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)]
+    return [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", PAGES["scenario.md"], re.DOTALL)]
 
 
-def test_the_scenario_in_readme_is_a_scenario_and_so_are_the_parts_that_replace_its_own() -> None:
+def test_the_scenario_of_the_manual_is_a_scenario_and_so_are_the_parts_that_replace_its_own() -> None:
     from clustersim.scenario import Scenario
 
     whole, *parts = scenarios()
     assert len(parts) == 4
     for part in ({}, *parts):
-        assert Scenario.from_mapping({**whole, **part}, source="README.md").layout.world == 16384
+        assert Scenario.from_mapping({**whole, **part}, source="scenario.md").layout.world == 16384
 
 
-def test_the_inline_model_in_readme_has_the_defaults_that_it_tells() -> None:
+def test_the_inline_model_of_the_manual_has_the_defaults_that_it_tells() -> None:
     from clustersim.scenario import Scenario
 
     whole, own, *_ = scenarios()
@@ -101,13 +132,13 @@ def test_the_inline_model_in_readme_has_the_defaults_that_it_tells() -> None:
     assert models[0] == models[1]
 
 
-def test_the_schedules_from_outside_in_readme_are_schedules(tmp_path: Path) -> None:
+def test_the_schedules_from_outside_in_the_manual_are_schedules(tmp_path: Path) -> None:
     """Its lines and its class, in a scenario of two pipeline ranks and one microbatch."""
     from clustersim.scenario import Scenario
     from clustersim.scenario.sections.schedule import ScheduleChoice
 
-    (rule,) = re.findall(r"```python\n(class MySchedule.*?)```", README, re.DOTALL)
-    lines = re.findall(r"^schedule: \{.*$", README, re.MULTILINE)
+    (rule,) = re.findall(r"```python\n(class MySchedule.*?)```", MANUAL, re.DOTALL)
+    lines = re.findall(r"^schedule: \{.*$", MANUAL, re.MULTILINE)
     (tmp_path / "my_module.py").write_text(rule)
     given = {
         "model": "llama-tiny", "cluster": {"name": "dgx-h100", "gpus": 2}, "layout": {"pp": 2},
@@ -121,26 +152,26 @@ def test_the_schedules_from_outside_in_readme_are_schedules(tmp_path: Path) -> N
         (tmp_path / "my.csv").write_text(format_order(found[-1]))
     assert len(found) == 3
     assert len(set(found)) == 1
-    assert {name for name in ScheduleChoice.keys() if name not in README} == set()  # noqa: SIM118
+    assert {name for name in ScheduleChoice.keys() if name not in MANUAL} == set()  # noqa: SIM118
 
 
-def test_every_key_of_a_scenario_stands_in_readme() -> None:
+def test_every_key_of_a_scenario_stands_in_the_manual() -> None:
     from clustersim.scenario.file import ScenarioFile
     from clustersim.scenario.sections.economics import PowerSection
     from clustersim.scenario.sections.model import LatentSection, ModelSection, PlacedExpertsSection
 
     whole, own, layers, experts, _ = scenarios()
     assert whole.keys() == ScenarioFile.keys().keys()
-    for section in ("layout", "training", "cost", "economics", "disturbances"):
+    for section in ("layout", "training", "cost", "economics", "reliability", "disturbances"):
         inner = ScenarioFile.at([section])
         assert inner is not None
         assert whole[section].keys() == inner.keys().keys()
-    assert all(f"{key}: " in README for key in PowerSection.keys())  # noqa: SIM118
+    assert all(f"{key}: " in MANUAL for key in PowerSection.keys())  # noqa: SIM118
     said = own["model"].keys() | layers["model"].keys() | experts["model"].keys()
     assert said == ModelSection.keys().keys() - {"path", "stack"}
     assert experts["model"]["experts"].keys() == PlacedExpertsSection.keys().keys()
     assert experts["model"]["latent"].keys() == LatentSection.keys().keys()
-    assert "`stack: [" in README
+    assert "`stack: [" in MANUAL
 
 
 def test_continuous_integration_runs_the_test_command_of_readme() -> None:
@@ -160,6 +191,6 @@ def test_continuous_integration_runs_what_the_test_command_leaves_out() -> None:
     assert re.search(r"-m '.*hypothesis.*' --hypothesis-profile=full", script)
 
 
-def test_every_shipped_cluster_stands_in_readme() -> None:
+def test_every_shipped_cluster_stands_in_the_manual() -> None:
     for name in shipped.names("clusters"):
-        assert re.search(rf"\b{name}\b", README), name
+        assert re.search(rf"\b{name}\b", MANUAL), name

@@ -1,4 +1,4 @@
-"""Predicted steps of published runs stay as good as README says."""
+"""Predicted steps of published runs stay as good as the manual says."""
 
 import re
 from pathlib import Path
@@ -13,9 +13,9 @@ from clustersim.validation.software import software_of
 from clustersim.validation.steps import compare_steps, read_steps
 from clustersim.validation.summary import DENSE, MIXTURES, Summary, summary_of_steps
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "validation.md"
 WORSE = 0.005
-"""How much a source's mean error may rise over README's table before this fails: half a point."""
+"""How much a source's mean error may rise over the table of docs/validation.md before this fails: half a point."""
 LEAST = 5  # cases of a source that says something of itself
 LINE = re.compile(r"^ *(?P<source>[A-Za-z][^%\n]*?)  +(?P<cases>[\d,]+) +\d+ +(?P<mean>[\d.]+)% ", re.MULTILINE)
 
@@ -29,8 +29,8 @@ def summary() -> Summary:
 
 
 def table() -> dict[str, tuple[int, float]]:
-    """Cases and mean error of every source and part of a source in README's table of steps."""
-    text = README.read_text(encoding="utf-8")
+    """Cases and mean error of every source and part of a source in the table of steps of docs/validation.md."""
+    text = PAGE.read_text(encoding="utf-8")
     block = text[text.index("step time: predicted against measured") :].split("```", 1)[0]
     found = {
         match["source"]: (int(match["cases"].replace(",", "")), float(match["mean"]) / 100)
@@ -53,7 +53,7 @@ def test_no_source_is_worse_than_readme_says(summary: Summary) -> None:
 def test_sources_count_once_in_the_mean_that_is_aimed_at(summary: Summary) -> None:
     """Where it is known what the software does and what was run (quality A and B), half a point above what they are.
 
-    Two sources of five cases or more are far off, and README says so: long contexts with optimizers on the host, and
+    Two sources of five cases or more are far off, and the manual says so: long contexts with optimizers on the host, and
     reductions that nothing hides over RoCE.
     """
     known = {case.text("case_id") for case in read_steps() if is_dense(case) and software_of(case).known}

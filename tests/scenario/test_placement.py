@@ -50,7 +50,7 @@ def test_what_a_file_says_is_where_ranks_are(
 
 
 def test_none_is_no_placement(mapping: dict[str, Any]) -> None:
-    """As README's table writes it, and to take a file's placement away on the command line."""
+    """As the manual's table writes it, and to take a file's placement away on the command line."""
     scattered = Scenario.from_mapping(mapping, ["cluster.placement={scatter: nodes}"])
     plain = Scenario.from_mapping(mapping)
     assert isinstance(scattered.cluster.fabric, Placed)
