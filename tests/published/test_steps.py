@@ -53,8 +53,8 @@ def test_no_source_is_worse_than_readme_says(summary: Summary) -> None:
 def test_sources_count_once_in_the_mean_that_is_aimed_at(summary: Summary) -> None:
     """Where it is known what the software does and what was run (quality A and B), half a point above what they are.
 
-    Two sources of five cases or more are far off, and the manual says so: long contexts with optimizers on the host, and
-    reductions that nothing hides over RoCE.
+    Two sources of five cases or more are far off, and the manual says so: long contexts with optimizers on the host,
+    and reductions that nothing hides over RoCE.
     """
     known = {case.text("case_id") for case in read_steps() if is_dense(case) and software_of(case).known}
     sources = by_source(each for each in summary.comparisons if each.case_id in known)
