@@ -309,6 +309,15 @@ def presets() -> None:
 
 
 @app.command()
+def schema() -> None:
+    """Print the JSON Schema of scenario files, with which editors complete and check them."""
+    from clustersim.cli.outputs import STDOUT, write_json
+    from clustersim.scenario.schema import scenario_schema
+
+    write_json(scenario_schema(), STDOUT)
+
+
+@app.command()
 def topology(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A shipped cluster, a topology file, or a scenario.")],
     overrides: Overrides = None,

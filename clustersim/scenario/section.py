@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from decimal import Decimal
 from enum import Enum
-from typing import Annotated, Any, ClassVar, Self, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -39,7 +39,7 @@ def member(kind: type[Enum], *legal: Enum, absent: str | None = None) -> BeforeV
             return names[value]
         raise mistake(f"{shown(value)} is unknown; {nearest(str(value), names)}")
 
-    return BeforeValidator(read)
+    return BeforeValidator(read, json_schema_input_type=Literal[tuple(names)])
 
 
 def _size(value: object) -> float:

@@ -1,0 +1,76 @@
+"""What may a scenario file say, for editors? JSON Schema (draft 2020-12), made from the sections that read it.
+
+Editors complete keys and check what sections check of shapes and words. What reads a value itself (quantities with
+units, rates, shares) is left to it: the schema lets it through.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import core_schema
+
+from clustersim.scenario.file import ScenarioFile
+from clustersim.scenario.section import Choice, Section, Shipped
+
+_READERS: Final = (Section, Shipped, Choice)
+_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+
+
+def scenario_schema() -> dict[str, Any]:
+    """The schema of a scenario file."""
+    found = ScenarioFile.model_json_schema(schema_generator=_Sections)
+    return {"$schema": _DIALECT, "title": "clustersim scenario", **_plain(found)}
+
+
+class _Sections(GenerateJsonSchema):
+    """Sections as users write them: also by their shorthand, and what a validator reads as it likes."""
+
+    def function_before_schema(self, schema: core_schema.BeforeValidatorFunctionSchema) -> JsonSchemaValue:
+        """What stands behind something that reads a value first."""
+        if "json_schema_input_schema" in schema:
+            return self.generate_inner(schema["json_schema_input_schema"])
+        return self.generate_inner(schema["schema"]) if _is_of_section(schema) else {}
+
+    def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
+        """A section, or its shorthand."""
+        written = super().model_schema(schema)
+        short = _shorthand(schema["cls"])
+        return written if short is None else {"anyOf": [short, written]}
+
+
+def _is_of_section(schema: Any) -> bool:
+    """Whether validators stand before the keys of a section, and not before a value."""
+    while "schema" in schema:
+        schema = schema["schema"]
+    return bool(schema["type"] == "model-fields")
+
+
+def _shorthand(section: type) -> JsonSchemaValue | None:
+    """What a section may be written as beside a mapping."""
+    if not issubclass(section, Section):
+        return None
+    own = all("written_out" not in vars(each) for each in section.__mro__ if each not in _READERS)
+    if issubclass(section, Choice) and section.words:
+        return {"enum": [*section.words]} if own else {"anyOf": [{"enum": [*section.words]}, {"type": "string"}]}
+    if not own:
+        return {"not": {"type": "object"}}
+    return None if section.short is None else {"type": ["string", "number"]}
+
+
+def _plain(schema: Any) -> Any:
+    """Without titles, which repeat keys, and without defaults that are written out in other words than a file's."""
+    if isinstance(schema, list):
+        return [_plain(each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    keys = {
+        key: value
+        for key, value in schema.items()
+        if not (key == "title" and isinstance(value, str)) and not (key == "default" and not _told(value))
+    }
+    return {key: _plain(value) for key, value in keys.items()}
+
+
+def _told(default: object) -> bool:
+    return isinstance(default, (bool, int, float, str))
