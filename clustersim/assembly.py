@@ -5,7 +5,7 @@ order (`order_of`), as which tasks (`lowered`), on which machines and links, and
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -29,7 +29,7 @@ from clustersim.cost.recorded_host import host_of
 from clustersim.cost.roofline import Roofline
 from clustersim.cost.sharing import Alone, Sharing, sharing
 from clustersim.cost.symmetry import alike, alike_shared, all_apart
-from clustersim.cost.timing import ExchangeCost, KernelCost
+from clustersim.cost.timing import ExchangeCost
 from clustersim.cost.uneven import UnevenExchanges
 from clustersim.errors import InputError
 from clustersim.hardware.accelerator import Accelerator
@@ -37,8 +37,8 @@ from clustersim.hardware.efficiency import InTraining
 from clustersim.lowering.profile import profiled
 from clustersim.lowering.step import lower
 from clustersim.lowering.steps import repeat
-from clustersim.parallel.groups import process_groups
-from clustersim.parallel.mesh import HOST_ROLE
+from clustersim.parallel.groups import groups_of
+from clustersim.parallel.mesh import HOST_ROLE, Role
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import Order
 from clustersim.program.program import EVEN, Groups, Program
@@ -128,16 +128,14 @@ def order_of(scenario: Scenario, plan: Plan) -> Order:
     return profiled(scenario.run_schedule, plan, kernels).order(plan.layout.pp, plan.microbatches)
 
 
-def kernel_costs_of(scenario: Scenario) -> tuple[KernelCost, ...]:
-    """What kernels take in the job's step, on each kind of its accelerators at full speed."""
-    return tuple(_machine(scenario, each).kernels for each in scenario.cluster.kinds()[0])
+def machines_of(scenario: Setup) -> tuple[Machine, ...]:
+    """What the job's kernels run on: each kind of its accelerators at full speed."""
+    return tuple(_machine(scenario, each) for each in scenario.cluster.kinds()[0])
 
 
-def exchanges_within(scenario: Scenario, roles: Collection[str]) -> ExchangeCost:
-    """What collectives of some roles take, alone on their links."""
-    layout = scenario.layout
-    every = process_groups(layout, scenario.placement)
-    return _between(scenario, {name: groups for name, groups in every.items() if name in roles})
+def exchanges_within(scenario: Setup, roles: Iterable[Role]) -> ExchangeCost:
+    """What collectives of some roles take, alone on their links; of roles whose groups are on no pipeline's ways."""
+    return _between(scenario, groups_of(scenario.layout, roles))
 
 
 def lowered(scenario: Scenario, plan: Plan) -> Program:
@@ -204,12 +202,12 @@ def _uneven(scenario: Scenario, program: Program, exchanges: Others) -> Others:
     return exchanges if program.loads is EVEN else UnevenExchanges(exchanges, program, fabric)
 
 
-def _nodes(scenario: Scenario) -> IntArray:
+def _nodes(scenario: Setup) -> IntArray:
     """The node of every rank: [ranks]."""
     return scenario.cluster.fabric.nodes(np.arange(scenario.layout.world))
 
 
-def _between(scenario: Scenario, groups: Mapping[str, Groups]) -> CommunicationCost | RecordedExchanges:
+def _between(scenario: Setup, groups: Mapping[str, Groups]) -> CommunicationCost | RecordedExchanges:
     cluster, settings = scenario.cluster, scenario.cost
     model = CommunicationCost(cluster.fabric, library_of(scenario), groups)
     if settings.record is None or scenario.disturbances.network:
@@ -220,7 +218,7 @@ def _between(scenario: Scenario, groups: Mapping[str, Groups]) -> CommunicationC
     return RecordedExchanges(model, record, groups, nodes=_nodes(scenario))
 
 
-def library_of(scenario: Scenario) -> Library:
+def library_of(scenario: Setup) -> Library:
     """The cluster's library, with what the user has left of its offers."""
     library = load_library(scenario.cluster.library)
     library = replace(library, published=library.published and scenario.cluster.measured)
@@ -242,7 +240,7 @@ def _machines(scenario: Scenario) -> Machines:
     return Machines(tuple(machines), of.reshape(-1))
 
 
-def _machine(scenario: Scenario, accelerator: Accelerator) -> Machine:
+def _machine(scenario: Setup, accelerator: Accelerator) -> Machine:
     """An accelerator at its full speed, as it was measured if there is a record of it, and its host."""
     record = scenario.cost.record
     if record is not None and record.device.accelerator != accelerator.name:
@@ -252,7 +250,7 @@ def _machine(scenario: Scenario, accelerator: Accelerator) -> Machine:
     return Machine(kernels, interference, host_of(record, scenario.framework, scenario.layout))
 
 
-def _interference(scenario: Scenario, accelerator: Accelerator, record: Record | None) -> Interference:
+def _interference(scenario: Setup, accelerator: Accelerator, record: Record | None) -> Interference:
     """What the scenario says, or else what was measured, or else what the accelerator's file says."""
     given, measured = scenario.cost.interference, None if record is None else record.interference
     if given is None and measured is not None:
@@ -260,7 +258,7 @@ def _interference(scenario: Scenario, accelerator: Accelerator, record: Record |
     return Interference.equal(accelerator.interference if given is None else given)
 
 
-def _in_step(scenario: Scenario, accelerator: Accelerator, record: Record | None) -> InStep:
+def _in_step(scenario: Setup, accelerator: Accelerator, record: Record | None) -> InStep:
     """What the kernels of a step take, from what they take alone by a record or by the model.
 
     The same for all layouts of a job, of which a search tries many: so the last ones are remembered, with what they

@@ -63,7 +63,7 @@ def fits(scenario: Scenario) -> bool:
     return host is None or host.fits
 
 
-def states_fit(scenario: Scenario) -> bool:
+def states_fit(scenario: Setup) -> bool:
     """Whether what stays for the whole step, whatever the microbatches and what is computed again, would fit alone."""
     footprint = footprint_of(scenario, plan_of(scenario))
     sizes = (footprint.resident(rank) for rank in range(scenario.layout.pp))
@@ -101,7 +101,7 @@ def footprint_of(scenario: Setup, plan: Plan) -> Footprint:
     return Footprint(plan, scenario.framework, scenario.cluster.accelerator.context_bytes)
 
 
-def capacities_of(scenario: Scenario) -> tuple[Bytes, ...]:
+def capacities_of(scenario: Setup) -> tuple[Bytes, ...]:
     """Memory of the smallest GPU of each pipeline rank."""
     accelerators, kind = scenario.cluster.kinds()
     memory = np.array([accelerator.memory_bytes for accelerator in accelerators])

@@ -101,14 +101,14 @@ class Units:
 
     def _build(self, stage: Stage) -> tuple[Unit, ...]:
         every = [run for run in self.plan.runs(stage) for _ in range(run.layers.count)]
-        layers = [self._layer(*each) for each in zip(every, self.plan.load_numbers(stage), strict=True)]
-        before = [self._embedding(self.plan.embedding)] if stage.embedding else []
-        further = [self._embedding(each) for each in self.plan.embeddings_of(stage)]
+        layers = [self.layer(*each) for each in zip(every, self.plan.load_numbers(stage), strict=True)]
+        before = [self.embedding(self.plan.embedding)] if stage.embedding else []
+        further = [self.embedding(each) for each in self.plan.embeddings_of(stage)]
         behind = len(layers) - stage.ahead
-        after = [self._head(self.plan.head_of(stage))] if stage.head else []
+        after = [self.head(self.plan.head_of(stage))] if stage.head else []
         return (*before, *layers[:behind], *further, *layers[behind:], *after)
 
-    def _layer(self, run: Run, load: int | None) -> Unit:
+    def layer(self, run: Run, load: int | None) -> Unit:
         """A layer of a run; load: number of its own."""
         spec, again = run.layers.spec, run.again
         found = self._layers.get((spec, again, run.offloaded, load))
@@ -131,11 +131,13 @@ class Units:
                 return operations_again(layer, sharding, early_stop=early_stop)
         return forward_again(layer, sharding, early_stop=early_stop) if again else []
 
-    def _embedding(self, first: Layer) -> Unit:
+    def embedding(self, first: Layer) -> Unit:
+        """An embedding of the plan's."""
         sharding = replace(self.plan.sharding(), enters=False)
         return self._without_gradients(_unit("embedding", first, sharding, []))
 
-    def _head(self, last: Layer) -> Unit:
+    def head(self, last: Layer) -> Unit:
+        """A head of the plan's."""
         sharding = replace(self.plan.sharding(), leaves=False)
         unit = _unit("head", last, sharding, [])
         reductions = (1 + self.plan.model.mtp_layers) * sharding.over_vocabulary(self.plan.shard.tokens)

@@ -6,7 +6,7 @@ says: the ranks that hold the embedding's matrix, or ordered pairs that send to 
 each other, those of a pair are half of the data-parallel axis apart.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -32,9 +32,18 @@ def process_groups(layout: Layout, placement: Placement, tables: Sequence[int] |
     return {name: groups for name, groups in made.items() if len(groups.members)}
 
 
+def groups_of(layout: Layout, roles: Iterable[Role]) -> dict[str, Groups]:
+    """The groups of some roles that hold all who differ along axes, whatever the placement of stages."""
+    return {role.name: _whole(layout, role) for role in roles if role.mesh in layout.meshes}
+
+
+def _whole(layout: Layout, role: Role) -> Groups:
+    return Groups(role.name, layout.meshes[role.mesh].members(*role.axes))
+
+
 def _groups(layout: Layout, role: Role, placement: Placement, tables: Sequence[int]) -> Groups:
     if role.span is Span.ALL:
-        return Groups(role.name, layout.meshes[role.mesh].members(*role.axes))
+        return _whole(layout, role)
     if role.span is Span.TABLES:
         return Groups(role.name, _along(layout, [tables] if len(tables) > 1 else [], len(tables)))
     hops = placement.hops(WAYS[role])

@@ -15,6 +15,8 @@ are kept split, which costs one more all-gather in backward (section 4.2.2).
 """
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Final
 
 from clustersim.dtypes import DType
 from clustersim.units import Bytes
@@ -106,6 +108,11 @@ class _Heads:
         return None if window is None or window >= keys else window
 
 
+_REMEMBERED: Final = 256
+"""Layers of so many plans: those of the candidates of a search differ in few things, and mostly not in their layers."""
+
+
+@lru_cache(maxsize=_REMEMBERED)
 def layer(model: Model, spec: LayerSpec, training: Training, shard: Shard) -> Layer:
     """One transformer layer. Degrees must divide heads and ffn (the scenario door has checked)."""
     rank = OnRank(model, training.wide if spec.wide else training, shard)
@@ -183,6 +190,7 @@ def _summed(rank: OnRank, name: str) -> Operator:
     return streamed(Region.REPLICATED, name, rank.dtype, over, (over.over(rank.shard.tokens, rank.model.hidden),))
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def embedding(model: Model, training: Training, shard: Shard) -> Layer:
     """Token lookup (each rank looks up its part of the vocabulary), learned positions, norm, dropout."""
     rank = OnRank(model, training, shard)
@@ -196,6 +204,7 @@ def embedding(model: Model, training: Training, shard: Shard) -> Layer:
     return adapted(Layer(tuple(chosen), float(shard.tokens * _TOKEN_ID_BYTES)), training, shard)
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def head(model: Model, training: Training, shard: Shard) -> Layer:
     """Final norm, logits, loss. The logits' weight is counted here, tied or not; FP8 leaves the logits in BF16.
 

@@ -8,11 +8,13 @@ from typing import Final
 from clustersim.errors import InputError
 from clustersim.fitting import states_fit
 from clustersim.planning.search.bounds import lower_bound
+from clustersim.planning.search.drafts import drafts_of
 from clustersim.planning.search.executors import Shared
+from clustersim.planning.search.jobs import Job
 from clustersim.planning.search.keys import PASSING, RECOMPUTE
 from clustersim.planning.search.objective import Objective
 from clustersim.planning.search.space import Candidate, Space
-from clustersim.workload.training import FullRecompute, NoRecompute
+from clustersim.workload.training import FullRecompute, NoRecompute, Recompute, SelectiveRecompute
 
 MEMORY_OF_STATES: Final = "weights and states do not fit in memory"
 
@@ -36,24 +38,48 @@ def families(candidates: Iterable[Candidate]) -> Iterator[list[Candidate]]:
 
 
 def ladders(space: Space, weighed: Iterable[Weighed]) -> list[list[Weighed]]:
-    """Layouts of which the first that fits is wanted: those that differ in how many whole layers they compute again.
+    """Layouts of which the first that fits is wanted: those that differ in how much they compute again.
 
-    More of them is slower, and needed only where less does not fit; where somebody chose what is computed again, and
-    for all that computes modules again, each is by itself. Each ladder, and all of them, best bounds first.
+    More of it is slower, and needed only where less does not fit. Where somebody chose what is computed again, each is
+    by itself, and so is what computes other things again than the rest. Each ladder, and all of them, best bounds
+    first.
     """
+    rungs = [() if RECOMPUTE in space.named else _rungs(job) for job in space.jobs]
     found: dict[object, list[Weighed]] = {}
     for each in sorted(weighed, key=lambda each: (each.bound or 0.0, each.candidate.plainness)):
-        alone = RECOMPUTE in space.named or not _of_layers(space, each.candidate)
+        alone = _recompute(space, each.candidate) not in rungs[each.candidate.job]
         found.setdefault(each.candidate if alone else _without(each.candidate, (RECOMPUTE,)), []).append(each)
     return [*found.values()]
 
 
-def _of_layers(space: Space, candidate: Candidate) -> bool:
-    """Whether it computes some, all or none of its layers again, each as a whole."""
+def _rungs(job: Job) -> Sequence[Recompute]:
+    """What a job's layouts may compute again, each all that one before it does: whole layers before modules."""
+    every = [job.objects[RECOMPUTE, value] for value in job.values.get(RECOMPUTE, ())]
+    found: list[Recompute] = []
+    for each in sorted(every, key=lambda each: not isinstance(each, NoRecompute | FullRecompute)):
+        if all(_has(each, other) or _has(other, each) for other in found):
+            found.append(each)
+    return found
+
+
+def _has(one: Recompute, other: Recompute) -> bool:
+    """Whether one computes all again that the other does."""
+    match one, other:
+        case (_, NoRecompute()) | (FullRecompute(None), _):
+            return True
+        case FullRecompute(int() as layers), FullRecompute(int() as fewer):
+            return layers >= fewer
+        case SelectiveRecompute(modules), SelectiveRecompute(fewer):
+            return modules >= fewer
+    return False
+
+
+def _recompute(space: Space, candidate: Candidate) -> Recompute:
+    """What it computes again."""
     job = space.jobs[candidate.job]
     values = (each.partition("=")[2] for each in candidate.overrides if each.startswith(f"{RECOMPUTE}="))
-    recompute = next((job.objects[RECOMPUTE, value] for value in values), job.setup.training.recompute)
-    return isinstance(recompute, NoRecompute | FullRecompute)
+    found: Recompute = next((job.objects[RECOMPUTE, value] for value in values), job.setup.training.recompute)
+    return found
 
 
 def _without(candidate: Candidate, keys: Collection[str]) -> tuple[int, tuple[str, ...]]:
@@ -64,21 +90,15 @@ def _without(candidate: Candidate, keys: Collection[str]) -> tuple[int, tuple[st
 def weigh(shared: Shared, objective: Objective, family: Sequence[Candidate]) -> list[Weighed]:
     """What can be said of a family without simulating it, but for whether activations fit beside states."""
     found: list[Weighed] = []
-    fresh = True
+    fresh, drafts = True, drafts_of(shared)
     for place, candidate in enumerate(family):
         try:
-            changed = shared().changed(candidate.overrides)
+            setup = drafts.setup(candidate.overrides)
         except InputError as error:
-            found.append(Weighed(candidate, None, _first(error)))
+            found.append(Weighed(candidate, None, str(error)))
             continue
-        if fresh and not states_fit(changed):
+        if fresh and not states_fit(setup):
             return [*found, *(Weighed(each, None, MEMORY_OF_STATES) for each in family[place:])]
         fresh = False
-        found.append(Weighed(candidate, objective.least(changed, lower_bound(changed))))
+        found.append(Weighed(candidate, objective.least(setup, lower_bound(setup))))
     return found
-
-
-def _first(error: InputError) -> str:
-    """The first of the sentences of a refusal, which begins with the key that it is about."""
-    lines = str(error).splitlines()
-    return (lines[1] if len(lines) > 1 else lines[0].partition(": ")[2]).strip(" -")

@@ -1,0 +1,91 @@
+"""A layout drafted from others is what reading it makes, and its bound what it is where nothing is remembered."""
+
+from dataclasses import fields
+from functools import cache
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clustersim.errors import InputError
+from clustersim.planning.search import Space, bounds
+from clustersim.planning.search.drafts import Drafts
+from clustersim.planning.search.space import Candidate
+from clustersim.planning.search.weighing import Weighed, ladders
+from clustersim.scenario import Scenario
+from clustersim.scenario.setup import Setup
+from tests.conftest import examples
+from tests.planning.search.jobs import job
+
+JOBS: list[tuple[bool, tuple[str, ...]]] = [
+    (False, ()),
+    (False, ("framework.name=pytorch", "layout.data=fsdp")),
+    (True, ()),
+    (True, ("layout.etp=2", "layout.tp=2", "layout.sequence_parallel=true", "schedule=dualpipev")),
+]
+SCHEDULES = ["1f1b", "{interleaved: {chunks: 2}}", "zb-v", "dualpipe", "dualpipev"]
+
+
+@cache
+def drafted(number: int) -> tuple[Scenario, Drafts, list[Candidate]]:
+    mixture, overrides = JOBS[number]
+    scenario = job(*overrides, mixture=mixture)
+    return scenario, Drafts(scenario), [*Space.of(scenario, vary={"schedule": SCHEDULES}).candidates({})]
+
+
+@examples(100)
+@given(number=st.sampled_from(range(len(JOBS))), data=st.data())
+def test_a_draft_is_what_is_read(number: int, data: st.DataObject) -> None:
+    scenario, drafts, candidates = drafted(number)
+    overrides = data.draw(st.sampled_from(candidates)).overrides
+    try:
+        read = scenario.changed(overrides)
+    except InputError as error:
+        with pytest.raises(InputError) as refused:
+            drafts.setup(overrides)
+        assert str(refused.value) in str(error)
+        return
+    made = drafts.setup(overrides)
+    assert {each: getattr(made, each) for each in compared()} == {each: getattr(read, each) for each in compared()}
+    assert made.cluster.fabric is read.cluster.fabric
+
+
+def compared() -> list[str]:
+    return [each.name for each in fields(Setup) if each.name != "cluster"]
+
+
+@examples(60)
+@given(number=st.sampled_from(range(len(JOBS))), data=st.data())
+def test_what_is_remembered_changes_no_bound(number: int, data: st.DataObject) -> None:
+    _, drafts, candidates = drafted(number)
+    try:
+        setup = drafts.setup(data.draw(st.sampled_from(candidates)).overrides)
+    except InputError:
+        return
+    warm = bounds.lower_bound(setup)
+    bounds.forget()
+    assert bounds.lower_bound(setup) == warm
+
+
+def test_whole_sections_are_read_in_their_order() -> None:
+    scenario = job()
+    overrides = ("layout.tp=4", "layout={tp: 2, pp: 4, data: zero1}")
+    assert Drafts(scenario).setup(overrides).layout == scenario.changed(overrides).layout
+
+
+def test_modules_computed_again_are_rungs_where_they_are_part_of_one_another() -> None:
+    """Full recomputation runs the modules again, too; the core alone and a layer of several have no order."""
+    space = Space.of(job(mixture=True))
+    family = [each for each in space.candidates({}) if each.overrides[0] == "layout.tp=1"]
+    found = ladders(space, [Weighed(each, 1.0) for each in family])
+    assert {len(each) for each in found} == {3}  # none, modules, full
+    dense = Space.of(job("training.attention=standard"))
+    kinds = [
+        told
+        for ladder in ladders(dense, [Weighed(each, 1.0) for each in dense.candidates({})])
+        for told in [
+            {each.partition("=")[2] for one in ladder for each in one.candidate.overrides if "recompute" in each}
+        ]
+    ]
+    assert {"selective"} in kinds
+    assert {"none", "full", "{layers: 1}"} in kinds
