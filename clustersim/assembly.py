@@ -5,8 +5,9 @@ order (`order_of`), as which tasks (`lowered`), on which machines and links, and
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -37,6 +38,7 @@ from clustersim.hardware.efficiency import InTraining
 from clustersim.lowering.profile import profiled
 from clustersim.lowering.step import lower
 from clustersim.lowering.steps import repeat
+from clustersim.memory.ledger import Turns, in_turns
 from clustersim.parallel.groups import groups_of
 from clustersim.parallel.mesh import HOST_ROLE, Role
 from clustersim.parallel.plan import Plan
@@ -47,6 +49,7 @@ from clustersim.program.task import Block, Collective, Compute, HostExchange, Ov
 from clustersim.scenario import Contention, Scenario, Symmetry
 from clustersim.scenario.checks import problems
 from clustersim.scenario.setup import Setup
+from clustersim.schedules.schedule import Schedule
 from clustersim.workload.kernels import Kernel
 from clustersim.workload.training import Attention
 
@@ -124,8 +127,25 @@ def plan_of(scenario: Setup) -> Plan:
 
 def order_of(scenario: Scenario, plan: Plan) -> Order:
     """The order in which pipeline ranks work, as it is with the costs of the cluster's first kind of accelerator."""
+    return _ordering(scenario, plan).order(plan.layout.pp, plan.microbatches)
+
+
+def turns_of(scenario: Scenario, plan: Plan) -> tuple[Turns, ...]:
+    """Passes of each pipeline rank, one after the other; remembered, as many layouts of a search have the same."""
+    ordering, pp, many = _ordering(scenario, plan), plan.layout.pp, plan.microbatches
+    return _turns(ordering, pp, many) if isinstance(ordering, Hashable) else _turned(ordering, pp, many)
+
+
+def _ordering(scenario: Scenario, plan: Plan) -> Schedule:
     kernels = _machine(scenario, scenario.cluster.kinds()[0][0]).kernels
-    return profiled(scenario.run_schedule, plan, kernels).order(plan.layout.pp, plan.microbatches)
+    return profiled(scenario.run_schedule, plan, kernels)
+
+
+def _turned(schedule: Schedule, pp: int, microbatches: int) -> tuple[Turns, ...]:
+    return tuple(map(in_turns, schedule.order(pp, microbatches)))
+
+
+_turns = lru_cache(maxsize=64)(_turned)
 
 
 def machines_of(scenario: Setup) -> tuple[Machine, ...]:

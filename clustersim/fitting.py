@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from clustersim.assembly import lowered, order_of, plan_of, require, require_offers
+from clustersim.assembly import lowered, order_of, plan_of, require, require_offers, turns_of
 from clustersim.errors import InputError
 from clustersim.memory.footprint import STATES, Footprint
 from clustersim.memory.host import HostUse, host_use
@@ -56,7 +56,7 @@ def check(scenario: Scenario) -> CheckReport:
 def fits(scenario: Scenario) -> bool:
     """Whether every GPU's peak is within its capacity, and what is offloaded within the hosts'."""
     plan = plan_of(scenario)
-    ledgers = ordered_ledgers(footprint_of(scenario, plan), order_of(scenario, plan))
+    ledgers = ordered_ledgers(footprint_of(scenario, plan), turns_of(scenario, plan))
     if any(each.peak > capacity for each, capacity in zip(ledgers, capacities_of(scenario), strict=True)):
         return False
     host = _host_use(scenario, plan)
@@ -87,7 +87,7 @@ def peak_memory(scenario: Scenario) -> Bytes:
 def ledgers_of(scenario: Scenario) -> tuple[Ledger, ...]:
     """Memory of the fullest GPU of every pipeline rank, over the number of its pass."""
     plan = plan_of(scenario)
-    return tuple(ordered_ledgers(footprint_of(scenario, plan), order_of(scenario, plan)))
+    return tuple(ordered_ledgers(footprint_of(scenario, plan), turns_of(scenario, plan)))
 
 
 def checkpoint_bytes(scenario: Setup) -> Bytes:
@@ -143,4 +143,4 @@ def suggestions(scenario: Scenario) -> tuple[str, ...]:
 
 def _peaks(scenario: Scenario, plan: Plan) -> list[Bytes]:
     """What the fullest GPU of each pipeline rank of a plan needs."""
-    return [each.peak for each in ordered_ledgers(footprint_of(scenario, plan), order_of(scenario, plan))]
+    return [each.peak for each in ordered_ledgers(footprint_of(scenario, plan), turns_of(scenario, plan))]

@@ -17,7 +17,7 @@ from clustersim.analysis.provenance import Expectation
 from clustersim.assembly import plan_of
 from clustersim.cost.record import Record
 from clustersim.memory.footprint import Footprint
-from clustersim.memory.ledger import in_order, ledger
+from clustersim.memory.ledger import in_turns, ordered_ledger
 from clustersim.parallel.data import FullyShard
 from clustersim.program.action import ActionKind
 from clustersim.program.task import Compute, Stream
@@ -82,7 +82,7 @@ def peak_allocated(scenario: Scenario) -> Bytes:
     footprint = Footprint(plan, Framework(fragmentation=1.0, communicator=0.0), context=0.0)
     order = scenario.run_schedule.order(plan.layout.pp, plan.microbatches)
     activations = Held(plan)
-    return max(ledger(footprint, activations, rank, in_order(each)).peak for rank, each in enumerate(order))
+    return max(ordered_ledger(footprint, activations, rank, in_turns(each)).peak for rank, each in enumerate(order))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from clustersim.arrays import FloatArray
+from clustersim.arrays import FloatArray, IntArray
 from clustersim.dtypes import DType
-from clustersim.memory.activations import Activations, Needs
+from clustersim.memory.activations import Activations
 from clustersim.memory.footprint import Category, Footprint
 from clustersim.parallel.data import NaiveDataParallel
 from clustersim.parallel.plan import Plan
@@ -28,6 +28,20 @@ class Pass(NamedTuple):
     action: Action
     start: Seconds
     end: Seconds
+
+
+class Turns(NamedTuple):
+    """Passes that run one after the other. kinds: stages and kinds of actions; numbers: [passes] of their kinds."""
+
+    kinds: tuple[tuple[int, ActionKind], ...]
+    numbers: IntArray
+
+
+def in_turns(steps: Iterable[Step]) -> Turns:
+    """Passes of steps, those of pairs one after the other."""
+    known: dict[tuple[int, ActionKind], int] = {}
+    numbers = [known.setdefault(action[:2], len(known)) for action in in_turn(steps)]
+    return Turns((*known,), np.array(numbers, dtype=np.int64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,28 +87,45 @@ def ledger(footprint: Footprint, activations: Activations, pipeline_rank: int, p
     return Ledger(times, np.cumsum(sizes), footprint.resident(pipeline_rank), footprint.framework.fragmentation)
 
 
+def ordered_ledger(footprint: Footprint, activations: Activations, pipeline_rank: int, turns: Turns) -> Ledger:
+    """The ledger of a rank that runs these passes one after the other, at the times 0, 1, 2 ...
+
+    A pair's peak is the same side by side: its backward has freed nothing before its forward has begun.
+    """
+    sizes = np.array([_change(activations, *each) for each in turns.kinds])
+    frees = np.array([kind is not ActionKind.FORWARD for _, kind in turns.kinds])
+    events = np.stack([np.ones_like(frees), frees], axis=1)[turns.numbers]  # [passes, 2] its begin, its end
+    times = np.arange(len(turns.numbers))[:, None] + np.array([0.0, 1.0])
+    held = np.cumsum(sizes[turns.numbers][events])
+    return Ledger(times[events], held, footprint.resident(pipeline_rank), footprint.framework.fragmentation)
+
+
 def _changes(activations: Activations, passes: Iterable[Pass]) -> Iterable[tuple[Seconds, int, Bytes]]:
     """(time, order at equal times: freed before allocated, bytes)."""
-    plan, outputs = activations.plan, _outputs(activations.plan)
-    needs: dict[tuple[int, ActionKind], Needs] = {}
+    known: dict[tuple[int, ActionKind], tuple[Bytes, Bytes]] = {}
     for action, start, end in passes:
         key = action.stage, action.kind
-        if key not in needs:
-            needs[key] = activations.needs(plan.stages[action.stage], action.kind)
-        kept, waiting, passing = needs[key]
-        kept += outputs
-        match action.kind:
-            case ActionKind.FORWARD:
-                yield start, 1, kept
-            case ActionKind.BACKWARD:
-                yield start, 1, passing
-                yield end, 0, -kept - passing
-            case ActionKind.INPUT_GRADIENT:
-                yield start, 1, passing
-                yield end, 0, waiting - kept - passing
-            case ActionKind.WEIGHT_GRADIENT:
-                yield start, 1, passing
-                yield end, 0, -waiting - passing
+        if key not in known:
+            known[key] = _change(activations, *key)
+        begins, ends = known[key]
+        yield start, 1, begins
+        if action.kind is not ActionKind.FORWARD:
+            yield end, 0, ends
+
+
+def _change(activations: Activations, stage: int, kind: ActionKind) -> tuple[Bytes, Bytes]:
+    """By how many bytes a rank holds more when a pass begins, and when it ends."""
+    kept, waiting, passing = activations.needs(activations.plan.stages[stage], kind)
+    kept += _outputs(activations.plan)
+    match kind:
+        case ActionKind.FORWARD:
+            return kept, 0.0
+        case ActionKind.BACKWARD:
+            return passing, -kept - passing
+        case ActionKind.INPUT_GRADIENT:
+            return passing, waiting - kept - passing
+        case ActionKind.WEIGHT_GRADIENT:
+            return passing, -waiting - passing
 
 
 def _outputs(plan: Plan) -> Bytes:
@@ -103,11 +134,3 @@ def _outputs(plan: Plan) -> Bytes:
         return 0.0
     tokens = (plan.layout.dp - 1) * plan.training.microbatch * plan.training.sequence
     return float(tokens * plan.model.vocab * (plan.training.recipe.activations.bytes + DType.FP32.bytes))
-
-
-def in_order(steps: Iterable[Step]) -> list[Pass]:
-    """Passes that run one after the other, at the times 0, 1, 2 ...
-
-    A pair's peak is the same side by side: its backward has freed nothing before its forward has begun.
-    """
-    return [Pass(action, float(number), number + 1.0) for number, action in enumerate(in_turn(steps))]

@@ -3,26 +3,26 @@
 The peak depends on the order, so whether a plan fits needs no simulation; over time it is drawn from a trace.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.memory.activations import Activations
 from clustersim.memory.footprint import Footprint
-from clustersim.memory.ledger import Ledger, Pass, in_order, ledger
-from clustersim.program.action import Action, Order
+from clustersim.memory.ledger import Ledger, Pass, Turns, ledger, ordered_ledger
+from clustersim.program.action import Action
 from clustersim.program.program import Program
 from clustersim.program.task import Compute, Stream
 from clustersim.trace.store import Trace
 from clustersim.units import Bytes
 
 
-def ordered_ledgers(footprint: Footprint, order: Order) -> Iterator[Ledger]:
+def ordered_ledgers(footprint: Footprint, turns: Iterable[Turns]) -> Iterator[Ledger]:
     """Memory of the fullest GPU of each pipeline rank, over the number of its pass."""
     activations = Activations(footprint.plan)
-    for rank, actions in enumerate(order):
-        yield ledger(footprint, activations, rank, in_order(actions))
+    for rank, own in enumerate(turns):
+        yield ordered_ledger(footprint, activations, rank, own)
 
 
 def timed_ledgers(footprint: Footprint, program: Program, trace: Trace) -> Iterator[Ledger]:

@@ -2,7 +2,7 @@
 
 from clustersim.memory.activations import Activations
 from clustersim.memory.footprint import Category, Footprint
-from clustersim.memory.ledger import Ledger, in_order, ledger
+from clustersim.memory.ledger import Ledger, in_turns, ordered_ledger
 from clustersim.parallel.plan import Plan
 from clustersim.schedules.schedule import Schedule
 from clustersim.workload.framework import Framework
@@ -20,4 +20,4 @@ def ledger_of(plan: Plan, rank: int = 0, order: Schedule | None = None, framewor
     """Of a rank that works through the plan's usual order, one pass after the other."""
     chosen = order or usual(plan.placement.chunks)
     actions = chosen.order(plan.layout.pp, plan.microbatches)[rank]
-    return ledger(Footprint(plan, framework, 0.0), Activations(plan), rank, in_order(actions))
+    return ordered_ledger(Footprint(plan, framework, 0.0), Activations(plan), rank, in_turns(actions))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from clustersim.memory.activations import Activations
 from clustersim.memory.footprint import Category, Footprint
-from clustersim.memory.ledger import Pass, in_order, ledger
+from clustersim.memory.ledger import Pass, in_turns, ledger, ordered_ledger
 from clustersim.parallel.data import NaiveDataParallel
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
@@ -96,7 +96,7 @@ def test_times_are_those_of_the_passes() -> None:
 def test_what_ends_is_freed_before_what_starts_at_the_same_time() -> None:
     of = plan(1, 2, layout=Layout(tp=8))
     alternating = [Action(0, F, 0), Action(0, B, 0), Action(0, F, 1), Action(0, B, 1)]
-    made = ledger(Footprint(of, BARE, 0.0), Activations(of), 0, in_order(alternating))
+    made = ordered_ledger(Footprint(of, BARE, 0.0), Activations(of), 0, in_turns(alternating))
     one = Activations(of).kept(of.stages[0]) + Activations(of).passing(of.stages[0])
     assert made.peak_activations == pytest.approx(one)
 
@@ -111,7 +111,7 @@ def test_the_peak_does_not_depend_on_how_long_passes_take(times: list[tuple[floa
         now = passes[-1].end
     footprint, activations = Footprint(of, BARE, 0.0), Activations(of)
     timed = ledger(footprint, activations, 0, passes).peak
-    assert timed == pytest.approx(ledger(footprint, activations, 0, in_order(actions)).peak)
+    assert timed == pytest.approx(ordered_ledger(footprint, activations, 0, in_turns(actions)).peak)
 
 
 @pytest.mark.parametrize("chunks", [1, 2])
@@ -136,7 +136,9 @@ def test_fragmentation_is_on_what_the_allocator_holds_only() -> None:
     """The driver's context and the communication library's buffers are not the allocator's."""
     of = plan(2, 4)
     bare, padded = (
-        ledger(Footprint(of, Framework(factor, 5e8), 1e9), Activations(of), 0, in_order(OneFOneB().order(2, 4)[0]))
+        ordered_ledger(
+            Footprint(of, Framework(factor, 5e8), 1e9), Activations(of), 0, in_turns(OneFOneB().order(2, 4)[0])
+        )
         for factor in (1.0, 1.05)
     )
     outside = bare.resident[Category.CONTEXT] + bare.resident[Category.COMMUNICATION]
@@ -179,8 +181,8 @@ def test_halves_free_what_was_kept_one_after_the_other(recompute: Recompute) -> 
     of = Plan(MODEL, Training(2048, 1, recompute=recompute), Layout(tp=8, pp=4))
     activations = Activations(of)
     for stage in of.stages:
-        passes = in_order([Action(stage.number, kind, 0) for kind in (F, I, W)])
-        made = ledger(Footprint(of, BARE, 0.0), activations, stage.number, passes)
+        turns = in_turns([Action(stage.number, kind, 0) for kind in (F, I, W)])
+        made = ordered_ledger(Footprint(of, BARE, 0.0), activations, stage.number, turns)
         kept, waiting = activations.kept(stage), activations.waiting(stage)
         extra = activations.passing(stage, I), activations.passing(stage, W)
         expected = [kept, kept + extra[0], waiting, waiting + extra[1], 0.0]
