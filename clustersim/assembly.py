@@ -5,9 +5,8 @@ order (`order_of`), as which tasks (`lowered`), on which machines and links, and
 """
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -46,6 +45,7 @@ from clustersim.program.action import Order
 from clustersim.program.program import EVEN, Groups, Program
 from clustersim.program.symmetry import Classes, unfolded
 from clustersim.program.task import Block, Collective, Compute, HostExchange, Overlap
+from clustersim.recent import lately
 from clustersim.scenario import Contention, Scenario, Symmetry
 from clustersim.scenario.checks import problems
 from clustersim.scenario.setup import Setup
@@ -132,20 +132,18 @@ def order_of(scenario: Scenario, plan: Plan) -> Order:
 
 def turns_of(scenario: Scenario, plan: Plan) -> tuple[Turns, ...]:
     """Passes of each pipeline rank, one after the other; remembered, as many layouts of a search have the same."""
-    ordering, pp, many = _ordering(scenario, plan), plan.layout.pp, plan.microbatches
-    return _turns(ordering, pp, many) if isinstance(ordering, Hashable) else _turned(ordering, pp, many)
+    return _turns(_ordering(scenario, plan), plan.layout.pp, plan.microbatches)
 
 
 def _ordering(scenario: Scenario, plan: Plan) -> Schedule:
+    """The schedule that orders passes, with their costs if it asks for them."""
     kernels = _machine(scenario, scenario.cluster.kinds()[0][0]).kernels
     return profiled(scenario.run_schedule, plan, kernels)
 
 
-def _turned(schedule: Schedule, pp: int, microbatches: int) -> tuple[Turns, ...]:
+@lately(64)
+def _turns(schedule: Schedule, pp: int, microbatches: int) -> tuple[Turns, ...]:
     return tuple(map(in_turns, schedule.order(pp, microbatches)))
-
-
-_turns = lru_cache(maxsize=64)(_turned)
 
 
 def machines_of(scenario: Setup) -> tuple[Machine, ...]:

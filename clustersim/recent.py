@@ -6,11 +6,13 @@ out of date. Arrays are frozen, because whoever asks for them shares them.
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import fields, is_dataclass
+from functools import lru_cache, wraps
 from threading import Lock
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import numpy as np
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -41,6 +43,23 @@ class Recent(Generic[T]):
         self._known[key], self._held = (made, size), self._held + size
         while self._held > self._most:
             self._held -= self._known.pop(next(iter(self._known)))[1]
+
+
+def lately(most: int) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Remember the last `most` results of a function; what cannot be hashed is worked out each time."""
+
+    def remembering(function: Callable[P, T]) -> Callable[P, T]:
+        known = lru_cache(maxsize=most)(function)
+
+        @wraps(function)
+        def remembered(*args: P.args, **kwargs: P.kwargs) -> T:
+            if all(isinstance(each, Hashable) for each in (*args, *kwargs.values())):
+                return known(*args, **kwargs)  # type: ignore[arg-type]
+            return function(*args, **kwargs)
+
+        return remembered
+
+    return remembering
 
 
 def _arrays(found: Any) -> Iterable[np.ndarray[Any, Any]]:

@@ -1,63 +1,33 @@
 """How long does a step take at least?
 
-A rank computes one thing at a time, and waits for collectives of tensor parallelism and for tokens on their way to
-experts, where they stand between its kernels. So a pass of a microbatch through a stage takes no less than f (forward)
-and b (backward): its kernels, each as long as it takes alone on the fastest of the job's accelerators, and these
-collectives, alone on their links. What else is communicated, waited for or slowed comes on top. Of m microbatches
+From what passes take (`planning.search.passes`), f forward and b backward: of m microbatches
 
 - a pipeline rank does all passes of its stages, after one microbatch has passed all stages before its first one, and
   before the last one goes back through these: with p equal stages of 1F1B (p - 1)(f + b) + m (f + b), its own time;
 - a stage does its own, after one has passed all stages before it, and before the last one goes back through these: of
   few microbatches in many stages this is more.
 
-Backward in halves goes back by its input gradients alone, and a rank may do weight gradients meanwhile. Where tokens
-may travel beside another microbatch's computation they still slow it: kernels that take K alone go on at r of their
-pace while tokens travel, for E seconds. What of E is beside nothing, or beside collectives that kernels wait for, X
-seconds, lasts by itself. So a rank takes K + X + (1 - r) max(0, E - X) at least. Collectives are not counted where
-members get unlike parts. No bound is known where kernels vary (jitter); of several steps in a row only what a rank
-computes counts, as they overlap.
-
-What passes take follows from few keys of a layout, so of thousands of layouts it is worked out some hundred times.
+Backward in halves goes back by its input gradients alone, and a rank may do weight gradients meanwhile. No bound is
+known where kernels vary (jitter); of several steps in a row only what a rank computes counts, as they overlap.
 """
 
-from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from clustersim.arrays import FloatArray
-from clustersim.assembly import exchanges_within, machines_of, plan_of
-from clustersim.cost.interference import CLASSES
-from clustersim.cost.machines import Machine
-from clustersim.cost.timing import ExchangeCost
-from clustersim.lowering.units import Unit, Units
-from clustersim.parallel.data import Replicated
-from clustersim.parallel.mesh import EXPERT_PARTS, EXPERT_ROLE, EXPERT_TENSOR_ROLE, TENSOR_ROLE
-from clustersim.parallel.pipeline import Stage
-from clustersim.parallel.plan import Plan
-from clustersim.program.action import ActionKind
-from clustersim.program.task import Collective, Exchange
+from clustersim.assembly import plan_of
+from clustersim.planning.search.passes import PRODUCTS_OF, STREAMING_OF, Passes, own
 from clustersim.scenario.setup import Setup
 from clustersim.schedules.breadth_first import BreadthFirst
 from clustersim.schedules.gpipe import GPipe
 from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.units import Seconds
-from clustersim.workload.kernels import PRODUCTS
 
-T = TypeVar("T")
 _WHOLE: Final = (OneFOneB, GPipe, Interleaved, BreadthFirst)  # backward is not in halves
 _LESS: Final = 1.0 - 1e-9  # sums are not added up in the order of the simulation
-_ROLES: Final = (TENSOR_ROLE, EXPERT_ROLE, EXPERT_TENSOR_ROLE, EXPERT_PARTS)
-_GOING_BACK: Final = (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT)
-_USES: Final = 4
-_PRODUCTS, _STREAMING, _BETWEEN, _BESIDE = range(_USES)
-"""What a pass takes: products, other kernels, collectives between them, and tokens' travel beside another pass."""
-_MOST_UNITS: Final = 512
-_MOST_MESHES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,212 +44,25 @@ def lower_bound(setup: Setup) -> Least:
     if setup.jitter is not None:
         return Least(0.0)
     plan = plan_of(setup)
-    passes, many = _Passes(plan, setup), plan.microbatches
+    passes, many = Passes(plan, setup), plan.microbatches
     whole, alone = isinstance(setup.run_schedule, _WHOLE), setup.steps == 1
     forward, both = passes.forward, passes.forward + passes.backward  # [stages, uses] seconds of a microbatch
-    there, work = _own(forward), _own(both)  # [stages]
-    back = _own(passes.backward) if whole else passes.going_back
+    there, work = own(forward), own(both)  # [stages]
+    back = own(passes.backward) if whole else passes.going_back
     before, behind = _before(there), _before(back)  # [stages] in all stages before each
     found = []
     for rank in range(plan.layout.pp):
-        own = list(plan.placement.stages_of(rank))
-        around = before[min(own)] + (behind[min(own)] if whole else 0.0)
-        busy = work[own].sum() + passes.slowed(both[own].sum(axis=0))
+        held = list(plan.placement.stages_of(rank))
+        around = before[min(held)] + (behind[min(held)] if whole else 0.0)
+        busy = work[held].sum() + passes.slowed(both[held].sum(axis=0))
         found.append(many * busy + (around if alone else 0.0))
     if alone:
         found += (before + many * (there + back) + behind).tolist()
     kernels = many * both.sum(axis=0) / plan.layout.pp
-    return Least(*(float(each) * _LESS for each in (max(found), kernels[_PRODUCTS], kernels[_STREAMING])))
-
-
-def forget() -> None:
-    """Forget what passes of other setups take."""
-    _PIECES.clear()
-    _EXCHANGES.clear()
-
-
-def _own(times: FloatArray) -> FloatArray:
-    """[stages] seconds in which a rank does nothing else."""
-    sums: FloatArray = times[:, :_BESIDE].sum(axis=1)
-    return sums
+    return Least(*(float(each) * _LESS for each in (max(found), kernels[PRODUCTS_OF], kernels[STREAMING_OF])))
 
 
 def _before(times: FloatArray) -> FloatArray:
     """Sums of what stands before each."""
     sums: FloatArray = np.cumsum(times) - times
     return sums
-
-
-class _Lately(Generic[T]):
-    """What was worked out for the last keys. Of objects that keys have by identity the value holds on to them."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._known: dict[Hashable, tuple[T, Any]] = {}
-
-    def of(self, key: Hashable, make: Callable[[], T], held: Any) -> T:
-        if key not in self._known:
-            while len(self._known) >= self._most:
-                del self._known[next(iter(self._known))]
-            self._known[key] = make(), held
-        return self._known[key][0]
-
-    def clear(self) -> None:
-        self._known.clear()
-
-
-class _Taken(NamedTuple):
-    """What a pass through a unit takes, whatever the mesh: seconds of kernels by use, and how often it does which."""
-
-    products: Seconds
-    streaming: Seconds
-    exchanges: Mapping[Exchange, int]
-
-
-class _Pieces:
-    """What passes take through the units that plans of one kind have."""
-
-    def __init__(self, plan: Plan, machines: tuple[Machine, ...]) -> None:
-        self._plan, self._machines = plan, machines
-        self._units = Units(plan)
-        self._built: dict[Hashable, Unit] = {}
-        self._taken: dict[tuple[Hashable, ActionKind], _Taken] = {}
-
-    def of(self, piece: "_Piece", kind: ActionKind) -> _Taken:
-        """What a pass takes."""
-        key = piece.key, kind
-        if key not in self._taken:
-            self._taken[key] = self._work_out(self._unit(piece), kind)
-        return self._taken[key]
-
-    def _unit(self, piece: "_Piece") -> Unit:
-        if piece.key not in self._built:
-            self._built[piece.key] = piece.build(self._units)
-        return self._built[piece.key]
-
-    def _work_out(self, unit: Unit, kind: ActionKind) -> _Taken:
-        seconds, exchanges = [0.0, 0.0], Counter[Exchange]()
-        for operation in unit.operations(kind):
-            if (kernel := operation.kernel) is not None:
-                use = _PRODUCTS if kernel.kind in PRODUCTS else _STREAMING
-                seconds[use] += min(each.kernels.kernel(kernel).seconds for each in self._machines)
-            elif isinstance(operation.does, Exchange):
-                exchanges[operation.does] += 1
-        return _Taken(seconds[_PRODUCTS], seconds[_STREAMING], exchanges)
-
-
-class _Piece(NamedTuple):
-    """A unit of stages. key: what tells it from others of plans of its kind."""
-
-    key: Hashable
-    build: Callable[[Units], Unit]
-
-
-_PIECES: Final[_Lately[_Pieces]] = _Lately(_MOST_UNITS)
-_EXCHANGES: Final[_Lately[ExchangeCost]] = _Lately(_MOST_MESHES)
-
-
-class _Passes:
-    """What passes of a microbatch take at least, by stage and use."""
-
-    def __init__(self, plan: Plan, setup: Setup) -> None:
-        layout, training = setup.layout, setup.training
-        self._beside = layout.overlap_expert_communication or layout.overlap_shared_experts
-        self._uneven = layout.delay_wgrad or training.expert_load is not None
-        self._plan, self._setup, self._machines = plan, setup, machines_of(setup)
-        self._counts: dict[Hashable, tuple[_Piece, FloatArray]] = {}
-        for stage in plan.stages:
-            self._count(stage)
-
-    def _count(self, stage: Stage) -> None:
-        plan = self._plan
-        for run in plan.runs(stage):
-            one = run._replace(layers=replace(run.layers, count=1))
-            self._add(stage, _Piece(one, partial(Units.layer, run=one, load=None)), run.layers.count)
-        first = [plan.embedding] if stage.embedding else []
-        for each in (*first, *plan.embeddings_of(stage)):
-            self._add(stage, _Piece(("embedding", each.parameters), partial(Units.embedding, first=each)))
-        if stage.head:
-            head = plan.head_of(stage)
-            self._add(stage, _Piece(("head", head.parameters), partial(Units.head, last=head)))
-
-    def _add(self, stage: Stage, piece: _Piece, many: int = 1) -> None:
-        _, counts = self._counts.setdefault(piece.key, (piece, np.zeros(len(self._plan.stages))))
-        counts[stage.number] += many
-
-    @cached_property
-    def _pieces(self) -> _Pieces:
-        """Nothing of a unit depends on how many ranks are behind each other or hold the same, or how they keep it."""
-        plan, machines = self._plan, self._machines
-        layout = replace(plan.layout, pp=1, dp=1, mirrored=False, layers_per_stage=None, data=Replicated())
-        kernels = tuple(id(each.kernels) for each in machines)
-        return _PIECES.of((plan.model, plan.training, layout, kernels), lambda: _Pieces(plan, machines), machines)
-
-    @cached_property
-    def _exchanges(self) -> ExchangeCost:
-        setup, layout = self._setup, self._setup.layout
-        cluster, cost, wrong = setup.cluster, setup.cost, setup.disturbances
-        mesh = *layout.all_degrees.items(), layout.expert_tensor, layout.order, layout.mirrored
-        key = id(cluster.fabric), cluster.library, cluster.measured, id(cost), id(wrong), mesh
-        return _EXCHANGES.of(key, lambda: exchanges_within(setup, _ROLES), (cluster, cost, wrong))
-
-    @cached_property
-    def forward(self) -> FloatArray:
-        """[stages, uses] seconds."""
-        return self._of(ActionKind.FORWARD)
-
-    @cached_property
-    def _whole(self) -> FloatArray:
-        return self._of(ActionKind.BACKWARD)
-
-    @cached_property
-    def _inputs(self) -> FloatArray:
-        return self._of(ActionKind.INPUT_GRADIENT)
-
-    @cached_property
-    def backward(self) -> FloatArray:
-        """[stages, uses] seconds, whole or in halves, whichever is shorter."""
-        whole, halves = self._whole, self._inputs + self._of(ActionKind.WEIGHT_GRADIENT)
-        times = np.where((_own(whole) <= _own(halves))[:, None], whole, halves)
-        times[:, _BESIDE] = np.minimum(whole[:, _BESIDE], halves[:, _BESIDE])
-        return times
-
-    @cached_property
-    def going_back(self) -> FloatArray:
-        """[stages] seconds until the stage before can go on."""
-        times: FloatArray = np.minimum(_own(self._whole), _own(self._inputs))
-        return times
-
-    def slowed(self, taken: FloatArray) -> Seconds:
-        """By how much a rank's kernels are longer, at least, of passes that take so long: [uses]."""
-        return self._slowing * max(0.0, float(taken[_BESIDE] - taken[_BETWEEN]))
-
-    @cached_property
-    def _slowing(self) -> float:
-        """The part of tokens' travel that kernels beside them do not make up for, at least."""
-        every = (
-            each.interference.kernels[kind, of] for each in self._machines for kind in Collective for of in CLASSES
-        )
-        part = min(every)
-        return part / (1.0 + part)
-
-    def _of(self, kind: ActionKind) -> FloatArray:
-        times = np.zeros((len(self._plan.stages), _USES))
-        for piece, counts in self._counts.values():
-            taken = self._pieces.of(piece, kind)
-            row = np.array([taken.products, taken.streaming, 0.0, 0.0])
-            for exchange, many in taken.exchanges.items():
-                use = self._use(exchange)
-                if use is not None:
-                    row[use] += many * float(self._exchanges.exchange(exchange).seconds.min())
-            times += counts[:, None] * row
-        return times
-
-    def _use(self, exchange: Exchange) -> int | None:
-        """What a collective counts as; None: as nothing."""
-        if self._uneven or exchange.group not in _NAMES:
-            return None
-        return _BETWEEN if exchange.group == TENSOR_ROLE.name or not self._beside else _BESIDE
-
-
-_NAMES: Final = tuple(role.name for role in _ROLES)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.errors import InputError
-from clustersim.planning.search import Space, bounds
+from clustersim.planning.search import Space, bounds, passes
 from clustersim.planning.search.drafts import Drafts
 from clustersim.planning.search.space import Candidate
 from clustersim.planning.search.weighing import Weighed, ladders
@@ -63,7 +63,7 @@ def test_what_is_remembered_changes_no_bound(number: int, data: st.DataObject) -
     except InputError:
         return
     warm = bounds.lower_bound(setup)
-    bounds.forget()
+    passes.forget()
     assert bounds.lower_bound(setup) == warm
 
 
