@@ -40,7 +40,9 @@ def main() -> None:
     try:
         _run_app()
     except ClusterSimError as error:
-        sys.stderr.write(f"error: {error}\n")
+        from clustersim.cli.outputs import complain
+
+        complain(error)
         raise SystemExit(BAD_INPUT) from None
 
 
@@ -104,15 +106,25 @@ def run(
     ] = "",
     force: Annotated[bool, typer.Option("--force", help="Write traces of more than 1 GiB, too.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no table.")] = False,
+    watch: Annotated[
+        bool,
+        typer.Option("--watch", help="Answer again whenever FILE, or a file that it names, is saved; Ctrl-C ends."),
+    ] = False,
 ) -> None:
     """Simulate training steps and print where the time goes."""
     from clustersim.cli.outputs import Outputs, TraceChoice
-    from clustersim.cli.run import run_scenario
 
     choice = TraceChoice(ranks, force)
     outputs = Outputs(
         json=json, html=html, trace=trace, kineto=kineto, spans=spans, choice=choice, table=not quiet and json != "-"
     )
+    if watch:
+        from clustersim.cli.watching import run_watched
+
+        run_watched(file, overrides or [], outputs)
+        return
+    from clustersim.cli.run import run_scenario
+
     _exit(fits=run_scenario(file, overrides or [], outputs))
 
 
