@@ -14,22 +14,29 @@ from typing import Annotated
 
 import typer
 
+from clustersim.cli import completing
 from clustersim.errors import ClusterSimError, OutputError
 
 BAD_INPUT = 2
 DOES_NOT_FIT = 3
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="How long does a training step take on a cluster, where does the time go, and does it fit?",
 )
 
-ScenarioFile = Annotated[Path, typer.Argument(metavar="FILE", help="Scenario, YAML or JSON.")]
+ScenarioFile = Annotated[
+    Path, typer.Argument(metavar="FILE", help="Scenario, YAML or JSON.", autocompletion=completing.data_files)
+]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the scenario, e.g. layout.tp=4; repeatable."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change one key of the scenario, e.g. layout.tp=4; repeatable.",
+        autocompletion=completing.keys,
+    ),
 ]
 Html = Annotated[str | None, typer.Option("--html", metavar="FILE", help="Write a page to look at, offline.")]
 
@@ -60,7 +67,7 @@ def _run_app() -> None:
     """Run and deliver what was printed; raise OutputError where that cannot be, as on a full disk."""
     try:
         try:
-            app()
+            app(prog_name="clustersim")  # by which shells ask for completions, however it was started
         finally:
             sys.stdout.flush()
     except OSError as error:
@@ -151,12 +158,28 @@ def coverage(
 
 @app.command()
 def diff(
-    first: Annotated[Path, typer.Argument(metavar="A", help="Scenario, or a result that `run --json` wrote.")],
+    first: Annotated[
+        Path,
+        typer.Argument(
+            metavar="A",
+            help="Scenario, or a result that `run --json` wrote.",
+            autocompletion=completing.data_files,
+        ),
+    ],
     second: Annotated[
-        Path | None, typer.Argument(metavar="[B]", help="The other; default: A with the changes.")
+        Path | None,
+        typer.Argument(
+            metavar="[B]", help="The other; default: A with the changes.", autocompletion=completing.data_files
+        ),
     ] = None,
     overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key of B; repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change one key of B; repeatable.",
+            autocompletion=completing.keys,
+        ),
     ] = None,
     json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the difference as JSON; - is stdout.")] = None,
     html: Html = None,
@@ -188,19 +211,33 @@ def search(
     overrides: Overrides = None,
     objective: Annotated[
         str,
-        typer.Option(metavar="WHAT", help="What is the best: step-time, tokens-per-gpu, cost, energy, days, run-cost."),
+        typer.Option(
+            metavar="WHAT",
+            help="What is the best: step-time, tokens-per-gpu, cost, energy, days, run-cost.",
+            autocompletion=completing.objectives,
+        ),
     ] = "step-time",
     gpus: Annotated[str, typer.Option(metavar="N,...", help="Sizes to compare, e.g. 4096,8192.")] = "",
     batch_per_gpu: Annotated[
         bool, typer.Option("--batch-per-gpu", help="The batch grows with --gpus; default: it stays.")
     ] = False,
-    clusters: Annotated[str, typer.Option(metavar="NAME,...", help="Clusters to compare: gb200-nvl72,...")] = "",
+    clusters: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME,...", help="Clusters to compare: gb200-nvl72,...", autocompletion=completing.clusters
+        ),
+    ] = "",
     fix: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="A key that does not vary; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="A key that does not vary; repeatable.", autocompletion=completing.keys),
     ] = None,
     vary: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=V1,V2,...", help="A key and the values that it takes; repeatable."),
+        typer.Option(
+            metavar="KEY=V1,V2,...",
+            help="A key and the values that it takes; repeatable.",
+            autocompletion=completing.keys,
+        ),
     ] = None,
     top: Annotated[int, typer.Option(min=1, metavar="K", help="How many of the best.")] = 10,
     workers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Processes; default: one per core.")] = None,
@@ -283,6 +320,7 @@ def validate(
             metavar="KIND FILE.csv | show CASE_ID",
             help="Kinds: steps, memory, collectives, kernels, reliability. Without a file the shipped cases; "
             "default: all kinds.",
+            autocompletion=completing.kinds_or_table,
         ),
     ] = None,
     json: Annotated[str | None, typer.Option(metavar="FILE", help="Write errors as JSON; - is stdout.")] = None,
@@ -291,7 +329,12 @@ def validate(
     only: Annotated[str, typer.Option(metavar="TEXT", help="Only cases whose id contains it.")] = "",
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the scenario of every step; repeatable."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change one key of the scenario of every step; repeatable.",
+            autocompletion=completing.keys,
+        ),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no table.")] = False,
 ) -> None:
@@ -331,7 +374,14 @@ def schema() -> None:
 
 @app.command()
 def topology(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A shipped cluster, a topology file, or a scenario.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="A shipped cluster, a topology file, or a scenario.",
+            autocompletion=completing.cluster_or_file,
+        ),
+    ],
     overrides: Overrides = None,
     gpus: Annotated[
         int | None, typer.Option(metavar="N", help="Number of GPUs of a cluster; default: the file's.")
