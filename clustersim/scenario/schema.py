@@ -5,7 +5,7 @@ units, rates, shares) is left to it: the schema lets it through.
 """
 
 from collections.abc import Iterator, Mapping
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Union, get_args, get_origin
 
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
@@ -34,20 +34,21 @@ def dotted_keys() -> tuple[str, ...]:
 
 def _keys(section: type[Section], prefix: str) -> Iterator[str]:
     for key, annotation in section.keys().items():
-        inner = list(_sections_in(annotation))
-        if not inner or any(_shorthand(each) is not None for each in inner):
+        kinds = [kind for kind in _kinds(annotation) if kind is not NoneType]
+        inner = [each for each in kinds if isinstance(each, type) and issubclass(each, Section)]
+        if len(inner) < len(kinds) or any(_shorthand(each) is not None for each in inner):
             yield f"{prefix}{key}"
         for each in inner:
             yield from _keys(each, f"{prefix}{key}.")
 
 
-def _sections_in(annotation: object) -> Iterator[type[Section]]:
-    """The sections that a key itself may hold."""
-    if isinstance(annotation, type) and issubclass(annotation, Section):
+def _kinds(annotation: object) -> Iterator[object]:
+    """The types that a value may have."""
+    if get_origin(annotation) in {Annotated, Union, UnionType}:
+        for each in get_args(annotation)[: 1 if get_origin(annotation) is Annotated else None]:
+            yield from _kinds(each)
+    else:
         yield annotation
-    elif get_origin(annotation) in {Annotated, Union, UnionType}:
-        for each in get_args(annotation):
-            yield from _sections_in(each)
 
 
 class _Sections(GenerateJsonSchema):
