@@ -105,7 +105,7 @@ def _write_page(result: "Result", path: str) -> None:
 def _print(result: "Result") -> None:
     from rich.console import Console
 
-    from clustersim.report.answer import table_view
+    from clustersim.report.answer_table import table_view
     from clustersim.report.table import render_table
 
     Console().print(render_table(table_view(result)))
