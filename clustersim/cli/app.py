@@ -4,6 +4,7 @@ Exit status: 0 done and fits, 2 bad input or an answer that cannot be written, 3
 Everything heavy is imported by the command that needs it, so that `--help` is quick.
 """
 
+import gc
 import io
 import os
 import signal
@@ -14,33 +15,45 @@ from typing import Annotated
 
 import typer
 
+from clustersim.cli import completing
 from clustersim.errors import ClusterSimError, OutputError
 
 BAD_INPUT = 2
 DOES_NOT_FIT = 3
+_NEW_OBJECTS = 100_000
+"""After how many Python looks for cycles; after its own 700 it would walk what is imported 191 times at the start."""
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="How long does a training step take on a cluster, where does the time go, and does it fit?",
 )
 
-ScenarioFile = Annotated[Path, typer.Argument(metavar="FILE", help="Scenario, YAML or JSON.")]
+ScenarioFile = Annotated[
+    Path, typer.Argument(metavar="FILE", help="Scenario, YAML or JSON.", autocompletion=completing.data_files)
+]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the scenario, e.g. layout.tp=4; repeatable."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change one key of the scenario, e.g. layout.tp=4; repeatable.",
+        autocompletion=completing.keys,
+    ),
 ]
 Html = Annotated[str | None, typer.Option("--html", metavar="FILE", help="Write a page to look at, offline.")]
 
 
 def main() -> None:
     """Run the command line; mistakes of the user are one sentence on stderr and exit status 2."""
+    gc.set_threshold(_NEW_OBJECTS)
     _prepare_streams()
     try:
         _run_app()
     except ClusterSimError as error:
-        sys.stderr.write(f"error: {error}\n")
+        from clustersim.cli.outputs import complain
+
+        complain(error)
         raise SystemExit(BAD_INPUT) from None
 
 
@@ -58,7 +71,7 @@ def _run_app() -> None:
     """Run and deliver what was printed; raise OutputError where that cannot be, as on a full disk."""
     try:
         try:
-            app()
+            app(prog_name="clustersim")  # by which shells ask for completions, however it was started
         finally:
             sys.stdout.flush()
     except OSError as error:
@@ -104,15 +117,25 @@ def run(
     ] = "",
     force: Annotated[bool, typer.Option("--force", help="Write traces of more than 1 GiB, too.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no table.")] = False,
+    watch: Annotated[
+        bool,
+        typer.Option("--watch", help="Answer again whenever FILE, or a file that it names, is saved; Ctrl-C ends."),
+    ] = False,
 ) -> None:
     """Simulate training steps and print where the time goes."""
     from clustersim.cli.outputs import Outputs, TraceChoice
-    from clustersim.cli.run import run_scenario
 
     choice = TraceChoice(ranks, force)
     outputs = Outputs(
         json=json, html=html, trace=trace, kineto=kineto, spans=spans, choice=choice, table=not quiet and json != "-"
     )
+    if watch:
+        from clustersim.cli.watching import run_watched
+
+        run_watched(file, overrides or [], outputs)
+        return
+    from clustersim.cli.run import run_scenario
+
     _exit(fits=run_scenario(file, overrides or [], outputs))
 
 
@@ -139,12 +162,28 @@ def coverage(
 
 @app.command()
 def diff(
-    first: Annotated[Path, typer.Argument(metavar="A", help="Scenario, or a result that `run --json` wrote.")],
+    first: Annotated[
+        Path,
+        typer.Argument(
+            metavar="A",
+            help="Scenario, or a result that `run --json` wrote.",
+            autocompletion=completing.data_files,
+        ),
+    ],
     second: Annotated[
-        Path | None, typer.Argument(metavar="[B]", help="The other; default: A with the changes.")
+        Path | None,
+        typer.Argument(
+            metavar="[B]", help="The other; default: A with the changes.", autocompletion=completing.data_files
+        ),
     ] = None,
     overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key of B; repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change one key of B; repeatable.",
+            autocompletion=completing.keys,
+        ),
     ] = None,
     json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the difference as JSON; - is stdout.")] = None,
     html: Html = None,
@@ -176,19 +215,33 @@ def search(
     overrides: Overrides = None,
     objective: Annotated[
         str,
-        typer.Option(metavar="WHAT", help="What is the best: step-time, tokens-per-gpu, cost, energy, days, run-cost."),
+        typer.Option(
+            metavar="WHAT",
+            help="What is the best: step-time, tokens-per-gpu, cost, energy, days, run-cost.",
+            autocompletion=completing.objectives,
+        ),
     ] = "step-time",
     gpus: Annotated[str, typer.Option(metavar="N,...", help="Sizes to compare, e.g. 4096,8192.")] = "",
     batch_per_gpu: Annotated[
         bool, typer.Option("--batch-per-gpu", help="The batch grows with --gpus; default: it stays.")
     ] = False,
-    clusters: Annotated[str, typer.Option(metavar="NAME,...", help="Clusters to compare: gb200-nvl72,...")] = "",
+    clusters: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME,...", help="Clusters to compare: gb200-nvl72,...", autocompletion=completing.clusters
+        ),
+    ] = "",
     fix: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="A key that does not vary; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="A key that does not vary; repeatable.", autocompletion=completing.keys),
     ] = None,
     vary: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=V1,V2,...", help="A key and the values that it takes; repeatable."),
+        typer.Option(
+            metavar="KEY=V1,V2,...",
+            help="A key and the values that it takes; repeatable.",
+            autocompletion=completing.keys,
+        ),
     ] = None,
     top: Annotated[int, typer.Option(min=1, metavar="K", help="How many of the best.")] = 10,
     workers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Processes; default: one per core.")] = None,
@@ -271,6 +324,7 @@ def validate(
             metavar="KIND FILE.csv | show CASE_ID",
             help="Kinds: steps, memory, collectives, kernels, reliability. Without a file the shipped cases; "
             "default: all kinds.",
+            autocompletion=completing.kinds_or_table,
         ),
     ] = None,
     json: Annotated[str | None, typer.Option(metavar="FILE", help="Write errors as JSON; - is stdout.")] = None,
@@ -279,7 +333,12 @@ def validate(
     only: Annotated[str, typer.Option(metavar="TEXT", help="Only cases whose id contains it.")] = "",
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the scenario of every step; repeatable."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change one key of the scenario of every step; repeatable.",
+            autocompletion=completing.keys,
+        ),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no table.")] = False,
 ) -> None:
@@ -319,7 +378,14 @@ def schema() -> None:
 
 @app.command()
 def topology(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A shipped cluster, a topology file, or a scenario.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="A shipped cluster, a topology file, or a scenario.",
+            autocompletion=completing.cluster_or_file,
+        ),
+    ],
     overrides: Overrides = None,
     gpus: Annotated[
         int | None, typer.Option(metavar="N", help="Number of GPUs of a cluster; default: the file's.")

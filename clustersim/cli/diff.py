@@ -115,7 +115,8 @@ def _compared(results: "Sequence[Result]", sides: Sequence[Side]) -> "Difference
 
 def _write_page(difference: "Difference", results: "Sequence[Result]", path: str) -> None:
     from clustersim.report.answer import with_kernels
-    from clustersim.report.answer_timeline import shown_ranks, timeline_of
+    from clustersim.report.answer_table import shown_ranks
+    from clustersim.report.answer_timeline import timeline_of
     from clustersim.report.difference_page import write_difference
 
     timelines = [with_kernels(result, timeline_of(result, shown_ranks(result))) for result in results]

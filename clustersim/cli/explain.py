@@ -40,7 +40,7 @@ def _print(explanation: "Explanation") -> None:
     from rich.console import Console, Group
     from rich.text import Text
 
-    from clustersim.report.answer import breakdown_of
+    from clustersim.report.answer_table import breakdown_of
     from clustersim.report.table import breakdown_table
     from clustersim.report.wording import CRITICAL_PATH
 

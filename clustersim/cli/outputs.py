@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from clustersim.errors import InputError
+from clustersim.errors import ClusterSimError, InputError
 from clustersim.report.files import require_writable, write_text_atomically
 
 STDOUT: Final = "-"
@@ -100,6 +100,11 @@ class Outputs:
         for option, path in self.files.items():
             if folder.resolve() in (path.resolve(), path.resolve().parent):
                 raise InputError(f"{option} {path}: lies in --kineto {folder}, which is for traces alone; name another")
+
+
+def complain(error: ClusterSimError) -> None:
+    """Say in one sentence on stderr what is wrong."""
+    print(f"error: {error}", file=sys.stderr, flush=True)
 
 
 def announce(path: str | Path, note: str = "") -> None:

@@ -15,9 +15,14 @@ if TYPE_CHECKING:
 
 
 def run_scenario(file: Path, overrides: Sequence[str], outputs: Outputs) -> bool:
-    """Simulate and answer; whether the scenario fits in memory."""
+    """Read, simulate and answer; whether the scenario fits in memory."""
     scenario = Scenario.load(file, overrides)
-    outputs.require((file, *scenario.files))
+    return answer(scenario, (file, *scenario.files), outputs)
+
+
+def answer(scenario: Scenario, inputs: Sequence[Path], outputs: Outputs) -> bool:
+    """Simulate and answer; whether the scenario fits in memory. inputs: all that it was read from."""
+    outputs.require(inputs)
     _require_ranks(scenario, outputs)
     if outputs.table:
         _announce_wait(scenario)
@@ -100,7 +105,7 @@ def _write_page(result: "Result", path: str) -> None:
 def _print(result: "Result") -> None:
     from rich.console import Console
 
-    from clustersim.report.answer import table_view
+    from clustersim.report.answer_table import table_view
     from clustersim.report.table import render_table
 
     Console().print(render_table(table_view(result)))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from clustersim.report.answer import table_view, with_kernels
+from clustersim.report.answer import plain_view, with_kernels
 from clustersim.report.difference_page import part_changes
 from clustersim.report.document import Card, document, figure_card, section
 from clustersim.report.figure import Figure, axis, layout, legend, time_scale, typed, wrapped
@@ -34,7 +34,7 @@ def write_comparison(results: "Mapping[str, Answer]", path: str | Path, *, title
 
     Raises OutputError if `path` cannot be written.
     """
-    views = {name: table_view(each) for name, each in results.items()}
+    views = {name: plain_view(each) for name, each in results.items()}
     views[shown] = replace(views[shown], timeline=with_kernels(results[shown], views[shown].timeline))
     write_text_atomically(path, comparison_page(views, title, shown))
 

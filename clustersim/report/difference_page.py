@@ -14,7 +14,7 @@ import numpy as np
 
 from clustersim.analysis.parts import PARTS, Part
 from clustersim.arrays import FloatArray
-from clustersim.report.answer import PART_LOOKS
+from clustersim.report.answer_table import PART_LOOKS
 from clustersim.report.difference import Difference, headline, lines, words_of
 from clustersim.report.document import Card, document, figure_card, section, slot
 from clustersim.report.figure import (

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from clustersim.analysis.parts import PARTS
-from clustersim.report.answer import PART_LOOKS
+from clustersim.report.answer_table import PART_LOOKS
 from clustersim.report.difference import Difference, headline, lines, words_of
 from clustersim.report.rows import shown_rows
 from clustersim.units import format_step_time

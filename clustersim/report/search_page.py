@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from clustersim.analysis.parts import PARTS
 from clustersim.analysis.search import Bounded, Found, Layout
-from clustersim.report.answer import PART_LOOKS
+from clustersim.report.answer_table import PART_LOOKS
 from clustersim.report.document import Card, document, figure_card, section, slot
 from clustersim.report.figure import Figure, Traces, axis, layout, legend, marker, time_scale
 from clustersim.report.files import write_text_atomically

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 from clustersim.report.economics import cost_line, energy_line
 from clustersim.report.figure import share_words
 from clustersim.report.steps import spread_words
-from clustersim.report.view import Breakdown, PageView, Steps, Subject, Trust, Verdict, Waiting
+from clustersim.report.view import Breakdown, Steps, Subject, TableView, Trust, Verdict, Waiting
 from clustersim.report.waiting import slowness, straggler_words
 from clustersim.report.wording import (
     CRITICAL_PATH,
@@ -26,7 +26,7 @@ _BAR: Final = 20  # characters of the longest bar: lines of 80 hold it
 _MOST_STRAGGLERS: Final = 3
 
 
-def render_table(view: PageView) -> "Group":
+def render_table(view: TableView) -> "Group":
     """Something that rich prints: coloured on a terminal, plain elsewhere."""
     from rich.console import Group
     from rich.text import Text

@@ -6,7 +6,7 @@ colours; labels give words, so a part may be named more precisely than its categ
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -15,17 +15,19 @@ from clustersim.analysis.expert_loads import FullestRank
 from clustersim.analysis.formats import Formats
 from clustersim.analysis.stragglers import Stragglers, Waits
 from clustersim.analysis.utilization import gpu_hours
-from clustersim.analysis.what_if import WhatIfs
 from clustersim.arrays import BoolArray, FloatArray, IntArray
 from clustersim.cost.record import StepRow
 from clustersim.cost.timing import Provenance
-from clustersim.report.critical_path import CriticalPath
-from clustersim.report.heatmap import Heatmap
-from clustersim.report.network import Network
-from clustersim.report.overlap import StageOverlap
 from clustersim.report.theme import Category
-from clustersim.report.topology import Picture
 from clustersim.units import Bytes, FlopPerSecond, Seconds
+
+if TYPE_CHECKING:  # what only pages show: a terminal's view does not wait for it
+    from clustersim.analysis.what_if import WhatIfs
+    from clustersim.report.critical_path import CriticalPath
+    from clustersim.report.heatmap import Heatmap
+    from clustersim.report.network import Network
+    from clustersim.report.overlap import StageOverlap
+    from clustersim.report.topology import Picture
 
 ROUNDING: Final = 1e-9
 """Part of the step time that sums of times are off by."""
@@ -319,26 +321,31 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class PageView:
-    """All that the page shows.
-
-    waiting: where something is disturbed or ranks of one pipeline rank differ; notes: further lines for the foot of the
-    page, such as the version that made it. On pages only, each None where there is nothing to show: dominant, of all
-    ranks over time; overlap of communication and computation; network; topology; critical_path; what_ifs, changes that
-    were simulated.
-    """
+class TableView:
+    """All that a terminal shows. waiting: where something is disturbed or ranks of one pipeline rank differ."""
 
     subject: Subject
     verdict: Verdict
     trust: Trust
     breakdown: Breakdown
+    waiting: Waiting | None = field(default=None, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class PageView(TableView):
+    """All that the page shows.
+
+    notes: further lines for the foot of the page, such as the version that made it. On pages only, each None where
+    there is nothing to show: dominant, of all ranks over time; overlap of communication and computation; network;
+    topology; critical_path; what_ifs, changes that were simulated.
+    """
+
     timeline: Timeline
     memory: Memory
-    waiting: Waiting | None = None
     notes: tuple[str, ...] = field(default=())
-    dominant: Heatmap | None = None
-    overlap: StageOverlap | None = None
-    network: Network | None = None
-    topology: Picture | None = None
-    critical_path: CriticalPath | None = None
-    what_ifs: WhatIfs | None = None
+    dominant: "Heatmap | None" = None
+    overlap: "StageOverlap | None" = None
+    network: "Network | None" = None
+    topology: "Picture | None" = None
+    critical_path: "CriticalPath | None" = None
+    what_ifs: "WhatIfs | None" = None

@@ -4,8 +4,9 @@ Editors complete keys and check what sections check of shapes and words. What re
 units, rates, shares) is left to it: the schema lets it through.
 """
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Iterator, Mapping
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, Union, get_args, get_origin
 
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
@@ -21,6 +22,33 @@ def scenario_schema() -> dict[str, Any]:
     """The schema of a scenario file."""
     found = ScenarioFile.model_json_schema(schema_generator=_Sections)
     return {"$schema": _DIALECT, "title": "clustersim scenario", **_plain(found)}
+
+
+def dotted_keys() -> tuple[str, ...]:
+    """Every key of a scenario file that can be given a value by itself, such as `layout.tp`, in the file's order.
+
+    Keys inside lists, and those that a user names, are not among them.
+    """
+    return tuple(_keys(ScenarioFile, ""))
+
+
+def _keys(section: type[Section], prefix: str) -> Iterator[str]:
+    for key, annotation in section.keys().items():
+        kinds = [kind for kind in _kinds(annotation) if kind is not NoneType]
+        inner = [each for each in kinds if isinstance(each, type) and issubclass(each, Section)]
+        if len(inner) < len(kinds) or any(_shorthand(each) is not None for each in inner):
+            yield f"{prefix}{key}"
+        for each in inner:
+            yield from _keys(each, f"{prefix}{key}.")
+
+
+def _kinds(annotation: object) -> Iterator[object]:
+    """The types that a value may have."""
+    if get_origin(annotation) in {Annotated, Union, UnionType}:
+        for each in get_args(annotation)[: 1 if get_origin(annotation) is Annotated else None]:
+            yield from _kinds(each)
+    else:
+        yield annotation
 
 
 class _Sections(GenerateJsonSchema):

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from clustersim.report.answer import with_kernels
-from clustersim.report.answer_timeline import shown_ranks, timeline_of
+from clustersim.report.answer_table import shown_ranks
+from clustersim.report.answer_timeline import timeline_of
 from clustersim.report.difference import difference_of
 from clustersim.report.difference_page import write_difference
 from clustersim.scenario import Scenario

@@ -14,8 +14,9 @@ from clustersim.analysis.parts import BUBBLES, EXPOSED, PARTS, Part
 from clustersim.analysis.rows import read_rows
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import PIPELINE, SPOKEN
-from clustersim.report.answer import PART_LOOKS, table_view
+from clustersim.report.answer import plain_view
 from clustersim.report.answer_dominant import dominant_of
+from clustersim.report.answer_table import PART_LOOKS
 from clustersim.report.document import document
 from clustersim.report.heatmap import Heatmap, heatmap_card
 from clustersim.report.page import timeline_card
@@ -163,7 +164,7 @@ def test_signs_say_without_colour_what_is_work_communication_and_waiting(
 def test_a_rank_leads_to_its_row_of_the_timeline_where_there_is_one(
     open_page: Callable[..., Any], tmp_path: Path, result: Result
 ) -> None:
-    found, timeline = dominant_of(result), table_view(result).timeline
+    found, timeline = dominant_of(result), plain_view(result).timeline
     assert found is not None
     path = tmp_path / "both.html"
     cards = [heatmap_card(found, LOOKS), timeline_card(timeline)]

@@ -17,6 +17,7 @@ OPTIONS = {
         "--force",
         "--quiet",
         "-q",
+        "--watch",
         "--help",
     ],
     "check": ["FILE", "--set", "--help"],

@@ -86,3 +86,24 @@ def test_importing_clustersim_and_asking_for_help_load_nothing_heavy(code: str) 
     heavy = "{'numpy', 'networkx', 'plotly', 'simpy', 'pydantic', 'torch', 'pyarrow', 'perfetto'}"
     check = f"import sys; {code}; assert not {heavy} & set(sys.modules), {heavy} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", check], check=True, timeout=60)
+
+
+def test_a_table_waits_for_nothing_that_pages_are_made_of(plan: Path) -> None:
+    """Neither drawn nor imported: `answer` makes pages of results, the others are shown on them alone."""
+    pages = (
+        "{'answer', 'answer_timeline', 'answer_kernels', 'answer_network', 'page', 'heatmap', 'operations', 'trace'}"
+    )
+    check = f"""
+import sys
+from clustersim.cli import main
+sys.argv = ["clustersim", "run", {str(plan)!r}]
+try:
+    main()
+except SystemExit as ended:
+    assert not ended.code
+found = {{name.rpartition(".")[2] for name in sys.modules if name.startswith("clustersim.report.")}}
+assert "table" in found
+assert not {pages} & found, {pages} & found
+assert not {{"plotly", "networkx", "torch", "pyarrow", "perfetto"}} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", check], check=True, timeout=120, stdout=subprocess.DEVNULL)

@@ -7,7 +7,8 @@ import pytest
 
 from clustersim.memory.footprint import SHARDED
 from clustersim.memory.footprint import Category as Use
-from clustersim.report.answer import PART_LOOKS, USE_LOOKS, memory_of, page_view
+from clustersim.report.answer import USE_LOOKS, memory_of, page_view
+from clustersim.report.answer_table import PART_LOOKS
 from clustersim.report.page import render_page
 from clustersim.report.theme import CATEGORIES, Category
 from clustersim.report.view import PageView

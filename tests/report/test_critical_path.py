@@ -12,8 +12,8 @@ from clustersim import Scenario, simulate
 from clustersim.analysis.parts import PARTS, Part
 from clustersim.analysis.path_pieces import Arrival, Legs, Passes, PathPieces, Piece
 from clustersim.program.action import ActionKind
-from clustersim.report.answer import PART_LOOKS
 from clustersim.report.answer_critical_path import critical_path_of
+from clustersim.report.answer_table import PART_LOOKS
 from clustersim.report.critical_path import CriticalPath, critical_path_card, path_figure, pieces_table, stages_table
 from clustersim.units import Dimension, parse_quantity
 

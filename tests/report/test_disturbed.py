@@ -14,7 +14,8 @@ import pytest
 from rich.console import Console
 
 from clustersim.report.answer import page_view
-from clustersim.report.answer_timeline import shown_ranks, timeline_of
+from clustersim.report.answer_table import shown_ranks
+from clustersim.report.answer_timeline import timeline_of
 from clustersim.report.comparison import comparison_page, write_comparison
 from clustersim.report.hover import number_of, what
 from clustersim.report.page import render_page

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from clustersim.analysis.economics import Economics
-from clustersim.report.answer import table_view, verdict_of
+from clustersim.report.answer_table import table_view, verdict_of
 from clustersim.report.economics import cost_line, energy_line, power_words, price_words
 from clustersim.report.table import render_table
 from clustersim.report.verdict import verdict_card

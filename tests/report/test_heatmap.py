@@ -12,8 +12,8 @@ from clustersim.analysis.dominant import DominantParts
 from clustersim.analysis.parts import PARTS, Part
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import DENSE, EXPERT, MESHES
-from clustersim.report.answer import PART_LOOKS
 from clustersim.report.answer_dominant import dominant_of
+from clustersim.report.answer_table import PART_LOOKS
 from clustersim.report.figure import Figure
 from clustersim.report.heatmap import Heatmap, heatmap_card, heatmap_figure
 

@@ -12,7 +12,8 @@ from clustersim import Scenario, simulate
 from clustersim.planning import explore
 from clustersim.planning.what_if import what_ifs
 from clustersim.program.task import HOST_STREAMS, Communicate, HostExchange, HostWork
-from clustersim.report.answer import page_view, table_view
+from clustersim.report.answer import page_view
+from clustersim.report.answer_table import table_view
 from clustersim.report.kineto_files import write_kineto_files
 from clustersim.report.page import render_page
 from clustersim.report.slices import STREAM_NAMES

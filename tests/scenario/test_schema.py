@@ -1,6 +1,7 @@
 """The schema of scenario files: what is a scenario it lets through, and what is a wrong key or word it does not."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import jsonschema
 import pytest
 import yaml
 
-from clustersim.scenario.schema import scenario_schema
+from clustersim.scenario.schema import dotted_keys, scenario_schema
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = jsonschema.Draft202012Validator(scenario_schema())
@@ -83,3 +84,29 @@ def test_every_section_says_what_it_is() -> None:
 
 def _words(section: dict[str, Any]) -> bool:
     return "description" in section or "enum" in section or any(map(_words, section.get("anyOf", [])))
+
+
+def properties(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Dotted keys of the schema, with what may stand there; nothing of what is in lists."""
+    if "$ref" in node:
+        yield from properties(SCHEMA.schema["$defs"][node["$ref"].rpartition("/")[2]], prefix)
+    for each in node.get("anyOf", []):
+        yield from properties(each, prefix)
+    for key, value in node.get("properties", {}).items():
+        yield f"{prefix}{key}", value
+        yield from properties(value, f"{prefix}{key}.")
+
+
+def test_the_keys_that_take_a_value_are_those_of_the_schema() -> None:
+    """Leaves of the schema, but for choices without options; and what stands for its keys when it is a word.
+
+    The schema lets maintenance through, of which it knows no keys.
+    """
+    every, keys = dict(properties(SCHEMA.schema)), set(dotted_keys())
+    assert len(keys) == len(dotted_keys())
+    leaves = {key for key in every if not any(other.startswith(f"{key}.") for other in every)}
+    assert {key.rpartition(".")[0] for key in leaves - keys} == {"schedule", "layout.data"}
+    assert {"schedule.gpipe", "layout.data.data_parallel"} <= leaves - keys
+    assert keys - every.keys() == {"reliability.maintenance.every", "reliability.maintenance.lasts"}
+    assert {"cluster", "model", "schedule", "layout.data", "training.precision"} <= keys - leaves
+    assert not {"layout", "training", "cost", "reliability.restart"} & keys

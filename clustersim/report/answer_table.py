@@ -1,0 +1,164 @@
+"""What does a terminal show of a result? The numbers of its table, of which pages are made, too."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+
+from clustersim.analysis.parts import EXPOSED, PARTS, Part
+from clustersim.analysis.utilization import CONVENTION, bubble_fraction, exposed_fraction
+from clustersim.answer import Answer
+from clustersim.arrays import FloatArray
+from clustersim.cost.timing import Provenance
+from clustersim.report.placement_words import placement_line
+from clustersim.report.rows import shown_rows
+from clustersim.report.theme import AXIS_LOOKS, Category
+from clustersim.report.view import ROUNDING, Breakdown, Steps, Subject, TableView, Trust, Verdict, Waiting
+from clustersim.report.waiting import nobody_slow
+from clustersim.report.wording import disturbed_line, gpu_line, layout_line, row_names, stage_name
+from clustersim.units import Seconds
+
+_VISIBLE: Final = 1e-3  # of the step: the least difference of waiting that is shown
+_MOST_STRAGGLERS: Final = 4
+PART_LOOKS: Final[Mapping[Part, Category]] = MappingProxyType(
+    {
+        Part.COMPUTE: Category.COMPUTE,
+        Part.RECOMPUTE: Category.RECOMPUTE,
+        Part.OPTIMIZER: Category.OPTIMIZER,
+        Part.LAUNCH: Category.LAUNCH,
+        Part.SLOWED: Category.SLOWED,
+        **{part: AXIS_LOOKS[axis] for axis, part in EXPOSED.items()},
+        Part.BUBBLE_WARMUP: Category.BUBBLE_WARM_UP,
+        Part.BUBBLE_STEADY: Category.BUBBLE_STEADY,
+        Part.BUBBLE_COOLDOWN: Category.BUBBLE_COOL_DOWN,
+        Part.WAIT: Category.WAIT,
+    }
+)
+
+
+def table_view(result: Answer) -> TableView:
+    """What a terminal shows of a result."""
+    return TableView(
+        subject=subject_of(result),
+        verdict=verdict_of(result),
+        trust=trust_of(result),
+        breakdown=breakdown_of(result, shown_ranks(result)),
+        waiting=waiting_of(result),
+    )
+
+
+def shown_ranks(result: Answer) -> list[int]:
+    """Simulated ranks that say most: of each pipeline rank one, and stragglers, each beside one that is not.
+
+    Of many pipeline ranks some are shown, evenly spaced. Of a pipeline rank's ranks the one is shown on which the
+    critical path is longest, or that stands for most ranks. So the path can be followed, and the rows belong to one
+    pipeline where every rank is simulated.
+    """
+    trace, kind = result.trace, result.program.kind
+    stands_for = np.bincount(trace.representative, minlength=result.ranks)
+    on_path = np.bincount(
+        trace.rank[result.path], trace.end[result.path] - trace.start[result.path], minlength=result.ranks
+    )
+    order = np.lexsort((np.arange(result.ranks), -stands_for, -on_path))
+    of_kind, first = np.unique(kind[order], return_index=True)
+    stages = of_kind < len(result.ledgers)
+    leading = order[first[stages]]
+    chosen = set(leading[shown_rows(len(leading))].tolist())
+    for straggler in result.stragglers.slowest[:_MOST_STRAGGLERS]:
+        same = np.where(kind == straggler.kind, stands_for, -1)
+        same[trace.representative[list(straggler.ranks)]] = -1
+        chosen |= {int(trace.representative[straggler.ranks[0]]), int(same.argmax())}
+    return sorted(chosen, key=lambda rank: (int(kind[rank]), rank))
+
+
+def subject_of(result: Answer) -> Subject:
+    """What was simulated."""
+    scenario = result.scenario
+    return Subject(
+        title=scenario.name,
+        model=scenario.model.name,
+        cluster=scenario.cluster.name,
+        gpu=gpu_line(scenario),
+        layout=layout_line(scenario),
+        placement=placement_line(scenario.cluster),
+        disturbed=disturbed_line(scenario),
+    )
+
+
+def verdict_of(result: Answer) -> Verdict:
+    """The headline."""
+    scenario = result.scenario
+    return Verdict(
+        step_time=result.step_time,
+        tokens_per_s=result.tokens_per_second,
+        tokens_per_s_per_gpu=result.tokens_per_second / result.ranks,
+        model_flops_per_gpu=result.flops.model / result.step_time / result.ranks,
+        mfu=result.mfu(),
+        mfu_causal=result.mfu_causal(),
+        hfu=result.hfu(),
+        convention=CONVENTION,
+        fits=result.fits,
+        peak_memory=result.peak_memory,
+        memory_capacity=result.memory_capacity,
+        worst_stage=stage_name(scenario, result.fullest) if len(result.ledgers) > 1 else "",
+        bubble_fraction=bubble_fraction(result.breakdown),
+        exposed_communication_fraction=exposed_fraction(result.breakdown),
+        steps=steps_of(result),
+        band=result.band,
+        host=None if result.host is None else (result.host.memory, result.host.capacity),
+        experts=result.fullest_experts,
+        formats=result.formats,
+        economics=result.economics,
+    )
+
+
+def steps_of(result: Answer) -> Steps | None:
+    """The times of several steps; None where there is one."""
+    return Steps(result.step_times, result.step_time_distribution) if result.scenario.steps > 1 else None
+
+
+def waiting_of(result: Answer) -> Waiting | None:
+    """Who waits for whom; None where nothing is disturbed and the ranks of each pipeline rank wait equally long."""
+    scenario, waits, stragglers = result.scenario, result.waits, result.stragglers
+    disturbed = disturbed_line(scenario)
+    differ = float((waits.most - waits.least).max()) >= _VISIBLE * result.step_time
+    if not (disturbed or stragglers.ranks or differ):
+        return None
+    otherwise = nobody_slow(disturbed, jittered=scenario.jitter is not None)
+    names = row_names(scenario, len(waits.mean))
+    return Waiting(names.labels, names.short, waits, stragglers, otherwise)
+
+
+def trust_of(result: Answer) -> Trust:
+    """How far the answer carries."""
+    return Trust(
+        ranks=result.ranks,
+        simulated_ranks=result.simulated_ranks,
+        spans=result.spans,
+        provenance={Provenance(source): share for source, share in result.provenance.items() if share > 0},
+        experience=result.experience,
+        steps=() if result.tried is None else result.tried.steps,
+        warnings=result.scenario.warnings,
+        suggestions=result.suggestions,
+        not_modelled=result.not_modelled,
+    )
+
+
+def breakdown_of(result: Answer, ranks: Sequence[int]) -> Breakdown:
+    """The mean over all ranks, and some ranks."""
+    ideal, compute = result.mfu() * result.step_time, result.breakdown.mean()[Part.COMPUTE.value]
+    return Breakdown(
+        labels=tuple(part.value for part in PARTS),
+        categories=tuple(PART_LOOKS[part] for part in PARTS),
+        step=_settled(result, result.breakdown.mean()),
+        stages=np.array([_settled(result, result.breakdown.of(rank)) for rank in ranks]),
+        path=_settled(result, result.path_parts),
+        ideal=ideal if ideal < compute else 0.0,
+    )
+
+
+def _settled(result: Answer, parts: Mapping[str, Seconds]) -> FloatArray:
+    """Seconds of parts, none where they are only rounding."""
+    seconds = np.array(list(parts.values()))
+    return np.where(np.abs(seconds) > ROUNDING * result.step_time, seconds, 0.0)
