@@ -6,7 +6,7 @@ Strictly: no unknown keys, no quantity without its unit, no number in quotes. A 
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from decimal import Decimal
 from enum import Enum
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
@@ -26,6 +26,20 @@ MOST_WIDTH = 2**24  # hidden, ffn, heads, vocab
 def mistake(sentence: str) -> PydanticCustomError:
     """An error whose text reaches the user as it stands."""
     return PydanticCustomError("mistake", "{sentence}", {"sentence": sentence})
+
+
+def reads(read: Callable[..., object], legal: str, *examples: str, of: Any = Any) -> BeforeValidator:
+    """A validator that reads what users write, and for the schema what that may be.
+
+    legal: in words, which no type says; examples: such values; of: their type, as far as there is one.
+    """
+    extra: dict[str, Any] = {"$comment": legal} if not examples else {"$comment": legal, "examples": [*examples]}
+    return BeforeValidator(read, json_schema_input_type=Annotated[of, Field(json_schema_extra=extra)])
+
+
+def quantity(dimension: Dimension) -> str:
+    """What a quantity is called in words."""
+    return f"a {dimension.name.lower()} with its unit"
 
 
 def member(kind: type[Enum], *legal: Enum, absent: str | None = None) -> BeforeValidator:
@@ -81,7 +95,7 @@ def size_or(word: str) -> BeforeValidator:
         except PydanticCustomError as error:
             raise mistake(f"{error.message()}, or {word}") from error
 
-    return BeforeValidator(read)
+    return reads(read, f"{quantity(Dimension.SIZE)}, or {word}", "25 MiB")
 
 
 _PERCENT = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*%\s*$")
@@ -110,7 +124,8 @@ def share(least: float, most: float, remedy: str = "") -> BeforeValidator:
             raise mistake(f"{shown(value)} is not between {legal}{remedy if number < least else ''}")
         return float(number)
 
-    return BeforeValidator(read)
+    plain = f"{least:g} to {min(most, 1.0):g}"
+    return reads(read, f"a share: {plain}, or {100 * least:g} % to {100 * most:,g} %", of=float | str)
 
 
 def _without_sign(number: float, least: float, most: float) -> str:
@@ -145,13 +160,13 @@ def _named(value: str) -> str:
     return value
 
 
-Duration = Annotated[float, BeforeValidator(duration)]
+Duration = Annotated[float, reads(duration, quantity(Dimension.TIME), "10 us")]
 Degree = Annotated[int, Field(ge=1, le=MOST_GPUS)]
 Width = Annotated[int, Field(ge=1, le=MOST_WIDTH)]
 Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
 Ends = Annotated[int, Field(ge=0, le=MOST_LAYERS)]
 Layers = Annotated[int, Field(ge=1, le=MOST_LAYERS)]
-Size = Annotated[float, BeforeValidator(_size)]
+Size = Annotated[float, reads(_size, quantity(Dimension.SIZE), "25 MiB")]
 Name = Annotated[str, AfterValidator(_named)]
 
 
@@ -159,7 +174,7 @@ class Section(BaseModel):
     """A part of the file.
 
     short: the key that a bare word (or number) stands for, if any; example: what a user may write, if one says more
-    than the list of keys.
+    than the list of keys. The string below a key says what it means and, behind `; left out:`, what happens without it.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -207,6 +222,7 @@ class Shipped(Section):
     """Something that is shipped under a name or read from a file; a bare word that ends like a file is a path."""
 
     path: Name | None = None
+    """a file in place of a name, beside the scenario; left out: none"""
 
     @classmethod
     def written_out(cls, value: object) -> object:
