@@ -27,7 +27,7 @@ from tests.cli.conftest import Run
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 PLAN = {
-    "model": "llama3-8b",
+    "model": "llama-tiny",
     "cluster": {"name": "dgx-h100", "gpus": 64},
     "layout": {"tp": 8, "pp": 2, "dp": 4, "sequence_parallel": True},
     "training": {"sequence": 4096, "global_batch": 2048},
@@ -107,7 +107,7 @@ def test_a_command_does_what_the_manual_shows(
         return
     assert program in {"clustersim", ".venv/bin/clustersim"}
     if command.startswith(ALL_STEPS):
-        arguments += ["--only", "korth-T5-530B"]
+        arguments += ["--only", "korth-T5-22B"]
     if "import-nccl-tests" in arguments:
         (desk / "my-gpu.json").unlink()  # it is of another device than the table
     done = clustersim(*arguments)
