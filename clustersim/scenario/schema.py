@@ -11,11 +11,12 @@ from itertools import pairwise
 from textwrap import dedent
 from typing import Any, Final
 
+from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 from clustersim.scenario.file import ScenarioFile
-from clustersim.scenario.section import Choice, Section, Shipped
+from clustersim.scenario.section import Choice, Reader, Section, Shipped
 
 _READERS: Final = (Section, Shipped, Choice)
 _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -32,6 +33,11 @@ class _Sections(GenerateJsonSchema):
 
     def function_before_schema(self, schema: core_schema.BeforeValidatorFunctionSchema) -> JsonSchemaValue:
         """What stands behind something that reads a value first."""
+        reader = schema["function"]["function"]
+        if isinstance(reader, Reader):
+            examples = {"examples": [*reader.examples]} if reader.examples else {}
+            typed = self.generate_inner(TypeAdapter(reader.of).core_schema)
+            return {**typed, "$comment": reader.legal, **examples}
         if "json_schema_input_schema" in schema:
             return self.generate_inner(schema["json_schema_input_schema"])
         return self.generate_inner(schema["schema"]) if _is_of_section(schema) else {}

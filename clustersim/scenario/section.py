@@ -7,6 +7,7 @@ Strictly: no unknown keys, no quantity without its unit, no number in quotes. A 
 import math
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from decimal import Decimal
 from enum import Enum
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
@@ -28,13 +29,26 @@ def mistake(sentence: str) -> PydanticCustomError:
     return PydanticCustomError("mistake", "{sentence}", {"sentence": sentence})
 
 
-def reads(read: Callable[..., object], legal: str, *examples: str, of: Any = Any) -> BeforeValidator:
-    """A validator that reads what users write, and for the schema what that may be.
+@dataclass(frozen=True)
+class Reader:
+    """What reads a value that users write, and for the schema what that may be, in words and as far as a type says it.
 
-    legal: in words, which no type says; examples: such values; of: their type, as far as there is one.
+    The type is looked at when a schema is made: to do so when sections are imported would slow every command.
     """
-    extra: dict[str, Any] = {"$comment": legal} if not examples else {"$comment": legal, "examples": [*examples]}
-    return BeforeValidator(read, json_schema_input_type=Annotated[of, Field(json_schema_extra=extra)])
+
+    read: Callable[..., object]
+    legal: str
+    examples: tuple[str, ...] = ()
+    of: Any = Any
+
+    def __call__(self, value: object) -> object:
+        """Read a value."""
+        return self.read(value)
+
+
+def reads(read: Callable[..., object], legal: str, *examples: str, of: Any = Any) -> BeforeValidator:
+    """A validator that reads what users write; legal, examples, of: as in `Reader`."""
+    return BeforeValidator(Reader(read, legal, examples, of))
 
 
 def quantity(dimension: Dimension) -> str:
