@@ -368,12 +368,20 @@ def presets() -> None:
 
 
 @app.command()
-def schema() -> None:
+def schema(
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="The same for readers: tables of keys, values and defaults.")
+    ] = False,
+) -> None:
     """Print the JSON Schema of scenario files, with which editors complete and check them."""
     from clustersim.cli.outputs import STDOUT, write_json
+    from clustersim.scenario.reference import reference
     from clustersim.scenario.schema import scenario_schema
 
-    write_json(scenario_schema(), STDOUT)
+    if markdown:
+        typer.echo(reference(scenario_schema()), nl=False)
+    else:
+        write_json(scenario_schema(), STDOUT)
 
 
 @app.command()

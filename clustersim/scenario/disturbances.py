@@ -7,13 +7,13 @@ ranges ("8-15") or lists of both.
 import re
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from clustersim.cost.jitter import Distribution, Jitter
 from clustersim.errors import shown
 from clustersim.hardware.disturbance import SHARED_TIERS, DeadLink, LinkChange, SlowLink
 from clustersim.hardware.topology import LinkKind
-from clustersim.scenario.section import Name, Section, member, mistake, share, yaml_number
+from clustersim.scenario.section import Name, Section, member, mistake, reads, share, yaml_number
 
 LEAST = 0.001  # of a speed or bandwidth: what is slower is dead
 MOST_SPEED = 10.0
@@ -48,7 +48,7 @@ def _range(item: object) -> range:
 
 
 Load = Annotated[float, share(0.0, MOST_LOAD)]
-Ranges = Annotated[tuple[Any, ...], BeforeValidator(ranges)]
+Ranges = Annotated[tuple[Any, ...], reads(ranges, "a number, a range, or a list of both", "8-15")]
 
 
 def listed(value: object) -> object:
@@ -61,8 +61,11 @@ class MixedSection(Section):
 
     example: ClassVar[str] = "{nodes: 0-7, accelerator: h200-sxm-141gb}"
     node: Ranges = ()
+    """a node or several; left out: none"""
     nodes: Ranges = ()
+    """the same word in the plural; left out: none"""
     accelerator: Name = Field(examples=["h200-sxm-141gb"])
+    """what they have, a file of topologies/accelerators"""
 
     @model_validator(mode="after")
     def _some_nodes(self) -> Self:
@@ -75,9 +78,13 @@ class GpusSection(Section):
     """Some GPUs, named one by one or by their nodes."""
 
     gpu: Ranges = ()
+    """GPUs by number; left out: none"""
     gpus: Ranges = ()
+    """the same word in the plural; left out: none"""
     node: Ranges = ()
+    """all GPUs of these nodes; left out: none"""
     nodes: Ranges = ()
+    """the same word in the plural; left out: none"""
 
     @model_validator(mode="after")
     def _some_gpus(self) -> Self:
@@ -91,6 +98,7 @@ class SlowSection(GpusSection):
 
     example: ClassVar[str] = "{gpu: 17, speed: 0.9}"
     speed: Annotated[float, share(LEAST, MOST_SPEED)] = Field(examples=[0.9])
+    """at which their kernels run"""
 
 
 Bandwidth = Annotated[float | None, share(LEAST, MOST_BANDWIDTH, "; write dead: true for one that is gone")]
@@ -115,7 +123,9 @@ class NicSection(GpusSection):
 
     example: ClassVar[str] = "{gpu: 12, bandwidth: 50 %}"
     bandwidth: Bandwidth = None
-    dead: Annotated[bool, BeforeValidator(_gone)] = False
+    """what is left of it, both directions; left out: all"""
+    dead: Annotated[bool, reads(_gone, "true")] = False
+    """the NIC is gone, and its GPUs send by a neighbour's"""
 
     @model_validator(mode="after")
     def _one_change(self) -> Self:
@@ -139,11 +149,16 @@ class LinkSection(Section):
     """An entry of `disturbances.links`."""
 
     example: ClassVar[str] = f"{{between: {_ENDS}, bandwidth: 50 %}}"
-    between: Annotated[list[str] | None, BeforeValidator(_pair)] = None
+    between: Annotated[list[str] | None, reads(_pair, "a pair of names", _ENDS)] = None
+    """the ends of a link, both directions; left out: from and to"""
     source: Name | None = Field(None, alias="from")
+    """the end that sends, for one direction; left out: none"""
     target: Name | None = Field(None, alias="to")
+    """the end that receives; left out: none"""
     bandwidth: Bandwidth = None
-    dead: Annotated[int, Field(ge=1, le=MOST_LOST), BeforeValidator(_lost)] | None = None
+    """what is left of it; left out: all"""
+    dead: Annotated[int, Field(ge=1, le=MOST_LOST), reads(_lost, f"true, or 1 to {MOST_LOST:,}")] | None = None
+    """true, or how many links of a bundle are gone; left out: none"""
 
     @model_validator(mode="after")
     def _one_place_and_one_change(self) -> Self:
@@ -167,8 +182,11 @@ class JitterSection(Section):
 
     short: ClassVar[str | None] = "std"
     std: Annotated[float, share(0.0, MOST_JITTER)] = Field(examples=["1 %"])
+    """standard deviation of every kernel's time over its mean"""
     distribution: Annotated[Distribution, member(Distribution)] = Distribution.NORMAL
+    """of these times; exponential only adds time"""
     seed: Annotated[int, Field(ge=0, le=MOST_SEED)] = 0
+    """another seed draws other times"""
 
     def jitter(self) -> Jitter | None:
         """The jitter as the inside knows it; None where kernels do not vary."""
@@ -179,8 +197,11 @@ class BackgroundSection(Section):
     """`disturbances.background`: the part of each link of a tier that others use."""
 
     nic: Load = 0.0
+    """of links between NICs and leaves"""
     leaf: Load = 0.0
+    """of links between leaf and spine"""
     spine: Load = 0.0
+    """of links between spine and core"""
 
     def loads(self) -> dict[LinkKind, float]:
         """Load by kind of link, where there is any."""
@@ -191,8 +212,13 @@ class BackgroundSection(Section):
 class DisturbancesSection(Section):
     """`disturbances`: what is wrong with the cluster."""
 
-    slow: Annotated[list[SlowSection], BeforeValidator(listed)] = Field([])
+    slow: Annotated[list[SlowSection], reads(listed, "one or a list", of=list[SlowSection] | SlowSection)] = Field([])
+    """GPUs whose kernels run at a part of their speed; left out: none"""
     jitter: JitterSection | None = None
-    nics: Annotated[list[NicSection], BeforeValidator(listed)] = Field([])
-    links: Annotated[list[LinkSection], BeforeValidator(listed)] = Field([])
+    """variation of every kernel of every rank; left out: none"""
+    nics: Annotated[list[NicSection], reads(listed, "one or a list", of=list[NicSection] | NicSection)] = Field([])
+    """NICs that serve some GPUs; left out: none"""
+    links: Annotated[list[LinkSection], reads(listed, "one or a list", of=list[LinkSection] | LinkSection)] = Field([])
+    """links by the names of their ends, see [Disturbances](scenario.md#disturbances); left out: none"""
     background: BackgroundSection = BackgroundSection()
+    """the part of each link of a tier that others use"""

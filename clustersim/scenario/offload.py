@@ -17,7 +17,7 @@ from clustersim.parallel.data import FullyShard, GradientSync, NaiveDataParallel
 from clustersim.parallel.mesh import WEIGHTS
 from clustersim.parallel.parameters import parameter_groups
 from clustersim.parallel.pipeline import dealt
-from clustersim.scenario.section import Layers, Section, mistake, share
+from clustersim.scenario.section import Layers, Section, mistake, reads, share
 from clustersim.scenario.setup import Setup
 from clustersim.workload.offload import NOTHING, ActivationOffload, Offload, OptimizerOffload, ShardOffload
 from clustersim.workload.stack import MOST_LAYERS
@@ -56,8 +56,10 @@ class ActivationsSection(Section):
     """`training.offload.activations`: of which layers of each stage what they keep goes to the host."""
 
     short: ClassVar[str | None] = "layers"
-    layers: Annotated[int | float, BeforeValidator(_some_layers)] = 1.0
+    layers: Annotated[int | float, reads(_some_layers, "all, a number of layers, or a share", "50 %")] = 1.0
+    """of each stage, the first ones: a number, a share or all"""
     prefetch: Layers = 1
+    """layers that are copied back ahead"""
 
     @classmethod
     def written_out(cls, value: object) -> object:
@@ -76,9 +78,15 @@ class OffloadSection(Section):
 
     example: ClassVar[str] = "{activations: all}, {optimizer: true} or, with FSDP, {parameters: true}"
     activations: Annotated[ActivationsSection | None, BeforeValidator(_absent)] = None
-    optimizer: Annotated[float, share(0.0, 1.0), BeforeValidator(_part)] = Field(0.0)
+    """what layers keep from forward to backward; left out: none"""
+    optimizer: Annotated[
+        float, share(0.0, 1.0), reads(_part, "a share: 0 to 1, or 0 % to 100 %; true or false", "50 %")
+    ] = Field(0.0)
+    """part of the optimizer's states, which the CPU then updates; true: all"""
     gradients: bool = False
+    """beside the whole optimizer: gradients go while backward makes them"""
     parameters: bool = False
+    """with FSDP: shards, their gradients and the whole optimizer"""
 
     @classmethod
     def written_out(cls, value: object) -> object:

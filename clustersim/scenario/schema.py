@@ -4,15 +4,20 @@ Editors complete keys and check what sections check of shapes and words. What re
 units, rates, shares) is left to it: the schema lets it through.
 """
 
+import ast
+import inspect
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from textwrap import dedent
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Union, get_args, get_origin
 
+from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 from clustersim.scenario.file import ScenarioFile
-from clustersim.scenario.section import Choice, Section, Shipped
+from clustersim.scenario.section import Choice, Reader, Section, Shipped
 
 _READERS: Final = (Section, Shipped, Choice)
 _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -56,6 +61,11 @@ class _Sections(GenerateJsonSchema):
 
     def function_before_schema(self, schema: core_schema.BeforeValidatorFunctionSchema) -> JsonSchemaValue:
         """What stands behind something that reads a value first."""
+        reader = schema["function"]["function"]
+        if isinstance(reader, Reader):
+            examples = {"examples": [*reader.examples]} if reader.examples else {}
+            typed = self.generate_inner(TypeAdapter(reader.of).core_schema)
+            return {**typed, "$comment": reader.legal, **examples}
         if "json_schema_input_schema" in schema:
             return self.generate_inner(schema["json_schema_input_schema"])
         return self.generate_inner(schema["schema"]) if _is_of_section(schema) else {}
@@ -63,8 +73,39 @@ class _Sections(GenerateJsonSchema):
     def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
         """A section, or its shorthand."""
         written = super().model_schema(schema)
+        words = _words(schema["cls"])
+        for key, value in written["properties"].items():
+            value["description"] = words[key]
+        if issubclass(schema["cls"], Choice):
+            written |= {"minProperties": 1, "maxProperties": 1}
         short = _shorthand(schema["cls"])
         return written if short is None else {"anyOf": [short, written]}
+
+
+def _words(section: type[Section]) -> dict[str, str]:
+    """What each key means: the string below it in the source, in one line.
+
+    Read here, and not when sections are imported, because most commands need no words. Raises TypeError for a key
+    without any.
+    """
+    found = {name: words for each in reversed(section.__mro__) if each not in _READERS for name, words in _below(each)}
+    found = {**dict(_below(Shipped)), **found} if issubclass(section, Shipped) else found
+    fields = section.model_fields.items()
+    missing = [name for name, _ in fields if name not in found]
+    if missing:
+        raise TypeError(f"{section.__name__}.{missing[0]} says nowhere what it means; write a string below it")
+    return {field.alias or name: found[name] for name, field in fields}
+
+
+def _below(section: type) -> Iterator[tuple[str, str]]:
+    """Keys of a class itself, and the strings below them."""
+    if not issubclass(section, Section):
+        return
+    (defined,) = ast.parse(dedent(inspect.getsource(section))).body
+    for key, words in pairwise(getattr(defined, "body", ())):
+        match key, words:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                yield name, " ".join(text.split())
 
 
 def _is_of_section(schema: Any) -> bool:
@@ -82,8 +123,12 @@ def _shorthand(section: type) -> JsonSchemaValue | None:
     if issubclass(section, Choice) and section.words:
         return {"enum": [*section.words]} if own else {"anyOf": [{"enum": [*section.words]}, {"type": "string"}]}
     if not own:
-        return {"not": {"type": "object"}}
-    return None if section.short is None else {"type": ["string", "number"]}
+        return {"not": {"type": "object"}, **_comment(section.example)}
+    return None if section.short is None else {"type": ["string", "number"], **_comment(f"is `{section.short}`")}
+
+
+def _comment(words: str) -> JsonSchemaValue:
+    return {"$comment": words} if words else {}
 
 
 def _plain(schema: Any) -> Any:

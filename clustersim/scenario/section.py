@@ -6,7 +6,8 @@ Strictly: no unknown keys, no quantity without its unit, no number in quotes. A 
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from decimal import Decimal
 from enum import Enum
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
@@ -26,6 +27,33 @@ MOST_WIDTH = 2**24  # hidden, ffn, heads, vocab
 def mistake(sentence: str) -> PydanticCustomError:
     """An error whose text reaches the user as it stands."""
     return PydanticCustomError("mistake", "{sentence}", {"sentence": sentence})
+
+
+@dataclass(frozen=True)
+class Reader:
+    """What reads a value that users write, and for the schema what that may be, in words and as far as a type says it.
+
+    The type is looked at when a schema is made: to do so when sections are imported would slow every command.
+    """
+
+    read: Callable[..., object]
+    legal: str
+    examples: tuple[str, ...] = ()
+    of: Any = Any
+
+    def __call__(self, value: object) -> object:
+        """Read a value."""
+        return self.read(value)
+
+
+def reads(read: Callable[..., object], legal: str, *examples: str, of: Any = Any) -> BeforeValidator:
+    """A validator that reads what users write; legal, examples, of: as in `Reader`."""
+    return BeforeValidator(Reader(read, legal, examples, of))
+
+
+def quantity(dimension: Dimension) -> str:
+    """What a quantity is called in words."""
+    return f"a {dimension.name.lower()} with its unit"
 
 
 def member(kind: type[Enum], *legal: Enum, absent: str | None = None) -> BeforeValidator:
@@ -81,7 +109,7 @@ def size_or(word: str) -> BeforeValidator:
         except PydanticCustomError as error:
             raise mistake(f"{error.message()}, or {word}") from error
 
-    return BeforeValidator(read)
+    return reads(read, f"{quantity(Dimension.SIZE)}, or {word}", "25 MiB")
 
 
 _PERCENT = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*%\s*$")
@@ -110,7 +138,8 @@ def share(least: float, most: float, remedy: str = "") -> BeforeValidator:
             raise mistake(f"{shown(value)} is not between {legal}{remedy if number < least else ''}")
         return float(number)
 
-    return BeforeValidator(read)
+    plain = f"{least:g} to {min(most, 1.0):g}"
+    return reads(read, f"a share: {plain}, or {100 * least:g} % to {100 * most:,g} %", of=float | str)
 
 
 def _without_sign(number: float, least: float, most: float) -> str:
@@ -145,13 +174,13 @@ def _named(value: str) -> str:
     return value
 
 
-Duration = Annotated[float, BeforeValidator(duration)]
+Duration = Annotated[float, reads(duration, quantity(Dimension.TIME), "10 us")]
 Degree = Annotated[int, Field(ge=1, le=MOST_GPUS)]
 Width = Annotated[int, Field(ge=1, le=MOST_WIDTH)]
 Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
 Ends = Annotated[int, Field(ge=0, le=MOST_LAYERS)]
 Layers = Annotated[int, Field(ge=1, le=MOST_LAYERS)]
-Size = Annotated[float, BeforeValidator(_size)]
+Size = Annotated[float, reads(_size, quantity(Dimension.SIZE), "25 MiB")]
 Name = Annotated[str, AfterValidator(_named)]
 
 
@@ -159,7 +188,7 @@ class Section(BaseModel):
     """A part of the file.
 
     short: the key that a bare word (or number) stands for, if any; example: what a user may write, if one says more
-    than the list of keys.
+    than the list of keys. The string below a key says what it means and, behind `; left out:`, what happens without it.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -207,6 +236,7 @@ class Shipped(Section):
     """Something that is shipped under a name or read from a file; a bare word that ends like a file is a path."""
 
     path: Name | None = None
+    """a file in place of a name, beside the scenario; left out: none"""
 
     @classmethod
     def written_out(cls, value: object) -> object:

@@ -70,7 +70,7 @@ OPTIONS = {
         "--help",
     ],
     "calibrate": [],  # all options are calibrate's own (`calibrate.command`)
-    "schema": ["--help"],
+    "schema": ["--markdown", "--help"],
     "presets": ["--help"],
     "topology": ["NAME", "--set", "--gpus", "--html", "--help"],
 }

@@ -1,6 +1,6 @@
 """What may a scenario file say of where durations come from?"""
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -13,6 +13,7 @@ from clustersim.scenario.section import (
     member,
     mistake,
     or_none,
+    reads,
     share,
 )
 from clustersim.scenario.sections.nccl import NcclSection
@@ -26,7 +27,9 @@ class ScaleSection(Section):
     """`cost.record.scale`: the cluster's accelerator relative to the one that was measured."""
 
     compute: Annotated[float, Field(gt=0.0, le=MOST_SCALE)] = 1.0
+    """rate of arithmetic of this accelerator over that of the measured one"""
     bandwidth: Annotated[float, Field(gt=0.0, le=MOST_SCALE)] = 1.0
+    """memory bandwidth of this accelerator over that of the measured one"""
 
 
 class RecordSection(Section):
@@ -34,7 +37,9 @@ class RecordSection(Section):
 
     short: ClassVar[str | None] = "file"
     file: Name = Field(examples=["my-gpu.json"])
+    """a calibration record, shipped (published/h100-sxm-80gb) or your own"""
     scale: ScaleSection | None = None
+    """to stand for another accelerator than the one that was measured; left out: it does not"""
 
 
 def _yaml_off(value: object) -> object:
@@ -52,16 +57,28 @@ def _algorithms(value: object) -> object:
     return {Collective(name): algorithm for name, algorithm in value.items()}
 
 
+_FORCED: Final = f"algorithms by collective: {', '.join(each.value for each in Collective)}"
+_SYMMETRIES: Final = tuple(each.value for each in Symmetry)
+
+
 class CostSection(Section):
     """`cost`: where durations come from, and how many ranks are simulated one by one."""
 
     record: Annotated[RecordSection | None, BeforeValidator(or_none)] = None
-    collectives: Annotated[dict[Collective, Name], BeforeValidator(_algorithms)] = Field({})
+    """measured durations, see [Calibration](calibration.md), or none; left out: none"""
+    collectives: Annotated[dict[Collective, Name], reads(_algorithms, _FORCED, "{all_reduce: ring}")] = Field({})
+    """algorithm that each named collective is forced to, see [Models](models.md#collectives); left out: the
+    library's choice"""
     nccl: NcclSection = NcclSection()
-    symmetry: Annotated[Symmetry, member(Symmetry), BeforeValidator(_yaml_off)] = Symmetry.AUTO
+    """what NCCL (or RCCL) may choose from, in its own variables; left out: nothing is said"""
+    symmetry: Annotated[Symmetry, member(Symmetry), reads(_yaml_off, "", of=Literal[_SYMMETRIES])] = Symmetry.AUTO
+    """off: every rank is simulated, for the same answer"""
     coalesce: bool = True
+    """operations inside a forward or backward are one event where that is exact; false: the same answer, slower"""
     network: Annotated[Contention, member(Contention)] = Contention.SHARED
+    """shared: communication that overlaps shares links fairly; uncontended: only groups of one role do, in step"""
     interference: Annotated[float | None, share(0.0, MOST_INTERFERENCE)] = None
+    """part by which kernels take longer beside a collective; left out: the record's, or the accelerator's"""
 
     def settings(self, record: Record | None) -> CostSettings:
         """The settings as the inside knows them, with the record that was read."""

@@ -35,7 +35,9 @@ class Ddp(Section):
     """Bucketed all-reduce of gradients."""
 
     bucket: Bucket = DDP_BUCKET
+    """bytes of gradients that are reduced at once; megatron: max(40 M, 1 M a rank) elements"""
     overlap: bool = True
+    """reductions run beside backward"""
 
     def strategy(self) -> DataParallelism:
         """The strategy as the inside knows it."""
@@ -46,11 +48,17 @@ class Fsdp(Section):
     """ZeRO stage 3 as PyTorch's FSDP2 (`fully_shard`) does it, or FSDP1, without `copies`."""
 
     overlap: bool = True
+    """communication runs beside compute"""
     prefetch: Annotated[int, Field(ge=0, le=MOST_LAYERS)] = 1
+    """units that are gathered ahead"""
     reshard_after_forward: bool | None = None
+    """backward gathers parameters again; left out: true without a pipeline"""
     copies: bool = True
+    """what is gathered is copied into each parameter (FSDP2; not FSDP1)"""
     secondary: Degree | None = None
+    """ranks of a second copy of the parameters, from which backward gathers (hpZ of ZeRO++); left out: none"""
     reduce: Annotated[Microbatches | None, member(Microbatches)] = None
+    """when gradients are reduced; left out: every_microbatch, with a pipeline last_microbatch"""
 
     @model_validator(mode="after")
     def _one_size(self) -> Self:
@@ -68,21 +76,27 @@ class Hsdp(Fsdp):
 
     example: ClassVar[str] = "{shard: 64}"
     shard: Degree = Field(examples=[8])
+    """ranks that weights are cut over; they are equal on the rest"""
     all_reduce: Annotated[Microbatches, member(Microbatches)] = Microbatches.EVERY
+    """when gradients are summed across replicas"""
 
 
 class ZeroStage(Fsdp):
-    """ZeRO with its stage, and what that stage has.
-
-    shard: Megatron-LM's optimizer instances (stage 1), DeepSpeed's MiCS (stage 3), which reduces across replicas once.
-    """
+    """ZeRO with its stage, and what that stage has."""
 
     example: ClassVar[str] = "{stage: 1}, 2 or 3"
     stage: Annotated[int, Field(ge=1, le=3)] = Field(examples=[1])
+    """1: optimizer states, 2: gradients too, 3: parameters too"""
     bucket: Bucket = None
+    """of stages 1 and 2: bytes of gradients that are reduced at once; left out: megatron, max(40 M, 1 M a rank)
+    elements"""
     copies: bool = False
+    """what is gathered is copied into each parameter"""
     shard: Degree | None = None
+    """ranks that states are cut over (Megatron-LM's optimizer instances, DeepSpeed's MiCS); left out: all that hold
+    the same weights"""
     all_reduce: Annotated[Microbatches, member(Microbatches)] = Microbatches.LAST
+    """of stage 3: when gradients are summed across replicas"""
 
     @model_validator(mode="after")
     def _of_its_stage(self) -> Self:
@@ -129,11 +143,17 @@ class DataChoice(Choice):
         "data_parallel": {"data_parallel": {}},
     }
     ddp: Ddp | None = None
+    """gradients are reduced in buckets; all states on every rank"""
     fsdp: Fsdp | None = None
+    """FSDP2 (`fully_shard`), or FSDP1 with copies: false"""
     hsdp: Hsdp | None = None
+    """FSDP2 on replicas of shards"""
     zero: ZeroStage | None = None
+    """ZeRO stages 1 to 3; the words zero1, zero2 and zero3 will do"""
     zero3_by_parameter: ZeroByParameter | None = None
+    """DeepSpeed's first ZeRO-3, of 2021"""
     data_parallel: Naive | None = None
+    """torch.nn.DataParallel"""
 
     def strategy(self) -> DataParallelism:
         """The chosen strategy as the inside knows it."""

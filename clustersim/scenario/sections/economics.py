@@ -6,10 +6,11 @@ from typing import Annotated, ClassVar, Final
 
 from pydantic import BeforeValidator
 
+from clustersim import shipped
 from clustersim.errors import InputError, shown
 from clustersim.hardware.power import Powers
 from clustersim.hardware.prices import Price, is_list, parse_price
-from clustersim.scenario.section import Section, mistake, share
+from clustersim.scenario.section import Section, mistake, quantity, reads, share
 from clustersim.scenario.settings import EconomicsSettings
 from clustersim.units import Dimension, parse_quantity
 
@@ -61,7 +62,7 @@ def _quantity(dimension: Dimension, *, zero: bool = False) -> BeforeValidator:
             raise mistake(f"{shown(value)} is {wrong}; write e.g. {dimension.example!r}")
         return amount
 
-    return BeforeValidator(read)
+    return reads(read, quantity(dimension), dimension.example)
 
 
 _Power = Annotated[float | None, _quantity(Dimension.POWER)]
@@ -70,32 +71,44 @@ _Share = Annotated[float | None, share(0.0, 1.0)]
 
 
 class PowerSection(Section):
-    """`economics.power`: what every GPU draws at most, idle, and by what it does as a part of the most.
-
-    rest: its part of the rest of the node.
-    """
+    """`economics.power`: what every GPU draws at most, idle, and by what it does as a part of the most."""
 
     short: ClassVar[str | None] = "tdp"
     tdp: _Power = None
+    """what a GPU draws at most; left out: the accelerator's"""
     idle: _Power = None
+    """what it draws idle; left out: the accelerator's"""
     rest: _Rest = None
+    """its part of the rest of the node; left out: the accelerator's"""
     products: _Share = None
+    """part of tdp in matrix products; left out: topologies/power"""
     streaming: _Share = None
+    """part of tdp in other kernels; left out: topologies/power"""
     communicating: _Share = None
+    """part of tdp in exposed communication; left out: topologies/power"""
 
     def powers(self) -> Powers:
         """The same as the inside knows it."""
         return Powers(**{name: getattr(self, name) for name in type(self).model_fields})
 
 
+_PRICES: Final = f"an amount with its currency, or a list: {', '.join(shipped.names('prices'))}"
+
+
 class EconomicsSection(Section):
     """`economics`: prices, power, and the run that costs are asked for; it moves no time."""
 
-    price_per_gpu_hour: Annotated[Price | str | None, BeforeValidator(_price)] = None
-    pue: Annotated[float, BeforeValidator(_pue)] = 1.0
+    price_per_gpu_hour: Annotated[Price | str | None, reads(_price, _PRICES, "2.49 USD")] = None
+    """an amount and a currency, or a price list; left out: the list of the cluster's own cloud, else the median of
+    all"""
+    pue: Annotated[float, reads(_pue, f"1 to {MOST_PUE:g}", of=float)] = 1.0
+    """power of the facility over that of its computers"""
     carbon: Annotated[float | None, _quantity(Dimension.FOOTPRINT, zero=True)] = None
-    tokens: Annotated[float | None, BeforeValidator(_tokens)] = None
+    """CO2 of a kWh; left out: none is told"""
+    tokens: Annotated[float | None, reads(_tokens, "a number, also in M, B or T", "15.6T", "300B", "1.5e+13")] = None
+    """of the whole run; left out: a trillion are told"""
     power: PowerSection = PowerSection()
+    """what GPUs and nodes draw"""
 
     def settings(self) -> EconomicsSettings:
         """The settings as the inside knows them."""

@@ -6,11 +6,11 @@
 import math
 from typing import Annotated, ClassVar, Final, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from clustersim.errors import shown
 from clustersim.scenario.disturbances import MOST_SEED
-from clustersim.scenario.section import Section, mistake
+from clustersim.scenario.section import Section, mistake, reads
 from clustersim.workload.expert_load import DrawnLoad, ExpertLoad, MeasuredLoad
 
 MOST_VARIATION: Final = 10.0
@@ -53,8 +53,18 @@ class ExpertLoadSection(Section):
     short: ClassVar[str | None] = "variation"
     example: ClassVar[str] = "balanced, {variation: 0.3, seed: 0} or {rows: [120, 80, 95, 105]}"
     variation: Annotated[float, AfterValidator(_variation)] | None = None
+    """standard deviation over mean of experts' tokens, from which each layer's and step's are drawn; left out: none"""
     seed: Annotated[int, Field(ge=0, le=MOST_SEED)] = 0
-    rows: Annotated[list[list[float]], BeforeValidator(_vectors), AfterValidator(_loads)] | None = None
+    """another seed draws other loads"""
+    rows: (
+        Annotated[
+            list[list[float]],
+            reads(_vectors, "a list of numbers, or a list of such lists", "[120, 80, 95, 105]"),
+            AfterValidator(_loads),
+        ]
+        | None
+    ) = None
+    """tokens of each expert as measured: one list for all layers, or one for each routed layer; left out: none"""
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:

@@ -1,9 +1,9 @@
 """What may a scenario file say of its layout?"""
 
 import math
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from clustersim.errors import InputError, shown
 from clustersim.parallel.mesh import DATA, DENSE, MESHES
@@ -16,6 +16,7 @@ from clustersim.scenario.section import (
     Section,
     member,
     mistake,
+    reads,
 )
 from clustersim.scenario.sections.data import DataChoice, Ddp
 from clustersim.workload.stack import MOST_LAYERS
@@ -42,18 +43,22 @@ def _notation(value: object) -> object:
 
 
 class StagesSection(Section):
-    """`layout.layers_per_stage`: even, a list, one of Megatron-LM's layout strings, or one of its rules.
-
-    embedding, head: count as a layer; first, last: layers of the first and of the last pipeline rank.
-    """
+    """`layout.layers_per_stage`: even, a list, one of Megatron-LM's layout strings, or one of its rules."""
 
     example: ClassVar[str] = "even, [8, 8], 'Et*8|t*8L', {embedding: true, head: true} or {first: 7, last: 7}"
     counts: list[Annotated[int, Field(ge=0, le=MOST_LAYERS)]] | None = None
-    layout: Annotated[Drawn | None, BeforeValidator(_notation)] = None
+    """layers of each stage (a list alone will do); left out: even"""
+    layout: Annotated[Drawn | None, reads(_notation, "even, or a string of stages", "Et*8|t*8L")] = None
+    """`even`, or a layout string of Megatron-LM, such as `Et*7|(t*8|)*2t*9L` (a string alone will do); left out:
+    even"""
     embedding: bool = False
+    """the embedding counts as a layer"""
     head: bool = False
+    """the head counts as a layer"""
     first: Layers | None = None
+    """layers of the first pipeline rank; left out: even"""
     last: Layers | None = None
+    """layers of the last pipeline rank; left out: even"""
 
     @classmethod
     def written_out(cls, value: object) -> object:
@@ -84,34 +89,48 @@ class StagesSection(Section):
 
 
 class LayoutSection(Section):
-    """`layout`: degrees of parallelism. `dp` left out is what the other degrees leave of the cluster's GPUs.
-
-    ep, etp: how many ranks experts are spread over, and each of them cut over (left out: tp), among those of tp, cp and
-    dp; dispatcher: how tokens travel to experts; dispatcher_sms: on how many multiprocessors (left out: the
-    dispatcher's own number); overlap_expert_communication: beside computation, left out: where the schedule is made for
-    it (dualpipe, dualpipev); delay_wgrad: with gradients of weights behind it;
-    overlap_shared_experts: shared experts run while tokens travel.
-    """
+    """`layout`: degrees of parallelism. `dp` left out is what the other degrees leave of the cluster's GPUs."""
 
     tp: Degree = 1
+    """tensor parallelism"""
     cp: Degree = 1
+    """context parallelism (ring)"""
     pp: Degree = 1
+    """pipeline parallelism: ranks of a pipeline"""
     dp: Degree | None = None
+    """data parallelism: replicas; left out: what the other degrees leave of the GPUs"""
     ep: Degree = 1
+    """expert parallelism: ranks that experts are spread over, among those of tp, cp and dp"""
     etp: Degree | None = None
+    """expert tensor parallelism: ranks that each expert is cut over; left out: tp"""
     dispatcher: Annotated[Dispatcher, member(Dispatcher)] = Dispatcher.ALL_TO_ALL
+    """how tokens travel to their experts and back"""
     dispatcher_sms: Annotated[int, Field(ge=1, le=_MOST_SMS)] | None = None
-    order: Annotated[list[str], BeforeValidator(_axes)] = Field(list(_ORDER))
+    """multiprocessors that the dispatcher's kernels take (deepep, hybridep); left out: the dispatcher's own"""
+    order: Annotated[list[str], reads(_axes, "every axis once", of=list[Literal[_ORDER]])] = Field(list(_ORDER))
+    """axes from the one with adjacent ranks outwards; left out: [tp, cp, dp, pp]"""
     sequence_parallel: bool = False
+    """norms and dropout split the sequence over the tensor-parallel group"""
     tensor_overlap: bool = False
+    """tensor-parallel collectives run in chunks beside their matmul (user buffers)"""
     backward_overlap: bool = True
+    """backward's tensor-parallel collectives run beside the gradient that does not need them"""
     pipeline_overlap: bool = True
+    """a stage goes on computing while its output is sent"""
     overlap_expert_communication: bool | None = None
+    """tokens travel to experts beside another microbatch's computation; left out: true with dualpipe, dualpipev and
+    ep above 1"""
     delay_wgrad: bool = False
+    """with it, gradients of weights are computed behind what a backward sends"""
     overlap_shared_experts: bool = False
+    """shared experts run while tokens travel"""
     release_outputs: bool | None = None
+    """stages free what they have sent (Megatron-LM); false: held until its backward (torch.distributed.pipelining);
+    left out: the framework's"""
     data: DataChoice = DataChoice(ddp=Ddp())
+    """the data-parallel strategy, see [Sharding](scenario.md#sharding); left out: ddp"""
     layers_per_stage: StagesSection = StagesSection()
+    """how layers are split into stages; left out: even"""
 
     @property
     def replica(self) -> int:

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, ClassVar, Final
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, Field
 
 from clustersim.dtypes import DType
 from clustersim.errors import nearest, shown
-from clustersim.scenario.section import Name, Section, Width, member, mistake, share
+from clustersim.scenario.section import Name, Section, Width, member, mistake, reads, share
 from clustersim.workload.lora import Lora, Projection, Target
 
 MOST_DROPOUT: Final = 0.99
@@ -70,10 +70,20 @@ class LoraSection(Section):
     short: ClassVar[str | None] = "rank"
     example: ClassVar[str] = "{rank: 16, targets: all}, or none"
     rank: Width = Field(examples=[16])
+    """inner size of the adapters"""
     alpha: Annotated[float, AfterValidator(_positive)] = 32.0
-    targets: Annotated[list[Name], BeforeValidator(_words), AfterValidator(_apart)] = Field(["all"])
+    """adapters are scaled by alpha over rank"""
+    targets: Annotated[
+        list[Name],
+        reads(_words, f"a word or a list of words: {', '.join((*WORDS, *_OTHER_WORDS))}"),
+        AfterValidator(_apart),
+    ] = Field(["all"])
+    """matrices that have one: all, attention, mlp, names of peft (q_proj) or of Megatron (linear_qkv, one adapter
+    for the fused matrix); left out: [all]"""
     dropout: Annotated[float, share(0.0, MOST_DROPOUT)] = 0.0
+    """before an adapter"""
     base: Annotated[DType | None, member(DType, DType.NF4, absent="none")] = None
+    """nf4: the layers' frozen matrices are kept in 4 bits (QLoRA); left out: none"""
 
     def adapters(self, there: frozenset[Projection]) -> Lora:
         """The adapters as the inside knows them; there: the model's projections, of which groups mean those it has."""

@@ -15,7 +15,7 @@ from clustersim.collectives.library import ALGORITHMS
 from clustersim.collectives.switches import CHOSEN, Limits, Switches
 from clustersim.errors import nearest, shown
 from clustersim.program.task import Collective
-from clustersim.scenario.section import Section, mistake
+from clustersim.scenario.section import Section, mistake, reads
 
 MOST_CHANNELS: Final = 64  # MAXCHANNELS of src/include/device.h
 _FUNCTIONS: Final = {kind.value.replace("_", ""): kind for kind in CHOSEN}
@@ -88,7 +88,9 @@ def _list_of(names: Mapping[str, tuple[str, ...]]) -> BeforeValidator:
         _allowed(value, names)
         return value
 
-    return BeforeValidator(check)
+    legal = f"a list in NCCL's grammar of {', '.join(names)}"
+    first, second, *_ = names
+    return reads(check, legal, f"{first},{second}", f"^{first}", of=str)
 
 
 Channels = Annotated[int, Field(ge=1, le=MOST_CHANNELS)]
@@ -99,13 +101,21 @@ class NcclSection(Section):
 
     example: ClassVar[str] = "NCCL_ALGO: Ring"
     algorithms: Annotated[str | None, _list_of(_ALGORITHMS)] = Field(None, alias="NCCL_ALGO")
+    """algorithms that may be chosen; left out: all"""
     protocols: Annotated[str | None, _list_of(_PROTOCOLS)] = Field(None, alias="NCCL_PROTO")
+    """protocols that may be chosen; left out: all"""
     nvls: Annotated[int, Field(ge=0, le=2)] | None = Field(None, alias="NCCL_NVLS_ENABLE")
+    """NVLink SHARP: 0 is off; left out: 2, if possible"""
     collnet: Annotated[int, Field(ge=0, le=1)] | None = Field(None, alias="NCCL_COLLNET_ENABLE")
+    """SHARP of InfiniBand: 1 is on; left out: 0"""
     least: Channels | None = Field(None, alias="NCCL_MIN_NCHANNELS")
+    """least channels, inside an NVLink domain; left out: the library's"""
     most: Channels | None = Field(None, alias="NCCL_MAX_NCHANNELS")
+    """most channels, inside an NVLink domain; left out: the library's"""
     messages_least: Channels | None = Field(None, alias="NCCL_MIN_P2P_NCHANNELS")
+    """least channels of a message, inside an NVLink domain; left out: the library's"""
     messages_most: Channels | None = Field(None, alias="NCCL_MAX_P2P_NCHANNELS")
+    """most channels of a message, inside an NVLink domain; left out: the library's"""
 
     @model_validator(mode="before")
     @classmethod

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from clustersim import shipped
@@ -16,7 +16,7 @@ from clustersim.errors import InputError
 from clustersim.hardware.allocation import Allocation, Filled, Listed, PerDomain, PerNode, Scatter, twice
 from clustersim.hardware.cluster import MOST_GPUS
 from clustersim.scenario.disturbances import MOST_SEED, Ranges, ranges
-from clustersim.scenario.section import Degree, Section, member, mistake
+from clustersim.scenario.section import Degree, Section, member, mistake, reads
 
 _WHOLE: Final = ("per_node", "per_domain", "nodes", "spare", "scatter", "seed")
 _RANGES: Final = re.compile(r"[\d\s-]+")
@@ -32,12 +32,22 @@ class PlacementSection(Section):
 
     example: ClassVar[str] = "{per_node: 6}, {per_domain: 64}, {nodes: [0, 4-7]} or {scatter: nodes, seed: 1}"
     per_node: Degree | None = None
+    """the first GPUs of every node; left out: all"""
     per_domain: Degree | None = None
+    """the first GPUs of every NVLink domain; left out: all"""
     nodes: Ranges | None = None
+    """these nodes, in this order; left out: in order"""
     spare: Annotated[int, Field(ge=0, le=MOST_GPUS)] | None = None
+    """nodes that the machine has more than the job needs; left out: 0"""
     scatter: Annotated[Scatter, member(Scatter)] | None = None
+    """a random order of nodes, or of all GPUs; left out: none"""
     seed: Annotated[int, Field(ge=0, le=MOST_SEED)] | None = None
-    order: Annotated[str | tuple[Any, ...], BeforeValidator(_order)] | None = None
+    """of that order; left out: 0"""
+    order: (
+        Annotated[str | tuple[Any, ...], reads(_order, "a number, a range, a list of both, or a file", "[8-15, 0-7]")]
+        | None
+    ) = None
+    """exactly these GPUs, rank by rank, or a file with a number or a range on each line; left out: none"""
 
     @model_validator(mode="after")
     def _says_one_thing(self) -> Self:

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar, cast
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from clustersim import shipped
 from clustersim.errors import InputError, nearest, shown
@@ -37,7 +37,7 @@ from clustersim.scenario.reliability import (
     Spares,
     Write,
 )
-from clustersim.scenario.section import Duration, Name, Section, Size, member, mistake, share
+from clustersim.scenario.section import Duration, Name, Section, Size, member, mistake, quantity, reads, share
 from clustersim.units import Dimension, Seconds, parse_quantity
 
 MOST_NODES: Final = 2**20
@@ -100,28 +100,42 @@ def _nodes(value: object) -> object:
     return value
 
 
-_Length = Annotated[Length | None, BeforeValidator(_length)]
-_Bandwidth = Annotated[float | None, BeforeValidator(_bandwidth)]
+_Length = Annotated[
+    Length | None, reads(_length, "a time with its unit; lognormal: {median: 2 h, mean: 20 h}", "5 min")
+]
+_Bandwidth = Annotated[float | None, reads(_bandwidth, quantity(Dimension.BANDWIDTH), "200 GB/s")]
 _Share = Annotated[float | None, share(0.001, 1.0)]
 
 
-class FailureSection(Section):
-    """An entry of `reliability.failures`: how often, what it does to the job, which nodes it takes, how long for.
+_RATES: Final = f"events of each component ({', '.join(each.value for each in Component)}) per time"
+_RATE_EXAMPLES: Final = ("6.5 per 1000 node-days", "148 in 54 days of 16384 gpus", "0.06 % per link-month")
+_INTERVALS: Final = ", ".join(each.value for each in Interval)
 
-    trace: a CSV file of times in place of a rate; gpu, nic: what is left of a slow part.
-    """
+
+class FailureSection(Section):
+    """An entry of `reliability.failures`: how often, what it does to the job, which nodes it takes, how long for."""
 
     example: ClassVar[str] = "{rate: 6.5 per 1000 node-days, detection: 1 min}"
-    rate: Annotated[Rate | None, BeforeValidator(_rate)] = None
+    rate: Annotated[Rate | None, reads(_rate, _RATES, *_RATE_EXAMPLES)] = None
+    """events by component and time; left out: the preset's, or trace"""
     trace: Name | None = None
+    """a CSV of times (a column time_s, time_h or time_d) in place of a rate; left out: none"""
     effect: Annotated[Effect | None, member(Effect)] = None
+    """what it does to the job; corrupt: silent, found later; planned: behind a checkpoint; left out: stop"""
     takes: Annotated[Takes | None, member(Takes)] = None
+    """what must be replaced; left out: node"""
     shape: Annotated[float | None, Field(ge=LEAST_SHAPE, le=MOST_SHAPE, strict=False)] = None
+    """of a Weibull distribution; left out: 1, exponential"""
     detection: _Length = None
+    """until it is noticed; left out: that of all failures"""
     found: _Length = None
+    """until what is slow or corrupt is noticed; left out: needed there"""
     repair: _Length = None
+    """until its nodes are whole again; left out: that of all failures"""
     gpu: _Share = None
+    """what is left of a slow GPU's speed; left out: none is slow"""
     nic: _Share = None
+    """what is left of a slow NIC's bandwidth; left out: none is slow"""
 
     def failure(self, name: str, base: Path, others: "ReliabilitySection", scale: float | None) -> Failure:
         """The same as the inside knows it; raise InputError for what does not go together.
@@ -160,14 +174,23 @@ class RestartSection(Section):
     """`reliability.restart`: what every restart takes, one behind the other."""
 
     diagnosis: _Length = None
+    """until the cause is known; left out: the preset's"""
     drain: _Length = None
+    """until the old processes are gone; left out: the preset's"""
     schedule: _Length = None
+    """until the scheduler has placed the job; left out: the preset's"""
     image: _Length = None
+    """until the container is there; left out: the preset's"""
     init: _Length = None
+    """of processes and communicators; left out: the preset's"""
     init_per_rank: Duration | None = None
+    """the same, for each rank; left out: the preset's"""
     load: _Length = None
+    """of the checkpoint; left out: its bytes over read_bandwidth"""
     warmup: _Length = None
+    """until steps are at full speed; left out: the preset's"""
     only_failed: bool | None = None
+    """with a spare at hand nothing else is scheduled or started anew; left out: the preset's"""
 
     def restart(self) -> Restart:
         """The same as the inside knows it."""
@@ -179,15 +202,27 @@ class CheckpointSection(Section):
 
     short: ClassVar[str | None] = "interval"
     write: Annotated[Write | None, member(Write)] = None
-    interval: Annotated[Interval | float | None, BeforeValidator(_interval)] = None
+    """beside nothing, beside steps, or into another node's memory; left out: the preset's"""
+    interval: Annotated[
+        Interval | float | None, reads(_interval, f"a time with its unit, or {_INTERVALS}", "30 min")
+    ] = None
+    """a time, or how it is found; left out: the preset's"""
     size: Size | None = None
+    """of the whole job's state; left out: trained weights, master weights and moments"""
     bandwidth: _Bandwidth = None
+    """of storage, writing; left out: the preset's"""
     read_bandwidth: _Bandwidth = None
+    """of storage, reading; left out: the preset's"""
     bandwidth_per_node: _Bandwidth = None
+    """that a node reaches at most; left out: no limit"""
     overhead: Duration | None = None
+    """of each checkpoint; left out: the preset's"""
     snapshot: Duration | None = None
+    """until the state is copied on the device's side; left out: the preset's"""
     interference: Annotated[float | None, share(0.0, 0.99)] = None
+    """part by which steps take longer beside a checkpoint; left out: the preset's"""
     stored_every: Annotated[int | None, Field(ge=1, le=1_000_000)] = None
+    """with peers: each so-manieth goes to storage, too; left out: the preset's"""
 
     def checkpoints(self) -> Checkpoints:
         """The same as the inside knows it; raise InputError where a bandwidth is missing."""
@@ -204,7 +239,9 @@ class MaintenanceSection(Section):
 
     example: ClassVar[str] = "{every: 30 d, lasts: 4 h}"
     every: Duration
+    """time between two"""
     lasts: Duration
+    """of one"""
 
     def maintenance(self) -> Maintenance:
         """The same as the inside knows it."""
@@ -217,12 +254,17 @@ class SparesSection(Section):
     """`reliability.spares`: nodes that stand by; a bare number, or `best`, is those for any place."""
 
     short: ClassVar[str | None] = "nodes"
-    nodes: Annotated[int | Literal["best"] | None, BeforeValidator(_nodes)] = None
+    nodes: Annotated[int | Literal["best"] | None, reads(_nodes, f"0 to {MOST_NODES:,}, or {BEST}")] = None
+    """that stand by for any place, or best: as many as are worth it; left out: best"""
     per_rack: Annotated[int | None, Field(ge=0, le=MOST_NODES)] = None
+    """that stand by for their rack; left out: 0"""
 
     def spares(self) -> Spares:
         """The same as the inside knows it."""
         return Spares(None if self.nodes == "best" else self.nodes, self.per_rack or 0)
+
+
+_Maintained = MaintenanceSection | Literal["none"] | None
 
 
 def _maintenance(value: object) -> object:
@@ -231,28 +273,43 @@ def _maintenance(value: object) -> object:
 
 
 class ReliabilitySection(Section):
-    """`reliability`: what breaks, how often, and what is done about it; a bare word is a preset. It moves no step.
-
-    rates: times all rates; spread: geometric standard deviation of what rates of a preset may be; detection, timeout,
-    repair: of failures that say none, the second of those that hang.
-    """
+    """`reliability`: what breaks, how often, and what is done about it; a bare word is a preset. It moves no step."""
 
     short: ClassVar[str | None] = "preset"
     preset: Name | None = None
+    """a file of topologies/reliability; left out: typical"""
     failures: dict[str, FailureSection | None] = Field({}, examples=["{gpu: {rate: 0.2 per 1000 gpu-days}}"])
+    """over the preset's, by name; null leaves one out; left out: the preset's"""
     rates: Annotated[float | None, Field(ge=0.0, le=MOST_SCALE, strict=False)] = None
+    """times all rates; left out: 1"""
     spread: Annotated[float | None, Field(ge=1.0, le=MOST_SPREAD, strict=False)] = None
+    """geometric standard deviation of what a preset's rates are elsewhere, drawn for each run; left out: the
+    preset's"""
     detection: _Length = None
+    """of failures that do not say their own; left out: the preset's"""
     timeout: _Length = None
+    """of failures that hang; left out: the preset's"""
     repair: _Length = None
+    """of nodes; left out: the preset's"""
     restart: RestartSection = RestartSection()
+    """what every restart takes, one behind the other"""
     checkpoint: CheckpointSection = CheckpointSection()
+    """how the state is kept"""
     spares: SparesSection = SparesSection()
+    """nodes that stand by"""
     elastic: Annotated[Elastic | None, member(Elastic)] = None
+    """without a spare: wait for repair, or go on with fewer replicas, which do more microbatches or a smaller batch;
+    left out: wait"""
     rack: Annotated[int | None, Field(ge=1, le=MOST_NODES)] = None
+    """nodes of one; left out: those of an NVLink domain, or 4"""
     quarantine: bool | None = None
+    """a node with a slow part is replaced when that is found; left out: true"""
     crews: Annotated[int | None, Field(ge=1, le=MOST_NODES)] = None
-    maintenance: Annotated[MaintenanceSection | bool | None, BeforeValidator(_maintenance)] = None
+    """nodes that are repaired at a time; left out: all"""
+    maintenance: Annotated[
+        MaintenanceSection | bool | None, reads(_maintenance, "a mapping, or none", of=_Maintained)
+    ] = None
+    """of the whole cluster, or none; left out: the preset's"""
 
     def settings(self, base: Path) -> Reliability:
         """The settings with those of the preset; raise InputError, whose sentence begins with a key of the section."""
@@ -271,7 +328,9 @@ class PresetSection(ReliabilitySection):
 
     short: ClassVar[str | None] = None
     description: Name = Field(examples=["Failures of a cluster"])
+    """what it is"""
     sources: dict[str, str] = Field({})
+    """of each value, by its dotted key"""
 
 
 @cache

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from enum import Enum
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -19,6 +19,7 @@ from clustersim.scenario.section import (
     member,
     mistake,
     or_none,
+    reads,
 )
 from clustersim.scenario.sections.expert_load import ExpertLoadSection, balanced_or
 from clustersim.scenario.sections.lora import LoraSection
@@ -46,6 +47,7 @@ _RECIPES = {
     DType.TF32: mixed(compute=DType.TF32, master=None),
     DType.FP32: mixed(compute=DType.FP32, master=None),
 }
+_COMPUTED = (*(each.value for each in _RECIPES), *shipped.names("recipes"))
 _MATRICES = (DType.BF16, *NARROW)
 _OF_MATRICES = ("stored", "gathered", "dispatched")
 _OF_ATTENTION = (DType.FP8, DType.MXFP8)
@@ -54,31 +56,35 @@ _KEPT = (DType.FP32, DType.BF16, DType.FP16)
 
 def _known(value: object) -> object:
     """A format, or a shipped recipe."""
-    known = [*(each.value for each in _RECIPES), *shipped.names("recipes")]
-    if not isinstance(value, str) or value not in known:
-        raise mistake(f"{shown(value)} is unknown; {nearest(str(value), known)}")
+    if not isinstance(value, str) or value not in _COMPUTED:
+        raise mistake(f"{shown(value)} is unknown; {nearest(str(value), _COMPUTED)}")
     return value
 
 
 class PrecisionSection(Section):
-    """`training.precision`: formats of what is computed and of what is kept; the first gives the defaults.
-
-    compute: a format, or a recipe of formats with scales (topologies/recipes); first_layers, last_layers: how many
-    layers at each end of the model have no such products; stored, gathered: formats of the matrices that have them;
-    dispatched: of tokens that travel to experts; attention: of flash attention's products.
-    """
+    """`training.precision`: formats of what is computed and of what is kept; the first gives the defaults."""
 
     short: ClassVar[str | None] = "compute"
-    compute: Annotated[str, BeforeValidator(_known)] = DType.BF16.value
+    compute: Annotated[str, reads(_known, "a format or a recipe", of=Literal[_COMPUTED])] = DType.BF16.value
+    """format of products, or a recipe of topologies/recipes"""
     gradients: Annotated[DType, member(DType, *_KEPT)] = DType.FP32
+    """format in which gradients are kept and reduced"""
     master: Annotated[DType | None, member(DType, *_KEPT, absent="none")] = DType.FP32
+    """format of master weights; left out: fp32, with compute fp32 and tf32 none"""
     moments: Annotated[DType, member(DType, *_KEPT)] = DType.FP32
+    """format of the optimizer's moments"""
     stored: Annotated[DType | None, member(DType, *_MATRICES)] = None
+    """format of matrices in a recipe: bf16 or its own; left out: that of the other weights"""
     gathered: Annotated[DType | None, member(DType, *_MATRICES)] = None
+    """format in which they are gathered; left out: as stored"""
     dispatched: Annotated[DType | None, member(DType, *_MATRICES)] = None
+    """format of tokens that travel to experts; left out: that of activations"""
     attention: Annotated[DType | None, member(DType, *_OF_ATTENTION)] = None
+    """format of flash attention's products (on Blackwell); left out: that of activations"""
     first_layers: Ends = 0
+    """first layers that keep bf16"""
     last_layers: Ends = 0
+    """last layers that keep bf16"""
 
     def recipe(self) -> Recipe:
         """The formats that the file names, and the usual ones for the rest."""
@@ -125,6 +131,9 @@ class RecomputeMode(Enum):
     FULL = "full"
 
 
+_MODULES = tuple(each.value for each in Module)
+
+
 def _modules(value: object) -> object:
     """A list of names, of which there is at least one."""
     if value is not None and (not isinstance(value, list) or not value):
@@ -132,18 +141,26 @@ def _modules(value: object) -> object:
     return value
 
 
-class RecomputeSection(Section):
-    """`training.recompute`: none, selective, selective_op, full, or full for so many layers of each stage.
+_SOME_MODULES = reads(
+    _modules,
+    f"a list of {', '.join(_MODULES)}",
+    of=list[Literal[_MODULES]],  # type: ignore[valid-type]
+)
 
-    modules: what is recomputed of each layer, by Megatron-LM's names (`selective` alone: core_attn); early_stop:
-    whether it stops once backward has what it needs, None: as the framework does.
-    """
+
+class RecomputeSection(Section):
+    """`training.recompute`: none, selective, selective_op, full, or full for so many layers of each stage."""
 
     short: ClassVar[str | None] = "mode"
     mode: Annotated[RecomputeMode, member(RecomputeMode)] = RecomputeMode.FULL
+    """selective: attention; selective_op: torchtitan's, all but every second product and attention; full: whole
+    layers; left out: none, full beside layers"""
     layers: Layers | None = None
-    modules: Annotated[list[Annotated[Module, member(Module)]] | None, BeforeValidator(_modules)] = None
+    """layers of each stage and chunk that are recomputed in full; left out: all"""
+    modules: Annotated[list[Annotated[Module, member(Module)]] | None, _SOME_MODULES] = None
+    """what is recomputed of each layer, by Megatron-LM's names (selective alone: core_attn); left out: none"""
     early_stop: bool | None = None
+    """recomputation ends where backward has what it needs (torch.utils.checkpoint); left out: the framework's"""
 
     @model_validator(mode="after")
     def _layers_are_full(self) -> Self:
@@ -178,19 +195,33 @@ class TrainingSection(Section):
     """`training`: one step."""
 
     sequence: Tokens = Field(examples=[8192])
+    """tokens of a sequence"""
     global_batch: Tokens = Field(examples=[2048])
+    """sequences of a step"""
     microbatch: Tokens = 1
+    """sequences at a time on each replica"""
     precision: PrecisionSection = PrecisionSection()
+    """number formats"""
     recompute: RecomputeSection = RecomputeSection.model_validate("none")
+    """activations that are computed again in backward; left out: none"""
     attention: Annotated[Attention, member(Attention)] = Attention.FLASH
+    """flash: by the fastest library there is; flash2, flash1: FlashAttention's versions; standard: unfused"""
     loss: Annotated[Loss, member(Loss)] = Loss.VOCAB_PARALLEL
+    """cross-entropy as in Megatron, in PyTorch, as one kernel each way, or chunk by chunk"""
     optimizer: Annotated[Optimizer, member(Optimizer)] = Optimizer.ADAM
+    """which one"""
     gradient_clipping: bool = True
+    """by the norm over all ranks"""
     fused: bool = True
+    """norms, activation, rotary, residual and optimizer are fused kernels"""
     offload: OffloadSection = OffloadSection()
+    """what lives on the host, see [Offload](scenario.md#offload-to-the-host); left out: none"""
     lora: Annotated[LoraSection | None, BeforeValidator(or_none)] = None
+    """adapters beside frozen weights, or none; left out: none"""
     expert_load: Annotated[ExpertLoadSection | None, BeforeValidator(balanced_or)] = None
+    """how unevenly tokens choose experts, or balanced; left out: balanced"""
     overheads: Annotated[OverheadsSection | None, BeforeValidator(or_none)] = OverheadsSection()
+    """work beside the model that differs from the framework's, or none: nothing of it; left out: the framework's"""
 
     def step(self, there: frozenset[Projection], framework: Framework, data: DataParallelism) -> Training:
         """The training step as the inside knows it.

@@ -1,0 +1,47 @@
+"""A collective algorithm of your own: what it moves, and how long a cluster's links need for that, beside the ring.
+
+All-reduce by recursive halving and doubling (Thakur, Rabenseifner and Gropp 2005, section 4.4): log2(n) rounds each
+way, with partners ever farther away.
+"""
+
+import numpy as np
+
+from clustersim.collectives.phase import Arrangement, Flows, Phase, Rounds, arrange, phase
+from clustersim.collectives.ring import Ring
+from clustersim.collectives.routes import route
+from clustersim.hardware.cluster import load_cluster
+from clustersim.program.task import Collective
+
+
+class HalvingDoubling:
+    """An `Algorithm`: in the k-th round partners 2^k apart exchange 1/2^(k+1) of the payload, and back."""
+
+    def phases(self, kind: Collective, arrangement: Arrangement) -> tuple[Phase, ...]:
+        """One phase for each distance; none where it cannot do a collective."""
+        size, members = arrangement.size, arrangement.members
+        if kind is not Collective.ALL_REDUCE or size & (size - 1):
+            return ()
+        place = np.arange(size)
+        distances = [2**k for k in range(size.bit_length() - 1)]
+        return tuple(
+            phase(Flows(members, members[:, place ^ each], 1 / each), rounds=Rounds(network=2)) for each in distances
+        )
+
+
+def main() -> None:
+    print("nodes  algorithm         sent per GPU   1 GB over the links  rounds")
+    for nodes in (1, 2, 16):
+        fabric = load_cluster("dgx-h100", gpus=8 * nodes).fabric
+        (group,) = arrange(np.arange(8 * nodes)[None], fabric)
+        for algorithm in (Ring(), HalvingDoubling()):
+            found = algorithm.phases(Collective.ALL_REDUCE, group)
+            sent = sum(float(each.share.sum()) for each in found) / group.size
+            loads = [route(each, fabric).load[:-1] for each in found]  # payloads, by link
+            seconds = sum(1e9 * float((load / fabric.links.bandwidth).max()) for load in loads)
+            rounds = sum(int(each.rounds.local) + int(each.rounds.network) for each in found)
+            name = type(algorithm).__name__
+            print(f"{nodes:5}  {name:16} {sent:5.3f} payloads {1e3 * seconds:14.1f} ms {rounds:9}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""A schedule of your own: a class in a Python file, named by the scenario, beside the schedules that are shipped.
+
+GPipe in groups: all forwards of a few microbatches, then all their backwards, so that fewer activations are kept.
+"""
+
+from pathlib import Path
+
+from clustersim import Scenario, simulate
+
+GIVEN = {
+    "model": "llama3-8b",
+    "cluster": {"name": "dgx-h100", "gpus": 8},
+    "layout": {"pp": 4, "dp": 2},
+    "training": {"sequence": 4096, "global_batch": 32, "recompute": "selective"},
+}
+GROUP = 8
+
+
+class Grouped:
+    """A stage on each rank; `group` microbatches at a time."""
+
+    def __init__(self, group: int = GROUP) -> None:
+        self.group = group
+
+    def placement(self, ranks: int) -> list[int]:
+        """The pipeline rank of each stage."""
+        return [*range(ranks)]
+
+    def order(self, ranks: int, microbatches: int) -> list[list[str]]:
+        """What each rank runs: stage, F or B, microbatch."""
+        if microbatches % self.group:
+            raise ValueError(f"{microbatches} microbatches are no whole groups of {self.group}")
+        groups = [range(first, first + self.group) for first in range(0, microbatches, self.group)]
+        return [[f"{stage}{kind}{m}" for group in groups for kind in "FB" for m in group] for stage in range(ranks)]
+
+
+def main() -> None:
+    own = {"python": {"rule": f"{Path(__file__).stem}:Grouped", "arguments": {"group": GROUP}}}
+    print("schedule          step      bubble  peak memory")
+    for name, schedule in {"gpipe": "gpipe", f"groups of {GROUP}": own, "1f1b": "1f1b"}.items():
+        scenario = Scenario.from_mapping({**GIVEN, "schedule": schedule}, path=Path(__file__))
+        answer = simulate(scenario).to_json()
+        memory = answer["peak_memory_bytes"] / 2**30
+        print(f"{name:14} {answer['step_time_s']:7.3f} s {answer['bubble_fraction']:9.1%} {memory:8.1f} GiB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""What README and the manual show is run: commands in consoles, with what they print, YAML, JSON and Python.
+
+A line that is printed is compared word by word, numbers included; `...` stands for anything, on a line of its own for
+any number of lines. Commands find `plan.yaml` and the other files that the manual names beside them.
+"""
+
+import json
+import re
+import runpy
+import shlex
+import shutil
+from collections.abc import Iterator
+from contextlib import chdir
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import yaml
+
+from clustersim import shipped
+from clustersim.cost.record import Origin
+from clustersim.cost.record_file import read_record, write_record
+from clustersim.hardware.cluster import load_cluster
+from tests.cli.conftest import Run
+
+ROOT = Path(__file__).parents[2]
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PLAN = {
+    "model": "llama-tiny",
+    "cluster": {"name": "dgx-h100", "gpus": 512},
+    "layout": {"tp": 8, "pp": 2, "dp": 32, "sequence_parallel": True},
+    "training": {"sequence": 4096, "global_batch": 2048},
+}
+MEASURES = ("calibrate --for plan.yaml -o", "calibrate --check", "torchrun")
+"""Commands that measure this machine for minutes; `test_readme` parses their options, `tests/calibrate` runs them."""
+ELSEWHERE = {
+    "clustersim validate steps": "tests/published/test_steps.py",  # its table, source by source
+    "python3 -m venv": "tests/cli/test_readme.py",  # installing needs a network
+}
+SHORTER = {
+    "clustersim validate steps --set": ["--only", "korth-T5-22B"],  # all steps take minutes
+    "clustersim search plan.yaml": ["--fix", "schedule=1f1b", "--fix", "training.recompute=none", "--workers", "1"],
+    "clustersim goodput plan.yaml": ["--runs", "20"],
+}
+"""What is added to commands that would take minutes."""
+SLOW = ("search examples/llama3_405b", "goodput examples/llama3_405b", "--runs 10000", "goodput plan", "search plan")
+
+
+def blocks(*languages: str) -> Iterator[tuple[str, str]]:
+    for page in PAGES:
+        for language, text in re.findall(r"```(\w+)\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+            if language in languages:
+                yield page.name, text
+
+
+def commands() -> Iterator[tuple[str, str, list[str] | None]]:
+    """Page, command, and what it prints as far as that is shown; None: nothing is."""
+    for page, text in blocks("sh", "console"):
+        if not text.startswith("$ "):
+            yield from ((page, line, None) for line in text.splitlines())
+            continue
+        for part in text.removeprefix("$ ").split("\n$ "):
+            command, *printed = part.splitlines()
+            yield page, command, printed or None
+
+
+def run_here(command: str) -> bool:
+    installs = command.startswith("python3 -m venv")
+    return not installs and command not in ELSEWHERE and not any(each in command for each in MEASURES)
+
+
+CASES = [
+    pytest.param(
+        command,
+        printed,
+        id=f"{page}: {command.partition('  #')[0].strip()}",
+        marks=[pytest.mark.slow] if any(each in command for each in SLOW) else [],
+    )
+    for page, command, printed in commands()
+    if run_here(command)
+]
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Path:
+    """A folder with all files that commands of the manual name."""
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(PLAN))
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    record = read_record(ROOT / "calibrate" / "records" / "published" / "h100-sxm-80gb.json")
+    write_record(replace(record, origin=Origin.MEASURED, derivation=""), tmp_path / "my-gpu.json")
+    shutil.copy(ROOT / "calibrate" / "records" / "published" / "h200-sxm-141gb.json", tmp_path / "h200.json")
+    shutil.copy(
+        ROOT / "tests" / "calibrate" / "nccl" / "all_reduce_v2.13_h100_2_nodes.txt", tmp_path / "all_reduce.txt"
+    )
+    steps = (ROOT / "clustersim" / "validation" / "published" / "steps.csv").read_text(encoding="utf-8").splitlines()
+    rows = [line for line in steps[1:] if line.startswith("korth-")]
+    (tmp_path / "mine.csv").write_text("\n".join([steps[0], *rows[:2]]) + "\n", encoding="utf-8")
+    return tmp_path
+
+
+@pytest.mark.parametrize(("command", "printed"), CASES)
+def test_a_command_does_what_the_manual_shows(
+    command: str, printed: list[str] | None, desk: Path, clustersim: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program, *arguments = shlex.split(command.rpartition("&& ")[2], comments=True)
+    if program == "python":
+        (script,) = arguments
+        runpy.run_path(str(ROOT / script), run_name="__main__")
+        assert capsys.readouterr().out
+        return
+    assert program in {"clustersim", ".venv/bin/clustersim"}
+    for start, shorter in SHORTER.items():
+        arguments += shorter if command.startswith(start) and "schedule=" not in command else []
+    if "import-nccl-tests" in arguments:
+        (desk / "my-gpu.json").unlink()  # it is of another device than the table
+    done = clustersim(*arguments)
+    assert done.returncode == 0, done.stderr
+    if printed is not None:
+        assert re.fullmatch(pattern(printed), words(done.stdout)), done.stdout
+    for option, file in pairwise(arguments):
+        if option in {"--html", "--json", "-o"} and file != "-":
+            assert (desk / file).stat().st_size > 0
+
+
+def words(text: str) -> str:
+    """Lines with one space between words, none that are empty."""
+    return "".join(f"{' '.join(line.split())}\n" for line in text.splitlines() if line.strip())
+
+
+def pattern(shown: list[str]) -> str:
+    lines = ("(.*\n)*?" if each.strip() == "..." else _line(each) for each in shown if each.strip())
+    return "".join(lines)
+
+
+def _line(text: str) -> str:
+    return ".*".join(re.escape(part) for part in " ".join(text.split()).split("...")) + "\n"
+
+
+def test_what_is_shown_is_told_apart_from_what_is_not() -> None:
+    text = words("one  2\n\nthree 4.5 s\nfive\n")
+    assert re.fullmatch(pattern(["one 2", "three 4.5 s", "five"]), text)
+    assert re.fullmatch(pattern(["one 2", "..."]), text)
+    assert re.fullmatch(pattern(["...", "three ... s", "..."]), text)
+    assert not re.fullmatch(pattern(["one 2", "three 4.5 s"]), text)
+    assert not re.fullmatch(pattern(["one 3", "..."]), text)
+
+
+def test_what_is_run_elsewhere_is_still_shown_and_its_tests_are_there() -> None:
+    shown = [command for _, command, _ in commands()]
+    assert all(any(command.startswith(each) for command in shown) for each in ELSEWHERE)
+    assert all((ROOT / test).is_file() for test in ELSEWHERE.values())
+    assert all(any(each in command for command in shown) for each in MEASURES)
+
+
+@pytest.mark.parametrize(("page", "text"), [each for each in blocks("python") if not each[1].startswith("class ")])
+def test_python_runs_from_the_project_s_folder(page: str, text: str) -> None:
+    """Classes of schedules are run in `test_readme`."""
+    with chdir(ROOT):
+        exec(compile(text, page, "exec"), {})
+
+
+@pytest.mark.parametrize("text", [text for page, text in blocks("yaml", "json") if page == "clusters.md"])
+def test_a_cluster_file_of_the_manual_is_a_cluster(text: str, tmp_path: Path) -> None:
+    content = yaml.safe_load(text)
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(content))
+    assert load_cluster(str(path)).gpus == content.get("gpus", 2)
+
+
+def test_all_yaml_is_read_by_some_test() -> None:
+    """Here that of clusters, in `test_readme` the others."""
+    assert {page for page, _ in blocks("yaml", "json")} == {"README.md", "clusters.md", "scenario.md"}
+
+
+def test_collectives_and_their_algorithms_stand_in_the_manual() -> None:
+    from clustersim.collectives.library import ALGORITHMS
+
+    table = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    assert all(f"`{name}`" in table for name in ALGORITHMS)
+
+
+def test_every_shipped_cluster_stands_in_the_manual() -> None:
+    page = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
+    for name in shipped.names("clusters"):
+        assert re.search(rf"\b{name}\b", page), name
+
+
+def test_every_door_in_the_table_of_extending_has_an_example_that_is_short() -> None:
+    page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(examples/extend_\w+\.py)`", page))
+    assert named == {f"examples/{each.name}" for each in (ROOT / "examples").glob("extend_*.py")}
+    assert all(f"python {each}" in page for each in named)

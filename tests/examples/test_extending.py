@@ -1,0 +1,73 @@
+"""What docs/extending.md lets a researcher bring along does what it says, in the examples as they are shipped."""
+
+import re
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def example(name: str) -> dict[str, Any]:
+    return runpy.run_path(str(EXAMPLES / f"extend_{name}.py"))
+
+
+def test_groups_of_microbatches_keep_less_than_gpipe_and_idle_longer(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    example("schedule")["main"]()
+    found = re.findall(r"^(\S.*?) +([\d.]+) s +([\d.]+)% +([\d.]+) GiB$", capsys.readouterr().out, re.MULTILINE)
+    step = {name: float(seconds) for name, seconds, *_ in found}
+    bubble = {name: float(percent) for name, _, percent, _ in found}
+    memory = {name: float(gib) for name, *_, gib in found}
+    assert list(step) == ["gpipe", "groups of 8", "1f1b"]
+    assert step["gpipe"] == step["1f1b"] < step["groups of 8"]
+    assert bubble["gpipe"] == bubble["1f1b"] < bubble["groups of 8"]
+    # the last stage keeps 16, 8 and 1 microbatches; 1F1B's first stage, which has no logits, keeps 4
+    assert memory["1f1b"] < memory["groups of 8"] < memory["gpipe"]
+
+
+def test_what_a_rule_raises_refuses_the_numbers() -> None:
+    with pytest.raises(ValueError, match="10 microbatches are no whole groups of 8"):
+        example("schedule")["Grouped"]().order(4, 10)
+
+
+def test_a_ring_without_one_of_its_links_is_slower(capsys: pytest.CaptureFixture[str]) -> None:
+    example("topology")["main"]()
+    steps = [float(each) for each in re.findall(r"([\d.]+) s a step", capsys.readouterr().out)]
+    assert len(steps) == 2
+    assert steps[0] < steps[1]
+
+
+def test_kernels_take_what_the_function_says(tmp_path: Path) -> None:
+    """On one GPU: its compute and optimizer are those of a record, by the launch, of half the time twice as fast."""
+    from clustersim import Scenario, simulate
+    from clustersim.cost.record_file import write_record
+
+    module = example("cost")
+    given = {**module["GIVEN"], "cluster": {"name": "dgx-h100", "gpus": 1}, "layout": {}}
+    scenario = Scenario.from_mapping(given)
+    took = {}
+    for reached in (0.2, 0.1):
+        module["seconds"].__globals__["REACHED"] = reached
+        write_record(module["record"](scenario), tmp_path / "own.json")
+        parts = simulate(scenario.changed(f"cost.record={tmp_path / 'own.json'}")).to_json()["breakdown_s"]
+        took[reached] = parts["compute"] + parts["optimizer"]
+    assert took[0.1] == pytest.approx(2 * took[0.2], rel=1e-3)
+
+
+def test_halving_and_doubling_moves_the_textbook_volume_in_fewer_rounds(capsys: pytest.CaptureFixture[str]) -> None:
+    example("collective")["main"]()
+    text = capsys.readouterr().out
+    rows = re.findall(r"^ +(\d+) +(\w+) +([\d.]+) payloads +([\d.]+) ms +(\d+)$", text, re.MULTILINE)
+    assert len(rows) == 6
+    for nodes, algorithm, sent, _, rounds in rows:
+        ranks = 8 * int(nodes)
+        assert float(sent) == pytest.approx(2 * (ranks - 1) / ranks, abs=5e-4)
+        assert int(rounds) == (2 * (ranks - 1) if algorithm == "Ring" else 2 * (ranks.bit_length() - 1))
+    times = {(nodes, algorithm): float(time) for nodes, algorithm, _, time, _ in rows}
+    # inside a node both use all of NVLink; beyond, the halves of all 8 members share what a ring leaves to one
+    assert times["1", "Ring"] == times["1", "HalvingDoubling"]
+    assert times["16", "Ring"] < times["16", "HalvingDoubling"]

@@ -1,0 +1,58 @@
+"""The notebook runs from top to bottom in a fresh interpreter, without Jupyter, and is kept without its outputs."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+TOUR = json.loads((EXAMPLES / "tour.ipynb").read_text(encoding="utf-8"))
+
+KERNEL = """
+import ast, json, sys
+
+names = {"__name__": "__main__"}
+for source in json.load(sys.stdin):
+    *body, last = ast.parse(source).body
+    shown = last if isinstance(last, ast.Expr) else None
+    exec(compile(ast.Module([*body] if shown else [*body, last], []), "cell", "exec"), names)
+    value = eval(compile(ast.Expression(shown.value), "cell", "eval"), names) if shown else None
+    if value is not None:
+        print("shown:", value._repr_html_()[:7] if hasattr(value, "_repr_html_") else value)
+"""
+
+
+def cells(kind: str) -> list[dict[str, Any]]:
+    return [cell for cell in TOUR["cells"] if cell["cell_type"] == kind]
+
+
+def test_it_is_kept_without_outputs() -> None:
+    assert (TOUR["nbformat"], TOUR["nbformat_minor"]) == (4, 5)
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in cells("code"))
+    assert len({cell["id"] for cell in TOUR["cells"]}) == len(TOUR["cells"])
+    assert len(cells("markdown")) > len(cells("code")) / 2
+
+
+def test_its_cells_run_in_order_and_say_what_they_promise(tmp_path: Path) -> None:
+    sources = ["".join(cell["source"]) for cell in cells("code")]
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", KERNEL],
+        input=json.dumps(sources), cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    text = done.stdout
+    assert re.match(r"fits: True, \d+ of 80 GiB\n", text)
+    assert "shown: <iframe" in text  # the result, with its timeline
+    step = re.search(r"([\d.]+) s a step", text)
+    parts = re.findall(r"^[a-z -]+ ([\d.]+) s +[\d.]+%$", text, re.MULTILINE)
+    assert step is not None
+    assert abs(sum(map(float, parts)) - float(step[1])) < 0.01  # rounded to milliseconds
+    searched = re.search(r"(\d+) layouts, (\d+) simulated\n +([\d.]+) s", text)
+    assert searched is not None
+    assert 0 < int(searched[2]) <= int(searched[1])
+    assert float(searched[3]) <= float(step[1])
+    days = re.search(r"shown: \{'p10': ([\d.]+), 'p50': ([\d.]+)", text)
+    assert days is not None
+    assert 15e12 / (512 * 8192) * float(step[1]) / 86400 < float(days[1])  # no run is faster than its steps
