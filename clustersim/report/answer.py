@@ -7,6 +7,8 @@ from typing import Final
 
 import numpy as np
 
+from clustersim.analysis.losses import Help, Loss, losses, what_helps
+from clustersim.analysis.nearest import NearestRun
 from clustersim.analysis.parts import EXPOSED, PARTS, Part
 from clustersim.analysis.what_if import WhatIfs
 from clustersim.answer import Answer
@@ -30,6 +32,7 @@ from clustersim.report.view import (
     Breakdown,
     Memory,
     PageView,
+    ShownLoss,
     StageMemory,
     Steps,
     Subject,
@@ -43,6 +46,7 @@ from clustersim.report.wording import disturbed_line, gpu_line, layout_line, row
 from clustersim.units import Seconds, format_seconds
 from clustersim.workload.operators import EXPERTS
 
+_LOSSES: Final = 3  # that are shown
 _VISIBLE: Final = 1e-3  # of the step: the least difference of waiting that is shown
 PART_LOOKS: Final[Mapping[Part, Category]] = MappingProxyType(
     {
@@ -76,16 +80,18 @@ USE_LOOKS: Final[Mapping[Use, Category]] = MappingProxyType(
 )
 
 
-def page_view(result: Answer, what_ifs: WhatIfs | None = None) -> PageView:
-    """What the page shows of a result; what_ifs: changes that were simulated, too."""
+def page_view(result: Answer, what_ifs: WhatIfs | None = None, nearest: NearestRun | None = None) -> PageView:
+    """What the page shows of a result, too: changes that were simulated, and the published run most like it."""
     return replace(
         notebook_view(result),
+        losses=losses_of(result, what_ifs),
         dominant=dominant_of(result),
         overlap=overlap_of(result),
         network=network_of(result),
         topology=topology_of(result),
         critical_path=critical_path_of(result),
         what_ifs=what_ifs,
+        nearest=nearest,
     )
 
 
@@ -106,6 +112,7 @@ def table_view(result: Answer) -> PageView:
         timeline=timeline_of(result, ranks),
         memory=memory_of(result),
         waiting=waiting_of(result),
+        losses=losses_of(result),
         notes=(f"Simulated in {format_seconds(result.wall)}.",),
     )
 
@@ -191,15 +198,30 @@ def trust_of(result: Answer) -> Trust:
 
 def breakdown_of(result: Answer, ranks: Sequence[int]) -> Breakdown:
     """The mean over all ranks, and some ranks."""
-    ideal, compute = result.mfu() * result.step_time, result.breakdown.mean()[Part.COMPUTE.value]
     return Breakdown(
         labels=tuple(part.value for part in PARTS),
         categories=tuple(PART_LOOKS[part] for part in PARTS),
         step=_settled(result, result.breakdown.mean()),
         stages=np.array([_settled(result, result.breakdown.of(rank)) for rank in ranks]),
         path=_settled(result, result.path_parts),
-        ideal=ideal if ideal < compute else 0.0,
+        ideal=_ideal(result),
     )
+
+
+def losses_of(result: Answer, what_ifs: WhatIfs | None = None) -> tuple[ShownLoss, ...]:
+    """The largest losses, and what of the changes that were simulated makes them smaller."""
+
+    def help_of(loss: Loss) -> Help | None:
+        return what_helps(loss, what_ifs) if what_ifs and what_ifs.tried else None
+
+    largest = losses(result.breakdown.mean(), _ideal(result))[:_LOSSES]
+    return tuple(ShownLoss(loss, PART_LOOKS[loss.parts[0]], help_of(loss)) for loss in largest)
+
+
+def _ideal(result: Answer) -> Seconds:
+    """Seconds that the model's FLOP take at the peak; 0 where kernels are not longer, as they skip what is counted."""
+    ideal, compute = result.mfu() * result.step_time, result.breakdown.mean()[Part.COMPUTE.value]
+    return ideal if ideal < compute else 0.0
 
 
 def _settled(result: Answer, parts: Mapping[str, Seconds]) -> FloatArray:

@@ -13,6 +13,8 @@ import numpy as np
 from clustersim.analysis.economics import Economics
 from clustersim.analysis.expert_loads import FullestRank
 from clustersim.analysis.formats import Formats
+from clustersim.analysis.losses import Help, Loss
+from clustersim.analysis.nearest import NearestRun
 from clustersim.analysis.stragglers import Stragglers, Waits
 from clustersim.analysis.utilization import gpu_hours
 from clustersim.analysis.what_if import WhatIfs
@@ -134,6 +136,15 @@ class Breakdown:
         """The parts that are more than rounding, in the mean, on a stage or on the critical path."""
         most = np.maximum(np.maximum(self.step, self.path), self.stages.max(axis=0, initial=0.0))
         return np.flatnonzero(most > ROUNDING * self.step.sum())
+
+
+@dataclass(frozen=True, slots=True)
+class ShownLoss:
+    """What keeps the step from the ideal. look: of its first part; help: None where no change was simulated."""
+
+    loss: Loss
+    look: Category
+    help: Help | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,9 +334,9 @@ class PageView:
     """All that the page shows.
 
     waiting: where something is disturbed or ranks of one pipeline rank differ; notes: further lines for the foot of the
-    page, such as the version that made it. On pages only, each None where there is nothing to show: dominant, of all
-    ranks over time; overlap of communication and computation; network; topology; critical_path; what_ifs, changes that
-    were simulated.
+    page, such as the version that made it; losses: the largest, in order. On pages only, each None where there is none:
+    dominant, of all ranks over time; overlap of communication and computation; network; topology;
+    critical_path; what_ifs, changes that were simulated; nearest, the published run that is most like this one.
     """
 
     subject: Subject
@@ -336,9 +347,11 @@ class PageView:
     memory: Memory
     waiting: Waiting | None = None
     notes: tuple[str, ...] = field(default=())
+    losses: tuple[ShownLoss, ...] = ()
     dominant: Heatmap | None = None
     overlap: StageOverlap | None = None
     network: Network | None = None
     topology: Picture | None = None
     critical_path: CriticalPath | None = None
     what_ifs: WhatIfs | None = None
+    nearest: NearestRun | None = None
