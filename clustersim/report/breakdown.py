@@ -24,7 +24,7 @@ from clustersim.report.figure import (
     typed,
     wrapped,
 )
-from clustersim.report.rows import Bars, bars, height_of
+from clustersim.report.rows import Bars, bars, height_of, narrow_height
 from clustersim.report.theme import Category
 from clustersim.report.view import Breakdown, Row
 from clustersim.units import Seconds, format_seconds, format_step_time
@@ -104,9 +104,10 @@ def stage_breakdown(breakdown: Breakdown, drawn: Bars) -> Figure:
     total = float(breakdown.step.sum())
     scale = time_scale(total)
     labels = [escape(label) for label in drawn.labels]
+    traces, height = _stage_traces(breakdown, drawn.values, labels, scale.size), height_of(len(labels))
     return Figure(
         name="stages",
-        traces=_stage_traces(breakdown, drawn.values, labels, scale.size),
+        traces=traces,
         layout=layout(
             barmode="stack",
             showlegend=True,
@@ -116,8 +117,8 @@ def stage_breakdown(breakdown: Breakdown, drawn: Bars) -> Figure:
             dragmode=False,
             bargap=0.22,
         ),
-        height=height_of(len(labels)),
-        narrow=short_labels(labels, [escape(each) for each in drawn.short]),
+        height=height,
+        narrow={**short_labels(labels, drawn.lines), "height": narrow_height(height, len(traces))},
     )
 
 

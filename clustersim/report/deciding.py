@@ -9,7 +9,7 @@ from typing import Final
 
 from clustersim.analysis.losses import Help
 from clustersim.analysis.nearest import NearestRun
-from clustersim.analysis.what_if import Outcome, WhatIf
+from clustersim.analysis.what_if import Outcome, WhatIf, WhatIfs
 from clustersim.report.economics import run_lines, trillion_lines
 from clustersim.report.figure import share_words
 from clustersim.report.keys import named
@@ -33,8 +33,10 @@ def losses_part(view: PageView) -> str:
         return ""
     items = "".join(map(_loss, view.losses))
     lead = "Of the step, the mean over all GPUs, beside the model's FLOP at the peak. "
-    helps = "What helps was simulated, one change at a time." if view.what_ifs and view.what_ifs.tried else ""
-    return f'<section class="losses"><h2>Largest losses</h2><p class="lead">{lead}{helps}</p><ol>{items}</ol></section>'
+    return (
+        f'<section class="losses"><h2>Largest losses</h2><p class="lead">{lead}{_tried(view.what_ifs)}</p>'
+        f"<ol>{items}</ol></section>"
+    )
 
 
 def trust_part(view: PageView) -> str:
@@ -118,6 +120,14 @@ def _run(verdict: Verdict) -> str:
     return f"<div>{''.join(f'<b>{_large(value)}</b><span>{escape(words)}</span>' for value, words in lines)}</div>"
 
 
+def _tried(found: WhatIfs | None) -> str:
+    """How much was tried of what might help: what was left out may help more."""
+    if found is None or not found.tried:
+        return ""
+    some = f"What helps was simulated: {len(found.tried)} of {len(found.cases)} changes, each alone; percentages are of the time for the same work"
+    return f"{some}. What if says why not the others." if found.untried else f"{some}."
+
+
 def _loss(shown: ShownLoss) -> str:
     loss = shown.loss
     return (
@@ -138,7 +148,7 @@ def _helps(found: Help | None) -> str:
 
 
 def _change(case: WhatIf, outcome: Outcome) -> str:
-    return f"{escape(case.words)}: <b>{outcome.part:+.1%}</b> step time"
+    return f"{escape(case.words)}: <b>{outcome.part:+.1%}</b>"
 
 
 def _nearest(run: NearestRun) -> str:

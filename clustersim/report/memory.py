@@ -20,7 +20,7 @@ from clustersim.report.figure import (
     typed,
 )
 from clustersim.report.keys import Cells, table
-from clustersim.report.rows import Bars, bars, height_of, shown_rows
+from clustersim.report.rows import Bars, bars, height_of, narrow_height, shown_rows
 from clustersim.report.view import Memory, StageMemory
 from clustersim.units import Bytes, format_bytes
 
@@ -33,9 +33,10 @@ def peak_figure(memory: Memory) -> Figure:
     drawn = peak_bars(memory)
     labels, peaks = [escape(label) for label in drawn.labels], drawn.values
     most = max(memory.capacity, float(peaks.sum(axis=1).max(initial=0.0))) / _GIB
+    traces, height = _peak_traces(memory, labels, peaks), height_of(len(labels))
     return Figure(
         name="peaks",
-        traces=_peak_traces(memory, labels, peaks),
+        traces=traces,
         layout=layout(
             barmode="stack",
             showlegend=True,
@@ -46,8 +47,8 @@ def peak_figure(memory: Memory) -> Figure:
             dragmode=False,
             bargap=0.22,
         ),
-        height=height_of(len(labels)),
-        narrow=short_labels(labels, [escape(each) for each in drawn.short]),
+        height=height,
+        narrow={**short_labels(labels, drawn.lines), "height": narrow_height(height, len(traces))},
     )
 
 

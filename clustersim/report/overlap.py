@@ -29,7 +29,7 @@ from clustersim.report.figure import (
     typed,
 )
 from clustersim.report.keys import Cells, named, table, unbroken
-from clustersim.report.rows import Bars, bars
+from clustersim.report.rows import Bars, bars, narrow_height
 from clustersim.report.theme import AXIS_LOOKS, Category
 from clustersim.units import format_seconds
 
@@ -82,9 +82,8 @@ def stage_bars(stages: StageOverlap) -> Bars:
     return bars(stages.labels, stages.short, kinds, found.step)
 
 
-def _drawn(stages: StageOverlap) -> StageOverlap:
+def _drawn(stages: StageOverlap, drawn: Bars) -> StageOverlap:
     """The stages as they are drawn."""
-    drawn = stage_bars(stages)
     alone, hidden, exposed, beside = np.split(drawn.values, 4, axis=1)
     found = Overlap(alone, hidden, exposed, beside, stages.overlap.step)
     return replace(stages, overlap=found, labels=drawn.labels, short=drawn.short)
@@ -92,14 +91,16 @@ def _drawn(stages: StageOverlap) -> StageOverlap:
 
 def overlap_figure(every: StageOverlap) -> Figure:
     """Stacked bars, one for each axis of each stage, or of several that are alike."""
-    stages = _drawn(every)
+    drawn = stage_bars(every)
+    stages = _drawn(every, drawn)
     found, many = stages.overlap, len(stages.labels)
     reach = float((found.alone + found.moving)[:, stages.axes].max(initial=0.0))
     scale = time_scale(reach)
     each = max(12 * len(stages.axes), min(14 + 12 * len(stages.axes), 1200 // max(1, many)))
+    traces, height = [*_traces(stages, scale.size), _names(stages, scale.size)], 130 + each * many
     return Figure(
         name="overlap",
-        traces=[*_traces(stages, scale.size), _names(stages, scale.size)],
+        traces=traces,
         layout=layout(
             showlegend=True,
             legend=legend(traceorder="normal"),
@@ -110,10 +111,11 @@ def overlap_figure(every: StageOverlap) -> Figure:
             ),
             dragmode=False,
         ),
-        height=130 + each * many,
+        height=height,
         narrow={
+            "height": narrow_height(height, sum(trace.get("showlegend", True) for trace in traces)),
             "legend": {"font": {"size": 9}},
-            "yaxis": {"ticktext": [escape(short) + " " for short in stages.short]},
+            "yaxis": {"ticktext": [f"{words} " for words in drawn.lines]},
         },
     )  # fmt: skip
 

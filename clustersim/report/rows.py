@@ -8,10 +8,13 @@ import numpy as np
 
 from clustersim.analysis.alike import alike
 from clustersim.arrays import FloatArray, IntArray
+from clustersim.report.figure import wrapped
 
 MOST_ROWS: Final = 64
 _BESIDE: Final = 130  # pixels: an axis and a legend
 _ROW: Final = (18, 28)  # pixels of a row at least and at most
+_LETTERS: Final = 10  # of a line of a short name
+_ENTRY: Final = 19  # pixels of a legend's entry
 _ROWS: Final = 1400  # pixels of all rows, if those allow
 SAME: Final = 0.01  # of the longest bar: what differs by less in every part is drawn once
 TOGETHER: Final = " Those that differ by less than {same:.0%} of {whole} in every part share a bar, their mean."
@@ -30,6 +33,11 @@ class Bars:
     values: FloatArray
     together: bool
     of: int
+
+    @property
+    def lines(self) -> list[str]:
+        """Short names for small screens as HTML, in lines of few letters."""
+        return [wrapped(each, _LETTERS) for each in self.short]
 
     def note(self, whole: str) -> str:
         """What must be said where a bar stands for several rows. whole: what the limit is a part of."""
@@ -89,6 +97,17 @@ def shown_rows(rows: int, most: int = MOST_ROWS) -> IntArray:
     if rows <= most:
         return np.arange(rows)
     return np.round(np.linspace(0, rows - 1, most)).astype(np.int64)
+
+
+def narrow_height(height: int, entries: int) -> int:
+    """Pixels of a figure on a small screen, where its legend is a column. height: on others; entries: of the legend.
+
+    A legend gets half of the figure at most, and scrolls where that is too little.
+
+    >>> narrow_height(300, 10), narrow_height(900, 10)
+    (440, 900)
+    """
+    return max(height, 60 + 2 * _ENTRY * entries)
 
 
 def height_of(rows: int) -> int:
