@@ -119,6 +119,11 @@ class Economics:
         return self._for(self.cost_per_step, self.run_tokens)
 
     @property
+    def time_of_run(self) -> Seconds | None:
+        """Seconds of all steps of the run, one after the other: what breaks and what is saved comes on top."""
+        return self._for(self.step_time, self.run_tokens)
+
+    @property
     def energy_by_activity(self) -> dict[str, Joules] | None:
         """Joules of a step by what GPUs do, then of the rest of their nodes and of the facility around them."""
         if any(each.draw is None for each in self.gpus):
@@ -202,6 +207,7 @@ class Economics:
             "price_source": self.price_source,
             "cost_per_step": self.cost_per_step,
             "cost_per_trillion_tokens": self.cost_per_trillion_tokens,
+            "time_of_run_s": self.time_of_run,
             "cost_of_run": self.cost_of_run,
             "energy_per_step_kwh": _in(KWH, self.energy_per_step),
             "energy_per_step_by_activity_kwh": parts and {name: energy / KWH for name, energy in parts.items()},

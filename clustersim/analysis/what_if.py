@@ -5,6 +5,7 @@ A step with more tokens takes longer and is not worse for it. So beside step tim
 rises.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from clustersim.units import Bytes, Seconds
@@ -15,7 +16,9 @@ class Outcome:
     """What one change comes to.
 
     step_time, base: seconds of a step with and without it; tokens: of a step with it, in multiples of those without;
-    tokens_per_s_per_gpu: with it; peak_memory: bytes of the fullest GPU; fits: whether that is within its capacity.
+    tokens_per_s_per_gpu: with it; peak_memory: bytes of the fullest GPU; fits: whether that is within its capacity;
+    changes: by part of the breakdown the seconds by which the tokens of the step as it is take longer, the mean over
+    ranks; they sum to `longer`.
     """
 
     step_time: Seconds
@@ -24,6 +27,7 @@ class Outcome:
     tokens_per_s_per_gpu: float
     peak_memory: Bytes
     fits: bool
+    changes: Mapping[str, Seconds]
 
     @property
     def delta(self) -> Seconds:

@@ -94,12 +94,13 @@ def _announce_trace(result: "Result", path: Path, ranks: list[int]) -> None:
 
 
 def _write_page(result: "Result", path: str) -> None:
-    """Write the page, with changes of the scenario that are simulated for it."""
+    """Write the page, with changes of the scenario and a published run that are simulated for it."""
     from clustersim.planning.what_if import what_ifs
     from clustersim.report.answer import page_view
     from clustersim.report.page import write_page
+    from clustersim.validation.nearest import nearest_run
 
-    write_page(page_view(result, what_ifs(result)), path)
+    write_page(page_view(result, what_ifs(result), nearest_run(result.scenario)), path)
 
 
 def _print(result: "Result") -> None:

@@ -61,9 +61,13 @@ def facts_of(scenario: Scenario, breakdown: Breakdown) -> Facts:
         Trait.SHARDED: float(layout.data.stage == 3 and layout.dp * layout.cp > 1),
         Trait.LAUNCH: breakdown.total(Part.LAUNCH) / whole if whole > 0 else 0.0,
     }
+    return Facts(accelerators_of(scenario), kinds_of(scenario), amounts_of(scenario), traits)
+
+
+def accelerators_of(scenario: Scenario) -> frozenset[str]:
+    """Names of the job's accelerators."""
     accelerators, kind = scenario.cluster.kinds()
-    used = frozenset(accelerators[each].name for each in np.unique(kind[: layout.world]))
-    return Facts(used, kinds_of(scenario), _amounts(scenario), traits)
+    return frozenset(accelerators[each].name for each in np.unique(kind[: scenario.layout.world]))
 
 
 def kinds_of(scenario: Scenario) -> frozenset[str]:
@@ -71,14 +75,15 @@ def kinds_of(scenario: Scenario) -> frozenset[str]:
     return frozenset((*_software(scenario), *_strategies(scenario), *_layers(scenario.model.specs)))
 
 
-def _domains(scenario: Scenario) -> int:
-    return len(np.unique(scenario.cluster.fabric.domains(np.arange(scenario.layout.world))))
-
-
-def _amounts(scenario: Scenario) -> dict[str, int]:
+def amounts_of(scenario: Scenario) -> dict[str, int]:
+    """How far spread and how long, by what is counted."""
     layout = scenario.layout
     whole = {"GPUs": layout.world, "tokens": scenario.training.sequence}
     return whole | {"tp": layout.tp, "cp": layout.cp, "pp": layout.written.pp}
+
+
+def _domains(scenario: Scenario) -> int:
+    return len(np.unique(scenario.cluster.fabric.domains(np.arange(scenario.layout.world))))
 
 
 def _software(scenario: Scenario) -> Iterator[str]:

@@ -87,11 +87,14 @@ def _too_long(needed: Seconds, left: Seconds) -> str:
 def _outcome(base: Result, changed: Result) -> Outcome:
     """The changed scenario beside the one that it is compared with."""
     before, after = (each.scenario.training for each in (base, changed))
+    tokens = after.global_batch * after.sequence / (before.global_batch * before.sequence)
+    parts, longer = base.breakdown.mean(), changed.breakdown.mean()
     return Outcome(
         step_time=changed.step_time,
         base=base.step_time,
-        tokens=after.global_batch * after.sequence / (before.global_batch * before.sequence),
+        tokens=tokens,
         tokens_per_s_per_gpu=changed.tokens_per_second / changed.ranks,
         peak_memory=changed.peak_memory,
         fits=changed.fits,
+        changes={part: seconds / tokens - parts[part] for part, seconds in longer.items()},
     )

@@ -7,6 +7,8 @@ from typing import Final
 
 import numpy as np
 
+from clustersim.analysis.losses import Help, Loss, losses, what_helps
+from clustersim.analysis.nearest import NearestRun
 from clustersim.analysis.what_if import WhatIfs
 from clustersim.answer import Answer
 from clustersim.assembly import plan_of
@@ -18,13 +20,14 @@ from clustersim.report.answer_dominant import dominant_of
 from clustersim.report.answer_kernels import kernels_of
 from clustersim.report.answer_network import network_of, topology_of
 from clustersim.report.answer_overlap import overlap_of
-from clustersim.report.answer_table import shown_ranks, table_view
+from clustersim.report.answer_table import PART_LOOKS, ideal_of, shown_ranks, table_view
 from clustersim.report.answer_timeline import shown_rows_of, timeline_of
 from clustersim.report.rows import MOST_ROWS, shown_rows
 from clustersim.report.theme import Category
 from clustersim.report.view import (
     Memory,
     PageView,
+    ShownLoss,
     StageMemory,
     Timeline,
 )
@@ -32,6 +35,7 @@ from clustersim.report.wording import stage_name
 from clustersim.units import format_seconds
 from clustersim.workload.operators import EXPERTS
 
+_LOSSES: Final = 3  # that are shown
 USE_LOOKS: Final[Mapping[Use, Category]] = MappingProxyType(
     {
         Use.PARAMETERS: Category.PARAMETERS,
@@ -50,16 +54,18 @@ USE_LOOKS: Final[Mapping[Use, Category]] = MappingProxyType(
 )
 
 
-def page_view(result: Answer, what_ifs: WhatIfs | None = None) -> PageView:
-    """What the page shows of a result; what_ifs: changes that were simulated, too."""
+def page_view(result: Answer, what_ifs: WhatIfs | None = None, nearest: NearestRun | None = None) -> PageView:
+    """What the page shows of a result, too: changes that were simulated, and the published run most like it."""
     return replace(
         notebook_view(result),
+        losses=losses_of(result, what_ifs),
         dominant=dominant_of(result),
         overlap=overlap_of(result),
         network=network_of(result),
         topology=topology_of(result),
         critical_path=critical_path_of(result),
         what_ifs=what_ifs,
+        nearest=nearest,
     )
 
 
@@ -80,6 +86,7 @@ def plain_view(result: Answer) -> PageView:
         waiting=table.waiting,
         timeline=timeline_of(result, shown_ranks(result)),
         memory=memory_of(result),
+        losses=losses_of(result),
         notes=(f"Simulated in {format_seconds(result.wall)}.",),
     )
 
@@ -88,6 +95,16 @@ def with_kernels(result: Answer, timeline: Timeline) -> Timeline:
     """A timeline of `timeline_of` with the kernels inside its passes."""
     rows = shown_rows_of(result, [row.rank for row in timeline.rows])
     return replace(timeline, kernels=kernels_of(result, rows))
+
+
+def losses_of(result: Answer, what_ifs: WhatIfs | None = None) -> tuple[ShownLoss, ...]:
+    """The largest losses, and what of the changes that were simulated makes them smaller."""
+
+    def help_of(loss: Loss) -> Help | None:
+        return what_helps(loss, what_ifs) if what_ifs and what_ifs.tried else None
+
+    largest = losses(result.breakdown.mean(), ideal_of(result))[:_LOSSES]
+    return tuple(ShownLoss(loss, PART_LOOKS[loss.parts[0]], help_of(loss)) for loss in largest)
 
 
 def memory_of(result: Answer) -> Memory:

@@ -147,15 +147,20 @@ def trust_of(result: Answer) -> Trust:
 
 def breakdown_of(result: Answer, ranks: Sequence[int]) -> Breakdown:
     """The mean over all ranks, and some ranks."""
-    ideal, compute = result.mfu() * result.step_time, result.breakdown.mean()[Part.COMPUTE.value]
     return Breakdown(
         labels=tuple(part.value for part in PARTS),
         categories=tuple(PART_LOOKS[part] for part in PARTS),
         step=_settled(result, result.breakdown.mean()),
         stages=np.array([_settled(result, result.breakdown.of(rank)) for rank in ranks]),
         path=_settled(result, result.path_parts),
-        ideal=ideal if ideal < compute else 0.0,
+        ideal=ideal_of(result),
     )
+
+
+def ideal_of(result: Answer) -> Seconds:
+    """Seconds that the model's FLOP take at the peak; 0 where kernels are not longer, as they skip what is counted."""
+    ideal, compute = result.mfu() * result.step_time, result.breakdown.mean()[Part.COMPUTE.value]
+    return ideal if ideal < compute else 0.0
 
 
 def _settled(result: Answer, parts: Mapping[str, Seconds]) -> FloatArray:

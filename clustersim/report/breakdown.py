@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Final
 
-from clustersim.arrays import IntArray
+from clustersim.analysis.losses import BELOW_PEAK
+from clustersim.arrays import FloatArray
 from clustersim.report.figure import (
     Figure,
     Traces,
@@ -23,13 +24,13 @@ from clustersim.report.figure import (
     typed,
     wrapped,
 )
-from clustersim.report.rows import height_of, shown_rows
+from clustersim.report.rows import Bars, bars, height_of, narrow_height
 from clustersim.report.theme import Category
 from clustersim.report.view import Breakdown, Row
 from clustersim.units import Seconds, format_seconds, format_step_time
 
+THIN: Final = "thin: the critical path"
 IDEAL: Final = "ideal: model FLOP at the peak"
-BELOW_PEAK: Final = "kernels below the peak"
 _WIDE: Final = 0.62  # of a row
 _THIN: Final = 0.12
 
@@ -67,13 +68,17 @@ def waterfall(breakdown: Breakdown) -> Figure:
     rows = falls(breakdown)
     total = float(breakdown.step.sum())
     scale = time_scale(total)
-    bars = [_part_bar(row, total, scale.size) for row in rows]
+    wide = [_part_bar(row, total, scale.size) for row in rows]
     paths = [_path_bar(row, row.path, scale.size) for row in rows if row.path is not None]
+    if paths:
+        paths[0] |= {"name": THIN, "showlegend": True}
     reach = total / scale.size
     return Figure(
         name="waterfall",
-        traces=[*bars, *paths, _total_bar(total, scale.size)],
+        traces=[*wide, *paths, _total_bar(total, scale.size)],
         layout=layout(
+            showlegend=True,
+            legend=legend(),
             xaxis=axis(f"time [{scale.unit}]", range=[0, reach * 1.3 if reach else 1], fixedrange=True),
             yaxis=axis("", autorange="reversed", fixedrange=True, ticksuffix="  "),
             dragmode=False,
@@ -88,15 +93,21 @@ def waterfall(breakdown: Breakdown) -> Figure:
     )
 
 
-def stage_breakdown(breakdown: Breakdown, rows: tuple[Row, ...]) -> Figure:
-    """One stacked bar for each stage, every bar as long as the step."""
-    shown = shown_rows(len(rows))
+def stage_bars(breakdown: Breakdown, rows: tuple[Row, ...]) -> Bars:
+    """The whole step of every stage: neighbours that are alike share a bar."""
+    titles, short = [row.title for row in rows], [row.short for row in rows]
+    return bars(titles, short, breakdown.stages, float(breakdown.step.sum()))
+
+
+def stage_breakdown(breakdown: Breakdown, drawn: Bars) -> Figure:
+    """One stacked bar for each stage, or for several that are alike, every bar as long as the step."""
     total = float(breakdown.step.sum())
     scale = time_scale(total)
-    labels = [escape(rows[row].title) for row in shown]
+    labels = [escape(label) for label in drawn.labels]
+    traces, height = _stage_traces(breakdown, drawn.values, labels, scale.size), height_of(len(labels))
     return Figure(
         name="stages",
-        traces=_stage_traces(breakdown, shown, labels, scale.size),
+        traces=traces,
         layout=layout(
             barmode="stack",
             showlegend=True,
@@ -106,8 +117,8 @@ def stage_breakdown(breakdown: Breakdown, rows: tuple[Row, ...]) -> Figure:
             dragmode=False,
             bargap=0.22,
         ),
-        height=height_of(len(shown)),
-        narrow=short_labels(labels, [escape(rows[row].short) for row in shown]),
+        height=height,
+        narrow={**short_labels(labels, drawn.lines), "height": narrow_height(height, len(traces))},
     )
 
 
@@ -135,6 +146,7 @@ def _part_bar(row: Fall, total: Seconds, size: float) -> dict[str, object]:
         "textposition": "outside",
         "cliponaxis": False,
         "hovertemplate": f"<b>{name}</b><br>{format_seconds(row.seconds)}, {share:.2%} of the step<extra></extra>",
+        "showlegend": False,
         "marker": marker(row.category),
         "width": _WIDE,
         "offset": -0.4,
@@ -152,6 +164,8 @@ def _path_bar(row: Fall, seconds: Seconds, size: float) -> dict[str, object]:
         "x": [seconds / size],
         "base": [row.path_start / size],
         "hovertemplate": words,
+        "legendgroup": "path",
+        "showlegend": False,
         "marker": {"color": "@ink", "opacity": 0.55},
         "width": _THIN,
         "offset": _WIDE - 0.4 + 0.03,
@@ -168,14 +182,16 @@ def _total_bar(total: float, size: float) -> dict[str, object]:
         "text": [f"<b>{format_step_time(total)}</b>"],
         "textposition": "outside",
         "hoverinfo": "skip",
+        "showlegend": False,
         "marker": {"color": "@ink"},
     }
 
 
-def _stage_traces(breakdown: Breakdown, shown: IntArray, labels: list[str], size: float) -> Traces:
+def _stage_traces(breakdown: Breakdown, stages: FloatArray, labels: list[str], size: float) -> Traces:
+    """stages: [bars, parts] seconds."""
     traces: Traces = []
     for part in breakdown.present:
-        seconds = breakdown.stages[shown, part]
+        seconds = stages[:, part]
         name = escape(breakdown.labels[part])
         traces.append(
             {

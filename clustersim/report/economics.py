@@ -3,7 +3,7 @@
 from clustersim.analysis.economics import Economics
 from clustersim.hardware.prices import Price
 from clustersim.scenario.settings import GIVEN
-from clustersim.units import Grams, Watts, format_energy, format_number, format_power
+from clustersim.units import Grams, Watts, format_energy, format_number, format_power, format_seconds
 
 UNKNOWN = "unknown"
 
@@ -15,6 +15,18 @@ def money(amount: float, currency: str) -> str:
     ('17,440,000 USD', '2.49 EUR')
     """
     return f"{format_number(amount)} {currency}"
+
+
+def tokens_words(tokens: float) -> str:
+    """Tokens as people write them.
+
+    >>> tokens_words(15.6e12), tokens_words(3e11), tokens_words(2.5e6)
+    ('15.6T', '300B', '2.5M')
+    """
+    size, unit = next(
+        ((size, unit) for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")) if tokens >= size), (1.0, "")
+    )
+    return f"{tokens / size:.4g}{unit}"
 
 
 def tonnes(carbon: Grams) -> str:
@@ -48,6 +60,26 @@ def energy_line(found: Economics) -> tuple[str, str, str]:
     if found.energy_of_run is not None:
         words += f"; {format_energy(found.energy_of_run)}{_of_run(found)} for the run"
     return "energy", format_energy(energy), words
+
+
+def run_lines(found: Economics) -> list[tuple[str, str]]:
+    """What the run takes, value and meaning: time, and money where it is known; empty where no tokens are said."""
+    price, cost, time = found.price_per_gpu_hour, found.cost_of_run, found.time_of_run
+    if found.run_tokens is None or time is None:
+        return []
+    lines = [(format_seconds(time), f"for {tokens_words(found.run_tokens)} tokens: steps alone, without failures")]
+    if price is not None and cost is not None:
+        lines.append((money(cost, price.currency), f"at {_per_hour(price, found)}"))
+    return lines
+
+
+def trillion_lines(found: Economics, gpu_hours: float) -> list[tuple[str, str]]:
+    """What a trillion tokens take, value and meaning: GPU hours, and money where a price is known."""
+    price, cost = found.price_per_gpu_hour, found.cost_per_trillion_tokens
+    lines = [(f"{gpu_hours:,.0f} GPU\N{NO-BREAK SPACE}hours", "per trillion tokens")]
+    if price is not None and cost is not None:
+        lines.append((money(cost, price.currency), f"per trillion tokens, {_per_hour(price, found)}"))
+    return lines
 
 
 def price_words(found: Economics) -> str:

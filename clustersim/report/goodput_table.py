@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from clustersim.analysis.goodput import DAY, Goodput
-from clustersim.report.economics import money
+from clustersim.report.economics import money, tokens_words
 from clustersim.units import Seconds, format_bytes, format_energy, format_number, format_seconds, format_step_time
 
 if TYPE_CHECKING:
@@ -35,18 +35,6 @@ def headline(found: Goodput) -> str:
     low, middle, high = (days[name] for name in ("p10", "p50", "p90"))
     many = f"{low:.1f} to {high:.1f}" if f"{low:.1f}" != f"{high:.1f}" else f"{middle:.1f}"
     return f"{tokens_words(found.tokens)} tokens take {middle:.1f} days ({many} in eight of ten runs)"
-
-
-def tokens_words(tokens: float) -> str:
-    """Tokens as people write them.
-
-    >>> tokens_words(15.6e12), tokens_words(3e11), tokens_words(2.5e6)
-    ('15.6T', '300B', '2.5M')
-    """
-    size, unit = next(
-        ((size, unit) for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")) if tokens >= size), (1.0, "")
-    )
-    return f"{tokens / size:.4g}{unit}"
 
 
 def money_words(found: Goodput) -> str:

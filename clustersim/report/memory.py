@@ -20,7 +20,7 @@ from clustersim.report.figure import (
     typed,
 )
 from clustersim.report.keys import Cells, table
-from clustersim.report.rows import height_of, shown_rows
+from clustersim.report.rows import Bars, bars, height_of, narrow_height, shown_rows
 from clustersim.report.view import Memory, StageMemory
 from clustersim.units import Bytes, format_bytes
 
@@ -30,13 +30,13 @@ _MOST_MOMENTS = 1500
 
 def peak_figure(memory: Memory) -> Figure:
     """What every pipeline rank holds at its own peak, by category, and the capacity line."""
-    shown = shown_rows(len(memory.stages))
-    labels = [escape(memory.stages[row].label) for row in shown]
-    peaks = np.array([memory.stages[row].held[:, memory.stages[row].peak] for row in shown])
+    drawn = peak_bars(memory)
+    labels, peaks = [escape(label) for label in drawn.labels], drawn.values
     most = max(memory.capacity, float(peaks.sum(axis=1).max(initial=0.0))) / _GIB
+    traces, height = _peak_traces(memory, labels, peaks), height_of(len(labels))
     return Figure(
         name="peaks",
-        traces=_peak_traces(memory, labels, peaks),
+        traces=traces,
         layout=layout(
             barmode="stack",
             showlegend=True,
@@ -47,9 +47,16 @@ def peak_figure(memory: Memory) -> Figure:
             dragmode=False,
             bargap=0.22,
         ),
-        height=height_of(len(shown)),
-        narrow=short_labels(labels, [escape(memory.stages[row].short) for row in shown]),
+        height=height,
+        narrow={**short_labels(labels, drawn.lines), "height": narrow_height(height, len(traces))},
     )
+
+
+def peak_bars(memory: Memory) -> Bars:
+    """What every pipeline rank holds at its own peak: neighbours that are alike share a bar."""
+    peaks = np.array([stage.held[:, stage.peak] for stage in memory.stages])
+    labels, short = [stage.label for stage in memory.stages], [stage.short for stage in memory.stages]
+    return bars(labels, short, peaks, memory.capacity)
 
 
 def experts_table(memory: Memory) -> str:

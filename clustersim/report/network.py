@@ -9,7 +9,9 @@ from html import escape
 from itertools import chain
 from typing import Any, Final
 
+from clustersim.analysis.alike import steady
 from clustersim.analysis.network import AxisUse, BusyLink, NetworkUse, TierUse
+from clustersim.arrays import FloatArray
 from clustersim.report.document import Card, section, slot
 from clustersim.report.figure import MUTED, Figure, axis, layout, share_words, time_scale
 from clustersim.report.keys import Cells, Html, html, noted, stacked, table
@@ -22,6 +24,9 @@ OVER_COLOUR: Final = "#D55E00"
 _STOPS: Final = (0.0, 0.01, 0.03, 0.1, 0.3, 0.6, 1.0)  # of utilisation: little is to be seen, too
 _VISIBLE: Final = 5e-4  # of what a link carries
 _ROW: Final = 34  # pixels
+_SCALE_ROOM: Final = 52  # pixels of the scale of colours
+SAME: Final = 0.05
+"""Of utilisation: neighbours in time that differ by less have one colour, that of their mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +98,15 @@ def utilisation_figure(use: NetworkUse) -> Figure:
         "y": labels,
         "x0": width / 2,
         "dx": width,
-        "z": [[round(value, 4) for value in tier.over_time.tolist()] for tier in use.tiers],
+        "z": [_rounded(steady(tier.over_time, SAME)) for tier in use.tiers],
+        "customdata": [_rounded(tier.over_time) for tier in use.tiers],
         "zmin": 0.0,
         "zmax": most,
         "colorscale": colour_scale(most),
         "ygap": 3,
-        "showscale": False,
-        "hovertemplate": f"<b>%{{y}}</b><br>at %{{x:.4~g}} {scale.unit}: %{{z:.1%}} used<extra></extra>",
+        "showscale": True,
+        "colorbar": _scale_of_colours(),
+        "hovertemplate": f"<b>%{{y}}</b><br>at %{{x:.4~g}} {scale.unit}: %{{customdata:.1%}} used<extra></extra>",
     }
     return Figure(
         name="network",
@@ -108,11 +115,36 @@ def utilisation_figure(use: NetworkUse) -> Figure:
             xaxis=axis(f"time [{scale.unit}]", range=[0, use.seconds / scale.size], showgrid=False),
             yaxis=axis("", fixedrange=True, type="category", ticksuffix=" ", showgrid=False),
             annotations=[_numbers(label, tier) for label, tier in zip(labels, use.tiers, strict=True)],
-            margin={"l": 8, "r": 170, "t": 8, "b": 40},
+            margin={"l": 8, "r": 170, "t": _SCALE_ROOM, "b": 40},
         ),
-        height=60 + _ROW * len(labels),
-        narrow={"annotations": [], "margin": {"l": 8, "r": 8, "t": 8, "b": 40}},
+        height=60 + _SCALE_ROOM + _ROW * len(labels),
+        narrow={"annotations": [], "margin": {"l": 8, "r": 8, "t": _SCALE_ROOM, "b": 40}},
     )
+
+
+def _rounded(values: FloatArray) -> list[float]:
+    return [round(value, 4) for value in values.tolist()]
+
+
+def _scale_of_colours() -> dict[str, Any]:
+    """Above the rows, in percent; its title says what has one colour."""
+    return {
+        "orientation": "h",
+        "thickness": 8,
+        "len": 0.6,
+        "x": 0,
+        "xanchor": "left",
+        "y": 1.02,
+        "yanchor": "bottom",
+        "tickformat": ".0%",
+        "outlinewidth": 0,
+        "tickfont": {"size": 10, "color": MUTED},
+        "title": {
+            "text": f"used of nominal; neighbours within {SAME:.0%} have one colour",
+            "side": "top",
+            "font": {"size": 11, "color": MUTED},
+        },
+    }
 
 
 def colour_scale(most: float) -> list[list[Any]]:

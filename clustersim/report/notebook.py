@@ -1,7 +1,7 @@
 """What does a notebook show for a result? The verdict and the timeline, in a frame of their own.
 
 The frame holds a whole document, so that neither the notebook's style nor a second result disturbs it, and it works
-offline; the price is plotly.js (1.9 MB) in every displayed result.
+offline; the price is plotly.js (0.6 MB) in every displayed result.
 """
 
 from html import escape

@@ -6,7 +6,7 @@ nothing.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from typing import Any, Final
 
@@ -29,7 +29,7 @@ from clustersim.report.figure import (
     typed,
 )
 from clustersim.report.keys import Cells, named, table, unbroken
-from clustersim.report.rows import shown_rows
+from clustersim.report.rows import Bars, bars, narrow_height
 from clustersim.report.theme import AXIS_LOOKS, Category
 from clustersim.units import format_seconds
 
@@ -67,40 +67,55 @@ class StageOverlap:
 
 def overlap_card(stages: StageOverlap) -> Card:
     """The bars, and how much of each axis hides."""
+    drawn = stage_bars(stages)
     figure = overlap_figure(stages)
     body = f'<div class="two wide-left">{slot(figure)}{totals_table(stages)}</div>'
-    shown = len(shown_rows(len(stages.labels)))
-    some = f"{shown} of {len(stages.labels):,} {stages.word}s are shown, evenly spaced."
-    caption = some if shown < len(stages.labels) else ""
-    title = "Communication and computation"
-    return Card(section(title, body, lead=_LEAD.format(row=stages.word), caption=caption), (figure,))
+    some = f"{len(drawn.labels)} of {drawn.of:,} {stages.word}s are shown, evenly spaced."
+    caption, lead = some if len(drawn.labels) < drawn.of else "", _LEAD.format(row=stages.word) + drawn.note("the step")
+    return Card(section("Communication and computation", body, lead=lead, caption=caption), (figure,))
 
 
-def overlap_figure(stages: StageOverlap) -> Figure:
-    """Stacked bars, one for each stage and axis."""
-    shown = shown_rows(len(stages.labels))
+def stage_bars(stages: StageOverlap) -> Bars:
+    """Times of every stage, axis and kind: neighbours that are alike share their bars."""
     found = stages.overlap
-    reach = float((found.alone + found.moving)[shown][:, stages.axes].max(initial=0.0))
+    kinds = np.concatenate((found.alone, found.hidden, found.exposed, found.beside), axis=1)
+    return bars(stages.labels, stages.short, kinds, found.step)
+
+
+def _drawn(stages: StageOverlap, drawn: Bars) -> StageOverlap:
+    """The stages as they are drawn."""
+    alone, hidden, exposed, beside = np.split(drawn.values, 4, axis=1)
+    found = Overlap(alone, hidden, exposed, beside, stages.overlap.step)
+    return replace(stages, overlap=found, labels=drawn.labels, short=drawn.short)
+
+
+def overlap_figure(every: StageOverlap) -> Figure:
+    """Stacked bars, one for each axis of each stage, or of several that are alike."""
+    drawn = stage_bars(every)
+    stages = _drawn(every, drawn)
+    found, many = stages.overlap, len(stages.labels)
+    reach = float((found.alone + found.moving)[:, stages.axes].max(initial=0.0))
     scale = time_scale(reach)
-    rows = np.arange(len(shown))
-    each = max(12 * len(stages.axes), min(14 + 12 * len(stages.axes), 1200 // max(1, len(shown))))
+    each = max(12 * len(stages.axes), min(14 + 12 * len(stages.axes), 1200 // max(1, many)))
+    traces, height = [*_traces(stages, scale.size), _names(stages, scale.size)], 130 + each * many
     return Figure(
         name="overlap",
-        traces=[*_traces(stages, scale.size), _names(stages, scale.size)],
+        traces=traces,
         layout=layout(
             showlegend=True,
             legend=legend(traceorder="normal"),
             xaxis=axis(f"time [{scale.unit}]", range=[0, 1.04 * reach / scale.size or 1], fixedrange=True),
             yaxis=axis(
-                "", range=[len(shown) - 0.5, -0.5], tickmode="array", tickvals=rows.tolist(), fixedrange=True,
-                ticktext=[escape(stages.labels[row]) + "  " for row in shown], showgrid=False,
+                "", range=[many - 0.5, -0.5], tickmode="array", tickvals=list(range(many)), fixedrange=True,
+                ticktext=[escape(label) + "  " for label in stages.labels], showgrid=False,
             ),
             dragmode=False,
         ),
-        height=130 + each * len(shown),
+        height=height,
         narrow={
+            "height": narrow_height(height, sum(trace.get("showlegend", True) for trace in traces)),
             "legend": {"font": {"size": 9}},
-            "yaxis": {"ticktext": [escape(stages.short[row]) + " " for row in shown]},
+            "yaxis": {"ticktext": [f"{words} " for words in drawn.lines]},
         },
     )  # fmt: skip
 
@@ -148,10 +163,9 @@ class _Kind:
 def _bars(stages: StageOverlap, place: int, kind: _Kind, size: float) -> dict[str, Any]:
     """One kind of one axis."""
     words, seconds = kind.words, kind.seconds
-    shown = shown_rows(len(stages.labels))
     hover = [
-        f"<b>{escape(stages.labels[row])}</b>, {SERVED[place].name}<br>{words}: {format_seconds(float(seconds[row]))}"
-        for row in shown
+        f"<b>{escape(label)}</b>, {SERVED[place].name}<br>{words}: {format_seconds(float(each))}"
+        for label, each in zip(stages.labels, seconds, strict=True)
     ]
     return {
         "type": "bar",
@@ -161,8 +175,8 @@ def _bars(stages: StageOverlap, place: int, kind: _Kind, size: float) -> dict[st
         "showlegend": place == stages.axes[0] or words != _ALONE,
         "y": typed(_middle(stages, place)),
         "width": 0.9 * _BAND / len(stages.axes),
-        "base": typed(kind.base[shown] / size),
-        "x": typed(seconds[shown] / size),
+        "base": typed(kind.base / size),
+        "x": typed(seconds / size),
         "hovertext": hover,
         "hovertemplate": "%{hovertext}<extra></extra>",
         "marker": kind.look,
@@ -170,22 +184,21 @@ def _bars(stages: StageOverlap, place: int, kind: _Kind, size: float) -> dict[st
 
 
 def _middle(stages: StageOverlap, place: int) -> FloatArray:
-    """Where the bars of an axis stand: [stages shown]."""
+    """Where the bars of an axis stand: [stages]."""
     number, many = stages.axes.index(place), len(stages.axes)
-    rows = np.arange(len(shown_rows(len(stages.labels))), dtype=np.float64)
+    rows = np.arange(len(stages.labels), dtype=np.float64)
     return rows + _BAND * ((number + 0.5) / many - 0.5)
 
 
 def _names(stages: StageOverlap, size: float) -> dict[str, Any]:
     """The name of the axis at the end of each bar."""
-    shown = shown_rows(len(stages.labels))
-    ends = (stages.overlap.alone + stages.overlap.moving)[shown]
+    ends = stages.overlap.alone + stages.overlap.moving
     return {
         "type": "scatter",
         "mode": "text",
         "x": typed(np.concatenate([ends[:, place] for place in stages.axes]) / size),
         "y": typed(np.concatenate([_middle(stages, place) for place in stages.axes])),
-        "text": [SERVED[place].name for place in stages.axes for _ in shown],
+        "text": [SERVED[place].name for place in stages.axes for _ in stages.labels],
         "textposition": "middle right",
         "textfont": {"size": 9, "color": MUTED},
         "cliponaxis": False,

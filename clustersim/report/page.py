@@ -9,14 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from clustersim.report.breakdown import BELOW_PEAK, IDEAL, stage_breakdown, waterfall
+from clustersim.analysis.losses import BELOW_PEAK
+from clustersim.report.breakdown import IDEAL, stage_bars, stage_breakdown, waterfall
 from clustersim.report.critical_path import critical_path_card
 from clustersim.report.document import Card, document, figure_card, section, slot
 from clustersim.report.figure import share_words
 from clustersim.report.files import write_text_atomically
 from clustersim.report.heatmap import heatmap_card
 from clustersim.report.keys import Cells, named, table
-from clustersim.report.memory import experts_table, memory_figure, peak_figure
+from clustersim.report.memory import experts_table, memory_figure, peak_bars, peak_figure
 from clustersim.report.network import network_card
 from clustersim.report.overlap import overlap_card
 from clustersim.report.steps import shown_steps, steps_figure
@@ -24,10 +25,10 @@ from clustersim.report.timeline import timeline_caption, timeline_figure
 from clustersim.report.timeline_arrays import drawing
 from clustersim.report.topology import topology_card
 from clustersim.report.verdict import foot, verdict_card
-from clustersim.report.view import ROUNDING, Breakdown, PageView, Steps, Timeline, Waiting
+from clustersim.report.view import ROUNDING, Breakdown, PageView, Steps, Timeline, Verdict, Waiting
 from clustersim.report.waiting import stragglers_table, waiting_figure
 from clustersim.report.what_if import what_if_card
-from clustersim.units import Seconds, format_seconds, format_step_time
+from clustersim.units import Seconds, format_flops, format_seconds, format_step_time
 
 
 def write_page(view: PageView, path: str | Path) -> None:
@@ -43,7 +44,7 @@ def render_page(view: PageView) -> str:
 def _cards(view: PageView) -> Iterator[Card]:
     several, steps = len(view.timeline.rows) > 1, view.verdict.steps
     yield Card(verdict_card(view))
-    yield _parts_card(view.breakdown)
+    yield _parts_card(view.breakdown, view.verdict)
     if steps:
         yield _steps_card(steps)
     if several:
@@ -70,6 +71,14 @@ _PARTS_LEAD: Final = (
     "long as it is; to shorten what is not on it does not help. Communication on the path counts in full, also where a "
     "kernel hides it from the mean. Each part begins where the one before it ends."
 )
+_IDEAL: Final = (
+    "The ideal step of {seconds} is one in which every GPU does nothing but the model's FLOP (forward and backward, "
+    "nothing twice, attention as a full matrix) at its dense peak of {peak} in the format that it computes in."
+)
+_NO_IDEAL: Final = (
+    "No ideal step is drawn: the model's FLOP at the peak, with attention as a full matrix by convention, would take "
+    "longer than kernels that skip what the causal mask hides."
+)
 _TIMELINE_TITLES: Final = ("Timeline", "Pipeline timeline")
 _STAGES_LEAD: Final = "Every bar is the whole step of one {row}: work in colour, waiting in hatched grey."
 _ROWS_LEAD: Final = "One row for each {row}; numbers are microbatches, lighter shades are later model chunks. "
@@ -86,10 +95,18 @@ _WAITING_LEAD: Final = (
 )
 
 
-def _parts_card(breakdown: Breakdown) -> Card:
+def _parts_card(breakdown: Breakdown, verdict: Verdict) -> Card:
     figure = waterfall(breakdown)
     body = _side_by_side(slot(figure), parts_table(breakdown))
-    return Card(section("Where the time goes", body, lead=_PARTS_LEAD), (figure,))
+    return Card(section("Where the time goes", body, lead=_PARTS_LEAD, caption=_ideal(breakdown, verdict)), (figure,))
+
+
+def _ideal(breakdown: Breakdown, verdict: Verdict) -> str:
+    """What is called ideal, in one sentence; why there is none, where there is none."""
+    if not breakdown.ideal:
+        return _NO_IDEAL
+    peak = format_flops(verdict.model_flops_per_gpu / verdict.mfu)
+    return _IDEAL.format(seconds=format_step_time(breakdown.ideal), peak=peak)
 
 
 def _steps_card(steps: Steps) -> Card:
@@ -101,8 +118,9 @@ def _steps_card(steps: Steps) -> Card:
 
 def stages_card(breakdown: Breakdown, timeline: Timeline) -> Card:
     """The whole step of every row."""
-    lead = _STAGES_LEAD.format(row=timeline.row_word)
-    figure = stage_breakdown(breakdown, timeline.rows)
+    drawn = stage_bars(breakdown, timeline.rows)
+    lead = _STAGES_LEAD.format(row=timeline.row_word) + drawn.note("the step")
+    figure = stage_breakdown(breakdown, drawn)
     return figure_card(f"Each {timeline.row_word}", figure, lead=lead, caption=timeline.row_note)
 
 
@@ -130,7 +148,8 @@ def _memory_cards(view: PageView) -> Iterator[Card]:
     yield figure_card("Memory over time", memory_figure(view.memory, view.verdict.step_time), lead=lead)
     shown, all_stages = len(view.memory.stages), view.memory.of_stages
     some = f"{shown} of {all_stages:,} {view.timeline.row_word}s are shown, the fullest among them."
-    figure, caption = peak_figure(view.memory), some if shown < all_stages else ""
+    note = peak_bars(view.memory).note("the capacity").strip()
+    figure, caption = peak_figure(view.memory), f"{some if shown < all_stages else ''} {note}".strip()
     yield Card(section("Memory at the peak", slot(figure) + experts_table(view.memory), caption=caption), (figure,))
 
 

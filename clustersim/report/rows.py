@@ -1,15 +1,91 @@
-"""Which rows are drawn when there are more stages than a page can show, and how high is a figure of them?"""
+"""Which rows are drawn of many stages, or of some that are alike, and how high is a figure of them?"""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from clustersim.arrays import IntArray
+from clustersim.analysis.alike import alike
+from clustersim.arrays import FloatArray, IntArray
+from clustersim.report.figure import wrapped
 
 MOST_ROWS: Final = 64
 _BESIDE: Final = 130  # pixels: an axis and a legend
 _ROW: Final = (18, 28)  # pixels of a row at least and at most
+_LETTERS: Final = 10  # of a line of a short name
+_ENTRY: Final = 19  # pixels of a legend's entry
 _ROWS: Final = 1400  # pixels of all rows, if those allow
+SAME: Final = 0.01  # of the longest bar: what differs by less in every part is drawn once
+TOGETHER: Final = " Those that differ by less than {same:.0%} of {whole} in every part share a bar, their mean."
+_RANGES: Final = 3  # of numbers, that a label has at most
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """Rows as they are drawn. labels, short: [bars] names; values: [bars, parts], means where a bar stands for several.
+
+    together: whether a bar stands for several rows; of: how many bars there are, drawn or not.
+    """
+
+    labels: tuple[str, ...]
+    short: tuple[str, ...]
+    values: FloatArray
+    together: bool
+    of: int
+
+    @property
+    def lines(self) -> list[str]:
+        """Short names for small screens as HTML, in lines of few letters."""
+        return [wrapped(each, _LETTERS) for each in self.short]
+
+    def note(self, whole: str) -> str:
+        """What must be said where a bar stands for several rows. whole: what the limit is a part of."""
+        return TOGETHER.format(same=SAME, whole=whole) if self.together else ""
+
+
+def bars(labels: Sequence[str], short: Sequence[str], values: FloatArray, whole: float) -> Bars:
+    """Rows, those that are alike as one bar; at most `MOST_ROWS` bars.
+
+    labels: [rows] such as "stage 3", short: what they end with where they are numbered, such as "3"; only numbered rows
+    share a bar. values: [rows, parts]; whole: of which `SAME` is a part, in their unit.
+    """
+    groups = _groups(labels, short, values, SAME * whole)
+    shown = [groups[place] for place in shown_rows(len(groups))]
+    return Bars(
+        tuple(_label(labels, short, group) for group in shown),
+        tuple(_numbers(short, group) for group in shown),
+        np.array([values[group].mean(axis=0) for group in shown]).reshape(len(shown), *values.shape[1:]),
+        len(groups) < len(labels),
+        len(groups),
+    )
+
+
+def _groups(labels: Sequence[str], short: Sequence[str], values: FloatArray, limit: float) -> list[IntArray]:
+    """Rows by bars, in the order of their first."""
+    numbered = np.array([row for row, label in enumerate(labels) if _is_numbered(label, short[row])], dtype=np.int64)
+    found = [numbered[group] for group in alike(values[numbered], limit)]
+    alone = [np.array([row]) for row in sorted({*range(len(labels))} - set(numbered.tolist()))]
+    return sorted((*found, *alone), key=lambda group: int(group[0]))
+
+
+def _is_numbered(label: str, short: str) -> bool:
+    return short.isdecimal() and label.endswith(f" {short}")
+
+
+def _label(labels: Sequence[str], short: Sequence[str], group: IntArray) -> str:
+    first = int(group[0])
+    if len(group) == 1:
+        return labels[first]
+    return f"{labels[first].removesuffix(f' {short[first]}')}s {_numbers(short, group)}"
+
+
+def _numbers(short: Sequence[str], group: IntArray) -> str:
+    """The numbers of rows, neighbours as ranges; of many ranges the first."""
+    ends = np.flatnonzero(np.diff(group) > 1) + 1
+    ranges = [(short[run[0]], short[run[-1]]) for run in np.split(group, ends)]
+    words = [first if first == last else f"{first} to {last}" for first, last in ranges]
+    return ", ".join(words if len(words) <= _RANGES else [*words[: _RANGES - 1], f"… ({len(group)} in all)"])
 
 
 def shown_rows(rows: int, most: int = MOST_ROWS) -> IntArray:
@@ -21,6 +97,17 @@ def shown_rows(rows: int, most: int = MOST_ROWS) -> IntArray:
     if rows <= most:
         return np.arange(rows)
     return np.round(np.linspace(0, rows - 1, most)).astype(np.int64)
+
+
+def narrow_height(height: int, entries: int) -> int:
+    """Pixels of a figure on a small screen, where its legend is a column. height: on others; entries: of the legend.
+
+    A legend gets half of the figure at most, and scrolls where that is too little.
+
+    >>> narrow_height(300, 10), narrow_height(900, 10)
+    (440, 900)
+    """
+    return max(height, 60 + 2 * _ENTRY * entries)
 
 
 def height_of(rows: int) -> int:

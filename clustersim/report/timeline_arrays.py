@@ -24,7 +24,7 @@ from clustersim.units import Bytes
 
 MOST_BOXES: Final = 200_000
 MOST_PIECES: Final = 50_000
-MOST_BYTES: Final = 9_500_000  # of packed arrays: with plotly.js (1.9) and the rest of a page well below 15 MB
+MOST_BYTES: Final = 9_500_000  # of packed arrays: with plotly.js (0.6) and the rest of a page well below 15 MB
 _TICKS: Final = 2**32 - 1
 
 

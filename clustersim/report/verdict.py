@@ -1,14 +1,17 @@
-"""What is the answer, before any picture? The card at the top of the page, and the lines at its foot, as HTML."""
+"""What is the answer, before any picture? The card at the top of the page, and the lines at its foot, as HTML.
+
+What decides comes first (`deciding`); all other numbers, and the conventions that they follow, below it.
+"""
 
 from html import escape
 
 from clustersim.analysis.utilization import masked
+from clustersim.report.deciding import losses_part, rate_words, tiles, trust_part
 from clustersim.report.economics import UNKNOWN, cost_line, energy_line, power_words, price_words
 from clustersim.report.figure import share_words
-from clustersim.report.steps import spread_words
 from clustersim.report.view import PageView, Subject, Trust, Verdict
 from clustersim.report.wording import PROVENANCE_MEANINGS, PROVENANCE_NAMES, formats_words, narrow_peak_words
-from clustersim.units import format_bytes, format_flops, format_number, format_seconds, format_step_time
+from clustersim.units import format_flops, format_seconds, format_step_time
 
 
 def verdict_card(view: PageView) -> str:
@@ -19,13 +22,11 @@ def verdict_card(view: PageView) -> str:
         f'<p class="subject">{escape(view.subject.model)} on {view.trust.ranks:,} × {escape(view.subject.gpu)}'
         f" ({escape(view.subject.cluster)})<br>{escape(view.subject.layout)}"
         f"{_placed(view.subject)}{_disturbed(view.subject)}</p>"
-        f'<div class="headline"><div class="step"><b>{_headline(view.verdict.step_time)}</b>'
-        f"<span>{_per_step(view.verdict)}</span></div>{_fits(view.verdict)}</div>"
-        f'<dl class="numbers">{"".join(_number(*number) for number in _numbers(view.verdict))}</dl>'
+        f"{tiles(view.verdict)}{_suggestions(view.trust)}"
+        f'<div class="two">{losses_part(view)}{trust_part(view)}</div>{_alerts(view.trust)}'
+        f'<h2>In numbers</h2><dl class="numbers">{"".join(_number(*number) for number in _numbers(view.verdict))}</dl>'
         f'<p class="convention">{escape(view.verdict.convention)}</p>'
-        f'<p class="convention">{escape(view.trust.experience)}</p>'
-        f'<p class="convention">{escape(_rests_on(view.trust))}</p>{_not_modelled(view.trust)}'
-        f"{_alerts(view.trust)}{_suggestions(view.trust)}</section>"
+        f'<p class="convention">{escape(_rests_on(view.trust))}</p>{_not_modelled(view.trust)}</section>'
     )
 
 
@@ -42,28 +43,12 @@ def foot(view: PageView) -> str:
     return f"<h3>Where the durations come from</h3>{_provenance(trust)}{_steps(trust)}<p>{simulated}</p>{notes}"
 
 
-def _headline(seconds: float) -> str:
-    words = format_step_time(seconds).split(" ")
-    pairs = zip(words[::2], words[1::2], strict=True)
-    return " ".join(f"{number}<small>&nbsp;{unit}</small>" for number, unit in pairs)
-
-
 def _placed(subject: Subject) -> str:
     return f"<br>placed on {escape(subject.placement)}" if subject.placement else ""
 
 
 def _disturbed(subject: Subject) -> str:
     return f'<br><b class="disturbed">disturbed:</b> {escape(subject.disturbed)}' if subject.disturbed else ""
-
-
-def _per_step(verdict: Verdict) -> str:
-    """What the headline is of, and between what it is expected."""
-    words = "per training step"
-    if verdict.steps is not None:
-        words += f", the mean of {len(verdict.steps.times):,}<br>{escape(spread_words(verdict.steps.spread))}"
-    if verdict.band is not None:
-        words += f"<br>expected between <b>{' and '.join(map(format_step_time, verdict.band))}</b>"
-    return words
 
 
 def _rests_on(trust: Trust) -> str:
@@ -82,27 +67,6 @@ def _not_modelled(trust: Trust) -> str:
     )
 
 
-def _fits(verdict: Verdict) -> str:
-    share = verdict.peak_memory / verdict.memory_capacity if verdict.memory_capacity else 0.0
-    words = "fits" if verdict.fits else "does not fit"
-    sign = "✓" if verdict.fits else "✕"
-    where = f" on {escape(verdict.worst_stage)}" if verdict.worst_stage else ""
-    return (
-        f'<div class="fits {"yes" if verdict.fits else "no"}"><b><span aria-hidden="true">{sign}</span> {words}</b>'
-        f'<div class="gauge"><i style="width:{min(1.0, share):.1%}"></i></div>'
-        f"<span>{format_bytes(verdict.peak_memory)} of {format_bytes(verdict.memory_capacity)} "
-        f"({share:.0%}){where}{_host(verdict)}</span></div>"
-    )
-
-
-def _host(verdict: Verdict) -> str:
-    """What the fullest host holds, if anything is offloaded."""
-    if verdict.host is None:
-        return ""
-    held, capacity = map(format_bytes, verdict.host)
-    return f"<br>{held} of {capacity} on the fullest host"
-
-
 def _numbers(verdict: Verdict) -> list[tuple[str, str, str]]:
     rate, unit = format_flops(verdict.model_flops_per_gpu).split()
     peak = narrow_peak_words(verdict.formats)
@@ -112,8 +76,8 @@ def _numbers(verdict: Verdict) -> list[tuple[str, str, str]]:
         *_formats(verdict),
         ("HFU", f"{verdict.hfu:.1%}", "hardware FLOP utilisation: recomputation counts"),
         (f"{unit} per GPU", rate, "model FLOP per second and GPU"),
-        ("tokens/s", _rate(verdict.tokens_per_s), "of the whole cluster"),
-        ("tokens/s/GPU", _rate(verdict.tokens_per_s_per_gpu), "of one GPU"),
+        ("tokens/s", rate_words(verdict.tokens_per_s), "of the whole cluster"),
+        ("tokens/s/GPU", rate_words(verdict.tokens_per_s_per_gpu), "of one GPU"),
         ("GPU hours", f"{verdict.gpu_hours:,.0f}", "of all GPUs, for a trillion tokens"),
         *_economics(verdict),
         ("bubble", f"{verdict.bubble_fraction:.1%}", "share of the step in which a stage waits for the pipeline"),
@@ -169,11 +133,6 @@ def _causal(verdict: Verdict) -> list[tuple[str, str, str]]:
     return [
         ("MFU, causal", f"{verdict.mfu_causal:.1%}", "model FLOP utilisation, attention as its causal mask leaves it")
     ]
-
-
-def _rate(tokens: float) -> str:
-    """Tokens per second: whole ones where there are many."""
-    return f"{tokens:,.0f}" if tokens >= 1000 else format_number(tokens)
 
 
 def _number(name: str, value: str, meaning: str) -> str:

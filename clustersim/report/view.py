@@ -13,6 +13,7 @@ import numpy as np
 from clustersim.analysis.economics import Economics
 from clustersim.analysis.expert_loads import FullestRank
 from clustersim.analysis.formats import Formats
+from clustersim.analysis.losses import Help, Loss
 from clustersim.analysis.stragglers import Stragglers, Waits
 from clustersim.analysis.utilization import gpu_hours
 from clustersim.arrays import BoolArray, FloatArray, IntArray
@@ -22,6 +23,7 @@ from clustersim.report.theme import Category
 from clustersim.units import Bytes, FlopPerSecond, Seconds
 
 if TYPE_CHECKING:  # what only pages show: a terminal's view does not wait for it
+    from clustersim.analysis.nearest import NearestRun
     from clustersim.analysis.what_if import WhatIfs
     from clustersim.report.critical_path import CriticalPath
     from clustersim.report.heatmap import Heatmap
@@ -136,6 +138,15 @@ class Breakdown:
         """The parts that are more than rounding, in the mean, on a stage or on the critical path."""
         most = np.maximum(np.maximum(self.step, self.path), self.stages.max(axis=0, initial=0.0))
         return np.flatnonzero(most > ROUNDING * self.step.sum())
+
+
+@dataclass(frozen=True, slots=True)
+class ShownLoss:
+    """What keeps the step from the ideal. look: of its first part; help: None where no change was simulated."""
+
+    loss: Loss
+    look: Category
+    help: Help | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +348,8 @@ class PageView(TableView):
 
     notes: further lines for the foot of the page, such as the version that made it. On pages only, each None where
     there is nothing to show: dominant, of all ranks over time; overlap of communication and computation; network;
-    topology; critical_path; what_ifs, changes that were simulated.
+    topology; critical_path; what_ifs, changes that were simulated; losses: the largest; nearest, the published
+    run that is most like this one.
     """
 
     timeline: Timeline
@@ -349,3 +361,5 @@ class PageView(TableView):
     topology: "Picture | None" = None
     critical_path: "CriticalPath | None" = None
     what_ifs: "WhatIfs | None" = None
+    losses: tuple[ShownLoss, ...] = ()
+    nearest: "NearestRun | None" = None

@@ -327,3 +327,10 @@ def test_a_dispatcher_of_its_own_is_tried_against_the_library(mixed: dict[str, W
     found = cases_of(simulated(*MIXTURE, "layout.dispatcher=deepep"))["other_dispatcher"]
     assert "alltoall, not deepep" in found.words
     assert tried(found).delta == pytest.approx(-tried(mixed["other_dispatcher"]).delta)
+
+
+def test_what_parts_change_by_sums_to_what_the_work_takes_longer(cases: dict[str, WhatIf]) -> None:
+    outcomes = [case.outcome for case in cases.values() if case.outcome is not None]
+    assert len(outcomes) > 5
+    for outcome in outcomes:
+        assert sum(outcome.changes.values()) == pytest.approx(outcome.longer, abs=1e-9 * outcome.base)

@@ -1,6 +1,7 @@
 """The network's card: what it shows of tiers, links and axes."""
 
 import re
+from dataclasses import replace
 from html import unescape
 
 import numpy as np
@@ -10,7 +11,15 @@ from clustersim import Scenario, simulate
 from clustersim.analysis.network import AxisUse, BusyLink, NetworkUse, TierUse
 from clustersim.hardware.topology import Link, LinkKind
 from clustersim.report.answer_network import network_of, topology_of
-from clustersim.report.network import NOT_USED, STAYS_BELOW, Network, colour_scale, network_card, utilisation_figure
+from clustersim.report.network import (
+    NOT_USED,
+    SAME,
+    STAYS_BELOW,
+    Network,
+    colour_scale,
+    network_card,
+    utilisation_figure,
+)
 
 
 def tier(kind: LinkKind, *over_time: float) -> TierUse:
@@ -129,3 +138,13 @@ def test_one_rank_has_none_and_still_a_cluster() -> None:
     result = simulate(Scenario.from_mapping(one))
     assert network_of(result) is None
     assert topology_of(result).lanes == ()
+
+
+def test_neighbours_in_time_that_are_within_what_the_scale_says_have_one_colour() -> None:
+    tier = replace(USE.tiers[0], over_time=np.array([0.1, 0.12, 0.1, 0.5]))
+    figure = utilisation_figure(replace(USE, tiers=(tier,)))
+    (trace,) = figure.traces
+    (colours,) = trace["z"]
+    assert len(set(colours[:3])) == 1 and colours[3] == 0.5
+    assert trace["customdata"] == [[0.1, 0.12, 0.1, 0.5]]  # what is told of each is its own
+    assert f"{SAME:.0%}" in trace["colorbar"]["title"]["text"]

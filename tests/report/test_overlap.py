@@ -2,6 +2,7 @@
 
 import base64
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,14 +23,14 @@ SCENARIO: dict[str, Any] = {
 
 
 def made(stages: int, hidden: float, exposed: float, beside: float, word: str = "stage") -> StageOverlap:
-    """Each stage moves data of one axis, dp."""
+    """Each stage moves data of one axis, dp, and computes longer than the one before by more than is seen as equal."""
 
     def column(seconds: float, rows: int) -> np.ndarray:
         return np.where(np.arange(len(SERVED)) == NAMES.index("dp"), seconds, np.zeros((rows, 1)))
 
     def rows(count: int) -> Overlap:
-        kinds = (column(each, count) for each in (5.0, hidden, exposed, beside))
-        return Overlap(*kinds, step=20.0)
+        alone, *moving = (column(each, count) for each in (5.0, hidden, exposed, beside))
+        return Overlap(alone + np.arange(count)[:, None], *moving, step=20.0)
 
     labels = tuple(f"{word} {number}" for number in range(stages))
     return StageOverlap(rows(stages), rows(1), labels, tuple(map(str, range(stages))), word)
@@ -47,11 +48,23 @@ def test_bars_stand_one_after_the_other() -> None:
     found = bars(made(3, 2.0, 1.0, 0.5))
     edges = {name: (numbers(bar["base"]).tolist(), numbers(bar["x"]).tolist()) for name, bar in found.items()}
     assert edges == {
-        "compute only": ([0.0] * 3, [5.0] * 3),
-        "dp hidden": ([5.0] * 3, [2.0] * 3),
-        "dp exposed": ([7.0] * 3, [1.0] * 3),
-        "dp beside a wait": ([8.0] * 3, [0.5] * 3),
+        "compute only": ([0.0] * 3, [5.0, 6.0, 7.0]),
+        "dp hidden": ([5.0, 6.0, 7.0], [2.0] * 3),
+        "dp exposed": ([7.0, 8.0, 9.0], [1.0] * 3),
+        "dp beside a wait": ([8.0, 9.0, 10.0], [0.5] * 3),
     }
+
+
+def test_stages_that_are_alike_share_their_bars_and_the_card_says_so() -> None:
+    """Of 20 s, times that differ by less than 0.2 s are one bar: the first stage stands alone, the others together."""
+    stages = made(4, 2.0, 1.0, 0.5)
+    alone = np.where(stages.overlap.hidden > 0, np.array([[5.0], [9.0], [9.05], [9.1]]), 0.0)
+    stages = replace(stages, overlap=replace(stages.overlap, alone=alone))
+    card = overlap_card(stages)
+    assert numbers(bars(stages)["compute only"]["x"]).tolist() == pytest.approx([5.0, 9.05])
+    assert [text.strip() for text in card.figures[0].layout["yaxis"]["ticktext"]] == ["stage 0", "stages 1 to 3"]
+    assert "less than 1% of the step" in card.html
+    assert "share a bar" not in overlap_card(made(3, 2.0, 1.0, 0.5)).html
 
 
 def test_kinds_of_an_axis_differ_by_more_than_colour() -> None:

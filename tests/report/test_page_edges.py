@@ -22,6 +22,7 @@ SMALL: Mapping[str, Any] = {
 }
 ALL = {
     "Where the time goes", "Each stage", "Pipeline timeline", "All ranks over time", "Communication and computation",
+    "Largest losses", "How sure", "In numbers",
     "Memory over time", "Memory at the peak", "Cluster and layout", "Network", "Critical path", "What if",
     "How far to trust this",
 }  # fmt: skip

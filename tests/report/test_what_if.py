@@ -15,7 +15,7 @@ GIB = 2.0**30
 
 
 def outcome(step_time: float, *, tokens: float = 1.0, fits: bool = True) -> Outcome:
-    return Outcome(step_time, 2.0, tokens, 100.0 * tokens * 2.0 / step_time, 70 * GIB, fits)
+    return Outcome(step_time, 2.0, tokens, 100.0 * tokens * 2.0 / step_time, 70 * GIB, fits, changes={})
 
 
 STRIP = WhatIfs(

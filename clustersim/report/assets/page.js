@@ -179,12 +179,22 @@ window.clustersim = (() => {
       await drawing.draw();
       await new Promise((next) => setTimeout(next)); // what is drawn is seen before the next is begun
     }
+    reach();
+    addEventListener("resize", reach);
     const all = () => drawn.forEach((drawing) => drawing.plot.layout && drawing.again());
     dark.addEventListener("change", all);
     narrow.addEventListener("change", all);
     addEventListener("beforeprint", () => printing(true));
     addEventListener("afterprint", () => printing(false));
     document.documentElement.dataset.ready = "yes";
+  }
+
+  // Tables that are wider than the screen scroll, so the keyboard must get to them; it need not stop at others.
+  function reach() {
+    for (const each of document.querySelectorAll("table, .scrolls")) {
+      if (each.scrollWidth > each.clientWidth) each.tabIndex = 0;
+      else each.removeAttribute("tabindex");
+    }
   }
 
   // Paper is narrower than most screens: figures are drawn again for its width, and what is folded is opened.
