@@ -125,17 +125,17 @@ def plan_of(scenario: Setup) -> Plan:
     return Plan(scenario.model, scenario.training, scenario.run_layout, scenario.schedule.placement)
 
 
-def order_of(scenario: Scenario, plan: Plan) -> Order:
+def order_of(scenario: Setup, plan: Plan) -> Order:
     """The order in which pipeline ranks work, as it is with the costs of the cluster's first kind of accelerator."""
     return _ordering(scenario, plan).order(plan.layout.pp, plan.microbatches)
 
 
-def turns_of(scenario: Scenario, plan: Plan) -> tuple[Turns, ...]:
+def turns_of(scenario: Setup, plan: Plan) -> tuple[Turns, ...]:
     """Passes of each pipeline rank, one after the other; remembered, as many layouts of a search have the same."""
     return _turns(_ordering(scenario, plan), plan.layout.pp, plan.microbatches)
 
 
-def _ordering(scenario: Scenario, plan: Plan) -> Schedule:
+def _ordering(scenario: Setup, plan: Plan) -> Schedule:
     """The schedule that orders passes, with their costs if it asks for them."""
     kernels = _machine(scenario, scenario.cluster.kinds()[0][0]).kernels
     return profiled(scenario.run_schedule, plan, kernels)

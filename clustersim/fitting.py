@@ -53,7 +53,7 @@ def check(scenario: Scenario) -> CheckReport:
     return replace(report, suggestions=suggestions(scenario)) if full else report
 
 
-def fits(scenario: Scenario) -> bool:
+def fits(scenario: Setup) -> bool:
     """Whether every GPU's peak is within its capacity, and what is offloaded within the hosts'."""
     plan = plan_of(scenario)
     ledgers = ordered_ledgers(footprint_of(scenario, plan), turns_of(scenario, plan))
@@ -113,7 +113,7 @@ def host_use_of(scenario: Scenario) -> HostUse | None:
     return _host_use(scenario, plan_of(scenario))
 
 
-def _host_use(scenario: Scenario, plan: Plan) -> HostUse | None:
+def _host_use(scenario: Setup, plan: Plan) -> HostUse | None:
     host = scenario.cluster.host
     if plan.training.offload == NOTHING or host is None:
         return None

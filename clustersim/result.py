@@ -1,9 +1,13 @@
 """How does an answer show itself? As a page, and in notebooks."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from clustersim.analysis.what_if import WhatIfs
 from clustersim.answer import Answer
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as plotly
 
 
 class Result(Answer):
@@ -23,6 +27,17 @@ class Result(Answer):
         target = Path(path)
         write_text_atomically(target, self.to_html(what_ifs))
         return target
+
+    def figures(self) -> "dict[str, plotly.Figure]":
+        """The page's figures as plotly's own, by name: `waterfall`, `stages`, `peaks`, `topology`, `critical-path` ...
+
+        Those that the page's scripts draw as the reader zooms (timeline, memory over time, all ranks) are not among
+        them.
+        """
+        from clustersim.report.answer import page_view
+        from clustersim.report.figures import figures_of
+
+        return figures_of(page_view(self))
 
     def _repr_html_(self) -> str:
         from clustersim.report.answer import notebook_view

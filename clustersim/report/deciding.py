@@ -124,7 +124,8 @@ def _tried(found: WhatIfs | None) -> str:
     """How much was tried of what might help: what was left out may help more."""
     if found is None or not found.tried:
         return ""
-    some = f"What helps was simulated: {len(found.tried)} of {len(found.cases)} changes, each alone; percentages are of the time for the same work"
+    tried = f"{len(found.tried)} of {len(found.cases)} changes"
+    some = f"What helps was simulated: {tried}, each alone; percentages are of the time for the same work"
     return f"{some}. What if says why not the others." if found.untried else f"{some}."
 
 

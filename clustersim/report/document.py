@@ -17,6 +17,7 @@ import numpy as np
 from clustersim.report.figure import Figure, packed, script_json
 
 _ASSETS: Final = Path(__file__).parent / "assets"
+STYLE: Final = _ASSETS / "page.css"
 PLOTLY: Final = _ASSETS / "plotly" / "plotly-cartesian.min.js"
 _POLICY: Final = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; font-src data:"

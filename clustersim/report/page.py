@@ -38,10 +38,11 @@ def write_page(view: PageView, path: str | Path) -> None:
 
 def render_page(view: PageView) -> str:
     """The whole page as HTML text."""
-    return document(view.subject.title, list(_cards(view)))
+    return document(view.subject.title, list(cards(view)))
 
 
-def _cards(view: PageView) -> Iterator[Card]:
+def cards(view: PageView) -> Iterator[Card]:
+    """The parts of the page, from top to bottom."""
     several, steps = len(view.timeline.rows) > 1, view.verdict.steps
     yield Card(verdict_card(view))
     yield _parts_card(view.breakdown, view.verdict)

@@ -19,6 +19,7 @@ from clustersim.analysis.search import Bounded, Change, Found, Layout, Pruned
 from clustersim.errors import ClusterSimError, InputError
 from clustersim.experience.file import load_experience
 from clustersim.fitting import fits
+from clustersim.planning.search.drafts import drafts_of
 from clustersim.planning.search.executors import Shared
 from clustersim.planning.search.objective import Objective
 from clustersim.planning.search.sensitivity import CHANGES, changed_score, changes_of
@@ -261,8 +262,9 @@ def _none_left(candidates: int, aside: Mapping[str, Pruned]) -> str:
 
 def _tried(shared: Shared, objective: Objective, candidate: Candidate) -> Layout | None:
     """A layout, simulated; None where it does not fit."""
-    scenario = shared().changed(candidate.overrides)
-    return simulated(scenario, objective, candidate) if fits(scenario) else None
+    if not fits(drafts_of(shared).setup(candidate.overrides)):
+        return None
+    return simulated(shared().changed(candidate.overrides), objective, candidate)
 
 
 def simulated(scenario: Scenario, objective: Objective, candidate: Candidate) -> Layout:
