@@ -157,8 +157,8 @@ class World:
         """Finish the receive that a message was for, and write its span."""
         role = send.exchange.group
         receiver, receipts = self._receiver(role, sender)
-        number, times = receipts[role, send.tag], (start, start, start, self.environment.now, 0.0, 0.0)
-        row = self.recorder.span(receiver, number, Stream.RECEIVE, cause, times)
+        number, now = receipts[role, send.tag], self.environment.now
+        row = self.recorder.span((receiver, number, Stream.RECEIVE, cause, start, start, start, now, 0.0, 0.0))
         self.ranks[receiver].finish(number, row)
 
     def _receiver(self, role: str, sender: int) -> tuple[int, Receipts]:
