@@ -8,6 +8,7 @@ may run side by side: a pair, torch's `(0F3;3B1)OVERLAP_F_B`.
 
 from collections.abc import Iterable
 from enum import Enum
+from itertools import chain
 from typing import NamedTuple
 
 
@@ -59,4 +60,4 @@ def actions_of(step: Step) -> tuple[Action, ...]:
 
 def in_turn(steps: Iterable[Step]) -> tuple[Action, ...]:
     """Actions of steps, those of pairs one after the other."""
-    return tuple(action for step in steps for action in actions_of(step))
+    return tuple(chain.from_iterable(map(actions_of, steps)))
