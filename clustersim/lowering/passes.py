@@ -47,6 +47,7 @@ _NAMES: Final = MappingProxyType(
 )
 
 
+_COMPUTE: Final = Stream.COMPUTE
 Held = Sequence[tuple[ParameterGroup, int]]
 """Groups of which something has parameters, and how many."""
 
@@ -195,7 +196,7 @@ class Lowering:
         return self.blocks.block((name, bool(run.arriving), key, turns), name, does, takes_turns=turns)
 
     def _issue(self, run: Pass, block: Block) -> int:
-        self.computed = self.tasks.add(Stream.COMPUTE, Compute(block, run.after, run.action))
+        self.computed = self.tasks.add(_COMPUTE, Compute(block, run.after, run.action))
         return self.computed
 
     def beside(self, name: str, operations: Sequence[Operation], after: Sequence[int]) -> int:

@@ -29,7 +29,7 @@ from clustersim.parallel.mesh import EMBEDDING, EXPERT_PARTS, NEXT, PIPELINE, TE
 from clustersim.parallel.parameters import one_copies
 from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
-from clustersim.program.action import Action, ActionKind, Order, Pair, Step, actions_of, in_turn
+from clustersim.program.action import BACKWARD, FORWARD, Action, ActionKind, Order, Pair, Step, actions_of, in_turn
 from clustersim.program.program import Program, RankProgram
 from clustersim.program.task import (
     Collective,
@@ -53,7 +53,9 @@ from clustersim.workload.training import Training
 
 NORM_BYTES = 4.0  # one fp32 sum of squares
 _NORM: Final = "gradient norm"
-_PAIR: Final = (ActionKind.FORWARD, ActionKind.BACKWARD)
+_PAIR: Final = (FORWARD, BACKWARD)
+_RECEIVE: Final = Stream.RECEIVE
+_SEND: Final = {True: Stream.SEND_NEXT, False: Stream.SEND_PREVIOUS}
 
 
 def lower(plan: Plan, order: Order, steps: int = 1) -> Program:
@@ -164,13 +166,13 @@ def _receive(low: Lowering, run: Pass) -> Pass:
     message, arriving = low.arrivals[key]
     if message is None:
         return run
-    task = low.tasks.add(Stream.RECEIVE, Receive(message, action))
+    task = low.tasks.add(_RECEIVE, Receive(message, action))
     return Pass(stage, action, (*after, task), arriving)
 
 
 def _arrival(low: Lowering, stage: int, kind: ActionKind) -> tuple[Exchange | None, tuple[Operation, ...]]:
     """What the passes of a stage receive, None: nothing; and what is done to it before they run."""
-    layout, forward = low.plan.layout, kind is ActionKind.FORWARD
+    layout, forward = low.plan.layout, kind is FORWARD
     source = stage + (-1 if forward else 1)
     message = _message(low, kind, source, stage)
     if message is None or layout.tp == 1 or layout.sequence_parallel:
@@ -202,7 +204,7 @@ def _sends_together(plan: Plan, order: Order) -> bool:
 def _send(low: Lowering, action: Action, done: int) -> tuple[int, ...]:
     """Send a pass's output on; return what the next pass must wait for because of it."""
     stage, kind, microbatch = action
-    forward = kind is ActionKind.FORWARD
+    forward = kind is FORWARD
     target = stage + (1 if forward else -1)
     key = stage, kind
     if key not in low.departures:
@@ -210,9 +212,8 @@ def _send(low: Lowering, action: Action, done: int) -> tuple[int, ...]:
     message = low.departures[key]
     if message is None:
         return ()
-    stream = Stream.SEND_NEXT if forward else Stream.SEND_PREVIOUS
     tag = Action(target, kind if forward else low.backwards[target, microbatch], microbatch)
-    task = low.tasks.add(stream, Send(message, tag, (done,)))
+    task = low.tasks.add(_SEND[forward], Send(message, tag, (done,)))
     return () if low.plan.layout.pipeline_overlap else (task,)
 
 

@@ -76,25 +76,31 @@ def ledger(footprint: Footprint, activations: Activations, pipeline_rank: int, p
 def _changes(activations: Activations, passes: Iterable[Pass]) -> Iterable[tuple[Seconds, int, Bytes]]:
     """(time, order at equal times: freed before allocated, bytes)."""
     plan, outputs = activations.plan, _outputs(activations.plan)
-    needs: dict[tuple[int, ActionKind], Needs] = {}
+    sizes: dict[tuple[int, ActionKind], tuple[Bytes, Bytes | None]] = {}
     for action, start, end in passes:
         key = action.stage, action.kind
-        if key not in needs:
-            needs[key] = activations.needs(plan.stages[action.stage], action.kind)
-        kept, waiting, passing = needs[key]
-        kept += outputs
-        match action.kind:
-            case ActionKind.FORWARD:
-                yield start, 1, kept
-            case ActionKind.BACKWARD:
-                yield start, 1, passing
-                yield end, 0, -kept - passing
-            case ActionKind.INPUT_GRADIENT:
-                yield start, 1, passing
-                yield end, 0, waiting - kept - passing
-            case ActionKind.WEIGHT_GRADIENT:
-                yield start, 1, passing
-                yield end, 0, -waiting - passing
+        known = sizes.get(key)
+        if known is None:
+            kept, waiting, passing = activations.needs(plan.stages[action.stage], action.kind)
+            known = sizes[key] = _begun_and_ended(action.kind, (kept + outputs, waiting, passing))
+        begun, ended = known
+        yield start, 1, begun
+        if ended is not None:
+            yield end, 0, ended
+
+
+def _begun_and_ended(kind: ActionKind, needs: Needs) -> tuple[Bytes, Bytes | None]:
+    """Bytes that come when a pass begins, and when it ends (None: nothing happens then)."""
+    kept, waiting, passing = needs
+    match kind:
+        case ActionKind.FORWARD:
+            return kept, None
+        case ActionKind.BACKWARD:
+            return passing, -kept - passing
+        case ActionKind.INPUT_GRADIENT:
+            return passing, waiting - kept - passing
+        case ActionKind.WEIGHT_GRADIENT:
+            return passing, -waiting - passing
 
 
 def _outputs(plan: Plan) -> Bytes:
