@@ -45,7 +45,7 @@ from clustersim.program.action import Order
 from clustersim.program.program import EVEN, Groups, Program
 from clustersim.program.symmetry import Classes, unfolded
 from clustersim.program.task import Block, Collective, Compute, HostExchange, Overlap
-from clustersim.recent import lately
+from clustersim.recent import Recent, lately
 from clustersim.scenario import Contention, Scenario, Symmetry
 from clustersim.scenario.checks import problems
 from clustersim.scenario.setup import Setup
@@ -157,8 +157,20 @@ def exchanges_within(scenario: Setup, roles: Iterable[Role]) -> ExchangeCost:
 
 
 def lowered(scenario: Scenario, plan: Plan) -> Program:
-    """The program of one step, with the loads of all."""
-    return lower(plan, order_of(scenario, plan), scenario.steps)
+    """The program of one step, with the loads of all.
+
+    The last ones are remembered: much that scenarios are compared by, such as clusters and disturbances, changes none.
+    """
+    order, steps = order_of(scenario, plan), scenario.steps
+    key = plan.model, plan.training, plan.layout, plan.placement, plan.rows, order, steps
+    return _PROGRAMS.of(key, lambda: lower(plan, order, steps))
+
+
+def _tasks(program: Program) -> int:
+    return sum(len(each.tasks) for each in program.programs)
+
+
+_PROGRAMS: Final = Recent[Program](100_000, size=_tasks)
 
 
 def kernels_of(scenario: Scenario) -> tuple[Kernel, ...]:

@@ -1,10 +1,10 @@
-"""What was worked out lately, so that it need not be again? A table of results that is bounded in bytes.
+"""What was worked out lately, so that it need not be again? A table of results that is bounded in size.
 
-Results are arrays that follow from their keys alone: keys hold all that they depend on, by value, so no entry can be
-out of date. Arrays are frozen, because whoever asks for them shares them.
+Results follow from their keys alone: keys hold all that they depend on, by value, so no entry can be out of date.
+Arrays are frozen, because whoever asks for them shares them.
 """
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import lru_cache, wraps
 from threading import Lock
@@ -17,10 +17,13 @@ T = TypeVar("T")
 
 
 class Recent(Generic[T]):
-    """Results by key, those that were asked for last; together with their arrays' keys no more than `most` bytes."""
+    """Results by key, those that were asked for last, together no larger than `most`.
 
-    def __init__(self, most: int) -> None:
-        self._most, self._held = most, 0
+    size: of a result; without it, bytes of its arrays, and of those in its key.
+    """
+
+    def __init__(self, most: int, size: Callable[[T], int] | None = None) -> None:
+        self._most, self._held, self._size = most, 0, size
         self._known: dict[Hashable, tuple[T, int]] = {}
         self._lock = Lock()
 
@@ -32,7 +35,7 @@ class Recent(Generic[T]):
                 self._known[key] = known  # asked for last
                 return known[0]
         made = make()
-        size = sum(map(_frozen, _arrays(made))) + sum(len(part) for part in key if isinstance(part, bytes))
+        size = _bytes(key, made) if self._size is None else self._size(made)
         with self._lock:
             self._keep(key, made, size)
         return made
@@ -62,13 +65,20 @@ def lately(most: int) -> Callable[[Callable[P, T]], Callable[P, T]]:
     return remembering
 
 
+def _bytes(key: tuple[Hashable, ...], made: object) -> int:
+    """Bytes of a result, whose arrays are frozen, and of its key."""
+    return sum(map(_frozen, _arrays(made))) + sum(len(part) for part in key if isinstance(part, bytes))
+
+
 def _arrays(found: Any) -> Iterable[np.ndarray[Any, Any]]:
-    """All arrays in a result: itself, or in the fields of dataclasses and in tuples."""
+    """All arrays in a result: itself, or in the fields of dataclasses, in tuples and in mappings."""
     if isinstance(found, np.ndarray):
         yield found
     elif isinstance(found, tuple):
         for each in found:
             yield from _arrays(each)
+    elif isinstance(found, Mapping):
+        yield from _arrays(tuple(found.values()))
     elif is_dataclass(found):
         for field in fields(found):
             yield from _arrays(getattr(found, field.name))

@@ -1,4 +1,4 @@
-"""Tables of results that are bounded in bytes."""
+"""Tables of results that are bounded in size."""
 
 import numpy as np
 import pytest
@@ -40,6 +40,20 @@ def test_bytes_of_a_key_take_room_too() -> None:
     for _ in range(2):
         recent.of((b"x" * 100,), lambda: np.zeros(10))
         assert made(recent, "a") == ["a"]
+
+
+def test_results_may_have_a_size_of_their_own() -> None:
+    recent = Recent[FloatArray](2, size=lambda _: 1)
+    assert made(recent, "a", "b", "a", "c", "a", "b") == ["a", "b", "c", "b"]
+
+
+def test_arrays_in_mappings_take_room_and_are_shared_too() -> None:
+    recent = Recent[dict[str, FloatArray]](100)
+    found = recent.of(("a",), lambda: {"first": np.zeros(10)})
+    with pytest.raises(ValueError, match="read-only"):
+        found["first"][0] = 1.0
+    recent.of(("b",), lambda: {"first": np.zeros(10)})
+    assert recent.of(("a",), lambda: {}) == {}, "80 bytes of each: there is room for one"
 
 
 def test_nobody_writes_into_what_others_share() -> None:

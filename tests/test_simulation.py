@@ -27,6 +27,7 @@ from clustersim.result import Result
 from clustersim.scenario.settings import Symmetry
 from clustersim.workload.kernels import KernelKind
 from clustersim.workload.training import Attention
+from tests.simulated import pipeline
 
 
 def scenario(*overrides: str, **sections: Any) -> Scenario:
@@ -491,6 +492,14 @@ def test_what_is_remembered_of_other_scenarios_changes_nothing(asked: tuple[str,
     assert {**again.to_json(), "simulate_wall_s": 0} == {**first.to_json(), "simulate_wall_s": 0}
     assert (again.trace.end == first.trace.end).all()
     assert (again.trace.cause == first.trace.cause).all()
+
+
+def test_a_program_is_lowered_once_for_what_changes_none_of_it() -> None:
+    """Slow GPUs change no task; a batch and a placement of stages do."""
+    same = pipeline("disturbances={slow: [{gpu: 3, speed: 0.9}]}")
+    assert assemble(pipeline()).program is assemble(same).program
+    for change in ("training.global_batch=32", "schedule={interleaved: {chunks: 2}}", "training.recompute=full"):
+        assert assemble(pipeline(change)).program is not assemble(pipeline()).program
 
 
 def test_a_simulation_leaves_nothing_for_the_garbage_collector() -> None:

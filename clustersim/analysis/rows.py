@@ -109,9 +109,10 @@ def staged(program: Program) -> bool:
 def read_rows(trace: Trace, program: Program, steps: int = 1) -> Rows:
     """Join a trace with the program of some equal steps that it ran."""
     ranks, weights = np.unique(trace.representative, return_counts=True)
-    numbers = _Numbers({}, {})
-    table = [numbers.columns(task) for each in program.programs for task in each.tasks]
-    block, exchange, forward, backward = np.array(table, dtype=np.int64).reshape(-1, 4).T
+    numbers = _Numbers({}, {}, {}, [])
+    every = sum(len(each.tasks) for each in program.programs)
+    kind = np.fromiter((numbers.of(task) for each in program.programs for task in each.tasks), np.int64, every)
+    block, exchange, forward, backward = np.array(numbers.columns, dtype=np.int64).reshape(-1, 4)[kind].T
     exchanges = tuple(numbers.exchanges)
     crossing = STAGE_CROSSING_ROLES if staged(program) else frozenset()
     tasks = Tasks(
@@ -199,13 +200,30 @@ def timings(rows: Rows, runs: BlockRuns, timing_of: TimingOf) -> tuple[list[tupl
 
 @dataclass(frozen=True, slots=True)
 class _Numbers:
-    """Numbers given to blocks and exchanges as they are met."""
+    """Numbers given to blocks, exchanges and kinds of tasks as they are met.
+
+    kinds: by what tasks share, told apart by identity, as to hash exchanges by value takes longer; columns: of each
+    kind the block's and the exchange's number, and whether it computes forward or backward.
+    """
 
     blocks: dict[Block, int]
     exchanges: dict[Exchange, int]
+    kinds: dict[tuple[int, ActionKind | None], int]
+    columns: list[tuple[int, int, bool, bool]]
 
-    def columns(self, task: Task) -> tuple[int, int, bool, bool]:
-        """A task's block and exchange numbers, and whether it computes forward or backward."""
+    def of(self, task: Task) -> int:
+        """The kind of a task."""
+        if isinstance(task, Compute):
+            key = id(task.block), None if task.action is None else task.action.kind
+        else:
+            key = id(task.exchange), None
+        known = self.kinds.get(key)
+        if known is None:
+            known = self.kinds[key] = len(self.columns)
+            self.columns.append(self._columns(task))
+        return known
+
+    def _columns(self, task: Task) -> tuple[int, int, bool, bool]:
         if isinstance(task, Compute):
             number = self.blocks.setdefault(task.block, len(self.blocks))
             return number, -1, _is(task.action, _FORWARDS), _is(task.action, _BACKWARDS)

@@ -61,7 +61,7 @@ class JointRun:
 
     def come(self, place: int, *, beside: int) -> Seat:
         """Begin the block as the member at this place; beside: its pace now."""
-        seat = Seat(place, self, self.environment.event())
+        seat = Seat(place, self, simpy.Event(self.environment))
         self._seats.append(seat)
         self._start[place] = self.environment.now
         self._missing -= 1

@@ -39,7 +39,7 @@ class Alone:
 
     def __init__(self, environment: Clock, seconds: Seconds) -> None:
         self.environment, self._left, self._speed = environment, seconds, 1.0
-        self.done = environment.event()
+        self.done = simpy.Event(environment)
         self._since, self._timer = environment.now, 0
         self._wait()
 

@@ -29,7 +29,7 @@ class Passage:
 
     def __init__(self, clock: Clock, network: Network, course: Course) -> None:
         self._clock, self._network, self.course = clock, network, course
-        self.times, self.done = course.ends.times(clock.now), clock.event()
+        self.times, self.done = course.ends.times(clock.now), simpy.Event(clock)
         self.reached, self.shared = len(course.pieces), None
         network.keep(course.links, self._visited)
         clock.at(self.times[-1]).callbacks.append(self._arrive)

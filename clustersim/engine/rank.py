@@ -13,7 +13,7 @@ and so does the collective where they slow it (`moving`). Beside both they go at
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import simpy
 
@@ -31,7 +31,10 @@ from clustersim.program.task import BESIDE, Block, Communicate, Compute, Exchang
 from clustersim.units import Seconds
 
 Steps = Generator[simpy.Event, Any, None]
-_NOTHING: Final = Lost()
+
+
+def _unseen(stream: Stream, needed: int) -> None:
+    """What a stream waits for beside which no kernels go at another pace: nobody asks."""
 
 
 @dataclass(slots=True)
@@ -72,33 +75,36 @@ class Rank:
     def finish(self, number: int, row: int) -> None:
         """Note that a task is done and wake those who wait for it."""
         self.rows[number] = row
-        if number in self._waiting:
-            self._waiting.pop(number).succeed()
+        waiting = self._waiting.pop(number, None)
+        if waiting is not None:
+            waiting.succeed()
 
     def _run(self, stream: Stream, queue: list[int]) -> Steps:
         environment, rows, tasks = self.world.environment, self.rows, self.world.program_of(self.number).tasks
-        record, begin = self.world.recorder.span, self.world.transfers.begin
+        record, begin, deliver = self.world.recorder.span, self.world.transfers.begin, self.world.deliver
+        rank, awaiting = self.number, self._await if stream in BESIDE else _unseen
         cause, now = -1, environment.now
         for number in queue:
             task, queued = tasks[number], now
             for needed in task.after:
                 if rows[needed] < 0:
-                    self._await(stream, needed)
+                    awaiting(stream, needed)
                     yield self._done(needed)
-                    self._await(stream, -1)
+                    awaiting(stream, -1)
                     cause, now = rows[needed], environment.now
                 elif cause < 0:
                     cause = rows[needed]
-            ready, start, lost = now, now, _NOTHING
+            ready, start = now, now
+            waited = slowed = 0.0
             match task:
                 case Compute():
                     seconds = self._undisturbed(number, task.block)
                     if seconds is None:
-                        lost = yield from self._disturbed(number, task.block)
+                        waited, slowed = yield from self._disturbed(number, task.block)
                     else:
                         yield environment.wait(seconds)
                 case Communicate():
-                    rendezvous = self.world.join(self.number, task.exchange, stream)
+                    rendezvous = self.world.join(rank, task.exchange, stream)
                     gathered = rendezvous.arrive(cause)
                     if not gathered.triggered:
                         self._alongside(stream, 0)
@@ -107,30 +113,29 @@ class Rank:
                     self._alongside(stream, self.world.cost.pace(task.exchange))
                     yield self._moved(stream, task.exchange, rendezvous)
                 case Send():
-                    yield begin(self.number, task.exchange)
-                    self.world.deliver(self.number, task, start, cause)
+                    yield begin(rank, task.exchange)
+                    deliver(rank, task, start, cause)
             now = environment.now
-            cause = record(self.number, number, stream, cause, (queued, ready, start, now, *lost))
+            cause = record((rank, number, stream, cause, queued, ready, start, now, waited, slowed))
             self.finish(number, cause)
-        self._await(stream, len(rows))
+        awaiting(stream, len(rows))
 
     def _await(self, stream: Stream, needed: int) -> None:
-        """Note for which compute task a stream of collectives waits, so that nothing moves there; -1: for none.
+        """Note for which compute task a stream of `BESIDE` waits, so that nothing moves there; -1: for none.
 
         None, too, where it waits for another stream's task.
         """
-        if stream in BESIDE:
-            if needed >= 0:
-                self._alongside(stream, 0)
-            streams = self.world.program_of(self.number).streams
-            other = 0 <= needed < len(streams) and streams[needed] is not Stream.COMPUTE
-            self._awaited[stream] = -1 if other else needed
-            self._idle_until = min(self._awaited.values())
+        if needed >= 0:
+            self._alongside(stream, 0)
+        streams = self.world.program_of(self.number).streams
+        other = 0 <= needed < len(streams) and streams[needed] is not Stream.COMPUTE
+        self._awaited[stream] = -1 if other else needed
+        self._idle_until = min(self._awaited.values())
 
     def _done(self, number: int) -> simpy.Event:
         event = self._waiting.get(number)
         if event is None:
-            event = self._waiting[number] = self.world.environment.event()
+            event = self._waiting[number] = simpy.Event(self.world.environment)
         return event
 
     def _alongside(self, stream: Stream, beside: int) -> None:
@@ -212,7 +217,7 @@ class Rank:
 
     def _undisturbed(self, number: int, block: Block) -> Seconds | None:
         """Seconds of the block of a task that nobody else sees and that nothing can be beside; None of others."""
-        if not self._calm(number):
+        if self._beside or self._idle_until < number:  # not `_calm`
             return None
         if block not in self._alone:
             self._alone[block] = self._unseen(number, block)

@@ -9,7 +9,6 @@ import numpy as np
 
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.engine.written import Inner, Written
-from clustersim.program.task import Stream
 from clustersim.trace.store import Contention, Trace
 from clustersim.units import Seconds
 
@@ -44,16 +43,18 @@ ROUNDING: Final = 1e-12
 """Part of the clock below which a difference of two times says nothing: float64 keeps 2e-16, and times are sums."""
 
 
-Times = tuple[Seconds, Seconds, Seconds, Seconds, Seconds, Seconds]
-"""When a span was queued, ready, started and ended, and what was lost inside it (`Lost`)."""
+Row = tuple[int, int, int, int, Seconds, Seconds, Seconds, Seconds, Seconds, Seconds]
+"""A span: rank, task, stream, cause; when it was queued, ready, started and ended; what was lost inside it (`Lost`)."""
+_COLUMNS: Final = 10
+_NUMBERS: Final = 4
+"""How many columns a row has, and how many of them, the first, are whole numbers, which float64 holds exactly."""
 
 
 @dataclass(slots=True)
 class Recorder:
     """Appends rows; a row's number is its place."""
 
-    whole: list[tuple[int, int, int, int]] = field(default_factory=list)
-    times: list[Times] = field(default_factory=list)
+    whole: list[Row] = field(default_factory=list)
     met: dict[tuple[int, int, Hashable], list[int]] = field(default_factory=dict)
     pieces: list[tuple[int, int, int, int]] = field(default_factory=list)
     piece_times: list[tuple[Seconds, Seconds]] = field(default_factory=list)
@@ -65,10 +66,9 @@ class Recorder:
         """How many there are."""
         return len(self.whole)
 
-    def span(self, rank: int, task: int, stream: Stream, cause: int, times: Times) -> int:
+    def span(self, row: Row) -> int:
         """Write the span of a task; return its row."""
-        self.whole.append((rank, task, stream, cause))
-        self.times.append(times)
+        self.whole.append(row)
         return len(self.whole) - 1
 
     def meet(self, task: int, groups: Sequence[Hashable], row: int) -> None:
@@ -93,10 +93,9 @@ class Recorder:
 
     def trace(self, representative: IntArray) -> Trace:
         """All spans, in columns."""
-        whole = np.fromiter(chain.from_iterable(self.whole), np.int64, 4 * self.rows).reshape(-1, 4)
-        times = np.fromiter(chain.from_iterable(self.times), np.float64, 6 * self.rows).reshape(-1, 6)
-        rank, task, stream, cause = np.ascontiguousarray(whole.T)
-        queued, ready, start, end, waited, slowed = np.ascontiguousarray(times.T)
+        rows = np.fromiter(chain.from_iterable(self.whole), np.float64, _COLUMNS * self.rows).reshape(-1, _COLUMNS)
+        rank, task, stream, cause = np.ascontiguousarray(rows[:, :_NUMBERS].T, dtype=np.int64)
+        queued, ready, start, end, waited, slowed = np.ascontiguousarray(rows[:, _NUMBERS:].T)
         return Trace(
             rank=rank, task=task, stream=stream, cause=cause,
             leader=self._leaders(waited),

@@ -18,7 +18,7 @@ class Rendezvous:
     __slots__ = ("_done", "_gathered", "_missing", "cause")
 
     def __init__(self, environment: simpy.Environment, members: int) -> None:
-        self._gathered = environment.event()
+        self._gathered = simpy.Event(environment)
         self._missing = members
         self._done: Any = None
         self.cause = -1

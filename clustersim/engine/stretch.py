@@ -84,7 +84,7 @@ class Stretch:
     _timer: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        self.done = self.environment.event()
+        self.done = simpy.Event(self.environment)
         self._since = self.environment.now
         self.disturbed = self.beside > 0
         self._go_on()

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from clustersim.program.symmetry import Classes
 from clustersim.program.task import Block, Exchange, Receive, Send, Stream
 from clustersim.units import Seconds
 
+_RECEIVE: Final = Stream.RECEIVE  # as a global, for each message
 Receipts = Mapping[tuple[str, Action], int]
 """Tasks of a rank that receive, by the role of the pair and the tag of the message."""
 
@@ -157,8 +158,8 @@ class World:
         """Finish the receive that a message was for, and write its span."""
         role = send.exchange.group
         receiver, receipts = self._receiver(role, sender)
-        number, times = receipts[role, send.tag], (start, start, start, self.environment.now, 0.0, 0.0)
-        row = self.recorder.span(receiver, number, Stream.RECEIVE, cause, times)
+        number, now = receipts[role, send.tag], self.environment.now
+        row = self.recorder.span((receiver, number, _RECEIVE, cause, start, start, start, now, 0.0, 0.0))
         self.ranks[receiver].finish(number, row)
 
     def _receiver(self, role: str, sender: int) -> tuple[int, Receipts]:

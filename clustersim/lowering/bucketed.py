@@ -11,6 +11,7 @@ reduced after every backward, and the next pass waits for them. Groups of parame
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Final
 
 from clustersim.lowering.passes import Lowering, Pass
 from clustersim.lowering.tasklist import buckets
@@ -19,8 +20,9 @@ from clustersim.parallel.data import GradientSync, Replicated, Zero1
 from clustersim.parallel.mesh import WEIGHTS
 from clustersim.parallel.parameters import ParameterGroup
 from clustersim.parallel.pipeline import Stage
-from clustersim.program.action import ActionKind
+from clustersim.program.action import FORWARD, ActionKind
 
+_EVERY: Final = GradientSync.EVERY_BACKWARD
 Gathers = tuple[int, ...]
 """Tasks after which the parameters of a unit are there."""
 
@@ -44,7 +46,7 @@ class Bucketed:
         """One block, or pieces where gathers or full buckets cut it."""
         if self._awaited:
             run, self._awaited = Pass(run.stage, run.action, (*run.after, *self._awaited), run.arriving), ()
-        if run.action.kind is ActionKind.FORWARD:
+        if run.action.kind is FORWARD:
             return self._forward(low, run)
         return self._backward(low, run) if self._reduces(low, run) else low.whole(run)
 
@@ -71,12 +73,9 @@ class Bucketed:
 
     def _reduces(self, low: Lowering, run: Pass) -> bool:
         """Whether gradients are reduced during a backward."""
-        match low.sync:
-            case GradientSync.EVERY_BACKWARD:
-                return run.action.kind is not ActionKind.INPUT_GRADIENT
-            case GradientSync.LAST_BACKWARD:
-                return run.action in low.last
-        return False
+        if run.action in low.last:
+            return low.sync is not GradientSync.AFTER_BACKWARD
+        return low.sync is _EVERY and run.action.kind is not ActionKind.INPUT_GRADIENT
 
     def _reduction(self, low: Lowering, group: ParameterGroup, parameters: int, after: int) -> tuple[int, ...]:
         return low.reduce("reduce gradients", group, parameters, (after,))

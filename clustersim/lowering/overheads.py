@@ -17,7 +17,7 @@ from typing import Final
 from clustersim.lowering.passes import Lowering, Pass
 from clustersim.parallel.mesh import TENSOR_ROLE, WEIGHTS
 from clustersim.parallel.pipeline import Stage
-from clustersim.program.action import ActionKind
+from clustersim.program.action import FORWARD
 from clustersim.program.task import Collective, Exchange, Operation, Work
 from clustersim.workload import batches, casting, gradients, streaming
 from clustersim.workload.kernels import Kernel, KernelKind
@@ -51,7 +51,7 @@ def cast_weights(low: Lowering, stages: Sequence[Stage]) -> None:
 def take_batch(low: Lowering, run: Pass) -> Pass:
     """The pass, behind what brings a microbatch's tokens, if something is to be done for that."""
     training, ends = low.plan.training, run.stage.embedding or run.stage.head
-    if run.action.kind is not ActionKind.FORWARD or not (ends or training.overheads.batches is Batches.PACKED):
+    if run.action.kind is not FORWARD or not (ends or training.overheads.batches is Batches.PACKED):
         return run
     kernels = batches.made(training)
     if not kernels:
@@ -66,10 +66,9 @@ def take_batch(low: Lowering, run: Pass) -> Pass:
 
 def report_loss(low: Lowering, run: Pass, done: int) -> tuple[int, ...]:
     """Average the loss of a microbatch, if that is done; return what the next pass waits for because of it."""
-    reports = low.plan.training.overheads.loss is LossReport.MICROBATCH
-    if not reports or run.action.kind is not ActionKind.FORWARD or not run.stage.head:
+    if not run.stage.head or run.action.kind is not FORWARD:
         return ()
-    return _average_loss(low, done)
+    return _average_loss(low, done) if low.plan.training.overheads.loss is LossReport.MICROBATCH else ()
 
 
 def report_step(low: Lowering, stages: Sequence[Stage], done: int) -> None:

@@ -47,6 +47,7 @@ _NAMES: Final = MappingProxyType(
 )
 
 
+_COMPUTE: Final = Stream.COMPUTE
 Held = Sequence[tuple[ParameterGroup, int]]
 """Groups of which something has parameters, and how many."""
 
@@ -67,6 +68,8 @@ class Pass(NamedTuple):
 class Lowering:
     """What lowering one rank works on.
 
+    arrivals, departures: by stage and kind of pass, the message that it waits for and what is done to that, and the
+    message that it sends, worked out for the first microbatch.
     last: the last backward of each of its stages, or its half of the weights; backwards: by stage and microbatch, on
     all ranks, whether backward is whole or begins with its half of the inputs; together: whether a forward's output is
     sent with that of a backward right behind it; paired: the pass under way is one of a pair; computed: its last
@@ -83,6 +86,8 @@ class Lowering:
     tasks: TaskList = field(default_factory=TaskList)
     computed: int | None = None
     reducing: list[int] = field(default_factory=list)
+    arrivals: dict[tuple[int, ActionKind], tuple[Exchange | None, tuple[Operation, ...]]] = field(default_factory=dict)
+    departures: dict[tuple[int, ActionKind], Exchange | None] = field(default_factory=dict)
     _between: dict[tuple[int, int], Exchange | None] = field(default_factory=dict)
     _put_off: dict[int, tuple[Operation, ...]] = field(default_factory=dict)
     _sent: tuple[int, ...] = ()
@@ -191,7 +196,7 @@ class Lowering:
         return self.blocks.block((name, bool(run.arriving), key, turns), name, does, takes_turns=turns)
 
     def _issue(self, run: Pass, block: Block) -> int:
-        self.computed = self.tasks.add(Stream.COMPUTE, Compute(block, run.after, run.action))
+        self.computed = self.tasks.add(_COMPUTE, Compute(block, run.after, run.action))
         return self.computed
 
     def beside(self, name: str, operations: Sequence[Operation], after: Sequence[int]) -> int:

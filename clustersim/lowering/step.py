@@ -29,7 +29,7 @@ from clustersim.parallel.mesh import EMBEDDING, EXPERT_PARTS, NEXT, PIPELINE, TE
 from clustersim.parallel.parameters import one_copies
 from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
-from clustersim.program.action import Action, ActionKind, Order, Pair, Step, actions_of, in_turn
+from clustersim.program.action import BACKWARD, FORWARD, Action, ActionKind, Order, Pair, Step, actions_of, in_turn
 from clustersim.program.program import Program, RankProgram
 from clustersim.program.task import (
     Collective,
@@ -53,7 +53,9 @@ from clustersim.workload.training import Training
 
 NORM_BYTES = 4.0  # one fp32 sum of squares
 _NORM: Final = "gradient norm"
-_PAIR: Final = (ActionKind.FORWARD, ActionKind.BACKWARD)
+_PAIR: Final = (FORWARD, BACKWARD)
+_RECEIVE: Final = Stream.RECEIVE
+_SEND: Final = {True: Stream.SEND_NEXT, False: Stream.SEND_PREVIOUS}
 
 
 def lower(plan: Plan, order: Order, steps: int = 1) -> Program:
@@ -157,23 +159,32 @@ def _side_by_side(low: Lowering, data: DataLowering, pair: Pair, after: tuple[in
 
 def _receive(low: Lowering, run: Pass) -> Pass:
     """Wait for what another pipeline rank sends; without sequence parallelism its parts are gathered on arrival."""
-    layout, forward = low.plan.layout, run.action.kind is ActionKind.FORWARD
-    source = run.stage.number + (-1 if forward else 1)
-    message = _message(low, run.action, source, run.stage.number)
+    stage, action, after, _ = run
+    key = action.stage, action.kind
+    if key not in low.arrivals:
+        low.arrivals[key] = _arrival(low, *key)
+    message, arriving = low.arrivals[key]
     if message is None:
         return run
-    task = low.tasks.add(Stream.RECEIVE, Receive(message, run.action))
-    arriving: tuple[Operation, ...] = ()
-    if layout.tp > 1 and not layout.sequence_parallel:
-        size = low.plan.carried(min(source, run.stage.number)) * low.plan.activation
-        gather = Exchange("gather stage input", Collective.ALL_GATHER, TENSOR_ROLE.name, size)
-        arriving = (Operation(gather, Work.FORWARD if forward else Work.BACKWARD),)
-    return Pass(run.stage, run.action, (*run.after, task), arriving)
+    task = low.tasks.add(_RECEIVE, Receive(message, action))
+    return Pass(stage, action, (*after, task), arriving)
 
 
-def _message(low: Lowering, action: Action, source: int, target: int) -> Exchange | None:
+def _arrival(low: Lowering, stage: int, kind: ActionKind) -> tuple[Exchange | None, tuple[Operation, ...]]:
+    """What the passes of a stage receive, None: nothing; and what is done to it before they run."""
+    layout, forward = low.plan.layout, kind is FORWARD
+    source = stage + (-1 if forward else 1)
+    message = _message(low, kind, source, stage)
+    if message is None or layout.tp == 1 or layout.sequence_parallel:
+        return message, ()
+    size = low.plan.carried(min(source, stage)) * low.plan.activation
+    gather = Exchange("gather stage input", Collective.ALL_GATHER, TENSOR_ROLE.name, size)
+    return message, (Operation(gather, Work.FORWARD if forward else Work.BACKWARD),)
+
+
+def _message(low: Lowering, kind: ActionKind, source: int, target: int) -> Exchange | None:
     """What a pass's output is sent as from stage to stage; None where nothing is sent."""
-    return None if action.kind is ActionKind.WEIGHT_GRADIENT else low.message(source, target)
+    return None if kind is ActionKind.WEIGHT_GRADIENT else low.message(source, target)
 
 
 def _sends_together(plan: Plan, order: Order) -> bool:
@@ -192,14 +203,17 @@ def _sends_together(plan: Plan, order: Order) -> bool:
 
 def _send(low: Lowering, action: Action, done: int) -> tuple[int, ...]:
     """Send a pass's output on; return what the next pass must wait for because of it."""
-    forward = action.kind is ActionKind.FORWARD
-    target = action.stage + (1 if forward else -1)
-    message = _message(low, action, action.stage, target)
+    stage, kind, microbatch = action
+    forward = kind is FORWARD
+    target = stage + (1 if forward else -1)
+    key = stage, kind
+    if key not in low.departures:
+        low.departures[key] = _message(low, kind, stage, target)
+    message = low.departures[key]
     if message is None:
         return ()
-    stream = Stream.SEND_NEXT if forward else Stream.SEND_PREVIOUS
-    tag = Action(target, action.kind if forward else low.backwards[target, action.microbatch], action.microbatch)
-    task = low.tasks.add(stream, Send(message, tag, (done,)))
+    tag = Action(target, kind if forward else low.backwards[target, microbatch], microbatch)
+    task = low.tasks.add(_SEND[forward], Send(message, tag, (done,)))
     return () if low.plan.layout.pipeline_overlap else (task,)
 
 

@@ -23,9 +23,10 @@ class TaskList:
 
     def add(self, stream: Stream, task: Task) -> int:
         """Append a task to a stream; return its number."""
+        number = len(self._tasks)
         self._tasks.append(task)
         self._streams.append(stream)
-        return len(self._tasks) - 1
+        return number
 
     def turn(self) -> None:
         """Let tasks that run beside these come between what was added so far and what follows."""

@@ -68,12 +68,14 @@ class Unit:
 class Units:
     """Builds the units of a plan's stages; equal units share their operations.
 
-    What is known of stages is kept by their numbers, because to hash their stacks again and again costs more.
+    What is known of stages is kept by their numbers, and of layers by their kind's identity first, because to hash
+    stacks and kinds of layers again and again costs more.
     """
 
     plan: Plan
     _known: dict[int, tuple[Unit, ...]] = field(default_factory=dict)
     _layers: dict[tuple[LayerSpec, bool, bool, int | None], Unit] = field(default_factory=dict)
+    _met: dict[tuple[int, bool, bool, int | None], Unit] = field(default_factory=dict)
     _operations: dict[tuple[int, ActionKind], tuple[Operation, ...]] = field(default_factory=dict)
     _shapes: dict[int, int] = field(default_factory=dict)
     _numbers: dict[tuple[Stack, bool, bool, tuple[int | None, ...]], int] = field(default_factory=dict)
@@ -111,14 +113,19 @@ class Units:
     def layer(self, run: Run, load: int | None) -> Unit:
         """A layer of a run; load: number of its own."""
         spec, again = run.layers.spec, run.again
-        found = self._layers.get((spec, again, run.offloaded, load))
+        met = id(spec), again, run.offloaded, load
+        if met in self._met:
+            return self._met[met]
+        key = spec, again, run.offloaded, load
+        found = self._layers.get(key)
         if found is None:
             layer, sharding = self.plan.layers[spec], self.plan.sharding(spec, load=load)
             found = _unit("layer", layer, sharding, self._repeated(layer, sharding, again=again))
             found = self._without_gradients(found)
             if run.offloaded:
                 found = _copied(found, Activations(self.plan).kept_of(run))
-            self._layers[spec, again, run.offloaded, load] = found
+            self._layers[key] = found
+        self._met[met] = found
         return found
 
     def _repeated(self, layer: Layer, sharding: Sharding, *, again: bool) -> list[Operation]:

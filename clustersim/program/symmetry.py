@@ -13,13 +13,19 @@ Reference: Berkholz, Bonsma, Grohe, "Tight lower and upper bounds for the comple
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.program.colour import compact, joined, ranked, rows
 from clustersim.program.program import Groups, Program
 from clustersim.program.traffic import NO_TRAFFIC, LinkColours, Traffic
+from clustersim.recent import Recent
+
+KEPT: Final = 16_000_000
+"""Bytes of colourings, and of what they follow from, that are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +46,9 @@ class Classes:
         return int(self.colour.max()) + 1
 
 
+_RECENT: Final = Recent[Classes](KEPT)
+
+
 def unfolded(program: Program, links: int = 0) -> Classes:
     """Every rank, every group and every one of `links` links its own class."""
     ranks = np.arange(program.ranks)
@@ -58,21 +67,41 @@ def classes(
 
     costs: for each role [groups, exchanges] seconds that each exchange takes in each group; roles without an entry
     have equally fast groups. traffic: what crosses links that are shared. machine: [ranks] number, from 0 on, of the
-    machine that each rank runs on; ranks of different machines are never alike.
+    machine that each rank runs on; ranks of different machines are never alike. The last ones are remembered: steps
+    that are compared often differ in nothing that tells ranks apart.
     """
     colour = compact(program.kind) if machine is None else joined(program.kind, machine)
-    links = LinkColours(traffic, {role: len(groups.members) for role, groups in program.groups.items()})
     first = {role: _first_colours(groups, costs.get(role)) for role, groups in program.groups.items()}
+    told = _told(program.groups, colour, first, traffic)
+    if sum(each.nbytes for each in told) > KEPT:
+        return _stable(program.groups, colour, first, traffic)
+    shapes = tuple((role, each.ordered, each.members.shape) for role, each in program.groups.items())
+    crossed = tuple((role, len(each)) for role, each in traffic.crossings.items())
+    key = shapes, crossed, *(each.tobytes() for each in told)
+    return _RECENT.of(key, lambda: _stable(program.groups, colour, first, traffic))
+
+
+def _told(
+    groups: Mapping[str, Groups], colour: IntArray, first: Mapping[str, IntArray], traffic: Traffic
+) -> list[NDArray[Any]]:
+    """All arrays from which the stable colouring follows."""
+    crossings = [each for listed in traffic.crossings.values() for each in listed]
+    columns = [column for each in crossings for column in (each.group, each.link, each.seconds)]
+    return [colour, *(each.members for each in groups.values()), *first.values(), traffic.links, *columns]
+
+
+def _stable(groups: Mapping[str, Groups], colour: IntArray, first: Mapping[str, IntArray], traffic: Traffic) -> Classes:
+    """Refine first colours of ranks, groups and links until their number stands still."""
+    links = LinkColours(traffic, {role: len(each.members) for role, each in groups.items()})
     while True:
         crossing = links.groups()
         by_role = {
-            role: _group_colours(groups, joined(first[role], crossing[role]), colour)
-            for role, groups in program.groups.items()
+            role: _group_colours(each, joined(first[role], crossing[role]), colour) for role, each in groups.items()
         }
         before, refined = links.count, colour
         links.refine(by_role)
-        for role, groups in program.groups.items():
-            refined = _with_groups(refined, groups, by_role[role])
+        for role, each in groups.items():
+            refined = _with_groups(refined, each, by_role[role])
         if refined.max() == colour.max() and links.count == before:
             return Classes(colour, _representatives(colour), by_role, links.colour)
         colour = refined

@@ -9,7 +9,7 @@ Reference: PipeDream-Flush (Narayanan et al. 2021, arXiv:2104.04473, section 2.2
 from dataclasses import dataclass
 from typing import ClassVar
 
-from clustersim.program.action import Action, ActionKind, Order
+from clustersim.program.action import BACKWARD, FORWARD, Action, Order
 from clustersim.program.placement import Placement, looped
 from clustersim.schedules.alternation import alternate
 from clustersim.schedules.schedule import require_positive
@@ -36,6 +36,6 @@ class OneFOneB:
 
 
 def _rank_order(stage: int, warmup: int, microbatches: int) -> tuple[Action, ...]:
-    forwards = [Action(stage, ActionKind.FORWARD, microbatch) for microbatch in range(microbatches)]
-    backwards = [Action(stage, ActionKind.BACKWARD, microbatch) for microbatch in range(microbatches)]
+    forwards = [Action(stage, FORWARD, microbatch) for microbatch in range(microbatches)]
+    backwards = [Action(stage, BACKWARD, microbatch) for microbatch in range(microbatches)]
     return alternate(forwards, backwards, warmup)

@@ -9,12 +9,13 @@ import json
 import resource
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from heapq import heappop
 from pathlib import Path
 from time import process_time
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 from tests.benchmarks.timing import TIMEOUTS, bare_timeouts, seconds_of
@@ -22,6 +23,7 @@ from tests.benchmarks.timing import TIMEOUTS, bare_timeouts, seconds_of
 ROOT = Path(__file__).parents[2]
 MEMORY = 12 * 2**30  # bytes of address space: a process that needs more ends, and not the machine
 LIMIT = 300.0  # seconds
+T = TypeVar("T")
 
 
 class OutOfReachError(Exception):
@@ -70,11 +72,28 @@ def best_measured(mapping: dict[str, Any], times: int = 3) -> Measured:
     return Measured(**{**asdict(fastest), "peak_bytes": max(run.peak_bytes for run in runs)})
 
 
+class _Counted(deque[T]):
+    """A queue that knows how often something was taken from its front."""
+
+    taken = 0
+
+    def popleft(self) -> T:
+        self.taken += 1
+        return super().popleft()
+
+
 def events_of(work: Callable[[], object]) -> int:
     """How many events all clocks let happen meanwhile."""
-    with mock.patch("clustersim.engine.clock.heappop", wraps=heappop) as popped:
+    counted: list[_Counted[Any]] = []
+
+    def made() -> _Counted[Any]:
+        counted.append(_Counted())
+        return counted[-1]
+
+    popped = mock.patch("clustersim.engine.clock.heappop", wraps=heappop)
+    with popped as later, mock.patch("clustersim.engine.clock.deque", made):
         work()
-    return popped.call_count
+    return later.call_count + sum(each.taken for each in counted)
 
 
 def _measure(mapping: dict[str, Any], times: int, events: bool) -> Measured:

@@ -61,3 +61,21 @@ def test_an_event_is_set_for_a_time_to_the_last_digit() -> None:
     clock.at(0.3).callbacks.append(lambda _: times.append(clock.now))
     clock.happen()
     assert times == [0.3]
+
+
+def test_the_end_of_an_instant_comes_behind_all_that_happens_in_it() -> None:
+    clock = Clock()
+    log: list[tuple[float, str]] = []
+
+    def note(word: str) -> Callable[[simpy.Event], None]:
+        return lambda _: log.append((clock.now, word))
+
+    def begin(_: simpy.Event) -> None:
+        clock.last().callbacks.append(note("last"))
+        clock.wait(0.0).callbacks.append(lambda _: clock.wait(0.0).callbacks.append(note("set later")))
+
+    clock.wait(1.0).callbacks.append(begin)
+    clock.at(1.0).callbacks.append(note("set before"))
+    clock.wait(2.0).callbacks.append(note("later"))
+    clock.happen()
+    assert log == [(1.0, "set before"), (1.0, "set later"), (1.0, "last"), (2.0, "later")]

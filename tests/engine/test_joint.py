@@ -26,7 +26,7 @@ def joint(start: FloatArray, pieces: Pieces, busy: Busy) -> Run:
         seats: list[Seat] = []
         environment.process(_member(run, seats, place, start[place], found, _within(busy, place)))
         environment.process(_beside(run, seats, _within(busy, place)))
-    environment.run()
+    environment.happen()
     assert run.full
     return found
 

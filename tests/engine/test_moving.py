@@ -66,5 +66,5 @@ def test_a_pace_that_changes_is_counted_from_when_it_does() -> None:
     environment.timeout(1.0).callbacks.append(lambda _: moving.beside(0, 0.5))
     environment.timeout(2.0).callbacks.append(lambda _: moving.beside(1, 0.75))
     environment.timeout(3.0).callbacks.append(lambda _: (moving.beside(0, 1.0), moving.beside(1, 1.0)))
-    environment.run()
+    environment.happen()
     assert found == [pytest.approx(3.0 + (4.0 - 1.0 - 1.0))]

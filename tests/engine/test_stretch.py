@@ -51,7 +51,7 @@ def end(own: Paces, changes: Changes = (), *, beside: int = 0, last: bool = Fals
 
     for each in (begin, plan) if last else (plan, begin):
         each()
-    environment.run()
+    environment.happen()
     (ended,) = ends
     return float(ended)
 
@@ -160,7 +160,7 @@ def test_whether_a_stretch_was_disturbed() -> None:
     changed.change(True)
     changed.change(False)
     assert changed.disturbed
-    environment.run()
+    environment.happen()
     alone.change(True)
     assert not alone.disturbed, "it was over"
 

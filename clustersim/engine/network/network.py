@@ -18,7 +18,6 @@ from typing import Final
 
 import numpy as np
 import simpy
-from simpy.events import EventPriority
 
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.engine.clock import Clock
@@ -27,8 +26,6 @@ from clustersim.units import Seconds
 
 FEW: Final = 64
 """Loads of a connected part up to which their speeds are remembered; larger parts seldom recur."""
-_LAST = EventPriority(2)
-"""After all else that happens at the same time: simpy's own events have priority 0 or 1."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,18 +48,19 @@ class Load:
 
 
 class Activity:
-    """One load under way; `left` seconds of work at time `since`. `timer` numbers the end that counts.
+    """One load under way; `left` seconds of work at time `since`. done: it has ended.
 
-    most: the speed to which it is limited; under_way: it has begun.
+    due: the timer whose end counts; most: the speed to which it is limited; under_way: it has begun.
     """
 
-    __slots__ = ("done", "left", "load", "most", "since", "speed", "timer", "under_way")
+    __slots__ = ("done", "due", "left", "load", "most", "since", "speed", "under_way")
 
-    def __init__(self, load: Load, done: simpy.Event, now: Seconds) -> None:
-        self.load, self.done = load, done
-        self.left, self.since = load.seconds, now
-        self.speed, self.timer = 0.0, 0
-        self.most, self.under_way = 1.0, False
+    due: simpy.Event
+
+    def __init__(self, load: Load, environment: Clock, since: Seconds) -> None:
+        self.load, self.done = load, simpy.Event(environment)
+        self.left, self.since = load.seconds, since
+        self.speed, self.most, self.under_way = 0.0, 1.0, False
 
 
 class Network:
@@ -78,7 +76,7 @@ class Network:
 
     def planned(self, load: Load) -> Activity:
         """An activity that is yet to begin."""
-        return Activity(load, self._environment.event(), self._environment.now)
+        return Activity(load, self._environment, self._environment.now)
 
     def start(self, load: Load) -> simpy.Event:
         """Begin an activity; return its end."""
@@ -123,7 +121,7 @@ class Network:
 
     def resumed(self, load: Load, since: Seconds) -> Activity:
         """An activity that has had its links for itself since a time, and has them until now."""
-        activity = Activity(load, self._environment.event(), since)
+        activity = Activity(load, self._environment, since)
         activity.speed, activity.under_way = activity.most, True
         for link in load.numbers:
             self._users[link][activity] = None
@@ -139,13 +137,12 @@ class Network:
 
     def _end(self, activity: Activity, due: simpy.Event) -> None:
         """End an activity when an event happens, and at no other."""
-        activity.timer += 1
-        number = activity.timer
-        due.callbacks.append(lambda _: self._finish(activity, number))
+        activity.due = due
+        due.callbacks.append(lambda due: self._finish(activity, due))
 
-    def _finish(self, activity: Activity, timer: int) -> None:
+    def _finish(self, activity: Activity, due: simpy.Event) -> None:
         """End an activity, unless its speed has changed since this timer was set."""
-        if timer != activity.timer:
+        if due is not activity.due:
             return
         left: list[int] = []
         for link in activity.load.numbers:
@@ -157,14 +154,16 @@ class Network:
         activity.done.succeed()
         self._change(left)
 
-    def _change(self, links: Iterable[int]) -> None:
+    def _change(self, links: Sequence[int]) -> None:
         """Find speeds again, at the end of this instant, in the parts of these links."""
+        if not links:
+            return
         waiting = bool(self._changed)
         self._changed.update(dict.fromkeys(links))
-        if self._changed and not waiting:
-            _Last(self._environment, self._settle)
+        if not waiting:
+            self._environment.last().callbacks.append(self._settle)
 
-    def _settle(self) -> None:
+    def _settle(self, _: simpy.Event) -> None:
         changed, self._changed = self._changed, {}
         seen: set[int] = set()
         for link in changed:
@@ -212,13 +211,3 @@ class Network:
         share = np.array([load.share for load in loads])
         speeds: list[float] = max_min(usage, self._unit, np.array(most), share).tolist()
         return speeds
-
-
-class _Last(simpy.Event):
-    """Happens at the end of this instant, once all that was already due has."""
-
-    def __init__(self, environment: simpy.Environment, then: Callable[[], None]) -> None:
-        super().__init__(environment)
-        self._ok, self._value = True, None
-        self.callbacks.append(lambda _: then())
-        environment.schedule(self, priority=_LAST)

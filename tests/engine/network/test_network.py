@@ -42,7 +42,7 @@ def test_who_is_limited_leaves_the_rest_to_others() -> None:
         each.done.callbacks.append(lambda _: ends.append(environment.now))
     environment.timeout(1.0).callbacks.append(lambda _: network.limit(first, 0.25))
     environment.timeout(5.0).callbacks.append(lambda _: network.limit(first, 1.0))
-    environment.run()
+    environment.happen()
     network.check()
     assert ends == pytest.approx([1 + 2.5 * 4 / 3, 6.5])
 
@@ -55,7 +55,7 @@ def test_who_is_limited_before_it_begins_or_after_it_has_ended() -> None:
     activity.done.callbacks.append(lambda _: ends.append(environment.now))
     environment.timeout(1.0).callbacks.append(lambda _: network.begin(activity))
     environment.timeout(9.0).callbacks.append(lambda _: network.limit(activity, 0.1))
-    environment.run()
+    environment.happen()
     assert ends == [5.0]
 
 
@@ -120,7 +120,7 @@ def test_who_follows_at_once_takes_over_the_speed() -> None:
     first = environment.process(carry(1.0, None))
     environment.process(carry(5.0, None))
     environment.process(carry(1.0, first))
-    environment.run()
+    environment.happen()
     second = [(when, speed) for when, each, speed in network.notes if each.load.seconds == 5.0]
     assert second == [(0.0, 0.5), (4.0, 1.0), (7.0, 0.0)]
 

@@ -29,10 +29,10 @@ class Watched(Network):
         insort(self.notes, (since, activity, activity.speed), key=lambda note: note[0])
         return activity
 
-    def _finish(self, activity: Activity, timer: int) -> None:
-        if timer == activity.timer:
+    def _finish(self, activity: Activity, due: simpy.Event) -> None:
+        if due is activity.due:
             self.notes.append((self.clock.now, activity, 0.0))
-        super()._finish(activity, timer)
+        super()._finish(activity, due)
 
     def stretches(self) -> Iterator[tuple[float, dict[Activity, float]]]:
         """(how long, everybody's speed in it) of every stretch between two changes."""
@@ -75,7 +75,7 @@ def play(links: int, *starts: tuple[float, Load]) -> tuple[list[float], Watched]
 
     for number, (begin, load) in enumerate(starts):
         environment.process(carry(number, begin, load))
-    environment.run()
+    environment.happen()
     return ends, network
 
 
