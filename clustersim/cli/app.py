@@ -359,6 +359,27 @@ def calibrate(context: typer.Context) -> None:
     raise typer.Exit(run_extension("calibrate", context.args))
 
 
+@app.command(name="import")
+def import_(
+    program: Annotated[
+        str,
+        typer.Argument(metavar="PROGRAM", help="Whose arguments: megatron.", autocompletion=completing.programs),
+    ],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Its launch script, or its arguments alone.")],
+    overrides: Overrides = None,
+    cluster: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="The cluster, which no argument says.", autocompletion=completing.clusters),
+    ] = "dgx-h100",
+    gpus: Annotated[int | None, typer.Option(min=1, metavar="N", help="How many; default: the script's.")] = None,
+    out: Annotated[str, typer.Option(metavar="FILE", help="Write the scenario there; - is stdout.")] = "-",
+) -> None:
+    """Write the scenario of another program's arguments (Megatron-LM's launch scripts)."""
+    from clustersim.cli.importing import import_arguments
+
+    import_arguments(program, file, overrides or [], cluster, gpus, out)
+
+
 @app.command()
 def presets() -> None:
     """List the models, clusters, accelerators and schedules that are shipped."""

@@ -47,6 +47,13 @@ def objectives(incomplete: str) -> list[str]:
     return _beginning(incomplete, (each.value for each in Objective))
 
 
+def programs(incomplete: str) -> list[str]:
+    """Programs whose arguments are read."""
+    from clustersim.foreign.megatron import READERS
+
+    return _beginning(incomplete, READERS)
+
+
 def kinds_or_table(incomplete: str) -> list[str]:
     """Kinds of published measurements, or a table of one's own."""
     from clustersim.cli.validate_kinds import KINDS, SHOW

@@ -1,0 +1,40 @@
+"""What does `clustersim import` do? Write the scenario of another program's arguments, and say what they leave open."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from clustersim.cli.outputs import STDOUT, announce
+from clustersim.errors import InputError, nearest
+from clustersim.foreign.megatron import READERS
+from clustersim.report.files import require_writable, write_text_atomically
+from clustersim.scenario import Scenario
+from clustersim.scenario.overrides import apply
+from clustersim.shipped import read_text
+
+
+def import_arguments(
+    program: str, file: Path, overrides: Sequence[str], cluster: str, gpus: int | None, out: str
+) -> None:
+    """Read, check and write; what was passed over and what is assumed is said on stderr."""
+    if program not in READERS:
+        raise InputError(f"{program!r} is no program whose arguments are read; {nearest(program, READERS)}")
+    if out != STDOUT:
+        require_writable(out)
+        if Path(out).exists() and file.exists() and Path(out).samefile(file):
+            raise InputError(f"--out {out}: is the file that is read; name another")
+    found = READERS[program](read_text(file), file.stem, cluster, gpus)
+    mapping = apply(found.mapping, overrides)
+    scenario = Scenario.from_mapping(mapping, source=file.stem)
+    text = yaml.safe_dump(mapping, sort_keys=False, default_flow_style=False, width=120)
+    remarks = [f"assumed: {each}" for each in found.assumed]
+    remarks += [f"passed over, as no key says it: {', '.join(found.passed_over)}"] if found.passed_over else []
+    for each in (*remarks, *scenario.warnings):
+        print(f"note: {each}", file=sys.stderr)
+    if out == STDOUT:
+        sys.stdout.write(text)
+    else:
+        write_text_atomically(out, text)
+        announce(out)

@@ -1,0 +1,174 @@
+"""Launch scripts of Megatron-LM, in the form of its examples, are the models and layouts that they launch."""
+
+from typing import Any
+
+import pytest
+
+from clustersim import simulate
+from clustersim.errors import InputError
+from clustersim.foreign.megatron import read_megatron
+from clustersim.scenario import Scenario
+from clustersim.workload.presets import preset
+from clustersim.workload.transformer import parameters
+
+SCRIPT = """#!/bin/bash
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+GPUS_PER_NODE=8
+NUM_NODES=${SLURM_NNODES:-"4"}
+WORLD_SIZE=$(($GPUS_PER_NODE*$NUM_NODES))
+CHECKPOINT_PATH=$1 #<a path>
+TP=2
+DISTRIBUTED_ARGS=(
+    --nproc_per_node $GPUS_PER_NODE
+    --nnodes $NUM_NODES
+    --master_addr ${MASTER_ADDR:-localhost}
+)
+MODEL_ARGS=(
+    --num-layers 32 --hidden-size 4096   # the width
+    --ffn-hidden-size 14336
+    --num-attention-heads 32
+    --group-query-attention --num-query-groups 8
+    #--qk-layernorm
+    --seq-length 8192 --max-position-embeddings 8192
+    --position-embedding-type rope --normalization RMSNorm --swiglu
+    --untie-embeddings-and-output-weights --disable-bias-linear
+    --attention-dropout 0.0 --hidden-dropout 0.0
+)
+FORMAT_ARGS=()
+FORMAT_ARGS+=(
+    "--fp8-format hybrid"
+)
+TRAINING_ARGS=(
+    --micro-batch-size 1 --global-batch-size 128 --lr=3.0e-4 --bf16 --clip-grad 1.0
+    --tensor-model-parallel-size ${TP} --pipeline-model-parallel-size 2
+    --num-layers-per-virtual-pipeline-stage 4
+    --sequence-parallel --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather
+    --vocab-size 128256 --save "$CHECKPOINT_PATH" --split '99,1,0'
+)
+torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py \\
+    ${MODEL_ARGS[@]} \\
+    ${TRAINING_ARGS[@]}
+"""
+MLA = """--num-layers 61 --hidden-size 7168 --ffn-hidden-size 18432 --num-attention-heads 128 --kv-channels 128
+--multi-latent-attention --q-lora-rank 1536 --kv-lora-rank 512 --qk-head-dim 128 --qk-pos-emb-head-dim 64
+--v-head-dim 128 --num-experts 256 --moe-layer-freq ([0]*3+[1]*58) --moe-ffn-hidden-size 2048
+--moe-shared-expert-intermediate-size 2048 --moe-router-topk 8 --moe-router-num-groups 8 --moe-router-group-topk 4
+--moe-router-score-function sigmoid --moe-router-enable-expert-bias --moe-token-dispatcher-type flex
+--moe-enable-deepep --expert-model-parallel-size 8 --swiglu --normalization RMSNorm --disable-bias-linear
+--position-embedding-type rope --untie-embeddings-and-output-weights --vocab-size 129280
+--make-vocab-size-divisible-by 3232 --hidden-dropout 0 --attention-dropout 0 --seq-length 4096 --micro-batch-size 1
+--global-batch-size 64 --bf16 --recompute-granularity selective --recompute-modules mla_up_proj moe_act"""
+SMALL = "--num-layers 2 --hidden-size 256 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128 "
+SMALL += "--micro-batch-size 1 --vocab-size 1000 --bf16 "
+
+
+def read(text: str, gpus: int | None = None) -> dict[str, Any]:
+    return dict(read_megatron(text, "run", gpus=gpus).mapping)
+
+
+def test_a_launch_script_is_the_scenario_that_it_launches() -> None:
+    found = read_megatron(SCRIPT, "run")
+    scenario = Scenario.from_mapping(found.mapping)
+    assert parameters(scenario.model) == parameters(preset("llama3-8b"))
+    layout = scenario.layout
+    assert (layout.tp, layout.pp, layout.dp, layout.sequence_parallel) == (2, 2, 8, True)
+    assert scenario.cluster.gpus == 32
+    assert found.mapping["schedule"] == {"interleaved": {"chunks": 4}}
+    assert found.mapping["training"]["precision"] == {"compute": "fp8"}
+    assert (found.passed_over, found.assumed) == ((), ())
+    assert simulate(scenario).step_time > 0.0
+
+
+def test_latent_attention_and_experts_are_deepseek_v3() -> None:
+    """Of whose parameters none differs, as the vocabulary is no multiple of 128 and is padded to itself here."""
+    scenario = Scenario.from_mapping(read(MLA, 64))
+    assert parameters(scenario.model) == parameters(preset("deepseek-v3"))
+    assert (scenario.layout.ep, scenario.layout.dispatcher.value) == (8, "deepep")
+    assert scenario.to_mapping()["training"]["recompute"] == {"modules": ["mla_up_proj", "moe_act"]}
+
+
+def test_defaults_are_megatron_s() -> None:
+    """A GPT-2 of its time: learned positions, GeLU, biases, tied embeddings, dropout, a padded vocabulary."""
+    mapping = read(SMALL, 4)
+    assert mapping["model"] == {
+        "name": "run", "layers": 2, "hidden": 256, "ffn": 1024, "heads": 4, "kv_heads": 4, "vocab": 1024,
+        "max_positions": 128, "mlp": "gelu", "norm": "layernorm", "positions": "learned", "tied_embeddings": True,
+        "linear_bias": True, "qkv_bias": True, "qk_norm": False, "dropout": True,
+    }  # fmt: skip
+    assert mapping["layout"] == {"data": {"ddp": {"bucket": "megatron", "overlap": False}}}
+    assert mapping["training"]["global_batch"] == 4
+    assert "schedule" not in mapping
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key", "value"),
+    [
+        ("--recompute-granularity full --recompute-method block --recompute-num-layers 1", "recompute", {"layers": 1}),
+        ("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1", "recompute", "full"),
+        ("--recompute-activations", "recompute", {"modules": ["core_attn"]}),
+        ("--fp8-format e4m3 --fp8-recipe blockwise", "precision", {"compute": "fp8-blockwise"}),
+        ("--grad-reduce-in-bf16", "precision", {"compute": "bf16", "gradients": "bf16"}),
+        ("--exp-avg-dtype bf16 --use-precision-aware-optimizer", "precision", {"compute": "bf16", "moments": "bf16"}),
+        ("--clip-grad 0.0", "gradient_clipping", False),
+        ("--cross-entropy-loss-fusion", "loss", "fused"),
+        ("--attention-backend unfused", "attention", "standard"),
+    ],
+)
+def test_arguments_of_training(arguments: str, key: str, value: object) -> None:
+    mapping = read(SMALL + arguments, 2)
+    assert mapping["training"][key] == value
+    Scenario.from_mapping(mapping)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key", "value"),
+    [
+        ("--use-distributed-optimizer", "data", {"zero": {"stage": 1, "overlap": False}}),
+        ("--use-distributed-optimizer --overlap-grad-reduce", "data", "zero1"),
+        ("--use-torch-fsdp2", "data", "fsdp"),
+        ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params", "data", "zero3"),
+        ("--pipeline-model-parallel-size 2 --decoder-first-pipeline-num-layers 1", "layers_per_stage", {"first": 1}),
+        ("--num-experts 4 --moe-token-dispatcher-type alltoall", "dispatcher", "alltoall"),
+        ("--context-parallel-size 2", "cp", 2),
+    ],
+)
+def test_arguments_of_the_layout(arguments: str, key: str, value: object) -> None:
+    mapping = read(SMALL + arguments, 4)
+    assert mapping["layout"][key] == value
+    Scenario.from_mapping(mapping)
+
+
+def test_the_last_time_that_an_argument_is_given_counts() -> None:
+    assert read(SMALL + "--num-layers 6 --num-layers 8", 1)["model"]["layers"] == 8
+
+
+def test_what_no_key_says_is_named() -> None:
+    found = read_megatron(SMALL + "--use-something-new 3 --log-interval 5", "run", gpus=1)
+    assert found.passed_over == ("--use-something-new",)
+
+
+def test_a_tokenizer_s_kind_says_its_vocabulary() -> None:
+    found = read_megatron(SMALL.replace("--vocab-size 1000", "--tokenizer-type Llama2Tokenizer"), "run", gpus=1)
+    assert found.mapping["model"]["vocab"] == 32000
+    assert any("32,000" in each for each in found.assumed)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("echo hello", "has no arguments"),
+        (SMALL, "does not say how many GPUs"),
+        (SMALL + "--nproc_per_node 8 --nnodes 1 --tensor-model-parallel-size 3", "no multiple of tp x cp x pp = 3"),
+        (SMALL.replace("--num-layers 2", "") + "--nproc_per_node 8 --nnodes 1", "--num-layers is missing"),
+        (SMALL + "--nproc_per_node 8 --nnodes 1 --num-layers two", "'two' is not a whole number"),
+        (SMALL + "--nproc_per_node 8 --nnodes 1 --num-layers $LAYERS", "its value is not in the script"),
+        (SMALL + "--normalization rmsnorm --nproc_per_node 8 --nnodes 1", "RMSNorm"),
+        (SMALL + "--hybrid-override-pattern M-M*", "state-space"),
+        (SMALL.replace("--vocab-size 1000", "") + "--nproc_per_node 8 --nnodes 1", "add --vocab-size"),
+        (SMALL + "--num-experts 4 --moe-layer-freq [1]*1+[0]*1 --nproc_per_node 8 --nnodes 1", "--moe-layer-freq"),
+    ],
+)
+def test_what_cannot_be_said_is_refused(text: str, said: str) -> None:
+    with pytest.raises(InputError, match=said.replace("*", r"\*")) as refused:
+        read_megatron(text, "run")
+    assert str(refused.value).startswith("run: ")
