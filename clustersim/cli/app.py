@@ -360,7 +360,7 @@ def calibrate(context: typer.Context) -> None:
 
 
 @app.command(name="import")
-def import_(
+def import_arguments_of(
     program: Annotated[
         str,
         typer.Argument(metavar="PROGRAM", help="Whose arguments: megatron.", autocompletion=completing.programs),

@@ -57,6 +57,7 @@ OPTIONS = {
         "-q",
         "--help",
     ],
+    "import": ["PROGRAM", "FILE", "--set", "--cluster", "--gpus", "--out", "--help"],
     "explain": ["FILE", "--measured", "--set", "--json", "--help"],
     "validate": [
         "KIND FILE.csv | show CASE_ID",

@@ -54,7 +54,7 @@ def typed() -> list[list[str]]:
 
 
 def names() -> set[str]:
-    return {command.callback.__name__ for command in app.registered_commands if command.callback}
+    return {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
 
 
 def test_the_calibrations_in_the_manual_are_commands_with_these_options() -> None:
