@@ -56,9 +56,11 @@ def lately(most: int) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
         @wraps(function)
         def remembered(*args: P.args, **kwargs: P.kwargs) -> T:
-            if all(isinstance(each, Hashable) for each in (*args, *kwargs.values())):
-                return known(*args, **kwargs)  # type: ignore[arg-type]
-            return function(*args, **kwargs)
+            try:
+                hash((*args, *kwargs.values()))
+            except TypeError:
+                return function(*args, **kwargs)
+            return known(*args, **kwargs)  # type: ignore[arg-type]
 
         return remembered
 
