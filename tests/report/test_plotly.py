@@ -4,11 +4,9 @@ import hashlib
 import re
 from pathlib import Path
 
-import pytest
 from plotly.offline import get_plotlyjs_version
 
 from clustersim.report.document import PLOTLY
-from tests.browser.conftest import BROWSER
 
 REPORT = PLOTLY.parents[2]
 CALIBRATE = REPORT.parents[1] / "calibrate"
@@ -61,16 +59,3 @@ def test_its_major_version_is_that_of_plotlys_own() -> None:
 def test_the_notice_names_every_trace_type_that_figures_have() -> None:
     assert {"bar", "heatmap", "scatter"} <= drawn(), "the search finds what figures draw"
     assert all(re.search(rf"\b{name}\b", notice().split("trace types")[1]) for name in drawn()), drawn()
-
-
-@pytest.mark.browser
-def test_the_bundle_has_every_trace_type_that_figures_have() -> None:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox", "--disable-gpu"])
-        page = browser.new_page()
-        page.add_script_tag(content=PLOTLY.read_text(encoding="utf-8"))
-        there = set(page.evaluate("Object.keys(Plotly.PlotSchema.get().traces)"))
-        browser.close()
-    assert drawn() <= there

@@ -1,0 +1,18 @@
+"""The bundle of plotly.js that pages carry draws all that figures have."""
+
+from typing import Any
+
+import pytest
+
+from clustersim.report.document import PLOTLY
+from tests.report.test_plotly import drawn
+
+pytestmark = pytest.mark.browser
+
+
+def test_the_bundle_has_every_trace_type_that_figures_have(chromium: Any) -> None:
+    page = chromium.new_page()
+    page.add_script_tag(content=PLOTLY.read_text(encoding="utf-8"))
+    there = set(page.evaluate("Object.keys(Plotly.PlotSchema.get().traces)"))
+    page.close()
+    assert drawn() <= there
