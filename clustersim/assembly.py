@@ -45,7 +45,7 @@ from clustersim.program.action import Order
 from clustersim.program.program import EVEN, Groups, Program
 from clustersim.program.symmetry import Classes, unfolded
 from clustersim.program.task import Block, Collective, Compute, HostExchange, Overlap
-from clustersim.recent import Recent, lately
+from clustersim.recent import Recent, each_one, lately
 from clustersim.scenario import Contention, Scenario, Symmetry
 from clustersim.scenario.checks import problems
 from clustersim.scenario.setup import Setup
@@ -297,15 +297,11 @@ def _in_step(scenario: Setup, accelerator: Accelerator, record: Record | None) -
     pace, asked = pace_of(accelerator.in_training, record), scenario.training.attention
     rate = job_rate(pace, scenario.layout.world)
     key = id(accelerator), id(record), rate, asked
-    if key not in _REMEMBERED:
-        while len(_REMEMBERED) >= _MOST_REMEMBERED:
-            del _REMEMBERED[next(iter(_REMEMBERED))]
-        _REMEMBERED[key] = _paced(accelerator, record, pace, rate, asked), (accelerator, record)
-    return _REMEMBERED[key][0]
+    made, _ = _IN_STEP.of(key, lambda: (_paced(accelerator, record, pace, rate, asked), (accelerator, record)))
+    return made
 
 
-_REMEMBERED: dict[tuple[int, int, float, Attention], tuple[InStep, tuple[Accelerator, Record | None]]] = {}
-_MOST_REMEMBERED: Final = 8
+_IN_STEP: Final = Recent[tuple[InStep, tuple[Accelerator, Record | None]]](8, size=each_one)
 
 
 def _paced(accelerator: Accelerator, record: Record | None, pace: InTraining, rate: float, asked: Attention) -> InStep:

@@ -48,6 +48,11 @@ class Recent(Generic[T]):
             self._held -= self._known.pop(next(iter(self._known)))[1]
 
 
+def each_one(_: object) -> int:
+    """The size of a result of which only the number is bounded."""
+    return 1
+
+
 def lately(most: int) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Remember the last `most` results of a function; what cannot be hashed is worked out each time."""
 

@@ -14,18 +14,12 @@ from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from clustersim.validation.nearest import nearest_run
 from tests.browser.conftest import Opened
+from tests.browser.test_page import SMALL as PAGE
 
 pytestmark = pytest.mark.browser
 Open = Callable[..., Opened]
 FOLD = 900
-SMALL: dict[str, Any] = {
-    "name": "small",
-    "model": {"preset": "llama3-8b", "layers": 8},
-    "cluster": {"name": "dgx-h100", "gpus": 16},
-    "layout": {"tp": 2, "pp": 4, "dp": 2, "data": "zero1"},
-    "training": {"sequence": 4096, "global_batch": 16},
-    "economics": {"tokens": "1T"},
-}
+SMALL: dict[str, Any] = {**PAGE, "name": "small", "economics": {"tokens": "1T"}}
 FOCUSED = """() => { const each = document.activeElement;
   return [each.tagName, each.getBoundingClientRect().top + scrollY]; }"""
 BOXES = """name => [...document.querySelectorAll(name)].map(each => { const box = each.getBoundingClientRect();

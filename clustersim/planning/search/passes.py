@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -32,11 +32,11 @@ from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import ActionKind
 from clustersim.program.task import Collective, Exchange
+from clustersim.recent import Recent, each_one
 from clustersim.scenario.setup import Setup
 from clustersim.units import Seconds
 from clustersim.workload.kernels import PRODUCTS
 
-T = TypeVar("T")
 _ROLES: Final = (TENSOR_ROLE, EXPERT_ROLE, EXPERT_TENSOR_ROLE, EXPERT_PARTS)
 _NAMES: Final = tuple(role.name for role in _ROLES)
 _USES: Final = 4
@@ -46,34 +46,10 @@ _MOST_UNITS: Final = 512
 _MOST_MESHES: Final = 64
 
 
-def forget() -> None:
-    """Forget what passes of other setups take."""
-    _PIECES.clear()
-    _EXCHANGES.clear()
-
-
 def own(times: FloatArray) -> FloatArray:
     """[stages] seconds in which a rank does nothing else."""
     sums: FloatArray = times[:, :_BESIDE].sum(axis=1)
     return sums
-
-
-class _Lately(Generic[T]):
-    """What was worked out for the last keys. Of objects that keys have by identity the value holds on to them."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._known: dict[Hashable, tuple[T, Any]] = {}
-
-    def of(self, key: Hashable, make: Callable[[], T], held: Any) -> T:
-        if key not in self._known:
-            while len(self._known) >= self._most:
-                del self._known[next(iter(self._known))]
-            self._known[key] = make(), held
-        return self._known[key][0]
-
-    def clear(self) -> None:
-        self._known.clear()
 
 
 class _Taken(NamedTuple):
@@ -123,8 +99,9 @@ class _Piece(NamedTuple):
     build: Callable[[Units], Unit]
 
 
-_PIECES: Final[_Lately[_Pieces]] = _Lately(_MOST_UNITS)
-_EXCHANGES: Final[_Lately[ExchangeCost]] = _Lately(_MOST_MESHES)
+_PIECES: Final = Recent[tuple[_Pieces, Any]](_MOST_UNITS, size=each_one)
+_EXCHANGES: Final = Recent[tuple[ExchangeCost, Any]](_MOST_MESHES, size=each_one)
+"""Results, with the objects that their keys tell by identity, so that nothing else takes their place."""
 
 
 class Passes:
@@ -161,7 +138,9 @@ class Passes:
         plan, machines = self._plan, self._machines
         layout = replace(plan.layout, pp=1, dp=1, mirrored=False, layers_per_stage=None, data=Replicated())
         kernels = tuple(id(each.kernels) for each in machines)
-        return _PIECES.of((plan.model, plan.training, layout, kernels), lambda: _Pieces(plan, machines), machines)
+        key = plan.model, plan.training, layout, kernels
+        found, _ = _PIECES.of(key, lambda: (_Pieces(plan, machines), machines))
+        return found
 
     @cached_property
     def _exchanges(self) -> ExchangeCost:
@@ -169,7 +148,8 @@ class Passes:
         cluster, cost, wrong = setup.cluster, setup.cost, setup.disturbances
         mesh = *layout.all_degrees.items(), layout.expert_tensor, layout.order, layout.mirrored
         key = id(cluster.fabric), cluster.library, cluster.measured, id(cost), id(wrong), mesh
-        return _EXCHANGES.of(key, lambda: exchanges_within(setup, _ROLES), (cluster, cost, wrong))
+        found, _ = _EXCHANGES.of(key, lambda: (exchanges_within(setup, _ROLES), (cluster, cost, wrong)))
+        return found
 
     @cached_property
     def forward(self) -> FloatArray:

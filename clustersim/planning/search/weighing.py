@@ -44,10 +44,9 @@ def ladders(space: Space, weighed: Iterable[Weighed]) -> list[list[Weighed]]:
     by itself, and so is what computes other things again than the rest. Each ladder, and all of them, best bounds
     first.
     """
-    rungs = [_rungs(job) for job in space.jobs]
+    chosen, rungs = RECOMPUTE in space.named, [_rungs(job) for job in space.jobs]
     found: dict[object, list[Weighed]] = {}
     for each in sorted(weighed, key=lambda each: (each.bound or 0.0, each.candidate.plainness)):
-        chosen = RECOMPUTE in space.named
         alone = chosen or _recompute(space, each.candidate) not in rungs[each.candidate.job]
         found.setdefault(each.candidate if alone else _without(each.candidate, (RECOMPUTE,)), []).append(each)
     return [*found.values()]

@@ -12,6 +12,7 @@ from clustersim.planning.search import Space, bounds, passes
 from clustersim.planning.search.drafts import Drafts
 from clustersim.planning.search.space import Candidate
 from clustersim.planning.search.weighing import Weighed, ladders
+from clustersim.recent import Recent, each_one
 from clustersim.scenario import Scenario
 from clustersim.scenario.setup import Setup
 from tests.conftest import examples
@@ -63,8 +64,10 @@ def test_what_is_remembered_changes_no_bound(number: int, data: st.DataObject) -
     except InputError:
         return
     warm = bounds.lower_bound(setup)
-    passes.forget()
-    assert bounds.lower_bound(setup) == warm
+    with pytest.MonkeyPatch.context() as anew:
+        anew.setattr(passes, "_PIECES", Recent(1, size=each_one))
+        anew.setattr(passes, "_EXCHANGES", Recent(1, size=each_one))
+        assert bounds.lower_bound(setup) == warm
 
 
 def test_whole_sections_are_read_in_their_order() -> None:
