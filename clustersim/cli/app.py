@@ -11,7 +11,7 @@ import signal
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -29,17 +29,18 @@ app = typer.Typer(
     help="How long does a training step take on a cluster, where does the time go, and does it fit?",
 )
 
+
+def _keys(*names: str, help: str, metavar: str = "KEY=VALUE") -> Any:  # noqa: A002 - typer's word
+    """An option that names keys of a scenario, which shells complete."""
+    return typer.Option(*names, metavar=metavar, help=help, autocompletion=completing.keys)
+
+
 ScenarioFile = Annotated[
     Path, typer.Argument(metavar="FILE", help="Scenario, YAML or JSON.", autocompletion=completing.data_files)
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Change one key of the scenario, e.g. layout.tp=4; repeatable.",
-        autocompletion=completing.keys,
-    ),
+    _keys("--set", help="Change one key of the scenario, e.g. layout.tp=4; repeatable."),
 ]
 Html = Annotated[str | None, typer.Option("--html", metavar="FILE", help="Write a page to look at, offline.")]
 
@@ -178,12 +179,7 @@ def diff(
     ] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Change one key of B; repeatable.",
-            autocompletion=completing.keys,
-        ),
+        _keys("--set", help="Change one key of B; repeatable."),
     ] = None,
     json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the difference as JSON; - is stdout.")] = None,
     html: Html = None,
@@ -233,15 +229,11 @@ def search(
     ] = "",
     fix: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="A key that does not vary; repeatable.", autocompletion=completing.keys),
+        _keys(help="A key that does not vary; repeatable."),
     ] = None,
     vary: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="KEY=V1,V2,...",
-            help="A key and the values that it takes; repeatable.",
-            autocompletion=completing.keys,
-        ),
+        _keys(help="A key and the values that it takes; repeatable.", metavar="KEY=V1,V2,..."),
     ] = None,
     top: Annotated[int, typer.Option(min=1, metavar="K", help="How many of the best.")] = 10,
     workers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Processes; default: one per core.")] = None,
@@ -333,12 +325,7 @@ def validate(
     only: Annotated[str, typer.Option(metavar="TEXT", help="Only cases whose id contains it.")] = "",
     changes: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Change one key of the scenario of every step; repeatable.",
-            autocompletion=completing.keys,
-        ),
+        _keys("--set", help="Change one key of the scenario of every step; repeatable."),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no table.")] = False,
 ) -> None:
