@@ -73,10 +73,15 @@ def states_fit(scenario: Setup) -> bool:
 
 def _report(scenario: Scenario) -> CheckReport:
     """Without suggestions."""
-    peak, capacity = tightest(_peaks(scenario, plan_of(scenario)), capacities_of(scenario))
+    peak, capacity = tightest_memory(scenario)
     host = host_use_of(scenario)
     warnings = (*scenario.warnings, *(() if host is None else host.problems))
     return CheckReport(peak, capacity, warnings, (), host)
+
+
+def tightest_memory(scenario: Setup) -> tuple[Bytes, Bytes]:
+    """What the GPU that is fullest for its size needs, and what it has."""
+    return tightest(_peaks(scenario, plan_of(scenario)), capacities_of(scenario))
 
 
 def peak_memory(scenario: Scenario) -> Bytes:
@@ -141,6 +146,6 @@ def suggestions(scenario: Scenario) -> tuple[str, ...]:
     return tuple(remedies(plan_of(scenario), min(capacities_of(scenario)), peak_of, domain=domain))
 
 
-def _peaks(scenario: Scenario, plan: Plan) -> list[Bytes]:
+def _peaks(scenario: Setup, plan: Plan) -> list[Bytes]:
     """What the fullest GPU of each pipeline rank of a plan needs."""
     return [each.peak for each in ordered_ledgers(footprint_of(scenario, plan), turns_of(scenario, plan))]

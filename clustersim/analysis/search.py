@@ -19,7 +19,8 @@ class Layout:
     score: what it is measured by, less is better; band: between what and what the step is expected; breakdown: seconds
     of a step by part, the mean over ranks; memory: of the GPU; cost, energy: of a trillion tokens, None where prices or
     powers are not known; tied: as good as the best, as far as equal steps differ; run: of the whole run where it is
-    looked for: days, goodput, interval (seconds between checkpoints), nodes and spare_nodes.
+    looked for: days, goodput, interval (seconds between checkpoints), nodes and spare_nodes; extended: its step was not
+    simulated whole, but follows from shorter ones, near enough to tell that it is not among the best.
     """
 
     overrides: tuple[str, ...]
@@ -39,6 +40,7 @@ class Layout:
     energy: Joules | None = None
     tied: bool = False
     run: Mapping[str, float] | None = None
+    extended: bool = False
 
     @property
     def headroom(self) -> Bytes:
@@ -63,6 +65,7 @@ class Layout:
             "breakdown_s": dict(self.breakdown),
             **({} if self.run is None else {"run": dict(self.run)}),
             "tied_with_best": self.tied,
+            "extended": self.extended,
         }
 
 

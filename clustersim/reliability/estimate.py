@@ -19,7 +19,6 @@ from clustersim.reliability.forecast import LONGEST, MOST_FAILURES
 from clustersim.reliability.job import HEALTHY, Job, Pace, Terms
 from clustersim.reliability.site import Site, site_of
 from clustersim.reliability.terms import Storing, formula, in_repair, mean_time_to_interruption, storing, work_of
-from clustersim.result import Result
 from clustersim.scenario.reliability import Reliability
 from clustersim.scenario.setup import Setup
 from clustersim.units import Seconds
@@ -41,10 +40,10 @@ class Estimate:
     spare_nodes: int
 
 
-def estimate(result: Result) -> Estimate:
-    """The run of a simulated scenario; raise InputError where it does not say its tokens."""
-    work, _ = work_of(result.scenario, result.step_time)
-    terms = _terms(*_said(result.scenario), work)
+def estimate(setup: Setup, seconds: Seconds) -> Estimate:
+    """The run of a scenario whose step takes so many seconds; raise InputError where it does not say its tokens."""
+    work, _ = work_of(setup, seconds)
+    terms = _terms(*_said(setup), work)
     runs = [_job(terms, number).run(number) for number in range(RUNS)]
     wall = sum(run.wall for run in runs)
     beside = (terms.reliability.spares.nodes or 0) + terms.reliability.spares.per_rack * terms.site.counts.racks

@@ -124,7 +124,7 @@ def test_days_of_an_estimate_are_not_undercut() -> None:
     """By the bound of the same step, which lacks what comes behind the last failure but one, and by shorter ones'."""
     scenario = job("economics.tokens=300B", "reliability.rates=300")
     result = simulate(scenario)
-    found = estimate(result)
+    found = estimate(result.scenario, result.step_time)
     bounds = [least_days(scenario, part * result.step_time) for part in (0.5, 0.9, 1.0)]
     assert bounds == sorted(bounds)
     assert 0.95 * found.days <= bounds[-1] <= found.days

@@ -15,6 +15,7 @@ from clustersim.analysis.economics import Economics, Gpus
 from clustersim.errors import InputError, nearest
 from clustersim.hardware.power import Activity
 from clustersim.planning.search.bounds import Least
+from clustersim.planning.search.steady import Extended
 from clustersim.reliability.estimate import Estimate, estimate, least_days
 from clustersim.reliability.terms import work_of
 from clustersim.result import Result
@@ -42,13 +43,15 @@ class Objective(Enum):
             return days if self is Objective.DAYS else days * _a_day(economics_of(setup, least))
         return self._of(economics_of(setup, least))
 
-    def score(self, result: Result) -> float:
+    def score(self, result: Result | Extended) -> float:
         """What a simulated scenario is measured by."""
         if self is Objective.STEP_TIME:
             return result.step_time
-        return self.score_of_run(result, estimate(result)) if self.of_run else self._of(result.economics)
+        if self.of_run:
+            return self.score_of_run(result, estimate(result.scenario, result.step_time))
+        return self._of(result.economics)
 
-    def score_of_run(self, result: Result, run: Estimate) -> float:
+    def score_of_run(self, result: Result | Extended, run: Estimate) -> float:
         """What a simulated scenario is measured by, whose run is known."""
         if self is Objective.DAYS:
             return run.days

@@ -1,8 +1,10 @@
 """Which layouts of a space are the best? Those with the best bounds are simulated first, as long as bounds are better.
 
 The best `top` of every job are those of trying all: whatever is not simulated is illegal, does not fit, or has a bound
-above the worst of them. Layouts that are as good as each other are in the order of how plain they are, so that nothing
-depends on who was done first. What is found out is kept in a store as it comes, if there is one.
+above the worst of them. A step of many microbatches is estimated first, from shorter ones (`steady`), and simulated
+whole only where the estimate, less what it may be off, is not above the worst of them, nor above what is tied.
+Layouts that are as good as each other are in the order of how plain they are, so that nothing depends on who was done
+first. What is found out is kept in a store as it comes, if there is one.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,10 +26,12 @@ from clustersim.planning.search.executors import Shared
 from clustersim.planning.search.objective import Objective
 from clustersim.planning.search.sensitivity import CHANGES, changed_score, changes_of
 from clustersim.planning.search.space import Candidate, Space, add
+from clustersim.planning.search.steady import NEAR, Extended, extended
 from clustersim.planning.search.store import Store
 from clustersim.planning.search.weighing import Weighed, families, ladders, weigh
 from clustersim.processes import AHEAD, as_done, running
 from clustersim.reliability import estimate
+from clustersim.result import Result
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from clustersim.units import Seconds
@@ -153,7 +157,7 @@ class _State:
             candidate = self.ladders[number][place].candidate
             self.store.add(candidate, layout)
             self._go_on(queue, number, place)
-            self.tell("simulating layouts", len(self.store.layouts), len(self.ladders), self._best())
+            self.tell("simulating layouts", len(self.store.layouts), len(self.ladders), self._best_so_far())
         if not self.store.layouts:
             raise InputError(_none_left(self.search.space.size, {MEMORY: Pruned(len(self.store.full), MEMORY)}))
 
@@ -162,17 +166,25 @@ class _State:
         while queue:
             bound, number, place = heappop(queue)
             candidate = self.ladders[number][place].candidate
+            estimate = self.store.estimates.get(candidate)
             if candidate in self.store.layouts or candidate in self.store.full:
                 self._go_on(queue, number, place)
-            elif bound <= self._wanted()[candidate.job]:
-                return (number, place), partial(_tried, self.shared, self.search.objective, candidate)
+            elif estimate is not None and bound < _least(estimate):
+                heappush(queue, (_least(estimate), number, place))
+            elif bound <= (self._wanted() if estimate is None else self._wanted_or_tied())[candidate.job]:
+                whole = estimate is not None or self.search.objective.of_run
+                task = partial(_tried, self.shared, self.search.objective, candidate, whole=whole)
+                return (number, place), task
         return None
 
     def _go_on(self, queue: Queue, number: int, place: int) -> None:
-        """The next of a ladder, where this one does not fit."""
+        """The same again where it was estimated; the next of a ladder, where this one does not fit."""
         ladder = self.ladders[number]
-        if ladder[place].candidate in self.store.full and place + 1 < len(ladder):
+        candidate = ladder[place].candidate
+        if candidate in self.store.full and place + 1 < len(ladder):
             heappush(queue, (_bound(ladder[place + 1]), number, place + 1))
+        elif candidate in self.store.estimates and candidate not in self.store.layouts:
+            heappush(queue, (_least(self.store.estimates[candidate]), number, place))
 
     def change(self, pool: Executor) -> None:
         """Simulate the best of all with things changed that are nobody's choice."""
@@ -199,14 +211,25 @@ class _State:
         top = self.search.top
         return [sorted(each)[top - 1] if len(each) >= top else float("inf") for each in scores]
 
+    def _wanted_or_tied(self) -> list[float]:
+        """By job, the same, but no less than what is as good as the best of all."""
+        best = self._best()
+        alike = 0.0 if best is None else best.score * (1.0 + load_experience().repeat)
+        return [max(each, alike) for each in self._wanted()]
+
+    def _best_so_far(self) -> Layout | None:
+        """The best that is known, whole or estimated."""
+        every = {**self.store.estimates, **self.store.layouts}
+        return min(every.values(), key=lambda each: each.score, default=None)
+
     def _best(self) -> Layout | None:
         return min(self.store.layouts.values(), key=lambda each: each.score, default=None)
 
     def found(self, wall: Seconds) -> Found:
         """What is known; of a complete search the same whoever was done first."""
         aside, bounded, there = dict(self.aside), [], []
-        wanted = self._wanted()
-        for each, layout, said in (seen for ladder in self.ladders for seen in self._seen(ladder, wanted)):
+        wanted, whole = self._wanted(), self._wanted_or_tied()
+        for each, layout, said in (seen for ladder in self.ladders for seen in self._seen(ladder, wanted, whole)):
             if said:
                 add(aside, said)
             elif layout is None:
@@ -233,11 +256,13 @@ class _State:
             repeat=repeat,
         )
 
-    def _seen(self, ladder: Sequence[Weighed], wanted: Sequence[float]) -> Iterator[tuple[Weighed, Layout | None, str]]:
+    def _seen(
+        self, ladder: Sequence[Weighed], wanted: Sequence[float], whole: Sequence[float]
+    ) -> Iterator[tuple[Weighed, Layout | None, str]]:
         """What became of the layouts of a ladder: simulated, or set aside for what is said, or neither: bounded."""
         fits = False
         for each in ladder:
-            layout = self.store.layouts.get(each.candidate)
+            layout = self._known(each.candidate, whole)
             if fits:
                 yield each, None, NEEDLESS
             elif _bound(each) > wanted[each.candidate.job]:
@@ -247,6 +272,18 @@ class _State:
             else:
                 yield each, layout, ""
                 fits = layout is not None
+
+    def _known(self, candidate: Candidate, whole: Sequence[float]) -> Layout | None:
+        """A layout as it was simulated; as it was estimated, where that does to tell that it is not wanted."""
+        estimate = self.store.estimates.get(candidate)
+        if estimate is not None and _least(estimate) > whole[candidate.job]:
+            return estimate
+        return self.store.layouts.get(candidate, estimate)
+
+
+def _least(estimate: Layout) -> float:
+    """The least score that an estimate leaves possible."""
+    return estimate.score * (1.0 - NEAR)
 
 
 def _bound(each: Weighed) -> float:
@@ -260,24 +297,30 @@ def _none_left(candidates: int, aside: Mapping[str, Pruned]) -> str:
     return f"none of {candidates:,} layouts is left; most, {most.count:,}, are set aside for this: {most.example}"
 
 
-def _tried(shared: Shared, objective: Objective, candidate: Candidate) -> Layout | None:
-    """A layout, simulated; None where it does not fit."""
+def _tried(shared: Shared, objective: Objective, candidate: Candidate, *, whole: bool) -> Layout | None:
+    """A layout, simulated, whole or estimated from less; None where it does not fit."""
     if not fits(drafts_of(shared).setup(candidate.overrides)):
         return None
-    return simulated(shared().changed(candidate.overrides), objective, candidate)
+    scenario = shared().changed(candidate.overrides)
+    estimate = None if whole else extended(scenario)
+    return simulated(scenario, objective, candidate) if estimate is None else _layout(estimate, objective, candidate)
 
 
 def simulated(scenario: Scenario, objective: Objective, candidate: Candidate) -> Layout:
     """A simulated layout."""
-    result = simulate(scenario)
-    run = estimate(result) if objective.of_run else None
+    return _layout(simulate(scenario), objective, candidate)
+
+
+def _layout(result: Result | Extended, objective: Objective, candidate: Candidate) -> Layout:
+    """What a search keeps of a step."""
+    run = estimate(result.scenario, result.step_time) if objective.of_run else None
     economics = result.economics
     price = economics.price_per_gpu_hour
     return Layout(
         overrides=candidate.overrides,
         job=candidate.job,
         gpus=result.ranks,
-        cluster=scenario.cluster.name,
+        cluster=result.scenario.cluster.name,
         score=objective.score(result) if run is None else objective.score_of_run(result, run),
         step_time=result.step_time,
         band=result.band,
@@ -290,6 +333,7 @@ def simulated(scenario: Scenario, objective: Objective, candidate: Candidate) ->
         energy=economics.energy_per_trillion_tokens,
         breakdown={part: seconds for part, seconds in result.breakdown.mean().items() if seconds > 0.0},
         run=None if run is None else asdict(run),
+        extended=isinstance(result, Extended),
     )
 
 

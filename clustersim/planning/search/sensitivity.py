@@ -1,6 +1,7 @@
 """Does the best layout stay the best where the world is a little other than the scenario says?
 
-A few of the best layouts are simulated again with one thing changed, the same for all of them.
+A few of the best layouts are simulated again with one thing changed, the same for all of them; steps of many
+microbatches are estimated from shorter ones.
 """
 
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from clustersim.fitting import fits
 from clustersim.planning.search.executors import Shared
 from clustersim.planning.search.objective import Objective
 from clustersim.planning.search.space import Candidate
+from clustersim.planning.search.steady import extended
 from clustersim.scenario import Scenario
 from clustersim.scenario.changes.kernels import with_products
 from clustersim.scenario.changes.links import network_links, nvlink, pcie_links, with_links
@@ -51,7 +53,8 @@ def changed_score(shared: Shared, objective: Objective, candidate: Candidate, nu
         changed = change(shared().changed(candidate.overrides))
         if changed is None or problems(changed) or not fits(changed):
             return None
-        return objective.score(simulate(changed))
+        estimate = None if objective.of_run else extended(changed)
+        return objective.score(simulate(changed) if estimate is None else estimate)
     except ClusterSimError:
         return None
 

@@ -22,11 +22,15 @@ TABLE: Final = "layouts.parquet"
 
 
 class Store:
-    """What a search has found out so far: full are layouts that do not fit. kept: the lines of it."""
+    """What a search has found out so far. kept: the lines of it.
+
+    estimates: layouts whose step is known from shorter ones; full: those that do not fit.
+    """
 
     def __init__(self, kept: Kept) -> None:
         self.weighed: dict[Candidate, Weighed] = {}
         self.layouts: dict[Candidate, Layout] = {}
+        self.estimates: dict[Candidate, Layout] = {}
         self.full: set[Candidate] = set()
         self._kept = kept
         for each in kept.known:
@@ -70,4 +74,5 @@ class Store:
             self.full.add(Candidate(tuple(overrides), job))
         if "layout" in content:
             layout = layout_of(content["layout"])
-            self.layouts[Candidate(layout.overrides, layout.job)] = layout
+            known = self.estimates if layout.extended else self.layouts
+            known[Candidate(layout.overrides, layout.job)] = layout

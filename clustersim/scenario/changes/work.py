@@ -17,6 +17,13 @@ def with_batch(scenario: Scenario, times: int) -> Scenario:
     return replace(scenario, training=replace(training, global_batch=times * training.global_batch))
 
 
+def with_microbatches(scenario: Scenario, number: int) -> Scenario:
+    """A batch in which every replica runs so many microbatches."""
+    training = scenario.training
+    batch = number * scenario.layout.dp * training.microbatch
+    return replace(scenario, training=replace(training, global_batch=batch))
+
+
 def with_microbatch(scenario: Scenario, sequences: int) -> Scenario:
     """Microbatches of so many sequences, in the same batch."""
     return replace(scenario, training=replace(scenario.training, microbatch=sequences))
