@@ -104,9 +104,11 @@ def band_words(layout: Layout) -> str:
 def counted(found: Found) -> str:
     """How many layouts there were, and what became of them."""
     aside = sum(each.count for each in found.pruned.values())
+    extended = sum(each.extended for each in found.simulated)
+    words = f" ({extended:,} of them with fewer microbatches)" if extended else ""
     return (
         f"{found.candidates:,} combinations: {aside:,} set aside, {len(found.bounded):,} cannot be among the best by "
-        f"their bounds, {len(found.simulated):,} simulated, in {format_seconds(found.wall)}"
+        f"their bounds, {len(found.simulated):,} simulated{words}, in {format_seconds(found.wall)}"
     )
 
 

@@ -1,0 +1,156 @@
+"""A step of many microbatches follows from two of fewer, near enough to tell that it is not among the best."""
+
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from clustersim.analysis.search import Found
+from clustersim.errors import InputError
+from clustersim.planning.search import Search, Space, steady
+from clustersim.planning.search.steady import LEAST, NEAR, extended
+from clustersim.scenario import Scenario
+from clustersim.simulation import simulate
+from tests.conftest import examples
+from tests.planning.search.jobs import every, job, varied
+
+LONG = ("training.microbatch=1", "model.layers=8")
+SCHEDULES = [
+    "1f1b",
+    "gpipe",
+    "{bfs: {chunks: 2}}",
+    "{interleaved: {chunks: 2}}",
+    "zb-v",
+    "dualpipe",
+    "dualpipev",
+]
+OTHERS = [
+    (),
+    ("cost.network=uncontended",),
+    ("disturbances.slow=[{gpu: 3, speed: 0.8}]",),
+    ("training.precision=fp8",),
+    ("layout.tensor_overlap=true",),
+]
+
+
+@pytest.fixture
+def small_models_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are simulated in no time."""
+    monkeypatch.setattr(steady, "LEAST_LAYERS", 0)
+
+
+@pytest.mark.usefixtures("small_models_too")
+def test_a_gpu_alone_takes_as_long_for_each_microbatch_more() -> None:
+    """Nothing is communicated: t(m) = a + b m to rounding, and so is each part of it."""
+    alone = ("layout={tp: 1, pp: 1, dp: 1, data: ddp}", "cluster.gpus=1", "training.global_batch=23", *LONG)
+    chosen = job(*alone)
+    estimate, whole = extended(chosen), simulate(chosen)
+    assert estimate is not None
+    assert estimate.long.scenario.microbatches == 3
+    assert estimate.step_time == pytest.approx(whole.step_time, rel=1e-12)
+    assert estimate.breakdown.mean() == pytest.approx(whole.breakdown.mean(), rel=1e-9, abs=1e-15)
+    assert estimate.economics.energy_per_step == pytest.approx(whole.economics.energy_per_step, rel=1e-9)
+    assert estimate.economics.cost_per_trillion_tokens == pytest.approx(whole.economics.cost_per_trillion_tokens)
+    assert estimate.tokens_per_second == pytest.approx(whole.tokens_per_second)
+    assert estimate.mfu() == pytest.approx(whole.mfu())
+
+
+@examples(60)
+@given(data=st.data(), mixture=st.booleans(), other=st.sampled_from(OTHERS), more=st.integers(0, 12))
+def test_it_is_hardly_ever_too_long(data: st.DataObject, mixture: bool, other: tuple[str, ...], more: int) -> None:
+    tp, pp = (data.draw(st.sampled_from([1, 2, 4])) for _ in range(2))
+    strategy = data.draw(st.sampled_from(["ddp", "zero1", "fsdp", "{hsdp: {shard: 2}}"]))
+    dp = data.draw(st.sampled_from([each for each in (1, 2, 4) if each * tp * pp <= 16]))
+    layout = f"tp: {tp}, pp: {pp}, dp: {dp}, data: {strategy}, sequence_parallel: {'true' if tp > 1 else 'false'}"
+    sizes = (f"cluster.gpus={max(tp * pp * dp, 4)}", f"training.global_batch={(LEAST * pp + more) * dp}")
+    schedule = data.draw(st.sampled_from(SCHEDULES))
+    recompute = data.draw(st.sampled_from(["none", "full", "{layers: 1}"]))
+    own = (f"layout={{{layout}}}", f"schedule={schedule}", f"training.recompute={recompute}", *sizes, *LONG, *other)
+    try:
+        chosen = job(*own, mixture=mixture)
+    except InputError:
+        assume(False)
+    with patch.object(steady, "LEAST_LAYERS", 0):
+        estimate = extended(chosen)
+    assume(estimate is not None)
+    assert estimate is not None
+    whole = simulate(chosen)
+    assert estimate.step_time * (1.0 - NEAR) <= whole.step_time
+    assert estimate.peak_memory == pytest.approx(whole.peak_memory, rel=1e-12)
+    assert estimate.memory_capacity == whole.memory_capacity
+    assert sum(estimate.breakdown.mean().values()) == pytest.approx(estimate.step_time)
+    assert estimate.mfu() * estimate.step_time == pytest.approx(whole.mfu() * whole.step_time)
+
+
+@pytest.mark.usefixtures("small_models_too")
+@pytest.mark.parametrize(
+    "other",
+    [
+        ("training.global_batch=19",),
+        ("steps=2",),
+        ("disturbances.jitter=0.05",),
+        ("schedule=zb-1p", "layout.pp=2", "cluster.gpus=2"),
+    ],
+)
+def test_what_is_not_known_to_be_steady_is_not_estimated(other: tuple[str, ...]) -> None:
+    base = ("layout={tp: 1, pp: 1, dp: 1, data: ddp}", "cluster.gpus=1", "training.global_batch=20", *LONG)
+    if "19" in other[0]:
+        base = (*base, "layout.pp=2", "cluster.gpus=2", "training.global_batch=20")
+    assert extended(job(*base, *other)) is None
+
+
+@pytest.mark.usefixtures("small_models_too")
+def test_loads_that_differ_are_not_estimated() -> None:
+    even = job("layout={ep: 2, dp: 2}", "cluster.gpus=2", "training.global_batch=40", *LONG, mixture=True)
+    uneven = even.changed(["training.expert_load={variation: 0.4}"])
+    assert extended(even) is not None
+    assert extended(uneven) is None
+
+
+VARY = {
+    "layout.tp": ["1", "2"],
+    "layout.pp": ["1", "2"],
+    "schedule": ["1f1b", "dualpipev"],
+    "layout.data": ["ddp", "fsdp"],
+    "training.microbatch": ["1", "2"],
+}
+
+
+def long_job(batch: int) -> Scenario:
+    """A job with many microbatches."""
+    return job(f"training.global_batch={batch}", "cluster.gpus=4", "model.layers=8")
+
+
+def found(batch: int, top: int, folder: Path | None = None, workers: int = 1) -> Found:
+    """The best of its layouts."""
+    space = Space.only(long_job(batch), VARY)
+    return Search(space, top, workers=workers, store=folder, sensitivity=False).run()
+
+
+@pytest.mark.usefixtures("small_models_too")
+@pytest.mark.parametrize("top", [2, 3])
+def test_a_search_that_estimates_finds_what_trying_all_finds(top: int) -> None:
+    """But for layouts that are another in other words, which are as fast as that one."""
+    tried, space, answer = every(long_job(192), VARY), Space.only(long_job(192), VARY), found(192, top)
+    times = {varied(space, each.overrides): each.step_time for each in answer.simulated if not each.extended}
+    assert all(tried[chosen] == seconds for chosen, seconds in times.items())
+    assert answer.best[0].step_time == min(tried.values())
+    assert not any(each.extended for each in answer.simulated if each.tied or each in answer.best)
+    worst = answer.best[-1].step_time
+    missed = [seconds for chosen, seconds in tried.items() if chosen not in times and seconds < worst]
+    assert all(any(seconds == pytest.approx(there, rel=1e-9) for there in times.values()) for seconds in missed)
+    estimated = [each for each in answer.simulated if each.extended]
+    assert estimated
+    for each in estimated:
+        assert each.step_time == pytest.approx(tried[varied(space, each.overrides)], rel=1e-2)
+
+
+def test_it_is_the_same_from_a_folder_and_on_two_workers(tmp_path: Path) -> None:
+    """Of so many microbatches that nothing needs to be patched, which other processes would not see."""
+    once = found(2048, 2, tmp_path)
+    assert any(each.extended for each in once.simulated)
+    for other in (found(2048, 2, tmp_path), found(2048, 2, workers=2)):
+        assert other.simulated == once.simulated
+        assert other.bounded == once.bounded
