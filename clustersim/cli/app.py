@@ -167,14 +167,16 @@ def diff(
         Path,
         typer.Argument(
             metavar="A",
-            help="Scenario, or a result that `run --json` wrote.",
+            help="Scenario, a result that `run --json` wrote, or traces of PyTorch's profiler (a file or a directory).",
             autocompletion=completing.data_files,
         ),
     ],
     second: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[B]", help="The other; default: A with the changes.", autocompletion=completing.data_files
+            metavar="[B]",
+            help="The other; default: A with the changes. Of a trace: the scenario that predicts it.",
+            autocompletion=completing.data_files,
         ),
     ] = None,
     overrides: Annotated[
@@ -185,7 +187,7 @@ def diff(
     html: Html = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no table.")] = False,
 ) -> None:
-    """Say what is different between two scenarios or results: the input, the step time, and which parts of it."""
+    """Say what is different between two scenarios or results, or a measured step and its prediction, and where."""
     from clustersim.cli.diff import show_difference
     from clustersim.cli.outputs import Outputs
 
