@@ -369,6 +369,20 @@ def import_arguments_of(
     import_arguments(program, file, overrides or [], cluster, gpus, out)
 
 
+@app.command(name="export")
+def export_for(
+    program: Annotated[str, typer.Argument(metavar="PROGRAM", help="For whom: chakra.")],
+    file: ScenarioFile,
+    overrides: Overrides = None,
+    out: Annotated[str, typer.Option("--out", "--output", metavar="DIR", help="Write the traces there.")] = "-",
+    force: Annotated[bool, typer.Option("--force", help="Write traces of more than 1 GiB, too.")] = False,
+) -> None:
+    """Write a simulated step for another program (chakra: execution traces of all ranks, for ASTRA-sim)."""
+    from clustersim.cli.exporting_chakra import export_step
+
+    _exit(fits=export_step(program, file, overrides or [], out, force=force))
+
+
 @app.command()
 def presets() -> None:
     """List the models, clusters, accelerators and schedules that are shipped."""

@@ -39,8 +39,8 @@ def show_profile_difference(measured: Path, file: Path | None, overrides: Sequen
     world = scenario.layout.world
     if traces.world != world:
         raise InputError(
-            f"{measured}: is of {traces.world} rank{'s' * (traces.world > 1)}, and {file} has {world} GPUs; compare with "
-            f"a scenario of as many, such as --set cluster.gpus={traces.world} and a layout for them"
+            f"{measured}: is of {traces.world} rank{'s' * (traces.world > 1)}, and {file} has {world} GPUs; compare "
+            f"with a scenario of as many, such as --set cluster.gpus={traces.world} and a layout for them"
         )
     from clustersim.simulation import simulate
 
