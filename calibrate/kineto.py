@@ -26,13 +26,13 @@ import numpy as np
 
 from calibrate.collectives.added import added
 from calibrate.collectives.table import fit_table
-from calibrate.devices.chips import same_chip
 from calibrate.fit.alpha_beta import fit_calls
 from clustersim.analysis.profiled import Moved, RankSpans
 from clustersim.cost.record import Call, CollectiveRow, Conditions, Device, Record, Spread
 from clustersim.cost.record_file import write_record
 from clustersim.dtypes import DType
 from clustersim.errors import InputError
+from clustersim.foreign.chips import same_chip
 from clustersim.foreign.kineto import Traces, read_traces
 from clustersim.hardware.cluster import Cluster, load_cluster
 from clustersim.program.task import Collective

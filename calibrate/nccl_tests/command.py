@@ -26,7 +26,6 @@ import numpy as np
 
 from calibrate.collectives.added import added
 from calibrate.collectives.table import fit_table
-from calibrate.devices.chips import same_chip
 from calibrate.fit.alpha_beta import fit_calls
 from calibrate.nccl_tests.json_form import read_json
 from calibrate.nccl_tests.run import Place, Run, Sample
@@ -35,6 +34,7 @@ from clustersim.cost.record import Call, CollectiveRow, Conditions, Device, Reco
 from clustersim.cost.record_file import write_record
 from clustersim.dtypes import DType
 from clustersim.errors import InputError, nearest, shown
+from clustersim.foreign.chips import same_chip
 from clustersim.hardware.cluster import Cluster, load_cluster
 from clustersim.program.task import Collective
 from clustersim.units import Seconds

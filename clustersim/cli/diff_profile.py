@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from clustersim.cli.outputs import Outputs, announce, write_json
 from clustersim.cli.waiting import waiting_for
 from clustersim.errors import InputError
+from clustersim.foreign.chips import same_chip
 from clustersim.foreign.kineto import Traces, read_traces, traces_of
 from clustersim.scenario import Scenario
 from clustersim.units import format_step_time
@@ -101,6 +102,9 @@ def _notes(traces: Traces, result: "Result") -> Iterator[str]:
     if missing:
         few = ", ".join(map(str, missing[:4])) + (f" and {len(missing) - 4:,} more" if len(missing) > 4 else "")
         yield f"A has no traces of {'rank' if len(missing) == 1 else 'ranks'} {few}; both means leave them out"
+    accelerators, _ = result.scenario.cluster.kinds()
+    if traces.device and not any(same_chip(traces.device, each.name) for each in accelerators):
+        yield f"A ran on {traces.device}, and B is of {accelerators[0].name}"
     if len(traces.ranks[0].numbers) == 1:
         yield "A has one step alone, which is taken to last while anything of it runs; profile two steps or more"
     if not traces.shapes:

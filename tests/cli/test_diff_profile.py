@@ -82,6 +82,14 @@ def test_a_scenario_that_does_not_fit_is_compared_and_said(clustersim: Run, tmp_
     assert "note: B does not fit in memory" in done.stdout
 
 
+@pytest.mark.parametrize(("cluster", "said"), [("dgx-h100", False), ("dgx-a100", True)])
+def test_another_gpu_than_the_scenario_s_is_said(clustersim: Run, tmp_path: Path, cluster: str, said: bool) -> None:
+    plan = write_plan(tmp_path, {**SINGLE, "cluster": {"name": cluster, "gpus": 1}})
+    three_steps().write(tmp_path / "measured.json")
+    notes = answer(clustersim, "measured.json", plan)["notes"]
+    assert any(note == "A ran on NVIDIA H100 80GB HBM3, and B is of a100-sxm-80gb" for note in notes) is said
+
+
 BAD: dict[str, tuple[list[str], str]] = {
     "not JSON": (["broken.json.gz", "plan.yaml"], "broken.json.gz: is not valid gzip"),
     "truncated": (["truncated.json", "plan.yaml"], "truncated.json: is not valid JSON, or truncated"),
