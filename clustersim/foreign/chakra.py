@@ -40,6 +40,7 @@ from clustersim.program.task import (
     Send,
     Stream,
 )
+from clustersim.recent import Recent, each_one
 from clustersim.units import Seconds
 from clustersim.workload.kernels import Kernel
 
@@ -75,6 +76,7 @@ _TYPES: Final[Mapping[Collective, int]] = {  # CollectiveCommType
 }
 _OWN_PART: Final = (Collective.ALL_GATHER, Collective.GATHER, Collective.SHIFT)  # each member begins with its part
 _HOST: Final = {HostWork.TO_HOST: NodeType.STORE, HostWork.FROM_HOST: NodeType.LOAD, HostWork.ON_HOST: NodeType.COMPUTE}
+_KEPT: Final = 32  # simulated ranks whose nodes are kept: ranks of several classes may come in turn
 _INT32, _INT64, _UINT64, _BOOL, _STRING = 7, 9, 13, 27, 29  # fields of AttributeProto, as ASTRA-sim's readers take them
 
 
@@ -94,7 +96,7 @@ class ChakraWriter:
 
     def __init__(self, result: "Answer") -> None:
         self.result = result
-        self._nodes: dict[int, tuple[_Node, ...]] = {}
+        self._nodes: Recent[tuple[_Node, ...]] = Recent(_KEPT, each_one)
 
     @cached_property
     def groups(self) -> dict[int, list[int]]:
@@ -105,10 +107,9 @@ class ChakraWriter:
     def rank(self, rank: int) -> bytes:
         """The file of one rank."""
         simulated = int(self.result.trace.representative[rank])
-        if simulated not in self._nodes:
-            self._nodes[simulated] = tuple(_Drafts(self.result, simulated, self._tags).nodes())
+        made = self._nodes.of((simulated,), lambda: tuple(_Drafts(self.result, simulated, self._tags).nodes()))
         head = text(1, VERSION) + content(2, _attribute("schema", text(_STRING, f"1.0.2-chakra.{VERSION}")))
-        nodes = (each.fixed + self._own(each, rank) for each in self._nodes[simulated])
+        nodes = (each.fixed + self._own(each, rank) for each in made)
         return b"".join(map(delimited, (head, *nodes)))
 
     def _own(self, node: _Node, rank: int) -> bytes:

@@ -80,12 +80,11 @@ def _compared(difference: ProfileDifference, rows: Iterable[tuple[str, Pair]], c
 
 
 def _collectives(difference: ProfileDifference) -> "Table":
-    table = _grid(("", "ranks", "number", "number", "payload", "payload", *_HEADS))
+    table = _grid(("", "ranks", "number", "number", "payload", "payload", *_HEADS[:2]))
     for (name, ranks), (pair, payloads) in difference.totals.items():
         sizes = (format_bytes(each) if each else "" for each in payloads)
-        seconds = map(_time, pair.seconds)
-        longer = _longer(difference, pair.longer)
-        table.add_row(name, str(ranks) if ranks else "", *map(_count, pair.counts), *sizes, *seconds, longer)
+        counts, seconds = map(_count, pair.counts), map(_time, pair.seconds)
+        table.add_row(name, str(ranks) if ranks else "", *counts, *sizes, *seconds)
     return table
 
 
