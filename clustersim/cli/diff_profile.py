@@ -39,9 +39,10 @@ def show_profile_difference(measured: Path, file: Path | None, overrides: Sequen
         traces = read_traces(measured)
     world = scenario.layout.world
     if traces.world != world:
+        ranks = f"{traces.world:,} rank{'s' * (traces.world > 1)}"
         raise InputError(
-            f"{measured}: is of {traces.world} rank{'s' * (traces.world > 1)}, and {file} has {world} GPUs; compare "
-            f"with a scenario of as many, such as --set cluster.gpus={traces.world} and a layout for them"
+            f"{measured}: is of {ranks}, and {file} has {world:,} GPU{'s' * (world > 1)}; "
+            f"compare with a scenario of as many, such as --set cluster.gpus={traces.world} and a layout for them"
         )
     from clustersim.simulation import simulate
 

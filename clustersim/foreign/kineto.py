@@ -70,7 +70,7 @@ def traces_of(source: str, contents: Iterable[tuple[Path, Any]]) -> Traces:
     read = sorted((_Trace.of(file, content) for file, content in contents), key=lambda each: each.rank)
     for before, after in pairwise(read):
         if before.rank == after.rank:
-            raise InputError(f"{after.file}: is of rank {after.rank}, as {before.file} is; keep the traces of one run")
+            raise InputError(f"{after.file}: is of rank {after.rank}, as {before.file} is; keep one trace of each rank")
         if before.world != after.world:
             raise InputError(
                 f"{after.file}: is of {after.world} ranks, {before.file} of {before.world}; keep the traces of one run"
