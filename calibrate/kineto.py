@@ -8,8 +8,8 @@ of its members' kernels counts, that of whoever came last; where not all members
 in the row, which is said. Collectives of a step run beside kernels and each other: rows are of that, not of the
 collective alone. Which node a rank is on follows from its number, as launchers count: so many GPUs of a node at a time.
 
-Left out: what has no payload in the trace (of older versions of PyTorch, or kernels of a dispatcher's own), groups whose members
-are not known or lie unevenly on nodes, and messages in groups of more than two, whose peer no trace says.
+Left out: what has no payload in the trace (of older versions of PyTorch, or kernels of a dispatcher's own), groups whose
+members are not known or lie unevenly on nodes, and messages in groups of more than two, whose peer no trace says.
 """
 
 import argparse

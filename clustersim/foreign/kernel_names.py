@@ -4,8 +4,8 @@ Names are those of CUDA and ROCm libraries (cuBLAS, CUTLASS, cuDNN, hipBLASLt, f
 of PyTorch's own kernels, of Triton's (which list what they fuse) and of traces that this program writes. The first rule
 that a name meets holds; what meets none is "other kernels". Fused kernels count as what is rarest in their names.
 
-Collectives are known by `Collective name` and its companions, which PyTorch 2.4 writes and 2.0 does not, else by the
-kernel's name; then nothing says their payload. NCCL's kernel of messages does all-to-all, too, so both are send_recv then.
+Collectives are known by `Collective name` and its companions, which newer versions of PyTorch write, else by the
+kernel's name; then nothing says their payload, and both messages and all-to-all are send_recv, as in NCCL's name.
 Reference: pytorch/pytorch, torch/csrc/distributed/c10d/ParamCommsUtils.hpp
 """
 
