@@ -8,8 +8,8 @@ of its members' kernels counts, that of whoever came last; where not all members
 in the row, which is said. Collectives of a step run beside kernels and each other: rows are of that, not of the
 collective alone. Which node a rank is on follows from its number, as launchers count: so many GPUs of a node at a time.
 
-Left out: what has no payload in the trace (of older versions of PyTorch, or kernels of a dispatcher's own), groups whose
-members are not known or lie unevenly on nodes, and messages in groups of more than two, whose peer no trace says.
+Left out: what has no payload in the trace (of older versions of PyTorch, or kernels of a dispatcher's own), groups
+whose members are not known or lie unevenly on nodes, and messages in groups of more than two, whose peer no trace says.
 """
 
 import argparse
@@ -27,7 +27,7 @@ import numpy as np
 from calibrate.collectives.added import added
 from calibrate.collectives.table import fit_table
 from calibrate.fit.alpha_beta import fit_calls
-from clustersim.analysis.profiled import Moved, RankSpans
+from clustersim.analysis.profiled import Moved, RankSpans, met
 from clustersim.cost.record import Call, CollectiveRow, Conditions, Device, Record, Spread
 from clustersim.cost.record_file import write_record
 from clustersim.dtypes import DType
@@ -90,25 +90,17 @@ class _Found:
 
 
 def _found(traces: Traces, cluster: Cluster) -> _Found:
-    left_out: Counter[str] = Counter()
-    seen: dict[tuple[Moved, int], list[Seconds]] = defaultdict(list)  # which one of a group's: what members took
     calls = {moved: _call(moved, cluster) for each in traces.ranks for moved in _moves(each)}
-    for spans in traces.ranks:
-        number: Counter[Moved] = Counter()
-        for place in np.flatnonzero(spans.step >= 0).tolist():
-            moved = spans.labels[int(spans.label[place])].moved
-            call = None if moved is None else calls[moved]
-            if moved is None or isinstance(call, str):
-                left_out.update([call] if isinstance(call, str) else [])
-                continue
-            seen[moved, number[moved]].append(float(spans.end[place] - spans.start[place]))
-            number[moved] += 1
     seconds: dict[Call, list[Seconds]] = defaultdict(list)
-    for (moved, _), took in seen.items():
+    left_out: Counter[str] = Counter()
+    partly = 0
+    for (moved, _), took in met(traces.ranks).items():
         call = calls[moved]
-        if isinstance(call, Call):
-            seconds[call].append(min(took))
-    partly = sum(len(took) < moved.ranks for (moved, _), took in seen.items())
+        if isinstance(call, str):
+            left_out[call] += len(took)
+            continue
+        seconds[call].append(min(took.values()))
+        partly += len(took) < moved.ranks
     return _Found(seconds, partly, left_out)
 
 

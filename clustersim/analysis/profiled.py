@@ -280,3 +280,31 @@ def _cut(spans: RankSpans, begin: Seconds, end: Seconds) -> RankStep:
         step=spans.step[chosen],
     )
     return RankStep(spans.rank, end - begin, inside, (start >= begin).astype(np.float64))
+
+
+def met(ranks: Sequence[RankSpans], step: int | None = None) -> dict[tuple[Moved, int], dict[int, Seconds]]:
+    """What each collective took on each rank of its group, as far as they have traces; of one group in turn.
+
+    step: only those of this place in `numbers`; else all that were launched in a step.
+    """
+    found: dict[tuple[Moved, int], dict[int, Seconds]] = {}
+    for spans in ranks:
+        number: dict[Moved, int] = {}
+        for place in np.flatnonzero(spans.step >= 0 if step is None else spans.step == step).tolist():
+            moved = spans.labels[int(spans.label[place])].moved
+            if moved is not None:
+                number[moved] = number.get(moved, -1) + 1
+                lasting = float(spans.end[place] - spans.start[place])
+                found.setdefault((moved, number[moved]), {})[spans.rank] = lasting
+    return found
+
+
+def waiting(ranks: Sequence[RankSpans], number: int) -> Seconds:
+    """Seconds of a step in which collectives wait for other members, the mean over ranks.
+
+    That is what they last longer than the shortest of their members' kernels; those whose members have not all traces
+    are left out. number: the profiler's, of the step.
+    """
+    took = met(ranks, ranks[0].numbers.index(number)).items()
+    whole = (np.array([*each.values()]) for (moved, _), each in took if len(each) == moved.ranks)
+    return float(sum((each - each.min()).sum() for each in whole)) / len(ranks)

@@ -8,7 +8,7 @@ import io
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from clustersim.cli.outputs import Outputs, announce, write_json
 from clustersim.cli.waiting import waiting_for
@@ -16,13 +16,11 @@ from clustersim.errors import InputError
 from clustersim.foreign.chips import same_chip
 from clustersim.foreign.kineto import Traces, read_traces, traces_of
 from clustersim.scenario import Scenario
-from clustersim.units import format_step_time
+from clustersim.units import Seconds, format_seconds, format_step_time
 
 if TYPE_CHECKING:
     from clustersim.report.profile_difference import ProfileDifference
     from clustersim.result import Result
-
-SPINS: Final = "measured collectives last while they wait for other ranks, too, predicted ones while data move alone"
 
 
 def show_profile_difference(measured: Path, file: Path | None, overrides: Sequence[str], outputs: Outputs) -> bool:
@@ -58,17 +56,19 @@ def show_profile_difference(measured: Path, file: Path | None, overrides: Sequen
 
 
 def _compared(traces: Traces, result: "Result", named: tuple[Path, Sequence[str]]) -> "ProfileDifference":
-    from clustersim.analysis.profiled import median_step
+    from clustersim.analysis.profiled import median_step, waiting
     from clustersim.report.profile_difference import ProfileDifference
 
     predicted = _predicted(result, [each.rank for each in traces.ranks])
     only = result.step_time if result.scenario.steps == 1 else None
     steps = median_step(traces.ranks), median_step(predicted.ranks, only)
+    waited = waiting(traces.ranks, steps[0].number)
     return ProfileDifference(
         titles=(_measured_title(traces, len(steps[0].step_times)), _title(*named)),
         steps=steps,
         fits=result.fits,
-        notes=tuple(_notes(traces, result)),
+        waiting=waited,
+        notes=tuple(_notes(traces, result, waited)),
     )
 
 
@@ -98,7 +98,7 @@ def _title(file: Path, overrides: Sequence[str]) -> str:
     return f"{file} with {', '.join(overrides)}" if overrides else str(file)
 
 
-def _notes(traces: Traces, result: "Result") -> Iterator[str]:
+def _notes(traces: Traces, result: "Result", waited: Seconds) -> Iterator[str]:
     missing = sorted(set(range(traces.world)) - {each.rank for each in traces.ranks})
     if missing:
         few = ", ".join(map(str, missing[:4])) + (f" and {len(missing) - 4:,} more" if len(missing) > 4 else "")
@@ -111,7 +111,8 @@ def _notes(traces: Traces, result: "Result") -> Iterator[str]:
     if not traces.shapes:
         yield "A does not say sizes of products; profile with record_shapes=True to compare them"
     if any(label.moved for each in traces.ranks for label in each.labels):
-        yield SPINS
+        known = f" (here {format_seconds(waited)}, where all members have traces)" if waited else ""
+        yield f"A's collectives last while they wait for other ranks, too{known}, B's while data move alone"
     if not result.fits:
         yield f"B does not fit in memory; its step of {format_step_time(result.step_time)} could not be run"
 

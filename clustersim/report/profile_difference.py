@@ -35,13 +35,15 @@ class Pair(NamedTuple):
 class ProfileDifference:
     """A measured step and its prediction.
 
-    titles: what each is of; steps: both, with equal ranks; fits: whether the scenario fits in memory; notes: what must
-    be known.
+    titles: what each is of; steps: both, with equal ranks; fits: whether the scenario fits in memory; waiting: seconds
+    in which A's collectives wait for other ranks, as far as traces tell, the mean over ranks; notes: what must be
+    known.
     """
 
     titles: tuple[str, str]
     steps: tuple[ProfiledStep, ProfiledStep] = field(repr=False)
     fits: bool
+    waiting: Seconds
     notes: tuple[str, ...] = ()
 
     @property
@@ -96,10 +98,10 @@ class ProfileDifference:
             **{name: self._side(place) for place, name in enumerate(("first", "second"))},
             "delta": {"step_time_s": second - first},
             "parts_s": _named([part.value for part in SPAN_PARTS], self.parts),
-            "communication_s": {
-                "first": [self.steps[0].communication, self.steps[0].hidden],
-                "second": [self.steps[1].communication, self.steps[1].hidden],
-            },
+            "communication_s": _named(
+                ["all", "hidden"], np.array([[each.communication, each.hidden] for each in self.steps])
+            ),
+            "waiting_s": {"first": self.waiting},
             "kinds": [{"kind": kind.value, **_plain(pair)} for kind, pair in zip(SPAN_KINDS, self.kinds, strict=True)],
             "collectives": [
                 {"collective": each.name, "ranks": each.ranks, "payload_bytes": each.payload, **_plain(pair)}

@@ -1,11 +1,13 @@
 """Steps of made-up spans: every instant counts once, whatever overlaps."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.analysis.profiled import SPAN_KINDS, RankSpans, SpanKind, SpanLabel, median_step
+from clustersim.analysis.profiled import SPAN_KINDS, Moved, RankSpans, SpanKind, SpanLabel, median_step, waiting
 
 LABELS = tuple(SpanLabel(kind.value, kind) for kind in SPAN_KINDS)
 Span = tuple[float, float, SpanKind, int, int]  # begin, lasting, kind, stream, step
@@ -87,3 +89,24 @@ def test_the_only_step_lasts_as_long_as_anything_runs_or_as_is_said() -> None:
     said = median_step([first, second], 8.0)
     assert said.seconds == 8.0
     assert said.ranks[0].parts.tolist() == [2.0, 0.0, 0.0, 6.0]
+
+
+def test_a_collective_waits_for_who_comes_last_and_only_where_all_are_seen() -> None:
+    """The n-th of a group on one rank is the n-th on the others, whatever runs between."""
+    pair, three = (Moved("all_reduce", size, 8.0, members=tuple(range(size))) for size in (2, 3))
+    place = SPAN_KINDS.index(SpanKind.COMMUNICATION)
+    labels = (
+        *LABELS[:place],
+        replace(LABELS[place], moved=pair),
+        *LABELS[place + 1 :],
+        replace(LABELS[place], moved=three),
+    )
+
+    def of(rank: int, *lasting: float) -> RankSpans:
+        starts = np.cumsum([0.0, *lasting])
+        spans = zip(starts.tolist(), lasting, strict=False)
+        made = rank_of(*((at, took, SpanKind.COMMUNICATION, 7, 0) for at, took in spans), rank=rank)
+        label = np.where(np.arange(len(lasting)) == len(lasting) - 1, len(labels) - 1, made.label)
+        return replace(made, labels=labels, label=label)
+
+    assert waiting([of(0, 5.0, 2.0, 9.0), of(1, 3.0, 6.0, 1.0)], 0) == pytest.approx((2.0 + 4.0) / 2)

@@ -29,6 +29,8 @@ def test_a_trace_of_a_scenario_differs_from_it_in_nothing(clustersim: Run, plan:
     step = found["second"]["step_time_s"]
     assert found["delta"]["step_time_s"] == pytest.approx(0.0, abs=1e-8)
     assert longer(found["parts_s"]) < 1e-6 * step
+    assert longer(found["communication_s"]) < 1e-6 * step
+    assert found["waiting_s"]["first"] == pytest.approx(0.0, abs=1e-6 * step)
     assert all(longer(row["parts_s"]) < 1e-6 * step for row in found["ranks"])
     for row in (*found["kinds"], *found["collectives"], *found["products"]):
         assert row["count"]["first"] == row["count"]["second"]
