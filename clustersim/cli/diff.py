@@ -51,7 +51,10 @@ class Side:
 def show_difference(first: Path, second: Path | None, overrides: Sequence[str], outputs: Outputs) -> bool:
     """Simulate both and say what differs; whether the second fits in memory."""
     if is_traces(first):
-        return show_profile_difference(first, second, overrides, outputs)
+        if second is None:
+            raise InputError(f"{first} is a measured trace; name the scenario that predicts it behind it")
+        side = read_side(second, overrides)
+        return show_profile_difference(first, side.scenario, (side.file, side.title), outputs)
     if second is not None and is_traces(second):
         raise InputError(f"{second} is a measured trace; name it first, and the scenario that predicts it behind it")
     if second is None and not overrides:

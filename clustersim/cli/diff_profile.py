@@ -23,15 +23,16 @@ if TYPE_CHECKING:
     from clustersim.result import Result
 
 
-def show_profile_difference(measured: Path, file: Path | None, overrides: Sequence[str], outputs: Outputs) -> bool:
-    """Compare what a profiler saw with the prediction of a scenario; whether the scenario fits in memory."""
-    if file is None:
-        raise InputError(f"{measured} is a measured trace; name the scenario that predicts it behind it")
+def show_profile_difference(measured: Path, scenario: Scenario, named: tuple[Path, str], outputs: Outputs) -> bool:
+    """Compare what a profiler saw with the prediction of a scenario; whether the scenario fits in memory.
+
+    named: the scenario's file, and what it is of.
+    """
+    file, title = named
     if outputs.html is not None:
         raise InputError(
             f"--html {outputs.html}: a measured trace is compared in the table and in --json; leave it out"
         )
-    scenario = Scenario.load(file, overrides)
     outputs.require([measured, file, *scenario.files])
     with waiting_for("reading"):
         traces = read_traces(measured)
@@ -45,7 +46,7 @@ def show_profile_difference(measured: Path, file: Path | None, overrides: Sequen
     from clustersim.simulation import simulate
 
     with waiting_for("simulating"):
-        difference = _compared(traces, simulate(scenario), (file, overrides))
+        difference = _compared(traces, simulate(scenario), title)
         if outputs.json is not None:
             write_json(difference.to_json(), outputs.json)
     if outputs.table:
@@ -55,7 +56,7 @@ def show_profile_difference(measured: Path, file: Path | None, overrides: Sequen
     return difference.fits
 
 
-def _compared(traces: Traces, result: "Result", named: tuple[Path, Sequence[str]]) -> "ProfileDifference":
+def _compared(traces: Traces, result: "Result", title: str) -> "ProfileDifference":
     from clustersim.analysis.profiled import median_step, waiting
     from clustersim.report.profile_difference import ProfileDifference
 
@@ -64,7 +65,7 @@ def _compared(traces: Traces, result: "Result", named: tuple[Path, Sequence[str]
     steps = median_step(traces.ranks), median_step(predicted.ranks, only)
     waited = waiting(traces.ranks, steps[0].number)
     return ProfileDifference(
-        titles=(_measured_title(traces, len(steps[0].step_times)), _title(*named)),
+        titles=(_measured_title(traces, len(steps[0].step_times)), title),
         steps=steps,
         fits=result.fits,
         waiting=waited,
@@ -92,10 +93,6 @@ def _measured_title(traces: Traces, steps: int) -> str:
     many = len(traces.ranks)
     ranks = f"{f'{many:,} of ' if many < traces.world else ''}{traces.world:,} rank{'s' * (traces.world > 1)}"
     return f"{traces.source} ({of}, {ranks}{f', {traces.device}' if traces.device else ''})"
-
-
-def _title(file: Path, overrides: Sequence[str]) -> str:
-    return f"{file} with {', '.join(overrides)}" if overrides else str(file)
 
 
 def _notes(traces: Traces, result: "Result", waited: Seconds) -> Iterator[str]:

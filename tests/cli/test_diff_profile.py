@@ -84,6 +84,13 @@ def test_a_scenario_that_does_not_fit_is_compared_and_said(clustersim: Run, tmp_
     assert "note: B does not fit in memory" in done.stdout
 
 
+def test_a_result_predicts_as_its_scenario_does(clustersim: Run, plan: Path) -> None:
+    clustersim("run", plan, "--kineto", "traces", "--ranks", "0", "--json", "result.json", "--quiet")
+    first, second = (answer(clustersim, "traces", each) for each in (plan, "result.json"))
+    assert second["second"]["title"] == "plan (result.json)"
+    assert {**second, "second": first["second"]} == first
+
+
 @pytest.mark.parametrize(("cluster", "said"), [("dgx-h100", False), ("dgx-a100", True)])
 def test_another_gpu_than_the_scenario_s_is_said(clustersim: Run, tmp_path: Path, cluster: str, said: bool) -> None:
     plan = write_plan(tmp_path, {**SINGLE, "cluster": {"name": cluster, "gpus": 1}})
