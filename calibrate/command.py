@@ -29,6 +29,7 @@ CHECK: Final = Command("calibrate.checking", "Does a real training step take wha
 COMMANDS: Final = {
     "collectives": Command("calibrate.collectives.command", "measure collectives; start it with torchrun"),
     "import-nccl-tests": Command("calibrate.nccl_tests.command", "take over what nccl-tests printed, as text or JSON"),
+    "import-kineto": Command("calibrate.kineto", "take over collectives of steps that PyTorch's profiler measured"),
     "report": Command("calibrate.report.command", "say (and draw) what a record holds, beside what is shipped"),
     "derive": Command("calibrate.derive", "carry a record over to an accelerator with the same compute die"),
     "fit-published": Command(

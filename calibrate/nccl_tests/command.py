@@ -34,6 +34,7 @@ from clustersim.cost.record import Call, CollectiveRow, Conditions, Device, Reco
 from clustersim.cost.record_file import write_record
 from clustersim.dtypes import DType
 from clustersim.errors import InputError, nearest, shown
+from clustersim.foreign.chips import same_chip
 from clustersim.hardware.cluster import Cluster, load_cluster
 from clustersim.program.task import Collective
 from clustersim.units import Seconds
@@ -57,8 +58,6 @@ _FORMATS: Final = {  # what NCCL calls them (nccl-tests, src/common.cu: test_typ
     "fp8_e4m3": DType.FP8,
 }
 _OTHERS: Final = ("alltoallv", "hypercube")  # tests of what no layout here does
-_MEMORY: Final = re.compile(r"(\d+) ?gb", re.IGNORECASE)
-_FORM: Final = re.compile(r"pcie|sxm|nvl", re.IGNORECASE)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -257,7 +256,7 @@ def _device(runs: Sequence[Run], cluster: Cluster) -> Device:
     """What the runs ran on; raise InputError where that is not the cluster's accelerator, or differs."""
     names = _one("device", [(run, place.device) for run in runs for place in run.places])
     versions = _one("NCCL version", [(run, run.version) for run in runs if run.version])
-    if names and not _same_chip(names, cluster.accelerator.name):
+    if names and not same_chip(names, cluster.accelerator.name):
         raise InputError(
             f"{runs[0].where}: ran on {names}, but {cluster.name} has {cluster.accelerator.name}; "
             "name the cluster that it ran on"
@@ -272,19 +271,6 @@ def _one(what: str, found: Sequence[tuple[Run, str]]) -> str:
         if value != found[0][1]:
             raise InputError(f"{run.where}: {what} {value}, but {found[0][1]} before; keep a record for each")
     return found[0][1] if found else ""
-
-
-def _same_chip(device: str, accelerator: str) -> bool:
-    """Whether a device's own name can be an accelerator's: its chip, and memory and form where both say."""
-    chip = accelerator.partition("-")[0]
-    if not re.search(rf"(?<![a-z0-9]){re.escape(chip)}(?![a-z0-9])", device, re.IGNORECASE):
-        return False
-    return all(_agree(pattern, device, accelerator) for pattern in (_MEMORY, _FORM))
-
-
-def _agree(pattern: re.Pattern[str], first: str, second: str) -> bool:
-    mine, other = (re.findall(pattern, text.lower()) for text in (first, second))
-    return not mine or not other or mine[0] == other[0]
 
 
 def _conditions(runs: Sequence[Run], options: argparse.Namespace) -> Conditions:

@@ -167,14 +167,16 @@ def diff(
         Path,
         typer.Argument(
             metavar="A",
-            help="Scenario, or a result that `run --json` wrote.",
+            help="Scenario, a result that `run --json` wrote, or traces of PyTorch's profiler (a file or a directory).",
             autocompletion=completing.data_files,
         ),
     ],
     second: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[B]", help="The other; default: A with the changes.", autocompletion=completing.data_files
+            metavar="[B]",
+            help="The other; default: A with the changes. Of a trace: the scenario that predicts it.",
+            autocompletion=completing.data_files,
         ),
     ] = None,
     overrides: Annotated[
@@ -185,7 +187,7 @@ def diff(
     html: Html = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no table.")] = False,
 ) -> None:
-    """Say what is different between two scenarios or results: the input, the step time, and which parts of it."""
+    """Say what is different between two scenarios or results, or a measured step and its prediction, and where."""
     from clustersim.cli.diff import show_difference
     from clustersim.cli.outputs import Outputs
 
@@ -365,6 +367,20 @@ def import_arguments_of(
     from clustersim.cli.importing import import_arguments
 
     import_arguments(program, file, overrides or [], cluster, gpus, out)
+
+
+@app.command(name="export")
+def export_for(
+    program: Annotated[str, typer.Argument(metavar="PROGRAM", help="For whom: chakra.")],
+    file: ScenarioFile,
+    overrides: Overrides = None,
+    out: Annotated[str, typer.Option("--out", "--output", metavar="DIR", help="Write the traces there.")] = "-",
+    force: Annotated[bool, typer.Option("--force", help="Write traces of more than 1 GiB, too.")] = False,
+) -> None:
+    """Write a simulated step for another program (chakra: execution traces of all ranks, for ASTRA-sim)."""
+    from clustersim.cli.exporting_chakra import export_step
+
+    _exit(fits=export_step(program, file, overrides or [], out, force=force))
 
 
 @app.command()

@@ -1,7 +1,7 @@
 """What does `clustersim diff` do? Simulate two scenarios, say what is different between them, say whether B fits.
 
 A result that `run --json` wrote holds its scenario, which is simulated again: it holds no timeline, and another version
-may answer otherwise, which is then said.
+may answer otherwise, which is then said. What a profiler measured is compared otherwise (`diff_profile`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from clustersim.cli.diff_profile import show_profile_difference
 from clustersim.cli.outputs import Outputs, announce, write_json
 from clustersim.cli.waiting import waiting_for
 from clustersim.errors import InputError
+from clustersim.foreign.kineto import is_traces
 from clustersim.scenario import Scenario
 from clustersim.scenario.file import ScenarioFile
 from clustersim.shipped import read_mapping
@@ -48,6 +50,13 @@ class Side:
 
 def show_difference(first: Path, second: Path | None, overrides: Sequence[str], outputs: Outputs) -> bool:
     """Simulate both and say what differs; whether the second fits in memory."""
+    if is_traces(first):
+        if second is None:
+            raise InputError(f"{first} is a measured trace; name the scenario that predicts it behind it")
+        side = read_side(second, overrides)
+        return show_profile_difference(first, side.scenario, (side.file, side.title), outputs)
+    if second is not None and is_traces(second):
+        raise InputError(f"{second} is a measured trace; name it first, and the scenario that predicts it behind it")
     if second is None and not overrides:
         raise InputError(
             f"{first} alone differs from nothing; name a second file, or a change such as --set layout.tp=4"

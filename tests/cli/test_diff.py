@@ -143,7 +143,7 @@ def test_what_cannot_be_compared_is_one_sentence(clustersim: Run, plan: Path, tm
     files = {
         "list.json": "[1, 2]",
         "broken.json": "{",
-        "neither.json": '{"traceEvents": []}',
+        "neither.json": '{"events": []}',
         "half.json": json.dumps({"scenario": PLAN, "step_time_s": "fast"}),
         "old.json": json.dumps({"scenario": {**PLAN, "lay_out": {}}, "step_time_s": 1.0, "name": "old"}),
         "other.yaml": "colour: red\n",

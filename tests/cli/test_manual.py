@@ -14,6 +14,7 @@ from contextlib import chdir
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -23,11 +24,12 @@ from clustersim.cost.record import Origin
 from clustersim.cost.record_file import read_record, write_record
 from clustersim.hardware.cluster import load_cluster
 from tests.cli.conftest import Run
+from tests.foreign.profiles import three_steps
 from tests.foreign.test_megatron import SCRIPT
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-PLAN = {
+PLAN: dict[str, Any] = {
     "model": "llama-tiny",
     "cluster": {"name": "dgx-h100", "gpus": 512},
     "layout": {"tp": 8, "pp": 2, "dp": 32, "sequence_parallel": True},
@@ -88,6 +90,8 @@ def desk(tmp_path: Path) -> Path:
     """A folder with all files that commands of the manual name."""
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump(PLAN))
     (tmp_path / "train.sh").write_text(SCRIPT)
+    (tmp_path / "measured").mkdir()
+    three_steps(0, PLAN["cluster"]["gpus"]).write(tmp_path / "measured" / "rank-0.json")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     record = read_record(ROOT / "calibrate" / "records" / "published" / "h100-sxm-80gb.json")
     write_record(replace(record, origin=Origin.MEASURED, derivation=""), tmp_path / "my-gpu.json")
@@ -114,8 +118,8 @@ def test_a_command_does_what_the_manual_shows(
     assert program in {"clustersim", ".venv/bin/clustersim"}
     for start, shorter in SHORTER.items():
         arguments += shorter if command.startswith(start) and "schedule=" not in command else []
-    if "import-nccl-tests" in arguments:
-        (desk / "my-gpu.json").unlink()  # it is of another device than the table
+    if {"import-nccl-tests", "import-kineto"} & {*arguments}:
+        (desk / "my-gpu.json").unlink()  # it is of another device than the table and the trace
     done = clustersim(*arguments)
     assert done.returncode == 0, done.stderr
     if printed is not None:

@@ -58,6 +58,7 @@ OPTIONS = {
         "--help",
     ],
     "import": ["PROGRAM", "FILE", "--set", "--cluster", "--gpus", "--out", "--help"],
+    "export": ["PROGRAM", "FILE", "--set", "--out", "--output", "--force", "--help"],
     "explain": ["FILE", "--measured", "--set", "--json", "--help"],
     "validate": [
         "KIND FILE.csv | show CASE_ID",

@@ -1,0 +1,132 @@
+"""A measured trace beside its prediction, as a user types it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import PLAN, Run, write_plan
+from tests.foreign.profiles import Profile, three_steps
+
+SINGLE = {**PLAN, "cluster": {"name": "dgx-h100", "gpus": 1}, "layout": {}}
+
+
+def answer(clustersim: Run, *arguments: str | Path) -> dict[str, Any]:
+    done = clustersim("diff", *arguments, "--json", "-")
+    assert done.stderr == ""
+    content: dict[str, Any] = json.loads(done.stdout)
+    return content
+
+
+def longer(rows: list[dict[str, Any]]) -> float:
+    return sum(abs(row["delta"]) for row in rows)
+
+
+def test_a_trace_of_a_scenario_differs_from_it_in_nothing(clustersim: Run, plan: Path) -> None:
+    clustersim("run", plan, "--kineto", "traces", "--ranks", "all", "--quiet")
+    found = answer(clustersim, "traces", plan)
+    step = found["second"]["step_time_s"]
+    assert found["delta"]["step_time_s"] == pytest.approx(0.0, abs=1e-8)
+    assert longer(found["parts_s"]) < 1e-6 * step
+    assert longer(found["communication_s"]) < 1e-6 * step
+    assert found["waiting_s"]["first"] == pytest.approx(0.0, abs=1e-6 * step)
+    assert all(longer(row["parts_s"]) < 1e-6 * step for row in found["ranks"])
+    for row in (*found["kinds"], *found["collectives"], *found["products"]):
+        assert row["count"]["first"] == row["count"]["second"]
+        assert row["seconds"]["delta"] == pytest.approx(0.0, abs=1e-6 * step)
+    assert [row["rank"] for row in found["ranks"]] == list(range(8))
+    assert {row["collective"] for row in found["collectives"]} > {"all_reduce", "send_recv"}
+    for first, second in zip(found["first"]["streams"], found["second"]["streams"], strict=True):
+        assert first == pytest.approx(second, abs=1e-8)
+
+
+def test_what_is_changed_shows_where_it_was_changed(clustersim: Run, plan: Path) -> None:
+    """Recomputed layers: twice their kernels of the forward, and nothing else of them."""
+    clustersim("run", plan, "--kineto", "traces", "--ranks", "0,4", "--quiet")
+    found = answer(clustersim, "traces", plan, "--set", "training.recompute=full")
+    kinds = {row["kind"]: row for row in found["kinds"]}
+    assert kinds["norms"]["count"]["second"] > kinds["norms"]["count"]["first"]
+    assert kinds["optimizer"]["count"]["second"] == kinds["optimizer"]["count"]["first"]
+    plain = json.loads(clustersim("run", plan, "--json", "-").stdout)["step_time_s"]
+    assert found["first"]["step_time_s"] == pytest.approx(plain, rel=1e-6)
+    changed = json.loads(clustersim("run", plan, "--set", "training.recompute=full", "--json", "-").stdout)
+    assert found["second"]["step_time_s"] == pytest.approx(changed["step_time_s"], rel=1e-9)
+    assert found["notes"][0] == "A has no traces of ranks 1, 2, 3, 5 and 2 more; both means leave them out"
+
+
+def test_the_table_says_both_times_and_where_they_differ(clustersim: Run, tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, SINGLE)
+    three_steps().write(tmp_path / "measured.json")
+    done = clustersim("diff", "measured.json", plan, COLUMNS="120")
+    assert done.returncode == 0, done.stderr
+    first, second, third, *rest = done.stdout.splitlines()
+    assert first.startswith("measured 120.0 us, predicted ")
+    assert second == "A: measured.json (the median of 3 steps, 1 rank, NVIDIA H100 80GB HBM3)"
+    assert third == f"B: {plan}"
+    for words in (
+        "exposed communication",
+        "matrix products",
+        "matrix products that take longest",
+        "all_reduce",
+        "streams",
+        "idle",
+    ):
+        assert any(words in line for line in rest), words
+    assert "\x1b" not in done.stdout
+
+
+def test_a_scenario_that_does_not_fit_is_compared_and_said(clustersim: Run, tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, {**SINGLE, "model": "llama3-70b"})
+    three_steps().write(tmp_path / "measured.json")
+    done = clustersim("diff", "measured.json", plan)
+    assert done.returncode == 3
+    assert "note: B does not fit in memory" in done.stdout
+
+
+def test_a_result_predicts_as_its_scenario_does(clustersim: Run, plan: Path) -> None:
+    clustersim("run", plan, "--kineto", "traces", "--ranks", "0", "--json", "result.json", "--quiet")
+    first, second = (answer(clustersim, "traces", each) for each in (plan, "result.json"))
+    assert second["second"]["title"] == "plan (result.json)"
+    assert {**second, "second": first["second"]} == first
+
+
+@pytest.mark.parametrize(("cluster", "said"), [("dgx-h100", False), ("dgx-a100", True)])
+def test_another_gpu_than_the_scenario_s_is_said(clustersim: Run, tmp_path: Path, cluster: str, said: bool) -> None:
+    plan = write_plan(tmp_path, {**SINGLE, "cluster": {"name": cluster, "gpus": 1}})
+    three_steps().write(tmp_path / "measured.json")
+    notes = answer(clustersim, "measured.json", plan)["notes"]
+    assert any(note == "A ran on NVIDIA H100 80GB HBM3, and B is of a100-sxm-80gb" for note in notes) is said
+
+
+BAD: dict[str, tuple[list[str], str]] = {
+    "not JSON": (["broken.json.gz", "plan.yaml"], "broken.json.gz: is not valid gzip"),
+    "truncated": (["truncated.json", "plan.yaml"], "truncated.json: is not valid JSON, or truncated"),
+    "another tool": (["chrome.json", "plan.yaml"], "chrome.json: schemaVersion: nothing is not 1"),
+    "no steps": (["stepless.json", "plan.yaml"], "stepless.json: marks no steps (ProfilerStep#N)"),
+    "nothing there": (["empty", "plan.yaml"], "empty: has no trace; their names end in .json or .json.gz"),
+    "missing": (["missing.json.gz", "plan.yaml"], "missing.json.gz: cannot be read"),
+    "no scenario": (["one.json"], "one.json is a measured trace; name the scenario that predicts it"),
+    "the wrong way round": (["plan.yaml", "one.json"], "one.json is a measured trace; name it first"),
+    "other ranks": (["one.json", "plan.yaml"], "one.json: is of 1 rank, and plan.yaml has 8 GPUs"),
+    "a page": (["one.json", "plan.yaml", "--html", "page.html"], "--html page.html: a measured trace is compared in"),
+    "over the trace": (["one.json", "plan.yaml", "--json", "one.json"], "is one of the files that are read"),
+    "an illegal change": (["one.json", "plan.yaml", "--set", "layout.tpp=1"], "layout.tpp: unknown key"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_cannot_be_compared_is_one_sentence(clustersim: Run, plan: Path, tmp_path: Path, case: str) -> None:
+    arguments, words = BAD[case]
+    (tmp_path / "broken.json.gz").write_text("{}")
+    (tmp_path / "truncated.json").write_text('{"traceEvents": [')
+    (tmp_path / "chrome.json").write_text('{"traceEvents": []}')
+    (tmp_path / "empty").mkdir()
+    three_steps().write(tmp_path / "one.json")
+    Profile().kernel("x", 1.0, 2.0, 3.0).write(tmp_path / "stepless.json")
+    done = clustersim("diff", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ")
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert plan.exists()
