@@ -41,6 +41,32 @@ def test_a_ring_without_one_of_its_links_is_slower(capsys: pytest.CaptureFixture
     assert steps[0] < steps[1]
 
 
+def test_networks_of_switches_have_their_diameters_and_a_step_as_long_as_their_links_are_few(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    import networkx as nx
+
+    module = example("networks")
+    switches = {
+        name: graph.subgraph(each for each, kind in graph.nodes(data="kind") if kind == "switch")
+        for name, graph in module["networks"]().items()
+    }
+    assert {name: len(switches[name]) for name in ("torus", "dragonfly", "rail-only")} == {
+        "torus": 64,
+        "dragonfly": 64,
+        "rail-only": 8,
+    }
+    assert nx.diameter(switches["torus"]) == 3 * 2  # half way round each of three rings of four
+    assert nx.diameter(switches["dragonfly"]) == 3  # in a group, between groups, in a group
+    assert switches["rail-only"].number_of_edges() == 0
+    module["main"]()
+    steps = dict(re.findall(r"^(\S+) +([\d.]+) s a step$", capsys.readouterr().out, re.MULTILINE))
+    step = {name: float(seconds) for name, seconds in steps.items()}
+    # rings of data parallelism stay on their rail: what joins rails is not needed; hops of others meet on links
+    assert step["rail-only"] == pytest.approx(step["dgx-h100"], rel=0.02)
+    assert step["dgx-h100"] < step["dragonfly"] < step["torus"]
+
+
 def test_kernels_take_what_the_function_says(tmp_path: Path) -> None:
     """On one GPU: its compute and optimizer are those of a record, by the launch, of half the time twice as fast."""
     from clustersim import Scenario, simulate
