@@ -19,6 +19,7 @@ from clustersim.hardware.allocation import Allocation
 from clustersim.hardware.cluster import Cluster, load_cluster, load_machine
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import DATA, PIPELINE
+from clustersim.plugins import module_file
 from clustersim.scenario.file import ClusterSection, FrameworkSection, ScenarioFile
 from clustersim.scenario.readings import Readings
 from clustersim.scenario.reliability import Reliability
@@ -29,7 +30,7 @@ from clustersim.scenario.sections.reliability import ReliabilitySection
 from clustersim.scenario.sections.schedule import Chunked, CsvSection, OrdersSection, PythonSection, ScheduleChoice
 from clustersim.schedules.dual_pipe import DualPipe
 from clustersim.schedules.dual_pipe_v import DualPipeV
-from clustersim.schedules.imported import imported, module_file
+from clustersim.schedules.imported import imported
 from clustersim.schedules.listed import Listed, listed
 from clustersim.schedules.notation import parse_listing
 from clustersim.schedules.schedule import Schedule
