@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from clustersim.analysis.algorithms import Taken, taken
 from clustersim.analysis.breakdown import Breakdown, breakdown
 from clustersim.analysis.critical_path import critical_path, path_summary
 from clustersim.analysis.economics import Economics, Gpus, activity_seconds
@@ -150,6 +151,11 @@ class Answer(FieldState):
     def items(self) -> tuple[Item, ...]:
         """What all ranks spend their busy time on, longest first."""
         return items(self.rows, self.cost.block, self.cost.exchange_timing)
+
+    @cached_property
+    def collectives(self) -> tuple[Taken, ...]:
+        """By which algorithm each collective and message travels, and what it takes alone."""
+        return taken(self.program, self.cost.exchange_timing)
 
     @cached_property
     def flops(self) -> Flops:
@@ -361,7 +367,14 @@ class Answer(FieldState):
         even = self.scenario.training.expert_load is None
         routed = (BALANCED,) if self.scenario.model.mixtures and even else ()
         healthy = () if disturbed else (HEALTHY,)
-        return (NOT_SHARED[self.scenario.cost.network], *healthy, *routed, *NOT_MODELLED, *host)
+        return (NOT_SHARED[self.scenario.cost.network], *self._own_rounds(), *healthy, *routed, *NOT_MODELLED, *host)
+
+    def _own_rounds(self) -> Iterator[str]:
+        """Where the user's own algorithms were taken, whose rounds cost what the library's do."""
+        for name in self.scenario.cost.switches.own:
+            uses = [each for each in self.collectives if each.algorithm.rpartition(" ")[0] == name]
+            where = ", ".join(dict.fromkeys(f"{each.collective} of {each.group}" for each in uses)) or "nothing"
+            yield f"what rounds and protocols of {name} cost (taken for {where}): constants are the library's own"
 
     @property
     def spans(self) -> int:
@@ -444,6 +457,7 @@ class Answer(FieldState):
             "unmeasured": list(self.expected.unmeasured),
             "experience": self.experience,
             "network": self.scenario.cost.network.value,
+            "collectives": [each.to_json() for each in self.collectives],
             "ranks": self.ranks,
             "simulated_ranks": self.simulated_ranks,
             "spans": self.spans,
