@@ -13,6 +13,9 @@ from clustersim.analysis.critical_path import critical_path, path_summary
 from clustersim.analysis.economics import Economics, Gpus, activity_seconds
 from clustersim.analysis.expert_loads import FullestRank, fullest_rank
 from clustersim.analysis.formats import Formats, cast_seconds, executed_flops
+from clustersim.analysis.link_loads import LinkLoads, link_loads
+from clustersim.analysis.network import BINS
+from clustersim.analysis.network_bytes import Metered
 from clustersim.analysis.provenance import Expectation, InStep, Item, expectation, in_step, items, provenance_share
 from clustersim.analysis.rows import Rows, read_rows
 from clustersim.analysis.steps import step_times
@@ -29,6 +32,7 @@ from clustersim.analysis.utilization import (
     tokens_per_second,
 )
 from clustersim.arrays import FloatArray, IntArray
+from clustersim.assembly import library_of
 from clustersim.cost.block import BlockCost
 from clustersim.dtypes import DType
 from clustersim.engine.inside import Inside
@@ -406,6 +410,20 @@ class Answer(FieldState):
         Worked out when asked for.
         """
         return self.inside.of(rank, tasks)
+
+    @property
+    def volumes(self) -> Metered:
+        """What knows how many bytes each collective and message puts on which links."""
+        return Metered(self.scenario.cluster.fabric, library_of(self.scenario), self.program.groups)
+
+    def link_loads(self, *links: tuple[str, str], bins: int = BINS) -> LinkLoads:
+        """Bytes per second on links over time, in bins of equal length of the whole run.
+
+        links: by the names of their ends, as in the cluster's graph and in `disturbances` (("nic3.0", "leaf0.0")), one
+        direction each; none: all that carry anything. Raises InputError for links that are not there.
+        """
+        fabric, operations = self.scenario.cluster.fabric, self.operations
+        return link_loads(self.rows, fabric, self.volumes, operations, links=links, bins=bins)
 
     def mfu(self) -> float:
         """Model FLOP utilization (see `analysis.utilization.CONVENTION`)."""

@@ -95,6 +95,22 @@ def test_the_library_takes_an_algorithm_of_ones_own_where_it_is_faster(capsys: p
     assert "reduce_scatter  65.536 MB in  477 us by ring" in parts[1]  # so much goes faster round rings
 
 
+def test_a_port_is_full_while_gradients_are_summed_and_never_carries_more_than_it_can(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    example("links")["main"]()
+    text = capsys.readouterr().out
+    rows = re.findall(r"^ *(\S+) to (\S+) +\|(.*)\| ([\d.]+) GB$", text, re.MULTILINE)
+    assert [row[:2] for row in rows] == [("nic0.0", "leaf0.0"), ("leaf0.0", "nic0.0")]
+    for *_, bars, carried in rows:
+        assert len(bars) == 40
+        assert "█" not in bars
+        assert set(bars[:30]) < set(" ▁▂")  # messages between stages
+        assert min(bars[-5:-1]) > "▄"  # all-reduce of gradients in rings of two: each sends its payload once
+        # half of the model's weights on one of 8 tensor-parallel ranks, in FP32
+        assert float(carried) == pytest.approx(8.03e9 / 2 / 8 * 4 / 1e9, rel=0.1)
+
+
 def test_halving_and_doubling_moves_the_textbook_volume_in_fewer_rounds(capsys: pytest.CaptureFixture[str]) -> None:
     example("collective")["main"]()
     text = capsys.readouterr().out
