@@ -111,6 +111,17 @@ def test_a_port_is_full_while_gradients_are_summed_and_never_carries_more_than_i
         assert float(carried) == pytest.approx(8.03e9 / 2 / 8 * 4 / 1e9, rel=0.1)
 
 
+def test_the_shortest_way_round_leaves_a_rack_as_seldom_as_there_are_racks(capsys: pytest.CaptureFixture[str]) -> None:
+    example("placement")["main"]()
+    rows = re.findall(r"^(\S.*?) +([\d.]+) s a step, nodes (.*)$", capsys.readouterr().out, re.MULTILINE)
+    assert [words for words, *_ in rows] == ["as handed out", "shortest way round"]
+    racks = [[int(node) // 4 for node in nodes.split()] for *_, nodes in rows]
+    assert all(sorted(each) == sorted(racks[0]) for each in racks)
+    leaves = [sum(one != other for one, other in zip(each, each[1:] + each[:1], strict=True)) for each in racks]
+    assert leaves == [16, 4]
+    assert float(rows[1][1]) < float(rows[0][1])
+
+
 def test_halving_and_doubling_moves_the_textbook_volume_in_fewer_rounds(capsys: pytest.CaptureFixture[str]) -> None:
     example("collective")["main"]()
     text = capsys.readouterr().out
