@@ -365,7 +365,7 @@ class Answer(FieldState):
     @property
     def not_modelled(self) -> tuple[str, ...]:
         """What the answer leaves out."""
-        given = self.scenario.disturbances != Disturbances() or self.scenario.cluster.mixed
+        given = self.scenario.disturbances != Disturbances() or self.scenario.cluster.mixed or self.scenario.traffic
         disturbed = self.scenario.jitter is not None or given
         host = () if self.host is None else NOT_OF_HOSTS
         even = self.scenario.training.expert_load is None

@@ -19,14 +19,14 @@ from clustersim.hardware.cluster import Cluster
 from clustersim.hardware.disturbance import Disturbances, disturbed
 from clustersim.hardware.placed import Placed
 from clustersim.scenario import build, checks
-from clustersim.scenario.disturbed import read_disturbances, read_mixed
+from clustersim.scenario.disturbed import read_disturbances, read_mixed, read_traffic
 from clustersim.scenario.file import ScenarioFile
 from clustersim.scenario.formats import as_run
 from clustersim.scenario.model import read_model
 from clustersim.scenario.problems import refuse, translate
 from clustersim.scenario.readings import Reading, Readings
 from clustersim.scenario.sections.cost import CostSection
-from clustersim.scenario.settings import CostSettings, EconomicsSettings
+from clustersim.scenario.settings import Contention, CostSettings, EconomicsSettings
 from clustersim.scenario.setup import Setup
 from clustersim.workload.transformer import every_projection
 
@@ -99,9 +99,13 @@ def _referred(file: ScenarioFile, origin: Origin, readings: Readings) -> Setup:
     if found or model is None or schedule is None or machine is None or framework is None or cost is None:
         raise refuse(origin.source, found)
     cluster, disturbances = machine
+    traffic = _try(found, "disturbances.", lambda: read_traffic(file.disturbances.traffic, cluster))
+    beside = [key for key, given in (("traffic", traffic), ("links.during", disturbances.passing)) if given]
+    if beside and cost.network is Contention.NONE:
+        found.append(f"disturbances.{beside[0]}: links are not shared with cost.network uncontended; write shared")
     economics = _economics(found, file, cluster)
     reliability = _try(found, "reliability.", lambda: readings.of(build.read_reliability, file.reliability, base))
-    if found or reliability is None:
+    if found or reliability is None or traffic is None:
         raise refuse(origin.source, found)
     if any(mixture.experts > 1 for mixture in model.mixtures):  # one expert is an MLP
         framework = framework.with_experts(cluster.accelerator.host_pace)
@@ -120,6 +124,7 @@ def _referred(file: ScenarioFile, origin: Origin, readings: Readings) -> Setup:
         cost=cost,
         framework=framework,
         disturbances=disturbances,
+        traffic=traffic,
         jitter=None if file.disturbances.jitter is None else file.disturbances.jitter.jitter(),
         steps=file.steps,
         economics=economics,

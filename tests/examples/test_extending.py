@@ -122,6 +122,16 @@ def test_the_shortest_way_round_leaves_a_rack_as_seldom_as_there_are_racks(capsy
     assert float(rows[1][1]) < float(rows[0][1])
 
 
+def test_others_on_the_network_cost_a_step_what_they_take_from_it(capsys: pytest.CaptureFixture[str]) -> None:
+    example("background")["main"]()
+    rows = re.findall(r"^(\S.*?) +[\d.]+ s a step, ([+-][\d.]+) ms$", capsys.readouterr().out, re.MULTILINE)
+    more = {words: float(ms) for words, ms in rows}
+    assert list(more) == ["alone", "beside a neighbour", "a link at 10 % for 50 ms"]
+    assert more["alone"] == 0.0
+    assert more["beside a neighbour"] > 1.0
+    assert 0.9 * 45.0 < more["a link at 10 % for 50 ms"] <= 45.0  # nine tenths of the time that it lasts
+
+
 def test_halving_and_doubling_moves_the_textbook_volume_in_fewer_rounds(capsys: pytest.CaptureFixture[str]) -> None:
     example("collective")["main"]()
     text = capsys.readouterr().out
