@@ -5,12 +5,13 @@ names a schedule (`my_module:MyAlgorithm`, see `plugins`), or by the name that a
 point of the group `clustersim.collectives`. What it costs beside its flows (rounds, protocols) are the constants of the
 library's own algorithm for the same collective, so both are compared by what they move (`Switches`).
 
-Checked is what can be said of any algorithm: flows stay in their group and carry something, and each member sends and
-receives no less than it must whoever adds or copies on the way, switches among them. In parts of the payload, of n
-members: an all-reduce takes each one's payload and gives each the sum, 1 and 1; an all-gather takes the own part, 1/n,
-and gives the others', (n-1)/n; a reduce-scatter the other way round; all-to-all and shifts take and give (n-1)/n. Of
-collectives with a root only all members together are looked at, because several chains or trees have several roots: a
-broadcast gives, and a reduce takes, n-1; scatter and gather (n-1)/n; a message 1.
+Assumed, as of all algorithms: what is listed for a group follows from the places of its members alone, for groups that
+are alike are routed once. Checked is what can be said of any algorithm: flows stay in their group and carry something,
+and each member sends and receives no less than it must whoever adds or copies on the way, switches among them. In parts
+of the payload, of n members: an all-reduce takes each one's payload and gives each the sum, 1 and 1; an all-gather
+takes the own part, 1/n, and gives the others', (n-1)/n; a reduce-scatter the other way round; all-to-all and shifts
+take and give (n-1)/n. Of collectives with a root only all members together are looked at, because several chains or
+trees have several roots: a broadcast gives, and a reduce takes, n-1; scatter and gather (n-1)/n; a message 1.
 """
 
 import hashlib

@@ -159,6 +159,12 @@ def room_library() -> Any:
     return load_library("nccl")
 
 
+def test_what_was_measured_of_the_librarys_own_does_not_count_where_another_may_be_taken(folder: Path) -> None:
+    assert scenario(folder, {"candidates": {"all_gather": "mine:Copied"}}).cost.switches.bound == {
+        Collective.ALL_GATHER
+    }
+
+
 def test_a_protocol_that_nccl_may_not_take_is_not_taken_for_an_own_algorithm(folder: Path) -> None:
     found = result_of(folder, candidates={"all_gather": "mine:Copied"}, nccl={"NCCL_PROTO": "Simple"})
     offers = found.scenario.cost.switches.narrowed(room_library()).offers_for(Collective.ALL_GATHER)
