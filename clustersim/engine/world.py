@@ -60,6 +60,7 @@ class World:
     _own: dict[tuple[Block, int], str | None] = field(init=False, default_factory=dict)
     _receivers: dict[tuple[str, int], tuple[int, Receipts]] = field(init=False, default_factory=dict)
     _receipts: dict[int, Receipts] = field(init=False, default_factory=dict)
+    _tasks: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self._meetings = MeetingPlaces(self.environment)
@@ -75,8 +76,10 @@ class World:
                 clock.process(beside(clock, shared.network, other, links, self._finished))
 
     def _finished(self) -> bool:
-        """Whether all ranks are done."""
-        return self.recorder.rows >= sum(len(self.program_of(rank).tasks) for rank in self.ranks)
+        """Whether all simulated ranks are done."""
+        if not self._tasks:
+            self._tasks = sum(len(self.program_of(rank).tasks) for rank in self.ranks)
+        return self.recorder.rows >= self._tasks
 
     def program_of(self, rank: int) -> RankProgram:
         """The tasks of a rank."""
