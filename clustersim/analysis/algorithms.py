@@ -27,8 +27,8 @@ class Taken:
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
-        found = asdict(self)
-        return {**found, "payload_bytes": found.pop("payload"), "alone_s": found.pop("seconds")}
+        named = {"payload": "payload_bytes", "seconds": "alone_s"}
+        return {named.get(key, key): value for key, value in asdict(self).items()}
 
 
 def taken(program: Program, timing: Callable[[Exchange], ExchangeTiming]) -> tuple[Taken, ...]:

@@ -113,6 +113,15 @@ def test_constants_that_were_fitted_to_the_library_were_not_fitted_to_an_own_alg
     found = simulate(scenario(folder, {"collectives": {"all_gather": "mine:Copied"}}, cluster=fitted))
     source = {each.collective: each.provenance for each in found.collectives}
     assert (source["all_gather"], source["reduce_scatter"]) == ("roofline", "published")
+    told = [each for each in found.to_json()["collectives"] if each["collective"] == "all_gather"]
+    assert told
+    for each in told:
+        assert each["algorithm"].startswith("mine:Copied ")
+        assert each.keys() == {
+            "group", "collective", "ranks", "payload_bytes", "algorithm", "alone_s", "provenance"
+        }  # fmt: skip
+        assert each["payload_bytes"] > 0.0
+        assert each["alone_s"] > 0.0
 
 
 def test_where_rings_do_nothing_constants_are_those_of_the_library_for_it(folder: Path) -> None:
