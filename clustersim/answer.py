@@ -7,11 +7,15 @@ from typing import Any, Final
 
 import numpy as np
 
+from clustersim.analysis.algorithms import Taken, taken
 from clustersim.analysis.breakdown import Breakdown, breakdown
 from clustersim.analysis.critical_path import critical_path, path_summary
 from clustersim.analysis.economics import Economics, Gpus, activity_seconds
 from clustersim.analysis.expert_loads import FullestRank, fullest_rank
 from clustersim.analysis.formats import Formats, cast_seconds, executed_flops
+from clustersim.analysis.link_loads import LinkLoads, link_loads
+from clustersim.analysis.network import BINS
+from clustersim.analysis.network_bytes import Metered
 from clustersim.analysis.provenance import Expectation, InStep, Item, expectation, in_step, items, provenance_share
 from clustersim.analysis.rows import Rows, read_rows
 from clustersim.analysis.steps import step_times
@@ -28,6 +32,7 @@ from clustersim.analysis.utilization import (
     tokens_per_second,
 )
 from clustersim.arrays import FloatArray, IntArray
+from clustersim.assembly import library_of
 from clustersim.cost.block import BlockCost
 from clustersim.dtypes import DType
 from clustersim.engine.inside import Inside
@@ -150,6 +155,11 @@ class Answer(FieldState):
     def items(self) -> tuple[Item, ...]:
         """What all ranks spend their busy time on, longest first."""
         return items(self.rows, self.cost.block, self.cost.exchange_timing)
+
+    @cached_property
+    def collectives(self) -> tuple[Taken, ...]:
+        """By which algorithm each collective and message travels, and what it takes alone."""
+        return taken(self.program, self.cost.exchange_timing)
 
     @cached_property
     def flops(self) -> Flops:
@@ -355,13 +365,20 @@ class Answer(FieldState):
     @property
     def not_modelled(self) -> tuple[str, ...]:
         """What the answer leaves out."""
-        given = self.scenario.disturbances != Disturbances() or self.scenario.cluster.mixed
+        given = self.scenario.disturbances != Disturbances() or self.scenario.cluster.mixed or self.scenario.traffic
         disturbed = self.scenario.jitter is not None or given
         host = () if self.host is None else NOT_OF_HOSTS
         even = self.scenario.training.expert_load is None
         routed = (BALANCED,) if self.scenario.model.mixtures and even else ()
         healthy = () if disturbed else (HEALTHY,)
-        return (NOT_SHARED[self.scenario.cost.network], *healthy, *routed, *NOT_MODELLED, *host)
+        return (NOT_SHARED[self.scenario.cost.network], *self._own_rounds(), *healthy, *routed, *NOT_MODELLED, *host)
+
+    def _own_rounds(self) -> Iterator[str]:
+        """Where the user's own algorithms were taken, whose rounds cost what the library's do."""
+        for name in self.scenario.cost.switches.own:
+            uses = [each for each in self.collectives if each.algorithm.rpartition(" ")[0] == name]
+            where = ", ".join(dict.fromkeys(f"{each.collective} of {each.group}" for each in uses)) or "nothing"
+            yield f"what rounds and protocols of {name} cost (taken for {where}): constants are the library's own"
 
     @property
     def spans(self) -> int:
@@ -393,6 +410,20 @@ class Answer(FieldState):
         Worked out when asked for.
         """
         return self.inside.of(rank, tasks)
+
+    @property
+    def volumes(self) -> Metered:
+        """What knows how many bytes each collective and message puts on which links."""
+        return Metered(self.scenario.cluster.fabric, library_of(self.scenario), self.program.groups)
+
+    def link_loads(self, *links: tuple[str, str], bins: int = BINS) -> LinkLoads:
+        """Bytes per second on links over time, in bins of equal length of the whole run.
+
+        links: by the names of their ends, as in the cluster's graph and in `disturbances` (("nic3.0", "leaf0.0")), one
+        direction each; none: all that carry anything. Raises InputError for links that are not there.
+        """
+        fabric, operations = self.scenario.cluster.fabric, self.operations
+        return link_loads(self.rows, fabric, self.volumes, operations, links=links, bins=bins)
 
     def mfu(self) -> float:
         """Model FLOP utilization (see `analysis.utilization.CONVENTION`)."""
@@ -444,6 +475,7 @@ class Answer(FieldState):
             "unmeasured": list(self.expected.unmeasured),
             "experience": self.experience,
             "network": self.scenario.cost.network.value,
+            "collectives": [each.to_json() for each in self.collectives],
             "ranks": self.ranks,
             "simulated_ranks": self.simulated_ranks,
             "spans": self.spans,

@@ -14,6 +14,7 @@ import numpy as np
 from clustersim.arrays import IntArray
 from clustersim.collectives.choose import Surveyor
 from clustersim.collectives.library import Library, load_library
+from clustersim.cost.background import Other, loaded_by, others
 from clustersim.cost.binding import binding_demands
 from clustersim.cost.block import BlockCost
 from clustersim.cost.communication import CommunicationCost
@@ -318,8 +319,18 @@ def _sharing(scenario: Scenario, program: Program, exchanges: Others) -> Sharing
     if scenario.cost.network is Contention.NONE:
         return None
     fabric = scenario.cluster.fabric
-    demands = binding_demands(program, exchanges, fabric)
-    return sharing(program, demands, fabric.ends.owner(fabric.gpus))
+    beside = _others(scenario)
+    demands = binding_demands(program, exchanges, fabric, loaded_by(beside).tolist())
+    return sharing(program, demands, fabric.ends.owner(fabric.gpus), beside)
+
+
+def _others(scenario: Scenario) -> tuple[Other, ...]:
+    """What is on links beside the step."""
+    cluster = scenario.cluster
+    try:
+        return others(scenario.traffic, scenario.disturbances, cluster.machine, load_library(cluster.library))
+    except InputError as error:
+        raise InputError(f"{scenario.path or scenario.name}: disturbances.{error}") from error
 
 
 def _classes(scenario: Scenario, cost: BlockCost, exchanges: ExchangeCost, shares: Sharing | None) -> Classes:

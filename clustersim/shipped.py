@@ -78,6 +78,15 @@ def described(path: Path) -> str:
     return f"{kind} {path.stem}" if kind and path.parent == shelf(path.parent.name) else str(path)
 
 
+def named(path: Path) -> str:
+    """What finds a data file from anywhere: its name if it is shipped, else its whole path.
+
+    >>> named(find("clusters", "dgx-h100"))
+    'dgx-h100'
+    """
+    return path.stem if path.parent.name in _ONE_OF and path.parent == shelf(path.parent.name) else str(path.resolve())
+
+
 def read_text(path: Path) -> str:
     """Read a text file; raise InputError that names it."""
     try:

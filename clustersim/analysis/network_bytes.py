@@ -13,9 +13,9 @@ from typing import Protocol
 import numpy as np
 
 from clustersim.arrays import FloatArray, IntArray
-from clustersim.collectives.choose import Choice
-from clustersim.collectives.library import ALGORITHMS, Library
-from clustersim.collectives.phase import Arrangement, Flows
+from clustersim.collectives.choose import Choice, Surveyor
+from clustersim.collectives.library import Library
+from clustersim.collectives.phase import Flows
 from clustersim.collectives.woven import woven
 from clustersim.cost.communication import CommunicationCost, Kind, kind_of
 from clustersim.hardware.topology import LINK_KINDS, Fabric
@@ -66,8 +66,8 @@ class Metered(CommunicationCost):
         algorithms, taken = _algorithms(self._choose(exchange))
         key = kind_of(exchange), algorithms, taken.tobytes()
         if key not in self._carried:
-            arranged = self._surveyor_of(exchange).arranged(groups)
-            flows = _flows(exchange.collective, arranged, algorithms, taken, self._surveyor.fabric)
+            asked = self._surveyor_of(exchange)
+            flows = _flows(asked, exchange.collective, groups, algorithms, taken)
             self._carried[key] = _counted(flows, self._surveyor.fabric, len(groups))
         return self._carried[key]
 
@@ -86,16 +86,16 @@ def _algorithms(choice: Choice) -> tuple[tuple[str, ...], IntArray]:
 
 
 def _flows(
-    kind: Collective, arranged: Iterable[Arrangement], algorithms: Sequence[str], taken: IntArray, fabric: Fabric
+    asked: Surveyor, kind: Collective, members: IntArray, algorithms: Sequence[str], taken: IntArray
 ) -> Iterator[tuple[IntArray, Flows]]:
     """Flows of groups that take an algorithm, and which groups these are. taken: [groups] the place of each one's."""
-    for each in arranged:
+    for each in asked.arranged(members):
         for number, name in enumerate(algorithms):
             own = taken[each.groups] == number
-            phases = ALGORITHMS[name].phases(kind, each) if own.any() else ()
+            phases = asked.library.algorithm(name).phases(kind, each) if own.any() else ()
             for part in (part for phase in phases for part in phase.parts if part.share > 0):
                 taking = Flows(part.sources[own], part.targets[own], part.share, part.message)
-                yield from ((each.groups[own], thread) for thread in woven(taking, fabric))
+                yield from ((each.groups[own], thread) for thread in woven(taking, asked.fabric))
 
 
 def _counted(flows: Iterable[tuple[IntArray, Flows]], fabric: Fabric, groups: int) -> Carried:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.collectives.collnet import COLLNET
 from clustersim.collectives.lanes import Lanes, lanes
-from clustersim.collectives.library import ALGORITHMS, Library, Makes, Offer
+from clustersim.collectives.library import Library, Makes, Offer
 from clustersim.collectives.loads import OwnLoads, own_loads, spread
 from clustersim.collectives.phase import Arrangement, Phase, Rounds, arrange
 from clustersim.collectives.pieces import Shapes, paced
@@ -252,7 +252,7 @@ class Surveyor(FieldState):
     def _own_loads(self, kind: Collective, members: IntArray, offer: Offer) -> OwnLoads:
         parts = []
         for each in self.arranged(members):
-            routed = [route(phase, self.fabric) for phase in ALGORITHMS[offer.algorithm].phases(kind, each)]
+            routed = [route(phase, self.fabric) for phase in self.library.algorithm(offer.algorithm).phases(kind, each)]
             if routed:
                 parts.append((each.groups, own_loads(self.fabric, self.library, offer, routed, each.spans)))
         return spread(parts, len(members))
@@ -274,7 +274,7 @@ class Surveyor(FieldState):
         offered = self.library.offers_for(kind)
         able = [offer for offer in offered if self._possible(offer) and offer.works(without)]
         names = dict.fromkeys(offer.algorithm for offer in able)
-        phases = {name: found for name in names if (found := ALGORITHMS[name].phases(kind, arrangement))}
+        phases = {name: found for name in names if (found := self.library.algorithm(name).phases(kind, arrangement))}
         offers = tuple(offer for offer in able if offer.algorithm in phases)
         if not offers:
             by = ", ".join(dict.fromkeys(offer.algorithm for offer in offered))

@@ -259,7 +259,7 @@ class Library:
     reached on PCIe. included: route latency that the rounds' times contain; what a route has beyond it is added.
     launch: of a collective, on top of the offers' own times. channels: of messages, None where they never limit these.
     nccl: it follows NCCL's environment variables. sms: multiprocessors that its kernels take; kernels: part of a call's
-    time that they run (the rest copies to and from its buffers).
+    time that they run (the rest copies to and from its buffers); own: algorithms that a user has added, by name.
     """
 
     name: str
@@ -275,6 +275,7 @@ class Library:
     nccl: bool = False
     sms: int = 0
     kernels: float = 1.0
+    own: Mapping[str, Algorithm] = field(default_factory=dict)
 
     def __hash__(self) -> int:
         return hash(self.name)  # mappings have no hash; there are few libraries of one name
@@ -326,12 +327,13 @@ class Library:
         """Offers from which the library chooses for one collective; there may be none."""
         return tuple(offer for offer in self.offers if offer.default and kind in offer.collectives)
 
-    def require(self, kind: Collective, algorithm: str) -> None:
-        """Raise InputError where no offer does a collective by an algorithm, chosen by the library itself or not."""
-        able = {offer.algorithm for offer in self.offers if kind in offer.collectives}
-        if algorithm not in able:
-            hint = nearest(algorithm, able)
-            raise InputError(f"library {self.name} does not offer {algorithm!r} for {kind.value}; {hint}")
+    def able(self, kind: Collective) -> frozenset[str]:
+        """Algorithms of offers that do a collective, chosen by the library itself or not."""
+        return frozenset(offer.algorithm for offer in self.offers if kind in offer.collectives)
+
+    def algorithm(self, name: str) -> Algorithm:
+        """The algorithm of an offer."""
+        return self.own[name] if name in self.own else ALGORITHMS[name]
 
 
 def _of(known: Mapping[Technology | None, T], technology: Technology, library: str) -> T:

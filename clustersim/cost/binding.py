@@ -14,7 +14,7 @@ Reference: redundant constraints in linear programs, Karwan et al., Redundancy i
 Leiserson, Fat-Trees, IEEE Trans. Comput. C-34(10), 1985.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
@@ -49,19 +49,22 @@ class BindingDemands:
         return replace(demand, crossings=self.parts[demand.crossings])
 
 
-def binding_demands(program: Program, demands: DemandCost, fabric: Fabric) -> BindingDemands:
-    """Leave out of the demands of a program the links that cannot decide."""
+def binding_demands(
+    program: Program, demands: DemandCost, fabric: Fabric, loaded: Iterable[int] = ()
+) -> BindingDemands:
+    """Leave out of the demands of a program the links that cannot decide; loaded: links that others load, too."""
     crossings = dict.fromkeys(demands.demand(exchange).crossings for exchange in program.exchanges)
-    return BindingDemands(demands, _parts(tuple(crossings), fabric))
+    return BindingDemands(demands, _parts(tuple(crossings), fabric, tuple(loaded)))
 
 
 @lru_cache(maxsize=4)
-def _parts(crossings: tuple[Crossings, ...], fabric: Fabric) -> Mapping[Crossings, Crossings]:
+def _parts(crossings: tuple[Crossings, ...], fabric: Fabric, loaded: tuple[int, ...]) -> Mapping[Crossings, Crossings]:
     """Of each of some crossings the part on links that can decide.
 
     Remembered, since surveys of the same groups give the same crossings again (they are compared by identity).
     """
     kept = binding(crossings, fabric.links, fabric.ends)
+    kept[list(loaded)] = True  # what rests on the tier below is full where others fill it
     parts = ((each, kept[each.link]) for each in crossings)
     return {each: each if own.all() else _some(each, own) for each, own in parts}
 

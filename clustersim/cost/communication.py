@@ -64,7 +64,7 @@ class CommunicationCost:
         seconds, latency = float(choice.seconds[choice.slowest]), float(choice.idle[choice.slowest])
         return ExchangeTiming(
             seconds=choice.seconds,
-            provenance=self._provenance(exchange),
+            provenance=self._provenance(exchange, choice.offer),
             bound=Bound.LATENCY if latency > seconds / 2 else Bound.BANDWIDTH,
             algorithm=choice.offer.name,
             tier=self._tier(exchange.group, choice.slowest),
@@ -138,8 +138,10 @@ class CommunicationCost:
             raise InputError(f"there are no process groups {role!r}; {nearest(role, self._groups)}")
         return self._groups[role].members
 
-    def _provenance(self, exchange: Exchange) -> Provenance:
-        measured = self._surveyor_of(exchange).library.published and self._surveyor.library.published
+    def _provenance(self, exchange: Exchange, offer: Offer) -> Provenance:
+        """Of what a library took; its constants were not fitted to an algorithm of the user's own."""
+        library = self._surveyor_of(exchange).library
+        measured = library.published and self._surveyor.library.published and offer.algorithm not in library.own
         return Provenance.PUBLISHED if measured else Provenance.ROOFLINE
 
 

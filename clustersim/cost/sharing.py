@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from clustersim.arrays import BoolArray, IntArray
+from clustersim.cost.background import Other, loaded_by
 from clustersim.cost.timing import Demand, DemandCost, ExchangeCost, ExchangeTiming
 from clustersim.program.program import Program
 from clustersim.program.task import BESIDE, Exchange
@@ -26,12 +27,13 @@ class Sharing:
     """demands: what exchanges ask of links; inside: of the exchanges of blocks, which groups share links with others.
 
     inside: [groups] by exchange; only of exchanges of which any group does. own: [groups] likewise, which of these
-    share links with nobody while the data streams of their members are idle.
+    share links with nobody while the data streams of their members are idle. others: what is on links beside.
     """
 
     demands: DemandCost
     inside: Mapping[Exchange, BoolArray]
     own: Mapping[Exchange, BoolArray]
+    others: tuple[Other, ...] = ()
 
     def demand(self, exchange: Exchange) -> Demand:
         """What one collective asks of links in each group of its role."""
@@ -64,10 +66,14 @@ class Alone:
         return replace(timing, seconds=np.where(shares, demand.latency + demand.transfer, timing.seconds))
 
 
-def sharing(program: Program, demands: DemandCost, owner: IntArray) -> Sharing:
-    """Find out which exchanges of a program share links. owner: [links] the rank whose port a link is, -1: none's."""
-    crossed = _crossed_twice(program.exchanges, demands, len(owner))
-    others = crossed & _crossed_by_others(program, demands, owner)
+def sharing(program: Program, demands: DemandCost, owner: IntArray, beside: tuple[Other, ...] = ()) -> Sharing:
+    """Find out which exchanges of a program share links. owner: [links] the rank whose port a link is, -1: none's.
+
+    beside: what loads links beside the program.
+    """
+    loaded = np.isin(np.arange(len(owner)), loaded_by(beside))
+    crossed = loaded | _crossed_twice(program.exchanges, demands, len(owner))
+    others = loaded | (crossed & _crossed_by_others(program, demands, owner))
     shares: dict[Exchange, BoolArray] = {}
     own: dict[Exchange, BoolArray] = {}
     for exchange in program.exchanges:
@@ -79,7 +85,7 @@ def sharing(program: Program, demands: DemandCost, owner: IntArray) -> Sharing:
         meets[crossings.group[others[crossings.link]]] = True
         if groups.any():
             shares[exchange], own[exchange] = groups, groups & ~meets
-    return Sharing(demands, shares, own)
+    return Sharing(demands, shares, own, beside)
 
 
 def _crossed_by_others(program: Program, demands: DemandCost, owner: IntArray) -> BoolArray:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from clustersim.arrays import BoolArray, FloatArray, IntArray
+from clustersim.cost.background import loaded_by
 from clustersim.cost.sharing import Sharing
 from clustersim.cost.timing import ExchangeCost
 from clustersim.hardware.topology import LinkTable
@@ -70,7 +71,7 @@ def _traffic(program: Program, sharing: Sharing, links: LinkTable) -> Traffic:
         if shares.any() and key not in known:
             own = shares[every.group]
             known[key] = every if own.all() else Crossings(every.group[own], every.link[own], every.seconds[own])
-    return Traffic(_kinds(links), {role: tuple(each.values()) for role, each in crossings.items()})
+    return Traffic(_kinds(links, sharing), {role: tuple(each.values()) for role, each in crossings.items()})
 
 
 def _stacked(columns: list[tuple[str, FloatArray]]) -> dict[str, FloatArray]:
@@ -82,6 +83,9 @@ def _stacked(columns: list[tuple[str, FloatArray]]) -> dict[str, FloatArray]:
     return {role: np.stack(found, axis=1) for role, found in telling.items()}
 
 
-def _kinds(links: LinkTable) -> IntArray:
-    """First colours of links: equal kind and bandwidth."""
-    return joined(links.kind, ranked(links.bandwidth))
+def _kinds(links: LinkTable, sharing: Sharing) -> IntArray:
+    """First colours of links: equal kind and bandwidth; those that others load are each of its own."""
+    apart = np.zeros(len(links.kind), np.int64)
+    loaded = loaded_by(sharing.others)
+    apart[loaded] = 1 + np.arange(len(loaded))
+    return joined(joined(links.kind, ranked(links.bandwidth)), apart)

@@ -13,6 +13,7 @@ from clustersim.engine.block_paces import BlockPaces
 from clustersim.engine.clock import Clock
 from clustersim.engine.joint import JointBlocks
 from clustersim.engine.network.loads import Loads
+from clustersim.engine.others import beside
 from clustersim.engine.recorder import Recorder
 from clustersim.engine.rendezvous import MeetingPlaces, Rendezvous
 from clustersim.engine.transfers import Shared, Transfers, Uncontended
@@ -59,6 +60,7 @@ class World:
     _own: dict[tuple[Block, int], str | None] = field(init=False, default_factory=dict)
     _receivers: dict[tuple[str, int], tuple[int, Receipts]] = field(init=False, default_factory=dict)
     _receipts: dict[int, Receipts] = field(init=False, default_factory=dict)
+    _tasks: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self._meetings = MeetingPlaces(self.environment)
@@ -68,7 +70,16 @@ class World:
             self.transfers = Uncontended(self.environment, self.cost)
         else:
             loads = Loads(self.program, self.classes, self.sharing.demands)
-            self.transfers = Shared(self.environment, loads, len(self.classes.links))
+            shared = self.transfers = Shared(self.environment, loads, len(self.classes.links))
+            for other in self.sharing.others:
+                clock, links = self.environment, self.classes.links
+                clock.process(beside(clock, shared.network, other, links, self._finished))
+
+    def _finished(self) -> bool:
+        """Whether all simulated ranks are done."""
+        if not self._tasks:
+            self._tasks = sum(len(self.program_of(rank).tasks) for rank in self.ranks)
+        return self.recorder.rows >= self._tasks
 
     def program_of(self, rank: int) -> RankProgram:
         """The tasks of a rank."""

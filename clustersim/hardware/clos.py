@@ -276,7 +276,10 @@ class Clos(FieldState):
 
     def graph(self) -> "nx.DiGraph[str]":
         """The fabric as a graph; a bundle of spread links ends at one switch that stands for its whole layer."""
-        return clos_graph.graph(self.gpus, self.wiring, self.node)
+        whole = clos_graph.graph(self.gpus, self.wiring, self.node)
+        if self.network is not None:
+            whole.graph.update(self.network.ecmp.keys)
+        return whole
 
 
 class _Hop(NamedTuple):

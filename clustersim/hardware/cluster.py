@@ -8,7 +8,7 @@ number of nodes; a path may name such a file, or a node-link graph (networkx's J
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -20,11 +20,14 @@ from clustersim.hardware.allocation import Allocation, Units
 from clustersim.hardware.clos import Clos
 from clustersim.hardware.clos_file import read_clos, read_ecmp
 from clustersim.hardware.graph_fabric import GraphFabric
-from clustersim.hardware.graph_file import is_graph, read_graph
+from clustersim.hardware.graph_file import is_graph, read_graph, written
 from clustersim.hardware.host import HostMemory
 from clustersim.hardware.placed import Placed
 from clustersim.hardware.topology import Fabric, Tier
 from clustersim.section import Section, flat
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 MOST_GPUS: Final = 2**20
 
@@ -44,7 +47,8 @@ class Cluster:
     gpus: those of a job, the first ones of the fabric, which may have more; `places`: the machine's numbers of them.
     Numbers of nodes and GPUs in files (`mixed`, disturbances) are the machine's.
     library: collective constants, a name in `topologies/libraries` or a path; measured: the library's constants were
-    fitted to published measurements of such machines; files: all that it was read from; host: the memory of each node's
+    fitted to published measurements of such machines; files: all that it was read from: its own file, the
+    accelerator's, the library's, and those of `mixed`; host: the memory of each node's
     host, None: not known; stated: what the file of a regular cluster says by dotted keys, without overrides.
     """
 
@@ -89,6 +93,25 @@ class Cluster:
     def placed(self, places: IntArray) -> "Cluster":
         """The machine for a job on some of its GPUs: rank r on places[r]."""
         return replace(self, fabric=Placed(self.machine, places), gpus=len(places))
+
+    def graph(self) -> "nx.DiGraph[str]":
+        """The machine as a graph whose node-link data is the file of a cluster; bandwidths and latencies have units.
+
+        Read back, it is the same machine, link for link; routes are then searched. Of what a scenario adds, links that
+        are slow or dead are so in the graph; a placement and nodes with other accelerators are not in it.
+        """
+        _, accelerator, library, *_ = self.files
+        about: dict[str, Any] = {
+            "description": self.description,
+            "accelerator": shipped.named(accelerator),
+            "library": shipped.named(library),
+            "measured": self.measured,
+        }
+        if self.sources:
+            about["sources"] = dict(self.sources)
+        if self.host is not None:
+            about["host_memory"] = self.host.written()
+        return written(self.machine.graph(), about)
 
     def kinds(self) -> tuple[tuple[Accelerator, ...], IntArray]:
         """The accelerators that are there, and which of them each GPU is, [gpus]; one kind alone is number 0."""

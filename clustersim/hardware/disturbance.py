@@ -4,6 +4,8 @@ GPUs that are slower than others, NICs and links that are slower or dead, and li
 of the healthy machine: a GPU at speed 0.9 takes 1/0.9 of the time, a link at bandwidth 0.5 carries half. Numbers are
 the machine's, whichever of its GPUs a job has.
 
+What is slow for a while is not the fabric's matter, which knows no time (`cost.background`).
+
 Assumptions: a background load leaves the rest of every link of its tier at all times; a link that is dead is dead from
 the start, routes are those of a network that has converged. Of a bundle over which traffic is spread, members are lost:
 it keeps (k - 1)/k of its k links, and only the last one disconnects.
@@ -21,6 +23,7 @@ from clustersim.arrays import FloatArray, IntArray
 from clustersim.errors import InputError
 from clustersim.hardware.reach import islands
 from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkKind
+from clustersim.units import Seconds
 
 SHARED_TIERS: Final = (LinkKind.NIC, LinkKind.LEAF, LinkKind.SPINE)
 """Links that other users of a cluster may load: all that are not inside a node."""
@@ -69,12 +72,16 @@ class DeadLink:
 
 @dataclass(frozen=True, slots=True)
 class LinkChange:
-    """What is wrong with the link between two ends, named as by `Fabric.link`; both_ways: and with its twin."""
+    """What is wrong with the link between two ends, named as by `Fabric.link`; both_ways: and with its twin.
+
+    during: from when to when (of slow links), None: at all times.
+    """
 
     source: str
     target: str
     what: SlowLink | DeadLink
     both_ways: bool = True
+    during: tuple[Seconds, Seconds] | None = None
 
     def numbers(self, fabric: Fabric) -> list[int]:
         """Link numbers; raise InputError if there is no such link."""
@@ -93,8 +100,14 @@ class Disturbances:
 
     @property
     def network(self) -> bool:
-        """Whether links are not as they should be."""
-        return bool(self.nics or self.links or any(self.background.values()))
+        """Whether links are at all times not as they should be."""
+        lasting = any(each.during is None for each in self.links)
+        return bool(self.nics or lasting or any(self.background.values()))
+
+    @property
+    def passing(self) -> tuple[LinkChange, ...]:
+        """Links that are slow for a while."""
+        return tuple(each for each in self.links if each.during is not None)
 
     def speeds(self, gpus: IntArray) -> FloatArray:
         """Speed of some of the machine's GPUs relative to an undisturbed one: [gpus]."""
@@ -120,7 +133,7 @@ def disturbed(fabric: Fabric, disturbances: Disturbances, used: IntArray | None 
     links = zip(disturbances.links, placed(fabric, disturbances.links), strict=True)
     for entry, (change, found) in enumerate(links):
         with _naming(f"links.{entry}"):
-            for number in found:
+            for number in found if change.during is None else ():
                 left[number] *= change.what.left(fabric.members(number))
     if not left.all():
         _refuse_islands(fabric, disturbances, left, np.arange(fabric.gpus) if used is None else np.sort(used))

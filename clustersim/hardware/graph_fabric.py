@@ -109,8 +109,10 @@ class GraphFabric:
         return graph_tiers.tiers(self._graph)
 
     def graph(self) -> "nx.DiGraph[str]":
-        """The graph itself."""
-        return self._graph
+        """The graph, with how equal routes are chosen as its own attributes."""
+        whole: nx.DiGraph[str] = self._graph.copy()
+        whole.graph.update(self._ecmp.keys)
+        return whole
 
     @cached_property
     def ends(self) -> Ends:

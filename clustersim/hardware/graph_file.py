@@ -92,22 +92,13 @@ def _named(kind: LinkKind, technology: str) -> dict[str, str]:
     return {"network": technology} if kind in NETWORK_KINDS else {}
 
 
-def node_link(graph: "nx.DiGraph[str]", about: Mapping[str, Any]) -> dict[str, Any]:
-    """The file of a graph, ready for `json.dump`; about: what goes under `graph`. `read_graph` reads it back."""
-    return {
-        "directed": True,
-        "multigraph": False,
-        "graph": dict(about),
-        "nodes": [{"id": name, **attributes} for name, attributes in graph.nodes(data=True)],
-        "edges": [
-            {
-                "source": source,
-                "target": target,
-                "kind": link["kind"],
-                **_named(LinkKind(link["kind"]), link["technology"]),
-                "bandwidth": f"{link['bandwidth']!r} B/s",
-                "latency": f"{link['latency']!r} s",
-            }
-            for source, target, link in graph.edges(data=True)
-        ],
-    }
+def written(graph: "nx.DiGraph[str]", about: Mapping[str, Any]) -> "nx.DiGraph[str]":
+    """The same graph with attributes as files have them; about: more of the graph's own. `read_graph` reads it back."""
+    import networkx as nx
+
+    whole: nx.DiGraph[str] = nx.DiGraph(**graph.graph, **about)
+    whole.add_nodes_from(graph.nodes(data=True))
+    for source, target, link in graph.edges(data=True):
+        ports = {"bandwidth": f"{link['bandwidth']!r} B/s", "latency": f"{link['latency']!r} s"}
+        whole.add_edge(source, target, kind=link["kind"], **_named(LinkKind(link["kind"]), link["technology"]), **ports)
+    return whole

@@ -42,3 +42,9 @@ class HostMemory:
             latency=section.quantity("latency", Dimension.TIME, zero=True),
             update=section.share("update"),
         )
+
+    def written(self) -> dict[str, str | float]:
+        """The section as `read` reads it."""
+        sizes = {"capacity": f"{self.capacity!r} B", "latency": f"{self.latency!r} s"}
+        rates = {key: f"{getattr(self, key)!r} B/s" for key in ("bandwidth", "to_host", "from_host")}
+        return {**sizes, **rates, "update": self.update}

@@ -6,7 +6,7 @@ transfers may collide on one link while another idles. The hash is splitmix64 ov
 same on every machine.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -30,6 +30,10 @@ class Ecmp(Protocol):
     def others(self) -> "Iterator[Ecmp]":
         """Other choices, for transfers that met a dead link."""
 
+    @property
+    def keys(self) -> Mapping[str, str | int]:
+        """What a cluster's file says of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Spread:
@@ -46,6 +50,11 @@ class Spread:
     def others(self) -> Iterator[Ecmp]:
         """None: a bundle is one link."""
         return iter(())
+
+    @property
+    def keys(self) -> Mapping[str, str | int]:
+        """That they are spread."""
+        return {"ecmp": "spread"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,3 +76,8 @@ class Hashed:
         """Other hashes of the same pairs: what is hashed to a dead link spreads evenly over the living ones."""
         for attempt in range(1, REHASHES + 1):
             yield Hashed(int(splitmix64(np.array([self.seed, attempt], np.uint64)).sum() >> np.uint64(1)))
+
+    @property
+    def keys(self) -> Mapping[str, str | int]:
+        """That they are hashed, and how."""
+        return {"ecmp": "hashed", "seed": self.seed}

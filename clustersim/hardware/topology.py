@@ -159,4 +159,7 @@ class Fabric(Protocol):
         """What the fabric is built of, from the GPUs up; computed without building the graph."""
 
     def graph(self) -> "nx.DiGraph[str]":
-        """The whole fabric as a graph: nodes have `kind`, edges have `kind`, `bandwidth` and `latency`."""
+        """The whole fabric as a graph: nodes have `kind`, edges have `kind`, `bandwidth` and `latency`.
+
+        The graph's own attributes say how equal routes are chosen, as files do (`ecmp`, `seed`).
+        """

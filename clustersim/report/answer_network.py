@@ -2,9 +2,7 @@
 
 from clustersim.analysis.network import network_use
 from clustersim.analysis.network_axes import axis_spans
-from clustersim.analysis.network_bytes import Metered
 from clustersim.answer import Answer
-from clustersim.assembly import library_of
 from clustersim.report.network import Network
 from clustersim.report.topology import Picture
 from clustersim.report.topology_view import picture
@@ -13,10 +11,9 @@ from clustersim.scenario import Contention
 
 def network_of(result: Answer) -> Network | None:
     """How the links were used; None where the ranks exchange nothing."""
-    scenario, program = result.scenario, result.program
+    scenario = result.scenario
     cluster, cost = scenario.cluster, scenario.cost
-    volumes = Metered(cluster.fabric, library_of(scenario), program.groups)
-    use = network_use(result.rows, cluster.fabric, volumes)
+    use = network_use(result.rows, cluster.fabric, result.volumes)
     if use is None:
         return None
     healthy = not scenario.disturbances.network  # else no collective is looked up in the record

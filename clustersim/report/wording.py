@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import isinf
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from clustersim.analysis.formats import Formats
 from clustersim.analysis.utilization import masked
+from clustersim.cost.background import Traffic
 from clustersim.cost.jitter import Jitter
 from clustersim.cost.timing import Provenance
 from clustersim.errors import InputError
@@ -18,7 +20,7 @@ from clustersim.parallel.data import ByParameter, DataParallelism, FullyShard, N
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import EXPERT, EXPERT_TENSOR, SPOKEN
 from clustersim.program.placement import looped
-from clustersim.units import format_flops
+from clustersim.units import format_bytes, format_flops, format_seconds
 from clustersim.workload.lora import Lora
 from clustersim.workload.modules import Module
 from clustersim.workload.offload import ActivationOffload, Offload, OptimizerOffload, ShardOffload
@@ -151,6 +153,7 @@ def _experts(layout: Layout) -> list[str]:
 def disturbed_line(scenario: "Scenario") -> str:
     """What is wrong with the cluster, in one line; empty if nothing is."""
     words = list(_wrong(scenario.disturbances, scenario.cluster.fabric))
+    words += _few([_traffic(each) for each in scenario.traffic])
     words += [_jitter(scenario.jitter)] if scenario.jitter else []
     return "; ".join(words)
 
@@ -196,7 +199,15 @@ def _link(change: LinkChange, fabric: Fabric) -> str:
     members = _members(change, fabric)
     if isinstance(change.what, DeadLink):
         return f"link {ends} dead" if members == 1 else f"{change.what.lost} of {members} links {ends} dead"
-    return f"{'link' if members == 1 else f'{members} links'} {ends} at {_percent(change.what.bandwidth)}"
+    when = "" if change.during is None else f" from {' to '.join(map(format_seconds, change.during))}"
+    return f"{'link' if members == 1 else f'{members} links'} {ends} at {_percent(change.what.bandwidth)}{when}"
+
+
+def _traffic(sent: Traffic) -> str:
+    """What others send, and how often."""
+    again = "once" if isinf(sent.every) else f"every {format_seconds(sent.every)}"
+    what = f"others' {sent.collective.value} of {format_bytes(sent.payload)}"
+    return f"{what} among {len(sent.gpus):,} GPUs {again}"
 
 
 def _members(change: LinkChange, fabric: Fabric) -> int:

@@ -11,6 +11,10 @@ import numpy as np
 
 from clustersim import shipped
 from clustersim.arrays import IntArray
+from clustersim.collectives.imported import imported as imported_algorithm
+from clustersim.collectives.imported import installed
+from clustersim.collectives.library import ALGORITHMS, Library
+from clustersim.collectives.phase import Algorithm
 from clustersim.cost.record import Record
 from clustersim.cost.record_file import read_record
 from clustersim.cost.scaled import scaled
@@ -19,6 +23,8 @@ from clustersim.hardware.allocation import Allocation
 from clustersim.hardware.cluster import Cluster, load_cluster, load_machine
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import DATA, PIPELINE
+from clustersim.plugins import module_file
+from clustersim.program.task import Collective
 from clustersim.scenario.file import ClusterSection, FrameworkSection, ScenarioFile
 from clustersim.scenario.readings import Readings
 from clustersim.scenario.reliability import Reliability
@@ -29,7 +35,7 @@ from clustersim.scenario.sections.reliability import ReliabilitySection
 from clustersim.scenario.sections.schedule import Chunked, CsvSection, OrdersSection, PythonSection, ScheduleChoice
 from clustersim.schedules.dual_pipe import DualPipe
 from clustersim.schedules.dual_pipe_v import DualPipeV
-from clustersim.schedules.imported import imported, module_file
+from clustersim.schedules.imported import imported
 from clustersim.schedules.listed import Listed, listed
 from clustersim.schedules.notation import parse_listing
 from clustersim.schedules.schedule import Schedule
@@ -80,6 +86,19 @@ def read_reliability(section: ReliabilitySection, base: Path) -> Reliability:
     return section.settings(base)
 
 
+def read_algorithm(name: str, kind: Collective, library: Library, base: Path, readings: Readings) -> Algorithm | None:
+    """The user's algorithm of a name; None for one of the library's. Raises InputError."""
+    able = library.able(kind)
+    if name in able:
+        return None
+    if name in ALGORITHMS or (":" not in name and name not in installed()):
+        legal = (*able, *installed())
+        raise InputError(f"library {library.name} does not offer {name!r} for {kind.value}; {nearest(name, legal)}")
+    if not able or kind.routed:
+        raise InputError(f"library {library.name} has no constants of {kind.value}, which {name} would take")
+    return readings.of(imported_algorithm, name, base)
+
+
 def record_file(name: str, base: Path) -> Path:
     """The file of a record: a shipped one's by name, or a path as seen from the scenario."""
     return shipped.beside(base, name) if shipped.is_path(name) else shipped.find("records", name)
@@ -110,14 +129,16 @@ def _carried_over(record: Record, scale: ScaleSection, accelerator: str) -> Reco
 
 
 def files(file: ScenarioFile, cluster: Cluster, base: Path, readings: Readings) -> tuple[Path, ...]:
-    """The files of model, record, framework, schedule and placement that the scenario names, and the cluster's."""
+    """The files of model, record, algorithms, framework, schedule and placement that are named, and the cluster's."""
     model = () if file.model.path is None else (config_file(shipped.beside(base, file.model.path)),)
     record = () if file.cost.record is None else (readings.of(record_file, file.cost.record.file, base),)
     software = file.framework.name
     framework = (shipped.beside(base, software),) if shipped.is_path(software) else ()
     placement = file.cluster.placement
     order = () if placement is None else placement.files(base)
-    return (*model, *record, *framework, *_schedule_files(file.schedule, base), *order, *cluster.files)
+    classes = (module_file(name, base) for name in dict.fromkeys(name for *_, name in file.cost.named) if ":" in name)
+    algorithms = tuple(path for path in classes if path.is_file())
+    return (*model, *record, *algorithms, *framework, *_schedule_files(file.schedule, base), *order, *cluster.files)
 
 
 def _schedule_files(choice: ScheduleChoice, base: Path) -> tuple[Path, ...]:

@@ -5,15 +5,29 @@ ranges ("8-15") or lists of both.
 """
 
 import re
+from math import inf
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
+from clustersim.cost.background import Traffic
 from clustersim.cost.jitter import Distribution, Jitter
 from clustersim.errors import shown
 from clustersim.hardware.disturbance import SHARED_TIERS, DeadLink, LinkChange, SlowLink
 from clustersim.hardware.topology import LinkKind
-from clustersim.scenario.section import Name, Section, member, mistake, reads, share, yaml_number
+from clustersim.program.task import Collective
+from clustersim.scenario.section import (
+    Duration,
+    Name,
+    Section,
+    Size,
+    duration,
+    member,
+    mistake,
+    reads,
+    share,
+    yaml_number,
+)
 
 LEAST = 0.001  # of a speed or bandwidth: what is slower is dead
 MOST_SPEED = 10.0
@@ -22,6 +36,7 @@ MOST_LOAD = 0.99
 MOST_JITTER = 10.0
 MOST_SEED = 2**63 - 1
 MOST_LOST = 2**20
+_SENT = tuple(each for each in Collective if not each.routed)
 _RANGE = re.compile(r"\s*(\d{1,18})\s*-\s*(\d{1,18})\s*")
 _ENDS = "[leaf0.0, spine0.0]"
 
@@ -145,6 +160,15 @@ def _pair(value: object) -> object:
     return value
 
 
+def _during(value: object) -> tuple[float, float]:
+    if not isinstance(value, list) or len(value) != 2:
+        raise mistake(f"{shown(value)} is not a pair of times such as [10 ms, 40 ms]")
+    first, last = map(duration, value)
+    if first >= last:
+        raise mistake(f"{shown(value)} ends before it begins; write the earlier time first")
+    return first, last
+
+
 class LinkSection(Section):
     """An entry of `disturbances.links`."""
 
@@ -159,6 +183,8 @@ class LinkSection(Section):
     """what is left of it; left out: all"""
     dead: Annotated[int, Field(ge=1, le=MOST_LOST), reads(_lost, f"true, or 1 to {MOST_LOST:,}")] | None = None
     """true, or how many links of a bundle are gone; left out: none"""
+    during: Annotated[tuple[float, float] | None, reads(_during, "a pair of times", "[10 ms, 40 ms]")] = None
+    """from when to when of the run it has that bandwidth; left out: at all times"""
 
     @model_validator(mode="after")
     def _one_place_and_one_change(self) -> Self:
@@ -168,13 +194,15 @@ class LinkSection(Section):
             raise mistake("has both between and from or to; keep one")
         if (self.bandwidth is None) == (self.dead is None):
             raise mistake("needs bandwidth (the part that is left) or dead: true, and not both")
+        if self.during is not None and self.dead is not None:
+            raise mistake("has dead and during, but routes do not change while a step runs; write bandwidth: 0.1 %")
         return self
 
     def change(self) -> LinkChange:
         """The change as the inside knows it."""
         what = SlowLink(self.bandwidth) if self.bandwidth is not None else DeadLink(self.dead or 1)
         source, target = self.between or (str(self.source), str(self.target))
-        return LinkChange(source, target, what, both_ways=self.between is not None)
+        return LinkChange(source, target, what, both_ways=self.between is not None, during=self.during)
 
 
 class JitterSection(Section):
@@ -209,6 +237,38 @@ class BackgroundSection(Section):
         return {kind: load for kind, load in loads.items() if load}
 
 
+class TrafficSection(Section):
+    """An entry of `disturbances.traffic`: what others send on the network, see [Traffic](scenario.md#traffic)."""
+
+    example: ClassVar[str] = "{gpus: [8, 16], bytes: 64 MB, every: 5 ms}"
+    gpus: Ranges = Field(examples=["[8, 16]"])
+    """among which of the machine's GPUs, the root or sender first"""
+    collective: Annotated[Collective, member(Collective, *_SENT)] = Collective.SEND_RECV
+    """what it is; a message needs two GPUs"""
+    payload: Size = Field(alias="bytes", examples=["64 MB"])
+    """its payload, as nccl-tests count it"""
+    start: Duration = 0.0
+    """when it first begins"""
+    every: Duration | None = None
+    """after how long it begins again, or when it has ended if that is later; left out: it does not"""
+    until: Duration | None = None
+    """when it no longer begins again; left out: with the end of the run"""
+
+    @model_validator(mode="after")
+    def _of_one_kind(self) -> Self:
+        count = sum(map(len, self.gpus))
+        if count < 2 or (self.collective is Collective.SEND_RECV and count != 2):
+            raise mistake(f"names {count:,} GPU{'s' * (count != 1)}; a message needs two, a collective two or more")
+        if self.every == 0.0:
+            raise mistake("every: 0 would never end; leave it out for once")
+        return self
+
+    def traffic(self, gpus: tuple[int, ...]) -> Traffic:
+        """As the inside knows it."""
+        every, until = (inf if each is None else each for each in (self.every, self.until))
+        return Traffic(gpus, self.collective, self.payload, self.start, every, until)
+
+
 class DisturbancesSection(Section):
     """`disturbances`: what is wrong with the cluster."""
 
@@ -220,5 +280,9 @@ class DisturbancesSection(Section):
     """NICs that serve some GPUs; left out: none"""
     links: Annotated[list[LinkSection], reads(listed, "one or a list", of=list[LinkSection] | LinkSection)] = Field([])
     """links by the names of their ends, see [Disturbances](scenario.md#disturbances); left out: none"""
+    traffic: Annotated[
+        list[TrafficSection], reads(listed, "one or a list", of=list[TrafficSection] | TrafficSection)
+    ] = Field([])
+    """what others send meanwhile; left out: nothing"""
     background: BackgroundSection = BackgroundSection()
     """the part of each link of a tier that others use"""

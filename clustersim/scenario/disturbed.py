@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from clustersim import shipped
+from clustersim.cost.background import Traffic
 from clustersim.errors import InputError
 from clustersim.hardware.cluster import Cluster, mix
 from clustersim.hardware.disturbance import Disturbances, Slow, SlowNic, placed
 from clustersim.hardware.topology import Fabric
-from clustersim.scenario.disturbances import DisturbancesSection, GpusSection, MixedSection
+from clustersim.scenario.disturbances import DisturbancesSection, GpusSection, MixedSection, TrafficSection
 
 
 def read_mixed(sections: Iterable[MixedSection], base: Path, cluster: Cluster) -> Cluster:
@@ -43,6 +44,18 @@ def read_disturbances(section: DisturbancesSection, cluster: Cluster) -> Disturb
     found = Disturbances(tuple(slow), tuple(nics), links, section.background.loads())
     _refuse_ambiguous(found, cluster.fabric)
     return found
+
+
+def read_traffic(sections: Iterable[TrafficSection], cluster: Cluster) -> tuple[Traffic, ...]:
+    """What others send; raise InputError for GPUs that do not exist or come twice in one entry."""
+    found: list[Traffic] = []
+    for entry, section in enumerate(sections):
+        listed = [gpu for each in section.gpus for gpu in each]
+        gpus = _numbers(f"traffic.{entry}", "GPU", section.gpus, cluster.machine.gpus)
+        if len(gpus) < len(listed):
+            raise InputError(f"traffic.{entry}: a GPU comes twice in {len(listed):,}; keep one")
+        found.append(section.traffic(gpus))
+    return tuple(found)
 
 
 def _refuse_ambiguous(found: Disturbances, fabric: Fabric) -> None:

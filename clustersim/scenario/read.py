@@ -13,20 +13,20 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from clustersim.collectives.library import Library, load_library
+from clustersim.collectives.phase import Algorithm
 from clustersim.errors import InputError
 from clustersim.hardware.cluster import Cluster
 from clustersim.hardware.disturbance import Disturbances, disturbed
 from clustersim.hardware.placed import Placed
-from clustersim.program.task import Collective
 from clustersim.scenario import build, checks
-from clustersim.scenario.disturbed import read_disturbances, read_mixed
+from clustersim.scenario.disturbed import read_disturbances, read_mixed, read_traffic
 from clustersim.scenario.file import ScenarioFile
 from clustersim.scenario.formats import as_run
 from clustersim.scenario.model import read_model
 from clustersim.scenario.problems import refuse, translate
 from clustersim.scenario.readings import Reading, Readings
 from clustersim.scenario.sections.cost import CostSection
-from clustersim.scenario.settings import CostSettings, EconomicsSettings
+from clustersim.scenario.settings import Contention, CostSettings, EconomicsSettings
 from clustersim.scenario.setup import Setup
 from clustersim.workload.transformer import every_projection
 
@@ -99,9 +99,13 @@ def _referred(file: ScenarioFile, origin: Origin, readings: Readings) -> Setup:
     if found or model is None or schedule is None or machine is None or framework is None or cost is None:
         raise refuse(origin.source, found)
     cluster, disturbances = machine
+    traffic = _try(found, "disturbances.", lambda: read_traffic(file.disturbances.traffic, cluster))
+    beside = [key for key, given in (("traffic", traffic), ("links.during", disturbances.passing)) if given]
+    if beside and cost.network is Contention.NONE:
+        found.append(f"disturbances.{beside[0]}: links are not shared with cost.network uncontended; write shared")
     economics = _economics(found, file, cluster)
     reliability = _try(found, "reliability.", lambda: readings.of(build.read_reliability, file.reliability, base))
-    if found or reliability is None:
+    if found or reliability is None or traffic is None:
         raise refuse(origin.source, found)
     if any(mixture.experts > 1 for mixture in model.mixtures):  # one expert is an MLP
         framework = framework.with_experts(cluster.accelerator.host_pace)
@@ -120,6 +124,7 @@ def _referred(file: ScenarioFile, origin: Origin, readings: Readings) -> Setup:
         cost=cost,
         framework=framework,
         disturbances=disturbances,
+        traffic=traffic,
         jitter=None if file.disturbances.jitter is None else file.disturbances.jitter.jitter(),
         steps=file.steps,
         economics=economics,
@@ -168,27 +173,26 @@ def _cost(
     found: list[str], section: CostSection, base: Path, cluster: Cluster, readings: Readings
 ) -> CostSettings | None:
     """The settings, whose algorithms the cluster's library must have, with their record."""
-    for collective, algorithm in section.collectives.items():
-        offered = partial(_require_offered, cluster.library, collective, algorithm, readings)
-        _try(found, f"cost.collectives.{collective.value}: ", offered)
+    own: dict[str, Algorithm] = {}
+    for key, collective, name in section.named:
+        library = readings.of(load_library, cluster.library)
+        read_own = partial(build.read_algorithm, name, collective, library, base, readings)
+        algorithm = _try(found, f"cost.{key}.{collective.value}: ", read_own)
+        own |= {} if algorithm is None else {name: algorithm}
     if section.nccl.model_fields_set:
         _try(found, "cost.nccl: ", lambda: _require_nccl(section, readings.of(load_library, cluster.library)))
     if section.record is None:
-        return section.settings(None)
+        return section.settings(None, own)
     named = section.record
     record = _try(found, "cost.record: ", lambda: build.read_costs(named, base, cluster, readings))
-    return None if record is None else section.settings(record)
-
-
-def _require_offered(library: str, collective: Collective, algorithm: str, readings: Readings) -> None:
-    readings.of(load_library, library).require(collective, algorithm)
+    return None if record is None else section.settings(record, own)
 
 
 def _require_nccl(section: CostSection, library: Library) -> None:
     """Whether the library follows NCCL's variables, and has channels if any are limited."""
     if not library.nccl:
         raise InputError(f"the cluster's library is {library.name}, which does not read NCCL's variables; leave it out")
-    twice = [kind for kind in section.collectives if kind in section.nccl.switches({}).bound]
+    twice = [kind for kind in section.collectives if kind in section.nccl.switches().bound]
     if twice:
         raise InputError(f"speaks of {twice[0].value}, for which cost.collectives names an algorithm; keep one of them")
     limits = [name for name in section.nccl.names() if "NCHANNELS" in name]

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from clustersim.cost.background import Traffic
 from clustersim.cost.jitter import Jitter
 from clustersim.hardware.cluster import Cluster
 from clustersim.hardware.disturbance import Disturbances
@@ -27,8 +28,8 @@ class Setup:
 
     framework: the software, which launches kernels and holds memory of its own;
     disturbances: what is wrong with the cluster, whose `fabric` already is the disturbed one; jitter: how kernels vary,
-    None: not at all; steps: how many successive ones are simulated; economics: what is said of costs and energy;
-    reliability: what is said of failures over a run of weeks, which move no step.
+    None: not at all; traffic: what others send meanwhile; steps: how many successive ones are simulated; economics:
+    what is said of costs and energy; reliability: what is said of failures over a run of weeks, which move no step.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Setup:
     framework: Framework = field(default_factory=load_framework)
     disturbances: Disturbances = field(default_factory=Disturbances)
     jitter: Jitter | None = None
+    traffic: tuple[Traffic, ...] = ()
     steps: int = 1
     economics: EconomicsSettings = field(default_factory=EconomicsSettings)
     reliability: Reliability = field(default_factory=Reliability)

@@ -147,7 +147,8 @@ def _split_tensor_groups(scenario: Setup) -> Iterator[str]:
     disturbances, groups = scenario.disturbances, scenario.layout.mesh.members(TENSOR)
     speeds = disturbances.speeds(scenario.cluster.places)[groups]
     slow = bool((speeds.min(axis=1) != speeds.max(axis=1)).any())
-    links = bool(disturbances.nics or disturbances.links) and groups.shape[1] > 1
+    lasting = len(disturbances.links) > len(disturbances.passing)
+    links = bool(disturbances.nics or lasting) and groups.shape[1] > 1
     domains = np.unique(scenario.cluster.fabric.domains(groups.reshape(-1)), return_counts=True)[1]
     alone = not scenario.tensor_beyond_domain and int(domains.max()) == groups.shape[1]  # on their NVLink
     if (slow or links) and not alone:

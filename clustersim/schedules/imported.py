@@ -5,30 +5,25 @@ A `Rule` is a class with two methods: `placement(ranks)`, which pipeline rank ho
 `[["0F0", "0B0"]]`), so a rule needs nothing of this package. It is asked again for every number of ranks and
 microbatches, once for each, and what it answers has to keep the rules of `rules.verify`.
 
-A module is the file of that name beside the scenario, or else one that Python finds. A file's code runs anew for every
-scenario that is read, so that one that was edited meanwhile counts as it is. Running somebody's scenario therefore runs
-the code that it names; only classes with both methods are ever made.
+Where its class is found is said in `plugins`.
 """
 
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib import import_module
 from operator import index
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Final, Protocol, SupportsIndex
 
-from clustersim.errors import InputError, nearest, shown
+from clustersim.errors import InputError, shown
+from clustersim.plugins import Asked, class_of, refusing, words
 from clustersim.program.action import Action, Order, Pair, Step
 from clustersim.program.placement import Placement
 from clustersim.schedules.notation import parse_step
 from clustersim.schedules.rules import Counted, verify
 from clustersim.state import FieldState
 
-_METHODS: Final = ("placement", "order")
+_ASKED: Final = Asked("a schedule", "my_module:MySchedule", {"placement": "ranks", "order": "ranks, microbatches"})
 
 
 class Rule(Protocol):
@@ -62,12 +57,12 @@ class Imported(FieldState):
     @cached_property
     def rule(self) -> Rule:
         """The rule itself; raise InputError where it cannot be imported or made."""
-        kind = _kind(self.name, self.folder)
+        kind = class_of(self.name, self.folder, _ASKED)
         try:
             made: Rule = kind(**self.arguments)
         except Exception as error:
             given = ", ".join(f"{key}: {shown(value)}" for key, value in self.arguments.items())
-            raise InputError(f"{self.name} cannot be made with arguments {{{given}}}: {_words(error)}") from error
+            raise InputError(f"{self.name} cannot be made with arguments {{{given}}}: {words(error)}") from error
         return made
 
     def placement(self, ranks: int) -> Placement:
@@ -97,7 +92,7 @@ class Imported(FieldState):
 
     def _placed(self, ranks: int) -> Placement:
         call = f"{self.name}.placement({ranks})"
-        with _refusing(call):
+        with refusing(call):
             placement = self.rule.placement(ranks)
             found = placement if isinstance(placement, Placement) else Placement(tuple(map(_rank, _each(placement))))
         if found.size != ranks:
@@ -106,7 +101,7 @@ class Imported(FieldState):
 
     def _ordered(self, ranks: int, microbatches: int) -> Order:
         placement, call = self.placement(ranks), f"{self.name}.order({ranks}, {microbatches})"
-        with _refusing(call):
+        with refusing(call):
             order = tuple(tuple(map(_step, _each(row))) for row in _each(self.rule.order(ranks, microbatches)))
         verify(order, placement=placement, microbatches=microbatches, places=Counted(f"{call}:"))
         return order
@@ -117,11 +112,6 @@ def imported(name: str, arguments: Mapping[str, Any], folder: Path) -> Imported:
     found = Imported(name, folder.resolve(), arguments)
     _ = found.rule
     return found
-
-
-def module_file(name: str, folder: Path) -> Path:
-    """Where the file of a name such as `my_module:MySchedule` would be."""
-    return folder.joinpath(*name.partition(":")[0].split(".")).with_suffix(".py")
 
 
 def _each(value: object) -> Iterable[object]:
@@ -143,74 +133,3 @@ def _step(value: object) -> Step:
     if not isinstance(value, str):
         raise InputError(f"{shown(value)} is neither an Action nor a text such as '0F0'")
     return parse_step(value)
-
-
-@contextmanager
-def _refusing(call: str) -> Iterator[None]:
-    """Whatever somebody's code raises is a refusal with its words."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(f"{call}: {error}") from error
-    except Exception as error:
-        raise InputError(f"{call}: {_words(error)}") from error
-
-
-def _words(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def _kind(name: str, folder: Path) -> type[Any]:
-    """The class of a name."""
-    module_name, colon, class_name = name.partition(":")
-    if not colon or not all(part.isidentifier() for part in (*module_name.split("."), class_name)):
-        raise InputError(f"{shown(name)} names no class; write module:Class, such as my_module:MySchedule")
-    if module_name.endswith(".py"):
-        raise InputError(
-            f"{shown(name)} names a file; write its module, {module_name.removesuffix('.py')}:{class_name}"
-        )
-    module = _module(module_name, module_file(name, folder))
-    kind = vars(module).get(class_name)
-    if not isinstance(kind, type):
-        others = [each for each, value in vars(module).items() if _is_rule(value)]
-        remedy = nearest(class_name, others) if others else "it has none with placement(ranks) and order(...)"
-        raise InputError(f"{name}: module {module_name} has no class {class_name}; {remedy}")
-    lacking = [method for method in _METHODS if not callable(getattr(kind, method, None))]
-    if lacking:
-        raise InputError(
-            f"{name} has no method {' and no method '.join(lacking)}; a schedule has placement(ranks) and "
-            "order(ranks, microbatches)"
-        )
-    return kind
-
-
-def _is_rule(value: object) -> bool:
-    return isinstance(value, type) and all(callable(getattr(value, method, None)) for method in _METHODS)
-
-
-def _module(name: str, file: Path) -> ModuleType:
-    """The module of a file, run anew, or one that Python finds."""
-    try:
-        return _run(file) if file.is_file() else import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name.partition(".")[0] and error.name != name:
-            raise InputError(f"module {name} cannot be imported: {_words(error)}") from error
-        there = [path.stem for path in sorted(file.parent.glob("*.py"))]
-        remedy = f"; {nearest(name, there)}" if there else ""
-        raise InputError(f"there is no module {name}, neither {file} nor where Python looks{remedy}") from error
-    except Exception as error:
-        raise InputError(f"module {name} cannot be imported: {_words(error)}") from error
-
-
-def _run(file: Path) -> ModuleType:
-    """Run a file as a module that is known by its path, so that files of one name in two folders are two modules."""
-    module = ModuleType(str(file))
-    module.__file__ = str(file)
-    sys.modules[module.__name__] = module  # dataclasses look their module up
-    sys.path.insert(0, str(file.parent))  # for what it imports from beside it
-    try:
-        exec(compile(file.read_bytes(), file, "exec"), vars(module))
-    finally:
-        sys.path.remove(str(file.parent))
-    return module

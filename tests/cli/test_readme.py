@@ -120,7 +120,7 @@ def test_the_scenario_of_the_manual_is_a_scenario_and_so_are_the_parts_that_repl
     from clustersim.scenario.file import ScenarioFile
 
     whole, *parts = scenarios()
-    assert len(parts) == 4
+    assert len(parts) == 5
     assert whole.keys() == ScenarioFile.keys().keys()
     for part in ({}, *parts):
         assert Scenario.from_mapping({**whole, **part}, source="scenario.md").layout.world == 16384

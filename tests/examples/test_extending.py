@@ -41,6 +41,32 @@ def test_a_ring_without_one_of_its_links_is_slower(capsys: pytest.CaptureFixture
     assert steps[0] < steps[1]
 
 
+def test_networks_of_switches_have_their_diameters_and_a_step_as_long_as_their_links_are_few(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    import networkx as nx
+
+    module = example("networks")
+    switches = {
+        name: graph.subgraph(each for each, kind in graph.nodes(data="kind") if kind == "switch")
+        for name, graph in module["networks"]().items()
+    }
+    assert {name: len(switches[name]) for name in ("torus", "dragonfly", "rail-only")} == {
+        "torus": 64,
+        "dragonfly": 64,
+        "rail-only": 8,
+    }
+    assert nx.diameter(switches["torus"]) == 3 * 2  # half way round each of three rings of four
+    assert nx.diameter(switches["dragonfly"]) == 3  # in a group, between groups, in a group
+    assert switches["rail-only"].number_of_edges() == 0
+    module["main"]()
+    steps = dict(re.findall(r"^(\S+) +([\d.]+) s a step$", capsys.readouterr().out, re.MULTILINE))
+    step = {name: float(seconds) for name, seconds in steps.items()}
+    # rings of data parallelism stay on their rail: what joins rails is not needed; hops of others meet on links
+    assert step["rail-only"] == pytest.approx(step["dgx-h100"], rel=0.02)
+    assert step["dgx-h100"] < step["dragonfly"] < step["torus"]
+
+
 def test_kernels_take_what_the_function_says(tmp_path: Path) -> None:
     """On one GPU: its compute and optimizer are those of a record, by the launch, of half the time twice as fast."""
     from clustersim import Scenario, simulate
@@ -56,6 +82,54 @@ def test_kernels_take_what_the_function_says(tmp_path: Path) -> None:
         parts = simulate(scenario.changed(f"cost.record={tmp_path / 'own.json'}")).to_json()["breakdown_s"]
         took[reached] = parts["compute"] + parts["optimizer"]
     assert took[0.1] == pytest.approx(2 * took[0.2], rel=1e-3)
+
+
+def test_the_library_takes_an_algorithm_of_ones_own_where_it_is_faster(capsys: pytest.CaptureFixture[str]) -> None:
+    example("chosen")["main"]()
+    text = capsys.readouterr().out
+    step = {words: float(ms) for words, ms in re.findall(r"^(\w.*?) +([\d.]+) ms a step$", text, re.MULTILINE)}
+    assert list(step) == ["its own", "may be mine", "must be mine"]
+    assert step["may be mine"] < min(step["its own"], step["must be mine"])
+    parts = re.split(r"ms a step", text)[1:]
+    assert ["extend_chosen" in part for part in parts] == [False, True, True]
+    assert "reduce_scatter  65.536 MB in  477 us by ring" in parts[1]  # so much goes faster round rings
+
+
+def test_a_port_is_full_while_gradients_are_summed_and_never_carries_more_than_it_can(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    example("links")["main"]()
+    text = capsys.readouterr().out
+    rows = re.findall(r"^ *(\S+) to (\S+) +\|(.*)\| ([\d.]+) GB$", text, re.MULTILINE)
+    assert [row[:2] for row in rows] == [("nic0.0", "leaf0.0"), ("leaf0.0", "nic0.0")]
+    for *_, bars, carried in rows:
+        assert len(bars) == 40
+        assert "█" not in bars
+        assert set(bars[:30]) < set(" ▁▂")  # messages between stages
+        assert min(bars[-5:-1]) > "▄"  # all-reduce of gradients in rings of two: each sends its payload once
+        # half of the model's weights on one of 8 tensor-parallel ranks, in FP32
+        assert float(carried) == pytest.approx(8.03e9 / 2 / 8 * 4 / 1e9, rel=0.1)
+
+
+def test_the_shortest_way_round_leaves_a_rack_as_seldom_as_there_are_racks(capsys: pytest.CaptureFixture[str]) -> None:
+    example("placement")["main"]()
+    rows = re.findall(r"^(\S.*?) +([\d.]+) s a step, nodes (.*)$", capsys.readouterr().out, re.MULTILINE)
+    assert [words for words, *_ in rows] == ["as handed out", "shortest way round"]
+    racks = [[int(node) // 4 for node in nodes.split()] for *_, nodes in rows]
+    assert all(sorted(each) == sorted(racks[0]) for each in racks)
+    leaves = [sum(one != other for one, other in zip(each, each[1:] + each[:1], strict=True)) for each in racks]
+    assert leaves == [16, 4]
+    assert float(rows[1][1]) < float(rows[0][1])
+
+
+def test_others_on_the_network_cost_a_step_what_they_take_from_it(capsys: pytest.CaptureFixture[str]) -> None:
+    example("background")["main"]()
+    rows = re.findall(r"^(\S.*?) +[\d.]+ s a step, ([+-][\d.]+) ms$", capsys.readouterr().out, re.MULTILINE)
+    more = {words: float(ms) for words, ms in rows}
+    assert list(more) == ["alone", "beside a neighbour", "a link at 10 % for 50 ms"]
+    assert more["alone"] == 0.0
+    assert more["beside a neighbour"] > 1.0
+    assert 0.9 * 45.0 < more["a link at 10 % for 50 ms"] <= 45.0  # nine tenths of the time that it lasts
 
 
 def test_halving_and_doubling_moves_the_textbook_volume_in_fewer_rounds(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,14 +4,14 @@ import json
 import shutil
 from pathlib import Path
 
+import networkx as nx
 import numpy as np
 import pytest
 import yaml
 
-from clustersim import shipped
+from clustersim import Scenario, shipped, simulate
 from clustersim.errors import InputError
 from clustersim.hardware.cluster import MOST_GPUS, describe, load_cluster
-from clustersim.hardware.graph_file import node_link
 from clustersim.hardware.host import HostMemory
 
 RAILS = {
@@ -225,13 +225,80 @@ def test_hosts_have_memory_where_a_file_says_so(graph_file):
 def test_a_shipped_cluster_written_as_a_graph_reads_back_as_the_same_machine(tmp_path):
     whole = load_cluster("dgx-h100", 32)
     path = tmp_path / "copy.json"
-    path.write_text(json.dumps(node_link(whole.fabric.graph(), {"accelerator": whole.accelerator.name})))
+    path.write_text(json.dumps(nx.node_link_data(whole.graph(), edges="edges")))
     copy = load_cluster(str(path))
     sources, targets = np.repeat(np.arange(32), 32), np.tile(np.arange(32), 32)
     assert copy.gpus_per_node == 8
     assert copy.fabric.links.bandwidth.sum() == whole.fabric.links.bandwidth.sum()
     found, expected = copy.fabric.paths(sources, targets), whole.fabric.paths(sources, targets)
     assert found.latency == pytest.approx(expected.latency)
+
+
+def step_of(**cluster):
+    layout = {"tp": 2, "dp": 4, "sequence_parallel": True}
+    given = {"model": "llama3-8b", "layout": layout, "training": {"sequence": 1024, "global_batch": 8}}
+    return simulate(Scenario.from_mapping(given | {"cluster": cluster})).to_json()["step_time_s"]
+
+
+@pytest.mark.parametrize("ecmp", [{}, {"ecmp": "hashed", "seed": 7}])
+def test_a_graph_goes_to_networkx_and_back_as_the_same_cluster_to_the_digit(tmp_path, ecmp):
+    """Two spines between four leaves of one node of two GPUs each, so that routes are equal and hashes choose."""
+    memory = {
+        "capacity": "1 TB", "bandwidth": "90.1 GB/s", "to_host": "50 GB/s", "from_host": "40 GB/s", "latency": "1.7 us",
+        "update": 0.5,
+    }  # fmt: skip
+    own = tmp_path / "my-gpu.yaml"
+    shutil.copy(shipped.find("accelerators", "h100-sxm-80gb"), own)
+    shutil.copy(shipped.find("libraries", "nccl"), tmp_path / "my-library.yaml")
+    about = {
+        "accelerator": "my-gpu.yaml",
+        "library": "my-library.yaml",
+        "host_memory": memory,
+        "sources": {"nic": "a guess"},
+    }
+    graph = nx.Graph(**about, **ecmp, measured=True)
+    for gpu in range(8):
+        graph.add_node(f"g{gpu}", kind="gpu", node=f"n{gpu // 2}")
+        graph.add_edge(f"g{gpu}", f"leaf{gpu // 2}", kind="nic", bandwidth="0.1 Tbit/s", latency="1.3 us")
+    graph.add_edges_from(
+        [("g0", "g1"), ("g6", "g7")], kind="nvlink", generation="nvlink3", bandwidth="7 GB/s", latency="0 s"
+    )
+    for leaf, spine in ((leaf, spine) for leaf in range(4) for spine in range(2)):
+        graph.add_edge(
+            f"leaf{leaf}", f"spine{spine}", kind="leaf", network="roce", bandwidth="3 GB/s", latency="0.1 us"
+        )
+    nx.set_node_attributes(
+        graph, {f"leaf{leaf}": "leaf" for leaf in range(4)} | {"spine0": "spine", "spine1": "spine"}, "kind"
+    )
+    files = []
+    whole = graph
+    for name in ("first", "second"):
+        files.append(str(tmp_path / f"{name}.json"))
+        Path(files[-1]).write_text(json.dumps(nx.node_link_data(whole, edges="edges")))
+        whole = load_cluster(files[-1]).graph()
+    first, second = map(load_cluster, files)
+    for part in ("fabric", "accelerator", "host", "sources", "measured", "gpus", "gpus_per_node"):
+        assert getattr(first, part) == getattr(second, part)
+    assert step_of(path=files[0]) == step_of(path=files[1])
+
+
+@pytest.mark.parametrize("name", ["dgx-h100", "pcie-node", "gb200-nvl72", "llama3-roce"])
+def test_a_regular_cluster_takes_the_same_step_as_its_graph_to_the_digit(tmp_path, name):
+    path = tmp_path / "copy.json"
+    path.write_text(json.dumps(nx.node_link_data(load_cluster(name, 8).graph(), edges="edges")))
+    assert step_of(name=name, gpus=8) == step_of(path=str(path))
+
+
+def test_a_graph_of_a_disturbed_cluster_has_what_is_left():
+    wrong = {"links": {"between": ["nic1.0", "leaf0.0"], "bandwidth": "50 %"}}
+    layout = {"dp": 16}
+    given = {"model": "llama3-8b", "layout": layout, "training": {"sequence": 1024, "global_batch": 16}}
+    cluster = {"name": "dgx-h100", "gpus": 16}
+    edges = [
+        Scenario.from_mapping({**given, "cluster": cluster, **more}).cluster.graph().edges["nic1.0", "leaf0.0"]
+        for more in ({}, {"disturbances": wrong})
+    ]
+    assert [edge["bandwidth"] for edge in edges] == ["50000000000.0 B/s", "25000000000.0 B/s"]
 
 
 GPU = {"id": "g2", "kind": "gpu", "node": 2}

@@ -43,7 +43,7 @@ def mapping() -> dict[str, Any]:
 
 
 def algorithms(text: str) -> dict[Collective, frozenset[str]]:
-    return dict(NcclSection.model_validate({"NCCL_ALGO": text}).switches({}).algorithms)
+    return dict(NcclSection.model_validate({"NCCL_ALGO": text}).switches().algorithms)
 
 
 def test_lists_have_the_grammar_of_nccl() -> None:
@@ -56,7 +56,7 @@ def test_lists_have_the_grammar_of_nccl() -> None:
     assert algorithms("^NVLS,NVLSTree")[Collective.ALL_REDUCE] == {
         *("tree", "ring", "aggregated_trees", "collnet_direct", "collnet_chain")
     }
-    protocols = NcclSection.model_validate({"NCCL_PROTO": "^LL128;allreduce:LL128"}).switches({}).protocols
+    protocols = NcclSection.model_validate({"NCCL_PROTO": "^LL128;allreduce:LL128"}).switches().protocols
     assert protocols[Collective.REDUCE] == {"LL", "Simple"}
     assert protocols[Collective.ALL_REDUCE] == {"LL128"}
 

@@ -19,7 +19,7 @@ WHOLE, *PARTS = (
 )
 
 
-ENTRIES = {"cluster.mixed", "disturbances.slow", "disturbances.links", "disturbances.nics"}
+ENTRIES = {"cluster.mixed", "disturbances.slow", "disturbances.links", "disturbances.nics", "disturbances.traffic"}
 
 
 def wrong(mapping: dict[str, Any]) -> list[str]:

@@ -1,9 +1,12 @@
 """What may a scenario file say of where durations come from?"""
 
-from typing import Annotated, ClassVar, Final, Literal
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Annotated, ClassVar, Final, Literal, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
+from clustersim.collectives.phase import Algorithm
 from clustersim.cost.record import Record
 from clustersim.errors import nearest, shown
 from clustersim.program.task import Collective
@@ -57,7 +60,15 @@ def _algorithms(value: object) -> object:
     return {Collective(name): algorithm for name, algorithm in value.items()}
 
 
-_FORCED: Final = f"algorithms by collective: {', '.join(each.value for each in Collective)}"
+def _several(value: object) -> object:
+    """One algorithm may stand alone."""
+    found = _algorithms(value)
+    if not isinstance(found, dict):
+        return found
+    return {kind: tuple(each) if isinstance(each, list) else (each,) for kind, each in found.items()}
+
+
+_KINDS: Final = ", ".join(each.value for each in Collective)
 _SYMMETRIES: Final = tuple(each.value for each in Symmetry)
 
 
@@ -66,9 +77,18 @@ class CostSection(Section):
 
     record: Annotated[RecordSection | None, BeforeValidator(or_none)] = None
     """measured durations, see [Calibration](calibration.md), or none; left out: none"""
-    collectives: Annotated[dict[Collective, Name], reads(_algorithms, _FORCED, "{all_reduce: ring}")] = Field({})
-    """algorithm that each named collective is forced to, see [Models](models.md#collectives); left out: the
-    library's choice"""
+    collectives: Annotated[
+        dict[Collective, Name], reads(_algorithms, f"algorithms by collective: {_KINDS}", "{all_reduce: ring}")
+    ] = Field({})
+    """algorithm that each named collective is forced to, see [Models](models.md#collectives), or one of your own, see
+    [Extending](extending.md#a-collective-algorithm); left out: the library's choice"""
+    candidates: Annotated[
+        dict[Collective, tuple[Name, ...]],
+        reads(
+            _several, f"algorithms, or lists of them, by collective: {_KINDS}", "{all_reduce: my_module:MyAlgorithm}"
+        ),
+    ] = Field({})
+    """algorithms that the library chooses from beside its own, likewise; left out: none"""
     nccl: NcclSection = NcclSection()
     """what NCCL (or RCCL) may choose from, in its own variables; left out: nothing is said"""
     symmetry: Annotated[Symmetry, member(Symmetry), reads(_yaml_off, "", of=Literal[_SYMMETRIES])] = Symmetry.AUTO
@@ -80,7 +100,23 @@ class CostSection(Section):
     interference: Annotated[float | None, share(0.0, MOST_INTERFERENCE)] = None
     """part by which kernels take longer beside a collective; left out: the record's, or the accelerator's"""
 
-    def settings(self, record: Record | None) -> CostSettings:
-        """The settings as the inside knows them, with the record that was read."""
-        switches = self.nccl.switches(self.collectives)
+    @model_validator(mode="after")
+    def _once(self) -> Self:
+        for kind in (kind for kind in self.candidates if kind in self.collectives):
+            raise mistake(f"has both collectives and candidates for {kind.value}; keep one of them")
+        return self
+
+    @property
+    def named(self) -> Iterator[tuple[str, Collective, str]]:
+        """Algorithms that are named: the key, for which collective, and which."""
+        yield from (("collectives", kind, name) for kind, name in self.collectives.items())
+        yield from (("candidates", kind, name) for kind, names in self.candidates.items() for name in names)
+
+    def settings(self, record: Record | None, own: Mapping[str, Algorithm]) -> CostSettings:
+        """The settings as the inside knows them, with the record and the user's algorithms that were read."""
+        told = self.nccl.switches()
+        forced = (f"{kind.value} by {name}" for kind, name in self.collectives.items())
+        added = (f"{' and '.join(names)} beside its own for {kind.value}" for kind, names in self.candidates.items())
+        words = " and ".join((*forced, *added, *([told.words] if told.words else [])))
+        switches = replace(told, forced=self.collectives, added=self.candidates, own=own, words=words)
         return CostSettings(self.symmetry, self.coalesce, self.network, switches, self.interference, record)

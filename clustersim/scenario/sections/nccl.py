@@ -6,7 +6,7 @@ matter. RCCL reads the same variables.
 Reference: NVIDIA/nccl, parseList in src/tuning/cost_model.cc; the user guide's page of environment variables.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Final, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -135,8 +135,8 @@ class NcclSection(Section):
                 raise mistake(f"NCCL_MIN_{name} {least} is above NCCL_MAX_{name} {most}; {most} or less fits")
         return self
 
-    def switches(self, forced: Mapping[Collective, str]) -> Switches:
-        """The switches as the inside knows them, beside algorithms that a program has of its own."""
+    def switches(self) -> Switches:
+        """The switches as the inside knows them."""
         algorithms = {} if self.algorithms is None else _allowed(self.algorithms, _ALGORITHMS)
         if self.nvls == 0:
             every = frozenset(ALGORITHMS)
@@ -145,18 +145,13 @@ class NcclSection(Section):
             algorithms=algorithms,
             protocols={} if self.protocols is None else _allowed(self.protocols, _PROTOCOLS),
             limits=Limits(self.least, self.most, self.messages_least, self.messages_most),
-            forced=forced,
             collnet=self.collnet == 1,
-            words=" and ".join((*_forced(forced), *self.names())),
+            words=" and ".join(self.names()),
         )
 
     def names(self) -> list[str]:
         """The variables that are set."""
         return [str(each.alias) for name, each in type(self).model_fields.items() if name in self.model_fields_set]
-
-
-def _forced(forced: Mapping[Collective, str]) -> Iterator[str]:
-    return (f"{kind.value} by {algorithm}" for kind, algorithm in forced.items())
 
 
 def _unmodelled(name: str) -> str:

@@ -91,6 +91,12 @@ def test_it_is_hardly_ever_too_long(data: st.DataObject, mixture: bool, other: t
         ("training.global_batch=19",),
         ("steps=2",),
         ("disturbances.jitter=0.05",),
+        (
+            "disturbances.traffic=[{gpus: [0, 1], bytes: 1 MB, every: 1 ms}]",
+            "cluster.gpus=2",
+            "layout.dp=2",
+            "training.global_batch=40",
+        ),
         ("schedule=zb-1p", "layout.pp=2", "cluster.gpus=2"),
     ],
 )

@@ -1,0 +1,41 @@
+"""Others on the network: a neighbour's all-reduce that meets the step's gradients, and a link that is slow for a while.
+
+A job of 16 nodes shares oversubscribed leaves with one of 16 more: nodes are handed out in turn, one to each.
+"""
+
+from typing import Any
+
+from clustersim import Scenario, simulate
+
+NODES, PER_NODE = 16, 8
+GPUS = [f"{PER_NODE * node}-{PER_NODE * node + PER_NODE - 1}" for node in range(2 * NODES)]
+GIVEN: dict[str, Any] = {
+    "model": "llama3-8b",
+    "cluster": {
+        "name": "dgx-h100",
+        "gpus": NODES * PER_NODE,
+        "fabric": {"leaf": {"nodes": 4, "oversubscription": 4}},
+        "placement": {"order": GPUS[1::2]},
+    },
+    "layout": {"tp": PER_NODE, "dp": NODES, "sequence_parallel": True},
+    "training": {"sequence": 4096, "global_batch": 8 * NODES},
+}
+NEIGHBOUR = {"gpus": GPUS[::2], "collective": "all_reduce", "bytes": "16 GB", "every": "200 ms"}
+
+
+def main() -> None:
+    alone = simulate(Scenario.from_mapping(GIVEN)).step_time
+    cases = {
+        "alone": {},
+        "beside a neighbour": {"traffic": NEIGHBOUR},
+        "a link at 10 % for 50 ms": {
+            "links": {"between": ["nic1.0", "leaf0.0"], "bandwidth": "10 %", "during": ["800 ms", "850 ms"]}
+        },
+    }
+    for words, disturbances in cases.items():
+        step = simulate(Scenario.from_mapping(GIVEN | {"disturbances": disturbances})).step_time
+        print(f"{words:25} {step:.4f} s a step, {1e3 * (step - alone):+.1f} ms")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""A collective algorithm of your own that a scenario names: the library may choose it, or must.
+
+All-gather and reduce-scatter by recursive doubling and halving (Thakur, Rabenseifner and Gropp 2005, section 4) in
+log2(n) rounds, farthest partners first (or last), so that the network carries few parts of the payload and NVLink many.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from clustersim import Scenario, simulate
+from clustersim.collectives.phase import Arrangement, Flows, Phase, Rounds, phase
+from clustersim.program.task import Collective
+
+BOTH = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
+NAME = f"{Path(__file__).stem}:Doubling"  # looked for beside the scenario, which is said to be this file
+GIVEN = {
+    "model": "llama-tiny",
+    "cluster": {"name": "aws-p5", "gpus": 64},
+    "layout": {"dp": 64, "data": "fsdp"},
+    "training": {"sequence": 2048, "global_batch": 64},
+}
+
+
+class Doubling:
+    """An `Algorithm`: partners at distance d exchange 1/2d of the payload, in one round for each d."""
+
+    def phases(self, kind: Collective, arrangement: Arrangement) -> tuple[Phase, ...]:
+        """One phase for each distance; none where it cannot do a collective."""
+        size, members, local = arrangement.size, arrangement.members, arrangement.rails
+        if kind not in BOTH or size & (size - 1):
+            return ()
+        distances, place = [2**k for k in range(size.bit_length() - 1)], np.arange(size)
+        return tuple(
+            phase(
+                Flows(members, members[:, place ^ each], 0.5 / each),
+                rounds=Rounds(local=1) if each < local else Rounds(network=1),
+            )
+            for each in distances
+        )
+
+
+def main() -> None:
+    mine = {kind.value: NAME for kind in BOTH}
+    for words, cost in {
+        "its own": {},
+        "may be mine": {"candidates": mine},
+        "must be mine": {"collectives": mine},
+    }.items():
+        result = simulate(Scenario.from_mapping(GIVEN | {"cost": cost}, path=Path(__file__)))
+        print(f"{words:12} {1e3 * result.step_time:.2f} ms a step")
+        for each in result.collectives:
+            size, time = each.payload / 1e6, 1e6 * each.seconds
+            print(f"  {each.collective:14} {size:7.3f} MB in {time:4.0f} us by {each.algorithm}")
+
+
+if __name__ == "__main__":
+    main()

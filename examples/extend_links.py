@@ -1,0 +1,31 @@
+"""What a link carries over time, as numpy arrays: how full the ports of a GPU's NIC are in each fortieth of a step.
+
+Stages of a pipeline lie on nodes of their own, so between two nodes go messages of activations and of gradients; a
+replica's gradients are summed beside the last of them.
+"""
+
+import numpy as np
+
+from clustersim import Scenario, simulate
+
+GIVEN = {
+    "model": "llama3-8b",
+    "cluster": {"name": "dgx-h100", "gpus": 32},
+    "layout": {"tp": 8, "pp": 2, "dp": 2, "sequence_parallel": True},
+    "training": {"sequence": 8192, "global_batch": 8},
+}
+BARS = " ▁▂▃▄▅▆▇█"
+
+
+def main() -> None:
+    result = simulate(Scenario.from_mapping(GIVEN))
+    loads = result.link_loads(("nic0.0", "leaf0.0"), ("leaf0.0", "nic0.0"), bins=40)
+    for link, rate, carried in zip(loads.links, loads.rate, loads.carried, strict=True):
+        full = np.clip(np.ceil(rate / link.bandwidth * (len(BARS) - 1)), 0, len(BARS) - 1).astype(int)
+        print(f"{link.source:>8} to {link.target:8} |{''.join(BARS[each] for each in full)}| {carried / 1e9:.3f} GB")
+    step = loads.edges[-1]
+    print(f"{step:.3f} s; at most {loads.rate.max() / 1e9:.1f} GB/s for {step / 40 * 1e3:.0f} ms")
+
+
+if __name__ == "__main__":
+    main()

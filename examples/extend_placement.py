@@ -1,0 +1,44 @@
+"""A placement of your own: which GPU of the machine each rank runs on, found by any function, here with networkx.
+
+A scheduler hands out 16 nodes, of each of 4 racks one in turn. Rings of data parallelism go from node to node in the
+order of ranks, so this decides how often they leave a rack. The shortest way round is a travelling salesman's.
+"""
+
+from itertools import combinations
+
+import networkx as nx
+
+from clustersim import Scenario, simulate
+from clustersim.hardware.cluster import load_cluster
+
+NODES, PER_NODE = 16, 8
+FABRIC = {"leaf": {"nodes": 4, "oversubscription": 4}}
+HANDED_OUT = [rack + 4 * turn for rack in range(4) for turn in range(4)]  # racks are nodes 0-3, 4-7, ...
+
+
+def shortest_way_round() -> list[int]:
+    """The nodes in an order in which neighbours are near each other."""
+    machine = load_cluster("dgx-h100", NODES * PER_NODE, {"fabric": FABRIC}).graph()
+    between = nx.Graph()
+    for one, other in combinations(HANDED_OUT, 2):
+        hops = nx.shortest_path_length(machine, f"nic{one}.0", f"nic{other}.0")
+        between.add_edge(one, other, weight=hops)
+    tour = nx.approximation.greedy_tsp(between, source=HANDED_OUT[0])
+    return list(tour[:-1])
+
+
+def main() -> None:
+    given = {
+        "model": "llama3-8b",
+        "layout": {"tp": PER_NODE, "dp": NODES, "sequence_parallel": True},
+        "training": {"sequence": 4096, "global_batch": 2 * NODES},
+    }
+    for words, nodes in {"as handed out": HANDED_OUT, "shortest way round": shortest_way_round()}.items():
+        order = [f"{PER_NODE * node}-{PER_NODE * node + PER_NODE - 1}" for node in nodes]  # GPUs, rank by rank
+        cluster = {"name": "dgx-h100", "gpus": NODES * PER_NODE, "fabric": FABRIC, "placement": {"order": order}}
+        result = simulate(Scenario.from_mapping(given | {"cluster": cluster}))
+        print(f"{words:18} {result.step_time:.3f} s a step, nodes {' '.join(map(str, nodes))}")
+
+
+if __name__ == "__main__":
+    main()
