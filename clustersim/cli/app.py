@@ -350,18 +350,20 @@ def calibrate(context: typer.Context) -> None:
 def import_arguments_of(
     program: Annotated[
         str,
-        typer.Argument(metavar="PROGRAM", help="Whose arguments: megatron.", autocompletion=completing.programs),
+        typer.Argument(metavar="PROGRAM", help="Whose: megatron, torchtitan.", autocompletion=completing.programs),
     ],
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Its launch script, or its arguments alone.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Its launch script, its arguments alone, or its TOML.")],
     overrides: Overrides = None,
     cluster: Annotated[
         str,
         typer.Option(metavar="NAME", help="The cluster, which no argument says.", autocompletion=completing.clusters),
     ] = "dgx-h100",
-    gpus: Annotated[int | None, typer.Option(min=1, metavar="N", help="How many; default: the script's.")] = None,
-    out: Annotated[str, typer.Option(metavar="FILE", help="Write the scenario there; - is stdout.")] = "-",
+    gpus: Annotated[int | None, typer.Option(min=1, metavar="N", help="How many; default: the file's.")] = None,
+    out: Annotated[
+        str, typer.Option("--out", "--output", metavar="FILE", help="Write the scenario there; - is stdout.")
+    ] = "-",
 ) -> None:
-    """Write the scenario of another program's arguments (Megatron-LM's launch scripts)."""
+    """Write the scenario of another program's arguments (Megatron-LM's launch scripts, torchtitan's job files)."""
     from clustersim.cli.importing import import_arguments
 
     import_arguments(program, file, overrides or [], cluster, gpus, out)

@@ -48,8 +48,8 @@ def objectives(incomplete: str) -> list[str]:
 
 
 def programs(incomplete: str) -> list[str]:
-    """Programs whose arguments are read."""
-    from clustersim.foreign.megatron import READERS
+    """Programs whose arguments are read and written."""
+    from clustersim.foreign.programs import READERS
 
     return _beginning(incomplete, READERS)
 
