@@ -369,6 +369,24 @@ def import_arguments_of(
     import_arguments(program, file, overrides or [], cluster, gpus, out)
 
 
+@app.command(name="export")
+def export_arguments_of(
+    program: Annotated[
+        str,
+        typer.Argument(metavar="PROGRAM", help="For whom: megatron, torchtitan.", autocompletion=completing.programs),
+    ],
+    file: ScenarioFile,
+    overrides: Overrides = None,
+    out: Annotated[
+        str, typer.Option("--out", "--output", metavar="FILE", help="Write the arguments there; - is stdout.")
+    ] = "-",
+) -> None:
+    """Write a scenario in another program's arguments (a script for Megatron-LM, torchtitan's TOML)."""
+    from clustersim.cli.exporting import export_scenario
+
+    export_scenario(program, file, overrides or [], out)
+
+
 @app.command()
 def presets() -> None:
     """List the models, clusters, accelerators and schedules that are shipped."""
