@@ -56,7 +56,7 @@ def test_bad_input_is_a_sentence(tmp_path: Path, clustersim: Run) -> None:
         (["megatron", str(plan), "--set", "training.recompute=selective_op"], "cannot be said to Megatron-LM"),
         (["megatron", str(plan), "--set", "layout.tp=3"], "tp 2 or 4 fits"),
         (["torchtitan", str(plan), "--set", "layout.data=zero1"], "write ddp, fsdp or hsdp"),
-        (["torchtitan", str(plan), "--set", "model=gpt3-1.3b"], "torchtitan has no flavor"),
+        (["torchtitan", str(plan), "--set", "model=llama2-7b"], "torchtitan has no flavor"),
     ]:
         done = clustersim("export", *arguments)
         assert (done.returncode, done.stdout) == (2, ""), arguments

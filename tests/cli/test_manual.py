@@ -23,6 +23,7 @@ from clustersim.cost.record import Origin
 from clustersim.cost.record_file import read_record, write_record
 from clustersim.hardware.cluster import load_cluster
 from tests.cli.conftest import Run
+from tests.foreign.examples import TORCHTITAN
 from tests.foreign.test_megatron import SCRIPT
 
 ROOT = Path(__file__).parents[2]
@@ -88,6 +89,7 @@ def desk(tmp_path: Path) -> Path:
     """A folder with all files that commands of the manual name."""
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump(PLAN))
     (tmp_path / "train.sh").write_text(SCRIPT)
+    (tmp_path / "job.toml").write_text(TORCHTITAN["llama3_405b"][0])
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     record = read_record(ROOT / "calibrate" / "records" / "published" / "h100-sxm-80gb.json")
     write_record(replace(record, origin=Origin.MEASURED, derivation=""), tmp_path / "my-gpu.json")

@@ -57,7 +57,8 @@ OPTIONS = {
         "-q",
         "--help",
     ],
-    "import": ["PROGRAM", "FILE", "--set", "--cluster", "--gpus", "--out", "--help"],
+    "import": ["PROGRAM", "FILE", "--set", "--cluster", "--gpus", "--out", "--output", "--help"],
+    "export": ["PROGRAM", "FILE", "--set", "--out", "--output", "--help"],
     "explain": ["FILE", "--measured", "--set", "--json", "--help"],
     "validate": [
         "KIND FILE.csv | show CASE_ID",
