@@ -19,6 +19,7 @@ from clustersim.foreign.models_alike import has_experts
 from clustersim.foreign.torchtitan_keys import Job
 from clustersim.foreign.torchtitan_models import Flavor, flavor, model_of
 from clustersim.foreign.torchtitan_stages import stages_of
+from clustersim.workload.training import Attention
 
 DDP_BUCKET: Final = "100 MiB"
 """`bucket_cap_mb` of apply_ddp in models/llama3/infra/parallelize.py."""
@@ -83,7 +84,8 @@ def read_torchtitan(text: str, source: str, cluster: str = "dgx-h100", gpus: int
         "layout": _layout(job, named, degrees, compiled=compiled)
         | ({"layers_per_stage": list(counts)} if degrees.pp > 1 else {}),
         **schedule,
-        "training": _training(job, degrees, counts, compiled=compiled),
+        "training": _training(job, degrees, counts, compiled=compiled)
+        | ({} if named.attention is Attention.FLASH else {"attention": named.attention.value}),
         "framework": {"name": "pytorch", "compiled": True} if compiled else "pytorch",
     }
     return Imported(mapping, job.passed_over, tuple(assumed))

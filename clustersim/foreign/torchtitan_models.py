@@ -17,6 +17,7 @@ from clustersim.foreign.models_alike import alike
 from clustersim.scenario.model import read_model
 from clustersim.scenario.readings import Readings
 from clustersim.scenario.sections.model import ModelSection
+from clustersim.workload.training import Attention
 from clustersim.workload.transformer import Model
 
 _BIAS: Final = {"experts": {"router_bias": True}}
@@ -24,12 +25,21 @@ _BIAS: Final = {"experts": {"router_bias": True}}
 
 @dataclass(frozen=True, slots=True)
 class Flavor:
-    """A model by torchtitan's names. section: what `model` says of it; masked: tokens attend within their document."""
+    """A model by torchtitan's names. section: what `model` says of it; masked: tokens attend within their document.
+
+    Attention is scaled_dot_product_attention's, by cuDNN first, or where there are masks FlexAttention or the varlen
+    one, which are Triton's and FlashAttention 2; gpt-oss has FlexAttention for its windows and sinks.
+    """
 
     name: str
     flavor: str
     section: Mapping[str, Any] = field(compare=False)
     masked: bool = False
+
+    @property
+    def attention(self) -> Attention:
+        """The attention core."""
+        return Attention.FLASH2 if self.masked or self.name == "gpt_oss" else Attention.FLASH
 
 
 def _dims(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, **other: Any) -> dict[str, Any]:
@@ -110,9 +120,10 @@ def flavor(name: str, asked: str, source: str) -> Flavor:
     return known[asked]
 
 
-def flavor_of(model: Model) -> Flavor | None:
-    """The first flavor that is alike; None: there is none."""
-    return next((each for each in FLAVORS if alike(model_of(each), model)), None)
+def flavor_of(model: Model, attention: Attention) -> Flavor | None:
+    """The first flavor that is alike, one with the attention core if there is one; None: there is none."""
+    found = [each for each in FLAVORS if alike(model_of(each), model)]
+    return next((each for each in found if each.attention is attention), found[0] if found else None)
 
 
 @cache

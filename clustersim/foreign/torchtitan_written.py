@@ -52,7 +52,7 @@ def _value(value: Any) -> str:
 
 
 def _model(scenario: Scenario) -> Table:
-    found = flavor_of(scenario.model)
+    found = flavor_of(scenario.model, scenario.training.attention)
     if found is None:
         names = sorted({each.name for each in FLAVORS})
         raise InputError(
