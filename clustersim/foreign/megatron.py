@@ -13,6 +13,7 @@ A layer's vocabulary comes from `--vocab-size` or from the tokenizer's kind, pad
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from itertools import groupby
 from typing import Any, Final
 
@@ -43,6 +44,8 @@ SHARDED: Final = {
     "optim_grads_params": "zero3",
 }
 """What a word of Megatron-LM stands for; of words for the same the first is written."""
+_MISSPELT: Final = 0.9
+"""How alike two flags are of which one is a misspelling."""
 _REFUSED: Final[Mapping[str, str]] = {
     "spec": "layers of one's own are not known",
     "hybrid-override-pattern": "state-space layers are not modelled",
@@ -103,9 +106,9 @@ def read_megatron(text: str, source: str, cluster: str = "dgx-h100", gpus: int |
         | {"data": _data(reading, layout["cp"] * (world // each))},
         **_schedule(reading, layout["pp"]),
         "training": training,
-        "framework": "megatron",
+        "framework": _framework(reading),
     }
-    passed = tuple(f"--{name}" for name in arguments if name not in reading.read and not _QUIET.match(name))
+    passed = tuple(reading.meant(name) for name in arguments if name not in reading.read and not _QUIET.match(name))
     return Imported(mapping, passed, tuple(reading.assumed))
 
 
@@ -125,6 +128,11 @@ class _Reading:
         """Whether a flag is given."""
         self.read.add(name)
         return name in self.arguments
+
+    def meant(self, name: str) -> str:
+        """A flag that nobody asked for, and the one that it may be a misspelling of."""
+        near = get_close_matches(name, self.read - {*self.arguments}, n=1, cutoff=_MISSPELT)
+        return f"--{name} (did you mean --{near[0]}?)" if near else f"--{name}"
 
     def word(self, name: str, default: str | None = None) -> str | None:
         """What follows a flag."""
@@ -447,6 +455,19 @@ def _ends(reading: _Reading) -> dict[str, int | None]:
     names = {"first_layers": "num-layers-at-start-in-bf16", "last_layers": "num-layers-at-end-in-bf16"}
     found = {key: reading.number(name, 1) for key, name in names.items()}
     return found if reading.has("first-last-layers-bf16") else {}
+
+
+def _framework(reading: _Reading) -> Any:
+    """Megatron-LM, and what of passes it has in CUDA graphs; attention alone of a dense model no key says."""
+    older = [reading.has(name) for name in ("enable-cuda-graph", "external-cuda-graph")]
+    if reading.word("cuda-graph-impl", "none") == "none" and not any(older):
+        return "megatron"
+    scopes = set(reading.arguments.get("cuda-graph-scope", ("full",)))
+    whole = bool(scopes & {"full", "full_iteration"})
+    if not whole and not ("attn" in scopes and reading.has("num-experts")):
+        return "megatron"
+    reading.has("cuda-graph-scope")
+    return {"name": "megatron", "cuda_graphs": True if whole else "outside_experts"}
 
 
 def _recompute(reading: _Reading) -> Any:

@@ -18,6 +18,7 @@ from clustersim.scenario import Scenario
 from clustersim.scenario.file import ScenarioFile
 from clustersim.schedules.interleaved import Interleaved
 from clustersim.units import Bytes
+from clustersim.workload.framework import Captured
 from clustersim.workload.stack import FullAttention, LatentAttention, Mlp, RoutedMlp, Scores, specs
 from clustersim.workload.training import Attention, FullRecompute, Loss, Optimizer, SelectiveRecompute
 from clustersim.workload.transformer import Model, Positions
@@ -26,11 +27,20 @@ _PADDED: Final = 128
 
 Flag = tuple[str, ...]
 """An argument without its dashes, and what follows it."""
+_GRAPHS: Final[Mapping[Captured, Sequence[Flag]]] = {
+    Captured.NOTHING: (),
+    Captured.ALL: (("cuda-graph-impl", "local"),),
+    Captured.OUTSIDE_EXPERTS: (("cuda-graph-impl", "transformer_engine"), ("cuda-graph-scope", "attn", "moe_router")),
+}
 
 
 def megatron_text(scenario: Scenario) -> str:
     """A script that launches it with torchrun."""
-    groups = (_model(scenario.model, scenario), _layout(scenario), _training(scenario))
+    groups = (
+        _model(scenario.model, scenario),
+        _layout(scenario),
+        (*_training(scenario), *_GRAPHS[scenario.framework.captured]),
+    )
     lines = [" ".join(_word(flag) for flag in group) for group in groups]
     each = gcd(scenario.layout.world, scenario.cluster.gpus_per_node)
     start = f"torchrun --nproc_per_node {each} --nnodes {scenario.layout.world // each} pretrain_gpt.py"

@@ -237,6 +237,31 @@ def test_what_no_key_says_is_named() -> None:
     assert found.passed_over == ("--use-something-new",)
 
 
+def test_a_misspelt_argument_is_named_with_what_it_may_mean() -> None:
+    """Not those that are told apart by a word, as Megatron-LM has many."""
+    found = read_megatron(SMALL + "--tensor-model-paralel-size 2 --moe-router-topk-limit 2", "run", gpus=1).passed_over
+    named = "--tensor-model-paralel-size (did you mean --tensor-model-parallel-size?)"
+    assert found == (named, "--moe-router-topk-limit")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "captured"),
+    [
+        ("", "nothing"),
+        ("--enable-cuda-graph", "all"),
+        ("--cuda-graph-impl none --cuda-graph-scope full", "nothing"),
+        ("--cuda-graph-impl local --cuda-graph-scope full_iteration", "all"),
+        ("--cuda-graph-impl transformer_engine --cuda-graph-scope attn moe_router --num-experts 4", "outside_experts"),
+        ("--external-cuda-graph --cuda-graph-scope attn", "nothing"),
+    ],
+)
+def test_cuda_graphs(arguments: str, captured: str) -> None:
+    found = read_megatron(SMALL + arguments, "run", gpus=1)
+    assert Scenario.from_mapping(found.mapping).framework.captured.value == captured
+    named = captured == "nothing" and "scope" in arguments
+    assert found.passed_over == (("--cuda-graph-scope",) if named else ())
+
+
 def test_a_tokenizer_s_kind_says_its_vocabulary() -> None:
     found = read_megatron(SMALL.replace("--vocab-size 1000", "--tokenizer-type Llama2Tokenizer"), "run", gpus=1)
     assert found.mapping["model"]["vocab"] == 32000

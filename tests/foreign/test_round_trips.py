@@ -76,11 +76,13 @@ MEGATRON_CHOICES = (
      "--position-embedding-type rope --rotary-percent 0.5 --qk-layernorm", "--add-qkv-bias --disable-bias-linear",
      "--group-query-attention --num-query-groups 2 --kv-channels 32", "--untie-embeddings-and-output-weights"],
     ["", "--hidden-dropout 0 --attention-dropout 0", "--clip-grad 0", "--cross-entropy-loss-fusion",
-     "--attention-backend unfused", "--optimizer sgd", "--mtp-num-layers 1 --position-embedding-type rope"],
+     "--attention-backend unfused", "--optimizer sgd", "--cuda-graph-impl local",
+     "--mtp-num-layers 1 --position-embedding-type rope"],
 )  # fmt: skip
 MIXTURES = (
     ["--moe-token-dispatcher-type alltoall", "", "--moe-token-dispatcher-type flex --moe-enable-deepep"],
-    ["", "--expert-model-parallel-size 2", "--expert-model-parallel-size 4 --expert-tensor-parallel-size 1"],
+    ["", "--cuda-graph-impl transformer_engine --cuda-graph-scope attn", "--expert-model-parallel-size 2",
+     "--expert-model-parallel-size 4 --expert-tensor-parallel-size 1"],
     ["", "--moe-layer-freq 2", "--moe-layer-freq [0]*2+[1]*6", "--moe-layer-freq [0,1,1,1]*2",
      "--moe-layer-freq [1]*3+[0]*4+[1]*1"],
     ["", "--moe-shared-expert-intermediate-size 64 --moe-shared-expert-overlap", "--moe-ffn-hidden-size 96",
