@@ -14,6 +14,7 @@ from clustersim.foreign.models_alike import alike, corrects
 from clustersim.parallel.pipeline import ahead_at, dealt
 from clustersim.scenario import Scenario
 from clustersim.scenario.changes.written import changed_keys
+from clustersim.workload.training import NoRecompute
 
 _ESSENTIAL: Final = (
     "schedule",
@@ -78,14 +79,16 @@ def open_keys(asked: Scenario, said: Scenario) -> Iterator[tuple[str, Any, Any]]
     for change in changed_keys(asked, said):
         section = change.key.partition(".")[0]
         if section in _READ and section != "model" and not _same(change.key, asked, said):
-            named.add(".".join(change.key.split(".")[:2]))
+            named.add(change.key)
             first, second = (_stated(change.key, each) for each in (asked, said))
             yield (
                 change.key,
                 first if change.first is None else change.first,
                 second if change.second is None else change.second,
             )
-    yield from (each for each in _unwritten(asked, said) if each[0] not in named)
+    for key, mine, theirs in _unwritten(asked, said):
+        if not any(each == key or each.startswith(f"{key}.") for each in named):
+            yield key, mine, theirs
 
 
 def _stated(key: str, scenario: Scenario) -> Any:
@@ -140,9 +143,9 @@ def _same(key: str, asked: Scenario, said: Scenario) -> bool:
         return asked.layout.pp == 1 or asked.schedule == said.schedule
     if section == "framework":
         return False
-    of = _STAND_FOR[section]
-    name = "early_stop" if rest == "recompute.early_stop" else rest.partition(".")[0]
-    return bool(of(asked)[name] == of(said)[name])
+    mine, theirs = _STAND_FOR[section](asked), _STAND_FOR[section](said)
+    name = rest if rest in mine else rest.partition(".")[0]
+    return bool(mine[name] == theirs[name])
 
 
 def _layout(scenario: Scenario) -> dict[str, Any]:
@@ -158,10 +161,11 @@ def _layout(scenario: Scenario) -> dict[str, Any]:
 
 
 def _training(scenario: Scenario) -> dict[str, Any]:
-    """What keys of `training` stand for."""
+    """What keys of `training` stand for; those of `recompute` are two things."""
     training = scenario.training
-    plain = {each.name: getattr(training, each.name) for each in fields(training) if each.name != "recipe"}
-    return plain | {"precision": training.recipe}
+    plain = {each.name: getattr(training, each.name) for each in fields(training)}
+    early_stop = plain.pop("early_stop") and training.recompute != NoRecompute()
+    return plain | {"precision": plain.pop("recipe"), "recompute.early_stop": early_stop}
 
 
 _STAND_FOR: Final = {"layout": _layout, "training": _training}

@@ -265,6 +265,8 @@ def _precision(job: Job) -> dict[str, str]:
     named = job.says(section, "recipe_name")
     recipe = job.word(section, "recipe_name", RECIPES) if named else RECIPES["tensorwise"]
     gathers = job.flag(section, _GATHERED)
+    if named and gathers:
+        raise job.error(section, _GATHERED, "goes without recipe_name, as the scaling of whole tensors alone has it")
     return {"compute": recipe, **({"gathered": "fp8"} if gathers else {}), **states}
 
 

@@ -40,7 +40,7 @@ def assert_comes_back(program: str, scenario: Scenario) -> None:
     back = imported(program, out.text, scenario.layout.world)
     assert alike(back.model, scenario.model)
     assert list(open_keys(scenario, back)) == []
-    assert exported(program, back) == out
+    assert WRITERS[program].text(back) == WRITERS[program].text(scenario)
 
 
 @pytest.mark.parametrize("name", MEGATRON)
@@ -101,7 +101,7 @@ def megatron_arguments(draw: st.DrawFn) -> str:
 
 
 LAW = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
 )
 
 

@@ -277,6 +277,11 @@ REFUSED = [
     ("[model]\nflavor = '8b_fex'", "8B_flex"),
     ("[model]\nconverters = ['fp8']", "is not known"),
     ("[model]\nconverters = ['float8']", 'other layers than ["output"]'),
+    (
+        "[model]\nconverters = ['float8']\n[quantize.linear.float8]\nfilter_fqns = ['output']\n"
+        "recipe_name = 'rowwise'\nenable_fsdp_float8_all_gather = true",
+        "goes without recipe_name",
+    ),
     ("[model]\nname = 'qwen3'\nflavor = '8B'\n[parallelism]\npipeline_parallel_degree = 2", "no pipeline of qwen3"),
 ]
 
