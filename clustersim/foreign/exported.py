@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from clustersim.errors import InputError, shown
 from clustersim.foreign.imported import Imported
-from clustersim.foreign.models_alike import alike, corrects
+from clustersim.foreign.models_alike import alike, apart, corrects
 from clustersim.parallel.pipeline import ahead_at, dealt
 from clustersim.scenario import Scenario
 from clustersim.scenario.changes.written import changed_keys
@@ -119,7 +119,8 @@ def _read_again(scenario: Scenario, writer: Writer, text: str) -> Scenario:
 
 def _differences(asked: Scenario, said: Scenario, program: str) -> Iterator[tuple[str, Any, Any]]:
     if not alike(asked.model, said.model):
-        raise InputError(f"{place_of(asked)}: {program} has no words for the layers of its model, {asked.model.name}")
+        kinds = ", ".join(apart(asked.model, said.model))
+        raise InputError(f"{place_of(asked)}: model: {program} cannot be told the {kinds} of {asked.model.name}")
     for key, mine, theirs in open_keys(asked, said):
         if _essential(key):
             raise InputError(

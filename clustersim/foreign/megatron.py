@@ -30,7 +30,7 @@ _VOCABULARIES: Final[Mapping[str, int]] = {
 }
 """Entries of tokenizers whose kind says it: GPT-2's BPE, and those of Llama 2 and 3."""
 NORMS: Final = {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"}
-POSITIONS: Final = {"learned_absolute": "learned", "rope": "rotary", "yarn": "rotary", "alibi": "alibi"}
+POSITIONS: Final = {"learned_absolute": "learned", "rope": "rotary", "yarn": "rotary"}
 RECIPES: Final = {
     "delayed": "fp8",
     "tensorwise": "fp8-current",

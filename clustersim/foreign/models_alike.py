@@ -1,9 +1,9 @@
 """Are two models the same to whoever computes them?"""
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 
-from clustersim.workload.stack import LayerRun, RoutedMlp
+from clustersim.workload.stack import LayerRun, RoutedMlp, specs
 from clustersim.workload.transformer import Model, Positions
 
 
@@ -13,6 +13,28 @@ def alike(one: Model, other: Model) -> bool:
     These choose experts beside their scores; a framework that has them has them for every mixture.
     """
     return _bare(one) == _bare(other)
+
+
+def apart(one: Model, other: Model) -> list[str]:
+    """By which of their properties two models are not alike, in the words of `model` as far as it has them."""
+    mine, theirs = _bare(one), _bare(other)
+    found = [each.name for each in fields(Model) if getattr(mine, each.name) != getattr(theirs, each.name)]
+    pairs = zip(specs(mine.stack), specs(theirs.stack), strict=False)
+    first = next(((a, b) for a, b in pairs if a != b), None)
+    if "stack" not in found or first is None:
+        return ["layers" if name == "stack" else name for name in found]
+    return [*(name for name in found if name != "stack"), *_fields_apart(*first)]
+
+
+def _fields_apart(one: object, other: object) -> list[str]:
+    """Names of fields of two things that differ, and of fields of these where they are of one kind."""
+    found = []
+    for each in fields(one):  # type: ignore[arg-type]
+        mine, theirs = getattr(one, each.name), getattr(other, each.name)
+        if mine != theirs:
+            inner = is_dataclass(mine) and type(mine) is type(theirs)
+            found += _fields_apart(mine, theirs) if inner else [each.name]
+    return found
 
 
 def corrects(model: Model) -> bool:

@@ -227,7 +227,12 @@ def test_a_script_is_one_command_of_a_shell() -> None:
 
 
 CASES: list[tuple[str, dict[str, Any], str]] = [
-    ("megatron", {"model": "gemma2-9b"}, "Megatron-LM has no words for the layers of its model"),
+    (
+        "megatron",
+        {"model": "gemma2-9b"},
+        "model: Megatron-LM cannot be told the logit_softcap, window, softcap, block of",
+    ),
+    ("megatron", {"model": {"preset": "llama3-8b", "positions": "alibi"}}, "positions of llama3-8b"),
     ("megatron", {"schedule": "gpipe"}, "schedule: 'gpipe' cannot be said to Megatron-LM"),
     ("megatron", {"layout": {"tp": 2, "pp": 2, "data": {"hsdp": {"shard": 1}}}}, "layout.data: 'hsdp' cannot be said"),
     ("megatron", {"training": {"recompute": "selective_op"}}, "training.recompute.mode: 'selective_op' cannot be said"),
