@@ -72,7 +72,7 @@ _QUIET: Final = re.compile(
     r"use-checkpoint|dist-ckpt|auto-detect|attention-softmax|masked-softmax|barrier|check-for-nan|loss-scale|initial-loss|"
     r"hysteresis|moe-aux-loss|moe-z-loss|moe-router-load-balancing|moe-router-bias-update|moe-router-topk-scaling|"
     r"moe-router-dtype|moe-router-pre|moe-input-jitter|mtp-loss|local-rank|lazy-mpu|make-vocab|max-position-embeddings$|"
-    r"yarn|mscale|position-embedding$|logging-level|rotary-scaling|moe-router-force|mpi$|container-|fp8-(margin|amax|interval|wgrad)|optimizer$|use-flash|calculate-per-token|bias-|swiglu$|disable-bias|"
+    r"yarn|mscale|position-embedding$|logging-level|rotary-scaling|moe-router-force|moe-token-drop|rotary-interleaved|export-|mpi$|container-|fp8-(margin|amax|interval|wgrad)|optimizer$|use-flash|calculate-per-token|bias-|swiglu$|disable-bias|"
     r"per-split|enable-experimental|gpus-per-node|tee|max-restarts|log_dir|redirects)"
 )
 """What moves no step, or is a default of what is simulated."""
@@ -112,6 +112,8 @@ def read_megatron(text: str, source: str, cluster: str = "dgx-h100", gpus: int |
     return Imported(mapping, passed, tuple(reading.assumed))
 
 
+_TRAVELLING: Final = ("overlap_expert_communication", "delay_wgrad", "overlap_shared_experts")
+"""What has no effect where tokens do not travel."""
 _PLAIN: Final = {"tp": 1, "cp": 1, "pp": 1, "ep": 1, "etp": None, "sequence_parallel": False}
 
 
@@ -193,7 +195,11 @@ def _layout(reading: _Reading) -> dict[str, Any]:
         "delay-wgrad-compute": "delay_wgrad",
         "moe-shared-expert-overlap": "overlap_shared_experts",
     }
-    layout |= {key: True for name, key in flags.items() if reading.has(name)}
+    travels = layout["ep"] != 1
+    given = {key for name, key in flags.items() if reading.has(name)}
+    layout |= dict.fromkeys(
+        (key for key in flags.values() if key in given and (travels or key not in _TRAVELLING)), True
+    )
     split = _split(reading)
     return layout | _dispatcher(reading) | ({} if split is None else {"layers_per_stage": split})
 

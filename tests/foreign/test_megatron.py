@@ -220,6 +220,13 @@ def test_experts_are_in_the_layers_that_megatron_gives_them(frequency: str, ther
     assert "".join(str(int(isinstance(each.mlp, RoutedMlp))) for each in layers) == there
 
 
+def test_overlaps_of_tokens_that_do_not_travel_have_no_effect() -> None:
+    text = SMALL + "--num-experts 4 --moe-shared-expert-overlap --moe-shared-expert-intermediate-size 64 "
+    text += "--moe-token-dispatcher-type alltoall"
+    assert "overlap_shared_experts" not in read(text, 2)["layout"]
+    assert read(f"{text} --expert-model-parallel-size 2", 2)["layout"]["overlap_shared_experts"] is True
+
+
 def test_stages_of_a_layout_string_go_round_the_ranks() -> None:
     text = SMALL + "--num-layers 6 --pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et|tt|tt|tL'"
     made = Scenario.from_mapping(read(text, 2))
@@ -230,6 +237,23 @@ def test_stages_of_a_layout_string_go_round_the_ranks() -> None:
 
 def test_the_last_time_that_an_argument_is_given_counts() -> None:
     assert read(SMALL + "--num-layers 6 --num-layers 8", 1)["model"]["layers"] == 8
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "LAYERS=8\nMORE=$(($LAYERS-2))\n--num-layers $MORE",
+        "LAYERS=8\n--num-layers $((LAYERS*3/4))",
+        'LAYERS=8\nMODEL_ARGS=" \\\n  --num-layers $((1+LAYERS-3)) \\\n"',
+        'MODEL_ARGS="\n  --num-layers 6\n"',
+        "MODEL_ARGS='--num-layers 6 --log-interval 1'",
+        "if true; then\n  options=\" ${options} \\\n --num-layers 6 --moe-layer-freq '[1]*6'\"\nfi",
+        "--num-layers $((6/0)) --num-layers 6",
+    ],
+)
+def test_arguments_of_variables_and_arithmetic(script: str) -> None:
+    """As scripts of DeepSeek-V2-Lite (examples/post_training/modelopt/conf) and of Pai-Megatron-Patch have them."""
+    assert read(f"{SMALL}\n{script}\n", 1)["model"]["layers"] == 6
 
 
 def test_what_no_key_says_is_named() -> None:
