@@ -44,6 +44,7 @@ SHARDED: Final = {
     "optim_grads_params": "zero3",
 }
 """What a word of Megatron-LM stands for; of words for the same the first is written."""
+_GRAPHS: Final = {each: each for each in ("none", "local", "transformer_engine", "full_iteration")}
 _MISSPELT: Final = 0.9
 """How alike two flags are of which one is a misspelling."""
 _REFUSED: Final[Mapping[str, str]] = {
@@ -154,6 +155,13 @@ class _Reading:
             raise InputError(f"{self.source}: --{name}: {word!r} is not a whole number")
         return int(word)
 
+    def degree(self, name: str, default: int = 1) -> int:
+        """A whole number above 0 that follows a flag."""
+        number = self.number(name, default)
+        if not number:
+            raise InputError(f"{self.source}: --{name}: 0 is less than 1")
+        return number
+
     def needed(self, name: str) -> int:
         """A whole number that Megatron-LM needs, too."""
         number = self.number(name)
@@ -178,12 +186,12 @@ class _Reading:
 
 
 def _layout(reading: _Reading) -> dict[str, Any]:
-    tp = reading.number("tensor-model-parallel-size", 1)
+    tp = reading.degree("tensor-model-parallel-size")
     layout: dict[str, Any] = {
         "tp": tp,
-        "cp": reading.number("context-parallel-size", 1),
-        "pp": reading.number("pipeline-model-parallel-size", 1),
-        "ep": reading.number("expert-model-parallel-size", 1),
+        "cp": reading.degree("context-parallel-size"),
+        "pp": reading.degree("pipeline-model-parallel-size"),
+        "ep": reading.degree("expert-model-parallel-size"),
         "etp": reading.number("expert-tensor-parallel-size"),
         "sequence_parallel": reading.has("sequence-parallel") and tp != 1,
         **({"order": ["tp", "cp", "pp", "dp"]} if reading.has("use-tp-pp-dp-mapping") else {}),
@@ -216,7 +224,7 @@ def _data(reading: _Reading, ranks: int) -> Any:
         return reading.choice("data-parallel-sharding-strategy", SHARDED, "no_shard")
     elements = reading.number("ddp-bucket-size")
     bucket = {} if elements is None else {"bucket": f"{elements * _width(reading)} B"}
-    instances = reading.number("num-distributed-optimizer-instances", 1) or 1
+    instances = reading.degree("num-distributed-optimizer-instances")
     if ranks % instances:
         raise InputError(
             f"{reading.source}: --num-distributed-optimizer-instances: {instances} do not divide the {ranks} ranks of "
@@ -340,7 +348,7 @@ def _vocabulary(reading: _Reading, tp: int) -> int:
             )
         size = _VOCABULARIES[kind]
         reading.assumed.append(f"the vocabulary has {size:,} entries, as {kind} has")
-    multiple = (reading.number("make-vocab-size-divisible-by", 128) or 128) * tp
+    multiple = reading.degree("make-vocab-size-divisible-by", 128) * tp
     return -(-size // multiple) * multiple
 
 
@@ -466,7 +474,7 @@ def _ends(reading: _Reading) -> dict[str, int | None]:
 def _framework(reading: _Reading) -> Any:
     """Megatron-LM, and what of passes it has in CUDA graphs; attention alone of a dense model no key says."""
     older = [reading.has(name) for name in ("enable-cuda-graph", "external-cuda-graph")]
-    if reading.word("cuda-graph-impl", "none") == "none" and not any(older):
+    if reading.choice("cuda-graph-impl", _GRAPHS, "none") == "none" and not any(older):
         return "megatron"
     scopes = set(reading.arguments.get("cuda-graph-scope", ("full",)))
     whole = bool(scopes & {"full", "full_iteration"})

@@ -76,7 +76,8 @@ def read_torchtitan(text: str, source: str, cluster: str = "dgx-h100", gpus: int
             "parallelism", "pipeline_parallel_degree", f"torchtitan has no pipeline of {named.name}; write 1"
         )
     counts, schedule = stages_of(job, model.layers, degrees.pp)
-    compiled = job.flag("compile", "enable") and "model" in job.words("compile", "components")
+    enabled, components = job.flag("compile", "enable"), job.words("compile", "components")
+    compiled = enabled and "model" in components
     assumed = [*_assumed(job, named), *_assumed_layers(job, counts)]
     mapping = {
         "model": _model(named),

@@ -169,6 +169,10 @@ class Job:
         """Sections by their dotted names."""
         for name, value in content.items():
             section = f"{above}{name}"
+            if not isinstance(value, dict) and section in (*KEYS, *_GROUPS, *_SILENT, *_NAMED):
+                raise InputError(
+                    f"{self.source}: {section} is a section, not a value; write [{section}] above its keys"
+                )
             if not isinstance(value, dict):
                 raise InputError(f"{self.source}: {section} stands in no section; {nearest(name, self._dotted())}")
             if section in _GROUPS:

@@ -235,6 +235,8 @@ def test_flavors_have_as_many_parameters_as_their_papers_say(name: str, flavor: 
 REFUSED = [
     ("", "has no sections of a torchtitan job"),
     ("[model", "is not TOML"),
+    ("[[model]]\nname = 'llama3'", "model is a section, not a value; write [model] above its keys"),
+    ("[compile]\ncomponents = 'model'", "'model' is not a list of words"),
     ("seq_len = 8", "seq_len stands in no section"),
     ("[paralelism]\n", "did you mean parallelism?"),
     ("[float8]\n", "since it was renamed it is quantize.linear.float8"),
