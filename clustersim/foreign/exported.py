@@ -5,7 +5,8 @@ model, layout or schedule is refused; the rest is named.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
 from typing import Any, Final
 
 from clustersim.errors import InputError, shown
@@ -86,8 +87,9 @@ def open_keys(asked: Scenario, said: Scenario) -> Iterator[tuple[str, Any, Any]]
                 first if change.first is None else change.first,
                 second if change.second is None else change.second,
             )
+    fields_named = {".".join(each.split(".")[:2]) for each in named} - {"training.recompute"}
     for key, mine, theirs in _unwritten(asked, said):
-        if not any(each == key or each.startswith(f"{key}.") for each in named):
+        if ".".join(key.split(".")[:2]) not in fields_named and key not in named:
             yield key, mine, theirs
 
 
@@ -102,7 +104,17 @@ def _unwritten(asked: Scenario, said: Scenario) -> Iterator[tuple[str, Any, Any]
     """What defaults of keys that neither writes come to, as a strategy's bucket."""
     for section, of in _STAND_FOR.items():
         mine, theirs = of(asked), of(said)
-        yield from ((f"{section}.{name}", mine[name], theirs[name]) for name in mine if mine[name] != theirs[name])
+        for name in mine:
+            yield from _inside(f"{section}.{name}", mine[name], theirs[name])
+
+
+def _inside(key: str, mine: Any, theirs: Any) -> Iterator[tuple[str, Any, Any]]:
+    """What differs of two values, field by field where they are of one kind."""
+    if is_dataclass(mine) and type(mine) is type(theirs):
+        for each in fields(mine):
+            yield from _inside(f"{key}.{each.name}", getattr(mine, each.name), getattr(theirs, each.name))
+    elif mine != theirs:
+        yield key, *(each.value if isinstance(each, Enum) else each for each in (mine, theirs))
 
 
 def _remark(key: str, mine: object, theirs: object) -> str:

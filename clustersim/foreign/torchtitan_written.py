@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from clustersim.errors import InputError
 from clustersim.foreign.exported import place_of
-from clustersim.foreign.models_alike import has_experts
+from clustersim.foreign.models_alike import apart, has_experts
 from clustersim.foreign.torchtitan import LINEAR, RECIPES, RESHARDS
-from clustersim.foreign.torchtitan_models import FLAVORS, flavor_of
+from clustersim.foreign.torchtitan_models import FLAVORS, flavor_of, model_of
 from clustersim.foreign.torchtitan_stages import MODULES, SCHEDULES, dealt, modules, single
 from clustersim.parallel import pipeline
 from clustersim.parallel.data import FullyShard, Replicated
@@ -21,6 +21,7 @@ from clustersim.scenario import Scenario
 from clustersim.scenario.file import ScenarioFile
 from clustersim.schedules.listed import Listed
 from clustersim.workload.training import FullRecompute, NoRecompute, SelectiveOperations
+from clustersim.workload.transformer import Model
 
 _WORDS: Final = {ours: theirs for theirs, ours in SCHEDULES.items()}
 
@@ -54,14 +55,20 @@ def _value(value: Any) -> str:
 def _model(scenario: Scenario) -> Table:
     found = flavor_of(scenario.model, scenario.training.attention)
     if found is None:
-        names = sorted({each.name for each in FLAVORS})
-        raise InputError(
-            f"{place_of(scenario)}: torchtitan has no flavor of {scenario.model.name}'s dimensions, among those of "
-            f"{', '.join(names)}; register it there"
-        )
+        raise InputError(f"{place_of(scenario)}: model: torchtitan has no flavor of {_nearest(scenario.model)}")
     converters = [_converter(scenario)] if _converter(scenario) else []
     grouped = [each.replace("linear", "grouped_mm") for each in converters if has_experts(scenario.model)]
     return {"name": found.name, "flavor": found.flavor, "converters": [*converters, *grouped]}
+
+
+def _nearest(model: Model) -> str:
+    """A model, and how the flavor of as many layers of its width differs from it."""
+    sizes = (model.layers, model.hidden)
+    near = next((each for each in FLAVORS if (model_of(each).layers, model_of(each).hidden) == sizes), None)
+    if near is None:
+        known = sorted({each.name for each in FLAVORS})
+        return f"{model.name}, of {sizes[0]} layers of {sizes[1]:,}; it has {', '.join(known)}"
+    return f"{model.name}; {near.name} {near.flavor} has another {', '.join(apart(model, model_of(near)))}"
 
 
 def _converter(scenario: Scenario) -> str:

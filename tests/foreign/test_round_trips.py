@@ -217,6 +217,14 @@ def test_what_does_not_come_back_is_named(program: str, data: st.DataObject) -> 
     assert all(f"# not said here: {each}" in out.text for each in out.remarks)
 
 
+def test_a_default_that_neither_writes_is_named() -> None:
+    """Here what the framework does beside the model, which arguments do not say, field by field."""
+    scenario = Scenario.from_mapping({**PLAN, "framework": "megatron"}, ["training.overheads=none"])
+    named = [each.partition(":")[0] for each in exported("megatron", scenario).remarks]
+    assert "training.overheads.zeroing" in named
+    assert len(named) == len(set(named))
+
+
 def test_a_script_is_one_command_of_a_shell() -> None:
     text = exported("megatron", imported("megatron", *MEGATRON["deepseek-v3"])).text
     commands = [line for line in text.replace("\\\n", " ").splitlines() if line and not line.startswith("#")]
@@ -239,6 +247,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("torchtitan", {"model": "gpt3-1.3b"}, "torchtitan has no flavor of gpt3-1.3b"),
     ("torchtitan", {"layout": {"tp": 2, "pp": 2, "data": "zero1"}}, "torchtitan has no zero1; write ddp, fsdp or hsdp"),
     ("torchtitan", {"layout": {"tp": 2, "pp": 2}}, "data_parallel_shard_degree = -1"),
+    ("torchtitan", {"model": {"preset": "llama3-8b", "vocab": 32000}}, "llama3 8B has another vocab"),
     ("torchtitan", {"schedule": "zb-1p"}, "schedule: torchtitan has no zb-1p by name"),
     ("torchtitan", {"layout": {"tp": 2, "pp": 2, "data": "fsdp"}}, "layout.sequence_parallel: false cannot be said"),
     ("torchtitan", {"training": {"recompute": "selective"}}, "training.recompute: torchtitan has none, full"),
