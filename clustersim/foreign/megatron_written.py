@@ -4,7 +4,7 @@ The inverse of `megatron`, by the same names; what differs when it is read again
 Arguments whose default is meant are left out.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from math import gcd
 from shlex import quote
@@ -24,6 +24,7 @@ from clustersim.workload.training import Attention, FullRecompute, Loss, Optimiz
 from clustersim.workload.transformer import Model, Positions
 
 _PADDED: Final = 128
+_WIDTH: Final = 100
 
 Flag = tuple[str, ...]
 """An argument without its dashes, and what follows it."""
@@ -41,10 +42,21 @@ def megatron_text(scenario: Scenario) -> str:
         _layout(scenario),
         (*_training(scenario), *_GRAPHS[scenario.framework.captured]),
     )
-    lines = [" ".join(_word(flag) for flag in group) for group in groups]
+    lines = [line for group in groups for line in _lines(map(_word, group))]
     each = gcd(scenario.layout.world, scenario.cluster.gpus_per_node)
     start = f"torchrun --nproc_per_node {each} --nnodes {scenario.layout.world // each} pretrain_gpt.py"
     return "#!/bin/bash\n" + " \\\n    ".join([start, *lines]) + "\n"
+
+
+def _lines(words: Iterable[str]) -> list[str]:
+    """Words in lines that are read without scrolling."""
+    lines: list[str] = []
+    for word in words:
+        if lines and len(lines[-1]) + len(word) < _WIDTH:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return lines
 
 
 def _word(flag: Flag) -> str:
