@@ -104,8 +104,10 @@ def _full(full: FullAttention, model: Model) -> Iterator[Flag]:
 
 
 def _latent(latent: LatentAttention) -> Iterator[Flag]:
+    """Its vectors are normalised, which Megatron-LM does where queries and keys are."""
     yield "num-attention-heads", str(latent.heads)
     yield ("multi-latent-attention",)
+    yield ("qk-layernorm",)
     yield from [("q-lora-rank", str(latent.query_rank))] if latent.query_rank else []
     yield "kv-lora-rank", str(latent.kv_rank)
     yield "qk-head-dim", str(latent.nope)
