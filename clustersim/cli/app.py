@@ -352,18 +352,20 @@ def calibrate(context: typer.Context) -> None:
 def import_arguments_of(
     program: Annotated[
         str,
-        typer.Argument(metavar="PROGRAM", help="Whose arguments: megatron.", autocompletion=completing.programs),
+        typer.Argument(metavar="PROGRAM", help="Whose: megatron, torchtitan.", autocompletion=completing.programs),
     ],
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Its launch script, or its arguments alone.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Its launch script, its arguments alone, or its TOML.")],
     overrides: Overrides = None,
     cluster: Annotated[
         str,
         typer.Option(metavar="NAME", help="The cluster, which no argument says.", autocompletion=completing.clusters),
     ] = "dgx-h100",
-    gpus: Annotated[int | None, typer.Option(min=1, metavar="N", help="How many; default: the script's.")] = None,
-    out: Annotated[str, typer.Option(metavar="FILE", help="Write the scenario there; - is stdout.")] = "-",
+    gpus: Annotated[int | None, typer.Option(min=1, metavar="N", help="How many; default: the file's.")] = None,
+    out: Annotated[
+        str, typer.Option("--out", "--output", metavar="FILE", help="Write the scenario there; - is stdout.")
+    ] = "-",
 ) -> None:
-    """Write the scenario of another program's arguments (Megatron-LM's launch scripts)."""
+    """Write the scenario of another program's arguments (Megatron-LM's launch scripts, torchtitan's job files)."""
     from clustersim.cli.importing import import_arguments
 
     import_arguments(program, file, overrides or [], cluster, gpus, out)
@@ -371,16 +373,23 @@ def import_arguments_of(
 
 @app.command(name="export")
 def export_for(
-    program: Annotated[str, typer.Argument(metavar="PROGRAM", help="For whom: chakra.")],
+    program: Annotated[
+        str,
+        typer.Argument(
+            metavar="PROGRAM", help="For whom: chakra, megatron, torchtitan.", autocompletion=completing.writers
+        ),
+    ],
     file: ScenarioFile,
     overrides: Overrides = None,
-    out: Annotated[str, typer.Option("--out", "--output", metavar="DIR", help="Write the traces there.")] = "-",
-    force: Annotated[bool, typer.Option("--force", help="Write traces of more than 1 GiB, too.")] = False,
+    out: Annotated[
+        str, typer.Option("--out", "--output", metavar="PATH", help="Write it there; arguments: - is stdout.")
+    ] = "-",
+    force: Annotated[bool, typer.Option("--force", help="chakra: write traces of more than 1 GiB, too.")] = False,
 ) -> None:
-    """Write a simulated step for another program (chakra: execution traces of all ranks, for ASTRA-sim)."""
-    from clustersim.cli.exporting_chakra import export_step
+    """Write a scenario in another program's arguments, or its step as execution traces (chakra, for ASTRA-sim)."""
+    from clustersim.cli.exporting import export_for as exported
 
-    _exit(fits=export_step(program, file, overrides or [], out, force=force))
+    _exit(fits=exported(program, file, overrides or [], out, force=force))
 
 
 @app.command()

@@ -49,9 +49,17 @@ def objectives(incomplete: str) -> list[str]:
 
 def programs(incomplete: str) -> list[str]:
     """Programs whose arguments are read."""
-    from clustersim.foreign.megatron import READERS
+    from clustersim.foreign.programs import READERS
 
     return _beginning(incomplete, READERS)
+
+
+def writers(incomplete: str) -> list[str]:
+    """Programs that are written for."""
+    from clustersim.cli.exporting import CHAKRA
+    from clustersim.foreign.programs import WRITERS
+
+    return _beginning(incomplete, (CHAKRA, *WRITERS))
 
 
 def kinds_or_table(incomplete: str) -> list[str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from clustersim.cli.outputs import STDOUT, announce
 from clustersim.cli.waiting import counting, waiting_for
-from clustersim.errors import InputError, OutputError, nearest
+from clustersim.errors import InputError, OutputError
 from clustersim.report.files import atomic_file, require_writable, write_text_atomically
 from clustersim.scenario import Scenario
 from clustersim.units import Bytes, format_bytes
@@ -19,15 +19,12 @@ from clustersim.units import Bytes, format_bytes
 if TYPE_CHECKING:
     from clustersim.foreign.chakra import ChakraWriter
 
-CHAKRA: Final = "chakra"
 GROUPS: Final = "comm_groups.json"
 MOST_BYTES: Final = 2**30
 
 
-def export_step(program: str, file: Path, overrides: Sequence[str], out: str, *, force: bool = False) -> bool:
+def export_step(file: Path, overrides: Sequence[str], out: str, *, force: bool = False) -> bool:
     """Simulate and write all ranks; whether the scenario fits in memory. force: whatever the size."""
-    if program != CHAKRA:
-        raise InputError(f"{program!r} is no program that steps are written for; {nearest(program, [CHAKRA])}")
     if out in ("", STDOUT):
         raise InputError("chakra is a file for each rank: name their directory, such as --out traces")
     scenario, folder = Scenario.load(file, overrides), Path(out)

@@ -8,7 +8,7 @@ import yaml
 
 from clustersim.cli.outputs import STDOUT, announce
 from clustersim.errors import InputError, nearest
-from clustersim.foreign.megatron import READERS
+from clustersim.foreign.programs import READERS
 from clustersim.report.files import require_writable, write_text_atomically
 from clustersim.scenario import Scenario
 from clustersim.scenario.overrides import apply

@@ -1,14 +1,15 @@
 """Which arguments does a launch script give a program?
 
-A script is read, not run. Variables that it assigns are put in, with defaults (`${NODES:-4}`) and products
-(`$((8*$NODES))`); arguments may stand in arrays, on continued lines, or in quotes. Of branches all are read, the last
-one winning. What is not known, a positional parameter say, is left out.
+A script is read, not run. Variables that it assigns are put in, with defaults (`${NODES:-4}`) and arithmetic
+(`$((8*$NODES))`); arguments may stand in arrays, on continued lines, in quotes, or in what a variable is assigned. Of
+branches all are read, the last one winning. What is not known, a positional parameter say, is left out.
 """
 
+import ast
+import operator
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from math import prod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from clustersim.errors import InputError
 
@@ -18,8 +19,17 @@ _ASSIGNED = re.compile(
     r"""^\s*(?:export\s+|local\s+|declare\s+\S+\s+)?([A-Za-z_]\w*)=("[^"\n]*"|'[^'\n]*'|\$\(\([^\n]*\)\)|[^\s()#;]*)""",
     re.MULTILINE,
 )
-_PRODUCT = re.compile(r"\$\(\(([^()]*)\)\)")
+_ARITHMETIC = re.compile(r"\$\(\(([^()]*)\)\)")
 _VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::?-([^{}]*))?\}|\$([A-Za-z_]\w*)")
+_OF_VARIABLE = re.compile(r"[A-Za-z_]\w*\+?=((?:.*\s)?--[a-z].*)", re.DOTALL)
+"""A word that assigns arguments to a variable."""
+_OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.floordiv,
+    ast.Mod: operator.mod,
+}
 _UNKNOWN = re.compile(r"\$[{(]?[\w@*#]")
 _MOST_ROUNDS = 8  # variables within variables
 
@@ -46,9 +56,10 @@ def _variables(text: str) -> dict[str, str]:
 
 
 def _filled(text: str, known: Mapping[str, str]) -> str:
-    """With variables and products put in, as far as they are known."""
+    """With variables and arithmetic put in, as far as they are known."""
     for _ in range(_MOST_ROUNDS):
-        filled = _PRODUCT.sub(_product, _VARIABLE.sub(lambda found: _value(found, known), text))
+        plain = _VARIABLE.sub(lambda found: _value(found, known), text)
+        filled = _ARITHMETIC.sub(lambda found: _result(found, known), plain)
         if filled == text:
             return text
         text = filled
@@ -62,9 +73,22 @@ def _value(found: re.Match[str], known: Mapping[str, str]) -> str:
     return found[0] if default is None else default.strip("\"'")
 
 
-def _product(found: re.Match[str]) -> str:
-    parts = [each.strip() for each in found[1].split("*")]
-    return str(prod(map(int, parts))) if all(each.isdecimal() for each in parts) else found[0]
+def _result(found: re.Match[str], known: Mapping[str, str]) -> str:
+    """What arithmetic on whole numbers comes to, as shells divide; itself where it has something else."""
+    numbers = re.sub(r"[A-Za-z_]\w*", lambda name: known.get(name[0], name[0]), found[1])
+    try:
+        return str(_calculated(ast.parse(numbers.strip(), mode="eval").body))
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
+        return found[0]
+
+
+def _calculated(node: ast.expr) -> int:
+    match node:
+        case ast.Constant(value=int(value)):
+            return value
+        case ast.BinOp(left, sign, right) if type(sign) in _OPERATORS:
+            return _OPERATORS[type(sign)](_calculated(left), _calculated(right))
+    raise ValueError
 
 
 def _words(text: str) -> Iterator[str]:
@@ -75,7 +99,19 @@ def _words(text: str) -> Iterator[str]:
         except ValueError:  # a quote that goes on in another line
             words = line.split()
         for word in words:
-            yield from word.split() if word.startswith("--") else [word]
+            assigned = _OF_VARIABLE.match(word)
+            if assigned:
+                yield from _apart(assigned[1])
+            else:
+                yield from word.split() if word.startswith("--") else [word]
+
+
+def _apart(text: str) -> list[str]:
+    """The words of what a variable holds."""
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return text.split()
 
 
 def _given(words: Iterator[str]) -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -24,6 +24,7 @@ from clustersim.cost.record import Origin
 from clustersim.cost.record_file import read_record, write_record
 from clustersim.hardware.cluster import load_cluster
 from tests.cli.conftest import Run
+from tests.foreign.examples import TORCHTITAN
 from tests.foreign.profiles import three_steps
 from tests.foreign.test_megatron import SCRIPT
 
@@ -92,6 +93,7 @@ def desk(tmp_path: Path) -> Path:
     (tmp_path / "train.sh").write_text(SCRIPT)
     (tmp_path / "measured").mkdir()
     three_steps(0, PLAN["cluster"]["gpus"]).write(tmp_path / "measured" / "rank-0.json")
+    (tmp_path / "job.toml").write_text(TORCHTITAN["llama3_405b"][0])
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     record = read_record(ROOT / "calibrate" / "records" / "published" / "h100-sxm-80gb.json")
     write_record(replace(record, origin=Origin.MEASURED, derivation=""), tmp_path / "my-gpu.json")

@@ -57,7 +57,7 @@ OPTIONS = {
         "-q",
         "--help",
     ],
-    "import": ["PROGRAM", "FILE", "--set", "--cluster", "--gpus", "--out", "--help"],
+    "import": ["PROGRAM", "FILE", "--set", "--cluster", "--gpus", "--out", "--output", "--help"],
     "export": ["PROGRAM", "FILE", "--set", "--out", "--output", "--force", "--help"],
     "explain": ["FILE", "--measured", "--set", "--json", "--help"],
     "validate": [

@@ -1,5 +1,6 @@
 """Launch scripts of Megatron-LM, in the form of its examples, are the models and layouts that they launch."""
 
+import re
 from typing import Any
 
 import pytest
@@ -9,7 +10,9 @@ from clustersim.errors import InputError
 from clustersim.foreign.megatron import read_megatron
 from clustersim.scenario import Scenario
 from clustersim.workload.presets import preset
+from clustersim.workload.stack import RoutedMlp, specs
 from clustersim.workload.transformer import parameters
+from tests.foreign.examples import DEEPSEEK_V3, GPT3_175B, LLAMA3_8B, MEGATRON, MIXTRAL_8X7B
 
 SCRIPT = """#!/bin/bash
 export CUDA_DEVICE_MAX_CONNECTIONS=1
@@ -87,6 +90,44 @@ def test_latent_attention_and_experts_are_deepseek_v3() -> None:
     assert scenario.to_mapping()["training"]["recompute"] == {"modules": ["mla_up_proj", "moe_act"]}
 
 
+@pytest.mark.parametrize("name", MEGATRON)
+def test_the_repository_s_examples_are_read_whole(name: str) -> None:
+    text, gpus = MEGATRON[name]
+    found = read_megatron(text, "run", gpus=gpus)
+    assert found.passed_over == ()
+    assert Scenario.from_mapping(found.mapping).layout.world == gpus
+
+
+@pytest.mark.parametrize("name", ["gpt3-175b", "llama3-8b", "mixtral-8x7b"])
+def test_the_repository_s_examples_are_their_models(name: str) -> None:
+    """The Llama example leaves Megatron-LM's LayerNorm, which has biases where RMSNorm has none."""
+    model = Scenario.from_mapping(read(*MEGATRON[name])).model
+    biases = (2 * model.layers + 1) * model.hidden if name == "llama3-8b" else 0
+    assert parameters(model) - biases == parameters(preset(name))
+
+
+def test_gpt_3_trains_in_fp16_with_gradients_of_as_many_bytes() -> None:
+    mapping = read(GPT3_175B, 1024)
+    assert mapping["training"]["precision"] == {"compute": "fp16", "gradients": "fp16"}
+    assert (mapping["layout"]["tp"], mapping["layout"]["pp"], "dp" in mapping["layout"]) == (8, 16, False)
+    wide = read(f"{GPT3_175B} --accumulate-allreduce-grads-in-fp32", 1024)
+    assert wide["training"]["precision"] == {"compute": "fp16"}
+
+
+def test_llama_3_stores_its_matrices_in_fp8_and_mixtral_spreads_its_experts() -> None:
+    kept = {"compute": "fp8", "gradients": "bf16", "stored": "fp8"}
+    assert read(LLAMA3_8B, 8)["training"]["precision"] == kept
+    layout = Scenario.from_mapping(read(MIXTRAL_8X7B, 32)).layout
+    assert (layout.pp, layout.ep, layout.dp, layout.dispatcher.value) == (4, 8, 8, "alltoall")
+
+
+def test_deepseek_v3_shards_all_and_predicts_a_further_token() -> None:
+    made = Scenario.from_mapping(read(DEEPSEEK_V3, 256))
+    own = Scenario.from_mapping({**read(DEEPSEEK_V3, 256), "model": {"preset": "deepseek-v3", "mtp_layers": 1}})
+    assert parameters(made.model) == parameters(own.model)
+    assert (made.layout.data.stage, made.layout.dispatcher.value) == (3, "hybridep")
+
+
 def test_defaults_are_megatron_s() -> None:
     """A GPT-2 of its time: learned positions, GeLU, biases, tied embeddings, dropout, a padded vocabulary."""
     mapping = read(SMALL, 4)
@@ -109,6 +150,16 @@ def test_defaults_are_megatron_s() -> None:
         ("--fp8-format e4m3 --fp8-recipe blockwise", "precision", {"compute": "fp8-blockwise"}),
         ("--grad-reduce-in-bf16", "precision", {"compute": "bf16", "gradients": "bf16"}),
         ("--exp-avg-dtype bf16 --use-precision-aware-optimizer", "precision", {"compute": "bf16", "moments": "bf16"}),
+        (
+            "--fp8-format hybrid --fp8-recipe mxfp8 --fp8-param-gather",
+            "precision",
+            {"compute": "mxfp8", "stored": "mxfp8", "gathered": "bf16"},
+        ),
+        (
+            "--fp8-format hybrid --first-last-layers-bf16 --num-layers-at-end-in-bf16 0",
+            "precision",
+            {"compute": "fp8", "first_layers": 1, "last_layers": 0},
+        ),
         ("--clip-grad 0.0", "gradient_clipping", False),
         ("--cross-entropy-loss-fusion", "loss", "fused"),
         ("--attention-backend unfused", "attention", "standard"),
@@ -117,7 +168,7 @@ def test_defaults_are_megatron_s() -> None:
 def test_arguments_of_training(arguments: str, key: str, value: object) -> None:
     mapping = read(SMALL + arguments, 2)
     assert mapping["training"][key] == value
-    Scenario.from_mapping(mapping)
+    Scenario.from_mapping(mapping, ["cluster.name=hgx-b200"] if "mxfp8" in arguments else [])
 
 
 @pytest.mark.parametrize(
@@ -126,6 +177,20 @@ def test_arguments_of_training(arguments: str, key: str, value: object) -> None:
         ("--use-distributed-optimizer", "data", {"zero": {"stage": 1, "overlap": False}}),
         ("--use-distributed-optimizer --overlap-grad-reduce", "data", "zero1"),
         ("--use-torch-fsdp2", "data", "fsdp"),
+        (
+            "--use-torch-fsdp2 --torch-fsdp2-no-reshard-after-forward",
+            "data",
+            {"fsdp": {"reshard_after_forward": False}},
+        ),
+        (
+            "--use-distributed-optimizer --overlap-grad-reduce --num-distributed-optimizer-instances 2",
+            "data",
+            {"zero": {"stage": 1, "shard": 2}},
+        ),
+        ("--overlap-grad-reduce --ddp-bucket-size 1000", "data", {"ddp": {"bucket": "4000 B", "overlap": True}}),
+        ("--ddp-bucket-size 8 --grad-reduce-in-bf16", "data", {"ddp": {"bucket": "16 B", "overlap": False}}),
+        ("--use-tp-pp-dp-mapping", "order", ["tp", "cp", "pp", "dp"]),
+        ("--no-overlap-p2p-communication", "pipeline_overlap", False),
         ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params", "data", "zero3"),
         ("--pipeline-model-parallel-size 2 --decoder-first-pipeline-num-layers 1", "layers_per_stage", {"first": 1}),
         ("--num-experts 4 --moe-token-dispatcher-type alltoall", "dispatcher", "alltoall"),
@@ -138,13 +203,88 @@ def test_arguments_of_the_layout(arguments: str, key: str, value: object) -> Non
     Scenario.from_mapping(mapping)
 
 
+@pytest.mark.parametrize(
+    ("frequency", "there"),
+    [
+        ("1", "111111"),
+        ("2", "101010"),
+        ("[0]*2+[1]*4", "001111"),
+        ("([0,1]*3)", "010101"),
+        ("[1]*1+[0]*1+[1]*4", "101111"),
+        ("[0,1,1,0,0,1]", "011001"),
+    ],
+)
+def test_experts_are_in_the_layers_that_megatron_gives_them(frequency: str, there: str) -> None:
+    """A number counts from the first layer on, a list says it of each."""
+    text = SMALL + f"--num-layers 6 --num-experts 4 --moe-layer-freq {frequency}"
+    layers = specs(Scenario.from_mapping(read(text, 1)).model.stack)
+    assert "".join(str(int(isinstance(each.mlp, RoutedMlp))) for each in layers) == there
+
+
+def test_overlaps_of_tokens_that_do_not_travel_have_no_effect() -> None:
+    text = SMALL + "--num-experts 4 --moe-shared-expert-overlap --moe-shared-expert-intermediate-size 64 "
+    text += "--moe-token-dispatcher-type alltoall"
+    assert "overlap_shared_experts" not in read(text, 2)["layout"]
+    assert read(f"{text} --expert-model-parallel-size 2", 2)["layout"]["overlap_shared_experts"] is True
+
+
+def test_stages_of_a_layout_string_go_round_the_ranks() -> None:
+    text = SMALL + "--num-layers 6 --pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et|tt|tt|tL'"
+    made = Scenario.from_mapping(read(text, 2))
+    assert (made.schedule.name, made.placement.chunks) == ("interleaved", 2)
+    plain = text.replace("Et|tt|tt|tL", "Ettt|tttL")
+    assert Scenario.from_mapping(read(plain, 2)).schedule.name == "1f1b"
+
+
 def test_the_last_time_that_an_argument_is_given_counts() -> None:
     assert read(SMALL + "--num-layers 6 --num-layers 8", 1)["model"]["layers"] == 8
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "LAYERS=8\nMORE=$(($LAYERS-2))\n--num-layers $MORE",
+        "LAYERS=8\n--num-layers $((LAYERS*3/4))",
+        'LAYERS=8\nMODEL_ARGS=" \\\n  --num-layers $((1+LAYERS-3)) \\\n"',
+        'MODEL_ARGS="\n  --num-layers 6\n"',
+        "MODEL_ARGS='--num-layers 6 --log-interval 1'",
+        "if true; then\n  options=\" ${options} \\\n --num-layers 6 --moe-layer-freq '[1]*6'\"\nfi",
+        "--num-layers $((6/0)) --num-layers 6",
+    ],
+)
+def test_arguments_of_variables_and_arithmetic(script: str) -> None:
+    """As scripts of DeepSeek-V2-Lite (examples/post_training/modelopt/conf) and of Pai-Megatron-Patch have them."""
+    assert read(f"{SMALL}\n{script}\n", 1)["model"]["layers"] == 6
 
 
 def test_what_no_key_says_is_named() -> None:
     found = read_megatron(SMALL + "--use-something-new 3 --log-interval 5", "run", gpus=1)
     assert found.passed_over == ("--use-something-new",)
+
+
+def test_a_misspelt_argument_is_named_with_what_it_may_mean() -> None:
+    """Not those that are told apart by a word, as Megatron-LM has many."""
+    found = read_megatron(SMALL + "--tensor-model-paralel-size 2 --moe-router-topk-limit 2", "run", gpus=1).passed_over
+    named = "--tensor-model-paralel-size (did you mean --tensor-model-parallel-size?)"
+    assert found == (named, "--moe-router-topk-limit")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "captured"),
+    [
+        ("", "nothing"),
+        ("--enable-cuda-graph", "all"),
+        ("--cuda-graph-impl none --cuda-graph-scope full", "nothing"),
+        ("--cuda-graph-impl local --cuda-graph-scope full_iteration", "all"),
+        ("--cuda-graph-impl transformer_engine --cuda-graph-scope attn moe_router --num-experts 4", "outside_experts"),
+        ("--external-cuda-graph --cuda-graph-scope attn", "nothing"),
+    ],
+)
+def test_cuda_graphs(arguments: str, captured: str) -> None:
+    found = read_megatron(SMALL + arguments, "run", gpus=1)
+    assert Scenario.from_mapping(found.mapping).framework.captured.value == captured
+    named = captured == "nothing" and "scope" in arguments
+    assert found.passed_over == (("--cuda-graph-scope",) if named else ())
 
 
 def test_a_tokenizer_s_kind_says_its_vocabulary() -> None:
@@ -165,10 +305,21 @@ def test_a_tokenizer_s_kind_says_its_vocabulary() -> None:
         (SMALL + "--normalization rmsnorm --nproc_per_node 8 --nnodes 1", "RMSNorm"),
         (SMALL + "--hybrid-override-pattern M-M*", "state-space"),
         (SMALL.replace("--vocab-size 1000", "") + "--nproc_per_node 8 --nnodes 1", "add --vocab-size"),
-        (SMALL + "--num-experts 4 --moe-layer-freq [1]*1+[0]*1 --nproc_per_node 8 --nnodes 1", "--moe-layer-freq"),
+        (
+            SMALL + "--num-distributed-optimizer-instances 3 --nproc_per_node 8 --nnodes 1",
+            "3 do not divide the 8 ranks",
+        ),
+        (
+            SMALL + "--tensor-model-parallel-size 0 --nproc_per_node 8 --nnodes 1",
+            "--tensor-model-parallel-size: 0 is less",
+        ),
+        (SMALL + "--pipeline-model-parallel-size 0 --nproc_per_node 8 --nnodes 1", "0 is less than 1"),
+        (SMALL + "--cuda-graph-impl loca --nproc_per_node 8 --nnodes 1", "did you mean local?"),
+        (SMALL + "--pipeline-model-parallel-layout Ett --nproc_per_node 8 --nnodes 1", "the loss, L, comes last"),
+        (SMALL + "--num-experts 4 --moe-layer-freq [1]*1+[0]*2 --nproc_per_node 8 --nnodes 1", "--moe-layer-freq"),
     ],
 )
 def test_what_cannot_be_said_is_refused(text: str, said: str) -> None:
-    with pytest.raises(InputError, match=said.replace("*", r"\*")) as refused:
+    with pytest.raises(InputError, match=re.escape(said)) as refused:
         read_megatron(text, "run")
     assert str(refused.value).startswith("run: ")
