@@ -45,7 +45,7 @@ def answer(scenario: Scenario, inputs: Sequence[Path], outputs: Outputs) -> bool
 def _require_ranks(scenario: Scenario, outputs: Outputs) -> None:
     """Refuse ranks that are not there before anyone waits."""
     if outputs.traces:
-        from clustersim.report.trace_ranks import require_ranks
+        from clustersim.report.export.ranks import require_ranks
 
         require_ranks(scenario.layout, outputs.choice.ranks)
 
@@ -62,7 +62,7 @@ def _write_traces(result: "Result", outputs: Outputs) -> dict[str, str]:
     """Write what is written span by span; say by option of how many ranks, if not of all."""
     if not outputs.traces:
         return {}
-    from clustersim.report.trace_ranks import ranks_of
+    from clustersim.report.export.ranks import ranks_of
 
     ranks = ranks_of(result, outputs.choice.ranks)
     return {option: _write_spans(result, option, ranks, outputs) for option in outputs.traces}
@@ -70,9 +70,7 @@ def _write_traces(result: "Result", outputs: Outputs) -> dict[str, str]:
 
 def _write_spans(result: "Result", option: str, ranks: list[int], outputs: Outputs) -> str:
     """Write one kind of trace; the note that says of how many ranks it is."""
-    from clustersim.report.kineto_files import write_kineto_files
-    from clustersim.report.span_files import write_spans
-    from clustersim.report.trace import MOST_BYTES, write_trace
+    from clustersim.report.export.write import MOST_BYTES, write_kineto_files, write_spans, write_trace
 
     write = {"--trace": write_trace, "--kineto": write_kineto_files, "--spans": write_spans}[option]
     path = outputs.traces[option]
@@ -86,7 +84,7 @@ def _write_spans(result: "Result", option: str, ranks: list[int], outputs: Outpu
 
 def _announce_trace(result: "Result", path: Path, ranks: list[int]) -> None:
     """Say how much is about to be written, where that takes a while."""
-    from clustersim.report.trace import MANY_SPANS, spans_of
+    from clustersim.report.export.write import MANY_SPANS, spans_of
 
     spans = spans_of(result, ranks)
     if spans >= MANY_SPANS:

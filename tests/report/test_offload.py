@@ -14,15 +14,14 @@ from clustersim.planning.what_if import what_ifs
 from clustersim.program.task import HOST_STREAMS, Communicate, HostExchange, HostWork
 from clustersim.report.answer import page_view
 from clustersim.report.answer_table import table_view
-from clustersim.report.kineto_files import write_kineto_files
+from clustersim.report.export.words import STREAM_NAMES
+from clustersim.report.export.write import write_kineto_files, write_spans, write_trace
 from clustersim.report.page import render_page
-from clustersim.report.slices import STREAM_NAMES
-from clustersim.report.span_files import write_spans
 from clustersim.report.table import render_table
-from clustersim.report.trace import write_trace
 from clustersim.report.wording import layout_line
 from clustersim.result import Result
 from clustersim.workload.offload import NOTHING
+from tests.report.traced import packets, track_names
 
 
 @pytest.fixture(scope="module")
@@ -111,12 +110,12 @@ def test_the_other_traces_have_streams_for_the_host(result: Result, tmp_path: Pa
     write_spans(result, tmp_path / "spans.csv", [0])
     with (tmp_path / "spans.csv").open(encoding="utf-8", newline="") as file:
         streams = [row["stream"] for row in csv.DictReader(file)]
-    write_trace(result, tmp_path / "trace.json", [0])
-    chrome = (tmp_path / "trace.json").read_text()
+    write_trace(result, tmp_path / "step.pftrace", [0])
+    tracks = {names[-1] for names in track_names(packets(tmp_path / "step.pftrace")).values()}
     for stream in HOST_STREAMS:
         assert STREAM_NAMES[stream] in streams
-        assert STREAM_NAMES[stream] in chrome
-    assert "copies to the host: bytes per second" in chrome
+        assert STREAM_NAMES[stream] in tracks
+    assert "copies to the host: bytes per second" in tracks
 
 
 def test_the_explorer_says_that_it_leaves_offload_out_of_memory(
