@@ -54,7 +54,7 @@ def test_every_span_of_the_table_is_given_back_with_its_times_and_what_it_says(
     inside = [(event.name, *event.categories) for _, event in begins if "work" in arguments(event)]
     labels = [each.labels[number] for each in spans for number in each.label[~each.alone]]
     assert sorted(inside) == sorted((label.name, label.category.label) for label in labels)
-    for key, attribute in (("flop", "flop"), ("memory_bytes", "moved"), ("payload_bytes", "payload")):
+    for key, attribute in (("flop", "flop"), ("memory_bytes", "memory_bytes"), ("payload_bytes", "bytes")):
         said = [arguments(event)[key] for _, event in begins if key in arguments(event)]
         values = np.array([getattr(label, attribute) for label in labels])
         assert sum(said) == pytest.approx(np.nansum(values), rel=1e-9)

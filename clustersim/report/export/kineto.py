@@ -129,10 +129,10 @@ class _Said:
     def parts(self, label: Label, stream: int) -> tuple[int, int]:
         """The words of a span's kernel, and of its exchange; -1 for none. stream: none of the rank's inside a pass."""
         kernel = exchange = -1
-        if label.kernel is not None and label.work and label.bound:
-            more = {"bound": label.bound.value, "work": label.work.value}
+        if label.kernel is not None and label.work is not None:
+            more = {"bound": label.bound, "work": label.work.value}
             kernel = self._number(called_kernel(label.kernel), _STREAMS[Stream.COMPUTE], more)
-        if label.exchange is not None and label.bound:
+        if label.exchange is not None:
             timing = self.result.cost.exchange_timing(label.exchange)
             called = self._called(label.exchange, received=label.kind == "receive")
             more = {"bound": timing.bound.value, "does": label.exchange.name}

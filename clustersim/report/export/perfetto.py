@@ -11,7 +11,6 @@ one colour everywhere, but not the page's.
 Reference: perfetto.dev/docs/reference/synthetic-track-event
 """
 
-import heapq
 import struct
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
@@ -22,13 +21,12 @@ import numpy as np
 
 from clustersim.arrays import BoolArray, FloatArray, IntArray
 from clustersim.errors import InputError
-from clustersim.program.task import Receive, Stream
+from clustersim.program.task import Stream, Task
 from clustersim.report.export.counters import Counter, counters
 from clustersim.report.export.flows import NONE, Flows
 from clustersim.report.export.ranks import TraceRank
 from clustersim.report.export.spans import Export, Spans, sent_cause
 from clustersim.report.export.words import STREAM_NAMES, Arguments, Label, place_of, task_words
-from clustersim.report.theme import Category
 from clustersim.report.wording import stage_name
 from clustersim.units import Seconds, format_seconds
 
@@ -61,24 +59,22 @@ def require_trace(path: str | Path) -> None:
 
 def write_perfetto(export: Export, file: IO[bytes]) -> None:
     """Write ranks, their spans and, but for a sample, counters; raise InputError where the extra is not installed."""
-    packets = _Packets(file, _library())
-    tree = _Tree(packets, export.result.scenario.name)
+    result, packets = export.result, _Packets(file, _library())
+    tree, flows = _Tree(packets, result.scenario.name), Flows(result.program, [rank.rank for rank in export.ranks])
     for rank in export.ranks:
         tree.rank(rank)
-    if export.most is None:
-        for rank, curves in counters(export.result, export.ranks):
-            for counter in curves:
-                packets.counter(tree.counter(rank, counter), counter)
-    flows, tasks = Flows(export.result.program, [rank.rank for rank in export.ranks]), _Tasks(export.result)
-    received: list[tuple[_Line, _Place]] = []
+    for rank, curves in counters(result, export.ranks if export.most is None else ()):
+        for counter in curves:
+            packets.counter(tree.counter(rank, counter), counter)
+    received: list[_Line] = []
     for rank, spans in export:
-        for line, place in _lines(rank, spans, flows):
-            if place.stream == Stream.RECEIVE:
-                received.append((line, place))
+        for line in _lines(rank.rank, spans, flows):
+            if line.stream == Stream.RECEIVE:
+                received.append(line)
             else:
-                packets.line(tree.line(place), line, tasks)
-    for line, place in received:
-        packets.line(tree.line(place), line, tasks)
+                packets.line(tree.line(line), line, result)
+    for line in received:
+        packets.line(tree.line(line), line, result)
 
 
 def _library() -> Any:
@@ -92,105 +88,76 @@ def _library() -> Any:
     return perfetto_trace_pb2
 
 
-class _Place(NamedTuple):
-    """Where spans are drawn. track: 0 ... within the rank's stream."""
+class _Line(NamedTuple):
+    """Spans that are drawn in one line. track: 0 ... within the rank's stream; flow: [spans] `Flows` of theirs."""
 
     rank: int
     stream: Stream
     track: int
-
-
-class _Line(NamedTuple):
-    """Spans of one track; flow: [spans] numbers of the messages and collectives that they belong to."""
-
     spans: Spans
     flow: IntArray
 
 
-def _lines(rank: TraceRank, spans: Spans, flows: Flows) -> Iterator[tuple[_Line, _Place]]:
+def _lines(rank: int, spans: Spans, flows: Flows) -> Iterator[_Line]:
     """The spans of a rank, stream by stream, track by track."""
-    stream, flow = spans.stream, flows.of(rank.rank, spans)
-    alone = spans.alone
+    stream, flow, alone = spans.stream, flows.of(rank, spans), spans.alone
     track = tracks(stream[alone], spans.start[alone], spans.end[alone])[np.cumsum(alone) - 1]
     for each in np.unique(stream).tolist():
         for number in range(int(track[stream == each].max()) + 1):
             which = (stream == each) & (track == number)
-            yield _Line(spans.some(which), flow[which]), _Place(rank.rank, Stream(each), number)
+            yield _Line(rank, Stream(each), number, spans.some(which), flow[which])
 
 
 def tracks(lanes: IntArray, start: FloatArray, end: FloatArray) -> IntArray:
     """For every span the first track of its lane that is free when it starts: [spans]."""
     track = np.zeros(len(lanes), dtype=np.int64)
-    busy: list[tuple[float, int]] = []
-    free: list[int] = []
-    here, used = -1, 0
+    lasts: dict[int, list[float]] = {}
     for span in np.lexsort((end, start, lanes)).tolist():
-        if lanes[span] != here:
-            here, used, busy, free = int(lanes[span]), 0, [], []
-        while busy and busy[0][0] <= start[span]:
-            heapq.heappush(free, heapq.heappop(busy)[1])
-        if not free:
-            free.append(used)
-            used += 1
-        track[span] = heapq.heappop(free)
-        heapq.heappush(busy, (float(end[span]), int(track[span])))
+        ends = lasts.setdefault(int(lanes[span]), [])
+        free = next((number for number, until in enumerate(ends) if until <= start[span]), len(ends))
+        ends[free : free + 1] = [float(end[span])]
+        track[span] = free
     return track
 
 
-class Said(NamedTuple):
+class _Said(NamedTuple):
     """What is written of a span beside when and where."""
 
     name: str
-    category: Category
+    category: str
     arguments: Arguments
 
 
-class _Tasks:
-    """What tasks are called, and their arguments."""
+def _task(result: "Answer", row: int) -> tuple[int, Task]:
+    """The program of a row of the trace, and its task."""
+    trace, kind = result.trace, int(result.program.kind[result.trace.rank[row]])
+    return kind, result.program.programs[kind].tasks[trace.task[row]]
 
-    def __init__(self, result: "Answer") -> None:
-        self._result = result
-        self._cause = sent_cause(result.trace, np.arange(len(result.trace)))
-        self._words: dict[tuple[int, int], str] = {}
 
-    def said(self, label: Label, row: int, between: Seconds) -> Said:
-        """Of a row of the trace. between: seconds in it in which none of its operations ran."""
-        kind, number = self._of(row)
-        task, scenario = self._result.program.programs[kind].tasks[number], self._result.scenario
-        received = isinstance(task, Receive)
-        arguments: Arguments = {"does": label.does} if label.does else {}
-        arguments |= {"detail": label.detail} if label.detail and not received else {}
-        arguments |= place_of(task, scenario)
-        arguments |= {"bytes": int(label.payload)} if label.exchange is not None and label.payload > 0 else {}
-        arguments |= {} if received else self._waits(row, between)
-        return Said(self._called(kind, number), label.category, arguments)
+def _said(result: "Answer", label: Label, row: int) -> _Said:
+    """Of a task, a row of the trace, but for its waits; of messages where they come in, their sending says the rest."""
+    _, task = _task(result, row)
+    said: Arguments = {"does": label.does} if label.does else {}
+    said |= {"detail": label.detail} if label.detail and label.kind != "receive" else {}
+    said |= place_of(task, result.scenario)
+    said |= {"bytes": int(label.bytes)} if label.exchange is not None and label.bytes > 0 else {}
+    return _Said(task_words(task, result.scenario), label.category.label, said)
 
-    def _waits(self, row: int, between: Seconds) -> Arguments:
-        """What it waited for, and what made it longer."""
-        trace = self._result.trace
-        since = trace.queued if trace.stream[row] == Stream.COMPUTE else trace.ready
-        waited, slowed = float(trace.start[row] - since[row]), float(trace.slowed[row])
-        arguments: Arguments = {"waited_us": waited * 1e6} if waited > 0 else {}
-        arguments |= {"slowed_us": slowed * 1e6} if slowed > 0 else {}
-        cause = int(self._cause[row])
-        if cause >= 0:
-            (here, _), (there, number) = self._of(row), self._of(cause)
-            where = "" if here == there else f" on {stage_name(self._result.scenario, there)}"
-            arguments["after"] = self._called(there, number) + where
-        if between > _ROUNDING:
-            arguments["inside"] = f"waited {format_seconds(between)} between operations"
-        return arguments
 
-    def _of(self, row: int) -> tuple[int, int]:
-        """Program and task of a row of the trace."""
-        trace = self._result.trace
-        return int(self._result.program.kind[trace.rank[row]]), int(trace.task[row])
-
-    def _called(self, kind: int, number: int) -> str:
-        if (kind, number) not in self._words:
-            task = self._result.program.programs[kind].tasks[number]
-            self._words[kind, number] = task_words(task, self._result.scenario)
-        return self._words[kind, number]
+def _waits(result: "Answer", row: int, cause: int, between: Seconds) -> Arguments:
+    """What a task waited for, -1 for nothing, and what made it longer. between: seconds in which no operation ran."""
+    trace, (here, _) = result.trace, _task(result, row)
+    since = trace.queued if trace.stream[row] == Stream.COMPUTE else trace.ready
+    waited, slowed = float(trace.start[row] - since[row]), float(trace.slowed[row])
+    said: Arguments = {"waited_us": waited * 1e6} if waited > 0 else {}
+    said |= {"slowed_us": slowed * 1e6} if slowed > 0 else {}
+    if cause >= 0:
+        there, before = _task(result, cause)
+        where = "" if here == there else f" on {stage_name(result.scenario, there)}"
+        said["after"] = task_words(before, result.scenario) + where
+    if between > _ROUNDING:
+        said["inside"] = f"waited {format_seconds(between)} between operations"
+    return said
 
 
 class _Tree:
@@ -212,9 +179,9 @@ class _Tree:
         """The track of a rank's counter."""
         return self._track((rank.rank, counter.name), self.rank(rank), counter.name, counter)
 
-    def line(self, place: _Place) -> int:
+    def line(self, line: _Line) -> int:
         """The track of spans: those of a stream have one name, and viewers draw them below each other."""
-        return self._track(place, self._tracks["rank", place.rank], STREAM_NAMES[place.stream])
+        return self._track(line[:3], self._tracks["rank", line.rank], STREAM_NAMES[line.stream])
 
     def _track(self, key: tuple[object, ...], parent: int, name: str, counter: Counter | None = None) -> int:
         number = self._tracks.get(key)
@@ -260,16 +227,20 @@ class _Packets:
         for stamp, value in zip(stamps(counter.times), counter.values.tolist(), strict=True):
             self._file.write(head + struct.pack("<d", value) + stamp)
 
-    def line(self, track: int, line: _Line, tasks: _Tasks) -> None:
+    def line(self, track: int, line: _Line, result: "Answer") -> None:
         """Spans of a track: each begins, what is inside it begins and ends, it ends."""
         spans, alone = line.spans, line.spans.alone
-        own = np.flatnonzero(alone)
+        own, end = np.flatnonzero(alone), _head(self._event("SLICE_END"), track)
         counts = np.diff(np.append(own, len(spans))) - 1
-        end = _head(self._event("SLICE_END"), track)
+        lasting = spans.end - spans.start
         inside = zip(self._heads(track, line), *_parts(line, ~alone, end), strict=True)
-        for row, count, *parts in zip(own.tolist(), counts.tolist(), *_parts(line, alone, end), strict=True):
-            idle = spans.end[row] - spans.start[row] - (spans.end - spans.start)[row + 1 : row + 1 + count].sum()
-            said = tasks.said(spans.labels[spans.label[row]], int(spans.row[row]), float(idle) if count else 0.0)
+        tasks = zip(own.tolist(), counts.tolist(), sent_cause(spans.trace, spans.row[own]).tolist(), strict=True)
+        for (row, count, cause), *parts in zip(tasks, *_parts(line, alone, end), strict=True):
+            between = float(lasting[row] - lasting[row + 1 : row + 1 + count].sum()) if count else 0.0
+            label, number = spans.labels[spans.label[row]], int(spans.row[row])
+            said = _said(result, label, number)
+            if label.kind != "receive":
+                said.arguments.update(_waits(result, number, cause, between))
             head = _head(self._event("SLICE_BEGIN", said), track, _FLOW if line.flow[row] != NONE else b"")
             operations = chain.from_iterable(islice(inside, count))
             self._file.write(b"".join((head, *parts[:2], *operations, *parts[2:])))
@@ -283,18 +254,18 @@ class _Packets:
 
     def _begin(self, label: Label, track: int, last: bytes) -> bytes:
         if label not in self._known:
-            self._known[label] = self._event("SLICE_BEGIN", Said(label.name, label.category, label.arguments))
+            self._known[label] = self._event("SLICE_BEGIN", _Said(label.name, label.category.label, label.arguments))
         return _head(self._known[label], track, last)
 
-    def _event(self, kind: str, said: Said | None = None) -> tuple[bytes, bytes]:
+    def _event(self, kind: str, said: _Said | None = None) -> tuple[bytes, bytes]:
         """An event, without the field that names its track: what comes before and after it."""
         first, last = self._protos.TrackEvent(), self._protos.TrackEvent()
         first.type = getattr(self._protos.TrackEvent, f"TYPE_{kind}")
         if said is not None:
             _annotate(first, said.arguments)
             last.name = said.name
-            last.categories.append(said.category.label)
-            last.correlation_id_str = said.category.label
+            last.categories.append(said.category)
+            last.correlation_id_str = said.category
         return first.SerializeToString(), last.SerializeToString()
 
 

@@ -26,7 +26,7 @@ from clustersim.parallel.mesh import AXES, PIPELINE
 from clustersim.program.task import Stream
 from clustersim.report.export.ranks import TraceRank
 from clustersim.report.export.spans import Export, Spans
-from clustersim.report.export.words import STREAM_NAMES, Label, action_of
+from clustersim.report.export.words import STREAM_NAMES, action_of
 
 if TYPE_CHECKING:
     from clustersim.answer import Answer
@@ -67,7 +67,8 @@ COLUMNS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "cause_task": (INTEGER, "task of the span whose end allowed the start"),
     }
 )
-_TIMES: Final = ("queued", "ready", "start", "end", "waited", "slowed", "contended")
+_TIMES: Final = ("queued", "ready", "waited", "slowed", "contended")  # of tasks alone
+_SAID: Final = ("kind", "name", "bytes", "memory_bytes", "flop", "shape", "algorithm", "bound", "provenance")
 
 
 def require_table(path: str | Path) -> None:
@@ -89,49 +90,27 @@ def table_writer(path: str | Path) -> Callable[[Export, IO[bytes]], None]:
 def columns_of(result: "Answer", rank: TraceRank, spans: Spans) -> Columns:
     """All rows of a rank by start; integers below 0, numbers that are NaN and empty words stand for nothing."""
     spans = spans.some(np.lexsort((spans.operation, spans.task, spans.start)))
-    trace, place = spans.trace, rank.coordinates
-    own = {"rank": rank.rank, "simulated_rank": rank.simulated, "stage": place[PIPELINE.name]}
-    own |= {axis.name: place.get(axis.name, -1) for axis in AXES}
-    cause = spans.of_tasks(trace.cause, -1)
-    there = trace.rank[cause]
-    said = [_facts(label) for label in spans.labels]
-    found: Columns = {name: np.full(len(spans), number) for name, number in own.items()}
-    found |= {name: spans.of_tasks(getattr(trace, name), np.nan) for name in _TIMES}
-    found |= {name: _array([facts[name] for facts in said])[spans.label] for name in said[0]}
-    found |= {name: np.array(column)[spans.task] for name, column in _of_tasks(result, spans).items()}
-    found |= {
-        "stream": _array([STREAM_NAMES[stream] for stream in Stream])[spans.stream],
-        "start": spans.start, "end": spans.end, "task": spans.task, "operation": spans.operation,
-        "cause_rank": np.where(cause < 0, -1, np.where(there == rank.simulated, rank.rank, there)),
-        "cause_task": np.where(cause < 0, -1, trace.task[cause]),
-    }  # fmt: skip
-    return {name: found[name] for name in COLUMNS}
-
-
-def _facts(label: Label) -> dict[str, str | float]:
-    """What all spans of a label say, by column."""
-    return {
-        "kind": label.kind,
-        "category": label.category.label,
-        "name": label.name,
-        "bytes": label.payload,
-        "memory_bytes": label.moved,
-        "flop": label.flop,
-        "shape": label.shape,
-        "algorithm": label.algorithm,
-        "bound": label.bound.value if label.bound else "",
-        "provenance": label.provenance.value if label.provenance else "",
-    }
-
-
-def _of_tasks(result: "Answer", spans: Spans) -> dict[str, Any]:
-    """What tasks share with the operations in them, by column: [tasks of the program] each."""
+    trace, cause = spans.trace, spans.of_tasks(spans.trace.cause, -1)
     actions, placement = [action_of(task) for task in spans.program.tasks], result.scenario.placement
-    return {
+    there = np.where(trace.rank[cause] == rank.simulated, rank.rank, trace.rank[cause])
+    of_rank = {"rank": rank.rank, "simulated_rank": rank.simulated, "stage": rank.coordinates[PIPELINE.name]}
+    of_rank |= {axis.name: rank.coordinates.get(axis.name, -1) for axis in AXES}
+    of_task = {
         "step": spans.program.step_of(result.scenario.steps),
-        "microbatch": [-1 if each is None else each.microbatch for each in actions],
-        "chunk": [-1 if each is None else placement.chunk_of(each.stage) for each in actions],
+        "microbatch": np.array([-1 if each is None else each.microbatch for each in actions]),
+        "chunk": np.array([-1 if each is None else placement.chunk_of(each.stage) for each in actions]),
     }
+    of_label = {name: _array([getattr(label, name) for label in spans.labels]) for name in _SAID}
+    of_label["category"] = _array([label.category.label for label in spans.labels])
+    found: Columns = {name: np.full(len(spans), number) for name, number in of_rank.items()}
+    found |= {name: spans.of_tasks(getattr(trace, name), np.nan) for name in _TIMES}
+    found |= {name: column[spans.task] for name, column in of_task.items()}
+    found |= {name: column[spans.label] for name, column in of_label.items()}
+    found |= {name: getattr(spans, name) for name in ("start", "end", "task", "operation")}
+    found["stream"] = _array([STREAM_NAMES[stream] for stream in Stream])[spans.stream]
+    found["cause_rank"] = np.where(cause < 0, -1, there)
+    found["cause_task"] = np.where(cause < 0, -1, trace.task[cause])
+    return {name: found[name] for name in COLUMNS}
 
 
 def write_csv(parts: Iterable[Columns], file: IO[bytes]) -> None:

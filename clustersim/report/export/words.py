@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from clustersim.cost.block import BlockTiming
-from clustersim.cost.timing import Bound, ExchangeTiming, Provenance
+from clustersim.cost.timing import ExchangeTiming, Provenance
 from clustersim.parallel.mesh import ROLES
 from clustersim.program.action import Action, ActionKind
 from clustersim.program.task import (
@@ -62,9 +62,8 @@ _KINDS: Final = MappingProxyType({Communicate: "collective", Send: "send", Recei
 class Label:
     """What a span says. Compared by identity: operations that are repeated share one.
 
-    kind: pass, kernel, exchange, overlap (a kernel and an exchange), collective, send or receive; does, detail: of a
-    task, in words; payload, moved, flop: bytes of communication, bytes of device memory and FLOP, NaN where there is
-    no such thing; algorithm: of communication.
+    kind, name, bytes, memory_bytes, flop, shape, algorithm, bound, provenance: as the columns of `table.COLUMNS` say,
+    NaN or empty where there is no such thing; does, detail: of a task, in more words.
     """
 
     kind: str
@@ -75,12 +74,12 @@ class Label:
     work: Work | None = None
     kernel: Kernel | None = None
     exchange: Exchange | None = None
-    payload: float = np.nan
-    moved: float = np.nan
+    bytes: float = np.nan
+    memory_bytes: float = np.nan
     flop: float = np.nan
     algorithm: str = ""
-    bound: Bound | None = None
-    provenance: Provenance | None = None
+    bound: str = ""
+    provenance: str = ""
 
     @property
     def shape(self) -> str:
@@ -90,16 +89,15 @@ class Label:
     @property
     def arguments(self) -> Arguments:
         """What an operation inside a pass says beside its name."""
-        said: dict[str, str | int | float | None] = {"work": self.work.value if self.work else None}
+        said: Arguments = {} if self.work is None else {"work": self.work.value}
         if self.kernel is not None:
             said |= {"kernel": self.kernel.kind.value, "dtype": self.kernel.dtype.value}
-            said |= {"flop": int(self.flop), "memory_bytes": int(self.moved), "shape": self.shape or None}
+            said |= {"flop": int(self.flop), "memory_bytes": int(self.memory_bytes)}
+            said |= {"shape": self.shape} if self.shape else {}
         if self.exchange is not None:
             said |= {"collective": self.exchange.collective.value, "group": self.exchange.group}
-            said |= {"payload_bytes": int(self.payload)}
-        said |= {"bound": self.bound.value if self.bound else None}
-        said |= {"duration_from": PROVENANCE_NAMES[self.provenance] if self.provenance else None}
-        return {name: value for name, value in said.items() if value is not None}
+            said |= {"payload_bytes": int(self.bytes)}
+        return said | {"bound": self.bound, "duration_from": PROVENANCE_NAMES[Provenance(self.provenance)]}
 
 
 def operation_label(operation: Operation, timing: BlockTiming, place: int, algorithm: str = "") -> Label:
@@ -111,20 +109,22 @@ def operation_label(operation: Operation, timing: BlockTiming, place: int, algor
         category=ROLE_LOOKS[alone.group] if alone else WORK_LOOKS[operation.work],
         name=" + ".join(each.name for each in (kernel, exchange) if each is not None),
         work=operation.work, kernel=kernel, exchange=exchange,
-        payload=np.nan if exchange is None else float(exchange.payload),
-        moved=np.nan if kernel is None else float(kernel.bytes),
+        bytes=np.nan if exchange is None else float(exchange.payload),
+        memory_bytes=np.nan if kernel is None else float(kernel.bytes),
         flop=np.nan if kernel is None else float(kernel.flops),
-        algorithm=algorithm, bound=timing.bound[place], provenance=timing.provenance[place],
+        algorithm=algorithm, bound=timing.bound[place].value, provenance=timing.provenance[place].value,
     )  # fmt: skip
 
 
 def pass_label(task: Compute) -> Label:
     """What a pass says: the sums of what is in it."""
-    kernels = [operation.kernel for operation in task.block.operations if operation.kernel is not None]
-    payload = float(sum(exchange.payload for exchange in task.block.exchanges))
-    flop, moved = (float(sum(getattr(kernel, name) for kernel in kernels)) for name in ("flops", "bytes"))
-    name = task.block.name
-    return Label("pass", look_of(task), name, does=name, payload=payload or np.nan, moved=moved, flop=flop)
+    block, kernels = task.block, [each.kernel for each in task.block.operations if each.kernel is not None]
+    return Label(
+        "pass", look_of(task), block.name, does=block.name,
+        bytes=float(sum(exchange.payload for exchange in block.exchanges)) or np.nan,
+        memory_bytes=float(sum(kernel.bytes for kernel in kernels)),
+        flop=float(sum(kernel.flops for kernel in kernels)),
+    )  # fmt: skip
 
 
 def exchange_label(task: Communicate | Send | Receive, timing: ExchangeTiming) -> Label:
@@ -135,8 +135,8 @@ def exchange_label(task: Communicate | Send | Receive, timing: ExchangeTiming) -
         _KINDS[type(task)], look_of(task), exchange.name,
         does=exchange.name + ("" if hosted else f" ({exchange.collective.value} of {exchange.group})"),
         detail=f"{how}bound by {timing.bound.value}, {PROVENANCE_NAMES[timing.provenance]}",
-        exchange=exchange, payload=float(exchange.payload), algorithm=timing.algorithm,
-        bound=timing.bound, provenance=timing.provenance,
+        exchange=exchange, bytes=float(exchange.payload), algorithm=timing.algorithm,
+        bound=timing.bound.value, provenance=timing.provenance.value,
     )  # fmt: skip
 
 
