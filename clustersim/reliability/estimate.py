@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 
+from clustersim.answer import Answer
 from clustersim.arrays import FloatArray
 from clustersim.hardware.failures import Slower
 from clustersim.reliability.events import events_of
@@ -19,7 +20,6 @@ from clustersim.reliability.forecast import LONGEST, MOST_FAILURES
 from clustersim.reliability.job import HEALTHY, Job, Pace, Terms
 from clustersim.reliability.site import Site, site_of
 from clustersim.reliability.terms import Storing, formula, in_repair, mean_time_to_interruption, storing, work_of
-from clustersim.result import Result
 from clustersim.scenario.reliability import Reliability
 from clustersim.scenario.setup import Setup
 from clustersim.units import Seconds
@@ -41,7 +41,7 @@ class Estimate:
     spare_nodes: int
 
 
-def estimate(result: Result) -> Estimate:
+def estimate(result: Answer) -> Estimate:
     """The run of a simulated scenario; raise InputError where it does not say its tokens."""
     work, _ = work_of(result.scenario, result.step_time)
     terms = _terms(*_said(result.scenario), work)

@@ -15,6 +15,7 @@ import pytest
 
 from clustersim.analysis.overlap import overlap
 from clustersim.analysis.parts import Part
+from clustersim.answer import Answer
 from clustersim.dtypes import COMPUTED, NARROW, DType
 from clustersim.errors import OutputError
 from clustersim.parallel.mesh import NAMES
@@ -22,7 +23,6 @@ from clustersim.report.export import write
 from clustersim.report.export.folder import require_directory
 from clustersim.report.export.kineto_words import called_kernel
 from clustersim.report.export.write import write_kineto_files
-from clustersim.result import Result
 from clustersim.workload.attention import Core
 from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Operands
 from tests.report.traced import simulated
@@ -37,7 +37,7 @@ Event = dict[str, Any]
 Intervals = list[tuple[float, float]]
 
 
-def written(folder: Path, result: Result, rank: int) -> dict[str, Any]:
+def written(folder: Path, result: Answer, rank: int) -> dict[str, Any]:
     write_kineto_files(result, folder, [rank])
     content: dict[str, Any] = json.loads((folder / f"rank-{rank}.json").read_text())
     return content
@@ -255,7 +255,7 @@ def test_where_the_disk_is_full_all_stays_as_it_was(
         write_kineto_files(simulated("steps=2"), folder, before)
     earlier = {each.name: each.read_bytes() for each in folder.glob("*")}
 
-    def full(result: Result, rank: Any, spans: Any, file: Any) -> None:
+    def full(result: Answer, rank: Any, spans: Any, file: Any) -> None:
         real(result, rank, spans, file)
         if rank.rank == 5:
             raise OSError(28, "No space left on device")

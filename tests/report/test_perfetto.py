@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from clustersim.answer import Answer
 from clustersim.program.task import Stream
 from clustersim.report.export.perfetto import stamps
 from clustersim.report.export.ranks import trace_ranks
 from clustersim.report.export.spans import Export
 from clustersim.report.export.write import write_trace
 from clustersim.report.theme import CATEGORIES
-from clustersim.result import Result
 from tests.report.traced import packets as read
 from tests.report.traced import simulated, track_names
 
@@ -27,7 +27,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "step.pftrace"
 
 
-def written(path: Path, result: Result, ranks: Sequence[int]) -> list[Any]:
+def written(path: Path, result: Answer, ranks: Sequence[int]) -> list[Any]:
     write_trace(result, path, ranks)
     return read(path)
 

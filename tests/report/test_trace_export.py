@@ -5,19 +5,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from clustersim.answer import Answer
 from clustersim.errors import InputError, OutputError
 from clustersim.program.task import Compute
 from clustersim.report.export.perfetto import require_trace, tracks
 from clustersim.report.export.write import spans_of, write_trace
 from clustersim.report.theme import CATEGORIES
-from clustersim.result import Result
 from tests.report.traced import Slice, packets, simulated, slices
 
 pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
 
 
 @pytest.fixture(scope="module")
-def result() -> Result:
+def result() -> Answer:
     return simulated()
 
 
@@ -26,12 +26,12 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "step.pftrace"
 
 
-def written(path: Path, result: Result, ranks: Sequence[int] | None = None) -> list[Slice]:
+def written(path: Path, result: Answer, ranks: Sequence[int] | None = None) -> list[Slice]:
     write_trace(result, path, ranks)
     return slices(path)
 
 
-def compute_rows(result: Result) -> Iterator[tuple[int, float, float, Compute]]:
+def compute_rows(result: Answer) -> Iterator[tuple[int, float, float, Compute]]:
     trace, program = result.trace, result.program
     for row in range(len(trace)):
         task = program.programs[program.kind[trace.rank[row]]].tasks[trace.task[row]]
@@ -39,7 +39,7 @@ def compute_rows(result: Result) -> Iterator[tuple[int, float, float, Compute]]:
             yield int(trace.rank[row]), float(trace.start[row]), float(trace.end[row]), task
 
 
-def test_how_many_spans_will_be_written_is_known_before(result: Result, path: Path) -> None:
+def test_how_many_spans_will_be_written_is_known_before(result: Answer, path: Path) -> None:
     assert spans_of(result) == len(written(path, result))
 
 
@@ -98,7 +98,7 @@ def test_operations_lie_inside_their_pass_and_nothing_overlaps_on_a_track(
             assert each.start <= first <= last <= each.end
 
 
-def test_a_trace_that_would_fill_the_disk_is_refused_with_its_size(result: Result, path: Path) -> None:
+def test_a_trace_that_would_fill_the_disk_is_refused_with_its_size(result: Answer, path: Path) -> None:
     write_trace(result, path)
     size = path.stat().st_size
     with pytest.raises(OutputError, match=r"operations on 2 ranks would be .* above .*--ranks.*--force") as refused:
@@ -116,7 +116,7 @@ def test_every_rank_has_a_row_when_every_rank_is_simulated(path: Path) -> None:
 
 
 def test_without_the_extra_one_sentence_says_what_to_install(
-    result: Result, path: Path, monkeypatch: pytest.MonkeyPatch
+    result: Answer, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "perfetto.protos.perfetto.trace", None)
     with pytest.raises(InputError, match=r"pip install .clustersim.*--kineto"):
@@ -130,7 +130,7 @@ def test_a_name_of_another_format_is_refused_with_what_writes_json(name: str) ->
         require_trace(name)
 
 
-def test_an_unwritable_trace_is_one_sentence(result: Result, tmp_path: Path) -> None:
+def test_an_unwritable_trace_is_one_sentence(result: Answer, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="there is no directory"):
         write_trace(result, tmp_path / "nowhere" / "step.pftrace")
 
@@ -141,7 +141,7 @@ def test_a_lane_has_as_many_tracks_as_spans_at_once() -> None:
     assert tracks(np.array([0, 1, 2, 3, 4]), start, end).tolist() == [0] * 5
 
 
-def test_a_rank_that_was_not_simulated_has_the_times_of_the_one_that_stands_for_it(result: Result, path: Path) -> None:
+def test_a_rank_that_was_not_simulated_has_the_times_of_the_one_that_stands_for_it(result: Answer, path: Path) -> None:
     mine, other = (written(path, result, [rank]) for rank in (4, 7))
     assert {each.rank for each in other} == {7}
     assert [(each.start, each.end, each.name, each.arguments) for each in mine] == [
@@ -149,7 +149,7 @@ def test_a_rank_that_was_not_simulated_has_the_times_of_the_one_that_stands_for_
     ]
 
 
-def test_what_is_received_is_there_and_comes_last(result: Result, path: Path) -> None:
+def test_what_is_received_is_there_and_comes_last(result: Answer, path: Path) -> None:
     every = written(path, result, range(8))
     received = [each for each in every if each.track[-1] == "receive"]
     assert every[-len(received) :] == received
@@ -200,6 +200,6 @@ def test_what_a_span_waited_for_is_named_whichever_ranks_are_written(path: Path)
     assert "forward of microbatch 0 on stage 0" in alone
 
 
-def test_categories_are_the_words_of_the_page(result: Result, path: Path) -> None:
+def test_categories_are_the_words_of_the_page(result: Answer, path: Path) -> None:
     words = {category.label for category in CATEGORIES}
     assert {each.category for each in written(path, result)} <= words

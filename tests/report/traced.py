@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from clustersim.result import Result
+from clustersim.answer import Answer
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 
@@ -23,7 +23,7 @@ SMALL = {
 
 
 @cache
-def simulated(*overrides: str) -> Result:
+def simulated(*overrides: str) -> Answer:
     """8 GPUs, of which 2 are simulated."""
     return simulate(Scenario.from_mapping(SMALL, source="small", overrides=list(overrides)))
 

@@ -12,12 +12,12 @@ from typing import Final
 import numpy as np
 
 from clustersim.analysis.economics import Economics, Gpus
+from clustersim.answer import Answer
 from clustersim.errors import InputError, nearest
 from clustersim.hardware.power import Activity
 from clustersim.planning.search.bounds import Least
 from clustersim.reliability.estimate import Estimate, estimate, least_days
 from clustersim.reliability.terms import work_of
-from clustersim.result import Result
 from clustersim.scenario.setup import Setup
 
 _DAY: Final = 86400.0
@@ -42,13 +42,13 @@ class Objective(Enum):
             return days if self is Objective.DAYS else days * _a_day(economics_of(setup, least))
         return self._of(economics_of(setup, least))
 
-    def score(self, result: Result) -> float:
+    def score(self, result: Answer) -> float:
         """What a simulated scenario is measured by."""
         if self is Objective.STEP_TIME:
             return result.step_time
         return self.score_of_run(result, estimate(result)) if self.of_run else self._of(result.economics)
 
-    def score_of_run(self, result: Result, run: Estimate) -> float:
+    def score_of_run(self, result: Answer, run: Estimate) -> float:
         """What a simulated scenario is measured by, whose run is known."""
         if self is Objective.DAYS:
             return run.days
