@@ -1,3 +1,5 @@
+import os
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -203,3 +205,30 @@ def test_what_a_span_waited_for_is_named_whichever_ranks_are_written(path: Path)
 def test_categories_are_the_words_of_the_page(result: Answer, path: Path) -> None:
     words = {category.label for category in CATEGORIES}
     assert {each.category for each in written(path, result)} <= words
+
+
+@pytest.mark.slow
+def test_every_format_is_the_same_however_words_are_hashed(tmp_path: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; from tests.report.traced import simulated as made\n"
+        "from clustersim.report.export import write\n"
+        "folder, result = Path(sys.argv[1]), made('steps=2', 'disturbances.jitter=5%', 'layout.tensor_overlap=true')\n"
+        "for name in ('a.pftrace', 'a.csv', 'a.arrow', 'kineto'):\n"
+        "    form = {'a.pftrace': write.write_trace, 'kineto': write.write_kineto_files}.get(name, write.write_spans)\n"
+        "    form(result, folder / name, range(8))\n"
+    )
+    written = []
+    for seed in ("1", "2"):
+        folder = tmp_path / seed
+        folder.mkdir()
+        subprocess.run(
+            [sys.executable, "-c", script, str(folder)],
+            check=True,
+            cwd=Path(__file__).parents[2],
+            timeout=300,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        )
+        files = sorted(each for each in folder.rglob("*") if each.is_file())
+        written.append({str(each.relative_to(folder)): each.read_bytes() for each in files})
+    assert len(written[0]) == 3 + 8
+    assert written[0] == written[1]
