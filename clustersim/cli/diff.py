@@ -115,9 +115,9 @@ def _compared(results: "Sequence[Answer]", sides: Sequence[Side]) -> "Difference
 
 def _write_page(difference: "Difference", results: "Sequence[Answer]", path: str) -> None:
     from clustersim.report.answer import with_kernels
-    from clustersim.report.answer_table import shown_ranks
     from clustersim.report.answer_timeline import timeline_of
     from clustersim.report.difference_page import write_difference
+    from clustersim.report.rows import shown_ranks
 
     timelines = [with_kernels(result, timeline_of(result, shown_ranks(result))) for result in results]
     write_difference(difference, timelines, path)

@@ -13,11 +13,11 @@ from rich.console import Console
 from clustersim.analysis.parts import PARTS
 from clustersim.answer import Answer
 from clustersim.report.answer import with_kernels
-from clustersim.report.answer_table import shown_ranks
 from clustersim.report.answer_timeline import timeline_of
 from clustersim.report.difference import Difference, difference_of, headline, lines, words_of
 from clustersim.report.difference_page import difference_page, difference_waterfall, stages_figure
 from clustersim.report.difference_table import render_difference
+from clustersim.report.rows import shown_ranks
 from tests.report.unpack import figures
 from tests.simulated import simulated
 

@@ -15,10 +15,10 @@ from rich.console import Console
 
 from clustersim.answer import Answer
 from clustersim.report.answer import page_view
-from clustersim.report.answer_table import shown_ranks
 from clustersim.report.answer_timeline import timeline_of
 from clustersim.report.comparison import comparison_page, write_comparison
 from clustersim.report.page import render_page
+from clustersim.report.rows import shown_ranks
 from clustersim.report.table import render_table
 from clustersim.report.theme import CATEGORIES, Category
 from clustersim.report.timeline import timeline_caption
