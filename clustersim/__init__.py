@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from clustersim.fitting import check
-    from clustersim.result import Result
+    from clustersim.report.result import Result, simulate
     from clustersim.scenario import Scenario
-    from clustersim.simulation import simulate
 
 __all__ = ["Result", "Scenario", "check", "simulate"]
 _HOME = {
-    "Result": "clustersim.result",
+    "Result": "clustersim.report.result",
     "Scenario": "clustersim.scenario",
     "check": "clustersim.fitting",
-    "simulate": "clustersim.simulation",
+    "simulate": "clustersim.report.result",
 }
 
 

@@ -2,27 +2,27 @@
 
 from time import perf_counter
 
+from clustersim.answer import Answer
 from clustersim.assembly import Assembly, assemble
 from clustersim.engine.engine import run, uncollected
 from clustersim.engine.inside import Inside
 from clustersim.fitting import footprint_of
 from clustersim.memory.timed import timed_ledgers
-from clustersim.result import Result
 from clustersim.scenario import Scenario
 
 
-def simulate(scenario: Scenario) -> Result:
+def simulate(scenario: Scenario) -> Answer:
     """Simulate training steps."""
     with uncollected():
         return _simulated(scenario)
 
 
-def _simulated(scenario: Scenario) -> Result:
+def _simulated(scenario: Scenario) -> Answer:
     started = perf_counter()
     made = assemble(scenario)
     inside = _run(scenario, made)
     program, trace = made.program, inside.trace
-    return Result(
+    return Answer(
         scenario=scenario,
         program=program,
         trace=trace,

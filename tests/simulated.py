@@ -3,7 +3,7 @@
 from functools import cache
 from typing import Any
 
-from clustersim.result import Result
+from clustersim.answer import Answer
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 
@@ -21,6 +21,6 @@ def pipeline(*overrides: str) -> Scenario:
 
 
 @cache
-def simulated(*overrides: str) -> Result:
+def simulated(*overrides: str) -> Answer:
     """Its step."""
     return simulate(pipeline(*overrides))

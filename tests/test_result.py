@@ -7,7 +7,7 @@ import pytest
 
 from clustersim import Scenario, simulate
 from clustersim.answer import HEALTHY, NOT_MODELLED, NOT_SHARED
-from clustersim.result import Result
+from clustersim.report.result import Result
 from clustersim.scenario import Contention
 from clustersim.workload.transformer import matrix_parameters
 

@@ -11,6 +11,7 @@ import pytest
 
 from clustersim import Scenario, simulate
 from clustersim.analysis.parts import PARTS, Part
+from clustersim.answer import Answer
 from clustersim.assembly import assemble, exchanges_of, kernels_of
 from clustersim.collectives.choose import surveyor
 from clustersim.cost.interference import KernelClass
@@ -23,7 +24,6 @@ from clustersim.fitting import check, peak_memory
 from clustersim.hardware.efficiency import InTraining
 from clustersim.memory.footprint import Category
 from clustersim.program.task import Collective, Compute
-from clustersim.result import Result
 from clustersim.scenario.settings import Symmetry
 from clustersim.workload.kernels import KernelKind
 from clustersim.workload.training import Attention
@@ -43,7 +43,7 @@ def scenario(*overrides: str, **sections: Any) -> Scenario:
 
 
 @cache
-def simulated(*overrides: str) -> Result:
+def simulated(*overrides: str) -> Answer:
     return simulate(scenario(*overrides))
 
 
@@ -72,16 +72,16 @@ SMALL = (
 
 
 @pytest.fixture(scope="module", params=[*VARIANTS, "one process"])
-def result(request: pytest.FixtureRequest) -> Result:
+def result(request: pytest.FixtureRequest) -> Answer:
     return simulated(*VARIANTS.get(request.param, SMALL))
 
 
-def test_the_breakdown_sums_to_the_step_on_every_rank(result: Result) -> None:
+def test_the_breakdown_sums_to_the_step_on_every_rank(result: Answer) -> None:
     for rank in range(result.ranks):
         assert sum(result.breakdown.of(rank).values()) == pytest.approx(result.step_time)
 
 
-def test_every_part_is_there_and_none_is_negative(result: Result) -> None:
+def test_every_part_is_there_and_none_is_negative(result: Answer) -> None:
     mean = result.breakdown.mean()
     assert set(mean) == {str(part.value) if hasattr(part, "value") else str(part) for part in PARTS}
     assert min(mean.values()) >= -1e-12
@@ -143,7 +143,7 @@ def test_older_attention_takes_its_times_longer_and_nothing_else_does(attention:
     assert older.step_time - newest.step_time == pytest.approx((times - 1) * attention_seconds(newest))
 
 
-def attention_seconds(result: Result) -> float:
+def attention_seconds(result: Answer) -> float:
     """Seconds of flash attention in a step of one GPU."""
     blocks = [task.block for task in result.program.programs[0].tasks if isinstance(task, Compute)]
     return sum(
@@ -169,24 +169,24 @@ def test_selective_operations_cost_less_time_than_full_recomputation_and_less_me
     assert 0 < selective.breakdown.total(Part.RECOMPUTE) < full.breakdown.total(Part.RECOMPUTE)
 
 
-def test_provenance_sums_to_one(result: Result) -> None:
+def test_provenance_sums_to_one(result: Answer) -> None:
     assert sum(result.provenance.values()) == pytest.approx(1.0)
     assert all(share >= 0 for share in result.provenance.values())
 
 
-def test_the_critical_path_fills_the_step(result: Result) -> None:
+def test_the_critical_path_fills_the_step(result: Answer) -> None:
     """It is a chain without gaps from the start to the last end, so its parts sum to the step time."""
     assert sum(result.path_parts.values()) == pytest.approx(result.step_time)
 
 
-def test_checked_memory_is_simulated_memory(result: Result) -> None:
+def test_checked_memory_is_simulated_memory(result: Answer) -> None:
     """The peak follows from the order of passes; simulated times change nothing."""
     assert result.peak_memory == pytest.approx(check(result.scenario).peak_memory_bytes, rel=1e-12)
     assert result.fits is check(result.scenario).fits
     assert result.memory_capacity == check(result.scenario).memory_capacity_bytes
 
 
-def test_ledgers_follow_the_trace(result: Result) -> None:
+def test_ledgers_follow_the_trace(result: Answer) -> None:
     """Activations are there from the start of the first pass, also where it is cut into pieces."""
     for pipeline_rank, made in enumerate(result.ledgers):
         rank = int(np.flatnonzero(result.program.kind == pipeline_rank)[0])
@@ -200,11 +200,11 @@ def test_ledgers_follow_the_trace(result: Result) -> None:
         assert abs(made.activations[-1]) <= 1e-9 * made.peak_activations
 
 
-def test_fewer_ranks_are_simulated_than_there_are(result: Result) -> None:
+def test_fewer_ranks_are_simulated_than_there_are(result: Answer) -> None:
     assert 1 <= result.simulated_ranks < result.ranks
 
 
-def test_spans_are_the_operations_of_the_simulated_ranks(result: Result) -> None:
+def test_spans_are_the_operations_of_the_simulated_ranks(result: Answer) -> None:
     """Kernels and collectives: as many as one finds by going through the simulated ranks' tasks."""
     count = 0
     for rank in result.trace.simulated_ranks.tolist():
@@ -214,7 +214,7 @@ def test_spans_are_the_operations_of_the_simulated_ranks(result: Result) -> None
     assert result.spans == count
 
 
-def test_folding_changes_no_answer(result: Result) -> None:
+def test_folding_changes_no_answer(result: Answer) -> None:
     """Every rank on its own: the same step, breakdown, memory; only more ranks and spans."""
     cost = replace(result.scenario.cost, symmetry=Symmetry.OFF)
     unfolded = simulate(replace(result.scenario, cost=cost))

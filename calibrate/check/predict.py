@@ -14,6 +14,7 @@ import numpy as np
 from calibrate.check.held import Held
 from calibrate.check.timeline import TIMED, Part
 from clustersim.analysis.provenance import Expectation
+from clustersim.answer import Answer
 from clustersim.assembly import plan_of
 from clustersim.cost.record import Record
 from clustersim.memory.footprint import Footprint
@@ -21,7 +22,6 @@ from clustersim.memory.ledger import in_turns, ordered_ledger
 from clustersim.parallel.data import FullyShard
 from clustersim.program.action import ActionKind
 from clustersim.program.task import Compute, Stream
-from clustersim.result import Result
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from clustersim.units import Bytes, Seconds
@@ -94,7 +94,7 @@ class _Run:
     end: Seconds
 
 
-def _runs(result: Result, rank: int) -> Iterator[_Run]:
+def _runs(result: Answer, rank: int) -> Iterator[_Run]:
     trace = result.trace
     tasks = result.program.programs[int(result.program.kind[rank])].tasks
     for row in trace.rows(int(trace.representative[rank]), Stream.COMPUTE).tolist():
@@ -103,7 +103,7 @@ def _runs(result: Result, rank: int) -> Iterator[_Run]:
             yield _Run(task, float(trace.start[row]), float(trace.end[row]))
 
 
-def _parts(result: Result, rank: int) -> dict[Part, Seconds]:
+def _parts(result: Answer, rank: int) -> dict[Part, Seconds]:
     """What precedes the first pass (zeroing gradients) is `OTHER`, what follows the last one the optimizer's."""
     seconds, runs = dict.fromkeys(TIMED, 0.0), list(_runs(result, rank))
     waits = result.scenario.layout.pp > 1
@@ -122,7 +122,7 @@ def _parts(result: Result, rank: int) -> dict[Part, Seconds]:
     return {**seconds, Part.OTHER: result.step_time - sum(seconds.values())}
 
 
-def _kernels(result: Result) -> dict[Kernel, Seconds]:
+def _kernels(result: Answer) -> dict[Kernel, Seconds]:
     """Seconds of each kernel in a step, means over ranks."""
     seconds: dict[Kernel, Seconds] = {}
     for rank in range(result.ranks):

@@ -16,8 +16,8 @@ from clustersim.cost.record import KernelRow, Record, family
 from clustersim.cost.timing import Bound
 from clustersim.dtypes import DType
 from clustersim.hardware.accelerator import Accelerator
+from clustersim.report.export.words import shape_words
 from clustersim.report.figure import share_words
-from clustersim.report.operations import shape_words
 from clustersim.units import BytesPerSecond, FlopPerSecond, Seconds, format_bandwidth, format_flops, format_seconds
 from clustersim.workload.kernels import AttentionShape, MatmulShape
 

@@ -9,8 +9,8 @@ from calibrate.report.efficiency import Reached, family_words
 from calibrate.report.load import bands, over_time
 from calibrate.report.transfers import by_call, call_words
 from clustersim.cost.record import ChainRow, Moment, Record
+from clustersim.report.export.words import shape_words
 from clustersim.report.figure import Figure, Scale, Traces, axis, layout, legend, share_words, time_scale
-from clustersim.report.operations import shape_words
 from clustersim.units import format_bandwidth, format_bytes, format_seconds
 from clustersim.workload.kernels import KernelKind
 

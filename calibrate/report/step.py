@@ -3,7 +3,7 @@
 from calibrate.report.section import Section
 from calibrate.report.words import chain_factor
 from clustersim.cost.record import BesideRow, Record, Spread
-from clustersim.report.operations import shape_words
+from clustersim.report.export.words import shape_words
 from clustersim.units import format_bytes, format_seconds
 
 

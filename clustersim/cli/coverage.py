@@ -14,7 +14,7 @@ from clustersim.analysis.provenance import Item
 from clustersim.cli.outputs import STDOUT, Outputs, write_json
 from clustersim.cost.timing import Provenance
 from clustersim.program.task import Collective, Exchange, Overlap
-from clustersim.report.operations import shape_words
+from clustersim.report.export.words import shape_words
 from clustersim.report.wording import PROVENANCE_NAMES
 from clustersim.scenario import Scenario
 from clustersim.units import format_bytes

@@ -20,8 +20,8 @@ from clustersim.shipped import read_mapping
 from clustersim.units import Seconds, format_step_time
 
 if TYPE_CHECKING:
+    from clustersim.answer import Answer
     from clustersim.report.difference import Difference
-    from clustersim.result import Result
 
 ROUNDING: Final = 1e-6  # part of a step time by which machines differ
 _PLACES: Final = "paths in a result are looked for beside its file and in the working directory"
@@ -36,7 +36,7 @@ class Side:
     title: str
     recorded: Seconds | None = None
 
-    def note(self, name: str, result: "Result") -> list[str]:
+    def note(self, name: str, result: "Answer") -> list[str]:
         """What must be said where a result answered otherwise than this version."""
         if self.recorded is None or abs(self.recorded - result.step_time) <= ROUNDING * result.step_time:
             return []
@@ -114,7 +114,7 @@ def _title(scenario: Scenario, file: Path, overrides: Sequence[str]) -> str:
     return f"{name} with {', '.join(overrides)}" if overrides else name
 
 
-def _compared(results: "Sequence[Result]", sides: Sequence[Side]) -> "Difference":
+def _compared(results: "Sequence[Answer]", sides: Sequence[Side]) -> "Difference":
     from clustersim.report.difference import difference_of
 
     first, second = results
@@ -122,11 +122,11 @@ def _compared(results: "Sequence[Result]", sides: Sequence[Side]) -> "Difference
     return difference_of(first, second, (sides[0].title, sides[1].title), tuple(notes))
 
 
-def _write_page(difference: "Difference", results: "Sequence[Result]", path: str) -> None:
+def _write_page(difference: "Difference", results: "Sequence[Answer]", path: str) -> None:
     from clustersim.report.answer import with_kernels
-    from clustersim.report.answer_table import shown_ranks
     from clustersim.report.answer_timeline import timeline_of
     from clustersim.report.difference_page import write_difference
+    from clustersim.report.rows import shown_ranks
 
     timelines = [with_kernels(result, timeline_of(result, shown_ranks(result))) for result in results]
     write_difference(difference, timelines, path)

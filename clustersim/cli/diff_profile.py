@@ -19,8 +19,8 @@ from clustersim.scenario import Scenario
 from clustersim.units import Seconds, format_seconds, format_step_time
 
 if TYPE_CHECKING:
+    from clustersim.answer import Answer
     from clustersim.report.profile_difference import ProfileDifference
-    from clustersim.result import Result
 
 
 def show_profile_difference(measured: Path, scenario: Scenario, named: tuple[Path, str], outputs: Outputs) -> bool:
@@ -56,7 +56,7 @@ def show_profile_difference(measured: Path, scenario: Scenario, named: tuple[Pat
     return difference.fits
 
 
-def _compared(traces: Traces, result: "Result", title: str) -> "ProfileDifference":
+def _compared(traces: Traces, result: "Answer", title: str) -> "ProfileDifference":
     from clustersim.analysis.profiled import median_step, waiting
     from clustersim.report.profile_difference import ProfileDifference
 
@@ -73,18 +73,19 @@ def _compared(traces: Traces, result: "Result", title: str) -> "ProfileDifferenc
     )
 
 
-def _predicted(result: "Result", ranks: Sequence[int]) -> Traces:
+def _predicted(result: "Answer", ranks: Sequence[int]) -> Traces:
     """What the profiler would have seen of some ranks of a simulated step."""
     return traces_of(result.scenario.name, _written(result, ranks))
 
 
-def _written(result: "Result", ranks: Sequence[int]) -> Iterator[tuple[Path, Any]]:
-    from clustersim.report.kineto import write_kineto
-    from clustersim.report.trace_ranks import trace_ranks
+def _written(result: "Answer", ranks: Sequence[int]) -> Iterator[tuple[Path, Any]]:
+    from clustersim.report.export.kineto import write_kineto
+    from clustersim.report.export.ranks import trace_ranks
+    from clustersim.report.export.spans import Export
 
-    for rank in trace_ranks(result, ranks):
+    for rank, spans in Export(result, trace_ranks(result, ranks)):
         file = io.BytesIO()
-        write_kineto(result, rank, file)
+        write_kineto(result, rank, spans, file)
         yield Path(f"rank-{rank.rank}.json"), json.loads(file.getvalue())
 
 
@@ -95,7 +96,7 @@ def _measured_title(traces: Traces, steps: int) -> str:
     return f"{traces.source} ({of}, {ranks}{f', {traces.device}' if traces.device else ''})"
 
 
-def _notes(traces: Traces, result: "Result", waited: Seconds) -> Iterator[str]:
+def _notes(traces: Traces, result: "Answer", waited: Seconds) -> Iterator[str]:
     missing = sorted(set(range(traces.world)) - {each.rank for each in traces.ranks})
     if missing:
         few = ", ".join(map(str, missing[:4])) + (f" and {len(missing) - 4:,} more" if len(missing) > 4 else "")

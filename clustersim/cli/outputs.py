@@ -13,7 +13,6 @@ from clustersim.report.files import require_writable, write_text_atomically
 STDOUT: Final = "-"
 INTERRUPTED: Final = 130
 """The exit status of what was stopped by Ctrl-C, with what was known by then."""
-_TRACES: Final = (".json", ".pftrace", ".perfetto-trace", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,30 +70,25 @@ class Outputs:
             raise InputError("--json needs the name of a file, or - for standard output")
         if self.html in ("", STDOUT):
             raise InputError("--html needs the name of a file, such as page.html")
-        if self.trace is not None and (self.trace in ("", STDOUT) or Path(self.trace).suffix not in _TRACES):
-            raise InputError(
-                f"--trace {self.trace}: name a file that ends in .json (Chrome) or in .pftrace, .perfetto-trace or "
-                "nothing (Perfetto)"
-            )
         if self.kineto in ("", STDOUT):
             raise InputError("--kineto needs the name of a directory, such as traces")
         if self.choice != TraceChoice() and not self.traces:
             raise InputError("--ranks and --force say how traces are written; name one (--trace, --kineto or --spans)")
 
     def _require_traces(self) -> None:
-        if self.trace is not None and Path(self.trace).suffix != ".json":
-            from clustersim.report.perfetto import require_perfetto
+        if self.trace is not None:
+            from clustersim.report.export.perfetto import require_trace
 
-            require_perfetto()
+            require_trace(self.trace)
         if self.spans is not None:
-            from clustersim.report.span_files import require_table
+            from clustersim.report.export.table import require_table
 
             require_table(self.spans)
         if self.kineto is not None:
             self._require_kineto(Path(self.kineto))
 
     def _require_kineto(self, folder: Path) -> None:
-        from clustersim.report.kineto_files import require_directory
+        from clustersim.report.export.folder import require_directory
 
         require_directory(folder)
         for option, path in self.files.items():

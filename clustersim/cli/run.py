@@ -11,7 +11,7 @@ from clustersim.cli.waiting import waiting_for
 from clustersim.scenario import Scenario
 
 if TYPE_CHECKING:
-    from clustersim.result import Result
+    from clustersim.answer import Answer
 
 
 def run_scenario(file: Path, overrides: Sequence[str], outputs: Outputs) -> bool:
@@ -45,7 +45,7 @@ def answer(scenario: Scenario, inputs: Sequence[Path], outputs: Outputs) -> bool
 def _require_ranks(scenario: Scenario, outputs: Outputs) -> None:
     """Refuse ranks that are not there before anyone waits."""
     if outputs.traces:
-        from clustersim.report.trace_ranks import require_ranks
+        from clustersim.report.export.ranks import require_ranks
 
         require_ranks(scenario.layout, outputs.choice.ranks)
 
@@ -58,21 +58,19 @@ def _announce_wait(scenario: Scenario) -> None:
         print(f"warning: {warning}", file=sys.stderr, flush=True)
 
 
-def _write_traces(result: "Result", outputs: Outputs) -> dict[str, str]:
+def _write_traces(result: "Answer", outputs: Outputs) -> dict[str, str]:
     """Write what is written span by span; say by option of how many ranks, if not of all."""
     if not outputs.traces:
         return {}
-    from clustersim.report.trace_ranks import ranks_of
+    from clustersim.report.export.ranks import ranks_of
 
     ranks = ranks_of(result, outputs.choice.ranks)
     return {option: _write_spans(result, option, ranks, outputs) for option in outputs.traces}
 
 
-def _write_spans(result: "Result", option: str, ranks: list[int], outputs: Outputs) -> str:
+def _write_spans(result: "Answer", option: str, ranks: list[int], outputs: Outputs) -> str:
     """Write one kind of trace; the note that says of how many ranks it is."""
-    from clustersim.report.kineto_files import write_kineto_files
-    from clustersim.report.span_files import write_spans
-    from clustersim.report.trace import MOST_BYTES, write_trace
+    from clustersim.report.export.write import MOST_BYTES, write_kineto_files, write_spans, write_trace
 
     write = {"--trace": write_trace, "--kineto": write_kineto_files, "--spans": write_spans}[option]
     path = outputs.traces[option]
@@ -84,16 +82,16 @@ def _write_spans(result: "Result", option: str, ranks: list[int], outputs: Outpu
     return f" ({count:,} of {result.simulated_ranks:,} simulated ranks)" if count < result.simulated_ranks else ""
 
 
-def _announce_trace(result: "Result", path: Path, ranks: list[int]) -> None:
+def _announce_trace(result: "Answer", path: Path, ranks: list[int]) -> None:
     """Say how much is about to be written, where that takes a while."""
-    from clustersim.report.trace import MANY_SPANS, spans_of
+    from clustersim.report.export.write import MANY_SPANS, spans_of
 
     spans = spans_of(result, ranks)
     if spans >= MANY_SPANS:
         print(f"writing about {spans:,} spans to {path}", file=sys.stderr, flush=True)
 
 
-def _write_page(result: "Result", path: str) -> None:
+def _write_page(result: "Answer", path: str) -> None:
     """Write the page, with changes of the scenario and a published run that are simulated for it."""
     from clustersim.planning.what_if import what_ifs
     from clustersim.report.answer import page_view
@@ -103,7 +101,7 @@ def _write_page(result: "Result", path: str) -> None:
     write_page(page_view(result, what_ifs(result), nearest_run(result.scenario)), path)
 
 
-def _print(result: "Result") -> None:
+def _print(result: "Answer") -> None:
     from rich.console import Console
 
     from clustersim.report.answer_table import table_view

@@ -18,7 +18,7 @@ from clustersim.validation.comparison import Comparison
 from clustersim.validation.summary import finite
 
 if TYPE_CHECKING:
-    from clustersim.result import Result
+    from clustersim.answer import Answer
 
 
 def show_case(which: Sequence[str], case_id: str, choice: Choice, outputs: Outputs) -> None:
@@ -81,14 +81,14 @@ def _show_step(case: Case, outputs: Outputs) -> None:
         content = {"kind": "steps", **comparison.to_json(), "scenario": mapping, "prediction": whole}
         write_json(finite(content), outputs.json)
     if outputs.html is not None:
-        _require_page(result, reason).save_html(outputs.html)
+        _write_page(result, reason, outputs.html)
     if outputs.table:
         _print_step(case, comparison, mapping, result)
         for path in outputs.files.values():
             announce(path)
 
 
-def _simulated(case: Case) -> "tuple[dict[str, Any] | None, Result | None, str | None]":
+def _simulated(case: Case) -> "tuple[dict[str, Any] | None, Answer | None, str | None]":
     """What a scenario file would hold, the answer, and why there is none; as many of them as there are."""
     from clustersim.simulation import simulate
     from clustersim.validation.settings import scenario_mapping
@@ -103,13 +103,16 @@ def _simulated(case: Case) -> "tuple[dict[str, Any] | None, Result | None, str |
         return mapping, None, str(refusal)
 
 
-def _require_page(result: "Result | None", reason: str | None) -> "Result":
+def _write_page(result: "Answer | None", reason: str | None, path: str) -> None:
+    from clustersim.report.answer import page_view
+    from clustersim.report.page import write_page
+
     if result is None:
         raise InputError(f"--html: there is no prediction to draw: {reason}")
-    return result
+    write_page(page_view(result), path)
 
 
-def _print_step(case: Case, comparison: Comparison, mapping: "dict[str, Any] | None", result: "Result | None") -> None:
+def _print_step(case: Case, comparison: Comparison, mapping: "dict[str, Any] | None", result: "Answer | None") -> None:
     from rich.console import Console
 
     from clustersim.report.answer_table import table_view

@@ -15,12 +15,12 @@ from typing import Final
 import numpy as np
 
 from clustersim.analysis.parts import KERNELS, Part
+from clustersim.answer import Answer
 from clustersim.dtypes import DType
 from clustersim.fitting import fits
 from clustersim.hardware.topology import LinkKind
 from clustersim.parallel.data import FullyShard
 from clustersim.program.task import Dispatcher
-from clustersim.result import Result
 from clustersim.scenario import Scenario
 from clustersim.scenario.changes.experts import (
     spreads,
@@ -74,7 +74,7 @@ class Changed:
     more: str = ""
 
 
-Change = Callable[[Result], Changed | Untried]
+Change = Callable[[Answer], Changed | Untried]
 
 
 def _every(_: Scenario) -> bool:
@@ -111,14 +111,14 @@ class Case:
 
 
 def _links(kinds: Callable[[Scenario], tuple[LinkKind, ...]], bandwidth: float, nowhere: str) -> Change:
-    def change(result: Result) -> Changed | Untried:
+    def change(result: Answer) -> Changed | Untried:
         there = kinds(result.scenario)
         return Changed(with_links(result.scenario, there, bandwidth)) if there else Untried(nowhere)
 
     return change
 
 
-def _faster_network(result: Result) -> Changed | Untried:
+def _faster_network(result: Answer) -> Changed | Untried:
     """With what leads to its NICs, where that would be slower: else nothing would change."""
     scenario = result.scenario
     there = network_links(scenario)
@@ -133,7 +133,7 @@ def _node_links(scenario: Scenario) -> tuple[LinkKind, ...]:
     return nvlink(scenario) or pcie_links(scenario)
 
 
-def _faster_products(result: Result) -> Changed | Untried:
+def _faster_products(result: Answer) -> Changed | Untried:
     """Not where a share of the peak would be above all of it: then less than the change was made."""
     efficiency = efficiency_of(result.scenario)
     parts = efficiency.matmul, efficiency.attention_forward, efficiency.attention_backward
@@ -143,18 +143,18 @@ def _faster_products(result: Result) -> Changed | Untried:
     return Changed(with_products(result.scenario, 1.0 / MORE))
 
 
-def _larger_batch(result: Result) -> Changed | Untried:
+def _larger_batch(result: Answer) -> Changed | Untried:
     return Changed(with_batch(result.scenario, 2))
 
 
-def _smaller_microbatches(result: Result) -> Changed | Untried:
+def _smaller_microbatches(result: Answer) -> Changed | Untried:
     sequences = result.scenario.training.microbatch
     if sequences % 2:
         return Untried(f"a microbatch of {sequences} sequence{'s' * (sequences > 1)} has no half")
     return Changed(with_microbatch(result.scenario, sequences // 2))
 
 
-def _slow_rank(result: Result) -> Changed | Untried:
+def _slow_rank(result: Answer) -> Changed | Untried:
     scenario = result.scenario
     if scenario.layout.world == 1:
         return Untried("there is one rank")
@@ -164,7 +164,7 @@ def _slow_rank(result: Result) -> Changed | Untried:
     return Changed(with_slow_gpu(scenario, SLOW, rank), f": GPU {scenario.cluster.places[rank]:,}{stage}")
 
 
-def _busiest(result: Result) -> int:
+def _busiest(result: Answer) -> int:
     """The first of the ranks whose kernels take longest, but for those that are slow already."""
     parts = result.breakdown
     kernels = parts.seconds[:, [part.place for part in KERNELS]].sum(axis=1)
@@ -174,7 +174,7 @@ def _busiest(result: Result) -> int:
     return int(np.argmax(healthy >= (1.0 - _ROUNDING) * healthy.max()))
 
 
-def _hybrid(result: Result) -> Changed | Untried:
+def _hybrid(result: Answer) -> Changed | Untried:
     """Over as few ranks as memory allows: then gathers and reductions go least far."""
     scenario, layout = result.scenario, result.scenario.layout
     ranks = layout.cp * layout.dp
@@ -189,7 +189,7 @@ def _hybrid(result: Result) -> Changed | Untried:
     return Untried(f"weights that are cut over fewer than all {ranks:,} ranks do not fit")
 
 
-def _other_dispatcher(result: Result) -> Changed | Untried:
+def _other_dispatcher(result: Answer) -> Changed | Untried:
     """Kernels of their own in place of the library's collectives, or the reverse."""
     scenario = result.scenario
     layout, cluster = scenario.layout, scenario.cluster
@@ -203,7 +203,7 @@ def _other_dispatcher(result: Result) -> Changed | Untried:
     return Changed(with_dispatcher(scenario, other), f": {other.value}, not {layout.dispatcher.value}")
 
 
-def _other_load(result: Result) -> Changed | Untried:
+def _other_load(result: Answer) -> Changed | Untried:
     """Loads that are drawn where they are even, and even ones where they are not."""
     scenario = result.scenario
     if scenario.layout.ep == 1:
@@ -217,7 +217,7 @@ def _other_load(result: Result) -> Changed | Untried:
 def _experts(*, inside: bool) -> Change:
     """The widest spread that stays inside NVLink domains, or the narrowest that does not."""
 
-    def change(result: Result) -> Changed | Untried:
+    def change(result: Answer) -> Changed | Untried:
         scenario = result.scenario
         if not any(each.alone is None for each in scenario.model.mixtures):
             return Untried(_NO_EXPERTS)
@@ -233,7 +233,7 @@ def _experts(*, inside: bool) -> Change:
 
 
 def _recompute(policy: Recompute, already: str) -> Change:
-    def change(result: Result) -> Changed | Untried:
+    def change(result: Answer) -> Changed | Untried:
         scenario = result.scenario
         return Untried(already) if scenario.training.recompute == policy else Changed(with_recompute(scenario, policy))
 
@@ -243,7 +243,7 @@ def _recompute(policy: Recompute, already: str) -> Change:
 def _products_in(dtype: DType) -> Change:
     """By the usual recipe."""
 
-    def change(result: Result) -> Changed | Untried:
+    def change(result: Answer) -> Changed | Untried:
         scenario, own = result.scenario, result.scenario.training.recipe
         name = usual_recipe(scenario, dtype)
         if own.products.forward is dtype or own.name == name:
@@ -253,19 +253,19 @@ def _products_in(dtype: DType) -> Change:
     return change
 
 
-def _no_offload(result: Result) -> Changed | Untried:
+def _no_offload(result: Answer) -> Changed | Untried:
     scenario = result.scenario
     offloads = scenario.training.offload != NOTHING
     return Changed(without_offload(scenario)) if offloads else Untried("nothing is on the host now")
 
 
-def _no_overheads(result: Result) -> Changed | Untried:
+def _no_overheads(result: Answer) -> Changed | Untried:
     overheads = result.scenario.training.overheads
     there = overheads != overheads.of_layers
     return Changed(without_overheads(result.scenario)) if there else Untried("nothing is done beside the model now")
 
 
-def _cuda_graphs(result: Result) -> Changed | Untried:
+def _cuda_graphs(result: Answer) -> Changed | Untried:
     framework = result.scenario.framework
     if framework.cuda_graphs or framework.graph is None:
         return Untried("passes are captured now" if framework.cuda_graphs else f"{framework.name} captures none")

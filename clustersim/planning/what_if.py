@@ -13,8 +13,8 @@ from time import perf_counter
 from typing import Final
 
 from clustersim.analysis.what_if import Outcome, WhatIf, WhatIfs
+from clustersim.answer import Answer
 from clustersim.planning.cases import CASES, Untried
-from clustersim.result import Result
 from clustersim.scenario import Scenario
 from clustersim.scenario.changes.links import without_measured_collectives
 from clustersim.scenario.checks import problems
@@ -26,13 +26,13 @@ BUDGET: Final[Seconds] = 10.0
 _MODELLED: Final = "collectives are modelled before and after, as measured ones hold for the links as they are"
 
 
-def what_ifs(result: Result, budget: Seconds = BUDGET) -> WhatIfs:
+def what_ifs(result: Answer, budget: Seconds = BUDGET) -> WhatIfs:
     """Every case, as far as all of them take `budget` seconds of this computer (inf: however long they take)."""
     rate = result.tokens_per_second / result.ranks
     return WhatIfs(result.step_time, rate, result.fits, tuple(_answers(result, budget)))
 
 
-def _answers(result: Result, budget: Seconds) -> Iterator[WhatIf]:
+def _answers(result: Answer, budget: Seconds) -> Iterator[WhatIf]:
     """The cases one by one, with an eye on the clock."""
     started = perf_counter()
     modelled = _Modelled(result)
@@ -55,12 +55,12 @@ def _answers(result: Result, budget: Seconds) -> Iterator[WhatIf]:
 class _Modelled:
     """The result without measured collectives, simulated when it is asked for; needed: seconds that this takes now."""
 
-    def __init__(self, result: Result) -> None:
+    def __init__(self, result: Answer) -> None:
         self._scenario = without_measured_collectives(result.scenario)
         self._result = result if self._scenario is result.scenario else None
         self.needed: Seconds = 0.0 if self._result else result.wall
 
-    def __call__(self) -> Result:
+    def __call__(self) -> Answer:
         if self._result is None:
             self._result, self.needed = simulate(self._scenario), 0.0
         return self._result
@@ -84,7 +84,7 @@ def _too_long(needed: Seconds, left: Seconds) -> str:
     return f"left out: simulating it takes some {format_seconds(needed)}, and {there} for what-if"
 
 
-def _outcome(base: Result, changed: Result) -> Outcome:
+def _outcome(base: Answer, changed: Answer) -> Outcome:
     """The changed scenario beside the one that it is compared with."""
     before, after = (each.scenario.training for each in (base, changed))
     tokens = after.global_batch * after.sequence / (before.global_batch * before.sequence)

@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from clustersim.analysis.goodput import DAY, Change, Checkpointing, Goodput, Point, Run
+from clustersim.answer import Answer
 from clustersim.errors import InputError
 from clustersim.hardware.failures import NO_TIME, Length
 from clustersim.kept import Kept
@@ -35,7 +36,6 @@ from clustersim.reliability.terms import (
     work_of,
     young,
 )
-from clustersim.result import Result
 from clustersim.scenario import Scenario
 from clustersim.scenario.reliability import Interval, Reliability, Restart
 from clustersim.simulation import simulate
@@ -107,7 +107,7 @@ class _Task:
     warnings: list[str] = field(default_factory=list)
 
     @cached_property
-    def result(self) -> Result:
+    def result(self) -> Answer:
         """The healthy step."""
         return simulate(self.scenario)
 

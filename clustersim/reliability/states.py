@@ -6,11 +6,11 @@ microbatches, all of them as many as the one that does most. Assumed: of several
 what slows a job slows it as much with fewer replicas.
 """
 
+from clustersim.answer import Answer
 from clustersim.errors import ClusterSimError
 from clustersim.fitting import fits
 from clustersim.hardware.failures import Slower
 from clustersim.reliability.site import site_of
-from clustersim.result import Result
 from clustersim.scenario import Scenario
 from clustersim.scenario.changes.work import with_slow_gpu
 from clustersim.scenario.reliability import Elastic
@@ -23,7 +23,7 @@ HEALTHY = "healthy"
 class States:
     """Those of one scenario. healthy: its result; seconds: step times by name, as they were asked for."""
 
-    def __init__(self, scenario: Scenario, healthy: Result) -> None:
+    def __init__(self, scenario: Scenario, healthy: Answer) -> None:
         self._scenario, self.healthy = scenario, healthy
         self._site = site_of(scenario)
         self._tokens = float(scenario.training.global_batch)

@@ -20,9 +20,9 @@ from clustersim.report.answer_dominant import dominant_of
 from clustersim.report.answer_kernels import kernels_of
 from clustersim.report.answer_network import network_of, topology_of
 from clustersim.report.answer_overlap import overlap_of
-from clustersim.report.answer_table import PART_LOOKS, ideal_of, shown_ranks, table_view
+from clustersim.report.answer_table import PART_LOOKS, ideal_of, table_view
 from clustersim.report.answer_timeline import shown_rows_of, timeline_of
-from clustersim.report.rows import MOST_ROWS, shown_rows
+from clustersim.report.rows import MOST_ROWS, shown_ranks, shown_rows
 from clustersim.report.theme import Category
 from clustersim.report.view import (
     Memory,

@@ -13,7 +13,7 @@ import numpy as np
 from clustersim.arrays import BoolArray, FloatArray, IntArray
 from clustersim.cost.block import BlockTiming
 from clustersim.program.task import Block, Compute
-from clustersim.report.operations import Label, labels_of
+from clustersim.report.export.words import Label, operation_label
 from clustersim.report.theme import CATEGORIES
 from clustersim.report.view import KernelLabel, Kernels
 from clustersim.units import Seconds
@@ -125,8 +125,8 @@ class _Templates:
         key = (block, id(timing))
         if key not in self.worded:
             self.timings.append(timing)
-            words = [kernel_label(label) for label in labels_of(block, timing)]
-            numbers = [self.labels.setdefault(word, len(self.labels)) for word in words]
+            words = (operation_label(each, timing, place) for place, each in enumerate(block.operations))
+            numbers = [self.labels.setdefault(kernel_label(word), len(self.labels)) for word in words]
             self.worded[key] = np.array(numbers, dtype=np.int64)
         return self.worded[key]
 

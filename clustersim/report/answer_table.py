@@ -12,7 +12,7 @@ from clustersim.answer import Answer
 from clustersim.arrays import FloatArray
 from clustersim.cost.timing import Provenance
 from clustersim.report.placement_words import placement_line
-from clustersim.report.rows import shown_rows
+from clustersim.report.rows import shown_ranks
 from clustersim.report.theme import AXIS_LOOKS, Category
 from clustersim.report.view import ROUNDING, Breakdown, Steps, Subject, TableView, Trust, Verdict, Waiting
 from clustersim.report.waiting import nobody_slow
@@ -20,7 +20,6 @@ from clustersim.report.wording import disturbed_line, gpu_line, layout_line, row
 from clustersim.units import Seconds
 
 _VISIBLE: Final = 1e-3  # of the step: the least difference of waiting that is shown
-_MOST_STRAGGLERS: Final = 4
 PART_LOOKS: Final[Mapping[Part, Category]] = MappingProxyType(
     {
         Part.COMPUTE: Category.COMPUTE,
@@ -46,30 +45,6 @@ def table_view(result: Answer) -> TableView:
         breakdown=breakdown_of(result, shown_ranks(result)),
         waiting=waiting_of(result),
     )
-
-
-def shown_ranks(result: Answer) -> list[int]:
-    """Simulated ranks that say most: of each pipeline rank one, and stragglers, each beside one that is not.
-
-    Of many pipeline ranks some are shown, evenly spaced. Of a pipeline rank's ranks the one is shown on which the
-    critical path is longest, or that stands for most ranks. So the path can be followed, and the rows belong to one
-    pipeline where every rank is simulated.
-    """
-    trace, kind = result.trace, result.program.kind
-    stands_for = np.bincount(trace.representative, minlength=result.ranks)
-    on_path = np.bincount(
-        trace.rank[result.path], trace.end[result.path] - trace.start[result.path], minlength=result.ranks
-    )
-    order = np.lexsort((np.arange(result.ranks), -stands_for, -on_path))
-    of_kind, first = np.unique(kind[order], return_index=True)
-    stages = of_kind < len(result.ledgers)
-    leading = order[first[stages]]
-    chosen = set(leading[shown_rows(len(leading))].tolist())
-    for straggler in result.stragglers.slowest[:_MOST_STRAGGLERS]:
-        same = np.where(kind == straggler.kind, stands_for, -1)
-        same[trace.representative[list(straggler.ranks)]] = -1
-        chosen |= {int(trace.representative[straggler.ranks[0]]), int(same.argmax())}
-    return sorted(chosen, key=lambda rank: (int(kind[rank]), rank))
 
 
 def subject_of(result: Answer) -> Subject:

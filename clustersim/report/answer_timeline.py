@@ -4,22 +4,23 @@ A message is shown where it is sent: the receiver's row of the trace repeats it,
 wait for what the sender waited for.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from clustersim.arrays import IntArray
 from clustersim.cost.block import BlockTiming
-from clustersim.parallel.mesh import HOST_ROLE, ROLES
-from clustersim.program.action import Action, ActionKind
+from clustersim.parallel.mesh import HOST_ROLE
+from clustersim.program.action import Action
 from clustersim.program.placement import Placement
-from clustersim.program.task import Block, Compute, Exchange, HostExchange, Overlap, Receive, Send, Stream, Task, Work
-from clustersim.report.theme import AXIS_LOOKS, CATEGORIES, Category
+from clustersim.program.task import Block, Communicate, Compute, Exchange, Overlap, Receive, Send, Stream, Task
+from clustersim.report.export.spans import sent_cause
+from clustersim.report.export.words import action_of, exchange_label, look_of
+from clustersim.report.theme import CATEGORIES
 from clustersim.report.view import Path, Row, Spans, Timeline
-from clustersim.report.wording import PROVENANCE_NAMES, row_note, row_word, stage_name
+from clustersim.report.wording import row_note, row_word, stage_name
 from clustersim.units import format_bandwidth, format_flops, format_seconds
 from clustersim.workload.kernels import Kernel
 
@@ -39,25 +40,6 @@ _LANE_OF_STREAM: Final = {
     Stream.HOST: 4,
     Stream.FROM_HOST: 5,
 }
-_ACTION_LOOKS: Final[Mapping[ActionKind, Category]] = MappingProxyType(
-    {
-        ActionKind.FORWARD: Category.FORWARD,
-        ActionKind.BACKWARD: Category.BACKWARD,
-        ActionKind.INPUT_GRADIENT: Category.INPUT_GRADIENT,
-        ActionKind.WEIGHT_GRADIENT: Category.WEIGHT_GRADIENT,
-    }
-)
-WORK_LOOKS: Final[Mapping[Work, Category]] = MappingProxyType(
-    {
-        Work.FORWARD: Category.FORWARD,
-        Work.BACKWARD: Category.BACKWARD,
-        Work.RECOMPUTE: Category.RECOMPUTE,
-        Work.OPTIMIZER: Category.OPTIMIZER,
-    }
-)
-ROLE_LOOKS: Final[Mapping[str, Category]] = MappingProxyType(
-    {role.name: AXIS_LOOKS[role.serves] for role in ROLES.values()}
-)
 _MOST_KERNELS: Final = 4
 
 
@@ -129,18 +111,10 @@ def _spans(result: "Answer", ranks: Sequence[int]) -> Spans:
     return Spans(
         row=row, lane=lane, category=columns[0], microbatch=columns[1], chunk=columns[2],
         waiting=waiting, start=trace.start[shown], end=trace.end[shown], bytes=columns[3].astype(np.float64),
-        name=columns[4], detail=columns[5], cause=number[_sent(result, shown)],
+        name=columns[4], detail=columns[5], cause=number[sent_cause(trace, shown)],
         waited=trace.waited[shown], slowed=trace.slowed[shown], texts=tuple(texts.numbers),
         per_step=result.scenario.microbatches if result.scenario.steps > 1 else 0,
     )  # fmt: skip
-
-
-def _sent(result: "Answer", rows: IntArray) -> IntArray:
-    """The cause of some rows; where that is the arrival of a message, what the message waited for."""
-    trace = result.trace
-    cause = trace.cause[rows]
-    received = (cause >= 0) & (trace.stream[cause] == Stream.RECEIVE)
-    return np.where(received, trace.cause[cause], cause)
 
 
 def _task_columns(result: "Answer", ranks: Sequence[int], texts: "_Texts") -> IntArray:
@@ -173,20 +147,16 @@ class _Words:
     rank: int
     texts: _Texts
     placement: Placement
-    known: dict[Block | Exchange, tuple[int, int, int]]
+    known: dict[Block | Exchange, tuple[int, int]]
 
     def columns(self, task: Task) -> tuple[int, int, int, int, int, int]:
         """Category, microbatch, chunk, bytes, name and detail."""
         match task:
-            case Compute(block=block, action=action):
-                look, name, detail = self._block(block)
-                look = look if action is None else CATEGORIES.index(_ACTION_LOOKS[action.kind])
-                return look, *self._place(action), 0, name, detail
-            case Send(exchange=exchange, tag=tag) | Receive(exchange=exchange, tag=tag):
-                look, name, detail = self._exchange(exchange)
-                return look, *self._place(tag), int(exchange.payload), name, detail
-        look, name, detail = self._exchange(task.exchange)
-        return look, -1, -1, int(task.exchange.payload), name, detail
+            case Compute(block=block):
+                payload, (name, detail) = 0, self._block(block)
+            case _:
+                payload, (name, detail) = int(task.exchange.payload), self._exchange(task)
+        return CATEGORIES.index(look_of(task)), *self._place(action_of(task)), payload, name, detail
 
     def _place(self, action: Action | None) -> tuple[int, int]:
         """Microbatch and chunk."""
@@ -194,24 +164,16 @@ class _Words:
             return -1, -1
         return action.microbatch, self.placement.chunk_of(action.stage)
 
-    def _block(self, block: Block) -> tuple[int, int, int]:
+    def _block(self, block: Block) -> tuple[int, int]:
         if block not in self.known:
-            work = block.operations[-1].work if block.operations else Work.FORWARD
-            look = CATEGORIES.index(WORK_LOOKS[work])
-            self.known[block] = look, self.texts.number(block.name), self.texts.number(self._kernels(block))
+            self.known[block] = self.texts.number(block.name), self.texts.number(self._kernels(block))
         return self.known[block]
 
-    def _exchange(self, exchange: Exchange) -> tuple[int, int, int]:
-        if exchange not in self.known:
-            timing = self.result.cost.exchange_timing(exchange)
-            source = PROVENANCE_NAMES[timing.provenance]
-            hosted = isinstance(exchange, HostExchange)
-            how = "" if hosted else f"{timing.algorithm} in a group that spans {timing.tier}, "
-            detail = f"{how}bound by {timing.bound.value}, {source}"
-            look = CATEGORIES.index(ROLE_LOOKS[exchange.group])
-            name = exchange.name + ("" if hosted else f" ({exchange.collective.value} of {exchange.group})")
-            self.known[exchange] = look, self.texts.number(name), self.texts.number(detail)
-        return self.known[exchange]
+    def _exchange(self, task: Communicate | Send | Receive) -> tuple[int, int]:
+        if task.exchange not in self.known:
+            label = exchange_label(task, self.result.cost.exchange_timing(task.exchange))
+            self.known[task.exchange] = self.texts.number(label.does), self.texts.number(label.detail)
+        return self.known[task.exchange]
 
     def _kernels(self, block: Block) -> str:
         """The operations of a block that take longest, equal ones together: how long, bound by what, at which rate."""

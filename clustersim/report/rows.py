@@ -2,13 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from clustersim.analysis.alike import alike
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.report.figure import wrapped
+
+if TYPE_CHECKING:
+    from clustersim.answer import Answer
 
 MOST_ROWS: Final = 64
 _BESIDE: Final = 130  # pixels: an axis and a legend
@@ -18,6 +21,7 @@ _ENTRY: Final = 19  # pixels of a legend's entry
 _ROWS: Final = 1400  # pixels of all rows, if those allow
 SAME: Final = 0.01  # of the longest bar: what differs by less in every part is drawn once
 TOGETHER: Final = " Those that differ by less than {same:.0%} of {whole} in every part share a bar, their mean."
+_MOST_STRAGGLERS: Final = 4
 _RANGES: Final = 3  # of numbers, that a label has at most
 
 
@@ -97,6 +101,30 @@ def shown_rows(rows: int, most: int = MOST_ROWS) -> IntArray:
     if rows <= most:
         return np.arange(rows)
     return np.round(np.linspace(0, rows - 1, most)).astype(np.int64)
+
+
+def shown_ranks(result: "Answer") -> list[int]:
+    """Simulated ranks that say most: of each pipeline rank one, and stragglers, each beside one that is not.
+
+    Of many pipeline ranks some are shown, evenly spaced. Of a pipeline rank's ranks the one is shown on which the
+    critical path is longest, or that stands for most ranks. So the path can be followed, and the rows belong to one
+    pipeline where every rank is simulated.
+    """
+    trace, kind = result.trace, result.program.kind
+    stands_for = np.bincount(trace.representative, minlength=result.ranks)
+    on_path = np.bincount(
+        trace.rank[result.path], trace.end[result.path] - trace.start[result.path], minlength=result.ranks
+    )
+    order = np.lexsort((np.arange(result.ranks), -stands_for, -on_path))
+    of_kind, first = np.unique(kind[order], return_index=True)
+    stages = of_kind < len(result.ledgers)
+    leading = order[first[stages]]
+    chosen = set(leading[shown_rows(len(leading))].tolist())
+    for straggler in result.stragglers.slowest[:_MOST_STRAGGLERS]:
+        same = np.where(kind == straggler.kind, stands_for, -1)
+        same[trace.representative[list(straggler.ranks)]] = -1
+        chosen |= {int(trace.representative[straggler.ranks[0]]), int(same.argmax())}
+    return sorted(chosen, key=lambda rank: (int(kind[rank]), rank))
 
 
 def narrow_height(height: int, entries: int) -> int:

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from clustersim.answer import Answer
 from clustersim.errors import InputError, shown
-from clustersim.result import Result
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from clustersim.units import Dimension, Seconds, format_flops, format_step_time, parse_quantity
@@ -87,7 +87,7 @@ class Explanation:
     plausible first, none where there is no gap or the floor is above what was measured.
     """
 
-    result: Result
+    result: Answer
     measured: Seconds
     floor: Seconds
     causes: tuple[Cause, ...]
@@ -229,7 +229,7 @@ def _plausibility(cause: Cause) -> tuple[bool, float]:
     return not cause.explains, cause.effort if cause.explains else abs(cause.share - 1.0)
 
 
-def _switched(result: Result, gap: Gap, switches: Sequence[Switch]) -> Iterator[Cause]:
+def _switched(result: Answer, gap: Gap, switches: Sequence[Switch]) -> Iterator[Cause]:
     """Every switch that can be put the other way; they need no strength, so no effort."""
     for switch in switches:
         scenario = switch.flipped(result.scenario, longer=gap.longer)
@@ -237,7 +237,7 @@ def _switched(result: Result, gap: Gap, switches: Sequence[Switch]) -> Iterator[
             yield _switch_cause(switch, simulate(scenario), result, gap)
 
 
-def _switch_cause(switch: Switch, changed: Result, result: Result, gap: Gap) -> Cause:
+def _switch_cause(switch: Switch, changed: Answer, result: Answer, gap: Gap) -> Cause:
     fits, share = changed.fits or not result.fits, gap.share(changed.step_time)
     what = switch.words(longer=gap.longer) + ("" if fits else ", but would not fit in memory")
     return Cause(switch.name, what, None, changed.step_time, share, fits and abs(share - 1.0) <= ALL, 0.0)

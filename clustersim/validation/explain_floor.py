@@ -7,16 +7,16 @@ communicated, nothing else is computed.
 
 from collections import Counter
 
+from clustersim.answer import Answer
 from clustersim.dtypes import DType
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.program.program import RankProgram
 from clustersim.program.task import Block, Compute
-from clustersim.result import Result
 from clustersim.units import FlopPerSecond, Seconds
 from clustersim.workload.kernels import PRODUCTS
 
 
-def floor_of(result: Result) -> Seconds:
+def floor_of(result: Answer) -> Seconds:
     """Seconds of a step in which the rank that has most to do does nothing else, at the peak of the fastest GPU."""
     accelerators, _ = result.scenario.cluster.kinds()
     ranks = (_products(each, accelerators) for each in result.program.programs)

@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from clustersim.answer import Answer
 from clustersim.errors import InputError
 from clustersim.parallel.mesh import SPOKEN
-from clustersim.result import Result
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from clustersim.units import Seconds
@@ -47,12 +47,12 @@ def scenario_of(case: Case, changes: Sequence[str] = ()) -> Scenario:
         raise CannotPredictError(f"line {case.line}: {reason}", owed=False) from error
 
 
-def predicted_seconds(result: Result) -> Seconds:
+def predicted_seconds(result: Answer) -> Seconds:
     """What a run is predicted to report: of several simulated steps the last, which is a steady one."""
     return float(result.step_times[-1])
 
 
-def band_of(result: Result) -> Band:
+def band_of(result: Answer) -> Band:
     """Between what and what a run is expected."""
     predicted, expected = predicted_seconds(result), result.expected
     return Band(predicted * expected.low, predicted * expected.high, expected.regimes)

@@ -10,9 +10,9 @@ from clustersim.analysis.breakdown import breakdown
 from clustersim.analysis.dominant import dominant_parts, part_seconds
 from clustersim.analysis.parts import PARTS, Part
 from clustersim.analysis.rows import read_rows
+from clustersim.answer import Answer
 from clustersim.arrays import FloatArray
 from clustersim.program.task import Compute, Stream
-from clustersim.result import Result
 from tests.conftest import examples
 from tests.strategies import scenarios
 
@@ -84,7 +84,7 @@ SMALL = Scenario.from_mapping(
 )  # fmt: skip
 
 
-def check(result: Result) -> None:
+def check(result: Answer) -> None:
     rows = read_rows(result.trace, result.program, result.scenario.steps)
     found = dominant_parts(rows, result.cost.block, bins=50)
     assert found.whole

@@ -14,13 +14,13 @@ from clustersim.analysis.network import NetworkUse, network_use
 from clustersim.analysis.network_bytes import Metered
 from clustersim.analysis.network_moves import spread_over_time
 from clustersim.analysis.rows import read_rows
+from clustersim.answer import Answer
 from clustersim.collectives.library import load_library
 from clustersim.collectives.switches import Switches
 from clustersim.hardware.cluster import load_cluster
 from clustersim.hardware.topology import LINK_KINDS, LinkKind
 from clustersim.program.program import Groups
 from clustersim.program.task import Collective, Exchange
-from clustersim.result import Result
 from tests.conftest import examples
 from tests.laws.test_shared_network import crowded
 from tests.strategies import scenarios
@@ -69,14 +69,14 @@ def test_exchanges_that_differ_in_payload_alone_share_what_they_carry() -> None:
     assert first is second
 
 
-def use(result: Result, bins: int = 50) -> NetworkUse | None:
+def use(result: Answer, bins: int = 50) -> NetworkUse | None:
     cluster, settings = result.scenario.cluster, result.scenario.cost
     groups = result.program.groups
     volumes = Metered(cluster.fabric, settings.switches.narrowed(load_library(cluster.library)), groups)
     return network_use(read_rows(result.trace, result.program, result.scenario.steps), cluster.fabric, volumes, bins)
 
 
-def found(result: Result) -> NetworkUse:
+def found(result: Answer) -> NetworkUse:
     answer = use(result)
     assert answer is not None
     return answer

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from clustersim.report.answer import with_kernels
-from clustersim.report.answer_table import shown_ranks
 from clustersim.report.answer_timeline import timeline_of
 from clustersim.report.difference import difference_of
 from clustersim.report.difference_page import write_difference
+from clustersim.report.rows import shown_ranks
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from tests.browser.conftest import Opened

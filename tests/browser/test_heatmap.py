@@ -12,6 +12,7 @@ from clustersim import Scenario, simulate
 from clustersim.analysis.dominant import DominantParts, dominant_parts
 from clustersim.analysis.parts import BUBBLES, EXPOSED, PARTS, Part
 from clustersim.analysis.rows import read_rows
+from clustersim.answer import Answer
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import PIPELINE, SPOKEN
 from clustersim.report.answer import plain_view
@@ -20,7 +21,6 @@ from clustersim.report.answer_table import PART_LOOKS
 from clustersim.report.document import document
 from clustersim.report.heatmap import Heatmap, heatmap_card
 from clustersim.report.page import timeline_card
-from clustersim.result import Result
 from clustersim.units import Dimension, parse_quantity
 
 pytestmark = pytest.mark.browser
@@ -34,7 +34,7 @@ ROWS = """() => {
 
 
 @pytest.fixture(scope="module")
-def result() -> Result:
+def result() -> Answer:
     return simulate(
         Scenario.from_mapping(
             {
@@ -56,13 +56,13 @@ def written(tmp_path: Path, heatmap: Heatmap | None) -> Path:
     return path
 
 
-def by_stage(result: Result) -> list[int]:
+def by_stage(result: Answer) -> list[int]:
     """All ranks in the order of the rows."""
     axes = [result.scenario.layout.coordinate(axis) for axis in result.scenario.layout.axes]
     return np.lexsort(axes).tolist()
 
 
-def part_at(result: Result, rank: int, words: str) -> str:
+def part_at(result: Answer, rank: int, words: str) -> str:
     """What the breakdown says of a rank in the time that the words name, as in "1.2 ms to 1.3 ms"."""
     found = dominant_of(result)
     assert found is not None
@@ -87,7 +87,7 @@ def centre(page: Any, row: float, time: float) -> tuple[float, float]:
 
 
 def test_every_rank_has_a_row_with_the_parts_that_python_finds(
-    open_page: Callable[..., Any], tmp_path: Path, result: Result
+    open_page: Callable[..., Any], tmp_path: Path, result: Answer
 ) -> None:
     page = open_page(written(tmp_path, dominant_of(result)))
     rows = page.js(ROWS)
@@ -100,7 +100,7 @@ def test_every_rank_has_a_row_with_the_parts_that_python_finds(
 
 
 def test_hover_has_words_and_a_click_leads_to_the_class(
-    open_page: Callable[..., Any], tmp_path: Path, result: Result
+    open_page: Callable[..., Any], tmp_path: Path, result: Answer
 ) -> None:
     page = open_page(written(tmp_path, dominant_of(result)))
     row = by_stage(result).index(SLOW)
@@ -125,7 +125,7 @@ def test_hover_has_words_and_a_click_leads_to_the_class(
     assert page.quiet()
 
 
-def test_another_order_puts_replicas_together(open_page: Callable[..., Any], tmp_path: Path, result: Result) -> None:
+def test_another_order_puts_replicas_together(open_page: Callable[..., Any], tmp_path: Path, result: Answer) -> None:
     page = open_page(written(tmp_path, dominant_of(result)))
     page.page.select_option("select[data-figure=heatmap]", "1")
     page.until(lambda: page.drawn("heatmap") > 1)
@@ -137,7 +137,7 @@ def test_another_order_puts_replicas_together(open_page: Callable[..., Any], tmp
 
 
 def test_signs_say_without_colour_what_is_work_communication_and_waiting(
-    open_page: Callable[..., Any], tmp_path: Path, result: Result
+    open_page: Callable[..., Any], tmp_path: Path, result: Answer
 ) -> None:
     """Each stands in the middle of a cell of its kind, and of every kind that lasts for long there are some."""
     found = dominant_of(result)
@@ -162,7 +162,7 @@ def test_signs_say_without_colour_what_is_work_communication_and_waiting(
 
 
 def test_a_rank_leads_to_its_row_of_the_timeline_where_there_is_one(
-    open_page: Callable[..., Any], tmp_path: Path, result: Result
+    open_page: Callable[..., Any], tmp_path: Path, result: Answer
 ) -> None:
     found, timeline = dominant_of(result), plain_view(result).timeline
     assert found is not None

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from clustersim.answer import Answer
 from clustersim.report.answer import page_view
 from clustersim.report.page import write_page
 from clustersim.report.timeline_arrays import drawing
 from clustersim.report.view import PageView
-from clustersim.result import Result
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from clustersim.units import format_seconds
@@ -35,13 +35,13 @@ BOXES = """name => {
 
 
 @pytest.fixture(scope="module")
-def result() -> Result:
+def result() -> Answer:
     """A pipeline of four stages."""
     return simulate(Scenario.from_mapping(SMALL))
 
 
 @pytest.fixture(scope="module")
-def view(result: Result) -> PageView:
+def view(result: Answer) -> PageView:
     """What its page shows."""
     return page_view(result)
 
@@ -85,7 +85,7 @@ def test_microbatches_are_numbered_in_their_boxes(open_page: Open, path: Path) -
     assert {"0", "7"} <= set(words)
 
 
-def test_zoom_goes_down_to_a_kernel_and_back(open_page: Open, path: Path, result: Result) -> None:
+def test_zoom_goes_down_to_a_kernel_and_back(open_page: Open, path: Path, result: Answer) -> None:
     seen = open_page(path)
     rank = 4  # of stage 1
     task = next(
@@ -156,7 +156,7 @@ def test_the_scheme_can_change_while_the_page_is_open_and_the_zoom_stays(open_pa
     )
 
 
-def test_memory_of_the_chosen_stage_is_drawn(open_page: Open, path: Path, result: Result) -> None:
+def test_memory_of_the_chosen_stage_is_drawn(open_page: Open, path: Path, result: Answer) -> None:
     seen = open_page(path)
     sums = """() => { const all = document.getElementById("memory").data.map(trace => trace.y);
               return Math.max(...all[0].map((_, at) => all.reduce((sum, held) => sum + held[at], 0))); }"""

@@ -10,7 +10,7 @@ from clustersim.cost.record import Call, Record
 from clustersim.cost.record_file import read_record
 from clustersim.dtypes import DType
 from clustersim.program.task import Collective, HostExchange
-from clustersim.report.kineto_files import write_kineto_files
+from clustersim.report.export.write import write_kineto_files
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from tests.foreign.profiles import GEMM, NCCL, REDUCED, Profile

@@ -169,8 +169,9 @@ def test_an_output_never_replaces_a_file_that_is_read(clustersim: Run, tmp_path:
         (["--html", "-"], "such as page.html"),
         (["--html", ""], "such as page.html"),
         (["--json", ""], "or - for standard output"),
-        (["--trace", "-"], ".json (Chrome) or in .pftrace"),
-        (["--trace", "step.gz"], ".json (Chrome) or in .pftrace"),
+        (["--trace", "-"], ".pftrace, .perfetto-trace or nothing"),
+        (["--trace", "step.json"], "--kineto DIR writes JSON"),
+        (["--trace", "step.gz"], ".pftrace, .perfetto-trace or nothing"),
     ],
 )
 def test_a_name_that_is_no_file_of_its_kind_is_refused(

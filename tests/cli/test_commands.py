@@ -8,9 +8,10 @@ import pytest
 from clustersim import shipped
 from clustersim.cli.outputs import Outputs
 from clustersim.cli.run import run_scenario
-from clustersim.report import trace
+from clustersim.report.export import write
 from clustersim.scenario import warnings
 from tests.cli.conftest import TWO_TIERS, Run
+from tests.report.traced import slices
 
 KEYS = """
     step_time_s tokens_per_s tokens_per_s_per_gpu model_tflops_per_gpu mfu mfu_causal hfu bubble_fraction
@@ -52,8 +53,8 @@ def test_files_are_written_and_named_and_quiet_prints_nothing(clustersim: Run, p
 
 def test_of_more_ranks_than_anyone_reads_the_trace_has_some_and_says_so(clustersim: Run, plan: Path) -> None:
     many = ["--set", "cluster.gpus=72", "--set", "layout.dp=18", "--set", "training.global_batch=36"]
-    done = clustersim("run", plan, *many, "--set", "disturbances.jitter=1%", "--trace", "a.json")
-    assert "wrote a.json (2 of 72 simulated ranks)" in done.stdout
+    done = clustersim("run", plan, *many, "--set", "disturbances.jitter=1%", "--trace", "a.pftrace")
+    assert "wrote a.pftrace (2 of 72 simulated ranks)" in done.stdout
 
 
 @pytest.mark.parametrize(("least", "table", "said"), [(1, True, True), (10**6, True, False), (1, False, False)])
@@ -66,10 +67,10 @@ def test_a_long_trace_is_announced_with_its_spans(
     table: bool,
     said: bool,
 ) -> None:
-    monkeypatch.setattr(trace, "MANY_SPANS", least)
-    file = plan.parent / "a.json"
+    monkeypatch.setattr(write, "MANY_SPANS", least)
+    file = plan.parent / "a.pftrace"
     assert run_scenario(plan, [], Outputs(trace=str(file), table=table))
-    spans = file.read_text().count('"ph":"X"')
+    spans = len(slices(file))
     assert capsys.readouterr().err == (f"writing about {spans:,} spans to {file}\n" if said else "")
 
 

@@ -90,9 +90,7 @@ def test_importing_clustersim_and_asking_for_help_load_nothing_heavy(code: str) 
 
 def test_a_table_waits_for_nothing_that_pages_are_made_of(plan: Path) -> None:
     """Neither drawn nor imported: `answer` makes pages of results, the others are shown on them alone."""
-    pages = (
-        "{'answer', 'answer_timeline', 'answer_kernels', 'answer_network', 'page', 'heatmap', 'operations', 'trace'}"
-    )
+    pages = "{'answer', 'answer_timeline', 'answer_kernels', 'answer_network', 'page', 'heatmap', 'words', 'write'}"
     check = f"""
 import sys
 from clustersim.cli import main

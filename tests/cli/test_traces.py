@@ -1,7 +1,6 @@
 """`clustersim run --trace --kineto --spans --ranks --force`: what is written, said and refused."""
 
 import csv
-import json
 import sys
 from pathlib import Path
 
@@ -10,28 +9,28 @@ import pytest
 from clustersim.cli.outputs import Outputs, TraceChoice, announce
 from clustersim.cli.run import run_scenario
 from clustersim.errors import InputError, OutputError
-from clustersim.report import trace
+from clustersim.report.export import write
 from tests.cli.conftest import Run
+from tests.report.traced import slices
 
 
 def test_all_traces_of_the_chosen_ranks_are_written_and_named(clustersim: Run, plan: Path, tmp_path: Path) -> None:
-    asked = ["--trace", "a.json", "--spans", "a.csv", "--kineto", "traces", "--ranks", "1,stage:1"]
+    asked = ["--trace", "a.pftrace", "--spans", "a.csv", "--kineto", "traces", "--ranks", "1,stage:1"]
     done = clustersim("run", plan, *asked)
     assert (done.returncode, done.stderr) == (0, "")
     assert [line for line in done.stdout.splitlines() if line.startswith("wrote ")] == [
-        "wrote a.json (5 of 8 ranks)",
+        "wrote a.pftrace (5 of 8 ranks)",
         "wrote a.csv (5 of 8 ranks)",
         "wrote traces (5 of 8 ranks)",
     ]
     ranks = [1, 4, 5, 6, 7]
     assert sorted(each.name for each in (tmp_path / "traces").iterdir()) == [f"rank-{rank}.json" for rank in ranks]
-    events = json.loads((tmp_path / "a.json").read_text())["traceEvents"]
-    assert sorted({event["pid"] for event in events}) == ranks
+    drawn = slices(tmp_path / "a.pftrace")
+    assert sorted({each.rank for each in drawn}) == ranks
     with (tmp_path / "a.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert sorted({int(row["rank"]) for row in rows}) == ranks
-    slices = [event for event in events if event["ph"] == "X"]
-    assert len(slices) == len(rows)
+    assert len(drawn) == len(rows)
 
 
 @pytest.mark.usefixtures("unsimulated")
@@ -40,7 +39,7 @@ def test_all_traces_of_the_chosen_ranks_are_written_and_named(clustersim: Run, p
     [
         (["--ranks", "0"], "--ranks and --force say how traces are written"),
         (["--force", "--html", "a.html"], "--ranks and --force say how traces are written"),
-        (["--trace", "a.json", "--ranks", "0:9"], "0:9 does not name ranks from 0 to 7"),
+        (["--trace", "a.pftrace", "--ranks", "0:9"], "0:9 does not name ranks from 0 to 7"),
         (["--spans", "a.csv", "--ranks", "stage:2"], "stage:1 (all ranks of a pipeline rank, 0 to 1)"),
         (["--kineto", "a", "--ranks", "slowest:9"], "slowest:4 (at most 8)"),
         (["--spans", "a.xlsx"], "name a file that ends in .csv, .parquet or .arrow"),
@@ -85,8 +84,8 @@ def test_a_table_without_the_extra_is_refused_before_simulating(
 def test_what_is_too_large_is_refused_unless_it_is_forced(
     plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
 ) -> None:
-    monkeypatch.setattr(trace, "MOST_BYTES", 1000)
-    name = str(tmp_path / {"trace": "a.json", "kineto": "traces", "spans": "a.csv"}[option])
+    monkeypatch.setattr(write, "MOST_BYTES", 1000)
+    name = str(tmp_path / {"trace": "a.pftrace", "kineto": "traces", "spans": "a.csv"}[option])
     with pytest.raises(OutputError, match=r"above 1000 B; .*--ranks.*--force"):
         run_scenario(plan, [], Outputs(**{option: name}, table=False))  # type: ignore[arg-type]
     assert not Path(name).exists()

@@ -3,10 +3,10 @@
 import pytest
 
 from clustersim import Scenario, simulate
+from clustersim.answer import Answer
 from clustersim.experience.band import TERMS, Gap
 from clustersim.experience.facts import Trait
 from clustersim.experience.file import as_mapping, load_experience
-from clustersim.result import Result
 from clustersim.validation.steps import compare_step
 from tests.validation.rows import case
 
@@ -18,11 +18,11 @@ H100 = {
 }
 
 
-def step(*overrides: str) -> Result:
+def step(*overrides: str) -> Answer:
     return simulate(Scenario.from_mapping(H100, overrides, source="step"))
 
 
-def width(result: Result) -> float:
+def width(result: Answer) -> float:
     low, high = result.band
     assert low < result.step_time < high
     return high / low

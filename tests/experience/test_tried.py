@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from clustersim import Scenario, simulate
 from clustersim.analysis.provenance import Expectation
+from clustersim.answer import Answer
 from clustersim.cost.record import Conditions, Device, KernelRow, Origin, Record, Spread, StepRow
 from clustersim.cost.record_file import record_text, write_record
 from clustersim.cost.scaled import scaled
@@ -21,7 +22,6 @@ from clustersim.experience.facts import facts_of
 from clustersim.experience.file import load_experience
 from clustersim.experience.tried import Tried, tried
 from clustersim.hardware.accelerator import load_accelerator
-from clustersim.result import Result
 from clustersim.workload.kernels import Kernel
 from tests.calibrate.synthetic import row
 from tests.cli.conftest import Run, clustersim  # noqa: F401 - a fixture
@@ -143,7 +143,7 @@ def taken(kernel: Kernel) -> KernelRow:
     return replace(row(kernel, 1e-3), time=Spread(1e-3, 0.98e-3, 1.02e-3, 20))
 
 
-def simulated(of: tuple[StepRow, ...], *changes: str) -> Result:
+def simulated(of: tuple[StepRow, ...], *changes: str) -> Answer:
     scenario = Scenario.from_mapping(PLAN, changes, source="plan")
     known = record(of, scenario)
     return simulate(replace(scenario, cost=replace(scenario.cost, record=known)))

@@ -6,10 +6,10 @@ from functools import cache
 import pytest
 
 from clustersim.analysis.parts import Part
+from clustersim.answer import Answer
 from clustersim.foreign.chakra import ChakraWriter
 from clustersim.foreign.wire import varint
 from clustersim.program.task import Collective, Communicate, Compute, Send
-from clustersim.result import Result
 from tests.foreign.execution_traces import COLLECTIVE, COMPUTE, LOAD, RECEIVE, SEND, STORE, Decoded, decode, played
 from tests.report.traced import simulated
 
@@ -31,7 +31,7 @@ OFFLOADED = ("layout={dp: 8, data: fsdp}", "training.offload={activations: {laye
 
 
 @cache
-def written(*overrides: str) -> tuple[Result, dict[int, list[int]], list[list[Decoded]]]:
+def written(*overrides: str) -> tuple[Answer, dict[int, list[int]], list[list[Decoded]]]:
     result = simulated(*overrides)
     writer = ChakraWriter(result)
     decoded = [decode(writer.rank(rank)) for rank in range(result.ranks)]

@@ -5,7 +5,7 @@ import pytest
 from clustersim.analysis.profiled import SpanKind
 from clustersim.dtypes import COMPUTED, DType
 from clustersim.foreign.kernel_names import kind_of, label_of
-from clustersim.report.kineto_words import called_kernel
+from clustersim.report.export.kineto_words import called_kernel
 from clustersim.workload.kernels import Kernel, KernelKind, MatmulShape
 from tests.foreign.profiles import REDUCED
 

@@ -20,11 +20,11 @@ from clustersim.analysis.profiled import (
     SpanPart,
     median_step,
 )
+from clustersim.answer import Answer
 from clustersim.errors import InputError
 from clustersim.foreign.kineto import Traces, is_traces, read_traces
 from clustersim.program.task import Collective, Communicate, Compute, Receive, Send
-from clustersim.report.kineto_files import write_kineto_files
-from clustersim.result import Result
+from clustersim.report.export.write import write_kineto_files
 from clustersim.workload.kernels import PRODUCTS, KernelKind
 from tests.foreign.profiles import GEMM, Profile, three_steps
 from tests.report.traced import simulated
@@ -38,12 +38,12 @@ ATTENTION = frozenset({KernelKind.ATTENTION_FORWARD, KernelKind.ATTENTION_BACKWA
 NANOSECOND = 1e-9
 
 
-def imported(folder: Path, result: Result, ranks: range = range(8)) -> Traces:
+def imported(folder: Path, result: Answer, ranks: range = range(8)) -> Traces:
     write_kineto_files(result, folder / "own", ranks)
     return read_traces(folder / "own")
 
 
-def step_of(folder: Path, result: Result) -> ProfiledStep:
+def step_of(folder: Path, result: Answer) -> ProfiledStep:
     return median_step(imported(folder, result).ranks)
 
 
@@ -81,7 +81,7 @@ def test_span_by_span_a_trace_is_its_scenario(tmp_path: Path, overrides: tuple[s
                 assert np.abs(pairs - [begin, stop]).max(axis=1).min() <= 1.01 * NANOSECOND
 
 
-def spans_of(result: Result, rank: int) -> list[tuple[float, float, bool, bool]]:
+def spans_of(result: Answer, rank: int) -> list[tuple[float, float, bool, bool]]:
     """Begin and end of all that a rank's GPU does, and whether it is a kernel, an exchange or both."""
     simulated_rank = int(result.trace.representative[rank])
     inside, trace = result.operations(simulated_rank), result.trace

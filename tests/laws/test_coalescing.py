@@ -4,12 +4,12 @@ import numpy as np
 from hypothesis import given
 
 from clustersim import Scenario, simulate
+from clustersim.answer import Answer
 from clustersim.cost.block import BlockCost
 from clustersim.engine.engine import run
 from clustersim.engine.inside import Inside
 from clustersim.program.program import Program
 from clustersim.program.symmetry import Classes, unfolded
-from clustersim.result import Result
 from clustersim.trace.store import OperationSpans
 from tests.conftest import examples
 from tests.engine.fake_costs import UnitCost
@@ -56,7 +56,7 @@ def test_coalesced_is_fine_grained_in_training_steps(scenario: Scenario) -> None
     same_breakdown(result, fine)
 
 
-def same_breakdown(whole: Result, fine: Result) -> None:
+def same_breakdown(whole: Answer, fine: Answer) -> None:
     """Every rank's parts, to the rounding of the times that they are made of."""
     assert np.abs(whole.breakdown.seconds - fine.breakdown.seconds).max() <= 1e-8 * whole.step_time
 

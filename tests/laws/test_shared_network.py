@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from clustersim import Scenario, simulate
 from clustersim.analysis.parts import KERNELS, Part
+from clustersim.answer import Answer
 from clustersim.collectives.library import load_library
 from clustersim.cost import binding
 from clustersim.cost.block import BlockCost
@@ -20,7 +21,6 @@ from clustersim.engine import transfers
 from clustersim.engine.engine import run
 from clustersim.program.symmetry import unfolded
 from clustersim.program.task import Compute, Stream
-from clustersim.result import Result
 from tests.conftest import examples
 from tests.engine.fake_links import LinkCost
 from tests.engine.network.watched import Watched
@@ -163,7 +163,7 @@ def test_where_no_link_is_shared_shared_is_uncontended(scenario: Scenario) -> No
         same(shared.trace, simulate(scenario.changed("cost.network=uncontended")).trace, relative=1e-9)
 
 
-def _nobody_shares(result: Result) -> bool:
+def _nobody_shares(result: Answer) -> bool:
     """Whether every link is crossed by one group of one role at most, and not twice at once by that."""
     cluster, groups = result.scenario.cluster, result.program.groups
     model = CommunicationCost(cluster.fabric, load_library(cluster.library), groups)

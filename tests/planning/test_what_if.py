@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from clustersim.analysis.what_if import Outcome, WhatIf
+from clustersim.answer import Answer
 from clustersim.cost.record import Call, CollectiveRow, Conditions, Device, Record, Spread
 from clustersim.errors import InputError
 from clustersim.fitting import check
@@ -13,7 +14,6 @@ from clustersim.planning import what_if
 from clustersim.planning.cases import CASES, Case, Changed
 from clustersim.planning.what_if import what_ifs
 from clustersim.program.task import Collective
-from clustersim.result import Result
 from clustersim.scenario import Scenario
 from clustersim.scenario.changes.links import network_links, with_links
 from clustersim.scenario.changes.work import with_microbatch
@@ -25,11 +25,11 @@ from tests.simulated import pipeline, simulated
 LARGER = ("training.microbatch=2", "training.recompute={layers: 1}")
 
 
-def result_of(*overrides: str) -> Result:
+def result_of(*overrides: str) -> Answer:
     return simulated(*LARGER, *overrides)
 
 
-def cases_of(result: Result, budget: float = math.inf) -> dict[str, WhatIf]:
+def cases_of(result: Answer, budget: float = math.inf) -> dict[str, WhatIf]:
     return {case.name: case for case in what_ifs(result, budget).cases}
 
 
@@ -39,12 +39,12 @@ def tried(case: WhatIf) -> Outcome:
 
 
 @pytest.fixture(scope="module")
-def plain() -> Result:
+def plain() -> Answer:
     return result_of()
 
 
 @pytest.fixture(scope="module")
-def cases(plain: Result) -> dict[str, WhatIf]:
+def cases(plain: Answer) -> dict[str, WhatIf]:
     return cases_of(plain)
 
 
@@ -62,7 +62,7 @@ def test_an_order_that_is_written_down_is_for_its_own_microbatches() -> None:
     assert tried(found["products_faster"]).step_time < simulated("schedule=1f1b").step_time
 
 
-def test_all_cases_of_the_shelf_are_answered_in_its_order(plain: Result) -> None:
+def test_all_cases_of_the_shelf_are_answered_in_its_order(plain: Answer) -> None:
     asked = [case.name for case in CASES if case.concerns(plain.scenario)]
     assert [case.name for case in what_ifs(plain, math.inf).cases] == asked
 
@@ -78,7 +78,7 @@ def test_all_cases_of_the_shelf_are_answered_in_its_order(plain: Result) -> None
     ],
 )
 def test_an_outcome_is_that_of_the_scenario_as_a_user_would_write_it(
-    plain: Result, cases: dict[str, WhatIf], name: str, overrides: list[str]
+    plain: Answer, cases: dict[str, WhatIf], name: str, overrides: list[str]
 ) -> None:
     outcome, written = tried(cases[name]), result_of(*overrides)
     assert outcome.step_time == written.step_time
@@ -148,7 +148,7 @@ def test_what_cannot_be_says_why(overrides: list[str], reasons: dict[str, str]) 
 
 
 def test_a_change_that_is_illegal_gives_the_sentence_that_the_file_would_get(
-    plain: Result, monkeypatch: pytest.MonkeyPatch
+    plain: Answer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         what_if, "CASES", (Case("five", "microbatches of 5", lambda each: Changed(with_microbatch(each.scenario, 5))),)
@@ -160,7 +160,7 @@ def test_a_change_that_is_illegal_gives_the_sentence_that_the_file_would_get(
     assert case.note == str(refused.value).removeprefix("small: ")
 
 
-def test_what_takes_longer_than_is_set_aside_is_left_out_and_says_so(plain: Result) -> None:
+def test_what_takes_longer_than_is_set_aside_is_left_out_and_says_so(plain: Answer) -> None:
     slow = replace(plain, wall=60.0)
     found = what_ifs(slow, budget=5.0)
     assert not found.tried
@@ -168,7 +168,7 @@ def test_what_takes_longer_than_is_set_aside_is_left_out_and_says_so(plain: Resu
     assert any("2 min 0 s" in case.note or "120 s" in case.note for case in found.untried)
 
 
-def test_cases_are_tried_until_the_time_is_used_up(plain: Result, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cases_are_tried_until_the_time_is_used_up(plain: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(0, 1000, 2))
     monkeypatch.setattr(what_if, "perf_counter", lambda: float(next(clock)))
     found = what_ifs(replace(plain, wall=0.5), budget=5.0)
@@ -191,7 +191,7 @@ def test_a_change_that_makes_the_simulation_slow_is_left_out(monkeypatch: pytest
 
 
 @pytest.fixture(scope="module")
-def measured(plain: Result) -> Result:
+def measured(plain: Answer) -> Answer:
     """Two collectives were measured."""
     calls = [Call(Collective.ALL_REDUCE, payload, 2, 1) for payload in (1e5, 1e8)]
     rows = tuple(CollectiveRow(call, Spread(1.0, 1.0, 1.0, 5)) for call in calls)  # seconds: far too long
@@ -200,7 +200,7 @@ def measured(plain: Result) -> Result:
     return simulate(replace(plain.scenario, cost=replace(plain.scenario.cost, record=record)))
 
 
-def test_measured_collectives_do_not_count_as_an_effect_of_the_links(plain: Result, measured: Result) -> None:
+def test_measured_collectives_do_not_count_as_an_effect_of_the_links(plain: Answer, measured: Answer) -> None:
     assert measured.step_time > 2.0 * plain.step_time
     found = cases_of(measured)
     links, kernels = tried(found["node_links_less"]), tried(found["slow_rank"])
@@ -211,7 +211,7 @@ def test_measured_collectives_do_not_count_as_an_effect_of_the_links(plain: Resu
     assert found["slow_rank"].note == ""
 
 
-def test_the_slow_rank_is_of_the_stage_for_which_the_others_wait(plain: Result, cases: dict[str, WhatIf]) -> None:
+def test_the_slow_rank_is_of_the_stage_for_which_the_others_wait(plain: Answer, cases: dict[str, WhatIf]) -> None:
     """The last one has the head; a slow GPU anywhere else costs less, and one that is slow already is not taken."""
     assert cases["slow_rank"].words == "one rank at 0.9x speed: GPU 12, stage 3"
     worst = tried(cases["slow_rank"]).step_time
@@ -234,7 +234,7 @@ def test_faster_nics_come_with_the_pcie_that_would_bound_them() -> None:
     assert tried(twice).part < -0.01
 
 
-def test_the_time_of_what_is_compared_with_is_part_of_what_a_case_takes(measured: Result) -> None:
+def test_the_time_of_what_is_compared_with_is_part_of_what_a_case_takes(measured: Answer) -> None:
     """A second for the base without measured collectives, and one for the case."""
     slow = replace(measured, wall=1.0)
     found = {case.name: case for case in what_ifs(slow, budget=1.5).cases}

@@ -5,6 +5,7 @@ import html
 import numpy as np
 import pytest
 
+from clustersim.answer import Answer
 from clustersim.memory.footprint import SHARDED
 from clustersim.memory.footprint import Category as Use
 from clustersim.report.answer import USE_LOOKS, memory_of, page_view
@@ -13,7 +14,6 @@ from clustersim.report.page import render_page
 from clustersim.report.theme import CATEGORIES, Category
 from clustersim.report.view import PageView
 from clustersim.report.wording import layout_line, row_note, stage_name
-from clustersim.result import Result
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from tests.simulated import simulated
@@ -28,12 +28,12 @@ SMALL = {
 
 
 @pytest.fixture(scope="module")
-def result() -> Result:
+def result() -> Answer:
     return simulate(Scenario.from_mapping(SMALL, source="small"))
 
 
 @pytest.fixture(scope="module")
-def view(result: Result) -> PageView:
+def view(result: Answer) -> PageView:
     return page_view(result)
 
 
@@ -65,7 +65,7 @@ def test_a_stage_waits_for_the_computation_of_its_neighbour_and_not_for_its_own_
     assert (spans.row[cause], spans.lane[cause], spans.microbatch[cause]) == (0, 0, 0)
 
 
-def test_the_memory_that_is_drawn_peaks_where_the_ledger_does(result: Result, view: PageView) -> None:
+def test_the_memory_that_is_drawn_peaks_where_the_ledger_does(result: Answer, view: PageView) -> None:
     for stage, ledger in zip(view.memory.stages, result.ledgers, strict=True):
         assert stage.held.sum(axis=0).max() == pytest.approx(ledger.peak)
         assert np.all(stage.held >= 0)

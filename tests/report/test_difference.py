@@ -11,13 +11,13 @@ import pytest
 from rich.console import Console
 
 from clustersim.analysis.parts import PARTS
+from clustersim.answer import Answer
 from clustersim.report.answer import with_kernels
-from clustersim.report.answer_table import shown_ranks
 from clustersim.report.answer_timeline import timeline_of
 from clustersim.report.difference import Difference, difference_of, headline, lines, words_of
 from clustersim.report.difference_page import difference_page, difference_waterfall, stages_figure
 from clustersim.report.difference_table import render_difference
-from clustersim.result import Result
+from clustersim.report.rows import shown_ranks
 from tests.report.unpack import figures
 from tests.simulated import simulated
 
@@ -25,7 +25,7 @@ TITLES = ("plain <a>", "changed & b")
 
 
 @pytest.fixture(scope="module")
-def plain() -> Result:
+def plain() -> Answer:
     return simulated()
 
 
@@ -40,7 +40,7 @@ CHANGES = {
 
 
 @pytest.fixture(scope="module", params=CHANGES)
-def pair(request: pytest.FixtureRequest, plain: Result) -> tuple[Result, Result]:
+def pair(request: pytest.FixtureRequest, plain: Answer) -> tuple[Answer, Answer]:
     return plain, simulated(*CHANGES[request.param])
 
 
@@ -51,12 +51,12 @@ def printed(difference: Difference) -> str:
     return console.file.getvalue()
 
 
-def page_of(first: Result, second: Result) -> str:
+def page_of(first: Answer, second: Answer) -> str:
     timelines = [with_kernels(each, timeline_of(each, shown_ranks(each))) for each in (first, second)]
     return difference_page(difference_of(first, second, TITLES), timelines)
 
 
-def test_parts_sum_to_the_difference_of_the_step_times(pair: tuple[Result, Result]) -> None:
+def test_parts_sum_to_the_difference_of_the_step_times(pair: tuple[Answer, Answer]) -> None:
     difference = difference_of(*pair, TITLES)
     longer = pair[1].step_time - pair[0].step_time
     assert difference.longer == longer
@@ -65,7 +65,7 @@ def test_parts_sum_to_the_difference_of_the_step_times(pair: tuple[Result, Resul
     assert sum(rows) == pytest.approx(longer, rel=1e-6, abs=1e-6 * pair[0].step_time)
 
 
-def test_the_waterfall_begins_at_one_step_time_and_ends_at_the_other(pair: tuple[Result, Result]) -> None:
+def test_the_waterfall_begins_at_one_step_time_and_ends_at_the_other(pair: tuple[Answer, Answer]) -> None:
     difference = difference_of(*pair, TITLES)
     first, *parts, second = difference_waterfall(difference).traces
     ends = [first["x"][0]]
@@ -79,7 +79,7 @@ def test_the_waterfall_begins_at_one_step_time_and_ends_at_the_other(pair: tuple
         assert max(ends) < high
 
 
-def test_every_stage_of_the_same_pipeline_sums_to_the_difference(plain: Result) -> None:
+def test_every_stage_of_the_same_pipeline_sums_to_the_difference(plain: Answer) -> None:
     second = simulated(*CHANGES["same pipeline"])
     difference = difference_of(plain, second, TITLES)
     assert difference.row_labels == ("stage 0", "stage 1", "stage 2", "stage 3")
@@ -92,7 +92,7 @@ def test_every_stage_of_the_same_pipeline_sums_to_the_difference(plain: Result) 
     assert [sum(part["delta"] for part in row["parts_s"]) for row in answer] == pytest.approx(sums.tolist(), rel=1e-6)
 
 
-def test_stages_of_other_pipelines_are_not_compared(plain: Result) -> None:
+def test_stages_of_other_pipelines_are_not_compared(plain: Answer) -> None:
     second = simulated(*CHANGES["layout"])
     difference = difference_of(plain, second, TITLES)
     assert difference.to_json()["stages"] is None
@@ -102,7 +102,7 @@ def test_stages_of_other_pipelines_are_not_compared(plain: Result) -> None:
     assert difference_of(plain, interleaved, TITLES).row_labels == ()
 
 
-def test_the_same_twice_differs_in_nothing(plain: Result) -> None:
+def test_the_same_twice_differs_in_nothing(plain: Answer) -> None:
     difference = difference_of(plain, plain, TITLES)
     assert difference.inputs == ()
     assert difference.different == []
@@ -114,7 +114,7 @@ def test_the_same_twice_differs_in_nothing(plain: Result) -> None:
     assert "no key of the input differs" in printed(difference)
 
 
-def test_numbers_are_those_of_run(plain: Result) -> None:
+def test_numbers_are_those_of_run(plain: Answer) -> None:
     second = simulated(*CHANGES["layout"])
     answer = difference_of(plain, second, TITLES).to_json()
     for side, result in (("first", plain), ("second", second)):
@@ -128,7 +128,7 @@ def test_numbers_are_those_of_run(plain: Result) -> None:
     json.dumps(answer, allow_nan=False)
 
 
-def test_words_say_longer_or_shorter_and_by_how_much(plain: Result) -> None:
+def test_words_say_longer_or_shorter_and_by_how_much(plain: Answer) -> None:
     slow = simulated(*CHANGES["slow"])
     part = slow.step_time / plain.step_time - 1.0
     there, back = difference_of(plain, slow, TITLES), difference_of(slow, plain, TITLES)
@@ -137,28 +137,28 @@ def test_words_say_longer_or_shorter_and_by_how_much(plain: Result) -> None:
     assert f"({part:+.1%})" in printed(there)
 
 
-def test_what_is_only_rounding_is_no_difference(plain: Result) -> None:
+def test_what_is_only_rounding_is_no_difference(plain: Answer) -> None:
     difference = difference_of(plain, plain, TITLES)
     assert difference.words(1e-12 * plain.step_time) == difference.words(0.0) == "0 s"
     assert difference.words(-1e-3) == "-1 ms"
     assert not re.search(r"[+-]\d", printed(difference))
 
 
-def test_a_step_with_other_tokens_is_not_to_be_compared_by_its_time(plain: Result) -> None:
+def test_a_step_with_other_tokens_is_not_to_be_compared_by_its_time(plain: Answer) -> None:
     difference = difference_of(plain, simulated("training.global_batch=32"), TITLES)
     assert difference.notes == ("a step of B has 2 times the tokens; compare tokens/s per GPU",)
     assert "2 times the tokens" in printed(difference)
     assert difference_of(plain, simulated(*CHANGES["slow"]), TITLES).notes == ()
 
 
-def test_text_of_users_is_escaped(plain: Result) -> None:
+def test_text_of_users_is_escaped(plain: Answer) -> None:
     text = page_of(plain, simulated("name=<b>x</b>"))
     assert "plain &lt;a&gt;" in text
     assert "<b>x</b>" not in text
     assert html.escape("<b>x</b>") in text
 
 
-def test_both_timelines_have_one_axis(plain: Result) -> None:
+def test_both_timelines_have_one_axis(plain: Answer) -> None:
     second = simulated(*CHANGES["steps"])
     drawn = figures(page_of(plain, second))
     first, other = (drawn[name] for name in ("timeline-a", "timeline-b"))
@@ -168,7 +168,7 @@ def test_both_timelines_have_one_axis(plain: Result) -> None:
     assert (low, high * first["facts"]["size"]) == (0, pytest.approx(second.step_times.sum(), rel=0.01))
 
 
-def test_parts_are_all_of_the_breakdown_s_and_in_its_order(pair: tuple[Result, Result]) -> None:
+def test_parts_are_all_of_the_breakdown_s_and_in_its_order(pair: tuple[Answer, Answer]) -> None:
     names = [part["part"] for part in difference_of(*pair, TITLES).to_json()["parts_s"]]
     order = [part.value for part in PARTS]
     assert names == sorted(names, key=order.index)

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from clustersim.answer import Answer
 from clustersim.report.answer import page_view
-from clustersim.report.answer_table import shown_ranks
 from clustersim.report.answer_timeline import timeline_of
 from clustersim.report.comparison import comparison_page, write_comparison
-from clustersim.report.hover import number_of, what
 from clustersim.report.page import render_page
+from clustersim.report.rows import shown_ranks
 from clustersim.report.table import render_table
 from clustersim.report.theme import CATEGORIES, Category
 from clustersim.report.timeline import timeline_caption
@@ -26,7 +26,6 @@ from clustersim.report.timeline_arrays import drawing
 from clustersim.report.view import PageView, Timeline
 from clustersim.report.waiting import SHARED_DELAY, waiting_figure
 from clustersim.report.wording import disturbed_line, gpu_line
-from clustersim.result import Result
 from clustersim.units import format_seconds
 from tests.report.unpack import figures, unpacked
 from tests.simulated import pipeline, simulated
@@ -42,12 +41,12 @@ def printed(view: PageView) -> str:
 
 
 @pytest.fixture(scope="module")
-def slow() -> Result:
+def slow() -> Answer:
     return simulated(SLOW)
 
 
 @pytest.fixture(scope="module")
-def view(slow: Result) -> PageView:
+def view(slow: Answer) -> PageView:
     return page_view(slow)
 
 
@@ -57,7 +56,7 @@ def page(view: PageView) -> str:
 
 
 @pytest.fixture(scope="module")
-def steps() -> Result:
+def steps() -> Answer:
     return simulated("steps=3", "disturbances.jitter=5%")
 
 
@@ -83,7 +82,7 @@ def test_the_slow_rank_is_shown_beside_a_rank_of_its_stage_that_is_not(view: Pag
     assert [row.label for row in rows if row.label != "stage 2"] == ["stage 0", "stage 1", "stage 3"]
 
 
-def test_the_slow_rank_computes_longest_and_waits_least_of_its_stage(slow: Result, view: PageView) -> None:
+def test_the_slow_rank_computes_longest_and_waits_least_of_its_stage(slow: Answer, view: PageView) -> None:
     waiting = view.waiting
     assert waiting is not None
     (straggler,) = waiting.stragglers.slowest
@@ -98,7 +97,7 @@ def numbers(trace: dict[str, Any]) -> list[float]:
 
 
 def test_waits_are_drawn_from_the_rank_that_waits_least_so_that_bubbles_do_not_hide_them(
-    slow: Result, page: str
+    slow: Answer, page: str
 ) -> None:
     waits = slow.waits
     most, mean, straggler = figures(page)["waiting"]["traces"]
@@ -156,7 +155,7 @@ def test_what_is_disturbed_and_not_visible_is_said_and_never_that_nothing_is(ove
     assert ("Jitter evens out" in view.waiting.otherwise) is ("jitter" in override)
 
 
-def test_table_and_page_show_the_critical_path_beside_the_mean(slow: Result, view: PageView, page: str) -> None:
+def test_table_and_page_show_the_critical_path_beside_the_mean(slow: Answer, view: PageView, page: str) -> None:
     assert view.breakdown.path.sum() == pytest.approx(view.verdict.step_time)
     slowed = slow.path_parts["slowed by communication"]
     (line,) = [line for line in printed(view).splitlines() if line.startswith("slowed by communication")]
@@ -174,7 +173,7 @@ def test_lines_of_the_table_s_parts_fit_into_80_characters(view: PageView) -> No
     assert not [line for line in lines if line.strip() and not line.strip(" █▏▎▍▌▋▊▉")]  # a bar that did not fit
 
 
-def test_boxes_know_what_they_waited_inside_and_by_how_much_they_were_slowed(slow: Result, view: PageView) -> None:
+def test_boxes_know_what_they_waited_inside_and_by_how_much_they_were_slowed(slow: Answer, view: PageView) -> None:
     timeline = view.timeline
     assert unpacked(drawing(timeline).arrays)["slowed"].sum() == pytest.approx(timeline.spans.slowed.sum(), rel=1e-6)
     partner = drawing(timeline_of(slow, [int(slow.trace.representative[8])]))  # meets rank 9 in every layer
@@ -213,7 +212,7 @@ def test_pieces_of_the_path_are_not_joined_over_ranks_that_are_not_shown(view: P
     assert "runs through ranks that are not shown" in timeline_caption(drawing(broken))
 
 
-def test_steps_are_told_as_mean_and_distribution(steps: Result) -> None:
+def test_steps_are_told_as_mean_and_distribution(steps: Answer) -> None:
     view = page_view(steps)
     text = printed(view)
     assert "mean of 3 steps: min " in text
@@ -226,15 +225,13 @@ def test_steps_are_told_as_mean_and_distribution(steps: Result) -> None:
     assert figures(page)["steps"]["traces"][0]["mode"] == "lines+markers"
 
 
-def test_the_timeline_shows_all_steps_and_counts_microbatches_from_the_beginning_of_each(steps: Result) -> None:
+def test_the_timeline_shows_all_steps_and_counts_microbatches_from_the_beginning_of_each(steps: Answer) -> None:
     timeline = page_view(steps).timeline
     assert timeline.ends == pytest.approx(np.cumsum(steps.step_times)[:2])
     spans = timeline.spans
     assert spans.end.max() == pytest.approx(steps.step_times.sum(), rel=0.01)  # the last rank of all is not shown
     forwards = np.flatnonzero(spans.category == CATEGORIES.index(Category.FORWARD))
-    assert {number_of(spans, int(span)) for span in forwards if spans.microbatch[span] >= 0} == set(range(8))
-    last = int(forwards[spans.microbatch[forwards].argmax()])
-    assert what(spans, last) == "forward of microbatch 7, step 3"
+    assert (spans.per_step, int(spans.microbatch[forwards].max())) == (8, 3 * 8 - 1)
     drawn = drawing(timeline)
     assert unpacked(drawn.arrays)["ends"] * drawn.tick == pytest.approx(timeline.ends, abs=drawn.tick)
 
@@ -281,7 +278,7 @@ def test_of_mixed_accelerators_each_is_counted() -> None:
     assert gpu_line(mixed) == "(8 h100-sxm-80gb + 8 h200-sxm-141gb)"
 
 
-def test_a_comparison_takes_every_case_against_the_first_and_shows_one_close_up(slow: Result, tmp_path: Path) -> None:
+def test_a_comparison_takes_every_case_against_the_first_and_shows_one_close_up(slow: Answer, tmp_path: Path) -> None:
     healthy = simulated()
     results = {"healthy": healthy, "one <slow> GPU": slow}
     write_comparison(results, tmp_path / "page.html", title="cost", shown="one <slow> GPU")
@@ -291,7 +288,7 @@ def test_a_comparison_takes_every_case_against_the_first_and_shows_one_close_up(
     assert set(figures(text)) == {"difference", "waiting", "stages", "timeline"}
 
 
-def test_differences_of_parts_sum_to_the_difference_of_the_step(slow: Result) -> None:
+def test_differences_of_parts_sum_to_the_difference_of_the_step(slow: Answer) -> None:
     views = {"healthy": page_view(simulated()), "slow": page_view(slow)}
     *parts, step = figures(comparison_page(views, "cost", "healthy"))["difference"]["traces"]
     values = [np.frombuffer(b64decode(trace["x"]["bdata"])) for trace in (*parts, step)]

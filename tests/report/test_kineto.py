@@ -15,13 +15,14 @@ import pytest
 
 from clustersim.analysis.overlap import overlap
 from clustersim.analysis.parts import Part
+from clustersim.answer import Answer
 from clustersim.dtypes import COMPUTED, NARROW, DType
 from clustersim.errors import OutputError
 from clustersim.parallel.mesh import NAMES
-from clustersim.report import kineto_files
-from clustersim.report.kineto_files import require_directory, write_kineto_files
-from clustersim.report.kineto_words import called_kernel
-from clustersim.result import Result
+from clustersim.report.export import write
+from clustersim.report.export.folder import require_directory
+from clustersim.report.export.kineto_words import called_kernel
+from clustersim.report.export.write import write_kineto_files
 from clustersim.workload.attention import Core
 from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Operands
 from tests.report.traced import simulated
@@ -36,7 +37,7 @@ Event = dict[str, Any]
 Intervals = list[tuple[float, float]]
 
 
-def written(folder: Path, result: Result, rank: int) -> dict[str, Any]:
+def written(folder: Path, result: Answer, rank: int) -> dict[str, Any]:
     write_kineto_files(result, folder, [rank])
     content: dict[str, Any] = json.loads((folder / f"rank-{rank}.json").read_text())
     return content
@@ -249,23 +250,22 @@ def test_what_cannot_be_a_directory_of_traces_is_one_sentence(tmp_path: Path, na
 def test_where_the_disk_is_full_all_stays_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: list[int]
 ) -> None:
-    real, folder = kineto_files.write_kineto, tmp_path / "traces"
+    real, folder = write.write_kineto, tmp_path / "traces"
     if before:
         write_kineto_files(simulated("steps=2"), folder, before)
     earlier = {each.name: each.read_bytes() for each in folder.glob("*")}
 
-    def full(result: Result, rank: Any, file: Any, **more: Any) -> int:
-        count = real(result, rank, file, **more)
+    def full(result: Answer, rank: Any, spans: Any, file: Any) -> None:
+        real(result, rank, spans, file)
         if rank.rank == 5:
             raise OSError(28, "No space left on device")
-        return count
 
-    monkeypatch.setattr(kineto_files, "write_kineto", full)
+    monkeypatch.setattr(write, "write_kineto", full)
     with pytest.raises(OutputError, match="No space left on device"):
         write_kineto_files(simulated(), folder, [0, 5])
     assert folder.exists() == bool(before)
     assert {each.name: each.read_bytes() for each in folder.glob("*")} == earlier
-    monkeypatch.setattr(kineto_files, "write_kineto", real)
+    monkeypatch.setattr(write, "write_kineto", real)
     write_kineto_files(simulated(), folder, [0, 5])
     assert sorted(each.name for each in folder.iterdir()) == ["rank-0.json", "rank-5.json"]
 

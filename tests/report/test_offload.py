@@ -9,24 +9,23 @@ import pytest
 from rich.console import Console
 
 from clustersim import Scenario, simulate
+from clustersim.answer import Answer
 from clustersim.planning import explore
 from clustersim.planning.what_if import what_ifs
 from clustersim.program.task import HOST_STREAMS, Communicate, HostExchange, HostWork
 from clustersim.report.answer import page_view
 from clustersim.report.answer_table import table_view
-from clustersim.report.kineto_files import write_kineto_files
+from clustersim.report.export.words import STREAM_NAMES
+from clustersim.report.export.write import write_kineto_files, write_spans, write_trace
 from clustersim.report.page import render_page
-from clustersim.report.slices import STREAM_NAMES
-from clustersim.report.span_files import write_spans
 from clustersim.report.table import render_table
-from clustersim.report.trace import write_trace
 from clustersim.report.wording import layout_line
-from clustersim.result import Result
 from clustersim.workload.offload import NOTHING
+from tests.report.traced import packets, track_names
 
 
 @pytest.fixture(scope="module")
-def result() -> Result:
+def result() -> Answer:
     given = {
         "name": "small",
         "model": {"preset": "llama3-8b", "layers": 4},
@@ -41,7 +40,7 @@ def result() -> Result:
     return simulate(Scenario.from_mapping(given))
 
 
-def exchanges(result: Result, kind: int = 0) -> list[tuple[HostWork, float]]:
+def exchanges(result: Answer, kind: int = 0) -> list[tuple[HostWork, float]]:
     """What a rank does with its host, and how many bytes."""
     tasks = result.program.programs[kind].tasks
     every = [task.exchange for task in tasks if isinstance(task, Communicate)]
@@ -60,12 +59,12 @@ def exchanges(result: Result, kind: int = 0) -> list[tuple[HostWork, float]]:
         ("{parameters: true}", "parameters and optimizer on the host"),
     ],
 )
-def test_the_line_of_the_layout_says_what_is_on_the_host(result: Result, offload: str, words: str) -> None:
+def test_the_line_of_the_layout_says_what_is_on_the_host(result: Answer, offload: str, words: str) -> None:
     changed = result.scenario.changed("layout={dp: 8, data: fsdp}", f"training.offload={offload}")
     assert words in layout_line(changed)
 
 
-def test_the_page_shows_the_hosts_memory_its_lanes_and_the_step_without(result: Result) -> None:
+def test_the_page_shows_the_hosts_memory_its_lanes_and_the_step_without(result: Answer) -> None:
     view = page_view(result, what_ifs(result))
     text = render_page(view)
     assert "on the fullest host" in text
@@ -79,7 +78,7 @@ def test_the_page_shows_the_hosts_memory_its_lanes_and_the_step_without(result: 
     assert len(page_view(simulate(result.scenario.changed("training.offload=none"))).timeline.lanes) == 3
 
 
-def test_the_table_has_a_line_for_the_host(result: Result) -> None:
+def test_the_table_has_a_line_for_the_host(result: Answer) -> None:
     console = Console(width=100)
     with console.capture() as captured:
         console.print(render_table(table_view(result)))
@@ -87,7 +86,7 @@ def test_the_table_has_a_line_for_the_host(result: Result) -> None:
     assert "exposed host" in captured.get()
 
 
-def test_kineto_calls_copies_as_the_profiler_does(result: Result, tmp_path: Path) -> None:
+def test_kineto_calls_copies_as_the_profiler_does(result: Answer, tmp_path: Path) -> None:
     write_kineto_files(result, tmp_path, [0])
     content: dict[str, Any] = json.loads((tmp_path / "rank-0.json").read_text())
     events = content["traceEvents"]
@@ -107,20 +106,20 @@ def test_kineto_calls_copies_as_the_profiler_does(result: Result, tmp_path: Path
     assert all(group["pg_desc"] != "host" for group in content["distributedInfo"]["pg_config"])
 
 
-def test_the_other_traces_have_streams_for_the_host(result: Result, tmp_path: Path) -> None:
+def test_the_other_traces_have_streams_for_the_host(result: Answer, tmp_path: Path) -> None:
     write_spans(result, tmp_path / "spans.csv", [0])
     with (tmp_path / "spans.csv").open(encoding="utf-8", newline="") as file:
         streams = [row["stream"] for row in csv.DictReader(file)]
-    write_trace(result, tmp_path / "trace.json", [0])
-    chrome = (tmp_path / "trace.json").read_text()
+    write_trace(result, tmp_path / "step.pftrace", [0])
+    tracks = {names[-1] for names in track_names(packets(tmp_path / "step.pftrace")).values()}
     for stream in HOST_STREAMS:
         assert STREAM_NAMES[stream] in streams
-        assert STREAM_NAMES[stream] in chrome
-    assert "copies to the host: bytes per second" in chrome
+        assert STREAM_NAMES[stream] in tracks
+    assert "copies to the host: bytes per second" in tracks
 
 
 def test_the_explorer_says_that_it_leaves_offload_out_of_memory(
-    result: Result, monkeypatch: pytest.MonkeyPatch
+    result: Answer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(explore, "_tables", lambda space: space.scenario)
     with_offload, without = (

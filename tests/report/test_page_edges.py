@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from clustersim.answer import Answer
 from clustersim.planning.what_if import what_ifs
 from clustersim.report.answer import page_view
 from clustersim.report.page import render_page
 from clustersim.report.rows import MOST_ROWS
-from clustersim.result import Result
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 
@@ -28,11 +28,11 @@ ALL = {
 }  # fmt: skip
 
 
-def result_of(*overrides: str) -> Result:
+def result_of(*overrides: str) -> Answer:
     return simulate(Scenario.from_mapping(SMALL, list(overrides)))
 
 
-def titles(result: Result) -> set[str]:
+def titles(result: Answer) -> set[str]:
     text = render_page(page_view(result, what_ifs(result, budget=0.0)))
     return set(re.findall(r"<h2>(.*?)</h2>", text))
 

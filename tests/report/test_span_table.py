@@ -11,20 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from clustersim.answer import Answer
 from clustersim.errors import InputError, OutputError
 from clustersim.program.task import Compute
-from clustersim.report.span_files import SUFFIXES, require_table, write_csv, write_spans
-from clustersim.report.span_table import COLUMNS, INTEGER, NUMBER, Columns, rows_of
-from clustersim.report.trace import spans_of
-from clustersim.report.trace_ranks import trace_ranks
-from clustersim.result import Result
+from clustersim.report.export.ranks import trace_ranks
+from clustersim.report.export.spans import Export
+from clustersim.report.export.table import COLUMNS, INTEGER, NUMBER, Columns, columns_of, require_table, write_csv
+from clustersim.report.export.write import spans_of, write_spans
 from tests.report.traced import simulated
 
 TASK = -1  # the operation of what is a task itself
 
 
-def table(result: Result, *ranks: int) -> Columns:
-    parts = list(rows_of(result, trace_ranks(result, ranks)))
+def table(result: Answer, *ranks: int) -> Columns:
+    parts = [columns_of(result, *each) for each in Export(result, trace_ranks(result, ranks))]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
@@ -142,7 +142,7 @@ def test_a_name_whose_end_is_no_format_is_refused_with_those_that_are(name: str)
         require_table(name)
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".arrow"])
 def test_without_the_extra_one_sentence_says_what_to_install_and_csv_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
 ) -> None:

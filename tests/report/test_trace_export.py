@@ -1,32 +1,39 @@
-import json
+import os
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
+from clustersim.answer import Answer
 from clustersim.errors import InputError, OutputError
-from clustersim.program.task import Compute, Stream
-from clustersim.report.slices import slices, tracks
+from clustersim.program.task import Compute
+from clustersim.report.export.perfetto import require_trace, tracks
+from clustersim.report.export.write import spans_of, write_trace
 from clustersim.report.theme import CATEGORIES
-from clustersim.report.trace import spans_of, write_trace
-from clustersim.report.trace_ranks import trace_ranks
-from clustersim.result import Result
-from tests.report.traced import simulated
+from tests.report.traced import Slice, packets, simulated, slices
+
+pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
 
 
 @pytest.fixture(scope="module")
-def result() -> Result:
+def result() -> Answer:
     return simulated()
 
 
-def complete(path: Path) -> list[dict[str, Any]]:
-    return [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"]
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "step.pftrace"
 
 
-def compute_rows(result: Result) -> Iterator[tuple[int, float, float, Compute]]:
+def written(path: Path, result: Answer, ranks: Sequence[int] | None = None) -> list[Slice]:
+    write_trace(result, path, ranks)
+    return slices(path)
+
+
+def compute_rows(result: Answer) -> Iterator[tuple[int, float, float, Compute]]:
     trace, program = result.trace, result.program
     for row in range(len(trace)):
         task = program.programs[program.kind[trace.rank[row]]].tasks[trace.task[row]]
@@ -34,31 +41,29 @@ def compute_rows(result: Result) -> Iterator[tuple[int, float, float, Compute]]:
             yield int(trace.rank[row]), float(trace.start[row]), float(trace.end[row]), task
 
 
-def test_how_many_spans_will_be_written_is_known_before(result: Result, tmp_path: Path) -> None:
-    write_trace(result, tmp_path / "step.json")
-    assert spans_of(result) == len(complete(tmp_path / "step.json"))
+def test_how_many_spans_will_be_written_is_known_before(result: Answer, path: Path) -> None:
+    assert spans_of(result) == len(written(path, result))
 
 
-def test_every_operation_of_every_simulated_rank_is_in_the_trace_with_its_time(tmp_path: Path) -> None:
+def test_every_operation_of_every_simulated_rank_is_in_the_trace_with_its_time(path: Path) -> None:
     """Undisturbed, unslowed and on links of their own, operations run back to back from the start of their pass."""
     result = simulated("cost.interference=0", "cost.network=uncontended")
-    assert write_trace(result, tmp_path / "step.json") == 2
-    events = complete(tmp_path / "step.json")
-    inside = [event for event in events if "work" in event["args"]]
+    assert write_trace(result, path) == 2
+    inside = [each for each in slices(path) if each.depth]
     expected = [
-        (operation.kernel or operation.exchange, start + timing.offsets[place], timing.durations[place])
-        for rank, start, _, task in compute_rows(result)
-        for timing in [result.cost.block(rank, task.block)]
-        for place, operation in enumerate(task.block.operations)
+        (start + timing.offsets[place], timing.durations[place])
+        for _, start, _, task in compute_rows(result)
+        for timing in [result.cost.block(0, task.block)]
+        for place in range(len(task.block.operations))
     ]
     assert len(inside) == len(expected) > 500
-    assert sorted(event["ts"] for event in inside) == pytest.approx(sorted(1e6 * start for _, start, _ in expected))
-    assert sum(event["dur"] for event in inside) == pytest.approx(1e6 * sum(seconds for *_, seconds in expected))
-    up = next(event["args"] for event in inside if event["name"] == "mlp.up")
+    assert sorted(each.start for each in inside) == pytest.approx(sorted(1e9 * start for start, _ in expected), abs=1)
+    assert sum(each.end - each.start for each in inside) == pytest.approx(1e9 * sum(seconds for _, seconds in expected))
+    up = next(each.arguments for each in inside if each.name == "mlp.up")
     assert up["shape"] == "NT m 4096, n 14336, k 4096"  # gate and up together, 2 · 14,336 / tp 2
     assert up["flop"] == 2 * 4096 * 14336 * 4096
     assert up["duration_from"] == "model fitted to published measurements of this hardware"
-    assert any(event["args"].get("collective") == "all_gather" and event["args"]["payload_bytes"] for event in inside)
+    assert any(each.arguments.get("collective") == "all_gather" and each.arguments["payload_bytes"] for each in inside)
 
 
 @pytest.mark.parametrize(
@@ -70,72 +75,66 @@ def test_every_operation_of_every_simulated_rank_is_in_the_trace_with_its_time(t
         "disturbances.slow={gpu: 0, speed: 0.5}",
     ],
 )
-def test_the_operations_of_a_disturbed_pass_last_as_long_as_the_pass_but_for_waits(
-    override: str, tmp_path: Path
-) -> None:
+def test_the_operations_of_a_disturbed_pass_last_as_long_as_the_pass_but_for_waits(override: str, path: Path) -> None:
     result = simulated(override)
-    write_trace(result, tmp_path / "step.json")
-    inside = sum(event["dur"] for event in complete(tmp_path / "step.json") if "work" in event["args"])
+    inside = sum(each.end - each.start for each in written(path, result) if each.depth)
     passes = sum(end - start for _, start, end, _ in compute_rows(result))
     waited = float(result.trace.waited.sum())
-    assert inside == pytest.approx(1e6 * (passes - waited), rel=1e-4)
+    assert inside == pytest.approx(1e9 * (passes - waited), rel=1e-4)
 
 
-@pytest.mark.parametrize("overrides", [(), ("steps=2", "disturbances.jitter=5%")])
-def test_operations_lie_inside_their_pass_and_do_not_overlap(tmp_path: Path, overrides: tuple[str, ...]) -> None:
-    write_trace(simulated(*overrides), tmp_path / "step.json")
-    last: dict[tuple[int, int], tuple[int, int]] = {}
-    for event in complete(tmp_path / "step.json"):
-        start = round(event["ts"] * 1e3)
-        end = start + round(event["dur"] * 1e3)
-        at, until = last.get((event["pid"], event["tid"]), (0, 0))
-        if "work" in event["args"]:
-            assert at <= start <= end <= until
-            last[event["pid"], event["tid"]] = (end, until)
-        else:
-            assert start >= until
-            last[event["pid"], event["tid"]] = (start, end)
+@pytest.mark.parametrize("overrides", [(), ("steps=2", "disturbances.jitter=5%"), ("cost.symmetry=off",)])
+def test_operations_lie_inside_their_pass_and_nothing_overlaps_on_a_track(
+    path: Path, overrides: tuple[str, ...]
+) -> None:
+    ends: dict[tuple[int, int], int] = {}
+    inside: dict[int, tuple[int, int]] = {}
+    for each in written(path, simulated(*overrides)):
+        assert each.start >= ends.get((each.uuid, each.depth), 0)
+        ends[each.uuid, each.depth] = each.end
+        if each.depth:
+            first, _ = inside.get(each.uuid, (each.start, 0))
+            inside[each.uuid] = (first, each.end)
+        elif each.uuid in inside:
+            first, last = inside.pop(each.uuid)
+            assert each.start <= first <= last <= each.end
 
 
-def test_a_trace_that_would_fill_the_disk_is_refused_with_its_size(result: Result, tmp_path: Path) -> None:
-    write_trace(result, tmp_path / "step.json")
-    size = (tmp_path / "step.json").stat().st_size
+def test_a_trace_that_would_fill_the_disk_is_refused_with_its_size(result: Answer, path: Path) -> None:
+    write_trace(result, path)
+    size = path.stat().st_size
     with pytest.raises(OutputError, match=r"operations on 2 ranks would be .* above .*--ranks.*--force") as refused:
-        write_trace(result, tmp_path / "other.json", most=size // 2)
+        write_trace(result, path.with_name("other"), most=size // 2)
     said = float(str(refused.value).partition("about ")[2].partition(" KiB")[0]) * 2**10
     assert said == pytest.approx(size, rel=0.3)
-    assert [path.name for path in tmp_path.iterdir()] == ["step.json"]
+    assert [each.name for each in path.parent.iterdir()] == ["step.pftrace"]
 
 
-def test_every_rank_has_a_row_when_every_rank_is_simulated(tmp_path: Path) -> None:
-    write_trace(simulated("cost.symmetry=off"), tmp_path / "a.json")
-    events = json.loads((tmp_path / "a.json").read_text())["traceEvents"]
-    names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
-    assert names == [f"stage {rank // 4}, rank {rank} (tp {rank % 2})" for rank in (0, 1, 4, 5, 2, 3, 6, 7)]
+def test_every_rank_has_a_row_when_every_rank_is_simulated(path: Path) -> None:
+    write_trace(simulated("cost.symmetry=off"), path)
+    found = [packet.track_descriptor.name for packet in packets(path)]
+    names = [f"rank {rank} (tp {rank % 2})" for rank in (0, 1, 4, 5, 2, 3, 6, 7)]
+    assert [name for name in found if name.startswith("rank")] == names
 
 
 def test_without_the_extra_one_sentence_says_what_to_install(
-    result: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    result: Answer, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "perfetto.protos.perfetto.trace", None)
-    with pytest.raises(InputError, match=r"pip install .clustersim"):
-        write_trace(result, tmp_path / "step.pftrace")
-    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(InputError, match=r"pip install .clustersim.*--kineto"):
+        write_trace(result, path)
+    assert not path.exists()
 
 
-@pytest.mark.parametrize("name", ["step.json", "step.pftrace"])
-def test_an_unwritable_trace_is_one_sentence(result: Result, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["step.json", "-", "", "step.gz"])
+def test_a_name_of_another_format_is_refused_with_what_writes_json(name: str) -> None:
+    with pytest.raises(InputError, match=r"--trace .*ends in \.pftrace.*--kineto DIR"):
+        require_trace(name)
+
+
+def test_an_unwritable_trace_is_one_sentence(result: Answer, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="there is no directory"):
-        write_trace(result, tmp_path / "nowhere" / name)
-
-
-def test_nothing_overlaps_on_a_track() -> None:
-    result = simulated("cost.symmetry=off")
-    last: dict[tuple[int, int, int], int] = {}
-    for piece in slices(result, trace_ranks(result, range(8))):
-        key = (piece.rank, piece.stream, piece.track)
-        assert piece.start >= last.get(key, 0)
-        last[key] = piece.end
+        write_trace(result, tmp_path / "nowhere" / "step.pftrace")
 
 
 def test_a_lane_has_as_many_tracks_as_spans_at_once() -> None:
@@ -144,62 +143,92 @@ def test_a_lane_has_as_many_tracks_as_spans_at_once() -> None:
     assert tracks(np.array([0, 1, 2, 3, 4]), start, end).tolist() == [0] * 5
 
 
-def test_a_rank_that_was_not_simulated_has_the_times_of_the_one_that_stands_for_it(result: Result) -> None:
-    mine, other = (list(slices(result, trace_ranks(result, [rank]))) for rank in (4, 7))
-    assert {piece.rank for piece in other} == {7}
-    assert [(piece.start, piece.end, piece.label.name) for piece in mine] == [
-        (piece.start, piece.end, piece.label.name) for piece in other
+def test_a_rank_that_was_not_simulated_has_the_times_of_the_one_that_stands_for_it(result: Answer, path: Path) -> None:
+    mine, other = (written(path, result, [rank]) for rank in (4, 7))
+    assert {each.rank for each in other} == {7}
+    assert [(each.start, each.end, each.name, each.arguments) for each in mine] == [
+        (each.start, each.end, each.name, each.arguments) for each in other
     ]
 
 
-def test_what_is_received_is_there_and_comes_last(result: Result) -> None:
-    pieces = list(slices(result, trace_ranks(result, range(8))))
-    received = [piece for piece in pieces if piece.stream == Stream.RECEIVE]
-    assert pieces[-len(received) :] == received
-    sent = [piece for piece in pieces if piece.stream in (Stream.SEND_NEXT, Stream.SEND_PREVIOUS)]
+def test_what_is_received_is_there_and_comes_last(result: Answer, path: Path) -> None:
+    every = written(path, result, range(8))
+    received = [each for each in every if each.track[-1] == "receive"]
+    assert every[-len(received) :] == received
+    sent = [each for each in every if each.track[-1].startswith("send")]
     assert len(received) == len(sent) == 4 * 2 * 4  # microbatches, directions, pipelines
-    assert sorted((piece.start, piece.end) for piece in received) == sorted((piece.start, piece.end) for piece in sent)
+    assert sorted((each.start, each.end) for each in received) == sorted((each.start, each.end) for each in sent)
+    assert {each.name for each in received} == {f"receive for microbatch {number}" for number in range(4)}
 
 
 @pytest.mark.parametrize("jitter", ["0%", "5%"])
-def test_microbatches_are_counted_in_their_step_in_names_and_arguments(jitter: str, tmp_path: Path) -> None:
+def test_microbatches_are_counted_in_their_step_in_names_and_arguments(jitter: str, path: Path) -> None:
     result = simulated("steps=2", f"disturbances.jitter={jitter}")
-    pieces = list(slices(result, trace_ranks(result, [0, 4])))
-    counted = [piece for piece in pieces if "microbatch" in piece.label.arguments]
-    places = {(piece.label.arguments["step"], piece.label.arguments["microbatch"]) for piece in counted}
+    counted = [each for each in written(path, result, [0, 4]) if "microbatch" in each.arguments]
+    places = {(each.arguments["step"], each.arguments["microbatch"]) for each in counted}
     assert places == {(step, microbatch) for step in (1, 2) for microbatch in range(4)}
-    for piece in counted:
-        number, step = piece.label.arguments["microbatch"], piece.label.arguments["step"]
-        assert f"microbatch {number}" in piece.label.name
-        assert piece.label.name.endswith(f", step {step}")
-    assert not any("step" in piece.label.arguments for piece in slices(simulated(), trace_ranks(simulated(), [0])))
-    write_trace(result, tmp_path / "steps.json", [0, 4])
-    read = [event["name"] for event in complete(tmp_path / "steps.json") if "microbatch" in event["args"]]
-    assert sorted(read) == sorted(piece.label.name for piece in counted)
+    for each in counted:
+        assert f"microbatch {each.arguments['microbatch']}" in each.name
+        assert each.name.endswith(f", step {each.arguments['step']}")
+    assert not any("step" in each.arguments for each in written(path, simulated(), [0]))
 
 
-def test_waits_inside_a_pass_are_said_and_not_drawn() -> None:
+def test_chunks_are_said_in_names_from_the_second_on(path: Path) -> None:
+    result = simulated("schedule={interleaved: {chunks: 2}}")
+    counted = [each for each in written(path, result, [0]) if "chunk" in each.arguments]
+    assert {each.arguments["chunk"] for each in counted} == {0, 1}
+    for each in counted:
+        assert (", chunk 1" in each.name) is (each.arguments["chunk"] == 1)
+
+
+def test_waits_inside_a_pass_are_said_and_not_drawn(path: Path) -> None:
     """A tensor-parallel group of which one member is slow: the other waits at every exchange."""
     result = simulated("disturbances.slow={gpu: 0, speed: 0.5}")
-    passes = [piece for piece in slices(result, trace_ranks(result, [1])) if piece.inside]
-    waited = sum(piece.end - piece.start - (piece.inside.end - piece.inside.start).sum() for piece in passes)
+    every = written(path, result, [1])
+    compute = {each.uuid for each in every if each.depth}
+    drawn = [(each.depth, each.end - each.start) for each in every if each.uuid in compute]
+    waited = sum(lasts if depth == 0 else -lasts for depth, lasts in drawn)
     trace = result.trace
     assert waited == pytest.approx(1e9 * trace.waited[trace.rank == trace.representative[1]].sum(), rel=1e-4)
-    assert any("between operations" in str(piece.label.arguments.get("inside")) for piece in passes)
+    assert any("between operations" in str(each.arguments.get("inside")) for each in every)
 
 
-def test_categories_are_the_words_of_the_page(result: Result, tmp_path: Path) -> None:
-    write_trace(result, tmp_path / "step.json")
+def test_what_a_span_waited_for_is_named_whichever_ranks_are_written(path: Path) -> None:
+    """A stage waits for the one before it, in a trace of its own ranks as in one of both."""
+    result = simulated()
+    alone = [each.arguments.get("after") for each in written(path, result, [4]) if not each.depth]
+    both = [each.arguments.get("after") for each in written(path, result, [0, 4]) if not each.depth and each.rank == 4]
+    assert sorted(map(str, alone)) == sorted(map(str, both))
+    assert "forward of microbatch 0 on stage 0" in alone
+
+
+def test_categories_are_the_words_of_the_page(result: Answer, path: Path) -> None:
     words = {category.label for category in CATEGORIES}
-    assert {event["cat"] for event in complete(tmp_path / "step.json")} <= words
+    assert {each.category for each in written(path, result)} <= words
 
 
-def test_chrome_counters_are_those_of_the_ledger(result: Result, tmp_path: Path) -> None:
-    write_trace(result, tmp_path / "step.json")
-    events = json.loads((tmp_path / "step.json").read_text())["traceEvents"]
-    held = [
-        event["args"]["bytes"]
-        for event in events
-        if event["ph"] == "C" and event["pid"] == 4 and "memory" in event["name"]
-    ]
-    assert max(held) == pytest.approx(result.ledgers[1].peak, abs=1)
+@pytest.mark.slow
+def test_every_format_is_the_same_however_words_are_hashed(tmp_path: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; from tests.report.traced import simulated as made\n"
+        "from clustersim.report.export import write\n"
+        "folder, result = Path(sys.argv[1]), made('steps=2', 'disturbances.jitter=5%', 'layout.tensor_overlap=true')\n"
+        "for name in ('a.pftrace', 'a.csv', 'a.arrow', 'kineto'):\n"
+        "    form = {'a.pftrace': write.write_trace, 'kineto': write.write_kineto_files}.get(name, write.write_spans)\n"
+        "    form(result, folder / name, range(8))\n"
+    )
+    written = []
+    for seed in ("1", "2"):
+        folder = tmp_path / seed
+        folder.mkdir()
+        subprocess.run(
+            [sys.executable, "-c", script, str(folder)],
+            check=True,
+            cwd=Path(__file__).parents[2],
+            timeout=300,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        )
+        files = sorted(each for each in folder.rglob("*") if each.is_file())
+        written.append({str(each.relative_to(folder)): each.read_bytes() for each in files})
+    assert len(written[0]) == 3 + 8
+    assert written[0] == written[1]

@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 
 from clustersim.errors import InputError
 from clustersim.parallel.layout import Layout
-from clustersim.report import trace_ranks as module
-from clustersim.report.trace_ranks import default_ranks, ranks_of, require_ranks, trace_ranks
+from clustersim.report.export import ranks as module
+from clustersim.report.export.ranks import default_ranks, ranks_of, require_ranks, trace_ranks
 from tests.conftest import examples
 from tests.report.traced import simulated
 

@@ -12,13 +12,13 @@ from typing import Final
 import numpy as np
 
 from clustersim.analysis.economics import Economics, Gpus
+from clustersim.answer import Answer
 from clustersim.errors import InputError, nearest
 from clustersim.hardware.power import Activity
 from clustersim.planning.search.bounds import Least
 from clustersim.planning.search.steady import Extended
 from clustersim.reliability.estimate import Estimate, estimate, least_days
 from clustersim.reliability.terms import work_of
-from clustersim.result import Result
 from clustersim.scenario.setup import Setup
 
 _DAY: Final = 86400.0
@@ -43,7 +43,7 @@ class Objective(Enum):
             return days if self is Objective.DAYS else days * _a_day(economics_of(setup, least))
         return self._of(economics_of(setup, least))
 
-    def score(self, result: Result | Extended) -> float:
+    def score(self, result: Answer | Extended) -> float:
         """What a simulated scenario is measured by."""
         if self is Objective.STEP_TIME:
             return result.step_time
@@ -51,7 +51,7 @@ class Objective(Enum):
             return self.score_of_run(result, estimate(result.scenario, result.step_time))
         return self._of(result.economics)
 
-    def score_of_run(self, result: Result | Extended, run: Estimate) -> float:
+    def score_of_run(self, result: Answer | Extended, run: Estimate) -> float:
         """What a simulated scenario is measured by, whose run is known."""
         if self is Objective.DAYS:
             return run.days

@@ -18,6 +18,7 @@ from time import perf_counter
 from typing import Any, Final, TypeVar
 
 from clustersim.analysis.search import Bounded, Change, Found, Layout, Pruned
+from clustersim.answer import Answer
 from clustersim.errors import ClusterSimError, InputError
 from clustersim.experience.file import load_experience
 from clustersim.fitting import fits
@@ -31,7 +32,6 @@ from clustersim.planning.search.store import Store
 from clustersim.planning.search.weighing import Weighed, families, ladders, weigh
 from clustersim.processes import AHEAD, as_done, running
 from clustersim.reliability import estimate
-from clustersim.result import Result
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from clustersim.units import Seconds
@@ -311,7 +311,7 @@ def simulated(scenario: Scenario, objective: Objective, candidate: Candidate) ->
     return _layout(simulate(scenario), objective, candidate)
 
 
-def _layout(result: Result | Extended, objective: Objective, candidate: Candidate) -> Layout:
+def _layout(result: Answer | Extended, objective: Objective, candidate: Candidate) -> Layout:
     """What a search keeps of a step."""
     run = estimate(result.scenario, result.step_time) if objective.of_run else None
     economics = result.economics

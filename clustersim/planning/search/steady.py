@@ -23,9 +23,9 @@ import numpy as np
 from clustersim.analysis.breakdown import Breakdown
 from clustersim.analysis.economics import Economics, Gpus
 from clustersim.analysis.utilization import tokens_per_second
+from clustersim.answer import Answer
 from clustersim.arrays import FloatArray
 from clustersim.fitting import tightest_memory
-from clustersim.result import Result
 from clustersim.scenario import Scenario
 from clustersim.scenario.changes.work import with_microbatches
 from clustersim.schedules.breadth_first import BreadthFirst
@@ -57,8 +57,8 @@ class Extended:
     """A step of `scenario`, from two of fewer microbatches; times: what the longer one has more, to go on from it."""
 
     scenario: Scenario
-    short: Result
-    long: Result
+    short: Answer
+    long: Answer
     times: float
 
     @property

@@ -20,7 +20,7 @@ from typing import Any, Final
 from clustersim.cost.timing import ExchangeTiming
 from clustersim.dtypes import NARROW, DType
 from clustersim.program.task import Collective, Dispatcher, Exchange, HostExchange, HostWork
-from clustersim.report.operations import shape_words
+from clustersim.report.export.words import shape_words
 from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Operands
 
 _NCCL: Final = MappingProxyType(  # the kernel's name, and the name that c10d gives the collective

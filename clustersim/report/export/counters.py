@@ -14,7 +14,7 @@ import numpy as np
 
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.program.task import Compute, Stream
-from clustersim.report.trace_ranks import TraceRank
+from clustersim.report.export.ranks import TraceRank
 from clustersim.units import format_bytes
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from clustersim.arrays import IntArray
 from clustersim.errors import InputError
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import DATA, PIPELINE
-from clustersim.report.answer_table import shown_ranks
 from clustersim.report.placement_words import home_of
+from clustersim.report.rows import shown_ranks
 from clustersim.report.wording import stage_name
 
 if TYPE_CHECKING:
@@ -30,32 +30,21 @@ MOST_RANKS: Final = 64
 class TraceRank:
     """A rank that is written.
 
-    simulated: the rank whose spans are its own; coordinates: on every axis, by its name; alone: how many
-    ranks of its class there are, itself among them, if no other of them is written, else 1; slow: a straggler;
-    home: the machine's GPU that it runs on, empty where that is its own number.
+    simulated: the rank whose spans are its own; coordinates: on every axis, by its name; slow: a straggler; name: what
+    it is called within its stage.
     """
 
     rank: int
     simulated: int
     stage: str
     coordinates: Mapping[str, int]
-    alone: int
     slow: bool
-    axes: tuple[str, ...]
-    home: str = ""
+    name: str
 
     @property
     def replica(self) -> int:
         """Its place among the replicas of the model."""
         return self.coordinates[DATA.name]
-
-    @property
-    def name(self) -> str:
-        """What it is called within its stage."""
-        within = [f"{axis} {self.coordinates[axis]}" for axis in self.axes]
-        within += [self.home] if self.home else []
-        within += [f"for {self.alone:,} ranks"] if self.alone > 1 else []
-        return f"{'slow ' if self.slow else ''}rank {self.rank}" + (f" ({', '.join(within)})" if within else "")
 
 
 def default_ranks(result: "Answer") -> list[int]:
@@ -83,25 +72,25 @@ def ranks_of(result: "Answer", choice: str) -> list[int]:
 
 
 def trace_ranks(result: "Answer", ranks: Sequence[int]) -> tuple[TraceRank, ...]:
-    """What is to be known of the ranks that are written, by replica, stage and rank."""
+    """What is to be known of the ranks that are written, by replica, stage and rank.
+
+    Their names say where they are in a stage, which of the machine's GPUs they have where that is not their own number,
+    and for how many ranks of its class one is written alone.
+    """
     layout, stands = result.scenario.layout, result.trace.representative
     places = {axis.name: layout.coordinate(axis) for axis in layout.axes}
     members, written = np.bincount(stands), np.bincount(stands[list(ranks)], minlength=result.ranks)
     slow = {rank for straggler in result.stragglers.slowest for rank in straggler.ranks}
-    axes = tuple(axis.name for axis in layout.axes if axis.inside and layout.all_degrees[axis.name] > 1)
-    found = [
-        TraceRank(
-            rank=rank,
-            simulated=int(stands[rank]),
-            stage=stage_name(result.scenario, int(places[PIPELINE.name][rank])),
-            coordinates={axis: int(place[rank]) for axis, place in places.items()},
-            alone=int(members[stands[rank]]) if written[stands[rank]] == 1 else 1,
-            slow=rank in slow,
-            axes=axes,
-            home=home_of(result.scenario.cluster, rank),
-        )
-        for rank in ranks
-    ]
+    axes = [axis.name for axis in layout.axes if axis.inside and layout.all_degrees[axis.name] > 1]
+    found = []
+    for rank in ranks:
+        simulated, place = int(stands[rank]), {axis: int(each[rank]) for axis, each in places.items()}
+        within = [f"{axis} {place[axis]}" for axis in axes] + [home_of(result.scenario.cluster, rank)]
+        within += [f"for {members[simulated]:,} ranks"] if written[simulated] == 1 < members[simulated] else []
+        words = ", ".join(each for each in within if each)
+        name = f"{'slow ' if rank in slow else ''}rank {rank}" + (f" ({words})" if words else "")
+        stage = stage_name(result.scenario, place[PIPELINE.name])
+        found.append(TraceRank(rank, simulated, stage, place, rank in slow, name))
     return tuple(sorted(found, key=lambda each: (each.replica, each.coordinates[PIPELINE.name], each.rank)))
 
 

@@ -1,10 +1,17 @@
-"""How does an answer show itself? As a page, and in notebooks."""
+"""What does a user of Python get who simulates? An answer that shows itself: as a page, as figures, in notebooks.
 
+What simulates knows nothing of this: it gives an `Answer`, and so do all who simulate for themselves (planning,
+validation). Only here is it given the means to draw.
+"""
+
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clustersim.analysis.what_if import WhatIfs
 from clustersim.answer import Answer
+from clustersim.scenario import Scenario
+from clustersim.simulation import simulate as _answer
 
 if TYPE_CHECKING:
     import plotly.graph_objects as plotly
@@ -44,3 +51,9 @@ class Result(Answer):
         from clustersim.report.notebook import fragment
 
         return fragment(notebook_view(self))
+
+
+def simulate(scenario: Scenario) -> Result:
+    """Simulate training steps."""
+    answer = _answer(scenario)
+    return Result(**{field.name: getattr(answer, field.name) for field in fields(answer)})

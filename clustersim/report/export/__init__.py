@@ -1,0 +1,1 @@
+"""What is handed to other tools? One table of spans, and thin writers of it: CSV, Parquet, Arrow, Perfetto, Kineto."""

@@ -1,0 +1,319 @@
+"""How is a trace written for Perfetto, to be opened at ui.perfetto.dev?
+
+Tracks are a tree in a given order: the scenario, replicas, stages, ranks with their counters, streams. Slices carry
+what the page's hover text says, and flows join what is sent with what is received, and the members of collectives.
+Times are whole nanoseconds, so what is shorter is drawn with no length. The protobuf comes from the `perfetto` package,
+an extra: `pip install 'clustersim[trace]'`.
+
+Perfetto lets no trace choose colours (github.com/google/perfetto/issues/620). It gives slices with equal correlation
+ids equal colours (pull/1628), so the words of the page's categories are these ids: as on the page, one category has
+one colour everywhere, but not the page's.
+Reference: perfetto.dev/docs/reference/synthetic-track-event
+"""
+
+import struct
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from clustersim.arrays import BoolArray, FloatArray, IntArray
+from clustersim.errors import InputError
+from clustersim.program.task import Stream, Task
+from clustersim.report.export.counters import Counter, counters
+from clustersim.report.export.flows import NONE, Flows
+from clustersim.report.export.ranks import TraceRank
+from clustersim.report.export.spans import Export, Spans, sent_cause
+from clustersim.report.export.words import STREAM_NAMES, Arguments, Label, place_of, task_words
+from clustersim.report.wording import stage_name
+from clustersim.units import Seconds, format_seconds
+
+if TYPE_CHECKING:
+    from clustersim.answer import Answer
+
+SUFFIXES: Final = (".pftrace", ".perfetto-trace", "")
+_SEQUENCE: Final = 1
+_PACKET: Final = b"\x0a"  # tag of Trace.packet, field 1, with a length
+_STAMP: Final = 8  # bytes of a time: 2 years
+_TIMESTAMP: Final = b"\x40"  # tag of TracePacket.timestamp, field 8, a varint
+_SEQUENCE_ID: Final = b"\x50" + bytes([_SEQUENCE])  # TracePacket.trusted_packet_sequence_id, field 10
+_EVENT: Final = b"\x5a"  # tag of TracePacket.track_event, field 11, with a length
+_FLOW: Final = b"\xf9\x02"  # tag of TrackEvent.flow_ids, field 47, 8 bytes
+_VALUE: Final = b"\xe1\x02"  # tag of TrackEvent.double_counter_value, field 44, 8 bytes
+_TRACK: Final = b"\x58"  # tag of TrackEvent.track_uuid, field 11, a varint
+_FIXED: Final = 8
+_ROUNDING: Final = 5e-10  # seconds: less than a trace can show
+
+
+def require_trace(path: str | Path) -> None:
+    """Raise InputError for a name whose end is another format's, or where the extra is not installed."""
+    if path in ("", "-") or Path(path).suffix not in SUFFIXES:
+        raise InputError(
+            f"--trace {path}: name a file that ends in .pftrace, .perfetto-trace or nothing (Perfetto); --kineto DIR "
+            "writes JSON, which ui.perfetto.dev opens, too"
+        )
+    _library()
+
+
+def write_perfetto(export: Export, file: IO[bytes]) -> None:
+    """Write ranks, their spans and, but for a sample, counters; raise InputError where the extra is not installed."""
+    result, packets = export.result, _Packets(file, _library())
+    tree, flows = _Tree(packets, result.scenario.name), Flows(result.program, [rank.rank for rank in export.ranks])
+    for rank in export.ranks:
+        tree.rank(rank)
+    for rank, curves in counters(result, export.ranks if export.most is None else ()):
+        for counter in curves:
+            packets.counter(tree.counter(rank, counter), counter)
+    received: list[_Line] = []
+    for rank, spans in export:
+        for line in _lines(rank.rank, spans, flows):
+            if line.stream == Stream.RECEIVE:
+                received.append(line)
+            else:
+                packets.line(tree.line(line), line, result)
+    for line in received:
+        packets.line(tree.line(line), line, result)
+
+
+def _library() -> Any:
+    try:
+        from perfetto.protos.perfetto.trace import perfetto_trace_pb2
+    except ImportError as error:
+        raise InputError(
+            "a Perfetto trace needs the extra 'trace': pip install 'clustersim[trace]'; --kineto DIR gives traces "
+            "without it, which ui.perfetto.dev opens, too"
+        ) from error
+    return perfetto_trace_pb2
+
+
+class _Line(NamedTuple):
+    """Spans that are drawn in one line. track: 0 ... within the rank's stream; flow: [spans] `Flows` of theirs."""
+
+    rank: int
+    stream: Stream
+    track: int
+    spans: Spans
+    flow: IntArray
+
+
+def _lines(rank: int, spans: Spans, flows: Flows) -> Iterator[_Line]:
+    """The spans of a rank, stream by stream, track by track."""
+    stream, flow, alone = spans.stream, flows.of(rank, spans), spans.alone
+    track = tracks(stream[alone], spans.start[alone], spans.end[alone])[np.cumsum(alone) - 1]
+    for each in np.unique(stream).tolist():
+        for number in range(int(track[stream == each].max()) + 1):
+            which = (stream == each) & (track == number)
+            yield _Line(rank, Stream(each), number, spans.some(which), flow[which])
+
+
+def tracks(lanes: IntArray, start: FloatArray, end: FloatArray) -> IntArray:
+    """For every span the first track of its lane that is free when it starts: [spans]."""
+    track = np.zeros(len(lanes), dtype=np.int64)
+    lasts: dict[int, list[float]] = {}
+    for span in np.lexsort((end, start, lanes)).tolist():
+        ends = lasts.setdefault(int(lanes[span]), [])
+        free = next((number for number, until in enumerate(ends) if until <= start[span]), len(ends))
+        ends[free : free + 1] = [float(end[span])]
+        track[span] = free
+    return track
+
+
+class _Said(NamedTuple):
+    """What is written of a span beside when and where."""
+
+    name: str
+    category: str
+    arguments: Arguments
+
+
+def _task(result: "Answer", row: int) -> tuple[int, Task]:
+    """The program of a row of the trace, and its task."""
+    trace, kind = result.trace, int(result.program.kind[result.trace.rank[row]])
+    return kind, result.program.programs[kind].tasks[trace.task[row]]
+
+
+def _said(result: "Answer", label: Label, row: int) -> _Said:
+    """Of a task, a row of the trace, but for its waits; of messages where they come in, their sending says the rest."""
+    _, task = _task(result, row)
+    said: Arguments = {"does": label.does} if label.does else {}
+    said |= {"detail": label.detail} if label.detail and label.kind != "receive" else {}
+    said |= place_of(task, result.scenario)
+    said |= {"bytes": int(label.bytes)} if label.exchange is not None and label.bytes > 0 else {}
+    return _Said(task_words(task, result.scenario), label.category.label, said)
+
+
+def _waits(result: "Answer", row: int, cause: int, between: Seconds) -> Arguments:
+    """What a task waited for, -1 for nothing, and what made it longer. between: seconds in which no operation ran."""
+    trace, (here, _) = result.trace, _task(result, row)
+    since = trace.queued if trace.stream[row] == Stream.COMPUTE else trace.ready
+    waited, slowed = float(trace.start[row] - since[row]), float(trace.slowed[row])
+    said: Arguments = {"waited_us": waited * 1e6} if waited > 0 else {}
+    said |= {"slowed_us": slowed * 1e6} if slowed > 0 else {}
+    if cause >= 0:
+        there, before = _task(result, cause)
+        where = "" if here == there else f" on {stage_name(result.scenario, there)}"
+        said["after"] = task_words(before, result.scenario) + where
+    if between > _ROUNDING:
+        said["inside"] = f"waited {format_seconds(between)} between operations"
+    return said
+
+
+class _Tree:
+    """Tracks, described when they are first met; each has a place among its siblings."""
+
+    def __init__(self, packets: "_Packets", title: str) -> None:
+        self._packets = packets
+        self._tracks: dict[tuple[object, ...], int] = {}
+        self._children: dict[int, int] = {}
+        self._top = self._track((), 0, title)
+
+    def rank(self, rank: TraceRank) -> int:
+        """The track of a rank, below its stage and replica."""
+        replica = self._track((rank.replica,), self._top, f"replica {rank.replica}")
+        stage = self._track((rank.replica, rank.stage), replica, rank.stage)
+        return self._track(("rank", rank.rank), stage, rank.name)
+
+    def counter(self, rank: TraceRank, counter: Counter) -> int:
+        """The track of a rank's counter."""
+        return self._track((rank.rank, counter.name), self.rank(rank), counter.name, counter)
+
+    def line(self, line: _Line) -> int:
+        """The track of spans: those of a stream have one name, and viewers draw them below each other."""
+        return self._track(line[:3], self._tracks["rank", line.rank], STREAM_NAMES[line.stream])
+
+    def _track(self, key: tuple[object, ...], parent: int, name: str, counter: Counter | None = None) -> int:
+        number = self._tracks.get(key)
+        if number is None:
+            number = self._tracks[key] = len(self._tracks) + 1
+            place = self._children[parent] = self._children.get(parent, 0) + 1
+            self._packets.track(number, parent, place, name, counter)
+        return number
+
+
+class _Packets:
+    """Packets, one track of a rank at a time: a million spans never stand in memory as packets.
+
+    A trace is its packets, each behind the tag and the length of a field. What packets of a label have in common is
+    encoded once, with what differs behind it: a flow or a value as the last field of the event, and the time as the
+    last one of the packet, all of fixed lengths.
+    Reference: protobuf.dev/programming-guides/encoding
+    """
+
+    def __init__(self, file: IO[bytes], protos: Any) -> None:
+        self._file, self._protos = file, protos
+        self._known: dict[Label, tuple[bytes, bytes]] = {}
+
+    def track(self, number: int, parent: int, place: int, name: str, counter: Counter | None) -> None:
+        """Describe a line of the viewer; parent 0 is the top; place: among its siblings."""
+        trace = self._protos.Trace()
+        packet = trace.packet.add()
+        packet.trusted_packet_sequence_id = _SEQUENCE
+        track = packet.track_descriptor
+        track.uuid, track.name, track.sibling_order_rank = number, name, place
+        track.child_ordering = self._protos.TrackDescriptor.EXPLICIT
+        if parent:
+            track.parent_uuid = parent
+        if counter is not None and counter.per_second:
+            track.counter.unit_name = "bytes/s"
+        elif counter is not None:
+            track.counter.unit = self._protos.CounterDescriptor.UNIT_SIZE_BYTES
+        self._file.write(trace.SerializeToString())
+
+    def counter(self, track: int, counter: Counter) -> None:
+        """The values of a counter."""
+        head = _head(self._event("COUNTER"), track, _VALUE)
+        for stamp, value in zip(stamps(counter.times), counter.values.tolist(), strict=True):
+            self._file.write(head + struct.pack("<d", value) + stamp)
+
+    def line(self, track: int, line: _Line, result: "Answer") -> None:
+        """Spans of a track: each begins, what is inside it begins and ends, it ends."""
+        spans, alone = line.spans, line.spans.alone
+        own, end = np.flatnonzero(alone), _head(self._event("SLICE_END"), track)
+        counts = np.diff(np.append(own, len(spans))) - 1
+        lasting = spans.end - spans.start
+        inside = zip(self._heads(track, line), *_parts(line, ~alone, end), strict=True)
+        tasks = zip(own.tolist(), counts.tolist(), sent_cause(spans.trace, spans.row[own]).tolist(), strict=True)
+        for (row, count, cause), *parts in zip(tasks, *_parts(line, alone, end), strict=True):
+            between = float(lasting[row] - lasting[row + 1 : row + 1 + count].sum()) if count else 0.0
+            label, number = spans.labels[spans.label[row]], int(spans.row[row])
+            said = _said(result, label, number)
+            if label.kind != "receive":
+                said.arguments.update(_waits(result, number, cause, between))
+            head = _head(self._event("SLICE_BEGIN", said), track, _FLOW if line.flow[row] != NONE else b"")
+            operations = chain.from_iterable(islice(inside, count))
+            self._file.write(b"".join((head, *parts[:2], *operations, *parts[2:])))
+
+    def _heads(self, track: int, line: _Line) -> list[bytes]:
+        """The packets of operations up to their flows: the same wherever one is run."""
+        spans, inside = line.spans, ~line.spans.alone
+        key, which = np.unique(2 * spans.label[inside] + (line.flow[inside] != NONE), return_inverse=True)
+        heads = [self._begin(spans.labels[each // 2], track, _FLOW * (each % 2)) for each in key.tolist()]
+        return [heads[each] for each in which.tolist()]
+
+    def _begin(self, label: Label, track: int, last: bytes) -> bytes:
+        if label not in self._known:
+            self._known[label] = self._event("SLICE_BEGIN", _Said(label.name, label.category.label, label.arguments))
+        return _head(self._known[label], track, last)
+
+    def _event(self, kind: str, said: _Said | None = None) -> tuple[bytes, bytes]:
+        """An event, without the field that names its track: what comes before and after it."""
+        first, last = self._protos.TrackEvent(), self._protos.TrackEvent()
+        first.type = getattr(self._protos.TrackEvent, f"TYPE_{kind}")
+        if said is not None:
+            _annotate(first, said.arguments)
+            last.name = said.name
+            last.categories.append(said.category)
+            last.correlation_id_str = said.category
+        return first.SerializeToString(), last.SerializeToString()
+
+
+def _parts(line: _Line, which: BoolArray, end: bytes) -> tuple[Iterable[bytes], ...]:
+    """What follows the heads of some spans: the flow, when they begin, and the packet of their end, with its time."""
+    trace, row = line.spans.trace, line.spans.row[which]
+    since, until = trace.start[row], trace.end[row]
+    begins, ends = (
+        stamps(np.rint(np.clip(each[which], since, until) * 1e9).astype(np.int64))
+        for each in (line.spans.start, line.spans.end)
+    )
+    flows = [b"" if each == NONE else each.to_bytes(_FIXED, "little") for each in line.flow[which].tolist()]
+    return flows, begins, [end] * len(row), ends
+
+
+def _head(event: tuple[bytes, bytes], track: int, last: bytes = b"") -> bytes:
+    """A packet up to what differs. event: as encoded; last: the tag of the event's last field, if that differs."""
+    content = event[0] + _TRACK + _varint(track) + event[1] + last
+    fixed = _FIXED if last else 0
+    inner = _SEQUENCE_ID + _EVENT + _varint(len(content) + fixed) + content
+    return _PACKET + _varint(len(inner) + fixed + len(_TIMESTAMP) + _STAMP) + inner
+
+
+def _varint(number: int) -> bytes:
+    """A number in protobuf's encoding: seven bits a byte, the lowest first, all but the last byte marked.
+
+    >>> _varint(1), _varint(300)
+    (b'\\x01', b'\\xac\\x02')
+    """
+    low, rest = number & 0x7F, number >> 7
+    return bytes([low | 0x80]) + _varint(rest) if rest else bytes([low])
+
+
+def stamps(times: IntArray) -> list[bytes]:
+    """Times, with their tag, as numbers of protobuf that are all as long: their highest bits may be zeros."""
+    bits = times[:, None] >> 7 * np.arange(_STAMP) & 0x7F
+    bits[:, :-1] |= 0x80
+    encoded = bits.astype(np.uint8).tobytes()
+    return [_TIMESTAMP + encoded[place : place + _STAMP] for place in range(0, len(encoded), _STAMP)]
+
+
+def _annotate(event: Any, arguments: Arguments) -> None:
+    for name, value in arguments.items():
+        annotation = event.debug_annotations.add()
+        annotation.name = name
+        if isinstance(value, str):
+            annotation.string_value = value
+        elif isinstance(value, int):
+            annotation.int_value = value
+        else:
+            annotation.double_value = value

@@ -1,0 +1,199 @@
+"""What does a span say? Its kind, category and name, what it computes or moves, and how its duration is known.
+
+Said once, for the page and for all that is exported: a writer says the parts that its format has a place for. Labels do
+not depend on when a span ran, so that all runs of a block share them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from clustersim.cost.block import BlockTiming
+from clustersim.cost.timing import ExchangeTiming, Provenance
+from clustersim.parallel.mesh import ROLES
+from clustersim.program.action import Action, ActionKind
+from clustersim.program.task import (
+    Communicate,
+    Compute,
+    Exchange,
+    HostExchange,
+    Operation,
+    Receive,
+    Send,
+    Stream,
+    Task,
+    Work,
+)
+from clustersim.report.theme import AXIS_LOOKS, Category
+from clustersim.report.wording import PROVENANCE_NAMES
+from clustersim.workload.kernels import AttentionShape, Kernel, MatmulShape, Routine, Shape, StreamShape
+
+if TYPE_CHECKING:
+    from clustersim.scenario import Scenario
+
+Arguments = dict[str, str | int | float]
+STREAM_NAMES: Final = MappingProxyType(
+    {
+        Stream.COMPUTE: "compute",
+        Stream.DATA: "data parallel",
+        Stream.SEND_NEXT: "send to the next stage",
+        Stream.SEND_PREVIOUS: "send to the stage before",
+        Stream.RECEIVE: "receive",
+        Stream.TO_HOST: "copies to the host",
+        Stream.HOST: "the host's work",
+        Stream.FROM_HOST: "copies from the host",
+        Stream.EXPERTS: "tokens to and from experts",
+    }
+)
+WORK_LOOKS: Final[Mapping[Work, Category]] = MappingProxyType({work: Category[work.name] for work in Work})
+ACTION_LOOKS: Final[Mapping[ActionKind, Category]] = MappingProxyType(
+    {kind: Category[kind.name] for kind in ActionKind}
+)
+ROLE_LOOKS: Final[Mapping[str, Category]] = MappingProxyType(
+    {role.name: AXIS_LOOKS[role.serves] for role in ROLES.values()}
+)
+_KINDS: Final = MappingProxyType({Communicate: "collective", Send: "send", Receive: "receive"})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Label:
+    """What a span says. Compared by identity: operations that are repeated share one.
+
+    kind, name, bytes, memory_bytes, flop, shape, algorithm, bound, provenance: as the columns of `table.COLUMNS` say,
+    NaN or empty where there is no such thing; does, detail: of a task, in more words.
+    """
+
+    kind: str
+    category: Category
+    name: str
+    does: str = ""
+    detail: str = ""
+    work: Work | None = None
+    kernel: Kernel | None = None
+    exchange: Exchange | None = None
+    bytes: float = np.nan
+    memory_bytes: float = np.nan
+    flop: float = np.nan
+    algorithm: str = ""
+    bound: str = ""
+    provenance: str = ""
+
+    @property
+    def shape(self) -> str:
+        """What its kernel computes, in the field's terms; empty where nothing says it."""
+        return "" if self.kernel is None else shape_words(self.kernel.shape)
+
+    @property
+    def arguments(self) -> Arguments:
+        """What an operation inside a pass says beside its name."""
+        said: Arguments = {} if self.work is None else {"work": self.work.value}
+        if self.kernel is not None:
+            said |= {"kernel": self.kernel.kind.value, "dtype": self.kernel.dtype.value}
+            said |= {"flop": int(self.flop), "memory_bytes": int(self.memory_bytes)}
+            said |= {"shape": self.shape} if self.shape else {}
+        if self.exchange is not None:
+            said |= {"collective": self.exchange.collective.value, "group": self.exchange.group}
+            said |= {"payload_bytes": int(self.bytes)}
+        return said | {"bound": self.bound, "duration_from": PROVENANCE_NAMES[Provenance(self.provenance)]}
+
+
+def operation_label(operation: Operation, timing: BlockTiming, place: int, algorithm: str = "") -> Label:
+    """What an operation says at a place of its block. algorithm: of its exchange, if it has one."""
+    kernel, exchange = operation.kernel, operation.exchange
+    alone = exchange if kernel is None else None
+    return Label(
+        kind="kernel" if exchange is None else "exchange" if kernel is None else "overlap",
+        category=ROLE_LOOKS[alone.group] if alone else WORK_LOOKS[operation.work],
+        name=" + ".join(each.name for each in (kernel, exchange) if each is not None),
+        work=operation.work, kernel=kernel, exchange=exchange,
+        bytes=np.nan if exchange is None else float(exchange.payload),
+        memory_bytes=np.nan if kernel is None else float(kernel.bytes),
+        flop=np.nan if kernel is None else float(kernel.flops),
+        algorithm=algorithm, bound=timing.bound[place].value, provenance=timing.provenance[place].value,
+    )  # fmt: skip
+
+
+def pass_label(task: Compute) -> Label:
+    """What a pass says: the sums of what is in it."""
+    block, kernels = task.block, [each.kernel for each in task.block.operations if each.kernel is not None]
+    return Label(
+        "pass", look_of(task), block.name, does=block.name,
+        bytes=float(sum(exchange.payload for exchange in block.exchanges)) or np.nan,
+        memory_bytes=float(sum(kernel.bytes for kernel in kernels)),
+        flop=float(sum(kernel.flops for kernel in kernels)),
+    )  # fmt: skip
+
+
+def exchange_label(task: Communicate | Send | Receive, timing: ExchangeTiming) -> Label:
+    """What a collective or a message says."""
+    exchange, hosted = task.exchange, isinstance(task.exchange, HostExchange)
+    how = "" if hosted else f"{timing.algorithm} in a group that spans {timing.tier}, "
+    return Label(
+        _KINDS[type(task)], look_of(task), exchange.name,
+        does=exchange.name + ("" if hosted else f" ({exchange.collective.value} of {exchange.group})"),
+        detail=f"{how}bound by {timing.bound.value}, {PROVENANCE_NAMES[timing.provenance]}",
+        exchange=exchange, bytes=float(exchange.payload), algorithm=timing.algorithm,
+        bound=timing.bound.value, provenance=timing.provenance.value,
+    )  # fmt: skip
+
+
+def look_of(task: Task) -> Category:
+    """The category of a task: of a pass that is no action, what its last operation is for."""
+    if not isinstance(task, Compute):
+        return ROLE_LOOKS[task.exchange.group]
+    if task.action is not None:
+        return ACTION_LOOKS[task.action.kind]
+    return WORK_LOOKS[task.block.operations[-1].work] if task.block.operations else Category.COMPUTE
+
+
+def action_of(task: Task) -> Action | None:
+    """The action that a task belongs to, if any."""
+    return task.action if isinstance(task, Compute) else None if isinstance(task, Communicate) else task.tag
+
+
+def place_of(task: Task, scenario: "Scenario") -> Arguments:
+    """Microbatch of its step, the step (from 1) where there are several, and chunk; empty for what belongs to none."""
+    action = action_of(task)
+    if action is None:
+        return {}
+    step, microbatch = divmod(action.microbatch, scenario.microbatches)
+    several = {"step": step + 1} if scenario.steps > 1 else {}
+    return {"microbatch": microbatch, **several, "chunk": scenario.placement.chunk_of(action.stage)}
+
+
+def task_words(task: Task, scenario: "Scenario") -> str:
+    """What a task is called: its category, and for which microbatch, chunk and step it is."""
+    place = place_of(task, scenario)
+    words = "receive for" if isinstance(task, Receive) else f"{look_of(task).label} of"
+    if not place:
+        return look_of(task).label
+    words += f" microbatch {place['microbatch']}" + (f", chunk {place['chunk']}" if place["chunk"] else "")
+    return words + (f", step {place['step']}" if "step" in place else "")
+
+
+def shape_words(shape: Shape | None) -> str:
+    """What a kernel computes, in the field's terms; empty where nothing says it."""
+    match shape:
+        case MatmulShape(m, n, k, batch, operands, accumulated):
+            more = f", batch {batch}" if batch > 1 else ""
+            return f"{operands.value} m {m}, n {n}, k {k}{more}{', accumulated' if accumulated else ''}"
+        case AttentionShape():
+            return (
+                f"batch {shape.batch}, queries {shape.query}, keys {shape.key}, heads {shape.heads}, "
+                f"kv heads {shape.kv_heads}, head dim {shape.head_dim}{', causal' if shape.causal else ''}"
+                f"{'' if shape.window is None else f', window {shape.window}'}"
+            )
+        case StreamShape(routine, rows, width, backward, fused):
+            how = f"{', backward' if backward else ''}{'' if fused else ', unfused'}{_written(shape)}"
+            return f"{routine.value} {rows} x {width}{how}" if rows > 1 else f"{routine.value} {width}{how}"
+    return ""
+
+
+def _written(shape: StreamShape) -> str:
+    """The formats of the copies that a cast writes."""
+    if shape.routine is not Routine.QUANTIZE:
+        return ""
+    return f", into {' and '.join(dtype.value for dtype in shape.formats)}"
