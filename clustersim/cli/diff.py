@@ -114,18 +114,14 @@ def _compared(results: "Sequence[Result]", sides: Sequence[Side]) -> "Difference
 
 
 def _write_page(difference: "Difference", results: "Sequence[Result]", path: str) -> None:
-    from clustersim.report.answer import with_kernels
-    from clustersim.report.answer_table import shown_ranks
-    from clustersim.report.answer_timeline import timeline_of
     from clustersim.report.difference_page import write_difference
 
-    timelines = [with_kernels(result, timeline_of(result, shown_ranks(result))) for result in results]
-    write_difference(difference, timelines, path)
+    write_difference(difference, results, path)
 
 
 def _print(difference: "Difference") -> None:
     from rich.console import Console
 
-    from clustersim.report.difference_table import render_difference
+    from clustersim.report.printed.difference import render_difference
 
     Console().print(render_difference(difference))

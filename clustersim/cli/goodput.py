@@ -47,7 +47,7 @@ def show_goodput(file: Path, overrides: Sequence[str], choice: Choice, outputs: 
     if outputs.table:
         from rich.console import Console
 
-        from clustersim.report.goodput_table import render_goodput
+        from clustersim.report.printed.goodput import render_goodput
 
         Console().print(render_goodput(found), soft_wrap=False)
         for path in outputs.files.values():

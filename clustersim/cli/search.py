@@ -116,7 +116,7 @@ def _print(found: "Found", file: Path, choice: Choice) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from clustersim.report.search_table import command, render_search
+    from clustersim.report.printed.search import command, render_search
 
     console = Console()
     console.print(render_search(found, resumable=choice.resume is not None))

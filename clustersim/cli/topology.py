@@ -16,7 +16,7 @@ from clustersim.errors import InputError, nearest
 from clustersim.hardware.cluster import Cluster, describe, load_cluster
 from clustersim.hardware.graph_file import is_graph
 from clustersim.hardware.topology import Tier
-from clustersim.report.topology_view import crossing_words, level_of, picture, size_words, tier_names
+from clustersim.report.parts.topology_words import crossing_words, level_of, picture, size_words, tier_names
 from clustersim.units import format_bandwidth
 
 _SCENARIO: Final = ("model", "training")
@@ -31,7 +31,7 @@ def show_topology(name: str, overrides: Sequence[str], gpus: int | None, html: s
     cluster, spans, files = _read(name, overrides, gpus)
     Outputs(html=html).require(files)
     if html is not None:
-        from clustersim.report.topology import write_topology_page
+        from clustersim.report.parts.topology import write_topology_page
 
         write_topology_page(picture(cluster, spans), Path(html))
     tiers, console = describe(cluster), Console()

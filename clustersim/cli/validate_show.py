@@ -112,13 +112,12 @@ def _require_page(result: "Result | None", reason: str | None) -> "Result":
 def _print_step(case: Case, comparison: Comparison, mapping: "dict[str, Any] | None", result: "Result | None") -> None:
     from rich.console import Console
 
-    from clustersim.report.answer_table import table_view
-    from clustersim.report.table import render_table
+    from clustersim.report.printed.run import render_run
 
     if mapping is not None:
         print(yaml.safe_dump(mapping, sort_keys=False, allow_unicode=True))
     if result is not None:
-        Console().print(render_table(table_view(result)))
+        Console().print(render_run(result))
         print()
     print("\n".join(_lines(case, comparison, format_step_time)))
 

@@ -17,6 +17,7 @@ from clustersim.parallel.mesh import HOST_ROLE, ROLES
 from clustersim.program.action import Action, ActionKind
 from clustersim.program.placement import Placement
 from clustersim.program.task import Block, Compute, Exchange, HostExchange, Overlap, Receive, Send, Stream, Task, Work
+from clustersim.report.rows import shown_rows
 from clustersim.report.theme import AXIS_LOOKS, CATEGORIES, Category
 from clustersim.report.view import Path, Row, Spans, Timeline
 from clustersim.report.wording import PROVENANCE_NAMES, row_note, row_word, stage_name
@@ -59,6 +60,31 @@ ROLE_LOOKS: Final[Mapping[str, Category]] = MappingProxyType(
     {role.name: AXIS_LOOKS[role.serves] for role in ROLES.values()}
 )
 _MOST_KERNELS: Final = 4
+_MOST_STRAGGLERS: Final = 4
+
+
+def shown_ranks(result: "Answer") -> list[int]:
+    """Simulated ranks that say most: of each pipeline rank one, and stragglers, each beside one that is not.
+
+    Of many pipeline ranks some are shown, evenly spaced. Of a pipeline rank's ranks the one is shown on which the
+    critical path is longest, or that stands for most ranks. So the path can be followed, and the rows belong to one
+    pipeline where every rank is simulated.
+    """
+    trace, kind = result.trace, result.program.kind
+    stands_for = np.bincount(trace.representative, minlength=result.ranks)
+    on_path = np.bincount(
+        trace.rank[result.path], trace.end[result.path] - trace.start[result.path], minlength=result.ranks
+    )
+    order = np.lexsort((np.arange(result.ranks), -stands_for, -on_path))
+    of_kind, first = np.unique(kind[order], return_index=True)
+    stages = of_kind < len(result.ledgers)
+    leading = order[first[stages]]
+    chosen = set(leading[shown_rows(len(leading))].tolist())
+    for straggler in result.stragglers.slowest[:_MOST_STRAGGLERS]:
+        same = np.where(kind == straggler.kind, stands_for, -1)
+        same[trace.representative[list(straggler.ranks)]] = -1
+        chosen |= {int(trace.representative[straggler.ranks[0]]), int(same.argmax())}
+    return sorted(chosen, key=lambda rank: (int(kind[rank]), rank))
 
 
 def timeline_of(result: "Answer", ranks: Sequence[int]) -> Timeline:

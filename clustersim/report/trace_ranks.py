@@ -16,7 +16,7 @@ from clustersim.arrays import IntArray
 from clustersim.errors import InputError
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import DATA, PIPELINE
-from clustersim.report.answer_table import shown_ranks
+from clustersim.report.answer_timeline import shown_ranks
 from clustersim.report.placement_words import home_of
 from clustersim.report.wording import stage_name
 

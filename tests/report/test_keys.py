@@ -2,12 +2,17 @@
 
 import re
 
-from clustersim.report.keys import Cells, Html, named, noted, signed, stacked, table
+from markupsafe import Markup
+
+from clustersim.report.keys import Cells, named, noted, signed, stacked, table
 from clustersim.report.theme import Category
 
 
 def test_text_of_a_table_is_escaped_once_and_html_stays() -> None:
-    rows = [Cells(("a & b", "<0.1%", Html("<b>x</b>"))), Cells((noted("c", "<1 B"), stacked(("<", "&lt;")), ""), "sum")]
+    rows = [
+        Cells(("a & b", "<0.1%", Markup("<b>x</b>"))),
+        Cells((noted("c", "<1 B"), stacked(("<", "&lt;")), ""), "sum"),
+    ]
     text = table(("<head>", "", ""), rows)
     assert re.findall(r"<t[hd](?: [^>]*)?>(.*?)</t[hd]>", text) == [
         "&lt;head&gt;", "", "",

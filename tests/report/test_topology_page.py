@@ -8,8 +8,8 @@ from clustersim.hardware.cluster import Cluster, load_cluster
 from clustersim.hardware.topology import LinkKind
 from clustersim.parallel.layout import Layout
 from clustersim.program.placement import looped
-from clustersim.report.topology import Dot, Lane, Picture, Tier, topology_figure, topology_page
-from clustersim.report.topology_view import picture
+from clustersim.report.parts.topology import Dot, Lane, Picture, Tier, topology_figure, topology_page
+from clustersim.report.parts.topology_words import picture
 
 POD = Picture(
     "a pod",

@@ -11,13 +11,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from clustersim.report.document import Card, document, section, slot
+from markupsafe import Markup
+
+from clustersim.report.document import Card, card, document
+from clustersim.report.draw.bars import Drawn, lines, note, points
 from clustersim.report.figure import MUTED, SURFACE, Figure, Traces, layout
 from clustersim.report.files import write_text_atomically
 from clustersim.report.keys import Cells, noted, stacked, table
-from clustersim.report.network_words import LISTED_LOOKS, axis_words
+from clustersim.report.parts.network_words import LISTED_LOOKS, axis_words
 
 _MOST_DRAWN: Final = 36
 _MOST_EXTRA: Final = 2.3  # boxes for each doubling beyond eight
@@ -92,10 +95,9 @@ def topology_page(picture: Picture) -> str:
 
 def topology_card(picture: Picture, title: str = "Cluster and layout") -> Card:
     """The picture, what each axis crosses, and the tiers in numbers."""
-    figure = topology_figure(picture)
     lanes = _lane_table(picture) if picture.lanes else ""
     lead = _LEAD + _LANES_LEAD * bool(picture.lanes)
-    return Card(section(title, f"{slot(figure)}{lanes}{_tier_table(picture.tiers)}", lead=lead), (figure,))
+    return card(title, topology_figure(picture), lanes, _tier_table(picture.tiers), lead=lead)
 
 
 _LEAD: Final = (
@@ -150,7 +152,7 @@ def _places(count: int) -> list[float]:
     return [0.5 + (index - (boxes - 1) / 2) / _MOST_DRAWN for index in range(boxes)]
 
 
-def _boxes(level: int, tier: Tier) -> dict[str, Any]:
+def _boxes(level: int, tier: Tier) -> Drawn:
     places = _places(tier.count)
     return {
         "type": "bar",
@@ -163,35 +165,23 @@ def _boxes(level: int, tier: Tier) -> dict[str, Any]:
     }
 
 
-def _ways_up(level: int, lower: Tier, upper: Tier) -> dict[str, Any]:
+def _ways_up(level: int, lower: Tier, upper: Tier) -> Drawn:
     """A pale band as wide as the two tiers that it joins."""
     half = 0.5 / _MOST_DRAWN
     below, above = _places(lower.count), _places(upper.count)
     bottom, top = level + _BOX / 2 + 0.03, level + 1 - _BOX / 2 - _WORDS
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "fill": "toself",
-        "fillcolor": "@track",
-        "x": [below[0] - half, below[-1] + half, above[-1] + half, above[0] - half],
-        "y": [bottom, bottom, top, top],
-        "line": {"width": 0},
-        "hoverinfo": "skip",
-    }
+    across = [below[0] - half, below[-1] + half, above[-1] + half, above[0] - half]
+    return lines(across, [bottom, bottom, top, top], {"width": 0}, fill="toself", fillcolor="@track")
 
 
-def _words(level: int, tier: Tier) -> list[dict[str, Any]]:
+def _words(level: int, tier: Tier) -> list[Drawn]:
     name = f"<b>{tier.count:,} × {escape(tier.kind)}</b>"
     up = " · ".join(escape(words) for words in (f"↑ {tier.bandwidth}" if tier.bandwidth else "", tier.note) if words)
-    common = {"x": 0.5, "xanchor": "center", "showarrow": False}
-    return [
-        {**common, "y": level - _BOX / 2 - _WORDS / 2, "text": name, "font": {"size": 13}},
-        *(
-            [{**common, "y": level + 0.5 - _WORDS / 2, "text": up, "font": {"size": 12, "color": "@muted"}}]
-            if up
-            else []
-        ),
-    ]
+    common: Drawn = {"x": 0.5, "xanchor": "center"}
+    found = [note(name, y=level - _BOX / 2 - _WORDS / 2, font={"size": 13}, **common)]
+    if up:
+        found.append(note(up, y=level + 0.5 - _WORDS / 2, font={"size": 12, "color": MUTED}, **common))
+    return found
 
 
 def _middle(place: int) -> float:
@@ -206,32 +196,18 @@ def _colour(lane: Lane) -> str:
 def _line(place: int, lane: Lane) -> Traces:
     """From the GPUs to the highest tier, with a cap; a darker edge, because some colours are pale."""
     middle, half = _middle(place), 0.25 * _LANE
-    common = {
-        "type": "scatter",
-        "mode": "lines",
-        "x": [middle - half, middle + half, None, middle, middle, None, middle - half, middle + half],
-        "y": [0, 0, None, 0, lane.top, None, lane.top, lane.top],
-        "hoverinfo": "skip",
-    }
-    return [{**common, "line": {"width": width, "color": colour}} for width, colour in ((7, MUTED), (4, _colour(lane)))]
+    x = [middle - half, middle + half, None, middle, middle, None, middle - half, middle + half]
+    y = [0, 0, None, 0, lane.top, None, lane.top, lane.top]
+    return [lines(x, y, {"width": width, "color": colour}) for width, colour in ((7, MUTED), (4, _colour(lane)))]
 
 
-def _dots(place: int, lane: Lane, tiers: Sequence[Tier]) -> dict[str, Any]:
+def _dots(place: int, lane: Lane, tiers: Sequence[Tier]) -> Drawn:
     name = f"<b>{lane.axis}</b>: {_sentence(lane)}<br>between neighbours: "
     words = [name + escape(f"{each.links}, up to {tiers[each.level].kind}") for each in lane.dots]
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "x": [_middle(place)] * len(lane.dots),
-        "y": [each.level for each in lane.dots],
-        "hovertext": words,
-        "hoverinfo": "text",
-        "marker": {
-            "size": 15,
-            "color": [_colour(lane) if each.all_of_them else SURFACE for each in lane.dots],
-            "line": {"width": 2, "color": "@ink"},
-        },
-    }
+    colours = [_colour(lane) if each.all_of_them else SURFACE for each in lane.dots]
+    look = {"size": 15, "color": colours, "line": {"width": 2, "color": "@ink"}}
+    x, y = [_middle(place)] * len(lane.dots), [each.level for each in lane.dots]
+    return points(lane.axis, x, y, look, hovertext=words, hoverinfo="text")
 
 
 def _sentence(lane: Lane) -> str:
@@ -240,34 +216,33 @@ def _sentence(lane: Lane) -> str:
     return f"{lane.groups:,} × {lane.size:,} GPUs, {apart}, {nodes}"
 
 
-def _told(place: int, lane: Lane) -> Iterator[dict[str, Any]]:
+def _told(place: int, lane: Lane) -> Iterator[Drawn]:
     """The name of an axis below its line, and what its groups are above."""
     stride = "adjacent" if lane.stride == 1 else f"stride {lane.stride:,}"
     yield from _labels(place, lane, f"{lane.size:,} GPUs<br>{stride}", 11)
 
 
-def _short(place: int, lane: Lane) -> Iterator[dict[str, Any]]:
+def _short(place: int, lane: Lane) -> Iterator[Drawn]:
     yield from _labels(place, lane, f"{lane.size:,}", 10)
 
 
-def _labels(place: int, lane: Lane, above: str, size: int) -> Iterator[dict[str, Any]]:
-    common = {"x": _middle(place), "xanchor": "center", "showarrow": False}
-    yield {**common, "y": -_BOX / 2 - _WORDS / 2, "text": f"<b>{lane.axis}</b>", "font": {"size": 13}}
-    yield {**common, "y": lane.top + 0.14, "yanchor": "bottom", "text": above, "font": {"size": size}}
+def _labels(place: int, lane: Lane, above: str, size: int) -> Iterator[Drawn]:
+    common: Drawn = {"x": _middle(place), "xanchor": "center"}
+    yield note(f"<b>{lane.axis}</b>", y=-_BOX / 2 - _WORDS / 2, font={"size": 13}, **common)
+    yield note(above, y=lane.top + 0.14, yanchor="bottom", font={"size": size}, **common)
 
 
 def _lane_table(picture: Picture) -> str:
     rows = (
-        Cells(
-            (
-                noted(axis_words(lane.axis), _sentence(lane)),
-                picture.tiers[lane.top].kind,
-                stacked(each.links for each in lane.dots),
-            )
-        )
+        Cells((noted(axis_words(lane.axis), _sentence(lane)), picture.tiers[lane.top].kind, _crossed(lane)))
         for lane in picture.lanes
     )
-    return f'<div style="margin-bottom:16px">{table(("axis", "up to", "between neighbours"), rows)}</div>'
+    numbers = table(("axis", "up to", "between neighbours"), rows)
+    return Markup('<div style="margin-bottom:16px">{}</div>').format(numbers)
+
+
+def _crossed(lane: Lane) -> Markup:
+    return stacked(each.links for each in lane.dots)
 
 
 def _tier_table(tiers: Sequence[Tier]) -> str:
