@@ -114,9 +114,10 @@ def _compared(results: "Sequence[Result]", sides: Sequence[Side]) -> "Difference
 
 
 def _write_page(difference: "Difference", results: "Sequence[Result]", path: str) -> None:
-    from clustersim.report.difference_page import write_difference
+    from clustersim.report.difference_page import difference_page
+    from clustersim.report.files import write_text_atomically
 
-    write_difference(difference, results, path)
+    write_text_atomically(path, difference_page(difference, results))
 
 
 def _print(difference: "Difference") -> None:

@@ -96,10 +96,11 @@ def _announce_trace(result: "Result", path: Path, ranks: list[int]) -> None:
 def _write_page(result: "Result", path: str) -> None:
     """Write the page, with changes of the scenario and a published run that are simulated for it."""
     from clustersim.planning.what_if import what_ifs
-    from clustersim.report.page import write_page
+    from clustersim.report.files import write_text_atomically
+    from clustersim.report.page import run_page
     from clustersim.validation.nearest import nearest_run
 
-    write_page(result, path, what_ifs(result), nearest_run(result.scenario))
+    write_text_atomically(path, run_page(result, what_ifs(result), nearest_run(result.scenario)))
 
 
 def _print(result: "Result") -> None:

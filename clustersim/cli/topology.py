@@ -31,9 +31,10 @@ def show_topology(name: str, overrides: Sequence[str], gpus: int | None, html: s
     cluster, spans, files = _read(name, overrides, gpus)
     Outputs(html=html).require(files)
     if html is not None:
-        from clustersim.report.parts.topology import write_topology_page
+        from clustersim.report.files import write_text_atomically
+        from clustersim.report.parts.topology import topology_page
 
-        write_topology_page(picture(cluster, spans), Path(html))
+        write_text_atomically(html, topology_page(picture(cluster, spans)))
     tiers, console = describe(cluster), Console()
     console.print(Text.assemble((cluster.name, "bold"), f"  {size_words(cluster)}\n{cluster.description}"))
     console.print(_tier_table(tiers))

@@ -16,8 +16,9 @@ from clustersim.cli.validate_table import (
     quality_cells,
     ranking_cells,
 )
+from clustersim.report.files import write_text_atomically
 from clustersim.report.keys import Cells
-from clustersim.report.validation import Lines, Part, Point, write_validation_page
+from clustersim.report.validation import Lines, Part, Point, validation_page
 from clustersim.validation.comparison import Band
 from clustersim.validation.layouts import Ranking
 from clustersim.validation.quality import Inside
@@ -30,7 +31,7 @@ def write_page(summaries: Sequence[Summary], title: str, path: str) -> None:
     """Write the page; raise OutputError if it cannot be written."""
     rankings = [each.layouts for each in summaries if each.layouts is not None and each.layouts.sets]
     layouts = _layouts(rankings[0]) if rankings else None
-    write_validation_page(title, [_part(each) for each in summaries], layouts, path)
+    write_text_atomically(path, validation_page(title, [_part(each) for each in summaries], layouts))
 
 
 def _part(summary: Summary) -> Part:

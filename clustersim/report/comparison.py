@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -14,7 +13,6 @@ from clustersim.report.document import card, document
 from clustersim.report.draw.bars import chart, diamond, in_lines, points
 from clustersim.report.draw.timeline import timeline_card
 from clustersim.report.figure import Figure, axis, time_scale, typed
-from clustersim.report.files import write_text_atomically
 from clustersim.report.keys import Cells, signed, table
 from clustersim.report.parts.difference import part_changes
 from clustersim.report.parts.time import stages_card
@@ -31,14 +29,6 @@ _PARTS_LEAD: Final = (
     "Seconds of each part more (to the right) or less than in {first}, the mean over ranks. Together they are what the "
     "step is longer by, the diamond."
 )
-
-
-def write_comparison(results: "Mapping[str, Answer]", path: str | Path, *, title: str, shown: str) -> None:
-    """Write a page of answers by name, the first of which the others are compared with; shown: the one close up.
-
-    Raises OutputError if `path` cannot be written.
-    """
-    write_text_atomically(path, comparison_page(results, title, shown))
 
 
 def comparison_page(results: "Mapping[str, Answer]", title: str, shown: str) -> str:

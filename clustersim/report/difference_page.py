@@ -6,7 +6,6 @@ time. Both timelines have one axis, which is zoomed in both at once (`assets/dif
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -19,7 +18,6 @@ from clustersim.report.document import Card, card, document, drawn
 from clustersim.report.draw.bars import Drawn, bar, chart, in_lines, ticks
 from clustersim.report.draw.timeline import timeline_caption, timeline_figure
 from clustersim.report.figure import Figure, axis, marker, short_labels, time_scale
-from clustersim.report.files import write_text_atomically
 from clustersim.report.keys import Cells, part_name, signed, table
 from clustersim.report.parts.difference import part_changes
 from clustersim.report.rows import height_of, shown_rows
@@ -45,11 +43,6 @@ _LANES_LEAD: Final = (
     "On one time axis: drag to zoom in both, double-click to see the whole step, point at a box for its contents and "
     "its cause. Thin lanes are communication, the outline is the critical path."
 )
-
-
-def write_difference(difference: Difference, results: "Sequence[Answer]", path: str | Path) -> None:
-    """Write the page, wholly or not at all; raise OutputError if it cannot be written. results: A's and B's."""
-    write_text_atomically(path, difference_page(difference, results))
 
 
 def difference_page(difference: Difference, results: "Sequence[Answer]") -> str:

@@ -6,7 +6,6 @@ sums what it shows for any choice, and steps that were simulated beforehand.
 
 import json
 from dataclasses import fields
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -16,7 +15,6 @@ from clustersim.analysis.exploration import Exploration
 from clustersim.memory.footprint import Category as Use
 from clustersim.report.document import Card, document, drawn
 from clustersim.report.figure import Figure, axis, layout, legend, packed, script_json
-from clustersim.report.files import write_text_atomically
 from clustersim.report.keys import key
 from clustersim.report.parts.explorer_controls import controls
 from clustersim.report.parts.explorer_steps import steps_card
@@ -47,11 +45,6 @@ _ALWAYS: Final = (
     "attention, loss, optimizer, framework and cluster are the scenario's; stages hold layers as evenly as they can",
     "simulated steps do not follow the controls: they are the scenario's, changed as their titles say",
 )
-
-
-def write_explorer(exploration: Exploration, path: str | Path) -> None:
-    """Write the page; raise OutputError if it cannot be written."""
-    write_text_atomically(path, explorer_page(exploration))
 
 
 def explorer_page(exploration: Exploration) -> str:

@@ -11,7 +11,6 @@ from clustersim.analysis.goodput import DAY, Goodput, Piece, Point
 from clustersim.report.document import Card, card, document, drawn
 from clustersim.report.draw.bars import Drawn, bar, chart, level, note
 from clustersim.report.figure import Figure, Traces, axis, layout, legend, typed
-from clustersim.report.files import write_text_atomically
 from clustersim.report.keys import Cells, table
 from clustersim.report.printed.goodput import LOSSES, changes, facts, headline, losses, money_words, subject
 from clustersim.units import format_seconds, format_step_time
@@ -47,11 +46,6 @@ _EVERY_LEAD: Final = (
 _SPARES_LEAD: Final = (
     "Goodput of all nodes, spares too: with few of them the job waits for repair, with many they stand idle."
 )
-
-
-def write_goodput(found: Goodput, file: Path, path: str | Path) -> None:
-    """Write the page, wholly or not at all; raise OutputError if it cannot be written. file: the scenario."""
-    write_text_atomically(path, goodput_page(found, file))
 
 
 def goodput_page(found: Goodput, file: Path) -> str:

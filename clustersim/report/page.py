@@ -7,7 +7,6 @@ step as long as it is, what would change it, how far can this be trusted.
 
 from collections.abc import Iterator
 from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clustersim.analysis.nearest import NearestRun
@@ -17,7 +16,6 @@ from clustersim.report.answer_timeline import shown_ranks, timeline_of
 from clustersim.report.document import Card, document, drawn
 from clustersim.report.draw.heatmap import dominant_of, heatmap_card
 from clustersim.report.draw.timeline import timeline_card, timeline_figure
-from clustersim.report.files import write_text_atomically
 from clustersim.report.parts.critical_path import critical_path_card, critical_path_of
 from clustersim.report.parts.memory import memory_cards
 from clustersim.report.parts.network import network_card, network_of
@@ -36,13 +34,6 @@ if TYPE_CHECKING:
     from clustersim.answer import Answer
 
 _VERDICT_PIXELS = 820  # in a narrow notebook; a frame cannot ask for what its content needs
-
-
-def write_page(
-    result: "Answer", path: str | Path, what_ifs: WhatIfs | None = None, nearest: NearestRun | None = None
-) -> None:
-    """Write the page to `path`, wholly or not at all; raise OutputError if it cannot be written."""
-    write_text_atomically(path, run_page(result, what_ifs, nearest))
 
 
 def run_page(result: "Answer", what_ifs: WhatIfs | None = None, nearest: NearestRun | None = None) -> str:

@@ -17,7 +17,6 @@ from clustersim.analysis.search import Bounded, Found, Layout
 from clustersim.report.document import Card, card, document, drawn
 from clustersim.report.draw.bars import Drawn, chart, lines, points, words_in
 from clustersim.report.figure import Figure, Traces, axis, layout, legend, time_scale
-from clustersim.report.files import write_text_atomically
 from clustersim.report.keys import Cells, stacked, table
 from clustersim.report.parts.difference import part_changes
 from clustersim.report.printed.search import (
@@ -62,11 +61,6 @@ _MOST_AXES: Final = 6  # of which pairs are drawn
 _SHADES: Final = ("#00415F", "#0072B2", "#4A9CCB", "#8FC1DE", "#C3CCD4", "#DDE2E6")  # of lines, fastest first
 _MOST_LINES: Final = 400
 _MOST_REASONS: Final = 40
-
-
-def write_search(found: Found, file: Path, path: str | Path) -> None:
-    """Write the page, wholly or not at all; raise OutputError if it cannot be written. file: the scenario."""
-    write_text_atomically(path, search_page(found, file))
 
 
 def search_page(found: Found, file: Path) -> str:

@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 from typing import Final
 
 from markupsafe import Markup
@@ -15,7 +14,6 @@ from markupsafe import Markup
 from clustersim.report.document import Card, card, document, drawn
 from clustersim.report.draw.bars import Drawn, lines, points
 from clustersim.report.figure import Figure, Traces, axis, layout, legend, wrapped
-from clustersim.report.files import write_text_atomically
 from clustersim.report.keys import Cells, table
 from clustersim.units import format_bytes, format_number, format_seconds
 
@@ -70,11 +68,6 @@ class Part:
     skipped: Mapping[str, tuple[str, ...]]
     notes: tuple[str, ...] = ()
     bands: Lines | None = None
-
-
-def write_validation_page(title: str, parts: Sequence[Part], layouts: Lines | None, path: str | Path) -> None:
-    """Write the page to `path`, wholly or not at all; raise OutputError if it cannot be written."""
-    write_text_atomically(path, validation_page(title, parts, layouts))
 
 
 def validation_page(title: str, parts: Sequence[Part], layouts: Lines | None = None) -> str:

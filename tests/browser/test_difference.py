@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from clustersim.report.difference import difference_of
-from clustersim.report.difference_page import write_difference
+from clustersim.report.difference_page import difference_page
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from tests.browser.conftest import Opened
@@ -30,7 +30,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for change in ([], ["schedule=gpipe", "layout.tp=4", "layout.dp=1"])
     ]
     path = tmp_path_factory.mktemp("difference") / "page.html"
-    write_difference(difference_of(results[0], results[1], ("A", "B")), results, path)
+    page = difference_page(difference_of(results[0], results[1], ("A", "B")), results)
+    path.write_text(page, encoding="utf-8")
     return path
 
 

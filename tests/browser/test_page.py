@@ -9,7 +9,7 @@ import pytest
 
 from clustersim.report.answer_kernels import with_kernels
 from clustersim.report.answer_timeline import shown_ranks, timeline_of
-from clustersim.report.page import write_page
+from clustersim.report.page import run_page
 from clustersim.report.timeline_arrays import drawing
 from clustersim.report.view import Timeline
 from clustersim.result import Result
@@ -51,7 +51,7 @@ def timeline(result: Result) -> Timeline:
 def path(result: Result, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its page."""
     target = tmp_path_factory.mktemp("page") / "page.html"
-    write_page(result, target)
+    target.write_text(run_page(result), encoding="utf-8")
     return target
 
 

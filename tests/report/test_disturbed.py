@@ -5,14 +5,13 @@ import re
 from base64 import b64decode
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from clustersim.report.answer_timeline import shown_ranks, timeline_of
-from clustersim.report.comparison import comparison_page, write_comparison
+from clustersim.report.comparison import comparison_page
 from clustersim.report.draw.timeline import timeline_caption
 from clustersim.report.hover import number_of, what
 from clustersim.report.page import run_page
@@ -263,11 +262,10 @@ def test_of_mixed_accelerators_each_is_counted() -> None:
     assert gpu_line(mixed) == "(8 h100-sxm-80gb + 8 h200-sxm-141gb)"
 
 
-def test_a_comparison_takes_every_case_against_the_first_and_shows_one_close_up(slow: Result, tmp_path: Path) -> None:
+def test_a_comparison_takes_every_case_against_the_first_and_shows_one_close_up(slow: Result) -> None:
     healthy = simulated()
     results = {"healthy": healthy, "one <slow> GPU": slow}
-    write_comparison(results, tmp_path / "page.html", title="cost", shown="one <slow> GPU")
-    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    text = comparison_page(results, "cost", "one <slow> GPU")
     assert f"<td>{slow.step_time / healthy.step_time - 1:.1%}</td>" in text
     assert "Close up: one &lt;slow&gt; GPU" in text
     assert set(figures(text)) == {"difference", "waiting", "stages", "timeline"}

@@ -131,7 +131,7 @@ def test_a_result_has_a_card_with_what_its_axes_cross() -> None:
     assert network.shared
     found = rows(network_card(network).html, "Which axis crosses which tier")
     assert found["NIC"][0] == STAYS_BELOW.split(), "tensor parallelism stays in the node"
-    assert [lane.axis for lane in picture_of(result).lanes] == ["tp", "dp", "pp"]
+    assert [lane.span.axis for lane in picture_of(result).lanes] == ["tp", "dp", "pp"]
 
 
 def test_one_rank_has_none_and_still_a_cluster() -> None:

@@ -15,7 +15,7 @@ from clustersim.cost.timing import Provenance
 from clustersim.memory.footprint import Category as Use
 from clustersim.report.document import PLOTLY, document
 from clustersim.report.draw.timeline import timeline_card
-from clustersim.report.page import fragment, run_page, write_page
+from clustersim.report.page import fragment, run_page
 from clustersim.report.parts.memory import Held, memory_figure
 from clustersim.report.parts.time import stages_card, waterfall
 from clustersim.report.times import Times
@@ -103,7 +103,7 @@ def test_the_fullest_stage_is_chosen_first() -> None:
 
 
 def test_the_page_is_whole_or_not_there(tmp_path: Path) -> None:
-    write_page(simulated(), tmp_path / "page.html")
+    simulated().save_html(tmp_path / "page.html")
     assert (tmp_path / "page.html").read_text(encoding="utf-8").endswith("</html>\n")
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
 

@@ -10,15 +10,14 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 from typing import Final
 
 from markupsafe import Markup
 
+from clustersim.analysis.network_axes import AxisSpan
 from clustersim.report.document import Card, card, document
 from clustersim.report.draw.bars import Drawn, lines, note, points
 from clustersim.report.figure import MUTED, SURFACE, Figure, Traces, layout
-from clustersim.report.files import write_text_atomically
 from clustersim.report.keys import Cells, noted, stacked, table
 from clustersim.report.parts.network_words import LISTED_LOOKS, axis_words
 
@@ -45,33 +44,28 @@ class Tier:
 
 
 @dataclass(frozen=True, slots=True)
-class Dot:
-    """Links that neighbours of a group have between them, a dot on a lane.
-
-    level: of the tier to which they lead up, from 0 on; links: in words; all_of_them: whether every pair of neighbours
-    has them.
-    """
-
-    level: int
-    links: str
-    all_of_them: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Lane:
-    """One axis of a layout. size: GPUs of a group; stride: ranks between its members; nodes: that it lies on."""
+    """One axis of a layout. levels: of the tier to which each crossing leads up, from 0 on; links: each in words."""
 
-    axis: str
-    size: int
-    groups: int
-    stride: int
-    nodes: int
-    dots: tuple[Dot, ...]
+    span: AxisSpan
+    levels: tuple[int, ...]
+    links: tuple[str, ...]
 
     @property
-    def top(self) -> int:
-        """Level of the highest tier that it crosses."""
-        return max(dot.level for dot in self.dots)
+    def apart(self) -> str:
+        """How far members of a group are from each other."""
+        return "adjacent" if self.span.stride == 1 else f"stride {self.span.stride:,}"
+
+    @property
+    def words(self) -> str:
+        """The groups, in words."""
+        nodes = "1 node" if self.span.nodes == 1 else f"{self.span.nodes:,} nodes"
+        return f"{self.span.groups:,} × {self.span.size:,} GPUs, {self.apart}, {nodes}"
+
+    @property
+    def colour(self) -> str:
+        """That of its communication."""
+        return LISTED_LOOKS[self.span.axis][1].colour
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +77,6 @@ class Picture:
     lanes: tuple[Lane, ...] = ()
 
 
-def write_topology_page(picture: Picture, path: str | Path) -> None:
-    """Write the picture as one self-contained page; raise OutputError if it cannot be written."""
-    write_text_atomically(path, topology_page(picture))
-
-
 def topology_page(picture: Picture) -> str:
     """A page with the picture and its tables."""
     return document(picture.title, [topology_card(picture, picture.title)])
@@ -95,7 +84,7 @@ def topology_page(picture: Picture) -> str:
 
 def topology_card(picture: Picture, title: str = "Cluster and layout") -> Card:
     """The picture, what each axis crosses, and the tiers in numbers."""
-    lanes = _lane_table(picture) if picture.lanes else ""
+    lanes = _lane_table(picture.lanes, picture.tiers) if picture.lanes else ""
     lead = _LEAD + _LANES_LEAD * bool(picture.lanes)
     return card(title, topology_figure(picture), lanes, _tier_table(picture.tiers), lead=lead)
 
@@ -122,7 +111,9 @@ def topology_figure(picture: Picture) -> Figure:
     traces += [trace for place, lane in enumerate(lanes) for trace in _line(place, lane)]
     traces += [_dots(place, lane, tiers) for place, lane in enumerate(lanes)]
     words = [note for level, tier in enumerate(tiers) for note in _words(level, tier)]
-    wide, short = ([note for place, lane in enumerate(lanes) for note in told(place, lane)] for told in (_told, _short))
+    every = [*enumerate(lanes)]
+    wide = [each for at, lane in every for each in _labels(at, lane, f"{lane.span.size:,} GPUs<br>{lane.apart}", 11)]
+    short = [each for at, lane in every for each in _labels(at, lane, f"{lane.span.size:,}", 10)]
     return Figure(
         name="topology",
         traces=traces,
@@ -155,14 +146,10 @@ def _places(count: int) -> list[float]:
 def _boxes(level: int, tier: Tier) -> Drawn:
     places = _places(tier.count)
     return {
-        "type": "bar",
-        "x": places,
-        "y": [_BOX] * len(places),
-        "base": [level - _BOX / 2] * len(places),
-        "width": 0.8 / _MOST_DRAWN,
+        "type": "bar", "x": places, "y": [_BOX] * len(places), "base": [level - _BOX / 2] * len(places),
         "marker": {"color": MUTED if level else "@accent", "opacity": 0.6 if level else 1.0, "cornerradius": 3},
-        "hovertemplate": escape(f"{tier.count:,} × {tier.kind}") + "<extra></extra>",
-    }
+        "width": 0.8 / _MOST_DRAWN, "hovertemplate": escape(f"{tier.count:,} × {tier.kind}") + "<extra></extra>",
+    }  # fmt: skip
 
 
 def _ways_up(level: int, lower: Tier, upper: Tier) -> Drawn:
@@ -189,60 +176,39 @@ def _middle(place: int) -> float:
     return 1.02 + _LANE * (place + 0.6)
 
 
-def _colour(lane: Lane) -> str:
-    return LISTED_LOOKS[lane.axis][1].colour
-
-
 def _line(place: int, lane: Lane) -> Traces:
     """From the GPUs to the highest tier, with a cap; a darker edge, because some colours are pale."""
-    middle, half = _middle(place), 0.25 * _LANE
+    middle, half, top = _middle(place), 0.25 * _LANE, max(lane.levels)
     x = [middle - half, middle + half, None, middle, middle, None, middle - half, middle + half]
-    y = [0, 0, None, 0, lane.top, None, lane.top, lane.top]
-    return [lines(x, y, {"width": width, "color": colour}) for width, colour in ((7, MUTED), (4, _colour(lane)))]
+    y = [0, 0, None, 0, top, None, top, top]
+    return [lines(x, y, {"width": width, "color": colour}) for width, colour in ((7, MUTED), (4, lane.colour))]
 
 
 def _dots(place: int, lane: Lane, tiers: Sequence[Tier]) -> Drawn:
-    name = f"<b>{lane.axis}</b>: {_sentence(lane)}<br>between neighbours: "
-    words = [name + escape(f"{each.links}, up to {tiers[each.level].kind}") for each in lane.dots]
-    colours = [_colour(lane) if each.all_of_them else SURFACE for each in lane.dots]
+    """Links that neighbours of a group have between them; a ring where only some of them do."""
+    name = f"<b>{lane.span.axis}</b>: {lane.words}<br>between neighbours: "
+    crossed = zip(lane.links, lane.levels, strict=True)
+    words = [name + escape(f"{links}, up to {tiers[level].kind}") for links, level in crossed]
+    colours = [lane.colour if each.part == 1.0 else SURFACE for each in lane.span.crossings]
     look = {"size": 15, "color": colours, "line": {"width": 2, "color": "@ink"}}
-    x, y = [_middle(place)] * len(lane.dots), [each.level for each in lane.dots]
-    return points(lane.axis, x, y, look, hovertext=words, hoverinfo="text")
-
-
-def _sentence(lane: Lane) -> str:
-    apart = "adjacent" if lane.stride == 1 else f"stride {lane.stride:,}"
-    nodes = "1 node" if lane.nodes == 1 else f"{lane.nodes:,} nodes"
-    return f"{lane.groups:,} × {lane.size:,} GPUs, {apart}, {nodes}"
-
-
-def _told(place: int, lane: Lane) -> Iterator[Drawn]:
-    """The name of an axis below its line, and what its groups are above."""
-    stride = "adjacent" if lane.stride == 1 else f"stride {lane.stride:,}"
-    yield from _labels(place, lane, f"{lane.size:,} GPUs<br>{stride}", 11)
-
-
-def _short(place: int, lane: Lane) -> Iterator[Drawn]:
-    yield from _labels(place, lane, f"{lane.size:,}", 10)
+    x = [_middle(place)] * len(lane.levels)
+    return points(lane.span.axis, x, list(lane.levels), look, hovertext=words, hoverinfo="text")
 
 
 def _labels(place: int, lane: Lane, above: str, size: int) -> Iterator[Drawn]:
+    """The name of an axis below its line, and what its groups are above."""
     common: Drawn = {"x": _middle(place), "xanchor": "center"}
-    yield note(f"<b>{lane.axis}</b>", y=-_BOX / 2 - _WORDS / 2, font={"size": 13}, **common)
-    yield note(above, y=lane.top + 0.14, yanchor="bottom", font={"size": size}, **common)
+    yield note(f"<b>{lane.span.axis}</b>", y=-_BOX / 2 - _WORDS / 2, font={"size": 13}, **common)
+    yield note(above, y=max(lane.levels) + 0.14, yanchor="bottom", font={"size": size}, **common)
 
 
-def _lane_table(picture: Picture) -> str:
+def _lane_table(lanes: Sequence[Lane], tiers: Sequence[Tier]) -> str:
     rows = (
-        Cells((noted(axis_words(lane.axis), _sentence(lane)), picture.tiers[lane.top].kind, _crossed(lane)))
-        for lane in picture.lanes
+        Cells((noted(axis_words(lane.span.axis), lane.words), tiers[max(lane.levels)].kind, stacked(lane.links)))
+        for lane in lanes
     )
     numbers = table(("axis", "up to", "between neighbours"), rows)
     return Markup('<div style="margin-bottom:16px">{}</div>').format(numbers)
-
-
-def _crossed(lane: Lane) -> Markup:
-    return stacked(each.links for each in lane.dots)
 
 
 def _tier_table(tiers: Sequence[Tier]) -> str:

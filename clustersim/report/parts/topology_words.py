@@ -110,8 +110,5 @@ def _note(tier: Tier, links: Mapping[LinkKind, float]) -> str:
 
 
 def _lane(span: AxisSpan, tiers: Sequence[Tier]) -> drawing.Lane:
-    dots = tuple(
-        drawing.Dot(level_of(crossing, tiers), words, all_of_them=crossing.part == 1.0)
-        for crossing, words in zip(span.crossings, crossing_words(span), strict=True)
-    )
-    return drawing.Lane(span.axis, span.size, span.groups, span.stride, span.nodes, dots)
+    levels = tuple(level_of(crossing, tiers) for crossing in span.crossings)
+    return drawing.Lane(span, levels, tuple(crossing_words(span)))
