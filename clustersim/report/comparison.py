@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 from html import escape
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 from markupsafe import Markup
 
 from clustersim.report.answer_kernels import with_kernels
 from clustersim.report.answer_timeline import shown_ranks, timeline_of
-from clustersim.report.document import card, document
+from clustersim.report.document import card, document, prose
 from clustersim.report.draw.bars import chart, diamond, in_lines, points
 from clustersim.report.draw.timeline import timeline_card
 from clustersim.report.figure import Figure, axis, time_scale, typed
@@ -25,11 +25,6 @@ from clustersim.units import format_step_time
 if TYPE_CHECKING:
     from clustersim.answer import Answer
 
-_PARTS_LEAD: Final = (
-    "Seconds of each part more (to the right) or less than in {first}, the mean over ranks. Together they are what the "
-    "step is longer by, the diamond."
-)
-
 
 def comparison_page(results: "Mapping[str, Answer]", title: str, shown: str) -> str:
     """The page as HTML text."""
@@ -40,7 +35,7 @@ def comparison_page(results: "Mapping[str, Answer]", title: str, shown: str) -> 
     wrong = Markup("<p>{}</p>").format(disturbed_line(scenario) or "nothing is disturbed")
     cards = [
         card(title, _table(results), lead=f"{on}. {layout_line(scenario)}"),
-        card(f"What differs from {first}", difference_figure(results), lead=_PARTS_LEAD.format(first=first)),
+        card(f"What differs from {first}", difference_figure(results), lead=prose("different_cases", first=first)),
         card(f"Close up: {shown}", wrong),
         *([waiting_card(close)] if is_told(close) else []),
         stages_card(times_of(close, ranks), timeline),

@@ -14,7 +14,7 @@ from clustersim.arrays import FloatArray
 from clustersim.report.answer_kernels import with_kernels
 from clustersim.report.answer_timeline import shown_ranks, timeline_of
 from clustersim.report.difference import Difference, headline, lines, words_of
-from clustersim.report.document import Card, card, document, drawn
+from clustersim.report.document import Card, card, document, drawn, prose
 from clustersim.report.draw.bars import Drawn, bar, chart, in_lines, ticks
 from clustersim.report.draw.timeline import timeline_caption, timeline_figure
 from clustersim.report.figure import Figure, axis, marker, short_labels, time_scale
@@ -30,19 +30,7 @@ if TYPE_CHECKING:
     from clustersim.answer import Answer
 
 NAMES: Final = ("A", "B")
-_WATERFALL_LEAD: Final = (
-    "From A's step time to B's. Each part begins where the one before it ends: to the right what takes longer in B, to "
-    "the left what takes less; the mean over all ranks."
-)
 _CUT: Final = "The axis does not begin at zero."
-_STAGES_LEAD: Final = (
-    "By how much each part is longer (to the right) or shorter in B. Every row sums to the difference of the step "
-    "times, since all wait for each other: what one computes longer, the others wait."
-)
-_LANES_LEAD: Final = (
-    "On one time axis: drag to zoom in both, double-click to see the whole step, point at a box for its contents and "
-    "its cause. Thin lanes are communication, the outline is the critical path."
-)
 
 
 def difference_page(difference: Difference, results: "Sequence[Answer]") -> str:
@@ -52,7 +40,7 @@ def difference_page(difference: Difference, results: "Sequence[Answer]") -> str:
         cards.append(_waterfall_card(difference))
     if len(difference.row_labels) > 1 and difference.different:
         word = difference.row_labels[0].rpartition(" ")[0]
-        cards.append(card(f"Each {word}", stages_figure(difference), lead=_STAGES_LEAD))
+        cards.append(card(f"Each {word}", stages_figure(difference), lead=prose("different_stages")))
     timelines = [with_kernels(result, timeline_of(result, shown_ranks(result))) for result in results]
     title = f"{difference.titles[0]} and {difference.titles[1]}"
     return document(title, [*cards, _lanes_card(difference, timelines)], scripts=("difference",))
@@ -81,7 +69,7 @@ def _waterfall_card(difference: Difference) -> Card:
     figure = difference_waterfall(difference)
     cut = _CUT if figure.layout["xaxis"]["range"][0] > 0.0 else ""
     title, numbers = "Where the difference comes from", _parts_table(difference)
-    return card(title, figure, numbers, lead=_WATERFALL_LEAD, caption=cut, beside=True)
+    return card(title, figure, numbers, lead=prose("difference"), caption=cut, beside=True)
 
 
 def difference_waterfall(difference: Difference) -> Figure:
@@ -162,7 +150,7 @@ def _lanes_card(difference: Difference, timelines: Sequence[Timeline]) -> Card:
         for each, name in zip(drawings, NAMES, strict=True)
     ]
     lanes = list(zip(NAMES, difference.titles, figures, map(timeline_caption, drawings), strict=True))
-    return drawn("lanes.html", *figures, lanes=lanes, lead=_LANES_LEAD)
+    return drawn("lanes.html", *figures, lanes=lanes, lead=prose("lanes"))
 
 
 def _aligned(figure: Figure, whole: Seconds) -> Figure:

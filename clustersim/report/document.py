@@ -50,6 +50,12 @@ def render(template: str, **context: object) -> Markup:
     return Markup(_environment().get_template(template).render(context))
 
 
+def prose(name: str, **values: object) -> Markup:
+    """What is said above a card (`words.html`)."""
+    said: Markup = getattr(_environment().get_template("words.html").module, name)(**values)
+    return said
+
+
 def document(title: str, cards: Sequence[Card], *, scripts: Sequence[str] = (), styles: Sequence[str] = ()) -> str:
     """A self-contained HTML document. scripts, styles: further assets, by name, beside those that the figures need."""
     figures = [figure for card in cards for figure in card.figures]

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from clustersim.analysis.goodput import DAY, Goodput, Piece, Point
-from clustersim.report.document import Card, card, document, drawn
+from clustersim.report.document import Card, card, document, drawn, prose
 from clustersim.report.draw.bars import Drawn, bar, chart, level, note
 from clustersim.report.figure import Figure, Traces, axis, layout, legend, typed
 from clustersim.report.keys import Cells, table
@@ -30,31 +30,15 @@ _WORK: Final = "#0072B2"
 _SLOW: Final = "#56B4E9"
 _ROWS: Final = ("up", "lost", "down")
 _FIRST: Final = 7.0  # days of the timeline that are drawn first
-_LOSS_LEAD: Final = (
-    "From the time that the run takes where nothing breaks to what it takes: the mean over runs. Lost work is done "
-    "again from the last safe checkpoint; spare nodes are counted as if the whole job stood still for their part."
-)
-_TIME_LEAD: Final = (
-    "The first of the runs: when the job was up, which work was lost, and what it was down for. The first week; "
-    "double-click for the whole run."
-)
-_SPREAD_LEAD: Final = "Every run has the same job, and other things that break at other times."
-_EVERY_LEAD: Final = (
-    "Runs with checkpoints that come more and less often, in which the same things break. Young's and Daly's formulas "
-    "know nothing of failures while restarting, of lengths that vary, and of writing beside steps."
-)
-_SPARES_LEAD: Final = (
-    "Goodput of all nodes, spares too: with few of them the job waits for repair, with many they stand idle."
-)
 
 
 def goodput_page(found: Goodput, file: Path) -> str:
     """The page as HTML text."""
     cards = [
         _verdict_card(found),
-        card("Where the time goes", loss_figure(found), lead=_LOSS_LEAD),
+        card("Where the time goes", loss_figure(found), lead=prose("losses")),
         *_what_if_card(found),
-        card("One run", timeline_figure(found), lead=_TIME_LEAD),
+        card("One run", timeline_figure(found), lead=prose("one_run")),
         *_spread_card(found),
         *_curve_cards(found),
         _broken_card(found),
@@ -134,7 +118,7 @@ def _spread_card(found: Goodput) -> Iterable[Card]:
     }  # fmt: skip
     ideal = [(found.ideal / DAY, "nothing breaks", 1.0)]
     figure = _marked("spread", runs, axis("days"), axis("runs", rangemode="tozero"), ideal, height=260)
-    yield card("How sure are the days?", figure, lead=_SPREAD_LEAD, caption=_sure(found))
+    yield card("How sure are the days?", figure, lead=prose("runs"), caption=_sure(found))
 
 
 def _marked(
@@ -166,9 +150,9 @@ def _sure(found: Goodput) -> str:
 
 def _curve_cards(found: Goodput) -> Iterable[Card]:
     if found.intervals:
-        yield card("How often checkpoints?", interval_figure(found), lead=_EVERY_LEAD)
+        yield card("How often checkpoints?", interval_figure(found), lead=prose("checkpoints"))
     if len(found.spares) > 1:
-        yield card("How many spares?", spares_figure(found), lead=_SPARES_LEAD)
+        yield card("How many spares?", spares_figure(found), lead=prose("spares"))
 
 
 def interval_figure(found: Goodput) -> Figure:

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from clustersim.analysis.parts import PARTS
 from clustersim.analysis.search import Bounded, Found, Layout
-from clustersim.report.document import Card, card, document, drawn
+from clustersim.report.document import Card, card, document, drawn, prose
 from clustersim.report.draw.bars import Drawn, chart, lines, points, words_in
 from clustersim.report.figure import Figure, Traces, axis, layout, legend, time_scale
 from clustersim.report.keys import Cells, stacked, table
@@ -33,25 +33,6 @@ from clustersim.report.printed.search import (
 )
 from clustersim.units import format_bytes, format_energy, format_number, format_step_time
 
-_PARETO_LEAD: Final = (
-    "Every dot is a layout that was simulated: to the left faster, upwards more memory left on the fullest GPU. On the "
-    "line no other is faster with as much memory left on as few GPUs."
-)
-_HEAT_LEAD: Final = (
-    "The fastest simulated step for each pair of values; ≥ is a bound below which no layout there can be, which was "
-    "enough to leave it out; empty: none is legal and fits."
-)
-_LINES_LEAD: Final = (
-    "Every line is a layout that was simulated, through its values of each key: the darker, the faster."
-)
-_WHY_LEAD: Final = (
-    "By how much longer (to the right) or shorter each part of the step is in other layouts than in the one to take; "
-    "the mean over ranks."
-)
-_SURE_LEAD: Final = (
-    "The best layouts, simulated again with one thing changed for all of them: bold is the best of each row; what "
-    "differs by less than two runs of the same is no difference."
-)
 _ASKED: Final = (
     "layout.tp", "layout.pp", "schedule", "layout.data", "training.microbatch", "layout.ep", "layout.cp",
     "training.recompute",
@@ -124,16 +105,16 @@ def _jobs_card(found: Found) -> Iterable[Card]:
 
 
 def _drawn(found: Found) -> Iterable[Card]:
-    yield card("Time against memory", pareto_figure(found), lead=_PARETO_LEAD)
+    yield card("Time against memory", pareto_figure(found), lead=prose("pareto"))
     every: list[Layout | Bounded] = [*found.simulated, *found.bounded]
     here = [each for each in every if each.job == found.choice.job]
     axes = _axes(here)
     if len(axes) > 1:
-        yield card("Which values are fast", heat_figure(found, axes), lead=_HEAT_LEAD)
+        yield card("Which values are fast", heat_figure(found, axes), lead=prose("values"))
     shown = found.simulated[:_MOST_LINES]
     axes = _axes(shown)
     if len(axes) > 1:
-        yield card("All that was simulated", lines_figure(shown, axes), lead=_LINES_LEAD)
+        yield card("All that was simulated", lines_figure(shown, axes), lead=prose("simulated"))
 
 
 def _axes(layouts: Sequence[Layout | Bounded]) -> dict[str, list[str]]:
@@ -312,7 +293,7 @@ def _why_cards(found: Found) -> Iterable[Card]:
         for name, other in there
     )
     told = Markup("<ul>{}</ul>").format(words)
-    yield card("Why this and not that", why_figure(found, there), told, lead=_WHY_LEAD)
+    yield card("Why this and not that", why_figure(found, there), told, lead=prose("why"))
 
 
 def why_figure(found: Found, others: Sequence[tuple[str, Layout]]) -> Figure:
@@ -339,7 +320,7 @@ def _sure_card(found: Found) -> Iterable[Card]:
     rows += [Cells((each.words, *_scores(each.scores, each.best, found))) for each in found.changes]
     lost = found.overtaken
     words = f"Another is better with {', '.join(lost)}." if lost else "No other is better with any of these changes."
-    yield card("Does it stay the best?", table(heads, rows), lead=_SURE_LEAD, caption=words)
+    yield card("Does it stay the best?", table(heads, rows), lead=prose("sure"), caption=words)
 
 
 def _scores(scores: Sequence[float | None], best: int | None, found: Found) -> Iterable[str]:

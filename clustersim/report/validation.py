@@ -11,7 +11,7 @@ from typing import Final
 
 from markupsafe import Markup
 
-from clustersim.report.document import Card, card, document, drawn
+from clustersim.report.document import Card, card, document, drawn, prose
 from clustersim.report.draw.bars import Drawn, lines, points
 from clustersim.report.figure import Figure, Traces, axis, layout, legend, wrapped
 from clustersim.report.keys import Cells, table
@@ -74,33 +74,8 @@ def validation_page(title: str, parts: Sequence[Part], layouts: Lines | None = N
     """The page as HTML text; layouts: how well the fastest layout is chosen, if there is anything to choose."""
     cards = [card for number, part in enumerate(parts) for card in _cards(part, number)]
     if layouts is not None:
-        cards.append(card("Which layout is fastest", table(layouts.heads, layouts.rows), lead=_LAYOUTS_LEAD))
-    return document(title, [drawn("head.html", title=title, look="lead", words=_INTRODUCTION), *cards])
-
-
-_INTRODUCTION: Final = (
-    "Every case is predicted from what its source states; no constant depends on the case. Errors are predicted over "
-    "measured, less one: below zero the prediction is too fast (or too small). Mean and median are of absolute errors, "
-    "bias is the mean of errors, a macro mean counts every source once."
-)
-_SCATTER_LEAD: Final = (
-    "Each mark is a case. On the line the prediction is exact, the band is within 10 %. Point at a mark for the case, "
-    "click the legend to hide a source, double-click it to see that source alone, drag to zoom."
-)
-_FACTOR_LEAD: Final = (
-    "Each mark is a case, the box holds the middle half of the cases and the line in it is the median. The shaded band "
-    "is within 10 %."
-)
-_BANDS_LEAD: Final = (
-    "Every answer says between what and what its step is expected, by how far published steps of such regimes were "
-    "from predictions that had not seen their source. A step may be of several regimes; shares count every source "
-    "once. The last column is that of published steps under a band that has not seen their source either."
-)
-_LAYOUTS_LEAD: Final = (
-    "Sets of cases that differ only in layout. Right: the fastest was predicted to be fastest. Regret: by how much the "
-    "layout that is predicted to be fastest is slower than the fastest measured. Kendall's tau compares the two "
-    "orders: 1 is the same, -1 reversed."
-)
+        cards.append(card("Which layout is fastest", table(layouts.heads, layouts.rows), lead=prose("layouts")))
+    return document(title, [drawn("head.html", title=title, look="lead", words=prose("validation")), *cards])
 
 
 def _cards(part: Part, number: int) -> Iterator[Card]:
@@ -108,13 +83,13 @@ def _cards(part: Part, number: int) -> Iterator[Card]:
     yield card(part.title, table(part.sources.heads, part.sources.rows), *notes)
     if part.bands is not None:
         title = f"{part.title}: inside the expected band"
-        yield card(title, table(part.bands.heads, part.bands.rows), lead=_BANDS_LEAD)
+        yield card(title, table(part.bands.heads, part.bands.rows), lead=prose("bands"))
     if part.points:
         figure = scatter_figure(part, f"scatter{number}")
-        yield card(f"{part.title}: predicted against measured", figure, lead=_SCATTER_LEAD)
+        yield card(f"{part.title}: predicted against measured", figure, lead=prose("cases"))
     if any(point.factors for point in part.points):
         figure = factor_figure(part.points, f"factor{number}")
-        yield card(f"{part.title}: error by factor", figure, lead=_FACTOR_LEAD)
+        yield card(f"{part.title}: error by factor", figure, lead=prose("factors"))
     if part.skipped:
         yield card(f"{part.title}: skipped", *map(_skipped, *zip(*part.skipped.items(), strict=True)))
 

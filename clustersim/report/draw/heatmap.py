@@ -16,7 +16,7 @@ from clustersim.analysis.parts import BUBBLES, EXPOSED, PARTS, Part
 from clustersim.arrays import IntArray
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import DATA, DENSE, EXPERT, EXPERT_DATA, EXPERT_TENSOR, EXPERTS, MESHES, PIPELINE, Mesh
-from clustersim.report.document import Card, card
+from clustersim.report.document import Card, card, prose
 from clustersim.report.figure import Figure, axis, layout, packed, time_scale
 from clustersim.report.keys import key, part_keys
 from clustersim.report.theme import PART_LOOKS
@@ -44,10 +44,6 @@ _ROW: Final = 40  # pixels of a row where there are few
 _NOBODY: Final = np.iinfo(np.uint16).max
 _DOT, _DASH = "dot", "dash"
 _SIGNS: Final = "Dots stand on communication that nothing hides, dashes on bubbles and waits, nothing on work."
-_LEAD: Final = (
-    "Each row is one rank; the colour says what takes most of each {bin}. Drag to zoom until single ranks show, "
-    "double-click to see all, point for words, click a row for the rank's class."
-)
 _ASK: Final = Markup(
     '<p class="choice"><label>rank <input id="heatmap-rank" type="number" min="0" max="{last}" step="1" '
     'style="width:8em"></label></p><div id="heatmap-row" aria-live="polite"></div>'
@@ -80,7 +76,7 @@ def dominant_of(result: "Answer") -> Heatmap | None:
 def heatmap_card(heatmap: Heatmap) -> Card:
     """All ranks over time, and a panel about the one that is clicked."""
     dominant = heatmap.dominant
-    lead = _LEAD.format(bin=format_seconds(dominant.makespan / dominant.category.shape[1]))
+    lead = prose("all_ranks", bin=format_seconds(dominant.makespan / dominant.category.shape[1]))
     keys, ask = part_keys(np.unique(dominant.category).tolist()), _ASK.format(last=heatmap.ranks - 1)
     return card("All ranks over time", keys, heatmap_figure(heatmap), ask, lead=lead, caption=_caption(heatmap))
 

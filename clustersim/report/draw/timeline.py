@@ -9,7 +9,7 @@ pieces are joined by a line. What is drawn depends on what the reader looks at, 
 from html import escape
 from typing import Any, Final
 
-from clustersim.report.document import Card, card
+from clustersim.report.document import Card, card, prose
 from clustersim.report.figure import Figure, axis, layout, legend, time_scale
 from clustersim.report.theme import CATEGORIES, Category, chunk_shade, text_colour
 from clustersim.report.timeline_arrays import Drawing, drawing
@@ -21,21 +21,13 @@ _COMPUTE_HEIGHT: Final = 0.56
 _LANES_HEIGHT: Final = 0.26
 _FEW_ROWS: Final = 110  # pixels of each of one or two rows
 _TITLES: Final = ("Timeline", "Pipeline timeline")
-_ROWS_LEAD: Final = "One row for each {row}; numbers are microbatches, lighter shades are later model chunks. "
-_SLOW_LEAD: Final = "Slow ranks have rows of their own, beside one that is not slow. "
-_STEPS_LEAD: Final = "Dashed lines are the ends of steps. "
-_LEAD: Final = (
-    "Thin lanes are communication, the outline is the critical path. Drag to zoom, double-click to see the whole step, "
-    "point at a box for its contents and its cause, click the legend to hide a kind."
-)
 
 
 def timeline_card(timeline: Timeline) -> Card:
     """When each row does what."""
     drawn, several = drawing(timeline), len(timeline.rows) > 1
     slow = any(row.told for row in timeline.rows)
-    rows = _ROWS_LEAD.format(row=timeline.row_word) * several + _SLOW_LEAD * slow
-    lead = rows + _STEPS_LEAD * bool(timeline.ends) + _LEAD
+    lead = prose("timeline", row=timeline.row_word, several=several, slow=slow, ends=timeline.ends)
     return card(_TITLES[several], timeline_figure(drawn), lead=lead, caption=timeline_caption(drawn))
 
 

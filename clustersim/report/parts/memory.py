@@ -14,7 +14,7 @@ from clustersim.fitting import footprint_of
 from clustersim.memory.footprint import Category as Use
 from clustersim.memory.footprint import Footprint
 from clustersim.memory.ledger import Ledger
-from clustersim.report.document import Card, card
+from clustersim.report.document import Card, card, prose
 from clustersim.report.draw.bars import Drawn, chart, in_parts, level, note
 from clustersim.report.figure import Figure, axis, layout, legend, packed, short_labels, time_scale
 from clustersim.report.keys import Cells, table
@@ -31,7 +31,6 @@ _GIB: Final = 2.0**30
 _MOST_MOMENTS: Final = 1500
 Weights = tuple[float, Bytes]
 """Parameters, and bytes of them, their gradients and optimizer states."""
-_LEAD: Final = "What one GPU{of} holds{step}. The dashed line is what it has."
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,7 +52,7 @@ def memory_cards(result: "Answer", several: bool) -> Iterator[Card]:
     """Memory over time and at the peak. several: whether pages show several pipeline ranks."""
     stages, word = stages_of(result), row_word(result.scenario)
     step = ", in the first step" if result.scenario.steps > 1 else ""
-    lead = _LEAD.format(of=f" of the {word}" * several, step=step)
+    lead = prose("memory", of=f" of the {word}" * several, step=step)
     yield card("Memory over time", memory_figure(stages, result.memory_capacity, result.step_time), lead=lead)
     some = f"{len(stages)} of {len(result.ledgers):,} {word}s are shown, the fullest among them."
     figure, told = peak_figure(stages, result.memory_capacity)

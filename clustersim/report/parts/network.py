@@ -16,7 +16,7 @@ from clustersim.analysis.network import AxisUse, BusyLink, NetworkUse, TierUse, 
 from clustersim.analysis.network_bytes import Metered
 from clustersim.arrays import FloatArray
 from clustersim.assembly import library_of
-from clustersim.report.document import Card, card
+from clustersim.report.document import Card, card, prose
 from clustersim.report.draw.bars import Drawn, note
 from clustersim.report.figure import MUTED, Figure, axis, layout, share_words, time_scale
 from clustersim.report.keys import Cells, noted, stacked, table, titled, wide
@@ -74,39 +74,14 @@ def network_card(network: Network | None) -> Card:
         titled("Busiest links", wide(_link_table(use.busiest))),
         titled("Which axis crosses which tier", wide(_axis_table(use))),
     )
-    return card("Network", utilisation_figure(use), *tables, lead=_lead(network), caption=_caption(network))
-
-
-_LEAD: Final = (
-    "Each row is all links of one tier: the bytes that they carry over what they could carry at their nominal "
-    "bandwidth; the deeper the colour, the fuller. Bytes of a collective or message are spread evenly over the time "
-    "that it takes, those of exchanges inside a pass over the pass."
-)
-_OVER: Final = (
-    " More than 100 % (orange): axes meet on these links at the same time, which this run lets them do for free; "
-    "cost.network: shared says what it costs."
-)
-_RECORDED: Final = " Times are the record's where it has them; which links are used is what the model's algorithms say."
-
-
-def _lead(network: Network) -> str:
-    return _LEAD + _OVER * _over(network) + _RECORDED * network.recorded
+    lead = prose("network", over=_over(network), recorded=network.recorded)
+    caption = prose("network_caption", shared=network.shared, over=_over(network), hosts=network.hosts)
+    return card("Network", utilisation_figure(use), *tables, lead=lead, caption=caption)
 
 
 def _over(network: Network) -> bool:
     """Whether a tier carries more than it could, because axes do not slow each other."""
     return not network.shared and any(tier.peak > 1.0 for tier in network.use.tiers)
-
-
-def _caption(network: Network) -> str:
-    met = _SHARED if network.shared else _ALONE
-    return met + _BELOW * (not _over(network)) + _HOSTS * network.hosts
-
-
-_SHARED: Final = "Links are shared fairly among all that cross them at the same time."
-_ALONE: Final = "Each axis shares links among its own groups only."
-_HOSTS: Final = " Copies to hosts and back meet none of it, on PCIe neither, and are not counted here."
-_BELOW: Final = " What protocols add on the wire is not counted, so that a link in use all the time stays below 100 %."
 
 
 def utilisation_figure(use: NetworkUse) -> Figure:

@@ -15,7 +15,7 @@ import numpy as np
 from clustersim.analysis.overlap import Overlap, overlap
 from clustersim.arrays import FloatArray
 from clustersim.parallel.mesh import SERVED
-from clustersim.report.document import Card, card
+from clustersim.report.document import Card, card, prose
 from clustersim.report.draw.bars import Drawn, bar, ticks, words_in
 from clustersim.report.figure import (
     MUTED,
@@ -43,11 +43,6 @@ LOOKS: Final = tuple(AXIS_LOOKS[axis] for axis in SERVED)
 _ALONE: Final = "compute only"
 _ROUNDING: Final = 1e-9  # of what a time is a part of
 _BAND: Final = 0.84  # of a row that its bars fill
-_LEAD: Final = (
-    "For each {row} a bar for each kind of communication: how long ranks only compute, compute while data moves "
-    "(hatched: hidden), and move data that nothing hides. They wait for what is exposed; what moves beside a wait for "
-    "something else costs nothing."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +81,7 @@ def overlap_card(stages: StageOverlap) -> Card:
     """The bars, and how much of each axis hides."""
     drawn, word = stages.bars, stages.names.word
     some = f"{len(drawn.labels)} of {drawn.of:,} {word}s are shown, evenly spaced."
-    caption, lead = some if len(drawn.labels) < drawn.of else "", _LEAD.format(row=word) + drawn.note("the step")
+    caption, lead = some if len(drawn.labels) < drawn.of else "", prose("overlap", row=word) + drawn.note("the step")
     content = overlap_figure(stages), totals_table(stages)
     return card("Communication and computation", *content, lead=lead, caption=caption, beside=True)
 

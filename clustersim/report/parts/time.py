@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from clustersim.analysis.losses import BELOW_PEAK
 from clustersim.analysis.parts import PARTS, Part
-from clustersim.report.document import Card, card
+from clustersim.report.document import Card, card, prose
 from clustersim.report.draw.bars import Drawn, bar, chart, in_lines, in_parts
 from clustersim.report.figure import Figure, axis, legend, marker, share_words, short_labels, time_scale
 from clustersim.report.keys import Cells, part_name, table
@@ -29,27 +29,15 @@ THIN: Final = "thin: the critical path"
 IDEAL: Final = "ideal: model FLOP at the peak"
 _WIDE: Final = 0.62  # of a row
 _THIN: Final = 0.12
-_LEAD: Final = (
-    "Wide bars are the mean over all ranks, thin ones the critical path: the chain of tasks that makes the step as "
-    "long as it is; to shorten what is not on it does not help. Communication on the path counts in full, also where a "
-    "kernel hides it from the mean. Each part begins where the one before it ends."
-)
-_IDEAL: Final = (
-    "The ideal step of {seconds} is one in which every GPU does nothing but the model's FLOP (forward and backward, "
-    "nothing twice, attention as a full matrix) at its dense peak of {peak} in the format that it computes in."
-)
-_NO_IDEAL: Final = (
-    "No ideal step is drawn: the model's FLOP at the peak, with attention as a full matrix by convention, would take "
-    "longer than kernels that skip what the causal mask hides."
-)
-_STAGES_LEAD: Final = "Every bar is the whole step of one {row}: work in colour, waiting in hatched grey."
 
 
 def parts_card(result: "Answer", times: Times) -> Card:
     """Where the time goes, drawn and in numbers; what is called ideal, or why there is none."""
     peak = format_flops(result.flops.model / result.step_time / result.ranks / result.mfu()) if times.ideal else ""
-    caption = _IDEAL.format(seconds=format_step_time(times.ideal), peak=peak) if times.ideal else _NO_IDEAL
-    return card("Where the time goes", waterfall(times), parts_table(times), lead=_LEAD, caption=caption, beside=True)
+    caption = prose("ideal", seconds=format_step_time(times.ideal), peak=peak) if times.ideal else prose("no_ideal")
+    return card(
+        "Where the time goes", waterfall(times), parts_table(times), lead=prose("parts"), caption=caption, beside=True
+    )
 
 
 def stages_card(times: Times, timeline: Timeline) -> Card:
@@ -68,7 +56,7 @@ def stages_card(times: Times, timeline: Timeline) -> Card:
         narrow={**short_labels(labels, drawn.lines), "height": narrow_height(height, len(traces))},
         stacked="stack", bargap=0.22,
     )  # fmt: skip
-    lead = _STAGES_LEAD.format(row=timeline.row_word) + drawn.note("the step")
+    lead = prose("stages", row=timeline.row_word) + drawn.note("the step")
     return card(f"Each {timeline.row_word}", figure, lead=lead, caption=timeline.row_note)
 
 

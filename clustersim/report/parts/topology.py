@@ -15,7 +15,7 @@ from typing import Final
 from markupsafe import Markup
 
 from clustersim.analysis.network_axes import AxisSpan
-from clustersim.report.document import Card, card, document
+from clustersim.report.document import Card, card, document, prose
 from clustersim.report.draw.bars import Drawn, lines, note, points
 from clustersim.report.figure import MUTED, SURFACE, Figure, Traces, layout
 from clustersim.report.keys import Cells, noted, stacked, table
@@ -85,19 +85,8 @@ def topology_page(picture: Picture) -> str:
 def topology_card(picture: Picture, title: str = "Cluster and layout") -> Card:
     """The picture, what each axis crosses, and the tiers in numbers."""
     lanes = _lane_table(picture.lanes, picture.tiers) if picture.lanes else ""
-    lead = _LEAD + _LANES_LEAD * bool(picture.lanes)
+    lead = prose("topology", lanes=bool(picture.lanes))
     return card(title, topology_figure(picture), lanes, _tier_table(picture.tiers), lead=lead)
-
-
-_LEAD: Final = (
-    "Each line is a tier, GPUs at the bottom; of many equal boxes only some are drawn. Between two tiers stands the "
-    "bandwidth of the way up, in each direction."
-)
-_LANES_LEAD: Final = (
-    " Beside them stand the axes of the layout, each as high as its groups reach: a dot where neighbours of a group "
-    "have such links between them, a ring where only some of them do. Collectives may take a shorter way, along rails: "
-    "what each axis sends over which tier is counted from a simulation (Network)."
-)
 
 
 def topology_figure(picture: Picture) -> Figure:

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from clustersim.analysis.stragglers import LEAST, Straggler, Waits
 from clustersim.hardware.disturbance import in_ranges
-from clustersim.report.document import Card, card
+from clustersim.report.document import Card, card, prose
 from clustersim.report.draw.bars import bar, chart, diamond, points
 from clustersim.report.figure import Figure, Traces, axis, short_labels, time_scale, typed
 from clustersim.report.keys import Cells, stacked, table
@@ -29,10 +29,6 @@ if TYPE_CHECKING:
 SHARED_DELAY: Final = "A slow way delays all members of the groups that use it: the slowest rank stands first."
 _VISIBLE: Final = 1e-3  # of the step: the least difference of waiting that is shown
 _LONGER: Final = f"{100 * LEAST:g} %"
-_LEAD: Final = (
-    "The rank of each {row} that waits least is the one that the others wait for. Shown is how much longer they wait "
-    "than that one, which stands at zero: the bar ends at the one that waits most, the dot is their mean."
-)
 
 
 def is_told(result: "Answer") -> bool:
@@ -46,7 +42,7 @@ def waiting_card(result: "Answer") -> Card:
     title = "Who waits for whom"
     if spread(result.waits) < ROUNDING * result.step_time:
         return card(title, stragglers_table(result))
-    lead = _LEAD.format(row=row_word(result.scenario))
+    lead = prose("waiting", row=row_word(result.scenario))
     return card(title, waiting_figure(result), stragglers_table(result), lead=lead, beside=True)
 
 

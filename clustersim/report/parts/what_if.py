@@ -10,17 +10,13 @@ from typing import Final
 from markupsafe import Markup
 
 from clustersim.analysis.what_if import Outcome, WhatIf, WhatIfs
-from clustersim.report.document import Card, card
+from clustersim.report.document import Card, card, prose
 from clustersim.report.draw.bars import bar, chart, in_lines, reach
 from clustersim.report.figure import SURFACE, Figure, axis, time_scale, typed
 from clustersim.report.keys import Cells, signed, table, unbroken
 from clustersim.units import format_bytes, format_number, format_step_time
 
 TITLE: Final = "What if"
-_LEAD: Final = (
-    "One thing changed at a time, and simulated again. Bars show by how much longer (to the right, hatched) or shorter "
-    "the work of the present step takes; grey and ✕: then it does not fit into memory."
-)
 _PERCENT: Final = 5e-5  # of the step: what is less is shown as no change
 _ROOM, _NARROW_ROOM = 0.25, 0.9  # of the longest bar: beside it, for its words
 
@@ -31,7 +27,7 @@ def what_if_card(what_ifs: WhatIfs) -> Card:
     if not what_ifs.tried:
         return card(TITLE, untried, lead="No change was simulated.")
     content = what_if_figure(what_ifs), what_if_table(what_ifs), untried
-    return card(TITLE, *content, lead=_LEAD, caption=" ".join(_notes(what_ifs)))
+    return card(TITLE, *content, lead=prose("what_if"), caption=" ".join(_notes(what_ifs)))
 
 
 def what_if_figure(what_ifs: WhatIfs) -> Figure:
