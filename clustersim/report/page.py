@@ -33,7 +33,7 @@ from clustersim.report.times import times_of
 if TYPE_CHECKING:
     from clustersim.answer import Answer
 
-_VERDICT_PIXELS = 820  # in a narrow notebook; a frame cannot ask for what its content needs
+_VERDICT_PIXELS = 1040  # in a notebook of 1280; a frame cannot ask for what its content needs, and narrower ones scroll
 
 
 def run_page(result: "Answer", what_ifs: WhatIfs | None = None, nearest: NearestRun | None = None) -> str:
