@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 
 from clustersim import Scenario, simulate
-from clustersim.report.comparison import write_comparison
+from clustersim.report.comparison import comparison_page
 
 SCENARIO = Path(__file__).parent / "llama3_405b_16k.yaml"
 REPLICA = 128  # GPUs: tp 8 x pp 16
@@ -50,7 +50,8 @@ def main() -> None:
         waiting = sum(time for part, time in result.breakdown.mean().items() if part.startswith(("bubble", "wait")))
         ranks = f"{result.stragglers.ranks:10,} {result.simulated_ranks:16,}"
         print(f"{name:28} {result.step_time:6.3f} s {longer:9.2%} {waiting:6.3f} s {ranks}")
-    write_comparison(results, asked.html, title="What stragglers cost", shown=SHOWN)
+    page = comparison_page(results, title="What stragglers cost", shown=SHOWN)
+    Path(asked.html).write_text(page, encoding="utf-8")
     print(f"wrote {asked.html}")
 
 

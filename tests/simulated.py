@@ -1,9 +1,15 @@
 """One small step of a pipeline, simulated once for each set of changes however many tests ask for it."""
 
+import inspect
+import io
+from dataclasses import fields
 from functools import cache
 from typing import Any
 
+from rich.console import Console
+
 from clustersim.answer import Answer
+from clustersim.report.printed.run import render_run
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 
@@ -24,3 +30,24 @@ def pipeline(*overrides: str) -> Scenario:
 def simulated(*overrides: str) -> Answer:
     """Its step."""
     return simulate(pipeline(*overrides))
+
+
+def said(result: Answer, **values: Any) -> Answer:
+    """A result that says so of itself, whatever it is; of methods what they answer."""
+
+    def told(name: str, value: Any) -> Any:
+        return (lambda _: value) if inspect.isfunction(getattr(Answer, name, None)) else value
+
+    own = {each.name for each in fields(result)}
+    kind = type("Said", (Answer,), {name: told(name, value) for name, value in values.items() if name not in own})
+    given: Answer = kind(*(values.get(each.name, getattr(result, each.name)) for each in fields(result)))
+    return given
+
+
+def printed(result: Answer, width: int = 100, *, terminal: bool = False) -> str:
+    """What the terminal says of it."""
+    colours = "truecolor" if terminal else "auto"
+    console = Console(file=io.StringIO(), width=width, force_terminal=terminal, color_system=colours)
+    console.print(render_run(result))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()

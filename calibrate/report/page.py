@@ -1,7 +1,6 @@
 """What does a person look at? A record as one HTML file that needs nothing else, as the pages of answers are."""
 
 from collections.abc import Callable, Iterator
-from html import escape
 from typing import Final
 
 from calibrate.report.content import Report
@@ -9,9 +8,9 @@ from calibrate.report.efficiency import ceiling, reached
 from calibrate.report.figures import chain_figure, collectives_figure, efficiency_figure, load_figure
 from calibrate.report.section import Section
 from calibrate.report.words import chain_factor, steady
-from clustersim.report.document import Card, document, section, slot
+from clustersim.report.document import Card, card, document, drawn
 from clustersim.report.figure import Figure
-from clustersim.report.keys import Cells, table
+from clustersim.report.keys import Cells, table, wide
 from clustersim.units import format_bandwidth, format_seconds
 
 _FEW: Final = 2  # looks at each part
@@ -20,10 +19,9 @@ Drawn = Callable[[Report], Figure | None]
 
 def report_page(report: Report) -> str:
     """The page as HTML text."""
-    cards = [Card(_verdict(report)), *(_card(report, each) for each in report.sections)]
+    cards = [_verdict(report), *(_card(report, each) for each in report.sections)]
     if report.lacks:
-        items = "".join(f"<li>{escape(what)}</li>" for what in report.lacks)
-        cards.append(Card(section("What it says nothing of", f"<ul>{items}</ul>")))
+        cards.append(drawn("list.html", title="What it says nothing of", lines=report.lacks))
     device = report.record.device
     return document(f"calibration of {device.name or device.accelerator}", cards)
 
@@ -31,11 +29,8 @@ def report_page(report: Report) -> str:
 def _card(report: Report, part: Section) -> Card:
     """The figure of a section, if it has one, above its table."""
     figure = _FIGURES[part.key](report) if part.key in _FIGURES else None
-    rows = (Cells(row) for row in part.rows)
-    numbers = f'<div class="scrolls">{table(part.heads, rows, words=part.words)}</div>'
-    if figure is None:
-        return Card(section(part.title, numbers, lead=part.lead))
-    return Card(section(part.title, slot(figure) + numbers, lead=part.lead), (figure,))
+    numbers = wide(table(part.heads, map(Cells, part.rows), words=part.words))
+    return card(part.title, *([] if figure is None else [figure]), numbers, lead=part.lead)
 
 
 def _efficiency(report: Report) -> Figure | None:
@@ -58,19 +53,14 @@ _FIGURES: Final[dict[str, Drawn]] = {
 }
 
 
-def _verdict(report: Report) -> str:
+def _verdict(report: Report) -> Card:
     device = report.record.device
-    title = escape(device.name or device.accelerator)
-    numbers = "".join(
-        f'<div title="{escape(meaning)}"><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>'
-        for name, value, meaning in _numbers(report)
-    )
-    facts = table(("", ""), (Cells(each) for each in report.facts.items()), words=(1,))
-    origin = report.record.origin.value
-    return (
-        f'<section class="card verdict" aria-label="record"><h1>Calibration of {title}</h1>'
-        f'<p class="subject">{escape(report.name)}, {origin}</p>'
-        f'<dl class="numbers">{numbers}</dl>{facts}</section>'
+    return drawn(
+        "record.html",
+        title=f"Calibration of {device.name or device.accelerator}",
+        subject=f"{report.name}, {report.record.origin.value}",
+        rows=list(_numbers(report)),
+        facts=table(("", ""), map(Cells, report.facts.items()), words=(1,)),
     )
 
 

@@ -123,18 +123,15 @@ def _compared(results: "Sequence[Answer]", sides: Sequence[Side]) -> "Difference
 
 
 def _write_page(difference: "Difference", results: "Sequence[Answer]", path: str) -> None:
-    from clustersim.report.answer import with_kernels
-    from clustersim.report.answer_timeline import timeline_of
-    from clustersim.report.difference_page import write_difference
-    from clustersim.report.rows import shown_ranks
+    from clustersim.report.difference_page import difference_page
+    from clustersim.report.files import write_text_atomically
 
-    timelines = [with_kernels(result, timeline_of(result, shown_ranks(result))) for result in results]
-    write_difference(difference, timelines, path)
+    write_text_atomically(path, difference_page(difference, results))
 
 
 def _print(difference: "Difference") -> None:
     from rich.console import Console
 
-    from clustersim.report.difference_table import render_difference
+    from clustersim.report.printed.difference import render_difference
 
     Console().print(render_difference(difference))

@@ -118,6 +118,6 @@ def _notes(traces: Traces, result: "Answer", waited: Seconds) -> Iterator[str]:
 def _print(difference: "ProfileDifference") -> None:
     from rich.console import Console
 
-    from clustersim.report.profile_table import render_profile
+    from clustersim.report.printed.profile import render_profile
 
     Console().print(render_profile(difference))

@@ -40,8 +40,8 @@ def _print(explanation: "Explanation") -> None:
     from rich.console import Console, Group
     from rich.text import Text
 
-    from clustersim.report.answer_table import breakdown_of
-    from clustersim.report.table import breakdown_table
+    from clustersim.report.printed.run import breakdown_table
+    from clustersim.report.times import times_of
     from clustersim.report.wording import CRITICAL_PATH
 
     result = explanation.result
@@ -51,7 +51,7 @@ def _print(explanation: "Explanation") -> None:
         Text(f"trust: {result.experience}", style="dim"),
         Text(),
         Text("where the expected time goes"),
-        breakdown_table(breakdown_of(result, ())),
+        breakdown_table(times_of(result)),
         Text(CRITICAL_PATH, style="dim"),
         Text(),
     ]

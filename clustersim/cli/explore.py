@@ -14,9 +14,10 @@ def explore_scenario(file: Path, overrides: Sequence[str], html: str) -> None:
     Outputs(html=html).require((file, *scenario.files))
     from clustersim.planning.explore import explore
     from clustersim.planning.explore_steps import count
-    from clustersim.report.explorer import write_explorer
+    from clustersim.report.explorer import explorer_page
+    from clustersim.report.files import write_text_atomically
 
     with counting("simulating variants", count(scenario)) as done:
         exploration = explore(scenario, done)
-    write_explorer(exploration, html)
+    write_text_atomically(html, explorer_page(exploration))
     announce(html)

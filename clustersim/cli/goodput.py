@@ -41,13 +41,14 @@ def show_goodput(file: Path, overrides: Sequence[str], choice: Choice, outputs: 
     if outputs.json is not None:
         write_json(found.to_json(), outputs.json)
     if outputs.html is not None:
-        from clustersim.report.goodput_page import write_goodput
+        from clustersim.report.files import write_text_atomically
+        from clustersim.report.goodput_page import goodput_page
 
-        write_goodput(found, file, outputs.html)
+        write_text_atomically(outputs.html, goodput_page(found, file))
     if outputs.table:
         from rich.console import Console
 
-        from clustersim.report.goodput_table import render_goodput
+        from clustersim.report.printed.goodput import render_goodput
 
         Console().print(render_goodput(found), soft_wrap=False)
         for path in outputs.files.values():

@@ -94,17 +94,16 @@ def _announce_trace(result: "Answer", path: Path, ranks: list[int]) -> None:
 def _write_page(result: "Answer", path: str) -> None:
     """Write the page, with changes of the scenario and a published run that are simulated for it."""
     from clustersim.planning.what_if import what_ifs
-    from clustersim.report.answer import page_view
-    from clustersim.report.page import write_page
+    from clustersim.report.files import write_text_atomically
+    from clustersim.report.page import run_page
     from clustersim.validation.nearest import nearest_run
 
-    write_page(page_view(result, what_ifs(result), nearest_run(result.scenario)), path)
+    write_text_atomically(path, run_page(result, what_ifs(result), nearest_run(result.scenario)))
 
 
 def _print(result: "Answer") -> None:
     from rich.console import Console
 
-    from clustersim.report.answer_table import table_view
-    from clustersim.report.table import render_table
+    from clustersim.report.printed.run import render_run
 
-    Console().print(render_table(table_view(result)))
+    Console().print(render_run(result))

@@ -107,16 +107,17 @@ def _numbers(text: str) -> list[int]:
 
 
 def _write_page(found: "Found", file: Path, path: str) -> None:
-    from clustersim.report.search_page import write_search
+    from clustersim.report.files import write_text_atomically
+    from clustersim.report.search_page import search_page
 
-    write_search(found, file, path)
+    write_text_atomically(path, search_page(found, file))
 
 
 def _print(found: "Found", file: Path, choice: Choice) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from clustersim.report.search_table import command, render_search
+    from clustersim.report.printed.search import command, render_search
 
     console = Console()
     console.print(render_search(found, resumable=choice.resume is not None))

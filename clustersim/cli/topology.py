@@ -16,7 +16,7 @@ from clustersim.errors import InputError, nearest
 from clustersim.hardware.cluster import Cluster, describe, load_cluster
 from clustersim.hardware.graph_file import is_graph
 from clustersim.hardware.topology import Tier
-from clustersim.report.topology_view import crossing_words, level_of, picture, size_words, tier_names
+from clustersim.report.parts.topology_words import crossing_words, level_of, picture, size_words, tier_names
 from clustersim.units import format_bandwidth
 
 _SCENARIO: Final = ("model", "training")
@@ -31,9 +31,10 @@ def show_topology(name: str, overrides: Sequence[str], gpus: int | None, html: s
     cluster, spans, files = _read(name, overrides, gpus)
     Outputs(html=html).require(files)
     if html is not None:
-        from clustersim.report.topology import write_topology_page
+        from clustersim.report.files import write_text_atomically
+        from clustersim.report.parts.topology import topology_page
 
-        write_topology_page(picture(cluster, spans), Path(html))
+        write_text_atomically(html, topology_page(picture(cluster, spans)))
     tiers, console = describe(cluster), Console()
     console.print(Text.assemble((cluster.name, "bold"), f"  {size_words(cluster)}\n{cluster.description}"))
     console.print(_tier_table(tiers))

@@ -16,7 +16,9 @@ from clustersim.cli.validate_table import (
     quality_cells,
     ranking_cells,
 )
-from clustersim.report.validation import Line, Lines, Part, Point, write_validation_page
+from clustersim.report.files import write_text_atomically
+from clustersim.report.keys import Cells
+from clustersim.report.validation import Lines, Part, Point, validation_page
 from clustersim.validation.comparison import Band
 from clustersim.validation.layouts import Ranking
 from clustersim.validation.quality import Inside
@@ -29,7 +31,7 @@ def write_page(summaries: Sequence[Summary], title: str, path: str) -> None:
     """Write the page; raise OutputError if it cannot be written."""
     rankings = [each.layouts for each in summaries if each.layouts is not None and each.layouts.sets]
     layouts = _layouts(rankings[0]) if rankings else None
-    write_validation_page(title, [_part(each) for each in summaries], layouts, path)
+    write_text_atomically(path, validation_page(title, [_part(each) for each in summaries], layouts))
 
 
 def _part(summary: Summary) -> Part:
@@ -49,20 +51,21 @@ def _ends(band: Band | None) -> tuple[float, float] | None:
 
 
 def _bands(bands: Mapping[str, Inside]) -> Lines | None:
-    lines = tuple(Line(regime, band_cells(regime, inside)) for regime, inside in bands.items())
-    return Lines(BANDED, lines) if lines else None
+    rows = tuple(Cells((regime, *band_cells(regime, inside))) for regime, inside in bands.items())
+    return Lines(BANDED, rows) if rows else None
 
 
 def _sources(summary: Summary) -> Lines:
-    lines: list[Line] = []
+    rows: list[Cells] = []
     for source, quality in summary.sources.items():
-        lines.append(Line(source or "not stated", quality_cells(quality)))
-        lines += [Line(name, quality_cells(part), depth=1) for name, part in parts_of(summary, source).items()]
-    sums = [Line("all cases", quality_cells(summary.overall))]
-    sums += [Line(*line) for line in macro_lines(summary)]
-    return Lines(("source", *HEADS), tuple(lines), tuple(sums))
+        rows.append(Cells((source or "not stated", *quality_cells(quality))))
+        parts = parts_of(summary, source).items()
+        rows += [Cells((f"\N{EM SPACE}{name}", *quality_cells(part))) for name, part in parts]
+    rows.append(Cells(("all cases", *quality_cells(summary.overall)), "sum"))
+    rows += [Cells((name, *cells), "sum") for name, cells in macro_lines(summary)]
+    return Lines(("source", *HEADS), tuple(rows))
 
 
 def _layouts(ranking: Ranking) -> Lines:
-    lines = tuple(Line(source, ranking_cells(mine)) for source, mine in ranking.by_source().items())
-    return Lines(RANKED, lines, (Line("all sets", ranking_cells(ranking)),))
+    rows = [Cells((source, *ranking_cells(mine))) for source, mine in ranking.by_source().items()]
+    return Lines(RANKED, (*rows, Cells(("all sets", *ranking_cells(ranking)), "sum")))

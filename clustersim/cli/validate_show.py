@@ -104,24 +104,23 @@ def _simulated(case: Case) -> "tuple[dict[str, Any] | None, Answer | None, str |
 
 
 def _write_page(result: "Answer | None", reason: str | None, path: str) -> None:
-    from clustersim.report.answer import page_view
-    from clustersim.report.page import write_page
+    from clustersim.report.files import write_text_atomically
+    from clustersim.report.page import run_page
 
     if result is None:
         raise InputError(f"--html: there is no prediction to draw: {reason}")
-    write_page(page_view(result), path)
+    write_text_atomically(path, run_page(result))
 
 
 def _print_step(case: Case, comparison: Comparison, mapping: "dict[str, Any] | None", result: "Answer | None") -> None:
     from rich.console import Console
 
-    from clustersim.report.answer_table import table_view
-    from clustersim.report.table import render_table
+    from clustersim.report.printed.run import render_run
 
     if mapping is not None:
         print(yaml.safe_dump(mapping, sort_keys=False, allow_unicode=True))
     if result is not None:
-        Console().print(render_table(table_view(result)))
+        Console().print(render_run(result))
         print()
     print("\n".join(_lines(case, comparison, format_step_time)))
 

@@ -15,7 +15,7 @@ from clustersim.answer import Answer
 from clustersim.arrays import FloatArray
 from clustersim.program.placement import Placement
 from clustersim.report.keys import signed
-from clustersim.report.view import ROUNDING
+from clustersim.report.times import ROUNDING
 from clustersim.report.wording import stage_name
 from clustersim.scenario.changes.written import Changed, changed_keys, other_files
 from clustersim.units import Seconds, format_bytes, format_number, format_seconds, format_step_time
@@ -81,6 +81,11 @@ class Difference:
     def amount(self, seconds: Seconds) -> str:
         """A time; none where it is only rounding."""
         return format_seconds(seconds) if self._visible(seconds) else "0 s"
+
+    def amounts(self, part: Part) -> tuple[str, str, str]:
+        """A part in both, and by how much it is longer."""
+        first, second = self.parts[:, part.place].tolist()
+        return self.amount(first), self.amount(second), self.words(second - first)
 
     def _visible(self, seconds: Seconds) -> bool:
         return bool(abs(seconds) > ROUNDING * self.step_times.max())

@@ -1,27 +1,29 @@
-"""How is a page put together? Cards of HTML and figures in one document.
+"""How is a page put together? Cards of HTML and figures in one document, made by templates (`report/templates`).
 
 It needs nothing else, neither a network nor a second file: plotly.js is in it once, compressed to a third, and a
 content security policy forbids it to load anything. Of plotly.js it is the cartesian bundle (`assets/plotly`, with its
-licence and where it is from), a third of the whole: no page draws anything that it has not.
+licence and where it is from), a third of the whole: no page draws anything that it has not. Templates escape what is
+not `Markup`, so text from a user's file stays text.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from html import escape
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from markupsafe import Markup
 
-from clustersim.report.figure import Figure, packed, script_json
+from clustersim import units
+from clustersim.report.figure import Figure, packed, script_json, share_words
+
+if TYPE_CHECKING:  # a terminal's answer does not wait for it
+    from jinja2 import Environment
 
 _ASSETS: Final = Path(__file__).parent / "assets"
 STYLE: Final = _ASSETS / "page.css"
 PLOTLY: Final = _ASSETS / "plotly" / "plotly-cartesian.min.js"
-_POLICY: Final = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; font-src data:"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,54 +34,64 @@ class Card:
     figures: tuple[Figure, ...] = ()
 
 
-def section(title: str, body: str, *, lead: str = "", caption: str = "") -> str:
-    """A card of the page. title, lead and caption are plain text; body is HTML."""
-    before = f'<p class="lead">{escape(lead)}</p>' if lead else ""
-    after = f'<p class="caption">{escape(caption)}</p>' if caption else ""
-    return f'<section class="card"><h2>{escape(title)}</h2>{before}{body}{after}</section>'
+def card(title: str, *content: Figure | str, lead: str = "", caption: str = "", beside: bool = False) -> Card:
+    """A card of figures, HTML (`Markup`) and text, in order; beside: the first two stand side by side."""
+    figures = tuple(each for each in content if isinstance(each, Figure))
+    return drawn("card.html", *figures, title=title, content=content, lead=lead, caption=caption, beside=beside)
 
 
-def figure_card(title: str, figure: Figure, *, lead: str = "", caption: str = "") -> Card:
-    """A card with one figure."""
-    return Card(section(title, slot(figure), lead=lead, caption=caption), (figure,))
+def drawn(template: str, *figures: Figure, **context: object) -> Card:
+    """A card that has a template of its own, with the figures for which it has slots."""
+    return Card(render(template, **context), figures)
 
 
-def slot(figure: Figure) -> str:
-    """Where a figure will be drawn, with the reader's choice above it if there is one."""
-    options = "".join(
-        f'<option value="{index}">{escape(label)}</option>' for index, (label, _) in enumerate(figure.choices)
-    )
-    choice = (
-        f'<label class="choice">show <select data-figure="{figure.name}">{options}</select></label>'
-        if len(figure.choices) > 1
-        else ""
-    )
-    plot = f'<div class="plot" id="{figure.name}" style="min-height:{figure.height}px"></div>'
-    return f'<div class="slot">{choice}{plot}</div>'
+def render(template: str, **context: object) -> Markup:
+    """A template as HTML."""
+    return Markup(_environment().get_template(template).render(context))
+
+
+def prose(name: str, **values: object) -> Markup:
+    """What is said above a card (`words.html`)."""
+    said: Markup = getattr(_environment().get_template("words.html").module, name)(**values)
+    return said
 
 
 def document(title: str, cards: Sequence[Card], *, scripts: Sequence[str] = (), styles: Sequence[str] = ()) -> str:
     """A self-contained HTML document. scripts, styles: further assets, by name, beside those that the figures need."""
     figures = [figure for card in cards for figure in card.figures]
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark">'
-        f"<title>{escape(title)} · clustersim</title><style>{_joined(('page', *styles), 'css')}</style></head>\n"
-        f"<body><main>{''.join(card.html for card in cards)}</main>\n{_scripts(figures, scripts)}</body></html>\n"
-    )
-
-
-def _scripts(figures: Sequence[Figure], scripts: Sequence[str]) -> str:
-    """plotly.js, packed as arrays are, the figures, the script that draws them and the behaviours that it finds."""
-    content = script_json([figure.as_json() for figure in figures])
     behaviours = [name for figure in figures if figure.behaviour for name in _behaviour(figure.behaviour)]
-    return (
-        f'<script type="text/plain" id="plotly">{_plotly()}</script>\n'
-        f'<script type="application/json" id="figures">{content}</script>\n'
-        f"<script>{_joined(dict.fromkeys(('page', *behaviours, *scripts)), 'js')}</script>\n"
+    page = render(
+        "page.html",
+        title=title,
+        cards=[Markup(card.html) for card in cards],
+        style=_joined(("page", *styles), "css"),
+        plotly=_plotly(),
+        figures=Markup(script_json([figure.as_json() for figure in figures])),
+        script=_joined(dict.fromkeys(("page", *behaviours, *scripts)), "js"),
     )
+    return f"{page}\n"
+
+
+@cache
+def _environment() -> "Environment":
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    made = Environment(
+        loader=PackageLoader("clustersim.report"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    made.filters |= {name.removeprefix("format_"): getattr(units, name) for name in dir(units) if "format_" in name}
+    made.filters |= {
+        "share": share_words,
+        "percent": "{:.1%}".format,
+        "whole": "{:,}".format,
+        "change": "{:+.1%}".format,
+    }
+    made.tests["figure"] = lambda each: isinstance(each, Figure)
+    return made
 
 
 def _behaviour(name: str) -> list[str]:
@@ -93,5 +105,5 @@ def _plotly() -> str:
     return packed(np.frombuffer(PLOTLY.read_bytes(), dtype=np.uint8))["z"]
 
 
-def _joined(names: Iterable[str], kind: str) -> str:
-    return "\n".join((_ASSETS / f"{name}.{kind}").read_text(encoding="utf-8") for name in names)
+def _joined(names: Iterable[str], kind: str) -> Markup:
+    return Markup("\n".join((_ASSETS / f"{name}.{kind}").read_text(encoding="utf-8") for name in names))

@@ -3,16 +3,16 @@
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from clustersim.analysis.goodput import DAY, Goodput, Piece, Point
-from clustersim.report.document import Card, document, figure_card, section
+from clustersim.report.document import Card, card, document, drawn, prose
+from clustersim.report.draw.bars import Drawn, bar, chart, level, note
 from clustersim.report.figure import Figure, Traces, axis, layout, legend, typed
-from clustersim.report.files import write_text_atomically
-from clustersim.report.goodput_table import LOSSES, facts, headline, losses, money_words, subject
 from clustersim.report.keys import Cells, table
+from clustersim.report.printed.goodput import LOSSES, changes, facts, headline, losses, money_words, subject
 from clustersim.units import format_seconds, format_step_time
 
 _COLOURS: Final = {
@@ -25,40 +25,20 @@ _COLOURS: Final = {
     "degraded": "#F0E442",
     "spares": "#BFC6CD",
 }
+_SMALL: Final = {"font": {"size": 9}}
 _WORK: Final = "#0072B2"
 _SLOW: Final = "#56B4E9"
 _ROWS: Final = ("up", "lost", "down")
 _FIRST: Final = 7.0  # days of the timeline that are drawn first
-_LOSS_LEAD: Final = (
-    "From the time that the run takes where nothing breaks to what it takes: the mean over runs. Lost work is done "
-    "again from the last safe checkpoint; spare nodes are counted as if the whole job stood still for their part."
-)
-_TIME_LEAD: Final = (
-    "The first of the runs: when the job was up, which work was lost, and what it was down for. The first week; "
-    "double-click for the whole run."
-)
-_SPREAD_LEAD: Final = "Every run has the same job, and other things that break at other times."
-_EVERY_LEAD: Final = (
-    "Runs with checkpoints that come more and less often, in which the same things break. Young's and Daly's formulas "
-    "know nothing of failures while restarting, of lengths that vary, and of writing beside steps."
-)
-_SPARES_LEAD: Final = (
-    "Goodput of all nodes, spares too: with few of them the job waits for repair, with many they stand idle."
-)
-
-
-def write_goodput(found: Goodput, file: Path, path: str | Path) -> None:
-    """Write the page, wholly or not at all; raise OutputError if it cannot be written. file: the scenario."""
-    write_text_atomically(path, goodput_page(found, file))
 
 
 def goodput_page(found: Goodput, file: Path) -> str:
     """The page as HTML text."""
     cards = [
         _verdict_card(found),
-        figure_card("Where the time goes", loss_figure(found), lead=_LOSS_LEAD),
+        card("Where the time goes", loss_figure(found), lead=prose("losses")),
         *_what_if_card(found),
-        figure_card("One run", timeline_figure(found), lead=_TIME_LEAD),
+        card("One run", timeline_figure(found), lead=prose("one_run")),
         *_spread_card(found),
         *_curve_cards(found),
         _broken_card(found),
@@ -70,13 +50,9 @@ def goodput_page(found: Goodput, file: Path) -> str:
 
 def _verdict_card(found: Goodput) -> Card:
     notes = [*found.warnings] if found.complete else ["Stopped before the last run.", *found.warnings]
-    alerts = "".join(f"<li>{escape(note)}</li>" for note in notes)
-    alerts = f'<ul class="alerts">{alerts}</ul>' if notes else ""
-    rows = (Cells(row) for row in facts(found))
-    return Card(
-        f'<section class="card verdict" aria-label="how long it takes"><h1>{escape(headline(found))}</h1>'
-        f'<p class="subject">{escape(subject(found))}</p>{table(("", "", ""), rows, words=(2,))}{alerts}</section>'
-    )
+    numbers = table(("", "", ""), map(Cells, facts(found)), words=(2,))
+    return drawn("answer.html", label="how long it takes", answer=headline(found), subject=subject(found),
+                 content=[numbers], notes=notes)  # fmt: skip
 
 
 def loss_figure(found: Goodput) -> Figure:
@@ -84,28 +60,15 @@ def loss_figure(found: Goodput) -> Figure:
     rows = losses(found)
     names = ["without failures", *(words for words, _, _ in rows)]
     lengths = [found.ideal / DAY, *(seconds / DAY for _, seconds, _ in rows)]
-    bases = [0.0, *np.cumsum(lengths)[:-1].tolist()]
     by_words = {words: name for name, words in LOSSES.items()}
     colours = [_WORK, *(_COLOURS[by_words[words]] for words, _, _ in rows)]
-    told = [f"{length:.1f} d" for length in lengths[:1]] + [
-        f"{format_seconds(seconds)}, {part:.1%}" for _, seconds, part in rows
-    ]
-    trace = {
-        "type": "bar", "orientation": "h", "x": lengths, "base": bases, "y": names, "text": told,
-        "textposition": "auto", "marker": {"color": colours}, "cliponaxis": False,
-        "hovertemplate": "%{y}: %{text}<extra></extra>",
-    }  # fmt: skip
-    return Figure(
-        name="losses",
-        traces=[trace],
-        layout=layout(
-            xaxis=axis("days", range=[0.0, 1.15 * sum(lengths)]),
-            yaxis=axis("", autorange="reversed", fixedrange=True, ticksuffix="  "),
-            dragmode=False,
-        ),
-        height=90 + 30 * len(names),
-        narrow={"font": {"size": 9}},
-    )
+    told = [f"{lengths[0]:.1f} d", *(f"{format_seconds(seconds)}, {part:.1%}" for _, seconds, part in rows)]
+    trace = bar(
+        "", names, lengths, {"color": colours}, base=[0.0, *np.cumsum(lengths)[:-1].tolist()], text=told,
+        textposition="auto", cliponaxis=False, hovertemplate="%{y}: %{text}<extra></extra>",
+    )  # fmt: skip
+    days = axis("days", range=[0.0, 1.15 * sum(lengths)])
+    return chart("losses", [trace], days, height=90 + 30 * len(names), narrow=_SMALL)
 
 
 def timeline_figure(found: Goodput) -> Figure:
@@ -133,35 +96,45 @@ def _order(what: str) -> tuple[int, str]:
     return ([*LOSSES].index(what) if what in LOSSES else -1, what)
 
 
-def _pieces(what: str, pieces: Sequence[Piece]) -> dict[str, Any]:
+def _pieces(what: str, pieces: Sequence[Piece]) -> Drawn:
     row = "lost" if what == "lost_work" else "down" if what in LOSSES else "up"
     colour = _COLOURS.get(what, _WORK if what == "healthy" else _SLOW)
-    return {
-        "type": "bar", "orientation": "h", "name": LOSSES.get(what, what), "y": [row] * len(pieces),
-        "base": typed([piece.begin / DAY for piece in pieces]),
-        "x": typed([(piece.end - piece.begin) / DAY for piece in pieces]),
-        "customdata": [[format_seconds(piece.end - piece.begin), escape(piece.cause)] for piece in pieces],
-        "hovertemplate": "%{customdata[0]} %{customdata[1]}<extra>" + escape(LOSSES.get(what, what)) + "</extra>",
-        "marker": {"color": colour, "line": {"width": 0}},
-    }  # fmt: skip
+    name = LOSSES.get(what, what)
+    return bar(
+        name, [row] * len(pieces), typed([(piece.end - piece.begin) / DAY for piece in pieces]),
+        {"color": colour, "line": {"width": 0}}, base=typed([piece.begin / DAY for piece in pieces]),
+        customdata=[[format_seconds(piece.end - piece.begin), escape(piece.cause)] for piece in pieces],
+        hovertemplate="%{customdata[0]} %{customdata[1]}<extra>" + escape(name) + "</extra>",
+    )  # fmt: skip
 
 
 def _spread_card(found: Goodput) -> Iterable[Card]:
     if len(found.runs) < 2:
         return
     days = [run.wall / DAY for run in found.runs]
-    figure = Figure(
-        name="spread",
-        traces=[
-            {"type": "histogram", "x": typed(days), "nbinsx": 50, "marker": {"color": _WORK},
-             "hovertemplate": "%{x} days: %{y} runs<extra></extra>"},
-        ],
-        layout=layout(xaxis=axis("days"), yaxis=axis("runs", rangemode="tozero"), dragmode=False,
-                      shapes=[_line(found.ideal / DAY)], annotations=[_note(found.ideal / DAY, "nothing breaks")]),
-        height=260,
-        narrow={"font": {"size": 9}},
-    )  # fmt: skip
-    yield figure_card("How sure are the days?", figure, lead=_SPREAD_LEAD, caption=_sure(found))
+    runs = {
+        "type": "histogram", "x": typed(days), "nbinsx": 50, "marker": {"color": _WORK},
+        "hovertemplate": "%{x} days: %{y} runs<extra></extra>",
+    }  # fmt: skip
+    ideal = [(found.ideal / DAY, "nothing breaks", 1.0)]
+    figure = _marked("spread", runs, axis("days"), axis("runs", rangemode="tozero"), ideal, height=260)
+    yield card("How sure are the days?", figure, lead=prose("runs"), caption=_sure(found))
+
+
+def _marked(
+    name: str, trace: Drawn, x: Drawn, y: Drawn, marks: Sequence[tuple[float, str, float]], *, height: int = 280
+) -> Figure:
+    """A figure with lines across it and words beside them. marks: where on the x axis, words, how high they are."""
+    log = x.get("type") == "log"
+    look = {"color": "@muted", "width": 1, "dash": "dot"}
+    notes = [
+        note(words, float(np.log10(at)) if log else at, high, yref="paper", xanchor="left", yanchor="top")
+        for at, words, high in marks
+    ]
+    shown = layout(
+        xaxis=x, yaxis=y, dragmode=False, shapes=[level("x", at, look) for at, _, _ in marks], annotations=notes
+    )
+    return Figure(name, [trace], shown, height, _SMALL)
 
 
 def _sure(found: Goodput) -> str:
@@ -175,64 +148,33 @@ def _sure(found: Goodput) -> str:
     )
 
 
-def _line(at: float) -> dict[str, Any]:
-    return {"type": "line", "x0": at, "x1": at, "yref": "paper", "y0": 0, "y1": 1,
-            "line": {"color": "@muted", "width": 1, "dash": "dot"}}  # fmt: skip
-
-
-def _note(at: float, words: str, *, high: float = 1.0) -> dict[str, Any]:
-    return {"x": at, "y": high, "yref": "paper", "text": words, "showarrow": False, "xanchor": "left",
-            "yanchor": "top", "font": {"size": 11, "color": "@muted"}}  # fmt: skip
-
-
 def _curve_cards(found: Goodput) -> Iterable[Card]:
     if found.intervals:
-        yield figure_card("How often checkpoints?", interval_figure(found), lead=_EVERY_LEAD)
+        yield card("How often checkpoints?", interval_figure(found), lead=prose("checkpoints"))
     if len(found.spares) > 1:
-        yield figure_card("How many spares?", spares_figure(found), lead=_SPARES_LEAD)
+        yield card("How many spares?", spares_figure(found), lead=prose("spares"))
 
 
 def interval_figure(found: Goodput) -> Figure:
     """Days over the time between checkpoints, with the one that is run, and those of formulas."""
     every = found.checkpoint
     marks = [(every.interval, "as run", 1.0), (every.young, "Young", 0.85), (every.daly, "Daly", 0.7)]
-    marks = [mark for mark in marks if 0.0 < mark[0] < float("inf")]
-    return Figure(
-        name="intervals",
-        traces=[
-            _curve(found.intervals, 60.0, [point.days for point in found.intervals], "%{x:.3g} min: %{y:.1f} days")
-        ],
-        layout=layout(
-            xaxis=axis("minutes of work between checkpoints", type="log"),
-            yaxis=axis("days, mean"),
-            dragmode=False,
-            shapes=[_line(at / 60.0) for at, _, _ in marks],
-            annotations=[_note(float(np.log10(at / 60.0)), words, high=high) for at, words, high in marks],
-        ),
-        height=280,
-        narrow={"font": {"size": 9}},
-    )
+    marks = [(at / 60.0, words, high) for at, words, high in marks if 0.0 < at < float("inf")]
+    days = [point.days for point in found.intervals]
+    curve = _curve(found.intervals, 60.0, days, "%{x:.3g} min: %{y:.1f} days")
+    x = axis("minutes of work between checkpoints", type="log")
+    return _marked("intervals", curve, x, axis("days, mean"), marks)
 
 
 def spares_figure(found: Goodput) -> Figure:
     """Goodput of all nodes over the number of spares."""
     goodput = [100.0 * point.goodput for point in found.spares]
-    return Figure(
-        name="spares",
-        traces=[_curve(found.spares, 1.0, goodput, "%{x} spares: %{y:.1f} %")],
-        layout=layout(
-            xaxis=axis("spare nodes"),
-            yaxis=axis("goodput of all nodes [%]"),
-            dragmode=False,
-            shapes=[_line(found.spare_nodes)],
-            annotations=[_note(found.spare_nodes, "as run")],
-        ),
-        height=280,
-        narrow={"font": {"size": 9}},
-    )
+    curve = _curve(found.spares, 1.0, goodput, "%{x} spares: %{y:.1f} %")
+    y = axis("goodput of all nodes [%]")
+    return _marked("spares", curve, axis("spare nodes"), y, [(found.spare_nodes, "as run", 1.0)])
 
 
-def _curve(points: Sequence[Point], size: float, values: Sequence[float], words: str) -> dict[str, Any]:
+def _curve(points: Sequence[Point], size: float, values: Sequence[float], words: str) -> Drawn:
     return {
         "type": "scatter", "mode": "lines+markers", "x": [point.value / size for point in points], "y": [*values],
         "line": {"color": _WORK, "width": 2}, "marker": {"size": 6}, "hovertemplate": words + "<extra></extra>",
@@ -242,17 +184,16 @@ def _curve(points: Sequence[Point], size: float, values: Sequence[float], words:
 def _what_if_card(found: Goodput) -> Iterable[Card]:
     if not found.changes:
         return
-    rows = (Cells((each.words, f"{each.days:.1f}", f"{each.days - each.before:+.1f}")) for each in found.changes)
     lead = "The same runs with one thing changed; the interval between checkpoints follows unless it is said."
-    yield Card(section("What if?", table(("with", "days, mean", "difference"), rows), lead=lead))
+    yield card("What if?", table(("with", "days, mean", "difference"), map(Cells, changes(found))), lead=lead)
 
 
 def _broken_card(found: Goodput) -> Card:
     rows = (
-        Cells((name, f"{many:,.2f}", escape(found.sources.get(f"failures.{name}.rate", ""))))
+        Cells((name, f"{many:,.2f}", found.sources.get(f"failures.{name}.rate", "")))
         for name, many in found.failures.items()
     )
-    return Card(section("What breaks", table(("kind", "in a run", "its rate is from"), rows, words=(2,))))
+    return card("What breaks", table(("kind", "in a run", "its rate is from"), rows, words=(2,)))
 
 
 def _states_card(found: Goodput) -> Card:
@@ -265,7 +206,7 @@ def _states_card(found: Goodput) -> Card:
     lead = (
         "Every state of the cluster that occurs was simulated once; shares are of the wall time, checkpoints among it."
     )
-    return Card(section("States of the cluster", table(("state", "step", "share of the time"), rows), lead=lead))
+    return card("States of the cluster", table(("state", "step", "share of the time"), rows), lead=lead)
 
 
 def _sources_card(found: Goodput) -> Card:
@@ -275,4 +216,4 @@ def _sources_card(found: Goodput) -> Card:
         if not name.startswith("failures.") or ".rate" not in name
     )
     what = f"Preset {found.preset}: {found.description}."
-    return Card(section("Where the figures are from", table(("value", "source"), rows, words=(1,)), lead=what))
+    return card("Where the figures are from", table(("value", "source"), rows, words=(1,)), lead=what)

@@ -1,80 +1,72 @@
 """What stands in tables and legends? The mark of a category, quantities that stay on one line, and tables themselves.
 
-The mark is a square in the category's colour, hatched where its fill is. Text becomes HTML here, once: what is not
-`Html` is escaped.
+The mark is a square in the category's colour, hatched where its fill is. Text that is not `Markup` is escaped.
 """
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
 
-from clustersim.analysis.parts import PARTS
-from clustersim.report.theme import Category
+from markupsafe import Markup, escape
+
+from clustersim.analysis.parts import PARTS, Part
+from clustersim.report.document import render
+from clustersim.report.theme import PART_LOOKS, Category
 from clustersim.units import Seconds, format_seconds
-
-
-class Html(str):
-    """Text that is HTML already."""
-
-    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """A row of a table, plain text or `Html`, its name first; look: a class of the page's style, such as "sum"."""
+    """A row of a table, plain text or `Markup`, its name first; look: a class of the page's style, such as "sum"."""
 
     words: Sequence[str]
     look: str = ""
 
 
-def html(words: str) -> Html:
-    """Words as HTML."""
-    return words if isinstance(words, Html) else Html(escape(words))
-
-
-def stacked(words: Iterable[str]) -> Html:
+def stacked(words: Iterable[str]) -> Markup:
     """Words below each other."""
-    return Html("<br>".join(map(html, words)))
+    return Markup("<br>").join(words)
 
 
-def noted(words: str, note: str) -> Html:
+def noted(words: str, note: str) -> Markup:
     """Words, and a note in small letters below them."""
-    return stacked((words, Html(f"<small>{html(note)}</small>")))
+    return Markup("{}<br><small>{}</small>").format(words, note)
 
 
-def table(heads: Iterable[str], rows: Iterable[Cells], *, words: Collection[int] = ()) -> Html:
+def table(heads: Iterable[str], rows: Iterable[Cells], *, words: Collection[int] = ()) -> Markup:
     """A table. words: the columns that hold words, which may break, and not quantities."""
-    head = "".join(f'<th scope="col"{_kind(place, words)}>{html(each)}</th>' for place, each in enumerate(heads))
-    body = "".join(_row(row, words) for row in rows)
-    return Html(f'<table class="parts"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>')
+    return render("table.html", heads=heads, rows=rows, words=words)
 
 
-def _row(row: Cells, words: Collection[int]) -> str:
-    name, *cells = map(html, row.words)
-    look = f' class="{row.look}"' if row.look else ""
-    rest = "".join(f"<td{_kind(place, words)}>{cell}</td>" for place, cell in enumerate(cells, start=1))
-    return f'<tr{look}><th scope="row">{name}</th>{rest}</tr>'
+def wide(content: str) -> Markup:
+    """What may be wider than a small screen."""
+    return Markup('<div class="scrolls">{}</div>').format(content)
 
 
-def _kind(place: int, words: Collection[int]) -> str:
-    return ' class="words"' if place in words else ""
+def titled(title: str, content: str) -> Markup:
+    """A title within a card, and what stands below it."""
+    return Markup("<h3>{}</h3>{}").format(title, content)
 
 
-def key(category: Category) -> Html:
+def key(category: Category) -> Markup:
     """The mark."""
     hatched = " hatched" if category.pattern else ""
-    return Html(f'<i class="key{hatched}" style="background-color:{category.colour}"></i>')
+    return Markup('<i class="key{}" style="background-color:{}"></i>').format(hatched, category.colour)
 
 
-def named(category: Category, words: str) -> Html:
+def named(category: Category, words: str) -> Markup:
     """The mark, and words for what it stands for."""
-    return Html(key(category) + html(words))
+    return key(category) + escape(words)
 
 
-def part_keys(places: Iterable[int], looks: Sequence[Category]) -> Html:
-    """A line of marks and words for some parts of the breakdown, by their places. looks: [parts] their categories."""
-    words = (f'<span class="named">{named(looks[place], PARTS[place].value)}</span> ' for place in places)
-    return Html(f'<p class="lead">{"".join(words)}</p>')
+def part_keys(places: Iterable[int]) -> Markup:
+    """A line of marks and words for some parts of the breakdown, by their places."""
+    words = (Markup('<span class="named">{}</span> ').format(part_name(PARTS[place])) for place in places)
+    return Markup('<p class="lead">{}</p>').format(Markup("").join(words))
+
+
+def part_name(part: Part) -> Markup:
+    """The mark and the name of a part of the breakdown."""
+    return named(PART_LOOKS[part], part.value)
 
 
 def unbroken(words: str) -> str:

@@ -22,10 +22,9 @@ class Result(Answer):
 
     def to_html(self, what_ifs: WhatIfs | None = None) -> str:
         """A self-contained page that works offline; what_ifs: changes to show, as `planning.what_if` simulates them."""
-        from clustersim.report.answer import page_view
-        from clustersim.report.page import render_page
+        from clustersim.report.page import run_page
 
-        return render_page(page_view(self, what_ifs))
+        return run_page(self, what_ifs)
 
     def save_html(self, path: str | Path, what_ifs: WhatIfs | None = None) -> Path:
         """Write the page of `to_html`; return its path."""
@@ -41,16 +40,14 @@ class Result(Answer):
         Those that the page's scripts draw as the reader zooms (timeline, memory over time, all ranks) are not among
         them.
         """
-        from clustersim.report.answer import page_view
         from clustersim.report.figures import figures_of
 
-        return figures_of(page_view(self))
+        return figures_of(self)
 
     def _repr_html_(self) -> str:
-        from clustersim.report.answer import notebook_view
-        from clustersim.report.notebook import fragment
+        from clustersim.report.page import fragment
 
-        return fragment(notebook_view(self))
+        return fragment(self)
 
 
 def simulate(scenario: Scenario) -> Result:

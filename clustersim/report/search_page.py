@@ -7,16 +7,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+import numpy as np
+from markupsafe import Markup
 
 from clustersim.analysis.parts import PARTS
 from clustersim.analysis.search import Bounded, Found, Layout
-from clustersim.report.answer_table import PART_LOOKS
-from clustersim.report.document import Card, document, figure_card, section, slot
-from clustersim.report.figure import Figure, Traces, axis, layout, legend, marker, time_scale
-from clustersim.report.files import write_text_atomically
-from clustersim.report.keys import Cells, Html, signed, stacked, table
-from clustersim.report.search_table import (
+from clustersim.report.document import Card, card, document, drawn, prose
+from clustersim.report.draw.bars import Drawn, chart, lines, points, words_in
+from clustersim.report.figure import Figure, Traces, axis, layout, legend, time_scale
+from clustersim.report.keys import Cells, stacked, table
+from clustersim.report.parts.difference import part_changes
+from clustersim.report.printed.search import (
     band_words,
     bare,
     command,
@@ -30,25 +33,6 @@ from clustersim.report.search_table import (
 )
 from clustersim.units import format_bytes, format_energy, format_number, format_step_time
 
-_PARETO_LEAD: Final = (
-    "Every dot is a layout that was simulated: to the left faster, upwards more memory left on the fullest GPU. On the "
-    "line no other is faster with as much memory left on as few GPUs."
-)
-_HEAT_LEAD: Final = (
-    "The fastest simulated step for each pair of values; ≥ is a bound below which no layout there can be, which was "
-    "enough to leave it out; empty: none is legal and fits."
-)
-_LINES_LEAD: Final = (
-    "Every line is a layout that was simulated, through its values of each key: the darker, the faster."
-)
-_WHY_LEAD: Final = (
-    "By how much longer (to the right) or shorter each part of the step is in other layouts than in the one to take; "
-    "the mean over ranks."
-)
-_SURE_LEAD: Final = (
-    "The best layouts, simulated again with one thing changed for all of them: bold is the best of each row; what "
-    "differs by less than two runs of the same is no difference."
-)
 _ASKED: Final = (
     "layout.tp", "layout.pp", "schedule", "layout.data", "training.microbatch", "layout.ep", "layout.cp",
     "training.recompute",
@@ -60,11 +44,6 @@ _MOST_LINES: Final = 400
 _MOST_REASONS: Final = 40
 
 
-def write_search(found: Found, file: Path, path: str | Path) -> None:
-    """Write the page, wholly or not at all; raise OutputError if it cannot be written. file: the scenario."""
-    write_text_atomically(path, search_page(found, file))
-
-
 def search_page(found: Found, file: Path) -> str:
     """The page as HTML text."""
     cards = [_verdict_card(found, file)]
@@ -74,22 +53,20 @@ def search_page(found: Found, file: Path) -> str:
 
 
 def _verdict_card(found: Found, file: Path) -> Card:
-    if not found.simulated:
-        words, run = "nothing was simulated yet", ""
-    else:
-        told = f'<p class="subject">{escape(run_words(found.choice))}</p>' if found.choice.run is not None else ""
-        words, run = headline(found), f"{told}<p><code>{escape(command(found.choice, file))}</code></p>"
+    content: list[Markup] = []
+    if found.simulated:
+        told = run_words(found.choice)
+        content += [Markup('<p class="subject">{}</p>').format(told)] * bool(told)
+        content.append(Markup("<p><code>{}</code></p>").format(command(found.choice, file)))
     notes = [] if found.complete else ["The search was stopped before its end: a better layout may be left."]
     tied = sum(each.tied for each in found.simulated)
     if tied > 1:
         notes.append(
             f"{tied} layouts are as good, as far as runs of one and the same differ; of these the plainest is taken."
         )
-    alerts = "".join(f"<li>{escape(note)}</li>" for note in notes)
-    alerts = f'<ul class="alerts">{alerts}</ul>' if notes else ""
-    return Card(
-        f'<section class="card verdict" aria-label="best layout"><h1>{escape(words)}</h1>'
-        f'<p class="subject">{escape(counted(found))}</p>{run}{alerts}</section>'
+    answer = headline(found) if found.simulated else "nothing was simulated yet"
+    return drawn(
+        "answer.html", label="best layout", answer=answer, subject=counted(found), content=content, notes=notes
     )
 
 
@@ -98,12 +75,12 @@ def _best_card(found: Found, file: Path) -> Card:
     rows = [_row(each, file, taken=place == found.preferred) for place, each in enumerate(found.best)]
     if found.first is not None:
         rows.append(_row(found.first, file))
-    return Card(section("The best layouts", table(heads, rows, words=(1 + len(_HEADS),))))
+    return card("The best layouts", table(heads, rows, words=(1 + len(_HEADS),)))
 
 
 def _row(each: Layout, file: Path, *, taken: bool = False) -> Cells:
     name = short(each) or "the file's own"
-    run = Html(f"<details><summary>command</summary><code>{escape(command(each, file))}</code></details>")
+    run = Markup("<details><summary>command</summary><code>{}</code></details>").format(command(each, file))
     return Cells((name, *_numbers(each), run), "sum" if taken else "")
 
 
@@ -124,20 +101,20 @@ def _jobs_card(found: Found) -> Iterable[Card]:
         return
     heads = ("cluster", "GPUs", *_HEADS, "layout")
     rows = (Cells((each.cluster, f"{each.gpus:,}", *_numbers(each), short(each))) for each in found.of_jobs)
-    yield Card(section("The best on each", table(heads, rows, words=(2 + len(_HEADS),))))
+    yield card("The best on each", table(heads, rows, words=(2 + len(_HEADS),)))
 
 
 def _drawn(found: Found) -> Iterable[Card]:
-    yield figure_card("Time against memory", pareto_figure(found), lead=_PARETO_LEAD)
+    yield card("Time against memory", pareto_figure(found), lead=prose("pareto"))
     every: list[Layout | Bounded] = [*found.simulated, *found.bounded]
     here = [each for each in every if each.job == found.choice.job]
     axes = _axes(here)
     if len(axes) > 1:
-        yield figure_card("Which values are fast", heat_figure(found, axes), lead=_HEAT_LEAD)
+        yield card("Which values are fast", heat_figure(found, axes), lead=prose("values"))
     shown = found.simulated[:_MOST_LINES]
     axes = _axes(shown)
     if len(axes) > 1:
-        yield figure_card("All that was simulated", lines_figure(shown, axes), lead=_LINES_LEAD)
+        yield card("All that was simulated", lines_figure(shown, axes), lead=prose("simulated"))
 
 
 def _axes(layouts: Sequence[Layout | Bounded]) -> dict[str, list[str]]:
@@ -164,9 +141,8 @@ def pareto_figure(found: Found) -> Figure:
         there = [each for each in found.simulated if (each.gpus, each.cluster) == (gpus, cluster)]
         traces.append(_dots(there, f"{gpus:,} GPUs of {cluster}", _COLOURS[place % len(_COLOURS)], scale.size))
         front = [each for each in found.pareto if (each.gpus, each.cluster) == (gpus, cluster)]
-        traces.append(_line(front, scale.size))
-    choice = found.choice
-    taken = _dots([choice], "to take", "@ink", scale.size)
+        traces.append(lines(*_places(front, scale.size), {"color": "@muted", "width": 1, "dash": "dot"}))
+    taken = _dots([found.choice], "to take", "@ink", scale.size)
     taken["marker"] |= {"symbol": "star", "size": 14}
     return Figure(
         name="pareto",
@@ -185,24 +161,17 @@ def pareto_figure(found: Found) -> Figure:
 _COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8D96A0")
 
 
-def _dots(layouts: Sequence[Layout], name: str, colour: str, size: float) -> dict[str, Any]:
-    return {
-        "type": "scatter", "mode": "markers", "name": name,
-        "x": [each.step_time / size for each in layouts],
-        "y": [each.headroom / 2**30 for each in layouts],
-        "customdata": [[escape(short(each)), format_step_time(each.step_time)] for each in layouts],
-        "hovertemplate": "<b>%{customdata[1]}</b>, %{y:.1f} GiB left<br>%{customdata[0]}<extra></extra>",
-        "marker": {"color": colour, "size": 8, "opacity": 0.75},
-    }  # fmt: skip
+def _dots(layouts: Sequence[Layout], name: str, colour: str, size: float) -> Drawn:
+    return points(
+        name, *_places(layouts, size), {"color": colour, "size": 8, "opacity": 0.75},
+        customdata=[[escape(short(each)), format_step_time(each.step_time)] for each in layouts],
+        hovertemplate="<b>%{customdata[1]}</b>, %{y:.1f} GiB left<br>%{customdata[0]}<extra></extra>",
+    )  # fmt: skip
 
 
-def _line(layouts: Sequence[Layout], size: float) -> dict[str, Any]:
-    return {
-        "type": "scatter", "mode": "lines", "showlegend": False, "hoverinfo": "skip",
-        "x": [each.step_time / size for each in layouts],
-        "y": [each.headroom / 2**30 for each in layouts],
-        "line": {"color": "@muted", "width": 1, "dash": "dot"},
-    }  # fmt: skip
+def _places(layouts: Sequence[Layout], size: float) -> tuple[list[float], list[float]]:
+    """Step times and what is left of the memory."""
+    return [each.step_time / size for each in layouts], [each.headroom / 2**30 for each in layouts]
 
 
 def heat_figure(found: Found, axes: Mapping[str, list[str]]) -> Figure:
@@ -224,7 +193,7 @@ def heat_figure(found: Found, axes: Mapping[str, list[str]]) -> Figure:
     )
 
 
-def _heat(found: Found, one: str, two: str) -> dict[str, Any]:
+def _heat(found: Found, one: str, two: str) -> Drawn:
     """Of the job of the layout to take."""
     times: dict[tuple[str, str], float] = {}
     bounds: dict[tuple[str, str], float] = {}
@@ -289,7 +258,7 @@ def _height(key: str, value: str, axes: Mapping[str, list[str]]) -> float:
     return axes[key].index(value) / (len(axes[key]) - 1)
 
 
-def _lines(layouts: Sequence[Layout], shade: int, axes: Mapping[str, list[str]]) -> dict[str, Any]:
+def _lines(layouts: Sequence[Layout], shade: int, axes: Mapping[str, list[str]]) -> Drawn:
     """Layouts of one shade, with gaps between them and where one has no value of a key."""
     places: list[float | None] = []
     heights: list[float | None] = []
@@ -306,15 +275,12 @@ def _lines(layouts: Sequence[Layout], shade: int, axes: Mapping[str, list[str]])
     }  # fmt: skip
 
 
-def _values(axes: Mapping[str, list[str]]) -> dict[str, Any]:
+def _values(axes: Mapping[str, list[str]]) -> Drawn:
     """The values beside their places."""
     every = [(place, _height(key, value, axes), value) for place, key in enumerate(axes) for value in axes[key]]
-    return {
-        "type": "scatter", "mode": "text",
-        "x": [place for place, _, _ in every], "y": [height for _, height, _ in every],
-        "text": [f" {escape(bare(value))}" for _, _, value in every], "textposition": "middle right",
-        "textfont": {"color": "@ink", "size": 11}, "hoverinfo": "skip",
-    }  # fmt: skip
+    x, y, values = zip(*every, strict=True)
+    words = [f" {escape(bare(value))}" for value in values]
+    return words_in(list(x), list(y), words, textfont={"color": "@ink", "size": 11})
 
 
 def _why_cards(found: Found) -> Iterable[Card]:
@@ -322,44 +288,27 @@ def _why_cards(found: Found) -> Iterable[Card]:
     there = [(name, other) for name, other in rivals if other is not None]
     if not there:
         return
-    figure = why_figure(found, there)
-    words = "".join(
-        f"<li><b>{escape(name)}</b> ({escape(short(other) or 'as it is')}): {escape(differences(found, other))}</li>"
+    words = Markup("").join(
+        Markup("<li><b>{}</b> ({}): {}</li>").format(name, short(other) or "as it is", differences(found, other))
         for name, other in there
     )
-    yield Card(section("Why this and not that", f"{slot(figure)}<ul>{words}</ul>", lead=_WHY_LEAD), (figure,))
+    told = Markup("<ul>{}</ul>").format(words)
+    yield card("Why this and not that", why_figure(found, there), told, lead=prose("why"))
 
 
 def why_figure(found: Found, others: Sequence[tuple[str, Layout]]) -> Figure:
     """For each other layout a bar for every part that differs."""
     whys = [found.why(other) for _, other in others]
-    most = max((abs(more) for why in whys for more in why.values()), default=0.0)
-    scale = time_scale(most)
-    labels = [name for name, _ in others]
-    traces: Traces = []
-    for part in PARTS:
-        values = [why.get(part.value, 0.0) for why in whys]
-        if max(map(abs, values)) > 1e-3 * most:
-            traces.append({
-                "type": "bar", "orientation": "h", "name": part.value, "y": labels,
-                "x": [value / scale.size for value in values], "marker": marker(PART_LOOKS[part]),
-                "customdata": [signed(value) for value in values],
-                "hovertemplate": f"<b>%{{y}}</b><br>{part.value}: %{{customdata}}<extra></extra>",
-            })  # fmt: skip
-    return Figure(
-        name="why",
-        traces=traces,
-        layout=layout(
-            barmode="relative",
-            showlegend=True,
-            legend=legend(traceorder="normal"),
-            xaxis=axis(f"longer by [{scale.unit}]", fixedrange=True, zeroline=True),
-            yaxis=axis("", autorange="reversed", fixedrange=True, type="category", ticksuffix="  "),
-            dragmode=False,
-            bargap=0.3,
-        ),
-        height=110 + 50 * len(labels),
+    changes = np.array([[why.get(part.value, 0.0) for part in PARTS] for why in whys])
+    scale = time_scale(float(np.abs(changes).max(initial=0.0)))
+    return chart(
+        "why",
+        part_changes([name for name, _ in others], changes, scale),
+        axis(f"longer by [{scale.unit}]", zeroline=True),
+        height=110 + 50 * len(others),
         narrow={"legend": {"font": {"size": 9}}},
+        stacked="relative",
+        bargap=0.3,
     )
 
 
@@ -371,13 +320,13 @@ def _sure_card(found: Found) -> Iterable[Card]:
     rows += [Cells((each.words, *_scores(each.scores, each.best, found))) for each in found.changes]
     lost = found.overtaken
     words = f"Another is better with {', '.join(lost)}." if lost else "No other is better with any of these changes."
-    yield Card(section("Does it stay the best?", table(heads, rows), lead=_SURE_LEAD, caption=words))
+    yield card("Does it stay the best?", table(heads, rows), lead=prose("sure"), caption=words)
 
 
 def _scores(scores: Sequence[float | None], best: int | None, found: Found) -> Iterable[str]:
     for place, score in enumerate(scores):
         words = "–" if score is None else found.score_words(score)
-        yield Html(f"<b>{escape(words)}</b>") if place == best else words
+        yield Markup("<b>{}</b>").format(words) if place == best else words
 
 
 def _aside_card(found: Found) -> Card:
@@ -386,4 +335,4 @@ def _aside_card(found: Found) -> Card:
     rows.append(Cells(("a bound above the best ones", f"{len(found.bounded):,}", "")))
     rows.append(Cells(("simulated", f"{len(found.simulated):,}", "")))
     rows.append(Cells(("combinations of values", f"{found.candidates:,}", ""), "sum"))
-    return Card(section("What became of all layouts", table(("", "layouts", "such as"), rows, words=(2,))))
+    return card("What became of all layouts", table(("", "layouts", "such as"), rows, words=(2,)))

@@ -12,6 +12,8 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Final
 
+from clustersim.analysis.parts import EXPOSED, Part
+from clustersim.memory.footprint import Category as Use
 from clustersim.parallel.mesh import SERVED, Axis
 
 _WHITE = 255
@@ -73,6 +75,30 @@ AXIS_LOOKS: Final[Mapping[Axis, Category]] = MappingProxyType(
     {axis: Category[axis.category.upper()] for axis in SERVED}
 )
 """The category of each axis's communication."""
+PART_LOOKS: Final[Mapping[Part, Category]] = MappingProxyType(
+    {
+        Part.COMPUTE: Category.COMPUTE,
+        Part.RECOMPUTE: Category.RECOMPUTE,
+        Part.OPTIMIZER: Category.OPTIMIZER,
+        Part.LAUNCH: Category.LAUNCH,
+        Part.SLOWED: Category.SLOWED,
+        **{part: AXIS_LOOKS[axis] for axis, part in EXPOSED.items()},
+        Part.BUBBLE_WARMUP: Category.BUBBLE_WARM_UP,
+        Part.BUBBLE_STEADY: Category.BUBBLE_STEADY,
+        Part.BUBBLE_COOLDOWN: Category.BUBBLE_COOL_DOWN,
+        Part.WAIT: Category.WAIT,
+    }
+)
+"""The category of each part of the breakdown."""
+USE_LOOKS: Final[Mapping[Use, Category]] = MappingProxyType(
+    {
+        **{use: Category[use.name] for use in Use if use.name in Category.__members__},
+        Use.OPTIMIZER: Category.OPTIMIZER_STATE,
+        Use.COMMUNICATION: Category.BUFFERS,
+        Use.CONTEXT: Category.CUDA_CONTEXT,
+    }
+)
+"""The category of each use of memory."""
 
 
 def chunk_shade(colour: str, chunk: int, chunks: int) -> str:

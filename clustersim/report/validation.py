@@ -7,12 +7,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from clustersim.report.document import Card, document, figure_card, section
+from markupsafe import Markup
+
+from clustersim.report.document import Card, card, document, drawn, prose
+from clustersim.report.draw.bars import Drawn, lines, points
 from clustersim.report.figure import Figure, Traces, axis, layout, legend, wrapped
-from clustersim.report.files import write_text_atomically
+from clustersim.report.keys import Cells, table
 from clustersim.units import format_bytes, format_number, format_seconds
 
 BAND: Final = 0.1  # of the shaded band around the truth
@@ -45,21 +47,11 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """A row of a table: its name and its cells, in words. depth: 1 for a part of the line above."""
-
-    name: str
-    cells: tuple[str, ...]
-    depth: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Lines:
-    """A table. heads: of all columns; sums: lines at its end."""
+    """A table. heads: of all columns; rows: names and their cells, in words, sums at its end."""
 
     heads: tuple[str, ...]
-    lines: tuple[Line, ...]
-    sums: tuple[Line, ...] = ()
+    rows: tuple[Cells, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,82 +70,34 @@ class Part:
     bands: Lines | None = None
 
 
-def write_validation_page(title: str, parts: Sequence[Part], layouts: Lines | None, path: str | Path) -> None:
-    """Write the page to `path`, wholly or not at all; raise OutputError if it cannot be written."""
-    write_text_atomically(path, validation_page(title, parts, layouts))
-
-
 def validation_page(title: str, parts: Sequence[Part], layouts: Lines | None = None) -> str:
     """The page as HTML text; layouts: how well the fastest layout is chosen, if there is anything to choose."""
     cards = [card for number, part in enumerate(parts) for card in _cards(part, number)]
     if layouts is not None:
-        cards.append(Card(section("Which layout is fastest", lines_table(layouts), lead=_LAYOUTS_LEAD)))
-    return document(title, [Card(f'<section class="card"><h1>{escape(title)}</h1>{_INTRODUCTION}</section>'), *cards])
-
-
-_INTRODUCTION: Final = (
-    '<p class="lead">Every case is predicted from what its source states; no constant depends on the case. Errors are '
-    "predicted over measured, less one: below zero the prediction is too fast (or too small). Mean and median are of "
-    "absolute errors, bias is the mean of errors, a macro mean counts every source once.</p>"
-)
-_SCATTER_LEAD: Final = (
-    "Each mark is a case. On the line the prediction is exact, the band is within 10 %. Point at a mark for the case, "
-    "click the legend to hide a source, double-click it to see that source alone, drag to zoom."
-)
-_FACTOR_LEAD: Final = (
-    "Each mark is a case, the box holds the middle half of the cases and the line in it is the median. The shaded band "
-    "is within 10 %."
-)
-_BANDS_LEAD: Final = (
-    "Every answer says between what and what its step is expected, by how far published steps of such regimes were "
-    "from predictions that had not seen their source. A step may be of several regimes; shares count every source "
-    "once. The last column is that of published steps under a band that has not seen their source either."
-)
-_LAYOUTS_LEAD: Final = (
-    "Sets of cases that differ only in layout. Right: the fastest was predicted to be fastest. Regret: by how much the "
-    "layout that is predicted to be fastest is slower than the fastest measured. Kendall's tau compares the two "
-    "orders: 1 is the same, -1 reversed."
-)
+        cards.append(card("Which layout is fastest", table(layouts.heads, layouts.rows), lead=prose("layouts")))
+    return document(title, [drawn("head.html", title=title, look="lead", words=prose("validation")), *cards])
 
 
 def _cards(part: Part, number: int) -> Iterator[Card]:
-    yield Card(section(part.title, lines_table(part.sources) + _sentences(part.notes)))
+    notes = [Markup('<p class="caption">{}</p>').format(note) for note in part.notes]
+    yield card(part.title, table(part.sources.heads, part.sources.rows), *notes)
     if part.bands is not None:
-        yield Card(section(f"{part.title}: inside the expected band", lines_table(part.bands), lead=_BANDS_LEAD))
+        title = f"{part.title}: inside the expected band"
+        yield card(title, table(part.bands.heads, part.bands.rows), lead=prose("bands"))
     if part.points:
         figure = scatter_figure(part, f"scatter{number}")
-        yield figure_card(f"{part.title}: predicted against measured", figure, lead=_SCATTER_LEAD)
+        yield card(f"{part.title}: predicted against measured", figure, lead=prose("cases"))
     if any(point.factors for point in part.points):
         figure = factor_figure(part.points, f"factor{number}")
-        yield figure_card(f"{part.title}: error by factor", figure, lead=_FACTOR_LEAD)
+        yield card(f"{part.title}: error by factor", figure, lead=prose("factors"))
     if part.skipped:
-        yield Card(section(f"{part.title}: skipped", _skipped(part.skipped)))
+        yield card(f"{part.title}: skipped", *map(_skipped, *zip(*part.skipped.items(), strict=True)))
 
 
-def lines_table(lines: Lines) -> str:
-    """A table of names and figures."""
-    head = "".join(f"<th>{escape(name)}</th>" for name in lines.heads)
-    rows = "".join(map(_row, lines.lines)) + "".join(_row(line, ' class="sum"') for line in lines.sums)
-    return f'<table class="parts"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
-
-
-def _row(line: Line, attributes: str = "") -> str:
-    cells = "".join(f"<td>{escape(cell)}</td>" for cell in line.cells)
-    name = f"{'&emsp;' * line.depth}{escape(line.name)}"
-    return f'<tr{attributes}><th scope="row">{name}</th>{cells}</tr>'
-
-
-def _sentences(notes: Sequence[str]) -> str:
-    return "".join(f'<p class="caption">{escape(note)}</p>' for note in notes)
-
-
-def _skipped(reasons: Mapping[str, tuple[str, ...]]) -> str:
-    """Reasons with the number of cases, which unfold."""
-    return "".join(
-        f"<details><summary>{len(cases):,} × {escape(reason)}</summary>"
-        f'<p class="caption">{escape(", ".join(cases))}</p></details>'
-        for reason, cases in reasons.items()
-    )
+def _skipped(reason: str, cases: Sequence[str]) -> Markup:
+    """A reason with the number of cases, which unfold."""
+    folded = Markup('<details><summary>{} × {}</summary><p class="caption">{}</p></details>')
+    return folded.format(f"{len(cases):,}", reason, ", ".join(cases))
 
 
 def scatter_figure(part: Part, name: str) -> Figure:
@@ -162,7 +106,7 @@ def scatter_figure(part: Part, name: str) -> Figure:
     values = [value / size for point in part.points for value in (point.measured, point.predicted)]
     least, most = 0.7 * min(values), 1.4 * max(values)
     ticks = _ticks(least, most)
-    scale: dict[str, Any] = {
+    scale: Drawn = {
         "type": "log",
         "range": [math.log10(least), math.log10(most)],
         "tickvals": ticks,
@@ -193,17 +137,11 @@ def _ticks(least: float, most: float) -> list[float]:
 
 def _truth(least: float, most: float) -> Traces:
     """The band within 10 %, and the line on which a prediction is exact."""
-    band = {
-        "type": "scatter", "mode": "lines", "fill": "toself", "fillcolor": "@track", "line": {"width": 0},
-        "x": [least, most, most, least],
-        "y": [least * (1 - BAND), most * (1 - BAND), most * (1 + BAND), least * (1 + BAND)],
-        "hoverinfo": "skip", "showlegend": False,
-    }  # fmt: skip
-    line = {
-        "type": "scatter", "mode": "lines", "x": [least, most], "y": [least, most], "showlegend": False,
-        "line": {"width": 1, "color": "@muted"}, "hoverinfo": "skip",
-    }  # fmt: skip
-    return [band, line]
+    ends = [least * (1 - BAND), most * (1 - BAND), most * (1 + BAND), least * (1 + BAND)]
+    return [
+        lines([least, most, most, least], ends, {"width": 0}, fill="toself", fillcolor="@track"),
+        lines([least, most], [least, most], {"width": 1, "color": "@muted"}),
+    ]
 
 
 def _sources(part: Part, size: float) -> Traces:
@@ -213,17 +151,16 @@ def _sources(part: Part, size: float) -> Traces:
         groups.setdefault(point.source, []).append(point)
     ordered = sorted(groups.items(), key=lambda group: -len(group[1]))
     return [
-        {
-            "type": "scatter", "mode": "markers", "name": escape(source or "no source"),
-            "x": [point.measured / size for point in points], "y": [point.predicted / size for point in points],
-            "marker": _look(number), "text": [hover(point, part.unit) for point in points],
-            "hovertemplate": "%{text}<extra></extra>",
-        }
-        for number, (source, points) in enumerate(ordered)
+        points(
+            escape(source or "no source"), [point.measured / size for point in cases],
+            [point.predicted / size for point in cases], _look(number),
+            text=[hover(point, part.unit) for point in cases], hovertemplate="%{text}<extra></extra>",
+        )
+        for number, (source, cases) in enumerate(ordered)
     ]  # fmt: skip
 
 
-def _look(number: int) -> dict[str, Any]:
+def _look(number: int) -> Drawn:
     return {
         "color": _COLOURS[number % len(_COLOURS)],
         "symbol": _SYMBOLS[number % len(_SYMBOLS)],

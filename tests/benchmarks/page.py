@@ -14,9 +14,11 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
 
-from clustersim.report.answer import page_view
+from clustersim.report.answer_kernels import with_kernels
+from clustersim.report.answer_timeline import timeline_of
 from clustersim.report.document import PLOTLY
-from clustersim.report.page import render_page
+from clustersim.report.page import run_page
+from clustersim.report.rows import shown_ranks
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from tests.browser.conftest import BROWSER, PATIENCE, QUIET
@@ -49,12 +51,13 @@ def page_of(file: str, changes: tuple[str, ...]) -> Page:
     """The page of an example with changes."""
     result = simulate(Scenario.load(EXAMPLES / file, list(changes)))
     started = perf_counter()
-    view = page_view(result)
-    kernels, spans = view.timeline.kernels, view.timeline.spans
+    text = run_page(result)
+    wall = perf_counter() - started
+    timeline = with_kernels(result, timeline_of(result, shown_ranks(result)))
+    kernels, spans = timeline.kernels, timeline.spans
     assert kernels is not None
     inside = (kernels.first[1:] - kernels.first[:-1])[kernels.template[kernels.template >= 0]]
-    text = render_page(view)
-    return Page(text, int(inside.sum() + (spans.lane > 0).sum()), perf_counter() - started)
+    return Page(text, int(inside.sum() + (spans.lane > 0).sum()), wall)
 
 
 @contextmanager

@@ -6,11 +6,8 @@ from typing import Any
 
 import pytest
 
-from clustersim.report.answer import with_kernels
-from clustersim.report.answer_timeline import timeline_of
 from clustersim.report.difference import difference_of
-from clustersim.report.difference_page import write_difference
-from clustersim.report.rows import shown_ranks
+from clustersim.report.difference_page import difference_page
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from tests.browser.conftest import Opened
@@ -33,8 +30,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for change in ([], ["schedule=gpipe", "layout.tp=4", "layout.dp=1"])
     ]
     path = tmp_path_factory.mktemp("difference") / "page.html"
-    timelines = [with_kernels(each, timeline_of(each, shown_ranks(each))) for each in results]
-    write_difference(difference_of(results[0], results[1], ("A", "B")), timelines, path)
+    page = difference_page(difference_of(results[0], results[1], ("A", "B")), results)
+    path.write_text(page, encoding="utf-8")
     return path
 
 

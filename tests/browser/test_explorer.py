@@ -12,7 +12,7 @@ from clustersim import Scenario, simulate
 from clustersim.fitting import footprint_of, ledgers_of, plan_of
 from clustersim.parallel.groups import process_groups
 from clustersim.planning.explore import explore
-from clustersim.report.explorer import explorer_page, write_explorer
+from clustersim.report.explorer import explorer_page
 from clustersim.workload.operators import EXPERTS
 from tests.planning.explorations import Explored, explored, few_choices
 from tests.planning.explorer_page import ZERO, Page
@@ -145,7 +145,7 @@ def test_the_scenario_s_bubble_is_told_as_run_tells_it(open_page: Callable[..., 
         }
     )
     with few_choices():
-        write_explorer(explore(scenario, lambda _: None), tmp_path / "page.html")
+        (tmp_path / "page.html").write_text(explorer_page(explore(scenario, lambda _: None)), encoding="utf-8")
     opened = open_page(tmp_path / "page.html")
     told = simulate(scenario).to_json()["bubble_fraction"]
     words = [opened.js(f"() => document.getElementById('{name}').textContent") for name in _BUBBLE_WORDS]

@@ -7,8 +7,8 @@ import pytest
 
 from clustersim.planning.search import Search, Space
 from clustersim.reliability import goodput
-from clustersim.report.goodput_page import write_goodput
-from clustersim.report.search_page import write_search
+from clustersim.report.goodput_page import goodput_page
+from clustersim.report.search_page import search_page
 from tests.browser.conftest import Opened
 from tests.planning.search.jobs import job
 
@@ -21,7 +21,8 @@ SIZES = pytest.mark.parametrize(("width", "dark"), [(1400, False), (390, True)])
 @pytest.fixture(scope="module")
 def weeks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("weeks") / "page.html"
-    write_goodput(goodput(job("economics.tokens=100B", "reliability.rates=100"), 8), Path("plan.yaml"), path)
+    weeks = goodput(job("economics.tokens=100B", "reliability.rates=100"), 8)
+    path.write_text(goodput_page(weeks, Path("plan.yaml")), encoding="utf-8")
     return path
 
 
@@ -29,7 +30,8 @@ def weeks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def found(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("found") / "page.html"
     vary = {"layout.tp": ["1", "2", "4"], "layout.data": ["ddp", "zero1"]}
-    write_search(Search(Space.only(job(), vary)).run(), Path("plan.yaml"), path)
+    page = search_page(Search(Space.only(job(), vary)).run(), Path("plan.yaml"))
+    path.write_text(page, encoding="utf-8")
     return path
 
 

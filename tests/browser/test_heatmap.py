@@ -15,17 +15,15 @@ from clustersim.analysis.rows import read_rows
 from clustersim.answer import Answer
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import PIPELINE, SPOKEN
-from clustersim.report.answer import plain_view
-from clustersim.report.answer_dominant import dominant_of
-from clustersim.report.answer_table import PART_LOOKS
+from clustersim.report.answer_timeline import timeline_of
 from clustersim.report.document import document
-from clustersim.report.heatmap import Heatmap, heatmap_card
-from clustersim.report.page import timeline_card
+from clustersim.report.draw.heatmap import Heatmap, dominant_of, heatmap_card
+from clustersim.report.draw.timeline import timeline_card
+from clustersim.report.rows import shown_ranks
 from clustersim.units import Dimension, parse_quantity
 
 pytestmark = pytest.mark.browser
 
-LOOKS = [PART_LOOKS[part] for part in PARTS]
 SLOW = 5  # of tp 2, cp 1, dp 4, pp 2: dp 2, pp 0, tp 1
 ROWS = """() => {
     const { y, z } = document.getElementById("heatmap").data[0];
@@ -52,7 +50,7 @@ def result() -> Answer:
 def written(tmp_path: Path, heatmap: Heatmap | None) -> Path:
     assert heatmap is not None
     path = tmp_path / "heatmap.html"
-    path.write_text(document("heatmap", [heatmap_card(heatmap, LOOKS)]), encoding="utf-8")
+    path.write_text(document("heatmap", [heatmap_card(heatmap)]), encoding="utf-8")
     return path
 
 
@@ -164,10 +162,10 @@ def test_signs_say_without_colour_what_is_work_communication_and_waiting(
 def test_a_rank_leads_to_its_row_of_the_timeline_where_there_is_one(
     open_page: Callable[..., Any], tmp_path: Path, result: Answer
 ) -> None:
-    found, timeline = dominant_of(result), plain_view(result).timeline
+    found, timeline = dominant_of(result), timeline_of(result, shown_ranks(result))
     assert found is not None
     path = tmp_path / "both.html"
-    cards = [heatmap_card(found, LOOKS), timeline_card(timeline)]
+    cards = [heatmap_card(found), timeline_card(timeline)]
     path.write_text(document("both", cards), encoding="utf-8")
     page = open_page(path)
     classes = result.trace.representative.tolist()

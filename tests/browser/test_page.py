@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from clustersim.answer import Answer
-from clustersim.report.answer import page_view
-from clustersim.report.page import write_page
+from clustersim.report.answer_kernels import with_kernels
+from clustersim.report.answer_timeline import timeline_of
+from clustersim.report.page import run_page
+from clustersim.report.rows import shown_ranks
 from clustersim.report.timeline_arrays import drawing
-from clustersim.report.view import PageView
+from clustersim.report.view import Timeline
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from clustersim.units import format_seconds
@@ -41,16 +43,16 @@ def result() -> Answer:
 
 
 @pytest.fixture(scope="module")
-def view(result: Answer) -> PageView:
-    """What its page shows."""
-    return page_view(result)
+def timeline(result: Answer) -> Timeline:
+    """What its page shows of time."""
+    return with_kernels(result, timeline_of(result, shown_ranks(result)))
 
 
 @pytest.fixture(scope="module")
-def path(view: PageView, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def path(result: Answer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its page."""
     target = tmp_path_factory.mktemp("page") / "page.html"
-    write_page(view, target)
+    target.write_text(run_page(result), encoding="utf-8")
     return target
 
 
@@ -66,9 +68,9 @@ def test_it_opens_without_a_complaint_or_a_request(open_page: Open, path: Path, 
     assert wide <= width, "nothing is cut off or must be scrolled sideways"
 
 
-def test_every_pass_is_drawn_where_and_when_it_ran(open_page: Open, path: Path, view: PageView) -> None:
-    seen, spans = open_page(path), view.timeline.spans
-    size, drawn = seen.facts("timeline")["size"], drawing(view.timeline)
+def test_every_pass_is_drawn_where_and_when_it_ran(open_page: Open, path: Path, timeline: Timeline) -> None:
+    seen, spans = open_page(path), timeline.spans
+    size, drawn = seen.facts("timeline")["size"], drawing(timeline)
     boxes = {each["box"]: each for each in seen.js(BOXES, "timeline") if each["box"] >= 0}
     lead = drawn.boxes.lead()
     passes = np.flatnonzero((spans.lane[lead] == 0) & (spans.microbatch[lead] >= 0))
@@ -113,10 +115,10 @@ def test_zoom_goes_down_to_a_kernel_and_back(open_page: Open, path: Path, result
 
 
 def test_pointing_at_a_box_says_what_it_waited_for_and_draws_the_arrow(
-    open_page: Open, path: Path, view: PageView
+    open_page: Open, path: Path, timeline: Timeline
 ) -> None:
     seen = open_page(path)
-    drawn, spans = drawing(view.timeline), view.timeline.spans
+    drawn, spans = drawing(timeline), timeline.spans
     lead = drawn.boxes.lead()
     waited = np.where((spans.lane[lead] == 0) & (spans.row[lead] == 3), spans.start[lead] - spans.waiting[lead], 0)
     box = int(waited.argmax())

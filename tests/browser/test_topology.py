@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from clustersim import Scenario, simulate
-from clustersim.report.answer_network import network_of, topology_of
 from clustersim.report.document import document
-from clustersim.report.network import network_card
-from clustersim.report.topology import topology_card, write_topology_page
+from clustersim.report.parts.network import network_card, network_of
+from clustersim.report.parts.topology import topology_card, topology_page
+from clustersim.report.parts.topology_words import picture_of
 
 pytestmark = pytest.mark.browser
 
@@ -29,8 +29,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     network = network_of(result)
     assert network is not None
     path = tmp_path_factory.mktemp("network") / "page.html"
-    path.write_text(document("network", [network_card(network), topology_card(topology_of(result))]))
-    write_topology_page(topology_of(result), path.with_name("topology.html"))
+    path.write_text(document("network", [network_card(network), topology_card(picture_of(result))]))
+    path.with_name("topology.html").write_text(topology_page(picture_of(result)), encoding="utf-8")
     return path
 
 

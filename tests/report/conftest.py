@@ -1,48 +1,14 @@
-"""A made-up answer to draw: a pipeline with the interleaved 1F1B order, run with fixed times per box."""
+"""A made-up timeline to draw: a pipeline with the interleaved 1F1B order, run with fixed times per box."""
 
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from clustersim.cost.timing import Provenance
 from clustersim.report.theme import CATEGORIES, Category
-from clustersim.report.view import (
-    Breakdown,
-    Memory,
-    PageView,
-    Path,
-    Row,
-    Spans,
-    StageMemory,
-    Subject,
-    Timeline,
-    Trust,
-    Verdict,
-)
+from clustersim.report.view import Path, Row, Spans, Timeline
 
 FORWARD, BACKWARD, SEND = 1.0e-2, 2.0e-2, 4e-4
-PARTS = (
-    Category.FORWARD,
-    Category.BACKWARD,
-    Category.RECOMPUTE,
-    Category.OPTIMIZER,
-    Category.TENSOR,
-    Category.DATA,
-    Category.PIPELINE,
-    Category.BUBBLE_WARM_UP,
-    Category.BUBBLE_STEADY,
-    Category.BUBBLE_COOL_DOWN,
-)
-HELD = (
-    Category.PARAMETERS,
-    Category.GRADIENTS,
-    Category.OPTIMIZER_STATE,
-    Category.ACTIVATIONS,
-    Category.BUFFERS,
-    Category.CUDA_CONTEXT,
-)
-
 Box = tuple[int, Category, int, int]  # stage, category, microbatch, chunk
 
 
@@ -159,95 +125,7 @@ def path(ran: list[tuple[Box, float, float, float, Box | None]]) -> Path:
     )
 
 
-def breakdown(drawn: Timeline) -> Breakdown:
-    """Work as it was drawn; the rest of the step is bubble."""
-    whole = float(drawn.spans.end.max())
-    seconds = np.zeros((len(drawn.rows), len(PARTS)))
-    for row in range(len(drawn.rows)):
-        mine = (drawn.spans.row == row) & (drawn.spans.lane == 0)
-        for part, category in enumerate(PARTS):
-            chosen = mine & (drawn.spans.category == CATEGORIES.index(category))
-            seconds[row, part] = float((drawn.spans.end - drawn.spans.start)[chosen].sum())
-        work = seconds[row].sum()
-        seconds[row, 4] = 0.08 * seconds[row, 1]
-        seconds[row, 1] *= 0.92
-        seconds[row, 7:] = (whole - work) * np.array([0.4, 0.15, 0.45])
-    path = np.where(np.arange(len(PARTS)) == 0, whole, 0.0)
-    return Breakdown(tuple(part.label for part in PARTS), PARTS, seconds.mean(axis=0), seconds, path)
-
-
-def memory(drawn: Timeline, capacity: float) -> Memory:
-    """Activations grow with every forward and go with its backward."""
-    held = []
-    for row, line in enumerate(drawn.rows):
-        mine = np.flatnonzero((drawn.spans.row == row) & (drawn.spans.lane == 0) & (drawn.spans.microbatch >= 0))
-        forward = drawn.spans.category[mine] == CATEGORIES.index(Category.FORWARD)
-        times = np.concatenate([[0.0], np.where(forward, drawn.spans.start[mine], drawn.spans.end[mine])])
-        change = np.concatenate([[0.0], np.where(forward, 2.2e9, -2.2e9)])
-        arrange = np.argsort(times, kind="stable")
-        activations = np.cumsum(change[arrange])
-        flat = np.ones(len(times))
-        held.append(
-            StageMemory(
-                line.label,
-                line.short,
-                times[arrange],
-                np.stack([flat * 6e9, flat * 6e9, flat * 18e9, activations, flat * 1.5e9, flat * 1.2e9]),
-            )
-        )
-    return Memory(tuple(category.label for category in HELD), HELD, tuple(held), capacity)
-
-
-def view(stages: int = 4, microbatches: int = 8, chunks: int = 1, **words: str) -> PageView:
-    """A whole page's content; words: title, model, warning, label."""
-    drawn = timeline(stages, microbatches, chunks, words.get("label", "stage"))
-    parts = breakdown(drawn)
-    step = float(parts.step.sum())
-    held = memory(drawn, 80 * 2.0**30)
-    peaks = [float(stage.held[:, stage.peak].sum()) for stage in held.stages]
-    bubble = float(parts.step[7:].sum()) / step
-    return PageView(
-        subject=Subject(
-            words.get("title", "Llama-3 405B on 16,384 H100"),
-            words.get("model", "llama3-405b"),
-            "llama3-roce",
-            "H100 80 GB",
-            f"tp 8 · pp {stages} · dp 128 · interleaved 1F1B, {chunks} chunks · ZeRO-1 · 2,048 × 8,192 tokens a step",
-        ),
-        verdict=Verdict(
-            step,
-            16.8e6 / step,
-            16.8e6 / step / 16384,
-            4.08e14,
-            0.413,
-            0.391,
-            0.434,
-            "6 FLOP per parameter and token plus causal attention; peak 989 TFLOP/s (bf16, dense)",
-            max(peaks) <= held.capacity,
-            max(peaks),
-            held.capacity,
-            held.stages[int(np.argmax(peaks))].label,
-            bubble,
-            0.071,
-        ),
-        trust=Trust(
-            16384,
-            stages,
-            len(drawn.spans),
-            {Provenance.PUBLISHED: 0.71, Provenance.ROOFLINE: 0.29},
-            "as fast as others",
-            (words["warning"],) if "warning" in words else (),
-            (words["suggestion"],) if "suggestion" in words else (),
-            ("data loading and checkpointing", "jitter between GPUs", "congestion by other jobs"),
-        ),
-        breakdown=parts,
-        timeline=drawn,
-        memory=held,
-        notes=("clustersim 0.1.0",),
-    )
-
-
 @pytest.fixture
-def make_view() -> Callable[..., PageView]:
-    """Build a page's content from stages, microbatches, chunks and words."""
-    return view
+def make_timeline() -> Callable[..., Timeline]:
+    """Build a timeline from stages, microbatches, chunks and what a row is called."""
+    return timeline

@@ -5,14 +5,19 @@ import html
 import numpy as np
 import pytest
 
+from clustersim.analysis.parts import PARTS
 from clustersim.answer import Answer
+from clustersim.assembly import plan_of
+from clustersim.fitting import footprint_of
 from clustersim.memory.footprint import SHARDED
 from clustersim.memory.footprint import Category as Use
-from clustersim.report.answer import USE_LOOKS, memory_of, page_view
-from clustersim.report.answer_table import PART_LOOKS
-from clustersim.report.page import render_page
-from clustersim.report.theme import CATEGORIES, Category
-from clustersim.report.view import PageView
+from clustersim.report.answer_timeline import timeline_of
+from clustersim.report.page import run_page
+from clustersim.report.parts.memory import experts_and_others, experts_table, stages_of
+from clustersim.report.rows import shown_ranks
+from clustersim.report.theme import CATEGORIES, PART_LOOKS, USE_LOOKS, Category
+from clustersim.report.times import times_of
+from clustersim.report.view import Timeline
 from clustersim.report.wording import layout_line, row_note, stage_name
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
@@ -33,57 +38,58 @@ def result() -> Answer:
 
 
 @pytest.fixture(scope="module")
-def view(result: Answer) -> PageView:
-    return page_view(result)
+def timeline(result: Answer) -> Timeline:
+    return timeline_of(result, shown_ranks(result))
 
 
-def test_parts_sum_to_the_step_time_as_a_whole_and_on_each_stage(view: PageView) -> None:
-    assert view.breakdown.step.sum() == pytest.approx(view.verdict.step_time)
-    assert view.breakdown.stages.sum(axis=1) == pytest.approx(view.verdict.step_time)
+def test_parts_sum_to_the_step_time_as_a_whole_and_on_each_stage(result: Answer) -> None:
+    times = times_of(result, shown_ranks(result))
+    assert times.step.sum() == pytest.approx(result.step_time)
+    assert times.stages.sum(axis=1) == pytest.approx(result.step_time)
 
 
-def test_every_stage_runs_every_microbatch_forward_and_backward(view: PageView) -> None:
-    spans = view.timeline.spans
+def test_every_stage_runs_every_microbatch_forward_and_backward(timeline: Timeline) -> None:
+    spans = timeline.spans
     for stage in range(4):
         for category in (Category.FORWARD, Category.BACKWARD):
             chosen = (spans.row == stage) & (spans.category == CATEGORIES.index(category)) & (spans.microbatch >= 0)
             assert set(spans.microbatch[chosen].tolist()) == set(range(8))
 
 
-def test_nothing_starts_before_its_cause_has_ended(view: PageView) -> None:
-    spans = view.timeline.spans
+def test_nothing_starts_before_its_cause_has_ended(timeline: Timeline) -> None:
+    spans = timeline.spans
     caused = np.flatnonzero(spans.cause >= 0)
     assert len(caused) > 0
     assert np.all(spans.end[spans.cause[caused]] <= spans.start[caused] * (1 + 1e-12))
     assert np.all(spans.waiting <= spans.start)
 
 
-def test_a_stage_waits_for_the_computation_of_its_neighbour_and_not_for_its_own_receive(view: PageView) -> None:
-    spans = view.timeline.spans
+def test_a_stage_waits_for_the_computation_of_its_neighbour_and_not_for_its_own_receive(timeline: Timeline) -> None:
+    spans = timeline.spans
     first = np.flatnonzero((spans.row == 1) & (spans.lane == 0) & (spans.microbatch == 0))[0]
     cause = int(spans.cause[first])
     assert (spans.row[cause], spans.lane[cause], spans.microbatch[cause]) == (0, 0, 0)
 
 
-def test_the_memory_that_is_drawn_peaks_where_the_ledger_does(result: Answer, view: PageView) -> None:
-    for stage, ledger in zip(view.memory.stages, result.ledgers, strict=True):
+def test_the_memory_that_is_drawn_peaks_where_the_ledger_does(result: Answer) -> None:
+    for stage, ledger in zip(stages_of(result), result.ledgers, strict=True):
         assert stage.held.sum(axis=0).max() == pytest.approx(ledger.peak)
         assert np.all(stage.held >= 0)
 
 
-def test_the_critical_path_goes_forward_in_time_and_ends_with_the_step(view: PageView) -> None:
-    path = view.timeline.path
+def test_the_critical_path_goes_forward_in_time_and_ends_with_the_step(result: Answer, timeline: Timeline) -> None:
+    path = timeline.path
     assert np.all(np.diff(path.end) >= 0)
-    assert path.end[-1] == pytest.approx(view.verdict.step_time)
+    assert path.end[-1] == pytest.approx(result.step_time)
 
 
-def test_every_part_and_every_use_of_memory_has_a_look(view: PageView) -> None:
-    assert len(view.breakdown.labels) == len(PART_LOOKS) == len(set(PART_LOOKS.values()))
+def test_every_part_and_every_use_of_memory_has_a_look() -> None:
+    assert len(PARTS) == len(PART_LOOKS) == len(set(PART_LOOKS.values()))
     assert set(USE_LOOKS) == set(Use)
 
 
-def test_the_page_of_a_result_names_what_was_simulated(view: PageView) -> None:
-    text = render_page(view)
+def test_the_page_of_a_result_names_what_was_simulated(result: Answer) -> None:
+    text = run_page(result)
     assert "tp 2 · pp 4 · dp 4 · ZeRO-1 · 1f1b · no recompute · bf16" in text
     assert "matmul" in text or "attention" in text
 
@@ -109,23 +115,24 @@ def test_a_stage_of_several_chunks_is_a_pipeline_rank_and_the_note_says_what_it_
     assert (stage_name(plain, 3), row_note(plain)) == ("stage 3", "")
 
 
-def test_equal_kernels_of_a_pass_are_one_line_with_their_count(view: PageView) -> None:
-    details = [text for text in view.timeline.spans.texts if "mlp.up" in text]
+def test_equal_kernels_of_a_pass_are_one_line_with_their_count(timeline: Timeline) -> None:
+    details = [text for text in timeline.spans.texts if "mlp.up" in text]
     assert details
     assert all(len(set(lines)) == len(lines) for lines in (detail.split("\n") for detail in details))
     assert any("8 × mlp.up" in detail for detail in details)  # 32 layers on 4 stages
 
 
-def test_what_experience_says_is_on_the_page(view: PageView) -> None:
-    assert view.trust.experience in html.unescape(render_page(view))
-    assert view.trust.suggestions == ()
+def test_what_experience_says_is_on_the_page(result: Answer) -> None:
+    assert result.experience in html.unescape(run_page(result))
+    assert result.suggestions == ()
 
 
 def test_memory_of_experts_stands_apart_and_both_make_up_all() -> None:
     """Eight experts of three 4096 x 14336 matrices in each of two layers, over four ranks; all else is whole."""
     result = simulated("model={preset: mixtral-8x7b, layers: 8}", "layout={tp: 1, pp: 4, dp: 4, data: zero1, ep: 4}")
-    (first, *_), ledger = memory_of(result).stages, result.ledgers[0].at_peak()
-    assert first.experts is not None
-    assert first.experts[0] == 2 * 8 / 4 * 3 * 4096 * 14336
-    assert first.experts[1] + first.others[1] == pytest.approx(sum(ledger[use] for use in SHARDED))
-    assert all(stage.experts is None for stage in memory_of(simulated()).stages)
+    scenario, ledger = result.scenario, result.ledgers[0].at_peak()
+    experts, others = experts_and_others(footprint_of(scenario, plan_of(scenario)), 0)
+    assert experts[0] == 2 * 8 / 4 * 3 * 4096 * 14336
+    assert experts[1] + others[1] == pytest.approx(sum(ledger[use] for use in SHARDED))
+    assert "of experts" in experts_table(result, stages_of(result))
+    assert not experts_table(simulated(), stages_of(simulated()))

@@ -12,12 +12,17 @@ from clustersim import Scenario, simulate
 from clustersim.analysis.parts import PARTS, Part
 from clustersim.analysis.path_pieces import Arrival, Legs, Passes, PathPieces, Piece
 from clustersim.program.action import ActionKind
-from clustersim.report.answer_critical_path import critical_path_of
-from clustersim.report.answer_table import PART_LOOKS
-from clustersim.report.critical_path import CriticalPath, critical_path_card, path_figure, pieces_table, stages_table
+from clustersim.report.parts.critical_path import (
+    CriticalPath,
+    critical_path_card,
+    critical_path_of,
+    path_figure,
+    pieces_table,
+    stages_table,
+)
+from clustersim.report.wording import RowNames
 from clustersim.units import Dimension, parse_quantity
 
-LOOKS = [PART_LOOKS[part] for part in PARTS]
 PIPELINE: dict[str, Any] = {
     "model": {"preset": "gpt-tiny", "layers": 8}, "cluster": {"name": "dgx-a100", "gpus": 8},
     "layout": {"pp": 4, "dp": 2}, "schedule": "1f1b",
@@ -40,7 +45,7 @@ def path(lengths: list[float], *, stages: int = 2, word: str = "stage", steps: i
     legs = Legs(ranks, ranks, np.full(len(lengths), Part.COMPUTE.place), starts, ends)
     labels = tuple(f"{word} {number}" for number in range(stages))
     short = tuple(map(str, range(stages)))
-    return CriticalPath(PathPieces(pieces, parts, legs), labels, short, word, 16 // steps, steps)
+    return CriticalPath(PathPieces(pieces, parts, legs), RowNames(labels, short, word), 16 // steps, steps)
 
 
 def rows(table: str) -> list[list[str]]:
@@ -105,18 +110,18 @@ def test_stages_sum_to_the_step_time() -> None:
     found = critical_path_of(result)
     assert found is not None
     assert found.path.parts.sum() / 2 == pytest.approx(result.step_time, rel=1e-12)
-    head, *stages, step = rows(stages_table(found, LOOKS))
+    head, *stages, step = rows(stages_table(found))
     assert [row[0] for row in stages] == [f"stage {number}" for number in range(4)]
     known = {name: seconds for name, seconds in result.path_parts.items() if seconds > 1e-9 * result.step_time}
     assert head[1:-1] == list(known)
-    assert "By stage, the mean of 2 steps" in critical_path_card(found, LOOKS).html
+    assert "By stage, the mean of 2 steps" in critical_path_card(found).html
     assert step[0] == "step"
 
 
 def test_the_bar_reaches_from_the_beginning_to_the_end() -> None:
     found = critical_path_of(simulate(Scenario.from_mapping(PIPELINE)))
     assert found is not None
-    figure = path_figure(found, LOOKS)
+    figure = path_figure(found)
     parts = [trace for trace in figure.traces if trace["name"] != "stage"]
     (stages,) = (trace for trace in figure.traces if trace["name"] == "stage")
     whole = figure.layout["xaxis"]["range"][1]
@@ -131,20 +136,20 @@ def test_the_bar_shows_what_takes_most_of_its_time() -> None:
     known = path(lengths, stages=1).path
     part = np.array([Part.COMPUTE.place, Part.WAIT.place] * 1000 + [Part.WAIT.place])
     found = replace(path(lengths, stages=1), path=replace(known, legs=replace(known.legs, part=part)))
-    compute, wait = path_figure(found, LOOKS).traces
+    compute, wait = path_figure(found).traces
     assert (column(compute, "base").tolist(), column(compute, "x").tolist()) == ([0.0], pytest.approx([10.0]))
     assert (column(wait, "base").tolist(), column(wait, "x").tolist()) == (pytest.approx([10.0]), pytest.approx([10.0]))
 
 
 def test_16384_stages_and_a_very_long_path_are_cut_to_what_can_be_seen() -> None:
     found = path([1.0] * 40_000, stages=16384, word="<stage>")
-    card = critical_path_card(found, LOOKS)
+    card = critical_path_card(found)
     for bar in card.figures[0].traces:
         assert len(column(bar, "x")) <= 1000
         assert column(bar, "x").sum() == pytest.approx(card.figures[0].layout["xaxis"]["range"][1])
-    assert len(rows(stages_table(found, LOOKS))) == 16 + 3
+    assert len(rows(stages_table(found))) == 16 + 3
     assert "<stage>" not in card.html
 
 
 def test_one_piece_on_one_stage_needs_no_tables() -> None:
-    assert "<table" not in critical_path_card(path([1.0], stages=1), LOOKS).html
+    assert "<table" not in critical_path_card(path([1.0], stages=1)).html

@@ -6,9 +6,9 @@ import pytest
 from clustersim.report.detail import boxes
 from clustersim.report.rows import shown_rows
 from clustersim.report.theme import CATEGORIES, Category
-from clustersim.report.view import PageView, Spans
+from clustersim.report.view import Spans, Timeline
 
-View = Callable[..., PageView]
+Make = Callable[..., Timeline]
 
 
 def many(count: int) -> Spans:
@@ -76,8 +76,8 @@ def test_a_merged_box_has_the_category_that_lasts_longest() -> None:
     assert set(joined.category.tolist()) == {CATEGORIES.index(Category.FORWARD)}
 
 
-def test_rows_that_are_not_shown_have_no_boxes(make_view: View) -> None:
-    spans = make_view(4, 4).timeline.spans
+def test_rows_that_are_not_shown_have_no_boxes(make_timeline: Make) -> None:
+    spans = make_timeline(4, 4).spans
     joined = boxes(spans, np.array([1, 3]), by_action=True, most=10_000)
     assert set(spans.row[joined.order].tolist()) == {1, 3}
 

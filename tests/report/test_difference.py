@@ -12,12 +12,9 @@ from rich.console import Console
 
 from clustersim.analysis.parts import PARTS
 from clustersim.answer import Answer
-from clustersim.report.answer import with_kernels
-from clustersim.report.answer_timeline import timeline_of
 from clustersim.report.difference import Difference, difference_of, headline, lines, words_of
 from clustersim.report.difference_page import difference_page, difference_waterfall, stages_figure
-from clustersim.report.difference_table import render_difference
-from clustersim.report.rows import shown_ranks
+from clustersim.report.printed.difference import render_difference
 from tests.report.unpack import figures
 from tests.simulated import simulated
 
@@ -52,8 +49,7 @@ def printed(difference: Difference) -> str:
 
 
 def page_of(first: Answer, second: Answer) -> str:
-    timelines = [with_kernels(each, timeline_of(each, shown_ranks(each))) for each in (first, second)]
-    return difference_page(difference_of(first, second, TITLES), timelines)
+    return difference_page(difference_of(first, second, TITLES), (first, second))
 
 
 def test_parts_sum_to_the_difference_of_the_step_times(pair: tuple[Answer, Answer]) -> None:

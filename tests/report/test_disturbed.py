@@ -1,43 +1,36 @@
 """Several steps, stragglers and jitter on the page, in the table and in the comparison: small pipelines, simulated."""
 
 import html
-import io
 import re
 from base64 import b64decode
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from clustersim.answer import Answer
-from clustersim.report.answer import page_view
 from clustersim.report.answer_timeline import timeline_of
-from clustersim.report.comparison import comparison_page, write_comparison
-from clustersim.report.page import render_page
+from clustersim.report.comparison import comparison_page
+from clustersim.report.draw.timeline import timeline_caption
+from clustersim.report.page import run_page
+from clustersim.report.parts.waiting import SHARED_DELAY, is_told, nobody_slow, waiting_figure
 from clustersim.report.rows import shown_ranks
-from clustersim.report.table import render_table
 from clustersim.report.theme import CATEGORIES, Category
-from clustersim.report.timeline import timeline_caption
 from clustersim.report.timeline_arrays import drawing
-from clustersim.report.view import PageView, Timeline
-from clustersim.report.waiting import SHARED_DELAY, waiting_figure
+from clustersim.report.times import times_of
+from clustersim.report.view import Timeline
 from clustersim.report.wording import disturbed_line, gpu_line
 from clustersim.units import format_seconds
 from tests.report.unpack import figures, unpacked
-from tests.simulated import pipeline, simulated
+from tests.simulated import pipeline, printed, simulated
 
 SLOW = "disturbances.slow={gpu: 9, speed: 0.8}"  # stage 2 is ranks 8 to 11
 
 
-def printed(view: PageView) -> str:
-    console = Console(file=io.StringIO(), width=200)
-    console.print(render_table(view))
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+def timeline_shown(result: Answer) -> Timeline:
+    return timeline_of(result, shown_ranks(result))
 
 
 @pytest.fixture(scope="module")
@@ -46,13 +39,13 @@ def slow() -> Answer:
 
 
 @pytest.fixture(scope="module")
-def view(slow: Answer) -> PageView:
-    return page_view(slow)
+def timeline(slow: Answer) -> Timeline:
+    return timeline_shown(slow)
 
 
 @pytest.fixture(scope="module")
-def page(view: PageView) -> str:
-    return render_page(view)
+def page(slow: Answer) -> str:
+    return run_page(slow)
 
 
 @pytest.fixture(scope="module")
@@ -61,34 +54,33 @@ def steps() -> Answer:
 
 
 def test_one_healthy_step_says_nothing_of_steps_and_stragglers() -> None:
-    view = page_view(simulated())
-    assert (view.verdict.steps, view.waiting, view.subject.disturbed, view.timeline.ends) == (None, None, "", ())
-    assert not {"steps", "waiting"} & figures(render_page(view)).keys()
-    assert not re.search("disturbed|straggler|steps:", printed(view))
+    healthy = simulated()
+    assert not is_told(healthy)
+    assert timeline_shown(healthy).ends == ()
+    assert not {"steps", "waiting"} & figures(run_page(healthy)).keys()
+    assert not re.search("disturbed|straggler|steps:", printed(healthy))
 
 
-def test_table_and_page_name_the_slow_rank_and_by_how_much(view: PageView, page: str) -> None:
-    for text in (printed(view), page):
+def test_table_and_page_name_the_slow_rank_and_by_how_much(slow: Answer, page: str) -> None:
+    for text in (printed(slow, 200), page):
         assert "GPU 9 at 80 % speed" in text
         assert "rank 9 (stage 2)" in text
         assert "25.0%" in text  # 1 / 0.8 of the time
 
 
-def test_the_slow_rank_is_shown_beside_a_rank_of_its_stage_that_is_not(view: PageView) -> None:
-    rows = view.timeline.rows
+def test_the_slow_rank_is_shown_beside_a_rank_of_its_stage_that_is_not(timeline: Timeline) -> None:
+    rows = timeline.rows
     titles = [row.title for row in rows if row.label == "stage 2"]
     assert "stage 2, slow rank 9" in titles
     assert len(titles) == 2
     assert [row.label for row in rows if row.label != "stage 2"] == ["stage 0", "stage 1", "stage 3"]
 
 
-def test_the_slow_rank_computes_longest_and_waits_least_of_its_stage(slow: Answer, view: PageView) -> None:
-    waiting = view.waiting
-    assert waiting is not None
-    (straggler,) = waiting.stragglers.slowest
-    assert straggler.waits == pytest.approx(waiting.waits.least[straggler.kind])
+def test_the_slow_rank_computes_longest_and_waits_least_of_its_stage(slow: Answer) -> None:
+    (straggler,) = slow.stragglers.slowest
+    assert straggler.waits == pytest.approx(slow.waits.least[straggler.kind])
     assert slow.to_json()["stragglers"]["slowest"][0]["ranks"] == [9]
-    drawn = waiting_figure(waiting).traces
+    drawn = waiting_figure(slow).traces
     assert [trace["name"] for trace in drawn] == ["the one that waits most", "mean", "straggler"]
 
 
@@ -109,13 +101,12 @@ def test_waits_are_drawn_from_the_rank_that_waits_least_so_that_bubbles_do_not_h
 
 def test_a_slow_nic_is_found_by_the_communication_of_its_rank_and_has_a_row() -> None:
     result = simulated("disturbances.nics={gpu: 9, bandwidth: 2 %}")
-    view = page_view(result)
     first = result.stragglers.slowest[0]
     assert (first.ranks, first.computes_slowly) == ((9,), False)
     words = "straggler: rank 9 (stage 2): communication takes "
-    assert f"{words}{format_seconds(first.delay)} longer than is usual there" in printed(view)
-    assert SHARED_DELAY in render_page(view)
-    assert "stage 2, slow rank 9" in [row.title for row in view.timeline.rows]
+    assert f"{words}{format_seconds(first.delay)} longer than is usual there" in printed(result, 200)
+    assert SHARED_DELAY in run_page(result)
+    assert "stage 2, slow rank 9" in [row.title for row in timeline_shown(result).rows]
     assert result.to_json()["stragglers"]["slowest"][0]["communication_longer_s"] == first.delay
 
 
@@ -126,11 +117,11 @@ def test_a_dead_nvlink_is_found_by_the_communication_of_its_group() -> None:
 
 def test_the_straggler_of_one_program_that_all_run_waits_for_nobody() -> None:
     alone = ["layout={tp: 1, dp: 16, data: fsdp}", "training.global_batch=16", "disturbances.slow={gpu: 9, speed: 0.8}"]
-    view = page_view(simulated(*alone))
-    assert view.waiting is not None
-    (straggler,) = view.waiting.stragglers.slowest
+    result = simulated(*alone)
+    assert is_told(result)
+    (straggler,) = result.stragglers.slowest
     assert (straggler.ranks, straggler.waits) == ((9,), 0.0)
-    assert "<td>0 s</td></tr>" in render_page(view)
+    assert "<td>0 s</td></tr>" in run_page(result)
 
 
 @pytest.mark.parametrize(
@@ -143,38 +134,34 @@ def test_the_straggler_of_one_program_that_all_run_waits_for_nobody() -> None:
 )
 @pytest.mark.parametrize("steps", ["steps=1", "steps=2"])
 def test_what_is_disturbed_and_not_visible_is_said_and_never_that_nothing_is(override: str, steps: str) -> None:
-    view = page_view(simulated(override, steps))
-    assert view.waiting is not None
-    assert view.waiting.stragglers.ranks == 0
-    assert view.subject.disturbed in view.waiting.otherwise
-    page = render_page(view)
-    for text in (" ".join(printed(view).split()), html.unescape(page)):
+    result = simulated(override, steps)
+    assert is_told(result)
+    assert result.stragglers.ranks == 0
+    assert disturbed_line(result.scenario) in nobody_slow(result)
+    page = run_page(result)
+    for text in (" ".join(printed(result, 200).split()), html.unescape(page)):
         assert "is not visible as kernel or communication time of single ranks" in text
         assert "none is a straggler" not in text
     assert "Who waits for whom" in page
-    assert ("Jitter evens out" in view.waiting.otherwise) is ("jitter" in override)
+    assert ("Jitter evens out" in nobody_slow(result)) is ("jitter" in override)
 
 
-def test_table_and_page_show_the_critical_path_beside_the_mean(slow: Answer, view: PageView, page: str) -> None:
-    assert view.breakdown.path.sum() == pytest.approx(view.verdict.step_time)
+def test_table_and_page_show_the_critical_path_beside_the_mean(slow: Answer, page: str) -> None:
+    assert times_of(slow).path.sum() == pytest.approx(slow.step_time)
     slowed = slow.path_parts["slowed by communication"]
-    (line,) = [line for line in printed(view).splitlines() if line.startswith("slowed by communication")]
+    (line,) = [line for line in printed(slow, 200).splitlines() if line.startswith("slowed by communication")]
     assert format_seconds(slowed) in line
     assert f"<td>{format_seconds(slowed)}</td></tr>" in page
-    assert "to shorten what is not on it does not help" in " ".join(printed(view).split())
+    assert "to shorten what is not on it does not help" in " ".join(printed(slow, 200).split())
     assert "to shorten what is not on it does not help" in page
 
 
-def test_lines_of_the_table_s_parts_fit_into_80_characters(view: PageView) -> None:
-    console = Console(file=io.StringIO(), width=80)
-    console.print(render_table(view))
-    assert isinstance(console.file, io.StringIO)
-    lines = console.file.getvalue().splitlines()
+def test_lines_of_the_table_s_parts_fit_into_80_characters(slow: Answer) -> None:
+    lines = printed(slow, 80).splitlines()
     assert not [line for line in lines if line.strip() and not line.strip(" █▏▎▍▌▋▊▉")]  # a bar that did not fit
 
 
-def test_boxes_know_what_they_waited_inside_and_by_how_much_they_were_slowed(slow: Answer, view: PageView) -> None:
-    timeline = view.timeline
+def test_boxes_know_what_they_waited_inside_and_by_how_much_they_were_slowed(slow: Answer, timeline: Timeline) -> None:
     assert unpacked(drawing(timeline).arrays)["slowed"].sum() == pytest.approx(timeline.spans.slowed.sum(), rel=1e-6)
     partner = drawing(timeline_of(slow, [int(slow.trace.representative[8])]))  # meets rank 9 in every layer
     read = unpacked(partner.arrays)
@@ -182,9 +169,9 @@ def test_boxes_know_what_they_waited_inside_and_by_how_much_they_were_slowed(slo
 
 
 def test_jitter_makes_no_straggler_and_the_page_says_so_and_shows_who_waits() -> None:
-    view = page_view(simulated("disturbances.jitter={std: 0.5 %, seed: 3}"))
-    assert "jitter 0.5 % (normal, seed 3)" in printed(view)
-    page = render_page(view)
+    result = simulated("disturbances.jitter={std: 0.5 %, seed: 3}")
+    assert "jitter 0.5 % (normal, seed 3)" in printed(result)
+    page = run_page(result)
     assert "the ranks wait for whoever comes last each time" in page
     assert "waiting" in figures(page)
 
@@ -195,12 +182,10 @@ def test_of_ranks_that_all_differ_those_on_the_critical_path_are_shown() -> None
     on_path = np.bincount(trace.rank[result.path], minlength=16)
     assert result.program.kind[ranks].tolist() == [0, 1, 2, 3]
     assert on_path[ranks].min() > 0
-    assert page_view(result).timeline.path.row.tolist()
+    assert timeline_shown(result).path.row.tolist()
 
 
-def test_pieces_of_the_path_are_not_joined_over_ranks_that_are_not_shown(view: PageView) -> None:
-    timeline = view.timeline
-
+def test_pieces_of_the_path_are_not_joined_over_ranks_that_are_not_shown(timeline: Timeline) -> None:
     def links(shown: Timeline) -> int:
         return int(unpacked(drawing(shown).arrays)["pathFollows"].sum())
 
@@ -213,20 +198,17 @@ def test_pieces_of_the_path_are_not_joined_over_ranks_that_are_not_shown(view: P
 
 
 def test_steps_are_told_as_mean_and_distribution(steps: Answer) -> None:
-    view = page_view(steps)
-    text = printed(view)
-    assert "mean of 3 steps: min " in text
-    assert view.verdict.steps is not None
-    assert view.verdict.step_time == pytest.approx(view.verdict.steps.times.mean())
+    assert "mean of 3 steps: min " in printed(steps)
+    assert steps.step_time == pytest.approx(steps.step_times.mean())
     spread = list(steps.to_json()["step_time_distribution_s"].values())
     assert spread == sorted(spread)
-    page = render_page(view)
+    page = run_page(steps)
     assert "per training step, the mean of 3" in page
     assert figures(page)["steps"]["traces"][0]["mode"] == "lines+markers"
 
 
 def test_the_timeline_shows_all_steps_and_counts_microbatches_from_the_beginning_of_each(steps: Answer) -> None:
-    timeline = page_view(steps).timeline
+    timeline = timeline_shown(steps)
     assert timeline.ends == pytest.approx(np.cumsum(steps.step_times)[:2])
     spans = timeline.spans
     assert spans.end.max() == pytest.approx(steps.step_times.sum(), rel=0.01)  # the last rank of all is not shown
@@ -278,18 +260,17 @@ def test_of_mixed_accelerators_each_is_counted() -> None:
     assert gpu_line(mixed) == "(8 h100-sxm-80gb + 8 h200-sxm-141gb)"
 
 
-def test_a_comparison_takes_every_case_against_the_first_and_shows_one_close_up(slow: Answer, tmp_path: Path) -> None:
+def test_a_comparison_takes_every_case_against_the_first_and_shows_one_close_up(slow: Answer) -> None:
     healthy = simulated()
     results = {"healthy": healthy, "one <slow> GPU": slow}
-    write_comparison(results, tmp_path / "page.html", title="cost", shown="one <slow> GPU")
-    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    text = comparison_page(results, "cost", "one <slow> GPU")
     assert f"<td>{slow.step_time / healthy.step_time - 1:.1%}</td>" in text
     assert "Close up: one &lt;slow&gt; GPU" in text
     assert set(figures(text)) == {"difference", "waiting", "stages", "timeline"}
 
 
 def test_differences_of_parts_sum_to_the_difference_of_the_step(slow: Answer) -> None:
-    views = {"healthy": page_view(simulated()), "slow": page_view(slow)}
-    *parts, step = figures(comparison_page(views, "cost", "healthy"))["difference"]["traces"]
+    results = {"healthy": simulated(), "slow": slow}
+    *parts, step = figures(comparison_page(results, "cost", "healthy"))["difference"]["traces"]
     values = [np.frombuffer(b64decode(trace["x"]["bdata"])) for trace in (*parts, step)]
     assert sum(value[0] for value in values[:-1]) == pytest.approx(values[-1][0], rel=1e-2)

@@ -1,19 +1,13 @@
 """Money and energy in words: on the terminal, on the page, and what is not known."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from io import StringIO
 
 import pytest
-from rich.console import Console
 
 from clustersim.analysis.economics import Economics
-from clustersim.report.answer_table import table_view, verdict_of
 from clustersim.report.economics import cost_line, energy_line, power_words, price_words
-from clustersim.report.table import render_table
-from clustersim.report.verdict import verdict_card
-from clustersim.report.view import PageView
-from tests.simulated import simulated
+from clustersim.report.parts.verdict import verdict_card
+from tests.simulated import printed, said, simulated
 
 SAID = (
     "economics.price_per_gpu_hour=2.5 EUR",
@@ -29,7 +23,7 @@ def listed() -> Economics:
 
 
 @pytest.fixture(scope="module")
-def said() -> Economics:
+def spoken() -> Economics:
     return simulated(*SAID).economics
 
 
@@ -41,17 +35,17 @@ def test_a_list_price_is_called_one_and_its_source_is_told(listed: Economics) ->
     assert "median of 6 clouds' list prices" in price_words(listed)
 
 
-def test_what_somebody_says_is_told_for_the_run_with_its_carbon(said: Economics) -> None:
-    value, words = cost_line(said)[1:]
+def test_what_somebody_says_is_told_for_the_run_with_its_carbon(spoken: Economics) -> None:
+    value, words = cost_line(spoken)[1:]
     assert value.endswith(" EUR")
     assert "2.5 EUR/GPU h;" in words
     assert words.endswith(" EUR for the run")
-    energy = energy_line(said)[2]
+    energy = energy_line(spoken)[2]
     assert "W/GPU" in energy
     assert "PUE 1.2" in energy
     assert energy.count("t CO2") == 2
     assert energy.endswith("for the run")
-    assert "for the job, PUE 1.2" in power_words(said)
+    assert "for the job, PUE 1.2" in power_words(spoken)
 
 
 def test_what_is_not_known_is_said_in_its_place(listed: Economics) -> None:
@@ -62,18 +56,15 @@ def test_what_is_not_known_is_said_in_its_place(listed: Economics) -> None:
 
 
 def test_the_terminal_shows_both_in_a_line_each() -> None:
-    console = Console(width=80, file=StringIO())
-    console.print(render_table(table_view(simulated())))
-    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    lines = printed(simulated(), 80).splitlines()
     (hours,) = (number for number, line in enumerate(lines) if line.startswith("GPU hours"))
     assert [line.split()[0] for line in lines[hours + 1 : hours + 4]] == ["cost", "energy", "MFU"]
 
 
-def test_the_page_shows_both_behind_gpu_hours(make_view: Callable[..., PageView]) -> None:
-    verdict = verdict_of(simulated(*SAID))
-    view = make_view()
-    card = verdict_card(replace(view, verdict=verdict))
+def test_the_page_shows_both_behind_gpu_hours_where_they_are_known(listed: Economics) -> None:
+    card = verdict_card(simulated(*SAID)).html
     assert "<dt>cost/T tokens</dt>" in card
     assert "<dt>energy/T tokens</dt>" in card
-    assert card.index("GPU hours") < card.index("cost/T tokens") < card.index("bubble")
-    assert "cost/T tokens" not in verdict_card(view)
+    assert card.index("<dt>GPU hours") < card.index("cost/T tokens") < card.index("<dt>bubble")
+    unknown = replace(listed, gpus=tuple(replace(each, quote=None, draw=None) for each in listed.gpus))
+    assert "cost/T tokens" not in verdict_card(said(simulated(), economics=unknown)).html

@@ -5,15 +5,11 @@ import re
 from dataclasses import replace
 from functools import cache
 from html import unescape
-from pathlib import Path
-
-import pytest
 
 from clustersim import Scenario
 from clustersim.analysis.exploration import Exploration, Point, Study
-from clustersim.errors import OutputError
 from clustersim.planning.explore import tables
-from clustersim.report.explorer import explorer_page, write_explorer
+from clustersim.report.explorer import explorer_page
 from tests.planning.explorations import MIXTURES, few_choices
 
 MOST_BYTES = 15_000_000
@@ -92,13 +88,6 @@ def test_what_does_not_fit_or_is_not_simulated_says_so_in_words() -> None:
 
 def test_without_studies_there_is_no_card_of_them() -> None:
     assert "Step time, simulated" not in explorer_page(replace(exploration(), studies=()))
-
-
-def test_it_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
-    write_explorer(exploration(), tmp_path / "page.html")
-    assert (tmp_path / "page.html").read_text() == page()
-    with pytest.raises(OutputError, match="no directory"):
-        write_explorer(exploration(), tmp_path / "none" / "page.html")
 
 
 def test_a_mixture_has_controls_of_its_experts() -> None:

@@ -3,7 +3,6 @@
 import json
 
 from clustersim import Scenario, simulate
-from clustersim.report.answer import page_view
 from clustersim.report.page import cards
 from tests.benchmarks.cases import EXAMPLE
 
@@ -11,7 +10,7 @@ from tests.benchmarks.cases import EXAMPLE
 def test_figures_are_the_page_s_but_for_those_that_its_scripts_draw() -> None:
     result = simulate(Scenario.load(EXAMPLE.parent / "mixtral_8x22b.yaml"))
     found = result.figures()
-    every = [figure for card in cards(page_view(result)) for figure in card.figures]
+    every = [figure for card in cards(result) for figure in card.figures]
     assert [*found] == [figure.name for figure in every if not figure.behaviour]
     assert {"waterfall", "peaks", "critical-path"} <= found.keys()
     for figure in every:

@@ -12,12 +12,9 @@ from clustersim.analysis.dominant import DominantParts
 from clustersim.analysis.parts import PARTS, Part
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import DENSE, EXPERT, MESHES
-from clustersim.report.answer_dominant import dominant_of
-from clustersim.report.answer_table import PART_LOOKS
+from clustersim.report.draw.heatmap import Heatmap, dominant_of, heatmap_card, heatmap_figure
 from clustersim.report.figure import Figure
-from clustersim.report.heatmap import Heatmap, heatmap_card, heatmap_figure
 
-LOOKS = [PART_LOOKS[part] for part in PARTS]
 LAYOUT = Layout(tp=2, pp=3, dp=4)
 LAPTOP: dict[str, Any] = {
     "model": "gpt-tiny", "cluster": {"name": "laptop", "gpus": 2}, "layout": {"dp": 2},
@@ -40,15 +37,15 @@ def test_every_rank_finds_the_row_of_its_class_or_that_there_is_none() -> None:
     """Of the classes of ranks 0, 5 and 7 the one of 5 is left out."""
     representative = np.array([0, 5, 7] * 8)
     heatmap = made(representative, np.array([0, 7]))
-    assert array(heatmap_figure(heatmap, LOOKS), "classOf") == [0, 65535, 1] * 8
-    assert heatmap_figure(heatmap, LOOKS).layout["yaxis"]["range"] == [15.5, -0.5]
-    assert "Those of 2 classes are shown" in heatmap_card(heatmap, LOOKS).html
+    assert array(heatmap_figure(heatmap), "classOf") == [0, 65535, 1] * 8
+    assert heatmap_figure(heatmap).layout["yaxis"]["range"] == [15.5, -0.5]
+    assert "Those of 2 classes are shown" in heatmap_card(heatmap).html
 
 
 @pytest.mark.parametrize("order", [("tp", "cp", "dp", "pp"), ("pp", "dp", "cp", "tp")])
 def test_degrees_and_strides_give_every_ranks_coordinates(order: tuple[str, ...]) -> None:
     layout = Layout(tp=2, pp=3, dp=4, order=order)
-    axes = heatmap_figure(made(np.arange(24), np.arange(24), layout), LOOKS).facts["axes"]
+    axes = heatmap_figure(made(np.arange(24), np.arange(24), layout)).facts["axes"]
     for axis in MESHES[DENSE]:
         degree, stride = axes[axis.name]
         assert (np.arange(24) // stride % degree == layout.mesh.coordinate(axis)).all()
@@ -56,7 +53,7 @@ def test_degrees_and_strides_give_every_ranks_coordinates(order: tuple[str, ...]
 
 def test_ranks_have_a_place_among_experts_and_can_stand_by_it() -> None:
     layout = Layout(tp=2, pp=2, dp=4, ep=2, etp=2)
-    facts = heatmap_figure(made(np.arange(16), np.arange(16), layout), LOOKS).facts
+    facts = heatmap_figure(made(np.arange(16), np.arange(16), layout)).facts
     degree, stride = facts["axes"]["ep"]
     assert (np.arange(16) // stride % degree == layout.coordinate(EXPERT)).all()
     assert facts["told"] == [("pp", "dp", "cp", "tp", "ep"), ("dp", "pp", "cp", "tp", "ep"), facts["orders"][2]]
@@ -65,13 +62,13 @@ def test_ranks_have_a_place_among_experts_and_can_stand_by_it() -> None:
 
 
 def test_without_experts_ranks_stand_and_are_told_as_ever() -> None:
-    facts = heatmap_figure(made(np.arange(24), np.arange(24)), LOOKS).facts
+    facts = heatmap_figure(made(np.arange(24), np.arange(24))).facts
     assert set(facts["axes"]) == {"tp", "cp", "dp", "pp"}
     assert facts["told"] == facts["orders"]
 
 
 def test_the_legend_has_words_for_what_is_seen_and_for_nothing_else() -> None:
-    html = heatmap_card(made(np.arange(24), np.arange(24)), LOOKS).html
+    html = heatmap_card(made(np.arange(24), np.arange(24))).html
     assert "</i>wait</span>" in html
     assert "</i>compute</span>" not in html
 
@@ -81,7 +78,7 @@ def test_one_rank_has_no_heatmap_and_two_have() -> None:
     assert dominant_of(simulate(one)) is None
     two = dominant_of(simulate(Scenario.from_mapping(LAPTOP)))
     assert two is not None
-    assert "All 2 ranks do the same at the same times." in heatmap_card(two, LOOKS).html
+    assert "All 2 ranks do the same at the same times." in heatmap_card(two).html
 
 
 def test_the_largest_heatmap_is_a_small_part_of_a_page() -> None:
@@ -90,5 +87,5 @@ def test_the_largest_heatmap_is_a_small_part_of_a_page() -> None:
     ranks = np.arange(0, 131072, 64)
     category = np.random.default_rng(0).integers(0, len(PARTS), (2048, 720)).astype(np.uint8)
     known = DominantParts(ranks, np.arange(131072), np.zeros((2048, len(PARTS))), category, 1.0)
-    figure = heatmap_figure(Heatmap(known, layout, np.arange(layout.world) // 8), LOOKS)
+    figure = heatmap_figure(Heatmap(known, layout, np.arange(layout.world) // 8))
     assert sum(len(each["z"]) for each in figure.arrays.values()) < 2e6

@@ -1,13 +1,20 @@
 """Text becomes HTML in one place, once."""
 
 import re
+from pathlib import Path
 
-from clustersim.report.keys import Cells, Html, named, noted, signed, stacked, table
+from markupsafe import Markup
+
+from clustersim import report
+from clustersim.report.keys import Cells, named, noted, signed, stacked, table
 from clustersim.report.theme import Category
 
 
 def test_text_of_a_table_is_escaped_once_and_html_stays() -> None:
-    rows = [Cells(("a & b", "<0.1%", Html("<b>x</b>"))), Cells((noted("c", "<1 B"), stacked(("<", "&lt;")), ""), "sum")]
+    rows = [
+        Cells(("a & b", "<0.1%", Markup("<b>x</b>"))),
+        Cells((noted("c", "<1 B"), stacked(("<", "&lt;")), ""), "sum"),
+    ]
     text = table(("<head>", "", ""), rows)
     assert re.findall(r"<t[hd](?: [^>]*)?>(.*?)</t[hd]>", text) == [
         "&lt;head&gt;", "", "",
@@ -32,3 +39,10 @@ def test_the_mark_of_a_hatched_category_is_hatched() -> None:
 
 def test_a_difference_of_times_has_a_sign() -> None:
     assert (signed(-0.5), signed(0.0), signed(2.0)) == ("-500 ms", "+0 s", "+2 s")
+
+
+def test_all_that_can_be_said_above_a_card_is_said_somewhere() -> None:
+    room = Path(report.__file__).parent
+    every = re.findall(r"\{% macro (\w+)\(", (room / "templates" / "words.html").read_text(encoding="utf-8"))
+    used = [name for file in room.rglob("*.py") for name in re.findall(r'prose\("(\w+)"', file.read_text("utf-8"))]
+    assert sorted(every) == sorted(used)

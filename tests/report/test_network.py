@@ -10,16 +10,17 @@ import pytest
 from clustersim import Scenario, simulate
 from clustersim.analysis.network import AxisUse, BusyLink, NetworkUse, TierUse
 from clustersim.hardware.topology import Link, LinkKind
-from clustersim.report.answer_network import network_of, topology_of
-from clustersim.report.network import (
+from clustersim.report.parts.network import (
     NOT_USED,
     SAME,
     STAYS_BELOW,
     Network,
     colour_scale,
     network_card,
+    network_of,
     utilisation_figure,
 )
+from clustersim.report.parts.topology_words import picture_of
 
 
 def tier(kind: LinkKind, *over_time: float) -> TierUse:
@@ -130,14 +131,14 @@ def test_a_result_has_a_card_with_what_its_axes_cross() -> None:
     assert network.shared
     found = rows(network_card(network).html, "Which axis crosses which tier")
     assert found["NIC"][0] == STAYS_BELOW.split(), "tensor parallelism stays in the node"
-    assert [lane.axis for lane in topology_of(result).lanes] == ["tp", "dp", "pp"]
+    assert [lane.span.axis for lane in picture_of(result).lanes] == ["tp", "dp", "pp"]
 
 
 def test_one_rank_has_none_and_still_a_cluster() -> None:
     one = {**PLAN, "model": "gpt2-small", "layout": {}, "cluster": {"name": "dgx-h100", "gpus": 1}}
     result = simulate(Scenario.from_mapping(one))
     assert network_of(result) is None
-    assert topology_of(result).lanes == ()
+    assert picture_of(result).lanes == ()
 
 
 def test_neighbours_in_time_that_are_within_what_the_scale_says_have_one_colour() -> None:

@@ -13,12 +13,12 @@ from clustersim.answer import Answer
 from clustersim.planning import explore
 from clustersim.planning.what_if import what_ifs
 from clustersim.program.task import HOST_STREAMS, Communicate, HostExchange, HostWork
-from clustersim.report.answer import page_view
-from clustersim.report.answer_table import table_view
+from clustersim.report.answer_timeline import timeline_of
 from clustersim.report.export.words import STREAM_NAMES
 from clustersim.report.export.write import write_kineto_files, write_spans, write_trace
-from clustersim.report.page import render_page
-from clustersim.report.table import render_table
+from clustersim.report.page import run_page
+from clustersim.report.printed.run import render_run
+from clustersim.report.rows import shown_ranks
 from clustersim.report.wording import layout_line
 from clustersim.workload.offload import NOTHING
 from tests.report.traced import packets, track_names
@@ -65,23 +65,23 @@ def test_the_line_of_the_layout_says_what_is_on_the_host(result: Answer, offload
 
 
 def test_the_page_shows_the_hosts_memory_its_lanes_and_the_step_without(result: Answer) -> None:
-    view = page_view(result, what_ifs(result))
-    text = render_page(view)
+    timeline, text = timeline_of(result, shown_ranks(result)), run_page(result, what_ifs(result))
     assert "on the fullest host" in text
-    assert view.timeline.lanes[3:] == ("to the host", "host", "from the host")
-    assert {3, 4, 5} <= set(view.timeline.spans.lane.tolist())
+    assert timeline.lanes[3:] == ("to the host", "host", "from the host")
+    assert {3, 4, 5} <= set(timeline.spans.lane.tolist())
     assert "host: copies and optimizer" in text
     assert "Copies to hosts and back meet none of it" in text
     (without,) = (case for case in what_ifs(result).cases if case.name == "no_offload")
     assert without.outcome is not None
     assert without.outcome.step_time == simulate(result.scenario.changed("training.offload=none")).step_time
-    assert len(page_view(simulate(result.scenario.changed("training.offload=none"))).timeline.lanes) == 3
+    plain = simulate(result.scenario.changed("training.offload=none"))
+    assert len(timeline_of(plain, shown_ranks(plain)).lanes) == 3
 
 
 def test_the_table_has_a_line_for_the_host(result: Answer) -> None:
     console = Console(width=100)
     with console.capture() as captured:
-        console.print(render_table(table_view(result)))
+        console.print(render_run(result))
     assert "host memory" in captured.get()
     assert "exposed host" in captured.get()
 

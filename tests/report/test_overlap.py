@@ -11,9 +11,9 @@ import pytest
 from clustersim import Scenario, simulate
 from clustersim.analysis.overlap import Overlap
 from clustersim.parallel.mesh import NAMES, SERVED
-from clustersim.report.answer_overlap import overlap_of
-from clustersim.report.overlap import StageOverlap, overlap_card, overlap_figure, totals_table
+from clustersim.report.parts.overlap import StageOverlap, overlap_card, overlap_figure, overlap_of, totals_table
 from clustersim.report.rows import MOST_ROWS
+from clustersim.report.wording import RowNames
 
 SCENARIO: dict[str, Any] = {
     "model": {"preset": "gpt-tiny", "vocab": 50432}, "cluster": {"name": "dgx-a100", "gpus": 16},
@@ -33,7 +33,7 @@ def made(stages: int, hidden: float, exposed: float, beside: float, word: str = 
         return Overlap(alone + np.arange(count)[:, None], *moving, step=20.0)
 
     labels = tuple(f"{word} {number}" for number in range(stages))
-    return StageOverlap(rows(stages), rows(1), labels, tuple(map(str, range(stages))), word)
+    return StageOverlap(rows(stages), rows(1), RowNames(labels, tuple(map(str, range(stages))), word))
 
 
 def numbers(packed: dict[str, str]) -> np.ndarray:

@@ -8,9 +8,9 @@ import pytest
 
 from clustersim.answer import Answer
 from clustersim.planning.what_if import what_ifs
-from clustersim.report.answer import page_view
-from clustersim.report.page import render_page
-from clustersim.report.rows import MOST_ROWS
+from clustersim.report.page import run_page
+from clustersim.report.parts.memory import stages_of
+from clustersim.report.rows import MOST_ROWS, shown_ranks
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 
@@ -33,7 +33,7 @@ def result_of(*overrides: str) -> Answer:
 
 
 def titles(result: Answer) -> set[str]:
-    text = render_page(page_view(result, what_ifs(result, budget=0.0)))
+    text = run_page(result, what_ifs(result, budget=0.0))
     return set(re.findall(r"<h2>(.*?)</h2>", text))
 
 
@@ -43,7 +43,7 @@ def test_a_pipeline_shows_everything() -> None:
 
 def test_one_gpu_needs_no_network_and_no_other_ranks() -> None:
     alone = result_of("cluster.gpus=1", "layout={}", "training.global_batch=1")
-    text = render_page(page_view(alone))
+    text = run_page(alone)
     assert "The ranks exchange nothing: no network is used." in text
     few = {"All ranks over time", "Communication and computation", "Each stage", "Pipeline timeline"}
     assert titles(alone) == (ALL - few) | {"Timeline"}
@@ -82,10 +82,9 @@ def test_more_stages_than_rows_stay_a_page() -> None:
         "model.layers=1024", "model.hidden=256", "model.ffn=512", "model.heads=2", "model.kv_heads=2",
         "model.head_dim=128", "cluster.gpus=1024", "layout={pp: 1024}", "training.global_batch=16",
     )  # fmt: skip
-    view = page_view(deep)
-    assert len(view.timeline.rows) == MOST_ROWS
-    assert len(view.memory.stages) in (MOST_ROWS - 1, MOST_ROWS)  # the fullest may be among those evenly spaced
-    text = render_page(view)
+    assert len(shown_ranks(deep)) == MOST_ROWS
+    assert len(stages_of(deep)) in (MOST_ROWS - 1, MOST_ROWS)  # the fullest may be among those evenly spaced
+    text = run_page(deep)
     assert f"{MOST_ROWS} of 1,024 stages are shown" in text
     assert len(text.encode()) < 15e6
 
@@ -93,4 +92,4 @@ def test_more_stages_than_rows_stay_a_page() -> None:
 @pytest.mark.slow
 def test_hundreds_of_steps_of_jitter_stay_below_fifteen_megabytes() -> None:
     long = result_of("steps=300", "disturbances.jitter=2%")
-    assert len(render_page(page_view(long)).encode()) < 15e6
+    assert len(run_page(long).encode()) < 15e6

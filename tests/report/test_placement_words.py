@@ -6,7 +6,7 @@ import pytest
 
 from clustersim import Scenario, simulate
 from clustersim.planning.what_if import what_ifs
-from clustersim.report.answer_dominant import dominant_of
+from clustersim.report.draw.heatmap import dominant_of
 from clustersim.report.export.ranks import trace_ranks
 from clustersim.report.placement_words import home_of, placement_line
 

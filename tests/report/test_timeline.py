@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from clustersim.report.draw.timeline import lane_bands, timeline_caption, timeline_figure
 from clustersim.report.figure import packed
 from clustersim.report.rows import MOST_ROWS
-from clustersim.report.timeline import lane_bands, timeline_caption, timeline_figure
 from clustersim.report.timeline_arrays import MOST_BYTES, drawing, narrowest
-from clustersim.report.view import KernelLabel, Kernels, PageView, Spans, Timeline
+from clustersim.report.view import KernelLabel, Kernels, Spans, Timeline
 from tests.report.unpack import unpacked
 
-View = Callable[..., PageView]
+Make = Callable[..., Timeline]
 
 
 def with_kernels(timeline: Timeline, each: int, *, own: bool) -> Timeline:
@@ -36,8 +36,8 @@ def with_kernels(timeline: Timeline, each: int, *, own: bool) -> Timeline:
     return replace(timeline, kernels=kernels)
 
 
-def test_times_and_causes_come_back_to_a_tick(make_view: View) -> None:
-    timeline = make_view(4, 8, 2).timeline
+def test_times_and_causes_come_back_to_a_tick(make_timeline: Make) -> None:
+    timeline = make_timeline(4, 8, 2)
     drawn = drawing(timeline)
     read, lead = unpacked(drawn.arrays), drawn.boxes.lead()
     assert read["start"] * drawn.tick == pytest.approx(timeline.spans.start[lead], abs=drawn.tick)
@@ -49,8 +49,8 @@ def test_times_and_causes_come_back_to_a_tick(make_view: View) -> None:
     assert read["waiting"] * drawn.tick == pytest.approx(waited, abs=drawn.tick)
 
 
-def test_kernels_fill_the_passes_that_they_are_in(make_view: View) -> None:
-    timeline = with_kernels(make_view(2, 4).timeline, 7, own=True)
+def test_kernels_fill_the_passes_that_they_are_in(make_timeline: Make) -> None:
+    timeline = with_kernels(make_timeline(2, 4), 7, own=True)
     drawn = drawing(timeline)
     read = unpacked(drawn.arrays)
     for span in np.flatnonzero(read["template"] >= 0):
@@ -60,9 +60,9 @@ def test_kernels_fill_the_passes_that_they_are_in(make_view: View) -> None:
         assert inside == pytest.approx(whole, rel=1e-5)
 
 
-def test_runs_that_share_a_template_cost_nothing_more(make_view: View) -> None:
+def test_runs_that_share_a_template_cost_nothing_more(make_timeline: Make) -> None:
     def size(microbatches: int) -> int:
-        timeline = with_kernels(make_view(4, microbatches).timeline, 1000, own=False)
+        timeline = with_kernels(make_timeline(4, microbatches), 1000, own=False)
         return sum(len(each["z"]) for each in drawing(timeline).arrays.values())
 
     few, many = size(8), size(64)
@@ -74,16 +74,18 @@ def test_runs_that_share_a_template_cost_nothing_more(make_view: View) -> None:
 @pytest.mark.parametrize(
     ("limit", "words"), [(200_000, "Kernels of 516 spans are not in this file"), (4_000, "merged with")]
 )
-def test_what_is_too_large_is_left_out_the_innermost_first_and_said(make_view: View, limit: int, words: str) -> None:
-    timeline = with_kernels(make_view(4, 64).timeline, 200, own=True)
+def test_what_is_too_large_is_left_out_the_innermost_first_and_said(
+    make_timeline: Make, limit: int, words: str
+) -> None:
+    timeline = with_kernels(make_timeline(4, 64), 200, own=True)
     full, drawn = drawing(timeline), drawing(timeline, limit)
     assert timeline_caption(full) == ""
     assert sum(len(each["z"]) for each in drawn.arrays.values()) <= limit
     assert words in timeline_caption(drawn)
 
 
-def test_a_million_own_kernels_fit(make_view: View) -> None:
-    timeline = with_kernels(make_view(8, 250).timeline, 250, own=True)
+def test_a_million_own_kernels_fit(make_timeline: Make) -> None:
+    timeline = with_kernels(make_timeline(8, 250), 250, own=True)
     assert timeline.kernels is not None
     assert len(timeline.kernels.label) >= 1_000_000
     drawn = drawing(timeline)
@@ -91,18 +93,18 @@ def test_a_million_own_kernels_fit(make_view: View) -> None:
     assert sum(len(each["z"]) for each in drawn.arrays.values()) <= MOST_BYTES
 
 
-def test_no_more_rows_than_a_page_bears(make_view: View) -> None:
-    drawn = drawing(make_view(80, 2).timeline)
+def test_no_more_rows_than_a_page_bears(make_timeline: Make) -> None:
+    drawn = drawing(make_timeline(80, 2))
     assert len(drawn.rows) == MOST_ROWS
     assert unpacked(drawn.arrays)["row"].max() == MOST_ROWS - 1
 
 
-def test_nothing_happened(make_view: View) -> None:
-    view = make_view(1, 1)
+def test_nothing_happened(make_timeline: Make) -> None:
+    timeline = make_timeline(1, 1)
     whole, real = np.zeros(0, dtype=np.int64), np.zeros(0)
     nothing = Spans(*[whole] * 5, *[real] * 4, *[whole] * 3, real, real, texts=())
-    path = replace(view.timeline.path, **dict.fromkeys(("row", "lane"), whole), start=real, end=real, follows=whole > 0)
-    drawn = drawing(replace(view.timeline, spans=nothing, path=path))
+    path = replace(timeline.path, **dict.fromkeys(("row", "lane"), whole), start=real, end=real, follows=whole > 0)
+    drawn = drawing(replace(timeline, spans=nothing, path=path))
     assert timeline_figure(drawn).layout["xaxis"]["range"] == [0, 1]
     assert {len(array) for name, array in unpacked(drawn.arrays).items() if not name.endswith(("first", "First"))} == {
         0

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from clustersim.analysis.network_axes import axis_spans
+from clustersim.analysis.network_axes import AxisSpan, Crossing, axis_spans
 from clustersim.hardware.cluster import Cluster, load_cluster
 from clustersim.hardware.topology import LinkKind
 from clustersim.parallel.layout import Layout
 from clustersim.program.placement import looped
-from clustersim.report.topology import Dot, Lane, Picture, Tier, topology_figure, topology_page
-from clustersim.report.topology_view import picture
+from clustersim.report.parts.topology import Lane, Picture, Tier, topology_figure, topology_page
+from clustersim.report.parts.topology_words import picture
 
 POD = Picture(
     "a pod",
@@ -43,7 +43,8 @@ def test_names_of_a_users_topology_stay_text() -> None:
 
 
 def test_an_axis_is_drawn_from_the_gpus_up_to_the_tier_that_it_crosses_last() -> None:
-    lane = Lane("dp", 128, 4, 8, 16, (Dot(1, "NIC", all_of_them=True), Dot(2, "leaf", all_of_them=False)))
+    crossings = Crossing(LinkKind.NIC, 0, 1.0), Crossing(LinkKind.LEAF, 1, 0.5)
+    lane = Lane(AxisSpan("dp", 128, 4, 8, 16, crossings), (1, 2), ("NIC", "leaf"))
     figure = topology_figure(Picture("pod", POD.tiers, (lane,)))
     lines = [trace for trace in figure.traces if trace.get("mode") == "lines" and "fill" not in trace]
     assert {max(y for y in trace["y"] if y is not None) for trace in lines} == {2}
@@ -57,10 +58,10 @@ def test_an_axis_is_drawn_from_the_gpus_up_to_the_tier_that_it_crosses_last() ->
     assert any(note["text"] == "128" for note in narrow)
 
 
-def lanes(cluster: Cluster, layout: Layout, chunks: int = 1) -> dict[str, tuple[str, Lane]]:
+def lanes(cluster: Cluster, layout: Layout, chunks: int = 1) -> dict[str, tuple[str, AxisSpan]]:
     """For each axis the tier that it reaches, and what is drawn."""
     drawn = picture(cluster, axis_spans(layout, cluster.fabric, looped(layout.pp, chunks)))
-    return {lane.axis: (drawn.tiers[lane.top].kind, lane) for lane in drawn.lanes}
+    return {lane.span.axis: (drawn.tiers[max(lane.levels)].kind, lane.span) for lane in drawn.lanes}
 
 
 def test_llama_crosses_one_tier_more_with_each_axis() -> None:
@@ -68,7 +69,7 @@ def test_llama_crosses_one_tier_more_with_each_axis() -> None:
     assert {axis: top for axis, (top, _) in found.items()} == {
         "tp": "NVLink domain", "dp": "spine switch", "pp": "core switch",
     }  # fmt: skip
-    sizes = {axis: (lane.size, lane.groups, lane.stride, lane.nodes) for axis, (_, lane) in found.items()}
+    sizes = {axis: (span.size, span.groups, span.stride, span.nodes) for axis, (_, span) in found.items()}
     assert sizes == {"tp": (8, 2048, 1, 1), "dp": (128, 128, 8, 128), "pp": (16, 1024, 1024, 16)}
 
 
@@ -88,7 +89,7 @@ def test_experts_lie_on_the_fabric_as_their_own_mesh_says() -> None:
     """Two replicas of eight whole experts on the sixteen ranks of a stage: a node each, and back eight ranks on."""
     layout = Layout(tp=2, dp=8, pp=8, ep=8, etp=1)
     found = lanes(load_cluster("dgx-h100", gpus=128), layout)
-    sizes = {axis: (lane.size, lane.groups, lane.stride, lane.nodes) for axis, (_, lane) in found.items()}
+    sizes = {axis: (span.size, span.groups, span.stride, span.nodes) for axis, (_, span) in found.items()}
     assert [*sizes] == ["tp", "dp", "pp", "ep", "edp"]
     assert sizes["ep"] == (8, 16, 1, 1)
     assert sizes["edp"] == (2, 64, 8, 2)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from clustersim.analysis.what_if import Outcome, WhatIf, WhatIfs
-from clustersim.report.what_if import what_if_card
+from clustersim.report.parts.what_if import what_if_card
 
 GIB = 2.0**30
 

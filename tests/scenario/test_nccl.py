@@ -103,7 +103,7 @@ def test_one_list_for_one_collective_is_the_older_key(mapping: dict[str, Any]) -
 
 def test_bytes_on_links_are_those_of_what_is_left(mapping: dict[str, Any]) -> None:
     """A ring of eight sends 7/4 of the payload, NVLink's switches ask for 9/8."""
-    from clustersim.report.answer_network import network_of
+    from clustersim.report.parts.network import network_of
 
     sent = []
     for overrides in (WHOLE_NODES, [*WHOLE_NODES, "cost.nccl.NCCL_ALGO=Ring"]):

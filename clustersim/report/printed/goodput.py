@@ -1,15 +1,14 @@
 """What does the terminal say of a run over weeks? How long it takes, where its time goes, and what would help."""
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from clustersim.analysis.goodput import DAY, Goodput
 from clustersim.report.economics import money, tokens_words
+from clustersim.report.printed.grid import grid, text
 from clustersim.units import Seconds, format_bytes, format_energy, format_number, format_seconds, format_step_time
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
-    from rich.table import Table
 
 LOSSES: Final = {
     "checkpoints": "checkpoints",
@@ -99,24 +98,27 @@ def losses(found: Goodput) -> list[tuple[str, Seconds, float]]:
 def render_goodput(found: Goodput) -> "Group":
     """Something that rich prints: coloured on a terminal, plain elsewhere."""
     from rich.console import Group
-    from rich.text import Text
 
-    shown: list[RenderableType] = [] if found.complete else [Text("stopped before the last run", style="yellow")]
-    shown += [Text(headline(found), style="bold"), Text(subject(found), style="dim"), Text()]
-    shown += [_table(("", "", ""), facts(found), right=1), Text()]
+    shown: list[RenderableType] = [] if found.complete else [text("stopped before the last run", "yellow")]
+    shown += [text(headline(found), "bold"), text(subject(found), "dim"), text("")]
+    shown += [grid(("", "", ""), facts(found), right=(1,)), text("")]
     rows = [(words, format_seconds(seconds), f"{part:.1%}") for words, seconds, part in losses(found)]
     work = found.mean([run.work for run in found.runs])
     rows = [("work that counts", format_seconds(work), f"{found.goodput:.1%}"), *rows]
-    shown += [_table(("a run's time goes into", "", "of its time"), rows, right=2), Text()]
+    shown += [grid(("a run's time goes into", "", "of its time"), rows, right=(1, 2)), text("")]
     broken = [(name, f"{many:,.1f}") for name, many in found.failures.items()]
-    shown += [_table(("what breaks", "in a run"), broken[:_MOST], right=1)]
+    shown += [grid(("what breaks", "in a run"), broken[:_MOST], right=(1,))]
     if len(broken) > _MOST:
-        shown.append(Text(f"and {len(broken) - _MOST} kinds more", style="dim"))
+        shown.append(text(f"and {len(broken) - _MOST} kinds more", "dim"))
     if found.changes:
-        rows = [(each.words, f"{each.days:.1f}", f"{each.days - each.before:+.1f}") for each in found.changes]
-        shown += [Text(), _table(("what if", "days", "difference"), rows, right=2)]
-    shown += [Text(f"note: {each}", style="yellow") for each in found.warnings]
+        shown += [text(""), grid(("what if", "days", "difference"), changes(found), right=(1, 2))]
+    shown += [text(f"note: {each}", "yellow") for each in found.warnings]
     return Group(*shown)
+
+
+def changes(found: Goodput) -> list[tuple[str, str, str]]:
+    """What was changed, the days that it takes then, and how many more."""
+    return [(each.words, f"{each.days:.1f}", f"{each.days - each.before:+.1f}") for each in found.changes]
 
 
 def subject(found: Goodput) -> str:
@@ -125,14 +127,3 @@ def subject(found: Goodput) -> str:
         f"{found.gpus:,} GPUs, {len(found.runs):,} runs, seed {found.seed}, failures as in preset {found.preset}, in "
         f"{format_seconds(found.wall)}"
     )
-
-
-def _table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]], *, right: int) -> "Table":
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", show_header=any(heads))
-    for place, head in enumerate(heads):
-        table.add_column(head, justify="right" if 0 < place <= right else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    return table

@@ -1,8 +1,6 @@
 """Which choices does the explorer page offer? Sliders over lists of values, the scenario's among them."""
 
-from collections.abc import Iterable, Sequence
-from html import escape
-from json import dumps
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from clustersim.analysis.exploration import Exploration, ModelWords, Setting
@@ -31,8 +29,8 @@ _LABELS: Final = {
 _ZERO: Final = ("0 (DDP)", "1: optimizer", "2: + gradients", "3: + parameters")
 
 
-def controls(exploration: Exploration) -> str:
-    """A labelled control for each setting."""
+def controls(exploration: Exploration) -> Iterator[tuple[str, str, Sequence[Setting], list[tuple[Setting, str]]]]:
+    """Key, label and values of each setting; of those that are chosen by words, each value with its words."""
     choices = exploration.choices
     words: dict[str, Iterable[str]] = {
         "model": map(_model_words, exploration.models), "zero": _ZERO, "precision": exploration.formats,
@@ -40,13 +38,9 @@ def controls(exploration: Exploration) -> str:
         "schedule": (_SCHEDULES[str(name)] for name in choices["schedule"]),
         "dispatcher": (_DISPATCHERS[str(name)] for name in choices.get("dispatcher", ())),
     }  # fmt: skip
-    parts = [
-        _select(key, label, choices[key], words[key]) if key in words else _slider(key, label, choices[key])
-        for key, label in _LABELS.items()
-        if key in choices
-    ]
-    parts.append(_tick("split", "sequence parallel"))
-    return f'<fieldset class="controls" aria-label="what to look at">{"".join(parts)}</fieldset>'
+    for key, label in _LABELS.items():
+        if key in choices:
+            yield key, label, choices[key], list(zip(choices[key], words.get(key, ()), strict=key in words))
 
 
 def _model_words(model: ModelWords) -> str:
@@ -64,27 +58,3 @@ def _recompute_words(way: str) -> str:
         return way.removeprefix("modules:").replace(",", ", ")
     layers = way.removeprefix("layers:")
     return _RECOMPUTES.get(way) or f"{layers} layer{'s' if layers != '1' else ''} a stage"
-
-
-def _slider(key: str, label: str, values: Sequence[Setting]) -> str:
-    return (
-        f'<div><label for="control-{key}">{escape(label)}<output for="control-{key}"></output></label>'
-        f'<input type="range" id="control-{key}" data-key="{key}" data-values="{dumps(values)}" '
-        f'min="0" max="{len(values) - 1}" step="1"></div>'
-    )
-
-
-def _select(key: str, label: str, values: Sequence[Setting], words: Iterable[str]) -> str:
-    named = zip(values, words, strict=True)
-    inner = "".join(f'<option value="{escape(str(value))}">{escape(word)}</option>' for value, word in named)
-    return (
-        f'<div><label for="control-{key}">{escape(label)}</label>'
-        f'<select id="control-{key}" data-key="{key}" data-values="{escape(dumps(values))}">{inner}</select></div>'
-    )
-
-
-def _tick(key: str, label: str) -> str:
-    return (
-        f'<div><label class="tick" for="control-{key}">{escape(label)}'
-        f'<input type="checkbox" id="control-{key}" data-key="{key}"></label></div>'
-    )

@@ -1,11 +1,12 @@
 """What does the terminal say of a search? The layout to take and why, the best ones, and why the others are not."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Final
 
 from clustersim.analysis.search import Found, Layout
+from clustersim.report.printed.grid import grid, text
 from clustersim.units import format_bytes, format_seconds, format_step_time
 
 if TYPE_CHECKING:
@@ -24,19 +25,30 @@ _LEAST: Final = 0.001  # of a step: parts that differ by less are not told
 def render_search(found: Found, *, resumable: bool = False) -> "Group":
     """Something that rich prints: coloured on a terminal, plain elsewhere."""
     from rich.console import Group
-    from rich.text import Text
 
     shown: list[RenderableType] = []
     if not found.complete:
         more = "; the same command goes on" if resumable else "; with --resume DIR it could go on"
-        shown.append(Text(f"stopped before the end{more}", style="yellow"))
+        shown.append(text(f"stopped before the end{more}", "yellow"))
     if not found.simulated:
-        return Group(*shown, Text("nothing was simulated yet"))
-    shown += [*_choice(found), Text(), *_best(found)]
+        return Group(*shown, text("nothing was simulated yet"))
+    shown += [*_choice(found), text(""), *_best(found)]
     if len(found.of_jobs) > 1:
-        shown += [Text(), Text("the best on each", style="bold"), _jobs(found)]
-    shown += [Text(), *_why(found), *_sure(found), Text(), Text(counted(found)), _pruned(found)]
+        jobs = [(each.cluster, f"{each.gpus:,}", *_numbers(each, found), short(each)) for each in found.of_jobs]
+        shown += [
+            text(""),
+            text("the best on each", "bold"),
+            _table(("cluster", "GPUs", *_heads(found), "layout"), jobs),
+        ]
+    pruned = [(f"{each.count:,}", why, each.example.partition(": ")[2]) for why, each in found.pruned.items()]
+    set_aside = grid(("", "set aside for", "such as"), pruned[:_MOST_REASONS], right=(0,))
+    shown += [text(""), *_why(found), *_sure(found), text(""), text(counted(found)), set_aside]
     return Group(*shown)
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> "Table":
+    """Numbers, and in the last column words."""
+    return grid(heads, rows, right=range(len(heads) - 1))
 
 
 def headline(found: Found) -> str:
@@ -120,19 +132,15 @@ def differences(found: Found, other: Layout) -> str:
     return ", ".join(words) if words else "no part differs by as much as a thousandth of the step"
 
 
-def _choice(found: Found) -> "list[Text]":
-    from rich.text import Text
-
+def _choice(found: Found) -> "Iterator[Text]":
     tied = sum(each.tied for each in found.simulated)
-    lines = [Text(headline(found), style="bold"), Text(short(found.choice))]
+    yield text(headline(found), "bold")
+    yield text(short(found.choice))
     if run := run_words(found.choice):
-        lines.append(Text(run))
+        yield text(run)
     if tied > 1:
         plain = "the plainest of them" if found.preferred else "it is the plainest of them, too"
-        lines.append(
-            Text(f"{tied} layouts are as good, as far as runs of one and the same differ; {plain}", style="dim")
-        )
-    return lines
+        yield text(f"{tied} layouts are as good, as far as runs of one and the same differ; {plain}", "dim")
 
 
 def run_words(layout: Layout) -> str:
@@ -146,28 +154,20 @@ def run_words(layout: Layout) -> str:
     )
 
 
-def _best(found: Found) -> "list[RenderableType]":
+def _best(found: Found) -> "Iterator[RenderableType]":
     """The best, by the keys in which they differ; the others are said once."""
-    from rich.text import Text
-
     keys = [keys_of(each.overrides) for each in found.best]
     common = {key: value for key, value in keys[0].items() if all(each.get(key) == value for each in keys)}
-    table = _grid(("", *_heads(found), "layout"), right=1 + len(_heads(found)))
+    rows = []
     for place, each in enumerate(found.best):
         mark = "*" if place == found.preferred else "=" if each.tied else " "
         own = ", ".join(pair_words(key, value) for key, value in keys[place].items() if key not in common)
-        table.add_row(f"{place + 1}{mark}", *_numbers(each, found), own)
+        rows.append((f"{place + 1}{mark}", *_numbers(each, found), own))
     if found.first is not None:
-        table.add_row("file ", *_numbers(found.first, found), "as it is")
-    every = ", ".join(pair_words(key, value) for key, value in common.items())
-    return [table, *([Text(f"all of them: {every}", style="dim")] if every else [])]
-
-
-def _jobs(found: Found) -> "Table":
-    table = _grid(("cluster", "GPUs", *_heads(found), "layout"), right=2 + len(_heads(found)))
-    for each in found.of_jobs:
-        table.add_row(each.cluster, f"{each.gpus:,}", *_numbers(each, found), short(each))
-    return table
+        rows.append(("file ", *_numbers(found.first, found), "as it is"))
+    yield _table(("", *_heads(found), "layout"), rows)
+    if every := ", ".join(pair_words(key, value) for key, value in common.items()):
+        yield text(f"all of them: {every}", "dim")
 
 
 def _heads(found: Found) -> tuple[str, ...]:
@@ -186,41 +186,18 @@ def _numbers(layout: Layout, found: Found) -> tuple[str, ...]:
     )
 
 
-def _why(found: Found) -> "list[Text]":
-    from rich.text import Text
-
-    lines = []
+def _why(found: Found) -> "Iterator[Text]":
     if (other := found.runner_up) is not None:
-        lines.append(Text(f"the next, {short(other)}: {differences(found, other)}"))
+        yield text(f"the next, {short(other)}: {differences(found, other)}")
     if found.first is not None:
-        lines.append(Text(f"the file's own layout: {differences(found, found.first)}"))
-    return lines
+        yield text(f"the file's own layout: {differences(found, found.first)}")
 
 
-def _sure(found: Found) -> "list[Text]":
+def _sure(found: Found) -> "Iterator[Text]":
     """Whether the layout to take stays the best of its rivals where something is other than supposed."""
-    from rich.text import Text
-
     told = [change for change in found.changes if change.scores and change.scores[0] is not None]
     if len(found.rivals) < 2 or not told:
-        return []
+        return
     lost = found.overtaken
     words = f"another is better with {'; '.join(lost)}" if lost else "no other is better with any of these"
-    return [Text(f"with {'; '.join(change.words for change in told)}: {words}")]
-
-
-def _pruned(found: Found) -> "Table":
-    table = _grid(("", "set aside for", "such as"), right=1)
-    for reason, each in [*found.pruned.items()][:_MOST_REASONS]:
-        table.add_row(f"{each.count:,}", reason, each.example.partition(": ")[2])
-    return table
-
-
-def _grid(heads: tuple[str, ...], *, right: int) -> "Table":
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for place, head in enumerate(heads):
-        last = place == len(heads) - 1
-        table.add_column(head, justify="right" if place < right and not last else "left", overflow="fold")
-    return table
+    yield text(f"with {'; '.join(change.words for change in told)}: {words}")

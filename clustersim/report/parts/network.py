@@ -7,16 +7,25 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import chain
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+from markupsafe import Markup
 
 from clustersim.analysis.alike import steady
-from clustersim.analysis.network import AxisUse, BusyLink, NetworkUse, TierUse
+from clustersim.analysis.network import AxisUse, BusyLink, NetworkUse, TierUse, network_use
+from clustersim.analysis.network_bytes import Metered
 from clustersim.arrays import FloatArray
-from clustersim.report.document import Card, section, slot
+from clustersim.assembly import library_of
+from clustersim.report.document import Card, card, prose
+from clustersim.report.draw.bars import Drawn, note
 from clustersim.report.figure import MUTED, Figure, axis, layout, share_words, time_scale
-from clustersim.report.keys import Cells, Html, html, noted, stacked, table
-from clustersim.report.network_words import LINK_WORDS, LISTED_LOOKS, axis_words
+from clustersim.report.keys import Cells, noted, stacked, table, titled, wide
+from clustersim.report.parts.network_words import LINK_WORDS, LISTED_LOOKS, axis_words
+from clustersim.scenario import Contention
 from clustersim.units import format_bandwidth, format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from clustersim.answer import Answer
 
 STAYS_BELOW: Final = "stays below"
 NOT_USED: Final = "–"
@@ -42,49 +51,37 @@ class Network:
     hosts: bool = False
 
 
-def network_card(network: Network) -> Card:
-    """The heatmap with its numbers, and both tables."""
-    figure, use = utilisation_figure(network.use), network.use
+def network_of(result: "Answer") -> Network | None:
+    """How the links were used; None where the ranks exchange nothing."""
+    scenario, program = result.scenario, result.program
+    cluster, cost = scenario.cluster, scenario.cost
+    volumes = Metered(cluster.fabric, library_of(scenario), program.groups)
+    use = network_use(result.rows, cluster.fabric, volumes)
+    if use is None:
+        return None
+    healthy = not scenario.disturbances.network  # else no collective is looked up in the record
+    recorded = healthy and cost.record is not None and bool(cost.record.collectives)
+    return Network(use, shared=cost.network is Contention.SHARED, recorded=recorded, hosts=result.host is not None)
+
+
+def network_card(network: Network | None) -> Card:
+    """The heatmap with its numbers, and the tables; a sentence where there is nothing to see."""
+    if network is None:
+        return card("Network", Markup("<p>The ranks exchange nothing: no network is used.</p>"))
+    use = network.use
     tables = (
-        _titled("Tiers", _tier_table(use.tiers)),
-        _titled("Busiest links", _link_table(use.busiest)),
-        _titled("Which axis crosses which tier", _axis_table(use)),
+        titled("Tiers", wide(_tier_table(use.tiers))),
+        titled("Busiest links", wide(_link_table(use.busiest))),
+        titled("Which axis crosses which tier", wide(_axis_table(use))),
     )
-    return Card(
-        section("Network", slot(figure) + "".join(tables), lead=_lead(network), caption=_caption(network)), (figure,)
-    )
-
-
-_LEAD: Final = (
-    "Each row is all links of one tier: the bytes that they carry over what they could carry at their nominal "
-    "bandwidth; the deeper the colour, the fuller. Bytes of a collective or message are spread evenly over the time "
-    "that it takes, those of exchanges inside a pass over the pass."
-)
-_OVER: Final = (
-    " More than 100 % (orange): axes meet on these links at the same time, which this run lets them do for free; "
-    "cost.network: shared says what it costs."
-)
-_RECORDED: Final = " Times are the record's where it has them; which links are used is what the model's algorithms say."
-
-
-def _lead(network: Network) -> str:
-    return _LEAD + _OVER * _over(network) + _RECORDED * network.recorded
+    lead = prose("network", over=_over(network), recorded=network.recorded)
+    caption = prose("network_caption", shared=network.shared, over=_over(network), hosts=network.hosts)
+    return card("Network", utilisation_figure(use), *tables, lead=lead, caption=caption)
 
 
 def _over(network: Network) -> bool:
     """Whether a tier carries more than it could, because axes do not slow each other."""
     return not network.shared and any(tier.peak > 1.0 for tier in network.use.tiers)
-
-
-def _caption(network: Network) -> str:
-    met = _SHARED if network.shared else _ALONE
-    return met + _BELOW * (not _over(network)) + _HOSTS * network.hosts
-
-
-_SHARED: Final = "Links are shared fairly among all that cross them at the same time."
-_ALONE: Final = "Each axis shares links among its own groups only."
-_HOSTS: Final = " Copies to hosts and back meet none of it, on PCIe neither, and are not counted here."
-_BELOW: Final = " What protocols add on the wire is not counted, so that a link in use all the time stays below 100 %."
 
 
 def utilisation_figure(use: NetworkUse) -> Figure:
@@ -94,20 +91,13 @@ def utilisation_figure(use: NetworkUse) -> Figure:
     most = max(1.0, *(tier.peak for tier in use.tiers))
     width = use.seconds / len(use.tiers[0].over_time) / scale.size
     trace = {
-        "type": "heatmap",
-        "y": labels,
-        "x0": width / 2,
-        "dx": width,
+        "type": "heatmap", "y": labels, "x0": width / 2, "dx": width,
         "z": [_rounded(steady(tier.over_time, SAME)) for tier in use.tiers],
         "customdata": [_rounded(tier.over_time) for tier in use.tiers],
-        "zmin": 0.0,
-        "zmax": most,
-        "colorscale": colour_scale(most),
-        "ygap": 3,
-        "showscale": True,
-        "colorbar": _scale_of_colours(),
+        "zmin": 0.0, "zmax": most, "colorscale": colour_scale(most), "ygap": 3,
+        "showscale": True, "colorbar": _scale_of_colours(),
         "hovertemplate": f"<b>%{{y}}</b><br>at %{{x:.4~g}} {scale.unit}: %{{customdata:.1%}} used<extra></extra>",
-    }
+    }  # fmt: skip
     return Figure(
         name="network",
         traces=[trace],
@@ -126,25 +116,14 @@ def _rounded(values: FloatArray) -> list[float]:
     return [round(value, 4) for value in values.tolist()]
 
 
-def _scale_of_colours() -> dict[str, Any]:
+def _scale_of_colours() -> Drawn:
     """Above the rows, in percent; its title says what has one colour."""
+    title = f"used of nominal; neighbours within {SAME:.0%} have one colour"
     return {
-        "orientation": "h",
-        "thickness": 8,
-        "len": 0.6,
-        "x": 0,
-        "xanchor": "left",
-        "y": 1.02,
-        "yanchor": "bottom",
-        "tickformat": ".0%",
-        "outlinewidth": 0,
-        "tickfont": {"size": 10, "color": MUTED},
-        "title": {
-            "text": f"used of nominal; neighbours within {SAME:.0%} have one colour",
-            "side": "top",
-            "font": {"size": 11, "color": MUTED},
-        },
-    }
+        "orientation": "h", "thickness": 8, "len": 0.6, "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom",
+        "tickformat": ".0%", "outlinewidth": 0, "tickfont": {"size": 10, "color": MUTED},
+        "title": {"text": title, "side": "top", "font": {"size": 11, "color": MUTED}},
+    }  # fmt: skip
 
 
 def colour_scale(most: float) -> list[list[Any]]:
@@ -159,21 +138,10 @@ def colour_scale(most: float) -> list[list[Any]]:
     return within if most <= 1.0 else [*within, [1.0 / most, OVER_COLOUR], [1.0, OVER_COLOUR]]
 
 
-def _numbers(label: str, tier: TierUse) -> dict[str, Any]:
+def _numbers(label: str, tier: TierUse) -> Drawn:
     """Mean and peak, at the right of a row."""
-    return {
-        "xref": "paper",
-        "x": 1.01,
-        "y": label,
-        "xanchor": "left",
-        "showarrow": False,
-        "text": escape(f"mean {share_words(tier.mean)}, peak {share_words(tier.peak)}"),
-        "font": {"size": 11, "color": MUTED},
-    }
-
-
-def _titled(title: str, numbers: str) -> str:
-    return f'<h3>{title}</h3><div class="scrolls">{numbers}</div>'
+    words = escape(f"mean {share_words(tier.mean)}, peak {share_words(tier.peak)}")
+    return note(words, 1.01, label, xref="paper", xanchor="left")
 
 
 def _tier_table(tiers: Sequence[TierUse]) -> str:
@@ -194,7 +162,7 @@ def _link_table(links: Sequence[BusyLink]) -> str:
     return table(("link", "at full rate", "of the step", "used by"), rows)
 
 
-def _link(busy: BusyLink) -> Html:
+def _link(busy: BusyLink) -> Markup:
     link, others = busy.link, busy.alike - 1
     cables = f", {busy.parallel:,} cables" if busy.parallel > 1 else ""
     alike = f", and {others:,} alike" if others else ""
@@ -202,11 +170,11 @@ def _link(busy: BusyLink) -> Html:
     return noted(f"{link.source} → {link.target}", about)
 
 
-def _users(busy: BusyLink) -> Html:
+def _users(busy: BusyLink) -> Markup:
     total = sum(busy.carried.values())
     shares = sorted(((amount / total, axis) for axis, amount in busy.carried.items()), reverse=True)
     return stacked(
-        Html(f"{axis_words(axis)} {html(share_words(share))}") for share, axis in shares if share >= _VISIBLE
+        Markup("{} {}").format(axis_words(axis), share_words(share)) for share, axis in shares if share >= _VISIBLE
     )
 
 

@@ -4,22 +4,26 @@ Ranks of one class have equal rows, so the file holds a row for each class and t
 puts them where their ranks are. It draws at most some hundred rows at a time: zoomed in, every rank has its own.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from markupsafe import Markup
 
-from clustersim.analysis.dominant import DominantParts
+from clustersim.analysis.dominant import DominantParts, dominant_parts
 from clustersim.analysis.parts import BUBBLES, EXPOSED, PARTS, Part
 from clustersim.arrays import IntArray
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import DATA, DENSE, EXPERT, EXPERT_DATA, EXPERT_TENSOR, EXPERTS, MESHES, PIPELINE, Mesh
-from clustersim.report.document import Card, section, slot
+from clustersim.report.document import Card, card, prose
 from clustersim.report.figure import Figure, axis, layout, packed, time_scale
 from clustersim.report.keys import key, part_keys
-from clustersim.report.theme import Category
+from clustersim.report.theme import PART_LOOKS
 from clustersim.units import format_seconds
+
+if TYPE_CHECKING:
+    from clustersim.answer import Answer
 
 NAME: Final = "heatmap"
 _WITHIN: Final = tuple(axis.name for axis in reversed(MESHES[DENSE]) if axis not in (DATA, PIPELINE))
@@ -33,17 +37,14 @@ BY_EXPERTS: Final = (
     tuple(axis.name for axis in (PIPELINE, EXPERT, EXPERT_DATA, EXPERT_TENSOR)),
 )
 """Ranks that hold the same experts beside each other."""
+_BINS: Final = 720  # about two pixels each on a large screen
 _HEIGHT: Final = 420
 _DRAWN: Final = 512  # rows that the page's script draws at most
 _ROW: Final = 40  # pixels of a row where there are few
 _NOBODY: Final = np.iinfo(np.uint16).max
 _DOT, _DASH = "dot", "dash"
 _SIGNS: Final = "Dots stand on communication that nothing hides, dashes on bubbles and waits, nothing on work."
-_LEAD: Final = (
-    "Each row is one rank; the colour says what takes most of each {bin}. Drag to zoom until single ranks show, "
-    "double-click to see all, point for words, click a row for the rank's class."
-)
-_ASK: Final = (
+_ASK: Final = Markup(
     '<p class="choice"><label>rank <input id="heatmap-rank" type="number" min="0" max="{last}" step="1" '
     'style="width:8em"></label></p><div id="heatmap-row" aria-live="polite"></div>'
 )
@@ -63,20 +64,24 @@ class Heatmap:
         return len(self.dominant.representative)
 
 
-def heatmap_card(heatmap: Heatmap, looks: Sequence[Category]) -> Card:
-    """All ranks over time, and a panel about the one that is clicked. looks: [parts] the category of each."""
-    figure = heatmap_figure(heatmap, looks)
-    bins = heatmap.dominant.category.shape[1]
-    body = (
-        part_keys(np.unique(heatmap.dominant.category).tolist(), looks)
-        + slot(figure)
-        + _ASK.format(last=heatmap.ranks - 1)
-    )
-    lead = _LEAD.format(bin=format_seconds(heatmap.dominant.makespan / bins))
-    return Card(section("All ranks over time", body, lead=lead, caption=_caption(heatmap)), (figure,))
+def dominant_of(result: "Answer") -> Heatmap | None:
+    """What all ranks do over time; None where there is one rank, which the timeline shows, or nothing happens."""
+    if result.ranks == 1 or result.trace.makespan <= 0:
+        return None
+    scenario = result.scenario
+    found = dominant_parts(result.rows, result.cost.block, bins=_BINS)
+    return Heatmap(found, scenario.layout, scenario.cluster.machine.nodes(scenario.cluster.places))
 
 
-def heatmap_figure(heatmap: Heatmap, looks: Sequence[Category]) -> Figure:
+def heatmap_card(heatmap: Heatmap) -> Card:
+    """All ranks over time, and a panel about the one that is clicked."""
+    dominant = heatmap.dominant
+    lead = prose("all_ranks", bin=format_seconds(dominant.makespan / dominant.category.shape[1]))
+    keys, ask = part_keys(np.unique(dominant.category).tolist()), _ASK.format(last=heatmap.ranks - 1)
+    return card("All ranks over time", keys, heatmap_figure(heatmap), ask, lead=lead, caption=_caption(heatmap))
+
+
+def heatmap_figure(heatmap: Heatmap) -> Figure:
     """The figure, which its behaviour draws."""
     dominant = heatmap.dominant
     scale = time_scale(dominant.makespan)
@@ -103,16 +108,16 @@ def heatmap_figure(heatmap: Heatmap, looks: Sequence[Category]) -> Figure:
             "classOf": packed(_class_of(heatmap)),
             "nodeOf": packed(heatmap.nodes.astype(np.uint32)),
         },
-        facts=_facts(heatmap, looks, scale.size),
+        facts=_facts(heatmap, scale.size),
     )  # fmt: skip
 
 
-def _facts(heatmap: Heatmap, looks: Sequence[Category], size: float) -> dict[str, Any]:
+def _facts(heatmap: Heatmap, size: float) -> dict[str, Any]:
     orders = [axes for _, axes in _orders(heatmap)]
     return {
         "parts": [
-            {"name": part.value, "colour": look.colour, "key": key(look), "sign": _sign(part)}
-            for part, look in zip(PARTS, looks, strict=True)
+            {"name": part.value, "colour": PART_LOOKS[part].colour, "key": key(PART_LOOKS[part]), "sign": _sign(part)}
+            for part in PARTS
         ],
         "axes": {name: place for mesh in _meshes(heatmap.layout) for name, place in _strides(mesh).items()},
         "orders": orders,

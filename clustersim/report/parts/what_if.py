@@ -5,19 +5,18 @@ the left (plain) faster, to the right (hatched) slower.
 """
 
 from html import escape
-from typing import Any, Final
+from typing import Final
+
+from markupsafe import Markup
 
 from clustersim.analysis.what_if import Outcome, WhatIf, WhatIfs
-from clustersim.report.document import Card, section, slot
-from clustersim.report.figure import SURFACE, Figure, axis, layout, time_scale, typed, wrapped
+from clustersim.report.document import Card, card, prose
+from clustersim.report.draw.bars import bar, chart, in_lines, reach
+from clustersim.report.figure import SURFACE, Figure, axis, time_scale, typed
 from clustersim.report.keys import Cells, signed, table, unbroken
 from clustersim.units import format_bytes, format_number, format_step_time
 
 TITLE: Final = "What if"
-_LEAD: Final = (
-    "One thing changed at a time, and simulated again. Bars show by how much longer (to the right, hatched) or shorter "
-    "the work of the present step takes; grey and ✕: then it does not fit into memory."
-)
 _PERCENT: Final = 5e-5  # of the step: what is less is shown as no change
 _ROOM, _NARROW_ROOM = 0.25, 0.9  # of the longest bar: beside it, for its words
 
@@ -26,44 +25,39 @@ def what_if_card(what_ifs: WhatIfs) -> Card:
     """The strip; without bars where nothing could be tried."""
     untried = _untried(what_ifs.untried)
     if not what_ifs.tried:
-        return Card(section(TITLE, untried, lead="No change was simulated."))
-    figure = what_if_figure(what_ifs)
-    body = slot(figure) + what_if_table(what_ifs) + untried
-    return Card(section(TITLE, body, lead=_LEAD, caption=" ".join(_notes(what_ifs))), (figure,))
+        return card(TITLE, untried, lead="No change was simulated.")
+    content = what_if_figure(what_ifs), what_if_table(what_ifs), untried
+    return card(TITLE, *content, lead=prose("what_if"), caption=" ".join(_notes(what_ifs)))
 
 
 def what_if_figure(what_ifs: WhatIfs) -> Figure:
     """A bar for each change to either side of no change, in the order of the table."""
-    words = [escape(case.words) for case, _ in what_ifs.tried]
-    outcomes = [outcome for _, outcome in what_ifs.tried]
-    most = max(abs(outcome.longer) for outcome in outcomes)
-    scale = time_scale(most)
-    return Figure(
-        name="what-if",
-        traces=[_bars(words, outcomes, scale.size)],
-        layout=layout(
-            xaxis=axis(
-                f"the same work takes longer by [{scale.unit}]",
-                range=_range(outcomes, scale.size, _ROOM),
-                fixedrange=True,
-                zeroline=True,
-            ),
-            yaxis=axis("", autorange="reversed", fixedrange=True, type="category", ticksuffix="  "),
-            dragmode=False,
-            bargap=0.35,
-        ),
+    names, outcomes = [case.words for case, _ in what_ifs.tried], [outcome for _, outcome in what_ifs.tried]
+    scale, words = time_scale(max(abs(outcome.longer) for outcome in outcomes)), [escape(name) for name in names]
+    ends = [outcome.longer / scale.size for outcome in outcomes]
+    colours, patterns = zip(*map(_look, outcomes), strict=True)
+    look = {
+        "color": list(colours),
+        "line": {"width": 0.6, "color": SURFACE},
+        "pattern": {"shape": list(patterns), "size": 6, "fgcolor": SURFACE},
+    }
+    bars = bar(
+        "change", words, typed(ends), look, text=[_bar_words(outcome) for outcome in outcomes], textposition="outside",
+        cliponaxis=False, customdata=[_hover(outcome) for outcome in outcomes],
+        hovertemplate="<b>%{y}</b><br>%{customdata}<extra></extra>",
+    )  # fmt: skip
+    return chart(
+        "what-if",
+        [bars],
+        axis(f"the same work takes longer by [{scale.unit}]", range=reach(ends, _ROOM), zeroline=True),
         height=70 + 34 * len(words),
         narrow={
             "height": 70 + 56 * len(words),
             "font": {"size": 10},
-            "xaxis": {"range": _range(outcomes, scale.size, _NARROW_ROOM)},
-            "yaxis": {
-                "tickmode": "array",
-                "tickvals": words,
-                "ticktext": [wrapped(case.words) for case, _ in what_ifs.tried],
-                "tickfont": {"size": 10},
-            },
+            "xaxis": {"range": reach(ends, _NARROW_ROOM)},
+            "yaxis": in_lines(words, names, tickfont={"size": 10}),
         },
+        bargap=0.35,
     )
 
 
@@ -76,37 +70,9 @@ def what_if_table(what_ifs: WhatIfs) -> str:
     return table(heads, [Cells(("as it is", *now), "sum"), *tried])
 
 
-def _range(outcomes: list[Outcome], size: float, room: float) -> list[float]:
-    """Of the axis: from the longest bar to the left to the longest to the right, with room for words beside both."""
-    ends = [outcome.longer / size for outcome in outcomes]
-    beside = room * max(map(abs, ends)) or 1.0
-    return [min(0.0, *ends) - beside, max(0.0, *ends) + beside]
-
-
 def side(outcome: Outcome) -> int:
     """Whether the work takes longer (1), shorter (-1), or neither."""
     return 0 if abs(outcome.part) < _PERCENT else (1 if outcome.longer > 0.0 else -1)
-
-
-def _bars(words: list[str], outcomes: list[Outcome], size: float) -> dict[str, Any]:
-    looks = [_look(outcome) for outcome in outcomes]
-    return {
-        "type": "bar",
-        "orientation": "h",
-        "name": "change",
-        "y": words,
-        "x": typed([outcome.longer / size for outcome in outcomes]),
-        "text": [_bar_words(outcome) for outcome in outcomes],
-        "textposition": "outside",
-        "cliponaxis": False,
-        "customdata": [_hover(outcome) for outcome in outcomes],
-        "hovertemplate": "<b>%{y}</b><br>%{customdata}<extra></extra>",
-        "marker": {
-            "color": [colour for colour, _ in looks],
-            "line": {"width": 0.6, "color": SURFACE},
-            "pattern": {"shape": [pattern for _, pattern in looks], "size": 6, "fgcolor": SURFACE},
-        },
-    }
 
 
 def _look(outcome: Outcome) -> tuple[str, str]:
@@ -147,9 +113,9 @@ def _notes(what_ifs: WhatIfs) -> list[str]:
     return [f"{', '.join(words)}: {note}." for note, words in about.items()]
 
 
-def _untried(cases: tuple[WhatIf, ...]) -> str:
+def _untried(cases: tuple[WhatIf, ...]) -> Markup:
     """What was not simulated, in a line for each reason."""
     reasons = dict.fromkeys(case.note for case in cases)
     lines = [(", ".join(case.words for case in cases if case.note == reason), reason) for reason in reasons]
-    items = "".join(f"<li>{escape(words)}: {escape(reason)}</li>" for words, reason in lines)
-    return f'<h3 style="margin-top:16px">Not simulated</h3><ul>{items}</ul>' if items else ""
+    items = Markup("").join(Markup("<li>{}: {}</li>").format(*line) for line in lines)
+    return Markup('<h3 style="margin-top:16px">Not simulated</h3><ul>{}</ul>').format(items) if items else Markup()

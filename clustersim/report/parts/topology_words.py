@@ -1,18 +1,21 @@
 """How is a cluster, with or without a layout, put into words and levels for its picture?"""
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from clustersim.analysis.network_axes import AxisSpan, Crossing
+from clustersim.analysis.network_axes import AxisSpan, Crossing, axis_spans
 from clustersim.hardware.cluster import Cluster, describe
 from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkKind, Tier
-from clustersim.report import topology as drawing
 from clustersim.report.figure import share_words
-from clustersim.report.network_words import LINK_WORDS
+from clustersim.report.parts import topology as drawing
+from clustersim.report.parts.network_words import LINK_WORDS
 from clustersim.report.placement_words import placement_line
 from clustersim.units import format_bandwidth
+
+if TYPE_CHECKING:
+    from clustersim.answer import Answer
 
 _NAMES: Final = {"gpu": "GPU", "nvswitch": "NVLink domain", "host": "PCIe root", "nic": "NIC", "switch": "switch"}
 _SWITCHES: Final = ("leaf", "switch", "spine", "core")
@@ -33,6 +36,12 @@ def picture(cluster: Cluster, spans: Sequence[AxisSpan] = ()) -> drawing.Picture
         for place, (name, tier) in enumerate(zip(tier_names(tiers), tiers, strict=True))
     )
     return drawing.Picture(title(cluster), rows, tuple(_lane(span, tiers) for span in spans))
+
+
+def picture_of(result: "Answer") -> drawing.Picture:
+    """The cluster of a result, and the axes of its layout on it."""
+    scenario = result.scenario
+    return picture(scenario.cluster, axis_spans(scenario.layout, scenario.cluster.fabric, scenario.placement))
 
 
 def title(cluster: Cluster) -> str:
@@ -101,8 +110,5 @@ def _note(tier: Tier, links: Mapping[LinkKind, float]) -> str:
 
 
 def _lane(span: AxisSpan, tiers: Sequence[Tier]) -> drawing.Lane:
-    dots = tuple(
-        drawing.Dot(level_of(crossing, tiers), words, all_of_them=crossing.part == 1.0)
-        for crossing, words in zip(span.crossings, crossing_words(span), strict=True)
-    )
-    return drawing.Lane(span.axis, span.size, span.groups, span.stride, span.nodes, dots)
+    levels = tuple(level_of(crossing, tiers) for crossing in span.crossings)
+    return drawing.Lane(span, levels, tuple(crossing_words(span)))

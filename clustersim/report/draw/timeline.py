@@ -9,16 +9,26 @@ pieces are joined by a line. What is drawn depends on what the reader looks at, 
 from html import escape
 from typing import Any, Final
 
+from clustersim.report.document import Card, card, prose
 from clustersim.report.figure import Figure, axis, layout, legend, time_scale
 from clustersim.report.theme import CATEGORIES, Category, chunk_shade, text_colour
-from clustersim.report.timeline_arrays import Drawing
-from clustersim.report.view import KernelLabel, Row
+from clustersim.report.timeline_arrays import Drawing, drawing
+from clustersim.report.view import KernelLabel, Row, Timeline
 from clustersim.units import format_seconds
 
 _COMPUTE_TOP: Final = -0.42
 _COMPUTE_HEIGHT: Final = 0.56
 _LANES_HEIGHT: Final = 0.26
 _FEW_ROWS: Final = 110  # pixels of each of one or two rows
+_TITLES: Final = ("Timeline", "Pipeline timeline")
+
+
+def timeline_card(timeline: Timeline) -> Card:
+    """When each row does what."""
+    drawn, several = drawing(timeline), len(timeline.rows) > 1
+    slow = any(row.told for row in timeline.rows)
+    lead = prose("timeline", row=timeline.row_word, several=several, slow=slow, ends=timeline.ends)
+    return card(_TITLES[several], timeline_figure(drawn), lead=lead, caption=timeline_caption(drawn))
 
 
 def timeline_figure(drawn: Drawing, *, name: str = "timeline") -> Figure:

@@ -3,20 +3,24 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from clustersim.analysis.parts import PARTS
-from clustersim.analysis.path_pieces import Arrival, Legs, Passes, PathPieces, Piece
+from clustersim.analysis.path_pieces import Arrival, Legs, Passes, PathPieces, Piece, path_pieces
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.program.action import ActionKind
-from clustersim.report.document import Card, section, slot
-from clustersim.report.figure import Figure, Traces, axis, layout, marker, time_scale, typed
-from clustersim.report.keys import Cells, named, part_keys, table, unbroken
-from clustersim.report.theme import Category
-from clustersim.report.wording import CRITICAL_PATH
+from clustersim.report.document import Card, card
+from clustersim.report.draw.bars import placed, ticks
+from clustersim.report.figure import Figure, Traces, axis, layout, marker, time_scale
+from clustersim.report.keys import Cells, part_keys, part_name, table, titled, unbroken, wide
+from clustersim.report.theme import PART_LOOKS
+from clustersim.report.wording import CRITICAL_PATH, RowNames, row_names
 from clustersim.units import format_seconds, format_step_time
+
+if TYPE_CHECKING:
+    from clustersim.answer import Answer
 
 _MOST_LINES: Final = 12  # of the table of pieces
 _MOST_STAGES: Final = 16  # of the table of stages
@@ -39,79 +43,80 @@ _HOW: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CriticalPath:
-    """The path of all steps.
-
-    labels, short: names of pipeline ranks, by kind; word: what they are called; microbatches: of a step.
-    """
-
-    path: PathPieces
-    labels: tuple[str, ...]
-    short: tuple[str, ...]
-    word: str
-    microbatches: int
-    steps: int = 1
-
-
 _COUNTS: Final = (
     "Communication on it counts in full, also where kernels run beside it. The bar shows what takes most at a time; "
     "the tables have every part."
 )
 
 
-def critical_path_card(path: CriticalPath, looks: Sequence[Category]) -> Card:
-    """The bar, the pieces and the stages. looks: [parts] the category of each part."""
-    figure = path_figure(path, looks)
-    body = part_keys(np.unique(_parts_in_time(path.path.legs)[0]).tolist(), looks) + slot(figure)
+@dataclass(frozen=True, slots=True, eq=False)
+class CriticalPath:
+    """The path of all steps. names: of pipeline ranks, by kind; microbatches: of a step."""
+
+    path: PathPieces
+    names: RowNames
+    microbatches: int
+    steps: int = 1
+
+
+def critical_path_of(result: "Answer") -> CriticalPath | None:
+    """The path's pieces and parts; None where nothing takes time."""
+    if result.trace.makespan <= 0:
+        return None
+    scenario = result.scenario
+    path = path_pieces(result.rows, result.path, result.cost.block)
+    return CriticalPath(path, row_names(scenario, len(path.parts)), scenario.microbatches, scenario.steps)
+
+
+def critical_path_card(path: CriticalPath) -> Card:
+    """The bar, the pieces and the stages."""
+    content: list[Figure | str] = [part_keys(np.unique(_parts_in_time(path.path.legs)[0]).tolist()), path_figure(path)]
     if len(path.path.pieces) > 1:
-        body += f"<h3>Longest pieces, in order of time</h3>{pieces_table(path)}"
+        content.append(titled("Longest pieces, in order of time", pieces_table(path)))
     if len(_stages(path)) > 1:
-        title = f"By {escape(path.word)}{f', the mean of {path.steps} steps' if path.steps > 1 else ''}"
-        body += f"<h3>{title}</h3>{stages_table(path, looks)}"
-    return Card(section("Critical path", body, lead=f"{CRITICAL_PATH} {_COUNTS}"), (figure,))
+        title = f"By {path.names.word}{f', the mean of {path.steps} steps' if path.steps > 1 else ''}"
+        content.append(titled(title, stages_table(path)))
+    return card("Critical path", *content, lead=f"{CRITICAL_PATH} {_COUNTS}")
 
 
-def path_figure(path: CriticalPath, looks: Sequence[Category]) -> Figure:
+def path_figure(path: CriticalPath) -> Figure:
     """Two bars from 0 to the end: what takes most, and on which stage."""
-    scale = time_scale(path.path.seconds)
-    several = len(path.labels) > 1
+    scale, word = time_scale(path.path.seconds), path.names.word
+    rows = 2 if len(path.names.labels) > 1 else 1
+    words = ticks([0, 1][:rows], ["part ", f"{escape(word)} "][:rows], range=[rows - 0.5, -0.5])
     return Figure(
         name="critical-path",
-        traces=[*_part_bars(path, looks, scale.size), *(_stage_bars(path, scale.size) if several else [])],
+        traces=[*_part_bars(path, scale.size), *(_stage_bars(path, scale.size) if rows > 1 else [])],
         layout=layout(
             xaxis=axis(f"time [{scale.unit}]", range=[0, path.path.seconds / scale.size], fixedrange=True),
-            yaxis=axis(
-                "", range=[0.5 + several, -0.5], tickmode="array", tickvals=[0, 1][: 1 + several],
-                ticktext=["part ", f"{escape(path.word)} "][: 1 + several], fixedrange=True, showgrid=False,
-            ),
+            yaxis=axis("", fixedrange=True, showgrid=False, **words),
             dragmode=False,
             uniformtext={"mode": "hide", "minsize": 9},
         ),
-        height=110 + 34 * several,
-        narrow={"yaxis": {"ticktext": ["part ", f"{escape(path.word.split()[-1])} "][: 1 + several]}},
-    )  # fmt: skip
+        height=76 + 34 * rows,
+        narrow={"yaxis": {"ticktext": ["part ", f"{escape(word.split()[-1])} "][:rows]}},
+    )
 
 
 def pieces_table(path: CriticalPath) -> str:
     """The longest pieces in order of time, those between them together."""
     lines = [_line(path, each) for each in _lines(path.path.pieces)]
     last = Cells(("end", "", "", unbroken(format_step_time(path.path.seconds))), "sum")
-    return _wide(table(("from", "where", "what", "takes"), [*lines, last], words=(1, 2)))
+    return wide(table(("from", "where", "what", "takes"), [*lines, last], words=(1, 2)))
 
 
-def stages_table(path: CriticalPath, looks: Sequence[Category]) -> str:
+def stages_table(path: CriticalPath) -> str:
     """Seconds of one step by stage and part; they sum to the step time. Of many stages those with most of it."""
     parts = path.path.parts / path.steps
     present = np.flatnonzero(parts.sum(axis=0) > _ROUNDING * parts.sum()).tolist()
     stages = _stages(path)
     shown = sorted(sorted(stages, key=lambda stage: -parts[stage].sum())[:_MOST_STAGES])
-    lines = [(path.labels[stage], parts[stage]) for stage in shown]
+    lines = [(path.names.labels[stage], parts[stage]) for stage in shown]
     if rest := sorted(set(stages) - set(shown)):
         lines.append((f"{len(rest):,} more", parts[rest].sum(axis=0)))
-    heads = (path.word, *(named(looks[part], PARTS[part].value) for part in present), "sum")
+    heads = (path.names.word, *(part_name(PARTS[part]) for part in present), "sum")
     rows = [_stage_row(name, seconds, present) for name, seconds in lines]
-    return _wide(table(heads, [*rows, _stage_row("step", parts.sum(axis=0), present, whole=True)]))
+    return wide(table(heads, [*rows, _stage_row("step", parts.sum(axis=0), present, whole=True)]))
 
 
 def _stages(path: CriticalPath) -> list[int]:
@@ -125,11 +130,6 @@ def _stage_row(name: str, seconds: Any, present: list[int], *, whole: bool = Fal
     cells = [format_seconds(float(each)) if each > rounding else "" for each in seconds[present]]
     total = format_step_time(float(seconds.sum())) if whole else format_seconds(float(seconds.sum()))
     return Cells((name, *cells, total), "sum" if whole else "")
-
-
-def _wide(content: str) -> str:
-    """A table that may be wider than a small screen."""
-    return f'<div class="scrolls">{content}</div>'
 
 
 _Came = tuple[Piece, Piece | None]
@@ -173,7 +173,11 @@ def _one(path: CriticalPath, piece: Piece, before: Piece | None) -> tuple[str, s
 def _several(path: CriticalPath, pieces: Sequence[Piece]) -> tuple[str, str]:
     kinds = [piece.kind for piece in pieces]
     least, most = min(kinds), max(kinds)
-    where = f"{path.word}s {path.short[least]} to {path.short[most]}" if least != most else path.labels[least]
+    where = (
+        f"{path.names.word}s {path.names.short[least]} to {path.names.short[most]}"
+        if least != most
+        else path.names.labels[least]
+    )
     what = f"{len(pieces)} pieces of at most {format_seconds(max(piece.seconds for piece in pieces))}"
     done = _passes(path, _together([each for piece in pieces for each in piece.passes]))
     return where, f"{what}: {done}" if done else what
@@ -187,8 +191,8 @@ def _together(passes: Sequence[Passes]) -> list[Passes]:
 
 
 def _where(path: CriticalPath, piece: Piece) -> str:
-    label = path.labels[piece.kind]
-    return f"{label} (rank {piece.rank})" if len(path.labels) > 1 else f"rank {piece.rank}"
+    label = path.names.labels[piece.kind]
+    return f"{label} (rank {piece.rank})" if len(path.names.labels) > 1 else f"rank {piece.rank}"
 
 
 def _passes(path: CriticalPath, passes: Sequence[Passes]) -> str:
@@ -218,21 +222,19 @@ def _at_most(legs: Legs, most: int) -> Legs:
     return Legs(legs.rank[at], legs.kind[at], legs.part[at], start, np.append(start[1:], whole))
 
 
-def _part_bars(path: CriticalPath, looks: Sequence[Category], size: float) -> Traces:
+def _part_bars(path: CriticalPath, size: float) -> Traces:
     """A trace for each part that takes most of some leg of the time."""
     part, start, end = _parts_in_time(path.path.legs)
-    return [
-        _bar(
-            PARTS[each].value, 0.0, start[chosen] / size, end[chosen] / size,
-            marker={**marker(looks[each]), "line": {"width": 0}},
-            hovertext=[
-                f"<b>mostly {PARTS[each].value}</b><br>{format_seconds(first)} to {format_seconds(last)}"
-                for first, last in zip(start[chosen].tolist(), end[chosen].tolist(), strict=True)
-            ],
-        )
-        for each in np.unique(part).tolist()
-        for chosen in (np.flatnonzero(part == each),)
-    ]  # fmt: skip
+    traces = []
+    for each in np.unique(part).tolist():
+        chosen, name = np.flatnonzero(part == each), PARTS[each].value
+        words = [
+            f"<b>mostly {name}</b><br>{format_seconds(first)} to {format_seconds(last)}"
+            for first, last in zip(start[chosen].tolist(), end[chosen].tolist(), strict=True)
+        ]
+        look = {**marker(PART_LOOKS[PARTS[each]]), "line": {"width": 0}}
+        traces.append(placed(name, 0.0, start[chosen] / size, end[chosen] / size, look, hovertext=words, width=0.8))
+    return traces
 
 
 def _parts_in_time(legs: Legs) -> tuple[IntArray, FloatArray, FloatArray]:
@@ -253,20 +255,12 @@ def _stage_bars(path: CriticalPath, size: float) -> Traces:
     start = legs.start[first]
     end = np.append(start[1:], legs.end[-1:]) if len(first) else start
     kinds = legs.kind[first].tolist()
+    look = {"color": "@track", "line": {"width": 0.5, "color": "@muted"}}
     return [
-        _bar(
-            path.word, 1.0, start / size, end / size,
-            marker={"color": "@track", "line": {"width": 0.5, "color": "@muted"}},
-            text=[escape(path.short[kind]) for kind in kinds], textposition="inside", insidetextanchor="middle",
+        placed(
+            path.names.word, 1.0, start / size, end / size, look, width=0.8,
+            text=[escape(path.names.short[kind]) for kind in kinds], textposition="inside", insidetextanchor="middle",
             textangle=0, textfont={"color": "@ink", "size": 11},
-            hovertext=[escape(path.labels[kind]) for kind in kinds],
+            hovertext=[escape(path.names.labels[kind]) for kind in kinds],
         )
     ]  # fmt: skip
-
-
-def _bar(name: str, y: float, start: FloatArray, end: FloatArray, **more: Any) -> dict[str, Any]:
-    return {
-        "type": "bar", "orientation": "h", "name": escape(name), "y": typed(np.full(len(start), y)),
-        "width": 0.8, "base": typed(start), "x": typed(end - start), "hovertemplate": "%{hovertext}<extra></extra>",
-        **more,
-    }  # fmt: skip

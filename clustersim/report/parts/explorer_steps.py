@@ -1,17 +1,17 @@
 """How does the step time scale? Steps that were simulated beforehand, drawn and listed on the explorer page."""
 
 from html import escape
-from typing import Any, Final
+from typing import Final
 
 from clustersim.analysis.exploration import Exploration, Point, Study
-from clustersim.report.document import Card, section, slot
+from clustersim.report.document import Card, drawn
+from clustersim.report.draw.bars import Drawn, bar, chart
 from clustersim.report.figure import Figure, Traces, axis, layout, legend, time_scale
 from clustersim.report.wording import mfu_words
 from clustersim.units import format_bytes, format_number, format_step_time
 
 _LINES: Final = {"weak": ("#0072B2", "circle", "solid"), "strong": ("#D55E00", "square", "dash")}
 _ROOM: Final = 1.6  # for words beside the longest bar
-_HEADS: Final = ("", "GPUs", "step", "tokens/s/GPU", "MFU", "bubble", "exposed", "memory", "")
 
 
 def steps_card(exploration: Exploration) -> Card:
@@ -24,14 +24,15 @@ def steps_card(exploration: Exploration) -> Card:
         "Step time",
         *(f"Tokens per second and GPU, by {each.title}" for each in others),
     )
-    pictures = "".join(
-        f"<div><h3>{escape(title)}</h3>{slot(figure)}</div>" for title, figure in zip(titles, figures, strict=True)
-    )
     words = " ".join(study.words for study in exploration.studies)
-    lead = f"Simulated for this page, whatever the controls say. {words} Steps that do not fit in memory are marked."
-    tables = "".join(map(_table, exploration.studies))
-    body = f'<div class="pictures">{pictures}</div>{tables}'
-    return Card(section("Step time, simulated", body, lead=lead), tuple(figures))
+    return drawn(
+        "explorer_steps.html",
+        *figures,
+        lead=f"Simulated for this page, whatever the controls say. {words} Steps that do not fit in memory are marked.",
+        pictures=list(zip(titles, figures, strict=True)),
+        studies=exploration.studies,
+        mfu_words=mfu_words,
+    )
 
 
 def _simulated(study: Study) -> list[Point]:
@@ -68,7 +69,7 @@ def _figure(name: str, traces: Traces, words: str, studies: list[Study]) -> Figu
     )
 
 
-def _line(study: Study, values: list[float]) -> dict[str, Any]:
+def _line(study: Study, values: list[float]) -> Drawn:
     """A study along its GPUs; open crosses are steps that do not fit."""
     colour, symbol, dash = _LINES[study.name]
     points = _simulated(study)
@@ -94,55 +95,27 @@ def _hover(point: Point) -> str:
 def _bars(study: Study) -> Figure:
     """Tokens per second and GPU of each point; hatched where it does not fit."""
     points = _simulated(study)
-    bars = {
-        "type": "bar", "orientation": "h", "y": [escape(point.label) for point in points],
-        "x": [point.tokens_per_gpu for point in points],
-        "text": [_bar_words(point) for point in points], "textposition": "outside", "cliponaxis": False,
-        "marker": {
-            "color": ["#0072B2" if point.fits else "#BFC6CD" for point in points],
-            "line": {"width": 1, "color": "@muted"},
-            "pattern": {"shape": ["" if point.fits else "/" for point in points], "size": 7, "solidity": 0.2},
-        },
-        "customdata": [_hover(point) for point in points], "hovertemplate": "%{customdata}<extra></extra>",
-    }  # fmt: skip
-    return Figure(
-        name=f"explorer-{study.name}",
-        traces=[bars],
-        layout=layout(
-            xaxis=axis("tokens/s/GPU", fixedrange=True, range=[0, _ROOM * max(each.tokens_per_gpu for each in points)]),
-            yaxis=axis("", type="category", autorange="reversed", fixedrange=True, ticksuffix=" "),
-            dragmode=False,
-            bargap=0.25,
-        ),
+    look = {
+        "color": ["#0072B2" if point.fits else "#BFC6CD" for point in points],
+        "line": {"width": 1, "color": "@muted"},
+        "pattern": {"shape": ["" if point.fits else "/" for point in points], "size": 7, "solidity": 0.2},
+    }
+    bars = bar(
+        "", [escape(point.label) for point in points], [point.tokens_per_gpu for point in points], look,
+        text=[_bar_words(point) for point in points], textposition="outside", cliponaxis=False,
+        customdata=[_hover(point) for point in points], hovertemplate="%{customdata}<extra></extra>",
+    )  # fmt: skip
+    most = max(each.tokens_per_gpu for each in points)
+    return chart(
+        f"explorer-{study.name}",
+        [bars],
+        axis("tokens/s/GPU", range=[0, _ROOM * most]),
         height=70 + 28 * max(4, len(points)),
         narrow={"xaxis": {"nticks": 4}, "yaxis": {"tickfont": {"size": 10}}},
+        bargap=0.25,
     )
 
 
 def _bar_words(point: Point) -> str:
     words = (format_number(point.tokens_per_gpu), *["the scenario"] * point.own, *["does not fit"] * (not point.fits))
     return ", ".join(words)
-
-
-def _table(study: Study) -> str:
-    heads = "".join(f"<th>{escape(head)}</th>" for head in _HEADS)
-    rows = "".join(map(_row, study.points))
-    simulated = len(_simulated(study))
-    left = len(study.points) - simulated
-    missing = f", {left} not" if left else ""
-    return (
-        f"<details><summary>{escape(study.words)} {simulated} simulated{missing}</summary>"
-        f'<div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div></details>'
-    )
-
-
-def _row(point: Point) -> str:
-    head = f"<tr><th>{escape(point.label)}</th><td>{point.gpus:,}</td>"
-    if point.missing:
-        return f'{head}<td class="words" colspan="7">not simulated: {escape(point.missing)}</td></tr>'
-    cells = (
-        format_step_time(point.step_time), format_number(point.tokens_per_gpu), mfu_words(point.mfu, point.mfu_causal),
-        f"{point.bubble:.1%}", f"{point.exposed:.1%}", format_bytes(point.peak),
-        "fits" if point.fits else "does not fit",
-    )  # fmt: skip
-    return head + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"

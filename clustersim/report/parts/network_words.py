@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from typing import Final
 
+from markupsafe import Markup
+
 from clustersim.hardware.topology import LinkKind
 from clustersim.parallel.mesh import ROLES
-from clustersim.report.keys import Html, named
+from clustersim.report.keys import named
 from clustersim.report.theme import AXIS_LOOKS, Category
 
 LINK_WORDS: Final[Mapping[LinkKind, str]] = {
@@ -25,7 +27,7 @@ LISTED_LOOKS: Final[Mapping[str, tuple[str, Category]]] = {
 """Axes and roles as they are listed, in words, and their colours."""
 
 
-def axis_words(axis: str) -> Html:
+def axis_words(axis: str) -> Markup:
     """An axis or role for people, with the mark of its colour."""
     words, look = LISTED_LOOKS[axis]
     return named(look, words)

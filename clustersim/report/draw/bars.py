@@ -1,0 +1,108 @@
+"""How are rows of bars drawn, and what stands beside them? One house style for every page.
+
+Bars lie, one row for each label from the top; a figure of them neither zooms nor pans.
+"""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from clustersim.arrays import FloatArray
+from clustersim.report.figure import MUTED, SURFACE, Figure, Traces, axis, layout, legend, marker, typed, wrapped
+from clustersim.report.theme import Category
+
+Drawn = dict[str, Any]
+
+
+def bar(name: str, y: Any, x: Any, look: Mapping[str, Any], **more: Any) -> Drawn:
+    """Bars of one name. y: where they are; x: how long they are; look: plotly's `marker`."""
+    return {"type": "bar", "orientation": "h", "name": name, "y": y, "x": x, "marker": look, **more}
+
+
+def points(name: str, x: Any, y: Any, look: Mapping[str, Any], **more: Any) -> Drawn:
+    """Marks of one name. look: plotly's `marker`."""
+    return {"type": "scatter", "mode": "markers", "name": name, "x": x, "y": y, "marker": look, **more}
+
+
+def lines(x: Any, y: Any, look: Mapping[str, Any], **more: Any) -> Drawn:
+    """A line without a name. look: plotly's `line`."""
+    common = {"type": "scatter", "mode": "lines", "hoverinfo": "skip", "showlegend": False}
+    return {**common, "x": x, "y": y, "line": look, **more}
+
+
+def words_in(x: Any, y: Any, text: Sequence[str], **more: Any) -> Drawn:
+    """Words to the right of places in a figure."""
+    common = {"type": "scatter", "mode": "text", "textposition": "middle right", "hoverinfo": "skip"}
+    return {**common, "x": x, "y": y, "text": text, **more}
+
+
+def chart(
+    name: str, traces: Traces, x: Drawn, *, height: int, narrow: Mapping[str, Any], stacked: str = "", **more: Any
+) -> Figure:
+    """Rows of bars. x: their axis; stacked: plotly's barmode where bars of a row follow each other."""
+    together = {"barmode": stacked, "showlegend": True, "legend": legend(traceorder="normal")} if stacked else {}
+    rows = axis("", autorange="reversed", fixedrange=True, type="category", ticksuffix="  ")
+    xaxis = {**x, "fixedrange": True}
+    return Figure(
+        name, traces, layout(**{"xaxis": xaxis, "yaxis": rows, "dragmode": False, **together, **more}), height, narrow
+    )
+
+
+def in_parts(
+    labels: Sequence[str], parts: Sequence[tuple[str, Category]], values: FloatArray, size: float, told: Sequence[Any]
+) -> Traces:
+    """A trace for each part. labels: [rows]; values: [rows, parts]; size: of a unit; told: [parts] words of rows."""
+    return [
+        bar(
+            escape(name), labels, typed(values[:, place] / size), marker(look), customdata=list(told[place]),
+            hovertemplate=f"<b>%{{y}}</b><br>{escape(name)}: %{{customdata}}<extra></extra>",
+        )
+        for place, (name, look) in enumerate(parts)
+    ]  # fmt: skip
+
+
+def placed(name: str, y: float, start: FloatArray, end: FloatArray, look: Mapping[str, Any], **more: Any) -> Drawn:
+    """Bars in one row of numbers, each from where to where."""
+    return bar(
+        escape(name), typed(np.full(len(start), y)), typed(end - start), look, base=typed(start),
+        hovertemplate="%{hovertext}<extra></extra>", **more,
+    )  # fmt: skip
+
+
+def diamond(colour: str, edge: float) -> Drawn:
+    """A mark that stands out among bars."""
+    return {"symbol": "diamond", "size": 11, "color": colour, "line": {"width": edge, "color": SURFACE}}
+
+
+def ticks(values: Sequence[Any], words: Sequence[str], **more: Any) -> Drawn:
+    """What an axis has instead of numbers."""
+    return {"tickmode": "array", "tickvals": values, "ticktext": words, **more}
+
+
+def in_lines(labels: Sequence[Any], names: Sequence[str], **more: Any) -> Drawn:
+    """The same in short lines, for small screens."""
+    return ticks(labels, [wrapped(name) for name in names], **more)
+
+
+def level(along: str, at: float, look: Mapping[str, Any], **more: Any) -> Drawn:
+    """A line across the figure. along: the axis on which `at` is; look: plotly's `line`."""
+    across = "y" if along == "x" else "x"
+    return {
+        "type": "line", f"{along}0": at, f"{along}1": at, f"{across}0": 0, f"{across}1": 1, f"{across}ref": "paper",
+        "line": look, **more,
+    }  # fmt: skip
+
+
+def note(text: str, x: Any, y: Any, colour: str = MUTED, **more: Any) -> Drawn:
+    """Words beside what is drawn."""
+    return {"text": text, "x": x, "y": y, "showarrow": False, "font": {"size": 11, "color": colour}, **more}
+
+
+def reach(ends: ArrayLike, room: float) -> list[float]:
+    """An axis from the longest bar to the left to the longest to the right; room: of the longest, beside both."""
+    found = np.append(0.0, ends)
+    beside = room * float(np.abs(found).max()) or 1.0
+    return [float(found.min()) - beside, float(found.max()) + beside]

@@ -1,0 +1,205 @@
+"""What does the cluster look like, and what lies between the groups of a layout on it?
+
+A picture by tiers, drawn the same for one node and for 16,384 GPUs. Each tier is a line of boxes, all of a few and ever
+fewer of many; between two tiers stands what connects them. Beside them every axis of a layout is a line from the GPUs
+up to the highest tier that its groups cross, with a dot at each tier whose links neighbours of a group have between
+them. The picture shows how many there are and how fast the way up is, not which cable goes where.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Final
+
+from markupsafe import Markup
+
+from clustersim.analysis.network_axes import AxisSpan
+from clustersim.report.document import Card, card, document, prose
+from clustersim.report.draw.bars import Drawn, lines, note, points
+from clustersim.report.figure import MUTED, SURFACE, Figure, Traces, layout
+from clustersim.report.keys import Cells, noted, stacked, table
+from clustersim.report.parts.network_words import LISTED_LOOKS, axis_words
+
+_MOST_DRAWN: Final = 36
+_MOST_EXTRA: Final = 2.3  # boxes for each doubling beyond eight
+_BOX: Final = 0.26  # height of a box, in tiers
+_WORDS: Final = 0.24  # height of a line of words
+_TIER_PIXELS: Final = 92
+_LANE: Final = 0.115  # width of what an axis has beside the boxes, whose width is 1
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """One tier of a cluster.
+
+    kind: "GPU", "leaf switch"; bandwidth: of the way up, per direction, with its unit and what it is made of, empty
+    for the top; note: anything else, such as "8 per node" or "1:7 oversubscribed".
+    """
+
+    kind: str
+    count: int
+    bandwidth: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One axis of a layout. levels: of the tier to which each crossing leads up, from 0 on; links: each in words."""
+
+    span: AxisSpan
+    levels: tuple[int, ...]
+    links: tuple[str, ...]
+
+    @property
+    def apart(self) -> str:
+        """How far members of a group are from each other."""
+        return "adjacent" if self.span.stride == 1 else f"stride {self.span.stride:,}"
+
+    @property
+    def words(self) -> str:
+        """The groups, in words."""
+        nodes = "1 node" if self.span.nodes == 1 else f"{self.span.nodes:,} nodes"
+        return f"{self.span.groups:,} × {self.span.size:,} GPUs, {self.apart}, {nodes}"
+
+    @property
+    def colour(self) -> str:
+        """That of its communication."""
+        return LISTED_LOOKS[self.span.axis][1].colour
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A cluster from the GPUs up, and the axes of a layout on it, if any."""
+
+    title: str
+    tiers: tuple[Tier, ...]
+    lanes: tuple[Lane, ...] = ()
+
+
+def topology_page(picture: Picture) -> str:
+    """A page with the picture and its tables."""
+    return document(picture.title, [topology_card(picture, picture.title)])
+
+
+def topology_card(picture: Picture, title: str = "Cluster and layout") -> Card:
+    """The picture, what each axis crosses, and the tiers in numbers."""
+    lanes = _lane_table(picture.lanes, picture.tiers) if picture.lanes else ""
+    lead = prose("topology", lanes=bool(picture.lanes))
+    return card(title, topology_figure(picture), lanes, _tier_table(picture.tiers), lead=lead)
+
+
+def topology_figure(picture: Picture) -> Figure:
+    """Boxes as bars, connections as bands, words between them; axes as lines beside them."""
+    tiers, lanes = picture.tiers, picture.lanes
+    traces: Traces = []
+    for level, tier in enumerate(tiers):
+        if level + 1 < len(tiers):
+            traces.append(_ways_up(level, tier, tiers[level + 1]))
+        traces.append(_boxes(level, tier))
+    traces += [trace for place, lane in enumerate(lanes) for trace in _line(place, lane)]
+    traces += [_dots(place, lane, tiers) for place, lane in enumerate(lanes)]
+    words = [note for level, tier in enumerate(tiers) for note in _words(level, tier)]
+    every = [*enumerate(lanes)]
+    wide = [each for at, lane in every for each in _labels(at, lane, f"{lane.span.size:,} GPUs<br>{lane.apart}", 11)]
+    short = [each for at, lane in every for each in _labels(at, lane, f"{lane.span.size:,}", 10)]
+    return Figure(
+        name="topology",
+        traces=traces,
+        layout=layout(
+            xaxis={"range": [-0.02, 1.02 + _LANE * (len(lanes) + 0.3)], "visible": False, "fixedrange": True},
+            yaxis={"range": [-0.45, len(tiers) - 0.8 + 0.25 * bool(lanes)], "visible": False, "fixedrange": True},
+            annotations=words + wide,
+            dragmode=False,
+            margin={"l": 4, "r": 4, "t": 4, "b": 4},
+        ),
+        height=_TIER_PIXELS * len(tiers) + 40,
+        narrow={"annotations": words + short},
+    )
+
+
+def drawn(count: int) -> int:
+    """How many boxes stand for `count`: all of a few, then ever fewer, so that a tier of 16,384 is 33 boxes wide.
+
+    >>> [drawn(count) for count in (1, 8, 100, 16384)]
+    [1, 8, 16, 33]
+    """
+    return min(count, 8) + round(_MOST_EXTRA * math.log2(max(1.0, count / 8)))
+
+
+def _places(count: int) -> list[float]:
+    boxes = min(drawn(count), _MOST_DRAWN)
+    return [0.5 + (index - (boxes - 1) / 2) / _MOST_DRAWN for index in range(boxes)]
+
+
+def _boxes(level: int, tier: Tier) -> Drawn:
+    places = _places(tier.count)
+    return {
+        "type": "bar", "x": places, "y": [_BOX] * len(places), "base": [level - _BOX / 2] * len(places),
+        "marker": {"color": MUTED if level else "@accent", "opacity": 0.6 if level else 1.0, "cornerradius": 3},
+        "width": 0.8 / _MOST_DRAWN, "hovertemplate": escape(f"{tier.count:,} × {tier.kind}") + "<extra></extra>",
+    }  # fmt: skip
+
+
+def _ways_up(level: int, lower: Tier, upper: Tier) -> Drawn:
+    """A pale band as wide as the two tiers that it joins."""
+    half = 0.5 / _MOST_DRAWN
+    below, above = _places(lower.count), _places(upper.count)
+    bottom, top = level + _BOX / 2 + 0.03, level + 1 - _BOX / 2 - _WORDS
+    across = [below[0] - half, below[-1] + half, above[-1] + half, above[0] - half]
+    return lines(across, [bottom, bottom, top, top], {"width": 0}, fill="toself", fillcolor="@track")
+
+
+def _words(level: int, tier: Tier) -> list[Drawn]:
+    name = f"<b>{tier.count:,} × {escape(tier.kind)}</b>"
+    up = " · ".join(escape(words) for words in (f"↑ {tier.bandwidth}" if tier.bandwidth else "", tier.note) if words)
+    common: Drawn = {"x": 0.5, "xanchor": "center"}
+    found = [note(name, y=level - _BOX / 2 - _WORDS / 2, font={"size": 13}, **common)]
+    if up:
+        found.append(note(up, y=level + 0.5 - _WORDS / 2, font={"size": 12, "color": MUTED}, **common))
+    return found
+
+
+def _middle(place: int) -> float:
+    """Where the place-th axis stands."""
+    return 1.02 + _LANE * (place + 0.6)
+
+
+def _line(place: int, lane: Lane) -> Traces:
+    """From the GPUs to the highest tier, with a cap; a darker edge, because some colours are pale."""
+    middle, half, top = _middle(place), 0.25 * _LANE, max(lane.levels)
+    x = [middle - half, middle + half, None, middle, middle, None, middle - half, middle + half]
+    y = [0, 0, None, 0, top, None, top, top]
+    return [lines(x, y, {"width": width, "color": colour}) for width, colour in ((7, MUTED), (4, lane.colour))]
+
+
+def _dots(place: int, lane: Lane, tiers: Sequence[Tier]) -> Drawn:
+    """Links that neighbours of a group have between them; a ring where only some of them do."""
+    name = f"<b>{lane.span.axis}</b>: {lane.words}<br>between neighbours: "
+    crossed = zip(lane.links, lane.levels, strict=True)
+    words = [name + escape(f"{links}, up to {tiers[level].kind}") for links, level in crossed]
+    colours = [lane.colour if each.part == 1.0 else SURFACE for each in lane.span.crossings]
+    look = {"size": 15, "color": colours, "line": {"width": 2, "color": "@ink"}}
+    x = [_middle(place)] * len(lane.levels)
+    return points(lane.span.axis, x, list(lane.levels), look, hovertext=words, hoverinfo="text")
+
+
+def _labels(place: int, lane: Lane, above: str, size: int) -> Iterator[Drawn]:
+    """The name of an axis below its line, and what its groups are above."""
+    common: Drawn = {"x": _middle(place), "xanchor": "center"}
+    yield note(f"<b>{lane.span.axis}</b>", y=-_BOX / 2 - _WORDS / 2, font={"size": 13}, **common)
+    yield note(above, y=max(lane.levels) + 0.14, yanchor="bottom", font={"size": size}, **common)
+
+
+def _lane_table(lanes: Sequence[Lane], tiers: Sequence[Tier]) -> str:
+    rows = (
+        Cells((noted(axis_words(lane.span.axis), lane.words), tiers[max(lane.levels)].kind, stacked(lane.links)))
+        for lane in lanes
+    )
+    numbers = table(("axis", "up to", "between neighbours"), rows)
+    return Markup('<div style="margin-bottom:16px">{}</div>').format(numbers)
+
+
+def _tier_table(tiers: Sequence[Tier]) -> str:
+    rows = (Cells((tier.kind, f"{tier.count:,}", tier.bandwidth, tier.note)) for tier in reversed(tiers))
+    return table(("tier", "count", "way up, per direction", "note"), rows, words=(3,))

@@ -1,0 +1,159 @@
+"""Who waits for whom? For every pipeline rank, how long its ranks wait, and the ranks that they wait for.
+
+Waiting is what the breakdown calls bubble and wait: the rank could work, but others are not ready. The rank of a stage
+that waits least is the one that the others wait for. Bubbles are common to all of a stage and far longer than what one
+slow rank costs, so waits are drawn from the least one of the stage on.
+"""
+
+from collections.abc import Iterator, Sequence
+from html import escape
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from markupsafe import Markup
+
+from clustersim.analysis.stragglers import LEAST, Straggler, Waits
+from clustersim.hardware.disturbance import in_ranges
+from clustersim.report.document import Card, card, prose
+from clustersim.report.draw.bars import bar, chart, diamond, points
+from clustersim.report.figure import Figure, Traces, axis, short_labels, time_scale, typed
+from clustersim.report.keys import Cells, stacked, table
+from clustersim.report.rows import shown_rows
+from clustersim.report.times import ROUNDING
+from clustersim.report.wording import RowNames, disturbed_line, row_names, row_word
+from clustersim.units import Seconds, format_seconds
+
+if TYPE_CHECKING:
+    from clustersim.answer import Answer
+
+SHARED_DELAY: Final = "A slow way delays all members of the groups that use it: the slowest rank stands first."
+_VISIBLE: Final = 1e-3  # of the step: the least difference of waiting that is shown
+_LONGER: Final = f"{100 * LEAST:g} %"
+
+
+def is_told(result: "Answer") -> bool:
+    """Whether there is anything to say: something is disturbed, or ranks of one pipeline rank wait differently."""
+    differ = spread(result.waits) >= _VISIBLE * result.step_time
+    return bool(disturbed_line(result.scenario) or result.stragglers.ranks or differ)
+
+
+def waiting_card(result: "Answer") -> Card:
+    """Who waits for whom; a sentence where nobody in particular."""
+    title = "Who waits for whom"
+    if spread(result.waits) < ROUNDING * result.step_time:
+        return card(title, stragglers_table(result))
+    lead = prose("waiting", row=row_word(result.scenario))
+    return card(title, waiting_figure(result), stragglers_table(result), lead=lead, beside=True)
+
+
+def spread(waits: Waits) -> Seconds:
+    """By how much ranks of one pipeline rank differ at most."""
+    return float((waits.most - waits.least).max(initial=0.0))
+
+
+def nobody_slow(result: "Answer") -> str:
+    """What to say where no rank is a straggler."""
+    disturbed = disturbed_line(result.scenario)
+    if not disturbed:
+        return (
+            f"No rank's kernels take {_LONGER} longer than is usual on its stage, so none is called a straggler; "
+            "where GPUs differ, the faster ones wait."
+        )
+    jittered = result.scenario.jitter is not None
+    evens_out = " Jitter evens out over a rank's kernels: the ranks wait for whoever comes last each time."
+    return (
+        f"What is disturbed, {disturbed}, is not visible as kernel or communication time of single ranks: no rank's "
+        f"kernels take {_LONGER} longer than is usual on its stage, no rank's communication {_LONGER} of the step."
+        + evens_out
+        * jittered
+    )
+
+
+def waiting_figure(result: "Answer") -> Figure:
+    """For every pipeline rank by how much its ranks wait longer than the one that waits least, and stragglers."""
+    names = names_of(result)
+    shown = shown_rows(len(names.labels))
+    labels = [escape(names.labels[row]) for row in shown]
+    most = spread(result.waits)
+    scale = time_scale(most)
+    longest = most / scale.size
+    return chart(
+        "waiting",
+        [*_spread(result, labels, scale.size), *_stragglers(result, names, set(shown.tolist()), scale.size)],
+        axis(f"waits longer by [{scale.unit}]", range=[-0.02 * longest, 1.06 * longest]),  # stragglers stand at zero
+        height=110 + max(18, min(28, 1400 // max(1, len(shown)))) * len(shown),
+        narrow=short_labels(labels, [escape(names.short[row]) for row in shown]),
+        stacked="overlay",
+        bargap=0.5,
+    )
+
+
+def names_of(result: "Answer") -> RowNames:
+    """What those are called that wait."""
+    return row_names(result.scenario, len(result.waits.mean))
+
+
+def stragglers_table(result: "Answer") -> Markup:
+    """The slowest ranks in numbers, or a sentence that there are none, as HTML."""
+    found, names = result.stragglers, names_of(result)
+    if not found.slowest:
+        return Markup("<p>{}</p>").format(nobody_slow(result))
+    numbers = table(("stragglers", "slow", "longer by", "waits"), (_row(names, each) for each in found.slowest))
+    more = found.ranks - sum(len(each.ranks) for each in found.slowest)
+    told = [f"and {more:,} more ranks"] * bool(more) + [SHARED_DELAY] * any(each.delay for each in found.slowest)
+    captions = Markup("").join(Markup('<p class="caption">{}</p>').format(words) for words in told)
+    return Markup("<div>{}{}</div>").format(numbers, captions)
+
+
+def straggler_words(names: RowNames, straggler: Straggler) -> str:
+    """A straggler in a sentence's beginning."""
+    return f"{in_ranges(np.array(straggler.ranks), 'rank')} ({names.labels[straggler.kind]})"
+
+
+def slowness(straggler: Straggler) -> str:
+    """What takes longer, and by how much."""
+    return " and ".join(f"{what} take{'s' * (what != 'kernels')} {longer}" for what, longer in _slow(straggler))
+
+
+def _slow(straggler: Straggler) -> Iterator[tuple[str, str]]:
+    """Each kind of work that takes longer, and by how much."""
+    if straggler.computes_slowly:
+        yield "kernels", f"{straggler.excess:.1%}"
+    if straggler.delay:
+        yield "communication", format_seconds(straggler.delay)
+
+
+def _row(names: RowNames, straggler: Straggler) -> Cells:
+    what, longer = map(stacked, zip(*_slow(straggler), strict=True))
+    return Cells((straggler_words(names, straggler), what, longer, format_seconds(straggler.waits)))
+
+
+def _spread(result: "Answer", labels: Sequence[str], size: float) -> Traces:
+    waits = result.waits
+    shown = shown_rows(len(waits.mean))
+    least, mean, most = (each[shown] for each in (waits.least, waits.mean, waits.most))
+    words = [
+        f"{format_seconds(low)} to {format_seconds(high)}, mean {format_seconds(middle)}"
+        for low, middle, high in zip(least.tolist(), mean.tolist(), most.tolist(), strict=True)
+    ]
+    dot = {"symbol": "circle", "size": 8, "color": "@ink", "line": {"width": 1.5, "color": "@surface"}}
+    return [
+        bar(
+            "the one that waits most", labels, typed((most - least) / size), {"color": "@muted", "opacity": 0.4},
+            customdata=words, hovertemplate="<b>%{y}</b><br>waits %{customdata}<extra></extra>",
+        ),
+        points("mean", typed((mean - least) / size), labels, dot, hoverinfo="skip"),
+    ]  # fmt: skip
+
+
+def _stragglers(result: "Answer", names: RowNames, shown: set[int], size: float) -> Traces:
+    found = [each for each in result.stragglers.slowest if each.kind in shown]
+    if not found:
+        return []
+    longer = np.array([each.waits - result.waits.least[each.kind] for each in found])
+    words = [
+        f"{escape(straggler_words(names, each))}<br>{slowness(each)} longer, waits {format_seconds(each.waits)}"
+        for each in found
+    ]
+    labels = [escape(names.labels[each.kind]) for each in found]
+    return [points("straggler", typed(longer / size), labels, diamond("@alarm", 1), hovertext=words, hoverinfo="text")]

@@ -1,0 +1,1 @@
+"""WHAT DOES THE TERMINAL SAY? Answers as tables of text."""

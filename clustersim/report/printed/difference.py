@@ -1,0 +1,73 @@
+"""What does the terminal say of two answers? The difference first, then the input, the numbers and the parts."""
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from clustersim.analysis.parts import PARTS
+from clustersim.report.difference import Difference, headline, lines, words_of
+from clustersim.report.printed.grid import grid, text
+from clustersim.report.rows import shown_rows
+from clustersim.report.theme import PART_LOOKS
+from clustersim.units import format_step_time
+
+if TYPE_CHECKING:
+    from rich.console import Group, RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
+MOST_PARTS: Final = 3  # columns of the stages' table
+MOST_STAGES: Final = 16
+_COMPARED: Final = ("A", "B")
+
+
+def render_difference(difference: Difference) -> "Group":
+    """Something that rich prints: coloured on a terminal, plain elsewhere."""
+    from rich.console import Group
+
+    inputs = [tuple(map(text, (each.key, words_of(each.first), words_of(each.second)))) for each in difference.inputs]
+    numbers = [(line.name, line.first, line.second, line.change) for line in lines(difference)]
+    shown: list[RenderableType] = [
+        text(headline(difference), "bold"),
+        *(text(f"{name}: {title}") for name, title in zip(_COMPARED, difference.titles, strict=True)),
+        text(""),
+        grid(("input", *_COMPARED), inputs) if inputs else text("no key of the input differs"),
+        text(""),
+        grid(("", *_COMPARED, "change"), numbers, right=(1, 2, 3)),
+        text(""),
+        text("where the difference comes from, the mean over ranks"),
+        _parts(difference),
+    ]
+    if len(difference.row_labels) > 1 and difference.different:
+        shown += [text(""), text("by how much longer in B"), _stages(difference)]
+    shown += [text(f"note: {note}", "yellow") for note in difference.notes]
+    return Group(*shown)
+
+
+def _parts(difference: Difference) -> "Table":
+    def cells(name: str, style: str, words: "tuple[str, ...]") -> "list[Text]":
+        return [text(name, style), *(text(each, "bold" if style == "bold" else "") for each in words)]
+
+    rows = [cells(part.value, PART_LOOKS[part].colour, difference.amounts(part)) for part in difference.present]
+    first, second = map(format_step_time, difference.step_times.tolist())
+    rows.append(cells("step", "bold", (first, second, difference.words(difference.longer))))
+    return grid(("", *_COMPARED, "longer by"), rows, right=(1, 2, 3))
+
+
+def most_different(difference: Difference) -> list[int]:
+    """The parts that differ most on any stage, most first, as places in PARTS."""
+    most = np.abs(difference.stage_deltas).max(axis=0, initial=0.0)
+    order = np.argsort(-most, kind="stable")[:MOST_PARTS]
+    return [place for place in order.tolist() if most[place] > 0.0]
+
+
+def _stages(difference: Difference) -> "Table":
+    """The rows of the pipeline and the parts that differ most; the rest is what makes each the step's difference."""
+    changes, places = difference.stage_deltas, most_different(difference)
+    rows = []
+    for row in shown_rows(len(changes), MOST_STAGES).tolist():
+        chosen = changes[row, places]
+        rest = float(changes[row].sum() - chosen.sum())
+        rows.append((difference.row_labels[row], *map(difference.words, (*chosen.tolist(), rest))))
+    heads = ("", *(PARTS[place].value for place in places), "all else")
+    return grid(heads, rows, right=range(1, len(heads)))
