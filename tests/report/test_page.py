@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from clustersim import simulate
 from clustersim.analysis.parts import PARTS
 from clustersim.cost.timing import Provenance
 from clustersim.memory.footprint import Category as Use
@@ -23,7 +24,7 @@ from clustersim.report.view import Path as CriticalPath
 from clustersim.report.view import Spans, Timeline
 from clustersim.report.wording import PROVENANCE_MEANINGS, PROVENANCE_NAMES
 from tests.report.unpack import figures
-from tests.simulated import printed, said, simulated
+from tests.simulated import pipeline, printed, said, simulated
 
 Make = Callable[..., Timeline]
 HOSTILE = "</script><b>&'\"x"
@@ -103,7 +104,7 @@ def test_the_fullest_stage_is_chosen_first() -> None:
 
 
 def test_the_page_is_whole_or_not_there(tmp_path: Path) -> None:
-    simulated().save_html(tmp_path / "page.html")
+    simulate(pipeline()).save_html(tmp_path / "page.html")
     assert (tmp_path / "page.html").read_text(encoding="utf-8").endswith("</html>\n")
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
 
