@@ -89,8 +89,10 @@ def test_importing_clustersim_and_asking_for_help_load_nothing_heavy(code: str) 
 
 
 def test_a_table_waits_for_nothing_that_pages_are_made_of(plan: Path) -> None:
-    """Neither drawn nor imported: `answer` makes pages of results, the others are shown on them alone."""
-    pages = "{'answer', 'answer_timeline', 'answer_kernels', 'answer_network', 'page', 'heatmap', 'words', 'write'}"
+    """Neither drawn nor imported: what makes pages and exports of results, and what is shown on them alone."""
+    pages = (
+        "{'page', 'answer_timeline', 'answer_kernels', 'timeline', 'heatmap', 'network', 'topology', 'spans', 'write'}"
+    )
     check = f"""
 import sys
 from clustersim.cli import main
@@ -100,8 +102,8 @@ try:
 except SystemExit as ended:
     assert not ended.code
 found = {{name.rpartition(".")[2] for name in sys.modules if name.startswith("clustersim.report.")}}
-assert "table" in found
+assert "clustersim.report.printed.run" in sys.modules
 assert not {pages} & found, {pages} & found
-assert not {{"plotly", "networkx", "torch", "pyarrow", "perfetto"}} & set(sys.modules)
+assert not {{"plotly", "jinja2", "networkx", "torch", "pyarrow", "perfetto"}} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", check], check=True, timeout=120, stdout=subprocess.DEVNULL)
