@@ -25,9 +25,9 @@ def import_arguments(
         require_writable(out)
         if Path(out).exists() and file.exists() and Path(out).samefile(file):
             raise InputError(f"--out {out}: is the file that is read; name another")
-    found = READERS[program](read_text(file), file.stem, cluster, gpus)
-    mapping = apply(found.mapping, overrides)
-    scenario = Scenario.from_mapping(mapping, source=file.stem)
+    found = READERS[program](read_text(file), str(file), cluster, gpus)
+    mapping = apply({**found.mapping, "name": file.stem}, overrides)
+    scenario = Scenario.from_mapping(mapping, source=str(file))
     text = yaml.safe_dump(mapping, sort_keys=False, default_flow_style=False, width=120)
     remarks = [f"assumed: {each}" for each in found.assumed]
     remarks += [f"passed over, as no key says it: {', '.join(found.passed_over)}"] if found.passed_over else []

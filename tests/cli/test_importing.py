@@ -44,6 +44,7 @@ def test_what_is_wrong_with_a_job_is_a_sentence(tmp_path: Path, clustersim: Run)
         job.write_text(text if "[model" in text or not text.startswith("[") else MODEL + text)
         made = clustersim("import", "torchtitan", str(job), "--gpus", "8")
         assert (made.returncode, made.stdout) == (2, "")
+        assert made.stderr.startswith(f"error: {job}: ")
         assert said in made.stderr
         assert len(made.stderr.strip().splitlines()) == 1
 
@@ -56,7 +57,7 @@ def test_bad_input_is_a_sentence(tmp_path: Path, clustersim: Run) -> None:
         (["import", "megatron", str(tmp_path / "none.sh")], "none.sh"),
         (["import", "torchtitan", str(tmp_path / "none.toml")], "none.toml"),
         (["import", "torchtitan", str(script), "--gpus", "2"], "is not TOML"),
-        (["import", "megatron", str(script)], "give --gpus"),
+        (["import", "megatron", str(script)], f"{script}: does not say how many GPUs; give --gpus"),
         (["import", "megatron", str(script), "--gpus", "2", "--cluster", "dgx-h10"], "dgx-h100"),
         (["import", "megatron", str(script), "--gpus", "2", "--out", str(script)], "name another"),
         (["import", "megatron", str(script), "--gpus", "2", "--set", "layout.tp=8"], "layout"),
