@@ -48,6 +48,11 @@ class Clock(simpy.Environment):
         self._last.append(due)
         return due
 
+    @property
+    def over(self) -> bool:
+        """Whether nothing more happens in this instant."""
+        return not (self._soon or self._last)
+
     def schedule(self, event: simpy.Event, priority: EventPriority = NORMAL, delay: Seconds = 0.0) -> None:
         """See simpy, which calls this for events that are triggered."""
         if priority == NORMAL and self.now + delay == self.now:

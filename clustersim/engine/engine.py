@@ -17,6 +17,7 @@ from clustersim.cost.sharing import Sharing
 from clustersim.engine.cohorts import Cohorts, able
 from clustersim.engine.rank import Rank
 from clustersim.engine.recorder import Recorder
+from clustersim.engine.steady import watch
 from clustersim.engine.world import World
 from clustersim.engine.written import Written
 from clustersim.errors import ClusterSimError
@@ -74,6 +75,7 @@ def run_ranks(
     world.ranks.update({rank.number: rank for rank in ranks})
     for rank in ranks:
         rank.start()
+    watch(world, ranks)
     world.environment.happen()
     _check_finished(world, ranks)
     world.ranks.clear()  # they know the world: without this only the garbage collector would find what it holds
@@ -94,7 +96,7 @@ def uncollected() -> Iterator[None]:
 
 def _check_finished(world: World, ranks: list[Rank]) -> None:
     for rank in ranks:
-        left = [number for number, row in enumerate(rank.rows) if row < 0]
-        if left:
-            task = world.program_of(rank.number).tasks[left[0]]
-            raise DeadlockError(f"rank {rank.number} never finished task {left[0]} of {len(rank.rows)}: {task}")
+        left = rank.done.find(0)
+        if left >= 0:
+            task = world.program_of(rank.number).tasks[left]
+            raise DeadlockError(f"rank {rank.number} never finished task {left} of {len(rank.done)}: {task}")

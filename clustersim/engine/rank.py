@@ -10,11 +10,12 @@ While a collective of the data stream, or of the experts', moves data, kernels o
 and so does the collective where they slow it (`moving`). Beside both they go at the slower pace of the two.
 """
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import simpy
 
 from clustersim.engine.course import Course
@@ -25,6 +26,8 @@ from clustersim.engine.passage import Passage
 from clustersim.engine.piece import Piece, Transfer
 from clustersim.engine.recorder import Longer, Lost
 from clustersim.engine.rendezvous import Rendezvous
+from clustersim.engine.repeats import NAMES, Repeat
+from clustersim.engine.skipped import Skipped
 from clustersim.engine.stretch import Paces, Stretch
 from clustersim.engine.world import World
 from clustersim.program.task import BESIDE, Block, Communicate, Compute, Exchange, Send, Stream
@@ -33,17 +36,48 @@ from clustersim.units import Seconds
 Steps = Generator[simpy.Event, Any, None]
 
 
+@dataclass(slots=True)
+class Lane:
+    """How far a stream has come: `queue[place]` is its head.
+
+    gathers: the head has come to a collective and waits for others. skipped: something was (`Rank.skip`) since the head
+    began to wait; moved: what is repeated, if it has moved on with it; idle: for how many seconds more it has waited,
+    if it has not.
+    """
+
+    queue: list[int]
+    place: int = 0
+    gathers: bool = False
+    skipped: bool = False
+    moved: list[Repeat] = field(default_factory=list)
+    idle: Seconds = 0.0
+
+    def later(self, name: int) -> int:
+        """The name of the row that allowed the head, after what has moved on; it is told once."""
+        for repeat in self.moved:
+            name = int(repeat.named(np.array(name), repeat.times))
+        self.moved.clear()
+        return name
+
+
 def _unseen(stream: Stream, needed: int) -> None:
     """What a stream waits for beside which no kernels go at another pace: nobody asks."""
 
 
 @dataclass(slots=True)
 class Rank:
-    """One simulated rank: which of its tasks are done (their trace rows), and who waits for which."""
+    """One simulated rank: which of its tasks are done, and who waits for which.
+
+    marks: tasks whose ends are told, and as what (`steady`).
+    """
 
     number: int
     world: World
-    rows: list[int] = field(init=False)
+    marks: Mapping[int, int] = field(init=False, default_factory=dict)
+    told: Callable[[int], None] = field(init=False, default=lambda _: None)
+    done: bytearray = field(init=False)
+    lanes: dict[Stream, Lane] = field(init=False, default_factory=dict)
+    _computing: int = field(init=False, default=-1)
     _waiting: dict[int, simpy.Event] = field(init=False, default_factory=dict)
     _beside: int = field(init=False, default=0)
     _moves: dict[Stream, int] = field(init=False, default_factory=lambda: dict.fromkeys(BESIDE, 0))
@@ -58,7 +92,7 @@ class Rank:
 
     def __post_init__(self) -> None:
         self._cuts = Cuts(self.number, self.world)
-        self.rows = [-1] * len(self.world.program_of(self.number).tasks)
+        self.done = bytearray(len(self.world.program_of(self.number).tasks))
 
     def start(self) -> None:
         """Let every stream of the rank run."""
@@ -68,32 +102,41 @@ class Rank:
             queues.setdefault(stream, []).append(number)
         self._awaited |= {stream: len(program.tasks) for stream in BESIDE if stream not in queues}
         self._idle_until = min(self._awaited.values())
-        for stream in sorted(queues):
-            if stream is not Stream.RECEIVE:
-                self.world.environment.process(self._run(stream, queues[stream]))
+        self.lanes |= {stream: Lane(queues[stream]) for stream in sorted(queues) if stream is not Stream.RECEIVE}
+        for stream, lane in self.lanes.items():
+            self.world.environment.process(self._run(stream, lane))
 
-    def finish(self, number: int, row: int) -> None:
+    def finish(self, number: int) -> None:
         """Note that a task is done and wake those who wait for it."""
-        self.rows[number] = row
+        self.done[number] = True
         waiting = self._waiting.pop(number, None)
         if waiting is not None:
             waiting.succeed()
+        if number in self.marks:
+            self.told(self.marks[number])
 
-    def _run(self, stream: Stream, queue: list[int]) -> Steps:
-        environment, rows, tasks = self.world.environment, self.rows, self.world.program_of(self.number).tasks
+    def _run(self, stream: Stream, lane: Lane) -> Steps:
+        environment, done, tasks = self.world.environment, self.done, self.world.program_of(self.number).tasks
         record, begin, deliver = self.world.recorder.span, self.world.transfers.begin, self.world.deliver
-        rank, awaiting = self.number, self._await if stream in BESIDE else _unseen
+        rank, queue, name = self.number, lane.queue, self.number * NAMES
+        awaiting = self._await if stream in BESIDE else _unseen
         cause, now = -1, environment.now
-        for number in queue:
+        while lane.place < len(queue):
+            number = queue[lane.place]
             task, queued = tasks[number], now
             for needed in task.after:
-                if rows[needed] < 0:
+                if not done[needed]:
                     awaiting(stream, needed)
                     yield self._done(needed)
                     awaiting(stream, -1)
-                    cause, now = rows[needed], environment.now
+                    cause, now = name + needed, environment.now
+                    if lane.skipped:
+                        cause, queued = yield from self._go_on(awaiting, stream, (cause, queued))
+                        now, number = environment.now, queue[lane.place]
+                        task = tasks[number]
+                        break
                 elif cause < 0:
-                    cause = rows[needed]
+                    cause = name + needed
             ready, start = now, now
             waited = slowed = 0.0
             match task:
@@ -104,21 +147,84 @@ class Rank:
                     else:
                         yield environment.wait(seconds)
                 case Communicate():
-                    rendezvous = self.world.join(rank, task.exchange, stream)
-                    gathered = rendezvous.arrive(cause)
-                    if not gathered.triggered:
-                        self._alongside(stream, 0)
-                    yield gathered
-                    start, cause = environment.now, rendezvous.cause
-                    self._alongside(stream, self.world.cost.pace(task.exchange))
-                    yield self._moved(stream, task.exchange, rendezvous)
+                    start, cause, idle = yield from self._communicate(stream, lane, cause)
+                    queued, ready = queued - idle, ready - idle
                 case Send():
                     yield begin(rank, task.exchange)
-                    deliver(rank, task, start, cause)
-            now = environment.now
-            cause = record((rank, number, stream, cause, queued, ready, start, now, waited, slowed))
-            self.finish(number, cause)
-        awaiting(stream, len(rows))
+                    cause = lane.later(cause) if lane.moved else cause
+                    deliver(rank, cast(Send, tasks[queue[lane.place]]), start, cause)
+            now, number = environment.now, queue[lane.place]
+            cause = lane.later(cause) if lane.moved else cause
+            record((rank, number, stream, cause, queued, ready, start, now, waited, slowed))
+            lane.place += 1
+            cause = name + number
+            self.finish(number)
+        awaiting(stream, len(done))
+
+    def _go_on(
+        self, awaiting: Callable[[Stream, int], None], stream: Stream, known: tuple[int, Seconds]
+    ) -> Generator[simpy.Event, Any, tuple[int, Seconds]]:
+        """Wait for what else the head waits for, which may be another task by now, like what it was.
+
+        known: what allowed it so far, and when it was queued; the same as they are in the end.
+        """
+        lane, (cause, queued) = self.lanes[stream], known
+        while lane.skipped:
+            cause, queued = lane.later(cause), queued - lane.idle
+            lane.skipped, lane.idle = False, 0.0
+            for needed in self.waits(lane)[:1]:
+                awaiting(stream, needed)
+                yield self._done(needed)
+                awaiting(stream, -1)
+                cause, lane.skipped = self.number * NAMES + needed, True
+        return cause, queued
+
+    def _communicate(
+        self, stream: Stream, lane: Lane, cause: int
+    ) -> Generator[simpy.Event, Any, tuple[Seconds, int, Seconds]]:
+        """Run a collective: when it began, what allowed it, and for how long it waited beyond what the clock says."""
+        world, tasks = self.world, self.world.program_of(self.number).tasks
+        exchange = cast(Communicate, tasks[lane.queue[lane.place]]).exchange
+        rendezvous = world.join(self.number, exchange, stream)
+        gathered = rendezvous.arrive(cause)
+        if not gathered.triggered:
+            self._alongside(stream, 0)
+            lane.gathers = True
+        yield gathered
+        start, idle, lane.gathers, lane.idle = world.environment.now, lane.idle, False, 0.0
+        lane.skipped = False
+        lane.moved.clear()
+        self._alongside(stream, world.cost.pace(exchange))
+        yield self._moved(stream, exchange, rendezvous)
+        return start, rendezvous.cause, idle
+
+    def waits(self, lane: Lane) -> list[int]:
+        """What the head of a stream waits for before it can begin."""
+        if lane.place == len(lane.queue):
+            return []
+        task = self.world.program_of(self.number).tasks[lane.queue[lane.place]]
+        return [needed for needed in task.after if not self.done[needed]]
+
+    def skip(self, skipped: Skipped, repeat: Repeat) -> None:
+        """Take what is under way for what is that many periods later, and all up to there as done."""
+        tasks = skipped.tasks * repeat.times
+        waited: set[int] = set()
+        for stream, lane in self.lanes.items():
+            lane.skipped, many = True, skipped.streams[stream]
+            if not many:
+                lane.idle += repeat.seconds * repeat.times
+                continue
+            waited.update(self.waits(lane)[:1])
+            lane.place += many * repeat.times
+            lane.moved.append(repeat)
+            if 0 <= self._awaited.get(stream, -1) < len(self.done):
+                self._awaited[stream] += tasks
+        self._idle_until = min(self._awaited.values())
+        self._computing += tasks if skipped.streams.get(Stream.COMPUTE) else 0
+        self._waiting = {each + tasks if each in waited else each: event for each, event in self._waiting.items()}
+        under_way = self.done[skipped.first : skipped.last]
+        self.done[skipped.first : skipped.first + tasks] = b"\1" * tasks
+        self.done[skipped.first + tasks : skipped.last + tasks] = under_way
 
     def _await(self, stream: Stream, needed: int) -> None:
         """Note for which compute task a stream of `BESIDE` waits, so that nothing moves there; -1: for none.
@@ -185,9 +291,9 @@ class Rank:
         if self.world.private(self.number, block, calm=calm):
             slowed = yield from self._work(whole, calm=calm)
             return Lost(slowed=slowed)
-        return (yield from self._in_pieces(number, block, whole, quiet=calm and self.world.coalesce))
+        return (yield from self._in_pieces(block, whole, quiet=calm and self.world.coalesce))
 
-    def _in_pieces(self, number: int, block: Block, whole: Paces, *, quiet: bool) -> Generator[simpy.Event, Any, Lost]:
+    def _in_pieces(self, block: Block, whole: Paces, *, quiet: bool) -> Generator[simpy.Event, Any, Lost]:
         """Run a block piece by piece, those as one event that share links with nobody; quiet: nothing is beside it."""
         pieces, place = self._cuts.of(block, whole, quiet=quiet), 0
         waited = slowed = 0.0
@@ -195,7 +301,7 @@ class Rank:
             passage = self._passage(self._cuts.course(block, whole, place)) if quiet else None
             if passage is not None:
                 yield passage.done
-                self._passed(number, passage)
+                self._passed(passage)
                 place += passage.reached
                 continue
             piece = pieces[place]
@@ -206,12 +312,12 @@ class Rank:
             waited += start - come
             if piece.transfer is None:
                 paces = piece.paces or whole.between(piece.begin, piece.end)
-                slowed += yield from self._work(paces, calm=self._calm(number))
-                self._record(number, piece, whole, start)
+                slowed += yield from self._work(paces, calm=self._calm(self._computing))
+                self._record(piece, whole, start)
             else:
-                longer = yield from self._exchange(number, piece.begin, block, piece.transfer, rendezvous)
+                longer = yield from self._exchange(piece.begin, block, piece.transfer, rendezvous)
                 slowed += longer.kernel
-                at = self.number, number, piece.begin
+                at = self.number, self._computing, piece.begin
                 self.world.recorder.operation(at, start, self.world.environment.now, longer)
         return Lost(waited, slowed)
 
@@ -233,9 +339,10 @@ class Rank:
     def _disturbed(self, number: int, block: Block) -> Generator[simpy.Event, Any, Lost]:
         """Run a block that others may see, or collectives that its kernels slow."""
         self._computes(block)
+        self._computing = number
         lost = yield from self._compute(number, block)
         self._computes(None)
-        self.world.note(self.number, number, block)
+        self.world.note(self.number, self._computing, block)
         return lost
 
     def _whole(self, number: int, block: Block) -> Paces:
@@ -254,10 +361,10 @@ class Rank:
         """
         return not self._beside and self._idle_until >= number
 
-    def _record(self, number: int, piece: Piece, whole: Paces, start: Seconds) -> None:
+    def _record(self, piece: Piece, whole: Paces, start: Seconds) -> None:
         """Write the operations of a piece that has just ended; those of longer pieces were not disturbed."""
         now = self.world.environment.now
-        self.world.recorder.piece((self.number, number, piece.begin), piece.end, (start, now), whole)
+        self.world.recorder.piece((self.number, self._computing, piece.begin), piece.end, (start, now), whole)
 
     def _passage(self, course: Course | None) -> Passage | None:
         """Begin pieces as one event, if nobody is on their links."""
@@ -266,15 +373,17 @@ class Rank:
             return None
         return Passage(self.world.environment, network, course)
 
-    def _passed(self, number: int, passage: Passage) -> None:
+    def _passed(self, passage: Passage) -> None:
         """Write the operations of a passage that has just ended."""
         recorder, pieces = self.world.recorder, passage.course.pieces
         alone = passage.reached - (passage.shared is not None)
         if alone:
             times = passage.times[0], passage.start(alone)
-            recorder.piece((self.number, number, pieces[0].begin), pieces[alone - 1].end, times, passage.course.ends)
+            recorder.piece(
+                (self.number, self._computing, pieces[0].begin), pieces[alone - 1].end, times, passage.course.ends
+            )
         if passage.shared is not None:
-            at, start = (self.number, number, pieces[alone].begin), passage.start(alone)
+            at, start = (self.number, self._computing, pieces[alone].begin), passage.start(alone)
             recorder.operation(at, start, self.world.environment.now, self._longer(start, passage.shared))
 
     def _longer(self, start: Seconds, transfer: Transfer) -> Longer:
@@ -292,7 +401,7 @@ class Rank:
         return rendezvous
 
     def _exchange(
-        self, number: int, place: int, block: Block, transfer: Transfer, rendezvous: Rendezvous | None
+        self, place: int, block: Block, transfer: Transfer, rendezvous: Rendezvous | None
     ) -> Generator[simpy.Event, Any, Longer]:
         """Run an operation of a task whose exchange shares links, with its kernel beside it if it has one."""
         world, start, both = self.world, self.world.environment.now, transfer.beside
@@ -302,7 +411,7 @@ class Rank:
             return self._longer(start, transfer)
         arrived: list[Seconds] = []
         moved.callbacks.append(lambda _: arrived.append(world.environment.now))
-        slowed = yield from self._work(world.paces.kernel(self.number, number, block, place))
+        slowed = yield from self._work(world.paces.kernel(self.number, self._computing, block, place))
         kernel = world.environment.now - start
         if not arrived:
             yield moved

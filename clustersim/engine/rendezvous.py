@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Rendezvous:
-    """One collective in the making. `cause` is the trace row that released the last member to come."""
+    """One collective in the making. `cause` is the name of the row that released the last member to come."""
 
     __slots__ = ("_done", "_gathered", "_missing", "cause")
 

@@ -31,8 +31,8 @@ Receipts = Mapping[tuple[str, Action], int]
 class Addressee(Protocol):
     """Whoever can be told that one of its tasks is done."""
 
-    def finish(self, number: int, row: int) -> None:
-        """Note that task `number` is done; its span is trace row `row`."""
+    def finish(self, number: int) -> None:
+        """Note that task `number` is done."""
 
 
 @dataclass(slots=True)
@@ -138,9 +138,9 @@ class World:
         return sorted(set(self.classes.representative[members].tolist()))
 
     def note(self, rank: int, number: int, block: Block) -> None:
-        """Remember whose blocks ran together: task `number` of a rank, which is the next to be written."""
+        """Remember whose blocks ran together: task `number` of a rank."""
         if not self.private(rank, block):
-            self.recorder.meet(number, self._met_by(rank, block), self.recorder.rows)
+            self.recorder.meet(rank, number, self._met_by(rank, block))
 
     def _met_by(self, rank: int, block: Block) -> list[tuple[str, int]]:
         """The groups whose other members a rank meets inside a block, by name, in the order of their first meetings."""
@@ -170,8 +170,8 @@ class World:
         role = send.exchange.group
         receiver, receipts = self._receiver(role, sender)
         number, now = receipts[role, send.tag], self.environment.now
-        row = self.recorder.span((receiver, number, _RECEIVE, cause, start, start, start, now, 0.0, 0.0))
-        self.ranks[receiver].finish(number, row)
+        self.recorder.span((receiver, number, _RECEIVE, cause, start, start, start, now, 0.0, 0.0))
+        self.ranks[receiver].finish(number)
 
     def _receiver(self, role: str, sender: int) -> tuple[int, Receipts]:
         """The simulated rank that stands for the one that a rank sends to, and its tasks that receive."""

@@ -5,7 +5,7 @@ began, so it is worked out of those pieces that are asked for.
 """
 
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Protocol, Self
 
@@ -83,6 +83,12 @@ class Written:
         first, last = np.array(times, dtype=np.float64).reshape(-1, 2).T
         which = np.array(inner, dtype=np.int64)
         return cls(rank, task, begin, until, first, last, which, tuple(distinct[each] for each in numbers))
+
+    def repeated(self, source: IntArray, further: IntArray, later: FloatArray) -> Self:
+        """Pieces again: [n] which of these each is, by how much its task's number is higher, its seconds later."""
+        rank, begin, until, inner = (each[source] for each in (self.rank, self.begin, self.until, self.inner))
+        first, last, task = self.first[source] + later, self.last[source] + later, self.task[source] + further
+        return replace(self, rank=rank, task=task, begin=begin, until=until, first=first, last=last, inner=inner)
 
     def __len__(self) -> int:
         """How many operations."""

@@ -37,13 +37,16 @@ def timed_ledgers(footprint: Footprint, program: Program, trace: Trace) -> Itera
 def _passes(program: Program, trace: Trace, rank: int, microbatches: int) -> list[Pass]:
     """The actions of a simulated rank in the first step, of so many microbatches, with their times.
 
-    An action in pieces, between which others may be, lasts from the first to the last.
+    An action in pieces, between which others may be, lasts from the first to the last. None begins before the one
+    before it has ended, not even by the rounding of times that were added up.
     """
     tasks = program.programs[int(program.kind[rank])].tasks
     passes: dict[Action, Pass] = {}
     rows = trace.rows(rank, Stream.COMPUTE)
     columns = (column[rows].tolist() for column in (trace.task, trace.start, trace.end))
-    for number, start, end in zip(*columns, strict=True):
+    free = 0.0
+    for number, begin, end in zip(*columns, strict=True):
+        start, free = max(begin, free), end
         task = tasks[number]
         if not isinstance(task, Compute) or task.action is None or task.action.microbatch >= microbatches:
             continue

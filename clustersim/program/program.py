@@ -15,7 +15,8 @@ from typing import Final
 import numpy as np
 
 from clustersim.arrays import FloatArray, IntArray
-from clustersim.program.task import Compute, Exchange, Stream, Task
+from clustersim.program.regions import Region, regions
+from clustersim.program.task import Block, Compute, Exchange, Stream, Task
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,31 @@ class RankProgram:
         """How many operations of its blocks the rank runs before each task, and at the end: in all."""
         counts = (len(task.block.operations) if isinstance(task, Compute) else 0 for task in self.tasks)
         return tuple(accumulate(counts, initial=0))
+
+    @cached_property
+    def alike(self) -> IntArray:
+        """Numbers of tasks, equal where they do the same and wait for tasks that are equally far before them: [tasks].
+
+        Messages are alike whatever their tags are.
+        """
+        seen: dict[int, int] = {}
+        values: dict[Block | Exchange, int] = {}
+        known: dict[tuple[Stream, int, int | tuple[int, ...]], int] = {}
+        found: list[int] = []
+        for number, (stream, task) in enumerate(zip(self.streams, self.tasks, strict=True)):
+            does = task.block if isinstance(task, Compute) else task.exchange
+            what = seen.get(id(does))  # by identity first, as to hash each of them takes longer
+            if what is None:
+                what = seen[id(does)] = values.setdefault(does, len(values))
+            after = task.after
+            before = number - after[0] if len(after) == 1 else tuple([number - needed for needed in after])
+            found.append(known.setdefault((stream, what, before), len(known)))
+        return np.array(found, dtype=np.int64)
+
+    @cached_property
+    def regions(self) -> tuple[tuple[Region, ...], tuple[Region, ...]]:
+        """Where the rank does the same again and again: microbatches and the like, and layers within them."""
+        return regions(self.alike)
 
     def step_of(self, steps: int) -> IntArray:
         """The step that each task belongs to where the program is `steps` equal steps in a row: [tasks], from 0."""
