@@ -16,7 +16,7 @@ def unrolled(written: int, *repeats: Repeat) -> Unrolled:
 
 
 def test_rows_that_follow_are_as_they_were_written_but_later() -> None:
-    """a b c d e f, of which c d are there twice more, a second later each time."""
+    """Rows a b c d e f, of which c d are there twice more, a second later each time."""
     found = unrolled(6, repeat(2, 4, 4, times=2, seconds=1.0))
     assert found.source.tolist() == [0, 1, 2, 3, 2, 3, 2, 3, 4, 5]
     assert found.later.tolist() == [0, 0, 0, 0, 1, 1, 2, 2, 2, 2]
@@ -24,7 +24,7 @@ def test_rows_that_follow_are_as_they_were_written_but_later() -> None:
 
 
 def test_repeats_within_what_is_repeated() -> None:
-    """a b b' b'' c: then all of it from b on once more; b has a period of 1 s, all of it one of 5 s."""
+    """Rows a b b' b'' c, then all of it from b on once more; b has a period of 1 s, all of it one of 5 s."""
     found = unrolled(4, repeat(1, 2, 2, times=2, seconds=1.0), repeat(1, 5, 3, times=1, seconds=5.0))
     assert found.source.tolist() == [0, 1, 1, 1, 2, 1, 1, 1, 2, 3]
     assert found.later.tolist() == [0, 0, 1, 2, 2, 5, 6, 7, 7, 7]

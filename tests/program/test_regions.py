@@ -1,5 +1,7 @@
 """Where a rank does the same again and again is found, however long its periods are."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -42,4 +44,4 @@ def test_each_task_of_a_region_is_like_that_a_period_before(tasks: list[int]) ->
         inside = tasks[region.first : region.last]
         assert inside[region.period :] == inside[: -region.period]
         assert len(inside) - RUN * region.period >= WORTH
-    assert all(one.last <= other.first for one, other in zip(outer, outer[1:], strict=False))
+    assert all(one.last <= other.first for one, other in pairwise(outer))
