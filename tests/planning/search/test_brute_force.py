@@ -55,6 +55,7 @@ OTHERS: list[tuple[str, ...]] = [
     (),
     ("cost.network=uncontended",),
     ("disturbances.slow=[{gpu: 3, speed: 0.8}]",),
+    ("disturbances.slow=[{gpu: 0-7, speed: 125 %}]",),
     ("steps=2",),
     ("training.precision=fp8",),
     ("framework={name: megatron, cuda_graphs: true}",),
@@ -87,9 +88,10 @@ def candidates(mixture: bool) -> list[Candidate]:
     return [*Space.of(job(mixture=mixture), vary={"schedule": SCHEDULES}).candidates({})]
 
 
-def test_bounds_are_1f1b_s_own_time_where_nothing_is_communicated() -> None:
+@pytest.mark.parametrize("other", [(), ("disturbances.slow=[{gpu: 0-3, speed: 125 %}]",)])
+def test_bounds_are_1f1b_s_own_time_where_nothing_is_communicated(other: tuple[str, ...]) -> None:
     """One GPU for each stage, no tensor parallelism: only messages between stages and the optimizer come on top."""
-    chosen = job("layout.tp=1", "layout.pp=4", "layout.sequence_parallel=false", "cluster.gpus=4")
+    chosen = job("layout.tp=1", "layout.pp=4", "layout.sequence_parallel=false", "cluster.gpus=4", *other)
     result = simulate(chosen)
     parts = result.breakdown.mean()
     beside = parts["optimizer"] + parts["exposed pp"] + parts.get("exposed dp", 0.0)
