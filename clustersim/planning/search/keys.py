@@ -8,6 +8,7 @@ SPLIT: Final = "layout.layers_per_stage"
 DATA: Final = "layout.data"
 MICROBATCH: Final = "training.microbatch"
 RECOMPUTE: Final = "training.recompute"
+OFFLOAD: Final = "training.offload"
 OVERLAP: Final = "layout.overlap_expert_communication"
 SEQUENCE_PARALLEL: Final = "layout.sequence_parallel"
 DEGREES: Final = (TP, CP, PP)
