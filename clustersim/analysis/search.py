@@ -154,8 +154,8 @@ class Found:
 
     @property
     def best(self) -> tuple[Layout, ...]:
-        """The best of all, in order."""
-        return self.simulated[: self.top]
+        """The best of all, in order, and behind them the one to take where so many as good as it come before it."""
+        return self.simulated[: self.top] + ((self.choice,) if self.preferred >= self.top else ())
 
     @property
     def choice(self) -> Layout:
@@ -218,7 +218,7 @@ class Found:
             "wall_s": self.wall,
             "layouts_per_s": self.candidates / self.wall if self.wall > 0 else None,
             "best": [each.to_json() for each in self.best],
-            "preferred": self.preferred,
+            "preferred": min(self.preferred, self.top),
             "first_guess": None if self.first is None else self.first.to_json(),
             "best_of_jobs": [each.to_json() for each in self.of_jobs],
             "pareto": [each.to_json() for each in self.pareto],

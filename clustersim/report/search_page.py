@@ -72,7 +72,7 @@ def _verdict_card(found: Found, file: Path) -> Card:
 
 def _best_card(found: Found, file: Path) -> Card:
     heads = ("layout", *_HEADS, "to run it")
-    rows = [_row(each, file, taken=place == found.preferred) for place, each in enumerate(found.best)]
+    rows = [_row(each, file, taken=each is found.choice) for each in found.best]
     if found.first is not None:
         rows.append(_row(found.first, file))
     return card("The best layouts", table(heads, rows, words=(1 + len(_HEADS),)))

@@ -160,9 +160,10 @@ def _best(found: Found) -> "Iterator[RenderableType]":
     common = {key: value for key, value in keys[0].items() if all(each.get(key) == value for each in keys)}
     rows = []
     for place, each in enumerate(found.best):
-        mark = "*" if place == found.preferred else "=" if each.tied else " "
+        taken = each is found.choice
+        mark = "*" if taken else "=" if each.tied else " "
         own = ", ".join(pair_words(key, value) for key, value in keys[place].items() if key not in common)
-        rows.append((f"{place + 1}{mark}", *_numbers(each, found), own))
+        rows.append((f"{(found.preferred if taken else place) + 1}{mark}", *_numbers(each, found), own))
     if found.first is not None:
         rows.append(("file ", *_numbers(found.first, found), "as it is"))
     yield _table(("", *_heads(found), "layout"), rows)
