@@ -71,12 +71,24 @@ def space_of(scenario: Scenario, choice: Choice) -> "Space":
     """The space that options name."""
     from clustersim.planning.search import Space
 
-    fixed = dict(_pair("--fix", each) for each in choice.fix)
-    varied = {key: _values(key, text) for key, text in (_pair("--vary", each) for each in choice.vary)}
+    fixed = _pairs("--fix", choice.fix)
+    varied = {key: _values(key, text) for key, text in _pairs("--vary", choice.vary).items()}
     clusters = [name for name in choice.clusters.split(",") if name]
     return Space.of(
         scenario, fixed, varied, gpus=_numbers(choice.gpus), clusters=clusters, batch_per_gpu=choice.batch_per_gpu
     )
+
+
+def _pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
+    """Keys with what is said of each."""
+    found: dict[str, str] = {}
+    for key, value in (_pair(option, text) for text in texts):
+        if key in found:
+            raise InputError(
+                f"{option} {key}: is given twice; all values go into one: --vary {key}={found[key]},{value}"
+            )
+        found[key] = value
+    return found
 
 
 def _pair(option: str, text: str) -> tuple[str, str]:

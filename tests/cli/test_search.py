@@ -85,6 +85,10 @@ def test_sizes_and_clusters_are_compared(clustersim: Run, plan: Path) -> None:
         (["--vary", "layout.tpp=1,2"], "layout.tpp: unknown key; did you mean tp"),
         (["--vary", "layout.tp"], "--vary layout.tp: write a dotted key and a value, such as --vary layout.tp=1,2,4"),
         (["--fix", "=2"], "--fix =2: write a dotted key and a value, such as --fix layout.tp=8"),
+        (
+            ["--vary", "layout.cp=1", "--vary", "layout.cp=2,4"],
+            "layout.cp: is given twice; all values go into one: --vary layout.cp=1,2,4",
+        ),
         (["--vary", "schedule={interleaved"], "--vary schedule={interleaved: "),
         (["--objective", "speed"], "objective: 'speed' is unknown"),
         (["--gpus", "8,many"], "--gpus 8,many: 'many' is not a number of GPUs; write such as --gpus 4096,8192"),
