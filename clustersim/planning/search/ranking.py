@@ -81,7 +81,6 @@ class Search:
                     state.change(pool)
             except KeyboardInterrupt:
                 state.complete = False
-                pool.shutdown(wait=False, cancel_futures=True)
             found = state.found(perf_counter() - started)
             if found.complete:
                 store.write_table(found)
@@ -175,8 +174,7 @@ class _State:
             elif estimate is not None and bound < _least(estimate):
                 heappush(queue, (_least(estimate), number, place))
             elif bound <= wanted[candidate.job]:
-                whole = estimate is not None or self.search.objective.of_run
-                task = partial(_tried, self.shared, self.search.objective, candidate, whole=whole)
+                task = partial(_tried, self.shared, self.search.objective, candidate, whole=estimate is not None)
                 return (number, place), task
         return None
 
@@ -305,7 +303,7 @@ def _tried(shared: Shared, objective: Objective, candidate: Candidate, *, whole:
     if not fits(drafts_of(shared).setup(candidate.overrides)):
         return None
     scenario = shared().changed(candidate.overrides)
-    estimate = None if whole else extended(scenario)
+    estimate = extended(scenario) if not whole and objective.near(scenario) else None
     return simulated(scenario, objective, candidate) if estimate is None else _layout(estimate, objective, candidate)
 
 
