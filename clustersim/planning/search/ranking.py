@@ -72,7 +72,7 @@ class Search:
         for job in self.space.jobs:
             self.objective.require(job.setup)
         aside: dict[str, Pruned] = {}
-        with Store.opened(self.store, self._told) as store, running(self.workers, self.executor) as pool:
+        with Store.opened(self.store, self._told, self._files) as store, running(self.workers, self.executor) as pool:
             state = _State(self, store, aside, progress or _silent)
             try:
                 state.weigh(pool, [*self.space.candidates(aside)])
@@ -85,6 +85,12 @@ class Search:
             if found.complete:
                 store.write_table(found)
         return found
+
+    @property
+    def _files(self) -> list[Path]:
+        """Those that the scenario and the clusters of jobs are read from."""
+        clusters = (path for job in self.space.jobs for path in job.setup.cluster.files)
+        return [*dict.fromkeys((*self.space.scenario.files, *clusters))]
 
     @property
     def _told(self) -> dict[str, Any]:
