@@ -28,6 +28,7 @@ from clustersim.planning.search.keys import DP, ORDER, PP, SCHEDULE, SEQUENCE_PA
 from clustersim.planning.search.rules import Rule, rules_of
 from clustersim.scenario import Scenario
 from clustersim.scenario.setup import Setup
+from clustersim.shipped import is_path
 
 _PLAIN: Final = ("1", "1f1b", "none", "ddp", "even", "false")
 
@@ -173,8 +174,14 @@ def _others(
                     f"gpus: {size} GPUs with as many sequences each as {own} have would need {batch / own:g}; "
                     "name multiples"
                 )
-            other = [] if name is None else [f"cluster.name={name}"]
+            other = [] if name is None else _cluster(scenario, name)
             other += [f"cluster.gpus={size}"] if name is not None or size != own else []
             other += [f"training.global_batch={batch // own}"] if batch_per_gpu and size != own else []
             found.append(tuple(other))
     return found
+
+
+def _cluster(scenario: Scenario, name: str) -> list[str]:
+    """What puts a scenario on another cluster, a shipped one or one of a file."""
+    key, other = ("path", "name") if is_path(name) else ("name", "path")
+    return [*([f"cluster.{other}=null"] if other in scenario.written["cluster"] else []), f"cluster.{key}={name}"]

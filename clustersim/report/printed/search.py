@@ -75,7 +75,7 @@ def short(layout: Layout) -> str:
 def pair_words(key: str, value: str) -> str:
     """A key and its value; words that say all by themselves stand alone."""
     word = key.rpartition(".")[2]
-    if word in ("schedule", "data", "name"):
+    if word in ("schedule", "data", "name", "path"):
         return bare(value)
     if key == "cluster.gpus":
         return f"{int(value):,} GPUs"
@@ -103,7 +103,7 @@ def bare(value: str) -> str:
 def keys_of(overrides: Iterable[str]) -> dict[str, str]:
     """The keys that matter to people, with their values: what follows from others is left out."""
     pairs = (each.partition("=") for each in overrides)
-    return {key: value for key, _, value in pairs if key not in _FOLLOWING}
+    return {key: value for key, _, value in pairs if key not in _FOLLOWING and value != "null"}
 
 
 def band_words(layout: Layout) -> str:

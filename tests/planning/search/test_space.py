@@ -1,11 +1,14 @@
 """Which layouts are there? What varies by default, what follows, and what is said of what is no layout."""
 
+from pathlib import Path
+
 import pytest
 
 from clustersim.analysis.search import Found, Pruned
 from clustersim.errors import InputError
 from clustersim.planning.search import Search, Space, search
 from clustersim.scenario import Scenario
+from clustersim.shipped import find
 from tests.planning.search.jobs import job
 
 
@@ -84,6 +87,14 @@ def test_sizes_and_clusters_are_jobs_of_their_own() -> None:
         (f"cluster.name={name}", f"cluster.gpus={gpus}") for name in ("dgx-h100", "dgx-a100") for gpus in (8, 16)
     ]
     assert {each.job for each in space.candidates({})} == {0, 1, 2, 3}
+
+
+def test_a_cluster_of_a_file_is_compared_with_a_shipped_one(tmp_path: Path) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text(find("clusters", "dgx-a100").read_text())
+    for scenario in (job(), job(f"cluster={{path: {own}, gpus: 8}}")):
+        space = Space.of(scenario, gpus=[16], clusters=["dgx-h100", str(own)])
+        assert [each.setup.cluster.name for each in space.jobs] == ["dgx-h100", "own"]
 
 
 def test_the_batch_may_grow_with_the_gpus() -> None:
