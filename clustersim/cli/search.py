@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -55,7 +55,8 @@ def search_layouts(file: Path, overrides: Sequence[str], choice: Choice, outputs
             words = "" if best is None else f" (best so far {format_step_time(best.step_time)})"
             tell(f"{what}{words}", done, of)
 
-        found = Search(space, choice.top, objective, many, store, executor).run(progress)
+        searched = Search(space, choice.top, objective, many, store, executor).run(progress)
+    found = replace(searched, given=tuple(overrides))
     if outputs.json is not None:
         write_json(found.to_json(), outputs.json)
     if outputs.html is not None:
@@ -134,4 +135,4 @@ def _print(found: "Found", file: Path, choice: Choice) -> None:
     console = Console()
     console.print(render_search(found, resumable=choice.resume is not None))
     if found.simulated:
-        console.print(Text(f"to run it: {command(found.choice, file)}", style="cyan"), soft_wrap=True)
+        console.print(Text(f"to run it: {command(found, found.choice, file)}", style="cyan"), soft_wrap=True)

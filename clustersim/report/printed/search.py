@@ -61,9 +61,9 @@ def headline(found: Found) -> str:
     return f"best layout: {format_step_time(choice.step_time)} a step{by}{words}"
 
 
-def command(layout: Layout, file: Path) -> str:
+def command(found: Found, layout: Layout, file: Path) -> str:
     """What runs a layout again."""
-    sets = " ".join(f"--set {quote(each)}" for each in layout.overrides)
+    sets = " ".join(f"--set {quote(each)}" for each in (*found.given, *layout.overrides))
     return f"clustersim run {quote(str(file))} {sets}"
 
 
