@@ -10,7 +10,8 @@ import pytest
 from tests.cli.conftest import Run
 
 FEW = ("--vary", "layout.tp=1,2,4", "--vary", "layout.data=ddp,zero1", "--fix", "layout.pp=1", "--fix", "schedule=1f1b",
-       "--fix", "training.microbatch=1", "--fix", "training.recompute=none")  # fmt: skip
+       "--fix", "training.microbatch=1", "--fix", "training.recompute=none",
+       "--fix", "layout.sequence_parallel=false")  # fmt: skip
 
 
 def test_it_says_which_layout_to_take_and_how_to_run_it(clustersim: Run, plan: Path, tmp_path: Path) -> None:

@@ -2,9 +2,9 @@
 
 A space is one job or several, of which each is a scenario on so many GPUs of some cluster, and for some keys of its
 file the values that they take; what is left out stays as the file has it. Keys are those of `--set`. Data parallelism
-follows: it is what the other degrees leave of the GPUs. Sequence parallelism goes with tensor parallelism, and layers
-are dealt evenly to other numbers of stages, unless these keys are named. Combinations that break one of `rules` are
-counted.
+follows: it is what the other degrees leave of the GPUs. Where sequence parallelism does not vary it goes with tensor
+parallelism, and layers are dealt evenly to other numbers of stages, unless these keys are named. Combinations that
+break one of `rules` are counted.
 
 >>> from clustersim import Scenario
 >>> tiny = Scenario.from_mapping({"model": "llama-tiny", "cluster": {"name": "dgx-h100", "gpus": 8},
@@ -98,7 +98,7 @@ class Space:
         """What is chosen, and what follows from it."""
         layout = setup.layout.written
         yield from (f"{key}={job.spelt(key, value, layout)}" for key, value in values.items())
-        if TP in values and SEQUENCE_PARALLEL not in self.named:
+        if TP in values and job.follows:
             yield f"{SEQUENCE_PARALLEL}={'true' if layout.sequence_parallel else 'false'}"
         if values.keys() & {PP, SCHEDULE} and SPLIT not in self.named and setup.layout.layers_per_stage is None:
             yield f"{SPLIT}=even"

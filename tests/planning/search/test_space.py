@@ -56,6 +56,17 @@ def test_data_parallelism_is_what_is_left() -> None:
         assert told["layout.sequence_parallel"] == ("true" if int(told["layout.tp"]) > 1 else "false")
 
 
+def test_sequences_are_cut_or_not_where_there_is_a_choice() -> None:
+    """Not among one tensor-parallel rank, and always where experts would get the same tokens from each of them."""
+    for scenario, kinds in (
+        (job(), {("1", "false"), ("2", "false"), ("2", "true")}),
+        (job(mixture=True), {("1", "false"), ("2", "true")}),
+    ):
+        space = Space.of(scenario, vary={"layout.tp": ["1", "2"]})
+        told = [dict(one.split("=", 1) for one in each) for each in overrides_of(space)]
+        assert {(each["layout.tp"], each["layout.sequence_parallel"]) for each in told} == kinds
+
+
 def test_a_degree_of_data_parallelism_can_be_asked_for() -> None:
     space = Space.of(job(), fix={"layout.dp": "4"})
     aside: dict[str, Pruned] = {}
