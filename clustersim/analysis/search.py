@@ -107,7 +107,7 @@ class Found:
     bounded: legal ones that fit and whose bound is above the scores of the best; top: how many of the best are wanted;
     preferred: the plainest of those that are tied with the best, by its place; first: the first guess; complete:
     whether all layouts were looked at; changes: how the rivals compare where something is other than supposed; repeat:
-    the part by which two runs of the same differ.
+    the part by which two runs of the same differ; given: overrides of the file that all of its layouts are beside.
     """
 
     objective: str
@@ -122,6 +122,7 @@ class Found:
     complete: bool = True
     changes: tuple[Change, ...] = ()
     repeat: float = 0.0
+    given: tuple[str, ...] = ()
 
     def score_words(self, score: float) -> str:
         """A score as people read it: less is better, but tokens are told the other way round."""
@@ -154,8 +155,8 @@ class Found:
 
     @property
     def best(self) -> tuple[Layout, ...]:
-        """The best of all, in order."""
-        return self.simulated[: self.top]
+        """The best of all, in order, and behind them the one to take where so many as good as it come before it."""
+        return self.simulated[: self.top] + ((self.choice,) if self.preferred >= self.top else ())
 
     @property
     def choice(self) -> Layout:
@@ -209,6 +210,7 @@ class Found:
         rivals = {name: other for name, other in others.items() if other is not None and self.simulated}
         return {
             "objective": self.objective,
+            "given": list(self.given),
             "complete": self.complete,
             "candidates": self.candidates,
             "pruned": {reason: each.count for reason, each in self.pruned.items()},
@@ -218,7 +220,7 @@ class Found:
             "wall_s": self.wall,
             "layouts_per_s": self.candidates / self.wall if self.wall > 0 else None,
             "best": [each.to_json() for each in self.best],
-            "preferred": self.preferred,
+            "preferred": min(self.preferred, self.top),
             "first_guess": None if self.first is None else self.first.to_json(),
             "best_of_jobs": [each.to_json() for each in self.of_jobs],
             "pareto": [each.to_json() for each in self.pareto],

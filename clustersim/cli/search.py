@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -55,7 +55,8 @@ def search_layouts(file: Path, overrides: Sequence[str], choice: Choice, outputs
             words = "" if best is None else f" (best so far {format_step_time(best.step_time)})"
             tell(f"{what}{words}", done, of)
 
-        found = Search(space, choice.top, objective, many, store, executor).run(progress)
+        searched = Search(space, choice.top, objective, many, store, executor).run(progress)
+    found = replace(searched, given=tuple(overrides))
     if outputs.json is not None:
         write_json(found.to_json(), outputs.json)
     if outputs.html is not None:
@@ -71,12 +72,24 @@ def space_of(scenario: Scenario, choice: Choice) -> "Space":
     """The space that options name."""
     from clustersim.planning.search import Space
 
-    fixed = dict(_pair("--fix", each) for each in choice.fix)
-    varied = {key: _values(key, text) for key, text in (_pair("--vary", each) for each in choice.vary)}
+    fixed = _pairs("--fix", choice.fix)
+    varied = {key: _values(key, text) for key, text in _pairs("--vary", choice.vary).items()}
     clusters = [name for name in choice.clusters.split(",") if name]
     return Space.of(
         scenario, fixed, varied, gpus=_numbers(choice.gpus), clusters=clusters, batch_per_gpu=choice.batch_per_gpu
     )
+
+
+def _pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
+    """Keys with what is said of each."""
+    found: dict[str, str] = {}
+    for key, value in (_pair(option, text) for text in texts):
+        if key in found:
+            raise InputError(
+                f"{option} {key}: is given twice; all values go into one: --vary {key}={found[key]},{value}"
+            )
+        found[key] = value
+    return found
 
 
 def _pair(option: str, text: str) -> tuple[str, str]:
@@ -122,4 +135,4 @@ def _print(found: "Found", file: Path, choice: Choice) -> None:
     console = Console()
     console.print(render_search(found, resumable=choice.resume is not None))
     if found.simulated:
-        console.print(Text(f"to run it: {command(found.choice, file)}", style="cyan"), soft_wrap=True)
+        console.print(Text(f"to run it: {command(found, found.choice, file)}", style="cyan"), soft_wrap=True)

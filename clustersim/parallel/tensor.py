@@ -349,7 +349,8 @@ def _together(made: Sequence[_Made], sharding: Sharding, *, backward: bool = Fal
     sent = [number for number, each in enumerate(rest) if each.travels is not None]
     if not (sharding.layout.overlap_shared_experts and shared and sent):
         return [each for _, own in made for each in own]
-    cut = next(number for number, (place, _) in enumerate(shared) if place.leaves) + backward
+    down = (number for number, (place, _) in enumerate(shared) if place.leaves)
+    cut = next(down, len(shared)) + backward  # recomputation that stops early does without it
     halves = [[each for _, own in half for each in own] for half in (shared[:cut], shared[cut:])]
     there = next(number for number in range(sent[0], len(rest)) if rest[number].travels is None)
     back = next(number for number in sent if number > there)

@@ -79,7 +79,8 @@ def goodput(  # noqa: PLR0913 - one job, said in full
     _require(runs, seed, workers)
     work_of(scenario, 1.0)  # before anything is simulated
     told = {"scenario": scenario.to_mapping(), "seed": seed}
-    with Kept.opened(None if store is None else store / NAME, "calculation", told) as kept, running(workers) as pool:
+    path = None if store is None else store / NAME
+    with Kept.opened(path, "calculation", told, scenario.files) as kept, running(workers) as pool:
         task = _Task(scenario, seed, pool, workers, progress or _silent)
         found = task.run(runs, kept, curves=curves)
     return replace(found, wall=perf_counter() - started)

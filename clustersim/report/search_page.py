@@ -57,7 +57,7 @@ def _verdict_card(found: Found, file: Path) -> Card:
     if found.simulated:
         told = run_words(found.choice)
         content += [Markup('<p class="subject">{}</p>').format(told)] * bool(told)
-        content.append(Markup("<p><code>{}</code></p>").format(command(found.choice, file)))
+        content.append(Markup("<p><code>{}</code></p>").format(command(found, found.choice, file)))
     notes = [] if found.complete else ["The search was stopped before its end: a better layout may be left."]
     tied = sum(each.tied for each in found.simulated)
     if tied > 1:
@@ -72,15 +72,15 @@ def _verdict_card(found: Found, file: Path) -> Card:
 
 def _best_card(found: Found, file: Path) -> Card:
     heads = ("layout", *_HEADS, "to run it")
-    rows = [_row(each, file, taken=place == found.preferred) for place, each in enumerate(found.best)]
+    rows = [_row(each, command(found, each, file), taken=each is found.choice) for each in found.best]
     if found.first is not None:
-        rows.append(_row(found.first, file))
+        rows.append(_row(found.first, command(found, found.first, file)))
     return card("The best layouts", table(heads, rows, words=(1 + len(_HEADS),)))
 
 
-def _row(each: Layout, file: Path, *, taken: bool = False) -> Cells:
+def _row(each: Layout, again: str, *, taken: bool = False) -> Cells:
     name = short(each) or "the file's own"
-    run = Markup("<details><summary>command</summary><code>{}</code></details>").format(command(each, file))
+    run = Markup("<details><summary>command</summary><code>{}</code></details>").format(again)
     return Cells((name, *_numbers(each), run), "sum" if taken else "")
 
 

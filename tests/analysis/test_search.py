@@ -27,6 +27,15 @@ def test_the_one_to_take_is_the_first_of_the_rivals() -> None:
     assert found().runner_up == FAST
 
 
+def test_the_one_to_take_is_among_the_best_however_few_are_wanted() -> None:
+    """As the place of the preferred one in JSON is one of `best`, and the table marks it."""
+    one = replace(found(), top=1)
+    assert one.best == (FAST, PLAIN)
+    told = one.to_json()
+    assert told["best"][told["preferred"]]["overrides"] == list(PLAIN.overrides)
+    assert one.rivals == (PLAIN, FAST)
+
+
 def test_another_overtakes_it_only_by_more_than_runs_of_the_same_differ() -> None:
     near, far = Change("near", (1.0, 0.99, None)), Change("far", (1.1, 1.0, 1.6))
     alone, none = Change("alone", (1.0, None, None)), Change("none", (None, 1.0, 1.0))

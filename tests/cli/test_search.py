@@ -10,11 +10,12 @@ import pytest
 from tests.cli.conftest import Run
 
 FEW = ("--vary", "layout.tp=1,2,4", "--vary", "layout.data=ddp,zero1", "--fix", "layout.pp=1", "--fix", "schedule=1f1b",
-       "--fix", "training.microbatch=1", "--fix", "training.recompute=none")  # fmt: skip
+       "--fix", "training.microbatch=1", "--fix", "training.recompute=none",
+       "--fix", "layout.sequence_parallel=false")  # fmt: skip
 
 
-def test_it_says_which_layout_to_take_and_how_to_run_it(clustersim: Run, plan: Path) -> None:
-    done = clustersim("search", plan, *FEW)
+def test_it_says_which_layout_to_take_and_how_to_run_it(clustersim: Run, plan: Path, tmp_path: Path) -> None:
+    done = clustersim("search", plan, *FEW, "--set", "training.sequence=2048", "--html", "page.html")
     assert done.returncode == 0
     assert "best layout: " in done.stdout
     assert "against the file's own layout" in done.stdout
@@ -26,12 +27,16 @@ def test_it_says_which_layout_to_take_and_how_to_run_it(clustersim: Run, plan: P
     assert again.returncode == 0
     (told,) = re.findall(r"best layout: ([\d.]+ m?s)", done.stdout)
     assert told in again.stdout
+    commands = re.findall(r"<code>clustersim (.*?)</code>", (tmp_path / "page.html").read_text())
+    assert command in commands
+    assert all("--set training.sequence=2048" in each for each in commands)
 
 
 def test_json_says_what_every_layout_is_and_why(clustersim: Run, plan: Path) -> None:
     done = clustersim("search", plan, *FEW, "--json", "-", "--top", "3")
     found = json.loads(done.stdout)
     assert found["complete"]
+    assert found["given"] == []
     assert found["candidates"] == 6
     assert found["simulated"] + found["bounded"] + sum(found["pruned"].values()) == 6
     assert len(found["best"]) == 3
@@ -85,6 +90,10 @@ def test_sizes_and_clusters_are_compared(clustersim: Run, plan: Path) -> None:
         (["--vary", "layout.tpp=1,2"], "layout.tpp: unknown key; did you mean tp"),
         (["--vary", "layout.tp"], "--vary layout.tp: write a dotted key and a value, such as --vary layout.tp=1,2,4"),
         (["--fix", "=2"], "--fix =2: write a dotted key and a value, such as --fix layout.tp=8"),
+        (
+            ["--vary", "layout.cp=1", "--vary", "layout.cp=2,4"],
+            "layout.cp: is given twice; all values go into one: --vary layout.cp=1,2,4",
+        ),
         (["--vary", "schedule={interleaved"], "--vary schedule={interleaved: "),
         (["--objective", "speed"], "objective: 'speed' is unknown"),
         (["--gpus", "8,many"], "--gpus 8,many: 'many' is not a number of GPUs; write such as --gpus 4096,8192"),

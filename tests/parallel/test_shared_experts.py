@@ -1,13 +1,14 @@
 """Shared experts beside the way of tokens: which product hides behind which exchange."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from clustersim import Scenario
 from clustersim.assembly import plan_of
 from clustersim.parallel.plan import Plan
-from clustersim.parallel.tensor import backward, forward, input_gradients
+from clustersim.parallel.tensor import backward, forward, forward_again, input_gradients
 from clustersim.program.task import Exchange, Operation, Overlap
 from clustersim.workload.kernels import Kernel
 from clustersim.workload.stack import RoutedMlp
@@ -53,7 +54,10 @@ def test_products_before_the_activation_hide_one_way_and_those_behind_it_the_oth
     assert tokens == {"dispatch tokens": there, "combine tokens": back}
 
 
-@pytest.mark.parametrize("way", [forward, backward, input_gradients])
+AGAIN = [partial(forward_again, early_stop=each) for each in (False, True)]
+
+
+@pytest.mark.parametrize("way", [forward, backward, input_gradients, *AGAIN])
 @pytest.mark.parametrize("tp", [1, 2])
 def test_nothing_is_run_twice_or_left_out(way, tp: int) -> None:
     apart, beside = (operations(plan(beside=each, tp=tp), way) for each in (False, True))

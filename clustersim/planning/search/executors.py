@@ -2,7 +2,7 @@
 
 import pickle
 from collections.abc import Iterator
-from concurrent.futures import Executor
+from concurrent.futures import CancelledError, Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -46,7 +46,7 @@ LOCAL, DASK = "local", "dask://"
 def executor_at(name: str, workers: int) -> Iterator[tuple[Executor | None, int]]:
     """The executor that an option names, and how many workers it has: this machine's processes are None and `workers`.
 
-    Raises InputError for another name, and where nobody answers.
+    Raises InputError for another name, where nobody answers, and where the cluster ends before the work.
     """
     if name == LOCAL:
         yield None, workers
@@ -57,10 +57,16 @@ def executor_at(name: str, workers: int) -> Iterator[tuple[Executor | None, int]
         distributed = import_module("distributed")
     except ImportError:
         raise InputError(f"executor: {name} needs Dask; pip install 'clustersim[dask]'") from None
-    getLogger("distributed").setLevel(CRITICAL)  # what goes wrong is said here
+    for logger in ("distributed", "distributed.client"):  # which has a level of its own
+        getLogger(logger).setLevel(CRITICAL)  # what goes wrong is said here
     try:
         client = distributed.Client(f"tcp://{name.removeprefix(DASK)}", timeout=PATIENCE)
     except (OSError, ValueError) as error:
         raise InputError(f"executor: nobody answers at {name} ({error or type(error).__name__})") from None
     with client:
-        yield client.get_executor(pure=False), max(1, sum(client.nthreads().values()))
+        try:
+            yield client.get_executor(pure=False), max(1, sum(client.nthreads().values()))
+        except CancelledError:
+            raise InputError(f"executor: {name} went away; --resume DIR keeps what is found out until then") from None
+        except distributed.KilledWorker as error:
+            raise InputError(f"executor: workers of {name} die of the same layout, one after the other") from error

@@ -1,9 +1,9 @@
 """What is laid out, and in which values do its layouts differ?
 
 The default values are what planners vary, as far as the model, the cluster and the framework leave it: degrees,
-schedules and chunks, strategies of data parallelism, microbatches, recomputation, and of mixtures how experts are
-spread, and whether their tokens travel beside computation where the file has it so. What the file has is always among
-them.
+sequence parallelism, schedules and chunks, strategies of data parallelism, microbatches, recomputation, and of mixtures
+how experts are spread, and whether their tokens travel beside computation where the file has it so. What the file has
+is always among them.
 """
 
 import math
@@ -92,7 +92,7 @@ class Job:
             cp=cp,
             ep=self._number(EP, values),
             etp=None if etp == AS_TP else int(etp),
-            sequence_parallel=tp > 1 if TP in values and self.follows else own.sequence_parallel,
+            sequence_parallel=self._cuts_sequences(values, tp),
             data=self._object(DATA, values, own.data, own.data),
             overlap_expert_communication=values.get(OVERLAP, str(own.overlap_expert_communication)).lower() == "true",
             layers_per_stage=own.layers_per_stage if same else None,
@@ -106,6 +106,13 @@ class Job:
             recompute=self._object(RECOMPUTE, values, NoRecompute(), setup.training.recompute),
         )
         return replace(setup, layout=layout, schedule=schedule, training=training)
+
+    def _cuts_sequences(self, values: Mapping[str, str], tp: int) -> bool:
+        """Whether sequences are cut among tensor-parallel ranks: they are where nobody chooses."""
+        own: bool = self.setup.layout.sequence_parallel
+        if SEQUENCE_PARALLEL in values:
+            return values[SEQUENCE_PARALLEL].lower() == "true"
+        return tp > 1 if TP in values and self.follows else own
 
     def _number(self, key: str, values: Mapping[str, str]) -> int:
         """A degree."""
@@ -166,7 +173,7 @@ def _job(
             own = _written(scenario, key)
             objects[key, own] = _part(setup, key)
             values[key] = (own, *values[key])
-    follows = SEQUENCE_PARALLEL not in given
+    follows = SEQUENCE_PARALLEL not in {**given, **values}
     return Job(overrides, setup, values, objects, replicas, follows)
 
 
@@ -208,7 +215,9 @@ def _usual(setup: Setup) -> dict[str, tuple[str, ...]]:
         MICROBATCH: _with([each for each in microbatches if training.global_batch % each == 0], training.microbatch),
         RECOMPUTE: tuple(_recomputes(setup)),
     }
-    if routed:
+    if not routed:  # or all tensor-parallel ranks would send the same tokens to experts
+        found[SEQUENCE_PARALLEL] = ("true", "false")
+    else:
         experts = math.gcd(*(each.experts for each in routed))
         found[EP] = _with(
             [each for each in _POWERS if experts % each == 0 and each <= min(gpus, _MOST_EXPERTS)], layout.ep

@@ -1,6 +1,6 @@
 """What does a pass of a microbatch through a stage take at least?
 
-Its kernels, each as long as it takes alone on the fastest of the job's accelerators, and the collectives of tensor
+Its kernels, each as long as it takes alone on the fastest of the job's GPUs, and the collectives of tensor
 parallelism and the travel of tokens to experts, alone on their links, where they stand between its kernels. What else
 is communicated, waited for or slowed comes on top.
 
@@ -112,6 +112,7 @@ class Passes:
         self._beside = layout.overlap_expert_communication or layout.overlap_shared_experts
         self._uneven = layout.delay_wgrad or setup.training.expert_load is not None
         self._plan, self._setup, self._machines = plan, setup, machines_of(setup)
+        self._fastest = max(1.0, float(setup.disturbances.speeds(setup.cluster.places).max()))
         self._counts: dict[Hashable, tuple[_Piece, FloatArray]] = {}
         for stage in plan.stages:
             self._count(stage)
@@ -197,7 +198,7 @@ class Passes:
         times = np.zeros((len(self._plan.stages), _USES))
         for piece, counts in self._counts.values():
             taken = self._pieces.of(piece, kind)
-            row = np.array([taken.products, taken.streaming, 0.0, 0.0])
+            row = np.array([taken.products / self._fastest, taken.streaming / self._fastest, 0.0, 0.0])
             for exchange, many in taken.exchanges.items():
                 use = self._use(exchange)
                 if use is not None:

@@ -1,8 +1,9 @@
 """Which layouts of a space are the best? Those with the best bounds are simulated first, as long as bounds are better.
 
-The best `top` of every job are those of trying all: whatever is not simulated is illegal, does not fit, or has a bound
-above the worst of them. A step of many microbatches is estimated first, from shorter ones (`steady`), and simulated
-whole only where the estimate, less what it may be off, is not above the worst of them, nor above what is tied.
+The best `top` of every job, and all that are tied with the best of all, are those of trying all: whatever is not
+simulated is illegal, does not fit, or has a bound above the worst of them. A step of many microbatches is estimated
+first, from shorter ones (`steady`), and simulated whole only where the estimate, less what it may be off, is not above
+the worst of them.
 Layouts that are as good as each other are in the order of how plain they are, so that nothing depends on who was done
 first. What is found out is kept in a store as it comes, if there is one.
 """
@@ -71,7 +72,7 @@ class Search:
         for job in self.space.jobs:
             self.objective.require(job.setup)
         aside: dict[str, Pruned] = {}
-        with Store.opened(self.store, self._told) as store, running(self.workers, self.executor) as pool:
+        with Store.opened(self.store, self._told, self._files) as store, running(self.workers, self.executor) as pool:
             state = _State(self, store, aside, progress or _silent)
             try:
                 state.weigh(pool, [*self.space.candidates(aside)])
@@ -80,11 +81,16 @@ class Search:
                     state.change(pool)
             except KeyboardInterrupt:
                 state.complete = False
-                pool.shutdown(wait=False, cancel_futures=True)
             found = state.found(perf_counter() - started)
             if found.complete:
                 store.write_table(found)
         return found
+
+    @property
+    def _files(self) -> list[Path]:
+        """Those that the scenario and the clusters of jobs are read from."""
+        clusters = (path for job in self.space.jobs for path in job.setup.cluster.files)
+        return [*dict.fromkeys((*self.space.scenario.files, *clusters))]
 
     @property
     def _told(self) -> dict[str, Any]:
@@ -157,12 +163,14 @@ class _State:
             candidate = self.ladders[number][place].candidate
             self.store.add(candidate, layout)
             self._go_on(queue, number, place)
-            self.tell("simulating layouts", len(self.store.layouts), len(self.ladders), self._best_so_far())
+            done = len(self.store.layouts.keys() | self.store.estimates.keys())
+            self.tell("simulating layouts", done, done + self._left(queue), self._best_so_far())
         if not self.store.layouts:
             raise InputError(_none_left(self.search.space.size, {MEMORY: Pruned(len(self.store.full), MEMORY)}))
 
     def _next(self, queue: Queue) -> tuple[tuple[int, int], Callable[[], Layout | None]] | None:
         """The next layout to try, if one may be among the best; what is known already is not tried again."""
+        wanted = self._wanted()
         while queue:
             bound, number, place = heappop(queue)
             candidate = self.ladders[number][place].candidate
@@ -171,9 +179,8 @@ class _State:
                 self._go_on(queue, number, place)
             elif estimate is not None and bound < _least(estimate):
                 heappush(queue, (_least(estimate), number, place))
-            elif bound <= (self._wanted() if estimate is None else self._wanted_or_tied())[candidate.job]:
-                whole = estimate is not None or self.search.objective.of_run
-                task = partial(_tried, self.shared, self.search.objective, candidate, whole=whole)
+            elif bound <= wanted[candidate.job]:
+                task = partial(_tried, self.shared, self.search.objective, candidate, whole=estimate is not None)
                 return (number, place), task
         return None
 
@@ -203,19 +210,22 @@ class _State:
         alone = self.search.workers == 1 and self.search.executor is None
         return as_done(pool, 1 if alone else AHEAD * self.search.workers, take)
 
+    def _left(self, queue: Queue) -> int:
+        """How many may still be among the best."""
+        wanted = self._wanted()
+        return sum(bound <= wanted[self.ladders[number][place].candidate.job] for bound, number, place in queue)
+
     def _wanted(self) -> list[float]:
-        """By job, the worst score of the best that are wanted; infinite while there are fewer."""
+        """By job, the worst score of the best that are wanted, or that are as good as the best of all.
+
+        Infinite while there are fewer than are wanted.
+        """
         scores: list[list[float]] = [[] for _ in self.search.space.jobs]
         for candidate, layout in self.store.layouts.items():
             scores[candidate.job].append(layout.score)
-        top = self.search.top
-        return [sorted(each)[top - 1] if len(each) >= top else float("inf") for each in scores]
-
-    def _wanted_or_tied(self) -> list[float]:
-        """By job, the same, but no less than what is as good as the best of all."""
-        best = self._best()
+        top, best = self.search.top, self._best()
         alike = 0.0 if best is None else best.score * (1.0 + load_experience().repeat)
-        return [max(each, alike) for each in self._wanted()]
+        return [max(alike, sorted(each)[top - 1]) if len(each) >= top else float("inf") for each in scores]
 
     def _best_so_far(self) -> Layout | None:
         """The best that is known, whole or estimated."""
@@ -227,9 +237,8 @@ class _State:
 
     def found(self, wall: Seconds) -> Found:
         """What is known; of a complete search the same whoever was done first."""
-        aside, bounded, there = dict(self.aside), [], []
-        wanted, whole = self._wanted(), self._wanted_or_tied()
-        for each, layout, said in (seen for ladder in self.ladders for seen in self._seen(ladder, wanted, whole)):
+        aside, bounded, there, wanted = dict(self.aside), [], [], self._wanted()
+        for each, layout, said in (seen for ladder in self.ladders for seen in self._seen(ladder, wanted)):
             if said:
                 add(aside, said)
             elif layout is None:
@@ -256,13 +265,11 @@ class _State:
             repeat=repeat,
         )
 
-    def _seen(
-        self, ladder: Sequence[Weighed], wanted: Sequence[float], whole: Sequence[float]
-    ) -> Iterator[tuple[Weighed, Layout | None, str]]:
+    def _seen(self, ladder: Sequence[Weighed], wanted: Sequence[float]) -> Iterator[tuple[Weighed, Layout | None, str]]:
         """What became of the layouts of a ladder: simulated, or set aside for what is said, or neither: bounded."""
         fits = False
         for each in ladder:
-            layout = self._known(each.candidate, whole)
+            layout = self._known(each.candidate, wanted)
             if fits:
                 yield each, None, NEEDLESS
             elif _bound(each) > wanted[each.candidate.job]:
@@ -273,10 +280,10 @@ class _State:
                 yield each, layout, ""
                 fits = layout is not None
 
-    def _known(self, candidate: Candidate, whole: Sequence[float]) -> Layout | None:
+    def _known(self, candidate: Candidate, wanted: Sequence[float]) -> Layout | None:
         """A layout as it was simulated; as it was estimated, where that does to tell that it is not wanted."""
         estimate = self.store.estimates.get(candidate)
-        if estimate is not None and _least(estimate) > whole[candidate.job]:
+        if estimate is not None and _least(estimate) > wanted[candidate.job]:
             return estimate
         return self.store.layouts.get(candidate, estimate)
 
@@ -302,7 +309,7 @@ def _tried(shared: Shared, objective: Objective, candidate: Candidate, *, whole:
     if not fits(drafts_of(shared).setup(candidate.overrides)):
         return None
     scenario = shared().changed(candidate.overrides)
-    estimate = None if whole else extended(scenario)
+    estimate = extended(scenario) if not whole and objective.near(scenario) else None
     return simulated(scenario, objective, candidate) if estimate is None else _layout(estimate, objective, candidate)
 
 

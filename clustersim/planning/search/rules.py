@@ -24,6 +24,7 @@ from clustersim.planning.search.keys import (
     PP,
     RECOMPUTE,
     SCHEDULE,
+    SEQUENCE_PARALLEL,
     SPLIT,
     TP,
 )
@@ -109,6 +110,11 @@ def _not_run(setup: Setup, values: Values, own: Setup) -> Iterator[str]:
         yield f"the framework does not run it: {word} of {own.framework.name}{beside}"
 
 
+def _uncut(setup: Setup, _: Values) -> Iterator[str]:
+    if setup.layout.tp == 1 and setup.layout.sequence_parallel:
+        yield f"{SAME}: sequences are cut among tensor-parallel ranks, and layout.tp is 1"
+
+
 def _experts_cut(setup: Setup, _: Values) -> Iterator[str]:
     if setup.layout.tp == 1 and setup.layout.etp is None:
         yield f"{SAME}: layout.etp is 1 where layout.tp is"
@@ -142,7 +148,7 @@ def _all_layers(setup: Setup, _: Values) -> Iterator[str]:
 _RULES: Final[tuple[Rule, ...]] = (
     Rule((TP,), _checked(checks.check_heads)),
     Rule((TP,), _checked(checks.check_widths)),
-    Rule((TP, CP), _checked(checks.check_sequence)),
+    Rule((TP, CP, SEQUENCE_PARALLEL), _checked(checks.check_sequence)),
     Rule((PP, SCHEDULE), _checked(checks.check_placement)),
     Rule((PP, SCHEDULE), _checked(checks.check_layers)),
     Rule((*DEGREES, SCHEDULE, MICROBATCH), _checked(checks.check_batch)),
@@ -151,7 +157,7 @@ _RULES: Final[tuple[Rule, ...]] = (
 )
 _OF_EXPERTS: Final[tuple[Rule, ...]] = (
     Rule((*DEGREES, EP, ETP), _checked(mixtures.check_folded)),
-    Rule((TP, EP, ETP), _checked(mixtures.check_spread)),
+    Rule((TP, SEQUENCE_PARALLEL, EP, ETP), _checked(mixtures.check_spread)),
     Rule((*DEGREES, SCHEDULE, EP, DATA, RECOMPUTE, OVERLAP), _checked(overlapped.check_overlap)),
 )
 _SAME: Final[Mapping[tuple[str, str], Rule]] = {
@@ -159,6 +165,7 @@ _SAME: Final[Mapping[tuple[str, str], Rule]] = {
     (DATA, "ddp"): Rule((*DEGREES, DATA), _alone),
     (DATA, "fsdp"): Rule((*DEGREES, DATA), _whole_shards),
     (RECOMPUTE, "full"): Rule((PP, SCHEDULE, RECOMPUTE), _all_layers),
+    (SEQUENCE_PARALLEL, "false"): Rule((TP, SEQUENCE_PARALLEL), _uncut),
     (ETP, "1"): Rule((TP, ETP), _experts_cut),
     (OVERLAP, "false"): Rule((EP, OVERLAP), _travelling),
 }

@@ -53,7 +53,7 @@ def changed_score(shared: Shared, objective: Objective, candidate: Candidate, nu
         changed = change(shared().changed(candidate.overrides))
         if changed is None or problems(changed) or not fits(changed):
             return None
-        estimate = None if objective.of_run else extended(changed)
+        estimate = extended(changed) if objective.near(changed) else None
         return objective.score(simulate(changed) if estimate is None else estimate)
     except ClusterSimError:
         return None

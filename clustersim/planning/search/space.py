@@ -2,9 +2,9 @@
 
 A space is one job or several, of which each is a scenario on so many GPUs of some cluster, and for some keys of its
 file the values that they take; what is left out stays as the file has it. Keys are those of `--set`. Data parallelism
-follows: it is what the other degrees leave of the GPUs. Sequence parallelism goes with tensor parallelism, and layers
-are dealt evenly to other numbers of stages, unless these keys are named. Combinations that break one of `rules` are
-counted.
+follows: it is what the other degrees leave of the GPUs. Where sequence parallelism does not vary it goes with tensor
+parallelism, and layers are dealt evenly to other numbers of stages, unless these keys are named. Combinations that
+break one of `rules` are counted.
 
 >>> from clustersim import Scenario
 >>> tiny = Scenario.from_mapping({"model": "llama-tiny", "cluster": {"name": "dgx-h100", "gpus": 8},
@@ -28,6 +28,7 @@ from clustersim.planning.search.keys import DP, ORDER, PP, SCHEDULE, SEQUENCE_PA
 from clustersim.planning.search.rules import Rule, rules_of
 from clustersim.scenario import Scenario
 from clustersim.scenario.setup import Setup
+from clustersim.shipped import is_path
 
 _PLAIN: Final = ("1", "1f1b", "none", "ddp", "even", "false")
 
@@ -97,7 +98,7 @@ class Space:
         """What is chosen, and what follows from it."""
         layout = setup.layout.written
         yield from (f"{key}={job.spelt(key, value, layout)}" for key, value in values.items())
-        if TP in values and SEQUENCE_PARALLEL not in self.named:
+        if TP in values and job.follows:
             yield f"{SEQUENCE_PARALLEL}={'true' if layout.sequence_parallel else 'false'}"
         if values.keys() & {PP, SCHEDULE} and SPLIT not in self.named and setup.layout.layers_per_stage is None:
             yield f"{SPLIT}=even"
@@ -173,8 +174,14 @@ def _others(
                     f"gpus: {size} GPUs with as many sequences each as {own} have would need {batch / own:g}; "
                     "name multiples"
                 )
-            other = [] if name is None else [f"cluster.name={name}"]
+            other = [] if name is None else _cluster(scenario, name)
             other += [f"cluster.gpus={size}"] if name is not None or size != own else []
             other += [f"training.global_batch={batch // own}"] if batch_per_gpu and size != own else []
             found.append(tuple(other))
     return found
+
+
+def _cluster(scenario: Scenario, name: str) -> list[str]:
+    """What puts a scenario on another cluster, a shipped one or one of a file."""
+    key, other = ("path", "name") if is_path(name) else ("name", "path")
+    return [*([f"cluster.{other}=null"] if other in scenario.written["cluster"] else []), f"cluster.{key}={name}"]

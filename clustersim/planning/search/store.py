@@ -5,7 +5,7 @@ as it was simulated, and written to the disk. Its first line tells the search fr
 dropped. At the end what was simulated is there as a table, too, where pyarrow is installed: `layouts.parquet`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
@@ -38,9 +38,9 @@ class Store:
 
     @classmethod
     @contextmanager
-    def opened(cls, folder: Path | None, search: Mapping[str, Any]) -> Iterator["Store"]:
-        """Begin, or go on with what the folder has; raise InputError where that is another search."""
-        with Kept.opened(None if folder is None else folder / NAME, "search", search) as kept:
+    def opened(cls, folder: Path | None, search: Mapping[str, Any], files: Iterable[Path]) -> Iterator["Store"]:
+        """Begin, or go on with what the folder has; raise InputError where that is another search, or reads others."""
+        with Kept.opened(None if folder is None else folder / NAME, "search", search, files) as kept:
             yield cls(kept)
 
     def add(self, candidate: Candidate, layout: Layout | None) -> None:

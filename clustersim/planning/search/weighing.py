@@ -11,7 +11,7 @@ from clustersim.planning.search.bounds import lower_bound
 from clustersim.planning.search.drafts import drafts_of
 from clustersim.planning.search.executors import Shared
 from clustersim.planning.search.jobs import Job
-from clustersim.planning.search.keys import PASSING, RECOMPUTE
+from clustersim.planning.search.keys import OFFLOAD, PASSING, RECOMPUTE
 from clustersim.planning.search.objective import Objective
 from clustersim.planning.search.space import Candidate, Space
 from clustersim.workload.training import FullRecompute, NoRecompute, Recompute, SelectiveRecompute
@@ -40,26 +40,31 @@ def families(candidates: Iterable[Candidate]) -> Iterator[list[Candidate]]:
 def ladders(space: Space, weighed: Iterable[Weighed]) -> list[list[Weighed]]:
     """Layouts of which the first that fits is wanted: those that differ in how much they compute again.
 
-    More of it is slower, and needed only where less does not fit. Where somebody chose what is computed again, each is
-    by itself, and so is what computes other things again than the rest. Each ladder, and all of them, best bounds
-    first.
+    More of it is slower, and needed only where less does not fit. Where somebody chose what is computed again, or
+    activations may go to the host (more of it is less to copy), each is by itself, and so is what computes other things
+    again than the rest. Each ladder from least to most, and of all of them best bounds first.
     """
-    chosen, rungs = RECOMPUTE in space.named, [_rungs(job) for job in space.jobs]
-    found: dict[object, list[Weighed]] = {}
-    for each in sorted(weighed, key=lambda each: (each.bound or 0.0, each.candidate.plainness)):
-        alone = chosen or _recompute(space, each.candidate) not in rungs[each.candidate.job]
-        found.setdefault(each.candidate if alone else _without(each.candidate, (RECOMPUTE,)), []).append(each)
-    return [*found.values()]
+    chosen = any(key == RECOMPUTE or key.startswith(OFFLOAD) for key in space.named)
+    rungs = [() if chosen or job.setup.training.offload.activations else _rungs(job) for job in space.jobs]
+    found: dict[object, dict[int, Weighed]] = {}
+    for each in weighed:
+        there = rungs[each.candidate.job]
+        again = _recompute(space, each.candidate) if there else None
+        alone = again not in there
+        key = each.candidate if alone else _without(each.candidate, (RECOMPUTE,))
+        found.setdefault(key, {})[0 if alone else there.index(again)] = each
+    climbed = ([ladder[rung] for rung in sorted(ladder)] for ladder in found.values())
+    return sorted(climbed, key=lambda ladder: (ladder[0].bound or 0.0, ladder[0].candidate.plainness))
 
 
 def _rungs(job: Job) -> Sequence[Recompute]:
-    """What a job's layouts may compute again, each all that one before it does: whole layers before modules."""
+    """What a job's layouts may compute again, each all that the one before it does: whole layers before modules."""
     every = [job.objects[RECOMPUTE, value] for value in job.values.get(RECOMPUTE, ())]
     found: list[Recompute] = []
     for each in sorted(every, key=lambda each: not isinstance(each, NoRecompute | FullRecompute)):
         if all(_has(each, other) or _has(other, each) for other in found):
             found.append(each)
-    return found
+    return sorted(found, key=lambda each: sum(_has(each, other) for other in found))
 
 
 def _has(one: Recompute, other: Recompute) -> bool:

@@ -61,9 +61,9 @@ def headline(found: Found) -> str:
     return f"best layout: {format_step_time(choice.step_time)} a step{by}{words}"
 
 
-def command(layout: Layout, file: Path) -> str:
+def command(found: Found, layout: Layout, file: Path) -> str:
     """What runs a layout again."""
-    sets = " ".join(f"--set {quote(each)}" for each in layout.overrides)
+    sets = " ".join(f"--set {quote(each)}" for each in (*found.given, *layout.overrides))
     return f"clustersim run {quote(str(file))} {sets}"
 
 
@@ -75,7 +75,7 @@ def short(layout: Layout) -> str:
 def pair_words(key: str, value: str) -> str:
     """A key and its value; words that say all by themselves stand alone."""
     word = key.rpartition(".")[2]
-    if word in ("schedule", "data", "name"):
+    if word in ("schedule", "data", "name", "path"):
         return bare(value)
     if key == "cluster.gpus":
         return f"{int(value):,} GPUs"
@@ -103,7 +103,7 @@ def bare(value: str) -> str:
 def keys_of(overrides: Iterable[str]) -> dict[str, str]:
     """The keys that matter to people, with their values: what follows from others is left out."""
     pairs = (each.partition("=") for each in overrides)
-    return {key: value for key, _, value in pairs if key not in _FOLLOWING}
+    return {key: value for key, _, value in pairs if key not in _FOLLOWING and value != "null"}
 
 
 def band_words(layout: Layout) -> str:
@@ -160,9 +160,10 @@ def _best(found: Found) -> "Iterator[RenderableType]":
     common = {key: value for key, value in keys[0].items() if all(each.get(key) == value for each in keys)}
     rows = []
     for place, each in enumerate(found.best):
-        mark = "*" if place == found.preferred else "=" if each.tied else " "
+        taken = each is found.choice
+        mark = "*" if taken else "=" if each.tied else " "
         own = ", ".join(pair_words(key, value) for key, value in keys[place].items() if key not in common)
-        rows.append((f"{place + 1}{mark}", *_numbers(each, found), own))
+        rows.append((f"{(found.preferred if taken else place) + 1}{mark}", *_numbers(each, found), own))
     if found.first is not None:
         rows.append(("file ", *_numbers(found.first, found), "as it is"))
     yield _table(("", *_heads(found), "layout"), rows)

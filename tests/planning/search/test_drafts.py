@@ -84,11 +84,33 @@ def test_modules_computed_again_are_rungs_where_they_are_part_of_one_another() -
     assert {len(each) for each in found} == {3}  # none, modules, full
     dense = Space.of(job("training.attention=standard"))
     kinds = [
-        told
+        {told for one in ladder for told in recomputed(one)}
         for ladder in ladders(dense, [Weighed(each, 1.0) for each in dense.candidates({})])
-        for told in [
-            {each.partition("=")[2] for one in ladder for each in one.candidate.overrides if "recompute" in each}
-        ]
     ]
     assert {"selective"} in kinds
     assert {"none", "full", "{layers: 1}"} in kinds
+
+
+def test_rungs_are_from_least_to_most_whatever_bounds_say() -> None:
+    """Kernels that vary have no bound, so that of all layouts it is 0."""
+    space = Space.of(job("model.layers=12"), fix={"layout.tp": "1", "layout.pp": "1"})
+    weighed = [Weighed(each, 0.0) for each in space.candidates({}) if "training.microbatch=1" in each.overrides]
+    rungs = ["none", *(f"{{layers: {layers}}}" for layers in (1, 2, 3, 4, 6, 8)), "full"]
+    ladders_of_all = ladders(space, weighed[::-1])
+    assert ladders_of_all
+    for ladder in ladders_of_all:
+        assert [told for one in ladder for told in recomputed(one)] == rungs
+
+
+def recomputed(weighed: Weighed) -> list[str]:
+    return [each.partition("=")[2] for each in weighed.candidate.overrides if "recompute" in each]
+
+
+@pytest.mark.parametrize("offload", ["{activations: all}", "{activations: 2}"])
+def test_where_activations_go_to_the_host_nothing_is_a_ladder(offload: str) -> None:
+    """What is computed again is not copied, which may be faster."""
+    key = "training.offload"
+    spaces = Space.of(job(f"{key}={offload}")), Space.of(job(), {key: offload}), Space.of(job(), vary={key: [offload]})
+    for space in spaces:
+        weighed = [Weighed(each, 1.0) for each in space.candidates({})]
+        assert all(len(each) == 1 for each in ladders(space, weighed))

@@ -1,7 +1,10 @@
 """Wherever layouts are simulated, the answer is the same; workers that die are survived."""
 
 import os
+import re
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from typing import Any
@@ -70,6 +73,27 @@ def test_a_worker_that_dies_is_survived(cluster: LocalCluster, alone: dict[str, 
     with executor_at(f"dask://{address}", 1) as (executor, workers):
         assert answer(search(executor=executor, workers=workers).run(kill)) == alone
     assert not left
+
+
+@pytest.mark.slow
+def test_a_cluster_that_goes_away_is_said() -> None:
+    """The scheduler is a process of its own, which is killed before it has done any."""
+    started = "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard"
+    scheduler = subprocess.Popen(
+        [sys.executable, "-m", *started],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with scheduler:
+        assert scheduler.stderr is not None
+        address = next(
+            found[1] for line in scheduler.stderr if (found := re.search(r"Scheduler at: +tcp://(\S+)", line))
+        )
+        gone = pytest.raises(InputError, match=rf"executor: dask://{address} went away; --resume DIR keeps")
+        with gone, executor_at(f"dask://{address}", 1) as (executor, workers):
+            assert executor is not None
+            scheduler.kill()
+            search(executor=executor, workers=workers).run()
 
 
 @pytest.mark.slow

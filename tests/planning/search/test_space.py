@@ -1,11 +1,14 @@
 """Which layouts are there? What varies by default, what follows, and what is said of what is no layout."""
 
+from pathlib import Path
+
 import pytest
 
 from clustersim.analysis.search import Found, Pruned
 from clustersim.errors import InputError
 from clustersim.planning.search import Search, Space, search
 from clustersim.scenario import Scenario
+from clustersim.shipped import find
 from tests.planning.search.jobs import job
 
 
@@ -53,6 +56,17 @@ def test_data_parallelism_is_what_is_left() -> None:
         assert told["layout.sequence_parallel"] == ("true" if int(told["layout.tp"]) > 1 else "false")
 
 
+def test_sequences_are_cut_or_not_where_there_is_a_choice() -> None:
+    """Not among one tensor-parallel rank, and always where experts would get the same tokens from each of them."""
+    for scenario, kinds in (
+        (job(), {("1", "false"), ("2", "false"), ("2", "true")}),
+        (job(mixture=True), {("1", "false"), ("2", "true")}),
+    ):
+        space = Space.of(scenario, vary={"layout.tp": ["1", "2"]})
+        told = [dict(one.split("=", 1) for one in each) for each in overrides_of(space)]
+        assert {(each["layout.tp"], each["layout.sequence_parallel"]) for each in told} == kinds
+
+
 def test_a_degree_of_data_parallelism_can_be_asked_for() -> None:
     space = Space.of(job(), fix={"layout.dp": "4"})
     aside: dict[str, Pruned] = {}
@@ -84,6 +98,14 @@ def test_sizes_and_clusters_are_jobs_of_their_own() -> None:
         (f"cluster.name={name}", f"cluster.gpus={gpus}") for name in ("dgx-h100", "dgx-a100") for gpus in (8, 16)
     ]
     assert {each.job for each in space.candidates({})} == {0, 1, 2, 3}
+
+
+def test_a_cluster_of_a_file_is_compared_with_a_shipped_one(tmp_path: Path) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text(find("clusters", "dgx-a100").read_text())
+    for scenario in (job(), job(f"cluster={{path: {own}, gpus: 8}}")):
+        space = Space.of(scenario, gpus=[16], clusters=["dgx-h100", str(own)])
+        assert [each.setup.cluster.name for each in space.jobs] == ["dgx-h100", "own"]
 
 
 def test_the_batch_may_grow_with_the_gpus() -> None:

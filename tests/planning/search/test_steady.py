@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from clustersim.analysis.search import Found
 from clustersim.errors import InputError
 from clustersim.planning.search import Search, Space, steady
+from clustersim.planning.search.objective import Objective
 from clustersim.planning.search.steady import LEAST, NEAR, extended
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
@@ -80,8 +81,24 @@ def test_it_is_hardly_ever_too_long(data: st.DataObject, mixture: bool, other: t
     assert estimate.step_time * (1.0 - NEAR) <= whole.step_time
     assert estimate.peak_memory == pytest.approx(whole.peak_memory, rel=1e-12)
     assert estimate.memory_capacity == whole.memory_capacity
+    if Objective.ENERGY.near(chosen):
+        assert estimate.economics.energy_per_step * (1.0 - NEAR) <= whole.economics.energy_per_step
     assert sum(estimate.breakdown.mean().values()) == pytest.approx(estimate.step_time)
     assert estimate.mfu() * estimate.step_time == pytest.approx(whole.mfu() * whole.step_time)
+
+
+@pytest.mark.usefixtures("small_models_too")
+def test_energy_is_as_near_as_the_step() -> None:
+    """But beside a GPU of half the speed: the others wait for it in another way from the fourth microbatch on."""
+    chosen = job("layout={tp: 1, dp: 8, data: zero2}", *LONG, "training.global_batch=1024")
+    slow = chosen.changed(["disturbances.slow=[{gpu: 3, speed: 0.5}]"])
+    assert [Objective.ENERGY.near(each) for each in (chosen, slow)] == [True, False]
+    for each in (chosen, slow):
+        estimate, whole = extended(each), simulate(each)
+        assert estimate is not None
+        assert estimate.step_time == pytest.approx(whole.step_time, rel=1e-6)
+        off = estimate.economics.energy_per_step / whole.economics.energy_per_step - 1.0
+        assert (abs(off) < NEAR) == (each is chosen)
 
 
 @pytest.mark.usefixtures("small_models_too")

@@ -11,6 +11,7 @@ from clustersim.errors import InputError
 from clustersim.planning.search import Search, Space
 from clustersim.planning.search.objective import Objective
 from clustersim.planning.search.store import NAME, TABLE
+from clustersim.shipped import find
 from tests.planning.search.jobs import job
 
 VARY = {"layout.tp": ["1", "2", "4"], "layout.pp": ["1", "2"], "training.microbatch": ["1", "2"]}
@@ -80,6 +81,23 @@ def test_a_folder_of_another_search_is_refused(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"is of another search .* name another folder"):
             other.run()
     assert (tmp_path / NAME).read_bytes() == kept
+
+
+def test_what_a_file_says_now_is_another_search(tmp_path: Path) -> None:
+    """Layouts on the cluster as it was are none of the cluster as it is."""
+    shipped = find("clusters", "dgx-h100").read_text()
+    own = tmp_path / "own.yaml"
+
+    def result() -> Found:
+        scenario = job(f"cluster={{path: {own}, gpus: 8}}")
+        return Search(Space.only(scenario, VARY), top=3, store=tmp_path / "found", sensitivity=False).run()
+
+    own.write_text(shipped)
+    first = result()
+    assert answer(result()) == answer(first)
+    own.write_text(shipped.replace("bandwidth: 450 GB/s", "bandwidth: 45 GB/s"))
+    with pytest.raises(InputError, match=r"is of another search .* or a file that it reads, differs"):
+        result()
 
 
 def test_more_of_the_best_are_another_question_of_the_same_search(tmp_path: Path) -> None:
