@@ -13,9 +13,12 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 from clustersim.errors import InputError, nearest, shown
+
+RAISED: Final = (Exception, SystemExit)
+"""What somebody's code may raise; where it leaves the program, that is a refusal, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +50,16 @@ def refusing(call: str) -> Iterator[None]:
         yield
     except InputError as error:
         raise InputError(f"{call}: {error}") from error
-    except Exception as error:
+    except RAISED as error:
         raise InputError(f"{call}: {words(error)}") from error
 
 
-def words(error: Exception) -> str:
-    """What somebody's code raised, in a line."""
-    text = " ".join(str(error).split())
+def words(error: BaseException) -> str:
+    """What somebody's code raised, in a line; its class alone where it has no text, or raises for that, too."""
+    try:
+        text = " ".join(str(error).split())
+    except Exception:
+        text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
@@ -93,7 +99,7 @@ def _module(name: str, file: Path) -> ModuleType:
         there = [path.stem for path in sorted(file.parent.glob("*.py"))]
         remedy = f"; {nearest(name, there)}" if there else ""
         raise InputError(f"there is no module {name}, neither {file} nor where Python looks{remedy}") from error
-    except Exception as error:
+    except RAISED as error:
         raise InputError(f"module {name} cannot be imported: {words(error)}") from error
 
 

@@ -16,7 +16,7 @@ trees have several roots: a broadcast gives, and a reduce takes, n-1; scatter an
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -62,7 +62,9 @@ class Imported(FieldState):
         size, spans = arrangement.size, arrangement.spans
         where = "one domain" if spans == 1 else f"{spans} domains"
         with refusing(f"{self.name}.phases({kind.value}, groups of {size} in {where})"):
-            found = _phases(self.algorithm.phases(kind, arrangement))
+            found = _phases(self.algorithm.phases(kind, _kept(arrangement)))
+            for each in found:
+                _require_rounds(each, len(arrangement.members))
             if found:
                 _require(kind, arrangement, [part for phase in found for part in phase.parts])
         return found
@@ -92,12 +94,33 @@ def _installed(name: str) -> type[Algorithm]:
     return kind
 
 
+def _kept(arrangement: Arrangement) -> Arrangement:
+    """The same, whose groups nobody changes by accident: others are made of them, too."""
+    members = arrangement.members.view()
+    members.flags.writeable = False
+    return replace(arrangement, members=members)
+
+
 def _phases(found: object) -> tuple[Phase, ...]:
     phases = tuple(found) if isinstance(found, Iterable) else (found,)
     for each in phases:
         if not isinstance(each, Phase):
             raise InputError(f"{shown(each)} is no phase; clustersim.collectives.phase.phase makes one of flows")
     return phases
+
+
+def _require_rounds(found: Phase, groups: int) -> None:
+    """Refuse rounds that are no whole numbers from 0 on; raise InputError."""
+    for word in ("local", "network", "posts"):
+        given = getattr(found.rounds, word)
+        rounds = np.asarray(given)
+        whole = rounds.dtype.kind in "iu" and (rounds >= 0).all()
+        if not whole or rounds.shape not in ((), (groups,)):
+            raise InputError(
+                f"rounds: {word}: {shown(given)} is no whole number from 0 on, nor one for each of {groups} groups"
+            )
+    if not 0.0 <= found.stages < np.inf:
+        raise InputError(f"stages: {shown(found.stages)} is no number from 0 on")
 
 
 def _require(kind: Collective, arrangement: Arrangement, parts: list[Flows]) -> None:

@@ -10,7 +10,8 @@ from math import gcd
 from shlex import quote
 from typing import Final
 
-from clustersim.foreign.megatron import NORMS, POSITIONS, RECIPES, SHARDED
+from clustersim.foreign.megatron import RECIPES, SHARDED
+from clustersim.foreign.megatron_models import NORMS, POSITIONS, skipping
 from clustersim.parallel.data import FullyShard, Replicated, Zero1
 from clustersim.parallel.pipeline import Counted, Drawn, Ends, dealt
 from clustersim.program.task import Dispatcher
@@ -76,6 +77,8 @@ def _model(model: Model, scenario: Scenario) -> Iterator[Flag]:
     match attention:
         case FullAttention() as full:
             yield from _full(full, model)
+            yield from [("softmax-type", "learnable")] if full.sinks else []
+            yield from _windows(model)
         case LatentAttention() as latent:
             yield from _latent(latent)
     yield from _form(model)
@@ -101,6 +104,19 @@ def _full(full: FullAttention, model: Model) -> Iterator[Flag]:
         yield ("qk-layernorm",)
     if full.rotary != 1.0:
         yield "rotary-percent", str(full.rotary)
+
+
+def _windows(model: Model) -> Iterator[Flag]:
+    """A window of tokens before each, and in which layers there is none."""
+    windows = [each.attention.window for each in specs(model.stack) if each.attention is not None]
+    size = next((each for each in windows if each is not None), None)
+    if size is None:
+        return
+    yield "window-size", f"{size - 1},0"
+    there = "".join(str(int(each is not None)) for each in windows)
+    every = there.find("0") + 1
+    if every and there == skipping(every, len(there)):
+        yield "window-attn-skip-freq", str(every)
 
 
 def _latent(latent: LatentAttention) -> Iterator[Flag]:

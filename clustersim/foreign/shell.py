@@ -131,6 +131,11 @@ def _given(words: Iterator[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
         yield flag, tuple(values)
 
 
+def programs_of(text: str) -> list[str]:
+    """The Python files that a script names, without their directories and endings."""
+    return re.findall(r"(\w+)\.py\b", _plain(text))
+
+
 def world_of(arguments: Arguments, text: str) -> int | None:
     """How many processes torchrun starts, by its arguments or by WORLD_SIZE; None where the script does not say."""
     each = [_number(arguments, name) for name in ("nproc_per_node", "nproc-per-node", "gpus-per-node")]

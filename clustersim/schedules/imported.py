@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, SupportsIndex
 
 from clustersim.errors import InputError, shown
-from clustersim.plugins import Asked, class_of, refusing, words
+from clustersim.plugins import RAISED, Asked, class_of, refusing, words
 from clustersim.program.action import Action, Order, Pair, Step
 from clustersim.program.placement import Placement
 from clustersim.schedules.notation import parse_step
@@ -60,7 +60,7 @@ class Imported(FieldState):
         kind = class_of(self.name, self.folder, _ASKED)
         try:
             made: Rule = kind(**self.arguments)
-        except Exception as error:
+        except RAISED as error:
             given = ", ".join(f"{key}: {shown(value)}" for key, value in self.arguments.items())
             raise InputError(f"{self.name} cannot be made with arguments {{{given}}}: {words(error)}") from error
         return made

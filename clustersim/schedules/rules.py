@@ -256,7 +256,8 @@ def _require_ended(order: Order, ends: Sequence[Sequence[float]], places: Places
     ]
     if stuck:
         others = f"; and {len(stuck) - _MOST_STUCK} others wait" if len(stuck) > _MOST_STUCK else ""
-        raise InputError(f"{places.whole} deadlocks: {'; '.join(stuck[:_MOST_STUCK])}{others}")
+        named = (each.removeprefix(f"{places.whole} ") for each in stuck[:_MOST_STUCK])
+        raise InputError(f"{places.whole} deadlocks: {'; '.join(named)}{others}")
 
 
 def _awaited_action(step: Step, order: Order, done: Set[Action]) -> Action:

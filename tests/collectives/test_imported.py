@@ -55,6 +55,22 @@ class Crooked(Once):
     def phases(self, kind, arrangement):
         members = arrangement.members
         return (phase(Flows(members, members[:, 1:], 2.0), rounds=Rounds(local=1)),)
+class Back(Once):
+    def phases(self, kind, arrangement):
+        members = arrangement.members
+        return (phase(Flows(members, np.roll(members, 1, axis=1), 2.0), rounds=Rounds(network=-5)),)
+class Half(Once):
+    def phases(self, kind, arrangement):
+        members = arrangement.members
+        return (phase(Flows(members, np.roll(members, 1, axis=1), 2.0), rounds=Rounds(local=float("nan"))),)
+class Filling(Once):
+    def phases(self, kind, arrangement):
+        members = arrangement.members
+        return (phase(Flows(members, np.roll(members, 1, axis=1), 2.0), rounds=Rounds(local=1), stages=-1.0),)
+class Changing(Once):
+    def phases(self, kind, arrangement): arrangement.members[:] = 0
+class Leaving(Once):
+    def phases(self, kind, arrangement): raise SystemExit(3)
 class Halves(Once):
     def phases(self, kind, arrangement):
         members = arrangement.members
@@ -216,6 +232,11 @@ def test_what_cannot_be_named_is_said_when_the_scenario_is_read(
         ("Away", "a flow has an end at GPU 1, which is not in its group"),
         ("Crooked", r"flows from \(2, 8\) to \(2, 7\) GPUs; both ends have one shape, \[2 groups, ...\]"),
         ("Halves", "ends of flows are GPU numbers, in arrays of whole numbers"),
+        ("Back", "rounds: network: -5 is no whole number from 0 on, nor one for each of 2 groups"),
+        ("Half", "rounds: local: nan is no whole number from 0 on"),
+        ("Filling", "stages: -1.0 is no number from 0 on"),
+        ("Changing", "ValueError: assignment destination is read-only"),
+        ("Leaving", r"mine:Leaving.phases\(all_gather, groups of 8 in 2 domains\): SystemExit: 3"),
         ("Unable", "cannot do all_gather by mine:Unable in groups of 8 over 2 NVLink domains"),
     ],
 )

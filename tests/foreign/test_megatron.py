@@ -8,6 +8,7 @@ import pytest
 from clustersim import simulate
 from clustersim.errors import InputError
 from clustersim.foreign.megatron import read_megatron
+from clustersim.foreign.models_alike import alike
 from clustersim.scenario import Scenario
 from clustersim.workload.presets import preset
 from clustersim.workload.stack import RoutedMlp, specs
@@ -67,6 +68,12 @@ SMALL += "--micro-batch-size 1 --vocab-size 1000 --bf16 "
 
 def read(text: str, gpus: int | None = None) -> dict[str, Any]:
     return dict(read_megatron(text, "run", gpus=gpus).mapping)
+
+
+def whole_windows(arguments: str) -> list[int | None]:
+    """The window of each of six layers."""
+    layers = specs(Scenario.from_mapping(read(f"{SMALL} --num-layers 6 {arguments}", 1)).model.stack)
+    return [each.attention.window for each in layers if each.attention is not None]
 
 
 def test_a_launch_script_is_the_scenario_that_it_launches() -> None:
@@ -160,6 +167,11 @@ def test_defaults_are_megatron_s() -> None:
             "precision",
             {"compute": "fp8", "first_layers": 1, "last_layers": 0},
         ),
+        (
+            "--use-megatron-fsdp --megatron-fsdp-main-grads-dtype bf16 --megatron-fsdp-main-params-dtype auto",
+            "precision",
+            {"compute": "bf16", "gradients": "bf16"},
+        ),
         ("--clip-grad 0.0", "gradient_clipping", False),
         ("--cross-entropy-loss-fusion", "loss", "fused"),
         ("--attention-backend unfused", "attention", "standard"),
@@ -219,6 +231,68 @@ def test_experts_are_in_the_layers_that_megatron_gives_them(frequency: str, ther
     text = SMALL + f"--num-layers 6 --num-experts 4 --moe-layer-freq {frequency}"
     layers = specs(Scenario.from_mapping(read(text, 1)).model.stack)
     assert "".join(str(int(isinstance(each.mlp, RoutedMlp))) for each in layers) == there
+
+
+@pytest.mark.parametrize(
+    ("arguments", "windows"),
+    [
+        ("--window-size 127,0", [128] * 6),
+        ("--window-size (127,0) --window-attn-skip-freq 2", [128, None] * 3),
+        ("--window-size 63,0 --window-attn-skip-freq 4", [64, 64, 64, None, 64, 64]),
+        ("--window-size 63,0 --window-attn-skip-freq [1,1,0]*2", [64, 64, None] * 2),
+        ("--window-size 63,0 --window-attn-skip-freq [1]*6", [64] * 6),
+        ("--window-size 63,0 --window-attn-skip-freq 1", [None] * 6),
+        ("--window-attn-skip-freq 2", [None] * 6),
+    ],
+)
+def test_a_window_is_of_a_token_and_those_before_it(arguments: str, windows: list[int | None]) -> None:
+    """Of N layers the last one has none: (N-1):1, counted from the first layer."""
+    assert whole_windows(arguments) == windows
+
+
+def test_gpt_oss_is_the_model_that_its_arguments_say() -> None:
+    """But for the positions, which its script leaves to a flag of its own that is named."""
+    text = """--num-layers 24 --hidden-size 2880 --ffn-hidden-size 2880 --num-attention-heads 64 --kv-channels 64
+    --group-query-attention --num-query-groups 8 --num-experts 32 --moe-ffn-hidden-size 2880 --moe-router-topk 4
+    --padded-vocab-size 201088 --quick-geglu --softmax-type learnable --window-size 127,0 --window-attn-skip-freq 2
+    --normalization RMSNorm --untie-embeddings-and-output-weights --position-embedding-type rope --enable-gpt-oss
+    --moe-token-dispatcher-type alltoall --micro-batch-size 1 --seq-length 4096 --bf16 --hidden-dropout 0
+    --attention-dropout 0"""
+    found = read_megatron(text, "run", gpus=8)
+    assert alike(Scenario.from_mapping(found.mapping).model, preset("gpt-oss-20b"))
+    assert found.passed_over == ("--enable-gpt-oss",)
+
+
+@pytest.mark.parametrize(
+    ("program", "taken"),
+    [
+        ("pretrain_gpt.py", True),
+        ("tools/preprocess_data.py --input a.json; python pretrain_gpt.py", True),
+        ("# pretrain_bert.py is another one", True),
+        ("my_own_llama.py", True),
+        ("pretrain_bert.py", False),
+        ("${MEGATRON}/pretrain_t5.py", False),
+        ("pretrain_vision_classify.py", False),
+        ("tools/run_text_generation_server.py", False),
+        ("train_rl.py", False),
+    ],
+)
+def test_a_script_that_trains_no_decoder_is_refused(program: str, taken: bool) -> None:
+    script = f"{program}\n{SMALL}"
+    if taken:
+        assert read(script, 1)["model"]["layers"] == 2
+        return
+    with pytest.raises(InputError, match=r"run: starts \w+\.py; of Megatron-LM's programs pretrain_gpt\.py alone"):
+        read(script, 1)
+
+
+def test_the_whole_mixture_layer_again_beside_what_is_again_without() -> None:
+    """Megatron-LM adds it to its modules, which are the scores of attention where none are named."""
+    mixture = SMALL + "--num-experts 4 --moe-token-dispatcher-type alltoall --moe-layer-recompute "
+    assert read(mixture, 1)["training"]["recompute"] == {"modules": ["core_attn", "moe"]}
+    named = f"{mixture} --recompute-granularity selective --recompute-modules layernorm moe"
+    assert read(named, 1)["training"]["recompute"] == {"modules": ["layernorm", "moe"]}
+    assert "recompute" not in read(SMALL + "--moe-layer-recompute", 1)["training"]
 
 
 def test_overlaps_of_tokens_that_do_not_travel_have_no_effect() -> None:
@@ -304,6 +378,25 @@ def test_a_tokenizer_s_kind_says_its_vocabulary() -> None:
         (SMALL + "--nproc_per_node 8 --nnodes 1 --num-layers $LAYERS", "its value is not in the script"),
         (SMALL + "--normalization rmsnorm --nproc_per_node 8 --nnodes 1", "RMSNorm"),
         (SMALL + "--hybrid-override-pattern M-M*", "state-space"),
+        (SMALL + "--yaml-cfg model.yaml", "--yaml-cfg: its file is not read"),
+        (SMALL + "--checkpoint-activations", "write --recompute-granularity full"),
+        (SMALL + "--moe-latent-size 64 --num-experts 4", "--moe-latent-size: it is not modelled"),
+        (SMALL + "--nproc_per_node 8 --nnodes 1 --optimizer muon", "'muon' is not modelled; adam and sgd are"),
+        (SMALL + "--nproc_per_node 8 --nnodes 1 --context-parallel-size 2 --cp-comm-type a2a", "'a2a' is not modelled"),
+        (
+            SMALL + "--nproc_per_node 8 --nnodes 1 --use-megatron-fsdp --num-distributed-optimizer-instances 2",
+            "beside --use-megatron-fsdp it is not modelled",
+        ),
+        (
+            SMALL + "--nproc_per_node 8 --nnodes 1 --pipeline-model-parallel-size 2 --num-layers 4 "
+            "--num-layers-per-virtual-pipeline-stage 1 --microbatch-group-size-per-virtual-pipeline-stage 4",
+            "rounds of other than pp = 2 are not modelled",
+        ),
+        (SMALL + "--nproc_per_node 8 --nnodes 1 --window-size 64,64", "--window-size: '64,64' is no window"),
+        (
+            SMALL + "--nproc_per_node 8 --nnodes 1 --window-size 9,0 --window-attn-skip-freq [0,1]",
+            "is not every so-manieth layer",
+        ),
         (SMALL.replace("--vocab-size 1000", "") + "--nproc_per_node 8 --nnodes 1", "add --vocab-size"),
         (
             SMALL + "--num-distributed-optimizer-instances 3 --nproc_per_node 8 --nnodes 1",

@@ -74,7 +74,8 @@ MEGATRON_CHOICES = (
      "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et|ttt|ttt|tL'", "--use-tp-pp-dp-mapping"],
     ["", "--swiglu --normalization RMSNorm --disable-bias-linear", "--swiglu --ffn-hidden-size 320",
      "--position-embedding-type rope --rotary-percent 0.5 --qk-layernorm", "--add-qkv-bias --disable-bias-linear",
-     "--group-query-attention --num-query-groups 2 --kv-channels 32", "--untie-embeddings-and-output-weights"],
+     "--group-query-attention --num-query-groups 2 --kv-channels 32", "--untie-embeddings-and-output-weights",
+     "--window-size 31,0", "--window-size 31,0 --window-attn-skip-freq 3 --softmax-type learnable"],
     ["", "--hidden-dropout 0 --attention-dropout 0", "--clip-grad 0", "--cross-entropy-loss-fusion",
      "--attention-backend unfused", "--optimizer sgd", "--cuda-graph-impl local",
      "--mtp-num-layers 1 --position-embedding-type rope"],
@@ -238,7 +239,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     (
         "megatron",
         {"model": "gemma2-9b"},
-        "model: Megatron-LM cannot be told the logit_softcap, window, softcap, block of",
+        "model: Megatron-LM cannot be told the logit_softcap, softcap, block of",
     ),
     ("megatron", {"model": {"preset": "llama3-8b", "positions": "alibi"}}, "positions of llama3-8b"),
     ("megatron", {"schedule": "gpipe"}, "schedule: 'gpipe' cannot be said to Megatron-LM"),

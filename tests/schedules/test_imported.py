@@ -114,12 +114,14 @@ def test_it_travels_by_its_name_and_is_imported_again(make: Make) -> None:
         ("mine.py:Base", "'mine.py:Base' names a file; write its module, mine:Base"),
         ("mini:Base", "there is no module mini, neither .*mini.py nor where Python looks; did you mean mine?"),
         ("mine:Bose", "module mine has no class Bose; did you mean Base?"),
-        ("mine:HALF", "module mine has no class HALF; choose one of Base, Needs"),
+        ("mine:HALF", "module mine has no class HALF; choose one of Base, Leaves, Needs"),
         ("mine:Lacking", "mine:Lacking has no method placement; a schedule has placement"),
         ("os:system", "module os has no class system; it has none with placement"),
         ("subprocess:Popen", "subprocess:Popen has no method placement and no method order"),
         ("mine:Needs", r"mine:Needs cannot be made with arguments {}: TypeError: .*'depth'"),
         ("broken:Base", "module broken cannot be imported: ZeroDivisionError"),
+        ("leaving:Base", "module leaving cannot be imported: SystemExit: 4"),
+        ("mine:Leaves", "mine:Leaves cannot be made with arguments {}: SystemExit$"),
         ("wanting:Base", "module wanting cannot be imported: ModuleNotFoundError: No module named 'not_there'"),
     ],
 )
@@ -128,8 +130,10 @@ def test_what_is_no_schedule_is_refused(make: Make, tmp_path: Path, name: str, s
         "HALF = 1\n"
         "class Lacking:\n    def order(self, ranks, microbatches): return []\n"
         "class Needs(Base):\n    def __init__(self, depth): pass\n"
+        "class Leaves(Base):\n    def __init__(self): raise SystemExit\n"
     )
     (tmp_path / "broken.py").write_text("1 / 0\n")
+    (tmp_path / "leaving.py").write_text("import sys\nsys.exit(4)\n")
     (tmp_path / "wanting.py").write_text("import not_there\n")
     with pytest.raises(InputError, match=sentence):
         imported(name, {}, tmp_path)
@@ -151,6 +155,19 @@ def test_arguments_that_the_class_does_not_take_are_shown(make: Make) -> None:
         ("def placement(self, ranks): return [0, -1]", r"placement\(2\): -1 is no pipeline rank"),
         ("def placement(self, ranks): return [0, 2]", r"placement\(2\): placement \(0, 2\): every pipeline rank"),
         ("def order(self, ranks, m): raise ValueError('odd')", r"order\(2, 3\): ValueError: odd$"),
+        ("def order(self, ranks, m): raise SystemExit", r"order\(2, 3\): SystemExit$"),
+        ("def order(self, ranks, m): raise type('Mute', (Exception,), {'__str__': None})", r"order\(2, 3\): Mute$"),
+        (
+            "def order(self, ranks, m): return [row[m:] + row[:m] if rank else row for rank, row in "
+            "enumerate([[f'{s}F{n}' for n in range(m)] + [f'{s}B{n}' for n in range(m)] for s in range(ranks)])]",
+            r"order\(2, 3\): rank 1, step 0: 1B0 runs before 1F0",
+        ),
+        (
+            "def placement(self, ranks): return [0, 1, 1, 0]\n"
+            "    def order(self, ranks, m): return [[f'{s}{k}{n}' for s in held for k in 'FB' for n in range(m)]"
+            " for held in ([0, 3], [1, 2])]",
+            r"order\(2, 3\): deadlocks: rank 0, step 3 \(0B0\) waits for 1B0; rank 1, step 3 \(1B0\) waits for 2B0$",
+        ),
         ("def order(self, ranks, m): return [[0]]", r"order\(2, 3\): 0 is neither an Action nor a text such as '0F0'"),
         ("def order(self, ranks, m): return [['0F']]", r"order\(2, 3\): '0F' is not an action"),
         ("def order(self, ranks, m): return [[]]", r"order\(2, 3\): orders 1 ranks, but stages are placed on 2"),

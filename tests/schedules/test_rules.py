@@ -35,8 +35,8 @@ def test_a_good_order_is_accepted(text: str) -> None:
         ("0F0,0F1,0W0,0I0,0B1\n1F0,1B0,1F1,1B1\n", "rank 0, step 2: 0W0 runs before 0I0"),
         (
             "0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n",
-            r"^schedule deadlocks: schedule rank 0, step 1 \(0B0\) waits for 1B0; "
-            r"schedule rank 1, step 0 \(1F1\) waits for 0F1$",
+            r"^schedule deadlocks: rank 0, step 1 \(0B0\) waits for 1B0; "
+            r"rank 1, step 0 \(1F1\) waits for 0F1$",
         ),
     ],
 )
