@@ -6,10 +6,11 @@ runs that waited, were slowed or vary are worked out. Equal templates are kept o
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
+from clustersim.answer import Answer
 from clustersim.arrays import BoolArray, FloatArray, IntArray
 from clustersim.cost.block import BlockTiming
 from clustersim.program.task import Block, Compute
@@ -19,21 +20,18 @@ from clustersim.report.theme import CATEGORIES
 from clustersim.report.view import KernelLabel, Kernels, Timeline
 from clustersim.units import Seconds
 
-if TYPE_CHECKING:
-    from clustersim.answer import Answer
-
 MOST_OPERATIONS: Final = 1_000_000
 _ROUNDING: Final = 1e-9  # of the makespan
 _LINES: Final = ("kernel", "dtype", "shape"), ("collective", "group")
 
 
-def with_kernels(result: "Answer", timeline: Timeline) -> Timeline:
+def with_kernels(result: Answer, timeline: Timeline) -> Timeline:
     """A timeline of `timeline_of` with the kernels inside its passes."""
     rows = shown_rows_of(result, [row.rank for row in timeline.rows])
     return replace(timeline, kernels=kernels_of(result, rows))
 
 
-def kernels_of(result: "Answer", rows: IntArray, most: int = MOST_OPERATIONS) -> Kernels:
+def kernels_of(result: Answer, rows: IntArray, most: int = MOST_OPERATIONS) -> Kernels:
     """What runs inside spans that are these rows of the trace; at most so many operations that no template shares."""
     templates = _Templates(result, most, _ROUNDING * result.trace.makespan)
     template = np.full(len(rows), -1)
@@ -51,7 +49,7 @@ class _Templates:
     rounding: seconds by which equal times may differ.
     """
 
-    result: "Answer"
+    result: Answer
     most: int
     rounding: Seconds
     columns: list[tuple[IntArray, FloatArray, FloatArray]] = field(default_factory=list)

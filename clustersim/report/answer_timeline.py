@@ -6,10 +6,11 @@ wait for what the sender waited for.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
+from clustersim.answer import Answer
 from clustersim.arrays import IntArray
 from clustersim.cost.block import BlockTiming
 from clustersim.parallel.mesh import HOST_ROLE
@@ -23,9 +24,6 @@ from clustersim.report.view import Path, Row, Spans, Timeline
 from clustersim.report.wording import row_note, row_word, stage_name
 from clustersim.units import format_bandwidth, format_flops, format_seconds
 from clustersim.workload.kernels import Kernel
-
-if TYPE_CHECKING:
-    from clustersim.answer import Answer
 
 LANES: Final = ("compute", "data parallel", "pipeline")
 _HOST_LANES: Final = ("to the host", "host", "from the host")
@@ -43,7 +41,7 @@ _LANE_OF_STREAM: Final = {
 _MOST_KERNELS: Final = 4
 
 
-def timeline_of(result: "Answer", ranks: Sequence[int]) -> Timeline:
+def timeline_of(result: Answer, ranks: Sequence[int]) -> Timeline:
     """Spans of these simulated ranks, a row for each, and the pieces of the critical path on them."""
     scenario = result.scenario
     stages = np.minimum(result.program.kind[list(ranks)], scenario.layout.pp - 1).tolist()
@@ -62,33 +60,33 @@ def timeline_of(result: "Answer", ranks: Sequence[int]) -> Timeline:
     )  # fmt: skip
 
 
-def _lanes(result: "Answer") -> tuple[str, ...]:
+def _lanes(result: Answer) -> tuple[str, ...]:
     """Those of the host only where it does anything, that of experts only where tokens travel beside computation."""
     hosted = _HOST_LANES if HOST_ROLE.name in result.program.groups else ()
     experts = any(Stream.EXPERTS in each.streams for each in result.program.programs)
     return (*LANES, *hosted, *((_EXPERTS_LANE,) if experts else ()))
 
 
-def _lane_of_stream(result: "Answer") -> IntArray:
+def _lane_of_stream(result: Answer) -> IntArray:
     """The lane of every stream, -1: it has none."""
     last = {Stream.EXPERTS: len(_lanes(result)) - 1}
     return np.array([(_LANE_OF_STREAM | last)[stream] for stream in Stream])
 
 
-def shown_rows_of(result: "Answer", ranks: Sequence[int]) -> IntArray:
+def shown_rows_of(result: Answer, ranks: Sequence[int]) -> IntArray:
     """Which rows of the trace are the spans of `timeline_of`, in its order."""
     row = _row_of(result, ranks, np.arange(len(result.trace)))
     return np.flatnonzero((row >= 0) & (_lane_of_stream(result)[result.trace.stream] >= 0))
 
 
-def _row_of(result: "Answer", ranks: Sequence[int], rows: IntArray) -> IntArray:
+def _row_of(result: Answer, ranks: Sequence[int], rows: IntArray) -> IntArray:
     """The timeline's row of some rows of the trace, -1 if its rank is not shown."""
     table = np.full(result.ranks, -1)
     table[ranks] = np.arange(len(ranks))
     return table[result.trace.rank[rows]]
 
 
-def _path(result: "Answer", ranks: Sequence[int]) -> Path:
+def _path(result: Answer, ranks: Sequence[int]) -> Path:
     trace, path = result.trace, result.path
     lanes = _lane_of_stream(result)
     path = path[lanes[trace.stream[path]] >= 0]
@@ -99,7 +97,7 @@ def _path(result: "Answer", ranks: Sequence[int]) -> Path:
     return Path(row[shown], lane, trace.start[path[shown]], trace.end[path[shown]], follows)
 
 
-def _spans(result: "Answer", ranks: Sequence[int]) -> Spans:
+def _spans(result: Answer, ranks: Sequence[int]) -> Spans:
     trace = result.trace
     shown = shown_rows_of(result, ranks)
     row, lane = _row_of(result, ranks, shown), _lane_of_stream(result)[trace.stream[shown]]
@@ -117,7 +115,7 @@ def _spans(result: "Answer", ranks: Sequence[int]) -> Spans:
     )  # fmt: skip
 
 
-def _task_columns(result: "Answer", ranks: Sequence[int], texts: "_Texts") -> IntArray:
+def _task_columns(result: Answer, ranks: Sequence[int], texts: "_Texts") -> IntArray:
     """Category, microbatch, chunk, bytes, name and detail of every task: [columns, stages, tasks]."""
     programs = [result.program.programs[int(result.program.kind[rank])] for rank in ranks]
     table = np.full((6, len(ranks), max(len(program.tasks) for program in programs)), -1)
@@ -143,7 +141,7 @@ class _Texts:
 class _Words:
     """Words for the tasks of one rank; known: blocks and exchanges already put into words, by identity."""
 
-    result: "Answer"
+    result: Answer
     rank: int
     texts: _Texts
     placement: Placement

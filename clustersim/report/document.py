@@ -41,8 +41,9 @@ def card(title: str, *content: Figure | str, lead: str = "", caption: str = "", 
 
 
 def drawn(template: str, *figures: Figure, **context: object) -> Card:
-    """A card that has a template of its own, with the figures for which it has slots."""
-    return Card(render(template, **context), figures)
+    """A card that has a template of its own. figures: for which it has slots, if these are not the context's own."""
+    own = tuple(each for each in context.values() if isinstance(each, Figure))
+    return Card(render(template, **context), figures or own)
 
 
 def render(template: str, **context: object) -> Markup:

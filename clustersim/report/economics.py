@@ -62,23 +62,19 @@ def energy_line(found: Economics) -> tuple[str, str, str]:
     return "energy", format_energy(energy), words
 
 
-def run_lines(found: Economics) -> list[tuple[str, str]]:
-    """What the run takes, value and meaning: time, and money where it is known; empty where no tokens are said."""
-    price, cost, time = found.price_per_gpu_hour, found.cost_of_run, found.time_of_run
-    if found.run_tokens is None or time is None:
-        return []
-    lines = [(format_seconds(time), f"for {tokens_words(found.run_tokens)} tokens: steps alone, without failures")]
-    if price is not None and cost is not None:
-        lines.append((money(cost, price.currency), f"at {_per_hour(price, found)}"))
-    return lines
+def run_lines(found: Economics, gpu_hours: float) -> list[tuple[str, str]]:
+    """Value and meaning of what the run takes, or where its tokens are not said, a trillion: time, and money if known.
 
-
-def trillion_lines(found: Economics, gpu_hours: float) -> list[tuple[str, str]]:
-    """What a trillion tokens take, value and meaning: GPU hours, and money where a price is known."""
-    price, cost = found.price_per_gpu_hour, found.cost_per_trillion_tokens
-    lines = [(f"{gpu_hours:,.0f} GPU\N{NO-BREAK SPACE}hours", "per trillion tokens")]
-    if price is not None and cost is not None:
-        lines.append((money(cost, price.currency), f"per trillion tokens, {_per_hour(price, found)}"))
+    gpu_hours: for a trillion tokens.
+    """
+    if found.run_tokens is None or found.time_of_run is None:
+        cost, words = found.cost_per_trillion_tokens, "per trillion tokens, "
+        lines = [(f"{gpu_hours:,.0f} GPU\N{NO-BREAK SPACE}hours", "per trillion tokens")]
+    else:
+        cost, words, tokens = found.cost_of_run, "at ", tokens_words(found.run_tokens)
+        lines = [(format_seconds(found.time_of_run), f"for {tokens} tokens: steps alone, without failures")]
+    if (price := found.price_per_gpu_hour) is not None and cost is not None:
+        lines.append((money(cost, price.currency), f"{words}{_per_hour(price, found)}"))
     return lines
 
 

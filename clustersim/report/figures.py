@@ -7,16 +7,14 @@ not among them: the timeline, memory over time, all ranks.
 import re
 from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import plotly.graph_objects as plotly
 
+from clustersim.answer import Answer
 from clustersim.report.document import STYLE
 from clustersim.report.figure import Figure
 from clustersim.report.page import cards
-
-if TYPE_CHECKING:
-    from clustersim.answer import Answer
 
 _VARIABLE: Final = re.compile(r"--([a-z-]+): (#[0-9a-f]{6})")
 _HOUSE: Final = {
@@ -26,7 +24,7 @@ _HOUSE: Final = {
 }
 
 
-def figures_of(result: "Answer") -> dict[str, plotly.Figure]:
+def figures_of(result: Answer) -> dict[str, plotly.Figure]:
     """Figures by their names, in the page's order."""
     drawn = (figure for card in cards(result) for figure in card.figures if not figure.behaviour)
     return {figure.name: _figure(figure) for figure in drawn}

@@ -10,7 +10,7 @@ from markupsafe import Markup, escape
 
 from clustersim.analysis.parts import PARTS, Part
 from clustersim.report.document import render
-from clustersim.report.theme import PART_LOOKS, Category
+from clustersim.report.theme import LISTED_LOOKS, PART_LOOKS, Category
 from clustersim.units import Seconds, format_seconds
 
 
@@ -67,6 +67,12 @@ def part_keys(places: Iterable[int]) -> Markup:
 def part_name(part: Part) -> Markup:
     """The mark and the name of a part of the breakdown."""
     return named(PART_LOOKS[part], part.value)
+
+
+def axis_name(axis: str) -> Markup:
+    """The mark and the words of an axis or role, as it is listed."""
+    words, look = LISTED_LOOKS[axis]
+    return named(look, words)
 
 
 def unbroken(words: str) -> str:

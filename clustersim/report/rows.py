@@ -2,16 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from clustersim.analysis.alike import alike
+from clustersim.answer import Answer
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.report.figure import wrapped
-
-if TYPE_CHECKING:
-    from clustersim.answer import Answer
 
 MOST_ROWS: Final = 64
 _BESIDE: Final = 130  # pixels: an axis and a legend
@@ -103,7 +101,7 @@ def shown_rows(rows: int, most: int = MOST_ROWS) -> IntArray:
     return np.round(np.linspace(0, rows - 1, most)).astype(np.int64)
 
 
-def shown_ranks(result: "Answer") -> list[int]:
+def shown_ranks(result: Answer) -> list[int]:
     """Simulated ranks that say most: of each pipeline rank one, and stragglers, each beside one that is not.
 
     Of many pipeline ranks some are shown, evenly spaced. Of a pipeline rank's ranks the one is shown on which the

@@ -14,7 +14,7 @@ from typing import Final
 
 from clustersim.analysis.parts import EXPOSED, Part
 from clustersim.memory.footprint import Category as Use
-from clustersim.parallel.mesh import SERVED, Axis
+from clustersim.parallel.mesh import ROLES, SERVED, Axis
 
 _WHITE = 255
 
@@ -75,6 +75,11 @@ AXIS_LOOKS: Final[Mapping[Axis, Category]] = MappingProxyType(
     {axis: Category[axis.category.upper()] for axis in SERVED}
 )
 """The category of each axis's communication."""
+LISTED_LOOKS: Final[Mapping[str, tuple[str, Category]]] = MappingProxyType(
+    {axis.name: (axis.name, look) for axis, look in AXIS_LOOKS.items()}
+    | {role.listed: (role.label, AXIS_LOOKS[role.serves]) for role in ROLES.values()}
+)
+"""Axes and roles as they are listed: in words, and their categories."""
 PART_LOOKS: Final[Mapping[Part, Category]] = MappingProxyType(
     {
         Part.COMPUTE: Category.COMPUTE,

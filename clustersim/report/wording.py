@@ -15,7 +15,7 @@ from clustersim.cost.jitter import Jitter
 from clustersim.cost.timing import Provenance
 from clustersim.errors import InputError
 from clustersim.hardware.disturbance import DeadLink, Disturbances, LinkChange, SlowNic, in_ranges
-from clustersim.hardware.topology import Fabric
+from clustersim.hardware.topology import Fabric, LinkKind
 from clustersim.parallel.data import ByParameter, DataParallelism, FullyShard, NaiveDataParallel, Replicated, Zero1
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import EXPERT, EXPERT_TENSOR, SPOKEN
@@ -52,20 +52,17 @@ PROVENANCE_NAMES: Final[Mapping[Provenance, str]] = MappingProxyType(
         Provenance.ROOFLINE: "model from datasheets",
     }
 )
-PROVENANCE_MEANINGS: Final[Mapping[Provenance, str]] = MappingProxyType(
+LINK_WORDS: Final[Mapping[LinkKind, str]] = MappingProxyType(
     {
-        Provenance.MEASURED: "This very kernel or collective, with this shape, was timed on this hardware.",
-        Provenance.INTERPOLATED: "Timed on this hardware with smaller and larger shapes, and read off between them.",
-        Provenance.FITTED: "Computed from FLOP, bytes and shapes that were not timed. The model's few constants are "
-        "fitted to what was timed on this hardware.",
-        Provenance.DERIVED: "Timed, or fitted to what was timed, on other hardware and scaled by the ratios of compute "
-        "rate and memory bandwidth; nothing was measured on this hardware.",
-        Provenance.PUBLISHED: "Computed from FLOP, bytes and shapes. The model's few constants are fitted to "
-        "kernels and collectives that others timed on this hardware; no duration itself was measured.",
-        Provenance.ROOFLINE: "Computed from FLOP, bytes and shapes with peaks of the datasheet or constants of a "
-        "similar chip; nothing was measured on this hardware.",
+        LinkKind.NVLINK: "NVLink",
+        LinkKind.PCIE: "PCIe",
+        LinkKind.HOST: "host",
+        LinkKind.NIC: "NIC",
+        LinkKind.LEAF: "leaf to spine",
+        LinkKind.SPINE: "spine to core",
     }
 )
+"""What the links of a tier join, or belong to."""
 
 
 def formats_words(formats: Formats) -> str:

@@ -6,13 +6,14 @@ puts them where their ranks are. It draws at most some hundred rows at a time: z
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 from markupsafe import Markup
 
 from clustersim.analysis.dominant import DominantParts, dominant_parts
 from clustersim.analysis.parts import BUBBLES, EXPOSED, PARTS, Part
+from clustersim.answer import Answer
 from clustersim.arrays import IntArray
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import DATA, DENSE, EXPERT, EXPERT_DATA, EXPERT_TENSOR, EXPERTS, MESHES, PIPELINE, Mesh
@@ -21,9 +22,6 @@ from clustersim.report.figure import Figure, axis, layout, packed, time_scale
 from clustersim.report.keys import key, part_keys
 from clustersim.report.theme import PART_LOOKS
 from clustersim.units import format_seconds
-
-if TYPE_CHECKING:
-    from clustersim.answer import Answer
 
 NAME: Final = "heatmap"
 _WITHIN: Final = tuple(axis.name for axis in reversed(MESHES[DENSE]) if axis not in (DATA, PIPELINE))
@@ -64,7 +62,7 @@ class Heatmap:
         return len(self.dominant.representative)
 
 
-def dominant_of(result: "Answer") -> Heatmap | None:
+def dominant_of(result: Answer) -> Heatmap | None:
     """What all ranks do over time; None where there is one rank, which the timeline shows, or nothing happens."""
     if result.ranks == 1 or result.trace.makespan <= 0:
         return None

@@ -3,12 +3,13 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
 from clustersim.analysis.parts import PARTS
 from clustersim.analysis.path_pieces import Arrival, Legs, Passes, PathPieces, Piece, path_pieces
+from clustersim.answer import Answer
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.program.action import ActionKind
 from clustersim.report.document import Card, card
@@ -18,9 +19,6 @@ from clustersim.report.keys import Cells, part_keys, part_name, table, titled, u
 from clustersim.report.theme import PART_LOOKS
 from clustersim.report.wording import CRITICAL_PATH, RowNames, row_names
 from clustersim.units import format_seconds, format_step_time
-
-if TYPE_CHECKING:
-    from clustersim.answer import Answer
 
 _MOST_LINES: Final = 12  # of the table of pieces
 _MOST_STAGES: Final = 16  # of the table of stages
@@ -59,7 +57,7 @@ class CriticalPath:
     steps: int = 1
 
 
-def critical_path_of(result: "Answer") -> CriticalPath | None:
+def critical_path_of(result: Answer) -> CriticalPath | None:
     """The path's pieces and parts; None where nothing takes time."""
     if result.trace.makespan <= 0:
         return None

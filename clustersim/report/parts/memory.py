@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from clustersim.answer import Answer
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.assembly import plan_of
 from clustersim.fitting import footprint_of
@@ -23,9 +24,6 @@ from clustersim.report.theme import USE_LOOKS
 from clustersim.report.wording import row_word, stage_name
 from clustersim.units import Bytes, Seconds, format_bytes
 from clustersim.workload.operators import EXPERTS
-
-if TYPE_CHECKING:
-    from clustersim.answer import Answer
 
 _GIB: Final = 2.0**30
 _MOST_MOMENTS: Final = 1500
@@ -48,7 +46,7 @@ class Held:
         return np.asarray(self.held[:, int(self.held.sum(axis=0).argmax())])
 
 
-def memory_cards(result: "Answer", several: bool) -> Iterator[Card]:
+def memory_cards(result: Answer, several: bool) -> Iterator[Card]:
     """Memory over time and at the peak. several: whether pages show several pipeline ranks."""
     stages, word = stages_of(result), row_word(result.scenario)
     step = ", in the first step" if result.scenario.steps > 1 else ""
@@ -60,7 +58,7 @@ def memory_cards(result: "Answer", several: bool) -> Iterator[Card]:
     yield card("Memory at the peak", figure, experts_table(result, stages), caption=caption)
 
 
-def stages_of(result: "Answer") -> list[Held]:
+def stages_of(result: Answer) -> list[Held]:
     """The ledgers of pipeline ranks: of many some, evenly spaced, and the fullest."""
     shown = sorted({*shown_rows(len(result.ledgers), MOST_ROWS - 1).tolist(), result.fullest})
     return [_held(number, stage_name(result.scenario, number), result.ledgers[number]) for number in shown]
@@ -97,7 +95,7 @@ def peak_figure(stages: list[Held], capacity: Bytes) -> tuple[Figure, str]:
     return figure, drawn.note("the capacity")
 
 
-def experts_table(result: "Answer", stages: list[Held]) -> str:
+def experts_table(result: Answer, stages: list[Held]) -> str:
     """What experts take and all other weights, of every pipeline rank; empty where there are no experts."""
     if not result.scenario.model.mixtures:
         return ""

@@ -8,11 +8,12 @@ nothing.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
 from clustersim.analysis.overlap import Overlap, overlap
+from clustersim.answer import Answer
 from clustersim.arrays import FloatArray
 from clustersim.parallel.mesh import SERVED
 from clustersim.report.document import Card, card, prose
@@ -34,9 +35,6 @@ from clustersim.report.rows import Bars, bars, narrow_height
 from clustersim.report.theme import AXIS_LOOKS, Category
 from clustersim.report.wording import RowNames, row_names
 from clustersim.units import format_seconds
-
-if TYPE_CHECKING:
-    from clustersim.answer import Answer
 
 LOOKS: Final = tuple(AXIS_LOOKS[axis] for axis in SERVED)
 """The category of each of `SERVED`."""
@@ -67,7 +65,7 @@ class StageOverlap:
         return bars(self.names.labels, self.names.short, kinds, found.step)
 
 
-def overlap_of(result: "Answer") -> StageOverlap | None:
+def overlap_of(result: Answer) -> StageOverlap | None:
     """How communication meets computation on every stage; None where nothing moves."""
     found = overlap(result.rows, result.cost.block, result.breakdown)
     if found.moving.max(initial=0.0) <= 0:

@@ -8,10 +8,11 @@ Wide bars are the mean over ranks; thin ones below them are the critical path, w
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from clustersim.analysis.losses import BELOW_PEAK
 from clustersim.analysis.parts import PARTS, Part
+from clustersim.answer import Answer
 from clustersim.report.document import Card, card, prose
 from clustersim.report.draw.bars import Drawn, bar, chart, in_lines, in_parts
 from clustersim.report.figure import Figure, axis, legend, marker, share_words, short_labels, time_scale
@@ -22,16 +23,13 @@ from clustersim.report.times import Times
 from clustersim.report.view import Timeline
 from clustersim.units import Seconds, format_flops, format_seconds, format_step_time
 
-if TYPE_CHECKING:
-    from clustersim.answer import Answer
-
 THIN: Final = "thin: the critical path"
 IDEAL: Final = "ideal: model FLOP at the peak"
 _WIDE: Final = 0.62  # of a row
 _THIN: Final = 0.12
 
 
-def parts_card(result: "Answer", times: Times) -> Card:
+def parts_card(result: Answer, times: Times) -> Card:
     """Where the time goes, drawn and in numbers; what is called ideal, or why there is none."""
     peak = format_flops(result.flops.model / result.step_time / result.ranks / result.mfu()) if times.ideal else ""
     caption = prose("ideal", seconds=format_step_time(times.ideal), peak=peak) if times.ideal else prose("no_ideal")
