@@ -15,11 +15,10 @@ from clustersim.fitting import footprint_of
 from clustersim.memory.footprint import Category as Use
 from clustersim.memory.footprint import Footprint
 from clustersim.memory.ledger import Ledger
-from clustersim.report.document import Card, card, prose
-from clustersim.report.draw.bars import Drawn, chart, in_parts, level, note
-from clustersim.report.figure import Figure, axis, layout, legend, packed, short_labels, time_scale
-from clustersim.report.keys import Cells, table
-from clustersim.report.rows import MOST_ROWS, bars, height_of, narrow_height, shown_rows
+from clustersim.report.document import Card, card, drawn, prose
+from clustersim.report.draw.bars import Drawn, level, note, stacked
+from clustersim.report.figure import Figure, axis, layout, legend, packed, time_scale
+from clustersim.report.rows import MOST_ROWS, Bars, bars, shown_rows
 from clustersim.report.theme import USE_LOOKS
 from clustersim.report.wording import row_word, stage_name
 from clustersim.units import Bytes, Seconds, format_bytes
@@ -48,14 +47,21 @@ class Held:
 
 def memory_cards(result: Answer, several: bool) -> Iterator[Card]:
     """Memory over time and at the peak. several: whether pages show several pipeline ranks."""
-    stages, word = stages_of(result), row_word(result.scenario)
+    stages, word, capacity = stages_of(result), row_word(result.scenario), result.memory_capacity
     step = ", in the first step" if result.scenario.steps > 1 else ""
     lead = prose("memory", of=f" of the {word}" * several, step=step)
-    yield card("Memory over time", memory_figure(stages, result.memory_capacity, result.step_time), lead=lead)
-    some = f"{len(stages)} of {len(result.ledgers):,} {word}s are shown, the fullest among them."
-    figure, told = peak_figure(stages, result.memory_capacity)
-    caption = f"{some if len(stages) < len(result.ledgers) else ''} {told.strip()}".strip()
-    yield card("Memory at the peak", figure, experts_table(result, stages), caption=caption)
+    yield card("Memory over time", memory_figure(stages, capacity, result.step_time), lead=lead)
+    peaks = np.array([stage.peak for stage in stages])
+    alike = bars([stage.label for stage in stages], [str(stage.number) for stage in stages], peaks, capacity)
+    few = len(stages) < len(result.ledgers)
+    some = f"{len(stages)} of {len(result.ledgers):,} {word}s are shown, the fullest among them." * few
+    experts = weights_of_experts(result, stages) if result.scenario.model.mixtures else []
+    yield drawn(
+        "peaks.html",
+        figure=peak_figure(alike, capacity),
+        experts=experts,
+        caption=f"{some} {alike.note('the capacity').strip()}".strip(),
+    )
 
 
 def stages_of(result: Answer) -> list[Held]:
@@ -77,35 +83,20 @@ def _held(number: int, label: str, ledger: Ledger) -> Held:
     return Held(number, label, times, held)
 
 
-def peak_figure(stages: list[Held], capacity: Bytes) -> tuple[Figure, str]:
-    """What every pipeline rank holds at its own peak, by use, and the capacity; what must be said of its bars."""
-    peaks = np.array([stage.peak for stage in stages])
-    drawn = bars([stage.label for stage in stages], [str(stage.number) for stage in stages], peaks, capacity)
-    uses = [place for place in range(len(Use)) if drawn.values[:, place].any()]
-    values, labels = drawn.values[:, uses], [escape(label) for label in drawn.labels]
-    names = [(use.value, USE_LOOKS[use]) for place, use in enumerate(Use) if place in uses]
-    traces = in_parts(labels, names, values, _GIB, [map(format_bytes, column) for column in values.T.tolist()])
-    most = max(capacity, float(drawn.values.sum(axis=1).max(initial=0.0))) / _GIB
-    height = height_of(len(labels))
-    figure = chart(
-        "peaks", traces, axis("memory at the peak [GiB]", range=[0, most * 1.04]), height=height,
-        narrow={**short_labels(labels, drawn.lines), "height": narrow_height(height, len(traces))},
-        stacked="stack", shapes=[_capacity_line("x", capacity)], bargap=0.22,
+def peak_figure(alike: Bars, capacity: Bytes) -> Figure:
+    """What every pipeline rank holds at its own peak, by use, and the capacity."""
+    uses = {place: (use.value, USE_LOOKS[use]) for place, use in enumerate(Use) if alike.values[:, place].any()}
+    most = max(capacity, float(alike.values[:, list(uses)].sum(axis=1).max(initial=0.0))) / _GIB
+    return stacked(
+        "peaks", alike, uses, axis("memory at the peak [GiB]", range=[0, most * 1.04]), size=_GIB, told=format_bytes,
+        shapes=[_capacity_line("x", capacity)],
     )  # fmt: skip
-    return figure, drawn.note("the capacity")
 
 
-def experts_table(result: Answer, stages: list[Held]) -> str:
-    """What experts take and all other weights, of every pipeline rank; empty where there are no experts."""
-    if not result.scenario.model.mixtures:
-        return ""
+def weights_of_experts(result: Answer, stages: list[Held]) -> list[tuple[str, Weights, Weights]]:
+    """What experts take and all other weights, of every pipeline rank."""
     footprint = footprint_of(result.scenario, plan_of(result.scenario))
-    weights = [experts_and_others(footprint, stage.number) for stage in stages]
-    rows = (
-        Cells((stage.label, *_weights(experts), *_weights(others)))
-        for stage, (experts, others) in zip(stages, weights, strict=True)
-    )
-    return table(("parameters, gradients and states", "of experts", "take", "of all else", "take"), rows)
+    return [(stage.label, *experts_and_others(footprint, stage.number)) for stage in stages]
 
 
 def experts_and_others(footprint: Footprint, number: int) -> tuple[Weights, Weights]:
@@ -113,11 +104,6 @@ def experts_and_others(footprint: Footprint, number: int) -> tuple[Weights, Weig
     weights = footprint.weights(number)
     others = [each for name, each in weights.items() if name != EXPERTS]
     return weights.get(EXPERTS, (0.0, 0.0)), (sum(count for count, _ in others), sum(size for _, size in others))
-
-
-def _weights(held: Weights) -> tuple[str, str]:
-    count, size = held
-    return f"{count / 1e9:,.3f} billion", format_bytes(size)
 
 
 def memory_figure(every: list[Held], capacity: Bytes, step_time: Seconds) -> Figure:

@@ -5,23 +5,22 @@ more.
 Wide bars are the mean over ranks; thin ones below them are the critical path, whose parts sum to the step time, too.
 """
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Final
 
 from clustersim.analysis.losses import BELOW_PEAK
-from clustersim.analysis.parts import PARTS, Part
+from clustersim.analysis.parts import PARTS
 from clustersim.answer import Answer
-from clustersim.report.document import Card, card, prose
-from clustersim.report.draw.bars import Drawn, bar, chart, in_lines, in_parts
-from clustersim.report.figure import Figure, axis, legend, marker, share_words, short_labels, time_scale
-from clustersim.report.keys import Cells, part_name, table
-from clustersim.report.rows import bars, height_of, narrow_height
+from clustersim.report.document import Card, card, drawn, prose
+from clustersim.report.draw.bars import Drawn, bar, chart, in_lines, stacked
+from clustersim.report.figure import Figure, axis, legend, marker, share_words, time_scale
+from clustersim.report.keys import part_name
+from clustersim.report.rows import bars
 from clustersim.report.theme import PART_LOOKS, Category
 from clustersim.report.times import Times
 from clustersim.report.view import Timeline
-from clustersim.units import Seconds, format_flops, format_seconds, format_step_time
+from clustersim.units import Seconds, format_seconds, format_step_time
 
 THIN: Final = "thin: the critical path"
 IDEAL: Final = "ideal: model FLOP at the peak"
@@ -31,30 +30,26 @@ _THIN: Final = 0.12
 
 def parts_card(result: Answer, times: Times) -> Card:
     """Where the time goes, drawn and in numbers; what is called ideal, or why there is none."""
-    peak = format_flops(result.flops.model / result.step_time / result.ranks / result.mfu()) if times.ideal else ""
-    caption = prose("ideal", seconds=format_step_time(times.ideal), peak=peak) if times.ideal else prose("no_ideal")
-    return card(
-        "Where the time goes", waterfall(times), parts_table(times), lead=prose("parts"), caption=caption, beside=True
+    return drawn(
+        "parts.html",
+        figure=waterfall(times),
+        result=result,
+        times=times,
+        ideal=IDEAL,
+        below_peak=BELOW_PEAK,
+        part_name=part_name,
     )
 
 
 def stages_card(times: Times, timeline: Timeline) -> Card:
     """The whole step of every row: neighbours that are alike share a bar."""
-    rows = timeline.rows
-    drawn = bars([row.title for row in rows], [row.short for row in rows], times.stages, times.whole)
-    scale, labels = time_scale(times.whole), [escape(label) for label in drawn.labels]
-    values = drawn.values[:, [part.place for part in times.present]]
-    traces = in_parts(
-        labels, [(part.value, PART_LOOKS[part]) for part in times.present], values, scale.size,
-        [map(format_seconds, column) for column in values.T.tolist()],
+    rows, scale = timeline.rows, time_scale(times.whole)
+    alike = bars([row.title for row in rows], [row.short for row in rows], times.stages, times.whole)
+    figure = stacked(
+        "stages", alike, {part.place: (part.value, PART_LOOKS[part]) for part in times.present},
+        axis(f"time [{scale.unit}]", range=[0, times.whole / scale.size or 1]), size=scale.size, told=format_seconds,
     )  # fmt: skip
-    height = height_of(len(labels))
-    figure = chart(
-        "stages", traces, axis(f"time [{scale.unit}]", range=[0, times.whole / scale.size or 1]), height=height,
-        narrow={**short_labels(labels, drawn.lines), "height": narrow_height(height, len(traces))},
-        stacked="stack", bargap=0.22,
-    )  # fmt: skip
-    lead = prose("stages", row=timeline.row_word) + drawn.note("the step")
+    lead = prose("stages", row=timeline.row_word) + alike.note("the step")
     return card(f"Each {timeline.row_word}", figure, lead=lead, caption=timeline.row_note)
 
 
@@ -75,18 +70,14 @@ def falls(times: Times) -> list[Fall]:
     rows: list[Fall] = []
     start = path = 0.0
     for part in times.present:
-        name, look, seconds, on_path = part.value, PART_LOOKS[part], *_seconds(times, part)
+        seconds, on_path = float(times.step[part.place]), float(times.path[part.place])
+        name, look = part.value, PART_LOOKS[part]
         if part is PARTS[0] and times.ideal:
             rows.append(Fall(IDEAL, look, 0.0, times.ideal, 0.0, None))
             start, seconds, name = times.ideal, seconds - times.ideal, BELOW_PEAK
         rows.append(Fall(name, look, start, seconds, path, on_path))
         start, path = start + seconds, path + on_path
     return rows
-
-
-def _seconds(times: Times, part: Part) -> tuple[Seconds, Seconds]:
-    """A part's mean, and its time on the critical path."""
-    return float(times.step[part.place]), float(times.path[part.place])
 
 
 def waterfall(times: Times) -> Figure:
@@ -129,24 +120,3 @@ def _path_bar(row: Fall, seconds: Seconds, size: float) -> Drawn:
         base=[row.path_start / size], width=_THIN, offset=_WIDE - 0.4 + 0.03, legendgroup="path", showlegend=False,
         hovertemplate=f"<b>{name}</b> on the critical path<br>{format_seconds(seconds)}<extra></extra>",
     )  # fmt: skip
-
-
-def parts_table(times: Times) -> str:
-    """The parts in numbers, and their sum."""
-    step = format_step_time(times.whole), "100.0%", format_step_time(float(times.path.sum()))
-    rows = [*_part_rows(times), Cells(("step", *step), "sum")]
-    return table(("part", "mean", "share", "critical path"), rows)
-
-
-def _part_rows(times: Times) -> Iterator[Cells]:
-    """A part's name, its mean and share, and its time on the critical path; of computation what of it is ideal."""
-
-    def cells(seconds: Seconds) -> Sequence[str]:
-        return format_seconds(seconds), share_words(seconds / times.whole)
-
-    for part in times.present:
-        mean, path = _seconds(times, part)
-        yield Cells((part_name(part), *cells(mean), format_seconds(path)))
-        if part is PARTS[0] and times.ideal:
-            for words, seconds in ((IDEAL, times.ideal), (BELOW_PEAK, mean - times.ideal)):
-                yield Cells((words, *cells(seconds), ""), "of")
