@@ -27,11 +27,6 @@ def stacked(words: Iterable[str]) -> Markup:
     return Markup("<br>").join(words)
 
 
-def noted(words: str, note: str) -> Markup:
-    """Words, and a note in small letters below them."""
-    return Markup("{}<br><small>{}</small>").format(words, note)
-
-
 def table(heads: Iterable[str], rows: Iterable[Cells], *, words: Collection[int] = ()) -> Markup:
     """A table. words: the columns that hold words, which may break, and not quantities."""
     return render("table.html", heads=heads, rows=rows, words=words)
@@ -40,11 +35,6 @@ def table(heads: Iterable[str], rows: Iterable[Cells], *, words: Collection[int]
 def wide(content: str) -> Markup:
     """What may be wider than a small screen."""
     return Markup('<div class="scrolls">{}</div>').format(content)
-
-
-def titled(title: str, content: str) -> Markup:
-    """A title within a card, and what stands below it."""
-    return Markup("<h3>{}</h3>{}").format(title, content)
 
 
 def key(category: Category) -> Markup:

@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from clustersim.answer import Answer
 from clustersim.arrays import FloatArray, IntArray
@@ -55,11 +54,12 @@ def memory_cards(result: Answer, several: bool) -> Iterator[Card]:
     alike = bars([stage.label for stage in stages], [str(stage.number) for stage in stages], peaks, capacity)
     few = len(stages) < len(result.ledgers)
     some = f"{len(stages)} of {len(result.ledgers):,} {word}s are shown, the fullest among them." * few
-    experts = weights_of_experts(result, stages) if result.scenario.model.mixtures else []
+    footprint = footprint_of(result.scenario, plan_of(result.scenario))
     yield drawn(
         "peaks.html",
         figure=peak_figure(alike, capacity),
-        experts=experts,
+        experts=[(stage.label, *experts_and_others(footprint, stage.number)) for stage in stages],
+        mixtures=result.scenario.model.mixtures,
         caption=f"{some} {alike.note('the capacity').strip()}".strip(),
     )
 
@@ -72,15 +72,11 @@ def stages_of(result: Answer) -> list[Held]:
 
 def _held(number: int, label: str, ledger: Ledger) -> Held:
     """A ledger as a matrix; before its first event no activations are held."""
-    times = np.concatenate(([0.0], ledger.times))
-    activations = np.concatenate(([0.0], ledger.activations))
-    peak = ledger.at_peak()
-    held = np.array([np.full(len(times), peak.get(use, 0.0)) for use in Use])
-    missing = ledger.peak_activations - activations
-    uses = list(Use)
-    held[uses.index(Use.ACTIVATIONS)] -= missing
-    held[uses.index(Use.FRAGMENTATION)] -= missing * (ledger.fragmentation - 1)
-    return Held(number, label, times, held)
+    times = np.append(0.0, ledger.times)
+    missing, peak = ledger.peak_activations - np.append(0.0, ledger.activations), ledger.at_peak()
+    less = {Use.ACTIVATIONS: missing, Use.FRAGMENTATION: missing * (ledger.fragmentation - 1)}
+    held = [np.full(len(times), peak.get(use, 0.0)) - less.get(use, 0.0) for use in Use]
+    return Held(number, label, times, np.array(held))
 
 
 def peak_figure(alike: Bars, capacity: Bytes) -> Figure:
@@ -91,12 +87,6 @@ def peak_figure(alike: Bars, capacity: Bytes) -> Figure:
         "peaks", alike, uses, axis("memory at the peak [GiB]", range=[0, most * 1.04]), size=_GIB, told=format_bytes,
         shapes=[_capacity_line("x", capacity)],
     )  # fmt: skip
-
-
-def weights_of_experts(result: Answer, stages: list[Held]) -> list[tuple[str, Weights, Weights]]:
-    """What experts take and all other weights, of every pipeline rank."""
-    footprint = footprint_of(result.scenario, plan_of(result.scenario))
-    return [(stage.label, *experts_and_others(footprint, stage.number)) for stage in stages]
 
 
 def experts_and_others(footprint: Footprint, number: int) -> tuple[Weights, Weights]:
@@ -110,14 +100,15 @@ def memory_figure(every: list[Held], capacity: Bytes, step_time: Seconds) -> Fig
     """One stage over time, stacked by use; the reader chooses the stage, the fullest comes first."""
     scale, stages = time_scale(step_time), by_peak(every)
     most = max([capacity, *(float(stage.peak.sum()) for stage in stages)]) / _GIB
-    times, held, facts = _columns(stages)
+    moments = [_moments(stage) for stage in stages]
+    times = [stage.times[shown] for stage, shown in zip(stages, moments, strict=True)]
+    held = [stage.held[:, shown].ravel() for stage, shown in zip(stages, moments, strict=True)]
     looks = [
-        {"label": escape(use.value), "colour": USE_LOOKS[use].colour, "pattern": USE_LOOKS[use].pattern} for use in Use
+        {"label": escape(use.value), "colour": look.colour, "pattern": look.pattern}
+        for use, look in ((use, USE_LOOKS[use]) for use in Use)
     ]
-    words = note(
-        f"capacity {format_bytes(capacity)}", 1, capacity / _GIB, "@alarm",
-        xref="paper", xanchor="right", yanchor="bottom",
-    )  # fmt: skip
+    right = {"xref": "paper", "xanchor": "right", "yanchor": "bottom"}
+    words = note(f"capacity {format_bytes(capacity)}", 1, capacity / _GIB, "@alarm", **right)
     return Figure(
         name="memory",
         traces=[],
@@ -134,40 +125,22 @@ def memory_figure(every: list[Held], capacity: Bytes, step_time: Seconds) -> Fig
         height=400,
         narrow={"legend": {"font": {"size": 9}}},
         behaviour="memory",
-        arrays={"time": packed(times), "held": packed(held)},
-        facts={"stages": facts, "looks": looks, "end": step_time, "size": scale.size, "gib": _GIB},
+        arrays={
+            name: packed(np.concatenate(each).astype(np.float32)) for name, each in (("time", times), ("held", held))
+        },
+        facts={"moments": list(map(len, times)), "looks": looks, "end": step_time, "size": scale.size, "gib": _GIB},
     )
+
+
+def _packed(columns: list[FloatArray]) -> dict[str, str]:
+    """Those of all stages, one after the other."""
+    return packed(np.concatenate(columns).astype(np.float32))
 
 
 def by_peak(stages: list[Held]) -> list[Held]:
     """The shown stages in order, but the fullest first."""
-    peaks = [float(stage.peak.sum()) for stage in stages]
-    fullest = int(np.argmax(peaks))
-    return [stages[fullest], *(stages[row] for row in shown_rows(len(stages)).tolist() if row != fullest)]
-
-
-def _columns(stages: list[Held]) -> tuple[NDArray[np.float32], NDArray[np.float32], list[dict[str, Any]]]:
-    """Moments and bytes of all stages, one after the other, and for each stage where they are.
-
-    Of a use that holds the same at all times only the amount is kept.
-    """
-    times: list[FloatArray] = [np.zeros(0)]
-    held: list[FloatArray] = [np.zeros(0)]
-    facts, first, at = [], 0, 0
-    for stage in stages:
-        moments = _moments(stage)
-        amounts: list[float | dict[str, int]] = []
-        for row in stage.held[:, moments]:
-            if np.ptp(row) == 0:
-                amounts.append(float(row[0]))
-                continue
-            amounts.append({"first": at})
-            held.append(row)
-            at += len(row)
-        facts.append({"first": first, "moments": len(moments), "held": amounts})
-        times.append(stage.times[moments])
-        first += len(moments)
-    return np.concatenate(times).astype(np.float32), np.concatenate(held).astype(np.float32), facts
+    fullest = max(stages, key=lambda stage: float(stage.peak.sum()))
+    return [fullest, *(stages[row] for row in shown_rows(len(stages)) if stages[row] is not fullest)]
 
 
 def _moments(stage: Held) -> IntArray:
