@@ -5,8 +5,9 @@ more.
 Wide bars are the mean over ranks; thin ones below them are the critical path, whose parts sum to the step time, too.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 from html import escape
+from itertools import accumulate
 from typing import Final
 
 from clustersim.analysis.losses import BELOW_PEAK
@@ -53,38 +54,29 @@ def stages_card(times: Times, timeline: Timeline) -> Card:
     return card(f"Each {timeline.row_word}", figure, lead=lead, caption=timeline.row_note)
 
 
-@dataclass(frozen=True, slots=True)
-class Fall:
-    """One row of the waterfall. path: seconds on the critical path, from path_start; None: not told apart there."""
-
-    name: str
-    look: Category
-    start: Seconds
-    seconds: Seconds
-    path_start: Seconds
-    path: Seconds | None
+Fall = tuple[str, Category, Seconds, Seconds]
+"""A row of the waterfall: name, look, seconds, and seconds on the critical path."""
 
 
-def falls(times: Times) -> list[Fall]:
+def falls(times: Times) -> Iterator[Fall]:
     """The rows of the waterfall, which sum to the step time; so do those of the critical path."""
-    rows: list[Fall] = []
-    start = path = 0.0
     for part in times.present:
-        seconds, on_path = float(times.step[part.place]), float(times.path[part.place])
-        name, look = part.value, PART_LOOKS[part]
+        look, seconds, path = PART_LOOKS[part], float(times.step[part.place]), float(times.path[part.place])
         if part is PARTS[0] and times.ideal:
-            rows.append(Fall(IDEAL, look, 0.0, times.ideal, 0.0, None))
-            start, seconds, name = times.ideal, seconds - times.ideal, BELOW_PEAK
-        rows.append(Fall(name, look, start, seconds, path, on_path))
-        start, path = start + seconds, path + on_path
-    return rows
+            yield IDEAL, look, times.ideal, 0.0  # on the critical path it is not told apart
+            yield BELOW_PEAK, look, seconds - times.ideal, path
+        else:
+            yield part.value, look, seconds, path
 
 
 def waterfall(times: Times) -> Figure:
     """For each part a bar and a thin one, each starting where the last one ended; the last bar is the whole step."""
-    rows, total, scale = falls(times), times.whole, time_scale(times.whole)
-    wide = [_part_bar(row, total, scale.size) for row in rows]
-    paths = [_path_bar(row, row.path, scale.size) for row in rows if row.path is not None]
+    rows, total, scale = list(falls(times)), times.whole, time_scale(times.whole)
+    starts = accumulate((seconds for _, _, seconds, _ in rows), initial=0.0)
+    wide = [_part_bar(row, start, total, scale.size) for row, start in zip(rows, starts, strict=False)]
+    starts = accumulate((path for *_, path in rows), initial=0.0)
+    on_path = zip(rows, starts, strict=False)
+    paths = [_path_bar(row, start, scale.size) for row, start in on_path if row[0] != IDEAL]
     if paths:
         paths[0] |= {"name": THIN, "showlegend": True}
     end = bar(
@@ -92,7 +84,7 @@ def waterfall(times: Times) -> Figure:
         text=[f"<b>{format_step_time(total)}</b>"], textposition="outside",
     )  # fmt: skip
     reach = total / scale.size
-    places, names = list(range(len(rows) + 1)), [row.name for row in rows]
+    places, names = list(range(len(rows) + 1)), [name for name, *_ in rows]
     short = in_lines(places[:-1], names, tickfont={"size": 10})
     narrow = {**short, "tickvals": places, "ticktext": [*short["ticktext"], "<b>step</b>"]}
     return chart(
@@ -103,20 +95,22 @@ def waterfall(times: Times) -> Figure:
     )  # fmt: skip
 
 
-def _part_bar(row: Fall, total: Seconds, size: float) -> Drawn:
-    share, name = row.seconds / total, escape(row.name)
+def _part_bar(row: Fall, start: Seconds, total: Seconds, size: float) -> Drawn:
+    (part, look, seconds, _), share = row, row[2] / total
+    name = escape(part)
     return bar(
-        name, [name], [row.seconds / size], marker(row.look), base=[row.start / size],
-        text=[f"{format_seconds(row.seconds)} · {share_words(share)}"], textposition="outside", cliponaxis=False,
-        hovertemplate=f"<b>{name}</b><br>{format_seconds(row.seconds)}, {share:.2%} of the step<extra></extra>",
+        name, [name], [seconds / size], marker(look), base=[start / size],
+        text=[f"{format_seconds(seconds)} · {share_words(share)}"], textposition="outside", cliponaxis=False,
+        hovertemplate=f"<b>{name}</b><br>{format_seconds(seconds)}, {share:.2%} of the step<extra></extra>",
         showlegend=False, width=_WIDE, offset=-0.4,
     )  # fmt: skip
 
 
-def _path_bar(row: Fall, seconds: Seconds, size: float) -> Drawn:
-    name = "computation" if row.name == BELOW_PEAK else escape(row.name)
+def _path_bar(row: Fall, start: Seconds, size: float) -> Drawn:
+    part, _, _, seconds = row
+    name = "computation" if part == BELOW_PEAK else escape(part)
     return bar(
-        f"{name} on the critical path", [escape(row.name)], [seconds / size], {"color": "@ink", "opacity": 0.55},
-        base=[row.path_start / size], width=_THIN, offset=_WIDE - 0.4 + 0.03, legendgroup="path", showlegend=False,
+        f"{name} on the critical path", [escape(part)], [seconds / size], {"color": "@ink", "opacity": 0.55},
+        base=[start / size], width=_THIN, offset=_WIDE - 0.4 + 0.03, legendgroup="path", showlegend=False,
         hovertemplate=f"<b>{name}</b> on the critical path<br>{format_seconds(seconds)}<extra></extra>",
     )  # fmt: skip
