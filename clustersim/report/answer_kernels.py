@@ -5,7 +5,7 @@ runs that waited, were slowed or vary are worked out. Equal templates are kept o
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -14,21 +14,14 @@ from clustersim.answer import Answer
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.cost.block import BlockTiming
 from clustersim.program.task import Block, Compute
-from clustersim.report.answer_timeline import shown_rows_of
 from clustersim.report.export.words import Label, operation_label
 from clustersim.report.theme import CATEGORIES
-from clustersim.report.view import KernelLabel, Kernels, Timeline
+from clustersim.report.view import KernelLabel, Kernels
 from clustersim.units import Seconds
 
 MOST_OPERATIONS: Final = 1_000_000
 _ROUNDING: Final = 1e-9  # of the makespan
 _LINES: Final = ("kernel", "dtype", "shape"), ("collective", "group")
-
-
-def with_kernels(result: Answer, timeline: Timeline) -> Timeline:
-    """A timeline of `timeline_of` with the kernels inside its passes."""
-    rows = shown_rows_of(result, [row.rank for row in timeline.rows])
-    return replace(timeline, kernels=kernels_of(result, rows))
 
 
 def kernels_of(result: Answer, rows: IntArray, most: int = MOST_OPERATIONS) -> Kernels:

@@ -15,6 +15,7 @@ from clustersim.arrays import IntArray
 from clustersim.cost.block import BlockTiming
 from clustersim.parallel.mesh import HOST_ROLE
 from clustersim.program.task import Block, Compute, Exchange, Overlap, Stream, Task
+from clustersim.report.answer_kernels import kernels_of
 from clustersim.report.export.spans import sent_cause
 from clustersim.report.export.words import action_of, exchange_label, look_of
 from clustersim.report.theme import CATEGORIES
@@ -34,7 +35,7 @@ _MOST_KERNELS: Final = 4
 
 
 def timeline_of(result: Answer, ranks: Sequence[int]) -> Timeline:
-    """Spans of these simulated ranks, a row for each, and the pieces of the critical path on them."""
+    """Spans of these simulated ranks, a row for each, what runs inside them, and the critical path on them."""
     scenario = result.scenario
     stages = np.minimum(result.program.kind[list(ranks)], scenario.layout.pp - 1).tolist()
     stands_for = np.bincount(result.trace.representative, minlength=result.ranks)
@@ -47,10 +48,11 @@ def timeline_of(result: Answer, ranks: Sequence[int]) -> Timeline:
         for stage, rank in zip(stages, ranks, strict=True)
     )  # fmt: skip
     places = _places(result, ranks)
+    shown = np.flatnonzero((places >= 0).all(axis=0))
     return Timeline(
-        rows, tuple(_lanes(result)), _spans(result, ranks, places), _path(result, places), row_word(scenario),
-        row_note(scenario), tuple(np.cumsum(result.step_times)[:-1].tolist()),
-        of_rows=max(len(rows), len(result.ledgers)),
+        rows, tuple(_lanes(result)), _spans(result, ranks, shown, places[:, shown]), _path(result, places),
+        kernels_of(result, shown), row_word(scenario), row_note(scenario),
+        tuple(np.cumsum(result.step_times)[:-1].tolist()), of_rows=max(len(rows), len(result.ledgers)),
     )  # fmt: skip
 
 
@@ -70,11 +72,6 @@ def _places(result: Answer, ranks: Sequence[int]) -> IntArray:
     return np.stack((row[result.trace.rank], lane[result.trace.stream]))
 
 
-def shown_rows_of(result: Answer, ranks: Sequence[int]) -> IntArray:
-    """Which rows of the trace are the spans of `timeline_of`, in its order."""
-    return np.flatnonzero((_places(result, ranks) >= 0).all(axis=0))
-
-
 def _path(result: Answer, places: IntArray) -> Path:
     path = result.path[places[1, result.path] >= 0]
     shown = places[0, path] >= 0
@@ -83,9 +80,9 @@ def _path(result: Answer, places: IntArray) -> Path:
     return Path(*places[:, path], result.trace.start[path], result.trace.end[path], follows)
 
 
-def _spans(result: Answer, ranks: Sequence[int], places: IntArray) -> Spans:
-    trace, shown = result.trace, np.flatnonzero((places >= 0).all(axis=0))
-    row, lane = places[:, shown]
+def _spans(result: Answer, ranks: Sequence[int], shown: IntArray, places: IntArray) -> Spans:
+    """Some rows of the trace. places: of them."""
+    trace, (row, lane) = result.trace, places
     number = np.full(len(trace) + 1, -1)  # the last entry serves cause -1
     number[shown] = np.arange(len(shown))
     texts: dict[str, int] = {}

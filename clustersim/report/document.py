@@ -22,7 +22,6 @@ if TYPE_CHECKING:  # a terminal's answer does not wait for it
     from jinja2 import Environment
 
 _ASSETS: Final = Path(__file__).parent / "assets"
-STYLE: Final = _ASSETS / "page.css"
 PLOTLY: Final = _ASSETS / "plotly" / "plotly-cartesian.min.js"
 
 

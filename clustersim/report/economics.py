@@ -58,7 +58,8 @@ def energy_line(found: Economics) -> tuple[str, str, str]:
     if found.carbon_per_trillion_tokens is not None:
         words += f"; {tonnes(found.carbon_per_trillion_tokens)}"
     if found.energy_of_run is not None:
-        words += f"; {format_energy(found.energy_of_run)}{_of_run(found)} for the run"
+        carbon = "" if found.carbon_of_run is None else f", {tonnes(found.carbon_of_run)}"
+        words += f"; {format_energy(found.energy_of_run)}{carbon} for the run"
     return "energy", format_energy(energy), words
 
 
@@ -98,14 +99,6 @@ def _per_hour(price: Price, found: Economics) -> str:
 
 
 def _drawn(found: Economics, gpu: Watts, whole: Watts) -> str:
-    node = f", {_watts(whole)} in all" if whole > gpu else ""
+    node = f", {whole:,.0f} W in all" if whole > gpu else ""
     facility = f", PUE {found.pue:g}" if found.pue > 1.0 else ""
-    return f"{_watts(gpu)}/GPU{node}{facility}"
-
-
-def _watts(watts: Watts) -> str:
-    return f"{watts:,.0f} W"
-
-
-def _of_run(found: Economics) -> str:
-    return "" if found.carbon_of_run is None else f", {tonnes(found.carbon_of_run)}"
+    return f"{gpu:,.0f} W/GPU{node}{facility}"

@@ -6,9 +6,11 @@ The mark is a square in the category's colour, hatched where its fill is. Text t
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from markupsafe import Markup, escape
 
 from clustersim.analysis.parts import PARTS, Part
+from clustersim.arrays import IntArray
 from clustersim.report.document import render
 from clustersim.report.theme import LISTED_LOOKS, PART_LOOKS, Category
 from clustersim.units import Seconds, format_seconds
@@ -48,10 +50,11 @@ def named(category: Category, words: str) -> Markup:
     return key(category) + escape(words)
 
 
-def part_keys(places: Iterable[int]) -> Markup:
-    """A line of marks and words for some parts of the breakdown, by their places."""
-    words = (Markup('<span class="named">{}</span> ').format(part_name(PARTS[place])) for place in places)
-    return Markup('<p class="lead">{}</p>').format(Markup("").join(words))
+def part_keys(places: IntArray) -> Markup:
+    """A line of marks and words for the parts of the breakdown at these places, each once."""
+    named = Markup('<span class="named">{}</span> ').format
+    words = Markup("").join(named(part_name(PARTS[place])) for place in np.unique(places).tolist())
+    return Markup('<p class="lead">{}</p>').format(words)
 
 
 def part_name(part: Part) -> Markup:

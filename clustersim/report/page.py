@@ -11,7 +11,6 @@ from html import escape
 from clustersim.analysis.nearest import NearestRun
 from clustersim.analysis.what_if import WhatIfs
 from clustersim.answer import Answer
-from clustersim.report.answer_kernels import with_kernels
 from clustersim.report.answer_timeline import timeline_of
 from clustersim.report.document import Card, document, drawn
 from clustersim.report.draw.heatmap import dominant_of, heatmap_card
@@ -41,7 +40,7 @@ def run_page(result: Answer, what_ifs: WhatIfs | None = None, nearest: NearestRu
 def cards(result: Answer, what_ifs: WhatIfs | None = None, nearest: NearestRun | None = None) -> Iterator[Card]:
     """The parts of the page, from top to bottom."""
     ranks = shown_ranks(result)
-    times, timeline = times_of(result, ranks), with_kernels(result, timeline_of(result, ranks))
+    times, timeline = times_of(result, ranks), timeline_of(result, ranks)
     several = len(timeline.rows) > 1
     yield verdict_card(result, what_ifs, nearest)
     yield parts_card(result, times)
@@ -72,7 +71,7 @@ def fragment(result: Answer) -> str:
     The frame holds a whole document, so that neither the notebook's style nor a second result disturbs it, and it
     works offline; the price is plotly.js (0.6 MB) in every displayed result.
     """
-    figure = timeline_figure(drawing(with_kernels(result, timeline_of(result, shown_ranks(result)))))
+    figure = timeline_figure(drawing(timeline_of(result, shown_ranks(result))))
     title, height = result.scenario.name, _VERDICT_PIXELS + figure.height
     content = document(title, [verdict_card(result), drawn("figure.html", figure, figure=figure)])
     return (

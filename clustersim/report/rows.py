@@ -64,15 +64,10 @@ def bars(labels: Sequence[str], short: Sequence[str], values: FloatArray, whole:
 
 
 def _groups(labels: Sequence[str], short: Sequence[str], values: FloatArray, limit: float) -> list[IntArray]:
-    """Rows by bars, in the order of their first."""
-    numbered = np.array([row for row, label in enumerate(labels) if _is_numbered(label, short[row])], dtype=np.int64)
-    found = [numbered[group] for group in alike(values[numbered], limit)]
-    alone = [np.array([row]) for row in sorted({*range(len(labels))} - set(numbered.tolist()))]
-    return sorted((*found, *alone), key=lambda group: int(group[0]))
-
-
-def _is_numbered(label: str, short: str) -> bool:
-    return short.isdecimal() and label.endswith(f" {short}")
+    """Rows by bars, in the order of their first; what tells rows without numbers apart is one more value."""
+    numbered = [word.isdecimal() and label.endswith(f" {word}") for label, word in zip(labels, short, strict=True)]
+    apart = np.where(numbered, 0.0, np.arange(1, len(labels) + 1) * (2.0 * limit + 1.0))
+    return alike(np.column_stack((values, apart)), limit)
 
 
 def _label(labels: Sequence[str], short: Sequence[str], group: IntArray) -> str:

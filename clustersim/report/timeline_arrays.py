@@ -147,7 +147,7 @@ def drawing(timeline: Timeline, most: Bytes = MOST_BYTES) -> Drawing:
     place = np.full(len(timeline.rows), -1)
     place[rows] = np.arange(len(rows))
     whole = float(timeline.spans.end.max(initial=0.0))
-    for kernels, many, inside in _attempts(timeline.kernels or Kernels.none(len(timeline.spans))):
+    for kernels, many, inside in _attempts(timeline.kernels):
         joined = boxes(timeline.spans, rows, by_action=len(timeline.rows) > 1, most=many)
         drawn = Drawing(timeline, kernels, joined, rows, place, whole, inside and not joined.bin)
         if sum(len(array["z"]) for array in drawn.arrays.values()) <= most:

@@ -128,16 +128,15 @@ class Timeline:
     """Rows of spans; lane 0 is computation, further lanes are kinds of communication.
 
     row_word: what a row is called; row_note: what must be said of that, if anything; ends: seconds at which steps end
-    that another one follows; kernels: what runs inside spans, where it is shown; of_rows: of how many rows these were
-    chosen, 0 for all.
+    that another one follows; of_rows: of how many rows these were chosen, 0 for all.
     """
 
     rows: tuple[Row, ...]
     lanes: tuple[str, ...]
     spans: Spans
     path: Path
+    kernels: Kernels
     row_word: str = "stage"
     row_note: str = ""
     ends: tuple[Seconds, ...] = ()
-    kernels: Kernels | None = None
     of_rows: int = 0

@@ -69,7 +69,7 @@ def heatmap_card(heatmap: Heatmap) -> Card:
         figure=heatmap_figure(heatmap),
         heatmap=heatmap,
         classes=len(np.unique(heatmap.dominant.representative)),
-        parts=part_keys(np.unique(heatmap.dominant.category).tolist()),
+        parts=part_keys(heatmap.dominant.category),
         most=_DRAWN,
     )
 

@@ -55,7 +55,7 @@ def critical_path_card(path: CriticalPath) -> Card:
         "critical_path.html",
         figure=path_figure(path),
         path=path,
-        parts=keys.part_keys(np.unique(_parts_in_time(path.path.legs)[0]).tolist()),
+        parts=keys.part_keys(_parts_in_time(path.path.legs)[0]),
         lines=_lines(path.path.pieces) if len(path.path.pieces) > 1 else (),
         stages=stages if len(stages) > 1 else (),
         whole=parts.sum(axis=0),
@@ -119,19 +119,6 @@ def _grouped(came: Sequence[_Came], alone: frozenset[int]) -> Iterator[tuple[_Ca
         yield tuple(came[first:after])
 
 
-def _at_most(legs: Legs, most: int) -> Legs:
-    """The legs, or of too many those that are under way in the middle of `most` equal parts of the time."""
-    if len(legs.rank) <= most:
-        return legs
-    whole = float(legs.end[-1])
-    edges = np.linspace(0.0, whole, most + 1)
-    met = np.minimum(np.searchsorted(legs.end, (edges[1:] + edges[:-1]) / 2), len(legs.rank) - 1)
-    first = np.flatnonzero(np.diff(met, prepend=-1))
-    at = met[first]
-    start = edges[first]
-    return Legs(legs.rank[at], legs.kind[at], legs.part[at], start, np.append(start[1:], whole))
-
-
 def _part_bars(path: CriticalPath, size: float) -> Traces:
     """A trace for each part that takes most of some leg of the time."""
     part, start, end = _parts_in_time(path.path.legs)
@@ -148,23 +135,33 @@ def _part_bars(path: CriticalPath, size: float) -> Traces:
 
 
 def _parts_in_time(legs: Legs) -> tuple[IntArray, FloatArray, FloatArray]:
-    """The part that takes most of each of `_BINS` equal times, equal neighbours together: place, start, end."""
+    """The part that takes most of each of `_BINS` equal times: place, start, end."""
     present, lasting = np.unique(legs.part), legs.end - legs.start
     edges = np.linspace(0.0, float(legs.end.max(initial=0.0)), _BINS + 1)
     knots = np.append(0.0, legs.end)
     spent = [np.append(0.0, np.cumsum(np.where(legs.part == part, lasting, 0.0))) for part in present]
     most = present[np.array([np.diff(np.interp(edges, knots, each)) for each in spent]).argmax(axis=0)]
-    first = np.flatnonzero(np.diff(most, prepend=-1))
-    return most[first], edges[first], np.append(edges[first[1:]], edges[-1])
+    return _joined(most, edges)
+
+
+def _stages_in_time(legs: Legs) -> tuple[IntArray, FloatArray, FloatArray]:
+    """The stage of each leg, or of too many of those in the middle of `_MOST_LEGS` equal times: kind, start, end."""
+    if len(legs.kind) <= _MOST_LEGS:
+        return _joined(legs.kind, np.append(legs.start, legs.end[-1:]))
+    edges = np.linspace(0.0, float(legs.end[-1]), _MOST_LEGS + 1)
+    met = np.minimum(np.searchsorted(legs.end, (edges[1:] + edges[:-1]) / 2), len(legs.kind) - 1)
+    return _joined(legs.kind[met], edges)
+
+
+def _joined(values: IntArray, edges: FloatArray) -> tuple[IntArray, FloatArray, FloatArray]:
+    """Values between edges, equal neighbours together: each with its start and its end."""
+    first = np.flatnonzero(np.diff(values, prepend=-1))
+    return values[first], edges[first], np.append(edges[first[1:]], edges[-1:])
 
 
 def _stage_bars(path: CriticalPath, size: float) -> Traces:
     """Which stage the path is on, its number where there is room."""
-    legs = _at_most(path.path.legs, _MOST_LEGS)
-    first = np.flatnonzero(np.diff(legs.kind, prepend=-1))
-    start = legs.start[first]
-    end = np.append(start[1:], legs.end[-1:]) if len(first) else start
-    kinds = legs.kind[first].tolist()
+    kinds, start, end = _stages_in_time(path.path.legs)
     look = {"color": "@track", "line": {"width": 0.5, "color": "@muted"}}
     return [
         placed(

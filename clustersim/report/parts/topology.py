@@ -195,15 +195,14 @@ def topology_figure(picture: Picture) -> Figure:
     tiers, lanes = picture.tiers, picture.lanes
     traces: Traces = []
     for level, tier in enumerate(tiers):
-        if level + 1 < len(tiers):
-            traces.append(_ways_up(level, tier, tiers[level + 1]))
+        traces += [_ways_up(level, *each) for each in zip(tiers[level : level + 1], tiers[level + 1 :], strict=False)]
         traces.append(_boxes(level, tier))
     traces += [trace for place, lane in enumerate(lanes) for trace in _line(place, lane)]
     traces += [_dots(place, lane, tiers) for place, lane in enumerate(lanes)]
     words = [note for level, tier in enumerate(tiers) for note in _words(level, tier)]
-    every = [*enumerate(lanes)]
-    wide = [each for at, lane in every for each in _labels(at, lane, f"{lane.span.size:,} GPUs<br>{lane.apart}", 11)]
-    short = [each for at, lane in every for each in _labels(at, lane, f"{lane.span.size:,}", 10)]
+    wide, short = (
+        [each for place, lane in enumerate(lanes) for each in _labels(place, lane, more=more)] for more in (True, False)
+    )
     return Figure(
         name="topology",
         traces=traces,
@@ -251,14 +250,13 @@ def _ways_up(level: int, lower: Tier, upper: Tier) -> Drawn:
     return lines(across, [bottom, bottom, top, top], {"width": 0}, fill="toself", fillcolor="@track")
 
 
-def _words(level: int, tier: Tier) -> list[Drawn]:
+def _words(level: int, tier: Tier) -> Iterator[Drawn]:
     name = f"<b>{tier.count:,} × {escape(tier.kind)}</b>"
-    up = " · ".join(escape(words) for words in (f"↑ {tier.bandwidth}" if tier.bandwidth else "", tier.note) if words)
+    up = " · ".join(map(escape, filter(None, (f"↑ {tier.bandwidth}" if tier.bandwidth else "", tier.note))))
     common: Drawn = {"x": 0.5, "xanchor": "center"}
-    found = [note(name, y=level - _BOX / 2 - _WORDS / 2, font={"size": 13}, **common)]
+    yield note(name, y=level - _BOX / 2 - _WORDS / 2, font={"size": 13}, **common)
     if up:
-        found.append(note(up, y=level + 0.5 - _WORDS / 2, font={"size": 12, "color": MUTED}, **common))
-    return found
+        yield note(up, y=level + 0.5 - _WORDS / 2, font={"size": 12, "color": MUTED}, **common)
 
 
 def _middle(place: int) -> float:
@@ -285,8 +283,9 @@ def _dots(place: int, lane: Lane, tiers: Sequence[Tier]) -> Drawn:
     return points(lane.span.axis, x, list(lane.levels), look, hovertext=words, hoverinfo="text")
 
 
-def _labels(place: int, lane: Lane, above: str, size: int) -> Iterator[Drawn]:
-    """The name of an axis below its line, and what its groups are above."""
+def _labels(place: int, lane: Lane, *, more: bool) -> Iterator[Drawn]:
+    """The name of an axis below its line, and what its groups are above, on large screens in more words."""
     common: Drawn = {"x": _middle(place), "xanchor": "center"}
+    above = f"{lane.span.size:,} GPUs<br>{lane.apart}" if more else f"{lane.span.size:,}"
     yield note(f"<b>{lane.span.axis}</b>", y=-_BOX / 2 - _WORDS / 2, font={"size": 13}, **common)
-    yield note(above, y=max(lane.levels) + 0.14, yanchor="bottom", font={"size": size}, **common)
+    yield note(above, y=max(lane.levels) + 0.14, yanchor="bottom", font={"size": 11 if more else 10}, **common)
