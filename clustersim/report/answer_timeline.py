@@ -77,7 +77,8 @@ def _path(result: Answer, places: IntArray) -> Path:
     shown = places[0, path] >= 0
     follows = np.concatenate((shown[:1], shown[:-1]))[shown]
     path = path[shown]
-    return Path(*places[:, path], result.trace.start[path], result.trace.end[path], follows)
+    row, lane = places[:, path]
+    return Path(row, lane, result.trace.start[path], result.trace.end[path], follows)
 
 
 def _spans(result: Answer, ranks: Sequence[int], shown: IntArray, places: IntArray) -> Spans:

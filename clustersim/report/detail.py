@@ -57,7 +57,8 @@ def boxes(spans: Spans, rows: IntArray, *, by_action: bool, most: int) -> Boxes:
 
 
 def _changes(*columns: IntArray) -> BoolArray:
-    return np.any([np.diff(column, prepend=column[:1] - 1) != 0 for column in columns], axis=0)
+    different: BoolArray = np.any([np.diff(column, prepend=column[:1] - 1) != 0 for column in columns], axis=0)
+    return different
 
 
 def _new_action(spans: Spans, order: IntArray, touch: float) -> BoolArray:

@@ -5,12 +5,13 @@ The mark is a square in the category's colour, hatched where its fill is. Text t
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup, escape
+from numpy.typing import NDArray
 
 from clustersim.analysis.parts import PARTS, Part
-from clustersim.arrays import IntArray
 from clustersim.report.document import render
 from clustersim.report.theme import LISTED_LOOKS, PART_LOOKS, Category
 from clustersim.units import Seconds, format_seconds
@@ -50,7 +51,7 @@ def named(category: Category, words: str) -> Markup:
     return key(category) + escape(words)
 
 
-def part_keys(places: IntArray) -> Markup:
+def part_keys(places: NDArray[np.integer[Any]]) -> Markup:
     """A line of marks and words for the parts of the breakdown at these places, each once."""
     named = Markup('<span class="named">{}</span> ').format
     words = Markup("").join(named(part_name(PARTS[place])) for place in np.unique(places).tolist())

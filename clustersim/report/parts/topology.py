@@ -18,7 +18,7 @@ from clustersim.analysis.network_axes import AxisSpan, Crossing, axis_spans
 from clustersim.answer import Answer
 from clustersim.hardware import topology as hardware
 from clustersim.hardware.cluster import Cluster, describe
-from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkKind
+from clustersim.hardware.topology import LINK_KINDS, LinkKind
 from clustersim.report.document import Card, document, drawn
 from clustersim.report.draw.bars import Drawn, lines, note, points
 from clustersim.report.figure import MUTED, SURFACE, Figure, Traces, layout, share_words
@@ -95,7 +95,8 @@ class Picture:
 def picture(cluster: Cluster, spans: Sequence[AxisSpan] = ()) -> Picture:
     """A cluster's tiers, and the axes of a layout on it."""
     tiers = describe(cluster)
-    links, top = link_bandwidths(cluster.fabric), len(tiers) - 1
+    kind, bandwidth, top = cluster.fabric.links.kind, cluster.fabric.links.bandwidth, len(tiers) - 1
+    links = {LINK_KINDS[each]: float(bandwidth[kind == each].max()) for each in np.unique(kind).tolist()}
     rows = tuple(
         Tier(name, tier.count, "" if place == top else _way_up(tier, links), _note(tier, links))
         for place, (name, tier) in enumerate(zip(tier_names(tiers), tiers, strict=True))
@@ -147,12 +148,6 @@ def crossing_words(span: AxisSpan) -> list[str]:
         name + f" ({share_words(crossing.part)})" * (crossing.part < 1.0)
         for name, crossing in zip(names, span.crossings, strict=True)
     ]
-
-
-def link_bandwidths(fabric: Fabric) -> dict[LinkKind, float]:
-    """Bytes/s of the fastest link of each kind that there is."""
-    kind, bandwidth = fabric.links.kind, fabric.links.bandwidth
-    return {LINK_KINDS[number]: float(bandwidth[kind == number].max()) for number in np.unique(kind).tolist()}
 
 
 def _way_up(tier: hardware.Tier, links: Mapping[LinkKind, float]) -> str:

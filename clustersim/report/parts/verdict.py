@@ -8,6 +8,7 @@ trusted. All other numbers, and the conventions that they follow, stand below.
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from clustersim.analysis.economics import Economics
 from clustersim.analysis.losses import Help, Loss, losses, what_helps
 from clustersim.analysis.nearest import NearestRun
 from clustersim.analysis.utilization import CONVENTION, bubble_fraction, exposed_fraction, masked
@@ -73,7 +74,7 @@ def rate_words(tokens: float) -> str:
     return f"{tokens:,.0f}" if tokens >= 1000 else format_number(tokens)
 
 
-def _prices(found: economics.Economics) -> Iterator[tuple[str, str, str]]:
+def _prices(found: Economics) -> Iterator[tuple[str, str, str]]:
     """Name, value and meaning of money and energy for a trillion tokens, as far as they are known."""
     for (name, value, meaning), further in (
         (economics.cost_line(found), economics.price_words(found)),
