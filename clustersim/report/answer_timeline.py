@@ -14,13 +14,16 @@ from clustersim.answer import Answer
 from clustersim.arrays import IntArray
 from clustersim.cost.block import BlockTiming
 from clustersim.parallel.mesh import HOST_ROLE
+from clustersim.program.placement import looped
 from clustersim.program.task import Block, Compute, Exchange, Overlap, Stream, Task
 from clustersim.report.answer_kernels import kernels_of
+from clustersim.report.document import prose
 from clustersim.report.export.spans import sent_cause
 from clustersim.report.export.words import action_of, exchange_label, look_of
 from clustersim.report.theme import CATEGORIES
 from clustersim.report.view import Path, Row, Spans, Timeline
-from clustersim.report.wording import row_note, row_word, stage_name
+from clustersim.report.wording import row_word, stage_name
+from clustersim.scenario import Scenario
 from clustersim.units import format_bandwidth, format_flops, format_seconds
 from clustersim.workload.kernels import Kernel
 
@@ -54,6 +57,13 @@ def timeline_of(result: Answer, ranks: Sequence[int]) -> Timeline:
         kernels_of(result, shown), row_word(scenario), row_note(scenario),
         tuple(np.cumsum(result.step_times)[:-1].tolist()), of_rows=max(len(rows), len(result.ledgers)),
     )  # fmt: skip
+
+
+def row_note(scenario: Scenario) -> str:
+    """What must be said of rows that hold several stages; empty if each is one stage."""
+    placement = scenario.placement
+    in_turn = placement == looped(placement.size, len(placement.stages_of(0)))
+    return prose("row_note", placement=placement, in_turn=in_turn, mirrored=scenario.layout.mirrored)
 
 
 def _lanes(result: Answer) -> dict[str, tuple[Stream, ...]]:

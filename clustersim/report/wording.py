@@ -17,7 +17,6 @@ from clustersim.hardware.topology import Fabric, LinkKind
 from clustersim.parallel.data import ByParameter, DataParallelism, FullyShard, NaiveDataParallel, Replicated, Zero1
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import EXPERT, EXPERT_TENSOR, SPOKEN
-from clustersim.program.placement import looped
 from clustersim.units import format_bytes, format_flops, format_seconds
 from clustersim.workload.lora import Lora
 from clustersim.workload.modules import Module
@@ -71,24 +70,6 @@ def narrow_peak_words(formats: Formats | None) -> str:
 def row_word(scenario: "Scenario") -> str:
     """What holds a share of the layers: a stage, or a pipeline rank where each holds several stages (chunks)."""
     return "pipeline rank" if scenario.placement.chunks > 1 else "stage"
-
-
-def row_note(scenario: "Scenario") -> str:
-    """What must be said of rows that hold several stages; empty if each is one stage."""
-    placement = scenario.placement
-    stages = [str(stage) for stage in placement.stages_of(0)]
-    held = stages if len(stages) <= 4 else [*stages[:3], "...", stages[-1]]
-    if len(stages) == 1:
-        return ""
-    turn = " in turn" if placement == looped(placement.size, len(stages)) else ""
-    also, size = "", placement.size
-    if scenario.layout.mirrored:
-        turn, size = " in pairs", 2 * size
-        also = f", and so does pipeline rank {size - 1}, which does the same for the pipeline that runs the other way"
-    return (
-        f"The model is cut into {len(placement.ranks)} stages (chunks), dealt to the {size} pipeline ranks"
-        f"{turn}: pipeline rank 0 holds stages {', '.join(held)}{also}."
-    )
 
 
 def stage_name(scenario: "Scenario", number: int) -> str:

@@ -11,14 +11,14 @@ from clustersim.assembly import plan_of
 from clustersim.fitting import footprint_of
 from clustersim.memory.footprint import SHARDED
 from clustersim.memory.footprint import Category as Use
-from clustersim.report.answer_timeline import timeline_of
+from clustersim.report.answer_timeline import row_note, timeline_of
 from clustersim.report.page import run_page
 from clustersim.report.parts.memory import experts_and_others, memory_cards, stages_of
 from clustersim.report.rows import shown_ranks
 from clustersim.report.theme import CATEGORIES, PART_LOOKS, USE_LOOKS, Category
 from clustersim.report.times import times_of
 from clustersim.report.view import Timeline
-from clustersim.report.wording import layout_line, row_note, stage_name
+from clustersim.report.wording import layout_line, stage_name
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from tests.simulated import simulated

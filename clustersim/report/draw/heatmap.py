@@ -20,18 +20,13 @@ from clustersim.report.figure import Figure, axis, layout, packed, time_scale
 from clustersim.report.keys import key, part_keys
 from clustersim.report.theme import PART_LOOKS
 
-NAME: Final = "heatmap"
 _WITHIN: Final = tuple(axis.name for axis in reversed(MESHES[DENSE]) if axis not in (DATA, PIPELINE))
-ORDERS: Final = (
-    ("by stage", (PIPELINE.name, DATA.name, *_WITHIN)),
-    ("by replica", (DATA.name, PIPELINE.name, *_WITHIN)),
-)
-"""In which order rows stand: the axes from the one that changes last."""
-BY_EXPERTS: Final = (
-    "by experts",
-    tuple(axis.name for axis in (PIPELINE, EXPERT, EXPERT_DATA, EXPERT_TENSOR)),
-)
-"""Ranks that hold the same experts beside each other."""
+_ORDERS: Final = {
+    "by stage": (PIPELINE.name, DATA.name, *_WITHIN),
+    "by replica": (DATA.name, PIPELINE.name, *_WITHIN),
+    "by experts": tuple(axis.name for axis in (PIPELINE, EXPERT, EXPERT_DATA, EXPERT_TENSOR)),
+}
+"""In which order rows stand: the axes from the one that changes last; ranks with the same experts beside each other."""
 _BINS: Final = 720  # about two pixels each on a large screen
 _HEIGHT: Final = 420
 _DRAWN: Final = 512  # rows that the page's script draws at most
@@ -81,9 +76,9 @@ def heatmap_figure(heatmap: Heatmap) -> Figure:
     shown = int((_class_of(heatmap) != _NOBODY).sum())
     rows = [shown - 0.5, -0.5]
     return Figure(
-        name=NAME,
+        name="heatmap",
         traces=[],
-        choices=tuple((words, []) for words, _ in _orders(heatmap)),
+        choices=tuple((words, []) for words in _orders(heatmap.layout)),
         layout=layout(
             xaxis=axis(
                 f"time [{scale.unit}]", range=[0, dominant.makespan / scale.size], minallowed=0,
@@ -106,7 +101,7 @@ def heatmap_figure(heatmap: Heatmap) -> Figure:
 
 
 def _facts(heatmap: Heatmap, size: float) -> dict[str, Any]:
-    orders = [axes for _, axes in _orders(heatmap)]
+    orders = list(_orders(heatmap.layout).values())
     meshes = (mesh for name, mesh in heatmap.layout.written.meshes.items() if name in (DENSE, EXPERTS))
     return {
         "parts": [
@@ -139,11 +134,10 @@ def _sign(part: Part) -> str:
     return "dot" if part in EXPOSED.values() else "dash" if part in (*BUBBLES, Part.WAIT) else ""
 
 
-def _orders(heatmap: Heatmap) -> tuple[tuple[str, tuple[str, ...]], ...]:
+def _orders(layout: Layout) -> dict[str, tuple[str, ...]]:
     """The orders that differ."""
-    several = heatmap.layout.pp > 1 and heatmap.layout.dp > 1
-    spread = heatmap.layout.ep > 1
-    return (*(ORDERS if several else ORDERS[1:]), *((BY_EXPERTS,) if spread else ()))
+    differ = {"by stage": layout.pp > 1 and layout.dp > 1, "by replica": True, "by experts": layout.ep > 1}
+    return {words: axes for words, axes in _ORDERS.items() if differ[words]}
 
 
 def _class_of(heatmap: Heatmap) -> Any:
