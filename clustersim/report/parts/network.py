@@ -72,9 +72,7 @@ def network_card(network: Network | None) -> Card:
         names=LINK_WORDS,
         visible=_VISIBLE,
         over=not network.shared and any(tier.peak > 1.0 for tier in use.tiers),  # axes do not slow each other
-        shared=network.shared,
-        recorded=network.recorded,
-        hosts=network.hosts,
+        network=network,
     )
 
 
