@@ -16,7 +16,7 @@ from clustersim.errors import InputError, nearest
 from clustersim.hardware.cluster import Cluster, describe, load_cluster
 from clustersim.hardware.graph_file import is_graph
 from clustersim.hardware.topology import Tier
-from clustersim.report.parts.topology_words import crossing_words, level_of, picture, size_words, tier_names
+from clustersim.report.parts.topology import crossing_words, level_of, picture, size_words, tier_names
 from clustersim.units import format_bandwidth
 
 _SCENARIO: Final = ("model", "training")

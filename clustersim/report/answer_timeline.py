@@ -5,46 +5,40 @@ wait for what the sender waited for.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
+from clustersim.answer import Answer
 from clustersim.arrays import IntArray
 from clustersim.cost.block import BlockTiming
 from clustersim.parallel.mesh import HOST_ROLE
-from clustersim.program.action import Action
-from clustersim.program.placement import Placement
-from clustersim.program.task import Block, Communicate, Compute, Exchange, Overlap, Receive, Send, Stream, Task
+from clustersim.program.placement import looped
+from clustersim.program.task import Block, Compute, Exchange, Overlap, Stream, Task
+from clustersim.report.answer_kernels import kernels_of
+from clustersim.report.document import prose
 from clustersim.report.export.spans import sent_cause
 from clustersim.report.export.words import action_of, exchange_label, look_of
 from clustersim.report.theme import CATEGORIES
 from clustersim.report.view import Path, Row, Spans, Timeline
-from clustersim.report.wording import row_note, row_word, stage_name
+from clustersim.report.wording import row_word, stage_name
+from clustersim.scenario import Scenario
 from clustersim.units import format_bandwidth, format_flops, format_seconds
 from clustersim.workload.kernels import Kernel
 
-if TYPE_CHECKING:
-    from clustersim.answer import Answer
-
-LANES: Final = ("compute", "data parallel", "pipeline")
-_HOST_LANES: Final = ("to the host", "host", "from the host")
-_EXPERTS_LANE: Final = "experts"
-_LANE_OF_STREAM: Final = {
-    Stream.COMPUTE: 0,
-    Stream.DATA: 1,
-    Stream.SEND_NEXT: 2,
-    Stream.SEND_PREVIOUS: 2,
-    Stream.RECEIVE: -1,
-    Stream.TO_HOST: 3,
-    Stream.HOST: 4,
-    Stream.FROM_HOST: 5,
+_LANES: Final = {
+    "compute": (Stream.COMPUTE,),
+    "data parallel": (Stream.DATA,),
+    "pipeline": (Stream.SEND_NEXT, Stream.SEND_PREVIOUS),
 }
+_HOST_LANES: Final = {"to the host": (Stream.TO_HOST,), "host": (Stream.HOST,), "from the host": (Stream.FROM_HOST,)}
+_EXPERTS_LANES: Final = {"experts": (Stream.EXPERTS,)}
 _MOST_KERNELS: Final = 4
 
 
-def timeline_of(result: "Answer", ranks: Sequence[int]) -> Timeline:
-    """Spans of these simulated ranks, a row for each, and the pieces of the critical path on them."""
+def timeline_of(result: Answer, ranks: Sequence[int]) -> Timeline:
+    """Spans of these simulated ranks, a row for each, what runs inside them, and the critical path on them."""
     scenario = result.scenario
     stages = np.minimum(result.program.kind[list(ranks)], scenario.layout.pp - 1).tolist()
     stands_for = np.bincount(result.trace.representative, minlength=result.ranks)
@@ -56,124 +50,103 @@ def timeline_of(result: "Answer", ranks: Sequence[int]) -> Timeline:
         )
         for stage, rank in zip(stages, ranks, strict=True)
     )  # fmt: skip
+    places = _places(result, ranks)
+    shown = np.flatnonzero((places >= 0).all(axis=0))
     return Timeline(
-        rows, _lanes(result), _spans(result, ranks), _path(result, ranks), row_word(scenario), row_note(scenario),
+        rows, tuple(_lanes(result)), _spans(result, ranks, shown, places[:, shown]), _path(result, places),
+        kernels_of(result, shown), row_word(scenario), row_note(scenario),
         tuple(np.cumsum(result.step_times)[:-1].tolist()), of_rows=max(len(rows), len(result.ledgers)),
     )  # fmt: skip
 
 
-def _lanes(result: "Answer") -> tuple[str, ...]:
+def row_note(scenario: Scenario) -> str:
+    """What must be said of rows that hold several stages; empty if each is one stage."""
+    placement = scenario.placement
+    in_turn = placement == looped(placement.size, len(placement.stages_of(0)))
+    return prose("row_note", placement=placement, in_turn=in_turn, mirrored=scenario.layout.mirrored)
+
+
+def _lanes(result: Answer) -> dict[str, tuple[Stream, ...]]:
     """Those of the host only where it does anything, that of experts only where tokens travel beside computation."""
-    hosted = _HOST_LANES if HOST_ROLE.name in result.program.groups else ()
+    hosted = HOST_ROLE.name in result.program.groups
     experts = any(Stream.EXPERTS in each.streams for each in result.program.programs)
-    return (*LANES, *hosted, *((_EXPERTS_LANE,) if experts else ()))
+    return _LANES | (_HOST_LANES if hosted else {}) | (_EXPERTS_LANES if experts else {})
 
 
-def _lane_of_stream(result: "Answer") -> IntArray:
-    """The lane of every stream, -1: it has none."""
-    last = {Stream.EXPERTS: len(_lanes(result)) - 1}
-    return np.array([(_LANE_OF_STREAM | last)[stream] for stream in Stream])
+def _places(result: Answer, ranks: Sequence[int]) -> IntArray:
+    """The timeline's row and lane of each row of the trace, -1 where there is none: [2, rows]."""
+    row = np.full(result.ranks, -1)
+    row[ranks] = np.arange(len(ranks))
+    lanes = {stream: lane for lane, streams in enumerate(_lanes(result).values()) for stream in streams}
+    lane = np.array([lanes.get(stream, -1) for stream in Stream])
+    return np.stack((row[result.trace.rank], lane[result.trace.stream]))
 
 
-def shown_rows_of(result: "Answer", ranks: Sequence[int]) -> IntArray:
-    """Which rows of the trace are the spans of `timeline_of`, in its order."""
-    row = _row_of(result, ranks, np.arange(len(result.trace)))
-    return np.flatnonzero((row >= 0) & (_lane_of_stream(result)[result.trace.stream] >= 0))
-
-
-def _row_of(result: "Answer", ranks: Sequence[int], rows: IntArray) -> IntArray:
-    """The timeline's row of some rows of the trace, -1 if its rank is not shown."""
-    table = np.full(result.ranks, -1)
-    table[ranks] = np.arange(len(ranks))
-    return table[result.trace.rank[rows]]
-
-
-def _path(result: "Answer", ranks: Sequence[int]) -> Path:
-    trace, path = result.trace, result.path
-    lanes = _lane_of_stream(result)
-    path = path[lanes[trace.stream[path]] >= 0]
-    row = _row_of(result, ranks, path)
-    shown = row >= 0
+def _path(result: Answer, places: IntArray) -> Path:
+    path = result.path[places[1, result.path] >= 0]
+    shown = places[0, path] >= 0
     follows = np.concatenate((shown[:1], shown[:-1]))[shown]
-    lane = lanes[trace.stream[path[shown]]]
-    return Path(row[shown], lane, trace.start[path[shown]], trace.end[path[shown]], follows)
+    path = path[shown]
+    row, lane = places[:, path]
+    return Path(row, lane, result.trace.start[path], result.trace.end[path], follows)
 
 
-def _spans(result: "Answer", ranks: Sequence[int]) -> Spans:
-    trace = result.trace
-    shown = shown_rows_of(result, ranks)
-    row, lane = _row_of(result, ranks, shown), _lane_of_stream(result)[trace.stream[shown]]
+def _spans(result: Answer, ranks: Sequence[int], shown: IntArray, places: IntArray) -> Spans:
+    """Some rows of the trace. places: of them."""
+    trace, (row, lane) = result.trace, places
     number = np.full(len(trace) + 1, -1)  # the last entry serves cause -1
     number[shown] = np.arange(len(shown))
-    texts = _Texts({})
+    texts: dict[str, int] = {}
     columns = _task_columns(result, ranks, texts)[:, row, trace.task[shown]]
     waiting = np.where(lane == 0, trace.queued[shown], trace.ready[shown])
     return Spans(
         row=row, lane=lane, category=columns[0], microbatch=columns[1], chunk=columns[2],
         waiting=waiting, start=trace.start[shown], end=trace.end[shown], bytes=columns[3].astype(np.float64),
         name=columns[4], detail=columns[5], cause=number[sent_cause(trace, shown)],
-        waited=trace.waited[shown], slowed=trace.slowed[shown], texts=tuple(texts.numbers),
+        waited=trace.waited[shown], slowed=trace.slowed[shown], texts=tuple(texts),
         per_step=result.scenario.microbatches if result.scenario.steps > 1 else 0,
     )  # fmt: skip
 
 
-def _task_columns(result: "Answer", ranks: Sequence[int], texts: "_Texts") -> IntArray:
+def _task_columns(result: Answer, ranks: Sequence[int], texts: dict[str, int]) -> IntArray:
     """Category, microbatch, chunk, bytes, name and detail of every task: [columns, stages, tasks]."""
     programs = [result.program.programs[int(result.program.kind[rank])] for rank in ranks]
     table = np.full((6, len(ranks), max(len(program.tasks) for program in programs)), -1)
-    placement = result.scenario.placement
     for stage, (rank, program) in enumerate(zip(ranks, programs, strict=True)):
-        words = _Words(result, rank, texts, placement, {})
+        words = _Words(result, rank, texts)
         for place, task in enumerate(program.tasks):
             table[:, stage, place] = words.columns(task)
     return table
 
 
 @dataclass(frozen=True, slots=True)
-class _Texts:
-    """Numbers given to texts as they are met."""
-
-    numbers: dict[str, int]
-
-    def number(self, text: str) -> int:
-        return self.numbers.setdefault(text, len(self.numbers)) if text else -1
-
-
-@dataclass(frozen=True, slots=True)
 class _Words:
-    """Words for the tasks of one rank; known: blocks and exchanges already put into words, by identity."""
+    """Words for the tasks of one rank. texts: with their numbers; known: of what was already put into words."""
 
-    result: "Answer"
+    result: Answer
     rank: int
-    texts: _Texts
-    placement: Placement
-    known: dict[Block | Exchange, tuple[int, int]]
+    texts: dict[str, int]
+    known: dict[Block | Exchange, tuple[int, int]] = field(default_factory=dict)
 
-    def columns(self, task: Task) -> tuple[int, int, int, int, int, int]:
+    def columns(self, task: Task) -> tuple[int, ...]:
         """Category, microbatch, chunk, bytes, name and detail."""
-        match task:
-            case Compute(block=block):
-                payload, (name, detail) = 0, self._block(block)
-            case _:
-                payload, (name, detail) = int(task.exchange.payload), self._exchange(task)
-        return CATEGORIES.index(look_of(task)), *self._place(action_of(task)), payload, name, detail
+        does = task.block if isinstance(task, Compute) else task.exchange
+        action, payload = action_of(task), 0 if isinstance(task, Compute) else int(task.exchange.payload)
+        chunk = -1 if action is None else self.result.scenario.placement.chunk_of(action.stage)
+        if does not in self.known:
+            name, detail = self._words(task)
+            self.known[does] = self._number(name), self._number(detail)
+        look = CATEGORIES.index(look_of(task))
+        return look, -1 if action is None else action.microbatch, chunk, payload, *self.known[does]
 
-    def _place(self, action: Action | None) -> tuple[int, int]:
-        """Microbatch and chunk."""
-        if action is None:
-            return -1, -1
-        return action.microbatch, self.placement.chunk_of(action.stage)
+    def _number(self, text: str) -> int:
+        return self.texts.setdefault(text, len(self.texts)) if text else -1
 
-    def _block(self, block: Block) -> tuple[int, int]:
-        if block not in self.known:
-            self.known[block] = self.texts.number(block.name), self.texts.number(self._kernels(block))
-        return self.known[block]
-
-    def _exchange(self, task: Communicate | Send | Receive) -> tuple[int, int]:
-        if task.exchange not in self.known:
-            label = exchange_label(task, self.result.cost.exchange_timing(task.exchange))
-            self.known[task.exchange] = self.texts.number(label.does), self.texts.number(label.detail)
-        return self.known[task.exchange]
+    def _words(self, task: Task) -> tuple[str, str]:
+        if isinstance(task, Compute):
+            return task.block.name, self._kernels(task.block)
+        label = exchange_label(task, self.result.cost.exchange_timing(task.exchange))
+        return label.does, label.detail
 
     def _kernels(self, block: Block) -> str:
         """The operations of a block that take longest, equal ones together: how long, bound by what, at which rate."""

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from markupsafe import Markup
 
-from clustersim.report.answer_kernels import with_kernels
 from clustersim.report.answer_timeline import timeline_of
 from clustersim.report.document import card, document, prose
 from clustersim.report.draw.bars import chart, diamond, in_lines, points
@@ -31,7 +30,7 @@ def comparison_page(results: "Mapping[str, Answer]", title: str, shown: str) -> 
     """The page as HTML text."""
     close, first = results[shown], next(iter(results))
     scenario, ranks = close.scenario, shown_ranks(close)
-    timeline = with_kernels(close, timeline_of(close, ranks))
+    timeline = timeline_of(close, ranks)
     on = f"{scenario.model.name} on {close.ranks:,} × {gpu_line(scenario)} ({scenario.cluster.name})"
     wrong = Markup("<p>{}</p>").format(disturbed_line(scenario) or "nothing is disturbed")
     cards = [

@@ -42,14 +42,10 @@ class Boxes:
         """The first span of every box."""
         return self.order[self.first[:-1]]
 
-    def members(self, box: int) -> IntArray:
-        """The spans of one box, by start."""
-        return self.order[self.first[box] : self.first[box + 1]]
-
 
 def boxes(spans: Spans, rows: IntArray, *, by_action: bool, most: int) -> Boxes:
     """At most `most` boxes that stand for all spans of these rows; by_action: join the pieces of one action."""
-    whole = float(spans.end.max()) if len(spans) else 0.0
+    whole = float(spans.end.max(initial=0.0))
     order = np.lexsort((spans.end, spans.start, spans.lane, spans.row))
     order = order[np.isin(spans.row[order], rows)]
     new = _new_action(spans, order, _TOUCH * whole) if by_action else np.ones(len(order), dtype=np.bool_)
@@ -61,19 +57,16 @@ def boxes(spans: Spans, rows: IntArray, *, by_action: bool, most: int) -> Boxes:
 
 
 def _changes(*columns: IntArray) -> BoolArray:
-    new = np.ones(len(columns[0]), dtype=np.bool_)
-    if len(new):
-        new[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
-    return new
+    different: BoolArray = np.any([np.diff(column, prepend=column[:1] - 1) != 0 for column in columns], axis=0)
+    return different
 
 
 def _new_action(spans: Spans, order: IntArray, touch: float) -> BoolArray:
     keys = (spans.row, spans.lane, spans.category, spans.microbatch, spans.chunk)
-    new = _changes(*(key[order] for key in keys))
-    gap = np.zeros(len(order), dtype=np.bool_)
-    gap[1:] = spans.start[order][1:] - spans.end[order][:-1] > touch
+    start, end = spans.start[order], spans.end[order]
+    gap = start - np.append(start[:1], end[:-1]) > touch
     alone = (spans.lane[order] > 0) | (spans.microbatch[order] < 0)
-    return np.asarray(new | gap | alone)
+    return _changes(*(key[order] for key in keys)) | gap | alone
 
 
 def _new_bin(spans: Spans, order: IntArray, width: float) -> BoolArray:
@@ -84,18 +77,14 @@ def _new_bin(spans: Spans, order: IntArray, width: float) -> BoolArray:
 
 
 def _gathered(spans: Spans, order: IntArray, new: BoolArray, width: float) -> Boxes:
-    first = np.append(np.flatnonzero(new), len(order))
-    box = np.cumsum(new) - 1
-    weight = np.zeros((len(first) - 1, len(CATEGORIES)))
-    np.add.at(weight, (box, spans.category[order]), (spans.end - spans.start)[order])
-    if len(order) == 0:
-        nothing = np.zeros(0)
-        return Boxes(order, first, order, nothing, nothing, width)
+    begins = np.flatnonzero(new)
+    weight = np.zeros((len(begins), len(CATEGORIES)))
+    np.add.at(weight, (np.cumsum(new) - 1, spans.category[order]), (spans.end - spans.start)[order])
     return Boxes(
         order=order,
-        first=first,
-        category=np.where(weight.any(axis=1), weight.argmax(axis=1), spans.category[order[first[:-1]]]),
-        start=np.minimum.reduceat(spans.start[order], first[:-1]),
-        end=np.maximum.reduceat(spans.end[order], first[:-1]),
+        first=np.append(begins, len(order)),
+        category=np.where(weight.any(axis=1), weight.argmax(axis=1), spans.category[order[begins]]),
+        start=np.minimum.reduceat(spans.start[order], begins) if len(begins) else np.zeros(0),
+        end=np.maximum.reduceat(spans.end[order], begins) if len(begins) else np.zeros(0),
         bin=width,
     )

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from clustersim.arrays import FloatArray
-from clustersim.report.answer_kernels import with_kernels
 from clustersim.report.answer_timeline import timeline_of
 from clustersim.report.difference import Difference, headline, lines, words_of
 from clustersim.report.document import Card, card, document, drawn, prose
@@ -41,7 +40,7 @@ def difference_page(difference: Difference, results: "Sequence[Answer]") -> str:
     if len(difference.row_labels) > 1 and difference.different:
         word = difference.row_labels[0].rpartition(" ")[0]
         cards.append(card(f"Each {word}", stages_figure(difference), lead=prose("different_stages")))
-    timelines = [with_kernels(result, timeline_of(result, shown_ranks(result))) for result in results]
+    timelines = [timeline_of(result, shown_ranks(result)) for result in results]
     title = f"{difference.titles[0]} and {difference.titles[1]}"
     return document(title, [*cards, _lanes_card(difference, timelines)], scripts=("difference",))
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:  # a terminal's answer does not wait for it
     from jinja2 import Environment
 
 _ASSETS: Final = Path(__file__).parent / "assets"
-STYLE: Final = _ASSETS / "page.css"
 PLOTLY: Final = _ASSETS / "plotly" / "plotly-cartesian.min.js"
 
 
@@ -41,8 +40,9 @@ def card(title: str, *content: Figure | str, lead: str = "", caption: str = "", 
 
 
 def drawn(template: str, *figures: Figure, **context: object) -> Card:
-    """A card that has a template of its own, with the figures for which it has slots."""
-    return Card(render(template, **context), figures)
+    """A card that has a template of its own. figures: for which it has slots, if these are not the context's own."""
+    own = tuple(each for each in context.values() if isinstance(each, Figure))
+    return Card(render(template, **context), figures or own)
 
 
 def render(template: str, **context: object) -> Markup:

@@ -58,27 +58,24 @@ def energy_line(found: Economics) -> tuple[str, str, str]:
     if found.carbon_per_trillion_tokens is not None:
         words += f"; {tonnes(found.carbon_per_trillion_tokens)}"
     if found.energy_of_run is not None:
-        words += f"; {format_energy(found.energy_of_run)}{_of_run(found)} for the run"
+        carbon = "" if found.carbon_of_run is None else f", {tonnes(found.carbon_of_run)}"
+        words += f"; {format_energy(found.energy_of_run)}{carbon} for the run"
     return "energy", format_energy(energy), words
 
 
-def run_lines(found: Economics) -> list[tuple[str, str]]:
-    """What the run takes, value and meaning: time, and money where it is known; empty where no tokens are said."""
-    price, cost, time = found.price_per_gpu_hour, found.cost_of_run, found.time_of_run
-    if found.run_tokens is None or time is None:
-        return []
-    lines = [(format_seconds(time), f"for {tokens_words(found.run_tokens)} tokens: steps alone, without failures")]
-    if price is not None and cost is not None:
-        lines.append((money(cost, price.currency), f"at {_per_hour(price, found)}"))
-    return lines
+def run_lines(found: Economics, gpu_hours: float) -> list[tuple[str, str]]:
+    """Value and meaning of what the run takes, or where its tokens are not said, a trillion: time, and money if known.
 
-
-def trillion_lines(found: Economics, gpu_hours: float) -> list[tuple[str, str]]:
-    """What a trillion tokens take, value and meaning: GPU hours, and money where a price is known."""
-    price, cost = found.price_per_gpu_hour, found.cost_per_trillion_tokens
-    lines = [(f"{gpu_hours:,.0f} GPU\N{NO-BREAK SPACE}hours", "per trillion tokens")]
-    if price is not None and cost is not None:
-        lines.append((money(cost, price.currency), f"per trillion tokens, {_per_hour(price, found)}"))
+    gpu_hours: for a trillion tokens.
+    """
+    if found.run_tokens is None or found.time_of_run is None:
+        cost, words = found.cost_per_trillion_tokens, "per trillion tokens, "
+        lines = [(f"{gpu_hours:,.0f} GPU\N{NO-BREAK SPACE}hours", "per trillion tokens")]
+    else:
+        cost, words, tokens = found.cost_of_run, "at ", tokens_words(found.run_tokens)
+        lines = [(format_seconds(found.time_of_run), f"for {tokens} tokens: steps alone, without failures")]
+    if (price := found.price_per_gpu_hour) is not None and cost is not None:
+        lines.append((money(cost, price.currency), f"{words}{_per_hour(price, found)}"))
     return lines
 
 
@@ -102,14 +99,6 @@ def _per_hour(price: Price, found: Economics) -> str:
 
 
 def _drawn(found: Economics, gpu: Watts, whole: Watts) -> str:
-    node = f", {_watts(whole)} in all" if whole > gpu else ""
+    node = f", {whole:,.0f} W in all" if whole > gpu else ""
     facility = f", PUE {found.pue:g}" if found.pue > 1.0 else ""
-    return f"{_watts(gpu)}/GPU{node}{facility}"
-
-
-def _watts(watts: Watts) -> str:
-    return f"{watts:,.0f} W"
-
-
-def _of_run(found: Economics) -> str:
-    return "" if found.carbon_of_run is None else f", {tonnes(found.carbon_of_run)}"
+    return f"{gpu:,.0f} W/GPU{node}{facility}"

@@ -7,24 +7,31 @@ variables and is filled in by the page's script, so that figures follow the read
 
 import base64
 import json
+import re
 import textwrap
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from html import escape
 from itertools import chain
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from clustersim.report.theme import Category
 
+if TYPE_CHECKING:
+    from plotly import graph_objects
+
 Traces = list[dict[str, Any]]
 
 MUTED = "@muted"
 SURFACE = "@surface"
 GRID = "@grid"
+_HOUSE = {"paper_bgcolor": "@surface", "plot_bgcolor": "@surface", "font": {"size": 12, "color": "@ink"}}
 _EFFORT = 6  # of zlib, whose usual compromise it is
 
 
@@ -62,6 +69,30 @@ class Figure:
             "facts": self.facts,
         }
 
+    def plotly(self) -> "graph_objects.Figure":
+        """Plotly's own, for notebooks and papers: it looks as on a page in a light scheme."""
+        from plotly import graph_objects
+
+        traces = self.choices[0][1] if self.choices else self.traces
+        layout = {**_HOUSE, **self.layout, "height": self.height}
+        return graph_objects.Figure(_coloured(traces), _coloured(layout))
+
+
+def _coloured(value: Any) -> Any:
+    """With the colours that names of CSS variables stand for."""
+    if isinstance(value, Mapping):
+        return {key: _coloured(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_coloured(each) for each in value]
+    return _light().get(value[1:], value) if isinstance(value, str) and value.startswith("@") else value
+
+
+@cache
+def _light() -> dict[str, str]:
+    """The page's CSS variables in a light scheme, which come first."""
+    style = (Path(__file__).parent / "assets" / "page.css").read_text(encoding="utf-8")
+    return dict(reversed(re.findall(r"--([a-z-]+): (#[0-9a-f]{6})", style)))
+
 
 def typed(values: ArrayLike) -> dict[str, str]:
     """A one-dimensional array as plotly.js' typed array (float64)."""
@@ -87,17 +118,13 @@ def script_json(value: object) -> str:
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
-def marker(category: Category, colours: list[str] | None = None) -> dict[str, Any]:
-    """How a bar of this category looks; `colours` gives each bar its own shade."""
-    look: dict[str, Any] = {"color": colours or category.colour, "line": {"width": 0.6, "color": SURFACE}}
+def marker(category: Category) -> dict[str, Any]:
+    """How a bar of this category looks."""
+    look: dict[str, Any] = {"color": category.colour, "line": {"width": 0.6, "color": SURFACE}}
     if category.pattern:
-        look["pattern"] = {**hatching(category), "bgcolor": colours or category.colour}
+        hatching = {"shape": category.pattern, "size": 6, "solidity": 0.25, "fgcolor": SURFACE}
+        look["pattern"] = {**hatching, "bgcolor": category.colour}
     return look
-
-
-def hatching(category: Category) -> dict[str, Any]:
-    """The pattern over a fill of this category."""
-    return {"shape": category.pattern, "size": 6, "solidity": 0.25, "fgcolor": SURFACE}
 
 
 def axis(title: str, **more: Any) -> dict[str, Any]:

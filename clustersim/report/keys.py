@@ -5,12 +5,15 @@ The mark is a square in the category's colour, hatched where its fill is. Text t
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 from markupsafe import Markup, escape
+from numpy.typing import NDArray
 
 from clustersim.analysis.parts import PARTS, Part
 from clustersim.report.document import render
-from clustersim.report.theme import PART_LOOKS, Category
+from clustersim.report.theme import LISTED_LOOKS, PART_LOOKS, Category
 from clustersim.units import Seconds, format_seconds
 
 
@@ -27,11 +30,6 @@ def stacked(words: Iterable[str]) -> Markup:
     return Markup("<br>").join(words)
 
 
-def noted(words: str, note: str) -> Markup:
-    """Words, and a note in small letters below them."""
-    return Markup("{}<br><small>{}</small>").format(words, note)
-
-
 def table(heads: Iterable[str], rows: Iterable[Cells], *, words: Collection[int] = ()) -> Markup:
     """A table. words: the columns that hold words, which may break, and not quantities."""
     return render("table.html", heads=heads, rows=rows, words=words)
@@ -40,11 +38,6 @@ def table(heads: Iterable[str], rows: Iterable[Cells], *, words: Collection[int]
 def wide(content: str) -> Markup:
     """What may be wider than a small screen."""
     return Markup('<div class="scrolls">{}</div>').format(content)
-
-
-def titled(title: str, content: str) -> Markup:
-    """A title within a card, and what stands below it."""
-    return Markup("<h3>{}</h3>{}").format(title, content)
 
 
 def key(category: Category) -> Markup:
@@ -58,15 +51,22 @@ def named(category: Category, words: str) -> Markup:
     return key(category) + escape(words)
 
 
-def part_keys(places: Iterable[int]) -> Markup:
-    """A line of marks and words for some parts of the breakdown, by their places."""
-    words = (Markup('<span class="named">{}</span> ').format(part_name(PARTS[place])) for place in places)
-    return Markup('<p class="lead">{}</p>').format(Markup("").join(words))
+def part_keys(places: NDArray[np.integer[Any]]) -> Markup:
+    """A line of marks and words for the parts of the breakdown at these places, each once."""
+    named = Markup('<span class="named">{}</span> ').format
+    words = Markup("").join(named(part_name(PARTS[place])) for place in np.unique(places).tolist())
+    return Markup('<p class="lead">{}</p>').format(words)
 
 
 def part_name(part: Part) -> Markup:
     """The mark and the name of a part of the breakdown."""
     return named(PART_LOOKS[part], part.value)
+
+
+def axis_name(axis: str) -> Markup:
+    """The mark and the words of an axis or role, as it is listed."""
+    words, look = LISTED_LOOKS[axis]
+    return named(look, words)
 
 
 def unbroken(words: str) -> str:

@@ -7,11 +7,10 @@ step as long as it is, what would change it, how far can this be trusted.
 
 from collections.abc import Iterator
 from html import escape
-from typing import TYPE_CHECKING
 
 from clustersim.analysis.nearest import NearestRun
 from clustersim.analysis.what_if import WhatIfs
-from clustersim.report.answer_kernels import with_kernels
+from clustersim.answer import Answer
 from clustersim.report.answer_timeline import timeline_of
 from clustersim.report.document import Card, document, drawn
 from clustersim.report.draw.heatmap import dominant_of, heatmap_card
@@ -22,8 +21,7 @@ from clustersim.report.parts.network import network_card, network_of
 from clustersim.report.parts.overlap import overlap_card, overlap_of
 from clustersim.report.parts.steps import steps_card
 from clustersim.report.parts.time import parts_card, stages_card
-from clustersim.report.parts.topology import topology_card
-from clustersim.report.parts.topology_words import picture_of
+from clustersim.report.parts.topology import picture_of, topology_card
 from clustersim.report.parts.verdict import foot_card, verdict_card
 from clustersim.report.parts.waiting import is_told, waiting_card
 from clustersim.report.parts.what_if import what_if_card
@@ -31,21 +29,18 @@ from clustersim.report.rows import shown_ranks
 from clustersim.report.timeline_arrays import drawing
 from clustersim.report.times import times_of
 
-if TYPE_CHECKING:
-    from clustersim.answer import Answer
-
 _VERDICT_PIXELS = 1040  # in a notebook of 1280; a frame cannot ask for what its content needs, and narrower ones scroll
 
 
-def run_page(result: "Answer", what_ifs: WhatIfs | None = None, nearest: NearestRun | None = None) -> str:
+def run_page(result: Answer, what_ifs: WhatIfs | None = None, nearest: NearestRun | None = None) -> str:
     """The whole page as HTML text; what_ifs: changes that were simulated; nearest: the published run most like it."""
     return document(result.scenario.name, list(cards(result, what_ifs, nearest)))
 
 
-def cards(result: "Answer", what_ifs: WhatIfs | None = None, nearest: NearestRun | None = None) -> Iterator[Card]:
+def cards(result: Answer, what_ifs: WhatIfs | None = None, nearest: NearestRun | None = None) -> Iterator[Card]:
     """The parts of the page, from top to bottom."""
     ranks = shown_ranks(result)
-    times, timeline = times_of(result, ranks), with_kernels(result, timeline_of(result, ranks))
+    times, timeline = times_of(result, ranks), timeline_of(result, ranks)
     several = len(timeline.rows) > 1
     yield verdict_card(result, what_ifs, nearest)
     yield parts_card(result, times)
@@ -70,13 +65,13 @@ def cards(result: "Answer", what_ifs: WhatIfs | None = None, nearest: NearestRun
     yield foot_card(result)
 
 
-def fragment(result: "Answer") -> str:
+def fragment(result: Answer) -> str:
     """What a notebook shows: the verdict and the timeline in a frame of their own, as HTML for `_repr_html_`.
 
     The frame holds a whole document, so that neither the notebook's style nor a second result disturbs it, and it
     works offline; the price is plotly.js (0.6 MB) in every displayed result.
     """
-    figure = timeline_figure(drawing(with_kernels(result, timeline_of(result, shown_ranks(result)))))
+    figure = timeline_figure(drawing(timeline_of(result, shown_ranks(result))))
     title, height = result.scenario.name, _VERDICT_PIXELS + figure.height
     content = document(title, [verdict_card(result), drawn("figure.html", figure, figure=figure)])
     return (

@@ -40,9 +40,10 @@ class Result(Answer):
         Those that the page's scripts draw as the reader zooms (timeline, memory over time, all ranks) are not among
         them.
         """
-        from clustersim.report.figures import figures_of
+        from clustersim.report.page import cards
 
-        return figures_of(self)
+        shown = (figure for card in cards(self) for figure in card.figures if not figure.behaviour)
+        return {figure.name: figure.plotly() for figure in shown}
 
     def _repr_html_(self) -> str:
         from clustersim.report.page import fragment

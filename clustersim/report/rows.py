@@ -2,16 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from clustersim.analysis.alike import alike
+from clustersim.answer import Answer
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.report.figure import wrapped
-
-if TYPE_CHECKING:
-    from clustersim.answer import Answer
 
 MOST_ROWS: Final = 64
 _BESIDE: Final = 130  # pixels: an axis and a legend
@@ -66,15 +64,10 @@ def bars(labels: Sequence[str], short: Sequence[str], values: FloatArray, whole:
 
 
 def _groups(labels: Sequence[str], short: Sequence[str], values: FloatArray, limit: float) -> list[IntArray]:
-    """Rows by bars, in the order of their first."""
-    numbered = np.array([row for row, label in enumerate(labels) if _is_numbered(label, short[row])], dtype=np.int64)
-    found = [numbered[group] for group in alike(values[numbered], limit)]
-    alone = [np.array([row]) for row in sorted({*range(len(labels))} - set(numbered.tolist()))]
-    return sorted((*found, *alone), key=lambda group: int(group[0]))
-
-
-def _is_numbered(label: str, short: str) -> bool:
-    return short.isdecimal() and label.endswith(f" {short}")
+    """Rows by bars, in the order of their first; what tells rows without numbers apart is one more value."""
+    numbered = [word.isdecimal() and label.endswith(f" {word}") for label, word in zip(labels, short, strict=True)]
+    apart = np.where(numbered, 0.0, np.arange(1, len(labels) + 1) * (2.0 * limit + 1.0))
+    return alike(np.column_stack((values, apart)), limit)
 
 
 def _label(labels: Sequence[str], short: Sequence[str], group: IntArray) -> str:
@@ -103,7 +96,7 @@ def shown_rows(rows: int, most: int = MOST_ROWS) -> IntArray:
     return np.round(np.linspace(0, rows - 1, most)).astype(np.int64)
 
 
-def shown_ranks(result: "Answer") -> list[int]:
+def shown_ranks(result: Answer) -> list[int]:
     """Simulated ranks that say most: of each pipeline rank one, and stragglers, each beside one that is not.
 
     Of many pipeline ranks some are shown, evenly spaced. Of a pipeline rank's ranks the one is shown on which the

@@ -9,12 +9,11 @@ Source: M. Okabe, K. Ito, "Color Universal Design", https://jfly.uni-koeln.de/co
 
 from collections.abc import Mapping
 from enum import Enum
-from types import MappingProxyType
 from typing import Final
 
 from clustersim.analysis.parts import EXPOSED, Part
 from clustersim.memory.footprint import Category as Use
-from clustersim.parallel.mesh import SERVED, Axis
+from clustersim.parallel.mesh import ROLES, SERVED, Axis
 
 _WHITE = 255
 
@@ -54,50 +53,37 @@ class Category(Enum):
     OFFLOAD = ("offload buffers", "#882255", "/")
     FRAGMENTATION = ("fragmentation", "#BFC6CD", "x")
 
-    @property
-    def label(self) -> str:
-        """The category in words."""
-        return self.value[0]
-
-    @property
-    def colour(self) -> str:
-        """Its colour as #RRGGBB."""
-        return self.value[1]
-
-    @property
-    def pattern(self) -> str:
-        """Its fill pattern in plotly's notation; empty for a plain fill."""
-        return self.value[2]
+    def __init__(self, label: str, colour: str, pattern: str) -> None:
+        self.label, self.colour, self.pattern = label, colour, pattern
 
 
 CATEGORIES: tuple[Category, ...] = tuple(Category)
-AXIS_LOOKS: Final[Mapping[Axis, Category]] = MappingProxyType(
-    {axis: Category[axis.category.upper()] for axis in SERVED}
-)
+AXIS_LOOKS: Final[Mapping[Axis, Category]] = {axis: Category[axis.category.upper()] for axis in SERVED}
 """The category of each axis's communication."""
-PART_LOOKS: Final[Mapping[Part, Category]] = MappingProxyType(
-    {
-        Part.COMPUTE: Category.COMPUTE,
-        Part.RECOMPUTE: Category.RECOMPUTE,
-        Part.OPTIMIZER: Category.OPTIMIZER,
-        Part.LAUNCH: Category.LAUNCH,
-        Part.SLOWED: Category.SLOWED,
-        **{part: AXIS_LOOKS[axis] for axis, part in EXPOSED.items()},
-        Part.BUBBLE_WARMUP: Category.BUBBLE_WARM_UP,
-        Part.BUBBLE_STEADY: Category.BUBBLE_STEADY,
-        Part.BUBBLE_COOLDOWN: Category.BUBBLE_COOL_DOWN,
-        Part.WAIT: Category.WAIT,
-    }
-)
+LISTED_LOOKS: Final[Mapping[str, tuple[str, Category]]] = {
+    **{axis.name: (axis.name, look) for axis, look in AXIS_LOOKS.items()},
+    **{role.listed: (role.label, AXIS_LOOKS[role.serves]) for role in ROLES.values()},
+}
+"""Axes and roles as they are listed: in words, and their categories."""
+PART_LOOKS: Final[Mapping[Part, Category]] = {
+    Part.COMPUTE: Category.COMPUTE,
+    Part.RECOMPUTE: Category.RECOMPUTE,
+    Part.OPTIMIZER: Category.OPTIMIZER,
+    Part.LAUNCH: Category.LAUNCH,
+    Part.SLOWED: Category.SLOWED,
+    **{part: AXIS_LOOKS[axis] for axis, part in EXPOSED.items()},
+    Part.BUBBLE_WARMUP: Category.BUBBLE_WARM_UP,
+    Part.BUBBLE_STEADY: Category.BUBBLE_STEADY,
+    Part.BUBBLE_COOLDOWN: Category.BUBBLE_COOL_DOWN,
+    Part.WAIT: Category.WAIT,
+}
 """The category of each part of the breakdown."""
-USE_LOOKS: Final[Mapping[Use, Category]] = MappingProxyType(
-    {
-        **{use: Category[use.name] for use in Use if use.name in Category.__members__},
-        Use.OPTIMIZER: Category.OPTIMIZER_STATE,
-        Use.COMMUNICATION: Category.BUFFERS,
-        Use.CONTEXT: Category.CUDA_CONTEXT,
-    }
-)
+USE_LOOKS: Final[Mapping[Use, Category]] = {
+    **{use: Category[use.name] for use in Use if use.name in Category.__members__},
+    Use.OPTIMIZER: Category.OPTIMIZER_STATE,
+    Use.COMMUNICATION: Category.BUFFERS,
+    Use.CONTEXT: Category.CUDA_CONTEXT,
+}
 """The category of each use of memory."""
 
 

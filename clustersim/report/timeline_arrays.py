@@ -7,8 +7,8 @@ limited, and where the arrays would be too large they are left out, the innermos
 then boxes.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ from clustersim.arrays import FloatArray, IntArray
 from clustersim.report.detail import Boxes, boxes
 from clustersim.report.figure import packed
 from clustersim.report.rows import shown_rows
-from clustersim.report.view import Kernels, Path, Row, Timeline
+from clustersim.report.view import Kernels, Row, Timeline
 from clustersim.units import Bytes
 
 MOST_BOXES: Final = 200_000
@@ -32,11 +32,12 @@ _TICKS: Final = 2**32 - 1
 class Drawing:
     """A timeline made ready to draw.
 
-    chosen: the rows shown; place: [all rows] where each is drawn (-1: not shown); whole: seconds to the last end;
-    inside: whether spans inside boxes are drawn.
+    kernels: those in the file; chosen: the rows shown; place: [all rows] where each is drawn (-1: not shown); whole:
+    seconds to the last end; inside: whether spans inside boxes are drawn.
     """
 
     timeline: Timeline
+    kernels: Kernels
     boxes: Boxes
     chosen: IntArray
     place: IntArray
@@ -61,8 +62,7 @@ class Drawing:
     @property
     def looks(self) -> list[int]:
         """The categories that can be seen at any zoom, by number; forward before backward."""
-        kernels = self.timeline.kernels
-        inside = [label.category for label in kernels.labels] if kernels and self.inside else []
+        inside = [label.look for label in self.kernels.labels] if self.inside else []
         lasting = self.boxes.category[self.boxes.end > self.boxes.start]
         return sorted({*np.unique(lasting).tolist(), *inside})
 
@@ -70,7 +70,7 @@ class Drawing:
     def arrays(self) -> dict[str, dict[str, str]]:
         """All arrays by the names that `assets/timeline.js` gives them."""
         ends = {"ends": self._ticks(np.array(self.timeline.ends, dtype=np.float64))}
-        every: dict[str, NDArray[Any]] = {**self._boxes(), **self._spans(), **self._templates(), **self._path(), **ends}
+        every: dict[str, NDArray[Any]] = {**self._boxes(), **self._inside(), **self._path(), **ends}
         return {name: packed(array) for name, array in every.items()}
 
     def _ticks(self, seconds: FloatArray) -> NDArray[np.uint32]:
@@ -106,25 +106,15 @@ class Drawing:
             "first": drawn.first.astype(np.uint32),
         }
 
-    def _spans(self) -> dict[str, NDArray[Any]]:
-        """What kernels are inside of; nothing where boxes are more than passes."""
-        spans, kernels = self.timeline.spans, self.timeline.kernels
+    def _inside(self) -> dict[str, NDArray[Any]]:
+        """Spans and their kernels; nothing of spans where boxes are more than passes."""
+        spans, kernels = self.timeline.spans, self.kernels
         order = self.boxes.order if self.inside else self.boxes.order[:0]
-        template = kernels.template[order] if kernels else np.full(len(order), -1)
         return {
-            "template": template.astype(np.int32),
+            "template": kernels.template[order].astype(np.int32),
             "spanStart": self._ticks(spans.start[order]),
             "spanEnd": self._ticks(spans.end[order]),
             "spanLook": narrowest(spans.category[order]),
-        }
-
-    def _templates(self) -> dict[str, NDArray[Any]]:
-        kernels = self.timeline.kernels
-        if kernels is None:
-            nothing = np.zeros(0, dtype=np.float32)
-            empty = dict.fromkeys(("label", "gap", "duration"), nothing)
-            return {"templateFirst": np.zeros(1, dtype=np.uint32), **empty}
-        return {
             "templateFirst": kernels.first.astype(np.uint32),
             "label": narrowest(kernels.label),
             "gap": kernels.gap.astype(np.float32),
@@ -132,31 +122,23 @@ class Drawing:
         }
 
     def _path(self) -> dict[str, NDArray[Any]]:
-        path = self._joined_path()
-        return {
-            "pathRow": narrowest(path.row),
-            "pathLane": narrowest(path.lane),
-            "pathStart": self._ticks(path.start),
-            "pathEnd": self._ticks(path.end),
-            "pathFollows": path.follows.astype(np.uint8),
-        }
-
-    def _joined_path(self) -> Path:
         """The path's shown pieces, those that touch in one row joined, the shortest left out if they are too many."""
         path = self.timeline.path
-        keep = np.flatnonzero(self.place[path.row] >= 0) if len(path.row) else np.zeros(0, dtype=np.int64)
+        keep = np.flatnonzero(self.place[path.row] >= 0)
         row, lane, start, end = self.place[path.row[keep]], path.lane[keep], path.start[keep], path.end[keep]
         follows = path.follows[keep] & (np.diff(keep, prepend=-1) == 1)
-        if len(row) == 0:
-            return Path(row, lane, start, end, follows)
-        new = ~follows
-        new[0] = True
-        new[1:] |= (row[1:] != row[:-1]) | (lane[1:] != lane[:-1]) | (start[1:] - end[:-1] > 1e-6 * self.whole)
-        first = np.flatnonzero(new)
-        ends = np.maximum.reduceat(end, first)
+        away = (np.diff(row, prepend=-1) != 0) | (np.diff(lane, prepend=-1) != 0)
+        first = np.flatnonzero(~follows | away | (start - np.append(start[:1], end[:-1]) > 1e-6 * self.whole))
+        ends = np.append(end[first[1:] - 1], end[-1:])
         longest = np.sort(np.argsort(start[first] - ends, kind="stable")[:MOST_PIECES])
-        first = first[longest]
-        return Path(row[first], lane[first], start[first], ends[longest], follows[first])
+        first, ends = first[longest], ends[longest]
+        return {
+            "pathRow": narrowest(row[first]),
+            "pathLane": narrowest(lane[first]),
+            "pathStart": self._ticks(start[first]),
+            "pathEnd": self._ticks(ends),
+            "pathFollows": follows[first].astype(np.uint8),
+        }
 
 
 def drawing(timeline: Timeline, most: Bytes = MOST_BYTES) -> Drawing:
@@ -164,47 +146,31 @@ def drawing(timeline: Timeline, most: Bytes = MOST_BYTES) -> Drawing:
     rows = shown_rows(len(timeline.rows))
     place = np.full(len(timeline.rows), -1)
     place[rows] = np.arange(len(rows))
-    whole = float(timeline.spans.end.max()) if len(timeline.spans) else 0.0
-    bare = replace(timeline, kernels=_without_kernels(timeline.kernels))
-    for content, many, inside in _attempts(timeline, bare):
+    whole = float(timeline.spans.end.max(initial=0.0))
+    for kernels, many, inside in _attempts(timeline.kernels):
         joined = boxes(timeline.spans, rows, by_action=len(timeline.rows) > 1, most=many)
-        drawn = Drawing(content, joined, rows, place, whole, inside and not joined.bin)
+        drawn = Drawing(timeline, kernels, joined, rows, place, whole, inside and not joined.bin)
         if sum(len(array["z"]) for array in drawn.arrays.values()) <= most:
             break
     return drawn
 
 
-def _attempts(timeline: Timeline, bare: Timeline) -> Iterator[tuple[Timeline, int, bool]]:
+def _attempts(kernels: Kernels) -> Iterator[tuple[Kernels, int, bool]]:
     """What to try, the most that can be seen first: with kernels, without, without spans inside, ever fewer boxes."""
-    yield timeline, MOST_BOXES, True
+    known = int(np.count_nonzero(kernels.template >= 0))
+    bare = Kernels.none(len(kernels.template), known + kernels.left_out)
+    yield kernels, MOST_BOXES, True
     yield bare, MOST_BOXES, True
-    boxes_ = MOST_BOXES
-    while boxes_ > 1:
-        yield bare, boxes_, False
-        boxes_ //= 2
-
-
-def _without_kernels(kernels: Kernels | None) -> Kernels | None:
-    """The same without what is inside spans; it says so."""
-    if kernels is None:
-        return None
-    nothing, real = np.zeros(0, dtype=np.int64), np.zeros(0)
-    lost = int(np.count_nonzero(kernels.template >= 0)) + kernels.left_out
-    return Kernels(np.full(len(kernels.template), -1), np.zeros(1, np.int64), nothing, real, real, (), lost)
-
-
-_INTEGERS: Final[Mapping[bool, tuple[type[np.integer[Any]], ...]]] = {
-    True: (np.int16, np.int32),
-    False: (np.uint8, np.uint16, np.uint32),
-}
+    for halved in range(MOST_BOXES.bit_length() - 1):
+        yield bare, MOST_BOXES >> halved, False
 
 
 def narrowest(values: IntArray) -> NDArray[Any]:
-    """The same integers in the smallest type that JavaScript has an array of.
+    """The same integers in the smallest type that JavaScript has an array of, and of those with a sign no byte.
 
     >>> narrowest(np.array([0, 200])).dtype, narrowest(np.array([-1, 200])).dtype
     (dtype('uint8'), dtype('int16'))
     """
     low, high = int(values.min(initial=0)), int(values.max(initial=0))
-    fits = (each for each in _INTEGERS[low < 0] if np.iinfo(each).min <= low and high <= np.iinfo(each).max)
-    return values.astype(next(fits))
+    signed = np.result_type(np.int16, np.min_scalar_type(min(low, -1 - high)))
+    return values.astype(signed if low < 0 else np.min_scalar_type(high))

@@ -2,16 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from clustersim.analysis.parts import PARTS, Part
+from clustersim.answer import Answer
 from clustersim.arrays import FloatArray
 from clustersim.units import Seconds
-
-if TYPE_CHECKING:
-    from clustersim.answer import Answer
 
 ROUNDING: Final = 1e-9
 """Part of the step time that sums of times are off by."""
@@ -42,7 +40,7 @@ class Times:
         return [part for part in PARTS if most[part.place] > ROUNDING * self.whole]
 
 
-def times_of(result: "Answer", ranks: Sequence[int] = ()) -> Times:
+def times_of(result: Answer, ranks: Sequence[int] = ()) -> Times:
     """The mean over all ranks, the critical path, and some ranks."""
 
     def settled(parts: Mapping[str, Seconds]) -> FloatArray:
@@ -53,7 +51,7 @@ def times_of(result: "Answer", ranks: Sequence[int] = ()) -> Times:
     return Times(settled(result.breakdown.mean()), settled(result.path_parts), stages, ideal_of(result))
 
 
-def ideal_of(result: "Answer") -> Seconds:
+def ideal_of(result: Answer) -> Seconds:
     """Seconds that the model's FLOP take at the peak; 0 where kernels are not longer, as they skip what is counted."""
     ideal, compute = result.mfu() * result.step_time, result.breakdown.mean()[Part.COMPUTE.value]
     return ideal if ideal < compute else 0.0

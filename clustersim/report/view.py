@@ -4,6 +4,9 @@ Everything is in SI units. Text may come from a user's file and is escaped where
 """
 
 from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
 
 from clustersim.arrays import BoolArray, FloatArray, IntArray
 from clustersim.units import Seconds
@@ -26,12 +29,6 @@ class Row:
     def title(self) -> str:
         """The label, and the rank where that alone is not enough."""
         return f"{self.label}, {self.told}" if self.told else self.label
-
-    @property
-    def named(self) -> str:
-        """The label with the rank, and how many it stands for."""
-        rank = self.told or f"rank {self.rank}"
-        return f"{self.label}, {rank}" + (f" (for {self.stands_for:,})" if self.stands_for > 1 else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +68,12 @@ class Spans:
 class KernelLabel:
     """What an operation inside a span says: a kernel, an exchange, or both side by side.
 
-    category: index into theme.CATEGORIES; lines: its shape, what bounds it and how its duration is known; flop: FLOP;
+    look: index into theme.CATEGORIES; lines: its shape, what bounds it and how its duration is known; flop: FLOP;
     bytes: memory traffic; payload: bytes of the exchange.
     """
 
     name: str
-    category: int
+    look: int
     lines: tuple[str, ...]
     flop: float = 0.0
     bytes: float = 0.0
@@ -99,6 +96,12 @@ class Kernels:
     duration: FloatArray
     labels: tuple[KernelLabel, ...]
     left_out: int = 0
+
+    @classmethod
+    def none(cls, spans: int, left_out: int = 0) -> Self:
+        """Nothing inside so many spans."""
+        number, real = np.zeros(0, dtype=np.int64), np.zeros(0)
+        return cls(np.full(spans, -1), np.zeros(1, dtype=np.int64), number, real, real, (), left_out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,16 +128,15 @@ class Timeline:
     """Rows of spans; lane 0 is computation, further lanes are kinds of communication.
 
     row_word: what a row is called; row_note: what must be said of that, if anything; ends: seconds at which steps end
-    that another one follows; kernels: what runs inside spans, where it is shown; of_rows: of how many rows these were
-    chosen, 0 for all.
+    that another one follows; of_rows: of how many rows these were chosen, 0 for all.
     """
 
     rows: tuple[Row, ...]
     lanes: tuple[str, ...]
     spans: Spans
     path: Path
+    kernels: Kernels
     row_word: str = "stage"
     row_note: str = ""
     ends: tuple[Seconds, ...] = ()
-    kernels: Kernels | None = None
     of_rows: int = 0

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isinf
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -11,15 +10,13 @@ import numpy as np
 from clustersim.analysis.formats import Formats
 from clustersim.analysis.utilization import masked
 from clustersim.cost.background import Traffic
-from clustersim.cost.jitter import Jitter
 from clustersim.cost.timing import Provenance
 from clustersim.errors import InputError
-from clustersim.hardware.disturbance import DeadLink, Disturbances, LinkChange, SlowNic, in_ranges
-from clustersim.hardware.topology import Fabric
+from clustersim.hardware.disturbance import DeadLink, Disturbances, LinkChange, in_ranges
+from clustersim.hardware.topology import Fabric, LinkKind
 from clustersim.parallel.data import ByParameter, DataParallelism, FullyShard, NaiveDataParallel, Replicated, Zero1
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import EXPERT, EXPERT_TENSOR, SPOKEN
-from clustersim.program.placement import looped
 from clustersim.units import format_bytes, format_flops, format_seconds
 from clustersim.workload.lora import Lora
 from clustersim.workload.modules import Module
@@ -30,7 +27,6 @@ from clustersim.workload.training import (
     Recompute,
     SelectiveOperations,
     SelectiveRecompute,
-    Training,
 )
 
 if TYPE_CHECKING:
@@ -42,30 +38,23 @@ CRITICAL_PATH: Final = (
     "The critical path is the chain of tasks that makes the step as long as it is; to shorten what is not on it does "
     "not help."
 )
-PROVENANCE_NAMES: Final[Mapping[Provenance, str]] = MappingProxyType(
-    {
-        Provenance.MEASURED: "measured here",
-        Provenance.INTERPOLATED: "interpolated between measured shapes",
-        Provenance.FITTED: "model fitted to measurements of this hardware",
-        Provenance.DERIVED: "scaled from measurements of other hardware",
-        Provenance.PUBLISHED: "model fitted to published measurements of this hardware",
-        Provenance.ROOFLINE: "model from datasheets",
-    }
-)
-PROVENANCE_MEANINGS: Final[Mapping[Provenance, str]] = MappingProxyType(
-    {
-        Provenance.MEASURED: "This very kernel or collective, with this shape, was timed on this hardware.",
-        Provenance.INTERPOLATED: "Timed on this hardware with smaller and larger shapes, and read off between them.",
-        Provenance.FITTED: "Computed from FLOP, bytes and shapes that were not timed. The model's few constants are "
-        "fitted to what was timed on this hardware.",
-        Provenance.DERIVED: "Timed, or fitted to what was timed, on other hardware and scaled by the ratios of compute "
-        "rate and memory bandwidth; nothing was measured on this hardware.",
-        Provenance.PUBLISHED: "Computed from FLOP, bytes and shapes. The model's few constants are fitted to "
-        "kernels and collectives that others timed on this hardware; no duration itself was measured.",
-        Provenance.ROOFLINE: "Computed from FLOP, bytes and shapes with peaks of the datasheet or constants of a "
-        "similar chip; nothing was measured on this hardware.",
-    }
-)
+PROVENANCE_NAMES: Final[Mapping[Provenance, str]] = {
+    Provenance.MEASURED: "measured here",
+    Provenance.INTERPOLATED: "interpolated between measured shapes",
+    Provenance.FITTED: "model fitted to measurements of this hardware",
+    Provenance.DERIVED: "scaled from measurements of other hardware",
+    Provenance.PUBLISHED: "model fitted to published measurements of this hardware",
+    Provenance.ROOFLINE: "model from datasheets",
+}
+LINK_WORDS: Final[Mapping[LinkKind, str]] = {
+    LinkKind.NVLINK: "NVLink",
+    LinkKind.PCIE: "PCIe",
+    LinkKind.HOST: "host",
+    LinkKind.NIC: "NIC",
+    LinkKind.LEAF: "leaf to spine",
+    LinkKind.SPINE: "spine to core",
+}
+"""What the links of a tier join, or belong to."""
 
 
 def formats_words(formats: Formats) -> str:
@@ -81,24 +70,6 @@ def narrow_peak_words(formats: Formats | None) -> str:
 def row_word(scenario: "Scenario") -> str:
     """What holds a share of the layers: a stage, or a pipeline rank where each holds several stages (chunks)."""
     return "pipeline rank" if scenario.placement.chunks > 1 else "stage"
-
-
-def row_note(scenario: "Scenario") -> str:
-    """What must be said of rows that hold several stages; empty if each is one stage."""
-    placement = scenario.placement
-    stages = [str(stage) for stage in placement.stages_of(0)]
-    held = stages if len(stages) <= 4 else [*stages[:3], "...", stages[-1]]
-    if len(stages) == 1:
-        return ""
-    turn = " in turn" if placement == looped(placement.size, len(stages)) else ""
-    also, size = "", placement.size
-    if scenario.layout.mirrored:
-        turn, size = " in pairs", 2 * size
-        also = f", and so does pipeline rank {size - 1}, which does the same for the pipeline that runs the other way"
-    return (
-        f"The model is cut into {len(placement.ranks)} stages (chunks), dealt to the {size} pipeline ranks"
-        f"{turn}: pipeline rank 0 holds stages {', '.join(held)}{also}."
-    )
 
 
 def stage_name(scenario: "Scenario", number: int) -> str:
@@ -127,21 +98,23 @@ def row_names(scenario: "Scenario", kinds: int) -> RowNames:
 
 def layout_line(scenario: "Scenario") -> str:
     """Degrees, strategies and batch, in the order in which people give them."""
-    layout, training = scenario.layout, scenario.training
+    layout, training, chunks = scenario.layout, scenario.training, scenario.placement.chunks
     degrees = layout.written.degrees
-    words = [f"{axis.name} {degrees[axis.name]:,}" for axis in SPOKEN if degrees[axis.name] > 1]
-    words += _experts(layout) if layout.folded else []
-    words.append(_data(layout.data) if layout.dp > 1 else "")
-    words.append(_schedule(scenario) if layout.pp > 1 else "")
-    words.append(_recompute(training.recompute) + (", stopped early" if _stops(training) else ""))
-    words += [] if training.lora is None else [_lora(training.lora)]
-    words.append(_offload(training.offload))
-    words.append(training.recipe.name)
-    words.append(f"{training.global_batch:,} sequences of {training.sequence:,} tokens a step")
-    ways = "2 x " if layout.mirrored else ""
-    plural = "es" if scenario.microbatches > 1 else ""
-    words.append(f"{ways}{scenario.microbatches:,} microbatch{plural} of {training.microbatch}")
-    return " · ".join(word for word in words if word)
+    stops = training.early_stop and training.recompute != NoRecompute()
+    words = [
+        *(f"{axis.name} {degrees[axis.name]:,}" for axis in SPOKEN if degrees[axis.name] > 1),
+        *(_experts(layout) if layout.folded else ()),
+        _data(layout.data) if layout.dp > 1 else "",
+        scenario.schedule.name + (f", {chunks} chunks" if chunks > 1 else "") if layout.pp > 1 else "",
+        _recompute(training.recompute) + (", stopped early" if stops else ""),
+        "" if training.lora is None else _lora(training.lora),
+        _offload(training.offload),
+        training.recipe.name,
+        f"{training.global_batch:,} sequences of {training.sequence:,} tokens a step",
+        f"{'2 x ' * layout.mirrored}{scenario.microbatches:,} microbatch{'es' * (scenario.microbatches > 1)} "
+        f"of {training.microbatch}",
+    ]
+    return " · ".join(filter(None, words))
 
 
 def _experts(layout: Layout) -> list[str]:
@@ -154,7 +127,8 @@ def disturbed_line(scenario: "Scenario") -> str:
     """What is wrong with the cluster, in one line; empty if nothing is."""
     words = list(_wrong(scenario.disturbances, scenario.cluster.fabric))
     words += _few([_traffic(each) for each in scenario.traffic])
-    words += [_jitter(scenario.jitter)] if scenario.jitter else []
+    if (jitter := scenario.jitter) is not None:
+        words.append(f"jitter {_percent(jitter.std)} ({jitter.distribution.value}, seed {jitter.seed})")
     return "; ".join(words)
 
 
@@ -169,7 +143,12 @@ def gpu_line(scenario: "Scenario") -> str:
 def _wrong(disturbances: Disturbances, fabric: Fabric) -> Iterator[str]:
     """Slow GPUs, NICs and links, and what others load."""
     yield from _few([f"{_gpus(each.gpus)} at {_percent(each.speed)} speed" for each in disturbances.slow])
-    yield from _few([_nics(each) for each in disturbances.nics])
+    yield from _few(
+        [
+            f"NICs of {_gpus(nic.gpus)} {f'at {_percent(nic.bandwidth)}' if nic.bandwidth else 'dead'}"
+            for nic in disturbances.nics
+        ]
+    )
     yield from _few([_link(each, fabric) for each in disturbances.links])
     for kind, load in disturbances.background.items():
         yield f"{_percent(load)} of every {kind.value} link loaded by others"
@@ -187,10 +166,6 @@ def _gpus(gpus: Sequence[int]) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.4g} %"
-
-
-def _nics(nic: SlowNic) -> str:
-    return f"NICs of {_gpus(nic.gpus)} {f'at {_percent(nic.bandwidth)}' if nic.bandwidth else 'dead'}"
 
 
 def _link(change: LinkChange, fabric: Fabric) -> str:
@@ -218,10 +193,6 @@ def _members(change: LinkChange, fabric: Fabric) -> int:
         return 1
 
 
-def _jitter(jitter: Jitter) -> str:
-    return f"jitter {_percent(jitter.std)} ({jitter.distribution.value}, seed {jitter.seed})"
-
-
 def _data(strategy: DataParallelism) -> str:
     match strategy:
         case Replicated():
@@ -236,11 +207,6 @@ def _data(strategy: DataParallelism) -> str:
             return f"ZeRO-{stage}" + (f" over {shard}" if shard else "")
         case NaiveDataParallel():
             return "torch.nn.DataParallel"
-
-
-def _schedule(scenario: "Scenario") -> str:
-    chunks = scenario.placement.chunks
-    return scenario.schedule.name + (f", {chunks} chunks" if chunks > 1 else "")
 
 
 def _offload(offload: Offload) -> str:
@@ -267,10 +233,6 @@ def _lora(lora: Lora) -> str:
     beside = ", ".join(target.value for target in lora.targets)
     name = "LoRA" if lora.base is None else f"QLoRA ({lora.base.value})"
     return f"{name} of rank {lora.rank} beside {beside}"
-
-
-def _stops(training: Training) -> bool:
-    return training.early_stop and training.recompute != NoRecompute()
 
 
 def _recompute(policy: Recompute) -> str:

@@ -14,7 +14,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
 
-from clustersim.report.answer_kernels import with_kernels
 from clustersim.report.answer_timeline import timeline_of
 from clustersim.report.document import PLOTLY
 from clustersim.report.page import run_page
@@ -53,7 +52,7 @@ def page_of(file: str, changes: tuple[str, ...]) -> Page:
     started = perf_counter()
     text = run_page(result)
     wall = perf_counter() - started
-    timeline = with_kernels(result, timeline_of(result, shown_ranks(result)))
+    timeline = timeline_of(result, shown_ranks(result))
     kernels, spans = timeline.kernels, timeline.spans
     assert kernels is not None
     inside = (kernels.first[1:] - kernels.first[:-1])[kernels.template[kernels.template >= 0]]

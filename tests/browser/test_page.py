@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from clustersim.answer import Answer
-from clustersim.report.answer_kernels import with_kernels
 from clustersim.report.answer_timeline import timeline_of
 from clustersim.report.page import run_page
 from clustersim.report.rows import shown_ranks
@@ -45,7 +44,7 @@ def result() -> Answer:
 @pytest.fixture(scope="module")
 def timeline(result: Answer) -> Timeline:
     """What its page shows of time."""
-    return with_kernels(result, timeline_of(result, shown_ranks(result)))
+    return timeline_of(result, shown_ranks(result))
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,7 @@ import pytest
 from clustersim import Scenario, simulate
 from clustersim.report.document import document
 from clustersim.report.parts.network import network_card, network_of
-from clustersim.report.parts.topology import topology_card, topology_page
-from clustersim.report.parts.topology_words import picture_of
+from clustersim.report.parts.topology import picture_of, topology_card, topology_page
 
 pytestmark = pytest.mark.browser
 

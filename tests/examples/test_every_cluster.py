@@ -6,7 +6,7 @@ import pytest
 
 from clustersim import shipped
 from clustersim.hardware.cluster import load_cluster
-from clustersim.report.parts.topology_words import picture
+from clustersim.report.parts.topology import picture
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from clustersim.report.theme import CATEGORIES, Category
-from clustersim.report.view import Path, Row, Spans, Timeline
+from clustersim.report.view import Kernels, Path, Row, Spans, Timeline
 
 FORWARD, BACKWARD, SEND = 1.0e-2, 2.0e-2, 4e-4
 Box = tuple[int, Category, int, int]  # stage, category, microbatch, chunk
@@ -80,6 +80,7 @@ def timeline(stages: int, microbatches: int, chunks: int = 1, label: str = "stag
         lanes=("compute", "data parallel", "pipeline"),
         spans=spans(np.array(columns, dtype=float)),
         path=path(ran),
+        kernels=Kernels.none(len(columns)),
     )
 
 

@@ -11,14 +11,14 @@ from clustersim.assembly import plan_of
 from clustersim.fitting import footprint_of
 from clustersim.memory.footprint import SHARDED
 from clustersim.memory.footprint import Category as Use
-from clustersim.report.answer_timeline import timeline_of
+from clustersim.report.answer_timeline import row_note, timeline_of
 from clustersim.report.page import run_page
-from clustersim.report.parts.memory import experts_and_others, experts_table, stages_of
+from clustersim.report.parts.memory import experts_and_others, memory_cards, stages_of
 from clustersim.report.rows import shown_ranks
 from clustersim.report.theme import CATEGORIES, PART_LOOKS, USE_LOOKS, Category
 from clustersim.report.times import times_of
 from clustersim.report.view import Timeline
-from clustersim.report.wording import layout_line, row_note, stage_name
+from clustersim.report.wording import layout_line, stage_name
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from tests.simulated import simulated
@@ -134,5 +134,5 @@ def test_memory_of_experts_stands_apart_and_both_make_up_all() -> None:
     experts, others = experts_and_others(footprint_of(scenario, plan_of(scenario)), 0)
     assert experts[0] == 2 * 8 / 4 * 3 * 4096 * 14336
     assert experts[1] + others[1] == pytest.approx(sum(ledger[use] for use in SHARDED))
-    assert "of experts" in experts_table(result, stages_of(result))
-    assert not experts_table(simulated(), stages_of(simulated()))
+    assert ["of experts" in card.html for card in memory_cards(result, several=True)] == [False, True]
+    assert not any("of experts" in card.html for card in memory_cards(simulated(), several=True))

@@ -52,7 +52,7 @@ def test_pieces_of_one_action_become_one_box() -> None:
     joined = boxes(same, np.array([0]), by_action=True, most=10_000)
     assert len(joined) == 1
     assert (joined.start[0], joined.end[0]) == (0.0, 6.0)
-    assert joined.members(0).tolist() == [0, 1, 2, 3]
+    assert joined.order[: joined.first[1]].tolist() == [0, 1, 2, 3]
     assert len(boxes(same, np.array([0]), by_action=False, most=10_000)) == 4
 
 

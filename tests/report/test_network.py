@@ -11,16 +11,14 @@ from clustersim import Scenario, simulate
 from clustersim.analysis.network import AxisUse, BusyLink, NetworkUse, TierUse
 from clustersim.hardware.topology import Link, LinkKind
 from clustersim.report.parts.network import (
-    NOT_USED,
     SAME,
-    STAYS_BELOW,
     Network,
     colour_scale,
     network_card,
     network_of,
     utilisation_figure,
 )
-from clustersim.report.parts.topology_words import picture_of
+from clustersim.report.parts.topology import picture_of
 
 
 def tier(kind: LinkKind, *over_time: float) -> TierUse:
@@ -83,9 +81,9 @@ def test_axes_stand_in_order_with_bytes_per_gpu_and_where_they_stay_below() -> N
     head = words(html.split("Which axis")[1].split("</thead>")[0])
     assert head[-3:] == ["tp", "dp", "pp"]
     assert found["sent in all"] == [["2", "GiB"], ["1", "GiB"], ["1", "MiB"]]
-    assert found["NVLink"] == [["2", "GiB"], [NOT_USED], [NOT_USED]]
-    assert found["NIC"] == [STAYS_BELOW.split(), ["1", "GiB"], ["1", "MiB"]]
-    assert found["leaf to spine"] == [STAYS_BELOW.split(), STAYS_BELOW.split(), ["256", "KiB", "25.0%"]]
+    assert found["NVLink"] == [["2", "GiB"], ["–"], ["–"]]
+    assert found["NIC"] == [["stays", "below"], ["1", "GiB"], ["1", "MiB"]]
+    assert found["leaf to spine"] == [["stays", "below"], ["stays", "below"], ["256", "KiB", "25.0%"]]
 
 
 def test_the_busiest_link_says_who_uses_it_and_names_stay_text() -> None:
@@ -130,7 +128,7 @@ def test_a_result_has_a_card_with_what_its_axes_cross() -> None:
     assert network is not None
     assert network.shared
     found = rows(network_card(network).html, "Which axis crosses which tier")
-    assert found["NIC"][0] == STAYS_BELOW.split(), "tensor parallelism stays in the node"
+    assert found["NIC"][0] == ["stays", "below"], "tensor parallelism stays in the node"
     assert [lane.span.axis for lane in picture_of(result).lanes] == ["tp", "dp", "pp"]
 
 

@@ -11,7 +11,7 @@ import pytest
 from clustersim import Scenario, simulate
 from clustersim.analysis.overlap import Overlap
 from clustersim.parallel.mesh import NAMES, SERVED
-from clustersim.report.parts.overlap import StageOverlap, overlap_card, overlap_figure, overlap_of, totals_table
+from clustersim.report.parts.overlap import StageOverlap, overlap_card, overlap_figure, overlap_of
 from clustersim.report.rows import MOST_ROWS
 from clustersim.report.wording import RowNames
 
@@ -76,7 +76,7 @@ def test_kinds_of_an_axis_differ_by_more_than_colour() -> None:
 
 
 def test_the_table_says_how_much_hides() -> None:
-    cells = re.findall(r"<td>(.*?)</td>", totals_table(made(2, 3.0, 1.0, 0.0)))
+    cells = re.findall(r"<td>(.*?)</td>", overlap_card(made(2, 3.0, 1.0, 0.0)).html)
     assert cells == ["4\N{NO-BREAK SPACE}s", "75.0%", "25.0%", "0.0%"]
 
 

@@ -86,7 +86,6 @@ def test_what_is_too_large_is_left_out_the_innermost_first_and_said(
 
 def test_a_million_own_kernels_fit(make_timeline: Make) -> None:
     timeline = with_kernels(make_timeline(8, 250), 250, own=True)
-    assert timeline.kernels is not None
     assert len(timeline.kernels.label) >= 1_000_000
     drawn = drawing(timeline)
     assert timeline_caption(drawn) == ""

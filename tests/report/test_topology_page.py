@@ -8,8 +8,7 @@ from clustersim.hardware.cluster import Cluster, load_cluster
 from clustersim.hardware.topology import LinkKind
 from clustersim.parallel.layout import Layout
 from clustersim.program.placement import looped
-from clustersim.report.parts.topology import Lane, Picture, Tier, topology_figure, topology_page
-from clustersim.report.parts.topology_words import picture
+from clustersim.report.parts.topology import Lane, Picture, Tier, picture, topology_figure, topology_page
 
 POD = Picture(
     "a pod",

@@ -6,7 +6,8 @@ import pytest
 
 from clustersim import Scenario
 from clustersim.errors import InputError
-from clustersim.report.wording import layout_line, row_note
+from clustersim.report.answer_timeline import row_note
+from clustersim.report.wording import layout_line
 from clustersim.schedules.dual_pipe import DualPipe
 
 PLAN: dict[str, Any] = {

@@ -3,7 +3,7 @@
 Bars lie, one row for each label from the top; a figure of them neither zooms nor pans.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -11,10 +11,25 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from clustersim.arrays import FloatArray
-from clustersim.report.figure import MUTED, SURFACE, Figure, Traces, axis, layout, legend, marker, typed, wrapped
+from clustersim.report.figure import (
+    MUTED,
+    SURFACE,
+    Figure,
+    Traces,
+    axis,
+    layout,
+    legend,
+    marker,
+    short_labels,
+    typed,
+    wrapped,
+)
+from clustersim.report.rows import Bars, height_of, narrow_height
 from clustersim.report.theme import Category
 
 Drawn = dict[str, Any]
+Columns = Mapping[int, tuple[str, Category]]
+"""Parts of a row by their columns: name and look."""
 
 
 def bar(name: str, y: Any, x: Any, look: Mapping[str, Any], **more: Any) -> Drawn:
@@ -49,6 +64,17 @@ def chart(
     return Figure(
         name, traces, layout(**{"xaxis": xaxis, "yaxis": rows, "dragmode": False, **together, **more}), height, narrow
     )
+
+
+def stacked(
+    name: str, rows: Bars, parts: Columns, x: Drawn, *, size: float, told: Callable[[float], str], **more: Any
+) -> Figure:
+    """A bar of parts for each row. size: of a unit of x; told: what a value is in words."""
+    labels, values = [escape(label) for label in rows.labels], rows.values[:, list(parts)]
+    traces = in_parts(labels, [*parts.values()], values, size, [map(told, column) for column in values.T.tolist()])
+    height = height_of(len(labels))
+    narrow = {**short_labels(labels, rows.lines), "height": narrow_height(height, len(traces))}
+    return chart(name, traces, x, height=height, narrow=narrow, stacked="stack", **more, bargap=0.22)
 
 
 def in_parts(

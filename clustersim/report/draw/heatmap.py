@@ -4,50 +4,34 @@ Ranks of one class have equal rows, so the file holds a row for each class and t
 puts them where their ranks are. It draws at most some hundred rows at a time: zoomed in, every rank has its own.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
-from markupsafe import Markup
 
 from clustersim.analysis.dominant import DominantParts, dominant_parts
 from clustersim.analysis.parts import BUBBLES, EXPOSED, PARTS, Part
+from clustersim.answer import Answer
 from clustersim.arrays import IntArray
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import DATA, DENSE, EXPERT, EXPERT_DATA, EXPERT_TENSOR, EXPERTS, MESHES, PIPELINE, Mesh
-from clustersim.report.document import Card, card, prose
+from clustersim.report.document import Card, drawn
 from clustersim.report.figure import Figure, axis, layout, packed, time_scale
 from clustersim.report.keys import key, part_keys
 from clustersim.report.theme import PART_LOOKS
-from clustersim.units import format_seconds
 
-if TYPE_CHECKING:
-    from clustersim.answer import Answer
-
-NAME: Final = "heatmap"
 _WITHIN: Final = tuple(axis.name for axis in reversed(MESHES[DENSE]) if axis not in (DATA, PIPELINE))
-ORDERS: Final = (
-    ("by stage", (PIPELINE.name, DATA.name, *_WITHIN)),
-    ("by replica", (DATA.name, PIPELINE.name, *_WITHIN)),
-)
-"""In which order rows stand: the axes from the one that changes last."""
-BY_EXPERTS: Final = (
-    "by experts",
-    tuple(axis.name for axis in (PIPELINE, EXPERT, EXPERT_DATA, EXPERT_TENSOR)),
-)
-"""Ranks that hold the same experts beside each other."""
+_ORDERS: Final = {
+    "by stage": (PIPELINE.name, DATA.name, *_WITHIN),
+    "by replica": (DATA.name, PIPELINE.name, *_WITHIN),
+    "by experts": tuple(axis.name for axis in (PIPELINE, EXPERT, EXPERT_DATA, EXPERT_TENSOR)),
+}
+"""In which order rows stand: the axes from the one that changes last; ranks with the same experts beside each other."""
 _BINS: Final = 720  # about two pixels each on a large screen
 _HEIGHT: Final = 420
 _DRAWN: Final = 512  # rows that the page's script draws at most
 _ROW: Final = 40  # pixels of a row where there are few
 _NOBODY: Final = np.iinfo(np.uint16).max
-_DOT, _DASH = "dot", "dash"
-_SIGNS: Final = "Dots stand on communication that nothing hides, dashes on bubbles and waits, nothing on work."
-_ASK: Final = Markup(
-    '<p class="choice"><label>rank <input id="heatmap-rank" type="number" min="0" max="{last}" step="1" '
-    'style="width:8em"></label></p><div id="heatmap-row" aria-live="polite"></div>'
-)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,7 +48,7 @@ class Heatmap:
         return len(self.dominant.representative)
 
 
-def dominant_of(result: "Answer") -> Heatmap | None:
+def dominant_of(result: Answer) -> Heatmap | None:
     """What all ranks do over time; None where there is one rank, which the timeline shows, or nothing happens."""
     if result.ranks == 1 or result.trace.makespan <= 0:
         return None
@@ -75,10 +59,14 @@ def dominant_of(result: "Answer") -> Heatmap | None:
 
 def heatmap_card(heatmap: Heatmap) -> Card:
     """All ranks over time, and a panel about the one that is clicked."""
-    dominant = heatmap.dominant
-    lead = prose("all_ranks", bin=format_seconds(dominant.makespan / dominant.category.shape[1]))
-    keys, ask = part_keys(np.unique(dominant.category).tolist()), _ASK.format(last=heatmap.ranks - 1)
-    return card("All ranks over time", keys, heatmap_figure(heatmap), ask, lead=lead, caption=_caption(heatmap))
+    return drawn(
+        "heatmap.html",
+        figure=heatmap_figure(heatmap),
+        heatmap=heatmap,
+        classes=len(np.unique(heatmap.dominant.representative)),
+        parts=part_keys(heatmap.dominant.category),
+        most=_DRAWN,
+    )
 
 
 def heatmap_figure(heatmap: Heatmap) -> Figure:
@@ -88,9 +76,9 @@ def heatmap_figure(heatmap: Heatmap) -> Figure:
     shown = int((_class_of(heatmap) != _NOBODY).sum())
     rows = [shown - 0.5, -0.5]
     return Figure(
-        name=NAME,
+        name="heatmap",
         traces=[],
-        choices=tuple((words, []) for words, _ in _orders(heatmap)),
+        choices=tuple((words, []) for words in _orders(heatmap.layout)),
         layout=layout(
             xaxis=axis(
                 f"time [{scale.unit}]", range=[0, dominant.makespan / scale.size], minallowed=0,
@@ -113,13 +101,14 @@ def heatmap_figure(heatmap: Heatmap) -> Figure:
 
 
 def _facts(heatmap: Heatmap, size: float) -> dict[str, Any]:
-    orders = [axes for _, axes in _orders(heatmap)]
+    orders = list(_orders(heatmap.layout).values())
+    meshes = (mesh for name, mesh in heatmap.layout.written.meshes.items() if name in (DENSE, EXPERTS))
     return {
         "parts": [
             {"name": part.value, "colour": PART_LOOKS[part].colour, "key": key(PART_LOOKS[part]), "sign": _sign(part)}
             for part in PARTS
         ],
-        "axes": {name: place for mesh in _meshes(heatmap.layout) for name, place in _strides(mesh).items()},
+        "axes": {name: place for mesh in meshes for name, place in _strides(mesh).items()},
         "orders": orders,
         "told": [_told(axes, heatmap.layout) for axes in orders],
         "bins": heatmap.dominant.category.shape[1],
@@ -129,15 +118,10 @@ def _facts(heatmap: Heatmap, size: float) -> dict[str, Any]:
     }
 
 
-def _meshes(layout: Layout) -> Iterator[Mesh]:
-    return (mesh for name, mesh in layout.written.meshes.items() if name in (DENSE, EXPERTS))
-
-
 def _strides(mesh: Mesh) -> dict[str, list[int]]:
     """Degree of every axis, and how many ranks lie from one of its coordinates to the next."""
-    degrees = list(mesh.degrees.values())
-    strides = np.cumprod([1, *degrees[:-1]]).tolist()
-    return {name: [mesh.degrees[name], stride] for name, stride in zip(mesh.degrees, strides, strict=True)}
+    strides = np.cumprod([1, *mesh.degrees.values()]).tolist()
+    return {name: [degree, stride] for (name, degree), stride in zip(mesh.degrees.items(), strides, strict=False)}
 
 
 def _told(axes: tuple[str, ...], layout: Layout) -> tuple[str, ...]:
@@ -147,14 +131,13 @@ def _told(axes: tuple[str, ...], layout: Layout) -> tuple[str, ...]:
 
 def _sign(part: Part) -> str:
     """What stands on the cells of a part, beside its colour; nothing on work."""
-    return _DOT if part in EXPOSED.values() else _DASH if part in (*BUBBLES, Part.WAIT) else ""
+    return "dot" if part in EXPOSED.values() else "dash" if part in (*BUBBLES, Part.WAIT) else ""
 
 
-def _orders(heatmap: Heatmap) -> tuple[tuple[str, tuple[str, ...]], ...]:
+def _orders(layout: Layout) -> dict[str, tuple[str, ...]]:
     """The orders that differ."""
-    several = heatmap.layout.pp > 1 and heatmap.layout.dp > 1
-    spread = heatmap.layout.ep > 1
-    return (*(ORDERS if several else ORDERS[1:]), *((BY_EXPERTS,) if spread else ()))
+    differ = {"by stage": layout.pp > 1 and layout.dp > 1, "by replica": True, "by experts": layout.ep > 1}
+    return {words: axes for words, axes in _ORDERS.items() if differ[words]}
 
 
 def _class_of(heatmap: Heatmap) -> Any:
@@ -162,28 +145,3 @@ def _class_of(heatmap: Heatmap) -> Any:
     dominant = heatmap.dominant
     place = np.minimum(np.searchsorted(dominant.ranks, dominant.representative), len(dominant.ranks) - 1)
     return np.where(dominant.ranks[place] == dominant.representative, place, _NOBODY).astype(np.uint16)
-
-
-def _caption(heatmap: Heatmap) -> str:
-    """What the reader must know of how much is shown."""
-    dominant = heatmap.dominant
-    classes, shown = len(np.unique(dominant.representative)), len(dominant.ranks)
-    notes = [
-        _SIGNS,
-        _alike(heatmap.ranks, classes),
-        "Inside a pass, its kernels and exchanges are spread evenly over it.",
-    ]
-    if heatmap.ranks > _DRAWN:
-        notes.append("Where a row of the picture stands for several ranks, it is the one that fewest others are like.")
-    if not dominant.whole:
-        notes.insert(2, f"Those of {shown:,} classes are shown, evenly spaced over the ranks.")
-    return " ".join(notes)
-
-
-def _alike(ranks: int, classes: int) -> str:
-    """How many ranks differ, in a sentence."""
-    if classes == 1:
-        return f"All {ranks:,} ranks do the same at the same times."
-    if classes == ranks:
-        return f"All {ranks:,} ranks differ."
-    return f"{ranks:,} ranks are of {classes:,} classes; those of one class do the same at the same times."

@@ -6,6 +6,7 @@ pieces are joined by a line. What is drawn depends on what the reader looks at, 
 (`assets/timeline.js`) from what `timeline_arrays` packs.
 """
 
+from dataclasses import asdict
 from html import escape
 from typing import Any, Final
 
@@ -13,8 +14,7 @@ from clustersim.report.document import Card, card, prose
 from clustersim.report.figure import Figure, axis, layout, legend, time_scale
 from clustersim.report.theme import CATEGORIES, Category, chunk_shade, text_colour
 from clustersim.report.timeline_arrays import Drawing, drawing
-from clustersim.report.view import KernelLabel, Row, Timeline
-from clustersim.units import format_seconds
+from clustersim.report.view import Row, Timeline
 
 _COMPUTE_TOP: Final = -0.42
 _COMPUTE_HEIGHT: Final = 0.56
@@ -63,7 +63,7 @@ def timeline_figure(drawn: Drawing, *, name: str = "timeline") -> Figure:
 
 def _facts(drawn: Drawing, size: float) -> dict[str, Any]:
     """What the browser must know beside the arrays."""
-    timeline, kernels = drawn.timeline, drawn.timeline.kernels
+    timeline = drawn.timeline
     return {
         "rows": [_row(row) for row in drawn.rows],
         "lanes": list(timeline.lanes),
@@ -71,7 +71,7 @@ def _facts(drawn: Drawing, size: float) -> dict[str, Any]:
         "looks": [_look(category, drawn.chunks) for category in CATEGORIES],
         "present": drawn.looks,
         "texts": list(timeline.spans.texts),
-        "labels": [_label(label) for label in kernels.labels] if kernels else [],
+        "labels": [asdict(label) for label in drawn.kernels.labels],
         "tick": drawn.tick,
         "size": size,
         "whole": drawn.whole,
@@ -104,27 +104,6 @@ def _look(category: Category, chunks: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _label(label: KernelLabel) -> dict[str, Any]:
-    return {
-        "name": label.name, "look": label.category, "lines": list(label.lines),
-        "flop": label.flop, "bytes": label.bytes, "payload": label.payload,
-    }  # fmt: skip
-
-
 def timeline_caption(drawn: Drawing) -> str:
     """What the reader must know about the rows and how the figure was reduced; empty if nothing."""
-    timeline = drawn.timeline
-    notes = [timeline.row_note] if timeline.row_note else []
-    of = timeline.of_rows or len(timeline.rows)
-    if len(drawn.rows) < of:
-        notes.append(f"{len(drawn.rows)} of {of:,} {timeline.row_word}s are shown, evenly spaced.")
-    if not timeline.path.whole:
-        notes.append("The critical path also runs through ranks that are not shown.")
-    if drawn.boxes.bin:
-        notes.append(
-            f"{len(timeline.spans):,} spans are kept as {len(drawn.boxes):,} boxes: those shorter than "
-            f"{format_seconds(drawn.boxes.bin)} are merged with their neighbours."
-        )
-    elif timeline.kernels and timeline.kernels.left_out:
-        notes.append(f"Kernels of {timeline.kernels.left_out:,} spans are not in this file: they would be too many.")
-    return " ".join(notes)
+    return prose("timeline_caption", drawn=drawn).strip()

@@ -3,29 +3,25 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from clustersim.answer import Answer
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.assembly import plan_of
 from clustersim.fitting import footprint_of
 from clustersim.memory.footprint import Category as Use
 from clustersim.memory.footprint import Footprint
 from clustersim.memory.ledger import Ledger
-from clustersim.report.document import Card, card, prose
-from clustersim.report.draw.bars import Drawn, chart, in_parts, level, note
-from clustersim.report.figure import Figure, axis, layout, legend, packed, short_labels, time_scale
-from clustersim.report.keys import Cells, table
-from clustersim.report.rows import MOST_ROWS, bars, height_of, narrow_height, shown_rows
+from clustersim.report.document import Card, card, drawn, prose
+from clustersim.report.draw.bars import Drawn, level, note, stacked
+from clustersim.report.figure import Figure, axis, layout, legend, packed, time_scale
+from clustersim.report.rows import MOST_ROWS, Bars, bars, shown_rows
 from clustersim.report.theme import USE_LOOKS
 from clustersim.report.wording import row_word, stage_name
 from clustersim.units import Bytes, Seconds, format_bytes
 from clustersim.workload.operators import EXPERTS
-
-if TYPE_CHECKING:
-    from clustersim.answer import Answer
 
 _GIB: Final = 2.0**30
 _MOST_MOMENTS: Final = 1500
@@ -48,19 +44,27 @@ class Held:
         return np.asarray(self.held[:, int(self.held.sum(axis=0).argmax())])
 
 
-def memory_cards(result: "Answer", several: bool) -> Iterator[Card]:
+def memory_cards(result: Answer, several: bool) -> Iterator[Card]:
     """Memory over time and at the peak. several: whether pages show several pipeline ranks."""
-    stages, word = stages_of(result), row_word(result.scenario)
+    stages, word, capacity = stages_of(result), row_word(result.scenario), result.memory_capacity
     step = ", in the first step" if result.scenario.steps > 1 else ""
     lead = prose("memory", of=f" of the {word}" * several, step=step)
-    yield card("Memory over time", memory_figure(stages, result.memory_capacity, result.step_time), lead=lead)
-    some = f"{len(stages)} of {len(result.ledgers):,} {word}s are shown, the fullest among them."
-    figure, told = peak_figure(stages, result.memory_capacity)
-    caption = f"{some if len(stages) < len(result.ledgers) else ''} {told.strip()}".strip()
-    yield card("Memory at the peak", figure, experts_table(result, stages), caption=caption)
+    yield card("Memory over time", memory_figure(stages, capacity, result.step_time), lead=lead)
+    peaks = np.array([stage.peak for stage in stages])
+    alike = bars([stage.label for stage in stages], [str(stage.number) for stage in stages], peaks, capacity)
+    few = len(stages) < len(result.ledgers)
+    some = f"{len(stages)} of {len(result.ledgers):,} {word}s are shown, the fullest among them." * few
+    footprint = footprint_of(result.scenario, plan_of(result.scenario))
+    yield drawn(
+        "peaks.html",
+        figure=peak_figure(alike, capacity),
+        experts=[(stage.label, *experts_and_others(footprint, stage.number)) for stage in stages],
+        mixtures=result.scenario.model.mixtures,
+        caption=f"{some} {alike.note('the capacity').strip()}".strip(),
+    )
 
 
-def stages_of(result: "Answer") -> list[Held]:
+def stages_of(result: Answer) -> list[Held]:
     """The ledgers of pipeline ranks: of many some, evenly spaced, and the fullest."""
     shown = sorted({*shown_rows(len(result.ledgers), MOST_ROWS - 1).tolist(), result.fullest})
     return [_held(number, stage_name(result.scenario, number), result.ledgers[number]) for number in shown]
@@ -68,46 +72,21 @@ def stages_of(result: "Answer") -> list[Held]:
 
 def _held(number: int, label: str, ledger: Ledger) -> Held:
     """A ledger as a matrix; before its first event no activations are held."""
-    times = np.concatenate(([0.0], ledger.times))
-    activations = np.concatenate(([0.0], ledger.activations))
-    peak = ledger.at_peak()
-    held = np.array([np.full(len(times), peak.get(use, 0.0)) for use in Use])
-    missing = ledger.peak_activations - activations
-    uses = list(Use)
-    held[uses.index(Use.ACTIVATIONS)] -= missing
-    held[uses.index(Use.FRAGMENTATION)] -= missing * (ledger.fragmentation - 1)
-    return Held(number, label, times, held)
+    times = np.append(0.0, ledger.times)
+    missing, peak = ledger.peak_activations - np.append(0.0, ledger.activations), ledger.at_peak()
+    less = {Use.ACTIVATIONS: missing, Use.FRAGMENTATION: missing * (ledger.fragmentation - 1)}
+    held = [np.full(len(times), peak.get(use, 0.0)) - less.get(use, 0.0) for use in Use]
+    return Held(number, label, times, np.array(held))
 
 
-def peak_figure(stages: list[Held], capacity: Bytes) -> tuple[Figure, str]:
-    """What every pipeline rank holds at its own peak, by use, and the capacity; what must be said of its bars."""
-    peaks = np.array([stage.peak for stage in stages])
-    drawn = bars([stage.label for stage in stages], [str(stage.number) for stage in stages], peaks, capacity)
-    uses = [place for place in range(len(Use)) if drawn.values[:, place].any()]
-    values, labels = drawn.values[:, uses], [escape(label) for label in drawn.labels]
-    names = [(use.value, USE_LOOKS[use]) for place, use in enumerate(Use) if place in uses]
-    traces = in_parts(labels, names, values, _GIB, [map(format_bytes, column) for column in values.T.tolist()])
-    most = max(capacity, float(drawn.values.sum(axis=1).max(initial=0.0))) / _GIB
-    height = height_of(len(labels))
-    figure = chart(
-        "peaks", traces, axis("memory at the peak [GiB]", range=[0, most * 1.04]), height=height,
-        narrow={**short_labels(labels, drawn.lines), "height": narrow_height(height, len(traces))},
-        stacked="stack", shapes=[_capacity_line("x", capacity)], bargap=0.22,
+def peak_figure(alike: Bars, capacity: Bytes) -> Figure:
+    """What every pipeline rank holds at its own peak, by use, and the capacity."""
+    uses = {place: (use.value, USE_LOOKS[use]) for place, use in enumerate(Use) if alike.values[:, place].any()}
+    most = max(capacity, float(alike.values[:, list(uses)].sum(axis=1).max(initial=0.0))) / _GIB
+    return stacked(
+        "peaks", alike, uses, axis("memory at the peak [GiB]", range=[0, most * 1.04]), size=_GIB, told=format_bytes,
+        shapes=[_capacity_line("x", capacity)],
     )  # fmt: skip
-    return figure, drawn.note("the capacity")
-
-
-def experts_table(result: "Answer", stages: list[Held]) -> str:
-    """What experts take and all other weights, of every pipeline rank; empty where there are no experts."""
-    if not result.scenario.model.mixtures:
-        return ""
-    footprint = footprint_of(result.scenario, plan_of(result.scenario))
-    weights = [experts_and_others(footprint, stage.number) for stage in stages]
-    rows = (
-        Cells((stage.label, *_weights(experts), *_weights(others)))
-        for stage, (experts, others) in zip(stages, weights, strict=True)
-    )
-    return table(("parameters, gradients and states", "of experts", "take", "of all else", "take"), rows)
 
 
 def experts_and_others(footprint: Footprint, number: int) -> tuple[Weights, Weights]:
@@ -117,23 +96,19 @@ def experts_and_others(footprint: Footprint, number: int) -> tuple[Weights, Weig
     return weights.get(EXPERTS, (0.0, 0.0)), (sum(count for count, _ in others), sum(size for _, size in others))
 
 
-def _weights(held: Weights) -> tuple[str, str]:
-    count, size = held
-    return f"{count / 1e9:,.3f} billion", format_bytes(size)
-
-
 def memory_figure(every: list[Held], capacity: Bytes, step_time: Seconds) -> Figure:
     """One stage over time, stacked by use; the reader chooses the stage, the fullest comes first."""
     scale, stages = time_scale(step_time), by_peak(every)
     most = max([capacity, *(float(stage.peak.sum()) for stage in stages)]) / _GIB
-    times, held, facts = _columns(stages)
+    moments = [_moments(stage) for stage in stages]
+    times = [stage.times[shown] for stage, shown in zip(stages, moments, strict=True)]
+    held = [stage.held[:, shown].ravel() for stage, shown in zip(stages, moments, strict=True)]
     looks = [
-        {"label": escape(use.value), "colour": USE_LOOKS[use].colour, "pattern": USE_LOOKS[use].pattern} for use in Use
+        {"label": escape(use.value), "colour": look.colour, "pattern": look.pattern}
+        for use, look in ((use, USE_LOOKS[use]) for use in Use)
     ]
-    words = note(
-        f"capacity {format_bytes(capacity)}", 1, capacity / _GIB, "@alarm",
-        xref="paper", xanchor="right", yanchor="bottom",
-    )  # fmt: skip
+    right = {"xref": "paper", "xanchor": "right", "yanchor": "bottom"}
+    words = note(f"capacity {format_bytes(capacity)}", 1, capacity / _GIB, "@alarm", **right)
     return Figure(
         name="memory",
         traces=[],
@@ -150,40 +125,22 @@ def memory_figure(every: list[Held], capacity: Bytes, step_time: Seconds) -> Fig
         height=400,
         narrow={"legend": {"font": {"size": 9}}},
         behaviour="memory",
-        arrays={"time": packed(times), "held": packed(held)},
-        facts={"stages": facts, "looks": looks, "end": step_time, "size": scale.size, "gib": _GIB},
+        arrays={
+            name: packed(np.concatenate(each).astype(np.float32)) for name, each in (("time", times), ("held", held))
+        },
+        facts={"moments": list(map(len, times)), "looks": looks, "end": step_time, "size": scale.size, "gib": _GIB},
     )
+
+
+def _packed(columns: list[FloatArray]) -> dict[str, str]:
+    """Those of all stages, one after the other."""
+    return packed(np.concatenate(columns).astype(np.float32))
 
 
 def by_peak(stages: list[Held]) -> list[Held]:
     """The shown stages in order, but the fullest first."""
-    peaks = [float(stage.peak.sum()) for stage in stages]
-    fullest = int(np.argmax(peaks))
-    return [stages[fullest], *(stages[row] for row in shown_rows(len(stages)).tolist() if row != fullest)]
-
-
-def _columns(stages: list[Held]) -> tuple[NDArray[np.float32], NDArray[np.float32], list[dict[str, Any]]]:
-    """Moments and bytes of all stages, one after the other, and for each stage where they are.
-
-    Of a use that holds the same at all times only the amount is kept.
-    """
-    times: list[FloatArray] = [np.zeros(0)]
-    held: list[FloatArray] = [np.zeros(0)]
-    facts, first, at = [], 0, 0
-    for stage in stages:
-        moments = _moments(stage)
-        amounts: list[float | dict[str, int]] = []
-        for row in stage.held[:, moments]:
-            if np.ptp(row) == 0:
-                amounts.append(float(row[0]))
-                continue
-            amounts.append({"first": at})
-            held.append(row)
-            at += len(row)
-        facts.append({"first": first, "moments": len(moments), "held": amounts})
-        times.append(stage.times[moments])
-        first += len(moments)
-    return np.concatenate(times).astype(np.float32), np.concatenate(held).astype(np.float32), facts
+    fullest = max(stages, key=lambda stage: float(stage.peak.sum()))
+    return [fullest, *(stages[row] for row in shown_rows(len(stages)) if stages[row] is not fullest)]
 
 
 def _moments(stage: Held) -> IntArray:

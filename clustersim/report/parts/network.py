@@ -3,32 +3,24 @@
 A heatmap of tiers over time, the links that are used most, and which axis of the layout crosses which tier.
 """
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import chain
-from typing import TYPE_CHECKING, Any, Final
-
-from markupsafe import Markup
+from typing import Any, Final
 
 from clustersim.analysis.alike import steady
-from clustersim.analysis.network import AxisUse, BusyLink, NetworkUse, TierUse, network_use
+from clustersim.analysis.network import NetworkUse, TierUse, network_use
 from clustersim.analysis.network_bytes import Metered
+from clustersim.answer import Answer
 from clustersim.arrays import FloatArray
 from clustersim.assembly import library_of
-from clustersim.report.document import Card, card, prose
+from clustersim.report.document import Card, drawn
 from clustersim.report.draw.bars import Drawn, note
 from clustersim.report.figure import MUTED, Figure, axis, layout, share_words, time_scale
-from clustersim.report.keys import Cells, noted, stacked, table, titled, wide
-from clustersim.report.parts.network_words import LINK_WORDS, LISTED_LOOKS, axis_words
+from clustersim.report.keys import axis_name
+from clustersim.report.theme import LISTED_LOOKS
+from clustersim.report.wording import LINK_WORDS
 from clustersim.scenario import Contention
-from clustersim.units import format_bandwidth, format_bytes, format_seconds
 
-if TYPE_CHECKING:
-    from clustersim.answer import Answer
-
-STAYS_BELOW: Final = "stays below"
-NOT_USED: Final = "–"
 OVER_COLOUR: Final = "#D55E00"
 _STOPS: Final = (0.0, 0.01, 0.03, 0.1, 0.3, 0.6, 1.0)  # of utilisation: little is to be seen, too
 _VISIBLE: Final = 5e-4  # of what a link carries
@@ -51,7 +43,7 @@ class Network:
     hosts: bool = False
 
 
-def network_of(result: "Answer") -> Network | None:
+def network_of(result: Answer) -> Network | None:
     """How the links were used; None where the ranks exchange nothing."""
     scenario, program = result.scenario, result.program
     cluster, cost = scenario.cluster, scenario.cost
@@ -67,21 +59,21 @@ def network_of(result: "Answer") -> Network | None:
 def network_card(network: Network | None) -> Card:
     """The heatmap with its numbers, and the tables; a sentence where there is nothing to see."""
     if network is None:
-        return card("Network", Markup("<p>The ranks exchange nothing: no network is used.</p>"))
-    use = network.use
-    tables = (
-        titled("Tiers", wide(_tier_table(use.tiers))),
-        titled("Busiest links", wide(_link_table(use.busiest))),
-        titled("Which axis crosses which tier", wide(_axis_table(use))),
+        return drawn("network.html", use=None)
+    use, order = network.use, list(LISTED_LOOKS)
+    axes = sorted(use.axes, key=lambda each: order.index(each.axis))
+    return drawn(
+        "network.html",
+        figure=utilisation_figure(use),
+        use=use,
+        axes=axes,
+        named=[axis_name(each.axis) for each in axes],
+        axis_name=axis_name,
+        names=LINK_WORDS,
+        visible=_VISIBLE,
+        over=not network.shared and any(tier.peak > 1.0 for tier in use.tiers),  # axes do not slow each other
+        network=network,
     )
-    lead = prose("network", over=_over(network), recorded=network.recorded)
-    caption = prose("network_caption", shared=network.shared, over=_over(network), hosts=network.hosts)
-    return card("Network", utilisation_figure(use), *tables, lead=lead, caption=caption)
-
-
-def _over(network: Network) -> bool:
-    """Whether a tier carries more than it could, because axes do not slow each other."""
-    return not network.shared and any(tier.peak > 1.0 for tier in network.use.tiers)
 
 
 def utilisation_figure(use: NetworkUse) -> Figure:
@@ -142,68 +134,3 @@ def _numbers(label: str, tier: TierUse) -> Drawn:
     """Mean and peak, at the right of a row."""
     words = escape(f"mean {share_words(tier.mean)}, peak {share_words(tier.peak)}")
     return note(words, 1.01, label, xref="paper", xanchor="left")
-
-
-def _tier_table(tiers: Sequence[TierUse]) -> str:
-    return table(("tier", "mean", "peak", "busiest link"), map(_tier, reversed(tiers)))
-
-
-def _tier(tier: TierUse) -> Cells:
-    about = f"{tier.links:,} links, {format_bandwidth(tier.capacity)} together"
-    shares = map(share_words, (tier.mean, tier.peak, tier.busiest))
-    return Cells((noted(LINK_WORDS[tier.kind], about), *shares))
-
-
-def _link_table(links: Sequence[BusyLink]) -> str:
-    rows = (
-        Cells((_link(each), format_seconds(each.seconds), share_words(each.utilisation), _users(each)))
-        for each in links
-    )
-    return table(("link", "at full rate", "of the step", "used by"), rows)
-
-
-def _link(busy: BusyLink) -> Markup:
-    link, others = busy.link, busy.alike - 1
-    cables = f", {busy.parallel:,} cables" if busy.parallel > 1 else ""
-    alike = f", and {others:,} alike" if others else ""
-    about = f"{LINK_WORDS[link.kind]}, {format_bandwidth(link.bandwidth)}{cables}{alike}"
-    return noted(f"{link.source} → {link.target}", about)
-
-
-def _users(busy: BusyLink) -> Markup:
-    total = sum(busy.carried.values())
-    shares = sorted(((amount / total, axis) for axis, amount in busy.carried.items()), reverse=True)
-    return stacked(
-        Markup("{} {}").format(axis_words(axis), share_words(share)) for share, axis in shares if share >= _VISIBLE
-    )
-
-
-def _axis_table(use: NetworkUse) -> str:
-    """Tiers from the top, axes side by side."""
-    order = list(LISTED_LOOKS)
-    axes = sorted(use.axes, key=lambda each: order.index(each.axis))
-    columns = [[_amount(each.sent / use.gpus), *reversed(list(_crossings(each, use.gpus)))] for each in axes]
-    names = ["sent in all", *(LINK_WORDS[tier.kind] for tier in reversed(use.tiers))]
-    return table(
-        ("per GPU and step", *(axis_words(each.axis) for each in axes)),
-        map(Cells, zip(names, *columns, strict=True)),
-    )
-
-
-def _crossings(axis: AxisUse, gpus: int) -> Iterable[str]:
-    """A cell for each tier: bytes, and their share where it is not all."""
-    crossing = axis.crossing.tolist()
-    highest = max((place for place, amount in enumerate(crossing) if amount > 0.0), default=-1)
-    below = (_cell(amount / gpus, amount / axis.sent) for amount in crossing[: highest + 1])
-    return chain(below, [STAYS_BELOW] * (len(crossing) - highest - 1))
-
-
-def _cell(amount: float, share: float) -> str:
-    if amount <= 0.0:
-        return NOT_USED
-    return noted(_amount(amount), share_words(share)) if share < 1.0 - _VISIBLE else _amount(amount)
-
-
-def _amount(amount: float) -> str:
-    """Bytes; a mean over GPUs may be less than one."""
-    return format_bytes(amount) if amount >= 1.0 else "<1 B"

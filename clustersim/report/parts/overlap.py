@@ -5,41 +5,26 @@ both at once, then what is exposed, and what moves while the rank waits for some
 nothing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 import numpy as np
 
 from clustersim.analysis.overlap import Overlap, overlap
+from clustersim.answer import Answer
 from clustersim.arrays import FloatArray
 from clustersim.parallel.mesh import SERVED
-from clustersim.report.document import Card, card, prose
+from clustersim.report.document import Card, drawn
 from clustersim.report.draw.bars import Drawn, bar, ticks, words_in
-from clustersim.report.figure import (
-    MUTED,
-    SURFACE,
-    Figure,
-    axis,
-    layout,
-    legend,
-    marker,
-    share_words,
-    time_scale,
-    typed,
-)
-from clustersim.report.keys import Cells, named, table, unbroken
+from clustersim.report.figure import MUTED, SURFACE, Figure, axis, layout, legend, marker, time_scale, typed
+from clustersim.report.keys import axis_name, unbroken
 from clustersim.report.rows import Bars, bars, narrow_height
 from clustersim.report.theme import AXIS_LOOKS, Category
 from clustersim.report.wording import RowNames, row_names
 from clustersim.units import format_seconds
 
-if TYPE_CHECKING:
-    from clustersim.answer import Answer
-
-LOOKS: Final = tuple(AXIS_LOOKS[axis] for axis in SERVED)
-"""The category of each of `SERVED`."""
 _ALONE: Final = "compute only"
 _ROUNDING: Final = 1e-9  # of what a time is a part of
 _BAND: Final = 0.84  # of a row that its bars fill
@@ -67,7 +52,7 @@ class StageOverlap:
         return bars(self.names.labels, self.names.short, kinds, found.step)
 
 
-def overlap_of(result: "Answer") -> StageOverlap | None:
+def overlap_of(result: Answer) -> StageOverlap | None:
     """How communication meets computation on every stage; None where nothing moves."""
     found = overlap(result.rows, result.cost.block, result.breakdown)
     if found.moving.max(initial=0.0) <= 0:
@@ -78,25 +63,31 @@ def overlap_of(result: "Answer") -> StageOverlap | None:
 
 
 def overlap_card(stages: StageOverlap) -> Card:
-    """The bars, and how much of each axis hides."""
-    drawn, word = stages.bars, stages.names.word
-    some = f"{len(drawn.labels)} of {drawn.of:,} {word}s are shown, evenly spaced."
-    caption, lead = some if len(drawn.labels) < drawn.of else "", prose("overlap", row=word) + drawn.note("the step")
-    content = overlap_figure(stages), totals_table(stages)
-    return card("Communication and computation", *content, lead=lead, caption=caption, beside=True)
+    """The bars, and for each axis how long it moves data and how much of that hides, the mean over ranks."""
+    return drawn(
+        "overlap.html",
+        figure=overlap_figure(stages),
+        stages=stages,
+        bars=stages.bars,
+        axes=SERVED,
+        axis_name=axis_name,
+        unbroken=unbroken,
+    )
 
 
 def overlap_figure(stages: StageOverlap) -> Figure:
     """Stacked bars, one for each axis of each stage, or of several that are alike."""
-    drawn, axes = stages.bars, stages.axes
-    alone, hidden, exposed, beside = np.split(drawn.values, 4, axis=1)
-    found, many = Overlap(alone, hidden, exposed, beside, stages.overlap.step), len(drawn.labels)
-    reach = float((found.alone + found.moving)[:, axes].max(initial=0.0))
+    shown, axes = stages.bars, stages.axes
+    many = len(shown.labels)
+    kinds = shown.values.reshape(many, 4, -1)[:, :, axes]
+    ends = kinds[:, 0] + kinds[:, 1:].sum(axis=1)
+    reach = float(ends.max(initial=0.0))
     scale = time_scale(reach)
+    kinds = np.where(kinds > _ROUNDING * stages.overlap.step, kinds, 0.0)
+    traces = [*_bars(shown.labels, axes, kinds, scale.size), _names(axes, ends / scale.size)]
     each = max(12 * len(axes), min(14 + 12 * len(axes), 1200 // max(1, many)))
-    shown = _Shown(found, drawn.labels, axes, scale.size)
-    traces, height = [*shown.traces(), shown.names()], 130 + each * many
-    rows = ticks(list(range(many)), [escape(label) + "  " for label in drawn.labels], range=[many - 0.5, -0.5])
+    height = 130 + each * many
+    rows = ticks(list(range(many)), [escape(label) + "  " for label in shown.labels], range=[many - 0.5, -0.5])
     return Figure(
         name="overlap",
         traces=traces,
@@ -111,78 +102,53 @@ def overlap_figure(stages: StageOverlap) -> Figure:
         narrow={
             "height": narrow_height(height, sum(trace.get("showlegend", True) for trace in traces)),
             "legend": {"font": {"size": 9}},
-            "yaxis": {"ticktext": [f"{words} " for words in drawn.lines]},
+            "yaxis": {"ticktext": [f"{words} " for words in shown.lines]},
         },
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Shown:
-    """What is drawn: times of rows with their labels, of some axes (places in `SERVED`); size: of a unit."""
-
-    found: Overlap
-    labels: tuple[str, ...]
-    axes: list[int]
-    size: float
-
-    def traces(self) -> Iterator[Drawn]:
-        """A trace for each axis and kind; computation alone has one legend entry for all axes."""
-        found = self.found
-        for place in self.axes:
-            name, base = SERVED[place].name, np.zeros(len(self.labels))
-            for words, kind, look in (
-                (_ALONE, found.alone, marker(Category.COMPUTE)),
-                (f"{name} hidden", found.hidden, _patterned(LOOKS[place], "/")),
-                (f"{name} exposed", found.exposed, marker(LOOKS[place])),
-                (f"{name} beside a wait", found.beside, _patterned(LOOKS[place], ".")),
-            ):
-                seconds = np.where(kind[:, place] > _ROUNDING * found.step, kind[:, place], 0.0)
-                if seconds.any():
-                    yield self._bars(place, words, look, base, seconds)
-                base = base + seconds
-
-    def _bars(self, place: int, words: str, look: Drawn, base: FloatArray, seconds: FloatArray) -> Drawn:
-        """One kind of one axis. base: [rows] seconds from where on; seconds: [rows] for how long."""
-        hover = [
-            f"<b>{escape(label)}</b>, {SERVED[place].name}<br>{words}: {format_seconds(float(each))}"
-            for label, each in zip(self.labels, seconds, strict=True)
-        ]
-        return bar(
-            words, typed(self._middle(place)), typed(seconds / self.size), look, base=typed(base / self.size),
-            legendgroup=words, showlegend=place == self.axes[0] or words != _ALONE,
-            width=0.9 * _BAND / len(self.axes), hovertext=hover, hovertemplate="%{hovertext}<extra></extra>",
-        )  # fmt: skip
-
-    def _middle(self, place: int) -> FloatArray:
-        """Where the bars of an axis stand: [rows]."""
-        rows = np.arange(len(self.labels), dtype=np.float64)
-        return rows + _BAND * ((self.axes.index(place) + 0.5) / len(self.axes) - 0.5)
-
-    def names(self) -> Drawn:
-        """The name of the axis at the end of each bar."""
-        ends = self.found.alone + self.found.moving
-        return words_in(
-            typed(np.concatenate([ends[:, place] for place in self.axes]) / self.size),
-            typed(np.concatenate([self._middle(place) for place in self.axes])),
-            [SERVED[place].name for place in self.axes for _ in self.labels],
-            textfont={"size": 9, "color": MUTED}, cliponaxis=False, showlegend=False,
-        )  # fmt: skip
+def _bars(labels: Sequence[str], axes: list[int], kinds: FloatArray, size: float) -> Iterator[Drawn]:
+    """Each axis and kind that lasts. axes: places in `SERVED`; kinds: [rows, kinds, axes] seconds; size: of a unit."""
+    begins = np.cumsum(np.insert(kinds, 0, 0.0, axis=1), axis=1)
+    for number, place in enumerate(axes):
+        for kind, (words, look) in enumerate(_kinds(place)):
+            seconds = kinds[:, kind, number]
+            hover = [
+                f"<b>{escape(label)}</b>, {SERVED[place].name}<br>{words}: {format_seconds(each)}"
+                for label, each in zip(labels, seconds.tolist(), strict=True)
+            ]
+            if seconds.any():
+                yield bar(
+                    words, typed(_middles(len(labels), axes)[number]), typed(seconds / size), look,
+                    base=typed(begins[:, kind, number] / size), legendgroup=words,
+                    showlegend=number == 0 or words != _ALONE, width=0.9 * _BAND / len(axes), hovertext=hover,
+                    hovertemplate="%{hovertext}<extra></extra>",
+                )  # fmt: skip
 
 
-def totals_table(stages: StageOverlap) -> str:
-    """For each axis how long it moves data and how much of that hides, the mean over ranks."""
-    heads = ("axis", "moves", "hidden", "exposed", "beside a wait")
-    return table(heads, (_total_row(stages.total, place) for place in stages.axes))
+def _middles(rows: int, axes: list[int]) -> FloatArray:
+    """Where the bars of axes stand: [axes, rows]."""
+    within: FloatArray = _BAND * ((np.arange(len(axes)) + 0.5) / len(axes) - 0.5)
+    return np.arange(rows) + within[:, None]
 
 
-def _total_row(total: Overlap, place: int) -> Cells:
-    moving = float(total.moving[0, place])
-    kinds = (float(kind[0, place]) / moving for kind in (total.hidden, total.exposed, total.beside))
-    shares = (share_words(kind if kind > _ROUNDING else 0.0) for kind in kinds)
-    return Cells((named(LOOKS[place], SERVED[place].name), unbroken(format_seconds(moving)), *shares))
+def _names(axes: list[int], ends: FloatArray) -> Drawn:
+    """The name of the axis at the end of each bar."""
+    names = [SERVED[place].name for place in axes for _ in ends]
+    look = {"textfont": {"size": 9, "color": MUTED}, "cliponaxis": False, "showlegend": False}
+    return words_in(typed(ends.T.ravel()), typed(_middles(len(ends), axes).ravel()), names, **look)
 
 
-def _patterned(category: Category, shape: str) -> dict[str, Any]:
+def _kinds(place: int) -> Iterator[tuple[str, Drawn]]:
+    """Name and look of each kind of time; computation alone has one legend entry for all axes."""
+    name, look = SERVED[place].name, AXIS_LOOKS[SERVED[place]]
+    yield _ALONE, marker(Category.COMPUTE)
+    yield f"{name} hidden", _patterned(look, "/")
+    yield f"{name} exposed", marker(look)
+    yield f"{name} beside a wait", _patterned(look, ".")
+
+
+def _patterned(category: Category, shape: str) -> Drawn:
     """A category's bars under a pattern that says how it meets computation."""
     pattern = {"shape": shape, "size": 6, "solidity": 0.35, "fgcolor": SURFACE, "bgcolor": category.colour}
     return {**marker(category), "pattern": pattern}

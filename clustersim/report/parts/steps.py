@@ -1,18 +1,15 @@
 """How long does each of several steps take? One point a step, and the line of their mean."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from clustersim.answer import Answer
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.report.document import Card, card
 from clustersim.report.draw.bars import level, note
 from clustersim.report.figure import Figure, axis, layout, time_scale, typed
 from clustersim.units import Seconds, format_step_time
-
-if TYPE_CHECKING:
-    from clustersim.answer import Answer
 
 _NAMES: Mapping[str, str] = {"p50": "median"}
 _MOST_MARKERS = 100
@@ -20,7 +17,7 @@ _MOST_TICKS = 12
 _MOST_RUNS = 500
 
 
-def steps_card(result: "Answer") -> Card:
+def steps_card(result: Answer) -> Card:
     """The times of all steps."""
     times = result.step_times
     lead = f"{len(times):,} successive steps. What the page says of a step is their mean."

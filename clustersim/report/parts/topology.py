@@ -7,20 +7,35 @@ them. The picture shows how many there are and how fast the way up is, not which
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Final
 
-from markupsafe import Markup
+import numpy as np
 
-from clustersim.analysis.network_axes import AxisSpan
-from clustersim.report.document import Card, card, document, prose
+from clustersim.analysis.network_axes import AxisSpan, Crossing, axis_spans
+from clustersim.answer import Answer
+from clustersim.hardware import topology as hardware
+from clustersim.hardware.cluster import Cluster, describe
+from clustersim.hardware.topology import LINK_KINDS, LinkKind
+from clustersim.report.document import Card, document, drawn
 from clustersim.report.draw.bars import Drawn, lines, note, points
-from clustersim.report.figure import MUTED, SURFACE, Figure, Traces, layout
-from clustersim.report.keys import Cells, noted, stacked, table
-from clustersim.report.parts.network_words import LISTED_LOOKS, axis_words
+from clustersim.report.figure import MUTED, SURFACE, Figure, Traces, layout, share_words
+from clustersim.report.keys import axis_name
+from clustersim.report.placement_words import placement_line
+from clustersim.report.theme import LISTED_LOOKS
+from clustersim.report.wording import LINK_WORDS
+from clustersim.units import format_bandwidth
 
+_NAMES: Final = {"gpu": "GPU", "nvswitch": "NVLink domain", "host": "PCIe root", "nic": "NIC", "switch": "switch"}
+_SWITCHES: Final = ("leaf", "switch", "spine", "core")
+_INSIDE: Final = {
+    LinkKind.NVLINK: ("nvswitch", "gpu"),
+    LinkKind.PCIE: ("host", "nic", "nvswitch", "gpu"),
+    LinkKind.HOST: ("host", "nic", "gpu"),
+}
+"""The tier to which links inside a node lead up: the first of these that there is."""
 _MOST_DRAWN: Final = 36
 _MOST_EXTRA: Final = 2.3  # boxes for each doubling beyond eight
 _BOX: Final = 0.26  # height of a box, in tiers
@@ -77,6 +92,82 @@ class Picture:
     lanes: tuple[Lane, ...] = ()
 
 
+def picture(cluster: Cluster, spans: Sequence[AxisSpan] = ()) -> Picture:
+    """A cluster's tiers, and the axes of a layout on it."""
+    tiers = describe(cluster)
+    kind, bandwidth, top = cluster.fabric.links.kind, cluster.fabric.links.bandwidth, len(tiers) - 1
+    links = {LINK_KINDS[each]: float(bandwidth[kind == each].max()) for each in np.unique(kind).tolist()}
+    rows = tuple(
+        Tier(name, tier.count, "" if place == top else _way_up(tier, links), _note(tier, links))
+        for place, (name, tier) in enumerate(zip(tier_names(tiers), tiers, strict=True))
+    )
+    lanes = (
+        Lane(span, tuple(level_of(each, tiers) for each in span.crossings), tuple(crossing_words(span)))
+        for span in spans
+    )
+    return Picture(f"{cluster.name}: {size_words(cluster)}", rows, tuple(lanes))
+
+
+def picture_of(result: Answer) -> Picture:
+    """The cluster of a result, and the axes of its layout on it."""
+    scenario = result.scenario
+    return picture(scenario.cluster, axis_spans(scenario.layout, scenario.cluster.fabric, scenario.placement))
+
+
+def size_words(cluster: Cluster) -> str:
+    """How many GPUs of which kind, and which of the machine's."""
+    size = f"{cluster.gpus:,} x {cluster.accelerator.name}, {cluster.gpus_per_node} per node"
+    placement = placement_line(cluster)
+    return f"{size}, on {placement}" if placement else size
+
+
+def tier_names(tiers: Sequence[hardware.Tier]) -> list[str]:
+    """What people call the tiers; of several of one kind, with their number from below."""
+    kinds = [tier.kind for tier in tiers]
+    names = [_NAMES.get(kind, f"{kind} switch") for kind in kinds]
+    return [
+        f"{name} {kinds[: place + 1].count(kind)}" if kinds.count(kind) > 1 else name
+        for place, (kind, name) in enumerate(zip(kinds, names, strict=True))
+    ]
+
+
+def level_of(crossing: Crossing, tiers: Sequence[hardware.Tier]) -> int:
+    """The tier to which links lead up, counted from the GPUs as 0."""
+    kinds = [tier.kind for tier in tiers]
+    if crossing.climb == 0:
+        return kinds.index(next(each for each in _INSIDE[crossing.kind] if each in kinds))
+    switches = [place for place, each in enumerate(kinds) if each in _SWITCHES] or [len(kinds) - 1]
+    return switches[min(crossing.climb, len(switches)) - 1]
+
+
+def crossing_words(span: AxisSpan) -> list[str]:
+    """What is between neighbours of each of the axis' crossings; part of them where it is not all."""
+    kinds = [crossing.kind for crossing in span.crossings]
+    names = [LINK_WORDS[kind] if kind not in kinds[:place] else "switch to switch" for place, kind in enumerate(kinds)]
+    return [
+        name + f" ({share_words(crossing.part)})" * (crossing.part < 1.0)
+        for name, crossing in zip(names, span.crossings, strict=True)
+    ]
+
+
+def _way_up(tier: hardware.Tier, links: Mapping[LinkKind, float]) -> str:
+    """The bandwidth of a way up, and its kind where it is inside a node; from an NVLink domain none leads up."""
+    if tier.kind == "nvswitch":
+        return ""
+    own = {"gpu": (LinkKind.NVLINK, LinkKind.PCIE), "host": (LinkKind.PCIE,)}.get(tier.kind, ())
+    name = next((f"{LINK_WORDS[kind]} " for kind in own if kind in links), "")
+    return name + format_bandwidth(tier.bandwidth)
+
+
+def _note(tier: hardware.Tier, links: Mapping[LinkKind, float]) -> str:
+    """How far a tier is oversubscribed, and what leads past an NVLink domain or from one root complex to the next."""
+    if tier.kind == "nvswitch" and LinkKind.PCIE in links:
+        return f"from each GPU: PCIe {format_bandwidth(links[LinkKind.PCIE])}"
+    if tier.kind == "host" and LinkKind.HOST in links:
+        return f"between them {format_bandwidth(links[LinkKind.HOST])}"
+    return "" if (tier.oversubscription or 1.0) <= 1.0 else f"1:{tier.oversubscription:.3g} oversubscribed"
+
+
 def topology_page(picture: Picture) -> str:
     """A page with the picture and its tables."""
     return document(picture.title, [topology_card(picture, picture.title)])
@@ -84,9 +175,14 @@ def topology_page(picture: Picture) -> str:
 
 def topology_card(picture: Picture, title: str = "Cluster and layout") -> Card:
     """The picture, what each axis crosses, and the tiers in numbers."""
-    lanes = _lane_table(picture.lanes, picture.tiers) if picture.lanes else ""
-    lead = prose("topology", lanes=bool(picture.lanes))
-    return card(title, topology_figure(picture), lanes, _tier_table(picture.tiers), lead=lead)
+    return drawn(
+        "topology.html",
+        title=title,
+        figure=topology_figure(picture),
+        tiers=picture.tiers,
+        lanes=picture.lanes,
+        axis_name=axis_name,
+    )
 
 
 def topology_figure(picture: Picture) -> Figure:
@@ -94,15 +190,14 @@ def topology_figure(picture: Picture) -> Figure:
     tiers, lanes = picture.tiers, picture.lanes
     traces: Traces = []
     for level, tier in enumerate(tiers):
-        if level + 1 < len(tiers):
-            traces.append(_ways_up(level, tier, tiers[level + 1]))
+        traces += [_ways_up(level, *each) for each in zip(tiers[level : level + 1], tiers[level + 1 :], strict=False)]
         traces.append(_boxes(level, tier))
     traces += [trace for place, lane in enumerate(lanes) for trace in _line(place, lane)]
     traces += [_dots(place, lane, tiers) for place, lane in enumerate(lanes)]
     words = [note for level, tier in enumerate(tiers) for note in _words(level, tier)]
-    every = [*enumerate(lanes)]
-    wide = [each for at, lane in every for each in _labels(at, lane, f"{lane.span.size:,} GPUs<br>{lane.apart}", 11)]
-    short = [each for at, lane in every for each in _labels(at, lane, f"{lane.span.size:,}", 10)]
+    wide, short = (
+        [each for place, lane in enumerate(lanes) for each in _labels(place, lane, more=more)] for more in (True, False)
+    )
     return Figure(
         name="topology",
         traces=traces,
@@ -118,17 +213,17 @@ def topology_figure(picture: Picture) -> Figure:
     )
 
 
-def drawn(count: int) -> int:
+def boxes_of(count: int) -> int:
     """How many boxes stand for `count`: all of a few, then ever fewer, so that a tier of 16,384 is 33 boxes wide.
 
-    >>> [drawn(count) for count in (1, 8, 100, 16384)]
+    >>> [boxes_of(count) for count in (1, 8, 100, 16384)]
     [1, 8, 16, 33]
     """
     return min(count, 8) + round(_MOST_EXTRA * math.log2(max(1.0, count / 8)))
 
 
 def _places(count: int) -> list[float]:
-    boxes = min(drawn(count), _MOST_DRAWN)
+    boxes = min(boxes_of(count), _MOST_DRAWN)
     return [0.5 + (index - (boxes - 1) / 2) / _MOST_DRAWN for index in range(boxes)]
 
 
@@ -150,14 +245,13 @@ def _ways_up(level: int, lower: Tier, upper: Tier) -> Drawn:
     return lines(across, [bottom, bottom, top, top], {"width": 0}, fill="toself", fillcolor="@track")
 
 
-def _words(level: int, tier: Tier) -> list[Drawn]:
+def _words(level: int, tier: Tier) -> Iterator[Drawn]:
     name = f"<b>{tier.count:,} × {escape(tier.kind)}</b>"
-    up = " · ".join(escape(words) for words in (f"↑ {tier.bandwidth}" if tier.bandwidth else "", tier.note) if words)
+    up = " · ".join(map(escape, filter(None, (f"↑ {tier.bandwidth}" if tier.bandwidth else "", tier.note))))
     common: Drawn = {"x": 0.5, "xanchor": "center"}
-    found = [note(name, y=level - _BOX / 2 - _WORDS / 2, font={"size": 13}, **common)]
+    yield note(name, y=level - _BOX / 2 - _WORDS / 2, font={"size": 13}, **common)
     if up:
-        found.append(note(up, y=level + 0.5 - _WORDS / 2, font={"size": 12, "color": MUTED}, **common))
-    return found
+        yield note(up, y=level + 0.5 - _WORDS / 2, font={"size": 12, "color": MUTED}, **common)
 
 
 def _middle(place: int) -> float:
@@ -184,22 +278,9 @@ def _dots(place: int, lane: Lane, tiers: Sequence[Tier]) -> Drawn:
     return points(lane.span.axis, x, list(lane.levels), look, hovertext=words, hoverinfo="text")
 
 
-def _labels(place: int, lane: Lane, above: str, size: int) -> Iterator[Drawn]:
-    """The name of an axis below its line, and what its groups are above."""
+def _labels(place: int, lane: Lane, *, more: bool) -> Iterator[Drawn]:
+    """The name of an axis below its line, and what its groups are above, on large screens in more words."""
     common: Drawn = {"x": _middle(place), "xanchor": "center"}
+    above = f"{lane.span.size:,} GPUs<br>{lane.apart}" if more else f"{lane.span.size:,}"
     yield note(f"<b>{lane.span.axis}</b>", y=-_BOX / 2 - _WORDS / 2, font={"size": 13}, **common)
-    yield note(above, y=max(lane.levels) + 0.14, yanchor="bottom", font={"size": size}, **common)
-
-
-def _lane_table(lanes: Sequence[Lane], tiers: Sequence[Tier]) -> str:
-    rows = (
-        Cells((noted(axis_words(lane.span.axis), lane.words), tiers[max(lane.levels)].kind, stacked(lane.links)))
-        for lane in lanes
-    )
-    numbers = table(("axis", "up to", "between neighbours"), rows)
-    return Markup('<div style="margin-bottom:16px">{}</div>').format(numbers)
-
-
-def _tier_table(tiers: Sequence[Tier]) -> str:
-    rows = (Cells((tier.kind, f"{tier.count:,}", tier.bandwidth, tier.note)) for tier in reversed(tiers))
-    return table(("tier", "count", "way up, per direction", "note"), rows, words=(3,))
+    yield note(above, y=max(lane.levels) + 0.14, yanchor="bottom", font={"size": 11 if more else 10}, **common)

@@ -5,45 +5,48 @@ that waits least is the one that the others wait for. Bubbles are common to all 
 slow rank costs, so waits are drawn from the least one of the stage on.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from html import escape
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
-from markupsafe import Markup
 
 from clustersim.analysis.stragglers import LEAST, Straggler, Waits
+from clustersim.answer import Answer
+from clustersim.arrays import IntArray
 from clustersim.hardware.disturbance import in_ranges
-from clustersim.report.document import Card, card, prose
+from clustersim.report.document import Card, drawn
 from clustersim.report.draw.bars import bar, chart, diamond, points
 from clustersim.report.figure import Figure, Traces, axis, short_labels, time_scale, typed
-from clustersim.report.keys import Cells, stacked, table
 from clustersim.report.rows import shown_rows
 from clustersim.report.times import ROUNDING
-from clustersim.report.wording import RowNames, disturbed_line, row_names, row_word
+from clustersim.report.wording import RowNames, disturbed_line, row_names
 from clustersim.units import Seconds, format_seconds
-
-if TYPE_CHECKING:
-    from clustersim.answer import Answer
 
 SHARED_DELAY: Final = "A slow way delays all members of the groups that use it: the slowest rank stands first."
 _VISIBLE: Final = 1e-3  # of the step: the least difference of waiting that is shown
 _LONGER: Final = f"{100 * LEAST:g} %"
 
 
-def is_told(result: "Answer") -> bool:
+def is_told(result: Answer) -> bool:
     """Whether there is anything to say: something is disturbed, or ranks of one pipeline rank wait differently."""
     differ = spread(result.waits) >= _VISIBLE * result.step_time
     return bool(disturbed_line(result.scenario) or result.stragglers.ranks or differ)
 
 
-def waiting_card(result: "Answer") -> Card:
+def waiting_card(result: Answer) -> Card:
     """Who waits for whom; a sentence where nobody in particular."""
-    title = "Who waits for whom"
-    if spread(result.waits) < ROUNDING * result.step_time:
-        return card(title, stragglers_table(result))
-    lead = prose("waiting", row=row_word(result.scenario))
-    return card(title, waiting_figure(result), stragglers_table(result), lead=lead, beside=True)
+    differ = spread(result.waits) >= ROUNDING * result.step_time
+    return drawn(
+        "waiting.html",
+        figure=waiting_figure(result) if differ else None,
+        found=result.stragglers,
+        names=names_of(result),
+        nobody=nobody_slow(result),
+        words=straggler_words,
+        slow=slow,
+        shared=SHARED_DELAY,
+    )
 
 
 def spread(waits: Waits) -> Seconds:
@@ -51,7 +54,7 @@ def spread(waits: Waits) -> Seconds:
     return float((waits.most - waits.least).max(initial=0.0))
 
 
-def nobody_slow(result: "Answer") -> str:
+def nobody_slow(result: Answer) -> str:
     """What to say where no rank is a straggler."""
     disturbed = disturbed_line(result.scenario)
     if not disturbed:
@@ -69,40 +72,26 @@ def nobody_slow(result: "Answer") -> str:
     )
 
 
-def waiting_figure(result: "Answer") -> Figure:
+def waiting_figure(result: Answer) -> Figure:
     """For every pipeline rank by how much its ranks wait longer than the one that waits least, and stragglers."""
     names = names_of(result)
     shown = shown_rows(len(names.labels))
-    labels = [escape(names.labels[row]) for row in shown]
-    most = spread(result.waits)
-    scale = time_scale(most)
-    longest = most / scale.size
+    scale = time_scale(spread(result.waits))
+    longest = spread(result.waits) / scale.size
     return chart(
         "waiting",
-        [*_spread(result, labels, scale.size), *_stragglers(result, names, set(shown.tolist()), scale.size)],
+        [*_waits(result, shown, scale.size), *_stragglers(result, shown, scale.size)],
         axis(f"waits longer by [{scale.unit}]", range=[-0.02 * longest, 1.06 * longest]),  # stragglers stand at zero
         height=110 + max(18, min(28, 1400 // max(1, len(shown)))) * len(shown),
-        narrow=short_labels(labels, [escape(names.short[row]) for row in shown]),
+        narrow=short_labels(*([escape(words[row]) for row in shown] for words in (names.labels, names.short))),
         stacked="overlay",
         bargap=0.5,
     )
 
 
-def names_of(result: "Answer") -> RowNames:
+def names_of(result: Answer) -> RowNames:
     """What those are called that wait."""
     return row_names(result.scenario, len(result.waits.mean))
-
-
-def stragglers_table(result: "Answer") -> Markup:
-    """The slowest ranks in numbers, or a sentence that there are none, as HTML."""
-    found, names = result.stragglers, names_of(result)
-    if not found.slowest:
-        return Markup("<p>{}</p>").format(nobody_slow(result))
-    numbers = table(("stragglers", "slow", "longer by", "waits"), (_row(names, each) for each in found.slowest))
-    more = found.ranks - sum(len(each.ranks) for each in found.slowest)
-    told = [f"and {more:,} more ranks"] * bool(more) + [SHARED_DELAY] * any(each.delay for each in found.slowest)
-    captions = Markup("").join(Markup('<p class="caption">{}</p>').format(words) for words in told)
-    return Markup("<div>{}{}</div>").format(numbers, captions)
 
 
 def straggler_words(names: RowNames, straggler: Straggler) -> str:
@@ -112,10 +101,10 @@ def straggler_words(names: RowNames, straggler: Straggler) -> str:
 
 def slowness(straggler: Straggler) -> str:
     """What takes longer, and by how much."""
-    return " and ".join(f"{what} take{'s' * (what != 'kernels')} {longer}" for what, longer in _slow(straggler))
+    return " and ".join(f"{what} take{'s' * (what != 'kernels')} {longer}" for what, longer in slow(straggler))
 
 
-def _slow(straggler: Straggler) -> Iterator[tuple[str, str]]:
+def slow(straggler: Straggler) -> Iterator[tuple[str, str]]:
     """Each kind of work that takes longer, and by how much."""
     if straggler.computes_slowly:
         yield "kernels", f"{straggler.excess:.1%}"
@@ -123,18 +112,12 @@ def _slow(straggler: Straggler) -> Iterator[tuple[str, str]]:
         yield "communication", format_seconds(straggler.delay)
 
 
-def _row(names: RowNames, straggler: Straggler) -> Cells:
-    what, longer = map(stacked, zip(*_slow(straggler), strict=True))
-    return Cells((straggler_words(names, straggler), what, longer, format_seconds(straggler.waits)))
-
-
-def _spread(result: "Answer", labels: Sequence[str], size: float) -> Traces:
-    waits = result.waits
-    shown = shown_rows(len(waits.mean))
+def _waits(result: Answer, shown: IntArray, size: float) -> Traces:
+    names, waits = names_of(result), result.waits
+    labels = [escape(names.labels[row]) for row in shown]
     least, mean, most = (each[shown] for each in (waits.least, waits.mean, waits.most))
     words = [
-        f"{format_seconds(low)} to {format_seconds(high)}, mean {format_seconds(middle)}"
-        for low, middle, high in zip(least.tolist(), mean.tolist(), most.tolist(), strict=True)
+        "{} to {}, mean {}".format(*map(format_seconds, times)) for times in np.stack((least, most, mean), 1).tolist()
     ]
     dot = {"symbol": "circle", "size": 8, "color": "@ink", "line": {"width": 1.5, "color": "@surface"}}
     return [
@@ -146,8 +129,8 @@ def _spread(result: "Answer", labels: Sequence[str], size: float) -> Traces:
     ]  # fmt: skip
 
 
-def _stragglers(result: "Answer", names: RowNames, shown: set[int], size: float) -> Traces:
-    found = [each for each in result.stragglers.slowest if each.kind in shown]
+def _stragglers(result: Answer, shown: IntArray, size: float) -> Traces:
+    names, found = names_of(result), [each for each in result.stragglers.slowest if each.kind in shown]
     if not found:
         return []
     longer = np.array([each.waits - result.waits.least[each.kind] for each in found])

@@ -7,27 +7,21 @@ the left (plain) faster, to the right (hatched) slower.
 from html import escape
 from typing import Final
 
-from markupsafe import Markup
-
-from clustersim.analysis.what_if import Outcome, WhatIf, WhatIfs
-from clustersim.report.document import Card, card, prose
+from clustersim.analysis.what_if import Outcome, WhatIfs
+from clustersim.report import keys
+from clustersim.report.document import Card, drawn
 from clustersim.report.draw.bars import bar, chart, in_lines, reach
 from clustersim.report.figure import SURFACE, Figure, axis, time_scale, typed
-from clustersim.report.keys import Cells, signed, table, unbroken
-from clustersim.units import format_bytes, format_number, format_step_time
+from clustersim.units import format_bytes, format_step_time
 
-TITLE: Final = "What if"
 _PERCENT: Final = 5e-5  # of the step: what is less is shown as no change
 _ROOM, _NARROW_ROOM = 0.25, 0.9  # of the longest bar: beside it, for its words
 
 
 def what_if_card(what_ifs: WhatIfs) -> Card:
     """The strip; without bars where nothing could be tried."""
-    untried = _untried(what_ifs.untried)
-    if not what_ifs.tried:
-        return card(TITLE, untried, lead="No change was simulated.")
-    content = what_if_figure(what_ifs), what_if_table(what_ifs), untried
-    return card(TITLE, *content, lead=prose("what_if"), caption=" ".join(_notes(what_ifs)))
+    figure = what_if_figure(what_ifs) if what_ifs.tried else None
+    return drawn("what_if.html", figure=figure, what_ifs=what_ifs, keys=keys)
 
 
 def what_if_figure(what_ifs: WhatIfs) -> Figure:
@@ -61,15 +55,6 @@ def what_if_figure(what_ifs: WhatIfs) -> Figure:
     )
 
 
-def what_if_table(what_ifs: WhatIfs) -> str:
-    """The step as it is and with each change: its time, the rate, and whether it fits."""
-    rate, fits = what_ifs.tokens_per_s_per_gpu, _fits(what_ifs.fits)
-    now = (unbroken(format_step_time(what_ifs.step_time)), "", format_number(rate), fits)
-    tried = (Cells((case.words, *_cells(outcome))) for case, outcome in what_ifs.tried)
-    heads = ("change", "step", "same work longer by", "tokens/s per GPU", "memory")
-    return table(heads, [Cells(("as it is", *now), "sum"), *tried])
-
-
 def side(outcome: Outcome) -> int:
     """Whether the work takes longer (1), shorter (-1), or neither."""
     return 0 if abs(outcome.part) < _PERCENT else (1 if outcome.longer > 0.0 else -1)
@@ -90,32 +75,7 @@ def _bar_words(outcome: Outcome) -> str:
 def _hover(outcome: Outcome) -> str:
     more = "" if outcome.tokens == 1.0 else f" with {outcome.tokens:g} times the tokens"
     return (
-        f"step {format_step_time(outcome.step_time)} ({signed(outcome.delta)}){more}<br>"
+        f"step {format_step_time(outcome.step_time)} ({keys.signed(outcome.delta)}){more}<br>"
         f"tokens/s per GPU {outcome.faster:+.2%}<br>{format_bytes(outcome.peak_memory)} on the fullest GPU: "
         f"{'fits' if outcome.fits else 'does not fit'}"
     )
-
-
-def _cells(outcome: Outcome) -> tuple[str, ...]:
-    step = unbroken(format_step_time(outcome.step_time))
-    rate = format_number(outcome.tokens_per_s_per_gpu)
-    return step, f"{signed(outcome.longer)} ({outcome.part:+.1%})", rate, _fits(outcome.fits)
-
-
-def _fits(fits: bool) -> str:
-    return "✓ fits" if fits else "✕ does not fit"
-
-
-def _notes(what_ifs: WhatIfs) -> list[str]:
-    """What must be known of outcomes, each note once with the changes that it is about."""
-    notes = dict.fromkeys(case.note for case, _ in what_ifs.tried if case.note)
-    about = {note: [case.words for case, _ in what_ifs.tried if case.note == note] for note in notes}
-    return [f"{', '.join(words)}: {note}." for note, words in about.items()]
-
-
-def _untried(cases: tuple[WhatIf, ...]) -> Markup:
-    """What was not simulated, in a line for each reason."""
-    reasons = dict.fromkeys(case.note for case in cases)
-    lines = [(", ".join(case.words for case in cases if case.note == reason), reason) for reason in reasons]
-    items = Markup("").join(Markup("<li>{}: {}</li>").format(*line) for line in lines)
-    return Markup('<h3 style="margin-top:16px">Not simulated</h3><ul>{}</ul>').format(items) if items else Markup()
