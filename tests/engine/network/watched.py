@@ -39,6 +39,8 @@ class Watched(Network):
         running: dict[Activity, float] = {}
         for (when, activity, speed), (end, *_) in pairwise(self.notes):
             running[activity] = speed
+            if not speed:
+                del running[activity]
             if end > when:
                 yield end - when, running.copy()
 
