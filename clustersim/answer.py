@@ -13,7 +13,8 @@ from clustersim.analysis.critical_path import critical_path, path_summary
 from clustersim.analysis.economics import Economics, Gpus, activity_seconds
 from clustersim.analysis.expert_loads import FullestRank, fullest_rank
 from clustersim.analysis.formats import Formats, cast_seconds, executed_flops
-from clustersim.analysis.link_loads import LinkLoads, link_loads
+from clustersim.analysis.link_loads import LinkLoads, Sender, link_loads
+from clustersim.analysis.neighbours import Neighbour
 from clustersim.analysis.network import BINS
 from clustersim.analysis.network_bytes import Metered
 from clustersim.analysis.provenance import Expectation, InStep, Item, expectation, in_step, items, provenance_share
@@ -72,6 +73,7 @@ NOT_OF_HOSTS: Final = (
     "contention of copies to and from the host with what NICs send over the same PCIe, and with kernels",
     "rounding up of pinned memory, host memory of the system itself, adding up gradients on the host",
 )
+NOT_OF_JOBS: Final = "hosts that jobs share: each launches kernels, and copies to its host, as if it were alone there"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ class Answer(FieldState):
     of many scenarios asks each of them for little.
 
     inside: works out single operations; ledgers: memory of each pipeline rank over time; wall: seconds that the
-    simulation took.
+    simulation took; neighbours: the other jobs on the machine; alone: seconds of a step without them, if there are any.
     """
 
     scenario: Scenario
@@ -104,6 +106,8 @@ class Answer(FieldState):
     inside: Inside
     ledgers: tuple[Ledger, ...]
     wall: Seconds
+    neighbours: tuple[Neighbour, ...] = ()
+    alone: Seconds | None = None
 
     def __repr__(self) -> str:
         """One line: the answer, not its parts."""
@@ -365,13 +369,14 @@ class Answer(FieldState):
     @property
     def not_modelled(self) -> tuple[str, ...]:
         """What the answer leaves out."""
-        given = self.scenario.disturbances != Disturbances() or self.scenario.cluster.mixed or self.scenario.traffic
-        disturbed = self.scenario.jitter is not None or given
+        given = self.scenario.disturbances != Disturbances() or self.scenario.cluster.mixed
+        disturbed = self.scenario.jitter is not None or given or self.scenario.shares_links
         host = () if self.host is None else NOT_OF_HOSTS
         even = self.scenario.training.expert_load is None
         routed = (BALANCED,) if self.scenario.model.mixtures and even else ()
         healthy = () if disturbed else (HEALTHY,)
-        return (NOT_SHARED[self.scenario.cost.network], *self._own_rounds(), *healthy, *routed, *NOT_MODELLED, *host)
+        shared = (NOT_SHARED[self.scenario.cost.network], *((NOT_OF_JOBS,) if self.scenario.jobs else ()))
+        return (*shared, *self._own_rounds(), *healthy, *routed, *NOT_MODELLED, *host)
 
     def _own_rounds(self) -> Iterator[str]:
         """Where the user's own algorithms were taken, whose rounds cost what the library's do."""
@@ -420,10 +425,11 @@ class Answer(FieldState):
         """Bytes per second on links over time, in bins of equal length of the whole run.
 
         links: by the names of their ends, as in the cluster's graph and in `disturbances` (("nic3.0", "leaf0.0")), one
-        direction each; none: all that carry anything. Raises InputError for links that are not there.
+        direction each; none: all that carry anything. What other jobs put on them counts. Raises InputError for links
+        that are not there.
         """
-        fabric, operations = self.scenario.cluster.fabric, self.operations
-        return link_loads(self.rows, fabric, self.volumes, operations, links=links, bins=bins)
+        senders = (Sender(self.rows, self.volumes, self.operations), *(each.sender for each in self.neighbours))
+        return link_loads(senders, self.scenario.cluster.fabric, links=links, bins=bins)
 
     def mfu(self) -> float:
         """Model FLOP utilization (see `analysis.utilization.CONVENTION`)."""
@@ -445,6 +451,8 @@ class Answer(FieldState):
             "scenario": self.scenario.to_mapping(),
             "step_time_s": self.step_time,
             "step_times_s": self.step_times.tolist(),
+            "step_time_alone_s": self.alone,
+            "jobs": [each.to_json() for each in self.neighbours],
             "step_time_distribution_s": self.step_time_distribution,
             "tokens_per_s": self.tokens_per_second,
             "tokens_per_s_per_gpu": self.tokens_per_second / self.ranks,

@@ -5,7 +5,7 @@ order (`order_of`), as which tasks (`lowered`), on which machines and links, and
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -28,9 +28,10 @@ from clustersim.cost.recorded import RecordedKernels
 from clustersim.cost.recorded_exchanges import RecordedExchanges
 from clustersim.cost.recorded_host import host_of
 from clustersim.cost.roofline import Roofline
-from clustersim.cost.sharing import Alone, Sharing, sharing
+from clustersim.cost.sharing import Alone, Sharing
 from clustersim.cost.symmetry import alike, alike_shared, all_apart
 from clustersim.cost.timing import ExchangeCost
+from clustersim.cost.together import Job, alike_together, sharings
 from clustersim.cost.uneven import UnevenExchanges
 from clustersim.errors import InputError
 from clustersim.hardware.accelerator import Accelerator
@@ -70,16 +71,47 @@ class Assembly:
         return self.cost.program
 
 
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """What is known of a simulation before anything is known of links. exchanges: what times them."""
+
+    scenario: Scenario
+    plan: Plan
+    program: Program
+    exchanges: Others
+
+    @classmethod
+    def of(cls, scenario: Scenario) -> "_Draft":
+        """A legal scenario's; raise InputError for one whose parts no longer agree."""
+        require(scenario)
+        plan = plan_of(scenario)
+        program = repeat(lowered(scenario, plan), scenario.steps)
+        require_offers(scenario, program)
+        return cls(scenario, plan, program, _uneven(scenario, program, _exchanges(scenario, program)))
+
+    def cost(self, shares: Sharing | None) -> BlockCost:
+        """What the program takes where some exchanges share links."""
+        alone = self.exchanges if shares is None else Alone(self.exchanges, shares)
+        return BlockCost(self.program, _machines(self.scenario), alone)
+
+
 def assemble(scenario: Scenario) -> Assembly:
     """Put a legal scenario's parts together; raise InputError for one whose parts no longer agree."""
-    require(scenario)
-    plan = plan_of(scenario)
-    program = repeat(lowered(scenario, plan), scenario.steps)
-    require_offers(scenario, program)
-    exchanges = _uneven(scenario, program, _exchanges(scenario, program))
-    shares = _sharing(scenario, program, exchanges)
-    cost = BlockCost(program, _machines(scenario), exchanges if shares is None else Alone(exchanges, shares))
-    return Assembly(plan, cost, _classes(scenario, cost, exchanges, shares), shares)
+    draft = _Draft.of(scenario)
+    shares = None if scenario.cost.network is Contention.NONE else _sharing((draft,))[0]
+    cost = draft.cost(shares)
+    return Assembly(draft.plan, cost, _classes(scenario, cost, draft.exchanges, shares), shares)
+
+
+def assemble_together(scenarios: Sequence[Scenario]) -> tuple[Assembly, ...]:
+    """The parts of jobs that share a machine's network, the first of which is the one with its disturbances."""
+    drafts = [_Draft.of(each) for each in scenarios]
+    every = [(draft, shares, draft.cost(shares)) for draft, shares in zip(drafts, _sharing(drafts), strict=True)]
+    jobs = [Job(cost.program, draft.exchanges, shares, _apart(draft.scenario, cost)) for draft, shares, cost in every]
+    found = alike_together(jobs, scenarios[0].cluster.fabric.links)
+    return tuple(
+        Assembly(draft.plan, cost, own, shares) for (draft, shares, cost), own in zip(every, found, strict=True)
+    )
 
 
 def require(scenario: object) -> None:
@@ -314,14 +346,13 @@ def _paced(accelerator: Accelerator, record: Record | None, pace: InTraining, ra
     return InStep.of(recorded, recorded.model, rate=rate, attention=times, narrow=pace.faster)
 
 
-def _sharing(scenario: Scenario, program: Program, exchanges: Others) -> Sharing | None:
-    """Which exchanges share the network, if they are to."""
-    if scenario.cost.network is Contention.NONE:
-        return None
-    fabric = scenario.cluster.fabric
-    beside = _others(scenario)
-    demands = binding_demands(program, exchanges, fabric, loaded_by(beside).tolist())
-    return sharing(program, demands, fabric.ends.owner(fabric.gpus), beside)
+def _sharing(drafts: Sequence[_Draft]) -> tuple[Sharing, ...]:
+    """Which exchanges of each job share the network."""
+    beside, fabrics = _others(drafts[0].scenario), [each.scenario.cluster.fabric for each in drafts]
+    asked = [(each.program, each.exchanges) for each in drafts]
+    demands = binding_demands(asked, fabrics[0], loaded_by(beside).tolist())
+    owners = [fabric.ends.owner(fabric.gpus) for fabric in fabrics]
+    return sharings([(each.program, own) for each, own in zip(drafts, demands, strict=True)], owners, beside)
 
 
 def _others(scenario: Scenario) -> tuple[Other, ...]:
@@ -336,8 +367,18 @@ def _others(scenario: Scenario) -> tuple[Other, ...]:
 def _classes(scenario: Scenario, cost: BlockCost, exchanges: ExchangeCost, shares: Sharing | None) -> Classes:
     """Which ranks provably do the same; where every kernel varies by itself, none do."""
     links, program, machine = scenario.cluster.fabric.links, cost.program, cost.apart
-    if scenario.cost.symmetry is Symmetry.OFF or scenario.jitter is not None:
+    if _unlike(scenario):
         return unfolded(program) if shares is None else all_apart(program, shares, links)
     if shares is not None:
         return alike_shared(program, exchanges, shares, links, machine=machine)
     return alike(program, exchanges, machine=machine)
+
+
+def _apart(scenario: Scenario, cost: BlockCost) -> IntArray:
+    """[ranks] equal numbers may be of ranks that do the same."""
+    return np.arange(cost.program.ranks) if _unlike(scenario) else cost.apart
+
+
+def _unlike(scenario: Scenario) -> bool:
+    """Whether no two ranks are to be taken for alike."""
+    return scenario.cost.symmetry is Symmetry.OFF or scenario.jitter is not None

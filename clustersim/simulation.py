@@ -1,14 +1,36 @@
-"""How does a scenario become an answer? Assemble it, run it; what happened is folded when it is asked for."""
+"""How does a scenario become an answer? Assemble it, run it; what happened is folded when it is asked for.
 
+Where other jobs are on the machine, all run together, each of the others as many steps as this one lasts. How many
+those are shows only when they have run: they are counted from what all take alone, and run again with more where they
+were too few.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import ceil
 from time import perf_counter
+from typing import Any
 
+import numpy as np
+
+from clustersim.analysis.neighbours import ROUNDING, Neighbour, lasts
+from clustersim.analysis.network_bytes import Metered
+from clustersim.analysis.rows import Rows, read_rows
+from clustersim.analysis.steps import step_times
 from clustersim.answer import Answer
-from clustersim.assembly import Assembly, assemble
+from clustersim.arrays import FloatArray
+from clustersim.assembly import Assembly, assemble, assemble_together, library_of
 from clustersim.engine.engine import run, uncollected
 from clustersim.engine.inside import Inside
+from clustersim.engine.together import Job, run_together
+from clustersim.engine.written import Written
+from clustersim.errors import InputError
 from clustersim.fitting import footprint_of
 from clustersim.memory.timed import timed_ledgers
 from clustersim.scenario import Scenario
+from clustersim.scenario.file import MOST_STEPS
+from clustersim.trace.store import Trace
+from clustersim.units import Seconds
 
 
 def simulate(scenario: Scenario) -> Answer:
@@ -20,7 +42,11 @@ def simulate(scenario: Scenario) -> Answer:
 def _simulated(scenario: Scenario) -> Answer:
     started = perf_counter()
     made = assemble(scenario)
-    inside = _run(scenario, made)
+    alone = _answer(scenario, made, _run(scenario, made), started)
+    return _together(scenario, alone, started) if scenario.jobs else alone
+
+
+def _answer(scenario: Scenario, made: Assembly, inside: Inside, started: Seconds, **beside: Any) -> Answer:
     program, trace = made.program, inside.trace
     return Answer(
         scenario=scenario,
@@ -30,6 +56,7 @@ def _simulated(scenario: Scenario) -> Answer:
         inside=inside,
         ledgers=tuple(timed_ledgers(footprint_of(scenario, made.plan), program, trace)),
         wall=perf_counter() - started,
+        **beside,
     )
 
 
@@ -37,4 +64,85 @@ def _run(scenario: Scenario, made: Assembly) -> Inside:
     """Run one rank of each class."""
     coalesce, jitter = scenario.cost.coalesce, scenario.jitter
     trace, written = run(made.program, made.classes, made.cost, coalesce=coalesce, sharing=made.shares, jitter=jitter)
-    return Inside(made.program, made.classes, made.cost, jitter, trace, written)
+    return _inside(scenario, made, trace, written)
+
+
+def _inside(scenario: Scenario, made: Assembly, trace: Trace, written: Written) -> Inside:
+    return Inside(made.program, made.classes, made.cost, scenario.jitter, trace, written)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Ran:
+    """A job that ran, maybe beside others. start: when it began."""
+
+    scenario: Scenario
+    made: Assembly
+    inside: Inside
+    start: Seconds
+
+    @property
+    def step_times(self) -> FloatArray:
+        """Seconds of each of its steps."""
+        return step_times(self.rows, self.start)
+
+    @property
+    def rows(self) -> Rows:
+        """Its trace and program."""
+        return read_rows(self.inside.trace, self.inside.program, self.scenario.steps)
+
+    def enough(self, until: Seconds) -> int:
+        """How many steps it needs to last until then: as many as it has, if it did."""
+        lasted, steps = lasts(self.inside.trace, self.inside.program), self.scenario.steps
+        if lasted >= until * (1.0 - ROUNDING):
+            return steps
+        return max(steps + 1, ceil(steps * (until - self.start) / (lasted - self.start)))
+
+    def neighbour(self, until: Seconds) -> Neighbour:
+        """It, as it went beside the first job, which was done then."""
+        volumes = Metered(self.scenario.cluster.fabric, library_of(self.scenario), self.inside.program.groups)
+        found = Neighbour(self.scenario.name, self.start, until, self.rows, self.inside.of, volumes, np.zeros(0))
+        alone = _ran([replace(self.scenario, steps=len(found.step_times))], [self.start])[0]
+        return replace(found, alone=alone.step_times)
+
+
+def _together(scenario: Scenario, alone: Answer, started: Seconds) -> Answer:
+    """The answer where other jobs are on the machine; alone: that without them."""
+    jobs = zip(scenario.others, scenario.jobs, strict=True)
+    steps = [_guess(other, job.start, alone.trace.makespan) for other, job in jobs]
+    mine, *others = _beside(scenario, steps)
+    while (enough := [each.enough(mine.inside.trace.makespan) for each in others]) != steps:
+        steps = enough
+        mine, *others = _beside(scenario, steps)
+    neighbours = tuple(each.neighbour(mine.inside.trace.makespan) for each in others)
+    return _answer(scenario, mine.made, mine.inside, started, neighbours=neighbours, alone=alone.step_time)
+
+
+def _guess(other: Scenario, start: Seconds, until: Seconds) -> int:
+    """How many steps of another job last until then, if nobody slows it."""
+    (alone,) = _ran([other], [start])
+    return max(ceil((until - start) / float(alone.step_times.sum()) * (1.0 - ROUNDING)), 1)
+
+
+def _beside(scenario: Scenario, steps: Sequence[int]) -> list[_Ran]:
+    """A job beside others that take so many steps; raise InputError for more than can be."""
+    for entry, count in enumerate(steps):
+        if count > MOST_STEPS:
+            raise InputError(
+                f"{scenario.path or scenario.name}: disturbances.jobs.{entry}: {count:,} of its steps pass while this "
+                f"job runs; {MOST_STEPS:,} are the most"
+            )
+    others = (replace(each, steps=count) for each, count in zip(scenario.others, steps, strict=True))
+    return _ran([scenario, *others], [0.0, *(job.start for job in scenario.jobs)])
+
+
+def _ran(scenarios: Sequence[Scenario], starts: Sequence[Seconds]) -> list[_Ran]:
+    """Jobs that run together, one rank of each class of each."""
+    every = [*zip(scenarios, assemble_together(scenarios), starts, strict=True)]
+    ran = run_together([_job(*each) for each in every])
+    return [
+        _Ran(job, made, _inside(job, made, *spans), start) for (job, made, start), spans in zip(every, ran, strict=True)
+    ]
+
+
+def _job(scenario: Scenario, made: Assembly, start: Seconds) -> Job:
+    return Job(made.cost, made.classes, made.shares, scenario.cost.coalesce, scenario.jitter, start)

@@ -21,7 +21,7 @@ KEYS = [
     *PROMISED, "name", "scenario", "experience", "flop_convention", "critical_path_s", "stages", "network",
     "step_times_s", "step_time_distribution_s", "stragglers", "step_time_band_s", "host_memory",
     "mfu_causal", "in_step", "regimes", "unmeasured", "record_steps", "gpu_hours_per_trillion_tokens",
-    "expert_loads", "formats", "economics", "collectives",
+    "expert_loads", "formats", "economics", "collectives", "step_time_alone_s", "jobs",
 ]  # fmt: skip
 STAGE_KEYS = {"pipeline_rank", "breakdown_s", "waits_s", "peak_memory_bytes", "memory_bytes"}
 

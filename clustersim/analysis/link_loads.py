@@ -19,6 +19,7 @@ from clustersim.errors import InputError
 from clustersim.hardware.topology import Fabric, Link
 from clustersim.program.task import Compute, Exchange, HostExchange, Receive
 from clustersim.trace.store import OperationSpans
+from clustersim.units import Seconds
 
 MOST: Final = 50_000_000
 """Numbers of a table: 400 MB."""
@@ -62,50 +63,68 @@ class LinkLoads:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Sender:
+    """A run that puts bytes on links. volumes: knows how many and where; operations: those inside blocks of a rank."""
+
+    rows: Rows
+    volumes: Volumes
+    operations: Callable[[int], OperationSpans]
+
+    def moved(self) -> "Iterator[_Moved]":
+        """All that it moves."""
+        for rank in self.rows.ranks.tolist():
+            yield from _of_rank(self, rank, self.operations(rank))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _Moved:
     """Runs of an exchange by a simulated rank: when."""
 
+    sender: Sender
     rank: int
     exchange: Exchange
     start: FloatArray
     end: FloatArray
 
 
-def link_loads(
-    rows: Rows,
-    fabric: Fabric,
-    volumes: Volumes,
-    operations: Callable[[int], OperationSpans],
-    *,
-    links: Sequence[tuple[str, str]],
-    bins: int,
-) -> LinkLoads:
-    """Bytes of a run on some links, named by their ends (none: all that carry any), in bins of equal length.
+def link_loads(senders: Sequence[Sender], fabric: Fabric, *, links: Sequence[tuple[str, str]], bins: int) -> LinkLoads:
+    """Bytes on some links, named by their ends (none: all that carry any), in bins of equal length of the first run.
 
     Raises InputError for links that are not there, and for more than `MOST` numbers.
     """
     if bins < 1:
         raise InputError(f"bins: {bins}; 1 is the fewest")
     named = [fabric.find(*ends) for ends in links]
-    moved = [each for rank in rows.ranks.tolist() for each in _of_rank(rows, rank, operations(rank))]
-    chosen = np.array(named, np.int64) if named else _loaded(rows, moved, volumes, len(fabric.links.kind))
+    moved = [each for sender in senders for each in sender.moved()]
+    chosen = np.array(named, np.int64) if named else _loaded(moved, len(fabric.links.kind))
     if len(chosen) * bins > MOST:
         raise InputError(f"{len(chosen):,} links in {bins:,} bins are too many; name some links, or ask for fewer bins")
     place = np.full(len(fabric.links.kind), -1)
     place[chosen] = np.arange(len(chosen))
-    width, total = rows.trace.makespan / bins, np.zeros((len(chosen), bins))
+    whole, total = senders[0].rows.trace.makespan, np.zeros((len(chosen), bins))
+    width = whole / bins
     for each in moved:
-        link, amount = _entries(rows, each, volumes)
+        link, amount = _entries(each)
         mine = place[link] >= 0
         if mine.any():
             loads = np.bincount(place[link[mine]], amount[mine], minlength=len(chosen))
-            over_time = spread_over_time(each.start, each.end, np.ones(len(each.start)), width, bins)
+            over_time = spread_over_time(*_within(each, whole), width, bins)
             total[loads > 0.0] += loads[loads > 0.0, None] * over_time
     return LinkLoads(tuple(map(fabric.link, chosen.tolist())), width * np.arange(bins + 1, dtype=np.float64), total)
 
 
-def _of_rank(rows: Rows, rank: int, inside: OperationSpans) -> Iterator[_Moved]:
+def _within(moved: _Moved, whole: Seconds) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Starts and ends of runs as far as they are within so many seconds, and the part of each that is."""
+    start, end = np.clip(moved.start, 0.0, whole), np.clip(moved.end, 0.0, whole)
+    at_once = (moved.start >= 0.0) & (moved.end <= whole)
+    lasts = moved.end > moved.start
+    part = np.divide(end - start, moved.end - moved.start, out=at_once.astype(np.float64), where=lasts)
+    return start, end, part
+
+
+def _of_rank(sender: Sender, rank: int, inside: OperationSpans) -> Iterator[_Moved]:
     """Exchanges of a simulated rank, on streams of their own and inside blocks."""
+    rows = sender.rows
     trace, tasks = rows.trace, rows.program.programs[int(rows.program.kind[rank])].tasks
     own = trace.rows(rank)
     outside: dict[Exchange, list[int]] = {}
@@ -113,7 +132,7 @@ def _of_rank(rows: Rows, rank: int, inside: OperationSpans) -> Iterator[_Moved]:
         if not isinstance(task, Compute | Receive) and not isinstance(task.exchange, HostExchange):
             outside.setdefault(task.exchange, []).append(row)
     for exchange, found in outside.items():
-        yield _Moved(rank, exchange, trace.start[found], trace.end[found])
+        yield _Moved(sender, rank, exchange, trace.start[found], trace.end[found])
     between: dict[Exchange, list[int]] = {}
     for span, (task, operation) in enumerate(zip(inside.task.tolist(), inside.operation.tolist(), strict=True)):
         block = tasks[task]
@@ -121,20 +140,20 @@ def _of_rank(rows: Rows, rank: int, inside: OperationSpans) -> Iterator[_Moved]:
         if does is not None and not isinstance(does, HostExchange):
             between.setdefault(does, []).append(span)
     for exchange, found in between.items():
-        yield _Moved(rank, exchange, inside.start[found], inside.end[found])
+        yield _Moved(sender, rank, exchange, inside.start[found], inside.end[found])
 
 
-def _entries(rows: Rows, moved: _Moved, volumes: Volumes) -> tuple[IntArray, FloatArray]:
+def _entries(moved: _Moved) -> tuple[IntArray, FloatArray]:
     """What one run puts on links, in the groups whose first members the rank stands for: links, a few twice, bytes."""
-    carried = volumes.carried(moved.exchange)
+    rows, carried = moved.sender.rows, moved.sender.volumes.carried(moved.exchange)
     first = rows.program.groups[moved.exchange.group].members[:, 0]
     mine = rows.trace.representative[first][carried.group] == moved.rank
     return carried.link[mine], carried.share[mine] * moved.exchange.payload
 
 
-def _loaded(rows: Rows, moved: Iterable[_Moved], volumes: Volumes, links: int) -> IntArray:
+def _loaded(moved: Iterable[_Moved], links: int) -> IntArray:
     """Links that carry anything."""
     loaded = np.zeros(links, np.bool_)
     for each in moved:
-        loaded[_entries(rows, each, volumes)[0]] = True
+        loaded[_entries(each)[0]] = True
     return np.flatnonzero(loaded)

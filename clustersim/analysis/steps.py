@@ -8,11 +8,12 @@ import numpy as np
 
 from clustersim.analysis.rows import Rows
 from clustersim.arrays import FloatArray
+from clustersim.units import Seconds
 
 
-def step_times(rows: Rows) -> FloatArray:
-    """Seconds of each step: [steps], summing to the makespan."""
-    ends = np.zeros(rows.steps)
+def step_times(rows: Rows, start: Seconds = 0.0) -> FloatArray:
+    """Seconds of each step: [steps], summing to the makespan. start: when the first one begins."""
+    ends = np.full(rows.steps, start)
     np.maximum.at(ends, rows.tasks.step[rows.entry], rows.trace.end)
-    times: FloatArray = np.diff(np.maximum.accumulate(ends), prepend=0.0)
+    times: FloatArray = np.diff(np.maximum.accumulate(ends), prepend=start)
     return times

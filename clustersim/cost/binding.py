@@ -50,11 +50,17 @@ class BindingDemands:
 
 
 def binding_demands(
-    program: Program, demands: DemandCost, fabric: Fabric, loaded: Iterable[int] = ()
-) -> BindingDemands:
-    """Leave out of the demands of a program the links that cannot decide; loaded: links that others load, too."""
-    crossings = dict.fromkeys(demands.demand(exchange).crossings for exchange in program.exchanges)
-    return BindingDemands(demands, _parts(tuple(crossings), fabric, tuple(loaded)))
+    asked: Iterable[tuple[Program, DemandCost]], fabric: Fabric, loaded: Iterable[int] = ()
+) -> tuple[BindingDemands, ...]:
+    """Leave out of the demands of programs that share a fabric the links that cannot decide for any of them.
+
+    loaded: links that others load, too.
+    """
+    jobs = tuple(asked)
+    every = ((demands, exchange) for program, demands in jobs for exchange in program.exchanges)
+    crossings = dict.fromkeys(demands.demand(exchange).crossings for demands, exchange in every)
+    parts = _parts(tuple(crossings), fabric, tuple(loaded))
+    return tuple(BindingDemands(demands, parts) for _, demands in jobs)
 
 
 @lru_cache(maxsize=4)

@@ -66,12 +66,18 @@ class Alone:
         return replace(timing, seconds=np.where(shares, demand.latency + demand.transfer, timing.seconds))
 
 
-def sharing(program: Program, demands: DemandCost, owner: IntArray, beside: tuple[Other, ...] = ()) -> Sharing:
+def sharing(
+    program: Program,
+    demands: DemandCost,
+    owner: IntArray,
+    beside: tuple[Other, ...] = (),
+    jobs: Iterable[IntArray] = (),
+) -> Sharing:
     """Find out which exchanges of a program share links. owner: [links] the rank whose port a link is, -1: none's.
 
-    beside: what loads links beside the program.
+    beside: what loads links beside the program; jobs: links that other jobs cross, numbers of each.
     """
-    loaded = np.isin(np.arange(len(owner)), loaded_by(beside))
+    loaded = np.isin(np.arange(len(owner)), np.concatenate([loaded_by(beside), *jobs]))
     crossed = loaded | _crossed_twice(program.exchanges, demands, len(owner))
     others = loaded | (crossed & _crossed_by_others(program, demands, owner))
     shares: dict[Exchange, BoolArray] = {}

@@ -35,6 +35,11 @@ def alike_shared(
     machine: IntArray | None = None,
 ) -> Classes:
     """Classes of ranks, groups and links where exchanges share the network."""
+    return classes(program, told_by(program, cost, sharing), crossed(program, sharing, links), machine=machine)
+
+
+def told_by(program: Program, cost: ExchangeCost, sharing: Sharing) -> dict[str, FloatArray]:
+    """What exchanges take in each group, or ask of links that they share, in columns by role."""
     columns: list[tuple[str, FloatArray]] = []
     for exchange in program.exchanges:
         seconds, shares = cost.exchange(exchange).seconds, _shares(program, sharing, exchange)
@@ -43,13 +48,13 @@ def alike_shared(
             demand = sharing.demand(exchange)
             asked = (demand.latency, demand.transfer, demand.flow)
             columns += [(exchange.group, np.where(shares, column, 0.0)) for column in asked]
-    return classes(program, _stacked(columns), _traffic(program, sharing, links), machine=machine)
+    return _stacked(columns)
 
 
 def all_apart(program: Program, sharing: Sharing, links: LinkTable) -> Classes:
     """Every rank and group its own class; links are alike that the same groups keep busy for as long."""
     apart = unfolded(program)
-    colours = LinkColours(_traffic(program, sharing, links), {role: len(each) for role, each in apart.groups.items()})
+    colours = LinkColours(crossed(program, sharing, links), {role: len(each) for role, each in apart.groups.items()})
     colours.refine(apart.groups)
     return replace(apart, links=colours.colour)
 
@@ -61,8 +66,8 @@ def _shares(program: Program, sharing: Sharing, exchange: Exchange) -> BoolArray
     return np.ones(groups, dtype=np.bool_) if outside else sharing.inside.get(exchange, np.zeros(groups, np.bool_))
 
 
-def _traffic(program: Program, sharing: Sharing, links: LinkTable) -> Traffic:
-    """What they cross."""
+def crossed(program: Program, sharing: Sharing, links: LinkTable) -> Traffic:
+    """What exchanges cross that are simulated on the network."""
     crossings: dict[str, dict[tuple[Crossings, bytes], Crossings]] = {}
     for exchange in program.exchanges:
         shares = _shares(program, sharing, exchange)

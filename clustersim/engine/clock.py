@@ -19,8 +19,9 @@ class Clock(simpy.Environment):
 
     now: Seconds = 0.0  # where simpy has a property, which is a call each time that it is read
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, start: Seconds = 0.0) -> None:
+        super().__init__(start)
+        self.now = start
         self._soon: deque[simpy.Event] = deque()
         self._last: deque[simpy.Event] = deque()
 

@@ -71,15 +71,26 @@ def run_ranks(
 ) -> tuple[Trace, Written]:
     """`run`, rank by rank in a simpy environment."""
     world = World(program, classes, cost, coalesce, sharing, jitter)
-    ranks = [Rank(int(number), world) for number in sorted(set(classes.representative.tolist()))]
-    world.ranks.update({rank.number: rank for rank in ranks})
+    ranks = ranks_of(world)
     for rank in ranks:
         rank.start()
     watch(world, ranks)
     world.environment.happen()
+    return finished(world, ranks)
+
+
+def ranks_of(world: World) -> list[Rank]:
+    """The simulated ranks of a world, which are yet to start."""
+    ranks = [Rank(int(number), world) for number in sorted(set(world.classes.representative.tolist()))]
+    world.ranks.update({rank.number: rank for rank in ranks})
+    return ranks
+
+
+def finished(world: World, ranks: list[Rank]) -> tuple[Trace, Written]:
+    """What has happened in a world; raise DeadlockError if not all ranks are done."""
     _check_finished(world, ranks)
     world.ranks.clear()  # they know the world: without this only the garbage collector would find what it holds
-    return world.recorder.trace(classes.representative), world.recorder.written()
+    return world.recorder.trace(world.classes.representative), world.recorder.written()
 
 
 @contextmanager

@@ -75,9 +75,8 @@ class Uncontended:
 class Shared:
     """Exchanges share the links of a network."""
 
-    def __init__(self, environment: Clock, loads: Loads, links: int) -> None:
-        self._environment, self._loads = environment, loads
-        self.network = Network(environment, links)
+    def __init__(self, environment: Clock, loads: Loads, network: Network) -> None:
+        self._environment, self._loads, self.network = environment, loads, network
 
     def begin(self, rank: int, exchange: Exchange) -> simpy.Event:
         """Wait for the latency of an exchange, then load the network with its bytes."""

@@ -13,6 +13,7 @@ from clustersim.engine.block_paces import BlockPaces
 from clustersim.engine.clock import Clock
 from clustersim.engine.joint import JointBlocks
 from clustersim.engine.network.loads import Loads
+from clustersim.engine.network.network import Network
 from clustersim.engine.others import beside
 from clustersim.engine.recorder import Recorder
 from clustersim.engine.rendezvous import MeetingPlaces, Rendezvous
@@ -37,7 +38,10 @@ class Addressee(Protocol):
 
 @dataclass(slots=True)
 class World:
-    """Shared state of one simulation; nothing here outlives it. sharing: which exchanges share a network's links."""
+    """Shared state of one simulation; nothing here outlives it. sharing: which exchanges share a network's links.
+
+    environment, network: the clock and the links, which jobs on one machine share, too.
+    """
 
     program: Program
     classes: Classes
@@ -46,6 +50,7 @@ class World:
     sharing: Sharing | None = None
     jitter: Jitter | None = None
     environment: Clock = field(default_factory=Clock)
+    network: Network | None = None
     recorder: Recorder = field(default_factory=Recorder)
     ranks: dict[int, Addressee] = field(default_factory=dict)
     transfers: Transfers = field(init=False)
@@ -69,11 +74,11 @@ class World:
         if self.sharing is None:
             self.transfers = Uncontended(self.environment, self.cost)
         else:
-            loads = Loads(self.program, self.classes, self.sharing.demands)
-            shared = self.transfers = Shared(self.environment, loads, len(self.classes.links))
+            clock, links = self.environment, self.classes.links
+            network = self.network = self.network or Network(clock, len(links))
+            self.transfers = Shared(clock, Loads(self.program, self.classes, self.sharing.demands), network)
             for other in self.sharing.others:
-                clock, links = self.environment, self.classes.links
-                clock.process(beside(clock, shared.network, other, links, self._finished))
+                clock.process(beside(clock, network, other, links, self._finished))
 
     def _finished(self) -> bool:
         """Whether all simulated ranks are done."""

@@ -243,6 +243,37 @@ class Listed:
         return False
 
 
+@dataclass(frozen=True, slots=True)
+class Among:
+    """As `own` on a machine that has room for other jobs, too.
+
+    others: of jobs whose GPUs are named, and of how many they are; more: GPUs of all those that take what is left.
+    """
+
+    own: Allocation
+    others: tuple[tuple[Allocation, int | None], ...]
+    more: int
+
+    def machine(self, gpus: int | None, units: Units) -> int:
+        """What any of the jobs needs where it is, and whole nodes for all of them."""
+        every = ((self.own, gpus), *self.others)
+        count = sum(each or 0 for _, each in every) + self.more
+        return max(-(-count // units.node) * units.node, *(each.machine(size, units) for each, size in every))
+
+    def places(self, fabric: Fabric, gpus: int | None, units: Units) -> IntArray:
+        """The GPU of every rank."""
+        return self.own.places(fabric, gpus, units)
+
+    def step(self, units: Units) -> int:
+        """Of what a job that is larger than this must have a multiple."""
+        return self.own.step(units)
+
+    @property
+    def grows(self) -> bool:
+        """Whether a job of more GPUs has the same ones first."""
+        return self.own.grows
+
+
 def shuffled(numbers: IntArray, seed: int) -> IntArray:
     """The numbers in a random order of a seed."""
     words = splitmix64(np.arange(len(numbers), dtype=np.uint64) + splitmix64(np.array([seed], np.uint64)))

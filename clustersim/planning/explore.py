@@ -319,7 +319,7 @@ def _notes(scenario: Scenario) -> Iterator[str]:
         yield "the scenario's data_parallel (one process) is drawn as ddp; simulated steps are the scenario's"
     if scenario.training.lora is not None:
         yield "all models are drawn with the scenario's adapters beside frozen weights"
-    if scenario.disturbances != Disturbances() or scenario.jitter is not None or scenario.traffic:
+    if scenario.disturbances != Disturbances() or scenario.jitter is not None or scenario.shares_links:
         yield "disturbances and jitter of the scenario are left out: all GPUs and links are healthy"
     if isinstance(scenario.cluster.fabric, Placed):
         yield (

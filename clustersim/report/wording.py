@@ -126,6 +126,7 @@ def _experts(layout: Layout) -> list[str]:
 def disturbed_line(scenario: "Scenario") -> str:
     """What is wrong with the cluster, in one line; empty if nothing is."""
     words = list(_wrong(scenario.disturbances, scenario.cluster.fabric))
+    words += _few([f"beside {each.setup.name}" for each in scenario.jobs])
     words += _few([_traffic(each) for each in scenario.traffic])
     if (jitter := scenario.jitter) is not None:
         words.append(f"jitter {_percent(jitter.std)} ({jitter.distribution.value}, seed {jitter.seed})")

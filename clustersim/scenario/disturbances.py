@@ -1,10 +1,8 @@
 """What may a scenario file say about what is wrong with the cluster?
 
-Sections of `disturbances`, and of `cluster.mixed`, which picks nodes in the same words. GPUs and nodes are numbers,
-ranges ("8-15") or lists of both.
+Sections of `disturbances`, and of `cluster.mixed`, which picks nodes in the same words.
 """
 
-import re
 from math import inf
 from typing import Annotated, Any, ClassVar, Self
 
@@ -16,6 +14,7 @@ from clustersim.errors import shown
 from clustersim.hardware.disturbance import SHARED_TIERS, DeadLink, LinkChange, SlowLink
 from clustersim.hardware.topology import LinkKind
 from clustersim.program.task import Collective
+from clustersim.scenario.numbers import MOST_SEED, Ranges
 from clustersim.scenario.section import (
     Duration,
     Name,
@@ -26,47 +25,23 @@ from clustersim.scenario.section import (
     mistake,
     reads,
     share,
-    yaml_number,
 )
+from clustersim.scenario.sections.jobs import JobSection
 
 LEAST = 0.001  # of a speed or bandwidth: what is slower is dead
 MOST_SPEED = 10.0
 MOST_BANDWIDTH = 1.0
 MOST_LOAD = 0.99
 MOST_JITTER = 10.0
-MOST_SEED = 2**63 - 1
 MOST_LOST = 2**20
 _SENT = tuple(each for each in Collective if not each.routed)
-_RANGE = re.compile(r"\s*(\d{1,18})\s*-\s*(\d{1,18})\s*")
 _ENDS = "[leaf0.0, spine0.0]"
 
 
-def ranges(value: object) -> tuple[range, ...]:
-    """Numbers, ranges or a list of both as ranges; how many GPUs or nodes there are is not known here."""
-    found = tuple(_range(item) for item in (value if isinstance(value, list) else [value]))
-    if not found:
-        raise mistake("is empty; write a number, a range such as 8-15, or a list of them")
-    return found
-
-
-def _range(item: object) -> range:
-    if isinstance(item, int) and not isinstance(item, bool) and item >= 0:
-        return range(item, item + 1)
-    match = _RANGE.fullmatch(item) if isinstance(item, str) else None
-    if match is None:
-        meant = yaml_number(item, whole=True)
-        raise mistake(meant or f"{shown(item)} is neither a number from 0 up nor a range such as 8-15")
-    first, last = int(match[1]), int(match[2])
-    if last < first:
-        raise mistake(f"{shown(item)} is backwards; write {last}-{first}")
-    return range(first, last + 1)
-
-
 Load = Annotated[float, share(0.0, MOST_LOAD)]
-Ranges = Annotated[tuple[Any, ...], reads(ranges, "a number, a range, or a list of both", "8-15")]
 
 
-def listed(value: object) -> object:
+def listed(value: object) -> list[Any]:
     """One entry may stand alone."""
     return value if isinstance(value, list) else [value]
 
@@ -284,5 +259,7 @@ class DisturbancesSection(Section):
         list[TrafficSection], reads(listed, "one or a list", of=list[TrafficSection] | TrafficSection)
     ] = Field([])
     """what others send meanwhile; left out: nothing"""
+    jobs: Annotated[list[JobSection], reads(listed, "one or a list", of=list[JobSection] | JobSection)] = Field([])
+    """other jobs that train meanwhile on other GPUs; left out: none"""
     background: BackgroundSection = BackgroundSection()
     """the part of each link of a tier that others use"""

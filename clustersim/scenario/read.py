@@ -4,7 +4,8 @@ Three passes, each of which reports all that it finds: keys and values of the fi
 and numbers that must agree with each other.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from clustersim import shipped
+from clustersim.arrays import IntArray
 from clustersim.collectives.library import Library, load_library
 from clustersim.collectives.phase import Algorithm
 from clustersim.errors import InputError
@@ -22,12 +25,13 @@ from clustersim.scenario import build, checks
 from clustersim.scenario.disturbed import read_disturbances, read_mixed, read_traffic
 from clustersim.scenario.file import ScenarioFile
 from clustersim.scenario.formats import as_run
+from clustersim.scenario.jobs import Listed, among, disagreements, mapping_of
 from clustersim.scenario.model import read_model
 from clustersim.scenario.problems import refuse, translate
 from clustersim.scenario.readings import Reading, Readings
 from clustersim.scenario.sections.cost import CostSection
 from clustersim.scenario.settings import Contention, CostSettings, EconomicsSettings
-from clustersim.scenario.setup import Setup
+from clustersim.scenario.setup import OtherJob, Setup
 from clustersim.workload.transformer import every_projection
 
 T = TypeVar("T")
@@ -44,6 +48,10 @@ class Origin:
     def source(self) -> str:
         """What errors call it."""
         return str(self.path or self.name)
+
+    def of_job(self, path: Path | None) -> "Origin":
+        """Of another job, which this one's names: in its own file, or here."""
+        return Origin("job", self.path) if path is None else Origin(path.stem, path)
 
     @property
     def base(self) -> Path:
@@ -72,6 +80,7 @@ def read(written: Mapping[str, Any], origin: Origin, earlier: Iterable[Reading] 
     if found:
         raise refuse(origin.source, found)
     files = build.files(file, setup.cluster, origin.base, readings)
+    files = (*files, *(each for job in setup.jobs for each in job.files))
     return Found(setup, file.cluster.changes, files, readings.kept)
 
 
@@ -87,20 +96,32 @@ def _validated(written: Mapping[str, Any], origin: Origin) -> ScenarioFile:
         raise refuse(origin.source, translate(error, ScenarioFile, written)) from None
 
 
-def _referred(file: ScenarioFile, origin: Origin, readings: Readings) -> Setup:
-    """Look up what the file refers to by name or path."""
+@dataclass(frozen=True, slots=True)
+class _Machine:
+    """A machine as a job sees it. others: the other jobs that are there, and the GPU of each of their ranks."""
+
+    cluster: Cluster
+    disturbances: Disturbances
+    others: tuple[tuple[Listed, IntArray], ...] = ()
+
+
+def _referred(file: ScenarioFile, origin: Origin, readings: Readings, place: _Machine | None = None) -> Setup:
+    """Look up what the file refers to by name or path. place: of a job that is on another's machine."""
     found: list[str] = []
     base = origin.base
     model = _try(found, "model: ", lambda: read_model(file.model, base, file.training.sequence, readings))
     schedule = _try(found, "schedule: ", lambda: build.read_schedule(file.schedule, base, readings))
-    machine = _machine(found, file, origin, readings)
+    listed = [] if place is not None else _listed(found, file, origin, readings)
+    machine = place or _machine(found, file, origin, readings, listed)
     framework = _try(found, "framework: ", lambda: readings.of(build.read_framework, file.framework, base))
-    cost = None if machine is None else _cost(found, file.cost, base, machine[0], readings)
+    cost = None if machine is None else _cost(found, file.cost, base, machine.cluster, readings)
     if found or model is None or schedule is None or machine is None or framework is None or cost is None:
         raise refuse(origin.source, found)
-    cluster, disturbances = machine
+    cluster, disturbances = machine.cluster, machine.disturbances
     traffic = _try(found, "disturbances.", lambda: read_traffic(file.disturbances.traffic, cluster))
-    beside = [key for key, given in (("traffic", traffic), ("links.during", disturbances.passing)) if given]
+    jobs = tuple(_jobs(found, origin, readings, machine))
+    sharing = ("traffic", traffic), ("links.during", disturbances.passing), ("jobs", jobs)
+    beside = [key for key, given in sharing if given and place is None]
     if beside and cost.network is Contention.NONE:
         found.append(f"disturbances.{beside[0]}: links are not shared with cost.network uncontended; write shared")
     economics = _economics(found, file, cluster)
@@ -125,6 +146,7 @@ def _referred(file: ScenarioFile, origin: Origin, readings: Readings) -> Setup:
         framework=framework,
         disturbances=disturbances,
         traffic=traffic,
+        jobs=jobs,
         jitter=None if file.disturbances.jitter is None else file.disturbances.jitter.jitter(),
         steps=file.steps,
         economics=economics,
@@ -133,14 +155,15 @@ def _referred(file: ScenarioFile, origin: Origin, readings: Readings) -> Setup:
 
 
 def _machine(
-    found: list[str], file: ScenarioFile, origin: Origin, readings: Readings
-) -> tuple[Cluster, Disturbances] | None:
-    """The cluster with its other accelerators and its disturbances, as the job sees it, and these."""
+    found: list[str], file: ScenarioFile, origin: Origin, readings: Readings, jobs: Sequence[Listed]
+) -> _Machine | None:
+    """The cluster with its other accelerators and its disturbances, as the job sees it. jobs: the others."""
     base, gpus, section = origin.base, build.wanted_gpus(file.cluster, file.layout), file.cluster
     many = len(found)
     allocation = _try(found, "cluster.", lambda: readings.of(build.read_allocation, section.placement, base))
     if len(found) > many:
         return None
+    allocation = among(allocation, jobs)
     plain = _try(found, "cluster: ", lambda: readings.of(build.read_cluster, section, base, gpus, allocation))
     if plain is None:
         return None
@@ -149,13 +172,77 @@ def _machine(
     job = _try(found, "cluster.", lambda: build.placed(plain, allocation, gpus))
     if mixed is None or disturbances is None or job is None:
         return None
+    others = tuple(_others(found, jobs, plain, job.places))
+    for used in (each for _, each in others if not found):
+        _try(found, "disturbances.", partial(disturbed, plain.fabric, disturbances, used))
     fabric = _try(found, "disturbances.", lambda: disturbed(plain.fabric, disturbances, job.places))
-    return None if fabric is None else (_placed(replace(mixed, fabric=fabric), job), disturbances)
+    return None if fabric is None else _Machine(_placed(replace(mixed, fabric=fabric), job), disturbances, others)
+
+
+def _others(
+    found: list[str], jobs: Iterable[Listed], machine: Cluster, mine: IntArray
+) -> Iterator[tuple[Listed, IntArray]]:
+    """Where other jobs are, each on GPUs of its own. mine: those of the first."""
+    used = {"this job's": mine}
+    for each in jobs:
+        places = _try(found, f"{each.key}.", partial(each.places, machine, used))
+        if places is not None:
+            used[f"{each.key}'s"] = places
+            yield each, places
 
 
 def _placed(machine: Cluster, job: Cluster) -> Cluster:
     """A machine as the job sees it that has these places of it."""
     return machine.placed(job.places) if isinstance(job.fabric, Placed) else machine
+
+
+def _listed(found: list[str], file: ScenarioFile, origin: Origin, readings: Readings) -> list[Listed]:
+    """The other jobs that a file names, as far as their own files say."""
+    read = (partial(_one_listed, entry, file, origin, readings) for entry in range(len(file.disturbances.jobs)))
+    jobs = [_try(found, f"disturbances.jobs.{entry}.", each) for entry, each in enumerate(read)]
+    return [each for each in jobs if each is not None]
+
+
+def _one_listed(entry: int, file: ScenarioFile, origin: Origin, readings: Readings) -> Listed:
+    section, base = file.disturbances.jobs[entry], origin.base
+    given = readings.of(build.read_allocation, section.placement, base)
+    said = section.scenario
+    path = shipped.beside(base, said) if isinstance(said, str) else None
+    with _naming("scenario: "):
+        written = readings.of(mapping_of, shipped.beside(base, said)) if isinstance(said, str) else said
+        source = origin.of_job(path)
+        theirs = _validated(written, source)
+        if wrong := [*disagreements((file.cluster, base), theirs, source.base)]:
+            raise refuse(source.source, wrong)
+        own = readings.of(build.read_allocation, theirs.cluster.placement, source.base)
+    return Listed(f"disturbances.jobs.{entry}", path, written, theirs, given, own, section.start)
+
+
+def _jobs(found: list[str], origin: Origin, readings: Readings, machine: _Machine) -> Iterator[OtherJob]:
+    """The other jobs on the machine of one."""
+    for each, places in machine.others:
+        place = _Machine(machine.cluster.placed(places), machine.disturbances)
+        job = _try(found, f"{each.key}.scenario: ", partial(_job, each, origin.of_job(each.path), readings, place))
+        yield from () if job is None else (job,)
+
+
+def _job(listed: Listed, origin: Origin, readings: Readings, place: _Machine) -> OtherJob:
+    """Another job, at its place."""
+    setup = _referred(listed.file, origin, readings, place)
+    if wrong := checks.problems(setup):
+        raise refuse(origin.source, wrong)
+    files = build.files(listed.file, setup.cluster, origin.base, readings)
+    own = () if listed.path is None else (listed.path,)
+    return OtherJob(setup, listed.start, listed.path, listed.written, (*own, *files))
+
+
+@contextmanager
+def _naming(key: str) -> Iterator[None]:
+    """Whose value errors are about."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{key}{error}") from error
 
 
 def _economics(found: list[str], file: ScenarioFile, cluster: Cluster) -> EconomicsSettings:

@@ -2,17 +2,19 @@
 
 import copy
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
 from clustersim.scenario.build import places_written_out, written_out
+from clustersim.scenario.disturbances import listed
 from clustersim.scenario.file import ScenarioFile
 from clustersim.scenario.machine_warnings import machine_warnings
 from clustersim.scenario.overrides import apply
 from clustersim.scenario.read import Origin, read, refer
 from clustersim.scenario.readings import Reading
-from clustersim.scenario.setup import Setup
+from clustersim.scenario.sections.jobs import JobSection
+from clustersim.scenario.setup import OtherJob, Setup
 from clustersim.scenario.warnings import warnings
 from clustersim.schedules.listed import Listed
 from clustersim.shipped import read_mapping
@@ -72,17 +74,27 @@ class Scenario(Setup):
         """What is legal and still likely a mistake."""
         return (*warnings(self), *machine_warnings(self, self.changes))
 
+    @property
+    def others(self) -> tuple[Self, ...]:
+        """The other jobs on the machine, each as it would be simulated there by itself."""
+        return tuple(self._other(each) for each in self.jobs)
+
+    def _other(self, job: OtherJob) -> Self:
+        """Simulated as this one, beside the same traffic."""
+        said = {each.name: getattr(job.setup, each.name) for each in fields(Setup)}
+        cost = replace(job.setup.cost, symmetry=self.cost.symmetry, coalesce=self.cost.coalesce)
+        return type(self)(**{**said, "cost": cost, "traffic": self.traffic, "steps": 1}, path=job.path)
+
     def to_mapping(self) -> dict[str, Any]:
         """What a file of this scenario holds: `from_mapping` of it gives the same scenario.
 
-        An order (of passes, of GPUs) that was read from a file is written out, so that the file is not needed again.
+        An order (of passes, of GPUs) that was read from a file is written out, and so are other jobs, so that no such
+        file is needed again.
         """
-        mapping = copy.deepcopy(dict(self.written))
-        if isinstance(self.schedule, Listed):
-            mapping["schedule"] = written_out(self.schedule)
-        placement = ScenarioFile.model_validate(mapping).cluster.placement
-        if placement is not None and placement.order is not None:
-            mapping["cluster"]["placement"] = {"order": places_written_out(self.cluster.places)}
+        mapping = _in_full(self.written, self)
+        if self.jobs:
+            entries = enumerate(listed(mapping["disturbances"]["jobs"]))
+            mapping["disturbances"]["jobs"] = [_entry(each, self.jobs[number]) for number, each in entries]
         return mapping
 
     def changed(self, *overrides: str | Iterable[str]) -> Self:
@@ -90,8 +102,8 @@ class Scenario(Setup):
 
         Files are read again only for what the overrides change.
         """
-        listed = [[each] if isinstance(each, str) else list(each) for each in overrides]
-        given = [each for group in listed for each in group]
+        groups = [[each] if isinstance(each, str) else list(each) for each in overrides]
+        given = [each for group in groups for each in group]
         if not given:
             return self
         return self._read(apply(self.written, given), Origin(self.name, self.path), self.readings)
@@ -99,3 +111,23 @@ class Scenario(Setup):
     def unchecked(self, overrides: Iterable[str]) -> Setup:
         """What it would be with overrides, whose parts need not agree; raise InputError for unknown keys and values."""
         return refer(apply(self.written, overrides), Origin(self.name, self.path), self.readings)
+
+
+def _in_full(written: Mapping[str, Any], setup: Setup) -> dict[str, Any]:
+    """What was written of a setup, with the orders that it named files of."""
+    mapping = copy.deepcopy(dict(written))
+    if isinstance(setup.schedule, Listed):
+        mapping["schedule"] = written_out(setup.schedule)
+    placement = ScenarioFile.model_validate(mapping).cluster.placement
+    if placement is not None and placement.order is not None:
+        mapping["cluster"]["placement"] = {"order": places_written_out(setup.cluster.places)}
+    return mapping
+
+
+def _entry(written: object, job: OtherJob) -> dict[str, Any]:
+    """What was written of another job, with what its file holds."""
+    entry: Any = JobSection.written_out(written)
+    placement = JobSection.model_validate(entry).placement
+    if placement is not None and placement.order is not None:
+        entry |= {"placement": {"order": places_written_out(job.setup.cluster.places)}}
+    return {**entry, "scenario": {"name": job.setup.name, **_in_full(job.written, job.setup)}}

@@ -82,14 +82,22 @@ def _size(value: object) -> float:
     return amount
 
 
-def duration(value: object) -> float:
-    """Read seconds, none of them below zero."""
+def moment(value: object) -> float:
+    """Read seconds."""
     try:
         amount = parse_quantity(value, Dimension.TIME)
     except InputError as error:
         raise mistake(str(error)) from error
-    if not 0.0 <= amount < math.inf:
-        raise mistake(f"{shown(value)} is {'below zero' if amount < 0.0 else 'not finite'}; write e.g. '10 us'")
+    if not math.isfinite(amount):
+        raise mistake(f"{shown(value)} is not finite; write e.g. '10 us'")
+    return amount
+
+
+def duration(value: object) -> float:
+    """Read seconds, none of them below zero."""
+    amount = moment(value)
+    if amount < 0.0:
+        raise mistake(f"{shown(value)} is below zero; write e.g. '10 us'")
     return amount
 
 
@@ -175,6 +183,7 @@ def _named(value: str) -> str:
 
 
 Duration = Annotated[float, reads(duration, quantity(Dimension.TIME), "10 us")]
+Moment = Annotated[float, reads(moment, quantity(Dimension.TIME), "-10 ms")]
 Degree = Annotated[int, Field(ge=1, le=MOST_GPUS)]
 Width = Annotated[int, Field(ge=1, le=MOST_WIDTH)]
 Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]

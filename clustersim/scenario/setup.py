@@ -1,6 +1,9 @@
 """What is to be simulated: which model, on which cluster, in which layout and schedule, with which costs?"""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +20,7 @@ from clustersim.schedules.combined import Combined
 from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.schedules.schedule import Schedule
+from clustersim.units import Seconds
 from clustersim.workload.framework import Framework, load_framework
 from clustersim.workload.training import Training
 from clustersim.workload.transformer import Model
@@ -28,8 +32,9 @@ class Setup:
 
     framework: the software, which launches kernels and holds memory of its own;
     disturbances: what is wrong with the cluster, whose `fabric` already is the disturbed one; jitter: how kernels vary,
-    None: not at all; traffic: what others send meanwhile; steps: how many successive ones are simulated; economics:
-    what is said of costs and energy; reliability: what is said of failures over a run of weeks, which move no step.
+    None: not at all; traffic: what others send meanwhile; jobs: what trains meanwhile on other GPUs; steps: how many
+    successive ones are simulated; economics: what is said of costs and energy; reliability: what is said of failures
+    over a run of weeks, which move no step.
     """
 
     name: str
@@ -43,6 +48,7 @@ class Setup:
     disturbances: Disturbances = field(default_factory=Disturbances)
     jitter: Jitter | None = None
     traffic: tuple[Traffic, ...] = ()
+    jobs: tuple["OtherJob", ...] = ()
     steps: int = 1
     economics: EconomicsSettings = field(default_factory=EconomicsSettings)
     reliability: Reliability = field(default_factory=Reliability)
@@ -51,6 +57,11 @@ class Setup:
     def placement(self) -> Placement:
         """Which pipeline rank holds which stage."""
         return self.schedule.placement(self.layout.pp)
+
+    @property
+    def shares_links(self) -> bool:
+        """Whether others are on the links for a part of the time: their traffic, or other jobs."""
+        return bool(self.traffic or self.jobs)
 
     @property
     def tensor_beyond_domain(self) -> int:
@@ -81,3 +92,18 @@ class Setup:
     def microbatches(self) -> int:
         """How many microbatches each replica runs in a step."""
         return self.training.global_batch // (self.layout.dp * self.training.microbatch)
+
+
+@dataclass(frozen=True, slots=True)
+class OtherJob:
+    """A job that trains on other GPUs of the machine, step after step.
+
+    setup: its own, on those GPUs, with the machine's disturbances; start: when its first step begins, before this job's
+    below zero; path, written, files: as of a scenario.
+    """
+
+    setup: Setup
+    start: Seconds = 0.0
+    path: Path | None = field(default=None, compare=False)
+    written: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    files: tuple[Path, ...] = field(default=(), compare=False)

@@ -132,6 +132,19 @@ def test_others_on_the_network_cost_a_step_what_they_take_from_it(capsys: pytest
     assert 0.9 * 45.0 < more["a link at 10 % for 50 ms"] <= 45.0  # nine tenths of the time that it lasts
 
 
+def test_jobs_on_one_network_cost_each_other_what_both_would_send_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    example("jobs")["main"]()
+    text = capsys.readouterr().out
+    mine = re.findall(r"^beside (\w+) +([\d.]+) s a step become ([\d.]+) s$", text, re.MULTILINE)
+    theirs = re.findall(r"^ +(\d+) of its steps +([\d.]+) s a step become ([\d.]+) s$", text, re.MULTILINE)
+    assert [name for name, *_ in mine] == ["pipelines", "replicas", "shards"]
+    assert len({alone for _, alone, _ in mine}) == 1
+    for (_, alone, beside), (ended, own, become) in zip(mine, theirs, strict=True):
+        assert float(alone) < float(beside) < float(alone) + int(ended) * float(own)
+        assert float(own) <= float(become)
+        assert int(ended) * float(become) <= float(beside) < (int(ended) + 1.1) * float(become)
+
+
 def test_halving_and_doubling_moves_the_textbook_volume_in_fewer_rounds(capsys: pytest.CaptureFixture[str]) -> None:
     example("collective")["main"]()
     text = capsys.readouterr().out

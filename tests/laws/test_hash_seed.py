@@ -18,9 +18,15 @@ scenario = {
     "layout": {"tp": 4, "pp": 2, "dp": 2, "sequence_parallel": True, "data": "zero1"},
     "training": {"sequence": 1024, "global_batch": 8},
 }
-trace = simulate(Scenario.from_mapping(scenario)).trace
-columns = (trace.rank, trace.task, trace.cause, trace.leader, trace.start, trace.end, trace.waited, trace.contended)
-print(hashlib.sha256(b"".join(column.tobytes() for column in columns)).hexdigest(), *asked)
+other = {**scenario, "layout": {"tp": 2, "dp": 8, "data": "fsdp"}}
+halves = [{"order": [f"{8 * node + 4 * half}-{8 * node + 4 * half + 3}" for node in range(4)]} for half in (0, 1)]
+scenario["cluster"] |= {"node": {"nic": {"per_node": 1}}, "placement": halves[0]}
+scenario["disturbances"] = {"jobs": {"scenario": other, "placement": halves[1], "start": "-1 ms"}}
+result = simulate(Scenario.from_mapping(scenario))
+assert result.step_time > result.alone
+for trace in (result.trace, *(job.rows.trace for job in result.neighbours)):
+    columns = (trace.rank, trace.task, trace.cause, trace.leader, trace.start, trace.end, trace.waited, trace.contended)
+    print(hashlib.sha256(b"".join(column.tobytes() for column in columns)).hexdigest(), *asked)
 """
 
 

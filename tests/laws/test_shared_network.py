@@ -17,7 +17,7 @@ from clustersim.cost.block import BlockCost
 from clustersim.cost.communication import CommunicationCost
 from clustersim.cost.sharing import Alone
 from clustersim.cost.symmetry import alike_shared
-from clustersim.engine import transfers
+from clustersim.engine import world
 from clustersim.engine.engine import run
 from clustersim.program.symmetry import unfolded
 from clustersim.program.task import Compute, Stream
@@ -37,12 +37,12 @@ def crowded(draw: st.DrawFn) -> Scenario:
     """Training steps of 2 to 16 GPUs on a shared network; most payloads take as long as their latencies, or longer."""
     mapping: dict[str, Any] = draw(mappings(draw(st.sampled_from(PLACES))))
     return Scenario.from_mapping(
-        {**mapping, "cluster": draw(_slower(mapping["cluster"])), "cost": {"network": "shared"}}
+        {**mapping, "cluster": draw(slower(mapping["cluster"])), "cost": {"network": "shared"}}
     )
 
 
 @st.composite
-def _slower(draw: st.DrawFn, cluster: dict[str, Any]) -> dict[str, Any]:
+def slower(draw: st.DrawFn, cluster: dict[str, Any]) -> dict[str, Any]:
     """The same nodes with slow NICs, one of them for one or two GPUs, below a more or less oversubscribed spine."""
     if "fabric" not in cluster:
         return cluster
@@ -146,8 +146,9 @@ def test_no_link_is_overloaded_and_all_bytes_arrive(scenario: Scenario) -> None:
 
     for symmetry in ("auto", "off"):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(transfers, "Network", Noted)
+            patch.setattr(world, "Network", Noted)
             simulate(scenario.changed(f"cost.symmetry={symmetry}"))
+    assert len(made) == 2
     for network in made:
         network.check()
 

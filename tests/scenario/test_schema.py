@@ -19,7 +19,15 @@ WHOLE, *PARTS = (
 )
 
 
-ENTRIES = {"cluster.mixed", "disturbances.slow", "disturbances.links", "disturbances.nics", "disturbances.traffic"}
+ENTRIES = {
+    "cluster.mixed",
+    "disturbances.slow",
+    "disturbances.links",
+    "disturbances.nics",
+    "disturbances.traffic",
+    "disturbances.jobs",
+    "disturbances.jobs.placement",
+}
 
 
 def wrong(mapping: dict[str, Any]) -> list[str]:

@@ -138,5 +138,5 @@ def extended(scenario: Scenario) -> Extended | None:
 def _is_steady(scenario: Scenario) -> bool:
     """Whether each microbatch does what the one before did."""
     varies = scenario.jitter is not None or scenario.training.expert_load is not None
-    passing = bool(scenario.traffic or scenario.disturbances.passing)  # which are there for a part of the step
+    passing = bool(scenario.shares_links or scenario.disturbances.passing)  # which are there for a part of the step
     return not (varies or passing) and scenario.steps == 1 and isinstance(scenario.run_schedule, _STEADY)

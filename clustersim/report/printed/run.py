@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+    from clustersim.analysis.neighbours import Neighbour
     from clustersim.answer import Answer
 
 _BAR: Final = 20  # characters of the longest bar: lines of 80 hold it
@@ -62,8 +63,20 @@ def _head(result: "Answer") -> "Iterator[Text]":
         yield text(f"placed on {placement}", "dim")
     if disturbed := disturbed_line(scenario):
         yield text(f"disturbed: {disturbed}", "yellow")
+    yield from (text(f"beside {neighbour_words(each)}", "yellow") for each in result.neighbours)
+    if result.alone is not None:
+        longer = 100 * (result.step_time / result.alone - 1.0)
+        yield text(f"alone {format_step_time(result.alone)}, {longer:+.1f} % beside other jobs", "yellow")
     if scenario.steps > 1:
         yield text(f"mean of {scenario.steps:,} steps: {spread_words(result.step_time_distribution)}")
+
+
+def neighbour_words(job: "Neighbour") -> str:
+    """How another job's steps went."""
+    times, alone = float(job.step_times.mean()), format_step_time(float(job.alone.mean()))
+    steps = {0: "first step, which ends later, takes", 1: "step takes"}.get(job.ended, f"{job.ended:,} steps take")
+    took = f"its {steps} {format_step_time(times)} (alone {alone}, {100 * job.longer:+.1f} %)"
+    return f"{job.name} on {job.ranks:,} GPUs: {took}"
 
 
 def _notes(result: "Answer") -> "Iterator[Text]":

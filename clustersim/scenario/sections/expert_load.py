@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Final, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from clustersim.errors import shown
-from clustersim.scenario.disturbances import MOST_SEED
+from clustersim.scenario.numbers import MOST_SEED
 from clustersim.scenario.section import Section, mistake, reads
 from clustersim.workload.expert_load import DrawnLoad, ExpertLoad, MeasuredLoad
 

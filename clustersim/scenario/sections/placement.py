@@ -15,7 +15,7 @@ from clustersim import shipped
 from clustersim.errors import InputError
 from clustersim.hardware.allocation import Allocation, Filled, Listed, PerDomain, PerNode, Scatter, twice
 from clustersim.hardware.cluster import MOST_GPUS
-from clustersim.scenario.disturbances import MOST_SEED, Ranges, ranges
+from clustersim.scenario.numbers import MOST_SEED, Ranges, ranges
 from clustersim.scenario.section import Degree, Section, member, mistake, reads
 
 _WHOLE: Final = ("per_node", "per_domain", "nodes", "spare", "scatter", "seed")

@@ -39,6 +39,8 @@ class Watched(Network):
         running: dict[Activity, float] = {}
         for (when, activity, speed), (end, *_) in pairwise(self.notes):
             running[activity] = speed
+            if not speed:
+                del running[activity]
             if end > when:
                 yield end - when, running.copy()
 
@@ -57,7 +59,7 @@ class Watched(Network):
             for activity, speed in running.items():
                 assert speed <= 1.0
                 done[activity] = done.get(activity, 0.0) + speed * seconds
-        end = self.clock.now
+        end = max(abs(self.clock.now), abs(self.notes[0][0]) if self.notes else 0.0)  # a clock may begin below zero
         for activity, seconds in done.items():
             assert abs(seconds - activity.load.seconds) <= 1e-9 * activity.load.seconds + 1e-12 * end
 

@@ -1,0 +1,43 @@
+"""Two jobs on one network, which slow each other: the same step beside three neighbours, on leaves that both are below.
+
+Nodes are handed out in turn, one to each job. A neighbour trains step after step as long as this job's step lasts.
+"""
+
+from typing import Any
+
+from clustersim import Scenario, simulate
+
+NODES = 16
+CLUSTER = {"name": "dgx-h100", "gpus": 8 * NODES, "fabric": {"leaf": {"nodes": 4, "oversubscription": 4}}}
+
+
+def job(layout: dict[str, Any], batch: int, first: int = 1) -> dict[str, Any]:
+    """A job on every other node."""
+    return {
+        "model": "llama3-8b",
+        "cluster": {**CLUSTER, "placement": {"nodes": list(range(first, 2 * NODES, 2))}},
+        "layout": {"sequence_parallel": "tp" in layout, **layout},
+        "training": {"sequence": 4096, "global_batch": batch},
+    }
+
+
+NEIGHBOURS = {
+    "pipelines": job({"tp": 4, "pp": 4, "dp": 8}, 128),
+    "replicas": job({"tp": 8, "dp": NODES}, 64),
+    "shards": job({"dp": 8 * NODES, "data": "fsdp"}, 128),
+}
+
+
+def main() -> None:
+    mine = job({"tp": 8, "dp": NODES}, 512, first=0)
+    for name, neighbour in NEIGHBOURS.items():
+        jobs = {"scenario": {"name": name, **neighbour}, "start": "20 ms"}
+        result = simulate(Scenario.from_mapping({**mine, "disturbances": {"jobs": jobs}}))
+        (other,) = result.neighbours
+        print(f"beside {name:12} {result.alone:.4f} s a step become {result.step_time:.4f} s")
+        times = f"{other.alone.mean():.4f} s a step become {other.step_times.mean():.4f} s"
+        print(f"    {other.ended:2} of its steps   {times}")
+
+
+if __name__ == "__main__":
+    main()
