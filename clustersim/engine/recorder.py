@@ -33,7 +33,7 @@ class Longer(NamedTuple):
 
     def felt(self, now: Seconds) -> "Longer":
         """The same without what is only rounding of the clock."""
-        least = ROUNDING * now
+        least = ROUNDING * abs(now)
         return Longer(*(each if abs(each) > least else 0.0 for each in self)) if max(map(abs, self)) > least else ALONE
 
 
