@@ -42,7 +42,7 @@ def keys(incomplete: str) -> list[str]:
 
 def objectives(incomplete: str) -> list[str]:
     """What a search looks for."""
-    from clustersim.planning.search.objective import Objective
+    from clustersim.planning.layouts.objective import Objective
 
     return _beginning(incomplete, (each.value for each in Objective))
 

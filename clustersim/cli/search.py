@@ -15,7 +15,7 @@ from clustersim.shipped import read_yaml
 
 if TYPE_CHECKING:
     from clustersim.analysis.search import Found, Layout
-    from clustersim.planning.search import Space
+    from clustersim.planning.layouts import Space
 
 _FEW: Final = 64  # layouts for which another process is not worth its start
 
@@ -38,9 +38,9 @@ class Choice:
 
 def search_layouts(file: Path, overrides: Sequence[str], choice: Choice, outputs: Outputs) -> bool:
     """Search, print and write what was found; whether it was all looked at."""
-    from clustersim.planning.search import Search
-    from clustersim.planning.search.executors import executor_at
-    from clustersim.planning.search.objective import objective_named
+    from clustersim.planning.layouts import Search
+    from clustersim.planning.layouts.executors import executor_at
+    from clustersim.planning.layouts.objective import objective_named
 
     scenario = Scenario.load(file, overrides)
     outputs.require((file, *scenario.files))
@@ -70,7 +70,7 @@ def search_layouts(file: Path, overrides: Sequence[str], choice: Choice, outputs
 
 def space_of(scenario: Scenario, choice: Choice) -> "Space":
     """The space that options name."""
-    from clustersim.planning.search import Space
+    from clustersim.planning.layouts import Space
 
     fixed = _pairs("--fix", choice.fix)
     varied = {key: _values(key, text) for key, text in _pairs("--vary", choice.vary).items()}

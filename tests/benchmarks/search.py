@@ -8,7 +8,7 @@ timeouts of the same run stands beside them. Mixtures of hundreds of experts tak
 from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 
 from clustersim import Scenario
-from clustersim.planning.search import Search, Space
+from clustersim.planning.layouts import Search, Space
 from tests.benchmarks.cases import EXAMPLE
 from tests.benchmarks.layouts import start
 from tests.benchmarks.timing import TIMEOUTS, bare_timeouts, best, parser_of, show

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from clustersim.planning.search import Search, Space
+from clustersim.planning.layouts import Search, Space
 from clustersim.reliability import goodput
 from clustersim.report.goodput_page import goodput_page
 from clustersim.report.search_page import search_page
 from tests.browser.conftest import Opened
-from tests.planning.search.jobs import job
+from tests.planning.layouts.jobs import job
 
 pytestmark = pytest.mark.browser
 Open = Callable[..., Opened]

@@ -10,7 +10,7 @@ import pytest
 
 from clustersim import shipped
 from clustersim.cli import completing
-from clustersim.planning.search.objective import Objective
+from clustersim.planning.layouts.objective import Objective
 from clustersim.scenario.schema import dotted_keys
 from tests.cli.conftest import Run
 

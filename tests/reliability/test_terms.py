@@ -13,7 +13,7 @@ from clustersim.reliability.site import site_of
 from clustersim.reliability.states import States
 from clustersim.reliability.terms import in_repair, mean_time_to_interruption, storing, work_of
 from clustersim.workload.transformer import parameters
-from tests.planning.search.jobs import job
+from tests.planning.layouts.jobs import job
 
 TWO_NODES: dict[str, Any] = {
     "model": "llama-tiny",

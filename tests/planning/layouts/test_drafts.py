@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.errors import InputError
-from clustersim.planning.search import Space, bounds, passes
-from clustersim.planning.search.drafts import Drafts
-from clustersim.planning.search.space import Candidate
-from clustersim.planning.search.weighing import Weighed, ladders
+from clustersim.planning.layouts import Space, bounds, passes
+from clustersim.planning.layouts.drafts import Drafts
+from clustersim.planning.layouts.space import Candidate
+from clustersim.planning.layouts.weighing import Weighed, ladders
 from clustersim.recent import Recent, each_one
 from clustersim.scenario import Scenario
 from clustersim.scenario.setup import Setup
 from tests.conftest import examples
-from tests.planning.search.jobs import job
+from tests.planning.layouts.jobs import job
 
 JOBS: list[tuple[bool, tuple[str, ...]]] = [
     (False, ()),

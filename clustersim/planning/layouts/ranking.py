@@ -23,14 +23,14 @@ from clustersim.answer import Answer
 from clustersim.errors import ClusterSimError, InputError
 from clustersim.experience.file import load_experience
 from clustersim.fitting import fits
-from clustersim.planning.search.drafts import drafts_of
-from clustersim.planning.search.executors import Shared
-from clustersim.planning.search.objective import Objective
-from clustersim.planning.search.sensitivity import CHANGES, changed_score, changes_of
-from clustersim.planning.search.space import Candidate, Space, add
-from clustersim.planning.search.steady import NEAR, Extended, extended
-from clustersim.planning.search.store import Store
-from clustersim.planning.search.weighing import Weighed, families, ladders, weigh
+from clustersim.planning.layouts.drafts import drafts_of
+from clustersim.planning.layouts.executors import Shared
+from clustersim.planning.layouts.objective import Objective
+from clustersim.planning.layouts.sensitivity import CHANGES, changed_score, changes_of
+from clustersim.planning.layouts.space import Candidate, Space, add
+from clustersim.planning.layouts.steady import NEAR, Extended, extended
+from clustersim.planning.layouts.store import Store
+from clustersim.planning.layouts.weighing import Weighed, families, ladders, weigh
 from clustersim.processes import AHEAD, as_done, running
 from clustersim.reliability import estimate
 from clustersim.scenario import Scenario

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from clustersim.analysis.search import Found
 from clustersim.errors import InputError
-from clustersim.planning.search import Search, Space, steady
-from clustersim.planning.search.objective import Objective
-from clustersim.planning.search.steady import LEAST, NEAR, extended
+from clustersim.planning.layouts import Search, Space, steady
+from clustersim.planning.layouts.objective import Objective
+from clustersim.planning.layouts.steady import LEAST, NEAR, extended
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from tests.conftest import examples
-from tests.planning.search.jobs import every, job, varied
+from tests.planning.layouts.jobs import every, job, varied
 
 LONG = ("training.microbatch=1", "model.layers=8")
 SCHEDULES = [

@@ -10,10 +10,10 @@ from typing import Final
 from clustersim.analysis.search import Change
 from clustersim.errors import ClusterSimError
 from clustersim.fitting import fits
-from clustersim.planning.search.executors import Shared
-from clustersim.planning.search.objective import Objective
-from clustersim.planning.search.space import Candidate
-from clustersim.planning.search.steady import extended
+from clustersim.planning.layouts.executors import Shared
+from clustersim.planning.layouts.objective import Objective
+from clustersim.planning.layouts.space import Candidate
+from clustersim.planning.layouts.steady import extended
 from clustersim.scenario import Scenario
 from clustersim.scenario.changes.kernels import with_products
 from clustersim.scenario.changes.links import network_links, nvlink, pcie_links, with_links

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from clustersim.analysis.search import Found, Layout, layout_of, plain
 from clustersim.kept import Kept
-from clustersim.planning.search.space import Candidate
-from clustersim.planning.search.weighing import Weighed
+from clustersim.planning.layouts.space import Candidate
+from clustersim.planning.layouts.weighing import Weighed
 
 NAME: Final = "layouts.jsonl"
 TABLE: Final = "layouts.parquet"

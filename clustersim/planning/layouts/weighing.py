@@ -7,13 +7,13 @@ from typing import Final
 
 from clustersim.errors import InputError
 from clustersim.fitting import states_fit
-from clustersim.planning.search.bounds import lower_bound
-from clustersim.planning.search.drafts import drafts_of
-from clustersim.planning.search.executors import Shared
-from clustersim.planning.search.jobs import Job
-from clustersim.planning.search.keys import OFFLOAD, PASSING, RECOMPUTE
-from clustersim.planning.search.objective import Objective
-from clustersim.planning.search.space import Candidate, Space
+from clustersim.planning.layouts.bounds import lower_bound
+from clustersim.planning.layouts.drafts import drafts_of
+from clustersim.planning.layouts.executors import Shared
+from clustersim.planning.layouts.jobs import Job
+from clustersim.planning.layouts.keys import OFFLOAD, PASSING, RECOMPUTE
+from clustersim.planning.layouts.objective import Objective
+from clustersim.planning.layouts.space import Candidate, Space
 from clustersim.workload.training import FullRecompute, NoRecompute, Recompute, SelectiveRecompute
 
 MEMORY_OF_STATES: Final = "weights and states do not fit in memory"

@@ -14,9 +14,9 @@ from distributed import LocalCluster
 
 from clustersim.analysis.search import Found, Layout
 from clustersim.errors import InputError
-from clustersim.planning.search import Search, Space
-from clustersim.planning.search.executors import executor_at
-from tests.planning.search.jobs import job
+from clustersim.planning.layouts import Search, Space
+from clustersim.planning.layouts.executors import executor_at
+from tests.planning.layouts.jobs import job
 
 VARY = {"layout.tp": ["1", "2", "4"], "layout.pp": ["1", "2"], "training.microbatch": ["1", "2"]}
 

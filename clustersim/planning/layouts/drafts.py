@@ -10,8 +10,8 @@ from functools import lru_cache
 from typing import Any, Final
 
 from clustersim.errors import InputError
-from clustersim.planning.search.executors import Shared
-from clustersim.planning.search.keys import CP, DP, ETP, MICROBATCH, PP, SCHEDULE, SEQUENCE_PARALLEL, TP
+from clustersim.planning.layouts.executors import Shared
+from clustersim.planning.layouts.keys import CP, DP, ETP, MICROBATCH, PP, SCHEDULE, SEQUENCE_PARALLEL, TP
 from clustersim.scenario import Scenario
 from clustersim.scenario.build import mirrored_degrees
 from clustersim.scenario.checks import problems

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.errors import InputError
-from clustersim.planning.search import Search, Space
-from clustersim.planning.search.bounds import lower_bound
-from clustersim.planning.search.objective import Objective
-from clustersim.planning.search.space import Candidate
+from clustersim.planning.layouts import Search, Space
+from clustersim.planning.layouts.bounds import lower_bound
+from clustersim.planning.layouts.objective import Objective
+from clustersim.planning.layouts.space import Candidate
 from clustersim.simulation import simulate
 from tests.conftest import examples
-from tests.planning.search.jobs import every, job, varied
+from tests.planning.layouts.jobs import every, job, varied
 
 VALUES: dict[str, list[str]] = {
     "layout.tp": ["1", "2", "4"],

@@ -9,7 +9,7 @@ Of 240 microbatches on 16 ranks 32 and 48 are simulated: a third of the work.
 
 Where communication beside computation slows it, what begins beside what drifts from microbatch to microbatch, and the
 two steps are not quite as steady as the long one: 1.5e-4 of the step is the most among DeepSeek-V3's best layouts, and
-`NEAR` bounds by how much the estimate is too long (tests/planning/search/test_steady.py). It may be too short by a few
+`NEAR` bounds by how much the estimate is too long (tests/planning/layouts/test_steady.py). It may be too short by a few
 percent where a rank that is hardly busier than others falls behind slowly. So it tells which layouts cannot be among
 the best, no more: those that may be are simulated whole.
 """

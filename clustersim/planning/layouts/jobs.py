@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 from clustersim.errors import InputError
 from clustersim.parallel.layout import Layout
-from clustersim.planning.search.keys import (
+from clustersim.planning.layouts.keys import (
     AS_TP,
     CP,
     DATA,

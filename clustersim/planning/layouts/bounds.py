@@ -1,6 +1,6 @@
 """How long does a step take at least?
 
-From what passes take (`planning.search.passes`), f forward and b backward: of m microbatches
+From what passes take (`planning.layouts.passes`), f forward and b backward: of m microbatches
 
 - a pipeline rank does all passes of its stages, after one microbatch has passed all stages before its first one, and
   before the last one goes back through these: with p equal stages of 1F1B (p - 1)(f + b) + m (f + b), its own time;
@@ -18,7 +18,7 @@ import numpy as np
 
 from clustersim.arrays import FloatArray
 from clustersim.assembly import plan_of
-from clustersim.planning.search.passes import PRODUCTS_OF, STREAMING_OF, Passes, own
+from clustersim.planning.layouts.passes import PRODUCTS_OF, STREAMING_OF, Passes, own
 from clustersim.scenario.setup import Setup
 from clustersim.schedules.breadth_first import BreadthFirst
 from clustersim.schedules.gpipe import GPipe

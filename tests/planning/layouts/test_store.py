@@ -8,11 +8,11 @@ from pyarrow import parquet
 
 from clustersim.analysis.search import Found, Layout
 from clustersim.errors import InputError
-from clustersim.planning.search import Search, Space
-from clustersim.planning.search.objective import Objective
-from clustersim.planning.search.store import NAME, TABLE
+from clustersim.planning.layouts import Search, Space
+from clustersim.planning.layouts.objective import Objective
+from clustersim.planning.layouts.store import NAME, TABLE
 from clustersim.shipped import find
-from tests.planning.search.jobs import job
+from tests.planning.layouts.jobs import job
 
 VARY = {"layout.tp": ["1", "2", "4"], "layout.pp": ["1", "2"], "training.microbatch": ["1", "2"]}
 
@@ -54,8 +54,8 @@ def test_what_was_found_out_is_not_found_out_again(tmp_path: Path, monkeypatch: 
     def never(*_: object, **__: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr("clustersim.planning.search.ranking.weigh", never)
-    monkeypatch.setattr("clustersim.planning.search.ranking._tried", never)
+    monkeypatch.setattr("clustersim.planning.layouts.ranking.weigh", never)
+    monkeypatch.setattr("clustersim.planning.layouts.ranking._tried", never)
     assert answer(searched(tmp_path).run()) == answer(first)
 
 

@@ -23,9 +23,9 @@ from typing import Final, Self
 
 from clustersim.analysis.search import Pruned
 from clustersim.errors import InputError
-from clustersim.planning.search.jobs import Job, jobs_of
-from clustersim.planning.search.keys import DP, ORDER, PP, SCHEDULE, SEQUENCE_PARALLEL, SPLIT, TP
-from clustersim.planning.search.rules import Rule, rules_of
+from clustersim.planning.layouts.jobs import Job, jobs_of
+from clustersim.planning.layouts.keys import DP, ORDER, PP, SCHEDULE, SEQUENCE_PARALLEL, SPLIT, TP
+from clustersim.planning.layouts.rules import Rule, rules_of
 from clustersim.scenario import Scenario
 from clustersim.scenario.setup import Setup
 from clustersim.shipped import is_path

@@ -5,7 +5,7 @@ from typing import Any
 
 from clustersim.errors import InputError
 from clustersim.fitting import fits
-from clustersim.planning.search import Space
+from clustersim.planning.layouts import Space
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 

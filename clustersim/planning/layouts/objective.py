@@ -15,8 +15,8 @@ from clustersim.analysis.economics import Economics, Gpus
 from clustersim.answer import Answer
 from clustersim.errors import InputError, nearest
 from clustersim.hardware.power import Activity
-from clustersim.planning.search.bounds import Least
-from clustersim.planning.search.steady import Extended
+from clustersim.planning.layouts.bounds import Least
+from clustersim.planning.layouts.steady import Extended
 from clustersim.reliability.estimate import Estimate, estimate, least_days
 from clustersim.reliability.terms import work_of
 from clustersim.scenario.setup import Setup

@@ -6,10 +6,10 @@ import pytest
 
 from clustersim.analysis.search import Found, Pruned
 from clustersim.errors import InputError
-from clustersim.planning.search import Search, Space, search
+from clustersim.planning.layouts import Search, Space, search
 from clustersim.scenario import Scenario
 from clustersim.shipped import find
-from tests.planning.search.jobs import job
+from tests.planning.layouts.jobs import job
 
 
 def overrides_of(space: Space) -> list[set[str]]:

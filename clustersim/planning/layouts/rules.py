@@ -12,8 +12,8 @@ from typing import Final
 
 from clustersim.parallel.data import FullyShard, Replicated
 from clustersim.parallel.pipeline import dealt
-from clustersim.planning.search.jobs import Job
-from clustersim.planning.search.keys import (
+from clustersim.planning.layouts.jobs import Job
+from clustersim.planning.layouts.keys import (
     CP,
     DATA,
     DEGREES,
