@@ -97,7 +97,7 @@ def written(graph: "nx.DiGraph[str]", about: Mapping[str, Any]) -> "nx.DiGraph[s
     """The same graph with attributes as files have them; about: more of the graph's own. `read_graph` reads it back."""
     import networkx as nx
 
-    whole: nx.DiGraph[str] = nx.DiGraph(**Spread().keys | graph.graph, **about)
+    whole: nx.DiGraph[str] = nx.DiGraph(**{**Spread().keys, **graph.graph, **about})
     whole.add_nodes_from(graph.nodes(data=True))
     whole.add_nodes_from((gpu, {"node": str(node)}) for gpu, node in graph.nodes(data="node") if node is not None)
     for source, target, link in graph.edges(data=True):
