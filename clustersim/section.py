@@ -140,8 +140,10 @@ class Section:
     def section(self, key: str) -> "Section":
         """A mapping inside this one."""
         value = self.value(key)
-        if not isinstance(value, Mapping) or not value:
+        if not isinstance(value, Mapping):
             raise self.refuse(key, f"{shown(value)} is not a mapping of keys to values")
+        if not value:
+            raise self.refuse(key, "is empty; it is a mapping of keys to values")
         return self._inner(key, value)
 
     def entries(self, key: str, *naming: str) -> "Iterator[Section]":

@@ -5,6 +5,7 @@ directory is new or empty, or holds an earlier export, whose files are replaced 
 """
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -35,6 +36,8 @@ def export_step(file: Path, overrides: Sequence[str], out: str, *, force: bool =
     with waiting_for("simulating"):
         result = simulate(scenario)
     writer = ChakraWriter(result)
+    for each in writer.remarks:
+        print(f"note: not said: {each}", file=sys.stderr)
     if not force:
         _require_size(folder, len(writer.rank(0)) * result.ranks)
     names = {_name(rank): rank for rank in range(result.ranks)}

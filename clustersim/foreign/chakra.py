@@ -104,6 +104,20 @@ class ChakraWriter:
         rows = ((role, row) for role in self._roles for row in self.result.program.groups[role].members.tolist())
         return dict(enumerate((row for _, row in rows), start=1))
 
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What of the step the traces do not say, or say as something else."""
+        scenario, program = self.result.scenario, self.result.program
+        kinds = {each.collective for each in program.exchanges if not isinstance(each, HostExchange)}
+        said = {
+            "tokens go to experts and back as all-to-all, whatever passes them on": any(each.routed for each in kinds),
+            "parts that go round a ring are written as all-gather": Collective.SHIFT in kinds,
+            "links that are slow or dead, as the network is ASTRA-sim's own": scenario.disturbances.network
+            or bool(scenario.disturbances.passing),
+            "what others send on the network": bool(scenario.traffic),
+        }
+        return tuple(words for words, there in said.items() if there)
+
     def rank(self, rank: int) -> bytes:
         """The file of one rank."""
         simulated = int(self.result.trace.representative[rank])

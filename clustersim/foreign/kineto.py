@@ -122,8 +122,8 @@ class _Trace:
     base: int
     marks: Mapping[int, tuple[float, float]]
     events: Sequence[Event]
-    launched: Mapping[Any, float]
-    dims: Mapping[Any, Any]
+    launched: Mapping[int | str | None, float]
+    dims: Mapping[int | str | None, Any]
     groups: Mapping[str, tuple[int, ...]]
 
     @classmethod
@@ -140,9 +140,9 @@ class _Trace:
             marks=_marks(file, events),
             events=[each for each in events if _category(each) in _ON_GPU],
             launched={
-                _arguments(each).get("correlation"): _time(file, each, "ts")
+                number: _time(file, each, "ts")
                 for each in events
-                if _category(each) in _LAUNCHES and "correlation" in _arguments(each)
+                if _category(each) in _LAUNCHES and (number := _number(each, "correlation")) is not None
             },
             dims=dict(_dims(events)),
             groups=dict(_groups(info)),
@@ -192,7 +192,7 @@ class _Trace:
 
     def _steps(self, numbers: Sequence[int]) -> IntArray:
         """In which of some steps each span was launched, as a place among them, or -1."""
-        launched = (self.launched.get(_arguments(each).get("correlation")) for each in self.events)
+        launched = (self.launched.get(_number(each, "correlation")) for each in self.events)
         own = self._times("ts").tolist()
         when = np.array([start if host is None else host for host, start in zip(launched, own, strict=True)])
         bounds = np.array([self.marks[number] for number in numbers])
@@ -209,7 +209,7 @@ class _Trace:
 
     def _label(self, event: Event) -> SpanLabel:
         arguments = _arguments(event)
-        dims = self.dims.get(arguments.get("External id", -1))
+        dims = self.dims.get(_number(event, "External id"))
         return label_of(str(event.get("name", "")), _category(event), arguments, dims, self.groups)
 
 
@@ -239,11 +239,11 @@ def _marks(file: Path, events: Iterable[Event]) -> dict[int, tuple[float, float]
     return found
 
 
-def _dims(events: Iterable[Event]) -> Iterator[tuple[int, Any]]:
+def _dims(events: Iterable[Event]) -> Iterator[tuple[int | str, Any]]:
     for each in events:
-        arguments = _arguments(each)
-        if "Input Dims" in arguments and "External id" in arguments:
-            yield arguments["External id"], arguments["Input Dims"]
+        arguments, number = _arguments(each), _number(each, "External id")
+        if "Input Dims" in arguments and number is not None:
+            yield number, arguments["Input Dims"]
 
 
 def _groups(info: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -263,6 +263,12 @@ def _device(content: Mapping[str, Any]) -> str:
 def _arguments(event: Event) -> Mapping[str, Any]:
     found = event.get("args")
     return found if isinstance(found, dict) else {}
+
+
+def _number(event: Event, key: str) -> int | str | None:
+    """By which events are told to belong together; None where there is none."""
+    found = _arguments(event).get(key)
+    return found if isinstance(found, int | str) else None
 
 
 def _category(event: Event) -> str:
@@ -286,4 +292,6 @@ def _time(file: Path, event: Event, key: str) -> float:
     value = event.get(key)
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
         raise InputError(f"{file}: {key} of {shown(event.get('name'))}: {shown(value)} is no number of microseconds")
+    if key == "dur" and value < 0:
+        raise InputError(f"{file}: dur of {shown(event.get('name'))}: {shown(value)} is below zero")
     return float(value)

@@ -15,6 +15,8 @@ import numpy as np
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.errors import InputError
 from clustersim.hardware import graph_search, graph_tiers
+from clustersim.hardware.graph_pairs import pairs_of
+from clustersim.hardware.pair_links import PairLinks
 from clustersim.hardware.routing import Ecmp, Spread
 from clustersim.hardware.rules import RULES, Rule, first_rule, next_rule
 from clustersim.hardware.technology import TECHNOLOGIES, Technology
@@ -29,11 +31,17 @@ class GraphFabric:
 
     Its edges have `kind`, `bandwidth`, `latency` and `technology`. GPUs are numbered node by node, nodes in the order
     in which the graph first names one. Raises InputError if some of the first `used` GPUs (None: all) cannot reach
-    another.
+    another. healthy: what a disturbed fabric is without its disturbances.
     """
 
-    def __init__(self, graph: "nx.DiGraph[str]", ecmp: Ecmp | None = None, used: int | None = None) -> None:
-        self._graph, self._ecmp = graph, ecmp or Spread()
+    def __init__(
+        self,
+        graph: "nx.DiGraph[str]",
+        ecmp: Ecmp | None = None,
+        used: int | None = None,
+        healthy: "GraphFabric | None" = None,
+    ) -> None:
+        self._graph, self._ecmp, self._healthy = graph, ecmp or Spread(), healthy
         self._gpus, self._homes = _by_node(graph)
         self._refuse_unreachable(self._gpus[:used])
         self._links = _table(graph)
@@ -48,14 +56,15 @@ class GraphFabric:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, GraphFabric):
             return NotImplemented
-        return self._ecmp == other._ecmp and self._written_out() == other._written_out()
+        mine, theirs = ((each._ecmp, each._healthy, *each._written_out()) for each in (self, other))
+        return mine == theirs
 
     def __hash__(self) -> int:
         return hash((self._ecmp, *self._names))
 
     def __reduce__(self) -> tuple[type["GraphFabric"], tuple[Any, ...]]:
         """Pickled and copied as its graph; that its GPUs reach each other was checked when it was read."""
-        return GraphFabric, (self._graph, self._ecmp, 1)
+        return GraphFabric, (self._graph, self._ecmp, 1, self._healthy)
 
     def _written_out(self) -> tuple[list[Any], list[Any]]:
         """Vertices and edges in their order, which numbers GPUs and links."""
@@ -74,6 +83,28 @@ class GraphFabric:
     def domains(self, gpus: IntArray) -> IntArray:
         """The NVLink domain of each GPU (any shape)."""
         return self._levels["nvlink"][gpus]
+
+    @cached_property
+    def pairs(self) -> PairLinks | None:
+        """Links of pairs of GPUs, in the healthy cluster; None where switches join them, or domains differ."""
+        if self._healthy is not None:
+            return self._healthy.pairs
+        sizes = np.unique(np.bincount(self._levels["nvlink"]))
+        seats = self.seats(np.arange(self.gpus))
+        return pairs_of(self._graph, self._gpus, seats, int(sizes[0])) if len(sizes) == 1 else None
+
+    @cached_property
+    def _seated(self) -> IntArray:
+        """The GPUs domain by domain."""
+        return np.argsort(self._levels["nvlink"], kind="stable")
+
+    def seats(self, gpus: IntArray) -> IntArray:
+        """Where GPUs stand, domain by domain (any shape)."""
+        return np.argsort(self._seated, kind="stable")[gpus]
+
+    def seated(self, seats: IntArray) -> IntArray:
+        """The GPUs that stand there (any shape)."""
+        return self._seated[seats]
 
     def nodes(self, gpus: IntArray) -> IntArray:
         """The node of each GPU (any shape)."""
@@ -148,7 +179,7 @@ class GraphFabric:
                 graph.edges[self._ends[number]]["bandwidth"] *= left[number]
             else:
                 graph.remove_edge(*self._ends[number])
-        return GraphFabric(graph, self._ecmp, used=1)
+        return GraphFabric(graph, self._ecmp, used=1, healthy=self._healthy or self)
 
     def _refuse_unreachable(self, used: list[str]) -> None:
         first, *others = used

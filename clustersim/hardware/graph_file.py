@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from clustersim.hardware.graph_tiers import vertex_kinds
 from clustersim.hardware.makes import read_generation, read_network_kind
+from clustersim.hardware.routing import Spread
 from clustersim.hardware.technology import Technology
 from clustersim.hardware.topology import LINK_KINDS, NETWORK_KINDS, VERTEX_KINDS, LinkKind
 from clustersim.section import Section
@@ -96,8 +97,9 @@ def written(graph: "nx.DiGraph[str]", about: Mapping[str, Any]) -> "nx.DiGraph[s
     """The same graph with attributes as files have them; about: more of the graph's own. `read_graph` reads it back."""
     import networkx as nx
 
-    whole: nx.DiGraph[str] = nx.DiGraph(**graph.graph, **about)
+    whole: nx.DiGraph[str] = nx.DiGraph(**{**Spread().keys, **graph.graph, **about})
     whole.add_nodes_from(graph.nodes(data=True))
+    whole.add_nodes_from((gpu, {"node": str(node)}) for gpu, node in graph.nodes(data="node") if node is not None)
     for source, target, link in graph.edges(data=True):
         ports = {"bandwidth": f"{link['bandwidth']!r} B/s", "latency": f"{link['latency']!r} s"}
         whole.add_edge(source, target, kind=link["kind"], **_named(LinkKind(link["kind"]), link["technology"]), **ports)

@@ -24,6 +24,12 @@ def test_every_rank_has_a_file_and_every_group_its_ranks(clustersim: Run, plan: 
         assert all(rank in groups[name] for name in called)
 
 
+def test_what_the_traces_do_not_say_is_named(clustersim: Run, plan: Path) -> None:
+    done = clustersim("export", "chakra", plan, "--out", "traces", "--set", "layout.cp=2", "--set", "layout.dp=1")
+    assert done.returncode == 0
+    assert done.stderr == "note: not said: parts that go round a ring are written as all-gather\n"
+
+
 def test_an_earlier_export_is_replaced_and_anything_else_refused(clustersim: Run, plan: Path, tmp_path: Path) -> None:
     clustersim("export", "chakra", plan, "--out", "traces")
     fewer = ("--set", "cluster.gpus=4", "--set", "layout.dp=1")

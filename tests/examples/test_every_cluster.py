@@ -1,7 +1,10 @@
 """Every shipped cluster, from a scenario to its answer: simulated on shared links too, shown, and read back."""
 
+import json
+from pathlib import Path
 from typing import Any
 
+import networkx as nx
 import pytest
 
 from clustersim import shipped
@@ -38,6 +41,18 @@ def test_a_small_step_runs_and_its_answer_runs_again(name: str) -> None:
     shared = simulate(scenario.changed("cost.network=shared"))
     assert shared.step_time >= result.step_time * (1 - 1e-9)
     assert picture(scenario.cluster).tiers
+
+
+@pytest.mark.parametrize("name", shipped.names("clusters"))
+def test_it_comes_back_from_networkx_as_the_same_graph(name: str, tmp_path: Path) -> None:
+    """So what was drawn, changed or measured on the graph is of the cluster that a scenario reads."""
+    machine = load_cluster(name, small(name)["cluster"]["gpus"])
+    path = tmp_path / "copy.json"
+    path.write_text(json.dumps(nx.node_link_data(machine.graph(), edges="edges")), encoding="utf-8")
+    again = load_cluster(str(path))
+    assert nx.utils.graphs_equal(again.graph(), machine.graph())
+    assert (again.gpus, again.gpus_per_node) == (machine.gpus, machine.gpus_per_node)
+    assert (again.accelerator, again.library, again.host) == (machine.accelerator, machine.library, machine.host)
 
 
 @pytest.mark.parametrize("name", ["dgx-v100", "mi300x"])

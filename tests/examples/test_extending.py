@@ -70,18 +70,35 @@ def test_networks_of_switches_have_their_diameters_and_a_step_as_long_as_their_l
 def test_kernels_take_what_the_function_says(tmp_path: Path) -> None:
     """On one GPU: its compute and optimizer are those of a record, by the launch, of half the time twice as fast."""
     from clustersim import Scenario, simulate
+    from clustersim.assembly import kernels_of
+    from clustersim.cost.computed import computed
     from clustersim.cost.record_file import write_record
 
     module = example("cost")
-    given = {**module["GIVEN"], "cluster": {"name": "dgx-h100", "gpus": 1}, "layout": {}}
-    scenario = Scenario.from_mapping(given)
+    scenario = Scenario.from_mapping({**module["GIVEN"], "cluster": {"name": "dgx-h100", "gpus": 1}})
     took = {}
     for reached in (0.2, 0.1):
         module["seconds"].__globals__["REACHED"] = reached
-        write_record(module["record"](scenario), tmp_path / "own.json")
+        record = computed(module["seconds"], kernels_of(scenario), accelerator="h100-sxm-80gb", words="a roofline")
+        write_record(record, tmp_path / "own.json")
         parts = simulate(scenario.changed(f"cost.record={tmp_path / 'own.json'}")).to_json()["breakdown_s"]
         took[reached] = parts["compute"] + parts["optimizer"]
     assert took[0.1] == pytest.approx(2 * took[0.2], rel=1e-3)
+
+
+def test_one_function_times_the_kernels_of_several_layouts(capsys: pytest.CaptureFixture[str]) -> None:
+    example("cost")["main"]()
+    row = re.compile(r"^(tp \d, dp \d)  (\w+) +([\d.]+) s a step, compute ([\d.]+) s$", re.MULTILINE)
+    rows = row.findall(capsys.readouterr().out)
+    assert [row[:2] for row in rows] == [
+        (layout, source) for layout in ("tp 2, dp 4", "tp 4, dp 2") for source in ("model", "roofline")
+    ]
+    compute = {row[:2]: float(row[3]) for row in rows}
+    # smaller matrices reach less of the peak by the model, and as much by the function
+    lost = {
+        source: compute["tp 4, dp 2", source] / compute["tp 2, dp 4", source] - 1.0 for source in ("model", "roofline")
+    }
+    assert lost["roofline"] < lost["model"]
 
 
 def test_the_library_takes_an_algorithm_of_ones_own_where_it_is_faster(capsys: pytest.CaptureFixture[str]) -> None:

@@ -163,6 +163,28 @@ def test_experts_exchange_all_to_all_and_a_rank_alone_exchanges_nothing() -> Non
     assert played(ranks, groups) == pytest.approx(1e6 * result.trace.makespan, rel=5e-4)
 
 
+SHARED = ("cost.network=shared", "disturbances.traffic={gpus: [0, 7], bytes: 1 MB}")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ((), []),
+        (EXPERTS, []),
+        ((*EXPERTS, "layout.dispatcher=deepep"), ["all-to-all"]),
+        (CASES["context"], ["all-gather"]),
+        (("disturbances.nics={gpu: 0, bandwidth: 50 %}",), ["slow or dead"]),
+        (SHARED, ["others send"]),
+        (("disturbances.slow={gpu: 0, speed: 0.5}",), []),
+    ],
+)
+def test_what_the_traces_do_not_say_is_said(overrides: tuple[str, ...], words: list[str]) -> None:
+    """A GPU that is slow is so in its kernels' durations."""
+    remarks = ChakraWriter(simulated(*overrides)).remarks
+    assert len(remarks) == len(words)
+    assert all(word in remark for word, remark in zip(words, remarks, strict=True))
+
+
 @pytest.mark.parametrize(("value", "expected"), [(0, b"\x00"), (1, b"\x01"), (127, b"\x7f"), (300, b"\xac\x02")])
 def test_whole_numbers_are_as_the_format_s_manual_has_them(value: int, expected: bytes) -> None:
     assert varint(value) == expected

@@ -246,6 +246,7 @@ BAD = {
     "no steps": (without("ProfilerStep"), "marks no steps (ProfilerStep#N); call profiler.step()"),
     "no GPU": (without(GEMM, "nccl", "Memcpy"), "nothing ran on a GPU in it; profile with ProfilerActivity.CUDA"),
     "a time": (broken(traceEvents=[*three_steps().step(9, float("inf"), 1.0).events]), "ts of 'ProfilerStep#9'"),
+    "a duration": (broken(traceEvents=[*three_steps().step(9, 0.0, -1.0).events]), "dur of 'ProfilerStep#9': -1.0 is"),
     "a rank": (broken(distributedInfo={"rank": "zero"}), "rank: 'zero' is not a whole number"),
     "no such rank": (broken(distributedInfo={"rank": 4, "world_size": 4}), "rank: 4 is not below world_size"),
 }
@@ -260,6 +261,17 @@ def test_what_is_no_trace_is_refused_in_a_sentence(tmp_path: Path, case: str) ->
         read_traces(file)
     assert str(refused.value).startswith(f"{file}: ")
     assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("key", ["correlation", "External id"])
+def test_what_joins_no_events_joins_none(tmp_path: Path, key: str) -> None:
+    """Kernels then belong to the step in which they run, and products have no sizes."""
+    profile = three_steps()
+    for event in profile.events:
+        event["args"] = {**event.get("args", {}), key: [1, 2]}
+    traces = read_traces(profile.write(tmp_path / "trace.json"))
+    assert len(traces.ranks[0].numbers) > 1
+    assert traces.shapes is (key == "correlation")
 
 
 def test_traces_of_different_runs_are_refused(tmp_path: Path) -> None:
