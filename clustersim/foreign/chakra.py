@@ -114,7 +114,7 @@ class ChakraWriter:
             "parts that go round a ring are written as all-gather": Collective.SHIFT in kinds,
             "links that are slow or dead, as the network is ASTRA-sim's own": scenario.disturbances.network
             or bool(scenario.disturbances.passing),
-            "what others send on the network": bool(scenario.traffic),
+            "what others send on the network": bool(scenario.traffic or scenario.jobs),
         }
         return tuple(words for words, there in said.items() if there)
 
