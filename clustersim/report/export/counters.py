@@ -6,7 +6,7 @@ takes, as if it moved evenly. A collective's payload is the whole buffer, as ncc
 algorithm bandwidth; what tensor parallelism exchanges inside passes is not in it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -28,25 +28,26 @@ RATES: Final = (
     ("copies to the host: bytes per second", (Stream.TO_HOST,)),
     ("copies from the host: bytes per second", (Stream.FROM_HOST,)),
 )
+_BYTES: Final = {"unit": "UNIT_SIZE_BYTES"}
+_PER_SECOND: Final = {"unit_name": "bytes/s"}
 
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """A curve of a rank. times: [n] nanoseconds, ascending; values: [n] bytes, or bytes per second, from then on."""
+    """A curve of a rank. unit: in Perfetto's words; times: [n] nanoseconds, ascending; values: [n] from then on."""
 
     name: str
-    per_second: bool
+    unit: Mapping[str, str]
     times: IntArray
     values: FloatArray
 
 
-def counters(result: "Answer", ranks: Sequence[TraceRank]) -> Iterator[tuple[TraceRank, tuple[Counter, ...]]]:
+def counters(result: "Answer", ranks: Sequence[TraceRank]) -> Iterator[tuple[TraceRank, Counter]]:
     """The curves of every rank that is written."""
-    rates: dict[int, tuple[Counter, ...]] = {}
+    rates = {number: [*_rates(result, number)] for number in {rank.simulated for rank in ranks}}
     for rank in ranks:
-        if rank.simulated not in rates:
-            rates[rank.simulated] = tuple(_rates(result, rank.simulated))
-        yield rank, (_memory(result, rank.rank), *rates[rank.simulated])
+        for counter in (_memory(result, rank.rank), *rates[rank.simulated]):
+            yield rank, counter
 
 
 def _memory(result: "Answer", rank: int) -> Counter:
@@ -58,7 +59,7 @@ def _memory(result: "Answer", rank: int) -> Counter:
     step = "memory held in the first step" if result.scenario.steps > 1 else "memory held"
     name = f"{step}, of {format_bytes(result.capacities[place])}"
     times = _nanoseconds(np.append(0.0, ledger.times))
-    return Counter(name, False, *_last(times, np.append(empty, held)))
+    return Counter(name, _BYTES, *_last(times, np.append(empty, held)))
 
 
 def _rates(result: "Answer", rank: int) -> Iterator[Counter]:
@@ -69,7 +70,9 @@ def _rates(result: "Answer", rank: int) -> Iterator[Counter]:
         rows = mine[np.isin(trace.stream[mine], streams) & (trace.end[mine] > trace.start[mine])]
         if len(rows):
             rate = payload[trace.task[rows]] / (trace.end[rows] - trace.start[rows])
-            yield Counter(name, True, *_sum(_nanoseconds(trace.start[rows]), _nanoseconds(trace.end[rows]), rate))
+            yield Counter(
+                name, _PER_SECOND, *_sum(_nanoseconds(trace.start[rows]), _nanoseconds(trace.end[rows]), rate)
+            )
 
 
 def _payloads(result: "Answer", rank: int) -> FloatArray:
