@@ -15,6 +15,7 @@ import numpy as np
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.program.task import Compute, Stream
 from clustersim.report.export.ranks import TraceRank
+from clustersim.report.export.spans import nanoseconds
 from clustersim.units import format_bytes
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def _memory(result: "Answer", rank: int) -> Counter:
     empty = ledger.peak - ledger.peak_activations * ledger.fragmentation
     step = "memory held in the first step" if result.scenario.steps > 1 else "memory held"
     name = f"{step}, of {format_bytes(result.capacities[place])}"
-    times = _nanoseconds(np.append(0.0, ledger.times))
+    times = nanoseconds(np.append(0.0, ledger.times))
     return Counter(name, _BYTES, *_last(times, np.append(empty, held)))
 
 
@@ -70,9 +71,7 @@ def _rates(result: "Answer", rank: int) -> Iterator[Counter]:
         rows = mine[np.isin(trace.stream[mine], streams) & (trace.end[mine] > trace.start[mine])]
         if len(rows):
             rate = payload[trace.task[rows]] / (trace.end[rows] - trace.start[rows])
-            yield Counter(
-                name, _PER_SECOND, *_sum(_nanoseconds(trace.start[rows]), _nanoseconds(trace.end[rows]), rate)
-            )
+            yield Counter(name, _PER_SECOND, *_sum(nanoseconds(trace.start[rows]), nanoseconds(trace.end[rows]), rate))
 
 
 def _payloads(result: "Answer", rank: int) -> FloatArray:
@@ -94,7 +93,3 @@ def _last(times: IntArray, values: FloatArray) -> tuple[IntArray, FloatArray]:
     """Of several values at one time the last."""
     last = np.append(times[1:] != times[:-1], True)
     return times[last], values[last]
-
-
-def _nanoseconds(seconds: FloatArray) -> IntArray:
-    return np.rint(seconds * 1e9).astype(np.int64)

@@ -13,6 +13,7 @@ src/device/generate.py
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
@@ -67,6 +68,8 @@ _SCALES: Final = MappingProxyType(  # their type, and how many elements of a row
     }
 )
 _LISTED: Final = 16  # ranks of a group that an event lists
+Group = dict[str, Any]
+"""A process group, as the head of a file has it: its name among all groups, what it is for, its ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +86,6 @@ class Called:
     category: str = "kernel"
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessGroup:
-    """A process group: a name of its own among all groups, what it is for, its ranks."""
-
-    name: str
-    role: str
-    ranks: tuple[int, ...]
-
-
 def called_kernel(kernel: Kernel) -> Called:
     """A kernel as PyTorch calls it."""
     name = f"{kernel.kind.value}_{kernel.dtype.value}::{kernel.name}"
@@ -102,7 +96,7 @@ def called_kernel(kernel: Kernel) -> Called:
 
 
 def called_exchange(
-    exchange: Exchange, timing: ExchangeTiming, group: ProcessGroup, dtype: DType, *, received: bool
+    exchange: Exchange, timing: ExchangeTiming, group: Group, dtype: DType, *, received: bool
 ) -> Called:
     """A collective, or a message that is sent or received, as c10d calls NCCL; or kernels of a dispatcher's own."""
     if exchange.routing is not None and exchange.collective.routed:
@@ -110,24 +104,24 @@ def called_exchange(
     kernel, name = ("SendRecv", "recv") if received else _NCCL[exchange.collective]
     suffix = "" if kernel == "SendRecv" else "_" + re.sub(r"[^A-Z0-9]+", "_", timing.algorithm.upper()).strip("_")
     kernel = f"ncclDevKernel_{kernel.format(_NCCL_FORMATS[dtype])}{suffix}(ncclDevKernelArgsStorage<4096ul>)"
-    size, elements = len(group.ranks), int(exchange.payload // dtype.bytes)
+    size, elements = group["pg_size"], int(exchange.payload // dtype.bytes)
     arguments = {
         "Collective name": name,
         "In msg nelems": elements // size if exchange.collective in _SHARED_IN else elements,
         "Out msg nelems": elements // size if exchange.collective in _SHARED_OUT else elements,
         "Group size": size,
         "dtype": _C10_FORMATS[dtype],
-        "Process Group Name": group.name,
-        "Process Group Description": group.role,
-        "Process Group Ranks": _listed(group.ranks),
+        "Process Group Name": group["pg_name"],
+        "Process Group Description": group["pg_desc"],
+        "Process Group Ranks": _listed(group["ranks"]),
     }
     return Called("record_param_comms", arguments, kernel, arguments)
 
 
-def _called_dispatcher(exchange: Exchange, dispatcher: Dispatcher, group: ProcessGroup) -> Called:
+def _called_dispatcher(exchange: Exchange, dispatcher: Dispatcher, group: Group) -> Called:
     """Kernels that send tokens to experts or get results back, by their namespace."""
     name = f"{_DISPATCHERS[dispatcher]}::{exchange.collective.value}"
-    arguments = {"Group size": len(group.ranks), "Process Group Ranks": _listed(group.ranks)}
+    arguments = {"Group size": group["pg_size"], "Process Group Ranks": _listed(group["ranks"])}
     return Called(name, arguments, name, {"bytes": int(exchange.payload)})
 
 
@@ -139,7 +133,7 @@ def called_host(exchange: HostExchange) -> Called:
     return Called("aten::copy_", {}, kernel, {"bytes": int(exchange.payload)}, category="gpu_memcpy")
 
 
-def _listed(ranks: tuple[int, ...]) -> str:
+def _listed(ranks: Sequence[int]) -> str:
     words = [str(rank) for rank in ranks]
     return f"[{', '.join(words if len(words) <= _LISTED else [*words[: _LISTED - 1], '...', words[-1]])}]"
 

@@ -26,7 +26,7 @@ from clustersim.program.task import Stream, Task
 from clustersim.report.export.counters import Counter, counters
 from clustersim.report.export.flows import NONE, Flows
 from clustersim.report.export.ranks import TraceRank
-from clustersim.report.export.spans import Export, Spans, sent_cause
+from clustersim.report.export.spans import Export, Spans, nanoseconds, sent_cause
 from clustersim.report.export.words import STREAM_NAMES, Arguments, Label, place_of, task_words
 from clustersim.report.wording import stage_name
 from clustersim.units import Seconds, format_seconds
@@ -238,8 +238,7 @@ def _parts(line: _Line, which: BoolArray, end: bytes) -> tuple[Iterable[bytes], 
     trace, row = line.spans.trace, line.spans.row[which]
     since, until = trace.start[row], trace.end[row]
     begins, ends = (
-        stamps(np.rint(np.clip(each[which], since, until) * 1e9).astype(np.int64))
-        for each in (line.spans.start, line.spans.end)
+        stamps(nanoseconds(np.clip(each[which], since, until))) for each in (line.spans.start, line.spans.end)
     )
     flows = [b"" if each == NONE else each.to_bytes(_FIXED, "little") for each in line.flow[which].tolist()]
     return flows, begins, [end] * len(row), ends

@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from clustersim.arrays import BoolArray, FloatArray, IntArray
 from clustersim.program.program import RankProgram
@@ -115,6 +115,11 @@ def spans_of(result: "Answer", rank: int) -> Spans:
     computed[inside] = np.maximum(end[inside] - exposed, start[inside])
     moving[inside] = np.maximum(end[inside] - moved, start[inside])
     return Spans(trace, program, said.labels, row, task, place, label, start, end, computed, moving)
+
+
+def nanoseconds(seconds: ArrayLike) -> IntArray:
+    """Whole nanoseconds, as viewers of traces have them."""
+    return np.rint(np.multiply(seconds, 1e9)).astype(np.int64)
 
 
 def sent_cause(trace: Trace, rows: IntArray) -> IntArray:
