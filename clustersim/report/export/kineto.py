@@ -115,7 +115,7 @@ class _Said:
         program = self.result.program.programs[int(self.result.program.kind[self.rank.rank])]
         roles = sorted({each.group for each in program.exchanges if not isinstance(each, HostExchange)})
         found = (self._group(role, received=received) for role in roles for received in (False, True))
-        return list({group["pg_name"]: group for group in found if group}.values())
+        return list({group["pg_name"]: group for group in found if group["ranks"]}.values())
 
     def _called(self, exchange: Exchange, *, received: bool) -> Called:
         if isinstance(exchange, HostExchange):
@@ -124,12 +124,12 @@ class _Said:
         return called_exchange(exchange, self.result.cost.exchange_timing(exchange), group, dtype, received=received)
 
     def _group(self, role: str, *, received: bool) -> Group:
-        """The group of a role that the rank is in (of pairs: sends in, or receives in), if any."""
+        """The group of a role that the rank is in (of pairs: sends in, or receives in), without ranks for none."""
         groups, rank = self.result.program.groups[role], self.rank.rank
         row = int(groups.row_of(self.result.ranks, place=int(received) if groups.ordered else None)[rank])
-        ranks = groups.members[row].tolist()
+        ranks = groups.members[row].tolist() if row >= 0 else []
         group = {"pg_name": f"{role}_{row}", "pg_desc": role, "backend_config": "cuda:nccl", "pg_size": len(ranks)}
-        return {} if row < 0 else group | {"ranks": ranks}
+        return group | {"ranks": ranks}
 
 
 def _runs(said: _Said, spans: Spans) -> IntArray:
