@@ -4,7 +4,6 @@ Said once, for the page and for all that is exported: a writer says the parts th
 not depend on when a span ran, so that all runs of a block share them.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -14,7 +13,7 @@ import numpy as np
 from clustersim.cost.block import BlockTiming
 from clustersim.cost.timing import ExchangeTiming, Provenance
 from clustersim.parallel.mesh import ROLES
-from clustersim.program.action import Action, ActionKind
+from clustersim.program.action import Action
 from clustersim.program.task import (
     Communicate,
     Compute,
@@ -47,13 +46,6 @@ STREAM_NAMES: Final = MappingProxyType(
         Stream.FROM_HOST: "copies from the host",
         Stream.EXPERTS: "tokens to and from experts",
     }
-)
-WORK_LOOKS: Final[Mapping[Work, Category]] = MappingProxyType({work: Category[work.name] for work in Work})
-ACTION_LOOKS: Final[Mapping[ActionKind, Category]] = MappingProxyType(
-    {kind: Category[kind.name] for kind in ActionKind}
-)
-ROLE_LOOKS: Final[Mapping[str, Category]] = MappingProxyType(
-    {role.name: AXIS_LOOKS[role.serves] for role in ROLES.values()}
 )
 _KINDS: Final = MappingProxyType({Communicate: "collective", Send: "send", Receive: "receive"})
 
@@ -106,7 +98,7 @@ def operation_label(operation: Operation, timing: BlockTiming, place: int, algor
     alone = exchange if kernel is None else None
     return Label(
         kind="kernel" if exchange is None else "exchange" if kernel is None else "overlap",
-        category=ROLE_LOOKS[alone.group] if alone else WORK_LOOKS[operation.work],
+        category=AXIS_LOOKS[ROLES[alone.group].serves] if alone else Category[operation.work.name],
         name=" + ".join(each.name for each in (kernel, exchange) if each is not None),
         work=operation.work, kernel=kernel, exchange=exchange,
         bytes=np.nan if exchange is None else float(exchange.payload),
@@ -143,10 +135,10 @@ def exchange_label(task: Communicate | Send | Receive, timing: ExchangeTiming) -
 def look_of(task: Task) -> Category:
     """The category of a task: of a pass that is no action, what its last operation is for."""
     if not isinstance(task, Compute):
-        return ROLE_LOOKS[task.exchange.group]
+        return AXIS_LOOKS[ROLES[task.exchange.group].serves]
     if task.action is not None:
-        return ACTION_LOOKS[task.action.kind]
-    return WORK_LOOKS[task.block.operations[-1].work] if task.block.operations else Category.COMPUTE
+        return Category[task.action.kind.name]
+    return Category[task.block.operations[-1].work.name] if task.block.operations else Category.COMPUTE
 
 
 def action_of(task: Task) -> Action | None:
@@ -187,13 +179,7 @@ def shape_words(shape: Shape | None) -> str:
                 f"{'' if shape.window is None else f', window {shape.window}'}"
             )
         case StreamShape(routine, rows, width, backward, fused):
-            how = f"{', backward' if backward else ''}{'' if fused else ', unfused'}{_written(shape)}"
-            return f"{routine.value} {rows} x {width}{how}" if rows > 1 else f"{routine.value} {width}{how}"
+            copies = " and ".join(dtype.value for dtype in shape.formats) if routine is Routine.QUANTIZE else ""
+            how = f"{', backward' * backward}{'' if fused else ', unfused'}{f', into {copies}' if copies else ''}"
+            return f"{routine.value} {f'{rows} x ' if rows > 1 else ''}{width}{how}"
     return ""
-
-
-def _written(shape: StreamShape) -> str:
-    """The formats of the copies that a cast writes."""
-    if shape.routine is not Routine.QUANTIZE:
-        return ""
-    return f", into {' and '.join(dtype.value for dtype in shape.formats)}"
