@@ -67,6 +67,14 @@ _SCALES: Final = MappingProxyType(  # their type, and how many elements of a row
         DType.NVFP4: ("c10::Float8_e4m3fn", 16),
     }
 )
+_PRODUCTS: Final = MappingProxyType(  # whether scaled, whether several: the operator, and how many more it is not given
+    {
+        (False, False): ("aten::mm", 0),
+        (False, True): ("aten::bmm", 0),
+        (True, False): ("aten::_scaled_mm", 4),
+        (True, True): ("aten::_scaled_grouped_mm", 5),
+    }
+)
 _LISTED: Final = 16  # ranks of a group that an event lists
 Group = dict[str, Any]
 """A process group, as the head of a file has it: its name among all groups, what it is for, its ranks."""
@@ -144,47 +152,36 @@ def _operator(kernel: Kernel) -> tuple[str, dict[str, Any]]:
         case MatmulShape() as shape:
             return _product(shape, kernel.dtype)
         case AttentionShape() as shape if kernel.kind is KernelKind.ATTENTION_FORWARD:
-            queries = [shape.batch, shape.heads, shape.query, shape.head_dim]
-            keys = [shape.batch, shape.kv_heads, shape.key, shape.head_dim]
-            if shape.window is not None:
-                return _windowed(shape, shape.window, kernel.dtype)
-            concrete = ["", "", "", "0.", str(shape.causal), "False", ""]
-            arguments = _arguments([queries, keys, keys], kernel.dtype, concrete)
-            return "aten::_scaled_dot_product_flash_attention", arguments
+            return _attention(shape, kernel.dtype)
     return f"clustersim::{kernel.kind.value}", {}
 
 
-def _windowed(shape: AttentionShape, window: int, dtype: DType) -> tuple[str, dict[str, Any]]:
+def _attention(shape: AttentionShape, dtype: DType) -> tuple[str, dict[str, Any]]:
     """PyTorch's own attention has no window; the flash-attn package's has, and counts the keys before the query's."""
-    queries = [shape.batch, shape.query, shape.heads, shape.head_dim]
-    keys = [shape.batch, shape.key, shape.kv_heads, shape.head_dim]
-    concrete = ["", "", "", "0.", "", str(shape.causal), str(window - 1), "0", "0.", "", "False"]
-    return "flash_attn::_flash_attn_forward", _arguments([queries, keys, keys], dtype, concrete)
+    queries = [shape.batch, shape.heads, shape.query, shape.head_dim]
+    keys = [shape.batch, shape.kv_heads, shape.key, shape.head_dim]
+    name, concrete = "aten::_scaled_dot_product_flash_attention", ["", "", "", "0.", str(shape.causal), "False", ""]
+    if shape.window is not None:
+        queries, keys = ([batch, tokens, heads, width] for batch, heads, tokens, width in (queries, keys))
+        name = "flash_attn::_flash_attn_forward"
+        concrete = ["", "", "", "0.", "", str(shape.causal), str(shape.window - 1), "0", "0.", "", "False"]
+    return name, _arguments([queries, keys, keys], [_word(dtype)] * 3, concrete, more="Scalar")
 
 
 def _product(shape: MatmulShape, dtype: DType) -> tuple[str, dict[str, Any]]:
-    if dtype in NARROW:
-        return _scaled_product(shape, dtype)
-    m, n, k = shape.m, shape.n, shape.k
-    first = [1, m] if shape.operands is Operands.TN else [k, 1]
-    second = [1, k] if shape.operands is Operands.NT else [n, 1]
-    if shape.batch == 1:
-        return "aten::mm", _arguments([[m, k], [k, n]], dtype, ["", ""]) | {"Input Strides": [first, second]}
-    batches = [[shape.batch, m, k], [shape.batch, k, n]]
-    strides = {"Input Strides": [[m * k, *first], [k * n, *second]]}
-    return "aten::bmm", _arguments(batches, dtype, ["", ""]) | strides
-
-
-def _scaled_product(shape: MatmulShape, dtype: DType) -> tuple[str, dict[str, Any]]:
-    """Operands lie along what is summed over, A by rows and B by columns, as they were cast for this product."""
-    m, n, k = shape.m, shape.n, shape.k
-    first, second = [[m, k], [k, n]], _scales(shape, dtype)
-    strides = [[k, 1], [1, k]]
-    if shape.batch == 1:
-        return "aten::_scaled_mm", _scaled(first + second, dtype, absent=4) | {"Input Strides": strides}
-    dims = [[shape.batch, *each] for each in first + second]
-    whole = {"Input Strides": [[rows * columns, *each] for (rows, columns), each in zip(first, strides, strict=True)]}
-    return "aten::_scaled_grouped_mm", _scaled(dims, dtype, absent=5) | whole
+    """Operands of scaled products lie along what is summed over, A by rows and B by columns, as they were cast."""
+    m, n, k, scaled, several = shape.m, shape.n, shape.k, dtype in NARROW, shape.batch != 1
+    dims, words = [[m, k], [k, n]], [_word(dtype)] * 2
+    strides = [[k, 1], [1, k] if scaled or shape.operands is Operands.NT else [n, 1]]
+    if scaled:
+        dims, words = dims + _scales(shape, dtype), words + [_SCALES[dtype][0]] * 2
+    elif shape.operands is Operands.TN:
+        strides[0] = [1, m]
+    if several:
+        strides = [[rows * columns, *each] for (rows, columns), each in zip(dims[:2], strides, strict=True)]
+        dims = [[shape.batch, *each] for each in dims]
+    name, absent = _PRODUCTS[scaled, several]
+    return name, _arguments(dims, words, [""] * (len(dims) + absent)) | {"Input Strides": strides}
 
 
 def _scales(shape: MatmulShape, dtype: DType) -> list[list[int]]:
@@ -197,21 +194,15 @@ def _scales(shape: MatmulShape, dtype: DType) -> list[list[int]]:
     return [[shape.m, many], [many, math.ceil(shape.n / high)]]
 
 
-def _scaled(dims: list[list[int]], dtype: DType, *, absent: int) -> dict[str, Any]:
-    """Arguments of a scaled product: operands, their scales, and so many more that are not given."""
-    words = [f"c10::{_C10_FORMATS[dtype]}"] * 2 + [_SCALES[dtype][0]] * 2
-    return {
-        "Input Dims": [*dims, *([[]] * absent)],
-        "Input type": [*words, *([""] * absent)],
-        "Concrete Inputs": [""] * (len(dims) + absent),
-    }
+def _word(dtype: DType) -> str:
+    return "float" if dtype is DType.FP32 else f"c10::{_C10_FORMATS[dtype]}"
 
 
-def _arguments(dims: list[list[int]], dtype: DType, concrete: list[str]) -> dict[str, Any]:
-    scalars = len(concrete) - len(dims)
+def _arguments(dims: list[list[int]], words: list[str], concrete: list[str], *, more: str = "") -> dict[str, Any]:
+    """Arguments that are tensors, and behind them as many more as there are values. more: of which type these are."""
+    rest = len(concrete) - len(dims)
     return {
-        "Input Dims": [*dims, *([[]] * scalars)],
-        "Input type": [*[f"c10::{_C10_FORMATS[dtype]}" if dtype is not DType.FP32 else "float"] * len(dims),
-                       *["Scalar"] * scalars],
+        "Input Dims": [*dims, *([[]] * rest)],
+        "Input type": [*words, *([more] * rest)],
         "Concrete Inputs": concrete,
-    }  # fmt: skip
+    }

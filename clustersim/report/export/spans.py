@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from clustersim.arrays import BoolArray, FloatArray, IntArray
 from clustersim.program.program import RankProgram
 from clustersim.program.task import Block, Compute, Stream, Task
+from clustersim.recent import Recent, each_one
 from clustersim.report.export.ranks import TraceRank
 from clustersim.report.export.words import Label, exchange_label, operation_label, pass_label
 from clustersim.trace.store import Trace
@@ -83,16 +84,12 @@ class Export:
     result: "Answer"
     ranks: tuple[TraceRank, ...]
     most: int | None = None
-    kept: dict[int, Spans] = field(default_factory=dict)
+    kept: Recent[Spans] = field(default_factory=lambda: Recent(_KEPT, each_one))
 
     def __iter__(self) -> Iterator[tuple[TraceRank, Spans]]:
         """Each rank with its spans: those of the simulated one that stands for it."""
         for rank in self.ranks:
-            if rank.simulated not in self.kept:
-                if len(self.kept) >= _KEPT:
-                    self.kept.clear()
-                self.kept[rank.simulated] = spans_of(self.result, rank.simulated)
-            found = self.kept[rank.simulated]
+            found = self.kept.of((rank.simulated,), partial(spans_of, self.result, rank.simulated))
             yield rank, found if self.most is None else found.beginning(self.most)
 
 
