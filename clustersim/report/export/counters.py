@@ -8,18 +8,16 @@ algorithm bandwidth; what tensor parallelism exchanges inside passes is not in i
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
+from clustersim.answer import Answer
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.program.task import Compute, Stream
 from clustersim.report.export.ranks import TraceRank
 from clustersim.report.export.spans import nanoseconds
 from clustersim.units import format_bytes
-
-if TYPE_CHECKING:
-    from clustersim.answer import Answer
 
 RATES: Final = (
     ("data parallel collectives: payload per second", (Stream.DATA,)),
@@ -43,7 +41,7 @@ class Counter:
     values: FloatArray
 
 
-def counters(result: "Answer", ranks: Sequence[TraceRank]) -> Iterator[tuple[TraceRank, Counter]]:
+def counters(result: Answer, ranks: Sequence[TraceRank]) -> Iterator[tuple[TraceRank, Counter]]:
     """The curves of every rank that is written."""
     rates = {number: [*_rates(result, number)] for number in {rank.simulated for rank in ranks}}
     for rank in ranks:
@@ -51,7 +49,7 @@ def counters(result: "Answer", ranks: Sequence[TraceRank]) -> Iterator[tuple[Tra
             yield rank, counter
 
 
-def _memory(result: "Answer", rank: int) -> Counter:
+def _memory(result: Answer, rank: int) -> Counter:
     """What the allocator holds beyond activations does not change; it rounds up what it holds by a part."""
     place = min(int(result.program.kind[rank]), len(result.ledgers) - 1)
     ledger = result.ledgers[place]
@@ -63,7 +61,7 @@ def _memory(result: "Answer", rank: int) -> Counter:
     return Counter(name, _BYTES, *_last(times, np.append(empty, held)))
 
 
-def _rates(result: "Answer", rank: int) -> Iterator[Counter]:
+def _rates(result: Answer, rank: int) -> Iterator[Counter]:
     trace = result.trace
     mine = np.flatnonzero(trace.rank == rank)
     payload = _payloads(result, rank)
@@ -74,7 +72,7 @@ def _rates(result: "Answer", rank: int) -> Iterator[Counter]:
             yield Counter(name, _PER_SECOND, *_sum(nanoseconds(trace.start[rows]), nanoseconds(trace.end[rows]), rate))
 
 
-def _payloads(result: "Answer", rank: int) -> FloatArray:
+def _payloads(result: Answer, rank: int) -> FloatArray:
     """Bytes of every task of a rank: [tasks]."""
     tasks = result.program.programs[int(result.program.kind[rank])].tasks
     return np.array([0.0 if isinstance(task, Compute) else task.exchange.payload for task in tasks])

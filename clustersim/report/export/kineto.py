@@ -15,19 +15,17 @@ import json
 from collections.abc import Iterator
 from importlib.metadata import version
 from string import Template
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, Any, Final
 
 import numpy as np
 
+from clustersim.answer import Answer
 from clustersim.arrays import IntArray
 from clustersim.program.task import Exchange, HostExchange, Stream
 from clustersim.report.export.kineto_words import Called, Group, called_exchange, called_host, called_kernel
 from clustersim.report.export.ranks import TraceRank
 from clustersim.report.export.spans import Spans, nanoseconds
 from clustersim.report.export.words import Label
-
-if TYPE_CHECKING:
-    from clustersim.answer import Answer
 
 PRODUCER: Final = "clustersim"
 _INSIDE: Final = len(Stream)  # what runs inside passes
@@ -76,7 +74,7 @@ _STEP: Final = (
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
-def write_kineto(result: "Answer", rank: TraceRank, spans: Spans, file: IO[bytes]) -> None:
+def write_kineto(result: Answer, rank: TraceRank, spans: Spans, file: IO[bytes]) -> None:
     """Write one rank's file."""
     said = _Said(result, rank)
     runs = _runs(said, spans)
@@ -92,7 +90,7 @@ class _Said:
     Of each label its kernel and its exchange: streams, and events but for `_PLACES`, empty for none.
     """
 
-    def __init__(self, result: "Answer", rank: TraceRank) -> None:
+    def __init__(self, result: Answer, rank: TraceRank) -> None:
         self.result, self.rank = result, rank
         self.streams: list[int] = []
         self.events: list[str] = []

@@ -16,10 +16,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
+from typing import IO, Any, Final, NamedTuple
 
 import numpy as np
 
+from clustersim.answer import Answer
 from clustersim.arrays import BoolArray, FloatArray, IntArray
 from clustersim.errors import InputError
 from clustersim.program.task import Stream, Task
@@ -30,9 +31,6 @@ from clustersim.report.export.spans import Export, Spans, nanoseconds, sent_caus
 from clustersim.report.export.words import STREAM_NAMES, Arguments, Label, place_of, task_words
 from clustersim.report.wording import stage_name
 from clustersim.units import Seconds, format_seconds
-
-if TYPE_CHECKING:
-    from clustersim.answer import Answer
 
 SUFFIXES: Final = (".pftrace", ".perfetto-trace", "")
 _SEQUENCE: Final = 1
@@ -119,21 +117,21 @@ def tracks(lanes: IntArray, start: FloatArray, end: FloatArray) -> IntArray:
     return track
 
 
-def _task(result: "Answer", row: int) -> tuple[int, Task]:
+def _task(result: Answer, row: int) -> tuple[int, Task]:
     """The program of a row of the trace, and its task."""
     trace, kind = result.trace, int(result.program.kind[result.trace.rank[row]])
     return kind, result.program.programs[kind].tasks[trace.task[row]]
 
 
-def _said(result: "Answer", label: Label, task: Task) -> Arguments:
-    """Of a task, but for its waits; of messages where they come in, their sending says the rest."""
+def _said(result: Answer, label: Label, task: Task) -> Arguments:
+    """Of a task, but for its waits."""
     said: Arguments = {"does": label.does} if label.does else {}
     said |= {"detail": label.detail} if label.detail and label.kind != "receive" else {}
     said |= place_of(task, result.scenario)
     return said | ({"bytes": int(label.bytes)} if label.exchange is not None and label.bytes > 0 else {})
 
 
-def _waits(result: "Answer", row: int, cause: int, between: Seconds) -> Arguments:
+def _waits(result: Answer, row: int, cause: int, between: Seconds) -> Arguments:
     """What a task waited for, -1 for nothing, and what made it longer. between: seconds in which no operation ran."""
     trace, (here, _) = result.trace, _task(result, row)
     since = trace.queued if trace.stream[row] == Stream.COMPUTE else trace.ready
@@ -179,7 +177,7 @@ class _Trace:
         for stamp, value in zip(stamps(counter.times), counter.values.tolist(), strict=True):
             self._file.write(head + struct.pack("<d", value) + stamp)
 
-    def line(self, line: _Line, result: "Answer") -> None:
+    def line(self, line: _Line, result: Answer) -> None:
         """Spans of a track: each begins, what is inside it begins and ends, it ends.
 
         The tracks of a stream have one name, and viewers draw them below each other.

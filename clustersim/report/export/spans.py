@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from clustersim.answer import Answer
 from clustersim.arrays import BoolArray, FloatArray, IntArray
 from clustersim.program.program import RankProgram
 from clustersim.program.task import Block, Compute, Stream, Task
@@ -21,9 +22,6 @@ from clustersim.report.export.ranks import TraceRank
 from clustersim.report.export.words import Label, exchange_label, operation_label, pass_label
 from clustersim.trace.store import Trace
 from clustersim.units import Seconds
-
-if TYPE_CHECKING:
-    from clustersim.answer import Answer
 
 _KEPT: Final = 8  # simulated ranks whose tables are kept: ranks of several classes come in turn
 
@@ -81,7 +79,7 @@ class Spans:
 class Export:
     """What is written: some ranks of a result. most: of each at most so many tasks, for a sample; kept: tables."""
 
-    result: "Answer"
+    result: Answer
     ranks: tuple[TraceRank, ...]
     most: int | None = None
     kept: Recent[Spans] = field(default_factory=lambda: Recent(_KEPT, each_one))
@@ -93,7 +91,7 @@ class Export:
             yield rank, found if self.most is None else found.beginning(self.most)
 
 
-def spans_of(result: "Answer", rank: int) -> Spans:
+def spans_of(result: Answer, rank: int) -> Spans:
     """The table of a simulated rank."""
     trace, program = result.trace, result.program.programs[int(result.program.kind[rank])]
     rows, operations, before = trace.rows(rank), result.operations(rank), np.array(program.operations_before)
@@ -134,7 +132,7 @@ class _Said:
     infinite where it is the whole operation.
     """
 
-    def __init__(self, result: "Answer", rank: int, program: RankProgram) -> None:
+    def __init__(self, result: Answer, rank: int, program: RankProgram) -> None:
         self._result, self._rank = result, rank
         self.labels: list[Label] = []
         self._numbers: dict[object, int] = {}

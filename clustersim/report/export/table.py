@@ -16,20 +16,18 @@ import io
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from clustersim.answer import Answer
 from clustersim.errors import InputError
 from clustersim.parallel.mesh import AXES, PIPELINE
 from clustersim.program.task import Stream
 from clustersim.report.export.ranks import TraceRank
 from clustersim.report.export.spans import Export, Spans
 from clustersim.report.export.words import STREAM_NAMES, action_of
-
-if TYPE_CHECKING:
-    from clustersim.answer import Answer
 
 Values = NDArray[Any]
 Columns = dict[str, Values]
@@ -87,7 +85,7 @@ def table_writer(path: str | Path) -> Callable[[Export, IO[bytes]], None]:
     return lambda export, file: write((columns_of(export.result, *each) for each in export), file)
 
 
-def columns_of(result: "Answer", rank: TraceRank, spans: Spans) -> Columns:
+def columns_of(result: Answer, rank: TraceRank, spans: Spans) -> Columns:
     """All rows of a rank by start; integers below 0, numbers that are NaN and empty words stand for nothing."""
     spans = spans.some(np.lexsort((spans.operation, spans.task, spans.start)))
     trace, cause = spans.trace, spans.of_tasks(spans.trace.cause, -1)

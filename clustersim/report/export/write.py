@@ -15,10 +15,11 @@ import io
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Final
+from typing import IO, Final
 
 import numpy as np
 
+from clustersim.answer import Answer
 from clustersim.errors import OutputError
 from clustersim.report.export.kineto import PRODUCER, write_kineto
 from clustersim.report.export.perfetto import require_trace, write_perfetto
@@ -27,9 +28,6 @@ from clustersim.report.export.spans import Export
 from clustersim.report.export.table import require_table, table_writer
 from clustersim.report.files import atomic_file, one_sentence, require_writable, whole_files
 from clustersim.units import Bytes, format_bytes
-
-if TYPE_CHECKING:
-    from clustersim.answer import Answer
 
 MOST_BYTES: Final = 2**30
 MANY_SPANS: Final = 100_000
@@ -41,19 +39,19 @@ Ranks = Sequence[int] | None
 Writer = Callable[[Export, IO[bytes]], None]
 
 
-def write_trace(result: "Answer", path: str | Path, ranks: Ranks = None, *, most: Bytes = MOST_BYTES) -> int:
+def write_trace(result: Answer, path: str | Path, ranks: Ranks = None, *, most: Bytes = MOST_BYTES) -> int:
     """Write a trace for Perfetto of some ranks; raise InputError as `require_trace` does."""
     require_trace(path)
     return _write(result, path, ranks, most, write_perfetto)
 
 
-def write_spans(result: "Answer", path: str | Path, ranks: Ranks = None, *, most: Bytes = MOST_BYTES) -> int:
+def write_spans(result: Answer, path: str | Path, ranks: Ranks = None, *, most: Bytes = MOST_BYTES) -> int:
     """Write all spans of some ranks in the format that the name ends in; raise InputError as `require_table` does."""
     require_table(path)
     return _write(result, path, ranks, most, table_writer(path))
 
 
-def write_kineto_files(result: "Answer", path: str | Path, ranks: Ranks = None, *, most: Bytes = MOST_BYTES) -> int:
+def write_kineto_files(result: Answer, path: str | Path, ranks: Ranks = None, *, most: Bytes = MOST_BYTES) -> int:
     """Write a file for each of some ranks; raise OutputError where the directory holds something else.
 
     It stays the same one: it may be where the user is, or where a disk is mounted.
@@ -91,14 +89,14 @@ def require_directory(path: str | Path) -> None:
     require_writable(folder / _name(0) if there else folder)
 
 
-def spans_of(result: "Answer", ranks: Ranks = None) -> int:
+def spans_of(result: Answer, ranks: Ranks = None) -> int:
     """How many spans traces of some ranks have: passes, the operations in them, and what is sent and received."""
     sizes = [len(program.tasks) + program.operations_before[-1] for program in result.program.programs]
     chosen = default_ranks(result) if ranks is None else ranks
     return int(np.array(sizes)[result.program.kind[list(chosen)]].sum())
 
 
-def _write(result: "Answer", path: str | Path, ranks: Ranks, most: Bytes, write: Writer) -> int:
+def _write(result: Answer, path: str | Path, ranks: Ranks, most: Bytes, write: Writer) -> int:
     export = _export(result, path, ranks, most, write)
     with atomic_file(path) as file:
         write(export, file)
@@ -110,7 +108,7 @@ def _first_file(export: Export, file: IO[bytes]) -> None:
     write_kineto(export.result, rank, spans, file)
 
 
-def _export(result: "Answer", path: str | Path, ranks: Ranks, most: Bytes, write: Writer) -> Export:
+def _export(result: Answer, path: str | Path, ranks: Ranks, most: Bytes, write: Writer) -> Export:
     """What is to be written; raise OutputError where it would have more bytes than `most`.
 
     For each span it would have as many as the beginning of the first rank has.
