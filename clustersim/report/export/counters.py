@@ -64,18 +64,13 @@ def _memory(result: Answer, rank: int) -> Counter:
 def _rates(result: Answer, rank: int) -> Iterator[Counter]:
     trace = result.trace
     mine = np.flatnonzero(trace.rank == rank)
-    payload = _payloads(result, rank)
+    tasks = result.program.programs[int(result.program.kind[rank])].tasks
+    payload = np.array([0.0 if isinstance(task, Compute) else task.exchange.payload for task in tasks])
     for name, streams in RATES:
         rows = mine[np.isin(trace.stream[mine], streams) & (trace.end[mine] > trace.start[mine])]
         if len(rows):
             rate = payload[trace.task[rows]] / (trace.end[rows] - trace.start[rows])
             yield Counter(name, _PER_SECOND, *_sum(nanoseconds(trace.start[rows]), nanoseconds(trace.end[rows]), rate))
-
-
-def _payloads(result: Answer, rank: int) -> FloatArray:
-    """Bytes of every task of a rank: [tasks]."""
-    tasks = result.program.programs[int(result.program.kind[rank])].tasks
-    return np.array([0.0 if isinstance(task, Compute) else task.exchange.payload for task in tasks])
 
 
 def _sum(start: IntArray, end: IntArray, rate: FloatArray) -> tuple[IntArray, FloatArray]:

@@ -21,8 +21,8 @@ import numpy as np
 
 from clustersim.answer import Answer
 from clustersim.arrays import IntArray
-from clustersim.program.task import Exchange, HostExchange, Stream
-from clustersim.report.export.kineto_words import Called, Group, called_exchange, called_host, called_kernel
+from clustersim.program.task import HostExchange, Stream
+from clustersim.report.export.kineto_words import Called, Group, called_exchange, called_kernel
 from clustersim.report.export.ranks import TraceRank
 from clustersim.report.export.spans import Spans, nanoseconds
 from clustersim.report.export.words import Label
@@ -91,7 +91,7 @@ class _Said:
     """
 
     def __init__(self, result: Answer, rank: TraceRank) -> None:
-        self.result, self.rank = result, rank
+        self.result, self.rank, self._dtype = result, rank, result.scenario.training.recipe.activations
         self.streams: list[int] = []
         self.events: list[str] = []
 
@@ -102,9 +102,10 @@ class _Said:
             more = {"bound": label.bound, "work": label.work.value}
             kernel = _words(called_kernel(label.kernel), _STREAMS[Stream.COMPUTE], more)
         if label.exchange is not None:
-            called = self._called(label.exchange, received=label.kind == "receive")
-            bound = self.result.cost.exchange_timing(label.exchange).bound.value
-            exchange = _words(called, _STREAMS[stream], {"bound": bound, "does": label.exchange.name})
+            timing, received = self.result.cost.exchange_timing(label.exchange), label.kind == "receive"
+            group = self._group(label.exchange.group, received=received)
+            called = called_exchange(label.exchange, timing, group, self._dtype, received=received)
+            exchange = _words(called, _STREAMS[stream], {"bound": timing.bound.value, "does": label.exchange.name})
         self.events += kernel, exchange
         self.streams += _STREAMS[Stream.COMPUTE], _STREAMS[stream]
 
@@ -114,12 +115,6 @@ class _Said:
         roles = sorted({each.group for each in program.exchanges if not isinstance(each, HostExchange)})
         found = (self._group(role, received=received) for role in roles for received in (False, True))
         return list({group["pg_name"]: group for group in found if group["ranks"]}.values())
-
-    def _called(self, exchange: Exchange, *, received: bool) -> Called:
-        if isinstance(exchange, HostExchange):
-            return called_host(exchange)
-        group, dtype = self._group(exchange.group, received=received), self.result.scenario.training.recipe.activations
-        return called_exchange(exchange, self.result.cost.exchange_timing(exchange), group, dtype, received=received)
 
     def _group(self, role: str, *, received: bool) -> Group:
         """The group of a role that the rank is in (of pairs: sends in, or receives in), without ranks for none."""

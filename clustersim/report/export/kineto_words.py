@@ -106,7 +106,9 @@ def called_kernel(kernel: Kernel) -> Called:
 def called_exchange(
     exchange: Exchange, timing: ExchangeTiming, group: Group, dtype: DType, *, received: bool
 ) -> Called:
-    """A collective, or a message that is sent or received, as c10d calls NCCL; or kernels of a dispatcher's own."""
+    """A collective, or a message that is sent or received, as c10d calls NCCL; or what others call."""
+    if isinstance(exchange, HostExchange):
+        return _called_host(exchange)
     if exchange.routing is not None and exchange.collective.routed:
         return _called_dispatcher(exchange, exchange.routing.dispatcher, group)
     kernel, name = ("SendRecv", "recv") if received else _NCCL[exchange.collective]
@@ -133,7 +135,7 @@ def _called_dispatcher(exchange: Exchange, dispatcher: Dispatcher, group: Group)
     return Called(name, arguments, name, {"bytes": int(exchange.payload)})
 
 
-def called_host(exchange: HostExchange) -> Called:
+def _called_host(exchange: HostExchange) -> Called:
     """A copy to or from pinned memory of the host, as the profiler names it, or what the host computes itself."""
     if exchange.work is HostWork.ON_HOST:
         return Called(exchange.name, {}, exchange.name, {"bytes": int(exchange.payload)}, category="cpu_op")
