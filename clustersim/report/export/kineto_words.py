@@ -15,7 +15,6 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Final
 
 from clustersim.cost.timing import ExchangeTiming
@@ -24,57 +23,43 @@ from clustersim.program.task import Collective, Dispatcher, Exchange, HostExchan
 from clustersim.report.export.words import shape_words
 from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Operands
 
-_NCCL: Final = MappingProxyType(  # the kernel's name, and the name that c10d gives the collective
-    {
-        Collective.ALL_REDUCE: ("AllReduce_Sum_{}", "allreduce"),
-        Collective.ALL_GATHER: ("AllGather", "_allgather_base"),
-        Collective.REDUCE_SCATTER: ("ReduceScatter_Sum_{}", "_reduce_scatter_base"),
-        Collective.BROADCAST: ("Broadcast", "broadcast"),
-        Collective.REDUCE: ("Reduce_Sum_{}", "reduce"),
-        Collective.SCATTER: ("SendRecv", "scatter"),
-        Collective.GATHER: ("SendRecv", "gather"),
-        Collective.ALL_TO_ALL: ("SendRecv", "all_to_all"),
-        Collective.SEND_RECV: ("SendRecv", "send"),
-        Collective.SHIFT: ("SendRecv", "coalesced"),
-    }
-)
-_DISPATCHERS: Final = MappingProxyType(
-    {Dispatcher.DEEPEP: "deep_ep", Dispatcher.DEEPEP_V2: "deep_ep", Dispatcher.HYBRIDEP: "hybrid_ep"}
-)
-_MEMCPY: Final = MappingProxyType(
-    {
-        HostWork.TO_HOST: "Memcpy DtoH (Device -> Pinned)",
-        HostWork.FROM_HOST: "Memcpy HtoD (Pinned -> Device)",
-    }
-)
+_NCCL: Final = {  # the kernel's name, and the name that c10d gives the collective
+    Collective.ALL_REDUCE: ("AllReduce_Sum_{}", "allreduce"),
+    Collective.ALL_GATHER: ("AllGather", "_allgather_base"),
+    Collective.REDUCE_SCATTER: ("ReduceScatter_Sum_{}", "_reduce_scatter_base"),
+    Collective.BROADCAST: ("Broadcast", "broadcast"),
+    Collective.REDUCE: ("Reduce_Sum_{}", "reduce"),
+    Collective.SCATTER: ("SendRecv", "scatter"),
+    Collective.GATHER: ("SendRecv", "gather"),
+    Collective.ALL_TO_ALL: ("SendRecv", "all_to_all"),
+    Collective.SEND_RECV: ("SendRecv", "send"),
+    Collective.SHIFT: ("SendRecv", "coalesced"),
+}
+_DISPATCHERS: Final = {Dispatcher.DEEPEP: "deep_ep", Dispatcher.DEEPEP_V2: "deep_ep", Dispatcher.HYBRIDEP: "hybrid_ep"}
+_MEMCPY: Final = {
+    HostWork.TO_HOST: "Memcpy DtoH (Device -> Pinned)",
+    HostWork.FROM_HOST: "Memcpy HtoD (Pinned -> Device)",
+}
 _SHARED_OUT: Final = (Collective.REDUCE_SCATTER, Collective.SCATTER)  # each member ends with its share
 _SHARED_IN: Final = (Collective.ALL_GATHER, Collective.GATHER)  # each member begins with its share
-_NCCL_FORMATS: Final = MappingProxyType(
-    {DType.FP32: "f32", DType.TF32: "f32", DType.BF16: "bf16", DType.FP16: "f16"}  # of activations
-)
-_C10_FORMATS: Final = MappingProxyType(
-    {
+_NCCL_FORMATS: Final = {DType.FP32: "f32", DType.TF32: "f32", DType.BF16: "bf16", DType.FP16: "f16"}  # of activations
+_C10_FORMATS: Final = {
         DType.FP32: "Float", DType.TF32: "Float", DType.BF16: "BFloat16", DType.FP16: "Half",
         **dict.fromkeys(NARROW, "Float8_e4m3fn"), DType.NVFP4: "Float4_e2m1fn_x2",
-    }
-)  # fmt: skip
-_SCALES: Final = MappingProxyType(  # their type, and how many elements of a row have one in common; None: a tensor's
-    {
-        DType.FP8: ("float", None),
-        DType.FP8_ROWWISE: ("float", math.inf),
-        DType.FP8_BLOCKWISE: ("float", 128),
-        DType.MXFP8: ("c10::Float8_e8m0fnu", 32),
-        DType.NVFP4: ("c10::Float8_e4m3fn", 16),
-    }
-)
-_PRODUCTS: Final = MappingProxyType(  # whether scaled, whether several: the operator, and how many more it is not given
-    {
-        (False, False): ("aten::mm", 0),
-        (False, True): ("aten::bmm", 0),
-        (True, False): ("aten::_scaled_mm", 4),
-        (True, True): ("aten::_scaled_grouped_mm", 5),
-    }
-)
+}  # fmt: skip
+_SCALES: Final = {  # their type, and how many elements of a row have one in common; None: a tensor's
+    DType.FP8: ("float", None),
+    DType.FP8_ROWWISE: ("float", math.inf),
+    DType.FP8_BLOCKWISE: ("float", 128),
+    DType.MXFP8: ("c10::Float8_e8m0fnu", 32),
+    DType.NVFP4: ("c10::Float8_e4m3fn", 16),
+}
+_PRODUCTS: Final = {  # whether scaled, whether several: the operator, and how many more it is not given
+    (False, False): ("aten::mm", 0),
+    (False, True): ("aten::bmm", 0),
+    (True, False): ("aten::_scaled_mm", 4),
+    (True, True): ("aten::_scaled_grouped_mm", 5),
+}
 _LISTED: Final = 16  # ranks of a group that an event lists
 Group = dict[str, Any]
 """A process group, as the head of a file has it: its name among all groups, what it is for, its ranks."""

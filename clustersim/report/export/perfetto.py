@@ -5,6 +5,12 @@ what the page's hover text says, and flows join what is sent with what is receiv
 Times are whole nanoseconds, so what is shorter is drawn with no length. The protobuf comes from the `perfetto` package,
 an extra: `pip install 'clustersim[trace]'`.
 
+Counters are curves of what a rank holds and moves. Memory held is the ledger's, which follows the first step. What
+links carry is not kept by a simulation; known is what the rank's own messages and collectives of data parallelism ask
+of them: the payload of each over the time that it takes, as if it moved evenly. A collective's payload is the whole
+buffer, as nccl-tests count it, so this is its algorithm bandwidth; what tensor parallelism exchanges inside passes is
+not in it.
+
 Perfetto lets no trace choose colours (github.com/google/perfetto/issues/620). It gives slices with equal correlation
 ids equal colours (pull/1628), so the words of the page's categories are these ids: as on the page, one category has
 one colour everywhere, but not the page's.
@@ -23,14 +29,13 @@ import numpy as np
 from clustersim.answer import Answer
 from clustersim.arrays import BoolArray, FloatArray, IntArray
 from clustersim.errors import InputError
-from clustersim.program.task import Stream, Task
-from clustersim.report.export.counters import Counter, counters
+from clustersim.program.task import Compute, Stream, Task
 from clustersim.report.export.flows import NONE, Flows
 from clustersim.report.export.ranks import TraceRank
 from clustersim.report.export.spans import Export, Spans, nanoseconds, sent_cause
 from clustersim.report.export.words import STREAM_NAMES, Arguments, Label, place_of, task_words
 from clustersim.report.wording import stage_name
-from clustersim.units import Seconds, format_seconds
+from clustersim.units import Seconds, format_bytes, format_seconds
 
 SUFFIXES: Final = (".pftrace", ".perfetto-trace", "")
 _SEQUENCE: Final = 1
@@ -44,6 +49,18 @@ _VALUE: Final = b"\xe1\x02"  # tag of TrackEvent.double_counter_value, field 44,
 _FIXED: Final = 8
 _VALUES: Final = {str: "string_value", int: "int_value", float: "double_value"}  # of DebugAnnotation
 _ROUNDING: Final = 5e-10  # seconds: less than a trace can show
+_RATES: Final = (
+    ("data parallel collectives: payload per second", (Stream.DATA,)),
+    ("tokens to and from experts beside computation: payload per second", (Stream.EXPERTS,)),
+    ("messages sent to other stages: bytes per second", (Stream.SEND_NEXT, Stream.SEND_PREVIOUS)),
+    ("messages received from other stages: bytes per second", (Stream.RECEIVE,)),
+    ("copies to the host: bytes per second", (Stream.TO_HOST,)),
+    ("copies from the host: bytes per second", (Stream.FROM_HOST,)),
+)
+_BYTES: Final = {"unit": "UNIT_SIZE_BYTES"}
+_PER_SECOND: Final = {"unit_name": "bytes/s"}
+_Curve = tuple[str, dict[str, str], IntArray, FloatArray]
+"""Of a rank: its name, its unit in Perfetto's words, [n] nanoseconds, ascending, and [n] values from then on."""
 
 
 def require_trace(path: str | Path) -> None:
@@ -62,8 +79,11 @@ def write_perfetto(export: Export, file: IO[bytes]) -> None:
     flows = Flows(result.program, [rank.rank for rank in export.ranks])
     for rank in export.ranks:
         trace.rank(rank)
-    for rank, counter in counters(result, export.ranks if export.most is None else ()):
-        trace.counter(rank, counter)
+    counted = export.ranks if export.most is None else ()
+    rates = {simulated: [*_rates(result, simulated)] for simulated in {rank.simulated for rank in counted}}
+    for rank in counted:
+        for curve in (_memory(result, rank.rank), *rates[rank.simulated]):
+            trace.counter(rank.rank, *curve)
     received: list[_Line] = []
     for line in (line for rank, spans in export for line in _lines(rank.rank, spans, flows)):
         if line.stream == Stream.RECEIVE:
@@ -147,6 +167,46 @@ def _waits(result: Answer, row: int, cause: int, between: Seconds) -> Arguments:
     return said
 
 
+def _memory(result: Answer, rank: int) -> _Curve:
+    """What a rank holds; beyond activations it does not change, and the allocator rounds up by a part."""
+    place = min(int(result.program.kind[rank]), len(result.ledgers) - 1)
+    ledger = result.ledgers[place]
+    held = ledger.peak - (ledger.peak_activations - ledger.activations) * ledger.fragmentation
+    empty = ledger.peak - ledger.peak_activations * ledger.fragmentation
+    step = "memory held in the first step" if result.scenario.steps > 1 else "memory held"
+    name = f"{step}, of {format_bytes(result.capacities[place])}"
+    times = nanoseconds(np.append(0.0, ledger.times))
+    return name, _BYTES, *_last(times, np.append(empty, held))
+
+
+def _rates(result: Answer, rank: int) -> Iterator[_Curve]:
+    """What a rank moves, as payloads over time."""
+    trace = result.trace
+    mine = np.flatnonzero(trace.rank == rank)
+    tasks = result.program.programs[int(result.program.kind[rank])].tasks
+    payload = np.array([0.0 if isinstance(task, Compute) else task.exchange.payload for task in tasks])
+    for name, streams in _RATES:
+        rows = mine[np.isin(trace.stream[mine], streams) & (trace.end[mine] > trace.start[mine])]
+        if len(rows):
+            rate = payload[trace.task[rows]] / (trace.end[rows] - trace.start[rows])
+            yield name, _PER_SECOND, *_sum(nanoseconds(trace.start[rows]), nanoseconds(trace.end[rows]), rate)
+
+
+def _sum(start: IntArray, end: IntArray, rate: FloatArray) -> tuple[IntArray, FloatArray]:
+    """The sum of rates that each last from a start to an end; exactly nothing where none does."""
+    times = np.concatenate((start, end))
+    order = np.argsort(times, kind="stable")
+    running = np.cumsum(np.concatenate((np.ones(len(start)), -np.ones(len(end))))[order])
+    value = np.where(running > 0, np.cumsum(np.concatenate((rate, -rate))[order]), 0.0)
+    return _last(times[order], value)
+
+
+def _last(times: IntArray, values: FloatArray) -> tuple[IntArray, FloatArray]:
+    """Of several values at one time the last."""
+    last = np.append(times[1:] != times[:-1], True)
+    return times[last], values[last]
+
+
 class _Trace:
     """Packets, one track of a rank at a time: a million spans never stand in memory as packets.
 
@@ -169,12 +229,11 @@ class _Trace:
         stage = self._track((rank.replica, rank.stage), replica, rank.stage)
         self._track(("rank", rank.rank), stage, rank.name)
 
-    def counter(self, rank: TraceRank, counter: Counter) -> None:
+    def counter(self, rank: int, name: str, unit: dict[str, str], times: IntArray, values: FloatArray) -> None:
         """A curve of a rank."""
-        above = self._tracks["rank", rank.rank]
-        track = self._track((rank.rank, counter.name), above, counter.name, counter=counter.unit)
+        track = self._track((rank, name), self._tracks["rank", rank], name, counter=unit)
         head = _head(self._event("COUNTER", track), _VALUE)
-        for stamp, value in zip(stamps(counter.times), counter.values.tolist(), strict=True):
+        for stamp, value in zip(stamps(times), values.tolist(), strict=True):
             self._file.write(head + struct.pack("<d", value) + stamp)
 
     def line(self, line: _Line, result: Answer) -> None:
@@ -215,9 +274,9 @@ class _Trace:
             self._tracks[key] = len(self._tracks) + 1
             self._children[parent] += 1
             more |= {"parent_uuid": parent} if parent else {}
-            described = {"uuid": self._tracks[key], "name": name, "sibling_order_rank": self._children[parent], **more}
+            more |= {"sibling_order_rank": self._children[parent], "child_ordering": "EXPLICIT"}
+            described = {"uuid": self._tracks[key], "name": name, **more}
             packet = {"trusted_packet_sequence_id": _SEQUENCE, "track_descriptor": described}
-            described["child_ordering"] = "EXPLICIT"
             self._file.write(self._protos.Trace(packet=[packet]).SerializeToString())
         return self._tracks[key]
 

@@ -15,7 +15,6 @@ import csv
 import io
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import IO, Any, Final
 
 import numpy as np
@@ -32,39 +31,37 @@ from clustersim.report.export.words import STREAM_NAMES, action_of
 Values = NDArray[Any]
 Columns = dict[str, Values]
 INTEGER, NUMBER, WORD = "integer", "number", "word"
-COLUMNS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
-    {
-        "rank": (INTEGER, "global rank"),
-        "simulated_rank": (INTEGER, "the rank that was simulated for it: itself, or one with provably equal times"),
-        "stage": (INTEGER, "pipeline rank"),
-        **{axis.name: (INTEGER, f"coordinate on the {axis.label} axis, if the layout has it") for axis in AXES},
-        "stream": (WORD, "which of the rank's streams"),
-        "kind": (WORD, "pass, kernel, exchange, overlap (a kernel and an exchange), collective, send or receive"),
-        "category": (WORD, "what the page calls and colours it"),
-        "name": (WORD, "what it is called"),
-        "step": (INTEGER, "the step it belongs to, from 0"),
-        "task": (INTEGER, "place in the rank's program"),
-        "operation": (INTEGER, "place in the pass; empty for the task itself"),
-        "microbatch": (INTEGER, "through all steps, from 0"),
-        "chunk": (INTEGER, "model chunk of the stage, from 0"),
-        "queued": (NUMBER, "seconds: the stream turned to it"),
-        "ready": (NUMBER, "seconds: all that it waits for on its own rank had ended"),
-        "start": (NUMBER, "seconds"),
-        "end": (NUMBER, "seconds"),
-        "waited": (NUMBER, "seconds inside a pass in which it waited for other ranks"),
-        "slowed": (NUMBER, "seconds by which communication beside it made its kernels longer"),
-        "contended": (NUMBER, "seconds by which sharing links made its exchanges longer"),
-        "bytes": (NUMBER, "payload of communication, as nccl-tests count it"),
-        "memory_bytes": (NUMBER, "read and written in device memory by kernels"),
-        "flop": (NUMBER, "FLOP of kernels, as executed"),
-        "shape": (WORD, "what a kernel computes"),
-        "algorithm": (WORD, "of communication"),
-        "bound": (WORD, "what limits it"),
-        "provenance": (WORD, "where its duration comes from"),
-        "cause_rank": (INTEGER, "rank of the span whose end allowed the start"),
-        "cause_task": (INTEGER, "task of the span whose end allowed the start"),
-    }
-)
+COLUMNS: Final[Mapping[str, tuple[str, str]]] = {
+    "rank": (INTEGER, "global rank"),
+    "simulated_rank": (INTEGER, "the rank that was simulated for it: itself, or one with provably equal times"),
+    "stage": (INTEGER, "pipeline rank"),
+    **{axis.name: (INTEGER, f"coordinate on the {axis.label} axis, if the layout has it") for axis in AXES},
+    "stream": (WORD, "which of the rank's streams"),
+    "kind": (WORD, "pass, kernel, exchange, overlap (a kernel and an exchange), collective, send or receive"),
+    "category": (WORD, "what the page calls and colours it"),
+    "name": (WORD, "what it is called"),
+    "step": (INTEGER, "the step it belongs to, from 0"),
+    "task": (INTEGER, "place in the rank's program"),
+    "operation": (INTEGER, "place in the pass; empty for the task itself"),
+    "microbatch": (INTEGER, "through all steps, from 0"),
+    "chunk": (INTEGER, "model chunk of the stage, from 0"),
+    "queued": (NUMBER, "seconds: the stream turned to it"),
+    "ready": (NUMBER, "seconds: all that it waits for on its own rank had ended"),
+    "start": (NUMBER, "seconds"),
+    "end": (NUMBER, "seconds"),
+    "waited": (NUMBER, "seconds inside a pass in which it waited for other ranks"),
+    "slowed": (NUMBER, "seconds by which communication beside it made its kernels longer"),
+    "contended": (NUMBER, "seconds by which sharing links made its exchanges longer"),
+    "bytes": (NUMBER, "payload of communication, as nccl-tests count it"),
+    "memory_bytes": (NUMBER, "read and written in device memory by kernels"),
+    "flop": (NUMBER, "FLOP of kernels, as executed"),
+    "shape": (WORD, "what a kernel computes"),
+    "algorithm": (WORD, "of communication"),
+    "bound": (WORD, "what limits it"),
+    "provenance": (WORD, "where its duration comes from"),
+    "cause_rank": (INTEGER, "rank of the span whose end allowed the start"),
+    "cause_task": (INTEGER, "task of the span whose end allowed the start"),
+}
 _TIMES: Final = ("queued", "ready", "waited", "slowed", "contended")  # of tasks alone
 _SAID: Final = ("kind", "name", "bytes", "memory_bytes", "flop", "shape", "algorithm", "bound", "provenance")
 
@@ -181,4 +178,4 @@ def _array(values: list[Any]) -> Values:
     return np.array(values, dtype=object if isinstance(values[0], str) else np.float64)
 
 
-_WRITERS: Final = MappingProxyType({".csv": write_csv, ".parquet": write_parquet, ".arrow": write_arrow})
+_WRITERS: Final = {".csv": write_csv, ".parquet": write_parquet, ".arrow": write_arrow}

@@ -5,8 +5,7 @@ not depend on when a span ran, so that all runs of a block share them.
 """
 
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
@@ -28,26 +27,22 @@ from clustersim.program.task import (
 )
 from clustersim.report.theme import AXIS_LOOKS, Category
 from clustersim.report.wording import PROVENANCE_NAMES
+from clustersim.scenario import Scenario
 from clustersim.workload.kernels import AttentionShape, Kernel, MatmulShape, Routine, Shape, StreamShape
 
-if TYPE_CHECKING:
-    from clustersim.scenario import Scenario
-
 Arguments = dict[str, str | int | float]
-STREAM_NAMES: Final = MappingProxyType(
-    {
-        Stream.COMPUTE: "compute",
-        Stream.DATA: "data parallel",
-        Stream.SEND_NEXT: "send to the next stage",
-        Stream.SEND_PREVIOUS: "send to the stage before",
-        Stream.RECEIVE: "receive",
-        Stream.TO_HOST: "copies to the host",
-        Stream.HOST: "the host's work",
-        Stream.FROM_HOST: "copies from the host",
-        Stream.EXPERTS: "tokens to and from experts",
-    }
-)
-_KINDS: Final = MappingProxyType({Communicate: "collective", Send: "send", Receive: "receive"})
+STREAM_NAMES: Final = {
+    Stream.COMPUTE: "compute",
+    Stream.DATA: "data parallel",
+    Stream.SEND_NEXT: "send to the next stage",
+    Stream.SEND_PREVIOUS: "send to the stage before",
+    Stream.RECEIVE: "receive",
+    Stream.TO_HOST: "copies to the host",
+    Stream.HOST: "the host's work",
+    Stream.FROM_HOST: "copies from the host",
+    Stream.EXPERTS: "tokens to and from experts",
+}
+_KINDS: Final = {Communicate: "collective", Send: "send", Receive: "receive"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -146,7 +141,7 @@ def action_of(task: Task) -> Action | None:
     return task.action if isinstance(task, Compute) else None if isinstance(task, Communicate) else task.tag
 
 
-def place_of(task: Task, scenario: "Scenario") -> Arguments:
+def place_of(task: Task, scenario: Scenario) -> Arguments:
     """Microbatch of its step, the step (from 1) where there are several, and chunk; empty for what belongs to none."""
     action = action_of(task)
     if action is None:
@@ -156,7 +151,7 @@ def place_of(task: Task, scenario: "Scenario") -> Arguments:
     return {"microbatch": microbatch, **several, "chunk": scenario.placement.chunk_of(action.stage)}
 
 
-def task_words(task: Task, scenario: "Scenario") -> str:
+def task_words(task: Task, scenario: Scenario) -> str:
     """What a task is called: its category, and for which microbatch, chunk and step it is."""
     place = place_of(task, scenario)
     words = "receive for" if isinstance(task, Receive) else f"{look_of(task).label} of"
