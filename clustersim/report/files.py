@@ -39,11 +39,11 @@ def whole_files(targets: Sequence[Path]) -> Iterator[list[Path]]:
 
 
 @contextlib.contextmanager
-def one_sentence(path: str | Path, *others: type[Exception]) -> Iterator[None]:
-    """Raise OutputError for what the system says of `path`. others: what else may be raised for names."""
+def one_sentence(path: str | Path, said: tuple[type[Exception], ...] = (OSError,)) -> Iterator[None]:
+    """Raise OutputError for what is said of `path`. said: by the system, unless names are looked at, too."""
     try:
         yield
-    except (OSError, *others) as error:
+    except said as error:
         raise OutputError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error})") from error
 
 
@@ -65,7 +65,7 @@ def require_writable(path: str | Path) -> None:
 def _target(path: str | Path) -> Path:
     """The file that a link names, but a pipe or device by its own name, as theirs in /proc cannot be opened."""
     named = Path(path)
-    with one_sentence(path, ValueError):  # a name that is too long, a NUL
+    with one_sentence(path, (OSError, ValueError)):  # a name that is too long, a NUL
         if named.is_dir():
             raise OutputError(f"{path}: is a directory; name a file in it")
         special = named.exists() and not named.is_file()

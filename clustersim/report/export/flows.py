@@ -31,7 +31,7 @@ class Flows:
         ends = [_ends(groups, written) for groups in program.groups.values()]
         self._groups = np.array(ends).reshape(-1, program.ranks)
         self._roles = {role: number for number, role in enumerate(program.groups)}
-        self._program = program
+        self._kind = program.kind
         tags = (task.tag for each in program.programs for task in each.tasks if isinstance(task, Send | Receive))
         self._tags = {tag: number for number, tag in enumerate(dict.fromkeys(tags))}
         self._events = [np.array([*self._numbered(each.tasks)]) for each in program.programs]
@@ -40,7 +40,7 @@ class Flows:
         """[spans] the numbers of a rank's spans."""
         end = np.array([self._end(label) for label in spans.labels])[spans.label]
         group = np.where(end >= 0, self._groups[end, rank], -1)
-        event = np.where(spans.alone, self._events[int(self._program.kind[rank])][spans.task], spans.task)
+        event = np.where(spans.alone, self._events[int(self._kind[rank])][spans.task], spans.task)
         number = ((group * len(self._roles) + end // 2) * _EVENTS + event) * _PLACES + spans.operation + 1
         return np.where(group >= 0, 1 + number, NONE)
 

@@ -47,13 +47,14 @@ _CALLS: Final = {"kernel": ("cudaLaunchKernel", 211), "gpu_memcpy": ("cudaMemcpy
 """The runtime's function for each category, and its number in CUPTI."""
 _LAUNCH: Final = 600  # nanoseconds on the host
 _MARGIN: Final = 100  # nanoseconds of the operator around its launch
-_TIMES: Final = ("launch", "inner", "start", "length")
-_PLACES: Final = ("number", *(name for time in _TIMES for name in (time, f"{time}_ns")))
-"""What differs from run to run of a kernel: a number, and times in microseconds and nanoseconds."""
+_PLACES: Final = ("number", "launch", "inner", "start", "length")
+"""What differs from run to run of a kernel: a number, and times."""
 _SAME: Final = {
-    "host": _HOST, "lasts": f"{_LAUNCH / 1000:.3f}", "within": f"{(_LAUNCH - 2 * _MARGIN) / 1000:.3f}",
-    "number": "%(number)d", **{time: f"%({time})d.%({time}_ns)03d" for time in _TIMES},
-}  # fmt: skip
+    "host": _HOST,
+    "lasts": f"{_LAUNCH / 1000:.3f}",
+    "within": f"{(_LAUNCH - 2 * _MARGIN) / 1000:.3f}",
+    **{name: f"%({name})s" for name in _PLACES},
+}
 _ON_HOST: Final = (
     '{"ph":"X","cat":"cpu_op","pid":$host,"tid":$stream,"ts":$start,"dur":$length,$kernel,"External id":$number}}'
 )
@@ -69,7 +70,7 @@ _LAUNCHED: Final = (
 """The events of a kernel: its operator, its launch, the arrow from there, and itself; each has the kernel's number."""
 _STEP: Final = (
     f'{{"ph":"X","cat":"user_annotation","name":"ProfilerStep#%d","pid":{_HOST},"tid":{_HOST},'
-    '"ts":%d.%03d,"dur":%d.%03d,"args":{}}'
+    '"ts":%s,"dur":%s,"args":{}}'
 )
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -135,9 +136,9 @@ def _runs(said: _Said, spans: Spans) -> IntArray:
     for label, number in (divmod(each, len(_STREAMS)) for each in key.tolist()):
         said.add(spans.labels[label], number)
     start, end = nanoseconds((spans.start, spans.moving)), nanoseconds((spans.computed, spans.end))
-    which, step = 2 * place + [[0], [1]], spans.program.step_of(said.result.scenario.steps)[spans.task]
+    which, step = 2 * place + np.array([[0], [1]]), spans.program.step_of(said.result.scenario.steps)[spans.task]
     there = np.fromiter(map(bool, said.events), np.bool_)[which].T
-    runs = np.stack((start, end, which, np.broadcast_to(step, which.shape))).swapaxes(1, 2)[:, there]
+    runs: IntArray = np.stack((start, end, which, np.broadcast_to(step, which.shape))).swapaxes(1, 2)[:, there]
     return runs[:, np.argsort(runs[0], kind="stable")]
 
 
@@ -170,17 +171,16 @@ def _events(said: _Said, runs: IntArray) -> Iterator[str]:
     start, end, which, _ = runs
     launch = _launches(start)
     bounds = np.array([0, *_begins(said, runs, launch), launch[-1] + _LAUNCH])
-    for number, row in enumerate(_parted(bounds[:-1], np.diff(bounds))):
-        yield _STEP % (number, *row)
-    times = _parted(launch, launch + _MARGIN, start + _LEAD, end - start)
-    for number, (row, place) in enumerate(zip(times, which.tolist(), strict=True), start=1):
-        yield said.events[place] % dict(zip(_PLACES, (number, *row), strict=True))
+    for number, times in enumerate(zip(_written(bounds[:-1]), _written(np.diff(bounds)), strict=True)):
+        yield _STEP % (number, *times)
+    columns = map(_written, (launch, launch + _MARGIN, start + _LEAD, end - start))
+    for place, *row in zip(which.tolist(), range(1, len(start) + 1), *columns, strict=True):
+        yield said.events[place] % dict(zip(_PLACES, row, strict=True))
 
 
-def _parted(*times: IntArray) -> list[list[int]]:
-    """Rows of several times, each in whole microseconds and nanoseconds."""
-    rows: list[list[int]] = np.stack([part for each in times for part in np.divmod(each, 1000)], axis=1).tolist()
-    return rows
+def _written(times: IntArray) -> list[str]:
+    """Nanoseconds in microseconds."""
+    return [f"{each // 1000}.{each % 1000:03d}" for each in times.tolist()]
 
 
 def _words(called: Called, stream: int, more: dict[str, Any]) -> str:

@@ -44,8 +44,8 @@ _SHARED_OUT: Final = (Collective.REDUCE_SCATTER, Collective.SCATTER)  # each mem
 _SHARED_IN: Final = (Collective.ALL_GATHER, Collective.GATHER)  # each member begins with its share
 _NCCL_FORMATS: Final = {DType.FP32: "f32", DType.TF32: "f32", DType.BF16: "bf16", DType.FP16: "f16"}  # of activations
 _C10_FORMATS: Final = {
-        DType.FP32: "Float", DType.TF32: "Float", DType.BF16: "BFloat16", DType.FP16: "Half",
-        **dict.fromkeys(NARROW, "Float8_e4m3fn"), DType.NVFP4: "Float4_e2m1fn_x2",
+    DType.FP32: "Float", DType.TF32: "Float", DType.BF16: "BFloat16", DType.FP16: "Half",
+    **dict.fromkeys(NARROW, "Float8_e4m3fn"), DType.NVFP4: "Float4_e2m1fn_x2",
 }  # fmt: skip
 _SCALES: Final = {  # their type, and how many elements of a row have one in common; None: a tensor's
     DType.FP8: ("float", None),

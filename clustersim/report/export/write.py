@@ -77,7 +77,7 @@ def write_kineto_files(result: Answer, path: str | Path, ranks: Ranks = None, *,
 def require_directory(path: str | Path) -> None:
     """Raise OutputError now if Kineto's traces could not be written to `path` later; nothing is created."""
     folder = Path(path)
-    with one_sentence(path, ValueError):  # no permission; a name that is too long, a NUL
+    with one_sentence(path, (OSError, ValueError)):  # no permission; a name that is too long, a NUL
         there = folder.exists()
         if there and not folder.is_dir():
             raise OutputError(f"{path}: is a file; name a directory for the traces")
