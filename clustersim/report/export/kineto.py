@@ -99,8 +99,8 @@ class _Said:
     def add(self, label: Label, stream: int) -> None:
         """Put a span's kernel and its exchange into words."""
         kernel = exchange = ""
-        if label.kernel is not None and label.work is not None:
-            more = {"bound": label.bound, "work": label.work.value}
+        if label.kernel is not None:
+            more = {"bound": label.bound, "work": label.work}
             kernel = _words(called_kernel(label.kernel), _STREAMS[Stream.COMPUTE], more)
         if label.exchange is not None:
             timing, received = self.result.cost.exchange_timing(label.exchange), label.kind == "receive"

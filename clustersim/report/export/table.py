@@ -25,7 +25,7 @@ from clustersim.errors import InputError
 from clustersim.parallel.mesh import AXES, PIPELINE
 from clustersim.program.task import Stream
 from clustersim.report.export.ranks import TraceRank
-from clustersim.report.export.spans import Export, Spans
+from clustersim.report.export.spans import Spans
 from clustersim.report.export.words import STREAM_NAMES, action_of
 
 Values = NDArray[Any]
@@ -66,20 +66,18 @@ _TIMES: Final = ("queued", "ready", "waited", "slowed", "contended")  # of tasks
 _SAID: Final = ("kind", "name", "bytes", "memory_bytes", "flop", "shape", "algorithm", "bound", "provenance")
 
 
-def require_table(path: str | Path) -> None:
-    """Raise InputError for a name whose end is no format, or one whose extra is not installed."""
+def require_table(path: str | Path) -> Callable[[Iterable[Columns], IO[bytes]], None]:
+    """What writes a table in the format that the name ends in.
+
+    Raises InputError for a name whose end is no format, or one whose extra is not installed.
+    """
     suffix = Path(path).suffix
     if suffix not in _WRITERS:
         *others, last = _WRITERS
         raise InputError(f"--spans {path}: name a file that ends in {', '.join(others)} or {last}")
     if suffix != ".csv":
         _library()
-
-
-def table_writer(path: str | Path) -> Callable[[Export, IO[bytes]], None]:
-    """What writes a table in the format that the name ends in, which `require_table` does not refuse."""
-    write = _WRITERS[Path(path).suffix]
-    return lambda export, file: write((columns_of(export.result, *each) for each in export), file)
+    return _WRITERS[suffix]
 
 
 def columns_of(result: Answer, rank: TraceRank, spans: Spans) -> Columns:

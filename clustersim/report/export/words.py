@@ -13,18 +13,7 @@ from clustersim.cost.block import BlockTiming
 from clustersim.cost.timing import ExchangeTiming, Provenance
 from clustersim.parallel.mesh import ROLES
 from clustersim.program.action import Action
-from clustersim.program.task import (
-    Communicate,
-    Compute,
-    Exchange,
-    HostExchange,
-    Operation,
-    Receive,
-    Send,
-    Stream,
-    Task,
-    Work,
-)
+from clustersim.program.task import Communicate, Compute, Exchange, HostExchange, Operation, Receive, Send, Stream, Task
 from clustersim.report.theme import AXIS_LOOKS, Category
 from clustersim.report.wording import PROVENANCE_NAMES
 from clustersim.scenario import Scenario
@@ -50,7 +39,7 @@ class Label:
     """What a span says. Compared by identity: operations that are repeated share one.
 
     kind, name, bytes, memory_bytes, flop, shape, algorithm, bound, provenance: as the columns of `table.COLUMNS` say,
-    NaN or empty where there is no such thing; does, detail: of a task, in more words.
+    NaN or empty where there is no such thing; does, detail: of a task, in more words; work: what an operation is for.
     """
 
     kind: str
@@ -58,7 +47,7 @@ class Label:
     name: str
     does: str = ""
     detail: str = ""
-    work: Work | None = None
+    work: str = ""
     kernel: Kernel | None = None
     exchange: Exchange | None = None
     bytes: float = np.nan
@@ -76,7 +65,7 @@ class Label:
     @property
     def arguments(self) -> Arguments:
         """What an operation inside a pass says beside its name."""
-        said: Arguments = {} if self.work is None else {"work": self.work.value}
+        said: Arguments = {"work": self.work} if self.work else {}
         if self.kernel is not None:
             said |= {"kernel": self.kernel.kind.value, "dtype": self.kernel.dtype.value}
             said |= {"flop": int(self.flop), "memory_bytes": int(self.memory_bytes)}
@@ -95,7 +84,7 @@ def operation_label(operation: Operation, timing: BlockTiming, place: int, algor
         kind="kernel" if exchange is None else "exchange" if kernel is None else "overlap",
         category=AXIS_LOOKS[ROLES[alone.group].serves] if alone else Category[operation.work.name],
         name=" + ".join(each.name for each in (kernel, exchange) if each is not None),
-        work=operation.work, kernel=kernel, exchange=exchange,
+        work=operation.work.value, kernel=kernel, exchange=exchange,
         bytes=np.nan if exchange is None else float(exchange.payload),
         memory_bytes=np.nan if kernel is None else float(kernel.bytes),
         flop=np.nan if kernel is None else float(kernel.flops),

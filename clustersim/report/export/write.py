@@ -25,7 +25,7 @@ from clustersim.report.export.kineto import PRODUCER, write_kineto
 from clustersim.report.export.perfetto import require_trace, write_perfetto
 from clustersim.report.export.ranks import default_ranks, trace_ranks
 from clustersim.report.export.spans import Export
-from clustersim.report.export.table import require_table, table_writer
+from clustersim.report.export.table import columns_of, require_table
 from clustersim.report.files import atomic_file, one_sentence, require_writable, whole_files
 from clustersim.units import Bytes, format_bytes
 
@@ -47,8 +47,12 @@ def write_trace(result: Answer, path: str | Path, ranks: Ranks = None, *, most: 
 
 def write_spans(result: Answer, path: str | Path, ranks: Ranks = None, *, most: Bytes = MOST_BYTES) -> int:
     """Write all spans of some ranks in the format that the name ends in; raise InputError as `require_table` does."""
-    require_table(path)
-    return _write(result, path, ranks, most, table_writer(path))
+    table = require_table(path)
+
+    def write(export: Export, file: IO[bytes]) -> None:
+        table((columns_of(result, *each) for each in export), file)
+
+    return _write(result, path, ranks, most, write)
 
 
 def write_kineto_files(result: Answer, path: str | Path, ranks: Ranks = None, *, most: Bytes = MOST_BYTES) -> int:
