@@ -88,7 +88,7 @@ class Outputs:
             self._require_kineto(Path(self.kineto))
 
     def _require_kineto(self, folder: Path) -> None:
-        from clustersim.report.export.folder import require_directory
+        from clustersim.report.export.write import require_directory
 
         require_directory(folder)
         for option, path in self.files.items():

@@ -6,7 +6,7 @@ file system). Whatever goes wrong is one sentence. Pipes and devices cannot be h
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -20,22 +20,31 @@ def atomic_file(path: str | Path) -> Iterator[IO[bytes]]:
     Raises OutputError when the directory is missing or not writable, the path is a directory or the disk is full.
     """
     target = _target(path)
-    try:
-        with _whole(target) if target.is_file() or not target.exists() else target.open("wb") as file:
-            yield file
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be written ({error.strerror or error})") from error
+    whole = whole_files([target]) if target.is_file() or not target.exists() else contextlib.nullcontext([target])
+    with one_sentence(path), whole as (partial,), partial.open("wb") as file:
+        yield file
 
 
 @contextlib.contextmanager
-def _whole(target: Path) -> Iterator[IO[bytes]]:
-    partial = target.with_name(f".{target.name[:32]}.{os.getpid()}.part")
+def whole_files(targets: Sequence[Path]) -> Iterator[list[Path]]:
+    """Where to write files; all take their own names when the block ends without an error, else they go."""
+    partial = [target.with_name(f".{target.name[:32]}.{os.getpid()}.part") for target in targets]
     try:
-        with partial.open("wb") as file:
-            yield file
-        partial.replace(target)
+        yield partial
+        for file, target in dict(zip(partial, targets, strict=True)).items():  # each once
+            file.replace(target)
     finally:
-        partial.unlink(missing_ok=True)
+        for file in partial:
+            file.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def one_sentence(path: str | Path, said: tuple[type[Exception], ...] = (OSError,)) -> Iterator[None]:
+    """Raise OutputError for what is said of `path`. said: by the system, unless names are looked at, too."""
+    try:
+        yield
+    except said as error:
+        raise OutputError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error})") from error
 
 
 def write_text_atomically(path: str | Path, text: str) -> None:
@@ -56,13 +65,11 @@ def require_writable(path: str | Path) -> None:
 def _target(path: str | Path) -> Path:
     """The file that a link names, but a pipe or device by its own name, as theirs in /proc cannot be opened."""
     named = Path(path)
-    try:
+    with one_sentence(path, (OSError, ValueError)):  # a name that is too long, a NUL
         if named.is_dir():
             raise OutputError(f"{path}: is a directory; name a file in it")
         special = named.exists() and not named.is_file()
         target = named if special else Path(os.path.realpath(named))
         if not target.parent.is_dir():
             raise OutputError(f"{path}: there is no directory {named.parent}; create it first")
-    except (OSError, ValueError) as error:  # a name that is too long, a NUL
-        raise OutputError(f"{path}: cannot be written ({getattr(error, 'strerror', error)})") from error
     return target

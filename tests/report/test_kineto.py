@@ -20,9 +20,8 @@ from clustersim.dtypes import COMPUTED, NARROW, DType
 from clustersim.errors import OutputError
 from clustersim.parallel.mesh import NAMES
 from clustersim.report.export import write
-from clustersim.report.export.folder import require_directory
 from clustersim.report.export.kineto_words import called_kernel
-from clustersim.report.export.write import write_kineto_files
+from clustersim.report.export.write import require_directory, write_kineto_files
 from clustersim.workload.attention import Core
 from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Operands
 from tests.report.traced import simulated

@@ -31,16 +31,16 @@ class Flows:
         ends = [_ends(groups, written) for groups in program.groups.values()]
         self._groups = np.array(ends).reshape(-1, program.ranks)
         self._roles = {role: number for number, role in enumerate(program.groups)}
-        self._program = program
+        self._kind = program.kind
         tags = (task.tag for each in program.programs for task in each.tasks if isinstance(task, Send | Receive))
         self._tags = {tag: number for number, tag in enumerate(dict.fromkeys(tags))}
-        self._events: dict[int, IntArray] = {}
+        self._events = [np.array([*self._numbered(each.tasks)]) for each in program.programs]
 
     def of(self, rank: int, spans: Spans) -> IntArray:
         """[spans] the numbers of a rank's spans."""
         end = np.array([self._end(label) for label in spans.labels])[spans.label]
         group = np.where(end >= 0, self._groups[end, rank], -1)
-        event = np.where(spans.alone, self._event(int(self._program.kind[rank]))[spans.task], spans.task)
+        event = np.where(spans.alone, self._events[int(self._kind[rank])][spans.task], spans.task)
         number = ((group * len(self._roles) + end // 2) * _EVENTS + event) * _PLACES + spans.operation + 1
         return np.where(group >= 0, 1 + number, NONE)
 
@@ -48,13 +48,8 @@ class Flows:
         """The row of `_groups` for an exchange: of those that send or gather, or of those that receive; -1 for none."""
         return -1 if label.exchange is None else 2 * self._roles[label.exchange.group] + (label.kind == "receive")
 
-    def _event(self, kind: int) -> IntArray:
-        """For each task of a program the number of its message, or how many collectives of its role came before."""
-        if kind not in self._events:
-            self._events[kind] = np.array([*self._numbered(self._program.programs[kind].tasks)])
-        return self._events[kind]
-
     def _numbered(self, tasks: Sequence[Task]) -> Iterator[int]:
+        """For each task the number of its message, or how many collectives of its role came before."""
         counts: dict[str, int] = {}
         for task in tasks:
             if isinstance(task, Send | Receive):

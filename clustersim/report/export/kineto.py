@@ -12,27 +12,23 @@ Reference: pytorch/kineto, libkineto/src/output_json.cpp; facebookresearch/Holis
 """
 
 import json
-import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from importlib.metadata import version
-from operator import itemgetter
 from string import Template
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, Any, Final
 
 import numpy as np
 
+from clustersim.answer import Answer
 from clustersim.arrays import IntArray
-from clustersim.program.task import Exchange, HostExchange, Stream
-from clustersim.report.export.kineto_words import Called, ProcessGroup, called_exchange, called_host, called_kernel
+from clustersim.program.task import HostExchange, Stream
+from clustersim.report.export.kineto_words import Called, Group, called_exchange, called_kernel
 from clustersim.report.export.ranks import TraceRank
-from clustersim.report.export.spans import Spans
+from clustersim.report.export.spans import Spans, nanoseconds
 from clustersim.report.export.words import Label
 
-if TYPE_CHECKING:
-    from clustersim.answer import Answer
-
 PRODUCER: Final = "clustersim"
+_INSIDE: Final = len(Stream)  # what runs inside passes
 _STREAMS: Final = {  # numbers as CUDA gives them: the first that PyTorch makes is 7
     Stream.COMPUTE: 7,
     Stream.DATA: 28,
@@ -43,191 +39,161 @@ _STREAMS: Final = {  # numbers as CUDA gives them: the first that PyTorch makes 
     Stream.FROM_HOST: 48,
     Stream.EXPERTS: 24,
     Stream.HOST: 1001,  # a thread of the host, which is where its own work is written
+    _INSIDE: 20,
 }
-_INSIDE: Final = 20  # the stream of exchanges inside passes
 _HOST: Final = 1000  # process and thread of the host
 _LEAD: Final = 1_000_000  # nanoseconds before the first kernel, in which the host launches it
 _CALLS: Final = {"kernel": ("cudaLaunchKernel", 211), "gpu_memcpy": ("cudaMemcpyAsync", 41)}
 """The runtime's function for each category, and its number in CUPTI."""
 _LAUNCH: Final = 600  # nanoseconds on the host
 _MARGIN: Final = 100  # nanoseconds of the operator around its launch
-_PLACES: Final = {"number": (0,), "launch": (1, 2), "inner": (3, 4), "start": (5, 6), "length": (7, 8)}
-"""What differs from run to run, with its columns: a number, or times in microseconds and nanoseconds."""
+_PLACES: Final = ("number", "launch", "inner", "start", "length")
+"""What differs from run to run of a kernel: a number, and times."""
+_SAME: Final = {
+    "host": _HOST,
+    "lasts": f"{_LAUNCH / 1000:.3f}",
+    "within": f"{(_LAUNCH - 2 * _MARGIN) / 1000:.3f}",
+    **{name: f"%({name})s" for name in _PLACES},
+}
 _ON_HOST: Final = (
-    '{"ph":"X","cat":"cpu_op","pid":$host,"tid":$stream,"ts":<start>,"dur":<length>,$kernel,"External id":<number>}}'
+    '{"ph":"X","cat":"cpu_op","pid":$host,"tid":$stream,"ts":$start,"dur":$length,$kernel,"External id":$number}}'
 )
 _LAUNCHED: Final = (
-    '{"ph":"X","cat":"cpu_op","pid":$host,"tid":$host,"ts":<launch>,"dur":$lasts,$operator"External id":<number>}},\n'
-    '{"ph":"X","cat":"cuda_runtime","name":"$call","pid":$host,"tid":$host,"ts":<inner>,"dur":$within,'
-    '"args":{"External id":<number>,"cbid":$cbid,"correlation":<number>}},\n'
-    '{"ph":"s","cat":"ac2g","name":"ac2g","id":<number>,"pid":$host,"tid":$host,"ts":<inner>},\n'
-    '{"ph":"f","cat":"ac2g","name":"ac2g","bp":"e","id":<number>,"pid":0,"tid":$stream,"ts":<start>},\n'
-    '{"ph":"X","cat":"$category","pid":0,"tid":$stream,"ts":<start>,"dur":<length>,'
-    '$kernel,"External id":<number>,"correlation":<number>}}'
+    '{"ph":"X","cat":"cpu_op","pid":$host,"tid":$host,"ts":$launch,"dur":$lasts,$operator"External id":$number}},\n'
+    '{"ph":"X","cat":"cuda_runtime","name":"$call","pid":$host,"tid":$host,"ts":$inner,"dur":$within,'
+    '"args":{"External id":$number,"cbid":$cbid,"correlation":$number}},\n'
+    '{"ph":"s","cat":"ac2g","name":"ac2g","id":$number,"pid":$host,"tid":$host,"ts":$inner},\n'
+    '{"ph":"f","cat":"ac2g","name":"ac2g","bp":"e","id":$number,"pid":0,"tid":$stream,"ts":$start},\n'
+    '{"ph":"X","cat":"$category","pid":0,"tid":$stream,"ts":$start,"dur":$length,'
+    '$kernel,"External id":$number,"correlation":$number}}'
 )
-"""The events of a kernel: of its operator, its launch, the arrow from there, and itself; each has the kernel's number.
-
-$name stands for what is the same wherever it runs, <name> for one of `_PLACES`.
-"""
-_PLACE: Final = re.compile("<([a-z]+)>")
+"""The events of a kernel: its operator, its launch, the arrow from there, and itself; each has the kernel's number."""
+_STEP: Final = (
+    f'{{"ph":"X","cat":"user_annotation","name":"ProfilerStep#%d","pid":{_HOST},"tid":{_HOST},'
+    '"ts":%s,"dur":%s,"args":{}}'
+)
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
-def write_kineto(result: "Answer", rank: TraceRank, spans: Spans, file: IO[bytes]) -> None:
+def write_kineto(result: Answer, rank: TraceRank, spans: Spans, file: IO[bytes]) -> None:
     """Write one rank's file."""
     said = _Said(result, rank)
     runs = _runs(said, spans)
-    file.write(_head(result, rank, said).encode())
-    for number, event in enumerate(_events(result, rank, runs)):
-        file.write((b",\n" if number else b"") + event)
+    file.write(_head(said).encode())
+    for number, event in enumerate(_events(said, runs)):
+        file.write((",\n" * bool(number) + event).encode())
     file.write(b"\n]}\n")
 
 
-@dataclass(frozen=True, slots=True)
-class _Words:
-    """What is written of a kernel apart from when: its events, the columns of their places, and on which stream."""
-
-    events: bytes
-    stream: int
-    places: Callable[[list[int]], Any]
-
-
-@dataclass(frozen=True, slots=True)
-class _Runs:
-    """Kernels in order of start. start, end: [n] nanoseconds; which: [n] index into words; step: [n]."""
-
-    start: IntArray
-    end: IntArray
-    which: IntArray
-    step: IntArray
-    words: Sequence[_Words]
-
-
-def _runs(said: "_Said", spans: Spans) -> _Runs:
-    """Every kernel and exchange: of a span that is both, the kernel begins with it and the exchange ends with it."""
-    stream = np.where(spans.alone, spans.stream, len(Stream))
-    key, which = np.unique(spans.label * (len(Stream) + 1) + stream, return_inverse=True)
-    pairs = [divmod(each, len(Stream) + 1) for each in key.tolist()]
-    parts = [said.parts(spans.labels[label], number) for label, number in pairs]
-    part = np.array(parts, dtype=np.int64).reshape(-1, 2)[which]
-    there = part >= 0
-    seconds = (np.stack(each, axis=1)[there] for each in ((spans.start, spans.moving), (spans.computed, spans.end)))
-    start, end = (np.rint(each * 1e9).astype(np.int64) for each in seconds)
-    step = spans.program.step_of(said.result.scenario.steps)[spans.task]
-    order = np.argsort(start, kind="stable")
-    step = np.stack((step, step), axis=1)[there]
-    return _Runs(start[order], end[order], part[there][order], step[order], said.words)
-
-
 class _Said:
-    """What a rank runs, each kernel and exchange in words once."""
+    """What a rank runs, each kernel and exchange in words once.
 
-    def __init__(self, result: "Answer", rank: TraceRank) -> None:
-        self.result, self.rank = result, rank
-        self.words: list[_Words] = []
+    Of each label its kernel and its exchange: streams, and events but for `_PLACES`, empty for none.
+    """
 
-    def parts(self, label: Label, stream: int) -> tuple[int, int]:
-        """The words of a span's kernel, and of its exchange; -1 for none. stream: none of the rank's inside a pass."""
-        kernel = exchange = -1
-        if label.kernel is not None and label.work is not None:
-            more = {"bound": label.bound, "work": label.work.value}
-            kernel = self._number(called_kernel(label.kernel), _STREAMS[Stream.COMPUTE], more)
+    def __init__(self, result: Answer, rank: TraceRank) -> None:
+        self.result, self.rank, self._dtype = result, rank, result.scenario.training.recipe.activations
+        self.streams: list[int] = []
+        self.events: list[str] = []
+
+    def add(self, label: Label, stream: int) -> None:
+        """Put a span's kernel and its exchange into words."""
+        kernel = exchange = ""
+        if label.kernel is not None:
+            more = {"bound": label.bound, "work": label.work}
+            kernel = _words(called_kernel(label.kernel), _STREAMS[Stream.COMPUTE], more)
         if label.exchange is not None:
-            timing = self.result.cost.exchange_timing(label.exchange)
-            called = self._called(label.exchange, received=label.kind == "receive")
-            more = {"bound": timing.bound.value, "does": label.exchange.name}
-            exchange = self._number(called, _STREAMS[Stream(stream)] if stream < len(Stream) else _INSIDE, more)
-        return kernel, exchange
+            timing, received = self.result.cost.exchange_timing(label.exchange), label.kind == "receive"
+            group = self._group(label.exchange.group, received=received)
+            called = called_exchange(label.exchange, timing, group, self._dtype, received=received)
+            exchange = _words(called, _STREAMS[stream], {"bound": timing.bound.value, "does": label.exchange.name})
+        self.events += kernel, exchange
+        self.streams += _STREAMS[Stream.COMPUTE], _STREAMS[stream]
 
-    def groups(self) -> Iterator[ProcessGroup]:
+    def groups(self) -> list[Group]:
         """The groups that the rank communicates in."""
         program = self.result.program.programs[int(self.result.program.kind[self.rank.rank])]
-        between = (exchange for exchange in program.exchanges if not isinstance(exchange, HostExchange))
-        for role in sorted({exchange.group for exchange in between}):
-            for received in (False, True) if self.result.program.groups[role].ordered else (False,):
-                if self._row(role, received=received) >= 0:
-                    yield self._group(role, received=received)
+        roles = sorted({each.group for each in program.exchanges if not isinstance(each, HostExchange)})
+        found = (self._group(role, received=received) for role in roles for received in (False, True))
+        return list({group["pg_name"]: group for group in found if group["ranks"]}.values())
 
-    def _called(self, exchange: Exchange, *, received: bool) -> Called:
-        if isinstance(exchange, HostExchange):
-            return called_host(exchange)
-        group, dtype = self._group(exchange.group, received=received), self.result.scenario.training.recipe.activations
-        return called_exchange(exchange, self.result.cost.exchange_timing(exchange), group, dtype, received=received)
-
-    def _row(self, role: str, *, received: bool) -> int:
-        """The group of a role that the rank is in (of pairs: sends in, or receives in), or -1."""
-        groups = self.result.program.groups[role]
-        return int(groups.row_of(self.result.ranks, place=int(received) if groups.ordered else None)[self.rank.rank])
-
-    def _group(self, role: str, *, received: bool) -> ProcessGroup:
-        row = self._row(role, received=received)
-        return ProcessGroup(f"{role}_{row}", role, tuple(self.result.program.groups[role].members[row].tolist()))
-
-    def _number(self, called: Called, stream: int, more: dict[str, Any]) -> int:
-        self.words.append(_words(called, stream, more))
-        return len(self.words) - 1
+    def _group(self, role: str, *, received: bool) -> Group:
+        """The group of a role that the rank is in (of pairs: sends in, or receives in), without ranks for none."""
+        groups, rank = self.result.program.groups[role], self.rank.rank
+        row = int(groups.row_of(self.result.ranks, place=int(received) if groups.ordered else None)[rank])
+        ranks = groups.members[row].tolist() if row >= 0 else []
+        group = {"pg_name": f"{role}_{row}", "pg_desc": role, "backend_config": "cuda:nccl", "pg_size": len(ranks)}
+        return group | {"ranks": ranks}
 
 
-def _head(result: "Answer", rank: TraceRank, said: _Said) -> str:
+def _runs(said: _Said, spans: Spans) -> IntArray:
+    """Every kernel and exchange by start: start and end in nanoseconds, place in the words, step: [4, n].
+
+    Of a span that is both, the kernel begins with it and the exchange ends with it.
+    """
+    stream = np.where(spans.alone, spans.stream, _INSIDE)
+    key, place = np.unique(spans.label * len(_STREAMS) + stream, return_inverse=True)
+    for label, number in (divmod(each, len(_STREAMS)) for each in key.tolist()):
+        said.add(spans.labels[label], number)
+    start, end = nanoseconds((spans.start, spans.moving)), nanoseconds((spans.computed, spans.end))
+    which, step = 2 * place + np.array([[0], [1]]), spans.program.step_of(said.result.scenario.steps)[spans.task]
+    there = np.fromiter(map(bool, said.events), np.bool_)[which].T
+    runs: IntArray = np.stack((start, end, which, np.broadcast_to(step, which.shape))).swapaxes(1, 2)[:, there]
+    return runs[:, np.argsort(runs[0], kind="stable")]
+
+
+def _head(said: _Said) -> str:
     """What stands before the events; on lines of their own, because HTA looks for the rank line by line."""
+    result, rank, groups = said.result, said.rank.rank, said.groups()
     accelerators, kind = result.scenario.cluster.kinds()
-    accelerator = accelerators[int(kind[rank.rank])]
-    groups = [
-        {
-            "pg_name": group.name, "pg_desc": group.role, "backend_config": "cuda:nccl", "pg_size": len(group.ranks),
-            "ranks": group.ranks,
-        }
-        for group in said.groups()
-    ]  # fmt: skip
+    accelerator = accelerators[int(kind[rank])]
+    device = {"id": 0, "name": accelerator.name, "totalGlobalMem": int(accelerator.memory_bytes)}
+    ranks = {"backend": "nccl", "rank": rank, "world_size": result.ranks, "pg_count": len(groups), "pg_config": groups}
     content = {
         "producer": f"{PRODUCER} {version(PRODUCER)}: {result.scenario.name}",
         "schemaVersion": 1,
-        "deviceProperties": [
-            {"id": 0, "name": accelerator.name, "totalGlobalMem": int(accelerator.memory_bytes),
-             "numSms": accelerator.compute_units}
-        ],
-        "distributedInfo": {
-            "backend": "nccl", "rank": rank.rank, "world_size": result.ranks, "pg_count": len(groups),
-            "pg_config": groups,
-        },
+        "deviceProperties": [device | {"numSms": accelerator.compute_units}],
+        "distributedInfo": ranks,
         "displayTimeUnit": "ms",
         "baseTimeNanoseconds": 0,
-    }  # fmt: skip
+    }
     lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in content.items()]
     return "{\n" + ",\n".join([*lines, '"traceEvents": [\n'])
 
 
-def _events(result: "Answer", rank: TraceRank, runs: _Runs) -> Iterator[bytes]:
-    words = f"{rank.stage}, {rank.name}"
-    yield _meta("process_name", _HOST, {"name": f"host of {words} (drawn, not simulated)"})
-    yield _meta("process_name", 0, {"name": f"GPU of {words}"})
-    if not len(runs.which):
+def _events(said: _Said, runs: IntArray) -> Iterator[str]:
+    words = f"{said.rank.stage}, {said.rank.name}"
+    for process, name in ((_HOST, f"host of {words} (drawn, not simulated)"), (0, f"GPU of {words}")):
+        named = {"ph": "M", "name": "process_name", "pid": process, "tid": 0, "ts": 0, "args": {"name": name}}
+        yield _encode(named)
+    if not runs.size:
         return
-    launch = _launches(runs.start)
-    yield from _steps(result, runs, launch)
-    times = (launch, launch + _MARGIN, runs.start + _LEAD, runs.end - runs.start)
-    columns = (np.arange(1, len(launch) + 1), *(part for each in times for part in np.divmod(each, 1000)))
-    for row, which in zip(np.stack(columns, axis=1).tolist(), runs.which.tolist(), strict=True):
-        words = runs.words[which]
-        yield words.events % words.places(row)
+    start, end, which, _ = runs
+    launch = _launches(start)
+    bounds = np.array([0, *_begins(said, runs, launch), launch[-1] + _LAUNCH])
+    for number, times in enumerate(zip(_written(bounds[:-1]), _written(np.diff(bounds)), strict=True)):
+        yield _STEP % (number, *times)
+    columns = map(_written, (launch, launch + _MARGIN, start + _LEAD, end - start))
+    for place, *row in zip(which.tolist(), range(1, len(start) + 1), *columns, strict=True):
+        yield said.events[place] % dict(zip(_PLACES, row, strict=True))
 
 
-def _words(called: Called, stream: int, more: dict[str, Any]) -> _Words:
-    """What is written of a kernel, or of what the host computes itself, on a thread of its own."""
+def _written(times: IntArray) -> list[str]:
+    """Nanoseconds in microseconds."""
+    return [f"{each // 1000}.{each % 1000:03d}" for each in times.tolist()]
+
+
+def _words(called: Called, stream: int, more: dict[str, Any]) -> str:
+    """What is written of a kernel, or of what the host computes itself, on a thread of its own, but for `_PLACES`."""
     said = {"device": 0, "context": 1, "stream": stream, "queued": 0} | called.device | more
+    call, number = _CALLS.get(called.category, ("", 0))
     same = {
-        "host": _HOST, "stream": stream, "category": called.category,
-        "lasts": f"{_LAUNCH / 1000:.3f}", "within": f"{(_LAUNCH - 2 * _MARGIN) / 1000:.3f}",
+        "stream": stream, "category": called.category, "call": call, "cbid": number,
         "kernel": _encode({"name": called.kernel, "args": said})[1:-2],
         "operator": _encode({"name": called.operator, "args": called.arguments})[1:-2] + "," * bool(called.arguments),
     }  # fmt: skip
-    if called.category in _CALLS:
-        same["call"], same["cbid"] = _CALLS[called.category]
-    events = _LAUNCHED if called.category in _CALLS else _ON_HOST
-    columns = [column for name in _PLACE.findall(events) for column in _PLACES[name]]
-    digits = _PLACE.sub(lambda found: "%d" if found[1] == "number" else "%d.%03d", events)
     escaped = {name: str(value).replace("%", "%%") for name, value in same.items()}
-    return _Words(Template(digits).substitute(escaped).encode(), stream, itemgetter(*columns))
+    return Template(_LAUNCHED if call else _ON_HOST).substitute(_SAME | escaped)
 
 
 def _launches(start: IntArray) -> IntArray:
@@ -238,19 +204,9 @@ def _launches(start: IntArray) -> IntArray:
     return launch
 
 
-def _steps(result: "Answer", runs: _Runs, launch: IntArray) -> Iterator[bytes]:
-    """The host's marks of steps: each lasts until the first pass of the next one is launched."""
-    steps, compute = result.scenario.steps, _STREAMS[Stream.COMPUTE]
-    passes = np.array([words.stream == compute for words in runs.words])[runs.which]
-    begins = [int(launch[passes & (runs.step == step)].min(initial=int(launch[-1]))) for step in range(1, steps)]
-    bounds = [0, *begins, int(launch[-1]) + _LAUNCH]
-    for number in range(steps):
-        start, length = divmod(bounds[number], 1000), divmod(bounds[number + 1] - bounds[number], 1000)
-        yield (
-            b'{"ph":"X","cat":"user_annotation","name":"ProfilerStep#%d","pid":%d,"tid":%d,"ts":%d.%03d,"dur":%d.%03d,'
-            b'"args":{}}' % (number, _HOST, _HOST, *start, *length)
-        )
-
-
-def _meta(name: str, process: int, arguments: dict[str, object]) -> bytes:
-    return _encode({"ph": "M", "name": name, "pid": process, "tid": 0, "ts": 0, "args": arguments}).encode()
+def _begins(said: _Said, runs: IntArray, launch: IntArray) -> list[int]:
+    """When the host's marks of steps but the first begin: when the first pass of the step is launched."""
+    _, _, which, step = runs
+    passes = np.array(said.streams)[which] == _STREAMS[Stream.COMPUTE]
+    steps = range(1, said.result.scenario.steps)
+    return [int(launch[passes & (step == each)].min(initial=int(launch[-1]))) for each in steps]

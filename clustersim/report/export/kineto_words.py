@@ -13,8 +13,8 @@ src/device/generate.py
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Final
 
 from clustersim.cost.timing import ExchangeTiming
@@ -23,50 +23,46 @@ from clustersim.program.task import Collective, Dispatcher, Exchange, HostExchan
 from clustersim.report.export.words import shape_words
 from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Operands
 
-_NCCL: Final = MappingProxyType(  # the kernel's name, and the name that c10d gives the collective
-    {
-        Collective.ALL_REDUCE: ("AllReduce_Sum_{}", "allreduce"),
-        Collective.ALL_GATHER: ("AllGather", "_allgather_base"),
-        Collective.REDUCE_SCATTER: ("ReduceScatter_Sum_{}", "_reduce_scatter_base"),
-        Collective.BROADCAST: ("Broadcast", "broadcast"),
-        Collective.REDUCE: ("Reduce_Sum_{}", "reduce"),
-        Collective.SCATTER: ("SendRecv", "scatter"),
-        Collective.GATHER: ("SendRecv", "gather"),
-        Collective.ALL_TO_ALL: ("SendRecv", "all_to_all"),
-        Collective.SEND_RECV: ("SendRecv", "send"),
-        Collective.SHIFT: ("SendRecv", "coalesced"),
-    }
-)
-_DISPATCHERS: Final = MappingProxyType(
-    {Dispatcher.DEEPEP: "deep_ep", Dispatcher.DEEPEP_V2: "deep_ep", Dispatcher.HYBRIDEP: "hybrid_ep"}
-)
-_MEMCPY: Final = MappingProxyType(
-    {
-        HostWork.TO_HOST: "Memcpy DtoH (Device -> Pinned)",
-        HostWork.FROM_HOST: "Memcpy HtoD (Pinned -> Device)",
-    }
-)
+_NCCL: Final = {  # the kernel's name, and the name that c10d gives the collective
+    Collective.ALL_REDUCE: ("AllReduce_Sum_{}", "allreduce"),
+    Collective.ALL_GATHER: ("AllGather", "_allgather_base"),
+    Collective.REDUCE_SCATTER: ("ReduceScatter_Sum_{}", "_reduce_scatter_base"),
+    Collective.BROADCAST: ("Broadcast", "broadcast"),
+    Collective.REDUCE: ("Reduce_Sum_{}", "reduce"),
+    Collective.SCATTER: ("SendRecv", "scatter"),
+    Collective.GATHER: ("SendRecv", "gather"),
+    Collective.ALL_TO_ALL: ("SendRecv", "all_to_all"),
+    Collective.SEND_RECV: ("SendRecv", "send"),
+    Collective.SHIFT: ("SendRecv", "coalesced"),
+}
+_DISPATCHERS: Final = {Dispatcher.DEEPEP: "deep_ep", Dispatcher.DEEPEP_V2: "deep_ep", Dispatcher.HYBRIDEP: "hybrid_ep"}
+_MEMCPY: Final = {
+    HostWork.TO_HOST: "Memcpy DtoH (Device -> Pinned)",
+    HostWork.FROM_HOST: "Memcpy HtoD (Pinned -> Device)",
+}
 _SHARED_OUT: Final = (Collective.REDUCE_SCATTER, Collective.SCATTER)  # each member ends with its share
 _SHARED_IN: Final = (Collective.ALL_GATHER, Collective.GATHER)  # each member begins with its share
-_NCCL_FORMATS: Final = MappingProxyType(
-    {DType.FP32: "f32", DType.TF32: "f32", DType.BF16: "bf16", DType.FP16: "f16"}  # of activations
-)
-_C10_FORMATS: Final = MappingProxyType(
-    {
-        DType.FP32: "Float", DType.TF32: "Float", DType.BF16: "BFloat16", DType.FP16: "Half",
-        **dict.fromkeys(NARROW, "Float8_e4m3fn"), DType.NVFP4: "Float4_e2m1fn_x2",
-    }
-)  # fmt: skip
-_SCALES: Final = MappingProxyType(  # their type, and how many elements of a row have one in common; None: a tensor's
-    {
-        DType.FP8: ("float", None),
-        DType.FP8_ROWWISE: ("float", math.inf),
-        DType.FP8_BLOCKWISE: ("float", 128),
-        DType.MXFP8: ("c10::Float8_e8m0fnu", 32),
-        DType.NVFP4: ("c10::Float8_e4m3fn", 16),
-    }
-)
+_NCCL_FORMATS: Final = {DType.FP32: "f32", DType.TF32: "f32", DType.BF16: "bf16", DType.FP16: "f16"}  # of activations
+_C10_FORMATS: Final = {
+    DType.FP32: "Float", DType.TF32: "Float", DType.BF16: "BFloat16", DType.FP16: "Half",
+    **dict.fromkeys(NARROW, "Float8_e4m3fn"), DType.NVFP4: "Float4_e2m1fn_x2",
+}  # fmt: skip
+_SCALES: Final = {  # their type, and how many elements of a row have one in common; None: a tensor's
+    DType.FP8: ("float", None),
+    DType.FP8_ROWWISE: ("float", math.inf),
+    DType.FP8_BLOCKWISE: ("float", 128),
+    DType.MXFP8: ("c10::Float8_e8m0fnu", 32),
+    DType.NVFP4: ("c10::Float8_e4m3fn", 16),
+}
+_PRODUCTS: Final = {  # whether scaled, whether several: the operator, and how many more it is not given
+    (False, False): ("aten::mm", 0),
+    (False, True): ("aten::bmm", 0),
+    (True, False): ("aten::_scaled_mm", 4),
+    (True, True): ("aten::_scaled_grouped_mm", 5),
+}
 _LISTED: Final = 16  # ranks of a group that an event lists
+Group = dict[str, Any]
+"""A process group, as the head of a file has it: its name among all groups, what it is for, its ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +79,6 @@ class Called:
     category: str = "kernel"
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessGroup:
-    """A process group: a name of its own among all groups, what it is for, its ranks."""
-
-    name: str
-    role: str
-    ranks: tuple[int, ...]
-
-
 def called_kernel(kernel: Kernel) -> Called:
     """A kernel as PyTorch calls it."""
     name = f"{kernel.kind.value}_{kernel.dtype.value}::{kernel.name}"
@@ -102,36 +89,38 @@ def called_kernel(kernel: Kernel) -> Called:
 
 
 def called_exchange(
-    exchange: Exchange, timing: ExchangeTiming, group: ProcessGroup, dtype: DType, *, received: bool
+    exchange: Exchange, timing: ExchangeTiming, group: Group, dtype: DType, *, received: bool
 ) -> Called:
-    """A collective, or a message that is sent or received, as c10d calls NCCL; or kernels of a dispatcher's own."""
+    """A collective, or a message that is sent or received, as c10d calls NCCL; or what others call."""
+    if isinstance(exchange, HostExchange):
+        return _called_host(exchange)
     if exchange.routing is not None and exchange.collective.routed:
         return _called_dispatcher(exchange, exchange.routing.dispatcher, group)
     kernel, name = ("SendRecv", "recv") if received else _NCCL[exchange.collective]
     suffix = "" if kernel == "SendRecv" else "_" + re.sub(r"[^A-Z0-9]+", "_", timing.algorithm.upper()).strip("_")
     kernel = f"ncclDevKernel_{kernel.format(_NCCL_FORMATS[dtype])}{suffix}(ncclDevKernelArgsStorage<4096ul>)"
-    size, elements = len(group.ranks), int(exchange.payload // dtype.bytes)
+    size, elements = group["pg_size"], int(exchange.payload // dtype.bytes)
     arguments = {
         "Collective name": name,
         "In msg nelems": elements // size if exchange.collective in _SHARED_IN else elements,
         "Out msg nelems": elements // size if exchange.collective in _SHARED_OUT else elements,
         "Group size": size,
         "dtype": _C10_FORMATS[dtype],
-        "Process Group Name": group.name,
-        "Process Group Description": group.role,
-        "Process Group Ranks": _listed(group.ranks),
+        "Process Group Name": group["pg_name"],
+        "Process Group Description": group["pg_desc"],
+        "Process Group Ranks": _listed(group["ranks"]),
     }
     return Called("record_param_comms", arguments, kernel, arguments)
 
 
-def _called_dispatcher(exchange: Exchange, dispatcher: Dispatcher, group: ProcessGroup) -> Called:
+def _called_dispatcher(exchange: Exchange, dispatcher: Dispatcher, group: Group) -> Called:
     """Kernels that send tokens to experts or get results back, by their namespace."""
     name = f"{_DISPATCHERS[dispatcher]}::{exchange.collective.value}"
-    arguments = {"Group size": len(group.ranks), "Process Group Ranks": _listed(group.ranks)}
+    arguments = {"Group size": group["pg_size"], "Process Group Ranks": _listed(group["ranks"])}
     return Called(name, arguments, name, {"bytes": int(exchange.payload)})
 
 
-def called_host(exchange: HostExchange) -> Called:
+def _called_host(exchange: HostExchange) -> Called:
     """A copy to or from pinned memory of the host, as the profiler names it, or what the host computes itself."""
     if exchange.work is HostWork.ON_HOST:
         return Called(exchange.name, {}, exchange.name, {"bytes": int(exchange.payload)}, category="cpu_op")
@@ -139,7 +128,7 @@ def called_host(exchange: HostExchange) -> Called:
     return Called("aten::copy_", {}, kernel, {"bytes": int(exchange.payload)}, category="gpu_memcpy")
 
 
-def _listed(ranks: tuple[int, ...]) -> str:
+def _listed(ranks: Sequence[int]) -> str:
     words = [str(rank) for rank in ranks]
     return f"[{', '.join(words if len(words) <= _LISTED else [*words[: _LISTED - 1], '...', words[-1]])}]"
 
@@ -150,47 +139,36 @@ def _operator(kernel: Kernel) -> tuple[str, dict[str, Any]]:
         case MatmulShape() as shape:
             return _product(shape, kernel.dtype)
         case AttentionShape() as shape if kernel.kind is KernelKind.ATTENTION_FORWARD:
-            queries = [shape.batch, shape.heads, shape.query, shape.head_dim]
-            keys = [shape.batch, shape.kv_heads, shape.key, shape.head_dim]
-            if shape.window is not None:
-                return _windowed(shape, shape.window, kernel.dtype)
-            concrete = ["", "", "", "0.", str(shape.causal), "False", ""]
-            arguments = _arguments([queries, keys, keys], kernel.dtype, concrete)
-            return "aten::_scaled_dot_product_flash_attention", arguments
+            return _attention(shape, kernel.dtype)
     return f"clustersim::{kernel.kind.value}", {}
 
 
-def _windowed(shape: AttentionShape, window: int, dtype: DType) -> tuple[str, dict[str, Any]]:
+def _attention(shape: AttentionShape, dtype: DType) -> tuple[str, dict[str, Any]]:
     """PyTorch's own attention has no window; the flash-attn package's has, and counts the keys before the query's."""
-    queries = [shape.batch, shape.query, shape.heads, shape.head_dim]
-    keys = [shape.batch, shape.key, shape.kv_heads, shape.head_dim]
-    concrete = ["", "", "", "0.", "", str(shape.causal), str(window - 1), "0", "0.", "", "False"]
-    return "flash_attn::_flash_attn_forward", _arguments([queries, keys, keys], dtype, concrete)
+    queries = [shape.batch, shape.heads, shape.query, shape.head_dim]
+    keys = [shape.batch, shape.kv_heads, shape.key, shape.head_dim]
+    name, concrete = "aten::_scaled_dot_product_flash_attention", ["", "", "", "0.", str(shape.causal), "False", ""]
+    if shape.window is not None:
+        queries, keys = ([batch, tokens, heads, width] for batch, heads, tokens, width in (queries, keys))
+        name = "flash_attn::_flash_attn_forward"
+        concrete = ["", "", "", "0.", "", str(shape.causal), str(shape.window - 1), "0", "0.", "", "False"]
+    return name, _arguments([queries, keys, keys], [_word(dtype)] * 3, concrete, more="Scalar")
 
 
 def _product(shape: MatmulShape, dtype: DType) -> tuple[str, dict[str, Any]]:
-    if dtype in NARROW:
-        return _scaled_product(shape, dtype)
-    m, n, k = shape.m, shape.n, shape.k
-    first = [1, m] if shape.operands is Operands.TN else [k, 1]
-    second = [1, k] if shape.operands is Operands.NT else [n, 1]
-    if shape.batch == 1:
-        return "aten::mm", _arguments([[m, k], [k, n]], dtype, ["", ""]) | {"Input Strides": [first, second]}
-    batches = [[shape.batch, m, k], [shape.batch, k, n]]
-    strides = {"Input Strides": [[m * k, *first], [k * n, *second]]}
-    return "aten::bmm", _arguments(batches, dtype, ["", ""]) | strides
-
-
-def _scaled_product(shape: MatmulShape, dtype: DType) -> tuple[str, dict[str, Any]]:
-    """Operands lie along what is summed over, A by rows and B by columns, as they were cast for this product."""
-    m, n, k = shape.m, shape.n, shape.k
-    first, second = [[m, k], [k, n]], _scales(shape, dtype)
-    strides = [[k, 1], [1, k]]
-    if shape.batch == 1:
-        return "aten::_scaled_mm", _scaled(first + second, dtype, absent=4) | {"Input Strides": strides}
-    dims = [[shape.batch, *each] for each in first + second]
-    whole = {"Input Strides": [[rows * columns, *each] for (rows, columns), each in zip(first, strides, strict=True)]}
-    return "aten::_scaled_grouped_mm", _scaled(dims, dtype, absent=5) | whole
+    """Operands of scaled products lie along what is summed over, A by rows and B by columns, as they were cast."""
+    m, n, k, scaled, several = shape.m, shape.n, shape.k, dtype in NARROW, shape.batch != 1
+    dims, words = [[m, k], [k, n]], [_word(dtype)] * 2
+    strides = [[k, 1], [1, k] if scaled or shape.operands is Operands.NT else [n, 1]]
+    if scaled:
+        dims, words = dims + _scales(shape, dtype), words + [_SCALES[dtype][0]] * 2
+    elif shape.operands is Operands.TN:
+        strides[0] = [1, m]
+    if several:
+        strides = [[rows * columns, *each] for (rows, columns), each in zip(dims[:2], strides, strict=True)]
+        dims = [[shape.batch, *each] for each in dims]
+    name, absent = _PRODUCTS[scaled, several]
+    return name, _arguments(dims, words, [""] * (len(dims) + absent)) | {"Input Strides": strides}
 
 
 def _scales(shape: MatmulShape, dtype: DType) -> list[list[int]]:
@@ -203,21 +181,15 @@ def _scales(shape: MatmulShape, dtype: DType) -> list[list[int]]:
     return [[shape.m, many], [many, math.ceil(shape.n / high)]]
 
 
-def _scaled(dims: list[list[int]], dtype: DType, *, absent: int) -> dict[str, Any]:
-    """Arguments of a scaled product: operands, their scales, and so many more that are not given."""
-    words = [f"c10::{_C10_FORMATS[dtype]}"] * 2 + [_SCALES[dtype][0]] * 2
-    return {
-        "Input Dims": [*dims, *([[]] * absent)],
-        "Input type": [*words, *([""] * absent)],
-        "Concrete Inputs": [""] * (len(dims) + absent),
-    }
+def _word(dtype: DType) -> str:
+    return "float" if dtype is DType.FP32 else f"c10::{_C10_FORMATS[dtype]}"
 
 
-def _arguments(dims: list[list[int]], dtype: DType, concrete: list[str]) -> dict[str, Any]:
-    scalars = len(concrete) - len(dims)
+def _arguments(dims: list[list[int]], words: list[str], concrete: list[str], *, more: str = "") -> dict[str, Any]:
+    """Arguments that are tensors, and behind them as many more as there are values. more: of which type these are."""
+    rest = len(concrete) - len(dims)
     return {
-        "Input Dims": [*dims, *([[]] * scalars)],
-        "Input type": [*[f"c10::{_C10_FORMATS[dtype]}" if dtype is not DType.FP32 else "float"] * len(dims),
-                       *["Scalar"] * scalars],
+        "Input Dims": [*dims, *([[]] * rest)],
+        "Input type": [*words, *([more] * rest)],
         "Concrete Inputs": concrete,
-    }  # fmt: skip
+    }

@@ -5,6 +5,12 @@ what the page's hover text says, and flows join what is sent with what is receiv
 Times are whole nanoseconds, so what is shorter is drawn with no length. The protobuf comes from the `perfetto` package,
 an extra: `pip install 'clustersim[trace]'`.
 
+Counters are curves of what a rank holds and moves. Memory held is the ledger's, which follows the first step. What
+links carry is not kept by a simulation; known is what the rank's own messages and collectives of data parallelism ask
+of them: the payload of each over the time that it takes, as if it moved evenly. A collective's payload is the whole
+buffer, as nccl-tests count it, so this is its algorithm bandwidth; what tensor parallelism exchanges inside passes is
+not in it.
+
 Perfetto lets no trace choose colours (github.com/google/perfetto/issues/620). It gives slices with equal correlation
 ids equal colours (pull/1628), so the words of the page's categories are these ids: as on the page, one category has
 one colour everywhere, but not the page's.
@@ -12,26 +18,24 @@ Reference: perfetto.dev/docs/reference/synthetic-track-event
 """
 
 import struct
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
+from typing import IO, Any, Final, NamedTuple
 
 import numpy as np
 
+from clustersim.answer import Answer
 from clustersim.arrays import BoolArray, FloatArray, IntArray
 from clustersim.errors import InputError
-from clustersim.program.task import Stream, Task
-from clustersim.report.export.counters import Counter, counters
+from clustersim.program.task import Compute, Stream, Task
 from clustersim.report.export.flows import NONE, Flows
 from clustersim.report.export.ranks import TraceRank
-from clustersim.report.export.spans import Export, Spans, sent_cause
+from clustersim.report.export.spans import Export, Spans, nanoseconds, sent_cause
 from clustersim.report.export.words import STREAM_NAMES, Arguments, Label, place_of, task_words
 from clustersim.report.wording import stage_name
-from clustersim.units import Seconds, format_seconds
-
-if TYPE_CHECKING:
-    from clustersim.answer import Answer
+from clustersim.units import Seconds, format_bytes, format_seconds
 
 SUFFIXES: Final = (".pftrace", ".perfetto-trace", "")
 _SEQUENCE: Final = 1
@@ -42,9 +46,21 @@ _SEQUENCE_ID: Final = b"\x50" + bytes([_SEQUENCE])  # TracePacket.trusted_packet
 _EVENT: Final = b"\x5a"  # tag of TracePacket.track_event, field 11, with a length
 _FLOW: Final = b"\xf9\x02"  # tag of TrackEvent.flow_ids, field 47, 8 bytes
 _VALUE: Final = b"\xe1\x02"  # tag of TrackEvent.double_counter_value, field 44, 8 bytes
-_TRACK: Final = b"\x58"  # tag of TrackEvent.track_uuid, field 11, a varint
 _FIXED: Final = 8
+_VALUES: Final = {str: "string_value", int: "int_value", float: "double_value"}  # of DebugAnnotation
 _ROUNDING: Final = 5e-10  # seconds: less than a trace can show
+_RATES: Final = (
+    ("data parallel collectives: payload per second", (Stream.DATA,)),
+    ("tokens to and from experts beside computation: payload per second", (Stream.EXPERTS,)),
+    ("messages sent to other stages: bytes per second", (Stream.SEND_NEXT, Stream.SEND_PREVIOUS)),
+    ("messages received from other stages: bytes per second", (Stream.RECEIVE,)),
+    ("copies to the host: bytes per second", (Stream.TO_HOST,)),
+    ("copies from the host: bytes per second", (Stream.FROM_HOST,)),
+)
+_BYTES: Final = {"unit": "UNIT_SIZE_BYTES"}
+_PER_SECOND: Final = {"unit_name": "bytes/s"}
+_Curve = tuple[str, dict[str, str], IntArray, FloatArray]
+"""Of a rank: its name, its unit in Perfetto's words, [n] nanoseconds, ascending, and [n] values from then on."""
 
 
 def require_trace(path: str | Path) -> None:
@@ -59,22 +75,23 @@ def require_trace(path: str | Path) -> None:
 
 def write_perfetto(export: Export, file: IO[bytes]) -> None:
     """Write ranks, their spans and, but for a sample, counters; raise InputError where the extra is not installed."""
-    result, packets = export.result, _Packets(file, _library())
-    tree, flows = _Tree(packets, result.scenario.name), Flows(result.program, [rank.rank for rank in export.ranks])
+    result, trace = export.result, _Trace(file, _library(), export.result.scenario.name)
+    flows = Flows(result.program, [rank.rank for rank in export.ranks])
     for rank in export.ranks:
-        tree.rank(rank)
-    for rank, curves in counters(result, export.ranks if export.most is None else ()):
-        for counter in curves:
-            packets.counter(tree.counter(rank, counter), counter)
+        trace.rank(rank)
+    counted = export.ranks if export.most is None else ()
+    rates = {simulated: [*_rates(result, simulated)] for simulated in {rank.simulated for rank in counted}}
+    for rank in counted:
+        for curve in (_memory(result, rank.rank), *rates[rank.simulated]):
+            trace.counter(rank.rank, *curve)
     received: list[_Line] = []
-    for rank, spans in export:
-        for line in _lines(rank.rank, spans, flows):
-            if line.stream == Stream.RECEIVE:
-                received.append(line)
-            else:
-                packets.line(tree.line(line), line, result)
+    for line in (line for rank, spans in export for line in _lines(rank.rank, spans, flows)):
+        if line.stream == Stream.RECEIVE:
+            received.append(line)
+        else:
+            trace.line(line, result)
     for line in received:
-        packets.line(tree.line(line), line, result)
+        trace.line(line, result)
 
 
 def _library() -> Any:
@@ -120,31 +137,21 @@ def tracks(lanes: IntArray, start: FloatArray, end: FloatArray) -> IntArray:
     return track
 
 
-class _Said(NamedTuple):
-    """What is written of a span beside when and where."""
-
-    name: str
-    category: str
-    arguments: Arguments
-
-
-def _task(result: "Answer", row: int) -> tuple[int, Task]:
+def _task(result: Answer, row: int) -> tuple[int, Task]:
     """The program of a row of the trace, and its task."""
     trace, kind = result.trace, int(result.program.kind[result.trace.rank[row]])
     return kind, result.program.programs[kind].tasks[trace.task[row]]
 
 
-def _said(result: "Answer", label: Label, row: int) -> _Said:
-    """Of a task, a row of the trace, but for its waits; of messages where they come in, their sending says the rest."""
-    _, task = _task(result, row)
+def _said(result: Answer, label: Label, task: Task) -> Arguments:
+    """Of a task, but for its waits."""
     said: Arguments = {"does": label.does} if label.does else {}
     said |= {"detail": label.detail} if label.detail and label.kind != "receive" else {}
     said |= place_of(task, result.scenario)
-    said |= {"bytes": int(label.bytes)} if label.exchange is not None and label.bytes > 0 else {}
-    return _Said(task_words(task, result.scenario), label.category.label, said)
+    return said | ({"bytes": int(label.bytes)} if label.exchange is not None and label.bytes > 0 else {})
 
 
-def _waits(result: "Answer", row: int, cause: int, between: Seconds) -> Arguments:
+def _waits(result: Answer, row: int, cause: int, between: Seconds) -> Arguments:
     """What a task waited for, -1 for nothing, and what made it longer. between: seconds in which no operation ran."""
     trace, (here, _) = result.trace, _task(result, row)
     since = trace.queued if trace.stream[row] == Stream.COMPUTE else trace.ready
@@ -160,77 +167,83 @@ def _waits(result: "Answer", row: int, cause: int, between: Seconds) -> Argument
     return said
 
 
-class _Tree:
-    """Tracks, described when they are first met; each has a place among its siblings."""
-
-    def __init__(self, packets: "_Packets", title: str) -> None:
-        self._packets = packets
-        self._tracks: dict[tuple[object, ...], int] = {}
-        self._children: dict[int, int] = {}
-        self._top = self._track((), 0, title)
-
-    def rank(self, rank: TraceRank) -> int:
-        """The track of a rank, below its stage and replica."""
-        replica = self._track((rank.replica,), self._top, f"replica {rank.replica}")
-        stage = self._track((rank.replica, rank.stage), replica, rank.stage)
-        return self._track(("rank", rank.rank), stage, rank.name)
-
-    def counter(self, rank: TraceRank, counter: Counter) -> int:
-        """The track of a rank's counter."""
-        return self._track((rank.rank, counter.name), self.rank(rank), counter.name, counter)
-
-    def line(self, line: _Line) -> int:
-        """The track of spans: those of a stream have one name, and viewers draw them below each other."""
-        return self._track(line[:3], self._tracks["rank", line.rank], STREAM_NAMES[line.stream])
-
-    def _track(self, key: tuple[object, ...], parent: int, name: str, counter: Counter | None = None) -> int:
-        number = self._tracks.get(key)
-        if number is None:
-            number = self._tracks[key] = len(self._tracks) + 1
-            place = self._children[parent] = self._children.get(parent, 0) + 1
-            self._packets.track(number, parent, place, name, counter)
-        return number
+def _memory(result: Answer, rank: int) -> _Curve:
+    """What a rank holds; beyond activations it does not change, and the allocator rounds up by a part."""
+    place = min(int(result.program.kind[rank]), len(result.ledgers) - 1)
+    ledger = result.ledgers[place]
+    held = ledger.peak - (ledger.peak_activations - ledger.activations) * ledger.fragmentation
+    empty = ledger.peak - ledger.peak_activations * ledger.fragmentation
+    step = "memory held in the first step" if result.scenario.steps > 1 else "memory held"
+    name = f"{step}, of {format_bytes(result.capacities[place])}"
+    times = nanoseconds(np.append(0.0, ledger.times))
+    return name, _BYTES, *_last(times, np.append(empty, held))
 
 
-class _Packets:
+def _rates(result: Answer, rank: int) -> Iterator[_Curve]:
+    """What a rank moves, as payloads over time."""
+    trace = result.trace
+    mine = np.flatnonzero(trace.rank == rank)
+    tasks = result.program.programs[int(result.program.kind[rank])].tasks
+    payload = np.array([0.0 if isinstance(task, Compute) else task.exchange.payload for task in tasks])
+    for name, streams in _RATES:
+        rows = mine[np.isin(trace.stream[mine], streams) & (trace.end[mine] > trace.start[mine])]
+        if len(rows):
+            rate = payload[trace.task[rows]] / (trace.end[rows] - trace.start[rows])
+            yield name, _PER_SECOND, *_sum(nanoseconds(trace.start[rows]), nanoseconds(trace.end[rows]), rate)
+
+
+def _sum(start: IntArray, end: IntArray, rate: FloatArray) -> tuple[IntArray, FloatArray]:
+    """The sum of rates that each last from a start to an end; exactly nothing where none does."""
+    times = np.concatenate((start, end))
+    order = np.argsort(times, kind="stable")
+    running = np.cumsum(np.concatenate((np.ones(len(start)), -np.ones(len(end))))[order])
+    value = np.where(running > 0, np.cumsum(np.concatenate((rate, -rate))[order]), 0.0)
+    return _last(times[order], value)
+
+
+def _last(times: IntArray, values: FloatArray) -> tuple[IntArray, FloatArray]:
+    """Of several values at one time the last."""
+    last = np.append(times[1:] != times[:-1], True)
+    return times[last], values[last]
+
+
+class _Trace:
     """Packets, one track of a rank at a time: a million spans never stand in memory as packets.
 
-    A trace is its packets, each behind the tag and the length of a field. What packets of a label have in common is
-    encoded once, with what differs behind it: a flow or a value as the last field of the event, and the time as the
-    last one of the packet, all of fixed lengths.
+    A track is described when it is first met, and has a place among its siblings. A trace is its packets, each behind
+    the tag and the length of a field. What packets of a label have in common is encoded once for each track, with what
+    differs behind it: a flow or a value as the last field of the event, and the time as the last one of the packet, all
+    of fixed lengths.
     Reference: protobuf.dev/programming-guides/encoding
     """
 
-    def __init__(self, file: IO[bytes], protos: Any) -> None:
+    def __init__(self, file: IO[bytes], protos: Any, title: str) -> None:
         self._file, self._protos = file, protos
-        self._known: dict[Label, tuple[bytes, bytes]] = {}
+        self._tracks: dict[tuple[object, ...], int] = {}
+        self._children: dict[int, int] = defaultdict(int)
+        self._top = self._track((), 0, title)
 
-    def track(self, number: int, parent: int, place: int, name: str, counter: Counter | None) -> None:
-        """Describe a line of the viewer; parent 0 is the top; place: among its siblings."""
-        trace = self._protos.Trace()
-        packet = trace.packet.add()
-        packet.trusted_packet_sequence_id = _SEQUENCE
-        track = packet.track_descriptor
-        track.uuid, track.name, track.sibling_order_rank = number, name, place
-        track.child_ordering = self._protos.TrackDescriptor.EXPLICIT
-        if parent:
-            track.parent_uuid = parent
-        if counter is not None and counter.per_second:
-            track.counter.unit_name = "bytes/s"
-        elif counter is not None:
-            track.counter.unit = self._protos.CounterDescriptor.UNIT_SIZE_BYTES
-        self._file.write(trace.SerializeToString())
+    def rank(self, rank: TraceRank) -> None:
+        """The track of a rank, below its stage and replica."""
+        replica = self._track((rank.replica,), self._top, f"replica {rank.replica}")
+        stage = self._track((rank.replica, rank.stage), replica, rank.stage)
+        self._track(("rank", rank.rank), stage, rank.name)
 
-    def counter(self, track: int, counter: Counter) -> None:
-        """The values of a counter."""
-        head = _head(self._event("COUNTER"), track, _VALUE)
-        for stamp, value in zip(stamps(counter.times), counter.values.tolist(), strict=True):
+    def counter(self, rank: int, name: str, unit: dict[str, str], times: IntArray, values: FloatArray) -> None:
+        """A curve of a rank."""
+        track = self._track((rank, name), self._tracks["rank", rank], name, counter=unit)
+        head = _head(self._event("COUNTER", track), _VALUE)
+        for stamp, value in zip(stamps(times), values.tolist(), strict=True):
             self._file.write(head + struct.pack("<d", value) + stamp)
 
-    def line(self, track: int, line: _Line, result: "Answer") -> None:
-        """Spans of a track: each begins, what is inside it begins and ends, it ends."""
+    def line(self, line: _Line, result: Answer) -> None:
+        """Spans of a track: each begins, what is inside it begins and ends, it ends.
+
+        The tracks of a stream have one name, and viewers draw them below each other.
+        """
+        track = self._track(line[:3], self._tracks["rank", line.rank], STREAM_NAMES[line.stream])
         spans, alone = line.spans, line.spans.alone
-        own, end = np.flatnonzero(alone), _head(self._event("SLICE_END"), track)
+        own, end = np.flatnonzero(alone), _head(self._event("SLICE_END", track))
         counts = np.diff(np.append(own, len(spans))) - 1
         lasting = spans.end - spans.start
         inside = zip(self._heads(track, line), *_parts(line, ~alone, end), strict=True)
@@ -238,10 +251,11 @@ class _Packets:
         for (row, count, cause), *parts in zip(tasks, *_parts(line, alone, end), strict=True):
             between = float(lasting[row] - lasting[row + 1 : row + 1 + count].sum()) if count else 0.0
             label, number = spans.labels[spans.label[row]], int(spans.row[row])
-            said = _said(result, label, number)
-            if label.kind != "receive":
-                said.arguments.update(_waits(result, number, cause, between))
-            head = _head(self._event("SLICE_BEGIN", said), track, _FLOW if line.flow[row] != NONE else b"")
+            _, task = _task(result, number)
+            said = _said(result, label, task)
+            said |= _waits(result, number, cause, between) if label.kind != "receive" else {}
+            event = self._begin(track, task_words(task, result.scenario), label.category.label, said)
+            head = _head(event, _FLOW if line.flow[row] != NONE else b"")
             operations = chain.from_iterable(islice(inside, count))
             self._file.write(b"".join((head, *parts[:2], *operations, *parts[2:])))
 
@@ -249,24 +263,31 @@ class _Packets:
         """The packets of operations up to their flows: the same wherever one is run."""
         spans, inside = line.spans, ~line.spans.alone
         key, which = np.unique(2 * spans.label[inside] + (line.flow[inside] != NONE), return_inverse=True)
-        heads = [self._begin(spans.labels[each // 2], track, _FLOW * (each % 2)) for each in key.tolist()]
+        labels = [spans.labels[each // 2] for each in key.tolist()]
+        events = [self._begin(track, label.name, label.category.label, label.arguments) for label in labels]
+        heads = [_head(event, _FLOW * (each % 2)) for event, each in zip(events, key.tolist(), strict=True)]
         return [heads[each] for each in which.tolist()]
 
-    def _begin(self, label: Label, track: int, last: bytes) -> bytes:
-        if label not in self._known:
-            self._known[label] = self._event("SLICE_BEGIN", _Said(label.name, label.category.label, label.arguments))
-        return _head(self._known[label], track, last)
+    def _track(self, key: tuple[object, ...], parent: int, name: str, **more: Any) -> int:
+        """The number of a line of the viewer; parent 0 is the top."""
+        if key not in self._tracks:
+            self._tracks[key] = len(self._tracks) + 1
+            self._children[parent] += 1
+            more |= {"parent_uuid": parent} if parent else {}
+            more |= {"sibling_order_rank": self._children[parent], "child_ordering": "EXPLICIT"}
+            described = {"uuid": self._tracks[key], "name": name, **more}
+            packet = {"trusted_packet_sequence_id": _SEQUENCE, "track_descriptor": described}
+            self._file.write(self._protos.Trace(packet=[packet]).SerializeToString())
+        return self._tracks[key]
 
-    def _event(self, kind: str, said: _Said | None = None) -> tuple[bytes, bytes]:
-        """An event, without the field that names its track: what comes before and after it."""
-        first, last = self._protos.TrackEvent(), self._protos.TrackEvent()
-        first.type = getattr(self._protos.TrackEvent, f"TYPE_{kind}")
-        if said is not None:
-            _annotate(first, said.arguments)
-            last.name = said.name
-            last.categories.append(said.category)
-            last.correlation_id_str = said.category
-        return first.SerializeToString(), last.SerializeToString()
+    def _begin(self, track: int, name: str, category: str, arguments: Arguments) -> bytes:
+        notes = [{"name": key, _VALUES[type(value)]: value} for key, value in arguments.items()]
+        words = {"name": name, "categories": [category], "correlation_id_str": category, "debug_annotations": notes}
+        return self._event("SLICE_BEGIN", track, **words)
+
+    def _event(self, kind: str, track: int, **words: Any) -> bytes:
+        event: bytes = self._protos.TrackEvent(type=f"TYPE_{kind}", track_uuid=track, **words).SerializeToString()
+        return event
 
 
 def _parts(line: _Line, which: BoolArray, end: bytes) -> tuple[Iterable[bytes], ...]:
@@ -274,18 +295,16 @@ def _parts(line: _Line, which: BoolArray, end: bytes) -> tuple[Iterable[bytes], 
     trace, row = line.spans.trace, line.spans.row[which]
     since, until = trace.start[row], trace.end[row]
     begins, ends = (
-        stamps(np.rint(np.clip(each[which], since, until) * 1e9).astype(np.int64))
-        for each in (line.spans.start, line.spans.end)
+        stamps(nanoseconds(np.clip(each[which], since, until))) for each in (line.spans.start, line.spans.end)
     )
     flows = [b"" if each == NONE else each.to_bytes(_FIXED, "little") for each in line.flow[which].tolist()]
     return flows, begins, [end] * len(row), ends
 
 
-def _head(event: tuple[bytes, bytes], track: int, last: bytes = b"") -> bytes:
+def _head(event: bytes, last: bytes = b"") -> bytes:
     """A packet up to what differs. event: as encoded; last: the tag of the event's last field, if that differs."""
-    content = event[0] + _TRACK + _varint(track) + event[1] + last
     fixed = _FIXED if last else 0
-    inner = _SEQUENCE_ID + _EVENT + _varint(len(content) + fixed) + content
+    inner = _SEQUENCE_ID + _EVENT + _varint(len(event + last) + fixed) + event + last
     return _PACKET + _varint(len(inner) + fixed + len(_TIMESTAMP) + _STAMP) + inner
 
 
@@ -305,15 +324,3 @@ def stamps(times: IntArray) -> list[bytes]:
     bits[:, :-1] |= 0x80
     encoded = bits.astype(np.uint8).tobytes()
     return [_TIMESTAMP + encoded[place : place + _STAMP] for place in range(0, len(encoded), _STAMP)]
-
-
-def _annotate(event: Any, arguments: Arguments) -> None:
-    for name, value in arguments.items():
-        annotation = event.debug_annotations.add()
-        annotation.name = name
-        if isinstance(value, str):
-            annotation.string_value = value
-        elif isinstance(value, int):
-            annotation.int_value = value
-        else:
-            annotation.double_value = value

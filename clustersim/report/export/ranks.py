@@ -7,11 +7,12 @@ simulated is written from the rank that stands for it, whose times are provably 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from clustersim.analysis.parts import KERNELS
+from clustersim.answer import Answer
 from clustersim.arrays import IntArray
 from clustersim.errors import InputError
 from clustersim.parallel.layout import Layout
@@ -20,9 +21,6 @@ from clustersim.report.placement_words import home_of
 from clustersim.report.rows import shown_ranks
 from clustersim.report.wording import stage_name
 
-if TYPE_CHECKING:
-    from clustersim.answer import Answer
-
 MOST_RANKS: Final = 64
 
 
@@ -30,15 +28,14 @@ MOST_RANKS: Final = 64
 class TraceRank:
     """A rank that is written.
 
-    simulated: the rank whose spans are its own; coordinates: on every axis, by its name; slow: a straggler; name: what
-    it is called within its stage.
+    simulated: the rank whose spans are its own; coordinates: on every axis, by its name; name: what it is called within
+    its stage.
     """
 
     rank: int
     simulated: int
     stage: str
     coordinates: Mapping[str, int]
-    slow: bool
     name: str
 
     @property
@@ -47,7 +44,7 @@ class TraceRank:
         return self.coordinates[DATA.name]
 
 
-def default_ranks(result: "Answer") -> list[int]:
+def default_ranks(result: Answer) -> list[int]:
     """The simulated ranks if they are few, else those that the page shows."""
     ranks: list[int] = result.trace.simulated_ranks.tolist()
     return ranks if len(ranks) <= MOST_RANKS else shown_ranks(result)
@@ -59,7 +56,7 @@ def require_ranks(layout: Layout, choice: str) -> None:
         _named(layout, word.strip(), choice)
 
 
-def ranks_of(result: "Answer", choice: str) -> list[int]:
+def ranks_of(result: Answer, choice: str) -> list[int]:
     """The ranks that a choice such as `0:8,stage:3,slowest:4` names, ascending; of an empty one `default_ranks`.
 
     Raises InputError as `require_ranks` does.
@@ -71,7 +68,7 @@ def ranks_of(result: "Answer", choice: str) -> list[int]:
     return sorted(set(slowest).union(*(ranks for ranks, _ in named)))
 
 
-def trace_ranks(result: "Answer", ranks: Sequence[int]) -> tuple[TraceRank, ...]:
+def trace_ranks(result: Answer, ranks: Sequence[int]) -> tuple[TraceRank, ...]:
     """What is to be known of the ranks that are written, by replica, stage and rank.
 
     Their names say where they are in a stage, which of the machine's GPUs they have where that is not their own number,
@@ -90,7 +87,7 @@ def trace_ranks(result: "Answer", ranks: Sequence[int]) -> tuple[TraceRank, ...]
         words = ", ".join(each for each in within if each)
         name = f"{'slow ' if rank in slow else ''}rank {rank}" + (f" ({words})" if words else "")
         stage = stage_name(result.scenario, place[PIPELINE.name])
-        found.append(TraceRank(rank, simulated, stage, place, rank in slow, name))
+        found.append(TraceRank(rank, simulated, stage, place, name))
     return tuple(sorted(found, key=lambda each: (each.replica, each.coordinates[PIPELINE.name], each.rank)))
 
 
@@ -111,20 +108,16 @@ def _named(layout: Layout, word: str, choice: str) -> tuple[Sequence[int], int]:
         case _, _, True if kind.isdecimal() and int(number) <= layout.world:
             ranks = range(int(kind), int(number))
     if not ranks and not slowest:
-        raise InputError(_refusal(layout, word, choice))
+        last, few = layout.world - 1, min(8, layout.world)
+        raise InputError(
+            f"--ranks {choice}: {word or 'an empty word'} does not name ranks from 0 to {last:,}; write one or several "
+            f"of {last} (one rank), 0:{few} (0 to {few - 1}), stage:{layout.pp - 1} (all ranks of a pipeline rank, 0 "
+            f"to {layout.pp - 1}), slowest:{min(4, layout.world)} (at most {layout.world:,}), all; separated by commas"
+        )
     return ranks, slowest
 
 
-def _refusal(layout: Layout, word: str, choice: str) -> str:
-    last, few = layout.world - 1, min(8, layout.world)
-    return (
-        f"--ranks {choice}: {word or 'an empty word'} does not name ranks from 0 to {last:,}; write one or several of "
-        f"{last} (one rank), 0:{few} (0 to {few - 1}), stage:{layout.pp - 1} (all ranks of a pipeline rank, 0 to "
-        f"{layout.pp - 1}), slowest:{min(4, layout.world)} (at most {layout.world:,}), all; separated by commas"
-    )
-
-
-def _slowest(result: "Answer", count: int) -> list[int]:
+def _slowest(result: Answer, count: int) -> list[int]:
     """Stragglers first, then by how much longer a rank's kernels take than the median of its program."""
     parts, kind = result.breakdown, result.program.kind
     owner = np.searchsorted(parts.ranks, parts.representative)

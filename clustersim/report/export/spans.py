@@ -7,22 +7,20 @@ one length, worked out once for each simulated rank; what a span says is a label
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from clustersim.answer import Answer
 from clustersim.arrays import BoolArray, FloatArray, IntArray
 from clustersim.program.program import RankProgram
 from clustersim.program.task import Block, Compute, Stream, Task
+from clustersim.recent import Recent, each_one
 from clustersim.report.export.ranks import TraceRank
 from clustersim.report.export.words import Label, exchange_label, operation_label, pass_label
 from clustersim.trace.store import Trace
 from clustersim.units import Seconds
-
-if TYPE_CHECKING:
-    from clustersim.answer import Answer
 
 _KEPT: Final = 8  # simulated ranks whose tables are kept: ranks of several classes come in turn
 
@@ -80,23 +78,19 @@ class Spans:
 class Export:
     """What is written: some ranks of a result. most: of each at most so many tasks, for a sample; kept: tables."""
 
-    result: "Answer"
+    result: Answer
     ranks: tuple[TraceRank, ...]
     most: int | None = None
-    kept: dict[int, Spans] = field(default_factory=dict)
+    kept: Recent[Spans] = field(default_factory=lambda: Recent(_KEPT, each_one))
 
     def __iter__(self) -> Iterator[tuple[TraceRank, Spans]]:
         """Each rank with its spans: those of the simulated one that stands for it."""
         for rank in self.ranks:
-            if rank.simulated not in self.kept:
-                if len(self.kept) >= _KEPT:
-                    self.kept.clear()
-                self.kept[rank.simulated] = spans_of(self.result, rank.simulated)
-            found = self.kept[rank.simulated]
+            found = self.kept.of((rank.simulated,), partial(spans_of, self.result, rank.simulated))
             yield rank, found if self.most is None else found.beginning(self.most)
 
 
-def spans_of(result: "Answer", rank: int) -> Spans:
+def spans_of(result: Answer, rank: int) -> Spans:
     """The table of a simulated rank."""
     trace, program = result.trace, result.program.programs[int(result.program.kind[rank])]
     rows, operations, before = trace.rows(rank), result.operations(rank), np.array(program.operations_before)
@@ -109,12 +103,17 @@ def spans_of(result: "Answer", rank: int) -> Spans:
     start[inside], end[inside] = operations.start[entry], operations.end[entry]
     computed, moving = end.copy(), start.copy()
     said = _Said(result, rank, program)
-    label, there = said.task[task], said.first[task[inside]] + place[inside]
-    label[inside] = said.label[there]
-    exposed, moved = said.exposed[there] + operations.exposed[entry], said.moved[there] + operations.moved[entry]
+    label = said.task[task]
+    label[inside] = said.label[entry]
+    exposed, moved = said.exposed[entry] + operations.exposed[entry], said.moved[entry] + operations.moved[entry]
     computed[inside] = np.maximum(end[inside] - exposed, start[inside])
     moving[inside] = np.maximum(end[inside] - moved, start[inside])
     return Spans(trace, program, said.labels, row, task, place, label, start, end, computed, moving)
+
+
+def nanoseconds(seconds: ArrayLike) -> IntArray:
+    """Whole nanoseconds, as viewers of traces have them."""
+    return np.rint(np.multiply(seconds, 1e9)).astype(np.int64)
 
 
 def sent_cause(trace: Trace, rows: IntArray) -> IntArray:
@@ -127,22 +126,19 @@ def sent_cause(trace: Trace, rows: IntArray) -> IntArray:
 class _Said:
     """What the spans of a rank say, and how long the parts of its operations take.
 
-    task: [tasks] their labels; first: [tasks] the place of their first operation in what follows: label; exposed:
-    seconds of an operation in which its exchange runs beside no kernel of it; moved: seconds that its exchange moves,
-    infinite where it is the whole operation.
+    task: [tasks] their labels; of all operations, pass by pass, label: theirs; exposed: seconds in which its exchange
+    runs beside no kernel of it; moved: seconds that its exchange moves, infinite where it is the whole operation.
     """
 
-    def __init__(self, result: "Answer", rank: int, program: RankProgram) -> None:
+    def __init__(self, result: Answer, rank: int, program: RankProgram) -> None:
         self._result, self._rank = result, rank
         self.labels: list[Label] = []
         self._numbers: dict[object, int] = {}
-        blocks = dict.fromkeys(task.block for task in program.tasks if isinstance(task, Compute))
         self.task = np.array([self._task(task) for task in program.tasks])
-        operations = [each for block in blocks for each in self._block(block)]
-        label, self.exposed, self.moved = np.array(operations, dtype=np.float64).reshape(-1, 3).T
+        blocks = [task.block for task in program.tasks if isinstance(task, Compute)]
+        said = {block: np.array([*self._block(block)]).reshape(-1, 3) for block in dict.fromkeys(blocks)}
+        label, self.exposed, self.moved = np.concatenate([np.empty((0, 3)), *(said[block] for block in blocks)]).T
         self.label = label.astype(np.int64)
-        begins = dict(zip(blocks, accumulate((len(each.operations) for each in blocks), initial=0), strict=False))
-        self.first = np.array([begins[task.block] if isinstance(task, Compute) else 0 for task in program.tasks])
 
     def _task(self, task: Task) -> int:
         """The number of a task's label; programs share blocks and exchanges, so that they are told by identity."""

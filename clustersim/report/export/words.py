@@ -4,58 +4,34 @@ Said once, for the page and for all that is exported: a writer says the parts th
 not depend on when a span ran, so that all runs of a block share them.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from clustersim.cost.block import BlockTiming
 from clustersim.cost.timing import ExchangeTiming, Provenance
 from clustersim.parallel.mesh import ROLES
-from clustersim.program.action import Action, ActionKind
-from clustersim.program.task import (
-    Communicate,
-    Compute,
-    Exchange,
-    HostExchange,
-    Operation,
-    Receive,
-    Send,
-    Stream,
-    Task,
-    Work,
-)
+from clustersim.program.action import Action
+from clustersim.program.task import Communicate, Compute, Exchange, HostExchange, Operation, Receive, Send, Stream, Task
 from clustersim.report.theme import AXIS_LOOKS, Category
 from clustersim.report.wording import PROVENANCE_NAMES
+from clustersim.scenario import Scenario
 from clustersim.workload.kernels import AttentionShape, Kernel, MatmulShape, Routine, Shape, StreamShape
 
-if TYPE_CHECKING:
-    from clustersim.scenario import Scenario
-
 Arguments = dict[str, str | int | float]
-STREAM_NAMES: Final = MappingProxyType(
-    {
-        Stream.COMPUTE: "compute",
-        Stream.DATA: "data parallel",
-        Stream.SEND_NEXT: "send to the next stage",
-        Stream.SEND_PREVIOUS: "send to the stage before",
-        Stream.RECEIVE: "receive",
-        Stream.TO_HOST: "copies to the host",
-        Stream.HOST: "the host's work",
-        Stream.FROM_HOST: "copies from the host",
-        Stream.EXPERTS: "tokens to and from experts",
-    }
-)
-WORK_LOOKS: Final[Mapping[Work, Category]] = MappingProxyType({work: Category[work.name] for work in Work})
-ACTION_LOOKS: Final[Mapping[ActionKind, Category]] = MappingProxyType(
-    {kind: Category[kind.name] for kind in ActionKind}
-)
-ROLE_LOOKS: Final[Mapping[str, Category]] = MappingProxyType(
-    {role.name: AXIS_LOOKS[role.serves] for role in ROLES.values()}
-)
-_KINDS: Final = MappingProxyType({Communicate: "collective", Send: "send", Receive: "receive"})
+STREAM_NAMES: Final = {
+    Stream.COMPUTE: "compute",
+    Stream.DATA: "data parallel",
+    Stream.SEND_NEXT: "send to the next stage",
+    Stream.SEND_PREVIOUS: "send to the stage before",
+    Stream.RECEIVE: "receive",
+    Stream.TO_HOST: "copies to the host",
+    Stream.HOST: "the host's work",
+    Stream.FROM_HOST: "copies from the host",
+    Stream.EXPERTS: "tokens to and from experts",
+}
+_KINDS: Final = {Communicate: "collective", Send: "send", Receive: "receive"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,7 +39,7 @@ class Label:
     """What a span says. Compared by identity: operations that are repeated share one.
 
     kind, name, bytes, memory_bytes, flop, shape, algorithm, bound, provenance: as the columns of `table.COLUMNS` say,
-    NaN or empty where there is no such thing; does, detail: of a task, in more words.
+    NaN or empty where there is no such thing; does, detail: of a task, in more words; work: what an operation is for.
     """
 
     kind: str
@@ -71,7 +47,7 @@ class Label:
     name: str
     does: str = ""
     detail: str = ""
-    work: Work | None = None
+    work: str = ""
     kernel: Kernel | None = None
     exchange: Exchange | None = None
     bytes: float = np.nan
@@ -89,7 +65,7 @@ class Label:
     @property
     def arguments(self) -> Arguments:
         """What an operation inside a pass says beside its name."""
-        said: Arguments = {} if self.work is None else {"work": self.work.value}
+        said: Arguments = {"work": self.work} if self.work else {}
         if self.kernel is not None:
             said |= {"kernel": self.kernel.kind.value, "dtype": self.kernel.dtype.value}
             said |= {"flop": int(self.flop), "memory_bytes": int(self.memory_bytes)}
@@ -106,9 +82,9 @@ def operation_label(operation: Operation, timing: BlockTiming, place: int, algor
     alone = exchange if kernel is None else None
     return Label(
         kind="kernel" if exchange is None else "exchange" if kernel is None else "overlap",
-        category=ROLE_LOOKS[alone.group] if alone else WORK_LOOKS[operation.work],
+        category=AXIS_LOOKS[ROLES[alone.group].serves] if alone else Category[operation.work.name],
         name=" + ".join(each.name for each in (kernel, exchange) if each is not None),
-        work=operation.work, kernel=kernel, exchange=exchange,
+        work=operation.work.value, kernel=kernel, exchange=exchange,
         bytes=np.nan if exchange is None else float(exchange.payload),
         memory_bytes=np.nan if kernel is None else float(kernel.bytes),
         flop=np.nan if kernel is None else float(kernel.flops),
@@ -143,10 +119,10 @@ def exchange_label(task: Communicate | Send | Receive, timing: ExchangeTiming) -
 def look_of(task: Task) -> Category:
     """The category of a task: of a pass that is no action, what its last operation is for."""
     if not isinstance(task, Compute):
-        return ROLE_LOOKS[task.exchange.group]
+        return AXIS_LOOKS[ROLES[task.exchange.group].serves]
     if task.action is not None:
-        return ACTION_LOOKS[task.action.kind]
-    return WORK_LOOKS[task.block.operations[-1].work] if task.block.operations else Category.COMPUTE
+        return Category[task.action.kind.name]
+    return Category[task.block.operations[-1].work.name] if task.block.operations else Category.COMPUTE
 
 
 def action_of(task: Task) -> Action | None:
@@ -154,7 +130,7 @@ def action_of(task: Task) -> Action | None:
     return task.action if isinstance(task, Compute) else None if isinstance(task, Communicate) else task.tag
 
 
-def place_of(task: Task, scenario: "Scenario") -> Arguments:
+def place_of(task: Task, scenario: Scenario) -> Arguments:
     """Microbatch of its step, the step (from 1) where there are several, and chunk; empty for what belongs to none."""
     action = action_of(task)
     if action is None:
@@ -164,7 +140,7 @@ def place_of(task: Task, scenario: "Scenario") -> Arguments:
     return {"microbatch": microbatch, **several, "chunk": scenario.placement.chunk_of(action.stage)}
 
 
-def task_words(task: Task, scenario: "Scenario") -> str:
+def task_words(task: Task, scenario: Scenario) -> str:
     """What a task is called: its category, and for which microbatch, chunk and step it is."""
     place = place_of(task, scenario)
     words = "receive for" if isinstance(task, Receive) else f"{look_of(task).label} of"
@@ -187,13 +163,7 @@ def shape_words(shape: Shape | None) -> str:
                 f"{'' if shape.window is None else f', window {shape.window}'}"
             )
         case StreamShape(routine, rows, width, backward, fused):
-            how = f"{', backward' if backward else ''}{'' if fused else ', unfused'}{_written(shape)}"
-            return f"{routine.value} {rows} x {width}{how}" if rows > 1 else f"{routine.value} {width}{how}"
+            copies = " and ".join(dtype.value for dtype in shape.formats) if routine is Routine.QUANTIZE else ""
+            how = f"{', backward' * backward}{'' if fused else ', unfused'}{f', into {copies}' if copies else ''}"
+            return f"{routine.value} {f'{rows} x ' if rows > 1 else ''}{width}{how}"
     return ""
-
-
-def _written(shape: StreamShape) -> str:
-    """The formats of the copies that a cast writes."""
-    if shape.routine is not Routine.QUANTIZE:
-        return ""
-    return f", into {' and '.join(dtype.value for dtype in shape.formats)}"
