@@ -208,7 +208,7 @@ def _heat(found: Found, one: str, two: str) -> Drawn:
         "type": "heatmap", "x": [pair_words(two, column) for column in columns],
         "y": [pair_words(one, row) for row in rows], "z": scores, "text": words,
         "texttemplate": "%{text}", "hovertemplate": "%{y}, %{x}: %{text}<extra></extra>",
-        "colorscale": [[0, "#0072B2"], [1, "#E8EEF4"]], "showscale": False, "xgap": 2, "ygap": 2,
+        "colorscale": [[0, "#8FC1DE"], [1, "#EEF3F8"]], "showscale": False, "xgap": 2, "ygap": 2,
     }  # fmt: skip
 
 
@@ -280,7 +280,7 @@ def _values(axes: Mapping[str, list[str]]) -> Drawn:
     every = [(place, _height(key, value, axes), value) for place, key in enumerate(axes) for value in axes[key]]
     x, y, values = zip(*every, strict=True)
     words = [f" {escape(bare(value))}" for value in values]
-    return words_in(list(x), list(y), words, textfont={"color": "@ink", "size": 11})
+    return words_in(list(x), list(y), words, textfont={"color": "@ink", "size": 11}, textposition="top right")
 
 
 def _why_cards(found: Found) -> Iterable[Card]:
@@ -320,6 +320,8 @@ def _sure_card(found: Found) -> Iterable[Card]:
     rows += [Cells((each.words, *_scores(each.scores, each.best, found))) for each in found.changes]
     lost = found.overtaken
     words = f"Another is better with {', '.join(lost)}." if lost else "No other is better with any of these changes."
+    if any(each.best for each in found.changes if each.words not in lost):
+        words += " Where another is bold, both are as good, as far as runs of one and the same differ."
     yield card("Does it stay the best?", table(heads, rows), lead=prose("sure"), caption=words)
 
 

@@ -148,9 +148,10 @@ def run_words(layout: Layout) -> str:
     run = layout.run
     if run is None:
         return ""
+    spares = run["spare_nodes"]
     return (
-        f"{run['days']:.1f} days with what breaks, goodput {run['goodput']:.1%}, {run['spare_nodes']:,} spare nodes, a "
-        f"checkpoint every {format_seconds(run['interval'])}"
+        f"{run['days']:.1f} days with what breaks, goodput {run['goodput']:.1%}, {spares:,} spare "
+        f"node{'' if spares == 1 else 's'}, a checkpoint every {format_seconds(run['interval'])}"
     )
 
 
