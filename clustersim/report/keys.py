@@ -25,11 +25,6 @@ class Cells:
     look: str = ""
 
 
-def stacked(words: Iterable[str]) -> Markup:
-    """Words below each other."""
-    return Markup("<br>").join(words)
-
-
 def table(heads: Iterable[str], rows: Iterable[Cells], *, words: Collection[int] = ()) -> Markup:
     """A table. words: the columns that hold words, which may break, and not quantities."""
     return render("table.html", heads=heads, rows=rows, words=words)
