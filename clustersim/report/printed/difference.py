@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from rich.console import Group, RenderableType
     from rich.table import Table
 
+    from clustersim.report.printed.grid import Cell
+
 MOST_PARTS: Final = 3  # columns of the stages' table
 MOST_STAGES: Final = 16
 _COMPARED: Final = ("A", "B")
@@ -25,7 +27,7 @@ def render_difference(difference: Difference) -> "Group":
     """Something that rich prints: coloured on a terminal, plain elsewhere."""
     from rich.console import Group
 
-    inputs = [tuple(map(text, (each.key, words_of(each.first), words_of(each.second)))) for each in difference.inputs]
+    inputs = [(each.key, words_of(each.first), words_of(each.second)) for each in difference.inputs]
     shown: list[RenderableType] = [
         text(headline(difference), "bold"),
         *(text(f"{name}: {title}") for name, title in zip(_COMPARED, difference.titles, strict=True)),
