@@ -154,6 +154,11 @@ def test_text_of_users_is_escaped(plain: Answer) -> None:
     assert html.escape("<b>x</b>") in text
 
 
+def test_words_of_the_input_may_break_and_numbers_not(plain: Answer) -> None:
+    text = page_of(plain, simulated("name=a long note"))
+    assert re.findall(r'class="words">(.*?)<', text) == ["A", "B", "not given", "a long note"]
+
+
 def test_both_timelines_have_one_axis(plain: Answer) -> None:
     second = simulated(*CHANGES["steps"])
     drawn = figures(page_of(plain, second))
