@@ -17,7 +17,6 @@ from clustersim.cli.validate_table import (
     ranking_cells,
 )
 from clustersim.report.files import write_text_atomically
-from clustersim.report.keys import Cells
 from clustersim.report.validation import Lines, Part, Point, validation_page
 from clustersim.validation.comparison import Band
 from clustersim.validation.layouts import Ranking
@@ -51,21 +50,20 @@ def _ends(band: Band | None) -> tuple[float, float] | None:
 
 
 def _bands(bands: Mapping[str, Inside]) -> Lines | None:
-    rows = tuple(Cells((regime, *band_cells(regime, inside))) for regime, inside in bands.items())
+    rows = [(regime, *band_cells(regime, inside)) for regime, inside in bands.items()]
     return Lines(BANDED, rows) if rows else None
 
 
 def _sources(summary: Summary) -> Lines:
-    rows: list[Cells] = []
+    rows = []
     for source, quality in summary.sources.items():
-        rows.append(Cells((source or "not stated", *quality_cells(quality))))
+        rows.append((source or "not stated", *quality_cells(quality)))
         parts = parts_of(summary, source).items()
-        rows += [Cells((f"\N{EM SPACE}{name}", *quality_cells(part))) for name, part in parts]
-    rows.append(Cells(("all cases", *quality_cells(summary.overall)), "sum"))
-    rows += [Cells((name, *cells), "sum") for name, cells in macro_lines(summary)]
-    return Lines(("source", *HEADS), tuple(rows))
+        rows += [(f"\N{EM SPACE}{name}", *quality_cells(part)) for name, part in parts]
+    sums = [("all cases", *quality_cells(summary.overall)), *((name, *cells) for name, cells in macro_lines(summary))]
+    return Lines(("source", *HEADS), rows, sums)
 
 
 def _layouts(ranking: Ranking) -> Lines:
-    rows = [Cells((source, *ranking_cells(mine))) for source, mine in ranking.by_source().items()]
-    return Lines(RANKED, (*rows, Cells(("all sets", *ranking_cells(ranking)), "sum")))
+    rows = [(source, *ranking_cells(mine)) for source, mine in ranking.by_source().items()]
+    return Lines(RANKED, rows, [("all sets", *ranking_cells(ranking))])

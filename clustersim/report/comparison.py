@@ -5,22 +5,20 @@ from html import escape
 from typing import TYPE_CHECKING
 
 import numpy as np
-from markupsafe import Markup
 
+from clustersim.report import wording
 from clustersim.report.answer_timeline import timeline_of
-from clustersim.report.document import card, document, prose
+from clustersim.report.document import document, drawn
 from clustersim.report.draw.bars import chart, diamond, in_lines, points
 from clustersim.report.draw.timeline import timeline_card
 from clustersim.report.figure import Figure, axis, time_scale, typed
-from clustersim.report.keys import Cells, signed, table
+from clustersim.report.keys import signed
 from clustersim.report.parts.difference import part_changes
 from clustersim.report.parts.time import stages_card
 from clustersim.report.parts.verdict import foot_card
 from clustersim.report.parts.waiting import is_told, waiting_card
 from clustersim.report.rows import shown_ranks
 from clustersim.report.times import times_of
-from clustersim.report.wording import disturbed_line, gpu_line, layout_line, mfu_words
-from clustersim.units import format_step_time
 
 if TYPE_CHECKING:
     from clustersim.answer import Answer
@@ -28,20 +26,18 @@ if TYPE_CHECKING:
 
 def comparison_page(results: "Mapping[str, Answer]", title: str, shown: str) -> str:
     """The page as HTML text."""
-    close, first = results[shown], next(iter(results))
-    scenario, ranks = close.scenario, shown_ranks(close)
-    timeline = timeline_of(close, ranks)
-    on = f"{scenario.model.name} on {close.ranks:,} × {gpu_line(scenario)} ({scenario.cluster.name})"
-    wrong = Markup("<p>{}</p>").format(disturbed_line(scenario) or "nothing is disturbed")
+    close = results[shown]
+    timeline = timeline_of(close, ranks := shown_ranks(close))
     cards = [
-        card(title, _table(results), lead=f"{on}. {layout_line(scenario)}"),
-        card(f"What differs from {first}", difference_figure(results), lead=prose("different_cases", first=first)),
-        card(f"Close up: {shown}", wrong),
+        drawn(
+            "comparison.html", title=title, results=results, close=close, shown=shown, wording=wording,
+            figure=difference_figure(results),
+        ),
         *([waiting_card(close)] if is_told(close) else []),
         stages_card(times_of(close, ranks), timeline),
         timeline_card(timeline),
         foot_card(close),
-    ]
+    ]  # fmt: skip
     return document(title, cards)
 
 
@@ -70,15 +66,3 @@ def difference_figure(results: "Mapping[str, Answer]") -> Figure:
         stacked="relative",
         bargap=0.4,
     )
-
-
-def _table(results: "Mapping[str, Answer]") -> Markup:
-    """Step time, loss and rate of each answer."""
-    base = next(iter(results.values())).step_time
-    rows = (_row(name, each, base) for name, each in results.items())
-    return table(("case", "step time", "longer by", "tokens/s", "MFU"), rows)
-
-
-def _row(name: str, result: "Answer", base: float) -> Cells:
-    longer, used = f"{result.step_time / base - 1:.1%}", mfu_words(result.mfu(), result.mfu_causal())
-    return Cells((name, format_step_time(result.step_time), longer, f"{result.tokens_per_second:,.0f}", used))

@@ -4,7 +4,7 @@ The parts are those of the breakdown, the mean over all ranks. They sum to the s
 differences sum to the difference of the step times. Parts are compared by name, whatever model and cluster they are of.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -13,22 +13,11 @@ import numpy as np
 from clustersim.analysis.parts import PARTS, Part
 from clustersim.answer import Answer
 from clustersim.arrays import FloatArray
-from clustersim.program.placement import Placement
 from clustersim.report.keys import signed
 from clustersim.report.times import ROUNDING
 from clustersim.report.wording import stage_name
 from clustersim.scenario.changes.written import Changed, changed_keys, other_files
-from clustersim.units import Seconds, format_bytes, format_number, format_seconds, format_step_time
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One number of both answers, in words."""
-
-    name: str
-    first: str
-    second: str
-    change: str
+from clustersim.units import Bytes, Seconds, format_bytes, format_number, format_seconds, format_step_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,33 +86,27 @@ class Difference:
             "first": {"title": self.titles[0], **_plain(first)},
             "second": {"title": self.titles[1], **_plain(second)},
             "inputs": [{"key": each.key, "first": each.first, "second": each.second} for each in self.inputs],
-            "delta": {key: second[key] - first[key] for key in _NUMBERS},
-            "parts_s": [_part(part, self.parts[:, part.place]) for part in self.present],
-            "stages": self._stages() if self.row_labels else None,
+            "delta": {key: second[key] - first[key] for key in _NUMBERS if key != "fits"},
+            "parts_s": self._named(self.parts),
+            "stages": [
+                {"pipeline_rank": row, "parts_s": self._named(self.stages[:, row])}
+                for row in range(self.stages.shape[1])
+            ]
+            or None,
             "notes": list(self.notes),
         }
 
-    def _stages(self) -> list[dict[str, Any]]:
-        return [
-            {"pipeline_rank": row, "parts_s": [_part(part, self.stages[:, row, part.place]) for part in self.present]}
-            for row in range(self.stages.shape[1])
-        ]
+    def _named(self, parts: FloatArray) -> list[dict[str, Any]]:
+        return named_parts([part.value for part in self.present], parts[:, [part.place for part in self.present]])
+
+
+def named_parts(names: Iterable[str], parts: FloatArray) -> list[dict[str, Any]]:
+    """Seconds of parts in both, as plain data. parts: [2, names]."""
+    rows = zip(names, *parts.tolist(), strict=True)
+    return [{"part": name, "first": first, "second": second, "delta": second - first} for name, first, second in rows]
 
 
 MOST_WORDS: Final = 60  # characters of a text in a list
-_NUMBERS: Final = (
-    "step_time_s",
-    "tokens_per_s",
-    "tokens_per_s_per_gpu",
-    "mfu",
-    "mfu_causal",
-    "hfu",
-    "bubble_fraction",
-    "exposed_communication_fraction",
-    "peak_memory_bytes",
-    "memory_capacity_bytes",
-    "ranks",
-)
 
 
 def difference_of(first: Answer, second: Answer, titles: tuple[str, str], notes: tuple[str, ...] = ()) -> Difference:
@@ -135,7 +118,7 @@ def difference_of(first: Answer, second: Answer, titles: tuple[str, str], notes:
         f"{name}: both name it by the same words, but the files differ"
         for name in other_files(first.scenario, second.scenario)
     ]
-    rows = len(first.ledgers) if _pipeline(first) == _pipeline(second) else 0
+    rows = len(first.ledgers) if first.scenario.placement == second.scenario.placement else 0
     return Difference(
         titles=titles,
         inputs=changed_keys(first.scenario, second.scenario),
@@ -160,27 +143,11 @@ def headline(difference: Difference) -> str:
     return f"B's step takes {step}, {format_step_time(abs(difference.longer))} ({part:+.1%}) {longer} than A's"
 
 
-def lines(difference: Difference) -> list[Line]:
-    """The numbers that people compare."""
+def lines(difference: Difference) -> list[tuple[str, str, str, str]]:
+    """The numbers that people compare: name, of both, and the change."""
     first, second = difference.answers
-    formats: list[tuple[str, str, Callable[[float], str], Callable[[float, float], str]]] = [
-        ("step time", "step_time_s", format_step_time, _seconds_and_part),
-        ("tokens/s", "tokens_per_s", lambda value: f"{value:,.0f}", _part_of),
-        ("tokens/s per GPU", "tokens_per_s_per_gpu", format_number, _part_of),
-        ("MFU", "mfu", _percent, _points),
-        ("MFU, causal", "mfu_causal", _percent, _points),
-        ("HFU", "hfu", _percent, _points),
-        ("bubble", "bubble_fraction", _percent, _points),
-        ("exposed communication", "exposed_communication_fraction", _percent, _points),
-        ("peak memory", "peak_memory_bytes", format_bytes, _bytes),
-        ("memory of the GPU", "memory_capacity_bytes", format_bytes, _bytes),
-        ("GPUs", "ranks", lambda value: f"{value:,}", _part_of),
-    ]
-    numbers = [
-        Line(name, show(first[key]), show(second[key]), change(first[key], second[key]))
-        for name, key, show, change in formats
-    ]
-    return [*numbers, Line("fits", _fits(first), _fits(second), "" if first["fits"] == second["fits"] else "changes")]
+    pairs = [(first[key], second[key], *words) for key, words in _NUMBERS.items()]
+    return [(name, show(a), show(b), "" if a == b else change(a, b)) for a, b, name, show, change in pairs]
 
 
 def words_of(value: object) -> str:
@@ -213,42 +180,43 @@ def _tokens(result: Answer) -> int:
     return result.scenario.training.global_batch * result.scenario.training.sequence
 
 
-def _pipeline(result: Answer) -> Placement:
-    return result.scenario.placement
-
-
 def _seconds(parts: Mapping[str, Seconds]) -> list[Seconds]:
     return [parts[part.value] for part in PARTS]
 
 
 def _plain(answer: Mapping[str, Any]) -> dict[str, Any]:
-    return {"name": answer["name"], **{key: answer[key] for key in _NUMBERS}, "fits": answer["fits"]}
+    return {"name": answer["name"], **{key: answer[key] for key in _NUMBERS}}
 
 
-def _part(part: Part, seconds: FloatArray) -> dict[str, Any]:
-    first, second = seconds.tolist()
-    return {"part": part.value, "first": first, "second": second, "delta": second - first}
-
-
-def _fits(answer: Mapping[str, Any]) -> str:
-    return "✓ fits" if answer["fits"] else "✕ does not fit"
-
-
-def _percent(share: float) -> str:
-    return f"{share:.1%}"
-
-
-def _part_of(first: float, second: float) -> str:
-    return "" if first == second else f"{second / first - 1.0:+.1%}"
+def _part(first: float, second: float) -> str:
+    return f"{second / first - 1.0:+.1%}"
 
 
 def _seconds_and_part(first: Seconds, second: Seconds) -> str:
-    return "" if first == second else f"{signed(second - first)} ({second / first - 1.0:+.1%})"
+    return f"{signed(second - first)} ({_part(first, second)})"
 
 
 def _points(first: float, second: float) -> str:
-    return "" if first == second else f"{100 * (second - first):+.1f} points"
+    return f"{100 * (second - first):+.1f} points"
 
 
-def _bytes(first: float, second: float) -> str:
-    return "" if first == second else f"{'-' if second < first else '+'}{format_bytes(abs(second - first))}"
+def _bytes(first: Bytes, second: Bytes) -> str:
+    return f"{'-' if second < first else '+'}{format_bytes(abs(second - first))}"
+
+
+_percent = "{:.1%}".format
+_NUMBERS: Final[Mapping[str, tuple[str, Callable[[Any], str], Callable[[Any, Any], str]]]] = {
+    "step_time_s": ("step time", format_step_time, _seconds_and_part),
+    "tokens_per_s": ("tokens/s", "{:,.0f}".format, _part),
+    "tokens_per_s_per_gpu": ("tokens/s per GPU", format_number, _part),
+    "mfu": ("MFU", _percent, _points),
+    "mfu_causal": ("MFU, causal", _percent, _points),
+    "hfu": ("HFU", _percent, _points),
+    "bubble_fraction": ("bubble", _percent, _points),
+    "exposed_communication_fraction": ("exposed communication", _percent, _points),
+    "peak_memory_bytes": ("peak memory", format_bytes, _bytes),
+    "memory_capacity_bytes": ("memory of the GPU", format_bytes, _bytes),
+    "ranks": ("GPUs", "{:,}".format, _part),
+    "fits": ("fits", lambda fits: "✓ fits" if fits else "✕ does not fit", lambda _first, _second: "changes"),
+}
+"""What is compared of answers: its name, its words, and those of a change."""

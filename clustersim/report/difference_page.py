@@ -4,21 +4,22 @@ The waterfall begins at A's step time; each part begins where the one before it 
 time. Both timelines have one axis, which is zoomed in both at once (`assets/difference.js`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from clustersim.arrays import FloatArray
+from clustersim.report import difference as said
 from clustersim.report.answer_timeline import timeline_of
-from clustersim.report.difference import Difference, headline, lines, words_of
-from clustersim.report.document import Card, card, document, drawn, prose
+from clustersim.report.difference import Difference
+from clustersim.report.document import document, drawn
 from clustersim.report.draw.bars import Drawn, bar, chart, in_lines, ticks
 from clustersim.report.draw.timeline import timeline_caption, timeline_figure
 from clustersim.report.figure import Figure, axis, marker, short_labels, time_scale
-from clustersim.report.keys import Cells, part_name, signed, table
-from clustersim.report.parts.difference import part_changes
+from clustersim.report.keys import part_name, signed
+from clustersim.report.parts.difference import changed_parts
 from clustersim.report.rows import height_of, shown_ranks, shown_rows
 from clustersim.report.theme import PART_LOOKS
 from clustersim.report.timeline_arrays import MOST_BYTES, drawing
@@ -28,47 +29,17 @@ from clustersim.units import Seconds, format_step_time
 if TYPE_CHECKING:
     from clustersim.answer import Answer
 
-NAMES: Final = ("A", "B")
-_CUT: Final = "The axis does not begin at zero."
-
 
 def difference_page(difference: Difference, results: "Sequence[Answer]") -> str:
     """The page as HTML text."""
-    cards = [_verdict_card(difference), _inputs_card(difference)]
-    if difference.different:
-        cards.append(_waterfall_card(difference))
-    if len(difference.row_labels) > 1 and difference.different:
-        word = difference.row_labels[0].rpartition(" ")[0]
-        cards.append(card(f"Each {word}", stages_figure(difference), lead=prose("different_stages")))
-    timelines = [timeline_of(result, shown_ranks(result)) for result in results]
-    title = f"{difference.titles[0]} and {difference.titles[1]}"
-    return document(title, [*cards, _lanes_card(difference, timelines)], scripts=("difference",))
-
-
-def _verdict_card(difference: Difference) -> Card:
-    rows = (Cells((line.name, line.first, line.second, line.change)) for line in lines(difference))
-    return drawn(
-        "difference.html",
-        answer=headline(difference),
-        titles=list(zip(NAMES, difference.titles, strict=True)),
-        numbers=table(("", *NAMES, "change"), rows),
-        notes=difference.notes,
-    )
-
-
-def _inputs_card(difference: Difference) -> Card:
-    title = "What was changed"
-    if not difference.inputs:
-        return card(title, "No key of the input differs.")
-    rows = (Cells((each.key, words_of(each.first), words_of(each.second))) for each in difference.inputs)
-    return card(title, table(("input", *NAMES), rows, words=(1, 2)))
-
-
-def _waterfall_card(difference: Difference) -> Card:
-    figure = difference_waterfall(difference)
-    cut = _CUT if figure.layout["xaxis"]["range"][0] > 0.0 else ""
-    title, numbers = "Where the difference comes from", _parts_table(difference)
-    return card(title, figure, numbers, lead=prose("difference"), caption=cut, beside=True)
+    waterfall = difference_waterfall(difference) if difference.different else None
+    stages = stages_figure(difference) if waterfall and len(difference.row_labels) > 1 else None
+    lanes = list(_lanes([timeline_of(result, shown_ranks(result)) for result in results]))
+    page = drawn(
+        "difference.html", *filter(None, (waterfall, stages, *(figure for figure, _ in lanes))), waterfall=waterfall,
+        stages=stages, lanes=lanes, difference=difference, said=said, part_name=part_name,
+    )  # fmt: skip
+    return document(f"{difference.titles[0]} and {difference.titles[1]}", [page], scripts=("difference",))
 
 
 def difference_waterfall(difference: Difference) -> Figure:
@@ -117,39 +88,26 @@ def _whole_bar(name: str, seconds: Seconds, colour: str, size: float) -> Drawn:
     )  # fmt: skip
 
 
-def _parts_table(difference: Difference) -> str:
-    steps = map(format_step_time, difference.step_times.tolist())
-    step = Cells(("step", *steps, difference.words(difference.longer)), "sum")
-    rows = (Cells((part_name(part), *difference.amounts(part))) for part in difference.present)
-    return table(("part", *NAMES, "longer by"), [*rows, step])
-
-
 def stages_figure(difference: Difference) -> Figure:
     """For each pipeline rank a bar to each side: by how much parts are longer and shorter in B."""
     shown = shown_rows(len(difference.row_labels))
-    changes, labels = difference.stage_deltas[shown], [difference.row_labels[row] for row in shown]
-    scale = time_scale(float(np.abs(changes).max()))
-    return chart(
+    labels, narrow = [difference.row_labels[row] for row in shown], [str(row) for row in shown]
+    return changed_parts(
         "difference-stages",
-        part_changes(labels, changes, scale),
-        axis(f"longer in B by [{scale.unit}]", zeroline=True),
+        labels,
+        difference.stage_deltas[shown],
+        "longer in B by",
         height=height_of(len(labels)),
-        narrow=short_labels(labels, [str(row) for row in shown]),
-        stacked="relative",
-        bargap=0.3,
+        narrow=short_labels(labels, narrow),
     )
 
 
-def _lanes_card(difference: Difference, timelines: Sequence[Timeline]) -> Card:
-    """Both timelines, one above the other, on the axis of the longer one; each may take half of a page's bytes."""
+def _lanes(timelines: Sequence[Timeline]) -> Iterator[tuple[Figure, str]]:
+    """Both on the axis of the longer one, with what must be said of each; each may take half of a page's bytes."""
     whole = max(float(timeline.spans.end.max(initial=0.0)) for timeline in timelines)
-    drawings = [drawing(timeline, MOST_BYTES // 2) for timeline in timelines]
-    figures = [
-        _aligned(timeline_figure(each, name=f"timeline-{name.lower()}"), whole)
-        for each, name in zip(drawings, NAMES, strict=True)
-    ]
-    lanes = list(zip(NAMES, difference.titles, figures, map(timeline_caption, drawings), strict=True))
-    return drawn("lanes.html", *figures, lanes=lanes, lead=prose("lanes"))
+    for name, timeline in zip(("timeline-a", "timeline-b"), timelines, strict=True):
+        each = drawing(timeline, MOST_BYTES // 2)
+        yield _aligned(timeline_figure(each, name=name), whole), timeline_caption(each)
 
 
 def _aligned(figure: Figure, whole: Seconds) -> Figure:

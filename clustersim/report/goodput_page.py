@@ -1,6 +1,6 @@
 """How is a run over weeks looked at? How long it takes, where its time goes, one run in detail, and what helps."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Final
@@ -8,12 +8,12 @@ from typing import Final
 import numpy as np
 
 from clustersim.analysis.goodput import DAY, Goodput, Piece, Point
-from clustersim.report.document import Card, card, document, drawn, prose
+from clustersim.report.document import document, drawn
 from clustersim.report.draw.bars import Drawn, bar, chart, level, note
-from clustersim.report.figure import Figure, Traces, axis, layout, legend, typed
-from clustersim.report.keys import Cells, table
-from clustersim.report.printed.goodput import LOSSES, changes, facts, headline, losses, money_words, subject
-from clustersim.units import format_seconds, format_step_time
+from clustersim.report.figure import Figure, axis, layout, legend, typed
+from clustersim.report.printed import goodput as said
+from clustersim.report.printed.goodput import LOSSES, losses
+from clustersim.units import format_seconds
 
 _COLOURS: Final = {
     "checkpoints": "#E69F00",
@@ -34,25 +34,14 @@ _FIRST: Final = 7.0  # days of the timeline that are drawn first
 
 def goodput_page(found: Goodput, file: Path) -> str:
     """The page as HTML text."""
-    cards = [
-        _verdict_card(found),
-        card("Where the time goes", loss_figure(found), lead=prose("losses")),
-        *_what_if_card(found),
-        card("One run", timeline_figure(found), lead=prose("one_run")),
-        *_spread_card(found),
-        *_curve_cards(found),
-        _broken_card(found),
-        _states_card(found),
-        _sources_card(found),
-    ]
-    return document(f"Goodput of {file.name}", cards)
-
-
-def _verdict_card(found: Goodput) -> Card:
-    notes = [*found.warnings] if found.complete else ["Stopped before the last run.", *found.warnings]
-    numbers = table(("", "", ""), map(Cells, facts(found)), words=(2,))
-    return drawn("answer.html", label="how long it takes", answer=headline(found), subject=subject(found),
-                 content=[numbers], notes=notes)  # fmt: skip
+    figures = {
+        "losses": loss_figure(found),
+        "timeline": timeline_figure(found),
+        "spread": spread_figure(found) if len(found.runs) > 1 else None,
+        "intervals": interval_figure(found) if found.intervals else None,
+        "spares": spares_figure(found) if len(found.spares) > 1 else None,
+    }
+    return document(f"Goodput of {file.name}", [drawn("goodput.html", said=said, found=found, **figures)])
 
 
 def loss_figure(found: Goodput) -> Figure:
@@ -76,11 +65,10 @@ def timeline_figure(found: Goodput) -> Figure:
     groups: dict[str, list[Piece]] = {}
     for piece in found.timeline:
         groups.setdefault(piece.what, []).append(piece)
-    traces: Traces = [_pieces(what, groups[what]) for what in sorted(groups, key=_order)]
     whole = max((piece.end for piece in found.timeline), default=DAY) / DAY
     return Figure(
         name="timeline",
-        traces=traces,
+        traces=[_pieces(what, groups[what]) for what in sorted(groups, key=_order)],
         layout=layout(
             showlegend=True,
             legend=legend(),
@@ -108,17 +96,14 @@ def _pieces(what: str, pieces: Sequence[Piece]) -> Drawn:
     )  # fmt: skip
 
 
-def _spread_card(found: Goodput) -> Iterable[Card]:
-    if len(found.runs) < 2:
-        return
-    days = [run.wall / DAY for run in found.runs]
+def spread_figure(found: Goodput) -> Figure:
+    """How many runs take how many days, beside how long it takes where nothing breaks."""
     runs = {
-        "type": "histogram", "x": typed(days), "nbinsx": 50, "marker": {"color": _WORK},
-        "hovertemplate": "%{x} days: %{y} runs<extra></extra>",
+        "type": "histogram", "x": typed([run.wall / DAY for run in found.runs]), "nbinsx": 50,
+        "marker": {"color": _WORK}, "hovertemplate": "%{x} days: %{y} runs<extra></extra>",
     }  # fmt: skip
     ideal = [(found.ideal / DAY, "nothing breaks", 1.0)]
-    figure = _marked("spread", runs, axis("days"), axis("runs", rangemode="tozero"), ideal, height=260)
-    yield card("How sure are the days?", figure, lead=prose("runs"), caption=_sure(found))
+    return _marked("spread", runs, axis("days"), axis("runs", rangemode="tozero"), ideal, height=260)
 
 
 def _marked(
@@ -135,24 +120,6 @@ def _marked(
         xaxis=x, yaxis=y, dragmode=False, shapes=[level("x", at, look) for at, _, _ in marks], annotations=notes
     )
     return Figure(name, [trace], shown, height, _SMALL)
-
-
-def _sure(found: Goodput) -> str:
-    days, (low, high) = found.days, found.step_band
-    words = f"p10 {days['p10']:.1f}, p50 {days['p50']:.1f}, p90 {days['p90']:.1f}, mean {days['mean']:.1f} days"
-    cost = money_words(found)
-    band = f"{format_step_time(low)} to {format_step_time(high)}"
-    return (
-        f"{words}{f'; {cost}' if cost else ''}. The step itself is expected between {band}, which moves all of it in "
-        "proportion and is not in these figures."
-    )
-
-
-def _curve_cards(found: Goodput) -> Iterable[Card]:
-    if found.intervals:
-        yield card("How often checkpoints?", interval_figure(found), lead=prose("checkpoints"))
-    if len(found.spares) > 1:
-        yield card("How many spares?", spares_figure(found), lead=prose("spares"))
 
 
 def interval_figure(found: Goodput) -> Figure:
@@ -179,41 +146,3 @@ def _curve(points: Sequence[Point], size: float, values: Sequence[float], words:
         "type": "scatter", "mode": "lines+markers", "x": [point.value / size for point in points], "y": [*values],
         "line": {"color": _WORK, "width": 2}, "marker": {"size": 6}, "hovertemplate": words + "<extra></extra>",
     }  # fmt: skip
-
-
-def _what_if_card(found: Goodput) -> Iterable[Card]:
-    if not found.changes:
-        return
-    lead = "The same runs with one thing changed; the interval between checkpoints follows unless it is said."
-    yield card("What if?", table(("with", "days, mean", "difference"), map(Cells, changes(found))), lead=lead)
-
-
-def _broken_card(found: Goodput) -> Card:
-    rows = (
-        Cells((name, f"{many:,.2f}", found.sources.get(f"failures.{name}.rate", "")))
-        for name, many in found.failures.items()
-    )
-    return card("What breaks", table(("kind", "in a run", "its rate is from"), rows, words=(2,)))
-
-
-def _states_card(found: Goodput) -> Card:
-    rows = [
-        Cells((name, "–" if step is None else format_step_time(step), f"{share:.2%}"))
-        for name, (step, share) in found.states.items()
-    ]
-    down = 1.0 - sum(share for _, share in found.states.values())
-    rows.append(Cells(("down", "", f"{down:.2%}"), "sum"))
-    lead = (
-        "Every state of the cluster that occurs was simulated once; shares are of the wall time, checkpoints among it."
-    )
-    return card("States of the cluster", table(("state", "step", "share of the time"), rows), lead=lead)
-
-
-def _sources_card(found: Goodput) -> Card:
-    rows = (
-        Cells((name, words))
-        for name, words in found.sources.items()
-        if not name.startswith("failures.") or ".rate" not in name
-    )
-    what = f"Preset {found.preset}: {found.description}."
-    return card("Where the figures are from", table(("value", "source"), rows, words=(1,)), lead=what)

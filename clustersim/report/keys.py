@@ -1,10 +1,8 @@
-"""What stands in tables and legends? The mark of a category, quantities that stay on one line, and tables themselves.
+"""What stands in tables and legends? The mark of a category, and quantities that stay on one line.
 
 The mark is a square in the category's colour, hatched where its fill is. Text that is not `Markup` is escaped.
 """
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,32 +10,8 @@ from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
 from clustersim.analysis.parts import PARTS, Part
-from clustersim.report.document import render
 from clustersim.report.theme import LISTED_LOOKS, PART_LOOKS, Category
 from clustersim.units import Seconds, format_seconds
-
-
-@dataclass(frozen=True, slots=True)
-class Cells:
-    """A row of a table, plain text or `Markup`, its name first; look: a class of the page's style, such as "sum"."""
-
-    words: Sequence[str]
-    look: str = ""
-
-
-def stacked(words: Iterable[str]) -> Markup:
-    """Words below each other."""
-    return Markup("<br>").join(words)
-
-
-def table(heads: Iterable[str], rows: Iterable[Cells], *, words: Collection[int] = ()) -> Markup:
-    """A table. words: the columns that hold words, which may break, and not quantities."""
-    return render("table.html", heads=heads, rows=rows, words=words)
-
-
-def wide(content: str) -> Markup:
-    """What may be wider than a small screen."""
-    return Markup('<div class="scrolls">{}</div>').format(content)
 
 
 def key(category: Category) -> Markup:

@@ -5,30 +5,19 @@ the ranks that were measured, in both. What takes how long is compared where bot
 by their names, collectives by name, ranks and payload, products by their sizes.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
 from clustersim.analysis.profiled import SPAN_KINDS, SPAN_PARTS, Moved, ProfiledStep
 from clustersim.arrays import FloatArray
-from clustersim.units import Bytes, Seconds, format_step_time
+from clustersim.report.difference import named_parts
+from clustersim.units import Seconds, format_step_time
 
 _Key = TypeVar("_Key", bound=Hashable)
 _RESOLUTION: Final = 1e-6  # of a step: traces have whole nanoseconds, and a step has thousands of kernels
-
-
-class Pair(NamedTuple):
-    """What both take for the same. counts: how many there are; seconds: of all of them; each of A and of B."""
-
-    counts: tuple[float, float]
-    seconds: tuple[Seconds, Seconds]
-
-    @property
-    def longer(self) -> Seconds:
-        """Seconds by which B takes longer."""
-        return self.seconds[1] - self.seconds[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,27 +47,28 @@ class ProfileDifference:
         return np.stack([each.parts for each in self.steps])
 
     @property
-    def kinds(self) -> list[Pair]:
-        """Of SPAN_KINDS."""
-        both = [each.kinds for each in self.steps]
-        return [_pair(both[0][:, place], both[1][:, place]) for place in range(len(SPAN_KINDS))]
+    def kinds(self) -> FloatArray:
+        """How many there are of each of SPAN_KINDS, and their seconds, in A and in B: [kinds, 2, 2]."""
+        return np.stack([each.kinds.T for each in self.steps], axis=1)
 
     @property
-    def collectives(self) -> dict[Moved, Pair]:
-        """Those of either, longest first."""
+    def collectives(self) -> dict[Moved, FloatArray]:
+        """How many there are of each, and their seconds, in A and in B: [2, 2]; longest first."""
         return _paired(*(each.collectives() for each in self.steps))
 
     @property
-    def totals(self) -> dict[tuple[str, int], tuple[Pair, tuple[Bytes, Bytes]]]:
-        """The same by name and ranks, whatever their payload: pairs, and bytes of all of them."""
-        found: dict[tuple[str, int], list[tuple[Moved, Pair]]] = {}
+    def totals(self) -> dict[tuple[str, int], FloatArray]:
+        """The same by name and ranks, whatever their payload, and bytes of all of them: [2, 3]."""
+        found: dict[tuple[str, int], FloatArray] = {}
         for moved, pair in self.collectives.items():
-            found.setdefault((moved.name, moved.ranks), []).append((moved, pair))
-        return {key: (_sum([pair for _, pair in some]), _bytes(some)) for key, some in found.items()}
+            sums = np.column_stack((pair, moved.payload * pair[:, 0]))
+            key = moved.name, moved.ranks
+            found[key] = found.get(key, np.zeros((2, 3))) + sums
+        return found
 
     @property
-    def products(self) -> dict[tuple[int, int, int, int], Pair]:
-        """Matrix products by size, longest first."""
+    def products(self) -> dict[tuple[int, int, int, int], FloatArray]:
+        """The same of matrix products by size, longest first: [2, 2]."""
         return _paired(*(each.products() for each in self.steps))
 
     @property
@@ -94,13 +84,16 @@ class ProfileDifference:
     def to_json(self) -> dict[str, Any]:
         """Plain data: seconds, bytes; of each number first, second and second minus first."""
         first, second = self.step_times
+        names, communication = (
+            [part.value for part in SPAN_PARTS],
+            [[step.communication, step.hidden] for step in self.steps],
+        )
         return {
-            **{name: self._side(place) for place, name in enumerate(("first", "second"))},
+            "first": self._side(0),
+            "second": self._side(1),
             "delta": {"step_time_s": second - first},
-            "parts_s": _named([part.value for part in SPAN_PARTS], self.parts),
-            "communication_s": _named(
-                ["all", "hidden"], np.array([[each.communication, each.hidden] for each in self.steps])
-            ),
+            "parts_s": named_parts(names, self.parts),
+            "communication_s": named_parts(("all", "hidden"), np.array(communication)),
             "waiting_s": {"first": self.waiting},
             "kinds": [{"kind": kind.value, **_plain(pair)} for kind, pair in zip(SPAN_KINDS, self.kinds, strict=True)],
             "collectives": [
@@ -111,10 +104,7 @@ class ProfileDifference:
                 {"m": m, "n": n, "k": k, "batch": batch, **_plain(pair)}
                 for (m, n, k, batch), pair in self.products.items()
             ],
-            "ranks": [
-                {"rank": rank, "parts_s": _named([part.value for part in SPAN_PARTS], parts)}
-                for rank, parts in self.rank_parts.items()
-            ],
+            "ranks": [{"rank": rank, "parts_s": named_parts(names, parts)} for rank, parts in self.rank_parts.items()],
             "notes": list(self.notes),
         }
 
@@ -142,33 +132,15 @@ def profile_headline(difference: ProfileDifference) -> str:
     return f"{words}: {predicted / measured - 1.0:+.1%}"
 
 
-def _paired(first: Mapping[_Key, FloatArray], second: Mapping[_Key, FloatArray]) -> dict[_Key, Pair]:
+def _paired(first: Mapping[_Key, FloatArray], second: Mapping[_Key, FloatArray]) -> dict[_Key, FloatArray]:
     none = np.zeros(2)
-    pairs = {key: _pair(first.get(key, none), second.get(key, none)) for key in [*first, *(second.keys() - first)]}
-    return dict(sorted(pairs.items(), key=lambda each: (-max(each[1].seconds), str(each[0]))))
+    pairs = {key: np.stack([side.get(key, none) for side in (first, second)]) for key in {**first, **second}}
+    return dict(sorted(pairs.items(), key=lambda each: (-each[1][:, 1].max(), str(each[0]))))
 
 
-def _pair(first: FloatArray, second: FloatArray) -> Pair:
-    return Pair((float(first[0]), float(second[0])), (float(first[1]), float(second[1])))
-
-
-def _sum(pairs: Sequence[Pair]) -> Pair:
-    counts, seconds = np.sum([pair.counts for pair in pairs], axis=0), np.sum([pair.seconds for pair in pairs], axis=0)
-    return Pair((float(counts[0]), float(counts[1])), (float(seconds[0]), float(seconds[1])))
-
-
-def _bytes(some: Sequence[tuple[Moved, Pair]]) -> tuple[Bytes, Bytes]:
-    first, second = (sum(moved.payload * pair.counts[side] for moved, pair in some) for side in range(2))
-    return first, second
-
-
-def _plain(pair: Pair) -> dict[str, Any]:
+def _plain(pair: FloatArray) -> dict[str, Any]:
+    (first, took), (second, takes) = pair.tolist()
     return {
-        "count": {"first": pair.counts[0], "second": pair.counts[1]},
-        "seconds": {"first": pair.seconds[0], "second": pair.seconds[1], "delta": pair.longer},
+        "count": {"first": first, "second": second},
+        "seconds": {"first": took, "second": takes, "delta": takes - took},
     }
-
-
-def _named(names: Sequence[str], parts: FloatArray) -> list[dict[str, Any]]:
-    rows = zip(names, *parts.tolist(), strict=True)
-    return [{"part": name, "first": first, "second": second, "delta": second - first} for name, first, second in rows]

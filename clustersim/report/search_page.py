@@ -3,118 +3,53 @@
 Times are those of simulations; where a cell or a line was not simulated it says so.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import combinations
 from pathlib import Path
 from typing import Final
 
 import numpy as np
-from markupsafe import Markup
 
 from clustersim.analysis.parts import PARTS
 from clustersim.analysis.search import Bounded, Found, Layout
-from clustersim.report.document import Card, card, document, drawn, prose
-from clustersim.report.draw.bars import Drawn, chart, lines, points, words_in
+from clustersim.report.document import document, drawn
+from clustersim.report.draw.bars import Drawn, lines, points, words_in
 from clustersim.report.figure import Figure, Traces, axis, layout, legend, time_scale
-from clustersim.report.keys import Cells, stacked, table
-from clustersim.report.parts.difference import part_changes
-from clustersim.report.printed.search import (
-    band_words,
-    bare,
-    command,
-    counted,
-    differences,
-    headline,
-    keys_of,
-    pair_words,
-    run_words,
-    short,
-)
-from clustersim.units import format_bytes, format_energy, format_number, format_step_time
+from clustersim.report.parts.difference import changed_parts
+from clustersim.report.printed import search as said
+from clustersim.report.printed.search import bare, keys_of, pair_words, short
+from clustersim.units import format_step_time
 
 _ASKED: Final = (
     "layout.tp", "layout.pp", "schedule", "layout.data", "training.microbatch", "layout.ep", "layout.cp",
     "training.recompute",
 )  # fmt: skip
-_HEADS: Final = ("step", "expected", "tokens/s/GPU", "MFU", "memory", "cost of 1T tokens", "energy of 1T tokens")
 _MOST_AXES: Final = 6  # of which pairs are drawn
 _SHADES: Final = ("#00415F", "#0072B2", "#4A9CCB", "#8FC1DE", "#C3CCD4", "#DDE2E6")  # of lines, fastest first
 _MOST_LINES: Final = 400
-_MOST_REASONS: Final = 40
 
 
 def search_page(found: Found, file: Path) -> str:
     """The page as HTML text."""
-    cards = [_verdict_card(found, file)]
-    if found.simulated:
-        cards += [_best_card(found, file), *_jobs_card(found), *_drawn(found), *_why_cards(found), *_sure_card(found)]
-    return document(f"Best layouts of {file.name}", [*cards, _aside_card(found)])
+    rivals = {"the next": found.runner_up, "the file's own layout": found.first} if found.simulated else {}
+    others = {name: other for name, other in rivals.items() if other is not None}
+    figures = {**(_figures(found) if found.simulated else {}), "why": why_figure(found, others) if others else None}
+    content = drawn("search.html", said=said, found=found, file=file, others=others, **figures)
+    return document(f"Best layouts of {file.name}", [content])
 
 
-def _verdict_card(found: Found, file: Path) -> Card:
-    content: list[Markup] = []
-    if found.simulated:
-        told = run_words(found.choice)
-        content += [Markup('<p class="subject">{}</p>').format(told)] * bool(told)
-        content.append(Markup("<p><code>{}</code></p>").format(command(found, found.choice, file)))
-    notes = [] if found.complete else ["The search was stopped before its end: a better layout may be left."]
-    tied = sum(each.tied for each in found.simulated)
-    if tied > 1:
-        notes.append(
-            f"{tied} layouts are as good, as far as runs of one and the same differ; of these the plainest is taken."
-        )
-    answer = headline(found) if found.simulated else "nothing was simulated yet"
-    return drawn(
-        "answer.html", label="best layout", answer=answer, subject=counted(found), content=content, notes=notes
-    )
-
-
-def _best_card(found: Found, file: Path) -> Card:
-    heads = ("layout", *_HEADS, "to run it")
-    rows = [_row(each, command(found, each, file), taken=each is found.choice) for each in found.best]
-    if found.first is not None:
-        rows.append(_row(found.first, command(found, found.first, file)))
-    return card("The best layouts", table(heads, rows, words=(1 + len(_HEADS),)))
-
-
-def _row(each: Layout, again: str, *, taken: bool = False) -> Cells:
-    name = short(each) or "the file's own"
-    run = Markup("<details><summary>command</summary><code>{}</code></details>").format(again)
-    return Cells((name, *_numbers(each), run), "sum" if taken else "")
-
-
-def _numbers(each: Layout) -> tuple[str, ...]:
-    return (
-        format_step_time(each.step_time),
-        band_words(each),
-        format_number(each.tokens_per_gpu),
-        f"{each.mfu:.1%}",
-        format_bytes(each.peak_memory),
-        "–" if each.cost is None else f"{format_number(each.cost)} {each.currency}",
-        "–" if each.energy is None else format_energy(each.energy),
-    )
-
-
-def _jobs_card(found: Found) -> Iterable[Card]:
-    if len(found.of_jobs) < 2:
-        return
-    heads = ("cluster", "GPUs", *_HEADS, "layout")
-    rows = (Cells((each.cluster, f"{each.gpus:,}", *_numbers(each), short(each))) for each in found.of_jobs)
-    yield card("The best on each", table(heads, rows, words=(2 + len(_HEADS),)))
-
-
-def _drawn(found: Found) -> Iterable[Card]:
-    yield card("Time against memory", pareto_figure(found), lead=prose("pareto"))
+def _figures(found: Found) -> dict[str, Figure | None]:
+    """Those of all that was looked at; None where layouts differ in too little."""
     every: list[Layout | Bounded] = [*found.simulated, *found.bounded]
     here = [each for each in every if each.job == found.choice.job]
-    axes = _axes(here)
-    if len(axes) > 1:
-        yield card("Which values are fast", heat_figure(found, axes), lead=prose("values"))
     shown = found.simulated[:_MOST_LINES]
-    axes = _axes(shown)
-    if len(axes) > 1:
-        yield card("All that was simulated", lines_figure(shown, axes), lead=prose("simulated"))
+    pairs, keys = _axes(here), _axes(shown)
+    return {
+        "pareto": pareto_figure(found),
+        "heat": heat_figure(found, pairs) if len(pairs) > 1 else None,
+        "lines": lines_figure(shown, keys) if len(keys) > 1 else None,
+    }
 
 
 def _axes(layouts: Sequence[Layout | Bounded]) -> dict[str, list[str]]:
@@ -138,10 +73,14 @@ def pareto_figure(found: Found) -> Figure:
     jobs = sorted({(each.gpus, each.cluster) for each in found.simulated})
     traces: Traces = []
     for place, (gpus, cluster) in enumerate(jobs):
-        there = [each for each in found.simulated if (each.gpus, each.cluster) == (gpus, cluster)]
-        traces.append(_dots(there, f"{gpus:,} GPUs of {cluster}", _COLOURS[place % len(_COLOURS)], scale.size))
-        front = [each for each in found.pareto if (each.gpus, each.cluster) == (gpus, cluster)]
-        traces.append(lines(*_places(front, scale.size), {"color": "@muted", "width": 1, "dash": "dot"}))
+        there, front = (
+            [each for each in layouts if (each.gpus, each.cluster) == (gpus, cluster)]
+            for layouts in (found.simulated, found.pareto)
+        )
+        traces += [
+            _dots(there, f"{gpus:,} GPUs of {cluster}", _COLOURS[place % len(_COLOURS)], scale.size),
+            lines(*_places(front, scale.size), {"color": "@muted", "width": 1, "dash": "dot"}),
+        ]
     taken = _dots([found.choice], "to take", "@ink", scale.size)
     taken["marker"] |= {"symbol": "star", "size": 14}
     return Figure(
@@ -194,37 +133,24 @@ def heat_figure(found: Found, axes: Mapping[str, list[str]]) -> Figure:
 
 
 def _heat(found: Found, one: str, two: str) -> Drawn:
-    """Of the job of the layout to take."""
-    times: dict[tuple[str, str], float] = {}
-    bounds: dict[tuple[str, str], float] = {}
-    for each in found.simulated:
-        _least(times, keys_of(each.overrides), (one, two), each.score, here=each.job == found.choice.job)
-    for bounded in found.bounded:
-        _least(bounds, keys_of(bounded.overrides), (one, two), bounded.bound, here=bounded.job == found.choice.job)
-    rows, columns = (sorted({pair[place] for pair in (*times, *bounds)}, key=_order) for place in (0, 1))
-    scores = [[times.get((row, column), bounds.get((row, column))) for column in columns] for row in rows]
-    words = [[_cell(times.get((row, column)), bounds.get((row, column)), found) for column in columns] for row in rows]
+    """Of the job of the layout to take: for each pair of values whether it is only a bound, and the least score."""
+    least: dict[tuple[str, str], tuple[bool, float]] = {}
+    scores: list[tuple[Layout | Bounded, tuple[bool, float]]]
+    scores = [(each, (False, each.score)) for each in found.simulated]
+    for each, score in (*scores, *((each, (True, each.bound)) for each in found.bounded)):
+        keys = keys_of(each.overrides)
+        if each.job == found.choice.job and one in keys and two in keys:
+            pair = keys[one], keys[two]
+            least[pair] = min(least.get(pair, score), score)
+    rows, columns = (sorted({pair[place] for pair in least}, key=_order) for place in (0, 1))
+    cells = [[least.get((row, column)) for column in columns] for row in rows]
     return {
         "type": "heatmap", "x": [pair_words(two, column) for column in columns],
-        "y": [pair_words(one, row) for row in rows], "z": scores, "text": words,
+        "y": [pair_words(one, row) for row in rows], "z": [[cell and cell[1] for cell in row] for row in cells],
+        "text": [[f"{'≥ ' * cell[0]}{found.score_words(cell[1])}" if cell else "" for cell in row] for row in cells],
         "texttemplate": "%{text}", "hovertemplate": "%{y}, %{x}: %{text}<extra></extra>",
         "colorscale": [[0, "#8FC1DE"], [1, "#EEF3F8"]], "showscale": False, "xgap": 2, "ygap": 2,
     }  # fmt: skip
-
-
-def _least(
-    found: dict[tuple[str, str], float], keys: Mapping[str, str], pair: tuple[str, str], score: float, *, here: bool
-) -> None:
-    if here and all(key in keys for key in pair):
-        one, two = (keys[key] for key in pair)
-        found[one, two] = min(found.get((one, two), float("inf")), score)
-
-
-def _cell(time: float | None, bound: float | None, found: Found) -> str:
-    """A score in words."""
-    if time is not None:
-        return found.score_words(time)
-    return "" if bound is None else f"≥ {found.score_words(bound)}"
 
 
 def _word(key: str) -> str:
@@ -283,58 +209,9 @@ def _values(axes: Mapping[str, list[str]]) -> Drawn:
     return words_in(list(x), list(y), words, textfont={"color": "@ink", "size": 11}, textposition="top right")
 
 
-def _why_cards(found: Found) -> Iterable[Card]:
-    rivals = [("the next", found.runner_up), ("the file's own layout", found.first)]
-    there = [(name, other) for name, other in rivals if other is not None]
-    if not there:
-        return
-    words = Markup("").join(
-        Markup("<li><b>{}</b> ({}): {}</li>").format(name, short(other) or "as it is", differences(found, other))
-        for name, other in there
-    )
-    told = Markup("<ul>{}</ul>").format(words)
-    yield card("Why this and not that", why_figure(found, there), told, lead=prose("why"))
-
-
-def why_figure(found: Found, others: Sequence[tuple[str, Layout]]) -> Figure:
+def why_figure(found: Found, others: Mapping[str, Layout]) -> Figure:
     """For each other layout a bar for every part that differs."""
-    whys = [found.why(other) for _, other in others]
+    whys = [found.why(other) for other in others.values()]
     changes = np.array([[why.get(part.value, 0.0) for part in PARTS] for why in whys])
-    scale = time_scale(float(np.abs(changes).max(initial=0.0)))
-    return chart(
-        "why",
-        part_changes([name for name, _ in others], changes, scale),
-        axis(f"longer by [{scale.unit}]", zeroline=True),
-        height=110 + 50 * len(others),
-        narrow={"legend": {"font": {"size": 9}}},
-        stacked="relative",
-        bargap=0.3,
-    )
-
-
-def _sure_card(found: Found) -> Iterable[Card]:
-    if not found.changes or len(found.rivals) < 2:
-        return
-    heads = ("changed", *(stacked((f"layout {place}", short(each))) for place, each in enumerate(found.rivals, 1)))
-    rows = [Cells(("as it is", *(f"{found.score_words(each.score)}" for each in found.rivals)))]
-    rows += [Cells((each.words, *_scores(each.scores, each.best, found))) for each in found.changes]
-    lost = found.overtaken
-    words = f"Another is better with {', '.join(lost)}." if lost else "No other is better with any of these changes."
-    if any(each.best for each in found.changes if each.words not in lost):
-        words += " Where another is bold, both are as good, as far as runs of one and the same differ."
-    yield card("Does it stay the best?", table(heads, rows), lead=prose("sure"), caption=words)
-
-
-def _scores(scores: Sequence[float | None], best: int | None, found: Found) -> Iterable[str]:
-    for place, score in enumerate(scores):
-        words = "–" if score is None else found.score_words(score)
-        yield Markup("<b>{}</b>").format(words) if place == best else words
-
-
-def _aside_card(found: Found) -> Card:
-    reasons = [*found.pruned.items()][:_MOST_REASONS]
-    rows = [Cells((reason, f"{each.count:,}", each.example.partition(": ")[2])) for reason, each in reasons]
-    rows.append(Cells(("a bound above the best ones", f"{len(found.bounded):,}", "")))
-    rows.append(Cells(("simulated", f"{len(found.simulated):,}", "")))
-    rows.append(Cells(("combinations of values", f"{found.candidates:,}", ""), "sum"))
-    return card("What became of all layouts", table(("", "layouts", "such as"), rows, words=(2,)))
+    height, narrow = 110 + 50 * len(others), {"legend": {"font": {"size": 9}}}
+    return changed_parts("why", [*others], changes, "longer by", height=height, narrow=narrow)

@@ -4,17 +4,14 @@ Rows come as plain values, so that this room needs to know nothing of how cases 
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Final
+from typing import Final, NamedTuple
 
-from markupsafe import Markup
-
-from clustersim.report.document import Card, card, document, drawn, prose
+from clustersim.report.document import document, drawn
 from clustersim.report.draw.bars import Drawn, lines, points
 from clustersim.report.figure import Figure, Traces, axis, layout, legend, wrapped
-from clustersim.report.keys import Cells, table
 from clustersim.units import format_bytes, format_number, format_seconds
 
 BAND: Final = 0.1  # of the shaded band around the truth
@@ -46,12 +43,12 @@ class Point:
         return self.predicted / self.measured - 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Lines:
-    """A table. heads: of all columns; rows: names and their cells, in words, sums at its end."""
+class Lines(NamedTuple):
+    """A table. heads: of all columns; rows: names and their cells, in words; sums: the same, below the rows."""
 
-    heads: tuple[str, ...]
-    rows: tuple[Cells, ...]
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    sums: Sequence[Sequence[str]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,32 +69,16 @@ class Part:
 
 def validation_page(title: str, parts: Sequence[Part], layouts: Lines | None = None) -> str:
     """The page as HTML text; layouts: how well the fastest layout is chosen, if there is anything to choose."""
-    cards = [card for number, part in enumerate(parts) for card in _cards(part, number)]
-    if layouts is not None:
-        cards.append(card("Which layout is fastest", table(layouts.heads, layouts.rows), lead=prose("layouts")))
-    return document(title, [drawn("head.html", title=title, look="lead", words=prose("validation")), *cards])
-
-
-def _cards(part: Part, number: int) -> Iterator[Card]:
-    notes = [Markup('<p class="caption">{}</p>').format(note) for note in part.notes]
-    yield card(part.title, table(part.sources.heads, part.sources.rows), *notes)
-    if part.bands is not None:
-        title = f"{part.title}: inside the expected band"
-        yield card(title, table(part.bands.heads, part.bands.rows), lead=prose("bands"))
-    if part.points:
-        figure = scatter_figure(part, f"scatter{number}")
-        yield card(f"{part.title}: predicted against measured", figure, lead=prose("cases"))
-    if any(point.factors for point in part.points):
-        figure = factor_figure(part.points, f"factor{number}")
-        yield card(f"{part.title}: error by factor", figure, lead=prose("factors"))
-    if part.skipped:
-        yield card(f"{part.title}: skipped", *map(_skipped, *zip(*part.skipped.items(), strict=True)))
-
-
-def _skipped(reason: str, cases: Sequence[str]) -> Markup:
-    """A reason with the number of cases, which unfold."""
-    folded = Markup('<details><summary>{} × {}</summary><p class="caption">{}</p></details>')
-    return folded.format(f"{len(cases):,}", reason, ", ".join(cases))
+    shown = [
+        (
+            part,
+            scatter_figure(part, f"scatter{number}") if part.points else None,
+            factor_figure(part.points, f"factor{number}") if any(point.factors for point in part.points) else None,
+        )
+        for number, part in enumerate(parts)
+    ]
+    figures = [figure for _, *both in shown for figure in both if figure is not None]
+    return document(title, [drawn("validation.html", *figures, title=title, parts=shown, layouts=layouts)])
 
 
 def scatter_figure(part: Part, name: str) -> Figure:

@@ -120,10 +120,29 @@ def test_the_scenario_of_the_manual_is_a_scenario_and_so_are_the_parts_that_repl
     from clustersim.scenario.file import ScenarioFile
 
     whole, *parts = scenarios()
-    assert len(parts) == 5
+    beside = [part for part in parts if "jobs" in part.get("disturbances", {})]
+    assert (len(parts), len(beside)) == (6, 1)
     assert whole.keys() == ScenarioFile.keys().keys()
-    for part in ({}, *parts):
+    for part in ({}, *(part for part in parts if part not in beside)):
         assert Scenario.from_mapping({**whole, **part}, source="scenario.md").layout.world == 16384
+
+
+def test_the_jobs_of_the_manual_train_beside_another(tmp_path: Path) -> None:
+    """Each on 32 nodes; one of them on nodes 64 to 95, as it says, the other on the first that are free."""
+    from clustersim.scenario import Scenario
+
+    (part,) = (part for part in scenarios() if "jobs" in part.get("disturbances", {}) and "model" not in part)
+    job = {
+        "model": "llama3-8b",
+        "cluster": {"name": "dgx-h100", "gpus": 256},
+        "layout": {"tp": 8, "dp": 32},
+        "training": {"sequence": 8192, "global_batch": 64},
+    }
+    for name, told in (("neighbour", job), ("pretraining", job), ("plan", {**job, **part})):
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(told))
+    neighbour, other = Scenario.load(tmp_path / "plan.yaml").others
+    assert neighbour.cluster.places.tolist() == [*range(256, 512)]
+    assert other.cluster.places.tolist() == [*range(512, 768)]
 
 
 def test_the_schedules_from_outside_in_the_manual_are_schedules(tmp_path: Path) -> None:

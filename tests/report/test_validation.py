@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from clustersim.report.keys import Cells
 from clustersim.report.validation import (
     Lines,
     Part,
@@ -25,7 +24,7 @@ def point(number: int, source: str = "a paper", **factors: str) -> Point:
 
 
 def part(*points: Point, unit: str = "s") -> Part:
-    table = Lines(("source", "cases"), (Cells(("a paper", "2")), Cells(("all cases", "2"), "sum")))
+    table = Lines(("source", "cases"), [("a paper", "2")], [("all cases", "2")])
     return Part("Step time", unit, points, table, {"no such GPU": ("x", "y")}, ("All are predicted.",))
 
 
@@ -95,6 +94,6 @@ def test_a_table_without_predictions_has_its_reasons_and_no_figure() -> None:
 
 
 def test_layouts_have_a_table_where_there_are_sets() -> None:
-    table = Lines(("source", "sets"), (Cells(("a paper", "3")),))
+    table = Lines(("source", "sets"), [("a paper", "3")])
     assert "Which layout is fastest" in validation_page("t", [part(point(1))], table)
     assert "Which layout is fastest" not in validation_page("t", [part(point(1))])

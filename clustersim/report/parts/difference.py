@@ -1,13 +1,14 @@
 """Which parts of a step are longer, and which shorter? Bars to both sides of no change, wherever answers differ."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from clustersim.analysis.parts import PARTS
 from clustersim.arrays import FloatArray
-from clustersim.report.draw.bars import in_parts
-from clustersim.report.figure import Scale, Traces
+from clustersim.report.draw.bars import chart, in_parts
+from clustersim.report.figure import Figure, Scale, Traces, axis, time_scale
 from clustersim.report.keys import signed
 from clustersim.report.theme import PART_LOOKS
 
@@ -21,3 +22,10 @@ def part_changes(labels: Sequence[str], changes: FloatArray, scale: Scale) -> Tr
     values = changes[:, [part.place for part in parts]]
     told = [map(signed, column) for column in values.T.tolist()]
     return in_parts(labels, [(part.value, PART_LOOKS[part]) for part in parts], values, scale.size, told)
+
+
+def changed_parts(name: str, labels: Sequence[str], changes: FloatArray, words: str, **more: Any) -> Figure:
+    """A figure of them. words: of its axis."""
+    scale = time_scale(float(np.abs(changes).max(initial=0.0)))
+    x = axis(f"{words} [{scale.unit}]", zeroline=True)
+    return chart(name, part_changes(labels, changes, scale), x, stacked="relative", bargap=0.3, **more)

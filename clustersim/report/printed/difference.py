@@ -1,5 +1,6 @@
 """What does the terminal say of two answers? The difference first, then the input, the numbers and the parts."""
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -14,7 +15,8 @@ from clustersim.units import format_step_time
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
     from rich.table import Table
-    from rich.text import Text
+
+    from clustersim.report.printed.grid import Cell
 
 MOST_PARTS: Final = 3  # columns of the stages' table
 MOST_STAGES: Final = 16
@@ -25,18 +27,17 @@ def render_difference(difference: Difference) -> "Group":
     """Something that rich prints: coloured on a terminal, plain elsewhere."""
     from rich.console import Group
 
-    inputs = [tuple(map(text, (each.key, words_of(each.first), words_of(each.second)))) for each in difference.inputs]
-    numbers = [(line.name, line.first, line.second, line.change) for line in lines(difference)]
+    inputs = [(each.key, words_of(each.first), words_of(each.second)) for each in difference.inputs]
     shown: list[RenderableType] = [
         text(headline(difference), "bold"),
         *(text(f"{name}: {title}") for name, title in zip(_COMPARED, difference.titles, strict=True)),
         text(""),
         grid(("input", *_COMPARED), inputs) if inputs else text("no key of the input differs"),
         text(""),
-        grid(("", *_COMPARED, "change"), numbers, right=(1, 2, 3)),
+        grid(("", *_COMPARED, "change"), lines(difference), right=(1, 2, 3)),
         text(""),
         text("where the difference comes from, the mean over ranks"),
-        _parts(difference),
+        grid(("", *_COMPARED, "longer by"), _parts(difference), right=(1, 2, 3)),
     ]
     if len(difference.row_labels) > 1 and difference.different:
         shown += [text(""), text("by how much longer in B"), _stages(difference)]
@@ -44,14 +45,11 @@ def render_difference(difference: Difference) -> "Group":
     return Group(*shown)
 
 
-def _parts(difference: Difference) -> "Table":
-    def cells(name: str, style: str, words: "tuple[str, ...]") -> "list[Text]":
-        return [text(name, style), *(text(each, "bold" if style == "bold" else "") for each in words)]
-
-    rows = [cells(part.value, PART_LOOKS[part].colour, difference.amounts(part)) for part in difference.present]
-    first, second = map(format_step_time, difference.step_times.tolist())
-    rows.append(cells("step", "bold", (first, second, difference.words(difference.longer))))
-    return grid(("", *_COMPARED, "longer by"), rows, right=(1, 2, 3))
+def _parts(difference: Difference) -> "Iterator[Sequence[Cell]]":
+    for part in difference.present:
+        yield text(part.value, PART_LOOKS[part].colour), *difference.amounts(part)
+    steps = map(format_step_time, difference.step_times.tolist())
+    yield [text(each, "bold") for each in ("step", *steps, difference.words(difference.longer))]
 
 
 def most_different(difference: Difference) -> list[int]:

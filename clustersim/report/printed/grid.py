@@ -19,7 +19,7 @@ def grid(heads: Sequence["Cell"], rows: Iterable[Sequence["Cell"]], right: Itera
     for place, head in enumerate(heads):
         table.add_column(head, justify="right" if place in numbers else "left", overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(text(each) if isinstance(each, str) else each for each in row))
     return table
 
 
