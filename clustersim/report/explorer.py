@@ -13,25 +13,16 @@ from markupsafe import Markup
 
 from clustersim.analysis.exploration import Exploration
 from clustersim.memory.footprint import Category as Use
-from clustersim.report.document import Card, document, drawn
+from clustersim.report.document import document, drawn
 from clustersim.report.figure import Figure, axis, layout, legend, packed, script_json
 from clustersim.report.keys import key
-from clustersim.report.parts.explorer_controls import controls
-from clustersim.report.parts.explorer_steps import steps_card
+from clustersim.report.parts.explorer_steps import step_figures
 from clustersim.report.theme import USE_LOOKS
-from clustersim.units import format_bytes
+from clustersim.report.wording import mfu_words
 
 _SCRIPTS: Final = (
     "explorer_model", "explorer_groups", "explorer", "explorer_experts", "explorer_ranks", "explorer_words",
 )  # fmt: skip
-_TOPICS: Final = {
-    "ddp": "Data parallelism (DDP)",
-    "zero1": "ZeRO 1: sharded optimizer",
-    "zero2": "ZeRO 2: and gradients",
-    "zero3": "ZeRO 3: and parameters (FSDP)",
-    "tensor": "Tensor parallelism",
-    "pipeline": "Pipeline parallelism",
-}
 _STACK: Final = (
     Use.PARAMETERS, Use.COPIES, Use.GRADIENTS, Use.OPTIMIZER, Use.ACTIVATIONS, Use.GATHERED, Use.MESSAGES,
     Use.WORKSPACE, Use.COMMUNICATION, Use.CONTEXT, Use.FRAGMENTATION,
@@ -39,40 +30,14 @@ _STACK: Final = (
 """Parts of memory from the bottom of a bar."""
 
 
-_ALWAYS: Final = (
-    "memory is what clustersim's model of memory says of each choice (clustersim check); it needs no simulation",
-    "bytes sent are those of ring algorithms; a library may choose others. Sums of a few bytes are left out",
-    "attention, loss, optimizer, framework and cluster are the scenario's; stages hold layers as evenly as they can",
-    "simulated steps do not follow the controls: they are the scenario's, changed as their titles say",
-)
-
-
 def explorer_page(exploration: Exploration) -> str:
     """The page as HTML text."""
-    cards = [
-        _head(exploration),
-        _panel(exploration),
-        _shown(exploration),
-        *([steps_card(exploration)] if exploration.studies else []),
-        drawn("list.html", title="What this rests on", lines=(*exploration.notes, *_ALWAYS)),
-    ]
-    return document(f"explore {exploration.name}", cards, scripts=_SCRIPTS, styles=("explorer",))
-
-
-def _head(exploration: Exploration) -> Card:
-    machine = exploration.machine
-    words = (
-        f"{exploration.models[0].name} on {machine.cluster} ({machine.accelerator}, "
-        f"{format_bytes(machine.capacity)} each). Change anything below; the address "
-        "keeps what you chose, so that it can be shared."
-    )
-    return drawn("head.html", title=f"{exploration.name}: what goes where?", look="subject", words=words)
-
-
-def _panel(exploration: Exploration) -> Card:
-    """Controls and the verdict, which stay in sight; and what the page's script knows."""
-    facts = Markup(script_json(_facts(exploration)))
-    return drawn("explorer_panel.html", controls=list(controls(exploration)), dumps=json.dumps, facts=facts)
+    memory, bubble, pictures = _memory_figure(), _bubble_figure(), step_figures(exploration.studies)
+    page = drawn(
+        "explorer.html", memory, bubble, *pictures.values(), memory=memory, bubble=bubble, pictures=pictures,
+        exploration=exploration, facts=Markup(script_json(_facts(exploration))), dumps=json.dumps, mfu_words=mfu_words,
+    )  # fmt: skip
+    return document(f"explore {exploration.name}", [page], scripts=_SCRIPTS, styles=("explorer",))
 
 
 def _facts(exploration: Exploration) -> dict[str, str]:
@@ -88,14 +53,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.tolist()
     return {each.name: getattr(value, each.name) for each in fields(value)}
-
-
-def _shown(exploration: Exploration) -> Card:
-    """What the page's script draws and fills for the chosen controls: memory, words, ranks on their nodes, bubbles."""
-    memory, bubble, tables = _memory_figure(), _bubble_figure(), exploration.tables
-    order, mixture = ", then ".join(tables.orders[0]), tables.experts is not None
-    context = {"memory": memory, "bubble": bubble, "topics": _TOPICS, "order": order, "mixture": mixture}
-    return drawn("explorer.html", memory, bubble, **context)
 
 
 def _memory_figure() -> Figure:

@@ -1,66 +1,46 @@
 """How does the step time scale? Steps that were simulated beforehand, drawn and listed on the explorer page."""
 
+from collections.abc import Callable, Sequence
 from html import escape
 from typing import Final
 
-from clustersim.analysis.exploration import Exploration, Point, Study
-from clustersim.report.document import Card, drawn
+from clustersim.analysis.exploration import Point, Study
 from clustersim.report.draw.bars import Drawn, bar, chart
-from clustersim.report.figure import Figure, Traces, axis, layout, legend, time_scale
-from clustersim.report.wording import mfu_words
+from clustersim.report.figure import Figure, axis, layout, legend, time_scale
 from clustersim.units import format_bytes, format_number, format_step_time
 
 _LINES: Final = {"weak": ("#0072B2", "circle", "solid"), "strong": ("#D55E00", "square", "dash")}
 _ROOM: Final = 1.6  # for words beside the longest bar
 
 
-def steps_card(exploration: Exploration) -> Card:
-    """Weak and strong scaling as lines, layouts and ZeRO stages as bars, all as numbers."""
-    scaling = [study for study in exploration.studies if study.name in _LINES]
-    others = [study for study in exploration.studies if study.name not in _LINES]
-    figures = [_rates(scaling), _times(scaling), *map(_bars, others)]
-    titles = (
-        "Tokens per second and GPU",
-        "Step time",
-        *(f"Tokens per second and GPU, by {each.title}" for each in others),
-    )
-    words = " ".join(study.words for study in exploration.studies)
-    return drawn(
-        "explorer_steps.html",
-        *figures,
-        lead=f"Simulated for this page, whatever the controls say. {words} Steps that do not fit in memory are marked.",
-        pictures=list(zip(titles, figures, strict=True)),
-        studies=exploration.studies,
-        mfu_words=mfu_words,
-    )
+def step_figures(studies: Sequence[Study]) -> dict[str, Figure]:
+    """Weak and strong scaling as lines, layouts and ZeRO stages as bars, by their titles; none without studies."""
+    if not studies:
+        return {}
+    scaling = [study for study in studies if study.name in _LINES]
+    scale = time_scale(max((point.step_time for study in scaling for point in _simulated(study)), default=1.0))
+    rate, time = "Tokens per second and GPU", f"step time [{scale.unit}]"
+    others = {f"{rate}, by {study.title}": _bars(study) for study in studies if study.name not in _LINES}
+    return {
+        rate: _lines("explorer-rates", scaling, "tokens/s/GPU", lambda point: point.tokens_per_gpu),
+        "Step time": _lines("explorer-times", scaling, time, lambda point: point.step_time / scale.size),
+        **others,
+    }
 
 
 def _simulated(study: Study) -> list[Point]:
     return [point for point in study.points if not point.missing]
 
 
-def _rates(studies: list[Study]) -> Figure:
-    traces: Traces = [_line(study, [point.tokens_per_gpu for point in _simulated(study)]) for study in studies]
-    return _figure("explorer-rates", traces, "tokens/s/GPU", studies)
-
-
-def _times(studies: list[Study]) -> Figure:
-    longest = max((point.step_time for study in studies for point in _simulated(study)), default=1.0)
-    scale = time_scale(longest)
-    traces: Traces = [_line(study, [point.step_time / scale.size for point in _simulated(study)]) for study in studies]
-    return _figure("explorer-times", traces, f"step time [{scale.unit}]", studies)
-
-
-def _figure(name: str, traces: Traces, words: str, studies: list[Study]) -> Figure:
+def _lines(name: str, studies: Sequence[Study], words: str, value: Callable[[Point], float]) -> Figure:
     sizes = sorted({point.gpus for study in studies for point in _simulated(study)})
-    ticks = {"tickvals": sizes, "ticktext": [f"{size:,}" for size in sizes]}
     return Figure(
         name=name,
-        traces=traces,
+        traces=[_line(study, value) for study in studies],
         layout=layout(
             showlegend=True,
             legend=legend(),
-            xaxis=axis("GPUs", type="log", fixedrange=True, **ticks),
+            xaxis=axis("GPUs", type="log", fixedrange=True, tickvals=sizes, ticktext=[f"{size:,}" for size in sizes]),
             yaxis=axis(words, rangemode="tozero", fixedrange=True),
             dragmode=False,
         ),
@@ -69,13 +49,13 @@ def _figure(name: str, traces: Traces, words: str, studies: list[Study]) -> Figu
     )
 
 
-def _line(study: Study, values: list[float]) -> Drawn:
+def _line(study: Study, value: Callable[[Point], float]) -> Drawn:
     """A study along its GPUs; open crosses are steps that do not fit."""
     colour, symbol, dash = _LINES[study.name]
     points = _simulated(study)
     return {
         "type": "scatter", "mode": "lines+markers+text", "name": study.title,
-        "x": [point.gpus for point in points], "y": values,
+        "x": [point.gpus for point in points], "y": [value(point) for point in points],
         "text": ["" if point.fits else "does not fit" for point in points], "textposition": "top center",
         "textfont": {"size": 10, "color": "@alarm"}, "cliponaxis": False,
         "line": {"color": colour, "width": 2, "dash": dash},
