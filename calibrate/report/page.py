@@ -8,9 +8,8 @@ from calibrate.report.efficiency import ceiling, reached
 from calibrate.report.figures import chain_figure, collectives_figure, efficiency_figure, load_figure
 from calibrate.report.section import Section
 from calibrate.report.words import chain_factor, steady
-from clustersim.report.document import Card, card, document, drawn
+from clustersim.report.document import document, drawn
 from clustersim.report.figure import Figure
-from clustersim.report.keys import Cells, table, wide
 from clustersim.units import format_bandwidth, format_seconds
 
 _FEW: Final = 2  # looks at each part
@@ -19,18 +18,25 @@ Drawn = Callable[[Report], Figure | None]
 
 def report_page(report: Report) -> str:
     """The page as HTML text."""
-    cards = [_verdict(report), *(_card(report, each) for each in report.sections)]
-    if report.lacks:
-        cards.append(drawn("list.html", title="What it says nothing of", lines=report.lacks))
     device = report.record.device
-    return document(f"calibration of {device.name or device.accelerator}", cards)
+    name = device.name or device.accelerator
+    sections = [(each, _figure(report, each)) for each in report.sections]
+    page = drawn(
+        "record.html",
+        *(figure for _, figure in sections if figure is not None),
+        title=f"Calibration of {name}",
+        subject=f"{report.name}, {report.record.origin.value}",
+        rows=list(_numbers(report)),
+        facts=report.facts.items(),
+        sections=sections,
+        lacks=report.lacks,
+    )
+    return document(f"calibration of {name}", [page])
 
 
-def _card(report: Report, part: Section) -> Card:
-    """The figure of a section, if it has one, above its table."""
-    figure = _FIGURES[part.key](report) if part.key in _FIGURES else None
-    numbers = wide(table(part.heads, map(Cells, part.rows), words=part.words))
-    return card(part.title, *([] if figure is None else [figure]), numbers, lead=part.lead)
+def _figure(report: Report, part: Section) -> Figure | None:
+    """The figure of a section, if it has one."""
+    return _FIGURES[part.key](report) if part.key in _FIGURES else None
 
 
 def _efficiency(report: Report) -> Figure | None:
@@ -51,17 +57,6 @@ _FIGURES: Final[dict[str, Drawn]] = {
     "chain": lambda report: chain_figure(report.record.chain),
     "collectives": lambda report: collectives_figure(report.record),
 }
-
-
-def _verdict(report: Report) -> Card:
-    device = report.record.device
-    return drawn(
-        "record.html",
-        title=f"Calibration of {device.name or device.accelerator}",
-        subject=f"{report.name}, {report.record.origin.value}",
-        rows=list(_numbers(report)),
-        facts=table(("", ""), map(Cells, report.facts.items()), words=(1,)),
-    )
 
 
 def _numbers(report: Report) -> Iterator[tuple[str, str, str]]:
