@@ -40,14 +40,15 @@ PAIRED_IN: Final = {
     "experts": "speed-up of mixtures, of the same case published without",
 }
 """What tables of pairs are called, by what the pairs differ in."""
-RANKED: Final = ("source", "sets", "cases", "right", "mean regret", "Kendall tau")
+RANKED: Final = ("source", "sets", "cases", "right", "mean regret", "by chance", "Kendall tau")
 _NOTHING: Final = "–"
 _MOST_REASONS: Final = 12
 _MOST_LETTERS: Final = 80
 _MOST_CASES: Final = 30  # of a table whose cases are listed one by one
 _SIGNS: Final = (
     "mean and median: of absolute errors; bias and worst: with their sign, below zero where the prediction is too "
-    "fast or too small; macro mean: every source counts once; right: sets whose fastest layout was predicted"
+    "fast or too small; macro mean: every source counts once; right: sets whose fastest layout was predicted; "
+    "by chance: mean regret of a blind choice"
 )
 
 
@@ -253,4 +254,5 @@ def pair_cells(pair: Pair) -> tuple[str, ...]:
 def ranking_cells(ranking: Ranking) -> tuple[str, ...]:
     """The cells below RANKED."""
     tau = _NOTHING if ranking.tau is None else f"{ranking.tau:.2f}"
-    return f"{len(ranking.sets):,}", f"{ranking.cases:,}", f"{ranking.right:,}", percent(ranking.regret), tau
+    counts = (f"{count:,}" for count in (len(ranking.sets), ranking.cases, ranking.right))
+    return *counts, percent(ranking.regret), percent(ranking.by_chance), tau

@@ -2,11 +2,12 @@
 
 A set are cases of one source that differ in nothing but their layout: the same model, batch, machine, software, number
 format and recomputation. How the data-parallel exchanges overlap follows from the layout in some software, so it may
-differ too. Runs of a set with the same layout count as one, with the mean of their times.
+differ too. Runs of a set with the same layout count as one, with the mean of their times. Times that are another
+simulator's, though their source gives them as measured (`SIMULATED`), say nothing of which layout is fastest.
 
 regret: what the choice costs, measured time of the layout that is predicted to be fastest over the fastest measured,
-less one. Kendall's tau-b: agreement of the two orders, 1 the same, -1 reversed (M. G. Kendall, "The treatment of ties
-in ranking problems", Biometrika 33, 1945).
+less one; by chance: what it costs on average to choose any, each as likely. Kendall's tau-b: agreement of the two
+orders, 1 the same, -1 reversed (M. G. Kendall, "The treatment of ties in ranking problems", Biometrika 33, 1945).
 """
 
 import math
@@ -24,6 +25,8 @@ LAYOUT: Final = ("tp", "pp", "vpp", "dp", "cp", "micro_batch", "zero_stage", "se
 _FOLLOWING: Final = ("overlap_grad_reduce", "overlap_param_gather")
 _RESULTS: Final = ("step_time_s", "step_time_origin", "model_tflops_per_gpu", "mfu_pct", "flop_convention")
 _WORDS: Final = ("case_id", "locator", "notes", "quality", "year")
+SIMULATED: Final = "simulated"
+"""How `step_time_origin` begins where nobody measured the time."""
 _APART: Final = frozenset((*LAYOUT, *_FOLLOWING, *_RESULTS, *_WORDS))
 
 
@@ -31,7 +34,7 @@ _APART: Final = frozenset((*LAYOUT, *_FOLLOWING, *_RESULTS, *_WORDS))
 class LayoutSet:
     """One set. fastest, chosen: cases with the layouts that were measured and predicted to be fastest.
 
-    tau: None where all are measured, or predicted, to be equally fast.
+    by_chance: the mean regret of all choices; tau: None where all are measured, or predicted, to be equally fast.
     """
 
     source: str
@@ -40,6 +43,7 @@ class LayoutSet:
     fastest: str
     chosen: str
     regret: float
+    by_chance: float
     tau: float | None
 
     def to_json(self) -> dict[str, Any]:
@@ -50,6 +54,7 @@ class LayoutSet:
             "fastest": self.fastest,
             "chosen": self.chosen,
             "regret": self.regret,
+            "regret_by_chance": self.by_chance,
             "kendall_tau": self.tau,
             "cases": list(self.cases),
         }
@@ -70,6 +75,11 @@ class Ranking:
     def regret(self) -> float | None:
         """The mean regret over sets; None if there are none."""
         return fmean(each.regret for each in self.sets) if self.sets else None
+
+    @property
+    def by_chance(self) -> float | None:
+        """The mean regret of whoever chooses blindly; None if there are no sets."""
+        return fmean(each.by_chance for each in self.sets) if self.sets else None
 
     @property
     def tau(self) -> float | None:
@@ -99,15 +109,16 @@ class Ranking:
             "cases": self.cases,
             "fastest_chosen": self.right,
             "mean_regret": self.regret,
+            "mean_regret_by_chance": self.by_chance,
             "mean_kendall_tau": self.tau,
         }
 
 
 def rank_layouts(cases: Sequence[Case], comparisons: Sequence[Comparison]) -> Ranking:
-    """The sets of at least two layouts with a prediction; comparisons: of these cases, in their order."""
+    """The sets of at least two measured layouts with a prediction; comparisons: of these cases, in their order."""
     sets: dict[tuple[str, ...], list[tuple[Case, Comparison]]] = {}
     for case, each in zip(cases, comparisons, strict=True):
-        if each.predicted is not None:
+        if each.predicted is not None and not case.text("step_time_origin").startswith(SIMULATED):
             key = tuple(cell for column, cell in case.cells.items() if column not in _APART)
             sets.setdefault(key, []).append((case, each))
     found = (_ranked(pairs) for pairs in sets.values())
@@ -145,7 +156,8 @@ def _ranked(pairs: Sequence[tuple[Case, Comparison]]) -> LayoutSet | None:
     tau = kendall_tau_b([each.measured for each in layouts], [each.predicted for each in layouts])
     names = tuple(each.case_id for _, each in pairs)
     regret = chosen.measured / fastest.measured - 1.0
-    return LayoutSet(pairs[0][1].source, names, len(layouts), fastest.case_id, chosen.case_id, regret, tau)
+    by_chance = fmean(each.measured for each in layouts) / fastest.measured - 1.0
+    return LayoutSet(pairs[0][1].source, names, len(layouts), fastest.case_id, chosen.case_id, regret, by_chance, tau)
 
 
 def _layouts(pairs: Iterable[tuple[Case, Comparison]]) -> Iterable[_Layout]:
