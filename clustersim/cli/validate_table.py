@@ -40,7 +40,7 @@ PAIRED_IN: Final = {
     "experts": "speed-up of mixtures, of the same case published without",
 }
 """What tables of pairs are called, by what the pairs differ in."""
-RANKED: Final = ("source", "sets", "cases", "right", "mean regret", "by chance", "Kendall tau")
+RANKED: Final = ("source", "sets", "cases", "right", "regret", "by chance", "tau")
 _NOTHING: Final = "–"
 _MOST_REASONS: Final = 12
 _MOST_LETTERS: Final = 80
@@ -48,7 +48,8 @@ _MOST_CASES: Final = 30  # of a table whose cases are listed one by one
 _SIGNS: Final = (
     "mean and median: of absolute errors; bias and worst: with their sign, below zero where the prediction is too "
     "fast or too small; macro mean: every source counts once; right: sets whose fastest layout was predicted; "
-    "by chance: mean regret of a blind choice"
+    "regret: what is chosen by prediction takes longer than the fastest measured, on average; by chance: the same of a "
+    "blind choice"
 )
 
 
@@ -232,6 +233,7 @@ def _reasons(reasons: Mapping[str, tuple[str, ...]]) -> Iterator[Table | Text]:
 
 def _layouts(ranking: Ranking) -> Table:
     table = table_of("which layout is fastest", *RANKED)
+    table.columns[0].no_wrap = False
     for source, mine in ranking.by_source().items():
         table.add_row(Text(source or "not stated"), *ranking_cells(mine))
     table.add_row(Text("all sets"), *ranking_cells(ranking), style="bold")
