@@ -2,8 +2,7 @@
 
 A set are cases of one source that differ in nothing but their layout: the same model, batch, machine, software, number
 format and recomputation. How the data-parallel exchanges overlap follows from the layout in some software, so it may
-differ too. Runs of a set with the same layout count as one, with the mean of their times. Times that are another
-simulator's, though their source gives them as measured (`SIMULATED`), say nothing of which layout is fastest.
+differ too. Runs of a set with the same layout count as one, with the mean of their times.
 
 regret: what the choice costs, measured time of the layout that is predicted to be fastest over the fastest measured,
 less one; by chance: what it costs on average to choose any, each as likely. Kendall's tau-b: agreement of the two
@@ -25,8 +24,6 @@ LAYOUT: Final = ("tp", "pp", "vpp", "dp", "cp", "micro_batch", "zero_stage", "se
 _FOLLOWING: Final = ("overlap_grad_reduce", "overlap_param_gather")
 _RESULTS: Final = ("step_time_s", "step_time_origin", "model_tflops_per_gpu", "mfu_pct", "flop_convention")
 _WORDS: Final = ("case_id", "locator", "notes", "quality", "year")
-SIMULATED: Final = "simulated"
-"""How `step_time_origin` begins where nobody measured the time."""
 _APART: Final = frozenset((*LAYOUT, *_FOLLOWING, *_RESULTS, *_WORDS))
 
 
@@ -115,10 +112,10 @@ class Ranking:
 
 
 def rank_layouts(cases: Sequence[Case], comparisons: Sequence[Comparison]) -> Ranking:
-    """The sets of at least two measured layouts with a prediction; comparisons: of these cases, in their order."""
+    """The sets of at least two layouts with a prediction; comparisons: of these cases, in their order."""
     sets: dict[tuple[str, ...], list[tuple[Case, Comparison]]] = {}
     for case, each in zip(cases, comparisons, strict=True):
-        if each.predicted is not None and not case.text("step_time_origin").startswith(SIMULATED):
+        if each.predicted is not None:
             key = tuple(cell for column, cell in case.cells.items() if column not in _APART)
             sets.setdefault(key, []).append((case, each))
     found = (_ranked(pairs) for pairs in sets.values())

@@ -53,14 +53,6 @@ def test_a_blind_choice_costs_the_mean_of_all_choices() -> None:
     assert both.to_json()["list"][1]["regret_by_chance"] == 0.0
 
 
-def test_times_of_another_simulator_rank_no_layouts() -> None:
-    cases = three((1.0, 2.0, 3.0), step_time_origin="simulated by another")
-    assert not rank_layouts(cases, answers(cases, (3.0, 2.0, 1.0))).sets
-    measured = [*three((1.0, 2.0, 3.0), step_time_origin="printed")[:2], cases[2]]
-    ranking = rank_layouts(measured, answers(measured, (1.0, 2.0, 0.1)))
-    assert (ranking.cases, ranking.regret) == (2, 0.0)
-
-
 def test_of_layouts_predicted_to_be_equally_fast_the_worst_counts() -> None:
     assert ranked((1.0, 2.0, 3.0), (0.5, 0.5, 0.7)).regret == pytest.approx(1.0)
 
