@@ -31,7 +31,7 @@ def show_topology(name: str, overrides: Sequence[str], gpus: int | None, html: s
     cluster, spans, files = _read(name, overrides, gpus)
     Outputs(html=html).require(files)
     if html is not None:
-        from clustersim.report.files import write_text_atomically
+        from clustersim.files import write_text_atomically
         from clustersim.report.parts.topology import topology_page
 
         write_text_atomically(html, topology_page(picture(cluster, spans)))

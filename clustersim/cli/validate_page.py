@@ -16,7 +16,7 @@ from clustersim.cli.validate_table import (
     quality_cells,
     ranking_cells,
 )
-from clustersim.report.files import write_text_atomically
+from clustersim.files import write_text_atomically
 from clustersim.report.validation import Lines, Part, Point, validation_page
 from clustersim.validation.comparison import Band
 from clustersim.validation.layouts import Ranking
