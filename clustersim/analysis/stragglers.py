@@ -108,6 +108,18 @@ def find_stragglers(parts: Breakdown, kind: IntArray, moving: FloatArray) -> Str
     return Stragglers(slowest, int(parts.weights[slow].sum()))
 
 
+def slowest_ranks(parts: Breakdown, kind: IntArray, stragglers: Stragglers, count: int) -> list[int]:
+    """Stragglers first, then by how much longer a rank's kernels take than the median of its program."""
+    owner, kernels = np.searchsorted(parts.ranks, parts.representative), _seconds(parts, KERNELS)
+    place = np.full(len(kind), len(stragglers.slowest))
+    for number, straggler in enumerate(stragglers.slowest):
+        place[list(straggler.ranks)] = number
+    longer = kernels[owner] - _medians(kernels, kind, owner)[kind]
+    shares = np.round(longer / parts.seconds.sum(axis=1)[owner], 9)  # rounding is no difference
+    order: list[int] = np.lexsort((np.arange(len(kind)), -shares, place)).tolist()
+    return order[:count]
+
+
 def find_waits(parts: Breakdown, kind: IntArray) -> Waits:
     """How long the ranks of each program wait. kind: [ranks] which program each runs."""
     waits = _waits(parts)[np.searchsorted(parts.ranks, parts.representative)]
