@@ -171,16 +171,15 @@ def _memory(result: Answer, rank: int) -> _Curve:
     """What a rank holds; beyond activations it does not change, and the allocator rounds up by a part."""
     place = min(int(result.program.kind[rank]), len(result.ledgers) - 1)
     ledger = result.ledgers[place]
-    held = ledger.peak - (ledger.peak_activations - ledger.activations) * ledger.fragmentation
-    empty = ledger.peak - ledger.peak_activations * ledger.fragmentation
+    activations = np.append(0.0, ledger.activations)  # none before the step
+    held = ledger.peak - (ledger.peak_activations - activations) * ledger.fragmentation
     step = "memory held in the first step" if result.scenario.steps > 1 else "memory held"
     name = f"{step}, of {format_bytes(result.capacities[place])}"
-    times = nanoseconds(np.append(0.0, ledger.times))
-    return name, _BYTES, *_last(times, np.append(empty, held))
+    return name, _BYTES, *_last(nanoseconds(np.append(0.0, ledger.times)), held)
 
 
 def _rates(result: Answer, rank: int) -> Iterator[_Curve]:
-    """What a rank moves, as payloads over time."""
+    """What a rank moves, as payloads over time, summed where they overlap; exactly nothing where nothing moves."""
     trace = result.trace
     mine = np.flatnonzero(trace.rank == rank)
     tasks = result.program.programs[int(result.program.kind[rank])].tasks
@@ -189,16 +188,10 @@ def _rates(result: Answer, rank: int) -> Iterator[_Curve]:
         rows = mine[np.isin(trace.stream[mine], streams) & (trace.end[mine] > trace.start[mine])]
         if len(rows):
             rate = payload[trace.task[rows]] / (trace.end[rows] - trace.start[rows])
-            yield name, _PER_SECOND, *_sum(nanoseconds(trace.start[rows]), nanoseconds(trace.end[rows]), rate)
-
-
-def _sum(start: IntArray, end: IntArray, rate: FloatArray) -> tuple[IntArray, FloatArray]:
-    """The sum of rates that each last from a start to an end; exactly nothing where none does."""
-    times = np.concatenate((start, end))
-    order = np.argsort(times, kind="stable")
-    running = np.cumsum(np.concatenate((np.ones(len(start)), -np.ones(len(end))))[order])
-    value = np.where(running > 0, np.cumsum(np.concatenate((rate, -rate))[order]), 0.0)
-    return _last(times[order], value)
+            times = nanoseconds(np.append(trace.start[rows], trace.end[rows]))
+            order = np.argsort(times, kind="stable")
+            running, value = (np.append(each, -each)[order].cumsum() for each in (np.ones(len(rows)), rate))
+            yield name, _PER_SECOND, *_last(times[order], np.where(running > 0, value, 0.0))
 
 
 def _last(times: IntArray, values: FloatArray) -> tuple[IntArray, FloatArray]:
