@@ -4,13 +4,13 @@ The parts are those of the breakdown, the mean over all ranks. They sum to the s
 differences sum to the difference of the step times. Parts are compared by name, whatever model and cluster they are of.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
-from clustersim.analysis.parts import PARTS, Part
+from clustersim.analysis.parts import PARTS, Part, named_parts
 from clustersim.answer import Answer
 from clustersim.arrays import FloatArray
 from clustersim.report.keys import signed
@@ -98,12 +98,6 @@ class Difference:
 
     def _named(self, parts: FloatArray) -> list[dict[str, Any]]:
         return named_parts([part.value for part in self.present], parts[:, [part.place for part in self.present]])
-
-
-def named_parts(names: Iterable[str], parts: FloatArray) -> list[dict[str, Any]]:
-    """Seconds of parts in both, as plain data. parts: [2, names]."""
-    rows = zip(names, *parts.tolist(), strict=True)
-    return [{"part": name, "first": first, "second": second, "delta": second - first} for name, first, second in rows]
 
 
 MOST_WORDS: Final = 60  # characters of a text in a list

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
+from clustersim.analysis.profile_difference import ProfileDifference
 from clustersim.analysis.profiled import SPAN_KINDS, SPAN_PARTS
 from clustersim.arrays import FloatArray
 from clustersim.report.keys import signed
 from clustersim.report.printed.grid import grid, text
-from clustersim.report.profile_difference import ProfileDifference, profile_headline
 from clustersim.report.rows import shown_rows
 from clustersim.units import Seconds, format_bytes, format_seconds, format_step_time
 
@@ -36,6 +36,15 @@ def render_profile(difference: ProfileDifference) -> "Group":
             shown += [text(""), text(title), grid(heads, found, right=range(1, len(heads)))]
     shown += [text(f"note: {note}", "yellow") for note in difference.notes]
     return Group(*shown)
+
+
+def profile_headline(difference: ProfileDifference) -> str:
+    """The answer in a sentence."""
+    measured, predicted = difference.step_times
+    words = f"measured {format_step_time(measured)}, predicted {format_step_time(predicted)}"
+    if not difference.visible(predicted - measured):
+        return f"{words}: the same"
+    return f"{words}: {predicted / measured - 1.0:+.1%}"
 
 
 def _parts(difference: ProfileDifference) -> "Rows":
