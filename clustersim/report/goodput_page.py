@@ -9,8 +9,8 @@ import numpy as np
 
 from clustersim.analysis.goodput import DAY, Goodput, Piece, Point
 from clustersim.report.document import document, drawn
-from clustersim.report.draw.bars import Drawn, bar, chart, level, note
-from clustersim.report.figure import Figure, axis, layout, legend, typed
+from clustersim.report.draw.bars import Drawn, bar, chart, level, note, plot
+from clustersim.report.figure import Figure, axis, typed
 from clustersim.report.printed import goodput as said
 from clustersim.report.printed.goodput import LOSSES, losses
 from clustersim.units import format_seconds
@@ -66,18 +66,10 @@ def timeline_figure(found: Goodput) -> Figure:
     for piece in found.timeline:
         groups.setdefault(piece.what, []).append(piece)
     whole = max((piece.end for piece in found.timeline), default=DAY) / DAY
-    return Figure(
-        name="timeline",
-        traces=[_pieces(what, groups[what]) for what in sorted(groups, key=_order)],
-        layout=layout(
-            showlegend=True,
-            legend=legend(),
-            xaxis=axis("day", range=[0.0, min(_FIRST, whole)]),
-            yaxis=axis("", categoryorder="array", categoryarray=[*reversed(_ROWS)], fixedrange=True, ticksuffix="  "),
-        ),
-        height=260,
-        narrow={"legend": {"font": {"size": 9}}},
-    )
+    traces = [_pieces(what, groups[what]) for what in sorted(groups, key=_order)]
+    rows = axis("", categoryorder="array", categoryarray=[*reversed(_ROWS)], fixedrange=True, ticksuffix="  ")
+    x = axis("day", range=[0.0, min(_FIRST, whole)])
+    return plot("timeline", traces, x, rows, height=260, narrow={"legend": {"font": {"size": 9}}})
 
 
 def _order(what: str) -> tuple[int, str]:
@@ -116,10 +108,8 @@ def _marked(
         note(words, float(np.log10(at)) if log else at, high, yref="paper", xanchor="left", yanchor="top")
         for at, words, high in marks
     ]
-    shown = layout(
-        xaxis=x, yaxis=y, dragmode=False, shapes=[level("x", at, look) for at, _, _ in marks], annotations=notes
-    )
-    return Figure(name, [trace], shown, height, _SMALL)
+    drawn = {"shapes": [level("x", at, look) for at, _, _ in marks], "annotations": notes, "dragmode": False}
+    return plot(name, [trace], x, y, height=height, narrow=_SMALL, showlegend=False, **drawn)
 
 
 def interval_figure(found: Goodput) -> Figure:

@@ -14,11 +14,12 @@ import numpy as np
 from clustersim.analysis.parts import PARTS
 from clustersim.analysis.search import Bounded, Found, Layout
 from clustersim.report.document import document, drawn
-from clustersim.report.draw.bars import Drawn, lines, points, words_in
-from clustersim.report.figure import Figure, Traces, axis, layout, legend, time_scale
+from clustersim.report.draw.bars import Drawn, lines, plot, points, words_in
+from clustersim.report.figure import Figure, Traces, axis, layout, time_scale
 from clustersim.report.parts.difference import changed_parts
 from clustersim.report.printed import search as said
 from clustersim.report.printed.search import bare, keys_of, pair_words, short
+from clustersim.report.theme import SERIES
 from clustersim.units import format_step_time
 
 _ASKED: Final = (
@@ -78,26 +79,13 @@ def pareto_figure(found: Found) -> Figure:
             for layouts in (found.simulated, found.pareto)
         )
         traces += [
-            _dots(there, f"{gpus:,} GPUs of {cluster}", _COLOURS[place % len(_COLOURS)], scale.size),
+            _dots(there, f"{gpus:,} GPUs of {cluster}", SERIES[place % len(SERIES)], scale.size),
             lines(*_places(front, scale.size), {"color": "@muted", "width": 1, "dash": "dot"}),
         ]
     taken = _dots([found.choice], "to take", "@ink", scale.size)
     taken["marker"] |= {"symbol": "star", "size": 14}
-    return Figure(
-        name="pareto",
-        traces=[*traces, taken],
-        layout=layout(
-            showlegend=True,
-            legend=legend(),
-            xaxis=axis(f"step time [{scale.unit}]"),
-            yaxis=axis("memory left on the fullest GPU [GiB]", rangemode="tozero"),
-        ),
-        height=380,
-        narrow={"legend": {"font": {"size": 9}}},
-    )
-
-
-_COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8D96A0")
+    x, y = axis(f"step time [{scale.unit}]"), axis("memory left on the fullest GPU [GiB]", rangemode="tozero")
+    return plot("pareto", [*traces, taken], x, y, height=380, narrow={"legend": {"font": {"size": 9}}})
 
 
 def _dots(layouts: Sequence[Layout], name: str, colour: str, size: float) -> Drawn:
@@ -159,25 +147,18 @@ def _word(key: str) -> str:
 
 def lines_figure(layouts: Sequence[Layout], axes: Mapping[str, list[str]]) -> Figure:
     """Parallel coordinates: a place for each key, a line for each layout through its values, the darker the faster."""
-    keys, scores = [*axes], [each.score for each in layouts]
+    scores = [each.score for each in layouts]
     groups: dict[int, list[Layout]] = {}
     low, span = min(scores), max(scores) - min(scores)
     for each in layouts:
         shade = int((each.score - low) / span * (len(_SHADES) - 1)) if span else 0
         groups.setdefault(shade, []).append(each)
     traces = [_lines(groups[shade], shade, axes) for shade in sorted(groups, reverse=True)]
-    return Figure(
-        name="lines",
-        traces=[*traces, _values(axes)],
-        layout=layout(
-            xaxis=axis("", tickvals=[*range(len(keys))], ticktext=[_word(key) for key in keys], fixedrange=True,
-                       range=[-0.3, len(keys) - 0.5]),
-            yaxis=axis("", visible=False, fixedrange=True, range=[-0.08, 1.08]),
-            dragmode=False,
-        ),
-        height=160 + 44 * max(map(len, axes.values())),
-        narrow={"font": {"size": 9}},
-    )  # fmt: skip
+    words, places, height = [*map(_word, axes)], [*range(len(axes))], 160 + 44 * max(map(len, axes.values()))
+    x = axis("", tickvals=places, ticktext=words, fixedrange=True, range=[-0.3, len(axes) - 0.5])
+    y = axis("", visible=False, fixedrange=True, range=[-0.08, 1.08])
+    plain = {"showlegend": False, "dragmode": False}
+    return plot("lines", [*traces, _values(axes)], x, y, height=height, narrow={"font": {"size": 9}}, **plain)
 
 
 def _height(key: str, value: str, axes: Mapping[str, list[str]]) -> float:

@@ -10,12 +10,12 @@ from html import escape
 from typing import Final, NamedTuple
 
 from clustersim.report.document import document, drawn
-from clustersim.report.draw.bars import Drawn, lines, points
-from clustersim.report.figure import Figure, Traces, axis, layout, legend, wrapped
+from clustersim.report.draw.bars import Drawn, lines, plot, points
+from clustersim.report.figure import Figure, Traces, axis, layout, wrapped
+from clustersim.report.theme import SERIES
 from clustersim.units import format_bytes, format_number, format_seconds
 
 BAND: Final = 0.1  # of the shaded band around the truth
-_COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8D96A0")
 _SYMBOLS: Final = ("circle", "square", "diamond", "triangle-up", "cross", "x", "pentagon", "star")
 _MOST_VALUES: Final = 14  # of a factor; the rest is one more
 _VALUE_PIXELS: Final = 36
@@ -87,21 +87,10 @@ def scatter_figure(part: Part, name: str) -> Figure:
     values = [value / size for point in part.points for value in (point.measured, point.predicted)]
     least, most = 0.7 * min(values), 1.4 * max(values)
     ticks = _ticks(least, most)
-    scale: Drawn = {
-        "type": "log",
-        "range": [math.log10(least), math.log10(most)],
-        "tickvals": ticks,
-        "ticktext": [_quantity(tick * size, part.unit) for tick in ticks],
-    }
-    return Figure(
-        name=name,
-        traces=[*_truth(least, most), *_sources(part, size)],
-        layout=layout(
-            showlegend=True, legend=legend(), xaxis=axis("measured", **scale), yaxis=axis("predicted", **scale)
-        ),
-        height=680,
-        narrow={"height": 520, "legend": {"font": {"size": 9}}},
-    )
+    words = {"tickvals": ticks, "ticktext": [_quantity(tick * size, part.unit) for tick in ticks]}
+    scale: Drawn = {"type": "log", "range": [math.log10(least), math.log10(most)], **words}
+    traces, narrow = [*_truth(least, most), *_sources(part, size)], {"height": 520, "legend": {"font": {"size": 9}}}
+    return plot(name, traces, axis("measured", **scale), axis("predicted", **scale), height=680, narrow=narrow)
 
 
 def _ticks(least: float, most: float) -> list[float]:
@@ -143,7 +132,7 @@ def _sources(part: Part, size: float) -> Traces:
 
 def _look(number: int) -> Drawn:
     return {
-        "color": _COLOURS[number % len(_COLOURS)],
+        "color": SERIES[number % len(SERIES)],
         "symbol": _SYMBOLS[number % len(_SYMBOLS)],
         "size": 8,
         "opacity": 0.8,

@@ -1,6 +1,7 @@
 """How are rows of bars drawn, and what stands beside them? One house style for every page.
 
-Bars lie, one row for each label from the top; a figure of them neither zooms nor pans.
+Bars lie, one row for each label from the top; a figure of them neither zooms nor pans. Whatever else has two axes is a
+`plot`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -64,6 +65,14 @@ def chart(
     return Figure(
         name, traces, layout(**{"xaxis": xaxis, "yaxis": rows, "dragmode": False, **together, **more}), height, narrow
     )
+
+
+def plot(
+    name: str, traces: Traces, x: Drawn, y: Drawn, *, height: int, narrow: Mapping[str, Any], **more: Any
+) -> Figure:
+    """Anything else over two axes, with a legend if `showlegend` is not false."""
+    named = {"legend": legend()} if more.setdefault("showlegend", True) else {}
+    return Figure(name, traces, layout(xaxis=x, yaxis=y, **named, **more), height, narrow)
 
 
 def stacked(
