@@ -15,16 +15,6 @@ from clustersim.report.printed import goodput as said
 from clustersim.report.printed.goodput import LOSSES, losses
 from clustersim.units import format_seconds
 
-_COLOURS: Final = {
-    "checkpoints": "#E69F00",
-    "lost_work": "#D55E00",
-    "detection": "#CC79A7",
-    "restart": "#AA3377",
-    "waiting": "#6B7280",
-    "maintenance": "#8D96A0",
-    "degraded": "#F0E442",
-    "spares": "#BFC6CD",
-}
 _SMALL: Final = {"font": {"size": 9}}
 _WORK: Final = "#0072B2"
 _SLOW: Final = "#56B4E9"
@@ -47,13 +37,11 @@ def goodput_page(found: Goodput, file: Path) -> str:
 def loss_figure(found: Goodput) -> Figure:
     """A waterfall from the ideal to the whole: days, each bar behind the one before it."""
     rows = losses(found)
-    names = ["without failures", *(words for words, _, _ in rows)]
+    names, colours = zip(("without failures", _WORK), *(LOSSES[name] for name, _, _ in rows), strict=True)
     lengths = [found.ideal / DAY, *(seconds / DAY for _, seconds, _ in rows)]
-    by_words = {words: name for name, words in LOSSES.items()}
-    colours = [_WORK, *(_COLOURS[by_words[words]] for words, _, _ in rows)]
     told = [f"{lengths[0]:.1f} d", *(f"{format_seconds(seconds)}, {part:.1%}" for _, seconds, part in rows)]
     trace = bar(
-        "", names, lengths, {"color": colours}, base=[0.0, *np.cumsum(lengths)[:-1].tolist()], text=told,
+        "", list(names), lengths, {"color": list(colours)}, base=[0.0, *np.cumsum(lengths)[:-1].tolist()], text=told,
         textposition="auto", cliponaxis=False, hovertemplate="%{y}: %{text}<extra></extra>",
     )  # fmt: skip
     days = axis("days", range=[0.0, 1.15 * sum(lengths)])
@@ -78,8 +66,7 @@ def _order(what: str) -> tuple[int, str]:
 
 def _pieces(what: str, pieces: Sequence[Piece]) -> Drawn:
     row = "lost" if what == "lost_work" else "down" if what in LOSSES else "up"
-    colour = _COLOURS.get(what, _WORK if what == "healthy" else _SLOW)
-    name = LOSSES.get(what, what)
+    name, colour = LOSSES.get(what, (what, _WORK if what == "healthy" else _SLOW))
     return bar(
         name, [row] * len(pieces), typed([(piece.end - piece.begin) / DAY for piece in pieces]),
         {"color": colour, "line": {"width": 0}}, base=typed([piece.begin / DAY for piece in pieces]),
