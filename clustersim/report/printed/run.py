@@ -1,7 +1,7 @@
 """What does the terminal say? The step time first, then the figures that people compare, then where the time goes."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from clustersim.analysis.utilization import bubble_fraction, exposed_fraction
@@ -146,7 +146,8 @@ def _where(result: "Answer") -> str:
 
 def breakdown_table(times: Times) -> "Table":
     """Where the time goes: seconds of every part, the mean over ranks and on the critical path."""
-    most, rows = float(times.step.max(initial=0.0)) or 1.0, []
+    most = float(times.step.max(initial=0.0)) or 1.0
+    rows: list[Sequence[Text]] = []
     for part in times.present:
         seconds, path = float(times.step[part.place]), float(times.path[part.place])
         bar = text(_bar(seconds / most), PART_LOOKS[part].colour)
