@@ -67,14 +67,11 @@ class Difference:
         """A difference of times; none where it is only rounding."""
         return signed(seconds) if self._visible(seconds) else "0 s"
 
-    def amount(self, seconds: Seconds) -> str:
-        """A time; none where it is only rounding."""
-        return format_seconds(seconds) if self._visible(seconds) else "0 s"
-
     def amounts(self, part: Part) -> tuple[str, str, str]:
         """A part in both, and by how much it is longer."""
-        first, second = self.parts[:, part.place].tolist()
-        return self.amount(first), self.amount(second), self.words(second - first)
+        both = self.parts[:, part.place].tolist()
+        first, second = (format_seconds(each) if self._visible(each) else "0 s" for each in both)
+        return first, second, self.words(both[1] - both[0])
 
     def _visible(self, seconds: Seconds) -> bool:
         return bool(abs(seconds) > ROUNDING * self.step_times.max())
@@ -106,7 +103,8 @@ MOST_WORDS: Final = 60  # characters of a text in a list
 def difference_of(first: Answer, second: Answer, titles: tuple[str, str], notes: tuple[str, ...] = ()) -> Difference:
     """Compare two answers."""
     answers = first.to_json(), second.to_json()
-    times = _tokens(second) / _tokens(first)
+    tokens = [each.scenario.training.global_batch * each.scenario.training.sequence for each in (first, second)]
+    times = tokens[1] / tokens[0]
     work = [] if times == 1.0 else [f"a step of B has {times:.4g} times the tokens; compare tokens/s per GPU"]
     others = [
         f"{name}: both name it by the same words, but the files differ"
@@ -167,11 +165,6 @@ def words_of(value: object) -> str:
 
 def _cut(words: str) -> str:
     return words if len(words) <= MOST_WORDS else f"{words[:MOST_WORDS]}..."
-
-
-def _tokens(result: Answer) -> int:
-    """Of one step."""
-    return result.scenario.training.global_batch * result.scenario.training.sequence
 
 
 def _seconds(parts: Mapping[str, Seconds]) -> list[Seconds]:

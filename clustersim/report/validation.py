@@ -4,7 +4,7 @@ Rows come as plain values, so that this room needs to know nothing of how cases 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Final, NamedTuple
@@ -116,28 +116,26 @@ def _truth(least: float, most: float) -> Traces:
 
 def _sources(part: Part, size: float) -> Traces:
     """One colour and symbol for each source, those with most cases first and so below the others."""
-    groups: dict[str, list[Point]] = {}
-    for point in part.points:
-        groups.setdefault(point.source, []).append(point)
-    ordered = sorted(groups.items(), key=lambda group: -len(group[1]))
+    groups = _groups(part.points, lambda point: point.source)
     return [
         points(
             escape(source or "no source"), [point.measured / size for point in cases],
-            [point.predicted / size for point in cases], _look(number),
+            [point.predicted / size for point in cases],
+            {
+                "color": SERIES[number % len(SERIES)], "symbol": _SYMBOLS[number % len(_SYMBOLS)], "size": 8,
+                "opacity": 0.8, "line": {"width": 0.5, "color": "@surface"},
+            },
             text=[hover(point, part.unit) for point in cases], hovertemplate="%{text}<extra></extra>",
         )
-        for number, (source, cases) in enumerate(ordered)
+        for number, (source, cases) in enumerate(sorted(groups.items(), key=lambda group: -len(group[1])))
     ]  # fmt: skip
 
 
-def _look(number: int) -> Drawn:
-    return {
-        "color": SERIES[number % len(SERIES)],
-        "symbol": _SYMBOLS[number % len(_SYMBOLS)],
-        "size": 8,
-        "opacity": 0.8,
-        "line": {"width": 0.5, "color": "@surface"},
-    }
+def _groups(points: Iterable[Point], key: Callable[[Point], str]) -> dict[str, list[Point]]:
+    groups: dict[str, list[Point]] = {}
+    for point in points:
+        groups.setdefault(key(point), []).append(point)
+    return groups
 
 
 def hover(point: Point, unit: str) -> str:
@@ -145,12 +143,8 @@ def hover(point: Point, unit: str) -> str:
     measured, predicted = (_quantity(value, unit) for value in (point.measured, point.predicted))
     lines = [f"<b>{wrapped(point.case_id, 60)}</b>", f"measured {measured}, predicted {predicted}"]
     factors = [f"{escape(name)}: {escape(value)}" for name, value in point.factors.items()]
-    expected = [] if point.expected is None else [f"expected {_ends(point.expected, unit)}"]
-    return "<br>".join([*lines, f"error {point.error:+.1%}", *expected, *factors])
-
-
-def _ends(expected: tuple[float, float], unit: str) -> str:
-    return " to ".join(_quantity(value, unit) for value in expected)
+    ends = " to ".join(_quantity(value, unit) for value in point.expected or ())
+    return "<br>".join([*lines, f"error {point.error:+.1%}", *([f"expected {ends}"] if ends else []), *factors])
 
 
 def _quantity(value: float, unit: str) -> str:
@@ -185,10 +179,7 @@ def factor_figure(points: Sequence[Point], name: str) -> Figure:
 
 def _values(points: Sequence[Point], factor: str) -> dict[str, list[Point]]:
     """Cases by their value of a factor, values of most cases first, rare ones together."""
-    groups: dict[str, list[Point]] = {}
-    for point in points:
-        if factor in point.factors:
-            groups.setdefault(point.factors[factor], []).append(point)
+    groups = _groups((point for point in points if factor in point.factors), lambda point: point.factors[factor])
     ordered = sorted(groups, key=lambda value: (-len(groups[value]), value))
     many = len(ordered) > _MOST_VALUES + 1
     kept, rest = (ordered[:_MOST_VALUES], ordered[_MOST_VALUES:]) if many else (ordered, [])
@@ -200,7 +191,7 @@ def _boxes(values: Mapping[str, Sequence[Point]]) -> Traces:
     return [
         {
             "type": "box", "orientation": "h", "boxpoints": "all", "jitter": 0.6, "pointpos": 0, "name": "",
-            "x": [100 * point.error for point in points], "y": [_label(value, len(points))] * len(points),
+            "x": [100 * point.error for point in points], "y": [f"{escape(value)} ({len(points):,})"] * len(points),
             "text": [f"{escape(point.case_id)}<br>{escape(point.source)}: {point.error:+.1%}" for point in points],
             "hovertemplate": "%{text}<extra></extra>", "hoveron": "points",
             "marker": {"color": "@accent", "size": 4, "opacity": 0.5}, "line": {"color": "@ink", "width": 1},
@@ -208,7 +199,3 @@ def _boxes(values: Mapping[str, Sequence[Point]]) -> Traces:
         }
         for value, points in values.items()
     ]  # fmt: skip
-
-
-def _label(value: str, cases: int) -> str:
-    return f"{escape(value)} ({cases:,})"
