@@ -13,6 +13,7 @@ from clustersim.report.draw.bars import Drawn, bar, chart, level, note, plot
 from clustersim.report.figure import Figure, axis, typed
 from clustersim.report.printed import goodput as said
 from clustersim.report.printed.goodput import LOSSES, losses
+from clustersim.report.rows import grouped
 from clustersim.units import format_seconds
 
 _SMALL: Final = {"font": {"size": 9}}
@@ -50,9 +51,7 @@ def loss_figure(found: Goodput) -> Figure:
 
 def timeline_figure(found: Goodput) -> Figure:
     """What one run's time went into, from day to day."""
-    groups: dict[str, list[Piece]] = {}
-    for piece in found.timeline:
-        groups.setdefault(piece.what, []).append(piece)
+    groups = grouped(found.timeline, lambda piece: piece.what)
     whole = max((piece.end for piece in found.timeline), default=DAY) / DAY
     traces = [_pieces(what, groups[what]) for what in sorted(groups, key=_order)]
     rows = axis("", categoryorder="array", categoryarray=[*reversed(_ROWS)], fixedrange=True, ticksuffix="  ")

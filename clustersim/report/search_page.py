@@ -4,6 +4,7 @@ Times are those of simulations; where a cell or a line was not simulated it says
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from html import escape
 from itertools import combinations
 from pathlib import Path
@@ -15,10 +16,11 @@ from clustersim.analysis.parts import PARTS
 from clustersim.analysis.search import Bounded, Found, Layout
 from clustersim.report.document import document, drawn
 from clustersim.report.draw.bars import Drawn, lines, plot, points, words_in
-from clustersim.report.figure import Figure, Traces, axis, layout, time_scale
+from clustersim.report.figure import Figure, Traces, axis, time_scale
 from clustersim.report.parts.difference import changed_parts
 from clustersim.report.printed import search as said
 from clustersim.report.printed.search import bare, keys_of, pair_words, short
+from clustersim.report.rows import grouped
 from clustersim.report.theme import SERIES
 from clustersim.units import format_step_time
 
@@ -71,13 +73,10 @@ def _order(value: str) -> tuple[int, float, str]:
 def pareto_figure(found: Found) -> Figure:
     """Step time against memory that is left, a trace for each number of GPUs, and the line of what nothing beats."""
     scale = time_scale(max(each.step_time for each in found.simulated))
-    jobs = sorted({(each.gpus, each.cluster) for each in found.simulated})
+    every, fronts = (grouped(some, lambda each: (each.gpus, each.cluster)) for some in (found.simulated, found.pareto))
     traces: Traces = []
-    for place, (gpus, cluster) in enumerate(jobs):
-        there, front = (
-            [each for each in layouts if (each.gpus, each.cluster) == (gpus, cluster)]
-            for layouts in (found.simulated, found.pareto)
-        )
+    for place, ((gpus, cluster), there) in enumerate(sorted(every.items(), key=lambda job: job[0])):
+        front = fronts.get((gpus, cluster), [])
         traces += [
             _dots(there, f"{gpus:,} GPUs of {cluster}", SERIES[place % len(SERIES)], scale.size),
             lines(*_places(front, scale.size), {"color": "@muted", "width": 1, "dash": "dot"}),
@@ -106,18 +105,10 @@ def heat_figure(found: Found, axes: Mapping[str, list[str]]) -> Figure:
     keys = [*axes][:_MOST_AXES]
     choices = tuple((f"{_word(one)} and {_word(two)}", [_heat(found, one, two)]) for one, two in combinations(keys, 2))
     most = max(len(axes[key]) for key in keys)
-    return Figure(
-        name="heat",
-        traces=[],
-        layout=layout(
-            xaxis=axis("", type="category", fixedrange=True),
-            yaxis=axis("", type="category", fixedrange=True, ticksuffix="  "),
-            dragmode=False,
-        ),
-        height=110 + 34 * most,
-        narrow={"font": {"size": 9}},
-        choices=choices,
-    )
+    x, y = axis("", type="category", fixedrange=True), axis("", type="category", fixedrange=True, ticksuffix="  ")
+    plain = {"showlegend": False, "dragmode": False}
+    figure = plot("heat", [], x, y, height=110 + 34 * most, narrow={"font": {"size": 9}}, **plain)
+    return replace(figure, choices=choices)
 
 
 def _heat(found: Found, one: str, two: str) -> Drawn:
@@ -148,11 +139,8 @@ def _word(key: str) -> str:
 def lines_figure(layouts: Sequence[Layout], axes: Mapping[str, list[str]]) -> Figure:
     """Parallel coordinates: a place for each key, a line for each layout through its values, the darker the faster."""
     scores = [each.score for each in layouts]
-    groups: dict[int, list[Layout]] = {}
-    low, span = min(scores), max(scores) - min(scores)
-    for each in layouts:
-        shade = int((each.score - low) / span * (len(_SHADES) - 1)) if span else 0
-        groups.setdefault(shade, []).append(each)
+    low, span = min(scores), max(scores) - min(scores) or 1.0
+    groups = grouped(layouts, lambda each: int((each.score - low) / span * (len(_SHADES) - 1)))
     traces = [_lines(groups[shade], shade, axes) for shade in sorted(groups, reverse=True)]
     words, places, height = [*map(_word, axes)], [*range(len(axes))], 160 + 44 * max(map(len, axes.values()))
     x = axis("", tickvals=places, ticktext=words, fixedrange=True, range=[-0.3, len(axes) - 0.5])

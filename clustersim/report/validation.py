@@ -4,14 +4,15 @@ Rows come as plain values, so that this room needs to know nothing of how cases 
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from html import escape
 from typing import Final, NamedTuple
 
 from clustersim.report.document import document, drawn
 from clustersim.report.draw.bars import Drawn, lines, plot, points
-from clustersim.report.figure import Figure, Traces, axis, layout, wrapped
+from clustersim.report.figure import Figure, Traces, axis, wrapped
+from clustersim.report.rows import grouped
 from clustersim.report.theme import SERIES
 from clustersim.units import format_bytes, format_number, format_seconds
 
@@ -116,7 +117,7 @@ def _truth(least: float, most: float) -> Traces:
 
 def _sources(part: Part, size: float) -> Traces:
     """One colour and symbol for each source, those with most cases first and so below the others."""
-    groups = _groups(part.points, lambda point: point.source)
+    groups = grouped(part.points, lambda point: point.source)
     return [
         points(
             escape(source or "no source"), [point.measured / size for point in cases],
@@ -129,13 +130,6 @@ def _sources(part: Part, size: float) -> Traces:
         )
         for number, (source, cases) in enumerate(sorted(groups.items(), key=lambda group: -len(group[1])))
     ]  # fmt: skip
-
-
-def _groups(points: Iterable[Point], key: Callable[[Point], str]) -> dict[str, list[Point]]:
-    groups: dict[str, list[Point]] = {}
-    for point in points:
-        groups.setdefault(key(point), []).append(point)
-    return groups
 
 
 def hover(point: Point, unit: str) -> str:
@@ -162,24 +156,16 @@ def factor_figure(points: Sequence[Point], name: str) -> Figure:
         "type": "rect", "layer": "below", "xref": "x", "yref": "paper", "x0": -100 * BAND, "x1": 100 * BAND,
         "y0": 0, "y1": 1, "fillcolor": "@track", "line": {"width": 0},
     }  # fmt: skip
-    return Figure(
-        name=name,
-        traces=[],
-        choices=tuple((factor, _boxes(values)) for factor, values in groups.items()),
-        layout=layout(
-            shapes=[zone],
-            xaxis=axis("predicted over measured, less one", ticksuffix=" %", zeroline=True, zerolinecolor="@muted"),
-            yaxis=axis("", type="category", autorange="reversed", ticksuffix="  ", fixedrange=True),
-            boxgap=0.35,
-        ),
-        height=110 + _VALUE_PIXELS * rows,
-        narrow={"yaxis": {"tickfont": {"size": 9}}},
-    )
+    x = axis("predicted over measured, less one", ticksuffix=" %", zeroline=True, zerolinecolor="@muted")
+    y = axis("", type="category", autorange="reversed", ticksuffix="  ", fixedrange=True)
+    height, narrow = 110 + _VALUE_PIXELS * rows, {"yaxis": {"tickfont": {"size": 9}}}
+    figure = plot(name, [], x, y, height=height, narrow=narrow, showlegend=False, shapes=[zone], boxgap=0.35)
+    return replace(figure, choices=tuple((factor, _boxes(values)) for factor, values in groups.items()))
 
 
 def _values(points: Sequence[Point], factor: str) -> dict[str, list[Point]]:
     """Cases by their value of a factor, values of most cases first, rare ones together."""
-    groups = _groups((point for point in points if factor in point.factors), lambda point: point.factors[factor])
+    groups = grouped((point for point in points if factor in point.factors), lambda point: point.factors[factor])
     ordered = sorted(groups, key=lambda value: (-len(groups[value]), value))
     many = len(ordered) > _MOST_VALUES + 1
     kept, rest = (ordered[:_MOST_VALUES], ordered[_MOST_VALUES:]) if many else (ordered, [])

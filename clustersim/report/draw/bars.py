@@ -72,7 +72,7 @@ def plot(
 ) -> Figure:
     """Anything else over two axes, with a legend if `showlegend` is not false."""
     named = {"legend": legend()} if more.setdefault("showlegend", True) else {}
-    return Figure(name, traces, layout(xaxis=x, yaxis=y, **named, **more), height, narrow)
+    return Figure(name, traces, layout(**{"xaxis": x, "yaxis": y, **named, **more}), height, narrow)
 
 
 def stacked(
