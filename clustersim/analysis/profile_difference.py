@@ -14,7 +14,7 @@ import numpy as np
 from clustersim.analysis.parts import named_parts
 from clustersim.analysis.profiled import SPAN_KINDS, SPAN_PARTS, Moved, ProfiledStep
 from clustersim.arrays import FloatArray
-from clustersim.units import Seconds
+from clustersim.units import Seconds, format_signed
 
 _Key = TypeVar("_Key", bound=Hashable)
 _RESOLUTION: Final = 1e-6  # of a step: traces have whole nanoseconds, and a step has thousands of kernels
@@ -80,6 +80,10 @@ class ProfileDifference:
     def visible(self, seconds: Seconds) -> bool:
         """Whether it is more than the rounding of traces."""
         return abs(seconds) > _RESOLUTION * max(self.step_times)
+
+    def words(self, seconds: Seconds) -> str:
+        """A difference of times; none where it is only rounding."""
+        return format_signed(seconds) if self.visible(seconds) else "0 s"
 
     def to_json(self) -> dict[str, Any]:
         """Plain data: seconds, bytes; of each number first, second and second minus first."""

@@ -13,11 +13,20 @@ import numpy as np
 from clustersim.analysis.parts import PARTS, Part, named_parts
 from clustersim.answer import Answer
 from clustersim.arrays import FloatArray
-from clustersim.report.keys import signed
 from clustersim.report.times import ROUNDING
 from clustersim.report.wording import stage_name
 from clustersim.scenario.changes.written import Changed, changed_keys, other_files
-from clustersim.units import Bytes, Seconds, format_bytes, format_number, format_seconds, format_step_time
+from clustersim.units import (
+    Bytes,
+    Seconds,
+    format_bytes,
+    format_number,
+    format_seconds,
+    format_signed,
+    format_step_time,
+)
+
+MOST_WORDS: Final = 60  # characters of a text in a list
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,32 +65,33 @@ class Difference:
     @property
     def present(self) -> list[Part]:
         """The parts that are more than rounding in one of both."""
-        return [part for part in PARTS if self._visible(self.parts[:, part.place].max())]
+        return [part for part in PARTS if self.visible(self.parts[:, part.place].max())]
 
     @property
     def different(self) -> list[Part]:
         """The parts that differ by more than rounding."""
-        return [part for part in self.present if self._visible(self.deltas[part.place])]
+        return [part for part in self.present if self.visible(self.deltas[part.place])]
 
     def words(self, seconds: Seconds) -> str:
         """A difference of times; none where it is only rounding."""
-        return signed(seconds) if self._visible(seconds) else "0 s"
+        return format_signed(seconds) if self.visible(seconds) else "0 s"
 
     def amounts(self, part: Part) -> tuple[str, str, str]:
         """A part in both, and by how much it is longer."""
         both = self.parts[:, part.place].tolist()
-        first, second = (format_seconds(each) if self._visible(each) else "0 s" for each in both)
+        first, second = (format_seconds(each) if self.visible(each) else "0 s" for each in both)
         return first, second, self.words(both[1] - both[0])
 
-    def _visible(self, seconds: Seconds) -> bool:
+    def visible(self, seconds: Seconds) -> bool:
+        """Whether it is more than rounding."""
         return bool(abs(seconds) > ROUNDING * self.step_times.max())
 
     def to_json(self) -> dict[str, Any]:
         """The difference as plain data; of each number first, second and second minus first."""
         first, second = self.answers
         return {
-            "first": {"title": self.titles[0], **_plain(first)},
-            "second": {"title": self.titles[1], **_plain(second)},
+            "first": {"title": self.titles[0], **{key: first[key] for key in ("name", *_NUMBERS)}},
+            "second": {"title": self.titles[1], **{key: second[key] for key in ("name", *_NUMBERS)}},
             "inputs": [{"key": each.key, "first": each.first, "second": each.second} for each in self.inputs],
             "delta": {key: second[key] - first[key] for key in _NUMBERS if key != "fits"},
             "parts_s": self._named(self.parts),
@@ -95,9 +105,6 @@ class Difference:
 
     def _named(self, parts: FloatArray) -> list[dict[str, Any]]:
         return named_parts([part.value for part in self.present], parts[:, [part.place for part in self.present]])
-
-
-MOST_WORDS: Final = 60  # characters of a text in a list
 
 
 def difference_of(first: Answer, second: Answer, titles: tuple[str, str], notes: tuple[str, ...] = ()) -> Difference:
@@ -128,7 +135,7 @@ def difference_of(first: Answer, second: Answer, titles: tuple[str, str], notes:
 def headline(difference: Difference) -> str:
     """The answer in a sentence."""
     step = format_step_time(float(difference.step_times[1]))
-    if abs(difference.longer) <= ROUNDING * float(difference.step_times.max()):
+    if not difference.visible(difference.longer):
         return f"both steps take {step}"
     longer = "longer" if difference.longer > 0.0 else "shorter"
     part = difference.longer / float(difference.step_times[0])
@@ -171,16 +178,12 @@ def _seconds(parts: Mapping[str, Seconds]) -> list[Seconds]:
     return [parts[part.value] for part in PARTS]
 
 
-def _plain(answer: Mapping[str, Any]) -> dict[str, Any]:
-    return {"name": answer["name"], **{key: answer[key] for key in _NUMBERS}}
-
-
 def _part(first: float, second: float) -> str:
     return f"{second / first - 1.0:+.1%}"
 
 
 def _seconds_and_part(first: Seconds, second: Seconds) -> str:
-    return f"{signed(second - first)} ({_part(first, second)})"
+    return f"{format_signed(second - first)} ({_part(first, second)})"
 
 
 def _points(first: float, second: float) -> str:
