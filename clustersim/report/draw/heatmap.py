@@ -4,7 +4,7 @@ Ranks of one class have equal rows, so the file holds a row for each class and t
 puts them where their ranks are. It draws at most some hundred rows at a time: zoomed in, every rank has its own.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -16,7 +16,8 @@ from clustersim.arrays import IntArray
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import DATA, DENSE, EXPERT, EXPERT_DATA, EXPERT_TENSOR, EXPERTS, MESHES, PIPELINE, Mesh
 from clustersim.report.document import Card, drawn
-from clustersim.report.figure import Figure, axis, layout, packed, time_scale
+from clustersim.report.draw.bars import plot
+from clustersim.report.figure import Figure, axis, packed, time_scale
 from clustersim.report.keys import key, part_keys
 from clustersim.report.theme import PART_LOOKS
 
@@ -74,20 +75,13 @@ def heatmap_figure(heatmap: Heatmap) -> Figure:
     dominant = heatmap.dominant
     scale = time_scale(dominant.makespan)
     shown = int((_class_of(heatmap) != _NOBODY).sum())
-    rows = [shown - 0.5, -0.5]
-    return Figure(
-        name="heatmap",
-        traces=[],
+    end = dominant.makespan / scale.size
+    x = axis(f"time [{scale.unit}]", range=[0, end], minallowed=0, maxallowed=end, showgrid=False)
+    y = axis("", range=[shown - 0.5, -0.5], minallowed=-0.5, maxallowed=shown - 0.5, showgrid=False)
+    height, narrow = min(_HEIGHT, 60 + _ROW * shown), {"yaxis": {"tickfont": {"size": 9}}}
+    return replace(
+        plot("heatmap", [], x, y, height=height, narrow=narrow, showlegend=False),
         choices=tuple((words, []) for words in _orders(heatmap.layout)),
-        layout=layout(
-            xaxis=axis(
-                f"time [{scale.unit}]", range=[0, dominant.makespan / scale.size], minallowed=0,
-                maxallowed=dominant.makespan / scale.size, showgrid=False,
-            ),
-            yaxis=axis("", range=rows, minallowed=-0.5, maxallowed=shown - 0.5, showgrid=False),
-        ),
-        height=min(_HEIGHT, 60 + _ROW * shown),
-        narrow={"yaxis": {"tickfont": {"size": 9}}},
         behaviour="heatmap",
         arrays={
             "category": packed(dominant.category.ravel()),
@@ -97,7 +91,7 @@ def heatmap_figure(heatmap: Heatmap) -> Figure:
             "nodeOf": packed(heatmap.nodes.astype(np.uint32)),
         },
         facts=_facts(heatmap, scale.size),
-    )  # fmt: skip
+    )
 
 
 def _facts(heatmap: Heatmap, size: float) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from clustersim.answer import Answer
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.report import keys
 from clustersim.report.document import Card, drawn
-from clustersim.report.draw.bars import placed, ticks
-from clustersim.report.figure import Figure, Traces, axis, layout, marker, time_scale
+from clustersim.report.draw.bars import placed, plot, ticks
+from clustersim.report.figure import Figure, Traces, axis, marker, time_scale
 from clustersim.report.theme import PART_LOOKS
 from clustersim.report.wording import CRITICAL_PATH, RowNames, row_names
 from clustersim.units import format_seconds
@@ -72,18 +72,12 @@ def path_figure(path: CriticalPath) -> Figure:
     scale, word = time_scale(path.path.seconds), path.names.word
     rows = 2 if len(path.names.labels) > 1 else 1
     words = ticks([0, 1][:rows], ["part ", f"{escape(word)} "][:rows], range=[rows - 0.5, -0.5])
-    return Figure(
-        name="critical-path",
-        traces=[*_part_bars(path, scale.size), *(_stage_bars(path, scale.size) if rows > 1 else [])],
-        layout=layout(
-            xaxis=axis(f"time [{scale.unit}]", range=[0, path.path.seconds / scale.size], fixedrange=True),
-            yaxis=axis("", fixedrange=True, showgrid=False, **words),
-            dragmode=False,
-            uniformtext={"mode": "hide", "minsize": 9},
-        ),
-        height=76 + 34 * rows,
-        narrow={"yaxis": {"ticktext": ["part ", f"{escape(word.split()[-1])} "][:rows]}},
-    )
+    x = axis(f"time [{scale.unit}]", range=[0, path.path.seconds / scale.size], fixedrange=True)
+    y = axis("", fixedrange=True, showgrid=False, **words)
+    traces = [*_part_bars(path, scale.size), *(_stage_bars(path, scale.size) if rows > 1 else [])]
+    narrow = {"yaxis": {"ticktext": ["part ", f"{escape(word.split()[-1])} "][:rows]}}
+    plain = {"showlegend": False, "dragmode": False, "uniformtext": {"mode": "hide", "minsize": 9}}
+    return plot("critical-path", traces, x, y, height=76 + 34 * rows, narrow=narrow, **plain)
 
 
 def _stages(path: CriticalPath, parts: FloatArray) -> list[tuple[str, FloatArray]]:

@@ -1,7 +1,7 @@
 """What does each stage hold, and when is it most? Peaks of all stages, and one stage over time, with the capacity."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from typing import Final
 
@@ -15,8 +15,8 @@ from clustersim.memory.footprint import Category as Use
 from clustersim.memory.footprint import Footprint
 from clustersim.memory.ledger import Ledger
 from clustersim.report.document import Card, card, drawn, prose
-from clustersim.report.draw.bars import Drawn, level, note, stacked
-from clustersim.report.figure import Figure, axis, layout, legend, packed, time_scale
+from clustersim.report.draw.bars import Drawn, level, note, plot, stacked
+from clustersim.report.figure import Figure, axis, legend, packed, time_scale
 from clustersim.report.rows import MOST_ROWS, Bars, bars, shown_rows
 from clustersim.report.theme import USE_LOOKS
 from clustersim.report.wording import row_word, stage_name
@@ -109,32 +109,19 @@ def memory_figure(every: list[Held], capacity: Bytes, step_time: Seconds) -> Fig
     ]
     right = {"xref": "paper", "xanchor": "right", "yanchor": "bottom"}
     words = note(f"capacity {format_bytes(capacity)}", 1, capacity / _GIB, "@alarm", **right)
-    return Figure(
-        name="memory",
-        traces=[],
+    x = axis(f"time [{scale.unit}]", range=[0, step_time / scale.size or 1], minallowed=0)
+    y = axis("memory held [GiB]", range=[0, most * 1.08], fixedrange=True)
+    drawn = {"legend": legend(traceorder="normal"), "shapes": [_capacity_line("y", capacity)], "annotations": [words]}
+    narrow = {"legend": {"font": {"size": 9}}}
+    return replace(
+        plot("memory", [], x, y, height=400, narrow=narrow, hovermode="x unified", **drawn),
         choices=tuple((stage.label, []) for stage in stages),
-        layout=layout(
-            showlegend=True,
-            legend=legend(traceorder="normal"),
-            hovermode="x unified",
-            xaxis=axis(f"time [{scale.unit}]", range=[0, step_time / scale.size or 1], minallowed=0),
-            yaxis=axis("memory held [GiB]", range=[0, most * 1.08], fixedrange=True),
-            shapes=[_capacity_line("y", capacity)],
-            annotations=[words],
-        ),
-        height=400,
-        narrow={"legend": {"font": {"size": 9}}},
         behaviour="memory",
         arrays={
             name: packed(np.concatenate(each).astype(np.float32)) for name, each in (("time", times), ("held", held))
         },
         facts={"moments": list(map(len, times)), "looks": looks, "end": step_time, "size": scale.size, "gib": _GIB},
     )
-
-
-def _packed(columns: list[FloatArray]) -> dict[str, str]:
-    """Those of all stages, one after the other."""
-    return packed(np.concatenate(columns).astype(np.float32))
 
 
 def by_peak(stages: list[Held]) -> list[Held]:

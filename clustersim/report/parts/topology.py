@@ -20,8 +20,8 @@ from clustersim.hardware import topology as hardware
 from clustersim.hardware.cluster import Cluster, describe
 from clustersim.hardware.topology import LINK_KINDS, LinkKind
 from clustersim.report.document import Card, document, drawn
-from clustersim.report.draw.bars import Drawn, lines, note, points
-from clustersim.report.figure import MUTED, SURFACE, Figure, Traces, layout, share_words
+from clustersim.report.draw.bars import Drawn, lines, note, plot, points
+from clustersim.report.figure import MUTED, SURFACE, Figure, Traces, share_words
 from clustersim.report.keys import axis_name
 from clustersim.report.placement_words import placement_line
 from clustersim.report.theme import LISTED_LOOKS
@@ -198,19 +198,12 @@ def topology_figure(picture: Picture) -> Figure:
     wide, short = (
         [each for place, lane in enumerate(lanes) for each in _labels(place, lane, more=more)] for more in (True, False)
     )
-    return Figure(
-        name="topology",
-        traces=traces,
-        layout=layout(
-            xaxis={"range": [-0.02, 1.02 + _LANE * (len(lanes) + 0.3)], "visible": False, "fixedrange": True},
-            yaxis={"range": [-0.45, len(tiers) - 0.8 + 0.25 * bool(lanes)], "visible": False, "fixedrange": True},
-            annotations=words + wide,
-            dragmode=False,
-            margin={"l": 4, "r": 4, "t": 4, "b": 4},
-        ),
-        height=_TIER_PIXELS * len(tiers) + 40,
-        narrow={"annotations": words + short},
-    )
+    hidden = {"visible": False, "fixedrange": True}
+    x = {"range": [-0.02, 1.02 + _LANE * (len(lanes) + 0.3)], **hidden}
+    y = {"range": [-0.45, len(tiers) - 0.8 + 0.25 * bool(lanes)], **hidden}
+    height, narrow = _TIER_PIXELS * len(tiers) + 40, {"annotations": words + short}
+    plain = {"showlegend": False, "dragmode": False, "margin": {"l": 4, "r": 4, "t": 4, "b": 4}}
+    return plot("topology", traces, x, y, height=height, narrow=narrow, annotations=words + wide, **plain)
 
 
 def boxes_of(count: int) -> int:
