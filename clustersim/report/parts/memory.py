@@ -13,7 +13,6 @@ from clustersim.assembly import plan_of
 from clustersim.fitting import footprint_of
 from clustersim.memory.footprint import Category as Use
 from clustersim.memory.footprint import Footprint
-from clustersim.memory.ledger import Ledger
 from clustersim.report.document import Card, card, drawn, prose
 from clustersim.report.draw.bars import Drawn, level, note, plot, stacked
 from clustersim.report.figure import Figure, axis, legend, packed, time_scale
@@ -67,16 +66,7 @@ def memory_cards(result: Answer, several: bool) -> Iterator[Card]:
 def stages_of(result: Answer) -> list[Held]:
     """The ledgers of pipeline ranks: of many some, evenly spaced, and the fullest."""
     shown = sorted({*shown_rows(len(result.ledgers), MOST_ROWS - 1).tolist(), result.fullest})
-    return [_held(number, stage_name(result.scenario, number), result.ledgers[number]) for number in shown]
-
-
-def _held(number: int, label: str, ledger: Ledger) -> Held:
-    """A ledger as a matrix; before its first event no activations are held."""
-    times = np.append(0.0, ledger.times)
-    missing, peak = ledger.peak_activations - np.append(0.0, ledger.activations), ledger.at_peak()
-    less = {Use.ACTIVATIONS: missing, Use.FRAGMENTATION: missing * (ledger.fragmentation - 1)}
-    held = [np.full(len(times), peak.get(use, 0.0)) - less.get(use, 0.0) for use in Use]
-    return Held(number, label, times, np.array(held))
+    return [Held(each, stage_name(result.scenario, each), *result.ledgers[each].over_time()) for each in shown]
 
 
 def peak_figure(alike: Bars, capacity: Bytes) -> Figure:
