@@ -12,7 +12,6 @@ from clustersim.arrays import FloatArray, IntArray
 from clustersim.assembly import plan_of
 from clustersim.fitting import footprint_of
 from clustersim.memory.footprint import Category as Use
-from clustersim.memory.footprint import Footprint
 from clustersim.report.document import Card, card, drawn, prose
 from clustersim.report.draw.bars import Drawn, level, note, plot, stacked
 from clustersim.report.figure import Figure, axis, legend, packed, time_scale
@@ -20,12 +19,9 @@ from clustersim.report.rows import MOST_ROWS, Bars, bars, shown_rows
 from clustersim.report.theme import USE_LOOKS
 from clustersim.report.wording import row_word, stage_name
 from clustersim.units import Bytes, Seconds, format_bytes
-from clustersim.workload.operators import EXPERTS
 
 _GIB: Final = 2.0**30
 _MOST_MOMENTS: Final = 1500
-Weights = tuple[float, Bytes]
-"""Parameters, and bytes of them, their gradients and optimizer states."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,7 +53,7 @@ def memory_cards(result: Answer, several: bool) -> Iterator[Card]:
     yield drawn(
         "peaks.html",
         figure=peak_figure(alike, capacity),
-        experts=[(stage.label, *experts_and_others(footprint, stage.number)) for stage in stages],
+        experts=[(stage.label, *footprint.experts_and_others(stage.number)) for stage in stages],
         mixtures=result.scenario.model.mixtures,
         caption=f"{some} {alike.note('the capacity').strip()}".strip(),
     )
@@ -77,13 +73,6 @@ def peak_figure(alike: Bars, capacity: Bytes) -> Figure:
         "peaks", alike, uses, axis("memory at the peak [GiB]", range=[0, most * 1.04]), size=_GIB, told=format_bytes,
         shapes=[_capacity_line("x", capacity)],
     )  # fmt: skip
-
-
-def experts_and_others(footprint: Footprint, number: int) -> tuple[Weights, Weights]:
-    """What experts take on a pipeline rank, and all other weights."""
-    weights = footprint.weights(number)
-    others = [each for name, each in weights.items() if name != EXPERTS]
-    return weights.get(EXPERTS, (0.0, 0.0)), (sum(count for count, _ in others), sum(size for _, size in others))
 
 
 def memory_figure(every: list[Held], capacity: Bytes, step_time: Seconds) -> Figure:
