@@ -73,6 +73,11 @@ class Waits:
     mean: FloatArray
     most: FloatArray
 
+    @property
+    def spread(self) -> Seconds:
+        """By how much ranks of one program differ at most."""
+        return float((self.most - self.least).max(initial=0.0))
+
 
 def moving_seconds(trace: Trace, steps: int = 1) -> FloatArray:
     """How long a step's collectives beside kernels and received messages move on simulated ranks: [classes, 2]."""
