@@ -16,7 +16,7 @@ from clustersim.errors import InputError, nearest
 from clustersim.hardware.cluster import Cluster, describe, load_cluster
 from clustersim.hardware.graph_file import is_graph
 from clustersim.hardware.topology import Tier
-from clustersim.report.parts.topology import crossing_words, level_of, picture, size_words, tier_names
+from clustersim.report.parts.topology import crossing_words, picture, size_words, tier_names
 from clustersim.units import format_bandwidth
 
 _SCENARIO: Final = ("model", "training")
@@ -111,6 +111,6 @@ def _axis_table(spans: Sequence[AxisSpan], names: Sequence[str], tiers: Sequence
     table.add_column("links between neighbours")
     for span in spans:
         counts = (span.size, span.groups, span.stride, span.nodes)
-        top = max(level_of(crossing, tiers) for crossing in span.crossings)
+        top = max(crossing.level(tiers) for crossing in span.crossings)
         table.add_row(span.axis, *(f"{each:,}" for each in counts), names[top], ", ".join(crossing_words(span)))
     return table

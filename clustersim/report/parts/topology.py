@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.analysis.network_axes import AxisSpan, Crossing, axis_spans
+from clustersim.analysis.network_axes import AxisSpan, axis_spans
 from clustersim.answer import Answer
 from clustersim.hardware import topology as hardware
 from clustersim.hardware.cluster import Cluster, describe
@@ -29,13 +29,6 @@ from clustersim.report.wording import LINK_WORDS
 from clustersim.units import format_bandwidth
 
 _NAMES: Final = {"gpu": "GPU", "nvswitch": "NVLink domain", "host": "PCIe root", "nic": "NIC", "switch": "switch"}
-_SWITCHES: Final = ("leaf", "switch", "spine", "core")
-_INSIDE: Final = {
-    LinkKind.NVLINK: ("nvswitch", "gpu"),
-    LinkKind.PCIE: ("host", "nic", "nvswitch", "gpu"),
-    LinkKind.HOST: ("host", "nic", "gpu"),
-}
-"""The tier to which links inside a node lead up: the first of these that there is."""
 _MOST_DRAWN: Final = 36
 _MOST_EXTRA: Final = 2.3  # boxes for each doubling beyond eight
 _BOX: Final = 0.26  # height of a box, in tiers
@@ -102,8 +95,7 @@ def picture(cluster: Cluster, spans: Sequence[AxisSpan] = ()) -> Picture:
         for place, (name, tier) in enumerate(zip(tier_names(tiers), tiers, strict=True))
     )
     lanes = (
-        Lane(span, tuple(level_of(each, tiers) for each in span.crossings), tuple(crossing_words(span)))
-        for span in spans
+        Lane(span, tuple(each.level(tiers) for each in span.crossings), tuple(crossing_words(span))) for span in spans
     )
     return Picture(f"{cluster.name}: {size_words(cluster)}", rows, tuple(lanes))
 
@@ -129,15 +121,6 @@ def tier_names(tiers: Sequence[hardware.Tier]) -> list[str]:
         f"{name} {kinds[: place + 1].count(kind)}" if kinds.count(kind) > 1 else name
         for place, (kind, name) in enumerate(zip(kinds, names, strict=True))
     ]
-
-
-def level_of(crossing: Crossing, tiers: Sequence[hardware.Tier]) -> int:
-    """The tier to which links lead up, counted from the GPUs as 0."""
-    kinds = [tier.kind for tier in tiers]
-    if crossing.climb == 0:
-        return kinds.index(next(each for each in _INSIDE[crossing.kind] if each in kinds))
-    switches = [place for place, each in enumerate(kinds) if each in _SWITCHES] or [len(kinds) - 1]
-    return switches[min(crossing.climb, len(switches)) - 1]
 
 
 def crossing_words(span: AxisSpan) -> list[str]:
