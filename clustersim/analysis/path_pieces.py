@@ -22,7 +22,7 @@ from clustersim.program.task import Communicate, Compute, Receive, Send, Task
 from clustersim.units import Seconds
 
 _Number = TypeVar("_Number", np.int64, np.float64)
-Held = tuple[IntArray, FloatArray, FloatArray]
+InTime = tuple[IntArray, FloatArray, FloatArray]
 """Values in order of time, equal neighbours together, each with its start and its end in seconds."""
 
 
@@ -79,7 +79,7 @@ class Legs:
     start: FloatArray
     end: FloatArray
 
-    def parts_in_time(self, bins: int) -> Held:
+    def parts_in_time(self, bins: int) -> InTime:
         """The part that takes most of each of so many equal times."""
         present, lasting = np.unique(self.part), self.end - self.start
         edges = np.linspace(0.0, float(self.end.max(initial=0.0)), bins + 1)
@@ -88,7 +88,7 @@ class Legs:
         most = present[np.array([np.diff(np.interp(edges, knots, each)) for each in spent]).argmax(axis=0)]
         return _joined(most, edges)
 
-    def kinds_in_time(self, most: int) -> Held:
+    def kinds_in_time(self, most: int) -> InTime:
         """The program of each leg; of more than `most` legs those in the middle of as many equal times."""
         if len(self.kind) <= most:
             return _joined(self.kind, np.append(self.start, self.end[-1:]))
@@ -146,7 +146,8 @@ def _legs(rows: Rows, course: Course, timing_of: TimingOf) -> Legs:
     return Legs(rank[first], rows.program.kind[rank[first]], part[first], start[first], end[last])
 
 
-def _joined(values: IntArray, edges: FloatArray) -> Held:
+def _joined(values: IntArray, edges: FloatArray) -> InTime:
+    """Values between edges, equal neighbours together."""
     first = np.flatnonzero(np.diff(values, prepend=-1))
     return values[first], edges[first], np.append(edges[first[1:]], edges[-1:])
 
