@@ -64,6 +64,11 @@ class Stragglers:
     slowest: tuple[Straggler, ...]
     ranks: int
 
+    @property
+    def named(self) -> set[int]:
+        """The ranks of those that are named."""
+        return {rank for straggler in self.slowest for rank in straggler.ranks}
+
 
 @dataclass(frozen=True, slots=True)
 class Waits:

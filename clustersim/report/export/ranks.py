@@ -74,10 +74,9 @@ def trace_ranks(result: Answer, ranks: Sequence[int]) -> tuple[TraceRank, ...]:
     Their names say where they are in a stage, which of the machine's GPUs they have where that is not their own number,
     and for how many ranks of its class one is written alone.
     """
-    layout, stands = result.scenario.layout, result.trace.representative
+    layout, stands, slow = result.scenario.layout, result.trace.representative, result.stragglers.named
     places = {axis.name: layout.coordinate(axis) for axis in layout.axes}
-    members, written = np.bincount(stands), np.bincount(stands[list(ranks)], minlength=result.ranks)
-    slow = {rank for straggler in result.stragglers.slowest for rank in straggler.ranks}
+    members, written = result.trace.stands_for, np.bincount(stands[list(ranks)], minlength=result.ranks)
     axes = [axis.name for axis in layout.axes if axis.inside and layout.all_degrees[axis.name] > 1]
     found = []
     for rank in ranks:
