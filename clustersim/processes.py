@@ -10,6 +10,7 @@ from threading import Thread
 from typing import Final, TypeVar
 
 from clustersim.errors import ClusterSimError
+from clustersim.garbage import look_seldom
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -28,7 +29,7 @@ def running(workers: int, executor: Executor | None = None) -> Iterator[Executor
     elif workers == 1:
         yield _Here()
     else:
-        pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_follow)
+        pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_begin)
         try:
             yield pool
         except BrokenExecutor as error:
@@ -69,8 +70,9 @@ class _Here(Executor):
         return future
 
 
-def _follow() -> None:
+def _begin() -> None:
     """Ctrl-C is for the process that was asked; it ends the others, which end with it where it is killed."""
+    look_seldom()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Thread(target=_end_with_parent, daemon=True).start()
 

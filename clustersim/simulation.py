@@ -20,12 +20,13 @@ from clustersim.analysis.steps import step_times
 from clustersim.answer import Answer
 from clustersim.arrays import FloatArray
 from clustersim.assembly import Assembly, assemble, assemble_together, library_of
-from clustersim.engine.engine import run, uncollected
+from clustersim.engine.engine import run
 from clustersim.engine.inside import Inside
 from clustersim.engine.together import Job, run_together
 from clustersim.engine.written import Written
 from clustersim.errors import InputError
 from clustersim.fitting import footprint_of
+from clustersim.garbage import uncollected
 from clustersim.memory.timed import timed_ledgers
 from clustersim.scenario import Scenario
 from clustersim.scenario.file import MOST_STEPS

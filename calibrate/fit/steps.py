@@ -35,7 +35,7 @@ from clustersim.files import write_text_atomically
 from clustersim.shipped import names
 from clustersim.units import Seconds
 from clustersim.validation.cases import Case
-from clustersim.validation.settings import is_dense
+from clustersim.validation.settings import is_dense, is_measured
 from clustersim.validation.steps import read_steps
 from clustersim.workload.framework import load_framework
 
@@ -233,7 +233,8 @@ def command(options: argparse.Namespace) -> None:
     qualities = {STEPS: judged(table, found, without)}
     qualities |= {kind: judged_unfitted(steps) for kind, steps in unfitted.items()}
     if options.left_out is not None:
-        rows = {STEPS: left_out(table, without)}
+        measured = {case.text("case_id") for case in published if is_measured(case)}
+        rows = {STEPS: left_out([each for each in table if each.case_id in measured], without)}
         rows |= {kind: [each.left_out for each in steps] for kind, steps in unfitted.items()}
         for kind, each in rows.items():
             write_left_out(each, left_out_file(kind, Path(options.left_out)))

@@ -4,7 +4,6 @@ Exit status: 0 done and fits, 2 bad input or an answer that cannot be written, 3
 Everything heavy is imported by the command that needs it, so that `--help` is quick.
 """
 
-import gc
 import io
 import os
 import signal
@@ -17,11 +16,10 @@ import typer
 
 from clustersim.cli import completing
 from clustersim.errors import ClusterSimError, OutputError
+from clustersim.garbage import look_seldom
 
 BAD_INPUT = 2
 DOES_NOT_FIT = 3
-_NEW_OBJECTS = 100_000
-"""After how many Python looks for cycles; after its own 700 it would walk what is imported 191 times at the start."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -47,7 +45,7 @@ Html = Annotated[str | None, typer.Option("--html", metavar="FILE", help="Write 
 
 def main() -> None:
     """Run the command line; mistakes of the user are one sentence on stderr and exit status 2."""
-    gc.set_threshold(_NEW_OBJECTS)
+    look_seldom()
     _prepare_streams()
     try:
         _run_app()

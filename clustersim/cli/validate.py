@@ -76,7 +76,7 @@ def validate_shipped(choice: Choice, outputs: Outputs) -> None:
     summaries = [kind.summarize(cases) for kind, cases in zip(kinds, chosen, strict=True)]
     steps, *others = summaries
     content = steps.to_json() | {summary.kind: summary.to_json() for summary in others}
-    _answer([each for each in summaries if each.comparisons], content, "published cases", outputs)
+    _answer([each for each in summaries if each.comparisons or each.simulated], content, "published cases", outputs)
 
 
 def _none_chosen(choice: Choice, cases: Sequence[Case]) -> InputError:

@@ -15,6 +15,7 @@ from clustersim.cli.validate_table import (
     parts_of,
     quality_cells,
     ranking_cells,
+    simulated_lines,
 )
 from clustersim.files import write_text_atomically
 from clustersim.report.validation import Lines, Part, Point, validation_page
@@ -60,7 +61,8 @@ def _sources(summary: Summary) -> Lines:
         rows.append((source or "not stated", *quality_cells(quality)))
         parts = parts_of(summary, source).items()
         rows += [(f"\N{EM SPACE}{name}", *quality_cells(part)) for name, part in parts]
-    sums = [("all cases", *quality_cells(summary.overall)), *((name, *cells) for name, cells in macro_lines(summary))]
+    further = (*macro_lines(summary), *simulated_lines(summary))
+    sums = [("all cases", *quality_cells(summary.overall)), *((name, *cells) for name, cells in further)]
     return Lines(("source", *HEADS), rows, sums)
 
 

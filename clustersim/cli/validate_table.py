@@ -14,7 +14,7 @@ from clustersim.units import format_bytes, format_number, format_step_time
 from clustersim.validation.layouts import Ranking
 from clustersim.validation.memory import Verdict
 from clustersim.validation.pairs import Pair, Pairs
-from clustersim.validation.quality import Inside, Macro, Quality
+from clustersim.validation.quality import Inside, Macro, Quality, by_source
 from clustersim.validation.summary import Coverage, Summary
 
 HEADS: Final = ("cases", "skipped", "mean", "median", "bias", "worst")
@@ -27,12 +27,6 @@ TITLES: Final[Mapping[str, str]] = {
 }
 WORDS: Final[Mapping[str, Callable[[float], str]]] = {"memory": format_bytes, "reliability": format_number}
 """How a quantity of a table is told, where it is no time."""
-SUBSETS: Final[Mapping[str, str]] = {
-    "megatron-2021 without ZeRO-3": "megatron-2021 without ZeRO-3",
-    "megatron-2021 with ZeRO-3": "megatron-2021 with ZeRO-3",
-    "vtrain single-node": "vtrain, one node",
-    "vtrain multi-node": "vtrain, several nodes",
-}
 BANDED: Final = ("regime", "cases", "sources", "inside", "published, left out")
 PAIRED: Final = ("case", "with", "measured", "predicted", "error")
 PAIRED_IN: Final = {
@@ -40,14 +34,16 @@ PAIRED_IN: Final = {
     "experts": "speed-up of mixtures, of the same case published without",
 }
 """What tables of pairs are called, by what the pairs differ in."""
-RANKED: Final = ("source", "sets", "cases", "right", "mean regret", "Kendall tau")
+RANKED: Final = ("source", "sets", "cases", "right", "regret", "by chance", "tau")
 _NOTHING: Final = "–"
 _MOST_REASONS: Final = 12
 _MOST_LETTERS: Final = 80
 _MOST_CASES: Final = 30  # of a table whose cases are listed one by one
 _SIGNS: Final = (
     "mean and median: of absolute errors; bias and worst: with their sign, below zero where the prediction is too "
-    "fast or too small; macro mean: every source counts once; right: sets whose fastest layout was predicted"
+    "fast or too small; macro mean: every source counts once; right: sets whose fastest layout was predicted; "
+    "regret: what is chosen by prediction takes longer than the fastest measured, on average; by chance: the same of a "
+    "blind choice"
 )
 
 
@@ -93,6 +89,8 @@ def _sources(summary: Summary) -> Table:
     table.add_row(Text("all cases"), *quality_cells(summary.overall), style="bold")
     for name, cells in macro_lines(summary):
         table.add_row(Text(name), *cells, style="bold")
+    for name, cells in simulated_lines(summary):
+        table.add_row(Text(name), *cells, style="dim")
     return table
 
 
@@ -139,8 +137,13 @@ def _cut(words: str) -> str:
 
 def parts_of(summary: Summary, source: str) -> dict[str, Quality]:
     """The kinds of runs that a source mixes, by name."""
-    parts = (summary.subsets or {}).items()
-    return {SUBSETS.get(name, name): part for name, part in parts if name.startswith(f"{source} ")}
+    return {name: part for name, part in (summary.subsets or {}).items() if name.startswith(f"{source} ")}
+
+
+def simulated_lines(summary: Summary) -> list[tuple[str, tuple[str, ...]]]:
+    """What predictions are beside those of other simulators, with the cells below HEADS."""
+    found = by_source(summary.simulated)
+    return [(f"not measured: simulated by {source}", quality_cells(quality)) for source, quality in found.items()]
 
 
 def quality_cells(quality: Quality) -> tuple[str, ...]:
@@ -231,6 +234,7 @@ def _reasons(reasons: Mapping[str, tuple[str, ...]]) -> Iterator[Table | Text]:
 
 def _layouts(ranking: Ranking) -> Table:
     table = table_of("which layout is fastest", *RANKED)
+    table.columns[0].no_wrap = False
     for source, mine in ranking.by_source().items():
         table.add_row(Text(source or "not stated"), *ranking_cells(mine))
     table.add_row(Text("all sets"), *ranking_cells(ranking), style="bold")
@@ -253,4 +257,5 @@ def pair_cells(pair: Pair) -> tuple[str, ...]:
 def ranking_cells(ranking: Ranking) -> tuple[str, ...]:
     """The cells below RANKED."""
     tau = _NOTHING if ranking.tau is None else f"{ranking.tau:.2f}"
-    return f"{len(ranking.sets):,}", f"{ranking.cases:,}", f"{ranking.right:,}", percent(ranking.regret), tau
+    counts = (f"{count:,}" for count in (len(ranking.sets), ranking.cases, ranking.right))
+    return *counts, percent(ranking.regret), percent(ranking.by_chance), tau

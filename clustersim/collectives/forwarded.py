@@ -61,24 +61,18 @@ def _flows(ways: _Ways, arrangement: Arrangement, *, back: bool) -> Iterator[Flo
 def _ways(arrangement: Arrangement, routing: Routing) -> _Ways:
     """Over the network to the member at one's place, and from there to all others of the domain."""
     sizes = arrangement.per_domain
-    starts, places = accumulate(sizes, initial=0), [place for size in sizes for place in range(size)]
-    found: list[tuple[int, int, float]] = []
-    for begin, size in zip(starts, sizes, strict=False):
+    ranks, places = np.arange(arrangement.size), np.concatenate([np.arange(size) for size in sizes])
+    sources, targets, shares = [], [], []
+    for begin, size in zip(accumulate(sizes, initial=0), sizes, strict=False):
+        outside = ranks[(ranks < begin) | (ranks >= begin + size)]
         sent = _part(routing, begin, begin + size, arrangement.size)
         passed = [_part(routing, place, place + 1, arrangement.size) for place in range(begin, begin + size)]
-        through = [0] * size
-        for source, place in enumerate(places):
-            through[place % size] += 1
-            if not begin <= source < begin + size:
-                found.append((source, begin + place % size, sent))
-        found += [
-            (begin + head, begin + target, count * passed[target])
-            for head, count in enumerate(through)
-            for target in range(size)
-            if count and target != head
-        ]
-    sources, targets, shares = zip(*found, strict=True)
-    return _Ways(np.array(sources), np.array(targets), np.round(shares, _DIGITS))
+        through = np.bincount(places % size, minlength=size)
+        head, target = np.nonzero((through[:, None] > 0) & ~np.eye(size, dtype=bool))
+        sources += [outside, begin + head]
+        targets += [begin + places[outside] % size, begin + target]
+        shares += [np.full(len(outside), sent), through[head] * np.array(passed)[target]]
+    return _Ways(np.concatenate(sources), np.concatenate(targets), np.round(np.concatenate(shares), _DIGITS))
 
 
 def _part(routing: Routing, first: int, last: int, size: int) -> float:

@@ -6,16 +6,13 @@ processed in the order in which they were scheduled, and streams are started in 
 depends on that order, so the trace is the same on every run.
 """
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Final
 
 from clustersim.cost.block import BlockCost
 from clustersim.cost.jitter import Jitter
 from clustersim.cost.sharing import Sharing
 from clustersim.engine.cohorts import Cohorts, able
-from clustersim.engine.rank import Rank
+from clustersim.engine.rank import Rank, unheard
 from clustersim.engine.recorder import Recorder
 from clustersim.engine.steady import watch
 from clustersim.engine.world import World
@@ -89,20 +86,10 @@ def ranks_of(world: World) -> list[Rank]:
 def finished(world: World, ranks: list[Rank]) -> tuple[Trace, Written]:
     """What has happened in a world; raise DeadlockError if not all ranks are done."""
     _check_finished(world, ranks)
-    world.ranks.clear()  # they know the world: without this only the garbage collector would find what it holds
+    world.ranks.clear()  # they know the world, and who watches them: only a collector would find what it holds
+    for rank in ranks:
+        rank.told = unheard
     return world.recorder.trace(world.classes.representative), world.recorder.written()
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Without the cyclic garbage collector: a run keeps what it makes, and to walk it again and again costs a third."""
-    collected = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collected:
-            gc.enable()
 
 
 def _check_finished(world: World, ranks: list[Rank]) -> None:

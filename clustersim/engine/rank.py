@@ -60,6 +60,10 @@ class Lane:
         return name
 
 
+def unheard(mark: int) -> None:
+    """What a rank tells of marked tasks that have ended: nobody listens."""
+
+
 def _unseen(stream: Stream, needed: int) -> None:
     """What a stream waits for beside which no kernels go at another pace: nobody asks."""
 
@@ -74,7 +78,7 @@ class Rank:
     number: int
     world: World
     marks: Mapping[int, int] = field(init=False, default_factory=dict)
-    told: Callable[[int], None] = field(init=False, default=lambda _: None)
+    told: Callable[[int], None] = field(init=False, default=unheard)
     done: bytearray = field(init=False)
     lanes: dict[Stream, Lane] = field(init=False, default_factory=dict)
     _computing: int = field(init=False, default=-1)

@@ -1,6 +1,5 @@
 """How are many runs made? Each on some process of this machine, the same whichever does it, and kept as it comes."""
 
-import gc
 import pickle
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
@@ -9,6 +8,7 @@ from functools import lru_cache, partial
 from typing import Final
 
 from clustersim.analysis.goodput import Piece, Run
+from clustersim.garbage import uncollected
 from clustersim.hardware.failures import Slower
 from clustersim.processes import AHEAD, as_done
 from clustersim.reliability.events import events_of
@@ -120,15 +120,11 @@ def _run(packed: bytes, seed: int, number: int) -> Run | State:
         asked[:] = [(missing, slower)]
         return terms.pace(missing, slower)
 
-    collected = gc.isenabled()
-    gc.disable()  # a run leaves circles of events behind, to be collected after it: looking for them takes a third
     try:
-        return _job(replace(terms, pace=pace), seed, number).run(number)
+        with uncollected():
+            return _job(replace(terms, pace=pace), seed, number).run(number)
     except _UnknownState:
         return asked[0]
-    finally:
-        if collected:
-            gc.enable()
 
 
 def _job(terms: Terms, seed: int, number: int, record: list[Piece] | None = None) -> Job:

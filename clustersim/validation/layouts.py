@@ -5,8 +5,8 @@ format and recomputation. How the data-parallel exchanges overlap follows from t
 differ too. Runs of a set with the same layout count as one, with the mean of their times.
 
 regret: what the choice costs, measured time of the layout that is predicted to be fastest over the fastest measured,
-less one. Kendall's tau-b: agreement of the two orders, 1 the same, -1 reversed (M. G. Kendall, "The treatment of ties
-in ranking problems", Biometrika 33, 1945).
+less one; by chance: what it costs on average to choose any, each as likely. Kendall's tau-b: agreement of the two
+orders, 1 the same, -1 reversed (M. G. Kendall, "The treatment of ties in ranking problems", Biometrika 33, 1945).
 """
 
 import math
@@ -31,7 +31,7 @@ _APART: Final = frozenset((*LAYOUT, *_FOLLOWING, *_RESULTS, *_WORDS))
 class LayoutSet:
     """One set. fastest, chosen: cases with the layouts that were measured and predicted to be fastest.
 
-    tau: None where all are measured, or predicted, to be equally fast.
+    by_chance: the mean regret of all choices; tau: None where all are measured, or predicted, to be equally fast.
     """
 
     source: str
@@ -40,6 +40,7 @@ class LayoutSet:
     fastest: str
     chosen: str
     regret: float
+    by_chance: float
     tau: float | None
 
     def to_json(self) -> dict[str, Any]:
@@ -50,6 +51,7 @@ class LayoutSet:
             "fastest": self.fastest,
             "chosen": self.chosen,
             "regret": self.regret,
+            "regret_by_chance": self.by_chance,
             "kendall_tau": self.tau,
             "cases": list(self.cases),
         }
@@ -70,6 +72,11 @@ class Ranking:
     def regret(self) -> float | None:
         """The mean regret over sets; None if there are none."""
         return fmean(each.regret for each in self.sets) if self.sets else None
+
+    @property
+    def by_chance(self) -> float | None:
+        """The mean regret of whoever chooses blindly; None if there are no sets."""
+        return fmean(each.by_chance for each in self.sets) if self.sets else None
 
     @property
     def tau(self) -> float | None:
@@ -99,6 +106,7 @@ class Ranking:
             "cases": self.cases,
             "fastest_chosen": self.right,
             "mean_regret": self.regret,
+            "mean_regret_by_chance": self.by_chance,
             "mean_kendall_tau": self.tau,
         }
 
@@ -145,7 +153,8 @@ def _ranked(pairs: Sequence[tuple[Case, Comparison]]) -> LayoutSet | None:
     tau = kendall_tau_b([each.measured for each in layouts], [each.predicted for each in layouts])
     names = tuple(each.case_id for _, each in pairs)
     regret = chosen.measured / fastest.measured - 1.0
-    return LayoutSet(pairs[0][1].source, names, len(layouts), fastest.case_id, chosen.case_id, regret, tau)
+    by_chance = fmean(each.measured for each in layouts) / fastest.measured - 1.0
+    return LayoutSet(pairs[0][1].source, names, len(layouts), fastest.case_id, chosen.case_id, regret, by_chance, tau)
 
 
 def _layouts(pairs: Iterable[tuple[Case, Comparison]]) -> Iterable[_Layout]:

@@ -40,6 +40,8 @@ _LISTED: Final = re.compile(r"selective:\[([a-z_ ]+)\]")  # Megatron-LM's --reco
 _DRAWN: Final = re.compile(r"\blayout (E[tmL|()*\d]+)")  # Megatron-LM's pipeline_model_parallel_layout
 _FURTHER: Final = re.compile(r"\bMTP (\d+)|\bmtp-num-layers (\d+)")  # layers that predict further tokens
 _MODULES: Final = "modules:"  # of which names follow, joined by +
+SIMULATED: Final = "simulated"
+"""How `step_time_origin` begins where nobody measured the time."""
 SCHEDULES: Final = ("", *shelf.NAMES)
 
 
@@ -81,8 +83,18 @@ def is_narrow(case: Case) -> bool:
 
 
 def experience_of(case: Case) -> str | None:
-    """The kind of experience that a case adds to; None where not all that its step depends on is known."""
-    return kind_of(mixture=has_experts(case), narrow=not is_wide(case)) if is_known(case) else None
+    """The kind of experience that a case adds to.
+
+    None where not all that its step depends on is known, or where nobody measured it.
+    """
+    if not (is_known(case) and is_measured(case)):
+        return None
+    return kind_of(mixture=has_experts(case), narrow=not is_wide(case))
+
+
+def is_measured(case: Case) -> bool:
+    """Whether a GPU took the time of the row, and not somebody's simulator, whatever the source says."""
+    return not case.text("step_time_origin").startswith(SIMULATED)
 
 
 def is_known(case: Case) -> bool:

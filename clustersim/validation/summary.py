@@ -1,6 +1,7 @@
 """What is said of a table of cases? Its errors, overall and by source and factor, and what is missing from them.
 
-Two sources mix two kinds of runs, of which a mean says little: their cases are also told apart (`SUBSETS`). Coverage is
+A source that mixes two kinds of runs, of which a mean says little, is also told apart (`SUBSETS`). Times that another
+simulator predicted are no measurements: they are compared, but beside all that is said of the others. Coverage is
 predicted over expressible, where each case says for itself whether it is expressible; and, more strictly, over all
 steps whose inputs are known (quality A and B), whatever they say, of dense models and of mixtures of experts, in bf16
 or fp16 and in formats with scales, each apart.
@@ -29,7 +30,7 @@ from clustersim.validation.quality import (
     macro,
     quality,
 )
-from clustersim.validation.settings import is_dense, is_known, is_mixture
+from clustersim.validation.settings import is_dense, is_known, is_measured, is_mixture
 from clustersim.validation.software import has_experts
 
 DENSE: Final = "dense bf16/fp16, quality A and B"
@@ -38,7 +39,6 @@ NARROW_DENSE: Final = "dense in narrow formats, quality A and B"
 NARROW_MIXTURES: Final = "mixtures of experts in narrow formats, quality A and B"
 _KINDS: Final = "layers"  # the factor that tells dense models from mixtures
 _PLACE: Final = re.compile(r"^line \d+: ")
-_GPUS_OF_A_NODE: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +62,14 @@ class Coverage:
 class Summary:
     """Of one table. kind: of `cli.validate_kinds`; covered: of kinds of cases by name, of steps only.
 
-    subsets: parts of sources, by name; layouts: which is fastest, and pairs: by what they differ in, of steps only;
-    fits: of memory only; notes: sentences about the table.
+    simulated: cases whose time another simulator predicted, in none of the other figures; subsets: parts of sources, by
+    name; layouts: which is fastest, and pairs: by what they differ in, of steps only; fits: of memory only; notes:
+    sentences about the table.
     """
 
     kind: str
     comparisons: tuple[Comparison, ...]
+    simulated: tuple[Comparison, ...] = ()
     covered: Mapping[str, Coverage] = field(default_factory=dict)
     subsets: Mapping[str, Quality] | None = None
     layouts: Ranking | None = None
@@ -136,12 +138,14 @@ class Summary:
             "overall": self.overall.to_json(),
             "macro": {"sources": 0, "mape": None, "bias": None} if means is None else asdict(means),
             "by_source": _plain_each(self.sources),
+            "simulated_by_others": _plain_each(by_source(self.simulated)),
             "subsets": _plain_each(self.subsets or {}),
             "by_factor": {factor: _plain_each(values) for factor, values in self.factors.items()},
             "coverage": self._coverage_json(),
             "skipped_reasons": {reason: len(cases) for reason, cases in self.reasons.items()},
             "ran_but_does_not_fit": list(self.unfit),
             "cases": [each.to_json() for each in self.comparisons],
+            "simulated_cases": [each.to_json() for each in self.simulated],
         }
         macros = {"macro_by_layers": {kind: asdict(each) for kind, each in self.macros.items()}} if self.macros else {}
         ranking = {} if self.layouts is None else {"layouts": self.layouts.to_json()}
@@ -174,12 +178,15 @@ class Summary:
 
 def summary_of_steps(cases: Sequence[Case], comparisons: Sequence[Comparison]) -> Summary:
     """The summary of a table of steps; comparisons: of these cases, in their order."""
-    pairs = list(zip(cases, comparisons, strict=True))
+    both = list(zip(cases, comparisons, strict=True))
+    pairs = [(case, each) for case, each in both if is_measured(case)]
+    simulated = tuple(each for case, each in both if not is_measured(case))
+    runs, compared = [case for case, _ in pairs], tuple(each for _, each in pairs)
     wanted = {DENSE: is_dense, MIXTURES: is_mixture, NARROW_DENSE: _narrow_dense, NARROW_MIXTURES: _narrow_mixture}
     covered = {name: _covered([each for case, each in pairs if is_of(case)]) for name, is_of in wanted.items()}
-    ranking = rank_layouts(cases, comparisons)
-    ratios = {"formats": speed_ups(cases, comparisons), "experts": served_otherwise(cases, comparisons)}
-    return Summary("steps", tuple(comparisons), covered, _subsets(pairs), ranking, ratios)
+    ranking = rank_layouts(runs, compared)
+    ratios = {"formats": speed_ups(runs, compared), "experts": served_otherwise(runs, compared)}
+    return Summary("steps", compared, simulated, covered, _subsets(pairs), ranking, ratios)
 
 
 def _narrow_dense(case: Case) -> bool:
@@ -214,14 +221,8 @@ def _gathers_parameters(case: Case) -> bool:
     return case.text("zero_stage") == "3"
 
 
-def _crosses_nodes(case: Case) -> bool:
-    ranks, node = case.text("n_gpus"), case.text("gpus_per_node")
-    return ranks.isdecimal() and float(ranks) > (float(node) if node.isdecimal() else _GPUS_OF_A_NODE)
-
-
 SUBSETS: Final[tuple[tuple[str, Callable[[Case], bool], str, str], ...]] = (
     ("megatron-2021", _gathers_parameters, "without ZeRO-3", "with ZeRO-3"),
-    ("vtrain", _crosses_nodes, "single-node", "multi-node"),
 )
 
 

@@ -1,6 +1,7 @@
 """Predicted steps of published runs stay as good as the manual says."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from clustersim.validation.summary import DENSE, MIXTURES, Summary, summary_of_s
 PAGE = Path(__file__).parents[2] / "docs" / "validation.md"
 WORSE = 0.005
 """How much a source's mean error may rise over the table of docs/validation.md before this fails: half a point."""
+SWEEPS = ("bloom", "vtrain", "zero-bubble", "dgxc")  # of layouts of large jobs
 LEAST = 5  # cases of a source that says something of itself
 LINE = re.compile(r"^ *(?P<source>[A-Za-z][^%\n]*?)  +(?P<cases>[\d,]+) +\d+ +(?P<mean>[\d.]+)% ", re.MULTILINE)
 
@@ -66,7 +68,7 @@ def test_sources_count_once_in_the_mean_that_is_aimed_at(summary: Summary) -> No
 
 
 def test_every_dense_case_of_known_quality_is_predicted(summary: Summary) -> None:
-    assert summary.covered[DENSE].expressible >= 1326
+    assert summary.covered[DENSE].expressible >= 651
     assert (summary.covered[DENSE].share or 0.0) >= 0.95
     assert all(each.skipped for each in summary.comparisons if each.predicted is None)
 
@@ -80,10 +82,17 @@ def test_the_layout_that_is_predicted_fastest_is_nearly_the_fastest(summary: Sum
     """In FP8 two layouts of Llama 3.1 70B, of two releases, come out the wrong way round at six sizes."""
     ranking = summary.layouts
     assert ranking is not None
-    assert (ranking.regret or 1.0) <= 0.03
-    wide = Ranking(tuple(each for each in ranking.sets if "narrow formats" not in each.source))
-    assert (wide.regret or 1.0) <= 0.03
-    assert (wide.tau or 0.0) >= 0.77
+    assert (ranking.regret or 1.0) <= 0.025
+    wide = _of(ranking, lambda source: "narrow formats" not in source)
+    assert (wide.regret or 1.0) <= 0.02
+    assert (wide.tau or 0.0) >= 0.72
+    sweeps = _of(ranking, lambda source: source in SWEEPS)
+    assert len(sweeps.by_source()) == len(SWEEPS)
+    assert (sweeps.regret or 1.0) <= 0.015 < (sweeps.by_chance or 0.0)
+
+
+def _of(ranking: Ranking, wanted: Callable[[str], bool]) -> Ranking:
+    return Ranking(tuple(each for each in ranking.sets if wanted(each.source)))
 
 
 def test_bands_hold_what_was_measured(summary: Summary) -> None:

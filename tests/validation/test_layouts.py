@@ -44,6 +44,15 @@ def test_regret_is_what_the_choice_takes_longer_than_the_fastest() -> None:
     assert ranking.sets[0].chosen == "case1"
 
 
+def test_a_blind_choice_costs_the_mean_of_all_choices() -> None:
+    """Choices of 1.0, 1.2 and 3.0 s cost 0, 0.2 and 2.0, whatever is predicted; sets count once each."""
+    assert ranked((1.0, 1.2, 3.0), (5.0, 3.0, 4.0)).by_chance == pytest.approx((0.0 + 0.2 + 2.0) / 3)
+    one, other = three((1.0, 1.2, 3.0), seq="1024"), three((1.0, 1.0, 1.0), seq="2048")
+    both = rank_layouts([*one, *other], answers([*one, *other], (1.0,) * 6))
+    assert both.to_json()["mean_regret_by_chance"] == pytest.approx((2.2 / 3 + 0.0) / 2)
+    assert both.to_json()["list"][1]["regret_by_chance"] == 0.0
+
+
 def test_of_layouts_predicted_to_be_equally_fast_the_worst_counts() -> None:
     assert ranked((1.0, 2.0, 3.0), (0.5, 0.5, 0.7)).regret == pytest.approx(1.0)
 
@@ -84,6 +93,7 @@ def test_every_set_counts_once_and_sources_are_told_apart() -> None:
 def test_without_sets_there_is_nothing_to_say() -> None:
     ranking = rank_layouts([], [])
     assert ranking.to_json()["mean_regret"] is None
+    assert ranking.to_json()["mean_regret_by_chance"] is None
     assert ranking.to_json()["mean_kendall_tau"] is None
 
 

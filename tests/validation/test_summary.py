@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from clustersim.cli.validate_table import coverage_notes
+from clustersim.cli.validate_table import coverage_notes, simulated_lines
 from clustersim.validation.comparison import Comparison
 from clustersim.validation.memory import Verdict
 from clustersim.validation.summary import DENSE, MIXTURES, Coverage, Summary, finite, summary_of_steps
@@ -47,8 +47,6 @@ def test_means_of_dense_models_and_of_mixtures_are_told_apart() -> None:
 
 def test_sources_that_mix_two_kinds_of_runs_are_told_apart() -> None:
     cases = [
-        case(source="vtrain"),
-        case(source="vtrain", n_gpus="16", gpus_per_node="8"),
         case(source="megatron-2021", zero_stage="3"),
         case(source="megatron-2021"),
         case(source="nobody", zero_stage="3"),
@@ -57,12 +55,26 @@ def test_sources_that_mix_two_kinds_of_runs_are_told_apart() -> None:
     subsets = summary.subsets or {}
     assert {name: each.bias for name, each in subsets.items()} == pytest.approx(
         {
-            "vtrain single-node": 0.0,
-            "vtrain multi-node": 1.0,
-            "megatron-2021 with ZeRO-3": 2.0,
-            "megatron-2021 without ZeRO-3": 3.0,
+            "megatron-2021 with ZeRO-3": 0.0,
+            "megatron-2021 without ZeRO-3": 1.0,
         }
     )
+
+
+def test_times_of_another_simulator_are_beside_those_that_were_measured() -> None:
+    """Two layouts were measured; a third of the same job was simulated, and its error of 0.5 is in no figure."""
+    cases = [case(), case(tp="2", dp="4"), case(tp="4", dp="2", step_time_origin="simulated by somebody")]
+    comparisons = [compared(each, predicted) for each, predicted in zip(cases, (0.11, 0.13, 0.15), strict=True)]
+    summary = summary_of_steps(cases, comparisons)
+    told = summary.to_json()
+    assert (told["overall"]["n"], told["overall"]["mape"]) == (2, pytest.approx(0.2))
+    assert told["coverage"][DENSE]["expressible"] == told["layouts"]["cases"] == len(told["cases"]) == 2
+    (beside,) = told["simulated_by_others"].values()
+    assert (beside["n"], beside["mape"]) == (1, pytest.approx(0.5))
+    assert len(told["simulated_cases"]) == 1
+    ((name, cells),) = simulated_lines(summary)
+    assert "not measured" in name
+    assert "50.0%" in cells
 
 
 def test_json_holds_null_where_there_is_no_number() -> None:
