@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from clustersim.errors import InputError, OutputError
+from clustersim.files import write_text_atomically
 
 
 class Kept:
@@ -40,9 +41,7 @@ class Kept:
             path.parent.mkdir(parents=True, exist_ok=True)
             known = _read(path, what, name) if path.exists() else []
             whole = "".join(f"{json.dumps(each, separators=(',', ':'))}\n" for each in [{what: name}, *known])
-            part = path.with_suffix(".part")
-            part.write_text(whole, encoding="utf-8")  # without a line that was cut off
-            part.replace(path)
+            write_text_atomically(path, whole)  # without a line that was cut off
             lines = path.open("a", encoding="utf-8")
         except OSError as error:
             raise OutputError(f"{path}: cannot be written ({error.strerror})") from error

@@ -180,6 +180,15 @@ def format_step_time(value: Seconds) -> str:
     return f"{value / 1e-9:#.4g} ns"
 
 
+def format_signed(value: Seconds) -> str:
+    """A difference of times for people, with its sign.
+
+    >>> format_signed(-0.5), format_signed(0.0), format_signed(2.0)
+    ('-500 ms', '+0 s', '+2 s')
+    """
+    return f"{'-' if value < 0 else '+'}{format_seconds(abs(value))}"
+
+
 def _two_units(value: Seconds) -> str:
     """Minutes and seconds up to two hours, hours and minutes up to two days, then days and hours."""
     _, large, small, size, each = next(row for row in _LONG_TIMES if abs(value) < row[0])

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clustersim.errors import InputError
-from clustersim.report.files import write_text_atomically
+from clustersim.files import write_text_atomically
 from clustersim.scenario import Scenario
 
 if TYPE_CHECKING:

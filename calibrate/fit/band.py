@@ -41,7 +41,7 @@ from clustersim.experience.band import ALL, SHARE, TERMS, Coverage, Experience, 
 from clustersim.experience.facts import VISIBLE
 from clustersim.experience.file import KINDS, STEPS, as_mapping, key_of
 from clustersim.experience.known import Known
-from clustersim.report.files import write_text_atomically
+from clustersim.files import write_text_atomically
 from clustersim.shipped import find, names, read_mapping
 from clustersim.validation.settings import experience_of
 from clustersim.validation.software import software_of

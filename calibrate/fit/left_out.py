@@ -16,7 +16,7 @@ from typing import Final
 from clustersim.errors import InputError
 from clustersim.experience.facts import Facts, Trait
 from clustersim.experience.file import STEPS
-from clustersim.report.files import write_text_atomically
+from clustersim.files import write_text_atomically
 
 FOLDER: Final = Path(__file__).parents[1] / "published"
 AMOUNTS: Final = ("GPUs", "tokens", "tp", "cp", "pp")

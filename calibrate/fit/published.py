@@ -46,9 +46,9 @@ from calibrate.fit.published_records import write_records
 from calibrate.fit.quality import Fits, Judged, Quality, table, unseen_table
 from clustersim.collectives.library import load_library
 from clustersim.dtypes import NARROW, DType
+from clustersim.files import write_text_atomically
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
 from clustersim.hardware.efficiency import Efficiency, GroupedEfficiency
-from clustersim.report.files import write_text_atomically
 from clustersim.units import Seconds
 
 

@@ -31,7 +31,7 @@ from calibrate.fit.step_table import ACCELERATORS, HOSTS, Tabulated, tabulate
 from calibrate.fit.step_unfitted import Paces, Unfitted, judge_unfitted
 from clustersim.arrays import FloatArray
 from clustersim.experience.file import STEPS
-from clustersim.report.files import write_text_atomically
+from clustersim.files import write_text_atomically
 from clustersim.shipped import names
 from clustersim.units import Seconds
 from clustersim.validation.cases import Case

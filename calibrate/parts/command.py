@@ -23,8 +23,8 @@ from calibrate.torch_door import require_torch
 from clustersim.cost.record import Record
 from clustersim.dtypes import COMPUTED, DType
 from clustersim.errors import InputError
+from clustersim.files import require_writable
 from clustersim.hardware.accelerator import load_accelerator
-from clustersim.report.files import require_writable
 from clustersim.scenario import Scenario
 from clustersim.units import Dimension, Seconds, parse_quantity
 

@@ -9,8 +9,8 @@ from clustersim import shipped
 from clustersim.cost.record import Record
 from clustersim.cost.record_file import read_record
 from clustersim.errors import InputError
+from clustersim.files import require_writable, write_text_atomically
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
-from clustersim.report.files import require_writable, write_text_atomically
 
 STDOUT: Final = "-"
 

@@ -9,8 +9,9 @@ from calibrate.report.efficiency import Reached, family_words
 from calibrate.report.load import bands, over_time
 from calibrate.report.transfers import by_call, call_words
 from clustersim.cost.record import ChainRow, Moment, Record
+from clustersim.report.draw.bars import bar, chart, level, plot
 from clustersim.report.export.words import shape_words
-from clustersim.report.figure import Figure, Scale, Traces, axis, layout, legend, share_words, time_scale
+from clustersim.report.figure import Figure, Scale, Traces, axis, layout, share_words, time_scale
 from clustersim.units import format_bandwidth, format_bytes, format_seconds
 from clustersim.workload.kernels import KernelKind
 
@@ -40,18 +41,10 @@ def efficiency_figure(kernels: Sequence[Reached]) -> Figure:
         groups.setdefault(_OTHERS if name is None else f"{name} {each.row.dtype.value}", []).append(each)
     scale = time_scale(max(each.seconds for each in kernels))
     ordered = sorted(groups.items(), key=lambda group: -len(group[1]))
-    return Figure(
-        name="efficiency",
-        traces=[_marks(name, found, place, scale) for place, (name, found) in enumerate(ordered)],
-        layout=layout(
-            showlegend=True,
-            legend=legend(),
-            xaxis=axis(f"measured time [{scale.unit}]", type="log", dtick=1, exponentformat="none"),
-            yaxis=axis("efficiency", ticksuffix=" %", rangemode="tozero"),
-        ),
-        height=440,
-        narrow={"height": 380, "legend": {"font": {"size": 9}}},
-    )
+    traces = [_marks(name, found, place, scale) for place, (name, found) in enumerate(ordered)]
+    x = axis(f"measured time [{scale.unit}]", type="log", dtick=1, exponentformat="none")
+    y = axis("efficiency", ticksuffix=" %", rangemode="tozero")
+    return plot("efficiency", traces, x, y, height=440, narrow={"height": 380, "legend": {"font": {"size": 9}}})
 
 
 def _marks(name: str, found: Sequence[Reached], place: int, scale: Scale) -> dict[str, Any]:
@@ -156,40 +149,16 @@ def chain_figure(rows: Sequence[ChainRow]) -> Figure:
     """A bar for each family: times that it takes what it takes alone."""
     ordered = sorted(rows, key=lambda row: -row.in_chain)
     labels = [escape(row.family.replace("_", " ")) for row in ordered]
-    one = {
-        "type": "line",
-        "xref": "x",
-        "yref": "paper",
-        "x0": 1,
-        "x1": 1,
-        "y0": 0,
-        "y1": 1,
-        "line": {"width": 1, "color": "@muted"},
-    }
-    bar = {
-        "type": "bar", "orientation": "h", "y": labels, "x": [row.factor for row in ordered],
-        "text": [f"{row.factor:.2f}" for row in ordered], "textposition": "outside", "cliponaxis": False,
-        "marker": {"color": "#0072B2"},
-        "hovertemplate": "<b>%{y}</b><br>%{customdata}<extra></extra>",
-        "customdata": [
-            f"{format_seconds(row.in_chain)} in the layer, {format_seconds(row.isolated)} alone" for row in ordered
-        ],
-    }  # fmt: skip
-    return Figure(
-        name="chain",
-        traces=[bar],
-        layout=layout(
-            shapes=[one],
-            dragmode=False,
-            bargap=0.35,
-            xaxis=axis(
-                "in the layer, over alone", range=[0, 1.2 * max(1.0, *(row.factor for row in ordered))], fixedrange=True
-            ),
-            yaxis=axis("", type="category", autorange="reversed", fixedrange=True, ticksuffix="  "),
-        ),
-        height=90 + 26 * len(ordered),
-        narrow={"yaxis": {"tickfont": {"size": 9}}},
-    )
+    factors = [row.factor for row in ordered]
+    words = [f"{format_seconds(row.in_chain)} in the layer, {format_seconds(row.isolated)} alone" for row in ordered]
+    bars = bar(
+        "", labels, factors, {"color": "#0072B2"}, text=[f"{each:.2f}" for each in factors], textposition="outside",
+        cliponaxis=False, hovertemplate="<b>%{y}</b><br>%{customdata}<extra></extra>", customdata=words,
+    )  # fmt: skip
+    one = level("x", 1, {"width": 1, "color": "@muted"})
+    x = axis("in the layer, over alone", range=[0, 1.2 * max(1.0, *factors)])
+    height, narrow = 90 + 26 * len(ordered), {"yaxis": {"tickfont": {"size": 9}}}
+    return chart("chain", [bars], x, height=height, narrow=narrow, shapes=[one], bargap=0.35)
 
 
 def collectives_figure(record: Record) -> Figure:
@@ -210,15 +179,6 @@ def collectives_figure(record: Record) -> Figure:
         for place, rows in enumerate(groups)
     ]  # fmt: skip
     sizes = [2.0**power for power in range(0, 41, 10)]
-    return Figure(
-        name="collectives",
-        traces=traces,
-        layout=layout(
-            showlegend=True,
-            legend=legend(),
-            xaxis=axis("payload", type="log", tickvals=sizes, ticktext=[format_bytes(size) for size in sizes]),
-            yaxis=axis("payload over time [GB/s]", type="log", dtick=1),
-        ),
-        height=460,
-        narrow={"height": 400, "legend": {"font": {"size": 9}}},
-    )
+    x = axis("payload", type="log", tickvals=sizes, ticktext=[format_bytes(size) for size in sizes])
+    y = axis("payload over time [GB/s]", type="log", dtick=1)
+    return plot("collectives", traces, x, y, height=460, narrow={"height": 400, "legend": {"font": {"size": 9}}})

@@ -48,6 +48,12 @@ class DominantParts:
         """Whether all classes are shown."""
         return len(self.ranks) == len(np.unique(self.representative))
 
+    @property
+    def class_of(self) -> IntArray:
+        """[ranks] the class of each, -1 where it is not shown."""
+        place = np.minimum(np.searchsorted(self.ranks, self.representative), len(self.ranks) - 1)
+        return np.where(self.ranks[place] == self.representative, place, -1)
+
 
 def dominant_parts(rows: Rows, timing_of: TimingOf, *, bins: int, most: int = MOST_CLASSES) -> DominantParts:
     """The part that takes most of each of `bins` equal bins from 0 to the makespan, for at most `most` classes."""

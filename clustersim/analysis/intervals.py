@@ -1,4 +1,4 @@
-"""When do two things happen at once? Intervals of time of many owners, intersected and joined in columns."""
+"""When do two things happen at once? Intervals of time of many owners, intersected, joined and summed in columns."""
 
 from dataclasses import dataclass
 
@@ -59,6 +59,32 @@ def common(some: Intervals, others: Intervals) -> tuple[IntArray, IntArray, Inte
     start = np.maximum(some.start[one], others.start[other])
     end = np.maximum(np.minimum(some.end[one], others.end[other]), start)
     return one, other, Intervals(some.key[one], start, end)
+
+
+def tracks(key: IntArray, start: FloatArray, end: FloatArray) -> IntArray:
+    """For every interval the first track of its key that is free when it starts: [n]."""
+    track = np.zeros(len(key), dtype=np.int64)
+    lasts: dict[int, list[float]] = {}
+    for each in np.lexsort((end, start, key)).tolist():
+        ends = lasts.setdefault(int(key[each]), [])
+        free = next((number for number, until in enumerate(ends) if until <= start[each]), len(ends))
+        ends[free : free + 1] = [float(end[each])]
+        track[each] = free
+    return track
+
+
+def sums(start: IntArray, end: IntArray, values: FloatArray) -> tuple[IntArray, FloatArray]:
+    """What values of intervals sum to from each time on at which that changes; exactly nothing where none is."""
+    times = np.append(start, end)
+    order = np.argsort(times, kind="stable")
+    running, value = (np.append(each, -each)[order].cumsum() for each in (np.ones(len(start)), values))
+    return last(times[order], np.where(running > 0, value, 0.0))
+
+
+def last(times: IntArray, values: FloatArray) -> tuple[IntArray, FloatArray]:
+    """Of several values at one time the last. times: ascending."""
+    kept = np.diff(times, append=times[-1:] + 1) != 0
+    return times[kept], values[kept]
 
 
 def _apart(intervals: Intervals) -> float:

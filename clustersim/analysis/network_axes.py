@@ -5,19 +5,26 @@ Rings and pipelines send between neighbours; the last one of a group has the fir
 whose placement does not join its ends. Other algorithms may reach further.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from clustersim.arrays import IntArray
-from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkKind
+from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkKind, Tier
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import DENSE, EXPERTS, MESHES, PIPELINE, Axis, Mesh
 from clustersim.program.placement import Placement
 
 _NETWORK: Final = [LINK_KINDS.index(kind) for kind in (LinkKind.NIC, LinkKind.LEAF, LinkKind.SPINE)]
+_SWITCHES: Final = ("leaf", "switch", "spine", "core")
+_INSIDE: Final = {
+    LinkKind.NVLINK: ("nvswitch", "gpu"),
+    LinkKind.PCIE: ("host", "nic", "nvswitch", "gpu"),
+    LinkKind.HOST: ("host", "nic", "gpu"),
+}
+"""The tier to which links inside a node lead up: the first of these that there is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +37,14 @@ class Crossing:
     kind: LinkKind
     climb: int
     part: float
+
+    def level(self, tiers: Sequence[Tier]) -> int:
+        """The tier to which such links lead up, counted from the GPUs as 0. tiers: of the cluster."""
+        kinds = [tier.kind for tier in tiers]
+        if self.climb == 0:
+            return kinds.index(next(each for each in _INSIDE[self.kind] if each in kinds))
+        switches = [place for place, each in enumerate(kinds) if each in _SWITCHES] or [len(kinds) - 1]
+        return switches[min(self.climb, len(switches)) - 1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,11 @@ communication by the mesh axis that it serves; waiting for copies to and from th
 of a replica, over the world and of tied embeddings complete the gradients, so they count as data parallel.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import numpy as np
 
@@ -97,3 +97,9 @@ class BlockParts:
         seconds += np.bincount(self.exchange, timing.exposed[self.moving], minlength=len(PARTS))
         seconds[Part.SLOWED.place] = timing.slowed.sum()
         return seconds
+
+
+def named_parts(names: Iterable[str], parts: FloatArray) -> list[dict[str, Any]]:
+    """Seconds of parts in both, as plain data. parts: [2, names]."""
+    rows = zip(names, *parts.tolist(), strict=True)
+    return [{"part": name, "first": first, "second": second, "delta": second - first} for name, first, second in rows]

@@ -22,6 +22,8 @@ from clustersim.program.task import Communicate, Compute, Receive, Send, Task
 from clustersim.units import Seconds
 
 _Number = TypeVar("_Number", np.int64, np.float64)
+InTime = tuple[IntArray, FloatArray, FloatArray]
+"""Values in order of time, equal neighbours together, each with its start and its end in seconds."""
 
 
 class Arrival(Enum):
@@ -77,6 +79,23 @@ class Legs:
     start: FloatArray
     end: FloatArray
 
+    def parts_in_time(self, bins: int) -> InTime:
+        """The part that takes most of each of so many equal times."""
+        present, lasting = np.unique(self.part), self.end - self.start
+        edges = np.linspace(0.0, float(self.end.max(initial=0.0)), bins + 1)
+        knots = np.append(0.0, self.end)
+        spent = [np.append(0.0, np.cumsum(np.where(self.part == part, lasting, 0.0))) for part in present]
+        most = present[np.array([np.diff(np.interp(edges, knots, each)) for each in spent]).argmax(axis=0)]
+        return _joined(most, edges)
+
+    def kinds_in_time(self, most: int) -> InTime:
+        """The program of each leg; of more than `most` legs those in the middle of as many equal times."""
+        if len(self.kind) <= most:
+            return _joined(self.kind, np.append(self.start, self.end[-1:]))
+        edges = np.linspace(0.0, float(self.end[-1]), most + 1)
+        met = np.minimum(np.searchsorted(self.end, (edges[1:] + edges[:-1]) / 2), len(self.kind) - 1)
+        return _joined(self.kind[met], edges)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PathPieces:
@@ -125,6 +144,12 @@ def _legs(rows: Rows, course: Course, timing_of: TimingOf) -> Legs:
     first = np.flatnonzero((np.diff(rank, prepend=-1) != 0) | (np.diff(part, prepend=-1) != 0))
     last = np.append(first[1:], len(rank))[: len(first)] - 1
     return Legs(rank[first], rows.program.kind[rank[first]], part[first], start[first], end[last])
+
+
+def _joined(values: IntArray, edges: FloatArray) -> InTime:
+    """Values between edges, equal neighbours together."""
+    first = np.flatnonzero(np.diff(values, prepend=-1))
+    return values[first], edges[first], np.append(edges[first[1:]], edges[-1:])
 
 
 def _paired(some: NDArray[_Number], others: NDArray[_Number]) -> NDArray[_Number]:

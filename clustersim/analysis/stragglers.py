@@ -64,6 +64,11 @@ class Stragglers:
     slowest: tuple[Straggler, ...]
     ranks: int
 
+    @property
+    def named(self) -> set[int]:
+        """The ranks of those that are named."""
+        return {rank for straggler in self.slowest for rank in straggler.ranks}
+
 
 @dataclass(frozen=True, slots=True)
 class Waits:
@@ -72,6 +77,11 @@ class Waits:
     least: FloatArray
     mean: FloatArray
     most: FloatArray
+
+    @property
+    def spread(self) -> Seconds:
+        """By how much ranks of one program differ at most."""
+        return float((self.most - self.least).max(initial=0.0))
 
 
 def moving_seconds(trace: Trace, steps: int = 1) -> FloatArray:
@@ -106,6 +116,18 @@ def find_stragglers(parts: Breakdown, kind: IntArray, moving: FloatArray) -> Str
         for each in slow[order][:MOST].tolist()
     )  # fmt: skip
     return Stragglers(slowest, int(parts.weights[slow].sum()))
+
+
+def slowest_ranks(parts: Breakdown, kind: IntArray, stragglers: Stragglers, count: int) -> list[int]:
+    """Stragglers first, then by how much longer a rank's kernels take than the median of its program."""
+    owner, kernels = np.searchsorted(parts.ranks, parts.representative), _seconds(parts, KERNELS)
+    place = np.full(len(kind), len(stragglers.slowest))
+    for number, straggler in enumerate(stragglers.slowest):
+        place[list(straggler.ranks)] = number
+    longer = kernels[owner] - _medians(kernels, kind, owner)[kind]
+    shares = np.round(longer / parts.seconds.sum(axis=1)[owner], 9)  # rounding is no difference
+    order: list[int] = np.lexsort((np.arange(len(kind)), -shares, place)).tolist()
+    return order[:count]
 
 
 def find_waits(parts: Breakdown, kind: IntArray) -> Waits:

@@ -123,8 +123,8 @@ def _compared(results: "Sequence[Answer]", sides: Sequence[Side]) -> "Difference
 
 
 def _write_page(difference: "Difference", results: "Sequence[Answer]", path: str) -> None:
+    from clustersim.files import write_text_atomically
     from clustersim.report.difference_page import difference_page
-    from clustersim.report.files import write_text_atomically
 
     write_text_atomically(path, difference_page(difference, results))
 

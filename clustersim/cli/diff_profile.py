@@ -19,8 +19,8 @@ from clustersim.scenario import Scenario
 from clustersim.units import Seconds, format_seconds, format_step_time
 
 if TYPE_CHECKING:
+    from clustersim.analysis.profile_difference import ProfileDifference
     from clustersim.answer import Answer
-    from clustersim.report.profile_difference import ProfileDifference
 
 
 def show_profile_difference(measured: Path, scenario: Scenario, named: tuple[Path, str], outputs: Outputs) -> bool:
@@ -57,8 +57,8 @@ def show_profile_difference(measured: Path, scenario: Scenario, named: tuple[Pat
 
 
 def _compared(traces: Traces, result: "Answer", title: str) -> "ProfileDifference":
+    from clustersim.analysis.profile_difference import ProfileDifference
     from clustersim.analysis.profiled import median_step, waiting
-    from clustersim.report.profile_difference import ProfileDifference
 
     predicted = _predicted(result, [each.rank for each in traces.ranks])
     only = result.step_time if result.scenario.steps == 1 else None

@@ -12,10 +12,10 @@ def explore_scenario(file: Path, overrides: Sequence[str], html: str) -> None:
     """Write the explorer page of a scenario."""
     scenario = Scenario.load(file, overrides)
     Outputs(html=html).require((file, *scenario.files))
+    from clustersim.files import write_text_atomically
     from clustersim.planning.explore import explore
     from clustersim.planning.explore_steps import count
     from clustersim.report.explorer import explorer_page
-    from clustersim.report.files import write_text_atomically
 
     with counting("simulating variants", count(scenario)) as done:
         exploration = explore(scenario, done)

@@ -10,9 +10,9 @@ from typing import Final
 
 from clustersim.cli.outputs import STDOUT, announce
 from clustersim.errors import InputError, nearest
+from clustersim.files import require_writable, write_text_atomically
 from clustersim.foreign.exported import export
 from clustersim.foreign.programs import WRITERS
-from clustersim.report.files import require_writable, write_text_atomically
 from clustersim.scenario import Scenario
 
 CHAKRA: Final = "chakra"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from clustersim.cli.outputs import STDOUT, announce
 from clustersim.cli.waiting import counting, waiting_for
 from clustersim.errors import InputError, OutputError
-from clustersim.report.files import atomic_file, require_writable, write_text_atomically
+from clustersim.files import atomic_file, require_writable, write_text_atomically
 from clustersim.scenario import Scenario
 from clustersim.units import Bytes, format_bytes
 

@@ -41,7 +41,7 @@ def show_goodput(file: Path, overrides: Sequence[str], choice: Choice, outputs: 
     if outputs.json is not None:
         write_json(found.to_json(), outputs.json)
     if outputs.html is not None:
-        from clustersim.report.files import write_text_atomically
+        from clustersim.files import write_text_atomically
         from clustersim.report.goodput_page import goodput_page
 
         write_text_atomically(outputs.html, goodput_page(found, file))

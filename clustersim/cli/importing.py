@@ -8,8 +8,8 @@ import yaml
 
 from clustersim.cli.outputs import STDOUT, announce
 from clustersim.errors import InputError, nearest
+from clustersim.files import require_writable, write_text_atomically
 from clustersim.foreign.programs import READERS
-from clustersim.report.files import require_writable, write_text_atomically
 from clustersim.scenario import Scenario
 from clustersim.scenario.overrides import apply
 from clustersim.shipped import read_text

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from clustersim.errors import ClusterSimError, InputError
-from clustersim.report.files import require_writable, write_text_atomically
+from clustersim.files import require_writable, write_text_atomically
 
 STDOUT: Final = "-"
 INTERRUPTED: Final = 130

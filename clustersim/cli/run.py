@@ -93,8 +93,8 @@ def _announce_trace(result: "Answer", path: Path, ranks: list[int]) -> None:
 
 def _write_page(result: "Answer", path: str) -> None:
     """Write the page, with changes of the scenario and a published run that are simulated for it."""
+    from clustersim.files import write_text_atomically
     from clustersim.planning.what_if import what_ifs
-    from clustersim.report.files import write_text_atomically
     from clustersim.report.page import run_page
     from clustersim.validation.nearest import nearest_run
 

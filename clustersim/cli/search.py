@@ -120,7 +120,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _write_page(found: "Found", file: Path, path: str) -> None:
-    from clustersim.report.files import write_text_atomically
+    from clustersim.files import write_text_atomically
     from clustersim.report.search_page import search_page
 
     write_text_atomically(path, search_page(found, file))

@@ -16,7 +16,7 @@ from clustersim.errors import InputError, nearest
 from clustersim.hardware.cluster import Cluster, describe, load_cluster
 from clustersim.hardware.graph_file import is_graph
 from clustersim.hardware.topology import Tier
-from clustersim.report.parts.topology import crossing_words, level_of, picture, size_words, tier_names
+from clustersim.report.parts.topology import crossing_words, picture, size_words, tier_names
 from clustersim.units import format_bandwidth
 
 _SCENARIO: Final = ("model", "training")
@@ -31,7 +31,7 @@ def show_topology(name: str, overrides: Sequence[str], gpus: int | None, html: s
     cluster, spans, files = _read(name, overrides, gpus)
     Outputs(html=html).require(files)
     if html is not None:
-        from clustersim.report.files import write_text_atomically
+        from clustersim.files import write_text_atomically
         from clustersim.report.parts.topology import topology_page
 
         write_text_atomically(html, topology_page(picture(cluster, spans)))
@@ -111,6 +111,6 @@ def _axis_table(spans: Sequence[AxisSpan], names: Sequence[str], tiers: Sequence
     table.add_column("links between neighbours")
     for span in spans:
         counts = (span.size, span.groups, span.stride, span.nodes)
-        top = max(level_of(crossing, tiers) for crossing in span.crossings)
+        top = max(crossing.level(tiers) for crossing in span.crossings)
         table.add_row(span.axis, *(f"{each:,}" for each in counts), names[top], ", ".join(crossing_words(span)))
     return table

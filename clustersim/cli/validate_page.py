@@ -17,7 +17,7 @@ from clustersim.cli.validate_table import (
     ranking_cells,
     simulated_lines,
 )
-from clustersim.report.files import write_text_atomically
+from clustersim.files import write_text_atomically
 from clustersim.report.validation import Lines, Part, Point, validation_page
 from clustersim.validation.comparison import Band
 from clustersim.validation.layouts import Ranking

@@ -104,7 +104,7 @@ def _simulated(case: Case) -> "tuple[dict[str, Any] | None, Answer | None, str |
 
 
 def _write_page(result: "Answer | None", reason: str | None, path: str) -> None:
-    from clustersim.report.files import write_text_atomically
+    from clustersim.files import write_text_atomically
     from clustersim.report.page import run_page
 
     if result is None:

@@ -7,7 +7,6 @@ so that an interruption leaves the old one.
 """
 
 import json
-from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -19,6 +18,7 @@ from clustersim.cost.decode import decode
 from clustersim.cost.record import READABLE, VERSION, Origin, Record
 from clustersim.cost.record_checks import require_measured
 from clustersim.errors import InputError, OutputError, shown
+from clustersim.files import write_text_atomically
 from clustersim.shipped import read_mapping
 
 _LISTS: Final = (
@@ -54,15 +54,8 @@ def read_record(path: Path) -> Record:
 
 def write_record(record: Record, path: Path) -> None:
     """Write a record, whole or not at all; raise OutputError where that cannot be done."""
-    target = path.resolve()  # of a link, what it leads to
-    beside = target.with_name(f".{target.name}.part")
     try:
-        beside.write_text(record_text(record), encoding="utf-8")
-        beside.replace(target)
-    except OSError as error:
-        with suppress(OSError):
-            beside.unlink()
-        raise OutputError(f"{path}: cannot be written ({error.strerror})") from error
+        write_text_atomically(path, record_text(record))
     except ValueError as error:
         raise OutputError(f"{path}: cannot be written: it would hold a number that is not finite") from error
 

@@ -29,7 +29,7 @@ from clustersim.parallel.plan import Plan
 from clustersim.units import Bytes
 from clustersim.workload.casting import kept_copies
 from clustersim.workload.framework import Framework
-from clustersim.workload.operators import Layer
+from clustersim.workload.operators import EXPERTS, Layer
 from clustersim.workload.overheads import Accumulation, Grouping
 from clustersim.workload.recipe import WeightFormats
 from clustersim.workload.stack import RoutedMlp
@@ -57,6 +57,8 @@ SHARDED: Final = (Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER)
 """What there is of every parameter, and ZeRO shards."""
 STATES: Final = (*SHARDED, Category.COPIES, Category.COMMUNICATION, Category.CONTEXT)
 """What stays for the whole step, whatever the microbatches and what is computed again."""
+Weights = tuple[float, Bytes]
+"""Parameters, and bytes of them, their gradients and optimizer states."""
 
 
 @dataclass(frozen=True)
@@ -90,10 +92,16 @@ class Footprint:
         )
         return kept_copies(self.plan.training.recipe, elements)
 
-    def weights(self, pipeline_rank: int) -> dict[str, tuple[float, Bytes]]:
+    def weights(self, pipeline_rank: int) -> dict[str, Weights]:
         """By name of its group, parameters that a rank computes with, and bytes of them, gradients and states."""
         held = self._held(pipeline_rank)
         return {group.name: (count, count * sum(self.per_parameter(group).values())) for group, count in held}
+
+    def experts_and_others(self, pipeline_rank: int) -> tuple[Weights, Weights]:
+        """What experts take on a pipeline rank, and all other weights."""
+        weights = self.weights(pipeline_rank)
+        experts = weights.pop(EXPERTS, (0.0, 0.0))
+        return experts, (sum(count for count, _ in weights.values()), sum(size for _, size in weights.values()))
 
     def saved(self) -> Bytes:
         """Bytes of a checkpoint of the whole model: trained weights as stored, their master copies and moments.

@@ -70,6 +70,16 @@ class Ledger:
         parts[Category.FRAGMENTATION] = allocated * (self.fragmentation - 1)
         return parts
 
+    def over_time(self) -> tuple[FloatArray, FloatArray]:
+        """Seconds, at first 0, when no activations are held yet; bytes from each on by category: [categories, times].
+
+        What is activations' alone changes, and the allocator rounds it up by a part.
+        """
+        missing, peak = self.peak_activations - np.append(0.0, self.activations), self.at_peak()
+        less = {Category.ACTIVATIONS: missing, Category.FRAGMENTATION: missing * (self.fragmentation - 1)}
+        held = [np.full(len(missing), peak.get(each, 0.0)) - less.get(each, 0.0) for each in Category]
+        return np.append(0.0, self.times), np.array(held)
+
     @property
     def peak(self) -> Bytes:
         """The most bytes that the rank needs."""

@@ -216,6 +216,16 @@ class Mesh:
         return int(np.prod([*self.degrees.values()], dtype=np.int64))
 
     @property
+    def strides(self) -> dict[str, tuple[int, int]]:
+        """Degree of every axis, and how many ranks lie from one of its coordinates to the next as they are numbered.
+
+        >>> Mesh({"tp": 2, "dp": 4}).strides
+        {'tp': (2, 1), 'dp': (4, 2)}
+        """
+        strides = np.cumprod([1, *self.degrees.values()]).tolist()
+        return {name: (degree, stride) for (name, degree), stride in zip(self.degrees.items(), strides, strict=False)}
+
+    @property
     def grid(self) -> IntArray:
         """Rank numbers with one dimension for each axis, in reversed order: the axis with adjacent ranks is last.
 

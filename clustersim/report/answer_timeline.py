@@ -41,8 +41,7 @@ def timeline_of(result: Answer, ranks: Sequence[int]) -> Timeline:
     """Spans of these simulated ranks, a row for each, what runs inside them, and the critical path on them."""
     scenario = result.scenario
     stages = np.minimum(result.program.kind[list(ranks)], scenario.layout.pp - 1).tolist()
-    stands_for = np.bincount(result.trace.representative, minlength=result.ranks)
-    slow = {rank for straggler in result.stragglers.slowest for rank in straggler.ranks}
+    stands_for, slow = result.trace.stands_for, result.stragglers.named
     rows = tuple(
         Row(
             stage_name(scenario, stage), f"{stage} slow" if rank in slow else str(stage), rank, int(stands_for[rank]),

@@ -12,13 +12,13 @@ from clustersim.report.document import document, drawn
 from clustersim.report.draw.bars import chart, diamond, in_lines, points
 from clustersim.report.draw.timeline import timeline_card
 from clustersim.report.figure import Figure, axis, time_scale, typed
-from clustersim.report.keys import signed
 from clustersim.report.parts.difference import part_changes
 from clustersim.report.parts.time import stages_card
 from clustersim.report.parts.verdict import foot_card
 from clustersim.report.parts.waiting import is_told, waiting_card
 from clustersim.report.rows import shown_ranks
 from clustersim.report.times import times_of
+from clustersim.units import format_signed
 
 if TYPE_CHECKING:
     from clustersim.answer import Answer
@@ -50,7 +50,7 @@ def difference_figure(results: "Mapping[str, Answer]") -> Figure:
     scale = time_scale(float(np.abs(whole).max(initial=0.0)))
     net = points(
         "step", typed(whole / scale.size), labels, diamond("@ink", 1.5),
-        customdata=[signed(value) for value in whole.tolist()],
+        customdata=[format_signed(value) for value in whole.tolist()],
         hovertemplate="<b>%{y}</b><br>step: %{customdata}<extra></extra>",
     )  # fmt: skip
     return chart(

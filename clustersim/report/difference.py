@@ -4,20 +4,29 @@ The parts are those of the breakdown, the mean over all ranks. They sum to the s
 differences sum to the difference of the step times. Parts are compared by name, whatever model and cluster they are of.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
-from clustersim.analysis.parts import PARTS, Part
+from clustersim.analysis.parts import PARTS, Part, named_parts
 from clustersim.answer import Answer
 from clustersim.arrays import FloatArray
-from clustersim.report.keys import signed
 from clustersim.report.times import ROUNDING
 from clustersim.report.wording import stage_name
 from clustersim.scenario.changes.written import Changed, changed_keys, other_files
-from clustersim.units import Bytes, Seconds, format_bytes, format_number, format_seconds, format_step_time
+from clustersim.units import (
+    Bytes,
+    Seconds,
+    format_bytes,
+    format_number,
+    format_seconds,
+    format_signed,
+    format_step_time,
+)
+
+MOST_WORDS: Final = 60  # characters of a text in a list
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,35 +65,33 @@ class Difference:
     @property
     def present(self) -> list[Part]:
         """The parts that are more than rounding in one of both."""
-        return [part for part in PARTS if self._visible(self.parts[:, part.place].max())]
+        return [part for part in PARTS if self.visible(self.parts[:, part.place].max())]
 
     @property
     def different(self) -> list[Part]:
         """The parts that differ by more than rounding."""
-        return [part for part in self.present if self._visible(self.deltas[part.place])]
+        return [part for part in self.present if self.visible(self.deltas[part.place])]
 
     def words(self, seconds: Seconds) -> str:
         """A difference of times; none where it is only rounding."""
-        return signed(seconds) if self._visible(seconds) else "0 s"
-
-    def amount(self, seconds: Seconds) -> str:
-        """A time; none where it is only rounding."""
-        return format_seconds(seconds) if self._visible(seconds) else "0 s"
+        return format_signed(seconds) if self.visible(seconds) else "0 s"
 
     def amounts(self, part: Part) -> tuple[str, str, str]:
         """A part in both, and by how much it is longer."""
-        first, second = self.parts[:, part.place].tolist()
-        return self.amount(first), self.amount(second), self.words(second - first)
+        both = self.parts[:, part.place].tolist()
+        first, second = (format_seconds(each) if self.visible(each) else "0 s" for each in both)
+        return first, second, self.words(both[1] - both[0])
 
-    def _visible(self, seconds: Seconds) -> bool:
+    def visible(self, seconds: Seconds) -> bool:
+        """Whether it is more than rounding."""
         return bool(abs(seconds) > ROUNDING * self.step_times.max())
 
     def to_json(self) -> dict[str, Any]:
         """The difference as plain data; of each number first, second and second minus first."""
         first, second = self.answers
         return {
-            "first": {"title": self.titles[0], **_plain(first)},
-            "second": {"title": self.titles[1], **_plain(second)},
+            "first": {"title": self.titles[0], **{key: first[key] for key in ("name", *_NUMBERS)}},
+            "second": {"title": self.titles[1], **{key: second[key] for key in ("name", *_NUMBERS)}},
             "inputs": [{"key": each.key, "first": each.first, "second": each.second} for each in self.inputs],
             "delta": {key: second[key] - first[key] for key in _NUMBERS if key != "fits"},
             "parts_s": self._named(self.parts),
@@ -100,19 +107,11 @@ class Difference:
         return named_parts([part.value for part in self.present], parts[:, [part.place for part in self.present]])
 
 
-def named_parts(names: Iterable[str], parts: FloatArray) -> list[dict[str, Any]]:
-    """Seconds of parts in both, as plain data. parts: [2, names]."""
-    rows = zip(names, *parts.tolist(), strict=True)
-    return [{"part": name, "first": first, "second": second, "delta": second - first} for name, first, second in rows]
-
-
-MOST_WORDS: Final = 60  # characters of a text in a list
-
-
 def difference_of(first: Answer, second: Answer, titles: tuple[str, str], notes: tuple[str, ...] = ()) -> Difference:
     """Compare two answers."""
     answers = first.to_json(), second.to_json()
-    times = _tokens(second) / _tokens(first)
+    tokens = [each.scenario.training.global_batch * each.scenario.training.sequence for each in (first, second)]
+    times = tokens[1] / tokens[0]
     work = [] if times == 1.0 else [f"a step of B has {times:.4g} times the tokens; compare tokens/s per GPU"]
     others = [
         f"{name}: both name it by the same words, but the files differ"
@@ -136,7 +135,7 @@ def difference_of(first: Answer, second: Answer, titles: tuple[str, str], notes:
 def headline(difference: Difference) -> str:
     """The answer in a sentence."""
     step = format_step_time(float(difference.step_times[1]))
-    if abs(difference.longer) <= ROUNDING * float(difference.step_times.max()):
+    if not difference.visible(difference.longer):
         return f"both steps take {step}"
     longer = "longer" if difference.longer > 0.0 else "shorter"
     part = difference.longer / float(difference.step_times[0])
@@ -175,17 +174,8 @@ def _cut(words: str) -> str:
     return words if len(words) <= MOST_WORDS else f"{words[:MOST_WORDS]}..."
 
 
-def _tokens(result: Answer) -> int:
-    """Of one step."""
-    return result.scenario.training.global_batch * result.scenario.training.sequence
-
-
 def _seconds(parts: Mapping[str, Seconds]) -> list[Seconds]:
     return [parts[part.value] for part in PARTS]
-
-
-def _plain(answer: Mapping[str, Any]) -> dict[str, Any]:
-    return {"name": answer["name"], **{key: answer[key] for key in _NUMBERS}}
 
 
 def _part(first: float, second: float) -> str:
@@ -193,7 +183,7 @@ def _part(first: float, second: float) -> str:
 
 
 def _seconds_and_part(first: Seconds, second: Seconds) -> str:
-    return f"{signed(second - first)} ({_part(first, second)})"
+    return f"{format_signed(second - first)} ({_part(first, second)})"
 
 
 def _points(first: float, second: float) -> str:

@@ -18,13 +18,13 @@ from clustersim.report.document import document, drawn
 from clustersim.report.draw.bars import Drawn, bar, chart, in_lines, ticks
 from clustersim.report.draw.timeline import timeline_caption, timeline_figure
 from clustersim.report.figure import Figure, axis, marker, short_labels, time_scale
-from clustersim.report.keys import part_name, signed
+from clustersim.report.keys import part_name
 from clustersim.report.parts.difference import changed_parts
 from clustersim.report.rows import height_of, shown_ranks, shown_rows
 from clustersim.report.theme import PART_LOOKS
 from clustersim.report.timeline_arrays import MOST_BYTES, drawing
 from clustersim.report.view import Timeline
-from clustersim.units import Seconds, format_step_time
+from clustersim.units import Seconds, format_signed, format_step_time
 
 if TYPE_CHECKING:
     from clustersim.answer import Answer
@@ -52,8 +52,8 @@ def difference_waterfall(difference: Difference) -> Figure:
     bars = [
         bar(
             part.value, [part.value], [delta / scale.size], marker(PART_LOOKS[part]), base=[start / scale.size],
-            text=[signed(delta)], textposition="outside", cliponaxis=False,
-            hovertemplate=f"<b>{part.value}</b><br>{signed(delta)} in B<extra></extra>",
+            text=[format_signed(delta)], textposition="outside", cliponaxis=False,
+            hovertemplate=f"<b>{part.value}</b><br>{format_signed(delta)} in B<extra></extra>",
         )
         for part, delta, start in zip(parts, deltas, ends[:-1].tolist(), strict=True)
     ]  # fmt: skip

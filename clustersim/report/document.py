@@ -33,10 +33,9 @@ class Card:
     figures: tuple[Figure, ...] = ()
 
 
-def card(title: str, *content: Figure | str, lead: str = "", caption: str = "", beside: bool = False) -> Card:
-    """A card of figures, HTML (`Markup`) and text, in order; beside: the first two stand side by side."""
-    figures = tuple(each for each in content if isinstance(each, Figure))
-    return drawn("card.html", *figures, title=title, content=content, lead=lead, caption=caption, beside=beside)
+def card(title: str, figure: Figure, *, lead: str = "", caption: str = "") -> Card:
+    """A card of one figure."""
+    return drawn("card.html", title=title, figure=figure, lead=lead, caption=caption)
 
 
 def drawn(template: str, *figures: Figure, **context: object) -> Card:
@@ -90,7 +89,6 @@ def _environment() -> "Environment":
         "whole": "{:,}".format,
         "change": "{:+.1%}".format,
     }
-    made.tests["figure"] = lambda each: isinstance(each, Figure)
     return made
 
 

@@ -5,7 +5,7 @@ sums what it shows for any choice, and steps that were simulated beforehand.
 """
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, Final
 
 import numpy as np
@@ -14,7 +14,8 @@ from markupsafe import Markup
 from clustersim.analysis.exploration import Exploration
 from clustersim.memory.footprint import Category as Use
 from clustersim.report.document import document, drawn
-from clustersim.report.figure import Figure, axis, layout, legend, packed, script_json
+from clustersim.report.draw.bars import plot
+from clustersim.report.figure import Figure, axis, legend, packed, script_json
 from clustersim.report.keys import key
 from clustersim.report.parts.explorer_steps import step_figures
 from clustersim.report.theme import USE_LOOKS
@@ -61,37 +62,16 @@ def _memory_figure() -> Figure:
         {"name": use.value, "label": look.label, "colour": look.colour, "pattern": look.pattern, "key": key(look)}
         for use, look in looks.items()
     ]
-    return Figure(
-        name="explorer-memory",
-        traces=[],
-        layout=layout(
-            barmode="stack",
-            showlegend=True,
-            legend=legend(traceorder="normal", y=1.02),
-            xaxis=axis("", type="category", fixedrange=True, tickfont={"size": 13}),
-            yaxis=axis("memory of the fullest GPU [GiB]", fixedrange=True),
-            dragmode=False,
-            bargap=0.35,
-        ),
-        height=430,
-        narrow={"showlegend": False, "xaxis": {"tickfont": {"size": 10}}},  # the table below has the colours, too
-        behaviour="explorer_memory",
-        facts={"parts": parts},
-    )
+    shown = {"barmode": "stack", "legend": legend(traceorder="normal", y=1.02), "dragmode": False, "bargap": 0.35}
+    x = axis("", type="category", fixedrange=True, tickfont={"size": 13})
+    y = axis("memory of the fullest GPU [GiB]", fixedrange=True)
+    narrow = {"showlegend": False, "xaxis": {"tickfont": {"size": 10}}}  # the table below has the colours, too
+    figure = plot("explorer-memory", [], x, y, height=430, narrow=narrow, **shown)
+    return replace(figure, behaviour="explorer_memory", facts={"parts": parts})
 
 
 def _bubble_figure() -> Figure:
-    return Figure(
-        name="explorer-bubble",
-        traces=[],
-        layout=layout(
-            showlegend=True,
-            legend=legend(),
-            xaxis=axis("microbatches of a step on each replica", type="log", fixedrange=True),
-            yaxis=axis("bubble, share of the step", ticksuffix=" %", fixedrange=True, rangemode="tozero"),
-            dragmode=False,
-        ),
-        height=330,
-        narrow={},
-        behaviour="explorer_bubble",
-    )
+    x = axis("microbatches of a step on each replica", type="log", fixedrange=True)
+    y = axis("bubble, share of the step", ticksuffix=" %", fixedrange=True, rangemode="tozero")
+    figure = plot("explorer-bubble", [], x, y, height=330, narrow={}, dragmode=False)
+    return replace(figure, behaviour="explorer_bubble")

@@ -9,22 +9,13 @@ import numpy as np
 
 from clustersim.analysis.goodput import DAY, Goodput, Piece, Point
 from clustersim.report.document import document, drawn
-from clustersim.report.draw.bars import Drawn, bar, chart, level, note
-from clustersim.report.figure import Figure, axis, layout, legend, typed
+from clustersim.report.draw.bars import Drawn, bar, chart, level, note, plot
+from clustersim.report.figure import Figure, axis, typed
 from clustersim.report.printed import goodput as said
 from clustersim.report.printed.goodput import LOSSES, losses
+from clustersim.report.rows import grouped
 from clustersim.units import format_seconds
 
-_COLOURS: Final = {
-    "checkpoints": "#E69F00",
-    "lost_work": "#D55E00",
-    "detection": "#CC79A7",
-    "restart": "#AA3377",
-    "waiting": "#6B7280",
-    "maintenance": "#8D96A0",
-    "degraded": "#F0E442",
-    "spares": "#BFC6CD",
-}
 _SMALL: Final = {"font": {"size": 9}}
 _WORK: Final = "#0072B2"
 _SLOW: Final = "#56B4E9"
@@ -47,13 +38,11 @@ def goodput_page(found: Goodput, file: Path) -> str:
 def loss_figure(found: Goodput) -> Figure:
     """A waterfall from the ideal to the whole: days, each bar behind the one before it."""
     rows = losses(found)
-    names = ["without failures", *(words for words, _, _ in rows)]
+    names, colours = zip(("without failures", _WORK), *(LOSSES[name] for name, _, _ in rows), strict=True)
     lengths = [found.ideal / DAY, *(seconds / DAY for _, seconds, _ in rows)]
-    by_words = {words: name for name, words in LOSSES.items()}
-    colours = [_WORK, *(_COLOURS[by_words[words]] for words, _, _ in rows)]
     told = [f"{lengths[0]:.1f} d", *(f"{format_seconds(seconds)}, {part:.1%}" for _, seconds, part in rows)]
     trace = bar(
-        "", names, lengths, {"color": colours}, base=[0.0, *np.cumsum(lengths)[:-1].tolist()], text=told,
+        "", list(names), lengths, {"color": list(colours)}, base=[0.0, *np.cumsum(lengths)[:-1].tolist()], text=told,
         textposition="auto", cliponaxis=False, hovertemplate="%{y}: %{text}<extra></extra>",
     )  # fmt: skip
     days = axis("days", range=[0.0, 1.15 * sum(lengths)])
@@ -62,22 +51,12 @@ def loss_figure(found: Goodput) -> Figure:
 
 def timeline_figure(found: Goodput) -> Figure:
     """What one run's time went into, from day to day."""
-    groups: dict[str, list[Piece]] = {}
-    for piece in found.timeline:
-        groups.setdefault(piece.what, []).append(piece)
+    groups = grouped(found.timeline, lambda piece: piece.what)
     whole = max((piece.end for piece in found.timeline), default=DAY) / DAY
-    return Figure(
-        name="timeline",
-        traces=[_pieces(what, groups[what]) for what in sorted(groups, key=_order)],
-        layout=layout(
-            showlegend=True,
-            legend=legend(),
-            xaxis=axis("day", range=[0.0, min(_FIRST, whole)]),
-            yaxis=axis("", categoryorder="array", categoryarray=[*reversed(_ROWS)], fixedrange=True, ticksuffix="  "),
-        ),
-        height=260,
-        narrow={"legend": {"font": {"size": 9}}},
-    )
+    traces = [_pieces(what, groups[what]) for what in sorted(groups, key=_order)]
+    rows = axis("", categoryorder="array", categoryarray=[*reversed(_ROWS)], fixedrange=True, ticksuffix="  ")
+    x = axis("day", range=[0.0, min(_FIRST, whole)])
+    return plot("timeline", traces, x, rows, height=260, narrow={"legend": {"font": {"size": 9}}})
 
 
 def _order(what: str) -> tuple[int, str]:
@@ -86,8 +65,7 @@ def _order(what: str) -> tuple[int, str]:
 
 def _pieces(what: str, pieces: Sequence[Piece]) -> Drawn:
     row = "lost" if what == "lost_work" else "down" if what in LOSSES else "up"
-    colour = _COLOURS.get(what, _WORK if what == "healthy" else _SLOW)
-    name = LOSSES.get(what, what)
+    name, colour = LOSSES.get(what, (what, _WORK if what == "healthy" else _SLOW))
     return bar(
         name, [row] * len(pieces), typed([(piece.end - piece.begin) / DAY for piece in pieces]),
         {"color": colour, "line": {"width": 0}}, base=typed([piece.begin / DAY for piece in pieces]),
@@ -116,10 +94,8 @@ def _marked(
         note(words, float(np.log10(at)) if log else at, high, yref="paper", xanchor="left", yanchor="top")
         for at, words, high in marks
     ]
-    shown = layout(
-        xaxis=x, yaxis=y, dragmode=False, shapes=[level("x", at, look) for at, _, _ in marks], annotations=notes
-    )
-    return Figure(name, [trace], shown, height, _SMALL)
+    drawn = {"shapes": [level("x", at, look) for at, _, _ in marks], "annotations": notes, "dragmode": False}
+    return plot(name, [trace], x, y, height=height, narrow=_SMALL, showlegend=False, **drawn)
 
 
 def interval_figure(found: Goodput) -> Figure:

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from clustersim.analysis.parts import PARTS, Part
 from clustersim.report.theme import LISTED_LOOKS, PART_LOOKS, Category
-from clustersim.units import Seconds, format_seconds
 
 
 def key(category: Category) -> Markup:
@@ -46,8 +45,3 @@ def axis_name(axis: str) -> Markup:
 def unbroken(words: str) -> str:
     """Words that stay on one line, such as a number and its unit."""
     return words.replace(" ", "\N{NO-BREAK SPACE}")
-
-
-def signed(seconds: Seconds) -> str:
-    """A difference of times, with its sign."""
-    return f"{'-' if seconds < 0 else '+'}{format_seconds(abs(seconds))}"

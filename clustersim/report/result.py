@@ -28,7 +28,7 @@ class Result(Answer):
 
     def save_html(self, path: str | Path, what_ifs: WhatIfs | None = None) -> Path:
         """Write the page of `to_html`; return its path."""
-        from clustersim.report.files import write_text_atomically
+        from clustersim.files import write_text_atomically
 
         target = Path(path)
         write_text_atomically(target, self.to_html(what_ifs))

@@ -1,8 +1,8 @@
 """Which rows are drawn of many stages, or of some that are alike, and how high is a figure of them?"""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -11,6 +11,8 @@ from clustersim.answer import Answer
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.report.figure import wrapped
 
+_Item = TypeVar("_Item")
+_Key = TypeVar("_Key", bound=Hashable)
 MOST_ROWS: Final = 64
 _BESIDE: Final = 130  # pixels: an axis and a legend
 _ROW: Final = (18, 28)  # pixels of a row at least and at most
@@ -103,8 +105,7 @@ def shown_ranks(result: Answer) -> list[int]:
     critical path is longest, or that stands for most ranks. So the path can be followed, and the rows belong to one
     pipeline where every rank is simulated.
     """
-    trace, kind = result.trace, result.program.kind
-    stands_for = np.bincount(trace.representative, minlength=result.ranks)
+    trace, kind, stands_for = result.trace, result.program.kind, result.trace.stands_for
     on_path = np.bincount(
         trace.rank[result.path], trace.end[result.path] - trace.start[result.path], minlength=result.ranks
     )
@@ -118,6 +119,14 @@ def shown_ranks(result: Answer) -> list[int]:
         same[trace.representative[list(straggler.ranks)]] = -1
         chosen |= {int(trace.representative[straggler.ranks[0]]), int(same.argmax())}
     return sorted(chosen, key=lambda rank: (int(kind[rank]), rank))
+
+
+def grouped(each: Iterable[_Item], key: Callable[[_Item], _Key]) -> dict[_Key, list[_Item]]:
+    """Things by their keys, both in the order of the first of each."""
+    groups: dict[_Key, list[_Item]] = {}
+    for one in each:
+        groups.setdefault(key(one), []).append(one)
+    return groups
 
 
 def narrow_height(height: int, entries: int) -> int:

@@ -4,6 +4,7 @@ Times are those of simulations; where a cell or a line was not simulated it says
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from html import escape
 from itertools import combinations
 from pathlib import Path
@@ -14,11 +15,13 @@ import numpy as np
 from clustersim.analysis.parts import PARTS
 from clustersim.analysis.search import Bounded, Found, Layout
 from clustersim.report.document import document, drawn
-from clustersim.report.draw.bars import Drawn, lines, points, words_in
-from clustersim.report.figure import Figure, Traces, axis, layout, legend, time_scale
+from clustersim.report.draw.bars import Drawn, lines, plot, points, words_in
+from clustersim.report.figure import Figure, Traces, axis, time_scale
 from clustersim.report.parts.difference import changed_parts
 from clustersim.report.printed import search as said
 from clustersim.report.printed.search import bare, keys_of, pair_words, short
+from clustersim.report.rows import grouped
+from clustersim.report.theme import SERIES
 from clustersim.units import format_step_time
 
 _ASKED: Final = (
@@ -70,34 +73,18 @@ def _order(value: str) -> tuple[int, float, str]:
 def pareto_figure(found: Found) -> Figure:
     """Step time against memory that is left, a trace for each number of GPUs, and the line of what nothing beats."""
     scale = time_scale(max(each.step_time for each in found.simulated))
-    jobs = sorted({(each.gpus, each.cluster) for each in found.simulated})
+    every, fronts = (grouped(some, lambda each: (each.gpus, each.cluster)) for some in (found.simulated, found.pareto))
     traces: Traces = []
-    for place, (gpus, cluster) in enumerate(jobs):
-        there, front = (
-            [each for each in layouts if (each.gpus, each.cluster) == (gpus, cluster)]
-            for layouts in (found.simulated, found.pareto)
-        )
+    for place, ((gpus, cluster), there) in enumerate(sorted(every.items(), key=lambda job: job[0])):
+        front = fronts.get((gpus, cluster), [])
         traces += [
-            _dots(there, f"{gpus:,} GPUs of {cluster}", _COLOURS[place % len(_COLOURS)], scale.size),
+            _dots(there, f"{gpus:,} GPUs of {cluster}", SERIES[place % len(SERIES)], scale.size),
             lines(*_places(front, scale.size), {"color": "@muted", "width": 1, "dash": "dot"}),
         ]
     taken = _dots([found.choice], "to take", "@ink", scale.size)
     taken["marker"] |= {"symbol": "star", "size": 14}
-    return Figure(
-        name="pareto",
-        traces=[*traces, taken],
-        layout=layout(
-            showlegend=True,
-            legend=legend(),
-            xaxis=axis(f"step time [{scale.unit}]"),
-            yaxis=axis("memory left on the fullest GPU [GiB]", rangemode="tozero"),
-        ),
-        height=380,
-        narrow={"legend": {"font": {"size": 9}}},
-    )
-
-
-_COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8D96A0")
+    x, y = axis(f"step time [{scale.unit}]"), axis("memory left on the fullest GPU [GiB]", rangemode="tozero")
+    return plot("pareto", [*traces, taken], x, y, height=380, narrow={"legend": {"font": {"size": 9}}})
 
 
 def _dots(layouts: Sequence[Layout], name: str, colour: str, size: float) -> Drawn:
@@ -118,18 +105,10 @@ def heat_figure(found: Found, axes: Mapping[str, list[str]]) -> Figure:
     keys = [*axes][:_MOST_AXES]
     choices = tuple((f"{_word(one)} and {_word(two)}", [_heat(found, one, two)]) for one, two in combinations(keys, 2))
     most = max(len(axes[key]) for key in keys)
-    return Figure(
-        name="heat",
-        traces=[],
-        layout=layout(
-            xaxis=axis("", type="category", fixedrange=True),
-            yaxis=axis("", type="category", fixedrange=True, ticksuffix="  "),
-            dragmode=False,
-        ),
-        height=110 + 34 * most,
-        narrow={"font": {"size": 9}},
-        choices=choices,
-    )
+    x, y = axis("", type="category", fixedrange=True), axis("", type="category", fixedrange=True, ticksuffix="  ")
+    plain = {"showlegend": False, "dragmode": False}
+    figure = plot("heat", [], x, y, height=110 + 34 * most, narrow={"font": {"size": 9}}, **plain)
+    return replace(figure, choices=choices)
 
 
 def _heat(found: Found, one: str, two: str) -> Drawn:
@@ -159,25 +138,15 @@ def _word(key: str) -> str:
 
 def lines_figure(layouts: Sequence[Layout], axes: Mapping[str, list[str]]) -> Figure:
     """Parallel coordinates: a place for each key, a line for each layout through its values, the darker the faster."""
-    keys, scores = [*axes], [each.score for each in layouts]
-    groups: dict[int, list[Layout]] = {}
-    low, span = min(scores), max(scores) - min(scores)
-    for each in layouts:
-        shade = int((each.score - low) / span * (len(_SHADES) - 1)) if span else 0
-        groups.setdefault(shade, []).append(each)
+    scores = [each.score for each in layouts]
+    low, span = min(scores), max(scores) - min(scores) or 1.0
+    groups = grouped(layouts, lambda each: int((each.score - low) / span * (len(_SHADES) - 1)))
     traces = [_lines(groups[shade], shade, axes) for shade in sorted(groups, reverse=True)]
-    return Figure(
-        name="lines",
-        traces=[*traces, _values(axes)],
-        layout=layout(
-            xaxis=axis("", tickvals=[*range(len(keys))], ticktext=[_word(key) for key in keys], fixedrange=True,
-                       range=[-0.3, len(keys) - 0.5]),
-            yaxis=axis("", visible=False, fixedrange=True, range=[-0.08, 1.08]),
-            dragmode=False,
-        ),
-        height=160 + 44 * max(map(len, axes.values())),
-        narrow={"font": {"size": 9}},
-    )  # fmt: skip
+    words, places, height = [*map(_word, axes)], [*range(len(axes))], 160 + 44 * max(map(len, axes.values()))
+    x = axis("", tickvals=places, ticktext=words, fixedrange=True, range=[-0.3, len(axes) - 0.5])
+    y = axis("", visible=False, fixedrange=True, range=[-0.08, 1.08])
+    plain = {"showlegend": False, "dragmode": False}
+    return plot("lines", [*traces, _values(axes)], x, y, height=height, narrow={"font": {"size": 9}}, **plain)
 
 
 def _height(key: str, value: str, axes: Mapping[str, list[str]]) -> float:

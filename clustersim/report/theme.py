@@ -57,6 +57,8 @@ class Category(Enum):
         self.label, self.colour, self.pattern = label, colour, pattern
 
 
+SERIES: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8D96A0")
+"""Colours of what has none of its own, in turn."""
 CATEGORIES: tuple[Category, ...] = tuple(Category)
 AXIS_LOOKS: Final[Mapping[Axis, Category]] = {axis: Category[axis.category.upper()] for axis in SERVED}
 """The category of each axis's communication."""

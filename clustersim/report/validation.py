@@ -5,17 +5,18 @@ Rows come as plain values, so that this room needs to know nothing of how cases 
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from typing import Final, NamedTuple
 
 from clustersim.report.document import document, drawn
-from clustersim.report.draw.bars import Drawn, lines, points
-from clustersim.report.figure import Figure, Traces, axis, layout, legend, wrapped
+from clustersim.report.draw.bars import Drawn, lines, plot, points
+from clustersim.report.figure import Figure, Traces, axis, wrapped
+from clustersim.report.rows import grouped
+from clustersim.report.theme import SERIES
 from clustersim.units import format_bytes, format_number, format_seconds
 
 BAND: Final = 0.1  # of the shaded band around the truth
-_COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8D96A0")
 _SYMBOLS: Final = ("circle", "square", "diamond", "triangle-up", "cross", "x", "pentagon", "star")
 _MOST_VALUES: Final = 14  # of a factor; the rest is one more
 _VALUE_PIXELS: Final = 36
@@ -87,21 +88,10 @@ def scatter_figure(part: Part, name: str) -> Figure:
     values = [value / size for point in part.points for value in (point.measured, point.predicted)]
     least, most = 0.7 * min(values), 1.4 * max(values)
     ticks = _ticks(least, most)
-    scale: Drawn = {
-        "type": "log",
-        "range": [math.log10(least), math.log10(most)],
-        "tickvals": ticks,
-        "ticktext": [_quantity(tick * size, part.unit) for tick in ticks],
-    }
-    return Figure(
-        name=name,
-        traces=[*_truth(least, most), *_sources(part, size)],
-        layout=layout(
-            showlegend=True, legend=legend(), xaxis=axis("measured", **scale), yaxis=axis("predicted", **scale)
-        ),
-        height=680,
-        narrow={"height": 520, "legend": {"font": {"size": 9}}},
-    )
+    words = {"tickvals": ticks, "ticktext": [_quantity(tick * size, part.unit) for tick in ticks]}
+    scale: Drawn = {"type": "log", "range": [math.log10(least), math.log10(most)], **words}
+    traces, narrow = [*_truth(least, most), *_sources(part, size)], {"height": 520, "legend": {"font": {"size": 9}}}
+    return plot(name, traces, axis("measured", **scale), axis("predicted", **scale), height=680, narrow=narrow)
 
 
 def _ticks(least: float, most: float) -> list[float]:
@@ -127,28 +117,19 @@ def _truth(least: float, most: float) -> Traces:
 
 def _sources(part: Part, size: float) -> Traces:
     """One colour and symbol for each source, those with most cases first and so below the others."""
-    groups: dict[str, list[Point]] = {}
-    for point in part.points:
-        groups.setdefault(point.source, []).append(point)
-    ordered = sorted(groups.items(), key=lambda group: -len(group[1]))
+    groups = grouped(part.points, lambda point: point.source)
     return [
         points(
             escape(source or "no source"), [point.measured / size for point in cases],
-            [point.predicted / size for point in cases], _look(number),
+            [point.predicted / size for point in cases],
+            {
+                "color": SERIES[number % len(SERIES)], "symbol": _SYMBOLS[number % len(_SYMBOLS)], "size": 8,
+                "opacity": 0.8, "line": {"width": 0.5, "color": "@surface"},
+            },
             text=[hover(point, part.unit) for point in cases], hovertemplate="%{text}<extra></extra>",
         )
-        for number, (source, cases) in enumerate(ordered)
+        for number, (source, cases) in enumerate(sorted(groups.items(), key=lambda group: -len(group[1])))
     ]  # fmt: skip
-
-
-def _look(number: int) -> Drawn:
-    return {
-        "color": _COLOURS[number % len(_COLOURS)],
-        "symbol": _SYMBOLS[number % len(_SYMBOLS)],
-        "size": 8,
-        "opacity": 0.8,
-        "line": {"width": 0.5, "color": "@surface"},
-    }
 
 
 def hover(point: Point, unit: str) -> str:
@@ -156,12 +137,8 @@ def hover(point: Point, unit: str) -> str:
     measured, predicted = (_quantity(value, unit) for value in (point.measured, point.predicted))
     lines = [f"<b>{wrapped(point.case_id, 60)}</b>", f"measured {measured}, predicted {predicted}"]
     factors = [f"{escape(name)}: {escape(value)}" for name, value in point.factors.items()]
-    expected = [] if point.expected is None else [f"expected {_ends(point.expected, unit)}"]
-    return "<br>".join([*lines, f"error {point.error:+.1%}", *expected, *factors])
-
-
-def _ends(expected: tuple[float, float], unit: str) -> str:
-    return " to ".join(_quantity(value, unit) for value in expected)
+    ends = " to ".join(_quantity(value, unit) for value in point.expected or ())
+    return "<br>".join([*lines, f"error {point.error:+.1%}", *([f"expected {ends}"] if ends else []), *factors])
 
 
 def _quantity(value: float, unit: str) -> str:
@@ -179,27 +156,16 @@ def factor_figure(points: Sequence[Point], name: str) -> Figure:
         "type": "rect", "layer": "below", "xref": "x", "yref": "paper", "x0": -100 * BAND, "x1": 100 * BAND,
         "y0": 0, "y1": 1, "fillcolor": "@track", "line": {"width": 0},
     }  # fmt: skip
-    return Figure(
-        name=name,
-        traces=[],
-        choices=tuple((factor, _boxes(values)) for factor, values in groups.items()),
-        layout=layout(
-            shapes=[zone],
-            xaxis=axis("predicted over measured, less one", ticksuffix=" %", zeroline=True, zerolinecolor="@muted"),
-            yaxis=axis("", type="category", autorange="reversed", ticksuffix="  ", fixedrange=True),
-            boxgap=0.35,
-        ),
-        height=110 + _VALUE_PIXELS * rows,
-        narrow={"yaxis": {"tickfont": {"size": 9}}},
-    )
+    x = axis("predicted over measured, less one", ticksuffix=" %", zeroline=True, zerolinecolor="@muted")
+    y = axis("", type="category", autorange="reversed", ticksuffix="  ", fixedrange=True)
+    height, narrow = 110 + _VALUE_PIXELS * rows, {"yaxis": {"tickfont": {"size": 9}}}
+    figure = plot(name, [], x, y, height=height, narrow=narrow, showlegend=False, shapes=[zone], boxgap=0.35)
+    return replace(figure, choices=tuple((factor, _boxes(values)) for factor, values in groups.items()))
 
 
 def _values(points: Sequence[Point], factor: str) -> dict[str, list[Point]]:
     """Cases by their value of a factor, values of most cases first, rare ones together."""
-    groups: dict[str, list[Point]] = {}
-    for point in points:
-        if factor in point.factors:
-            groups.setdefault(point.factors[factor], []).append(point)
+    groups = grouped((point for point in points if factor in point.factors), lambda point: point.factors[factor])
     ordered = sorted(groups, key=lambda value: (-len(groups[value]), value))
     many = len(ordered) > _MOST_VALUES + 1
     kept, rest = (ordered[:_MOST_VALUES], ordered[_MOST_VALUES:]) if many else (ordered, [])
@@ -211,7 +177,7 @@ def _boxes(values: Mapping[str, Sequence[Point]]) -> Traces:
     return [
         {
             "type": "box", "orientation": "h", "boxpoints": "all", "jitter": 0.6, "pointpos": 0, "name": "",
-            "x": [100 * point.error for point in points], "y": [_label(value, len(points))] * len(points),
+            "x": [100 * point.error for point in points], "y": [f"{escape(value)} ({len(points):,})"] * len(points),
             "text": [f"{escape(point.case_id)}<br>{escape(point.source)}: {point.error:+.1%}" for point in points],
             "hovertemplate": "%{text}<extra></extra>", "hoveron": "points",
             "marker": {"color": "@accent", "size": 4, "opacity": 0.5}, "line": {"color": "@ink", "width": 1},
@@ -219,7 +185,3 @@ def _boxes(values: Mapping[str, Sequence[Point]]) -> Traces:
         }
         for value, points in values.items()
     ]  # fmt: skip
-
-
-def _label(value: str, cases: int) -> str:
-    return f"{escape(value)} ({cases:,})"

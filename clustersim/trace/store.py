@@ -92,6 +92,11 @@ class Trace:
         """The ranks that have rows, ascending."""
         return np.unique(self.representative)
 
+    @property
+    def stands_for(self) -> IntArray:
+        """How many ranks each was simulated for, 0 for one that was not: [ranks]."""
+        return np.bincount(self.representative, minlength=len(self.representative))
+
     def rows(self, rank: int, stream: int | None = None) -> IntArray:
         """Row numbers of one simulated rank (and stream), by start."""
         chosen = self.rank == rank if stream is None else (self.rank == rank) & (self.stream == stream)

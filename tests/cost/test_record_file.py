@@ -265,7 +265,7 @@ def test_writing_replaces_the_whole_file_or_nothing(path: Path):
     write_record(RECORD, path)
     write_record(Record(DEVICE, CONDITIONS), path)
     assert read_record(path) == Record(DEVICE, CONDITIONS)
-    with pytest.raises(OutputError, match="cannot be written"):
+    with pytest.raises(OutputError, match="there is no directory"):
         write_record(RECORD, path / "beneath.json")
     assert [each.name for each in path.parent.iterdir()] == ["record.json"]
 

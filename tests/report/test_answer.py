@@ -13,7 +13,7 @@ from clustersim.memory.footprint import SHARDED
 from clustersim.memory.footprint import Category as Use
 from clustersim.report.answer_timeline import row_note, timeline_of
 from clustersim.report.page import run_page
-from clustersim.report.parts.memory import experts_and_others, memory_cards, stages_of
+from clustersim.report.parts.memory import memory_cards, stages_of
 from clustersim.report.rows import shown_ranks
 from clustersim.report.theme import CATEGORIES, PART_LOOKS, USE_LOOKS, Category
 from clustersim.report.times import times_of
@@ -131,7 +131,7 @@ def test_memory_of_experts_stands_apart_and_both_make_up_all() -> None:
     """Eight experts of three 4096 x 14336 matrices in each of two layers, over four ranks; all else is whole."""
     result = simulated("model={preset: mixtral-8x7b, layers: 8}", "layout={tp: 1, pp: 4, dp: 4, data: zero1, ep: 4}")
     scenario, ledger = result.scenario, result.ledgers[0].at_peak()
-    experts, others = experts_and_others(footprint_of(scenario, plan_of(scenario)), 0)
+    experts, others = footprint_of(scenario, plan_of(scenario)).experts_and_others(0)
     assert experts[0] == 2 * 8 / 4 * 3 * 4096 * 14336
     assert experts[1] + others[1] == pytest.approx(sum(ledger[use] for use in SHARDED))
     assert ["of experts" in card.html for card in memory_cards(result, several=True)] == [False, True]

@@ -6,7 +6,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from clustersim import report
-from clustersim.report.keys import named, signed
+from clustersim.report.keys import named
 from clustersim.report.theme import Category
 from clustersim.report.validation import Lines, validation_page
 
@@ -28,10 +28,6 @@ def test_the_mark_of_a_hatched_category_is_hatched() -> None:
         assert (" hatched" in mark) == bool(category.pattern)
         assert category.colour in mark
         assert mark.endswith("</i>&lt;words&gt;")
-
-
-def test_a_difference_of_times_has_a_sign() -> None:
-    assert (signed(-0.5), signed(0.0), signed(2.0)) == ("-500 ms", "+0 s", "+2 s")
 
 
 def test_all_that_can_be_said_above_a_card_is_said_somewhere() -> None:

@@ -4,13 +4,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from clustersim.answer import Answer
 from clustersim.errors import InputError, OutputError
 from clustersim.program.task import Compute
-from clustersim.report.export.perfetto import require_trace, tracks
+from clustersim.report.export.perfetto import require_trace
 from clustersim.report.export.write import spans_of, write_trace
 from clustersim.report.theme import CATEGORIES
 from tests.report.traced import Slice, packets, simulated, slices
@@ -135,12 +134,6 @@ def test_a_name_of_another_format_is_refused_with_what_writes_json(name: str) ->
 def test_an_unwritable_trace_is_one_sentence(result: Answer, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="there is no directory"):
         write_trace(result, tmp_path / "nowhere" / "step.pftrace")
-
-
-def test_a_lane_has_as_many_tracks_as_spans_at_once() -> None:
-    start, end = np.array([0.0, 0.0, 1.0, 2.0, 2.5]), np.array([2.0, 3.0, 2.0, 4.0, 3.0])
-    assert tracks(np.array([1, 1, 1, 1, 1]), start, end).tolist() == [0, 1, 2, 0, 2]
-    assert tracks(np.array([0, 1, 2, 3, 4]), start, end).tolist() == [0] * 5
 
 
 def test_a_rank_that_was_not_simulated_has_the_times_of_the_one_that_stands_for_it(result: Answer, path: Path) -> None:

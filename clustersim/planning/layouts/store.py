@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from clustersim.analysis.search import Found, Layout, layout_of, plain
+from clustersim.files import atomic_file
 from clustersim.kept import Kept
 from clustersim.planning.layouts.space import Candidate
 from clustersim.planning.layouts.weighing import Weighed
@@ -56,10 +57,8 @@ class Store:
         """Keep what a search found as a table, where there is a folder to keep it in, and pyarrow."""
         if self._kept.path is None or find_spec("pyarrow") is None:
             return
-        path = self._kept.path.with_name(TABLE)
-        part = path.with_suffix(".part")
-        import_module("pyarrow.parquet").write_table(found.to_arrow(), part)
-        part.replace(path)
+        with atomic_file(self._kept.path.with_name(TABLE)) as file:
+            import_module("pyarrow.parquet").write_table(found.to_arrow(), file)
 
     def _keep(self, content: dict[str, Any]) -> None:
         self._remember(content)

@@ -1,6 +1,7 @@
 """How are rows of bars drawn, and what stands beside them? One house style for every page.
 
-Bars lie, one row for each label from the top; a figure of them neither zooms nor pans.
+Whatever has two axes is a `plot`. Rows of bars are a `chart`: bars lie, one row for each label from the top, and it
+neither zooms nor pans.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -54,16 +55,22 @@ def words_in(x: Any, y: Any, text: Sequence[str], **more: Any) -> Drawn:
     return {**common, "x": x, "y": y, "text": text, **more}
 
 
+def plot(
+    name: str, traces: Traces, x: Drawn, y: Drawn, *, height: int, narrow: Mapping[str, Any], **more: Any
+) -> Figure:
+    """A figure over two axes, with a legend if `showlegend` is not false."""
+    named = {"legend": legend()} if more.setdefault("showlegend", True) else {}
+    return Figure(name, traces, layout(**{"xaxis": x, "yaxis": y, **named, **more}), height, narrow)
+
+
 def chart(
     name: str, traces: Traces, x: Drawn, *, height: int, narrow: Mapping[str, Any], stacked: str = "", **more: Any
 ) -> Figure:
     """Rows of bars. x: their axis; stacked: plotly's barmode where bars of a row follow each other."""
-    together = {"barmode": stacked, "showlegend": True, "legend": legend(traceorder="normal")} if stacked else {}
+    named = {"barmode": stacked, "legend": legend(traceorder="normal")} if stacked else {"showlegend": False}
     rows = axis("", autorange="reversed", fixedrange=True, type="category", ticksuffix="  ")
-    xaxis = {**x, "fixedrange": True}
-    return Figure(
-        name, traces, layout(**{"xaxis": xaxis, "yaxis": rows, "dragmode": False, **together, **more}), height, narrow
-    )
+    plain = {"dragmode": False, **named, **more}
+    return plot(name, traces, {**x, "fixedrange": True}, rows, height=height, narrow=narrow, **plain)
 
 
 def stacked(

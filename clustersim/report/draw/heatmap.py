@@ -4,7 +4,7 @@ Ranks of one class have equal rows, so the file holds a row for each class and t
 puts them where their ranks are. It draws at most some hundred rows at a time: zoomed in, every rank has its own.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -14,9 +14,10 @@ from clustersim.analysis.parts import BUBBLES, EXPOSED, PARTS, Part
 from clustersim.answer import Answer
 from clustersim.arrays import IntArray
 from clustersim.parallel.layout import Layout
-from clustersim.parallel.mesh import DATA, DENSE, EXPERT, EXPERT_DATA, EXPERT_TENSOR, EXPERTS, MESHES, PIPELINE, Mesh
+from clustersim.parallel.mesh import DATA, DENSE, EXPERT, EXPERT_DATA, EXPERT_TENSOR, EXPERTS, MESHES, PIPELINE
 from clustersim.report.document import Card, drawn
-from clustersim.report.figure import Figure, axis, layout, packed, time_scale
+from clustersim.report.draw.bars import plot
+from clustersim.report.figure import Figure, axis, packed, time_scale
 from clustersim.report.keys import key, part_keys
 from clustersim.report.theme import PART_LOOKS
 
@@ -31,7 +32,6 @@ _BINS: Final = 720  # about two pixels each on a large screen
 _HEIGHT: Final = 420
 _DRAWN: Final = 512  # rows that the page's script draws at most
 _ROW: Final = 40  # pixels of a row where there are few
-_NOBODY: Final = np.iinfo(np.uint16).max
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,31 +73,24 @@ def heatmap_figure(heatmap: Heatmap) -> Figure:
     """The figure, which its behaviour draws."""
     dominant = heatmap.dominant
     scale = time_scale(dominant.makespan)
-    shown = int((_class_of(heatmap) != _NOBODY).sum())
-    rows = [shown - 0.5, -0.5]
-    return Figure(
-        name="heatmap",
-        traces=[],
+    shown = int((dominant.class_of >= 0).sum())
+    end = dominant.makespan / scale.size
+    x = axis(f"time [{scale.unit}]", range=[0, end], minallowed=0, maxallowed=end, showgrid=False)
+    y = axis("", range=[shown - 0.5, -0.5], minallowed=-0.5, maxallowed=shown - 0.5, showgrid=False)
+    height, narrow = min(_HEIGHT, 60 + _ROW * shown), {"yaxis": {"tickfont": {"size": 9}}}
+    return replace(
+        plot("heatmap", [], x, y, height=height, narrow=narrow, showlegend=False),
         choices=tuple((words, []) for words in _orders(heatmap.layout)),
-        layout=layout(
-            xaxis=axis(
-                f"time [{scale.unit}]", range=[0, dominant.makespan / scale.size], minallowed=0,
-                maxallowed=dominant.makespan / scale.size, showgrid=False,
-            ),
-            yaxis=axis("", range=rows, minallowed=-0.5, maxallowed=shown - 0.5, showgrid=False),
-        ),
-        height=min(_HEIGHT, 60 + _ROW * shown),
-        narrow={"yaxis": {"tickfont": {"size": 9}}},
         behaviour="heatmap",
         arrays={
             "category": packed(dominant.category.ravel()),
             "seconds": packed(dominant.seconds.astype(np.float32).ravel()),
             "simulated": packed(dominant.ranks.astype(np.uint32)),
-            "classOf": packed(_class_of(heatmap)),
+            "classOf": packed(dominant.class_of.astype(np.uint16)),  # the greatest number for none
             "nodeOf": packed(heatmap.nodes.astype(np.uint32)),
         },
         facts=_facts(heatmap, scale.size),
-    )  # fmt: skip
+    )
 
 
 def _facts(heatmap: Heatmap, size: float) -> dict[str, Any]:
@@ -108,7 +101,7 @@ def _facts(heatmap: Heatmap, size: float) -> dict[str, Any]:
             {"name": part.value, "colour": PART_LOOKS[part].colour, "key": key(PART_LOOKS[part]), "sign": _sign(part)}
             for part in PARTS
         ],
-        "axes": {name: place for mesh in meshes for name, place in _strides(mesh).items()},
+        "axes": {name: place for mesh in meshes for name, place in mesh.strides.items()},
         "orders": orders,
         "told": [_told(axes, heatmap.layout) for axes in orders],
         "bins": heatmap.dominant.category.shape[1],
@@ -116,12 +109,6 @@ def _facts(heatmap: Heatmap, size: float) -> dict[str, Any]:
         "size": size,
         "most": _DRAWN,
     }
-
-
-def _strides(mesh: Mesh) -> dict[str, list[int]]:
-    """Degree of every axis, and how many ranks lie from one of its coordinates to the next."""
-    strides = np.cumprod([1, *mesh.degrees.values()]).tolist()
-    return {name: [degree, stride] for (name, degree), stride in zip(mesh.degrees.items(), strides, strict=False)}
 
 
 def _told(axes: tuple[str, ...], layout: Layout) -> tuple[str, ...]:
@@ -138,10 +125,3 @@ def _orders(layout: Layout) -> dict[str, tuple[str, ...]]:
     """The orders that differ."""
     differ = {"by stage": layout.pp > 1 and layout.dp > 1, "by replica": True, "by experts": layout.ep > 1}
     return {words: axes for words, axes in _ORDERS.items() if differ[words]}
-
-
-def _class_of(heatmap: Heatmap) -> Any:
-    """The row of `DominantParts` that each rank has: [ranks], `_NOBODY` where its class is not shown."""
-    dominant = heatmap.dominant
-    place = np.minimum(np.searchsorted(dominant.ranks, dominant.representative), len(dominant.ranks) - 1)
-    return np.where(dominant.ranks[place] == dominant.representative, place, _NOBODY).astype(np.uint16)

@@ -6,12 +6,13 @@ pieces are joined by a line. What is drawn depends on what the reader looks at, 
 (`assets/timeline.js`) from what `timeline_arrays` packs.
 """
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from html import escape
 from typing import Any, Final
 
 from clustersim.report.document import Card, card, prose
-from clustersim.report.figure import Figure, axis, layout, legend, time_scale
+from clustersim.report.draw.bars import plot, ticks
+from clustersim.report.figure import Figure, axis, time_scale
 from clustersim.report.theme import CATEGORIES, Category, chunk_shade, text_colour
 from clustersim.report.timeline_arrays import Drawing, drawing
 from clustersim.report.view import Row, Timeline
@@ -34,31 +35,15 @@ def timeline_card(timeline: Timeline) -> Card:
 def timeline_figure(drawn: Drawing, *, name: str = "timeline") -> Figure:
     """The figure of a drawing; figures of one page have different names."""
     rows, scale = drawn.rows, time_scale(drawn.whole)
-    ticks = [place + _COMPUTE_TOP + _COMPUTE_HEIGHT / 2 for place in range(len(rows))]
+    middles = [place + _COMPUTE_TOP + _COMPUTE_HEIGHT / 2 for place in range(len(rows))]
     each = _FEW_ROWS if len(rows) <= 2 else max(20, min(52, 1000 // len(rows)))
-    top, bottom = -0.55, len(rows) - 0.5
-    return Figure(
-        name=name,
-        traces=[],
-        layout=layout(
-            showlegend=True,
-            legend=legend(),
-            xaxis=axis(
-                f"time [{scale.unit}]", range=[0, drawn.whole / scale.size or 1],
-                minallowed=0, maxallowed=drawn.whole / scale.size or 1,
-            ),
-            yaxis=axis(
-                "", range=[bottom, top], minallowed=top, maxallowed=bottom, tickmode="array", tickvals=ticks,
-                ticktext=[escape(row.title) + "  " for row in rows], showgrid=False,
-            ),
-            uirevision=name,
-        ),
-        height=120 + each * len(rows),
-        narrow={"yaxis": {"ticktext": [escape(row.short) + " " for row in rows]}, "legend": {"font": {"size": 9}}},
-        behaviour="timeline",
-        arrays=drawn.arrays,
-        facts=_facts(drawn, scale.size),
-    )  # fmt: skip
+    top, bottom, end = -0.55, len(rows) - 0.5, drawn.whole / scale.size or 1
+    titles, short = [escape(row.title) + "  " for row in rows], [escape(row.short) + " " for row in rows]
+    x = axis(f"time [{scale.unit}]", range=[0, end], minallowed=0, maxallowed=end)
+    y = axis("", range=[bottom, top], minallowed=top, maxallowed=bottom, showgrid=False, **ticks(middles, titles))
+    narrow = {"yaxis": {"ticktext": short}, "legend": {"font": {"size": 9}}}
+    figure = plot(name, [], x, y, height=120 + each * len(rows), narrow=narrow, uirevision=name)
+    return replace(figure, behaviour="timeline", arrays=drawn.arrays, facts=_facts(drawn, scale.size))
 
 
 def _facts(drawn: Drawing, size: float) -> dict[str, Any]:

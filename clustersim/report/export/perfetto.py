@@ -5,11 +5,8 @@ what the page's hover text says, and flows join what is sent with what is receiv
 Times are whole nanoseconds, so what is shorter is drawn with no length. The protobuf comes from the `perfetto` package,
 an extra: `pip install 'clustersim[trace]'`.
 
-Counters are curves of what a rank holds and moves. Memory held is the ledger's, which follows the first step. What
-links carry is not kept by a simulation; known is what the rank's own messages and collectives of data parallelism ask
-of them: the payload of each over the time that it takes, as if it moved evenly. A collective's payload is the whole
-buffer, as nccl-tests count it, so this is its algorithm bandwidth; what tensor parallelism exchanges inside passes is
-not in it.
+Counters are curves of what a rank holds and moves. Memory held is the ledger's, which follows the first step; what is
+moved is payloads over time (`analysis.rates`).
 
 Perfetto lets no trace choose colours (github.com/google/perfetto/issues/620). It gives slices with equal correlation
 ids equal colours (pull/1628), so the words of the page's categories are these ids: as on the page, one category has
@@ -26,10 +23,12 @@ from typing import IO, Any, Final, NamedTuple
 
 import numpy as np
 
+from clustersim.analysis.intervals import last, sums, tracks
+from clustersim.analysis.rates import payload_rates
 from clustersim.answer import Answer
 from clustersim.arrays import BoolArray, FloatArray, IntArray
 from clustersim.errors import InputError
-from clustersim.program.task import Compute, Stream, Task
+from clustersim.program.task import Stream, Task
 from clustersim.report.export.flows import NONE, Flows
 from clustersim.report.export.ranks import TraceRank
 from clustersim.report.export.spans import Export, Spans, nanoseconds, sent_cause
@@ -125,18 +124,6 @@ def _lines(rank: int, spans: Spans, flows: Flows) -> Iterator[_Line]:
             yield _Line(rank, Stream(each), number, spans.some(which), flow[which])
 
 
-def tracks(lanes: IntArray, start: FloatArray, end: FloatArray) -> IntArray:
-    """For every span the first track of its lane that is free when it starts: [spans]."""
-    track = np.zeros(len(lanes), dtype=np.int64)
-    lasts: dict[int, list[float]] = {}
-    for span in np.lexsort((end, start, lanes)).tolist():
-        ends = lasts.setdefault(int(lanes[span]), [])
-        free = next((number for number, until in enumerate(ends) if until <= start[span]), len(ends))
-        ends[free : free + 1] = [float(end[span])]
-        track[span] = free
-    return track
-
-
 def _task(result: Answer, row: int) -> tuple[int, Task]:
     """The program of a row of the trace, and its task."""
     trace, kind = result.trace, int(result.program.kind[result.trace.rank[row]])
@@ -171,40 +158,20 @@ def _memory(result: Answer, rank: int) -> _Curve:
     """What a rank holds; beyond activations it does not change, and the allocator rounds up by a part."""
     place = min(int(result.program.kind[rank]), len(result.ledgers) - 1)
     ledger = result.ledgers[place]
-    held = ledger.peak - (ledger.peak_activations - ledger.activations) * ledger.fragmentation
-    empty = ledger.peak - ledger.peak_activations * ledger.fragmentation
+    activations = np.append(0.0, ledger.activations)  # none before the step
+    held = ledger.peak - (ledger.peak_activations - activations) * ledger.fragmentation
     step = "memory held in the first step" if result.scenario.steps > 1 else "memory held"
     name = f"{step}, of {format_bytes(result.capacities[place])}"
-    times = nanoseconds(np.append(0.0, ledger.times))
-    return name, _BYTES, *_last(times, np.append(empty, held))
+    return name, _BYTES, *last(nanoseconds(np.append(0.0, ledger.times)), held)
 
 
 def _rates(result: Answer, rank: int) -> Iterator[_Curve]:
-    """What a rank moves, as payloads over time."""
+    """What a rank moves, as payloads over time, on those streams that move anything."""
     trace = result.trace
-    mine = np.flatnonzero(trace.rank == rank)
-    tasks = result.program.programs[int(result.program.kind[rank])].tasks
-    payload = np.array([0.0 if isinstance(task, Compute) else task.exchange.payload for task in tasks])
     for name, streams in _RATES:
-        rows = mine[np.isin(trace.stream[mine], streams) & (trace.end[mine] > trace.start[mine])]
+        rows, rate = payload_rates(trace, result.program, rank, streams)
         if len(rows):
-            rate = payload[trace.task[rows]] / (trace.end[rows] - trace.start[rows])
-            yield name, _PER_SECOND, *_sum(nanoseconds(trace.start[rows]), nanoseconds(trace.end[rows]), rate)
-
-
-def _sum(start: IntArray, end: IntArray, rate: FloatArray) -> tuple[IntArray, FloatArray]:
-    """The sum of rates that each last from a start to an end; exactly nothing where none does."""
-    times = np.concatenate((start, end))
-    order = np.argsort(times, kind="stable")
-    running = np.cumsum(np.concatenate((np.ones(len(start)), -np.ones(len(end))))[order])
-    value = np.where(running > 0, np.cumsum(np.concatenate((rate, -rate))[order]), 0.0)
-    return _last(times[order], value)
-
-
-def _last(times: IntArray, values: FloatArray) -> tuple[IntArray, FloatArray]:
-    """Of several values at one time the last."""
-    last = np.append(times[1:] != times[:-1], True)
-    return times[last], values[last]
+            yield name, _PER_SECOND, *sums(nanoseconds(trace.start[rows]), nanoseconds(trace.end[rows]), rate)
 
 
 class _Trace:

@@ -11,9 +11,8 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.analysis.parts import KERNELS
+from clustersim.analysis.stragglers import slowest_ranks
 from clustersim.answer import Answer
-from clustersim.arrays import IntArray
 from clustersim.errors import InputError
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import DATA, PIPELINE
@@ -64,7 +63,8 @@ def ranks_of(result: Answer, choice: str) -> list[int]:
     if not choice:
         return default_ranks(result)
     named = [_named(result.scenario.layout, word.strip(), choice) for word in choice.split(",")]
-    slowest = _slowest(result, max(count for _, count in named))
+    most = max(count for _, count in named)
+    slowest = slowest_ranks(result.breakdown, result.program.kind, result.stragglers, most)
     return sorted(set(slowest).union(*(ranks for ranks, _ in named)))
 
 
@@ -74,10 +74,9 @@ def trace_ranks(result: Answer, ranks: Sequence[int]) -> tuple[TraceRank, ...]:
     Their names say where they are in a stage, which of the machine's GPUs they have where that is not their own number,
     and for how many ranks of its class one is written alone.
     """
-    layout, stands = result.scenario.layout, result.trace.representative
+    layout, stands, slow = result.scenario.layout, result.trace.representative, result.stragglers.named
     places = {axis.name: layout.coordinate(axis) for axis in layout.axes}
-    members, written = np.bincount(stands), np.bincount(stands[list(ranks)], minlength=result.ranks)
-    slow = {rank for straggler in result.stragglers.slowest for rank in straggler.ranks}
+    members, written = result.trace.stands_for, np.bincount(stands[list(ranks)], minlength=result.ranks)
     axes = [axis.name for axis in layout.axes if axis.inside and layout.all_degrees[axis.name] > 1]
     found = []
     for rank in ranks:
@@ -115,17 +114,3 @@ def _named(layout: Layout, word: str, choice: str) -> tuple[Sequence[int], int]:
             f"to {layout.pp - 1}), slowest:{min(4, layout.world)} (at most {layout.world:,}), all; separated by commas"
         )
     return ranks, slowest
-
-
-def _slowest(result: Answer, count: int) -> list[int]:
-    """Stragglers first, then by how much longer a rank's kernels take than the median of its program."""
-    parts, kind = result.breakdown, result.program.kind
-    owner = np.searchsorted(parts.ranks, parts.representative)
-    kernels = parts.seconds[:, [part.place for part in KERNELS]].sum(axis=1)[owner]
-    medians = np.array([float(np.median(kernels[kind == each])) for each in range(int(kind.max()) + 1)])[kind]
-    place = np.full(result.ranks, len(result.stragglers.slowest))
-    for number, straggler in enumerate(result.stragglers.slowest):
-        place[list(straggler.ranks)] = number
-    longer = np.round((kernels - medians) / parts.seconds.sum(axis=1)[owner], 9)  # rounding is no difference
-    order: IntArray = np.lexsort((np.arange(result.ranks), -longer, place))
-    return [int(rank) for rank in order[:count]]

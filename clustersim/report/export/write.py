@@ -21,12 +21,12 @@ import numpy as np
 
 from clustersim.answer import Answer
 from clustersim.errors import OutputError
+from clustersim.files import atomic_file, one_sentence, require_writable, whole_files
 from clustersim.report.export.kineto import PRODUCER, write_kineto
 from clustersim.report.export.perfetto import require_trace, write_perfetto
 from clustersim.report.export.ranks import default_ranks, trace_ranks
 from clustersim.report.export.spans import Export
 from clustersim.report.export.table import columns_of, require_table
-from clustersim.report.files import atomic_file, one_sentence, require_writable, whole_files
 from clustersim.units import Bytes, format_bytes
 
 MOST_BYTES: Final = 2**30

@@ -8,13 +8,13 @@ from typing import Final
 import numpy as np
 
 from clustersim.analysis.parts import PARTS
-from clustersim.analysis.path_pieces import Legs, PathPieces, Piece, path_pieces
+from clustersim.analysis.path_pieces import PathPieces, Piece, path_pieces
 from clustersim.answer import Answer
-from clustersim.arrays import FloatArray, IntArray
+from clustersim.arrays import FloatArray
 from clustersim.report import keys
 from clustersim.report.document import Card, drawn
-from clustersim.report.draw.bars import placed, ticks
-from clustersim.report.figure import Figure, Traces, axis, layout, marker, time_scale
+from clustersim.report.draw.bars import placed, plot, ticks
+from clustersim.report.figure import Figure, Traces, axis, marker, time_scale
 from clustersim.report.theme import PART_LOOKS
 from clustersim.report.wording import CRITICAL_PATH, RowNames, row_names
 from clustersim.units import format_seconds
@@ -55,7 +55,7 @@ def critical_path_card(path: CriticalPath) -> Card:
         "critical_path.html",
         figure=path_figure(path),
         path=path,
-        parts=keys.part_keys(_parts_in_time(path.path.legs)[0]),
+        parts=keys.part_keys(path.path.legs.parts_in_time(_BINS)[0]),
         lines=_lines(path.path.pieces) if len(path.path.pieces) > 1 else (),
         stages=stages if len(stages) > 1 else (),
         whole=parts.sum(axis=0),
@@ -72,18 +72,12 @@ def path_figure(path: CriticalPath) -> Figure:
     scale, word = time_scale(path.path.seconds), path.names.word
     rows = 2 if len(path.names.labels) > 1 else 1
     words = ticks([0, 1][:rows], ["part ", f"{escape(word)} "][:rows], range=[rows - 0.5, -0.5])
-    return Figure(
-        name="critical-path",
-        traces=[*_part_bars(path, scale.size), *(_stage_bars(path, scale.size) if rows > 1 else [])],
-        layout=layout(
-            xaxis=axis(f"time [{scale.unit}]", range=[0, path.path.seconds / scale.size], fixedrange=True),
-            yaxis=axis("", fixedrange=True, showgrid=False, **words),
-            dragmode=False,
-            uniformtext={"mode": "hide", "minsize": 9},
-        ),
-        height=76 + 34 * rows,
-        narrow={"yaxis": {"ticktext": ["part ", f"{escape(word.split()[-1])} "][:rows]}},
-    )
+    x = axis(f"time [{scale.unit}]", range=[0, path.path.seconds / scale.size], fixedrange=True)
+    y = axis("", fixedrange=True, showgrid=False, **words)
+    traces = [*_part_bars(path, scale.size), *(_stage_bars(path, scale.size) if rows > 1 else [])]
+    narrow = {"yaxis": {"ticktext": ["part ", f"{escape(word.split()[-1])} "][:rows]}}
+    plain = {"showlegend": False, "dragmode": False, "uniformtext": {"mode": "hide", "minsize": 9}}
+    return plot("critical-path", traces, x, y, height=76 + 34 * rows, narrow=narrow, **plain)
 
 
 def _stages(path: CriticalPath, parts: FloatArray) -> list[tuple[str, FloatArray]]:
@@ -121,7 +115,7 @@ def _grouped(came: Sequence[_Came], alone: frozenset[int]) -> Iterator[tuple[_Ca
 
 def _part_bars(path: CriticalPath, size: float) -> Traces:
     """A trace for each part that takes most of some leg of the time."""
-    part, start, end = _parts_in_time(path.path.legs)
+    part, start, end = path.path.legs.parts_in_time(_BINS)
     traces = []
     for each in np.unique(part).tolist():
         chosen, name = np.flatnonzero(part == each), PARTS[each].value
@@ -134,34 +128,9 @@ def _part_bars(path: CriticalPath, size: float) -> Traces:
     return traces
 
 
-def _parts_in_time(legs: Legs) -> tuple[IntArray, FloatArray, FloatArray]:
-    """The part that takes most of each of `_BINS` equal times: place, start, end."""
-    present, lasting = np.unique(legs.part), legs.end - legs.start
-    edges = np.linspace(0.0, float(legs.end.max(initial=0.0)), _BINS + 1)
-    knots = np.append(0.0, legs.end)
-    spent = [np.append(0.0, np.cumsum(np.where(legs.part == part, lasting, 0.0))) for part in present]
-    most = present[np.array([np.diff(np.interp(edges, knots, each)) for each in spent]).argmax(axis=0)]
-    return _joined(most, edges)
-
-
-def _stages_in_time(legs: Legs) -> tuple[IntArray, FloatArray, FloatArray]:
-    """The stage of each leg, or of too many of those in the middle of `_MOST_LEGS` equal times: kind, start, end."""
-    if len(legs.kind) <= _MOST_LEGS:
-        return _joined(legs.kind, np.append(legs.start, legs.end[-1:]))
-    edges = np.linspace(0.0, float(legs.end[-1]), _MOST_LEGS + 1)
-    met = np.minimum(np.searchsorted(legs.end, (edges[1:] + edges[:-1]) / 2), len(legs.kind) - 1)
-    return _joined(legs.kind[met], edges)
-
-
-def _joined(values: IntArray, edges: FloatArray) -> tuple[IntArray, FloatArray, FloatArray]:
-    """Values between edges, equal neighbours together: each with its start and its end."""
-    first = np.flatnonzero(np.diff(values, prepend=-1))
-    return values[first], edges[first], np.append(edges[first[1:]], edges[-1:])
-
-
 def _stage_bars(path: CriticalPath, size: float) -> Traces:
     """Which stage the path is on, its number where there is room."""
-    kinds, start, end = _stages_in_time(path.path.legs)
+    kinds, start, end = path.path.legs.kinds_in_time(_MOST_LEGS)
     look = {"color": "@track", "line": {"width": 0.5, "color": "@muted"}}
     return [
         placed(

@@ -9,8 +9,8 @@ from clustersim.analysis.parts import PARTS
 from clustersim.arrays import FloatArray
 from clustersim.report.draw.bars import chart, in_parts
 from clustersim.report.figure import Figure, Scale, Traces, axis, time_scale
-from clustersim.report.keys import signed
 from clustersim.report.theme import PART_LOOKS
+from clustersim.units import format_signed
 
 _LEAST = 1e-3  # of the largest change: what is smaller is not drawn
 
@@ -20,7 +20,7 @@ def part_changes(labels: Sequence[str], changes: FloatArray, scale: Scale) -> Tr
     most = np.abs(changes).max(axis=0, initial=0.0)
     parts = [part for part in PARTS if most[part.place] > _LEAST * most.max()]
     values = changes[:, [part.place for part in parts]]
-    told = [map(signed, column) for column in values.T.tolist()]
+    told = [map(format_signed, column) for column in values.T.tolist()]
     return in_parts(labels, [(part.value, PART_LOOKS[part]) for part in parts], values, scale.size, told)
 
 

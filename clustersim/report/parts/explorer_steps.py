@@ -5,8 +5,8 @@ from html import escape
 from typing import Final
 
 from clustersim.analysis.exploration import Point, Study
-from clustersim.report.draw.bars import Drawn, bar, chart
-from clustersim.report.figure import Figure, axis, layout, legend, time_scale
+from clustersim.report.draw.bars import Drawn, bar, chart, plot
+from clustersim.report.figure import Figure, axis, time_scale
 from clustersim.units import format_bytes, format_number, format_step_time
 
 _LINES: Final = {"weak": ("#0072B2", "circle", "solid"), "strong": ("#D55E00", "square", "dash")}
@@ -34,19 +34,9 @@ def _simulated(study: Study) -> list[Point]:
 
 def _lines(name: str, studies: Sequence[Study], words: str, value: Callable[[Point], float]) -> Figure:
     sizes = sorted({point.gpus for study in studies for point in _simulated(study)})
-    return Figure(
-        name=name,
-        traces=[_line(study, value) for study in studies],
-        layout=layout(
-            showlegend=True,
-            legend=legend(),
-            xaxis=axis("GPUs", type="log", fixedrange=True, tickvals=sizes, ticktext=[f"{size:,}" for size in sizes]),
-            yaxis=axis(words, rangemode="tozero", fixedrange=True),
-            dragmode=False,
-        ),
-        height=300,
-        narrow={"legend": {"font": {"size": 10}}},
-    )
+    x = axis("GPUs", type="log", fixedrange=True, tickvals=sizes, ticktext=[f"{size:,}" for size in sizes])
+    y, narrow = axis(words, rangemode="tozero", fixedrange=True), {"legend": {"font": {"size": 10}}}
+    return plot(name, [_line(study, value) for study in studies], x, y, height=300, narrow=narrow, dragmode=False)
 
 
 def _line(study: Study, value: Callable[[Point], float]) -> Drawn:

@@ -1,7 +1,7 @@
 """What does each stage hold, and when is it most? Peaks of all stages, and one stage over time, with the capacity."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from typing import Final
 
@@ -12,21 +12,16 @@ from clustersim.arrays import FloatArray, IntArray
 from clustersim.assembly import plan_of
 from clustersim.fitting import footprint_of
 from clustersim.memory.footprint import Category as Use
-from clustersim.memory.footprint import Footprint
-from clustersim.memory.ledger import Ledger
 from clustersim.report.document import Card, card, drawn, prose
-from clustersim.report.draw.bars import Drawn, level, note, stacked
-from clustersim.report.figure import Figure, axis, layout, legend, packed, time_scale
+from clustersim.report.draw.bars import Drawn, level, note, plot, stacked
+from clustersim.report.figure import Figure, axis, legend, packed, time_scale
 from clustersim.report.rows import MOST_ROWS, Bars, bars, shown_rows
 from clustersim.report.theme import USE_LOOKS
 from clustersim.report.wording import row_word, stage_name
 from clustersim.units import Bytes, Seconds, format_bytes
-from clustersim.workload.operators import EXPERTS
 
 _GIB: Final = 2.0**30
 _MOST_MOMENTS: Final = 1500
-Weights = tuple[float, Bytes]
-"""Parameters, and bytes of them, their gradients and optimizer states."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,7 +53,7 @@ def memory_cards(result: Answer, several: bool) -> Iterator[Card]:
     yield drawn(
         "peaks.html",
         figure=peak_figure(alike, capacity),
-        experts=[(stage.label, *experts_and_others(footprint, stage.number)) for stage in stages],
+        experts=[(stage.label, *footprint.experts_and_others(stage.number)) for stage in stages],
         mixtures=result.scenario.model.mixtures,
         caption=f"{some} {alike.note('the capacity').strip()}".strip(),
     )
@@ -67,16 +62,7 @@ def memory_cards(result: Answer, several: bool) -> Iterator[Card]:
 def stages_of(result: Answer) -> list[Held]:
     """The ledgers of pipeline ranks: of many some, evenly spaced, and the fullest."""
     shown = sorted({*shown_rows(len(result.ledgers), MOST_ROWS - 1).tolist(), result.fullest})
-    return [_held(number, stage_name(result.scenario, number), result.ledgers[number]) for number in shown]
-
-
-def _held(number: int, label: str, ledger: Ledger) -> Held:
-    """A ledger as a matrix; before its first event no activations are held."""
-    times = np.append(0.0, ledger.times)
-    missing, peak = ledger.peak_activations - np.append(0.0, ledger.activations), ledger.at_peak()
-    less = {Use.ACTIVATIONS: missing, Use.FRAGMENTATION: missing * (ledger.fragmentation - 1)}
-    held = [np.full(len(times), peak.get(use, 0.0)) - less.get(use, 0.0) for use in Use]
-    return Held(number, label, times, np.array(held))
+    return [Held(each, stage_name(result.scenario, each), *result.ledgers[each].over_time()) for each in shown]
 
 
 def peak_figure(alike: Bars, capacity: Bytes) -> Figure:
@@ -87,13 +73,6 @@ def peak_figure(alike: Bars, capacity: Bytes) -> Figure:
         "peaks", alike, uses, axis("memory at the peak [GiB]", range=[0, most * 1.04]), size=_GIB, told=format_bytes,
         shapes=[_capacity_line("x", capacity)],
     )  # fmt: skip
-
-
-def experts_and_others(footprint: Footprint, number: int) -> tuple[Weights, Weights]:
-    """What experts take on a pipeline rank, and all other weights."""
-    weights = footprint.weights(number)
-    others = [each for name, each in weights.items() if name != EXPERTS]
-    return weights.get(EXPERTS, (0.0, 0.0)), (sum(count for count, _ in others), sum(size for _, size in others))
 
 
 def memory_figure(every: list[Held], capacity: Bytes, step_time: Seconds) -> Figure:
@@ -109,32 +88,19 @@ def memory_figure(every: list[Held], capacity: Bytes, step_time: Seconds) -> Fig
     ]
     right = {"xref": "paper", "xanchor": "right", "yanchor": "bottom"}
     words = note(f"capacity {format_bytes(capacity)}", 1, capacity / _GIB, "@alarm", **right)
-    return Figure(
-        name="memory",
-        traces=[],
+    x = axis(f"time [{scale.unit}]", range=[0, step_time / scale.size or 1], minallowed=0)
+    y = axis("memory held [GiB]", range=[0, most * 1.08], fixedrange=True)
+    drawn = {"legend": legend(traceorder="normal"), "shapes": [_capacity_line("y", capacity)], "annotations": [words]}
+    narrow = {"legend": {"font": {"size": 9}}}
+    return replace(
+        plot("memory", [], x, y, height=400, narrow=narrow, hovermode="x unified", **drawn),
         choices=tuple((stage.label, []) for stage in stages),
-        layout=layout(
-            showlegend=True,
-            legend=legend(traceorder="normal"),
-            hovermode="x unified",
-            xaxis=axis(f"time [{scale.unit}]", range=[0, step_time / scale.size or 1], minallowed=0),
-            yaxis=axis("memory held [GiB]", range=[0, most * 1.08], fixedrange=True),
-            shapes=[_capacity_line("y", capacity)],
-            annotations=[words],
-        ),
-        height=400,
-        narrow={"legend": {"font": {"size": 9}}},
         behaviour="memory",
         arrays={
             name: packed(np.concatenate(each).astype(np.float32)) for name, each in (("time", times), ("held", held))
         },
         facts={"moments": list(map(len, times)), "looks": looks, "end": step_time, "size": scale.size, "gib": _GIB},
     )
-
-
-def _packed(columns: list[FloatArray]) -> dict[str, str]:
-    """Those of all stages, one after the other."""
-    return packed(np.concatenate(columns).astype(np.float32))
 
 
 def by_peak(stages: list[Held]) -> list[Held]:

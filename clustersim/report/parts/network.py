@@ -14,8 +14,8 @@ from clustersim.answer import Answer
 from clustersim.arrays import FloatArray
 from clustersim.assembly import library_of
 from clustersim.report.document import Card, drawn
-from clustersim.report.draw.bars import Drawn, note
-from clustersim.report.figure import MUTED, Figure, axis, layout, share_words, time_scale
+from clustersim.report.draw.bars import Drawn, note, plot
+from clustersim.report.figure import MUTED, Figure, axis, share_words, time_scale
 from clustersim.report.keys import axis_name
 from clustersim.report.theme import LISTED_LOOKS
 from clustersim.report.wording import LINK_WORDS
@@ -90,18 +90,12 @@ def utilisation_figure(use: NetworkUse) -> Figure:
         "showscale": True, "colorbar": _scale_of_colours(),
         "hovertemplate": f"<b>%{{y}}</b><br>at %{{x:.4~g}} {scale.unit}: %{{customdata:.1%}} used<extra></extra>",
     }  # fmt: skip
-    return Figure(
-        name="network",
-        traces=[trace],
-        layout=layout(
-            xaxis=axis(f"time [{scale.unit}]", range=[0, use.seconds / scale.size], showgrid=False),
-            yaxis=axis("", fixedrange=True, type="category", ticksuffix=" ", showgrid=False),
-            annotations=[_numbers(label, tier) for label, tier in zip(labels, use.tiers, strict=True)],
-            margin={"l": 8, "r": 170, "t": _SCALE_ROOM, "b": 40},
-        ),
-        height=60 + _SCALE_ROOM + _ROW * len(labels),
-        narrow={"annotations": [], "margin": {"l": 8, "r": 8, "t": _SCALE_ROOM, "b": 40}},
-    )
+    x = axis(f"time [{scale.unit}]", range=[0, use.seconds / scale.size], showgrid=False)
+    y = axis("", fixedrange=True, type="category", ticksuffix=" ", showgrid=False)
+    words = [_numbers(label, tier) for label, tier in zip(labels, use.tiers, strict=True)]
+    margin, height = {"l": 8, "r": 170, "t": _SCALE_ROOM, "b": 40}, 60 + _SCALE_ROOM + _ROW * len(labels)
+    narrow, plain = {"annotations": [], "margin": {**margin, "r": 8}}, {"showlegend": False, "margin": margin}
+    return plot("network", [trace], x, y, height=height, narrow=narrow, annotations=words, **plain)
 
 
 def _rounded(values: FloatArray) -> list[float]:

@@ -17,8 +17,8 @@ from clustersim.answer import Answer
 from clustersim.arrays import FloatArray
 from clustersim.parallel.mesh import SERVED
 from clustersim.report.document import Card, drawn
-from clustersim.report.draw.bars import Drawn, bar, ticks, words_in
-from clustersim.report.figure import MUTED, SURFACE, Figure, axis, layout, legend, marker, time_scale, typed
+from clustersim.report.draw.bars import Drawn, bar, plot, ticks, words_in
+from clustersim.report.figure import MUTED, SURFACE, Figure, axis, legend, marker, time_scale, typed
 from clustersim.report.keys import axis_name, unbroken
 from clustersim.report.rows import Bars, bars, narrow_height
 from clustersim.report.theme import AXIS_LOOKS, Category
@@ -88,23 +88,14 @@ def overlap_figure(stages: StageOverlap) -> Figure:
     each = max(12 * len(axes), min(14 + 12 * len(axes), 1200 // max(1, many)))
     height = 130 + each * many
     rows = ticks(list(range(many)), [escape(label) + "  " for label in shown.labels], range=[many - 0.5, -0.5])
-    return Figure(
-        name="overlap",
-        traces=traces,
-        layout=layout(
-            showlegend=True,
-            legend=legend(traceorder="normal"),
-            xaxis=axis(f"time [{scale.unit}]", range=[0, 1.04 * reach / scale.size or 1], fixedrange=True),
-            yaxis=axis("", fixedrange=True, showgrid=False, **rows),
-            dragmode=False,
-        ),
-        height=height,
-        narrow={
-            "height": narrow_height(height, sum(trace.get("showlegend", True) for trace in traces)),
-            "legend": {"font": {"size": 9}},
-            "yaxis": {"ticktext": [f"{words} " for words in shown.lines]},
-        },
-    )
+    x = axis(f"time [{scale.unit}]", range=[0, 1.04 * reach / scale.size or 1], fixedrange=True)
+    y, named = axis("", fixedrange=True, showgrid=False, **rows), legend(traceorder="normal")
+    narrow = {
+        "height": narrow_height(height, sum(trace.get("showlegend", True) for trace in traces)),
+        "legend": {"font": {"size": 9}},
+        "yaxis": {"ticktext": [f"{words} " for words in shown.lines]},
+    }
+    return plot("overlap", traces, x, y, height=height, narrow=narrow, legend=named, dragmode=False)
 
 
 def _bars(labels: Sequence[str], axes: list[int], kinds: FloatArray, size: float) -> Iterator[Drawn]:

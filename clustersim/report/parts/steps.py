@@ -7,8 +7,8 @@ import numpy as np
 from clustersim.answer import Answer
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.report.document import Card, card
-from clustersim.report.draw.bars import level, note
-from clustersim.report.figure import Figure, axis, layout, time_scale, typed
+from clustersim.report.draw.bars import level, note, plot
+from clustersim.report.figure import Figure, axis, time_scale, typed
 from clustersim.units import Seconds, format_step_time
 
 _NAMES: Mapping[str, str] = {"p50": "median"}
@@ -64,16 +64,7 @@ def steps_figure(every: FloatArray) -> Figure:
     words = note(
         f"mean {format_step_time(mean)}", 1, mean / scale.size, xref="paper", xanchor="right", yanchor="bottom"
     )
-    return Figure(
-        name="steps",
-        traces=[trace],
-        layout=layout(
-            xaxis=axis("step", range=[0.5, len(every) + 0.5], fixedrange=True, tickformat="d", **ticks),
-            yaxis=axis(f"step time [{scale.unit}]", range=ends, fixedrange=True),
-            shapes=[line],
-            annotations=[words],
-            dragmode=False,
-        ),
-        height=220,
-        narrow={"font": {"size": 10}},
-    )
+    x = axis("step", range=[0.5, len(every) + 0.5], fixedrange=True, tickformat="d", **ticks)
+    y = axis(f"step time [{scale.unit}]", range=ends, fixedrange=True)
+    drawn = {"showlegend": False, "shapes": [line], "annotations": [words], "dragmode": False}
+    return plot("steps", [trace], x, y, height=220, narrow={"font": {"size": 10}}, **drawn)

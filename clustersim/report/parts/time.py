@@ -15,7 +15,7 @@ from clustersim.analysis.parts import PARTS
 from clustersim.answer import Answer
 from clustersim.report.document import Card, card, drawn, prose
 from clustersim.report.draw.bars import Drawn, bar, chart, in_lines, stacked
-from clustersim.report.figure import Figure, axis, legend, marker, share_words, time_scale
+from clustersim.report.figure import Figure, axis, marker, share_words, time_scale
 from clustersim.report.keys import part_name
 from clustersim.report.rows import bars
 from clustersim.report.theme import PART_LOOKS, Category
@@ -91,7 +91,7 @@ def waterfall(times: Times) -> Figure:
         "waterfall", [*wide, *paths, end], axis(f"time [{scale.unit}]", range=[0, reach * 1.3 if reach else 1]),
         height=70 + 34 * (len(rows) + 1),
         narrow={"font": {"size": 10}, "xaxis": {"range": [0, reach * 1.9 if reach else 1]}, "yaxis": narrow},
-        showlegend=True, legend=legend(), bargap=0.28,
+        showlegend=True, bargap=0.28,
     )  # fmt: skip
 
 

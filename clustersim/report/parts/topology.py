@@ -14,14 +14,14 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.analysis.network_axes import AxisSpan, Crossing, axis_spans
+from clustersim.analysis.network_axes import AxisSpan, axis_spans
 from clustersim.answer import Answer
 from clustersim.hardware import topology as hardware
 from clustersim.hardware.cluster import Cluster, describe
 from clustersim.hardware.topology import LINK_KINDS, LinkKind
 from clustersim.report.document import Card, document, drawn
-from clustersim.report.draw.bars import Drawn, lines, note, points
-from clustersim.report.figure import MUTED, SURFACE, Figure, Traces, layout, share_words
+from clustersim.report.draw.bars import Drawn, lines, note, plot, points
+from clustersim.report.figure import MUTED, SURFACE, Figure, Traces, share_words
 from clustersim.report.keys import axis_name
 from clustersim.report.placement_words import placement_line
 from clustersim.report.theme import LISTED_LOOKS
@@ -29,13 +29,6 @@ from clustersim.report.wording import LINK_WORDS
 from clustersim.units import format_bandwidth
 
 _NAMES: Final = {"gpu": "GPU", "nvswitch": "NVLink domain", "host": "PCIe root", "nic": "NIC", "switch": "switch"}
-_SWITCHES: Final = ("leaf", "switch", "spine", "core")
-_INSIDE: Final = {
-    LinkKind.NVLINK: ("nvswitch", "gpu"),
-    LinkKind.PCIE: ("host", "nic", "nvswitch", "gpu"),
-    LinkKind.HOST: ("host", "nic", "gpu"),
-}
-"""The tier to which links inside a node lead up: the first of these that there is."""
 _MOST_DRAWN: Final = 36
 _MOST_EXTRA: Final = 2.3  # boxes for each doubling beyond eight
 _BOX: Final = 0.26  # height of a box, in tiers
@@ -102,8 +95,7 @@ def picture(cluster: Cluster, spans: Sequence[AxisSpan] = ()) -> Picture:
         for place, (name, tier) in enumerate(zip(tier_names(tiers), tiers, strict=True))
     )
     lanes = (
-        Lane(span, tuple(level_of(each, tiers) for each in span.crossings), tuple(crossing_words(span)))
-        for span in spans
+        Lane(span, tuple(each.level(tiers) for each in span.crossings), tuple(crossing_words(span))) for span in spans
     )
     return Picture(f"{cluster.name}: {size_words(cluster)}", rows, tuple(lanes))
 
@@ -129,15 +121,6 @@ def tier_names(tiers: Sequence[hardware.Tier]) -> list[str]:
         f"{name} {kinds[: place + 1].count(kind)}" if kinds.count(kind) > 1 else name
         for place, (kind, name) in enumerate(zip(kinds, names, strict=True))
     ]
-
-
-def level_of(crossing: Crossing, tiers: Sequence[hardware.Tier]) -> int:
-    """The tier to which links lead up, counted from the GPUs as 0."""
-    kinds = [tier.kind for tier in tiers]
-    if crossing.climb == 0:
-        return kinds.index(next(each for each in _INSIDE[crossing.kind] if each in kinds))
-    switches = [place for place, each in enumerate(kinds) if each in _SWITCHES] or [len(kinds) - 1]
-    return switches[min(crossing.climb, len(switches)) - 1]
 
 
 def crossing_words(span: AxisSpan) -> list[str]:
@@ -198,19 +181,12 @@ def topology_figure(picture: Picture) -> Figure:
     wide, short = (
         [each for place, lane in enumerate(lanes) for each in _labels(place, lane, more=more)] for more in (True, False)
     )
-    return Figure(
-        name="topology",
-        traces=traces,
-        layout=layout(
-            xaxis={"range": [-0.02, 1.02 + _LANE * (len(lanes) + 0.3)], "visible": False, "fixedrange": True},
-            yaxis={"range": [-0.45, len(tiers) - 0.8 + 0.25 * bool(lanes)], "visible": False, "fixedrange": True},
-            annotations=words + wide,
-            dragmode=False,
-            margin={"l": 4, "r": 4, "t": 4, "b": 4},
-        ),
-        height=_TIER_PIXELS * len(tiers) + 40,
-        narrow={"annotations": words + short},
-    )
+    hidden = {"visible": False, "fixedrange": True}
+    x = {"range": [-0.02, 1.02 + _LANE * (len(lanes) + 0.3)], **hidden}
+    y = {"range": [-0.45, len(tiers) - 0.8 + 0.25 * bool(lanes)], **hidden}
+    height, narrow = _TIER_PIXELS * len(tiers) + 40, {"annotations": words + short}
+    plain = {"showlegend": False, "dragmode": False, "margin": {"l": 4, "r": 4, "t": 4, "b": 4}}
+    return plot("topology", traces, x, y, height=height, narrow=narrow, annotations=words + wide, **plain)
 
 
 def boxes_of(count: int) -> int:

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.analysis.stragglers import LEAST, Straggler, Waits
+from clustersim.analysis.stragglers import LEAST, Straggler
 from clustersim.answer import Answer
 from clustersim.arrays import IntArray
 from clustersim.hardware.disturbance import in_ranges
@@ -21,7 +21,7 @@ from clustersim.report.figure import Figure, Traces, axis, short_labels, time_sc
 from clustersim.report.rows import shown_rows
 from clustersim.report.times import ROUNDING
 from clustersim.report.wording import RowNames, disturbed_line, row_names
-from clustersim.units import Seconds, format_seconds
+from clustersim.units import format_seconds
 
 SHARED_DELAY: Final = "A slow way delays all members of the groups that use it: the slowest rank stands first."
 _VISIBLE: Final = 1e-3  # of the step: the least difference of waiting that is shown
@@ -30,13 +30,13 @@ _LONGER: Final = f"{100 * LEAST:g} %"
 
 def is_told(result: Answer) -> bool:
     """Whether there is anything to say: something is disturbed, or ranks of one pipeline rank wait differently."""
-    differ = spread(result.waits) >= _VISIBLE * result.step_time
+    differ = result.waits.spread >= _VISIBLE * result.step_time
     return bool(disturbed_line(result.scenario) or result.stragglers.ranks or differ)
 
 
 def waiting_card(result: Answer) -> Card:
     """Who waits for whom; a sentence where nobody in particular."""
-    differ = spread(result.waits) >= ROUNDING * result.step_time
+    differ = result.waits.spread >= ROUNDING * result.step_time
     return drawn(
         "waiting.html",
         figure=waiting_figure(result) if differ else None,
@@ -47,11 +47,6 @@ def waiting_card(result: Answer) -> Card:
         slow=slow,
         shared=SHARED_DELAY,
     )
-
-
-def spread(waits: Waits) -> Seconds:
-    """By how much ranks of one pipeline rank differ at most."""
-    return float((waits.most - waits.least).max(initial=0.0))
 
 
 def nobody_slow(result: Answer) -> str:
@@ -76,8 +71,8 @@ def waiting_figure(result: Answer) -> Figure:
     """For every pipeline rank by how much its ranks wait longer than the one that waits least, and stragglers."""
     names = names_of(result)
     shown = shown_rows(len(names.labels))
-    scale = time_scale(spread(result.waits))
-    longest = spread(result.waits) / scale.size
+    scale = time_scale(result.waits.spread)
+    longest = result.waits.spread / scale.size
     return chart(
         "waiting",
         [*_waits(result, shown, scale.size), *_stragglers(result, shown, scale.size)],

@@ -12,7 +12,7 @@ from clustersim.report import keys
 from clustersim.report.document import Card, drawn
 from clustersim.report.draw.bars import bar, chart, in_lines, reach
 from clustersim.report.figure import SURFACE, Figure, axis, time_scale, typed
-from clustersim.units import format_bytes, format_step_time
+from clustersim.units import format_bytes, format_signed, format_step_time
 
 _PERCENT: Final = 5e-5  # of the step: what is less is shown as no change
 _ROOM, _NARROW_ROOM = 0.25, 0.9  # of the longest bar: beside it, for its words
@@ -75,7 +75,7 @@ def _bar_words(outcome: Outcome) -> str:
 def _hover(outcome: Outcome) -> str:
     more = "" if outcome.tokens == 1.0 else f" with {outcome.tokens:g} times the tokens"
     return (
-        f"step {format_step_time(outcome.step_time)} ({keys.signed(outcome.delta)}){more}<br>"
+        f"step {format_step_time(outcome.step_time)} ({format_signed(outcome.delta)}){more}<br>"
         f"tokens/s per GPU {outcome.faster:+.2%}<br>{format_bytes(outcome.peak_memory)} on the fullest GPU: "
         f"{'fits' if outcome.fits else 'does not fit'}"
     )

@@ -1,5 +1,6 @@
 """What does the terminal say of a run over weeks? How long it takes, where its time goes, and what would help."""
 
+from math import isinf
 from typing import TYPE_CHECKING, Final
 
 from clustersim.analysis.goodput import DAY, Goodput
@@ -11,16 +12,16 @@ if TYPE_CHECKING:
     from rich.console import Group, RenderableType
 
 LOSSES: Final = {
-    "checkpoints": "checkpoints",
-    "lost_work": "work that was lost",
-    "detection": "until failures were noticed",
-    "restart": "restarts",
-    "waiting": "waiting for nodes",
-    "maintenance": "maintenance",
-    "degraded": "running slower than healthy",
-    "spares": "spare nodes",
+    "checkpoints": ("checkpoints", "#E69F00"),
+    "lost_work": ("work that was lost", "#D55E00"),
+    "detection": ("until failures were noticed", "#CC79A7"),
+    "restart": ("restarts", "#AA3377"),
+    "waiting": ("waiting for nodes", "#6B7280"),
+    "maintenance": ("maintenance", "#8D96A0"),
+    "degraded": ("running slower than healthy", "#F0E442"),
+    "spares": ("spare nodes", "#BFC6CD"),
 }
-"""What a loss is called."""
+"""What a loss is called, and its colour."""
 _MOST: Final = 8  # kinds of failures that are listed
 _LEAST: Final = 5e-5  # of the time: what is less is not told
 
@@ -46,8 +47,11 @@ def money_words(found: Goodput) -> str:
 
 def facts(found: Goodput) -> list[tuple[str, str, str]]:
     """Name, value and meaning of what is told first."""
-    mttf, energy = found.mttf, found.energy
-    every = found.checkpoint
+    mttf, energy, every = found.mttf, found.energy, found.checkpoint
+    formulas = f"Young {format_seconds(every.young)}, Daly {format_seconds(every.daly)}"
+    drain = f", is stored {format_seconds(every.drain)} later" if every.drain else ""
+    written = f"blocks steps for {format_seconds(every.block)}{drain}, is loaded in {format_seconds(every.load)}"
+    nodes = found.nodes + found.spare_nodes
     rows = [
         ("goodput", f"{found.goodput:.1%}", "of the time the job does, at full speed, work that counts"),
         ("ETTR", f"{found.ettr:.1%}", "of the time steps that count run, slower ones too"),
@@ -57,41 +61,23 @@ def facts(found: Goodput) -> list[tuple[str, str, str]]:
             "never" if mttf is None else format_seconds(mttf),
             f"{found.interruptions:,.0f} unplanned ends, {sum(found.failures.values()):,.0f} failures",
         ),
-        ("checkpoint every", format_seconds(every.interval), _formulas(found)),
-        ("a checkpoint", format_bytes(every.size), _written(found)),
-        (
-            "spare nodes",
-            f"{found.spare_nodes:,}",
-            f"of {found.nodes + found.spare_nodes:,}; goodput of all {found.paid:.1%}",
-        ),
+        ("checkpoint every", format_seconds(every.interval), "nothing breaks" if isinf(every.young) else formulas),
+        ("a checkpoint", format_bytes(every.size), written),
+        ("spare nodes", f"{found.spare_nodes:,}", f"of {nodes:,}; goodput of all {found.paid:.1%}"),
     ]
-    unknown = "; ".join(found.missing)
     if found.cost is not None:
         rows.append(("cost", money_words(found), "of all GPUs, spares too: the median, and eight of ten runs"))
     if energy is not None:
         rows.append(("energy", format_energy(energy), "GPUs, nodes and facility, up and down"))
-    if unknown:
-        rows.append(("not known", "", unknown))
+    if found.missing:
+        rows.append(("not known", "", "; ".join(found.missing)))
     return rows
-
-
-def _formulas(found: Goodput) -> str:
-    every = found.checkpoint
-    if every.young == float("inf"):
-        return "nothing breaks"
-    return f"Young {format_seconds(every.young)}, Daly {format_seconds(every.daly)}"
-
-
-def _written(found: Goodput) -> str:
-    every = found.checkpoint
-    drain = f", is stored {format_seconds(every.drain)} later" if every.drain else ""
-    return f"blocks steps for {format_seconds(every.block)}{drain}, is loaded in {format_seconds(every.load)}"
 
 
 def losses(found: Goodput) -> list[tuple[str, Seconds, float]]:
     """What time goes into, with seconds of a run and their part of its wall time; what is nothing is left out."""
     wall = found.mean([run.wall for run in found.runs])
-    each = ((LOSSES[name], seconds, seconds / wall) for name, seconds in found.loss.items())
+    each = ((name, seconds, seconds / wall) for name, seconds in found.loss.items())
     return [row for row in each if row[2] >= _LEAST]
 
 
@@ -102,10 +88,10 @@ def render_goodput(found: Goodput) -> "Group":
     shown: list[RenderableType] = [] if found.complete else [text("stopped before the last run", "yellow")]
     shown += [text(headline(found), "bold"), text(subject(found), "dim"), text("")]
     shown += [grid(("", "", ""), facts(found), right=(1,)), text("")]
-    rows = [(words, format_seconds(seconds), f"{part:.1%}") for words, seconds, part in losses(found)]
-    work = found.mean([run.work for run in found.runs])
-    rows = [("work that counts", format_seconds(work), f"{found.goodput:.1%}"), *rows]
-    shown += [grid(("a run's time goes into", "", "of its time"), rows, right=(1, 2)), text("")]
+    work = "work that counts", found.mean([run.work for run in found.runs]), found.goodput
+    rows = [work, *((LOSSES[name][0], seconds, part) for name, seconds, part in losses(found))]
+    told = [(words, format_seconds(seconds), f"{part:.1%}") for words, seconds, part in rows]
+    shown += [grid(("a run's time goes into", "", "of its time"), told, right=(1, 2)), text("")]
     broken = [(name, f"{many:,.1f}") for name, many in found.failures.items()]
     shown += [grid(("what breaks", "in a run"), broken[:_MOST], right=(1,))]
     if len(broken) > _MOST:

@@ -3,11 +3,10 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
+from clustersim.analysis.profile_difference import ProfileDifference
 from clustersim.analysis.profiled import SPAN_KINDS, SPAN_PARTS
 from clustersim.arrays import FloatArray
-from clustersim.report.keys import signed
 from clustersim.report.printed.grid import grid, text
-from clustersim.report.profile_difference import ProfileDifference, profile_headline
 from clustersim.report.rows import shown_rows
 from clustersim.units import Seconds, format_bytes, format_seconds, format_step_time
 
@@ -38,18 +37,27 @@ def render_profile(difference: ProfileDifference) -> "Group":
     return Group(*shown)
 
 
+def profile_headline(difference: ProfileDifference) -> str:
+    """The answer in a sentence."""
+    measured, predicted = difference.step_times
+    words = f"measured {format_step_time(measured)}, predicted {format_step_time(predicted)}"
+    if not difference.visible(predicted - measured):
+        return f"{words}: the same"
+    return f"{words}: {predicted / measured - 1.0:+.1%}"
+
+
 def _parts(difference: ProfileDifference) -> "Rows":
     for part, pair in zip(SPAN_PARTS, difference.parts.T.tolist(), strict=True):
         yield from _part(difference, part.value, *pair)
     measured, predicted = difference.step_times
     times = format_step_time(measured), format_step_time(predicted)
-    yield [text(each, "bold") for each in ("step", *times, _longer(difference, predicted - measured))]
+    yield [text(each, "bold") for each in ("step", *times, difference.words(predicted - measured))]
     yield from _part(difference, "hidden communication", *(each.hidden for each in difference.steps))
 
 
 def _part(difference: ProfileDifference, name: str, first: Seconds, second: Seconds) -> "Rows":
     if difference.visible(first) or difference.visible(second):
-        yield name, _time(first), _time(second), _longer(difference, second - first)
+        yield name, _time(first), _time(second), difference.words(second - first)
 
 
 def _kinds(difference: ProfileDifference) -> "Rows":
@@ -67,7 +75,7 @@ def _cells(difference: ProfileDifference, pair: FloatArray) -> "Iterator[str]":
     """How many there are, how long they take, and how much longer in B."""
     yield from map(_count, pair[:, 0].tolist())
     yield from map(_time, pair[:, 1].tolist())
-    yield _longer(difference, float(pair[1, 1] - pair[0, 1]))
+    yield difference.words(float(pair[1, 1] - pair[0, 1]))
 
 
 def _collectives(difference: ProfileDifference) -> "Rows":
@@ -89,7 +97,7 @@ def _ranks(difference: ProfileDifference) -> "Rows":
     for place in shown_rows(len(ranks), _MOST_RANKS).tolist() if len(ranks) > 1 else ():
         rank, parts = ranks[place]
         more = (parts[1] - parts[0]).tolist()
-        yield str(rank), *(_longer(difference, each) for each in (*more, sum(more)))
+        yield str(rank), *(difference.words(each) for each in (*more, sum(more)))
 
 
 def _time(seconds: Seconds) -> str:
@@ -101,20 +109,12 @@ def _count(many: float) -> str:
     return "" if many == 0 else f"{many:,.0f}" if many == round(many) else f"{many:,.1f}"
 
 
-def _longer(difference: ProfileDifference, seconds: Seconds) -> str:
-    return signed(seconds) if difference.visible(seconds) else "0 s"
-
-
 _TIMES: Final = ("A", "B", "longer by")
 _MANY: Final = ("", "number", "number", *_TIMES)
 _TABLES: Final[Sequence[tuple[str, Sequence[str], "Callable[[ProfileDifference], Rows]"]]] = (
     ("where the step goes, the mean over these ranks", ("", *_TIMES), _parts),
     ("kernels, all streams together", _MANY, _kinds),
-    (
-        "collectives by name and ranks",
-        ("", "ranks", "number", "number", "payload", "payload", "A", "B"),
-        _collectives,
-    ),
+    ("collectives by name and ranks", ("", "ranks", *2 * ("number",), *2 * ("payload",), "A", "B"), _collectives),
     ("matrix products that take longest", _MANY, _products),
     ("streams", ("", "stream", "compute", "communication", "copies", "idle"), _streams),
     ("by how much longer in B, rank by rank", ("rank", *(part.value for part in SPAN_PARTS), "step"), _ranks),

@@ -1,7 +1,7 @@
 """What does the terminal say? The step time first, then the figures that people compare, then where the time goes."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from clustersim.analysis.utilization import bubble_fraction, exposed_fraction
@@ -11,7 +11,7 @@ from clustersim.report.parts.steps import spread_words
 from clustersim.report.parts.verdict import provenance_of
 from clustersim.report.parts.waiting import is_told, names_of, nobody_slow, slowness, straggler_words
 from clustersim.report.placement_words import placement_line
-from clustersim.report.printed.grid import text
+from clustersim.report.printed.grid import grid, text
 from clustersim.report.rows import shown_ranks
 from clustersim.report.theme import PART_LOOKS
 from clustersim.report.times import Times, times_of
@@ -45,9 +45,10 @@ def render_run(result: "Answer") -> "Group":
     from rich.console import Group
 
     times = times_of(result, shown_ranks(result))
+    numbers = grid(("", "", ""), _rows(result), right=(1,))
     return Group(
-        *_head(result), text(""), _numbers(result), text(""), breakdown_table(times), text(CRITICAL_PATH, "dim"),
-        text(""), *(_stragglers(result) if is_told(result) else ()), *_notes(result),
+        *_head(result), text(""), numbers, text(""), breakdown_table(times), text(CRITICAL_PATH, "dim"), text(""),
+        *(_stragglers(result) if is_told(result) else ()), *_notes(result),
     )  # fmt: skip
 
 
@@ -100,13 +101,6 @@ def _stragglers(result: "Answer") -> "Iterator[Text]":
         yield text(f"{more:,} more ranks are slow, see --json or the page")
 
 
-def _numbers(result: "Answer") -> "Table":
-    table = _grid()
-    for row in _rows(result):
-        table.add_row(*row)
-    return table
-
-
 def _rows(result: "Answer") -> Iterator[tuple[str, str, str]]:
     """Name, value and meaning of what people compare."""
     peak = narrow_peak_words(result.formats)
@@ -152,32 +146,19 @@ def _where(result: "Answer") -> str:
 
 def breakdown_table(times: Times) -> "Table":
     """Where the time goes: seconds of every part, the mean over ranks and on the critical path."""
-    table = _grid(numbers=2)
     most = float(times.step.max(initial=0.0)) or 1.0
-    table.add_row("", *(text(head, "dim") for head in ("mean", "critical path", "share of the mean")))
+    rows: list[Sequence[Text]] = []
     for part in times.present:
         seconds, path = float(times.step[part.place]), float(times.path[part.place])
         bar = text(_bar(seconds / most), PART_LOOKS[part].colour)
         share = text(f"{share_words(seconds / times.whole):>6} ").append_text(bar)
-        table.add_row(text(part.value), format_seconds(seconds), format_seconds(path), share)
-    sums = format_step_time(times.whole), format_step_time(float(times.path.sum()))
-    table.add_row(text("step", "bold"), *(text(each, "bold") for each in sums), "100.0%")
-    return table
+        rows.append((text(part.value), text(format_seconds(seconds)), text(format_seconds(path)), share))
+    sums = "step", format_step_time(times.whole), format_step_time(float(times.path.sum()))
+    rows.append((*(text(each, "bold") for each in sums), text("100.0%")))
+    return grid(("", "mean", "critical path", "share of the mean"), rows, right=(1, 2))
 
 
 def _bar(share: float) -> str:
     """A bar in eighths of a character; empty for less than half of one."""
     whole, eighths = divmod(round(8 * _BAR * share), 8)
     return "█" * whole + " ▏▎▍▌▋▊▉"[eighths].strip()
-
-
-def _grid(numbers: int = 1) -> "Table":
-    """Names, so many columns of numbers, and the rest of the line."""
-    from rich.table import Table
-
-    table = Table.grid(padding=(0, 2))
-    table.add_column()
-    for _ in range(numbers):
-        table.add_column(justify="right", no_wrap=True)
-    table.add_column(overflow="fold")
-    return table

@@ -1,6 +1,6 @@
 """What does the terminal say of a search? The layout to take and why, the best ones, and why the others are not."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Final
@@ -34,21 +34,12 @@ def render_search(found: Found, *, resumable: bool = False) -> "Group":
         return Group(*shown, text("nothing was simulated yet"))
     shown += [*_choice(found), text(""), *_best(found)]
     if len(found.of_jobs) > 1:
-        jobs = [(each.cluster, f"{each.gpus:,}", *_numbers(each, found), short(each)) for each in found.of_jobs]
-        shown += [
-            text(""),
-            text("the best on each", "bold"),
-            _table(("cluster", "GPUs", *_heads(found), "layout"), jobs),
-        ]
+        jobs = (((each.cluster, f"{each.gpus:,}"), each, short(each)) for each in found.of_jobs)
+        shown += [text(""), text("the best on each", "bold"), _table(("cluster", "GPUs"), found, jobs)]
     pruned = [(f"{each.count:,}", why, each.example.partition(": ")[2]) for why, each in found.pruned.items()]
     set_aside = grid(("", "set aside for", "such as"), pruned[:_MOST_REASONS], right=(0,))
     shown += [text(""), *_why(found), *_sure(found), text(""), text(counted(found)), set_aside]
     return Group(*shown)
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> "Table":
-    """Numbers, and in the last column words."""
-    return grid(heads, rows, right=range(len(heads) - 1))
 
 
 def headline(found: Found) -> str:
@@ -69,7 +60,11 @@ def command(found: Found, layout: Layout, file: Path) -> str:
 
 def short(layout: Layout) -> str:
     """What tells a layout from others, in few words; empty of the file's own."""
-    return ", ".join(pair_words(key, value) for key, value in keys_of(layout.overrides).items())
+    return _words(keys_of(layout.overrides))
+
+
+def _words(keys: Mapping[str, str]) -> str:
+    return ", ".join(pair_words(key, value) for key, value in keys.items())
 
 
 def pair_words(key: str, value: str) -> str:
@@ -90,14 +85,8 @@ def bare(value: str) -> str:
     >>> bare("{interleaved: {chunks: 4}}"), bare("{hsdp: {shard: 8}}"), bare("{layers: 2}")
     ('interleaved x 4', 'hsdp over 8', 'layers 2')
     """
-    plain = value.replace("{", "").replace("}", "").replace('"', "")
-    for told, short_one in (
-        ("interleaved: chunks: ", "interleaved x "),
-        (": shard: ", " over "),
-        ("layers: ", "layers "),
-    ):
-        plain = plain.replace(told, short_one)
-    return plain
+    plain = value.translate(str.maketrans("", "", '{}"')).replace("interleaved: chunks: ", "interleaved x ")
+    return plain.replace(": shard: ", " over ").replace("layers: ", "layers ")
 
 
 def keys_of(overrides: Iterable[str]) -> dict[str, str]:
@@ -158,34 +147,32 @@ def run_words(layout: Layout) -> str:
 def _best(found: Found) -> "Iterator[RenderableType]":
     """The best, by the keys in which they differ; the others are said once."""
     keys = [keys_of(each.overrides) for each in found.best]
-    common = {key: value for key, value in keys[0].items() if all(each.get(key) == value for each in keys)}
+    common = dict(each for each in keys[0].items() if all(each in others.items() for others in keys))
     rows = []
     for place, each in enumerate(found.best):
         taken = each is found.choice
         mark = "*" if taken else "=" if each.tied else " "
-        own = ", ".join(pair_words(key, value) for key, value in keys[place].items() if key not in common)
-        rows.append((f"{(found.preferred if taken else place) + 1}{mark}", *_numbers(each, found), own))
+        own = _words({key: value for key, value in keys[place].items() if key not in common})
+        rows.append(((f"{(found.preferred if taken else place) + 1}{mark}",), each, own))
     if found.first is not None:
-        rows.append(("file ", *_numbers(found.first, found), "as it is"))
-    yield _table(("", *_heads(found), "layout"), rows)
-    if every := ", ".join(pair_words(key, value) for key, value in common.items()):
-        yield text(f"all of them: {every}", "dim")
+        rows.append((("file ",), found.first, "as it is"))
+    yield _table(("",), found, rows)
+    if common:
+        yield text(f"all of them: {_words(common)}", "dim")
 
 
-def _heads(found: Found) -> tuple[str, ...]:
-    by = () if found.objective == STEP_TIME else (found.objective,)
-    return ("step", "expected", *by, "MFU", "memory")
+def _numbers(layout: Layout, found: Found) -> dict[str, str]:
+    """What is compared, by its head."""
+    by = {} if found.objective == STEP_TIME else {found.objective: found.score_words(layout.score)}
+    step, memory = format_step_time(layout.step_time), format_bytes(layout.peak_memory)
+    return {"step": step, "expected": band_words(layout), **by, "MFU": f"{layout.mfu:.1%}", "memory": memory}
 
 
-def _numbers(layout: Layout, found: Found) -> tuple[str, ...]:
-    by = () if found.objective == STEP_TIME else (found.score_words(layout.score),)
-    return (
-        format_step_time(layout.step_time),
-        band_words(layout),
-        *by,
-        f"{layout.mfu:.1%}",
-        format_bytes(layout.peak_memory),
-    )
+def _table(before: Sequence[str], found: Found, rows: Iterable[tuple[Sequence[str], Layout, str]]) -> "Table":
+    """Rows of what stands before a layout's numbers, the layout, and its words. before: heads of the first."""
+    heads = (*before, *_numbers(found.choice, found), "layout")
+    cells = [(*first, *_numbers(layout, found).values(), words) for first, layout, words in rows]
+    return grid(heads, cells, right=range(len(heads) - 1))
 
 
 def _why(found: Found) -> "Iterator[Text]":

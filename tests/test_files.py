@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from clustersim.errors import OutputError
-from clustersim.report.files import atomic_file, require_writable, write_text_atomically
+from clustersim.files import atomic_file, require_writable, write_text_atomically
 
 
 def test_text_is_written_as_utf8(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
+from clustersim.analysis.parts import named_parts
 from clustersim.analysis.profiled import SPAN_KINDS, SPAN_PARTS, Moved, ProfiledStep
 from clustersim.arrays import FloatArray
-from clustersim.report.difference import named_parts
-from clustersim.units import Seconds, format_step_time
+from clustersim.units import Seconds, format_signed
 
 _Key = TypeVar("_Key", bound=Hashable)
 _RESOLUTION: Final = 1e-6  # of a step: traces have whole nanoseconds, and a step has thousands of kernels
@@ -81,13 +81,15 @@ class ProfileDifference:
         """Whether it is more than the rounding of traces."""
         return abs(seconds) > _RESOLUTION * max(self.step_times)
 
+    def words(self, seconds: Seconds) -> str:
+        """A difference of times; none where it is only rounding."""
+        return format_signed(seconds) if self.visible(seconds) else "0 s"
+
     def to_json(self) -> dict[str, Any]:
         """Plain data: seconds, bytes; of each number first, second and second minus first."""
         first, second = self.step_times
-        names, communication = (
-            [part.value for part in SPAN_PARTS],
-            [[step.communication, step.hidden] for step in self.steps],
-        )
+        names = [part.value for part in SPAN_PARTS]
+        communication = [[step.communication, step.hidden] for step in self.steps]
         return {
             "first": self._side(0),
             "second": self._side(1),
@@ -121,15 +123,6 @@ class ProfileDifference:
             "streams": streams,
             **({"fits": self.fits} if place else {"profiler_step": step.number}),
         }
-
-
-def profile_headline(difference: ProfileDifference) -> str:
-    """The answer in a sentence."""
-    measured, predicted = difference.step_times
-    words = f"measured {format_step_time(measured)}, predicted {format_step_time(predicted)}"
-    if not difference.visible(predicted - measured):
-        return f"{words}: the same"
-    return f"{words}: {predicted / measured - 1.0:+.1%}"
 
 
 def _paired(first: Mapping[_Key, FloatArray], second: Mapping[_Key, FloatArray]) -> dict[_Key, FloatArray]:
