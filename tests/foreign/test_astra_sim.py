@@ -8,12 +8,15 @@ its last lines.
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -21,6 +24,9 @@ import yaml
 from clustersim.answer import Answer
 from clustersim.cli.exporting_chakra import GROUPS, export_step
 from clustersim.program.task import Collective, Communicate, Compute, Exchange
+from clustersim.scenario import Scenario
+from clustersim.simulation import simulate
+from tests.cli.test_manual import PLAN, ROOT
 from tests.foreign.execution_traces import COLLECTIVE, COMPUTE, Decoded, decode, played
 from tests.foreign.test_chakra import ALONE, CASES, EXPERTS, OFFLOADED, ONE_STAGE
 from tests.report.traced import SMALL, simulated
@@ -176,3 +182,63 @@ def test_its_roofline_takes_the_larger_one_of_flop_and_bytes(tmp_path: Path) -> 
         kernels = [each.attr for each in own if each.type == COMPUTE]
         expected = sum(max(each["num_ops"] / 1e15, each["tensor_size"] / 3e12) for each in kernels)
         assert 0 <= 1e9 * expected - said.computing[rank] <= len(kernels)
+
+
+MANUAL = (ROOT / "docs" / "traces.md").read_text(encoding="utf-8")
+LLAMA = {
+    **SMALL,
+    "cluster": {"name": "dgx-h100", "gpus": 16},
+    "training": {"sequence": 4096, "global_batch": 16, "microbatch": 1, "precision": "bf16"},
+}
+MIXTRAL = {**LLAMA, "model": {"preset": "mixtral-8x22b", "layers": 4}}
+
+
+def ran_as_the_manual_says(folder: Path, nodes: int) -> int:
+    """Cycles that its commands say of `et`, all ranks finished, on so many nodes of 8 GPUs."""
+    (commands,) = re.findall(r"```bash\n(.*?)```", MANUAL, re.DOTALL)
+    (folder / NAME).symlink_to(Path(str(BINARY)).absolute())
+    done = subprocess.run(
+        ["bash", "-euc", commands.replace("[ 8, 4 ]", f"[ 8, {nodes} ]")],
+        cwd=folder,
+        env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    ends = dict(re.findall(r"sys\[(\d+)\] finished, (\d+) cycles", done.stdout))
+    assert ends.keys() == {str(rank) for rank in range(8 * nodes)}
+    return max(map(int, ends.values()))
+
+
+def test_it_runs_what_the_manual_shows(tmp_path: Path) -> None:
+    (command,) = re.findall(r"clustersim (export chakra .*)", MANUAL)
+    words = shlex.split(command)
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(PLAN))
+    overrides = [value for flag, value in pairwise(words) if flag == "--set"]
+    export_step(tmp_path / "plan.yaml", overrides, str(tmp_path / words[-1]))
+    assert ran_as_the_manual_says(tmp_path, nodes=4) > 0
+
+
+@pytest.mark.parametrize(
+    ("plan", "layout", "schedule", "ratio"),
+    [
+        (LLAMA, {"dp": 16, "data": "ddp"}, "1f1b", 1.0),
+        (LLAMA, {"dp": 16, "data": "fsdp"}, "1f1b", 1.0),
+        (LLAMA, {"dp": 16, "data": {"hsdp": {"shard": 8}}}, "1f1b", 1.0),
+        (LLAMA, {"pp": 4, "dp": 4}, "zb-v", 1.0),
+        (LLAMA, {"tp": 8, "pp": 2, "dp": 1}, "1f1b", 1.0),
+        (LLAMA, {"tp": 4, "pp": 2, "dp": 2, "data": "zero1"}, "1f1b", 1.0),
+        (LLAMA, {"tp": 8, "dp": 2, "data": "zero1"}, "1f1b", 1.05),
+        (MIXTRAL, {"dp": 16, "ep": 8, "data": "zero1"}, "1f1b", 1.22),
+    ],
+)
+def test_a_step_differs_as_the_manual_says(
+    plan: dict[str, Any], layout: dict[str, Any], schedule: str, ratio: float, tmp_path: Path
+) -> None:
+    """Network and algorithms are ASTRA-sim's own, so only how near steps are is said."""
+    scenario = tmp_path / "scenario.yaml"
+    scenario.write_text(yaml.safe_dump({**plan, "layout": layout, "schedule": schedule}))
+    export_step(scenario, [], str(tmp_path / "et"))
+    expected = 1e9 * simulate(Scenario.load(scenario, [])).trace.makespan
+    assert ran_as_the_manual_says(tmp_path, nodes=2) == pytest.approx(ratio * expected, rel=0.02)
