@@ -10,8 +10,13 @@ memory.
 Nodes of a stream follow each other, but for receives, whose buffers are posted ahead. A kernel and an exchange that are
 one operation run side by side. Sizes are what each rank puts in, as ASTRA-sim's collectives count them (so of an
 all-gather its own part). What Chakra has no type for is written as what moves as much: exchanges of a dispatcher as
-all-to-all, parts that go round a ring as all-gather. Groups of one rank move nothing and are left out; the others are
-numbered from 1 (0 is ASTRA-sim's word for all ranks).
+all-to-all, parts that go round a ring as all-gather. So is what ASTRA-sim stops at: a reduce as reduce-scatter, a
+scatter or a gather as all-gather, each of whose links carries what that of the one rank does. A broadcast lasts there
+as long as its node says. Groups of one rank move nothing and are left out; the others are numbered from 1 (0 is
+ASTRA-sim's word for all ranks).
+
+Nothing is zero that ASTRA-sim divides by or counts down from: FLOP and bytes of a kernel are at least 1, bytes that are
+sent are rounded up.
 
 References: mlcommons/chakra, schema/protobuf/et_def.proto (0.0.4); astra-sim/astra-sim, astra-sim/workload/Workload.cc
 and astraccl/native_collectives/collective_algorithm/Ring.cc
@@ -22,6 +27,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 from itertools import count
+from math import ceil
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -61,20 +67,21 @@ class NodeType(IntEnum):
     COLLECTIVE = 7
 
 
-_TYPES: Final[Mapping[Collective, int]] = {  # CollectiveCommType
+_ALL_GATHER: Final = 2  # each member begins with its own part
+_TYPES: Final[Mapping[Collective, int]] = {  # CollectiveCommType, those that ASTRA-sim runs
     Collective.ALL_REDUCE: 0,
-    Collective.REDUCE: 1,
-    Collective.ALL_GATHER: 2,
-    Collective.GATHER: 3,
-    Collective.SCATTER: 4,
+    Collective.REDUCE: 7,
+    Collective.ALL_GATHER: _ALL_GATHER,
+    Collective.GATHER: _ALL_GATHER,
+    Collective.SCATTER: _ALL_GATHER,
     Collective.BROADCAST: 5,
     Collective.ALL_TO_ALL: 6,
     Collective.REDUCE_SCATTER: 7,
     Collective.DISPATCH: 6,
     Collective.COMBINE: 6,
-    Collective.SHIFT: 2,
+    Collective.SHIFT: _ALL_GATHER,
 }
-_OWN_PART: Final = (Collective.ALL_GATHER, Collective.GATHER, Collective.SHIFT)  # each member begins with its part
+_OF_ONE: Final = (Collective.REDUCE, Collective.GATHER, Collective.SCATTER)  # one rank has, or gets, all of it
 _HOST: Final = {HostWork.TO_HOST: NodeType.STORE, HostWork.FROM_HOST: NodeType.LOAD, HostWork.ON_HOST: NodeType.COMPUTE}
 _KEPT: Final = 32  # simulated ranks whose nodes are kept: ranks of several classes may come in turn
 _INT32, _INT64, _UINT64, _BOOL, _STRING = 7, 9, 13, 27, 29  # fields of AttributeProto, as ASTRA-sim's readers take them
@@ -112,6 +119,8 @@ class ChakraWriter:
         said = {
             "tokens go to experts and back as all-to-all, whatever passes them on": any(each.routed for each in kinds),
             "parts that go round a ring are written as all-gather": Collective.SHIFT in kinds,
+            "a reduce is written as reduce-scatter, a scatter or a gather as all-gather": not kinds.isdisjoint(_OF_ONE),
+            "broadcasts last as long as here, whatever the network": Collective.BROADCAST in kinds,
             "links that are slow or dead, as the network is ASTRA-sim's own": scenario.disturbances.network
             or bool(scenario.disturbances.passing),
             "what others send on the network": bool(scenario.traffic or scenario.jobs),
@@ -245,8 +254,8 @@ class _Drafts:
     def _kernel(self, own: int, kernel: Kernel, waits: _Ids, lasting: Seconds) -> _Node:
         before = round(1e6 * self.computed)
         self.computed += lasting
-        more = _lasts(round(1e6 * self.computed) - before) + _integer("num_ops", int(kernel.flops))
-        more += _unsigned("tensor_size", int(kernel.bytes))
+        more = _lasts(round(1e6 * self.computed) - before) + _integer("num_ops", max(1, int(kernel.flops)))
+        more += _unsigned("tensor_size", max(1, int(kernel.bytes)))
         return _Node(_node(own, f"{kernel.kind.value} {kernel.name}", NodeType.COMPUTE, waits, more))
 
     def _alone(self, own: int, place: int, waits: _Ids) -> _Node:
@@ -257,7 +266,7 @@ class _Drafts:
                 kind = NodeType.SEND if isinstance(task, Send) else NodeType.RECEIVE
                 tag = _small("comm_tag", self.tags[task.exchange.group, task.tag])
                 lasts = b"" if isinstance(task, Receive) else self._lasts(task.exchange, place=0)
-                more = lasts + _integer("comm_size", int(task.exchange.payload)) + tag
+                more = lasts + _integer("comm_size", ceil(task.exchange.payload)) + tag
                 return _Node(_node(own, f"{task.exchange.name} {task.tag}", kind, waits, more), task)
             case Communicate(HostExchange() as exchange):
                 return self._host(own, place, exchange, waits)
@@ -266,9 +275,9 @@ class _Drafts:
         raise TypeError(f"{task} has no node")
 
     def _exchange(self, own: int, exchange: Exchange, waits: _Ids) -> _Node:
-        payload = exchange.payload / self._members(exchange) if exchange.collective in _OWN_PART else exchange.payload
-        more = self._lasts(exchange) + _integer("comm_type", _TYPES[exchange.collective])
-        more += _integer("comm_size", int(payload))
+        kind = _TYPES[exchange.collective]
+        payload = exchange.payload / self._members(exchange) if kind == _ALL_GATHER else exchange.payload
+        more = self._lasts(exchange) + _integer("comm_type", kind) + _integer("comm_size", ceil(payload))
         return _Node(_node(own, exchange.name, NodeType.COLLECTIVE, waits, more), exchange)
 
     def _lasts(self, exchange: Exchange, place: int | None = None) -> bytes:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from functools import cache
+from math import ceil
 
 import pytest
 
@@ -24,7 +25,10 @@ CASES = {
     "sequence": ("layout.sequence_parallel=true",),
     "context": ("layout.cp=2", "layout.dp=1"),
     "two steps": ("steps=2",),
+    "one process": ("layout={dp: 8, data: data_parallel}",),
+    "framework": ("framework=megatron",),
 }
+PARTS = (Collective.ALL_GATHER, Collective.SHIFT, Collective.SCATTER, Collective.GATHER)
 GPU_PARTS = (Part.COMPUTE, Part.RECOMPUTE, Part.OPTIMIZER, Part.LAUNCH, Part.SLOWED)
 EXPERTS = ("model=mixtral-8x22b", "model.layers=2", "layout={dp: 8, ep: 8}", "training.global_batch=8")
 OFFLOADED = ("layout={dp: 8, data: fsdp}", "training.offload={activations: {layers: 1}, optimizer: 50 %}")
@@ -89,7 +93,7 @@ def test_what_is_sent_is_received(case: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_each_rank_puts_in_is_the_program_s(case: str) -> None:
-    """Of an all-gather its own part, as ASTRA-sim counts it, of all else the whole."""
+    """Of what is written as an all-gather its own part, as ASTRA-sim counts it, of all else the whole; rounded up."""
     result, _, ranks = written(*CASES[case])
     for rank, nodes in enumerate(ranks):
         expected: Counter[int] = Counter()
@@ -98,8 +102,7 @@ def test_what_each_rank_puts_in_is_the_program_s(case: str) -> None:
             outside = (task.exchange,) if isinstance(task, (Communicate, Send)) else ()
             for exchange in (*inside, *outside):
                 size = result.program.groups[exchange.group].members.shape[1]
-                part = exchange.collective in (Collective.ALL_GATHER, Collective.SHIFT)
-                expected[int(exchange.payload / size) if part else int(exchange.payload)] += 1
+                expected[ceil(exchange.payload / size if exchange.collective in PARTS else exchange.payload)] += 1
         assert Counter(node.attr["comm_size"] for node in nodes if node.type in (COLLECTIVE, SEND)) == expected
 
 
@@ -127,19 +130,46 @@ def test_without_what_they_wait_for_they_take_less() -> None:
 
 
 def test_a_kernel_says_its_flop_and_its_bytes() -> None:
+    """ASTRA-sim's roofline takes FLOP / min(bandwidth x FLOP / bytes, peak), of no FLOP 0 / 0, where it stops.
+
+    It should take the larger one of FLOP / peak and bytes / bandwidth of each kernel.
+    """
     result, _, ranks = written()
-    products = [node for node in ranks[0] if node.name.startswith("matmul ")]
-    assert len(products) > 50
-    program = result.program.programs[int(result.program.kind[0])]
-    flops = sum(
-        operation.kernel.flops
-        for task in program.tasks
+    kernels = [
+        operation.kernel
+        for task in result.program.programs[int(result.program.kind[0])].tasks
         if isinstance(task, Compute)
         for operation in task.block.operations
         if operation.kernel is not None
-    )
-    assert sum(node.attr["num_ops"] for node in ranks[0] if node.type == COMPUTE) == pytest.approx(flops, rel=1e-9)
-    assert all(node.attr["tensor_size"] > 0 and node.attr["is_cpu_op"] is False for node in products)
+    ]
+    nodes = [node for node in ranks[0] if node.type == COMPUTE]
+    peak, bandwidth = 1e15, 3e12
+    expected = [max(kernel.flops / peak, kernel.bytes / bandwidth) for kernel in kernels]
+    found = [
+        node.attr["num_ops"] / min(bandwidth * node.attr["num_ops"] / node.attr["tensor_size"], peak) for node in nodes
+    ]
+    assert any(kernel.flops == 0 for kernel in kernels)
+    assert found == pytest.approx(expected, rel=1e-6)
+    assert not any(node.attr["is_cpu_op"] for node in nodes)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_collectives_are_such_as_astra_sim_runs(case: str) -> None:
+    """All-reduce (0), all-gather (2), broadcast (5), all-to-all (6), reduce-scatter (7). Of no bytes, none ends."""
+    for nodes in written(*CASES[case])[2]:
+        assert {node.attr["comm_type"] for node in nodes if node.type == COLLECTIVE} <= {0, 2, 5, 6, 7}
+        assert all(node.attr["comm_size"] > 0 for node in nodes if node.type in (COLLECTIVE, SEND))
+
+
+def test_one_process_scatters_and_gathers_parts_and_reduces_the_whole() -> None:
+    """What goes over each link of a ring is what the one rank sends or gets: n - 1 parts of n."""
+    result, _, ranks = written(*CASES["one process"])
+    collectives = [node for node in ranks[0] if node.type == COLLECTIVE]
+    types = {node.name: (node.attr["comm_type"], node.attr["comm_size"]) for node in collectives}
+    whole = {each.name: each.payload for each in result.program.exchanges}
+    assert types["scatter tokens"] == (2, ceil(whole["scatter tokens"] / 8))
+    assert types["gather logits"] == (2, ceil(whole["gather logits"] / 8))
+    assert types["reduce gradients"] == (7, ceil(whole["reduce gradients"]))
 
 
 def test_what_goes_to_the_host_is_stored_and_loaded() -> None:
@@ -173,6 +203,8 @@ SHARED = ("cost.network=shared", "disturbances.traffic={gpus: [0, 7], bytes: 1 M
         (EXPERTS, []),
         ((*EXPERTS, "layout.dispatcher=deepep"), ["all-to-all"]),
         (CASES["context"], ["all-gather"]),
+        (CASES["one process"], ["reduce-scatter", "broadcasts"]),
+        (CASES["framework"], ["broadcasts"]),
         (("disturbances.nics={gpu: 0, bandwidth: 50 %}",), ["slow or dead"]),
         (SHARED, ["others send"]),
         (("disturbances.slow={gpu: 0, speed: 0.5}",), []),
