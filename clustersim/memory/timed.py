@@ -15,7 +15,7 @@ from clustersim.program.action import Action
 from clustersim.program.program import Program
 from clustersim.program.task import Compute, Stream
 from clustersim.trace.store import Trace
-from clustersim.units import Bytes
+from clustersim.units import Bytes, Seconds
 
 
 def ordered_ledgers(footprint: Footprint, turns: Iterable[Turns]) -> Iterator[Ledger]:
@@ -41,7 +41,8 @@ def _passes(program: Program, trace: Trace, rank: int, microbatches: int) -> lis
     before it has ended, not even by the rounding of times that were added up.
     """
     tasks = program.programs[int(program.kind[rank])].tasks
-    passes: dict[Action, Pass] = {}
+    begun: dict[Action, Seconds] = {}
+    ended: dict[Action, Seconds] = {}
     rows = trace.rows(rank, Stream.COMPUTE)
     columns = (column[rows].tolist() for column in (trace.task, trace.start, trace.end))
     free = 0.0
@@ -50,9 +51,9 @@ def _passes(program: Program, trace: Trace, rank: int, microbatches: int) -> lis
         task = tasks[number]
         if not isinstance(task, Compute) or task.action is None or task.action.microbatch >= microbatches:
             continue
-        begun = passes.get(task.action)
-        passes[task.action] = Pass(task.action, start if begun is None else begun.start, end)
-    return [*passes.values()]
+        begun.setdefault(task.action, start)
+        ended[task.action] = end
+    return [Pass(action, start, ended[action]) for action, start in begun.items()]
 
 
 def capacities(memory: FloatArray, stage: IntArray) -> tuple[Bytes, ...]:

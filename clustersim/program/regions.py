@@ -62,11 +62,14 @@ def _regions(alike: IntArray, offset: int) -> Iterator[Region]:
 
 
 def _candidates(alike: IntArray) -> Iterator[Region]:
+    """The longest stretch of every period."""
     for period in _periods(alike):
         same = np.concatenate(([0], alike[period:] == alike[:-period], [0]))
         edges = np.diff(same)
-        for first, last in zip(np.flatnonzero(edges == 1).tolist(), np.flatnonzero(edges == -1).tolist(), strict=True):
-            yield Region(first, last + period, period)
+        first, last = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
+        if len(first):
+            longest = int(np.argmax(last - first))
+            yield Region(int(first[longest]), int(last[longest]) + period, period)
 
 
 def _periods(alike: IntArray) -> set[int]:
