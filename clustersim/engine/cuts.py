@@ -1,7 +1,7 @@
 """Where is a block cut that is not one event, and what is known of its pieces before they run?
 
-Ranks meet before pieces only. Pieces that a collective beside may slow are single operations. What a piece asks of
-other ranks and of the network is the same whenever the block runs, so it is worked out once.
+Ranks meet before pieces only. What a piece asks of other ranks and of the network is the same whenever the block runs,
+so it is worked out once.
 """
 
 from dataclasses import dataclass, field
@@ -42,9 +42,9 @@ class Cuts:
     def _places(self, block: Block, *, quiet: bool) -> list[int]:
         """Where pieces begin, and the end."""
         places = range(len(block.operations) + 1)
-        if not quiet:
+        if not self.world.coalesce:
             return list(places)
-        told = [self._told(each, quiet=True) for each in block.operations]
+        told = [self._told(each, quiet=quiet) for each in block.operations]
         return [0, *(n for n in places[1:-1] if any(told[n]) or told[n - 1][1]), len(block.operations)]
 
     def _piece(self, block: Block, whole: Paces, begin: int, end: int, *, quiet: bool) -> Piece:

@@ -30,6 +30,7 @@ from clustersim.engine.repeats import NAMES, Repeat
 from clustersim.engine.skipped import Skipped
 from clustersim.engine.stretch import Paces, Stretch
 from clustersim.engine.world import World
+from clustersim.engine.written import Inner
 from clustersim.program.task import BESIDE, Block, Communicate, Compute, Exchange, Send, Stream
 from clustersim.units import Seconds
 
@@ -293,12 +294,15 @@ class Rank:
             return seat.lost
         whole, calm = self._whole(number, block), self._calm(number)
         if self.world.private(self.number, block, calm=calm):
-            slowed = yield from self._work(whole, calm=calm)
-            return Lost(slowed=slowed)
+            stretch = yield from self._work(whole, calm=calm)
+            return Lost() if stretch is None else Lost(slowed=stretch.slowed)
         return (yield from self._in_pieces(block, whole, quiet=calm and self.world.coalesce))
 
     def _in_pieces(self, block: Block, whole: Paces, *, quiet: bool) -> Generator[simpy.Event, Any, Lost]:
-        """Run a block piece by piece, those as one event that share links with nobody; quiet: nothing is beside it."""
+        """Run a block piece by piece; quiet: nothing is beside it, and several may be one event.
+
+        Operations between exchanges that share links, or where others meet, are one piece.
+        """
         pieces, place = self._cuts.of(block, whole, quiet=quiet), 0
         waited = slowed = 0.0
         while place < len(pieces):
@@ -311,13 +315,14 @@ class Rank:
             piece = pieces[place]
             place += 1
             come = self.world.environment.now
-            rendezvous = yield from self._meet(piece.met)
+            rendezvous = None if piece.met is None else (yield from self._meet(piece.met))
             start = self.world.environment.now
             waited += start - come
             if piece.transfer is None:
                 paces = piece.paces or whole.between(piece.begin, piece.end)
-                slowed += yield from self._work(paces, calm=self._calm(self._computing))
-                self._record(piece, whole, start)
+                stretch = yield from self._work(paces, calm=self._calm(self._computing))
+                slowed += 0.0 if stretch is None else stretch.slowed
+                self._record(piece, whole if stretch is None or not stretch.disturbed else stretch.ends(), start)
             else:
                 longer = yield from self._exchange(piece.begin, block, piece.transfer, rendezvous)
                 slowed += longer.kernel
@@ -365,10 +370,10 @@ class Rank:
         """
         return not self._beside and self._idle_until >= number
 
-    def _record(self, piece: Piece, whole: Paces, start: Seconds) -> None:
-        """Write the operations of a piece that has just ended; those of longer pieces were not disturbed."""
+    def _record(self, piece: Piece, ends: Inner, start: Seconds) -> None:
+        """Write the operations of a piece that has just ended."""
         now = self.world.environment.now
-        self.world.recorder.piece((self.number, self._computing, piece.begin), piece.end, (start, now), whole)
+        self.world.recorder.piece((self.number, self._computing, piece.begin), piece.end, (start, now), ends)
 
     def _passage(self, course: Course | None) -> Passage | None:
         """Begin pieces as one event, if nobody is on their links."""
@@ -396,10 +401,8 @@ class Rank:
         longer = now - start - transfer.alone
         return Longer(0.0, longer, longer).felt(now)
 
-    def _meet(self, exchange: Exchange | None) -> Generator[simpy.Event, Any, Rendezvous | None]:
-        """Wait for the other ranks that take part in an exchange, if there is one that some do."""
-        if exchange is None:
-            return None
+    def _meet(self, exchange: Exchange) -> Generator[simpy.Event, Any, Rendezvous]:
+        """Wait for the other ranks that take part in an exchange."""
         rendezvous = self.world.join(self.number, exchange, Stream.COMPUTE)
         yield rendezvous.arrive(-1)
         return rendezvous
@@ -415,7 +418,8 @@ class Rank:
             return self._longer(start, transfer)
         arrived: list[Seconds] = []
         moved.callbacks.append(lambda _: arrived.append(world.environment.now))
-        slowed = yield from self._work(world.paces.kernel(self.number, self._computing, block, place))
+        stretch = yield from self._work(world.paces.kernel(self.number, self._computing, block, place))
+        slowed = 0.0 if stretch is None else stretch.slowed
         kernel = world.environment.now - start
         if not arrived:
             yield moved
@@ -427,15 +431,13 @@ class Rank:
         exposed = max(exposed, -transfer.exposed)  # jitter may have exposed more than the timing says
         return Longer(runs - usual, exposed, moving - both.exchange).felt(world.environment.now)
 
-    def _work(self, paces: Paces, *, calm: bool = False) -> Generator[simpy.Event, Any, Seconds]:
-        """Run operations that nobody else can observe; return by how much collectives beside slowed them."""
+    def _work(self, paces: Paces, *, calm: bool = False) -> Generator[simpy.Event, Any, Stretch | None]:
+        """Run operations that nobody else can observe; return how they went, None where nothing could slow them."""
         environment = self.world.environment
-        alone = paces.alone[-1]
         if calm or paces.equal:
-            yield environment.wait(alone)
-            return 0.0
-        begin = environment.now
+            yield environment.wait(paces.alone[-1])
+            return None
         stretch = self._stretch = Stretch(environment, paces, self._beside)
         yield stretch.done
         self._stretch = None
-        return environment.now - begin - alone if stretch.disturbed else 0.0
+        return stretch

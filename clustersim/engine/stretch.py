@@ -3,7 +3,7 @@
 Operations that nobody else can observe are one event. Where each of them ends is known at every pace: alone, and beside
 a collective of the rank's data stream, which makes kernels take longer, each kind of collective in its own way. When
 the pace changes midway, the operation under way is found by bisection, and as much of it as is done at the one pace is
-done at the other.
+done at the other. When each operation ended follows from the times of these changes, so no event is needed for it.
 """
 
 from bisect import bisect_right
@@ -23,20 +23,16 @@ from clustersim.units import Seconds
 class Paces:
     """Ends of operations from the stretch's start, at each pace, each from 0 on: [paces][operations + 1].
 
-    Pace 0 is alone; one at which nothing is slowed is the same list.
+    Pace 0 is alone; one at which nothing is slowed is the same list. equal: no collective beside changes anything.
     """
 
     ends: tuple[list[Seconds], ...]
+    alone: list[Seconds] = field(init=False)
+    equal: bool = field(init=False)
 
-    @property
-    def alone(self) -> list[Seconds]:
-        """Ends of operations beside which nothing is."""
-        return self.ends[0]
-
-    @property
-    def equal(self) -> bool:
-        """Whether no collective beside changes anything."""
-        return all(each is self.alone for each in self.ends)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "alone", self.ends[0])
+        object.__setattr__(self, "equal", all(each is self.alone for each in self.ends))
 
     def reached(self, first: FloatArray, begin: int, until: int) -> FloatArray:
         """When operations beside which nothing is begin, and the last one ends: [runs, until - begin + 1].
@@ -48,9 +44,9 @@ class Paces:
         return reached
 
     def between(self, begin: int, end: int) -> "Paces":
-        """Some operations of the stretch, as one."""
-        alone = [0.0, self.alone[end] - self.alone[begin]]
-        return Paces(tuple(alone if each is self.alone else [0.0, each[end] - each[begin]] for each in self.ends))
+        """Some operations of the stretch."""
+        alone = _between(self.alone, begin, end)
+        return Paces(tuple(alone if each is self.alone else _between(each, begin, end) for each in self.ends))
 
 
 def paces(kernels: FloatArray, rest: FloatArray, slowing: FloatArray) -> Paces:
@@ -68,6 +64,34 @@ def _ends(durations: FloatArray) -> list[Seconds]:
     return ends
 
 
+def _between(ends: Sequence[Seconds], begin: int, end: int) -> list[Seconds]:
+    return [each - ends[begin] for each in ends[begin : end + 1]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Disturbed:
+    """When operations ended whose pace changed (an `engine.written.Inner`), worked out if somebody asks.
+
+    spans: since when, in seconds from the first one's begin, they went on at which pace, from which place in its ends.
+    """
+
+    paces: Paces
+    spans: tuple[tuple[Seconds, int, Seconds], ...]
+
+    def reached(self, first: FloatArray, begin: int, until: int) -> FloatArray:
+        """See `Inner`; `begin` is the first of all operations, `until` behind the last.
+
+        Gone on from place a at time s, at a pace at which an operation ends at e, it ends at s + e - a, if the pace did
+        not change before.
+        """
+        ends = np.zeros(len(self.paces.alone))
+        for since, pace, at in self.spans:
+            later = since + (np.array(self.paces.ends[pace]) - at)
+            ends = np.where(later >= since, later, ends) if since else later
+        reached: FloatArray = first[:, None] + ends[: until - begin + 1]
+        return reached
+
+
 @dataclass(slots=True, eq=False)
 class Stretch:
     """A stretch under way. done: it has ended; beside: its pace now; disturbed: it was ever another than alone."""
@@ -77,15 +101,17 @@ class Stretch:
     beside: int
     done: simpy.Event = field(init=False)
     disturbed: bool = field(init=False)
+    _begun: Seconds = field(init=False)
     _at: Seconds = field(init=False, default=0.0)
     _since: Seconds = field(init=False)
     _due: Seconds = field(init=False)
     _timed: Seconds = field(init=False, default=inf)
     _timer: int = field(init=False, default=0)
+    _before: list[tuple[Seconds, int, Seconds]] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         self.done = simpy.Event(self.environment)
-        self._since = self.environment.now
+        self._begun = self._since = self.environment.now
         self.disturbed = self.beside > 0
         self._go_on()
 
@@ -94,9 +120,20 @@ class Stretch:
         if beside == self.beside or self.done.triggered:
             return
         now, ends = self.environment.now, self.paces.ends
+        self._before.append((self._since, self.beside, self._at))
         self._at = _moved(self._at + (now - self._since), ends[self.beside], ends[beside])
         self._since, self.beside, self.disturbed = now, beside, True
         self._go_on()
+
+    @property
+    def slowed(self) -> Seconds:
+        """By how much the stretch, which ends now, took longer than alone."""
+        return self.environment.now - self._begun - self.paces.alone[-1] if self.disturbed else 0.0
+
+    def ends(self) -> Disturbed:
+        """When its operations ended, all being done."""
+        spans = (*self._before, (self._since, self.beside, self._at))
+        return Disturbed(self.paces, tuple((since - self._begun, pace, at) for since, pace, at in spans))
 
     def _go_on(self) -> None:
         """Be done when this pace leads to the end; a timer that is set for an earlier time will see to it then."""

@@ -144,10 +144,11 @@ def test_where_nothing_is_slowed_the_paces_are_one(operations: list[tuple[float,
     assert end(own, [(0.5, True)]) == sum(sum(each) for each in operations)
 
 
-def test_one_operation_of_a_stretch_has_its_paces() -> None:
+def test_some_operations_of_a_stretch_have_its_paces() -> None:
     own = of((2.0, 0.0), (1.0, 3.0), slowdown=0.5)
     assert own.between(0, 1).ends == ([0.0, 2.0], [0.0, 3.0])
     assert own.between(1, 2).ends == ([0.0, 4.0], [0.0, 4.5])
+    assert own.between(0, 2).ends == own.ends
     assert not own.between(1, 2).equal
 
 
@@ -200,3 +201,21 @@ def test_any_stretch_is_what_walking_through_it_gives(
     slowing = data.draw(parts)
     expected = walked(operations, changes, slowing)
     assert end(slowed(operations, slowing), changes, last=last) == pytest.approx(expected, rel=1e-12)
+
+
+@given(st.lists(PIECES, min_size=1, max_size=5), _changes(), st.data(), st.integers(0, 2))
+def test_operations_of_a_stretch_end_where_walking_through_them_ends(
+    operations: list[tuple[float, float]], changes: list[tuple[float, int]], data: st.DataObject, beside: int
+) -> None:
+    """Each as if it were the last one; all of it begins at 2 s."""
+    slowing = data.draw(hnp.arrays(float, (2, len(operations)), elements=st.sampled_from([0.0, 0.25, 1.0])))
+    own, environment = slowed(operations, slowing), Clock(2.0)
+    stretch = Stretch(environment, own, beside)
+    for when, becomes in changes:
+        environment.at(2.0 + when).callbacks.append(lambda _, becomes=becomes: stretch.change(becomes))
+    environment.happen()
+    every = [(0.0, beside), *changes]
+    expected = [walked(operations[:count], every, slowing) for count in range(len(operations) + 1)]
+    reached = stretch.ends().reached(np.array([2.0, 7.0]), 4, 4 + len(operations))
+    assert reached[0] - 2.0 == pytest.approx(expected, rel=1e-12)
+    assert reached[1] - 7.0 == pytest.approx(expected, rel=1e-12)

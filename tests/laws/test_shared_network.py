@@ -19,11 +19,14 @@ from clustersim.cost.sharing import Alone
 from clustersim.cost.symmetry import alike_shared
 from clustersim.engine import world
 from clustersim.engine.engine import run
+from clustersim.engine.inside import Inside
+from clustersim.engine.stretch import Disturbed
 from clustersim.program.symmetry import unfolded
 from clustersim.program.task import Compute, Stream
 from tests.conftest import examples
 from tests.engine.fake_links import LinkCost
 from tests.engine.network.watched import Watched
+from tests.laws.test_coalescing import equal
 from tests.laws.test_cohorts import machines
 from tests.laws.test_time import check_trace
 from tests.laws.timelines import same
@@ -70,16 +73,21 @@ def linked(draw: st.DrawFn) -> LinkCost:
 @given(linked(), st.data())
 @examples(300)
 def test_folded_is_unfolded_in_any_program_on_any_links(cost: LinkCost, data: st.DataObject) -> None:
-    """With slow ranks and interference, too."""
+    """With slow ranks and interference, too; every operation of a block, too, where several are one event."""
     program, sharing, own = cost.program, cost.sharing, data.draw(machines(cost.unit))
     blocks = BlockCost(program, own, Alone(cost.unit, sharing))
     classes = alike_shared(program, cost.unit, sharing, cost.table, machine=own.of)
     event(f"{program.ranks} ranks in {classes.count} classes")
-    every, _ = run(program, unfolded(program, cost.links), blocks, sharing=sharing, coalesce=False)
-    once, _ = run(program, classes, blocks, sharing=sharing)
+    apart, rest = unfolded(program, cost.links), (blocks, None)
+    every = Inside(program, apart, *rest, *run(program, apart, blocks, sharing=sharing, coalesce=False))
+    once = Inside(program, classes, *rest, *run(program, classes, blocks, sharing=sharing))
     event(f"exchanges inside blocks share links: {bool(sharing.inside)}")
-    same(once, every, relative=1e-9)
-    check_trace(every, program)
+    event(
+        f"of operations between them some are slowed: {any(isinstance(each, Disturbed) for each in once.written.ends)}"
+    )
+    same(once.trace, every.trace, relative=1e-9)
+    check_trace(every.trace, program)
+    equal(once, every, 1e-9 * every.trace.makespan)
 
 
 @given(crowded())
