@@ -9,6 +9,7 @@ A pass of a pair is cut where tokens travel to experts and back, and takes turns
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import groupby
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
@@ -50,6 +51,8 @@ _NAMES: Final = MappingProxyType(
 _COMPUTE: Final = Stream.COMPUTE
 Held = Sequence[tuple[ParameterGroup, int]]
 """Groups of which something has parameters, and how many."""
+Runs = Sequence[tuple[Block, int]]
+"""Blocks one after the other, each so many times in a row."""
 
 
 class Pass(NamedTuple):
@@ -92,7 +95,7 @@ class Lowering:
     _put_off: dict[int, tuple[Operation, ...]] = field(default_factory=dict)
     _sent: tuple[int, ...] = ()
     _wholes: dict[tuple[int, ActionKind, bool], Block] = field(default_factory=dict)
-    _rows: dict[tuple[int, ActionKind, bool], list[Block]] = field(default_factory=dict)
+    _rows: dict[tuple[int, ActionKind, bool], tuple[Block, Runs]] = field(default_factory=dict)
     _gathers: dict[Hashable, tuple[tuple[Exchange, Bytes], ...]] = field(default_factory=dict)
     _reductions: dict[Hashable, tuple[Block | None, tuple[Exchange, ...], Bytes]] = field(default_factory=dict)
 
@@ -154,11 +157,12 @@ class Lowering:
             own = [(id(each), False) for each in units]
             does = [each.operations(run.action.kind) for each in units]
             parts = [run, *[following] * (len(units) - 1)]
-            self._rows[key] = [self._block(*each) for each in zip(parts, own, does, strict=True)]
-        first, *others = self._rows[key]
+            first, *others = [self._block(*each) for each in zip(parts, own, does, strict=True)]
+            self._rows[key] = first, [(block, len([*alike])) for block, alike in groupby(others)]
+        first, runs = self._rows[key]
         self._issue(run, first)
-        for block in others:
-            self._issue(following, block)
+        for block, times in runs:
+            self.computed = self.tasks.repeat(_COMPUTE, Compute(block, (), run.action), times)
         return self.computed or 0
 
     def _apart(self, run: Pass, key: Hashable, operations: Sequence[Operation]) -> int:

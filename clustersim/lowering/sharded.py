@@ -46,7 +46,7 @@ class Sharded:
     def run(self, low: Lowering, run: Pass) -> int:
         """Gather, run and (backward) reduce unit by unit; return the last compute task."""
         units = low.units.of(run.stage)[:: 1 if run.action.kind is ActionKind.FORWARD else -1]
-        wanted = [self._gathers(low, unit, run) for unit in units]
+        wanted = self._wanted(low, units, run)
         reduces = self._reduces(low, run)
         if not (reduces or self._awaited or any(wanted)):
             return low.one_by_one(run, units)
@@ -74,13 +74,15 @@ class Sharded:
     def end(self, low: Lowering, stages: Sequence[Stage], after: int) -> None:
         """Nothing to do: the next step gathers what it needs."""
 
-    def _gathers(self, low: Lowering, unit: Unit, run: Pass) -> bool:
-        """Whether a pass gathers a unit's parameters."""
+    def _wanted(self, low: Lowering, units: Sequence[Unit], run: Pass) -> list[bool]:
+        """Of which units a pass gathers the parameters."""
         kind = run.action.kind
         if run.stage.number in self._kept or kind is ActionKind.WEIGHT_GRADIENT:
-            return False
-        again = self.strategy.reshards(pipelined=low.plan.layout.pipelined) and not unit.head
-        return kind is ActionKind.FORWARD or again
+            return [False] * len(units)
+        if kind is ActionKind.FORWARD:
+            return [True] * len(units)
+        again = self.strategy.reshards(pipelined=low.plan.layout.pipelined)
+        return [again and not unit.head for unit in units]
 
     def _gather(self, low: Lowering, unit: Unit, kind: ActionKind) -> tuple[int, ...]:
         after = () if low.computed is None else (low.computed,)

@@ -28,6 +28,12 @@ class TaskList:
         self._streams.append(stream)
         return number
 
+    def repeat(self, stream: Stream, task: Task, times: int) -> int:
+        """Append a task to a stream so many times; return the last one's number."""
+        self._tasks += [task] * times
+        self._streams += [stream] * times
+        return len(self._tasks) - 1
+
     def turn(self) -> None:
         """Let tasks that run beside these come between what was added so far and what follows."""
         self._turns.append(len(self._tasks))
