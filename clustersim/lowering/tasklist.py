@@ -5,8 +5,9 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, zip_longest
 
+from clustersim.program.action import Action
 from clustersim.program.program import RankProgram
-from clustersim.program.task import Block, Operation, Stream, Task
+from clustersim.program.task import Block, Communicate, Compute, Operation, Stream, Task
 
 
 @dataclass(slots=True)
@@ -33,6 +34,13 @@ class TaskList:
         self._tasks += [task] * times
         self._streams += [stream] * times
         return len(self._tasks) - 1
+
+    def again(self, tasks: range, action: Action) -> int:
+        """Append tasks like some before as another pass, which waits for what is as far before it; return how far."""
+        further = len(self._tasks) - tasks.start
+        self._tasks += [_moved(task, further, action) for task in self._tasks[tasks.start : tasks.stop]]
+        self._streams += self._streams[tasks.start : tasks.stop]
+        return further
 
     def turn(self) -> None:
         """Let tasks that run beside these come between what was added so far and what follows."""
@@ -75,6 +83,19 @@ class TaskList:
     def _in_turns(self, first: int, end: int) -> Iterable[range]:
         cuts = self._turns[bisect_right(self._turns, first) : bisect_left(self._turns, end)]
         return (range(*edges) for edges in pairwise((first, *cuts, end)))
+
+
+def _moved(task: Task, further: int, action: Action) -> Task:
+    """A task of a pass as one of another pass, whose tasks are so much further on."""
+    after = moved(task.after, further)
+    if isinstance(task, Compute):
+        return Compute(task.block, after, action if task.action else None)
+    return Communicate(task.exchange, after) if isinstance(task, Communicate) else replace(task, after=after)
+
+
+def moved(numbers: Sequence[int], further: int) -> tuple[int, ...]:
+    """Numbers of tasks that are so much further on."""
+    return tuple([number + further for number in numbers])
 
 
 @dataclass(slots=True)
