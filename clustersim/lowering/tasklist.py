@@ -100,15 +100,21 @@ def moved(numbers: Sequence[int], further: int) -> tuple[int, ...]:
 
 @dataclass(slots=True)
 class Blocks:
-    """Blocks by what they are: asking twice for the same key gives the same block."""
+    """Blocks by what they are: asking twice for the same key, or for the same operations, gives the same block.
+
+    Operations are told by their identity, as layers share them; blocks keep them.
+    """
 
     _known: dict[Hashable, Block] = field(default_factory=dict)
+    _made: dict[Hashable, Block] = field(default_factory=dict)
 
     def block(self, key: Hashable, name: str, operations: Iterable[Operation], *, takes_turns: bool = False) -> Block:
         """The block of this key, made from the operations the first time."""
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = Block(name, tuple(operations), takes_turns)
+            does = tuple(operations)
+            made = Block(name, does, takes_turns)
+            found = self._known[key] = self._made.setdefault((name, takes_turns, *map(id, does)), made)
         return found
 
 
