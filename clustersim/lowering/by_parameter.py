@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from clustersim.lowering.passes import Lowering, Pass
-from clustersim.lowering.units import Unit
+from clustersim.lowering.units import Unit, in_order
 from clustersim.parallel.data import ByParameter
 from clustersim.parallel.pipeline import Stage
 from clustersim.program.action import ActionKind
@@ -62,7 +62,7 @@ class OneByOne:
 
     def run(self, low: Lowering, run: Pass) -> int:
         """Gather each parameter beside the products of the one before it; return the last compute task."""
-        units = low.units.of(run.stage)[:: 1 if run.action.kind is ActionKind.FORWARD else -1]
+        units = in_order(low.units.of(run.stage), run.action.kind)
         waiting: _Waiting | None = None
         for unit in units:
             for place, piece in enumerate(self._of(unit, run.action.kind)):

@@ -9,13 +9,14 @@ A pass of a pair is cut where tokens travel to experts and back, and takes turns
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import groupby
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
 from clustersim.lowering.offload import HostTasks, pieces
 from clustersim.lowering.tasklist import Blocks, TaskList
 from clustersim.lowering.travel import legs, put_off
-from clustersim.lowering.units import Unit, Units
+from clustersim.lowering.units import Unit, Units, in_order
 from clustersim.parallel.data import GradientSync
 from clustersim.parallel.groups import WAYS
 from clustersim.parallel.parameters import ParameterGroup
@@ -50,6 +51,8 @@ _NAMES: Final = MappingProxyType(
 _COMPUTE: Final = Stream.COMPUTE
 Held = Sequence[tuple[ParameterGroup, int]]
 """Groups of which something has parameters, and how many."""
+Runs = Sequence[tuple[Block, int]]
+"""Blocks one after the other, each so many times in a row."""
 
 
 class Pass(NamedTuple):
@@ -92,7 +95,7 @@ class Lowering:
     _put_off: dict[int, tuple[Operation, ...]] = field(default_factory=dict)
     _sent: tuple[int, ...] = ()
     _wholes: dict[tuple[int, ActionKind, bool], Block] = field(default_factory=dict)
-    _rows: dict[tuple[int, ActionKind, bool], list[Block]] = field(default_factory=dict)
+    _rows: dict[tuple[int, ActionKind, bool], tuple[Block, Runs]] = field(default_factory=dict)
     _gathers: dict[Hashable, tuple[tuple[Exchange, Bytes], ...]] = field(default_factory=dict)
     _reductions: dict[Hashable, tuple[Block | None, tuple[Exchange, ...], Bytes]] = field(default_factory=dict)
 
@@ -112,6 +115,11 @@ class Lowering:
         """Whether nothing of a pass goes to the host, so that no block is cut for it."""
         return self.plan.training.offload == NOTHING
 
+    @property
+    def cuts(self) -> bool:
+        """Whether passes are cut by what goes to the host, or by turns, whatever the strategy."""
+        return self.paired or not self._stays
+
     def compute(self, run: Pass, key: Hashable, operations: Sequence[Operation]) -> int:
         """Add a compute task whose block is shared by all passes with this key; return its number.
 
@@ -130,7 +138,7 @@ class Lowering:
 
     def whole(self, run: Pass) -> int:
         """Add a pass that nothing cuts, in one block; return its last compute task."""
-        if self.paired or not self._stays:
+        if self.cuts:
             return self.compute(run, self.units.shape(run.stage), self.operations(run))
         key = run.stage.number, run.action.kind, bool(run.arriving)
         if key not in self._wholes:
@@ -142,24 +150,24 @@ class Lowering:
         operations = unit.operations(run.action.kind)
         return self.compute(run, (id(unit), bool(copied)), (*copied, *operations) if copied else operations)
 
-    def one_by_one(self, run: Pass, units: Sequence[Unit]) -> int:
-        """Add a pass unit by unit, with nothing between them; return its last compute task."""
-        following = Pass(run.stage, run.action, ())
-        if self.paired or not self._stays:
-            for place, unit in enumerate(units):
-                self.unit(following if place else run, unit)
-            return self.computed or 0
+    def one_by_one(self, run: Pass) -> int:
+        """Add a pass that nothing cuts, unit by unit; return its last compute task."""
         key = run.stage.number, run.action.kind, bool(run.arriving)
         if key not in self._rows:
-            own = [(id(each), False) for each in units]
-            does = [each.operations(run.action.kind) for each in units]
-            parts = [run, *[following] * (len(units) - 1)]
-            self._rows[key] = [self._block(*each) for each in zip(parts, own, does, strict=True)]
-        first, *others = self._rows[key]
-        self._issue(run, first)
-        for block in others:
-            self._issue(following, block)
-        return self.computed or 0
+            self._rows[key] = self._row(run)
+        first, runs = self._rows[key]
+        task = self._issue(run, first)
+        for block, times in runs:
+            task = self.computed = self.tasks.repeat(_COMPUTE, Compute(block, (), run.action), times)
+        return task
+
+    def _row(self, run: Pass) -> tuple[Block, Runs]:
+        """The blocks of a pass's units."""
+        kind, following = run.action.kind, Pass(run.stage, run.action, ())
+        units = in_order(self.units.of(run.stage), kind)
+        parts = zip((run, *[following] * (len(units) - 1)), units, strict=True)
+        first, *others = (self._block(part, (id(unit), False), unit.operations(kind)) for part, unit in parts)
+        return first, [(block, len([*alike])) for block, alike in groupby(others)]
 
     def _apart(self, run: Pass, key: Hashable, operations: Sequence[Operation]) -> int:
         """Add a part of a pass in legs; return the last compute task that was not put off."""

@@ -15,11 +15,13 @@ gradients do not.
 Reference: Zhao et al. 2023, "PyTorch FSDP", sections 3.2 and 3.3.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from clustersim.lowering.passes import Held, Lowering, Pass
-from clustersim.lowering.units import Unit
+from clustersim.lowering.tasklist import moved
+from clustersim.lowering.units import Unit, in_order
 from clustersim.parallel.data import FullyShard, GradientSync, Microbatches
 from clustersim.parallel.pipeline import Stage
 from clustersim.program.action import ActionKind
@@ -27,46 +29,84 @@ from clustersim.program.task import Operation, Work
 from clustersim.workload.streaming import copy
 
 
+class _Made(NamedTuple):
+    """What a pass was lowered to. computed: its last compute task; awaited: reductions that the next unit waits for."""
+
+    tasks: range
+    computed: int
+    reducing: tuple[int, ...]
+    awaited: tuple[int, ...]
+
+
 @dataclass(slots=True)
 class Sharded:
     """Gathers, runs and reduces unit by unit.
 
     _kept: stages whose units were gathered and stay so; _awaited: reductions that the next unit waits for; _copied:
-    copies of units, which passes share.
+    copies of units, which passes share; _made: passes by all that their tasks depend on but the microbatch.
     """
 
     strategy: FullyShard
     _kept: set[int] = field(default_factory=set)
     _awaited: tuple[int, ...] = ()
     _copied: dict[tuple[int, Work], tuple[Operation, ...]] = field(default_factory=dict)
+    _made: dict[Hashable, _Made] = field(default_factory=dict)
 
     def begin(self, low: Lowering, stages: Sequence[Stage]) -> None:
         """Nothing to do: parameters are gathered when they are needed."""
 
     def run(self, low: Lowering, run: Pass) -> int:
         """Gather, run and (backward) reduce unit by unit; return the last compute task."""
-        units = low.units.of(run.stage)[:: 1 if run.action.kind is ActionKind.FORWARD else -1]
-        wanted = [self._gathers(low, unit, run) for unit in units]
-        reduces = self._reduces(low, run)
-        if not (reduces or self._awaited or any(wanted)):
-            return low.one_by_one(run, units)
-        gathers: dict[int, tuple[int, ...]] = {}
+        if low.cuts:
+            self._unit_by_unit(low, run)
+        elif self._awaited or self._gathers(low, run) or self._reduces(low, run):
+            self._as_before(low, run)
+        else:
+            low.one_by_one(run)
+        if self.strategy.keeps(pipelined=low.plan.layout.pipelined):
+            self._kept.add(run.stage.number)
+        return low.computed or 0
+
+    def _as_before(self, low: Lowering, run: Pass) -> None:
+        """Lower a pass as one whose tasks depend on the same, but for where they begin and for the microbatch."""
+        now, action = len(low.tasks), run.action
+        kept, last = action.stage in self._kept, action in low.last
+        computed = None if low.computed is None else low.computed - now
+        key = action.stage, action.kind, kept, last, computed, moved(run.after, -now), moved(self._awaited, -now)
+        if key not in self._made:
+            reduced = len(low.reducing)
+            self._unit_by_unit(low, run)
+            tasks, reducing = range(now, len(low.tasks)), tuple(low.reducing[reduced:])
+            self._made[key] = _Made(tasks, low.computed or 0, reducing, self._awaited)
+        else:
+            self._again(low, run, self._made[key])
+
+    def _unit_by_unit(self, low: Lowering, run: Pass) -> None:
+        """Lower a pass with the gathers and reductions of its units between them."""
+        units, kind = in_order(low.units.of(run.stage), run.action.kind), run.action.kind
+        gathers, reduces = self._gathers(low, run), self._reduces(low, run)
+        wanted = [gathers and (kind is ActionKind.FORWARD or not unit.head) for unit in units]
+        gathered: dict[int, tuple[int, ...]] = {}
         issued = 0
         for place, unit in enumerate(units):
             while issued < min(len(units), place + 1 + self.strategy.ahead):
                 if wanted[issued]:
-                    gathers[issued] = self._gather(low, units[issued], run.action.kind)
+                    gathered[issued] = self._gather(low, units[issued], kind)
                 issued += 1
-            own = (*gathers.get(place, ()), *self._awaited)
+            own = (*gathered.get(place, ()), *self._awaited)
             self._awaited = ()
             part = Pass(run.stage, run.action, (*run.after, *own), run.arriving)
             copied = self._copies(low, unit, run) if wanted[place] else ()
             task = low.unit(part if place == 0 else Pass(run.stage, run.action, own), unit, copied)
             if reduces:
                 self._reduce(low, run, unit, task)
-        if self.strategy.keeps(pipelined=low.plan.layout.pipelined):
-            self._kept.add(run.stage.number)
-        return low.computed or 0
+
+    def _again(self, low: Lowering, run: Pass, made: _Made) -> None:
+        """Lower a pass as one before it was."""
+        further = low.tasks.again(made.tasks, run.action)
+        low.computed = made.computed + further
+        low.reducing += moved(made.reducing, further)
+        self._awaited = moved(made.awaited, further)
 
     def reduce(self, low: Lowering, stages: Sequence[Stage], after: int) -> None:
         """Nothing to do: the backwards have reduced their gradients."""
@@ -74,13 +114,12 @@ class Sharded:
     def end(self, low: Lowering, stages: Sequence[Stage], after: int) -> None:
         """Nothing to do: the next step gathers what it needs."""
 
-    def _gathers(self, low: Lowering, unit: Unit, run: Pass) -> bool:
-        """Whether a pass gathers a unit's parameters."""
+    def _gathers(self, low: Lowering, run: Pass) -> bool:
+        """Whether a pass gathers its units' parameters, backward all but the head's."""
         kind = run.action.kind
         if run.stage.number in self._kept or kind is ActionKind.WEIGHT_GRADIENT:
             return False
-        again = self.strategy.reshards(pipelined=low.plan.layout.pipelined) and not unit.head
-        return kind is ActionKind.FORWARD or again
+        return kind is ActionKind.FORWARD or self.strategy.reshards(pipelined=low.plan.layout.pipelined)
 
     def _gather(self, low: Lowering, unit: Unit, kind: ActionKind) -> tuple[int, ...]:
         after = () if low.computed is None else (low.computed,)

@@ -5,8 +5,9 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, zip_longest
 
+from clustersim.program.action import Action
 from clustersim.program.program import RankProgram
-from clustersim.program.task import Block, Operation, Stream, Task
+from clustersim.program.task import Block, Communicate, Compute, Operation, Stream, Task
 
 
 @dataclass(slots=True)
@@ -27,6 +28,19 @@ class TaskList:
         self._tasks.append(task)
         self._streams.append(stream)
         return number
+
+    def repeat(self, stream: Stream, task: Task, times: int) -> int:
+        """Append a task to a stream so many times; return the last one's number."""
+        self._tasks += [task] * times
+        self._streams += [stream] * times
+        return len(self._tasks) - 1
+
+    def again(self, tasks: range, action: Action) -> int:
+        """Append tasks like some before as another pass, which waits for what is as far before it; return how far."""
+        further = len(self._tasks) - tasks.start
+        self._tasks += [_moved(task, further, action) for task in self._tasks[tasks.start : tasks.stop]]
+        self._streams += self._streams[tasks.start : tasks.stop]
+        return further
 
     def turn(self) -> None:
         """Let tasks that run beside these come between what was added so far and what follows."""
@@ -71,17 +85,36 @@ class TaskList:
         return (range(*edges) for edges in pairwise((first, *cuts, end)))
 
 
+def _moved(task: Task, further: int, action: Action) -> Task:
+    """A task of a pass as one of another pass, whose tasks are so much further on."""
+    after = moved(task.after, further)
+    if isinstance(task, Compute):
+        return Compute(task.block, after, action if task.action else None)
+    return Communicate(task.exchange, after) if isinstance(task, Communicate) else replace(task, after=after)
+
+
+def moved(numbers: Sequence[int], further: int) -> tuple[int, ...]:
+    """Numbers of tasks that are so much further on."""
+    return tuple([number + further for number in numbers])
+
+
 @dataclass(slots=True)
 class Blocks:
-    """Blocks by what they are: asking twice for the same key gives the same block."""
+    """Blocks by what they are: asking twice for the same key, or for the same operations, gives the same block.
+
+    Operations are told by their identity, as layers share them; blocks keep them.
+    """
 
     _known: dict[Hashable, Block] = field(default_factory=dict)
+    _made: dict[Hashable, Block] = field(default_factory=dict)
 
     def block(self, key: Hashable, name: str, operations: Iterable[Operation], *, takes_turns: bool = False) -> Block:
         """The block of this key, made from the operations the first time."""
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = Block(name, tuple(operations), takes_turns)
+            does = tuple(operations)
+            made = Block(name, does, takes_turns)
+            found = self._known[key] = self._made.setdefault((name, takes_turns, *map(id, does)), made)
         return found
 
 

@@ -162,9 +162,13 @@ class Units:
 
 
 def operations_of(units: Sequence[Unit], kind: ActionKind) -> tuple[Operation, ...]:
-    """Operations of a pass through units: forward in model order, backward in reverse."""
-    ordered = units if kind is ActionKind.FORWARD else reversed(units)
-    return tuple(operation for unit in ordered for operation in unit.operations(kind))
+    """Operations of a pass through units, given in model order."""
+    return tuple(operation for unit in in_order(units, kind) for operation in unit.operations(kind))
+
+
+def in_order(units: Sequence[Unit], kind: ActionKind) -> Sequence[Unit]:
+    """Units as a pass runs them: forward in model order, backward in reverse."""
+    return units if kind is ActionKind.FORWARD else units[::-1]
 
 
 def _copied(unit: Unit, size: Bytes) -> Unit:

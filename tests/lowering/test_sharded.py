@@ -7,14 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clustersim.lowering.sharded import Sharded
 from clustersim.parallel.data import FullyShard, Microbatches
 from clustersim.parallel.layout import Layout
 from clustersim.program.program import RankProgram
 from clustersim.program.task import Collective, Communicate, Compute
+from clustersim.schedules.one_f_one_b import OneFOneB
+from clustersim.schedules.schedule import Schedule
+from clustersim.schedules.zero_bubble import ZeroBubble
 from clustersim.workload.training import FullRecompute
 from clustersim.workload.transformer import head_parameters, parameters
 
-from .plans import SMALL, TRAINING, collectives, data_words, lowered, planned
+from .plans import SMALL, TRAINING, collectives, data_words, lowered, planned, told
 
 UNITS = ["embedding", *["layer"] * 4, "head"]
 
@@ -194,3 +198,29 @@ def test_no_sync_reduces_once_without_a_pipeline_and_gathers_always() -> None:
     """FSDP's `no_sync`, `set_requires_gradient_sync(False)`: parameters are still dropped after every pass."""
     words = Counter(data_words(program(FullyShard(reduce=Microbatches.LAST), microbatches=3)))
     assert (words["reduce layer"], words["gather layer"], words["gather head"]) == (4, 3 * 8, 3)
+
+
+ANY = st.builds(
+    FullyShard,
+    prefetch=st.integers(0, 8),
+    reshard_after_forward=st.sampled_from([None, True, False]),
+    copies=st.booleans(),
+    shard=st.sampled_from([None, 2]),
+    reduce=st.sampled_from([None, *Microbatches]),
+    all_reduce=st.sampled_from(Microbatches),
+    waits=st.booleans(),
+)
+ORDERS = st.sampled_from([(1, OneFOneB()), (2, OneFOneB()), (2, ZeroBubble(1)), (3, ZeroBubble(2))])
+
+
+@given(ANY, ORDERS, st.booleans(), st.integers(1, 6))
+def test_a_pass_like_one_before_is_what_it_is_unit_by_unit(
+    data: FullyShard, order: tuple[int, Schedule], overlap: bool, microbatches: int
+) -> None:
+    pp, schedule = order
+    layout = Layout(dp=4, pp=pp, data=data, pipeline_overlap=overlap)
+    plan = planned(layout, replace(TRAINING, global_batch=4 * microbatches))
+    shorter = told(lowered(plan, schedule))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Sharded, "_as_before", Sharded._unit_by_unit)
+        assert shorter == told(lowered(plan, schedule))

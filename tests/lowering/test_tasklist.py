@@ -53,10 +53,15 @@ def test_groups_fill_buckets_of_their_own(marked: list[tuple[str, int]], one: in
         assert all(full[group] >= size for _, full in pieces[:-1] if group in full)
 
 
-def test_blocks_of_one_key_are_one_block() -> None:
-    blocks = Blocks()
-    assert blocks.block("a", "x", []) is blocks.block("a", "x", [])
-    assert blocks.block("a", "x", []) is not blocks.block("b", "x", [])
+def test_blocks_of_one_key_or_of_the_same_operations_are_one_block() -> None:
+    """Operations are the same if they are one object: equal ones may be of layers that differ in something else."""
+    blocks, (first, second) = Blocks(), operations([1, 1])
+    block = blocks.block("a", "x", [first])
+    assert block is blocks.block("a", "x", [second])
+    assert block is blocks.block("b", "x", [first])
+    others = [blocks.block("c", "y", [first]), blocks.block("d", "x", [first], takes_turns=True)]
+    others += [blocks.block("e", "x", [second]), blocks.block("f", "x", [first, first])]
+    assert len({block, *others}) == 5
 
 
 def test_tasks_are_numbered_as_they_are_added() -> None:
