@@ -18,16 +18,14 @@ NF4 is a format that weights are stored in, not one that is computed with (Dettm
 section 3): 4 bits of each, an 8-bit scale of each block of 64, and a 32-bit scale of 256 of these scales.
 """
 
-from enum import Enum
 from typing import Final
 
+from clustersim.enums import IdentityEnum
 from clustersim.units import Bytes
 
 
-class DType(Enum):
+class DType(IdentityEnum):
     """A number format; the value is its name in files."""
-
-    __hash__ = object.__hash__  # members are single objects; that of Enum is a call of Python each time
 
     FP32 = "fp32"
     TF32 = "tf32"

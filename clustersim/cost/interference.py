@@ -8,16 +8,16 @@ what that keeps busy is what there is to take. Assumed: they depend on neither p
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from itertools import product
 from statistics import mean
 from typing import Final, Self
 
+from clustersim.enums import IdentityEnum
 from clustersim.program.task import Collective
 from clustersim.workload.kernels import KernelKind
 
 
-class KernelClass(Enum):
+class KernelClass(IdentityEnum):
     """What a kernel keeps busy."""
 
     COMPUTE = "compute"  # matrix units: products

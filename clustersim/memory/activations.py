@@ -21,10 +21,10 @@ Reference: Korthikanti et al. 2022, sections 4 and 5; Qi et al. 2023 (arXiv:2401
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Final
 
 from clustersim.dtypes import DType
+from clustersim.enums import IdentityEnum
 from clustersim.parallel.data import FullyShard
 from clustersim.parallel.pipeline import Stage
 from clustersim.parallel.plan import Plan, Run
@@ -36,7 +36,7 @@ from clustersim.workload.stack import LayerSpec
 from clustersim.workload.training import Loss, Recompute, SelectiveOperations, SelectiveRecompute
 
 
-class Part(Enum):
+class Part(IdentityEnum):
     """What activations are made of, each of one microbatch on one rank.
 
     OUTPUT: what a stage sends, if it is not released; INPUT: what a layer keeps that is run again as a whole; LAYER:

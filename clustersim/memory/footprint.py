@@ -16,10 +16,10 @@ until the next backward.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Final
 
 from clustersim.dtypes import DType
+from clustersim.enums import IdentityEnum
 from clustersim.memory.activations import Activations
 from clustersim.parallel.data import FullyShard, NaiveDataParallel, Zero2
 from clustersim.parallel.mesh import WEIGHTS
@@ -36,7 +36,7 @@ from clustersim.workload.stack import RoutedMlp
 from clustersim.workload.training import Optimizer
 
 
-class Category(Enum):
+class Category(IdentityEnum):
     """What memory is used for; the value is its name in answers."""
 
     PARAMETERS = "parameters"

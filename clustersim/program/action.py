@@ -7,15 +7,14 @@ may run side by side: a pair, torch's `(0F3;3B1)OVERLAP_F_B`.
 """
 
 from collections.abc import Iterable
-from enum import Enum
 from itertools import chain
 from typing import Final, NamedTuple
 
+from clustersim.enums import IdentityEnum
 
-class ActionKind(Enum):
+
+class ActionKind(IdentityEnum):
     """The value is the letter in the notation."""
-
-    __hash__ = object.__hash__  # members are single objects; that of Enum is a call of Python each time
 
     FORWARD = "F"
     BACKWARD = "B"

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Final
 
 from clustersim.dtypes import DType
+from clustersim.enums import IdentityEnum
 from clustersim.program.action import Action
 from clustersim.state import FieldState
 from clustersim.units import Bytes
@@ -39,7 +40,7 @@ HOST_STREAMS: Final = (Stream.TO_HOST, Stream.HOST, Stream.FROM_HOST)
 """What a rank does with its host."""
 
 
-class Work(Enum):
+class Work(IdentityEnum):
     """Why an operation is done; the breakdown's first question."""
 
     FORWARD = "forward"
@@ -50,8 +51,6 @@ class Work(Enum):
 
 class Collective(Enum):
     """Collective operations. `payload` is nccl-tests' size: the whole (gathered, unreduced) buffer of one rank."""
-
-    __hash__ = object.__hash__  # members are single objects; that of Enum is a call of Python each time
 
     ALL_REDUCE = "all_reduce"
     ALL_GATHER = "all_gather"
@@ -77,7 +76,7 @@ class Collective(Enum):
         return self in (Collective.DISPATCH, Collective.COMBINE)
 
 
-class Dispatcher(Enum):
+class Dispatcher(IdentityEnum):
     """How tokens travel to the ranks of their experts, and back.
 
     ALL_GATHER: every rank of the group gets all tokens, and takes those of its experts; ALL_TO_ALL: a row for each of a

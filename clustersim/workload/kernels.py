@@ -5,17 +5,15 @@ written in device memory, and the shape that a cost model needs to see tile and 
 """
 
 from dataclasses import dataclass, replace
-from enum import Enum
 from typing import Final
 
 from clustersim.dtypes import DType
+from clustersim.enums import IdentityEnum
 from clustersim.units import Bytes, Flop
 
 
-class KernelKind(Enum):
+class KernelKind(IdentityEnum):
     """Families of kernels that one cost model treats alike."""
-
-    __hash__ = object.__hash__  # members are single objects; that of Enum is a call of Python each time
 
     MATMUL = "matmul"
     # Products of the same sizes with matrices of their own (experts): in one kernel, or one by one on several streams.
@@ -52,13 +50,11 @@ GROUPED: Final = frozenset({KernelKind.STREAMED_MATMULS, KernelKind.GROUPED_MATM
 """Products of experts."""
 
 
-class Operands(Enum):
+class Operands(IdentityEnum):
     """How the operands A[m, k] and B[k, n] of a product lie in memory: N row by row, T transposed.
 
     With weights [outputs, inputs], a linear layer's forward is NT, its input gradient NN, its weight gradient TN.
     """
-
-    __hash__ = object.__hash__  # members are single objects; that of Enum is a call of Python each time
 
     NT = "NT"
     NN = "NN"
@@ -124,7 +120,7 @@ class AttentionShape:
         return 2 * (3 * self.head_dim + 2 * self.values) if backward else 2 * (self.head_dim + self.values)
 
 
-class Routine(Enum):
+class Routine(IdentityEnum):
     """What a kernel that streams its operands through memory computes."""
 
     LAYERNORM = "layernorm"

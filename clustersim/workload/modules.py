@@ -21,13 +21,13 @@ multi_latent_attention}.py, transformer/moe/{moe_layer,experts}.py, tensor_paral
 `CheckpointWithoutOutput`); the norms' place, models/gpt/gpt_layer_specs.py.
 """
 
-from enum import Enum
 from typing import NamedTuple
 
+from clustersim.enums import IdentityEnum
 from clustersim.units import Bytes
 
 
-class Module(Enum):
+class Module(IdentityEnum):
     """A part of a layer that can be recomputed; the value is Megatron-LM's name for it."""
 
     LAYERNORM = "layernorm"

@@ -10,8 +10,10 @@ from enum import Enum
 from itertools import groupby
 from math import ceil
 
+from clustersim.enums import IdentityEnum
 
-class Mlp(Enum):
+
+class Mlp(IdentityEnum):
     """GELU has two matrices (so does squared ReLU); SWIGLU has three (gate, up, down; so has gated GELU)."""
 
     GELU = "gelu"
@@ -25,7 +27,7 @@ class QkNorm(Enum):
     WHOLE = "whole"
 
 
-class BlockForm(Enum):
+class BlockForm(IdentityEnum):
     """How a layer's attention and MLP are joined to the residual stream, and where its norms are.
 
     PRE_NORM: one after the other, a norm before each (GPT-2 and after); POST_NORM: a norm after each, before the sum
@@ -146,7 +148,7 @@ class DenseMlp:
     form: Mlp
 
 
-class Scores(Enum):
+class Scores(IdentityEnum):
     """What a router makes of its logits: SOFTMAX over the experts, or each expert's SIGMOID (DeepSeek-V3)."""
 
     SOFTMAX = "softmax"
