@@ -2,7 +2,7 @@
 
 For each task of a stream: wait until the rank's earlier tasks that it names are done, perform it, write its span, tell
 those who wait. A compute task takes its block's time; where other simulated ranks take part in a block's exchanges,
-all of them run it together (`joint`), or operation by operation, so that they can meet inside it. A collective starts
+all of them run it together (`joint`), or piece by piece, so that they can meet inside it. A collective starts
 when its last member has come. A message starts when it is sent (receive buffers are posted ahead) and is done at both
 ends together.
 
@@ -285,7 +285,7 @@ class Rank:
             moving.beside(self.number, 1.0 if block is None else cost.speed(self.number, block, exchange))
 
     def _compute(self, number: int, block: Block) -> Generator[simpy.Event, Any, Lost]:
-        """Run a block as one event, or operation by operation where others meet or share links with it inside."""
+        """Run a block as one event, or piece by piece where others meet or share links with it inside."""
         role = self.world.joint_role(self.number, block)
         if role is not None:
             seat = self._stretch = self.world.joint.come(self.number, number, block, role, beside=self._beside)
