@@ -20,19 +20,11 @@ def look_seldom() -> None:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Do not look for it here, where nothing is left behind that refers to itself: it costs a third of a simulation."""
+    """Do not look for it here: it costs a simulation a third of its time. What there is of it is found right behind."""
     collected = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if collected:
-            _set_aside()
             gc.enable()
-
-
-def _set_aside() -> None:
-    """Let what was made count as old, as if it had been looked through: the collector would begin with all of it."""
-    if not gc.get_freeze_count():  # somebody else's would become collectable
-        gc.freeze()
-        gc.unfreeze()

@@ -71,7 +71,10 @@ class _Here(Executor):
 
 
 def _begin() -> None:
-    """Ctrl-C is for the process that was asked; it ends the others, which end with it where it is killed."""
+    """Begin a process of many tasks.
+
+    Ctrl-C is for the process that was asked; it ends the others, which end with it where it is killed.
+    """
     look_seldom()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Thread(target=_end_with_parent, daemon=True).start()

@@ -502,9 +502,19 @@ def test_a_program_is_lowered_once_for_what_changes_none_of_it() -> None:
         assert assemble(pipeline(change)).program is not assemble(pipeline()).program
 
 
-@pytest.mark.parametrize("asked", [scenario("layout.data=zero1"), pipeline("training.global_batch=64")])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        scenario("layout.data=zero1"),
+        pipeline("training.global_batch=64"),
+        pipeline("disturbances.slow={gpu: 1, speed: 0.5}", "layout.data=fsdp"),
+    ],
+)
 def test_a_simulation_leaves_nothing_for_the_garbage_collector(asked: Scenario) -> None:
-    """What refers to itself would stay until the collector walks all that there is; a pipeline's steps are watched."""
+    """What refers to itself would stay until the collector walks all that there is.
+
+    A pipeline's steps are watched, and beside a slow GPU ranks run blocks together.
+    """
     simulate(asked)
     gc.collect()
     gc.disable()

@@ -8,9 +8,9 @@ that too few cases depend on is not searched. Two more were tried, the bandwidth
 the host's time before a pass: each lowered the error by less than a tenth of a point, and is left out.
 
 Leave one source out: the constants are found again without a source, which they then predict. `--left-out FOLDER`
-writes what every case is then off by, from which `fit-band` finds how wide a band must be: of dense steps in BF16, and
-of mixtures of experts and steps in FP8 and narrower formats, which nothing here is fitted to (`step_unfitted`).
-`--narrow` finds the rates of these formats alone (`step_narrow`).
+writes what every measured case is then off by, from which `fit-band` finds how wide a band must be: of dense steps in
+BF16, and of mixtures of experts and steps in FP8 and narrower formats, which nothing here is fitted to
+(`step_unfitted`). `--narrow` finds the rates of these formats alone (`step_narrow`).
 """
 
 import argparse
@@ -163,7 +163,7 @@ def left_out(table: Sequence[Tabulated], without: Mapping[str, Constants]) -> li
 
 def judged(table: Sequence[Tabulated], found: Constants, without: Mapping[str, Constants]) -> list[SourceQuality]:
     """Each source under the constants, and under constants that have not seen it."""
-    groups = {source: [each for each in table if each.source == source] for source in without}
+    groups = {source: own for source in without if (own := [each for each in table if each.source == source])}
     return [_judge(own, found, without[source]) for source, own in groups.items()]
 
 
@@ -208,7 +208,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--left-out",
         metavar="FOLDER",
-        help="write each case's error, its source left out, a CSV of each kind",
+        help="write the error of each measured case, its source left out, a CSV of each kind",
     )
     parser.add_argument(
         "--narrow", action="store_true", help="rates of FP8 and narrower formats, with all else as it is"
@@ -230,11 +230,12 @@ def command(options: argparse.Namespace) -> None:
             print(f"{len(cases) - len(table)} of {len(cases)} cases cannot be predicted", file=sys.stderr)
         found, without = fit(table), fitted_without(table)
         unfitted = judge_unfitted(published, *_paces(found, without, tabulated(published, pool)), pool)
-    qualities = {STEPS: judged(table, found, without)}
+    measured = {case.text("case_id") for case in published if is_measured(case)}
+    runs = [each for each in table if each.case_id in measured]
+    qualities = {STEPS: judged(runs, found, without)}
     qualities |= {kind: judged_unfitted(steps) for kind, steps in unfitted.items()}
     if options.left_out is not None:
-        measured = {case.text("case_id") for case in published if is_measured(case)}
-        rows = {STEPS: left_out([each for each in table if each.case_id in measured], without)}
+        rows = {STEPS: left_out(runs, without)}
         rows |= {kind: [each.left_out for each in steps] for kind, steps in unfitted.items()}
         for kind, each in rows.items():
             write_left_out(each, left_out_file(kind, Path(options.left_out)))

@@ -1,7 +1,7 @@
 """How do summaries become a page? Their comparisons and qualities, as the plain rows that the report draws."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from clustersim.cli.validate_table import (
@@ -16,10 +16,11 @@ from clustersim.cli.validate_table import (
     quality_cells,
     ranking_cells,
     simulated_lines,
+    simulated_name,
 )
 from clustersim.files import write_text_atomically
 from clustersim.report.validation import Lines, Part, Point, validation_page
-from clustersim.validation.comparison import Band
+from clustersim.validation.comparison import Band, Comparison
 from clustersim.validation.layouts import Ranking
 from clustersim.validation.quality import Inside
 from clustersim.validation.summary import Summary
@@ -36,14 +37,20 @@ def write_page(summaries: Sequence[Summary], title: str, path: str) -> None:
 
 def _part(summary: Summary) -> Part:
     points = tuple(
-        Point(each.case_id, each.source, each.measured, each.predicted, dict(each.factors), _ends(each.band))
-        for each in summary.comparisons
+        Point(each.case_id, source, each.measured, each.predicted, dict(each.factors), _ends(each.band))
+        for source, each in _named(summary)
         if each.predicted is not None and each.error is not None and math.isfinite(each.error)
     )
     unit = _UNITS.get(summary.kind, "s")
     notes = tuple(f"{note[0].upper()}{note[1:]}." for note in coverage_notes(summary))
     title = TITLES[summary.kind].capitalize()
     return Part(title, unit, points, _sources(summary), summary.reasons, notes, _bands(summary.bands))
+
+
+def _named(summary: Summary) -> Iterator[tuple[str, Comparison]]:
+    """All cases, with what their sources are called."""
+    yield from ((each.source, each) for each in summary.comparisons)
+    yield from ((simulated_name(each.source), each) for each in summary.simulated)
 
 
 def _ends(band: Band | None) -> tuple[float, float] | None:

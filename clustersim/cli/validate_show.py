@@ -15,6 +15,7 @@ from clustersim.errors import InputError, nearest, shown
 from clustersim.units import format_seconds, format_step_time
 from clustersim.validation.cases import CannotPredictError, Case
 from clustersim.validation.comparison import Comparison
+from clustersim.validation.settings import is_measured
 from clustersim.validation.summary import finite
 
 if TYPE_CHECKING:
@@ -128,17 +129,19 @@ def _print_step(case: Case, comparison: Comparison, mapping: "dict[str, Any] | N
 def _lines(case: Case, comparison: Comparison, words: Callable[[float], str]) -> Iterator[str]:
     """Measured and predicted, and where the measurement is from."""
     yield f"{comparison.case_id}"
-    yield f"  measured   {words(comparison.measured) if math.isfinite(comparison.measured) else 'not stated'}"
+    word = "measured" if is_measured(case) else "simulated"
+    yield f"  {word:<10} {words(comparison.measured) if math.isfinite(comparison.measured) else 'not stated'}"
     if comparison.predicted is None or comparison.error is None:
         yield f"  skipped    {comparison.skipped}"
     else:
         yield f"  predicted  {words(comparison.predicted)}"
         yield f"  error      {comparison.error:+.1%}"
     if comparison.band is not None:
-        ends = f"{words(comparison.band.low)} to {words(comparison.band.high)}"
-        yield f"  expected   {ends}: measured is {'inside' if comparison.inside else 'outside'}"
+        judged = f": measured is {'inside' if comparison.inside else 'outside'}" if is_measured(case) else ""
+        yield f"  expected   {words(comparison.band.low)} to {words(comparison.band.high)}{judged}"
     which = ("collective", "bytes") if case.text("collective") else ("quantity", "rank")  # of several rows of one case
-    stated = (name for name in (*which, "source", "locator", "quality", "notes") if case.text(name))
+    origin = () if is_measured(case) else ("step_time_origin",)
+    stated = (name for name in (*which, "source", "locator", *origin, "quality", "notes") if case.text(name))
     yield from (f"  {name:<10} {case.text(name)}" for name in stated)
 
 

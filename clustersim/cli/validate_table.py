@@ -62,7 +62,7 @@ def _parts(summary: Summary) -> Iterator[Table | Text]:
     yield from map(Text, coverage_notes(summary))
     yield from _reasons(summary.reasons)
     yield Text()
-    if len(summary.comparisons) <= _MOST_CASES:
+    if len(summary.comparisons) + len(summary.simulated) <= _MOST_CASES:
         yield _cases(summary)
         yield Text()
     for factor, values in summary.factors.items():
@@ -113,10 +113,11 @@ def _cases(summary: Summary) -> Table:
     table = table_of("each case", "case", "measured", "predicted", "error", "")
     table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"
     words = WORDS.get(summary.kind, format_step_time)
-    for each in summary.comparisons:
-        measured = words(each.measured) if math.isfinite(each.measured) else _NOTHING
-        found = (_NOTHING, _NOTHING) if each.error is None else (words(each.predicted or 0.0), f"{each.error:+.1%}")
-        table.add_row(Text(_cut(each.case_id)), measured, *found, Text(each.skipped or "", overflow="fold"))
+    for said, comparisons in (("", summary.comparisons), ("simulated", summary.simulated)):
+        for each in comparisons:
+            measured = words(each.measured) if math.isfinite(each.measured) else _NOTHING
+            found = (_NOTHING, _NOTHING) if each.error is None else (words(each.predicted or 0.0), f"{each.error:+.1%}")
+            table.add_row(Text(_cut(each.case_id)), measured, *found, Text(each.skipped or said, overflow="fold"))
     return table
 
 
@@ -143,7 +144,12 @@ def parts_of(summary: Summary, source: str) -> dict[str, Quality]:
 def simulated_lines(summary: Summary) -> list[tuple[str, tuple[str, ...]]]:
     """What predictions are beside those of other simulators, with the cells below HEADS."""
     found = by_source(summary.simulated)
-    return [(f"not measured: simulated by {source}", quality_cells(quality)) for source, quality in found.items()]
+    return [(simulated_name(source), quality_cells(quality)) for source, quality in found.items()]
+
+
+def simulated_name(source: str) -> str:
+    """What cases of a source are called whose times somebody simulated."""
+    return f"not measured: simulated, {source or 'not stated'}"
 
 
 def quality_cells(quality: Quality) -> tuple[str, ...]:
@@ -187,7 +193,8 @@ def signed(value: float | None) -> str:
 
 def coverage_notes(summary: Summary) -> Iterator[str]:
     """How many cases are predicted of those that should be, and whether runs fit, in sentences."""
-    yield _coverage("coverage", summary.coverage)
+    if summary.comparisons or not summary.simulated:
+        yield _coverage("coverage", summary.coverage)
     for kind, covered in summary.covered.items():
         if covered.expressible:
             yield _coverage(f"coverage of {kind}", covered)

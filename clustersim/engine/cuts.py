@@ -25,7 +25,7 @@ class Cuts:
     _courses: dict[tuple[Block, int], Course | None] = field(default_factory=dict)
 
     def of(self, block: Block, whole: Paces, *, quiet: bool) -> list[Piece]:
-        """The pieces of a block. whole: its paces; quiet: nothing can be beside it, and pieces may be events."""
+        """The pieces of a block. whole: its paces; quiet: nothing can be beside it."""
         known = self._known.get((block, quiet))
         if known is None:
             pieces = pairwise(self._places(block, quiet=quiet))

@@ -78,7 +78,7 @@ class JointRun:
 
     def go_on(self) -> None:
         """Let every member end when it will if nothing changes."""
-        if self._missing:
+        if self._missing or not self._seats:
             return
         if self._outline is None or any(seat.busy for seat in self._seats):
             run = play(self._start, self._pieces, self._busy())
@@ -103,6 +103,8 @@ class JointRun:
         """End the block for a member, unless it is due at another time since this timer was set."""
         if timer == seat.timer:
             seat.done.succeed()
+            if all(each.done.triggered for each in self._seats):
+                self._seats.clear()  # they know the run: only a collector would find what it holds
 
     def _busy(self) -> Busy:
         """Collectives beside the members: [members] of the first of each one, then the second, ..."""

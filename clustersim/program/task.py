@@ -49,7 +49,7 @@ class Work(IdentityEnum):
     OPTIMIZER = "optimizer"
 
 
-class Collective(Enum):
+class Collective(IdentityEnum):
     """Collective operations. `payload` is nccl-tests' size: the whole (gathered, unreduced) buffer of one rank."""
 
     ALL_REDUCE = "all_reduce"

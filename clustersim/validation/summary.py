@@ -125,7 +125,7 @@ class Summary:
     @property
     def reasons(self) -> dict[str, tuple[str, ...]]:
         """Why cases were skipped, with their ids; the reason of most cases first."""
-        skipped = [each for each in self.comparisons if each.skipped is not None]
+        skipped = [each for each in (*self.comparisons, *self.simulated) if each.skipped is not None]
         groups = grouped(skipped, lambda each: _PLACE.sub("", each.skipped or ""))
         found = {reason: tuple(each.case_id for each in group) for reason, group in groups.items()}
         return dict(sorted(found.items(), key=lambda item: -len(item[1])))

@@ -86,6 +86,18 @@ def test_a_part_of_the_shipped_steps_is_chosen_by_id(clustersim: Run) -> None:
     assert [each["case_id"] for each in answer_of(done.stdout)["cases"]] == [KOREA]
 
 
+def test_a_simulated_case_is_not_called_measured(clustersim: Run) -> None:
+    """The table of one node of vTrain is its own prediction."""
+    shown = clustersim("validate", "show", "vtrain-single-1000").stdout
+    assert "  simulated  212.6 ms" in shown
+    assert "  step_time_origin simulated by vTrain" in shown
+    assert "measured" not in shown[shown.rindex("vtrain-single-1000") :]
+    listed = clustersim("validate", "steps", "--only", "vtrain-single-1000").stdout
+    assert "not measured: simulated, vtrain" in " ".join(listed.split())
+    assert "212.6 ms" in listed
+    assert "coverage" not in listed
+
+
 def test_without_a_kind_all_kinds_are_answered(clustersim: Run) -> None:
     done = clustersim("validate", "--only", KOREA, "--json", "-")
     assert done.returncode == 0, done.stderr

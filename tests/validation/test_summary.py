@@ -72,6 +72,8 @@ def test_times_of_another_simulator_are_beside_those_that_were_measured() -> Non
     (beside,) = told["simulated_by_others"].values()
     assert (beside["n"], beside["mape"]) == (1, pytest.approx(0.5))
     assert len(told["simulated_cases"]) == 1
+    skipped = summary_of_steps(cases, [*comparisons[:2], compared(cases[2], None, "no reason")])
+    assert skipped.reasons == {"no reason": ("made-up",)}
     ((name, cells),) = simulated_lines(summary)
     assert "not measured" in name
     assert "50.0%" in cells
