@@ -295,7 +295,7 @@ class Rank:
         whole, calm = self._whole(number, block), self._calm(number)
         if self.world.private(self.number, block, calm=calm):
             stretch = yield from self._work(whole, calm=calm)
-            return Lost() if stretch is None else Lost(slowed=stretch.slowed)
+            return Lost(slowed=0.0 if stretch is None else stretch.slowed)
         return (yield from self._in_pieces(block, whole, quiet=calm and self.world.coalesce))
 
     def _in_pieces(self, block: Block, whole: Paces, *, quiet: bool) -> Generator[simpy.Event, Any, Lost]:
@@ -322,7 +322,7 @@ class Rank:
                 paces = piece.paces or whole.between(piece.begin, piece.end)
                 stretch = yield from self._work(paces, calm=self._calm(self._computing))
                 slowed += 0.0 if stretch is None else stretch.slowed
-                self._record(piece, whole if stretch is None or not stretch.disturbed else stretch.ends(), start)
+                self._record(piece, whole if stretch is None else stretch.ends(), start)
             else:
                 longer = yield from self._exchange(piece.begin, block, piece.transfer, rendezvous)
                 slowed += longer.kernel
@@ -432,7 +432,7 @@ class Rank:
         return Longer(runs - usual, exposed, moving - both.exchange).felt(world.environment.now)
 
     def _work(self, paces: Paces, *, calm: bool = False) -> Generator[simpy.Event, Any, Stretch | None]:
-        """Run operations that nobody else can observe; return how they went, None where nothing could slow them."""
+        """Run operations that nobody else can observe; return how they went, None where nothing was beside them."""
         environment = self.world.environment
         if calm or paces.equal:
             yield environment.wait(paces.alone[-1])
@@ -440,4 +440,4 @@ class Rank:
         stretch = self._stretch = Stretch(environment, paces, self._beside)
         yield stretch.done
         self._stretch = None
-        return stretch
+        return stretch if stretch.disturbed else None

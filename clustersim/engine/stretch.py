@@ -128,7 +128,7 @@ class Stretch:
     @property
     def slowed(self) -> Seconds:
         """By how much the stretch, which ends now, took longer than alone."""
-        return self.environment.now - self._begun - self.paces.alone[-1] if self.disturbed else 0.0
+        return self.environment.now - self._begun - self.paces.alone[-1]
 
     def ends(self) -> Disturbed:
         """When its operations ended, all being done."""
