@@ -1,6 +1,6 @@
 """What is the answer? Everything that one simulation found out, and the numbers that people and programs ask for."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -286,16 +286,17 @@ class Answer(FieldState):
         """What the step costs and what energy it takes, as far as prices and powers are known."""
         said, training = self.scenario.economics, self.scenario.training
         tokens = float(training.global_batch * training.sequence)
-        return Economics(tuple(self._gpus()), self.step_time, tokens, said.pue, said.carbon, said.tokens)
+        gpus = tuple(self.gpus_of(self.breakdown, self.items))
+        return Economics(gpus, self.step_time, tokens, said.pue, said.carbon, said.tokens)
 
-    def _gpus(self) -> Iterator[Gpus]:
-        """The job's GPUs by accelerator."""
+    def gpus_of(self, parts: Breakdown, every: Iterable[Item]) -> Iterator[Gpus]:
+        """The job's GPUs by accelerator; parts: their seconds; every: items of the same time."""
         said, cluster = self.scenario.economics, self.scenario.cluster
         accelerators, kind = cluster.kinds()
         for number, accelerator in enumerate(accelerators):
             ranks = np.flatnonzero(kind[: self.ranks] == number)
             if len(ranks):
-                seconds = activity_seconds(self.breakdown, self.items, ranks)
+                seconds = activity_seconds(parts, every, ranks)
                 priced, drawn = said.quote(accelerator, cluster.name), said.draw(accelerator)
                 yield Gpus(accelerator.name, len(ranks), seconds, priced, drawn)
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from clustersim.analysis.idle import Queue, compute_queue, idle_seconds
 from clustersim.analysis.parts import PARTS, BlockParts, Part
-from clustersim.analysis.rows import BlockRuns, Rows, TimingOf, block_runs, timings
+from clustersim.analysis.rows import WHOLE, BlockRuns, Rows, Span, TimingOf, block_runs, timings
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.trace.store import Trace
 from clustersim.units import Seconds
@@ -51,17 +51,18 @@ class Breakdown:
         return mean
 
 
-def breakdown(rows: Rows, timing_of: TimingOf) -> Breakdown:
+def breakdown(rows: Rows, timing_of: TimingOf, span: Span = WHOLE) -> Breakdown:
     """Fold a trace into seconds per class and part of one step, the mean over steps.
 
-    timing_of(rank, block): the block's timing on that rank.
+    timing_of(rank, block): the block's timing on that rank; span: the part of the trace that counts.
     """
-    trace = rows.trace
+    trace, (since, until) = rows.trace, span
     queue = compute_queue(trace, rows)
-    seconds = idle_seconds(trace, rows.program, rows, queue)
-    runs = block_runs(rows, np.arange(len(trace)), trace.end - trace.start)
+    seconds = idle_seconds(trace, rows.program, rows, queue, span)
+    row = np.flatnonzero((trace.start <= until) & (trace.end >= since))
+    runs = block_runs(rows, row, np.clip(trace.end[row], *span) - np.clip(trace.start[row], *span))
     np.add.at(seconds, runs.owner, run_parts(rows, runs, timing_of))
-    _add_exchanges(seconds, trace, rows, queue)
+    _add_exchanges(seconds, trace, rows, queue, span)
     return Breakdown(rows.ranks, seconds / rows.steps, rows.weights, trace.representative)
 
 
@@ -93,11 +94,12 @@ def _spread(seconds: FloatArray, parts: FloatArray) -> FloatArray:
     return divided
 
 
-def _add_exchanges(seconds: FloatArray, trace: Trace, rows: Rows, queue: Queue) -> None:
+def _add_exchanges(seconds: FloatArray, trace: Trace, rows: Rows, queue: Queue, span: Span) -> None:
     entry = rows.entry[queue.row]
     chosen = rows.tasks.exchange[entry] >= 0
     row = queue.row[chosen]
-    np.add.at(seconds, (rows.owner[row], rows.tasks.part[entry[chosen]]), trace.end[row] - queue.start[chosen])
+    counted = np.clip(trace.end[row], *span) - np.clip(queue.start[chosen], *span)
+    np.add.at(seconds, (rows.owner[row], rows.tasks.part[entry[chosen]]), counted)
 
 
 def _named(seconds: FloatArray) -> dict[str, Seconds]:

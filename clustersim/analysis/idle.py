@@ -19,14 +19,14 @@ the compute stream ran them. What is then left until the step ends is cool-down 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Self
 
 import numpy as np
 
 from clustersim.analysis.causes import Causes
 from clustersim.analysis.parts import PARTS, Part
-from clustersim.analysis.rows import Rows, staged
+from clustersim.analysis.rows import WHOLE, Rows, Span, staged
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.program.program import Program
 from clustersim.program.task import HOST_STREAMS, Stream
@@ -103,10 +103,11 @@ def find_gaps(trace: Trace, rows: Rows, queue: Queue) -> Gaps:
     return Gaps(owner[chosen], previous[chosen], queue.start[chosen], awaited, rest, causes)
 
 
-def idle_seconds(trace: Trace, program: Program, rows: Rows, queue: Queue) -> FloatArray:
-    """Seconds that compute streams stood still: [classes, parts]."""
+def idle_seconds(trace: Trace, program: Program, rows: Rows, queue: Queue, span: Span = WHOLE) -> FloatArray:
+    """Seconds within a span in which compute streams stood still: [classes, parts]."""
     seconds = np.zeros((len(rows.ranks), len(PARTS)))
     gaps = find_gaps(trace, rows, queue)
+    gaps = replace(gaps, start=np.clip(gaps.start, *span), end=np.clip(gaps.end, *span))
     moved = np.zeros(len(gaps.owner))
     gap, part, start, end = followed(rows, gaps)
     causes = gap, part, end - start
@@ -114,16 +115,16 @@ def idle_seconds(trace: Trace, program: Program, rows: Rows, queue: Queue) -> Fl
         np.add.at(seconds, (gaps.owner[chosen], part), busy)
         np.add.at(moved, chosen, busy)
     np.add.at(seconds, (gaps.owner, gaps.rest), np.maximum(gaps.end - gaps.start - moved, 0.0))
-    _add_end(seconds, trace, program, queue)
+    _add_end(seconds, trace, program, queue, span)
     return seconds
 
 
-def _add_end(seconds: FloatArray, trace: Trace, program: Program, queue: Queue) -> None:
+def _add_end(seconds: FloatArray, trace: Trace, program: Program, queue: Queue, span: Span) -> None:
     part = Part.BUBBLE_COOLDOWN if staged(program) else Part.WAIT
     filled = np.diff(queue.first) > 0
     ends = np.zeros(len(seconds))
     ends[filled] = trace.end[queue.row[queue.first[1:][filled] - 1]]
-    seconds[:, part.place] += trace.makespan - ends
+    seconds[:, part.place] += np.clip(trace.makespan, *span) - np.clip(ends, *span)
 
 
 def _awaited(rows: Rows, causes: Causes, row: IntArray) -> IntArray:

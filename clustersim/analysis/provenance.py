@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from clustersim.analysis.rows import Rows, TimingOf, block_runs, timings
+from clustersim.analysis.rows import WHOLE, Rows, Span, TimingOf, block_runs, timings
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.cost.block import BlockTiming
 from clustersim.cost.timing import MEASURED_HERE, ExchangeTiming, Provenance
@@ -68,10 +68,13 @@ class InStep:
     longer: float
 
 
-def items(rows: Rows, timing_of: TimingOf, exchange_timing: Callable[[Exchange], ExchangeTiming]) -> tuple[Item, ...]:
-    """What the ranks do, longest first."""
-    keys = _Keys()
-    found = (*_in_blocks(rows, timing_of, keys), *_exchanges(rows, exchange_timing, keys))
+def items(
+    rows: Rows, timing_of: TimingOf, exchange_timing: Callable[[Exchange], ExchangeTiming], span: Span = WHOLE
+) -> tuple[Item, ...]:
+    """What the ranks do, longest first; span: when what counts begins."""
+    start, (since, until) = rows.trace.start, span
+    keys, row = _Keys(), np.flatnonzero((start >= since) & (start < until))
+    found = (*_in_blocks(rows, row, timing_of, keys), *_exchanges(rows, row, exchange_timing, keys))
     which = np.concatenate([np.zeros(0, dtype=np.int64), *(number for number, _ in found)])
     seconds = np.bincount(which, np.concatenate([np.zeros(0), *(spent for _, spent in found)]), minlength=len(keys))
     every = (Item(*key, seconds=spent) for key, spent in zip(keys.numbers, seconds.tolist(), strict=True))
@@ -140,18 +143,20 @@ class _Keys:
         return np.array(numbers, dtype=np.int64)
 
 
-def _in_blocks(rows: Rows, timing_of: TimingOf, keys: _Keys) -> Iterator[_Spent]:
+def _in_blocks(rows: Rows, row: IntArray, timing_of: TimingOf, keys: _Keys) -> Iterator[_Spent]:
     trace = rows.trace
-    runs = block_runs(rows, np.arange(len(trace)), trace.end - trace.start)
+    runs = block_runs(rows, row, trace.end[row] - trace.start[row])
     different, which = timings(rows, runs, timing_of)
     times = np.bincount(which, runs.runs * rows.weights[runs.owner], minlength=len(different))
     for (block, timing), count in zip(different, times.tolist(), strict=True):
         yield keys.of_block(block, timing), (np.array(timing.durations) - timing.launching) * count
 
 
-def _exchanges(rows: Rows, exchange_timing: Callable[[Exchange], ExchangeTiming], keys: _Keys) -> Iterator[_Spent]:
+def _exchanges(
+    rows: Rows, row: IntArray, exchange_timing: Callable[[Exchange], ExchangeTiming], keys: _Keys
+) -> Iterator[_Spent]:
     trace, exchange = rows.trace, rows.exchange
-    chosen = exchange >= 0
+    chosen = row[exchange[row] >= 0]
     busy = (trace.end - trace.start)[chosen] * rows.weights[rows.owner[chosen]]
     timed = ((each, exchange_timing(each)) for each in rows.exchanges)
     numbers = [keys.of((each, timing.provenance, timing.error, 1.0)) for each, timing in timed]

@@ -6,6 +6,8 @@ arrays. The ranks of one class share the rows of the rank that was simulated for
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
+from typing import Final
 
 import numpy as np
 
@@ -16,9 +18,14 @@ from clustersim.program.action import Action, ActionKind
 from clustersim.program.program import Program
 from clustersim.program.task import Block, Compute, Exchange, Task
 from clustersim.trace.store import Trace
+from clustersim.units import Seconds
 
 TimingOf = Callable[[int, Block], BlockTiming]
 """Timing of a block on a rank."""
+
+Span = tuple[Seconds, Seconds]
+"""From when to when."""
+WHOLE: Final[Span] = (0.0, inf)
 
 _FORWARDS = frozenset({ActionKind.FORWARD})
 _BACKWARDS = frozenset({ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT})

@@ -28,7 +28,7 @@ from clustersim.planning.layouts.executors import Shared
 from clustersim.planning.layouts.objective import Objective
 from clustersim.planning.layouts.sensitivity import CHANGES, changed_score, changes_of
 from clustersim.planning.layouts.space import Candidate, Space, add
-from clustersim.planning.layouts.steady import NEAR, Extended, extended
+from clustersim.planning.layouts.steady import Extended, extended
 from clustersim.planning.layouts.store import Store
 from clustersim.planning.layouts.weighing import Weighed, families, ladders, weigh
 from clustersim.processes import AHEAD, as_done, running
@@ -177,8 +177,8 @@ class _State:
             estimate = self.store.estimates.get(candidate)
             if candidate in self.store.layouts or candidate in self.store.full:
                 self._go_on(queue, number, place)
-            elif estimate is not None and bound < _least(estimate):
-                heappush(queue, (_least(estimate), number, place))
+            elif estimate is not None and bound < self._least(estimate):
+                heappush(queue, (self._least(estimate), number, place))
             elif bound <= wanted[candidate.job]:
                 task = partial(_tried, self.shared, self.search.objective, candidate, whole=estimate is not None)
                 return (number, place), task
@@ -191,7 +191,7 @@ class _State:
         if candidate in self.store.full and place + 1 < len(ladder):
             heappush(queue, (_bound(ladder[place + 1]), number, place + 1))
         elif candidate in self.store.estimates and candidate not in self.store.layouts:
-            heappush(queue, (_least(self.store.estimates[candidate]), number, place))
+            heappush(queue, (self._least(self.store.estimates[candidate]), number, place))
 
     def change(self, pool: Executor) -> None:
         """Simulate the best of all with things changed that are nobody's choice."""
@@ -209,6 +209,10 @@ class _State:
         """What tasks make of it, with their keys, as they are done."""
         alone = self.search.workers == 1 and self.search.executor is None
         return as_done(pool, 1 if alone else AHEAD * self.search.workers, take)
+
+    def _least(self, estimate: Layout) -> float:
+        """The least score that an estimate leaves possible."""
+        return estimate.score * (1.0 - self.search.objective.margin)
 
     def _left(self, queue: Queue) -> int:
         """How many may still be among the best."""
@@ -283,14 +287,9 @@ class _State:
     def _known(self, candidate: Candidate, wanted: Sequence[float]) -> Layout | None:
         """A layout as it was simulated; as it was estimated, where that does to tell that it is not wanted."""
         estimate = self.store.estimates.get(candidate)
-        if estimate is not None and _least(estimate) > wanted[candidate.job]:
+        if estimate is not None and self._least(estimate) > wanted[candidate.job]:
             return estimate
         return self.store.layouts.get(candidate, estimate)
-
-
-def _least(estimate: Layout) -> float:
-    """The least score that an estimate leaves possible."""
-    return estimate.score * (1.0 - NEAR)
 
 
 def _bound(each: Weighed) -> float:

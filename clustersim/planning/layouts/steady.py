@@ -1,14 +1,17 @@
-"""What does a step of many microbatches take, from two steps of fewer?
+"""What does a step of many microbatches take, from one of fewer?
 
 A pipeline fills, goes on in the same way microbatch after microbatch, and drains. So seconds of a step, and of each of
-its parts, grow by the same for each microbatch more: with p pipeline ranks
+its parts, grow by the same for each microbatch more: by what one takes in between. With p pipeline ranks
 
-    t(m) = t(2p) + (m - 2p) (t(3p) - t(2p)) / p
+    t(m) = t(n) + (m - n) s / p,    n = 3p + 2
 
-Of 240 microbatches on 16 ranks 32 and 48 are simulated: a third of the work.
+where s lies between the beginnings of the last microbatch's forward and of the one p before it, on a rank that runs
+fewest of them before its first backward: it is the first to go on in the way in which all do. Seconds of parts are
+those between these beginnings on the first stage, which is the first to be done with its forwards: until then nothing
+drains. Of 240 microbatches on 16 ranks 50 are simulated: a fifth of the work.
 
 Where communication beside computation slows it, what begins beside what drifts from microbatch to microbatch, and the
-two steps are not quite as steady as the long one: 1.5e-4 of the step is the most among DeepSeek-V3's best layouts, and
+shorter step is not quite as steady as the long one: 4e-4 of the step is the most among DeepSeek-V3's best layouts, and
 `NEAR` bounds by how much the estimate is too long (tests/planning/layouts/test_steady.py). It may be too short by a few
 percent where a rank that is hardly busier than others falls behind slowly. So it tells which layouts cannot be among
 the best, no more: those that may be are simulated whole.
@@ -16,71 +19,83 @@ the best, no more: those that may be are simulated whole.
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final, TypeVar
+from itertools import takewhile
+from math import ceil
+from typing import Final
 
-import numpy as np
-
-from clustersim.analysis.breakdown import Breakdown
+from clustersim.analysis.breakdown import Breakdown, breakdown
 from clustersim.analysis.economics import Economics, Gpus
+from clustersim.analysis.provenance import items
+from clustersim.analysis.rows import Span
 from clustersim.analysis.utilization import tokens_per_second
 from clustersim.answer import Answer
-from clustersim.arrays import FloatArray
 from clustersim.fitting import tightest_memory
+from clustersim.program.action import FORWARD, Action
+from clustersim.program.task import Compute
 from clustersim.scenario import Scenario
 from clustersim.scenario.changes.work import with_microbatches
-from clustersim.schedules.breadth_first import BreadthFirst
 from clustersim.schedules.combined import Combined
 from clustersim.schedules.dual_pipe import DualPipe
 from clustersim.schedules.dual_pipe_v import DualPipeV
-from clustersim.schedules.gpipe import GPipe
 from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.schedules.zero_bubble_v import ZeroBubbleV
 from clustersim.simulation import simulate
 from clustersim.units import Bytes, Seconds
 
-T = TypeVar("T", float, FloatArray)
-_STEADY: Final = (OneFOneB, GPipe, Interleaved, BreadthFirst, Combined, ZeroBubbleV, DualPipeV, DualPipe)
-"""Schedules with a pattern that each microbatch repeats; others are searched for, or somebody's own."""
+_STEADY: Final = (OneFOneB, Interleaved, Combined, ZeroBubbleV, DualPipeV, DualPipe)
+"""Schedules in which forwards and backwards alternate, in a pattern that each microbatch repeats."""
 NEAR: Final = 5e-3
-"""The part of a step by which it may be too long; 2.2e-3 was the most of 1,000 random layouts, beside a slow GPU."""
-ROUNDS: Final = (2, 3)
-"""Microbatches for each pipeline rank that are simulated."""
-LEAST: Final = 10
-"""For how many of them it is worth it: a layout that is simulated whole after all then costs half more."""
+"""The part of a step by which it may be too long; 3.9e-3 was the most of 1,000 random layouts, beside a slow GPU."""
+_ROUNDS: Final = 3
+_MORE: Final = 2
+_FEWEST: Final = 12
+"""Microbatches that are simulated: for each pipeline rank, beside those, and in all at least."""
+_WORTH: Final = 3
+"""How many times as many it takes to be worth it: one that is simulated whole after all costs a third more."""
 LEAST_LAYERS: Final = 2000
 """How often a microbatch passes a layer in a step, from which on its events count more than what is done once."""
 
 
 @dataclass(frozen=True)
 class Extended:
-    """A step of `scenario`, from two of fewer microbatches; times: what the longer one has more, to go on from it."""
+    """A step of `scenario`, from a shorter one, which goes on in between as it would so many `times` more.
+
+    seconds: that it takes for it each time; span: when it does so.
+    """
 
     scenario: Scenario
     short: Answer
-    long: Answer
     times: float
+    seconds: Seconds
+    span: Span
 
     @property
     def ranks(self) -> int:
         """World size."""
-        return self.long.ranks
+        return self.short.ranks
 
     @property
     def step_time(self) -> Seconds:
         """Seconds of the step."""
-        return self._on(self.short.step_time, self.long.step_time)
+        return self.short.step_time + self.times * self.seconds
 
     @cached_property
     def breakdown(self) -> Breakdown:
         """Where every second of each rank's step goes."""
-        own = self.long.breakdown
-        return replace(own, seconds=self._on(self.short.breakdown.seconds, own.seconds))
+        own = self.short.breakdown
+        return replace(own, seconds=own.seconds + self.times * self._between.seconds)
+
+    @cached_property
+    def _between(self) -> Breakdown:
+        """Where what is repeated goes."""
+        found, (since, until) = breakdown(self.short.rows, self.short.cost.block, self.span), self.span
+        return replace(found, seconds=found.seconds * (self.seconds / (until - since)))
 
     @property
     def band(self) -> tuple[Seconds, Seconds]:
-        """Between what and what the step time is expected, as that of the longer one is."""
-        expected = self.long.expected
+        """Between what and what the step time is expected, as that of the shorter one is."""
+        expected = self.short.expected
         return self.step_time * expected.low, self.step_time * expected.high
 
     @property
@@ -90,19 +105,21 @@ class Extended:
         return tokens_per_second(training.global_batch, training.sequence, self.step_time)
 
     def mfu(self) -> float:
-        """Model FLOP utilization: FLOP for a token are those of the longer one."""
-        return self.long.mfu() * self.tokens_per_second / self.long.tokens_per_second
+        """Model FLOP utilization: FLOP for a token are those of the shorter one."""
+        return self.short.mfu() * self.tokens_per_second / self.short.tokens_per_second
 
     @cached_property
     def economics(self) -> Economics:
         """What the step costs and what energy it takes."""
-        own, training = self.long.economics, self.scenario.training
-        gpus = tuple(map(self._gpus, self.short.economics.gpus, own.gpus))
+        own, training = self.short.economics, self.scenario.training
         tokens = float(training.global_batch * training.sequence)
-        return replace(own, gpus=gpus, step_time=self.step_time, tokens=tokens)
+        short = self.short
+        every = items(short.rows, short.cost.block, short.cost.exchange_timing, self.span)
+        gpus = map(self._gpus, own.gpus, short.gpus_of(self._between, every))
+        return replace(own, gpus=tuple(gpus), step_time=self.step_time, tokens=tokens)
 
-    def _gpus(self, short: Gpus, long: Gpus) -> Gpus:
-        return replace(long, seconds={each: self._on(short.seconds[each], long.seconds[each]) for each in long.seconds})
+    def _gpus(self, own: Gpus, more: Gpus) -> Gpus:
+        return replace(own, seconds={each: own.seconds[each] + self.times * more.seconds[each] for each in own.seconds})
 
     @cached_property
     def _memory(self) -> tuple[Bytes, Bytes]:
@@ -118,21 +135,48 @@ class Extended:
         """Bytes that the fullest GPU has."""
         return self._memory[1]
 
-    def _on(self, short: T, long: T) -> T:
-        """What grows by the same for each microbatch more."""
-        return long + self.times * (long - short)
-
 
 def extended(scenario: Scenario) -> Extended | None:
-    """A step from two of fewer microbatches; None where that is not known to be near, or hardly less work."""
-    rounds, rest = divmod(scenario.microbatches, scenario.layout.pp)
-    if rounds < LEAST or scenario.microbatches * scenario.model.layers < LEAST_LAYERS or not _is_steady(scenario):
+    """A step from one of fewer microbatches; None where that is not known to be near, or hardly less work."""
+    many, ranks = scenario.microbatches, scenario.layout.pp
+    few = _fewer(scenario)
+    if many < _WORTH * few or many * scenario.model.layers < LEAST_LAYERS or not _is_steady(scenario):
         return None
-    few, more = (with_microbatches(scenario, each * scenario.layout.pp + rest) for each in ROUNDS)
-    short, long = simulate(few), simulate(more)
-    if not np.array_equal(short.trace.representative, long.trace.representative):
-        return None
-    return Extended(scenario, short, long, (rounds - ROUNDS[1]) / (ROUNDS[1] - ROUNDS[0]))
+    short = simulate(with_microbatches(scenario, few))
+    return Extended(scenario, short, (many - few) / ranks, *_round(short, ranks))
+
+
+def _fewer(scenario: Scenario) -> int:
+    """How many microbatches to simulate, in whole rounds of all ranks where the schedule wants them so."""
+    ranks = scenario.layout.pp
+    least = max(_ROUNDS * ranks + _MORE, _FEWEST)
+    return ceil(least / ranks) * ranks if isinstance(scenario.run_schedule, Interleaved) else least
+
+
+def _round(short: Answer, many: int) -> tuple[Seconds, Span]:
+    """What so many microbatches take of a step that goes on steadily; and from when to when the first stage does so."""
+    trace, last = short.trace, short.scenario.microbatches - 1
+    found, spans = list[tuple[int, Seconds]](), dict[int, Span]()
+    for rank in trace.simulated_ranks.tolist():
+        first, own = _first_tasks(short, rank), trace.rows(rank)
+        start = dict(zip(trace.task[own].tolist(), trace.start[own].tolist(), strict=True))
+        ahead = sum(1 for _ in takewhile(lambda action: action.kind is FORWARD, first))
+        for action, task in first.items():
+            if action.kind is FORWARD and action.microbatch == last:
+                since, until = start[first[action._replace(microbatch=last - many)]], start[task]
+                found.append((-ahead, until - since))
+                spans.setdefault(action.stage, (since, until))
+    return max(found)[-1], spans[0]
+
+
+def _first_tasks(short: Answer, rank: int) -> dict[Action, int]:
+    """Passes of a rank, each with the first of its tasks."""
+    tasks = short.program.programs[int(short.program.kind[rank])].tasks
+    first: dict[Action, int] = {}
+    for number, task in enumerate(tasks):
+        if isinstance(task, Compute) and task.action is not None:
+            first.setdefault(task.action, number)
+    return first
 
 
 def _is_steady(scenario: Scenario) -> bool:
