@@ -6,7 +6,7 @@ The seam between the pipeline and data parallelism: the pipeline says which pass
 A pass of a pair is cut where tokens travel to experts and back, and takes turns with the other (`lowering.travel`).
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
@@ -49,10 +49,13 @@ _NAMES: Final = MappingProxyType(
 
 
 _COMPUTE: Final = Stream.COMPUTE
+_EXPERTS: Final = Stream.EXPERTS
 Held = Sequence[tuple[ParameterGroup, int]]
 """Groups of which something has parameters, and how many."""
 Runs = Sequence[tuple[Block, int]]
 """Blocks one after the other, each so many times in a row."""
+LegBlocks = tuple[Block | None, tuple[Exchange, ...], Block | None]
+"""What a leg computes, sends, and computes beside that."""
 
 
 class Pass(NamedTuple):
@@ -94,6 +97,7 @@ class Lowering:
     _between: dict[tuple[int, int], Exchange | None] = field(default_factory=dict)
     _put_off: dict[int, tuple[Operation, ...]] = field(default_factory=dict)
     _sent: tuple[int, ...] = ()
+    _legs: dict[Hashable, list[LegBlocks]] = field(default_factory=dict)
     _wholes: dict[tuple[int, ActionKind, bool], Block] = field(default_factory=dict)
     _rows: dict[tuple[int, ActionKind, bool], tuple[Block, Runs]] = field(default_factory=dict)
     _gathers: dict[Hashable, tuple[tuple[Exchange, Bytes], ...]] = field(default_factory=dict)
@@ -171,20 +175,34 @@ class Lowering:
 
     def _apart(self, run: Pass, key: Hashable, operations: Sequence[Operation]) -> int:
         """Add a part of a pass in legs; return the last compute task that was not put off."""
-        run, done = run._replace(after=(*run.after, *self._sent)), self.computed or 0
-        for place, leg in enumerate(legs(operations)):
-            if leg.computes:
-                done = self._compute(run, (key, "leg", place), leg.computes)
-                run = Pass(run.stage, run.action, ())
-            ready = run.after or (done,)
-            sent = [self.tasks.add(Stream.EXPERTS, Communicate(exchange, ready)) for exchange in leg.sends]
-            if leg.late:
-                self._compute(Pass(run.stage, run.action, ()), (key, "late", place), leg.late)
+        after, action, done = (*run.after, *self._sent), run.action, self.computed or 0
+        add, told = self.tasks.add, (run.action.kind, bool(run.arriving), key)
+        if told not in self._legs:
+            self._legs[told] = [*self._blocks_of_legs(run, key, operations)]
+        for block, sends, late in self._legs[told]:
+            if block is not None:
+                done = self.computed = add(_COMPUTE, Compute(block, after, action))
+                after = ()
+            ready = after or (done,)
+            sent = [add(_EXPERTS, Communicate(exchange, ready)) for exchange in sends]
+            if late is not None:
+                self.computed = add(_COMPUTE, Compute(late, (), action))
             if sent:
                 self.tasks.turn()
-            run = run._replace(after=tuple(sent[-1:]) or run.after)
-        self._sent = run.after if operations and operations[-1].travels else ()
+                after = (sent[-1],)
+        self._sent = after if operations and operations[-1].travels else ()
         return done
+
+    def _blocks_of_legs(self, run: Pass, key: Hashable, operations: Sequence[Operation]) -> Iterator[LegBlocks]:
+        """Legs of a part of a pass, what arrives before the first one's computation."""
+        for place, leg in enumerate(legs(operations)):
+            block = late = None
+            if leg.computes:
+                block = self._block(run, (key, "leg", place), leg.computes)
+                run = Pass(run.stage, run.action, ())
+            if leg.late:
+                late = self._block(Pass(run.stage, run.action, ()), (key, "late", place), leg.late)
+            yield block, leg.sends, late
 
     def operations(self, run: Pass) -> tuple[Operation, ...]:
         """What a pass does, in one piece."""

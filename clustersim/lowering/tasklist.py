@@ -1,13 +1,13 @@
 """How is the program of one rank put together? A list of tasks in the making, and the blocks that tasks share."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise, zip_longest
 
 from clustersim.program.action import Action
 from clustersim.program.program import RankProgram
-from clustersim.program.task import Block, Communicate, Compute, Operation, Stream, Task
+from clustersim.program.task import Block, Communicate, Compute, Operation, Receive, Send, Stream, Task
 
 
 @dataclass(slots=True)
@@ -58,31 +58,50 @@ class TaskList:
         if not self._woven:
             return RankProgram(tuple(self._tasks), tuple(self._streams))
         order = self._order()
-        place = {number: new for new, number in enumerate(order)}
+        place = [0] * len(order)
+        for new, number in enumerate(order):
+            place[number] = new
         tasks = (self._tasks[number] for number in order)
-        moved = (replace(task, after=tuple(place[number] for number in task.after)) for task in tasks)
-        return RankProgram(tuple(moved), tuple(self._streams[number] for number in order))
+        moved = (_after(task, tuple([place[number] for number in task.after])) for task in tasks)
+        return RankProgram(tuple(moved), tuple([self._streams[number] for number in order]))
 
     def _order(self) -> list[int]:
         """Numbers of all tasks in the order in which they are issued."""
         order, done = list[int](), 0
         for first, second, end in self._woven:
-            order += [*range(done, first), *self._side_by_side(first, second, end)]
+            order += range(done, first)
+            order += self._side_by_side(first, second, end)
             done = end
         return [*order, *range(done, len(self._tasks))]
 
-    def _side_by_side(self, first: int, second: int, end: int) -> Iterable[int]:
+    def _side_by_side(self, first: int, second: int, end: int) -> Iterator[int]:
         """Turns of both, what a task waits for before it."""
-        issued: dict[int, None] = {}
-        for turns in zip_longest(self._in_turns(second, end), self._in_turns(first, second), fillvalue=range(0)):
-            for number in (number for turn in turns for number in turn):
-                needed = max((each for each in self._tasks[number].after if first <= each < second), default=-1)
-                issued |= dict.fromkeys(range(first, needed + 1)) | {number: None}
-        return issued
+        issued = first  # of the first, so far
+        for later, own in zip_longest(self._in_turns(second, end), self._in_turns(first, second), fillvalue=range(0)):
+            for number in later:
+                needed = max((each for each in self._tasks[number].after if first <= each < second), default=-1) + 1
+                yield from range(issued, needed)
+                issued = max(issued, needed)
+                yield number
+            yield from range(issued, own.stop)
+            issued = max(issued, own.stop)
 
     def _in_turns(self, first: int, end: int) -> Iterable[range]:
         cuts = self._turns[bisect_right(self._turns, first) : bisect_left(self._turns, end)]
         return (range(*edges) for edges in pairwise((first, *cuts, end)))
+
+
+def _after(task: Task, numbers: tuple[int, ...]) -> Task:
+    """The same that waits for other numbers."""
+    match task:
+        case Compute():
+            return Compute(task.block, numbers, task.action)
+        case Communicate():
+            return Communicate(task.exchange, numbers)
+        case Send():
+            return Send(task.exchange, task.tag, numbers)
+        case Receive():
+            return Receive(task.exchange, task.tag, numbers)
 
 
 def _moved(task: Task, further: int, action: Action) -> Task:
@@ -90,7 +109,7 @@ def _moved(task: Task, further: int, action: Action) -> Task:
     after = moved(task.after, further)
     if isinstance(task, Compute):
         return Compute(task.block, after, action if task.action else None)
-    return Communicate(task.exchange, after) if isinstance(task, Communicate) else replace(task, after=after)
+    return _after(task, after)
 
 
 def moved(numbers: Sequence[int], further: int) -> tuple[int, ...]:
