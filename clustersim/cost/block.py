@@ -193,7 +193,7 @@ class BlockCost:
 
     def _numbered(self, block: Block) -> IntArray:
         numbers = self.machines.of
-        for load in dict.fromkeys(each.load for each in block.operations):
+        for load in dict.fromkeys(each.load for each in block.distinct):
             if load is not None:
                 numbers = joined(numbers, self._loads[load])
         for exchange in block.different:
@@ -232,10 +232,10 @@ class BlockCost:
         block, machine = self._first_of(block), int(self.machines.of[rank])
         known = self._slowings.get((block, machine))
         if known is None:
-            kernels = (each.kernel for each in block.operations)
-            places = [0 if kernel is None else _PLACES[kernel.kind] for kernel in kernels]
+            kernels = (each.kernel for each in block.distinct)
+            places = np.array([0 if kernel is None else _PLACES[kernel.kind] for kernel in kernels], dtype=np.int64)
             rows = np.array([row[machine] for row in self._paces.rows], dtype=np.float64).reshape(-1, len(CLASSES))
-            known = self._slowings[block, machine] = rows[:, places]
+            known = self._slowings[block, machine] = rows[:, places[block.which]]
         return known
 
     @cached_property
@@ -272,19 +272,17 @@ class BlockCost:
         """Time a block on a rank, and where ranks have unlike loads on all of equal machines, since most will ask."""
         numbers, machine = self.numbers(block), int(self.machines.of[rank])
         ranks = [rank]
-        if any(each.load is not None for each in block.operations):
+        if any(each.load is not None for each in block.distinct):
             same = np.flatnonzero(self.machines.of == machine)
             ranks = same[np.unique(numbers[same], return_index=True)[1]].tolist()
         parts = [self._parts(each, block) for each in ranks]
-        seconds = np.array([[timing.seconds for timing in each.timings] for each in parts], dtype=np.float64)
-        waits = self.machines.kinds[machine].launching.waits(block, seconds.reshape(len(ranks), len(block.operations)))
+        seconds = np.stack([each.seconds for each in parts])
+        waits = self.machines.kinds[machine].launching.waits(block, seconds)
         for each, part, launching in zip(ranks, parts, waits, strict=True):
             self._timings[block, int(numbers[each])] = part.timing(launching)
 
     def _parts(self, rank: int, block: Block) -> "_Parts":
-        every = [self._operation(rank, operation) for operation in block.operations]
-        together = {place: both for place, (_, _, both) in enumerate(every) if both is not None}
-        return _Parts([timing for timing, _, _ in every], [part for _, part, _ in every], together)
+        return _Parts([self._operation(rank, operation) for operation in block.distinct], block.which)
 
     def _operation(self, rank: int, operation: Operation) -> "_Timed":
         """An operation of the program's on a rank, remembered by its identity: blocks share many of them."""
@@ -340,28 +338,38 @@ _PLACES: Final = {kind: CLASSES.index(class_of(kind)) for kind in KernelKind}
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """A block's operations on one rank. timings: of each; parts: exposed and slowed seconds; together: by place."""
+    """A block's operations on one rank. timed: the different ones; which: [operations] of these each is."""
 
-    timings: list[Timing]
-    parts: list[tuple[Seconds, Seconds]]
-    together: dict[int, SideBySide]
+    timed: list[_Timed]
+    which: IntArray
+
+    @property
+    def seconds(self) -> FloatArray:
+        """[operations] seconds of each."""
+        return np.array([timing.seconds for timing, _, _ in self.timed], dtype=np.float64)[self.which]
 
     def timing(self, launching: FloatArray) -> BlockTiming:
         """Put together; launching: [operations], as `BlockTiming` has it."""
-        durations = tuple(timing.seconds + wait for timing, wait in zip(self.timings, launching.tolist(), strict=True))
-        exposed, slowed = np.array(self.parts, dtype=np.float64).reshape(-1, 2).T
+        durations, which = (self.seconds + launching).tolist(), self.which.tolist()
+        parts = np.array([part for _, part, _ in self.timed], dtype=np.float64).reshape(-1, 2)[self.which]
+        timings = [self.timed[number][0] for number in which]
         return BlockTiming(
-            durations=durations,
+            durations=tuple(durations),
             offsets=np.concatenate(([0.0], np.cumsum(durations))),
-            exposed=exposed,
-            slowed=slowed,
+            exposed=parts[:, 0],
+            slowed=parts[:, 1],
             launching=launching,
-            together=self.together,
-            provenance=tuple(timing.provenance for timing in self.timings),
-            bound=tuple(timing.bound for timing in self.timings),
-            error=tuple(timing.error for timing in self.timings),
-            longer=tuple(timing.longer for timing in self.timings),
+            together=self._together(which),
+            provenance=tuple([timing.provenance for timing in timings]),
+            bound=tuple([timing.bound for timing in timings]),
+            error=tuple([timing.error for timing in timings]),
+            longer=tuple([timing.longer for timing in timings]),
         )
+
+    def _together(self, which: list[int]) -> dict[int, SideBySide]:
+        """Operations that are two, by their place."""
+        there = {number: both for number, (_, _, both) in enumerate(self.timed) if both is not None}
+        return {place: there[number] for place, number in enumerate(which) if number in there} if there else {}
 
 
 def _in_pieces(machine: Machine, kernel: Kernel, chunks: float) -> Timing:

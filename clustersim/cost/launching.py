@@ -113,7 +113,7 @@ class Launching:
             return np.zeros(len(block.operations), dtype=np.bool_)
         if not self.outside_experts:
             return np.ones(len(block.operations), dtype=np.bool_)
-        return np.array([not (each.routed or each.travels) for each in block.operations])
+        return np.array([not (each.routed or each.travels) for each in block.distinct])[block.which]
 
     def _launched(self, block: Block, captured: BoolArray) -> tuple[IntArray, FloatArray]:
         """[operations] launches, and seconds for each; all of a graph comes with its first."""
@@ -124,8 +124,8 @@ class Launching:
 
     def _one_by_one(self, block: Block) -> tuple[IntArray, FloatArray]:
         """[operations] launches, and seconds for each: the mean where an operation has kernels and collectives."""
-        counts = np.array([_launches(operation.does) for operation in block.operations])
-        backward = np.array([operation.work is Work.BACKWARD for operation in block.operations])
+        counts = np.array([_launches(operation.does) for operation in block.distinct])[block.which]
+        backward = np.array([operation.work is Work.BACKWARD for operation in block.distinct])[block.which]
         kernel = np.where(backward, self.backward, self.forward)
         collective = kernel if self.collective is None else np.full(len(kernel), self.collective)
         launches: IntArray = counts.sum(axis=1)
@@ -170,7 +170,7 @@ def _late(launches: IntArray, each: FloatArray, seconds: FloatArray, *, ahead: S
 
 def _at_kernels(block: Block, late: FloatArray) -> FloatArray:
     """The same waits, each at the next kernel that runs by itself."""
-    own = np.flatnonzero([isinstance(operation.does, Kernel) for operation in block.operations])
+    own = np.flatnonzero(np.array([isinstance(each.does, Kernel) for each in block.distinct])[block.which])
     waits, count = np.zeros(late.shape), late.shape[1]
     if len(own):
         following = own[np.minimum(np.searchsorted(own, np.arange(count)), len(own) - 1)]

@@ -11,6 +11,9 @@ from enum import Enum, IntEnum
 from functools import cached_property
 from typing import Final
 
+import numpy as np
+
+from clustersim.arrays import IntArray
 from clustersim.dtypes import DType
 from clustersim.enums import IdentityEnum
 from clustersim.program.action import Action
@@ -221,6 +224,17 @@ class Block(FieldState):
     takes_turns: bool = False
 
     @cached_property
+    def distinct(self) -> tuple[Operation, ...]:
+        """The different operations, told by their identity, as layers share them."""
+        return tuple({id(each): each for each in self.operations}.values())
+
+    @cached_property
+    def which(self) -> IntArray:
+        """[operations] the place of each in `distinct`."""
+        place = {id(each): number for number, each in enumerate(self.distinct)}
+        return np.array([place[each] for each in map(id, self.operations)], dtype=np.int64)
+
+    @cached_property
     def exchanges(self) -> tuple[Exchange, ...]:
         """The collectives inside, in order."""
         return tuple(found for operation in self.operations if (found := operation.exchange) is not None)
@@ -228,7 +242,8 @@ class Block(FieldState):
     @cached_property
     def different(self) -> tuple[Exchange, ...]:
         """The different ones of them, in order; by identity first, as to hash each of them takes longer."""
-        return tuple(dict.fromkeys({id(each): each for each in self.exchanges}.values()))
+        every = (found for operation in self.distinct if (found := operation.exchange) is not None)
+        return tuple(dict.fromkeys({id(each): each for each in every}.values()))
 
 
 @dataclass(frozen=True, slots=True)
