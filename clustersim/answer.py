@@ -78,14 +78,13 @@ NOT_OF_JOBS: Final = "hosts that jobs share: each launches kernels, and copies t
 
 @dataclass(frozen=True, slots=True)
 class Flops:
-    """FLOP of the whole step on all ranks, by the convention of `analysis.utilization`.
+    """FLOP of the model's whole step on all ranks, by the convention of `analysis.utilization`.
 
-    causal: the model's, with attention as its causal mask leaves it.
+    causal: with attention as its causal mask leaves it.
     """
 
     model: Flop
     causal: Flop
-    recomputed: Flop
 
 
 @dataclass(frozen=True, repr=False)
@@ -167,10 +166,14 @@ class Answer(FieldState):
 
     @cached_property
     def flops(self) -> Flops:
-        """FLOP of a step, by the convention and with causal attention."""
+        """The model's FLOP of a step, by the convention and with causal attention."""
         model, training = self.scenario.model, self.scenario.training
-        causal = model_flops(model, training, Keys.SEEN)
-        return Flops(model_flops(model, training), causal, recomputed_flops(self.rows) / self.scenario.steps)
+        return Flops(model_flops(model, training), model_flops(model, training, Keys.SEEN))
+
+    @cached_property
+    def recomputed_flops(self) -> Flop:
+        """FLOP of a step that are done again, on all ranks."""
+        return recomputed_flops(self.rows) / self.scenario.steps
 
     @cached_property
     def provenance(self) -> Mapping[str, float]:
@@ -442,7 +445,7 @@ class Answer(FieldState):
 
     def hfu(self) -> float:
         """Hardware FLOP utilization: recomputation counts."""
-        again = self.flops.recomputed
+        again = self.recomputed_flops
         return hfu(self.flops.model, again, seconds=self.step_time, ranks=self.ranks, peak=self.peak_flops)
 
     def to_json(self) -> dict[str, Any]:
