@@ -19,6 +19,17 @@ def look_seldom() -> None:
 
 
 @contextmanager
+def seldom() -> Iterator[None]:
+    """Look for it less often here."""
+    before = gc.get_threshold()
+    look_seldom()
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+@contextmanager
 def uncollected() -> Iterator[None]:
     """Do not look for it here: it costs a simulation a third of its time. What there is of it is found right behind."""
     collected = gc.isenabled()

@@ -10,7 +10,7 @@ from threading import Thread
 from typing import Final, TypeVar
 
 from clustersim.errors import ClusterSimError
-from clustersim.garbage import look_seldom
+from clustersim.garbage import look_seldom, seldom
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -27,7 +27,8 @@ def running(workers: int, executor: Executor | None = None) -> Iterator[Executor
     if executor is not None:
         yield executor
     elif workers == 1:
-        yield _Here()
+        with seldom():
+            yield _Here()
     else:
         pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_begin)
         try:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from clustersim.garbage import look_seldom, uncollected
+from clustersim.processes import running
 
 ALIVE: set[int] = set()
 """Circles that are still there."""
@@ -70,3 +71,10 @@ def test_it_looks_less_often() -> None:
     gc.set_threshold(700)
     look_seldom()
     assert gc.get_threshold()[0] > 700
+
+
+def test_work_in_this_process_is_seldom_looked_through() -> None:
+    gc.set_threshold(700)
+    with running(1) as executor:
+        assert executor.submit(gc.get_threshold).result()[0] > 10_000
+    assert gc.get_threshold()[0] == 700

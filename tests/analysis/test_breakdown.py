@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from clustersim.analysis.breakdown import Breakdown, breakdown
 from clustersim.analysis.parts import BUBBLES, PARTS, Part
@@ -36,6 +37,22 @@ def test_parts_sum_to_the_makespan_on_every_rank_and_in_the_mean(case: Case) -> 
 @given(cases())
 def test_no_part_is_negative(case: Case) -> None:
     assert (folded(case).seconds >= -1e-12 * (1 + case.trace.makespan)).all()
+
+
+@given(cases(), st.floats(0.0, 1.0), st.floats(0.0, 1.0))
+def test_parts_of_a_span_sum_to_it_and_those_beside_it_add_up(case: Case, one: float, other: float) -> None:
+    """Idle parts, which no block's mean over its runs divides, add up one by one."""
+    makespan = case.trace.makespan
+    since, until = (part * makespan for part in sorted((one, other)))
+    spans = ((0.0, since), (since, until), (until, makespan))
+    parts = [breakdown(case.joined, case.timing_of, span).seconds for span in spans]
+    for (begin, end), seconds in zip(spans, parts, strict=True):
+        assert seconds.sum(axis=1) == pytest.approx(end - begin, rel=1e-9, abs=1e-12)
+        assert (seconds >= -1e-12 * (1 + makespan)).all()
+    idle = [part.place for part in BUBBLES]
+    whole = folded(case).seconds
+    assert sum(parts)[:, idle] == pytest.approx(whole[:, idle], rel=1e-9, abs=1e-12)
+    assert sum(parts).sum(axis=1) == pytest.approx(whole.sum(axis=1), rel=1e-9, abs=1e-12)
 
 
 def test_a_blocks_operations_are_told_apart() -> None:

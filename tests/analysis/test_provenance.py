@@ -1,12 +1,16 @@
 """On what do the durations rest?"""
 
+import math
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from clustersim.analysis.provenance import InStep, expectation, in_step, items, provenance_share
+from clustersim.analysis.rows import WHOLE
 from clustersim.cost.timing import Bound, ExchangeTiming, Provenance
 from clustersim.program.task import Compute, Exchange, Stream
 
@@ -55,6 +59,20 @@ def test_a_kernel_whose_host_is_late_counts_for_what_it_takes_itself() -> None:
 def test_shares_sum_to_one_unless_nothing_took_time(case: Case) -> None:
     shares = shares_of(case)
     assert sum(shares.values()) == pytest.approx(1.0) or not nonzero(shares)
+
+
+@given(cases(), st.floats(0.0, 1.0))
+def test_what_begins_before_a_time_and_behind_it_is_all(case: Case, part: float) -> None:
+    at = part * case.trace.makespan
+    whole, *parts = (
+        Counter(
+            {(each.does, each.provenance): each.seconds for each in items(case.joined, case.timing_of, published, span)}
+        )
+        for span in (WHOLE, (0.0, at), (at, math.inf))
+    )
+    both = {each: parts[0][each] + parts[1][each] for each in whole}
+    assert both == pytest.approx(dict(whole))
+    assert not (parts[0].keys() | parts[1].keys()) - whole.keys()
 
 
 def test_an_empty_trace_rests_on_nothing() -> None:

@@ -153,7 +153,7 @@ def found(batch: int, top: int, folder: Path | None = None, workers: int = 1) ->
 @pytest.mark.parametrize("top", [2, 3])
 def test_a_search_that_estimates_finds_what_trying_all_finds(top: int) -> None:
     """But for layouts that are another in other words, which are as fast as that one."""
-    tried, space, answer = every(long_job(192), VARY), Space.only(long_job(192), VARY), found(192, top)
+    tried, space, answer = every(long_job(384), VARY), Space.only(long_job(384), VARY), found(384, top)
     times = {varied(space, each.overrides): each.step_time for each in answer.simulated if not each.extended}
     assert all(tried[chosen] == seconds for chosen, seconds in times.items())
     assert answer.best[0].step_time == min(tried.values())
