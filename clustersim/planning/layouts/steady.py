@@ -150,7 +150,7 @@ def _fewer(scenario: Scenario) -> int:
     """How many microbatches to simulate, in whole rounds of all ranks where the schedule wants them so."""
     ranks = scenario.layout.pp
     least = max(_ROUNDS * ranks + _MORE, _FEWEST)
-    return ceil(least / ranks) * ranks if isinstance(scenario.run_schedule, Interleaved) else least
+    return ceil(least / ranks) * ranks if _in_rounds(scenario) else least
 
 
 def _round(short: Answer, many: int) -> tuple[Seconds, Span]:
@@ -183,4 +183,12 @@ def _is_steady(scenario: Scenario) -> bool:
     """Whether each microbatch does what the one before did."""
     varies = scenario.jitter is not None or scenario.training.expert_load is not None
     passing = bool(scenario.shares_links or scenario.disturbances.passing)  # which are there for a part of the step
-    return not (varies or passing) and scenario.steps == 1 and isinstance(scenario.run_schedule, _STEADY)
+    left = _in_rounds(scenario) and scenario.microbatches % scenario.layout.pp  # then rounds are longer
+    known = isinstance(scenario.run_schedule, _STEADY) and not left
+    return known and not (varies or passing) and scenario.steps == 1
+
+
+def _in_rounds(scenario: Scenario) -> bool:
+    """Whether microbatches go round all ranks, then through the next chunk of each."""
+    schedule = scenario.run_schedule
+    return isinstance(schedule.plain if isinstance(schedule, Combined) else schedule, Interleaved)

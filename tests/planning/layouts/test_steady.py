@@ -113,6 +113,13 @@ def test_energy_is_as_near_as_the_step() -> None:
             "training.global_batch=80",
         ),
         ("schedule=zb-1p", "layout.pp=2", "cluster.gpus=2"),
+        (  # in 12 rounds of 17 microbatches
+            "schedule={interleaved: {chunks: 2}}",
+            "layout.pp=16",
+            "cluster.gpus=16",
+            "model.layers=32",
+            "training.global_batch=204",
+        ),
     ],
 )
 def test_what_is_not_known_to_be_steady_is_not_estimated(other: tuple[str, ...]) -> None:
