@@ -1,12 +1,14 @@
 """How is experience read and written? topologies/experience/NAME.yaml, which `python -m calibrate fit-band` writes."""
 
 from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, Final
 
 from clustersim.experience.band import TERMS, Coverage, Experience, Term
 from clustersim.experience.known import Known
 from clustersim.section import Section
-from clustersim.shipped import find, read_mapping
+from clustersim.shipped import find, mapping_of, read_text
 
 STEPS: Final = "steps"
 MIXTURES: Final = "mixtures"
@@ -25,7 +27,13 @@ def kind_of(*, mixture: bool, narrow: bool) -> str:
 def load_experience(name_or_path: str = STEPS) -> Experience:
     """Read topologies/experience/NAME.yaml, or a file of the same form; raise InputError for a bad one."""
     path = find("experience", name_or_path)
-    file = Section(path, read_mapping(path))
+    return _parsed(path, read_text(path))
+
+
+@lru_cache(maxsize=8)
+def _parsed(path: Path, text: str) -> Experience:
+    """Of the text of a file: every answer asks for it, and reading YAML takes as long as a tenth of a step."""
+    file = Section(path, mapping_of(path, text))
     published, deviations = file.section("published"), file.section("deviations")
     experience = Experience(
         cases=published.count("cases", most=_MOST),

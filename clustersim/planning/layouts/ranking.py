@@ -134,6 +134,11 @@ class _State:
         return Shared.of(self.search.space.scenario)
 
     @cached_property
+    def repeat(self) -> float:
+        """The part by which two runs of the same step differ."""
+        return load_experience().repeat
+
+    @cached_property
     def first(self) -> Layout | None:
         """The scenario as its file has it; None where it cannot be simulated."""
         try:
@@ -228,7 +233,7 @@ class _State:
         for candidate, layout in self.store.layouts.items():
             scores[candidate.job].append(layout.score)
         top, best = self.search.top, self._best()
-        alike = 0.0 if best is None else best.score * (1.0 + load_experience().repeat)
+        alike = 0.0 if best is None else best.score * (1.0 + self.repeat)
         return [max(alike, sorted(each)[top - 1]) if len(each) >= top else float("inf") for each in scores]
 
     def _best_so_far(self) -> Layout | None:
@@ -250,8 +255,7 @@ class _State:
             else:
                 there.append((each.candidate, layout))
         ranked = sorted(there, key=lambda each: (each[1].score, each[0].plainness))
-        repeat = load_experience().repeat
-        alike = (ranked[0][1].score if ranked else 0.0) * (1.0 + repeat)
+        alike = (ranked[0][1].score if ranked else 0.0) * (1.0 + self.repeat)
         marked = [(candidate, replace(layout, tied=layout.score <= alike)) for candidate, layout in ranked]
         tied = [place for place, (_, layout) in enumerate(marked) if layout.tied]
         return Found(
@@ -266,7 +270,7 @@ class _State:
             wall=wall,
             complete=self.complete,
             changes=self.changes,
-            repeat=repeat,
+            repeat=self.repeat,
         )
 
     def _seen(self, ladder: Sequence[Weighed], wanted: Sequence[float]) -> Iterator[tuple[Weighed, Layout | None, str]]:
