@@ -1,11 +1,11 @@
 """When do activities that share links end?
 
 An activity has seconds of work, which it does at full speed where it has its links for itself, or at the part of it to
-which it is limited. Each of its links it
-keeps busy for a part of every second of work; no link is busy for more than a second per second. Speeds are max-min
-fair (`max_min`) and constant between changes: when an activity comes or goes, what is left of every activity in the
-same connected part of links and activities is brought up to date and their speeds are found again, once per instant.
-An activity whose speed stays the same keeps its end, so one that nobody disturbs takes exactly its own time.
+which it is limited. Each of its links it keeps busy for a part of every second of work; no link is busy for more than a
+second per second. Speeds are max-min fair (`max_min`) and constant between changes: when an activity comes or goes,
+what is left of every activity in the same connected part of links and activities is brought up to date and their speeds
+are found again, once per instant. An activity whose speed stays the same keeps its end, so one that nobody disturbs
+takes exactly its own time.
 
 Reference: Casanova et al., "Versatile, scalable, and accurate simulation of distributed applications and platforms",
 J. Parallel Distrib. Comput. 74(10), 2014, section 3 (fluid models with lazy, partial updates).
