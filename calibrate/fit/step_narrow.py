@@ -21,12 +21,13 @@ import numpy as np
 
 from calibrate.fit.step_table import ACCELERATORS, SIBLINGS, SUSTAINED
 from clustersim.arrays import FloatArray
+from clustersim.experience.file import NARROW, NARROW_MIXTURES
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from clustersim.units import Seconds
 from clustersim.validation.cases import CannotPredictError, Case
-from clustersim.validation.settings import is_narrow
+from clustersim.validation.settings import experience_of
 from clustersim.validation.software import has_experts
 from clustersim.validation.steps import predicted_seconds, scenario_of
 
@@ -54,8 +55,8 @@ class Narrow:
 
 
 def tabulated(cases: Iterable[Case], pool: Executor) -> list[Narrow]:
-    """The steps in narrow formats of quality A and B that can be predicted."""
-    found = pool.map(_tabulate, [case for case in cases if is_narrow(case)])
+    """The measured steps in narrow formats of quality A and B that can be predicted."""
+    found = pool.map(_tabulate, [case for case in cases if experience_of(case) in (NARROW, NARROW_MIXTURES)])
     return [each for each in found if each is not None]
 
 

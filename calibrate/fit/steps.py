@@ -7,8 +7,10 @@ mean over sources of the absolute logarithm of predicted over measured, so that 
 that too few cases depend on is not searched. Two more were tried, the bandwidth of streaming kernels within a step and
 the host's time before a pass: each lowered the error by less than a tenth of a point, and is left out.
 
+What another simulator predicted is no measurement: no constant rests on it, and it thins out no measured cases.
+
 Leave one source out: the constants are found again without a source, which they then predict. `--left-out FOLDER`
-writes what every measured case is then off by, from which `fit-band` finds how wide a band must be: of dense steps in
+writes what every case is then off by, from which `fit-band` finds how wide a band must be: of dense steps in
 BF16, and of mixtures of experts and steps in FP8 and narrower formats, which nothing here is fitted to
 (`step_unfitted`). `--narrow` finds the rates of these formats alone (`step_narrow`).
 """
@@ -35,7 +37,7 @@ from clustersim.files import write_text_atomically
 from clustersim.shipped import names
 from clustersim.units import Seconds
 from clustersim.validation.cases import Case
-from clustersim.validation.settings import is_dense, is_measured
+from clustersim.validation.settings import experience_of
 from clustersim.validation.steps import read_steps
 from clustersim.workload.framework import load_framework
 
@@ -66,10 +68,10 @@ class Constants:
 
 
 def thinned(cases: Sequence[Case], most: int = STRIDE_ABOVE) -> list[Case]:
-    """Dense cases of quality A and B; of sources with more than `most`, an even choice."""
+    """Measured dense cases of quality A and B; of sources with more than `most`, an even choice."""
     groups: dict[str, list[Case]] = {}
     for case in cases:
-        if is_dense(case):
+        if experience_of(case) == STEPS:
             groups.setdefault(case.text("source"), []).append(case)
     return [case for group in groups.values() for case in group[:: -(-len(group) // most)]]
 
@@ -208,7 +210,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--left-out",
         metavar="FOLDER",
-        help="write the error of each measured case, its source left out, a CSV of each kind",
+        help="write the error of each case, its source left out, a CSV of each kind",
     )
     parser.add_argument(
         "--narrow", action="store_true", help="rates of FP8 and narrower formats, with all else as it is"
@@ -230,12 +232,10 @@ def command(options: argparse.Namespace) -> None:
             print(f"{len(cases) - len(table)} of {len(cases)} cases cannot be predicted", file=sys.stderr)
         found, without = fit(table), fitted_without(table)
         unfitted = judge_unfitted(published, *_paces(found, without, tabulated(published, pool)), pool)
-    measured = {case.text("case_id") for case in published if is_measured(case)}
-    runs = [each for each in table if each.case_id in measured]
-    qualities = {STEPS: judged(runs, found, without)}
+    qualities = {STEPS: judged(table, found, without)}
     qualities |= {kind: judged_unfitted(steps) for kind, steps in unfitted.items()}
     if options.left_out is not None:
-        rows = {STEPS: left_out(runs, without)}
+        rows = {STEPS: left_out(table, without)}
         rows |= {kind: [each.left_out for each in steps] for kind, steps in unfitted.items()}
         for kind, each in rows.items():
             write_left_out(each, left_out_file(kind, Path(options.left_out)))

@@ -77,11 +77,6 @@ def is_mixture(case: Case) -> bool:
     return is_known(case) and is_wide(case) and has_experts(case)
 
 
-def is_narrow(case: Case) -> bool:
-    """Whether a step was run in a format with scales, and all that it depends on is known."""
-    return is_known(case) and not is_wide(case)
-
-
 def experience_of(case: Case) -> str | None:
     """The kind of experience that a case adds to.
 

@@ -5,12 +5,18 @@ seconds of their framework's forward and b of k seconds of its backward. A table
 between its nodes in 1/r, l and k.
 """
 
+import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from calibrate.fit.left_out import left_out_file
 from calibrate.fit.step_table import NODES, Tabulated
 from calibrate.fit.steps import (
     ACCELERATORS,
@@ -18,6 +24,8 @@ from calibrate.fit.steps import (
     LIKE,
     STRIDE_ABOVE,
     Constants,
+    add_arguments,
+    command,
     errors,
     fit,
     fitted_without,
@@ -26,7 +34,10 @@ from calibrate.fit.steps import (
     thinned,
 )
 from clustersim.experience.facts import Facts
+from clustersim.experience.file import KINDS
 from clustersim.validation.cases import Case
+from tests.conftest import examples
+from tests.validation.rows import case as row
 
 H100, A100, B200 = "h100-sxm-80gb", "a100-sxm-80gb", "b200-sxm-180gb"
 OLD, NEW = "megatron-2021", "pytorch"
@@ -162,6 +173,65 @@ def test_of_a_source_with_very_many_cases_an_even_choice_is_searched() -> None:
     count = int(2.4 * STRIDE_ABOVE)
     few, lots = [case("small", 0)], [case("large", number) for number in range(count)]
     assert thinned([*lots, *few]) == [*lots[::3], *few]
+
+
+SIMULATED = {"step_time_origin": "simulated by somebody"}
+
+
+@given(st.lists(st.sampled_from(["measured", "simulated", "elsewhere"]), max_size=40), st.integers(1, 10))
+@examples(100)
+def test_what_somebody_simulated_thins_out_nothing(kinds: list[str], most: int) -> None:
+    """Whatever their places, the choice is that of a table without them."""
+    made = {"measured": ("paper", {}), "simulated": ("paper", SIMULATED), "elsewhere": ("simulator", SIMULATED)}
+    all_cases = [case(source, number, **more) for number, kind in enumerate(kinds) for source, more in (made[kind],)]
+    runs = [each for each, kind in zip(all_cases, kinds, strict=True) if kind == "measured"]
+    assert thinned(all_cases, most) == thinned(runs, most)
+
+
+EXPERTS = {
+    **{"tp": "1", "pp": "1", "dp": "8", "schedule": "", "mlp": "swiglu", "zero_stage": "1", "ep": "8"},
+    **{"experts": "16", "top_k": "4", "moe_ffn_hidden": "512", "shared_experts": "2"},
+}
+SCALED = {"precision": "mxfp8", "framework": "megatron-bridge v0.4.0", "year": "2025", "gpu": "gb200"}
+SCALED |= {"gpus_per_node": "4", "interconnect": "nvl72"}
+
+
+def rows(count: int, **cells: str) -> list[Case]:
+    """Rows of one source, of different lengths."""
+    name, software = "-".join(cells.values()), {"framework": "megatron-lm", "year": "2021"}
+    lengths = [str(16 * (number + 1)) for number in range(count)]
+    return [row(**{"case_id": f"{name} {each}", "global_batch": each, **software, **cells}) for each in lengths]
+
+
+def of_every_kind(dense: int, narrow: int, **cells: str) -> list[Case]:
+    """Of small models that wait for their host; narrow: enough for a rate of their own, or not."""
+    mixtures = (rows(1, **EXPERTS, **cells), rows(1, **EXPERTS, **SCALED, **cells))
+    return [*rows(dense, **cells), *rows(narrow, **SCALED, **cells), *chain(*mixtures)]
+
+
+def fitted(cases: list[Case], folder: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> dict[str, str]:
+    """What `fit-steps` writes of published cases, by file."""
+    folder.mkdir()
+    monkeypatch.setattr("calibrate.fit.steps.read_steps", lambda: cases)
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    told = ["--json", str(folder / "found.json"), "--left-out", str(folder), "--workers", "1", "--most", "4"]
+    command(parser.parse_args([*told, *more]))
+    return {path.name: path.read_text() for path in folder.iterdir()}
+
+
+def test_constants_and_errors_rest_on_no_simulated_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They say a tenth or four times what was measured, among a source's runs and alone, in every kind of steps."""
+    runs = [*of_every_kind(4, 1), *rows(4, source="another", hidden="2048", step_time_s="0.2")]
+    beside = of_every_kind(13, 11, step_time_s="0.01", **SIMULATED)
+    alone = of_every_kind(5, 11, source="simulator", step_time_s="0.4", **SIMULATED)
+    mixed = [*alone, *beside[::2], *runs, *beside[1::2]]
+    without, having = (
+        {more: fitted(cases, tmp_path / f"{name}{len(more)}", monkeypatch, *more) for more in ((), ("--narrow",))}
+        for name, cases in (("runs", runs), ("mixed", mixed))
+    )
+    assert set(without[()]) == {"found.json", *(left_out_file(kind).name for kind in KINDS)}
+    assert having == without
 
 
 def test_constants_of_a_case_are_its_accelerators_and_its_frameworks() -> None:
