@@ -1,7 +1,8 @@
 """What did a search of layouts find?"""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from importlib import import_module
 from typing import Any, Final
 
@@ -10,6 +11,9 @@ from clustersim.units import KWH, Bytes, Joules, Seconds, format_energy, format_
 
 RIVALS: Final = 4
 """Layouts that are compared where something is other than supposed."""
+_BATCH: Final = "training.global_batch"
+FOLLOWING: Final = ("layout.sequence_parallel", "layout.layers_per_stage", _BATCH)
+"""Keys that follow from others, as a rule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +104,7 @@ class Change:
         return min(there)[1] if there else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Found:
     """A search. candidates: combinations of values; pruned: of those, by reason; simulated: best first.
 
@@ -136,6 +140,24 @@ class Found:
             case "days":
                 return f"{score:.1f} days"
         return format_step_time(score)
+
+    @cached_property
+    def telling(self) -> frozenset[str]:
+        """Keys of `FOLLOWING` that follow from nothing here: layouts that are simulated differ in nothing else.
+
+        The batch, too, wherever layouts of one job have several: it is not what anything follows from.
+        """
+        alike: dict[Hashable, list[dict[str, str]]] = {}
+        batches: dict[int, set[str]] = {}
+        for each in self.simulated:
+            keys = keys_of(each)
+            others = frozenset(pair for pair in keys.items() if pair[0] not in FOLLOWING)
+            alike.setdefault((each.job, others), []).append(keys)
+        every: tuple[Layout | Bounded, ...] = (*self.simulated, *self.bounded)
+        for one in every:
+            batches.setdefault(one.job, set()).add(keys_of(one).get(_BATCH, ""))
+        found = {key for same in alike.values() for key in FOLLOWING if len({each.get(key) for each in same}) > 1}
+        return frozenset(found | ({_BATCH} if any(len(each) > 1 for each in batches.values()) else set()))
 
     @property
     def rivals(self) -> tuple[Layout, ...]:
@@ -230,15 +252,19 @@ class Found:
         }
 
 
+def keys_of(layout: Layout | Bounded) -> dict[str, str]:
+    """How a layout differs from the file's own: values by key."""
+    return dict(each.split("=", 1) for each in layout.overrides)
+
+
 def _row(layout: Layout) -> dict[str, Any]:
     """A layout as a row of a table."""
     numbers = layout.to_json()
     (low, high), parts = layout.band, numbers.pop("breakdown_s")
     del numbers["step_time_band_s"]
     numbers |= {"overrides": " ".join(layout.overrides), "expected_low_s": low, "expected_high_s": high}
-    keys = dict(each.split("=", 1) for each in layout.overrides)
     numbers |= {f"run_{name}": value for name, value in numbers.pop("run", {}).items()}
-    return {**numbers, **keys, **{f"{name} [s]": seconds for name, seconds in parts.items()}}
+    return {**numbers, **keys_of(layout), **{f"{name} [s]": seconds for name, seconds in parts.items()}}
 
 
 def plain(layout: Layout) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from clustersim.report.draw.bars import Drawn, lines, plot, points, words_in
 from clustersim.report.figure import Figure, Traces, axis, time_scale
 from clustersim.report.parts.difference import changed_parts
 from clustersim.report.printed import search as said
-from clustersim.report.printed.search import bare, keys_of, pair_words, short
+from clustersim.report.printed.search import bare, pair_words, short, shown_keys
 from clustersim.report.rows import grouped
 from clustersim.report.theme import SERIES
 from clustersim.units import format_step_time
@@ -47,19 +47,19 @@ def _figures(found: Found) -> dict[str, Figure | None]:
     every: list[Layout | Bounded] = [*found.simulated, *found.bounded]
     here = [each for each in every if each.job == found.choice.job]
     shown = found.simulated[:_MOST_LINES]
-    pairs, keys = _axes(here), _axes(shown)
+    pairs, keys = _axes(found, here), _axes(found, shown)
     return {
         "pareto": pareto_figure(found),
         "heat": heat_figure(found, pairs) if len(pairs) > 1 else None,
-        "lines": lines_figure(shown, keys) if len(keys) > 1 else None,
+        "lines": lines_figure(found, shown, keys) if len(keys) > 1 else None,
     }
 
 
-def _axes(layouts: Sequence[Layout | Bounded]) -> dict[str, list[str]]:
+def _axes(found: Found, layouts: Sequence[Layout | Bounded]) -> dict[str, list[str]]:
     """Keys in which layouts differ, with their values in order; first those that people ask for first."""
     values: dict[str, set[str]] = {}
     for each in layouts:
-        for key, value in keys_of(each.overrides).items():
+        for key, value in shown_keys(each, found).items():
             values.setdefault(key, set()).add(value)
     asked = [*(key for key in _ASKED if key in values), *sorted(values.keys() - {*_ASKED})]
     return {key: sorted(values[key], key=_order) for key in asked if len(values[key]) > 1}
@@ -78,19 +78,19 @@ def pareto_figure(found: Found) -> Figure:
     for place, ((gpus, cluster), there) in enumerate(sorted(every.items(), key=lambda job: job[0])):
         front = fronts.get((gpus, cluster), [])
         traces += [
-            _dots(there, f"{gpus:,} GPUs of {cluster}", SERIES[place % len(SERIES)], scale.size),
+            _dots(found, there, f"{gpus:,} GPUs of {cluster}", SERIES[place % len(SERIES)], scale.size),
             lines(*_places(front, scale.size), {"color": "@muted", "width": 1, "dash": "dot"}),
         ]
-    taken = _dots([found.choice], "to take", "@ink", scale.size)
+    taken = _dots(found, [found.choice], "to take", "@ink", scale.size)
     taken["marker"] |= {"symbol": "star", "size": 14}
     x, y = axis(f"step time [{scale.unit}]"), axis("memory left on the fullest GPU [GiB]", rangemode="tozero")
     return plot("pareto", [*traces, taken], x, y, height=380, narrow={"legend": {"font": {"size": 9}}})
 
 
-def _dots(layouts: Sequence[Layout], name: str, colour: str, size: float) -> Drawn:
+def _dots(found: Found, layouts: Sequence[Layout], name: str, colour: str, size: float) -> Drawn:
     return points(
         name, *_places(layouts, size), {"color": colour, "size": 8, "opacity": 0.75},
-        customdata=[[escape(short(each)), format_step_time(each.step_time)] for each in layouts],
+        customdata=[[escape(short(each, found)), format_step_time(each.step_time)] for each in layouts],
         hovertemplate="<b>%{customdata[1]}</b>, %{y:.1f} GiB left<br>%{customdata[0]}<extra></extra>",
     )  # fmt: skip
 
@@ -117,7 +117,7 @@ def _heat(found: Found, one: str, two: str) -> Drawn:
     scores: list[tuple[Layout | Bounded, tuple[bool, float]]]
     scores = [(each, (False, each.score)) for each in found.simulated]
     for each, score in (*scores, *((each, (True, each.bound)) for each in found.bounded)):
-        keys = keys_of(each.overrides)
+        keys = shown_keys(each, found)
         if each.job == found.choice.job and one in keys and two in keys:
             pair = keys[one], keys[two]
             least[pair] = min(least.get(pair, score), score)
@@ -136,12 +136,12 @@ def _word(key: str) -> str:
     return key.rpartition(".")[2].replace("_", " ")
 
 
-def lines_figure(layouts: Sequence[Layout], axes: Mapping[str, list[str]]) -> Figure:
+def lines_figure(found: Found, layouts: Sequence[Layout], axes: Mapping[str, list[str]]) -> Figure:
     """Parallel coordinates: a place for each key, a line for each layout through its values, the darker the faster."""
     scores = [each.score for each in layouts]
     low, span = min(scores), max(scores) - min(scores) or 1.0
     groups = grouped(layouts, lambda each: int((each.score - low) / span * (len(_SHADES) - 1)))
-    traces = [_lines(groups[shade], shade, axes) for shade in sorted(groups, reverse=True)]
+    traces = [_lines(found, groups[shade], shade, axes) for shade in sorted(groups, reverse=True)]
     words, places, height = [*map(_word, axes)], [*range(len(axes))], 160 + 44 * max(map(len, axes.values()))
     x = axis("", tickvals=places, ticktext=words, fixedrange=True, range=[-0.3, len(axes) - 0.5])
     y = axis("", visible=False, fixedrange=True, range=[-0.08, 1.08])
@@ -153,16 +153,16 @@ def _height(key: str, value: str, axes: Mapping[str, list[str]]) -> float:
     return axes[key].index(value) / (len(axes[key]) - 1)
 
 
-def _lines(layouts: Sequence[Layout], shade: int, axes: Mapping[str, list[str]]) -> Drawn:
+def _lines(found: Found, layouts: Sequence[Layout], shade: int, axes: Mapping[str, list[str]]) -> Drawn:
     """Layouts of one shade, with gaps between them and where one has no value of a key."""
     places: list[float | None] = []
     heights: list[float | None] = []
     words: list[list[str]] = []
     for each in layouts:
-        keys = keys_of(each.overrides)
+        keys = shown_keys(each, found)
         places += [*range(len(axes)), None]
         heights += [_height(key, keys[key], axes) if key in keys else None for key in axes] + [None]
-        words += [[format_step_time(each.step_time), escape(short(each))]] * (len(axes) + 1)
+        words += [[format_step_time(each.step_time), escape(short(each, found))]] * (len(axes) + 1)
     return {
         "type": "scatter", "mode": "lines+markers", "x": places, "y": heights, "customdata": words,
         "hovertemplate": "<b>%{customdata[0]}</b><br>%{customdata[1]}<extra></extra>",

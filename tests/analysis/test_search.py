@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from clustersim.analysis.search import Change, Found, Layout
+from clustersim.analysis.search import Bounded, Change, Found, Layout
 
 PLAIN = Layout(("layout.tp=1",), 0, 8, "dgx-h100", 1.0, 1.0, (0.9, 1.1), 1.0, 0.5, 40.0, 80.0, {"compute": 1.0})
 FAST = replace(PLAIN, overrides=("layout.tp=2",), score=0.99, step_time=0.99, peak_memory=60.0)
@@ -40,3 +40,24 @@ def test_another_overtakes_it_only_by_more_than_runs_of_the_same_differ() -> Non
     near, far = Change("near", (1.0, 0.99, None)), Change("far", (1.1, 1.0, 1.6))
     alone, none = Change("alone", (1.0, None, None)), Change("none", (None, 1.0, 1.0))
     assert found(near, far, alone, none).overtaken == ("far",)
+
+
+SEQUENCE = "layout.sequence_parallel"
+BATCH = "training.global_batch"
+
+
+def other(layout: Layout, *overrides: str) -> Layout:
+    return replace(layout, overrides=(*layout.overrides, *overrides))
+
+
+def test_what_follows_is_told_where_layouts_differ_in_nothing_else() -> None:
+    """One with and one without sequence parallelism at tp 2; that of tp 4 follows."""
+    only, none = other(FAST, f"{SEQUENCE}=true"), other(FAST, f"{SEQUENCE}=false")
+    assert replace(found(), simulated=(only, none, other(SMALL, f"{SEQUENCE}=true"))).telling == {SEQUENCE}
+    assert replace(found(), simulated=(only, PLAIN, other(SMALL, f"{SEQUENCE}=false"))).telling == set()
+
+
+def test_batches_are_told_where_a_job_has_several_though_one_was_only_bounded() -> None:
+    one, two = other(PLAIN, f"{BATCH}=64"), Bounded(("layout.tp=1", f"{BATCH}=128"), 0, 2.0)
+    assert replace(found(), simulated=(one,), bounded=(two,)).telling == {BATCH}
+    assert replace(found(), simulated=(one,), bounded=(replace(two, job=1),)).telling == set()

@@ -25,7 +25,7 @@ from clustersim.experience.file import load_experience
 from clustersim.fitting import fits
 from clustersim.planning.layouts.drafts import drafts_of
 from clustersim.planning.layouts.executors import Shared
-from clustersim.planning.layouts.objective import Objective
+from clustersim.planning.layouts.objective import Objective, objective_named
 from clustersim.planning.layouts.sensitivity import CHANGES, changed_score, changes_of
 from clustersim.planning.layouts.space import Candidate, Space, add
 from clustersim.planning.layouts.steady import Extended, extended
@@ -62,6 +62,11 @@ class Search:
     store: Path | None = None
     executor: Executor | None = None
     sensitivity: bool = True
+
+    def __post_init__(self) -> None:
+        for name, number in (("top", self.top), ("workers", self.workers)):
+            if number < 1:
+                raise InputError(f"{name}: {number} is too few; 1 is the fewest")
 
     def run(self, progress: Progress | None = None) -> Found:
         """Search; raise InputError where no layout is left, for a store of another search, and an unknown price.
@@ -107,14 +112,18 @@ class Search:
 def search(
     scenario: Scenario,
     *,
-    fix: Mapping[str, str] | None = None,
-    vary: Mapping[str, Iterable[str]] | None = None,
-    objective: Objective = Objective.STEP_TIME,
+    fix: Mapping[str, object] | None = None,
+    vary: Mapping[str, Iterable[object]] | None = None,
+    objective: Objective | str = Objective.STEP_TIME,
     top: int = 10,
     workers: int = 1,
 ) -> Found:
-    """The best layouts of a scenario's job on its cluster; see `Space.of` and `Search`."""
-    return Search(Space.of(scenario, fix, vary), top, objective, workers).run()
+    """The best layouts of a scenario's job on its cluster; see `Space.of` and `Search`.
+
+    objective: as on the command line, such as "energy".
+    """
+    least = objective if isinstance(objective, Objective) else objective_named(objective)
+    return Search(Space.of(scenario, fix, vary), top, least, workers).run()
 
 
 @dataclass

@@ -59,8 +59,8 @@ class Space:
     def of(
         cls,
         scenario: Scenario,
-        fix: Mapping[str, str] | None = None,
-        vary: Mapping[str, Iterable[str]] | None = None,
+        fix: Mapping[str, object] | None = None,
+        vary: Mapping[str, Iterable[object]] | None = None,
         *,
         gpus: Iterable[int] = (),
         clusters: Iterable[str] = (),
@@ -71,13 +71,13 @@ class Space:
         gpus, clusters: sizes and clusters to lay the job out on, each with each; none: the file's.
         batch_per_gpu: a step has as many sequences for each GPU as in the file, instead of as many in all.
         """
-        fixed, varied = dict(fix or {}), _varied(vary or {})
+        fixed, varied = _fixed(scenario, fix or {}), _varied(vary or {})
         _require(fixed, varied)
         others = _others(scenario, tuple(gpus), tuple(clusters), batch_per_gpu=batch_per_gpu)
         return cls(scenario, jobs_of(scenario, others, fixed, varied), frozenset((*fixed, *varied)))
 
     @classmethod
-    def only(cls, scenario: Scenario, vary: Mapping[str, Iterable[str]]) -> Self:
+    def only(cls, scenario: Scenario, vary: Mapping[str, Iterable[object]]) -> Self:
         """The space in which nothing varies that is not named; raise InputError for what is no key."""
         varied = _varied(vary)
         _require({}, varied)
@@ -144,8 +144,20 @@ def add(aside: dict[str, Pruned], said: str, count: int = 1) -> None:
     aside[reason] = Pruned(count, said) if known is None else Pruned(known.count + count, known.example)
 
 
-def _varied(vary: Mapping[str, Iterable[str]]) -> dict[str, tuple[str, ...]]:
+def _varied(vary: Mapping[str, Iterable[object]]) -> dict[str, tuple[str, ...]]:
+    for key, values in vary.items():
+        if isinstance(values, str) or not isinstance(values, Iterable):
+            raise InputError(f"vary: {key}: {values!r} is no list of values; write such as {{{key!r}: [1, 2, 4]}}")
     return {key: tuple(dict.fromkeys(map(str, values))) for key, values in vary.items()}
+
+
+def _fixed(scenario: Scenario, fix: Mapping[str, object]) -> dict[str, str]:
+    """Keys that are fixed; raise TypeError for what is no scenario, or no mapping."""
+    if not isinstance(scenario, Scenario):
+        raise TypeError(f"{type(scenario).__name__} is not a Scenario; build one, as in Scenario.load('plan.yaml')")
+    if not isinstance(fix, Mapping):
+        raise TypeError(f"fix: {fix!r} is no mapping of keys to values; write such as {{{TP!r}: 8}}")
+    return {key: str(value) for key, value in fix.items()}
 
 
 def _require(fixed: Mapping[str, str], varied: Mapping[str, tuple[str, ...]]) -> None:

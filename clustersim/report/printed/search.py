@@ -5,7 +5,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Final
 
-from clustersim.analysis.search import Found, Layout
+from clustersim.analysis.search import FOLLOWING, Bounded, Found, Layout, keys_of
 from clustersim.report.printed.grid import grid, text
 from clustersim.units import format_bytes, format_seconds, format_step_time
 
@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-_FOLLOWING: Final = ("layout.sequence_parallel", "layout.layers_per_stage", "training.global_batch")
 STEP_TIME: Final = "step-time"
 _PER: Final = {"cost": " per trillion tokens", "energy": " per trillion tokens", "run-cost": " for the run"}
+_TOKENS: Final = "tokens-per-gpu"
+_SUBJECT: Final = {_TOKENS: "tokens/s/GPU", "run-cost": "cost"}
 _MOST_PARTS: Final = 4  # in which layouts differ
 _MOST_REASONS: Final = 8
 _LEAST: Final = 0.001  # of a step: parts that differ by less are not told
@@ -34,7 +35,7 @@ def render_search(found: Found, *, resumable: bool = False) -> "Group":
         return Group(*shown, text("nothing was simulated yet"))
     shown += [*_choice(found), text(""), *_best(found)]
     if len(found.of_jobs) > 1:
-        jobs = (((each.cluster, f"{each.gpus:,}"), each, short(each)) for each in found.of_jobs)
+        jobs = (((each.cluster, f"{each.gpus:,}"), each, short(each, found)) for each in found.of_jobs)
         shown += [text(""), text("the best on each", "bold"), _table(("cluster", "GPUs"), found, jobs)]
     pruned = [(f"{each.count:,}", why, each.example.partition(": ")[2]) for why, each in found.pruned.items()]
     set_aside = grid(("", "set aside for", "such as"), pruned[:_MOST_REASONS], right=(0,))
@@ -44,12 +45,25 @@ def render_search(found: Found, *, resumable: bool = False) -> "Group":
 
 def headline(found: Found) -> str:
     """The layout to take, and how it compares with the first guess."""
-    choice, words = found.choice, ""
-    if found.first is not None:
-        change = choice.score / found.first.score - 1.0
-        words = f", {change:+.1%} against the file's own layout" if abs(change) >= _LEAST else ", the file's own layout"
+    choice = found.choice
     by = "" if found.objective == STEP_TIME else f", {found.score_words(choice.score)}{_PER.get(found.objective, '')}"
-    return f"best layout: {format_step_time(choice.step_time)} a step{by}{words}"
+    against = "" if found.first is None else _against(found, found.first)
+    return f"best layout: {format_step_time(choice.step_time)} a step{by}{against}"
+
+
+def _against(found: Found, first: Layout) -> str:
+    """How the layout to take compares with the first guess."""
+    if first.headroom < 0.0:
+        needed, there = format_bytes(first.peak_memory), format_bytes(first.memory)
+        return f"; the file's own layout does not fit ({needed} of {there})"
+    if found.choice.score == first.score:
+        return ", the file's own layout"
+    ratio = found.choice.score / first.score
+    change = (1.0 / ratio if found.objective == _TOKENS else ratio) - 1.0
+    if abs(change) < _LEAST:
+        return ", as good as the file's own layout"
+    subject = "" if found.objective == STEP_TIME else f" {_SUBJECT.get(found.objective, found.objective)}"
+    return f", {change:+.1%}{subject} against the file's own layout"
 
 
 def command(found: Found, layout: Layout, file: Path) -> str:
@@ -58,9 +72,9 @@ def command(found: Found, layout: Layout, file: Path) -> str:
     return f"clustersim run {quote(str(file))} {sets}"
 
 
-def short(layout: Layout) -> str:
+def short(layout: Layout, found: Found) -> str:
     """What tells a layout from others, in few words; empty of the file's own."""
-    return _words(keys_of(layout.overrides))
+    return _words(shown_keys(layout, found))
 
 
 def _words(keys: Mapping[str, str]) -> str:
@@ -89,10 +103,10 @@ def bare(value: str) -> str:
     return plain.replace(": shard: ", " over ").replace("layers: ", "layers ")
 
 
-def keys_of(overrides: Iterable[str]) -> dict[str, str]:
+def shown_keys(layout: Layout | Bounded, found: Found) -> dict[str, str]:
     """The keys that matter to people, with their values: what follows from others is left out."""
-    pairs = (each.partition("=") for each in overrides)
-    return {key: value for key, _, value in pairs if key not in _FOLLOWING and value != "null"}
+    hidden = set(FOLLOWING) - found.telling
+    return {key: value for key, value in keys_of(layout).items() if key not in hidden and value != "null"}
 
 
 def band_words(layout: Layout) -> str:
@@ -124,7 +138,7 @@ def differences(found: Found, other: Layout) -> str:
 def _choice(found: Found) -> "Iterator[Text]":
     tied = sum(each.tied for each in found.simulated)
     yield text(headline(found), "bold")
-    yield text(short(found.choice))
+    yield text(short(found.choice, found))
     if run := run_words(found.choice):
         yield text(run)
     if tied > 1:
@@ -146,7 +160,7 @@ def run_words(layout: Layout) -> str:
 
 def _best(found: Found) -> "Iterator[RenderableType]":
     """The best, by the keys in which they differ; the others are said once."""
-    keys = [keys_of(each.overrides) for each in found.best]
+    keys = [shown_keys(each, found) for each in found.best]
     common = dict(each for each in keys[0].items() if all(each in others.items() for others in keys))
     rows = []
     for place, each in enumerate(found.best):
@@ -177,7 +191,7 @@ def _table(before: Sequence[str], found: Found, rows: Iterable[tuple[Sequence[st
 
 def _why(found: Found) -> "Iterator[Text]":
     if (other := found.runner_up) is not None:
-        yield text(f"the next, {short(other)}: {differences(found, other)}")
+        yield text(f"the next, {short(other, found)}: {differences(found, other)}")
     if found.first is not None:
         yield text(f"the file's own layout: {differences(found, found.first)}")
 

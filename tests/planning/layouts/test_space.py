@@ -1,6 +1,8 @@
 """Which layouts are there? What varies by default, what follows, and what is said of what is no layout."""
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,6 +28,34 @@ def test_the_first_guess_is_in_the_default_space() -> None:
         (each.layout, each.schedule, each.training) == (guess.layout, guess.schedule, guess.training)
         for each in layouts
     )
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"objective": "enrgy"}, "objective: 'enrgy' is unknown; did you mean energy?"),
+        ({"top": 0}, "top: 0 is too few; 1 is the fewest"),
+        ({"workers": -1}, "workers: -1 is too few; 1 is the fewest"),
+        ({"vary": {"layout.tp": "12"}}, "vary: layout.tp: '12' is no list of values"),
+        ({"vary": {"layout.tp": 2}}, "vary: layout.tp: 2 is no list of values"),
+    ],
+)
+def test_mistakes_from_python_are_told_as_those_on_the_command_line(said: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=re.escape(words)):
+        search(job(), **said)
+
+
+def test_what_is_no_scenario_and_no_mapping_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="str is not a Scenario"):
+        search("plan.yaml")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"fix: .* is no mapping"):
+        search(job(), fix=["layout.pp=1"])  # type: ignore[arg-type]
+
+
+def test_an_objective_may_be_named_and_numbers_may_be_numbers() -> None:
+    vary = {"layout.tp": [1, 2]}
+    named = search(job(), fix={"layout.pp": 1}, vary=vary, objective="energy")
+    assert named.objective == "energy"
 
 
 def legal(scenario: Scenario, overrides: tuple[str, ...]) -> bool:

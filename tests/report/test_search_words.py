@@ -1,0 +1,40 @@
+"""What is said of the layout to take, beside the file's own."""
+
+from dataclasses import replace
+
+import pytest
+
+from clustersim.report.printed.search import headline, short, shown_keys
+from tests.analysis.test_search import BATCH, FAST, PLAIN, found, other
+
+
+@pytest.mark.parametrize(
+    ("objective", "score", "words"),
+    [
+        ("step-time", 2.0, "1.000 s a step, -50.0% against the file's own layout"),
+        ("tokens-per-gpu", 2.0, "1 tokens/s/GPU, +100.0% tokens/s/GPU against the file's own layout"),
+        ("days", 2.0, "1.0 days, -50.0% days against the file's own layout"),
+        ("step-time", 1.0, "1.000 s a step, the file's own layout"),
+        ("step-time", 1.0004, "1.000 s a step, as good as the file's own layout"),
+    ],
+)
+def test_the_heading_says_what_is_less_or_more(objective: str, score: float, words: str) -> None:
+    first = replace(PLAIN, overrides=(), score=score)
+    assert headline(replace(found(), objective=objective, first=first)) == f"best layout: {_before(words)}"
+
+
+def _before(words: str) -> str:
+    return words if words.startswith("1.000 s") else f"1.000 s a step, {words}"
+
+
+def test_a_first_guess_that_does_not_fit_is_no_yardstick() -> None:
+    first = replace(PLAIN, overrides=(), score=2.0, peak_memory=100.0)
+    assert headline(replace(found(), first=first)).endswith("; the file's own layout does not fit (100 B of 80 B)")
+
+
+def test_batches_that_vary_are_words_of_a_layout() -> None:
+    several = replace(found(), simulated=(other(FAST, f"{BATCH}=64"), other(PLAIN, f"{BATCH}=128")), preferred=0)
+    assert [short(each, several) for each in several.simulated] == ["tp 2, global_batch 64", "tp 1, global_batch 128"]
+    assert shown_keys(other(FAST, f"{BATCH}=64"), replace(several, simulated=(other(FAST, f"{BATCH}=64"),))) == {
+        "layout.tp": "2"
+    }
