@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from clustersim.analysis.search import Bounded
 from clustersim.report.printed.search import headline, short, shown_keys
+from clustersim.report.search_page import heat_figure
 from tests.analysis.test_search import BATCH, FAST, PLAIN, found, other
 
 
@@ -38,3 +40,15 @@ def test_batches_that_vary_are_words_of_a_layout() -> None:
     assert shown_keys(other(FAST, f"{BATCH}=64"), replace(several, simulated=(other(FAST, f"{BATCH}=64"),))) == {
         "layout.tp": "2"
     }
+
+
+@pytest.mark.parametrize(
+    ("objective", "bound", "words"), [("step-time", 2.0, "≥ 2.000 s"), ("tokens-per-gpu", 0.002, "≤ 500 tokens/s/GPU")]
+)
+def test_a_bound_says_on_which_side_everything_is(objective: str, bound: float, words: str) -> None:
+    """Two GPU milliseconds for a token at least are 500 tokens a second at most."""
+    bounded = (Bounded(("layout.tp=8", "layout.pp=1"), 0, bound),)
+    simulated = (other(PLAIN, "layout.pp=2"),)
+    seen = replace(found(), objective=objective, bounded=bounded, simulated=simulated, preferred=0)
+    ((_, (trace,)),) = heat_figure(seen, {"layout.tp": ["1", "8"], "layout.pp": ["1", "2"]}).choices
+    assert words in {text for row in trace["text"] for text in row}
