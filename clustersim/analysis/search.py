@@ -143,13 +143,13 @@ class Found:
 
     @cached_property
     def telling(self) -> frozenset[str]:
-        """Keys of `FOLLOWING` that follow from nothing here: layouts that are simulated differ in nothing else.
+        """Keys of `FOLLOWING` that follow from nothing here: some of the best layouts differ in nothing else.
 
         The batch, too, wherever layouts of one job have several: it is not what anything follows from.
         """
         alike: dict[Hashable, list[dict[str, str]]] = {}
         batches: dict[int, set[str]] = {}
-        for each in self.simulated:
+        for each in self.best:
             keys = keys_of(each)
             others = frozenset(pair for pair in keys.items() if pair[0] not in FOLLOWING)
             alike.setdefault((each.job, others), []).append(keys)
