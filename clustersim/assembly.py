@@ -116,11 +116,16 @@ def assemble_together(scenarios: Sequence[Scenario]) -> tuple[Assembly, ...]:
 
 def require(scenario: object) -> None:
     """Refuse what is no scenario, and one whose parts were replaced so that they no longer agree."""
-    if not isinstance(scenario, Scenario):
-        raise TypeError(f"{type(scenario).__name__} is not a Scenario; build one, as in Scenario.load('plan.yaml')")
-    found = problems(scenario)
+    found = problems(a_scenario(scenario))
     if found:
         raise InputError("\n".join(found))
+
+
+def a_scenario(given: object) -> Scenario:
+    """What was given, if it is a scenario; else raise TypeError that says how to build one."""
+    if not isinstance(given, Scenario):
+        raise TypeError(f"{type(given).__name__} is not a Scenario; build one, as in Scenario.load('plan.yaml')")
+    return given
 
 
 def require_offers(scenario: Scenario, program: Program) -> None:

@@ -128,11 +128,16 @@ class Found:
     repeat: float = 0.0
     given: tuple[str, ...] = ()
 
+    @property
+    def more_is_better(self) -> bool:
+        """Whether people read scores, of which less is better, the other way round: as tokens."""
+        return self.objective == "tokens-per-gpu"
+
     def score_words(self, score: float) -> str:
-        """A score as people read it: less is better, but tokens are told the other way round."""
+        """A score as people read it."""
+        if self.more_is_better:
+            return f"{1.0 / score:,.0f} tokens/s/GPU"
         match self.objective:
-            case "tokens-per-gpu":
-                return f"{1.0 / score:,.0f} tokens/s/GPU"
             case "cost" | "run-cost":
                 return f"{format_number(score)} {self.simulated[0].currency}"
             case "energy":

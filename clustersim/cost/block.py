@@ -278,8 +278,8 @@ class BlockCost:
         parts = [self._parts(each, block) for each in ranks]
         seconds = np.stack([each.seconds for each in parts])
         waits = self.machines.kinds[machine].launching.waits(block, seconds)
-        for each, part, launching in zip(ranks, parts, waits, strict=True):
-            self._timings[block, int(numbers[each])] = part.timing(launching)
+        for each, part, own, launching in zip(ranks, parts, seconds, waits, strict=True):
+            self._timings[block, int(numbers[each])] = part.timing(own, launching)
 
     def _parts(self, rank: int, block: Block) -> "_Parts":
         return _Parts([self._operation(rank, operation) for operation in block.distinct], block.which)
@@ -348,9 +348,9 @@ class _Parts:
         """[operations] seconds of each."""
         return np.array([timing.seconds for timing, _, _ in self.timed], dtype=np.float64)[self.which]
 
-    def timing(self, launching: FloatArray) -> BlockTiming:
-        """Put together; launching: [operations], as `BlockTiming` has it."""
-        durations, which = (self.seconds + launching).tolist(), self.which.tolist()
+    def timing(self, seconds: FloatArray, launching: FloatArray) -> BlockTiming:
+        """Put together; seconds: those of each; launching: [operations], as `BlockTiming` has it."""
+        durations, which = (seconds + launching).tolist(), self.which.tolist()
         parts = np.array([part for _, part, _ in self.timed], dtype=np.float64).reshape(-1, 2)[self.which]
         timings = [self.timed[number][0] for number in which]
         return BlockTiming(

@@ -19,7 +19,7 @@ from clustersim.report.draw.bars import Drawn, lines, plot, points, words_in
 from clustersim.report.figure import Figure, Traces, axis, time_scale
 from clustersim.report.parts.difference import changed_parts
 from clustersim.report.printed import search as said
-from clustersim.report.printed.search import TOKENS, bare, pair_words, short, shown_keys
+from clustersim.report.printed.search import bare, pair_words, short, shown_keys
 from clustersim.report.rows import grouped
 from clustersim.report.theme import SERIES
 from clustersim.units import format_step_time
@@ -123,7 +123,7 @@ def _heat(found: Found, one: str, two: str) -> Drawn:
             least[pair] = min(least.get(pair, score), score)
     rows, columns = (sorted({pair[place] for pair in least}, key=_order) for place in (0, 1))
     cells = [[least.get((row, column)) for column in columns] for row in rows]
-    sign = "≤ " if found.objective == TOKENS else "≥ "
+    sign = "≤ " if found.more_is_better else "≥ "
     return {
         "type": "heatmap", "x": [pair_words(two, column) for column in columns],
         "y": [pair_words(one, row) for row in rows], "z": [[cell and cell[1] for cell in row] for row in cells],

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from clustersim.analysis.search import Pruned
+from clustersim.assembly import a_scenario
 from clustersim.errors import InputError
 from clustersim.planning.layouts.jobs import Job, jobs_of
 from clustersim.planning.layouts.keys import DP, ORDER, PP, SCHEDULE, SEQUENCE_PARALLEL, SPLIT, TP
@@ -71,7 +72,8 @@ class Space:
         gpus, clusters: sizes and clusters to lay the job out on, each with each; none: the file's.
         batch_per_gpu: a step has as many sequences for each GPU as in the file, instead of as many in all.
         """
-        fixed, varied = _fixed(scenario, fix or {}), _varied(vary or {})
+        a_scenario(scenario)
+        fixed, varied = _fixed(fix or {}), _varied(vary or {})
         _require(fixed, varied)
         others = _others(scenario, tuple(gpus), tuple(clusters), batch_per_gpu=batch_per_gpu)
         return cls(scenario, jobs_of(scenario, others, fixed, varied), frozenset((*fixed, *varied)))
@@ -151,10 +153,8 @@ def _varied(vary: Mapping[str, Iterable[object]]) -> dict[str, tuple[str, ...]]:
     return {key: tuple(dict.fromkeys(map(str, values))) for key, values in vary.items()}
 
 
-def _fixed(scenario: Scenario, fix: Mapping[str, object]) -> dict[str, str]:
-    """Keys that are fixed; raise TypeError for what is no scenario, or no mapping."""
-    if not isinstance(scenario, Scenario):
-        raise TypeError(f"{type(scenario).__name__} is not a Scenario; build one, as in Scenario.load('plan.yaml')")
+def _fixed(fix: Mapping[str, object]) -> dict[str, str]:
+    """Keys that are fixed; raise TypeError for what is no mapping."""
     if not isinstance(fix, Mapping):
         raise TypeError(f"fix: {fix!r} is no mapping of keys to values; write such as {{{TP!r}: 8}}")
     return {key: str(value) for key, value in fix.items()}

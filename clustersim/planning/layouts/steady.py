@@ -111,12 +111,11 @@ class Extended:
     @cached_property
     def economics(self) -> Economics:
         """What the step costs and what energy it takes."""
-        own, training = self.short.economics, self.scenario.training
+        short, training = self.short, self.scenario.training
         tokens = float(training.global_batch * training.sequence)
-        short = self.short
         every = items(short.rows, short.cost.block, short.cost.exchange_timing, self.span)
-        gpus = map(self._gpus, own.gpus, short.gpus_of(self._between, every))
-        return replace(own, gpus=tuple(gpus), step_time=self.step_time, tokens=tokens)
+        gpus = map(self._gpus, short.economics.gpus, short.gpus_of(self._between, every))
+        return replace(short.economics, gpus=tuple(gpus), step_time=self.step_time, tokens=tokens)
 
     def _gpus(self, own: Gpus, more: Gpus) -> Gpus:
         return replace(own, seconds={each: own.seconds[each] + self.times * more.seconds[each] for each in own.seconds})

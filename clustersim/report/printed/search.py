@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
 STEP_TIME: Final = "step-time"
 _PER: Final = {"cost": " per trillion tokens", "energy": " per trillion tokens", "run-cost": " for the run"}
-TOKENS: Final = "tokens-per-gpu"
-_SUBJECT: Final = {TOKENS: "tokens/s/GPU", "run-cost": "cost"}
+_SUBJECT: Final = {"tokens-per-gpu": "tokens/s/GPU", "run-cost": "cost"}
 _MOST_PARTS: Final = 4  # in which layouts differ
 _MOST_REASONS: Final = 8
 _LEAST: Final = 0.001  # of a step: parts that differ by less are not told
@@ -59,7 +58,7 @@ def _against(found: Found, first: Layout) -> str:
     if found.choice.score == first.score:
         return ", the file's own layout"
     ratio = found.choice.score / first.score
-    change = (1.0 / ratio if found.objective == TOKENS else ratio) - 1.0
+    change = (1.0 / ratio if found.more_is_better else ratio) - 1.0
     if abs(change) < _LEAST:
         return ", as good as the file's own layout"
     subject = "" if found.objective == STEP_TIME else f" {_SUBJECT.get(found.objective, found.objective)}"
