@@ -17,7 +17,7 @@ from clustersim.analysis.link_loads import LinkLoads, Sender, link_loads
 from clustersim.analysis.neighbours import Neighbour
 from clustersim.analysis.network import BINS
 from clustersim.analysis.network_bytes import Metered
-from clustersim.analysis.provenance import Expectation, InStep, Item, expectation, in_step, items, provenance_share
+from clustersim.analysis.provenance import InStep, Item, expectation, in_step, items, provenance_share
 from clustersim.analysis.rows import Rows, read_rows
 from clustersim.analysis.steps import step_times
 from clustersim.analysis.stragglers import Stragglers, Waits, find_stragglers, find_waits, moving_seconds
@@ -38,6 +38,7 @@ from clustersim.cost.block import BlockCost
 from clustersim.dtypes import DType
 from clustersim.engine.inside import Inside
 from clustersim.experience.band import Expected, Experience, Measured
+from clustersim.experience.expectation import Expectation
 from clustersim.experience.facts import facts_of
 from clustersim.experience.file import kind_of, load_experience
 from clustersim.experience.tried import Tried, tried
@@ -193,7 +194,7 @@ class Answer(FieldState):
     @cached_property
     def expected(self) -> Expected:
         """How far the step time may be from what is predicted, and why: times it."""
-        facts, found, steps = facts_of(self.scenario, self.breakdown), self.expectation, self.tried
+        facts, found, steps = facts_of(self.scenario, self.breakdown.launch_share), self.expectation, self.tried
         if steps is None:
             return self._published.expected(facts, Measured(found.error, found.unknown))
         return steps.added_to(self._published).expected(facts, steps.measured(found))

@@ -13,10 +13,10 @@ import numpy as np
 
 from calibrate.check.held import Held
 from calibrate.check.timeline import TIMED, Part
-from clustersim.analysis.provenance import Expectation
 from clustersim.answer import Answer
 from clustersim.assembly import plan_of
 from clustersim.cost.record import Record
+from clustersim.experience.expectation import Expectation
 from clustersim.memory.footprint import Footprint
 from clustersim.memory.ledger import in_turns, ordered_ledger
 from clustersim.parallel.data import FullyShard

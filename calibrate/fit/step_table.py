@@ -103,7 +103,7 @@ def tabulate(case: Case) -> Tabulated | None:
         software_of(case).known,
         measured,
         _predicted(scenario),
-        facts_of(scenario, simulate(scenario).breakdown),
+        facts_of(scenario, simulate(scenario).breakdown.launch_share),
     )
 
 

@@ -72,7 +72,7 @@ def judge_step(case: Case, found: Paces, without: Mapping[str, Paces]) -> Unfitt
         return None
     source = case.text("source")
     seen, unseen = (_seconds(scenario, each) / measured - 1.0 for each in (found, without.get(source, found)))
-    facts = facts_of(scenario, simulate(scenario).breakdown)
+    facts = facts_of(scenario, simulate(scenario).breakdown.launch_share)
     return None if kind is None else Unfitted(case.text("case_id"), source, kind, seen, unseen, facts)
 
 

@@ -46,6 +46,12 @@ class Breakdown:
         """Seconds of some parts together, the mean over all ranks."""
         return float(self._mean()[[part.place for part in parts]].sum())
 
+    @property
+    def launch_share(self) -> float:
+        """The part of the step in which GPUs wait for kernel launches."""
+        whole = sum(self.mean().values())
+        return self.total(Part.LAUNCH) / whole if whole > 0 else 0.0
+
     def _mean(self) -> FloatArray:
         mean: FloatArray = self.weights @ self.seconds / self.weights.sum()
         return mean

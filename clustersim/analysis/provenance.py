@@ -20,6 +20,7 @@ from clustersim.analysis.rows import WHOLE, Rows, Span, TimingOf, block_runs, ti
 from clustersim.arrays import FloatArray, IntArray
 from clustersim.cost.block import BlockTiming
 from clustersim.cost.timing import MEASURED_HERE, ExchangeTiming, Provenance
+from clustersim.experience.expectation import Expectation
 from clustersim.program.task import Block, Exchange, Overlap
 from clustersim.units import Seconds
 from clustersim.workload.kernels import Kernel
@@ -40,24 +41,6 @@ class Item:
     error: float | None
     longer: float
     seconds: Seconds
-
-
-@dataclass(frozen=True, slots=True)
-class Expectation:
-    """Parts of the busy seconds. error: of those whose source knows its own; unknown: all others.
-
-    kernels: of those kernels whose source knows its error; of_kernels: the part of `error` that is theirs.
-    """
-
-    error: float
-    unknown: float
-    kernels: float = 0.0
-    of_kernels: float = 0.0
-
-    @property
-    def per_kernel(self) -> float:
-        """The part by which such kernels are expected to differ."""
-        return self.of_kernels / self.kernels if self.kernels else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 What published steps may have been like, or not: on which accelerators, by which software and strategies (kinds), how
 far spread and how long (amounts), and what of it makes predictions harder (traits). All of it follows from a scenario
-and the breakdown of its step, so whoever asks about a step is told the same.
+and what its step waits for launches, so whoever asks about a step is told the same.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,8 +12,6 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.analysis.breakdown import Breakdown
-from clustersim.analysis.parts import Part
 from clustersim.parallel.data import NaiveDataParallel
 from clustersim.scenario import Scenario
 from clustersim.workload.offload import Offload
@@ -50,16 +48,15 @@ class Facts:
         return self.kinds | {trait.value for trait, share in self.traits.items() if share >= VISIBLE}
 
 
-def facts_of(scenario: Scenario, breakdown: Breakdown) -> Facts:
-    """What a step is like. Nodes are NVLink domains, which only a network joins."""
+def facts_of(scenario: Scenario, launch_share: float) -> Facts:
+    """What a step is like, of which the GPU waits for launches for `launch_share`. Nodes are NVLink domains."""
     layout, several = scenario.layout, _domains(scenario) > 1
-    whole = sum(breakdown.mean().values())
     traits = {
         Trait.NODES: float(several),
         Trait.TENSOR: float(scenario.tensor_beyond_domain > 0),
         Trait.PIPELINE: float(layout.pipelined),
         Trait.SHARDED: float(layout.data.stage == 3 and layout.dp * layout.cp > 1),
-        Trait.LAUNCH: breakdown.total(Part.LAUNCH) / whole if whole > 0 else 0.0,
+        Trait.LAUNCH: launch_share,
     }
     return Facts(accelerators_of(scenario), kinds_of(scenario), amounts_of(scenario), traits)
 

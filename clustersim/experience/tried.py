@@ -20,9 +20,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from clustersim.analysis.provenance import Expectation
 from clustersim.cost.record import Origin, Record, StepRow
 from clustersim.experience.band import Experience, Measured
+from clustersim.experience.expectation import Expectation
 
 
 @dataclass(frozen=True, slots=True)

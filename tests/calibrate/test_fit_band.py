@@ -162,5 +162,5 @@ NARROW = {"precision": "fp8", "gpu": "h100-sxm-80gb", "year": "2024"}
 def test_an_answer_rests_on_steps_of_its_kind(kind: str, cells: dict[str, str]) -> None:
     """Each with errors of its own."""
     told, result = load_experience(kind), simulate(scenario_of(case(**cells)))
-    assert result.expected == told.expected(facts_of(result.scenario, result.breakdown))
+    assert result.expected == told.expected(facts_of(result.scenario, result.breakdown.launch_share))
     assert f"of {told.cases} published steps" in result.experience

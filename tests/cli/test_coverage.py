@@ -59,7 +59,7 @@ def test_the_band_narrows_to_what_was_measured(plan: Path, tmp_path: Path) -> No
     paced = sum(item.seconds * (item.longer - 1.0) for item in result.items if item.error is not None) / whole
     error = 0.02 * measured + paced
     plain = simulate(Scenario.load(plan))
-    experience, facts = load_experience(), facts_of(result.scenario, result.breakdown)
+    experience, facts = load_experience(), facts_of(result.scenario, result.breakdown.launch_share)
     deviation = math.sqrt(experience.variance(facts, 1.0 - measured))
     low, high = result.band
     assert high == pytest.approx(result.step_time * (1 + error) * math.exp(experience.quantile * deviation))

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim import Scenario, simulate
-from clustersim.analysis.provenance import Expectation
 from clustersim.answer import Answer
 from clustersim.cost.record import Conditions, Device, KernelRow, Origin, Record, Spread, StepRow
 from clustersim.cost.record_file import record_text, write_record
 from clustersim.cost.scaled import scaled
 from clustersim.experience.band import Measured
+from clustersim.experience.expectation import Expectation
 from clustersim.experience.facts import facts_of
 from clustersim.experience.file import load_experience
 from clustersim.experience.tried import Tried, tried
@@ -152,7 +152,7 @@ def simulated(of: tuple[StepRow, ...], *changes: str) -> Answer:
 def test_an_answer_has_the_band_of_its_record_s_steps() -> None:
     result = simulated(TRIED)
     assert result.tried is not None
-    facts = facts_of(result.scenario, result.breakdown)
+    facts = facts_of(result.scenario, result.breakdown.launch_share)
     equal = load_experience().expected(facts, Measured(0.0, result.expectation.unknown)).high
     error = result.expectation.kernels * (1.0 / 0.97 - 1.0) + result.tried.beyond(result.expectation)
     assert result.expected.high == pytest.approx(equal * (1.0 + error), rel=1e-6)
@@ -175,7 +175,7 @@ def test_without_steps_nothing_is_said_of_them() -> None:
     assert result.to_json()["record_steps"] is None
     assert "real step" not in result.experience
     found = result.expectation
-    facts = facts_of(result.scenario, result.breakdown)
+    facts = facts_of(result.scenario, result.breakdown.launch_share)
     assert result.expected == load_experience().expected(facts, Measured(found.error, found.unknown))
 
 
