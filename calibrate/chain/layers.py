@@ -12,11 +12,12 @@ kernels' own durations count, so what the host takes, with a profiler more, is i
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from calibrate.chain.writing import Writing, host_writing, profiler, turnover
 from calibrate.check.fold import OnDevice, folded
 from calibrate.check.labels import Label
+from calibrate.check.profile import warm_events
 from calibrate.check.support import trainer_of
 from calibrate.check.timeline import Timeline
 from calibrate.check.trainer import Batch, Trainer, random_batch, step
@@ -30,6 +31,8 @@ from clustersim.workload.kernels import Kernel
 
 WARM_UP: Final = 2  # steps: torch makes optimizer states in the first
 PROFILED: Final = 2  # steps under the profiler at a time
+_SETTLED: Final = 0.5  # seconds of steps before these on a GPU, after which its clock is that of steps
+_MOST: Final = 50
 _CREDIBLE: Final = 0.5  # part of a step under the profiler that is the step's own, at least
 
 
@@ -76,18 +79,20 @@ class RealLayers:
 
     def profile(self, once: Seconds) -> Mapping[Label, Seconds]:
         """Seconds of the kernels of one step, by label."""
+        if self._writing is not None:
+            seconds, pace = self._on_cpu(self._writing, once)
+        else:
+            events = warm_events(self._step, min(_MOST, max(1, round(_SETTLED / once))), PROFILED)
+            seconds, pace = folded(events, OnDevice(turnover(events))), 1.0
+        return {label: pace * each / PROFILED for label, each in seconds.items()}
+
+    def _on_cpu(self, writing: Writing, once: Seconds) -> tuple[Mapping[Label, Seconds], float]:
+        """Seconds by label, and by how much the same steps were faster (or slower) without the profiler."""
         with profiler(self.device.torch) as found:
             spent = self.device.host_seconds(self._step, PROFILED)
         events = found.events()
-        seconds, pace = self._folded(events, spent, once)
-        return {label: pace * each / PROFILED for label, each in seconds.items()}
-
-    def _folded(self, events: Any, spent: Seconds, once: Seconds) -> tuple[Mapping[Label, Seconds], float]:
-        """Seconds by label, and by how much the same steps were faster (or slower) without the profiler."""
-        if self._writing is None:
-            return folded(events, OnDevice(turnover(events))), 1.0
-        without = max(spent - self._writing.of(events), _CREDIBLE * spent)
-        return folded(events, self._writing.times), PROFILED * once / without
+        without = max(spent - writing.of(events), _CREDIBLE * spent)
+        return folded(events, writing.times), PROFILED * once / without
 
     def _step(self) -> None:
         step(self.trainer, self.batch, Timeline(self.device.torch))

@@ -22,7 +22,7 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
-from calibrate.check.fold import OnHost
+from calibrate.check.fold import OnHost, of_runtime
 from calibrate.check.labels import PRODUCT, labelled, named
 from clustersim.units import Seconds
 
@@ -69,9 +69,8 @@ def host_writing() -> Writing:
 
 def turnover(events: Any) -> Seconds:
     """Seconds from a kernel to the next one, if that is in the queue; 0 where the host was late for all of them."""
-    linked = [event for event in events if event.linked_correlation_id > 0]  # ranges of labels are no operator's
-    launched = {event.id: event.time_range.end for event in linked if event.device_type == DeviceType.CPU}
-    kernels = [event for event in linked if event.device_type == DeviceType.CUDA]
+    launched = {event.id: event.time_range.end for event in events if of_runtime(event)}
+    kernels = [event for event in events if event.device_type == DeviceType.CUDA and not event.is_user_annotation]
     kernels.sort(key=lambda event: event.time_range.start)
     gaps = [
         later.time_range.start - earlier.time_range.end

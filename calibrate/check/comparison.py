@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from calibrate.check.timeline import Part
@@ -36,13 +36,22 @@ class Modelled:
 
 
 @dataclass(frozen=True, slots=True)
+class Clocks:
+    """Means of a GPU's SM clock in MHz, under kernels alone and in steps."""
+
+    alone: float
+    in_steps: float
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """One step, predicted and measured.
 
     fastest, slowest: of the measured steps; parts: means over ranks; kinds: kernels by kind, means over ranks, measured
     under a profiler; peaks: bytes of tensors on the fullest rank, predicted and measured; provenance: what the
     prediction rests on; beside: kernels and collectives beside each other, as far as they were measured; layers: of the
-    model that was trained, out of `layers_of`; modelled: kernels that were not measured, those with most seconds first.
+    model that was trained, out of `layers_of`; modelled: kernels that were not measured, those with most seconds first;
+    clocks: None where the device does not tell them.
     """
 
     name: str
@@ -61,6 +70,7 @@ class Comparison:
     provenance: Mapping[str, float]
     beside: tuple[BesideRow, ...] = ()
     modelled: tuple[Modelled, ...] = ()
+    clocks: Clocks | None = None
 
     @property
     def peak_error(self) -> float:
@@ -86,6 +96,7 @@ class Comparison:
             "layers": self.layers,
             "layers_of_model": self.layers_of,
             "steps": self.steps,
+            "sm_clock_mhz": None if self.clocks is None else asdict(self.clocks),
             "interference": {
                 f"{kind.value} beside {each.value} kernels": part for (kind, each), part in slowed(self.beside).items()
             },
@@ -114,6 +125,9 @@ class Comparison:
             yield _line(f"  {kind}", pair)
         peaks = f"{format_bytes(self.predicted_peak):>12}{format_bytes(self.measured_peak):>12}"
         yield f"{'peak memory of tensors':<24}{peaks}{100 * self.peak_error:>+8.1f} %"
+        if self.clocks is not None:
+            alone, in_steps = self.clocks.alone, self.clocks.in_steps
+            yield f"SM clock: {alone:,.0f} MHz under kernels alone, {in_steps:,.0f} MHz in steps"
         if self.beside:
             yield beside_table(self.beside)
         yield from self._not_measured()

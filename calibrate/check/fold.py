@@ -9,6 +9,7 @@ gradient is its bias's. What has no label (views, the framework's own) is left o
 CPU waits for others.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -18,11 +19,13 @@ from clustersim.units import Seconds
 from clustersim.workload.kernels import KernelKind
 
 _NODE: Final = "autograd::engine::evaluate_function: "
+_STEP: Final = "ProfilerStep"
 _ADDITIONS: Final = ("aten::add", "aten::add_")
 _SUMS: Final = ("aten::sum",)
 _ACCUMULATE: Final = "AccumulateGrad"
 _COLLECTIVES: Final = ("_c10d_functional", "c10d", "gloo:", "nccl:", "DistributedDataParallel", "FSDP")
 _BETWEEN_FORKS: Final = (KernelKind.RESIDUAL, KernelKind.LOSS, KernelKind.EMBEDDING)
+_RUNTIME: Final = re.compile("(cu|cuda|hip)[A-Z]")
 _MICRO: Final = 1e-6
 
 Forward = Mapping[tuple[int | None, int], Label]
@@ -60,14 +63,23 @@ class OnDevice:
 
     def of(self, event: Any) -> Seconds:
         """Seconds of one operator."""
+        if of_runtime(event):
+            return 0.0
         return float(sum(kernel.duration for kernel in event.kernels)) * _MICRO + self.turnover * len(event.kernels)
+
+
+def of_runtime(event: Any) -> bool:
+    """Whether it is a call of the runtime's or the driver's own, such as cudaLaunchKernel.
+
+    Calls have numbers of their own, which are some operator's, too; PyTorch 2.11 gives them its kernels, 2.13 does not.
+    """
+    return _RUNTIME.match(event.name) is not None
 
 
 def folded(events: Any, times: Times) -> dict[Label, Seconds]:
     """Seconds of everything that has a label."""
     made, sums, seconds = _forward(events), _GradientSums(), dict[Label, Seconds]()
-    roots = sorted((event for event in events if event.cpu_parent is None), key=lambda event: event.time_range.start)
-    for root in roots:
+    for root in sorted(filter(_is_root, events), key=lambda event: event.time_range.start):
         sums.follow(root, _label(root, None, made))
         for event, label in _walk(root, None, made):
             if label is not None:
@@ -77,6 +89,12 @@ def folded(events: Any, times: Times) -> dict[Label, Seconds]:
         seconds[norm] -= spent
         seconds[GRADIENT_SUM] = seconds.get(GRADIENT_SUM, 0.0) + spent
     return seconds
+
+
+def _is_root(event: Any) -> bool:
+    """Whether nothing is around it but the profiler's own mark of a step, which is none."""
+    marked = event.cpu_parent is not None and event.cpu_parent.name.startswith(_STEP)
+    return marked or (event.cpu_parent is None and not event.name.startswith(_STEP))
 
 
 @dataclass(slots=True)

@@ -20,10 +20,20 @@ from calibrate.collectives.beside import Pair, beside, heaviest_kernels, largest
 from calibrate.collectives.command import measure_calls
 from calibrate.collectives.world import library
 from calibrate.devices.device import TorchDevice
+from calibrate.devices.readings import mean
 from calibrate.kernels import rows as kernel_rows
 from calibrate.kernels.timing import QUICK
 from clustersim.assembly import exchanges_of, kernels_of
-from clustersim.cost.record import BesideRow, CollectiveRow, Conditions, HostRow, KernelRow, Record, Spread
+from clustersim.cost.record import (
+    BesideRow,
+    CollectiveRow,
+    Conditions,
+    HostRow,
+    KernelRow,
+    Record,
+    Spread,
+    UnderLoad,
+)
 from clustersim.program.task import Collective
 from clustersim.scenario import Scenario
 
@@ -40,7 +50,8 @@ _SHARED: Final = 2  # rounds over which kernels beside collectives are spread: t
 class Rounds:
     """What was measured: pooled rows, steps and profiles of all rounds.
 
-    beside: kernels and collectives beside each other, where the layout's data-parallel ones run so.
+    beside: kernels and collectives beside each other, where the layout's data-parallel ones run so; under: this
+    process's device during steps.
     """
 
     kernels: tuple[KernelRow, ...]
@@ -49,6 +60,7 @@ class Rounds:
     profiles: tuple[Profile, ...]
     beside: tuple[BesideRow, ...]
     host: tuple[HostRow, ...] = ()
+    under: UnderLoad | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +85,7 @@ def run_rounds(scenario: Scenario, trainer: Trainer, batch: Batch, here: Here, t
     profiles: list[Profile] = []
     together: list[BesideRow] = []
     host: list[HostRow] = []
+    states: list[UnderLoad] = []
     sharing = min(_SHARED, turns.rounds)
     for turn in range(turns.rounds):
         if turns.measuring:
@@ -81,7 +94,9 @@ def run_rounds(scenario: Scenario, trainer: Trainer, batch: Batch, here: Here, t
             together += _beside(_pairs(scenario, kernels, calls)[turn % sharing :: sharing], here)
             host += turns.host(scenario, here.device)
             train(trainer, batch, here, 1)  # caches and allocator as in training
-        times += train(trainer, batch, here, turns.steps)
+        with here.device.watched() as seen:
+            times += train(trainer, batch, here, turns.steps)
+        states += seen.states
         here.meet()
         profiles += here.gathered(profiled(trainer, batch, here.device.torch))
     return Rounds(
@@ -91,6 +106,7 @@ def run_rounds(scenario: Scenario, trainer: Trainer, batch: Batch, here: Here, t
         tuple(profiles),
         pooled_beside(together),
         pooled_host(host),
+        mean(states),
     )
 
 

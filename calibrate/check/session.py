@@ -8,7 +8,7 @@ from statistics import median
 import torch
 
 from calibrate.check.agreed import together
-from calibrate.check.comparison import Comparison, Modelled, Pair
+from calibrate.check.comparison import Clocks, Comparison, Modelled, Pair
 from calibrate.check.here import Here, Room, fitted_layers, note
 from calibrate.check.measured import HostOf, Rounds, Turns, record_of, run_rounds, typical
 from calibrate.check.predict import Prediction, as_trained, predict
@@ -16,7 +16,7 @@ from calibrate.check.profile import Profile
 from calibrate.check.support import require_supported
 from calibrate.check.timeline import Part, StepTime
 from calibrate.check.training import training
-from clustersim.cost.record import Origin, Outcome, Record, signature
+from clustersim.cost.record import Origin, Outcome, Record, UnderLoad, signature
 from clustersim.cost.record_file import read_record
 from clustersim.errors import InputError
 from clustersim.scenario import Scenario
@@ -64,7 +64,22 @@ def checked(scenario: Scenario, here: Here, asked: Asked) -> Comparison:
         beside=rounds.beside,
         slowest=max(times),
         modelled=modelled(predicted.kernels, record),
+        clocks=clocks(predicted.kernels, record, rounds.under),
     )
+
+
+def clocks(kernels: Mapping[Kernel, Seconds], record: Record, under: UnderLoad | None) -> Clocks | None:
+    """The clock at which kernels were measured, each as long as it is predicted to last, and that of steps."""
+    rows = {row.signature: row.under for row in record.kernels}
+    known = [
+        (seconds, state.sm_clock_mhz)
+        for kernel, seconds in kernels.items()
+        if (name := signature(kernel)) and (state := rows.get(name)) and state.sm_clock_mhz
+    ]
+    whole = sum(seconds for seconds, _ in known)
+    if under is None or not under.sm_clock_mhz or not whole:
+        return None
+    return Clocks(sum(seconds * clock for seconds, clock in known) / whole, under.sm_clock_mhz)
 
 
 def modelled(kernels: Mapping[Kernel, Seconds], record: Record) -> tuple[Modelled, ...]:

@@ -85,6 +85,7 @@ class Filler:
         def fill() -> None:
             try:
                 with torch.cuda.stream(self._aside):
+                    self._aside.query()  # cuBLAS wants a context, which a thread has from its first call
                     self.launch(_AHEAD)
                     self._aside.synchronize()
             except RuntimeError:  # the thread that measures meets it at its own next call, and says so

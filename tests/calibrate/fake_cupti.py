@@ -65,6 +65,9 @@ class _Profile:
             spans, self._cupti.spans = self._cupti.spans, None
             self._events = _with_kernels(self._events, spans or [])
 
+    def step(self) -> None:
+        self._real.step()
+
     def events(self) -> list[Any]:
         return self._events
 
@@ -97,5 +100,5 @@ def _linked(where: Any, name: str, device: DeviceType, span: tuple[float, float]
         thread=0,
         fwd_thread=0,
         sequence_nr=-1,
-        linked_correlation_id=0 if where.launcher is None else where.launcher.id,
+        is_user_annotation=False,
     )

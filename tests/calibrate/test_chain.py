@@ -279,6 +279,18 @@ def test_a_forward_that_is_run_again_in_backward_s_own_thread_keeps_its_numbers(
     assert found == {ATTENTION: 1.0, PRODUCT: 2.0, Label(KernelKind.ATTENTION_BACKWARD): 4.0}
 
 
+def test_a_call_of_the_runtime_has_no_kernels_of_an_operator_with_its_number() -> None:
+    """Nor has the profiler's mark of a step a time of its own: what is in it is found in it."""
+    mark, outer = _event("ProfilerStep*", (0, 20)), _event(PRODUCT.name, (1, 10))
+    product, call = _event("aten::mm", (2, 9)), _event("cudaLaunchKernel", (3, 4))
+    for parent, child in ((mark, outer), (outer, product), (product, call)):
+        parent.append_cpu_child(child)
+        child.set_cpu_parent(parent)
+    for event in (product, call):
+        event.kernels.append(Launched("kernel", 0, 1e6))
+    assert folded([mark, outer, product, call], OnDevice()) == {PRODUCT: 1.0}
+
+
 def test_what_the_profiler_takes_is_taken_off() -> None:
     """A label of 30 us with two operators, the first of which has one of its own: 2 us each, and 5 us for itself."""
     label = _event(PRODUCT.name, (0, 30))
@@ -293,10 +305,10 @@ def test_what_the_profiler_takes_is_taken_off() -> None:
 
 def _on_gpu(number: int, launched: float, span: tuple[float, float]) -> list[Any]:
     """A kernel and the call that launched it."""
-    made = ((DeviceType.CPU, (launched, launched)), (DeviceType.CUDA, span))
+    made = (("cudaLaunchKernel", DeviceType.CPU, (launched, launched)), ("kernel", DeviceType.CUDA, span))
     return [
-        SimpleNamespace(id=number, linked_correlation_id=9, device_type=kind, time_range=Interval(*times))
-        for kind, times in made
+        SimpleNamespace(id=number, name=name, is_user_annotation=False, device_type=kind, time_range=Interval(*times))
+        for name, kind, times in made
     ]
 
 

@@ -23,6 +23,8 @@ from clustersim import shipped
 from clustersim.cost.record import Origin
 from clustersim.cost.record_file import read_record, write_record
 from clustersim.hardware.cluster import load_cluster
+from clustersim.scenario import Scenario
+from clustersim.simulation import simulate
 from tests.cli.conftest import Run
 from tests.foreign.examples import TORCHTITAN
 from tests.foreign.profiles import three_steps
@@ -176,9 +178,20 @@ def test_a_cluster_file_of_the_manual_is_a_cluster(text: str, tmp_path: Path) ->
     assert load_cluster(str(path)).gpus == content.get("gpus", 2)
 
 
+def test_steps_of_a_real_gpu_are_predicted_as_the_manual_says(tmp_path: Path) -> None:
+    (text,) = (text for page, text in blocks("yaml") if page == "calibration.md")
+    (tmp_path / "plan.yaml").write_text(text)
+    page = (ROOT / "docs" / "calibration.md").read_text(encoding="utf-8")
+    eager = re.findall(r"--set (training\S+=\w+)", page)
+    said = [float(each) for each in re.findall(r"\| `run`: .*? \| ([\d.]+) ms", page)]
+    found = [simulate(Scenario.load(tmp_path / "plan.yaml", changes)).step_time for changes in ((), eager)]
+    assert [1e3 * each for each in found] == pytest.approx(said, rel=0.01)
+
+
 def test_all_yaml_is_read_by_some_test() -> None:
-    """Here that of clusters, in `test_readme` the others."""
-    assert {page for page, _ in blocks("yaml", "json")} == {"README.md", "clusters.md", "scenario.md"}
+    """Here that of clusters and of a real GPU, in `test_readme` the others."""
+    pages = {"README.md", "calibration.md", "clusters.md", "scenario.md"}
+    assert {page for page, _ in blocks("yaml", "json")} == pages
 
 
 def test_collectives_and_their_algorithms_stand_in_the_manual() -> None:
