@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Final, NamedTuple
 
-from clustersim.errors import ClusterSimError, InputError, nearest
-from clustersim.shipped import is_path
+from clustersim.common.data_files import is_path
+from clustersim.common.errors import ClusterSimError, InputError, nearest
 
 BAD_INPUT: Final = 2
 INTERRUPTED: Final = 130
@@ -24,29 +24,34 @@ class Command(NamedTuple):
     answers: str
 
 
-MEASURE: Final = Command("calibrate.parts.command", "How fast is this machine?")
-CHECK: Final = Command("calibrate.checking", "Does a real training step take what is predicted?")
+MEASURE: Final = Command("calibrate.stages.command", "How fast is this machine?")
+CHECK: Final = Command("calibrate.check_command", "Does a real training step take what is predicted?")
 COMMANDS: Final = {
     "collectives": Command("calibrate.collectives.command", "measure collectives; start it with torchrun"),
     "import-nccl-tests": Command("calibrate.nccl_tests.command", "take over what nccl-tests printed, as text or JSON"),
-    "import-kineto": Command("calibrate.kineto", "take over collectives of steps that PyTorch's profiler measured"),
+    "import-kineto": Command(
+        "calibrate.import_kineto", "take over collectives of steps that PyTorch's profiler measured"
+    ),
     "report": Command("calibrate.report.command", "say (and draw) what a record holds, beside what is shipped"),
     "derive": Command("calibrate.derive", "carry a record over to an accelerator with the same compute die"),
     "fit-published": Command(
-        "calibrate.fit.published",
+        "calibrate.fit.published_fit",
         "fit every shipped accelerator's kernel constants to the shipped table of published kernels",
     ),
     "fit-collectives": Command(
-        "calibrate.fit.collectives", "compare predicted collectives with the published ones, and fit their constants"
+        "calibrate.fit.collective_quality",
+        "compare predicted collectives with the published ones, and fit their constants",
     ),
     "fit-dispatchers": Command(
-        "calibrate.fit.dispatches",
+        "calibrate.fit.dispatcher_constants",
         "compare predicted dispatches of tokens with published ones; fit their constants",
     ),
     "fit-steps": Command(
-        "calibrate.fit.steps", "fit the constants of training steps to the shipped table of published steps"
+        "calibrate.fit.step_constants", "fit the constants of training steps to the shipped table of published steps"
     ),
-    "fit-band": Command("calibrate.fit.band", "fit how far unseen steps are from predictions, by regime"),
+    "fit-band": Command(
+        "calibrate.fit.prediction_interval", "fit how far unseen steps are from predictions, by regime"
+    ),
 }
 
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from clustersim.cost.record import Device, Origin, Record
+from clustersim.common.errors import InputError, nearest
+from clustersim.cost.calibration_record import Device, Origin, Record
 from clustersim.cost.record_file import read_record, require_own, write_record
-from clustersim.cost.scaled import scaled
-from clustersim.errors import InputError, nearest
+from clustersim.cost.record_scaling import scaled
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
 
 

@@ -8,16 +8,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from clustersim.fitting import check
-    from clustersim.report.result import Result, simulate
+    from clustersim.report.rendered_result import Result, simulate
+    from clustersim.results.memory_check import check
     from clustersim.scenario import Scenario
 
 __all__ = ["Result", "Scenario", "check", "simulate"]
 _HOME = {
-    "Result": "clustersim.report.result",
+    "Result": "clustersim.report.rendered_result",
     "Scenario": "clustersim.scenario",
-    "check": "clustersim.fitting",
-    "simulate": "clustersim.report.result",
+    "check": "clustersim.results.memory_check",
+    "simulate": "clustersim.report.rendered_result",
 }
 
 

@@ -13,25 +13,25 @@ from typing import Any
 
 import numpy as np
 
-from clustersim.analysis.neighbours import ROUNDING, Neighbour, lasts
-from clustersim.analysis.network_bytes import Metered
-from clustersim.analysis.rows import Rows, read_rows
-from clustersim.analysis.steps import step_times
-from clustersim.answer import Answer
-from clustersim.arrays import FloatArray
-from clustersim.assembly import Assembly, assemble, assemble_together, library_of
+from clustersim.build import Assembly, assemble, assemble_together, library_of
+from clustersim.common.arrays import FloatArray
+from clustersim.common.errors import InputError
+from clustersim.common.gc_control import uncollected
+from clustersim.common.units import Seconds
+from clustersim.engine.co_scheduled import Job, run_together
 from clustersim.engine.engine import run
-from clustersim.engine.inside import Inside
-from clustersim.engine.together import Job, run_together
-from clustersim.engine.written import Written
-from clustersim.errors import InputError
-from clustersim.fitting import footprint_of
-from clustersim.garbage import uncollected
-from clustersim.memory.timed import timed_ledgers
+from clustersim.engine.recording.operation_log import Written
+from clustersim.engine.recording.operation_trace import Inside
+from clustersim.memory.timeline import timed_ledgers
+from clustersim.results.co_located_jobs import ROUNDING, Neighbour, lasts
+from clustersim.results.link_volumes import Metered
+from clustersim.results.memory_check import footprint_of
+from clustersim.results.simulation_result import Answer
+from clustersim.results.step_times import step_times
+from clustersim.results.trace_table import Rows, read_rows
 from clustersim.scenario import Scenario
-from clustersim.scenario.file import MOST_STEPS
-from clustersim.trace.store import Trace
-from clustersim.units import Seconds
+from clustersim.scenario.config.scenario import MOST_STEPS
+from clustersim.trace.trace import Trace
 
 
 def simulate(scenario: Scenario) -> Answer:
@@ -111,10 +111,10 @@ def _together(scenario: Scenario, alone: Answer, started: Seconds) -> Answer:
     jobs = zip(scenario.others, scenario.jobs, strict=True)
     steps = [_guess(other, job.start, alone.trace.makespan) for other, job in jobs]
     mine, *others = _beside(scenario, steps)
-    while (enough := [each.enough(mine.inside.trace.makespan) for each in others]) != steps:
+    while (enough := [ran.enough(mine.inside.trace.makespan) for ran in others]) != steps:
         steps = enough
         mine, *others = _beside(scenario, steps)
-    neighbours = tuple(each.neighbour(mine.inside.trace.makespan) for each in others)
+    neighbours = tuple(item.neighbour(mine.inside.trace.makespan) for item in others)
     return _answer(scenario, mine.made, mine.inside, started, neighbours=neighbours, alone=alone.step_time)
 
 
@@ -132,14 +132,14 @@ def _beside(scenario: Scenario, steps: Sequence[int]) -> list[_Ran]:
                 f"{scenario.path or scenario.name}: disturbances.jobs.{entry}: {count:,} of its steps pass while this "
                 f"job runs; {MOST_STEPS:,} are the most"
             )
-    others = (replace(each, steps=count) for each, count in zip(scenario.others, steps, strict=True))
+    others = (replace(other, steps=count) for other, count in zip(scenario.others, steps, strict=True))
     return _ran([scenario, *others], [0.0, *(job.start for job in scenario.jobs)])
 
 
 def _ran(scenarios: Sequence[Scenario], starts: Sequence[Seconds]) -> list[_Ran]:
     """Jobs that run together, one rank of each class of each."""
     every = [*zip(scenarios, assemble_together(scenarios), starts, strict=True)]
-    ran = run_together([_job(*each) for each in every])
+    ran = run_together([_job(*item) for item in every])
     return [
         _Ran(job, made, _inside(job, made, *spans), start) for (job, made, start), spans in zip(every, ran, strict=True)
     ]

@@ -33,10 +33,10 @@ class Doubling:
         distances, place = [2**k for k in range(size.bit_length() - 1)], np.arange(size)
         return tuple(
             phase(
-                Flows(members, members[:, place ^ each], 0.5 / each),
-                rounds=Rounds(local=1) if each < local else Rounds(network=1),
+                Flows(members, members[:, place ^ distance], 0.5 / distance),
+                rounds=Rounds(local=1) if distance < local else Rounds(network=1),
             )
-            for each in distances
+            for distance in distances
         )
 
 
@@ -49,9 +49,9 @@ def main() -> None:
     }.items():
         result = simulate(Scenario.from_mapping(GIVEN | {"cost": cost}, path=Path(__file__)))
         print(f"{words:12} {1e3 * result.step_time:.2f} ms a step")
-        for each in result.collectives:
-            size, time = each.payload / 1e6, 1e6 * each.seconds
-            print(f"  {each.collective:14} {size:7.3f} MB in {time:4.0f} us by {each.algorithm}")
+        for collective in result.collectives:
+            size, time = collective.payload / 1e6, 1e6 * collective.seconds
+            print(f"  {collective.collective:14} {size:7.3f} MB in {time:4.0f} us by {collective.algorithm}")
 
 
 if __name__ == "__main__":

@@ -6,9 +6,9 @@ way, with partners ever farther away.
 
 import numpy as np
 
+from clustersim.collectives.flow_routes import route
 from clustersim.collectives.phase import Arrangement, Flows, Phase, Rounds, arrange, phase
 from clustersim.collectives.ring import Ring
-from clustersim.collectives.routes import route
 from clustersim.hardware.cluster import load_cluster
 from clustersim.program.task import Collective
 
@@ -24,7 +24,8 @@ class HalvingDoubling:
         place = np.arange(size)
         distances = [2**k for k in range(size.bit_length() - 1)]
         return tuple(
-            phase(Flows(members, members[:, place ^ each], 1 / each), rounds=Rounds(network=2)) for each in distances
+            phase(Flows(members, members[:, place ^ distance], 1 / distance), rounds=Rounds(network=2))
+            for distance in distances
         )
 
 
@@ -35,10 +36,10 @@ def main() -> None:
         (group,) = arrange(np.arange(8 * nodes)[None], fabric)
         for algorithm in (Ring(), HalvingDoubling()):
             found = algorithm.phases(Collective.ALL_REDUCE, group)
-            sent = sum(float(each.share.sum()) for each in found) / group.size
-            loads = [route(each, fabric).load[:-1] for each in found]  # payloads, by link
+            sent = sum(float(item.share.sum()) for item in found) / group.size
+            loads = [route(element, fabric).load[:-1] for element in found]  # payloads, by link
             seconds = sum(1e9 * float((load / fabric.links.bandwidth).max()) for load in loads)
-            rounds = sum(int(each.rounds.local) + int(each.rounds.network) for each in found)
+            rounds = sum(int(entry.rounds.local) + int(entry.rounds.network) for entry in found)
             name = type(algorithm).__name__
             print(f"{nodes:5}  {name:16} {sent:5.3f} payloads {1e3 * seconds:14.1f} ms {rounds:9}")
 

@@ -8,10 +8,10 @@ import tempfile
 from pathlib import Path
 
 from clustersim import Scenario, simulate
-from clustersim.assembly import kernels_of
-from clustersim.cost.computed import computed
+from clustersim.build import kernels_of
 from clustersim.cost.record_file import write_record
-from clustersim.workload.kernels import Kernel
+from clustersim.cost.synthetic_record import computed
+from clustersim.model.kernels import Kernel
 
 GIVEN = {
     "model": "llama3-8b",
@@ -29,14 +29,14 @@ def seconds(kernel: Kernel) -> float:
 
 def main() -> None:
     scenarios = {words: Scenario.from_mapping({**GIVEN, "layout": layout}) for words, layout in LAYOUTS.items()}
-    kernels = [kernel for each in scenarios.values() for kernel in kernels_of(each)]
+    kernels = [kernel for item in scenarios.values() for kernel in kernels_of(item)]
     record = computed(seconds, kernels, accelerator="h100-sxm-80gb", words="a roofline")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "own.json"
         write_record(record, path)
         for layout, scenario in scenarios.items():
-            for source, each in {"model": scenario, "roofline": scenario.changed(f"cost.record={path}")}.items():
-                answer = simulate(each).to_json()
+            for source, element in {"model": scenario, "roofline": scenario.changed(f"cost.record={path}")}.items():
+                answer = simulate(element).to_json()
                 compute = answer["breakdown_s"]["compute"]
                 print(f"{layout}  {source:9} {answer['step_time_s']:.3f} s a step, compute {compute:.3f} s")
 

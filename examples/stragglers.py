@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 
 from clustersim import Scenario, simulate
-from clustersim.report.comparison import comparison_page
+from clustersim.report.comparison_page import comparison_page
 
 SCENARIO = Path(__file__).parent / "llama3_405b_16k.yaml"
 REPLICA = 128  # GPUs: tp 8 x pp 16

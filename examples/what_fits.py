@@ -5,7 +5,7 @@ until the activations alone are too much, and then only recomputation or tensor 
 """
 
 from clustersim import Scenario
-from clustersim.fitting import check
+from clustersim.results.memory_check import check
 
 GIB = 2**30
 

@@ -9,14 +9,14 @@ import numpy as np
 from hypothesis import strategies as st
 
 from clustersim import Scenario
-from clustersim.arrays import FloatArray
-from clustersim.cost.block import BlockCost
+from clustersim.common.arrays import FloatArray
+from clustersim.common.dtypes import DType
 from clustersim.cost.interference import Interference, KernelClass
-from clustersim.dtypes import DType
+from clustersim.cost.segment import BlockCost
+from clustersim.model.kernels import Kernel, KernelKind
 from clustersim.parallel.mesh import NAMES
 from clustersim.program.action import Action, ActionKind
 from clustersim.program.program import Groups, Program, RankProgram
-from clustersim.program.symmetry import Classes, classes
 from clustersim.program.task import (
     Block,
     Collective,
@@ -34,7 +34,7 @@ from clustersim.program.task import (
 from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.schedules.schedule import Schedule
-from clustersim.workload.kernels import Kernel, KernelKind
+from clustersim.symmetry.refinement import Classes, classes
 from tests.engine.fake_costs import UnitCost
 
 SECONDS = st.sampled_from([0.0, 0.25, 0.5, 1.0, 1.5, 2.0])
@@ -70,10 +70,10 @@ def programs(draw: st.DrawFn) -> Program:
     ranks = [_Kind() for _ in range(kinds)]
     for number in range(draw(st.integers(1, 10))):
         _event(draw, ranks, number)
-    made = tuple(RankProgram(tuple(each.tasks), tuple(each.streams)) for each in ranks)
+    made = tuple(RankProgram(tuple(rank.tasks), tuple(rank.streams)) for rank in ranks)
     kind = np.tile(np.arange(kinds), replicas)
-    used = {exchange.group for each in made for exchange in each.exchanges}
-    groups = {role: each for role, each in _groups(draw, kinds, replicas).items() if role in used}
+    used = {exchange.group for rank_program in made for exchange in rank_program.exchanges}
+    groups = {role: group for role, group in _groups(draw, kinds, replicas).items() if role in used}
     return Program(made, kind, groups)
 
 
@@ -92,8 +92,8 @@ def _event(draw: st.DrawFn, ranks: list[_Kind], number: int) -> None:
         ranks[place].add(Stream.EXPERTS, Communicate(exchange, _after(draw, ranks[place])))
     elif what == "model":
         exchange = Exchange("norm", Collective.ALL_REDUCE, "model", draw(SECONDS))
-        for each in ranks:
-            each.add(Stream.DATA, Communicate(exchange, _after(draw, each)))
+        for rank in ranks:
+            rank.add(Stream.DATA, Communicate(exchange, _after(draw, rank)))
     elif len(ranks) > 1:
         _message(draw, ranks, number)
 
@@ -120,7 +120,7 @@ def _blocks() -> st.SearchStrategy[Block]:
     exchange = SECONDS.map(lambda seconds: Exchange("gather", Collective.ALL_GATHER, "tp", seconds))
     overlap = st.builds(Overlap, exchange, kernel, st.sampled_from([1.0, 2.0, 4.0, inf]), st.booleans())
     operations = st.lists(kernel | kernel | exchange | overlap, min_size=1, max_size=4)
-    return operations.map(lambda does: Block("block", tuple(Operation(each, Work.FORWARD) for each in does)))
+    return operations.map(lambda does: Block("block", tuple(Operation(doe, Work.FORWARD) for doe in does)))
 
 
 def _groups(draw: st.DrawFn, kinds: int, replicas: int) -> dict[str, Groups]:
@@ -157,7 +157,7 @@ def costed(draw: st.DrawFn) -> UnitCost:
 @st.composite
 def _tables(draw: st.DrawFn) -> Interference:
     """A part of its own for every class of kernel beside every kind of collective, and the other way round inside."""
-    pairs = [(kind, each) for kind in Collective for each in KernelClass]
+    pairs = [(kind, kernel_class) for kind in Collective for kernel_class in KernelClass]
     parts = st.fixed_dictionaries({pair: st.sampled_from([0.0, 0.25, 0.5, 1.0]) for pair in pairs})
     return Interference(draw(parts), draw(parts))
 
@@ -168,7 +168,7 @@ INTERFERENCES = st.sampled_from([0.0, 0.5]).map(Interference.equal) | _tables()
 def fold(program: Program, cost: BlockCost) -> Classes:
     """Classes of the ranks that do the same at these costs."""
     seconds: dict[str, list[FloatArray]] = {role: [] for role in program.groups}
-    for exchange in sorted({each for made in program.programs for each in made.exchanges}, key=repr):
+    for exchange in sorted({item for made in program.programs for item in made.exchanges}, key=repr):
         seconds[exchange.group].append(cost.exchange_timing(exchange).seconds)
     costs = {role: np.stack(columns, axis=1) for role, columns in seconds.items()}
     return classes(program, costs, machine=cost.machines.of)
@@ -195,8 +195,8 @@ DEGREES = [
 WHOLE_NODE = ("one domain", "cards")
 """Where four GPUs are in one node; the other clusters have nodes of two."""
 LEGAL = {
-    "one domain": [each for each in DEGREES if prod(each.values()) in {*range(2, 9), 16}],
-    "cards": [each for each in DEGREES if prod(each.values()) in range(2, 9)],
+    "one domain": [element for element in DEGREES if prod(element.values()) in {*range(2, 9), 16}],
+    "cards": [entry for entry in DEGREES if prod(entry.values()) in range(2, 9)],
     "one switch": [each for each in DEGREES if prod(each.values()) in range(2, 17, 2)],
     "racks": [each for each in DEGREES if prod(each.values()) in range(2, 17, 2)],
 }

@@ -20,7 +20,7 @@ def drawn() -> list[set[str]]:
 def contracted() -> list[set[str]]:
     """The same of the contract that import-linter checks."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    contracts = {each["id"]: each for each in project["tool"]["importlinter"]["contracts"]}
+    contracts = {item["id"]: item for item in project["tool"]["importlinter"]["contracts"]}
     return [{room.strip(" ()") for room in re.split(r"[|:]", row)} for row in contracts["direction"]["layers"]]
 
 
@@ -30,7 +30,7 @@ def test_the_picture_has_the_rows_of_the_contract() -> None:
 
 def test_the_rooms_of_the_picture_are_the_packages_and_modules() -> None:
     package = ROOT / "clustersim"
-    rooms = {each.parent.name for each in package.glob("*/__init__.py")} | {each.stem for each in package.glob("*.py")}
+    rooms = {path.parent.name for path in package.glob("*/__init__.py")} | {item.stem for item in package.glob("*.py")}
     assert set().union(*drawn()) == rooms - {"__init__"}
 
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from clustersim import Scenario, simulate
-from clustersim.answer import HEALTHY, NOT_MODELLED, NOT_SHARED
-from clustersim.report.result import Result
+from clustersim.model.transformer import matrix_parameters
+from clustersim.report.rendered_result import Result
+from clustersim.results.simulation_result import HEALTHY, NOT_MODELLED, NOT_SHARED
 from clustersim.scenario import Contention
-from clustersim.workload.transformer import matrix_parameters
 
 # What the JSON answer promised when it was first published: keys are added, never renamed or dropped.
 PROMISED = [

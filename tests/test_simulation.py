@@ -10,24 +10,33 @@ import numpy as np
 import pytest
 
 from clustersim import Scenario, simulate
-from clustersim.analysis.parts import PARTS, Part
-from clustersim.answer import Answer
-from clustersim.assembly import assemble, exchanges_of, kernels_of
-from clustersim.collectives.choose import surveyor
+from clustersim.build import assemble, exchanges_of, kernels_of
+from clustersim.collectives.tuner import surveyor
+from clustersim.common.errors import InputError
+from clustersim.cost.calibration_record import (
+    BesideRow,
+    Call,
+    CollectiveRow,
+    Conditions,
+    Device,
+    KernelRow,
+    Record,
+    Spread,
+)
+from clustersim.cost.device_models import slowest
 from clustersim.cost.interference import KernelClass
-from clustersim.cost.machines import slowest
-from clustersim.cost.record import BesideRow, Call, CollectiveRow, Conditions, Device, KernelRow, Record, Spread
 from clustersim.cost.roofline import Roofline
 from clustersim.cost.timing import Provenance
-from clustersim.errors import InputError
-from clustersim.fitting import check, peak_memory
 from clustersim.hardware.efficiency import InTraining
 from clustersim.memory.footprint import Category
+from clustersim.model.kernels import KernelKind
+from clustersim.model.training import Attention
 from clustersim.program.task import Collective, Compute
+from clustersim.results.memory_check import check, peak_memory
+from clustersim.results.simulation_result import Answer
+from clustersim.results.time_categories import PARTS, Part
 from clustersim.scenario.settings import Symmetry
-from clustersim.workload.kernels import KernelKind
-from clustersim.workload.training import Attention
-from tests.simulated import pipeline
+from tests.small_pipeline import pipeline
 
 
 def scenario(*overrides: str, **sections: Any) -> Scenario:
@@ -135,8 +144,8 @@ def test_older_attention_takes_its_times_longer_and_nothing_else_does(attention:
     assert alone.cluster.accelerator.in_training.flash2 == 1.6
     alone = replace(alone, framework=replace(alone.framework, launch=0.0, backward_launch=0.0))
     newest, older = (
-        simulate(replace(alone, training=replace(alone.training, attention=Attention(each))))
-        for each in ("flash", attention)
+        simulate(replace(alone, training=replace(alone.training, attention=Attention(item))))
+        for item in ("flash", attention)
     )
 
     assert attention_seconds(older) == pytest.approx(times * attention_seconds(newest))
@@ -155,7 +164,7 @@ def attention_seconds(result: Answer) -> float:
 
 
 def test_without_overlap_in_backward_tensor_collectives_are_exposed() -> None:
-    beside, alone = (simulated(f"layout.backward_overlap={each}") for each in ("true", "false"))
+    beside, alone = (simulated(f"layout.backward_overlap={item}") for item in ("true", "false"))
     assert alone.breakdown.total(Part.EXPOSED_TP) > beside.breakdown.total(Part.EXPOSED_TP)
     assert alone.breakdown.total(Part.SLOWED) < beside.breakdown.total(Part.SLOWED)
     assert alone.breakdown.total(Part.COMPUTE) == pytest.approx(beside.breakdown.total(Part.COMPUTE))
@@ -163,7 +172,7 @@ def test_without_overlap_in_backward_tensor_collectives_are_exposed() -> None:
 
 
 def test_selective_operations_cost_less_time_than_full_recomputation_and_less_memory_than_none() -> None:
-    none, selective, full = (simulated(f"training.recompute={each}") for each in ("none", "selective_op", "full"))
+    none, selective, full = (simulated(f"training.recompute={item}") for item in ("none", "selective_op", "full"))
     assert none.step_time < selective.step_time < full.step_time
     assert none.peak_memory > selective.peak_memory > full.peak_memory
     assert 0 < selective.breakdown.total(Part.RECOMPUTE) < full.breakdown.total(Part.RECOMPUTE)
@@ -375,10 +384,10 @@ def test_who_says_by_which_part_kernels_and_collectives_are_slowed() -> None:
     record = replace(recorded({}), beside=(pair, reduced))
     measured = replace(case, cost=replace(case.cost, record=record))
     said = replace(measured, cost=replace(measured.cost, interference=0.07))
-    tables = [assemble(each).cost.machines.kinds[0].interference for each in (case, measured, said)]
+    tables = [assemble(item).cost.machines.kinds[0].interference for item in (case, measured, said)]
     both = [(kind, KernelClass.MEMORY) for kind in (Collective.ALL_GATHER, Collective.ALL_REDUCE)]
-    assert [[table.kernels[each] for each in both] for table in tables] == [[0.19] * 2, [0.5, 0.0], [0.07] * 2]
-    assert [[table.collectives[each] for each in both] for table in tables] == [[0.0] * 2, [2.0] * 2, [0.0] * 2]
+    assert [[table.kernels[element] for element in both] for table in tables] == [[0.19] * 2, [0.5, 0.0], [0.07] * 2]
+    assert [[table.collectives[entry] for entry in both] for table in tables] == [[0.0] * 2, [2.0] * 2, [0.0] * 2]
 
 
 def test_one_number_for_all_kinds_is_that_number_to_the_last_digit() -> None:
@@ -431,11 +440,13 @@ def test_a_record_is_left_aside_where_it_cannot_answer() -> None:
 def as_modelled(case: Scenario) -> Scenario:
     """With a record that says of every kernel of the scenario what the model says of it by itself."""
     gpu, rows = case.cluster.accelerator, []
-    for each in kernels_of(case):
-        took = Roofline(gpu).kernel(each).seconds
-        assert each.shape is not None
-        amounts = each.flops, each.bytes, each.launches
-        rows.append(KernelRow(each.name, each.kind, each.dtype, each.shape, *amounts, Spread(took, took, took, 20)))
+    for kernel in kernels_of(case):
+        took = Roofline(gpu).kernel(kernel).seconds
+        assert kernel.shape is not None
+        amounts = kernel.flops, kernel.bytes, kernel.launches
+        rows.append(
+            KernelRow(kernel.name, kernel.kind, kernel.dtype, kernel.shape, *amounts, Spread(took, took, took, 20))
+        )
     record = Record(Device(gpu.name, "this machine"), Conditions("2026-11-22", "", ""), tuple(rows))
     return replace(case, cost=replace(case.cost, record=record))
 

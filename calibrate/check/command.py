@@ -11,12 +11,12 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clustersim.errors import InputError
-from clustersim.files import write_text_atomically
+from clustersim.common.errors import InputError
+from clustersim.common.files import write_text_atomically
 from clustersim.scenario import Scenario
 
 if TYPE_CHECKING:
-    from calibrate.check.measured import HostOf
+    from calibrate.check.measurement import HostOf
 
 ROUNDS = 4
 
@@ -37,8 +37,8 @@ def check(options: argparse.Namespace, host: "HostOf") -> None:
 
     host: what measures the host.
     """
-    from calibrate.check.here import end_without_threads, joined_here, world_of
-    from calibrate.check.session import Asked, checked
+    from calibrate.check.check_session import Asked, checked
+    from calibrate.check.context import end_without_threads, joined_here, world_of
 
     if options.steps < 1:
         raise InputError(f"--steps: {options.steps} is too few; 1 is the fewest")

@@ -10,16 +10,16 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from calibrate.check.model import Transformer, build
+from calibrate.check.torch_model import Transformer, build
 from calibrate.check.trainer import Loop, building
-from calibrate.check.update import Update
-from clustersim.parallel.data import Replicated
+from calibrate.check.weight_update import Update
+from clustersim.parallel.data_parallel_strategy import DdpStrategy
 from clustersim.parallel.plan import Plan
 
 _MEBIBYTE = 2.0**20
 
 
-def replicated(plan: Plan, strategy: Replicated, device: torch.device) -> Loop:
+def replicated(plan: Plan, strategy: DdpStrategy, device: torch.device) -> Loop:
     """Every rank holds all weights."""
     with building(plan, device):
         model = build(plan, plan.stages[0])
@@ -28,7 +28,7 @@ def replicated(plan: Plan, strategy: Replicated, device: torch.device) -> Loop:
 
 
 def reducing(
-    model: Transformer, plan: Plan, strategy: Replicated, without: Sequence[str] = ()
+    model: Transformer, plan: Plan, strategy: DdpStrategy, without: Sequence[str] = ()
 ) -> DistributedDataParallel:
     """The model with its gradients reduced; without: names of weights that are not."""
     ignore = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model

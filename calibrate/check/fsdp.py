@@ -15,11 +15,11 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from calibrate.check.formats import TORCH
-from calibrate.check.model import Transformer, build
+from calibrate.check.torch_dtypes import TORCH
+from calibrate.check.torch_model import Transformer, build
 from calibrate.check.trainer import Loop, building
-from calibrate.check.update import Update
-from clustersim.parallel.data import FullyShard, GradientSync, Microbatches
+from calibrate.check.weight_update import Update
+from clustersim.parallel.data_parallel_strategy import FullyShard, GradientSync, Microbatches
 from clustersim.parallel.plan import Plan
 
 

@@ -11,9 +11,9 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from calibrate.check.formats import TORCH
-from calibrate.check.timeline import Part, Timeline
-from calibrate.check.update import Update
+from calibrate.check.phase_timer import Part, Timeline
+from calibrate.check.torch_dtypes import TORCH
+from calibrate.check.weight_update import Update
 from clustersim.parallel.plan import Plan
 
 

@@ -8,7 +8,7 @@ divide into, within nodes and across them; or exactly the collectives that a sce
 uneven parts, too, at the largest payload (of a scenario: at all); then kernels of
 each class beside collectives of each kind, for by how much they slow each other. Rows are written as they come, so an
 interrupted run goes on where it was when it is started again with the same record. How a call is timed:
-`collectives.laps`; beside kernels: `collectives.sides`.
+`collectives.timing`; beside kernels: `collectives.contention_benchmark`.
 """
 
 import argparse
@@ -22,25 +22,25 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
-from calibrate.collectives.added import added
-from calibrate.collectives.table import beside_line, beside_table, fit_table, row_line, uneven_table
+from calibrate.collectives.record_update import added
+from calibrate.collectives.tables import beside_line, beside_table, fit_table, row_line, uneven_table
 from calibrate.fit.alpha_beta import fit_calls
-from calibrate.shares import VARIATIONS, shares
-from calibrate.torch_door import require_torch
-from clustersim.assembly import exchanges_of, kernels_of
-from clustersim.cost.record import BesideRow, Call, CollectiveRow, Conditions, Record, signature
+from calibrate.imbalanced_shares import VARIATIONS, shares
+from calibrate.torch_requirement import require_torch
+from clustersim.build import exchanges_of, kernels_of
+from clustersim.common.dtypes import DType
+from clustersim.common.errors import InputError, nearest
+from clustersim.common.units import Bytes, Dimension, Seconds, format_seconds, parse_quantity
+from clustersim.cost.calibration_record import BesideRow, Call, CollectiveRow, Conditions, Record, signature
 from clustersim.cost.record_file import write_record
-from clustersim.dtypes import DType
-from clustersim.errors import InputError, nearest
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.program.task import Collective
 from clustersim.scenario import Scenario
-from clustersim.units import Bytes, Dimension, Seconds, format_seconds, parse_quantity
 
 if TYPE_CHECKING:
-    from calibrate.collectives.beside import Pair
+    from calibrate.collectives.interference import Pair
+    from calibrate.collectives.process_groups import World
     from calibrate.collectives.sweep import Skipped
-    from calibrate.collectives.world import World
     from calibrate.devices.device import TorchDevice
 
 MEASURED: Final = (
@@ -135,7 +135,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def command(options: argparse.Namespace) -> None:
     """Measure, with as many processes as torchrun started; the first one writes and reports errors."""
     require_torch()
-    from calibrate.collectives.world import started
+    from calibrate.collectives.process_groups import started
 
     world = started(command="collectives")
     try:
@@ -147,8 +147,8 @@ def command(options: argparse.Namespace) -> None:
 
 
 def _measure(options: argparse.Namespace, world: "World") -> None:
-    from calibrate.collectives.beside import beside
-    from calibrate.collectives.world import backend_of, first_decides, joined, local_device
+    from calibrate.collectives.interference import beside
+    from calibrate.collectives.process_groups import backend_of, first_decides, joined, local_device
 
     budget, sizes = _duration(options.budget), _sizes(options)
     formats = _formats(options.dtype)
@@ -213,7 +213,7 @@ def _plan(
     grid: tuple[Sequence[Bytes], Sequence[DType] | None],
 ) -> tuple[tuple[Call, ...], Record, tuple["Pair", ...]]:
     """Calls that are still to be measured, the record that they go into, and kernels that are to be beside which."""
-    from calibrate.collectives.beside import PAYLOADS, heaviest_kernels, largest_calls, usual_calls, usual_kernels
+    from calibrate.collectives.interference import PAYLOADS, heaviest_kernels, largest_calls, usual_calls, usual_kernels
 
     record, (sizes, formats) = _record(options, world, device), grid
     if options.output is not None:
@@ -231,13 +231,13 @@ def _plan(
         some, kernels = largest_calls(calls), heaviest_kernels(kernels_of(scenario))
     known = {row.call for row in record.collectives}
     beside = {(row.kernel.signature, row.call) for row in record.beside}
-    pairs = tuple((each, call) for call in some for each in kernels if (signature(each), call) not in beside)
+    pairs = tuple((kernel, call) for call in some for kernel in kernels if (signature(kernel), call) not in beside)
     return tuple(call for call in calls if call not in known), record, pairs
 
 
 def _record(options: argparse.Namespace, world: "World", device: "TorchDevice") -> Record:
-    from calibrate.collectives.laps import METHOD
-    from calibrate.collectives.world import library, torchrun
+    from calibrate.collectives.process_groups import library, torchrun
+    from calibrate.collectives.timing import METHOD
     from calibrate.devices.device import accelerator_of
 
     accelerator = load_accelerator(accelerator_of(device, options.accelerator))

@@ -17,11 +17,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from calibrate.collectives.laps import Lap
-from calibrate.kernels.routines.formats import TORCH
-from clustersim.dtypes import DType
+from calibrate.collectives.timing import Lap
+from calibrate.kernels.pytorch_ops.random_tensors import TORCH
+from clustersim.common.dtypes import DType
+from clustersim.common.units import Bytes
 from clustersim.program.task import Collective
-from clustersim.units import Bytes
 
 ITEM: Final = 4  # bytes of an FP32 number
 _EXACT: Final = {torch.float32: 2**24, torch.float16: 2**11, torch.bfloat16: 2**8}  # integers that are held exactly

@@ -13,15 +13,15 @@ from typing import Any, Final, TypeVar
 
 import torch
 
-from calibrate.collectives.laps import Clock, DeviceClock, HostClock, Lap, timed
 from calibrate.collectives.operations import COPIES, ITEM, Member, Prepared, prepared
-from calibrate.collectives.world import World, formed, joined_world, least
+from calibrate.collectives.process_groups import World, formed, joined_world, least
+from calibrate.collectives.timing import Clock, DeviceClock, HostClock, Lap, timed
 from calibrate.devices.device import TorchDevice
-from clustersim.cost.record import Call, CollectiveRow
-from clustersim.dtypes import DType
-from clustersim.errors import InputError
+from clustersim.common.dtypes import DType
+from clustersim.common.errors import InputError
+from clustersim.common.units import Bytes, Seconds, format_bytes
+from clustersim.cost.calibration_record import Call, CollectiveRow
 from clustersim.program.task import Collective
-from clustersim.units import Bytes, Seconds, format_bytes
 
 T = TypeVar("T")
 

@@ -17,13 +17,13 @@ from typing import Final
 
 import torch
 
-from calibrate.devices import facts
-from calibrate.devices.heap import give_back
+from calibrate.devices import system_info
+from calibrate.devices.glibc_heap import give_back
 from calibrate.devices.stopwatch import Action, Load
-from calibrate.devices.watch import Watch
-from clustersim.cost.record import Device, UnderLoad
-from clustersim.dtypes import DType
-from clustersim.units import Bytes, Seconds
+from calibrate.devices.telemetry_sampling import Watch
+from clustersim.common.dtypes import DType
+from clustersim.common.units import Bytes, Seconds
+from clustersim.cost.calibration_record import Device, UnderLoad
 
 _CACHES: Final = Path("/sys/devices/system/cpu/cpu0/cache")
 _USUAL_CACHE: Final = 32 * 2.0**20  # where the system does not say
@@ -70,7 +70,7 @@ class CpuDevice:
     @property
     def name(self) -> str:
         """The processor's name."""
-        return facts.processor()
+        return system_info.processor()
 
     @property
     def cache_bytes(self) -> Bytes:
@@ -93,16 +93,16 @@ class CpuDevice:
             torch=torch.__version__,
             threads=threads,
             host=self.name,
-            environment=facts.environment(),
+            environment=system_info.environment(),
         )
 
     def state(self) -> UnderLoad:
         """The mean clock of its cores, where the system tells."""
-        return UnderLoad(sm_clock_mhz=facts.core_clock_mhz())
+        return UnderLoad(sm_clock_mhz=system_info.core_clock_mhz())
 
     def conditions(self) -> Mapping[str, float]:
         """The cores' mean clock and the load of the machine over the last minute."""
-        clock = facts.core_clock_mhz()
+        clock = system_info.core_clock_mhz()
         load = {"load": os.getloadavg()[0]}
         return {"clock_mhz": clock, **load} if clock else load
 
@@ -141,7 +141,7 @@ class CpuDevice:
 
     def free_bytes(self) -> Bytes:
         """Memory that the system can give without swapping."""
-        return 1024.0 * float((facts.field(Path("/proc/meminfo"), "MemAvailable") or "0 kB").split()[0])
+        return 1024.0 * float((system_info.field(Path("/proc/meminfo"), "MemAvailable") or "0 kB").split()[0])
 
     def release(self) -> None:
         """Give memory back that nothing holds any more."""
@@ -153,7 +153,7 @@ class CpuDevice:
 
     def peak_bytes(self) -> Bytes:
         """The most memory that the process has held since then."""
-        return 1024.0 * float((facts.field(Path("/proc/self/status"), "VmHWM") or "0 kB").split()[0])
+        return 1024.0 * float((system_info.field(Path("/proc/self/status"), "VmHWM") or "0 kB").split()[0])
 
     def out_of_memory(self, error: Exception) -> bool:
         """Whether an error says that memory ran out."""

@@ -22,16 +22,16 @@ from typing import Final
 
 import torch
 
-from calibrate.devices import cuda_errors, facts
-from calibrate.devices.filler import Filler, timed_event
-from calibrate.devices.multiplied import multiplies
-from calibrate.devices.readings import Sensor
+from calibrate.devices import cuda_errors, system_info
+from calibrate.devices.load_generator import Filler, timed_event
+from calibrate.devices.matmul_support import multiplies
 from calibrate.devices.sensors import sensor_of
 from calibrate.devices.stopwatch import Action, Load
-from calibrate.devices.watch import Watch, watching
-from clustersim.cost.record import Device, UnderLoad
-from clustersim.dtypes import DType
-from clustersim.units import Bytes, Seconds
+from calibrate.devices.telemetry import Sensor
+from calibrate.devices.telemetry_sampling import Watch, watching
+from clustersim.common.dtypes import DType
+from clustersim.common.units import Bytes, Seconds
+from clustersim.cost.calibration_record import Device, UnderLoad
 
 _AHEAD: Final = 1.5  # times what launching took last
 _FIRST: Final = 1e-4  # seconds that a launch may take, before one was seen
@@ -155,14 +155,14 @@ class CudaDevice:
             driver=set_to.driver,
             cuda=torch.version.cuda or f"hip {torch.version.hip}",
             torch=torch.__version__,
-            cudnn=facts.cudnn(),
-            cublas=facts.cublas(),
-            attention=facts.attention(),
-            host=facts.processor(),
+            cudnn=system_info.cudnn(),
+            cublas=system_info.cublas(),
+            attention=system_info.attention(),
+            host=system_info.processor(),
             power_limit_w=set_to.power_limit_w,
             ecc=set_to.ecc,
             mig=set_to.mig,
-            environment=facts.environment(),
+            environment=system_info.environment(),
         )
 
     def state(self) -> UnderLoad:

@@ -12,16 +12,16 @@ import torch
 
 from calibrate.devices.cpu import CpuDevice
 from calibrate.devices.cuda import CudaDevice
-from calibrate.devices.filler import Filler
-from calibrate.devices.heap import keep_freed
+from calibrate.devices.glibc_heap import keep_freed
+from calibrate.devices.load_generator import Filler
 from calibrate.devices.stopwatch import Action, Load, Stopwatch
-from calibrate.devices.watch import Watch
-from clustersim.cost.record import Device, UnderLoad
-from clustersim.dtypes import DType
-from clustersim.errors import ClusterSimError, InputError, nearest
-from clustersim.shipped import find as find_shipped
-from clustersim.shipped import names
-from clustersim.units import Bytes, Seconds
+from calibrate.devices.telemetry_sampling import Watch
+from clustersim.common.data_files import find as find_shipped
+from clustersim.common.data_files import names
+from clustersim.common.dtypes import DType
+from clustersim.common.errors import ClusterSimError, InputError, nearest
+from clustersim.common.units import Bytes, Seconds
+from clustersim.cost.calibration_record import Device, UnderLoad
 
 # Words that are in a device's own name, and what clustersim calls it; the first line whose words are all there counts.
 # Names as drivers give them: NVIDIA's B300 is "NVIDIA B300 SXM6 AC"; PCIe cards of the H800 say so, the others do not.

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from calibrate.devices.readings import Facts, reasons
-from clustersim.cost.record import UnderLoad
+from calibrate.devices.telemetry import Facts, reasons
+from clustersim.cost.calibration_record import UnderLoad
 
 Answer = TypeVar("Answer")
 

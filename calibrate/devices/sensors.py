@@ -16,10 +16,10 @@ from typing import Final, TypeVar
 
 import torch
 
-from calibrate.devices import nvml, smi
-from calibrate.devices.readings import Facts, Sensor
-from clustersim.cost.record import UnderLoad
-from clustersim.units import Seconds
+from calibrate.devices import nvidia_smi, nvml
+from calibrate.devices.telemetry import Facts, Sensor
+from clustersim.common.units import Seconds
+from clustersim.cost.calibration_record import UnderLoad
 
 _PATIENCE: Final = 20.0  # seconds that a driver may take; nvidia-smi takes some on a node that was idle
 _SELDOM: Final = 10.0  # seconds for which an answer holds that itself takes tenths of a second
@@ -128,5 +128,5 @@ def sensor_of(number: int) -> Sensor:
 
 
 def _nvidia(uuid: str) -> Sensor:
-    slow = None if (fast := nvml.find(uuid)) else smi.find(uuid)
+    slow = None if (fast := nvml.find(uuid)) else nvidia_smi.find(uuid)
     return fast or (Mute() if slow is None else Seldom(slow))

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from clustersim.units import Seconds
+from clustersim.common.units import Seconds
 
 Action = Callable[[], None]
 Load = Callable[[Seconds], Action]

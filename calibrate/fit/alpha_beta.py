@@ -13,9 +13,9 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.arrays import FloatArray
-from clustersim.cost.record import CollectiveFit, CollectiveRow, Residual
-from clustersim.dtypes import DType
+from clustersim.common.arrays import FloatArray
+from clustersim.common.dtypes import DType
+from clustersim.cost.calibration_record import CollectiveFit, CollectiveRow, Residual
 from clustersim.program.task import Collective
 
 Shape = tuple[Collective, int, int, DType]
@@ -29,7 +29,7 @@ def fit_calls(rows: Iterable[CollectiveRow]) -> tuple[CollectiveFit, ...]:
     That takes three different payloads, and times that grow with them.
     """
     shapes: dict[Shape, list[CollectiveRow]] = {}
-    for row in (each for each in rows if not each.call.shares):
+    for row in (collective_row for collective_row in rows if not collective_row.call.shares):
         call = row.call
         shapes.setdefault((call.collective, call.ranks, call.nodes, call.format), []).append(row)
     fits = (_fit(shape, alike) for shape, alike in shapes.items())

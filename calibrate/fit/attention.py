@@ -11,11 +11,11 @@ from typing import Final
 
 import numpy as np
 
-from calibrate.fit.grid import GridSearch, Winner, combinations, steps
+from calibrate.fit.grid_search import GridSearch, Winner, combinations, steps
 from calibrate.fit.published_kernels import AttentionRow
-from clustersim.arrays import FloatArray
+from clustersim.common.arrays import FloatArray
+from clustersim.common.dtypes import DType
 from clustersim.cost.roofline import attention_load
-from clustersim.dtypes import DType
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.hardware.efficiency import AttentionEfficiency
 
@@ -88,7 +88,7 @@ def fit_faster(
     wide = [replace(row, dtype=DType.BF16) for row in rows]
     compute = _full_rate(accelerator, constants, wide) / constants.share
     seconds = np.maximum(compute[None, :] / FASTER[:, None], _memory(accelerator, rows))
-    search.offer([(float(each),) for each in FASTER], seconds + accelerator.efficiency.kernel_latency)
+    search.offer([(float(item),) for item in FASTER], seconds + accelerator.efficiency.kernel_latency)
     winner = search.winner()
     return replace(constants, formats={**constants.formats, rows[0].dtype: winner.constants[0]}), winner
 

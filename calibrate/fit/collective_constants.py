@@ -19,18 +19,18 @@ from typing import Final
 import numpy as np
 
 from calibrate.fit.published_collectives import Benchmark
-from clustersim.arrays import FloatArray, IntArray
-from clustersim.collectives.choose import Choices, costs
 from clustersim.collectives.library import Carrier, Generation, Library, Pipeline
-from clustersim.hardware.technology import Technology
-from clustersim.units import Seconds
+from clustersim.collectives.tuner import Choices, costs
+from clustersim.common.arrays import FloatArray, IntArray
+from clustersim.common.units import Seconds
+from clustersim.hardware.link_technology import Technology
 
 VERBS: Final = (Technology.INFINIBAND, Technology.ROCE)  # whose messages NCCL's own constants are about
 INSIDE: Final = 0.4  # of a payload; 0.2 fits as well (12.8 % both), so the tables do not tell
-PIPELINES: Final = tuple(Pipeline(INSIDE, *each) for each in itertools.product((0.4, 0.6, 0.8, 1.0), (8e6, 12e6)))
-LAUNCHES: Final[Sequence[Seconds]] = tuple(each * 1e-6 for each in range(16))
+PIPELINES: Final = tuple(Pipeline(INSIDE, *item) for item in itertools.product((0.4, 0.6, 0.8, 1.0), (8e6, 12e6)))
+LAUNCHES: Final[Sequence[Seconds]] = tuple(index * 1e-6 for index in range(16))
 LATENCIES: Final[Sequence[Seconds]] = tuple(
-    each * 1e-6 for each in (0, 1, 2, 3, 5, 8, 12, 17, 25, 37, 55, 80, 120, 200, 300, 450, 650, 1000)
+    element * 1e-6 for element in (0, 1, 2, 3, 5, 8, 12, 17, 25, 37, 55, 80, 120, 200, 300, 450, 650, 1000)
 )
 SMALL: Final = 2**16  # bytes, below which a message's latency is most of its time
 
@@ -47,10 +47,11 @@ class Fit:
     def best(self, without: str | None = None) -> Library:
         """The library with the constants that fit the tables of all sources but one best."""
         kept: dict[Technology | None, Generation] = {
-            make: replace(each, launch=self._launch(make, each.launch, without)) for make, each in self._generations
+            make: replace(generation, launch=self._launch(make, generation.launch, without))
+            for make, generation in self._generations
         }
         networks: dict[Technology | None, Carrier] = {
-            make: replace(each, latency=self._latency(make, without)) for make, each in self._networks
+            make: replace(carrier, latency=self._latency(make, without)) for make, carrier in self._networks
         }
         best = _least(self.pipelines, without)
         return replace(
@@ -71,24 +72,24 @@ class Fit:
         return [(make, self.library.networks[make]) for make in makes]
 
     def _launch(self, make: Technology, own: Seconds | None, without: str | None) -> Seconds | None:
-        mine = {table: each for table, each in self.launches.items() if table.place.generation is make}
+        mine = {table: launch for table, launch in self.launches.items() if table.place.generation is make}
         best = _least(mine, without)
         return own if best is None else LAUNCHES[best]
 
     def _latency(self, make: Technology, without: str | None) -> Seconds:
-        mine = {table: each for table, each in self.latencies.items() if table.place.network is make}
+        mine = {table: latency for table, latency in self.latencies.items() if table.place.network is make}
         best = _least(mine, without)
         return self.library.networks[None].latency if best is None else LATENCIES[best]
 
 
 def _least(misfits: Mapping[Benchmark, FloatArray], without: str | None) -> int | None:
     """The number of the best candidate by the tables of other sources; None if there are none."""
-    kept = [(table.source, each) for table, each in misfits.items() if table.source != without]
+    kept = [(table.source, misfit) for table, misfit in misfits.items() if table.source != without]
     if not kept:
         return None
     sources = [source for source, _ in kept]
     weights = np.array([1.0 / sources.count(source) for source in sources])
-    return int(np.tensordot(weights, np.array([each for _, each in kept]), axes=1).argmin())
+    return int(np.tensordot(weights, np.array([array for _, array in kept]), axes=1).argmin())
 
 
 def fit(surveys: Mapping[Benchmark, Choices], library: Library) -> Fit:
@@ -120,14 +121,15 @@ def _by_launch(table: Benchmark, choices: Choices) -> FloatArray:
 def _by_pipeline(table: Benchmark, choices: Choices) -> FloatArray:
     large = np.flatnonzero(table.large)
     found = [
-        _seconds(table, replace(choices, library=replace(choices.library, pipeline=each)), large) for each in PIPELINES
+        _seconds(table, replace(choices, library=replace(choices.library, pipeline=pipeline)), large)
+        for pipeline in PIPELINES
     ]
     return _misfit(table, np.array(found), large)
 
 
 def _by_latency(table: Benchmark, library: Library) -> FloatArray:
     small = np.flatnonzero(np.array(table.sizes) < SMALL)
-    found = [_seconds(table, table.place.survey(_with_latency(library, table, each)), small) for each in LATENCIES]
+    found = [_seconds(table, table.place.survey(_with_latency(library, table, item)), small) for item in LATENCIES]
     return _misfit(table, np.array(found), small)
 
 

@@ -13,12 +13,12 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.arrays import BoolArray, FloatArray, IntArray
-from clustersim.units import Bytes, Seconds
+from clustersim.common.arrays import BoolArray, FloatArray, IntArray
+from clustersim.common.units import Bytes, Seconds
 from clustersim.validation.cases import Case
 from clustersim.validation.collectives import MEBIBYTE, SHIPPED, Place, place_of, read_collectives, seconds_of
-from clustersim.validation.dispatches import KINDS
-from clustersim.validation.quality import grouped
+from clustersim.validation.dispatch_benchmark import KINDS
+from clustersim.validation.error_statistics import grouped
 
 _TABLE: Final = ("source", "locator", "gpu", "n_gpus", "gpus_per_node", "interconnect", "library", "collective", "algo")
 
@@ -60,7 +60,11 @@ class Benchmark:
 
 def read_benchmarks(path: Path = SHIPPED) -> tuple[Benchmark, ...]:
     """Group the rows of the shipped table that take part."""
-    cases = (each for each in read_collectives(path) if each.is_yes("in_fit") and each.text("collective") not in KINDS)
+    cases = (
+        read_collective
+        for read_collective in read_collectives(path)
+        if read_collective.is_yes("in_fit") and read_collective.text("collective") not in KINDS
+    )
     tables = grouped(cases, lambda case: tuple(case.text(column) for column in _TABLE))
     return tuple(map(_benchmark, tables.values()))
 

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
-from clustersim.dtypes import DType
-from clustersim.units import BytesPerSecond, Flop, FlopPerSecond, Seconds
-from clustersim.validation.accelerators import accelerator_of
+from clustersim.common.dtypes import DType
+from clustersim.common.units import BytesPerSecond, Flop, FlopPerSecond, Seconds
+from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MatmulShape
+from clustersim.validation.accelerator_lookup import accelerator_of
 from clustersim.validation.cases import Case
-from clustersim.validation.grouped import grouped_of
+from clustersim.validation.grouped_gemm import grouped_of
 from clustersim.validation.kernels import (
     BEST_OF_SEARCH,
     attention_of,
@@ -27,7 +28,6 @@ from clustersim.validation.kernels import (
     seconds_of,
     timed_attention,
 )
-from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape
 
 T = TypeVar("T")
 BANDWIDTHS: Final = Path(__file__).parents[1] / "published" / "bandwidth.csv"
@@ -88,7 +88,7 @@ class MatmulSet:
     @property
     def flops(self) -> Flop:
         """FLOP of all of them."""
-        return sum(each.flops for each in self.products)
+        return sum(product.flops for product in self.products)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ def best_rates() -> dict[tuple[str, DType], FlopPerSecond]:
     """Rate of the best matmul shape that a search found, by accelerator and number format."""
     cases = [case for case in _cases("gemm") if case.text("implementation") == BEST_OF_SEARCH]
     names = _names(cases)
-    return {(names[each.text("gpu")], DType(each.text("dtype"))): each.number("tflops") * 1e12 for each in cases}
+    return {(names[item.text("gpu")], DType(item.text("dtype"))): item.number("tflops") * 1e12 for item in cases}
 
 
 def attentions() -> list[AttentionRow]:
@@ -216,7 +216,7 @@ def _matmul(case: Case, accelerator: str) -> MatmulRow:
 
 def _matmul_set(case: Case, accelerator: str) -> MatmulSet:
     kernels = matmuls_of(case)
-    alone = tuple(_timed_matmul(case, accelerator, each, math.nan) for each in kernels)
+    alone = tuple(_timed_matmul(case, accelerator, kernel, math.nan) for kernel in kernels)
     return MatmulSet(alone, seconds_of(case, kernels))
 
 

@@ -1,7 +1,7 @@
 """What would a calibration record of published measurements hold?
 
 One record for each accelerator with published kernels or collectives, of origin `published`: every row with its source,
-the constants that `calibrate.fit.published` found (where it fitted them to this accelerator), and alpha and beta of
+the constants that `calibrate.fit.published_fit` found (where it fitted them to this accelerator), and alpha and beta of
 its collectives. What is published is a single value: its p5 and p95 are that value, and it counts as one repetition.
 Where sources differ about one thing, the row holds their median, p5 and p95 are their least and most, and repetitions
 how many there are. Collectives are those within one node, by the library's own choice of algorithm: beyond, a table
@@ -18,10 +18,12 @@ from typing import Final
 import numpy as np
 
 from calibrate.fit.alpha_beta import fit_calls
+from calibrate.fit.fit_quality import Fits, Judged
 from calibrate.fit.published_collectives import Benchmark, read_benchmarks
 from calibrate.fit.published_kernels import AttentionRow, CastRow, GroupedRow, MatmulRow, MatmulSet, attentions, matmuls
-from calibrate.fit.quality import Fits, Judged
-from clustersim.cost.record import (
+from clustersim.common.errors import OutputError
+from clustersim.common.units import Seconds
+from clustersim.cost.calibration_record import (
     Call,
     CollectiveFit,
     CollectiveRow,
@@ -36,11 +38,9 @@ from clustersim.cost.record import (
     family,
 )
 from clustersim.cost.record_file import require_own, write_record
-from clustersim.errors import OutputError
 from clustersim.hardware.accelerator import load_accelerator
-from clustersim.units import Seconds
+from clustersim.model.kernels import KernelKind
 from clustersim.validation.kernels import flash_kernel
-from clustersim.workload.kernels import KernelKind
 
 CONDITIONS: Final = Conditions(
     date="",
@@ -131,15 +131,15 @@ def _kernel_fit(name: str, fits: Fits) -> KernelFit | None:
         compute_units=accelerator.compute_units,
         efficiency=replace(efficiency, kernel_latency=round(efficiency.kernel_latency, 9)),
         factors={},
-        residuals=_residuals([each for each in fits.judged if each.accelerator == name]),
+        residuals=_residuals([judged for judged in fits.judged if judged.accelerator == name]),
     )
 
 
 def _residuals(judged: Iterable[Judged]) -> Mapping[str, Residual]:
     """By family; attention fitted with a sibling's rows is judged by them too."""
     errors: dict[str, list[tuple[float, float]]] = {}
-    for each in judged:
-        seconds = zip(each.rows, each.winner.predicted, each.winner.left_out, strict=True)
+    for item in judged:
+        seconds = zip(item.rows, item.winner.predicted, item.winner.left_out, strict=True)
         for row, predicted, left_out in seconds:
             if isinstance(row, GroupedRow | MatmulSet | CastRow):  # of which records have none
                 continue

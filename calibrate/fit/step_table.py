@@ -12,13 +12,13 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.arrays import FloatArray, IntArray
-from clustersim.experience.facts import Facts, facts_of
+from clustersim.common.arrays import FloatArray, IntArray
+from clustersim.common.units import Seconds
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
-from clustersim.units import Seconds
+from clustersim.uncertainty.step_features import Facts, facts_of
 from clustersim.validation.cases import CannotPredictError, Case
-from clustersim.validation.software import software_of
+from clustersim.validation.framework_defaults import software_of
 from clustersim.validation.steps import predicted_seconds, scenario_of
 
 SUSTAINED: Final = (1.25, 0.8, 0.6)

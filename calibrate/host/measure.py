@@ -1,7 +1,7 @@
 """How long does the host need for a launch of forward and of backward?
 
 The modules of a real step (`host.passes`), so small that the device is done with each kernel before the host has
-launched the next (`host.tiny`): on a GPU what it takes until `forward` and `backward` return is the host's time alone,
+launched the next (`host.tiny_model`): on a GPU what it takes until `forward` and `backward` return is the host's time alone,
 Python, autograd's engine, hooks and dispatch. That the GPU was idle is seen from how soon all is done after that. The
 median over rounds is divided by the launches that clustersim counts in the pass, of which a real one may be several.
 Of CUDA graphs, a row is the launch of one for each pass.
@@ -23,13 +23,13 @@ from typing import Final
 
 from calibrate.devices.device import TorchDevice
 from calibrate.host.passes import MAKES, Passes
-from calibrate.host.tiny import Counted, counted
-from calibrate.kernels import rows as kernel_rows
+from calibrate.host.tiny_model import Counted, counted
+from calibrate.kernels import measure as kernel_rows
 from calibrate.kernels.formulas import Unsupported
 from calibrate.kernels.timing import QUICK
-from clustersim.cost.record import HostRow, HostState, Signature, signature
+from clustersim.common.units import Seconds, format_seconds
+from clustersim.cost.calibration_record import HostRow, HostState, Signature, signature
 from clustersim.scenario import Scenario
-from clustersim.units import Seconds, format_seconds
 
 _WARM: Final = 3  # rounds, in the first of which layers are compiled
 _FEWEST: Final = 5  # rounds
@@ -90,7 +90,7 @@ def _row(state: HostState, passes: Passes, host: Host) -> HostRow:
             f"the device was done {format_seconds(took.behind)} after launches that took "
             f"{format_seconds(took.forward + took.backward)}, so that the host may have waited for it"
         )
-    forward, backward = (each.launches for each in both)
+    forward, backward = (item.launches for item in both)
     alone = _alone(both, host.device) if _is_cpu(host.device) else (0.0, 0.0)
     return HostRow(state, took.forward / forward, took.backward / backward, (forward, backward), alone)
 
@@ -103,7 +103,7 @@ def typical(passes: Passes, host: Host) -> Round:
     began = perf_counter()
     while len(rounds) < _FEWEST or (perf_counter() - began < host.seconds and len(rounds) < _MOST):
         rounds.append(_round(passes, host))
-    columns = (median(getattr(each, field.name) for each in rounds) for field in fields(Round))
+    columns = (median(getattr(item, field.name) for item in rounds) for field in fields(Round))
     return Round(*columns)
 
 
@@ -120,9 +120,9 @@ def _round(passes: Passes, host: Host) -> Round:
 
 def _alone(both: tuple[Counted, Counted], device: TorchDevice) -> tuple[Seconds, Seconds]:
     """Seconds of a launch that kernels take by themselves, of forward and backward; what has no kernel takes none."""
-    kernels = [operation.kernel for each in both for operation in each.operations if operation.kernel is not None]
+    kernels = [operation.kernel for item in both for operation in item.operations if operation.kernel is not None]
     times = {row.signature: row.time.seconds for row in kernel_rows.rows(kernels, device, _WARM_KERNELS) if row.time}
-    forward, backward = (sum(_seconds(each, times)) / each.launches for each in both)
+    forward, backward = (sum(_seconds(element, times)) / element.launches for element in both)
     return forward, backward
 
 

@@ -19,13 +19,13 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from calibrate.check.fsdp import sharded
-from calibrate.check.single import single
-from calibrate.check.tensor import split
+from calibrate.check.single_process import single
+from calibrate.check.tensor_parallel import split
 from calibrate.check.trainer import Loop, random_batch
 from calibrate.devices.device import TorchDevice
-from calibrate.host.tiny import tiny_plan
-from clustersim.cost.record import HostState
-from clustersim.parallel.data import FullyShard
+from calibrate.host.tiny_model import tiny_plan
+from clustersim.cost.calibration_record import HostState
+from clustersim.parallel.data_parallel_strategy import FullyShard
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.scenario import Scenario

@@ -30,16 +30,16 @@ def present() -> bool:
     """Whether kernels for a GPU may be compiled here, as far as can be told without trying."""
     named = os.environ.get("CC")
     found = [named] if named else ["gcc", "clang"]
-    return find_spec("triton") is not None and any(shutil.which(each) for each in found)
+    return find_spec("triton") is not None and any(shutil.which(item) for item in found)
 
 
 def lacks(error: BaseException) -> str | None:
     """Which tool an error of compiling wants, in a sentence; None where it wants none."""
-    for each in _chain(error):
-        if isinstance(each, CalledProcessError) and _COMPILER.search(str(each.cmd)):
+    for item in _chain(error):
+        if isinstance(item, CalledProcessError) and _COMPILER.search(str(item.cmd)):
             return f"kernels cannot be compiled: {_BUILD}"
         for words, what in _LACKING:
-            if words in str(each):
+            if words in str(item):
                 return f"kernels cannot be compiled: {what}"
     return None
 

@@ -1,6 +1,6 @@
 """Which formulas does a model's code compute between its matrix products?
 
-Plain PyTorch, as published model code has it, one formula for each routine that `clustersim.workload.streaming` counts:
+Plain PyTorch, as published model code has it, one formula for each routine that `clustersim.model.memory_bound` counts:
 Hugging Face's Llama (RMSNorm by way of FP32, rotate-half rotary positions, silu(gate) x up), PyTorch's own layer norm,
 GELU, dropout, attention and cross-entropy, and Megatron-LM's cross-entropy, one operation after the other
 (megatron/core/tensor_parallel/cross_entropy.py). All can be differentiated.
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention.bias import causal_lower_right
 
-from clustersim.workload.training import Loss
+from clustersim.model.training import Loss
 
 EPSILON: Final = 1e-5  # of norms, as in Llama's and GPT-2's config.json
 SCALE: Final = 2.0  # alpha / rank of an adapter; it changes no time
@@ -202,7 +202,7 @@ def compiled(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
     variants: dict[Any, Callable[..., Tensor]] = {}
 
     def run(*operands: Tensor) -> Tensor:
-        forms = tuple((each.shape, each.stride(), each.dtype, each.requires_grad) for each in operands)
+        forms = tuple((operand.shape, operand.stride(), operand.dtype, operand.requires_grad) for operand in operands)
         form = torch.is_grad_enabled(), forms
         if form not in variants:
             variants[form] = torch.compile(_copied(formula), dynamic=False, fullgraph=True)

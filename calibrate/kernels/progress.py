@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING, Final, TextIO
 
-from clustersim.units import Seconds, format_seconds
+from clustersim.common.units import Seconds, format_seconds
 
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn

@@ -16,13 +16,23 @@ from typing import Final
 
 from calibrate.devices.device import TorchDevice
 from calibrate.kernels import compiler
-from calibrate.kernels.rows import KernelFailedError, distinct, row
+from calibrate.kernels.measure import KernelFailedError, distinct, row
 from calibrate.kernels.timing import Method
-from clustersim.cost.record import Conditions, Device, KernelRow, Moment, Outcome, Record, StepRow, merged, signature
+from clustersim.common.errors import InputError
+from clustersim.common.units import Seconds
+from clustersim.cost.calibration_record import (
+    Conditions,
+    Device,
+    KernelRow,
+    Moment,
+    Outcome,
+    Record,
+    StepRow,
+    merged,
+    signature,
+)
 from clustersim.cost.record_file import read_record, write_record
-from clustersim.errors import InputError
-from clustersim.units import Seconds
-from clustersim.workload.kernels import Kernel
+from clustersim.model.kernels import Kernel
 
 _SAVED: Final = 3.0  # seconds between writes
 _SHORTEST: Final = 0.02  # seconds of samples
@@ -65,7 +75,7 @@ class Session:
 
     def missing(self, kernels: Sequence[Kernel]) -> list[Kernel]:
         """Those kernels that the record has no row of, or that may be measured now, each signature once."""
-        known = {each.signature for each in self.gathered().kernels if each.outcome not in _again()}
+        known = {kernel_row.signature for kernel_row in self.gathered().kernels if kernel_row.outcome not in _again()}
         return [kernel for kernel in distinct(kernels) if signature(kernel) not in known]
 
     def save(self) -> None:

@@ -1,7 +1,7 @@
 """How long does something take, and how sure is that?
 
 It is run until it gets no faster, then timed in samples of as many runs as make one long against the clock's
-resolution. The answer is their median (`devices.samples`).
+resolution. The answer is their median (`devices.sample_statistics`).
 Sampling ends when the median's standard error (1.2533 standard deviations over the root of the samples, for normal
 ones) is below a part of it and the samples span 200 ms (a burst says nothing of the hours that a step runs), or when
 the time that was given is up. Of 300 kernels in eight minutes each has 1.6 s, operands and compiling included.
@@ -14,10 +14,10 @@ from typing import Final
 
 import numpy as np
 
-from calibrate.devices.samples import NORMAL, OUTLYING, deviation, spread
+from calibrate.devices.sample_statistics import NORMAL, OUTLYING, deviation, spread
 from calibrate.devices.stopwatch import Action, Stopwatch
-from clustersim.cost.record import Spread
-from clustersim.units import Seconds
+from clustersim.common.units import Seconds
+from clustersim.cost.calibration_record import Spread
 
 __all__ = ["QUICK", "Method", "measure", "spread"]
 

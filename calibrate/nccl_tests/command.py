@@ -24,20 +24,20 @@ from typing import Final
 
 import numpy as np
 
-from calibrate.collectives.added import added
-from calibrate.collectives.table import fit_table
+from calibrate.collectives.record_update import added
+from calibrate.collectives.tables import fit_table
 from calibrate.fit.alpha_beta import fit_calls
-from calibrate.nccl_tests.json_form import read_json
+from calibrate.nccl_tests.json_reader import read_json
 from calibrate.nccl_tests.run import Place, Run, Sample
-from calibrate.nccl_tests.text import read_text
-from clustersim.cost.record import Call, CollectiveRow, Conditions, Device, Record, Spread
+from calibrate.nccl_tests.text_reader import read_text
+from clustersim.common.dtypes import DType
+from clustersim.common.errors import InputError, nearest, shown
+from clustersim.common.units import Seconds
+from clustersim.cost.calibration_record import Call, CollectiveRow, Conditions, Device, Record, Spread
 from clustersim.cost.record_file import write_record
-from clustersim.dtypes import DType
-from clustersim.errors import InputError, nearest, shown
-from clustersim.foreign.chips import same_chip
 from clustersim.hardware.cluster import Cluster, load_cluster
+from clustersim.interop.device_names import same_chip
 from clustersim.program.task import Collective
-from clustersim.units import Seconds
 
 METHOD: Final = "nccl-tests: mean over back-to-back launches and ranks, {} buffers"
 _COLLECTIVES: Final = {  # as nccl-tests and files named after it spell them, without "_" and "-"

@@ -5,7 +5,7 @@ Reference: NVIDIA/nccl-tests, src/util.cu and src/common.cu, versions 2.0 (2017)
 
 from dataclasses import dataclass
 
-from clustersim.units import Bytes, Seconds
+from clustersim.common.units import Bytes, Seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,12 @@ import argparse
 from pathlib import Path
 from typing import Final
 
-from calibrate.report.content import Report, report_of
-from clustersim import shipped
-from clustersim.cost.record import Record
+from calibrate.report.build import Report, report_of
+from clustersim.common import data_files
+from clustersim.common.errors import InputError
+from clustersim.common.files import require_writable, write_text_atomically
+from clustersim.cost.calibration_record import Record
 from clustersim.cost.record_file import read_record
-from clustersim.errors import InputError
-from clustersim.files import require_writable, write_text_atomically
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
 
 STDOUT: Final = "-"
@@ -44,7 +44,7 @@ def command(options: argparse.Namespace) -> None:
 
 def load_report(name: str, accelerator: str | None = None) -> Report:
     """The report of a record's file, or of a shipped one's name."""
-    path = Path(name) if shipped.is_path(name) or Path(name).exists() else shipped.find("records", name)
+    path = Path(name) if data_files.is_path(name) or Path(name).exists() else data_files.find("records", name)
     record = read_record(path)
     return report_of(name, record, _shipped_for(record, accelerator))
 
@@ -53,7 +53,7 @@ def _shipped_for(record: Record, accelerator: str | None) -> Accelerator | None:
     """The accelerator that a record stands for, None where clustersim has no file of that name."""
     if accelerator is not None:
         return load_accelerator(accelerator)
-    known = record.device.accelerator in shipped.names("accelerators")
+    known = record.device.accelerator in data_files.names("accelerators")
     return load_accelerator(record.device.accelerator) if known else None
 
 

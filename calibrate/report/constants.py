@@ -12,12 +12,12 @@ from statistics import fmean, pstdev
 from typing import Final
 
 from calibrate.report.section import Section
-from clustersim.cost.record import KernelFit, KernelRow, Record, slowed
-from clustersim.cost.tiles import matmul_rate
-from clustersim.dtypes import DType
+from clustersim.common.dtypes import DType
+from clustersim.common.units import format_bandwidth, format_flops, format_seconds
+from clustersim.cost.calibration_record import KernelFit, KernelRow, Record, slowed
+from clustersim.cost.matmul_tiles import matmul_rate
 from clustersim.hardware.accelerator import Accelerator
-from clustersim.units import format_bandwidth, format_flops, format_seconds
-from clustersim.workload.kernels import KernelKind
+from clustersim.model.kernels import KernelKind
 
 _ATTENTION: Final = (KernelKind.ATTENTION_FORWARD, KernelKind.ATTENTION_BACKWARD)
 
@@ -57,23 +57,23 @@ def _fitted(record: Record, fit: KernelFit, shipped: Accelerator) -> Iterator[Co
     )
     measured = [row for row in record.kernels if row.time is not None]
     for dtype in _formats(measured, KernelKind.MATMUL, shipped, here):
-        rates = (matmul_rate(each, dtype) for each in (shipped, here))
+        rates = (matmul_rate(accelerator, dtype) for accelerator in (shipped, here))
         yield Constant(f"matmul_{dtype.value}", f"matmul {dtype.value}, largest tile", format_flops, *rates)
     for kind in _ATTENTION:
         for dtype in _formats(measured, kind, shipped, here):
-            rates = (each.peak_of(dtype) * _share(each, kind) for each in (shipped, here))
+            rates = (item.peak_of(dtype) * _share(item, kind) for item in (shipped, here))
             name = f"{kind.value.replace('_', ' ')} {dtype.value}, main loop"
             yield Constant(f"{kind.value}_{dtype.value}", name, format_flops, *rates)
-    moved = (each.memory_bandwidth * each.efficiency.memory for each in (shipped, here))
+    moved = (element.memory_bandwidth * element.efficiency.memory for element in (shipped, here))
     yield Constant("memory", "memory, streaming kernels", format_bandwidth, *moved)
-    latencies = (each.efficiency.kernel_latency for each in (shipped, here))
+    latencies = (entry.efficiency.kernel_latency for entry in (shipped, here))
     yield Constant("kernel_latency", "latency of a kernel", format_seconds, *latencies)
 
 
 def _formats(rows: list[KernelRow], kind: KernelKind, *both: Accelerator) -> list[DType]:
     """Formats of which kernels of a kind were measured, and both know a rate."""
     found = dict.fromkeys(row.dtype for row in rows if row.kind is kind)
-    return [dtype for dtype in found if all(dtype in each.formats for each in both)]
+    return [dtype for dtype in found if all(dtype in accelerator.formats for accelerator in both)]
 
 
 def _share(accelerator: Accelerator, kind: KernelKind) -> float:
@@ -109,15 +109,16 @@ def _percent(value: float) -> str:
 
 def constants_section(record: Record, shipped: Accelerator) -> Section:
     """The constants that the record says something of, with ratios."""
-    known = [each for each in constants(record, shipped) if each.here is not None]
+    known = [constant for constant in constants(record, shipped) if constant.here is not None]
     source = "fitted to published measurements" if shipped.efficiency.published else "from datasheets and siblings"
     return Section(
         key="constants",
         title="Beside the shipped constants",
         heads=("constant", f"shipped for {shipped.name}", "this record", "ratio"),
-        rows=tuple(_row(each) for each in known),
+        rows=tuple(_row(item) for item in known),
         content=[
-            {"constant": each.key, "shipped": each.shipped, "record": each.here, "ratio": each.ratio} for each in known
+            {"constant": element.key, "shipped": element.shipped, "record": element.here, "ratio": element.ratio}
+            for element in known
         ],
         lead=f"The shipped ones are {source}. A ratio of 1: this device is as predictions without a record assume.",
     )

@@ -12,14 +12,21 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from calibrate.report.section import Section
-from clustersim.cost.record import KernelRow, Record, family
+from clustersim.common.dtypes import DType
+from clustersim.common.units import (
+    BytesPerSecond,
+    FlopPerSecond,
+    Seconds,
+    format_bandwidth,
+    format_flops,
+    format_seconds,
+)
+from clustersim.cost.calibration_record import KernelRow, Record, family
 from clustersim.cost.timing import Bound
-from clustersim.dtypes import DType
 from clustersim.hardware.accelerator import Accelerator
-from clustersim.report.export.words import shape_words
+from clustersim.model.kernels import AttentionShape, MatmulShape
+from clustersim.report.export.span_descriptions import shape_words
 from clustersim.report.figure import share_words
-from clustersim.units import BytesPerSecond, FlopPerSecond, Seconds, format_bandwidth, format_flops, format_seconds
-from clustersim.workload.kernels import AttentionShape, MatmulShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +71,7 @@ def ceiling(record: Record, accelerator: Accelerator | None) -> Ceiling | None:
 def reached(record: Record, most: Ceiling) -> list[Reached]:
     """What each measured kernel reached; those of a format without a peak are left out."""
     found = (_of(row, row.time.seconds, most) for row in record.kernels if row.time is not None)
-    return [each for each in found if each is not None]
+    return [item for item in found if item is not None]
 
 
 def _of(row: KernelRow, seconds: Seconds, most: Ceiling) -> Reached | None:
@@ -82,9 +89,9 @@ def _of(row: KernelRow, seconds: Seconds, most: Ceiling) -> Reached | None:
 def by_family(kernels: list[Reached]) -> dict[str, list[Reached]]:
     """Kernels by family, the most efficient first; families in the order of the time that their kernels take."""
     families: dict[str, list[Reached]] = {}
-    for each in kernels:
-        families.setdefault(family(each.row.signature), []).append(each)
-    ordered = sorted(families.items(), key=lambda item: -sum(each.seconds for each in item[1]))
+    for kernel in kernels:
+        families.setdefault(family(kernel.row.signature), []).append(kernel)
+    ordered = sorted(families.items(), key=lambda item: -sum(element.seconds for element in item[1]))
     return {name: sorted(found, key=lambda each: -each.share) for name, found in ordered}
 
 
@@ -124,13 +131,13 @@ def _chosen(found: list[Reached]) -> Iterator[tuple[str, Reached]]:
 
 def _rows(found: list[Reached]) -> Iterator[tuple[str, ...]]:
     name = f"{family_words(found[0].row)} ({len(found):,})"
-    for place, (which, each) in enumerate(_chosen(found)):
-        share, shape = share_words(each.share), shape_words(each.row.shape)
-        yield (name if place == 0 else "", f"{which} {share}", each.rate_words, format_seconds(each.seconds), shape)
+    for place, (which, item) in enumerate(_chosen(found)):
+        share, shape = share_words(item.share), shape_words(item.row.shape)
+        yield (name if place == 0 else "", f"{which} {share}", item.rate_words, format_seconds(item.seconds), shape)
 
 
 def _content(name: str, found: list[Reached]) -> dict[str, object]:
-    return {"family": name, "kernels": [_kernel(each) for each in found]}
+    return {"family": name, "kernels": [_kernel(item) for item in found]}
 
 
 def _kernel(each: Reached) -> dict[str, object]:

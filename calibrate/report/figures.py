@@ -6,14 +6,14 @@ from html import escape
 from typing import Any, Final
 
 from calibrate.report.efficiency import Reached, family_words
-from calibrate.report.load import bands, over_time
+from calibrate.report.telemetry import bands, over_time
 from calibrate.report.transfers import by_call, call_words
-from clustersim.cost.record import ChainRow, Moment, Record
-from clustersim.report.draw.bars import bar, chart, level, plot
-from clustersim.report.export.words import shape_words
+from clustersim.common.units import format_bandwidth, format_bytes, format_seconds
+from clustersim.cost.calibration_record import ChainRow, Moment, Record
+from clustersim.model.kernels import KernelKind
+from clustersim.report.draw.charts import bar, chart, level, plot
+from clustersim.report.export.span_descriptions import shape_words
 from clustersim.report.figure import Figure, Scale, Traces, axis, layout, share_words, time_scale
-from clustersim.units import format_bandwidth, format_bytes, format_seconds
-from clustersim.workload.kernels import KernelKind
 
 _COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8D96A0", "#999933")
 _SYMBOLS: Final = ("circle", "square", "diamond", "triangle-up", "cross", "x", "pentagon", "star")
@@ -36,10 +36,10 @@ _OTHERS: Final = "memory-bound: norms, activations, optimizer, ..."
 def efficiency_figure(kernels: Sequence[Reached]) -> Figure:
     """A mark for every kernel: how long it takes, and which part of the peak it reaches."""
     groups: dict[str, list[Reached]] = {}
-    for each in kernels:
-        name = _GROUPS.get(each.row.kind)
-        groups.setdefault(_OTHERS if name is None else f"{name} {each.row.dtype.value}", []).append(each)
-    scale = time_scale(max(each.seconds for each in kernels))
+    for kernel in kernels:
+        name = _GROUPS.get(kernel.row.kind)
+        groups.setdefault(_OTHERS if name is None else f"{name} {kernel.row.dtype.value}", []).append(kernel)
+    scale = time_scale(max(reached.seconds for reached in kernels))
     ordered = sorted(groups.items(), key=lambda group: -len(group[1]))
     traces = [_marks(name, found, place, scale) for place, (name, found) in enumerate(ordered)]
     x = axis(f"measured time [{scale.unit}]", type="log", dtick=1, exponentformat="none")
@@ -50,8 +50,8 @@ def efficiency_figure(kernels: Sequence[Reached]) -> Figure:
 def _marks(name: str, found: Sequence[Reached], place: int, scale: Scale) -> dict[str, Any]:
     return {
         "type": "scatter", "mode": "markers", "name": escape(name),
-        "x": [each.seconds / scale.size for each in found], "y": [100.0 * each.share for each in found],
-        "text": [_hover(each) for each in found], "hovertemplate": "%{text}<extra></extra>",
+        "x": [reached.seconds / scale.size for reached in found], "y": [100.0 * item.share for item in found],
+        "text": [_hover(element) for element in found], "hovertemplate": "%{text}<extra></extra>",
         "marker": {
             "color": _COLOURS[place % len(_COLOURS)], "symbol": _SYMBOLS[place % len(_SYMBOLS)], "size": 7,
             "opacity": 0.75, "line": {"width": 0.5, "color": "@surface"},
@@ -69,11 +69,11 @@ def load_figure(record: Record) -> Figure:
     """Clock and power over time, as far as the device says them, with its parts as bands."""
     moments = over_time(record.moments)
     scale = time_scale(moments[-1].seconds)
-    told = [each for each in _TOLD if any(map(each.of, moments))]
+    told = [item for item in _TOLD if any(map(item.of, moments))]
     drawn = _bands(moments, scale)
     return Figure(
         name="load",
-        traces=[_line(each, moments, scale, place) for place, each in enumerate(told)],
+        traces=[_line(element, moments, scale, place) for place, element in enumerate(told)],
         layout=layout(
             margin={"l": 8, "r": 12, "t": 26, "b": 40},
             shapes=[band for band, _ in drawn],
@@ -81,7 +81,7 @@ def load_figure(record: Record) -> Figure:
             xaxis=axis(
                 f"time [{scale.unit}]", range=[0, moments[-1].seconds / scale.size or 1.0], anchor=f"y{len(told)}"
             ),
-            **{f"yaxis{place + 1}": _panel(each, place, len(told)) for place, each in enumerate(told)},
+            **{f"yaxis{place + 1}": _panel(entry, place, len(told)) for place, entry in enumerate(told)},
         ),
         height=120 + 150 * len(told),
         narrow={},
@@ -112,8 +112,8 @@ def _panel(told: _Told, place: int, many: int) -> dict[str, Any]:
 def _line(told: _Told, moments: Sequence[Moment], scale: Scale, place: int) -> dict[str, Any]:
     return {
         "type": "scatter", "mode": "lines+markers", "name": told.name, "yaxis": f"y{place + 1}",
-        "x": [each.seconds / scale.size for each in moments], "y": [told.of(each) for each in moments],
-        "text": [_moment_words(each) for each in moments], "marker": {"size": 4}, "line": {"color": _COLOURS[place]},
+        "x": [moment.seconds / scale.size for moment in moments], "y": [told.of(item) for item in moments],
+        "text": [_moment_words(element) for element in moments], "marker": {"size": 4}, "line": {"color": _COLOURS[place]},
         "hovertemplate": f"%{{text}}<br>{told.name} %{{y:,.0f}} {told.unit}<extra></extra>",
     }  # fmt: skip
 
@@ -152,7 +152,7 @@ def chain_figure(rows: Sequence[ChainRow]) -> Figure:
     factors = [row.factor for row in ordered]
     words = [f"{format_seconds(row.in_chain)} in the layer, {format_seconds(row.isolated)} alone" for row in ordered]
     bars = bar(
-        "", labels, factors, {"color": "#0072B2"}, text=[f"{each:.2f}" for each in factors], textposition="outside",
+        "", labels, factors, {"color": "#0072B2"}, text=[f"{factor:.2f}" for factor in factors], textposition="outside",
         cliponaxis=False, hovertemplate="<b>%{y}</b><br>%{customdata}<extra></extra>", customdata=words,
     )  # fmt: skip
     one = level("x", 1, {"width": 1, "color": "@muted"})

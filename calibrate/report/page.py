@@ -3,14 +3,14 @@
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from calibrate.report.content import Report
+from calibrate.report.build import Report
 from calibrate.report.efficiency import ceiling, reached
 from calibrate.report.figures import chain_figure, collectives_figure, efficiency_figure, load_figure
+from calibrate.report.format import chain_factor, steady
 from calibrate.report.section import Section
-from calibrate.report.words import chain_factor, steady
-from clustersim.report.document import document, drawn
+from clustersim.common.units import format_bandwidth, format_seconds
 from clustersim.report.figure import Figure
-from clustersim.units import format_bandwidth, format_seconds
+from clustersim.report.html_document import document, drawn
 
 _FEW: Final = 2  # looks at each part
 Drawn = Callable[[Report], Figure | None]
@@ -20,7 +20,7 @@ def report_page(report: Report) -> str:
     """The page as HTML text."""
     device = report.record.device
     name = device.name or device.accelerator
-    sections = [(each, _figure(report, each)) for each in report.sections]
+    sections = [(section, _figure(report, section)) for section in report.sections]
     page = drawn(
         "record.html",
         *(figure for _, figure in sections if figure is not None),
@@ -47,8 +47,8 @@ def _efficiency(report: Report) -> Figure | None:
 def _load(report: Report) -> Figure | None:
     """Of a device that was looked at again and again; a CPU is once for each part, which the table says as well."""
     moments = report.record.moments
-    known = any(each.state.sm_clock_mhz or each.state.power_w for each in moments)
-    return load_figure(report.record) if known and len(moments) > _FEW * len({each.part for each in moments}) else None
+    known = any(moment.state.sm_clock_mhz or moment.state.power_w for moment in moments)
+    return load_figure(report.record) if known and len(moments) > _FEW * len({item.part for item in moments}) else None
 
 
 _FIGURES: Final[dict[str, Drawn]] = {

@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import Final
 
-from calibrate.report.content import Report
+from calibrate.report.build import Report
 from calibrate.report.section import Section
 
 _WIDTH: Final = 100  # of sentences

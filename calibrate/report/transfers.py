@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from calibrate.report.section import Section
-from clustersim.cost.record import Call, CollectiveRow, Record
-from clustersim.dtypes import DType
+from clustersim.common.dtypes import DType
+from clustersim.common.units import format_bandwidth, format_bytes, format_seconds
+from clustersim.cost.calibration_record import Call, CollectiveRow, Record
 from clustersim.program.task import Collective
-from clustersim.units import format_bandwidth, format_bytes, format_seconds
 
 Key = tuple[Collective, int, int, DType]
 
@@ -37,7 +37,7 @@ def copies_section(record: Record) -> Section:
 def by_call(record: Record) -> dict[Key, list[CollectiveRow]]:
     """Collectives with even parts by kind, ranks and nodes, the smallest payload first."""
     groups: dict[Key, list[CollectiveRow]] = {}
-    even = (each for each in record.collectives if not each.call.shares)
+    even = (collective for collective in record.collectives if not collective.call.shares)
     for row in sorted(even, key=lambda each: each.call.payload):
         call = row.call
         groups.setdefault((call.collective, call.ranks, call.nodes, call.format), []).append(row)

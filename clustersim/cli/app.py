@@ -14,9 +14,9 @@ from typing import Annotated, Any
 
 import typer
 
-from clustersim.cli import completing
-from clustersim.errors import ClusterSimError, OutputError
-from clustersim.garbage import look_seldom
+from clustersim.cli import completion
+from clustersim.common.errors import ClusterSimError, OutputError
+from clustersim.common.gc_control import look_seldom
 
 BAD_INPUT = 2
 DOES_NOT_FIT = 3
@@ -30,11 +30,11 @@ app = typer.Typer(
 
 def _keys(*names: str, help: str, metavar: str = "KEY=VALUE") -> Any:  # noqa: A002 - typer's word
     """An option that names keys of a scenario, which shells complete."""
-    return typer.Option(*names, metavar=metavar, help=help, autocompletion=completing.keys)
+    return typer.Option(*names, metavar=metavar, help=help, autocompletion=completion.keys)
 
 
 ScenarioFile = Annotated[
-    Path, typer.Argument(metavar="FILE", help="Scenario, YAML or JSON.", autocompletion=completing.data_files)
+    Path, typer.Argument(metavar="FILE", help="Scenario, YAML or JSON.", autocompletion=completion.data_files)
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -129,7 +129,7 @@ def run(
         json=json, html=html, trace=trace, kineto=kineto, spans=spans, choice=choice, table=not quiet and json != "-"
     )
     if watch:
-        from clustersim.cli.watching import run_watched
+        from clustersim.cli.watch import run_watched
 
         run_watched(file, overrides or [], outputs)
         return
@@ -166,7 +166,7 @@ def diff(
         typer.Argument(
             metavar="A",
             help="Scenario, a result that `run --json` wrote, or traces of PyTorch's profiler (a file or a directory).",
-            autocompletion=completing.data_files,
+            autocompletion=completion.data_files,
         ),
     ],
     second: Annotated[
@@ -174,7 +174,7 @@ def diff(
         typer.Argument(
             metavar="[B]",
             help="The other; default: A with the changes. Of a trace: the scenario that predicts it.",
-            autocompletion=completing.data_files,
+            autocompletion=completion.data_files,
         ),
     ] = None,
     overrides: Annotated[
@@ -214,7 +214,7 @@ def search(
         typer.Option(
             metavar="WHAT",
             help="What is the best: step-time, tokens-per-gpu, cost, energy, days, run-cost.",
-            autocompletion=completing.objectives,
+            autocompletion=completion.objectives,
         ),
     ] = "step-time",
     gpus: Annotated[str, typer.Option(metavar="N,...", help="Sizes to compare, e.g. 4096,8192.")] = "",
@@ -224,7 +224,7 @@ def search(
     clusters: Annotated[
         str,
         typer.Option(
-            metavar="NAME,...", help="Clusters to compare: gb200-nvl72,...", autocompletion=completing.clusters
+            metavar="NAME,...", help="Clusters to compare: gb200-nvl72,...", autocompletion=completion.clusters
         ),
     ] = "",
     fix: Annotated[
@@ -316,7 +316,7 @@ def validate(
             metavar="KIND FILE.csv | show CASE_ID",
             help="Kinds: steps, memory, collectives, kernels, reliability. Without a file the shipped cases; "
             "default: all kinds.",
-            autocompletion=completing.kinds_or_table,
+            autocompletion=completion.kinds_or_table,
         ),
     ] = None,
     json: Annotated[str | None, typer.Option(metavar="FILE", help="Write errors as JSON; - is stdout.")] = None,
@@ -332,7 +332,7 @@ def validate(
     """Predict published runs and measurements, or your own, and say how far off the predictions are."""
     from clustersim.cli.outputs import Outputs
     from clustersim.cli.validate import run_validation
-    from clustersim.cli.validate_kinds import Choice
+    from clustersim.cli.validation_kinds import Choice
 
     choice = Choice(only, workers, tuple(changes or ()))
     run_validation(words or [], choice, Outputs(json=json, html=html, table=not quiet and json != "-"))
@@ -350,13 +350,13 @@ def calibrate(context: typer.Context) -> None:
 def import_arguments_of(
     program: Annotated[
         str,
-        typer.Argument(metavar="PROGRAM", help="Whose: megatron, torchtitan.", autocompletion=completing.programs),
+        typer.Argument(metavar="PROGRAM", help="Whose: megatron, torchtitan.", autocompletion=completion.programs),
     ],
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Its launch script, its arguments alone, or its TOML.")],
     overrides: Overrides = None,
     cluster: Annotated[
         str,
-        typer.Option(metavar="NAME", help="The cluster, which no argument says.", autocompletion=completing.clusters),
+        typer.Option(metavar="NAME", help="The cluster, which no argument says.", autocompletion=completion.clusters),
     ] = "dgx-h100",
     gpus: Annotated[int | None, typer.Option(min=1, metavar="N", help="How many; default: the file's.")] = None,
     out: Annotated[
@@ -364,7 +364,7 @@ def import_arguments_of(
     ] = "-",
 ) -> None:
     """Write the scenario of another program's arguments (Megatron-LM's launch scripts, torchtitan's job files)."""
-    from clustersim.cli.importing import import_arguments
+    from clustersim.cli.import_arguments import import_arguments
 
     import_arguments(program, file, overrides or [], cluster, gpus, out)
 
@@ -374,7 +374,7 @@ def export_for(
     program: Annotated[
         str,
         typer.Argument(
-            metavar="PROGRAM", help="For whom: chakra, megatron, torchtitan.", autocompletion=completing.writers
+            metavar="PROGRAM", help="For whom: chakra, megatron, torchtitan.", autocompletion=completion.writers
         ),
     ],
     file: ScenarioFile,
@@ -385,7 +385,7 @@ def export_for(
     force: Annotated[bool, typer.Option("--force", help="chakra: write traces of more than 1 GiB, too.")] = False,
 ) -> None:
     """Write a scenario in another program's arguments, or its step as execution traces (chakra, for ASTRA-sim)."""
-    from clustersim.cli.exporting import export_for as exported
+    from clustersim.cli.export import export_for as exported
 
     _exit(fits=exported(program, file, overrides or [], out, force=force))
 
@@ -393,7 +393,7 @@ def export_for(
 @app.command()
 def presets() -> None:
     """List the models, clusters, accelerators and schedules that are shipped."""
-    from clustersim.cli.shelves import print_shelves
+    from clustersim.cli.presets import print_shelves
 
     print_shelves()
 
@@ -406,7 +406,7 @@ def schema(
 ) -> None:
     """Print the JSON Schema of scenario files, with which editors complete and check them."""
     from clustersim.cli.outputs import STDOUT, write_json
-    from clustersim.scenario.reference import reference
+    from clustersim.scenario.key_reference import reference
     from clustersim.scenario.schema import scenario_schema
 
     if markdown:
@@ -422,7 +422,7 @@ def topology(
         typer.Argument(
             metavar="NAME",
             help="A shipped cluster, a topology file, or a scenario.",
-            autocompletion=completing.cluster_or_file,
+            autocompletion=completion.cluster_or_file,
         ),
     ],
     overrides: Overrides = None,

@@ -4,17 +4,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clustersim.common.units import format_bytes
 from clustersim.scenario import Scenario
-from clustersim.units import format_bytes
 
 if TYPE_CHECKING:
-    from clustersim.fitting import CheckReport
+    from clustersim.results.memory_check import CheckReport
 
 
 def check_scenario(file: Path, overrides: Sequence[str]) -> bool:
     """Print the verdict; whether the scenario fits. Illegal scenarios raise InputError."""
     scenario = Scenario.load(file, overrides)
-    from clustersim.fitting import check
+    from clustersim.results.memory_check import check
 
     report = check(scenario)
     peak, capacity = format_bytes(report.peak_memory_bytes), format_bytes(report.memory_capacity_bytes)

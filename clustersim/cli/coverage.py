@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from clustersim.analysis.provenance import Item
 from clustersim.cli.outputs import STDOUT, Outputs, write_json
+from clustersim.common.units import format_bytes
 from clustersim.cost.timing import Provenance
 from clustersim.program.task import Collective, Exchange, Overlap
-from clustersim.report.export.words import shape_words
-from clustersim.report.wording import PROVENANCE_NAMES
+from clustersim.report.export.span_descriptions import shape_words
+from clustersim.report.labels import PROVENANCE_NAMES
+from clustersim.results.provenance import Item
 from clustersim.scenario import Scenario
-from clustersim.units import format_bytes
 
 COVERED: Final = (Provenance.MEASURED, Provenance.INTERPOLATED)
 _COLLECTIVES: Final = frozenset(kind.value for kind in Collective)
@@ -120,7 +120,7 @@ def _print(scenario: Scenario, shares: Mapping[str, float], shown: Sequence[Line
 
 def _hints(scenario: Scenario, overrides: Sequence[str], shown: Sequence[Line]) -> Iterator[str]:
     """How to measure what was not; beside what a record is, overrides change what is measured."""
-    changes = [shlex.join(["--set", each]) for each in overrides if not each.startswith("cost.record")]
+    changes = [shlex.join(["--set", override]) for override in overrides if not override.startswith("cost.record")]
     name, gpu = " ".join([str(scenario.path or "SCENARIO.yaml"), *changes]), scenario.cluster.accelerator.name
     lacking = {line.kind in _COLLECTIVES for line in shown if line.provenance not in COVERED}
     if False in lacking:

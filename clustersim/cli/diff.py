@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from clustersim.cli.diff_profile import show_profile_difference
 from clustersim.cli.outputs import Outputs, announce, write_json
-from clustersim.cli.waiting import waiting_for
-from clustersim.errors import InputError
-from clustersim.foreign.kineto import is_traces
+from clustersim.cli.progress import waiting_for
+from clustersim.common.data_files import read_mapping
+from clustersim.common.errors import InputError
+from clustersim.common.units import Seconds, format_step_time
+from clustersim.interop.kineto import is_traces
 from clustersim.scenario import Scenario
-from clustersim.scenario.file import ScenarioFile
-from clustersim.shipped import read_mapping
-from clustersim.units import Seconds, format_step_time
+from clustersim.scenario.config.scenario import ScenarioFile
 
 if TYPE_CHECKING:
-    from clustersim.answer import Answer
-    from clustersim.report.difference import Difference
+    from clustersim.report.result_difference import Difference
+    from clustersim.results.simulation_result import Answer
 
 ROUNDING: Final = 1e-6  # part of a step time by which machines differ
 _PLACES: Final = "paths in a result are looked for beside its file and in the working directory"
@@ -115,7 +115,7 @@ def _title(scenario: Scenario, file: Path, overrides: Sequence[str]) -> str:
 
 
 def _compared(results: "Sequence[Answer]", sides: Sequence[Side]) -> "Difference":
-    from clustersim.report.difference import difference_of
+    from clustersim.report.result_difference import difference_of
 
     first, second = results
     notes = [note for name, side, result in zip("AB", sides, results, strict=True) for note in side.note(name, result)]
@@ -123,8 +123,8 @@ def _compared(results: "Sequence[Answer]", sides: Sequence[Side]) -> "Difference
 
 
 def _write_page(difference: "Difference", results: "Sequence[Answer]", path: str) -> None:
-    from clustersim.files import write_text_atomically
-    from clustersim.report.difference_page import difference_page
+    from clustersim.common.files import write_text_atomically
+    from clustersim.report.result_difference_page import difference_page
 
     write_text_atomically(path, difference_page(difference, results))
 
@@ -132,6 +132,6 @@ def _write_page(difference: "Difference", results: "Sequence[Answer]", path: str
 def _print(difference: "Difference") -> None:
     from rich.console import Console
 
-    from clustersim.report.printed.difference import render_difference
+    from clustersim.report.terminal.difference import render_difference
 
     Console().print(render_difference(difference))

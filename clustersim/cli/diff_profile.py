@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clustersim.cli.outputs import Outputs, announce, write_json
-from clustersim.cli.waiting import waiting_for
-from clustersim.errors import InputError
-from clustersim.foreign.chips import same_chip
-from clustersim.foreign.kineto import Traces, read_traces, traces_of
+from clustersim.cli.progress import waiting_for
+from clustersim.common.errors import InputError
+from clustersim.common.units import Seconds, format_seconds, format_step_time
+from clustersim.interop.device_names import same_chip
+from clustersim.interop.kineto import Traces, read_traces, traces_of
 from clustersim.scenario import Scenario
-from clustersim.units import Seconds, format_seconds, format_step_time
 
 if TYPE_CHECKING:
-    from clustersim.analysis.profile_difference import ProfileDifference
-    from clustersim.answer import Answer
+    from clustersim.results.profile_difference import ProfileDifference
+    from clustersim.results.simulation_result import Answer
 
 
 def show_profile_difference(measured: Path, scenario: Scenario, named: tuple[Path, str], outputs: Outputs) -> bool:
@@ -57,10 +57,10 @@ def show_profile_difference(measured: Path, scenario: Scenario, named: tuple[Pat
 
 
 def _compared(traces: Traces, result: "Answer", title: str) -> "ProfileDifference":
-    from clustersim.analysis.profile_difference import ProfileDifference
-    from clustersim.analysis.profiled import median_step, waiting
+    from clustersim.results.profile_difference import ProfileDifference
+    from clustersim.results.profiled_step import median_step, waiting
 
-    predicted = _predicted(result, [each.rank for each in traces.ranks])
+    predicted = _predicted(result, [rank.rank for rank in traces.ranks])
     only = result.step_time if result.scenario.steps == 1 else None
     steps = median_step(traces.ranks), median_step(predicted.ranks, only)
     waited = waiting(traces.ranks, steps[0].number)
@@ -80,8 +80,8 @@ def _predicted(result: "Answer", ranks: Sequence[int]) -> Traces:
 
 def _written(result: "Answer", ranks: Sequence[int]) -> Iterator[tuple[Path, Any]]:
     from clustersim.report.export.kineto import write_kineto
-    from clustersim.report.export.ranks import trace_ranks
-    from clustersim.report.export.spans import Export
+    from clustersim.report.export.rank_selection import trace_ranks
+    from clustersim.report.export.span_table import Export
 
     for rank, spans in Export(result, trace_ranks(result, ranks)):
         file = io.BytesIO()
@@ -97,18 +97,18 @@ def _measured_title(traces: Traces, steps: int) -> str:
 
 
 def _notes(traces: Traces, result: "Answer", waited: Seconds) -> Iterator[str]:
-    missing = sorted(set(range(traces.world)) - {each.rank for each in traces.ranks})
+    missing = sorted(set(range(traces.world)) - {rank.rank for rank in traces.ranks})
     if missing:
         few = ", ".join(map(str, missing[:4])) + (f" and {len(missing) - 4:,} more" if len(missing) > 4 else "")
         yield f"A has no traces of {'rank' if len(missing) == 1 else 'ranks'} {few}; both means leave them out"
     accelerators, _ = result.scenario.cluster.kinds()
-    if traces.device and not any(same_chip(traces.device, each.name) for each in accelerators):
+    if traces.device and not any(same_chip(traces.device, accelerator.name) for accelerator in accelerators):
         yield f"A ran on {traces.device}, and B is of {accelerators[0].name}"
     if len(traces.ranks[0].numbers) == 1:
         yield "A has one step alone, which is taken to last while anything of it runs; profile two steps or more"
     if not traces.shapes:
         yield "A does not say sizes of products; profile with record_shapes=True to compare them"
-    if any(label.moved for each in traces.ranks for label in each.labels):
+    if any(label.moved for rank_spans in traces.ranks for label in rank_spans.labels):
         known = f" (here {format_seconds(waited)}, where all members have traces)" if waited else ""
         yield f"A's collectives last while they wait for other ranks, too{known}, B's while data move alone"
     if not result.fits:
@@ -118,6 +118,6 @@ def _notes(traces: Traces, result: "Answer", waited: Seconds) -> Iterator[str]:
 def _print(difference: "ProfileDifference") -> None:
     from rich.console import Console
 
-    from clustersim.report.printed.profile import render_profile
+    from clustersim.report.terminal.profile import render_profile
 
     Console().print(render_profile(difference))

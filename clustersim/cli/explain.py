@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from clustersim.cli.outputs import STDOUT, Outputs, write_json
-from clustersim.cli.waiting import waiting_for
-from clustersim.errors import InputError
+from clustersim.cli.progress import waiting_for
+from clustersim.common.errors import InputError
+from clustersim.common.units import format_step_time
 from clustersim.scenario import Scenario
-from clustersim.units import format_step_time
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -40,9 +40,9 @@ def _print(explanation: "Explanation") -> None:
     from rich.console import Console, Group
     from rich.text import Text
 
-    from clustersim.report.printed.run import breakdown_table
-    from clustersim.report.times import times_of
-    from clustersim.report.wording import CRITICAL_PATH
+    from clustersim.report.labels import CRITICAL_PATH
+    from clustersim.report.step_breakdown import times_of
+    from clustersim.report.terminal.run import breakdown_table
 
     result = explanation.result
     lines: list[Text | Table] = [

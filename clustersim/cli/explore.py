@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clustersim.cli.outputs import Outputs, announce
-from clustersim.cli.waiting import counting
+from clustersim.cli.progress import counting
 from clustersim.scenario import Scenario
 
 
@@ -12,10 +12,10 @@ def explore_scenario(file: Path, overrides: Sequence[str], html: str) -> None:
     """Write the explorer page of a scenario."""
     scenario = Scenario.load(file, overrides)
     Outputs(html=html).require((file, *scenario.files))
-    from clustersim.files import write_text_atomically
-    from clustersim.planning.explore import explore
-    from clustersim.planning.explore_steps import count
-    from clustersim.report.explorer import explorer_page
+    from clustersim.common.files import write_text_atomically
+    from clustersim.planning.explorer.explorer_data import explore
+    from clustersim.planning.explorer.scaling_studies import count
+    from clustersim.report.explorer_page import explorer_page
 
     with counting("simulating variants", count(scenario)) as done:
         exploration = explore(scenario, done)

@@ -7,7 +7,7 @@ Calibration imports clustersim (and torch), never the reverse; it offers its com
 from collections.abc import Sequence
 from importlib.metadata import entry_points
 
-from clustersim.errors import InputError
+from clustersim.common.errors import InputError
 
 
 def run_extension(name: str, arguments: Sequence[str]) -> int:

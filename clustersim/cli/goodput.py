@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clustersim.cli.outputs import Outputs, announce, write_json
-from clustersim.cli.waiting import following
+from clustersim.cli.progress import following
 from clustersim.scenario import Scenario
 
 
@@ -41,14 +41,14 @@ def show_goodput(file: Path, overrides: Sequence[str], choice: Choice, outputs: 
     if outputs.json is not None:
         write_json(found.to_json(), outputs.json)
     if outputs.html is not None:
-        from clustersim.files import write_text_atomically
+        from clustersim.common.files import write_text_atomically
         from clustersim.report.goodput_page import goodput_page
 
         write_text_atomically(outputs.html, goodput_page(found, file))
     if outputs.table:
         from rich.console import Console
 
-        from clustersim.report.printed.goodput import render_goodput
+        from clustersim.report.terminal.goodput import render_goodput
 
         Console().print(render_goodput(found), soft_wrap=False)
         for path in outputs.files.values():

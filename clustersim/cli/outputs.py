@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from clustersim.errors import ClusterSimError, InputError
-from clustersim.files import require_writable, write_text_atomically
+from clustersim.common.errors import ClusterSimError, InputError
+from clustersim.common.files import require_writable, write_text_atomically
 
 STDOUT: Final = "-"
 INTERRUPTED: Final = 130
@@ -88,7 +88,7 @@ class Outputs:
             self._require_kineto(Path(self.kineto))
 
     def _require_kineto(self, folder: Path) -> None:
-        from clustersim.report.export.write import require_directory
+        from clustersim.report.export.write_traces import require_directory
 
         require_directory(folder)
         for option, path in self.files.items():

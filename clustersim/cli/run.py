@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clustersim.cli.outputs import Outputs, announce, write_json
-from clustersim.cli.waiting import waiting_for
+from clustersim.cli.progress import waiting_for
 from clustersim.scenario import Scenario
 
 if TYPE_CHECKING:
-    from clustersim.answer import Answer
+    from clustersim.results.simulation_result import Answer
 
 
 def run_scenario(file: Path, overrides: Sequence[str], outputs: Outputs) -> bool:
@@ -45,14 +45,14 @@ def answer(scenario: Scenario, inputs: Sequence[Path], outputs: Outputs) -> bool
 def _require_ranks(scenario: Scenario, outputs: Outputs) -> None:
     """Refuse ranks that are not there before anyone waits."""
     if outputs.traces:
-        from clustersim.report.export.ranks import require_ranks
+        from clustersim.report.export.rank_selection import require_ranks
 
         require_ranks(scenario.layout, outputs.choice.ranks)
 
 
 def _announce_wait(scenario: Scenario) -> None:
     """Say beforehand what takes long; the answer says it again."""
-    from clustersim.scenario.warnings import long_waits
+    from clustersim.scenario.validation_rules.warnings import long_waits
 
     for warning in long_waits(scenario):
         print(f"warning: {warning}", file=sys.stderr, flush=True)
@@ -62,7 +62,7 @@ def _write_traces(result: "Answer", outputs: Outputs) -> dict[str, str]:
     """Write what is written span by span; say by option of how many ranks, if not of all."""
     if not outputs.traces:
         return {}
-    from clustersim.report.export.ranks import ranks_of
+    from clustersim.report.export.rank_selection import ranks_of
 
     ranks = ranks_of(result, outputs.choice.ranks)
     return {option: _write_spans(result, option, ranks, outputs) for option in outputs.traces}
@@ -70,7 +70,7 @@ def _write_traces(result: "Answer", outputs: Outputs) -> dict[str, str]:
 
 def _write_spans(result: "Answer", option: str, ranks: list[int], outputs: Outputs) -> str:
     """Write one kind of trace; the note that says of how many ranks it is."""
-    from clustersim.report.export.write import MOST_BYTES, write_kineto_files, write_spans, write_trace
+    from clustersim.report.export.write_traces import MOST_BYTES, write_kineto_files, write_spans, write_trace
 
     write = {"--trace": write_trace, "--kineto": write_kineto_files, "--spans": write_spans}[option]
     path = outputs.traces[option]
@@ -84,7 +84,7 @@ def _write_spans(result: "Answer", option: str, ranks: list[int], outputs: Outpu
 
 def _announce_trace(result: "Answer", path: Path, ranks: list[int]) -> None:
     """Say how much is about to be written, where that takes a while."""
-    from clustersim.report.export.write import MANY_SPANS, spans_of
+    from clustersim.report.export.write_traces import MANY_SPANS, spans_of
 
     spans = spans_of(result, ranks)
     if spans >= MANY_SPANS:
@@ -93,10 +93,10 @@ def _announce_trace(result: "Answer", path: Path, ranks: list[int]) -> None:
 
 def _write_page(result: "Answer", path: str) -> None:
     """Write the page, with changes of the scenario and a published run that are simulated for it."""
-    from clustersim.files import write_text_atomically
+    from clustersim.common.files import write_text_atomically
     from clustersim.planning.what_if import what_ifs
-    from clustersim.report.page import run_page
-    from clustersim.validation.nearest import nearest_run
+    from clustersim.report.run_page import run_page
+    from clustersim.validation.nearest_run import nearest_run
 
     write_text_atomically(path, run_page(result, what_ifs(result), nearest_run(result.scenario)))
 
@@ -104,6 +104,6 @@ def _write_page(result: "Answer", path: str) -> None:
 def _print(result: "Answer") -> None:
     from rich.console import Console
 
-    from clustersim.report.printed.run import render_run
+    from clustersim.report.terminal.run import render_run
 
     Console().print(render_run(result))

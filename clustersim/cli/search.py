@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from clustersim.cli.outputs import Outputs, announce, write_json
-from clustersim.cli.waiting import following
-from clustersim.errors import InputError
+from clustersim.cli.progress import following
+from clustersim.common.data_files import read_yaml
+from clustersim.common.errors import InputError
 from clustersim.scenario import Scenario
-from clustersim.shipped import read_yaml
 
 if TYPE_CHECKING:
-    from clustersim.analysis.search import Found, Layout
     from clustersim.planning.layouts import Space
+    from clustersim.results.search_result import Found, Layout
 
 _FEW: Final = 64  # layouts for which another process is not worth its start
 
@@ -50,7 +50,7 @@ def search_layouts(file: Path, overrides: Sequence[str], choice: Choice, outputs
     with executor_at(choice.executor, workers) as (executor, many), following("weighing layouts") as tell:
 
         def progress(what: str, done: int, of: int, best: "Layout | None") -> None:
-            from clustersim.units import format_step_time
+            from clustersim.common.units import format_step_time
 
             words = "" if best is None else f" (best so far {format_step_time(best.step_time)})"
             tell(f"{what}{words}", done, of)
@@ -107,20 +107,20 @@ def _values(key: str, text: str) -> list[str]:
     except InputError as error:
         raise InputError(f"--vary {key}={text}: {error}") from error
     listed = values if isinstance(values, list) else [values]
-    return [each if isinstance(each, str) else dumps(each) for each in listed]
+    return [item if isinstance(item, str) else dumps(item) for item in listed]
 
 
 def _numbers(text: str) -> list[int]:
     found = []
-    for each in (each.strip().replace("_", "") for each in text.split(",") if text):
-        if not each.isdecimal() or int(each) < 1:
-            raise InputError(f"--gpus {text}: {each!r} is not a number of GPUs; write such as --gpus 4096,8192")
-        found.append(int(each))
+    for item in (element.strip().replace("_", "") for element in text.split(",") if text):
+        if not item.isdecimal() or int(item) < 1:
+            raise InputError(f"--gpus {text}: {item!r} is not a number of GPUs; write such as --gpus 4096,8192")
+        found.append(int(item))
     return found
 
 
 def _write_page(found: "Found", file: Path, path: str) -> None:
-    from clustersim.files import write_text_atomically
+    from clustersim.common.files import write_text_atomically
     from clustersim.report.search_page import search_page
 
     write_text_atomically(path, search_page(found, file))
@@ -130,7 +130,7 @@ def _print(found: "Found", file: Path, choice: Choice) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from clustersim.report.printed.search import command, render_search
+    from clustersim.report.terminal.search import command, render_search
 
     console = Console()
     console.print(render_search(found, resumable=choice.resume is not None))

@@ -8,16 +8,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from clustersim import shipped
-from clustersim.analysis.network_axes import AxisSpan, axis_spans
 from clustersim.cli.outputs import Outputs, announce
-from clustersim.cli.shelves import table_of
-from clustersim.errors import InputError, nearest
+from clustersim.cli.presets import table_of
+from clustersim.common import data_files
+from clustersim.common.errors import InputError, nearest
+from clustersim.common.units import format_bandwidth
 from clustersim.hardware.cluster import Cluster, describe, load_cluster
-from clustersim.hardware.graph_file import is_graph
+from clustersim.hardware.graph_io import is_graph
 from clustersim.hardware.topology import Tier
-from clustersim.report.parts.topology import crossing_words, picture, size_words, tier_names
-from clustersim.units import format_bandwidth
+from clustersim.report.panels.topology import crossing_words, picture, size_words, tier_names
+from clustersim.results.axis_tiers import AxisSpan, axis_spans
 
 _SCENARIO: Final = ("model", "training")
 _CLUSTER: Final = ("node", "accelerator", "fabric")
@@ -31,8 +31,8 @@ def show_topology(name: str, overrides: Sequence[str], gpus: int | None, html: s
     cluster, spans, files = _read(name, overrides, gpus)
     Outputs(html=html).require(files)
     if html is not None:
-        from clustersim.files import write_text_atomically
-        from clustersim.report.parts.topology import topology_page
+        from clustersim.common.files import write_text_atomically
+        from clustersim.report.panels.topology import topology_page
 
         write_text_atomically(html, topology_page(picture(cluster, spans)))
     tiers, console = describe(cluster), Console()
@@ -46,8 +46,8 @@ def show_topology(name: str, overrides: Sequence[str], gpus: int | None, html: s
 
 def _read(name: str, overrides: Sequence[str], gpus: int | None) -> tuple[Cluster, tuple[AxisSpan, ...], list[Path]]:
     """A cluster, the axes of a scenario's layout, and the files that were read."""
-    if shipped.is_path(name):
-        content = shipped.read_mapping(Path(name))
+    if data_files.is_path(name):
+        content = data_files.read_mapping(Path(name))
         if any(key in content for key in _SCENARIO):
             return _scenario(Path(name), overrides, gpus)
         if not is_graph(content) and not any(key in content for key in _CLUSTER):
@@ -64,7 +64,7 @@ def _read(name: str, overrides: Sequence[str], gpus: int | None) -> tuple[Cluste
 
 
 def _require_shipped(name: str) -> None:
-    known = shipped.names("clusters")
+    known = data_files.names("clusters")
     if name not in known:
         raise InputError(
             f"there is no cluster {name!r}, and that is not the path of a scenario or topology file (.yaml, .yml, "
@@ -112,5 +112,5 @@ def _axis_table(spans: Sequence[AxisSpan], names: Sequence[str], tiers: Sequence
     for span in spans:
         counts = (span.size, span.groups, span.stride, span.nodes)
         top = max(crossing.level(tiers) for crossing in span.crossings)
-        table.add_row(span.axis, *(f"{each:,}" for each in counts), names[top], ", ".join(crossing_words(span)))
+        table.add_row(span.axis, *(f"{count:,}" for count in counts), names[top], ", ".join(crossing_words(span)))
     return table

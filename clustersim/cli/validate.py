@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from clustersim.cli.outputs import Outputs, announce, write_json
-from clustersim.cli.validate_kinds import KINDS, MOST_BEFORE_ID, SHOW, Choice, Kind, is_table, load_kind, near_ids
-from clustersim.errors import InputError, nearest, shown
+from clustersim.cli.validation_kinds import KINDS, MOST_BEFORE_ID, SHOW, Choice, Kind, is_table, load_kind, near_ids
+from clustersim.common.errors import InputError, nearest, shown
 from clustersim.validation.cases import Case
 from clustersim.validation.summary import Summary
 
@@ -26,7 +26,7 @@ def run_validation(words: Sequence[str], choice: Choice, outputs: Outputs) -> No
         case []:
             validate_shipped(choice, outputs)
         case ["show", *which, case_id] if len(which) <= MOST_BEFORE_ID:
-            from clustersim.cli.validate_show import show_case
+            from clustersim.cli.validation_show import show_case
 
             show_case(which, case_id, choice, outputs)
         case [kind] if _is_kind(kind):
@@ -76,7 +76,7 @@ def validate_shipped(choice: Choice, outputs: Outputs) -> None:
     summaries = [kind.summarize(cases) for kind, cases in zip(kinds, chosen, strict=True)]
     steps, *others = summaries
     content = steps.to_json() | {summary.kind: summary.to_json() for summary in others}
-    _answer([each for each in summaries if each.comparisons or each.simulated], content, "published cases", outputs)
+    _answer([item for item in summaries if item.comparisons or item.simulated], content, "published cases", outputs)
 
 
 def _none_chosen(choice: Choice, cases: Sequence[Case]) -> InputError:
@@ -88,11 +88,11 @@ def _answer(summaries: Sequence[Summary], content: Mapping[str, Any], title: str
     if outputs.json is not None:
         write_json(content, outputs.json)
     if outputs.html is not None:
-        from clustersim.cli.validate_page import write_page
+        from clustersim.cli.validation_page import write_page
 
         write_page(summaries, f"Predicted against measured: {title}", outputs.html)
     if outputs.table:
-        from clustersim.cli.validate_table import print_summaries
+        from clustersim.cli.validation_table import print_summaries
 
         print_summaries(summaries)
         for path in outputs.files.values():

@@ -16,11 +16,11 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.arrays import IntArray
-from clustersim.collectives.double_tree import both_ways
-from clustersim.collectives.in_network import inside
+from clustersim.collectives.double_binary_tree import both_ways
+from clustersim.collectives.nvls import inside
 from clustersim.collectives.phase import Arrangement, Flows, Phase, Rounds, phase
 from clustersim.collectives.tree import chains
+from clustersim.common.arrays import IntArray
 from clustersim.program.task import Collective
 
 MOST_DIRECT: Final = 9  # NCCL_MAX_DIRECT_ARITY and the head itself (src/enqueue.cc, updateCollCostTable)
@@ -49,7 +49,7 @@ class CollNetDirect:
         able = arrangement.spans > 1 and arrangement.switched and 1 < max(arrangement.per_domain) <= MOST_DIRECT
         if kind is not Collective.ALL_REDUCE or not able:
             return ()
-        parts = [flows for each in arrangement.domains for flows in _to_heads(each, arrangement.rails)]
+        parts = [flows for domain in arrangement.domains for flows in _to_heads(domain, arrangement.rails)]
         return (phase(*parts, _between(arrangement), rounds=Rounds(local=2, network=1)),)
 
 
@@ -62,7 +62,7 @@ class CollNetChain:
         longest = max(arrangement.per_domain) - 1
         if kind is not Collective.ALL_REDUCE or arrangement.spans == 1 or longest >= MOST_DIRECT:
             return ()
-        parts = [flows for each in arrangement.domains for flows in chains(each, up=True, down=True)]
+        parts = [flows for domain in arrangement.domains for flows in chains(domain, up=True, down=True)]
         rounds = Rounds(local=2 * longest, network=1)
         return (phase(*parts, _between(arrangement), rounds=rounds, stages=float(longest)),)
 
@@ -71,7 +71,7 @@ def _to_heads(domains: IntArray, rails: int) -> list[Flows]:
     """Each member's part of the payload to every head of domains [groups, domains, members], and its sum back."""
     heads, local = domains[:, :, :rails], domains.shape[2]
     ends = np.broadcast_arrays(domains[:, :, :, None], heads[:, :, None, :])
-    members, own = (each.reshape(*domains.shape[:2], -1) for each in ends)
+    members, own = (end.reshape(*domains.shape[:2], -1) for end in ends)
     others = np.arange(local)[:, None] != np.arange(rails)
     members, own = members[:, :, others.reshape(-1)], own[:, :, others.reshape(-1)]
     return both_ways(members, own, 1 / rails, up=True, down=True) if members.size else []

@@ -12,8 +12,8 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.arrays import IntArray
 from clustersim.collectives.phase import Arrangement, Flows, Phase, Rounds, phase
+from clustersim.common.arrays import IntArray
 from clustersim.program.task import Collective
 
 

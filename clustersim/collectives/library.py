@@ -20,24 +20,24 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from clustersim import shipped
-from clustersim.arrays import FloatArray, IntArray
-from clustersim.collectives.aggregated_trees import AggregatedTrees
+from clustersim.collectives.chunking import Steps
 from clustersim.collectives.collnet import CollNetChain, CollNetDirect, NvlsSharp
-from clustersim.collectives.forwarded import Forwarded
 from clustersim.collectives.hierarchical import Hierarchical
-from clustersim.collectives.in_network import InNetwork
+from clustersim.collectives.hierarchical_dispatch import Forwarded
+from clustersim.collectives.linear import Star
+from clustersim.collectives.nvls import InNetwork
 from clustersim.collectives.pairwise import Pairwise
+from clustersim.collectives.pat import AggregatedTrees
 from clustersim.collectives.phase import Algorithm
-from clustersim.collectives.pieces import Steps
 from clustersim.collectives.ring import Ring
-from clustersim.collectives.star import Star
 from clustersim.collectives.tree import Tree
-from clustersim.errors import InputError, nearest
-from clustersim.hardware.technology import GENERATIONS, NETWORKS, TECHNOLOGIES, Technology
+from clustersim.common import data_files
+from clustersim.common.arrays import FloatArray, IntArray
+from clustersim.common.errors import InputError, nearest
+from clustersim.common.units import Bytes, BytesPerSecond, Dimension, Seconds, parse_quantity
+from clustersim.hardware.link_technology import GENERATIONS, NETWORKS, TECHNOLOGIES, Technology
 from clustersim.hardware.topology import LINK_KINDS, NETWORK_KINDS, LinkKind, LinkTable
 from clustersim.program.task import Collective, Dispatcher
-from clustersim.units import Bytes, BytesPerSecond, Dimension, Seconds, parse_quantity
 
 ALGORITHMS: Final[Mapping[str, Algorithm]] = {
     "ring": Ring(),
@@ -294,17 +294,17 @@ class Library:
 
     def launch_on(self, makes: Makes) -> Seconds:
         """Of a collective on such a machine."""
-        own = [self.generation(each).launch for each in makes.generations]
-        return max((self.launch if each is None else each for each in own), default=self.launch)
+        own = [self.generation(generation).launch for generation in makes.generations]
+        return max((self.launch if item is None else item for item in own), default=self.launch)
 
     def channel_on(self, makes: Makes) -> BytesPerSecond:
         """Rate of one channel of a message on such a machine; infinite where nothing is known of it."""
-        rates = (self.generation(each).channel for each in makes.generations)
-        return min((each for each in rates if each is not None), default=math.inf)
+        rates = (self.generation(generation).channel for generation in makes.generations)
+        return min((rate for rate in rates if rate is not None), default=math.inf)
 
     def adds_on(self, makes: Makes) -> bool:
         """Whether the switches of such a machine's NVLink domains can add."""
-        able = [self.generation(each).in_network is not None for each in makes.generations]
+        able = [self.generation(generation).in_network is not None for generation in makes.generations]
         return bool(able) and all(able)
 
     def adds_between(self, makes: Makes) -> bool:
@@ -313,7 +313,7 @@ class Library:
 
     def without(self, makes: Makes) -> frozenset[str]:
         """Protocols and algorithms that are not to be had between the nodes of such a machine."""
-        return frozenset().union(*(self.network(each).without for each in makes.networks))
+        return frozenset().union(*(self.network(network).without for network in makes.networks))
 
     def generation(self, technology: Technology) -> Generation:
         """The constants of a generation; raise InputError where the library has none."""
@@ -339,37 +339,37 @@ class Library:
 def _of(known: Mapping[Technology | None, T], technology: Technology, library: str) -> T:
     found = known.get(technology, known.get(None))
     if found is None:
-        names = [each.value for each in known if each]
+        names = [item.value for item in known if item]
         raise InputError(f"library {library} has no constants of {technology.value} links; it has {', '.join(names)}")
     return found
 
 
 def load_library(name: str) -> Library:
     """Read a shipped library (nccl, rccl, gloo) or a file that ends in .yaml, .yml or .json."""
-    return _load(shipped.find("libraries", name))
+    return _load(data_files.find("libraries", name))
 
 
 def load_dispatcher(dispatcher: Dispatcher) -> Library:
     """Read the constants of kernels that send tokens to experts; raise InputError if there are none of a dispatcher."""
-    return _load(shipped.find("dispatchers", dispatcher.value))
+    return _load(data_files.find("dispatchers", dispatcher.value))
 
 
 def _load(path: Path) -> Library:
-    return _parsed(path, shipped.read_text(path))
+    return _parsed(path, data_files.read_text(path))
 
 
 @lru_cache(maxsize=16)
 def _parsed(path: Path, text: str) -> Library:
     """A library as its file says it is now: every simulation asks for some, which mostly stay the same."""
-    content = shipped.mapping_of(path, text)
+    content = data_files.mapping_of(path, text)
     try:
         return _library(path, content)
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(
-            f"{shipped.described(path)}: is not a library file: {error!r} is missing or has the wrong form"
+            f"{data_files.described(path)}: is not a library file: {error!r} is missing or has the wrong form"
         ) from error
     except (InputError, ValueError) as error:
-        raise InputError(f"{shipped.described(path)}: {error}") from error
+        raise InputError(f"{data_files.described(path)}: {error}") from error
 
 
 def _library(path: Path, content: Mapping[str, Any]) -> Library:
@@ -453,7 +453,7 @@ def _offer(entry: Mapping[str, Any]) -> Offer:
         most=parse_quantity(entry["most"], Dimension.SIZE) if "most" in entry else math.inf,
         channelled=bool(entry.get("channelled", False)),
         pipeline=_pipeline(entry["pipeline"]) if "pipeline" in entry else None,
-        pace=tuple(float(each) for each in entry.get("pace", ())),
+        pace=tuple(float(item) for item in entry.get("pace", ())),
         steps=tuple(_steps(entry["steps"][name]) for name in _STEPS) if "steps" in entry else (),
         ramped=bool(entry.get("ramped", False)),
         handling=_handling(entry["handling"]) if "handling" in entry else None,

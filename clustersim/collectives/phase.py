@@ -18,10 +18,10 @@ from typing import Protocol
 
 import numpy as np
 
-from clustersim.arrays import BoolArray, FloatArray, IntArray
+from clustersim.common.arrays import BoolArray, FloatArray, IntArray
 from clustersim.hardware.topology import Fabric
-from clustersim.program.colour import distinct
 from clustersim.program.task import Collective, Routing
+from clustersim.symmetry.labels import distinct
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +38,11 @@ class Rounds:
 
     def across(self, groups: int) -> "Rounds":
         """Numbers for each of so many groups."""
-        return Rounds(*(np.broadcast_to(each, groups) for each in (self.local, self.network, self.posts)))
+        return Rounds(*(np.broadcast_to(array, groups) for array in (self.local, self.network, self.posts)))
 
     def of(self, groups: IntArray) -> "Rounds":
         """Those of some groups, where there are numbers for each."""
-        return Rounds(*(np.asarray(each)[groups] for each in (self.local, self.network, self.posts)))
+        return Rounds(*(np.asarray(array)[groups] for array in (self.local, self.network, self.posts)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class Arrangement:
         """The domains of each number of members: [groups, domains of so many, members] each."""
         counts, starts = np.array(self.per_domain), self._starts
         numbers = dict.fromkeys(self.per_domain)
-        return tuple(self.members[:, starts[counts == each][:, None] + np.arange(each)] for each in numbers)
+        return tuple(self.members[:, starts[counts == item][:, None] + np.arange(item)] for item in numbers)
 
     @property
     def _starts(self) -> IntArray:

@@ -20,8 +20,8 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.arrays import IntArray
 from clustersim.collectives.phase import Arrangement, Flows, Phase, Rounds, phase
+from clustersim.common.arrays import IntArray
 from clustersim.program.task import Collective
 
 _PASSES: Final = {Collective.ALL_REDUCE: 2, Collective.ALL_GATHER: 1, Collective.REDUCE_SCATTER: 1}

@@ -1,6 +1,6 @@
 """How does data travel up and down a tree?
 
-Double binary trees over the domains (see `double_tree`): latency grows with the logarithm of their number. Each of k
+Double binary trees over the domains (see `double_binary_tree`): latency grows with the logarithm of their number. Each of k
 rails has its own pair of trees with 1/k of the payload; inside a domain a chain leads to the member that holds the
 rail. Chains of a domain of m members begin at different ones: (m-1)/m of the payload passes each pair of neighbours.
 
@@ -12,9 +12,9 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.arrays import IntArray
-from clustersim.collectives.double_tree import both_ways, depth, tree_flows, tree_stages
+from clustersim.collectives.double_binary_tree import both_ways, depth, tree_flows, tree_stages
 from clustersim.collectives.phase import Arrangement, Flows, Phase, Rounds, phase
+from clustersim.common.arrays import IntArray
 from clustersim.program.task import Collective
 
 _UP: Final = (Collective.ALL_REDUCE, Collective.REDUCE)
@@ -31,7 +31,7 @@ class Tree:
         if not (up or down):
             return ()
         spans, longest, ways = arrangement.spans, max(arrangement.per_domain) - 1, up + down
-        parts = [flows for each in arrangement.domains for flows in chains(each, up=up, down=down)]
+        parts = [flows for domain in arrangement.domains for flows in chains(domain, up=up, down=down)]
         parts += tree_flows(arrangement.heads, up=up, down=down) if spans > 1 else []
         rounds = Rounds(local=ways * longest, network=ways * depth(spans))
         stages = tree_stages(spans) if spans > 1 else float(longest)

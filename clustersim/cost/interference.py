@@ -12,9 +12,9 @@ from itertools import product
 from statistics import mean
 from typing import Final, Self
 
-from clustersim.enums import IdentityEnum
+from clustersim.common.enums import IdentityEnum
+from clustersim.model.kernels import KernelKind
 from clustersim.program.task import Collective
-from clustersim.workload.kernels import KernelKind
 
 
 class KernelClass(IdentityEnum):
@@ -80,8 +80,8 @@ def _filled(some: Parts) -> Parts:
 
 def _row(kind: Collective, some: Parts) -> list[float]:
     """Parts of all classes beside one collective of which some are known."""
-    usual = _mean(part for (each, _), part in some.items() if each is kind)
-    return [some.get((kind, each), usual) for each in CLASSES]
+    usual = _mean(part for (collective, _), part in some.items() if collective is kind)
+    return [some.get((kind, kernel_class), usual) for kernel_class in CLASSES]
 
 
 def _mean(parts: Iterable[float]) -> float:
@@ -110,11 +110,11 @@ class Paces:
         found: dict[_Row, int] = {}
         self._number: dict[Collective, int] = {}
         for kind in kinds:
-            row = tuple(tuple(machine.kernels[kind, each] for each in CLASSES) for machine in machines)
+            row = tuple(tuple(machine.kernels[kind, kernel_class] for kernel_class in CLASSES) for machine in machines)
             self._number[kind] = found.setdefault(row, len(found) + 1)
         self._both: dict[tuple[int, int], int] = {}
         for first, second in product([*found], repeat=2) if together else ():
-            slower = tuple(tuple(map(max, *each)) for each in zip(first, second, strict=True))
+            slower = tuple(tuple(map(max, *item)) for item in zip(first, second, strict=True))
             self._both[found[first], found[second]] = found.setdefault(slower, len(found) + 1)
         self.rows = list(found)
 

@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.arrays import FloatArray
+from clustersim.common.arrays import FloatArray
 
 MOST_NORMAL: Final = 0.1
 """Standard deviations of the normal distribution above which a factor below zero would be drawn sooner or later."""

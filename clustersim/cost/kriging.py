@@ -32,7 +32,7 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.arrays import FloatArray
+from clustersim.common.arrays import FloatArray
 
 RANGE: Final = 2.0
 NOISE: Final = 0.3

@@ -1,6 +1,6 @@
 """How is a calibration record read and written?
 
-One JSON file whose keys are the fields of `cost.record`, with enums by their values; a row is a line. Units are SI:
+One JSON file whose keys are the fields of `cost.calibration_record`, with enums by their values; a row is a line. Units are SI:
 seconds, bytes, FLOP. What is unknown, missing, of another version or no measurement (times that are not above zero, the
 same thing measured twice) is refused with the key and the value; a file is written beside its place and then renamed,
 so that an interruption leaves the old one.
@@ -14,12 +14,12 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 
-from clustersim.cost.decode import decode
-from clustersim.cost.record import READABLE, VERSION, Origin, Record
-from clustersim.cost.record_checks import require_measured
-from clustersim.errors import InputError, OutputError, shown
-from clustersim.files import write_text_atomically
-from clustersim.shipped import read_mapping
+from clustersim.common.data_files import read_mapping
+from clustersim.common.errors import InputError, OutputError, shown
+from clustersim.common.files import write_text_atomically
+from clustersim.cost.calibration_record import READABLE, VERSION, Origin, Record
+from clustersim.cost.deserialize import decode
+from clustersim.cost.record_validation import require_measured
 
 _LISTS: Final = (
     "kernels", "collectives", "copies", "beside", "uneven", "collective_fits", "moments", "chain", "host", "gpus",

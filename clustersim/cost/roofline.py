@@ -18,7 +18,7 @@ balanced, so that the kernel is as long as the mean load of a compute unit or as
 skips the blocks outside it, and has a second edge on which half of a block is masked. In formats with scales it is so
 many times as fast as in BF16. A head dimension that the
 library has no kernel for is computed as the next that it has (`hardware.alignment`), which also says how many times
-longer a matmul takes whose operands are badly aligned. Products of several experts are in `cost.grouped`.
+longer a matmul takes whose operands are badly aligned. Products of several experts are in `cost.grouped_gemm`.
 
 References: NVIDIA, "Matrix Multiplication Background User's Guide", sections on tile and wave quantisation; Osama et
 al., "Stream-K", arXiv:2301.03598, section 3 (splitting k); Dao, "FlashAttention-2", arXiv:2307.08691, sections
@@ -29,23 +29,15 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from clustersim.cost.grouped import grouped_work
-from clustersim.cost.tiles import Work, alignment_rate, matmul_options, matmul_rate
+from clustersim.common.dtypes import NARROW, DType
+from clustersim.common.errors import InputError
+from clustersim.common.units import Bytes, FlopPerSecond, Seconds
+from clustersim.cost.grouped_gemm import grouped_work
+from clustersim.cost.matmul_tiles import Work, alignment_rate, matmul_options, matmul_rate
 from clustersim.cost.timing import Bound, Provenance, Timing
-from clustersim.dtypes import NARROW, DType
-from clustersim.errors import InputError
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.hardware.efficiency import AttentionEfficiency
-from clustersim.units import Bytes, FlopPerSecond, Seconds
-from clustersim.workload.kernels import (
-    GROUPED,
-    AttentionShape,
-    Kernel,
-    KernelKind,
-    MatmulShape,
-    Routine,
-    StreamShape,
-)
+from clustersim.model.kernels import GROUPED, AttentionShape, Kernel, KernelKind, MatmulShape, Routine, StreamShape
 
 
 @dataclass(frozen=True, slots=True)

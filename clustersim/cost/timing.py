@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Protocol
 
-from clustersim.arrays import FloatArray
+from clustersim.common.arrays import FloatArray
+from clustersim.common.units import Bytes, Seconds
+from clustersim.model.kernels import Kernel
 from clustersim.program.task import Exchange
-from clustersim.program.traffic import Crossings
-from clustersim.units import Bytes, Seconds
-from clustersim.workload.kernels import Kernel
+from clustersim.symmetry.link_load_matrix import Crossings
 
 
 class Provenance(Enum):
@@ -44,7 +44,7 @@ class Timing:
 
     error: the part by which the real duration is expected to differ, from the dispersion of what was measured or from
     how a model met measurements; None: nothing was measured here; longer: how many times longer than by itself the
-    kernel takes for being part of a step (`cost.in_step`), which is in `seconds` already.
+    kernel takes for being part of a step (`cost.sustained_rate`), which is in `seconds` already.
     """
 
     seconds: Seconds

@@ -8,19 +8,19 @@ depends on that order, so the trace is the same on every run.
 
 from typing import Final
 
-from clustersim.cost.block import BlockCost
+from clustersim.common.errors import ClusterSimError
+from clustersim.cost.contention import Sharing
 from clustersim.cost.jitter import Jitter
-from clustersim.cost.sharing import Sharing
-from clustersim.engine.cohorts import Cohorts, able
-from clustersim.engine.rank import Rank, unheard
-from clustersim.engine.recorder import Recorder
-from clustersim.engine.steady import watch
-from clustersim.engine.world import World
-from clustersim.engine.written import Written
-from clustersim.errors import ClusterSimError
+from clustersim.cost.segment import BlockCost
+from clustersim.engine.fast_forward.steady_state import watch
+from clustersim.engine.recording.operation_log import Written
+from clustersim.engine.recording.recorder import Recorder
+from clustersim.engine.scalar.rank_process import Rank, unheard
+from clustersim.engine.scalar.shared_state import World
+from clustersim.engine.vectorized.engine import Cohorts, able
 from clustersim.program.program import Program
-from clustersim.program.symmetry import Classes
-from clustersim.trace.store import Trace
+from clustersim.symmetry.refinement import Classes
+from clustersim.trace.trace import Trace
 
 FEW: Final = 2
 """Simulated ranks of a kind, on average, up to which one by one is faster than as arrays (measured, CPython 3.11)."""

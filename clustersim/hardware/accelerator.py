@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-from clustersim import shipped
-from clustersim.dtypes import COMPUTED, NARROW, DType
-from clustersim.errors import InputError, nearest, shown
+from clustersim.common import data_files
+from clustersim.common.dtypes import COMPUTED, NARROW, DType
+from clustersim.common.errors import InputError, nearest, shown
+from clustersim.common.mapping_reader import Section
+from clustersim.common.units import Bytes, BytesPerSecond, Dimension, FlopPerSecond, Seconds
 from clustersim.hardware.alignment import Alignment
 from clustersim.hardware.efficiency import (
     AttentionEfficiency,
@@ -20,11 +22,9 @@ from clustersim.hardware.efficiency import (
     InTraining,
     MatmulEfficiency,
 )
-from clustersim.hardware.makes import read_generation
+from clustersim.hardware.link_technology import Technology
 from clustersim.hardware.power import Power
-from clustersim.hardware.technology import Technology
-from clustersim.section import Section
-from clustersim.units import Bytes, BytesPerSecond, Dimension, FlopPerSecond, Seconds
+from clustersim.hardware.technology_reader import read_generation
 
 MOST_UNITS: Final = 1_000_000  # compute units, or rows of an attention block: a typing error beyond
 MOST_SUSTAINED: Final = 1.25  # of the published single kernels' rate
@@ -73,14 +73,14 @@ class Accelerator:
     def formats(self) -> tuple[DType, ...]:
         """The formats that it computes in; of those with scales only what there are kernels for."""
         shares = self.efficiency.matmul.shares
-        legal = (each for each in COMPUTED if each not in NARROW or each in shares)
-        return tuple(each for each in legal if each.arithmetic in self.peak)
+        legal = (item for item in COMPUTED if item not in NARROW or item in shares)
+        return tuple(element for element in legal if element.arithmetic in self.peak)
 
 
 def load_accelerator(name_or_path: str) -> Accelerator:
     """Read a shipped accelerator by name (`h100-sxm-80gb`) or any accelerator file by path."""
-    path = shipped.find("accelerators", name_or_path)
-    section = Section(path, shipped.read_mapping(path))
+    path = data_files.find("accelerators", name_or_path)
+    section = Section(path, data_files.read_mapping(path))
     accelerator = Accelerator(
         name=path.stem,
         description=section.text("description"),

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from clustersim.units import Bytes
+from clustersim.common.units import Bytes
 
 VECTOR: Final = 16
 

@@ -17,11 +17,11 @@ from typing import Protocol
 
 import numpy as np
 
-from clustersim.arrays import IntArray
-from clustersim.errors import InputError
-from clustersim.hardware.shape import even_part
+from clustersim.common.arrays import IntArray
+from clustersim.common.errors import InputError
+from clustersim.common.splitmix import splitmix64
+from clustersim.hardware.clos_spec import even_part
 from clustersim.hardware.topology import Fabric
-from clustersim.splitmix import splitmix64
 
 
 class Scatter(Enum):
@@ -257,8 +257,10 @@ class Among:
     def machine(self, gpus: int | None, units: Units) -> int:
         """What any of the jobs needs where it is, and whole nodes for all of them."""
         every = ((self.own, gpus), *self.others)
-        count = sum(each or 0 for _, each in every) + self.more
-        return max(-(-count // units.node) * units.node, *(each.machine(size, units) for each, size in every))
+        count = sum(item or 0 for _, item in every) + self.more
+        return max(
+            -(-count // units.node) * units.node, *(allocation.machine(size, units) for allocation, size in every)
+        )
 
     def places(self, fabric: Fabric, gpus: int | None, units: Units) -> IntArray:
         """The GPU of every rank."""

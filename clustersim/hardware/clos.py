@@ -3,7 +3,7 @@
 A folded Clos network (fat tree) of any oversubscription over nodes with NVLink or PCIe inside; one node alone is the
 case without a network. Routes follow from the GPU numbers by arithmetic, for all transfers at once:
 
-    same NVLink domain             NVLINK out, NVLINK in; without a switch the NVLINK of the pair, or two (`pair_links`)
+    same NVLink domain             NVLINK out, NVLINK in; without a switch the NVLINK of the pair, or two (`direct_links`)
     same node, no common domain    PCIE, [HOST, HOST between root complexes], PCIE
     else                           PCIE, NIC, [LEAF up, [SPINE up, SPINE down], LEAF down], NIC, PCIE
 
@@ -22,15 +22,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from clustersim.arrays import BoolArray, IntArray
-from clustersim.hardware import clos_graph, clos_names, clos_tiers
-from clustersim.hardware.pair_links import PairLinks
-from clustersim.hardware.shape import Network, Node
-from clustersim.hardware.technology import TECHNOLOGIES
+from clustersim.common.arrays import BoolArray, IntArray
+from clustersim.common.pickling import FieldState
+from clustersim.hardware import clos_graph, clos_link_lookup, clos_tiers
+from clustersim.hardware.clos_spec import Network, Node
+from clustersim.hardware.clos_wiring import Counts, LinkRun, Wiring, count, wire
+from clustersim.hardware.direct_links import PairLinks
+from clustersim.hardware.link_technology import TECHNOLOGIES
+from clustersim.hardware.rotation import Turn, turn_of
 from clustersim.hardware.topology import LINK_KINDS, Ends, Link, LinkTable, Paths, Tier
-from clustersim.hardware.turn import Turn, turn_of
-from clustersim.hardware.wiring import Counts, LinkRun, Wiring, count, wire
-from clustersim.state import FieldState
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -140,7 +140,7 @@ class Clos(FieldState):
         hops = [hop for hop in self._hops(sources, targets) if hop.used.any()]
         links, latency = np.empty((len(hops), len(sources)), np.int64), np.zeros(len(sources))
         for column, hop in zip(links, hops, strict=True):
-            column[:] = np.where(hop.used, hop.run.first + hop.place, -1)
+            column[:] = np.where(hop.used, hop.run.first + hop.index_in_range, -1)
             latency += hop.used * hop.run.port.latency
         return Paths(links.T, latency)
 
@@ -240,7 +240,7 @@ class Clos(FieldState):
 
     def find(self, source: str, target: str) -> int:
         """The number of the link between two ends; raise InputError that says what is near."""
-        return clos_names.find(self.wiring, source, target)
+        return clos_link_lookup.find(self.wiring, source, target)
 
     def members(self, number: int) -> int:
         """How many parallel links one link stands for."""
@@ -286,7 +286,7 @@ class _Hop(NamedTuple):
     """The place-th link of a run, on those routes that use it."""
 
     run: LinkRun
-    place: IntArray
+    index_in_range: IntArray
     used: BoolArray
 
 

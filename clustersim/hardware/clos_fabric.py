@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from clustersim.arrays import FloatArray
+from clustersim.common.arrays import FloatArray
 from clustersim.hardware.clos import Clos
-from clustersim.hardware.disturbed_clos import DisturbedClos
+from clustersim.hardware.degraded_clos import DisturbedClos
 from clustersim.hardware.topology import Fabric
 
 

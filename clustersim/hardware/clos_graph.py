@@ -7,8 +7,8 @@ layer of switches is one vertex, since its bundle is one link.
 import re
 from typing import TYPE_CHECKING, Final
 
-from clustersim.hardware.shape import Node
-from clustersim.hardware.wiring import Wiring
+from clustersim.hardware.clos_spec import Node
+from clustersim.hardware.clos_wiring import Wiring
 
 if TYPE_CHECKING:
     import networkx as nx

@@ -3,9 +3,9 @@
 One row per tier, from the GPUs up, worked out from the shape alone, whatever the number of GPUs.
 """
 
-from clustersim.hardware.shape import Network, Node, uplinks
+from clustersim.hardware.clos_spec import Network, Node, uplinks
+from clustersim.hardware.clos_wiring import Counts
 from clustersim.hardware.topology import Tier
-from clustersim.hardware.wiring import Counts
 
 
 def tiers(counts: Counts, node: Node, network: Network | None) -> tuple[Tier, ...]:

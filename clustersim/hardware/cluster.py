@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from clustersim import shipped
-from clustersim.arrays import IntArray
-from clustersim.errors import InputError
+from clustersim.common import data_files
+from clustersim.common.arrays import IntArray
+from clustersim.common.errors import InputError
+from clustersim.common.mapping_reader import Section, flat
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
 from clustersim.hardware.allocation import Allocation, Units
 from clustersim.hardware.clos import Clos
-from clustersim.hardware.clos_file import read_clos, read_ecmp
+from clustersim.hardware.clos_reader import read_clos, read_ecmp
 from clustersim.hardware.graph_fabric import GraphFabric
-from clustersim.hardware.graph_file import is_graph, read_graph, written
-from clustersim.hardware.host import HostMemory
-from clustersim.hardware.placed import Placed
+from clustersim.hardware.graph_io import is_graph, read_graph, written
+from clustersim.hardware.host_memory import HostMemory
+from clustersim.hardware.rank_mapping import Placed
 from clustersim.hardware.topology import Fabric, Tier
-from clustersim.section import Section, flat
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -103,8 +103,8 @@ class Cluster:
         _, accelerator, library, *_ = self.files
         about: dict[str, Any] = {
             "description": self.description,
-            "accelerator": shipped.named(accelerator),
-            "library": shipped.named(library),
+            "accelerator": data_files.named(accelerator),
+            "library": data_files.named(library),
             "measured": self.measured,
         }
         if self.sources:
@@ -130,7 +130,7 @@ class Cluster:
 def mix(cluster: Cluster, parts: Sequence[tuple[tuple[int, ...], str]]) -> Cluster:
     """The cluster with other accelerators (a name or a path) on some nodes, which must exist."""
     mixed = tuple(Mixed(nodes, load_accelerator(name)) for nodes, name in parts)
-    files = (shipped.find("accelerators", name) for _, name in parts)
+    files = (data_files.find("accelerators", name) for _, name in parts)
     return replace(cluster, mixed=mixed, measured=False, files=(*cluster.files, *files)) if mixed else cluster
 
 
@@ -159,8 +159,8 @@ def load_cluster(name_or_path: str, gpus: int | None = None, overrides: Mapping[
 
 
 def _load(name_or_path: str, gpus: int | None, overrides: Mapping[str, Any] | None, *, evenly: bool) -> Cluster:
-    path = shipped.find("clusters", name_or_path)
-    content = shipped.read_mapping(path)
+    path = data_files.find("clusters", name_or_path)
+    content = data_files.read_mapping(path)
     if is_graph(content):
         return _graph_cluster(Section(path, content, {"graph": overrides or {}}), path, gpus)
     cluster = _clos_cluster(Section(path, content, overrides), path, gpus, evenly=evenly)
@@ -227,7 +227,7 @@ def _cluster(section: Section, path: Path, fabric: Fabric, *, accelerator: Accel
         library=library,
         sources=section.section("sources").texts() if section.has("sources") else {},
         measured=section.flag("measured"),
-        files=(path, shipped.find("accelerators", name), shipped.find("libraries", library)),
+        files=(path, data_files.find("accelerators", name), data_files.find("libraries", library)),
     )
 
 

@@ -11,8 +11,8 @@ References: NVIDIA, "Matrix Multiplication Background User's Guide" (tile and wa
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from clustersim.dtypes import NARROW, DType
-from clustersim.units import Seconds
+from clustersim.common.dtypes import NARROW, DType
+from clustersim.common.units import Seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class MatmulEfficiency:
 
 @dataclass(frozen=True, slots=True)
 class GroupedEfficiency:
-    """Constants of the products of several experts (`cost.grouped`).
+    """Constants of the products of several experts (`cost.grouped_gemm`).
 
     share: part of the peak in the main loop of products that a library launches one by one on several streams;
     kernel_share: of one kernel for all of them; prologue, edge: as of other products; call: what the host needs to

@@ -14,8 +14,8 @@ from enum import Enum
 from functools import cached_property
 from typing import Final
 
-from clustersim.errors import InputError, nearest, shown
-from clustersim.units import Dimension, Seconds, parse_quantity
+from clustersim.common.errors import InputError, nearest, shown
+from clustersim.common.units import Dimension, Seconds, parse_quantity
 
 _SECONDS: Final = {"hour": 3600.0, "day": 86400.0, "week": 604800.0, "month": 2629800.0, "year": 31557600.0}
 _MANY: Final = {"": 1.0, "thousand": 1e3, "million": 1e6, "billion": 1e9}
@@ -162,8 +162,10 @@ def _time(text: str, unit: str) -> float:
 
 
 def _rate(text: str, component: str, count: float, over: float) -> Rate:
-    named = {each.value: each for each in Component}
-    component = next((each for each in (component, component[:-1], component[:-2]) if each in named), component)
+    named = {item.value: item for item in Component}
+    component = next(
+        (element for element in (component, component[:-1], component[:-2]) if element in named), component
+    )
     if component not in named:
         raise InputError(f"{shown(text)}: {component!r} is no component; {nearest(component, named)}")
     if not 0.0 <= count < math.inf or not 0.0 < over < math.inf:

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clustersim.arrays import FloatArray, IntArray
-from clustersim.errors import InputError
-from clustersim.hardware import graph_search, graph_tiers
-from clustersim.hardware.graph_pairs import pairs_of
-from clustersim.hardware.pair_links import PairLinks
-from clustersim.hardware.routing import Ecmp, Spread
-from clustersim.hardware.rules import RULES, Rule, first_rule, next_rule
-from clustersim.hardware.technology import TECHNOLOGIES, Technology
+from clustersim.common.arrays import FloatArray, IntArray
+from clustersim.common.errors import InputError
+from clustersim.hardware import graph_tiers, shortest_paths
+from clustersim.hardware.direct_links import PairLinks
+from clustersim.hardware.ecmp import Ecmp, Spread
+from clustersim.hardware.graph_direct_links import pairs_of
+from clustersim.hardware.link_technology import TECHNOLOGIES, Technology
+from clustersim.hardware.routing_rules import RULES, Rule, first_rule, next_rule
 from clustersim.hardware.topology import LINK_KINDS, Ends, Link, LinkKind, LinkTable, Paths, Tier
 
 if TYPE_CHECKING:
@@ -56,7 +56,9 @@ class GraphFabric:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, GraphFabric):
             return NotImplemented
-        mine, theirs = ((each._ecmp, each._healthy, *each._written_out()) for each in (self, other))
+        mine, theirs = (
+            (graph_fabric._ecmp, graph_fabric._healthy, *graph_fabric._written_out()) for graph_fabric in (self, other)
+        )
         return mine == theirs
 
     def __hash__(self) -> int:
@@ -189,9 +191,9 @@ class GraphFabric:
                 if gpu not in reached:
                     raise InputError(f"GPU {gpu} {sentence} GPU {first}; every GPU needs a way to every other")
 
-    def _place(self, rule: Rule, number: dict[str, int]) -> tuple[graph_search.Mesh, frozenset[int]]:
+    def _place(self, rule: Rule, number: dict[str, int]) -> tuple[shortest_paths.Mesh, frozenset[int]]:
         """The part of the graph that a rule allows, and the vertices that it bars."""
-        mesh: graph_search.Mesh = {}
+        mesh: shortest_paths.Mesh = {}
         for link, (source, target, edge) in enumerate(self._graph.edges(data=True)):
             if LinkKind(edge["kind"]) in rule.kinds:
                 step = (number[target], link, round(edge["latency"] * 1e15))
@@ -217,11 +219,11 @@ class GraphFabric:
         """Find routes under a rule; whatever it leaves unreached is searched under the next one."""
         mesh, barred = self._places[rule]
         goals = {self._vertices[target] for target in targets}
-        reached = graph_search.search(mesh, self._vertices[source], goals, barred)
+        reached = shortest_paths.search(mesh, self._vertices[source], goals, barred)
         found = [target for target in targets if self._vertices[target] in reached.latency]
         choices = self._ecmp.choose(np.full(len(found), source), np.array(found, np.int64)).tolist()
         for target, choice in zip(found, choices, strict=True):
-            self._routes[source, target] = graph_search.trace(reached, self._vertices[target], choice)
+            self._routes[source, target] = shortest_paths.trace(reached, self._vertices[target], choice)
         if len(found) < len(targets):
             self._search(source, next_rule(rule), sorted(set(targets).difference(found)))
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from clustersim.arrays import IntArray
-from clustersim.errors import nearest
+from clustersim.common.arrays import IntArray
+from clustersim.common.errors import nearest
 from clustersim.hardware.topology import LINK_KINDS, VERTEX_KINDS, Fabric, LinkKind, Tier
 
 if TYPE_CHECKING:

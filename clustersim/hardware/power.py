@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from clustersim.errors import InputError
-from clustersim.section import Section
-from clustersim.shipped import find, read_mapping
-from clustersim.units import Dimension, Watts, format_power
+from clustersim.common.data_files import find, read_mapping
+from clustersim.common.errors import InputError
+from clustersim.common.mapping_reader import Section
+from clustersim.common.units import Dimension, Watts, format_power
 
 
 class Activity(Enum):

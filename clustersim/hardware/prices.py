@@ -15,9 +15,9 @@ from functools import cache
 from statistics import median
 from typing import Final
 
-from clustersim.errors import InputError, nearest, shown
-from clustersim.section import Section
-from clustersim.shipped import find, names, read_mapping
+from clustersim.common.data_files import find, names, read_mapping
+from clustersim.common.errors import InputError, nearest, shown
+from clustersim.common.mapping_reader import Section
 
 _PRICE: Final = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Z]{3})\s*$")
 _EXAMPLE: Final = "'2.49 USD'"

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from clustersim.arrays import FloatArray, IntArray
-from clustersim.units import BytesPerSecond, Seconds
+from clustersim.common.arrays import FloatArray, IntArray
+from clustersim.common.units import BytesPerSecond, Seconds
 
 if TYPE_CHECKING:  # networkx takes 0.15 s to import and only graphs need it
     import networkx as nx

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
-from clustersim.lowering.passes import Lowering, Pass
-from clustersim.lowering.tasklist import buckets
+from clustersim.lowering.program_builder import Lowering, Pass
+from clustersim.lowering.task_list import buckets
 from clustersim.lowering.units import operations_of
-from clustersim.parallel.data import GradientSync, Replicated, Zero1
+from clustersim.parallel.data_parallel_strategy import DdpStrategy, GradientSync, Zero1
+from clustersim.parallel.layer_partition import Stage
 from clustersim.parallel.mesh import WEIGHTS
-from clustersim.parallel.parameters import ParameterGroup
-from clustersim.parallel.pipeline import Stage
+from clustersim.parallel.parameter_groups import ParameterGroup
 from clustersim.program.action import FORWARD, ActionKind
 
 _EVERY: Final = GradientSync.EVERY_BACKWARD
@@ -31,7 +31,7 @@ Gathers = tuple[int, ...]
 class Bucketed:
     """Runs passes in pieces that end where a bucket is full."""
 
-    strategy: Replicated | Zero1
+    strategy: DdpStrategy | Zero1
     _gathered: dict[int, list[Gathers]] = field(default_factory=dict)
     _awaited: tuple[int, ...] = ()
 
@@ -91,8 +91,8 @@ class Bucketed:
                 full += unit.counts.get(group.name, 0)
                 if full >= size or (full and place == len(units) - 1):
                     tasks = low.gather("gather parameters", [(group, full)], ())
-                    for each in waiting:
-                        gathered[each] += tasks
+                    for item in waiting:
+                        gathered[item] += tasks
                     waiting, full = [], 0
         return gathered
 

@@ -21,11 +21,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from clustersim.lowering.tasklist import TaskList
+from clustersim.common.units import Bytes
+from clustersim.lowering.task_list import TaskList
 from clustersim.parallel.mesh import HOST_ROLE
 from clustersim.program.action import Action
 from clustersim.program.task import Collective, Communicate, HostExchange, HostWork, Operation, Stream
-from clustersim.units import Bytes
 
 _STREAMS: Final = {
     HostWork.TO_HOST: Stream.TO_HOST,

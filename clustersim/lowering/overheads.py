@@ -1,4 +1,4 @@
-"""When does a rank do what its framework does beside the model (`workload.overheads`)?
+"""When does a rank do what its framework does beside the model (`model.overheads`)?
 
 Gradients are zeroed and weights are cast before the first pass, and gradients are prepared on the compute stream where
 each of their reductions is issued.
@@ -14,15 +14,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from clustersim.lowering.passes import Lowering, Pass
+from clustersim.lowering.program_builder import Lowering, Pass
+from clustersim.model import batch_transfer, gradient_kernels, memory_bound, quantization
+from clustersim.model.kernels import Kernel, KernelKind
+from clustersim.model.operators import Layer, Operator, Region
+from clustersim.model.overheads import Batches, LossReport
+from clustersim.parallel.layer_partition import Stage
 from clustersim.parallel.mesh import TENSOR_ROLE, WEIGHTS
-from clustersim.parallel.pipeline import Stage
 from clustersim.program.action import FORWARD
 from clustersim.program.task import Collective, Exchange, Operation, Work
-from clustersim.workload import batches, casting, gradients, streaming
-from clustersim.workload.kernels import Kernel, KernelKind
-from clustersim.workload.operators import Layer, Operator, Region
-from clustersim.workload.overheads import Batches, LossReport
 
 LOSS_BYTES: Final = 4.0  # one fp32 number
 _TENSORS: Final = 2  # of a LayerNorm: weight and bias
@@ -35,7 +35,7 @@ def zero_gradients(low: Lowering, stages: Sequence[Stage]) -> None:
     kernels: list[Kernel] = []
     for group in plan.trained_groups:
         held = sum(plan.parameters(stage, group.name) for stage in stages)
-        kernels += gradients.zeroed(plan.training_of(group.formats), held / (group.shards if parts else 1))
+        kernels += gradient_kernels.zeroed(plan.training_of(group.formats), held / (group.shards if parts else 1))
     if kernels:
         low.beside("zero gradients", _optimizing(kernels), ())
 
@@ -43,7 +43,7 @@ def zero_gradients(low: Lowering, stages: Sequence[Stage]) -> None:
 def cast_weights(low: Lowering, stages: Sequence[Stage]) -> None:
     """Make the copies of weights that products read in this step."""
     matrices = (operator.cast for stage in stages for unit in low.plan.units(stage) for operator in unit.operators)
-    kernels = casting.cast_weights(low.plan.training.recipe, matrices)
+    kernels = quantization.cast_weights(low.plan.training.recipe, matrices)
     if kernels:
         low.beside("cast weights", _optimizing(kernels), ())
 
@@ -53,13 +53,13 @@ def take_batch(low: Lowering, run: Pass) -> Pass:
     training, ends = low.plan.training, run.stage.embedding or run.stage.head
     if run.action.kind is not FORWARD or not (ends or training.overheads.batches is Batches.PACKED):
         return run
-    kernels = batches.made(training)
+    kernels = batch_transfer.made(training)
     if not kernels:
         return run
-    sent = batches.sent(training) if low.plan.layout.tp > 1 else ()
+    sent = batch_transfer.sent(training) if low.plan.layout.tp > 1 else ()
     broadcasts = [Exchange("broadcast batch", Collective.BROADCAST, TENSOR_ROLE.name, size) for size in sent]
     does: list[Exchange | Kernel] = [*broadcasts, *kernels]
-    operations = [Operation(each, Work.FORWARD) for each in does]
+    operations = [Operation(doe, Work.FORWARD) for doe in does]
     task = low.beside("batch", operations, run.after)
     return Pass(run.stage, run.action, (*run.after, task), run.arriving)
 
@@ -96,8 +96,11 @@ def sum_norms(low: Lowering, stages: Sequence[Stage]) -> None:
 def _flat_sum(low: Lowering, counts: Sequence[tuple[int, int]]) -> list[Operation]:
     """An all-reduce of tensors in one buffer. counts: elements and tensors of each operator."""
     dtype = low.plan.training.recipe.weights.gradients
-    elements, tensors = (sum(each) for each in zip(*counts, strict=True))
-    flat, apart = streaming.copy("norms.flatten", dtype, elements), streaming.copy("norms.unflatten", dtype, elements)
+    elements, tensors = (sum(item) for item in zip(*counts, strict=True))
+    flat, apart = (
+        memory_bound.copy("norms.flatten", dtype, elements),
+        memory_bound.copy("norms.unflatten", dtype, elements),
+    )
     size = float(elements * dtype.bytes)
     exchange = Exchange("sum norm gradients", Collective.ALL_REDUCE, TENSOR_ROLE.name, size, format=dtype)
     each = replace(apart, launches=tensors)

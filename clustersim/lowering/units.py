@@ -10,10 +10,14 @@ Where backward is run in halves, what is run again comes before the input gradie
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from clustersim.common.units import Bytes
 from clustersim.memory.activations import Activations
-from clustersim.parallel.pipeline import Stage
+from clustersim.model.layer_stack import LayerSpec, Stack
+from clustersim.model.layers import Layer
+from clustersim.model.training import SelectiveOperations, SelectiveRecompute
+from clustersim.parallel.layer_partition import Stage
 from clustersim.parallel.plan import Plan, Run
-from clustersim.parallel.tensor import (
+from clustersim.parallel.tensor_parallel import (
     Sharding,
     backward,
     forward,
@@ -25,10 +29,6 @@ from clustersim.parallel.tensor import (
 )
 from clustersim.program.action import ActionKind
 from clustersim.program.task import Operation
-from clustersim.units import Bytes
-from clustersim.workload.layers import Layer
-from clustersim.workload.stack import LayerSpec, Stack
-from clustersim.workload.training import SelectiveOperations, SelectiveRecompute
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +103,9 @@ class Units:
 
     def _build(self, stage: Stage) -> tuple[Unit, ...]:
         every = [run for run in self.plan.runs(stage) for _ in range(run.layers.count)]
-        layers = [self.layer(*each) for each in zip(every, self.plan.load_numbers(stage), strict=True)]
+        layers = [self.layer(*item) for item in zip(every, self.plan.load_numbers(stage), strict=True)]
         before = [self.embedding(self.plan.embedding)] if stage.embedding else []
-        further = [self.embedding(each) for each in self.plan.embeddings_of(stage)]
+        further = [self.embedding(layer) for layer in self.plan.embeddings_of(stage)]
         behind = len(layers) - stage.ahead
         after = [self.head(self.plan.head_of(stage))] if stage.head else []
         return (*before, *layers[:behind], *further, *layers[behind:], *after)

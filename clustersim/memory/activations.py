@@ -23,17 +23,17 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from clustersim.dtypes import DType
-from clustersim.enums import IdentityEnum
-from clustersim.parallel.data import FullyShard
-from clustersim.parallel.pipeline import Stage
+from clustersim.common.dtypes import DType
+from clustersim.common.enums import IdentityEnum
+from clustersim.common.units import Bytes
+from clustersim.model import memory_bound
+from clustersim.model.layer_stack import LayerSpec
+from clustersim.model.layers import Layer
+from clustersim.model.training import Loss, Recompute, SelectiveOperations, SelectiveRecompute
+from clustersim.parallel.data_parallel_strategy import FullyShard
+from clustersim.parallel.layer_partition import Stage
 from clustersim.parallel.plan import Plan, Run
 from clustersim.program.action import ActionKind
-from clustersim.units import Bytes
-from clustersim.workload import streaming
-from clustersim.workload.layers import Layer
-from clustersim.workload.stack import LayerSpec
-from clustersim.workload.training import Loss, Recompute, SelectiveOperations, SelectiveRecompute
 
 
 class Part(IdentityEnum):
@@ -149,7 +149,7 @@ class Activations:
             freed.update(_freed((Part.HEAD, None), 1, whole))
         runs = self.plan.runs(stage)
         for further, there in ((True, stage.ahead), (False, stage.embedding)):
-            for run in (each for each in reversed(runs) if each.layers.spec.ahead is further):
+            for run in (item for item in reversed(runs) if item.layers.spec.ahead is further):
                 yield from _through(run, freed, whole)
                 freed.update(_freed_of(run, run.layers.count, whole))
             if there:
@@ -200,7 +200,7 @@ class Activations:
     @property
     def loss_kept(self) -> Bytes:
         """Bytes that the loss keeps, per logit."""
-        return streaming.loss(self.plan.training.loss).kept.bytes(self.plan.training.recipe.activations, 1)
+        return memory_bound.loss(self.plan.training.loss).kept.bytes(self.plan.training.recipe.activations, 1)
 
     @property
     def logits(self) -> int:

@@ -18,22 +18,22 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from clustersim.dtypes import DType
-from clustersim.enums import IdentityEnum
+from clustersim.common.dtypes import DType
+from clustersim.common.enums import IdentityEnum
+from clustersim.common.units import Bytes
 from clustersim.memory.activations import Activations
-from clustersim.parallel.data import FullyShard, NaiveDataParallel, Zero2
+from clustersim.model.framework import Framework
+from clustersim.model.layer_stack import RoutedMlp
+from clustersim.model.operators import EXPERTS, Layer
+from clustersim.model.overheads import Accumulation, Grouping
+from clustersim.model.precision_recipe import WeightFormats
+from clustersim.model.quantization import kept_copies
+from clustersim.model.training import Optimizer
+from clustersim.parallel.data_parallel_strategy import FullyShard, NaiveDataParallel, Zero2
+from clustersim.parallel.layer_partition import Stage
 from clustersim.parallel.mesh import WEIGHTS
-from clustersim.parallel.parameters import ParameterGroup
-from clustersim.parallel.pipeline import Stage
+from clustersim.parallel.parameter_groups import ParameterGroup
 from clustersim.parallel.plan import Plan
-from clustersim.units import Bytes
-from clustersim.workload.casting import kept_copies
-from clustersim.workload.framework import Framework
-from clustersim.workload.operators import EXPERTS, Layer
-from clustersim.workload.overheads import Accumulation, Grouping
-from clustersim.workload.recipe import WeightFormats
-from clustersim.workload.stack import RoutedMlp
-from clustersim.workload.training import Optimizer
 
 
 class Category(IdentityEnum):
@@ -126,7 +126,7 @@ class Footprint:
 
     def grouped_workspace(self, stages: tuple[Stage, ...]) -> Bytes:
         """What libraries take for grouped products, where the layers of some stages have them."""
-        mixtures = any(each.alone is None for each in _mixtures(stages))
+        mixtures = any(mixture.alone is None for mixture in _mixtures(stages))
         grouped = self.plan.training.grouping is not Grouping.LOOP
         return self.framework.grouped_workspace if mixtures and grouped else 0.0
 
@@ -182,12 +182,12 @@ class Footprint:
             case FullyShard() as strategy:
                 groups, trained = self.plan.parameter_groups, self.plan.trained_groups
                 units = [self.plan.units(stage) for stage in stages]
-                whole = [[_whole(unit, groups, lambda formats: formats.gathered) for unit in each] for each in units]
+                whole = [[_whole(unit, groups, lambda formats: formats.gathered) for unit in item] for item in units]
                 dropped = strategy.reshards(pipelined=self.plan.layout.pipelined)
                 held = _fullest(whole, strategy.ahead + 1) if dropped else sum(map(sum, whole))
                 if self.plan.sums_whole_gradients:
                     return held
-                every = (unit for each in units for unit in each)
+                every = (unit for element in units for unit in element)
                 return held + max(_whole(unit, trained, lambda formats: formats.gradients) for unit in every)
         return 0.0
 

@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from clustersim.arrays import FloatArray, IntArray
-from clustersim.dtypes import DType
+from clustersim.common.arrays import FloatArray, IntArray
+from clustersim.common.dtypes import DType
+from clustersim.common.units import Bytes, Seconds
 from clustersim.memory.activations import Activations
 from clustersim.memory.footprint import Category, Footprint
-from clustersim.parallel.data import NaiveDataParallel
+from clustersim.parallel.data_parallel_strategy import NaiveDataParallel
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import Action, ActionKind, Step, in_turn
-from clustersim.units import Bytes, Seconds
 
 
 class Pass(NamedTuple):
@@ -77,7 +77,7 @@ class Ledger:
         """
         missing, peak = self.peak_activations - np.append(0.0, self.activations), self.at_peak()
         less = {Category.ACTIVATIONS: missing, Category.FRAGMENTATION: missing * (self.fragmentation - 1)}
-        held = [np.full(len(missing), peak.get(each, 0.0)) - less.get(each, 0.0) for each in Category]
+        held = [np.full(len(missing), peak.get(category, 0.0)) - less.get(category, 0.0) for category in Category]
         return np.append(0.0, self.times), np.array(held)
 
     @property
@@ -102,7 +102,7 @@ def ordered_ledger(footprint: Footprint, activations: Activations, pipeline_rank
 
     A pair's peak is the same side by side: its backward has freed nothing before its forward has begun.
     """
-    sizes = np.array([_change(activations, *each) for each in turns.kinds])
+    sizes = np.array([_change(activations, *item) for item in turns.kinds])
     frees = np.array([kind is not ActionKind.FORWARD for _, kind in turns.kinds])
     events = np.stack([np.ones_like(frees), frees], axis=1)[turns.numbers]  # [passes, 2] its begin, its end
     times = np.arange(len(turns.numbers))[:, None] + np.array([0.0, 1.0])

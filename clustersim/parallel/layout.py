@@ -13,8 +13,10 @@ from functools import cached_property
 
 import numpy as np
 
-from clustersim.arrays import IntArray
-from clustersim.parallel.data import DataParallelism, GradientSync, Replicated
+from clustersim.common.arrays import IntArray
+from clustersim.common.pickling import FieldState
+from clustersim.parallel.data_parallel_strategy import DataParallelism, DdpStrategy, GradientSync
+from clustersim.parallel.layer_partition import Split
 from clustersim.parallel.mesh import (
     AXES,
     DATA,
@@ -35,9 +37,7 @@ from clustersim.parallel.mesh import (
     Mesh,
     Role,
 )
-from clustersim.parallel.pipeline import Split
 from clustersim.program.task import Dispatcher
-from clustersim.state import FieldState
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Layout(FieldState):
     overlap_shared_experts: bool = False
     mirrored: bool = False
     release_outputs: bool = True
-    data: DataParallelism = field(default_factory=Replicated)
+    data: DataParallelism = field(default_factory=DdpStrategy)
     layers_per_stage: Split = None
 
     @property

@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.arrays import IntArray
+from clustersim.common.arrays import IntArray
 
 
 @dataclass(frozen=True, slots=True)

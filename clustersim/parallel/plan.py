@@ -6,21 +6,30 @@ from functools import cached_property
 from itertools import count, pairwise
 from typing import NamedTuple
 
-from clustersim.parallel.data import FullyShard, GradientSync, Microbatches
-from clustersim.parallel.expert import Dispatch
+from clustersim.common.units import Bytes
+from clustersim.model.layer_stack import (
+    Attention,
+    LatentAttention,
+    LayerRun,
+    LayerSpec,
+    RoutedMlp,
+    Stack,
+    cut,
+    wide_ends,
+)
+from clustersim.model.layers import Layer, Shard, embedding, head, layer
+from clustersim.model.moe_expert_load import ExpertLoad
+from clustersim.model.precision_recipe import WeightFormats
+from clustersim.model.training import FullRecompute, Training
+from clustersim.model.transformer import Model
+from clustersim.parallel.data_parallel_strategy import FullyShard, GradientSync, Microbatches
+from clustersim.parallel.layer_partition import Stage, ahead_at, dealt, stages
 from clustersim.parallel.layout import Layout
-from clustersim.parallel.parameters import ParameterGroup, parameter_groups
-from clustersim.parallel.pipeline import Stage, ahead_at, dealt, stages
-from clustersim.parallel.tensor import Operands, Sharding
+from clustersim.parallel.parameter_groups import ParameterGroup, parameter_groups
+from clustersim.parallel.tensor_parallel import Operands, Sharding
+from clustersim.parallel.token_dispatch import Dispatch
 from clustersim.program.placement import Placement, looped
 from clustersim.program.task import Dispatcher
-from clustersim.units import Bytes
-from clustersim.workload.expert_load import ExpertLoad
-from clustersim.workload.layers import Layer, Shard, embedding, head, layer
-from clustersim.workload.recipe import WeightFormats
-from clustersim.workload.stack import Attention, LatentAttention, LayerRun, LayerSpec, RoutedMlp, Stack, cut, wide_ends
-from clustersim.workload.training import FullRecompute, Training
-from clustersim.workload.transformer import Model
 
 
 class Run(NamedTuple):
@@ -106,7 +115,8 @@ class Plan:
         """The head beside the embedding whose matrix it uses, so that its logits have no weights of their own."""
         matrix = self.shard.rows(self.model.vocab) * self.model.hidden
         shared = [
-            replace(each, parameters=each.parameters - matrix) if each.linear else each for each in self.head.operators
+            replace(operator, parameters=operator.parameters - matrix) if operator.linear else operator
+            for operator in self.head.operators
         ]
         return replace(self.head, operators=tuple(shared))
 
@@ -122,7 +132,7 @@ class Plan:
     @cached_property
     def shared_embedding(self) -> Layer:
         """The embedding beside another on the same rank, whose weights it uses (if they are cut, as gathered there)."""
-        without = (replace(each, parameters=0) for each in self.embedding.operators)
+        without = (replace(operator, parameters=0) for operator in self.embedding.operators)
         return replace(self.embedding, operators=tuple(without))
 
     def embeddings_of(self, stage: Stage) -> tuple[Layer, ...]:
@@ -142,7 +152,7 @@ class Plan:
     def _units(self, stage: Stage) -> list[tuple[Layer, int]]:
         """Equal neighbours among the units of a stage, and how many they are."""
         before = [(self.embedding, 1)] if stage.embedding else []
-        further = [(each, 1) for each in self.embeddings_of(stage)]
+        further = [(item, 1) for item in self.embeddings_of(stage)]
         after = [(self.head_of(stage), 1)] if stage.head else []
         layers = [[(self.layers[run.spec], run.count) for run in part] for part in stage.parts]
         return [*before, *layers[0], *further, *layers[1], *after]
@@ -150,7 +160,7 @@ class Plan:
     @property
     def uneven(self) -> ExpertLoad | None:
         """How rows are spread over experts, where ranks have more or fewer of them."""
-        spread = self.layout.ep > 1 and all(each.capacity is None for each in self.model.mixtures)
+        spread = self.layout.ep > 1 and all(mixture.capacity is None for mixture in self.model.mixtures)
         return self.training.expert_load if spread and self.model.mixtures else None
 
     def load_numbers(self, stage: Stage) -> tuple[int | None, ...]:
@@ -160,24 +170,24 @@ class Plan:
     @cached_property
     def _load_numbers(self) -> tuple[tuple[int | None, ...], ...]:
         """By stage: routed layers are numbered in model order, those that predict further tokens last."""
-        load, parts = self.uneven, [each.parts for each in self.stages]
+        load, parts = self.uneven, [item.parts for item in self.stages]
         if load is None:
             return tuple((None,) * stage.layers for stage in self.stages)
         following = count(), count(sum(_routed(run) for stack, _ in parts for run in stack))
         return tuple(
             tuple(
                 (next(numbers) if load.layered else 0) if _routed(run) else None
-                for numbers, stack in zip(following, each, strict=True)
+                for numbers, stack in zip(following, element, strict=True)
                 for run in stack
                 for _ in range(run.count)
             )
-            for each in parts
+            for element in parts
         )
 
     @cached_property
     def parameter_groups(self) -> tuple[ParameterGroup, ...]:
         """The groups into which the weights fall."""
-        experts = any(each.alone is None for each in self.model.mixtures)
+        experts = any(mixture.alone is None for mixture in self.model.mixtures)
         return parameter_groups(self.layout, self.training, experts=experts)
 
     @cached_property

@@ -12,15 +12,15 @@ from collections.abc import Iterator
 from time import perf_counter
 from typing import Final
 
-from clustersim.analysis.what_if import Outcome, WhatIf, WhatIfs
-from clustersim.answer import Answer
-from clustersim.planning.cases import CASES, Untried
+from clustersim.common.units import Seconds, format_seconds
+from clustersim.planning.what_if_cases import CASES, Untried
+from clustersim.results.simulation_result import Answer
+from clustersim.results.what_if import Outcome, WhatIf, WhatIfs
 from clustersim.scenario import Scenario
 from clustersim.scenario.changes.links import without_measured_collectives
-from clustersim.scenario.checks import problems
-from clustersim.scenario.warnings import long_waits
+from clustersim.scenario.validation_rules.consistency import problems
+from clustersim.scenario.validation_rules.warnings import long_waits
 from clustersim.simulation import simulate
-from clustersim.units import Seconds, format_seconds
 
 BUDGET: Final[Seconds] = 10.0
 _MODELLED: Final = "collectives are modelled before and after, as measured ones hold for the links as they are"
@@ -36,7 +36,7 @@ def _answers(result: Answer, budget: Seconds) -> Iterator[WhatIf]:
     """The cases one by one, with an eye on the clock."""
     started = perf_counter()
     modelled = _Modelled(result)
-    for case in (each for each in CASES if each.concerns(result.scenario)):
+    for case in (item for item in CASES if item.concerns(result.scenario)):
         changed = case.change(result)
         if isinstance(changed, Untried):
             yield WhatIf(case.name, case.words, None, changed.reason)
@@ -73,7 +73,7 @@ def _obstacle(scenario: Scenario, changed: Scenario, needed: Seconds, left: Seco
         return found[0]
     if math.isinf(left):
         return ""
-    slow = [each for each in long_waits(changed) if each not in long_waits(scenario)]
+    slow = [long_wait for long_wait in long_waits(changed) if long_wait not in long_waits(scenario)]
     if slow:
         return f"left out, as it takes long: {slow[0]}"
     return "" if needed <= left else _too_long(needed, left)
@@ -86,7 +86,7 @@ def _too_long(needed: Seconds, left: Seconds) -> str:
 
 def _outcome(base: Answer, changed: Answer) -> Outcome:
     """The changed scenario beside the one that it is compared with."""
-    before, after = (each.scenario.training for each in (base, changed))
+    before, after = (answer.scenario.training for answer in (base, changed))
     tokens = after.global_batch * after.sequence / (before.global_batch * before.sequence)
     parts, longer = base.breakdown.mean(), changed.breakdown.mean()
     return Outcome(

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from itertools import chain
 from typing import Final, NamedTuple
 
-from clustersim.enums import IdentityEnum
+from clustersim.common.enums import IdentityEnum
 
 
 class ActionKind(IdentityEnum):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Final
 
-from clustersim.errors import InputError
+from clustersim.common.errors import InputError
 
 ACROSS: Final = 2
 """The way of a message to the same rank of the pipeline that runs the other way."""

@@ -14,8 +14,8 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.arrays import FloatArray, IntArray
-from clustersim.program.regions import Region, regions
+from clustersim.common.arrays import FloatArray, IntArray
+from clustersim.program.loops import Region, regions
 from clustersim.program.task import Block, Compute, Exchange, Stream, Task
 
 
@@ -93,7 +93,7 @@ def _distinct(exchanges: Iterable[Exchange]) -> tuple[Exchange, ...]:
 
     Not sets: their order, in which exchanges would be costed, changes from process to process.
     """
-    return tuple(dict.fromkeys({id(each): each for each in exchanges}.values()))
+    return tuple(dict.fromkeys({id(exchange): exchange for exchange in exchanges}.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class Program:
     @cached_property
     def exchanges(self) -> tuple[Exchange, ...]:
         """Every collective and message of any rank, sorted: what costs remember may depend on what is asked first."""
-        every = dict.fromkeys(exchange for each in self.programs for exchange in each.exchanges)
+        every = dict.fromkeys(exchange for program in self.programs for exchange in program.exchanges)
         return tuple(
             sorted(every, key=lambda each: (each.group, each.name, each.collective.value, each.payload, each.load or 0))
         )
@@ -155,12 +155,12 @@ class Program:
     @cached_property
     def exchanges_inside(self) -> frozenset[Exchange]:
         """Those that are in some rank's blocks."""
-        return frozenset(exchange for each in self.programs for exchange in each.exchanges_inside)
+        return frozenset(exchange for program in self.programs for exchange in program.exchanges_inside)
 
     @cached_property
     def exchanges_outside(self) -> frozenset[Exchange]:
         """Those that are tasks of some rank."""
-        return frozenset(exchange for each in self.programs for exchange in each.exchanges_outside)
+        return frozenset(exchange for program in self.programs for exchange in program.exchanges_outside)
 
     def stays_inside(self, role: str) -> bool:
         """Whether each group of a role is of ranks that run the same program, which has the role in blocks only."""
@@ -175,4 +175,6 @@ class Program:
     @cached_property
     def rows(self) -> Mapping[str, IntArray]:
         """For each role the group that each rank is in (sends in, for pairs), or -1: [ranks]."""
-        return {role: each.row_of(self.ranks, place=0 if each.ordered else None) for role, each in self.groups.items()}
+        return {
+            role: group.row_of(self.ranks, place=0 if group.ordered else None) for role, group in self.groups.items()
+        }

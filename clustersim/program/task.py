@@ -13,14 +13,14 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.arrays import IntArray
-from clustersim.dtypes import DType
-from clustersim.enums import IdentityEnum
+from clustersim.common.arrays import IntArray
+from clustersim.common.dtypes import DType
+from clustersim.common.enums import IdentityEnum
+from clustersim.common.pickling import FieldState
+from clustersim.common.units import Bytes
+from clustersim.model.kernels import Kernel
+from clustersim.model.operators import DENSE
 from clustersim.program.action import Action
-from clustersim.state import FieldState
-from clustersim.units import Bytes
-from clustersim.workload.kernels import Kernel
-from clustersim.workload.operators import DENSE
 
 
 class Stream(IntEnum):
@@ -226,13 +226,13 @@ class Block(FieldState):
     @cached_property
     def distinct(self) -> tuple[Operation, ...]:
         """The different operations, told by their identity, as layers share them."""
-        return tuple({id(each): each for each in self.operations}.values())
+        return tuple({id(operation): operation for operation in self.operations}.values())
 
     @cached_property
     def which(self) -> IntArray:
         """[operations] the place of each in `distinct`."""
-        place = {id(each): number for number, each in enumerate(self.distinct)}
-        return np.array([place[each] for each in map(id, self.operations)], dtype=np.int64)
+        place = {id(operation): number for number, operation in enumerate(self.distinct)}
+        return np.array([place[item] for item in map(id, self.operations)], dtype=np.int64)
 
     @cached_property
     def exchanges(self) -> tuple[Exchange, ...]:
@@ -243,7 +243,7 @@ class Block(FieldState):
     def different(self) -> tuple[Exchange, ...]:
         """The different ones of them, in order; by identity first, as to hash each of them takes longer."""
         every = (found for operation in self.distinct if (found := operation.exchange) is not None)
-        return tuple(dict.fromkeys({id(each): each for each in every}.values()))
+        return tuple(dict.fromkeys({id(exchange): exchange for exchange in every}.values()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,9 +81,9 @@ class Figure:
 def _coloured(value: Any) -> Any:
     """With the colours that names of CSS variables stand for."""
     if isinstance(value, Mapping):
-        return {key: _coloured(each) for key, each in value.items()}
+        return {key: _coloured(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_coloured(each) for each in value]
+        return [_coloured(element) for element in value]
     return _light().get(value[1:], value) if isinstance(value, str) and value.startswith("@") else value
 
 

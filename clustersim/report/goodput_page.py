@@ -7,14 +7,14 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.analysis.goodput import DAY, Goodput, Piece, Point
-from clustersim.report.document import document, drawn
-from clustersim.report.draw.bars import Drawn, bar, chart, level, note, plot
+from clustersim.common.units import format_seconds
+from clustersim.report.draw.charts import Drawn, bar, chart, level, note, plot
 from clustersim.report.figure import Figure, axis, typed
-from clustersim.report.printed import goodput as said
-from clustersim.report.printed.goodput import LOSSES, losses
-from clustersim.report.rows import grouped
-from clustersim.units import format_seconds
+from clustersim.report.html_document import document, drawn
+from clustersim.report.row_selection import grouped
+from clustersim.report.terminal import goodput as said
+from clustersim.report.terminal.goodput import LOSSES, losses
+from clustersim.results.goodput import DAY, Goodput, Piece, Point
 
 _SMALL: Final = {"font": {"size": 9}}
 _WORK: Final = "#0072B2"

@@ -12,17 +12,17 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.analysis.parts import PARTS
-from clustersim.analysis.search import Bounded, Found, Layout
-from clustersim.report.document import document, drawn
-from clustersim.report.draw.bars import Drawn, lines, plot, points, words_in
+from clustersim.common.units import format_step_time
+from clustersim.report.draw.charts import Drawn, lines, plot, points, words_in
 from clustersim.report.figure import Figure, Traces, axis, time_scale
-from clustersim.report.parts.difference import changed_parts
-from clustersim.report.printed import search as said
-from clustersim.report.printed.search import bare, pair_words, short, shown_keys
-from clustersim.report.rows import grouped
+from clustersim.report.html_document import document, drawn
+from clustersim.report.panels.difference_bars import changed_parts
+from clustersim.report.row_selection import grouped
+from clustersim.report.terminal import search as said
+from clustersim.report.terminal.search import bare, pair_words, short, shown_keys
 from clustersim.report.theme import SERIES
-from clustersim.units import format_step_time
+from clustersim.results.search_result import Bounded, Found, Layout
+from clustersim.results.time_categories import PARTS
 
 _ASKED: Final = (
     "layout.tp", "layout.pp", "schedule", "layout.data", "training.microbatch", "layout.ep", "layout.cp",
@@ -45,7 +45,7 @@ def search_page(found: Found, file: Path) -> str:
 def _figures(found: Found) -> dict[str, Figure | None]:
     """Those of all that was looked at; None where layouts differ in too little."""
     every: list[Layout | Bounded] = [*found.simulated, *found.bounded]
-    here = [each for each in every if each.job == found.choice.job]
+    here = [item for item in every if item.job == found.choice.job]
     shown = found.simulated[:_MOST_LINES]
     pairs, keys = _axes(found, here), _axes(found, shown)
     return {
@@ -58,8 +58,8 @@ def _figures(found: Found) -> dict[str, Figure | None]:
 def _axes(found: Found, layouts: Sequence[Layout | Bounded]) -> dict[str, list[str]]:
     """Keys in which layouts differ, with their values in order; first those that people ask for first."""
     values: dict[str, set[str]] = {}
-    for each in layouts:
-        for key, value in shown_keys(each, found).items():
+    for layout in layouts:
+        for key, value in shown_keys(layout, found).items():
             values.setdefault(key, set()).add(value)
     asked = [*(key for key in _ASKED if key in values), *sorted(values.keys() - {*_ASKED})]
     return {key: sorted(values[key], key=_order) for key in asked if len(values[key]) > 1}
@@ -72,7 +72,7 @@ def _order(value: str) -> tuple[int, float, str]:
 
 def pareto_figure(found: Found) -> Figure:
     """Step time against memory that is left, a trace for each number of GPUs, and the line of what nothing beats."""
-    scale = time_scale(max(each.step_time for each in found.simulated))
+    scale = time_scale(max(layout.step_time for layout in found.simulated))
     every, fronts = (grouped(some, lambda each: (each.gpus, each.cluster)) for some in (found.simulated, found.pareto))
     traces: Traces = []
     for place, ((gpus, cluster), there) in enumerate(sorted(every.items(), key=lambda job: job[0])):
@@ -90,14 +90,14 @@ def pareto_figure(found: Found) -> Figure:
 def _dots(found: Found, layouts: Sequence[Layout], name: str, colour: str, size: float) -> Drawn:
     return points(
         name, *_places(layouts, size), {"color": colour, "size": 8, "opacity": 0.75},
-        customdata=[[escape(short(each, found)), format_step_time(each.step_time)] for each in layouts],
+        customdata=[[escape(short(layout, found)), format_step_time(layout.step_time)] for layout in layouts],
         hovertemplate="<b>%{customdata[1]}</b>, %{y:.1f} GiB left<br>%{customdata[0]}<extra></extra>",
     )  # fmt: skip
 
 
 def _places(layouts: Sequence[Layout], size: float) -> tuple[list[float], list[float]]:
     """Step times and what is left of the memory."""
-    return [each.step_time / size for each in layouts], [each.headroom / 2**30 for each in layouts]
+    return [layout.step_time / size for layout in layouts], [item.headroom / 2**30 for item in layouts]
 
 
 def heat_figure(found: Found, axes: Mapping[str, list[str]]) -> Figure:
@@ -115,10 +115,10 @@ def _heat(found: Found, one: str, two: str) -> Drawn:
     """Of the job of the layout to take: for each pair of values whether it is only a bound, and the least score."""
     least: dict[tuple[str, str], tuple[bool, float]] = {}
     scores: list[tuple[Layout | Bounded, tuple[bool, float]]]
-    scores = [(each, (False, each.score)) for each in found.simulated]
-    for each, score in (*scores, *((each, (True, each.bound)) for each in found.bounded)):
-        keys = shown_keys(each, found)
-        if each.job == found.choice.job and one in keys and two in keys:
+    scores = [(layout, (False, layout.score)) for layout in found.simulated]
+    for item, score in (*scores, *((bounded, (True, bounded.bound)) for bounded in found.bounded)):
+        keys = shown_keys(item, found)
+        if item.job == found.choice.job and one in keys and two in keys:
             pair = keys[one], keys[two]
             least[pair] = min(least.get(pair, score), score)
     rows, columns = (sorted({pair[place] for pair in least}, key=_order) for place in (0, 1))
@@ -139,7 +139,7 @@ def _word(key: str) -> str:
 
 def lines_figure(found: Found, layouts: Sequence[Layout], axes: Mapping[str, list[str]]) -> Figure:
     """Parallel coordinates: a place for each key, a line for each layout through its values, the darker the faster."""
-    scores = [each.score for each in layouts]
+    scores = [layout.score for layout in layouts]
     low, span = min(scores), max(scores) - min(scores) or 1.0
     groups = grouped(layouts, lambda each: int((each.score - low) / span * (len(_SHADES) - 1)))
     traces = [_lines(found, groups[shade], shade, axes) for shade in sorted(groups, reverse=True)]
@@ -159,11 +159,11 @@ def _lines(found: Found, layouts: Sequence[Layout], shade: int, axes: Mapping[st
     places: list[float | None] = []
     heights: list[float | None] = []
     words: list[list[str]] = []
-    for each in layouts:
-        keys = shown_keys(each, found)
+    for layout in layouts:
+        keys = shown_keys(layout, found)
         places += [*range(len(axes)), None]
         heights += [_height(key, keys[key], axes) if key in keys else None for key in axes] + [None]
-        words += [[format_step_time(each.step_time), escape(short(each, found))]] * (len(axes) + 1)
+        words += [[format_step_time(layout.step_time), escape(short(layout, found))]] * (len(axes) + 1)
     return {
         "type": "scatter", "mode": "lines+markers", "x": places, "y": heights, "customdata": words,
         "hovertemplate": "<b>%{customdata[0]}</b><br>%{customdata[1]}<extra></extra>",

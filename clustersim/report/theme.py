@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Final
 
-from clustersim.analysis.parts import EXPOSED, Part
 from clustersim.memory.footprint import Category as Use
 from clustersim.parallel.mesh import ROLES, SERVED, Axis
+from clustersim.results.time_categories import EXPOSED, Part
 
 _WHITE = 255
 

@@ -15,12 +15,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from clustersim.arrays import FloatArray, IntArray
-from clustersim.report.detail import Boxes, boxes
+from clustersim.common.arrays import FloatArray, IntArray
+from clustersim.common.units import Bytes
 from clustersim.report.figure import packed
-from clustersim.report.rows import shown_rows
-from clustersim.report.view import Kernels, Row, Timeline
-from clustersim.units import Bytes
+from clustersim.report.row_selection import shown_rows
+from clustersim.report.timeline_boxes import Boxes, boxes
+from clustersim.report.timeline_data import Kernels, Row, Timeline
 
 MOST_BOXES: Final = 200_000
 MOST_PIECES: Final = 50_000

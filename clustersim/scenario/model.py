@@ -9,16 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from clustersim import shipped
-from clustersim.errors import InputError, nearest
-from clustersim.scenario.experts import check_width, mixed, with_experts
-from clustersim.scenario.latent import with_latent
-from clustersim.scenario.readings import Readings
-from clustersim.scenario.sections.model import ModelSection
-from clustersim.workload.hf_config import read_hf_config
-from clustersim.workload.presets import preset
-from clustersim.workload.stack import LayerRun, LayerSpec, Mlp, joined, specs, stacked
-from clustersim.workload.transformer import Model, Norm, Positions, changed, resized, uniform
+from clustersim.common import data_files
+from clustersim.common.errors import InputError, nearest
+from clustersim.model.hf_config import read_hf_config
+from clustersim.model.layer_stack import LayerRun, LayerSpec, Mlp, joined, specs, stacked
+from clustersim.model.presets import preset
+from clustersim.model.transformer import Model, Norm, Positions, changed, resized, uniform
+from clustersim.scenario.config.model import ModelSection
+from clustersim.scenario.file_cache import Readings
+from clustersim.scenario.mla import with_latent
+from clustersim.scenario.moe import check_width, mixed, with_experts
 
 _FAMILIES: Final[dict[str, dict[str, Any]]] = {
     "llama": {  # Touvron et al. 2023, section 2.2
@@ -47,7 +47,7 @@ def read_model(section: ModelSection, base: Path, sequence: int, readings: Readi
     if section.preset is not None:
         return _layered(_resized(preset(section.preset), section), section)
     if section.path is not None:
-        found = readings.of(read_hf_config, shipped.beside(base, section.path))
+        found = readings.of(read_hf_config, data_files.beside(base, section.path))
         return _layered(_resized(found, section), section)
     return _layered(_inline(section, sequence), section)
 
@@ -57,11 +57,11 @@ def _resized(model: Model, section: ModelSection) -> Model:
     given = section.dimensions
     window = given.get("window")
     if section.global_every is not None:
-        known = {each.window for each in model.attentions if each.window is not None}
+        known = {attention.window for attention in model.attentions if attention.window is not None}
         return resized(model, **{**({"window": known.pop()} if len(known) == 1 else {}), **given})
     if window is None:
         return resized(model, **given)
-    some = any(each.window is not None for each in model.attentions)
+    some = any(item.window is not None for item in model.attentions)
     plain = resized(model, **{key: value for key, value in given.items() if key != "window"})
     windowed = (
         LayerRun(changed(run.spec, window=window) if _windowed(run.spec) or not some else run.spec, run.count)
@@ -105,13 +105,13 @@ def _layered(model: Model, section: ModelSection) -> Model:
         model = _stacked(model, section)
     if section.preset is not None or section.path is not None:  # what describes a model may say widths of no layer
         check_width(model, section.ffn)
-    for key, every, change in (
+    for key, item, change in (
         ("window", section.global_every, {"window": None}),
         ("rotary", section.nope_every, {"rotary": 0.0}),
     ):
-        if every is not None:
-            model = _repeated(model, key, every, change)
-    if model.positions is not Positions.ROTARY and any(each.rotary != 1 for each in model.attentions):
+        if item is not None:
+            model = _repeated(model, key, item, change)
+    if model.positions is not Positions.ROTARY and any(attention.rotary != 1 for attention in model.attentions):
         raise InputError(f"rotary needs rotary positions; {model.name} has {model.positions.value} ones")
     return model
 
@@ -134,7 +134,7 @@ def _stacked(model: Model, section: ModelSection) -> Model:
 
 def _repeated(model: Model, key: str, every: int, change: dict[str, Any]) -> Model:
     """The model with every so-manieth layer changed; raise InputError where that changes nothing."""
-    if key == "window" and not any(each.window for each in model.attentions):
+    if key == "window" and not any(attention.window for attention in model.attentions):
         raise InputError(f"global_every {every} needs a window, which the other layers have; such as window: 4096")
     if key == "rotary" and model.positions is not Positions.ROTARY:
         raise InputError(f"nope_every {every} needs rotary positions; {model.name} has {model.positions.value} ones")

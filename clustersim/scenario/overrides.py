@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from clustersim.errors import InputError, shown
-from clustersim.scenario.file import ScenarioFile
-from clustersim.scenario.section import Choice
-from clustersim.shipped import read_yaml
+from clustersim.common.data_files import read_yaml
+from clustersim.common.errors import InputError, shown
+from clustersim.scenario.config.scenario import ScenarioFile
+from clustersim.scenario.config_reader import Choice
 
 
 def apply(mapping: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from clustersim.common.units import Bytes, BytesPerSecond, Seconds
 from clustersim.hardware.failures import NO_TIME, Failure, Length
-from clustersim.units import Bytes, BytesPerSecond, Seconds
 
 TYPICAL = "typical"
 """The preset of clusters of which nothing is said: the mean of those that published their failures."""

@@ -6,18 +6,18 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
-from clustersim.scenario.build import places_written_out, written_out
-from clustersim.scenario.disturbances import listed
-from clustersim.scenario.file import ScenarioFile
-from clustersim.scenario.machine_warnings import machine_warnings
+from clustersim.common.data_files import read_mapping
+from clustersim.scenario.config.co_scheduled import JobSection
+from clustersim.scenario.config.degradations import listed
+from clustersim.scenario.config.scenario import ScenarioFile
+from clustersim.scenario.file_cache import Reading
+from clustersim.scenario.loaders import places_written_out, written_out
 from clustersim.scenario.overrides import apply
-from clustersim.scenario.read import Origin, read, refer
-from clustersim.scenario.readings import Reading
-from clustersim.scenario.sections.jobs import JobSection
-from clustersim.scenario.setup import OtherJob, Setup
-from clustersim.scenario.warnings import warnings
-from clustersim.schedules.listed import Listed
-from clustersim.shipped import read_mapping
+from clustersim.scenario.resolve import Origin, read, refer
+from clustersim.scenario.resolved import OtherJob, Setup
+from clustersim.scenario.validation_rules.cluster_warnings import machine_warnings
+from clustersim.scenario.validation_rules.warnings import warnings
+from clustersim.schedules.csv_schedule import Listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Scenario(Setup):
     def _read(cls, written: Mapping[str, Any], origin: Origin, earlier: Iterable[Reading] = ()) -> Self:
         found = read(written, origin, earlier)
         return cls(
-            **{each.name: getattr(found.setup, each.name) for each in fields(Setup)},
+            **{dataclass_field.name: getattr(found.setup, dataclass_field.name) for dataclass_field in fields(Setup)},
             path=origin.path,
             files=found.files,
             written=written,
@@ -77,11 +77,11 @@ class Scenario(Setup):
     @property
     def others(self) -> tuple[Self, ...]:
         """The other jobs on the machine, each as it would be simulated there by itself."""
-        return tuple(self._other(each) for each in self.jobs)
+        return tuple(self._other(job) for job in self.jobs)
 
     def _other(self, job: OtherJob) -> Self:
         """Simulated as this one, beside the same traffic."""
-        said = {each.name: getattr(job.setup, each.name) for each in fields(Setup)}
+        said = {dataclass_field.name: getattr(job.setup, dataclass_field.name) for dataclass_field in fields(Setup)}
         cost = replace(job.setup.cost, symmetry=self.cost.symmetry, coalesce=self.cost.coalesce)
         return type(self)(**{**said, "cost": cost, "traffic": self.traffic, "steps": 1}, path=job.path)
 
@@ -94,7 +94,7 @@ class Scenario(Setup):
         mapping = _in_full(self.written, self)
         if self.jobs:
             entries = enumerate(listed(mapping["disturbances"]["jobs"]))
-            mapping["disturbances"]["jobs"] = [_entry(each, self.jobs[number]) for number, each in entries]
+            mapping["disturbances"]["jobs"] = [_entry(item, self.jobs[number]) for number, item in entries]
         return mapping
 
     def changed(self, *overrides: str | Iterable[str]) -> Self:
@@ -102,8 +102,8 @@ class Scenario(Setup):
 
         Files are read again only for what the overrides change.
         """
-        groups = [[each] if isinstance(each, str) else list(each) for each in overrides]
-        given = [each for group in groups for each in group]
+        groups = [[override] if isinstance(override, str) else list(override) for override in overrides]
+        given = [item for group in groups for item in group]
         if not given:
             return self
         return self._read(apply(self.written, given), Origin(self.name, self.path), self.readings)

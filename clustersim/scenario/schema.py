@@ -16,8 +16,8 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from clustersim.scenario.file import ScenarioFile
-from clustersim.scenario.section import Choice, Reader, Section, Shipped
+from clustersim.scenario.config.scenario import ScenarioFile
+from clustersim.scenario.config_reader import Choice, Reader, Section, Shipped
 
 _READERS: Final = (Section, Shipped, Choice)
 _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -40,18 +40,18 @@ def dotted_keys() -> tuple[str, ...]:
 def _keys(section: type[Section], prefix: str) -> Iterator[str]:
     for key, annotation in section.keys().items():
         kinds = [kind for kind in _kinds(annotation) if kind is not NoneType]
-        inner = [each for each in kinds if isinstance(each, type) and issubclass(each, Section)]
-        if len(inner) < len(kinds) or any(_shorthand(each) is not None for each in inner):
+        inner = [item for item in kinds if isinstance(item, type) and issubclass(item, Section)]
+        if len(inner) < len(kinds) or any(_shorthand(element) is not None for element in inner):
             yield f"{prefix}{key}"
-        for each in inner:
-            yield from _keys(each, f"{prefix}{key}.")
+        for entry in inner:
+            yield from _keys(entry, f"{prefix}{key}.")
 
 
 def _kinds(annotation: object) -> Iterator[object]:
     """The types that a value may have."""
     if get_origin(annotation) in {Annotated, Union, UnionType}:
-        for each in get_args(annotation)[: 1 if get_origin(annotation) is Annotated else None]:
-            yield from _kinds(each)
+        for get_arg in get_args(annotation)[: 1 if get_origin(annotation) is Annotated else None]:
+            yield from _kinds(get_arg)
     else:
         yield annotation
 
@@ -88,7 +88,7 @@ def _words(section: type[Section]) -> dict[str, str]:
     Read here, and not when sections are imported, because most commands need no words. Raises TypeError for a key
     without any.
     """
-    found = {name: words for each in reversed(section.__mro__) if each not in _READERS for name, words in _below(each)}
+    found = {name: words for item in reversed(section.__mro__) if item not in _READERS for name, words in _below(item)}
     found = {**dict(_below(Shipped)), **found} if issubclass(section, Shipped) else found
     fields = section.model_fields.items()
     missing = [name for name, _ in fields if name not in found]
@@ -119,7 +119,7 @@ def _shorthand(section: type) -> JsonSchemaValue | None:
     """What a section may be written as beside a mapping."""
     if not issubclass(section, Section):
         return None
-    own = all("written_out" not in vars(each) for each in section.__mro__ if each not in _READERS)
+    own = all("written_out" not in vars(item) for item in section.__mro__ if item not in _READERS)
     if issubclass(section, Choice) and section.words:
         return {"enum": [*section.words]} if own else {"anyOf": [{"enum": [*section.words]}, {"type": "string"}]}
     if not own:
@@ -134,7 +134,7 @@ def _comment(words: str) -> JsonSchemaValue:
 def _plain(schema: Any) -> Any:
     """Without titles, which repeat keys, and without defaults that are written out in other words than a file's."""
     if isinstance(schema, list):
-        return [_plain(each) for each in schema]
+        return [_plain(item) for item in schema]
     if not isinstance(schema, Mapping):
         return schema
     keys = {

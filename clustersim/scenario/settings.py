@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from clustersim.collectives.switches import Switches
-from clustersim.cost.record import Record
+from clustersim.collectives.nccl_overrides import Switches
+from clustersim.cost.calibration_record import Record
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.hardware.power import Draw, Powers
 from clustersim.hardware.prices import Price, Quote, quote, quote_of

@@ -15,7 +15,7 @@ torch.distributed.pipelining.ScheduleLoopedBFS.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from clustersim.errors import InputError
+from clustersim.common.errors import InputError
 from clustersim.program.action import Action, ActionKind, Order
 from clustersim.program.placement import Placement, looped
 from clustersim.schedules.schedule import require_positive
@@ -51,6 +51,6 @@ class BreadthFirst:
 
 def _rank_order(stages: tuple[int, ...], microbatches: int) -> tuple[Action, ...]:
     ascending = range(microbatches)
-    forwards = [Action(stage, ActionKind.FORWARD, each) for stage in stages for each in ascending]
-    backwards = [Action(stage, ActionKind.BACKWARD, each) for stage in stages[::-1] for each in ascending[::-1]]
+    forwards = [Action(stage, ActionKind.FORWARD, item) for stage in stages for item in ascending]
+    backwards = [Action(stage, ActionKind.BACKWARD, element) for stage in stages[::-1] for element in ascending[::-1]]
     return (*forwards, *backwards)

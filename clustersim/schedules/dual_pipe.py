@@ -10,7 +10,7 @@ Reference: deepseek-ai/DualPipe, dualpipe/dualpipe.py@bb214e82 (whose eight step
 from dataclasses import dataclass
 from typing import ClassVar
 
-from clustersim.errors import InputError
+from clustersim.common.errors import InputError
 from clustersim.program.action import Order
 from clustersim.program.placement import Placement
 from clustersim.schedules.dual_pipe_v import DualPipeV

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import ClassVar
 
-from clustersim.errors import InputError
+from clustersim.common.errors import InputError
 from clustersim.program.action import Action, ActionKind, Order, Pair, Step
 from clustersim.program.placement import Placement
 from clustersim.schedules.schedule import require_positive

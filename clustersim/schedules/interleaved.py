@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from clustersim.errors import InputError
+from clustersim.common.errors import InputError
 from clustersim.program.action import Action, ActionKind, Order
 from clustersim.program.placement import Placement, looped
-from clustersim.schedules.alternation import alternate
+from clustersim.schedules.interleave_1f1b import alternate
 from clustersim.schedules.schedule import require_positive
 
 

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from clustersim.program.action import BACKWARD, FORWARD, Action, Order
 from clustersim.program.placement import Placement, looped
-from clustersim.schedules.alternation import alternate
+from clustersim.schedules.interleave_1f1b import alternate
 from clustersim.schedules.schedule import require_positive
 
 

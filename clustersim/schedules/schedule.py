@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from clustersim.errors import InputError
+from clustersim.common.errors import InputError
 from clustersim.program.action import Order
 from clustersim.program.placement import Placement
 

@@ -29,8 +29,8 @@ from typing import Final
 
 from clustersim.program.action import Action, ActionKind, Order
 from clustersim.program.placement import Placement, looped
-from clustersim.schedules.rules import dry_run
 from clustersim.schedules.schedule import require_positive
+from clustersim.schedules.validation import dry_run
 
 _GRIDS: Final = (3, 5, 10)  # steps of time in a forward
 _F, _I, _W = ActionKind.FORWARD, ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT
@@ -97,7 +97,7 @@ class ZeroBubble:
 def _durations(costs: PassCosts, grid: int) -> dict[ActionKind, int]:
     """Steps of time that passes take, at least one, where a forward takes `grid` of them."""
     seconds = {_F: costs.forward, _I: costs.input_gradient, _W: costs.weight_gradient}
-    return {kind: max(1, round(grid * each / costs.forward)) for kind, each in seconds.items()}
+    return {kind: max(1, round(grid * item / costs.forward)) for kind, item in seconds.items()}
 
 
 @dataclass(slots=True)

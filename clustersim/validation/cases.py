@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from clustersim.errors import InputError, shown
+from clustersim.common.errors import InputError, shown
 
 MOST: Final = 1e18  # beyond which no count, size or time is; and below its inverse
 _Row = dict[str | Any, str | Any]

@@ -2,7 +2,7 @@
 
 A benchmark is a table: one collective at many sizes, on nodes with NVSwitch and one network port per GPU under one
 tier of rail switches. What one GPU's ports carry is its own (`MACHINES`), unless the row states another rate or another
-network (see `interconnect`). Where one process drives several GPUs (nccl-tests' -g 8, as in
+network (see `interconnect_notation`). Where one process drives several GPUs (nccl-tests' -g 8, as in
 Benchmarks/NCCLBandwidth.py of Azure/AI-benchmarking-guide), its thread launches the collective on one after the other,
 so that it takes at least so many launches. Where calls are timed one by one, by events around each (all_reduce_bench.py
 of stas00/ml-engineering, which calls this "with host overhead"), the GPU waits for the host in between: for a launch at
@@ -17,27 +17,27 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.arrays import FloatArray
-from clustersim.collectives.choose import Choices, Surveyor, choose
 from clustersim.collectives.collnet import COLLNET
 from clustersim.collectives.library import Library, load_library
-from clustersim.collectives.switches import Switches
-from clustersim.errors import InputError, nearest, shown
+from clustersim.collectives.nccl_overrides import Switches
+from clustersim.collectives.tuner import Choices, Surveyor, choose
+from clustersim.common.arrays import FloatArray
+from clustersim.common.errors import InputError, nearest, shown
+from clustersim.common.units import BytesPerSecond, Seconds
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
 from clustersim.hardware.clos_fabric import ClosFabric
-from clustersim.hardware.routing import Spread
-from clustersim.hardware.shape import Leaf, Network, Nics, Node, NvLink, Port, spread_evenly
-from clustersim.hardware.technology import Technology
+from clustersim.hardware.clos_spec import Leaf, Network, Nics, Node, NvLink, Port, spread_evenly
+from clustersim.hardware.ecmp import Spread
+from clustersim.hardware.link_technology import Technology
 from clustersim.program.task import Collective
-from clustersim.units import BytesPerSecond, Seconds
-from clustersim.validation.accelerators import accelerator_of
+from clustersim.validation.accelerator_lookup import accelerator_of
 from clustersim.validation.cases import PUBLISHED, CannotPredictError, Case, read_cases
+from clustersim.validation.cluster_lookup import interconnect_of
 from clustersim.validation.comparison import Comparison
-from clustersim.validation.dispatches import KINDS, dispatched
-from clustersim.validation.dispatches import seconds_of as seconds_sent
-from clustersim.validation.interconnect import Interconnect, Ports
-from clustersim.validation.machines import interconnect_of
-from clustersim.validation.quality import grouped
+from clustersim.validation.dispatch_benchmark import KINDS, dispatched
+from clustersim.validation.dispatch_benchmark import seconds_of as seconds_sent
+from clustersim.validation.error_statistics import grouped
+from clustersim.validation.interconnect_notation import Interconnect, Ports
 
 SHIPPED: Final = PUBLISHED / "collectives.csv"
 NEEDED: Final = (
@@ -372,7 +372,7 @@ def _called(case: Case) -> bool:
 
 
 def _collective(case: Case) -> Collective:
-    name, known = case.text("collective"), {each.value for each in Collective if not each.routed}
+    name, known = case.text("collective"), {collective.value for collective in Collective if not collective.routed}
     if name in KINDS:
         return KINDS[name]
     if name.endswith("_lowlatency"):

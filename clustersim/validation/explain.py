@@ -1,7 +1,7 @@
 """Is a measured step time reasonable, and which single cause would explain the gap?
 
 A scenario is simulated as it stands, then again with one thing changed at a time: with every cause of the shelf
-(`explain_causes`) at the strength at which the step takes what was measured, if there is one, and with every habit of a
+(`explain_continuous`) at the strength at which the step takes what was measured, if there is one, and with every habit of a
 framework (`explain_switches`) put the other way. Causes are candidates, not a diagnosis: a step time is one number, and
 several small causes together, or another configuration than the file says, explain it as well.
 
@@ -14,14 +14,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from clustersim.answer import Answer
-from clustersim.errors import InputError, shown
+from clustersim.common.errors import InputError, shown
+from clustersim.common.units import Dimension, Seconds, format_flops, format_step_time, parse_quantity
+from clustersim.results.simulation_result import Answer
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
-from clustersim.units import Dimension, Seconds, format_flops, format_step_time, parse_quantity
-from clustersim.validation.explain_causes import CONTINUOUS, MOST_JITTERED, Continuous
-from clustersim.validation.explain_floor import floor_of
-from clustersim.validation.explain_strength import Found, Gap, find_strength
+from clustersim.validation.explain_continuous import CONTINUOUS, MOST_JITTERED, Continuous
+from clustersim.validation.explain_lower_bound import floor_of
+from clustersim.validation.explain_root_finding import Found, Gap, find_strength
 from clustersim.validation.explain_switches import SWITCHES, Switch
 
 NO_GAP: Final = 1e-3  # of the step: below, there is nothing to explain
@@ -83,7 +83,7 @@ class Cause:
 class Explanation:
     """A measured step time beside what is expected.
 
-    result: the scenario as it stands; floor: seconds below which no step can be, see `explain_floor`; causes: most
+    result: the scenario as it stands; floor: seconds below which no step can be, see `explain_lower_bound`; causes: most
     plausible first, none where there is no gap or the floor is above what was measured.
     """
 

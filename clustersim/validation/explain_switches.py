@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from clustersim.parallel.data import NaiveDataParallel
+from clustersim.model.overheads import NONE
+from clustersim.model.training import Attention, FullRecompute, NoRecompute
+from clustersim.parallel.data_parallel_strategy import NaiveDataParallel
 from clustersim.scenario import Scenario
-from clustersim.scenario.checks import problems
-from clustersim.workload.overheads import NONE
-from clustersim.workload.training import Attention, FullRecompute, NoRecompute
+from clustersim.scenario.validation_rules.consistency import problems
 
 Put = Callable[[Scenario, bool], Scenario | None]
 """The scenario with a switch on or off; None where that is not possible or changes nothing."""

@@ -1,6 +1,6 @@
 """Do predicted kernels take as long as published ones took?
 
-A row is one layer of experts (`mixture_layers`), one matrix multiplication, those of a layer's linear layers (with the
+A row is one layer of experts (`moe_layer_benchmark`), one matrix multiplication, those of a layer's linear layers (with the
 casts of a recipe, where they were timed with them: `formats`), one cast, one flash attention kernel or one group of
 products of experts; its time is what is printed, or what the printed rate says that it was, with the FLOP that
 `flop_convention` counts. Predicted is what the roofline of the accelerator says (`cost.roofline`). The best shape
@@ -14,21 +14,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from clustersim.common.dtypes import NARROW, DType
+from clustersim.common.errors import InputError
+from clustersim.common.units import Seconds
 from clustersim.cost.roofline import Roofline
-from clustersim.dtypes import NARROW, DType
-from clustersim.errors import InputError
-from clustersim.units import Seconds
-from clustersim.validation.accelerators import accelerator_of
+from clustersim.model.attention import Core
+from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Operands
+from clustersim.model.precision_recipe import Cast
+from clustersim.model.quantization import quantize
+from clustersim.validation.accelerator_lookup import accelerator_of
 from clustersim.validation.cases import PUBLISHED, CannotPredictError, Case, read_cases
 from clustersim.validation.comparison import Comparison
-from clustersim.validation.formats import casts_of, format_of, result_of
-from clustersim.validation.grouped import grouped_of
-from clustersim.validation.mixture_layers import layer_parts
-from clustersim.validation.quality import grouped
-from clustersim.workload.attention import Core
-from clustersim.workload.casting import quantize
-from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Operands
-from clustersim.workload.recipe import Cast
+from clustersim.validation.error_statistics import grouped
+from clustersim.validation.grouped_gemm import grouped_of
+from clustersim.validation.matmul_formats import casts_of, format_of, result_of
+from clustersim.validation.moe_layer_benchmark import layer_parts
 
 SHIPPED: Final = PUBLISHED / "kernels.csv"
 NEEDED: Final = (
@@ -60,7 +60,7 @@ _NO_KERNEL: Final = {
 _OTHER_ATTENTION: Final = ("standard", "Triton", "no intra-warpgroup", "no warp specialisation")
 _ATTENTION: Final = {
     **{"bf16": DType.BF16, "fp16": DType.FP16, "fp16/bf16": DType.BF16},
-    **{each.value: each for each in (DType.FP8, DType.MXFP8)},
+    **{item.value: item for item in (DType.FP8, DType.MXFP8)},
 }
 _BEFORE_HOPPER: Final = ("v100", "a100")  # on which FlashAttention-2 is what frameworks run
 _LAYER: Final = re.compile(r"hidden (\d+), ffn (\d+), (\d+) tokens")
@@ -119,7 +119,7 @@ def matmul_of(case: Case) -> Kernel:
 def cast_of(case: Case) -> Kernel:
     """The kernel that brings a tensor of `m` rows of `k` elements into a format with scales; one copy is written."""
     name = result_of(case)
-    if name not in {each.value for each in NARROW}:
+    if name not in {item.value for item in NARROW}:
         raise CannotPredictError(f"dtype {case.text('dtype') or 'is not stated'}: no cast that is modelled", owed=False)
     sizes = case.whole("m"), case.whole("k")
     (kernel,) = quantize("cast", Cast(1, 1), sizes, wide=format_of(case), narrow=DType(name))
@@ -135,7 +135,7 @@ def _layer_sizes(case: Case) -> list[tuple[int, int, int]]:
     found = _LAYER.search(case.text("notes"))
     if found is None or case.text("direction") not in _TURNS:
         raise CannotPredictError("sizes of the layer or its direction are not stated", owed=False)
-    hidden, ffn, tokens = (int(each) for each in found.groups())
+    hidden, ffn, tokens = (int(group) for group in found.groups())
     turned = _TURNS[case.text("direction")]
     sizes = [(3 * hidden, hidden), (hidden, hidden), (ffn, hidden), (hidden, ffn)]
     return [turned(tokens, outputs, inputs) for outputs, inputs in sizes]

@@ -21,21 +21,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from clustersim.fitting import ledgers_of
+from clustersim.common.units import Bytes
 from clustersim.memory.footprint import SHARDED, Category
 from clustersim.memory.ledger import Ledger
+from clustersim.model.layer_stack import BlockForm
+from clustersim.model.presets import PRESETS
+from clustersim.model.transformer import Model, Positions, dimensions
 from clustersim.parallel.mesh import AXES, DATA, PIPELINE
+from clustersim.results.memory_check import ledgers_of
 from clustersim.scenario import Scenario
-from clustersim.units import Bytes
-from clustersim.validation.arguments import stated_dimensions
 from clustersim.validation.cases import PUBLISHED, CannotPredictError, Case, read_cases
 from clustersim.validation.comparison import Comparison
-from clustersim.validation.quality import grouped
-from clustersim.validation.software import software_of
+from clustersim.validation.error_statistics import grouped
+from clustersim.validation.framework_defaults import software_of
+from clustersim.validation.megatron_notes import stated_dimensions
 from clustersim.validation.steps import factors_of, read_steps, scenario_of
-from clustersim.workload.presets import PRESETS
-from clustersim.workload.stack import BlockForm
-from clustersim.workload.transformer import Model, Positions, dimensions
 
 SHIPPED: Final = PUBLISHED / "memory.csv"
 NEEDED: Final = (
@@ -90,7 +90,7 @@ class Holding:
     @property
     def fits(self) -> bool:
         """Whether the fullest device has room for all that it holds."""
-        return max(each.peak for each in self.ledgers) <= self.scenario.cluster.accelerator.memory_bytes
+        return max(ledger.peak for ledger in self.ledgers) <= self.scenario.cluster.accelerator.memory_bytes
 
     def _stages(self, case: Case) -> Iterable[int]:
         """The pipeline ranks of which a row's is the fullest: a rank of the run, a stage by name, or any."""
@@ -240,7 +240,7 @@ class _Known:
         held = {case.text("case_id"): _run(case) for case in read_memory()}
         runs = held | {case.text("case_id"): case.cells for case in steps}
         named = grouped(steps, lambda case: _bare(case.text("model")))
-        presets = {_bare(name): _dimensions(each.model) for name, each in PRESETS.items() if _sayable(each.model)}
+        presets = {_bare(name): _dimensions(preset.model) for name, preset in PRESETS.items() if _sayable(preset.model)}
         return cls(runs, {name: _agreed(same) for name, same in named.items()} | presets)
 
     def completed(self, case: Case) -> Case:
@@ -270,7 +270,10 @@ def _sayable(model: Model) -> bool:
     """Whether a row's cells say what the model is: layers that are all alike, dense, pre-norm, without windows."""
     plain = all(spec.block is BlockForm.PRE_NORM for spec in model.specs) and not model.embedding_norm
     plain = plain and not model.mixtures
-    usual = all(each.window is None and each.qk_norm is None and not each.softcap for each in model.attentions)
+    usual = all(
+        attention.window is None and attention.qk_norm is None and not attention.softcap
+        for attention in model.attentions
+    )
     alike = len(model.stack) == 1 and not model.mixtures
     return alike and plain and usual and model.positions is not Positions.ALIBI
 

@@ -15,15 +15,15 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Final
 
+from clustersim.common.units import Seconds
 from clustersim.hardware.failures import Component, Failure, Length, Rate, Takes
-from clustersim.reliability.events import events_of
-from clustersim.reliability.job import HEALTHY, Job, Terms
-from clustersim.reliability.saving import Saving
-from clustersim.reliability.site import Site
-from clustersim.reliability.terms import daly
+from clustersim.reliability.checkpoint_cost import daly
+from clustersim.reliability.checkpoint_timeline import Saving
+from clustersim.reliability.failure_domains import Site
+from clustersim.reliability.failure_events import events_of
+from clustersim.reliability.job_simulation import HEALTHY, Job, Terms
+from clustersim.scenario.config.reliability import load_reliability
 from clustersim.scenario.reliability import TYPICAL
-from clustersim.scenario.sections.reliability import load_reliability
-from clustersim.units import Seconds
 from clustersim.validation.cases import PUBLISHED, CannotPredictError, Case, read_cases
 from clustersim.validation.comparison import Comparison
 

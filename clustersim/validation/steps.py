@@ -8,17 +8,17 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from clustersim.answer import Answer
-from clustersim.errors import InputError
+from clustersim.common.errors import InputError
+from clustersim.common.units import Seconds
 from clustersim.parallel.mesh import SPOKEN
+from clustersim.results.simulation_result import Answer
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
-from clustersim.units import Seconds
+from clustersim.validation.case_scenario import scenario_mapping
 from clustersim.validation.cases import PUBLISHED, CannotPredictError, Case, read_cases
 from clustersim.validation.comparison import Band, Comparison
-from clustersim.validation.precision import is_narrow
-from clustersim.validation.settings import scenario_mapping
-from clustersim.validation.software import has_experts
+from clustersim.validation.framework_defaults import has_experts
+from clustersim.validation.training_precision import is_narrow
 
 SHIPPED: Final = PUBLISHED / "steps.csv"
 NEEDED: Final = (
@@ -91,7 +91,7 @@ def compare_steps(
     progress: called with how many are done. Raises InputError where a change leaves none to be predicted.
     """
     found = _compared(cases, partial(compare_step, changes=tuple(changes)), workers, progress)
-    if changes and found and not any(each.predicted is not None for each in found):
+    if changes and found and not any(comparison.predicted is not None for comparison in found):
         raise InputError(f"--set {' '.join(changes)}: leaves no case to predict: {found[0].skipped}")
     return found
 
@@ -112,8 +112,8 @@ def _compared(
 
 def _counted(done: Iterable[Comparison], progress: Callable[[int], None] | None) -> list[Comparison]:
     found: list[Comparison] = []
-    for each in done:
-        found.append(each)
+    for comparison in done:
+        found.append(comparison)
         if progress is not None:
             progress(len(found))
     return found

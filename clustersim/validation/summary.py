@@ -13,13 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+from clustersim.validation.case_scenario import is_dense, is_known, is_measured, is_mixture
 from clustersim.validation.cases import Case
 from clustersim.validation.comparison import Comparison
-from clustersim.validation.layouts import Ranking, rank_layouts
-from clustersim.validation.memory import Verdict
-from clustersim.validation.pairs import Pairs, served_otherwise, speed_ups
-from clustersim.validation.precision import is_narrow
-from clustersim.validation.quality import (
+from clustersim.validation.error_statistics import (
     Inside,
     Macro,
     Quality,
@@ -30,8 +27,11 @@ from clustersim.validation.quality import (
     macro,
     quality,
 )
-from clustersim.validation.settings import is_dense, is_known, is_measured, is_mixture
-from clustersim.validation.software import has_experts
+from clustersim.validation.framework_defaults import has_experts
+from clustersim.validation.layout_ranking import Ranking, rank_layouts
+from clustersim.validation.memory import Verdict
+from clustersim.validation.speedup_pairs import Pairs, served_otherwise, speed_ups
+from clustersim.validation.training_precision import is_narrow
 
 DENSE: Final = "dense bf16/fp16, quality A and B"
 MIXTURES: Final = "mixtures of experts bf16/fp16, quality A and B"
@@ -60,7 +60,7 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Of one table. kind: of `cli.validate_kinds`; covered: of kinds of cases by name, of steps only.
+    """Of one table. kind: of `cli.validation_kinds`; covered: of kinds of cases by name, of steps only.
 
     simulated: cases whose time another simulator predicted, in none of the other figures; subsets: parts of sources, by
     name; layouts: which is fastest, and pairs: by what they differ in, of steps only; fits: of memory only; notes:
@@ -95,10 +95,10 @@ class Summary:
     @property
     def macros(self) -> dict[str, Macro]:
         """Means over sources of dense models and of mixtures apart, where a table has both."""
-        having = [each for each in self.comparisons if _KINDS in each.factors]
+        having = [comparison for comparison in self.comparisons if _KINDS in comparison.factors]
         groups = grouped(having, lambda each: each.factors[_KINDS])
         means = {kind: macro(by_source(group).values()) for kind, group in groups.items()}
-        found = {kind: each for kind, each in means.items() if each is not None}
+        found = {kind: mean for kind, mean in means.items() if mean is not None}
         return found if len(found) > 1 else {}
 
     @property
@@ -114,20 +114,20 @@ class Summary:
     @property
     def coverage(self) -> Coverage:
         """Of what every case says of itself."""
-        owed = [each for each in self.comparisons if each.expressible]
-        return Coverage(sum(each.predicted is not None for each in owed), len(owed))
+        owed = [comparison for comparison in self.comparisons if comparison.expressible]
+        return Coverage(sum(item.predicted is not None for item in owed), len(owed))
 
     @property
     def unfit(self) -> tuple[str, ...]:
         """Ids of cases with a measurement, so that they ran, which are predicted not to fit in memory; each once."""
-        return tuple(dict.fromkeys(each.case_id for each in self.comparisons if each.fits is False))
+        return tuple(dict.fromkeys(comparison.case_id for comparison in self.comparisons if comparison.fits is False))
 
     @property
     def reasons(self) -> dict[str, tuple[str, ...]]:
         """Why cases were skipped, with their ids; the reason of most cases first."""
-        skipped = [each for each in (*self.comparisons, *self.simulated) if each.skipped is not None]
+        skipped = [comparison for comparison in (*self.comparisons, *self.simulated) if comparison.skipped is not None]
         groups = grouped(skipped, lambda each: _PLACE.sub("", each.skipped or ""))
-        found = {reason: tuple(each.case_id for each in group) for reason, group in groups.items()}
+        found = {reason: tuple(element.case_id for element in group) for reason, group in groups.items()}
         return dict(sorted(found.items(), key=lambda item: -len(item[1])))
 
     def to_json(self) -> dict[str, Any]:
@@ -144,46 +144,48 @@ class Summary:
             "coverage": self._coverage_json(),
             "skipped_reasons": {reason: len(cases) for reason, cases in self.reasons.items()},
             "ran_but_does_not_fit": list(self.unfit),
-            "cases": [each.to_json() for each in self.comparisons],
-            "simulated_cases": [each.to_json() for each in self.simulated],
+            "cases": [comparison.to_json() for comparison in self.comparisons],
+            "simulated_cases": [item.to_json() for item in self.simulated],
         }
-        macros = {"macro_by_layers": {kind: asdict(each) for kind, each in self.macros.items()}} if self.macros else {}
+        macros = (
+            {"macro_by_layers": {kind: asdict(element) for kind, element in self.macros.items()}} if self.macros else {}
+        )
         ranking = {} if self.layouts is None else {"layouts": self.layouts.to_json()}
-        ranking |= {"pairs": {name: each.to_json() for name, each in self.pairs.items()}} if self.pairs else {}
+        ranking |= {"pairs": {name: pair.to_json() for name, pair in self.pairs.items()}} if self.pairs else {}
         fits = {"fits": self._fits_json()} if self.fits else {}
-        bands = {"bands": {regime: asdict(each) for regime, each in self.bands.items()}} if self.bands else {}
+        bands = {"bands": {regime: asdict(band) for regime, band in self.bands.items()}} if self.bands else {}
         return finite(found | macros | ranking | fits | bands)  # type: ignore[no-any-return]
 
     def _fits_json(self) -> dict[str, Any]:
-        judged = [each for each in self.fits if each.predicted is not None]
+        judged = [fit for fit in self.fits if fit.predicted is not None]
         return {
             "n": len(judged),
             "skipped": len(self.fits) - len(judged),
-            "right": sum(each.right for each in judged),
+            "right": sum(verdict.right for verdict in judged),
             "cases": [
                 {
-                    "case_id": each.case_id,
-                    "source": each.source,
-                    "stated": each.stated,
-                    "predicted": each.predicted,
-                    "skipped_reason": each.skipped,
+                    "case_id": item.case_id,
+                    "source": item.source,
+                    "stated": item.stated,
+                    "predicted": item.predicted,
+                    "skipped_reason": item.skipped,
                 }
-                for each in self.fits
+                for item in self.fits
             ],
         }
 
     def _coverage_json(self) -> dict[str, Any]:
-        return self.coverage.to_json() | {kind: each.to_json() for kind, each in self.covered.items()}
+        return self.coverage.to_json() | {kind: coverage.to_json() for kind, coverage in self.covered.items()}
 
 
 def summary_of_steps(cases: Sequence[Case], comparisons: Sequence[Comparison]) -> Summary:
     """The summary of a table of steps; comparisons: of these cases, in their order."""
     both = list(zip(cases, comparisons, strict=True))
-    pairs = [(case, each) for case, each in both if is_measured(case)]
-    simulated = tuple(each for case, each in both if not is_measured(case))
-    runs, compared = [case for case, _ in pairs], tuple(each for _, each in pairs)
+    pairs = [(case, comparison) for case, comparison in both if is_measured(case)]
+    simulated = tuple(item for case, item in both if not is_measured(case))
+    runs, compared = [case for case, _ in pairs], tuple(element for _, element in pairs)
     wanted = {DENSE: is_dense, MIXTURES: is_mixture, NARROW_DENSE: _narrow_dense, NARROW_MIXTURES: _narrow_mixture}
-    covered = {name: _covered([each for case, each in pairs if is_of(case)]) for name, is_of in wanted.items()}
+    covered = {name: _covered([entry for case, entry in pairs if is_of(case)]) for name, is_of in wanted.items()}
     ranking = rank_layouts(runs, compared)
     ratios = {"formats": speed_ups(runs, compared), "experts": served_otherwise(runs, compared)}
     return Summary("steps", compared, simulated, covered, _subsets(pairs), ranking, ratios)
@@ -198,7 +200,7 @@ def _narrow_mixture(case: Case) -> bool:
 
 
 def _covered(owed: Sequence[Comparison]) -> Coverage:
-    return Coverage(sum(each.predicted is not None for each in owed), len(owed))
+    return Coverage(sum(comparison.predicted is not None for comparison in owed), len(owed))
 
 
 def finite(value: Any) -> Any:
@@ -207,14 +209,14 @@ def finite(value: Any) -> Any:
         case float():
             return value if math.isfinite(value) else None
         case dict():
-            return {key: finite(each) for key, each in value.items()}
+            return {key: finite(item) for key, item in value.items()}
         case list() | tuple():
-            return [finite(each) for each in value]
+            return [finite(element) for element in value]
     return value
 
 
 def _plain_each(qualities: Mapping[str, Quality]) -> dict[str, Any]:
-    return {name: each.to_json() for name, each in qualities.items()}
+    return {name: item.to_json() for name, item in qualities.items()}
 
 
 def _gathers_parameters(case: Case) -> bool:
@@ -232,7 +234,7 @@ def _subsets(pairs: Sequence[tuple[Case, Comparison]]) -> dict[str, Quality]:
     for source, is_other, first, second in SUBSETS:
         mine = [pair for pair in pairs if pair[1].source == source]
         for name, wanted in ((first, False), (second, True)):
-            part = [each for case, each in mine if is_other(case) is wanted]
+            part = [comparison for case, comparison in mine if is_other(case) is wanted]
             if part:
                 found[f"{source} {name}"] = quality(part)
     return found

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tests.benchmarks import cases
-from tests.benchmarks.alone import Measured, OutOfReachError, best_measured, measured
+from tests.benchmarks.isolated_process import Measured, OutOfReachError, best_measured, measured
 from tests.benchmarks.scale import tables
 from tests.benchmarks.timing import parser_of, show
 
@@ -59,7 +59,7 @@ class Target:
 
 def _runs(names: Collection[str]) -> Iterator[tuple[str, Measured]]:
     """What was measured of each case; what is out of reach is said and left out."""
-    for name in (each for each in CASES if each in names):
+    for name in (item for item in CASES if item in names):
         mapping, run = CASES[name]
         try:
             yield name, run(mapping())

@@ -54,14 +54,14 @@ def measure() -> dict[str, float]:
     example, base = Scenario.load(EXAMPLE), Scenario.from_mapping(start())
     read(simulate(example))
     read(simulate(base))
-    seconds = [busy(lambda each=each: read(simulate(base.changed(each)))) for each in layouts()]
+    seconds = [busy(lambda each=layout: read(simulate(base.changed(each)))) for layout in layouts()]
     return {
         "simulate_405b_16k_warm_s": min(busy(lambda: read(simulate(example))) for _ in range(TIMES)),
         "layouts": len(seconds),
         "layouts_per_s": len(seconds) / sum(seconds),
         "layout_median_s": median(seconds),
         "layout_slowest_s": max(seconds),
-        "layouts_within_20_ms": sum(each <= 0.02 for each in seconds),
+        "layouts_within_20_ms": sum(item <= 0.02 for item in seconds),
         "bare_timeouts_per_s": TIMEOUTS / best(bare_timeouts),
     }
 

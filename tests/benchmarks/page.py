@@ -14,10 +14,10 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
 
-from clustersim.report.answer_timeline import timeline_of
-from clustersim.report.document import PLOTLY
-from clustersim.report.page import run_page
-from clustersim.report.rows import shown_ranks
+from clustersim.report.html_document import PLOTLY
+from clustersim.report.result_timeline import timeline_of
+from clustersim.report.row_selection import shown_ranks
+from clustersim.report.run_page import run_page
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from tests.browser.conftest import BROWSER, PATIENCE, QUIET
@@ -113,7 +113,7 @@ def main() -> None:
             page = page_of(*case)
             target.write_text(page.text, encoding="utf-8")
             first, drawn, zoom = opened(target, "timeline")
-            words = (f"{each:.2f} s" for each in (page.wall, first, drawn, zoom))
+            words = (f"{item:.2f} s" for item in (page.wall, first, drawn, zoom))
             print(LINE.format(name, f"{page.spans:,}", f"{len(page.text.encode()) / 1e6:.1f}", *words), flush=True)
         library = PLOTLY.read_text(encoding="utf-8")
         target.write_text(f"<!doctype html><body><script>{library}</script>", encoding="utf-8")

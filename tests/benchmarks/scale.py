@@ -10,8 +10,8 @@ model like GPT-3 6.7B, tensor-parallel 8, pipeline-parallel 4, 8 microbatches, 1
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.benchmarks.alone import Measured, OutOfReachError, measured
 from tests.benchmarks.cases import Mapping, scaled, seven_billion, unfolded
+from tests.benchmarks.isolated_process import Measured, OutOfReachError, measured
 
 SIZES = (64, 512, 4_096, 16_384, 131_072)
 ASTRA_SIM = {32: "0.45", 64: "0.82", 256: "4.7", 1024: "31", 4096: "177", 8192: "554", 16384: "out of memory"}

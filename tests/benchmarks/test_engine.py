@@ -2,10 +2,10 @@ import pytest
 from simpy.events import ProcessGenerator
 
 from clustersim import Scenario
-from clustersim.engine.clock import Clock
+from clustersim.engine.kernel.environment import Clock
 from tests.benchmarks import cases
-from tests.benchmarks.alone import Measured, OutOfReachError, events_of, measured
 from tests.benchmarks.engine import CASES, figures_of, targets
+from tests.benchmarks.isolated_process import Measured, OutOfReachError, events_of, measured
 
 RUN = Measured(seconds=0.5, cpu_seconds=0.5, peak_bytes=10**9, timeouts_per_s=1e6, events=None, ranks=8, simulated=1)
 RUNS = dict.fromkeys(CASES, RUN) | {"folded_16k": Measured(0.2, 0.2, 10**8, 1e6, 100_000, 8, 1)}

@@ -36,7 +36,7 @@ class Opened:
     def facts(self, figure: str) -> Any:
         """What a figure knows beside its arrays."""
         figures = self.js("() => JSON.parse(document.getElementById('figures').textContent)")
-        return next(each["facts"] for each in figures if each["name"] == figure)
+        return next(item["facts"] for item in figures if item["name"] == figure)
 
     def drawn(self, figure: str) -> int:
         """How often a figure has been drawn."""

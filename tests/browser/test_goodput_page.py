@@ -10,7 +10,7 @@ from clustersim.reliability import goodput
 from clustersim.report.goodput_page import goodput_page
 from clustersim.report.search_page import search_page
 from tests.browser.conftest import Opened
-from tests.planning.layouts.jobs import job
+from tests.planning.layouts.search_scenarios import job
 
 pytestmark = pytest.mark.browser
 Open = Callable[..., Opened]

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from clustersim.report.page import fragment
+from clustersim.report.run_page import fragment
 from tests.browser.conftest import Opened
-from tests.simulated import simulated
+from tests.small_pipeline import simulated
 
 pytestmark = pytest.mark.browser
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from clustersim.report.document import PLOTLY
+from clustersim.report.html_document import PLOTLY
 from tests.report.test_plotly import drawn
 
 pytestmark = pytest.mark.browser

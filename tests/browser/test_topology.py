@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from clustersim import Scenario, simulate
-from clustersim.report.document import document
-from clustersim.report.parts.network import network_card, network_of
-from clustersim.report.parts.topology import picture_of, topology_card, topology_page
+from clustersim.report.html_document import document
+from clustersim.report.panels.network import network_card, network_of
+from clustersim.report.panels.topology import picture_of, topology_card, topology_page
 
 pytestmark = pytest.mark.browser
 

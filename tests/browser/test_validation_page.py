@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from clustersim.report.validation import validation_page
+from clustersim.report.validation_page import validation_page
 from tests.browser.conftest import Opened
-from tests.report.test_validation import HOSTILE, part, point
+from tests.report.test_validation_page import HOSTILE, part, point
 
 pytestmark = pytest.mark.browser
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from calibrate.fit.published import fit
-from calibrate.fit.quality import Fits
+from calibrate.fit.fit_quality import Fits
+from calibrate.fit.published_fit import fit
 
 
 @pytest.fixture(scope="session")

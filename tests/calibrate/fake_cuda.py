@@ -28,16 +28,16 @@ from tests.calibrate.fake_gpu import Action, Chip, Clock, Gpu, Stream, Work
 
 _MODULES = (  # whose clocks are patched, so they must be there
     "calibrate.devices.cuda",
-    "calibrate.devices.soak",
-    "calibrate.devices.node",
-    "calibrate.kernels.run",
+    "calibrate.devices.burn_in",
+    "calibrate.devices.gpu_variation",
+    "calibrate.kernels.selection",
     "calibrate.kernels.session",
     "calibrate.kernels.progress",
-    "calibrate.parts.run",
-    "calibrate.parts.plan",
-    "calibrate.chain.measure",
+    "calibrate.stages.run",
+    "calibrate.stages.plan",
+    "calibrate.in_situ.measure",
     "calibrate.host.measure",
-    "calibrate.residual.measure",
+    "calibrate.holdout.measure",
 )
 
 
@@ -283,9 +283,13 @@ class FakeCuda:
         cuda, sensors = (importlib.import_module(f"calibrate.devices.{name}") for name in ("cuda", "sensors"))
         for known in (cuda._filler, cuda._aside, sensors.sensor_of):  # of an earlier stand-in
             known.cache_clear()
-        for name in ("calibrate.devices.filler", "calibrate.devices.watch", "calibrate.parts.looks"):
+        for name in (
+            "calibrate.devices.load_generator",
+            "calibrate.devices.telemetry_sampling",
+            "calibrate.stages.stage_telemetry",
+        ):
             monkeypatch.setattr(sys.modules[name], "repeated", self._repeated)
-        for module in [each for name, each in sys.modules.items() if name.split(".")[0] == "calibrate"]:
+        for module in [item for name, item in sys.modules.items() if name.split(".")[0] == "calibrate"]:
             for name, clock in clocks.items():
                 if getattr(module, name, None) is getattr(time, name):
                     monkeypatch.setattr(module, name, clock)

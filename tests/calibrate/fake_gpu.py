@@ -187,7 +187,7 @@ class Gpu:
         start = max(stream.ready, self.clock.now)
         self._pass(start, 0.0)
         seconds = self._seconds(work)
-        others = max((each.ready for each in self.streams if each is not stream), default=0.0)
+        others = max((item.ready for item in self.streams if item is not stream), default=0.0)
         end = start + seconds + self.slowing * min(seconds, max(0.0, others - start))
         self._starts.append(start)
         self._spans.append((end, self._heat, work.load))

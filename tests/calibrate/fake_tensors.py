@@ -162,7 +162,7 @@ def _tensors(tree: Any) -> list[Tensor]:
         tree = tree.values()
     elif not isinstance(tree, (list, tuple)):
         return []
-    return [tensor for each in tree for tensor in _tensors(each)]
+    return [tensor for item in tree for tensor in _tensors(item)]
 
 
 def _work(cuda: FakeCuda, func: Any, call: tuple[Any, dict[str, Any], Any]) -> Work:
@@ -172,19 +172,19 @@ def _work(cuda: FakeCuda, func: Any, call: tuple[Any, dict[str, Any], Any]) -> W
     flops = _scaled_flops(func, args)
     if count is not None:
         plain = {name: value for name, value in kwargs.items() if name not in ("out", "out_dtype")}
-        shapes = [each for each in args if not isinstance(each, torch.dtype)]
+        shapes = [arg for arg in args if not isinstance(arg, torch.dtype)]
         flops = float(count(*shapes, **plain, out_val=result))
     dtype = min(inputs or outputs, key=Tensor.element_size).dtype  # what is added to products may be wider
     speed = _SPEED.get(dtype, 1.0)
     if dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32:
         speed = 0.5
-    written = {each.untyped_storage()._cdata for each in outputs}
+    written = {output.untyped_storage()._cdata for output in outputs}
     return Work(
         cycles=flops / (chip.flop_per_cycle * speed),
         seconds=chip.least,
         load=1.0 if flops else 0.6,
-        reads=tuple(_used(each) for each in inputs if each.untyped_storage()._cdata not in written),
-        writes=tuple(_used(each) for each in outputs),
+        reads=tuple(_used(item) for item in inputs if item.untyped_storage()._cdata not in written),
+        writes=tuple(_used(element) for element in outputs),
     )
 
 

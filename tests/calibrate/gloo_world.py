@@ -13,23 +13,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from calibrate.check.expert import own_weights
-from calibrate.check.support import trainer_of
-from calibrate.check.timeline import Timeline
+from calibrate.check.expert_parallel import own_weights
+from calibrate.check.phase_timer import Timeline
+from calibrate.check.supported import trainer_of
 from calibrate.check.trainer import Batch
 from calibrate.collectives import operations as torch_collectives
 from calibrate.collectives import sweep
-from calibrate.collectives.beside import beside
 from calibrate.collectives.command import measure_calls
+from calibrate.collectives.interference import beside
+from calibrate.collectives.process_groups import joined, joined_world
 from calibrate.collectives.sweep import Skipped
-from calibrate.collectives.world import joined, joined_world
 from calibrate.devices.device import find
-from calibrate.kernels.beside import usual_kernel
-from clustersim.cost.record import Call, CollectiveRow
-from clustersim.dtypes import DType
-from clustersim.errors import InputError
+from calibrate.kernels.copy_interference import usual_kernel
+from clustersim.common.dtypes import DType
+from clustersim.common.errors import InputError
+from clustersim.cost.calibration_record import Call, CollectiveRow
 from clustersim.program.task import Collective
-from tests.calibrate.check_cases import LLAMA, scenario
+from tests.calibrate.check_scenarios import LLAMA, scenario
 
 CPU = torch.device("cpu")
 SIZE = 4096.0
@@ -44,16 +44,18 @@ def main(output: Path) -> None:
     seen: dict[str, Any] = {}
     with joined("gloo", torch.device("cpu")):
         seen["nodes"] = joined_world().nodes
-        seen["all"] = rows([Call(each, SIZE, *shape) for shape in ((2, 1), (4, 2)) for each in possible(shape)])
+        seen["all"] = rows(
+            [Call(collective, SIZE, *shape) for shape in ((2, 1), (4, 2)) for collective in possible(shape)]
+        )
         seen["idle"] = rows([Call(Collective.ALL_REDUCE, SIZE, 3, 1), Call(Collective.ALL_REDUCE, SIZE, 2, 2)])
-        narrow = [Call(each, SIZE, 4, 2, DType.BF16) for each in Collective if each.reduces]
+        narrow = [Call(item, SIZE, 4, 2, DType.BF16) for item in Collective if item.reduces]
         seen["narrow"] = rows(narrow)
-        seen["uneven"] = rows([Call(Collective.ALL_TO_ALL, SIZE, 4, 2, shares=each) for each in UNEVEN])
+        seen["uneven"] = rows([Call(Collective.ALL_TO_ALL, SIZE, 4, 2, shares=element) for element in UNEVEN])
         seen["experts"] = experts_apart()
         seen["skipped"] = skipped()
         seen["short"] = [short(step) for step in ("check", "expect", "measure")]
         seen["beside"] = together()
-        seen["wrong"] = [wrong(each) for each in (Collective.ALL_REDUCE, Collective.ALL_TO_ALL)]
+        seen["wrong"] = [wrong(entry) for entry in (Collective.ALL_REDUCE, Collective.ALL_TO_ALL)]
         if dist.get_rank() == 0:
             output.write_text(json.dumps(seen), encoding="utf-8")
 
@@ -81,8 +83,8 @@ def experts_apart() -> dict[str, float]:
         name: torch.cat(gathered(weight.grad)) if name in mine else weight.grad
         for name, weight in spread.model.module.named_parameters()
     }
-    norms = [float(each.update._norm()) for each in (spread, alone)]
-    apart = {name: float((found[name] - each).abs().max() / each.abs().max()) for name, each in wanted.items()}
+    norms = [float(trainer.update._norm()) for trainer in (spread, alone)]
+    apart = {name: float((found[name] - item).abs().max() / item.abs().max()) for name, item in wanted.items()}
     return {**apart, "norm": abs(norms[0] / norms[1] - 1.0)}
 
 
@@ -94,8 +96,8 @@ def gathered(part: torch.Tensor) -> list[torch.Tensor]:
 
 
 def possible(shape: tuple[int, int]) -> list[Collective]:
-    each_call = (each for each in Collective if not each.routed)
-    return [each for each in each_call if each is not Collective.SEND_RECV or shape[0] == 2]
+    each_call = (collective for collective in Collective if not collective.routed)
+    return [item for item in each_call if item is not Collective.SEND_RECV or shape[0] == 2]
 
 
 def rows(calls: list[Call]) -> list[list[Any]]:
@@ -130,7 +132,7 @@ def together() -> list[list[Any]]:
     gather, send = Call(Collective.ALL_GATHER, SIZE, 4, 2), Call(Collective.SEND_RECV, SIZE, 2, 1)
     calls = [gather, send, Call(Collective.ALL_REDUCE, SIZE, 8, 1)]
     found = list(beside([(kernel, call) for call in calls for kernel in kernels], find("cpu"), rounds=1))
-    mine = [each.why if isinstance(each, Skipped) else [each.beside, each.slowing, each.hindrance] for each in found]
+    mine = [item.why if isinstance(item, Skipped) else [item.beside, item.slowing, item.hindrance] for item in found]
     others: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(others, mine)
     assert all(other == mine for other in others)
@@ -151,7 +153,7 @@ def short(step: str) -> list[str]:
         return torch_collectives.Prepared(call.lap, call.result, refused if step == "expect" else refused())
 
     torch_collectives._CALLS = {**torch_collectives._CALLS, Collective.ALL_GATHER: lacking}
-    reasons = [each.why for each in [*passed_over([Call(Collective.ALL_GATHER, SIZE, 2, 1)])]]
+    reasons = [item.why for item in [*passed_over([Call(Collective.ALL_GATHER, SIZE, 2, 1)])]]
     torch_collectives._CALLS = {**torch_collectives._CALLS, Collective.ALL_GATHER: does}
     return reasons
 
@@ -160,7 +162,7 @@ def passed_over(calls: list[Call]) -> list[Skipped]:
     """Calls that were not measured."""
     left: list[CollectiveRow | Skipped] = []
     measure_calls(calls, find("cpu"), patience=0.01, arrived=left.append)
-    return [each for each in left if isinstance(each, Skipped)]
+    return [item for item in left if isinstance(item, Skipped)]
 
 
 def wrong(collective: Collective) -> str:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from clustersim.cost.record import (
+from clustersim.cost.calibration_record import (
     BesideRow,
     Call,
     ChainRow,
@@ -22,7 +22,7 @@ from clustersim.cost.record import (
 from clustersim.cost.roofline import Roofline
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.program.task import Collective
-from tests.calibrate.synthetic import attentions, matmul, matmuls, record_of, row, streams
+from tests.calibrate.synthetic_records import attentions, matmul, matmuls, record_of, row, streams
 
 SHIPPED = load_accelerator("h100-sxm-80gb")
 LONGER = 1.1
@@ -47,13 +47,13 @@ def full_record() -> Record:
     """Rows that take LONGER times the shipped model's; one kernel does not fit, one is not there."""
     kernels = [*matmuls((512, 4096, 8192)), *attentions((1024, 4096)), *streams((4096,), (4096, 8192))]
     model, under = Roofline(SHIPPED), UnderLoad(1755.0, 2619.0, 694.0, 67.0, ("sw_power_cap",))
-    rows = [replace(row(each, LONGER * model.kernel(each).seconds), under=under) for each in kernels]
+    rows = [replace(row(kernel, LONGER * model.kernel(kernel).seconds), under=under) for kernel in kernels]
     lost = row(matmul(65536, 65536, 65536), 1.0)
     rows.append(
         replace(lost, time=None, outcome=Outcome.OUT_OF_MEMORY, source="its operands take 24 GiB; 9 GiB are free")
     )
     plain = record_of(SHIPPED, [])
-    alone, seconds = next((each, each.time.seconds) for each in rows if each.time is not None)
+    alone, seconds = next((kernel_row, kernel_row.time.seconds) for kernel_row in rows if kernel_row.time is not None)
     reduce = Call(Collective.ALL_REDUCE, 2.0**26, 8, 1)
     return replace(
         plain,

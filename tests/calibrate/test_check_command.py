@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from clustersim.assembly import kernels_of
-from clustersim.errors import InputError
-from tests.calibrate.check_cases import LLAMA, TRAINING, one_thread, scenario
+from clustersim.build import kernels_of
+from clustersim.common.errors import InputError
+from tests.calibrate.check_scenarios import LLAMA, TRAINING, one_thread, scenario
 
 torch = pytest.importorskip("torch")
 
-from calibrate.check.here import Room, fitted_layers, world_of  # noqa: E402
-from calibrate.check.support import require_supported  # noqa: E402
-from calibrate.checking import add_arguments, command  # noqa: E402 - torch first
+from calibrate.check.context import Room, fitted_layers, world_of  # noqa: E402
+from calibrate.check.supported import require_supported  # noqa: E402
+from calibrate.check_command import add_arguments, command  # noqa: E402 - torch first
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +56,7 @@ def test_a_gpu_that_is_not_there_is_refused(path: str) -> None:
 
 
 def test_without_torch_it_says_how_to_install_it(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("calibrate.torch_door.find_spec", lambda _name: None)
+    monkeypatch.setattr("calibrate.torch_requirement.find_spec", lambda _name: None)
     with pytest.raises(InputError, match="pip install"):
         command(_options("--check", path))
 
@@ -112,7 +112,7 @@ def test_what_cannot_be_trained_is_refused(overrides: tuple[str, ...], sentence:
 
 
 def test_a_model_is_cut_to_the_layers_that_fit() -> None:
-    from calibrate.check.predict import peak_allocated
+    from calibrate.check.prediction import peak_allocated
 
     given = scenario(LLAMA, "model.layers=6")
     room = Room(peak_allocated(scenario(LLAMA, "model.layers=4")))
@@ -125,8 +125,8 @@ def test_a_model_is_cut_to_the_layers_that_fit() -> None:
 
 def test_what_is_trained_leaves_room_to_measure_every_kernel() -> None:
     """Half of the memory at most, and with the largest kernel (an update of many weights) no more than all of it."""
-    from calibrate.check.predict import peak_allocated
-    from calibrate.kernels.routines import allocated
+    from calibrate.check.prediction import peak_allocated
+    from calibrate.kernels.pytorch_ops import allocated
 
     wide = ("model.layers=6", "model.hidden=128", "model.ffn=512", "model.vocab=512", "training.microbatch=1")
     given, cpu = scenario(LLAMA, *wide), torch.device("cpu")
@@ -140,7 +140,7 @@ def test_what_is_trained_leaves_room_to_measure_every_kernel() -> None:
 
 
 def test_a_record_of_another_accelerator_is_refused(path: str, tmp_path: Path) -> None:
-    from clustersim.cost.record import Conditions, Device, Record
+    from clustersim.cost.calibration_record import Conditions, Device, Record
     from clustersim.cost.record_file import write_record
 
     other = tmp_path / "other.json"

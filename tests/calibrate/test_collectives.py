@@ -16,21 +16,21 @@ import pytest
 import torch
 from torch.distributed.run import get_args_parser
 
-from calibrate.collectives.beside import KINDS, heaviest_kernels, largest_calls
 from calibrate.collectives.command import MEASURED, add_arguments, calls_for, in_formats
-from calibrate.collectives.laps import LEAST, MOST, DeviceClock, HostClock, Lap, timed
+from calibrate.collectives.interference import KINDS, heaviest_kernels, largest_calls
 from calibrate.collectives.operations import Member
-from calibrate.collectives.world import World, backend_of, library, local_device, started
-from calibrate.collectives.world import torchrun as torchrun_words
+from calibrate.collectives.process_groups import World, backend_of, library, local_device, started
+from calibrate.collectives.process_groups import torchrun as torchrun_words
+from calibrate.collectives.timing import LEAST, MOST, DeviceClock, HostClock, Lap, timed
 from calibrate.command import main
 from calibrate.fit.alpha_beta import fit_calls
-from calibrate.shares import VARIATIONS, shares
-from clustersim.assembly import exchanges_of, kernels_of
+from calibrate.imbalanced_shares import VARIATIONS, shares
+from clustersim.build import exchanges_of, kernels_of
+from clustersim.common.dtypes import DType
+from clustersim.common.errors import InputError
+from clustersim.cost.calibration_record import Call, KernelFit, Residual, signature
 from clustersim.cost.interference import KernelClass, class_of
-from clustersim.cost.record import Call, KernelFit, Residual, signature
 from clustersim.cost.record_file import read_record, write_record
-from clustersim.dtypes import DType
-from clustersim.errors import InputError
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.program.task import Collective
 from clustersim.scenario import Scenario
@@ -71,12 +71,13 @@ def pair(*arguments: str | Path) -> list[subprocess.CompletedProcess[str]]:
         for rank in range(2)
     ]
     try:
-        spoken = [each.communicate(timeout=120) for each in running]
+        spoken = [item.communicate(timeout=120) for item in running]
     finally:
-        for each in running:
-            each.kill()
+        for element in running:
+            element.kill()
     return [
-        subprocess.CompletedProcess(command, each.returncode, *said) for each, said in zip(running, spoken, strict=True)
+        subprocess.CompletedProcess(command, entry.returncode, *said)
+        for entry, said in zip(running, spoken, strict=True)
     ]
 
 
@@ -94,8 +95,8 @@ def test_every_collective_is_right_and_timed_in_a_node_and_across(seen: Mapping[
     assert seen["nodes"] == 2
     timed = {(name, ranks, nodes) for name, ranks, nodes, _ in seen["all"]}
     assert timed == {
-        *((each.value, 2, 1) for each in Collective if not each.routed),
-        *((each.value, 4, 2) for each in Collective if not (each.routed or each is Collective.SEND_RECV)),
+        *((collective.value, 2, 1) for collective in Collective if not collective.routed),
+        *((item.value, 4, 2) for item in Collective if not (item.routed or item is Collective.SEND_RECV)),
     }
     assert all(1e-6 < seconds < 60.0 for *_, seconds in seen["all"])
 
@@ -128,10 +129,10 @@ def test_what_cannot_be_measured_is_passed_over_with_the_reason(seen: Mapping[st
 
 def test_kernels_and_collectives_are_put_beside_each_other_by_all_processes_alike(seen: Mapping[str, Any]) -> None:
     """The kernel that no CPU has, and the group that does not fit, are passed over on all of them."""
-    known = [each for each in seen["beside"] if not isinstance(each, str)]
+    known = [item for item in seen["beside"] if not isinstance(item, str)]
     assert [kind for kind, _, _ in known] == ["all_gather", "send_recv"]
     assert all(0.0 <= slowing <= 99.0 + 1e-9 and not hindrance for _, slowing, hindrance in known)
-    assert [each for each in seen["beside"] if isinstance(each, str)] == [
+    assert [element for element in seen["beside"] if isinstance(element, str)] == [
         "beside beside.matmul, which could not be run by itself (unsupported)",
         "beside beside.matmul, which could not be run by itself (unsupported)",
         "8 ranks on 1 node do not fit the 4 processes on 2 nodes",
@@ -139,7 +140,7 @@ def test_kernels_and_collectives_are_put_beside_each_other_by_all_processes_alik
 
 
 def test_narrow_reductions_are_right_to_the_last_bit(seen: Mapping[str, Any]) -> None:
-    assert [row[0] for row in seen["narrow"]] == [each.value for each in Collective if each.reduces]
+    assert [row[0] for row in seen["narrow"]] == [collective.value for collective in Collective if collective.reduces]
 
 
 def test_one_rank_without_memory_leaves_a_call_out_on_all_and_keeps_nobody_waiting(seen: Mapping[str, Any]) -> None:
@@ -212,8 +213,8 @@ def test_the_command_measures_writes_and_goes_on_where_it_was(tmp_path: Path) ->
     assert (record.device.collectives, record.device.accelerator, record.device.threads) == ("gloo", "cpu-laptop", 1)
     pairs = [(kind.value, kernel) for kind in KINDS for kernel in KernelClass]
     assert f"/{len(grid) + len(pairs)}, " in first.stderr  # how far it is
-    assert [(each.beside, class_of(each.kernel.kind)) for each in record.beside] == pairs
-    assert {each.call.payload for each in record.beside if each.call} == {2.0**22}, "none larger than was asked for"
+    assert [(beside_row.beside, class_of(beside_row.kernel.kind)) for beside_row in record.beside] == pairs
+    assert {item.call.payload for item in record.beside if item.call} == {2.0**22}, "none larger than was asked for"
     assert "beside each other" in first.stdout
 
     kept = replace(record, collectives=record.collectives[:-1], kernel_fit=_fit(), collective_fits=())
@@ -230,7 +231,7 @@ def test_the_command_measures_writes_and_goes_on_where_it_was(tmp_path: Path) ->
     own = after.beside[len(record.beside) :]
     assert after.beside[: len(record.beside)] == record.beside, "measured once"
     heaviest = heaviest_kernels(kernels_of(Scenario.load(plan)))
-    assert {(each.call, each.kernel.signature) for each in own} == {
+    assert {(element.call, element.kernel.signature) for element in own} == {
         (call, signature(kernel)) for call in largest_calls(wanted) for kernel in heaviest
     }
     assert after.collective_fits == fit_calls(after.collectives)
@@ -375,8 +376,8 @@ def test_a_lap_is_timed_between_its_start_and_its_end(monkeypatch: pytest.Monkey
         log.append("read")
         return next(ticks)
 
-    monkeypatch.setattr("calibrate.collectives.laps.perf_counter", read)
-    monkeypatch.setattr("calibrate.collectives.laps.dist.barrier", lambda: log.append("meet"))
+    monkeypatch.setattr("calibrate.collectives.timing.perf_counter", read)
+    monkeypatch.setattr("calibrate.collectives.timing.dist.barrier", lambda: log.append("meet"))
     starts, ends = HostClock(shared=True).laps(noting(log), 2)
     assert (ends - starts).tolist() == [0.5, 0.25]
     assert log == ["prepare", "meet", "read", "run", "read"] * 2
@@ -405,7 +406,7 @@ def test_a_gpus_laps_are_queued_behind_a_pause_and_timed_by_its_events(monkeypat
     monkeypatch.setattr(torch.cuda, "Event", lambda **_: FakeEvent(log))
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: (log.append("pause"), pauses.append(cycles)))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: log.append("wait"))
-    monkeypatch.setattr("calibrate.collectives.laps.dist.all_reduce", lambda _number: log.append("together"))
+    monkeypatch.setattr("calibrate.collectives.timing.dist.all_reduce", lambda _number: log.append("together"))
     clock = DeviceClock(torch.device("cpu"))
     starts, ends = clock.laps(noting(log), 2)
     assert (ends - starts).tolist() == [3e-3, 3e-3]
@@ -440,7 +441,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def largest(values: torch.Tensor, _device: torch.device) -> torch.Tensor:
         return values + EARLY if bool((values == 5.0).all()) else values
 
-    monkeypatch.setattr("calibrate.collectives.laps.largest", largest)
+    monkeypatch.setattr("calibrate.collectives.timing.largest", largest)
 
 
 NOWHERE = torch.device("cpu")

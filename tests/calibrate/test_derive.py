@@ -7,15 +7,15 @@ import pytest
 
 from calibrate.command import main
 from calibrate.derive import DIES, derived
-from calibrate.fit.record import fitted
-from clustersim.cost.record import Origin, Record, signature
+from calibrate.fit.record_fit import fitted
+from clustersim.common.errors import InputError
+from clustersim.cost.calibration_record import Origin, Record, signature
+from clustersim.cost.measured_kernels import RecordedKernels
 from clustersim.cost.record_file import read_record, write_record
-from clustersim.cost.recorded import RecordedKernels
 from clustersim.cost.roofline import Roofline
-from clustersim.errors import InputError
 from clustersim.hardware.accelerator import load_accelerator
-from clustersim.workload.kernels import Kernel
-from tests.calibrate.synthetic import matmul, matmuls, record_of, streams
+from clustersim.model.kernels import Kernel
+from tests.calibrate.synthetic_records import matmul, matmuls, record_of, streams
 
 H200 = load_accelerator("h200-sxm-141gb")
 H100 = load_accelerator("h100-sxm-80gb")

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from clustersim.dtypes import COMPUTED, NARROW, DType
-from clustersim.errors import InputError
-from clustersim.shipped import names
+from clustersim.common.data_files import names
+from clustersim.common.dtypes import COMPUTED, NARROW, DType
+from clustersim.common.errors import InputError
 
 torch = pytest.importorskip("torch")
 devices = pytest.importorskip("calibrate.devices.device")
 from calibrate.devices import cuda as cuda_device  # noqa: E402 - after torch is known to be there
 from calibrate.devices.cpu import CpuDevice, CpuStopwatch  # noqa: E402
-from calibrate.devices.multiplied import eight_bits  # noqa: E402
+from calibrate.devices.matmul_support import eight_bits  # noqa: E402
 from tests.calibrate.fake_cuda import FakeCuda  # noqa: E402
 from tests.calibrate.fake_gpu import Chip  # noqa: E402
 

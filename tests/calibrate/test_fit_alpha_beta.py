@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibrate.collectives.table import fit_table
+from calibrate.collectives.tables import fit_table
 from calibrate.fit.alpha_beta import fit_calls
-from clustersim.cost.record import Call, CollectiveRow, Spread
+from clustersim.cost.calibration_record import Call, CollectiveRow, Spread
 from clustersim.program.task import Collective
 
 SIZES = [float(2**power) for power in range(10, 31)]

@@ -16,9 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibrate.fit.left_out import left_out_file
-from calibrate.fit.step_table import NODES, Tabulated
-from calibrate.fit.steps import (
+from calibrate.fit.out_of_sample import left_out_file
+from calibrate.fit.step_constants import (
     ACCELERATORS,
     LEAST,
     LIKE,
@@ -33,11 +32,12 @@ from calibrate.fit.steps import (
     left_out,
     thinned,
 )
-from clustersim.experience.facts import Facts
-from clustersim.experience.file import KINDS
+from calibrate.fit.step_table import NODES, Tabulated
+from clustersim.uncertainty.model_file import KINDS
+from clustersim.uncertainty.step_features import Facts
 from clustersim.validation.cases import Case
 from tests.conftest import examples
-from tests.validation.rows import case as row
+from tests.validation.sample_cases import case as row
 
 H100, A100, B200 = "h100-sxm-80gb", "a100-sxm-80gb", "b200-sxm-180gb"
 OLD, NEW = "megatron-2021", "pytorch"
@@ -69,7 +69,7 @@ class Made:
 
 
 def table(made: Sequence[Made]) -> list[Tabulated]:
-    return [each.tabulated(f"case {number}") for number, each in enumerate(made)]
+    return [item.tabulated(f"case {number}") for number, item in enumerate(made)]
 
 
 def many(made: Made, count: int = LEAST) -> list[Made]:
@@ -80,7 +80,7 @@ def many(made: Made, count: int = LEAST) -> list[Made]:
 def launched(count: int = LEAST) -> list[Made]:
     """Steps in which launches show, of forward and of backward."""
     both = [Made(A100, "host", framework=OLD, work=0.1, launches=1000.0, backward=500.0 * part) for part in (1, 3)]
-    return [each for made in both for each in many(made, count // 2)]
+    return [item for made in both for item in many(made, count // 2)]
 
 
 EVERY = [*many(Made(H100)), *many(Made(A100, "other")), *many(Made(B200, "third")), *launched(2 * LEAST)]
@@ -109,7 +109,7 @@ def test_a_constant_that_too_few_cases_depend_on_is_not_searched() -> None:
 
 def test_a_launch_that_does_not_show_is_not_searched() -> None:
     """At most 40 launches of at most 60 us in more than a second: 0.2 %."""
-    hidden = [replace(each, work=1.0, launches=40.0, backward=0.0) for each in launched()]
+    hidden = [replace(item, work=1.0, launches=40.0, backward=0.0) for item in launched()]
     assert fit(table([*EVERY[: -2 * LEAST], *hidden])).launch == fit([]).launch
 
 
@@ -131,20 +131,26 @@ def test_every_source_counts_once_however_many_cases_it_has() -> None:
 def test_a_source_that_is_left_out_is_not_seen() -> None:
     """Its accelerator's rate is 0.83, without it 1: predicted 0.83 of what was measured. With it, exactly."""
     without = fitted_without(table(EVERY))
-    qualities = {each.source: each for each in judged(table(EVERY), fit(table(EVERY)), without)}
+    qualities = {
+        source_quality.source: source_quality for source_quality in judged(table(EVERY), fit(table(EVERY)), without)
+    }
     third = qualities["third"]
     assert (third.n, third.mape, third.bias) == (LEAST, pytest.approx(0.0, abs=1e-9), pytest.approx(0.0, abs=1e-9))
     assert third.loo_bias == pytest.approx(RATES[B200] - 1.0)
     assert third.loo_mape == pytest.approx(1.0 - RATES[B200])
-    rows = [each for each in left_out(table(EVERY), without) if each.source == "third"]
-    assert [each.error for each in rows] == pytest.approx([-np.log(RATES[B200])] * LEAST)
+    rows = [item for item in left_out(table(EVERY), without) if item.source == "third"]
+    assert [element.error for element in rows] == pytest.approx([-np.log(RATES[B200])] * LEAST)
 
 
 def test_a_source_is_predicted_by_the_constants_of_the_others() -> None:
     """Measured 10 % longer than the two others say, it is predicted 1/1.1 of what it took."""
     cases = table([*many(Made(H100, "one")), *many(Made(H100, "two")), *many(Made(H100, "odd", longer=1.1))])
     found = fit(cases)
-    odd = next(each for each in judged(cases, found, fitted_without(cases)) if each.source == "odd")
+    odd = next(
+        source_quality
+        for source_quality in judged(cases, found, fitted_without(cases))
+        if source_quality.source == "odd"
+    )
     assert odd.loo_bias == pytest.approx(1 / 1.1 - 1)
     assert found.sustained[H100] == pytest.approx(RATES[H100])
 
@@ -184,7 +190,7 @@ def test_what_somebody_simulated_thins_out_nothing(kinds: list[str], most: int) 
     """Whatever their places, the choice is that of a table without them."""
     made = {"measured": ("paper", {}), "simulated": ("paper", SIMULATED), "elsewhere": ("simulator", SIMULATED)}
     all_cases = [case(source, number, **more) for number, kind in enumerate(kinds) for source, more in (made[kind],)]
-    runs = [each for each, kind in zip(all_cases, kinds, strict=True) if kind == "measured"]
+    runs = [all_case for all_case, kind in zip(all_cases, kinds, strict=True) if kind == "measured"]
     assert thinned(all_cases, most) == thinned(runs, most)
 
 
@@ -200,7 +206,7 @@ def rows(count: int, **cells: str) -> list[Case]:
     """Rows of one source, of different lengths."""
     name, software = "-".join(cells.values()), {"framework": "megatron-lm", "year": "2021"}
     lengths = [str(16 * (number + 1)) for number in range(count)]
-    return [row(**{"case_id": f"{name} {each}", "global_batch": each, **software, **cells}) for each in lengths]
+    return [row(**{"case_id": f"{name} {length}", "global_batch": length, **software, **cells}) for length in lengths]
 
 
 def of_every_kind(dense: int, narrow: int, **cells: str) -> list[Case]:
@@ -212,7 +218,7 @@ def of_every_kind(dense: int, narrow: int, **cells: str) -> list[Case]:
 def fitted(cases: list[Case], folder: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> dict[str, str]:
     """What `fit-steps` writes of published cases, by file."""
     folder.mkdir()
-    monkeypatch.setattr("calibrate.fit.steps.read_steps", lambda: cases)
+    monkeypatch.setattr("calibrate.fit.step_constants.read_steps", lambda: cases)
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     told = ["--json", str(folder / "found.json"), "--left-out", str(folder), "--workers", "1", "--most", "4"]

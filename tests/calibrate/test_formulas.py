@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clustersim.workload.training import Loss
+from clustersim.model.training import Loss
 
 torch = pytest.importorskip("torch")
 formulas = pytest.importorskip("calibrate.kernels.formulas")
@@ -122,7 +122,7 @@ def test_a_compiled_formula_is_the_same_and_its_graph_can_be_kept() -> None:
 
     if shutil.which("g++") is None:
         pytest.skip("no C++ compiler")
-    from calibrate.kernels.routines import compiling
+    from calibrate.kernels.pytorch_ops import compiling
 
     with compiling():
         for rows in (16, 24):
@@ -142,12 +142,12 @@ def test_each_form_of_operands_is_compiled_for_its_own_sizes_and_none_is_left_un
     """By a backend that counts: more forms than PyTorch compiles of one function, each once, with numbers for sizes."""
     from torch._dynamo import config
 
-    from calibrate.kernels.routines import compiling
+    from calibrate.kernels.pytorch_ops import compiling
 
     graphs: list[list[Any]] = []
 
     def backend(graph: Any, operands: list[Any]) -> Any:
-        graphs.append([tuple(each.shape) if isinstance(each, torch.Tensor) else each for each in operands])
+        graphs.append([tuple(operand.shape) if isinstance(operand, torch.Tensor) else operand for operand in operands])
         return graph.forward
 
     compile_ = torch.compile

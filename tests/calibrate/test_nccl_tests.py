@@ -14,9 +14,9 @@ import pytest
 
 from calibrate.command import main
 from calibrate.nccl_tests.command import read_runs
-from clustersim.cost.record import Call, Record
+from clustersim.common.dtypes import DType
+from clustersim.cost.calibration_record import Call, Record
 from clustersim.cost.record_file import read_record
-from clustersim.dtypes import DType
 from clustersim.program.task import Collective
 
 FILES = Path(__file__).parent / "nccl"
@@ -29,7 +29,7 @@ def take_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..
     """Import files of nccl/ (or paths) into a record."""
 
     def run(*arguments: str | Path, output: str = "record.json") -> Record:
-        status = main(["import-nccl-tests", *(str(each) for each in arguments), "-o", str(tmp_path / output)])
+        status = main(["import-nccl-tests", *(str(argument) for argument in arguments), "-o", str(tmp_path / output)])
         assert status == 0, capsys.readouterr().err
         return read_record(tmp_path / output)
 
@@ -42,7 +42,7 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[...,
 
     def run(*arguments: str | Path) -> str:
         output = tmp_path / "none.json"
-        assert main(["import-nccl-tests", *(str(each) for each in arguments), "-o", str(output)]) == 2
+        assert main(["import-nccl-tests", *(str(argument) for argument in arguments), "-o", str(output)]) == 2
         assert not output.exists()
         return capsys.readouterr().err
 

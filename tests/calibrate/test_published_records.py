@@ -7,14 +7,14 @@ import pytest
 
 import calibrate
 from calibrate.command import main
-from calibrate.fit import published
-from calibrate.fit.published import TARGETS
+from calibrate.fit import published_fit
+from calibrate.fit.fit_quality import Fits
+from calibrate.fit.published_fit import TARGETS
 from calibrate.fit.published_kernels import matmuls
 from calibrate.fit.published_records import records
-from calibrate.fit.quality import Fits
-from clustersim.cost.record import Origin, Record, signature
+from clustersim.cost.calibration_record import Origin, Record, signature
+from clustersim.cost.measured_kernels import RecordedKernels
 from clustersim.cost.record_file import read_record, record_text
-from clustersim.cost.recorded import RecordedKernels
 from clustersim.cost.timing import Provenance
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.program.task import Collective
@@ -60,7 +60,7 @@ def test_accelerators_with_fitted_constants_carry_them_with_residuals(written: d
         kernel_fit = written[target.name].kernel_fit
         assert kernel_fit is not None
         assert kernel_fit.residuals
-        assert all(each.left_out <= 0.25 for each in kernel_fit.residuals.values())
+        assert all(residual.left_out <= 0.25 for residual in kernel_fit.residuals.values())
     assert written["v100-sxm-32gb"].kernel_fit is None  # a sibling's
 
 
@@ -107,7 +107,7 @@ def test_every_published_matmul_is_in_its_record(written: dict[str, Record]) -> 
 def test_a_folder_that_cannot_be_made_is_one_sentence(
     fits: Fits, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(published, "fit", lambda: fits)
+    monkeypatch.setattr(published_fit, "fit", lambda: fits)
     (tmp_path / "file").write_text("")
     assert main(["fit-published", "--records", str(tmp_path / "file" / "folder")]) == 2
     assert "cannot be made" in capsys.readouterr().err

@@ -7,20 +7,20 @@ from time import perf_counter
 import pytest
 
 from calibrate.command import main
-from clustersim.assembly import kernels_of
-from clustersim.cost.record import HostState, Outcome
-from clustersim.dtypes import DType
+from clustersim.build import kernels_of
+from clustersim.common.dtypes import DType
+from clustersim.cost.calibration_record import HostState, Outcome
+from clustersim.model.kernels import Kernel, KernelKind, MatmulShape, Operands
 from clustersim.scenario import Scenario
-from clustersim.workload.kernels import Kernel, KernelKind, MatmulShape, Operands
 
 torch = pytest.importorskip("torch")
 from calibrate.devices.cuda import CudaDevice  # noqa: E402 - after torch is known to be there
 from calibrate.devices.device import accelerator_of  # noqa: E402
 from calibrate.host.measure import host_rows  # noqa: E402
-from calibrate.kernels import run  # noqa: E402
+from calibrate.kernels import selection  # noqa: E402
 from calibrate.kernels.formulas import Unsupported  # noqa: E402
-from calibrate.kernels.routines import matmul, scaled  # noqa: E402
-from calibrate.kernels.routines.formats import TORCH  # noqa: E402
+from calibrate.kernels.pytorch_ops import matmul, scaled_matmul  # noqa: E402
+from calibrate.kernels.pytorch_ops.random_tensors import TORCH  # noqa: E402
 from calibrate.kernels.timing import QUICK, measure  # noqa: E402
 
 pytestmark = [
@@ -67,7 +67,7 @@ def test_products_of_formats_with_scales_are_right(gpu: CudaDevice, dtype: DType
     eight = [torch.randn(SIZE, SIZE, device=gpu.torch).to(torch.float8_e4m3fn) for _ in range(2)]
     a, b = eight[0], eight[1].t()
     for operands in Operands:
-        found = scaled.scaled(MatmulShape(SIZE, SIZE, SIZE, operands=operands), dtype, a, b)()
+        found = scaled_matmul.scaled(MatmulShape(SIZE, SIZE, SIZE, operands=operands), dtype, a, b)()
         assert found.dtype is torch.bfloat16
         assert _error(found, a.double() @ b.double()) < ROUNDING
 
@@ -96,7 +96,7 @@ def test_events_tell_what_a_clock_on_the_wall_tells(gpu: CudaDevice) -> None:
 
 @pytest.mark.parametrize("changes", [(), UNFUSED])
 def test_every_kernel_of_a_scenario_is_measured(gpu: CudaDevice, plan: Path, changes: tuple[str, ...]) -> None:
-    rows = run.measure(kernels_of(Scenario.load(plan, changes)), gpu, method=QUICK)
+    rows = selection.measure(kernels_of(Scenario.load(plan, changes)), gpu, method=QUICK)
     lacking = {f"{row.name}: {row.outcome.value}, {row.source}" for row in rows if row.outcome is not Outcome.MEASURED}
     assert not lacking
     assert all(row.time is not None and 1e-7 < row.time.seconds < 1e-2 for row in rows)
@@ -105,7 +105,7 @@ def test_every_kernel_of_a_scenario_is_measured(gpu: CudaDevice, plan: Path, cha
 def test_experts_and_their_routing_are_measured(gpu: CudaDevice, plan: Path) -> None:
     plan.write_text(PLAN.replace("ffn: 2048", "experts: {count: 8, top_k: 2, ffn: 512}"))
     changes = (*UNFUSED, "training.overheads.grouping=kernel")
-    rows = run.measure(kernels_of(Scenario.load(plan, changes)), gpu, method=QUICK)
+    rows = selection.measure(kernels_of(Scenario.load(plan, changes)), gpu, method=QUICK)
     assert {(row.name, row.outcome, row.source) for row in rows if row.time is None} == set()
 
 
@@ -126,10 +126,10 @@ def test_what_a_gpu_lacks_is_said(gpu: CudaDevice) -> None:
     kernel = Kernel("test", KernelKind.MATMUL, DType.NVFP4, 1.0, 1.0, MatmulShape(SIZE, SIZE, SIZE))
     if gpu.supports(DType.NVFP4):
         pytest.skip("it has all of them")
-    (row,) = run.measure([kernel], gpu, method=QUICK)
+    (row,) = selection.measure([kernel], gpu, method=QUICK)
     assert row.outcome is Outcome.UNSUPPORTED
     with pytest.raises(Unsupported):
-        scaled.multiply(MatmulShape(SIZE, SIZE, SIZE + 1), DType.FP8, gpu.torch)
+        scaled_matmul.multiply(MatmulShape(SIZE, SIZE, SIZE + 1), DType.FP8, gpu.torch)
 
 
 @pytest.mark.parametrize("changes", [(), UNFUSED])

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from clustersim.cost.record import UnderLoad
+from clustersim.cost.calibration_record import UnderLoad
 
 torch = pytest.importorskip("torch")
 fake_nvml = pytest.importorskip("tests.calibrate.fake_nvml")
-from calibrate.devices import nvml, readings, sensors, smi  # noqa: E402 - after torch is known to be there
-from calibrate.devices.watch import repeated, watching  # noqa: E402
+from calibrate.devices import nvidia_smi, nvml, sensors, telemetry  # noqa: E402 - after torch is known to be there
+from calibrate.devices.telemetry_sampling import repeated, watching  # noqa: E402
 from tests.calibrate.fake_cuda import FakeCuda  # noqa: E402
 from tests.calibrate.fake_gpu import Chip, Work  # noqa: E402
 
@@ -54,8 +54,8 @@ def _smi(monkeypatch: pytest.MonkeyPatch, answers: dict[str, str], uuid: str = "
         said = ", ".join(answers.get(field, "") for field in fields)
         return subprocess.CompletedProcess(command, 0 if known else 6, stdout=f"{said}\n" if known else "No devices\n")
 
-    monkeypatch.setattr(smi.shutil, "which", lambda _: "/usr/bin/nvidia-smi")
-    monkeypatch.setattr(smi.subprocess, "run", run)
+    monkeypatch.setattr(nvidia_smi.shutil, "which", lambda _: "/usr/bin/nvidia-smi")
+    monkeypatch.setattr(nvidia_smi.subprocess, "run", run)
     return asked
 
 
@@ -82,7 +82,7 @@ def test_a_part_of_a_gpu_has_the_clocks_of_the_whole(cuda: FakeCuda, library: An
     library.mig_uuids["MIG-part"] = cuda.gpus[1]
     found = nvml.find("part")
     assert found is not None
-    assert found.facts() == readings.Facts("580.95.05", 400.0, ecc=True, mig=True)
+    assert found.facts() == telemetry.Facts("580.95.05", 400.0, ecc=True, mig=True)
     assert found.state().sm_clock_mhz == 1980.0
     assert nvml.find("another") is None
 
@@ -100,7 +100,7 @@ def test_what_a_gpu_does_not_tell_is_left_out(library: Any) -> None:
         library.failing[name] = NOT_SUPPORTED
     assert sensors.sensor_of(0).state().power_w == 0.0
     assert sensors.sensor_of(0).state().sm_clock_mhz == 1980.0
-    assert sensors.sensor_of(0).facts() == readings.Facts("580.95.05", 700.0, ecc=None, mig=None)
+    assert sensors.sensor_of(0).facts() == telemetry.Facts("580.95.05", 700.0, ecc=None, mig=None)
 
 
 @pytest.mark.parametrize("missing", ["package", "driver", "gpu"])
@@ -115,7 +115,7 @@ def test_where_nvml_is_missing_nvidia_smi_is_asked(missing: str, library: Any, m
     _smi(monkeypatch, ANSWERS)
     sensor = sensors.sensor_of(0)
     assert sensor.state() == UnderLoad(1410.0, 1215.0, 287.31, 64.0, ("sw_power_cap", "sw_thermal_slowdown"))
-    assert sensor.facts() == readings.Facts("550.90", 400.0, ecc=True, mig=False)
+    assert sensor.facts() == telemetry.Facts("550.90", 400.0, ecc=True, mig=False)
 
 
 def test_nvidia_smi_is_asked_seldom(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,9 +154,9 @@ def _gone(*_: Any, **__: Any) -> Any:
 def test_an_nvidia_smi_that_hangs_says_nothing(run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     _smi(monkeypatch, ANSWERS)
-    monkeypatch.setattr(smi.subprocess, "run", run)
+    monkeypatch.setattr(nvidia_smi.subprocess, "run", run)
     assert sensors.sensor_of(0).state() == UnderLoad()
-    assert sensors.sensor_of(0).facts() == readings.Facts()
+    assert sensors.sensor_of(0).facts() == telemetry.Facts()
 
 
 @pytest.mark.usefixtures("cuda")
@@ -209,14 +209,14 @@ def test_an_amd_gpu_is_asked_through_pytorch(cuda: FakeCuda, monkeypatch: pytest
 
 
 def test_reasons_that_are_not_known_keep_their_bit() -> None:
-    assert readings.reasons(0x1 | 0x8 | 0x8000) == ("hw_slowdown", "0x8000")
-    assert readings.reasons(0) == ()
+    assert telemetry.reasons(0x1 | 0x8 | 0x8000) == ("hw_slowdown", "0x8000")
+    assert telemetry.reasons(0) == ()
 
 
 def test_means_are_of_what_was_told() -> None:
-    found = readings.mean([UnderLoad(1000.0, throttled=("a",)), UnderLoad(), UnderLoad(2000.0, power_w=300.0)])
+    found = telemetry.mean([UnderLoad(1000.0, throttled=("a",)), UnderLoad(), UnderLoad(2000.0, power_w=300.0)])
     assert found == UnderLoad(1500.0, power_w=300.0, throttled=("a",))
-    assert readings.mean([UnderLoad()]) is None
+    assert telemetry.mean([UnderLoad()]) is None
 
 
 def test_a_watch_looks_at_least_once_and_stops() -> None:

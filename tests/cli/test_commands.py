@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from clustersim import shipped
 from clustersim.cli.outputs import Outputs
 from clustersim.cli.run import run_scenario
-from clustersim.report.export import write
-from clustersim.scenario import warnings
+from clustersim.common import data_files
+from clustersim.report.export import write_traces
+from clustersim.scenario.validation_rules import warnings
 from tests.cli.conftest import TWO_TIERS, Run
-from tests.report.traced import slices
+from tests.report.small_trace import slices
 
 KEYS = """
     step_time_s tokens_per_s tokens_per_s_per_gpu model_tflops_per_gpu mfu mfu_causal hfu bubble_fraction
@@ -67,7 +67,7 @@ def test_a_long_trace_is_announced_with_its_spans(
     table: bool,
     said: bool,
 ) -> None:
-    monkeypatch.setattr(write, "MANY_SPANS", least)
+    monkeypatch.setattr(write_traces, "MANY_SPANS", least)
     file = plan.parent / "a.pftrace"
     assert run_scenario(plan, [], Outputs(trace=str(file), table=table))
     spans = len(slices(file))
@@ -106,7 +106,7 @@ def test_presets_lists_every_shelf(clustersim: Run) -> None:
 def test_presets_list_recipes_of_number_formats(clustersim: Run) -> None:
     lines = clustersim("presets").stdout.splitlines()
     recipes = lines[next(at for at, line in enumerate(lines) if line.startswith("recipe of number formats")) :]
-    for name in shipped.names("recipes"):
+    for name in data_files.names("recipes"):
         assert any(line.startswith(f"{name} ") for line in recipes)
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from clustersim import Scenario, simulate
-from clustersim.assembly import kernels_of
-from clustersim.cost.record import Conditions, Device, KernelRow, Record, Spread
+from clustersim.build import kernels_of
+from clustersim.cost.calibration_record import Conditions, Device, KernelRow, Record, Spread
 from clustersim.cost.record_file import write_record
-from clustersim.experience.facts import facts_of
-from clustersim.experience.file import load_experience
-from clustersim.workload.kernels import KernelKind
+from clustersim.model.kernels import KernelKind
+from clustersim.uncertainty.model_file import load_experience
+from clustersim.uncertainty.step_features import facts_of
 from tests.cli.conftest import Run
 
 SECONDS = 1e-3

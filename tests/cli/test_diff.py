@@ -53,7 +53,7 @@ def test_two_files_and_a_change_of_the_second(clustersim: Run, plan: Path, tmp_p
     (tmp_path / "other").mkdir()
     other = write_plan(tmp_path / "other", {**PLAN, "schedule": "gpipe", "name": "the other"})
     found = answer(clustersim, plan, other, "--set", "training.sequence=512")
-    assert [each["key"] for each in found["inputs"]] == ["name", "schedule", "training.sequence"]
+    assert [item["key"] for item in found["inputs"]] == ["name", "schedule", "training.sequence"]
     assert found["second"]["title"] == f"the other ({other}) with training.sequence=512"
     assert found["notes"] == ["a step of B has 0.5 times the tokens; compare tokens/s per GPU"]
 
@@ -73,7 +73,7 @@ def test_a_result_stands_for_its_scenario(clustersim: Run, plan: Path) -> None:
     file = recorded(clustersim, plan)
     assert answer(clustersim, plan, file)["inputs"] == []
     found = answer(clustersim, file, "--set", "schedule=gpipe")
-    assert [each["key"] for each in found["inputs"]] == ["schedule"]
+    assert [item["key"] for item in found["inputs"]] == ["schedule"]
     assert found["notes"] == []
     assert found["first"]["title"] == f"plan ({file})"
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import PLAN, Run, write_plan
-from tests.foreign.profiles import Profile, three_steps
+from tests.interop.synthetic_profiles import Profile, three_steps
 
 SINGLE = {**PLAN, "cluster": {"name": "dgx-h100", "gpus": 1}, "layout": {}}
 
@@ -86,7 +86,7 @@ def test_a_scenario_that_does_not_fit_is_compared_and_said(clustersim: Run, tmp_
 
 def test_a_result_predicts_as_its_scenario_does(clustersim: Run, plan: Path) -> None:
     clustersim("run", plan, "--kineto", "traces", "--ranks", "0", "--json", "result.json", "--quiet")
-    first, second = (answer(clustersim, "traces", each) for each in (plan, "result.json"))
+    first, second = (answer(clustersim, "traces", path) for path in (plan, "result.json"))
     assert second["second"]["title"] == "plan (result.json)"
     assert {**second, "second": first["second"]} == first
 

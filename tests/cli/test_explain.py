@@ -31,7 +31,7 @@ def test_json_holds_all_of_it(clustersim: Run, plan: Path, tmp_path: Path) -> No
     low, high = answer["band_s"]
     assert answer["inside_band"] is (low <= answer["measured_s"] <= high)
     assert sum(answer["breakdown_s"].values()) == pytest.approx(plain)
-    slower = next(each for each in answer["causes"] if each["name"] == "matmuls")
+    slower = next(item for item in answer["causes"] if item["name"] == "matmuls")
     assert slower["explains"]
     assert slower["share_of_gap"] == pytest.approx(1.0, abs=0.01)
     assert slower["step_time_s"] == pytest.approx(answer["measured_s"], rel=1e-3)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.planning.explorations import few_choices
+from tests.planning.explorer_scenarios import few_choices
 
 Run = Callable[..., Any]
 

@@ -134,8 +134,8 @@ def test_mistakes_are_one_sentence(clustersim: Run, plan: Path, change: str, wor
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
-    for each in words:
-        assert each in done.stderr
+    for word in words:
+        assert word in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -19,16 +19,16 @@ from typing import Any
 import pytest
 import yaml
 
-from clustersim import shipped
-from clustersim.cost.record import Origin
+from clustersim.common import data_files
+from clustersim.cost.calibration_record import Origin
 from clustersim.cost.record_file import read_record, write_record
 from clustersim.hardware.cluster import load_cluster
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from tests.cli.conftest import Run
-from tests.foreign.examples import TORCHTITAN
-from tests.foreign.profiles import three_steps
-from tests.foreign.test_megatron import SCRIPT
+from tests.interop.repository_examples import TORCHTITAN
+from tests.interop.synthetic_profiles import three_steps
+from tests.interop.test_megatron import SCRIPT
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -73,7 +73,7 @@ def commands() -> Iterator[tuple[str, str, list[str] | None]]:
 
 def run_here(command: str) -> bool:
     installs = command.startswith("python3 -m venv")
-    return not installs and command not in ELSEWHERE and not any(each in command for each in MEASURES)
+    return not installs and command not in ELSEWHERE and not any(item in command for item in MEASURES)
 
 
 CASES = [
@@ -81,7 +81,7 @@ CASES = [
         command,
         printed,
         id=f"{page}: {command.partition('  #')[0].strip()}",
-        marks=[pytest.mark.slow] if any(each in command for each in SLOW) else [],
+        marks=[pytest.mark.slow] if any(element in command for element in SLOW) else [],
     )
     for page, command, printed in commands()
     if run_here(command)
@@ -139,7 +139,7 @@ def words(text: str) -> str:
 
 
 def pattern(shown: list[str]) -> str:
-    lines = ("(.*\n)*?" if each.strip() == "..." else _line(each) for each in shown if each.strip())
+    lines = ("(.*\n)*?" if item.strip() == "..." else _line(item) for item in shown if item.strip())
     return "".join(lines)
 
 
@@ -158,12 +158,12 @@ def test_what_is_shown_is_told_apart_from_what_is_not() -> None:
 
 def test_what_is_run_elsewhere_is_still_shown_and_its_tests_are_there() -> None:
     shown = [command for _, command, _ in commands()]
-    assert all(any(command.startswith(each) for command in shown) for each in ELSEWHERE)
+    assert all(any(command.startswith(item) for command in shown) for item in ELSEWHERE)
     assert all((ROOT / test).is_file() for test in ELSEWHERE.values())
-    assert all(any(each in command for command in shown) for each in MEASURES)
+    assert all(any(element in command for command in shown) for element in MEASURES)
 
 
-@pytest.mark.parametrize(("page", "text"), [each for each in blocks("python") if not each[1].startswith("class ")])
+@pytest.mark.parametrize(("page", "text"), [block for block in blocks("python") if not block[1].startswith("class ")])
 def test_python_runs_from_the_project_s_folder(page: str, text: str) -> None:
     """Classes of schedules are run in `test_readme`."""
     with chdir(ROOT):
@@ -183,9 +183,9 @@ def test_steps_of_a_real_gpu_are_predicted_as_the_manual_says(tmp_path: Path) ->
     (tmp_path / "plan.yaml").write_text(text)
     page = (ROOT / "docs" / "calibration.md").read_text(encoding="utf-8")
     eager = re.findall(r"--set (training\S+=\w+)", page)
-    said = [float(each) for each in re.findall(r"\| `run`: .*? \| ([\d.]+) ms", page)]
+    said = [float(item) for item in re.findall(r"\| `run`: .*? \| ([\d.]+) ms", page)]
     found = [simulate(Scenario.load(tmp_path / "plan.yaml", changes)).step_time for changes in ((), eager)]
-    assert [1e3 * each for each in found] == pytest.approx(said, rel=0.01)
+    assert [1e3 * element for element in found] == pytest.approx(said, rel=0.01)
 
 
 def test_all_yaml_is_read_by_some_test() -> None:
@@ -203,12 +203,12 @@ def test_collectives_and_their_algorithms_stand_in_the_manual() -> None:
 
 def test_every_shipped_cluster_stands_in_the_manual() -> None:
     page = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
-    for name in shipped.names("clusters"):
+    for name in data_files.names("clusters"):
         assert re.search(rf"\b{name}\b", page), name
 
 
 def test_every_door_in_the_table_of_extending_has_an_example_that_is_short() -> None:
     page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`(examples/extend_\w+\.py)`", page))
-    assert named == {f"examples/{each.name}" for each in (ROOT / "examples").glob("extend_*.py")}
-    assert all(f"python {each}" in page for each in named)
+    assert named == {f"examples/{path.name}" for path in (ROOT / "examples").glob("extend_*.py")}
+    assert all(f"python {item}" in page for item in named)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Run
-from tests.validation.rows import row, write_rows
+from tests.validation.sample_cases import row, write_rows
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_any_number_of_workers_gives_the_same_answer(process: Run, clustersim: R
     one = clustersim("validate", "steps", table, "--json", "-", "--workers", "1")
     two = process("validate", "steps", table, "--json", "-", "--workers", "2")
     assert one.stdout == two.stdout
-    assert [each["case_id"] for each in json.loads(one.stdout)["cases"]] == [f"case {n}" for n in range(16)]
+    assert [load["case_id"] for load in json.loads(one.stdout)["cases"]] == [f"case {n}" for n in range(16)]
 
 
 @pytest.mark.parametrize("code", ["import clustersim", "import clustersim.cli"])
@@ -102,7 +102,7 @@ try:
 except SystemExit as ended:
     assert not ended.code
 found = {{name.rpartition(".")[2] for name in sys.modules if name.startswith("clustersim.report.")}}
-assert "clustersim.report.printed.run" in sys.modules
+assert "clustersim.report.terminal.run" in sys.modules
 assert not {pages} & found, {pages} & found
 assert not {{"plotly", "jinja2", "networkx", "torch", "pyarrow", "perfetto"}} & set(sys.modules)
 """

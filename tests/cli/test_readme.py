@@ -10,7 +10,7 @@ import yaml
 
 from calibrate.command import parsed
 from clustersim.cli.app import app
-from clustersim.schedules.notation import format_order
+from clustersim.schedules.csv_format import format_order
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -117,7 +117,7 @@ def scenarios() -> list[dict[str, Any]]:
 
 def test_the_scenario_of_the_manual_is_a_scenario_and_so_are_the_parts_that_replace_its_own() -> None:
     from clustersim.scenario import Scenario
-    from clustersim.scenario.file import ScenarioFile
+    from clustersim.scenario.config.scenario import ScenarioFile
 
     whole, *parts = scenarios()
     beside = [part for part in parts if "jobs" in part.get("disturbances", {})]
@@ -148,7 +148,7 @@ def test_the_jobs_of_the_manual_train_beside_another(tmp_path: Path) -> None:
 def test_the_schedules_from_outside_in_the_manual_are_schedules(tmp_path: Path) -> None:
     """Its lines and its class, in a scenario of two pipeline ranks and one microbatch."""
     from clustersim.scenario import Scenario
-    from clustersim.scenario.sections.schedule import ScheduleChoice
+    from clustersim.scenario.config.schedule import ScheduleChoice
 
     (rule,) = re.findall(r"```python\n(class MySchedule.*?)```", MANUAL, re.DOTALL)
     lines = re.findall(r"^schedule: \{.*$", MANUAL, re.MULTILINE)

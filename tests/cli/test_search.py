@@ -29,7 +29,7 @@ def test_it_says_which_layout_to_take_and_how_to_run_it(clustersim: Run, plan: P
     assert told in again.stdout
     commands = re.findall(r"<code>clustersim (.*?)</code>", (tmp_path / "page.html").read_text())
     assert command in commands
-    assert all("--set training.sequence=2048" in each for each in commands)
+    assert all("--set training.sequence=2048" in item for item in commands)
 
 
 def test_json_says_what_every_layout_is_and_why(clustersim: Run, plan: Path) -> None:
@@ -40,19 +40,19 @@ def test_json_says_what_every_layout_is_and_why(clustersim: Run, plan: Path) -> 
     assert found["candidates"] == 6
     assert found["simulated"] + found["bounded"] + sum(found["pruned"].values()) == 6
     assert len(found["best"]) == 3
-    times = [each["step_time_s"] for each in found["best"]]
+    times = [item["step_time_s"] for item in found["best"]]
     assert times == sorted(times)
-    for each in found["best"]:
-        sets = [word for override in each["overrides"] for word in ("--set", override)]
+    for element in found["best"]:
+        sets = [word for override in element["overrides"] for word in ("--set", override)]
         run = json.loads(clustersim("run", plan, *sets, "--json", "-").stdout)
-        assert run["step_time_s"] == each["step_time_s"]
-        assert run["mfu"] == each["mfu"]
-        assert run["economics"]["cost_per_trillion_tokens"] == each["cost_per_trillion_tokens"]
-        low, high = each["step_time_band_s"]
-        assert low < each["step_time_s"] < high
+        assert run["step_time_s"] == element["step_time_s"]
+        assert run["mfu"] == element["mfu"]
+        assert run["economics"]["cost_per_trillion_tokens"] == element["cost_per_trillion_tokens"]
+        low, high = element["step_time_band_s"]
+        assert low < element["step_time_s"] < high
     assert set(found["why"]) == {"runner_up", "first_guess"}
     longer = sum(found["why"]["runner_up"].values())
-    second = next(each for place, each in enumerate(found["best"]) if place != found["preferred"])
+    second = next(entry for place, entry in enumerate(found["best"]) if place != found["preferred"])
     assert longer == pytest.approx(second["step_time_s"] - found["best"][found["preferred"]]["step_time_s"], abs=1e-9)
     assert len(found["sensitivity"]) == 5
 
@@ -74,10 +74,10 @@ def test_sizes_and_clusters_are_compared(clustersim: Run, plan: Path) -> None:
     done = clustersim("search", plan, *FEW, "--gpus", "8,16", "--batch-per-gpu", "--clusters", "dgx-h100,dgx-a100",
                       "--objective", "cost", "--json", "-")  # fmt: skip
     found = json.loads(done.stdout)
-    assert [(each["cluster"], each["gpus"]) for each in found["best_of_jobs"]] == [
+    assert [(item["cluster"], item["gpus"]) for item in found["best_of_jobs"]] == [
         ("dgx-h100", 8), ("dgx-h100", 16), ("dgx-a100", 8), ("dgx-a100", 16),
     ]  # fmt: skip
-    costs = [each["cost_per_trillion_tokens"] for each in found["best"]]
+    costs = [element["cost_per_trillion_tokens"] for element in found["best"]]
     assert costs == sorted(costs)
     table = clustersim("search", plan, *FEW, "--gpus", "8,16", "--batch-per-gpu").stdout
     assert "the best on each" in table
@@ -123,11 +123,13 @@ def test_the_run_with_what_breaks_is_an_objective(clustersim: Run, plan: Path) -
     """Days are more than steps take, the fastest layout is the best of one size, and the answer says how it is run."""
     run = ("--objective", "days", "--set", "economics.tokens=1T", "--set", "reliability.rates=50", "--json", "-")
     found = json.loads(clustersim("search", plan, *FEW, *run).stdout)
-    for each in found["best"]:
-        ideal = 1e12 / (8 * 1024) * each["step_time_s"] / 86400.0
-        assert each["run"]["days"] * each["run"]["goodput"] == pytest.approx(ideal, rel=1e-3)
-        assert {"interval", "nodes", "spare_nodes"} <= {*each["run"]}
-    assert [each["run"]["days"] for each in found["best"]] == sorted(each["run"]["days"] for each in found["best"])
+    for item in found["best"]:
+        ideal = 1e12 / (8 * 1024) * item["step_time_s"] / 86400.0
+        assert item["run"]["days"] * item["run"]["goodput"] == pytest.approx(ideal, rel=1e-3)
+        assert {"interval", "nodes", "spare_nodes"} <= {*item["run"]}
+    assert [element["run"]["days"] for element in found["best"]] == sorted(
+        entry["run"]["days"] for entry in found["best"]
+    )
     done = clustersim("search", plan, *FEW, "--objective", "run-cost", *run[2:6])
     assert "USD for the run" in done.stdout
     assert "days with what breaks, goodput" in done.stdout

@@ -8,10 +8,10 @@ import pytest
 
 from clustersim.cli.outputs import Outputs, TraceChoice, announce
 from clustersim.cli.run import run_scenario
-from clustersim.errors import InputError, OutputError
-from clustersim.report.export import write
+from clustersim.common.errors import InputError, OutputError
+from clustersim.report.export import write_traces
 from tests.cli.conftest import Run
-from tests.report.traced import slices
+from tests.report.small_trace import slices
 
 
 def test_all_traces_of_the_chosen_ranks_are_written_and_named(clustersim: Run, plan: Path, tmp_path: Path) -> None:
@@ -24,9 +24,9 @@ def test_all_traces_of_the_chosen_ranks_are_written_and_named(clustersim: Run, p
         "wrote traces (5 of 8 ranks)",
     ]
     ranks = [1, 4, 5, 6, 7]
-    assert sorted(each.name for each in (tmp_path / "traces").iterdir()) == [f"rank-{rank}.json" for rank in ranks]
+    assert sorted(path.name for path in (tmp_path / "traces").iterdir()) == [f"rank-{rank}.json" for rank in ranks]
     drawn = slices(tmp_path / "a.pftrace")
-    assert sorted({each.rank for each in drawn}) == ranks
+    assert sorted({item.rank for item in drawn}) == ranks
     with (tmp_path / "a.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert sorted({int(row["rank"]) for row in rows}) == ranks
@@ -59,7 +59,7 @@ def test_what_cannot_be_traced_is_refused_before_simulating(
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
     assert len(done.stderr.splitlines()) == 1
-    assert [each.name for each in tmp_path.iterdir()] == ["plan.yaml"]
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.yaml"]
 
 
 def test_a_file_in_the_directory_of_traces_is_refused(plan: Path, tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_table_without_the_extra_is_refused_before_simulating(
 def test_what_is_too_large_is_refused_unless_it_is_forced(
     plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
 ) -> None:
-    monkeypatch.setattr(write, "MOST_BYTES", 1000)
+    monkeypatch.setattr(write_traces, "MOST_BYTES", 1000)
     name = str(tmp_path / {"trace": "a.pftrace", "kineto": "traces", "spans": "a.csv"}[option])
     with pytest.raises(OutputError, match=r"above 1000 B; .*--ranks.*--force"):
         run_scenario(plan, [], Outputs(**{option: name}, table=False))  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ import yaml
 from clustersim import Scenario, simulate
 from clustersim.validation.cases import PUBLISHED
 from tests.cli.conftest import Run
-from tests.validation.rows import row, write_rows
+from tests.validation.sample_cases import row, write_rows
 
 KOREA = "korth-T5-22B-present"
 REFUSED = "card-gpt-oss-20b-peft-H100-1"  # of a batch that is not stated
@@ -46,9 +46,9 @@ def test_a_users_table_is_predicted_and_what_cannot_be_is_told(clustersim: Run, 
     assert answer["kind"] == "steps"
     assert answer["overall"]["n"] == 2
     assert answer["overall"]["skipped"] == 2
-    assert {name: each["n"] for name, each in answer["by_source"].items()} == {"nobody": 1, "somebody": 1}
+    assert {name: item["n"] for name, item in answer["by_source"].items()} == {"nobody": 1, "somebody": 1}
     assert set(answer["overall"]) == FIGURES
-    cases = {each["case_id"]: each for each in answer["cases"]}
+    cases = {element["case_id"]: element for element in answer["cases"]}
     for name in ("one", "two"):
         assert cases[name]["error"] == pytest.approx(cases[name]["predicted"] / cases[name]["measured"] - 1)
         assert cases[name]["skipped_reason"] is None
@@ -83,7 +83,7 @@ def test_quiet_prints_nothing(clustersim: Run, table: Path) -> None:
 
 def test_a_part_of_the_shipped_steps_is_chosen_by_id(clustersim: Run) -> None:
     done = clustersim("validate", "steps", "--only", KOREA, "--json", "-")
-    assert [each["case_id"] for each in answer_of(done.stdout)["cases"]] == [KOREA]
+    assert [item["case_id"] for item in answer_of(done.stdout)["cases"]] == [KOREA]
 
 
 def test_a_simulated_case_is_not_called_measured(clustersim: Run) -> None:
@@ -155,8 +155,8 @@ def test_the_shipped_tables_are_what_users_tables_look_like(clustersim: Run, tmp
 def test_a_case_of_one_s_own_file_is_shown_like_a_shipped_one(clustersim: Run, table: Path) -> None:
     """With the prediction that the table of the file has for it."""
     listed = {
-        each["case_id"]: each
-        for each in answer_of(clustersim("validate", "steps", table, "--json", "-").stdout)["cases"]
+        item["case_id"]: item
+        for item in answer_of(clustersim("validate", "steps", table, "--json", "-").stdout)["cases"]
     }
     told = answer_of(clustersim("validate", "show", table, "two", "--json", "-").stdout)
     assert told["predicted"] == listed["two"]["predicted"]

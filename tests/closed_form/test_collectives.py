@@ -16,7 +16,6 @@ import math
 import numpy as np
 import pytest
 
-from clustersim.collectives.choose import Surveyor, choose
 from clustersim.collectives.library import (
     ALGORITHMS,
     Carrier,
@@ -27,10 +26,11 @@ from clustersim.collectives.library import (
     Offer,
     Pipeline,
 )
-from clustersim.collectives.switches import Switches
+from clustersim.collectives.nccl_overrides import Switches
+from clustersim.collectives.tuner import Surveyor, choose
 from clustersim.hardware.clos_fabric import ClosFabric
-from clustersim.hardware.routing import Spread
-from clustersim.hardware.shape import Leaf, Network, Nics, Node, NvLink, Port, Spine
+from clustersim.hardware.clos_spec import Leaf, Network, Nics, Node, NvLink, Port, Spine
+from clustersim.hardware.ecmp import Spread
 from clustersim.program.task import Collective
 
 S = 3e8

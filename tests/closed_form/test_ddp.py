@@ -7,10 +7,10 @@ complete b after backward began; the first layer and the embedding, complete at 
 
 import pytest
 
-from clustersim.parallel.data import DataParallelism, NaiveDataParallel, Replicated, Zero1, Zero2
+from clustersim.parallel.data_parallel_strategy import DataParallelism, DdpStrategy, NaiveDataParallel, Zero1, Zero2
 from clustersim.parallel.layout import Layout
 from clustersim.program.task import Collective, Exchange
-from tests.closed_form.fixed import Fixed, Seconds, Step
+from tests.closed_form.fixed_durations import Fixed, Seconds, Step
 
 FORWARD, BACKWARD, OPTIMIZER = 1.0, 2.0, 0.5
 EMBEDDING, LAYER, _, HEAD = (unit.parameters for unit in Step(2).units())
@@ -37,9 +37,9 @@ def per_byte(seconds: float) -> Seconds:
 
 
 def test_buckets_hold_every_gradient_once() -> None:
-    issued = step(Replicated(bucket=BUCKET)).issued("reduce gradients")
-    assert [each.payload for each in issued] == [BUCKET, 4.0 * (LAYER + EMBEDDING)]
-    assert {each.collective for each in issued} == {Collective.ALL_REDUCE}
+    issued = step(DdpStrategy(bucket=BUCKET)).issued("reduce gradients")
+    assert [exchange.payload for exchange in issued] == [BUCKET, 4.0 * (LAYER + EMBEDDING)]
+    assert {item.collective for item in issued} == {Collective.ALL_REDUCE}
 
 
 @pytest.mark.parametrize(("first", "second"), [(0.5, 0.25), (2.0, 1.0), (7.0, 1.0), (0.0, 9.0)])
@@ -49,13 +49,13 @@ def test_ddp_with_overlap(first: float, second: float) -> None:
     The second is full at 2f + 2b and goes when the stream is free: max(2f + b + c1, 2f + 2b) + c2, then o.
     """
     expected = max(2 * FORWARD + BACKWARD + first, 2 * FORWARD + 2 * BACKWARD) + second + OPTIMIZER
-    assert step(Replicated(bucket=BUCKET)).seconds(cost(reduce_gradients=buckets(first, second))) == expected
+    assert step(DdpStrategy(bucket=BUCKET)).seconds(cost(reduce_gradients=buckets(first, second))) == expected
 
 
 def test_ddp_without_overlap() -> None:
     """Everything is reduced in one piece after backward: 2 (f + b) + c + o."""
-    plain = step(Replicated(bucket=BUCKET, overlap=False))
-    assert [each.payload for each in plain.issued("reduce gradients")] == [4.0 * ALL]
+    plain = step(DdpStrategy(bucket=BUCKET, overlap=False))
+    assert [exchange.payload for exchange in plain.issued("reduce gradients")] == [4.0 * ALL]
     assert plain.seconds(cost(reduce_gradients=3.0)) == 2 * (FORWARD + BACKWARD) + 3.0 + OPTIMIZER
 
 
@@ -64,7 +64,7 @@ def test_ddp_and_zero_1_accumulate_without_communication(microbatches: int) -> N
     """Only the last microbatch's backward is cut into buckets; the others take 2 (f + b) each."""
     before = (microbatches - 1) * 2 * (FORWARD + BACKWARD)
     last = max(2 * FORWARD + BACKWARD + 3.0, 2 * FORWARD + 2 * BACKWARD) + 1.0 + OPTIMIZER
-    for data in (Replicated(bucket=BUCKET), Zero1(bucket=BUCKET)):
+    for data in (DdpStrategy(bucket=BUCKET), Zero1(bucket=BUCKET)):
         accumulating = step(data, microbatches)
         assert len(accumulating.issued("reduce gradients")) == 2
         assert accumulating.seconds(cost(reduce_gradients=buckets(3.0, 1.0))) == before + last
@@ -79,7 +79,7 @@ def test_zero_2_reduces_after_every_microbatch(microbatches: int) -> None:
     """
     sharding = step(Zero2(bucket=BUCKET), microbatches)
     assert len(sharding.issued("reduce gradients")) == 2 * microbatches
-    assert {each.collective for each in sharding.issued("reduce gradients")} == {Collective.REDUCE_SCATTER}
+    assert {exchange.collective for exchange in sharding.issued("reduce gradients")} == {Collective.REDUCE_SCATTER}
     before = (microbatches - 1) * 2 * (FORWARD + BACKWARD)
     last = 2 * FORWARD + BACKWARD + 3.0 + 1.0 + OPTIMIZER
     assert sharding.seconds(cost(reduce_gradients=buckets(3.0, 1.0))) == before + last
@@ -98,7 +98,7 @@ def test_zero_without_overlap(stage: int) -> None:
     reductions = {1: 1, 2: 3}[stage]
     expected = 3 * 2 * (FORWARD + BACKWARD) + reductions * 4.0 + OPTIMIZER + 5.0
     assert plain.seconds(cost(reduce_gradients=4.0, gather_parameters=5.0)) == expected
-    assert [each.payload for each in plain.issued("gather parameters")] == [2.0 * ALL]
+    assert [exchange.payload for exchange in plain.issued("gather parameters")] == [2.0 * ALL]
 
 
 @pytest.mark.parametrize("gather", [0.25, 1.0, 3.0])
@@ -108,7 +108,7 @@ def test_zero_1_forward_waits_for_parameters_layer_by_layer(gather: float) -> No
     The first layer starts at g and the second at max(2g, g + f); the head follows. Then 2b, and o.
     """
     layered = step(Zero1(bucket=1.0))
-    payloads = [each.payload for each in layered.issued("gather parameters")]
+    payloads = [item.payload for item in layered.issued("gather parameters")]
     assert payloads == [2.0 * EMBEDDING, 2.0 * LAYER, 2.0 * LAYER, 2.0 * HEAD]
 
     def seconds(exchange: Exchange) -> float:
@@ -126,7 +126,7 @@ def test_the_first_forward_alone_waits_for_parameters() -> None:
 
 
 def test_one_replica_communicates_nothing() -> None:
-    alone = step(Replicated(), microbatches=2, dp=1)
+    alone = step(DdpStrategy(), microbatches=2, dp=1)
     assert not alone.program.groups
     assert alone.seconds(cost(reduce_gradients=100.0)) == 2 * 2 * (FORWARD + BACKWARD) + OPTIMIZER
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from clustersim.parallel.data import DataParallelism, FullyShard, Replicated, Zero1, Zero2
+from clustersim.parallel.data_parallel_strategy import DataParallelism, DdpStrategy, FullyShard, Zero1, Zero2
 from clustersim.parallel.layout import Layout
 from clustersim.schedules.one_f_one_b import OneFOneB
-from tests.closed_form.fixed import Fixed, Step
+from tests.closed_form.fixed_durations import Fixed, Step
 
 FORWARD, BACKWARD = 1.0, 2.0
 WORK = FORWARD + BACKWARD
@@ -52,7 +52,7 @@ def test_context_parallelism_hides_its_ring_behind_the_other_blocks(ring: float)
     assert Step(LAYERS, Layout(cp=2)).seconds(cost) == expected
 
 
-@pytest.mark.parametrize("data", [Replicated(bucket=1.0), Zero1(bucket=1.0), Zero2(), FullyShard()])
+@pytest.mark.parametrize("data", [DdpStrategy(bucket=1.0), Zero1(bucket=1.0), Zero2(), FullyShard()])
 @pytest.mark.parametrize("dp", [1, 2])
 def test_parts_of_an_activation_are_gathered_once_on_arrival(dp: int, data: DataParallelism) -> None:
     """Without sequence parallelism each of tp ranks sends a part, and the next stage gathers them: once each way.
@@ -69,7 +69,7 @@ def test_parts_of_an_activation_are_gathered_once_on_arrival(dp: int, data: Data
 @pytest.mark.parametrize(("first", "last"), [(1.0, 1.0), (1.0, 9.0), (0.0, 4.0)])
 def test_stages_reduce_at_different_speeds_and_times(first: float, last: float) -> None:
     """1F1B of 2 ranks: the last stage ends at F + m (F + B), the first at (m + 1)(F + B); each then reduces."""
-    layout = Layout(dp=2, pp=2, data=Replicated(overlap=False))
+    layout = Layout(dp=2, pp=2, data=DdpStrategy(overlap=False))
     step = Step(LAYERS, layout, OneFOneB(), microbatches=3)
     cost = Fixed(FORWARD, BACKWARD, exchanges={"reduce gradients": lambda _: [first, last]})
     early, late = (3 * WORK + FORWARD) * 2, 4 * WORK * 2
@@ -78,7 +78,7 @@ def test_stages_reduce_at_different_speeds_and_times(first: float, last: float) 
 
 def test_one_slow_tensor_parallel_group_holds_up_the_replicas_that_reduce_with_it() -> None:
     """Of two replicas the second one's all-reduces take 2 and not 1: both wait for it before they reduce."""
-    layout = Layout(tp=2, dp=2, data=Replicated(overlap=False))
+    layout = Layout(tp=2, dp=2, data=DdpStrategy(overlap=False))
     step = Step(LAYERS, layout)
     slow = Fixed(
         FORWARD, BACKWARD, exchanges={"reduce output": lambda _: [1.0, 2.0], "reduce gradients": lambda _: [5.0, 5.0]}

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from clustersim.parallel.data import FullyShard
+from clustersim.parallel.data_parallel_strategy import FullyShard
 from clustersim.parallel.layout import Layout
 from clustersim.program.task import Collective
-from tests.closed_form.fixed import Fixed, Step
+from tests.closed_form.fixed_durations import Fixed, Step
 
 OPTIMIZER = 0.5
 

@@ -8,11 +8,11 @@ it all the time takes k (1 + φ).
 import pytest
 
 from clustersim.cost.interference import Interference
-from clustersim.parallel.data import DataParallelism, FullyShard, Replicated
+from clustersim.parallel.data_parallel_strategy import DataParallelism, DdpStrategy, FullyShard
 from clustersim.parallel.layout import Layout
 from clustersim.program.task import Collective, Exchange
-from tests.closed_form.disturbed import Disturbed, Ran
-from tests.closed_form.fixed import MODEL, Fixed, Step
+from tests.closed_form.degraded_step import Disturbed, Ran
+from tests.closed_form.fixed_durations import MODEL, Fixed, Step
 
 LAYERS = 4
 F, B, OPTIMIZER = 1.0, 2.0, 0.5
@@ -28,7 +28,7 @@ def lost(seconds: float, interference: float) -> float:
 
 def ddp(reduction: float, interference: float, data: DataParallelism | None = None) -> Ran:
     """Four layers, each with one reduction at the end of its backward (`only_projections`)."""
-    step = Step(LAYERS, Layout(dp=2, data=data or Replicated(bucket=1.0)))
+    step = Step(LAYERS, Layout(dp=2, data=data or DdpStrategy(bucket=1.0)))
     return Disturbed(step, only_projections(reduction), interference=interference).ran
 
 
@@ -77,7 +77,7 @@ def test_ddp_that_is_bound_by_its_reductions(reduction: float, interference: flo
 
 
 def test_reductions_behind_all_kernels_slow_none() -> None:
-    ran = ddp(0.5, 1.0, Replicated(overlap=False))
+    ran = ddp(0.5, 1.0, DdpStrategy(overlap=False))
     assert "slowed by communication" not in ran.of(0)
     assert ran.seconds == LAYERS * (F + B) + OPTIMIZER
 
@@ -137,7 +137,7 @@ def test_a_collective_that_waits_for_a_slow_rank_slows_nothing(microbatches: int
     slow rank's optimizer follows it.
     """
     ran = Disturbed(
-        Step(LAYERS, Layout(dp=2, data=Replicated(bucket=1.0)), microbatches=microbatches),
+        Step(LAYERS, Layout(dp=2, data=DdpStrategy(bucket=1.0)), microbatches=microbatches),
         only_projections(1.0), {1: 0.5}, interference=1.0,
     ).ran  # fmt: skip
     before = microbatches * LAYERS * F + (microbatches - 1) * LAYERS * B

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from clustersim import Scenario, simulate
-from clustersim.analysis.dominant import part_seconds
-from clustersim.analysis.parts import PARTS, Part
-from clustersim.answer import Answer
-from clustersim.cost.host import HostedExchanges
-from clustersim.hardware.host import HostMemory
+from clustersim.cost.host_transfers import HostedExchanges
+from clustersim.hardware.host_memory import HostMemory
+from clustersim.model.transformer import parameters
 from clustersim.parallel.mesh import HOST_ROLE
 from clustersim.program.task import Block, Collective, Communicate, Compute, HostExchange, HostWork, Stream, Task
-from clustersim.workload.transformer import parameters
+from clustersim.results.dominant_categories import part_seconds
+from clustersim.results.simulation_result import Answer
+from clustersim.results.time_categories import PARTS, Part
 
 SECONDS = HostMemory(capacity=1e13, bandwidth=100e9, to_host=20e9, from_host=10e9, latency=0.5, update=0.4)
 LAYERS = 6
@@ -83,7 +83,7 @@ def test_the_hosts_optimizer_is_a_pipeline_of_copies_and_updates() -> None:
     A rank updates half of the parameters: 4 bytes of a gradient go, 2 of a weight come back, and the CPU moves 30:
     master weights and two moments in and out (24), the gradient in (4), the new weight out (2).
     """
-    offloaded, here = (simulate(scenario(f"training.offload.optimizer={each}")) for each in ("true", "false"))
+    offloaded, here = (simulate(scenario(f"training.offload.optimizer={item}")) for item in ("true", "false"))
     count = parameters(offloaded.scenario.model) / 2 / UNITS
     out, back = 0.5 + 4 * count / 20e9, 0.5 + 2 * count / 10e9
     update = 30 * count / (50e9 * 0.4)

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 
+from clustersim.model.training import FullRecompute, Recompute, SelectiveRecompute
 from clustersim.parallel.layout import Layout
 from clustersim.schedules.gpipe import GPipe
 from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.schedules.schedule import Schedule
-from clustersim.workload.training import FullRecompute, Recompute, SelectiveRecompute
-from tests.closed_form.fixed import MODEL, Fixed, Step
+from tests.closed_form.fixed_durations import MODEL, Fixed, Step
 
 SHAPES = [(1, 3), (2, 1), (2, 4), (3, 2), (4, 4), (4, 8)]
 FORWARD, BACKWARD = 1.0, 2.5

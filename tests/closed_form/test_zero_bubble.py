@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from clustersim.parallel.data import Replicated
+from clustersim.parallel.data_parallel_strategy import DdpStrategy
 from clustersim.parallel.layout import Layout
 from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.schedules.schedule import Schedule
 from clustersim.schedules.zero_bubble import ZeroBubble
 from clustersim.schedules.zero_bubble_v import ZeroBubbleV
-from tests.closed_form.fixed import MODEL, Fixed, Step
-from tests.uniform import sizes
+from tests.closed_form.fixed_durations import MODEL, Fixed, Step
+from tests.uniform_models import sizes
 
 EQUAL = Fixed(forward=1.0, backward=1.0, weight=1.0)
 SHAPES = [(2, 3), (2, 6), (3, 5), (4, 7), (4, 12)]
@@ -74,6 +74,6 @@ def test_gradients_are_reduced_beside_what_is_left_of_their_half() -> None:
     """
     matrix = 4.0 * MODEL.hidden * sizes(MODEL).ffn
     fixed = replace(EQUAL, exchanges={"reduce gradients": lambda each: 0.5 if each.payload == matrix else 0.0})
-    step = Step(2, Layout(dp=2, data=Replicated(bucket=1.0)), ZeroBubble(1), 2)
-    assert [each.payload for each in step.issued("reduce gradients")].count(matrix) == 4
+    step = Step(2, Layout(dp=2, data=DdpStrategy(bucket=1.0)), ZeroBubble(1), 2)
+    assert [exchange.payload for exchange in step.issued("reduce gradients")].count(matrix) == 4
     assert step.seconds(fixed) == 3 * 2 * 2 + 0.5

@@ -7,21 +7,21 @@ bytes of optimizer state per parameter (fp32 master weight and two moments) on N
 
 import pytest
 
-from clustersim.dtypes import DType
+from clustersim.common.dtypes import DType
 from clustersim.memory.footprint import Category, Footprint
-from clustersim.parallel.data import DataParallelism, FullyShard, Replicated, Zero1, Zero2
+from clustersim.model.framework import load_framework
+from clustersim.model.precision_recipe import mixed
+from clustersim.model.presets import preset
+from clustersim.model.training import Training
+from clustersim.model.transformer import parameters
+from clustersim.parallel.data_parallel_strategy import DataParallelism, DdpStrategy, FullyShard, Zero1, Zero2
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
-from clustersim.workload.framework import load_framework
-from clustersim.workload.presets import preset
-from clustersim.workload.recipe import mixed
-from clustersim.workload.training import Training
-from clustersim.workload.transformer import parameters
 
 MODEL = preset("megatron-7.5b")
 FP16 = mixed(compute=DType.FP16, gradients=DType.FP16)
 STATES = (Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER)
-STAGES: list[DataParallelism] = [Replicated(), Zero1(), Zero2(), FullyShard()]
+STAGES: list[DataParallelism] = [DdpStrategy(), Zero1(), Zero2(), FullyShard()]
 
 
 def bytes_per_parameter(data: DataParallelism, ranks: int) -> float:

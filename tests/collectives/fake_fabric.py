@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clustersim.arrays import IntArray
-from clustersim.hardware.technology import TECHNOLOGIES, Technology
+from clustersim.common.arrays import IntArray
+from clustersim.hardware.link_technology import TECHNOLOGIES, Technology
 from clustersim.hardware.topology import LINK_KINDS, Link, LinkKind, LinkTable, Paths
 
 
@@ -30,8 +30,8 @@ class FakeFabric:
         kinds = [LinkKind.NVLINK] * 2 + [LinkKind.NIC] * 2 + [LinkKind.LEAF] * 2
         rates = [self.nvlink] * 2 + [self.nic] * 2 + [self.spine] * 2
         counts = [self.gpus] * 4 + [racks] * 2
-        makes = [TECHNOLOGIES.index(each) for each in [self.generation] * 2 + [Technology.INFINIBAND] * 4]
-        kind = np.repeat([LINK_KINDS.index(each) for each in kinds], counts)
+        makes = [TECHNOLOGIES.index(technology) for technology in [self.generation] * 2 + [Technology.INFINIBAND] * 4]
+        kind = np.repeat([LINK_KINDS.index(link_kind) for link_kind in kinds], counts)
         return LinkTable(kind, np.repeat(rates, counts), np.zeros(sum(counts)), np.repeat(makes, counts))
 
     def domains(self, gpus: IntArray) -> IntArray:

@@ -2,16 +2,16 @@
 
 import pytest
 
-from clustersim import shipped
 from clustersim.collectives.library import load_library
-from clustersim.errors import InputError
+from clustersim.common import data_files
+from clustersim.common.errors import InputError
 from clustersim.program.task import Collective
 
 
 @pytest.mark.parametrize("name", ["nccl", "rccl", "gloo"])
 def test_shipped_libraries_offer_every_collective(name):
     library = load_library(name)
-    for kind in (each for each in Collective if not each.routed):
+    for kind in (collective for collective in Collective if not collective.routed):
         assert library.offers_for(kind)
 
 
@@ -36,7 +36,7 @@ def test_unknown_library_is_refused_with_the_nearest_name():
     ],
 )
 def test_a_broken_library_file_is_refused_by_name(tmp_path, old, new, sentence):
-    text = shipped.find("libraries", "nccl").read_text(encoding="utf-8")
+    text = data_files.find("libraries", "nccl").read_text(encoding="utf-8")
     assert old in text
     path = tmp_path / "broken.yaml"
     path.write_text(text.replace(old, new), encoding="utf-8")

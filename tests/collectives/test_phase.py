@@ -26,7 +26,7 @@ def test_uneven_domains_have_as_many_rails_as_the_smallest_has_members():
     (arrangement,) = arrange(np.array([[0, 1, 2, 4, 5, 8, 9, 10]]), FakeFabric(12, 4))
     assert (arrangement.per_domain, arrangement.rails, arrangement.spans) == ((3, 2, 3), 2, 3)
     assert arrangement.heads.tolist() == [[[0, 1], [4, 5], [8, 9]]]
-    assert [each.tolist() for each in arrangement.domains] == [[[[0, 1, 2], [8, 9, 10]]], [[[4, 5]]]]
+    assert [domain.tolist() for domain in arrangement.domains] == [[[[0, 1, 2], [8, 9, 10]]], [[[4, 5]]]]
 
 
 def test_a_ring_through_uneven_domains_crosses_each_border_once_per_pass():

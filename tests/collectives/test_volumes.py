@@ -5,15 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.collectives.aggregated_trees import AggregatedTrees
 from clustersim.collectives.collnet import CollNetChain, CollNetDirect, NvlsSharp
-from clustersim.collectives.double_tree import binary_tree, depth
+from clustersim.collectives.double_binary_tree import binary_tree, depth
 from clustersim.collectives.hierarchical import Hierarchical
-from clustersim.collectives.in_network import InNetwork
+from clustersim.collectives.linear import Star
+from clustersim.collectives.nvls import InNetwork
 from clustersim.collectives.pairwise import Pairwise
+from clustersim.collectives.pat import AggregatedTrees
 from clustersim.collectives.phase import Algorithm, Arrangement, arrange
 from clustersim.collectives.ring import Ring
-from clustersim.collectives.star import Star
 from clustersim.collectives.tree import Tree
 from clustersim.program.task import Collective
 from tests.collectives.fake_fabric import FakeFabric

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from clustersim.cost.record import (
+from clustersim.common.dtypes import DType
+from clustersim.cost.calibration_record import (
     Call,
     CollectiveFit,
     CollectiveRow,
@@ -16,10 +17,9 @@ from clustersim.cost.record import (
     Spread,
 )
 from clustersim.cost.roofline import Roofline
-from clustersim.dtypes import DType
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
+from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Routine, StreamShape
 from clustersim.program.task import Collective
-from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Routine, StreamShape
 
 H100 = load_accelerator("h100-sxm-80gb")
 MODEL = Roofline(H100)
@@ -83,7 +83,7 @@ def calls(
     seconds: dict[float, float], ranks: int = 8, nodes: int = 1, collective: Collective = Collective.ALL_REDUCE
 ) -> tuple[CollectiveRow, ...]:
     """Rows of one collective by payload."""
-    return tuple(CollectiveRow(Call(collective, size, ranks, nodes), spread(each)) for size, each in seconds.items())
+    return tuple(CollectiveRow(Call(collective, size, ranks, nodes), spread(item)) for size, item in seconds.items())
 
 
 def line(alpha: float, beta: float, left_out: float, ranks: int = 8, nodes: int = 1) -> CollectiveFit:

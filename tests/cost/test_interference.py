@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.cost.interference import CLASSES, Interference, KernelClass, Paces, class_of
+from clustersim.model.kernels import KernelKind
 from clustersim.program.task import Collective
-from clustersim.workload.kernels import KernelKind
 
 PAIRS = list(product(Collective, CLASSES))
 REDUCED, GATHERED, SENT = Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.SEND_RECV
@@ -18,7 +18,9 @@ PARTS = st.dictionaries(st.sampled_from(PAIRS), st.sampled_from([0.0, 0.1, 0.3, 
 
 def test_every_kind_of_kernel_has_a_class() -> None:
     """Products keep matrix units busy, attention these and others, everything else the memory."""
-    found = {each: [kind for kind in KernelKind if class_of(kind) is each] for each in KernelClass}
+    found = {
+        kernel_class: [kind for kind in KernelKind if class_of(kind) is kernel_class] for kernel_class in KernelClass
+    }
     assert found[COMPUTE] == [
         KernelKind.MATMUL,
         KernelKind.GROUPED_MATMUL,
@@ -52,9 +54,13 @@ def test_what_stands_for_what_was_not_measured() -> None:
     Shifts are sends and receives; an all-gather, which is neither, is the mean of all-reduce and send/recv.
     """
     table = Interference.of({(REDUCED, COMPUTE): 0.1, (REDUCED, ATTENTION): 0.3, (SENT, COMPUTE): 0.5}, {}).kernels
-    assert [table[REDUCED, each] for each in CLASSES] == pytest.approx([0.1, 0.3, 0.2])
-    assert [table[SENT, each] for each in CLASSES] == [table[Collective.SHIFT, each] for each in CLASSES] == [0.5] * 3
-    assert [table[GATHERED, each] for each in CLASSES] == pytest.approx([0.3, 0.4, 0.35])
+    assert [table[REDUCED, kernel_class] for kernel_class in CLASSES] == pytest.approx([0.1, 0.3, 0.2])
+    assert (
+        [table[SENT, item] for item in CLASSES]
+        == [table[Collective.SHIFT, element] for element in CLASSES]
+        == [0.5] * 3
+    )
+    assert [table[GATHERED, entry] for entry in CLASSES] == pytest.approx([0.3, 0.4, 0.35])
 
 
 def test_collectives_that_slow_all_kernels_alike_are_one_pace() -> None:
@@ -78,7 +84,7 @@ def test_two_collectives_at_once_slow_each_class_by_the_larger_part() -> None:
     first, second = paces.number(GATHERED), paces.number(SENT)
     both = paces.both(first, second)
     (row,) = paces.rows[both - 1]
-    assert row == tuple(map(max, *(paces.rows[each - 1][0] for each in (first, second))))
+    assert row == tuple(map(max, *(paces.rows[item - 1][0] for item in (first, second))))
     assert paces.both(second, first) == both
     assert (paces.both(first, 0), paces.both(0, second), paces.both(0, 0)) == (first, second, 0)
     assert paces.both(first, first) == first

@@ -5,7 +5,7 @@ from math import sqrt
 import numpy as np
 import pytest
 
-from clustersim.arrays import FloatArray
+from clustersim.common.arrays import FloatArray
 from clustersim.cost.jitter import Distribution, Jitter
 
 DRAWS = 200_000

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from calibrate.fit.published_kernels import matmuls
+from clustersim.common.dtypes import DType
 from clustersim.cost.kriging import LEVEL, NOISE, Kriging
 from clustersim.cost.roofline import Roofline
-from clustersim.dtypes import DType
 from clustersim.hardware.accelerator import load_accelerator
-from clustersim.workload.kernels import Kernel, KernelKind
+from clustersim.model.kernels import Kernel, KernelKind
 
 GRID = np.stack(np.meshgrid(np.linspace(0.0, 8.0, 9), np.linspace(0.0, 4.0, 5)), axis=-1).reshape(-1, 2)
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from clustersim.cost.record import (
+from clustersim.common.dtypes import DType
+from clustersim.common.errors import InputError, OutputError
+from clustersim.cost.calibration_record import (
     BesideRow,
     Call,
     ChainRow,
@@ -25,10 +27,8 @@ from clustersim.cost.record import (
     UnderLoad,
 )
 from clustersim.cost.record_file import read_record, record_text, write_record
-from clustersim.dtypes import DType
-from clustersim.errors import InputError, OutputError
+from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Operands, Routine, StreamShape
 from clustersim.program.task import Collective
-from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Operands, Routine, StreamShape
 from tests.cost.records import CONDITIONS, DEVICE, attention, calls, fit, line, product, row, spread
 
 PRODUCT = product(MatmulShape(128, 256, 512, operands=Operands.TN, accumulated=DType.FP32))
@@ -267,7 +267,7 @@ def test_writing_replaces_the_whole_file_or_nothing(path: Path):
     assert read_record(path) == Record(DEVICE, CONDITIONS)
     with pytest.raises(OutputError, match="there is no directory"):
         write_record(RECORD, path / "beneath.json")
-    assert [each.name for each in path.parent.iterdir()] == ["record.json"]
+    assert [item.name for item in path.parent.iterdir()] == ["record.json"]
 
 
 def test_a_link_stays_a_link_and_what_it_leads_to_is_written(tmp_path: Path):

@@ -8,23 +8,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim import shipped
+from clustersim.common import data_files
+from clustersim.common.dtypes import DType
+from clustersim.common.errors import InputError
+from clustersim.cost.matmul_tiles import alignment_rate
 from clustersim.cost.roofline import Roofline
-from clustersim.cost.tiles import alignment_rate
 from clustersim.cost.timing import Bound, Provenance
-from clustersim.dtypes import DType
-from clustersim.errors import InputError
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
 from clustersim.hardware.alignment import Alignment
 from clustersim.hardware.efficiency import AttentionEfficiency, Efficiency, MatmulEfficiency
+from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Operands
+from clustersim.model.layer_stack import Mlp
+from clustersim.model.layers import Shard
+from clustersim.model.linear import product
+from clustersim.model.training import Training
+from clustersim.model.transformer import Norm, Positions, uniform
 from clustersim.validation.kernels import matmul_of, read_kernels, seconds_of
-from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Operands
-from clustersim.workload.layers import Shard
-from clustersim.workload.linear import product
-from clustersim.workload.stack import Mlp
-from clustersim.workload.training import Training
-from clustersim.workload.transformer import Norm, Positions, uniform
-from tests.uniform import layer
+from tests.uniform_models import layer
 
 H100 = load_accelerator("h100-sxm-80gb")
 TILE, UNITS = 128, 10
@@ -208,7 +208,7 @@ def test_a_timing_is_remembered_and_the_same_on_a_fresh_roofline(kernel: Kernel)
 
 
 SIZES = st.integers(64, 4096)
-SHIPPED = st.sampled_from([name for name in shipped.names("accelerators") if not name.startswith("cpu")])
+SHIPPED = st.sampled_from([name for name in data_files.names("accelerators") if not name.startswith("cpu")])
 
 
 @given(SHIPPED, SIZES, SIZES, SIZES, st.sampled_from(Operands), st.sampled_from([1, 8]))
@@ -271,7 +271,7 @@ def test_a_layer_with_head_dimension_125_is_not_faster_than_with_128(name: str, 
         )  # fmt: skip
         made = layer(model, Training(4096, global_batch=1, microbatch=1), Shard(1, 4096, 4096, tp=tp))
         source = Roofline(load_accelerator(name))
-        parts = [(each.forward, each.input_gradient, each.weight_gradient) for each in made.operators]
+        parts = [(operator.forward, operator.input_gradient, operator.weight_gradient) for operator in made.operators]
         return sum(source.kernel(kernel).seconds for part in parts for kernels in part for kernel in kernels)
 
     assert taken(125) > taken(128)

@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clustersim.common.dtypes import NARROW, DType
+from clustersim.cost.matmul_tiles import alignment_rate
 from clustersim.cost.roofline import Roofline
-from clustersim.cost.tiles import alignment_rate
-from clustersim.dtypes import NARROW, DType
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
 from clustersim.hardware.alignment import Alignment
 from clustersim.hardware.efficiency import GroupedEfficiency
-from clustersim.workload.casting import quantize
-from clustersim.workload.grouped import GroupedLinear
-from clustersim.workload.kernels import Kernel, KernelKind, MatmulShape
-from clustersim.workload.overheads import Grouping
-from clustersim.workload.recipe import Cast, Products, mixed
+from clustersim.model.grouped_linear import GroupedLinear
+from clustersim.model.kernels import Kernel, KernelKind, MatmulShape
+from clustersim.model.overheads import Grouping
+from clustersim.model.precision_recipe import Cast, Products, mixed
+from clustersim.model.quantization import quantize
 from tests.conftest import examples
 
 TILE, UNITS, K = 128, 10, 4096
@@ -67,7 +67,7 @@ def test_no_constant_of_formats_with_scales_moves_the_others(share: float, prolo
     changed = replace(H100, efficiency=replace(H100.efficiency, matmul=matmul, grouped=grouped, casts=share))
     linear = GroupedLinear("up", 8, 4096, 1024, 2048, Products.all_in(DType.BF16), grouping=Grouping.KERNEL)
     kernels = [product(DType.BF16), product(DType.FP32), *linear.forward(mixed())]
-    assert [Roofline(H100).kernel(each) for each in kernels] == [Roofline(changed).kernel(each) for each in kernels]
+    assert [Roofline(H100).kernel(kernel) for kernel in kernels] == [Roofline(changed).kernel(item) for item in kernels]
 
 
 def test_experts_keep_the_distance_of_other_products_unless_one_kernel_has_a_share_of_its_own() -> None:

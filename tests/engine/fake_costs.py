@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from clustersim.arrays import FloatArray
-from clustersim.cost.block import BlockCost
-from clustersim.cost.machines import Machine, Machines
+from clustersim.common.arrays import FloatArray
+from clustersim.cost.device_models import Machine, Machines
+from clustersim.cost.segment import BlockCost
 from clustersim.cost.timing import Bound, ExchangeTiming, Provenance, Timing
+from clustersim.model.kernels import Kernel
 from clustersim.program.program import Program
 from clustersim.program.task import Exchange
-from clustersim.workload.kernels import Kernel
 
 
 @dataclass(frozen=True)

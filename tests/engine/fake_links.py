@@ -5,12 +5,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from clustersim.cost.sharing import Sharing, sharing
+from clustersim.cost.contention import Sharing, sharing
 from clustersim.cost.timing import Demand
 from clustersim.hardware.topology import LINK_KINDS, LinkKind, LinkTable
 from clustersim.program.program import Program
 from clustersim.program.task import Exchange
-from clustersim.program.traffic import Crossings
+from clustersim.symmetry.link_load_matrix import Crossings
 from tests.engine.fake_costs import UnitCost
 
 

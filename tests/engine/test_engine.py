@@ -5,9 +5,9 @@ import pickle
 import pytest
 
 from clustersim.engine.engine import DeadlockError, run
-from clustersim.program.symmetry import classes, unfolded
+from clustersim.symmetry.refinement import classes, unfolded
 from tests.engine.fake_costs import UnitCost
-from tests.engine.small import (
+from tests.engine.small_programs import (
     NEXT,
     cause_of,
     compute,

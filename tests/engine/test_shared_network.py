@@ -4,20 +4,20 @@ from collections.abc import Mapping
 
 import pytest
 
-from clustersim.cost.block import BlockCost
+from clustersim.cost.contention import Alone
+from clustersim.cost.device_models import Machine, Machines
 from clustersim.cost.interference import Interference
-from clustersim.cost.machines import Machine, Machines
-from clustersim.cost.sharing import Alone
+from clustersim.cost.segment import BlockCost
 from clustersim.engine.engine import run
-from clustersim.engine.inside import Inside
+from clustersim.engine.recording.operation_trace import Inside
+from clustersim.model.kernels import Kernel
 from clustersim.program.program import Program
-from clustersim.program.symmetry import unfolded
 from clustersim.program.task import Block, Compute, Operation, Overlap, Stream, Work
-from clustersim.trace.store import Trace
-from clustersim.workload.kernels import Kernel
+from clustersim.symmetry.refinement import unfolded
+from clustersim.trace.trace import Trace
 from tests.engine.fake_costs import UnitCost
 from tests.engine.fake_links import LinkCost
-from tests.engine.small import NEXT, block, compute, exchange, meet, program, receive, row_of, send, waits
+from tests.engine.small_programs import NEXT, block, compute, exchange, meet, program, receive, row_of, send, waits
 
 
 def shared(made: Program, routes: Mapping[str, list[list[int]]], latency: float = 0.0) -> Trace:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from clustersim import Scenario, simulate
-from clustersim.fitting import check
-from clustersim.scenario.changes.experts import within_domains
-from clustersim.workload.training import FullRecompute
+from clustersim.model.training import FullRecompute
+from clustersim.results.memory_check import check
+from clustersim.scenario.changes.expert_parallel import within_domains
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCENARIOS = sorted(EXAMPLES.glob("*.yaml"))
@@ -73,7 +73,7 @@ def test_deepseek_v3_is_the_papers_layout_and_takes_more_gpu_hours_than_the_pape
     hours = result.to_json()["gpu_hours_per_trillion_tokens"]
     assert hours == pytest.approx(1e12 / result.tokens_per_second * 2048 / 3600)
     assert 180e3 < hours < 360e3
-    assert any("loads of experts" in each for each in result.not_modelled)
+    assert any("loads of experts" in item for item in result.not_modelled)
 
 
 @pytest.mark.parametrize("name", ["mixtral_8x22b", "qwen3_235b"])

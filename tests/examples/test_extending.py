@@ -36,7 +36,7 @@ def test_what_a_rule_raises_refuses_the_numbers() -> None:
 
 def test_a_ring_without_one_of_its_links_is_slower(capsys: pytest.CaptureFixture[str]) -> None:
     example("topology")["main"]()
-    steps = [float(each) for each in re.findall(r"([\d.]+) s a step", capsys.readouterr().out)]
+    steps = [float(item) for item in re.findall(r"([\d.]+) s a step", capsys.readouterr().out)]
     assert len(steps) == 2
     assert steps[0] < steps[1]
 
@@ -48,7 +48,7 @@ def test_networks_of_switches_have_their_diameters_and_a_step_as_long_as_their_l
 
     module = example("networks")
     switches = {
-        name: graph.subgraph(each for each, kind in graph.nodes(data="kind") if kind == "switch")
+        name: graph.subgraph(item for item, kind in graph.nodes(data="kind") if kind == "switch")
         for name, graph in module["networks"]().items()
     }
     assert {name: len(switches[name]) for name in ("torus", "dragonfly", "rail-only")} == {
@@ -70,9 +70,9 @@ def test_networks_of_switches_have_their_diameters_and_a_step_as_long_as_their_l
 def test_kernels_take_what_the_function_says(tmp_path: Path) -> None:
     """On one GPU: its compute and optimizer are those of a record, by the launch, of half the time twice as fast."""
     from clustersim import Scenario, simulate
-    from clustersim.assembly import kernels_of
-    from clustersim.cost.computed import computed
+    from clustersim.build import kernels_of
     from clustersim.cost.record_file import write_record
+    from clustersim.cost.synthetic_record import computed
 
     module = example("cost")
     scenario = Scenario.from_mapping({**module["GIVEN"], "cluster": {"name": "dgx-h100", "gpus": 1}})
@@ -133,8 +133,8 @@ def test_the_shortest_way_round_leaves_a_rack_as_seldom_as_there_are_racks(capsy
     rows = re.findall(r"^(\S.*?) +([\d.]+) s a step, nodes (.*)$", capsys.readouterr().out, re.MULTILINE)
     assert [words for words, *_ in rows] == ["as handed out", "shortest way round"]
     racks = [[int(node) // 4 for node in nodes.split()] for *_, nodes in rows]
-    assert all(sorted(each) == sorted(racks[0]) for each in racks)
-    leaves = [sum(one != other for one, other in zip(each, each[1:] + each[:1], strict=True)) for each in racks]
+    assert all(sorted(rack) == sorted(racks[0]) for rack in racks)
+    leaves = [sum(one != other for one, other in zip(item, item[1:] + item[:1], strict=True)) for item in racks]
     assert leaves == [16, 4]
     assert float(rows[1][1]) < float(rows[0][1])
 

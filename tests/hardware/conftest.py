@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pytest
 
 from clustersim.hardware.clos_fabric import ClosFabric
-from clustersim.hardware.pair_links import PairLinks
-from clustersim.hardware.routing import Hashed, Spread
-from clustersim.hardware.shape import Core, Host, Leaf, Network, Nics, Node, NvLink, Port, Spine
+from clustersim.hardware.clos_spec import Core, Host, Leaf, Network, Nics, Node, NvLink, Port, Spine
+from clustersim.hardware.direct_links import PairLinks
+from clustersim.hardware.ecmp import Hashed, Spread
 
 US = 1e-6
 PCIE = Port(60e9, 0.5 * US)

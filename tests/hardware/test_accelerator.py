@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import yaml
 
-from clustersim import shipped
-from clustersim.dtypes import DType
-from clustersim.errors import InputError
+from clustersim.common import data_files
+from clustersim.common.dtypes import DType
+from clustersim.common.errors import InputError
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.hardware.alignment import Alignment
 from clustersim.hardware.efficiency import InTraining
@@ -29,7 +29,7 @@ OF_TRAINING = {"sustained", "spread"}
 
 @pytest.fixture
 def content() -> dict[str, Any]:
-    return shipped.read_mapping(shipped.find("accelerators", "h100-sxm-80gb"))
+    return data_files.read_mapping(data_files.find("accelerators", "h100-sxm-80gb"))
 
 
 def refusal(tmp_path: Path, content: dict[str, Any]) -> str:
@@ -59,7 +59,7 @@ def test_constants_of_formats_are_of_formats_with_scales(
     assert "mxfp8" in said or next(iter(value)) != "mxpf8"
 
 
-@pytest.mark.parametrize("name", shipped.names("accelerators"))
+@pytest.mark.parametrize("name", data_files.names("accelerators"))
 def test_every_shipped_accelerator_loads_and_has_a_source_for_every_group_of_numbers(name: str) -> None:
     accelerator = load_accelerator(name)
     assert accelerator.name == name
@@ -80,7 +80,7 @@ def test_every_shipped_accelerator_loads_and_has_a_source_for_every_group_of_num
 def test_the_accelerators_that_the_product_promises_are_shipped() -> None:
     promised = {"v100-sxm-32gb", "a100-sxm-40gb", "a100-sxm-80gb", "a100-pcie-80gb", "h100-sxm-80gb", "h100-pcie-80gb"}
     promised |= {"h200-sxm-141gb", "b200-sxm-180gb", "gb200", "mi300x", "mi325x", "mi355x", "cpu-laptop"}
-    assert promised <= set(shipped.names("accelerators"))
+    assert promised <= set(data_files.names("accelerators"))
 
 
 def test_datasheet_numbers_are_read_in_si_units() -> None:
@@ -119,7 +119,7 @@ def test_interference_is_read_as_it_is_written(tmp_path: Path, content: dict[str
 
 def test_every_gpu_loses_at_least_two_sms_to_a_collective_and_at_most_what_training_was_seen_to_lose() -> None:
     """NCCL launches no fewer (NVIDIA/nccl issue 689); arXiv:2507.03114 saw at most 40.0 %. A CPU has no SMs to lose."""
-    for name in {*shipped.names("accelerators")} - {"cpu-laptop"}:
+    for name in {*data_files.names("accelerators")} - {"cpu-laptop"}:
         accelerator = load_accelerator(name)
         assert 2 / accelerator.compute_units < accelerator.interference <= 0.4
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim import shipped
-from clustersim.errors import InputError
+from clustersim.common import data_files
+from clustersim.common.errors import InputError
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.hardware.alignment import VECTOR, Alignment
 
@@ -20,7 +20,7 @@ def test_one_bad_row_is_enough() -> None:
     assert A100.rate([300, 300, 4096], batched=True) == A100.batched < A100.unaligned
 
 
-@given(st.sampled_from(shipped.names("accelerators")), st.integers(1, 600))
+@given(st.sampled_from(data_files.names("accelerators")), st.integers(1, 600))
 def test_a_head_dimension_is_padded_to_one_that_is_not_padded_further(name: str, head_dim: int) -> None:
     alignment = load_accelerator(name).alignment
     padded = alignment.padded(head_dim)
@@ -44,7 +44,7 @@ def test_flash_attention_2_has_kernels_at_steps_of_32_up_to_256() -> None:
     ],
 )
 def test_a_file_with_an_impossible_alignment_is_refused(tmp_path: Path, old: str, new: str, said: str) -> None:
-    text = shipped.find("accelerators", "a100-sxm-80gb").read_text(encoding="utf-8")
+    text = data_files.find("accelerators", "a100-sxm-80gb").read_text(encoding="utf-8")
     assert old in text
     path = tmp_path / "mine.yaml"
     path.write_text(text.replace(old, new), encoding="utf-8")

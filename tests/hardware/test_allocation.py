@@ -5,11 +5,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from clustersim.errors import InputError
+from clustersim.common.errors import InputError
 from clustersim.hardware.allocation import Filled, Listed, PerDomain, PerNode, Scatter, Units, shuffled, twice
 from clustersim.hardware.clos_fabric import ClosFabric
-from clustersim.hardware.routing import Spread
-from clustersim.hardware.shape import Leaf, Network, Nics, Node, NvLink
+from clustersim.hardware.clos_spec import Leaf, Network, Nics, Node, NvLink
+from clustersim.hardware.ecmp import Spread
 from tests.conftest import examples
 from tests.hardware.conftest import NIC, NVLINK, PCIE
 

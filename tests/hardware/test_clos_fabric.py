@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from clustersim.hardware.clos_fabric import ClosFabric
-from clustersim.hardware.routing import Hashed, Spread
-from clustersim.hardware.shape import Core, Host, Leaf, Network, Nics, Node, NvLink, Port, Spine
+from clustersim.hardware.clos_spec import Core, Host, Leaf, Network, Nics, Node, NvLink, Port, Spine
+from clustersim.hardware.ecmp import Hashed, Spread
 from clustersim.hardware.topology import LINK_KINDS, LinkKind
-from tests.hardware.lines import lines_run
+from tests.hardware.line_counter import lines_run
 
 US = 1e-6
 NVLINK, PCIE, HOST, NIC, LEAF, SPINE = LINK_KINDS

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clustersim import shipped
-from clustersim.errors import InputError
+from clustersim.common import data_files
+from clustersim.common.errors import InputError
 from clustersim.hardware.cluster import describe, load_cluster
 from clustersim.hardware.topology import LINK_KINDS
 
@@ -15,7 +15,7 @@ PORTS = {"nvlink2": 150e9, "nvlink3": 300e9, "nvlink4": 450e9, "nvlink5": 900e9}
 """What all NVLinks of a GPU carry per direction: links times their rate, 6 x 25, 12 x 25, 18 x 25 and 18 x 50 GB/s."""
 OTHERS = {"dgx-h800": 200e9, "mi300x": 7 * 64e9, "mi325x": 7 * 64e9, "mi355x": 7 * 76.5e9}
 """Export limits halve H800's ports and a bit; xGMI has a link for each of seven peers."""
-NETWORKED = sorted(set(shipped.names("clusters")) - {"laptop", "pcie-node"})
+NETWORKED = sorted(set(data_files.names("clusters")) - {"laptop", "pcie-node"})
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ STATED = {
 
 def bandwidths(cluster: Any, kind: str) -> set[float]:
     table = cluster.fabric.links
-    return set(table.bandwidth[table.kind == [each.value for each in LINK_KINDS].index(kind)].tolist())
+    return set(table.bandwidth[table.kind == [link_kind.value for link_kind in LINK_KINDS].index(kind)].tolist())
 
 
 def test_every_networked_cluster_is_stated_here() -> None:
@@ -82,7 +82,7 @@ def test_every_networked_cluster_is_stated_here() -> None:
 def test_a_node_has_the_ports_that_its_source_states(name: str) -> None:
     """Ports times rate is the node's sum; several ports of a GPU act as one, so that links carry the sum as well."""
     cluster, stated = load_cluster(name), STATED[name]
-    written = shipped.read_mapping(shipped.find("clusters", name))["node"]["nic"]
+    written = data_files.read_mapping(data_files.find("clusters", name))["node"]["nic"]
     rate = float(written["bandwidth"].removesuffix(" Gbit/s"))
     assert (cluster.accelerator.name, written["per_node"], written["network"]) == (
         stated.accelerator, stated.per_node, stated.network
@@ -96,7 +96,7 @@ def test_a_node_has_the_ports_that_its_source_states(name: str) -> None:
 def test_a_gpus_nvlinks_are_of_its_generation_and_add_up_to_what_it_has(name: str) -> None:
     """What leaves a GPU over NVLink, whether by one port to a switch or by links to its peers."""
     cluster = load_cluster(name)
-    generation = shipped.read_mapping(shipped.find("clusters", name))["node"]["nvlink"]["generation"]
+    generation = data_files.read_mapping(data_files.find("clusters", name))["node"]["nvlink"]["generation"]
     assert cluster.accelerator.nvlink is not None
     assert generation == cluster.accelerator.nvlink.value
     table, ends = cluster.fabric.links, cluster.fabric.ends

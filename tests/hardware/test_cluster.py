@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import yaml
 
-from clustersim import Scenario, shipped, simulate
-from clustersim.errors import InputError
+from clustersim import Scenario, simulate
+from clustersim.common import data_files
+from clustersim.common.errors import InputError
 from clustersim.hardware.cluster import MOST_GPUS, describe, load_cluster
-from clustersim.hardware.host import HostMemory
+from clustersim.hardware.host_memory import HostMemory
 
 RAILS = {
     "accelerator": "h100-sxm-80gb",
@@ -61,13 +62,13 @@ def graph_file(tmp_path):
     return write
 
 
-@pytest.mark.parametrize("name", shipped.names("clusters"))
+@pytest.mark.parametrize("name", data_files.names("clusters"))
 def test_every_shipped_cluster_loads_with_a_source_for_every_part(name):
     cluster = load_cluster(name)
     assert cluster.fabric.gpus == cluster.gpus
     assert cluster.gpus % cluster.gpus_per_node == 0
-    assert cluster.library in shipped.names("libraries")
-    parts = shipped.read_mapping(shipped.find("clusters", name))
+    assert cluster.library in data_files.names("libraries")
+    parts = data_files.read_mapping(data_files.find("clusters", name))
     named = {*parts["node"], *({"fabric", "switches", "ecmp"} if "fabric" in parts else ())} - {"gpus"}
     assert set(cluster.sources) == named
 
@@ -249,8 +250,8 @@ def test_a_graph_goes_to_networkx_and_back_as_the_same_cluster_to_the_digit(tmp_
         "update": 0.5,
     }  # fmt: skip
     own = tmp_path / "my-gpu.yaml"
-    shutil.copy(shipped.find("accelerators", "h100-sxm-80gb"), own)
-    shutil.copy(shipped.find("libraries", "nccl"), tmp_path / "my-library.yaml")
+    shutil.copy(data_files.find("accelerators", "h100-sxm-80gb"), own)
+    shutil.copy(data_files.find("libraries", "nccl"), tmp_path / "my-library.yaml")
     about = {
         "accelerator": "my-gpu.yaml",
         "library": "my-library.yaml",
@@ -344,8 +345,8 @@ def test_a_bad_graph_is_refused_with_the_vertex_or_edge(graph_file, changes, sen
 
 def test_paths_in_a_cluster_file_start_beside_it_and_else_in_the_working_directory(tmp_path, monkeypatch):
     (tmp_path / "mine").mkdir()
-    shutil.copy(shipped.find("accelerators", "h100-sxm-80gb"), tmp_path / "mine" / "chip.yaml")
-    shutil.copy(shipped.find("libraries", "nccl"), tmp_path / "sums.yaml")
+    shutil.copy(data_files.find("accelerators", "h100-sxm-80gb"), tmp_path / "mine" / "chip.yaml")
+    shutil.copy(data_files.find("libraries", "nccl"), tmp_path / "sums.yaml")
     path = tmp_path / "mine" / "rails.yaml"
     path.write_text(yaml.safe_dump({**RAILS, "accelerator": "chip.yaml", "library": "sums.yaml"}))
     monkeypatch.chdir(tmp_path)

@@ -4,9 +4,9 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from clustersim.errors import InputError
+from clustersim.common.errors import InputError
+from clustersim.hardware.ecmp import Hashed
 from clustersim.hardware.graph_fabric import GraphFabric
-from clustersim.hardware.routing import Hashed
 from clustersim.hardware.topology import LINK_KINDS
 
 

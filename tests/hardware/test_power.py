@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from clustersim import shipped
-from clustersim.errors import InputError
+from clustersim.common import data_files
+from clustersim.common.errors import InputError
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.hardware.power import Activity, Power, Powers, load_shares
 
@@ -21,7 +21,7 @@ def drawn(power: Power | None, powers: Powers) -> dict[str, float]:
     return {activity.value: watts for activity, watts in draw.gpu.items()}
 
 
-@pytest.mark.parametrize("name", shipped.names("accelerators"))
+@pytest.mark.parametrize("name", data_files.names("accelerators"))
 def test_every_shipped_accelerator_draws_from_idle_to_its_limit_if_anything_is_known(name: str) -> None:
     power = load_accelerator(name).power
     if power is None:
@@ -104,7 +104,9 @@ def test_less_than_idle_is_refused(powers: Powers, words: str) -> None:
 )
 def test_a_file_that_is_wrong_is_refused(tmp_path: Path, power: dict[str, Any], words: str) -> None:
     path = tmp_path / "mine.yaml"
-    path.write_text(yaml.safe_dump(shipped.read_mapping(shipped.find("accelerators", "mi300x")) | {"power": power}))
+    path.write_text(
+        yaml.safe_dump(data_files.read_mapping(data_files.find("accelerators", "mi300x")) | {"power": power})
+    )
     with pytest.raises(InputError) as caught:
         load_accelerator(str(path))
     assert words in str(caught.value)

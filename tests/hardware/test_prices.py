@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import yaml
 
-from clustersim import shipped
-from clustersim.errors import InputError
+from clustersim.common import data_files
+from clustersim.common.errors import InputError
 from clustersim.hardware.prices import Price, is_list, load_prices, parse_price, quote, quote_of
 
-LISTS = shipped.names("prices")
+LISTS = data_files.names("prices")
 
 
 @pytest.mark.parametrize("name", LISTS)
@@ -27,7 +27,7 @@ def test_every_list_has_a_source_a_day_and_a_currency(name: str) -> None:
 def test_clusters_of_lists_are_shipped_and_each_is_of_one_cloud() -> None:
     named = [cluster for name in LISTS for cluster in load_prices(name).clusters]
     assert len(set(named)) == len(named)
-    assert set(named) <= set(shipped.names("clusters"))
+    assert set(named) <= set(data_files.names("clusters"))
 
 
 def test_a_cluster_of_a_cloud_has_that_cloud_s_price_and_others_the_median() -> None:
@@ -103,7 +103,7 @@ def test_words_are_lists_and_prices_are_none() -> None:
 )
 def test_a_list_that_is_wrong_is_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:
     path = tmp_path / "mine.yaml"
-    path.write_text(yaml.safe_dump(shipped.read_mapping(shipped.find("prices", "oci")) | change))
+    path.write_text(yaml.safe_dump(data_files.read_mapping(data_files.find("prices", "oci")) | change))
     with pytest.raises(InputError) as caught:
         load_prices(str(path))
     assert str(path) in str(caught.value)

@@ -4,13 +4,13 @@ import numpy as np
 from hypothesis import given
 
 from clustersim import Scenario, simulate
-from clustersim.answer import Answer
-from clustersim.cost.block import BlockCost
+from clustersim.cost.segment import BlockCost
 from clustersim.engine.engine import run
-from clustersim.engine.inside import Inside
+from clustersim.engine.recording.operation_trace import Inside
 from clustersim.program.program import Program
-from clustersim.program.symmetry import Classes, unfolded
-from clustersim.trace.store import OperationSpans
+from clustersim.results.simulation_result import Answer
+from clustersim.symmetry.refinement import Classes, unfolded
+from clustersim.trace.trace import OperationSpans
 from tests.conftest import examples
 from tests.engine.fake_costs import UnitCost
 from tests.laws.timelines import same
@@ -42,7 +42,7 @@ def test_coalesced_is_fine_grained_in_any_program(cost: UnitCost) -> None:
     """With dyadic durations sums are exact, so the times are equal bit for bit."""
     program, blocks = cost.program, cost.blocks
     for classes in (fold(program, blocks), unfolded(program)):
-        whole, pieces = (ran(program, classes, blocks, coalesce=each) for each in (True, False))
+        whole, pieces = (ran(program, classes, blocks, coalesce=item) for item in (True, False))
         same(whole.trace, pieces.trace)
         equal(whole, pieces, 0.0)
 

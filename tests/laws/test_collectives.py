@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.arrays import IntArray
-from clustersim.collectives.choose import Surveyor, choose
 from clustersim.collectives.library import load_library
+from clustersim.collectives.tuner import Surveyor, choose
+from clustersim.common.arrays import IntArray
 from clustersim.hardware.clos_fabric import ClosFabric
-from clustersim.hardware.routing import Spread
-from clustersim.hardware.shape import Leaf, Network, Nics, Node, NvLink, Port, Spine
+from clustersim.hardware.clos_spec import Leaf, Network, Nics, Node, NvLink, Port, Spine
+from clustersim.hardware.ecmp import Spread
 from clustersim.program.task import Collective
 from tests.conftest import examples
 
@@ -185,7 +185,7 @@ def test_a_gpu_more_in_a_domain_costs_no_more_than_its_rounds_and_its_part(case,
     place = data.draw(st.integers(0, len(per_domain) - 1))
     more = [many + (number == place) for number, many in enumerate(per_domain)]
     n, payload = sum(per_domain), 1e10
-    before, after = (seconds(machine, filled(machine, each), kind, payload)[0] for each in (per_domain, more))
+    before, after = (seconds(machine, filled(machine, item), kind, payload)[0] for item in (per_domain, more))
     assert after <= before * n**2 / (n**2 - 1) * 1.01 + 1e-3
 
 
@@ -197,6 +197,6 @@ def test_uneven_domains_cost_no_more_than_the_smallest_in_all_of_them(kind, case
     machine, per_domain = case
     payload, n = 1e10, sum(per_domain)
     even = [min(per_domain)] * len(per_domain)
-    uneven, least = (seconds(machine, filled(machine, each), kind, payload)[0] for each in (per_domain, even))
+    uneven, least = (seconds(machine, filled(machine, item), kind, payload)[0] for item in (per_domain, even))
     m = sum(even)
     assert uneven <= least * (n - 1) / n * m / (m - 1) * 1.01 + 2 * payload / machine.nvlink.bandwidth + 1e-3

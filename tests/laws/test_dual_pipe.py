@@ -8,18 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim import Scenario, simulate
-from clustersim.parallel.data import FullyShard, Replicated, Zero1
+from clustersim.parallel.data_parallel_strategy import DdpStrategy, FullyShard, Zero1
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import PIPELINE
 from clustersim.program.task import Exchange
 from clustersim.schedules.dual_pipe import DualPipe
 from clustersim.schedules.dual_pipe_v import DualPipeV
-from clustersim.schedules.rules import dry_run
-from tests.closed_form.fixed import Fixed, Step
+from clustersim.schedules.validation import dry_run
+from tests.closed_form.fixed_durations import Fixed, Step
 from tests.conftest import examples
 from tests.laws.timelines import same
 
-DATA = st.sampled_from([Replicated(), Zero1(), FullyShard()])
+DATA = st.sampled_from([DdpStrategy(), Zero1(), FullyShard()])
 
 
 @given(st.integers(2, 4), st.integers(1, 2), st.integers(0, 3), DATA, st.sampled_from([0.0, 0.25, 1.0]), st.booleans())
@@ -61,7 +61,7 @@ def plans(draw: st.DrawFn) -> dict[str, Any]:
     """A mixture on 16 GPUs in pipelines that run towards each other."""
     pp = draw(st.sampled_from([4, 8]))
     tp = draw(st.sampled_from([1, 2]))
-    ep = draw(st.sampled_from([each for each in (1, 2, 4) if 16 // pp % (each * tp) == 0]))
+    ep = draw(st.sampled_from([item for item in (1, 2, 4) if 16 // pp % (item * tp) == 0]))
     layout = {
         "tp": tp, "pp": pp, "ep": ep, "sequence_parallel": tp > 1,
         "data": draw(st.sampled_from(["ddp", "zero1", "fsdp"])), "pipeline_overlap": draw(st.booleans()),

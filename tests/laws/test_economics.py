@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.analysis.economics import Economics, Gpus
 from clustersim.hardware.power import Activity, Power, Powers
 from clustersim.hardware.prices import Price, Quote
+from clustersim.results.economics import Economics, Gpus
 from tests.conftest import examples
 
 SECONDS = st.floats(1e-3, 1e3)

@@ -8,16 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim import Scenario, simulate
-from clustersim.assembly import assemble, plan_of
-from clustersim.engine.cohorts import Cohorts
+from clustersim.build import assemble, plan_of
 from clustersim.engine.engine import run_ranks
-from clustersim.fitting import peak_memory
-from clustersim.parallel.expert_loads import factors_of, loads_of
+from clustersim.engine.vectorized.engine import Cohorts
+from clustersim.model.moe_expert_load import DrawnLoad, MeasuredLoad
+from clustersim.parallel.expert_load_factors import factors_of, loads_of
 from clustersim.program.task import Dispatcher
-from clustersim.workload.expert_load import DrawnLoad, MeasuredLoad
+from clustersim.results.memory_check import peak_memory
 from tests.conftest import examples
 from tests.laws.test_coalescing import equal, same_breakdown
-from tests.laws.test_dispatch import LAYOUTS
+from tests.laws.test_token_dispatch import LAYOUTS
 from tests.laws.timelines import same
 
 EXPERTS = 16
@@ -53,7 +53,7 @@ def test_even_loads_are_none(layout: dict[str, Any], way: Dispatcher, load: obje
     even, none = simulate(loaded(load, layout, way)), simulate(loaded("balanced", layout, way))
     same(even.trace, none.trace)
     assert even.step_time == none.step_time
-    assert [each.peak for each in even.ledgers] == [each.peak for each in none.ledgers]
+    assert [ledger.peak for ledger in even.ledgers] == [item.peak for item in none.ledgers]
 
 
 @given(uneven())
@@ -91,7 +91,7 @@ def test_more_imbalance_is_never_faster(rows: list[int], rich: int, poor: int, w
     more = list(rows)
     if rich != poor and more[poor]:
         more[rich], more[poor] = more[rich] + 1, more[poor] - 1
-    before, after = (simulate(loaded(each, {"ep": 16}, way)).step_time for each in (rows, more))
+    before, after = (simulate(loaded(item, {"ep": 16}, way)).step_time for item in (rows, more))
     assert after >= before * (1.0 - 1e-9)
 
 
@@ -101,11 +101,11 @@ def test_whose_ranks_are_alike_may_trade_loads(rows: list[int], places: list[int
     """Eight ranks of one node, each with two experts."""
     pairs = np.array(rows).reshape(8, 2)
     layout = {"ep": 8, "pp": 2}
-    times = [simulate(loaded(each.reshape(-1).tolist(), layout, way)).step_time for each in (pairs, pairs[places])]
+    times = [simulate(loaded(array.reshape(-1).tolist(), layout, way)).step_time for array in (pairs, pairs[places])]
     assert times[0] == pytest.approx(times[1], rel=1e-12)
 
 
-@given(LOADS, st.sampled_from([each for each in LAYOUTS if each["ep"] > 1]), st.integers(1, 3))
+@given(LOADS, st.sampled_from([element for element in LAYOUTS if element["ep"] > 1]), st.integers(1, 3))
 @examples(20)
 def test_no_row_is_lost_between_ranks(load: object, layout: dict[str, Any], steps: int) -> None:
     """What comes to the ranks of a group is what they send: loads are 1 on average, in every layer and step."""
@@ -144,7 +144,7 @@ def test_loads_are_the_seeds() -> None:
     load = DrawnLoad(0.5, seed=3)
     np.testing.assert_array_equal(load.shares(64, 2, 1), DrawnLoad(0.5, seed=3).shares(64, 2, 1))
     others = [load.shares(64, 3, 1), load.shares(64, 2, 0), DrawnLoad(0.5, seed=4).shares(64, 2, 1)]
-    assert all((load.shares(64, 2, 1) != each).all() for each in others)
+    assert all((load.shares(64, 2, 1) != other).all() for other in others)
     many = load.shares(100_000, 0, 0) * 100_000
     assert many.mean() == pytest.approx(1.0, rel=1e-9)
     assert many.std() == pytest.approx(0.5, rel=0.01)  # the standard error of a gamma's deviation is 0.3 %

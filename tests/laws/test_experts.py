@@ -8,14 +8,14 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from clustersim import Scenario, simulate
-from clustersim.assembly import plan_of
-from clustersim.fitting import footprint_of
+from clustersim.build import plan_of
 from clustersim.memory.footprint import Category
-from clustersim.parallel.groups import process_groups
+from clustersim.model.layer_stack import RoutedMlp
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import EXPERTS, PIPELINE, ROLES
+from clustersim.parallel.process_groups import process_groups
 from clustersim.program.placement import looped
-from clustersim.workload.stack import RoutedMlp
+from clustersim.results.memory_check import footprint_of
 from tests.conftest import examples
 from tests.laws.timelines import same
 from tests.strategies import CLUSTERS, mappings
@@ -40,7 +40,7 @@ def test_one_expert_for_every_token_is_the_dense_model_to_the_digit(mapping: dic
     routed = simulate(Scenario.from_mapping({**mapping, "model": model | {"experts": ONE}}))
     assert routed.step_time == dense.step_time
     assert routed.flops == dense.flops
-    assert [each.peak for each in routed.ledgers] == [each.peak for each in dense.ledgers]
+    assert [ledger.peak for ledger in routed.ledgers] == [item.peak for item in dense.ledgers]
     same(routed.trace, dense.trace, relative=0.0)
 
 
@@ -78,8 +78,8 @@ def folded(draw: st.DrawFn) -> Layout:
     """Experts folded onto the ranks of all other axes."""
     tp, cp, dp, pp = (draw(st.sampled_from(sizes)) for sizes in ([1, 2, 4], [1, 2], [1, 2, 3, 4, 8], [1, 2, 3]))
     room = tp * cp * dp
-    etp = draw(st.sampled_from([each for each in range(1, room + 1) if room % each == 0]))
-    ep = draw(st.sampled_from([each for each in range(1, room // etp + 1) if room // etp % each == 0]))
+    etp = draw(st.sampled_from([index for index in range(1, room + 1) if room % index == 0]))
+    ep = draw(st.sampled_from([item for item in range(1, room // etp + 1) if room // etp % item == 0]))
     order = (*draw(st.permutations(["tp", "cp", "dp"])), "pp")
     return Layout(tp=tp, cp=cp, dp=dp, pp=pp, ep=ep, etp=etp, order=order)
 
@@ -113,7 +113,7 @@ def test_memory_of_experts_of_all_ranks_is_what_the_model_has(mapping: dict[str,
     mapping["layout"]["data"] = data
     scenario = Scenario.from_mapping(mapping)
     plan, layout = plan_of(scenario), scenario.layout
-    (group,) = (each for each in plan.parameter_groups if each.name == "experts")
+    (group,) = (parameter_group for parameter_group in plan.parameter_groups if parameter_group.name == "experts")
     footprint = footprint_of(scenario, plan)
     counts = (footprint.weights(rank)["experts"][0] for rank in range(layout.pp))
     held = sum(counts) * footprint.per_parameter(group)[Category.PARAMETERS] * layout.world / layout.pp

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import event, given
 
 from clustersim import Scenario, simulate
-from clustersim.analysis.parts import Part
 from clustersim.engine.engine import run
-from clustersim.program.symmetry import unfolded
+from clustersim.results.time_categories import Part
+from clustersim.symmetry.refinement import unfolded
 from tests.conftest import examples
 from tests.engine.fake_costs import UnitCost
 from tests.laws.timelines import same

@@ -7,7 +7,7 @@ import sys
 SCRIPT = """
 import hashlib
 from clustersim import Scenario, simulate
-from clustersim.cost.communication import CommunicationCost
+from clustersim.cost.collective_cost import CommunicationCost
 
 asked = []
 once = CommunicationCost._time

@@ -27,7 +27,7 @@ def messages(program: RankProgram, kind: type[Send] | type[Receive], role: str) 
 
 def issued(program: RankProgram, role: str) -> list[Exchange]:
     """Collectives of one role in the order in which the rank issues them."""
-    return [each for each in _exchanges(program) if each.group == role]
+    return [exchange for exchange in _exchanges(program) if exchange.group == role]
 
 
 def _exchanges(program: RankProgram) -> Iterator[Exchange]:

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from clustersim.arrays import FloatArray, IntArray
-from clustersim.engine.network.max_min import Usage, components, fill_few, fill_many, max_min
+from clustersim.common.arrays import FloatArray, IntArray
+from clustersim.engine.kernel.network.max_min import Usage, components, fill_few, fill_many, max_min
 from tests.conftest import examples
 
 

@@ -5,9 +5,9 @@ from typing import Any
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from clustersim.errors import InputError
-from clustersim.fitting import ledgers_of, peak_memory
+from clustersim.common.errors import InputError
 from clustersim.memory.footprint import SHARDED, Category
+from clustersim.results.memory_check import ledgers_of, peak_memory
 from clustersim.scenario import Scenario
 from tests.conftest import examples
 
@@ -75,7 +75,7 @@ def test_states_of_more_sharding_never_take_more(base: dict[str, Any]) -> None:
     held = []
     for stage in ("ddp", "zero1", "zero2", "fsdp"):
         ledgers = ledgers_of(_changed(base, f"layout.data={stage}"))
-        held.append([sum(each.resident[use] for use in SHARDED) for each in ledgers])
+        held.append([sum(ledger.resident[use] for use in SHARDED) for ledger in ledgers])
     for less, more in zip(held[1:], held, strict=False):
         assert all(a <= b * ROOM for a, b in zip(less, more, strict=True))
 
@@ -105,7 +105,7 @@ def test_recomputing_more_never_keeps_more(base: dict[str, Any]) -> None:
 @given(BASES)
 @examples(60)
 def test_releasing_outputs_never_needs_more(base: dict[str, Any]) -> None:
-    held, freed = (_changed(base, f"layout.release_outputs={each}") for each in ("false", "true"))
+    held, freed = (_changed(base, f"layout.release_outputs={item}") for item in ("false", "true"))
     assert peak_memory(freed) <= peak_memory(held) * ROOM
     if base["layout"]["pp"] == 1:
         assert peak_memory(freed) == peak_memory(held)
@@ -121,11 +121,11 @@ def test_zero_bubble_needs_no_more_than_1f1b_and_one_microbatchs_waiting(base: d
     """
     ours = _changed(base, "schedule=zb-1p", "training.recompute=none")
     theirs = _changed(base, "schedule=gpipe", "training.recompute=none", f"training.global_batch={_of_1f1b(base)}")
-    ours_peak = max(each.peak_activations for each in ledgers_of(ours))
-    theirs_peak = max(each.peak_activations for each in ledgers_of(theirs))
+    ours_peak = max(ledger.peak_activations for ledger in ledgers_of(ours))
+    theirs_peak = max(item.peak_activations for item in ledgers_of(theirs))
     one = ledgers_of(_changed(base, "schedule=gpipe", "training.recompute=none", f"training.global_batch={_one(base)}"))
     # a single microbatch at its fullest holds what is kept of it and what passes; waiting is at most three times that
-    assert ours_peak <= theirs_peak + 3 * max(each.peak_activations for each in one)
+    assert ours_peak <= theirs_peak + 3 * max(element.peak_activations for element in one)
 
 
 def _of_1f1b(base: dict[str, Any]) -> int:
@@ -142,8 +142,8 @@ def _one(base: dict[str, Any]) -> int:
 @examples(60)
 def test_parts_sum_to_the_peak_and_libraries_take_what_the_framework_says(base: dict[str, Any]) -> None:
     scenario = _changed(base)
-    for each in ledgers_of(scenario):
-        parts = each.at_peak()
-        assert abs(sum(parts.values()) - each.peak) <= 1e-6 * each.peak
+    for ledger in ledgers_of(scenario):
+        parts = ledger.at_peak()
+        assert abs(sum(parts.values()) - ledger.peak) <= 1e-6 * ledger.peak
         assert parts[Category.WORKSPACE] == scenario.framework.workspace
         assert all(size >= 0.0 for size in parts.values())

@@ -9,23 +9,23 @@ from hypothesis import assume, event, given
 from hypothesis import strategies as st
 
 from clustersim import Scenario, simulate
-from clustersim.answer import Answer
-from clustersim.assembly import assemble, plan_of
+from clustersim.build import assemble, plan_of
 from clustersim.cost.jitter import Jitter
-from clustersim.engine.cohorts import Cohorts
 from clustersim.engine.engine import run_ranks
-from clustersim.fitting import peak_memory
-from clustersim.hardware.host import HostMemory
+from clustersim.engine.vectorized.engine import Cohorts
+from clustersim.hardware.host_memory import HostMemory
 from clustersim.memory.activations import Activations
-from clustersim.parallel.data import FullyShard, GradientSync, NaiveDataParallel
-from clustersim.program.symmetry import unfolded
+from clustersim.model.offload import NOTHING, ActivationOffload, Offload, OptimizerOffload, ShardOffload
+from clustersim.model.training import FullRecompute
+from clustersim.parallel.data_parallel_strategy import FullyShard, GradientSync, NaiveDataParallel
 from clustersim.program.task import Communicate, Compute, HostExchange, HostWork
+from clustersim.results.memory_check import peak_memory
+from clustersim.results.simulation_result import Answer
 from clustersim.scenario import Contention, Symmetry
-from clustersim.scenario.checks import problems
+from clustersim.scenario.validation_rules.consistency import problems
 from clustersim.schedules.zero_bubble import ZeroBubble
 from clustersim.schedules.zero_bubble_v import ZeroBubbleV
-from clustersim.workload.offload import NOTHING, ActivationOffload, Offload, OptimizerOffload, ShardOffload
-from clustersim.workload.training import FullRecompute
+from clustersim.symmetry.refinement import unfolded
 from tests.conftest import examples
 from tests.laws.test_coalescing import equal
 from tests.laws.timelines import same
@@ -83,7 +83,7 @@ def hosted(answer: Answer, work: HostWork, rank: int) -> list[float]:
     """Bytes of what a rank does of a kind with its host."""
     program = answer.program.programs[int(answer.program.kind[rank])]
     exchanges = [task.exchange for task in program.tasks if isinstance(task, Communicate)]
-    return [each.payload for each in exchanges if isinstance(each, HostExchange) and each.work is work]
+    return [exchange.payload for exchange in exchanges if isinstance(exchange, HostExchange) and exchange.work is work]
 
 
 @given(offloading())
@@ -196,12 +196,12 @@ def test_offload_never_needs_more_of_the_device(scenario: Scenario) -> None:
 
     That is where backward is run in halves, and where a few layers keep less than the others.
     """
-    for each in (only_activations(scenario), scenario):
-        plan, recompute, more = plan_of(each), each.training.recompute, 0.0
-        if isinstance(each.schedule, ZeroBubble | ZeroBubbleV) or (
+    for item in (only_activations(scenario), scenario):
+        plan, recompute, more = plan_of(item), item.training.recompute, 0.0
+        if isinstance(item.schedule, ZeroBubble | ZeroBubbleV) or (
             isinstance(recompute, FullRecompute) and recompute.layers
         ):
             more = max(Activations(plan).buffers(plan.stages_of(rank)) for rank in range(plan.layout.pp))
-        if not each.training.offload.shards:  # shards on their way need buffers, which a tiny model notices
-            without = peak_memory(on(each, FAST, NOTHING))
-            assert peak_memory(each) <= without * (1.0 + 1e-9) + more * each.framework.fragmentation
+        if not item.training.offload.shards:  # shards on their way need buffers, which a tiny model notices
+            without = peak_memory(on(item, FAST, NOTHING))
+            assert peak_memory(item) <= without * (1.0 + 1e-9) + more * item.framework.fragmentation

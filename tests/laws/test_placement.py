@@ -9,13 +9,13 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from clustersim import Scenario, simulate
-from clustersim.collectives.choose import Surveyor, choose
 from clustersim.collectives.library import load_library
+from clustersim.collectives.tuner import Surveyor, choose
 from clustersim.hardware.allocation import shuffled
 from clustersim.hardware.cluster import load_cluster
-from clustersim.hardware.placed import Placed
-from clustersim.parallel.groups import process_groups
+from clustersim.hardware.rank_mapping import Placed
 from clustersim.parallel.layout import Layout
+from clustersim.parallel.process_groups import process_groups
 from clustersim.program.placement import looped
 from clustersim.program.task import Collective
 from tests.conftest import examples
@@ -113,7 +113,7 @@ def test_turns_of_scattered_nodes_cost_what_all_ranks_cost(layout: Layout) -> No
     for groups in process_groups(layout, looped(layout.pp)).values():
         if groups.members.shape[1] > 1:
             turned, plain = (
-                Surveyor(each, NCCL).survey(Collective.ALL_REDUCE, groups.members) for each in (fabric, still)
+                Surveyor(placed, NCCL).survey(Collective.ALL_REDUCE, groups.members) for placed in (fabric, still)
             )
             for payload in (4.0, 1e5, 1e9):
                 assert choose(turned, payload).seconds == pytest.approx(choose(plain, payload).seconds, rel=1e-9)

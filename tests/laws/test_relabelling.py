@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 
 from clustersim import Scenario, simulate
-from clustersim.arrays import IntArray
+from clustersim.common.arrays import IntArray
 from clustersim.parallel.layout import Layout
 from tests.conftest import examples
 from tests.strategies import scenarios

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim import Result, Scenario, simulate
-from clustersim.errors import InputError
+from clustersim.common.errors import InputError
 from clustersim.parallel.layout import Layout
 from clustersim.schedules.breadth_first import BreadthFirst
-from clustersim.schedules.listed import listed
-from clustersim.schedules.notation import format_order, parse_listing
-from clustersim.schedules.rules import dry_run
-from clustersim.schedules.shelf import CHUNKED, NAMES, schedule
-from tests.closed_form.fixed import Fixed, Step
+from clustersim.schedules.csv_format import format_order, parse_listing
+from clustersim.schedules.csv_schedule import listed
+from clustersim.schedules.registry import CHUNKED, NAMES, schedule
+from clustersim.schedules.validation import dry_run
+from tests.closed_form.fixed_durations import Fixed, Step
 from tests.conftest import examples
 
 SMALL: dict[str, Any] = {

@@ -9,26 +9,26 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from clustersim import Scenario, simulate
-from clustersim.analysis.parts import KERNELS, Part
-from clustersim.answer import Answer
 from clustersim.collectives.library import load_library
-from clustersim.cost import binding
-from clustersim.cost.block import BlockCost
-from clustersim.cost.communication import CommunicationCost
-from clustersim.cost.sharing import Alone
-from clustersim.cost.symmetry import alike_shared
-from clustersim.engine import world
+from clustersim.cost import bottleneck_links
+from clustersim.cost.collective_cost import CommunicationCost
+from clustersim.cost.contention import Alone
+from clustersim.cost.rank_equivalence import alike_shared
+from clustersim.cost.segment import BlockCost
 from clustersim.engine.engine import run
-from clustersim.engine.inside import Inside
-from clustersim.engine.stretch import Disturbed
-from clustersim.program.symmetry import unfolded
+from clustersim.engine.recording.operation_trace import Inside
+from clustersim.engine.scalar import shared_state
+from clustersim.engine.scalar.fluid_action import Disturbed
 from clustersim.program.task import Compute, Stream
+from clustersim.results.simulation_result import Answer
+from clustersim.results.time_categories import KERNELS, Part
+from clustersim.symmetry.refinement import unfolded
 from tests.conftest import examples
 from tests.engine.fake_links import LinkCost
-from tests.engine.network.watched import Watched
+from tests.engine.network.recording_network import Watched
 from tests.laws.test_coalescing import equal
-from tests.laws.test_cohorts import machines
-from tests.laws.test_time import check_trace
+from tests.laws.test_trace import check_trace
+from tests.laws.test_vectorized_engine import machines
 from tests.laws.timelines import same
 from tests.strategies import costed, mappings, scenarios
 
@@ -82,9 +82,7 @@ def test_folded_is_unfolded_in_any_program_on_any_links(cost: LinkCost, data: st
     every = Inside(program, apart, *rest, *run(program, apart, blocks, sharing=sharing, coalesce=False))
     once = Inside(program, classes, *rest, *run(program, classes, blocks, sharing=sharing))
     event(f"exchanges inside blocks share links: {bool(sharing.inside)}")
-    event(
-        f"of operations between them some are slowed: {any(isinstance(each, Disturbed) for each in once.written.ends)}"
-    )
+    event(f"of operations between them some are slowed: {any(isinstance(end, Disturbed) for end in once.written.ends)}")
     same(once.trace, every.trace, relative=1e-9)
     check_trace(every.trace, program)
     equal(once, every, 1e-9 * every.trace.makespan)
@@ -134,7 +132,10 @@ def test_operations_fill_their_blocks_and_sum_to_the_breakdown(scenario: Scenari
                 continue
             lasting = (of.end - of.start)[mine]
             assert lasting.sum() + trace.waited[row] == pytest.approx(trace.end[row] - trace.start[row], abs=rounding)
-            timing, alone = result.cost.block(rank, task.block), [each.kernel is None for each in task.block.operations]
+            timing, alone = (
+                result.cost.block(rank, task.block),
+                [operation.kernel is None for operation in task.block.operations],
+            )
             kernels += float(np.where(alone, 0.0, lasting - timing.exposed - of.exposed[mine]).sum())
         parts = result.breakdown.of(rank)
         said = result.scenario.steps * sum(parts[part.value] for part in (*KERNELS, Part.LAUNCH, Part.SLOWED))
@@ -154,7 +155,7 @@ def test_no_link_is_overloaded_and_all_bytes_arrive(scenario: Scenario) -> None:
 
     for symmetry in ("auto", "off"):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(world, "Network", Noted)
+            patch.setattr(shared_state, "Network", Noted)
             simulate(scenario.changed(f"cost.symmetry={symmetry}"))
     assert len(made) == 2
     for network in made:
@@ -176,7 +177,7 @@ def _nobody_shares(result: Answer) -> bool:
     """Whether every link is crossed by one group of one role at most, and not twice at once by that."""
     cluster, groups = result.scenario.cluster, result.program.groups
     model = CommunicationCost(cluster.fabric, load_library(cluster.library), groups)
-    every = {exchange for each in result.program.programs for exchange in each.exchanges}
+    every = {exchange for program in result.program.programs for exchange in program.exchanges}
     crossed: dict[int, set[tuple[str, int]]] = {}
     for exchange in every:
         crossings = model.demand(exchange).crossings
@@ -191,7 +192,7 @@ def test_links_that_cannot_decide_change_nothing(scenario: Scenario) -> None:
     """They are left out before ranks are compared, so as many or fewer are simulated."""
     fewer = simulate(scenario)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(binding, "binding", lambda _, links, __: np.ones(len(links.kind), dtype=np.bool_))
+        patch.setattr(bottleneck_links, "binding", lambda _, links, __: np.ones(len(links.kind), dtype=np.bool_))
         every = simulate(scenario)
     event(f"fewer ranks simulated: {fewer.simulated_ranks < every.simulated_ranks}")
     assert fewer.simulated_ranks <= every.simulated_ranks

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from clustersim import Scenario, simulate
-from clustersim.collectives.choose import Surveyor, choose
 from clustersim.collectives.library import load_library
+from clustersim.collectives.tuner import Surveyor, choose
 from clustersim.hardware.cluster import load_cluster
 from clustersim.program.task import Collective
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from clustersim.arrays import FloatArray
-from clustersim.trace.store import Trace
+from clustersim.common.arrays import FloatArray
+from clustersim.trace.trace import Trace
 
 
 def timeline(trace: Trace, rank: int) -> FloatArray:

@@ -3,7 +3,10 @@
 from collections.abc import Iterator
 from functools import partial
 
-from clustersim.lowering.step import lower
+from clustersim.lowering.training_step import lower
+from clustersim.model.layer_stack import Mlp
+from clustersim.model.training import Training
+from clustersim.model.transformer import Model, Norm, Positions, uniform
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import ActionKind
@@ -11,9 +14,6 @@ from clustersim.program.placement import looped
 from clustersim.program.program import Program, RankProgram
 from clustersim.program.task import Communicate, Compute, Exchange, Operation, Receive, Send
 from clustersim.schedules.schedule import Schedule
-from clustersim.workload.stack import Mlp
-from clustersim.workload.training import Training
-from clustersim.workload.transformer import Model, Norm, Positions, uniform
 from tests.strategies import usual
 
 SMALL = uniform(
@@ -56,7 +56,7 @@ def operations(program: RankProgram, kind: ActionKind, microbatch: int = 0) -> I
 
 def told(program: Program) -> list[list[tuple[object, ...]]]:
     """All that ranks do: equal for programs that differ in nothing but which objects their blocks are."""
-    return [[_whole(*each) for each in zip(rank.tasks, rank.streams, strict=True)] for rank in program.programs]
+    return [[_whole(*item) for item in zip(rank.tasks, rank.streams, strict=True)] for rank in program.programs]
 
 
 def _whole(task: object, stream: object) -> tuple[object, ...]:

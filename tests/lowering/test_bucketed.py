@@ -5,17 +5,23 @@ from dataclasses import replace
 
 import pytest
 
-from clustersim.parallel.data import DataParallelism, FullyShard, Microbatches, Replicated, Zero1, Zero2
+from clustersim.model.precision_recipe import mixed
+from clustersim.model.presets import preset
+from clustersim.model.training import Training
+from clustersim.model.transformer import parameters
+from clustersim.parallel.data_parallel_strategy import (
+    DataParallelism,
+    DdpStrategy,
+    FullyShard,
+    Microbatches,
+    Zero1,
+    Zero2,
+)
 from clustersim.parallel.layout import Layout
 from clustersim.program.action import ActionKind
 from clustersim.program.program import RankProgram
 from clustersim.program.task import Collective, Communicate, Compute, Stream
-from clustersim.workload.presets import preset
-from clustersim.workload.recipe import mixed
-from clustersim.workload.training import Training
-from clustersim.workload.transformer import parameters
-
-from .plans import SMALL, TRAINING, collectives, data_words, lowered, planned, told
+from tests.lowering.plans import SMALL, TRAINING, collectives, data_words, lowered, planned, told
 
 HUGE = 1e12
 PARAMETERS = parameters(SMALL)
@@ -29,7 +35,7 @@ def program(data: DataParallelism, microbatches: int = 2) -> RankProgram:
 
 def test_ddp_reduces_in_the_last_microbatch_only() -> None:
     """Gradient accumulation: torch's no_sync for all microbatches but the last."""
-    assert data_words(program(Replicated(bucket=HUGE), microbatches=3)) == [
+    assert data_words(program(DdpStrategy(bucket=HUGE), microbatches=3)) == [
         "F0", "B0", "F1", "B1", "F2", "B2", "reduce gradients", "optimizer",
     ]  # fmt: skip
 
@@ -50,7 +56,7 @@ def test_zero_2_reduces_after_every_microbatch() -> None:
 @pytest.mark.parametrize(
     ("data", "kinds"),
     [
-        (Replicated(overlap=False), [Collective.ALL_REDUCE]),
+        (DdpStrategy(overlap=False), [Collective.ALL_REDUCE]),
         (Zero1(overlap=False), [Collective.REDUCE_SCATTER, Collective.ALL_GATHER]),
     ],
 )
@@ -59,7 +65,7 @@ def test_without_overlap_everything_follows_the_last_backward(data: DataParallel
     words = data_words(only)
     assert words[:5] == ["F0", "B0", "F1", "B1", "reduce gradients"]
     assert words[5:] == ["optimizer", "gather parameters"][: len(kinds)]
-    assert [each.collective for each in collectives(only)] == kinds
+    assert [collective.collective for collective in collectives(only)] == kinds
 
 
 def test_zero_2_without_overlap_reduces_before_the_next_pass_starts() -> None:
@@ -74,7 +80,7 @@ def test_zero_2_without_overlap_reduces_before_the_next_pass_starts() -> None:
 @pytest.mark.parametrize(
     ("make", "reductions", "gathers"),
     [
-        (Replicated, 1, 0),
+        (DdpStrategy, 1, 0),
         (lambda **options: Zero1(**options), 1, 1),
         (lambda **options: Zero2(**options), 3, 1),
     ],
@@ -84,8 +90,8 @@ def test_a_step_communicates_every_parameter_so_many_times(
 ) -> None:
     """Gradients are fp32 (4 bytes), gathered parameters bf16 (2), over three microbatches."""
     sent = collectives(program(make(bucket=10_000.0, overlap=overlap), microbatches=3))
-    reduced = sum(each.payload for each in sent if each.collective is not Collective.ALL_GATHER)
-    gathered = sum(each.payload for each in sent if each.collective is Collective.ALL_GATHER)
+    reduced = sum(exchange.payload for exchange in sent if exchange.collective is not Collective.ALL_GATHER)
+    gathered = sum(item.payload for item in sent if item.collective is Collective.ALL_GATHER)
     assert reduced == 4 * PARAMETERS * reductions
     assert gathered == 2 * PARAMETERS * gathers
 
@@ -103,12 +109,12 @@ def test_ddp_buckets_of_25_mb_are_cut_at_the_gradient_that_fills_them() -> None:
     hidden, ffn, vocab, qkv = 4096, 14336, 128256, 4096 + 2 * 1024
     layer = [hidden + hidden * ffn, 2 * hidden * ffn, hidden + hidden * hidden, hidden * qkv]
     expected = [hidden * vocab, *layer * 32, hidden + hidden * vocab]
-    assert [each.payload for each in collectives(only)] == [4.0 * elements for elements in expected]
+    assert [collective.payload for collective in collectives(only)] == [4.0 * elements for elements in expected]
     assert sum(expected) == parameters(model)
 
 
 def test_a_bucket_waits_for_the_backward_piece_that_fills_it_and_the_optimizer_for_all() -> None:
-    only = program(Replicated(bucket=10_000.0), microbatches=1)
+    only = program(DdpStrategy(bucket=10_000.0), microbatches=1)
     buckets = [number for number, task in enumerate(only.tasks) if isinstance(task, Communicate)]
     assert len(buckets) > 3
     for number in buckets:
@@ -130,7 +136,7 @@ def test_backward_in_pieces_is_backward() -> None:
             for operation in task.block.operations
         ]
 
-    assert backward(Replicated(bucket=10_000.0)) == backward(Replicated(bucket=HUGE))
+    assert backward(DdpStrategy(bucket=10_000.0)) == backward(DdpStrategy(bucket=HUGE))
 
 
 def test_forward_waits_for_the_parameters_layer_by_layer() -> None:
@@ -159,7 +165,9 @@ def test_megatrons_bucket_is_40_million_parameters_or_a_million_per_rank() -> No
 
     def buckets(dp: int) -> int:
         (only,) = lowered(planned(Layout(dp=dp, data=Zero1()), Training(1024, dp), model)).programs
-        return len([each for each in collectives(only) if each.collective is Collective.REDUCE_SCATTER])
+        return len(
+            [collective for collective in collectives(only) if collective.collective is Collective.REDUCE_SCATTER]
+        )
 
     # 8 ranks: out and qkv (42 M) share a bucket, down and up fill one each: 3 a layer; head, embedding
     assert buckets(8) == 32 * 3 + 2
@@ -167,7 +175,7 @@ def test_megatrons_bucket_is_40_million_parameters_or_a_million_per_rank() -> No
     assert buckets(4096) == 2
 
 
-@pytest.mark.parametrize("strategy", [Zero1(), Replicated(bucket=None)])
+@pytest.mark.parametrize("strategy", [Zero1(), DdpStrategy(bucket=None)])
 def test_only_the_first_chunk_of_the_first_pipeline_rank_has_megatrons_buckets(strategy: DataParallelism) -> None:
     """All others reduce each chunk's gradients at once (Megatron-LM: `pp_rank > 0`, `model_chunk_idx > 0`).
 
@@ -176,13 +184,15 @@ def test_only_the_first_chunk_of_the_first_pipeline_rank_has_megatrons_buckets(s
     training = Training(1024, 64, gradient_clipping=False)
     plan = planned(Layout(dp=16, pp=2, data=strategy), training, preset("llama3-8b"), chunks=2)
     kind = Collective.REDUCE_SCATTER if strategy.stage else Collective.ALL_REDUCE
-    counts = [sum(each.collective is kind for each in collectives(program)) for program in lowered(plan).programs]
+    counts = [
+        sum(collective.collective is kind for collective in collectives(program)) for program in lowered(plan).programs
+    ]
     assert counts == [8 * 3 + 1 + 1, 2]
 
 
 def test_buckets_of_a_stated_size_are_those_of_every_stage() -> None:
     training = Training(1024, 64, gradient_clipping=False)
-    plan = planned(Layout(dp=16, pp=2, data=Replicated(bucket=160e6)), training, preset("llama3-8b"), chunks=2)
+    plan = planned(Layout(dp=16, pp=2, data=DdpStrategy(bucket=160e6)), training, preset("llama3-8b"), chunks=2)
     for program in lowered(plan).programs:  # three a layer, on 16 layers, and those of the embedding or the head
         assert len(collectives(program)) in range(16 * 3 + 1, 16 * 3 + 4)
 
@@ -203,7 +213,7 @@ def test_zero_2_can_reduce_once_without_a_pipeline() -> None:
 
 
 def test_without_replicas_nothing_is_communicated() -> None:
-    for data in (Replicated(), Zero1(), Zero2(), FullyShard()):
+    for data in (DdpStrategy(), Zero1(), Zero2(), FullyShard()):
         training = replace(TRAINING, gradient_clipping=False)
         (only,) = lowered(planned(Layout(data=data), training)).programs
         assert not collectives(only)
@@ -212,20 +222,20 @@ def test_without_replicas_nothing_is_communicated() -> None:
 def test_context_parallel_ranks_reduce_gradients_too() -> None:
     only = lowered(planned(Layout(cp=2), replace(TRAINING, gradient_clipping=False)))
     assert only.groups["dp"].members.shape == (1, 2)
-    assert sum(each.payload for each in collectives(only.programs[0])) == 4 * PARAMETERS
+    assert sum(collective.payload for collective in collectives(only.programs[0])) == 4 * PARAMETERS
 
 
 def test_gradients_are_reduced_in_their_own_format() -> None:
     training = replace(TRAINING, recipe=mixed(gradients=mixed().compute), gradient_clipping=False)
     (only,) = lowered(planned(Layout(dp=4), training)).programs
-    assert sum(each.payload for each in collectives(only)) == 2 * PARAMETERS
+    assert sum(collective.payload for collective in collectives(only)) == 2 * PARAMETERS
 
 
 def test_every_virtual_stage_reduces_and_gathers_its_own_part() -> None:
     training = replace(TRAINING, gradient_clipping=False)
     plan = planned(Layout(dp=2, pp=2, data=Zero1()), training, chunks=2)
-    for rank, each in enumerate(lowered(plan).programs):
+    for rank, rank_program in enumerate(lowered(plan).programs):
         held = sum(plan.parameters(stage) for stage in plan.stages_of(rank))
-        kinds = {kind: sum(x.payload for x in collectives(each) if x.collective is kind) for kind in Collective}
+        kinds = {kind: sum(x.payload for x in collectives(rank_program) if x.collective is kind) for kind in Collective}
         assert kinds[Collective.REDUCE_SCATTER] == 4 * held
         assert kinds[Collective.ALL_GATHER] == 2 * held

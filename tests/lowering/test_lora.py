@@ -7,25 +7,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.dtypes import DType
-from clustersim.lowering.step import lower
+from clustersim.common.dtypes import DType
+from clustersim.lowering.training_step import lower
 from clustersim.memory.footprint import Category
-from clustersim.parallel.data import DataParallelism, FullyShard, NaiveDataParallel, Replicated, Zero1, Zero2
+from clustersim.model.kernels import Kernel, KernelKind
+from clustersim.model.lora import Lora, Target
+from clustersim.model.operators import ADAPTERS, DENSE
+from clustersim.model.precision_recipe import mixed
+from clustersim.model.training import FullRecompute, SelectiveOperations, Training
+from clustersim.model.transformer import adapter_parameters, parameters, resized
+from clustersim.parallel.data_parallel_strategy import (
+    DataParallelism,
+    DdpStrategy,
+    FullyShard,
+    NaiveDataParallel,
+    Zero1,
+    Zero2,
+)
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import ActionKind
 from clustersim.program.program import Program, RankProgram
 from clustersim.program.task import Collective, Communicate, Compute, Operation
-from clustersim.schedules.shelf import schedule
-from clustersim.workload.kernels import Kernel, KernelKind
-from clustersim.workload.lora import Lora, Target
-from clustersim.workload.operators import ADAPTERS, DENSE
-from clustersim.workload.recipe import mixed
-from clustersim.workload.training import FullRecompute, SelectiveOperations, Training
-from clustersim.workload.transformer import adapter_parameters, parameters, resized
+from clustersim.schedules.registry import schedule
 from tests.conftest import examples
 from tests.lowering.plans import SMALL, lowered, operations
-from tests.memory.plans import resident
+from tests.memory.rank_memory import resident
 
 B = ActionKind.BACKWARD
 RANK = 4
@@ -36,7 +43,7 @@ H, WIDE, T = 64, 128, 64
 """hidden and all heads, the MLP's width, tokens of a microbatch"""
 
 STRATEGIES: list[DataParallelism] = [
-    Replicated(), Replicated(overlap=False), Zero1(), Zero1(overlap=False), Zero2(), FullyShard(), NaiveDataParallel(),
+    DdpStrategy(), DdpStrategy(overlap=False), Zero1(), Zero1(overlap=False), Zero2(), FullyShard(), NaiveDataParallel(),
 ]  # fmt: skip
 
 
@@ -55,7 +62,9 @@ def reduced(rank: RankProgram) -> float:
     """Bytes of gradients that a rank reduces over those with the same weights."""
     kinds = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.REDUCE)
     found = (task.exchange for task in rank.tasks if isinstance(task, Communicate))
-    return sum(each.payload for each in found if each.collective in kinds and each.name != "gradient norm")
+    return sum(
+        exchange.payload for exchange in found if exchange.collective in kinds and exchange.name != "gradient norm"
+    )
 
 
 def of_weights(kernel: Kernel) -> bool:
@@ -75,7 +84,7 @@ def test_no_frozen_weight_has_a_gradient_anywhere(data: DataParallelism, base: D
     kernels = [operation.kernel for operation in every_operation(program)]
     gradients = [kernel.name for kernel in kernels if kernel is not None and of_weights(kernel)]
     assert gradients and all(".lora_" in name for name in gradients)
-    assert {each.group for each in every_operation(program) if each.gradients} == {ADAPTERS}
+    assert {item.group for item in every_operation(program) if item.gradients} == {ADAPTERS}
     times = plan.microbatches if isinstance(data, Zero2 | FullyShard | NaiveDataParallel) else 1
     assert reduced(program.programs[0]) == 4 * adapter_parameters(SMALL, LORA) * times
 
@@ -98,7 +107,7 @@ def test_a_pipeline_of_any_kind_updates_and_reduces_adapters_alone(name: str, tp
 
 @pytest.mark.parametrize(
     ("stage", "parts"),
-    [(Replicated(), (1, 1, 1)), (Zero1(), (1, 1, 4)), (Zero2(), (1, 4, 4)), (FullyShard(), (4, 4, 4))],
+    [(DdpStrategy(), (1, 1, 1)), (Zero1(), (1, 1, 4)), (Zero2(), (1, 4, 4)), (FullyShard(), (4, 4, 4))],
 )
 @pytest.mark.parametrize("base", [None, DType.NF4])
 def test_memory_of_states(stage: DataParallelism, parts: tuple[int, int, int], base: DType | None) -> None:
@@ -119,19 +128,19 @@ def test_a_unit_is_gathered_at_once_as_it_is_stored(base: DType | None) -> None:
     plan = plan_of(Layout(dp=2, data=FullyShard()), replace(LORA, base=base), global_batch=2)
     program = lowered(plan).programs[0]
     gathers = [task.exchange for task in program.tasks if isinstance(task, Communicate)]
-    layers = [each for each in gathers if each.name == "gather layer"]
+    layers = [gather for gather in gathers if gather.name == "gather layer"]
     matrices = 4 * H * H + 2 * H * WIDE + (3 * H + H) + WIDE + H
     stored = 2 if base is None else (4 + 8 / 64 + 32 / (64 * 256)) / 8
     assert len(layers) == 2 * 4
-    for each in layers:  # matrices with their biases, two norms of weight and bias, adapters
-        assert each.payload == pytest.approx(stored * matrices + 2 * 4 * H + 2 * adapter_parameters(SMALL, LORA) / 4)
+    for layer in layers:  # matrices with their biases, two norms of weight and bias, adapters
+        assert layer.payload == pytest.approx(stored * matrices + 2 * 4 * H + 2 * adapter_parameters(SMALL, LORA) / 4)
 
 
 def test_parameters_that_never_change_are_not_gathered_again_after_a_step() -> None:
     """ZeRO-1 gathers what its ranks have updated."""
     program = lowered(plan_of(Layout(dp=2, data=Zero1()))).programs[0]
     gathered = [task.exchange for task in program.tasks if isinstance(task, Communicate)]
-    payload = sum(each.payload for each in gathered if each.name == "gather parameters")
+    payload = sum(exchange.payload for exchange in gathered if exchange.name == "gather parameters")
     assert payload == 2 * adapter_parameters(SMALL, LORA)
 
 
@@ -166,9 +175,9 @@ def narrow(split: bool) -> dict[ActionKind, list[tuple[str, float]]]:
     program = lowered(plan).programs[0]
     return {
         kind: [
-            (each.exchange.collective.value, each.exchange.payload)
-            for each in operations(program, kind)
-            if each.exchange is not None and each.exchange.name.endswith("adapter")
+            (operation.exchange.collective.value, operation.exchange.payload)
+            for operation in operations(program, kind)
+            if operation.exchange is not None and operation.exchange.name.endswith("adapter")
         ]
         for kind in (ActionKind.FORWARD, ActionKind.BACKWARD)
     }
@@ -194,11 +203,15 @@ def test_recomputation_runs_adapters_again(recompute: FullRecompute | SelectiveO
     layout = Layout(tp=2, sequence_parallel=True)
     plan = plan_of(layout, recompute=recompute)
     program = lowered(plan).programs[0]
-    backward = [each.exchange.name for each in operations(program, ActionKind.BACKWARD) if each.exchange is not None]
-    forward = [each.exchange.name for each in operations(program, ActionKind.FORWARD) if each.exchange is not None]
+    backward = [
+        operation.exchange.name
+        for operation in operations(program, ActionKind.BACKWARD)
+        if operation.exchange is not None
+    ]
+    forward = [item.exchange.name for item in operations(program, ActionKind.FORWARD) if item.exchange is not None]
     again = len([name for name in forward if name.endswith("adapter")])
     plain = lowered(plan_of(layout)).programs[0]
-    once = [each.exchange.name for each in operations(plain, ActionKind.BACKWARD) if each.exchange is not None]
+    once = [element.exchange.name for element in operations(plain, ActionKind.BACKWARD) if element.exchange is not None]
     assert backward.count("gather adapter") + backward.count("sum adapter") == again * (forwards - 1) + sum(
         name.endswith("adapter") for name in once
     )
@@ -207,7 +220,11 @@ def test_recomputation_runs_adapters_again(recompute: FullRecompute | SelectiveO
 def test_inputs_are_not_gathered_again_where_no_weight_gradient_reads_them() -> None:
     """Frozen matrices have none, and A keeps its input whole."""
     program = lowered(plan_of(Layout(tp=2, sequence_parallel=True))).programs[0]
-    names = [each.exchange.name for each in operations(program, ActionKind.BACKWARD) if each.exchange is not None]
+    names = [
+        operation.exchange.name
+        for operation in operations(program, ActionKind.BACKWARD)
+        if operation.exchange is not None
+    ]
     assert "gather input again" not in names and "reduce input gradient" in names
 
 
@@ -232,7 +249,9 @@ def test_norms_and_the_loss_run_as_ever() -> None:
     kinds = (KernelKind.LOSS, KernelKind.NORM)
 
     def counts(training: Training) -> list[int]:
-        backward = [each.kernel for each in operations(lowered(Plan(SMALL, training, Layout())).programs[0], B)]
+        backward = [
+            operation.kernel for operation in operations(lowered(Plan(SMALL, training, Layout())).programs[0], B)
+        ]
         return [sum(kernel is not None and kernel.kind is kind for kernel in backward) for kind in kinds]
 
     assert counts(TRAINING) == counts(replace(TRAINING, lora=None)) != [0, 0]

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from clustersim.dtypes import DType
-from clustersim.parallel.data import Zero1
+from clustersim.common.dtypes import DType
+from clustersim.model.kernels import Kernel
+from clustersim.model.overheads import NONE, Batches, LossReport
+from clustersim.model.precision_recipe import mixed
+from clustersim.parallel.data_parallel_strategy import Zero1
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import ActionKind
 from clustersim.program.program import RankProgram
 from clustersim.program.task import Compute, Exchange, Stream
-from clustersim.workload.kernels import Kernel
-from clustersim.workload.overheads import NONE, Batches, LossReport
-from clustersim.workload.recipe import mixed
 from tests.lowering.plans import SMALL, TRAINING, collectives, lowered, planned, told
 
 FP16 = replace(TRAINING, recipe=mixed(DType.FP16, gradients=DType.FP16))
@@ -34,7 +34,9 @@ def _blocks(program: RankProgram) -> list[str]:
 
 def _kernels(program: RankProgram) -> Iterator[Kernel]:
     tasks = (task for task in program.tasks if isinstance(task, Compute))
-    yield from (each.kernel for task in tasks for each in task.block.operations if each.kernel is not None)
+    yield from (
+        operation.kernel for task in tasks for operation in task.block.operations if operation.kernel is not None
+    )
 
 
 def _named(program: RankProgram, name: str) -> list[Kernel]:
@@ -84,7 +86,10 @@ def test_without_clipping_the_optimizer_widens_its_gradients_itself() -> None:
     plan = _plan(widening=True)
     unclipped = replace(plan, training=replace(plan.training, gradient_clipping=False))
     last = [task for task in lowered(unclipped).programs[0].tasks if isinstance(task, Compute)][-1]
-    assert [each.kernel.name for each in last.block.operations if each.kernel] == ["optimizer.widen", "optimizer.step"]
+    assert [operation.kernel.name for operation in last.block.operations if operation.kernel] == [
+        "optimizer.widen",
+        "optimizer.step",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +106,7 @@ def test_the_next_pass_waits_for_the_average_of_a_microbatch() -> None:
     _, last = lowered(_plan(loss=LossReport.MICROBATCH)).programs
     for number, task in enumerate(last.tasks):
         if _exchange(task) == "average loss":
-            following = next(each for each in last.tasks[number:] if isinstance(each, Compute))
+            following = next(item for item in last.tasks[number:] if isinstance(item, Compute))
             assert number in following.after
 
 
@@ -118,7 +123,7 @@ def test_a_batch_comes_before_its_forward_at_every_stage_or_at_the_ends(batches:
 
 def test_a_batch_is_sent_only_where_tensors_are_split() -> None:
     sent = {tp: _exchanges_of_batch(_plan(Layout(tp=tp, dp=2), batches=Batches.PACKED)) for tp in (1, 2)}
-    assert [each.payload for each in sent[2]] == [5 * 8, 65 * 8]
+    assert [exchange.payload for exchange in sent[2]] == [5 * 8, 65 * 8]
     assert sent[1] == []
 
 

@@ -7,13 +7,10 @@ from typing import Any
 import pytest
 
 from clustersim.lowering.units import Unit, Units
-from clustersim.parallel.layout import Layout
-from clustersim.parallel.plan import Plan
-from clustersim.program.task import Work
-from clustersim.workload.kernels import KernelKind
-from clustersim.workload.presets import preset
-from clustersim.workload.stack import BlockForm
-from clustersim.workload.training import (
+from clustersim.model.kernels import KernelKind
+from clustersim.model.layer_stack import BlockForm
+from clustersim.model.presets import preset
+from clustersim.model.training import (
     Attention,
     FullRecompute,
     NoRecompute,
@@ -22,10 +19,12 @@ from clustersim.workload.training import (
     SelectiveRecompute,
     Training,
 )
-from clustersim.workload.transformer import layer_parameters, norm_parameters, parameters
-from tests.uniform import stage
-
-from .plans import SMALL, TRAINING, planned
+from clustersim.model.transformer import layer_parameters, norm_parameters, parameters
+from clustersim.parallel.layout import Layout
+from clustersim.parallel.plan import Plan
+from clustersim.program.task import Work
+from tests.lowering.plans import SMALL, TRAINING, planned
+from tests.uniform_models import stage
 
 MODELS = ["llama3-8b", "llama3-405b", "gpt3-175b", "gpt2-small", "qwen2.5-7b", "llama2-70b"]
 
@@ -64,7 +63,7 @@ def test_backward_completes_every_gradient_of_its_stage(name: str, recompute: Re
     plan = planned(Layout(pp=2), Training(1024, 8, recompute=recompute), preset(name))
     units = Units(plan)
     for part in plan.stages:
-        marked = sum(each.gradients for unit in units.of(part) for each in unit.backward)
+        marked = sum(operation.gradients for unit in units.of(part) for operation in unit.backward)
         assert marked == plan.parameters(part)
 
 
@@ -79,9 +78,9 @@ def test_a_tied_matrix_counts_once_where_both_ends_are_on_one_stage() -> None:
     tied = planned(Layout(), model=replace(SMALL, tied_embeddings=True))
     assert tied.parameters(tied.stages[0]) == parameters(tied.model)
     (kernel,) = [
-        each.kernel
-        for each in Units(tied).of(tied.stages[0])[-1].backward
-        if each.kernel and each.kernel.name == "head.logits.weight_gradient"
+        operation.kernel
+        for operation in Units(tied).of(tied.stages[0])[-1].backward
+        if operation.kernel and operation.kernel.name == "head.logits.weight_gradient"
     ]
     assert kernel.flops == 2 * 64 * 64 * 256  # the product is still done
 
@@ -92,19 +91,19 @@ def test_a_tied_matrix_counts_once_where_both_ends_are_on_one_stage() -> None:
 def test_full_recomputation_runs_so_many_layers_forward_again(recompute: Recompute, layers: int) -> None:
     plan = planned(Layout(), replace(TRAINING, recompute=recompute))
     units = Units(plan).of(plan.stages[0])
-    again = [[each.does for each in unit.backward if each.work is Work.RECOMPUTE] for unit in units]
+    again = [[operation.does for operation in unit.backward if operation.work is Work.RECOMPUTE] for unit in units]
     assert sum(bool(part) for part in again) == layers
     for unit, part in zip(units, again, strict=True):
         if part:
             assert unit.name == "layer"
-            assert part == [each.does for each in unit.forward]
-            assert [each.work for each in unit.backward[: len(part)]] == [Work.RECOMPUTE] * len(part)
+            assert part == [item.does for item in unit.forward]
+            assert [element.work for element in unit.backward[: len(part)]] == [Work.RECOMPUTE] * len(part)
 
 
 def test_selective_recomputation_runs_every_layers_attention_core_again() -> None:
     plan = planned(Layout(), replace(TRAINING, recompute=SelectiveRecompute()))
     for unit in Units(plan).of(plan.stages[0]):
-        again = [each.kernel for each in unit.backward if each.work is Work.RECOMPUTE]
+        again = [operation.kernel for operation in unit.backward if operation.work is Work.RECOMPUTE]
         assert [kernel.kind for kernel in again if kernel] == [KernelKind.ATTENTION_FORWARD] * (unit.name == "layer")
 
 
@@ -163,7 +162,12 @@ def test_the_sum_behind_a_last_product_is_not_sent_again() -> None:
 def test_early_stop_keeps_what_backward_runs_but_for_the_recomputation() -> None:
     training = replace(TRAINING, recompute=FullRecompute())
     passes = [
-        [each for unit in Units(plan).of(plan.stages[0]) for each in unit.backward if each.work is not Work.RECOMPUTE]
+        [
+            operation
+            for unit in Units(plan).of(plan.stages[0])
+            for operation in unit.backward
+            if operation.work is not Work.RECOMPUTE
+        ]
         for plan in (planned(Layout(tp=2), replace(training, early_stop=stops)) for stops in (False, True))
     ]
     assert passes[0] == passes[1]

@@ -10,19 +10,18 @@ from typing import ClassVar
 import pytest
 
 from clustersim import Scenario
-from clustersim.errors import InputError
-from clustersim.lowering.step import lower
-from clustersim.parallel.data import DataParallelism, FullyShard, Replicated, Zero1
+from clustersim.common.errors import InputError
+from clustersim.lowering.training_step import lower
+from clustersim.parallel.data_parallel_strategy import DataParallelism, DdpStrategy, FullyShard, Zero1
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import Action, ActionKind, Order
 from clustersim.program.placement import Placement, looped
 from clustersim.program.task import Communicate, Compute, Receive, Send
-from clustersim.scenario.checks import problems
-from clustersim.schedules.rules import dry_run, verify
-from tests.closed_form.fixed import Fixed, Step
-
-from .plans import SMALL, TRAINING
+from clustersim.scenario.validation_rules.consistency import problems
+from clustersim.schedules.validation import dry_run, verify
+from tests.closed_form.fixed_durations import Fixed, Step
+from tests.lowering.plans import SMALL, TRAINING
 
 MICROBATCHES = 4
 
@@ -72,8 +71,8 @@ def test_every_message_that_is_sent_is_received_by_the_rank_that_its_group_says(
     of = plan(pp)
     program = lower(of, There().order(pp, MICROBATCHES))
     sent, received = set(), set()
-    for rank, each in enumerate(program.programs):
-        for task in each.tasks:
+    for rank, rank_program in enumerate(program.programs):
+        for task in rank_program.tasks:
             if isinstance(task, Send):
                 rows = dict(program.groups[task.exchange.group].members.tolist())
                 sent.add((rows[rank], task.exchange, task.tag))
@@ -93,19 +92,19 @@ def test_the_rank_with_embedding_and_head_holds_the_tied_matrix_once_and_sums_no
     assert of.head_of(last).parameters == 2 * 64  # the final norm alone
     program = lower(of, There().order(pp, MICROBATCHES))
     assert "embedding" not in program.groups
-    assert not any(isinstance(task, Communicate) for each in program.programs for task in each.tasks)
+    assert not any(isinstance(task, Communicate) for rank_program in program.programs for task in rank_program.tasks)
     held = sum(of.parameters(stage) for rank in range(pp) for stage in of.stages_of(rank))
     assert held == sum(map(of.parameters, of.stages))
 
 
-@pytest.mark.parametrize("data", [Replicated(bucket=1e12), Zero1(bucket=1e12)])
+@pytest.mark.parametrize("data", [DdpStrategy(bucket=1e12), Zero1(bucket=1e12)])
 def test_gradients_of_a_chunk_are_reduced_in_its_own_last_backward(data: object) -> None:
     of = plan(2, dp=2, data=data)
     program = lower(of, There().order(2, MICROBATCHES))
-    for rank, each in enumerate(program.programs):
+    for rank, rank_program in enumerate(program.programs):
         done = [
-            each.tasks[task.after[0]].action
-            for task in each.tasks
+            rank_program.tasks[task.after[0]].action
+            for task in rank_program.tasks
             if isinstance(task, Communicate) and task.exchange.name == "reduce gradients"
         ]
         first, last = of.placement.stages_of(rank)
@@ -139,15 +138,15 @@ class Halved(There):
         )
 
 
-@pytest.mark.parametrize("data", [Replicated(), Zero1(), FullyShard()])
+@pytest.mark.parametrize("data", [DdpStrategy(), Zero1(), FullyShard()])
 @pytest.mark.parametrize("pp", [1, 2, 4])
 def test_the_norm_so_far_is_handed_on_from_rank_to_rank(pp: int, data: DataParallelism) -> None:
     """With clipping, and backward in halves: rank r waits for r - 1, whatever stages they hold; nothing is lost."""
     step = Step(2 * pp, Layout(pp=pp, dp=2, data=data), Halved(), MICROBATCHES, training={"gradient_clipping": True})
     sent = [
         (task.tag.stage, task.exchange.group)
-        for each in step.program.programs
-        for task in each.tasks
+        for program in step.program.programs
+        for task in program.tasks
         if isinstance(task, Send) and task.exchange.name == "gradient norm"
     ]
     assert sent == [(rank, "pp_next") for rank in range(1, pp)]

@@ -4,18 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from clustersim.dtypes import DType
-from clustersim.fitting import peak_memory
+from clustersim.common.dtypes import DType
 from clustersim.memory.activations import Activations, Part
-from clustersim.parallel.data import FullyShard
-from clustersim.parallel.layout import Layout
-from clustersim.parallel.pipeline import Stage
-from clustersim.parallel.plan import Plan
-from clustersim.scenario import Scenario
-from clustersim.simulation import simulate
-from clustersim.workload.presets import preset
-from clustersim.workload.recipe import mixed
-from clustersim.workload.training import (
+from clustersim.model.precision_recipe import mixed
+from clustersim.model.presets import preset
+from clustersim.model.training import (
     Attention,
     FullRecompute,
     Loss,
@@ -25,10 +18,16 @@ from clustersim.workload.training import (
     SelectiveRecompute,
     Training,
 )
-from clustersim.workload.transformer import Model
-from tests.uniform import sizes, stage
-
-from .plans import ledger_of
+from clustersim.model.transformer import Model
+from clustersim.parallel.data_parallel_strategy import FullyShard
+from clustersim.parallel.layer_partition import Stage
+from clustersim.parallel.layout import Layout
+from clustersim.parallel.plan import Plan
+from clustersim.results.memory_check import peak_memory
+from clustersim.scenario import Scenario
+from clustersim.simulation import simulate
+from tests.memory.rank_memory import ledger_of
+from tests.uniform_models import sizes, stage
 
 FP16 = mixed(compute=DType.FP16, gradients=DType.FP16)
 SEQUENCE = 2048
@@ -119,7 +118,7 @@ def test_figure_7(name: str, b: int, percent: tuple[float, ...]) -> None:
         kept(parallel=False, recompute=FullRecompute()),
     ]
     baseline = kept(parallel=False, recompute=NoRecompute())
-    assert [100 * each / baseline for each in choices] == pytest.approx(percent, abs=0.3)
+    assert [100 * choice / baseline for choice in choices] == pytest.approx(percent, abs=0.3)
 
 
 def test_backward_of_a_recomputed_layer_holds_the_layer() -> None:
@@ -147,7 +146,7 @@ def test_layers_that_are_kept_are_freed_before_those_before_them_are_recomputed(
 def test_backward_of_a_selectively_recomputed_layer_holds_the_attention_core() -> None:
     """5 a s^2 b / t bytes: softmax, its dropout mask and result."""
     model, s, b, t = preset("megatron-22b"), SEQUENCE, 4, 8
-    selective, none = (activations(model, b, Layout(tp=t), each) for each in (SelectiveRecompute(), NoRecompute()))
+    selective, none = (activations(model, b, Layout(tp=t), item) for item in (SelectiveRecompute(), NoRecompute()))
     assert selective.passing(part(selective)) - none.passing(part(none)) == 5 * sizes(model).heads * s * s * b / t
 
 
@@ -262,7 +261,7 @@ def test_outputs_are_the_frameworks_habit_unless_the_scenario_says_it() -> None:
         "training": {"sequence": 2048, "global_batch": 8},
     }
     by_framework = [Scenario.from_mapping(base | {"framework": name}) for name in ("pytorch", "megatron-2021")]
-    assert [each.layout.release_outputs for each in by_framework] == [True, False]
+    assert [scenario.layout.release_outputs for scenario in by_framework] == [True, False]
     stated = by_framework[1].changed("layout.release_outputs=true")
     assert stated.layout.release_outputs
     assert peak_memory(stated) < peak_memory(by_framework[1])

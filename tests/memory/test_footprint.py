@@ -5,28 +5,27 @@ from functools import partial
 
 import pytest
 
-from clustersim.dtypes import DType
+from clustersim.common.dtypes import DType
 from clustersim.memory.footprint import Category
-from clustersim.parallel.data import (
+from clustersim.model.framework import Framework, load_framework
+from clustersim.model.overheads import NONE, Accumulation
+from clustersim.model.precision_recipe import Recipe, mixed
+from clustersim.model.presets import preset
+from clustersim.model.training import Optimizer, Training
+from clustersim.model.transformer import layer_parameters, parameters
+from clustersim.parallel.data_parallel_strategy import (
     DataParallelism,
+    DdpStrategy,
     FullyShard,
     Microbatches,
     NaiveDataParallel,
-    Replicated,
     Zero1,
     Zero2,
 )
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.program.placement import looped
-from clustersim.workload.framework import Framework, load_framework
-from clustersim.workload.overheads import NONE, Accumulation
-from clustersim.workload.presets import preset
-from clustersim.workload.recipe import Recipe, mixed
-from clustersim.workload.training import Optimizer, Training
-from clustersim.workload.transformer import layer_parameters, parameters
-
-from .plans import resident
+from tests.memory.rank_memory import resident
 
 LLAMA = preset("llama3-8b")
 TRAINING = Training(8192, 8)
@@ -95,7 +94,7 @@ def test_whole_gradients_and_weights_stay_beside_a_pipeline(data: DataParallelis
     assert held[Category.OPTIMIZER] == 12 * on_first / 8
 
 
-@pytest.mark.parametrize("data", [Replicated(), Zero1(), Zero2(), FullyShard()])
+@pytest.mark.parametrize("data", [DdpStrategy(), Zero1(), Zero2(), FullyShard()])
 def test_nothing_is_gathered_where_nothing_is_sharded(data: DataParallelism) -> None:
     layout = Layout(dp=1, data=data) if data == FullyShard() else Layout(dp=8, data=data)
     assert resident(plan(layout))[Category.GATHERED] == 0.0

@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 from clustersim.memory.activations import Activations
 from clustersim.memory.footprint import Category, Footprint
 from clustersim.memory.ledger import Pass, in_turns, ledger, ordered_ledger
-from clustersim.parallel.data import NaiveDataParallel
+from clustersim.model.framework import Framework
+from clustersim.model.presets import preset
+from clustersim.model.training import FullRecompute, NoRecompute, Recompute, SelectiveRecompute, Training
+from clustersim.parallel.data_parallel_strategy import NaiveDataParallel
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import Action, ActionKind
@@ -20,11 +23,7 @@ from clustersim.schedules.gpipe import GPipe
 from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.schedules.zero_bubble import PassCosts, ZeroBubble
-from clustersim.workload.framework import Framework
-from clustersim.workload.presets import preset
-from clustersim.workload.training import FullRecompute, NoRecompute, Recompute, SelectiveRecompute, Training
-
-from .plans import BARE, ledger_of, resident
+from tests.memory.rank_memory import BARE, ledger_of, resident
 
 MODEL = preset("gpt3-175b")
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD

@@ -1,9 +1,9 @@
 """Numbers that follow from a scenario's parts."""
 
+from clustersim.model.presets import preset
+from clustersim.model.training import Training
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
-from clustersim.workload.presets import preset
-from clustersim.workload.training import Training
 
 
 def plan(layout: Layout, training: Training) -> Plan:

@@ -6,12 +6,12 @@ from functools import partial
 import pytest
 
 from clustersim import Scenario
-from clustersim.assembly import plan_of
+from clustersim.build import plan_of
+from clustersim.model.kernels import Kernel
+from clustersim.model.layer_stack import RoutedMlp
 from clustersim.parallel.plan import Plan
-from clustersim.parallel.tensor import backward, forward, forward_again, input_gradients
+from clustersim.parallel.tensor_parallel import backward, forward, forward_again, input_gradients
 from clustersim.program.task import Exchange, Operation, Overlap
-from clustersim.workload.kernels import Kernel
-from clustersim.workload.stack import RoutedMlp
 
 
 def plan(*, beside: bool, tp: int = 1) -> Plan:
@@ -22,15 +22,15 @@ def plan(*, beside: bool, tp: int = 1) -> Plan:
 
 
 def operations(of: Plan, way) -> list[Operation]:
-    (spec,) = (each for each in of.layers if isinstance(each.mlp, RoutedMlp))
+    (spec,) = (layer for layer in of.layers if isinstance(layer.mlp, RoutedMlp))
     return way(of.layers[spec], of.sharding(spec))
 
 
 def names(made: list[Operation]) -> list[tuple[str, ...]]:
     """What each operation runs."""
     found: list[tuple[str, ...]] = []
-    for each in made:
-        match each.does:
+    for operation in made:
+        match operation.does:
             case Overlap(exchange=exchange, kernel=kernel):
                 found.append((exchange.name, kernel.name))
             case does:
@@ -48,28 +48,28 @@ def names(made: list[Operation]) -> list[tuple[str, ...]]:
 )  # fmt: skip
 def test_products_before_the_activation_hide_one_way_and_those_behind_it_the_other(way, tp, there, back) -> None:
     """A product's gradients that are beside tensor parallelism's exchanges hide no other, so the activation's does."""
-    pairs = [each for each in names(operations(plan(beside=True, tp=tp), way)) if len(each) == 2]
+    pairs = [item for item in names(operations(plan(beside=True, tp=tp), way)) if len(item) == 2]
     hidden = {exchange: kernel.split(".")[1] for exchange, kernel in pairs if kernel.startswith("shared")}
     tokens = {name: kernel for name, kernel in hidden.items() if name.endswith("tokens")}
     assert tokens == {"dispatch tokens": there, "combine tokens": back}
 
 
-AGAIN = [partial(forward_again, early_stop=each) for each in (False, True)]
+AGAIN = [partial(forward_again, early_stop=element) for element in (False, True)]
 
 
 @pytest.mark.parametrize("way", [forward, backward, input_gradients, *AGAIN])
 @pytest.mark.parametrize("tp", [1, 2])
 def test_nothing_is_run_twice_or_left_out(way, tp: int) -> None:
-    apart, beside = (operations(plan(beside=each, tp=tp), way) for each in (False, True))
+    apart, beside = (operations(plan(beside=item, tp=tp), way) for item in (False, True))
     assert sorted(_pieces(beside), key=repr) == sorted(_pieces(apart), key=repr)
-    assert sum(each.gradients for each in beside) == sum(each.gradients for each in apart)
+    assert sum(operation.gradients for operation in beside) == sum(element.gradients for element in apart)
 
 
 def _pieces(made: list[Operation]) -> list[Kernel | Exchange]:
     pieces: list[Kernel | Exchange] = []
-    for each in made:
-        pieces += [each.kernel] if each.kernel is not None else []
-        pieces += [each.exchange] if each.exchange is not None else []
+    for operation in made:
+        pieces += [operation.kernel] if operation.kernel is not None else []
+        pieces += [operation.exchange] if operation.exchange is not None else []
     return pieces
 
 

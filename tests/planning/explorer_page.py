@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from clustersim.analysis.exploration import Exploration
+from clustersim.results.explorer_tables import Exploration
 
 ZERO = range(4)
 
@@ -57,7 +57,7 @@ class Page:
         """Settings and contents of each stage of each pipeline rank."""
         names = ("first", "layers", "embedding", "head", "content")
         placed = self.exploration.tables.stages.answer(found)
-        return [[{**found, **dict(zip(names, each, strict=True))} for each in rank] for rank in placed]
+        return [[{**found, **dict(zip(names, item, strict=True))} for item in rank] for rank in placed]
 
     def row(self, name: str, stage: Mapping[str, Any]) -> Any:
         """Numbers of parts of a stage."""
@@ -90,7 +90,7 @@ class Page:
             rows = [self.row("parameters", stage) * sizes for stage in stages]
             counts = np.array([[row[list(columns)].sum() for columns in tables.groups] for row in rows])
             resident = {
-                use: self.per_group(each, of_experts["resident"][use]) for use, each in sharing["resident"].items()
+                use: self.per_group(item, of_experts["resident"][use]) for use, item in sharing["resident"].items()
             }
             uses = {use: float(counts.sum(axis=0) @ size) for use, size in resident.items()}
             uses["parameters in narrow formats"] = sharing["copied"] * sum(
@@ -100,10 +100,10 @@ class Page:
             messages = tables.receives.answer(found) * sizes[tables.columns.index("message")]
             uses["messages and buckets"] = messages + sum(
                 max(
-                    min(limit, each * own)
+                    min(limit, element * own)
                     for limit, own in zip(_limits(stages, first, others), counts[:, group], strict=True)
                 )
-                for group, (first, others, each) in enumerate(sharing["bucket"])
+                for group, (first, others, element) in enumerate(sharing["bucket"])
             )
             uses["workspaces"] = max(float(along(tables.workspace, stage["content"])) for stage in stages)
             uses["communication buffers"] = sum(table.answer(found) for table in tables.buffers)
@@ -117,7 +117,7 @@ class Page:
 
         def most(name: str, weights: Any) -> list[float]:
             rows = ([row @ weights for row in self.row(name, {**stage, **sharing})] for stage in stages)
-            return [max([0.0, *map(float, each)]) for each in rows]
+            return [max([0.0, *map(float, item)]) for item in rows]
 
         gathered, reduced = (self.by_column(sharing[name]) * sizes for name in ("gathered", "reduced"))
         whole = most("gathered", gathered)
@@ -127,8 +127,8 @@ class Page:
         """What is said of groups of parameters, for each of their columns."""
         tables = self.exploration.tables
         found = np.zeros(len(tables.columns))
-        for columns, each in zip(tables.groups, by_group, strict=True):
-            found[list(columns)] = each
+        for columns, item in zip(tables.groups, by_group, strict=True):
+            found[list(columns)] = item
         return found
 
     def activations(self, stages: Sequence[Mapping[str, Any]], moments: Sequence[Sequence[int]], sizes: Any) -> float:

@@ -5,22 +5,22 @@ from dataclasses import replace
 
 import pytest
 
-from clustersim.analysis.what_if import Outcome, WhatIf
-from clustersim.answer import Answer
-from clustersim.cost.record import Call, CollectiveRow, Conditions, Device, Record, Spread
-from clustersim.errors import InputError
-from clustersim.fitting import check
+from clustersim.common.errors import InputError
+from clustersim.cost.calibration_record import Call, CollectiveRow, Conditions, Device, Record, Spread
 from clustersim.planning import what_if
-from clustersim.planning.cases import CASES, Case, Changed
 from clustersim.planning.what_if import what_ifs
+from clustersim.planning.what_if_cases import CASES, Case, Changed
 from clustersim.program.task import Collective
+from clustersim.results.memory_check import check
+from clustersim.results.simulation_result import Answer
+from clustersim.results.what_if import Outcome, WhatIf
 from clustersim.scenario import Scenario
 from clustersim.scenario.changes.links import network_links, with_links
-from clustersim.scenario.changes.work import with_microbatch
-from clustersim.schedules.notation import format_order
+from clustersim.scenario.changes.training import with_microbatch
+from clustersim.schedules.csv_format import format_order
 from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.simulation import simulate
-from tests.simulated import pipeline, simulated
+from tests.small_pipeline import pipeline, simulated
 
 LARGER = ("training.microbatch=2", "training.recompute={layers: 1}")
 
@@ -181,7 +181,7 @@ def test_cases_are_tried_until_the_time_is_used_up(plain: Answer, monkeypatch: p
 
 
 def test_a_change_that_makes_the_simulation_slow_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clustersim.scenario.warnings.MANY_SPLIT", 100)
+    monkeypatch.setattr("clustersim.scenario.validation_rules.warnings.MANY_SPLIT", 100)
     shared = simulate(pipeline(*LARGER, "cost.network=shared"))  # of its own: what is warned of is patched
     found = cases_of(shared, budget=1000.0)
     assert [name for name, case in found.items() if "left out, as it takes long: disturbances put" in case.note] == [
@@ -255,7 +255,7 @@ def test_weights_are_cut_over_as_few_ranks_as_fit() -> None:
     by_hand = [
         Scenario.from_mapping(plan, overrides=[f"layout.data={{hsdp: {{shard: {shard}}}}}"]) for shard in (2, 4, 8)
     ]
-    smallest = next(each for each in by_hand if check(each).fits)
+    smallest = next(scenario for scenario in by_hand if check(scenario).fits)
     case = cases_of(simulate(Scenario.from_mapping(plan)))["hybrid_sharding"]
     assert smallest is not by_hand[0]
     assert f"over {smallest.layout.data.within} of 16" in case.words
@@ -308,7 +308,7 @@ def test_experts_inside_a_node_are_tried_across_nodes_and_back() -> None:
     """Stages of 16 ranks on two nodes: 8 experts are on one node's, with each cut in two on both nodes'."""
     layout = "layout={tp: 2, pp: 1, dp: 8, data: zero1, sequence_parallel: true, ep: %d, etp: 2}"
     near, far = ([*MIXTURE[:3], layout % ep, "training.global_batch=64"] for ep in (4, 8))
-    inside, across = (cases_of(simulated(*each)) for each in (near, far))
+    inside, across = (cases_of(simulated(*item)) for item in (near, far))
     assert "ep 8, not 4" in inside["experts_across"].words
     assert tried(inside["experts_across"]).step_time == simulated(*far).step_time
     assert inside["experts_inside"].note == "tokens stay inside their NVLink domain now"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.errors import InputError
+from clustersim.common.errors import InputError
 from clustersim.program.placement import Placement, looped
 
 SIZES = st.integers(1, 6)

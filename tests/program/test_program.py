@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from clustersim.dtypes import DType
+from clustersim.common.dtypes import DType
+from clustersim.model.kernels import Kernel, KernelKind
 from clustersim.program.action import Action, ActionKind
 from clustersim.program.program import Groups, RankProgram
 from clustersim.program.task import (
@@ -18,7 +19,6 @@ from clustersim.program.task import (
     Stream,
     Work,
 )
-from clustersim.workload.kernels import Kernel, KernelKind
 
 KERNEL = Kernel("kernel", KernelKind.MATMUL, DType.BF16, 1.0, 1.0)
 
@@ -41,7 +41,7 @@ def test_a_pair_is_found_by_its_sender_or_its_receiver() -> None:
 def test_a_rank_takes_part_in_exchanges_of_its_tasks_and_inside_its_blocks() -> None:
     tag = Action(0, ActionKind.FORWARD, 0)
     does = (KERNEL, exchange("tp"), Overlap(exchange("cp"), KERNEL, 2))
-    block = Block("block", tuple(Operation(each, Work.FORWARD) for each in does))
+    block = Block("block", tuple(Operation(doe, Work.FORWARD) for doe in does))
     tasks = (Compute(block), Communicate(exchange("dp")), Send(exchange("pp_next"), tag), Receive(exchange("pp"), tag))
     streams = (Stream.COMPUTE, Stream.DATA, Stream.SEND_NEXT, Stream.RECEIVE)
     assert RankProgram(tasks, streams).exchanges == tuple(map(exchange, ("tp", "cp", "dp", "pp_next", "pp")))

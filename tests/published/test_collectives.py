@@ -34,10 +34,10 @@ def rows() -> list[Case]:
 def printed(rows: list[Case]) -> list[Case]:
     """Rows of tables of whole places: with a time, and a factor for the bus."""
     return [
-        each
-        for each in rows
-        if each.text("exact") == "yes" and each.text("time_us") and each.text("n_gpus")
-        if bus_factor(each.text("collective"), each.whole("n_gpus")) is not None
+        case
+        for case in rows
+        if case.text("exact") == "yes" and case.text("time_us") and case.text("n_gpus")
+        if bus_factor(case.text("collective"), case.whole("n_gpus")) is not None
     ]
 
 
@@ -55,15 +55,15 @@ def where(row: Case) -> str:
 
 
 def test_algorithm_bandwidth_is_bytes_over_time(printed: list[Case]) -> None:
-    stated = [each for each in printed if each.text("algbw_GBps")]
+    stated = [case for case in printed if case.text("algbw_GBps")]
     assert len(stated) > 1000
-    wrong = [where(each) for each in stated if not agree(float(each.text("algbw_GBps")), algorithm_rate(each))]
+    wrong = [where(item) for item in stated if not agree(float(item.text("algbw_GBps")), algorithm_rate(item))]
     assert not wrong
 
 
 def test_bus_bandwidth_is_the_algorithm_s_times_the_factor_of_the_collective(printed: list[Case]) -> None:
     """Which also finds a wrong number of ranks."""
-    stated = [each for each in printed if each.text("busbw_GBps")]
+    stated = [case for case in printed if case.text("busbw_GBps")]
     assert len(stated) > 1200
 
     def of_the_bus(row: Case) -> float:
@@ -71,49 +71,49 @@ def test_bus_bandwidth_is_the_algorithm_s_times_the_factor_of_the_collective(pri
         assert factor is not None
         return algorithm_rate(row) * factor
 
-    wrong = [where(each) for each in stated if not agree(float(each.text("busbw_GBps")), of_the_bus(each))]
+    wrong = [where(item) for item in stated if not agree(float(item.text("busbw_GBps")), of_the_bus(item))]
     assert not wrong
 
 
 def test_nodes_hold_the_gpus(rows: list[Case]) -> None:
-    placed = [each for each in rows if each.text("nodes") and each.text("n_gpus") and each.text("gpus_per_node")]
+    placed = [case for case in rows if case.text("nodes") and case.text("n_gpus") and case.text("gpus_per_node")]
     wrong = [
-        where(each) for each in placed if each.whole("nodes") != -(-each.whole("n_gpus") // each.whole("gpus_per_node"))
+        where(item) for item in placed if item.whole("nodes") != -(-item.whole("n_gpus") // item.whole("gpus_per_node"))
     ]
     assert not wrong
 
 
 def tables(rows: list[Case]) -> Iterator[tuple[Case, list[Case]]]:
     """Runs of rows that were printed together, one per benchmark, way and place in memory, each with its first."""
-    ways = dict.fromkeys(tuple(each.text(column) for column in RUN) for each in rows)
+    ways = dict.fromkeys(tuple(case.text(column) for column in RUN) for case in rows)
     for way in ways:
-        table = [each for each in rows if tuple(each.text(column) for column in RUN) == way]
+        table = [item for item in rows if tuple(item.text(column) for column in RUN) == way]
         yield table[0], table
 
 
 def test_sizes_ascend_within_a_table(rows: list[Case]) -> None:
-    for first, table in tables([each for each in rows if each.text("exact") == "yes" and each.text("bytes")]):
-        sizes = [each.number("bytes") for each in table]
+    for first, table in tables([case for case in rows if case.text("exact") == "yes" and case.text("bytes")]):
+        sizes = [item.number("bytes") for item in table]
         assert all(a < b for a, b in itertools.pairwise(sizes)), where(first)
 
 
 def test_a_case_has_one_place(printed: list[Case]) -> None:
     seen: dict[str, tuple[str, ...]] = {}
-    for each in printed:
-        place = tuple(each.text(column) for column in PLACE)
-        assert seen.setdefault(each.text("case_id"), place) == place, where(each)
+    for case in printed:
+        place = tuple(case.text(column) for column in PLACE)
+        assert seen.setdefault(case.text("case_id"), place) == place, where(case)
 
 
 @pytest.mark.slow
 def test_no_port_carries_more_than_it_can(printed: list[Case]) -> None:
     """All of a message goes through a GPU's own port at least once, but for its own part where nothing is reduced."""
     checked = 0
-    for each in printed:
+    for case in printed:
         try:
-            place = place_of(each)
+            place = place_of(case)
         except CannotPredictError:
             continue
-        own = 1.0 - 1.0 / place.gpus if each.text("collective") in KEEPING else 1.0
+        own = 1.0 - 1.0 / place.gpus if case.text("collective") in KEEPING else 1.0
         checked += 1
-        assert algorithm_rate(each) * 1e9 * own <= place.port, where(each)
+        assert algorithm_rate(case) * 1e9 * own <= place.port, where(case)
     assert checked > 1200

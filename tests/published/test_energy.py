@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from clustersim import Scenario, simulate
-from clustersim.analysis.economics import Economics, Gpus
 from clustersim.hardware.power import Activity, Draw
 from clustersim.hardware.prices import Price, Quote
+from clustersim.results.economics import Economics, Gpus
 
 AT_THE_LIMIT = ["economics.power.rest=0 W", "economics.power.idle=700 W", *(
-    f"economics.power.{each}=1.0" for each in ("streaming", "communicating")
+    f"economics.power.{item}=1.0" for item in ("streaming", "communicating")
 )]  # fmt: skip
 """As model cards reckon: the limit of the GPU all the time, and nothing else."""
 

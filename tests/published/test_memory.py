@@ -4,8 +4,8 @@ import pytest
 
 from clustersim.validation.cases import Case
 from clustersim.validation.comparison import Comparison
+from clustersim.validation.error_statistics import by_source, quality
 from clustersim.validation.memory import compare_memory, read_memory
-from clustersim.validation.quality import by_source, quality
 
 BAND = 0.035
 """Mean absolute error allowed of allocated peaks, over all rows.
@@ -21,13 +21,13 @@ def comparisons() -> list[Comparison]:
 
 @pytest.fixture(scope="module")
 def allocated(comparisons: list[Comparison]) -> list[Comparison]:
-    return [each for each in comparisons if each.factors["quantity"] == "peak_allocated"]
+    return [comparison for comparison in comparisons if comparison.factors["quantity"] == "peak_allocated"]
 
 
 def test_every_row_is_predicted_or_says_why_not(comparisons: list[Comparison]) -> None:
     assert len(comparisons) == len(read_memory())
-    assert all((each.predicted is None) == bool(each.skipped) for each in comparisons)
-    assert sum(each.predicted is not None for each in comparisons) >= 352
+    assert all((comparison.predicted is None) == bool(comparison.skipped) for comparison in comparisons)
+    assert sum(item.predicted is not None for item in comparisons) >= 352
 
 
 def test_the_mean_error_is_within_the_band(allocated: list[Comparison]) -> None:
@@ -47,30 +47,36 @@ def test_each_source_is_within_its_band(allocated: list[Comparison], source: str
 def mixtures(comparisons: list[Comparison]) -> list[Comparison]:
     """Runs of mixtures of experts, among them DeepSeek-V2 and -V3 cut to four layers."""
     pairs = zip(read_memory(), comparisons, strict=True)
-    named = (each for case, each in pairs if case.text("experts") not in ("", "1") or "deepseek" in case.text("model"))
-    return [each for each in named if each.predicted is not None]
+    named = (
+        comparison
+        for case, comparison in pairs
+        if case.text("experts") not in ("", "1") or "deepseek" in case.text("model")
+    )
+    return [item for item in named if item.predicted is not None]
 
 
 @pytest.mark.parametrize(("source", "band", "rows"), [("simumax-b200", 0.015, 54), ("megatron-lm-ci", 0.03, 28)])
 def test_peaks_of_mixtures_are_within_their_band(
     mixtures: list[Comparison], source: str, band: float, rows: int
 ) -> None:
-    peaks = [each for each in mixtures if each.source == source and each.factors["quantity"] == "peak_allocated"]
+    peaks = [
+        mixture for mixture in mixtures if mixture.source == source and mixture.factors["quantity"] == "peak_allocated"
+    ]
     mape = quality(peaks).mape
     assert len(peaks) >= rows
     assert mape is not None
     assert mape <= band
-    assert all(abs(each.error or 0.0) <= 0.1 for each in peaks)
+    assert all(abs(peak.error or 0.0) <= 0.1 for peak in peaks)
 
 
 def test_whether_a_mixture_fits_is_right_for_all_that_say(mixtures: list[Comparison]) -> None:
-    assert all(each.fits for each in mixtures)  # all of them ran
+    assert all(mixture.fits for mixture in mixtures)  # all of them ran
 
 
 def test_what_megatron_holds_between_steps_is_states_workspaces_and_messages(comparisons: list[Comparison]) -> None:
     """But for fp16, where the optimizer's copies of gradients in fp32 are there until the next step zeroes them."""
     held = zip(read_memory(), comparisons, strict=True)
-    between = [each for case, each in held if _between_steps(case) and case.text("precision") == "bf16"]
+    between = [comparison for case, comparison in held if _between_steps(case) and case.text("precision") == "bf16"]
     mape = quality(between).mape
     assert len(between) >= 60
     assert mape is not None
@@ -82,18 +88,22 @@ def _between_steps(case: Case) -> bool:
 
 
 def test_no_allocated_peak_of_simumax_is_off_by_more_than_eight_percent(allocated: list[Comparison]) -> None:
-    errors = [each.error for each in allocated if each.source == "simumax-b200" and each.error is not None]
+    errors = [
+        comparison.error
+        for comparison in allocated
+        if comparison.source == "simumax-b200" and comparison.error is not None
+    ]
     assert max(map(abs, errors)) <= 0.08
 
 
 def test_the_number_of_microbatches_does_not_matter(comparisons: list[Comparison], allocated: list[Comparison]) -> None:
     """SimuMax measured some layouts with 4, 8 and 32 microbatches: the same within a thousandth, as predicted."""
     by_layout: dict[tuple[str, str], list[Comparison]] = {}
-    for case, each in zip(read_memory(), comparisons, strict=True):
-        if each.source == "simumax-b200" and each in allocated and each.predicted is not None:
+    for case, comparison in zip(read_memory(), comparisons, strict=True):
+        if comparison.source == "simumax-b200" and comparison in allocated and comparison.predicted is not None:
             columns = ("model", "tp", "pp", "cp", "seq", "rank")
             layout = " ".join(case.text(column) for column in columns)
-            by_layout.setdefault((layout, case.text("quantity")), []).append(each)
+            by_layout.setdefault((layout, case.text("quantity")), []).append(comparison)
     assert sum(len(group) > 1 for group in by_layout.values()) >= 5
     for first, *others in by_layout.values():
         for other in others:

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
+from clustersim.common.data_files import names
 from clustersim.hardware.failures import Effect
-from clustersim.reliability.site import site_of
+from clustersim.reliability.failure_domains import site_of
 from clustersim.scenario import Scenario
-from clustersim.scenario.sections.reliability import load_reliability
-from clustersim.shipped import names
+from clustersim.scenario.config.reliability import load_reliability
 from clustersim.validation.comparison import Comparison
-from clustersim.validation.quality import quality
+from clustersim.validation.error_statistics import quality
 from clustersim.validation.reliability import compare_reliability, mean_rate, rates_of, read_reliability
 from tests.benchmarks.cases import EXAMPLE
 
@@ -26,20 +26,24 @@ def comparisons() -> list[Comparison]:
 
 def test_every_row_is_predicted(comparisons: list[Comparison]) -> None:
     assert len(comparisons) == len(read_reliability())
-    assert all(each.predicted is not None for each in comparisons)
+    assert all(comparison.predicted is not None for comparison in comparisons)
 
 
 def test_rates_of_other_clusters_are_as_far_off_as_their_spread_says(comparisons: list[Comparison]) -> None:
     """Of lognormal rates two of three lie within one geometric standard deviation of their mean, nine of ten in 1.7."""
     spread = math.log(load_reliability("typical").spread)
-    others = [each for each in comparisons if each.factors["rates"] == "others" and each.factors["quantity"] != "ettr"]
-    off = [abs(math.log(each.predicted / each.measured)) for each in others if each.predicted is not None]
-    assert sum(each <= 1.7 * spread for each in off) >= 0.8 * len(off)
+    others = [
+        comparison
+        for comparison in comparisons
+        if comparison.factors["rates"] == "others" and comparison.factors["quantity"] != "ettr"
+    ]
+    off = [abs(math.log(other.predicted / other.measured)) for other in others if other.predicted is not None]
+    assert sum(item <= 1.7 * spread for item in off) >= 0.8 * len(off)
 
 
 def test_effective_training_time_is_within_ten_percent(comparisons: list[Comparison]) -> None:
     """Mean over rows; what is off most is a job whose failures come as fast as its restarts (100,000 GPUs)."""
-    mape = quality([each for each in comparisons if each.factors["quantity"] == "ettr"]).mape
+    mape = quality([comparison for comparison in comparisons if comparison.factors["quantity"] == "ettr"]).mape
     assert mape is not None
     assert mape <= 0.10
 
@@ -49,20 +53,22 @@ def test_the_typical_preset_is_made_of_the_table() -> None:
     middle, spread = mean_rate(rates_of(read_reliability()))
     own = 1000.0 * LLAMA_3 / (2048 * 54)
     assert typical.spread == pytest.approx(spread, abs=0.005)
-    shared = {each.name: each for each in llama3.failures}
-    assert {each.name for each in typical.failures} - set(shared) == {"slow-gpu"}
-    for each in typical.failures:
-        if each.name in shared:
-            times = each.rate.per_second / shared[each.name].rate.per_second
+    shared = {failure.name: failure for failure in llama3.failures}
+    assert {item.name for item in typical.failures} - set(shared) == {"slow-gpu"}
+    for element in typical.failures:
+        if element.name in shared:
+            times = element.rate.per_second / shared[element.name].rate.per_second
             assert times == pytest.approx(middle / own, abs=0.005)
-            assert replace(each, rate=shared[each.name].rate) == shared[each.name]
+            assert replace(element, rate=shared[element.name].rate) == shared[element.name]
 
 
 def test_llama_3_breaks_as_often_as_its_causes_say() -> None:
     """All unexpected causes, each with its component's number in the job: 419 in 54 days, as table 5 adds them up."""
     site = site_of(Scenario.load(EXAMPLE))
-    unexpected = [each for each in load_reliability("llama3-2024").failures if each.effect is not Effect.PLANNED]
-    rate = sum(each.rate.per_second * site.counts.of(each.rate.component) for each in unexpected)
+    unexpected = [
+        failure for failure in load_reliability("llama3-2024").failures if failure.effect is not Effect.PLANNED
+    ]
+    rate = sum(item.rate.per_second * site.counts.of(item.rate.component) for item in unexpected)
     assert rate * 54 * 86400.0 == pytest.approx(LLAMA_3, rel=0.001)
 
 
@@ -70,4 +76,4 @@ def test_llama_3_breaks_as_often_as_its_causes_say() -> None:
 def test_every_preset_says_where_its_values_are_from(name: str) -> None:
     found = load_reliability(name)
     assert found.description
-    assert {f"failures.{each.name}.rate" for each in found.failures} <= set(found.sources)
+    assert {f"failures.{failure.name}.rate" for failure in found.failures} <= set(found.sources)

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from clustersim.cli.validate_table import simulated_name
-from clustersim.experience.band import ALL
-from clustersim.validation.layouts import Ranking
-from clustersim.validation.quality import by_source, macro
-from clustersim.validation.settings import is_dense
-from clustersim.validation.software import software_of
+from clustersim.cli.validation_table import simulated_name
+from clustersim.uncertainty.prediction_interval import ALL
+from clustersim.validation.case_scenario import is_dense
+from clustersim.validation.error_statistics import by_source, macro
+from clustersim.validation.framework_defaults import software_of
+from clustersim.validation.layout_ranking import Ranking
 from clustersim.validation.steps import compare_steps, read_steps
 from clustersim.validation.summary import DENSE, MIXTURES, Summary, summary_of_steps
 
@@ -45,7 +45,7 @@ def table() -> dict[str, tuple[int, float]]:
 
 def test_no_source_is_worse_than_readme_says(summary: Summary) -> None:
     told = table()
-    simulated = {simulated_name(source): each for source, each in by_source(summary.simulated).items()}
+    simulated = {simulated_name(source): item for source, item in by_source(summary.simulated).items()}
     for source, quality in {**summary.sources, **simulated}.items():
         if quality.mape is not None:
             cases, mean = told[source]
@@ -61,7 +61,7 @@ def test_sources_count_once_in_the_mean_that_is_aimed_at(summary: Summary) -> No
     and reductions that nothing hides over RoCE.
     """
     known = {case.text("case_id") for case in read_steps() if is_dense(case) and software_of(case).known}
-    sources = by_source(each for each in summary.comparisons if each.case_id in known)
+    sources = by_source(comparison for comparison in summary.comparisons if comparison.case_id in known)
     whole = macro(sources.values())
     assert whole is not None
     assert whole.mape <= 0.086
@@ -72,7 +72,7 @@ def test_sources_count_once_in_the_mean_that_is_aimed_at(summary: Summary) -> No
 def test_every_dense_case_of_known_quality_is_predicted(summary: Summary) -> None:
     assert summary.covered[DENSE].expressible >= 651
     assert (summary.covered[DENSE].share or 0.0) >= 0.95
-    assert all(each.skipped for each in summary.comparisons if each.predicted is None)
+    assert all(comparison.skipped for comparison in summary.comparisons if comparison.predicted is None)
 
 
 def test_every_mixture_of_known_quality_is_predicted(summary: Summary) -> None:
@@ -97,7 +97,7 @@ def test_the_layout_that_is_predicted_fastest_is_nearly_the_fastest(summary: Sum
 
 
 def _of(ranking: Ranking, wanted: Callable[[str], bool]) -> Ranking:
-    return Ranking(tuple(each for each in ranking.sets if wanted(each.source)))
+    return Ranking(tuple(layout_set for layout_set in ranking.sets if wanted(layout_set.source)))
 
 
 def test_bands_hold_what_was_measured(summary: Summary) -> None:

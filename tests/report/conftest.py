@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from clustersim.report.theme import CATEGORIES, Category
-from clustersim.report.view import Kernels, Path, Row, Spans, Timeline
+from clustersim.report.timeline_data import Kernels, Path, Row, Spans, Timeline
 
 FORWARD, BACKWARD, SEND = 1.0e-2, 2.0e-2, 4e-4
 Box = tuple[int, Category, int, int]  # stage, category, microbatch, chunk

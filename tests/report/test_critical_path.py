@@ -9,17 +9,12 @@ import numpy as np
 import pytest
 
 from clustersim import Scenario, simulate
-from clustersim.analysis.parts import PARTS, Part
-from clustersim.analysis.path_pieces import Arrival, Legs, Passes, PathPieces, Piece
+from clustersim.common.units import Dimension, parse_quantity
 from clustersim.program.action import ActionKind
-from clustersim.report.parts.critical_path import (
-    CriticalPath,
-    critical_path_card,
-    critical_path_of,
-    path_figure,
-)
-from clustersim.report.wording import RowNames
-from clustersim.units import Dimension, parse_quantity
+from clustersim.report.labels import RowNames
+from clustersim.report.panels.critical_path import CriticalPath, critical_path_card, critical_path_of, path_figure
+from clustersim.results.critical_path_segments import Arrival, Legs, Passes, PathPieces, Piece
+from clustersim.results.time_categories import PARTS, Part
 
 PIPELINE: dict[str, Any] = {
     "model": {"preset": "gpt-tiny", "layers": 8}, "cluster": {"name": "dgx-a100", "gpus": 8},

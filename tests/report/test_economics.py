@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from clustersim.analysis.economics import Economics
-from clustersim.report.economics import cost_line, energy_line, power_words, price_words
-from clustersim.report.parts.verdict import verdict_card
-from tests.simulated import printed, said, simulated
+from clustersim.report.economics_labels import cost_line, energy_line, power_words, price_words
+from clustersim.report.panels.verdict import verdict_card
+from clustersim.results.economics import Economics
+from tests.small_pipeline import printed, said, simulated
 
 SAID = (
     "economics.price_per_gpu_hour=2.5 EUR",
@@ -49,7 +49,7 @@ def test_what_somebody_says_is_told_for_the_run_with_its_carbon(spoken: Economic
 
 
 def test_what_is_not_known_is_said_in_its_place(listed: Economics) -> None:
-    unknown = replace(listed, gpus=tuple(replace(each, quote=None, draw=None) for each in listed.gpus))
+    unknown = replace(listed, gpus=tuple(replace(gpus, quote=None, draw=None) for gpus in listed.gpus))
     assert cost_line(unknown) == ("cost", "unknown", "; ".join(unknown.without_price))
     assert energy_line(unknown) == ("energy", "unknown", "; ".join(unknown.without_power))
     assert price_words(unknown) == power_words(unknown) == ""
@@ -66,5 +66,5 @@ def test_the_page_shows_both_behind_gpu_hours_where_they_are_known(listed: Econo
     assert "<dt>cost/T tokens</dt>" in card
     assert "<dt>energy/T tokens</dt>" in card
     assert card.index("<dt>GPU hours") < card.index("cost/T tokens") < card.index("<dt>bubble")
-    unknown = replace(listed, gpus=tuple(replace(each, quote=None, draw=None) for each in listed.gpus))
+    unknown = replace(listed, gpus=tuple(replace(gpus, quote=None, draw=None) for gpus in listed.gpus))
     assert "cost/T tokens" not in verdict_card(said(simulated(), economics=unknown)).html

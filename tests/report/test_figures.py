@@ -3,7 +3,7 @@
 import json
 
 from clustersim import Scenario, simulate
-from clustersim.report.page import cards
+from clustersim.report.run_page import cards
 from tests.benchmarks.cases import EXAMPLE
 
 

@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clustersim.analysis.overlap import overlap
-from clustersim.analysis.parts import Part
-from clustersim.answer import Answer
-from clustersim.dtypes import COMPUTED, NARROW, DType
-from clustersim.errors import OutputError
+from clustersim.common.dtypes import COMPUTED, NARROW, DType
+from clustersim.common.errors import OutputError
+from clustersim.model.attention import Core
+from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Operands
 from clustersim.parallel.mesh import NAMES
-from clustersim.report.export import write
-from clustersim.report.export.kineto_words import called_kernel
-from clustersim.report.export.write import require_directory, write_kineto_files
-from clustersim.workload.attention import Core
-from clustersim.workload.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Operands
-from tests.report.traced import simulated
+from clustersim.report.export import write_traces
+from clustersim.report.export.kineto_kernels import called_kernel
+from clustersim.report.export.write_traces import require_directory, write_kineto_files
+from clustersim.results.comm_overlap import overlap
+from clustersim.results.simulation_result import Answer
+from clustersim.results.time_categories import Part
+from tests.report.small_trace import simulated
 
 GPU_PARTS = (Part.COMPUTE, Part.RECOMPUTE, Part.OPTIMIZER, Part.LAUNCH, Part.SLOWED)
 EXPOSED = (Part.EXPOSED_TP, Part.EXPOSED_CP, Part.EXPOSED_DP, Part.EXPOSED_PP)
@@ -76,7 +76,7 @@ def common(first: Intervals, second: Intervals) -> float:
 @pytest.mark.parametrize("rank", [0, 7])
 def test_kernels_last_as_long_as_the_breakdown_says(tmp_path: Path, overrides: tuple[str, ...], rank: int) -> None:
     result = simulated(*overrides)
-    computing = merged([each for each in kernels(written(tmp_path, result, rank)) if not is_communication(each)])
+    computing = merged([kernel for kernel in kernels(written(tmp_path, result, rank)) if not is_communication(kernel)])
     parts = result.breakdown.of(rank)
     assert seconds(computing) == pytest.approx(sum(parts[part.value] for part in GPU_PARTS), rel=1e-5)
 
@@ -85,8 +85,8 @@ def test_kernels_last_as_long_as_the_breakdown_says(tmp_path: Path, overrides: t
 def test_communication_beside_no_kernel_is_what_is_exposed(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     result = simulated(*overrides)
     events = kernels(written(tmp_path, result, 3))
-    computing = merged([each for each in events if not is_communication(each)])
-    moving = merged([each for each in events if is_communication(each)])
+    computing = merged([event for event in events if not is_communication(event)])
+    moving = merged([item for item in events if is_communication(item)])
     exposed = sum(result.breakdown.of(3)[part.value] for part in EXPOSED)
     assert seconds(moving) - common(computing, moving) == pytest.approx(exposed, rel=1e-4)
     assert exposed > 0
@@ -100,9 +100,9 @@ def test_what_moves_inside_passes_is_hidden_and_exposed_as_the_page_says(
     """Of each axis, while another one's traffic takes part of the same links."""
     result = simulated("layout.pp=1", "layout.cp=2", *(OVERLAPPED[len(ONE_STAGE) :] if overlapped else ()))
     events, found = kernels(written(tmp_path, result, 3)), overlap(result.rows, result.cost.block, result.breakdown)
-    computing = merged([each for each in events if not is_communication(each)])
-    own = [each for each in events if is_communication(each)]
-    moving = merged([each for each in own if each["args"]["Process Group Description"] == axis])
+    computing = merged([event for event in events if not is_communication(event)])
+    own = [item for item in events if is_communication(item)]
+    moving = merged([element for element in own if element["args"]["Process Group Description"] == axis])
     place, beside = NAMES.index(axis), common(computing, moving)
     assert len(result.trace.contention.row) > 0
     assert beside == pytest.approx(found.hidden[0, place], rel=1e-5)
@@ -123,7 +123,7 @@ def test_every_kernel_is_launched_by_the_host_before_it_starts_one_after_the_oth
         assert host["args"]["External id"] == launch["args"]["External id"] == kernel["args"]["External id"]
     ends = np.array([event["ts"] + event["dur"] for event in hosts])
     assert (np.array([event["ts"] for event in hosts])[1:] >= ends[:-1] - 1e-6).all()
-    arrows = {ph: {each["id"] for each in content["traceEvents"] if each["ph"] == ph} for ph in "sf"}
+    arrows = {ph: {item["id"] for item in content["traceEvents"] if item["ph"] == ph} for ph in "sf"}
     assert arrows["s"] == arrows["f"] == set(by_correlation)
 
 
@@ -142,7 +142,7 @@ def test_collectives_have_nccls_names_and_pytorchs_arguments(tmp_path: Path) -> 
     groups = {group["pg_desc"]: group["ranks"] for group in info["pg_config"]}
     assert groups["tp"] == [4, 5]
     assert groups["pp_previous"] == [5, 1]
-    assert {each["args"]["Process Group Name"] for each in kernels(content) if is_communication(each)} == {
+    assert {kernel["args"]["Process Group Name"] for kernel in kernels(content) if is_communication(kernel)} == {
         group["pg_name"] for group in info["pg_config"]
     }
 
@@ -174,10 +174,10 @@ def test_products_of_narrow_formats_have_scales_and_their_casts_last_as_the_answ
     flop = {event["args"]["External id"]: event["args"].get("flop") for event in kernels(content)}
     products = [event["args"] for event in content["traceEvents"] if event["name"] == "aten::_scaled_mm"]
     assert len(products) > 50
-    for each in products:
-        (m, k), (again, n), first, second = each["Input Dims"][:4]
+    for product in products:
+        (m, k), (again, n), first, second = product["Input Dims"][:4]
         assert k == again
-        assert flop[each["External id"]] == 2 * m * n * k
+        assert flop[product["External id"]] == 2 * m * n * k
         many = [] if math.isinf(elements) else [k // elements if elements > 1 else 1]
         assert (first, second) == ([m, *many] if many else [], [*many, n] if many else [])
     casts = [event for event in kernels(content) if event["name"].startswith("cast_")]
@@ -207,7 +207,9 @@ def test_scaled_products_of_experts_are_grouped_ones() -> None:
     called = called_kernel(Kernel("x", KernelKind.GROUPED_MATMUL, DType.MXFP8, 0.0, 0.0, shape))
     assert called.operator == "aten::_scaled_grouped_mm"
     assert called.arguments["Input Dims"][:4] == [[4, 512, 1024], [4, 1024, 256], [4, 512, 32], [4, 32, 256]]
-    assert {len(each) for each in called.arguments.values() if each is not called.arguments["Input Strides"]} == {9}
+    assert {
+        len(argument) for argument in called.arguments.values() if argument is not called.arguments["Input Strides"]
+    } == {9}
 
 
 def test_steps_are_marked_and_share_nothing(tmp_path: Path) -> None:
@@ -229,7 +231,7 @@ def test_a_directory_of_an_earlier_run_is_replaced_and_any_other_refused(tmp_pat
     result, folder = simulated(), tmp_path / "traces"
     assert write_kineto_files(result, folder, [0, 1]) == 2
     assert write_kineto_files(result, folder, [1, 4]) == 2
-    assert sorted(each.name for each in folder.iterdir()) == ["rank-1.json", "rank-4.json"]
+    assert sorted(path.name for path in folder.iterdir()) == ["rank-1.json", "rank-4.json"]
     (folder / "rank-0.json").write_text('{"traceEvents": []}')  # somebody's own
     with pytest.raises(OutputError, match=r"holds rank-0\.json, which is no trace that clustersim wrote"):
         write_kineto_files(result, folder, [1])
@@ -249,37 +251,37 @@ def test_what_cannot_be_a_directory_of_traces_is_one_sentence(tmp_path: Path, na
 def test_where_the_disk_is_full_all_stays_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: list[int]
 ) -> None:
-    real, folder = write.write_kineto, tmp_path / "traces"
+    real, folder = write_traces.write_kineto, tmp_path / "traces"
     if before:
         write_kineto_files(simulated("steps=2"), folder, before)
-    earlier = {each.name: each.read_bytes() for each in folder.glob("*")}
+    earlier = {path.name: path.read_bytes() for path in folder.glob("*")}
 
     def full(result: Answer, rank: Any, spans: Any, file: Any) -> None:
         real(result, rank, spans, file)
         if rank.rank == 5:
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(write, "write_kineto", full)
+    monkeypatch.setattr(write_traces, "write_kineto", full)
     with pytest.raises(OutputError, match="No space left on device"):
         write_kineto_files(simulated(), folder, [0, 5])
     assert folder.exists() == bool(before)
-    assert {each.name: each.read_bytes() for each in folder.glob("*")} == earlier
-    monkeypatch.setattr(write, "write_kineto", real)
+    assert {item.name: item.read_bytes() for item in folder.glob("*")} == earlier
+    monkeypatch.setattr(write_traces, "write_kineto", real)
     write_kineto_files(simulated(), folder, [0, 5])
-    assert sorted(each.name for each in folder.iterdir()) == ["rank-0.json", "rank-5.json"]
+    assert sorted(element.name for element in folder.iterdir()) == ["rank-0.json", "rank-5.json"]
 
 
 def test_what_a_killed_run_left_is_cleared(tmp_path: Path) -> None:
     write_kineto_files(simulated(), tmp_path, [0])
     (tmp_path / "rank-0.json").rename(tmp_path / ".rank-3.json.1.part")
     write_kineto_files(simulated(), tmp_path, [0])
-    assert [each.name for each in tmp_path.iterdir()] == ["rank-0.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["rank-0.json"]
 
 
 def test_too_much_is_refused_with_its_size(tmp_path: Path) -> None:
     result, folder = simulated(), tmp_path / "traces"
     write_kineto_files(result, folder, [0, 4])
-    size = sum(each.stat().st_size for each in folder.iterdir())
+    size = sum(path.stat().st_size for path in folder.iterdir())
     write_kineto_files(result, folder, [0, 4], most=1.3 * size)
     with pytest.raises(OutputError, match="on 2 ranks would be about"):
         write_kineto_files(result, folder, [0, 4], most=0.7 * size)

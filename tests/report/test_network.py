@@ -8,17 +8,10 @@ import numpy as np
 import pytest
 
 from clustersim import Scenario, simulate
-from clustersim.analysis.network import AxisUse, BusyLink, NetworkUse, TierUse
 from clustersim.hardware.topology import Link, LinkKind
-from clustersim.report.parts.network import (
-    SAME,
-    Network,
-    colour_scale,
-    network_card,
-    network_of,
-    utilisation_figure,
-)
-from clustersim.report.parts.topology import picture_of
+from clustersim.report.panels.network import SAME, Network, colour_scale, network_card, network_of, utilisation_figure
+from clustersim.report.panels.topology import picture_of
+from clustersim.results.network_utilization import AxisUse, BusyLink, NetworkUse, TierUse
 
 
 def tier(kind: LinkKind, *over_time: float) -> TierUse:

@@ -9,19 +9,19 @@ import pytest
 from rich.console import Console
 
 from clustersim import Scenario, simulate
-from clustersim.answer import Answer
-from clustersim.planning import explore
+from clustersim.model.offload import NOTHING
+from clustersim.planning.explorer import explorer_data
 from clustersim.planning.what_if import what_ifs
 from clustersim.program.task import HOST_STREAMS, Communicate, HostExchange, HostWork
-from clustersim.report.answer_timeline import timeline_of
-from clustersim.report.export.words import STREAM_NAMES
-from clustersim.report.export.write import write_kineto_files, write_spans, write_trace
-from clustersim.report.page import run_page
-from clustersim.report.printed.run import render_run
-from clustersim.report.rows import shown_ranks
-from clustersim.report.wording import layout_line
-from clustersim.workload.offload import NOTHING
-from tests.report.traced import packets, track_names
+from clustersim.report.export.span_descriptions import STREAM_NAMES
+from clustersim.report.export.write_traces import write_kineto_files, write_spans, write_trace
+from clustersim.report.labels import layout_line
+from clustersim.report.result_timeline import timeline_of
+from clustersim.report.row_selection import shown_ranks
+from clustersim.report.run_page import run_page
+from clustersim.report.terminal.run import render_run
+from clustersim.results.simulation_result import Answer
+from tests.report.small_trace import packets, track_names
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def exchanges(result: Answer, kind: int = 0) -> list[tuple[HostWork, float]]:
     """What a rank does with its host, and how many bytes."""
     tasks = result.program.programs[kind].tasks
     every = [task.exchange for task in tasks if isinstance(task, Communicate)]
-    return [(each.work, each.payload) for each in every if isinstance(each, HostExchange)]
+    return [(exchange.work, exchange.payload) for exchange in every if isinstance(exchange, HostExchange)]
 
 
 @pytest.mark.parametrize(
@@ -98,11 +98,11 @@ def test_kineto_calls_copies_as_the_profiler_does(result: Answer, tmp_path: Path
         assert {event["cat"] for event in copies} == {"gpu_memcpy"}
         assert len({event["tid"] for event in copies}) == 1
         moved = sorted(event["args"]["bytes"] for event in copies)
-        assert moved == sorted(int(size) for each, size in exchanges(result) if each is what)
+        assert moved == sorted(int(size) for host_work, size in exchanges(result) if host_work is what)
     updates = [event for event in events if event["name"] == "optimizer on the host"]
     assert {(event["cat"], event["pid"]) for event in updates} == {("cpu_op", 1000)}
     calls = [event for event in events if event["name"] == "cudaMemcpyAsync"]
-    assert len(calls) == sum(each is not HostWork.ON_HOST for each, _ in exchanges(result))
+    assert len(calls) == sum(item is not HostWork.ON_HOST for item, _ in exchanges(result))
     assert all(group["pg_desc"] != "host" for group in content["distributedInfo"]["pg_config"])
 
 
@@ -121,9 +121,10 @@ def test_the_other_traces_have_streams_for_the_host(result: Answer, tmp_path: Pa
 def test_the_explorer_says_that_it_leaves_offload_out_of_memory(
     result: Answer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(explore, "_tables", lambda space: space.scenario)
+    monkeypatch.setattr(explorer_data, "_tables", lambda space: space.scenario)
     with_offload, without = (
-        explore.tables(each) for each in (result.scenario, result.scenario.changed("training.offload=none"))
+        explorer_data.tables(scenario)
+        for scenario in (result.scenario, result.scenario.changed("training.offload=none"))
     )
     assert [note for note in with_offload.notes if note not in without.notes] == [
         "offload is left out of memory: all is drawn as on the device; simulated steps are the scenario's"

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from clustersim import Scenario, simulate
-from clustersim.analysis.overlap import Overlap
 from clustersim.parallel.mesh import NAMES, SERVED
-from clustersim.report.parts.overlap import StageOverlap, overlap_card, overlap_figure, overlap_of
-from clustersim.report.rows import MOST_ROWS
-from clustersim.report.wording import RowNames
+from clustersim.report.labels import RowNames
+from clustersim.report.panels.overlap import StageOverlap, overlap_card, overlap_figure, overlap_of
+from clustersim.report.row_selection import MOST_ROWS
+from clustersim.results.comm_overlap import Overlap
 
 SCENARIO: dict[str, Any] = {
     "model": {"preset": "gpt-tiny", "vocab": 50432}, "cluster": {"name": "dgx-a100", "gpus": 16},
@@ -29,7 +29,7 @@ def made(stages: int, hidden: float, exposed: float, beside: float, word: str = 
         return np.where(np.arange(len(SERVED)) == NAMES.index("dp"), seconds, np.zeros((rows, 1)))
 
     def rows(count: int) -> Overlap:
-        alone, *moving = (column(each, count) for each in (5.0, hidden, exposed, beside))
+        alone, *moving = (column(item, count) for item in (5.0, hidden, exposed, beside))
         return Overlap(alone + np.arange(count)[:, None], *moving, step=20.0)
 
     labels = tuple(f"{word} {number}" for number in range(stages))

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clustersim.answer import Answer
 from clustersim.program.task import Stream
 from clustersim.report.export.perfetto import stamps
-from clustersim.report.export.ranks import trace_ranks
-from clustersim.report.export.spans import Export
-from clustersim.report.export.write import write_trace
+from clustersim.report.export.rank_selection import trace_ranks
+from clustersim.report.export.span_table import Export
+from clustersim.report.export.write_traces import write_trace
 from clustersim.report.theme import CATEGORIES
-from tests.report.traced import packets as read
-from tests.report.traced import simulated, track_names
+from clustersim.results.simulation_result import Answer
+from tests.report.small_trace import packets as read
+from tests.report.small_trace import simulated, track_names
 
 protos = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
 BEGIN, END, COUNTER = (getattr(protos.TrackEvent, f"TYPE_{name}") for name in ("SLICE_BEGIN", "SLICE_END", "COUNTER"))
@@ -47,12 +47,12 @@ def test_every_span_of_the_table_is_given_back_with_its_times_and_what_it_says(
     begins = [(packet.timestamp, packet.track_event) for packet in of_type(found, BEGIN)]
     for name, times in (
         ("start", [time for time, _ in begins]),
-        ("end", [each.timestamp for each in of_type(found, END)]),
+        ("end", [item.timestamp for item in of_type(found, END)]),
     ):
-        expected = np.sort(np.concatenate([getattr(each, name) for each in spans])) * 1e9
+        expected = np.sort(np.concatenate([getattr(span, name) for span in spans])) * 1e9
         assert np.abs(np.sort(times) - expected).max() <= 1
     inside = [(event.name, *event.categories) for _, event in begins if "work" in arguments(event)]
-    labels = [each.labels[number] for each in spans for number in each.label[~each.alone]]
+    labels = [element.labels[number] for element in spans for number in element.label[~element.alone]]
     assert sorted(inside) == sorted((label.name, label.category.label) for label in labels)
     for key, attribute in (("flop", "flop"), ("memory_bytes", "memory_bytes"), ("payload_bytes", "bytes")):
         said = [arguments(event)[key] for _, event in begins if key in arguments(event)]
@@ -137,7 +137,7 @@ def test_every_collective_is_a_flow_among_its_members(path: Path) -> None:
     assert groups[0, 2].count("data parallel") == groups[1, 3].count("data parallel") == dp > 0
     assert groups[tuple(range(8))] == ["data parallel"]  # the norm of gradients
     operations = [operation for task in tasks if hasattr(task, "block") for operation in task.block.operations]
-    assert len(groups[0, 1]) == len(groups[2, 3]) == sum(1 for each in operations if each.exchange is not None)
+    assert len(groups[0, 1]) == len(groups[2, 3]) == sum(1 for item in operations if item.exchange is not None)
 
 
 def test_what_has_one_end_among_the_ranks_is_no_flow(path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from plotly.offline import get_plotlyjs_version
 
-from clustersim.report.document import PLOTLY
+from clustersim.report.html_document import PLOTLY
 
 REPORT = PLOTLY.parents[2]
 CALIBRATE = REPORT.parents[1] / "calibrate"

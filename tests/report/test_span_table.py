@@ -11,20 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clustersim.answer import Answer
-from clustersim.errors import InputError, OutputError
+from clustersim.common.errors import InputError, OutputError
 from clustersim.program.task import Compute
-from clustersim.report.export.ranks import trace_ranks
-from clustersim.report.export.spans import Export
+from clustersim.report.export.rank_selection import trace_ranks
+from clustersim.report.export.span_table import Export
 from clustersim.report.export.table import COLUMNS, INTEGER, NUMBER, Columns, columns_of, require_table, write_csv
-from clustersim.report.export.write import spans_of, write_spans
-from tests.report.traced import simulated
+from clustersim.report.export.write_traces import spans_of, write_spans
+from clustersim.results.simulation_result import Answer
+from tests.report.small_trace import simulated
 
 TASK = -1  # the operation of what is a task itself
 
 
 def table(result: Answer, *ranks: int) -> Columns:
-    parts = [columns_of(result, *each) for each in Export(result, trace_ranks(result, ranks))]
+    parts = [columns_of(result, *item) for item in Export(result, trace_ranks(result, ranks))]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 

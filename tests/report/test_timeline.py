@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from clustersim.report.draw.timeline import lane_bands, timeline_caption, timeline_figure
+from clustersim.report.draw.timeline_figure import lane_bands, timeline_caption, timeline_figure
 from clustersim.report.figure import packed
-from clustersim.report.rows import MOST_ROWS
+from clustersim.report.row_selection import MOST_ROWS
 from clustersim.report.timeline_arrays import MOST_BYTES, drawing, narrowest
-from clustersim.report.view import KernelLabel, Kernels, Spans, Timeline
-from tests.report.unpack import unpacked
+from clustersim.report.timeline_data import KernelLabel, Kernels, Spans, Timeline
+from tests.report.page_reader import unpacked
 
 Make = Callable[..., Timeline]
 
@@ -63,7 +63,7 @@ def test_kernels_fill_the_passes_that_they_are_in(make_timeline: Make) -> None:
 def test_runs_that_share_a_template_cost_nothing_more(make_timeline: Make) -> None:
     def size(microbatches: int) -> int:
         timeline = with_kernels(make_timeline(4, microbatches), 1000, own=False)
-        return sum(len(each["z"]) for each in drawing(timeline).arrays.values())
+        return sum(len(array["z"]) for array in drawing(timeline).arrays.values())
 
     few, many = size(8), size(64)
     assert (
@@ -80,7 +80,7 @@ def test_what_is_too_large_is_left_out_the_innermost_first_and_said(
     timeline = with_kernels(make_timeline(4, 64), 200, own=True)
     full, drawn = drawing(timeline), drawing(timeline, limit)
     assert timeline_caption(full) == ""
-    assert sum(len(each["z"]) for each in drawn.arrays.values()) <= limit
+    assert sum(len(array["z"]) for array in drawn.arrays.values()) <= limit
     assert words in timeline_caption(drawn)
 
 
@@ -89,7 +89,7 @@ def test_a_million_own_kernels_fit(make_timeline: Make) -> None:
     assert len(timeline.kernels.label) >= 1_000_000
     drawn = drawing(timeline)
     assert timeline_caption(drawn) == ""
-    assert sum(len(each["z"]) for each in drawn.arrays.values()) <= MOST_BYTES
+    assert sum(len(array["z"]) for array in drawn.arrays.values()) <= MOST_BYTES
 
 
 def test_no_more_rows_than_a_page_bears(make_timeline: Make) -> None:

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from clustersim.analysis.network_axes import AxisSpan, Crossing, axis_spans
 from clustersim.hardware.cluster import Cluster, load_cluster
 from clustersim.hardware.topology import LinkKind
 from clustersim.parallel.layout import Layout
 from clustersim.program.placement import looped
-from clustersim.report.parts.topology import Lane, Picture, Tier, picture, topology_figure, topology_page
+from clustersim.report.panels.topology import Lane, Picture, Tier, picture, topology_figure, topology_page
+from clustersim.results.axis_tiers import AxisSpan, Crossing, axis_spans
 
 POD = Picture(
     "a pod",
@@ -99,9 +99,9 @@ def test_experts_lie_on_the_fabric_as_their_own_mesh_says() -> None:
 def test_parts_of_neighbours_are_those_of_all_pairs(gpus: int) -> None:
     """Ranks in order on nodes of eight: one pair of eight leaves its node, and the last one comes back to the first."""
     (span,) = axis_spans(Layout(dp=gpus), load_cluster("dgx-h100", gpus=gpus).fabric, looped(1))
-    inside = next(each for each in span.crossings if each.kind is LinkKind.NVLINK)
+    inside = next(crossing for crossing in span.crossings if crossing.kind is LinkKind.NVLINK)
     assert inside.part == (1.0 if gpus == 8 else pytest.approx(7 / 8))
-    assert sum(each.part for each in span.crossings if each.kind is LinkKind.NIC) == pytest.approx(
+    assert sum(item.part for item in span.crossings if item.kind is LinkKind.NIC) == pytest.approx(
         0.0 if gpus == 8 else 1 / 8
     )
 

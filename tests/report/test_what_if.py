@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clustersim.analysis.what_if import Outcome, WhatIf, WhatIfs
-from clustersim.report.parts.what_if import what_if_card
+from clustersim.report.panels.what_if import what_if_card
+from clustersim.results.what_if import Outcome, WhatIf, WhatIfs
 
 GIB = 2.0**30
 

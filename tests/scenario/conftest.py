@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from clustersim.errors import InputError
+from clustersim.common.errors import InputError
 from clustersim.scenario import Scenario
 
 

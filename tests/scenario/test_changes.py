@@ -10,11 +10,13 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim import shipped
-from clustersim.cost.record import Call, CollectiveRow, Conditions, Device, Record, Spread
+from clustersim.common import data_files
+from clustersim.cost.calibration_record import Call, CollectiveRow, Conditions, Device, Record, Spread
 from clustersim.hardware.topology import LINK_KINDS, LinkKind
+from clustersim.model.training import FullRecompute
 from clustersim.program.task import Collective
 from clustersim.scenario import Scenario
+from clustersim.scenario.changes.diff import Changed, changed_keys, other_files
 from clustersim.scenario.changes.links import (
     NETWORK,
     links_to_nics,
@@ -24,9 +26,7 @@ from clustersim.scenario.changes.links import (
     with_links,
     without_measured_collectives,
 )
-from clustersim.scenario.changes.work import with_batch, with_microbatch, with_recompute, with_slow_gpu
-from clustersim.scenario.changes.written import Changed, changed_keys, other_files
-from clustersim.workload.training import FullRecompute
+from clustersim.scenario.changes.training import with_batch, with_microbatch, with_recompute, with_slow_gpu
 from tests.conftest import examples
 
 SMALL: dict[str, Any] = {
@@ -45,7 +45,7 @@ def scenario(*overrides: str) -> Scenario:
 @given(part=st.floats(0.05, 20.0))
 def test_links_of_the_kinds_change_and_no_others(part: float) -> None:
     plain = scenario()
-    before, after = (each.cluster.fabric.links for each in (plain, with_links(plain, NETWORK, part)))
+    before, after = (item.cluster.fabric.links for item in (plain, with_links(plain, NETWORK, part)))
     ratio = after.bandwidth / before.bandwidth
     changed = np.isin(before.kind, [LINK_KINDS.index(kind) for kind in NETWORK])
     assert changed.any()
@@ -130,7 +130,7 @@ def test_two_scenarios_differ_by_what_their_keys_stand_for(overrides: list[str],
 def framework(folder: Path, launch: str) -> Scenario:
     """The same words for a file in another folder, which says another thing."""
     folder.mkdir()
-    content = yaml.safe_load(shipped.find("frameworks", "pytorch").read_text())
+    content = yaml.safe_load(data_files.find("frameworks", "pytorch").read_text())
     content["host"]["launch"] = launch
     (folder / "mine.yaml").write_text(yaml.safe_dump(content))
     (folder / "plan.yaml").write_text(yaml.safe_dump({**SMALL, "framework": "mine.yaml"}))

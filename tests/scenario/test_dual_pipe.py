@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from clustersim import Scenario
-from clustersim.errors import InputError
-from clustersim.report.answer_timeline import row_note
-from clustersim.report.wording import layout_line
+from clustersim.common.errors import InputError
+from clustersim.report.labels import layout_line
+from clustersim.report.result_timeline import row_note
 from clustersim.schedules.dual_pipe import DualPipe
 
 PLAN: dict[str, Any] = {

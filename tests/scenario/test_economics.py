@@ -15,7 +15,7 @@ Refusal = Callable[..., str]
 
 def said(mapping: dict[str, Any], *overrides: str) -> EconomicsSettings:
     """Read, and read again as it is written out."""
-    scenario = Scenario.from_mapping(mapping, [f"economics.{each}" for each in overrides])
+    scenario = Scenario.from_mapping(mapping, [f"economics.{override}" for override in overrides])
     assert Scenario.from_mapping(scenario.to_mapping()) == scenario
     return scenario.economics
 

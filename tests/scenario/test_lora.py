@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from clustersim import simulate
-from clustersim.dtypes import DType
-from clustersim.fitting import check
+from clustersim.common.dtypes import DType
+from clustersim.model.lora import Lora, Target
+from clustersim.results.memory_check import check
 from clustersim.scenario import Scenario
-from clustersim.scenario.changes.written import changed_keys
-from clustersim.workload.lora import Lora, Target
+from clustersim.scenario.changes.diff import changed_keys
 
 Refusal = Callable[..., str]
 ATTENTION = (Target.Q, Target.K, Target.V, Target.O)

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim import Scenario, simulate
-from clustersim.collectives.switches import CHOSEN
-from clustersim.errors import InputError
-from clustersim.fitting import check
+from clustersim.collectives.nccl_overrides import CHOSEN
+from clustersim.common.errors import InputError
 from clustersim.program.task import Collective
-from clustersim.scenario.changes.written import changed_keys
-from clustersim.scenario.sections.nccl import NcclSection
+from clustersim.results.memory_check import check
+from clustersim.scenario.changes.diff import changed_keys
+from clustersim.scenario.config.nccl import NcclSection
 from tests.conftest import examples
 
 Refuse = Callable[..., str]
@@ -76,9 +76,9 @@ def test_switched_off_nvls_is_not_chosen(mapping: dict[str, Any]) -> None:
 
     def taken(*overrides: str) -> set[str]:
         result = simulate(scenario.changed(overrides))
-        every = {exchange for each in result.program.programs for exchange in each.exchanges}
-        large = {each for each in every if each.group == "tp" and each.payload > 1e6}
-        return {result.cost.exchange_timing(each).algorithm.split()[0] for each in large}
+        every = {exchange for program in result.program.programs for exchange in program.exchanges}
+        large = {item for item in every if item.group == "tp" and item.payload > 1e6}
+        return {result.cost.exchange_timing(element).algorithm.split()[0] for element in large}
 
     assert taken() == {"in_network"}
     for switch in ("NCCL_NVLS_ENABLE=0", "NCCL_ALGO=^NVLS,NVLSTree", "NCCL_PROTO=^Simple"):
@@ -103,7 +103,7 @@ def test_one_list_for_one_collective_is_the_older_key(mapping: dict[str, Any]) -
 
 def test_bytes_on_links_are_those_of_what_is_left(mapping: dict[str, Any]) -> None:
     """A ring of eight sends 7/4 of the payload, NVLink's switches ask for 9/8."""
-    from clustersim.report.parts.network import network_of
+    from clustersim.report.panels.network import network_of
 
     sent = []
     for overrides in (WHOLE_NODES, [*WHOLE_NODES, "cost.nccl.NCCL_ALGO=Ring"]):
@@ -121,7 +121,10 @@ def test_switches_are_written_changed_and_told_apart(mapping: dict[str, Any]) ->
         "NCCL_PROTO": "LL",
     }
     assert scenario.changed("cost.nccl={}").cost == Scenario.from_mapping(mapping).cost
-    told = {each.key: (each.first, each.second) for each in changed_keys(Scenario.from_mapping(mapping), scenario)}
+    told = {
+        changed_key.key: (changed_key.first, changed_key.second)
+        for changed_key in changed_keys(Scenario.from_mapping(mapping), scenario)
+    }
     assert told == {"cost.nccl.NCCL_ALGO": (None, "^NVLS"), "cost.nccl.NCCL_PROTO": (None, "Simple")}
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from clustersim import Scenario, simulate
-from clustersim.errors import InputError
-from clustersim.scenario.changes.written import changed_keys
-from clustersim.workload.offload import NOTHING, ActivationOffload, Offload, OptimizerOffload, ShardOffload
+from clustersim.common.errors import InputError
+from clustersim.model.offload import NOTHING, ActivationOffload, Offload, OptimizerOffload, ShardOffload
+from clustersim.scenario.changes.diff import changed_keys
 
 MEMORY = "{capacity: 1 TB, bandwidth: 90 GB/s, to_host: 50 GB/s, from_host: 40 GB/s, latency: 1 us, update: 0.5}"
 

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from clustersim import Scenario, shipped, simulate
-from clustersim.errors import InputError
-from clustersim.scenario.sections.overheads import OverheadsSection
-from clustersim.workload.framework import load_framework
-from clustersim.workload.overheads import NONE, Accumulation, LossReport, Overheads
+from clustersim import Scenario, simulate
+from clustersim.common import data_files
+from clustersim.common.errors import InputError
+from clustersim.model.framework import load_framework
+from clustersim.model.overheads import NONE, Accumulation, LossReport, Overheads
+from clustersim.scenario.config.overheads import OverheadsSection
 
 Refusal = Callable[..., str]
 
@@ -28,10 +29,10 @@ def _scenario(*overrides: str) -> Scenario:
 
 
 def test_a_section_has_every_overhead() -> None:
-    assert set(OverheadsSection.model_fields) == {each.name for each in fields(Overheads)}
+    assert set(OverheadsSection.model_fields) == {dataclass_field.name for dataclass_field in fields(Overheads)}
 
 
-@pytest.mark.parametrize("name", shipped.names("frameworks"))
+@pytest.mark.parametrize("name", data_files.names("frameworks"))
 def test_a_scenario_does_what_its_framework_does(name: str) -> None:
     assert _scenario(f"framework={name}").training.overheads == load_framework(name).overheads
 
@@ -65,7 +66,7 @@ def test_a_wrong_value_is_refused_with_the_nearest(refusal: Refusal) -> None:
 
 
 def test_a_framework_file_is_refused_where_it_says_what_cannot_be(tmp_path: Any) -> None:
-    text = shipped.find("frameworks", "megatron-2021").read_text()
+    text = data_files.find("frameworks", "megatron-2021").read_text()
     path = tmp_path / "mine.yaml"
     for old, new in (("accumulation: added", "accumulation: adding"), ("zeroing: true", "zeroing: 1")):
         path.write_text(text.replace(old, new))

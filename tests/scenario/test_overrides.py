@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from clustersim import shipped
-from clustersim.errors import InputError
-from clustersim.parallel.data import FullyShard
+from clustersim.common import data_files
+from clustersim.common.errors import InputError
+from clustersim.parallel.data_parallel_strategy import FullyShard
 from clustersim.scenario import Scenario
 from clustersim.scenario.overrides import apply
 from clustersim.schedules.interleaved import Interleaved
@@ -80,7 +80,7 @@ def test_a_change_of_nothing_is_the_same_scenario(mapping: dict[str, Any]) -> No
 @pytest.fixture
 def named(tmp_path: Path, mapping: dict[str, Any]) -> Scenario:
     """A scenario that names a file of every kind; the framework's is the user's own."""
-    framework = shipped.find("frameworks", "pytorch").read_text(encoding="utf-8")
+    framework = data_files.find("frameworks", "pytorch").read_text(encoding="utf-8")
     (tmp_path / "software.yaml").write_text(framework, encoding="utf-8")
     mixed = {"accelerator": "h200-sxm-141gb", "node": 1}
     cost = {"record": "published/h100-sxm-80gb", "collectives": {"all_reduce": "ring"}}

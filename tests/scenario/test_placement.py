@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from clustersim import Scenario, simulate
-from clustersim.errors import InputError
-from clustersim.fitting import check
-from clustersim.hardware.placed import Placed
-from clustersim.scenario.changes.written import changed_keys
+from clustersim.common.errors import InputError
+from clustersim.hardware.rank_mapping import Placed
+from clustersim.results.memory_check import check
+from clustersim.scenario.changes.diff import changed_keys
 
 Refuse = Callable[..., str]
 
@@ -99,7 +99,7 @@ def test_a_scenario_is_written_and_changed_with_its_placement(mapping: dict[str,
     scenario = Scenario.from_mapping(mapping, [f"cluster.placement={placement}"])
     assert Scenario.from_mapping(scenario.to_mapping()) == scenario
     assert scenario.changed("training.global_batch=32").cluster == scenario.cluster
-    told = {each.key for each in changed_keys(Scenario.from_mapping(mapping), scenario)}
+    told = {changed_key.key for changed_key in changed_keys(Scenario.from_mapping(mapping), scenario)}
     assert told == {f"cluster.placement.{key}" for key in yaml.safe_load(placement)}
     bare = scenario.changed("cluster.placement=null")
     assert bare.cluster == Scenario.from_mapping(mapping).cluster

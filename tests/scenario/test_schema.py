@@ -90,7 +90,7 @@ def test_wrong_keys_and_words_are_marked(change: dict[str, Any], key: str) -> No
 
 
 def test_every_section_says_what_it_is() -> None:
-    assert all(_words(each) for each in scenario_schema()["$defs"].values())
+    assert all(_words(item) for item in scenario_schema()["$defs"].values())
 
 
 def _words(section: dict[str, Any]) -> bool:
@@ -101,8 +101,8 @@ def properties(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, di
     """Dotted keys of the schema, with what may stand there; nothing of what is in lists."""
     if "$ref" in node:
         yield from properties(SCHEMA.schema["$defs"][node["$ref"].rpartition("/")[2]], prefix)
-    for each in node.get("anyOf", []):
-        yield from properties(each, prefix)
+    for item in node.get("anyOf", []):
+        yield from properties(item, prefix)
     for key, value in node.get("properties", {}).items():
         yield f"{prefix}{key}", value
         yield from properties(value, f"{prefix}{key}.")

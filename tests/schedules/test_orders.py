@@ -9,18 +9,18 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from clustersim.errors import InputError
+from clustersim.common.errors import InputError
 from clustersim.program.action import ActionKind, Order, Pair, in_turn
 from clustersim.schedules.breadth_first import BreadthFirst
-from clustersim.schedules.combined import Combined
+from clustersim.schedules.csv_format import format_order, parse_order
 from clustersim.schedules.dual_pipe_v import DualPipeV
 from clustersim.schedules.gpipe import GPipe
 from clustersim.schedules.interleaved import Interleaved
-from clustersim.schedules.notation import format_order, parse_order
 from clustersim.schedules.one_f_one_b import OneFOneB
-from clustersim.schedules.rules import dry_run, peak_in_flight, verify
+from clustersim.schedules.overlapped_1f1b import Combined
+from clustersim.schedules.registry import schedule
 from clustersim.schedules.schedule import Schedule
-from clustersim.schedules.shelf import schedule
+from clustersim.schedules.validation import dry_run, peak_in_flight, verify
 from clustersim.schedules.zero_bubble_v import ZeroBubbleV
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
@@ -110,14 +110,14 @@ def test_combined_1f1b_runs_the_same_passes_one_forward_earlier(ranks: int, micr
     order = combined.order(ranks, microbatches)
     for steps, actions in zip(order, plain.order(ranks, microbatches), strict=True):
         for kind in (F, B):
-            assert [each for each in in_turn(steps) if each.kind is kind] == [
-                each for each in in_turn(actions) if each.kind is kind
+            assert [item for item in in_turn(steps) if item.kind is kind] == [
+                element for element in in_turn(actions) if element.kind is kind
             ]
         assert all(pair.forward[::2] != pair.backward[::2] for pair in steps if isinstance(pair, Pair))
     verify(order, placement=combined.placement(ranks), microbatches=microbatches)
     before = peak_in_flight(plain.order(ranks, microbatches))
     passes = chunks * microbatches
-    assert peak_in_flight(order) == tuple(min(each + 1, passes) for each in before)
+    assert peak_in_flight(order) == tuple(min(entry + 1, passes) for entry in before)
 
 
 def test_combined_1f1b_without_a_pipeline_has_each_forward_beside_the_backward_before() -> None:

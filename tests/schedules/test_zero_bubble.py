@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.errors import InputError
+from clustersim.common.errors import InputError
 from clustersim.program.action import Action, ActionKind, Order
 from clustersim.program.placement import looped
-from clustersim.schedules.notation import format_order, parse_order
+from clustersim.schedules.csv_format import format_order, parse_order
 from clustersim.schedules.one_f_one_b import OneFOneB
-from clustersim.schedules.rules import dry_run, peak_in_flight, verify
 from clustersim.schedules.schedule import Schedule
+from clustersim.schedules.validation import dry_run, peak_in_flight, verify
 from clustersim.schedules.zero_bubble import PassCosts, ZeroBubble
 
 F, I, W = ActionKind.FORWARD, ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT  # noqa: E741 - their letters

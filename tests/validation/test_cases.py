@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from clustersim.errors import InputError
+from clustersim.common.errors import InputError
 from clustersim.validation.cases import CannotPredictError, read_cases
-from tests.validation.rows import case, row, write_rows
+from tests.validation.sample_cases import case, row, write_rows
 
 
 def test_cells_are_read_by_column(tmp_path: Path) -> None:
     cases = read_cases(write_rows(tmp_path / "t.csv", row(), row(tp=" 4 ", notes="")), ["tp"])
-    assert [each.whole("tp") for each in cases] == [2, 4]
-    assert [each.line for each in cases] == [2, 3]
+    assert [item.whole("tp") for item in cases] == [2, 4]
+    assert [element.line for element in cases] == [2, 3]
     assert cases[0].text("no such column") == ""
 
 

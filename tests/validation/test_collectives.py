@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from clustersim.errors import InputError
+from clustersim.common.errors import InputError
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.validation.collectives import compare_collectives, place_of, read_collectives
 from clustersim.validation.comparison import Comparison
-from clustersim.validation.quality import by_factor
-from tests.validation.tables import write_table
+from clustersim.validation.error_statistics import by_factor
+from tests.validation.csv_tables import write_table
 
 ROW = {
     "case_id": "mine",
@@ -42,8 +42,10 @@ def shipped() -> list[Comparison]:
 
 def test_collectives_that_constants_are_fitted_to_meet_their_bands(shipped: list[Comparison]) -> None:
     """16 % from 1 MiB on, 30 % below; the tables of other places judge, and are no part of the band."""
-    fitted = {each.text("case_id") for each in read_collectives() if each.is_yes("in_fit")}
-    by_size = by_factor([each for each in shipped if each.case_id in fitted])["size"]
+    fitted = {
+        read_collective.text("case_id") for read_collective in read_collectives() if read_collective.is_yes("in_fit")
+    }
+    by_size = by_factor([comparison for comparison in shipped if comparison.case_id in fitted])["size"]
     large, small = by_size[">= 1 MiB"], by_size["below 1 MiB"]
     assert large.mape is not None
     assert large.mape <= 0.16
@@ -54,8 +56,8 @@ def test_collectives_that_constants_are_fitted_to_meet_their_bands(shipped: list
 
 def test_every_shipped_row_is_predicted_or_says_why_not(shipped: list[Comparison]) -> None:
     assert len(shipped) == len(read_collectives())
-    assert all((each.predicted is None) == bool(each.skipped) for each in shipped)
-    assert not any(each.skipped for each in shipped if each.expressible)
+    assert all((comparison.predicted is None) == bool(comparison.skipped) for comparison in shipped)
+    assert not any(item.skipped for item in shipped if item.expressible)
 
 
 def test_a_large_ring_takes_what_its_bandwidth_says(tmp_path: Path) -> None:

@@ -11,16 +11,17 @@ from typing import Any
 import pytest
 import yaml
 
-from clustersim import Scenario, shipped, simulate
-from clustersim.assembly import kernels_of
-from clustersim.cost.record import Conditions, Device, KernelRow, Record, Spread
+from clustersim import Scenario, simulate
+from clustersim.build import kernels_of
+from clustersim.common import data_files
+from clustersim.common.errors import InputError
+from clustersim.cost.calibration_record import Conditions, Device, KernelRow, Record, Spread
 from clustersim.cost.record_file import write_record
-from clustersim.errors import InputError
+from clustersim.model.attention import causal_factor
+from clustersim.model.kernels import PRODUCTS, AttentionShape
 from clustersim.validation.explain import Cause, explain, measured_time
-from clustersim.validation.explain_causes import CONTINUOUS
+from clustersim.validation.explain_continuous import CONTINUOUS
 from clustersim.validation.explain_switches import SWITCHES
-from clustersim.workload.attention import causal_factor
-from clustersim.workload.kernels import PRODUCTS, AttentionShape
 
 SCENARIO: dict[str, Any] = {
     "model": {"layers": 4, "hidden": 2048, "ffn": 5632, "heads": 16, "vocab": 32000},
@@ -46,7 +47,7 @@ def step_time(*overrides: str) -> float:
 
 def accelerator(folder: Path, **changes: float | str) -> str:
     """An override: an H100 whose efficiency has other constants; `products` divides the rates of all products."""
-    content = yaml.safe_load(shipped.find("accelerators", "h100-sxm-80gb").read_text())
+    content = yaml.safe_load(data_files.find("accelerators", "h100-sxm-80gb").read_text())
     efficiency = content["efficiency"]
     slower = float(changes.pop("products", 1.0))
     for part in ("matmul", "attention_forward", "attention_backward"):
@@ -61,10 +62,10 @@ def accelerator(folder: Path, **changes: float | str) -> str:
 
 def blamed(plain: Scenario, measured: float, name: str) -> Cause:
     """One cause, which alone is tried."""
-    causes = [each for each in CONTINUOUS if each.name == name]
-    switches = [each for each in SWITCHES if each.name == name]
+    causes = [continuous for continuous in CONTINUOUS if continuous.name == name]
+    switches = [switch for switch in SWITCHES if switch.name == name]
     found = explain(plain, measured, causes=causes, switches=switches).causes
-    assert [each.name for each in found] == [name]
+    assert [cause.name for cause in found] == [name]
     return found[0]
 
 
@@ -111,7 +112,7 @@ def test_the_deviation_of_jitter_comes_back() -> None:
 
 
 def test_the_interval_of_a_slow_host_comes_back(tmp_path: Path) -> None:
-    content = yaml.safe_load(shipped.find("frameworks", "pytorch").read_text())
+    content = yaml.safe_load(data_files.find("frameworks", "pytorch").read_text())
     content["host"] |= {"launch": "90 us", "backward_launch": "180 us"}
     slow = tmp_path / "slow.yaml"
     slow.write_text(yaml.safe_dump(content))
@@ -155,10 +156,10 @@ def test_the_scenarios_own_stragglers_may_not_have_been_there() -> None:
 
 def test_only_what_can_make_a_step_longer_is_blamed_for_a_longer_one() -> None:
     longer = explain(scenario("layout.tensor_overlap=false"), 2 * step_time())
-    assert {"data_parallel_overlap", "pipeline_overlap", "one_slow_gpu"} <= {each.name for each in longer.causes}
-    assert "tensor_overlap" not in {each.name for each in longer.causes}
+    assert {"data_parallel_overlap", "pipeline_overlap", "one_slow_gpu"} <= {cause.name for cause in longer.causes}
+    assert "tensor_overlap" not in {item.name for item in longer.causes}
     alone = Scenario.from_mapping({**SCENARIO, "cluster": {"name": "dgx-h100", "gpus": 1}, "layout": {}})
-    names = {each.name for each in explain(alone, 1.2 * simulate(alone).step_time).causes}
+    names = {element.name for element in explain(alone, 1.2 * simulate(alone).step_time).causes}
     assert names == {
         *("matmuls", "memory_bound_kernels", "cpu_bound_launch"),
         *("fused_kernels", "flash_attention", "newest_flash_attention", "recompute"),
@@ -167,11 +168,11 @@ def test_only_what_can_make_a_step_longer_is_blamed_for_a_longer_one() -> None:
 
 def test_what_explains_the_gap_comes_first_and_the_smallest_change_before_larger_ones() -> None:
     explanation = explain(scenario(), 1.3 * step_time())
-    first = [each.effort for each in explanation.causes if each.explains]
+    first = [cause.effort for cause in explanation.causes if cause.explains]
     rest = explanation.causes[len(first) :]
     assert first == sorted(first)
-    assert not any(each.explains for each in rest)
-    distances = [abs(each.share - 1.0) for each in rest]
+    assert not any(item.explains for item in rest)
+    distances = [abs(element.share - 1.0) for element in rest]
     assert distances == sorted(distances)
 
 
@@ -232,11 +233,11 @@ def test_causes_change_what_was_measured_as_they_change_the_model(tmp_path: Path
     def record(name: str, times: float) -> str:
         rows = [
             KernelRow(
-                each.name, each.kind, each.dtype, each.shape, each.flops, each.bytes, each.launches,
-                once(times * each.flops / 500e12),
+                kernel.name, kernel.kind, kernel.dtype, kernel.shape, kernel.flops, kernel.bytes, kernel.launches,
+                once(times * kernel.flops / 500e12),
             )
-            for each in kernels_of(scenario())
-            if each.kind in PRODUCTS and each.shape is not None
+            for kernel in kernels_of(scenario())
+            if kernel.kind in PRODUCTS and kernel.shape is not None
         ]  # fmt: skip
         conditions = Conditions("2026-11-20", "none", "made up")
         write_record(Record(Device("h100-sxm-80gb", "a GPU"), conditions, tuple(rows)), tmp_path / name)

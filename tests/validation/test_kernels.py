@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
+from clustersim.common.dtypes import DType
+from clustersim.common.errors import InputError
 from clustersim.cost.roofline import Roofline
-from clustersim.dtypes import DType
-from clustersim.errors import InputError
 from clustersim.hardware.accelerator import load_accelerator
+from clustersim.model.kernels import Operands
 from clustersim.validation.comparison import Comparison
+from clustersim.validation.error_statistics import quality
 from clustersim.validation.kernels import attention_of, compare_kernels, matmul_of, read_kernels, seconds_of
-from clustersim.validation.quality import quality
-from clustersim.workload.kernels import Operands
-from tests.validation.tables import write_table
+from tests.validation.csv_tables import write_table
 
 GEMM = {
     **{"op": "gemm", "gpu": "h100-sxm-80gb", "m": "8192", "n": "8192", "k": "8192", "batch": "1"},
@@ -45,8 +45,8 @@ def test_shipped_kernels_are_predicted_within_eleven_percent(shipped: list[Compa
 
 def test_every_shipped_row_is_predicted_or_says_why_not(shipped: list[Comparison]) -> None:
     assert len(shipped) == len(read_kernels())
-    assert all((each.predicted is None) == bool(each.skipped) for each in shipped)
-    assert not any(each.skipped for each in shipped if each.expressible)
+    assert all((comparison.predicted is None) == bool(comparison.skipped) for comparison in shipped)
+    assert not any(item.skipped for item in shipped if item.expressible)
 
 
 def test_upper_bounds_are_not_compared(shipped: list[Comparison]) -> None:

@@ -4,19 +4,19 @@ from pathlib import Path
 
 import pytest
 
-from clustersim.errors import InputError
-from clustersim.fitting import check, ledgers_of
+from clustersim.common.errors import InputError
+from clustersim.model.overheads import Grouping
+from clustersim.model.recompute_modules import Module
+from clustersim.model.training import SelectiveRecompute
 from clustersim.program.task import Dispatcher
-from clustersim.validation.arguments import stated_dimensions
+from clustersim.results.memory_check import check, ledgers_of
 from clustersim.validation.cases import Case
 from clustersim.validation.comparison import Comparison
+from clustersim.validation.megatron_notes import stated_dimensions
 from clustersim.validation.memory import compare_memory, fits_right, read_memory
 from clustersim.validation.steps import compare_step, read_steps, scenario_of
-from clustersim.workload.modules import Module
-from clustersim.workload.overheads import Grouping
-from clustersim.workload.training import SelectiveRecompute
-from tests.validation.rows import ROW, case
-from tests.validation.tables import write_table
+from tests.validation.csv_tables import write_table
+from tests.validation.sample_cases import ROW, case
 
 RUN = {key: text for key, text in ROW.items() if key not in ("step_time_s", "quality")} | {"model": "made up"}
 MEASURED = RUN | {"quantity": "peak_allocated", "rank": "", "bytes": "1e9", "fits": "yes"}
@@ -33,8 +33,8 @@ def compared(folder: Path, *changes: dict[str, str]) -> list[Comparison]:
 
 def predicted(folder: Path, *changes: dict[str, str]) -> list[float]:
     found = compared(folder, *changes)
-    assert not [each.skipped for each in found if each.predicted is None]
-    return [each.predicted or 0.0 for each in found]
+    assert not [comparison.skipped for comparison in found if comparison.predicted is None]
+    return [item.predicted or 0.0 for item in found]
 
 
 def test_quantities_hold_ever_more(tmp_path: Path) -> None:
@@ -209,14 +209,14 @@ def test_what_megatrons_command_line_says_of_experts_is_read(tmp_path: Path) -> 
     """As the notes of its functional tests have it; experts that are not grouped run one after the other."""
     words = "num-experts 8; expert-tensor-parallel-size 2; moe-token-dispatcher-type allgather"
     plain, grouped = (
-        scenario_of(each)
-        for each in cases(tmp_path, EXPERTS | {"notes": words}, EXPERTS | {"notes": f"{words}; moe-grouped-gemm True"})
+        scenario_of(item)
+        for item in cases(tmp_path, EXPERTS | {"notes": words}, EXPERTS | {"notes": f"{words}; moe-grouped-gemm True"})
     )
     assert plain.layout.expert_tensor == 2
     assert plain.layout.sequence_parallel, "left open, as experts beside tensor parallelism need it"
     assert plain.layout.dispatcher is Dispatcher.ALL_GATHER
     assert (plain.training.grouping, grouped.training.grouping) == (Grouping.LOOP, Grouping.STREAMS)
-    assert {each.ffn for each in plain.model.mixtures} == {512}
+    assert {mixture.ffn for mixture in plain.model.mixtures} == {512}
     assert not plain.model.mlps
 
 

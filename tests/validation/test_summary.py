@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from clustersim.cli.validate_table import coverage_notes, simulated_lines
+from clustersim.cli.validation_table import coverage_notes, simulated_lines
 from clustersim.validation.comparison import Comparison
 from clustersim.validation.memory import Verdict
 from clustersim.validation.summary import DENSE, MIXTURES, Coverage, Summary, finite, summary_of_steps
-from tests.validation.rows import case, compared
+from tests.validation.sample_cases import case, compared
 
 
 def test_reasons_are_counted_without_the_line_that_they_are_on() -> None:
@@ -39,7 +39,7 @@ def test_means_of_dense_models_and_of_mixtures_are_told_apart() -> None:
         Comparison(name, name, 1.0, 1.0 + error, factors={"layers": kind}) for name, (kind, error) in kinds.items()
     ]
     macros = Summary("steps", tuple(comparisons)).macros
-    assert {kind: each.sources for kind, each in macros.items()} == {"dense": 1, "mixtures of experts": 2}
+    assert {kind: macro.sources for kind, macro in macros.items()} == {"dense": 1, "mixtures of experts": 2}
     assert macros["mixtures of experts"].mape == pytest.approx(0.4)
     assert macros["mixtures of experts"].bias == pytest.approx(-0.1)
     assert not Summary("steps", tuple(comparisons[1:])).macros
@@ -51,9 +51,9 @@ def test_sources_that_mix_two_kinds_of_runs_are_told_apart() -> None:
         case(source="megatron-2021"),
         case(source="nobody", zero_stage="3"),
     ]
-    summary = summary_of_steps(cases, [compared(each, 0.1 * (n + 1)) for n, each in enumerate(cases)])
+    summary = summary_of_steps(cases, [compared(item, 0.1 * (n + 1)) for n, item in enumerate(cases)])
     subsets = summary.subsets or {}
-    assert {name: each.bias for name, each in subsets.items()} == pytest.approx(
+    assert {name: subset.bias for name, subset in subsets.items()} == pytest.approx(
         {
             "megatron-2021 with ZeRO-3": 0.0,
             "megatron-2021 without ZeRO-3": 1.0,
@@ -64,7 +64,7 @@ def test_sources_that_mix_two_kinds_of_runs_are_told_apart() -> None:
 def test_times_of_another_simulator_are_beside_those_that_were_measured() -> None:
     """Two layouts were measured; a third of the same job was simulated, and its error of 0.5 is in no figure."""
     cases = [case(), case(tp="2", dp="4"), case(tp="4", dp="2", step_time_origin="simulated by somebody")]
-    comparisons = [compared(each, predicted) for each, predicted in zip(cases, (0.11, 0.13, 0.15), strict=True)]
+    comparisons = [compared(item, predicted) for item, predicted in zip(cases, (0.11, 0.13, 0.15), strict=True)]
     summary = summary_of_steps(cases, comparisons)
     told = summary.to_json()
     assert (told["overall"]["n"], told["overall"]["mape"]) == (2, pytest.approx(0.2))
@@ -101,9 +101,9 @@ def test_an_empty_table_has_a_summary() -> None:
 
 def test_runs_that_were_measured_but_are_predicted_not_to_fit_are_named_once() -> None:
     fits = {"fits one": True, "too large": False, "not known": None}
-    comparisons = [Comparison(name, "nobody", 1.0, 1.0, fits=each) for name, each in fits.items() for _ in range(2)]
+    comparisons = [Comparison(name, "nobody", 1.0, 1.0, fits=fit) for name, fit in fits.items() for _ in range(2)]
     summary = Summary("steps", tuple(comparisons))
     assert summary.unfit == ("too large",)
     assert summary.to_json()["ran_but_does_not_fit"] == ["too large"]
-    (note,) = [each for each in coverage_notes(summary) if "would not fit" in each]
+    (note,) = [coverage_note for coverage_note in coverage_notes(summary) if "would not fit" in coverage_note]
     assert note == "ran, but would not fit in memory as predicted: 1 of 2 runs: too large"

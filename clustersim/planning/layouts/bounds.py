@@ -1,6 +1,6 @@
 """How long does a step take at least?
 
-From what passes take (`planning.layouts.passes`), f forward and b backward: of m microbatches
+From what passes take (`layouts.pass_times`), f forward and b backward: of m microbatches
 
 - a pipeline rank does all passes of its stages, after one microbatch has passed all stages before its first one, and
   before the last one goes back through these: with p equal stages of 1F1B (p - 1)(f + b) + m (f + b), its own time;
@@ -16,15 +16,15 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.arrays import FloatArray
-from clustersim.assembly import plan_of
-from clustersim.planning.layouts.passes import PRODUCTS_OF, STREAMING_OF, Passes, own
-from clustersim.scenario.setup import Setup
+from clustersim.build import plan_of
+from clustersim.common.arrays import FloatArray
+from clustersim.common.units import Seconds
+from clustersim.planning.layouts.pass_times import PRODUCTS_OF, STREAMING_OF, Passes, own
+from clustersim.scenario.resolved import Setup
 from clustersim.schedules.breadth_first import BreadthFirst
 from clustersim.schedules.gpipe import GPipe
 from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.one_f_one_b import OneFOneB
-from clustersim.units import Seconds
 
 _WHOLE: Final = (OneFOneB, GPipe, Interleaved, BreadthFirst)  # backward is not in halves
 _LESS: Final = 1.0 - 1e-9  # sums are not added up in the order of the simulation
@@ -59,7 +59,7 @@ def lower_bound(setup: Setup) -> Least:
     if alone:
         found += (before + many * (there + back) + behind).tolist()
     kernels = many * both.sum(axis=0) / plan.layout.pp
-    return Least(*(float(each) * _LESS for each in (max(found), kernels[PRODUCTS_OF], kernels[STREAMING_OF])))
+    return Least(*(float(item) * _LESS for item in (max(found), kernels[PRODUCTS_OF], kernels[STREAMING_OF])))
 
 
 def _before(times: FloatArray) -> FloatArray:

@@ -10,7 +10,7 @@ from importlib import import_module
 from logging import CRITICAL, getLogger
 from typing import Final
 
-from clustersim.errors import InputError
+from clustersim.common.errors import InputError
 from clustersim.scenario import Scenario
 
 PATIENCE: Final = "10s"

@@ -11,15 +11,15 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.analysis.economics import Economics, Gpus
-from clustersim.answer import Answer
-from clustersim.errors import InputError, nearest
+from clustersim.common.errors import InputError, nearest
 from clustersim.hardware.power import Activity
 from clustersim.planning.layouts.bounds import Least
-from clustersim.planning.layouts.steady import NEAR, Extended
-from clustersim.reliability.estimate import Estimate, estimate, least_days
-from clustersim.reliability.terms import work_of
-from clustersim.scenario.setup import Setup
+from clustersim.planning.layouts.extrapolation import NEAR, Extended
+from clustersim.reliability.checkpoint_cost import work_of
+from clustersim.reliability.run_estimate import Estimate, estimate, least_days
+from clustersim.results.economics import Economics, Gpus
+from clustersim.results.simulation_result import Answer
+from clustersim.scenario.resolved import Setup
 
 _DAY: Final = 86400.0
 
@@ -130,7 +130,7 @@ def _gpus(setup: Setup, least: Least) -> Iterator[Gpus]:
 
 def objective_named(name: str) -> Objective:
     """The objective of that name; raise InputError that names the nearest."""
-    legal = [each.value for each in Objective]
+    legal = [objective.value for objective in Objective]
     if name not in legal:
         raise InputError(f"objective: {name!r} is unknown; {nearest(name, legal)}")
     return Objective(name)

@@ -7,18 +7,18 @@ microbatches are estimated from shorter ones.
 from collections.abc import Callable
 from typing import Final
 
-from clustersim.analysis.search import Change
-from clustersim.errors import ClusterSimError
-from clustersim.fitting import fits
+from clustersim.common.errors import ClusterSimError
 from clustersim.planning.layouts.executors import Shared
+from clustersim.planning.layouts.extrapolation import extended
 from clustersim.planning.layouts.objective import Objective
-from clustersim.planning.layouts.space import Candidate
-from clustersim.planning.layouts.steady import extended
+from clustersim.planning.layouts.search_space import Candidate
+from clustersim.results.memory_check import fits
+from clustersim.results.search_result import Change
 from clustersim.scenario import Scenario
 from clustersim.scenario.changes.kernels import with_products
 from clustersim.scenario.changes.links import network_links, nvlink, pcie_links, with_links
-from clustersim.scenario.changes.work import with_microbatch, with_slow_node
-from clustersim.scenario.checks import problems
+from clustersim.scenario.changes.training import with_microbatch, with_slow_node
+from clustersim.scenario.validation_rules.consistency import problems
 from clustersim.simulation import simulate
 
 LESS: Final = 0.9

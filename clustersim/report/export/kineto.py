@@ -19,13 +19,13 @@ from typing import IO, Any, Final
 
 import numpy as np
 
-from clustersim.answer import Answer
-from clustersim.arrays import IntArray
+from clustersim.common.arrays import IntArray
 from clustersim.program.task import HostExchange, Stream
-from clustersim.report.export.kineto_words import Called, Group, called_exchange, called_kernel
-from clustersim.report.export.ranks import TraceRank
-from clustersim.report.export.spans import Spans, nanoseconds
-from clustersim.report.export.words import Label
+from clustersim.report.export.kineto_kernels import Called, Group, called_exchange, called_kernel
+from clustersim.report.export.rank_selection import TraceRank
+from clustersim.report.export.span_descriptions import Label
+from clustersim.report.export.span_table import Spans, nanoseconds
+from clustersim.results.simulation_result import Answer
 
 PRODUCER: Final = "clustersim"
 _INSIDE: Final = len(Stream)  # what runs inside passes
@@ -113,7 +113,7 @@ class _Said:
     def groups(self) -> list[Group]:
         """The groups that the rank communicates in."""
         program = self.result.program.programs[int(self.result.program.kind[self.rank.rank])]
-        roles = sorted({each.group for each in program.exchanges if not isinstance(each, HostExchange)})
+        roles = sorted({exchange.group for exchange in program.exchanges if not isinstance(exchange, HostExchange)})
         found = (self._group(role, received=received) for role in roles for received in (False, True))
         return list({group["pg_name"]: group for group in found if group["ranks"]}.values())
 
@@ -133,7 +133,7 @@ def _runs(said: _Said, spans: Spans) -> IntArray:
     """
     stream = np.where(spans.alone, spans.stream, _INSIDE)
     key, place = np.unique(spans.label * len(_STREAMS) + stream, return_inverse=True)
-    for label, number in (divmod(each, len(_STREAMS)) for each in key.tolist()):
+    for label, number in (divmod(item, len(_STREAMS)) for item in key.tolist()):
         said.add(spans.labels[label], number)
     start, end = nanoseconds((spans.start, spans.moving)), nanoseconds((spans.computed, spans.end))
     which, step = 2 * place + np.array([[0], [1]]), spans.program.step_of(said.result.scenario.steps)[spans.task]
@@ -180,7 +180,7 @@ def _events(said: _Said, runs: IntArray) -> Iterator[str]:
 
 def _written(times: IntArray) -> list[str]:
     """Nanoseconds in microseconds."""
-    return [f"{each // 1000}.{each % 1000:03d}" for each in times.tolist()]
+    return [f"{time // 1000}.{time % 1000:03d}" for time in times.tolist()]
 
 
 def _words(called: Called, stream: int, more: dict[str, Any]) -> str:
@@ -209,4 +209,4 @@ def _begins(said: _Said, runs: IntArray, launch: IntArray) -> list[int]:
     _, _, which, step = runs
     passes = np.array(said.streams)[which] == _STREAMS[Stream.COMPUTE]
     steps = range(1, said.result.scenario.steps)
-    return [int(launch[passes & (step == each)].min(initial=int(launch[-1]))) for each in steps]
+    return [int(launch[passes & (step == item)].min(initial=int(launch[-1]))) for item in steps]

@@ -6,7 +6,7 @@ Times are whole nanoseconds, so what is shorter is drawn with no length. The pro
 an extra: `pip install 'clustersim[trace]'`.
 
 Counters are curves of what a rank holds and moves. Memory held is the ledger's, which follows the first step; what is
-moved is payloads over time (`analysis.rates`).
+moved is payloads over time (`results.stream_bandwidth`).
 
 Perfetto lets no trace choose colours (github.com/google/perfetto/issues/620). It gives slices with equal correlation
 ids equal colours (pull/1628), so the words of the page's categories are these ids: as on the page, one category has
@@ -23,18 +23,18 @@ from typing import IO, Any, Final, NamedTuple
 
 import numpy as np
 
-from clustersim.analysis.intervals import last, sums, tracks
-from clustersim.analysis.rates import payload_rates
-from clustersim.answer import Answer
-from clustersim.arrays import BoolArray, FloatArray, IntArray
-from clustersim.errors import InputError
+from clustersim.common.arrays import BoolArray, FloatArray, IntArray
+from clustersim.common.errors import InputError
+from clustersim.common.units import Seconds, format_bytes, format_seconds
 from clustersim.program.task import Stream, Task
-from clustersim.report.export.flows import NONE, Flows
-from clustersim.report.export.ranks import TraceRank
-from clustersim.report.export.spans import Export, Spans, nanoseconds, sent_cause
-from clustersim.report.export.words import STREAM_NAMES, Arguments, Label, place_of, task_words
-from clustersim.report.wording import stage_name
-from clustersim.units import Seconds, format_bytes, format_seconds
+from clustersim.report.export.flow_ids import NONE, Flows
+from clustersim.report.export.rank_selection import TraceRank
+from clustersim.report.export.span_descriptions import STREAM_NAMES, Arguments, Label, place_of, task_words
+from clustersim.report.export.span_table import Export, Spans, nanoseconds, sent_cause
+from clustersim.report.labels import stage_name
+from clustersim.results.intervals import last, sums, tracks
+from clustersim.results.simulation_result import Answer
+from clustersim.results.stream_bandwidth import payload_rates
 
 SUFFIXES: Final = (".pftrace", ".perfetto-trace", "")
 _SEQUENCE: Final = 1
@@ -118,10 +118,10 @@ def _lines(rank: int, spans: Spans, flows: Flows) -> Iterator[_Line]:
     """The spans of a rank, stream by stream, track by track."""
     stream, flow, alone = spans.stream, flows.of(rank, spans), spans.alone
     track = tracks(stream[alone], spans.start[alone], spans.end[alone])[np.cumsum(alone) - 1]
-    for each in np.unique(stream).tolist():
-        for number in range(int(track[stream == each].max()) + 1):
-            which = (stream == each) & (track == number)
-            yield _Line(rank, Stream(each), number, spans.some(which), flow[which])
+    for item in np.unique(stream).tolist():
+        for number in range(int(track[stream == item].max()) + 1):
+            which = (stream == item) & (track == number)
+            yield _Line(rank, Stream(item), number, spans.some(which), flow[which])
 
 
 def _task(result: Answer, row: int) -> tuple[int, Task]:
@@ -230,10 +230,10 @@ class _Trace:
         """The packets of operations up to their flows: the same wherever one is run."""
         spans, inside = line.spans, ~line.spans.alone
         key, which = np.unique(2 * spans.label[inside] + (line.flow[inside] != NONE), return_inverse=True)
-        labels = [spans.labels[each // 2] for each in key.tolist()]
+        labels = [spans.labels[item // 2] for item in key.tolist()]
         events = [self._begin(track, label.name, label.category.label, label.arguments) for label in labels]
-        heads = [_head(event, _FLOW * (each % 2)) for event, each in zip(events, key.tolist(), strict=True)]
-        return [heads[each] for each in which.tolist()]
+        heads = [_head(event, _FLOW * (element % 2)) for event, element in zip(events, key.tolist(), strict=True)]
+        return [heads[entry] for entry in which.tolist()]
 
     def _track(self, key: tuple[object, ...], parent: int, name: str, **more: Any) -> int:
         """The number of a line of the viewer; parent 0 is the top."""
@@ -262,9 +262,9 @@ def _parts(line: _Line, which: BoolArray, end: bytes) -> tuple[Iterable[bytes], 
     trace, row = line.spans.trace, line.spans.row[which]
     since, until = trace.start[row], trace.end[row]
     begins, ends = (
-        stamps(nanoseconds(np.clip(each[which], since, until))) for each in (line.spans.start, line.spans.end)
+        stamps(nanoseconds(np.clip(array[which], since, until))) for array in (line.spans.start, line.spans.end)
     )
-    flows = [b"" if each == NONE else each.to_bytes(_FIXED, "little") for each in line.flow[which].tolist()]
+    flows = [b"" if item == NONE else item.to_bytes(_FIXED, "little") for item in line.flow[which].tolist()]
     return flows, begins, [end] * len(row), ends
 
 

@@ -20,13 +20,13 @@ from typing import IO, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from clustersim.answer import Answer
-from clustersim.errors import InputError
+from clustersim.common.errors import InputError
 from clustersim.parallel.mesh import AXES, PIPELINE
 from clustersim.program.task import Stream
-from clustersim.report.export.ranks import TraceRank
-from clustersim.report.export.spans import Spans
-from clustersim.report.export.words import STREAM_NAMES, action_of
+from clustersim.report.export.rank_selection import TraceRank
+from clustersim.report.export.span_descriptions import STREAM_NAMES, action_of
+from clustersim.report.export.span_table import Spans
+from clustersim.results.simulation_result import Answer
 
 Values = NDArray[Any]
 Columns = dict[str, Values]
@@ -90,13 +90,13 @@ def columns_of(result: Answer, rank: TraceRank, spans: Spans) -> Columns:
     of_rank |= {"rank": rank.rank, "simulated_rank": rank.simulated, "stage": rank.coordinates[PIPELINE.name]}
     of_task = {
         "step": spans.program.step_of(result.scenario.steps),
-        "microbatch": np.array([-1 if each is None else each.microbatch for each in actions]),
-        "chunk": np.array([-1 if each is None else placement.chunk_of(each.stage) for each in actions]),
+        "microbatch": np.array([-1 if action is None else action.microbatch for action in actions]),
+        "chunk": np.array([-1 if item is None else placement.chunk_of(item.stage) for item in actions]),
     }
     found: Columns = {name: np.full(len(spans), number) for name, number in of_rank.items()}
     found |= {name: spans.of_tasks(getattr(trace, name), np.nan) for name in _TIMES}
     found |= {name: column[spans.task] for name, column in of_task.items()}
-    found |= {name: _array([getattr(each, name) for each in spans.labels])[spans.label] for name in _SAID}
+    found |= {name: _array([getattr(element, name) for element in spans.labels])[spans.label] for name in _SAID}
     found |= {name: getattr(spans, name) for name in ("start", "end", "task", "operation")}
     found["category"] = _array([label.category.label for label in spans.labels])[spans.label]
     found["stream"] = _array([STREAM_NAMES[stream] for stream in Stream])[spans.stream]

@@ -7,11 +7,11 @@ one: its fitted constants and its measured rows. So a change of the model and of
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from clustersim.cost.record import KernelRow, Record, Spread
+from clustersim.cost.calibration_record import KernelRow, Record, Spread
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.hardware.efficiency import AttentionEfficiency, Efficiency
+from clustersim.model.kernels import PRODUCTS
 from clustersim.scenario.scenario import Scenario
-from clustersim.workload.kernels import PRODUCTS
 
 
 def efficiency_of(scenario: Scenario) -> Efficiency:

@@ -6,8 +6,8 @@ from math import inf, nextafter
 import numpy as np
 import pytest
 
-from clustersim.arrays import FloatArray
-from clustersim.engine.network.max_min import FEW, Usage, components, fill_few, fill_many, max_min
+from clustersim.common.arrays import FloatArray
+from clustersim.engine.kernel.network.max_min import FEW, Usage, components, fill_few, fill_many, max_min
 
 Solver = Callable[[Usage, FloatArray, FloatArray, FloatArray], FloatArray]
 

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.errors import InputError
+from clustersim.common.errors import InputError
 from clustersim.planning.layouts import Search, Space
 from clustersim.planning.layouts.bounds import lower_bound
 from clustersim.planning.layouts.objective import Objective
-from clustersim.planning.layouts.space import Candidate
+from clustersim.planning.layouts.search_space import Candidate
 from clustersim.simulation import simulate
 from tests.conftest import examples
-from tests.planning.layouts.jobs import every, job, varied
+from tests.planning.layouts.search_scenarios import every, job, varied
 
 VALUES: dict[str, list[str]] = {
     "layout.tp": ["1", "2", "4"],
@@ -41,16 +41,16 @@ def test_it_is_what_trying_all_finds(vary: dict[str, list[str]], top: int, mixtu
     if not tried:
         return
     found = Search(space, top, sensitivity=False).run()
-    times = {varied(space, each.overrides): each.step_time for each in found.simulated}
+    times = {varied(space, layout.overrides): layout.step_time for layout in found.simulated}
     assert all(tried[chosen] == seconds for chosen, seconds in times.items())
     best = min(tried.values())
     assert found.simulated[0].step_time == best
-    worst = max(max(each.step_time for each in found.best), best * (1.0 + found.repeat))
+    worst = max(max(item.step_time for item in found.best), best * (1.0 + found.repeat))
     missed = [seconds for chosen, seconds in tried.items() if chosen not in times and seconds < worst]
     assert all(any(seconds == pytest.approx(there, rel=1e-9) for there in times.values()) for seconds in missed)
-    tied = [each for each in found.simulated if each.step_time <= best * (1.0 + found.repeat)]
+    tied = [element for element in found.simulated if element.step_time <= best * (1.0 + found.repeat)]
     assert found.choice == min(tied, key=lambda each: Candidate(each.overrides).plainness)
-    assert found.candidates == sum(each.count for each in found.pruned.values()) + len(found.bounded) + len(times)
+    assert found.candidates == sum(pruned.count for pruned in found.pruned.values()) + len(found.bounded) + len(times)
 
 
 def test_what_to_take_does_not_depend_on_how_many_are_wanted() -> None:
@@ -65,7 +65,9 @@ def test_what_to_take_does_not_depend_on_how_many_are_wanted() -> None:
     alike = {chosen for chosen, seconds in tried.items() if seconds <= near}
     assert alike == {frozenset({f"training.microbatch={many}"}) for many in (4, 8)}
     for answer in answers:
-        assert {varied(Space.only(scenario, vary), each.overrides) for each in answer.simulated if each.tied} == alike
+        assert {
+            varied(Space.only(scenario, vary), layout.overrides) for layout in answer.simulated if layout.tied
+        } == alike
         assert "training.microbatch=4" in answer.choice.overrides
 
 

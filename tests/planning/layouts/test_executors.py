@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from distributed import LocalCluster
 
-from clustersim.analysis.search import Found, Layout
-from clustersim.errors import InputError
+from clustersim.common.errors import InputError
 from clustersim.planning.layouts import Search, Space
 from clustersim.planning.layouts.executors import executor_at
-from tests.planning.layouts.jobs import job
+from clustersim.results.search_result import Found, Layout
+from tests.planning.layouts.search_scenarios import job
 
 VARY = {"layout.tp": ["1", "2", "4"], "layout.pp": ["1", "2"], "training.microbatch": ["1", "2"]}
 

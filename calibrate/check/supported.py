@@ -1,0 +1,184 @@
+"""Which scenarios can be trained here, and by which strategy?
+
+One axis at a time: data parallelism (DDP, FSDP2), tensor parallelism (DTensor) or a pipeline. What torch's own
+strategies and optimizers do otherwise than the scenario says is refused with the nearest change that they do.
+"""
+
+from collections.abc import Iterator
+
+import torch
+
+from calibrate.check.ddp import replicated
+from calibrate.check.expert_parallel import shared_out
+from calibrate.check.fsdp import sharded
+from calibrate.check.pipeline_parallel import SCHEDULES, Staged
+from calibrate.check.single_process import single
+from calibrate.check.tensor_parallel import split
+from calibrate.check.trainer import Trainer
+from clustersim.build import plan_of
+from clustersim.common.errors import InputError
+from clustersim.hardware.degradation import Disturbances
+from clustersim.model.layer_stack import BlockForm, FullAttention, LatentAttention, QkNorm
+from clustersim.model.offload import NOTHING
+from clustersim.model.overheads import Grouping
+from clustersim.model.precision_recipe import Products
+from clustersim.model.training import Attention, FullRecompute, Loss, SelectiveOperations, SelectiveRecompute
+from clustersim.model.transformer import Model, Positions
+from clustersim.parallel.data_parallel_strategy import DdpStrategy, FullyShard
+from clustersim.program.task import Dispatcher
+from clustersim.scenario import Scenario
+
+ONE_AXIS = "one of dp (ddp or fsdp), tp and pp can be checked at a time"
+
+
+def trainer_of(scenario: Scenario, device: torch.device) -> Trainer:
+    """The model and strategy of this process."""
+    plan = plan_of(scenario)
+    match plan.layout:
+        case layout if layout.world == 1:
+            return single(plan, device)
+        case layout if layout.tp > 1:
+            return split(plan, device)
+        case layout if layout.pp > 1:
+            return Staged(plan, scenario.schedule, device)
+    match plan.layout.data:
+        case DdpStrategy() as strategy if plan.layout.ep > 1:
+            return shared_out(plan, strategy, device)
+        case DdpStrategy() as strategy:
+            return replicated(plan, strategy, device)
+        case FullyShard() as strategy:
+            return sharded(plan, strategy, device)
+    raise InputError(f"layout.data: this strategy cannot be checked; {ONE_AXIS}")
+
+
+def require_supported(scenario: Scenario) -> None:
+    """Raise InputError that lists what cannot be checked."""
+    found = [*_layout(scenario), *_formats(scenario), *_model(scenario), *_machine(scenario)]
+    if found:
+        raise InputError("\n".join(found))
+
+
+def _layout(scenario: Scenario) -> Iterator[str]:
+    layout = scenario.layout
+    used = [f"{axis} {degree}" for axis, degree in layout.degrees.items() if degree > 1]
+    if layout.cp > 1 or len(used) > 1:
+        yield f"layout: {' x '.join(used)} cannot be checked: {ONE_AXIS}"
+    if layout.dp > 1 and not (isinstance(layout.data, DdpStrategy) or layout.data.stage == 3):
+        yield "layout.data: only ddp and fsdp can be checked"
+    if layout.pp > 1 and type(scenario.schedule) not in SCHEDULES:
+        yield f"schedule: {scenario.schedule.name} cannot be checked; gpipe, 1f1b and interleaved can"
+    if layout.tensor_overlap and layout.tp > 1:
+        yield "layout.tensor_overlap: DTensor does not cut collectives; set it to false"
+    fewest = min((attention.kv_heads for attention in scenario.model.attentions), default=layout.tp)
+    if layout.tp > fewest:
+        yield f"layout.tp: DTensor cannot repeat {fewest} kv_heads over {layout.tp} ranks"
+
+
+def _formats(scenario: Scenario) -> Iterator[str]:
+    recipe, formats = scenario.training.recipe, scenario.training.recipe.weights
+    if recipe.products != Products.all_in(formats.stored):
+        yield "training.precision: only products in one format, that of the weights, can be checked"
+    wide = formats.held
+    if {formats.gradients.bytes, formats.moments.bytes} != {wide.bytes}:
+        yield f"training.precision: torch's optimizers want gradients and moments in the weights' format, {wide.value}"
+    ddp = scenario.layout.dp > 1 and isinstance(scenario.layout.data, DdpStrategy)
+    if ddp and formats.stored.bytes != formats.gradients.bytes:
+        yield (
+            f"layout.data: DDP reduces gradients in the weights' format, {formats.stored.value}; "
+            "use fsdp, or set training.precision.compute to that of the gradients"
+        )
+
+
+def _model(scenario: Scenario) -> Iterator[str]:
+    layout, model = scenario.layout, scenario.model
+    if scenario.training.lora is not None:
+        yield "training.lora: adapters beside frozen weights cannot be checked; set it to none"
+    if model.mtp_layers:
+        yield "model.mtp_layers: layers that predict further tokens cannot be checked; set it to 0"
+    if any(None in (spec.attention, spec.mlp) for spec in model.specs):
+        yield "model: layers without attention or without an MLP cannot be checked"
+    yield from _layers(model)
+    sharded_weights = layout.dp > 1 and layout.data.stage > 0
+    if model.tied_embeddings and (layout.pp > 1 or sharded_weights):
+        yield "model.tied_embeddings: stages and FSDP units cannot share a weight; set it to false"
+    if layout.tp > 1 and layout.sequence_parallel and model.positions is Positions.LEARNED:
+        yield "layout.sequence_parallel: learned positions are not split by sequence; set model.positions to rotary"
+    if scenario.training.attention is Attention.FLASH1:
+        yield "training.attention: torch has no flash1; flash, flash2 and standard can be checked"
+    yield from _recomputed(scenario)
+    yield from _experts(scenario)
+    if scenario.training.offload != NOTHING:
+        yield "training.offload: what is on the host cannot be checked; set it to none"
+    if layout.tp > 1 and scenario.training.loss is not Loss.TORCH:
+        yield "training.loss: DTensor's loss over a split vocabulary is PyTorch's; set it to torch"
+
+
+def _recomputed(scenario: Scenario) -> Iterator[str]:
+    match scenario.training.recompute:
+        case SelectiveOperations():
+            yield "training.recompute: selective_op cannot be checked; none, selective, full and {layers: 4} can"
+        case SelectiveRecompute(modules) if modules != SelectiveRecompute().modules:
+            yield "training.recompute.modules: only core_attn alone can be checked; write selective"
+        case FullRecompute() if scenario.layout.dp == 1:
+            yield from _late(scenario)
+
+
+def _late(scenario: Scenario) -> Iterator[str]:
+    """Products that add to gradients in their epilogues are autograd functions, which save what they read when done."""
+    if scenario.training.fused and scenario.training.early_stop:
+        yield "training.recompute: fused products save too late for early_stop; set it or training.fused to false"
+
+
+def _layers(model: Model) -> Iterator[str]:
+    """What the real model has no module for."""
+    if any(isinstance(attention, LatentAttention) for attention in model.attentions):
+        yield "model: latent attention cannot be checked"
+    if any(spec.block is not BlockForm.PRE_NORM for spec in model.specs):
+        yield "model.block: only pre_norm layers can be checked"
+    if any(item.window is not None for item in model.attentions):
+        yield "model.window: torch's SDPA has no sliding window; set it to full"
+    if any(isinstance(element, FullAttention) and element.sinks for element in model.attentions):
+        yield "model.sinks: torch's SDPA has no sinks; set it to false"
+    if any(entry.rotary != 1 for entry in model.attentions) and model.positions is Positions.ROTARY:
+        yield "model.rotary: only whole heads that are turned can be checked, in every layer"
+    if any(each.qk_norm is QkNorm.WHOLE for each in model.attentions):
+        yield "model.qk_norm: only norms of each head can be checked; set it to true or false"
+    if model.logit_softcap or any(each.softcap for each in model.attentions):
+        yield "model.softcap and model.logit_softcap: capped scores and logits cannot be checked; set them to false"
+    if model.embedding_norm or model.positions is Positions.ALIBI or model.spare_positions or model.head_bias:
+        yield "model: a norm of the embedding, ALiBi, spare positions and a bias of the logits cannot be checked"
+
+
+def _experts(scenario: Scenario) -> Iterator[str]:
+    """What mixtures are not checked with; of experts by themselves, what the modules do not have."""
+    mixtures = [mixture for mixture in scenario.model.mixtures if mixture.alone is None]
+    if not mixtures:
+        return
+    layout, training = scenario.layout, scenario.training
+    if layout.tp > 1 or layout.pp > 1 or layout.expert_tensor > 1:
+        yield "layout: experts beside tp, pp or etp cannot be checked; set these to 1"
+    if layout.dp > 1 and not isinstance(layout.data, DdpStrategy):
+        yield "layout.data: experts can be checked beside ddp alone; set it to ddp"
+    if layout.ep not in (1, layout.dp):
+        yield f"layout.ep: {layout.ep} of {layout.dp} replicas cannot be checked; 1 and {layout.dp} can"
+    if layout.ep > 1 and layout.dispatcher is not Dispatcher.ALL_TO_ALL:
+        yield "layout.dispatcher: torch has all_to_all alone; set it to alltoall"
+    if any(routed_mlp.capacity is not None or routed_mlp.bias or routed_mlp.shared_gate for routed_mlp in mixtures):
+        yield "model.experts: capacity, bias and shared_gate cannot be checked; set them to none and false"
+    if training.fused or isinstance(training.recompute, FullRecompute):
+        yield "training: experts beside fused kernels or full recomputation cannot be checked; set fused to false"
+    habits = training.overheads
+    if habits.router_loss:
+        yield "training.overheads.router_loss: a loss of experts' load cannot be checked; set it to false"
+    if training.grouping is not Grouping.KERNEL or not (habits.permute_unfused and habits.router_unfused):
+        yield (
+            "training.overheads: torch runs experts in one kernel, and their routing operation by operation; set "
+            "grouping to kernel, permute_unfused and router_unfused to true"
+        )
+
+
+def _machine(scenario: Scenario) -> Iterator[str]:
+    if scenario.framework.compiled or scenario.framework.cuda_graphs:
+        yield "framework: the real step is neither compiled nor captured; set compiled and cuda_graphs to false"
+    if scenario.disturbances != Disturbances() or scenario.jitter is not None or scenario.cluster.mixed:
+        yield "disturbances: this machine has its own; leave them out, and mixed accelerators too"

@@ -1,0 +1,35 @@
+"""What becomes of a record that collectives are added to?
+
+Its rows, and the new ones where both have a call; the sentences on method and command of both; the kernels' fit, since
+no kernel comes to it.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+from clustersim.common.errors import InputError
+from clustersim.cost.calibration_record import Record, merged
+from clustersim.cost.record_file import read_record
+
+
+def added(record: Record, output: Path | None) -> Record:
+    """The record, on top of what the file holds if it is there; raise InputError where that is of another device."""
+    if output is None or not output.exists():
+        return record
+    there = read_record(output)
+    before, now = there.conditions, record.conditions
+    conditions = replace(
+        now,
+        processes=before.processes,  # that measured the kernels
+        method=_both(before.method, now.method),
+        command=_both(before.command, now.command),
+    )
+    try:
+        return replace(merged(there, replace(record, conditions=conditions)), kernel_fit=there.kernel_fit)
+    except InputError as error:
+        raise InputError(f"{output}: {error}") from error
+
+
+def _both(first: str, second: str) -> str:
+    """Both texts, or one of them where it says all."""
+    return first if second in first else f"{first}; {second}" if first else second

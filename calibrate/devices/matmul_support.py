@@ -1,0 +1,70 @@
+"""Which number formats does PyTorch multiply on a GPU?
+
+Those of NVIDIA's tensor cores by compute capability (CUDA C++ Programming Guide, table 24). Of formats with scales it
+is PyTorch that decides: scales of a tensor and of rows since Ada (8.9), blocks of 128 on Hopper alone, MXFP8 and NVFP4
+since Blackwell (pytorch/pytorch, aten/src/ATen/native/cuda/ScaledBlas.cpp: scaled_mm_arch_allowed,
+_check_deepseek_support; RowwiseScaledMM.cu, dispatch_fp8_rowwise_kernel_on_sm; cuBLAS, "Narrow precision data types").
+On AMD's GPUs by architecture: FP8 on CDNA 3 (gfx942) and later, MXFP8 on CDNA 4 (gfx950), neither blocks of 128 nor
+NVFP4. Products of several experts are one kernel in fewer places (torch/testing/_internal/common_cuda.py:
+evaluate_platform_supports_fp8_grouped_gemm, evaluate_platform_supports_mxfp8_grouped_gemm).
+"""
+
+from types import MappingProxyType
+from typing import Final
+
+import torch
+
+from clustersim.common.dtypes import NARROW, DType
+
+_ADA, _HOPPER, _BLACKWELL, _LATER = (8, 9), (9, 0), (10, 0), (99, 0)
+_CAPABILITIES: Final = MappingProxyType(  # from which one, and before which
+    {
+        DType.FP32: ((0, 0), _LATER),
+        DType.FP16: ((7, 0), _LATER),
+        DType.TF32: ((8, 0), _LATER),
+        DType.BF16: ((8, 0), _LATER),
+        DType.FP8: (_ADA, _LATER),
+        DType.FP8_ROWWISE: (_ADA, _LATER),
+        DType.FP8_BLOCKWISE: (_HOPPER, _BLACKWELL),
+        DType.MXFP8: (_BLACKWELL, _LATER),
+        DType.NVFP4: (_BLACKWELL, _LATER),
+    }
+)
+_GROUPED: Final = MappingProxyType({DType.FP8_ROWWISE: (_HOPPER, _BLACKWELL), DType.MXFP8: (_BLACKWELL, (10, 1))})
+_ARCHITECTURES: Final = MappingProxyType(  # of AMD's, by the first letters of their names
+    {
+        DType.FP8: ("gfx94", "gfx95", "gfx12"),
+        DType.FP8_ROWWISE: ("gfx94", "gfx95", "gfx12"),
+        DType.MXFP8: ("gfx95",),
+    }
+)
+_BIASED: Final = "gfx94"  # CDNA 3, whose eight bits have another bias and no negative zero (OCP's are CDNA 4's)
+
+
+def multiplies(number: int, dtype: DType) -> bool:
+    """Whether PyTorch multiplies matrices of that format on the GPU of that number."""
+    if torch.version.hip is None:
+        since, until = _CAPABILITIES[dtype]
+        return since <= torch.cuda.get_device_capability(number) < until
+    if dtype in NARROW:
+        return _architecture(number).startswith(_ARCHITECTURES.get(dtype, ()))
+    return dtype is not DType.TF32
+
+
+def groups(number: int | None, dtype: DType) -> bool:
+    """Whether PyTorch may have one kernel for the products of several experts in a format with scales there."""
+    if torch.version.hip is not None:
+        return dtype is DType.FP8_ROWWISE
+    since, until = _GROUPED.get(dtype, (_LATER, _LATER))
+    return since <= torch.cuda.get_device_capability(number) < until
+
+
+def eight_bits(device: torch.device) -> torch.dtype:
+    """What PyTorch calls E4M3 as that device has it."""
+    if device.type == "cuda" and torch.version.hip is not None and _architecture(device.index).startswith(_BIASED):
+        return torch.float8_e4m3fnuz
+    return torch.float8_e4m3fn
+
+
+def _architecture(number: int | None) -> str:
+    return str(torch.cuda.get_device_properties(number).gcnArchName)

@@ -1,0 +1,77 @@
+"""What of a scenario's training can one device run?
+
+One pipeline rank's layers of one replica, as a tensor-parallel rank holds them (`check.rank_model`), with embedding and
+head and the tokens of one context-parallel rank, the whole in one process without collectives. So the kernels are those
+of the scenario's ranks, for which its record was measured; those of whole layers are not. What is tried is how far a
+record carries in what it was made for. (Norms and residuals, which sequence parallelism splits by tokens, are whole.)
+The framework is PyTorch as it is, without graphs; nothing goes to the host, nothing is disturbed; where fused products
+save what recomputation makes, it runs to its end (`check.supported`). All of that is what is trained here, and so what is
+predicted.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from calibrate.check.moe import HABITS
+from calibrate.check.rank_model import one_rank
+from clustersim.build import plan_of
+from clustersim.hardware.accelerator import Accelerator, load_accelerator
+from clustersim.hardware.cluster import Cluster
+from clustersim.hardware.degradation import Disturbances
+from clustersim.model.framework import load_framework
+from clustersim.model.layer_stack import cut
+from clustersim.model.offload import NOTHING
+from clustersim.model.training import Training
+from clustersim.parallel.layout import Layout
+from clustersim.scenario import Scenario
+from clustersim.scenario.settings import CostSettings
+from clustersim.schedules.one_f_one_b import OneFOneB
+
+
+def one_device(scenario: Scenario, accelerator: str) -> Scenario:
+    """The scenario of one process on the accelerator of that name; raise InputError where there is none of it."""
+    layout, model = scenario.layout, scenario.model
+    first_layers = replace(model, stack=cut(model.stack, 0, max(_depths(scenario))))
+    return replace(
+        scenario,
+        name=f"{scenario.name} on one device",
+        model=one_rank(first_layers, layout),
+        cluster=_of_one(scenario.cluster, accelerator),
+        layout=Layout(),
+        schedule=OneFOneB(),
+        training=_of_replica(scenario.training, cp=layout.cp, dp=layout.dp),
+        cost=CostSettings(),
+        framework=load_framework(),
+        disturbances=Disturbances(),
+        jitter=None,
+        steps=1,
+    )
+
+
+def depths(scenario: Scenario) -> frozenset[int]:
+    """How many layers the scenario's pipeline ranks have: those whose optimizer steps it runs."""
+    return frozenset(_depths(scenario))
+
+
+def _depths(scenario: Scenario) -> Iterator[int]:
+    plan = plan_of(scenario)
+    for rank in range(scenario.layout.pp):
+        yield sum(stage.layers for stage in plan.stages_of(rank))
+
+
+def _of_one(cluster: Cluster, accelerator: str) -> Cluster:
+    """One of the cluster's GPUs, which is the accelerator that was measured."""
+    there: Accelerator = cluster.accelerator
+    kind = there if there.name == accelerator else load_accelerator(accelerator)
+    return replace(cluster.placed(cluster.places[:1]), accelerator=kind, mixed=())
+
+
+def _of_replica(training: Training, *, cp: int, dp: int) -> Training:
+    return replace(
+        training,
+        sequence=training.sequence // cp,
+        global_batch=training.global_batch // dp,
+        early_stop=training.early_stop and not training.fused,
+        offload=NOTHING,
+        overheads=HABITS,
+    )

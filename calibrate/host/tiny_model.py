@@ -1,0 +1,124 @@
+"""What is launched, so small that only the host's time is left?
+
+A few of the scenario's layers with embedding, head and loss, cut to a few tokens and narrow matrices: as many kernels a
+layer as at full size, each of a few microseconds at most. What the modules of `calibrate.check` do not have is left
+out (windows, soft caps, other forms of blocks, layers without attention or MLP, tied matrices, adapters, offload), and
+nothing is computed again: a forward that is run again is launched like the first. Launches are counted as
+`cost.launching` counts them, so that launches times seconds is what the host took.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from calibrate.check.moe import HABITS
+from calibrate.check.torch_dtypes import TORCH
+from calibrate.devices.device import TorchDevice
+from clustersim.common.errors import InputError
+from clustersim.cost.host_launch import launches
+from clustersim.lowering.units import Units, operations_of
+from clustersim.model.layer_stack import BlockForm, DenseMlp, FullAttention, LayerRun, LayerSpec, QkNorm, RoutedMlp
+from clustersim.model.offload import NOTHING
+from clustersim.model.precision_recipe import Products, Recipe, mixed
+from clustersim.model.training import Attention, Loss, NoRecompute, Training
+from clustersim.model.transformer import Model, Positions
+from clustersim.parallel.layout import Layout
+from clustersim.parallel.plan import Plan
+from clustersim.program.action import ActionKind
+from clustersim.program.task import Operation
+from clustersim.scenario import Scenario
+
+LAYERS: Final = 4  # so that they, not embedding and head, are most of it
+TOKENS: Final = 8
+HEADS: Final = 4
+HEAD_DIM: Final = 16  # flash attention has a kernel for it
+EXPERTS: Final = 8
+WIDTH: Final = HEADS * HEAD_DIM  # of the model, its MLP and its vocabulary: rows of whole 128 bytes in BF16
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """A pass: its operations, and how many launches clustersim counts in them."""
+
+    operations: tuple[Operation, ...]
+
+    @property
+    def launches(self) -> int:
+        """Of kernels and collectives."""
+        return sum(launches(operation.does) for operation in self.operations)
+
+
+def tiny_plan(scenario: Scenario, device: TorchDevice, layout: Layout) -> Plan:
+    """The scenario's model and training cut down; raise InputError where none of its layers can be built."""
+    training = _training(scenario.training, on_cpu=device.torch.type == "cpu", split=layout.tp > 1)
+    return Plan(_model(scenario.model), training, layout)
+
+
+def counted(plan: Plan) -> tuple[Counted, Counted]:
+    """Forward and backward of one microbatch."""
+    units = Units(plan).of(plan.stages[0])
+    return Counted(operations_of(units, ActionKind.FORWARD)), Counted(operations_of(units, ActionKind.BACKWARD))
+
+
+def _model(model: Model) -> Model:
+    return replace(
+        model,
+        stack=(LayerRun(_layer(model), min(LAYERS, model.layers)),),
+        hidden=WIDTH,
+        vocab=WIDTH,
+        max_positions=TOKENS,
+        positions=Positions.LEARNED if model.positions is Positions.LEARNED else Positions.ROTARY,
+        tied_embeddings=False,
+        embedding_norm=False,
+        logit_softcap=False,
+        spare_positions=0,
+        head_bias=False,
+        mtp_layers=0,
+    )
+
+
+def _layer(model: Model) -> LayerSpec:
+    for run in sorted(model.stack, key=lambda run: -run.count):
+        match run.spec:
+            case LayerSpec(FullAttention() as attention, DenseMlp() | RoutedMlp() as mlp):
+                return LayerSpec(_attention(attention), _mlp(mlp), BlockForm.PRE_NORM)
+    raise InputError(f"model: no layer of {model.name} has both attention and an MLP, and only such can be built here")
+
+
+def _attention(attention: FullAttention) -> FullAttention:
+    shared = attention.kv_heads < attention.heads
+    normed = None if attention.qk_norm is None else QkNorm.HEADS
+    return FullAttention(HEADS, HEADS // 2 if shared else HEADS, HEAD_DIM, attention.qkv_bias, normed)
+
+
+def _mlp(mlp: DenseMlp | RoutedMlp) -> DenseMlp | RoutedMlp:
+    """As wide as all else; of a mixture as many of its experts as tokens need."""
+    match mlp:
+        case DenseMlp():
+            return replace(mlp, ffn=WIDTH)
+        case RoutedMlp(experts, top_k, shared=shared):
+            few = min(experts, EXPERTS)
+            chosen, wide = min(top_k, few), WIDTH if shared else 0
+            return RoutedMlp(few, chosen, WIDTH, mlp.form, wide, router=replace(mlp.router, groups=1, limit=None))
+
+
+def _training(training: Training, *, on_cpu: bool, split: bool) -> Training:
+    return replace(
+        training,
+        sequence=TOKENS,
+        global_batch=1,
+        microbatch=1,
+        recipe=_recipe(training.recipe),
+        recompute=NoRecompute(),
+        attention=Attention.FLASH if training.attention is Attention.FLASH1 else training.attention,
+        loss=Loss.TORCH if split or on_cpu else training.loss,
+        fused=training.fused and not on_cpu,
+        offload=NOTHING,
+        lora=None,
+        overheads=HABITS,
+    )
+
+
+def _recipe(recipe: Recipe) -> Recipe:
+    """The scenario's formats where torch multiplies in them, else BF16."""
+    stored = recipe.weights.stored
+    return recipe if stored in TORCH and recipe.products == Products.all_in(stored) else mixed()

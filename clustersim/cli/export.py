@@ -1,0 +1,48 @@
+"""What does `clustersim export` do? Write a scenario in another program's arguments, and say what they leave out.
+
+Or write its simulated step as execution traces (`export_chakra`).
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from clustersim.cli.outputs import STDOUT, announce
+from clustersim.common.errors import InputError, nearest
+from clustersim.common.files import require_writable, write_text_atomically
+from clustersim.interop.export import export
+from clustersim.interop.registry import WRITERS
+from clustersim.scenario import Scenario
+
+CHAKRA: Final = "chakra"
+
+
+def export_for(program: str, file: Path, overrides: Sequence[str], out: str, *, force: bool) -> bool:
+    """Write what a program reads; whether the scenario fits in memory, where that was looked at."""
+    if program == CHAKRA:
+        from clustersim.cli.export_chakra import export_step
+
+        return export_step(file, overrides, out, force=force)
+    if program not in WRITERS:
+        raise InputError(f"{program!r} is no program that is written for; {nearest(program, [CHAKRA, *WRITERS])}")
+    if force:
+        raise InputError(f"--force is for execution traces (export {CHAKRA}); arguments of {program} are never large")
+    _export_scenario(program, file, overrides, out)
+    return True
+
+
+def _export_scenario(program: str, file: Path, overrides: Sequence[str], out: str) -> None:
+    """Read, write and read again; what the arguments do not say is said in them and on stderr."""
+    if out != STDOUT:
+        require_writable(out)
+        if Path(out).exists() and file.exists() and Path(out).samefile(file):
+            raise InputError(f"--out {out}: is the file that is read; name another")
+    found = export(Scenario.load(file, overrides), WRITERS[program])
+    for remark in found.remarks:
+        print(f"note: not said: {remark}", file=sys.stderr)
+    if out == STDOUT:
+        sys.stdout.write(found.text)
+    else:
+        write_text_atomically(out, found.text)
+        announce(out)

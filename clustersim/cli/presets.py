@@ -1,0 +1,122 @@
+"""What is shipped? Every name that a scenario can use, with the numbers to recognise it by."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from rich.console import Console
+from rich.table import Table
+
+from clustersim.common import data_files
+from clustersim.common.dtypes import NARROW
+from clustersim.common.units import format_bandwidth, format_bytes, format_flops
+from clustersim.hardware.accelerator import load_accelerator
+from clustersim.hardware.cluster import load_cluster
+from clustersim.hardware.prices import load_prices
+from clustersim.model.presets import PRESETS
+from clustersim.model.recipe_files import load_recipe
+from clustersim.model.transformer import active_parameters, mtp_parameters, parameters
+from clustersim.scenario.config.reliability import load_reliability
+from clustersim.schedules.registry import NAMES
+
+
+def print_shelves() -> None:
+    """Print models, clusters, accelerators, recipes of number formats, price lists, reliability, and schedules."""
+    console = Console()
+    console.print(_models())
+    console.print(_further(), highlight=False)
+    for table in (_clusters(), _accelerators(), _recipes(), _prices(), _reliability()):
+        console.print(table)
+    console.print(f"schedules: {', '.join(NAMES)}")
+
+
+def table_of(title: str, *columns: str) -> Table:
+    """An empty table whose first column is left-aligned and never cut."""
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(columns[0], no_wrap=True)
+    for column in columns[1:]:
+        table.add_column(column, justify="left" if column == "description" else "right")
+    return table
+
+
+def _models() -> Table:
+    table = table_of(
+        "model and its parameters", "name", "total", "active", "layers", "hidden", "heads", "kv heads", "vocab"
+    )
+    for name, preset in sorted(PRESETS.items()):
+        model = preset.model
+        heads, kv_heads = (
+            _each(getattr(attention, key) for attention in model.attentions) for key in ("heads", "kv_heads")
+        )
+        sizes = (f"{model.layers:,}", f"{model.hidden:,}", heads, kv_heads, f"{model.vocab:,}")
+        table.add_row(name, _billions(parameters(model)), _billions(active_parameters(model)), *sizes)
+    return table
+
+
+def _further() -> str:
+    """What was released beside the models: layers that predict further tokens."""
+    found = [
+        f"{name} {preset.mtp_layers} ({_billions(mtp_parameters(replace(preset.model, mtp_layers=preset.mtp_layers)))})"
+        for name, preset in sorted(PRESETS.items())
+        if preset.mtp_layers
+    ]
+    return f"released with layers for multi-token prediction beside these (model.mtp_layers): {', '.join(found)}\n"
+
+
+def _billions(count: int) -> str:
+    """Four digits of it.
+
+    >>> [_billions(count) for count in (38_000_000, 12_879_925_248, 140_620_634_112, 1_026_408_209_408)]
+    ['0.04 B', '12.88 B', '140.6 B', '1,026 B']
+    """
+    billions = count / 1e9
+    return f"{billions:,.{2 if billions < 100 else 1 if billions < 1000 else 0}f} B"
+
+
+def _each(sizes: Iterable[int]) -> str:
+    """One size, or those of layers that differ."""
+    return " / ".join(f"{size:,}" for size in dict.fromkeys(sizes))
+
+
+def _clusters() -> Table:
+    table = table_of("cluster", "name", "GPUs", "per node", "accelerator", "description")
+    for name in data_files.names("clusters"):
+        cluster = load_cluster(name)
+        counts = (f"{cluster.gpus:,}", str(cluster.gpus_per_node))
+        table.add_row(name, *counts, cluster.accelerator.name, cluster.description)
+    return table
+
+
+def _accelerators() -> Table:
+    table = table_of("accelerator", "name", "memory", "bandwidth", "dense peak", "formats with scales")
+    for name in data_files.names("accelerators"):
+        gpu = load_accelerator(name)
+        dtype, peak = max(gpu.peak.items(), key=lambda item: (item[0].bytes == 2, item[1]))
+        memory = format_bytes(gpu.memory_bytes)
+        narrow = ", ".join(d_type.value for d_type in gpu.formats if d_type in NARROW)
+        bandwidth = format_bandwidth(gpu.memory_bandwidth)
+        table.add_row(name, memory, bandwidth, f"{format_flops(peak)} {dtype.value}", narrow)
+    return table
+
+
+def _recipes() -> Table:
+    table = table_of("recipe of number formats (training.precision)", "name", "products", "description")
+    for name in data_files.names("recipes"):
+        recipe = load_recipe(name)
+        table.add_row(name, recipe.compute.value, recipe.description)
+    return table
+
+
+def _prices() -> Table:
+    table = table_of("price list (economics.price_per_gpu_hour)", "name", "read", "accelerators", "description")
+    for name in data_files.names("prices"):
+        found = load_prices(name)
+        table.add_row(name, str(found.read), str(len(found.gpu_hour)), found.description)
+    return table
+
+
+def _reliability() -> Table:
+    table = table_of("what breaks, how often (reliability.preset)", "name", "kinds", "description")
+    for name in data_files.names("reliability"):
+        found = load_reliability(name)
+        table.add_row(name, str(len(found.failures)), found.description)
+    return table

@@ -1,0 +1,52 @@
+"""Which flows do two complementary binary trees make?
+
+Each tree carries half of the payload. The second is the first with all numbers shifted by one, so that a domain that
+is inside one tree is a leaf of the other, and every domain sends and receives about twice the payload.
+
+Reference: Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009;
+NCCL's double binary trees (2.4).
+"""
+
+import numpy as np
+
+from clustersim.collectives.phase import Flows
+from clustersim.common.arrays import IntArray
+
+
+def depth(domains: int) -> int:
+    """Levels of the tree below its root."""
+    return int(domains - 1).bit_length()
+
+
+def tree_stages(domains: int) -> float:
+    """Chunk times from the leaves to the root and back: an inner node has two children, one of two domains has one."""
+    return float(depth(domains) if domains > 2 else 2 * depth(domains))
+
+
+def tree_flows(heads: IntArray, *, up: bool, down: bool) -> list[Flows]:
+    """Flows of both trees over each rail, heads [groups, domains, rails]: to the roots, from them, or both."""
+    domains, rails = heads.shape[1:]
+    child, parent = binary_tree(domains)
+    parts: list[Flows] = []
+    for shift in (0, 1):
+        lower, upper = heads[:, (child + shift) % domains], heads[:, (parent + shift) % domains]
+        parts += both_ways(lower, upper, 0.5 / rails, up=up, down=down)
+    return parts
+
+
+def both_ways(child: IntArray, parent: IntArray, share: float, *, up: bool, down: bool) -> list[Flows]:
+    """Flows from children to parents, from parents to children, or both."""
+    rising = [Flows(child, parent, share)] if up else []
+    falling = [Flows(parent, child, share)] if down else []
+    return rising + falling
+
+
+def binary_tree(nodes: int) -> tuple[IntArray, IntArray]:
+    """Children and their parents in a binary tree over 0 ... nodes-1 whose odd numbers are its leaves.
+
+    Node 0 is the root and has one child; a node's lowest set bit is its height.
+    """
+    child = np.arange(1, nodes, dtype=np.int64)
+    bit = child & -child
+    upper = (child ^ bit) | (bit << 1)
+    return child, np.where(upper < nodes, upper, child ^ bit)

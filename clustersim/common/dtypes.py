@@ -1,0 +1,78 @@
+"""Which number formats are there, and how wide are they?
+
+Formats narrower than 16 bits carry scales, and are told apart by what has a scale in common:
+
+| format | numbers | a scale for | of |
+|---|---|---|---|
+| fp8 | E4M3 or E5M2 | a tensor | 4 bytes |
+| fp8-rowwise | E4M3 | a row, along what a product sums over | 4 bytes |
+| fp8-blockwise | E4M3 | 128 of a row (of weights 128 x 128) | 4 bytes |
+| mxfp8 | E4M3 | 32 of a row | 1 byte (E8M0) |
+| nvfp4 | E2M1 | 16 of a row (of weights 16 x 16), and the tensor | 1 byte (E4M3), 4 bytes |
+
+Sources: NVIDIA/TransformerEngine, docs/examples/fp8_primer and its recipes (fp8, mxfp8, nvfp4); DeepSeek-AI 2024,
+arXiv:2412.19437, section 3.3.2 (blocks); pytorch/ao, torchao/float8 (rows); Open Compute Project, Microscaling Formats
+(MX) v1.0. Scales of tensors and rows are as good as nothing beside the numbers and are not counted.
+
+NF4 is a format that weights are stored in, not one that is computed with (Dettmers et al. 2023, arXiv:2305.14314,
+section 3): 4 bits of each, an 8-bit scale of each block of 64, and a 32-bit scale of 256 of these scales.
+"""
+
+from typing import Final
+
+from clustersim.common.enums import IdentityEnum
+from clustersim.common.units import Bytes
+
+
+class DType(IdentityEnum):
+    """A number format; the value is its name in files."""
+
+    FP32 = "fp32"
+    TF32 = "tf32"
+    BF16 = "bf16"
+    FP16 = "fp16"
+    FP8 = "fp8"
+    FP8_ROWWISE = "fp8-rowwise"
+    FP8_BLOCKWISE = "fp8-blockwise"
+    MXFP8 = "mxfp8"
+    NVFP4 = "nvfp4"
+    NF4 = "nf4"
+
+    @property
+    def bits(self) -> float:
+        """Bits of one element in memory (tf32 is stored as fp32), with its part of the scales of its block."""
+        return _BITS[self]
+
+    @property
+    def bytes(self) -> Bytes:
+        """Bytes of one element in memory; of formats with scales, or narrower than a byte, a fraction."""
+        return self.bits / 8
+
+    @property
+    def number(self) -> Bytes:
+        """Bytes of one number, without scales, which lie elsewhere."""
+        return 1.0 if self in _EIGHT_BITS else 0.5 if self is DType.NVFP4 else self.bytes
+
+    @property
+    def arithmetic(self) -> "DType":
+        """The format to whose peak a product's rate is compared: scales are applied beside the multiplications."""
+        return DType.FP8 if self in _EIGHT_BITS else self
+
+
+_BITS: Final = {
+    DType.FP32: 32.0,
+    DType.TF32: 32.0,
+    DType.BF16: 16.0,
+    DType.FP16: 16.0,
+    DType.FP8: 8.0,
+    DType.FP8_ROWWISE: 8.0,
+    DType.FP8_BLOCKWISE: 8.0 + 32 / 128,
+    DType.MXFP8: 8.0 + 8 / 32,
+    DType.NVFP4: 4.0 + 8 / 16,
+    DType.NF4: 4.0 + 8 / 64 + 32 / (64 * 256),
+}
+_EIGHT_BITS: Final = (DType.FP8, DType.FP8_ROWWISE, DType.FP8_BLOCKWISE, DType.MXFP8)
+NARROW: Final = (*_EIGHT_BITS, DType.NVFP4)
+"""Formats whose numbers share scales and are computed with."""
+COMPUTED: Final = tuple(dtype for dtype in DType if dtype is not DType.NF4)
+"""The formats that are computed with."""

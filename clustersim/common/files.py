@@ -1,0 +1,75 @@
+"""How is an answer written so that a file is either whole or not there?
+
+Into a temporary file in the same directory, which then takes the name in one step (POSIX rename is atomic within a
+file system). Whatever goes wrong is one sentence. Pipes and devices cannot be half there and are written directly.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+from clustersim.common.errors import OutputError
+
+
+@contextlib.contextmanager
+def atomic_file(path: str | Path) -> Iterator[IO[bytes]]:
+    """Open `path` for writing bytes; it appears, whole, when the block ends without an error.
+
+    Raises OutputError when the directory is missing or not writable, the path is a directory or the disk is full.
+    """
+    target = _target(path)
+    whole = whole_files([target]) if target.is_file() or not target.exists() else contextlib.nullcontext([target])
+    with one_sentence(path), whole as (partial,), partial.open("wb") as file:
+        yield file
+
+
+@contextlib.contextmanager
+def whole_files(targets: Sequence[Path]) -> Iterator[list[Path]]:
+    """Where to write files; all take their own names when the block ends without an error, else they go."""
+    partial = [target.with_name(f".{target.name[:32]}.{os.getpid()}.part") for target in targets]
+    try:
+        yield partial
+        for file, target in dict(zip(partial, targets, strict=True)).items():  # each once
+            file.replace(target)
+    finally:
+        for file in partial:
+            file.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def one_sentence(path: str | Path, said: tuple[type[Exception], ...] = (OSError,)) -> Iterator[None]:
+    """Raise OutputError for what is said of `path`. said: by the system, unless names are looked at, too."""
+    try:
+        yield
+    except said as error:
+        raise OutputError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error})") from error
+
+
+def write_text_atomically(path: str | Path, text: str) -> None:
+    """Write `text` as UTF-8 to `path`, wholly or not at all; raise OutputError if it cannot be written."""
+    with atomic_file(path) as file:
+        file.write(text.encode(errors="replace"))  # names may have halves of characters
+
+
+def require_writable(path: str | Path) -> None:
+    """Raise OutputError now if `path` could not be written later; nothing is created."""
+    target = _target(path)
+    places = [target] if target.exists() else []
+    places += [target.parent] if target.is_file() or not target.exists() else []
+    if not all(os.access(place, os.W_OK) for place in places):
+        raise OutputError(f"{path}: cannot be written (no permission)")
+
+
+def _target(path: str | Path) -> Path:
+    """The file that a link names, but a pipe or device by its own name, as theirs in /proc cannot be opened."""
+    named = Path(path)
+    with one_sentence(path, (OSError, ValueError)):  # a name that is too long, a NUL
+        if named.is_dir():
+            raise OutputError(f"{path}: is a directory; name a file in it")
+        special = named.exists() and not named.is_file()
+        target = named if special else Path(os.path.realpath(named))
+        if not target.parent.is_dir():
+            raise OutputError(f"{path}: there is no directory {named.parent}; create it first")
+    return target

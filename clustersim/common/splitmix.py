@@ -1,0 +1,33 @@
+"""How are numbers hashed, alike on every machine?
+
+SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014, section 4, figure 17).
+"""
+
+from typing import Final
+
+import numpy as np
+
+from clustersim.common.arrays import HashArray
+
+_STEP: Final = np.uint64(0x9E3779B97F4A7C15)
+_FIRST: Final = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND: Final = np.uint64(0x94D049BB133111EB)
+
+
+def splitmix64(words: HashArray) -> HashArray:
+    """What the generator gives from each state; a bijection of 64-bit words of any shape, in which 0 is not fixed."""
+    return finalized(words + _STEP)
+
+
+def finalized(words: HashArray) -> HashArray:
+    """SplitMix64's finalizer: every bit of the input changes each bit of the output about half of the time; 0 stays 0.
+
+    A bijection of 64-bit words of any shape.
+    """
+    mixed = words >> np.uint64(30)
+    mixed ^= words
+    mixed *= _FIRST  # in place, as there may be millions of them
+    mixed ^= mixed >> np.uint64(27)
+    mixed *= _SECOND
+    mixed ^= mixed >> np.uint64(31)
+    return mixed

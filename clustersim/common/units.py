@@ -1,0 +1,196 @@
+"""How is a quantity written at the doors, and what is it inside?
+
+Inside: seconds, bytes, FLOP, bytes/s, FLOP/s, watts, joules and grams, as floats; signatures say so with the aliases
+below. At the doors every quantity is a string with its unit. G is 10^9, Gi is 2^30; `b` and `bit` are bits, `B` is a
+byte.
+"""
+
+import math
+import re
+from enum import Enum
+from typing import Final
+
+from clustersim.common.errors import InputError, shown
+
+Seconds = float
+Bytes = float
+BytesPerSecond = float
+Flop = float
+FlopPerSecond = float
+Watts = float
+Joules = float
+Grams = float
+
+KWH: Final = 3.6e6
+"""Joules."""
+_DECIMAL: Final = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
+_BINARY: Final = {f"{prefix}i": 2.0 ** (10 * power) for power, prefix in enumerate("KMGTPE", start=1)}
+_SIZES: Final = {**_DECIMAL, **_BINARY}
+_NUMBER: Final = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([^\s\d].*?)\s*$")
+_LONG_TIMES: Final = (
+    (2 * 3600.0, "min", "s", 1.0, 60),
+    (48 * 3600.0, "h", "min", 60.0, 60),
+    (math.inf, "d", "h", 3600.0, 24),
+)
+"""Seconds below which it holds, the larger and the smaller unit, seconds and number of the smaller in the larger."""
+
+
+def _sized(*bases: tuple[str, float]) -> dict[str, float]:
+    return {prefix + base: factor * scale for base, scale in bases for prefix, factor in _SIZES.items()}
+
+
+class Dimension(Enum):
+    """What kind of quantity is expected; the value holds an example for error messages and every unit's factor."""
+
+    TIME = (
+        "1.3 us",
+        {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0, "d": 86400.0},
+    )
+    SIZE = ("80 GiB", _sized(("B", 1.0), ("bit", 0.125), ("b", 0.125)))
+    BANDWIDTH = (
+        "400 Gbit/s",
+        {**_sized(("B/s", 1.0), ("bit/s", 0.125), ("b/s", 0.125)), **_sized(("bps", 0.125))},
+    )
+    COMPUTE = ("989 TFLOP/s", {prefix + "FLOP/s": factor for prefix, factor in _DECIMAL.items()})
+    POWER = ("700 W", {"W": 1.0, "kW": 1e3, "MW": 1e6})
+    FOOTPRINT = ("400 g/kWh", {"g/kWh": 1.0 / KWH, "kg/kWh": 1e3 / KWH})  # grams of CO2 for a joule
+
+    @property
+    def example(self) -> str:
+        """A quantity of this kind as a user would write it."""
+        return self.value[0]
+
+    @property
+    def factors(self) -> dict[str, float]:
+        """SI value of every legal unit."""
+        return self.value[1]
+
+
+def parse_quantity(text: object, dimension: Dimension) -> float:
+    """Read a string with a unit into SI base units; raise InputError naming the value and an example.
+
+    >>> parse_quantity("400 Gbit/s", Dimension.BANDWIDTH)
+    50000000000.0
+    >>> parse_quantity("80 GiB", Dimension.SIZE)
+    85899345920.0
+    """
+    kind = dimension.name.lower()
+    if isinstance(text, bool) or not isinstance(text, str):
+        raise InputError(f"{shown(text)} has no unit; a {kind} is a string such as {dimension.example!r}")
+    match = _NUMBER.match(text)
+    if match is None:
+        raise InputError(f"{text!r} is not a {kind}; write a number and a unit such as {dimension.example!r}")
+    number, unit = float(match[1]), match[2]
+    if unit not in dimension.factors:
+        raise InputError(f"{text!r} has unit {unit!r}, which is not a unit of {kind}; write e.g. {dimension.example!r}")
+    return number * dimension.factors[unit]
+
+
+def format_number(value: float) -> str:
+    """A bare number for people: four significant digits, thousands apart, no exponent where it is large.
+
+    >>> format_number(82583.4), format_number(158.8), format_number(0.01234)
+    ('82,580', '158.8', '0.01234')
+    """
+    rounded = float(f"{value:.4g}")
+    return f"{rounded:,.0f}" if abs(rounded) >= 1000 else f"{rounded:.4g}"
+
+
+def _scaled(value: float, unit: str, prefixes: dict[str, float]) -> str:
+    chosen, factor = "", 1.0
+    for prefix, size in prefixes.items():
+        if prefix != "k" and abs(value) >= size > factor:
+            chosen, factor = prefix, size
+    return f"{value / factor:.4g} {chosen}{unit}"
+
+
+def format_bytes(value: Bytes) -> str:
+    """Bytes for people, in powers of 1024.
+
+    >>> format_bytes(80 * 2**30)
+    '80 GiB'
+    """
+    return _scaled(value, "B", {"": 1.0, **_BINARY})
+
+
+def format_bandwidth(value: BytesPerSecond) -> str:
+    """Bytes per second for people, in powers of 1000.
+
+    >>> format_bandwidth(50e9)
+    '50 GB/s'
+    """
+    return _scaled(value, "B/s", _DECIMAL)
+
+
+def format_flops(value: FlopPerSecond) -> str:
+    """FLOP per second for people.
+
+    >>> format_flops(989e12)
+    '989 TFLOP/s'
+    """
+    return _scaled(value, "FLOP/s", _DECIMAL)
+
+
+def format_power(value: Watts) -> str:
+    """Watts for people.
+
+    >>> format_power(653.2), format_power(16.7e6)
+    ('653.2 W', '16.7 MW')
+    """
+    return f"{value / 1e3:.4g} kW" if 1e3 <= abs(value) < 1e6 else _scaled(value, "W", _DECIMAL)
+
+
+def format_energy(value: Joules) -> str:
+    """Joules for people, in watt hours.
+
+    >>> format_energy(3.6e6), format_energy(1.2e14)
+    ('1 kWh', '33.33 GWh')
+    """
+    hours = value / 3600.0
+    return f"{hours / 1e3:.4g} kWh" if 1e3 <= abs(hours) < 1e6 else _scaled(hours, "Wh", _DECIMAL)
+
+
+def format_seconds(value: Seconds) -> str:
+    """Seconds for people: one unit up to 120 s, then two.
+
+    >>> format_seconds(0.0042), format_seconds(1.3e-6), format_seconds(12.5), format_seconds(0.0)
+    ('4.2 ms', '1.3 us', '12.5 s', '0 s')
+    >>> format_seconds(754.0), format_seconds(20_000.0), format_seconds(2.736e5)
+    ('12 min 34 s', '5 h 33 min', '3 d 4 h')
+    """
+    if 120 < abs(value) < math.inf:
+        return _two_units(value)
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)):
+        if abs(value) >= size:
+            return f"{value / size:.4g} {unit}"
+    return f"{value / 1e-9:.4g} ns" if value else "0 s"
+
+
+def format_step_time(value: Seconds) -> str:
+    """Seconds with four significant digits, zeros too, so that step times can be compared; above 120 s two units.
+
+    >>> format_step_time(7.0), format_step_time(6.98), format_step_time(0.99996), format_step_time(754.0)
+    ('7.000 s', '6.980 s', '1.000 s', '12 min 34 s')
+    """
+    if not 0 < abs(value) <= 120:
+        return format_seconds(value)
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)):
+        if abs(value) >= 0.99995 * size:
+            return f"{value / size:#.4g} {unit}"
+    return f"{value / 1e-9:#.4g} ns"
+
+
+def format_signed(value: Seconds) -> str:
+    """A difference of times for people, with its sign.
+
+    >>> format_signed(-0.5), format_signed(0.0), format_signed(2.0)
+    ('-500 ms', '+0 s', '+2 s')
+    """
+    return f"{'-' if value < 0 else '+'}{format_seconds(abs(value))}"
+
+
+def _two_units(value: Seconds) -> str:
+    """Minutes and seconds up to two hours, hours and minutes up to two days, then days and hours."""
+    _, large, small, size, each = next(row for row in _LONG_TIMES if abs(value) < row[0])
+    many, rest = divmod(round(abs(value) / size), each)
+    return f"{'-' if value < 0 else ''}{many:,} {large} {rest} {small}"

@@ -1,0 +1,70 @@
+"""How long do the tiles of a matrix product take, and its bytes, under every choice that a library has?
+
+See `cost.roofline`, whose model this is: tiles run in waves of one tile per compute unit; a tile of m x n over k costs
+2 m n (k + p) FLOP, at a share of the peak that falls with its perimeter; k may be split.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from clustersim.common.arrays import FloatArray
+from clustersim.common.dtypes import DType
+from clustersim.common.units import FlopPerSecond, Seconds
+from clustersim.hardware.accelerator import Accelerator
+from clustersim.model.kernels import MatmulShape
+
+SPLITS: Final = (1, 2, 4, 8, 16)  # ways to split k that libraries ship
+PARTIAL_BYTES: Final = 8.0  # a partial sum is written and read once in FP32
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Time that a kernel's arithmetic and its memory traffic take, each alone.
+
+    calls: what its host needs at least; together: of arithmetic and memory, where the longer does not hide the other.
+    """
+
+    compute: Seconds
+    memory: Seconds
+    calls: Seconds = 0.0
+    together: Seconds | None = None
+
+    @property
+    def seconds(self) -> Seconds:
+        """How long the device is busy."""
+        return max(self.compute, self.memory) if self.together is None else self.together
+
+
+def matmul_rate(accelerator: Accelerator, dtype: DType) -> FlopPerSecond:
+    """FLOP/s of all compute units inside the main loop of the library's largest tile."""
+    return accelerator.peak_of(dtype) * accelerator.efficiency.matmul.share_of(dtype)
+
+
+def alignment_rate(accelerator: Accelerator, dtype: DType, shape: MatmulShape) -> float:
+    """Rate of a matmul relative to one whose rows can be loaded in whole vectors; results have 16 bits at least."""
+    *operands, result = shape.rows
+    rows = [*(row * dtype.number for row in operands), result * max(dtype.number, DType.BF16.bytes)]
+    return accelerator.alignment.rate(rows, batched=shape.batch > 1)
+
+
+def matmul_options(
+    accelerator: Accelerator, dtype: DType, sizes: FloatArray, moved: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Arithmetic and memory seconds of many aligned matmuls under every tile and split that the library has.
+
+    sizes: [4, matmuls] rows m, n, k, batch; moved: [matmuls] bytes if every operand passes once; both results are
+    [matmuls, options].
+    """
+    matmul, units = accelerator.efficiency.matmul, accelerator.compute_units
+    options = np.array([(m, n, split) for m, n in matmul.tiles for split in SPLITS], dtype=np.float64).T
+    tile_m, tile_n, split = options[:, None, :]
+    m, n, k, batch = sizes[:, :, None]
+    perimeter = (1.0 + matmul.edge / tile_m) * (1.0 + matmul.edge / tile_n)
+    tile_flops = 2.0 * tile_m * tile_n * (k / split + matmul.prologue_of(dtype)) * perimeter / perimeter.min()
+    waves = np.ceil(np.ceil(m / tile_m) * np.ceil(n / tile_n) * batch * split / units)
+    compute = waves * tile_flops * units / matmul_rate(accelerator, dtype)
+    partial = np.where(split > 1.0, split * m * n * batch * PARTIAL_BYTES, 0.0)
+    memory = (moved[:, None] + partial) / (accelerator.memory_bandwidth * accelerator.efficiency.memory)
+    return compute, memory

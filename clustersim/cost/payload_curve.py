@@ -1,0 +1,90 @@
+"""How long does one collective take for any payload, from some that were measured?
+
+A measured payload takes what it took; where its repetitions are not known, it errs as if it lay between others.
+Between two measured ones the logarithm of the time is a straight line over that of the payload; the error is that of
+every inner payload as predicted from its neighbours (with none, half of what lies between the two that there are).
+Beyond them the latency is the fitted alpha, and the bandwidth that of the nearest measured payload n, which takes t:
+alpha + (t - alpha) * payload / n. So a payload above all others moves as the largest one does, whatever protocols are
+below (alpha + payload / beta is one line through all of them, and meets none), and nothing jumps where measuring ends.
+The error is the residual of the fit, which spans the protocols. Where there is no fit, nothing is said.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from clustersim.common.arrays import FloatArray
+from clustersim.common.units import Bytes, Seconds
+from clustersim.cost.calibration_record import CollectiveFit, Spread
+from clustersim.cost.timing import Provenance
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a curve says of one payload."""
+
+    seconds: Seconds
+    provenance: Provenance
+    error: float | None
+
+
+@dataclass(frozen=True)
+class Curve:
+    """times: by payload, of one collective in groups of one size on so many nodes; fit: None if there is none."""
+
+    times: Mapping[Bytes, Spread]
+    fit: CollectiveFit | None
+
+    def at(self, payload: Bytes) -> Reading | None:
+        """What a payload takes; None where nothing says it."""
+        time = self.times.get(payload)
+        if time is not None:
+            error = time.dispersion
+            return Reading(time.seconds, Provenance.MEASURED, self._error if error is None else error)
+        if self._payloads[0] < payload < self._payloads[-1]:
+            seconds = float(_line(np.array([payload]), self._payloads, self._seconds)[0])
+            return Reading(seconds, Provenance.INTERPOLATED, self._error)
+        if self.fit is None:
+            return None
+        return Reading(self._beyond(payload, self.fit.alpha), Provenance.FITTED, self.fit.residual.left_out)
+
+    def _beyond(self, payload: Bytes, alpha: Seconds) -> Seconds:
+        """A payload below or above all measured ones."""
+        end = 0 if payload < self._payloads[0] else -1
+        measured, seconds = float(self._payloads[end]), float(self._seconds[end])
+        latency = min(alpha, seconds)
+        return latency + (seconds - latency) * payload / measured
+
+    @property
+    def floor(self) -> Seconds:
+        """What the smallest measured payload takes: nearly all of it latency."""
+        return float(self._seconds[0])
+
+    @cached_property
+    def _payloads(self) -> FloatArray:
+        return np.array(sorted(self.times))
+
+    @cached_property
+    def _seconds(self) -> FloatArray:
+        return np.array([self.times[payload].seconds for payload in self._payloads.tolist()])
+
+    @cached_property
+    def _error(self) -> float | None:
+        """Mean error of inner payloads, each between its neighbours; None where one payload alone was measured."""
+        payloads, seconds = self._payloads, self._seconds
+        if len(payloads) < 2:
+            return None
+        if len(payloads) < 3:
+            return math.sqrt(float(seconds.max() / seconds.min())) - 1.0
+        places = range(1, len(payloads) - 1)
+        ends = ((payloads[[at - 1, at + 1]], seconds[[at - 1, at + 1]]) for at in places)
+        left_out = [_line(payloads[[at]], *end)[0] for at, end in zip(places, ends, strict=True)]
+        return float(np.abs(np.array(left_out) / seconds[1:-1] - 1.0).mean())
+
+
+def _line(payload: FloatArray, payloads: FloatArray, seconds: FloatArray) -> FloatArray:
+    """Straight between the logarithms of payloads above zero."""
+    return np.exp(np.interp(np.log(payload), np.log(payloads), np.log(seconds)))

@@ -1,0 +1,96 @@
+"""Which ranks are alike, given what their collectives cost?
+
+The colouring (`symmetry.refinement`) starts from what exchanges take in each group. On a shared network that is, for
+those that share links with others, what they ask of them.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from clustersim.common.arrays import BoolArray, FloatArray, IntArray
+from clustersim.cost.background_traffic import loaded_by
+from clustersim.cost.contention import Sharing
+from clustersim.cost.timing import ExchangeCost
+from clustersim.hardware.topology import LinkTable
+from clustersim.program.program import Program
+from clustersim.program.task import Exchange
+from clustersim.symmetry.labels import joined, ranked
+from clustersim.symmetry.link_load_matrix import Crossings, LinkColours, Traffic
+from clustersim.symmetry.refinement import Classes, classes, unfolded
+
+
+def alike(program: Program, cost: ExchangeCost, *, machine: IntArray | None = None) -> Classes:
+    """Classes of ranks where every exchange takes its own time."""
+    columns = [(exchange.group, cost.exchange(exchange).seconds) for exchange in program.exchanges]
+    return classes(program, _stacked(columns), machine=machine)
+
+
+def alike_shared(
+    program: Program,
+    cost: ExchangeCost,
+    sharing: Sharing,
+    links: LinkTable,
+    *,
+    machine: IntArray | None = None,
+) -> Classes:
+    """Classes of ranks, groups and links where exchanges share the network."""
+    return classes(program, told_by(program, cost, sharing), crossed(program, sharing, links), machine=machine)
+
+
+def told_by(program: Program, cost: ExchangeCost, sharing: Sharing) -> dict[str, FloatArray]:
+    """What exchanges take in each group, or ask of links that they share, in columns by role."""
+    columns: list[tuple[str, FloatArray]] = []
+    for exchange in program.exchanges:
+        seconds, shares = cost.exchange(exchange).seconds, _shares(program, sharing, exchange)
+        columns.append((exchange.group, np.where(shares, -1.0, seconds)))
+        if shares.any():
+            demand = sharing.demand(exchange)
+            asked = (demand.latency, demand.transfer, demand.flow)
+            columns += [(exchange.group, np.where(shares, column, 0.0)) for column in asked]
+    return _stacked(columns)
+
+
+def unfolded_classes(program: Program, sharing: Sharing, links: LinkTable) -> Classes:
+    """Every rank and group its own class; links are alike that the same groups keep busy for as long."""
+    apart = unfolded(program)
+    colours = LinkColours(crossed(program, sharing, links), {role: len(group) for role, group in apart.groups.items()})
+    colours.refine(apart.groups)
+    return replace(apart, links=colours.colour)
+
+
+def _shares(program: Program, sharing: Sharing, exchange: Exchange) -> BoolArray:
+    """Which groups of an exchange are simulated on the network: [groups]."""
+    groups = len(program.groups[exchange.group].members)
+    outside = exchange in program.exchanges_outside
+    return np.ones(groups, dtype=np.bool_) if outside else sharing.inside.get(exchange, np.zeros(groups, np.bool_))
+
+
+def crossed(program: Program, sharing: Sharing, links: LinkTable) -> Traffic:
+    """What exchanges cross that are simulated on the network."""
+    crossings: dict[str, dict[tuple[Crossings, bytes], Crossings]] = {}
+    for exchange in program.exchanges:
+        shares = _shares(program, sharing, exchange)
+        every, known = sharing.demand(exchange).crossings, crossings.setdefault(exchange.group, {})
+        key = every, shares.tobytes()
+        if shares.any() and key not in known:
+            own = shares[every.group]
+            known[key] = every if own.all() else Crossings(every.group[own], every.link[own], every.seconds[own])
+    return Traffic(_kinds(links, sharing), {role: tuple(crossing.values()) for role, crossing in crossings.items()})
+
+
+def _stacked(columns: list[tuple[str, FloatArray]]) -> dict[str, FloatArray]:
+    """Columns that tell groups of one role apart, side by side."""
+    telling: dict[str, list[FloatArray]] = {}
+    for role, column in columns:
+        if column.size and column.min() < column.max():
+            telling.setdefault(role, []).append(column)
+    return {role: np.stack(found, axis=1) for role, found in telling.items()}
+
+
+def _kinds(links: LinkTable, sharing: Sharing) -> IntArray:
+    """First colours of links: equal kind and bandwidth; those that others load are each of its own."""
+    apart = np.zeros(len(links.kind), np.int64)
+    loaded = loaded_by(sharing.others)
+    apart[loaded] = 1 + np.arange(len(loaded))
+    return joined(joined(links.kind, ranked(links.bandwidth)), apart)

@@ -1,0 +1,1 @@
+"""How is a periodic steady state detected and skipped?"""

@@ -1,0 +1,1 @@
+"""What do all execution strategies share? The clock, synchronization, messages and the fluid network."""

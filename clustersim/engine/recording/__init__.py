@@ -1,0 +1,1 @@
+"""What is written down while a program runs, and how is it read back?"""

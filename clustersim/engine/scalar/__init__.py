@@ -1,0 +1,1 @@
+"""How is a program run rank by rank? The specification that faster strategies are held against."""

@@ -1,0 +1,44 @@
+"""What is a piece of a block that is not one event? Pure data, worked out by `cuts`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import simpy
+
+from clustersim.common.units import Seconds
+from clustersim.cost.segment import SideBySide
+from clustersim.engine.kernel.network.fluid_network import Load
+from clustersim.engine.scalar.fluid_action import Paces
+from clustersim.program.task import Exchange
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Transfer:
+    """The exchange of an operation that shares links.
+
+    begin: moves its data; latency: seconds before anything moves; load: what it asks of links then, None: nothing;
+    alone: seconds that it takes if nobody shares them; beside: with its kernel, if it has one; exposed: seconds of it
+    that the kernel does not hide.
+    """
+
+    begin: Callable[[], simpy.Event]
+    latency: Seconds
+    load: Load | None
+    alone: Seconds
+    beside: SideBySide | None
+    exposed: Seconds
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """Operations of a block that are run at once.
+
+    met: the exchange for which other simulated ranks come before it; transfer: of an exchange that shares links; paces:
+    of its operations as one, None where they differ from run to run.
+    """
+
+    begin: int
+    end: int
+    met: Exchange | None
+    transfer: Transfer | None
+    paces: Paces | None

@@ -1,0 +1,1 @@
+"""How are all ranks that run one program advanced as arrays?"""

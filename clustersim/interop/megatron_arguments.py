@@ -1,0 +1,148 @@
+"""Which flags of Megatron-LM make another model or step, which move none, and what follows one?
+
+Names are those of megatron/training/arguments.py, of the configurations that it takes arguments from, and of programs
+that start it (torchrun, profilers). What is in neither table and is not asked for is named and passed over.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Final
+
+from clustersim.common.errors import InputError, nearest
+from clustersim.interop.shell_script import Arguments
+
+_MISSPELT: Final = 0.9
+"""How alike two flags are of which one is a misspelling."""
+_NO_FILE: Final = "its file is not read; write what it says as arguments"
+_STATE_SPACE: Final = "state-space layers are not modelled"
+_ENCODERS: Final = "encoders are not modelled"
+_OFFLOAD: Final = "leave it out, and write it as training.offload in the scenario"
+_REFUSED: Final[Mapping[str, str]] = {
+    "spec": "layers of one's own are not known",
+    "yaml-cfg": _NO_FILE,
+    "te-precision-config-file": _NO_FILE,
+    "kitchen-config-file": _NO_FILE,
+    "heterogeneous-layers-config-path": "its file is not read; write the layers as model.stack",
+    "heterogeneous-layers-config-encoded-json": "it is not read; write the layers as model.stack",
+    **dict.fromkeys(
+        ("hybrid-override-pattern", "hybrid-layer-pattern", "hybrid-attention-ratio", "hybrid-mlp-ratio",
+         "is-hybrid-model", "mtp-hybrid-override-pattern"),
+        _STATE_SPACE,
+    ),
+    **dict.fromkeys(
+        ("encoder-num-layers", "encoder-seq-length", "decoder-num-layers", "decoder-seq-length"), _ENCODERS,
+    ),
+    "linear-attention-type": "linear attention is not modelled",
+    **dict.fromkeys(
+        ("experimental-attention-variant", "attention-output-gate", "enable-mhc-connections", "moe-latent-size",
+         "mtp-use-repeated-layer", "retro-add-retriever", "vision-pretraining", "freeze-all-layers",
+         "fp32-residual-connection", "distribute-saved-activations", "hierarchical-context-parallel-sizes",
+         "hybrid-context-parallel", "tensor-parallel-num-weight-shards", "expert-tensor-parallel-num-weight-shards",
+         "enable-full-sharding-in-hsdp"),
+        "it is not modelled",
+    ),
+    **dict.fromkeys(("perform-rl-step", "skip-train"), "nothing but training is modelled"),
+    **dict.fromkeys(("cpu-offloading", "optimizer-cpu-offload", "fine-grained-activation-offloading"), _OFFLOAD),
+    "checkpoint-activations": "Megatron-LM no longer has it; write --recompute-granularity full",
+    "moe-extended-tp": "Megatron-LM no longer has it; write --expert-tensor-parallel-size",
+}  # fmt: skip
+"""What makes another model or another step and is not read."""
+_QUIET: Final = re.compile(
+    r"(no-)?(lr|min-lr|decoupled-|train-|adam-|weight-decay|start-weight|end-weight|init-method|seed|data-|train-data|"
+    r"valid-|test-|split|mock-data|tokenizer|vocab-file|merge-file|tiktoken|log-|tensorboard|wandb|save|load|ckpt|"
+    r"checkpoint|eval|exit-|profile|distributed-(timeout|backend)|nproc|nnodes|nodes|node[-_]rank|master|rdzv|"
+    r"use-mcore|transformer-impl|rotary-base|rope|use-rope|norm-epsilon|layernorm-epsilon|apply-layernorm-1p|num-workers|"
+    r"rampup|step-batch-size|empty-unused|manual-gc|create-attention|mmap|reset-|eod-|timing|pretrained|finetune|async-save|override-|"
+    r"use-checkpoint-opt|dist-ckpt|auto-detect|attention-softmax|masked-softmax|barrier|check-for-nan|loss-scale|initial-loss|"
+    r"hysteresis|moe-aux-loss|moe-z-loss|moe-router-load-balancing|moe-router-bias-update|moe-router-topk-scaling|"
+    r"moe-router-dtype|moe-router-pre|moe-input-jitter|mtp-loss|local-rank|lazy-mpu|make-vocab|max-position-embeddings$|"
+    r"yarn|mscale|position-embedding$|logging-level|rotary-scaling|moe-router-force|moe-token-drop|rotary-interleaved|"
+    r"export-|mpi$|container-|fp8-(margin|amax|interval|wgrad)|use-flash|calculate-per-token|bias-|trust-remote|"
+    r"per-split|enable-experimental|gpus-per-node|tee|max-restarts|log_dir|redirects|"
+    r"sample$|cpuctxsw|trace$|capture-range|cuda-(graph-trace|memory-usage)|record-memory|memory-snapshot)"
+)
+"""What moves no step, or is a default of what is simulated."""
+
+
+@dataclass
+class Reading:
+    """Arguments, and which of them were asked for. assumed: sentences."""
+
+    arguments: Arguments
+    source: str
+    read: set[str] = field(default_factory=set)
+    assumed: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Raise InputError for a flag that makes what cannot be said."""
+        refused = next((name for name in self.arguments if name in _REFUSED), None)
+        if refused is not None:
+            raise self.error(refused, _REFUSED[refused])
+
+    @property
+    def passed_over(self) -> tuple[str, ...]:
+        """Flags that nobody asked for, but for those that move no step."""
+        return tuple(self._meant(name) for name in self.arguments if name not in self.read and not _QUIET.match(name))
+
+    def error(self, name: str, what: str) -> InputError:
+        """What is wrong with a flag, as a sentence."""
+        return InputError(f"{self.source}: --{name}: {what}")
+
+    def has(self, name: str) -> bool:
+        """Whether a flag is given."""
+        self.read.add(name)
+        return name in self.arguments
+
+    def _meant(self, name: str) -> str:
+        """A flag that nobody asked for, and the one that it may be a misspelling of."""
+        near = get_close_matches(name, self.read - {*self.arguments}, n=1, cutoff=_MISSPELT)
+        return f"--{name} (did you mean --{near[0]}?)" if near else f"--{name}"
+
+    def word(self, name: str, default: str | None = None) -> str | None:
+        """What follows a flag."""
+        if not self.has(name):
+            return default
+        values = self.arguments[name]
+        if not values:
+            raise self.error(name, "its value is not in the script; write it there")
+        return values[0]
+
+    def number(self, name: str, default: int | None = None) -> int | None:
+        """A whole number that follows a flag."""
+        word = self.word(name)
+        if word is None:
+            return default
+        if not re.fullmatch(r"[0-9][0-9_]*", word):
+            raise self.error(name, f"{word!r} is not a whole number")
+        return int(word)
+
+    def degree(self, name: str, default: int = 1) -> int:
+        """A whole number above 0 that follows a flag."""
+        number = self.number(name, default)
+        if not number:
+            raise self.error(name, "0 is less than 1")
+        return number
+
+    def needed(self, name: str) -> int:
+        """A whole number that Megatron-LM needs, too."""
+        number = self.number(name)
+        if number is None:
+            raise InputError(f"{self.source}: --{name} is missing, as Megatron-LM would say, too")
+        return number
+
+    def real(self, name: str, default: float) -> float:
+        """A number that follows a flag."""
+        word = self.word(name)
+        try:
+            return default if word is None else float(word)
+        except ValueError:
+            raise self.error(name, f"{word!r} is not a number") from None
+
+    def choice(self, name: str, choices: Mapping[str, str], default: str) -> str:
+        """What one of several words stands for."""
+        word = self.word(name, default) or default
+        if word not in choices:
+            raise self.error(name, f"{word!r} is not known; {nearest(word, choices)}")
+        return choices[word]

@@ -1,0 +1,198 @@
+"""Which keys does a torchtitan job file have, and what does one say?
+
+Sections, keys and defaults of torchtitan/config/job_config.py in v0.2.2 of February 2026, the last release that reads
+TOML. As there, a key or a section that does not exist is refused.
+"""
+
+import tomllib
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Final, TypeVar
+
+from clustersim.common.errors import InputError, nearest, shown
+
+_QUIET: Final = object()
+"""Stands for the default of a key that moves no step."""
+_FLOAT8: Final = "quantize.linear.float8"
+KEYS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "model": {
+        "name": "llama3", "flavor": "debugmodel", "converters": [],
+        **dict.fromkeys(("hf_assets_path", "tokenizer_path", "print_after_conversion"), _QUIET),
+    },
+    "optimizer": {
+        "name": "AdamW", "implementation": "fused", "early_step_in_backward": False,
+        **dict.fromkeys(("lr", "beta1", "beta2", "eps", "weight_decay"), _QUIET),
+    },
+    "training": {
+        "local_batch_size": 8, "global_batch_size": -1, "seq_len": 2048, "enable_cpu_offload": False,
+        "dtype": "float32", "mixed_precision_param": "bfloat16", "mixed_precision_reduce": "float32",
+        **dict.fromkeys(("dataset", "dataset_path", "max_norm", "steps", "gc_freq", "gc_debug", "dataloader"), _QUIET),
+    },
+    "parallelism": {
+        "data_parallel_replicate_degree": 1, "data_parallel_shard_degree": -1,
+        "fsdp_reshard_after_forward": "default", "tensor_parallel_degree": 1, "disable_loss_parallel": False,
+        "enable_async_tensor_parallel": False, "pipeline_parallel_degree": 1, "module_fqns_per_model_part": None,
+        "pipeline_parallel_first_stage_less_layers": 1, "pipeline_parallel_last_stage_less_layers": 1,
+        "pipeline_parallel_layers_per_stage": None, "pipeline_parallel_schedule": "1F1B",
+        "pipeline_parallel_schedule_csv": "", "pipeline_parallel_microbatch_size": 1,
+        "pipeline_parallel_expert_parallel_overlap": True, "context_parallel_degree": 1,
+        "context_parallel_load_balancer": "headtail", "context_parallel_rotate_method": "allgather",
+        "expert_parallel_degree": 1, "expert_tensor_parallel_degree": 1, "expert_parallel_comm_backend": "standard",
+    },
+    "activation_checkpoint": {
+        "mode": "selective", "selective_ac_option": "2", "early_stop": False,
+        "per_op_sac_force_recompute_mm_shapes_by_fqns": ["moe.router.gate"],
+        **dict.fromkeys(
+            ("memory_budget", "visualize_memory_budget_pareto", "preserve_rng_state", "determinism_check", "debug"),
+            _QUIET,
+        ),
+    },
+    "compile": {"enable": False, "components": ["model", "loss"], "backend": "inductor"},
+    _FLOAT8: {
+        "enable_fsdp_float8_all_gather": False, "recipe_name": None, "filter_fqns": [], "emulate": False,
+        "precompute_float8_dynamic_scale_for_fsdp": _QUIET,
+    },
+    "quantize.linear.mx": {
+        "recipe_name": "mxfp8_cublas", "filter_fqns": ["output"], "mxfp8_dim1_cast_kernel_choice": _QUIET,
+    },
+    "quantize.grouped_mm.float8": {"fqns": []},
+    "quantize.grouped_mm.mx": {"recipe_name": "mxfp8", "fqns": []},
+}  # fmt: skip
+_SILENT: Final = (
+    "job", "profiling", "metrics", "lr_scheduler", "checkpoint", "comm", "memory_estimation", "validation", "debug",
+)  # fmt: skip
+"""Sections that move no step."""
+_NAMED: Final = ("fault_tolerance", "experimental")
+"""Sections that no key says."""
+_GROUPS: Final = ("quantize", "quantize.linear", "quantize.grouped_mm")
+_OLDER: Final = {
+    "training.batch_size": "training.local_batch_size",
+    "training.compile": "compile.enable",
+    "float8": _FLOAT8,
+    "mx": "quantize.linear.mx",
+    "model.norm_type": "model.flavor",
+    "experimental.context_parallel_degree": "parallelism.context_parallel_degree",
+    "experimental.pipeline_parallel_degree": "parallelism.pipeline_parallel_degree",
+}
+"""What earlier releases called a key or a section, and what it is called now."""
+T = TypeVar("T")
+
+
+class Job:
+    """The keys of a job file, with torchtitan's defaults; answers raise InputError for a value of another kind."""
+
+    def __init__(self, text: str, source: str) -> None:
+        """Read TOML; raise InputError where it is none, or has a key or a section that torchtitan does not have."""
+        self.source = source
+        try:
+            content = tomllib.loads(text)
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
+            raise InputError(f"{source}: is not TOML: {error}") from None
+        self._said = dict(self._sections(content, ""))
+        self._asked: set[tuple[str, str]] = set()
+        if not self._said:
+            raise InputError(f"{source}: has no sections of a torchtitan job, such as [model] or [parallelism]")
+
+    @property
+    def passed_over(self) -> tuple[str, ...]:
+        """What is said, differs from the default and was not asked for."""
+        sections = (f"[{name}]" for name in _NAMED if name in self._said)
+        keys = (
+            f"[{section}] {key}"
+            for section, said in self._said.items()
+            for key, value in said.items()
+            if section in KEYS and (section, key) not in self._asked and KEYS[section][key] not in (_QUIET, value)
+        )
+        return (*keys, *sections)
+
+    def word(self, section: str, key: str, choices: Mapping[str, T]) -> T:
+        """What one of several words stands for."""
+        value = self._value(section, key, str, "a word in quotes")
+        if value not in choices:
+            raise self.error(section, key, f"{shown(value)} is not known; {nearest(value, choices)}")
+        return choices[value]
+
+    def text(self, section: str, key: str) -> str:
+        """A text."""
+        value: str = self._value(section, key, str, "a text in quotes")
+        return value
+
+    def flag(self, section: str, key: str) -> bool:
+        """True or false."""
+        value: bool = self._value(section, key, bool, "true or false")
+        return value
+
+    def whole(self, section: str, key: str, low: int = 1) -> int:
+        """A whole number, at least `low`, or -1 where that is torchtitan's default."""
+        value: int = self._value(section, key, int, "a whole number")
+        if value < low and value != KEYS[section][key]:
+            raise self.error(section, key, f"{shown(value)} is less than {low}")
+        return value
+
+    def whole_or_none(self, section: str, key: str) -> int | None:
+        """A whole number from 1 on; None where there is none."""
+        return self.whole(section, key) if self.says(section, key) else None
+
+    def words(self, section: str, key: str) -> list[str]:
+        """A list of words."""
+        value: list[str] = self._value(section, key, list, "a list of words in quotes")
+        if not all(isinstance(item, str) for item in value):
+            raise self.error(section, key, f"{shown(value)} is not a list of words in quotes")
+        return value
+
+    def lists(self, section: str, key: str) -> list[list[str]]:
+        """A list of lists of words."""
+        value: list[list[str]] = self._value(section, key, list, "a list of lists")
+        if not all(isinstance(item, list) and all(isinstance(word, str) for word in item) for item in value):
+            raise self.error(section, key, f"{shown(value)} is not a list of lists of words in quotes")
+        return value
+
+    def says(self, section: str, key: str) -> bool:
+        """Whether the file has a key."""
+        return key in self._said.get(section, {})
+
+    def without_effect(self, section: str, *keys: str) -> None:
+        """Name none of these keys as passed over, since they move nothing here."""
+        self._asked.update((section, key) for key in keys)
+
+    def error(self, section: str, key: str, what: str) -> InputError:
+        """What is wrong with a key's value, as a sentence."""
+        return InputError(f"{self.source}: [{section}] {key}: {what}")
+
+    def _value(self, section: str, key: str, kind: type, called: str) -> Any:
+        self._asked.add((section, key))
+        value = self._said.get(section, {}).get(key, KEYS[section][key])
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise self.error(section, key, f"{shown(value)} is not {called}")
+        return value
+
+    def _sections(self, content: Mapping[str, Any], above: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Sections by their dotted names."""
+        for name, value in content.items():
+            section = f"{above}{name}"
+            if not isinstance(value, dict) and section in (*KEYS, *_GROUPS, *_SILENT, *_NAMED):
+                raise InputError(
+                    f"{self.source}: {section} is a section, not a value; write [{section}] above its keys"
+                )
+            if not isinstance(value, dict):
+                raise InputError(f"{self.source}: {section} stands in no section; {nearest(name, self._dotted())}")
+            if section in _GROUPS:
+                yield from self._sections(value, f"{section}.")
+                continue
+            if section not in (*KEYS, *_SILENT, *_NAMED):
+                raise InputError(f"{self.source}: there is no section [{section}]; {_instead(section, KEYS)}")
+            for key in value if section in KEYS else ():
+                if key not in KEYS[section]:
+                    raise self.error(
+                        section, key, f"torchtitan has no such key; {_instead(key, KEYS[section], section)}"
+                    )
+            yield section, value
+
+    @staticmethod
+    def _dotted() -> list[str]:
+        return [f"{section}.{key}" for section, keys in KEYS.items() for key in keys]
+
+
+def _instead(name: str, choices: Collection[str], section: str = "") -> str:
+    """What a name is called now, or the nearest that there is."""
+    now = _OLDER.get(f"{section}.{name}" if section else name)
+    return nearest(name, choices) if now is None else f"since it was renamed it is {now}"

@@ -1,0 +1,105 @@
+"""What must the host of a node hold for its GPUs?
+
+What the device does not: for each rank the activations that its microbatches in flight keep there, the offloaded part
+of optimizer states with the gradients that were copied to it, and, of shards that live on the host, the parameters.
+Without master weights the CPU updates the weights themselves, so it has a copy of them. With 4 bytes of gradient and 12
+of master weights and moments that is 16 bytes for each parameter that a rank updates (Ren et al. 2021,
+arXiv:2101.06840, section 4, has 2 + 12). All ranks of a node count at their own fullest, though pipeline ranks need not
+be at the same time. Not counted: what the system and the framework need, and what pinned allocations are rounded up by.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from clustersim.common.arrays import IntArray
+from clustersim.common.units import Bytes, format_bytes
+from clustersim.memory.activations import Activations
+from clustersim.model.training import Optimizer
+from clustersim.parallel.parameter_groups import ParameterGroup
+from clustersim.parallel.plan import Plan
+from clustersim.program.action import Action, ActionKind, Order, in_turn
+
+
+class HostCategory(Enum):
+    """What host memory is used for; the value is its name in answers."""
+
+    ACTIVATIONS = "activations"
+    OPTIMIZER = "optimizer state"
+    GRADIENTS = "gradients"
+    PARAMETERS = "parameters"
+
+
+@dataclass(frozen=True, slots=True)
+class HostUse:
+    """The fullest node. held: bytes by category; capacity: bytes that its host has."""
+
+    held: Mapping[HostCategory, Bytes]
+    capacity: Bytes
+
+    @property
+    def memory(self) -> Bytes:
+        """Bytes that its ranks need on the host."""
+        return sum(self.held.values())
+
+    @property
+    def fits(self) -> bool:
+        """Whether the host has as much."""
+        return self.memory <= self.capacity
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What is wrong where it does not fit, with the numbers."""
+        if self.fits:
+            return ()
+        parts = ", ".join(f"{use.value} {format_bytes(size)}" for use, size in self.held.items() if size)
+        return (
+            f"host memory does not fit: what the ranks of a node offload is {format_bytes(self.memory)} ({parts}), and "
+            f"its host has {format_bytes(self.capacity)}; offload less (training.offload), or use more nodes",
+        )
+
+
+def host_use(plan: Plan, order: Order, nodes: IntArray, capacity: Bytes) -> HostUse:
+    """Memory of the node whose ranks need most. nodes: [pipeline ranks, n] the node of every rank, by pipeline rank."""
+    held = [hosted(plan, rank, in_turn(steps)) for rank, steps in enumerate(order)]
+    table = np.array([[item[category] for category in HostCategory] for item in held])
+    of_node = np.zeros((int(nodes.max()) + 1, len(HostCategory)))
+    for rank, row in enumerate(nodes):
+        np.add.at(of_node, row, table[rank])
+    fullest = of_node[int(of_node.sum(axis=1).argmax())]
+    return HostUse(dict(zip(HostCategory, fullest.tolist(), strict=True)), capacity)
+
+
+def hosted(plan: Plan, pipeline_rank: int, actions: Iterable[Action]) -> dict[HostCategory, Bytes]:
+    """Bytes on the host by category for one rank that runs these actions, at its fullest."""
+    offload, stages = plan.training.offload, plan.stages_of(pipeline_rank)
+    updated = [
+        (group, offload.share * sum(plan.parameters(stage, group.name) for stage in stages) / group.shards)
+        for group in plan.parameter_groups
+    ]
+    trained = [(group, count) for group, count in updated if group.trained]
+    return {
+        HostCategory.ACTIVATIONS: _activations(plan, actions),
+        HostCategory.OPTIMIZER: float(sum(count * _state_bytes(plan, group) for group, count in trained)),
+        HostCategory.GRADIENTS: float(sum(count * group.formats.gradients.bytes for group, count in trained)),
+        HostCategory.PARAMETERS: float(
+            sum(count * group.formats.stored.bytes for group, count in updated if offload.shards)
+        ),
+    }
+
+
+def _state_bytes(plan: Plan, group: ParameterGroup) -> Bytes:
+    """Of each parameter that the CPU updates: its moments, and the weights that it updates unless they are counted."""
+    formats, moments = group.formats, 2 if plan.training.optimizer is Optimizer.ADAM else 1
+    own = formats.copy or (None if plan.training.offload.shards else formats.stored)
+    return moments * formats.moments.bytes + (0.0 if own is None else own.bytes)
+
+
+def _activations(plan: Plan, actions: Iterable[Action]) -> Bytes:
+    """The most that microbatches in flight have there: from forward until backward, or its first half, is done."""
+    sizes = [Activations(plan).hosted(stage) for stage in plan.stages]
+    signs = {ActionKind.FORWARD: 1.0, ActionKind.WEIGHT_GRADIENT: 0.0}
+    changes = [signs.get(action.kind, -1.0) * sizes[action.stage] for action in actions]
+    return float(np.cumsum(changes).max(initial=0.0))

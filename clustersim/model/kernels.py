@@ -1,0 +1,262 @@
+"""What does one GPU kernel do?
+
+A kernel is described by what it computes and moves, never by how long that takes: FLOP executed, bytes read and
+written in device memory, and the shape that a cost model needs to see tile and wave effects.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from clustersim.common.dtypes import DType
+from clustersim.common.enums import IdentityEnum
+from clustersim.common.units import Bytes, Flop
+
+
+class KernelKind(IdentityEnum):
+    """Families of kernels that one cost model treats alike."""
+
+    MATMUL = "matmul"
+    # Products of the same sizes with matrices of their own (experts): in one kernel, or one by one on several streams.
+    GROUPED_MATMUL = "grouped_matmul"
+    STREAMED_MATMULS = "streamed_matmuls"
+    ATTENTION_FORWARD = "attention_forward"  # flash attention: one fused kernel
+    ATTENTION_BACKWARD = "attention_backward"
+    NORM = "norm"
+    ACTIVATION = "activation"
+    ROTARY = "rotary"
+    RESIDUAL = "residual"
+    DROPOUT = "dropout"
+    SOFTMAX = "softmax"  # of standard (not flash) attention, with scale and mask
+    EMBEDDING = "embedding"
+    LOSS = "loss"  # softmax cross-entropy
+    OPTIMIZER = "optimizer"
+    COPY = "copy"
+    CAST = "cast"  # into a format with scales
+
+
+PRODUCTS: Final = frozenset(
+    {
+        KernelKind.MATMUL,
+        KernelKind.GROUPED_MATMUL,
+        KernelKind.STREAMED_MATMULS,
+        KernelKind.ATTENTION_FORWARD,
+        KernelKind.ATTENTION_BACKWARD,
+    }
+)
+"""Kernels that matrix units do; all others stream through memory."""
+
+
+GROUPED: Final = frozenset({KernelKind.STREAMED_MATMULS, KernelKind.GROUPED_MATMUL})
+"""Products of experts."""
+
+
+class Operands(IdentityEnum):
+    """How the operands A[m, k] and B[k, n] of a product lie in memory: N row by row, T transposed.
+
+    With weights [outputs, inputs], a linear layer's forward is NT, its input gradient NN, its weight gradient TN.
+    """
+
+    NT = "NT"
+    NN = "NN"
+    TN = "TN"
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulShape:
+    """C[m, n] = A[m, k] B[k, n], `batch` times.
+
+    accumulated: the format of the result that the product is added to in memory (the gradients' own, in the product's
+    epilogue); None: the product is written.
+    """
+
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+    operands: Operands = Operands.NT
+    accumulated: DType | None = None
+
+    @property
+    def rows(self) -> tuple[int, int, int]:
+        """How many elements lie next to each other in A, B and C."""
+        match self.operands:
+            case Operands.NT:
+                return self.k, self.k, self.n
+            case Operands.NN:
+                return self.k, self.n, self.n
+            case Operands.TN:
+                return self.m, self.n, self.n
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """softmax(Q K^T) V of `batch` sequences: queries [query, heads, head_dim], keys [key, kv_heads, head_dim].
+
+    window: how many keys, its own among them, a causal query attends to; None: to all before it; value_dim: of the
+    values [key, kv_heads, value_dim] and the results, where it is not that of queries and keys (latent attention).
+    """
+
+    batch: int
+    query: int
+    key: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    causal: bool
+    window: int | None = None
+    value_dim: int | None = None
+
+    @property
+    def values(self) -> int:
+        """The head dimension of values and results."""
+        return self.head_dim if self.value_dim is None else self.value_dim
+
+    def score_flops(self, *, backward: bool) -> int:
+        """FLOP of flash attention for each score: forward QK' and PV; backward five products, one of them again.
+
+        Of the five (Dao 2023, arXiv:2307.08691, section 4.1) the scores and the gradients of queries and keys are as
+        long as keys, the gradients of the softmax and of the values as values.
+        """
+        return 2 * (3 * self.head_dim + 2 * self.values) if backward else 2 * (self.head_dim + self.values)
+
+
+class Routine(IdentityEnum):
+    """What a kernel that streams its operands through memory computes."""
+
+    LAYERNORM = "layernorm"
+    RMSNORM = "rmsnorm"
+    GELU = "gelu"
+    SWIGLU = "swiglu"  # silu(gate) x up, both halves of one tensor of 2 x width columns
+    ROTARY = "rotary"  # rotate-half; table: positions
+    RESIDUAL = "residual"  # sum of two tensors
+    RESIDUAL_DROPOUT = "residual_dropout"  # residual + dropout(branch)
+    DROPOUT = "dropout"
+    SOFTMAX = "softmax"  # of scores [rows, width], with a causal mask and a scale
+    SOFTCAP = "softcap"  # cap x tanh(x / cap)
+    LOSS_TORCH = "loss_torch"  # log-softmax and negative log-likelihood of logits [rows, width]
+    LOSS_VOCAB_PARALLEL = "loss_vocab_parallel"  # Megatron-LM's, one operation after the other in FP32
+    LOSS_FUSED = "loss_fused"
+    LOSS_CHUNKED = "loss_chunked"
+    TOP_K = "top_k"  # the table largest of each row of logits [rows, width], their softmax, and who is chosen
+    TOP_K_SIGMOID = "top_k_sigmoid"  # the same of sigmoids, chosen by these and a bias for each column
+    TOP_K_GROUPED = "top_k_grouped"  # the same, chosen from the best groups of columns
+    BALANCE = "balance"  # the loss of how evenly columns are chosen, of logits [rows, width]
+    ROW_MAP = "row_map"  # where each of `table` copies comes from, of who is chosen [rows, width]
+    PERMUTE = "permute"  # rows [rows, width] gathered in another order, of table / rows copies each
+    UNPERMUTE = "unpermute"  # rows [rows, width] that are sums of table / rows rows each
+    WEIGHTING = "weighting"  # rows [rows, width], each times a number of its own; backward: both gradients
+    LOOKUP = "lookup"  # rows of a table [table, width]; backward: its dense gradient
+    POSITIONS = "positions"  # a table of positions [table, width] added; backward: the sum over sequences
+    BIAS_GRADIENT = "bias_gradient"  # sum over the rows
+    BIAS_ADD = "bias_add"  # a vector [width] added to every row
+    COPY = "copy"  # in the kernel's format, or written in formats[0]
+    ACCUMULATE = "accumulate"  # a gradient in the kernel's format added to one in formats[0]
+    ADAM = (
+        "adam"  # one update in the kernel's format; formats: of gradients, of moments, of a copy of the weights, if any
+    )
+    SGD = "sgd"  # with momentum; formats as for ADAM
+    SCALED_SUM = "scaled_sum"  # a tensor and a multiple of another
+    SCALE = "scale"  # a multiple of a tensor
+    DEQUANTIZE = "dequantize"  # weights [rows, width] in the kernel's format, of those in formats[0] and their scales
+    QUANTIZE = "quantize"  # a copy in each of the formats, with scales; table: how often what is cast is read
+    ZERO = "zero"  # a tensor set to zero
+    UNSCALE = "unscale"  # a multiple of a tensor, in its place, and whether all of it is finite
+    CAUSAL_MASK = "causal_mask"  # a matrix [rows, width] of ones, its lower triangle, and which of it is zero
+    GRADIENT_NORM = "gradient_norm"
+    GRADIENT_CLIP = "gradient_clip"
+
+
+CHOICES: Final = frozenset({Routine.TOP_K, Routine.TOP_K_SIGMOID, Routine.TOP_K_GROUPED})
+"""How experts are chosen."""
+ROUTING: Final = frozenset({*CHOICES, Routine.ROW_MAP, Routine.PERMUTE, Routine.UNPERMUTE})
+"""How tokens come to their experts and back."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamShape:
+    """A routine over [rows, width] elements.
+
+    backward: its input gradient; fused: one kernel that passes every operand once, not one for each term of its formula
+    as PyTorch runs it; table: rows of what is looked up, copied or added by position, experts that are chosen, or how
+    often what is cast is read; formats: of further operands, as the routine says.
+    """
+
+    routine: Routine
+    rows: int
+    width: int
+    backward: bool = False
+    fused: bool = False
+    table: int = 0
+    formats: tuple[DType, ...] = ()
+
+    @property
+    def elements(self) -> int:
+        """Elements of the tensor that the routine is over."""
+        return self.rows * self.width
+
+
+Shape = MatmulShape | AttentionShape | StreamShape
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One kernel on one rank.
+
+    flops: FLOP executed (a causal attention kernel skips the masked half, and counts what it does);
+    bytes: read and written in device memory if every operand passes once; shape: what it computes, None if unknown;
+    launches: how many device kernels this is in an unfused implementation (1 when fused); calls: tensor operations that
+    a loop of the host issues one by one instead.
+    """
+
+    name: str
+    kind: KernelKind
+    dtype: DType
+    flops: Flop
+    bytes: Bytes
+    shape: Shape | None = None
+    launches: int = 1
+    calls: int = 0
+
+    def loaded(self, rows: float) -> "Kernel":
+        """The same over so many times the rows, but at least one: matrices of weights stay as they are.
+
+        A product's rows are those of its result, but of a weight gradient (TN) those that it sums over.
+        """
+        match self.shape:
+            case MatmulShape() as product:
+                many = product.k if product.operands is Operands.TN else product.m
+                changed = max(1, round(many * rows))
+                more = replace(product, k=changed) if product.operands is Operands.TN else replace(product, m=changed)
+                kept = self.dtype.bytes * product.n * product.k * product.batch
+                if product.operands is Operands.TN:
+                    kept = self.bytes - self.dtype.bytes * product.k * (product.m + product.n) * product.batch
+                size = kept + (self.bytes - kept) * changed / many
+                return replace(self, flops=self.flops * changed / many, bytes=size, shape=more)
+            case StreamShape() as streamed:
+                changed = max(1, round(streamed.rows * rows))
+                reads = streamed.routine is Routine.QUANTIZE
+                table = streamed.table if reads else round(streamed.table * changed / streamed.rows)
+                times, shape = changed / streamed.rows, replace(streamed, rows=changed, table=table)
+                return replace(self, flops=self.flops * times, bytes=self.bytes * times, shape=shape)
+        return replace(self, flops=self.flops * rows, bytes=self.bytes * rows)
+
+    def piece(self, pieces: int) -> "Kernel":
+        """One of several kernels that together do the same: a matmul by its rows, attention by its keys.
+
+        The operand that is not cut (B of a matmul, the queries and the result of attention) passes with every piece.
+        """
+        match self.shape:
+            case MatmulShape(m, n, k) as product:
+                rows = -(-m // pieces)
+                cut = (rows * k + rows * n + k * n) / (m * k + m * n + k * n)
+                shape: Shape = replace(product, m=rows)
+                return replace(self, flops=self.flops / pieces, bytes=self.bytes * cut, shape=shape)
+            case AttentionShape() as whole:
+                queries, keys = whole.query * whole.heads, whole.key * whole.kv_heads
+                cut = (queries + keys / pieces) / (queries + keys)
+                shape = replace(whole, key=-(-whole.key // pieces))
+                return replace(self, flops=self.flops / pieces, bytes=self.bytes * cut, shape=shape)
+            case StreamShape() as streamed:
+                shape = replace(streamed, rows=-(-streamed.rows // pieces))
+                return replace(self, flops=self.flops / pieces, bytes=self.bytes / pieces, shape=shape)
+        return replace(self, flops=self.flops / pieces, bytes=self.bytes / pieces)

@@ -1,0 +1,84 @@
+"""What do the matrix products of a layer compute and move?
+
+A product of [m, k] and [k, n] is 2mnk FLOP and moves each operand once. A linear layer of `inputs` x `outputs` on T
+tokens is three products: forward (T, outputs, inputs), input gradient (T, inputs, outputs), weight gradient (outputs,
+inputs, T), which is added to the accumulated gradient in memory (read and written in the gradients' format): fused in
+the product's epilogue (Megatron-LM's gradient accumulation fusion) or otherwise (`overheads.Accumulation`).
+Its bias is added by the product's epilogue or the next kernel, for nothing; the bias gradient is one more read of the
+output's gradient. The recipe says in which format each product has its operands; results are activations.
+"""
+
+from dataclasses import dataclass, replace
+
+from clustersim.common.dtypes import DType
+from clustersim.common.units import Bytes
+from clustersim.model.kernels import Kernel, KernelKind, MatmulShape, Operands
+from clustersim.model.lora import Projection
+from clustersim.model.memory_bound import BIAS_GRADIENT, accumulate
+from clustersim.model.overheads import Accumulation
+from clustersim.model.precision_recipe import Products, Recipe
+
+
+def product(name: str, dtype: DType, shape: MatmulShape, *, result: Bytes) -> Kernel:
+    """A matrix product whose operands are `dtype`; result: bytes that it moves per element of its result."""
+    m, n, k = shape.m, shape.n, shape.k
+    moved = shape.batch * ((m * k + k * n) * dtype.bytes + m * n * result)
+    return Kernel(name, KernelKind.MATMUL, dtype, 2.0 * shape.batch * m * n * k, float(moved), shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A linear layer on one rank: [tokens, inputs] to [tokens, outputs].
+
+    formats: of the operands; bias_tokens: tokens whose gradient this rank sums for the bias (0: there is no bias);
+    parts: the projections that it is made of, and the outputs of each; rows: tensor parallelism splits its inputs, not
+    its outputs.
+    """
+
+    name: str
+    tokens: int
+    inputs: int
+    outputs: int
+    formats: Products
+    bias_tokens: int = 0
+    parts: tuple[tuple[Projection, int], ...] = ()
+    rows: bool = False
+
+    @property
+    def parameters(self) -> int:
+        """Weight and bias elements."""
+        return self.outputs * (self.inputs + (1 if self.bias_tokens else 0))
+
+    def forward(self, recipe: Recipe) -> tuple[Kernel, ...]:
+        """The output of the layer."""
+        shape = MatmulShape(self.tokens, self.outputs, self.inputs)
+        return (product(self.name, self.formats.forward, shape, result=recipe.activations.bytes),)
+
+    def input_gradient(self, recipe: Recipe) -> tuple[Kernel, ...]:
+        """The gradient of the input."""
+        shape = MatmulShape(self.tokens, self.inputs, self.outputs, operands=Operands.NN)
+        name = f"{self.name}.input_gradient"
+        return (product(name, self.formats.input_gradient, shape, result=recipe.activations.bytes),)
+
+    def weight_gradient(self, recipe: Recipe, how: Accumulation) -> tuple[Kernel, ...]:
+        """The gradients of weight and bias, added to what is accumulated."""
+        if not self.bias_tokens:
+            return self._weight_gradient(recipe, how)
+        bias = BIAS_GRADIENT.over(self.bias_tokens, self.outputs)
+        summed = BIAS_GRADIENT.forward_kernel(f"{self.name}.bias_gradient", recipe.activations, bias)
+        return (*self._weight_gradient(recipe, how), summed)
+
+    def _weight_gradient(self, recipe: Recipe, how: Accumulation) -> tuple[Kernel, ...]:
+        name, operands, gradients = (
+            f"{self.name}.weight_gradient",
+            self.formats.weight_gradient,
+            recipe.weights.gradients,
+        )
+        shape = MatmulShape(self.outputs, self.inputs, self.tokens, operands=Operands.TN)
+        if how is Accumulation.FUSED:
+            added = replace(shape, accumulated=gradients)
+            return (product(name, operands, added, result=2 * gradients.bytes),)
+        made = product(name, operands, shape, result=recipe.activations.bytes)
+        sizes = self.outputs, self.inputs
+        summed = accumulate(f"{self.name}.accumulate", sizes, made=recipe.activations, accumulated=gradients, how=how)
+        return (made, *summed)

@@ -1,0 +1,100 @@
+"""How unevenly do tokens choose their experts?
+
+A load says, for each routed layer and step, which part of all rows (a token once for each of its experts) each expert
+gets. Three ways to say it: as measured, a vector for all layers or one for each; or drawn, with a stated coefficient of
+variation. Drawn parts are gamma variates over their sum, anew for each layer and step and by the seed alone: what an
+untrained or hardly balanced router makes (measured on ranks: a variation of 0.05 to 0.55). All groups of ranks that
+hold the experts see the same parts: preferences are the router's, and a group's tokens are enough to show them.
+
+Nothing is said of a load that is even, which is the rule for mixtures that are balanced by force or by a loss.
+
+References: Marsaglia and Tsang, A simple method for generating gamma variables (2000); PKU-DAIR/Hetu-Galvatron@2704237,
+scripts_ae/token_analysis_backup.csv (measured loads of 32 ranks).
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from clustersim.common.arrays import FloatArray
+
+
+class ExpertLoad(Protocol):
+    """The seam: what a load must answer."""
+
+    @property
+    def layered(self) -> bool:
+        """Whether layers differ."""
+
+    @property
+    def stepped(self) -> bool:
+        """Whether steps differ."""
+
+    @property
+    def words(self) -> str:
+        """For people."""
+
+    def shares(self, experts: int, layer: int, step: int) -> FloatArray:
+        """The part of all rows that each expert gets in a routed layer and step, both from 0: [experts], sum 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredLoad:
+    """rows: of each expert, in any unit: of all layers [1][experts], or of each routed layer [layers][experts]."""
+
+    rows: tuple[tuple[float, ...], ...]
+
+    @property
+    def layered(self) -> bool:
+        """Whether layers differ."""
+        return len(self.rows) > 1
+
+    @property
+    def stepped(self) -> bool:
+        """Steps are alike."""
+        return False
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        return "as measured, layer by layer" if self.layered else "as measured"
+
+    def shares(self, experts: int, layer: int, step: int) -> FloatArray:  # noqa: ARG002 - as many as were measured
+        """Those of a layer: [experts]."""
+        rows = np.array(self.rows[layer if self.layered else 0], dtype=np.float64)
+        parts: FloatArray = rows / rows.sum()
+        return parts
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnLoad:
+    """variation: standard deviation of an expert's rows over their mean, at least 0; seed: the same, the same loads."""
+
+    variation: float
+    seed: int = 0
+
+    @property
+    def layered(self) -> bool:
+        """Every layer is drawn."""
+        return True
+
+    @property
+    def stepped(self) -> bool:
+        """So is every step."""
+        return True
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        return f"drawn, with a variation of {self.variation:g} (seed {self.seed})"
+
+    def shares(self, experts: int, layer: int, step: int) -> FloatArray:
+        """Drawn parts: [experts]."""
+        if self.variation == 0.0:
+            return np.full(experts, 1.0 / experts)
+        generator = np.random.Generator(np.random.Philox(np.random.SeedSequence((self.seed, layer, step))))
+        drawn = generator.standard_gamma(1.0 / self.variation**2, experts)
+        total = float(drawn.sum())
+        parts: FloatArray = drawn / total if total > 0.0 else np.eye(1, experts, int(generator.integers(experts)))[0]
+        return parts

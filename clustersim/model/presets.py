@@ -1,0 +1,195 @@
+"""Which published models can be named, and where do their dimensions come from?
+
+GPT-3 and Megatron models use Megatron's padded vocabulary of 51,200 and train with dropout, as in Narayanan et al. 2021
+(arXiv:2104.04473); their MLP is four times as wide as the model. Table 2.1 of Brown et al. 2020 prints 24 heads for
+1.3B and a width of 5,140 for 13B, which contradict its own head width; the usual 16 and 5,120 stand here.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Final
+
+from clustersim.common.errors import InputError, nearest
+from clustersim.model.layer_stack import Mlp
+from clustersim.model.preset_builder import Preset, released, sizes
+from clustersim.model.preset_moe import MIXTURES
+from clustersim.model.transformer import Model, Norm, Positions, uniform
+
+
+def preset(name: str) -> Model:
+    """The model of that name; raise InputError with the nearest name if there is none.
+
+    >>> preset("llama3-8b").hidden
+    4096
+    """
+    if name not in PRESETS:
+        raise InputError(f"there is no model {name!r}; {nearest(name, PRESETS)}")
+    return PRESETS[name].model
+
+
+@dataclass(frozen=True, slots=True)
+class _Series:
+    """Models of one form, of which one source tells the sizes."""
+
+    source: str
+    form: Callable[..., Model]
+    vocab: int
+    positions: int
+
+    def preset(
+        self, name: str, *, layers: int, hidden: int, heads: int, kv_heads: int | None = None, ffn: int | None = None
+    ) -> Preset:
+        """A model of the series. kv_heads: if fewer than heads; ffn: if not four times as wide as the model."""
+        model = self.form(
+            name=name,
+            layers=layers,
+            hidden=hidden,
+            ffn=ffn or 4 * hidden,
+            heads=heads,
+            kv_heads=kv_heads or heads,
+            head_dim=hidden // heads,
+            vocab=self.vocab,
+            max_positions=self.positions,
+        )
+        return Preset(model, self.source)
+
+
+_GPT: Final = partial(
+    uniform,
+    mlp=Mlp.GELU,
+    norm=Norm.LAYERNORM,
+    positions=Positions.LEARNED,
+    tied_embeddings=True,
+    linear_bias=True,
+    qkv_bias=True,
+    dropout=True,
+)
+_LLAMA: Final = partial(
+    uniform,
+    mlp=Mlp.SWIGLU,
+    norm=Norm.RMSNORM,
+    positions=Positions.ROTARY,
+    tied_embeddings=False,
+    linear_bias=False,
+    qkv_bias=False,
+)
+# Squared ReLU, which stands as GELU; no biases but the norms'.
+_NEMOTRON: Final = partial(_LLAMA, mlp=Mlp.GELU, norm=Norm.LAYERNORM)
+
+_HERE: Final = "small, for laptops; no published model"
+_GPT_HERE: Final = _Series(_HERE, _GPT, vocab=50257, positions=1024)
+_GPT2: Final = _Series("Radford et al. 2019; openai-community/gpt2* config.json", _GPT, vocab=50257, positions=1024)
+_GPT3: Final = _Series("Brown et al. 2020, arXiv:2005.14165, Table 2.1", _GPT, vocab=51200, positions=2048)
+_MEGATRON: Final = _Series("Narayanan et al. 2021, arXiv:2104.04473, Table 1", _GPT, vocab=51200, positions=2048)
+_KORTHIKANTI: Final = _Series("Korthikanti et al. 2022, arXiv:2205.05198, Table 3", _GPT, vocab=51200, positions=2048)
+_LLAMA_HERE: Final = _Series(_HERE, _LLAMA, vocab=32000, positions=2048)
+_LLAMA2: Final = _Series(
+    "Touvron et al. 2023, arXiv:2307.09288; meta-llama/Llama-2-*-hf config.json", _LLAMA, vocab=32000, positions=4096
+)
+_LLAMA3: Final = _Series(
+    "Llama 3 herd, arXiv:2407.21783, Table 3; meta-llama/Meta-Llama-3* config.json",
+    _LLAMA,
+    vocab=128256,
+    positions=131072,
+)
+_MISTRAL: Final = _Series(
+    "Jiang et al. 2023, arXiv:2310.06825; mistralai/Mistral-7B-v0.3 config.json (full attention)",
+    _LLAMA,
+    vocab=32768,
+    positions=32768,
+)
+_QWEN: Final = _Series(
+    "Qwen2.5 technical report, arXiv:2412.15115, Table 1; Qwen/Qwen2.5-* config.json",
+    partial(_LLAMA, qkv_bias=True),
+    vocab=152064,
+    positions=131072,
+)
+_NEMOTRON_15B: Final = _Series("Parmar et al. 2024, arXiv:2402.16819, Table 1", _NEMOTRON, vocab=256000, positions=4096)
+_NEMOTRON_340B: Final = _Series(
+    "Nemotron-4 340B technical report, arXiv:2406.11704, Table 1", _NEMOTRON, vocab=256000, positions=4096
+)
+
+_SHIPPED: Final = (
+    _GPT_HERE.preset("gpt-tiny", layers=6, hidden=384, heads=6),
+    _GPT2.preset("gpt2-small", layers=12, hidden=768, heads=12),
+    _GPT2.preset("gpt2-medium", layers=24, hidden=1024, heads=16),
+    _GPT2.preset("gpt2-large", layers=36, hidden=1280, heads=20),
+    _GPT2.preset("gpt2-xl", layers=48, hidden=1600, heads=25),
+    _GPT3.preset("gpt3-1.3b", layers=24, hidden=2048, heads=16),
+    _GPT3.preset("gpt3-2.7b", layers=32, hidden=2560, heads=32),
+    _GPT3.preset("gpt3-6.7b", layers=32, hidden=4096, heads=32),
+    _GPT3.preset("gpt3-13b", layers=40, hidden=5120, heads=40),
+    _GPT3.preset("gpt3-175b", layers=96, hidden=12288, heads=96),
+    _MEGATRON.preset("megatron-1.7b", layers=24, hidden=2304, heads=24),
+    _MEGATRON.preset("megatron-3.6b", layers=30, hidden=3072, heads=32),
+    _MEGATRON.preset("megatron-7.5b", layers=36, hidden=4096, heads=32),
+    _MEGATRON.preset("megatron-18.4b", layers=40, hidden=6144, heads=48),
+    _KORTHIKANTI.preset("megatron-22b", layers=48, hidden=6144, heads=64),
+    _MEGATRON.preset("megatron-39.1b", layers=48, hidden=8192, heads=64),
+    _MEGATRON.preset("megatron-76.1b", layers=60, hidden=10240, heads=80),
+    _MEGATRON.preset("megatron-145.6b", layers=80, hidden=12288, heads=96),
+    _MEGATRON.preset("megatron-310.1b", layers=96, hidden=16384, heads=128),
+    _MEGATRON.preset("megatron-530b", layers=105, hidden=20480, heads=128),
+    _MEGATRON.preset("megatron-1t", layers=128, hidden=25600, heads=160),
+    _LLAMA_HERE.preset("llama-tiny", layers=8, hidden=512, heads=8, kv_heads=4, ffn=1408),
+    _LLAMA2.preset("llama2-7b", layers=32, hidden=4096, heads=32, ffn=11008),
+    _LLAMA2.preset("llama2-13b", layers=40, hidden=5120, heads=40, ffn=13824),
+    _LLAMA2.preset("llama2-70b", layers=80, hidden=8192, heads=64, kv_heads=8, ffn=28672),
+    _LLAMA3.preset("llama3-8b", layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336),
+    _LLAMA3.preset("llama3-70b", layers=80, hidden=8192, heads=64, kv_heads=8, ffn=28672),
+    _LLAMA3.preset("llama3-405b", layers=126, hidden=16384, heads=128, kv_heads=8, ffn=53248),
+    _MISTRAL.preset("mistral-7b", layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336),
+    _QWEN.preset("qwen2.5-7b", layers=28, hidden=3584, heads=28, kv_heads=4, ffn=18944),
+    _QWEN.preset("qwen2.5-72b", layers=80, hidden=8192, heads=64, kv_heads=8, ffn=29568),
+    _NEMOTRON_15B.preset("nemotron4-15b", layers=32, hidden=6144, heads=48, kv_heads=8),
+    _NEMOTRON_340B.preset("nemotron4-340b", layers=96, hidden=18432, heads=96, kv_heads=8),
+    released(
+        "mistral-7b-v0.1",
+        "mistral",
+        "Jiang et al. 2023, arXiv:2310.06825, Table 1; mistralai/Mistral-7B-v0.1",
+        sizes(32, 4096, 14336, 32, 8, 32000, 32768) | {"sliding_window": 4096},
+    ),
+    released(
+        "gemma2-9b",
+        "gemma2",
+        "Gemma 2, arXiv:2408.00118, Table 1; google/gemma-2-9b",
+        sizes(42, 3584, 14336, 16, 8, 256000, 8192) | {"sliding_window": 4096},
+    ),
+    released(
+        "gemma3-27b",
+        "gemma3_text",
+        "Gemma 3, arXiv:2503.19786, section 2; the text_config of google/gemma-3-27b-pt",
+        sizes(62, 5376, 21504, 32, 16, 262208, 131072) | {"head_dim": 128, "sliding_window": 1024},
+    ),
+    released(
+        "qwen3-8b",
+        "qwen3",
+        "Qwen3, arXiv:2505.09388, Table 1; Qwen/Qwen3-8B",
+        sizes(36, 4096, 12288, 32, 8, 151936, 40960),
+    ),
+    released(
+        "olmo2-7b",
+        "olmo2",
+        "OLMo 2, arXiv:2501.00656; allenai/OLMo-2-1124-7B",
+        sizes(32, 4096, 11008, 32, 32, 100352, 4096),
+    ),
+    released("smollm3-3b", "smollm3", "HuggingFaceTB/SmolLM3-3B", sizes(36, 2048, 11008, 16, 4, 128256, 65536)),
+    released(
+        "falcon-7b",
+        "falcon",
+        "Almazrouei et al. 2023, arXiv:2311.16867; tiiuae/falcon-7b",
+        {"num_hidden_layers": 32, "hidden_size": 4544, "num_attention_heads": 71, "vocab_size": 65024},
+    ),
+    released(
+        "bloom-176b",
+        "bloom",
+        "BigScience 2022, arXiv:2211.05100; bigscience/bloom",
+        {"n_layer": 70, "hidden_size": 14336, "n_head": 112, "vocab_size": 250880},
+    ),
+)
+
+PRESETS: Final[Mapping[str, Preset]] = MappingProxyType(
+    {shipped.model.name: shipped for shipped in (*_SHIPPED, *MIXTURES)}
+)

@@ -1,0 +1,217 @@
+"""How do data-parallel replicas keep their weights equal?
+
+Strategies are types. They differ in what each rank keeps (`stage`, ZeRO's number), in over how many of the ranks that
+hold the same weights it is cut (`within`) and in when gradients are reduced (`sync`); which ranks those are is said by
+the parameter groups. All of them average gradients over the ranks that hold the same weights.
+
+What a strategy leaves open is what the frameworks do. Without a pipeline, ZeRO-2 and -3 reduce the gradients of every
+microbatch (DeepSpeed; FSDP without `no_sync`). With one, gradients are summed whole and reduced by a stage's last
+backward only, and the parameters of FSDP stay gathered from the first forward to the last backward, as
+torch.distributed.pipelining has it (`_PipelineStageBase.backward_maybe_with_nosync` calls
+`set_requires_gradient_sync(False)` and `set_reshard_after_backward(False)` until the last; torchtitan's
+`reshard_after_forward: default` is false then).
+DeepSpeed runs no ZeRO-2 or -3 with its pipeline (`runtime/pipe/engine.py`).
+
+Megatron-LM's buckets (core/distributed/distributed_data_parallel.py, since `--overlap-grad-reduce` of 2023): the first
+model chunk of the first pipeline rank has buckets of `bucket_size` elements; all other chunks have one bucket, because
+their communication hides behind the pipeline's drain.
+
+Reference: PyTorch Distributed (Li et al. 2020, bucketing), ZeRO (Rajbhandari et al. 2020), FSDP (Zhao et al. 2023),
+MiCS (Zhang et al. 2022, arXiv:2205.00119), ZeRO++ (Wang et al. 2023, arXiv:2306.10209).
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from types import MappingProxyType
+from typing import ClassVar, Final
+
+from clustersim.common.units import Bytes
+
+DDP_BUCKET: Bytes = 25 * 2.0**20  # torch.nn.parallel.DistributedDataParallel: bucket_cap_mb=25, in MiB
+MEGATRON_BUCKET = 40_000_000  # parameters: Megatron-LM, DistributedDataParallelConfig.bucket_size
+MEGATRON_BUCKET_PER_RANK = 1_000_000  # ... or this many for each data-parallel rank, if that is more
+
+
+class GradientSync(Enum):
+    """When a strategy reduces gradients."""
+
+    EVERY_BACKWARD = "during the backward of each microbatch"
+    LAST_BACKWARD = "during the backward of a chunk's last microbatch"
+    AFTER_BACKWARD = "after all backwards"
+
+
+class Microbatches(Enum):
+    """After which microbatches gradients are reduced."""
+
+    EVERY = "every_microbatch"
+    LAST = "last_microbatch"
+
+
+@dataclass(frozen=True, slots=True)
+class DdpStrategy:
+    """DDP: every rank keeps everything; bucketed all-reduce of gradients during the last backward.
+
+    bucket: bytes of gradients, None is Megatron-LM's rule, `max(40M, 1M * ranks)` elements for the first chunk of the
+    first pipeline rank and one bucket for every other. Gradients live in the buckets, as in Megatron-LM or with torch's
+    gradient_as_bucket_view.
+    """
+
+    stage: ClassVar[int] = 0
+    within: ClassVar[int | None] = None
+    secondary: ClassVar[int | None] = None
+    bucket: Bytes | None = DDP_BUCKET
+    overlap: bool = True
+
+    def sync(self, *, pipelined: bool) -> GradientSync:  # noqa: ARG002 - the same with and without a pipeline
+        """When gradients are reduced."""
+        return GradientSync.LAST_BACKWARD if self.overlap else GradientSync.AFTER_BACKWARD
+
+    def bucket_bytes(self, ranks: int, width: float, *, first: bool) -> Bytes:
+        """Size of a bucket of gradients of `width` bytes each, which `ranks` ranks reduce.
+
+        first: whether they are of the first chunk of the first pipeline rank.
+        """
+        return _bucket(self.bucket, ranks, width, first=first)
+
+
+@dataclass(frozen=True, slots=True)
+class Zero1:
+    """ZeRO stage 1: optimizer states are sharded; gradients are reduced and updated parameters gathered in buckets.
+
+    bucket: None is Megatron-LM's rule, as for `DdpStrategy`; overlap: communication runs beside compute; shard: over how
+    many of the ranks that hold the same weights, None: all (Megatron-LM's `num_distributed_optimizer_instances` are the
+    groups of so many ranks).
+    """
+
+    stage: ClassVar[int] = 1
+    secondary: ClassVar[int | None] = None
+    bucket: Bytes | None = None
+    overlap: bool = True
+    shard: int | None = None
+
+    @property
+    def within(self) -> int | None:
+        """Ranks near each other that share something out, None: all that hold the same weights."""
+        return self.shard
+
+    def sync(self, *, pipelined: bool) -> GradientSync:  # noqa: ARG002 - the same with and without a pipeline
+        """When gradients are reduced."""
+        return GradientSync.LAST_BACKWARD if self.overlap else GradientSync.AFTER_BACKWARD
+
+    def bucket_bytes(self, ranks: int, width: float, *, first: bool) -> Bytes:
+        """Size of a bucket of gradients of `width` bytes each, which `ranks` ranks reduce; first: as for DDP."""
+        return _bucket(self.bucket, ranks, width, first=first)
+
+
+@dataclass(frozen=True, slots=True)
+class Zero2(Zero1):
+    """ZeRO stage 2: gradients are sharded, too, so they are reduced after every microbatch.
+
+    reduce: after which, None: every one, or the last with a pipeline, where no framework shards them before.
+    """
+
+    stage: ClassVar[int] = 2
+    reduce: Microbatches | None = None
+
+    def sync(self, *, pipelined: bool) -> GradientSync:
+        """When gradients are reduced."""
+        if _reduced(self.reduce, pipelined=pipelined) is Microbatches.EVERY:
+            return GradientSync.EVERY_BACKWARD
+        return GradientSync.LAST_BACKWARD if self.overlap else GradientSync.AFTER_BACKWARD
+
+
+@dataclass(frozen=True, slots=True)
+class FullyShard:
+    """ZeRO stage 3 and FSDP: parameters are sharded, too; unit by unit they are gathered, and gradients reduced.
+
+    prefetch: how many units ahead are gathered; overlap: communication runs beside compute; copies: what is gathered is
+    copied into each parameter's own memory (FSDP2's parameters; FSDP1's flat ones need none).
+    reshard_after_forward: whether backward gathers parameters again, None: it does, but not with a pipeline.
+    shard: over how many of the ranks that hold the same weights, None: all. Then gradients are scattered among so many
+    and summed across their groups (hybrid sharding); all_reduce: after which microbatches across them.
+    secondary: over how many ranks backward's copy of the parameters is cut, None: there is none (hpZ).
+    reduce: after which microbatches gradients are reduced, None: every one, or the last with a pipeline.
+    waits: compute waits for each reduction (FSDP2 on a CPU, which has no streams); a scenario cannot say so.
+    """
+
+    stage: ClassVar[int] = 3
+    overlap: bool = True
+    prefetch: int = 1
+    reshard_after_forward: bool | None = None
+    copies: bool = False
+    shard: int | None = None
+    secondary: int | None = None
+    reduce: Microbatches | None = None
+    all_reduce: Microbatches = Microbatches.EVERY
+    waits: bool = False
+
+    @property
+    def ahead(self) -> int:
+        """Units that are gathered before they are needed."""
+        return self.prefetch if self.overlap else 0
+
+    @property
+    def within(self) -> int | None:
+        """Ranks near each other that share something out, None: all that hold the same weights."""
+        return self.shard or self.secondary
+
+    def sync(self, *, pipelined: bool) -> GradientSync:
+        """When gradients are reduced."""
+        every = _reduced(self.reduce, pipelined=pipelined) is Microbatches.EVERY
+        return GradientSync.EVERY_BACKWARD if every else GradientSync.LAST_BACKWARD
+
+    def reshards(self, *, pipelined: bool) -> bool:
+        """Whether what forward gathered is dropped after it."""
+        return not pipelined if self.reshard_after_forward is None else self.reshard_after_forward
+
+    def keeps(self, *, pipelined: bool) -> bool:
+        """Whether what the first forward gathered stays until the last backward."""
+        return pipelined and not self.reshards(pipelined=pipelined)
+
+
+@dataclass(frozen=True, slots=True)
+class ByParameter(FullyShard):
+    """ZeRO stage 3 as DeepSpeed first had it (March 2021): parameter by parameter (`lowering.deepspeed_zero3`)."""
+
+
+def _reduced(stated: Microbatches | None, *, pipelined: bool) -> Microbatches:
+    """After which microbatches gradients are reduced that need not wait for the last."""
+    return stated or (Microbatches.LAST if pipelined else Microbatches.EVERY)
+
+
+def _bucket(stated: Bytes | None, ranks: int, width: float, *, first: bool) -> Bytes:
+    if stated is not None:
+        return stated
+    return float(max(MEGATRON_BUCKET, MEGATRON_BUCKET_PER_RANK * ranks) * width) if first else math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class NaiveDataParallel:
+    """torch.nn.DataParallel: one process scatters inputs and weights and gathers outputs on its first GPU."""
+
+    stage: ClassVar[int] = 0
+    within: ClassVar[int | None] = None
+    secondary: ClassVar[int | None] = None
+
+    def sync(self, *, pipelined: bool) -> GradientSync:  # noqa: ARG002 - the same with and without a pipeline
+        """When gradients are reduced."""
+        return GradientSync.AFTER_BACKWARD
+
+
+DataParallelism = DdpStrategy | Zero1 | Zero2 | FullyShard | NaiveDataParallel
+BY_STAGE: Final[Mapping[int, type[DdpStrategy | Zero1 | Zero2 | FullyShard]]] = MappingProxyType(
+    {strategy.stage: strategy for strategy in (DdpStrategy, Zero1, Zero2, FullyShard)}
+)
+"""The usual strategy of each of ZeRO's stages."""
+
+
+def cut_over(strategy: DataParallelism, ranks: int | None) -> DataParallelism:
+    """The strategy with what it cuts over some of the ranks that hold the same weights cut over so many; None: all."""
+    match strategy:
+        case FullyShard(secondary=int()):
+            return replace(strategy, secondary=ranks)
+        case Zero1() | FullyShard():
+            return replace(strategy, shard=ranks)
+    return strategy

@@ -1,0 +1,1 @@
+"""clustersim/planning/explorer"""

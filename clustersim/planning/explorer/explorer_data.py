@@ -1,0 +1,330 @@
+"""What would another layout, model or number of GPUs need and take? Tables for a page that answers without a server.
+
+The tables come from the package itself, asked for scenarios with some settings changed (`settings`): checks
+(`legality`), schedules, memory and lowering (`column_sizes`, `stage_counts`, `zero_memory`), stages, groups.
+Steps are simulated beforehand (`scaling_studies`). What the page cannot vary is as in the scenario: attention, loss,
+optimizer, framework, cluster.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from clustersim.common.arrays import IntArray
+from clustersim.common.dtypes import DType
+from clustersim.common.errors import InputError
+from clustersim.hardware.clos_fabric import ClosFabric
+from clustersim.hardware.clos_spec import even_part
+from clustersim.hardware.cluster import Cluster
+from clustersim.hardware.degradation import Disturbances
+from clustersim.hardware.rank_mapping import Placed
+from clustersim.hardware.topology import Fabric
+from clustersim.model.layer_stack import FullAttention, LayerRun, LayerSpec, joined
+from clustersim.model.offload import NOTHING
+from clustersim.model.precision_recipe import Recipe, mixed
+from clustersim.model.presets import PRESETS
+from clustersim.model.recipe_files import load_recipe
+from clustersim.model.transformer import Model, changed, parameters
+from clustersim.parallel.data_parallel_strategy import NaiveDataParallel
+from clustersim.parallel.mesh import PIPELINE, TENSOR
+from clustersim.planning.explorer.column_sizes import columns, sizes
+from clustersim.planning.explorer.expert_traffic import sends
+from clustersim.planning.explorer.legality import rules
+from clustersim.planning.explorer.scaling_studies import studies
+from clustersim.planning.explorer.schedule_tables import schedules
+from clustersim.planning.explorer.settings import FEATURES, PLAYED, SCHEDULES, Space, chunks_of
+from clustersim.planning.explorer.stage_counts import rows
+from clustersim.planning.explorer.stages_and_groups import axes, partners, roles, stages
+from clustersim.planning.explorer.zero_memory import (
+    buffers,
+    experts,
+    fragmentation,
+    groups,
+    receives,
+    sharing,
+    workspaces,
+)
+from clustersim.results.explorer_tables import Exploration, Machine, ModelWords, Tables
+from clustersim.scenario import Scenario
+from clustersim.scenario.changes.expert_parallel import with_load
+from clustersim.scenario.changes.precision import usual_recipe
+from clustersim.scenario.changes.training import without_offload
+from clustersim.scenario.config.scenario import ScenarioFile
+from clustersim.scenario.loaders import placed, read_allocation, read_cluster
+from clustersim.uncertainty.holdout import tried
+
+MODELS: Final = (
+    "gpt2-small", "gpt2-xl", "gpt3-1.3b", "gpt3-6.7b", "megatron-7.5b", "llama3-8b", "gpt3-13b", "megatron-22b",
+    "llama3-70b", "gpt3-175b", "nemotron4-340b", "llama3-405b", "megatron-530b", "megatron-1t",
+)  # fmt: skip
+"""Shipped models that the page offers, from small to large."""
+_NARROW: Final = (DType.FP8, DType.MXFP8, DType.NVFP4)
+MOST_GPUS: Final = 2**15
+OFFERED_GPUS: Final = 1024  # or four times the scenario's, where the cluster can have as many
+_MIXED: Final = (
+    ("mixed precision, BF16", mixed()),
+    ("BF16 with BF16 gradients", mixed(gradients=DType.BF16)),
+    ("FP32", mixed(DType.FP32, master=None)),
+)
+
+
+def explore(scenario: Scenario, done: Callable[[int], None] = lambda _done: None) -> Exploration:
+    """All that the explorer page shows; `done` is told how many of `explore_steps.count` steps are simulated."""
+    return replace(tables(scenario), studies=studies(scenario, done))
+
+
+def tables(scenario: Scenario) -> Exploration:
+    """What needs no simulation; without studies."""
+    formats = dict(_formats(scenario))
+    largest, offered = _largest(scenario)
+    space = Space(with_load(without_offload(scenario), None), tuple(_models(scenario)), tuple(formats), offered)
+    return Exploration(
+        name=scenario.name,
+        models=tuple(map(_words, space.models)),
+        formats=tuple(formats.values()),
+        machine=_machine(scenario, largest, offered[-1]),
+        choices=space.choices,
+        start=space.start,
+        tables=_tables(space),
+        studies=(),
+        notes=(*_notes(scenario), *_uneven(scenario, offered)),
+    )
+
+
+def _tables(space: Space) -> Tables:
+    played, refused = schedules(space)
+    return Tables(
+        derived=(*space.counts, *FEATURES),
+        chunks=space.table(lambda **each: chunks_of(space.schedule(each)), "schedule", "chunks"),
+        flags=space.flags(),
+        rules=rules(space, refused),
+        stages=stages(space),
+        columns=columns(space),
+        features=tuple(name for name, *_ in FEATURES),
+        sizes=sizes(space),
+        rows=rows(space),
+        groups=groups(space),
+        experts=experts(space),
+        sharing=sharing(space),
+        sends=sends(space),
+        buffers=tuple(buffers(space)),
+        receives=receives(space),
+        context=space.scenario.cluster.accelerator.context_bytes,
+        workspace=workspaces(space),
+        fragmentation=fragmentation(space),
+        schedules=played,
+        orders=axes(space),
+        roles=roles(space),
+        partners=partners(space),
+    )
+
+
+def _models(scenario: Scenario) -> Iterator[Model]:
+    own = _alike(scenario)
+    yield own
+    if own.mixtures:  # others would be cut in other ways, and not spread over ranks
+        return
+    yield from (PRESETS[name].model for name in MODELS if PRESETS[name].model != scenario.model)
+
+
+def _alike(scenario: Scenario) -> Model:
+    """The model without what changes neither what layers hold nor what they send: windows and turned heads.
+
+    Raise InputError where the page cannot tell what they do.
+    """
+    model = scenario.model
+    if model.mtp_layers:
+        raise InputError(
+            f"model.mtp_layers: {model.mtp_layers}, and the explorer's page knows no layers that predict further "
+            "tokens; run and check do, or set it to 0"
+        )
+    runs = (LayerRun(_plain(run.spec), run.count) for run in model.stack)
+    found = replace(model, stack=joined(runs))
+    if any(mixture.alone is None for mixture in model.mixtures):
+        _check_mixture(scenario)
+    elif len(found.specs) > 1:
+        raise InputError(
+            f"model: the layers of {model.name} differ in what they hold, and the explorer's page knows one kind of "
+            "layer; check, run and what-if know all, and layers that differ in window or positions can be explored"
+        )
+    return found
+
+
+def _plain(spec: LayerSpec) -> LayerSpec:
+    return changed(spec, window=None, rotary=1.0) if isinstance(spec.attention, FullAttention) else spec
+
+
+def _check_mixture(scenario: Scenario) -> None:
+    """Raise InputError for what the page does not know beside experts."""
+    layout, model = scenario.layout, scenario.model
+    unknown = {
+        f"layout.data: cuts weights over {layout.data.within} of the ranks that hold them": layout.data.within,
+        f"layout.order: {list(layout.order)} does not begin with tp and end with pp": (
+            (layout.order[0], layout.order[-1]) != (TENSOR.name, PIPELINE.name)
+        ),
+        "model.experts: take whole rows, as they have a capacity": any(mixture.capacity for mixture in model.mixtures),
+        "model: has mixtures that differ": len(set(model.mixtures)) > 1,
+    }
+    for words in (words for words, there in unknown.items() if there):
+        raise InputError(
+            f"{words}, which the explorer's page does not know beside the experts of {model.name}; run, check and "
+            "what-if do"
+        )
+
+
+def _words(model: Model) -> ModelWords:
+    return ModelWords(model.name, parameters(model), dict(_dimensions(model)))
+
+
+def _dimensions(model: Model) -> Iterator[tuple[str, int]]:
+    """What the page says of cuts: of the layers' attention, their dense MLP and their experts, as they have them."""
+    yield from {"layers": model.layers, "hidden": model.hidden, "vocab": model.vocab}.items()
+    for attention in model.attentions:
+        keys = attention.kv_heads
+        yield from {"heads": attention.heads, "kv_heads": keys, "head_dim": attention.head_dim}.items()
+    for mlp in model.mlps:
+        yield "ffn", mlp.ffn
+    for routed in model.mixtures:
+        yield from {"experts": routed.experts, "top_k": routed.top_k, "expert_ffn": routed.ffn}.items()
+        yield "shared", routed.shared
+
+
+def _formats(scenario: Scenario) -> Iterator[tuple[Recipe, str]]:
+    """The scenario's number formats and the usual ones that its accelerators can compute in."""
+    own = _asked(scenario)
+    others = [(precision, name) for name, precision in _MIXED] + [*_narrow(scenario)]
+    yield own, dict(others).get(own, "as in the scenario")
+    for precision, name in others:
+        if precision != own and all(_computes(scenario, precision)):
+            yield precision, name
+
+
+def _asked(scenario: Scenario) -> Recipe:
+    """The recipe that the file asks for, without what the page does not know (`_notes`)."""
+    asked = ScenarioFile.model_validate(scenario.to_mapping()).training.precision.recipe()
+    return replace(asked, stored=None, gathered=None, dispatched=None, first=0, last=0)
+
+
+def _narrow(scenario: Scenario) -> Iterator[tuple[Recipe, str]]:
+    """The usual recipe of each format with scales; beside adapters there are none."""
+    names = () if scenario.training.lora is not None else (usual_recipe(scenario, dtype) for dtype in _NARROW)
+    yield from ((load_recipe(name), f"recipe {name}") for name in names)
+
+
+def _computes(scenario: Scenario, precision: Recipe) -> Iterator[bool]:
+    for accelerator in scenario.cluster.kinds()[0]:
+        try:
+            accelerator.peak_of(precision.compute)
+        except InputError:
+            yield False
+
+
+def _machine(scenario: Scenario, largest: Cluster, gpus: int) -> Machine:
+    cluster = scenario.cluster
+    levels, top = _levels(largest.machine, largest.places[:gpus])
+    return Machine(
+        cluster=cluster.name,
+        accelerator=" and ".join(accelerator.name for accelerator in cluster.kinds()[0]),
+        capacity=min(accelerator.memory_bytes for accelerator in cluster.kinds()[0]),
+        per_node=cluster.gpus_per_node,
+        levels=levels,
+        top=top,
+    )
+
+
+def _largest(scenario: Scenario) -> tuple[Cluster, tuple[int, ...]]:
+    """The largest healthy cluster of the scenario's kind that is offered, and the sizes up to it."""
+    section = ScenarioFile.model_validate(scenario.to_mapping()).cluster
+    base = Path() if scenario.path is None else scenario.path.parent
+    allocation = read_allocation(section.placement, base)
+    own, node = scenario.cluster.gpus, scenario.cluster.gpus_per_node
+    if allocation is not None:
+        node = allocation.step(scenario.cluster.units)
+    most = max(own, min(MOST_GPUS, max(OFFERED_GPUS, 4 * own)))
+    doubled = {2**power for power in range(most.bit_length())} | {node * 2**power for power in range(most.bit_length())}
+    offered = sorted({own} | {gpus for gpus in doubled if gpus <= most and (gpus <= node or gpus % node == 0)})
+    grows = allocation is None or allocation.grows
+    for gpus in reversed([gpus for gpus in offered if gpus > own and grows]):
+        try:
+            machine = read_cluster(section, base, gpus, allocation)
+            return placed(machine, allocation, gpus), tuple(item for item in offered if item <= gpus)
+        except InputError:  # the fabric connects fewer
+            continue
+    return scenario.cluster, tuple(element for element in offered if element <= own)
+
+
+def _levels(fabric: Fabric, gpus: IntArray) -> tuple[tuple[tuple[str, IntArray], ...], str]:
+    """The unit of each GPU on every tier, from the narrowest, and the tier beyond (as `Fabric.tier` names them).
+
+    Of fabrics that are any graph only NVLink domains and nodes are known without asking for a route.
+    """
+    domain, node = fabric.domains(gpus), fabric.nodes(gpus)
+    if not isinstance(fabric, ClosFabric):
+        return (("nvlink", domain), ("node", node)), "network"
+    leaves = fabric.leaves(fabric.node.nic(gpus)) if fabric.node.nics_per_node else node
+    pods = fabric.pods(leaves) if fabric.node.nics_per_node else node
+    narrow = [("nvlink", domain)] if fabric.node.nvlink else []
+    return (*narrow, ("host", gpus // fabric.node.reach), ("leaf", leaves), ("spine", pods)), "core"
+
+
+def _uneven(scenario: Scenario, offered: Sequence[int]) -> Iterator[str]:
+    """Where jobs of some sizes use other parts of each NVLink domain than the largest does, as which they are drawn."""
+    fabric = scenario.cluster.fabric
+    if not isinstance(fabric, ClosFabric) or fabric.node.nvlink is None:
+        return
+    node, domain = fabric.node.gpus, fabric.node.nvlink.whole or fabric.node.nvlink.gpus
+    drawn = even_part(offered[-1], node, domain)
+    if any(even_part(gpus, node, domain) != drawn for gpus in offered if gpus > drawn):
+        yield (
+            f"NVLink domains are drawn with the {drawn} GPUs of each that the largest size offered, {offered[-1]:,}, "
+            "uses; other sizes may use more or fewer of each, as simulated steps do"
+        )
+
+
+def of_record(scenario: Scenario) -> Iterator[str]:
+    """What real steps say of the record, if it is of the scenario's accelerator."""
+    record = scenario.cost.record
+    found = tried(record)
+    if record is not None and found is not None and found.accelerator == scenario.cluster.accelerator.name:
+        yield f"simulated steps rest on the record of {record.device.name}, which {found.words}"
+
+
+def _unknown_formats(recipe: Recipe) -> Iterator[str]:
+    """What of a recipe the page does not know."""
+    there = {
+        f"layers at the ends in {recipe.activations.value}": recipe.first or recipe.last,
+        "matrices that are kept or gathered in other formats": recipe.apart,
+        "tokens that travel to experts in other formats": recipe.dispatched,
+    }
+    left_out = [words for words, said in there.items() if said]
+    if left_out:
+        yield f"of training.precision is not drawn: {', '.join(left_out)}; simulated steps are the scenario's"
+
+
+def _notes(scenario: Scenario) -> Iterator[str]:
+    """What of the scenario the page leaves out."""
+    yield from of_record(scenario)
+    yield from _unknown_formats(scenario.training.recipe)
+    if scenario.training.offload != NOTHING:
+        yield "offload is left out of memory: all is drawn as on the device; simulated steps are the scenario's"
+    if scenario.training.expert_load is not None:
+        yield "tokens are drawn as spread evenly over experts; simulated steps have the scenario's loads"
+    if not isinstance(scenario.schedule, PLAYED):
+        yield (
+            f"the scenario's schedule {scenario.schedule.name} is none that the page can play; memory and bubble are "
+            f"drawn for {SCHEDULES[0]} instead, simulated steps are the scenario's"
+        )
+    if isinstance(scenario.layout.data, NaiveDataParallel):
+        yield "the scenario's data_parallel (one process) is drawn as ddp; simulated steps are the scenario's"
+    if scenario.training.lora is not None:
+        yield "all models are drawn with the scenario's adapters beside frozen weights"
+    if scenario.disturbances != Disturbances() or scenario.jitter is not None or scenario.shares_links:
+        yield "disturbances and jitter of the scenario are left out: all GPUs and links are healthy"
+    if isinstance(scenario.cluster.fabric, Placed):
+        yield (
+            "ranks are placed as in the scenario (cluster.placement); of fewer GPUs its first ranks are drawn, and "
+            "more are offered where its placement says which they would be"
+        )
+    if scenario.cluster.mixed:
+        yield "GPUs are of several kinds: memory is compared with the smallest, and simulated steps need all the nodes"

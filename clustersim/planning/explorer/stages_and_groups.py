@@ -1,0 +1,79 @@
+"""Which layers lie on which pipeline rank, and who talks to whom? The plan's and the groups' own answers, as tables."""
+
+from dataclasses import replace
+from itertools import accumulate
+
+import numpy as np
+
+from clustersim.common.arrays import IntArray
+from clustersim.parallel.layer_partition import Stage
+from clustersim.parallel.layout import Layout
+from clustersim.parallel.mesh import EXPERT_PARTS, EXPERTS, MESHES, NAMES, ROLES, Role, Span
+from clustersim.parallel.process_groups import process_groups
+from clustersim.planning.explorer.settings import Space
+from clustersim.program.placement import looped
+from clustersim.results.explorer_tables import Table
+
+Placed = list[list[list[int | bool]]]
+
+
+def stages(space: Space) -> Table:
+    """For each pipeline rank [first layer, layers, embedding, head, content] of each of its stages."""
+    contents = {stack: place for place, stack in enumerate(space.contents)}
+
+    def ask(model: int, pp: int, chunks: int) -> Placed | None:
+        if not space.lays(model, pp, chunks):
+            return None
+        plan = space.plan(model=model, pp=pp, chunks=chunks)
+        first = [0, *accumulate(stage.layers for stage in plan.stages)]
+
+        def row(stage: Stage) -> list[int | bool]:
+            content = contents.get(stage.stack, stage.layers)
+            return [first[stage.number], stage.layers, stage.embedding, stage.head, content]
+
+        return [[*map(row, plan.stages_of(rank))] for rank in range(pp)]
+
+    return space.table(ask, "model", "pp", "chunks")
+
+
+def roles(space: Space) -> dict[str, tuple[str, ...]]:
+    """The axes along which the members of each process group differ, in the order of their ranks."""
+    plain = replace(Layout(**dict.fromkeys(NAMES, 2)), order=space.scenario.layout.order)  # type: ignore[arg-type]
+    layout = replace(plain, ep=2, etp=2) if space.mixture else plain
+    groups, orders = process_groups(layout, looped(layout.pp)), {axis for order in axes(space) for axis in order}
+    drawn = (role for role in ROLES.values() if role.name in (orders - {"pp"}) | {EXPERT_PARTS.name})
+    return {role.name: _along(layout, role, groups[role.name].members[0]) for role in drawn if role.name in groups}
+
+
+def axes(space: Space) -> tuple[tuple[str, ...], ...]:
+    """The axes of each mesh over the ranks, the one with adjacent ranks first."""
+    experts = (tuple(axis.name for axis in MESHES[EXPERTS]),) if space.mixture else ()
+    return (space.scenario.layout.order, *experts)
+
+
+def _along(layout: Layout, role: Role, ranks: IntArray) -> tuple[str, ...]:
+    """The axes of its mesh along which the members of a group differ."""
+    mesh = layout.meshes[role.mesh]
+    there = {axis.name: axis for axis in MESHES[role.mesh]}
+    return tuple(name for name in mesh.degrees if len(np.unique(mesh.coordinate(there[name])[ranks])) > 1)
+
+
+def partners(space: Space) -> Table:
+    """By role, for each pipeline rank those that it sends to or is grouped with."""
+
+    def ask(pp: int, chunks: int) -> dict[str, list[list[int]]]:
+        groups = process_groups(Layout(pp=pp), looped(pp, chunks))
+        pairs = {role.name: groups[role.name] for role in ROLES.values() if role.name in groups}
+        pairs = {name: group for name, group in pairs.items() if ROLES[name].span is not Span.ALL}
+        return {
+            role: [_beside(rank, group.members.tolist(), group.ordered) for rank in range(pp)]
+            for role, group in pairs.items()
+        }
+
+    return space.table(ask, "pp", "chunks")
+
+
+def _beside(rank: int, members: list[list[int]], ordered: bool) -> list[int]:
+    """The other ranks of a rank's groups; of ordered pairs, of those that it begins."""
+    own = (row for row in members if (row[0] == rank if ordered else rank in row))
+    return [other for row in own for other in row if other != rank]

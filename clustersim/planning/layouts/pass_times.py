@@ -1,0 +1,216 @@
+"""What does a pass of a microbatch through a stage take at least?
+
+Its kernels, each as long as it takes alone on the fastest of the job's GPUs, and the collectives of tensor
+parallelism and the travel of tokens to experts, alone on their links, where they stand between its kernels. What else
+is communicated, waited for or slowed comes on top.
+
+Where tokens may travel beside another microbatch's computation they still slow it: kernels that take K alone go on at
+r of their pace while tokens travel, for E seconds. What of E is beside nothing, or beside collectives that kernels wait
+for, X seconds, lasts by itself. So passes take K + X + (1 - r) max(0, E - X) at least. Collectives are not counted
+where members get unlike parts.
+
+What passes take follows from few keys of a layout, so of thousands of layouts it is worked out some hundred times.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from clustersim.build import exchanges_within, machines_of
+from clustersim.common.arrays import FloatArray
+from clustersim.common.lru import Recent, each_one
+from clustersim.common.units import Seconds
+from clustersim.cost.device_models import Machine
+from clustersim.cost.interference import CLASSES
+from clustersim.cost.timing import ExchangeCost
+from clustersim.lowering.units import Unit, Units
+from clustersim.model.kernels import PRODUCTS
+from clustersim.parallel.data_parallel_strategy import DdpStrategy
+from clustersim.parallel.layer_partition import Stage
+from clustersim.parallel.mesh import EXPERT_PARTS, EXPERT_ROLE, EXPERT_TENSOR_ROLE, TENSOR_ROLE
+from clustersim.parallel.plan import Plan
+from clustersim.program.action import ActionKind
+from clustersim.program.task import Collective, Exchange
+from clustersim.scenario.resolved import Setup
+
+_ROLES: Final = (TENSOR_ROLE, EXPERT_ROLE, EXPERT_TENSOR_ROLE, EXPERT_PARTS)
+_NAMES: Final = tuple(role.name for role in _ROLES)
+_USES: Final = 4
+PRODUCTS_OF, STREAMING_OF, _BETWEEN, _BESIDE = range(_USES)
+"""What a pass takes: products, other kernels, collectives between them, and tokens' travel beside another pass."""
+_MOST_UNITS: Final = 512
+_MOST_MESHES: Final = 64
+
+
+def own(times: FloatArray) -> FloatArray:
+    """[stages] seconds in which a rank does nothing else."""
+    sums: FloatArray = times[:, :_BESIDE].sum(axis=1)
+    return sums
+
+
+class _Taken(NamedTuple):
+    """What a pass through a unit takes, whatever the mesh: seconds of kernels by use, and how often it does which."""
+
+    products: Seconds
+    streaming: Seconds
+    exchanges: Mapping[Exchange, int]
+
+
+class _Pieces:
+    """What passes take through the units that plans of one kind have."""
+
+    def __init__(self, plan: Plan, machines: tuple[Machine, ...]) -> None:
+        self._plan, self._machines = plan, machines
+        self._units = Units(plan)
+        self._built: dict[Hashable, Unit] = {}
+        self._taken: dict[tuple[Hashable, ActionKind], _Taken] = {}
+
+    def of(self, piece: "_Piece", kind: ActionKind) -> _Taken:
+        """What a pass takes."""
+        key = piece.key, kind
+        if key not in self._taken:
+            self._taken[key] = self._work_out(self._unit(piece), kind)
+        return self._taken[key]
+
+    def _unit(self, piece: "_Piece") -> Unit:
+        if piece.key not in self._built:
+            self._built[piece.key] = piece.build(self._units)
+        return self._built[piece.key]
+
+    def _work_out(self, unit: Unit, kind: ActionKind) -> _Taken:
+        seconds, exchanges = [0.0, 0.0], Counter[Exchange]()
+        for operation in unit.operations(kind):
+            if (kernel := operation.kernel) is not None:
+                use = PRODUCTS_OF if kernel.kind in PRODUCTS else STREAMING_OF
+                seconds[use] += min(machine.kernels.kernel(kernel).seconds for machine in self._machines)
+            elif isinstance(operation.does, Exchange):
+                exchanges[operation.does] += 1
+        return _Taken(seconds[PRODUCTS_OF], seconds[STREAMING_OF], exchanges)
+
+
+class _Piece(NamedTuple):
+    """A unit of stages. key: what tells it from others of plans of its kind."""
+
+    key: Hashable
+    build: Callable[[Units], Unit]
+
+
+_PIECES: Final = Recent[tuple[_Pieces, Any]](_MOST_UNITS, size=each_one)
+_EXCHANGES: Final = Recent[tuple[ExchangeCost, Any]](_MOST_MESHES, size=each_one)
+"""Results, with the objects that their keys tell by identity, so that nothing else takes their place."""
+
+
+class Passes:
+    """What passes of a microbatch take at least, by stage and use."""
+
+    def __init__(self, plan: Plan, setup: Setup) -> None:
+        layout = setup.layout
+        self._beside = layout.overlap_expert_communication or layout.overlap_shared_experts
+        self._uneven = layout.delay_wgrad or setup.training.expert_load is not None
+        self._plan, self._setup, self._machines = plan, setup, machines_of(setup)
+        self._fastest = max(1.0, float(setup.disturbances.speeds(setup.cluster.places).max()))
+        self._counts: dict[Hashable, tuple[_Piece, FloatArray]] = {}
+        for stage in plan.stages:
+            self._count(stage)
+
+    def _count(self, stage: Stage) -> None:
+        plan = self._plan
+        for run in plan.runs(stage):
+            one = run._replace(layers=replace(run.layers, count=1))
+            self._add(stage, _Piece(one, partial(Units.layer, run=one, load=None)), run.layers.count)
+        first = [plan.embedding] if stage.embedding else []
+        for layer in (*first, *plan.embeddings_of(stage)):
+            self._add(stage, _Piece(("embedding", layer.parameters), partial(Units.embedding, first=layer)))
+        if stage.head:
+            head = plan.head_of(stage)
+            self._add(stage, _Piece(("head", head.parameters), partial(Units.head, last=head)))
+
+    def _add(self, stage: Stage, piece: _Piece, many: int = 1) -> None:
+        _, counts = self._counts.setdefault(piece.key, (piece, np.zeros(len(self._plan.stages))))
+        counts[stage.number] += many
+
+    @cached_property
+    def _pieces(self) -> _Pieces:
+        """Nothing of a unit depends on how many ranks are behind each other or hold the same, or how they keep it."""
+        plan, machines = self._plan, self._machines
+        layout = replace(plan.layout, pp=1, dp=1, mirrored=False, layers_per_stage=None, data=DdpStrategy())
+        kernels = tuple(id(machine.kernels) for machine in machines)
+        key = plan.model, plan.training, layout, kernels
+        found, _ = _PIECES.of(key, lambda: (_Pieces(plan, machines), machines))
+        return found
+
+    @cached_property
+    def _exchanges(self) -> ExchangeCost:
+        setup, layout = self._setup, self._setup.layout
+        cluster, cost, wrong = setup.cluster, setup.cost, setup.disturbances
+        mesh = *layout.all_degrees.items(), layout.expert_tensor, layout.order, layout.mirrored
+        key = id(cluster.fabric), cluster.library, cluster.measured, id(cost), id(wrong), mesh
+        found, _ = _EXCHANGES.of(key, lambda: (exchanges_within(setup, _ROLES), (cluster, cost, wrong)))
+        return found
+
+    @cached_property
+    def forward(self) -> FloatArray:
+        """[stages, uses] seconds."""
+        return self._of(ActionKind.FORWARD)
+
+    @cached_property
+    def _whole(self) -> FloatArray:
+        """[stages, uses] seconds of a backward in one."""
+        return self._of(ActionKind.BACKWARD)
+
+    @cached_property
+    def _inputs(self) -> FloatArray:
+        """[stages, uses] seconds of a backward's half of inputs."""
+        return self._of(ActionKind.INPUT_GRADIENT)
+
+    @cached_property
+    def backward(self) -> FloatArray:
+        """[stages, uses] seconds, whole or in halves, whichever is shorter."""
+        whole, halves = self._whole, self._inputs + self._of(ActionKind.WEIGHT_GRADIENT)
+        times = np.where((own(whole) <= own(halves))[:, None], whole, halves)
+        times[:, _BESIDE] = np.minimum(whole[:, _BESIDE], halves[:, _BESIDE])
+        return times
+
+    @cached_property
+    def going_back(self) -> FloatArray:
+        """[stages] seconds until the stage before can go on."""
+        times: FloatArray = np.minimum(own(self._whole), own(self._inputs))
+        return times
+
+    def slowed(self, taken: FloatArray) -> Seconds:
+        """By how much a rank's kernels are longer, at least, of passes that take so long: [uses]."""
+        return self._slowing * max(0.0, float(taken[_BESIDE] - taken[_BETWEEN]))
+
+    @cached_property
+    def _slowing(self) -> float:
+        """The part of tokens' travel that kernels beside them do not make up for, at least."""
+        every = (
+            machine.interference.kernels[kind, of]
+            for machine in self._machines
+            for kind in Collective
+            for of in CLASSES
+        )
+        part = min(every)
+        return part / (1.0 + part)
+
+    def _of(self, kind: ActionKind) -> FloatArray:
+        times = np.zeros((len(self._plan.stages), _USES))
+        for piece, counts in self._counts.values():
+            taken = self._pieces.of(piece, kind)
+            row = np.array([taken.products / self._fastest, taken.streaming / self._fastest, 0.0, 0.0])
+            for exchange, many in taken.exchanges.items():
+                use = self._use(exchange)
+                if use is not None:
+                    row[use] += many * float(self._exchanges.exchange(exchange).seconds.min())
+            times += counts[:, None] * row
+        return times
+
+    def _use(self, exchange: Exchange) -> int | None:
+        """What a collective counts as; None: as nothing."""
+        if self._uneven or exchange.group not in _NAMES:
+            return None
+        return _BETWEEN if exchange.group == TENSOR_ROLE.name or not self._beside else _BESIDE

@@ -1,0 +1,57 @@
+"""What does a user of Python get who simulates? An answer that shows itself: as a page, as figures, in notebooks.
+
+What simulates knows nothing of this: it gives an `Answer`, and so do all who simulate for themselves (planning,
+validation). Only here is it given the means to draw.
+"""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clustersim.results.simulation_result import Answer
+from clustersim.results.what_if import WhatIfs
+from clustersim.scenario import Scenario
+from clustersim.simulation import simulate as _answer
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as plotly
+
+
+class Result(Answer):
+    """An answer that can be looked at. Pages take a while to import, so each method imports what it draws with."""
+
+    def to_html(self, what_ifs: WhatIfs | None = None) -> str:
+        """A self-contained page that works offline; what_ifs: changes to show, as `planning.what_if` simulates them."""
+        from clustersim.report.run_page import run_page
+
+        return run_page(self, what_ifs)
+
+    def save_html(self, path: str | Path, what_ifs: WhatIfs | None = None) -> Path:
+        """Write the page of `to_html`; return its path."""
+        from clustersim.common.files import write_text_atomically
+
+        target = Path(path)
+        write_text_atomically(target, self.to_html(what_ifs))
+        return target
+
+    def figures(self) -> "dict[str, plotly.Figure]":
+        """The page's figures as plotly's own, by name: `waterfall`, `stages`, `peaks`, `topology`, `critical-path` ...
+
+        Those that the page's scripts draw as the reader zooms (timeline, memory over time, all ranks) are not among
+        them.
+        """
+        from clustersim.report.run_page import cards
+
+        shown = (figure for card in cards(self) for figure in card.figures if not figure.behaviour)
+        return {figure.name: figure.plotly() for figure in shown}
+
+    def _repr_html_(self) -> str:
+        from clustersim.report.run_page import fragment
+
+        return fragment(self)
+
+
+def simulate(scenario: Scenario) -> Result:
+    """Simulate training steps."""
+    answer = _answer(scenario)
+    return Result(**{field.name: getattr(answer, field.name) for field in fields(answer)})

@@ -1,0 +1,95 @@
+"""How does another job fare on the machine, beside the one that is asked about?
+
+Its steps follow each other; those count that end while the job that is asked about runs. Where none does, its first one
+stands for them, which then had the links for itself at its end.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+
+from clustersim.common.arrays import FloatArray
+from clustersim.common.pickling import FieldState
+from clustersim.common.units import Seconds
+from clustersim.program.program import Program
+from clustersim.program.task import Compute
+from clustersim.results.link_loads import Sender
+from clustersim.results.link_volumes import Volumes
+from clustersim.results.step_times import step_times
+from clustersim.results.trace_table import Rows
+from clustersim.trace.trace import OperationSpans, Trace
+
+ROUNDING: Final = 1e-9
+"""Part of a time by which two may differ that are equal but for rounding."""
+
+
+@dataclass(frozen=True, eq=False)
+class Neighbour(FieldState):
+    """Another job. start: when it began; until: when the job that is asked about was done, on the same clock.
+
+    rows, operations, volumes: as of that job; alone: [steps] seconds of its steps with nobody beside it.
+    """
+
+    name: str
+    start: Seconds
+    until: Seconds
+    rows: Rows
+    operations: Callable[[int], OperationSpans]
+    volumes: Volumes
+    alone: FloatArray
+
+    @property
+    def ranks(self) -> int:
+        """How many GPUs it has."""
+        return self.rows.program.ranks
+
+    @cached_property
+    def _steps(self) -> FloatArray:
+        return step_times(self.rows, self.start)
+
+    @property
+    def ended(self) -> int:
+        """How many of its steps ended in time."""
+        return int(np.count_nonzero(self.start + np.cumsum(self._steps) <= self.until * (1.0 + ROUNDING)))
+
+    @property
+    def step_times(self) -> FloatArray:
+        """Seconds of those steps; of the first one, where none did."""
+        return self._steps[: max(self.ended, 1)]
+
+    @property
+    def longer(self) -> float:
+        """By which part its steps take longer than alone."""
+        return float(self.step_times.sum() / self.alone.sum()) - 1.0
+
+    @property
+    def sender(self) -> Sender:
+        """What it sends."""
+        return Sender(self.rows, self.volumes, self.operations)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "name": self.name,
+            "ranks": self.ranks,
+            "start_s": self.start,
+            "steps_ended": self.ended,
+            "step_times_s": self.step_times.tolist(),
+            "step_times_alone_s": self.alone.tolist(),
+        }
+
+
+def lasts(trace: Trace, program: Program) -> Seconds:
+    """Until when no rank of a job has wanted for a further step: until the first is done with all that it computes."""
+    computes = [
+        np.array([isinstance(task, Compute) for task in rank_program.tasks]) for rank_program in program.programs
+    ]
+    ends: list[float] = []
+    for rank in trace.simulated_ranks.tolist():
+        rows = trace.rows(rank)
+        own = rows[computes[int(program.kind[rank])][trace.task[rows]]]
+        ends.append(float(trace.end[own].max()))
+    return min(ends)

@@ -1,0 +1,266 @@
+"""What is left of a job's time over weeks?
+
+Definitions. Ideal: the healthy step time times the steps of the run. Goodput: ideal over wall time, the part of its
+time in which a job does work that counts at the speed that it should have. ETTR (effective training time ratio): the
+time in which steps that count ran, slower ones too, over wall time. Neither counts spares: `paid` is goodput times the
+job's nodes over all nodes that are kept for it. Losses are seconds of the job, which sum with the ideal to the mean
+wall time; but for those of spares, which are beside it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from clustersim.common.units import KWH, Bytes, Joules, Seconds
+
+DAY: Final = 86400.0
+PERCENTILES: Final = (10, 50, 90)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What became of one run, in seconds.
+
+    number: which one; work: what counts of it, in seconds of the healthy job; losses: they and the work sum to `wall`;
+    states: wall time by state of the cluster; failures: by what broke; interruptions: unplanned ends; up: wall time in
+    which the job was up; nodes: node-seconds in the job, idle and in repair.
+    """
+
+    number: int
+    wall: Seconds
+    work: Seconds
+    finished: bool
+    losses: Mapping[str, Seconds]
+    states: Mapping[str, Seconds]
+    failures: Mapping[str, int]
+    interruptions: int
+    up: Seconds
+    nodes: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of one run's time. what: a loss, or the state of the cluster in which the job ran; cause: what broke."""
+
+    begin: Seconds
+    end: Seconds
+    what: str
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One point of a curve: a value of what is chosen, and what the runs are with it."""
+
+    value: float
+    goodput: float
+    days: float
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The runs with one thing changed, beside as many of the same runs as they are."""
+
+    words: str
+    days: float
+    before: float
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpointing:
+    """Seconds of checkpoints. size: bytes; block, drain, load: of each; interval: as run; young, daly: by formula."""
+
+    size: Bytes
+    block: Seconds
+    drain: Seconds
+    load: Seconds
+    interval: Seconds
+    young: Seconds
+    daly: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """A job over the tokens of its run, in many runs that differ by what breaks when.
+
+    step_times: by state, of those that were simulated; mean_time: between unplanned ends, as rates say; price: of an
+    hour of one GPU, None: not known; watts: of the job up and down, with all that is around it, None: not known;
+    missing: what is not known of both, in sentences.
+    intervals, spares: curves; timeline: of the first run; spread: of rates; complete: whether all runs were made.
+    """
+
+    tokens: float
+    ideal: Seconds
+    step_time: Seconds
+    step_band: tuple[Seconds, Seconds]
+    gpus: int
+    nodes: int
+    spare_nodes: int
+    runs: Sequence[Run]
+    seed: int
+    preset: str
+    description: str
+    spread: float
+    mean_time: Seconds
+    checkpoint: Checkpointing
+    step_times: Mapping[str, Seconds]
+    timeline: Sequence[Piece] = ()
+    intervals: Sequence[Point] = ()
+    spares: Sequence[Point] = ()
+    changes: Sequence[Change] = ()
+    price: float | None = None
+    currency: str = ""
+    missing: Sequence[str] = ()
+    watts: tuple[float, float] | None = None
+    warnings: Sequence[str] = ()
+    wall: Seconds = 0.0
+    complete: bool = True
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def finished(self) -> int:
+        """How many runs reached their tokens."""
+        return sum(run.finished for run in self.runs)
+
+    def mean(self, of: Sequence[float]) -> float:
+        """The mean over runs."""
+        return float(np.mean(of))
+
+    @property
+    def days(self) -> dict[str, float]:
+        """Days to the tokens: percentiles and mean over runs."""
+        return _spread([run.wall / DAY for run in self.runs])
+
+    @property
+    def goodput(self) -> float:
+        """Ideal over wall time: work over wall time of all runs."""
+        return sum(run.work for run in self.runs) / sum(run.wall for run in self.runs)
+
+    @property
+    def ettr(self) -> float:
+        """Time in which steps that count ran, at whatever speed, over wall time."""
+        ran = sum(run.work + run.losses["degraded"] for run in self.runs)
+        return ran / sum(run.wall for run in self.runs)
+
+    @property
+    def paid(self) -> float:
+        """Goodput of all nodes that are kept for the job."""
+        return self.goodput * self.nodes / (self.nodes + self.spare_nodes)
+
+    @property
+    def loss(self) -> dict[str, Seconds]:
+        """Seconds of a run by cause, the mean over runs; with those of spares, as seconds of the whole job."""
+        names = dict.fromkeys(name for run in self.runs for name in run.losses)
+        found = {name: self.mean([run.losses[name] for run in self.runs]) for name in names}
+        return {**found, "spares": self.mean([run.wall for run in self.runs]) * self.spare_nodes / self.nodes}
+
+    @property
+    def failures(self) -> dict[str, float]:
+        """What broke in a run, by kind, most first; the mean over runs."""
+        names = sorted({name for run in self.runs for name in run.failures})
+        found = {name: self.mean([run.failures.get(name, 0) for run in self.runs]) for name in names}
+        return dict(sorted(found.items(), key=lambda each: (-each[1], each[0])))
+
+    @property
+    def interruptions(self) -> float:
+        """Unplanned ends of a run, the mean over runs."""
+        return self.mean([run.interruptions for run in self.runs])
+
+    @property
+    def mttf(self) -> Seconds | None:
+        """Time that the job was up for each of its unplanned ends; None where there were none."""
+        ends = sum(run.interruptions for run in self.runs)
+        return sum(run.up for run in self.runs) / ends if ends else None
+
+    @property
+    def states(self) -> dict[str, tuple[Seconds | None, float]]:
+        """By state of the cluster its step time and its share of the wall time; what is left is down time."""
+        wall = sum(run.wall for run in self.runs)
+        names = dict.fromkeys(name for run in self.runs for name in run.states)
+        shares = {name: sum(run.states.get(name, 0.0) for run in self.runs) / wall for name in names}
+        ordered = sorted(shares.items(), key=lambda each: (-each[1], each[0]))
+        return {name: (self.step_times.get(name), share) for name, share in ordered}
+
+    @property
+    def cost(self) -> dict[str, float] | None:
+        """Of all GPUs that are kept for the job, in its currency; None where no price is known."""
+        if self.price is None:
+            return None
+        gpus = self.gpus * (self.nodes + self.spare_nodes) / self.nodes
+        return _spread([run.wall / 3600.0 * gpus * self.price for run in self.runs])
+
+    @property
+    def energy(self) -> Joules | None:
+        """Of the job, up and down, and of spares as of a job that is down; None where power is not known."""
+        if self.watts is None:
+            return None
+        running, still = self.watts
+        spare = still * self.spare_nodes / self.nodes
+        up = self.mean([run.up for run in self.runs])
+        wall = self.mean([run.wall for run in self.runs])
+        return up * running + (wall - up) * still + wall * spare
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as plain data."""
+        energy = self.energy
+        return {
+            "goodput": self.goodput,
+            "ettr": self.ettr,
+            "goodput_with_spares": self.paid,
+            "days": self.days,
+            "ideal_days": self.ideal / DAY,
+            "tokens": self.tokens,
+            "runs": len(self.runs),
+            "finished": self.finished,
+            "seed": self.seed,
+            "step_time_s": self.step_time,
+            "step_time_band_s": list(self.step_band),
+            "failures": {"mean": sum(self.failures.values()), "by_component": self.failures},
+            "interruptions": self.interruptions,
+            "mttf_s": self.mttf,
+            "loss_s": self.loss,
+            "states": {name: {"step_time_s": step, "share": share} for name, (step, share) in self.states.items()},
+            "checkpoint_interval_s": self.checkpoint.interval,
+            "young_s": _finite(self.checkpoint.young),
+            "daly_s": _finite(self.checkpoint.daly),
+            "checkpoint": {
+                "bytes": self.checkpoint.size,
+                "block_s": self.checkpoint.block,
+                "drain_s": self.checkpoint.drain,
+                "load_s": self.checkpoint.load,
+            },
+            "cost": self.cost,
+            "currency": self.currency or None,
+            "energy_mwh": None if energy is None else energy / KWH / 1e3,
+            "nodes": self.nodes,
+            "spare_nodes": self.spare_nodes,
+            "preset": self.preset,
+            "spread": self.spread,
+            "intervals": [_point(interval) for interval in self.intervals],
+            "spares": [_point(spare) for spare in self.spares],
+            "what_if": [
+                {"words": change.words, "days": change.days, "days_before": change.before} for change in self.changes
+            ],
+            "missing": list(self.missing),
+            "warnings": list(self.warnings),
+            "complete": self.complete,
+            "wall_s": self.wall,
+        }
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    found = np.percentile(values, PERCENTILES)
+    return {
+        **{f"p{name}": float(value) for name, value in zip(PERCENTILES, found, strict=True)},
+        "mean": float(np.mean(values)),
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if np.isfinite(value) else None
+
+
+def _point(each: Point) -> dict[str, float]:
+    return {"value": each.value, "goodput": each.goodput, "days": each.days}

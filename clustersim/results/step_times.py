@@ -1,0 +1,19 @@
+"""How long does each of several successive steps take?
+
+A step ends when the last rank has run the last of its tasks; it takes as long as from the end of the one before. Ranks
+do not wait for each other between steps, so one step may begin on some ranks before another has ended on all.
+"""
+
+import numpy as np
+
+from clustersim.common.arrays import FloatArray
+from clustersim.common.units import Seconds
+from clustersim.results.trace_table import Rows
+
+
+def step_times(rows: Rows, start: Seconds = 0.0) -> FloatArray:
+    """Seconds of each step: [steps], summing to the makespan. start: when the first one begins."""
+    ends = np.full(rows.steps, start)
+    np.maximum.at(ends, rows.tasks.step[rows.entry], rows.trace.end)
+    times: FloatArray = np.diff(np.maximum.accumulate(ends), prepend=start)
+    return times

@@ -1,0 +1,105 @@
+"""What is a second of a rank's time called?
+
+Kernels are called by why they run (`Work`), what the GPU waits for the host to launch them is a part of its own,
+communication by the mesh axis that it serves; waiting for copies to and from the host, and for what it computes, is
+*exposed host*. Reductions over all ranks
+of a replica, over the world and of tied embeddings complete the gradients, so they count as data parallel.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+from typing import Any, Final, Self
+
+import numpy as np
+
+from clustersim.common.arrays import FloatArray, IntArray
+from clustersim.cost.segment import BlockTiming
+from clustersim.parallel.mesh import PIPELINE, ROLES, SERVED, Axis
+from clustersim.program.task import Block, Work
+
+
+class Part(Enum):
+    """Names of a breakdown's parts, in the order in which they are shown."""
+
+    _ignore_ = "axis"
+    COMPUTE = "compute"
+    RECOMPUTE = "recompute"
+    OPTIMIZER = "optimizer"
+    LAUNCH = "kernel launch"
+    SLOWED = "slowed by communication"
+    for axis in SERVED:
+        vars()[f"EXPOSED_{axis.name.upper()}"] = f"exposed {axis.name}"
+    BUBBLE_WARMUP = "bubble warm-up"
+    BUBBLE_STEADY = "bubble steady"
+    BUBBLE_COOLDOWN = "bubble cool-down"
+    WAIT = "wait"
+
+    @property
+    def place(self) -> int:
+        """Its column in arrays [.., parts]."""
+        return PLACES[self]
+
+
+PARTS: Final = tuple(Part)
+PLACES: Final[Mapping[Part, int]] = MappingProxyType({part: place for place, part in enumerate(PARTS)})
+KERNELS: Final = (Part.COMPUTE, Part.RECOMPUTE, Part.OPTIMIZER)
+EXPOSED: Final[Mapping[Axis, Part]] = MappingProxyType({axis: Part(f"exposed {axis.name}") for axis in SERVED})
+"""By axis, in the usual order of axes; the host last."""
+BUBBLES: Final = (Part.BUBBLE_WARMUP, Part.BUBBLE_STEADY, Part.BUBBLE_COOLDOWN)
+
+PART_OF_WORK: Final[Mapping[Work, Part]] = MappingProxyType(
+    {
+        Work.FORWARD: Part.COMPUTE,
+        Work.BACKWARD: Part.COMPUTE,
+        Work.RECOMPUTE: Part.RECOMPUTE,
+        Work.OPTIMIZER: Part.OPTIMIZER,
+    }
+)
+
+PART_OF_ROLE: Final[Mapping[str, Part]] = MappingProxyType({role.name: EXPOSED[role.serves] for role in ROLES.values()})
+
+PIPELINE_ROLES: Final = frozenset(role.name for role in ROLES.values() if role.serves is PIPELINE)
+STAGE_CROSSING_ROLES: Final = frozenset(role.name for role in ROLES.values() if role.crosses_stages)
+"""Groups with members on several pipeline stages: who waits for them waits for the pipeline."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockParts:
+    """Parts of the operations of a block, whatever they take.
+
+    kernel: [operations] that of each one's kernels; moving: [exchanges] operations with one; exchange: that of each.
+    """
+
+    kernel: IntArray
+    moving: IntArray
+    exchange: IntArray
+
+    @classmethod
+    def of(cls, block: Block) -> Self:
+        """Those of a block."""
+        kernel = [PART_OF_WORK[operation.work].place for operation in block.operations]
+        roles = {place: item.exchange.group for place, item in enumerate(block.operations) if item.exchange}
+        exchange = [PART_OF_ROLE[role].place for role in roles.values()]
+        return cls(*(np.array(element, dtype=np.int64) for element in (kernel, [*roles], exchange)))
+
+    def kernels(self, timing: BlockTiming) -> FloatArray:
+        """Seconds of each part in which kernels run, as they take alone: [parts]."""
+        seconds: FloatArray = np.zeros(len(PARTS))
+        seconds += np.bincount(self.kernel, timing.kernels - timing.launching, minlength=len(PARTS))
+        seconds[Part.LAUNCH.place] += float(timing.launching.sum())
+        return seconds
+
+    def exchanges(self, timing: BlockTiming) -> FloatArray:
+        """Seconds of exposed communication, and those by which it slows kernels of its own operation: [parts]."""
+        seconds: FloatArray = np.zeros(len(PARTS))
+        seconds += np.bincount(self.exchange, timing.exposed[self.moving], minlength=len(PARTS))
+        seconds[Part.SLOWED.place] = timing.slowed.sum()
+        return seconds
+
+
+def named_parts(names: Iterable[str], parts: FloatArray) -> list[dict[str, Any]]:
+    """Seconds of parts in both, as plain data. parts: [2, names]."""
+    rows = zip(names, *parts.tolist(), strict=True)
+    return [{"part": name, "first": first, "second": second, "delta": second - first} for name, first, second in rows]

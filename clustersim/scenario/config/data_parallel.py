@@ -1,0 +1,154 @@
+"""What may a scenario file say of data parallelism?"""
+
+from dataclasses import fields
+from typing import Annotated, Any, ClassVar, Final, Self
+
+from pydantic import Field, model_validator
+
+from clustersim.model.layer_stack import MOST_LAYERS
+from clustersim.parallel.data_parallel_strategy import (
+    BY_STAGE,
+    DDP_BUCKET,
+    ByParameter,
+    DataParallelism,
+    DdpStrategy,
+    FullyShard,
+    Microbatches,
+    NaiveDataParallel,
+)
+from clustersim.scenario.config_reader import Choice, Degree, Section, member, mistake, size_or
+
+_GATHERS: Final = ("prefetch", "reshard_after_forward", "copies", "secondary", "all_reduce")
+_OF_STAGES: Final = {"bucket": (1, 2), "reduce": (2, 3), **dict.fromkeys(_GATHERS, (3,))}
+"""What only some stages of ZeRO have, and which."""
+Bucket = Annotated[float | None, size_or("megatron")]
+
+
+class Ddp(Section):
+    """Bucketed all-reduce of gradients."""
+
+    bucket: Bucket = DDP_BUCKET
+    """bytes of gradients that are reduced at once; megatron: max(40 M, 1 M a rank) elements"""
+    overlap: bool = True
+    """reductions run beside backward"""
+
+    def strategy(self) -> DataParallelism:
+        """The strategy as the inside knows it."""
+        return DdpStrategy(bucket=self.bucket, overlap=self.overlap)
+
+
+class Fsdp(Section):
+    """ZeRO stage 3 as PyTorch's FSDP2 (`fully_shard`) does it, or FSDP1, without `copies`."""
+
+    overlap: bool = True
+    """communication runs beside compute"""
+    prefetch: Annotated[int, Field(ge=0, le=MOST_LAYERS)] = 1
+    """units that are gathered ahead"""
+    reshard_after_forward: bool | None = None
+    """backward gathers parameters again; left out: true without a pipeline"""
+    copies: bool = True
+    """what is gathered is copied into each parameter (FSDP2; not FSDP1)"""
+    secondary: Degree | None = None
+    """ranks of a second copy of the parameters, from which backward gathers (hpZ of ZeRO++); left out: none"""
+    reduce: Annotated[Microbatches | None, member(Microbatches)] = None
+    """when gradients are reduced; left out: every_microbatch, with a pipeline last_microbatch"""
+
+    @model_validator(mode="after")
+    def _one_size(self) -> Self:
+        if self.secondary is not None and getattr(self, "shard", None) is not None:
+            raise mistake("has both shard and secondary, which cut the ranks in two ways; keep one")
+        return self
+
+    def strategy(self) -> DataParallelism:
+        """The strategy as the inside knows it."""
+        return FullyShard(**self.model_dump())
+
+
+class Hsdp(Fsdp):
+    """FSDP2 on a mesh of replicas of shards: sharded over `shard` ranks, replicated over the rest."""
+
+    example: ClassVar[str] = "{shard: 64}"
+    shard: Degree = Field(examples=[8])
+    """ranks that weights are cut over; they are equal on the rest"""
+    all_reduce: Annotated[Microbatches, member(Microbatches)] = Microbatches.EVERY
+    """when gradients are summed across replicas"""
+
+
+class ZeroStage(Fsdp):
+    """ZeRO with its stage, and what that stage has."""
+
+    example: ClassVar[str] = "{stage: 1}, 2 or 3"
+    stage: Annotated[int, Field(ge=1, le=3)] = Field(examples=[1])
+    """1: optimizer states, 2: gradients too, 3: parameters too"""
+    bucket: Bucket = None
+    """of stages 1 and 2: bytes of gradients that are reduced at once; left out: megatron, max(40 M, 1 M a rank)
+    elements"""
+    copies: bool = False
+    """what is gathered is copied into each parameter"""
+    shard: Degree | None = None
+    """ranks that states are cut over (Megatron-LM's optimizer instances, DeepSpeed's MiCS); left out: all that hold
+    the same weights"""
+    all_reduce: Annotated[Microbatches, member(Microbatches)] = Microbatches.LAST
+    """of stage 3: when gradients are summed across replicas"""
+
+    @model_validator(mode="after")
+    def _of_its_stage(self) -> Self:
+        for key in sorted(self.model_fields_set.intersection(_OF_STAGES)):
+            if self.stage not in _OF_STAGES[key]:
+                stages = " and ".join(map(str, _OF_STAGES[key]))
+                raise mistake(f"{key} is of ZeRO stage {stages}; this is {self.stage}")
+        return self
+
+    def strategy(self) -> DataParallelism:
+        """The strategy as the inside knows it."""
+        chosen = BY_STAGE[self.stage]
+        said = (field.name for field in fields(chosen) if field.name in type(self).model_fields)
+        return chosen(**{name: getattr(self, name) for name in said})
+
+
+class ZeroByParameter(Section):
+    """DeepSpeed's first ZeRO-3, of March 2021, which has no options here."""
+
+    def strategy(self) -> DataParallelism:
+        """The strategy as the inside knows it."""
+        return ByParameter()
+
+
+class Naive(Section):
+    """torch.nn.DataParallel, which has no options."""
+
+    def strategy(self) -> DataParallelism:
+        """The strategy as the inside knows it."""
+        return NaiveDataParallel()
+
+
+class DataChoice(Choice):
+    """`layout.data`: one strategy of data parallelism."""
+
+    words: ClassVar[dict[str, Any]] = {
+        "ddp": {"ddp": {}},
+        "fsdp": {"fsdp": {}},
+        "hsdp": {"hsdp": {}},
+        "zero1": {"zero": {"stage": 1}},
+        "zero2": {"zero": {"stage": 2}},
+        "zero3": {"zero": {"stage": 3}},
+        "zero3_by_parameter": {"zero3_by_parameter": {}},
+        "data_parallel": {"data_parallel": {}},
+    }
+    ddp: Ddp | None = None
+    """gradients are reduced in buckets; all states on every rank"""
+    fsdp: Fsdp | None = None
+    """FSDP2 (`fully_shard`), or FSDP1 with copies: false"""
+    hsdp: Hsdp | None = None
+    """FSDP2 on replicas of shards"""
+    zero: ZeroStage | None = None
+    """ZeRO stages 1 to 3; the words zero1, zero2 and zero3 will do"""
+    zero3_by_parameter: ZeroByParameter | None = None
+    """DeepSpeed's first ZeRO-3, of 2021"""
+    data_parallel: Naive | None = None
+    """torch.nn.DataParallel"""
+
+    def strategy(self) -> DataParallelism:
+        """The chosen strategy as the inside knows it."""
+        _, options = self.chosen
+        return options.strategy()  # type: ignore[no-any-return]

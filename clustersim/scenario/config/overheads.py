@@ -1,0 +1,73 @@
+"""What may a scenario file say of what its framework does in a step beside the model?
+
+overheads: none              # nothing of it
+overheads:                   # as the framework does it, but for
+  zeroing: false
+  accumulation: added
+"""
+
+from dataclasses import replace
+from typing import Annotated
+
+from clustersim.model.overheads import NONE, Accumulation, Batches, Grouping, LossReport, Overheads
+from clustersim.parallel.data_parallel_strategy import DataParallelism, FullyShard
+from clustersim.scenario.config_reader import Section, Tokens, member
+
+
+class OverheadsSection(Section):
+    """`training.overheads`: what differs from what the framework does."""
+
+    accumulation: Annotated[Accumulation | None, member(Accumulation)] = None
+    """of weight gradients; left out: the framework's"""
+    zeroing: bool | None = None
+    """gradients are set to zero each step; left out: the framework's"""
+    averaging: bool | None = None
+    """gradients are divided by the number of replicas; left out: the framework's"""
+    checking: bool | None = None
+    """gradients are looked through for infinities; left out: the framework's"""
+    unscaling: bool | None = None
+    """gradients are divided by the loss scale; left out: the framework's"""
+    widening: bool | None = None
+    """gradients are copied into a wider format; left out: the framework's"""
+    norm_sums: bool | None = None
+    """partial gradients of norms are summed by kernels of their own; left out: the framework's"""
+    attention_copies: bool | None = None
+    """operands of attention are copied into its order; left out: the framework's"""
+    bias_adds: bool | None = None
+    """biases are added by kernels of their own; left out: the framework's"""
+    norm_twice: bool | None = None
+    """norms are computed again in backward; left out: the framework's"""
+    norm_in_linear: bool | None = None
+    """norms run as part of the product behind them; left out: the framework's"""
+    permute_unfused: bool | None = None
+    """tokens are ordered by expert by several kernels; left out: the framework's"""
+    router_unfused: bool | None = None
+    """the router runs one operation after the other; left out: the framework's"""
+    router_fp32: bool | None = None
+    """the router's scores are in FP32; left out: the framework's"""
+    router_loss: bool | None = None
+    """the loss of experts' load is computed; left out: the framework's"""
+    grouping: Annotated[Grouping | None, member(Grouping)] = None
+    """how products of experts are launched, and whether what is between them is in their kernels; left out: the
+    framework's"""
+    softmax_keys: Tokens | None = None
+    """keys up to which standard attention's softmax is one kernel; left out: the framework's"""
+    loss: Annotated[LossReport | None, member(LossReport)] = None
+    """when the loss is averaged over ranks; left out: the framework's"""
+    batches: Annotated[Batches | None, member(Batches)] = None
+    """how batches come to the device; left out: the framework's"""
+
+    def choice(self, framework: Overheads, data: DataParallelism) -> Overheads:
+        """What is done under a strategy of data parallelism, where the framework does what the file does not name.
+
+        FSDP2 copies gradients into the buffer that it reduces, whatever else is fused.
+        """
+        named = {name: value for name in self.model_fields_set if (value := getattr(self, name)) is not None}
+        copied = isinstance(data, FullyShard) and data.copies
+        usual = replace(framework, accumulation=Accumulation.COPIED) if copied else framework
+        return replace(usual, **named)
+
+
+def overheads_of(section: OverheadsSection | None, framework: Overheads, data: DataParallelism) -> Overheads:
+    """What a section says; none: nothing is done beside the model."""
+    return NONE if section is None else section.choice(framework, data)

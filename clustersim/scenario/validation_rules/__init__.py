@@ -1,0 +1,1 @@
+"""Which scenarios are inconsistent, and which deserve a warning?"""

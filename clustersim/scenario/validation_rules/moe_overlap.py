@@ -1,0 +1,84 @@
+"""Can tokens travel to experts beside the computation of another microbatch?
+
+What excludes it are Megatron-LM's own limits (megatron/core/transformer/transformer_config.py@00caa53a, under
+`overlap_moe_expert_parallel_comm`; its newest versions run whole stages again, and nothing beside that): experts on
+several ranks, tokens sent by alltoall, DeepEP or Hybrid-EP, no recomputation of whole layers or of the mixture, which
+would dispatch again inside a backward, several chunks in a pipeline; and `delay_wgrad_compute` with it alone. Shared
+experts run beside their own tokens (`moe_shared_expert_overlap`) with alltoall only, not run again, and not with it.
+"""
+
+from collections.abc import Iterator
+
+from clustersim.model.recompute_modules import Module
+from clustersim.model.training import FullRecompute, SelectiveRecompute
+from clustersim.parallel.data_parallel_strategy import ByParameter, FullyShard
+from clustersim.program.task import Dispatcher
+from clustersim.scenario.resolved import Setup
+from clustersim.schedules.csv_schedule import Listed
+from clustersim.schedules.custom_schedule import Imported
+from clustersim.schedules.dual_pipe import DualPipe
+from clustersim.schedules.dual_pipe_v import DualPipeV
+from clustersim.schedules.overlapped_1f1b import Combined
+
+_KEY = "layout.overlap_expert_communication: true"
+
+
+def check_overlap(scenario: Setup) -> Iterator[str]:
+    """Whether tokens can travel beside computation, and gradients of weights be put off behind them."""
+    layout = scenario.layout
+    if layout.overlap_expert_communication:
+        yield from (
+            f"{_KEY} {problem}" for problem in (*_experts(scenario), *_recomputed(scenario), *_paired(scenario))
+        )
+    elif layout.delay_wgrad:
+        yield f"layout.delay_wgrad: true puts gradients off behind what travels beside computation; write {_KEY}, too"
+    if layout.delay_wgrad and isinstance(layout.data, FullyShard | ByParameter):
+        yield "layout.delay_wgrad: true is not modelled where each backward gathers weights; use zero1, or write false"
+
+
+def check_shared(scenario: Setup) -> Iterator[str]:
+    """Whether shared experts can run while tokens travel."""
+    layout, recompute = scenario.layout, scenario.training.recompute
+    if not layout.overlap_shared_experts:
+        return
+    key = "layout.overlap_shared_experts: true"
+    if layout.ep == 1 or not any(mixture.shared for mixture in scenario.model.mixtures):
+        yield f"{key} needs shared experts and tokens that travel (ep above 1); write false"
+    if layout.dispatcher is not Dispatcher.ALL_TO_ALL:
+        yield f"{key} is not for dispatcher {layout.dispatcher.value}; {Dispatcher.ALL_TO_ALL.value} fits"
+    if layout.overlap_expert_communication:
+        yield f"{key} and {_KEY} exclude each other; write one of them"
+    if isinstance(recompute, SelectiveRecompute) and Module.SHARED_EXPERTS in recompute.modules:
+        yield f"{key} excludes training.recompute modules: [{Module.SHARED_EXPERTS.value}]; leave that out"
+
+
+def _experts(scenario: Setup) -> Iterator[str]:
+    layout = scenario.layout
+    if layout.ep == 1 or not scenario.model.mixtures:
+        yield "lets tokens travel beside computation, but layout.ep is 1; write false"
+    elif layout.dispatcher is Dispatcher.ALL_GATHER:
+        legal = ", ".join(dispatcher.value for dispatcher in Dispatcher if dispatcher is not Dispatcher.ALL_GATHER)
+        yield f"is not for dispatcher allgather; {legal} fit"
+
+
+def _recomputed(scenario: Setup) -> Iterator[str]:
+    match scenario.training.recompute:
+        case FullRecompute():
+            said = "full"
+        case SelectiveRecompute(modules) if Module.MIXTURE in modules:
+            said = f"modules: [{Module.MIXTURE.value}]"
+        case _:
+            return
+    legal = ", ".join(module.value for module in Module if module is not Module.MIXTURE)
+    yield f"excludes training.recompute {said}, which sends tokens again in backward; none, or modules: [{legal}], fit"
+
+
+def _paired(scenario: Setup) -> Iterator[str]:
+    """Whether the schedule has forwards beside backwards."""
+    schedule = scenario.run_schedule
+    if isinstance(schedule, DualPipe | DualPipeV | Listed | Imported):
+        return
+    if not isinstance(schedule, Combined):
+        yield f"needs forwards beside backwards, which schedule {schedule.name} has not; dualpipev and interleaved fit"
+    elif scenario.layout.pp > 1 and scenario.placement.chunks == 1:
+        yield f"needs several chunks in a pipeline, and schedule {schedule.name} has one; interleaved and dualpipev fit"

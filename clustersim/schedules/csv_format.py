@@ -1,0 +1,107 @@
+"""How is an order of actions written as text?
+
+The notation is torch.distributed.pipelining's: an action is stage, kind, microbatch (`0F0`, `2B1`, `2I1`, `2W1`), an
+order is a CSV with one row per pipeline rank. Empty cells mean an idle step there; they are read and forgotten, since
+time is the engine's answer and not the schedule's. So are the actions that torch's `compute_comms` form adds
+(`0SEND_F0`, `1RECV_B2`, `0UNSHARD`, `0RESHARD`, `0REDUCE_GRAD`): what is sent, gathered and reduced when follows from
+the order of passes, the placement and the layout. A pair `(0F3;3B1)OVERLAP_F_B` is a step of its own.
+Reference: torch.distributed.pipelining.schedules, `_Action` and `_PipelineScheduleRuntime._load_csv`.
+"""
+
+import csv
+import io
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from clustersim.common.errors import InputError, shown
+from clustersim.program.action import Action, ActionKind, Order, Pair, Step
+
+_ACTION: Final = re.compile(r"(\d{1,9})([FBIW])(\d{1,9})")
+_COMMUNICATES: Final = re.compile(r"\d+(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD)\d*")
+_BOM: Final = "\ufeff"  # with which spreadsheets begin a file
+_PAIR: Final = re.compile(r"\(([^;]*);([^;]*)\)OVERLAP_F_B")
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """An order that was read. whole: what errors call it; cells: of every action of each rank, from 0."""
+
+    whole: str
+    order: Order
+    cells: tuple[tuple[int, ...], ...]
+
+    def row(self, rank: int) -> str:
+        """Its row, counted from 1."""
+        return f"{self.whole}, row {rank + 1}"
+
+    def step(self, rank: int, step: int) -> str:
+        """Its cell, counted from 1."""
+        return f"{self.row(rank)}, cell {self.cells[rank][step] + 1}"
+
+
+def parse_action(text: str) -> Action:
+    """Read one action; raise InputError that names the text.
+
+    >>> parse_action("2B1")
+    Action(stage=2, kind=<ActionKind.BACKWARD: 'B'>, microbatch=1)
+    """
+    match = _ACTION.fullmatch(text.strip())
+    if match is None:
+        raise InputError(f"{shown(text)} is not an action; write stage, F, B, I or W, and microbatch, such as '0F0'")
+    return Action(int(match[1]), ActionKind(match[2]), int(match[3]))
+
+
+def parse_order(text: str, source: str = "schedule") -> Order:
+    """Read a CSV with one row per rank; `source` names it in errors, which count rows and cells from 1."""
+    return parse_listing(text, source).order
+
+
+def parse_listing(text: str, source: str) -> Listing:
+    """Read a CSV, and where in it each action stands. Blank lines at its end are no rows."""
+    try:
+        rows = list(csv.reader(io.StringIO(text.removeprefix(_BOM))))
+    except csv.Error as error:
+        raise InputError(f"{source} is no CSV: {error}") from error
+    while rows and not rows[-1]:
+        rows.pop()
+    placed = [_row(cells, f"{source}, row {number}") for number, cells in enumerate(rows, start=1)]
+    order = tuple(tuple(step for _, step in row) for row in placed)
+    return Listing(source, order, tuple(tuple(cell for cell, _ in row) for row in placed))
+
+
+def parse_step(text: str) -> Step:
+    """Read one action or a pair; raise InputError that names the text.
+
+    >>> str(parse_step("(0F3;3B1)OVERLAP_F_B"))
+    '(0F3;3B1)OVERLAP_F_B'
+    """
+    found = _PAIR.fullmatch(text.strip())
+    if found is None:
+        return parse_action(text)
+    pair = Pair(parse_action(found[1]), parse_action(found[2]))
+    if (pair.forward.kind, pair.backward.kind) != (ActionKind.FORWARD, ActionKind.BACKWARD):
+        raise InputError(f"{shown(text)} is no pair; write a forward and a backward, such as '(0F3;3B1)OVERLAP_F_B'")
+    return pair
+
+
+def _row(cells: list[str], where: str) -> list[tuple[int, Step]]:
+    """The steps of a row, with their cells."""
+    found: list[tuple[int, Step]] = []
+    for cell, text in enumerate(cells):
+        if not text.strip() or _COMMUNICATES.fullmatch(text.strip()):
+            continue
+        try:
+            found.append((cell, parse_step(text)))
+        except InputError as error:
+            raise InputError(f"{where}, cell {cell + 1}: {error}") from error
+    return found
+
+
+def format_order(order: Order) -> str:
+    """Write a CSV with one row per rank, without idle cells.
+
+    >>> format_order(((Action(0, ActionKind.FORWARD, 0), Action(0, ActionKind.BACKWARD, 0)),))
+    '0F0,0B0\\n'
+    """
+    return "".join(",".join(map(str, actions)) + "\n" for actions in order)

@@ -1,0 +1,135 @@
+"""In which order does a pipeline work whose order somebody's own Python gives? It is asked, and its answer is checked.
+
+A `Rule` is a class with two methods: `placement(ranks)`, which pipeline rank holds each stage, and
+`order(ranks, microbatches)`, the actions of each rank. Both may answer in plain lists and texts (`[0, 1, 1, 0]`,
+`[["0F0", "0B0"]]`), so a rule needs nothing of this package. It is asked again for every number of ranks and
+microbatches, once for each, and what it answers has to keep the rules of `rules.verify`.
+
+Where its class is found is said in `plugins`.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from operator import index
+from pathlib import Path
+from typing import Any, Final, Protocol, SupportsIndex
+
+from clustersim.common.errors import InputError, shown
+from clustersim.common.pickling import FieldState
+from clustersim.common.plugins import RAISED, Asked, class_of, refusing, words
+from clustersim.program.action import Action, Order, Pair, Step
+from clustersim.program.placement import Placement
+from clustersim.schedules.csv_format import parse_step
+from clustersim.schedules.validation import Counted, verify
+
+_ASKED: Final = Asked("a schedule", "my_module:MySchedule", {"placement": "ranks", "order": "ranks, microbatches"})
+
+
+class Rule(Protocol):
+    """What a schedule outside the package has to be; its constructor takes the scenario's `arguments`, if any."""
+
+    def placement(self, ranks: int) -> Placement | Sequence[int]:
+        """[stages] which of so many pipeline ranks holds each stage, in model order.
+
+        Stages that follow each other are on one rank or on neighbours. Any exception refuses so many ranks.
+        """
+
+    def order(self, ranks: int, microbatches: int) -> Sequence[Sequence[Step | str]]:
+        """[ranks][steps] what each rank runs, as `Action` or in torch's notation (`"2B1"`: stage, kind, microbatch).
+
+        Kinds are F, and B or its halves I and W; a `Pair` is `"(0F3;3B1)OVERLAP_F_B"`. Any exception refuses so many
+        microbatches on so many ranks.
+        """
+
+
+@dataclass(frozen=True)
+class Imported(FieldState):
+    """A schedule in somebody's Python. name: module:Class; folder: where its file is looked for first.
+
+    What it answered stays behind when it is pickled: another process imports it, and asks again.
+    """
+
+    name: str
+    folder: Path
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def rule(self) -> Rule:
+        """The rule itself; raise InputError where it cannot be imported or made."""
+        kind = class_of(self.name, self.folder, _ASKED)
+        try:
+            made: Rule = kind(**self.arguments)
+        except RAISED as error:
+            given = ", ".join(f"{key}: {shown(value)}" for key, value in self.arguments.items())
+            raise InputError(f"{self.name} cannot be made with arguments {{{given}}}: {words(error)}") from error
+        return made
+
+    def placement(self, ranks: int) -> Placement:
+        """What the rule says; raise InputError where it refuses or says what is no placement."""
+        if ranks not in self._placements:
+            self._placements[ranks] = self._placed(ranks)
+        return self._placements[ranks]
+
+    def require(self, ranks: int, microbatches: int) -> None:
+        """Ask for the order."""
+        self.order(ranks, microbatches)
+
+    def order(self, ranks: int, microbatches: int) -> Order:
+        """What the rule says; raise InputError where it refuses, or says what is no order of these numbers."""
+        asked = ranks, microbatches
+        if asked not in self._orders:
+            self._orders[asked] = self._ordered(ranks, microbatches)
+        return self._orders[asked]
+
+    @cached_property
+    def _placements(self) -> dict[int, Placement]:
+        return {}
+
+    @cached_property
+    def _orders(self) -> dict[tuple[int, int], Order]:
+        return {}
+
+    def _placed(self, ranks: int) -> Placement:
+        call = f"{self.name}.placement({ranks})"
+        with refusing(call):
+            placement = self.rule.placement(ranks)
+            found = placement if isinstance(placement, Placement) else Placement(tuple(map(_rank, _each(placement))))
+        if found.size != ranks:
+            raise InputError(f"{call} places stages on {found.size} pipeline ranks, not on {ranks}")
+        return found
+
+    def _ordered(self, ranks: int, microbatches: int) -> Order:
+        placement, call = self.placement(ranks), f"{self.name}.order({ranks}, {microbatches})"
+        with refusing(call):
+            order = tuple(tuple(map(_step, _each(row))) for row in _each(self.rule.order(ranks, microbatches)))
+        verify(order, placement=placement, microbatches=microbatches, places=Counted(f"{call}:"))
+        return order
+
+
+def imported(name: str, arguments: Mapping[str, Any], folder: Path) -> Imported:
+    """The schedule of a name such as `my_module:MySchedule`; raise InputError where there is none."""
+    found = Imported(name, folder.resolve(), arguments)
+    _ = found.rule
+    return found
+
+
+def _each(value: object) -> Iterable[object]:
+    """What is in a list that somebody's code gave, if it is one."""
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise InputError(f"{shown(value)} is not a list")
+    return value
+
+
+def _rank(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex) or index(value) < 0:
+        raise InputError(f"{shown(value)} is no pipeline rank; it must give a whole number for each stage")
+    return index(value)
+
+
+def _step(value: object) -> Step:
+    if isinstance(value, (Action, Pair)):
+        return value
+    if not isinstance(value, str):
+        raise InputError(f"{shown(value)} is neither an Action nor a text such as '0F0'")
+    return parse_step(value)

@@ -1,0 +1,55 @@
+"""Which schedules are there, by name?
+
+A new schedule is one new file on this shelf and one line here.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Final
+
+from clustersim.common.errors import InputError, nearest
+from clustersim.schedules.breadth_first import BreadthFirst
+from clustersim.schedules.dual_pipe import DualPipe
+from clustersim.schedules.dual_pipe_v import DualPipeV
+from clustersim.schedules.gpipe import GPipe
+from clustersim.schedules.interleaved import Interleaved
+from clustersim.schedules.one_f_one_b import OneFOneB
+from clustersim.schedules.schedule import Schedule
+from clustersim.schedules.zero_bubble import ZeroBubble
+from clustersim.schedules.zero_bubble_v import ZeroBubbleV
+
+_ZERO_BUBBLE: Final = {f"zb-{memory}p": partial(ZeroBubble, memory) for memory in (1, 2)}
+_PLAIN: Final[Mapping[str, Callable[[], Schedule]]] = MappingProxyType(
+    {
+        GPipe.name: GPipe,
+        OneFOneB.name: OneFOneB,
+        **_ZERO_BUBBLE,
+        ZeroBubbleV.name: ZeroBubbleV,
+        DualPipeV.name: DualPipeV,
+        DualPipe.name: DualPipe,
+    }
+)
+_CHUNKED: Final[Mapping[str, Callable[[int], Schedule]]] = MappingProxyType(
+    {Interleaved.name: Interleaved, BreadthFirst.name: BreadthFirst}
+)
+CHUNKED: Final = tuple(_CHUNKED)
+"""Those with a choice of model chunks per rank."""
+NAMES: Final = (*_PLAIN, *_CHUNKED)
+
+
+def schedule(name: str, chunks: int | None = None) -> Schedule:
+    """The schedule of that name with that many model chunks per rank; None is the fewest that it can have.
+
+    >>> schedule("interleaved", 4)
+    Interleaved(chunks=4)
+    """
+    if name in _CHUNKED:
+        return _CHUNKED[name](2 if chunks is None else chunks)
+    if name not in _PLAIN:
+        raise InputError(f"there is no schedule {name!r}; {nearest(name, NAMES)}")
+    if chunks is not None:
+        raise InputError(
+            f"schedule {name} leaves no choice of model chunks per rank; {' and '.join(CHUNKED)} take {chunks}"
+        )
+    return _PLAIN[name]()

@@ -1,0 +1,1 @@
+"""Which ranks, groups and links are provably equivalent?"""

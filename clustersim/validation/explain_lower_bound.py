@@ -1,0 +1,42 @@
+"""Below what can no step of this configuration be?
+
+Each rank has its matrix products and attention to do, causal attention counted as it is computed (half of it),
+recomputation included; the dense peak is the most at which an accelerator does them. Nothing waits, nothing is
+communicated, nothing else is computed.
+"""
+
+from collections import Counter
+
+from clustersim.common.dtypes import DType
+from clustersim.common.units import FlopPerSecond, Seconds
+from clustersim.hardware.accelerator import Accelerator
+from clustersim.model.kernels import PRODUCTS
+from clustersim.program.program import RankProgram
+from clustersim.program.task import Block, Compute
+from clustersim.results.simulation_result import Answer
+
+
+def floor_of(result: Answer) -> Seconds:
+    """Seconds of a step in which the rank that has most to do does nothing else, at the peak of the fastest GPU."""
+    accelerators, _ = result.scenario.cluster.kinds()
+    ranks = (_products(program, accelerators) for program in result.program.programs)
+    return max(ranks, default=0.0) / result.scenario.steps
+
+
+def _products(program: RankProgram, accelerators: tuple[Accelerator, ...]) -> Seconds:
+    """What a rank's products take at the peak."""
+    blocks = Counter(task.block for task in program.tasks if isinstance(task, Compute))
+    return sum(times * _in_block(block, accelerators) for block, times in blocks.items())
+
+
+def _in_block(block: Block, accelerators: tuple[Accelerator, ...]) -> Seconds:
+    kernels = (operation.kernel for operation in block.operations)
+    return sum(
+        kernel.flops / _peak(kernel.dtype, accelerators)
+        for kernel in kernels
+        if kernel is not None and kernel.kind in PRODUCTS
+    )
+
+
+def _peak(dtype: DType, accelerators: tuple[Accelerator, ...]) -> FlopPerSecond:
+    return max(accelerator.peak_of(dtype) for accelerator in accelerators)

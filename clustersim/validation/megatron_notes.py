@@ -1,0 +1,47 @@
+"""Which dimensions do a row's notes state, in the words of Megatron-LM's command line?
+
+Rows of its functional tests say what their columns leave empty as `num-layers 32; hidden-size 4096`. What they do not
+say is that program's default (megatron/training/arguments.py): an MLP four times as wide as the model, as many heads of
+keys as of queries, tied embeddings; the tests' vocabulary is GPT-2's, and every vocabulary is padded to a multiple of
+128 for each tensor-parallel rank.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+_COLUMNS: Final = {
+    "num-layers": "layers",
+    "hidden-size": "hidden",
+    "ffn-hidden-size": "ffn_hidden",
+    "num-attention-heads": "heads",
+    "num-query-groups": "kv_heads",
+    "kv-channels": "head_dim",
+    "num-experts": "experts",
+    "moe-router-topk": "top_k",
+    "moe-ffn-hidden-size": "moe_ffn_hidden",
+    "vocab-size": "vocab",
+}
+_MODEL: Final = ("num-layers", "hidden-size", "num-attention-heads")  # without which nothing is said
+_SHARED: Final = "moe-shared-expert-intermediate-size"
+_GPT2: Final = "50257"
+_ROWS: Final = 128  # of the vocabulary, of which each tensor-parallel rank has a multiple
+
+
+def stated_dimensions(notes: str, tp: str) -> Mapping[str, str]:
+    """Cells by column; none if the notes do not say what the model is. tp: the row's cell, of which no number is 1."""
+    words = [item.split() for item in notes.split(";")]
+    said = {pair[0]: pair[1] for pair in words if len(pair) == 2 and pair[1].isdecimal()}
+    if not all(name in said for name in _MODEL):
+        return {}
+    found = {column: said[name] for name, column in _COLUMNS.items() if name in said}
+    each = _ROWS * (int(tp) if tp.isdecimal() else 1)
+    vocab = -(-int(found.get("vocab", _GPT2)) // each) * each
+    usual = {"family": "gpt", "mlp": "gelu", "ffn_hidden": str(4 * int(found["hidden"])), "tied_embeddings": "yes"}
+    return {**usual, **found, **_shared(said, found), "vocab": str(vocab)}
+
+
+def _shared(said: Mapping[str, str], found: Mapping[str, str]) -> Mapping[str, str]:
+    """How many experts are as wide as the shared ones together."""
+    width = said.get(_SHARED)
+    each = int(found.get("moe_ffn_hidden", found.get("ffn_hidden", 4 * int(found["hidden"]))))
+    return {} if width is None else {"shared_experts": f"{int(width) / each:g}"}

@@ -1,0 +1,204 @@
+"""The heatmap in a browser: rows are ranks, their parts are the analysis', a click leads to a rank's class."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clustersim import Scenario, simulate
+from clustersim.common.units import Dimension, parse_quantity
+from clustersim.parallel.layout import Layout
+from clustersim.parallel.mesh import PIPELINE, SPOKEN
+from clustersim.report.draw.rank_heatmap import Heatmap, dominant_of, heatmap_card
+from clustersim.report.draw.timeline_figure import timeline_card
+from clustersim.report.html_document import document
+from clustersim.report.result_timeline import timeline_of
+from clustersim.report.row_selection import shown_ranks
+from clustersim.results.dominant_categories import DominantParts, dominant_parts
+from clustersim.results.simulation_result import Answer
+from clustersim.results.time_categories import BUBBLES, EXPOSED, PARTS, Part
+from clustersim.results.trace_table import read_rows
+
+pytestmark = pytest.mark.browser
+
+SLOW = 5  # of tp 2, cp 1, dp 4, pp 2: dp 2, pp 0, tp 1
+ROWS = """() => {
+    const { y, z } = document.getElementById("heatmap").data[0];
+    return z.map((row, place) => [y[place], y[place + 1], Array.from(row)]);
+}"""
+
+
+@pytest.fixture(scope="module")
+def result() -> Answer:
+    return simulate(
+        Scenario.from_mapping(
+            {
+                "model": {"preset": "gpt-tiny", "vocab": 50432},
+                "cluster": {"name": "dgx-a100", "gpus": 16},
+                "layout": {"tp": 2, "pp": 2, "dp": 4},
+                "schedule": "1f1b",
+                "training": {"sequence": 512, "global_batch": 32, "microbatch": 2, "precision": "bf16"},
+                "disturbances": {"slow": [{"gpu": SLOW, "speed": 0.6}]},
+            }
+        )
+    )
+
+
+def written(tmp_path: Path, heatmap: Heatmap | None) -> Path:
+    assert heatmap is not None
+    path = tmp_path / "heatmap.html"
+    path.write_text(document("heatmap", [heatmap_card(heatmap)]), encoding="utf-8")
+    return path
+
+
+def by_stage(result: Answer) -> list[int]:
+    """All ranks in the order of the rows."""
+    axes = [result.scenario.layout.coordinate(axis) for axis in result.scenario.layout.axes]
+    return np.lexsort(axes).tolist()
+
+
+def part_at(result: Answer, rank: int, words: str) -> str:
+    """What the breakdown says of a rank in the time that the words name, as in "1.2 ms to 1.3 ms"."""
+    found = dominant_of(result)
+    assert found is not None
+    row = found.dominant.category[found.dominant.ranks.tolist().index(result.trace.representative[rank])]
+    start = re.search(r"([\d.]+ \w+) to ", words)
+    assert start is not None
+    moment = parse_quantity(start[1], Dimension.TIME) * (1 + 1e-3)
+    return PARTS[row[int(moment / found.dominant.makespan * len(row))]].value
+
+
+def centre(page: Any, row: float, time: float) -> tuple[float, float]:
+    """Where on the screen a row and a time (as the axis counts) are."""
+    at = page.js(
+        """([row, time]) => {
+            const plot = document.getElementById("heatmap"), box = plot.getBoundingClientRect();
+            const { xaxis, yaxis } = plot._fullLayout;
+            return [box.left + xaxis._offset + xaxis.l2p(time), box.top + yaxis._offset + yaxis.l2p(row)];
+        }""",
+        [row, time],
+    )
+    return at[0], at[1]
+
+
+def test_every_rank_has_a_row_with_the_parts_that_python_finds(
+    open_page: Callable[..., Any], tmp_path: Path, result: Answer
+) -> None:
+    page = open_page(written(tmp_path, dominant_of(result)))
+    rows = page.js(ROWS)
+    found = dominant_parts(read_rows(result.trace, result.program), result.cost.block, bins=len(rows[0][2]))
+    place = np.searchsorted(found.ranks, result.trace.representative)
+    assert [row[:2] for row in rows] == [[rank - 0.5, rank + 0.5] for rank in range(16)]
+    for rank, row in zip(by_stage(result), rows, strict=True):
+        assert row[2] == found.category[place[rank]].tolist()
+    assert page.quiet(), (page.complaints, page.requests)
+
+
+def test_hover_has_words_and_a_click_leads_to_the_class(
+    open_page: Callable[..., Any], tmp_path: Path, result: Answer
+) -> None:
+    page = open_page(written(tmp_path, dominant_of(result)))
+    row = by_stage(result).index(SLOW)
+    for time in (3.0, 3.1):
+        page.page.mouse.move(*centre(page, row, time))
+    page.until(lambda: f"rank {SLOW}, " in page.page.inner_text("#heatmap-words"))
+    words = page.page.inner_text("#heatmap-words")
+    assert f"mostly {part_at(result, SLOW, words)}" in words
+    page.page.mouse.click(*centre(page, row, 3.1))
+    text = page.page.inner_text("#heatmap-row")
+    assert f"Rank {SLOW}: pp 0, dp 2, tp 1, node 0" in text
+    assert "No other rank does the same." in text
+    alike = int(np.flatnonzero(np.bincount(result.trace.representative) > 1)[0])
+    same = np.flatnonzero(result.trace.representative == alike)
+    page.page.fill("#heatmap-rank", str(same[-1]))
+    page.page.keyboard.press("Enter")
+    text = page.page.inner_text("#heatmap-row")
+    assert f"{len(same)} ranks do the same at the same times" in text
+    assert f"Rank {alike} was simulated for them." in text
+    seconds = result.breakdown.of(alike)
+    assert f"compute {1000 * seconds['compute']:.4g} ms" in text
+    assert page.quiet()
+
+
+def test_another_order_puts_replicas_together(open_page: Callable[..., Any], tmp_path: Path, result: Answer) -> None:
+    page = open_page(written(tmp_path, dominant_of(result)))
+    page.page.select_option("select[data-figure=heatmap]", "1")
+    page.until(lambda: page.drawn("heatmap") > 1)
+    found = dominant_of(result)
+    assert found is not None
+    axes = [result.scenario.layout.mesh.coordinate(axis) for axis in SPOKEN]
+    row = np.lexsort(axes).tolist().index(SLOW)
+    assert page.js(ROWS)[row][2] == found.dominant.category[found.dominant.ranks.tolist().index(SLOW)].tolist()
+
+
+def test_signs_say_without_colour_what_is_work_communication_and_waiting(
+    open_page: Callable[..., Any], tmp_path: Path, result: Answer
+) -> None:
+    """Each stands in the middle of a cell of its kind, and of every kind that lasts for long there are some."""
+    found = dominant_of(result)
+    page = open_page(written(tmp_path, found))
+    rows = [cells for _, _, cells in page.js(ROWS)]
+    size, bins = page.facts("heatmap")["size"], len(rows[0])
+    signs = page.js("() => document.getElementById('heatmap').data.slice(1).map(({ x, y }) => [x, y])")
+    assert 100 < sum(len(x) for x, _ in signs) <= 2000
+    kinds = ({part.place for part in EXPOSED.values()}, {Part.WAIT.place, *(part.place for part in BUBBLES)})
+    assert found is not None
+    for (x, y), kind in zip(signs, kinds, strict=True):
+        at = (np.array(x) * size / found.dominant.makespan * bins).astype(int).tolist()
+        assert {rows[round(row)][place] for row, place in zip(y, at, strict=True)} <= kind
+    waiting = np.isin(found.dominant.category[:, -40:], list(kinds[1])).all(axis=1)
+    last = {
+        round(row)
+        for row, place in zip(signs[1][1], signs[1][0], strict=True)
+        if place * size > 0.95 * result.step_time
+    }
+    classes = np.searchsorted(found.dominant.ranks, result.trace.representative)
+    assert {row for row, rank in enumerate(by_stage(result)) if waiting[classes[rank]]} <= last
+
+
+def test_a_rank_leads_to_its_row_of_the_timeline_where_there_is_one(
+    open_page: Callable[..., Any], tmp_path: Path, result: Answer
+) -> None:
+    found, timeline = dominant_of(result), timeline_of(result, shown_ranks(result))
+    assert found is not None
+    path = tmp_path / "both.html"
+    cards = [heatmap_card(found), timeline_card(timeline)]
+    path.write_text(document("both", cards), encoding="utf-8")
+    page = open_page(path)
+    classes = result.trace.representative.tolist()
+    shown = {classes[row.rank]: row.rank for row in timeline.rows}
+    missing = next(rank for rank in range(result.ranks) if classes[rank] not in shown)
+    for rank, words in (
+        (SLOW, f"rank {SLOW} in the timeline"),
+        (missing, f"Rank {missing} is not shown in the timeline."),
+    ):
+        page.page.fill("#heatmap-rank", str(rank))
+        page.page.keyboard.press("Enter")
+        assert words in page.page.inner_text("#heatmap-row")
+        assert page.page.locator("#heatmap-row button").count() == (rank == SLOW)
+    assert page.quiet()
+
+
+def test_of_many_ranks_some_are_drawn_and_all_when_zoomed(open_page: Callable[..., Any], tmp_path: Path) -> None:
+    """131,072 ranks, one of them unlike all others: it is seen from afar, and zoomed in there are single rows."""
+    layout, bins, unlike = Layout(tp=8, pp=16, dp=1024), 90, 70_000
+    representative = np.arange(16)[layout.mesh.coordinate(PIPELINE)] * 8192
+    representative[unlike] = unlike
+    ranks = np.unique(representative)
+    category = np.random.default_rng(0).integers(0, len(PARTS), (len(ranks), bins)).astype(np.uint8)
+    known = DominantParts(ranks, representative, np.full((len(ranks), len(PARTS)), 0.5), category, 6.5)
+    page = open_page(written(tmp_path, Heatmap(known, layout, np.arange(layout.world) // 8)), width=390, dark=True)
+    rows = page.js(ROWS)
+    assert 256 <= len(rows) <= 512
+    row = np.lexsort([layout.coordinate(axis) for axis in layout.axes]).tolist().index(unlike)
+    own = category[ranks.tolist().index(unlike)].tolist()
+    assert next(cells for low, high, cells in rows if low < row < high) == own
+    page.relayout("heatmap", {"yaxis.range[0]": row + 4.5, "yaxis.range[1]": row - 5.5})
+    rows = page.js(ROWS)
+    assert [high - low for low, high, _ in rows] == [1.0] * 10
+    assert rows[5][2] == own
+    assert f"rank {unlike} " in page.js("() => document.getElementById('heatmap').layout.yaxis.ticktext")
+    assert page.quiet(), (page.complaints, page.requests)

@@ -1,0 +1,81 @@
+"""Records whose rows follow the kernel model with known constants, up to noise."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from clustersim.common.dtypes import DType
+from clustersim.cost.calibration_record import Conditions, Device, KernelRow, Record, Spread
+from clustersim.cost.roofline import Roofline
+from clustersim.hardware.accelerator import Accelerator
+from clustersim.model import memory_bound
+from clustersim.model.kernels import AttentionShape, Kernel, MatmulShape, StreamShape
+from clustersim.model.layer_stack import Mlp
+from clustersim.model.linear import product
+from clustersim.model.memory_bound import Streaming
+from clustersim.model.transformer import Norm
+from clustersim.validation.kernels import flash_kernel
+
+CONDITIONS = Conditions(date="2026-01-01", command="synthetic", method="drawn from the model with noise")
+
+
+def record_of(accelerator: Accelerator, kernels: Iterable[Kernel], *, noise: float = 0.0, seed: int = 0) -> Record:
+    """A record of what these kernels take on an accelerator, each with its own log-normal noise."""
+    roofline, random = Roofline(accelerator), np.random.default_rng(seed)
+    rows = tuple(
+        row(kernel, roofline.kernel(kernel).seconds * float(np.exp(noise * random.standard_normal())))
+        for kernel in kernels
+    )
+    device = Device(accelerator.name, accelerator.description, compute_units=accelerator.compute_units)
+    return Record(device, CONDITIONS, rows, launch_interval=accelerator.efficiency.launch_interval)
+
+
+def row(kernel: Kernel, seconds: float) -> KernelRow:
+    """A kernel that was measured once to take so long."""
+    if kernel.shape is None:
+        raise ValueError(kernel.name)
+    time = Spread(seconds, seconds, seconds, 1)
+    known = (kernel.name, kernel.kind, kernel.dtype, kernel.shape, kernel.flops, kernel.bytes, kernel.launches)
+    return KernelRow(*known, time)
+
+
+def matmul(m: int, n: int, k: int, dtype: DType = DType.BF16) -> Kernel:
+    """A product."""
+    return product("matmul", dtype, MatmulShape(m, n, k), result=2.0)
+
+
+def matmuls(sizes: Sequence[int], dtype: DType = DType.BF16) -> Iterator[Kernel]:
+    """Every product of these sizes."""
+    yield from (matmul(m, n, k, dtype) for m in sizes for n in sizes for k in sizes)
+
+
+def streams(rows: Sequence[int], widths: Sequence[int], dtype: DType = DType.BF16) -> Iterator[Kernel]:
+    """Norm and activation, forward and backward, fused and not."""
+    both = (True, False)
+    routines = [memory_bound.norm(Norm.RMSNORM, fused=fused) for fused in both]
+    routines += [memory_bound.activation(Mlp.SWIGLU, fused=fused) for fused in both]
+    for routine in routines:
+        for count in rows:
+            for width in widths:
+                yield from stream(routine, routine.over(count, width), dtype)
+
+
+def stream(routine: Streaming, shape: StreamShape, dtype: DType) -> Iterator[Kernel]:
+    """One routine over one shape, both ways."""
+    yield routine.forward_kernel("stream", dtype, shape)
+    yield from routine.backward_kernels("stream", dtype, shape)
+
+
+def attentions(sequences: Sequence[int], heads: int = 16, head_dim: int = 128) -> Iterator[Kernel]:
+    """Flash attention of these lengths, with a causal mask and without, both ways."""
+    for length in sequences:
+        for causal in (True, False):
+            shape = AttentionShape(2, length, length, heads, heads, head_dim, causal)
+            for backward in (False, True):
+                yield flash_kernel(shape, DType.BF16, backward=backward)
+
+
+def with_constants(accelerator: Accelerator, **constants: object) -> Accelerator:
+    """Other constants of the kernel model."""
+    return replace(accelerator, efficiency=replace(accelerator.efficiency, **constants))  # type: ignore[arg-type]

@@ -1,0 +1,59 @@
+"""One process that fails does not leave the others waiting."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.calibrate.check_scenarios import LLAMA, TRAINING
+
+torch = pytest.importorskip("torch")
+
+from calibrate.check.failure_propagation import together  # noqa: E402 - torch first
+from calibrate.collectives.process_groups import World  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+HANG = 120.0  # seconds; a collective gives up after 600
+
+
+@pytest.mark.parametrize("where", [pytest.param("building", marks=pytest.mark.slow), "step"])
+def test_all_end_where_one_is_out_of_memory(where: str, tmp_path: Path) -> None:
+    """Both say which rank it was and what to do, though the first waits for it in a collective."""
+    file = tmp_path / "small.yaml"
+    file.write_text(yaml.safe_dump({"model": LLAMA, "cluster": {"name": "laptop", "gpus": 1}, "training": TRAINING}))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    there = {
+        **os.environ,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": "2",
+        "OMP_NUM_THREADS": "1",
+    }
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.calibrate.failing_rank", where, str(file)],
+            cwd=ROOT, env={**there, "RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        said = [process.communicate(timeout=HANG)[1] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [2, 2]
+    for text in said:
+        assert "error: rank 1: 2 layers do not fit on" in text
+        assert "use fewer --layers" in text and "Traceback" not in text
+
+
+def test_alone_an_error_is_raised_and_a_result_returned() -> None:
+    with pytest.raises(IndexError):
+        together(World(0, 1, 1), lambda: [][0])
+    assert together(World(0, 1, 1), lambda: 3) == 3

@@ -1,0 +1,18 @@
+"""Labels of a real step: a profile finds them, and nothing else pays for them."""
+
+from contextlib import nullcontext
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from calibrate.check.operator_labels import PRODUCT, labelled  # noqa: E402 - torch first
+
+
+def test_a_call_is_labelled_while_a_profile_is_taken_and_only_then() -> None:
+    assert isinstance(labelled(PRODUCT), nullcontext)
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=cpu) as profile, labelled(PRODUCT):
+        torch.ones(2).sum()
+    assert PRODUCT.name in {event.name for event in profile.events()}
+    assert isinstance(labelled(PRODUCT), nullcontext)

@@ -1,0 +1,168 @@
+"""What the simulator says of a step adds up, and a comparison says what it was given."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from clustersim.common.units import format_seconds
+from clustersim.model.kernels import KernelKind
+from clustersim.program.task import Collective, Communicate, Compute
+from clustersim.simulation import simulate
+from tests.calibrate.check_scenarios import LLAMA, one_thread, scenario
+
+torch = pytest.importorskip("torch")
+
+from calibrate.check.measurement import pooled_kernels, together, typical  # noqa: E402
+from calibrate.check.phase_timer import Part, StepTime  # noqa: E402
+from calibrate.check.prediction import as_trained, peak_allocated, predict  # noqa: E402
+from calibrate.check.step_comparison import Comparison, Pair  # noqa: E402 - torch first
+from calibrate.check.step_profile import profiled  # noqa: E402
+from calibrate.check.supported import plan_of, trainer_of  # noqa: E402
+from calibrate.check.trainer import random_batch  # noqa: E402
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _alone() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+@pytest.mark.parametrize("layout", ["dp=2", "tp=2", "pp=2"])
+def test_parts_sum_to_the_step(layout: str) -> None:
+    given = scenario(LLAMA, "cluster.gpus=2", f"layout.{layout}")
+    found = predict(given, None)
+    assert sum(found.parts.values()) == pytest.approx(found.seconds)
+    assert min(found.parts.values()) > -1e-12
+
+
+def test_kinds_of_one_process_are_all_of_its_step() -> None:
+    found = predict(scenario(), None)
+    assert sum(found.kinds.values()) == pytest.approx(found.seconds)
+
+
+def test_a_profile_finds_every_kind_that_is_simulated() -> None:
+    given = scenario(LLAMA)
+    trainer, batch = trainer_of(given, CPU), random_batch(plan_of(given), CPU)
+    profiled(trainer, batch, CPU)  # the optimizer's states are made in the first step
+    found = profiled(trainer, batch, CPU)
+    assert set(found.kinds) == set(predict(given, None).kinds)
+    assert KernelKind.ATTENTION_BACKWARD in found.kinds
+
+
+@pytest.mark.parametrize("changes", [(), ("model.heads=2", "model.kv_heads=2", "model.head_dim=64", "model.ffn=16")])
+def test_tensors_take_what_the_ledger_says(changes: tuple[str, ...]) -> None:
+    """Within 3 %: statistics of norms, masks and what the optimizer needs for a moment are not counted.
+
+    Where layers are mostly attention, queries and keys that values keep in memory are an eighth of all.
+    """
+    shapes = "model.layers=4", "model.vocab=256", "model.max_positions=256", "training.sequence=256"
+    given = scenario(LLAMA, *shapes, *changes)
+    trainer, batch = trainer_of(given, CPU), random_batch(plan_of(given), CPU)
+    profiled(trainer, batch, CPU)
+    assert profiled(trainer, batch, CPU).peak == pytest.approx(peak_allocated(given), rel=0.03)
+
+
+def test_gradients_are_zeroed_before_forward_and_belong_to_no_pass() -> None:
+    found, bare = predict(as_trained(scenario(), on_cpu=True), None), predict(scenario(), None)
+    zeroing = sum(seconds for kernel, seconds in found.kernels.items() if kernel.name == "gradients.zero")
+    assert zeroing > 0.0
+    assert found.parts[Part.OTHER] - bare.parts[Part.OTHER] == pytest.approx(zeroing)
+    for part in (Part.FORWARD, Part.BACKWARD, Part.OPTIMIZER):
+        assert found.parts[part] == pytest.approx(bare.parts[part])
+
+
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_on_a_cpu_nothing_runs_beside_fsdps_reductions(on_cpu: bool) -> None:
+    """A unit's reduce-scatter begins when its backward has ended; the next unit's begins when it has, or at once."""
+    given = as_trained(scenario(LLAMA, "cluster.gpus=2", "layout.data=fsdp"), on_cpu=on_cpu)
+    trace, tasks = (result := simulate(given)).trace, result.program.programs[0].tasks
+    computing, reducing = [], []
+    for row in trace.rows(0).tolist():
+        task, span = tasks[int(trace.task[row])], (float(trace.start[row]), float(trace.end[row]))
+        if isinstance(task, Compute):
+            computing.append(span)
+        elif isinstance(task, Communicate) and task.exchange.collective is Collective.REDUCE_SCATTER:
+            reducing.append(span)
+    assert len(reducing) == given.model.layers + 2  # one microbatch; layers, embedding and head
+    beside = [span for span in computing for start, end in reducing if span[0] < end and start < span[1]]
+    assert bool(beside) is not on_cpu
+
+
+def _time(seconds: float, forward: float) -> StepTime:
+    return StepTime(seconds, {Part.FORWARD: forward, Part.BACKWARD: 2.0, Part.OPTIMIZER: 1.0, Part.OTHER: 0.0})
+
+
+def test_a_step_of_several_ranks_is_the_slowest_ones() -> None:
+    step = together([_time(5.0, 2.0), _time(6.0, 1.0)])
+    assert step.seconds == 6.0
+    assert step.parts[Part.FORWARD] == 1.5
+    assert step.parts[Part.OTHER] == 6.0 - 1.5 - 2.0 - 1.0
+
+
+def test_the_typical_step_is_the_median() -> None:
+    assert typical([_time(9.0, 1.0), _time(5.0, 2.0), _time(6.0, 3.0)]).seconds == 6.0
+
+
+def test_nothing_measured_pools_to_nothing() -> None:
+    assert pooled_kernels([]) == ()
+
+
+def _comparison() -> Comparison:
+    return Comparison(
+        name="small", device="a CPU", layout="one process", layers=2, layers_of=4, steps=3, step=Pair(1.1, 1.0),
+        fastest=0.9, slowest=1.2, parts={Part.FORWARD: Pair(0.4, 0.5), Part.OTHER: Pair(0.0, 0.0)},
+        kinds={"matmul": Pair(0.3, 0.2)}, predicted_peak=2.0**30, measured_peak=2.0**31, provenance={"measured": 1.0},
+    )  # fmt: skip
+
+
+def test_json_says_what_the_issue_asks_for() -> None:
+    content = json.loads(_comparison().to_json())
+    assert content["error"] == pytest.approx(0.1)
+    assert content["predicted_peak_bytes"] == 2.0**30
+    assert content["measured_peak_bytes"] == 2.0**31
+    assert content["parts"]["forward"]["error"] == pytest.approx(-0.2)
+    assert content["parts"]["other"]["error"] is None
+    assert {"predicted_s", "measured_s", "kinds", "device", "layout", "steps", "provenance_share"} <= set(content)
+
+
+def test_the_table_says_how_far_off_it_is() -> None:
+    text = _comparison().to_text()
+    assert "2 of 4 layers" in text
+    assert "+10.0 %" in text
+    assert "-50.0 %" in text
+
+
+def test_kernels_that_were_not_measured_are_named_with_their_seconds() -> None:
+    """A record of all kernels but the update, which had no memory, and the clipping, of which it has no row."""
+    from calibrate.check.check_session import modelled
+    from clustersim.build import kernels_of
+    from clustersim.cost.calibration_record import Conditions, Device, KernelRow, Outcome, Record, Spread
+    from clustersim.model.kernels import Kernel
+
+    def row(kernel: Kernel) -> KernelRow:
+        assert kernel.shape is not None
+        known = kernel.kind, kernel.dtype, kernel.shape, kernel.flops, kernel.bytes, kernel.launches
+        if kernel.name == "optimizer.step":
+            return KernelRow(kernel.name, *known, None, Outcome.OUT_OF_MEMORY, "its operands take 40 GiB")
+        return KernelRow(kernel.name, *known, Spread(1e-3, 1e-3, 1e-3, 3))
+
+    given = scenario()
+    kernels = [kernel for kernel in kernels_of(given) if kernel.name != "optimizer.gradient_clip"]
+    device, conditions = Device("cpu-laptop", "a CPU"), Conditions("2026-11-20", "test", "test")
+    record = Record(device, conditions, kernels=tuple(map(row, kernels)))
+    found = predict(given, record)
+    missing = modelled(found.kernels, record)
+    assert {item.kernel: item.why for item in missing} == {
+        "optimizer.step": "out of memory: its operands take 40 GiB",
+        "optimizer.gradient_clip": "the record has no such kernel",
+    }
+    shown = sum(element.seconds for element in missing)
+    assert 0.0 < shown == pytest.approx((1.0 - found.provenance["measured"]) * found.seconds)
+    assert (
+        f"{format_seconds(shown)} of the prediction rest on a model"
+        in replace(_comparison(), modelled=missing).to_text()
+    )

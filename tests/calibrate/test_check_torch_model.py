@@ -1,0 +1,150 @@
+"""The model that is trained is the one that is simulated: same parameters, same products, same gradients."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+
+from clustersim.lowering.training_step import lower
+from clustersim.model.kernels import Kernel, MatmulShape
+from clustersim.model.transformer import parameters
+from clustersim.program.task import Compute
+from clustersim.scenario import Scenario
+from tests.calibrate.check_scenarios import GPT, LLAMA, one_thread, scenario
+
+torch = pytest.importorskip("torch")
+Product = tuple[int, int, int, int]
+
+from calibrate.check.fused_linear import Linear  # noqa: E402 - torch first
+from calibrate.check.phase_timer import Timeline  # noqa: E402
+from calibrate.check.supported import plan_of, trainer_of  # noqa: E402
+from calibrate.check.torch_model import build  # noqa: E402
+from calibrate.check.trainer import random_batch  # noqa: E402
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _alone() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+def _kernels(given: Scenario) -> Iterable[Kernel]:
+    """Every kernel that the only rank runs in a step, as often as it does."""
+    plan = plan_of(given)
+    (program,) = lower(plan, given.schedule.order(1, plan.microbatches)).programs
+    for task in program.tasks:
+        if isinstance(task, Compute):
+            yield from (operation.kernel for operation in task.block.operations if operation.kernel is not None)
+
+
+def _product(batch: int, m: int, n: int, k: int) -> Product:
+    """Autograd makes the gradient of transposed keys as its transpose, so of batched products either one counts."""
+    return (batch, *sorted((m, n)), k) if batch > 1 else (batch, m, n, k)  # type: ignore[return-value]
+
+
+def _predicted(given: Scenario) -> Counter[Product]:
+    shapes = (kernel.shape for kernel in _kernels(given))
+    return Counter(
+        _product(shape.batch, shape.m, shape.n, shape.k) for shape in shapes if isinstance(shape, MatmulShape)
+    )
+
+
+def _run(given: Scenario) -> Counter[Product]:
+    """The products of a real step: [batch] m x n over k, as PyTorch's dispatcher sees them."""
+    found: Counter[Product] = Counter()
+
+    class Products(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc, name-defined]
+        def __torch_dispatch__(self, operator: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            name = operator._schema.name
+            if name in {"aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm"}:
+                a, b = args[-2:]
+                batch = a.shape[0] if a.dim() == 3 else 1
+                found[_product(batch, a.shape[-2], b.shape[-1], a.shape[-1])] += 1
+            return operator(*args, **(kwargs or {}))
+
+    trainer, batch = trainer_of(given, CPU), random_batch(plan_of(given), CPU)
+    with Products():
+        trainer.passes(batch, Timeline(CPU))
+    return found
+
+
+@pytest.mark.parametrize("model", [LLAMA, GPT], ids=["llama", "gpt"])
+@pytest.mark.parametrize("overrides", [(), ("model.qk_norm=true", "model.norm=rmsnorm"), ("model.layers=3",)])
+def test_the_model_has_the_parameters_that_are_counted(model: dict[str, Any], overrides: tuple[str, ...]) -> None:
+    given = scenario(model, *overrides)
+    plan = plan_of(given)
+    with torch.device("meta"):
+        made = build(plan, plan.stages[0])
+    assert sum(weight.numel() for weight in made.parameters()) == parameters(given.model)
+
+
+@pytest.mark.parametrize("model", [LLAMA, GPT], ids=["llama", "gpt"])
+@pytest.mark.parametrize("attention", ["flash", "flash2", "standard"])
+@pytest.mark.parametrize("recompute", ["none", "mode: selective", "mode: full", "layers: 1"])
+@pytest.mark.parametrize("early_stop", ["true", "false"])
+def test_a_step_multiplies_the_matrices_that_are_counted(
+    model: dict[str, Any], attention: str, recompute: str, early_stop: str
+) -> None:
+    """Every product of forward, recomputation and both gradients, shape by shape, as often as it is simulated."""
+    way = recompute if recompute == "none" else f"{{{recompute}, early_stop: {early_stop}}}"
+    given = scenario(model, f"training.attention={attention}", f"training.recompute={way}")
+    assert _run(given) == _predicted(given)
+
+
+def test_torchs_flop_counter_counts_what_is_simulated() -> None:
+    """Standard attention, which is all products; flash attention skips a half that the counter does not."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    given = scenario(LLAMA, "training.attention=standard")
+    trainer, batch = trainer_of(given, CPU), random_batch(plan_of(given), CPU)
+    with FlopCounterMode(display=False) as counter:
+        trainer.passes(batch, Timeline(CPU))
+    assert counter.get_total_flops() == sum(kernel.flops for kernel in _kernels(given))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_gradient_added_in_the_products_epilogue_is_autograds(bias: bool) -> None:
+    torch.manual_seed(0)
+    layer, x = Linear(8, 6, bias=bias, fused=True), torch.randn(2, 5, 8, requires_grad=True)
+    upstream = torch.randn(2, 5, 6)
+    expected = torch.autograd.grad(layer(x), [x, layer.weight], upstream)
+    layer.into = torch.ones_like(layer.weight)
+    (input_gradient,) = torch.autograd.grad(layer(x), [x], upstream)
+    torch.testing.assert_close(input_gradient, expected[0])
+    torch.testing.assert_close(layer.into, 1.0 + expected[1])
+
+
+def test_bf16_weights_follow_fp32_masters_that_saw_all_gradients() -> None:
+    """Gradients of two microbatches add up in FP32, and the compute weights are the updated masters, rounded."""
+    given = scenario(LLAMA, "training.precision=bf16", "training.gradient_clipping=false")
+    torch.manual_seed(0)
+    trainer, batch = trainer_of(given, CPU), random_batch(plan_of(given), CPU)
+    trainer.passes(batch, Timeline(CPU))
+    update = trainer.update
+    assert all(weight.grad is None and weight.dtype is torch.bfloat16 for weight in update.weights)
+    before = [master.detach().clone() for master in update._masters]
+    assert all(master.grad is not None and master.grad.abs().sum() > 0 for master in update._masters)
+    update.step()
+    for weight, master, old in zip(update.weights, update._masters, before, strict=True):
+        assert not torch.equal(master, old)
+        assert torch.equal(weight, master.to(torch.bfloat16))
+
+
+def test_training_makes_the_loss_smaller() -> None:
+    given = scenario(GPT)
+    torch.manual_seed(0)
+    trainer, batch = trainer_of(given, CPU), random_batch(plan_of(given), CPU)
+
+    def loss() -> float:
+        with torch.no_grad():
+            return float(trainer.model(batch.tokens[0], batch.targets[0]))
+
+    first = loss()
+    for _ in range(30):
+        trainer.update.zero()
+        trainer.passes(batch, Timeline(CPU))
+        trainer.update.step()
+    assert loss() < first

@@ -1,0 +1,195 @@
+"""Kernels and collectives beside each other, on stand-ins that slow both by a known part."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from calibrate.collectives import contention_benchmark  # noqa: E402 - after torch is known to be there
+from calibrate.collectives.contention_benchmark import LostTime, SideBySide, Work, within  # noqa: E402
+from calibrate.collectives.timing import Lap  # noqa: E402
+
+DEVICE: Any = SimpleNamespace(torch=torch.device("cpu"))
+COLD = 0.01  # seconds that the first kernel takes, and the first call
+
+
+@dataclass
+class Gpu:
+    """Streams that run what is queued in order, side by side: a kernel and a call slow each other by p and by q.
+
+    in_turn: kernels that are queued go before any call, as on a device that has no room for both.
+    """
+
+    p: float
+    q: float
+    in_turn: bool = False
+    now: float = 0.0
+    queues: dict[str, list[Any]] = field(default_factory=lambda: {"main": [], "side": []})
+    current: str = "main"
+    warm: set[str] = field(default_factory=set)
+
+    def work(self, kind: str, seconds: float) -> None:
+        self.queues[self.current].append([kind, seconds + (0.0 if kind in self.warm else COLD)])
+        self.warm.add(kind)
+
+    def drain(self, _device: object = None) -> None:
+        while self._marks() or self._advance():
+            pass
+
+    def _marks(self) -> bool:
+        """Events that are next, and waits for events that are over; whether there were any."""
+        for queue in self.queues.values():
+            if queue and (queue[0][0] == "mark" or (queue[0][0] == "wait" and queue[0][1].at is not None)):
+                kind, event = queue.pop(0)
+                if kind == "mark":
+                    event.at = self.now
+                return True
+        return False
+
+    def _advance(self) -> bool:
+        """To the next end of a kernel or call; False where nothing is under way."""
+        running = {queue[0][0]: queue for queue in self.queues.values() if queue and queue[0][0] != "wait"}
+        if self.in_turn and "kernel" in running:
+            running.pop("call", None)
+        pace = {"kernel": 1 + self.p if "call" in running else 1.0, "call": 1 + self.q if "kernel" in running else 1.0}
+        if not running:
+            return False
+        passed = min(queue[0][1] * pace[kind] for kind, queue in running.items())
+        self.now += passed
+        for kind, queue in running.items():
+            queue[0][1] -= passed / pace[kind]
+            if queue[0][1] <= 1e-15:
+                queue.pop(0)
+        return True
+
+
+class Event:
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu, self.at = gpu, None
+
+    def record(self) -> None:
+        self.gpu.queues[self.gpu.current].append(("mark", self))
+
+    def elapsed_time(self, end: "Event") -> float:
+        assert self.at is not None and end.at is not None, "both are over"
+        return 1e3 * (end.at - self.at)
+
+
+class Stream:
+    def __init__(self, gpu: Gpu, name: str) -> None:
+        self.gpu, self.name = gpu, name
+
+    def wait_event(self, event: Event) -> None:
+        self.gpu.queues[self.name].append(("wait", event))
+
+
+def installed(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    """torch.cuda is this GPU, in a world of one."""
+
+    @contextmanager
+    def on(stream: Stream) -> Iterator[None]:
+        gpu.current = stream.name
+        yield
+        gpu.current = "main"
+
+    monkeypatch.setattr(torch.cuda, "Event", lambda **_: Event(gpu))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _device: Stream(gpu, "side"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: Stream(gpu, "main"))
+    monkeypatch.setattr(torch.cuda, "stream", on)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda _cycles: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", gpu.drain)
+    monkeypatch.setattr(contention_benchmark.dist, "all_reduce", lambda _number: None)
+    monkeypatch.setattr(contention_benchmark, "largest", lambda values, _device: values)
+    monkeypatch.setattr(contention_benchmark, "least", lambda value, _device: value)
+    return gpu
+
+
+@pytest.mark.parametrize(("p", "q"), [(0.0, 0.0), (0.25, 0.0), (0.25, 0.5), (1.0, 3.0)])
+@pytest.mark.parametrize(("kernel", "call"), [(1e-3, 3e-3), (2e-5, 5e-4), (0.05, 1e-3), (1e-3, 0.2)])
+def test_a_gpu_that_slows_both_by_known_parts_gives_them_back(
+    monkeypatch: pytest.MonkeyPatch, p: float, q: float, kernel: float, call: float
+) -> None:
+    """Short and long kernels beside short and long calls; the first of each is slow and counts nowhere."""
+    gpu = installed(Gpu(p, q), monkeypatch)
+    lap = Lap(lambda: None, lambda: gpu.work("call", call))
+    found = SideBySide(DEVICE, 2).together(Work(lambda: gpu.work("kernel", kernel)), lap)
+    assert found is not None
+    assert found.call_together is not None
+    assert (found.alone.seconds, found.call_alone.seconds) == pytest.approx((kernel, call))
+    assert (found.together.seconds, found.call_together.seconds) == pytest.approx((kernel * (1 + p), call * (1 + q)))
+    assert not any(gpu.queues.values()), "everything was waited for"
+
+
+def test_a_call_that_goes_there_and_back_is_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = installed(Gpu(0.5, 1.0), monkeypatch)
+    lap = Lap(lambda: None, lambda: gpu.work("call", 2e-3), trips=2)
+    found = SideBySide(DEVICE, 2).together(Work(lambda: gpu.work("kernel", 1e-3)), lap)
+    assert found is not None and found.call_together is not None
+    assert (found.call_alone.seconds, found.call_together.seconds) == pytest.approx((1e-3, 2e-3))
+
+
+def test_where_one_waits_for_the_other_nothing_was_beside_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = installed(Gpu(0.5, 0.5, in_turn=True), monkeypatch)
+    lap = Lap(lambda: None, lambda: gpu.work("call", 1e-3))
+    assert SideBySide(DEVICE, 2).together(Work(lambda: gpu.work("kernel", 1e-3)), lap) is None
+
+
+@pytest.mark.parametrize(("call", "known"), [(0.01, True), (0.06, False)])
+def test_no_more_launches_are_queued_than_the_host_keeps_ahead_of(
+    monkeypatch: pytest.MonkeyPatch, call: float, known: bool
+) -> None:
+    """At most 4096, here 512 kernels of 0.1 ms; where they end before the first call does, they say nothing of it."""
+    gpu, launched = installed(Gpu(0.25, 0.5), monkeypatch), [0]
+
+    def run() -> None:
+        launched[0] += 8
+        gpu.work("kernel", 1e-4)
+
+    most = 0
+
+    def drain(_device: object) -> None:
+        nonlocal most
+        most, launched[0] = max(most, launched[0]), 0
+        gpu.drain()
+
+    monkeypatch.setattr(torch.cuda, "synchronize", drain)
+    found = SideBySide(DEVICE, 1).together(Work(run, launches=8), Lap(lambda: None, lambda: gpu.work("call", call)))
+    assert most <= 4096
+    if known:
+        assert found is not None and found.call_together is not None
+        assert (found.together.seconds, found.call_together.seconds) == pytest.approx((1.25e-4, 1.5 * call))
+    else:
+        assert found is None
+
+
+def test_what_lasts_while_others_do() -> None:
+    """Kernels from 0 to 4, calls from 0.5 to 2.5: only the second kernel has calls beside it all the time."""
+    assert within([0.0, 1.0, 2.0, 3.0, 4.0], [0.5, 1.5, 2.5]) == [1.0]
+    assert within([0.5, 1.5, 2.5], [0.0, 1.0, 2.0, 3.0, 4.0]) == [1.0, 1.0]
+    assert within([0.0, 1.0], [1.0, 2.0]) == within([0.0, 1.0], [0.0]) == []
+
+
+@pytest.mark.parametrize(("lost", "p"), [(0.0, 0.0), (0.2, 0.25), (0.5, 1.0), (1.0, 99.0), (1.4, 99.0)])
+def test_what_kernels_lose_on_a_cpu_is_turned_into_how_much_slower_they_go(
+    monkeypatch: pytest.MonkeyPatch, lost: float, p: float
+) -> None:
+    """Calls of 10 ms cost kernels p / (1 + p) of that, at most 0.99. By themselves both take their time."""
+    now, main, lock = [0.0], threading.get_ident(), threading.Lock()
+
+    def passes(seconds: float) -> None:
+        with lock:
+            now[0] += seconds
+
+    monkeypatch.setattr(contention_benchmark, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(contention_benchmark.dist, "barrier", lambda: None)
+    monkeypatch.setattr(contention_benchmark, "largest", lambda values, _device: values)
+    lap = Lap(lambda: None, lambda: passes(0.01 if threading.get_ident() == main else lost * 0.01), trips=2)
+    found = LostTime(DEVICE, 2).together(Work(lambda: passes(2e-3)), lap)
+    assert found.together.seconds / found.alone.seconds == pytest.approx(1 + p)
+    assert (found.alone.seconds, found.call_alone.seconds) == pytest.approx((2e-3, 5e-3))
+    assert found.call_together is None, "it is in what kernels lose"

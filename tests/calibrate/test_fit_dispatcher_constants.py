@@ -1,0 +1,43 @@
+"""Constants of dispatchers: the closed form of the fit is the model's, and shipped constants are the fitted ones."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from calibrate.fit.dispatch_samples import Row, constants_of, read_rows
+from calibrate.fit.dispatcher_constants import DISPATCHERS, GRIDS, left_out, misfit, search
+from clustersim.collectives.library import load_dispatcher
+from clustersim.program.task import Dispatcher
+
+
+@cache
+def rows(dispatcher: Dispatcher) -> list[Row]:
+    return [row for row in read_rows() if row.dispatcher is dispatcher]
+
+
+@pytest.mark.parametrize("dispatcher", DISPATCHERS)
+def test_what_the_fit_predicts_is_what_the_model_does(dispatcher: Dispatcher) -> None:
+    constants = constants_of(load_dispatcher(dispatcher))
+    for row in rows(dispatcher):
+        expected = row.sent.seconds(row.place.fabric, row.place.gpus)
+        assert row.seconds(constants) == pytest.approx(expected, rel=1e-9), row.where
+
+
+@pytest.mark.parametrize("dispatcher", DISPATCHERS)
+def test_the_shipped_constants_are_the_fitted_ones(dispatcher: Dispatcher) -> None:
+    shipped = constants_of(load_dispatcher(dispatcher))
+    assert search([row for row in rows(dispatcher) if row.fitted], shipped) == pytest.approx(shipped)
+
+
+@pytest.mark.parametrize("dispatcher", DISPATCHERS)
+def test_places_that_no_constant_was_fitted_to_are_predicted_within_15_percent(dispatcher: Dispatcher) -> None:
+    unseen = left_out(rows(dispatcher), constants_of(load_dispatcher(dispatcher)))
+    assert np.mean([abs(ratio - 1.0) for ratio in unseen.values()]) <= 0.15
+
+
+def test_no_constant_makes_its_rows_fit_better() -> None:
+    own = [row for row in rows(Dispatcher.DEEPEP) if row.fitted]
+    shipped = constants_of(load_dispatcher(Dispatcher.DEEPEP))
+    for name, values in GRIDS.items():
+        assert min(misfit(own, shipped | {name: value}) for value in values) >= misfit(own, shipped) * (1 - 1e-6), name

@@ -1,0 +1,87 @@
+"""Which kernels are measured: all of a scenario's, all of a layer's, and a grid that the device can do."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from calibrate.kernels import kernel_grid
+from clustersim.build import kernels_of
+from clustersim.common.dtypes import DType
+from clustersim.common.errors import InputError
+from clustersim.cost.calibration_record import signature
+from clustersim.model.kernels import KernelKind, MatmulShape, Operands, Routine, StreamShape
+from clustersim.scenario import Scenario
+
+FAST = kernel_grid.Pace(flops=1e15, bandwidth=1e13)
+
+
+def _scenario(**training: Any) -> dict[str, Any]:
+    return {
+        "model": "llama3-8b",
+        "cluster": {"name": "dgx-h100", "gpus": 8},
+        "layout": {"tp": 4, "pp": 2, "sequence_parallel": True},
+        "training": {"sequence": 4096, "global_batch": 8, "microbatch": 2, "precision": "bf16", **training},
+    }
+
+
+@pytest.mark.parametrize(
+    "training", [{"fused": True}, {"fused": False, "loss": "torch"}, {"fused": True, "recompute": "full"}]
+)
+def test_presets_have_every_kernel_of_a_scenario_at_their_degrees(training: dict[str, Any]) -> None:
+    """But for the optimizer's, whose sizes depend on the layout."""
+    measured = {signature(kernel) for kernel in kernel_grid.of_presets(["llama3-8b"])}
+    kernels = kernels_of(Scenario.from_mapping(_scenario(**training)))
+    missing = [kernel.name for kernel in kernels if signature(kernel) not in measured]
+    assert {name.partition(".")[0] for name in missing} == {"optimizer"}
+
+
+def test_kernels_of_several_scenarios_are_joined(tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    path.write_text("{model: llama-tiny, cluster: {name: laptop, gpus: 2}, training: {sequence: 64, global_batch: 4}}")
+    scenario = Scenario.load(path, ["layout.dp=2"])
+    assert kernel_grid.of_scenarios([scenario, scenario]) == list(kernels_of(scenario))
+
+
+def test_an_unknown_model_is_refused() -> None:
+    with pytest.raises(InputError, match="did you mean llama3-70b"):
+        kernel_grid.of_presets(["lama3-70b"])
+
+
+def test_the_grid_has_all_families_layouts_and_routines() -> None:
+    kernels = kernel_grid.grid([DType.BF16, DType.FP8], FAST, 1.0)
+    assert {kernel.kind for kernel in kernels} == set(KernelKind)
+    products = [kernel for kernel in kernels if isinstance(kernel.shape, MatmulShape)]
+    layouts = {(kernel.dtype, kernel.shape.operands) for kernel in products if isinstance(kernel.shape, MatmulShape)}
+    assert layouts == {(dtype, operands) for dtype in (DType.BF16, DType.FP8) for operands in Operands}
+    streams = {kernel.shape.routine for kernel in kernels if isinstance(kernel.shape, StreamShape)}
+    of_adapters = {Routine.SCALED_SUM, Routine.SCALE, Routine.DEQUANTIZE}
+    beside_the_model = {Routine.BIAS_ADD, Routine.CAUSAL_MASK, Routine.UNSCALE, Routine.ZERO}
+    others = (
+        {Routine.POSITIONS, Routine.COPY, Routine.BALANCE} | of_adapters | beside_the_model
+    )  # copies have rows of their own
+    assert streams == set(Routine) - others
+
+
+def test_the_grids_products_count_as_the_workload_does() -> None:
+    """2 m n k FLOP; every operand once, the result once, or read and written where it is added to."""
+    for kernel in kernel_grid.grid([DType.BF16], FAST, 1.0):
+        shape = kernel.shape
+        if isinstance(shape, MatmulShape):
+            size = shape.batch * shape.m * shape.n
+            result = 2 * size if shape.accumulated is None else 8 * size
+            assert kernel.flops == 2.0 * size * shape.k
+            assert kernel.bytes == 2 * shape.batch * (shape.m * shape.k + shape.k * shape.n) + result
+
+
+def test_the_grid_takes_what_the_device_does_in_the_time() -> None:
+    """At 100 GFLOP/s a product of 10^9 elements and more lasts over 10 ms."""
+    slow = kernel_grid.Pace(flops=1e11, bandwidth=1e10)
+    few = kernel_grid.grid([DType.FP32], slow, 10e-3)
+    assert 50 < len(few) < len(kernel_grid.grid([DType.FP32], FAST, 10e-3))
+    assert all(kernel.flops <= 1e9 and kernel.bytes <= 1e8 for kernel in few)
+
+
+def test_each_signature_of_the_grid_stands_once() -> None:
+    kernels = kernel_grid.grid([DType.BF16, DType.FP16, DType.TF32, DType.FP32, DType.FP8], FAST, 1.0)
+    assert len({signature(kernel) for kernel in kernels}) == len(kernels)

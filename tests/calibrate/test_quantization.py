@@ -1,0 +1,163 @@
+"""Casts into formats with scales: what they write is what they were given, in as many bytes as the workload counts."""
+
+from dataclasses import replace
+
+import pytest
+
+from clustersim.common.dtypes import NARROW, DType
+from clustersim.cost.calibration_record import family, signature
+from clustersim.cost.kernel_features import place
+from clustersim.model.kernels import Kernel, StreamShape
+from clustersim.model.precision_recipe import Cast
+from clustersim.model.quantization import quantize, transpose
+
+torch = pytest.importorskip("torch")
+quantizing = pytest.importorskip("calibrate.kernels.pytorch_ops.quantization")
+from calibrate.kernels import pytorch_ops, quantization_formulas  # noqa: E402 - after torch is known to be there
+from calibrate.kernels.formulas import Unsupported, _copied  # noqa: E402
+
+CPU = torch.device("cpu")
+SIZES = 256, 384
+MADE = [item for item in NARROW if item is not DType.NVFP4]
+SHARED = {DType.FP8: None, DType.FP8_ROWWISE: 384, DType.FP8_BLOCKWISE: 128, DType.MXFP8: 32}
+
+
+def _cast(narrow: DType, reads: int = 1, copies: int = 2, sizes: tuple[int, int] = SIZES) -> Kernel:
+    (made,) = quantize("test", Cast(reads, copies), sizes, wide=DType.BF16, narrow=narrow)
+    return made
+
+
+def _chosen(kernel: Kernel) -> tuple[quantizing.Formula, tuple[torch.Tensor, ...]]:
+    assert isinstance(kernel.shape, StreamShape)
+    found: tuple[quantizing.Formula, tuple[torch.Tensor, ...]] = quantizing.chosen(kernel.shape, kernel.dtype, CPU)
+    return found
+
+
+def _ran(kernel: Kernel) -> tuple[torch.Tensor, quantization_formulas.Copies]:
+    """The operand, and what is made of it."""
+    formula, operands = _chosen(kernel)
+    return operands[0], formula(*operands)
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+@pytest.mark.parametrize("narrow", MADE)
+def test_what_is_written_is_what_the_workload_counts(narrow: DType, copies: int) -> None:
+    """Numbers and scales of blocks; scales of rows (1 in 256) and of the tensor are counted as nothing."""
+    kernel = _cast(narrow, copies=copies)
+    written = sum(item.nbytes for item in _ran(kernel)[1])
+    assert written == pytest.approx(copies * SIZES[0] * SIZES[1] * narrow.bytes, rel=4 / 256)
+    assert kernel.bytes == SIZES[0] * SIZES[1] * (2 + copies * narrow.bytes)
+    assert pytorch_ops.allocated(kernel, torch.device("cuda")) == kernel.bytes
+
+
+@pytest.mark.parametrize("narrow", [element for element in MADE if element is not DType.FP8])
+def test_copies_by_rows_and_by_columns_are_the_operand(narrow: DType) -> None:
+    """Numbers times their scales are off by 1/16 at most, those far below their block's largest by less of that."""
+    x, (rows, of_rows, columns, of_columns) = _ran(_cast(narrow, reads=3 if narrow is DType.FP8_ROWWISE else 1))
+    for wanted, numbers, scales in ((x, rows, of_rows), (x.t(), columns, of_columns)):
+        assert numbers.shape == wanted.shape and numbers.is_contiguous()
+        wide = torch.exp2(scales.float() - 127) if narrow is DType.MXFP8 else scales
+        shared = torch.repeat_interleave(wide, wanted.shape[1] // wide.shape[1], dim=1)
+        assert torch.allclose(numbers.float() * shared, wanted.float(), rtol=1 / 16, atol=0.01)
+        assert numbers.float().abs().max() <= 448.0
+
+
+def test_the_scale_of_a_tensor_is_found_first() -> None:
+    x, (numbers, scale, turned) = _ran(_cast(DType.FP8, reads=2))
+    assert numbers.float().abs().max().item() == 448.0
+    assert torch.allclose(numbers.float() / scale, x.float(), rtol=1 / 16, atol=0.001)
+    assert torch.equal(turned.float(), numbers.t().float()) and turned.is_contiguous()
+
+
+def test_zeros_stay_zeros() -> None:
+    zeros, like = torch.zeros(SIZES), torch.empty(0, dtype=torch.float8_e4m3fn)
+    for formula in (
+        quantization_formulas.searched,
+        quantization_formulas.rows_both,
+        quantization_formulas.blocks_both,
+        quantization_formulas.microscaled_both,
+    ):
+        assert float(formula(zeros, like)[0].float().abs().max()) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("kernel", "formula"),
+    [
+        (_cast(DType.FP8, reads=1, copies=1), quantization_formulas.known),
+        (_cast(DType.FP8, reads=1), quantization_formulas.known_both),
+        (_cast(DType.FP8, reads=2, copies=1), quantization_formulas.searched),
+        (_cast(DType.FP8, reads=0, copies=1), quantization_formulas.transposed),  # a norm has made the first copy
+        (_cast(DType.FP8_ROWWISE, reads=1, copies=1), quantization_formulas.rows),
+        (_cast(DType.FP8_ROWWISE, reads=2, copies=1), quantization_formulas.columns),
+        (_cast(DType.FP8_ROWWISE, reads=3), quantization_formulas.rows_both),
+        (transpose("test", SIZES, DType.MXFP8), quantization_formulas.transposed),
+    ],
+)
+def test_how_often_an_operand_is_read_tells_what_is_done(kernel: Kernel, formula: quantizing.Formula) -> None:
+    assert _chosen(kernel)[0] is formula
+
+
+def test_kernels_that_read_an_operand_more_often_are_others() -> None:
+    once, twice = (_cast(DType.FP8, reads=reads) for reads in (1, 2))
+    known = [signature(kernel) for kernel in (once, twice, _cast(DType.MXFP8))]
+    assert None not in known and len(set(known)) == 3
+    assert len({place(item).kin for item in known if item is not None}) == 3
+    assert [family(element) for element in known if element is not None] == [
+        "quantize fused bf16 fp8",
+        "quantize fused bf16 fp8",
+        "quantize fused bf16 mxfp8",
+    ]
+
+
+def test_a_loaded_rank_reads_its_operands_as_often() -> None:
+    more = _cast(DType.FP8, reads=2).loaded(1.5)
+    assert isinstance(more.shape, StreamShape)
+    assert (more.shape.table, more.shape.rows) == (2, 384)
+
+
+def test_weights_of_a_step_are_matrices() -> None:
+    """Counted as one column of all their elements."""
+    x, _ = _ran(_cast(DType.MXFP8, sizes=(96 * 4096, 1)))
+    assert x.shape == (96, 4096)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "said"),
+    [
+        (_cast(DType.NVFP4, reads=2), "no cast to nvfp4"),
+        (transpose("test", SIZES, DType.NVFP4), "no cast to nvfp4"),
+        (_cast(DType.MXFP8, sizes=(256, 48)), "mxfp8 shares scales in blocks of 32, which 256 x 48"),
+        (_cast(DType.FP8_BLOCKWISE, sizes=(64, 256)), "fp8-blockwise shares scales in blocks of 128"),
+    ],
+)
+def test_what_pytorch_has_no_cast_for_is_said(kernel: Kernel, said: str) -> None:
+    with pytest.raises(Unsupported, match=said):
+        _chosen(kernel)
+
+
+def test_rows_alone_need_no_whole_blocks_of_columns() -> None:
+    kernel = _cast(DType.FP8_BLOCKWISE, copies=1, sizes=(64, 256))
+    assert _chosen(replace(kernel))[0] is quantization_formulas.blocks
+
+
+def test_a_cpu_has_no_fused_cast() -> None:
+    with pytest.raises(Unsupported, match="quantize: PyTorch has no fused kernel for it on a CPU"):
+        pytorch_ops.prepare(_cast(DType.FP8), CPU)
+
+
+@pytest.mark.parametrize(
+    "formula",
+    [
+        quantization_formulas.searched_both,
+        quantization_formulas.rows_both,
+        quantization_formulas.blocks_both,
+        quantization_formulas.microscaled_both,
+    ],
+)
+def test_casts_are_compiled_as_a_whole(formula: quantizing.Formula) -> None:
+    """As on a GPU, but for the kernels: PyTorch traces the formula without a break, and its results lie as they do."""
+    x, like = torch.randn(SIZES).bfloat16(), torch.empty(0, dtype=torch.float8_e4m3fn)
+    run = torch.compile(_copied(formula), dynamic=False, fullgraph=True, backend="aot_eager")
+    for made, wanted in zip(run(x, like), formula(x, like), strict=True):
+        assert made.stride() == wanted.stride()
+        assert torch.equal(made.float(), wanted.float())

@@ -1,0 +1,95 @@
+"""What shells are offered, asked as they ask: by variables of a process that is `clustersim`."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clustersim.cli import completion
+from clustersim.common import data_files
+from clustersim.planning.layouts.objective import Objective
+from clustersim.scenario.schema import dotted_keys
+from tests.cli.conftest import Run
+
+FISH = {"_CLUSTERSIM_COMPLETE": "complete_fish", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+
+
+def offered(process: Run, *words: str) -> list[str]:
+    """What bash is offered for the last of some words."""
+    variables = {"COMP_WORDS": "\n".join(["clustersim", *words]), "COMP_CWORD": str(len(words))}
+    done = process(_CLUSTERSIM_COMPLETE="complete_bash", **variables)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.split("\n")[:-1]
+
+
+def test_bash_is_offered_commands_and_files_and_keys(process: Run, plan: Path) -> None:
+    assert plan.name == "plan.yaml"
+    assert offered(process, "sea") == ["search"]
+    assert offered(process, "run", "p") == ["plan.yaml"]
+    typed = ["run", "plan.yaml", "--set", "layout.tp", "=", "4", "--set"]  # bash takes words with = apart
+    assert offered(process, *typed, "layout.p") == ["layout.pp=", "layout.pipeline_overlap="]
+
+
+@pytest.mark.parametrize("words", ["search plan.yaml --clusters gb200-nvl72,gb300", "topology gb300"])
+def test_zsh_and_fish_are_offered_clusters(process: Run, words: str) -> None:
+    line = f"clustersim {words}"
+    name = line.split()[-1].replace("gb300", "gb300-nvl72")
+    zsh = process(_CLUSTERSIM_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS=line)
+    assert zsh.stdout == f"_arguments '*: :((\"{name}\"))'\n"
+    assert process(_TYPER_COMPLETE_ARGS=line, **FISH).stdout == f"{name}\n"
+
+
+def test_where_nothing_is_known_the_shell_offers_its_own(process: Run) -> None:
+    line = "clustersim run plan.yaml --html pa"
+    assert process(_CLUSTERSIM_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS=line).stdout == "_files\n"
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_bash_completes_with_what_was_installed(tmp_path: Path, plan: Path) -> None:
+    """From a home without anything, and a `clustersim` on the path."""
+    command = tmp_path / "clustersim"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m clustersim.cli "$@"\n')
+    command.chmod(0o755)
+    environment = {**os.environ, "HOME": str(tmp_path), "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    script = """
+        clustersim --install-completion
+        . ~/.bashrc
+        complete -p clustersim
+        COMP_WORDS=(clustersim check pl) COMP_CWORD=2
+        _clustersim_completion clustersim
+        echo "${COMPREPLY[@]}"
+    """
+    done = subprocess.run(
+        ["bash", "--norc", "-c", script], cwd=plan.parent, capture_output=True, text=True, check=True, env=environment
+    )
+    assert done.stdout.splitlines()[-2:] == ["complete -o default -F _clustersim_completion clustersim", "plan.yaml"]
+
+
+def test_files_are_data_files_and_the_only_folder_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "plans" / "large").mkdir(parents=True)
+    (tmp_path / ".kept").mkdir()
+    for name in ("plan.yaml", "page.html", "two words.yaml", "plans/large/a.json", "plans/large/b.yml", "plans/c.csv"):
+        (tmp_path / name).touch()
+    assert completion.data_files("") == ["plan.yaml", "plans/"]
+    assert completion.data_files("plans") == ["plans/large/a.json", "plans/large/b.yml"]
+    assert completion.data_files("plans/large/b") == ["plans/large/b.yml"]
+    assert completion.data_files("~/plan.") == ["~/plan.yaml"]
+    assert completion.data_files("./plan.") == ["./plan.yaml"]
+    assert completion.data_files(f"{tmp_path}/plan.") == [f"{tmp_path}/plan.yaml"]
+    assert completion.data_files(".k") == [".kept/"]
+    assert [completion.data_files(none) for none in ("none/", "~nobody-is-called-so/", "a\0/")] == [[], [], []]
+    assert completion.kinds_or_table("plans/") == ["plans/c.csv", "plans/large/"]
+    assert completion.kinds_or_table("me") == ["memory"]
+
+
+def test_names_are_all_that_begin_so() -> None:
+    assert completion.clusters("") == data_files.names("clusters")
+    assert completion.clusters("no,dgx-h10") == ["no,dgx-h100"]
+    assert completion.keys("") == [f"{key}=" for key in dotted_keys()]
+    assert completion.objectives("") == [objective.value for objective in Objective]
+    assert completion.cluster_or_file("dgx-h100") == ["dgx-h100"]

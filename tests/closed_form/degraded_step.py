@@ -1,0 +1,109 @@
+"""Training steps of a tiny model at durations set by hand, on GPUs of which some are slow, with interference."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from clustersim.common.arrays import FloatArray
+from clustersim.cost.device_models import Machine, Machines, Slowed
+from clustersim.cost.interference import Interference
+from clustersim.cost.jitter import Jitter
+from clustersim.cost.segment import BlockCost
+from clustersim.engine.engine import run
+from clustersim.lowering.repeat_steps import repeat
+from clustersim.program.program import Program
+from clustersim.results.critical_path import critical_path, path_summary
+from clustersim.results.step_times import step_times
+from clustersim.results.time_breakdown import Breakdown, breakdown
+from clustersim.results.trace_table import Rows, read_rows
+from clustersim.symmetry.refinement import Classes, unfolded
+from clustersim.trace.trace import Trace
+from tests.closed_form.fixed_durations import Fixed, Step, _Cost
+from tests.engine.small_programs import row_of
+from tests.strategies import fold
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What was run, and its answers."""
+
+    trace: Trace
+    program: Program
+    cost: BlockCost
+    classes: Classes
+    steps: int
+
+    @property
+    def seconds(self) -> float:
+        return self.trace.makespan
+
+    @property
+    def times(self) -> FloatArray:
+        return step_times(self.rows)
+
+    @property
+    def rows(self) -> Rows:
+        return read_rows(self.trace, self.program, self.steps)
+
+    @property
+    def breakdown(self) -> Breakdown:
+        return breakdown(self.rows, self.cost.block)
+
+    @property
+    def path(self) -> dict[str, float]:
+        return nonzero(path_summary(self.rows, self.cost.block))
+
+    @property
+    def path_ranks(self) -> set[int]:
+        return set(self.trace.rank[critical_path(self.trace)].tolist())
+
+    def of(self, rank: int) -> dict[str, float]:
+        """The breakdown's parts of a rank that are not zero."""
+        return nonzero(self.breakdown.of(rank))
+
+    def ended(self, rank: int, task: int) -> float:
+        return float(self.trace.end[row_of(self.trace, rank, task)])
+
+
+def nonzero(parts: dict[str, float]) -> dict[str, float]:
+    return {name: seconds for name, seconds in parts.items() if abs(seconds) > 1e-12}
+
+
+@dataclass(frozen=True)
+class Disturbed:
+    """speeds: of slow ranks, 1 for all others; steps: how many in a row."""
+
+    step: Step
+    fixed: Fixed
+    speeds: Mapping[int, float] = field(default_factory=dict)
+    interference: float | Interference = 0.0
+    steps: int = 1
+    jitter: Jitter | None = None
+
+    @property
+    def program(self) -> Program:
+        return repeat(self.step.program, self.steps)
+
+    def cost(self, program: Program) -> BlockCost:
+        pieces = _Cost(self.fixed, program)
+        speeds = np.ones(program.ranks)
+        speeds[list(self.speeds)] = list(self.speeds.values())
+        different, of = np.unique(speeds, return_inverse=True)
+        slowing = self.interference
+        table = slowing if isinstance(slowing, Interference) else Interference.equal(slowing)
+        machines = tuple(Machine(Slowed(pieces, float(speed)), table) for speed in different)
+        return BlockCost(program, Machines(machines, of.reshape(-1)), pieces)
+
+    def run(self, *, folded: bool = True) -> Ran:
+        program = self.program
+        cost = self.cost(program)
+        classes = fold(program, cost) if folded and self.jitter is None else unfolded(program)
+        return Ran(run(program, classes, cost, jitter=self.jitter)[0], program, cost, classes, self.steps)
+
+    @property
+    def ran(self) -> Ran:
+        """One rank of each class, having checked that the step takes as long if every rank is run."""
+        folded, every = self.run(), self.run(folded=False)
+        assert abs(folded.seconds - every.seconds) <= 1e-12 * every.seconds
+        return folded

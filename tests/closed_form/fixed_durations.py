@@ -1,0 +1,146 @@
+"""Training steps of a tiny model at durations that are set by hand.
+
+Of a layer, only the attention core takes time: `forward` and `backward` seconds (again `forward` where it is
+recomputed), in proportion to the keys where it is cut into pieces, and where a test wants it the gradient of one
+weight, `weight` seconds. Embedding, head and everything else are free, but
+for the loss and the optimizer where a test wants them, so a stage lasts its number of layers. An exchange takes what
+`exchanges` says of its name, by default nothing.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from clustersim.cost.device_models import Machine, Machines
+from clustersim.cost.segment import BlockCost
+from clustersim.cost.timing import Bound, ExchangeTiming, Provenance, Timing
+from clustersim.engine.engine import run
+from clustersim.lowering.repeat_steps import repeat
+from clustersim.lowering.training_step import lower
+from clustersim.lowering.units import Unit, Units
+from clustersim.model.kernels import AttentionShape, Kernel, KernelKind
+from clustersim.model.layer_stack import Mlp
+from clustersim.model.training import Training
+from clustersim.model.transformer import Model, Norm, Positions, resized, uniform
+from clustersim.parallel.layout import Layout
+from clustersim.parallel.plan import Plan
+from clustersim.program.program import Program
+from clustersim.program.task import Communicate, Exchange
+from clustersim.schedules.one_f_one_b import OneFOneB
+from clustersim.schedules.schedule import Schedule
+from clustersim.symmetry.refinement import unfolded
+from clustersim.trace.trace import Trace
+from tests.strategies import fold
+
+SEQUENCE = 16
+MODEL = uniform(
+    name="tiny",
+    layers=8,
+    hidden=8,
+    ffn=16,
+    heads=2,
+    kv_heads=2,
+    head_dim=4,
+    vocab=4,
+    max_positions=SEQUENCE,
+    mlp=Mlp.GELU,
+    norm=Norm.RMSNORM,
+    positions=Positions.ROTARY,
+    tied_embeddings=False,
+    linear_bias=False,
+    qkv_bias=False,
+)
+Seconds = float | Callable[[Exchange], float | list[float]]
+"""For every exchange of a name, or by exchange; a list has one number for each group of the role."""
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Seconds of pieces. exchanges: by name."""
+
+    forward: float = 1.0
+    backward: float = 2.0
+    weight: float = 0.0
+    loss: float = 0.0
+    optimizer: float = 0.0
+    exchanges: Mapping[str, Seconds] = field(default_factory=dict)
+
+    def of_kernel(self, kernel: Kernel) -> float:
+        if kernel.name == "mlp.up.weight_gradient":
+            return self.weight
+        part = kernel.shape.key / SEQUENCE if isinstance(kernel.shape, AttentionShape) else 1.0
+        return part * {
+            KernelKind.ATTENTION_FORWARD: self.forward,
+            KernelKind.ATTENTION_BACKWARD: self.backward,
+            KernelKind.LOSS: self.loss,
+            KernelKind.OPTIMIZER: self.optimizer,
+        }.get(kernel.kind, 0.0)
+
+    def costs(self, program: Program) -> "_Cost":
+        """Costs of a program's kernels and exchanges."""
+        return _Cost(self, program)
+
+    def of_exchange(self, exchange: Exchange) -> float | list[float]:
+        seconds = self.exchanges.get(exchange.name, 0.0)
+        return seconds(exchange) if callable(seconds) else seconds
+
+
+@dataclass(frozen=True)
+class _Cost:
+    fixed: Fixed
+    program: Program
+
+    def kernel(self, kernel: Kernel) -> Timing:
+        return Timing(self.fixed.of_kernel(kernel), Provenance.MEASURED, Bound.COMPUTE)
+
+    def exchange(self, exchange: Exchange) -> ExchangeTiming:
+        groups = len(self.program.groups[exchange.group].members)
+        seconds = np.broadcast_to(np.array(self.fixed.of_exchange(exchange), dtype=float), groups)
+        return ExchangeTiming(seconds, Provenance.MEASURED, Bound.BANDWIDTH, "fixed", "link")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One training step: what is run, and how."""
+
+    layers: int = 8
+    layout: Layout = Layout()  # noqa: RUF009 - frozen
+    schedule: Schedule = OneFOneB()  # noqa: RUF009 - frozen
+    microbatches: int = 1
+    model: Model = MODEL
+    training: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def plan(self) -> Plan:
+        options = {"gradient_clipping": False, **self.training}
+        batch = self.microbatches * self.layout.dp
+        training = Training(sequence=SEQUENCE, global_batch=batch, **options)
+        return Plan(resized(self.model, layers=self.layers), training, self.layout, self.schedule.placement)
+
+    @property
+    def program(self) -> Program:
+        return lower(self.plan, self.schedule.order(self.layout.pp, self.microbatches))
+
+    def run(self, fixed: Fixed, *, folded: bool = True, steps: int = 1) -> Trace:
+        program = repeat(self.program, steps)
+        pieces = fixed.costs(program)
+        cost = BlockCost(program, Machines.equal(Machine(pieces), program.ranks), pieces)
+        return run(program, fold(program, cost) if folded else unfolded(program), cost)[0]
+
+    def seconds(self, fixed: Fixed) -> float:
+        """The step time, which is the same whether every rank is run or one of each class."""
+        folded, every = self.run(fixed).makespan, self.run(fixed, folded=False).makespan
+        assert folded == every
+        return folded
+
+    def units(self) -> tuple[Unit, ...]:
+        """Embedding, layers and head of the first stage."""
+        plan = self.plan
+        return Units(plan).of(plan.stages[0])
+
+    def issued(self, name: str, pipeline_rank: int = 0) -> list[Exchange]:
+        """Collectives of one name on the data stream of a pipeline rank, in order."""
+        tasks = self.program.programs[pipeline_rank].tasks
+        return [t.exchange for t in tasks if isinstance(t, Communicate) and t.exchange.name == name]

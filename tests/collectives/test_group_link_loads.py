@@ -1,0 +1,96 @@
+"""What one group asks of links by itself."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clustersim.collectives.flow_routes import route
+from clustersim.collectives.group_link_loads import OwnLoads, picked
+from clustersim.collectives.library import ALGORITHMS, load_library
+from clustersim.collectives.nccl_overrides import Switches
+from clustersim.collectives.phase import arrange
+from clustersim.collectives.phase_cost import effective_bandwidth
+from clustersim.collectives.tuner import Surveyor, choose
+from clustersim.hardware.link_technology import Technology
+from clustersim.hardware.topology import LINK_KINDS, LinkKind
+from clustersim.program.task import Collective
+from tests.collectives.fake_fabric import FakeFabric
+
+NCCL = load_library("nccl")
+FABRIC = FakeFabric(48, 8, nvlink=450e9, nic=50e9, spine=100e9, rack=16)
+PERMUTATIONS = st.permutations(range(48)).map(np.array)
+RING = next(offer for offer in NCCL.offers if (offer.algorithm, offer.protocol) == ("ring", "Simple"))
+
+
+def loads_of(members: np.ndarray, kind: Collective = Collective.ALL_GATHER, fabric: FakeFabric = FABRIC) -> OwnLoads:
+    return Surveyor(fabric, NCCL).own_loads(kind, members, RING)
+
+
+def test_a_ring_across_nodes_keeps_each_nic_busy_for_the_textbook_volume() -> None:
+    """Eight GPUs on one rail of six nodes: (n-1)/n of the payload over each NIC, out and in."""
+    members = np.arange(0, 48, 8)[None]
+    loads = loads_of(members)
+    rate = 50e9 * NCCL.network(Technology.INFINIBAND).efficiency * RING.efficiency
+    nics = FABRIC.links.kind[loads.crossings.link] == LINK_KINDS.index(LinkKind.NIC)
+    assert nics.sum() == 12
+    assert loads.crossings.seconds[nics] == pytest.approx(np.full(12, 5 / 6 / rate))
+    assert loads.flow.tolist() == pytest.approx([5 / 6 / RING.efficiency])
+
+
+def test_groups_that_share_a_link_ask_alone_for_what_fits_alone() -> None:
+    """Eight rails cross the racks' two links of 100 GB/s: together 8/2 times as long as one alone on its NIC."""
+    members = np.arange(48).reshape(6, 8).T
+    loads, alone = loads_of(members), loads_of(members[:1])
+    assert loads.per_byte.tolist() == pytest.approx([alone.per_byte[0]] * 8)
+    rings = Switches(forced={Collective.ALL_GATHER: "ring"}, words="ring").narrowed(NCCL)
+    together = choose(Surveyor(FABRIC, rings).survey(Collective.ALL_GATHER, members), 1e12).seconds
+    assert together.max() > 3.9 * 1e12 * loads.per_byte.max()
+
+
+def test_traffic_inside_a_domain_crosses_both_nvlink_ports_of_each_member() -> None:
+    loads = loads_of(np.arange(48).reshape(6, 8))
+    assert np.bincount(loads.crossings.group).tolist() == [16] * 6
+    assert (FABRIC.links.kind[loads.crossings.link] == LINK_KINDS.index(LinkKind.NVLINK)).all()
+    assert (loads.per_byte > 0).all()
+
+
+@given(PERMUTATIONS, st.sampled_from([2, 3, 4, 6, 8, 12, 24, 48]), st.sampled_from(Collective), st.data())
+def test_own_loads_add_up_to_the_links_loads_and_none_is_busier_than_its_group(ranks, size, kind, data) -> None:
+    """What all groups ask of a link is what `transfer` says that it carries; each alone has time for its own."""
+    members = ranks.reshape(-1, size)
+    algorithm = data.draw(st.sampled_from(sorted(ALGORITHMS)))
+    for offer in NCCL.offers:
+        if offer.algorithm != algorithm:
+            continue
+        loads = Surveyor(FABRIC, NCCL).own_loads(kind, members, offer)
+        crossings = loads.crossings
+        carried, able = np.zeros(len(FABRIC.links.bandwidth)), np.zeros(len(members), dtype=bool)
+        for arrangement in arrange(members, FABRIC):
+            reachable = effective_bandwidth(FABRIC.links, NCCL, offer, arrangement.spans)
+            for phase in ALGORITHMS[algorithm].phases(kind, arrangement):
+                carried += route(phase, FABRIC).load[:-1] / reachable
+                able[arrangement.groups] = True
+        total = np.bincount(crossings.link, crossings.seconds, minlength=len(carried))
+        assert total == pytest.approx(carried, rel=1e-12)
+        assert (crossings.seconds <= loads.per_byte[crossings.group]).all()
+        assert (crossings.seconds > 0).all()
+        pairs = set(zip(crossings.group.tolist(), crossings.link.tolist(), strict=True))
+        assert len(pairs) == len(crossings.group)
+        assert ((loads.flow > 0) == np.isin(np.arange(len(members)), crossings.group)).all()
+        assert not loads.flow[~able].any()
+
+
+def test_groups_may_take_different_offers() -> None:
+    members = np.arange(48).reshape(6, 8).T
+    slow = loads_of(members, Collective.ALL_REDUCE)
+    fast = loads_of(members, Collective.ALL_GATHER)
+    taken = np.array([0, 1, 0, 1, 1, 1, 0, 0])
+    both = picked({0: slow, 1: fast}, taken)
+    assert both.per_byte.tolist() == np.where(taken == 0, slow.per_byte, fast.per_byte).tolist()
+    assert both.flow.tolist() == np.where(taken == 0, slow.flow, fast.flow).tolist()
+    for group in range(8):
+        source = (slow, fast)[taken[group]].crossings
+        mine, theirs = both.crossings.group == group, source.group == group
+        assert both.crossings.link[mine].tolist() == source.link[theirs].tolist()
+        assert both.crossings.seconds[mine].tolist() == source.seconds[theirs].tolist()

@@ -1,0 +1,154 @@
+"""Groups of a role that differ in shape choose apart and share the links that they both cross."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clustersim.collectives.flow_routes import Routed, route
+from clustersim.collectives.heterogeneous_groups import Siblings
+from clustersim.collectives.library import ALGORITHMS, load_library
+from clustersim.collectives.phase import arrange
+from clustersim.collectives.tuner import Choice, Surveyor, choose
+from clustersim.cost.collective_cost import CommunicationCost
+from clustersim.cost.timing import Demand
+from clustersim.hardware.cluster import load_cluster
+from clustersim.hardware.degradation import DeadLink, Disturbances, LinkChange, disturbed
+from clustersim.hardware.topology import Fabric
+from clustersim.program.program import Groups
+from clustersim.program.task import Collective, Exchange
+from tests.collectives.fake_fabric import FakeFabric
+from tests.conftest import examples
+
+NCCL = load_library("nccl")
+HEALTHY = load_cluster("dgx-h100", 64).fabric
+KINDS = st.sampled_from([kind for kind in Collective if kind is not Collective.SEND_RECV and not kind.routed])
+PAYLOADS = st.sampled_from([1e3, 1e5, 1e7, 1e9])
+SIXES = np.arange(24).reshape(4, 6)  # over nodes of 8: 6 | 2 + 4 | 4 + 2 | 6
+
+
+def taken(fabric: Fabric, kind: Collective, members: np.ndarray, payload: float) -> Choice:
+    return choose(Surveyor(fabric, NCCL).survey(kind, members), payload)
+
+
+def names(choice: Choice) -> list[str]:
+    return [choice.offers[number].name for number in choice.taken]
+
+
+def broken(gpu: int) -> Fabric:
+    """A cluster in which one GPU's NVLink port is dead."""
+    change = LinkChange(f"gpu{gpu}", f"nvswitch{gpu // 8}", DeadLink())
+    return disturbed(HEALTHY, Disturbances(links=(change,)))
+
+
+def own(demand: Demand, group: int) -> tuple[object, ...]:
+    """All that one group asks of links, link by link."""
+    crossings = demand.crossings
+    mine = crossings.group == group
+    order = np.argsort(crossings.link[mine])
+    asked = (crossings.link[mine][order].tolist(), crossings.seconds[mine][order].tolist())
+    return (demand.latency[group], demand.transfer[group], demand.flow[group], *asked)
+
+
+@given(st.integers(0, 63), st.sampled_from([2, 4, 8, 16, 32]), KINDS, PAYLOADS)
+@examples(60)
+def test_a_dead_nvlink_port_changes_nothing_for_groups_without_its_gpu(gpu, size, kind, payload):
+    """Algorithms, times and demands of all groups that the GPU is not in are the same, bit for bit."""
+    groups = {"tp": Groups("tp", np.arange(64).reshape(-1, size))}
+    exchange = Exchange("x", kind, "tp", payload)
+    whole, hurt = (CommunicationCost(fabric, NCCL, groups) for fabric in (HEALTHY, broken(gpu)))
+    before, after = (names(taken(fabric, kind, groups["tp"].members, payload)) for fabric in (HEALTHY, broken(gpu)))
+    for group in set(range(64 // size)) - {gpu // size}:
+        assert before[group] == after[group]
+        assert whole.exchange(exchange).seconds[group] == hurt.exchange(exchange).seconds[group]
+        assert own(whole.demand(exchange), group) == own(hurt.demand(exchange), group)
+
+
+def test_only_the_node_of_a_dead_nvlink_port_cannot_add_in_its_switches():
+    members = np.arange(64).reshape(-1, 8)
+    choice = taken(broken(0), Collective.ALL_REDUCE, members, 1e8)
+    assert names(choice) == ["ring Simple"] + ["in_network Simple"] * 7
+    assert choice.seconds[0] > 5 * choice.seconds[1]
+
+
+def test_groups_that_differ_in_shape_or_place_are_arranged_apart():
+    fabric = FakeFabric(24, 8)
+    inside, narrow, wide = sorted(arrange(SIXES, fabric), key=lambda each: each.groups[0])
+    assert (inside.per_domain, inside.groups.tolist()) == ((6,), [0, 3])
+    assert (narrow.per_domain, narrow.groups.tolist()) == ((2, 4), [1])
+    assert (wide.per_domain, wide.groups.tolist()) == ((4, 2), [2])
+
+
+@given(st.sampled_from([2, 3, 4, 6, 8, 12, 16, 24]), KINDS, PAYLOADS)
+def test_groups_that_share_no_link_take_what_each_takes_alone(size, kind, payload):
+    """Neighbours share no port, be they of one node or straddle two: bit for bit as if nobody else were there."""
+    fabric = FakeFabric(48, 8, nvlink=450e9, nic=50e9)
+    members = np.arange(48).reshape(-1, size)
+    together = taken(fabric, kind, members, payload)
+    alone = [taken(fabric, kind, group[None], payload) for group in members]
+    assert together.seconds.tolist() == [float(choice.seconds[0]) for choice in alone]
+    assert names(together) == [names(item)[0] for item in alone]
+
+
+def test_an_uneven_layout_costs_those_that_straddle_nodes_and_only_them():
+    """Two NICs of a straddling group must let 5/6 of the payload through, those inside a node have their switch."""
+    fabric = FakeFabric(24, 8, nvlink=450e9, nic=50e9)
+    reduced = taken(fabric, Collective.ALL_REDUCE, SIXES, 1e9).seconds
+    assert (reduced[[1, 2]] > 2 * reduced[[0, 3]]).all()
+    gathered = taken(fabric, Collective.ALL_GATHER, SIXES, 1e9).seconds
+    assert (gathered[[1, 2]] > 5 / 6 * 1e9 / 100e9).all()
+    assert (gathered[[1, 2]] < 5 / 6 * 1e9 / 50e9).all()
+    assert (gathered[[0, 3]] < 1e9 / 300e9).all()
+
+
+def across_racks(spine: float) -> tuple[Fabric, np.ndarray]:
+    """4 + 4 ranks of two nodes, and 5 + 3 of two others, over the same link between racks."""
+    even, uneven = [*range(4), *range(16, 20)], [*range(8, 13), *range(24, 27)]
+    return FakeFabric(32, 8, nvlink=450e9, nic=50e9, spine=spine, rack=16), np.array([even, uneven])
+
+
+@pytest.mark.parametrize("kind", [Collective.ALL_GATHER, Collective.ALL_TO_ALL])
+def test_sets_that_share_a_link_slow_each_other(kind):
+    """A narrow link between racks carries what both send: both take the sum of what each takes alone."""
+    fabric, members = across_racks(1e9)
+    together = taken(fabric, kind, members, 1e10).seconds
+    alone = [taken(fabric, kind, group[None], 1e10).seconds[0] for group in members]
+    assert together == pytest.approx(np.full(2, sum(alone)), rel=1e-3)
+
+
+def routed_by_set(kind: Collective) -> tuple[Siblings, list[dict[str, tuple[Routed, ...]]]]:
+    """The even and the uneven set beside each other, and each by itself."""
+    fabric, members = across_racks(1e9)
+    able = [
+        {name: phases for name in ALGORITHMS if (phases := ALGORITHMS[name].phases(kind, arrangement))}
+        for arrangement in arrange(members, fabric)
+    ]
+    own = [{name: tuple(route(item, fabric) for item in found[name]) for name in found} for found in able]
+    return Siblings(able, lambda phase: route(phase, fabric)), own
+
+
+def test_an_algorithm_is_taken_by_all_that_can():
+    siblings, own = routed_by_set(Collective.ALL_REDUCE)
+    for number in (0, 1):
+        (tree,) = siblings.routed(number, "tree")
+        assert tree.load == pytest.approx(own[0]["tree"][0].load + own[1]["tree"][0].load)
+
+
+def test_those_that_cannot_load_their_links_evenly_over_its_phases():
+    """The uneven group has no hierarchy: its ring's load is spread over the three phases of the even group's."""
+    siblings, own = routed_by_set(Collective.ALL_REDUCE)
+    (even,) = [number for number, found in enumerate(own) if "hierarchical" in found]
+    phases = siblings.routed(even, "hierarchical")
+    assert len(phases) == 3
+    for together, alone in zip(phases, own[even]["hierarchical"], strict=True):
+        assert together.load == pytest.approx(alone.load + own[1 - even]["ring"][0].load / 3)
+
+
+@given(st.permutations(range(24)).map(np.array), st.sampled_from([2, 3, 4, 6]), KINDS, PAYLOADS)
+@examples(25)
+def test_siblings_of_whatever_shape_make_no_group_faster(ranks, size, kind, payload):
+    fabric = FakeFabric(24, 4, nvlink=450e9, nic=50e9, spine=20e9, rack=8)
+    members = ranks.reshape(-1, size)
+    together = taken(fabric, kind, members, payload).seconds
+    alone = np.array([taken(fabric, kind, group[None], payload).seconds[0] for group in members])
+    assert (together >= alone * (1 - 1e-12)).all()

@@ -1,0 +1,79 @@
+"""Data files: read strictly by one reader, and named in a way that a user can act on."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from clustersim.common import data_files
+from clustersim.common.errors import InputError
+
+
+def bomb(first: str, doubled: str) -> str:
+    """A few lines of YAML whose aliases stand for 2^40 values."""
+    return "\n".join([f"a0: &a0 {first}", *(f"a{n + 1}: &a{n + 1} {doubled.format(n)}" for n in range(40))])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "sentence"),
+    [
+        ("a.yaml", "a: 1\nb: {c: 1,\n  c: 2}", "b.c is given twice, in lines 2 and 3; keep one"),
+        ("a.yaml", "a: [{x: 1, x: 2}]", r"a\[0\].x is given twice, in line 1; keep one"),
+        ("a.json", '{"a": {"b": 1, "b": 2}}', "b is given twice in one mapping; keep one"),
+        ("a.yaml", "day: 2024-99-99", "is not valid YAML: month must be in 1..12"),
+        ("a.json", "[" * 100_000, "is not valid JSON"),
+        ("a.yaml", "a: &n {x: *n}", "line 1: an alias stands for something that contains it"),
+        ("a.yaml", "a: &n [1, [*n]]", "line 1: an alias stands for something that contains it"),
+        ("a.yaml", bomb("[1, 1]", "[*a{0}, *a{0}]"), "its aliases stand for more than 100,000 values"),
+        ("a.yaml", bomb("{x: 1}", "{{<<: [*a{0}, *a{0}]}}"), "its aliases stand for more than 100,000"),
+    ],
+)
+def test_what_cannot_be_read_in_one_way_only_is_refused(tmp_path: Path, name: str, text: str, sentence: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InputError, match=f"{name}: {sentence}"):
+        data_files.read_mapping(tmp_path / name)
+
+
+def test_merged_and_repeated_mappings_of_yaml_are_no_repeated_keys(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("x: &x {p: 1}\ny: {<<: *x, p: 2}\nz: [*x, *x]\n1: a\n'1': b")
+    content = data_files.read_mapping(tmp_path / "a.yaml")
+    assert content == {"x": {"p": 1}, "y": {"p": 2}, "z": [{"p": 1}, {"p": 1}], 1: "a", "1": "b"}
+
+
+@pytest.mark.parametrize(
+    ("shelf", "one"),
+    [
+        ("accelerators", "accelerator"),
+        ("clusters", "cluster"),
+        ("frameworks", "framework"),
+        ("libraries", "library"),
+        ("prices", "price list"),
+    ],
+)
+def test_shelves_have_a_singular_in_messages(shelf: str, one: str) -> None:
+    with pytest.raises(InputError, match=f"there is no {one} 'zzz'; "):
+        data_files.find(shelf, "zzz")
+    name = data_files.names(shelf)[0]
+    assert data_files.described(data_files.find(shelf, name)) == f"{one} {name}"
+
+
+def test_a_file_of_the_users_is_named_by_its_path_wherever_it_lies(tmp_path: Path) -> None:
+    path = tmp_path / "clusters" / "dgx-h100.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps([]))
+    with pytest.raises(InputError, match=f"^{path}: holds a list"):
+        data_files.read_mapping(path)
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b", "\ud800"])
+def test_a_name_that_no_file_can_have_is_one_sentence(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match="there is no cluster "):
+        data_files.find("clusters", name)
+    for path in (data_files.beside(tmp_path, f"{name}.yaml"), tmp_path / f"{name}.yaml"):
+        with pytest.raises(InputError, match="cannot be read"):
+            data_files.read_mapping(path)
+
+
+def test_a_large_file_without_aliases_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(f"a: [{'1, ' * 110_000}]")
+    assert len(data_files.read_mapping(tmp_path / "a.yaml")["a"]) == 110_000

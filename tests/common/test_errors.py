@@ -1,0 +1,35 @@
+"""Sentences for users: no words of Python, and the name that was most likely meant."""
+
+import pytest
+
+from clustersim.common.errors import nearest, shown
+
+
+@pytest.mark.parametrize(
+    ("word", "choices", "meant"),
+    [
+        ("BF16", ["bf16", "fp16"], "did you mean bf16?"),
+        ("fspd", ["ddp", "fsdp"], "did you mean fsdp?"),
+        ("oversub", ["oversubscription", "uber"], "did you mean oversubscription?"),  # a beginning before a likeness
+        ("h100", ["h100-pcie", "h100-sxm", "h200"], "did you mean h100-pcie or h100-sxm?"),
+        ("a.tp", ["a.tp_size", "b.tp"], "did you mean a.tp_size?"),  # siblings before others
+        ("c.tp", ["a.tp", "b.pp"], "did you mean a.tp?"),
+        ("gpt3-2.7", ["gpt3-1.3b", "gpt3-2.7b"], "did you mean gpt3-2.7b?"),  # a name with a dot is no path
+        ("x", ["b", "xanthan"], "choose one of b, xanthan"),  # one letter is no beginning
+    ],
+)
+def test_the_nearest_name_is_found(word: str, choices: list[str], meant: str) -> None:
+    assert nearest(word, choices) == meant
+
+
+def test_names_elsewhere_are_matched_but_not_listed() -> None:
+    assert nearest("tp", ["model"], elsewhere=["layout.tp"]) == "did you mean layout.tp?"
+    assert nearest("zz", ["model"], elsewhere=["layout.tp"]) == "choose one of model"
+
+
+def test_values_are_shown_as_yaml_has_them_whatever_their_size() -> None:
+    assert shown({"a": None, "b": [True, 1.5]}) == "{'a': nothing, 'b': [true, 1.5]}"
+    itself: list[object] = []
+    itself.append(itself)
+    assert len(shown(itself)) <= 60
+    assert len(shown("x" * 1000)) <= 60

@@ -1,0 +1,77 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from clustersim.common.errors import OutputError
+from clustersim.common.files import atomic_file, require_writable, write_text_atomically
+
+
+def test_text_is_written_as_utf8(tmp_path: Path) -> None:
+    write_text_atomically(tmp_path / "answer", "α → β")
+    assert (tmp_path / "answer").read_bytes() == "α → β".encode()
+
+
+def test_an_error_half_way_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    target = tmp_path / "answer"
+    target.write_text("old")
+    with pytest.raises(RuntimeError), atomic_file(target) as file:
+        file.write(b"new")
+        raise RuntimeError
+    assert target.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_missing_directory_is_named(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=r"there is no directory .*nowhere"):
+        write_text_atomically(tmp_path / "nowhere" / "answer", "text")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="is a directory"):
+        write_text_atomically(tmp_path, "text")
+
+
+def test_a_full_disk_is_one_sentence() -> None:
+    with pytest.raises(OutputError, match=r"/dev/full: cannot be written \(No space left on device\)"):
+        write_text_atomically("/dev/full", "text")
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b", "\ud800"])
+def test_an_impossible_name_is_one_sentence(tmp_path: Path, name: str) -> None:
+    with pytest.raises(OutputError, match="cannot be written"):
+        write_text_atomically(tmp_path / name, "text")
+    with pytest.raises(OutputError, match="cannot be written"):
+        require_writable(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_keeps_pointing_to_the_file_it_named(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "answer")
+    write_text_atomically(link, "text")
+    assert link.is_symlink()
+    assert (tmp_path / "answer").read_text() == "text"
+
+
+def test_half_a_character_is_written_as_a_question_mark(tmp_path: Path) -> None:
+    write_text_atomically(tmp_path / "answer", "a\ud800b")
+    assert (tmp_path / "answer").read_text() == "a?b"
+
+
+def test_a_pipe_is_written_directly_also_by_a_name_that_leads_nowhere_else() -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as answer:
+        require_writable(f"/dev/fd/{writing}")
+        write_text_atomically(f"/dev/fd/{writing}", "text")
+        os.close(writing)
+        assert answer.read() == "text"
+
+
+def test_a_file_needs_a_directory_that_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "answer").touch()
+    monkeypatch.setattr(os, "access", lambda place, _mode: Path(place) != tmp_path)
+    for name in ("answer", "new"):
+        with pytest.raises(OutputError, match="no permission"):
+            require_writable(tmp_path / name)

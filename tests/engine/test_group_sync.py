@@ -1,0 +1,54 @@
+"""Members of many groups that wait for each other, against loops over groups."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from clustersim.common.arrays import FloatArray, IntArray
+from clustersim.engine.vectorized.group_sync import Meeting
+
+TIMES = st.sampled_from([0.0, 0.5, 1.0, 2.5, 7.0])
+"""Few, so that members come at equal times."""
+
+
+def groups() -> st.SearchStrategy[IntArray]:
+    return st.lists(st.integers(0, 4), min_size=1, max_size=12).map(np.array)
+
+
+@st.composite
+def gathered(draw: st.DrawFn, columns: bool = False) -> tuple[IntArray, FloatArray]:
+    """Groups of members, and their times: [members], or [members, columns]."""
+    group = draw(groups())
+    shape = (len(group), draw(st.integers(1, 3))) if columns else (len(group),)
+    return group, draw(hnp.arrays(float, shape, elements=TIMES))
+
+
+@given(gathered())
+def test_a_group_goes_on_when_its_last_member_has_come(made: tuple[IntArray, FloatArray]) -> None:
+    group, times = made
+    latest = Meeting.of(group).latest(times)
+    assert latest.tolist() == [max(times[group == mine]) for mine in group]
+
+
+@given(gathered(columns=True))
+def test_columns_are_met_one_by_one(made: tuple[IntArray, FloatArray]) -> None:
+    group, times = made
+    latest = Meeting.of(group).latest(times)
+    assert latest.shape == times.shape
+    assert latest.tolist() == [times[group == mine].max(axis=0).tolist() for mine in group]
+
+
+@given(gathered())
+def test_the_one_waited_for_is_the_first_of_those_that_come_last(made: tuple[IntArray, FloatArray]) -> None:
+    group, times = made
+    meeting = Meeting.of(group)
+    last = meeting.last(times, meeting.latest(times))
+    for mine, found in zip(group, last, strict=True):
+        members = [member for member in range(len(group)) if group[member] == mine]
+        assert found == max(members, key=lambda member: (times[member], -member))
+
+
+@given(groups())
+def test_members_are_alone_where_every_group_has_one(group: IntArray) -> None:
+    assert Meeting.of(group).alone == (len(set(group.tolist())) == len(group))

@@ -1,0 +1,66 @@
+"""Every shipped cluster, from a scenario to its answer: simulated on shared links too, shown, and read back."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import pytest
+
+from clustersim.common import data_files
+from clustersim.hardware.cluster import load_cluster
+from clustersim.report.panels.topology import picture
+from clustersim.scenario import Scenario
+from clustersim.simulation import simulate
+
+MODEL = {"layers": 4, "hidden": 1024, "heads": 16, "ffn": 4096, "vocab": 32000}
+
+
+def small(name: str) -> dict[str, Any]:
+    """Two NVLink domains (or nodes), or the one that there is: tp 2, pp 2, FSDP over the rest."""
+    cluster = load_cluster(name)
+    reach = 72 if "gb" in name else cluster.gpus_per_node
+    gpus = min(2 * reach, cluster.gpus) if name not in ("laptop", "pcie-node") else cluster.gpus
+    precision = "bf16" if cluster.accelerator.nvlink is None or "v100" not in cluster.accelerator.name else "fp16"
+    pp = 2 if gpus > 2 else 1
+    return {
+        "model": MODEL,
+        "cluster": {"name": name, "gpus": gpus},
+        "layout": {"tp": 2, "pp": pp, "data": "fsdp"},
+        "training": {"sequence": 512, "global_batch": 2 * gpus, "precision": precision, "attention": "standard"},
+    }
+
+
+@pytest.mark.parametrize("name", data_files.names("clusters"))
+def test_a_small_step_runs_and_its_answer_runs_again(name: str) -> None:
+    scenario = Scenario.from_mapping(small(name))
+    result = simulate(scenario)
+    assert 0.0 < result.step_time < 60.0
+    again = Scenario.from_mapping(result.to_json()["scenario"])
+    assert simulate(again).step_time == result.step_time
+    shared = simulate(scenario.changed("cost.network=shared"))
+    assert shared.step_time >= result.step_time * (1 - 1e-9)
+    assert picture(scenario.cluster).tiers
+
+
+@pytest.mark.parametrize("name", data_files.names("clusters"))
+def test_it_comes_back_from_networkx_as_the_same_graph(name: str, tmp_path: Path) -> None:
+    """So what was drawn, changed or measured on the graph is of the cluster that a scenario reads."""
+    machine = load_cluster(name, small(name)["cluster"]["gpus"])
+    path = tmp_path / "copy.json"
+    path.write_text(json.dumps(nx.node_link_data(machine.graph(), edges="edges")), encoding="utf-8")
+    again = load_cluster(str(path))
+    assert nx.utils.graphs_equal(again.graph(), machine.graph())
+    assert (again.gpus, again.gpus_per_node) == (machine.gpus, machine.gpus_per_node)
+    assert (again.accelerator, again.library, again.host) == (machine.accelerator, machine.library, machine.host)
+
+
+@pytest.mark.parametrize("name", ["dgx-v100", "mi300x"])
+@pytest.mark.parametrize("layout", [{"tp": 4, "pp": 2}, {"tp": 2, "pp": 2, "data": "fsdp"}])
+def test_ranks_fold_where_links_of_pairs_differ(name: str, layout: dict[str, Any]) -> None:
+    """GPUs 0 and 4 of a DGX-1 have two links, 2 and 6 one; whether ranks are alike is proved from what they cost."""
+    plan = small(name) | {"layout": layout, "cost": {"network": "shared"}}
+    scenario = Scenario.from_mapping(plan)
+    folded = simulate(scenario).step_time
+    for change in ("cost.symmetry=off", "cost.coalesce=false"):
+        assert simulate(scenario.changed(change)).step_time == pytest.approx(folded, rel=1e-9)

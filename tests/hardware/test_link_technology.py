@@ -1,0 +1,79 @@
+"""Files name the make of links; nothing is guessed by bandwidth."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clustersim.collectives.library import Makes, load_library
+from clustersim.collectives.tuner import Surveyor, choose
+from clustersim.common.errors import InputError
+from clustersim.hardware.cluster import load_cluster
+from clustersim.hardware.graph_fabric import GraphFabric
+from clustersim.hardware.link_technology import GENERATIONS, NETWORKS, Technology
+from clustersim.program.task import Collective
+from tests.conftest import examples
+
+NCCL = load_library("nccl")
+
+
+def seconds(overrides, payload, kind=Collective.ALL_REDUCE, gpus=16):
+    fabric = load_cluster("dgx-h100", gpus, overrides).fabric
+    return float(choose(Surveyor(fabric, NCCL).survey(kind, np.arange(gpus)[None]), payload).seconds.max())
+
+
+@examples(30)
+@given(
+    generation=st.sampled_from([name for name in GENERATIONS if name.startswith("nvlink")]),
+    rate=st.integers(50, 1500),
+    more=st.integers(1, 500),
+    payload=st.sampled_from([1e3, 1e6, 1e8, 1e10]),
+    kind=st.sampled_from([Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.ALL_TO_ALL]),
+)
+def test_more_bandwidth_of_one_generation_is_never_slower(generation, rate, more, payload, kind):
+    """676 GB/s was slower than 674, which was taken for another generation."""
+    named = {"node.nvlink.generation": generation}
+    slow, fast = (named | {"node.nvlink.bandwidth": f"{item} GB/s"} for item in (rate, rate + more))
+    assert seconds(fast, payload, kind) <= seconds(slow, payload, kind) * (1 + 1e-9)
+
+
+def test_an_unnamed_generation_is_the_accelerators():
+    fabric = load_cluster("dgx-h100", 16, {"node.nvlink.generation": None, "accelerator": "a100-sxm-80gb"}).fabric
+    assert Makes.of(fabric.links).generations == (Technology.NVLINK3,)
+
+
+def test_a_generation_that_nobody_names_is_missing_and_an_unknown_one_is_refused():
+    with pytest.raises(InputError, match=r"node\.nvlink\.generation: is missing, .* nvlink2, nvlink3, nvlink4"):
+        load_cluster("dgx-h100", 16, {"node.nvlink.generation": None, "accelerator": "cpu-laptop"})
+    with pytest.raises(InputError, match=r"node\.nvlink\.generation: 'nvlink44' is unknown; did you mean nvlink4"):
+        load_cluster("dgx-h100", 16, {"node.nvlink.generation": "nvlink44"})
+    with pytest.raises(InputError, match=r"node\.nic\.network: 'efaa' is unknown; did you mean efa"):
+        load_cluster("dgx-h100", 16, {"node.nic.network": "efaa"})
+
+
+def test_a_library_without_constants_of_a_make_says_which_it_has():
+    with pytest.raises(InputError, match="library rccl has no constants of nvlink4 links; it has xgmi4"):
+        load_library("rccl").generation(Technology.NVLINK4)
+    assert load_library("gloo").generation(Technology.NVLINK4) == load_library("gloo").generation(Technology.XGMI4)
+
+
+def test_networks_differ_by_their_constants_alone():
+    """The same ports: a message over EFA takes longer, over TCPX much longer, and TCPX has no low-latency protocols."""
+    small = {name: seconds({"node.nic.network": name}, 8.0) for name in NETWORKS}
+    assert small["infiniband"] < small["efa"] < small["efa1"] < small["tcpx"]
+    assert NCCL.without(Makes((Technology.NVLINK4,), (Technology.TCPX,))) == {"LL", "LL128", "tree", "in_network"}
+
+
+def test_a_machine_of_two_generations_has_each_links_rate_and_the_worst_of_what_concerns_all():
+    """Two nodes of H100 and A100 links: in_network needs every switch to add, the launch is the slower one's."""
+    graph = load_cluster("dgx-h100", 16).fabric.graph().copy()
+    for source, target, edge in graph.edges(data=True):
+        if edge["kind"] == "nvlink" and "nvswitch1" in (source, target):
+            edge["technology"], edge["bandwidth"] = "nvlink3", 300e9
+    mixed = Makes.of(GraphFabric(graph).links)
+    assert mixed.generations == (Technology.NVLINK3, Technology.NVLINK4)
+    assert not NCCL.adds_on(mixed)
+    launches = [NCCL.generations[generation].launch for generation in mixed.generations]
+    assert NCCL.launch_on(mixed) == max(launches)
+    choice = choose(Surveyor(GraphFabric(graph), NCCL).survey(Collective.ALL_REDUCE, np.arange(16).reshape(2, 8)), 1e9)
+    assert choice.seconds[1] > 1.3 * choice.seconds[0]

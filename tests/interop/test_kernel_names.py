@@ -1,0 +1,122 @@
+"""Names of kernels as libraries write them, and what PyTorch says of collectives."""
+
+import pytest
+
+from clustersim.common.dtypes import COMPUTED, DType
+from clustersim.interop.kernel_names import kind_of, label_of
+from clustersim.model.kernels import Kernel, KernelKind, MatmulShape
+from clustersim.report.export.kineto_kernels import called_kernel
+from clustersim.results.profiled_step import SpanKind
+from tests.interop.synthetic_profiles import REDUCED
+
+NAMES = {  # from traces of A100, H100, MI250 and V100
+    "nvjet_tst_192x192_64x4_2x1_v_bz_coopB_TNT": SpanKind.PRODUCTS,
+    "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_execute_segment_k_off_kernel":
+        SpanKind.PRODUCTS,
+    "void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_64x64_16x6_nn_align4>(Params)": SpanKind.PRODUCTS,
+    "ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_nn": SpanKind.PRODUCTS,
+    "Cijk_Alik_Bljk_SB_Bias_AS_SAV_UserArgs_MT64x16x32_MI16x16x1_SN": SpanKind.PRODUCTS,
+    "void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16>": SpanKind.PRODUCTS,
+    "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4, cutlass::bfloat16_t>>":
+        SpanKind.ATTENTION,
+    "void cutlass::device_kernel<flash::FlashAttnFwdSm90<flash::CollectiveMainloopFwdSm90>>": SpanKind.ATTENTION,
+    "cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_3": SpanKind.ATTENTION,
+    "void transformer_engine::normalization::rmsnorm_fwd_tuned_kernel<Traits>": SpanKind.NORM,
+    "void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float>": SpanKind.NORM,
+    "triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_0": SpanKind.POINTWISE,
+    "triton_poi_fused__to_copy_mul_silu_3": SpanKind.POINTWISE,
+    "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>": SpanKind.POINTWISE,
+    "void at::native::elementwise_kernel<128, 2, direct_copy_kernel_cuda(at::TensorIteratorBase&)>": SpanKind.COPIES,
+    "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<TensorListMetadata<4>, FusedAdamMathFunctor>":
+        SpanKind.OPTIMIZER,
+    "void (anonymous namespace)::cunn_SoftMaxForward<4, float, float, float>": SpanKind.LOSS,
+    "void at::native::(anonymous namespace)::indexSelectLargeIndex<c10::BFloat16>": SpanKind.EMBEDDING,
+    "void transformer_engine::cast_fp8_1D_kernel<bf16, fp8e4m3>": SpanKind.COPIES,
+    "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)": SpanKind.COMMUNICATION,
+    "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)": SpanKind.COMMUNICATION,
+    "void deep_ep::intranode::dispatch<8, 768, 8192>(int4*, float*)": SpanKind.COMMUNICATION,
+    "void cub::DeviceRadixSortOnesweepKernel<Policy800>": SpanKind.OTHER,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_kernel_is_known_by_its_name(name: str) -> None:
+    assert kind_of(name, "kernel") is NAMES[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("Memcpy HtoD (Pinned -> Device)", SpanKind.HOST), ("Memcpy DtoH (Device -> Pageable)", SpanKind.HOST),
+        ("Memcpy DtoD (Device -> Device)", SpanKind.COPIES),
+    ],
+)  # fmt: skip
+def test_copies_to_the_host_are_told_from_those_on_the_device(name: str, kind: SpanKind) -> None:
+    assert kind_of(name, "gpu_memcpy") is kind
+
+
+@pytest.mark.parametrize("kind", list(KernelKind))
+def test_a_kernel_of_a_scenario_has_its_kind_in_every_format(kind: KernelKind) -> None:
+    found = {kind_of(called_kernel(Kernel("x nccl flash", kind, dtype, 0.0, 0.0)).kernel, "kernel") for dtype in DType}
+    assert len(found) == 1
+    assert not found & {SpanKind.OTHER, SpanKind.COMMUNICATION}
+
+
+@pytest.mark.parametrize("dtype", COMPUTED)
+def test_a_product_has_its_sizes_in_every_format(dtype: DType) -> None:
+    for batch in (1, 4):
+        shape = MatmulShape(256, 512, 1024, batch=batch)
+        called = called_kernel(Kernel("x", KernelKind.MATMUL, dtype, 0.0, 0.0, shape))
+        label = label_of(called.kernel, "kernel", called.device, called.arguments["Input Dims"], {})
+        assert label.product == (512, 256, 1024, batch)
+
+
+@pytest.mark.parametrize(
+    ("dims", "product"),
+    [
+        ([[64], [128, 32], [32, 64], [], []], (128, 64, 32, 1)),  # addmm
+        ([[8, 128, 32], [8, 32, 64]], (128, 64, 32, 8)),  # bmm
+        ([[128, 32], [48, 64]], None), ([[128, 32]], None), (None, None), ([["x", 2], [2, 3]], None),
+    ],
+)  # fmt: skip
+def test_sizes_are_those_of_the_operator(dims: object, product: object) -> None:
+    assert label_of("nvjet_tst", "kernel", {}, dims, {}).product == product
+
+
+@pytest.mark.parametrize(
+    ("called", "kernel", "name"),
+    [
+        ("allreduce", "AllReduce_Sum_f32_RING_LL", "all_reduce"),
+        ("_allgather_base", "AllGather_RING_LL", "all_gather"),
+        ("allgather_into_tensor_coalesced", "AllGather_RING_LL", "all_gather"),
+        ("_reduce_scatter_base", "ReduceScatter_Sum_bf16_RING_LL", "reduce_scatter"),
+        ("all_to_allv", "SendRecv", "all_to_all"),
+        ("send", "SendRecv", "send_recv"), ("coalesced", "SendRecv", "send_recv"), ("", "SendRecv", "send_recv"),
+        ("coalesced", "AllGather_RING_LL", "all_gather"), ("", "Broadcast_RING_LL", "broadcast"),
+        ("", "Generic_4", "other"),
+    ],
+)  # fmt: skip
+def test_a_collective_is_what_pytorch_calls_it_or_else_its_kernel(called: str, kernel: str, name: str) -> None:
+    arguments = {**REDUCED, "Collective name": called}
+    moved = label_of(f"ncclDevKernel_{kernel}(ncclDevKernelArgsStorage<4096ul>)", "kernel", arguments, None, {}).moved
+    assert moved is not None
+    assert moved.name == name
+
+
+@pytest.mark.parametrize(
+    ("ranks", "size", "members"),
+    [
+        ("[0, 1]", 2, (0, 1)), ("[0, 8, 16, ..., 56]", 8, tuple(range(0, 64, 8))), ("[0, 1, 8, ..., 57]", 8, ()),
+        ("", 0, ()),
+    ],
+)  # fmt: skip
+def test_ranks_of_a_group_are_those_of_its_list_where_that_says_them(
+    ranks: str, size: int, members: tuple[int, ...]
+) -> None:
+    arguments = {**REDUCED, "Process Group Ranks": ranks, "Group size": size}
+    moved = label_of("ncclDevKernel_AllReduce", "kernel", arguments, None, {}).moved
+    assert moved is not None
+    assert moved.members == members
+    configured = label_of("ncclDevKernel_AllReduce", "kernel", arguments, None, {"7": (4, 5)}).moved
+    assert configured is not None
+    assert configured.members == (4, 5)

@@ -1,0 +1,296 @@
+"""What the profiler's traces say: those that this program writes say their scenario, others what they were made of."""
+
+import gzip
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from clustersim.common.errors import InputError
+from clustersim.interop.kineto import Traces, is_traces, read_traces
+from clustersim.model.kernels import PRODUCTS, KernelKind
+from clustersim.program.task import Collective, Communicate, Compute, Receive, Send
+from clustersim.report.export.write_traces import write_kineto_files
+from clustersim.results.intervals import Intervals
+from clustersim.results.profiled_step import (
+    SPAN_KINDS,
+    SPAN_PARTS,
+    ProfiledStep,
+    RankSpans,
+    SpanKind,
+    SpanPart,
+    median_step,
+)
+from clustersim.results.simulation_result import Answer
+from clustersim.results.time_categories import Part
+from tests.interop.synthetic_profiles import GEMM, Profile, three_steps
+from tests.report.small_trace import simulated
+
+GPU_PARTS = (Part.COMPUTE, Part.RECOMPUTE, Part.OPTIMIZER, Part.LAUNCH, Part.SLOWED)
+ONE_STAGE = ("layout.pp=1", "layout.dp=4")
+OVERLAPPED = (*ONE_STAGE, "layout.sequence_parallel=true", "layout.tensor_overlap=true")
+SHARDED = (*ONE_STAGE, "layout.data=zero3")
+CASES = [(), ONE_STAGE, OVERLAPPED, SHARDED, ("disturbances.slow={gpu: 1, speed: 0.5}",)]
+ATTENTION = frozenset({KernelKind.ATTENTION_FORWARD, KernelKind.ATTENTION_BACKWARD})
+NANOSECOND = 1e-9
+
+
+def imported(folder: Path, result: Answer, ranks: range = range(8)) -> Traces:
+    write_kineto_files(result, folder / "own", ranks)
+    return read_traces(folder / "own")
+
+
+def step_of(folder: Path, result: Answer) -> ProfiledStep:
+    return median_step(imported(folder, result).ranks)
+
+
+@pytest.mark.parametrize("overrides", CASES)
+def test_a_trace_of_a_scenario_has_its_parts_on_every_rank(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+    result = simulated(*overrides)
+    step = step_of(tmp_path, result)
+    assert step.seconds == pytest.approx(result.step_time, abs=2 * NANOSECOND)
+    for rank in step.ranks:
+        parts = result.breakdown.of(rank.rank)
+        expected = sum(parts[part.value] for part in GPU_PARTS)
+        assert rank.parts[SPAN_PARTS.index(SpanPart.COMPUTE)] == pytest.approx(expected, rel=1e-5)
+        assert rank.parts.sum() == pytest.approx(result.step_time, abs=2 * NANOSECOND)
+        exposed = rank.parts[SPAN_PARTS.index(SpanPart.EXPOSED)]
+        assert exposed == pytest.approx(rank.communication - rank.hidden, abs=NANOSECOND)
+
+
+@pytest.mark.parametrize("overrides", [(), SHARDED])
+def test_span_by_span_a_trace_is_its_scenario(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+    """Each kernel and each exchange, at its own time to the nanosecond, and none besides.
+
+    Where they are one operation, the kernel begins with it and the exchange ends with it.
+    """
+    result = simulated(*overrides)
+    for rank in imported(tmp_path, result).ranks:
+        spans = spans_of(result, rank.rank)
+        moves = rank.kind == SPAN_KINDS.index(SpanKind.COMMUNICATION)
+        start, end = rank.start - 1e-3, rank.end - 1e-3  # the host launches 1 ms ahead
+        kernels, exchanges = [span for span in spans if span[2]], [item for item in spans if item[3]]
+        assert np.sort(start[~moves]) == pytest.approx(sorted(element[0] for element in kernels), abs=NANOSECOND)
+        assert np.sort(end[moves]) == pytest.approx(sorted(entry[1] for entry in exchanges), abs=NANOSECOND)
+        pairs = np.stack([start, end], axis=1)
+        for begin, stop, kernel, exchange in spans:
+            if kernel != exchange:
+                assert np.abs(pairs - [begin, stop]).max(axis=1).min() <= 1.01 * NANOSECOND
+
+
+def spans_of(result: Answer, rank: int) -> list[tuple[float, float, bool, bool]]:
+    """Begin and end of all that a rank's GPU does, and whether it is a kernel, an exchange or both."""
+    simulated_rank = int(result.trace.representative[rank])
+    inside, trace = result.operations(simulated_rank), result.trace
+    tasks = result.program.programs[int(result.program.kind[rank])].tasks
+    found = []
+    for number, place, start, end in zip(
+        *(column.tolist() for column in (inside.task, inside.operation, inside.start, inside.end)), strict=True
+    ):
+        task = tasks[number]
+        assert isinstance(task, Compute)
+        operation = task.block.operations[place]
+        found.append((start, end, operation.kernel is not None, operation.exchange is not None))
+    rows = trace.rows(simulated_rank)
+    outside = rows[[not isinstance(tasks[number], Compute) for number in trace.task[rows].tolist()]]
+    return found + [(float(trace.start[row]), float(trace.end[row]), False, True) for row in outside]
+
+
+@pytest.mark.parametrize("overrides", CASES[:2])
+def test_kinds_of_kernels_are_those_of_the_scenario(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+    result = simulated(*overrides)
+    for rank in step_of(tmp_path, result).ranks:
+        expected: Counter[str] = Counter()
+        operations = result.operations(int(result.trace.representative[rank.rank]))
+        tasks = result.program.programs[int(result.program.kind[rank.rank])].tasks
+        for number, place, lasting in zip(
+            operations.task.tolist(),
+            operations.operation.tolist(),
+            (operations.end - operations.start).tolist(),
+            strict=True,
+        ):
+            task = tasks[number]
+            assert isinstance(task, Compute)
+            kernel = task.block.operations[place].kernel
+            word = (
+                "" if kernel is None else "A" if kernel.kind in ATTENTION else "P" if kernel.kind in PRODUCTS else "O"
+            )
+            expected[word] += lasting
+        seconds = dict(zip(SPAN_KINDS, rank.kinds()[1].tolist(), strict=True))
+        assert seconds[SpanKind.ATTENTION] == pytest.approx(expected["A"], rel=1e-5)
+        assert seconds[SpanKind.PRODUCTS] == pytest.approx(expected["P"], rel=1e-5)
+        rest = sum(seconds[kind] for kind in SPAN_KINDS[2:9])
+        assert rest == pytest.approx(expected["O"], rel=1e-4)
+        assert seconds[SpanKind.OTHER] == 0.0
+
+
+@pytest.mark.parametrize("overrides", [(), SHARDED])
+def test_collectives_are_those_of_the_program(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+    """By name, ranks and payload; messages are one kind, sent or received."""
+    result = simulated(*overrides)
+    for rank in step_of(tmp_path, result).ranks:
+        program = result.program.programs[int(result.program.kind[rank.rank])]
+        expected: Counter[tuple[str, int, float]] = Counter()
+        for task in program.tasks:
+            exchanges = task.block.exchanges if isinstance(task, Compute) else (task.exchange,)
+            for exchange in exchanges:
+                size = result.program.groups[exchange.group].members.shape[1]
+                assert isinstance(task, (Compute, Communicate, Send, Receive))
+                expected[exchange.collective.value, size, round(exchange.payload / 2 / size)] += 1
+        sums = rank.by_label()[0]
+        found: Counter[tuple[str, int, float]] = Counter()
+        for label, count in zip(rank.spans.labels, sums.tolist(), strict=True):
+            if label.moved is not None:
+                found[label.moved.name, label.moved.ranks, round(label.moved.payload / 2 / label.moved.ranks)] += count
+                assert rank.rank in label.moved.members
+        assert found == expected
+        assert Collective.ALL_REDUCE.value in {name for name, _, _ in found}
+
+
+def test_of_several_steps_the_median_one_is_taken(tmp_path: Path) -> None:
+    result = simulated("steps=4")
+    traces = imported(tmp_path, result)
+    step = median_step(traces.ranks)
+    assert traces.ranks[0].numbers == (0, 1, 2, 3)
+    assert len(step.step_times) == 3
+    assert step.seconds == pytest.approx(float(np.median(result.step_times)), rel=1e-6)
+
+
+def test_what_was_measured_is_read_as_it_was_made(tmp_path: Path) -> None:
+    """Kernels run after the host's mark of their step has ended, and belong to it all the same."""
+    traces = read_traces(three_steps().write(tmp_path / "trace.json"))
+    (spans,) = traces.ranks
+    assert (traces.world, traces.device, traces.shapes) == (1, "NVIDIA H100 80GB HBM3", True)
+    assert spans.numbers == (5, 6, 7, 8)
+    assert spans.step.tolist() == [step for step in range(4) for _ in range(3)]
+    step = median_step(traces.ranks)
+    assert step.number == 7
+    assert step.step_times == pytest.approx([100e-6, 140e-6, 120e-6])
+    assert step.parts == pytest.approx([60e-6, 20e-6, 5e-6, 35e-6])
+    assert (step.communication, step.hidden) == pytest.approx((40e-6, 20e-6))
+    assert step.streams()[20] == pytest.approx([0.0, 40e-6, 0.0, 80e-6])
+    ((moved, counted),) = step.collectives().items()
+    assert (moved.name, moved.ranks, moved.payload) == ("all_reduce", 2, 2048.0)
+    assert counted == pytest.approx([1.0, 40e-6])
+    assert list(step.products()) == [(64, 16, 32, 1)]
+
+
+def test_what_began_in_the_step_before_counts_in_part(tmp_path: Path) -> None:
+    profile = Profile().step(0, 0.0, 100.0).step(1, 100.0, 100.0).step(2, 200.0, 100.0)
+    for begin in (0.0, 100.0, 200.0):
+        profile.kernel(GEMM, begin, begin + 10.0, 30.0)
+    profile.kernel("void at::native::vectorized_elementwise_kernel<4>", 60.0, 90.0, 50.0, stream=9)
+    step = median_step(read_traces(profile.write(tmp_path / "trace.json")).ranks)
+    assert step.number == 0
+    assert step.parts == pytest.approx([50e-6, 0.0, 0.0, 50e-6])
+    after = median_step([replaced(read_traces(tmp_path / "trace.json").ranks[0])])
+    assert after.kinds[1][SPAN_KINDS.index(SpanKind.POINTWISE)] == pytest.approx(30e-6)
+    assert after.kinds[0][SPAN_KINDS.index(SpanKind.POINTWISE)] == 0.0
+
+
+def replaced(spans: RankSpans) -> RankSpans:
+    """Without its first step."""
+    return replace(spans, numbers=spans.numbers[1:], step=np.maximum(spans.step - 1, -1))
+
+
+def test_clocks_of_several_ranks_have_one_origin(tmp_path: Path) -> None:
+    """One file counts from 1970, the other from 2 s later."""
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    for rank, base in ((0, 0), (1, 2_000_000_000)):
+        profile = Profile(rank, 2, base).step(0, 5e6 - base / 1000, 90.0)
+        profile.kernel(GEMM, 5e6 - base / 1000, 5e6 + 10.0 + 20.0 * rank - base / 1000, 50.0)
+        profile.write(folder / f"{rank}.json")
+    step = median_step(read_traces(folder).ranks)
+    assert step.seconds == pytest.approx(70e-6, abs=2e-9)
+
+
+def test_a_compressed_trace_is_the_same(tmp_path: Path) -> None:
+    plain = three_steps().write(tmp_path / "trace.json")
+    packed = tmp_path / "trace.json.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    first, second = (read_traces(path).ranks[0] for path in (plain, packed))
+    assert first.start.tolist() == second.start.tolist()
+    assert is_traces(packed)
+    assert is_traces(plain)
+    assert is_traces(tmp_path)
+    assert not is_traces(tmp_path / "plan.yaml")
+
+
+def test_intervals_of_all_kernels_are_never_more_than_the_step(tmp_path: Path) -> None:
+    for rank in step_of(tmp_path, simulated()).ranks:
+        zeros = np.zeros(len(rank.spans.start), dtype=np.int64)
+        busy = Intervals(zeros, rank.spans.start, rank.spans.end).joined().seconds.sum()
+        assert busy == pytest.approx(rank.parts[:3].sum(), rel=1e-9)
+        assert busy <= rank.seconds
+
+
+def broken(**changes: object) -> dict[str, object]:
+    return {**three_steps().content, **changes}
+
+
+def without(*names: str) -> dict[str, object]:
+    events = [event for event in three_steps().events if not event["name"].startswith(names)]
+    return broken(traceEvents=events)
+
+
+BAD = {
+    "not JSON": ("{", "is not valid JSON, or truncated"),
+    "no trace": ({"colour": "red"}, "is no trace of PyTorch's profiler: traceEvents is missing"),
+    "a list": ([1], "traceEvents is missing"),
+    "another tool": ({"traceEvents": []}, "schemaVersion: nothing is not 1"),
+    "another version": (broken(schemaVersion=2), "schemaVersion: 2 is not 1"),
+    "no steps": (without("ProfilerStep"), "marks no steps (ProfilerStep#N); call profiler.step()"),
+    "no GPU": (without(GEMM, "nccl", "Memcpy"), "nothing ran on a GPU in it; profile with ProfilerActivity.CUDA"),
+    "a time": (broken(traceEvents=[*three_steps().step(9, float("inf"), 1.0).events]), "ts of 'ProfilerStep#9'"),
+    "a duration": (broken(traceEvents=[*three_steps().step(9, 0.0, -1.0).events]), "dur of 'ProfilerStep#9': -1.0 is"),
+    "a rank": (broken(distributedInfo={"rank": "zero"}), "rank: 'zero' is not a whole number"),
+    "no such rank": (broken(distributedInfo={"rank": 4, "world_size": 4}), "rank: 4 is not below world_size"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_is_no_trace_is_refused_in_a_sentence(tmp_path: Path, case: str) -> None:
+    content, words = BAD[case]
+    file = tmp_path / "trace.json"
+    file.write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(InputError) as refused:
+        read_traces(file)
+    assert str(refused.value).startswith(f"{file}: ")
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("key", ["correlation", "External id"])
+def test_what_joins_no_events_joins_none(tmp_path: Path, key: str) -> None:
+    """Kernels then belong to the step in which they run, and products have no sizes."""
+    profile = three_steps()
+    for event in profile.events:
+        event["args"] = {**event.get("args", {}), key: [1, 2]}
+    traces = read_traces(profile.write(tmp_path / "trace.json"))
+    assert len(traces.ranks[0].numbers) > 1
+    assert traces.shapes is (key == "correlation")
+
+
+def test_traces_of_different_runs_are_refused(tmp_path: Path) -> None:
+    three_steps(0, 2).write(tmp_path / "a.json")
+    three_steps(0, 2).write(tmp_path / "b.json")
+    with pytest.raises(InputError, match=r"b\.json: is of rank 0, as .*a\.json is"):
+        read_traces(tmp_path)
+    three_steps(1, 4).write(tmp_path / "b.json")
+    with pytest.raises(InputError, match=r"b\.json: is of 4 ranks, .*a\.json of 2"):
+        read_traces(tmp_path)
+    other = Profile(1, 2).step(40, 0.0, 10.0).kernel(GEMM, 1.0, 2.0, 3.0)
+    other.write(tmp_path / "b.json")
+    with pytest.raises(InputError, match="no ProfilerStep# with kernels is in the traces of all ranks"):
+        read_traces(tmp_path)
+    with pytest.raises(InputError, match="has no trace"):
+        (tmp_path / "empty").mkdir()
+        read_traces(tmp_path / "empty")
+
+
+def test_a_mark_behind_which_nothing_was_launched_is_no_step(tmp_path: Path) -> None:
+    profile = three_steps().step(9, 5000.0, 10.0)
+    assert read_traces(profile.write(tmp_path / "trace.json")).ranks[0].numbers == (5, 6, 7, 8)

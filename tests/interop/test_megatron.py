@@ -1,0 +1,418 @@
+"""Launch scripts of Megatron-LM, in the form of its examples, are the models and layouts that they launch."""
+
+import re
+from typing import Any
+
+import pytest
+
+from clustersim import simulate
+from clustersim.common.errors import InputError
+from clustersim.interop.megatron_import import read_megatron
+from clustersim.interop.model_equivalence import alike
+from clustersim.model.layer_stack import RoutedMlp, specs
+from clustersim.model.presets import preset
+from clustersim.model.transformer import parameters
+from clustersim.scenario import Scenario
+from tests.interop.repository_examples import DEEPSEEK_V3, GPT3_175B, LLAMA3_8B, MEGATRON, MIXTRAL_8X7B
+
+SCRIPT = """#!/bin/bash
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+GPUS_PER_NODE=8
+NUM_NODES=${SLURM_NNODES:-"4"}
+WORLD_SIZE=$(($GPUS_PER_NODE*$NUM_NODES))
+CHECKPOINT_PATH=$1 #<a path>
+TP=2
+DISTRIBUTED_ARGS=(
+    --nproc_per_node $GPUS_PER_NODE
+    --nnodes $NUM_NODES
+    --master_addr ${MASTER_ADDR:-localhost}
+)
+MODEL_ARGS=(
+    --num-layers 32 --hidden-size 4096   # the width
+    --ffn-hidden-size 14336
+    --num-attention-heads 32
+    --group-query-attention --num-query-groups 8
+    #--qk-layernorm
+    --seq-length 8192 --max-position-embeddings 8192
+    --position-embedding-type rope --normalization RMSNorm --swiglu
+    --untie-embeddings-and-output-weights --disable-bias-linear
+    --attention-dropout 0.0 --hidden-dropout 0.0
+)
+FORMAT_ARGS=()
+FORMAT_ARGS+=(
+    "--fp8-format hybrid"
+)
+TRAINING_ARGS=(
+    --micro-batch-size 1 --global-batch-size 128 --lr=3.0e-4 --bf16 --clip-grad 1.0
+    --tensor-model-parallel-size ${TP} --pipeline-model-parallel-size 2
+    --num-layers-per-virtual-pipeline-stage 4
+    --sequence-parallel --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather
+    --vocab-size 128256 --save "$CHECKPOINT_PATH" --split '99,1,0'
+)
+torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py \\
+    ${MODEL_ARGS[@]} \\
+    ${TRAINING_ARGS[@]}
+"""
+MLA = """--num-layers 61 --hidden-size 7168 --ffn-hidden-size 18432 --num-attention-heads 128 --kv-channels 128
+--multi-latent-attention --q-lora-rank 1536 --kv-lora-rank 512 --qk-head-dim 128 --qk-pos-emb-head-dim 64
+--v-head-dim 128 --num-experts 256 --moe-layer-freq ([0]*3+[1]*58) --moe-ffn-hidden-size 2048
+--moe-shared-expert-intermediate-size 2048 --moe-router-topk 8 --moe-router-num-groups 8 --moe-router-group-topk 4
+--moe-router-score-function sigmoid --moe-router-enable-expert-bias --moe-token-dispatcher-type flex
+--moe-enable-deepep --expert-model-parallel-size 8 --swiglu --normalization RMSNorm --disable-bias-linear
+--position-embedding-type rope --untie-embeddings-and-output-weights --vocab-size 129280
+--make-vocab-size-divisible-by 3232 --hidden-dropout 0 --attention-dropout 0 --seq-length 4096 --micro-batch-size 1
+--global-batch-size 64 --bf16 --recompute-granularity selective --recompute-modules mla_up_proj moe_act"""
+SMALL = "--num-layers 2 --hidden-size 256 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128 "
+SMALL += "--micro-batch-size 1 --vocab-size 1000 --bf16 "
+
+
+def read(text: str, gpus: int | None = None) -> dict[str, Any]:
+    return dict(read_megatron(text, "run", gpus=gpus).mapping)
+
+
+def whole_windows(arguments: str) -> list[int | None]:
+    """The window of each of six layers."""
+    layers = specs(Scenario.from_mapping(read(f"{SMALL} --num-layers 6 {arguments}", 1)).model.stack)
+    return [layer.attention.window for layer in layers if layer.attention is not None]
+
+
+def test_a_launch_script_is_the_scenario_that_it_launches() -> None:
+    found = read_megatron(SCRIPT, "run")
+    scenario = Scenario.from_mapping(found.mapping)
+    assert parameters(scenario.model) == parameters(preset("llama3-8b"))
+    layout = scenario.layout
+    assert (layout.tp, layout.pp, layout.dp, layout.sequence_parallel) == (2, 2, 8, True)
+    assert scenario.cluster.gpus == 32
+    assert found.mapping["schedule"] == {"interleaved": {"chunks": 4}}
+    assert found.mapping["training"]["precision"] == {"compute": "fp8"}
+    assert (found.passed_over, found.assumed) == ((), ())
+    assert simulate(scenario).step_time > 0.0
+
+
+def test_latent_attention_and_experts_are_deepseek_v3() -> None:
+    """Of whose parameters none differs, as the vocabulary is no multiple of 128 and is padded to itself here."""
+    scenario = Scenario.from_mapping(read(MLA, 64))
+    assert parameters(scenario.model) == parameters(preset("deepseek-v3"))
+    assert (scenario.layout.ep, scenario.layout.dispatcher.value) == (8, "deepep")
+    assert scenario.to_mapping()["training"]["recompute"] == {"modules": ["mla_up_proj", "moe_act"]}
+
+
+@pytest.mark.parametrize("name", MEGATRON)
+def test_the_repository_s_examples_are_read_whole(name: str) -> None:
+    text, gpus = MEGATRON[name]
+    found = read_megatron(text, "run", gpus=gpus)
+    assert found.passed_over == ()
+    assert Scenario.from_mapping(found.mapping).layout.world == gpus
+
+
+@pytest.mark.parametrize("name", ["gpt3-175b", "llama3-8b", "mixtral-8x7b"])
+def test_the_repository_s_examples_are_their_models(name: str) -> None:
+    """The Llama example leaves Megatron-LM's LayerNorm, which has biases where RMSNorm has none."""
+    model = Scenario.from_mapping(read(*MEGATRON[name])).model
+    biases = (2 * model.layers + 1) * model.hidden if name == "llama3-8b" else 0
+    assert parameters(model) - biases == parameters(preset(name))
+
+
+def test_gpt_3_trains_in_fp16_with_gradients_of_as_many_bytes() -> None:
+    mapping = read(GPT3_175B, 1024)
+    assert mapping["training"]["precision"] == {"compute": "fp16", "gradients": "fp16"}
+    assert (mapping["layout"]["tp"], mapping["layout"]["pp"], "dp" in mapping["layout"]) == (8, 16, False)
+    wide = read(f"{GPT3_175B} --accumulate-allreduce-grads-in-fp32", 1024)
+    assert wide["training"]["precision"] == {"compute": "fp16"}
+
+
+def test_llama_3_stores_its_matrices_in_fp8_and_mixtral_spreads_its_experts() -> None:
+    kept = {"compute": "fp8", "gradients": "bf16", "stored": "fp8"}
+    assert read(LLAMA3_8B, 8)["training"]["precision"] == kept
+    layout = Scenario.from_mapping(read(MIXTRAL_8X7B, 32)).layout
+    assert (layout.pp, layout.ep, layout.dp, layout.dispatcher.value) == (4, 8, 8, "alltoall")
+
+
+def test_deepseek_v3_shards_all_and_predicts_a_further_token() -> None:
+    made = Scenario.from_mapping(read(DEEPSEEK_V3, 256))
+    own = Scenario.from_mapping({**read(DEEPSEEK_V3, 256), "model": {"preset": "deepseek-v3", "mtp_layers": 1}})
+    assert parameters(made.model) == parameters(own.model)
+    assert (made.layout.data.stage, made.layout.dispatcher.value) == (3, "hybridep")
+
+
+def test_defaults_are_megatron_s() -> None:
+    """A GPT-2 of its time: learned positions, GeLU, biases, tied embeddings, dropout, a padded vocabulary."""
+    mapping = read(SMALL, 4)
+    assert mapping["model"] == {
+        "name": "run", "layers": 2, "hidden": 256, "ffn": 1024, "heads": 4, "kv_heads": 4, "vocab": 1024,
+        "max_positions": 128, "mlp": "gelu", "norm": "layernorm", "positions": "learned", "tied_embeddings": True,
+        "linear_bias": True, "qkv_bias": True, "qk_norm": False, "dropout": True,
+    }  # fmt: skip
+    assert mapping["layout"] == {"data": {"ddp": {"bucket": "megatron", "overlap": False}}}
+    assert mapping["training"]["global_batch"] == 4
+    assert "schedule" not in mapping
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key", "value"),
+    [
+        ("--recompute-granularity full --recompute-method block --recompute-num-layers 1", "recompute", {"layers": 1}),
+        ("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1", "recompute", "full"),
+        ("--recompute-activations", "recompute", {"modules": ["core_attn"]}),
+        ("--fp8-format e4m3 --fp8-recipe blockwise", "precision", {"compute": "fp8-blockwise"}),
+        ("--grad-reduce-in-bf16", "precision", {"compute": "bf16", "gradients": "bf16"}),
+        ("--exp-avg-dtype bf16 --use-precision-aware-optimizer", "precision", {"compute": "bf16", "moments": "bf16"}),
+        (
+            "--fp8-format hybrid --fp8-recipe mxfp8 --fp8-param-gather",
+            "precision",
+            {"compute": "mxfp8", "stored": "mxfp8", "gathered": "bf16"},
+        ),
+        (
+            "--fp8-format hybrid --first-last-layers-bf16 --num-layers-at-end-in-bf16 0",
+            "precision",
+            {"compute": "fp8", "first_layers": 1, "last_layers": 0},
+        ),
+        (
+            "--use-megatron-fsdp --megatron-fsdp-main-grads-dtype bf16 --megatron-fsdp-main-params-dtype auto",
+            "precision",
+            {"compute": "bf16", "gradients": "bf16"},
+        ),
+        ("--clip-grad 0.0", "gradient_clipping", False),
+        ("--cross-entropy-loss-fusion", "loss", "fused"),
+        ("--attention-backend unfused", "attention", "standard"),
+    ],
+)
+def test_arguments_of_training(arguments: str, key: str, value: object) -> None:
+    mapping = read(SMALL + arguments, 2)
+    assert mapping["training"][key] == value
+    Scenario.from_mapping(mapping, ["cluster.name=hgx-b200"] if "mxfp8" in arguments else [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key", "value"),
+    [
+        ("--use-distributed-optimizer", "data", {"zero": {"stage": 1, "overlap": False}}),
+        ("--use-distributed-optimizer --overlap-grad-reduce", "data", "zero1"),
+        ("--use-torch-fsdp2", "data", "fsdp"),
+        (
+            "--use-torch-fsdp2 --torch-fsdp2-no-reshard-after-forward",
+            "data",
+            {"fsdp": {"reshard_after_forward": False}},
+        ),
+        (
+            "--use-distributed-optimizer --overlap-grad-reduce --num-distributed-optimizer-instances 2",
+            "data",
+            {"zero": {"stage": 1, "shard": 2}},
+        ),
+        ("--overlap-grad-reduce --ddp-bucket-size 1000", "data", {"ddp": {"bucket": "4000 B", "overlap": True}}),
+        ("--ddp-bucket-size 8 --grad-reduce-in-bf16", "data", {"ddp": {"bucket": "16 B", "overlap": False}}),
+        ("--use-tp-pp-dp-mapping", "order", ["tp", "cp", "pp", "dp"]),
+        ("--no-overlap-p2p-communication", "pipeline_overlap", False),
+        ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params", "data", "zero3"),
+        ("--pipeline-model-parallel-size 2 --decoder-first-pipeline-num-layers 1", "layers_per_stage", {"first": 1}),
+        ("--num-experts 4 --moe-token-dispatcher-type alltoall", "dispatcher", "alltoall"),
+        ("--context-parallel-size 2", "cp", 2),
+    ],
+)
+def test_arguments_of_the_layout(arguments: str, key: str, value: object) -> None:
+    mapping = read(SMALL + arguments, 4)
+    assert mapping["layout"][key] == value
+    Scenario.from_mapping(mapping)
+
+
+@pytest.mark.parametrize(
+    ("frequency", "there"),
+    [
+        ("1", "111111"),
+        ("2", "101010"),
+        ("[0]*2+[1]*4", "001111"),
+        ("([0,1]*3)", "010101"),
+        ("[1]*1+[0]*1+[1]*4", "101111"),
+        ("[0,1,1,0,0,1]", "011001"),
+    ],
+)
+def test_experts_are_in_the_layers_that_megatron_gives_them(frequency: str, there: str) -> None:
+    """A number counts from the first layer on, a list says it of each."""
+    text = SMALL + f"--num-layers 6 --num-experts 4 --moe-layer-freq {frequency}"
+    layers = specs(Scenario.from_mapping(read(text, 1)).model.stack)
+    assert "".join(str(int(isinstance(layer.mlp, RoutedMlp))) for layer in layers) == there
+
+
+@pytest.mark.parametrize(
+    ("arguments", "windows"),
+    [
+        ("--window-size 127,0", [128] * 6),
+        ("--window-size (127,0) --window-attn-skip-freq 2", [128, None] * 3),
+        ("--window-size 63,0 --window-attn-skip-freq 4", [64, 64, 64, None, 64, 64]),
+        ("--window-size 63,0 --window-attn-skip-freq [1,1,0]*2", [64, 64, None] * 2),
+        ("--window-size 63,0 --window-attn-skip-freq [1]*6", [64] * 6),
+        ("--window-size 63,0 --window-attn-skip-freq 1", [None] * 6),
+        ("--window-attn-skip-freq 2", [None] * 6),
+    ],
+)
+def test_a_window_is_of_a_token_and_those_before_it(arguments: str, windows: list[int | None]) -> None:
+    """Of N layers the last one has none: (N-1):1, counted from the first layer."""
+    assert whole_windows(arguments) == windows
+
+
+def test_gpt_oss_is_the_model_that_its_arguments_say() -> None:
+    """But for the positions, which its script leaves to a flag of its own that is named."""
+    text = """--num-layers 24 --hidden-size 2880 --ffn-hidden-size 2880 --num-attention-heads 64 --kv-channels 64
+    --group-query-attention --num-query-groups 8 --num-experts 32 --moe-ffn-hidden-size 2880 --moe-router-topk 4
+    --padded-vocab-size 201088 --quick-geglu --softmax-type learnable --window-size 127,0 --window-attn-skip-freq 2
+    --normalization RMSNorm --untie-embeddings-and-output-weights --position-embedding-type rope --enable-gpt-oss
+    --moe-token-dispatcher-type alltoall --micro-batch-size 1 --seq-length 4096 --bf16 --hidden-dropout 0
+    --attention-dropout 0"""
+    found = read_megatron(text, "run", gpus=8)
+    assert alike(Scenario.from_mapping(found.mapping).model, preset("gpt-oss-20b"))
+    assert found.passed_over == ("--enable-gpt-oss",)
+
+
+@pytest.mark.parametrize(
+    ("program", "taken"),
+    [
+        ("pretrain_gpt.py", True),
+        ("tools/preprocess_data.py --input a.json; python pretrain_gpt.py", True),
+        ("# pretrain_bert.py is another one", True),
+        ("my_own_llama.py", True),
+        ("pretrain_bert.py", False),
+        ("${MEGATRON}/pretrain_t5.py", False),
+        ("pretrain_vision_classify.py", False),
+        ("tools/run_text_generation_server.py", False),
+        ("train_rl.py", False),
+    ],
+)
+def test_a_script_that_trains_no_decoder_is_refused(program: str, taken: bool) -> None:
+    script = f"{program}\n{SMALL}"
+    if taken:
+        assert read(script, 1)["model"]["layers"] == 2
+        return
+    with pytest.raises(InputError, match=r"run: starts \w+\.py; of Megatron-LM's programs pretrain_gpt\.py alone"):
+        read(script, 1)
+
+
+def test_the_whole_mixture_layer_again_beside_what_is_again_without() -> None:
+    """Megatron-LM adds it to its modules, which are the scores of attention where none are named."""
+    mixture = SMALL + "--num-experts 4 --moe-token-dispatcher-type alltoall --moe-layer-recompute "
+    assert read(mixture, 1)["training"]["recompute"] == {"modules": ["core_attn", "moe"]}
+    named = f"{mixture} --recompute-granularity selective --recompute-modules layernorm moe"
+    assert read(named, 1)["training"]["recompute"] == {"modules": ["layernorm", "moe"]}
+    assert "recompute" not in read(SMALL + "--moe-layer-recompute", 1)["training"]
+
+
+def test_overlaps_of_tokens_that_do_not_travel_have_no_effect() -> None:
+    text = SMALL + "--num-experts 4 --moe-shared-expert-overlap --moe-shared-expert-intermediate-size 64 "
+    text += "--moe-token-dispatcher-type alltoall"
+    assert "overlap_shared_experts" not in read(text, 2)["layout"]
+    assert read(f"{text} --expert-model-parallel-size 2", 2)["layout"]["overlap_shared_experts"] is True
+
+
+def test_stages_of_a_layout_string_go_round_the_ranks() -> None:
+    text = SMALL + "--num-layers 6 --pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et|tt|tt|tL'"
+    made = Scenario.from_mapping(read(text, 2))
+    assert (made.schedule.name, made.placement.chunks) == ("interleaved", 2)
+    plain = text.replace("Et|tt|tt|tL", "Ettt|tttL")
+    assert Scenario.from_mapping(read(plain, 2)).schedule.name == "1f1b"
+
+
+def test_the_last_time_that_an_argument_is_given_counts() -> None:
+    assert read(SMALL + "--num-layers 6 --num-layers 8", 1)["model"]["layers"] == 8
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "LAYERS=8\nMORE=$(($LAYERS-2))\n--num-layers $MORE",
+        "LAYERS=8\n--num-layers $((LAYERS*3/4))",
+        'LAYERS=8\nMODEL_ARGS=" \\\n  --num-layers $((1+LAYERS-3)) \\\n"',
+        'MODEL_ARGS="\n  --num-layers 6\n"',
+        "MODEL_ARGS='--num-layers 6 --log-interval 1'",
+        "if true; then\n  options=\" ${options} \\\n --num-layers 6 --moe-layer-freq '[1]*6'\"\nfi",
+        "--num-layers $((6/0)) --num-layers 6",
+    ],
+)
+def test_arguments_of_variables_and_arithmetic(script: str) -> None:
+    """As scripts of DeepSeek-V2-Lite (examples/post_training/modelopt/conf) and of Pai-Megatron-Patch have them."""
+    assert read(f"{SMALL}\n{script}\n", 1)["model"]["layers"] == 6
+
+
+def test_what_no_key_says_is_named() -> None:
+    found = read_megatron(SMALL + "--use-something-new 3 --log-interval 5", "run", gpus=1)
+    assert found.passed_over == ("--use-something-new",)
+
+
+def test_a_misspelt_argument_is_named_with_what_it_may_mean() -> None:
+    """Not those that are told apart by a word, as Megatron-LM has many."""
+    found = read_megatron(SMALL + "--tensor-model-paralel-size 2 --moe-router-topk-limit 2", "run", gpus=1).passed_over
+    named = "--tensor-model-paralel-size (did you mean --tensor-model-parallel-size?)"
+    assert found == (named, "--moe-router-topk-limit")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "captured"),
+    [
+        ("", "nothing"),
+        ("--enable-cuda-graph", "all"),
+        ("--cuda-graph-impl none --cuda-graph-scope full", "nothing"),
+        ("--cuda-graph-impl local --cuda-graph-scope full_iteration", "all"),
+        ("--cuda-graph-impl transformer_engine --cuda-graph-scope attn moe_router --num-experts 4", "outside_experts"),
+        ("--external-cuda-graph --cuda-graph-scope attn", "nothing"),
+    ],
+)
+def test_cuda_graphs(arguments: str, captured: str) -> None:
+    found = read_megatron(SMALL + arguments, "run", gpus=1)
+    assert Scenario.from_mapping(found.mapping).framework.captured.value == captured
+    named = captured == "nothing" and "scope" in arguments
+    assert found.passed_over == (("--cuda-graph-scope",) if named else ())
+
+
+def test_a_tokenizer_s_kind_says_its_vocabulary() -> None:
+    found = read_megatron(SMALL.replace("--vocab-size 1000", "--tokenizer-type Llama2Tokenizer"), "run", gpus=1)
+    assert found.mapping["model"]["vocab"] == 32000
+    assert any("32,000" in item for item in found.assumed)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("echo hello", "has no arguments"),
+        (SMALL, "does not say how many GPUs"),
+        (SMALL + "--nproc_per_node 8 --nnodes 1 --tensor-model-parallel-size 3", "no multiple of tp x cp x pp = 3"),
+        (SMALL.replace("--num-layers 2", "") + "--nproc_per_node 8 --nnodes 1", "--num-layers is missing"),
+        (SMALL + "--nproc_per_node 8 --nnodes 1 --num-layers two", "'two' is not a whole number"),
+        (SMALL + "--nproc_per_node 8 --nnodes 1 --num-layers $LAYERS", "its value is not in the script"),
+        (SMALL + "--normalization rmsnorm --nproc_per_node 8 --nnodes 1", "RMSNorm"),
+        (SMALL + "--hybrid-override-pattern M-M*", "state-space"),
+        (SMALL + "--yaml-cfg model.yaml", "--yaml-cfg: its file is not read"),
+        (SMALL + "--checkpoint-activations", "write --recompute-granularity full"),
+        (SMALL + "--moe-latent-size 64 --num-experts 4", "--moe-latent-size: it is not modelled"),
+        (SMALL + "--nproc_per_node 8 --nnodes 1 --optimizer muon", "'muon' is not modelled; adam and sgd are"),
+        (SMALL + "--nproc_per_node 8 --nnodes 1 --context-parallel-size 2 --cp-comm-type a2a", "'a2a' is not modelled"),
+        (
+            SMALL + "--nproc_per_node 8 --nnodes 1 --use-megatron-fsdp --num-distributed-optimizer-instances 2",
+            "beside --use-megatron-fsdp it is not modelled",
+        ),
+        (
+            SMALL + "--nproc_per_node 8 --nnodes 1 --pipeline-model-parallel-size 2 --num-layers 4 "
+            "--num-layers-per-virtual-pipeline-stage 1 --microbatch-group-size-per-virtual-pipeline-stage 4",
+            "rounds of other than pp = 2 are not modelled",
+        ),
+        (SMALL + "--nproc_per_node 8 --nnodes 1 --window-size 64,64", "--window-size: '64,64' is no window"),
+        (
+            SMALL + "--nproc_per_node 8 --nnodes 1 --window-size 9,0 --window-attn-skip-freq [0,1]",
+            "is not every so-manieth layer",
+        ),
+        (SMALL.replace("--vocab-size 1000", "") + "--nproc_per_node 8 --nnodes 1", "add --vocab-size"),
+        (
+            SMALL + "--num-distributed-optimizer-instances 3 --nproc_per_node 8 --nnodes 1",
+            "3 do not divide the 8 ranks",
+        ),
+        (
+            SMALL + "--tensor-model-parallel-size 0 --nproc_per_node 8 --nnodes 1",
+            "--tensor-model-parallel-size: 0 is less",
+        ),
+        (SMALL + "--pipeline-model-parallel-size 0 --nproc_per_node 8 --nnodes 1", "0 is less than 1"),
+        (SMALL + "--cuda-graph-impl loca --nproc_per_node 8 --nnodes 1", "did you mean local?"),
+        (SMALL + "--pipeline-model-parallel-layout Ett --nproc_per_node 8 --nnodes 1", "the loss, L, comes last"),
+        (SMALL + "--num-experts 4 --moe-layer-freq [1]*1+[0]*2 --nproc_per_node 8 --nnodes 1", "--moe-layer-freq"),
+    ],
+)
+def test_what_cannot_be_said_is_refused(text: str, said: str) -> None:
+    with pytest.raises(InputError, match=re.escape(said)) as refused:
+        read_megatron(text, "run")
+    assert str(refused.value).startswith("run: ")

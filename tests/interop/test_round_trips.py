@@ -1,0 +1,271 @@
+"""Arguments that are written, read and written again are the same; a scenario comes back but for what is named."""
+
+import shlex
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from clustersim.common.errors import InputError
+from clustersim.interop.export import Exported, export, open_keys
+from clustersim.interop.model_equivalence import alike
+from clustersim.interop.registry import READERS, WRITERS
+from clustersim.interop.torchtitan_flavors import FLAVORS
+from clustersim.scenario import Scenario
+from tests.interop.repository_examples import MEGATRON, TORCHTITAN
+from tests.interop.test_megatron import MLA, SMALL
+from tests.strategies import mappings
+
+
+def imported(program: str, text: str, gpus: int) -> Scenario:
+    return Scenario.from_mapping(READERS[program](text, "run", "dgx-h100", gpus).mapping, source="run")
+
+
+def exported(program: str, scenario: Scenario) -> Exported:
+    return export(scenario, WRITERS[program])
+
+
+def again(program: str, scenario: Scenario) -> Scenario:
+    """A scenario by way of its arguments, on its own cluster."""
+    found = READERS[program](exported(program, scenario).text, scenario.name, "dgx-h100", scenario.layout.world)
+    mapping = {key: value for key, value in scenario.to_mapping().items() if key not in found.mapping}
+    return Scenario.from_mapping({**mapping, **found.mapping, "cluster": scenario.to_mapping()["cluster"]})
+
+
+def assert_comes_back(program: str, scenario: Scenario) -> None:
+    """Nothing of what arguments said is lost or changed on the way out and in."""
+    out = exported(program, scenario)
+    assert out.remarks == ()
+    back = imported(program, out.text, scenario.layout.world)
+    assert alike(back.model, scenario.model)
+    assert list(open_keys(scenario, back)) == []
+    assert WRITERS[program].text(back) == WRITERS[program].text(scenario)
+
+
+@pytest.mark.parametrize("name", MEGATRON)
+def test_megatron_s_examples_come_back(name: str) -> None:
+    assert_comes_back("megatron", imported("megatron", *MEGATRON[name]))
+
+
+@pytest.mark.parametrize("name", TORCHTITAN)
+def test_torchtitan_s_examples_come_back(name: str) -> None:
+    text, gpus, _ = TORCHTITAN[name]
+    assert_comes_back("torchtitan", imported("torchtitan", text, gpus))
+
+
+MEGATRON_CHOICES = (
+    ["", "--overlap-grad-reduce", "--use-distributed-optimizer", "--use-distributed-optimizer --overlap-grad-reduce",
+     "--use-distributed-optimizer --num-distributed-optimizer-instances 2", "--use-torch-fsdp2",
+     "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads", "--ddp-bucket-size 4000"],
+    ["--bf16", "--fp16", "--fp16 --accumulate-allreduce-grads-in-fp32", "", "--bf16 --grad-reduce-in-bf16",
+     "--bf16 --fp8-format hybrid", "--bf16 --fp8-format e4m3 --fp8-recipe tensorwise --fp8-param-gather",
+     "--bf16 --fp8-format hybrid --first-last-layers-bf16 --num-layers-at-end-in-bf16 2",
+     "--bf16 --use-precision-aware-optimizer --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16"],
+    ["", "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
+     "--recompute-granularity full --recompute-method block --recompute-num-layers 1", "--recompute-activations",
+     "--recompute-granularity selective --recompute-modules mlp core_attn"],
+    ["", "--tensor-model-parallel-size 2", "--tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap"],
+    ["", "--context-parallel-size 2"],
+    ["", "--pipeline-model-parallel-size 2",
+     "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 2",
+     "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 4 --no-overlap-p2p-communication",
+     "--pipeline-model-parallel-size 2 --decoder-first-pipeline-num-layers 3",
+     "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et|ttt|ttt|tL'", "--use-tp-pp-dp-mapping"],
+    ["", "--swiglu --normalization RMSNorm --disable-bias-linear", "--swiglu --ffn-hidden-size 320",
+     "--position-embedding-type rope --rotary-percent 0.5 --qk-layernorm", "--add-qkv-bias --disable-bias-linear",
+     "--group-query-attention --num-query-groups 2 --kv-channels 32", "--untie-embeddings-and-output-weights",
+     "--window-size 31,0", "--window-size 31,0 --window-attn-skip-freq 3 --softmax-type learnable"],
+    ["", "--hidden-dropout 0 --attention-dropout 0", "--clip-grad 0", "--cross-entropy-loss-fusion",
+     "--attention-backend unfused", "--optimizer sgd", "--cuda-graph-impl local",
+     "--mtp-num-layers 1 --position-embedding-type rope"],
+)  # fmt: skip
+MIXTURES = (
+    ["--moe-token-dispatcher-type alltoall", "", "--moe-token-dispatcher-type flex --moe-enable-deepep"],
+    ["", "--cuda-graph-impl transformer_engine --cuda-graph-scope attn", "--expert-model-parallel-size 2",
+     "--expert-model-parallel-size 4 --expert-tensor-parallel-size 1"],
+    ["", "--moe-layer-freq 2", "--moe-layer-freq [0]*2+[1]*6", "--moe-layer-freq [0,1,1,1]*2",
+     "--moe-layer-freq [1]*3+[0]*4+[1]*1"],
+    ["", "--moe-shared-expert-intermediate-size 64 --moe-shared-expert-overlap", "--moe-ffn-hidden-size 96",
+     "--moe-expert-capacity-factor 1.25 --moe-pad-expert-input-to-capacity",
+     "--moe-router-score-function sigmoid --moe-router-enable-expert-bias",
+     "--moe-router-num-groups 2 --moe-router-group-topk 1 --moe-router-topk 1"],
+)  # fmt: skip
+
+
+@st.composite
+def megatron_arguments(draw: st.DrawFn) -> str:
+    chosen = [draw(st.sampled_from(choices)) for choices in MEGATRON_CHOICES]
+    if draw(st.booleans()):
+        chosen += ["--num-experts 4 --sequence-parallel", *(draw(st.sampled_from(choices)) for choices in MIXTURES)]
+    return f"{SMALL.replace('--bf16', '')} --num-layers 8 --global-batch-size 16 {' '.join(chosen)}"
+
+
+LAW = settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
+)
+
+
+@LAW
+@given(megatron_arguments())
+def test_any_megatron_arguments_that_are_legal_come_back(text: str) -> None:
+    try:
+        scenario = imported("megatron", text, 16)
+    except InputError:
+        assume(False)
+    assert_comes_back("megatron", scenario)
+
+
+def test_latent_attention_comes_back() -> None:
+    assert_comes_back("megatron", imported("megatron", MLA, 64))
+
+
+TITAN_CHOICES: dict[str, list[str]] = {
+    "training": ["", "seq_len = 512", "local_batch_size = 4", "dtype = 'bfloat16'", "mixed_precision_param = 'float32'",
+                 "enable_cpu_offload = true", "global_batch_size = 256"],
+    "activation_checkpoint": ["", "mode = 'none'", "mode = 'full'\nearly_stop = true", "selective_ac_option = 'op'",
+                              "selective_ac_option = '3'"],
+    "compile": ["", "enable = true", "enable = true\ncomponents = ['loss']"],
+}  # fmt: skip
+TITAN_DEGREES = {
+    "data_parallel_replicate_degree": [1, 1, 2],
+    "tensor_parallel_degree": [1, 2],
+    "context_parallel_degree": [1, 2],
+    "pipeline_parallel_degree": [1, 2],
+    "pipeline_parallel_schedule": ["1F1B", "GPipe", "Interleaved1F1B", "LoopedBFS", "ZBVZeroBubble", "DualPipeV"],
+    "pipeline_parallel_microbatch_size": [1, 2],
+    "pipeline_parallel_expert_parallel_overlap": [True, False],
+    "pipeline_parallel_layers_per_stage": [None, None, 2, 4],
+    "fsdp_reshard_after_forward": ["default", "always", "never"],
+    "enable_async_tensor_parallel": [False, True],
+    "expert_parallel_degree": [1, 2],
+    "expert_tensor_parallel_degree": [1, 2],
+    "expert_parallel_comm_backend": ["standard", "deepep"],
+}
+
+
+def toml(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool | int) else f'"{value}"'
+
+
+@st.composite
+def torchtitan_jobs(draw: st.DrawFn) -> str:
+    tiny = [flavor for flavor in FLAVORS if flavor.flavor.startswith("debug")]
+    model = draw(st.sampled_from(tiny))
+    drawn = {key: draw(st.sampled_from(values)) for key, values in TITAN_DEGREES.items()}
+    keys = [f"{key} = {toml(value)}" for key, value in drawn.items() if value is not None]
+    converters = draw(
+        st.sampled_from(["", "converters = ['float8']", "converters = ['float8', 'quantize.grouped_mm.float8']"])
+    )
+    recipe = draw(st.sampled_from(["", "recipe_name = 'rowwise'", "enable_fsdp_float8_all_gather = true"]))
+    sections = [f"[{name}]\n{draw(st.sampled_from(values))}" for name, values in TITAN_CHOICES.items()]
+    return "\n".join(
+        [
+            f"[model]\nname = '{model.name}'\nflavor = '{model.flavor}'\n{converters}",
+            "[parallelism]",
+            *keys,
+            *sections,
+            f"[quantize.linear.float8]\nfilter_fqns = ['output', 'router.gate']\n{recipe}",
+        ]
+    )
+
+
+@LAW
+@given(torchtitan_jobs())
+def test_any_torchtitan_job_that_is_legal_comes_back(text: str) -> None:
+    try:
+        scenario = imported("torchtitan", text, 16)
+    except InputError:
+        assume(False)
+    assert_comes_back("torchtitan", scenario)
+
+
+@st.composite
+def asked_for(draw: st.DrawFn, program: str) -> Scenario:
+    """A random scenario, its ranks in an order and its model with layers that the program might have."""
+    mapping = draw(mappings())
+    layout = mapping["layout"]
+    if draw(st.integers(0, 9)):
+        del layout["order"]
+    if program == "torchtitan" and draw(st.integers(0, 9)):
+        mapping["model"] = dict(next(flavor for flavor in FLAVORS if flavor.flavor == "debugmodel").section)
+        layout |= {"sequence_parallel": True, "data": draw(st.sampled_from(["fsdp", "ddp"]))}
+        layout |= {key: 1 for key in ("ep", "etp") if key in layout}
+        mapping["training"]["recompute"] = draw(st.sampled_from(["none", "full", "selective_op", {"layers": 2}]))
+    try:
+        return Scenario.from_mapping(mapping)
+    except InputError:
+        assume(False)
+        raise
+
+
+@pytest.mark.parametrize("program", WRITERS)
+@LAW
+@given(data=st.data())
+def test_what_does_not_come_back_is_named(program: str, data: st.DataObject) -> None:
+    """Whatever a scenario says: either its arguments are refused, or all that differs is among the remarks."""
+    scenario = data.draw(asked_for(program))
+    try:
+        out = exported(program, scenario)
+    except InputError as error:
+        assert len(str(error).splitlines()) == 1
+        return
+    back = again(program, scenario)
+    asked = scenario.changed(f"framework={WRITERS[program].framework}")
+    named = {remark.partition(":")[0] for remark in out.remarks}
+    assert {key for key, *_ in open_keys(asked, back)} <= named
+    assert (asked.model.layers, asked.layout.degrees) == (back.model.layers, back.layout.degrees)
+    assert all(f"# not said here: {item}" in out.text for item in out.remarks)
+
+
+def test_a_default_that_neither_writes_is_named() -> None:
+    """Here what the framework does beside the model, which arguments do not say, field by field."""
+    scenario = Scenario.from_mapping({**PLAN, "framework": "megatron"}, ["training.overheads=none"])
+    named = [remark.partition(":")[0] for remark in exported("megatron", scenario).remarks]
+    assert "training.overheads.zeroing" in named
+    assert len(named) == len(set(named))
+
+
+def test_a_script_is_one_command_of_a_shell() -> None:
+    text = exported("megatron", imported("megatron", *MEGATRON["deepseek-v3"])).text
+    commands = [line for line in text.replace("\\\n", " ").splitlines() if line and not line.startswith("#")]
+    assert len(commands) == 1
+    words = shlex.split(commands[0])
+    assert words[:6] == ["torchrun", "--nproc_per_node", "8", "--nnodes", "32", "pretrain_gpt.py"]
+    assert words[words.index("--moe-layer-freq") + 1] == "[0]*3+[1]*58"
+
+
+CASES: list[tuple[str, dict[str, Any], str]] = [
+    (
+        "megatron",
+        {"model": "gemma2-9b"},
+        "model: Megatron-LM cannot be told the logit_softcap, softcap, block of",
+    ),
+    ("megatron", {"model": {"preset": "llama3-8b", "positions": "alibi"}}, "positions of llama3-8b"),
+    ("megatron", {"schedule": "gpipe"}, "schedule: 'gpipe' cannot be said to Megatron-LM"),
+    ("megatron", {"layout": {"tp": 2, "pp": 2, "data": {"hsdp": {"shard": 1}}}}, "layout.data: 'hsdp' cannot be said"),
+    ("megatron", {"training": {"recompute": "selective_op"}}, "training.recompute.mode: 'selective_op' cannot be said"),
+    ("torchtitan", {"model": "gpt3-1.3b"}, "torchtitan has no flavor of gpt3-1.3b"),
+    ("torchtitan", {"layout": {"tp": 2, "pp": 2, "data": "zero1"}}, "torchtitan has no zero1; write ddp, fsdp or hsdp"),
+    ("torchtitan", {"layout": {"tp": 2, "pp": 2}}, "data_parallel_shard_degree = -1"),
+    ("torchtitan", {"model": {"preset": "llama3-8b", "vocab": 32000}}, "llama3 8B has another vocab"),
+    ("torchtitan", {"schedule": "zb-1p"}, "schedule: torchtitan has no zb-1p by name"),
+    ("torchtitan", {"layout": {"tp": 2, "pp": 2, "data": "fsdp"}}, "layout.sequence_parallel: false cannot be said"),
+    ("torchtitan", {"training": {"recompute": "selective"}}, "training.recompute: torchtitan has none, full"),
+]
+PLAN: dict[str, Any] = {
+    "model": "llama3-8b",
+    "cluster": {"name": "dgx-h100", "gpus": 8},
+    "layout": {"tp": 2, "pp": 2, "dp": 2, "sequence_parallel": True, "data": "fsdp"},
+    "training": {"sequence": 1024, "global_batch": 8},
+}
+
+
+@pytest.mark.parametrize(("program", "change", "said"), CASES)
+def test_what_cannot_be_said_is_refused(program: str, change: dict[str, Any], said: str) -> None:
+    mapping = PLAN | change
+    mapping["training"] = PLAN["training"] | change.get("training", {})
+    with pytest.raises(InputError) as refused:
+        exported(program, Scenario.from_mapping(mapping, source="plan"))
+    assert str(refused.value).startswith("plan: ")
+    assert said in str(refused.value)

@@ -1,0 +1,305 @@
+"""Job files of torchtitan, in the form of its examples, are the models and layouts that they train."""
+
+import re
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clustersim import simulate
+from clustersim.common.errors import InputError
+from clustersim.interop.model_equivalence import alike
+from clustersim.interop.torchtitan_flavors import FLAVORS, flavor_of, model_of
+from clustersim.interop.torchtitan_import import read_torchtitan
+from clustersim.interop.torchtitan_pipeline import dealt
+from clustersim.model.presets import preset
+from clustersim.model.training import FullRecompute
+from clustersim.model.transformer import parameters
+from clustersim.parallel.data_parallel_strategy import DdpStrategy, FullyShard
+from clustersim.scenario import Scenario
+from clustersim.validation.case_scenario import scenario_mapping
+from clustersim.validation.cases import read_cases
+from tests.interop.repository_examples import TORCHTITAN
+
+STEPS = Path(str(files("clustersim.validation") / "published" / "steps.csv"))
+EAGER = {"early_stop": False}
+MODEL = '[model]\nname = "llama3"\nflavor = "8B"\n'
+
+
+def read(text: str, gpus: int | None = None) -> dict[str, Any]:
+    return dict(read_torchtitan(text, "job", gpus=gpus).mapping)
+
+
+def scenario(text: str, gpus: int | None = None) -> Scenario:
+    return Scenario.from_mapping(read(text, gpus))
+
+
+def parallelism(keys: str, model: str = MODEL) -> str:
+    return f"{model}[parallelism]\n{keys}\n"
+
+
+@pytest.mark.parametrize("name", TORCHTITAN)
+def test_the_examples_are_read_whole(name: str) -> None:
+    text, gpus, known = TORCHTITAN[name]
+    found = read_torchtitan(text, name, gpus=gpus)
+    made = Scenario.from_mapping(found.mapping)
+    assert made.layout.world == gpus
+    assert found.passed_over == ()
+    if known is not None:
+        assert parameters(made.model) == parameters(preset(known))
+
+
+def test_llama_3_405b_is_fsdp_over_16_ranks_beside_8_way_tensor_parallelism_in_fp8() -> None:
+    text, gpus, _ = TORCHTITAN["llama3_405b"]
+    made = scenario(text, gpus)
+    layout, training = made.layout, made.training
+    assert (layout.tp, layout.dp, layout.pp, layout.sequence_parallel, layout.tensor_overlap) == (8, 16, 1, True, True)
+    assert layout.data == FullyShard(copies=True)
+    assert (training.global_batch, training.microbatch) == (32, 2)
+    assert (training.recompute, training.fused, training.early_stop) == (FullRecompute(), True, True)
+    assert made.to_mapping()["training"]["precision"] == {"compute": "fp8-tensorwise", "gathered": "fp8"}
+
+
+def test_a_published_run_is_the_same_by_its_job_and_by_its_row() -> None:
+    """Llama 3 8B on 8 H100, FSDP2 and compiled layers, of December 2024, before attention was cuDNN's.
+
+    And before recomputation of eager layers stopped early, which compiled ones do in any case.
+    """
+    job = parallelism("data_parallel_shard_degree = 8") + "[training]\nlocal_batch_size = 2\nseq_len = 8192\n"
+    job += "[activation_checkpoint]\nselective_ac_option = 'op'\n[compile]\nenable = true\n"
+    row = next(
+        read_case
+        for read_case in read_cases(STEPS, ["case_id"])
+        if read_case.text("case_id") == "titan-T1-fsdp+compile"
+    )
+    mine, theirs = scenario(job), Scenario.from_mapping(scenario_mapping(row))
+    assert alike(mine.model, theirs.model)
+    assert replace(mine.layout, backward_overlap=False) == theirs.layout
+    assert replace(mine.training, attention=theirs.training.attention) == theirs.training
+
+
+def test_what_is_read_runs() -> None:
+    text, gpus, _ = TORCHTITAN["debug_model"]
+    assert simulate(scenario(text, gpus)).step_time > 0.0
+
+
+def test_defaults_are_torchtitan_s() -> None:
+    """A debug model, 8 sequences of 2,048 tokens on each rank, every second layer recomputed, PyTorch's loss."""
+    mapping = read("[model]\nname = 'llama3'", 2)
+    assert mapping["model"]["hidden"] == 256
+    assert mapping["layout"] == {"release_outputs": False, "data": "fsdp"}
+    assert mapping["framework"] == "pytorch"
+    assert mapping["training"] == {
+        "sequence": 2048, "global_batch": 16, "microbatch": 8, "precision": {"compute": "bf16"},
+        "recompute": {"layers": 3, "early_stop": False}, "loss": "torch", "fused": False,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("keys", "gpus", "data"),
+    [
+        ("", 8, FullyShard(copies=True)),
+        ("data_parallel_replicate_degree = 4", 8, FullyShard(copies=True, shard=2)),
+        ("data_parallel_replicate_degree = 2\ncontext_parallel_degree = 2", 16, FullyShard(copies=True, shard=8)),
+        ("data_parallel_replicate_degree = 8", 8, DdpStrategy(bucket=100 * 2**20)),
+        ('fsdp_reshard_after_forward = "never"', 8, FullyShard(copies=True, reshard_after_forward=False)),
+        ('fsdp_reshard_after_forward = "always"', 8, FullyShard(copies=True, reshard_after_forward=True)),
+    ],
+)
+def test_replicas_and_shards_are_a_strategy(keys: str, gpus: int, data: object) -> None:
+    """Weights are cut over `shard` times the context-parallel ranks."""
+    assert scenario(parallelism(keys), gpus).layout.data == data
+
+
+def test_degrees_say_how_many_gpus_where_none_is_left_open() -> None:
+    made = scenario(parallelism("data_parallel_shard_degree = 4\ntensor_parallel_degree = 8"))
+    assert (made.cluster.gpus, made.layout.dp) == (32, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "ours", "chunks"),
+    [
+        ("1F1B", "1f1b", 1),
+        ("GPipe", "gpipe", 1),
+        ("Interleaved1F1B", "interleaved", 2),
+        ("LoopedBFS", "bfs", 2),
+        ("ZBVZeroBubble", "zb-v", 2),
+        ("DualPipeV", "dualpipev", 2),
+    ],
+)
+def test_schedules_have_their_stages(name: str, ours: str, chunks: int) -> None:
+    text = parallelism(f'pipeline_parallel_degree = 4\npipeline_parallel_schedule = "{name}"')
+    made = scenario(text + "[training]\nlocal_batch_size = 16", 8)
+    assert made.schedule.name == ours
+    assert made.placement.chunks == chunks
+    assert (made.microbatches, made.training.microbatch) == (16, 1)
+
+
+@pytest.mark.parametrize(("layers", "stages"), [(32, 4), (126, 16), (80, 16), (61, 8), (6, 2), (3, 5)])
+def test_layers_are_dealt_evenly_with_the_ends(layers: int, stages: int) -> None:
+    """With embedding and head as a layer each no two stages differ by more than one, the longer ones first."""
+    counts = dealt(layers, stages)
+    assert counts is not None
+    slots = [counts[0] + 1, *counts[1:-1], counts[-1] + 1]
+    assert sum(counts) == layers
+    assert slots == sorted(slots, reverse=True)
+    assert slots[0] - slots[-1] in (0, 1)
+
+
+def test_layers_of_each_stage_and_modules_say_the_same() -> None:
+    keys = "pipeline_parallel_degree = 2\npipeline_parallel_schedule = 'Interleaved1F1B'\n"
+    debug = "[model]\nflavor = 'debugmodel'\n"
+    most = read(parallelism(f"{keys}pipeline_parallel_layers_per_stage = 2", debug), 2)
+    parts = '[["tok_embeddings", "layers.0"], ["layers.1", "layers.2"], ["layers.3", "layers.4"], '
+    parts += '["layers.5", "norm", "output"]]'
+    listed = read(parallelism(f"{keys}module_fqns_per_model_part = {parts}", debug), 2)
+    assert most["layout"]["layers_per_stage"] == [1, 2, 2, 1] == listed["layout"]["layers_per_stage"]
+    assert most["schedule"] == {"interleaved": {"chunks": 2}} == listed["schedule"]
+
+
+def test_experts_are_cut_as_all_else_without_expert_parallelism() -> None:
+    mixture = '[model]\nname = "llama4"\nflavor = "debugmodel"\n'
+    keys = "tensor_parallel_degree = 2\nexpert_tensor_parallel_degree = 1\n"
+    assert scenario(parallelism(keys, mixture), 8).layout.expert_tensor == 2
+    folded = scenario(parallelism(f"{keys}expert_parallel_degree = 4", mixture), 8).layout
+    assert (folded.ep, folded.expert_tensor) == (4, 1)
+
+
+@pytest.mark.parametrize(
+    ("sections", "key", "value"),
+    [
+        ("[activation_checkpoint]\nmode = 'none'", "recompute", "none"),
+        ("[activation_checkpoint]\nselective_ac_option = 'op'", "recompute", {**EAGER, "mode": "selective_op"}),
+        ("[activation_checkpoint]\nselective_ac_option = '4'", "recompute", {**EAGER, "layers": 8}),
+        ("[activation_checkpoint]\nselective_ac_option = '1'", "recompute", {**EAGER, "mode": "full"}),
+        ("[compile]\nenable = true", "fused", True),
+        ("[compile]\nenable = true\ncomponents = ['loss']", "fused", False),
+        ("[training]\ndtype = 'bfloat16'", "precision", {"compute": "bf16", "master": "none", "moments": "bf16"}),
+        ("[training]\nmixed_precision_param = 'float32'", "precision", {"compute": "fp32"}),
+        ("[training]\nglobal_batch_size = 64", "global_batch", 64),
+        ("[training]\nenable_cpu_offload = true", "offload", {"parameters": True}),
+    ],
+)  # fmt: skip
+def test_keys_of_training(sections: str, key: str, value: object) -> None:
+    mapping = read(f"{MODEL}{sections}", 4)
+    assert mapping["training"][key] == value
+    Scenario.from_mapping(mapping)
+
+
+@pytest.mark.parametrize(
+    ("converter", "section", "precision"),
+    [
+        ("quantize.linear.float8", "quantize.linear.float8", {"compute": "fp8-tensorwise"}),
+        ("float8", "quantize.linear.float8", {"compute": "fp8-tensorwise"}),
+        ("quantize.linear.mx", "quantize.linear.mx", {"compute": "mxfp8"}),
+    ],
+)
+def test_converters_say_the_format(converter: str, section: str, precision: object) -> None:
+    sections = f"[{section}]\nfilter_fqns = ['output']\n"
+    text = MODEL + f"converters = ['{converter}']\n"
+    assert read(text + sections, 4)["training"]["precision"] == precision
+    assert read(MODEL + sections, 4)["training"]["precision"] == {"compute": "bf16"}
+
+
+def test_what_no_key_says_is_named_where_it_has_an_effect() -> None:
+    text = MODEL + "[optimizer]\nimplementation = 'for-loop'\n[fault_tolerance]\nenable = true\n[parallelism]\n"
+    text += "context_parallel_rotate_method = 'alltoall'\n"
+    named = ("[optimizer] implementation", "[fault_tolerance]")
+    assert read_torchtitan(text, "job", gpus=4).passed_over == named
+    found = read_torchtitan(f"{text}context_parallel_degree = 2", "job", gpus=4).passed_over
+    assert set(found) == {*named, "[parallelism] context_parallel_rotate_method"}
+
+
+@pytest.mark.parametrize("flavor", FLAVORS, ids=lambda each: f"{each.name} {each.flavor}")
+def test_a_flavor_is_found_by_its_model(flavor: Any) -> None:
+    """And by its attention, where models are the same with masks between documents and without."""
+    found = flavor_of(model_of(flavor), flavor.attention)
+    assert found is not None
+    assert (found.name, found.attention) == (flavor.name, flavor.attention)
+    assert model_of(found).stack == model_of(flavor).stack
+
+
+@pytest.mark.parametrize(
+    ("name", "flavor", "billions"),
+    [
+        ("llama3", "8B", 8.03), ("llama3", "405B", 405.9), ("llama4", "17bx16e", 107.8), ("llama4", "17bx128e", 400.7),
+        ("deepseek_v3", "16B", 15.7), ("deepseek_v3", "236B", 235.7), ("deepseek_v3", "671B", 671.0),
+        ("qwen3", "0.6B", 0.6), ("qwen3", "14B", 14.8), ("qwen3", "32B", 32.8), ("qwen3", "30B-A3B", 30.5),
+        ("gpt_oss", "20b", 20.9), ("gpt_oss", "120b", 116.8),
+    ],
+)  # fmt: skip
+def test_flavors_have_as_many_parameters_as_their_papers_say(name: str, flavor: str, billions: float) -> None:
+    """Llama 4 without its vision part (109 B and 400 B in all)."""
+    made = next(model_of(item) for item in FLAVORS if (item.name, item.flavor) == (name, flavor))
+    assert parameters(made) / 1e9 == pytest.approx(billions, rel=0.007)
+
+
+REFUSED = [
+    ("", "has no sections of a torchtitan job"),
+    ("[model", "is not TOML"),
+    ("[[model]]\nname = 'llama3'", "model is a section, not a value; write [model] above its keys"),
+    ("[compile]\ncomponents = 'model'", "'model' is not a list of words"),
+    ("seq_len = 8", "seq_len stands in no section"),
+    ("[paralelism]\n", "did you mean parallelism?"),
+    ("[float8]\n", "since it was renamed it is quantize.linear.float8"),
+    ("[training]\nbatch_size = 1", "since it was renamed it is training.local_batch_size"),
+    ("[parallelism]\ntensor_parallel_degre = 2", "did you mean tensor_parallel_degree?"),
+    ("[parallelism]\ntensor_parallel_degree = '2'", "[parallelism] tensor_parallel_degree: '2' is not a whole number"),
+    ("[parallelism]\ntensor_parallel_degree = true", "true is not a whole number"),
+    ("[parallelism]\ntensor_parallel_degree = 0", "0 is less than 1"),
+    ("[parallelism]\nenable_async_tensor_parallel = 1", "1 is not true or false"),
+    ("[parallelism]\nenable_async_tensor_parallel = true", "needs [compile] enable = true"),
+    ("[parallelism]\npipeline_parallel_schedule = '1f1b'", "did you mean 1F1B?"),
+    ("[parallelism]\npipeline_parallel_schedule = 'InterleavedZeroBubble'", "InterleavedZeroBubble"),
+    ("[parallelism]\ntensor_parallel_degree = 3", "8 GPUs are no multiple of replicate 1 x cp 1 x tp 3 x pp 1 = 3"),
+    ("[parallelism]\ndata_parallel_shard_degree = 3", "8 GPUs, but shard 3 x replicate 1"),
+    (
+        "[parallelism]\ndata_parallel_replicate_degree = 4\ntensor_parallel_degree = 2",
+        "data_parallel_shard_degree = -1 beside other parallelism",
+    ),
+    (
+        "[parallelism]\npipeline_parallel_degree = 2\npipeline_parallel_layers_per_stage = 9",
+        "1F1B does not run 2 stages on each pipeline rank",
+    ),
+    (
+        "[parallelism]\npipeline_parallel_degree = 8\npipeline_parallel_layers_per_stage = 3",
+        "3 makes 12 stages, which do not go round 8 pipeline ranks",
+    ),
+    ("[parallelism]\npipeline_parallel_degree = 8\nmodule_fqns_per_model_part = [['layers.1']]", "is not tok_embed"),
+    ("[training]\nglobal_batch_size = 12", "12 is no multiple of 8 sequences x 8 replicas"),
+    (
+        "[parallelism]\npipeline_parallel_degree = 2\n[training]\nglobal_batch_size = 64",
+        "write local_batch_size = 16",
+    ),
+    ("[training]\nmixed_precision_param = 'float16'", "'float16' is not known"),
+    ("[activation_checkpoint]\nmode = 'memory_budget'", "write selective"),
+    ("[activation_checkpoint]\nselective_ac_option = 2", "2 is not a text in quotes"),
+    ("[activation_checkpoint]\nselective_ac_option = 'two'", 'neither "op" nor such as "2"'),
+    ("[optimizer]\nname = 'Muon'", "'Muon' is not known"),
+    ("[optimizer]\nearly_step_in_backward = true", "not modelled"),
+    ("[model]\nname = 'lama3'", "did you mean llama3?"),
+    ("[model]\nflavor = '8b_fex'", "8B_flex"),
+    ("[model]\nconverters = ['fp8']", "is not known"),
+    ("[model]\nconverters = ['float8']", 'other layers than ["output"]'),
+    (
+        "[model]\nconverters = ['float8']\n[quantize.linear.float8]\nfilter_fqns = ['output']\n"
+        "recipe_name = 'rowwise'\nenable_fsdp_float8_all_gather = true",
+        "goes without recipe_name",
+    ),
+    ("[model]\nname = 'qwen3'\nflavor = '8B'\n[parallelism]\npipeline_parallel_degree = 2", "no pipeline of qwen3"),
+]
+
+
+@pytest.mark.parametrize(("text", "said"), REFUSED)
+def test_what_cannot_be_said_is_refused(text: str, said: str) -> None:
+    whole = text if "[model" in text or not text.startswith("[") else MODEL + text
+    with pytest.raises(InputError, match=re.escape(said)) as refused:
+        read_torchtitan(whole, "job", gpus=8)
+    assert str(refused.value).startswith("job: ")
+
+
+def test_where_nothing_says_how_many_gpus_it_is_asked_for() -> None:
+    with pytest.raises(InputError, match="give --gpus, a multiple of replicate 1 x cp 1 x tp 2 x pp 1 = 2"):
+        read_torchtitan(parallelism("tensor_parallel_degree = 2"), "job")

@@ -1,0 +1,187 @@
+"""A record's own rows come back, whatever else was measured; a record that is written and read is the same."""
+
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clustersim.common.dtypes import DType
+from clustersim.cost.calibration_record import (
+    COPY,
+    BesideRow,
+    Conditions,
+    CopyRow,
+    Device,
+    KernelRow,
+    Origin,
+    Outcome,
+    Record,
+    Spread,
+)
+from clustersim.cost.measured_kernels import RecordedKernels
+from clustersim.cost.record_file import read_record, write_record
+from clustersim.cost.record_scaling import scaled
+from clustersim.cost.timing import Bound, Provenance
+from clustersim.model.kernels import (
+    AttentionShape,
+    Kernel,
+    KernelKind,
+    MatmulShape,
+    Operands,
+    Routine,
+    Shape,
+    StreamShape,
+)
+from clustersim.program.task import Collective
+from tests.cost.records import CONDITIONS, DEVICE, H100, MODEL, calls, fit, line, product, row
+
+SIZES = st.integers(1, 1 << 16)
+SECONDS = st.floats(1e-7, 1e3)
+TEXT = st.text(max_size=12)
+
+MATMULS = st.builds(
+    MatmulShape,
+    m=SIZES,
+    n=SIZES,
+    k=SIZES,
+    batch=st.integers(1, 64),
+    operands=st.sampled_from(Operands),
+    accumulated=st.none() | st.sampled_from(DType),
+)
+ATTENTIONS = st.builds(AttentionShape, SIZES, SIZES, SIZES, SIZES, SIZES, st.integers(1, 256), st.booleans())
+STREAMS = st.builds(
+    StreamShape,
+    st.sampled_from(Routine),
+    SIZES,
+    SIZES,
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 1 << 17),
+    st.lists(st.sampled_from(DType), max_size=3).map(tuple),
+)
+
+
+@st.composite
+def spreads(draw: st.DrawFn) -> Spread:
+    p5, seconds, p95 = sorted(draw(st.tuples(SECONDS, SECONDS, SECONDS)))
+    return Spread(seconds, p5, p95, draw(st.integers(1, 1000)), draw(st.integers(0, 10)))
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> KernelRow:
+    shape: Shape = draw(st.one_of(MATMULS, ATTENTIONS, STREAMS))
+    kind = draw(st.sampled_from(KernelKind))
+    outcome = draw(st.sampled_from(Outcome))
+    time = draw(spreads()) if outcome is Outcome.MEASURED else None
+    amounts = draw(st.floats(0.0, 1e18)), draw(st.floats(0.0, 1e15)), draw(st.integers(1, 20))
+    return KernelRow(draw(TEXT), kind, draw(st.sampled_from(DType)), shape, *amounts, time, outcome, draw(TEXT))
+
+
+BESIDE = st.sampled_from([COPY, *(kind.value for kind in Collective)])
+
+
+@st.composite
+def records(draw: st.DrawFn) -> Record:
+    kernels = draw(st.lists(rows(), max_size=6, unique_by=lambda each: each.signature))
+    timed = [kernel for kernel in kernels if kernel.time is not None]
+    beside = [
+        BesideRow(kernel_row, draw(st.sampled_from([COPY, *(kind.value for kind in Collective)])), draw(spreads()))
+        for kernel_row in timed[:1]
+    ]
+    payloads = draw(st.lists(st.floats(1.0, 1e12), max_size=4, unique=True))
+    measured = st.dictionaries(TEXT, st.floats(-50.0, 1e4), max_size=2)
+    return Record(
+        device=draw(st.builds(Device, TEXT, TEXT, st.floats(0.0, 1e12), st.integers(0, 200), TEXT)),
+        conditions=Conditions(draw(TEXT), draw(TEXT), draw(TEXT), draw(st.integers(1, 8)), draw(measured)),
+        kernels=tuple(kernels),
+        collectives=calls({payload: draw(SECONDS) for payload in payloads}),
+        copies=(CopyRow("device", 1e9, draw(spreads())),),
+        beside=tuple(beside),
+        launch_interval=draw(st.none() | SECONDS),
+        kernel_fit=draw(st.none() | st.just(fit(matmul_bf16=0.1))),
+        collective_fits=(line(1e-5, 1e11, 0.1),),
+        origin=draw(st.sampled_from(Origin)),
+        derivation=draw(TEXT),
+    )
+
+
+@given(records())
+def test_a_record_that_is_written_and_read_is_the_same(record: Record):
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "record.json"
+        write_record(record, path)
+        assert read_record(path) == record
+        assert [item.name for item in Path(folder).iterdir()] == ["record.json"]
+
+
+@given(st.lists(st.tuples(MATMULS, SECONDS), min_size=1, max_size=8, unique_by=lambda each: each[0]), st.data())
+def test_a_measured_kernel_does_not_depend_on_what_else_was_measured(measured: list[tuple[MatmulShape, float]], data):
+    """Nor on the order of the rows, nor on whether there is a fit; what is shorter than its launch takes that."""
+    made = [row(product(shape), seconds, 0.1) for shape, seconds in measured]
+    chosen = data.draw(st.sampled_from(made))
+    alone = RecordedKernels(Record(DEVICE, CONDITIONS, (chosen,)), H100).kernel(chosen.kernel)
+    among = Record(DEVICE, CONDITIONS, tuple(data.draw(st.permutations(made))), kernel_fit=fit())
+    timing = RecordedKernels(among, H100).kernel(chosen.kernel)
+    assert timing == alone
+    assert timing.provenance is Provenance.MEASURED
+    assert chosen.time is not None
+    assert timing.seconds == max(chosen.time.seconds, H100.efficiency.launch_interval)
+
+
+@given(st.lists(MATMULS, min_size=1, max_size=12, unique=True), MATMULS)
+def test_rows_that_follow_the_model_say_what_the_model_says(shapes: list[MatmulShape], sought: MatmulShape):
+    """Wherever the kernel lies; between rows it is the model itself, not nearly."""
+    kernels = [product(shape) for shape in shapes]
+    record = Record(DEVICE, CONDITIONS, tuple(row(kernel, MODEL.kernel(kernel).seconds) for kernel in kernels))
+    timing = RecordedKernels(record, H100).kernel(product(sought))
+    assert timing.seconds == MODEL.kernel(product(sought)).seconds
+
+
+@given(st.lists(MATMULS, min_size=4, max_size=12, unique=True), MATMULS, st.floats(0.25, 4.0))
+def test_a_unit_of_time_changes_nothing_between_rows_but_the_unit(shapes, sought: MatmulShape, factor: float):
+    """Rows that all take `factor` times as long lead to as much, but for what is taken off the common level.
+
+    The level of n rows of equal ratio is met but for a part of about (1 + noise) / (n level), less than 13 % of it.
+    """
+    kernels = [product(shape) for shape in shapes]
+    record = Record(DEVICE, CONDITIONS, tuple(row(kernel, factor * MODEL.kernel(kernel).seconds) for kernel in kernels))
+    timing, model = RecordedKernels(record, H100).kernel(product(sought)), MODEL.kernel(product(sought))
+    if timing.provenance is Provenance.INTERPOLATED:
+        assert timing.seconds / model.seconds == pytest.approx(factor, rel=0.2)
+
+
+@given(
+    st.lists(st.one_of(MATMULS, STREAMS), min_size=1, max_size=6, unique=True),
+    st.floats(0.25, 4.0),
+    st.floats(0.25, 4.0),
+)
+def test_a_record_carried_over_scales_what_bounds_each_kernel(shapes, compute: float, bandwidth: float):
+    kernels = [_kernel(shape) for shape in shapes]
+    record = Record(DEVICE, CONDITIONS, tuple(row(kernel, MODEL.kernel(kernel).seconds) for kernel in kernels))
+    there = scaled(record, compute=compute, bandwidth=bandwidth)
+    ratios = {Bound.COMPUTE: compute, Bound.MEMORY: bandwidth, Bound.LAUNCH: 1.0}
+    for before, after in zip(record.kernels, there.kernels, strict=True):
+        assert before.time is not None
+        assert after.time is not None
+        ratio = ratios[MODEL.kernel(before.kernel).bound]
+        assert after.time.seconds == pytest.approx(before.time.seconds / ratio, rel=1e-12)
+        assert after.time.dispersion == pytest.approx(before.time.dispersion, abs=1e-12)
+    assert there.origin is Origin.DERIVED
+
+
+@given(st.lists(MATMULS, min_size=1, max_size=6, unique=True))
+def test_carried_over_by_one_nothing_changes_but_its_origin(shapes: list[MatmulShape]):
+    kernels = [product(shape) for shape in shapes]
+    record = Record(DEVICE, CONDITIONS, tuple(row(kernel, MODEL.kernel(kernel).seconds) for kernel in kernels))
+    same = scaled(record, compute=1.0, bandwidth=1.0)
+    assert replace(same, origin=Origin.MEASURED, derivation="") == record
+
+
+def _kernel(shape: Shape) -> Kernel:
+    if isinstance(shape, MatmulShape):
+        return product(shape)
+    elements = getattr(shape, "elements", 1)
+    return Kernel("streamed", KernelKind.NORM, DType.BF16, 0.0, 4.0 * elements, shape)

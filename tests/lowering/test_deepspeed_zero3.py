@@ -1,0 +1,114 @@
+"""ZeRO-3 of DeepSpeed's first release: which parameters are gathered, how often, beside what, and what is reduced."""
+
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from clustersim.model.training import FullRecompute, NoRecompute, Recompute
+from clustersim.parallel.data_parallel_strategy import ByParameter
+from clustersim.parallel.layout import Layout
+from clustersim.program.action import ActionKind
+from clustersim.program.program import RankProgram
+from clustersim.program.task import Collective, Communicate, Compute
+from clustersim.scenario import Scenario
+from clustersim.simulation import simulate
+from tests.lowering.plans import SMALL, TRAINING, lowered, planned
+
+RANKS = 4
+H, F, LAYERS, VOCAB = 64, 128, 4, 256  # of SMALL: hidden, ffn
+MATRICES = {"attention.qkv": 3 * H * H, "attention.out": H * H, "mlp.up": H * F, "mlp.down": F * H}
+
+
+def program(recompute: Recompute = NoRecompute()) -> RankProgram:  # noqa: B008 - frozen
+    layout = Layout(dp=RANKS, data=ByParameter())
+    (found,) = lowered(planned(layout, replace(TRAINING, global_batch=RANKS, recompute=recompute))).programs
+    return found
+
+
+def sent(found: RankProgram, kind: Collective) -> list[tuple[str, float]]:
+    """Names and bytes of a rank's collectives, in the order in which it issues them."""
+    exchanges = (task.exchange for task in found.tasks if isinstance(task, Communicate))
+    return [(exchange.name, exchange.payload) for exchange in exchanges if exchange.collective is kind]
+
+
+@pytest.mark.parametrize(("recompute", "others", "last"), [(NoRecompute(), 2, 2), (FullRecompute(), 3, 2)])
+def test_each_matrix_is_gathered_for_forward_recomputation_and_backward(
+    recompute: Recompute, others: int, last: int
+) -> None:
+    """But the last product's, whose backward follows its recomputation at once; BF16, two bytes each."""
+    gathered = Counter(sent(program(recompute), Collective.ALL_GATHER))
+    for name, elements in MATRICES.items():
+        assert gathered[f"gather {name}", 2.0 * elements] == LAYERS * (last if name == "mlp.down" else others)
+
+
+def test_every_gradient_is_reduced_by_itself() -> None:
+    """A layer has twelve: matrices and biases of four products, weights and biases of two norms; FP32 here."""
+    reduced, plan = sent(program(), Collective.REDUCE_SCATTER), planned(Layout())
+    assert sum(payload for _, payload in reduced) == 4.0 * plan.parameters(plan.stages[0])
+    of_layers = [payload for name, payload in reduced if name.removeprefix("reduce ") in MATRICES]
+    assert len(of_layers) == LAYERS * 12
+    assert Counter(of_layers)[4.0 * MATRICES["attention.qkv"]] == LAYERS
+
+
+def test_a_gather_runs_beside_the_products_of_the_parameter_before_it_and_no_further_ahead() -> None:
+    """Each waits for the one before it and for all that was computed when it was begun."""
+    found = program()
+    gathers = [
+        (place, task) for place, task in enumerate(found.tasks)
+        if isinstance(task, Communicate) and task.exchange.collective is Collective.ALL_GATHER
+    ]  # fmt: skip
+    computes = [place for place, task in enumerate(found.tasks) if isinstance(task, Compute)]
+    for (earlier, _), (place, task) in pairwise(gathers):
+        assert earlier in task.after
+        assert max(compute for compute in computes if compute < place) in task.after
+    forward = [
+        communicate
+        for _, communicate in gathers
+        if communicate.exchange.name in {f"gather {name}" for name in MATRICES}
+    ]
+    assert [item.exchange.name for item in forward[: len(MATRICES)]] == [f"gather {name}" for name in MATRICES]
+
+
+def test_the_host_makes_a_view_and_a_copy_for_each_rank_at_every_collective() -> None:
+    found = program()
+    blocks = [task.block for task in found.tasks if isinstance(task, Compute)]
+    calls = sum(
+        operation.kernel.calls for block in blocks for operation in block.operations if operation.kernel is not None
+    )
+    collectives = [*sent(found, Collective.ALL_GATHER), *sent(found, Collective.REDUCE_SCATTER)]
+    assert calls == 2 * RANKS * len(collectives)
+
+
+def test_it_computes_what_full_sharding_does() -> None:
+    """Only the copies of parts come on top."""
+    layouts = (Layout(dp=RANKS, data=data) for data in (ByParameter(), Layout().data))
+    training = replace(TRAINING, global_batch=RANKS)
+    ours, plain = (
+        [
+            operation for task in lowered(planned(layout, training, SMALL)).programs[0].tasks
+            if isinstance(task, Compute) and task.action is not None
+            and task.action.kind in (ActionKind.FORWARD, ActionKind.BACKWARD)
+            for operation in task.block.operations
+            if operation.kernel is not None and not operation.kernel.calls
+        ]
+        for layout in layouts
+    )  # fmt: skip
+    assert [our.does for our in ours] == [item.does for item in plain]
+
+
+@pytest.mark.parametrize("symmetry", ["auto", "off"])
+def test_a_step_takes_host_loops_and_products_and_what_they_do_not_hide(symmetry: str) -> None:
+    """On a network as fast as can be, hosts that need a second for a call set the pace: one after the other."""
+    written = {
+        "model": "llama-tiny", "cluster": {"name": "dgx-h100", "gpus": 8}, "layout": {"data": "zero3_by_parameter"},
+        "training": {"sequence": 64, "global_batch": 8}, "cost": {"symmetry": symmetry},
+    }  # fmt: skip
+    scenario = Scenario.from_mapping(written)
+    slow = simulate(replace(scenario, framework=replace(scenario.framework, call=1.0)))
+    plain = simulate(replace(scenario, framework=replace(scenario.framework, call=0.0)))
+    tasks = slow.program.programs[0].tasks
+    kinds = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
+    calls = 2 * 8 * sum(isinstance(task, Communicate) and task.exchange.collective in kinds for task in tasks)
+    assert calls <= slow.step_time <= calls + plain.step_time

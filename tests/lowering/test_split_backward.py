@@ -1,0 +1,139 @@
+"""Backward in halves: what each of them does, and what moves between and around them."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from clustersim.lowering.pass_costs import pass_costs, profiled
+from clustersim.lowering.training_step import NORM_BYTES
+from clustersim.lowering.units import Units
+from clustersim.model.training import FullRecompute, NoRecompute, Recompute, SelectiveRecompute
+from clustersim.parallel.data_parallel_strategy import DataParallelism, DdpStrategy, FullyShard, Zero1, Zero2
+from clustersim.parallel.layout import Layout
+from clustersim.parallel.plan import Plan
+from clustersim.program.action import ActionKind
+from clustersim.program.task import Communicate, Compute, Exchange, Operation, Overlap, Receive, Send, Work
+from clustersim.schedules.one_f_one_b import OneFOneB
+from clustersim.schedules.zero_bubble import ZeroBubble
+from tests.closed_form.fixed_durations import SEQUENCE, Fixed
+from tests.lowering.plans import TRAINING, data_words, lowered, planned, words
+
+PLAIN = replace(TRAINING, gradient_clipping=False)
+INPUT, WEIGHT = ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT
+LAYOUTS = [
+    Layout(pp=2),
+    Layout(pp=2, tp=2),
+    Layout(pp=2, tp=2, sequence_parallel=True),
+    Layout(pp=2, tp=2, sequence_parallel=True, tensor_overlap=True),
+    Layout(pp=2, cp=2),
+]
+
+
+def parts(operations: tuple[Operation, ...]) -> Counter[object]:
+    """Kernels and exchanges, whether they overlap or not."""
+    found: list[object] = []
+    for operation in operations:
+        found += (
+            [operation.does.kernel, operation.does.exchange]
+            if isinstance(operation.does, Overlap)
+            else [operation.does]
+        )
+    return Counter(found)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("recompute", [NoRecompute(), SelectiveRecompute(), FullRecompute(), FullRecompute(1)])
+def test_halves_together_do_what_a_backward_does(layout: Layout, recompute: Recompute) -> None:
+    plan = planned(layout, replace(PLAIN, recompute=recompute))
+    units = Units(plan)
+    for stage in plan.stages:
+        for unit in units.of(stage):
+            assert parts(unit.inputs) + parts(unit.weights) == parts(unit.backward)
+            assert not any(operation.gradients for operation in unit.inputs)
+            assert sum(weight.gradients for weight in unit.weights) == unit.parameters
+
+
+def test_what_is_run_again_is_run_before_the_input_gradients() -> None:
+    units = Units(planned(Layout(pp=2), replace(PLAIN, recompute=FullRecompute()))).of(planned(Layout(pp=2)).stages[0])
+    layer = units[1]
+    again = [operation.work is Work.RECOMPUTE for operation in layer.inputs]
+    assert again == sorted(again, reverse=True)
+    assert any(again)
+    assert all(weight.work is Work.BACKWARD for weight in layer.weights)
+
+
+def test_only_input_gradients_wait_and_send() -> None:
+    first, last = lowered(planned(Layout(pp=2), replace(PLAIN, global_batch=2)), ZeroBubble(1)).programs
+    assert words(last) == [
+        "receive 1F0", "F0", "I0", "send 0I0", "receive 1F1", "F1", "I1", "send 0I1", "W0", "W1", "optimizer",
+    ]  # fmt: skip
+    assert words(first) == [
+        "F0", "send 1F0", "F1", "send 1F1", "receive 0I0", "I0", "W0", "receive 0I1", "I1", "W1", "optimizer",
+    ]  # fmt: skip
+    halves = [task for task in last.tasks if isinstance(task, Compute) and task.action and task.action.kind is WEIGHT]
+    assert not any(task.after for task in halves)
+
+
+def strategy(data: DataParallelism, microbatches: int = 2) -> list[str]:
+    training = replace(PLAIN, global_batch=2 * microbatches)
+    return data_words(lowered(planned(Layout(dp=2, data=data), training), ZeroBubble(1)).programs[0])
+
+
+def test_gradients_are_reduced_from_the_last_weight_gradients() -> None:
+    cut = strategy(DdpStrategy(bucket=10_000.0))
+    first = cut.index("reduce gradients")
+    assert cut[first - 1] == "W1"
+    assert Counter(cut[:first]) == Counter(["F0", "I0", "W0", "F1", "I1", "W1"])
+    assert set(cut[first:]) == {"reduce gradients", "W1", "optimizer"}
+
+
+def test_zero_2_reduces_every_microbatchs_weight_gradients() -> None:
+    words = strategy(Zero2(bucket=1e12))
+    after = [words[place - 1] for place, word in enumerate(words) if word == "reduce gradients"]
+    assert after == ["W0", "W1"]
+
+
+def test_zero_3_gathers_for_input_gradients_and_reduces_after_weight_gradients() -> None:
+    """The head stays from its forward; the weights' half needs no parameters."""
+    words = strategy(FullyShard(prefetch=0), microbatches=1)
+    backward = words[words.index("I0") :]
+    assert backward == [
+        "I0", *["gather layer", "I0"] * 4, "gather embedding", "I0",
+        "W0", "reduce head", *["W0", "reduce layer"] * 4, "W0", "reduce embedding", "optimizer",
+    ]  # fmt: skip
+
+
+def messages(plan: Plan) -> list[Exchange]:
+    """What is sent and reduced of the gradient norm."""
+    programs = lowered(plan, ZeroBubble(1)).programs
+    tasks = [task for program in programs for task in program.tasks if isinstance(task, Send | Receive | Communicate)]
+    return [task.exchange for task in tasks if task.exchange.name == "gradient norm"]
+
+
+@pytest.mark.parametrize("pp", [1, 3])
+def test_the_norm_is_handed_on_from_stage_to_stage(pp: int) -> None:
+    """P - 1 messages, each sent and received; a single stage sums as ever."""
+    found = messages(planned(Layout(pp=pp), TRAINING))
+    assert [exchange.group for exchange in found] == ["pp_next"] * 2 * (pp - 1) or pp == 1
+    assert all(item.payload == NORM_BYTES for item in found)
+    assert ("model" in {element.group for element in found}) == (pp == 1)
+
+
+def test_the_norm_of_sharded_gradients_is_summed_among_replicas_first() -> None:
+    program = lowered(planned(Layout(pp=2, dp=2, data=Zero1()), TRAINING), ZeroBubble(1)).programs[1]
+    norm = [task for task in program.tasks if not isinstance(task, Compute) and task.exchange.name == "gradient norm"]
+    assert [(type(task), task.exchange.group) for task in norm] == [(Communicate, "dp"), (Receive, "pp_next")]
+    assert {program.tasks.index(task) for task in norm} == set(program.tasks[-1].after)
+
+
+def test_costs_are_those_of_the_kernels_of_all_stages() -> None:
+    """Four layers of 1 s forward, 2 s input and 0.5 s weight gradient, in two stages."""
+    plan = planned(Layout(pp=2), replace(PLAIN, sequence=SEQUENCE))
+    costs = pass_costs(plan, Fixed(1.0, 2.0, 0.5).costs(lowered(plan)))
+    assert (costs.forward, costs.input_gradient, costs.weight_gradient) == (4.0, 8.0, 2.0)
+
+
+def test_other_schedules_have_no_costs() -> None:
+    plan = planned(Layout(pp=2), PLAIN)
+    assert profiled(OneFOneB(), plan, Fixed().costs(lowered(plan))) == OneFOneB()

@@ -1,0 +1,300 @@
+"""PyTorch as the oracle: what eager operators move and keep, counted in its own operator trace on the CPU.
+
+Bytes moved are the distinct elements of every operator's arguments and results (views move nothing, in-place operators
+read and write); bytes kept are what autograd saves, each storage once, without parameters. CPU and CUDA run the same
+composite operators for these; where one CPU operator is several CUDA kernels nothing is asserted about its launches.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from clustersim.common.dtypes import DType
+from clustersim.model import memory_bound
+from clustersim.model.layer_stack import Mlp
+from clustersim.model.layers import Shard
+from clustersim.model.optimizer_kernels import gradient_norm, optimizer_step
+from clustersim.model.precision_recipe import mixed
+from clustersim.model.presets import preset
+from clustersim.model.training import Attention, Loss, Optimizer, Training
+from clustersim.model.transformer import Model, Norm, resized
+from tests.uniform_models import layer, sizes
+
+torch = pytest.importorskip("torch")
+functional = torch.nn.functional
+TOKENS, WIDTH = 64, 4096
+ELEMENTS = TOKENS * WIDTH
+
+
+def _touched(tensor: Any) -> int:
+    """Bytes of distinct elements: a broadcast dimension (stride 0) is read once."""
+    elements = 1
+    for size, stride in zip(tensor.size(), tensor.stride(), strict=True):
+        elements *= size if stride else 1
+    return int(elements * tensor.element_size())
+
+
+def _tensors(tree: Any) -> list[Any]:
+    leaves = torch.utils._pytree.tree_leaves(tree)
+    return list({id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}.values())
+
+
+@dataclass
+class _Trace:
+    bytes: int = 0
+    launches: int = 0
+
+
+def _moved(action: Callable[[], Any]) -> tuple[_Trace, Any]:
+    """Run an action; bytes that its operators move, how many of them move anything, and its result."""
+    trace = _Trace()
+
+    class Counter(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc, name-defined]
+        def __torch_dispatch__(self, operator: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = operator(*args, **(kwargs or {}))
+            schema = operator._schema
+            is_view = any(given.alias_info and not given.alias_info.is_write for given in schema.returns)
+            skipped = ("detach", "empty", "profiler", "_local_scalar", "_record_function")
+            if is_view or operator.__name__.startswith(skipped):
+                return result
+            written = [
+                tensor
+                for position, declared in enumerate(schema.arguments)
+                if declared.alias_info and declared.alias_info.is_write and position < len(args)
+                for tensor in _tensors(args[position])
+            ]
+            results = written or _tensors(result)
+            trace.bytes += sum(map(_touched, _tensors((args, kwargs)) + results))
+            trace.launches += 1
+            return result
+
+    with Counter():
+        result = action()
+    return trace, result
+
+
+def _kept(action: Callable[[], Any], parameters: list[Any]) -> int:
+    """Bytes that autograd saves while an action runs, each storage once, parameters not."""
+    storages: dict[int, int] = {}
+    held = []
+
+    def pack(tensor: Any) -> Any:
+        storage = tensor.untyped_storage()
+        storages[storage.data_ptr()] = storage.nbytes()
+        held.append(tensor)  # keeps the address from being used again
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = action()
+    del result
+    own = {tensor.untyped_storage().data_ptr() for tensor in parameters}
+    return sum(size for address, size in storages.items() if address not in own)
+
+
+def _random(*shape: int) -> Any:
+    return torch.randn(*shape, dtype=torch.bfloat16, requires_grad=True)
+
+
+def _rms_norm(x: Any, weight: Any) -> Any:
+    """As in Hugging Face's LlamaRMSNorm."""
+    wide = x.float()
+    variance = wide.pow(2).mean(-1, keepdim=True)
+    return weight * (wide * torch.rsqrt(variance + 1e-5)).to(x.dtype)
+
+
+def _swiglu(gate: Any, up: Any) -> Any:
+    return functional.silu(gate) * up
+
+
+def _rotate(x: Any, cosine: Any, sine: Any) -> Any:
+    """As in Hugging Face's apply_rotary_pos_emb."""
+    half = x.shape[-1] // 2
+    turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+    return x * cosine + turned * sine
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A formula in PyTorch. constants: not differentiated."""
+
+    operator: memory_bound.Streaming
+    formula: Callable[..., Any]
+    inputs: tuple[Any, ...]
+    constants: tuple[Any, ...] = ()
+    elements: int = ELEMENTS
+
+    def run(self) -> Any:
+        return self.formula(*self.inputs, *self.constants)
+
+
+def _masked_softmax(scores: Any, mask: Any) -> Any:
+    return torch.softmax(scores.masked_fill(mask, float("-inf")), dim=-1)
+
+
+def _cases() -> dict[str, _Case]:
+    x, other, weight = _random(TOKENS, WIDTH), _random(TOKENS, WIDTH), _random(WIDTH)
+    angles = [torch.ones(TOKENS, 1, 128, dtype=torch.bfloat16) for _ in "cs"]
+    mask = torch.triu(torch.ones(256, 256, dtype=torch.bool), 1)
+    scores = _random(16, 256, 256)
+    return {
+        "rms norm": _Case(memory_bound.norm(Norm.RMSNORM, fused=False), _rms_norm, (x, weight)),
+        "swiglu": _Case(memory_bound.activation(Mlp.SWIGLU, fused=False), _swiglu, (x, other)),
+        "gelu": _Case(memory_bound.activation(Mlp.GELU, fused=False), functional.gelu, (x,)),
+        "rotary": _Case(
+            memory_bound.rotary(fused=False),
+            _rotate,
+            (x.detach().view(TOKENS, 32, 128).requires_grad_(),),
+            (*angles,),
+        ),
+        "softmax": _Case(
+            memory_bound.softmax(fused=False), _masked_softmax, (scores,), (mask,), elements=16 * 256 * 256
+        ),
+    }
+
+
+_CASES = _cases()
+
+
+@pytest.mark.parametrize("name", _CASES)
+def test_unfused_passes_are_what_pytorch_runs(name: str) -> None:
+    """Per-row statistics, masks and angles are small against the activation: 2 % covers them."""
+    case = _CASES[name]
+    forward, result = _moved(case.run)
+    gradient = torch.ones_like(result)
+    backward, _ = _moved(lambda: torch.autograd.grad(result, case.inputs, gradient))
+    for passes, trace in ((case.operator.forward, forward), (case.operator.backward, backward)):
+        assert passes is not None
+        assert passes.bytes(DType.BF16, case.elements) == pytest.approx(trace.bytes, rel=0.02)
+        assert passes.launches == trace.launches
+
+
+@pytest.mark.parametrize("name", _CASES)
+def test_unfused_operators_keep_what_autograd_saves(name: str) -> None:
+    case = _CASES[name]
+    saved = _kept(case.run, [tensor for tensor in (*case.inputs, *case.constants) if tensor.numel() < ELEMENTS])
+    assert case.operator.kept.bytes(DType.BF16, case.elements) == pytest.approx(saved, rel=0.01)
+
+
+def test_a_residual_is_one_kernel_forward_and_none_backward() -> None:
+    one, other = _random(TOKENS, WIDTH), _random(TOKENS, WIDTH)
+    residual = memory_bound.residual(dropout=False, fused=False)
+    forward, result = _moved(lambda: one + other)
+    gradient = torch.ones_like(result)
+    backward, _ = _moved(lambda: torch.autograd.grad(result, (one, other), gradient))
+    assert residual.forward.bytes(DType.BF16, ELEMENTS) == forward.bytes
+    assert residual.backward is None
+    assert backward.bytes == 0
+
+
+def test_the_loss_keeps_fp32_log_probabilities() -> None:
+    logits, targets = _random(TOKENS, WIDTH), torch.zeros(TOKENS, dtype=torch.long)
+    saved = _kept(lambda: functional.cross_entropy(logits.float(), targets), [])
+    assert memory_bound.loss(Loss.TORCH).kept.bytes(DType.BF16, ELEMENTS) == pytest.approx(saved, rel=0.01)
+
+
+@pytest.mark.parametrize("optimizer", Optimizer)
+def test_unfused_update_moves_what_foreach_moves(optimizer: Optimizer) -> None:
+    full = mixed(DType.FP32, gradients=DType.FP32, master=None, moments=DType.FP32)
+    training = Training(1, 1, recipe=full, optimizer=optimizer, fused=False)
+    weight = torch.nn.Parameter(torch.randn(ELEMENTS))
+    weight.grad = torch.randn(ELEMENTS)
+    made = {
+        Optimizer.ADAM: lambda: torch.optim.AdamW([weight], lr=1e-3, foreach=True),
+        Optimizer.SGD: lambda: torch.optim.SGD([weight], lr=1e-3, momentum=0.9, foreach=True),
+    }[optimizer]()
+    made.step()  # creates the states
+    trace, _ = _moved(made.step)
+    (step,) = optimizer_step(training, ELEMENTS)
+    assert step.bytes == pytest.approx(trace.bytes, rel=1e-3)
+
+
+def test_unfused_gradient_norm_moves_what_clip_grad_norm_moves() -> None:
+    training = Training(1, 1, recipe=mixed(DType.FP32, gradients=DType.FP32, master=None), fused=False)
+    weight = torch.nn.Parameter(torch.randn(ELEMENTS))
+    weight.grad = torch.randn(ELEMENTS)
+    trace, _ = _moved(lambda: torch.nn.utils.clip_grad_norm_([weight], 1.0, foreach=True))
+    expected = sum(kernel.bytes for kernel in gradient_norm(training, ELEMENTS))
+    assert expected == pytest.approx(trace.bytes, rel=1e-3)
+
+
+class _Layer:
+    """One layer in plain PyTorch, written for this test: GPT or Llama kind, no dropout, as many kv heads as heads."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        h, ffn = model.hidden, sizes(model).ffn
+        up = 2 * ffn if sizes(model).mlp is Mlp.SWIGLU else ffn
+        shapes = {
+            "query": (h, h),
+            "key": (h, h),
+            "value": (h, h),
+            "out": (h, h),
+            "up": (up, h),
+            "down": (h, ffn),
+            "norm": (h,),
+            "shift": (h,),
+        }
+        self.weights = {name: _random(*shape) for name, shape in shapes.items()}
+
+    def norm(self, x: Any) -> Any:
+        if self.model.norm is Norm.RMSNORM:
+            return _rms_norm(x, self.weights["norm"])
+        return functional.layer_norm(x, (self.model.hidden,), self.weights["norm"], self.weights["shift"])
+
+    def activation(self, x: Any) -> Any:
+        if sizes(self.model).mlp is Mlp.GELU:
+            return functional.gelu(x)
+        gate, up = x.chunk(2, dim=-1)
+        return _swiglu(gate, up)
+
+    def attend(self, x: Any, attention: Attention) -> Any:
+        batch, sequence, hidden = x.shape
+        split = (batch, sequence, sizes(self.model).heads, sizes(self.model).head_dim)
+        # three products: views of one would keep the unrotated queries and keys with the values
+        parts = (functional.linear(x, self.weights[name]) for name in ("query", "key", "value"))
+        query, key, value = (part.reshape(split).transpose(1, 2) for part in parts)
+        if self.model.norm is Norm.RMSNORM:
+            angle = torch.ones(sequence, sizes(self.model).head_dim, dtype=torch.bfloat16)
+            query, key = _rotate(query, angle, angle), _rotate(key, angle, angle)
+        if attention is Attention.FLASH:
+            result = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        else:
+            result = torch.softmax(query @ key.transpose(2, 3), dim=-1) @ value
+        return functional.linear(result.transpose(1, 2).reshape(batch, sequence, hidden), self.weights["out"])
+
+    def __call__(self, x: Any, attention: Attention) -> Any:
+        x = x + self.attend(self.norm(x), attention)
+        made = self.activation(functional.linear(self.norm(x), self.weights["up"]))
+        return x + functional.linear(made, self.weights["down"])
+
+
+def _small(name: str) -> Model:
+    changes = {"hidden": 256, "ffn": 704, "heads": 4, "kv_heads": 4, "head_dim": 64, "max_positions": 512}
+    return resized(preset(name), dropout=False, linear_bias=False, qkv_bias=False, **changes)
+
+
+@pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])
+def test_a_whole_layer_keeps_what_autograd_saves(name: str) -> None:
+    """Flash attention, BF16. Norm statistics and rotary angles are the few per cent that are not counted."""
+    model = _small(name)
+    training = Training(sequence=512, global_batch=2, microbatch=2, fused=False)
+    made = _Layer(model)
+    x = _random(2, 512, model.hidden)
+    saved = _kept(lambda: made(x, Attention.FLASH), list(made.weights.values()))
+    assert layer(model, training, Shard(2, 512, 512)).kept == pytest.approx(saved, rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])
+def test_a_whole_layer_computes_what_torchs_counter_counts(name: str) -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model = _small(name)
+    training = Training(sequence=512, global_batch=2, microbatch=2, attention=Attention.STANDARD)
+    made = _Layer(model)
+    with FlopCounterMode(display=False) as counter:
+        made(_random(2, 512, model.hidden), Attention.STANDARD).sum().backward()
+    operators = layer(model, training, Shard(2, 512, 512)).operators
+    kernels = [k for part in operators for k in part.forward + part.input_gradient + part.weight_gradient]
+    assert sum(kernel.flops for kernel in kernels) == counter.get_total_flops()

@@ -1,0 +1,161 @@
+"""Frameworks: what is shipped is complete and sourced, and a wrong file is refused in one clear sentence."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from clustersim.common import data_files
+from clustersim.common.errors import InputError
+from clustersim.model.framework import Recorded, load_framework
+from clustersim.scenario.config.data_parallel import DataChoice
+from clustersim.scenario.config.schedule import ScheduleChoice
+
+
+@pytest.fixture
+def content() -> dict[str, Any]:
+    return data_files.read_mapping(data_files.find("frameworks", "pytorch"))
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Callable[[dict[str, Any]], Path]:
+    def write(content: dict[str, Any]) -> Path:
+        path = tmp_path / "mine.yaml"
+        path.write_text(yaml.safe_dump(content))
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("name", data_files.names("frameworks"))
+def test_every_shipped_framework_loads_and_has_a_source_for_every_number(name: str) -> None:
+    framework = load_framework(name)
+    assert framework.name == name
+    assert framework.fragmentation >= 1.0
+    assert framework.launch > 0.0
+    content = data_files.read_mapping(data_files.find("frameworks", name))
+    beside = [key for key in ("overheads", "runs") if key in content]
+    assert set(content["sources"]) == {*content["memory"], *content["host"], *content["checkpoint"], *beside}
+
+
+@pytest.mark.parametrize("name", data_files.names("frameworks"))
+def test_what_a_framework_runs_are_words_of_scenario_files(name: str) -> None:
+    runs = load_framework(name).runs
+    assert {*runs.data, *runs.data_beside_pipeline} <= DataChoice.words.keys()
+    assert {*runs.schedules} <= ScheduleChoice.words.keys()
+    assert {*runs.data_beside_pipeline} <= {*runs.data}
+    assert "1f1b" in runs.schedules
+
+
+def test_pytorch_is_what_is_loaded_if_nothing_is_said() -> None:
+    assert load_framework() == load_framework("pytorch")
+
+
+def test_software_of_2021_launches_more_slowly() -> None:
+    assert load_framework("megatron-2021").launch > load_framework("pytorch").launch
+
+
+def test_graphs_are_captured_only_by_a_framework_that_says_what_one_costs() -> None:
+    captured = load_framework("pytorch").with_graphs()
+    assert captured.cuda_graphs
+    assert captured.graph == pytest.approx(12.5e-6)
+    with pytest.raises(InputError, match="cuda_graphs: megatron-2021 captures none; leave it out"):
+        load_framework("megatron-2021").with_graphs()
+
+
+def test_layers_are_compiled_only_by_a_framework_whose_launches_were_measured_so() -> None:
+    assert load_framework("pytorch").with_compiled().compiled
+    with pytest.raises(InputError, match="compiled: megatron compiles no layers; leave it out, or name a framework"):
+        load_framework("megatron").with_compiled()
+
+
+def test_what_somebody_says_of_launches_stands_and_no_record_does() -> None:
+    torch = load_framework("pytorch")
+    assert torch.launching(None, None) == torch
+    assert torch.recorded is Recorded.TORCH
+    said = torch.launching(0.0, None)
+    assert (said.launch, said.backward_launch, said.recorded) == (0.0, 0.0, Recorded.NOTHING)
+
+
+@pytest.mark.parametrize(("name", "measured"), [("megatron", Recorded.EAGER), ("megatron-2021", Recorded.NOTHING)])
+def test_a_record_stands_for_software_that_launches_as_what_was_measured(name: str, measured: Recorded) -> None:
+    assert load_framework(name).recorded is measured
+
+
+def test_a_path_works_like_a_name_and_numbers_are_read_in_si_units(
+    content: dict[str, Any], written: Callable[[dict[str, Any]], Path]
+) -> None:
+    content["memory"] = {
+        "fragmentation": 1.25,
+        "communicator": "2 MiB",
+        "workspace": "3 MiB",
+        "grouped_workspace": "1 MiB",
+    }
+    content["host"]["launch"] = "7 us"
+    framework = load_framework(str(written(content)))
+    assert (framework.fragmentation, framework.communicator) == (1.25, 2.0 * 2**20)
+    assert (framework.workspace, framework.grouped_workspace) == (3.0 * 2**20, 2.0**20)
+    assert framework.name == "mine"
+    assert framework.launch == pytest.approx(7e-6)
+
+
+def test_a_host_that_costs_nothing_is_allowed(
+    content: dict[str, Any], written: Callable[[dict[str, Any]], Path]
+) -> None:
+    content["host"]["launch"] = "0 us"
+    assert load_framework(str(written(content))).launch == 0.0
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "sentence"),
+    [
+        (("memory", "fragmentation"), 0.9, "memory.fragmentation: 0.9 is not a number from 1 up"),
+        (("memory", "communicator"), "688 us", "memory.communicator: '688 us' has unit 'us'"),
+        (("memory", "reserve"), "1 GB", "memory.reserve: unknown key"),
+        (("host", "launch"), 10, "host.launch: 10 has no unit"),
+        (("host", "launch"), "-1 us", "host.launch: '-1 us' is "),
+        (("host", "lunch"), "1 us", "host.lunch: unknown key; did you mean host.launch?"),
+        (("host", "recorded"), "dtensor", "host.recorded: 'dtensor' is unknown; choose one of eager, nothing, torch"),
+        (("hosts",), {}, "hosts: unknown key; did you mean host?"),
+        (("host",), "10 us", "host: '10 us' is not a mapping"),
+        (("description",), "", "description: '' is not a text"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_file_key_and_value(
+    content: dict[str, Any], written: Callable[[dict[str, Any]], Path], path: tuple[str, ...], value: object,
+    sentence: str,
+) -> None:  # fmt: skip
+    section = content
+    for key in path[:-1]:
+        section = section[key]
+    section[path[-1]] = value
+    mine = written(content)
+    with pytest.raises(InputError) as caught:
+        load_framework(str(mine))
+    assert sentence in str(caught.value)
+    assert str(mine) in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["description", "memory", "host", "sources"])
+def test_a_missing_key_is_named(content: dict[str, Any], written: Callable[[dict[str, Any]], Path], key: str) -> None:
+    del content[key]
+    with pytest.raises(InputError, match=f"{key}: is missing"):
+        load_framework(str(written(content)))
+
+
+def test_a_misspelt_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(InputError, match=r"'megatron-2921'; did you mean megatron-2021\?"):
+        load_framework("megatron-2921")
+
+
+def test_models_with_experts_are_launched_at_a_pace_of_their_own_where_a_file_has_one() -> None:
+    megatron, pytorch = load_framework("megatron"), load_framework("pytorch")
+    mixed = megatron.with_experts()
+    assert mixed.launch == mixed.backward_launch == megatron.experts_launch
+    assert megatron.launch < mixed.launch
+    assert megatron.with_experts(2.0).launch == 2.0 * mixed.launch
+    assert pytorch.with_experts() == pytorch
+    assert mixed.with_experts() == mixed
+    assert megatron.launching(2e-6, None).with_experts().launch == 2e-6

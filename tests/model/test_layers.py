@@ -1,0 +1,320 @@
+"""Bytes kept, FLOP and parameters of layers against closed forms from the papers."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clustersim.common.dtypes import DType
+from clustersim.model import layers
+from clustersim.model.flops import Keys, model_flops
+from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MatmulShape
+from clustersim.model.layer_stack import AnyMlp, FullAttention, LatentAttention, LayerSpec, RoutedMlp
+from clustersim.model.layers import Layer, Operator, Region, Shard, embedding, head
+from clustersim.model.precision_recipe import Products, mixed
+from clustersim.model.presets import PRESETS, preset
+from clustersim.model.recompute_modules import Module
+from clustersim.model.training import Attention, Training
+from clustersim.model.transformer import Model, embedding_parameters, head_parameters, layer_parameters, resized
+from tests.uniform_models import layer, sizes
+
+STANDARD = Training(sequence=2048, global_batch=4, microbatch=4, attention=Attention.STANDARD)
+FLASH = replace(STANDARD, attention=Attention.FLASH)
+KORTHIKANTI = ["megatron-22b", "gpt3-175b", "megatron-530b", "megatron-1t"]
+
+
+def _kind(model: Model) -> tuple[object, ...]:
+    """What decides which operators and tensors a model has; its sizes do not."""
+    kinds = frozenset(map(_kind_of_layer, model.specs))
+    choices = model.norm, model.positions, model.linear_bias, model.tied_embeddings, model.dropout
+    return (kinds, *choices, model.embedding_norm, model.logit_softcap)
+
+
+def _kind_of_layer(spec: LayerSpec) -> tuple[object, ...]:
+    attention, mlp = spec.attention, spec.mlp
+    assert attention is not None
+    assert mlp is not None
+    return (mlp.form, spec.block, *_kind_of_attention(attention), *_kind_of_mixture(mlp))
+
+
+def _kind_of_attention(attention: FullAttention | LatentAttention) -> tuple[object, ...]:
+    match attention:
+        case LatentAttention(query_rank=rank):
+            return LatentAttention, rank is None
+        case FullAttention() as full:
+            grouped, windowed = full.kv_heads < full.heads, full.window is not None
+            return grouped, windowed, full.qkv_bias, full.qk_norm, full.rotary, full.softcap
+
+
+def _kind_of_mixture(mlp: AnyMlp) -> tuple[object, ...]:
+    match mlp:
+        case RoutedMlp() as routed:
+            return routed.shared > 0, routed.shared_gate, routed.bias, routed.router.scores
+    return ()
+
+
+ONE_OF_EACH_KIND = list({_kind(preset(name)): name for name in PRESETS}.values())
+
+
+def _kernels(operator: Operator) -> tuple[Kernel, ...]:
+    return operator.forward + operator.input_gradient + operator.weight_gradient
+
+
+def _flops(of: Layer) -> float:
+    return sum(kernel.flops for operator in of.operators for kernel in _kernels(operator))
+
+
+def _shard(training: Training, **split: int | bool) -> Shard:
+    return Shard(training.microbatch, training.sequence, training.sequence, **split)  # type: ignore[arg-type]
+
+
+class TestKorthikanti:
+    """Reducing Activation Recomputation (arXiv:2205.05198), Table 2: bytes of activations per layer."""
+
+    @pytest.mark.parametrize("name", KORTHIKANTI)
+    def test_no_parallelism(self, name: str) -> None:
+        model = preset(name)
+        s, b, h, a = 2048, 4, model.hidden, sizes(model).heads
+        assert layer(model, STANDARD, _shard(STANDARD)).kept == pytest.approx(s * b * h * (34 + 5 * a * s / h))
+
+    @pytest.mark.parametrize("name", KORTHIKANTI)
+    @pytest.mark.parametrize("t", [2, 8])
+    def test_tensor_parallelism(self, name: str, t: int) -> None:
+        model = preset(name)
+        s, b, h, a = 2048, 4, model.hidden, sizes(model).heads
+        kept = layer(model, STANDARD, _shard(STANDARD, tp=t)).kept
+        assert kept == pytest.approx(s * b * h * (10 + 24 / t + 5 * a * s / (h * t)))
+
+    @pytest.mark.parametrize("name", KORTHIKANTI)
+    @pytest.mark.parametrize("t", [2, 8])
+    def test_tensor_and_sequence_parallelism(self, name: str, t: int) -> None:
+        model = preset(name)
+        s, b, h, a = 2048, 4, model.hidden, sizes(model).heads
+        kept = layer(model, STANDARD, _shard(STANDARD, tp=t, sequence_parallel=True)).kept
+        assert kept == pytest.approx(s * b * h / t * (34 + 5 * a * s / h))
+
+    @pytest.mark.parametrize("name", KORTHIKANTI)
+    @pytest.mark.parametrize("t", [1, 8])
+    def test_selective_recomputation_drops_the_core(self, name: str, t: int) -> None:
+        model = preset(name)
+        operators = layer(model, STANDARD, _shard(STANDARD, tp=t, sequence_parallel=True)).operators
+        kept = sum(operator.kept for operator in operators if not operator.inside({Module.CORE}))
+        assert kept == pytest.approx(34 * 2048 * 4 * model.hidden / t)
+
+    @pytest.mark.parametrize("t", [1, 8])
+    def test_full_recomputation_keeps_the_layers_input(self, t: int) -> None:
+        """2sbh (Table 2), split by sequence under sequence parallelism."""
+        model = preset("megatron-22b")
+        shard = _shard(STANDARD, tp=t, sequence_parallel=True)
+        assert layer(model, STANDARD, shard).input_bytes == 2 * 2048 * 4 * model.hidden / t
+
+    def test_embedding_and_head(self) -> None:
+        """Section 4.3: sbh/t of dropout mask; 2sbh/t norm, 2sbh/t logits' input, 4sbv/t logits."""
+        model = preset("megatron-22b")
+        s, b, h, v, t = 2048, 4, model.hidden, model.vocab, 8
+        shard = _shard(STANDARD, tp=t, sequence_parallel=True)
+        assert head(model, STANDARD, shard).kept == pytest.approx(4 * s * b * h / t * (1 + v / h))
+        token_ids = 8 * s * b
+        assert embedding(model, STANDARD, shard).kept == s * b * h / t + token_ids
+
+
+def test_flash_attention_keeps_a_logarithm_instead_of_scores() -> None:
+    model = preset("megatron-22b")
+    standard, flash = (layer(model, training, _shard(training)).kept for training in (STANDARD, FLASH))
+    scores = 2048 * 4 * sizes(model).heads * 2048
+    assert standard - flash == 5 * scores - 4 * 2048 * 4 * sizes(model).heads
+
+
+def test_llama_keeps_each_tensor_once() -> None:
+    """Per token and layer in BF16 with fused kernels, tp 1.
+
+    Norm inputs 2h, their outputs 2h, q (h) and k, v (2 kv), the core's result h: 6h + 2kv elements; gate, up and the
+    product: 3 ffn elements; one FP32 logarithm per head.
+    """
+    model = preset("llama3-8b")
+    h, kv, ffn, heads = 4096, 8 * 128, 14336, 32
+    per_token = 2 * (6 * h + 2 * kv + 3 * ffn) + 4 * heads
+    shard = Shard(batch=1, sequence=8192, keys=8192)
+    assert layer(model, FLASH, shard).kept == 8192 * per_token
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH_KIND)
+def test_operators_hold_the_models_parameters(name: str) -> None:
+    model, shard = preset(name), _shard(FLASH)
+    for spec in model.specs:
+        assert layers.layer(model, spec, FLASH, shard).parameters == layer_parameters(model, spec)
+    assert embedding(model, FLASH, shard).parameters == embedding_parameters(model)
+    tied = model.vocab * model.hidden if model.tied_embeddings else 0
+    assert head(model, FLASH, shard).parameters == head_parameters(model) + tied
+
+
+@pytest.mark.parametrize("attention", Attention)
+@pytest.mark.parametrize("fused", [True, False])
+def test_attention_itself_holds_no_parameters(attention: Attention, fused: bool) -> None:
+    model, training = preset("llama3-8b"), replace(FLASH, attention=attention, fused=fused)
+    assert layer(model, training, _shard(training)).parameters == layer_parameters(model, *model.specs)
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH_KIND)
+@pytest.mark.parametrize("sequence", [1024, 8192])
+def test_kernels_with_full_attention_do_the_models_flops(name: str, sequence: int) -> None:
+    """The convention counts the full score matrix, which standard attention computes."""
+    model = preset(name)
+    if any(attention.window is not None for attention in model.attentions):
+        model = resized(model, window=None)
+    training = Training(sequence=sequence, global_batch=6, microbatch=2, attention=Attention.STANDARD)
+    shard = _shard(training)
+    of_layers = (run.count * _flops(layers.layer(model, run.spec, training, shard)) for run in model.stack)
+    executed = sum(of_layers) + _flops(head(model, training, shard))
+    microbatches = 3
+    assert microbatches * executed == pytest.approx(model_flops(model, training), rel=1e-12)
+
+
+def _counted(kernel: Kernel) -> float:
+    """The share of a kernel's FLOP that the convention counts."""
+    match kernel.kind, kernel.shape:
+        case ((KernelKind.MATMUL | KernelKind.STREAMED_MATMULS | KernelKind.ATTENTION_FORWARD), _):
+            return 1.0
+        case KernelKind.ATTENTION_BACKWARD, AttentionShape() as shape:
+            keys, values = shape.head_dim, shape.values
+            return (2 * keys + 2 * values) / (3 * keys + 2 * values)
+    return 0.0
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH_KIND)
+@pytest.mark.parametrize("sequence", [1024, 8192])
+def test_causal_model_flops_are_what_flash_attention_does(name: str, sequence: int) -> None:
+    """But for the scores that its backward computes again: five products, of which by convention four count.
+
+    Three of the five are as long as keys, two as values.
+    """
+    model = preset(name)
+    training = Training(sequence=sequence, global_batch=6, microbatch=2, attention=Attention.FLASH)
+    shard = _shard(training)
+    made = ((run.count, layers.layer(model, run.spec, training, shard)) for run in model.stack)
+    executed = sum(
+        count * _counted(kernel) * kernel.flops
+        for count, of in (*made, (1, head(model, training, shard)))
+        for operator in of.operators
+        for kernel in _kernels(operator)
+    )
+    assert 3 * executed == pytest.approx(model_flops(model, training, Keys.SEEN), rel=1e-12)
+
+
+@pytest.mark.parametrize(("name", "batch"), [("megatron-22b", 4), ("gpt3-175b", 64), ("megatron-1t", 512)])
+def test_model_flops_are_korthikantis(name: str, batch: int) -> None:
+    """Appendix A: 72 B s L h^2 (1 + s/(6h) + V/(12 L h))."""
+    model = preset(name)
+    s, layers, h, v = 2048, model.layers, model.hidden, model.vocab
+    expected = 72 * batch * s * layers * h**2 * (1 + s / (6 * h) + v / (12 * layers * h))
+    assert model_flops(model, Training(sequence=s, global_batch=batch)) == pytest.approx(expected)
+
+
+def test_flash_attention_does_three_and_a_half_forwards_of_the_visible_half() -> None:
+    model = preset("gpt3-175b")
+    core = next(operator for operator in layer(model, FLASH, _shard(FLASH)).operators if operator.inside({Module.CORE}))
+    forward, backward = core.forward[0], core.input_gradient[0]
+    visible = 4 * sum(range(1, 2049))  # pairs of a query and a key that is not after it, four sequences
+    assert forward.flops == 4 * visible * sizes(model).heads * sizes(model).head_dim
+    assert backward.flops == 2.5 * forward.flops
+
+
+@given(pieces=st.integers(1, 16), piece=st.integers(1, 64), tp=st.sampled_from([1, 2, 4]))
+def test_context_parallel_ranks_do_the_whole_together(pieces: int, piece: int, tp: int) -> None:
+    """2 x cp pieces in zigzag: every rank sees the same number of keys, so cp ranks do what one would."""
+    model = preset("llama3-8b")
+    cp, keys = pieces, 2 * pieces * piece
+    training = Training(sequence=keys, global_batch=1)
+    whole = layer(model, training, Shard(1, keys, keys, tp))
+    part = layer(model, training, Shard(1, keys // cp, keys, tp))
+    assert cp * _flops(part) == pytest.approx(_flops(whole), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["megatron-22b", "llama3-70b", "nemotron4-340b"])
+@pytest.mark.parametrize("attention", Attention)
+@pytest.mark.parametrize("tp", [2, 8])
+def test_tensor_parallel_ranks_do_the_whole_together(name: str, attention: Attention, tp: int) -> None:
+    model, training = preset(name), replace(FLASH, attention=attention)
+    for part in (layer, head):
+        whole, split = part(model, training, _shard(training)), part(model, training, _shard(training, tp=tp))
+        assert tp * _flops(split) == pytest.approx(_flops(whole), rel=1e-12)
+
+
+def test_sequence_parallelism_splits_only_what_tensor_parallelism_replicates() -> None:
+    model = preset("megatron-22b")
+    plain = layer(model, FLASH, _shard(FLASH, tp=8)).operators
+    split = layer(model, FLASH, _shard(FLASH, tp=8, sequence_parallel=True)).operators
+    for before, after in zip(plain, split, strict=True):
+        assert before.parameters == after.parameters
+        scale = 8 if before.region is Region.REPLICATED else 1
+        moved = [kernel.bytes for kernel in before.forward + before.input_gradient]
+        assert moved == [scale * kernel.bytes for kernel in after.forward + after.input_gradient]
+
+
+def test_more_ranks_than_key_value_heads_replicate_a_head() -> None:
+    model = preset("llama3-8b")  # 32 heads, 8 key/value heads
+    qkv = next(part for part in layer(model, FLASH, _shard(FLASH, tp=16)).operators if part.name == "attention.qkv")
+    assert qkv.parameters == 4096 * (2 + 2 * 1) * 128
+
+
+@pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny", "qwen2.5-7b"])
+@pytest.mark.parametrize("attention", Attention)
+@pytest.mark.parametrize("fused", [True, False])
+def test_kernels_are_cache_keys_with_work_to_do(name: str, attention: Attention, fused: bool) -> None:
+    model, training = preset(name), replace(FLASH, attention=attention, fused=fused)
+    for part in (embedding, layer, head):
+        first, second = part(model, training, _shard(training)), part(model, training, _shard(training))
+        assert {first: 1}[second] == 1
+        for operator in first.operators:
+            assert all(kernel.bytes > 0 and kernel.launches >= 1 for kernel in _kernels(operator))
+            assert operator.forward
+
+
+@pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])
+def test_unfused_kernels_move_and_keep_more_and_compute_the_same(name: str) -> None:
+    model, shard = preset(name), _shard(STANDARD)
+    fused, unfused = (layer(model, replace(STANDARD, fused=fused), shard) for fused in (True, False))
+    assert _flops(fused) == _flops(unfused)
+    assert fused.kept <= unfused.kept
+    for one, many in zip(fused.operators, unfused.operators, strict=True):
+        assert sum(kernel.bytes for kernel in _kernels(one)) <= sum(kernel.bytes for kernel in _kernels(many))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_linear_layers_are_three_products_of_one_size(bias: bool) -> None:
+    model = resized(preset("gpt-tiny"), linear_bias=bias, qkv_bias=bias)
+    for operator in layer(model, FLASH, _shard(FLASH)).operators:
+        if not operator.weight_gradient:
+            continue
+        products = [kernel for kernel in _kernels(operator) if kernel.kind is KernelKind.MATMUL]
+        shapes = [kernel.shape for kernel in products if isinstance(kernel.shape, MatmulShape)]
+        assert len(shapes) == 3
+        assert all(sorted((s.m, s.n, s.k)) == sorted((shapes[0].m, shapes[0].n, shapes[0].k)) for s in shapes)
+        assert all(
+            kernel.flops == 2 * shape.m * shape.n * shape.k for kernel, shape in zip(products, shapes, strict=True)
+        )
+        assert len(operator.weight_gradient) == (2 if bias else 1)
+
+
+def test_weight_gradients_are_accumulated_in_their_own_format() -> None:
+    """A [8192, 384] and dY [8192, 1536] are read in BF16, the FP32 gradient is read and written."""
+    up = next(part for part in layer(preset("gpt-tiny"), FLASH, _shard(FLASH)).operators if part.name == "mlp.up")
+    assert up.weight_gradient[0].bytes == 2 * 8192 * (384 + 1536) + 2 * 4 * 384 * 1536
+
+
+def test_fp8_narrows_operands_of_linear_layers_only() -> None:
+    model = preset("llama3-8b")
+    eight = replace(FLASH, recipe=replace(mixed(), products=Products.all_in(DType.FP8)))
+    pairs = zip(layer(model, FLASH, _shard(FLASH)).operators, layer(model, eight, _shard(eight)).operators, strict=True)
+    for wide, narrow in pairs:
+        linear = bool(wide.weight_gradient)
+        assert narrow.forward[0].dtype is (DType.FP8 if linear else DType.BF16)
+        assert (narrow.forward[0].bytes < wide.forward[0].bytes) is linear
+    assert head(model, eight, _shard(eight)) == head(model, FLASH, _shard(FLASH))
+
+
+def test_a_vocabulary_that_tp_does_not_divide_is_rounded_up() -> None:
+    model = preset("gpt2-small")
+    logits = head(model, FLASH, _shard(FLASH, tp=8)).operators[1]
+    assert logits.parameters == 6283 * 768  # 50257 / 8 = 6282.1

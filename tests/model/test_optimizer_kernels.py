@@ -1,0 +1,48 @@
+"""Bytes per parameter of an update, counted state by state."""
+
+from dataclasses import replace
+
+import pytest
+
+from clustersim.common.dtypes import DType
+from clustersim.model.optimizer_kernels import gradient_norm, optimizer_step
+from clustersim.model.precision_recipe import mixed
+from clustersim.model.training import Optimizer, Training
+
+MIXED = Training(sequence=1, global_batch=1)
+FULL = replace(MIXED, recipe=mixed(DType.FP32, gradients=DType.FP32, master=None, moments=DType.FP32))
+
+
+def _per_parameter(training: Training) -> float:
+    return sum(kernel.bytes for kernel in optimizer_step(training, 1e6)) / 1e6
+
+
+def test_fused_adam_passes_each_state_once() -> None:
+    """Gradient 4, master 4 + 4, two moments 2 x (4 + 4), BF16 weights 2."""
+    assert _per_parameter(MIXED) == 30
+
+
+def test_without_master_weights_the_weights_are_updated_in_place() -> None:
+    """Gradient 4, weights 4 + 4, two moments 16."""
+    assert _per_parameter(FULL) == 28
+
+
+def test_sgd_has_one_moment() -> None:
+    assert _per_parameter(replace(MIXED, optimizer=Optimizer.SGD)) == 30 - 8
+
+
+@pytest.mark.parametrize("optimizer", Optimizer)
+def test_unfused_steps_move_more_in_more_launches(optimizer: Optimizer) -> None:
+    fused = replace(MIXED, optimizer=optimizer)
+    unfused = replace(fused, fused=False)
+    assert _per_parameter(unfused) > _per_parameter(fused)
+    assert optimizer_step(unfused, 10)[0].launches > optimizer_step(fused, 10)[0].launches == 1
+
+
+def test_a_shard_may_be_a_fraction_of_a_parameter() -> None:
+    assert optimizer_step(MIXED, 2.5)[0].bytes == 75
+
+
+def test_the_gradient_norm_reads_gradients_once_and_unfused_scales_them() -> None:
+    assert [kernel.bytes for kernel in gradient_norm(MIXED, 10)] == [40]
+    assert [kernel.bytes for kernel in gradient_norm(replace(MIXED, fused=False), 10)] == [40, 80]

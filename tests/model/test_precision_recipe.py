@@ -1,0 +1,93 @@
+"""Number formats: each product, what is saved, gathered, kept and reduced follows its own entry of the recipe."""
+
+from dataclasses import replace
+
+import pytest
+
+from clustersim.common.dtypes import DType
+from clustersim.lowering.training_step import lower
+from clustersim.memory.footprint import Category, Footprint
+from clustersim.model.framework import Framework
+from clustersim.model.kernels import KernelKind, MatmulShape
+from clustersim.model.operators import Layer, Shard
+from clustersim.model.precision_recipe import Products, Recipe, WeightFormats, mixed
+from clustersim.model.presets import preset
+from clustersim.model.training import Training
+from clustersim.model.transformer import parameters
+from clustersim.parallel.data_parallel_strategy import FullyShard
+from clustersim.parallel.layout import Layout
+from clustersim.parallel.plan import Plan
+from clustersim.program.task import Collective, Communicate, Compute
+from clustersim.schedules.one_f_one_b import OneFOneB
+from tests.uniform_models import layer
+
+BF16, FP8, FP32 = DType.BF16, DType.FP8, DType.FP32
+MODEL = preset("llama-tiny")
+HYBRID = replace(mixed(), products=Products(FP8, FP8, BF16))  # weight gradients stay in BF16
+SPLIT = replace(mixed(), products=Products(FP8, BF16, FP8))
+
+
+def made(recipe: Recipe) -> Layer:
+    return layer(MODEL, Training(256, 1, recipe=recipe), Shard(1, 256, 256))
+
+
+@pytest.mark.parametrize("dtype", DType)
+def test_bytes_are_an_eighth_of_bits(dtype: DType) -> None:
+    assert 8 * dtype.bytes == dtype.bits
+
+
+def test_a_recipe_written_out_in_one_format_is_that_format() -> None:
+    weights = WeightFormats(BF16, BF16, FP32, FP32, FP32)
+    assert Recipe(Products(BF16, BF16, BF16), BF16, weights) == mixed(BF16)
+
+
+def test_each_product_reads_its_operands_in_its_own_format() -> None:
+    """C[m, n] = A[m, k] B[k, n] moves (mk + kn) operands; what is not a product of a linear layer is BF16 as before."""
+    plain = made(mixed()).operators
+    for operator, before in zip(made(HYBRID).operators, plain, strict=True):
+        linear = any(kernel.kind is KernelKind.MATMUL for kernel in operator.forward)
+        kernels = zip(
+            (*operator.forward, *operator.input_gradient), (*before.forward, *before.input_gradient), strict=True
+        )
+        for kernel, usual in kernels:
+            assert kernel.dtype is (FP8 if linear else BF16)
+            assert kernel.flops == usual.flops
+            if linear and isinstance(shape := kernel.shape, MatmulShape):
+                assert usual.bytes - kernel.bytes == shape.m * shape.k + shape.k * shape.n
+        assert operator.weight_gradient == before.weight_gradient
+        assert operator.kept == before.kept
+
+
+def test_the_three_products_of_a_layer_are_told_apart() -> None:
+    for operator in made(SPLIT).operators:
+        linear = operator.forward[0].kind is KernelKind.MATMUL
+        if linear:
+            products = operator.forward[0], operator.input_gradient[0], operator.weight_gradient[0]
+            assert [kernel.dtype for kernel in products] == [FP8, BF16, FP8]
+
+
+def test_a_linear_layer_saves_its_input_as_its_weight_gradient_reads_it() -> None:
+    """FP8 halves the inputs of the four linear layers of 256 tokens: 512, 512, 512 and 1408 wide."""
+    saved = made(mixed()).kept - made(replace(HYBRID, products=Products.all_in(FP8))).kept
+    assert saved == 256 * (512 + 512 + 512 + 1408)
+
+
+def test_weights_are_kept_gathered_and_reduced_in_formats_of_their_own() -> None:
+    """FP32 weights that are gathered in BF16 and reduced in BF16, as FSDP2's mixed precision has them."""
+    formats = WeightFormats(stored=FP32, gathered=BF16, gradients=BF16, master=FP32, moments=FP32)
+    training = Training(256, 4, recipe=replace(mixed(), weights=formats), gradient_clipping=False)
+    plan = Plan(MODEL, training, Layout(dp=4, data=FullyShard(copies=True)))
+    (program,) = lower(plan, OneFOneB().order(1, 1)).programs
+    moved = dict.fromkeys((Collective.ALL_GATHER, Collective.REDUCE_SCATTER), 0.0)
+    for task in program.tasks:
+        if isinstance(task, Communicate):
+            moved[task.exchange.collective] += task.exchange.payload
+    count, head = parameters(MODEL), 512 + 32000 * 512
+    assert moved == {Collective.ALL_GATHER: 2 * (2 * count - head), Collective.REDUCE_SCATTER: 2 * count}
+    copied = [operation for task in program.tasks if isinstance(task, Compute) for operation in task.block.operations]
+    copies = sum(item.kernel.shape.elements for item in copied if item.kernel and item.kernel.name.startswith("copy "))
+    assert copies == 2 * count - head
+    held = Footprint(plan, Framework(1.0, 0.0), 0.0).resident(0)
+    assert held[Category.PARAMETERS] == 4 * count / 4
+    assert held[Category.GRADIENTS] == 2 * count / 4
+    assert held[Category.OPTIMIZER] == 8 * count / 4  # the stored weights are their own master

@@ -1,0 +1,22 @@
+import pytest
+
+from clustersim.common.errors import InputError
+from clustersim.model.presets import PRESETS, preset
+from clustersim.model.transformer import parameters
+
+
+def test_an_unknown_name_is_refused_with_the_nearest() -> None:
+    with pytest.raises(InputError, match=r"there is no model 'lama3-8b'; did you mean llama3-8b\?"):
+        preset("lama3-8b")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_has_a_source_and_its_own_name(name: str) -> None:
+    assert PRESETS[name].source
+    assert preset(name).name == name
+    assert all(attention.heads % attention.kv_heads == 0 for attention in preset(name).attentions)
+
+
+@pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])
+def test_tiny_models_suit_a_laptop(name: str) -> None:
+    assert 10e6 < parameters(preset(name)) < 100e6

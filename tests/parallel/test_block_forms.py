@@ -1,0 +1,117 @@
+"""What blocks send: a parallel one is one sharded region, so it sums once forward, and backward once for each norm."""
+
+from dataclasses import replace
+
+import pytest
+
+from clustersim.model.layer_stack import BlockForm
+from clustersim.model.lora import Lora, Target
+from clustersim.model.training import Training
+from clustersim.model.transformer import resized
+from clustersim.parallel.layout import Layout
+from clustersim.parallel.plan import Plan
+from clustersim.parallel.tensor_parallel import backward, forward, input_gradients, operations_again, weight_gradients
+from clustersim.program.task import Collective, Exchange, Operation
+from tests.parallel.test_tensor_parallel import SMALL
+
+WHOLE, SPLIT = Layout(tp=2), Layout(tp=2, sequence_parallel=True)
+SUMS = {BlockForm.PRE_NORM: (2, 2), BlockForm.POST_NORM: (2, 2), BlockForm.SANDWICH: (2, 2)}
+SUMS |= {BlockForm.PARALLEL: (1, 1), BlockForm.PARALLEL_NORMS: (1, 2)}
+
+
+def sent(operations: list[Operation]) -> list[Exchange]:
+    return [operation.exchange for operation in operations if operation.exchange is not None]
+
+
+def passes(block: BlockForm, layout: Layout) -> tuple[list[Operation], list[Operation], list[Operation]]:
+    """Forward, backward, and backward in halves."""
+    plan = Plan(resized(SMALL, block=block), Training(32, 1), layout)
+    (spec,) = plan.model.specs
+    layer, sharding = plan.layers[spec], plan.sharding(spec)
+    halves = [*input_gradients(layer, sharding), *weight_gradients(layer, sharding)]
+    return forward(layer, sharding), backward(layer, sharding), halves
+
+
+@pytest.mark.parametrize("block", BlockForm)
+def test_sums_of_a_layer(block: BlockForm) -> None:
+    ahead, back, halves = (sent(item) for item in passes(block, WHOLE))
+    assert [exchange.collective for exchange in ahead] == [Collective.ALL_REDUCE] * SUMS[block][0]
+    assert [element.collective for element in back] == [Collective.ALL_REDUCE] * SUMS[block][1]
+    assert halves == back
+    assert {entry.payload for entry in (*ahead, *back)} == {32 * 64 * 2}
+
+
+@pytest.mark.parametrize("block", BlockForm)
+def test_gathers_and_scatters_under_sequence_parallelism(block: BlockForm) -> None:
+    """Forward gathers what each norm made and scatters sums; backward the reverse, and gathers inputs again."""
+    ahead, back, halves = (sent(item) for item in passes(block, SPLIT))
+    sums, inputs = SUMS[block]
+    kinds = [Collective.ALL_GATHER] * inputs + [Collective.REDUCE_SCATTER] * sums
+    assert sorted(exchange.collective.value for exchange in ahead) == sorted(kind.value for kind in kinds)
+    names = sorted(element.name for element in back)
+    expected = ["gather input again"] * inputs + ["gather output gradient"] * sums + ["reduce input gradient"] * inputs
+    assert names == expected
+    assert sorted(half.name for half in halves) == expected
+
+
+def test_a_parallel_block_gathers_its_input_before_the_mlps_weights_need_it() -> None:
+    _, back, _ = passes(BlockForm.PARALLEL, SPLIT)
+    names = [part.name for operation in back for part in (operation.exchange, operation.kernel) if part is not None]
+    assert names.index("gather input again") < names.index("mlp.up.weight_gradient")
+    assert names.index("reduce input gradient") > names.index("block.gradient_sum")
+
+
+@pytest.mark.parametrize("block", BlockForm)
+@pytest.mark.parametrize("layout", [WHOLE, SPLIT], ids=["whole", "split"])
+def test_every_gradient_is_complete_once(block: BlockForm, layout: Layout) -> None:
+    plan = Plan(resized(SMALL, block=block), Training(32, 1), layout)
+    (layer,) = plan.layers.values()
+    _, _, halves = passes(block, layout)
+    assert sum(operation.gradients for operation in halves) == layer.parameters
+
+
+@pytest.mark.parametrize("block", BlockForm)
+def test_selective_operations_run_a_sharded_input_again(block: BlockForm) -> None:
+    """Torchtitan's `op`: products are kept by turns, so inputs are gathered again wherever a product is run again."""
+    plan = Plan(resized(SMALL, block=block), Training(32, 1), SPLIT)
+    (spec,) = plan.model.specs
+    again = operations_again(plan.layers[spec], plan.sharding(spec), early_stop=False)
+    assert len(sent(again)) == SUMS[block][1]
+
+
+def test_a_window_leaves_the_ring_as_it_is() -> None:
+    """No framework drops blocks of keys from the ring: all of them travel."""
+    layout = Layout(cp=2)
+    full, narrow = (Plan(resized(SMALL, window=window), Training(32, 1), layout) for window in (None, 4))
+    rings = []
+    for plan in (full, narrow):
+        (spec,) = plan.model.specs
+        rings.append(sent(forward(plan.layers[spec], plan.sharding(spec))))
+    assert rings[0] == rings[1]
+    assert replace(rings[0][0], payload=0.0).collective is Collective.SHIFT
+
+
+EVERY = (Target.Q, Target.K, Target.V, Target.O, Target.GATE, Target.UP, Target.DOWN)
+
+
+@pytest.mark.parametrize("targets", [EVERY, (Target.Q,), (Target.UP,), (Target.O, Target.DOWN)])
+@pytest.mark.parametrize("layout", [WHOLE, SPLIT], ids=["whole", "split"])
+@pytest.mark.parametrize("form", BlockForm)
+def test_adapters_beside_any_block(form: BlockForm, layout: Layout, targets: tuple[Target, ...]) -> None:
+    """The block's own sums are as ever; adapters keep their inputs whole, so no input is gathered again."""
+    training = Training(32, 1, lora=Lora(4, targets, alpha=8.0))
+    plan = Plan(resized(SMALL, block=form), training, layout)
+    (spec,) = plan.model.specs
+    layer, sharding = plan.layers[spec], plan.sharding(spec)
+    for operations, sums in zip((forward(layer, sharding), backward(layer, sharding)), SUMS[form], strict=True):
+        names = [exchange.name for exchange in sent(operations) if "adapter" not in exchange.name]
+        assert sum(name.startswith("reduce") for name in names) == sums
+        assert "gather input again" not in names
+    halves = [*input_gradients(layer, sharding), *weight_gradients(layer, sharding)]
+    for operations in (halves, backward(layer, sharding)):
+        assert sum(operation.gradients for operation in operations) == sum(
+            operator.gradients for operator in layer.operators
+        )
+    if layout is SPLIT:
+        gathers = [item for item in sent(forward(layer, sharding)) if item.name == "gather input"]
+        assert len(gathers) == SUMS[form][1]

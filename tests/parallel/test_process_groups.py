@@ -1,0 +1,205 @@
+"""Process groups of a mesh of axes.
+
+With order [a, b, c, ...] and degrees d_a, d_b, ..., rank = i_a + d_a (i_b + d_b (i_c + ...)): the first is fastest.
+"""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clustersim.parallel.data_parallel_strategy import FullyShard
+from clustersim.parallel.layout import Layout
+from clustersim.parallel.mesh import CONTEXT, DATA, DENSE, EXPERTS, MESHES, NAMES, PIPELINE, ROLES, SERVED, TENSOR, Axis
+from clustersim.parallel.process_groups import process_groups
+from clustersim.program.placement import Placement, looped
+from clustersim.schedules.dual_pipe import DualPipe
+
+LAYOUTS = st.builds(
+    lambda degrees, order: Layout(**degrees, order=tuple(order)),
+    st.fixed_dictionaries({name: st.integers(1, 4) for name in NAMES}),
+    st.permutations(NAMES),
+)
+
+
+@given(LAYOUTS)
+def test_a_rank_is_its_coordinates_in_mixed_radix(layout: Layout) -> None:
+    rank, stride = np.zeros(layout.world, dtype=int), 1
+    for axis in sorted(MESHES[DENSE], key=lambda axis: layout.order.index(axis.name)):
+        rank += stride * layout.mesh.coordinate(axis)
+        stride *= layout.degrees[axis.name]
+    assert rank.tolist() == list(range(layout.world))
+
+
+@given(LAYOUTS, st.sets(st.sampled_from(MESHES[DENSE]), min_size=1))
+def test_groups_hold_the_ranks_that_differ_on_their_axes_only(layout: Layout, axes: set[Axis]) -> None:
+    groups = layout.mesh.members(*axes)
+    assert groups.shape[1] == np.prod([layout.degrees[axis.name] for axis in axes])
+    for axis in MESHES[DENSE]:
+        of_members = layout.mesh.coordinate(axis)[groups]
+        if axis not in axes:
+            assert (of_members == of_members[:, :1]).all()
+
+
+@given(LAYOUTS)
+def test_each_rank_is_in_one_group_of_a_symmetric_role(layout: Layout) -> None:
+    for role, groups in process_groups(layout, looped(layout.pp)).items():
+        if not groups.ordered and role != "embedding":
+            assert sorted(groups.members.reshape(-1)) == list(range(layout.world)), role
+
+
+@given(LAYOUTS)
+def test_members_ascend_so_that_neighbours_stay_neighbours(layout: Layout) -> None:
+    for groups in process_groups(layout, looped(layout.pp)).values():
+        if not groups.ordered and groups.members.shape[1] > 1:
+            assert (np.diff(groups.members, axis=1) > 0).all()
+
+
+@given(LAYOUTS)
+def test_sizes_of_roles(layout: Layout) -> None:
+    """The same weights are on dp x cp ranks; a replica of the model is on tp x pp ranks."""
+    sizes = {role: groups.members.shape[1] for role, groups in process_groups(layout, looped(layout.pp)).items()}
+    assert sizes["tp"] == layout.tp
+    assert sizes["cp"] == layout.cp
+    assert sizes["dp"] == layout.dp * layout.cp
+    assert sizes["model"] == layout.tp * layout.pp
+    assert sizes["world"] == layout.world
+    assert ("pp_next" in sizes) == ("embedding" in sizes) == (layout.pp > 1)
+
+
+def test_megatrons_default_order_puts_tensor_ranks_side_by_side() -> None:
+    """Megatron-LM's `tp-cp-ep-dp-pp`; the example of its parallel_state docstring (16 GPUs, tp 2, pp 4).
+
+    8 tensor groups [g0, g1] [g2, g3] ...; 4 pipeline groups [g0, g4, g8, g12] ...; 8 data groups [g0, g2] [g1, g3] ...
+    """
+    layout = Layout(tp=2, pp=4, dp=2)
+    assert layout.mesh.members(TENSOR).tolist() == [[rank, rank + 1] for rank in range(0, 16, 2)]
+    assert layout.mesh.members(PIPELINE).tolist() == [[rank, rank + 4, rank + 8, rank + 12] for rank in range(4)]
+    expected = [[0, 2], [1, 3], [4, 6], [5, 7], [8, 10], [9, 11], [12, 14], [13, 15]]
+    assert sorted(layout.mesh.members(DATA).tolist()) == expected
+
+
+def test_llama_3s_order_puts_data_parallel_ranks_farthest_apart() -> None:
+    """Llama 3 (arXiv:2407.21783) section 3.3.2: [TP, CP, PP, DP]; with tp 8 and pp 16 a replica is 128 neighbours."""
+    layout = Layout(tp=8, cp=1, pp=16, dp=128, order=("tp", "cp", "pp", "dp"))
+    groups = process_groups(layout, looped(layout.pp))
+    assert groups["model"].members[0].tolist() == list(range(128))
+    assert groups["dp"].members[0].tolist() == list(range(0, 16384, 128))
+    assert groups["pp_next"].members[0].tolist() == [0, 8]
+
+
+def test_the_mesh_has_the_slowest_axis_first() -> None:
+    assert Layout(tp=2, dp=3, pp=5).mesh.grid.shape == (5, 3, 1, 2)
+
+
+def pairs(layout: Layout, placement: Placement, role: str) -> list[list[int]]:
+    groups = process_groups(layout, placement).get(role)
+    return [] if groups is None else groups.members.tolist()
+
+
+def test_pairs_of_a_loop_of_one_chunk_leave_out_the_end_of_the_pipeline() -> None:
+    assert pairs(Layout(pp=4), looped(4), "pp_next") == [[0, 1], [1, 2], [2, 3]]
+    assert pairs(Layout(pp=4), looped(4), "pp_previous") == [[1, 0], [2, 1], [3, 2]]
+
+
+@pytest.mark.parametrize(("role", "step"), [("pp_next", 1), ("pp_previous", -1)])
+@given(layout=LAYOUTS)
+def test_pairs_of_several_chunks_send_once_and_receive_once_on_every_rank(role: str, step: int, layout: Layout) -> None:
+    found = np.array(pairs(layout, looped(layout.pp, 2), role)).reshape(-1, 2)
+    if layout.pp == 1:
+        assert not len(found)
+        return
+    assert sorted(found[:, 0]) == sorted(found[:, 1]) == list(range(layout.world))
+    stage = layout.mesh.coordinate(PIPELINE)
+    assert ((stage[found[:, 1]] - stage[found[:, 0]] - step) % layout.pp == 0).all()
+
+
+@given(LAYOUTS)
+def test_a_pair_differs_in_its_pipeline_coordinate_only(layout: Layout) -> None:
+    for role, step in (("pp_next", 1), ("pp_previous", -1)):
+        found = np.array(pairs(layout, looped(layout.pp), role), dtype=int).reshape(-1, 2)
+        for axis in (TENSOR, CONTEXT, DATA):
+            assert (np.diff(layout.mesh.coordinate(axis)[found], axis=1) == 0).all()
+        assert (np.diff(layout.mesh.coordinate(PIPELINE)[found], axis=1) == step).all()
+
+
+def test_in_a_v_neighbours_send_both_ways_and_nobody_wraps() -> None:
+    """Stages 0 1 2 3 4 5 on ranks 0 1 2 2 1 0: activations go on and come back, and so do gradients."""
+    there_and_back = Placement((0, 1, 2, 2, 1, 0))
+    assert pairs(Layout(pp=3), there_and_back, "pp_next") == [[0, 1], [1, 2]]
+    assert pairs(Layout(pp=3), there_and_back, "pp_previous") == [[1, 0], [2, 1]]
+    assert pairs(Layout(pp=3), there_and_back, "embedding") == []
+
+
+def test_chunks_join_the_ends_of_the_pipeline() -> None:
+    """With virtual stages, stage p on rank 0 follows stage p - 1 on rank p - 1."""
+    flat, chunked = (process_groups(Layout(pp=4), looped(4, chunks))["pp_next"].members.tolist() for chunks in (1, 2))
+    assert [3, 0] not in flat
+    assert [3, 0] in chunked
+
+
+def test_the_embedding_group_joins_first_and_last_stage() -> None:
+    assert process_groups(Layout(tp=2, pp=3), looped(3))["embedding"].members.tolist() == [[0, 4], [1, 5]]
+
+
+def test_two_meshes_over_the_same_ranks_share_their_pipeline() -> None:
+    """Parallel folding (Liu et al. 2025, arXiv:2504.14960, figure 2): attention tp x dp, experts etp x ep x edp.
+
+    16 ranks, pp 2: attention tp 4 x dp 2, experts etp 1 x ep 4 x edp 2. Experts are dispatched within the groups whose
+    attention is tensor-parallel, and stages are the same ranks in both.
+    """
+    layout = Layout(tp=4, dp=2, pp=2, ep=4, etp=1)
+    groups = process_groups(layout, looped(2))
+    assert layout.world == 16
+    assert layout.size_of(ROLES["ep"]) == 4
+    assert groups["ep"].members.tolist() == groups["tp"].members.tolist()
+    assert groups["edp"].members.tolist() == groups["dp"].members.tolist()
+    assert (layout.meshes[EXPERTS].coordinate(PIPELINE) == layout.mesh.coordinate(PIPELINE)).all()
+
+
+def test_experts_that_are_spread_like_all_else_have_no_groups_of_their_own() -> None:
+    groups = process_groups(Layout(tp=4, dp=2, pp=2), looped(2))
+    assert not {"ep", "etp", "edp"} & set(groups)
+
+
+def test_hybrid_sharding_keeps_its_replicas_of_experts() -> None:
+    """8 ranks in 2 replicas of 4; experts on 2 ranks each, cut over the 2 of a replica that hold the same ones."""
+    layout = Layout(dp=8, ep=2, data=FullyShard(shard=4))
+    groups = process_groups(layout, looped(1))
+    assert groups["edp_shard"].members.tolist() == [[0, 2], [1, 3], [4, 6], [5, 7]]
+    assert groups["edp_replicate"].members.tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
+
+
+def test_every_axis_is_served_by_a_role_and_every_role_lies_on_its_mesh() -> None:
+    meshes = Layout(dp=4, ep=2, data=FullyShard(shard=2)).meshes
+    assert {role.serves for role in ROLES.values()} == set(SERVED)
+    for role in ROLES.values():
+        assert {axis.name for axis in role.axes} <= set(meshes[role.mesh].degrees), role
+
+
+@given(st.integers(2, 4), st.integers(1, 3), st.integers(1, 2), st.permutations(NAMES))
+def test_pipelines_towards_each_other_are_dual_pipe(half: int, dp: int, tp: int, order: list[str]) -> None:
+    """On the line of pp = 2 half ranks as they are numbered: rank r has the stages r and pp - 1 - r, each a copy.
+
+    One pipeline sends activations from r to r + 1, the other from r + 1 to r, and gradients come back: all pairs of
+    neighbours both ways, and no others. Who holds the same stages are r and pp - 1 - r of all dp.
+    """
+    layout = Layout(tp=tp, pp=half, dp=2 * dp, order=tuple(order), mirrored=True)
+    groups = process_groups(layout, DualPipe().placement(half))
+    lines = layout.written.mesh.members(PIPELINE)
+    pairs = {(a, b) for line in lines.tolist() for one in range(2 * half - 1) for a, b in permuted(line[one : one + 2])}
+    sent = [tuple(pair) for role in ("pp_next", "pp_previous", "pp_across") for pair in groups[role].members.tolist()]
+    assert set(sent) == pairs
+    place = layout.written.mesh.coordinate(PIPELINE)
+    assert np.minimum(place, 2 * half - 1 - place).tolist() == layout.coordinate(PIPELINE).tolist()
+    same = {frozenset(group) for group in groups["dp"].members.tolist()}
+    tensor = layout.written.mesh.coordinate(TENSOR)
+    alike = [[rank for rank in range(layout.world) if (place[rank] in (at, 2 * half - 1 - at)) and tensor[rank] == of]
+             for at in range(half) for of in range(tp)]  # fmt: skip
+    assert same == {frozenset(group) for group in alike}
+
+
+def permuted(pair: list[int]) -> list[tuple[int, int]]:
+    """A pair both ways."""
+    one, other = pair
+    return [(one, other), (other, one)]

@@ -1,0 +1,187 @@
+"""Scenarios that are explored, and random settings of their pages as the front door reads them."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any, Final
+
+import pytest
+
+from clustersim.common.errors import InputError
+from clustersim.planning.explorer import explorer_data, settings
+from clustersim.results.explorer_tables import Exploration
+from clustersim.scenario import Scenario
+from clustersim.schedules.registry import CHUNKED
+
+SCENARIOS: Final[dict[str, dict[str, Any]]] = {
+    "llama": {
+        "model": "llama3-8b",
+        "cluster": {"name": "dgx-h100", "gpus": 64},
+        "layout": {"tp": 2, "pp": 4, "dp": 8, "data": "zero1", "sequence_parallel": True},
+        "schedule": {"interleaved": {"chunks": 2}},
+        "training": {"sequence": 4096, "global_batch": 64, "recompute": {"layers": 1}},
+    },
+    "gpt": {  # scores that are kept, tied embeddings, stages of its own, a loss in FP32, FSDP with options
+        "model": "gpt3-1.3b",
+        "cluster": {"name": "dgx-a100", "gpus": 16},
+        "layout": {
+            "tp": 2,
+            "pp": 4,
+            "dp": 2,
+            "layers_per_stage": [7, 6, 6, 5],
+            "data": {"fsdp": {"prefetch": 2, "reshard_after_forward": False}},
+        },
+        "schedule": "gpipe",
+        "training": {
+            "sequence": 2048, "global_batch": 32, "attention": "standard", "loss": "torch", "precision": "fp16",
+        },
+    },
+    "odd": {  # three nodes, pipelines of six, numbers that are no powers of two, buckets of one's own
+        "model": {"preset": "llama-tiny", "layers": 12},
+        "cluster": {"name": "dgx-h100", "gpus": 24},
+        "layout": {
+            "tp": 2, "pp": 6, "dp": 2, "data": {"zero": {"stage": 2, "bucket": "20 MB"}},
+            "order": ["tp", "pp", "cp", "dp"],
+        },
+        "training": {"sequence": 768, "global_batch": 36, "microbatch": 3, "recompute": {"layers": 1}},
+    },
+    "hybrid": {  # weights cut over eight of the ranks that hold them, where these are as many
+        "model": {"preset": "llama-tiny", "layers": 12},
+        "cluster": {"name": "dgx-h100", "gpus": 64},
+        "layout": {"tp": 2, "cp": 2, "dp": 16, "data": {"hsdp": {"shard": 8}}},
+        "training": {"sequence": 2048, "global_batch": 64, "recompute": "full"},
+    },
+    "narrow": {  # products in a recipe of the scenario's own, on GPUs that have more of them
+        "model": {"preset": "llama-tiny", "layers": 12, "ffn": 192},  # in blocks of 32, but not over many ranks
+        "cluster": {"name": "hgx-b200", "gpus": 32},
+        "layout": {"tp": 2, "pp": 2, "dp": 8, "data": "zero1", "sequence_parallel": True},
+        "training": {
+            "sequence": 1024, "global_batch": 32, "precision": {"compute": "mxfp8", "gradients": "bf16"},
+            "recompute": {"layers": 1},
+        },
+    },
+}  # fmt: skip
+MIXTURES: Final[dict[str, dict[str, Any]]] = {
+    "latent": {  # dense layers first, latent attention, shared experts, node-limited routing, recomputation by modules
+        "model": {"preset": "deepseek-v3", "layers": 12},
+        "cluster": {"name": "dgx-h800", "gpus": 64},
+        "layout": {"tp": 1, "pp": 4, "dp": 16, "ep": 8, "data": "zero1", "sequence_parallel": True,
+                   "dispatcher": "deepep"},
+        "training": {
+            "sequence": 1024, "global_batch": 128, "recompute": {"modules": ["mla_up_proj", "moe_act", "layernorm"]},
+        },
+    },
+    "mixed": {  # one kind of layer, experts that are cut in another way than all else, FSDP
+        "model": {"preset": "mixtral-8x7b", "layers": 8},
+        "cluster": {"name": "hgx-b200", "gpus": 32},
+        "layout": {"tp": 2, "cp": 2, "pp": 2, "dp": 4, "ep": 4, "etp": 1, "data": "fsdp", "sequence_parallel": True},
+        "training": {"sequence": 1024, "global_batch": 32, "recompute": {"modules": ["moe"]}},
+    },
+}  # fmt: skip
+ADAPTERS: Final = {  # frozen weights of four bits, adapters beside some of them, FSDP over a pipeline
+    **SCENARIOS["llama"],
+    "layout": {"tp": 2, "cp": 2, "pp": 2, "dp": 8, "data": "fsdp", "sequence_parallel": True},
+    "schedule": "1f1b",
+    "training": {
+        **SCENARIOS["llama"]["training"], "recompute": "full",
+        "lora": {"rank": 8, "targets": ["q", "v", "o", "down"], "base": "nf4"},
+    },
+}  # fmt: skip
+SECONDARY: Final = {**SCENARIOS["hybrid"], "layout": {"tp": 2, "cp": 2, "dp": 16, "data": {"fsdp": {"secondary": 8}}}}
+"""Backward gathers from a second copy, where there is no pipeline."""
+SAMPLES: Final = 250
+_PRECISIONS: Final = {
+    "mixed precision, BF16": "bf16",
+    "BF16 with BF16 gradients": "{compute: bf16, gradients: bf16}",
+    "FP32": "fp32",
+}
+_DATA: Final = ("ddp", "zero1", "zero2", "zero3")
+
+
+@dataclass(frozen=True)
+class Explored:
+    """A scenario and what its page knows."""
+
+    scenario: Scenario
+    exploration: Exploration
+
+    def samples(self, many: int, seed: int = 0) -> Iterator[dict[str, Any]]:
+        """Random settings of the page's controls; some keep to the scenario's."""
+        chance, start = random.Random(seed), self.exploration.start
+        for _ in range(many):
+            kept = chance.random()
+            yield {
+                key: start[key] if chance.random() < kept else chance.choice(values)
+                for key, values in self.exploration.choices.items()
+            }
+
+    @cached_property
+    def legal(self) -> list[tuple[dict[str, Any], Scenario]]:
+        """Those of random settings that are legal, with their scenarios."""
+        found = []
+        for settings in self.samples(SAMPLES, seed=1):
+            with suppress(InputError):
+                found.append((settings, self.at(settings)))
+        return found
+
+    def at(self, settings: dict[str, Any], zero: int | None = None) -> Scenario:
+        """The scenario of some settings, by the front door."""
+        return self.scenario.changed(self._changes(settings, settings["zero"] if zero is None else zero))
+
+    def drawn(self, settings: dict[str, Any], zero: int) -> Scenario:
+        """What the page draws for a ZeRO stage beside the one that is set: weights cut over all where it must be so."""
+        try:
+            return self.at(settings, zero)
+        except InputError:
+            return self.scenario.changed([*self._changes(settings, zero), "layout.data=fsdp"])
+
+    def _changes(self, at: dict[str, Any], zero: int) -> Iterator[str]:
+        if at["model"] != 0:
+            yield f"model={self.exploration.models[at['model']].name}"
+        if at["precision"] != 0:
+            name = self.exploration.formats[at["precision"]]
+            yield f"training.precision={_PRECISIONS.get(name, name.removeprefix('recipe '))}"
+        chunks = at["chunks"] if at["schedule"] in CHUNKED else 1
+        yield f"cluster.gpus={at['gpus']}"
+        experts = ("ep", "etp", "dispatcher") if "ep" in at else ()
+        yield from (f"layout.{axis}={at[axis]}" for axis in ("tp", "cp", "pp", *experts))
+        yield f"layout.dp={max(1, at['gpus'] // (at['tp'] * at['cp'] * at['pp']))}"
+        yield f"layout.sequence_parallel={'true' if at['split'] else 'false'}"
+        if zero != self.scenario.layout.data.stage:
+            yield f"layout.data={_DATA[zero]}"
+        own = self.scenario.layout.layers_per_stage
+        if own is not None and (at["model"] != 0 or (isinstance(own, tuple) and len(own) != at["pp"] * chunks)):
+            yield "layout.layers_per_stage=even"
+        yield f"schedule={{{at['schedule']}: {{chunks: {chunks}}}}}" if chunks > 1 else f"schedule={at['schedule']}"
+        mode, _, layers = at["recompute"].partition(":")
+        chosen = f"{{layers: {layers}}}" if mode == "layers" else f"{{modules: [{layers}]}}"
+        yield f"training.recompute={chosen if layers else mode}"
+        yield f"training.microbatch={at['microbatch']}"
+        yield f"training.sequence={at['sequence']}"
+        yield f"training.global_batch={at['batch']}"
+
+
+FEW: Final[dict[str, tuple[int, ...]]] = {
+    "tp": (1, 2, 4), "cp": (1, 2), "pp": (1, 2, 3, 4), "chunks": (2, 3), "microbatch": (1, 2),
+    "sequence": (512, 1024, 2048), "batch": (8, 16, 32, 64),
+}  # fmt: skip
+
+
+@contextmanager
+def few_choices() -> Iterator[None]:
+    """Pages offer fewer values and models meanwhile: all that the page offers takes some seconds for each scenario."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(settings, "OFFERED", FEW)
+        patch.setattr(settings, "OF_EXPERTS", {"tp": FEW["tp"], "ep": (1, 2, 8), "etp": (1, 2)})
+        patch.setattr(explorer_data, "MODELS", ("gpt2-small", "llama3-8b", "llama3-70b"))
+        yield
+
+
+@cache
+def explored(name: str, *, whole: bool = True) -> Explored:
+    """One of the scenarios, explored. whole: with all values that the page offers."""
+    scenario = Scenario.from_mapping({**SCENARIOS, **MIXTURES, "secondary": SECONDARY, "adapters": ADAPTERS}[name])
+    with nullcontext() if whole else few_choices():
+        return Explored(scenario, explorer_data.tables(scenario))

@@ -1,0 +1,57 @@
+"""Jobs that tests run without simulating a step."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from clustersim.hardware.failures import Component, Failure, Length, Rate, Slower, Takes
+from clustersim.reliability.checkpoint_timeline import Saving
+from clustersim.reliability.failure_domains import Site
+from clustersim.reliability.failure_events import DRAWS, Event, events_of
+from clustersim.reliability.job_simulation import HEALTHY, Job, Terms
+from clustersim.results.goodput import Run
+from clustersim.scenario.reliability import Reliability, Restart
+
+HOUR, DAY = 3600.0, 86400.0
+
+
+def site(nodes: int = 64, *, per_rack: int = 4, bound: bool = False) -> Site:
+    """Nodes of 8 GPUs and NICs, 16 of them under a switch; every node is a replica."""
+    leaf = tuple(node // 16 for node in range(nodes))
+    return Site(8 * nodes, nodes, per_rack, bound, leaf, 8 * nodes, len(set(leaf)), 8)
+
+
+def breaking(between: float, **more: Any) -> Failure:
+    """Something that ends the job every so many seconds on average, and takes no node unless it is said."""
+    return Failure("it", Rate(Component.JOB, 1.0 / between), **{"takes": Takes.NOTHING, **more})
+
+
+def pace(missing: int, slower: Slower | None) -> tuple[str, float]:
+    """Work of so many nodes of 64, slowed as much as the slowest part."""
+    rate = (64 - missing) / 64 * (1.0 if slower is None else slower.left)
+    return (HEALTHY if rate == 1.0 else f"{rate:.3f}"), rate
+
+
+def terms(said: Reliability, saving: Saving, work: float, *, load: float = 0.0, place: Site | None = None) -> Terms:
+    """What a job does."""
+    return Terms(said, place or site(), saving, work, load, saving.block + saving.drain, pace, 100.0 * work)
+
+
+def run(job: Terms, number: int = 0, seed: int = 1) -> Run:
+    """One run."""
+    events = events_of(job.reliability, job.site, seed, number, job.work)
+    return Job(job, events).run(number)
+
+
+def run_at(job: Terms, *times: float) -> Run:
+    """A run in which the first kind of failure happens at given times, on node 0."""
+    return Job(job, iter([Event(time, 0, 0, (0.0,) * DRAWS) for time in times])).run()
+
+
+def mean(job: Terms, many: int, *, seed: int = 1) -> float:
+    """The mean wall time over runs."""
+    return sum(run(job, number, seed).wall for number in range(many)) / many
+
+
+def said(failures: Sequence[Failure], restart: float = 0.0, **more: Any) -> Reliability:
+    """What is said, with restarts of so many seconds."""
+    return Reliability(failures=tuple(failures), restart=Restart(drain=Length.always(restart)), **more)

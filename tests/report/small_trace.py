@@ -1,0 +1,87 @@
+"""A small step of two stages, as the tests of all that is written span by span simulate it."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clustersim.results.simulation_result import Answer
+from clustersim.scenario import Scenario
+from clustersim.simulation import simulate
+
+SMALL = {
+    "model": {"preset": "llama3-8b", "layers": 8},
+    "cluster": {"name": "dgx-h100", "gpus": 8},
+    "layout": {"tp": 2, "pp": 2, "dp": 2, "data": "zero1"},
+    "schedule": "1f1b",
+    "training": {"sequence": 4096, "global_batch": 8, "microbatch": 1, "precision": "bf16", "recompute": "none"},
+}
+
+
+@cache
+def simulated(*overrides: str) -> Answer:
+    """8 GPUs, of which 2 are simulated."""
+    return simulate(Scenario.from_mapping(SMALL, source="small", overrides=list(overrides)))
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A slice of a Perfetto trace, as it is read back; track: the names of its track, from the top; times: ns."""
+
+    track: tuple[str, ...]
+    uuid: int
+    depth: int
+    start: int
+    end: int
+    name: str
+    category: str
+    arguments: dict[str, Any]
+
+    @property
+    def rank(self) -> int:
+        return int(self.track[3].removeprefix("slow ").split()[1])
+
+
+def packets(path: Path) -> list[Any]:
+    """All packets of a trace; the protobuf is that of the `perfetto` package."""
+    protos = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
+    trace = protos.Trace()
+    trace.ParseFromString(path.read_bytes())
+    return list(trace.packet)
+
+
+def track_names(found: Sequence[Any]) -> dict[int, tuple[str, ...]]:
+    """The names of every track, from the top."""
+    tracks = {packet.track_descriptor.uuid: packet.track_descriptor for packet in found}
+
+    def names(number: int) -> tuple[str, ...]:
+        track = tracks.get(number)
+        return () if track is None or not track.uuid else (*names(track.parent_uuid), track.name)
+
+    return {number: names(number) for number in tracks if number}
+
+
+def slices(path: Path) -> list[Slice]:
+    """All slices of a trace, by their ends: each ends after those inside it."""
+    return [*_slices(packets(path))]
+
+
+def _slices(found: Sequence[Any]) -> Iterator[Slice]:
+    names, begun = track_names(found), defaultdict[int, list[Any]](list)
+    for packet in found:
+        event, open_ = packet.track_event, begun[packet.track_event.track_uuid]
+        if event.type == event.TYPE_SLICE_BEGIN:
+            open_.append(packet)
+        elif event.type == event.TYPE_SLICE_END:
+            begin = open_.pop()
+            notes = begin.track_event.debug_annotations
+            yield Slice(
+                names[event.track_uuid], event.track_uuid, len(open_), begin.timestamp, packet.timestamp,
+                begin.track_event.name, *begin.track_event.categories,
+                {note.name: getattr(note, note.WhichOneof("value")) for note in notes},
+            )  # fmt: skip
+    assert not any(begun.values())

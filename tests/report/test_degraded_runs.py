@@ -1,0 +1,279 @@
+"""Several steps, stragglers and jitter on the page, in the table and in the comparison: small pipelines, simulated."""
+
+import html
+import re
+from base64 import b64decode
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clustersim.common.units import format_seconds
+from clustersim.report.comparison_page import comparison_page
+from clustersim.report.draw.timeline_figure import timeline_caption
+from clustersim.report.labels import disturbed_line, gpu_line
+from clustersim.report.panels.stragglers import SHARED_DELAY, is_told, nobody_slow, waiting_figure
+from clustersim.report.result_timeline import timeline_of
+from clustersim.report.row_selection import shown_ranks
+from clustersim.report.run_page import run_page
+from clustersim.report.step_breakdown import times_of
+from clustersim.report.theme import CATEGORIES, Category
+from clustersim.report.timeline_arrays import drawing
+from clustersim.report.timeline_data import Timeline
+from clustersim.results.simulation_result import Answer
+from tests.report.page_reader import figures, unpacked
+from tests.small_pipeline import pipeline, printed, simulated
+
+SLOW = "disturbances.slow={gpu: 9, speed: 0.8}"  # stage 2 is ranks 8 to 11
+
+
+def timeline_shown(result: Answer) -> Timeline:
+    return timeline_of(result, shown_ranks(result))
+
+
+@pytest.fixture(scope="module")
+def slow() -> Answer:
+    return simulated(SLOW)
+
+
+@pytest.fixture(scope="module")
+def timeline(slow: Answer) -> Timeline:
+    return timeline_shown(slow)
+
+
+@pytest.fixture(scope="module")
+def page(slow: Answer) -> str:
+    return run_page(slow)
+
+
+@pytest.fixture(scope="module")
+def steps() -> Answer:
+    return simulated("steps=3", "disturbances.jitter=5%")
+
+
+def test_one_healthy_step_says_nothing_of_steps_and_stragglers() -> None:
+    healthy = simulated()
+    assert not is_told(healthy)
+    assert timeline_shown(healthy).ends == ()
+    assert not {"steps", "waiting"} & figures(run_page(healthy)).keys()
+    assert not re.search("disturbed|straggler|steps:", printed(healthy))
+
+
+def test_table_and_page_name_the_slow_rank_and_by_how_much(slow: Answer, page: str) -> None:
+    for text in (printed(slow, 200), page):
+        assert "GPU 9 at 80 % speed" in text
+        assert "rank 9 (stage 2)" in text
+        assert "25.0%" in text  # 1 / 0.8 of the time
+
+
+def test_the_slow_rank_is_shown_beside_a_rank_of_its_stage_that_is_not(timeline: Timeline) -> None:
+    rows = timeline.rows
+    titles = [row.title for row in rows if row.label == "stage 2"]
+    assert "stage 2, slow rank 9" in titles
+    assert len(titles) == 2
+    assert [row.label for row in rows if row.label != "stage 2"] == ["stage 0", "stage 1", "stage 3"]
+
+
+def test_the_slow_rank_computes_longest_and_waits_least_of_its_stage(slow: Answer) -> None:
+    (straggler,) = slow.stragglers.slowest
+    assert straggler.waits == pytest.approx(slow.waits.least[straggler.kind])
+    assert slow.to_json()["stragglers"]["slowest"][0]["ranks"] == [9]
+    drawn = waiting_figure(slow).traces
+    assert [trace["name"] for trace in drawn] == ["the one that waits most", "mean", "straggler"]
+
+
+def numbers(trace: dict[str, Any]) -> list[float]:
+    return np.frombuffer(b64decode(trace["x"]["bdata"])).tolist()
+
+
+def test_waits_are_drawn_from_the_rank_that_waits_least_so_that_bubbles_do_not_hide_them(
+    slow: Answer, page: str
+) -> None:
+    waits = slow.waits
+    most, mean, straggler = figures(page)["waiting"]["traces"]
+    assert numbers(most) == pytest.approx(1e3 * (waits.most - waits.least), abs=1e-6)  # in ms
+    assert numbers(mean) == pytest.approx(1e3 * (waits.mean - waits.least), abs=1e-6)
+    assert numbers(straggler) == [0.0]
+    assert numbers(mean)[2] > 0.5 * numbers(most)[2] > 5.0  # one of four is slow, those that meet it wait for it
+
+
+def test_a_slow_nic_is_found_by_the_communication_of_its_rank_and_has_a_row() -> None:
+    result = simulated("disturbances.nics={gpu: 9, bandwidth: 2 %}")
+    first = result.stragglers.slowest[0]
+    assert (first.ranks, first.computes_slowly) == ((9,), False)
+    words = "straggler: rank 9 (stage 2): communication takes "
+    assert f"{words}{format_seconds(first.delay)} longer than is usual there" in printed(result, 200)
+    assert SHARED_DELAY in run_page(result)
+    assert "stage 2, slow rank 9" in [row.title for row in timeline_shown(result).rows]
+    assert result.to_json()["stragglers"]["slowest"][0]["communication_longer_s"] == first.delay
+
+
+def test_a_dead_nvlink_is_found_by_the_communication_of_its_group() -> None:
+    result = simulated("disturbances.links=[{between: [gpu9, nvswitch1], dead: true}]")
+    assert {rank for straggler in result.stragglers.slowest for rank in straggler.ranks} == {
+        8,
+        9,
+    }  # a tensor-parallel group
+
+
+def test_the_straggler_of_one_program_that_all_run_waits_for_nobody() -> None:
+    alone = ["layout={tp: 1, dp: 16, data: fsdp}", "training.global_batch=16", "disturbances.slow={gpu: 9, speed: 0.8}"]
+    result = simulated(*alone)
+    assert is_told(result)
+    (straggler,) = result.stragglers.slowest
+    assert (straggler.ranks, straggler.waits) == ((9,), 0.0)
+    assert "<td>0 s</td></tr>" in run_page(result)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "disturbances.background={leaf: 30%}",
+        "disturbances.nics={gpu: 9, bandwidth: 99 %}",
+        "disturbances.jitter=0.01 %",
+    ],
+)
+@pytest.mark.parametrize("steps", ["steps=1", "steps=2"])
+def test_what_is_disturbed_and_not_visible_is_said_and_never_that_nothing_is(override: str, steps: str) -> None:
+    result = simulated(override, steps)
+    assert is_told(result)
+    assert result.stragglers.ranks == 0
+    assert disturbed_line(result.scenario) in nobody_slow(result)
+    page = run_page(result)
+    for text in (" ".join(printed(result, 200).split()), html.unescape(page)):
+        assert "is not visible as kernel or communication time of single ranks" in text
+        assert "none is a straggler" not in text
+    assert "Who waits for whom" in page
+    assert ("Jitter evens out" in nobody_slow(result)) is ("jitter" in override)
+
+
+def test_table_and_page_show_the_critical_path_beside_the_mean(slow: Answer, page: str) -> None:
+    assert times_of(slow).path.sum() == pytest.approx(slow.step_time)
+    slowed = slow.path_parts["slowed by communication"]
+    (line,) = [line for line in printed(slow, 200).splitlines() if line.startswith("slowed by communication")]
+    assert format_seconds(slowed) in line
+    assert f"<td>{format_seconds(slowed)}</td></tr>" in page
+    assert "to shorten what is not on it does not help" in " ".join(printed(slow, 200).split())
+    assert "to shorten what is not on it does not help" in page
+
+
+def test_lines_of_the_table_s_parts_fit_into_80_characters(slow: Answer) -> None:
+    lines = printed(slow, 80).splitlines()
+    assert not [line for line in lines if line.strip() and not line.strip(" █▏▎▍▌▋▊▉")]  # a bar that did not fit
+
+
+def test_boxes_know_what_they_waited_inside_and_by_how_much_they_were_slowed(slow: Answer, timeline: Timeline) -> None:
+    assert unpacked(drawing(timeline).arrays)["slowed"].sum() == pytest.approx(timeline.spans.slowed.sum(), rel=1e-6)
+    partner = drawing(timeline_of(slow, [int(slow.trace.representative[8])]))  # meets rank 9 in every layer
+    read = unpacked(partner.arrays)
+    assert (read["waited"][read["look"] == CATEGORIES.index(Category.FORWARD)] > 0).all()
+
+
+def test_jitter_makes_no_straggler_and_the_page_says_so_and_shows_who_waits() -> None:
+    result = simulated("disturbances.jitter={std: 0.5 %, seed: 3}")
+    assert "jitter 0.5 % (normal, seed 3)" in printed(result)
+    page = run_page(result)
+    assert "the ranks wait for whoever comes last each time" in page
+    assert "waiting" in figures(page)
+
+
+def test_of_ranks_that_all_differ_those_on_the_critical_path_are_shown() -> None:
+    result = simulated("disturbances.jitter=5%")
+    trace, ranks = result.trace, shown_ranks(result)
+    on_path = np.bincount(trace.rank[result.path], minlength=16)
+    assert result.program.kind[ranks].tolist() == [0, 1, 2, 3]
+    assert on_path[ranks].min() > 0
+    assert timeline_shown(result).path.row.tolist()
+
+
+def test_pieces_of_the_path_are_not_joined_over_ranks_that_are_not_shown(timeline: Timeline) -> None:
+    def links(shown: Timeline) -> int:
+        return int(unpacked(drawing(shown).arrays)["pathFollows"].sum())
+
+    follows = timeline.path.follows.copy()
+    crossing = np.flatnonzero(np.diff(timeline.path.row)) + 1
+    follows[crossing[follows[crossing]][0]] = False
+    broken = replace(timeline, path=replace(timeline.path, follows=follows))
+    assert links(broken) == links(timeline) - 1
+    assert "runs through ranks that are not shown" in timeline_caption(drawing(broken))
+
+
+def test_steps_are_told_as_mean_and_distribution(steps: Answer) -> None:
+    assert "mean of 3 steps: min " in printed(steps)
+    assert steps.step_time == pytest.approx(steps.step_times.mean())
+    spread = list(steps.to_json()["step_time_distribution_s"].values())
+    assert spread == sorted(spread)
+    page = run_page(steps)
+    assert "per training step, the mean of 3" in page
+    assert figures(page)["steps"]["traces"][0]["mode"] == "lines+markers"
+
+
+def test_the_timeline_shows_all_steps_and_counts_microbatches_from_the_beginning_of_each(steps: Answer) -> None:
+    timeline = timeline_shown(steps)
+    assert timeline.ends == pytest.approx(np.cumsum(steps.step_times)[:2])
+    spans = timeline.spans
+    assert spans.end.max() == pytest.approx(steps.step_times.sum(), rel=0.01)  # the last rank of all is not shown
+    forwards = np.flatnonzero(spans.category == CATEGORIES.index(Category.FORWARD))
+    assert (spans.per_step, int(spans.microbatch[forwards].max())) == (8, 3 * 8 - 1)
+    drawn = drawing(timeline)
+    assert unpacked(drawn.arrays)["ends"] * drawn.tick == pytest.approx(timeline.ends, abs=drawn.tick)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ([], ""),
+        ([SLOW], "GPU 9 at 80 % speed"),
+        (["disturbances.slow={node: 1, speed: 0.5}"], "GPUs 8-15 at 50 % speed"),
+        (["disturbances.nics={gpu: 3, bandwidth: 0.25}"], "NICs of GPU 3 at 25 %"),
+        (
+            ["disturbances.links=[{between: [gpu3, nvswitch0], dead: true}]"],
+            "link gpu3 - nvswitch0 dead",
+        ),
+        (["disturbances.nics={gpu: 3, dead: true}"], "NICs of GPU 3 dead"),
+        (["disturbances.background={leaf: 30%}"], "30 % of every leaf link loaded by others"),
+        (["disturbances.jitter={std: 2%, distribution: lognormal, seed: 7}"], "jitter 2 % (lognormal, seed 7)"),
+        ([SLOW, "disturbances.jitter=1%"], "GPU 9 at 80 % speed; jitter 1 % (normal, seed 0)"),
+        (
+            ["disturbances.slow=[" + ", ".join(f"{{gpu: {gpu}, speed: 0.9}}" for gpu in range(5)) + "]"],
+            "GPU 0 at 90 % speed; GPU 1 at 90 % speed; GPU 2 at 90 % speed; 2 more of the kind",
+        ),
+    ],
+)
+def test_what_is_disturbed_is_one_line(overrides: Sequence[str], words: str) -> None:
+    assert disturbed_line(pipeline(*overrides)) == words
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [("dead: true", "1 of 16 links"), ("dead: 3", "3 of 16 links"), ("bandwidth: 0.5", "16 links")],
+)
+def test_of_a_bundle_the_line_says_how_many_links_are_meant(what: str, words: str) -> None:
+    end = "at 50 %" if "bandwidth" in what else "dead"
+    pod = ["cluster={name: llama3-roce, gpus: 512}", "layout.dp=64", "training.global_batch=64"]
+    change = f"disturbances.links=[{{from: leaf0.0, to: spine0.0, {what}}}]"
+    assert disturbed_line(pipeline(*pod, change)) == f"{words} leaf0.0 -> spine0.0 {end}"
+
+
+def test_of_mixed_accelerators_each_is_counted() -> None:
+    mixed = pipeline("cluster.mixed={node: 1, accelerator: h200-sxm-141gb}")
+    assert gpu_line(pipeline()) == "h100-sxm-80gb"
+    assert gpu_line(mixed) == "(8 h100-sxm-80gb + 8 h200-sxm-141gb)"
+
+
+def test_a_comparison_takes_every_case_against_the_first_and_shows_one_close_up(slow: Answer) -> None:
+    healthy = simulated()
+    results = {"healthy": healthy, "one <slow> GPU": slow}
+    text = comparison_page(results, "cost", "one <slow> GPU")
+    assert f"<td>{slow.step_time / healthy.step_time - 1:.1%}</td>" in text
+    assert "Close up: one &lt;slow&gt; GPU" in text
+    assert set(figures(text)) == {"difference", "waiting", "stages", "timeline"}
+
+
+def test_differences_of_parts_sum_to_the_difference_of_the_step(slow: Answer) -> None:
+    results = {"healthy": simulated(), "slow": slow}
+    *parts, step = figures(comparison_page(results, "cost", "healthy"))["difference"]["traces"]
+    values = [np.frombuffer(b64decode(trace["x"]["bdata"])) for trace in (*parts, step)]
+    assert sum(value[0] for value in values[:-1]) == pytest.approx(values[-1][0], rel=1e-2)

@@ -1,0 +1,37 @@
+"""Text becomes HTML in one place, once."""
+
+import re
+from pathlib import Path
+
+from markupsafe import Markup
+
+from clustersim import report
+from clustersim.report.legend_markup import named
+from clustersim.report.theme import Category
+from clustersim.report.validation_page import Lines, validation_page
+
+
+def test_text_of_a_table_is_escaped_once_and_html_stays() -> None:
+    rows, sums = [("a & b", "<0.1%", Markup("<b>x</b>"))], [("c", "&lt;", "")]
+    text = validation_page("", [], Lines(("<head>", "", ""), rows, sums))
+    assert re.findall(r"<t[hd](?: [^>]*)?>(.*?)</t[hd]>", text.split("<script")[0]) == [
+        "&lt;head&gt;", "", "",
+        "a &amp; b", "&lt;0.1%", "<b>x</b>",
+        "c", "&amp;lt;", "",
+    ]  # fmt: skip
+    assert text.count('<tr class="sum">') == 1
+
+
+def test_the_mark_of_a_hatched_category_is_hatched() -> None:
+    for category in (Category.FORWARD, Category.WAIT):
+        mark = named(category, "<words>")
+        assert (" hatched" in mark) == bool(category.pattern)
+        assert category.colour in mark
+        assert mark.endswith("</i>&lt;words&gt;")
+
+
+def test_all_that_can_be_said_above_a_card_is_said_somewhere() -> None:
+    room = Path(report.__file__).parent
+    every = re.findall(r"\{% macro (\w+)\(", (room / "templates" / "words.html").read_text(encoding="utf-8"))
+    used = [name for file in room.rglob("*.py") for name in re.findall(r'prose\("(\w+)"', file.read_text("utf-8"))]
+    assert sorted(every) == sorted(used)

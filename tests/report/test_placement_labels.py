@@ -1,0 +1,68 @@
+"""Which GPUs a job has, in words."""
+
+from typing import Any
+
+import pytest
+
+from clustersim import Scenario, simulate
+from clustersim.planning.what_if import what_ifs
+from clustersim.report.draw.rank_heatmap import dominant_of
+from clustersim.report.export.rank_selection import trace_ranks
+from clustersim.report.placement_labels import home_of, placement_line
+
+MAPPING: dict[str, Any] = {
+    "model": "llama-tiny",
+    "cluster": {"name": "dgx-h100", "gpus": 12},
+    "layout": {"tp": 2, "dp": 6},
+    "training": {"sequence": 1024, "global_batch": 12},
+}
+
+
+def placed(placement: str) -> Scenario:
+    return Scenario.from_mapping(MAPPING, ["layout.dp=6", f"cluster.placement={placement}"])
+
+
+@pytest.mark.parametrize(
+    ("placement", "line"),
+    [
+        ("{per_node: 6}", "2 of 2 nodes, 6 of the 8 GPUs of each"),
+        ("{per_node: 6, spare: 1}", "2 of 3 nodes, 6 of the 8 GPUs of each"),
+        ("{order: [8-15, 0-3]}", "2 of 2 nodes, 4 to 8 of the 8 GPUs of each, nodes in another order"),
+        ("{order: [0-3, 8-15]}", "2 of 2 nodes, 4 to 8 of the 8 GPUs of each"),
+        ("{order: [15, 0-10]}", "2 of 2 nodes, 4 to 8 of the 8 GPUs of each, GPUs in another order"),
+        ("{order: [0-3, 8-11, 4-7]}", "2 of 2 nodes, 4 to 8 of the 8 GPUs of each, GPUs in another order"),
+    ],
+)
+def test_a_line_says_how_much_of_what(placement: str, line: str) -> None:
+    assert placement_line(placed(placement).cluster) == line
+
+
+def test_parts_of_domains_of_several_nodes_are_told() -> None:
+    racks = {**MAPPING, "cluster": {"name": "gb200-nvl72", "gpus": 128, "placement": {"per_domain": 64}}, "layout": {}}
+    cluster = Scenario.from_mapping({**racks, "training": {"sequence": 1024, "global_batch": 128}}).cluster
+    assert placement_line(cluster) == "32 of 36 nodes, 64 of the 72 GPUs of an NVLink domain"
+
+
+def test_of_ranks_that_are_the_machines_gpus_nothing_is_said() -> None:
+    plain = Scenario.from_mapping(
+        {
+            **MAPPING,
+            "cluster": {"name": "dgx-h100", "gpus": 16},
+            "layout": {"tp": 2, "dp": 8},
+            "training": {"sequence": 1024, "global_batch": 16},
+        }
+    )
+    assert placement_line(plain.cluster) == home_of(plain.cluster, 3) == ""
+
+
+def test_traces_the_heat_map_and_what_ifs_name_the_machines_gpus_and_nodes() -> None:
+    """Rank 6 is the first on the second node, which is node 0; a slow GPU is named as `disturbances` would."""
+    result = simulate(placed("{per_node: 6, nodes: [3, 0]}"))
+    assert home_of(result.scenario.cluster, 6) == "GPU 0 on node 0"
+    (rank,) = trace_ranks(result, [6])
+    assert rank.name.startswith("rank 6 (tp 0, GPU 0 on node 0")
+    heatmap = dominant_of(result)
+    assert heatmap is not None
+    assert heatmap.nodes.tolist() == [3] * 6 + [0] * 6
+    slow = next(case for case in what_ifs(result).cases if case.name == "slow_rank")
+    assert slow.words == "one rank at 0.9x speed: GPU 24"

@@ -1,0 +1,91 @@
+"""What the heatmap's file holds; what its script draws is tried in tests/browser."""
+
+import base64
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clustersim import Scenario, simulate
+from clustersim.parallel.layout import Layout
+from clustersim.parallel.mesh import DENSE, EXPERT, MESHES
+from clustersim.report.draw.rank_heatmap import Heatmap, dominant_of, heatmap_card, heatmap_figure
+from clustersim.report.figure import Figure
+from clustersim.results.dominant_categories import DominantParts
+from clustersim.results.time_categories import PARTS, Part
+
+LAYOUT = Layout(tp=2, pp=3, dp=4)
+LAPTOP: dict[str, Any] = {
+    "model": "gpt-tiny", "cluster": {"name": "laptop", "gpus": 2}, "layout": {"dp": 2},
+    "training": {"sequence": 512, "global_batch": 8, "microbatch": 4, "precision": "fp32"},
+}  # fmt: skip
+
+
+def made(representative: np.ndarray, ranks: np.ndarray, layout: Layout = LAYOUT, bins: int = 10) -> Heatmap:
+    category = np.full((len(ranks), bins), Part.WAIT.place, dtype=np.uint8)
+    seconds = np.zeros((len(ranks), len(PARTS)))
+    return Heatmap(DominantParts(ranks, representative, seconds, category, 1.0), layout, np.arange(layout.world) // 8)
+
+
+def array(figure: Figure, name: str) -> list[float]:
+    packed = figure.arrays[name]
+    return np.frombuffer(zlib.decompress(base64.b64decode(packed["z"])), dtype=packed["dtype"]).tolist()
+
+
+def test_every_rank_finds_the_row_of_its_class_or_that_there_is_none() -> None:
+    """Of the classes of ranks 0, 5 and 7 the one of 5 is left out."""
+    representative = np.array([0, 5, 7] * 8)
+    heatmap = made(representative, np.array([0, 7]))
+    assert array(heatmap_figure(heatmap), "classOf") == [0, 65535, 1] * 8
+    assert heatmap_figure(heatmap).layout["yaxis"]["range"] == [15.5, -0.5]
+    assert "Those of 2 classes are shown" in heatmap_card(heatmap).html
+
+
+@pytest.mark.parametrize("order", [("tp", "cp", "dp", "pp"), ("pp", "dp", "cp", "tp")])
+def test_degrees_and_strides_give_every_ranks_coordinates(order: tuple[str, ...]) -> None:
+    layout = Layout(tp=2, pp=3, dp=4, order=order)
+    axes = heatmap_figure(made(np.arange(24), np.arange(24), layout)).facts["axes"]
+    for axis in MESHES[DENSE]:
+        degree, stride = axes[axis.name]
+        assert (np.arange(24) // stride % degree == layout.mesh.coordinate(axis)).all()
+
+
+def test_ranks_have_a_place_among_experts_and_can_stand_by_it() -> None:
+    layout = Layout(tp=2, pp=2, dp=4, ep=2, etp=2)
+    facts = heatmap_figure(made(np.arange(16), np.arange(16), layout)).facts
+    degree, stride = facts["axes"]["ep"]
+    assert (np.arange(16) // stride % degree == layout.coordinate(EXPERT)).all()
+    assert facts["told"] == [("pp", "dp", "cp", "tp", "ep"), ("dp", "pp", "cp", "tp", "ep"), facts["orders"][2]]
+    places = [np.arange(16) // facts["axes"][axis][1] % facts["axes"][axis][0] for axis in facts["orders"][2]]
+    assert len(set(zip(*(item.tolist() for item in places), strict=True))) == 16, "every rank stands once"
+
+
+def test_without_experts_ranks_stand_and_are_told_as_ever() -> None:
+    facts = heatmap_figure(made(np.arange(24), np.arange(24))).facts
+    assert set(facts["axes"]) == {"tp", "cp", "dp", "pp"}
+    assert facts["told"] == facts["orders"]
+
+
+def test_the_legend_has_words_for_what_is_seen_and_for_nothing_else() -> None:
+    html = heatmap_card(made(np.arange(24), np.arange(24))).html
+    assert "</i>wait</span>" in html
+    assert "</i>compute</span>" not in html
+
+
+def test_one_rank_has_no_heatmap_and_two_have() -> None:
+    one = Scenario.from_mapping({**LAPTOP, "cluster": {"name": "laptop", "gpus": 1}, "layout": {}})
+    assert dominant_of(simulate(one)) is None
+    two = dominant_of(simulate(Scenario.from_mapping(LAPTOP)))
+    assert two is not None
+    assert "All 2 ranks do the same at the same times." in heatmap_card(two).html
+
+
+def test_the_largest_heatmap_is_a_small_part_of_a_page() -> None:
+    """Noise cannot be packed: 2,048 classes of 13 parts at random, on 131,072 ranks."""
+    layout = Layout(tp=8, pp=16, dp=1024)
+    ranks = np.arange(0, 131072, 64)
+    category = np.random.default_rng(0).integers(0, len(PARTS), (2048, 720)).astype(np.uint8)
+    known = DominantParts(ranks, np.arange(131072), np.zeros((2048, len(PARTS))), category, 1.0)
+    figure = heatmap_figure(Heatmap(known, layout, np.arange(layout.world) // 8))
+    assert sum(len(item["z"]) for item in figure.arrays.values()) < 2e6

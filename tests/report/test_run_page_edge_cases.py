@@ -1,0 +1,95 @@
+"""Pages of scenarios at the edge: nothing to show is said or left out; nothing grows beyond what a browser bears."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from clustersim.planning.what_if import what_ifs
+from clustersim.report.panels.memory import stages_of
+from clustersim.report.row_selection import MOST_ROWS, shown_ranks
+from clustersim.report.run_page import run_page
+from clustersim.results.simulation_result import Answer
+from clustersim.scenario import Scenario
+from clustersim.simulation import simulate
+
+SMALL: Mapping[str, Any] = {
+    "model": {"preset": "llama3-8b", "layers": 4},
+    "cluster": {"name": "dgx-h100", "gpus": 8},
+    "layout": {"tp": 2, "pp": 2, "dp": 2},
+    "training": {"sequence": 1024, "global_batch": 8},
+}
+ALL = {
+    "Where the time goes", "Each stage", "Pipeline timeline", "All ranks over time", "Communication and computation",
+    "Largest losses", "How sure", "In numbers",
+    "Memory over time", "Memory at the peak", "Cluster and layout", "Network", "Critical path", "What if",
+    "How far to trust this",
+}  # fmt: skip
+
+
+def result_of(*overrides: str) -> Answer:
+    return simulate(Scenario.from_mapping(SMALL, list(overrides)))
+
+
+def titles(result: Answer) -> set[str]:
+    text = run_page(result, what_ifs(result, budget=0.0))
+    return set(re.findall(r"<h2>(.*?)</h2>", text))
+
+
+def test_a_pipeline_shows_everything() -> None:
+    assert titles(result_of()) == ALL
+
+
+def test_one_gpu_needs_no_network_and_no_other_ranks() -> None:
+    alone = result_of("cluster.gpus=1", "layout={}", "training.global_batch=1")
+    text = run_page(alone)
+    assert "The ranks exchange nothing: no network is used." in text
+    few = {"All ranks over time", "Communication and computation", "Each stage", "Pipeline timeline"}
+    assert titles(alone) == (ALL - few) | {"Timeline"}
+
+
+def test_one_stage_has_no_pipeline() -> None:
+    one = titles(result_of("layout={dp: 8}"))
+    assert one == (ALL - {"Each stage", "Pipeline timeline"}) | {"Timeline"}
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["layout={dp: 8, data: data_parallel}"],
+        ["layout={dp: 8, data: fsdp}", "steps=3"],
+        ["layout={cp: 2, pp: 2, dp: 2}", "schedule=zb-1p"],
+        [
+            "layout={tp: 2, pp: 2, dp: 2}",
+            "schedule={orders: {rows: ['0F0,0I0,0W0', '1F0,1B0']}}",
+            "training.global_batch=2",
+        ],
+        ["layout={tp: 2, pp: 2, dp: 2}", "schedule=zb-v"],
+        ["disturbances={jitter: 2 %, slow: {gpu: 5, speed: 0.8}}", "steps=2"],
+        ["cost.network=shared"],
+        ["schedule={interleaved: {chunks: 2}}", "disturbances.nics={gpu: 3, dead: true}"],
+        ["cluster.mixed=[{nodes: 0, accelerator: a100-sxm-80gb}]"],
+    ],
+)
+def test_every_kind_of_run_makes_a_page(overrides: list[str]) -> None:
+    assert {"All ranks over time", "Critical path", "Network"} <= titles(result_of(*overrides))
+
+
+@pytest.mark.slow
+def test_more_stages_than_rows_stay_a_page() -> None:
+    deep = result_of(
+        "model.layers=1024", "model.hidden=256", "model.ffn=512", "model.heads=2", "model.kv_heads=2",
+        "model.head_dim=128", "cluster.gpus=1024", "layout={pp: 1024}", "training.global_batch=16",
+    )  # fmt: skip
+    assert len(shown_ranks(deep)) == MOST_ROWS
+    assert len(stages_of(deep)) in (MOST_ROWS - 1, MOST_ROWS)  # the fullest may be among those evenly spaced
+    text = run_page(deep)
+    assert f"{MOST_ROWS} of 1,024 stages are shown" in text
+    assert len(text.encode()) < 15e6
+
+
+@pytest.mark.slow
+def test_hundreds_of_steps_of_jitter_stay_below_fifteen_megabytes() -> None:
+    long = result_of("steps=300", "disturbances.jitter=2%")
+    assert len(run_page(long).encode()) < 15e6

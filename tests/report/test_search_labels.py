@@ -1,0 +1,53 @@
+"""What is said of the layout to take, beside the file's own."""
+
+from dataclasses import replace
+
+import pytest
+
+from clustersim.report.search_page import heat_figure
+from clustersim.report.terminal.search import headline, short, shown_keys
+from clustersim.results.search_result import Bounded
+from tests.results.test_search_result import BATCH, FAST, PLAIN, found, other
+
+
+@pytest.mark.parametrize(
+    ("objective", "score", "words"),
+    [
+        ("step-time", 2.0, "1.000 s a step, -50.0% against the file's own layout"),
+        ("tokens-per-gpu", 2.0, "1.000 s a step, 1 tokens/s/GPU, +100.0% tokens/s/GPU against the file's own layout"),
+        ("days", 2.0, "1.000 s a step, 1.0 days, -50.0% days against the file's own layout"),
+        ("step-time", 1.0, "1.000 s a step, the file's own layout"),
+        ("step-time", 1.0004, "1.000 s a step, as good as the file's own layout"),
+    ],
+)
+def test_the_heading_says_what_is_less_or_more(objective: str, score: float, words: str) -> None:
+    first = replace(PLAIN, overrides=(), score=score)
+    assert headline(replace(found(), objective=objective, first=first)) == f"best layout: {words}"
+
+
+def test_a_first_guess_that_does_not_fit_is_no_yardstick() -> None:
+    first = replace(PLAIN, overrides=(), score=2.0, peak_memory=100.0)
+    assert headline(replace(found(), first=first)).endswith("; the file's own layout does not fit (100 B of 80 B)")
+
+
+def test_batches_that_vary_are_words_of_a_layout() -> None:
+    several = replace(found(), simulated=(other(FAST, f"{BATCH}=64"), other(PLAIN, f"{BATCH}=128")), preferred=0)
+    assert [short(layout, several) for layout in several.simulated] == [
+        "tp 2, global_batch 64",
+        "tp 1, global_batch 128",
+    ]
+    assert shown_keys(other(FAST, f"{BATCH}=64"), replace(several, simulated=(other(FAST, f"{BATCH}=64"),))) == {
+        "layout.tp": "2"
+    }
+
+
+@pytest.mark.parametrize(
+    ("objective", "bound", "words"), [("step-time", 2.0, "≥ 2.000 s"), ("tokens-per-gpu", 0.002, "≤ 500 tokens/s/GPU")]
+)
+def test_a_bound_says_on_which_side_everything_is(objective: str, bound: float, words: str) -> None:
+    """Two GPU milliseconds for a token at least are 500 tokens a second at most."""
+    bounded = (Bounded(("layout.tp=8", "layout.pp=1"), 0, bound),)
+    simulated = (other(PLAIN, "layout.pp=2"),)
+    seen = replace(found(), objective=objective, bounded=bounded, simulated=simulated, preferred=0)
+    ((_, (trace,)),) = heat_figure(seen, {"layout.tp": ["1", "8"], "layout.pp": ["1", "2"]}).choices
+    assert words in {text for row in trace["text"] for text in row}

@@ -1,0 +1,225 @@
+"""Bytes on links: closed forms of rings and messages, and laws of what is counted."""
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clustersim import Scenario, simulate
+from clustersim.collectives.library import load_library
+from clustersim.collectives.nccl_overrides import Switches
+from clustersim.hardware.cluster import load_cluster
+from clustersim.hardware.topology import LINK_KINDS, LinkKind
+from clustersim.program.program import Groups
+from clustersim.program.task import Collective, Exchange
+from clustersim.results.link_volumes import Metered
+from clustersim.results.network_utilization import NetworkUse, network_use
+from clustersim.results.simulation_result import Answer
+from clustersim.results.trace_table import read_rows
+from clustersim.results.transfer_events import spread_over_time
+from tests.conftest import examples
+from tests.laws.test_shared_network import crowded
+from tests.strategies import scenarios
+
+
+def metered(cluster: str, gpus: int, members: list[list[int]], algorithm: str) -> Metered:
+    loaded = load_cluster(cluster, gpus=gpus)
+    groups = {"tp": Groups("tp", np.array(members))}
+    chosen = Switches(forced=dict.fromkeys(Collective, algorithm))
+    return Metered(loaded.fabric, chosen.narrowed(load_library(loaded.library)), groups)
+
+
+@pytest.mark.parametrize(
+    ("kind", "parts"),
+    [(Collective.ALL_GATHER, 1), (Collective.REDUCE_SCATTER, 1), (Collective.ALL_REDUCE, 2)],
+)
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_a_ring_in_a_node_sends_its_textbook_volume_up_and_down_nvlink(kind: Collective, parts: int, size: int) -> None:
+    """Every member sends (n - 1) / n of the payload, twice as much to reduce and gather; each byte passes two links."""
+    members = np.arange(8).reshape(-1, size).tolist()
+    found = metered("dgx-h100", 8, members, "ring").carried(Exchange("x", kind, "tp", 1e6))
+    sent = parts * (size - 1)
+    assert found.sent == pytest.approx([sent] * (8 // size))
+    assert found.crossing[:, LINK_KINDS.index(LinkKind.NVLINK)] == pytest.approx(found.sent)
+    assert found.crossing.sum() == pytest.approx(found.sent.sum()), "nothing crosses another tier"
+    assert np.bincount(found.group, found.share) == pytest.approx([2 * sent] * (8 // size))
+    assert np.bincount(found.link, found.share) == pytest.approx([sent / size] * 16)
+
+
+def test_a_ring_of_gpus_of_equal_place_in_two_nodes_crosses_nics_and_no_nvlink() -> None:
+    found = metered("dgx-h100", 16, [[0, 8]], "ring").carried(Exchange("x", Collective.ALL_GATHER, "tp", 1e6))
+    assert found.sent.tolist() == [1.0]
+    crossed = {LINK_KINDS[tier] for tier in np.flatnonzero(found.crossing[0]).tolist()}
+    assert crossed == {LinkKind.PCIE, LinkKind.NIC}, "they share the leaf of their rail"
+
+
+def test_a_group_of_one_carries_nothing() -> None:
+    found = metered("dgx-h100", 2, [[0], [1]], "ring").carried(Exchange("x", Collective.ALL_GATHER, "tp", 1e6))
+    assert found.sent.tolist() == [0.0, 0.0]
+    assert not len(found.link)
+
+
+def test_exchanges_that_differ_in_payload_alone_share_what_they_carry() -> None:
+    meter = metered("dgx-h100", 8, [list(range(8))], "ring")
+    first, second = (meter.carried(Exchange("x", Collective.ALL_GATHER, "tp", size)) for size in (1e6, 2e9))
+    assert first is second
+
+
+def use(result: Answer, bins: int = 50) -> NetworkUse | None:
+    cluster, settings = result.scenario.cluster, result.scenario.cost
+    groups = result.program.groups
+    volumes = Metered(cluster.fabric, settings.switches.narrowed(load_library(cluster.library)), groups)
+    return network_use(read_rows(result.trace, result.program, result.scenario.steps), cluster.fabric, volumes, bins)
+
+
+def found(result: Answer) -> NetworkUse:
+    answer = use(result)
+    assert answer is not None
+    return answer
+
+
+@cache
+def plan(**changes: Any) -> Scenario:
+    cluster = {"name": "dgx-h100", "gpus": changes.pop("gpus", 16)}
+    training = {"sequence": 1024, "global_batch": 16, "microbatch": 1}
+    cost = {"symmetry": changes.pop("symmetry", "auto"), "network": changes.pop("network", "uncontended")}
+    steps = changes.pop("steps", 1)
+    return Scenario.from_mapping(
+        {
+            "model": "llama3-8b",
+            "cluster": cluster,
+            "layout": changes,
+            "training": training,
+            "cost": cost,
+            "steps": steps,
+        }
+    )
+
+
+def bytes_on(answer: NetworkUse) -> dict[LinkKind, float]:
+    """All bytes that links of each tier carry in the run."""
+    bins = len(answer.tiers[0].over_time)
+    return {tier.kind: float(tier.over_time.sum()) * tier.capacity * answer.seconds / bins for tier in answer.tiers}
+
+
+def test_messages_between_two_stages_are_their_payload_once_per_hop() -> None:
+    result = simulate(plan(pp=2, tp=8))
+    answer, training = found(result), result.scenario.training
+    axis = {axis_use.axis: axis_use for axis_use in answer.axes}["pp"]
+    tokens = training.global_batch * training.sequence
+    message = tokens * result.scenario.model.hidden * 2.0  # BF16, once forward and once backward
+    assert axis.sent == pytest.approx(2 * message), "of the tensor-parallel group each member sends its part"
+    crossed = {tier.kind for tier, amount in zip(answer.tiers, axis.crossing, strict=True) if amount}
+    assert crossed == {LinkKind.PCIE, LinkKind.NIC}
+    assert bytes_on(answer)[LinkKind.NIC] == pytest.approx(
+        2 * sum(item.crossing[[tier.kind for tier in answer.tiers].index(LinkKind.NIC)] for item in answer.axes)
+    )
+
+
+def test_data_parallel_bytes_are_those_of_the_textbook() -> None:
+    """A ring all-reduce of all gradients: 2 (n - 1) / n of four bytes a parameter, from each of n ranks."""
+    scenario = plan(dp=8, gpus=8)
+    mapping = {**scenario.written, "cost": {"collectives": {"all_reduce": "ring"}}, "model": "gpt2-small"}
+    result = simulate(Scenario.from_mapping(mapping))
+    exchanged = {exchange for program in result.program.programs for exchange in program.exchanges}
+    assert {exchange.collective for exchange in exchanged} == {Collective.ALL_REDUCE}
+    payload = sum(task.exchange.payload for task in result.program.programs[0].tasks if hasattr(task, "exchange"))
+    (axis,) = found(result).axes
+    assert axis.axis == "dp"
+    assert axis.sent / 8 == pytest.approx(2 * 7 / 8 * payload)
+
+
+def test_folded_ranks_count_as_all_ranks() -> None:
+    folded, every = (found(simulate(plan(tp=2, pp=2, dp=4, symmetry=symmetry))) for symmetry in ("auto", "off"))
+    same(folded, every)
+
+
+def same(left: NetworkUse, right: NetworkUse) -> None:
+    assert [tier.kind for tier in left.tiers] == [tier.kind for tier in right.tiers]
+    for tier, other in zip(left.tiers, right.tiers, strict=True):
+        assert tier.over_time == pytest.approx(other.over_time, rel=1e-6, abs=1e-9)
+        assert tier.busiest == pytest.approx(other.busiest)
+    mine, others = ({axis.axis: axis for axis in answer.axes} for answer in (left, right))
+    assert mine.keys() == others.keys()
+    for name, axis in mine.items():
+        assert axis.sent == pytest.approx(others[name].sent)
+        assert axis.crossing == pytest.approx(others[name].crossing)
+    assert [busy_link.link for busy_link in left.busiest] == [item.link for item in right.busiest]
+    assert [element.alike for element in left.busiest] == [entry.alike for entry in right.busiest]
+
+
+def test_a_shared_network_moves_the_same_bytes_and_no_link_more_than_it_can() -> None:
+    alone, shared = (found(simulate(plan(pp=2, dp=8, network=kind))) for kind in ("uncontended", "shared"))
+    for mine, other in zip(alone.axes, shared.axes, strict=True):
+        assert mine.sent == pytest.approx(other.sent)
+        assert mine.crossing == pytest.approx(other.crossing)
+    assert all(tier.busiest <= 1.0 for tier in shared.tiers)
+    assert all(busy_link.utilisation <= 1.0 for busy_link in shared.busiest)
+
+
+def test_bytes_of_several_steps_are_those_of_one() -> None:
+    one, three = (found(simulate(plan(pp=2, dp=8, steps=steps))) for steps in (1, 3))
+    for mine, other in zip(one.axes, three.axes, strict=True):
+        assert mine.sent == pytest.approx(other.sent)
+    assert bytes_on(three)[LinkKind.NIC] == pytest.approx(3 * bytes_on(one)[LinkKind.NIC])
+
+
+def test_one_rank_uses_no_network() -> None:
+    one = {"layout": {}, "cluster": {"name": "dgx-h100", "gpus": 1}, "model": "gpt2-small"}
+    assert use(simulate(Scenario.from_mapping({**plan(dp=8, gpus=8).written, **one}))) is None
+
+
+def test_gpus_of_others_are_no_capacity() -> None:
+    result, fabric = simulate(plan(tp=8, gpus=8)), load_cluster("dgx-h100", gpus=16).fabric
+    rows = read_rows(result.trace, result.program)
+    answer = network_use(rows, fabric, Metered(fabric, load_library("nccl"), result.program.groups))
+    assert answer is not None
+    ports = {tier.kind: tier for tier in answer.tiers}[LinkKind.NVLINK]
+    assert ports.links == 2 * 8
+    assert ports.capacity == pytest.approx(2 * 8 * 450e9)
+    assert ports.mean == pytest.approx({tier.kind: tier for tier in found(result).tiers}[LinkKind.NVLINK].mean)
+
+
+@examples(15)
+@given(scenarios())
+def test_folding_and_sharing_keep_every_byte(scenario: Scenario) -> None:
+    result = simulate(scenario)
+    answer = use(result)
+    every = use(simulate(replace(scenario, cost=replace(scenario.cost, symmetry=type(scenario.cost.symmetry).OFF))))
+    if answer is None or every is None:
+        assert answer is every
+        return
+    same(answer, every)
+    assert sum(axis_use.crossing.sum() for axis_use in answer.axes) > 0
+    for axis in answer.axes:
+        assert (axis.crossing <= axis.sent * (1 + 1e-9)).all()
+
+
+@examples(15)
+@given(crowded())
+def test_on_a_shared_network_no_link_is_used_for_more_than_a_second_per_second(scenario: Scenario) -> None:
+    answer = use(simulate(scenario))
+    assert answer is None or all(tier.busiest <= 1.0 + 1e-9 for tier in answer.tiers)
+
+
+SPANS = st.lists(
+    st.tuples(st.integers(0, 63), st.integers(1, 64), st.floats(0, 1e12)).map(
+        lambda span: (span[0] / 6.4, min(span[0] + span[1], 64) / 6.4, span[2])
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@examples(60)
+@given(SPANS, st.integers(1, 40))
+def test_spreading_keeps_amounts_and_bins_add_up(spans: list[tuple[float, float, float]], bins: int) -> None:
+    start, end, amount = map(np.array, zip(*spans, strict=True))
+    fine = spread_over_time(start, end, amount, 10.0 / (4 * bins), 4 * bins)
+    coarse = spread_over_time(start, end, amount, 10.0 / bins, bins)
+    assert coarse.sum() == pytest.approx(amount.sum(), rel=1e-9)
+    assert fine.reshape(bins, 4).sum(axis=1) == pytest.approx(coarse, rel=1e-6, abs=1e-6 * amount.max())

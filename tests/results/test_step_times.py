@@ -1,0 +1,87 @@
+"""Successive steps: how long each takes where ranks drift apart and steps overlap."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clustersim.common.arrays import FloatArray
+from clustersim.cost.device_models import Machine, Machines
+from clustersim.cost.jitter import Jitter
+from clustersim.cost.segment import BlockCost
+from clustersim.engine.engine import run
+from clustersim.lowering.repeat_steps import repeat
+from clustersim.program.program import Program
+from clustersim.results.step_times import step_times
+from clustersim.results.trace_table import read_rows
+from clustersim.symmetry.refinement import unfolded
+from tests.engine.fake_costs import UnitCost
+from tests.engine.small_programs import NEXT, compute, meet, program, receive, replicated, send
+
+
+def times(made: Program, steps: int, jitter: Jitter | None = None) -> FloatArray:
+    """Seconds of each of some steps in a row, at unit costs."""
+    repeated = repeat(made, steps)
+    unit = UnitCost(repeated)
+    cost = BlockCost(repeated, Machines.equal(Machine(unit), repeated.ranks), unit)
+    trace, _ = run(repeated, unfolded(repeated), cost, jitter=jitter)
+    found = step_times(read_rows(trace, repeated, steps))
+    assert found.shape == (steps,)
+    assert found.sum() == pytest.approx(trace.makespan)
+    return found
+
+
+def test_one_step_takes_the_makespan() -> None:
+    assert times(program([[compute(1.0)], [compute(2.5)]]), 1).tolist() == [2.5]
+
+
+def test_steps_of_ranks_in_step_are_equal() -> None:
+    """Each computes 1 and 2 s, then both reduce for 3 s behind the slower."""
+    made = program([[compute(1.0), meet(3.0, after=(0,)), compute(0.0, after=(1,))],
+                    [compute(2.0), meet(3.0, after=(0,)), compute(0.0, after=(1,))]], {"dp": [[0, 1]]})  # fmt: skip
+    assert times(made, 4).tolist() == [5.0] * 4
+
+
+def test_a_straggler_that_drifts_sets_the_pace_though_nobody_waits_for_it() -> None:
+    """Ranks of 1 and 2 s that never meet: every step ends when the slow one has run it, 2 s after its last."""
+    assert times(program([[compute(1.0)], [compute(2.0)]]), 5).tolist() == [2.0] * 5
+
+
+def test_steps_overlap_where_ranks_run_ahead() -> None:
+    """Rank 0 computes 2 s and sends for 1; rank 1 then computes 3 s.
+
+    The first step takes 2 + 1 + 3 s; then rank 0 is ahead, and each further step ends 3 s later.
+    """
+    made = program([[compute(2.0), send(1.0, after=(0,))], [receive(1.0), compute(3.0, after=(0,))]], {NEXT: [[0, 1]]})
+    assert times(made, 4).tolist() == [6.0, 3.0, 3.0, 3.0]
+
+
+def test_programs_of_different_lengths_have_steps_of_their_own() -> None:
+    """Three tasks and one: the first rank's step takes 3 s, the second's 1."""
+    made = program([[compute(1.0), compute(1.0), compute(1.0)], [compute(1.0)]])
+    assert times(made, 3).tolist() == [3.0, 3.0, 3.0]
+
+
+def test_a_rank_without_tasks_takes_part_in_no_step() -> None:
+    assert times(program([[compute(2.0)], []]), 2).tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("ranks", [1, 6])
+def test_with_jitter_each_step_takes_its_own_draws(ranks: int) -> None:
+    """Ranks that reduce after every kernel: step n lasts the largest n-th factor of all (two operations a step)."""
+    jitter = Jitter(0.1, seed=5)
+    steps = [compute(1.0), meet(1.0, after=(0,)), compute(0.0, after=(1,))]
+    made = replicated(steps, ranks, {"dp": [list(range(ranks))]})
+    factors = np.stack([jitter.factors(rank, 10) for rank in range(ranks)])
+    assert times(made, 5, jitter).tolist() == pytest.approx((1.0 + factors[:, ::2].max(axis=0)).tolist())
+
+
+KERNELS = st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0]), min_size=1, max_size=3)
+
+
+@given(st.lists(KERNELS, min_size=1, max_size=3), st.integers(1, 4))
+def test_steps_of_ranks_that_never_meet_end_with_the_slowest(kernels: Sequence[Sequence[float]], steps: int) -> None:
+    made = program([[compute(seconds) for seconds in kernel] for kernel in kernels])
+    assert times(made, steps).tolist() == [max(sum(item) for item in kernels)] * steps

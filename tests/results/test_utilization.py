@@ -1,0 +1,82 @@
+"""Utilization from numbers, and what is recomputed."""
+
+import pytest
+
+from clustersim.common.dtypes import DType
+from clustersim.model.kernels import AttentionShape, Kernel, KernelKind
+from clustersim.program.task import Block, Compute, Operation, Stream, Work
+from clustersim.results.time_breakdown import breakdown
+from clustersim.results.utilization import (
+    CONVENTION,
+    bubble_fraction,
+    exposed_fraction,
+    hfu,
+    mfu,
+    model_flops_per_rank,
+    recomputed_flops,
+    tokens_per_second,
+)
+from tests.results.trace_cases import BACKWARD, FORWARD, KERNEL, STEP, Case, Row, collective, receive
+
+
+def test_mfu_is_palms() -> None:
+    """PaLM (arXiv:2204.02311), appendix B.
+
+    540 B parameters, 118 layers, 48 heads of 256, sequence 2048, on 6144 TPU v4
+    of 275 TFLOP/s at 238.3 thousand tokens/s: 46.2 % with attention, 45.7 % without.
+    """
+    tokens, ranks, peak = 238.3e3, 6144, 275e12
+    attention = 12 * 118 * 48 * 256 * 2048
+    with_attention = mfu((6 * 540e9 + attention) * tokens, seconds=1.0, ranks=ranks, peak=peak)
+    without = mfu(6 * 540e9 * tokens, seconds=1.0, ranks=ranks, peak=peak)
+    assert (round(with_attention, 3), round(without, 3)) == (0.462, 0.457)
+
+
+def test_full_recomputation_makes_hfu_four_thirds_of_mfu() -> None:
+    """Backward is two forwards, so model FLOP are three, and a second forward makes four."""
+    whole = {"seconds": 2.0, "ranks": 8, "peak": 1e15}
+    assert hfu(3e15, 1e15, **whole) == pytest.approx(4 / 3 * mfu(3e15, **whole))  # type: ignore[arg-type]
+
+
+def test_rates() -> None:
+    assert model_flops_per_rank(8e15, seconds=2.0, ranks=4) == 1e15
+    assert tokens_per_second(2048, 8192, 4.0) == 2048 * 8192 / 4
+
+
+def test_fractions_are_of_the_step_time() -> None:
+    rows = (
+        Row(receive(), 1, 2, -1, Stream.RECEIVE),
+        Row(FORWARD, 2, 4, 0),
+        Row(BACKWARD, 4, 7),
+        Row(collective("dp"), 7, 9, -1, Stream.DATA),
+        Row(STEP, 9, 10, 3),
+    )
+    case = Case(rows, staged=True)
+    answer = breakdown(case.joined, case.timing_of)
+    assert bubble_fraction(answer) == pytest.approx(0.1)
+    assert exposed_fraction(answer) == pytest.approx(0.3)
+
+
+def test_nothing_is_exposed_when_nothing_ran() -> None:
+    case = Case(())
+    assert exposed_fraction(breakdown(case.joined, case.timing_of)) == 0.0
+
+
+def test_recomputed_flops_are_those_of_matrix_products_on_all_ranks() -> None:
+    """Two runs on each of three ranks.
+
+    A product of 1e9 FLOP, and an attention forward as a full matrix: 4 b q k h d = 4 * 2 * 8 * 8 * 3 * 5 = 7,680
+    though the causal kernel does only (8 + 1)/(2 * 8) of it; the norm and what is not recomputed do not count.
+    """
+    shape = AttentionShape(batch=2, query=8, key=8, heads=3, kv_heads=3, head_dim=5, causal=True)
+    attention = Kernel("core", KernelKind.ATTENTION_FORWARD, DType.BF16, 7680 * 9 / 16, 1.0, shape)
+    norm = Kernel("norm", KernelKind.NORM, DType.BF16, 5e5, 1.0)
+    again = Work.RECOMPUTE
+    operations = (Operation(KERNEL, again), Operation(attention, again), Operation(norm, again))
+    task = Compute(Block("layer", (*operations, Operation(KERNEL, Work.BACKWARD))))
+    case = Case((Row(task, 0, 1), Row(task, 1, 2)), (0, 0, 0))
+    assert recomputed_flops(case.joined) == pytest.approx(2 * 3 * (1e9 + 7680))
+
+
+def test_the_convention_is_stated() -> None:
+    assert all(word in CONVENTION for word in ("PaLM", "logits", "full matrix", "recomputation", "dense peak"))

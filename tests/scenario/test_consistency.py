@@ -1,0 +1,204 @@
+"""Numbers of different sections that clash are refused with both numbers and the nearest legal ones."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from clustersim.common.errors import InputError
+from clustersim.scenario import Scenario
+
+Refusal = Callable[..., str]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        # 4 x 2 x 8 = 64 ranks need 64 GPUs; 32 leave dp 32 / 8 = 4
+        (["cluster.gpus=32"], "tp 4 x cp 1 x pp 2 x dp 8 = 64 ranks, but the cluster has 32 GPUs; dp 4 fits"),
+        # 64 / (4 x 8) = 2: pp may be any divisor of 2
+        (["layout.pp=3"], "tp 4 x cp 1 x pp 3 x dp 8 = 96 ranks, but the cluster has 64 GPUs; pp 2 fits"),
+        (["layout.tp=3"], "tp 3 x cp 1 x pp 2 x dp 8 = 48 ranks, but the cluster has 64 GPUs; tp 4 fits"),
+        (["layout.tp=64", "layout.pp=1", "layout.dp=1"], "layout.tp: 64 does not divide the 32 heads"),
+        (["model.heads=30", "model.kv_heads=10"], "layout.tp: 4 does not divide the 30 heads of llama3-8b; tp 3 or 5"),
+        (["model.kv_heads=7"], "heads 32 is not a multiple of kv_heads 7; kv_heads 4 or 8 fits"),
+        (["model.ffn=14338"], "layout.tp: 4 does not divide ffn 14338"),
+        # Megatron-LM pads to a multiple of 128 x tp = 512: 50,257 becomes 99 x 512 = 50,688
+        (["model.vocab=50257"], "layout.tp: 4 does not divide vocab 50257 of llama3-8b; pad it as Megatron-LM does: "),
+        (["model.vocab=50257"], "model.vocab 50688"),
+        (["model.layers=1", "layout.pp=2", "schedule.interleaved.chunks=4"], "has only 1 layers"),
+        (["layout.layers_per_stage=[16, 15]"], "2 stages with 31 layers, but pp 2 x 1 chunks = 2 stages"),
+        (["layout.layers_per_stage=[8, 8, 16]"], "3 stages with 32 layers; "[:-2]),
+        (["training.global_batch=100"], "100 is not a multiple of dp 8 x microbatch 1 = 8; 96 or 104 fits"),
+        (["training.global_batch=4"], "4 sequences feed at most 4 data-parallel ranks with microbatches of 1"),
+        (
+            ["training.sequence=8190", "layout.sequence_parallel=true"],
+            "8190 is not a multiple of tp 4 = 4; 8188 or 8192",
+        ),
+        (["layout.cp=2", "layout.dp=4", "training.sequence=8190"], "not a multiple of 2 x cp 2 = 4; 8188 or 8192 fits"),
+        (["schedule=interleaved", "layout.pp=1", "layout.dp=16"], "interleaved needs a pipeline, but layout.pp is 1"),
+        (["schedule=interleaved", "layout.pp=4", "layout.dp=4", "training.global_batch=36"], "equal rounds"),
+        (["cluster.name=dgx-v100"], "training.precision: v100-sxm-32gb has no bf16 peak; it computes in "),
+        (["training.recompute={layers: 17}"], "layers: 17, but no stage holds more than 16 layers; 16 fits"),
+        (["training.recompute={layers: 17}", "layout.layers_per_stage=[16, 16]"], "no stage holds more than 16"),
+        (["training.global_batch=2147483640"], "passes a step are the most"),
+    ],
+)
+def test_clashing_numbers_are_named_with_what_would_fit(refusal: Refusal, overrides: list[str], sentence: str) -> None:
+    assert sentence in refusal(*overrides)
+
+
+def test_learned_positions_end_but_rotary_ones_only_warn(mapping: dict[str, Any], refusal: Refusal) -> None:
+    assert "longer than the 2048 learned positions of gpt3-1.3b; at most 2048 fits" in refusal(
+        "model=gpt3-1.3b", "training.sequence=4096"
+    )
+    long = Scenario.from_mapping(mapping, overrides=["training.sequence=262144"])
+    assert any("131072 positions" in warning for warning in long.warnings)
+
+
+def test_a_batch_that_cannot_feed_every_replica_is_explained_with_a_layout_that_it_can_feed() -> None:
+    # 8,192 sequences are one for each of at most 8,192 ranks; half of 16,384 GPUs are used by tp 2
+    mapping = {
+        "model": "llama3-70b",
+        "cluster": {"name": "dgx-h100", "gpus": 16384},
+        "layout": {"data": "fsdp"},
+        "training": {"sequence": 8192, "global_batch": 8192},
+    }
+    with pytest.raises(Exception, match=r"feed at most 8192 data-parallel ranks .* dp is 16384; tp 2 x dp 8192 fits"):
+        Scenario.from_mapping(mapping)
+    assert Scenario.from_mapping(mapping, overrides=["layout.tp=2"]).microbatches == 1
+
+
+def test_layers_that_do_not_divide_are_dealt_as_llama_3_did(mapping: dict[str, Any]) -> None:
+    scenario = Scenario.from_mapping(mapping, overrides=["model=llama3-405b", "layout.pp=4", "layout.dp=4"])
+    assert scenario.layout.layers_per_stage is None  # 126 over 4 stages: lowering deals 31, 32, 32, 31
+
+
+def test_more_ranks_than_kv_heads_are_legal_where_each_head_is_held_as_often(
+    mapping: dict[str, Any], refusal: Refusal
+) -> None:
+    # llama3-8b has 8 kv_heads: 16 ranks hold each twice; with 12 kv_heads 8 ranks can neither share nor repeat them
+    wide = Scenario.from_mapping(mapping, overrides=["layout.tp=16", "layout.dp=2"])
+    assert any("8 kv_heads" in warning and "2 ranks hold each" in warning for warning in wide.warnings)
+    assert "8 neither divides the 12 kv_heads" in refusal(
+        "model.heads=48", "model.kv_heads=12", "layout.tp=8", "layout.dp=4"
+    )
+
+
+def test_tensor_parallelism_beyond_nvlink_is_a_warning(mapping: dict[str, Any]) -> None:
+    inside = Scenario.from_mapping(mapping)
+    beyond = Scenario.from_mapping(mapping, overrides=["layout.tp=16", "layout.dp=2"])
+    assert not inside.warnings
+    assert any("reach beyond one NVLink domain" in warning for warning in beyond.warnings)
+
+
+def test_user_buffers_end_where_the_nvlink_domain_does(mapping: dict[str, Any]) -> None:
+    """Between nodes chunks of the collectives hide behind nothing; within a rack of NVLink they do."""
+    within = ["layout.tp=8", "layout.dp=4", "layout.tensor_overlap=true"]
+    beyond = ["layout.tp=16", "layout.dp=2", "layout.tensor_overlap=true"]
+    for overrides, rack, works in ((within, False, True), (beyond, False, False), (beyond, True, True)):
+        cluster = ["cluster={name: gb200-nvl72, gpus: 64}"] if rack else []
+        scenario = Scenario.from_mapping(mapping, overrides=[*overrides, *cluster])
+        assert scenario.layout.tensor_overlap
+        assert scenario.run_layout.tensor_overlap is works
+        assert any("layout.tensor_overlap has no effect" in warning for warning in scenario.warnings) is not works
+
+
+def test_layers_recomputed_are_legal_up_to_those_of_the_largest_stage(mapping: dict[str, Any]) -> None:
+    uneven = ["layout.layers_per_stage=[15, 17]", "training.recompute={layers: 17}"]
+    assert not Scenario.from_mapping(mapping, uneven).warnings
+
+
+def test_projections_of_latent_attention_are_recomputed_where_there_is_some(mapping: dict[str, Any]) -> None:
+    """Megatron-LM's transformer_config.py raises the same."""
+    asked = ["training.recompute={modules: [mla_up_proj, mlp]}"]
+    with pytest.raises(InputError, match="mla_up_proj is of latent attention, which llama3-8b has not; layernorm, "):
+        Scenario.from_mapping(mapping, asked)
+
+
+def test_modules_that_no_layer_has_are_a_warning(mapping: dict[str, Any]) -> None:
+    def said(*asked: str) -> str:
+        return " ".join(Scenario.from_mapping(mapping, asked).warnings)
+
+    assert not said("training.recompute={modules: [layernorm, mlp]}")
+    assert "moe_act has no effect" in said("training.recompute={modules: [mlp, moe_act]}")
+    within = ["training.recompute={modules: [layernorm]}", "framework=megatron"]
+    assert "layernorm has no effect: no layer" in said(*within)
+    assert not said(*within, "training.overheads.norm_in_linear=false")
+    assert "core_attn only costs time with flash attention" in said("training.recompute={modules: [core_attn, mlp]}")
+
+
+def test_simulating_very_many_ranks_one_by_one_is_a_warning_with_the_work_that_it_is(mapping: dict[str, Any]) -> None:
+    # dp 4,096 / 8 = 512, so 1,024 / 512 = 2 microbatches, forward and backward: 4 passes on each of 4,096 ranks
+    large = ["cluster.gpus=4096", "layout.dp=512", "training.global_batch=1024", "cost.network=uncontended"]
+    assert not Scenario.from_mapping(mapping, large).warnings
+    (warning,) = Scenario.from_mapping(mapping, [*large, "cost.symmetry=off"]).warnings
+    assert "4,096 x 4 = 16,384 passes" in warning
+    assert not Scenario.from_mapping(mapping, ["cost.symmetry=off"]).warnings
+
+
+def test_many_ranks_that_all_differ_on_a_shared_network_are_warned_of(mapping: dict[str, Any]) -> None:
+    large = ["cluster.gpus=4096", "layout.dp=512", "training.global_batch=512"]
+    (warning,) = Scenario.from_mapping(mapping, [*large, "disturbances.jitter=1 %"]).warnings
+    assert "jitter makes every rank differ" in warning and "4,096" in warning
+    assert not Scenario.from_mapping(mapping, ["disturbances.jitter=1 %"]).warnings
+    alone = "cost.network=uncontended"
+    assert not Scenario.from_mapping(mapping, [*large, "disturbances.jitter=1 %", alone]).warnings
+
+
+def test_flash_attention_on_a_gpu_that_is_too_old_for_it_is_a_warning(mapping: dict[str, Any]) -> None:
+    old = ["cluster=dgx-v100", "training.precision=fp16"]
+    (warning,) = Scenario.from_mapping(mapping, old).warnings
+    assert "FlashAttention-2 needs compute capability 8.0" in warning
+    assert not Scenario.from_mapping(mapping, [*old, "training.attention=standard"]).warnings
+
+
+def test_interleaving_that_megatron_refuses_is_a_warning(mapping: dict[str, Any]) -> None:
+    four = ["layout.pp=4", "layout.dp=4", "schedule=interleaved"]
+    assert not Scenario.from_mapping(mapping, four).warnings
+    # 24 / 4 = 6 microbatches are one round of 6 to torch, but no multiple of 4
+    (batch,) = Scenario.from_mapping(mapping, [*four, "training.global_batch=24"]).warnings
+    assert "6 microbatches are not a multiple of pp 4" in batch
+    (split,) = Scenario.from_mapping(mapping, [*four, "model.layers=29"]).warnings
+    assert "29 layers do not divide into pp 4 x 2 chunks = 8 stages" in split
+    # Llama 3: embedding and loss count as layers, 30 + 2 = 8 x 4
+    assert not Scenario.from_mapping(mapping, [*four, "model.layers=30"]).warnings
+
+
+def test_zb_2p_says_when_its_bubble_shows(mapping: dict[str, Any]) -> None:
+    four = ["layout.pp=4", "layout.dp=4", "schedule=zb-2p", "model.tied_embeddings=false"]
+    (alone,) = Scenario.from_mapping(mapping, four).warnings
+    assert "steps 3" in alone
+    assert not Scenario.from_mapping(mapping, [*four, "steps=3"]).warnings
+    assert not Scenario.from_mapping(mapping, [*four, "schedule=zb-1p"]).warnings
+    (tied,) = Scenario.from_mapping(mapping, [*four, "steps=3", "model.tied_embeddings=true"]).warnings
+    assert "cannot begin the next step early" in tied
+
+
+def test_absurd_products_are_refused_before_anything_is_built() -> None:
+    mapping = {
+        "model": "llama3-8b",
+        "cluster": "dgx-h100",
+        "layout": {"tp": 1_000_000, "pp": 1_000_000, "dp": 1_000_000},
+        "training": {"sequence": 8192, "global_batch": 128},
+    }
+    with pytest.raises(Exception, match=r"1,000,000,000,000,000,000 GPUs are out of range; .* 1,048,576"):
+        Scenario.from_mapping(mapping)
+
+
+def test_a_window_on_the_ring_of_context_parallelism_is_a_warning(mapping: dict[str, Any]) -> None:
+    ring = ["layout.cp=2", "layout.dp=4"]
+    assert not Scenario.from_mapping(mapping, ring).warnings
+    (warning,) = Scenario.from_mapping(mapping, [*ring, "model.window=1024"]).warnings
+    assert "all keys and values go round the ring" in warning
+
+
+@pytest.mark.parametrize(("key", "value"), [("layout.pp", "2"), ("training.lora", "8")])
+def test_deepspeeds_first_zero_3_is_refused_beside_what_it_did_not_run_with(
+    mapping: dict[str, Any], key: str, value: str
+) -> None:
+    given = {**mapping, "layout": {"data": "zero3_by_parameter"}, "cluster": {"name": "dgx-h100", "gpus": 8}}
+    section, name = key.split(".")
+    given = {**given, section: {**given[section], name: int(value)}}
+    with pytest.raises(InputError, match=f"zero3_by_parameter runs beside no {key}"):
+        Scenario.from_mapping(given)

@@ -1,0 +1,137 @@
+"""Schedules from outside: read once, beside the scenario, and kept by whatever is made of it."""
+
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clustersim.common.errors import InputError
+from clustersim.scenario import Scenario
+from clustersim.schedules.breadth_first import BreadthFirst
+from clustersim.schedules.csv_format import format_order
+from clustersim.schedules.csv_schedule import Listed
+from clustersim.schedules.one_f_one_b import OneFOneB
+from clustersim.schedules.registry import NAMES, schedule
+from clustersim.schedules.zero_bubble_v import ZeroBubbleV
+
+RULE = """
+from clustersim.schedules.one_f_one_b import OneFOneB
+
+
+class Mine:
+    def __init__(self, times=1):
+        self.times = times
+
+    def placement(self, ranks):
+        return range(ranks)
+
+    def order(self, ranks, microbatches):
+        if microbatches % self.times:
+            raise ValueError(f"microbatches come in {self.times}s")
+        return OneFOneB().order(ranks, microbatches)
+"""
+Plan = Callable[..., Scenario]
+
+
+@pytest.fixture
+def plan(tmp_path: Path, mapping: dict[str, Any]) -> Plan:
+    """The scenario with a schedule, in a folder with an order and a rule: 2 pipeline ranks, 16 microbatches."""
+    (tmp_path / "my.csv").write_text(format_order(OneFOneB().order(2, 16)))
+    (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe")
+    (tmp_path / "my_module.py").write_text(RULE)
+
+    def load(schedule: object, *overrides: str) -> Scenario:
+        (tmp_path / "plan.json").write_text(json.dumps({**mapping, "schedule": schedule}))
+        return Scenario.load(tmp_path / "plan.json", overrides)
+
+    return load
+
+
+CSV = "my.csv", {"csv": "my.csv"}, {"csv": {"file": "my.csv"}}, {"csv": {"file": "my.csv", "placement": [0, 1]}}
+PYTHON = "my_module:Mine", {"python": "my_module:Mine"}, {"python": {"rule": "my_module:Mine", "arguments": {}}}
+
+
+@pytest.mark.parametrize("written", [*CSV, *PYTHON])
+def test_every_way_to_write_it_gives_the_order(plan: Plan, written: object) -> None:
+    found = plan(written)
+    assert found.schedule.order(2, 16) == OneFOneB().order(2, 16)
+    assert found.schedule.name == ("my_module:Mine" if written in PYTHON else "my.csv")
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [("zb-v", ZeroBubbleV()), ("bfs", BreadthFirst(2)), ({"bfs": {"chunks": 4}}, BreadthFirst(4))],
+)
+def test_a_word_of_the_shelf_may_have_options(plan: Plan, written: object, expected: object) -> None:
+    assert plan(written).schedule == expected
+
+
+def test_every_name_of_the_shelf_is_a_word(plan: Plan) -> None:
+    assert [plan(name, "layout.pp=4", "layout.dp=4").schedule for name in NAMES] == [schedule(name) for name in NAMES]
+
+
+def test_a_csv_is_read_once_and_written_out_wherever_the_scenario_goes(plan: Plan, tmp_path: Path) -> None:
+    scenario = plan({"csv": "my.csv"})
+    assert tmp_path / "my.csv" in scenario.files
+    (tmp_path / "my.csv").unlink()
+    changed = scenario.changed("training.sequence=4096")
+    assert changed.schedule == scenario.schedule
+    assert pickle.loads(pickle.dumps(scenario)) == scenario
+    mapping = json.loads(json.dumps(scenario.to_mapping()))
+    again = Scenario.from_mapping(mapping)
+    assert again.schedule == scenario.schedule
+    assert again.to_mapping() == mapping
+    assert isinstance(again.schedule, Listed)
+    assert again.changed("schedule.orders.name=other").schedule.name == "other"
+
+
+def test_a_rule_is_read_once_and_asked_again_for_other_numbers(plan: Plan, tmp_path: Path) -> None:
+    scenario = plan({"python": {"rule": "my_module:Mine", "arguments": {"times": 8}}})
+    assert tmp_path / "my_module.py" in scenario.files
+    assert Scenario.from_mapping(scenario.to_mapping(), source="plan", path=scenario.path) == scenario
+    assert pickle.loads(pickle.dumps(scenario)) == scenario
+    (tmp_path / "my_module.py").unlink()
+    deeper = scenario.changed("layout.pp=4", "layout.dp=4")
+    assert deeper.schedule.order(4, 32) == OneFOneB().order(4, 32)
+    with pytest.raises(InputError, match=r"my_module:Mine.order\(2, 4\): ValueError: microbatches come in 8s"):
+        scenario.changed("training.global_batch=32")
+
+
+@pytest.mark.parametrize(
+    ("written", "overrides", "sentence"),
+    [
+        ("my2.csv", (), r"schedule: .*my2.csv: cannot be read .*; did you mean my\? \(of the CSV files"),
+        ("bytes.csv", (), r"bytes.csv: cannot be read \(not UTF-8 text\)$"),
+        ({"csv": {"placement": [0, 1]}}, (), "schedule.csv.file: is missing; write file: my.csv"),
+        ({"csv": {"file": "my.csv", "placement": [1, 0]}}, (), "schedule: my.csv, row 1, cell 1: 0F0 is not of this"),
+        ({"csv": {"file": "my.csv", "placement": [0, -1]}}, (), "schedule.csv.placement.1: -1 is too small"),
+        ({"csv": "my.csv", "gpipe": {}}, (), "schedule: needs exactly one of 1f1b, gpipe"),
+        ("my.csv", ("layout.pp=4", "layout.dp=4"), "schedule: my.csv has 2 rows, .* layout.pp is 4; pp 2 fits"),
+        (
+            "my.csv",
+            ("training.global_batch=64",),
+            "my.csv is for 16 microbatches, .* has 8; .*global_batch 16 x dp x",
+        ),
+        ({"orders": {"rows": ["0F0,0B0", "1F0,1"]}}, (), "schedule: written order, row 2, cell 2: '1' is not"),
+        ({"orders": {}}, (), "schedule.orders.rows: is missing; write rows"),
+        ("my_modul:Mine", (), "schedule: there is no module my_modul, .*; did you mean my_module?"),
+        ({"python": {"class": "my_module:Mine"}}, (), "schedule.python.rule: is missing; write rule: my_module:MyS"),
+        ("zb-v", ("layout.pp=1", "layout.dp=16"), "schedule: zb-v needs a pipeline, but layout.pp is 1; write 1f1b"),
+    ],
+)
+def test_what_does_not_fit_is_said_in_one_line(
+    plan: Plan, written: object, overrides: tuple[str, ...], sentence: str
+) -> None:
+    with pytest.raises(InputError, match=sentence):
+        plan(written, *overrides)
+
+
+def test_zb_v_says_that_its_bubble_is_gone_from_steps_in_a_row(plan: Plan) -> None:
+    """Tied or not: the first pipeline rank has both ends of the model."""
+    (said,) = plan("zb-v").warnings
+    assert "with steps 3 the last one shows the pace of training" in said
+    assert plan("zb-v", "model.tied_embeddings=true").warnings == (said,)
+    assert not plan("zb-v", "steps=3").warnings

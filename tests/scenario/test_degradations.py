@@ -1,0 +1,378 @@
+"""What a file says of slow GPUs, jitter, links and mixed accelerators, and how it is refused."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clustersim.cost.jitter import Distribution, Jitter
+from clustersim.hardware.cluster import load_cluster
+from clustersim.hardware.topology import LINK_KINDS, LinkKind
+from clustersim.scenario import Scenario
+
+Refusal = Callable[..., str]
+Mapping = dict[str, Any]
+
+
+def parts(scenario: Scenario) -> dict[tuple[str, str], float]:
+    """What is left of each link of the scenario's cluster, where that is not all."""
+    fabric, healthy = scenario.cluster.fabric, load_cluster("dgx-h100", scenario.cluster.gpus).fabric
+    left = fabric.links.bandwidth / healthy.links.bandwidth
+    links = {number: healthy.link(number) for number in np.flatnonzero(left != 1.0).tolist()}
+    return {(link.source, link.target): float(left[number]) for number, link in links.items()}
+
+
+def test_a_file_without_disturbances_has_none(mapping: Mapping) -> None:
+    scenario = Scenario.from_mapping(mapping)
+    assert (scenario.disturbances.speeds(np.arange(64)) == 1.0).all()
+    assert (scenario.jitter, scenario.steps, scenario.cost.interference) == (None, 1, None)
+    assert parts(scenario) == {}
+
+
+def test_a_whole_section_is_read(mapping: Mapping) -> None:
+    mapping["disturbances"] = {
+        "slow": [{"gpu": 17, "speed": 0.9}, {"nodes": [0, 1], "speed": "50 %"}],
+        "jitter": {"std": "2 %", "distribution": "lognormal", "seed": 7},
+        "nics": [{"gpu": 12, "bandwidth": 0.5}],
+        "links": [
+            {"between": ["gpu3", "nvswitch0"], "bandwidth": 0.25},
+            {"from": "gpu4", "to": "nvswitch0", "bandwidth": 0.25},
+        ],
+        "background": {"leaf": 0.3},
+    }
+    mapping["steps"] = 3
+    mapping["cost"] = {"interference": 0.2}
+    scenario = Scenario.from_mapping(mapping)
+    assert scenario.disturbances.speeds(np.arange(64)).tolist() == [0.5] * 16 + [1.0, 0.9] + [1.0] * 46
+    assert scenario.jitter == Jitter(0.02, Distribution.LOGNORMAL, 7)
+    assert (scenario.steps, scenario.cost.interference) == (3, 0.2)
+    found = parts(scenario)
+    leaves = {ends: part for ends, part in found.items() if "spine0.0" in ends}
+    assert {round(part, 9) for part in leaves.values()} == {0.7}
+    assert len(leaves) == np.count_nonzero(scenario.cluster.fabric.links.kind == LINK_KINDS.index(LinkKind.LEAF))
+    assert {ends: part for ends, part in found.items() if ends not in leaves} == {
+        ("nic1.4", "leaf0.4"): 0.5,
+        ("leaf0.4", "nic1.4"): 0.5,
+        ("gpu3", "nvswitch0"): 0.25,
+        ("nvswitch0", "gpu3"): 0.25,
+        ("gpu4", "nvswitch0"): 0.25,
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "gpus"),
+    [
+        ({"gpu": 9}, [9]),
+        ({"gpus": [9, 8, 9]}, [8, 9]),
+        ({"gpus": "8-11"}, [8, 9, 10, 11]),
+        ({"gpus": ["0-1", 4, "62-63"]}, [0, 1, 4, 62, 63]),
+        ({"node": 7}, range(56, 64)),
+        ({"nodes": "0-6", "gpu": 60}, [*range(56), 60]),
+    ],
+)
+def test_gpus_are_named_by_number_range_list_or_node(mapping: Mapping, words: Mapping, gpus: list[int]) -> None:
+    mapping["disturbances"] = {"slow": {**words, "speed": 0.5}}
+    speeds = Scenario.from_mapping(mapping).disturbances.speeds(np.arange(64))
+    assert np.flatnonzero(speeds == 0.5).tolist() == list(gpus)
+
+
+@pytest.mark.parametrize("share", ["2 %", "2%", "2.0e0 %", 0.02])
+def test_a_share_is_a_number_or_a_percentage_everywhere(mapping: Mapping, share: object) -> None:
+    scenario = Scenario.from_mapping(
+        {
+            **mapping,
+            "disturbances": {
+                "slow": {"gpu": 0, "speed": share},
+                "jitter": share,
+                "nics": {"gpu": 0, "bandwidth": share},
+                "links": {"between": ["gpu0", "nvswitch0"], "bandwidth": share},
+                "background": {"leaf": share},
+            },
+            "cost": {"interference": share},
+        }
+    )
+    assert scenario.disturbances.speeds(np.arange(1))[0] == 0.02
+    assert scenario.jitter == Jitter(0.02)
+    assert scenario.cost.interference == 0.02
+    assert scenario.disturbances.background == {LinkKind.LEAF: 0.02}
+    assert parts(scenario)["gpu0", "nvswitch0"] == pytest.approx(0.02)
+    assert parts(scenario)["nic0.0", "leaf0.0"] == pytest.approx(0.02)
+
+
+def test_overrides_reach_into_the_section_and_changes_start_from_what_was_written(mapping: Mapping) -> None:
+    mapping["disturbances"] = {"jitter": "1 %", "slow": {"gpu": 3, "speed": 0.9}}
+    scenario = Scenario.from_mapping(mapping, ["disturbances.jitter.seed=4", "steps=5", "disturbances.slow.speed=0.8"])
+    assert (scenario.jitter, scenario.steps) == (Jitter(0.01, seed=4), 5)
+    assert scenario.disturbances.speeds(np.arange(4))[3] == 0.8
+    assert scenario.changed("disturbances.jitter=2%").jitter == Jitter(0.02)
+    assert scenario.changed("disturbances.jitter=0").jitter is None
+    assert scenario.changed("disturbances.jitter=null").jitter is None
+    slower = scenario.changed("disturbances.links={between: [leaf0.0, spine0.0], bandwidth: 0.5}")
+    again = Scenario.from_mapping(slower.to_mapping())
+    assert (again.disturbances, again.cluster, again.jitter) == (slower.disturbances, slower.cluster, slower.jitter)
+    assert parts(slower)["leaf0.0", "spine0.0"] == 0.5
+
+
+def test_nodes_may_have_other_accelerators(mapping: Mapping) -> None:
+    mapping["cluster"] = {**mapping["cluster"], "mixed": [{"nodes": "6-7", "accelerator": "a100-sxm-80gb"}]}
+    kinds, kind = Scenario.from_mapping(mapping).cluster.kinds()
+    assert [accelerator.name for accelerator in kinds] == ["h100-sxm-80gb", "a100-sxm-80gb"]
+    assert kind.tolist() == [0] * 48 + [1] * 16
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("slow={gpu: 64, speed: 0.9}", "slow.0: there is no GPU 64; GPUs are 0 to 63"),
+        ("slow=[{gpu: 1, speed: 0.9}, {node: 8, speed: 0.9}]", "slow.1: there is no node 8; nodes are 0 to 7"),
+        ("slow={gpu: -1, speed: 0.9}", "slow.0.gpu: -1 is neither a number from 0 up nor a range such as 8-15"),
+        ("slow={gpus: 9-8, speed: 0.9}", "slow.0.gpus: '9-8' is backwards; write 8-9"),
+        ("slow={gpus: [], speed: 0.9}", "slow.0.gpus: is empty"),
+        ("slow={speed: 0.9}", "slow.0: names no GPU; write gpu: 17, gpus: 8-15, node: 3 or nodes: [3, 4]"),
+        ("slow={gpu: 1}", "slow.0.speed: is missing; write speed: 0.9"),
+        ("slow=[{gpu: 1, speed: 0}]", "slow.0.speed: 0 is not between 0.001 and 1"),
+        ("slow=[{gpu: 1, speed: -90 %}]", "slow.0.speed: '-90 %' is not between 0.1 % and 1000 %"),
+        ("slow=[{gpu: 1, speed: 0.9, sped: 0.9}]", "slow.0.sped: unknown key; did you mean speed?"),
+        ("slow={gpu: 1, speed: .nan}", "slow.0.speed: nan is not between 0.001 and 1"),
+        ("slow={gpu: 1, speed: fast}", "slow.0.speed: 'fast' is not a share; write a number or a percentage"),
+        ("slow=17", "slow: 17 is not a mapping of keys to values; write {gpu: 17, speed: 0.9}"),
+        ("jitter=20%", "jitter: normal jitter of 0.2 would make a duration negative; at most 10% fits, or {std: 0.2, "),
+        ("jitter=-1%", "jitter: '-1%' is not between 0 % and 1000 %"),
+        ("jitter={std: 0.2, distribution: lognorm}", "jitter.distribution: 'lognorm' is unknown; did you mean lognorm"),
+        ("jitter.seed=3", "jitter.std: is missing"),
+        ("jitter={std: 0.01, seed: -1}", "jitter.seed: -1 is too small; the smallest legal value is 0"),
+        ("nics={gpu: 64, bandwidth: 0.5}", "nics.0: there is no GPU 64"),
+        ("nics={gpu: 6, bandwidth: 1000}", "nics.0.bandwidth: 1,000 is more than all of it; the most is 100 %"),
+        ("links={between: [leaf0.0, spine0.9], dead: true}", "links.0: there is no spine0.9; there are spine0.0"),
+        (
+            "links={between: [leaf0.0], dead: true}",
+            "links.0.between: ['leaf0.0'] is not a pair of ends such as [leaf0.0, spine0.0]",
+        ),
+        (
+            "links={from: leaf0.0, dead: true}",
+            "links.0: names no link; write between: [leaf0.0, spine0.0], or from and to",
+        ),
+        ("links={between: [leaf0.0, spine0.0]}", "links.0: needs bandwidth (the part that is left) or dead: true"),
+        ("links={between: [a, b], from: a, dead: true}", "links.0: has both between and from or to; keep one"),
+        (
+            "links={between: [gpu0, nvswitch0], bandwidth: 0}",
+            "links.0.bandwidth: 0 is not between 0.001 and 1; write dead: true",
+        ),
+        ("links={between: [gpu0, nvswitch0], dead: false}", "links.0.dead: false is what links are anyway"),
+        ("links={between: [gpu0, nvswitch0], dead: 2}", "links.0: it is a single link, of which 2 cannot be dead"),
+        ("slow={gpus: 0-1000000000000, speed: 0.9}", "slow.0: there is no GPU 64; GPUs are 0 to 63"),
+        ("slow={gpu: 1e1, speed: 0.9}", "slow.0.gpu: '1e1' is a text in YAML; write 10"),
+        ("slow=[3]", "slow.0: 3 is not a mapping of keys to values; write {gpu: 17, speed: 0.9}"),
+        ("slow=[{gpu: 3, speed: 0.5}, {node: 0, speed: 0.9}]", "slow.1: GPU 3 is in slow.0 already; keep one"),
+        ("jitter={std: 1 %, seed: 1e9}", "jitter.seed: '1e9' is a text in YAML; write 1000000000"),
+        ("jitter={std: 1e-3}", "jitter.std: '1e-3' is a text in YAML; write 1.0e-3 or 0.001"),
+        ("nics={gpu: 6}", "nics.0: needs bandwidth (the part that is left) or dead: true, and not both"),
+        (
+            "nics={gpu: 6, bandwidth: 0.5, dead: true}",
+            "nics.0: needs bandwidth (the part that is left) or dead: true, ",
+        ),
+        ("nics={gpu: 6, bandwidth: 0}", "nics.0.bandwidth: 0 is not between 0.001 and 1; write dead: true"),
+        ("nics={gpu: 6, bandwidth: 120 %}", "nics.0.bandwidth: '120 %' is not between 0.1 % and 100 %"),
+        ("nics={gpu: 6, dead: 2}", "nics.0.dead: 2 is not true; write dead: true"),
+        (
+            "nics=[{gpu: 6, bandwidth: 0.5}, {gpus: 5-6, dead: true}]",
+            "nics.1: GPU 6 is in nics.0 already; keep one",
+        ),
+        (
+            "links=[{from: leaf0.0, to: spine0.0, bandwidth: 0.5}, {between: [spine0.0, leaf0.0], dead: true}]",
+            "links.1: the link from leaf0.0 to spine0.0 is in links.0 already; keep one",
+        ),
+        ("links={between: leaf0.0, dead: true}", "links.0.between: 'leaf0.0' is not a pair of ends such as [leaf0.0, "),
+        ("links={between: [leaf0.0, ''], dead: true}", "links.0.between: ['leaf0.0', ''] is not a pair of ends"),
+        ("links={from: '', to: leaf0.0, dead: true}", "links.0.from: is empty; write a name"),
+        ("background.leaf=1", "background.leaf: 1 is not between 0 and 0.99"),
+        ("background.core=0.1", "background.core: unknown key; choose one of leaf, nic, spine"),
+        ("background.spine=0.1", "background.spine: this cluster has no such links; it has nic, leaf"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_what_could(refusal: Refusal, override: str, sentence: str) -> None:
+    refused = refusal(f"disturbances.{override}")
+    assert refused.startswith(f"plan.yaml: disturbances.{sentence}"), refused
+    assert "\n" not in refused
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        (
+            "cluster.mixed={node: 8, accelerator: h200-sxm-141gb}",
+            "cluster.mixed.0: there is no node 8; nodes are 0 to",
+        ),
+        ("cluster.mixed={accelerator: h200-sxm-141gb}", "cluster.mixed.0: names no node; write node: 3, or nodes: 0-7"),
+        ("cluster.mixed={node: 3}", "cluster.mixed.0.accelerator: is missing; write accelerator: h200-sxm-141gb"),
+        (
+            "cluster.mixed={node: 3, accelerator: h200}",
+            "cluster.mixed.0.accelerator: there is no accelerator 'h200'",
+        ),
+        (
+            "cluster.mixed=[{nodes: 0-3, accelerator: h200-sxm-141gb}, {node: 3, accelerator: a100-sxm-80gb}]",
+            "cluster.mixed.1: node 3 is in mixed.0 already; keep one",
+        ),
+        ("cluster.mixed={node: 3, accelerator: v100-sxm-32gb}", "training.precision: v100-sxm-32gb has no bf16 peak"),
+        ("steps=0", "steps: 0 is too small; the smallest legal value is 1"),
+        ("steps=9999", "steps: 9,999 of 32 passes each are 319,968 passes; 131,072 are the most, so 4,096 steps fit"),
+        ("steps=1000000", "steps: 1,000,000 is too large; the largest legal value is 10,000"),
+        ("cost.interference=-0.1", "cost.interference: -0.1 is not between 0 and 1"),
+    ],
+)
+def test_other_new_keys_are_refused_in_the_same_way(refusal: Refusal, override: str, sentence: str) -> None:
+    assert refusal(override).startswith(f"plan.yaml: {sentence}")
+
+
+def test_a_change_that_cuts_gpus_off_names_the_link_and_the_gpus(refusal: Refusal) -> None:
+    """A rack of 16 nodes has one leaf, and a bundle of 64 links up."""
+    racks = ["cluster=llama3-roce", "cluster.gpus=512", "layout.dp=64"]
+    ends = "[leaf1.0, spine0.0]"
+    sentence = refusal(*racks, f"disturbances.links={{between: {ends}, dead: 10000}}")
+    members = int(sentence.split("a bundle of ")[1].split()[0])
+    sentence = refusal(*racks, f"disturbances.links={{between: {ends}, dead: {members}}}")
+    assert (
+        f"plan.yaml: disturbances.links.0: without the {members} links between leaf1.0 and spine0.0, GPUs 0-"
+        in sentence
+    )
+    assert " cannot reach GPUs " in sentence
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        (
+            "disturbances.slow={gpu: 1, speed: 9}",
+            "disturbances.slow.0.speed: 9 is more than all of it; write 9 % (or 900 %)",
+        ),
+        ("disturbances.slow={gpu: 1, speed: 50}", "disturbances.slow.0.speed: 50 is more than all of it; write 50 %"),
+        (
+            "disturbances.nics={gpu: 1, bandwidth: 50}",
+            "disturbances.nics.0.bandwidth: 50 is more than all of it; write 50 %",
+        ),
+        (
+            "disturbances.links={from: gpu0, to: nvswitch0, bandwidth: 2}",
+            "disturbances.links.0.bandwidth: 2 is more than all",
+        ),
+        ("disturbances.jitter=5", "disturbances.jitter: 5 is more than all of it; write 5 % (or 500 %)"),
+        ("disturbances.jitter={std: 5}", "disturbances.jitter.std: 5 is more than all of it; write 5 % (or 500 %)"),
+        ("disturbances.background.leaf=30", "disturbances.background.leaf: 30 is more than all of it; write 30 %"),
+        ("cost.interference=5", "cost.interference: 5 is more than all of it; write 5 % (or 500 %)"),
+    ],
+)
+def test_a_number_above_1_is_a_percentage_without_its_sign(refusal: Refusal, override: str, sentence: str) -> None:
+    assert refusal(override).startswith(f"plan.yaml: {sentence}")
+
+
+def test_what_may_be_more_than_all_is_so_with_its_sign(mapping: Mapping) -> None:
+    mapping["disturbances"] = {
+        "slow": {"gpu": 1, "speed": "120 %"},
+        "jitter": {"std": "150 %", "distribution": "lognormal"},
+    }
+    mapping["cost"] = {"interference": "120 %"}
+    scenario = Scenario.from_mapping(mapping)
+    assert scenario.disturbances.speeds(np.arange(2))[1] == scenario.cost.interference == 1.2
+    assert scenario.jitter == Jitter(1.5, Distribution.LOGNORMAL)
+
+
+@pytest.mark.parametrize("cluster", ["dgx-h100", "llama3-roce", "gb200-nvl72"])
+def test_a_dead_nic_is_the_dead_link_between_the_gpu_and_its_nic(mapping: Mapping, cluster: str) -> None:
+    """Where GPU and NIC share a PCIe switch, traffic cannot tell which end of the NIC is dead."""
+    gpus, nic = (72, "nic3.0") if cluster == "gb200-nvl72" else (64, "nic1.4")
+    mapping |= {"cluster": {"name": cluster, "gpus": gpus}, "layout": {"tp": 4}, "training": {"sequence": 8192}}
+    mapping["training"]["global_batch"] = gpus // 4
+    dead = [{"nics": {"gpu": 12, "dead": True}}, {"links": {"between": ["gpu12", nic], "dead": True}}]
+    fabrics = [Scenario.from_mapping({**mapping, "disturbances": item}).cluster.fabric for item in dead]
+    sources, targets = np.repeat(np.arange(gpus), gpus), np.tile(np.arange(gpus), gpus)
+    paths = [fabric.paths(sources, targets) for fabric in fabrics]
+    assert (paths[0].latency == paths[1].latency).all()
+    width = min(path.links.shape[1] for path in paths)
+    assert (paths[0].links[:, :width] == paths[1].links[:, :width]).all()
+    healthy = load_cluster(cluster, gpus).fabric
+    assert not np.isin(paths[0].links, healthy.nics(np.array([12]))).any()
+
+
+def test_gpus_whose_nics_are_all_dead_are_cut_off(refusal: Refusal) -> None:
+    sentence = refusal("disturbances.nics=[{gpu: 20, dead: true}, {node: 1, dead: true}]")
+    assert (
+        sentence
+        == "plan.yaml: disturbances.nics.1: without the NICs of GPUs 8-15, GPUs 0-7, 16-63 cannot reach GPUs 8-15"
+    )
+
+
+def test_gpus_that_share_a_nic_cannot_have_two_of_them(refusal: Refusal) -> None:
+    """In dgx-v100 two GPUs share a NIC."""
+    cluster = ["cluster={name: dgx-v100, gpus: 64}", "training.precision=fp16"]
+    sentence = refusal(*cluster, "disturbances.nics=[{gpu: 0, bandwidth: 0.5}, {gpu: 1, bandwidth: 0.5}]")
+    assert "disturbances.nics.1: the link from nic0.0 to leaf0.0, which GPUs share, is in nics.0 already" in sentence
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("name=''", "name: is empty; write a name"),
+        ("cluster.name=''", "cluster.name: is empty; write a name"),
+        ("steps=1e3", "steps: '1e3' is a text in YAML; write 1000"),
+        ("steps=1.0e+3", "steps: 1000.0 has a point; write 1000"),
+        ("training={sequence: 8192}", "training.global_batch: is missing; write global_batch: 2048"),
+        ("layout=[1]", "layout: [1] is not a mapping of keys to values; its keys are tp, cp, pp, dp, ep, etp "),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_with_what_to_write(refusal: Refusal, override: str, sentence: str) -> None:
+    assert refusal(override).startswith(f"plan.yaml: {sentence}")
+
+
+def test_many_tasks_to_keep_are_warned_of_with_memory_and_time() -> None:
+    """Llama 3 405B: 16,384 ranks run 423 tasks a step, 69 million in ten, which took 9.8 GB and 106 s."""
+    plan = Path(__file__).parents[2] / "examples" / "llama3_405b_16k.yaml"
+    alone = "cost.network=uncontended"
+    (warning,) = Scenario.load(plan, ["disturbances.jitter=1%", "steps=10", alone]).warnings
+    assert "about 69 million tasks of 16,384 ranks in 10 steps take some 10 GB of memory and 104 s; 3 steps" in warning
+    for fewer in (["disturbances.jitter=1%", "steps=3"], ["steps=10"]):
+        assert Scenario.load(plan, [*fewer, alone]).warnings == ()
+    *_, warning = Scenario.load(plan, ["cost.symmetry=off", "steps=10", alone]).warnings
+    assert "cost.symmetry auto, 3 steps" in warning
+
+
+def test_tensor_groups_out_of_step_on_links_that_they_share_are_warned_of(mapping: Mapping) -> None:
+    """Two groups of 4 are in a node, so other traffic is on their NVLink; a group of 8 has it for itself."""
+    mapping |= {"cluster": {"name": "dgx-h100", "gpus": 512}, "layout": {"tp": 4, "pp": 2, "dp": 64}}
+    mapping["training"] = {"sequence": 8192, "global_batch": 65536}
+    mapping["disturbances"] = {"slow": {"gpu": 3, "speed": 0.9}}
+    assert "some ranks of a tensor-parallel group" in Scenario.from_mapping(mapping).warnings[0]
+    for change in (
+        "cost.network=uncontended",
+        "layout={tp: 8, pp: 2, dp: 32}",
+        "disturbances.slow={node: 3, speed: 0.9}",
+    ):
+        assert Scenario.from_mapping(mapping, overrides=[change]).warnings == ()
+
+
+def test_mistakes_of_all_parts_are_listed_together(refusal: Refusal) -> None:
+    sentence = refusal("cluster.mixed={node: 99, accelerator: h200}", "disturbances.slow={gpu: 99, speed: 0.5}")
+    assert "2 problems" in sentence
+    assert "cluster.mixed.0: there is no node 99" in sentence
+    assert "disturbances.slow.0: there is no GPU 99" in sentence
+
+
+def test_disturbances_that_no_transfer_meets_are_warned_of(mapping: Mapping) -> None:
+    mapping |= {"cluster": {"name": "dgx-h100", "gpus": 8}, "layout": {"tp": 4, "dp": 2}}
+    mapping["disturbances"] = {
+        "nics": {"gpu": 3, "bandwidth": 0.5},
+        "links": [
+            {"between": ["leaf0.0", "spine0.0"], "bandwidth": 0.5},
+            {"between": ["gpu0", "nvswitch0"], "bandwidth": 0.5},
+        ],
+        "background": {"leaf": 0.5},
+    }
+    found = [warning for warning in Scenario.from_mapping(mapping).warnings if "changes nothing" in warning]
+    assert [warning.split()[0] for warning in found] == [
+        "disturbances.background.leaf",
+        "disturbances.nics",
+        "disturbances.links.0",
+    ]
+    assert found[1].endswith("no transfer leaves the nvlink tier")
+    mapping["disturbances"]["links"] = {"between": ["gpu0", "nvswitch0"], "dead": True}  # GPU 0 uses its NIC now
+    assert not any("changes nothing" in warning for warning in Scenario.from_mapping(mapping).warnings)

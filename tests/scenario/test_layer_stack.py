@@ -1,0 +1,207 @@
+"""How a file says layers that differ, and stages that do; what is wrong with them is said in one sentence."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clustersim import Scenario, simulate
+from clustersim.common.errors import InputError
+from clustersim.model.layer_stack import BlockForm, FullAttention, LayerRun, QkNorm, specs
+from clustersim.model.transformer import parameters
+from clustersim.parallel.layer_partition import Counted, Drawn, Ends
+from clustersim.results.time_categories import Part
+
+PLAN: dict[str, Any] = {
+    "model": "llama3-8b",
+    "cluster": {"name": "dgx-h100", "gpus": 8},
+    "layout": {"tp": 2, "pp": 4},
+    "training": {"sequence": 2048, "global_batch": 8},
+}
+
+
+def read(*overrides: str) -> Scenario:
+    return Scenario.from_mapping(PLAN, overrides=list(overrides))
+
+
+def windows(scenario: Scenario) -> list[int | None]:
+    return [spec.attention.window for spec in specs(scenario.model.stack) if spec.attention is not None]
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("{preset: llama3-8b, window: 1024}", [1024] * 32),
+        ("{preset: llama3-8b, window: 1024, global_every: 4}", [1024, 1024, 1024, None] * 8),
+        ("{preset: llama3-8b, window: 1024, global_every: 4, layers: 6}", [1024, 1024, 1024, None, 1024, 1024]),
+        ("{preset: gemma2-9b, layers: 4}", [4096, None] * 2),
+        ("{preset: gemma2-9b, layers: 4, window: 512}", [512, None] * 2),
+        ("{preset: gemma2-9b, layers: 4, window: full}", [None] * 4),
+        ("{preset: gemma2-9b, layers: 6, global_every: 3}", [4096, 4096, None] * 2),
+        ("{preset: mistral-7b-v0.1, layers: 4}", [4096] * 4),
+    ],
+)
+def test_windows_are_where_the_file_says(model: str, expected: list[int | None]) -> None:
+    assert windows(read(f"model={model}")) == expected
+
+
+def test_a_stack_is_said_run_by_run() -> None:
+    """A first dense layer of another width, as models have that go on with something else."""
+    scenario = read("model={preset: llama3-8b, stack: [{layers: 1, ffn: 8192}, {layers: 31, block: parallel}]}")
+    first, rest = scenario.model.stack
+    assert (first.count, rest.count, first.spec.block, rest.spec.block) == (
+        1,
+        31,
+        BlockForm.PRE_NORM,
+        BlockForm.PARALLEL,
+    )
+    # one narrower MLP of three matrices, and one norm less in 31 layers
+    whole = parameters(read().model) - 3 * 4096 * (14336 - 8192) - 31 * 4096
+    assert parameters(scenario.model) == whole
+
+
+def test_a_described_model_takes_its_layers_from_its_stack() -> None:
+    model = {"hidden": 256, "heads": 4, "vocab": 512, "ffn": 512, "stack": [{"layers": 2}, {"layers": 6, "ffn": 1024}]}
+    scenario = Scenario.from_mapping({**PLAN, "model": model})
+    assert scenario.model.layers == 8
+    assert [mlp.ffn for mlp in scenario.model.mlps] == [512, 1024]
+
+
+def test_a_width_that_every_run_has_of_its_own_may_be_said_beside_them() -> None:
+    model = read("model={preset: llama3-8b, ffn: 64, stack: [{layers: 32, ffn: 128}]}").model
+    assert [mlp.ffn for mlp in model.mlps] == [128]
+
+
+def test_norms_of_heads_are_true_false_or_whole() -> None:
+    def first(written: str) -> QkNorm | None:
+        return read(f"model={{preset: qwen3-8b, qk_norm: {written}}}").model.attentions[0].qk_norm
+
+    assert [first(item) for item in ("true", "heads", "whole", "false")] == [
+        *(QkNorm.HEADS, QkNorm.HEADS, QkNorm.WHOLE),
+        None,
+    ]
+
+
+def test_layers_without_positions_repeat() -> None:
+    scenario = read("model={preset: llama3-8b, nope_every: 4, rotary: 50 %}")
+    (turned, unturned) = scenario.model.attentions
+    assert (turned.rotary, unturned.rotary) == (0.5, 0.0)
+    assert scenario.model.stack[:2] == (
+        LayerRun(scenario.model.specs[0], 3),
+        LayerRun(scenario.model.specs[1], 1),
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        ("{preset: llama3-8b, window: 0}", "model.window: 0 is no window; write a number of tokens from 1"),
+        ("{preset: llama3-8b, window: -3}", "model.window: -3 is no window"),
+        ("{preset: llama3-8b, window: 0.5}", "model.window: 0.5 is no window"),
+        ("{preset: llama3-8b, global_every: 3}", "global_every 3 needs a window"),
+        ("{preset: llama3-8b, window: 9, global_every: 1}", "model.global_every: 1 is too small"),
+        ("{preset: gpt3-1.3b, nope_every: 4}", "nope_every 4 needs rotary positions; gpt3-1.3b has learned ones"),
+        ("{preset: llama3-8b, block: serial}", "model.block: 'serial' is unknown; choose one of parallel"),
+        ("{preset: llama3-8b, qk_norm: often}", "model.qk_norm: 'often' is unknown; write true, false, heads or whole"),
+        ("{preset: gpt3-1.3b, rotary: 0.5}", "rotary needs rotary positions; gpt3-1.3b has learned ones"),
+        ("{preset: llama3-8b, rotary: 1.5}", "model.rotary: 1.5 is more than all of it"),
+        ("{preset: llama3-8b, stack: []}", "stack: has no run"),
+        ("{preset: llama3-8b, stack: [{ffn: 64}]}", "model.stack.0.layers: is missing; write layers: 1"),
+        ("{preset: llama3-8b, stack: [{layers: 1, fn: 3}]}", r"model.stack.0.fn: unknown key; did you mean ffn\?"),
+        ("{preset: llama3-8b, stack: [{layers: 3}], layers: 8}", "stack: has 3 layers, but layers is 8"),
+        ("{preset: gemma2-9b, stack: [{layers: 3}]}", "the layers of gemma2-9b differ already"),
+        ("{preset: gemma2-9b, layers: 60}", "gemma2-9b has 42 layers that differ, .* at most 42 fits"),
+        ("{preset: llama3-8b, stack: [{layers: 4, heads: 30, kv_heads: 10}]}", "layout.tp|multiple|fits"),
+    ],
+)
+def test_bad_layers_are_refused(model: str, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        read(f"model={model}", "layout.tp=4", "layout.pp=2")
+
+
+@pytest.mark.parametrize(
+    ("written", "split"),
+    [
+        ("even", None),
+        ("null", None),
+        ("[9, 9, 7, 7]", (9, 9, 7, 7)),
+        ("Et*9|t*9|t*7|t*7L", Drawn((9, 9, 7, 7), (0,) * 4)),
+        ("{embedding: true, head: true}", Counted(embedding=True, head=True)),
+        ("{first: 7, last: 7}", Ends(7, 7)),
+    ],
+)
+def test_splits_are_read_kept_and_changed(written: str, split: object) -> None:
+    model = "model.layers=30" if isinstance(split, Counted) else "model.layers=32"
+    scenario = read(model, f"layout.layers_per_stage={written}")
+    assert scenario.layout.layers_per_stage == split
+    answer = simulate(scenario).to_json()
+    assert Scenario.from_mapping(answer["scenario"]).layout == scenario.layout
+    assert scenario.changed(["training.microbatch=2"]).layout.layers_per_stage == split
+    assert scenario.changed(["layout.layers_per_stage=even"]).layout.layers_per_stage is None
+
+
+@pytest.mark.parametrize(
+    ("written", "sentence"),
+    [
+        ("Et*8|t*8|t*8|t*8mL", "has 1 m, but .* has 0 layers that predict further tokens; write no m, or model.mtp"),
+        ("Et*8|x|t*16|L", "'x' stands for nothing"),
+        ("Et*8|t*8|t*16L", "3 stages with 32 layers, but pp 4 x 1 chunks = 4 stages"),
+        ("Et*8|t*8|t*8|t*7L", "4 stages with 31 layers, .* llama3-8b has 32 layers; such as"),
+        ("Et*16||t*8|t*8L", r"layout.layers_per_stage: stage 1 of .* holds nothing; such as \\[8, 8, 8, 8\\]"),
+        ("uneven", "'u' stands for nothing; .* or write even, "),
+        ("{embedding: true}", "32 layers and the embedding are 33 slots, which 4 stages do not divide; such as"),
+        ("{first: 7}", "7 on rank 0 leave 25 of 32 layers"),
+        ("{first: 7, embedding: true}", "says more than one of"),
+        ("{frst: 7}", r"layout.layers_per_stage.frst: unknown key; did you mean first\?"),
+        ("5", "layout.layers_per_stage: 5 is not a mapping .*; write even, "),
+    ],
+)
+def test_bad_splits_are_refused(written: str, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence.replace("\\\\", "\\")):
+        read(f"layout.layers_per_stage={written}")
+
+
+def test_a_window_as_long_as_the_sequence_changes_no_answer() -> None:
+    full, windowed, narrow = (simulate(read(f"model.window={item}")) for item in ("full", 2048, 256))
+    assert (windowed.step_time, windowed.peak_memory, windowed.mfu()) == (full.step_time, full.peak_memory, full.mfu())
+    assert narrow.step_time < full.step_time
+    assert narrow.peak_memory == full.peak_memory
+
+
+def test_a_parallel_block_is_faster_for_the_sums_that_it_saves() -> None:
+    serial, parallel = (simulate(read(f"model.block={item}")) for item in ("pre_norm", "parallel"))
+    sums = [result.breakdown.total(Part.EXPOSED_TP) for result in (serial, parallel)]
+    assert sums[1] < 0.6 * sums[0]
+    assert parallel.step_time < serial.step_time
+
+
+def test_sinks_are_read_and_latent_attention_has_none() -> None:
+    assert all(
+        attention.sinks
+        for attention in read("model.sinks=true").model.attentions
+        if isinstance(attention, FullAttention)
+    )
+    with pytest.raises(InputError, match="sinks: latent attention has heads of its own dimensions"):
+        read("model={preset: deepseek-v2-lite, sinks: true}")
+
+
+def test_a_layout_string_of_the_even_split_is_the_even_split() -> None:
+    even, written = (simulate(read(f"layout.layers_per_stage={item}")) for item in ("even", "E(t*8|)*3t*8L"))
+    assert written.step_time == even.step_time
+    assert written.peak_memory == even.peak_memory
+
+
+def test_a_config_of_differing_layers_is_read_simulated_and_kept(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(
+        '{"model_type": "gemma2", "hidden_size": 4096, "intermediate_size": 8192, "num_hidden_layers": 8,'
+        ' "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 512,'
+        ' "max_position_embeddings": 4096, "sliding_window": 512}',
+        encoding="utf-8",
+    )
+    scenario = read(f"model={{path: {config}}}")
+    assert windows(scenario) == [512, None] * 4
+    result = simulate(scenario)
+    wider = simulate(scenario.changed(["model.window=full"]))
+    assert result.step_time < wider.step_time
+    assert Scenario.from_mapping(result.to_json()["scenario"]).model == scenario.model

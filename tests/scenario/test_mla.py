@@ -1,0 +1,70 @@
+"""How a file says latent attention; what is wrong with it is said in one sentence."""
+
+from typing import Any
+
+import pytest
+
+from clustersim import Scenario
+from clustersim.common.errors import InputError
+from clustersim.model.layer_stack import LatentAttention
+from clustersim.model.presets import preset
+
+PLAN: dict[str, Any] = {
+    "model": "deepseek-v3",
+    "cluster": {"name": "dgx-h100", "gpus": 64},
+    "training": {"sequence": 2048, "global_batch": 64},
+}
+V2 = "query_rank: 1536, kv_rank: 512, nope: 128, rope: 64, value_dim: 128"
+INLINE = "layers: 60, hidden: 5120, heads: 128, vocab: 102400, max_positions: 163840, name: deepseek-v2"
+
+
+def read(model: str) -> Scenario:
+    return Scenario.from_mapping(PLAN, overrides=[f"model={model}"])
+
+
+def test_dimensions_say_a_published_model() -> None:
+    experts = "{count: 160, top_k: 6, ffn: 1536, shared: 3072, groups: 8, limit: 3, dense_layers: 1}"
+    written = read(f"{{{INLINE}, ffn: 12288, latent: {{{V2}}}, experts: {experts}}}")
+    assert written.model == preset("deepseek-v2")
+    assert Scenario.from_mapping(written.to_mapping()) == written
+
+
+def test_what_is_left_out_is_the_presets() -> None:
+    wide = read("{preset: deepseek-v3, heads: 64, latent: {kv_rank: 1024}}").model
+    assert wide.attentions == (LatentAttention(64, 1536, 1024, 128, 64, 128),)
+    assert wide.mixtures == preset("deepseek-v3").mixtures
+
+
+def test_a_rank_of_0_makes_queries_from_the_input() -> None:
+    assert read("{preset: deepseek-v3, latent: {query_rank: 0}}").model.attentions[0] == LatentAttention(
+        128, None, 512, 128, 64, 128
+    )
+
+
+def test_attention_of_other_heads_is_replaced() -> None:
+    (latent,) = read(f"{{preset: llama3-8b, latent: {{{V2}}}}}").model.attentions
+    assert latent == LatentAttention(32, 1536, 512, 128, 64, 128)
+
+
+def test_heads_need_not_divide_the_width() -> None:
+    model = read(f"{{layers: 2, hidden: 1000, heads: 16, vocab: 512, ffn: 512, latent: {{{V2}}}}}").model
+    assert model.attentions[0].heads == 16
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        ("{preset: llama3-8b, latent: {kv_rank: 512}}", r"latent: lacks nope, rope, value_dim; write such as {query_"),
+        ("{preset: deepseek-v3, latent: {kv_rank: 0}}", r"model.latent.kv_rank: 0 is too small; .* 1"),
+        ("{preset: deepseek-v3, latent: {kv_rang: 1}}", r"model.latent.kv_rang: unknown key; did you mean kv_rank\?"),
+        ("{preset: deepseek-v3, kv_heads: 8}", r"kv_heads: latent attention has heads of its own dimensions"),
+        (f"{{preset: llama3-8b, window: 512, latent: {{{V2}}}}}", r"window: latent attention has heads of its own"),
+        ("{preset: deepseek-v3, global_every: 2}", r"global_every 2 needs a window"),
+        (f"{{preset: gpt3-1.3b, latent: {{{V2}}}}}", r"latent needs rotary positions; gpt3-1.3b has learned ones"),
+        ("{preset: deepseek-v3, latent: 512}", r"model.latent: 512 .*write {query_rank"),
+    ],
+)
+def test_mistakes_are_said_in_one_sentence(model: str, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence) as refused:
+        read(model)
+    assert "\n" not in str(refused.value)

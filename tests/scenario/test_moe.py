@@ -1,0 +1,259 @@
+"""How a file says a mixture of experts, and in which layers; what is wrong with it is said in one sentence."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from clustersim import Scenario, simulate
+from clustersim.common.errors import InputError
+from clustersim.model.layer_stack import DenseMlp, LayerSpec, Mlp, RoutedMlp, Router, Scores, specs
+from clustersim.model.layers import Region, Shard, layer
+from clustersim.model.presets import PRESETS, preset
+from clustersim.model.training import Training
+from clustersim.model.transformer import parameters
+
+PLAN: dict[str, Any] = {
+    "model": "mixtral-8x7b",
+    "cluster": {"name": "dgx-h100", "gpus": 64},
+    "layout": {"tp": 2, "pp": 4, "sequence_parallel": True},
+    "training": {"sequence": 2048, "global_batch": 64},
+}
+INLINE = "hidden: 1024, heads: 8, vocab: 1024"
+SHARDS = {"offload": {"parameters": True}}
+ROUTED = "count: 8, top_k: 2, ffn: 512"
+
+
+def read(model: str) -> Scenario:
+    return Scenario.from_mapping(PLAN, overrides=[f"model={model}"])
+
+
+def kinds(model: str) -> str:
+    """A letter for each layer: dense or mixture."""
+    letters = {DenseMlp: "d", RoutedMlp: "m"}
+    return "".join(letters[type(spec.mlp)] for spec in specs(read(model).model.stack) if spec.mlp is not None)
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (f"{{{INLINE}, layers: 4, experts: {{{ROUTED}}}}}", "mmmm"),
+        (f"{{{INLINE}, layers: 4, ffn: 2048, experts: {{{ROUTED}, dense_layers: 1}}}}", "dmmm"),
+        (f"{{{INLINE}, layers: 6, ffn: 2048, experts: {{{ROUTED}, every: 2}}}}", "dmdmdm"),
+        (f"{{{INLINE}, layers: 6, ffn: 2048, experts: {{{ROUTED}, every: 2, dense_layers: 2}}}}", "dddmdm"),
+        (f"{{{INLINE}, ffn: 2048, stack: [{{layers: 1}}, {{layers: 3, experts: {{{ROUTED}}}}}]}}", "dmmm"),
+        (f"{{{INLINE}, ffn: 64, experts: {{{ROUTED}}}, stack: [{{layers: 1, experts: 0}}, {{layers: 3}}]}}", "dmmm"),
+        ("{preset: llama3-8b, layers: 2, experts: {count: 8, top_k: 2}}", "mm"),
+        ("{preset: glm-4.5, layers: 5}", "dddmm"),
+        ("{preset: glm-4.5, layers: 5, experts: {dense_layers: 1}}", "dmmmm"),
+        ("{preset: mixtral-8x7b, layers: 3, ffn: 4096, experts: 0}", "ddd"),
+        ("{preset: mixtral-8x7b, layers: 3, ffn: 4096, experts: {dense_layers: 1}}", "dmm"),
+    ],
+)
+def test_experts_are_where_the_file_says(model: str, expected: str) -> None:
+    assert kinds(model) == expected
+
+
+def test_every_key_says_what_it_means() -> None:
+    written = "{count: 8, top_k: 2, ffn: 512, shared: 1024, shared_gate: true, bias: true, router: sigmoid}"
+    routed = RoutedMlp(8, 2, 512, Mlp.SWIGLU, shared=1024, shared_gate=True, bias=True, router=Router(Scores.SIGMOID))
+    assert read(f"{{preset: llama3-8b, experts: {written}}}").model.mixtures == (routed,)
+
+
+def test_a_router_has_groups_a_limit_and_a_bias() -> None:
+    written = "{count: 8, top_k: 2, groups: 4, limit: 2, router_bias: true}"
+    (routed,) = read(f"{{preset: llama3-8b, experts: {written}}}").model.mixtures
+    assert routed.router == Router(Scores.SOFTMAX, groups=4, limit=2, bias=True)
+    assert routed.ffn == 14336, "experts are as wide as the MLP that they replace"
+
+
+def test_what_is_left_out_is_the_presets() -> None:
+    """Four more experts, in all 32 layers: three matrices each, and a row of the router."""
+    more = parameters(read("{preset: mixtral-8x7b, experts: 12}").model) - parameters(read("mixtral-8x7b").model)
+    assert more == 32 * 4 * (3 * 4096 * 14336 + 4096)
+
+
+@pytest.mark.parametrize("name", [name for name, shipped in PRESETS.items() if shipped.model.mixtures])
+def test_a_written_scenario_reads_back(name: str) -> None:
+    """By its name, and with every mixture changed."""
+    plain = Scenario.from_mapping(PLAN | {"layout": {}}, overrides=[f"model={name}"])
+    assert Scenario.from_mapping(plain.to_mapping()) == plain
+    changed = plain.changed("model.experts.top_k=1")
+    assert Scenario.from_mapping(changed.to_mapping()) == changed
+    assert {mixture.top_k for mixture in changed.model.mixtures} == {1}
+    assert changed.changed(f"model={name}").model == plain.model
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        ("{preset: mixtral-8x7b, experts: {top_k: 9}}", r"model.experts: top_k 9 is above the 8 experts; at most 8"),
+        ("{preset: mixtral-8x7b, experts: {router: soft}}", r"model.experts.router: 'soft' is unknown; .*softmax"),
+        ("{preset: mixtral-8x7b, experts: {counts: 4}}", r"model.experts.counts: unknown key; did you mean count\?"),
+        ("{preset: mixtral-8x7b, experts: {count: -1}}", r"model.experts.count: -1 is too small"),
+        ("{preset: mixtral-8x7b, experts: {top_k: 0}}", r"model.experts.top_k: 0 is too small; .* 1"),
+        ("{preset: mixtral-8x7b, experts: 0}", r"ffn: the model has no dense MLP, .*; give ffn"),
+        ("{preset: mixtral-8x7b, ffn: 1, experts: {count: 0, top_k: 2}}", r"count of 0, and top_k"),
+        ("{preset: mixtral-8x7b, ffn: 1024}", r"model: ffn: mixtral-8x7b has no dense MLP; experts.ffn"),
+        ("{preset: mixtral-8x7b, experts: {dense_layers: 1}}", r"ffn: the model has no dense MLP, .*; give ffn"),
+        ("{preset: mixtral-8x7b, experts: {dense_layers: 32}}", r"dense_layers: 32 leaves none of the 32 layers"),
+        ("{preset: mixtral-8x7b, experts: {every: 33}}", r"experts.every: 33 is above the 32 layers"),
+        ("{preset: mistral-7b, experts: {top_k: 2}}", r"experts: lacks count; write such as {count: 8, top_k: 2}"),
+        ("{preset: mistral-7b, experts: 8}", r"experts: lacks top_k; write such as {count: 8, top_k: 2}"),
+        ("{preset: mistral-7b, ffn: 1, experts: {count: 8, top_k: 2, ffn: 2}}", r"ffn: mistral-7b has no dense MLP"),
+        ("{preset: mixtral-8x7b, experts: {groups: 3}}", r"groups 3 does not divide the 8 experts; groups 2 or 4 fits"),
+        ("{preset: mixtral-8x7b, experts: {groups: 4, limit: 5}}", r"limit 5 is above the 4 groups; 4 fits"),
+        (
+            "{preset: mixtral-8x7b, experts: {groups: 8, limit: 1}}",
+            r"top_k 2 is above the 1 experts that limit 1 leaves; raise limit",
+        ),
+        (
+            "{preset: mixtral-8x7b, experts: {capacity: 0}}",
+            r"model.experts.capacity: 0 is no capacity; write a number above 0",
+        ),
+        ("{preset: mixtral-8x7b, experts: {capacity: 4.5}}", r"capacity 4.5 is above 4, at which every expert takes"),
+        (
+            "{preset: mixtral-8x7b, stack: [{layers: 1, ffn: 9}, {layers: 31}]}",
+            r"stack: ffn is of a dense MLP, and the layer has experts; give experts.ffn",
+        ),
+        (
+            f"{{preset: mistral-7b, stack: [{{layers: 32, ffn: 9, experts: {{{ROUTED}}}}}]}}",
+            r"stack: has ffn beside experts.ffn",
+        ),
+        (
+            "{preset: mixtral-8x7b, stack: [{layers: 32, experts: {every: 2}}]}",
+            r"model.stack.0.experts.every: unknown key",
+        ),
+    ],
+)
+def test_mistakes_are_said_in_one_sentence(model: str, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence) as refused:
+        read(model)
+    assert "\n" not in str(refused.value)
+
+
+def test_only_all_to_all_pads_and_drops() -> None:
+    with pytest.raises(InputError, match=r"layout.dispatcher: deepep sends as many rows .* capacity; alltoall pads"):
+        read("{preset: mixtral-8x7b, experts: {capacity: 1.5}}").changed("layout={ep: 8, dispatcher: deepep}")
+
+
+def test_an_even_capacity_is_what_comes_and_half_of_it_is_half_the_experts_work() -> None:
+    def experts(capacity: float | None) -> float:
+        (routed,) = read("mixtral-8x7b").model.mixtures
+        training = Training(sequence=2048, global_batch=1, microbatch=1)
+        model = replace(preset("mixtral-8x7b"), stack=())
+        spec = LayerSpec(None, replace(routed, capacity=capacity))
+        made = layer(model, spec, training, Shard(1, 2048, 2048)).operators
+        return sum(kernel.flops for operator in made if operator.region is Region.ROUTED for kernel in operator.forward)
+
+    assert experts(1.0) == experts(None)
+    assert experts(0.5) == pytest.approx(experts(None) / 2, rel=1e-3)  # the activation's few FLOP among them
+
+
+def test_dimensions_may_say_a_width_that_no_layer_has() -> None:
+    """As config.json files of Qwen 3 do."""
+    assert kinds(f"{{{INLINE}, layers: 2, ffn: 2048, experts: {{{ROUTED}}}}}") == "mm"
+
+
+def test_sizes_without_an_mlp_need_the_experts_width() -> None:
+    with pytest.raises(InputError, match=r"lacks ffn; give them"):
+        read(f"{{{INLINE}, layers: 4, experts: {{count: 8, top_k: 2}}}}")
+
+
+@pytest.mark.parametrize(
+    ("layout", "training", "problem"),
+    [
+        ({"tp": 2}, {}, r"sequence_parallel: false, so all tp 2 ranks .* Megatron-LM refuses; write true"),
+        ({"ep": 3}, {}, r"layout.ep: 3 x etp 1 does not divide the 64 ranks .*; ep 2 or 4 fits"),
+        ({"ep": 4, "etp": 32}, {}, r"layout.ep: 4 x etp 32 does not divide the 64 ranks .*; ep 2 fits"),
+        ({"ep": 16}, {}, r"layout.ep: 16 does not divide the 8 experts of mixtral-8x7b; ep 8 fits"),
+        ({"ep": 1, "etp": 64, "tp": 1}, {}, None),
+        (
+            {"ep": 4, "pp": 2, "order": ["tp", "pp", "cp", "dp"]},
+            {},
+            r"layout.order: .*; \['tp', 'cp', 'dp', 'pp'\] fits",
+        ),
+        ({"pp": 2, "order": ["tp", "pp", "cp", "dp"]}, {}, None),
+        (
+            {"ep": 8},
+            {"expert_load": {"rows": [1, 2]}},
+            r"rows: list 1 is of 2 experts, and mixtral-8x7b has 8",
+        ),
+        (
+            {"ep": 8},
+            {"expert_load": {"rows": [[1] * 8] * 3}},
+            r"rows: 3 lists, and mixtral-8x7b has 32 routed",
+        ),
+        (
+            {"ep": 8},
+            {"expert_load": {"rows": [1] * 7 + [-1]}},
+            r"rows: -1.* in list 1 is no number of rows",
+        ),
+        (
+            {"ep": 8},
+            {"expert_load": {"rows": [0] * 8}},
+            r"rows: list 1 has no rows at all",
+        ),
+        ({"ep": 8}, {"expert_load": {"rows": []}}, r"rows: \[\] is no list of rows of each expert; write \[\[120"),
+        ({"ep": 8}, {"expert_load": -0.1}, r"expert_load: -0.1 is not between 0 and 10; 0.3 is that of many"),
+        ({"ep": 8}, {"expert_load": {"seed": 1}}, r"expert_load: says loads by variation or by rows, one of the two"),
+        ({"ep": 8}, {"expert_load": "even"}, r"expert_load: 'even' is unknown; write balanced, "),
+        ({"ep": 8}, {"expert_load": 0.3}, None),
+        ({"ep": 8}, {"expert_load": "balanced"}, None),
+        ({"ep": 8, "data": {"hsdp": {"shard": 4}}}, {}, r"shard 4 x tp 1 = 4 ranks are one copy .*; ep 4 fits"),
+        ({"ep": 4, "data": {"hsdp": {"shard": 4}}}, {}, None),
+        ({"ep": 8, "data": {"zero": {"stage": 1, "shard": 4}}}, {}, r"which ep 8 x etp 1 does not divide; ep 4 fits"),
+        (
+            {"ep": 8, "pp": 8, "data": "fsdp"},
+            SHARDS,
+            r"ep 8 x etp 1 leaves nothing of experts to shard; optimizer: true",
+        ),
+        ({"ep": 4, "pp": 8, "data": "fsdp"}, SHARDS, None),
+        ({"data": "zero3_by_parameter"}, {}, r"zero3_by_parameter runs beside no model.experts; fsdp and zero3 do"),
+        ({"ep": 8}, {"lora": 8}, r"lora.targets: mixtral-8x7b has experts, .*; targets: attention fits"),
+        ({"ep": 8}, {"lora": {"rank": 8, "targets": "attention"}}, None),
+        (
+            {"ep": 8},
+            {"lora": {"rank": 8, "targets": "attention", "base": "nf4"}},
+            r"lora.base: nf4 of experts is not modelled, and mixtral-8x7b has some; none fits",
+        ),
+    ],
+)
+def test_what_experts_do_not_go_with_is_said(
+    layout: dict[str, Any], training: dict[str, Any], problem: str | None
+) -> None:
+    mapping = {**PLAN, "layout": layout, "training": PLAN["training"] | training}
+    if problem is None:
+        assert Scenario.from_mapping(mapping).layout.world == 64
+        return
+    with pytest.raises(InputError, match=problem):
+        Scenario.from_mapping(mapping)
+
+
+def test_one_process_for_all_gpus_spreads_no_experts() -> None:
+    mapping = {**PLAN, "cluster": {"name": "dgx-h100", "gpus": 8}, "layout": {"ep": 8, "data": "data_parallel"}}
+    with pytest.raises(InputError, match=r"data_parallel copies the whole model to each GPU, and ep is 8; use ddp"):
+        Scenario.from_mapping(mapping)
+
+
+@pytest.mark.parametrize(
+    ("layout", "sentence"),
+    [
+        ("dispatcher_sms: 32", "dispatcher_sms: 32, but alltoall runs the library's kernels; leave it out"),
+        ("dispatcher: hybridep, dispatcher_sms: 133", "133, but a GPU has 132 multiprocessors; 132 is the most"),
+        ("dispatcher: hybridep, dispatcher_sms: 0", "layout.dispatcher_sms"),
+    ],
+)
+def test_multiprocessors_are_counted_out_to_kernels_of_a_dispatchers_own(layout: str, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        read("{preset: mixtral-8x7b}").changed(f"layout={{ep: 8, {layout}}}")
+
+
+def test_more_multiprocessors_send_tokens_no_slower() -> None:
+    """Until the links bound them; the dispatcher's own number is what is taken where nothing is said."""
+    plan = "layout={{ep: 8, dispatcher: hybridep, dispatcher_sms: {sms}}}"
+    few, usual, many = (read("{preset: mixtral-8x7b}").changed(plan.format(sms=item)) for item in (4, 16, 32))
+    unsaid = read("{preset: mixtral-8x7b}").changed("layout={ep: 8, dispatcher: hybridep}")
+    taken = [simulate(scenario).step_time for scenario in (few, usual, many, unsaid)]
+    assert taken[0] > taken[1] >= taken[2]
+    assert taken[3] == taken[1]

@@ -1,0 +1,85 @@
+"""What tokens that travel beside computation exclude, and what a file need not say."""
+
+from typing import Any
+
+import pytest
+
+from clustersim import Scenario
+from clustersim.common.errors import InputError
+from clustersim.schedules.dual_pipe_v import DualPipeV
+from clustersim.schedules.interleaved import Interleaved
+from clustersim.schedules.overlapped_1f1b import Combined
+
+PLAN: dict[str, Any] = {
+    "model": "deepseek-v2-lite",
+    "cluster": {"name": "dgx-h100", "gpus": 16},
+    "layout": {"pp": 2, "ep": 8, "overlap_expert_communication": True, "layers_per_stage": [6, 7, 7, 7]},
+    "schedule": "interleaved",
+    "training": {"sequence": 2048, "global_batch": 64},
+}
+
+
+def read(*overrides: str) -> Scenario:
+    return Scenario.from_mapping(PLAN, overrides=list(overrides))
+
+
+def test_1f1b_is_run_in_pairs_where_tokens_travel_beside_computation() -> None:
+    assert read().run_schedule == Combined(Interleaved(2))
+    assert read("layout.overlap_expert_communication=false").run_schedule == Interleaved(2)
+
+
+def test_dual_pipe_v_is_made_for_it() -> None:
+    """So is one without experts on several ranks, in which nothing travels."""
+    left_out = {key: value for key, value in PLAN["layout"].items() if key != "overlap_expert_communication"}
+    of = {**PLAN, "layout": left_out}
+    assert not Scenario.from_mapping(of).layout.overlap_expert_communication
+    dual = Scenario.from_mapping({**of, "schedule": "dualpipev"})
+    assert dual.layout.overlap_expert_communication
+    assert dual.run_schedule == DualPipeV()
+    assert not dual.changed("layout.ep=1").layout.overlap_expert_communication
+    assert not dual.changed("layout.overlap_expert_communication=false").layout.overlap_expert_communication
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["training.recompute=full"], "excludes training.recompute full, which sends tokens again in backward"),
+        (["training.recompute.modules=[moe]"], r"excludes training.recompute modules: \[moe\]"),
+        (["layout.ep=1"], "lets tokens travel beside computation, but layout.ep is 1; write false"),
+        (["layout.dispatcher=allgather"], "is not for dispatcher allgather; alltoall, deepep, deepep_v2, hybridep fit"),
+        (["schedule=bfs"], "needs forwards beside backwards, which schedule bfs has not; dualpipev and interleaved"),
+        (
+            ["schedule=1f1b", "layout.layers_per_stage=even", "model.layers=26"],
+            "needs several chunks in a pipeline, and schedule 1f1b has one; interleaved and dualpipev fit",
+        ),
+        (["layout.delay_wgrad=true", "layout.data=fsdp"], "is not modelled where each backward gathers weights"),
+        (["layout.overlap_shared_experts=true"], "exclude each other; write one of them"),
+    ],
+)
+def test_what_it_excludes_is_said_in_one_sentence(overrides: list[str], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        read(*overrides)
+
+
+ALONE = "layout.overlap_expert_communication=false"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["layout.delay_wgrad=true"], "write layout.overlap_expert_communication: true, too"),
+        (["layout.overlap_shared_experts=true", "layout.dispatcher=deepep"], "is not for dispatcher deepep; alltoall"),
+        (
+            ["layout.overlap_shared_experts=true", "model.experts.shared=0"],
+            "needs shared experts and tokens that travel",
+        ),
+        (["layout.overlap_shared_experts=true", "layout.ep=1"], "needs shared experts and tokens that travel"),
+        (
+            ["layout.overlap_shared_experts=true", "training.recompute.modules=[shared_experts]"],
+            r"excludes training.recompute modules: \[shared_experts\]; leave that out",
+        ),
+    ],
+)
+def test_what_goes_with_it_alone_is_refused_without(overrides: list[str], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        read(ALONE, *overrides)

@@ -1,0 +1,141 @@
+"""Recipes of number formats in a scenario file: what is read, what is refused, and what a change to another one is."""
+
+from typing import Any
+
+import pytest
+
+from clustersim.common.dtypes import DType
+from clustersim.common.errors import InputError
+from clustersim.model.precision_recipe import Recipe, WeightCasts
+from clustersim.model.recipe_files import load_recipe
+from clustersim.scenario import Scenario
+from clustersim.scenario.changes.precision import usual_recipe, with_recipe
+from clustersim.simulation import simulate
+
+
+def mapping(cluster: str = "dgx-h100", **more: Any) -> dict[str, Any]:
+    training = {"sequence": 512, "global_batch": 16, **more.pop("training", {})}
+    return {
+        "model": "llama-tiny",
+        "cluster": {"name": cluster, "gpus": 8},
+        "layout": {"dp": 8},
+        "training": training,
+        **more,
+    }
+
+
+def recipe_of(precision: object, cluster: str = "dgx-h100", **more: Any) -> Recipe:
+    return Scenario.from_mapping(mapping(cluster, training={"precision": precision}, **more)).training.recipe
+
+
+def refusal(precision: object, cluster: str = "dgx-h100", **more: Any) -> str:
+    with pytest.raises(InputError) as caught:
+        recipe_of(precision, cluster, **more)
+    return str(caught.value)
+
+
+def test_a_recipe_is_read_by_its_name() -> None:
+    recipe = recipe_of("fp8-current")
+    assert recipe == load_recipe("fp8-current")
+    assert recipe.compute is DType.FP8
+    assert recipe.name == "fp8-current"
+
+
+def test_what_a_file_says_beside_the_recipe() -> None:
+    recipe = recipe_of({"compute": "fp8", "gradients": "bf16", "first_layers": 1, "last_layers": 2, "stored": "fp8"})
+    assert recipe.weights.gradients is DType.BF16
+    assert (recipe.first, recipe.last) == (1, 2)
+    assert recipe.matrices.stored is DType.FP8
+    assert recipe.matrices.gathered is DType.FP8  # as they are stored, unless the file says otherwise
+    apart = recipe_of({"compute": "fp8", "stored": "fp8", "gathered": "bf16"})
+    assert apart.matrices.gathered is DType.BF16
+
+
+def test_recipes_are_as_accelerators_and_sharding_have_them() -> None:
+    """Hopper reads operands by rows alone, Blackwell either way; weights that come and go are cast in each pass."""
+    hopper, blackwell = recipe_of("fp8").casts, recipe_of("fp8", "hgx-b200").casts
+    assert hopper is not None
+    assert blackwell is not None
+    assert (hopper.input.copies, blackwell.input.copies) == (2, 1)
+    sharded = recipe_of("fp8", layout={"dp": 8, "data": "fsdp"}).casts
+    assert sharded is not None
+    assert (hopper.weights, sharded.weights) == (WeightCasts.STEP, WeightCasts.PASS)
+
+
+@pytest.mark.parametrize(
+    ("precision", "cluster", "expected"),
+    [
+        ("fp9", "dgx-h100", "'fp9' is unknown; did you mean fp8?"),
+        ("mxfp4", "dgx-h100", "'mxfp4' is unknown; did you mean mxfp8?"),
+        ("fp8", "dgx-a100", "a100-sxm-80gb has no fp8 peak; it computes in fp32, tf32, bf16, fp16; b200-sxm-180gb,"),
+        (
+            {"compute": "bf16", "first_layers": 1},
+            "dgx-h100",
+            "first_layers is about recipes such as mxfp8, but compute",
+        ),
+        ({"compute": "fp8", "stored": "mxfp8"}, "dgx-h100", "stored: fp8 has nothing in mxfp8; bf16 or fp8 fits"),
+        (
+            {"compute": "fp8", "attention": "fp8"},
+            "dgx-h100",
+            "attention: fp8, but nothing is known of it on h100-sxm-80gb; b200-sxm-180gb, b300-sxm-288gb, gb200, gb300",
+        ),
+        (
+            {"compute": "bf16", "attention": "fp8"},
+            "dgx-h100",
+            "attention is about recipes such as mxfp8, but compute is",
+        ),
+        (
+            {"compute": "fp8", "attention": "nvfp4"},
+            "dgx-h100",
+            "attention: 'nvfp4' is unknown; choose one of fp8, mxfp8",
+        ),
+        ({"compute": "fp8", "stored": "fp8", "master": "none"}, "dgx-h100", "name a master format"),
+        ({"compute": "fp8", "last_layers": 9}, "dgx-h100", "last_layers: 9, but llama-tiny has 8 layers; 8 fits"),
+        ({"compute": "fp8", "last_layers": -1}, "dgx-h100", "training.precision.last_layers"),
+    ],
+)
+def test_mistakes_are_named(precision: object, cluster: str, expected: str) -> None:
+    assert expected in refusal(precision, cluster)
+
+
+def test_blocks_must_divide_matrices_and_tokens() -> None:
+    odd = {"preset": "llama-tiny", "ffn": 1000}
+    assert "fp8 has blocks of 16, but ffn of llama-tiny is 1000; 992 or 1008 fits" in refusal("fp8", model=odd)
+    few = {"training": {"precision": "fp8", "sequence": 520, "global_batch": 16}}
+    with pytest.raises(InputError, match="a microbatch has 520 tokens on a rank; 512 or 528 fits"):
+        Scenario.from_mapping(mapping(**few))
+
+
+def test_adapters_beside_narrow_products_are_refused() -> None:
+    adapters = {"training": {"precision": "fp8", "lora": {"rank": 16}}}
+    with pytest.raises(InputError, match="adapters beside products in fp8 are not modelled"):
+        Scenario.from_mapping(mapping(**adapters))
+
+
+def test_a_change_to_another_recipe_is_what_a_user_would_write() -> None:
+    wide = Scenario.from_mapping(mapping(training={"precision": {"gradients": "bf16"}}))
+    narrow = Scenario.from_mapping(mapping(training={"precision": {"compute": "fp8-rowwise", "gradients": "bf16"}}))
+    name = usual_recipe(wide, DType.FP8)
+    assert name == "fp8-rowwise"  # of PyTorch
+    changed = with_recipe(wide, name)
+    assert simulate(changed).step_time == simulate(narrow).step_time
+    assert with_recipe(changed, "bf16") == wide
+
+
+def test_shares_of_formats_and_casts_of_an_answer() -> None:
+    """Of a layer's matrices all FLOP are narrow; attention's and the logits' are not. Casts are a part of the step."""
+    wide, narrow = (simulate(Scenario.from_mapping(mapping(training={"precision": item}))) for item in ("bf16", "fp8"))
+    assert wide.formats is None
+    assert wide.to_json()["formats"] is None
+    found = narrow.formats
+    assert found is not None
+    assert sum(found.shares.values()) == pytest.approx(1.0)
+    hidden, ffn, layers, vocab, tokens = 512, 1408, 8, 32000, 512 * 16
+    kv = hidden * narrow.scenario.model.attentions[0].kv_heads // narrow.scenario.model.attentions[0].heads
+    matrices = layers * (2 * hidden * hidden + 2 * hidden * kv + 3 * hidden * ffn)
+    assert found.flops[DType.FP8] == pytest.approx(6 * tokens * matrices)
+    assert found.flops[DType.BF16] > 6 * tokens * vocab * hidden
+    assert 0.0 < found.casts < narrow.step_time
+    assert narrow.mfu() * narrow.peak_flops == pytest.approx(narrow.flops_per_gpu)
+    told = narrow.to_json()["formats"]
+    assert told["mfu_of_bf16_peak"] == pytest.approx(narrow.flops_per_gpu / 989e12)

@@ -1,0 +1,367 @@
+"""What a file may say, and what the inside gets from it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from clustersim.common import data_files
+from clustersim.common.dtypes import DType
+from clustersim.common.errors import InputError
+from clustersim.model.framework import Captured, load_framework
+from clustersim.model.layer_stack import Mlp
+from clustersim.model.precision_recipe import Recipe, mixed
+from clustersim.model.recompute_modules import Module
+from clustersim.model.training import Attention, FullRecompute, NoRecompute, SelectiveOperations, SelectiveRecompute
+from clustersim.model.transformer import Positions
+from clustersim.parallel.data_parallel_strategy import (
+    DdpStrategy,
+    FullyShard,
+    Microbatches,
+    NaiveDataParallel,
+    Zero1,
+    Zero2,
+)
+from clustersim.program.task import Collective
+from clustersim.scenario import Contention, Scenario, Symmetry
+from clustersim.schedules.gpipe import GPipe
+from clustersim.schedules.interleaved import Interleaved
+from clustersim.schedules.one_f_one_b import OneFOneB
+from clustersim.schedules.zero_bubble import ZeroBubble
+from tests.uniform_models import sizes
+
+Refusal = Callable[..., str]
+
+
+def test_a_preset_gives_the_models_dimensions_and_keys_beside_it_change_them(mapping: dict[str, Any]) -> None:
+    mapping["model"] = {"preset": "llama3-8b", "layers": 8}
+    model = Scenario.from_mapping(mapping).model
+    assert (model.layers, model.hidden, sizes(model).mlp) == (8, 4096, Mlp.SWIGLU)
+
+
+def test_an_inline_model_has_its_familys_usual_parts(mapping: dict[str, Any]) -> None:
+    mapping["model"] = {"family": "gpt", "layers": 4, "hidden": 1024, "ffn": 4096, "heads": 16, "vocab": 51200}
+    model = Scenario.from_mapping(mapping).model
+    assert (sizes(model).kv_heads, sizes(model).head_dim, sizes(model).mlp) == (16, 64, Mlp.GELU)
+    assert (model.positions, model.tied_embeddings, model.max_positions) == (Positions.LEARNED, True, 8192)
+
+
+@pytest.mark.parametrize(
+    ("written", "strategy"),
+    [
+        ("ddp", DdpStrategy()),
+        ({"ddp": {"bucket": "10 MiB", "overlap": False}}, DdpStrategy(bucket=10 * 2**20, overlap=False)),
+        ("fsdp", FullyShard(copies=True)),
+        (
+            {"fsdp": {"prefetch": 2, "reshard_after_forward": False}},
+            FullyShard(prefetch=2, reshard_after_forward=False, copies=True),
+        ),
+        ({"fsdp": {"copies": False}}, FullyShard()),  # FSDP1's flat parameters
+        ("zero1", Zero1()),
+        ("zero2", Zero2()),
+        ("zero3", FullyShard(all_reduce=Microbatches.LAST)),  # as MiCS does, if it is sharded over some ranks only
+        ("fsdp", FullyShard(copies=True)),
+        ({"hsdp": {"shard": 8}}, FullyShard(copies=True, shard=8)),
+        (
+            {"hsdp": {"shard": 8, "all_reduce": "last_microbatch", "reduce": "every_microbatch"}},
+            FullyShard(copies=True, shard=8, all_reduce=Microbatches.LAST, reduce=Microbatches.EVERY),
+        ),
+        (
+            {"fsdp": {"secondary": 8, "reshard_after_forward": True}},
+            FullyShard(copies=True, secondary=8, reshard_after_forward=True),
+        ),
+        ({"zero": {"stage": 1, "shard": 8}}, Zero1(shard=8)),
+        ({"zero": {"stage": 2, "reduce": "last_microbatch"}}, Zero2(reduce=Microbatches.LAST)),
+        ({"zero": {"stage": 3, "shard": 8}}, FullyShard(shard=8, all_reduce=Microbatches.LAST)),
+        ({"ddp": {"bucket": "megatron"}}, DdpStrategy(bucket=None)),
+        ({"zero": {"stage": 1, "bucket": "megatron"}}, Zero1()),
+        ({"zero": {"stage": 2, "bucket": "500 MB"}}, Zero2(bucket=500e6)),
+        ({"ddp": None}, DdpStrategy()),
+    ],
+)
+def test_data_parallelism_is_a_word_or_a_word_with_options(
+    mapping: dict[str, Any], written: object, strategy: object
+) -> None:
+    mapping["layout"]["data"] = written
+    assert Scenario.from_mapping(mapping).layout.data == strategy
+
+
+def test_naive_data_parallel_is_one_process_on_one_node(mapping: dict[str, Any], refusal: Refusal) -> None:
+    mapping |= {"cluster": {"name": "dgx-h100", "gpus": 8}, "layout": {"data": "data_parallel"}}
+    assert Scenario.from_mapping(mapping).layout.data == NaiveDataParallel()
+    assert "one node of 8 GPUs" in refusal("cluster.gpus=16")
+
+
+@pytest.mark.parametrize(
+    ("written", "schedule"),
+    [
+        ("1f1b", OneFOneB()),
+        ("zb-1p", ZeroBubble(1)),
+        ({"zb-2p": {}}, ZeroBubble(2)),
+        ("gpipe", GPipe()),
+        ("interleaved", Interleaved(2)),
+        ({"interleaved": {"chunks": 4}}, Interleaved(4)),
+    ],
+)
+def test_a_schedule_is_a_word_or_a_word_with_options(
+    mapping: dict[str, Any], written: object, schedule: object
+) -> None:
+    mapping["schedule"] = written
+    assert Scenario.from_mapping(mapping).schedule == schedule
+
+
+@pytest.mark.parametrize(
+    ("written", "precision"),
+    [
+        ("bf16", mixed(DType.BF16)),
+        ("fp16", mixed(DType.FP16)),
+        ("fp32", mixed(DType.FP32, master=None)),
+        (
+            {"compute": "bf16", "master": "none"},
+            mixed(DType.BF16, master=None),
+        ),
+        (
+            {"gradients": "bf16", "moments": "bf16"},
+            mixed(DType.BF16, gradients=DType.BF16, moments=DType.BF16),
+        ),
+        (
+            {"compute": "fp32", "master": "fp32"},
+            mixed(DType.FP32),
+        ),
+    ],
+)
+def test_the_compute_format_gives_the_formats_that_are_not_named(
+    mapping: dict[str, Any], written: object, precision: Recipe
+) -> None:
+    mapping["training"]["precision"] = written
+    assert Scenario.from_mapping(mapping).training.recipe == precision
+
+
+@pytest.mark.parametrize(
+    ("written", "recompute"),
+    [
+        ("none", NoRecompute()),
+        ("selective", SelectiveRecompute()),
+        ("selective_op", SelectiveOperations()),
+        ("full", FullRecompute()),
+        ({"layers": 3}, FullRecompute(layers=3)),
+        ({"modules": ["core_attn"]}, SelectiveRecompute()),
+        ({"mode": "selective", "modules": ["mlp"]}, SelectiveRecompute(frozenset({Module.MLP}))),
+        (
+            {"mode": "none", "modules": ["mlp", "layernorm"]},
+            SelectiveRecompute(frozenset({Module.LAYERNORM, Module.MLP})),
+        ),
+    ],
+)
+def test_recompute_is_none_selective_full_or_some_layers(
+    mapping: dict[str, Any], written: object, recompute: object
+) -> None:
+    mapping["training"]["recompute"] = written
+    assert Scenario.from_mapping(mapping).training.recompute == recompute
+
+
+def test_a_framework_is_a_shipped_one_or_a_file_beside_the_scenario(mapping: dict[str, Any], tmp_path: Path) -> None:
+    assert Scenario.from_mapping(mapping).framework == load_framework("pytorch")
+    assert Scenario.from_mapping(mapping | {"framework": "megatron-2021"}).framework == load_framework("megatron-2021")
+    mine = data_files.read_mapping(data_files.find("frameworks", "pytorch"))
+    mine["host"]["launch"] = "5 us"
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(mine))
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(yaml.safe_dump(mapping | {"framework": "./mine.yaml"}))
+    framework = Scenario.load(plan).framework
+    assert framework.name == "mine"
+    assert framework.launch == pytest.approx(5e-6)
+
+
+@pytest.mark.parametrize("attention", list(Attention))
+def test_attention_is_a_generation_of_flash_or_standard(mapping: dict[str, Any], attention: Attention) -> None:
+    mapping["training"]["attention"] = attention.value
+    assert Scenario.from_mapping(mapping).training.attention is attention
+
+
+def test_the_network_is_shared_unless_uncontended(mapping: dict[str, Any]) -> None:
+    assert Scenario.from_mapping(mapping).cost.network is Contention.SHARED
+    assert Scenario.from_mapping(mapping, overrides=["cost.network=uncontended"]).cost.network is Contention.NONE
+    with pytest.raises(InputError, match=r"cost\.network: .*shred.*did you mean shared"):
+        Scenario.from_mapping(mapping, overrides=["cost.network=shred"])
+
+
+def test_yamls_bare_off_switches_symmetry_off(mapping: dict[str, Any]) -> None:
+    scenario = Scenario.from_mapping(mapping, overrides=["cost.symmetry=off", "cost.collectives.all_reduce=ring"])
+    assert scenario.cost.symmetry is Symmetry.OFF
+    assert scenario.cost.switches.forced == {Collective.ALL_REDUCE: "ring"}
+
+
+def test_dp_left_out_is_what_the_other_degrees_leave(mapping: dict[str, Any]) -> None:
+    del mapping["layout"]["dp"]
+    assert Scenario.from_mapping(mapping).layout.dp == 8
+    assert Scenario.from_mapping(mapping, overrides=["cluster.gpus=128"]).layout.dp == 16
+
+
+def test_a_cluster_without_a_number_of_gpus_is_as_large_as_the_layout(mapping: dict[str, Any]) -> None:
+    mapping["cluster"] = "dgx-h100"
+    assert Scenario.from_mapping(mapping).cluster.gpus == 64
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("layout.tpp=4", "plan.yaml: layout.tpp: unknown key; did you mean tp?"),
+        ("modle=x", "plan.yaml: modle: unknown key; did you mean model?"),
+        ("training.precision.comput=bf16", "training.precision.comput: unknown key; did you mean compute?"),
+        ("layout.data.zero.stag=1", "layout.data.zero.stag: unknown key; did you mean stage?"),
+        ("schedule.gpipe.chunks=2", "schedule.gpipe.chunks: unknown key; gpipe has no options"),
+        ("model.laers=2", "model.laers: unknown key; did you mean layers?"),
+        ("model=llama3-9b", "model: there is no model 'llama3-9b'; did you mean llama3-8b?"),
+        ("cluster=dgx-h10", "cluster: there is no cluster 'dgx-h10'; did you mean dgx-h100?"),
+        ("tp=4", "plan.yaml: tp: unknown key; did you mean layout.tp?"),
+        ("layout.gpus=4", "layout.gpus: unknown key; did you mean cluster.gpus?"),
+        ("cluster.fabric.spine.oversub=7", "unknown key; did you mean fabric.spine.oversubscription?"),
+        ("schedule=1F1B", "schedule: '1F1B' is unknown; did you mean 1f1b?"),
+        ("training.precision=BF16", "training.precision: 'BF16' is unknown; did you mean bf16?"),
+        ("schedule=1f1", "schedule: '1f1' is unknown; did you mean 1f1b?"),
+        ("layout.data=fspd", "layout.data: 'fspd' is unknown; did you mean fsdp?"),
+        ("training.attention=flash3", "training.attention: 'flash3' is unknown; did you mean flash"),
+        ("framework=pytorh", "framework: there is no framework 'pytorh'; did you mean pytorch?"),
+        ("layout.backward_overlp=false", "layout.backward_overlp: unknown key; did you mean backward_overlap?"),
+        ("layout.data.ddp.copies=true", "layout.data.ddp.copies: unknown key"),
+        ("training.recompute=ful", "training.recompute: 'ful' is unknown; did you mean full?"),
+        ("training.precision=bf1", "training.precision: 'bf1' is unknown; did you mean bf16?"),
+        ("cost.collectives.all_reduc=ring", "'all_reduc' is no collective; did you mean all_reduce?"),
+        (
+            "cost.collectives.all_reduce=rin",
+            "cost.collectives.all_reduce: library nccl does not offer 'rin' for all_reduce; did you mean ring?",
+        ),
+    ],
+)
+def test_a_misspelt_word_is_refused_with_its_key_and_the_nearest_one(
+    refusal: Refusal, override: str, sentence: str
+) -> None:
+    assert sentence in refusal(override)
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("layout.data={ddp: {bucket: 25}}", "layout.data.ddp.bucket: 25 has no unit"),
+        ("layout.data={ddp: {bucket: 25 parsec}}", "layout.data.ddp.bucket: '25 parsec' has unit 'parsec'"),
+        ("layout.data={ddp: {bucket: 25 us}}", "layout.data.ddp.bucket: '25 us' has unit 'us'"),
+        ("layout.data={ddp: {bucket: 0 B}}", "'0 B' is not above zero"),
+        ("layout.data={ddp: {bucket: -1 MB}}", "'-1 MB' is not above zero"),
+        ("layout.tp=", "layout.tp: nothing is not a whole number"),
+        ("cost.symmetry=on", "cost.symmetry: true is unknown; choose one of auto, off"),
+        ("layout={tp: 1, tp: 2}", "tp is given twice, in line 1; keep one"),
+        ("cluster.fabric.spine.oversubscription=0", "plan.yaml: cluster: cluster dgx-h100: fabric.spine.oversub"),
+        ("training.sequence=16k", "training.sequence: '16k' is not a whole number"),
+        ("training.sequence=2.5", "training.sequence: 2.5 is not a whole number"),
+        ("training.sequence=0", "training.sequence: 0 is too small; the smallest legal value is 1"),
+        ("layout.tp=-4", "layout.tp: -4 is too small; the smallest legal value is 1"),
+        ("layout.tp=true", "layout.tp: true is not a whole number"),
+        ("layout.sequence_parallel=3", "layout.sequence_parallel: 3 is neither true nor false"),
+        ("layout.data.zero.stage=4", "layout.data.zero.stage: 4 is too large; the largest legal value is 3"),
+        ("layout.data={ddp: {}, fsdp: {}}", "layout.data: needs exactly one of ddp, fsdp, hsdp, zero, zero3_by_"),
+        ("layout.schedule=gpipe", "layout.schedule: unknown key; did you mean schedule, a key of the whole file?"),
+        ("layout.data=hsdp", "layout.data.hsdp.shard: is missing; write shard: 8"),
+        ("layout.data={hsdp: 64}", "layout.data.hsdp: 64 is not a mapping of keys to values; write {shard: 64}"),
+        ("layout.data={zero: 3}", "layout.data.zero: 3 is not a mapping of keys to values; write {stage: 1}, 2 or 3"),
+        ("layout.data.hsdp.shard=0", "layout.data.hsdp.shard: 0 is too small; the smallest legal value is 1"),
+        (
+            "layout.data={hsdp: {shard: 3}}",
+            "layout.data: shard 3 does not divide the 8 ranks (dp 8) that hold the same",
+        ),
+        ("layout.data={hsdp: {shard: 3}}", "weights; shard 2 or 4 fits"),
+        ("layout.data={fsdp: {secondary: 9}}", "layout.data: secondary 9 does not divide the 8 ranks (dp 8)"),
+        ("layout.data={fsdp: {secondary: 2}}", "none (beside a pipeline what forward gathers stays); leave it"),
+        (
+            "layout={tp: 4, dp: 16, data: {fsdp: {secondary: 2, reshard_after_forward: false}}}",
+            "secondary 2 is for backward's gathers, and there are none (reshard_after_forward is false)",
+        ),
+        ("layout.data={hsdp: {shard: 2, secondary: 2}}", "layout.data.hsdp: has both shard and secondary"),
+        ("layout.data={zero: {stage: 1, secondary: 2}}", "secondary is of ZeRO stage 3; this is 1"),
+        ("layout.data={zero: {stage: 1, prefetch: 2}}", "layout.data.zero: prefetch is of ZeRO stage 3; this is 1"),
+        (
+            "layout.data={zero: {stage: 3, bucket: 1 MB}}",
+            "bucket is of ZeRO stage 1 and 2; this is 3",
+        ),
+        ("layout.data={zero: {stage: 1, reduce: last_microbatch}}", "reduce is of ZeRO stage 2 and 3; this is 1"),
+        ("layout.data={fsdp: {reduce: last}}", "'last' is unknown; did you mean last_microbatch?"),
+        (
+            "layout.data={ddp: {bucket: megatrn}}",
+            "'megatrn' is not a size; write a number and a unit such as '80 GiB', or megatron",
+        ),
+        ("layout.order=[tp, dp]", "must name every axis once, such as [tp, cp, dp, pp]"),
+        ("cluster.gpus=1000000000", "cluster.gpus: 1,000,000,000 is too large; the largest legal value is 1,048,576"),
+        ("training=3", "training: 3 is not a mapping of keys to values"),
+        ("model={layers: 4}", "model: lacks hidden, heads, vocab, ffn"),
+        ("model={preset: llama3-8b, path: config.json}", "keep one"),
+        ("training={global_batch: 128}", "training.sequence: is missing"),
+        ("training.recompute={mode: selective, layers: 2}", "layers are recomputed in full"),
+        ("training.recompute={mode: selective_op, layers: 2}", "layers are recomputed in full"),
+        ("training.recompute={modules: [core]}", "'core' is unknown; did you mean core_attn?"),
+        ("training.recompute={modules: [layernorms]}", "'layernorms' is unknown; did you mean layernorm?"),
+        ("training.recompute={modules: []}", "training.recompute.modules"),
+        ("training.recompute={modules: mlp}", "training.recompute.modules"),
+        ("training.recompute={modules: [mlp], layers: 2}", "modules are recomputed selectively"),
+        ("training.recompute={modules: [mlp], mode: full}", "modules are recomputed selectively"),
+        ("layout.backward_overlap=3", "layout.backward_overlap: 3 is neither true nor false"),
+        (
+            "framework=",
+            "framework: nothing is not a mapping of keys to values; its keys are name, cuda_graphs, compiled",
+        ),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_key_the_value_and_what_is_legal(
+    refusal: Refusal, override: str, sentence: str
+) -> None:
+    assert sentence in refusal(override)
+
+
+def test_all_mistakes_are_listed_at_once(refusal: Refusal) -> None:
+    lines = refusal("layout.tp=0", "training.sequence=x", "cost.symmetry=maybe").splitlines()
+    assert lines[0] == "plan.yaml: 3 problems"
+    assert [line.split(":")[0] for line in lines[1:]] == ["  - layout.tp", "  - training.sequence", "  - cost.symmetry"]
+
+
+def test_nothing_of_the_file_has_to_be_a_mapping_to_be_refused_in_a_sentence() -> None:
+    for content in ({}, {"model": []}, {1: 2}, {"model": None, "cluster": 3, "training": "x"}):
+        with pytest.raises(InputError, match="scenario: "):
+            Scenario.from_mapping(content)  # type: ignore[arg-type]
+
+
+def test_cuda_graphs_are_a_key_of_the_framework(mapping: dict[str, Any]) -> None:
+    captured = Scenario.from_mapping(mapping | {"framework": {"name": "pytorch", "cuda_graphs": True}})
+    assert captured.framework == load_framework("pytorch").with_graphs()
+    assert Scenario.from_mapping(captured.to_mapping()).framework == captured.framework
+    parts = Scenario.from_mapping(mapping | {"framework": {"name": "megatron", "cuda_graphs": "outside_experts"}})
+    assert parts.framework.captured is Captured.OUTSIDE_EXPERTS
+    with pytest.raises(InputError, match="framework: cuda_graphs: megatron-2021 captures none"):
+        Scenario.from_mapping(mapping | {"framework": {"name": "megatron-2021", "cuda_graphs": True}})
+
+
+def test_launches_and_compiled_layers_are_keys_of_the_framework(mapping: dict[str, Any]) -> None:
+    framework = {"name": "pytorch", "launch": "7 us", "backward_launch": "9 us", "compiled": True}
+    said = Scenario.from_mapping(mapping | {"framework": framework})
+    assert said.framework == load_framework("pytorch").with_compiled().launching(7e-6, 9e-6)
+    assert Scenario.from_mapping(said.to_mapping()).framework == said.framework
+    with pytest.raises(InputError, match="framework: compiled: megatron compiles no layers"):
+        Scenario.from_mapping(mapping | {"framework": {"name": "megatron", "compiled": True}})
+    with pytest.raises(InputError, match="launch: '-1 us' is below zero; write e"):
+        Scenario.from_mapping(mapping | {"framework": {"launch": "-1 us"}})
+    with pytest.raises(InputError, match="launch: 7 has no unit"):
+        Scenario.from_mapping(mapping | {"framework": {"launch": 7}})
+
+
+@pytest.mark.parametrize(("name", "stops"), [("pytorch", True), ("megatron-2021", False)])
+def test_recomputation_stops_early_where_the_framework_does_or_the_file_says_so(
+    mapping: dict[str, Any], name: str, stops: bool
+) -> None:
+    given = {**mapping, "framework": name}
+
+    def early(recompute: Any) -> bool:
+        training = {**given["training"], "recompute": recompute}
+        return Scenario.from_mapping({**given, "training": training}).training.early_stop
+
+    assert early("full") is stops
+    assert early({"mode": "full", "early_stop": not stops}) is not stops

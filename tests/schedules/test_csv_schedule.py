@@ -1,0 +1,99 @@
+"""Orders that somebody wrote down: what is read, what is refused, and where."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clustersim.common.errors import InputError
+from clustersim.schedules.csv_format import format_order, parse_listing
+from clustersim.schedules.csv_schedule import Listed, listed
+from clustersim.schedules.registry import NAMES, schedule
+from tests.conftest import examples
+
+GOOD = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
+
+
+def read(text: str, stages: list[int] | None = None) -> Listed:
+    return listed("my.csv", parse_listing(text, "my.csv"), stages)
+
+
+@given(st.sampled_from(NAMES), st.integers(1, 5), st.integers(1, 3))
+@examples(60)
+def test_a_shelfs_order_is_itself_again_with_its_placement(name: str, ranks: int, rounds: int) -> None:
+    of, microbatches = schedule(name), 2 * ranks * rounds  # of chunks in a V as many as there are stages
+    found = read(format_order(of.order(ranks, microbatches)))
+    assert found.order(ranks, microbatches) == of.order(ranks, microbatches)
+    assert found.placement(ranks).ranks == of.placement(ranks).ranks
+    assert read("\n".join(found.lines), list(found.stages.ranks)) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("0F0,0F1,0B0\n1F0,1B0,1F1,1B1\n", "my.csv, row 1 lacks 0B1, or 0I1 and 0W1"),
+        ("0F0,0I0\n1F0,1B0\n", "my.csv, row 1 lacks 0W0"),
+        ("0F0,0F1,0B0,0B1\n1F0,1B0\n", "my.csv, row 2 lacks 1F1"),
+        ("0F0,,0B0,0F0\n1F0,1B0\n", "my.csv, row 1, cell 4: 0F0 runs a second time"),
+        ("0F0,,0B0\n1B0,1F0\n", "my.csv, row 2, cell 1: 1B0 runs before 1F0"),
+        (
+            "0F0,,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n",
+            "my.csv deadlocks: my.csv, row 1, cell 3 (0B0) waits for 1B0; my.csv, row 2, cell 1 (1F1) waits for 0F1",
+        ),
+        (
+            "0F0,0B0\n1F0,,7F0,1B0\n",
+            "my.csv, row 2, cell 3: stage 7 is unknown, as no row has stage 2; stages are numbered from 0 without gaps",
+        ),
+        (
+            "0F0,0B0\n,0F0,1B0\n",
+            "my.csv, row 2, cell 2: 0F0 is of stage 0, which row 1 has (cell 1); a stage is on one pipeline rank",
+        ),
+        (
+            "0F0,0B0\n1F0,1X0\n",
+            "my.csv, row 2, cell 2: '1X0' is not an action; write stage, F, B, I or W, and microbatch, such as '0F0'",
+        ),
+        ("0F0,0B0\n\n1F0,1B0\n", "my.csv, row 2 has no actions; every pipeline rank holds a stage"),
+        ("\n", "my.csv has no rows; write one for each pipeline rank, such as 0F0,0B0"),
+        (
+            "0F0,0B0\n2F0,2B0\n1F0,1B0\n3F0,3B0\n",
+            "my.csv: placement (0, 2, 1, 3): stages 0 and 1 follow each other, but pipeline ranks 0 and 2 are no "
+            "neighbours",
+        ),
+        ('"0F0', None),
+    ],
+)
+def test_what_breaks_a_rule_is_named_by_row_and_cell(text: str, sentence: str | None) -> None:
+    with pytest.raises(InputError) as refused:
+        read(text)
+    assert str(refused.value) == sentence or (sentence is None and "my.csv" in str(refused.value))
+
+
+def test_of_many_ranks_that_wait_the_first_are_named() -> None:
+    rows = [f"{stage}F1,{stage}F0,{stage}B1,{stage}B0" for stage in range(1, 6)]
+    with pytest.raises(InputError, match=r"^my.csv deadlocks: my.csv, row 1.*row 3, .*; and 3 others wait$"):
+        read("\n".join(["0F0,0B0,0F1,0B1", *rows]))
+
+
+@pytest.mark.parametrize(
+    ("stages", "sentence"),
+    [
+        ([1, 0], "my.csv, row 1, cell 1: 0F0 is not of this rank's stages 1"),
+        ([0, 1, 1, 0], "my.csv, row 1 lacks 3F0"),
+        ([0, 1, 2], "my.csv has 2 rows, but its placement is on 3 pipeline ranks"),
+        ([0, 2], r"my.csv: placement \(0, 2\): every pipeline rank from 0 to 2 must hold a stage"),
+    ],
+)
+def test_a_placement_that_is_given_must_be_the_rows(stages: list[int], sentence: str) -> None:
+    assert read(GOOD, [0, 1]) == read(GOOD)
+    with pytest.raises(InputError, match=sentence):
+        read(GOOD, stages)
+
+
+def test_a_list_is_for_its_own_ranks_and_microbatches() -> None:
+    found = read(GOOD)
+    with pytest.raises(InputError, match=r"^my.csv has 2 rows, .* but layout.pp is 4; pp 2 fits$"):
+        found.placement(4)
+    with pytest.raises(
+        InputError,
+        match=r"^my.csv is for 2 microbatches, but each replica has 3; training.global_batch 2 x dp x .* fits$",
+    ):
+        found.order(2, 3)

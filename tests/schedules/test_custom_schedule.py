@@ -1,0 +1,187 @@
+"""Orders that somebody's Python gives: found beside a scenario or on Python's path, asked once, checked."""
+
+import pickle
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from clustersim.common.errors import InputError
+from clustersim.program.action import Action, ActionKind
+from clustersim.program.placement import Placement, looped
+from clustersim.schedules.custom_schedule import Imported, imported
+from clustersim.schedules.one_f_one_b import OneFOneB
+
+BASE = """
+class Base:
+    def __init__(self, reverse=False):
+        self.reverse, self.asked = reverse, 0
+
+    def placement(self, ranks):
+        return list(range(ranks))
+
+    def order(self, ranks, microbatches):
+        self.asked += 1
+        many = list(range(microbatches))
+        back = many[::-1] if self.reverse else many
+        return [[f"{rank}F{m}" for m in many] + [f"{rank}B{m}" for m in back] for rank in range(ranks)]
+"""
+Make = Callable[..., Imported]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """The class of a module with some more lines."""
+
+    def made(lines: str = "", name: str = "Base", **arguments: object) -> Imported:
+        (tmp_path / "mine.py").write_text(BASE + lines)
+        return imported(f"mine:{name}", arguments, tmp_path)
+
+    return made
+
+
+def test_texts_and_lists_are_an_order_and_a_placement(make: Make) -> None:
+    found = make(reverse=True)
+    assert found.name == "mine:Base"
+    assert found.placement(3) == looped(3)
+    assert [str(action) for action in found.order(1, 2)[0]] == ["0F0", "0F1", "0B1", "0B0"]
+
+
+def test_a_rule_is_asked_once_for_each_pair_of_numbers(make: Make) -> None:
+    found = make()
+    for _ in range(2):
+        found.require(2, 3)
+        found.order(2, 3)
+        found.order(2, 4)
+    assert found.rule.asked == 2  # type: ignore[attr-defined]
+
+
+def test_a_rule_may_answer_in_this_packages_words(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "from clustersim.schedules.one_f_one_b import OneFOneB\n"
+        "class Mine:\n"
+        "    placement = OneFOneB.placement\n"
+        "    order = lambda self, ranks, microbatches: OneFOneB().order(ranks, microbatches)\n"
+    )
+    found = imported("own:Mine", {}, tmp_path)
+    assert isinstance(found.placement(2), Placement)
+    assert found.order(2, 3) == OneFOneB().order(2, 3)
+    assert found.order(2, 3)[1][0] == Action(1, ActionKind.FORWARD, 0)
+
+
+def test_a_class_on_pythons_path_is_found_and_a_file_beside_the_scenario_comes_first(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="pathlib has no class Base"):
+        imported("pathlib:Base", {}, tmp_path)
+    (tmp_path / "pathlib.py").write_text(BASE)
+    assert imported("pathlib:Base", {}, tmp_path).order(1, 1)
+    assert sys.modules["pathlib"].Path is Path
+
+
+def test_a_file_is_run_as_it_is_when_a_scenario_is_read_and_imports_what_lies_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "beside_mine.py").write_text("BACK = True\n")
+    (tmp_path / "mine.py").write_text("from beside_mine import BACK\n" + BASE.replace("reverse=False", "reverse=BACK"))
+    first = imported("mine:Base", {}, tmp_path)
+    (tmp_path / "mine.py").write_text(BASE)
+    second = imported("mine:Base", {}, tmp_path)
+    assert [found.order(1, 2)[0][2].microbatch for found in (first, second)] == [1, 0]
+    assert str(tmp_path) not in sys.path
+
+
+def test_files_of_one_name_in_two_folders_are_two(tmp_path: Path) -> None:
+    for folder, reverse in (("a", False), ("b", True)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.py").write_text(BASE.replace("reverse=False", f"reverse={reverse}"))
+    found = [imported("mine:Base", {}, tmp_path / folder) for folder in "ab"]
+    assert found[0] != found[1]
+    assert [item.order(1, 2)[0][2].microbatch for item in found] == [0, 1]
+
+
+def test_it_travels_by_its_name_and_is_imported_again(make: Make) -> None:
+    found = make(reverse=True)
+    found.order(2, 3)
+    again = pickle.loads(pickle.dumps(found))
+    assert again == found
+    assert again.order(2, 3) == found.order(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("mine", "'mine' names no class; write module:Class, such as my_module:MySchedule"),
+        ("mine:", "names no class"),
+        ("../mine:Base", "names no class"),
+        ("mine.py:Base", "'mine.py:Base' names a file; write its module, mine:Base"),
+        ("mini:Base", "there is no module mini, neither .*mini.py nor where Python looks; did you mean mine?"),
+        ("mine:Bose", "module mine has no class Bose; did you mean Base?"),
+        ("mine:HALF", "module mine has no class HALF; choose one of Base, Leaves, Needs"),
+        ("mine:Lacking", "mine:Lacking has no method placement; a schedule has placement"),
+        ("os:system", "module os has no class system; it has none with placement"),
+        ("subprocess:Popen", "subprocess:Popen has no method placement and no method order"),
+        ("mine:Needs", r"mine:Needs cannot be made with arguments {}: TypeError: .*'depth'"),
+        ("broken:Base", "module broken cannot be imported: ZeroDivisionError"),
+        ("leaving:Base", "module leaving cannot be imported: SystemExit: 4"),
+        ("mine:Leaves", "mine:Leaves cannot be made with arguments {}: SystemExit$"),
+        ("wanting:Base", "module wanting cannot be imported: ModuleNotFoundError: No module named 'not_there'"),
+    ],
+)
+def test_what_is_no_schedule_is_refused(make: Make, tmp_path: Path, name: str, sentence: str) -> None:
+    make(
+        "HALF = 1\n"
+        "class Lacking:\n    def order(self, ranks, microbatches): return []\n"
+        "class Needs(Base):\n    def __init__(self, depth): pass\n"
+        "class Leaves(Base):\n    def __init__(self): raise SystemExit\n"
+    )
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    (tmp_path / "leaving.py").write_text("import sys\nsys.exit(4)\n")
+    (tmp_path / "wanting.py").write_text("import not_there\n")
+    with pytest.raises(InputError, match=sentence):
+        imported(name, {}, tmp_path)
+
+
+def test_arguments_that_the_class_does_not_take_are_shown(make: Make) -> None:
+    with pytest.raises(InputError, match=r"mine:Base cannot be made with arguments {depth: 2}: TypeError"):
+        make(depth=2)
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        ("def placement(self, ranks): return [0, 0]", r"placement\(2\) places stages on 1 pipeline ranks, not on 2"),
+        ("def placement(self, ranks): return None", r"placement\(2\): nothing is not a list"),
+        ("def order(self, ranks, m): return None", r"order\(2, 3\): nothing is not a list"),
+        ("def order(self, ranks, m): return ['0F0', '1F0']", r"order\(2, 3\): '0F0' is not a list"),
+        ("def placement(self, ranks): return [0, True]", r"placement\(2\): true is no pipeline rank"),
+        ("def placement(self, ranks): return [0, -1]", r"placement\(2\): -1 is no pipeline rank"),
+        ("def placement(self, ranks): return [0, 2]", r"placement\(2\): placement \(0, 2\): every pipeline rank"),
+        ("def order(self, ranks, m): raise ValueError('odd')", r"order\(2, 3\): ValueError: odd$"),
+        ("def order(self, ranks, m): raise SystemExit", r"order\(2, 3\): SystemExit$"),
+        ("def order(self, ranks, m): raise type('Mute', (Exception,), {'__str__': None})", r"order\(2, 3\): Mute$"),
+        (
+            "def order(self, ranks, m): return [row[m:] + row[:m] if rank else row for rank, row in "
+            "enumerate([[f'{s}F{n}' for n in range(m)] + [f'{s}B{n}' for n in range(m)] for s in range(ranks)])]",
+            r"order\(2, 3\): rank 1, step 0: 1B0 runs before 1F0",
+        ),
+        (
+            "def placement(self, ranks): return [0, 1, 1, 0]\n"
+            "    def order(self, ranks, m): return [[f'{s}{k}{n}' for s in held for k in 'FB' for n in range(m)]"
+            " for held in ([0, 3], [1, 2])]",
+            r"order\(2, 3\): deadlocks: rank 0, step 3 \(0B0\) waits for 1B0; rank 1, step 3 \(1B0\) waits for 2B0$",
+        ),
+        ("def order(self, ranks, m): return [[0]]", r"order\(2, 3\): 0 is neither an Action nor a text such as '0F0'"),
+        ("def order(self, ranks, m): return [['0F']]", r"order\(2, 3\): '0F' is not an action"),
+        ("def order(self, ranks, m): return [[]]", r"order\(2, 3\): orders 1 ranks, but stages are placed on 2"),
+        (
+            "def order(self, ranks, m): return [row[:-1] for row in super().order(ranks, m)]",
+            r"order\(2, 3\): rank 0 lacks 0B2",
+        ),
+        (
+            "def order(self, ranks, m): return [row[::-1] for row in super().order(ranks, m)]",
+            r"order\(2, 3\): rank 0, step 0: 0B2 runs before 0F2",
+        ),
+    ],
+)
+def test_a_wrong_answer_is_named_by_its_call(make: Make, body: str, sentence: str) -> None:
+    found = make(f"class Wrong(Base):\n    {body}\n", "Wrong")
+    with pytest.raises(InputError, match=f"^mine:Wrong.{sentence}"):
+        found.require(2, 3)

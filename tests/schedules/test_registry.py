@@ -1,0 +1,41 @@
+"""Schedules by name."""
+
+import pytest
+
+from clustersim.common.errors import InputError
+from clustersim.schedules.breadth_first import BreadthFirst
+from clustersim.schedules.dual_pipe import DualPipe
+from clustersim.schedules.dual_pipe_v import DualPipeV
+from clustersim.schedules.gpipe import GPipe
+from clustersim.schedules.interleaved import Interleaved
+from clustersim.schedules.one_f_one_b import OneFOneB
+from clustersim.schedules.registry import NAMES, schedule
+from clustersim.schedules.zero_bubble import ZeroBubble
+from clustersim.schedules.zero_bubble_v import ZeroBubbleV
+
+
+def test_every_name_makes_the_schedule_that_knows_itself_by_it() -> None:
+    assert [schedule(name).name for name in NAMES] == list(NAMES)
+    assert [schedule(name) for name in NAMES] == [
+        GPipe(), OneFOneB(), ZeroBubble(1), ZeroBubble(2), ZeroBubbleV(), DualPipeV(), DualPipe(),
+        Interleaved(2), BreadthFirst(2),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "chunks", "sentence"),
+    [
+        ("interleave", 2, "did you mean interleaved"),
+        ("", None, "choose one of 1f1b, bfs, dualpipe, dualpipev, gpipe, interleaved, zb-1p, zb-2p, zb-v"),
+        ("zb-h1", None, "did you mean zb-1p"),
+        ("zb-2p", 2, "schedule zb-2p leaves no choice of model chunks per rank; interleaved and bfs take 2"),
+        ("1f1b", 2, "schedule 1f1b leaves no choice"),
+        ("gpipe", 0, "schedule gpipe leaves no choice"),
+        ("interleaved", 1, "with 1 it is 1f1b"),
+        ("interleaved", 0, "at least 2 model chunks"),
+        ("bfs", 1, "with 1 it is gpipe"),
+    ],
+)
+def test_a_wrong_name_or_number_of_chunks_is_refused(name: str, chunks: int | None, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        schedule(name, chunks)

@@ -1,0 +1,78 @@
+"""Every rule refuses what breaks it, and the dry run tells the time."""
+
+import pytest
+
+from clustersim.common.errors import InputError
+from clustersim.program.placement import looped
+from clustersim.schedules.breadth_first import BreadthFirst
+from clustersim.schedules.csv_format import parse_order
+from clustersim.schedules.gpipe import GPipe
+from clustersim.schedules.interleaved import Interleaved
+from clustersim.schedules.one_f_one_b import OneFOneB
+from clustersim.schedules.schedule import Schedule
+from clustersim.schedules.validation import dry_run, peak_in_flight, runs_in_pairs, verify
+
+GOOD = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
+HALVES = "0F0,0F1,0I0,0W0,0B1\n1F0,1I0,1F1,1B1,1W0\n"
+
+
+@pytest.mark.parametrize("text", [GOOD, HALVES])
+def test_a_good_order_is_accepted(text: str) -> None:
+    verify(parse_order(text), placement=looped(2), microbatches=2)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("0F0,0F1,1B0,0B1\n1F0,1B0,1F1,1B1\n", "rank 0, step 2: 1B0 is not of this rank's stages 0"),
+        ("0F0,0F2,0B0,0B2\n1F0,1B0,1F2,1B2\n", "rank 0, step 1: 0F2 is not of microbatches 0 to 1"),
+        ("0F0,0F0,0B0,0B1\n1F0,1B0,1F1,1B1\n", "rank 0, step 1: 0F0 runs a second time"),
+        ("0F0,0B0\n1F0,1B0,1F1,1B1\n", "rank 0 lacks 0F1"),
+        ("0F0,0F1,0B0,0I1\n1F0,1B0,1F1,1B1\n", "rank 0 lacks 0W1"),
+        ("0F0,0F1,0B0,0I0,0W0\n1F0,1B0,1F1,1B1\n", "rank 0 has 0B0 and 0I0; a backward is whole, or in two halves"),
+        ("0F0,0F1,0B0\n1F0,1B0,1F1,1B1\n", "rank 0 lacks 0B1, or 0I1 and 0W1"),
+        ("0F0,0B1,0F1,0B0\n1F0,1B0,1F1,1B1\n", "rank 0, step 1: 0B1 runs before 0F1"),
+        ("0F0,0F1,0W0,0I0,0B1\n1F0,1B0,1F1,1B1\n", "rank 0, step 2: 0W0 runs before 0I0"),
+        (
+            "0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n",
+            r"^schedule deadlocks: rank 0, step 1 \(0B0\) waits for 1B0; "
+            r"rank 1, step 0 \(1F1\) waits for 0F1$",
+        ),
+    ],
+)
+def test_a_broken_rule_is_named_with_rank_and_action(text: str, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        verify(parse_order(text), placement=looped(2), microbatches=2)
+
+
+def test_activations_in_flight_are_counted() -> None:
+    assert peak_in_flight(parse_order(GOOD)) == (2, 1)
+
+
+def test_a_weight_gradient_gives_activations_back_and_an_input_gradient_does_not() -> None:
+    assert peak_in_flight(parse_order("0F0,0I0,0F1,0W0,0B1\n")) == (2,)
+    assert peak_in_flight(parse_order("0F0,0I0,0W0,0F1,0B1\n")) == (1,)
+
+
+def test_dry_run_waits_for_neighbours() -> None:
+    """F = 1, b = 2. Rank 1 starts when 0F0 ends at 1; 0B0 waits for 1B0's end at 4; 1F1 starts at 4."""
+    assert dry_run(parse_order(GOOD)).ends == ((1, 2, 6, 9), (2, 4, 5, 7))
+
+
+def test_halved_backwards_pass_gradients_on_earlier() -> None:
+    """1I0 ends at 3, not 4, so 0I0 may start then."""
+    assert dry_run(parse_order("0F0,0I0,0W0\n1F0,1I0,1W0\n")).ends == ((1, 4, 5), (2, 3, 4))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "runs"), [(OneFOneB(), True), (Interleaved(2), True), (BreadthFirst(2), False), (GPipe(), False)]
+)
+def test_a_forwards_output_may_wait_for_a_backwards_where_nobody_needs_it_for_that(
+    schedule: Schedule, *, runs: bool
+) -> None:
+    """Where all forwards come first, the next rank needs the last one's output before it runs any backward."""
+    assert runs_in_pairs(schedule.order(4, 8)) == runs
+
+
+def test_an_order_without_actions_takes_no_time() -> None:
+    assert dry_run(((), ())).finish == 0.0

@@ -1,0 +1,53 @@
+"""One small step of a pipeline, simulated once for each set of changes however many tests ask for it."""
+
+import inspect
+import io
+from dataclasses import fields
+from functools import cache
+from typing import Any
+
+from rich.console import Console
+
+from clustersim.report.terminal.run import render_run
+from clustersim.results.simulation_result import Answer
+from clustersim.scenario import Scenario
+from clustersim.simulation import simulate
+
+PIPELINE: dict[str, Any] = {  # stage 2 is ranks 8 to 11
+    "model": {"preset": "llama3-8b", "layers": 8},
+    "cluster": {"name": "dgx-h100", "gpus": 16},
+    "layout": {"tp": 2, "pp": 4, "dp": 2, "data": "zero1"},
+    "training": {"sequence": 4096, "global_batch": 16},
+}
+
+
+def pipeline(*overrides: str) -> Scenario:
+    """Two replicas of four stages of two layers on two nodes, changed."""
+    return Scenario.from_mapping(PIPELINE, overrides, source="small")
+
+
+@cache
+def simulated(*overrides: str) -> Answer:
+    """Its step."""
+    return simulate(pipeline(*overrides))
+
+
+def said(result: Answer, **values: Any) -> Answer:
+    """A result that says so of itself, whatever it is; of methods what they answer."""
+
+    def told(name: str, value: Any) -> Any:
+        return (lambda _: value) if inspect.isfunction(getattr(Answer, name, None)) else value
+
+    own = {dataclass_field.name for dataclass_field in fields(result)}
+    kind = type("Said", (Answer,), {name: told(name, value) for name, value in values.items() if name not in own})
+    given: Answer = kind(*(values.get(item.name, getattr(result, item.name)) for item in fields(result)))
+    return given
+
+
+def printed(result: Answer, width: int = 100, *, terminal: bool = False) -> str:
+    """What the terminal says of it."""
+    colours = "truecolor" if terminal else "auto"
+    console = Console(file=io.StringIO(), width=width, force_terminal=terminal, color_system=colours)
+    console.print(render_run(result))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()

@@ -1,0 +1,130 @@
+"""Which scenario is a row? What a row says of sharding is said by the layout."""
+
+from typing import Any
+
+import pytest
+
+from clustersim.common.errors import InputError
+from clustersim.scenario import Scenario
+from clustersim.schedules import registry
+from clustersim.validation.case_scenario import scenario_mapping
+from clustersim.validation.cases import CannotPredictError
+from tests.validation.sample_cases import case
+
+ALONE = {"tp": "1", "pp": "1", "dp": "8", "cp": "1", "schedule": ""}
+
+
+@pytest.mark.parametrize(
+    ("cells", "data"),
+    [
+        ({"zero_stage": "3"}, {"fsdp": {"overlap": True, "copies": False}}),
+        ({"zero_stage": "3", "hsdp_replicas": "1"}, {"fsdp": {"overlap": True, "copies": False}}),
+        ({"zero_stage": "3", "hsdp_replicas": "2"}, {"hsdp": {"overlap": True, "copies": False, "shard": 4}}),
+        (
+            {"zero_stage": "3", "hsdp_replicas": "2", "framework": "torchtitan"},
+            {"hsdp": {"overlap": True, "copies": True, "shard": 4}},
+        ),
+        ({"zero_stage": "1", "hsdp_replicas": "4"}, {"zero": {"stage": 1, "overlap": True, "shard": 2}}),
+        ({"zero_stage": "0"}, {"ddp": {"overlap": True, "bucket": "megatron"}}),
+    ],
+)
+def test_a_row_says_over_how_many_ranks_weights_are_cut(cells: dict[str, str], data: dict[str, Any]) -> None:
+    mapping = scenario_mapping(case(**ALONE, year="2024", **cells))
+    assert mapping["layout"]["data"] == data
+    assert Scenario.from_mapping(mapping).layout.world == 8
+
+
+@pytest.mark.parametrize(("gpu", "network", "ports"), [("b300", "6400G", 8), ("gb300", "3200G", 4)])
+def test_blackwell_ultra_stands_in_its_own_hosts(gpu: str, network: str, ports: int) -> None:
+    """Its ports have 800 Gbit/s, twice those of its elder; a row with a node's sum means as many of them."""
+    joined = f"nvlink5 + {network}-ib-xdr"
+    scenario = Scenario.from_mapping(scenario_mapping(case(**ALONE, gpu=gpu, interconnect=joined)))
+    assert scenario.cluster.name.startswith((gpu, f"hgx-{gpu}"))
+    assert not [warning for warning in scenario.warnings if "stands in" in warning]
+    nic = scenario_mapping(case(**ALONE, gpu=gpu, interconnect=joined))["cluster"]["node"]["nic"]
+    assert (nic["per_node"], nic["bandwidth"]) == (ports, "100000000000.0 B/s")
+
+
+def test_context_parallel_ranks_are_among_those_that_weights_are_cut_over() -> None:
+    cells = {**ALONE, "dp": "4", "cp": "2", "hsdp_replicas": "2", "zero_stage": "3"}
+    assert scenario_mapping(case(**cells))["layout"]["data"]["hsdp"]["shard"] == 4
+
+
+def test_replicas_that_do_not_divide_are_no_prediction() -> None:
+    with pytest.raises(CannotPredictError, match="hsdp_replicas 3 does not divide dp x cp 8"):
+        scenario_mapping(case(**ALONE, zero_stage="3", hsdp_replicas="3"))
+
+
+@pytest.mark.parametrize("name", registry.NAMES)
+def test_a_rows_schedule_is_one_of_the_shelf(name: str) -> None:
+    chunks = 2 if name in registry.CHUNKED else None
+    scenario = Scenario.from_mapping(scenario_mapping(case(schedule=name, vpp="2", pp="4", dp="1", layers="8")))
+    assert scenario.schedule == registry.schedule(name, chunks)
+
+
+def test_another_schedule_is_not_modelled() -> None:
+    with pytest.raises(CannotPredictError, match="schedule chimera is not modelled"):
+        scenario_mapping(case(schedule="chimera"))
+
+
+@pytest.mark.parametrize(
+    ("said", "offload"),
+    [
+        ("", None),
+        ("optimizer offloading on", {"optimizer": True}),
+        ("activation offloading on; optimizer offloading on", {"activations": "all", "optimizer": True}),
+    ],
+)
+def test_notes_say_what_is_on_the_host(said: str, offload: dict[str, Any] | None) -> None:
+    training = scenario_mapping(case(**ALONE, zero_stage="3", notes=f"inferred: batch; {said}"))["training"]
+    assert training.get("offload") == offload
+
+
+@pytest.mark.parametrize("gpu", ["mi300x", "mi325x", "mi355x"])
+def test_a_row_may_be_of_amds_machines(gpu: str) -> None:
+    scenario = Scenario.from_mapping(scenario_mapping(case(**ALONE, gpu=gpu, interconnect="xgmi")))
+    assert scenario.cluster.name.startswith(gpu)
+
+
+@pytest.mark.parametrize(("year", "attention"), [("2022", "standard"), ("2023", "flash2"), ("2024", "flash")])
+def test_nemo_is_the_software_of_its_year(year: str, attention: str) -> None:
+    """Megatron-LM's unfused attention, then FlashAttention-2, then cuDNN's of Hopper."""
+    mapping = scenario_mapping(case(**ALONE, framework="NeMo", year=year, attention=""))
+    assert mapping["training"]["attention"] == attention
+
+
+@pytest.mark.parametrize(
+    ("cells", "split"),
+    [
+        ({"layers_per_stage": "3 1"}, [3, 1]),
+        ({"layers_per_stage": "1 3", "notes": "embedding and head each take a layer slot"}, [1, 3]),
+        ({"layers": "6", "notes": "embedding and head each take a layer slot"}, [3, 3]),
+        ({}, None),
+    ],
+)
+def test_layers_stand_where_a_row_says(cells: dict[str, str], split: list[int] | None) -> None:
+    """What a row states in its column goes before what its notes say of embedding and head."""
+    layout = scenario_mapping(case(**cells))["layout"]
+    assert layout.get("layers_per_stage") == split
+    assert Scenario.from_mapping(scenario_mapping(case(**cells))).layout.layers_per_stage == (split and tuple(split))
+
+
+def test_layers_that_no_stage_can_hold_are_told() -> None:
+    with pytest.raises(InputError, match=r"layout.layers_per_stage.*'two'"):
+        Scenario.from_mapping(scenario_mapping(case(layers_per_stage="two 2")))
+
+
+@pytest.mark.parametrize(
+    ("framework", "fused", "backward"),
+    [
+        ("aleph alpha scaling", False, False),
+        ("aleph alpha scaling, fused norms", True, False),
+        ("nanotron", False, False),
+        ("internevo", True, True),
+    ],
+)
+def test_what_in_house_frameworks_leave_out(framework: str, fused: bool, backward: bool) -> None:
+    """Their code runs unfused elementwise kernels, or waits for every tensor-parallel collective of backward."""
+    mapping = scenario_mapping(case(framework=framework, year="2023"))
+    assert mapping["training"]["fused"] is fused
+    assert mapping["layout"]["backward_overlap"] is backward

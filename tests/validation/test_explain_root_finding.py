@@ -1,0 +1,84 @@
+"""Is the strength of a cause found with few simulations, whatever bends the step time has?"""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clustersim.validation.explain_root_finding import CLOSE, Gap, find_strength
+
+MOST = 16
+
+
+def counted(slopes: list[float], bends: list[float], calls: list[float]) -> Callable[[float], float]:
+    """A step time that grows by each slope from each bend on: convex, as where something else becomes the slowest."""
+
+    def step_time(strength: float) -> float:
+        calls.append(strength)
+        return 1.0 + sum(slope * max(0.0, strength - bend) for slope, bend in zip(slopes, bends, strict=True))
+
+    return step_time
+
+
+@given(
+    slopes=st.lists(st.floats(0.01, 5.0), min_size=3, max_size=3),
+    bends=st.lists(st.floats(1.0, 8.0), min_size=3, max_size=3),
+    share=st.floats(0.01, 0.99),
+)
+def test_a_strength_within_the_limits_is_found_in_few_simulations(
+    slopes: list[float], bends: list[float], share: float
+) -> None:
+    calls: list[float] = []
+    step_time = counted(slopes, bends, calls)
+    gap = Gap(expected=1.0, measured=1.0 + share * (step_time(10.0) - 1.0))
+    strength = halved(step_time, gap.measured)
+    calls.clear()
+    found = find_strength(step_time, gap, none=1.0, limit=10.0)
+    assert found.reached
+    assert len(calls) <= MOST
+    assert abs(gap.share(found.step_time) - 1.0) <= CLOSE or found.strength == pytest.approx(strength, rel=2 * CLOSE)
+
+
+def halved(step_time: Callable[[float], float], wanted: float) -> float:
+    """The strength by plain bisection."""
+    low, high = 1.0, 10.0
+    for _ in range(60):
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if step_time(middle) < wanted else (low, middle)
+    return high
+
+
+@given(slope=st.floats(0.01, 5.0), share=st.floats(0.01, 0.99))
+def test_a_straight_line_takes_three_simulations(slope: float, share: float) -> None:
+    calls: list[float] = []
+    step_time = counted([slope], [1.0], calls)
+    strength = 1.0 + 9.0 * share
+    found = find_strength(step_time, Gap(1.0, 1.0 + slope * (strength - 1.0)), none=1.0, limit=10.0)
+    assert found.strength == pytest.approx(strength, rel=2 * CLOSE)
+    assert len(calls) <= 3
+
+
+def test_where_no_strength_is_enough_the_limit_is_the_answer() -> None:
+    found = find_strength(lambda strength: 1.0 + 0.01 * strength, Gap(1.0, 3.0), none=0.0, limit=10.0)
+    assert not found.reached
+    assert found.strength == 10.0
+    assert found.step_time == pytest.approx(1.1)
+
+
+def test_steps_get_shorter_towards_a_limit_below() -> None:
+    found = find_strength(lambda strength: 2.0 + strength, Gap(3.0, 2.75), none=1.0, limit=0.5)
+    assert found.strength == pytest.approx(0.75, rel=CLOSE)
+
+
+def test_what_changes_nothing_explains_nothing() -> None:
+    found = find_strength(lambda _: 1.0, Gap(1.0, 2.0), none=1.0, limit=10.0)
+    assert not found.reached
+    assert found.step_time == 1.0
+
+
+def test_a_step_time_that_jumps_gives_the_strength_of_the_jump() -> None:
+    found = find_strength(lambda strength: 1.0 if strength < 4.0 else 3.0, Gap(1.0, 2.5), none=1.0, limit=10.0)
+    assert found.reached
+    assert found.strength == pytest.approx(4.0, rel=0.01)
+    assert found.step_time == 3.0

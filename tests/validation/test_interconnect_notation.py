@@ -1,0 +1,56 @@
+"""Interconnects in words."""
+
+import pytest
+
+from clustersim.common.errors import InputError
+from clustersim.hardware.link_technology import Technology
+from clustersim.validation.cases import PUBLISHED
+from clustersim.validation.collectives import compare_collectives, read_collectives
+from clustersim.validation.interconnect_notation import Interconnect, Ports, read_interconnect
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("nvlink4 + 8x400G-ib-ndr", Interconnect(Technology.NVLINK4, ports=Ports(8, 50e9, Technology.INFINIBAND))),
+        ("nvlink4-400GB/s + 8x400G", Interconnect(Technology.NVLINK4, 200e9, ports=Ports(8, 50e9))),
+        ("nvlink5 + 8x400G-efa", Interconnect(Technology.NVLINK5, ports=Ports(8, 50e9, Technology.EFA))),
+        ("xgmi + 8x400G-roce", Interconnect(ports=Ports(8, 50e9, Technology.ROCE))),
+        ("nvl72 + 800G-ib per GPU", Interconnect(domain=72, ports=Ports(None, 100e9, Technology.INFINIBAND, True))),
+        ("nvlink3 + 1600G-roce", Interconnect(Technology.NVLINK3, ports=Ports(None, 200e9, Technology.ROCE))),
+        ("nvlink3 + unknown-roce", Interconnect(Technology.NVLINK3, ports=Ports(kind=Technology.ROCE))),
+        ("nvlink4 + 8x200G-tcpxo (two hops)", Interconnect(Technology.NVLINK4, ports=Ports(8, 25e9, Technology.TCPXO))),
+        ("8x400G-ib-ndr", Interconnect(ports=Ports(8, 50e9, Technology.INFINIBAND))),
+        ("nvlink", Interconnect()),
+        ("PCIe5", Interconnect(pcie=5)),
+        ("unknown", Interconnect()),
+        ("", Interconnect()),
+    ],
+)
+def test_words_are_read(text, expected):
+    assert read_interconnect(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("nvlnk4", r"unknown word 'nvlnk4'; did you mean nvlink4\?"),
+        ("nvlink4 + 8x400G-ibb", r"unknown word 'ibb'; did you mean ib\?"),
+        ("nvlink4 + eight ports", r"unknown word 'eight ports'"),
+        ("nvlink9-400GB/s", r"unknown word 'nvlink9-400GB/s'"),
+        ("nvl0", r"'nvl0': 0 is not from 1"),
+        ("nvlink4 + 8x99999999999999999999G", "is not from 1"),
+    ],
+)
+def test_an_unknown_word_is_refused_with_the_nearest_one(text, sentence):
+    with pytest.raises(InputError, match=sentence):
+        read_interconnect(text)
+
+
+def test_every_shipped_interconnect_that_is_predicted_is_read_and_a_users_wrong_one_is_skipped(tmp_path):
+    table = tmp_path / "mine.csv"
+    header, first = (PUBLISHED / "collectives.csv").read_text(encoding="utf-8").splitlines()[:2]
+    table.write_text(f"{header}\n{first.replace(',nvlink4,', ',nvlink44,')}\n", encoding="utf-8")
+    (wrong,) = compare_collectives(read_collectives(table))
+    assert wrong.skipped == "interconnect: unknown word 'nvlink44'; did you mean nvlink4?"
+    assert not wrong.expressible

@@ -1,0 +1,108 @@
+"""Would the prediction have chosen the fastest layout? Sets whose answer can be said beforehand."""
+
+from itertools import permutations
+
+import pytest
+
+from clustersim.validation.cases import Case
+from clustersim.validation.comparison import Comparison
+from clustersim.validation.layout_ranking import Ranking, kendall_tau_b, rank_layouts
+from tests.validation.sample_cases import case, compared
+
+LAYOUTS = ({"tp": "8", "pp": "1", "dp": "1"}, {"tp": "1", "pp": "8", "dp": "1"}, {"tp": "1", "pp": "1", "dp": "8"})
+
+
+def ranked(measured: tuple[float, ...], predicted: tuple[float | None, ...], **cells: str) -> Ranking:
+    cases = three(measured, **cells)
+    return rank_layouts(cases, answers(cases, predicted))
+
+
+def three(measured: tuple[float, ...], **cells: str) -> list[Case]:
+    pairs = zip(LAYOUTS, measured, strict=True)
+    return [
+        case(case_id=f"case{n}", step_time_s=str(seconds), **cells, **axes) for n, (axes, seconds) in enumerate(pairs)
+    ]
+
+
+def answers(cases: list[Case], predicted: tuple[float | None, ...]) -> list[Comparison]:
+    return [compared(item, seconds) for item, seconds in zip(cases, predicted, strict=True)]
+
+
+def test_the_right_order_costs_nothing() -> None:
+    ranking = ranked((1.0, 2.0, 3.0), (0.5, 0.6, 0.7))
+    assert ranking.regret == 0.0
+    assert ranking.tau == 1.0
+    assert ranking.right == 1
+
+
+def test_regret_is_what_the_choice_takes_longer_than_the_fastest() -> None:
+    """Predicted to be fastest is the one that took 1.2 s; the fastest took 1.0 s. One of three pairs is in order."""
+    ranking = ranked((1.0, 1.2, 3.0), (5.0, 3.0, 4.0))
+    assert ranking.regret == pytest.approx(0.2)
+    assert ranking.tau == pytest.approx((1 - 2) / 3)
+    assert ranking.sets[0].fastest == "case0"
+    assert ranking.sets[0].chosen == "case1"
+
+
+def test_a_blind_choice_costs_the_mean_of_all_choices() -> None:
+    """Choices of 1.0, 1.2 and 3.0 s cost 0, 0.2 and 2.0, whatever is predicted; sets count once each."""
+    assert ranked((1.0, 1.2, 3.0), (5.0, 3.0, 4.0)).by_chance == pytest.approx((0.0 + 0.2 + 2.0) / 3)
+    one, other = three((1.0, 1.2, 3.0), seq="1024"), three((1.0, 1.0, 1.0), seq="2048")
+    both = rank_layouts([*one, *other], answers([*one, *other], (1.0,) * 6))
+    assert both.to_json()["mean_regret_by_chance"] == pytest.approx((2.2 / 3 + 0.0) / 2)
+    assert both.to_json()["list"][1]["regret_by_chance"] == 0.0
+
+
+def test_of_layouts_predicted_to_be_equally_fast_the_worst_counts() -> None:
+    assert ranked((1.0, 2.0, 3.0), (0.5, 0.5, 0.7)).regret == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    "column", ["seq", "global_batch", "gpu", "n_gpus", "layers", "recompute", "precision", "source"]
+)
+def test_cases_that_differ_in_more_than_layout_are_not_compared(column: str) -> None:
+    cases = three((1.0, 2.0, 3.0))
+    others = [Case(item.cells | {column: f"other{n}"}, item.line) for n, item in enumerate(cases)]
+    assert rank_layouts(cases, answers(cases, (1.0, 2.0, 3.0))).sets
+    assert not rank_layouts(others, answers(others, (1.0, 2.0, 3.0))).sets
+
+
+def test_a_case_without_a_prediction_is_not_in_its_set() -> None:
+    assert ranked((1.0, 2.0, 3.0), (1.0, None, 3.0)).cases == 2
+    assert ranked((1.0, 2.0, 3.0), (1.0, None, None)).sets == ()
+
+
+def test_the_same_layout_twice_is_one_with_the_mean_time() -> None:
+    """Layout a took 1.0 and 3.0 s, so 2.0 s; layout b 2.2 s: b, predicted to be faster, costs a tenth."""
+    a, b = LAYOUTS[:2]
+    cases = [case(step_time_s="1", **a), case(step_time_s="3", **a), case(step_time_s="2.2", **b)]
+    ranking = rank_layouts(cases, answers(cases, (1.0, 1.0, 0.9)))
+    assert ranking.sets[0].layouts == 2
+    assert ranking.regret == pytest.approx(0.1)
+
+
+def test_every_set_counts_once_and_sources_are_told_apart() -> None:
+    good, bad = three((1.0, 2.0, 3.0), source="good"), three((1.0, 2.0, 3.0), source="bad")
+    ranking = rank_layouts([*good, *bad], answers(good, (1.0, 2.0, 3.0)) + answers(bad, (3.0, 2.0, 1.0)))
+    assert ranking.tau == 0.0
+    assert ranking.regret == pytest.approx(1.0)
+    assert {source: item.regret for source, item in ranking.by_source().items()} == {"good": 0.0, "bad": 2.0}
+    assert ranking.to_json()["by_source"]["bad"]["mean_kendall_tau"] == -1.0
+
+
+def test_without_sets_there_is_nothing_to_say() -> None:
+    ranking = rank_layouts([], [])
+    assert ranking.to_json()["mean_regret"] is None
+    assert ranking.to_json()["mean_regret_by_chance"] is None
+    assert ranking.to_json()["mean_kendall_tau"] is None
+
+
+def test_tau_of_all_orders_of_four_has_mean_zero() -> None:
+    """By symmetry: an order and its reverse have opposite tau."""
+    taus = [kendall_tau_b((1, 2, 3, 4), order) for order in permutations((1, 2, 3, 4))]
+    assert sum(tau for tau in taus if tau is not None) == pytest.approx(0.0)
+
+
+def test_ties_shrink_the_number_of_pairs() -> None:
+    """Pairs of (1, 2, 2) and (1, 2, 3): two agree, one is tied in the first; 2 / sqrt(2 * 3)."""
+    assert kendall_tau_b((1, 2, 2), (1, 2, 3)) == pytest.approx(2 / 6**0.5)

@@ -1,0 +1,134 @@
+"""Published rows in formats with scales: which format they are, and what is timed with them."""
+
+from pathlib import Path
+
+import pytest
+
+from clustersim.common.dtypes import DType
+from clustersim.model.kernels import Kernel, KernelKind, MatmulShape, Routine, StreamShape
+from clustersim.validation.cases import CannotPredictError, Case
+from clustersim.validation.error_statistics import by_factor, quality
+from clustersim.validation.grouped_gemm import grouped_of
+from clustersim.validation.kernels import compare_kernels, kernels_of, matmuls_of, read_kernels
+from clustersim.validation.matmul_formats import casts_of, format_of
+from tests.validation.csv_tables import write_table
+from tests.validation.test_kernels import GEMM
+
+M, N, K = 15872, 12288, 4096
+SET = GEMM | {
+    **{"op": "gemm_set", "gpu": "b300", "m": str(M), "n": "", "k": "", "direction": "fwd"},
+    "notes": "four linear layers (hidden 4096, ffn 16384, 15872 tokens) in sum; pre-quantised, kernel only",
+}
+
+
+def case(folder: Path, **change: str) -> Case:
+    (found,) = read_kernels(write_table(folder / "mine.csv", GEMM | {"notes": ""} | change))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("words", "dtype"),
+    [
+        ("fp8", DType.FP8),
+        ("fp8 current scaling", DType.FP8),
+        ("fp8 delayed scaling", DType.FP8),
+        ("fp8-rowwise -> bf16", DType.FP8_ROWWISE),
+        ("fp8 (1x128/128x128 scaling) -> bf16", DType.FP8_BLOCKWISE),
+        ("fp8 blockwise", DType.FP8_BLOCKWISE),
+        ("mxfp8", DType.MXFP8),
+        ("nvfp4", DType.NVFP4),
+        ("bf16 -> fp32", DType.BF16),
+    ],
+)
+def test_formats_are_known_by_their_recipes_and_their_blocks(tmp_path: Path, words: str, dtype: DType) -> None:
+    assert format_of(case(tmp_path, dtype=words)) is dtype
+    (product, *_) = matmuls_of(case(tmp_path, dtype=words))
+    assert product.dtype is dtype
+
+
+def test_deepgemms_fp8_is_in_blocks_and_one_kernel_for_all_experts(tmp_path: Path) -> None:
+    row = case(tmp_path, op="grouped_gemm", groups="4", dtype="fp8 -> bf16", implementation="DeepGEMM contiguous")
+    assert format_of(row) is DType.FP8_BLOCKWISE
+    (kernel,) = grouped_of(row)
+    assert (kernel.kind, kernel.dtype) == (KernelKind.GROUPED_MATMUL, DType.FP8_BLOCKWISE)
+    assert kernel.shape == MatmulShape(8192, 8192, 8192, 4)
+
+
+def moved(kernels: tuple[Kernel, ...]) -> float:
+    return sum(kernel.bytes for kernel in kernels)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "gpu", "of_input", "of_weight"),
+    [
+        ("fp8 delayed scaling", "b300", 2 + 1, 2 + 1),  # read, written: operands are read either way
+        ("fp8 delayed scaling", "h200-sxm-141gb", 2 + 2, 2 + 1),  # and transposed, of the input
+        ("fp8 current scaling", "b300", 2 + 2 + 1, 2 + 2 + 1),  # the largest element first
+        ("fp8 current scaling", "h200-sxm-141gb", 2 + 2 + 2, 2 + 2 + 1),
+        ("mxfp8", "b300", 2 + 2 * 33 / 32, 2 + 33 / 32),  # a byte for 32, both ways
+        ("fp8 blockwise", "h200-sxm-141gb", 2 + 2 * 132 / 128, 2 + 132 / 128),  # four bytes for 128
+        ("nvfp4", "b300", 2 + 2 + 2 * 9 / 16, 2 + 2 + 9 / 16),  # half a byte, and one for 16
+    ],
+)
+def test_casts_that_were_timed_are_their_bytes(
+    tmp_path: Path, dtype: str, gpu: str, of_input: float, of_weight: float
+) -> None:
+    row = case(tmp_path, dtype=dtype, gpu=gpu, notes="QKV; autocast, with quantisation")
+    made = casts_of(row, MatmulShape(M, N, K))
+    assert moved(made) == pytest.approx(M * K * of_input + N * K * of_weight)
+    assert all(isinstance(kernel.shape, StreamShape) and kernel.shape.routine is Routine.QUANTIZE for kernel in made)
+
+
+def test_what_was_cast_before_is_not_timed_but_delayed_scaling_always_casts(tmp_path: Path) -> None:
+    shape, before = MatmulShape(M, N, K), "pre-quantised, kernel only (delayed scaling still quantises)"
+    for dtype in ("bf16", "fp8 current scaling", "mxfp8", "nvfp4"):
+        assert casts_of(case(tmp_path, dtype=dtype, gpu="b300", notes=before), shape) == ()
+    assert casts_of(case(tmp_path, dtype="fp8 delayed scaling", gpu="b300", notes=before), shape)
+    assert casts_of(case(tmp_path, dtype="bf16", gpu="b300", notes="autocast, with quantisation"), shape) == ()
+
+
+def test_casts_of_an_unknown_recipe_are_not_guessed(tmp_path: Path) -> None:
+    row = case(tmp_path, dtype="fp8", notes="with quantisation")
+    with pytest.raises(CannotPredictError, match="how operands were cast to fp8 is not stated"):
+        kernels_of(row)
+
+
+@pytest.mark.parametrize("direction", ["fwd", "dgrad", "wgrad"])
+def test_a_set_is_the_products_of_a_layers_linear_layers_in_a_direction(tmp_path: Path, direction: str) -> None:
+    """QKV, attention's output, and two of an MLP without a gate: 2 x 15872 x 4096 x 49152 FLOP in each direction."""
+    (row,) = read_kernels(write_table(tmp_path / "mine.csv", SET | {"direction": direction, "dtype": "mxfp8"}))
+    products = kernels_of(row)
+    assert len(products) == 4
+    assert sum(product.flops for product in products) == 2 * 15872 * 4096 * 49152
+    shapes = [kernel.shape for kernel in products if isinstance(kernel.shape, MatmulShape)]
+    summed = {"fwd": [4096, 4096, 4096, 16384], "dgrad": [12288, 4096, 16384, 4096], "wgrad": [15872] * 4}
+    assert [shape.k for shape in shapes] == summed[direction]
+
+
+def test_torchaos_products_of_experts_cast_both_operands_of_each(tmp_path: Path) -> None:
+    """Of 1024 rows of 4 experts in all, 256 inputs, 512 outputs: input, output and each weight twice, 3 1/32 bytes."""
+    row = case(
+        tmp_path,
+        **{"op": "grouped_gemm", "gpu": "b200", "groups": "4", "m": "1024", "n": "512", "k": "256"},
+        **{"direction": "fwd+bwd", "dtype": "mxfp8", "implementation": "torchao", "flop_convention": "6mnk"},
+        notes="forward and backward; with quantisation and scale layout",
+    )
+    made = [kernel for kernel in grouped_of(row) if kernel.kind is KernelKind.CAST]
+    elements = 2 * (1024 * 256 + 1024 * 512 + 4 * 256 * 512)
+    assert moved(tuple(made)) == pytest.approx(elements * (2 + 33 / 32))
+
+
+def test_rows_are_compared_by_format_and_low_precision_is_met_within_ten_percent() -> None:
+    rows = [read_kernel for read_kernel in read_kernels() if read_kernel.text("op") in ("gemm", "gemm_set")]
+    found = by_factor(compare_kernels(rows))["format"]
+    for dtype in ("fp8", "fp8-rowwise", "fp8-blockwise", "mxfp8", "nvfp4"):
+        assert found[dtype].mape is not None
+        assert found[dtype].mape <= 0.10, dtype
+
+
+def test_transformer_engines_guide_is_met_with_and_without_casts() -> None:
+    rows = [read_kernel for read_kernel in read_kernels() if read_kernel.text("source") == "te-gemm-profiling"]
+    found = quality(compare_kernels([item for item in rows if format_of(item) is not DType.BF16]))
+    assert found.n == 37
+    assert found.mape is not None
+    assert found.mape <= 0.08

@@ -1,0 +1,268 @@
+"""Which mixture of experts is a row, and where are its experts?"""
+
+from typing import Any
+
+import pytest
+
+from clustersim.model.layer_stack import DenseMlp, LatentAttention, RoutedMlp, specs
+from clustersim.scenario import Scenario
+from clustersim.validation.case_scenario import scenario_mapping
+from clustersim.validation.cases import CannotPredictError, Case
+from clustersim.validation.moe_settings import public_model
+from clustersim.validation.steps import read_steps
+from tests.validation.sample_cases import case
+
+EIGHT = {"tp": "1", "pp": "1", "dp": "8", "schedule": "", "mlp": "swiglu", "zero_stage": "1", "ep": "8"}
+SMALL = {**EIGHT, "experts": "16", "top_k": "4", "moe_ffn_hidden": "512", "shared_experts": "2"}
+GPT_OSS = {
+    **EIGHT,
+    **{"layers": "36", "hidden": "2880", "ffn_hidden": "2880", "heads": "64", "kv_heads": "8", "head_dim": "64"},
+    **{"vocab": "201088", "experts": "128", "top_k": "4", "moe_ffn_hidden": "2880", "tied_embeddings": "no"},
+}
+DEEPSEEK = {
+    **EIGHT,
+    **{"layers": "4", "hidden": "7168", "ffn_hidden": "18432", "heads": "128", "kv_heads": "128", "head_dim": "128"},
+    **{"vocab": "129280", "experts": "256", "top_k": "8", "moe_ffn_hidden": "2048", "shared_experts": "1"},
+}
+MOONLIGHT = {
+    **EIGHT,
+    **{"layers": "27", "hidden": "2048", "ffn_hidden": "11264", "heads": "16", "kv_heads": "16", "head_dim": "128"},
+    **{"vocab": "163840", "experts": "64", "top_k": "6", "moe_ffn_hidden": "1408", "shared_experts": "2"},
+    **{"tied_embeddings": "no", "year": "2026"},
+}
+QWEN = {
+    **EIGHT,
+    **{"layers": "48", "hidden": "2048", "ffn_hidden": "6144", "heads": "32", "kv_heads": "4", "head_dim": "128"},
+    **{"vocab": "151936", "experts": "128", "top_k": "8", "moe_ffn_hidden": "768", "shared_experts": "0"},
+    **{"tied_embeddings": "no", "year": "2026"},
+}
+FUSED = {"permute_unfused": False, "router_unfused": False}
+
+
+def scenario(of: Case) -> Scenario:
+    return Scenario.from_mapping(scenario_mapping(of))
+
+
+def test_columns_alone_make_a_mixture_in_every_layer() -> None:
+    model = scenario(case(**SMALL)).model
+    (routed,) = model.mixtures
+    assert (routed.experts, routed.top_k, routed.ffn, routed.shared) == (16, 4, 512, 2 * 512)
+    assert not model.mlps
+
+
+def test_experts_are_as_wide_as_the_mlp_where_a_row_does_not_say_otherwise() -> None:
+    (routed,) = scenario(case(**{**SMALL, "moe_ffn_hidden": "", "shared_experts": ""})).model.mixtures
+    assert (routed.ffn, routed.shared) == (4096, 0)
+
+
+@pytest.mark.parametrize(
+    ("notes", "dense"), [("first 1 layer dense", 1), ("first 3 layer(s) dense; dense_layers=2", 2), ("", 0)]
+)
+def test_notes_say_how_many_first_layers_are_dense(notes: str, dense: int) -> None:
+    """Of a cut model `dense_layers` counts, and not what the whole one has."""
+    layers = specs(scenario(case(**SMALL, notes=notes)).model.stack)
+    assert [isinstance(spec.mlp, DenseMlp) for spec in layers] == [place < dense for place in range(4)]
+
+
+def test_a_public_mixture_has_what_columns_do_not_say() -> None:
+    """gpt-oss: every second layer has a window, experts have biases."""
+    found = case(**GPT_OSS)
+    assert public_model(found) == "gpt-oss-120b"
+    model = scenario(found).model
+    assert {attention.window for attention in model.attentions} == {128, None}
+    assert all(mixture.bias for mixture in model.mixtures)
+
+
+def test_a_cut_public_mixture_keeps_its_attention() -> None:
+    model = scenario(case(**DEEPSEEK, notes="dense_layers=1")).model
+    assert all(isinstance(attention, LatentAttention) for attention in model.attentions)
+    assert [isinstance(spec.mlp, RoutedMlp) for spec in specs(model.stack)] == [False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"hidden": "3072"},
+        {"experts": "64"},
+        {"top_k": "8"},
+        {"kv_heads": "4"},
+        {"tied_embeddings": "yes"},
+        {"layers": "37"},
+        {"shared_experts": "1"},
+    ],
+)
+def test_a_row_with_other_dimensions_is_no_public_mixture(change: dict[str, str]) -> None:
+    assert public_model(case(**{**GPT_OSS, **change})) is None
+
+
+@pytest.mark.parametrize(
+    ("cells", "layout"),
+    [
+        ({}, {"ep": 8, "dispatcher": "alltoall"}),
+        ({"notes": "DeepEP, ETP1, rounded"}, {"ep": 8, "dispatcher": "deepep", "etp": 1}),
+        ({"notes": "padding; ETP=4; top-2"}, {"ep": 8, "dispatcher": "alltoall", "etp": 4}),
+        ({"notes": "moe_flex_dispatcher_backend=hybridep"}, {"ep": 8, "dispatcher": "hybridep"}),
+        ({"notes": "NCCL all-to-all, EP8 in node"}, {"ep": 8, "dispatcher": "alltoall"}),
+        ({"framework": "megatron-bridge (megatron-core)"}, {"ep": 8, "dispatcher": "alltoall", "etp": 1}),
+        ({"framework": "megatron-lm (megatron-core dev)"}, {"ep": 8, "dispatcher": "alltoall", "etp": 1}),
+    ],
+)
+def test_notes_and_software_say_where_experts_are(cells: dict[str, str], layout: dict[str, Any]) -> None:
+    said = scenario_mapping(case(**{**SMALL, **cells}))["layout"]
+    assert {key: said[key] for key in ("ep", "etp", "dispatcher") if key in said} == layout
+
+
+@pytest.mark.parametrize(("gpu", "dispatcher"), [("gb200", "hybridep"), ("gb300", "alltoall")])
+def test_a_recipe_that_ran_as_it_stands_has_its_dispatcher(gpu: str, dispatcher: str) -> None:
+    """gpt-oss of release 0.4 of Megatron Bridge; a row that says no more than its columns has the all-to-all."""
+    said, silent = (case(**GPT_OSS, gpu=gpu, notes=notes) for notes in ("inferred: recipe defaults", ""))
+    assert scenario_mapping(said)["layout"]["dispatcher"] == dispatcher
+    assert scenario_mapping(silent)["layout"]["dispatcher"] == "alltoall"
+
+
+def test_modules_are_recomputed_by_name() -> None:
+    said = scenario_mapping(case(**SMALL, recompute="modules:layernorm+moe_act"))["training"]["recompute"]
+    assert said == {"modules": ["layernorm", "moe_act"]}
+
+
+@pytest.mark.parametrize(
+    ("cells", "split"),
+    [
+        ({"framework": "megatron-lm (megatron-core dev)", "layers": "6"}, [1, 2, 2, 1]),
+        ({"framework": "megatron-lm (megatron-core dev)", "layers": "8"}, None),
+        ({"framework": "megatron-lm", "layers": "6"}, None),
+        ({"notes": "layout Et|(tt|)*2tL, overlap", "layers": "6"}, "Et|(tt|)*2tL"),
+    ],
+)
+def test_ends_count_where_the_software_counts_them(cells: dict[str, str], split: Any) -> None:
+    stages = {"pp": "4", "dp": "2", "ep": "2", "schedule": "1f1b"}
+    found = scenario_mapping(case(**{**SMALL, **stages, **cells}))["layout"].get("layers_per_stage")
+    assert found == split
+
+
+@pytest.mark.parametrize(
+    ("notes", "many"),
+    [
+        ("MTP 1 layer, layout Et|(tt|)*30mL", 1),
+        ("num-experts 8; mtp-num-layers 2; moe-grouped-gemm True", 2),
+        ("no MTP in the layout Et|(tt|)*30L", None),
+        ("", None),
+    ],
+)
+def test_notes_say_how_many_layers_predict_further_tokens(notes: str, many: int | None) -> None:
+    assert scenario_mapping(case(**{**SMALL, "notes": notes}))["model"].get("mtp_layers") == many
+
+
+def test_recipes_of_some_models_balance_the_load_of_experts() -> None:
+    (row,) = (
+        read_step
+        for read_step in read_steps()
+        if read_step.text("case_id").startswith("card-deepseek-v3-pretrain_perf")
+    )
+    assert scenario_mapping(row)["training"]["overheads"] == {"router_loss": True}
+    assert Scenario.from_mapping(scenario_mapping(row)).model.mtp_layers == 1
+    assert "overheads" not in scenario_mapping(case(**SMALL))["training"]
+
+
+BRIDGE = "megatron-bridge (megatron-core)"
+
+
+@pytest.mark.parametrize(
+    ("cells", "overheads"),
+    [
+        ({**QWEN, "framework": "megatron-lm (megatron-core dev)"}, {"router_loss": True, **FUSED}),
+        ({**QWEN, "framework": "megatron-lm"}, {}),
+        ({**QWEN, "framework": BRIDGE, "notes": "HybridEP"}, {"router_loss": True}),
+        (
+            {**QWEN, "framework": BRIDGE, "notes": "SFT, permute fusion off"},
+            {"router_loss": True, "permute_unfused": True, "router_unfused": True},
+        ),
+        ({**MOONLIGHT, "framework": BRIDGE}, {"router_loss": True, "router_unfused": True}),
+        ({**GPT_OSS, "framework": BRIDGE}, {}),
+    ],
+)
+def test_recipes_say_how_experts_are_chosen_and_tokens_copied(cells: dict[str, str], overheads: dict[str, Any]) -> None:
+    assert scenario_mapping(case(**cells))["training"].get("overheads", {}) == overheads
+
+
+@pytest.mark.parametrize(
+    ("cells", "formats", "beside"),
+    [
+        (MOONLIGHT, {"gradients": "bf16", "moments": "bf16"}, True),
+        ({**MOONLIGHT, "notes": "DeepEP"}, {"gradients": "bf16", "moments": "bf16"}, False),
+        (QWEN, {"gradients": "bf16"}, False),
+    ],
+)
+def test_recipes_of_mixtures_keep_less_in_fp32(cells: dict[str, str], formats: dict[str, str], beside: bool) -> None:
+    said = scenario_mapping(case(**{**cells, "framework": BRIDGE}))
+    assert said["training"]["precision"] == {"compute": "bf16", **formats}
+    assert said["layout"].get("overlap_shared_experts", False) == beside
+
+
+def test_of_models_with_the_same_layers_it_is_that_with_the_nearest_vocabulary() -> None:
+    assert public_model(case(**MOONLIGHT)) == "moonlight-16b-a3b"
+    assert public_model(case(**{**MOONLIGHT, "vocab": "102400"})) == "deepseek-v2-lite"
+
+
+def test_experts_across_ranks_need_experts() -> None:
+    with pytest.raises(CannotPredictError, match="without experts"):
+        scenario_mapping(case(**EIGHT))
+
+
+def test_a_mixture_that_leaves_out_how_many_experts_a_token_meets_is_no_prediction() -> None:
+    with pytest.raises(CannotPredictError, match="top_k is not stated"):
+        scenario_mapping(case(**{**SMALL, "top_k": ""}))
+
+
+SCOPES = "cuda_graph_impl=transformer_engine, cuda_graph_scope="
+
+
+@pytest.mark.parametrize(
+    ("notes", "captured"),
+    [
+        (f"{SCOPES}['attn', 'moe_router', 'moe_preprocess']", "outside_experts"),
+        ("HybridEP, CUDA graphs attn+router+preprocess", "outside_experts"),
+        (f"{SCOPES}['moe_router', 'moe_preprocess']", False),
+        ("CUDA graphs router+preprocess", False),
+        ("cuda_graph_impl=full_iteration", True),
+        ("cuda_graph_impl=none", False),
+    ],
+)
+def test_notes_say_which_parts_of_passes_are_captured(notes: str, captured: bool | str) -> None:
+    assert scenario_mapping(case(**{**SMALL, "notes": notes}))["framework"]["cuda_graphs"] == captured
+
+
+@pytest.mark.parametrize(("gpu", "captured"), [("gb200", True), ("h100-sxm-80gb", False)])
+def test_recipes_of_padded_experts_capture_passes_on_blackwell(gpu: str, captured: bool) -> None:
+    nemo = {"framework": "nemo (megatron-core)", "year": "2025", "gpu": gpu, "gpus_per_node": "4"}
+    assert scenario_mapping(case(**SMALL, **nemo))["framework"]["cuda_graphs"] == captured
+    assert not scenario_mapping(case(**{**EIGHT, "ep": "1"}, **nemo))["framework"]["cuda_graphs"]
+
+
+def test_models_with_experts_are_launched_at_their_own_pace() -> None:
+    mixed, dense = (scenario(case(**cells)) for cells in (SMALL, {**EIGHT, "ep": "1"}))
+    assert mixed.framework.name == dense.framework.name
+    assert mixed.framework == dense.framework.with_experts() != dense.framework
+
+
+def test_a_slow_host_is_slow_for_models_with_experts() -> None:
+    grace = scenario(case(**{**SMALL, "gpu": "gb200", "gpus_per_node": "4", "interconnect": "nvl72"}))
+    assert grace.cluster.accelerator.host_pace > 1.0
+    assert grace.framework.launch == pytest.approx(
+        grace.cluster.accelerator.host_pace * scenario(case(**SMALL)).framework.launch
+    )
+
+
+@pytest.mark.parametrize(
+    ("notes", "capacity"),
+    [
+        ("MoE with capacity factor 1.0 and padding; top-2", 1.0),
+        ("token drop, capacity factor 1.25, padded", 1.25),
+        ("capacity factor 2 without it", None),
+        ("dropless", None),
+    ],
+)
+def test_experts_that_are_padded_to_a_capacity_have_it(notes: str, capacity: float | None) -> None:
+    for cells in (SMALL, QWEN):
+        (routed,) = scenario(case(**{**cells, "notes": notes})).model.mixtures
+        assert routed.capacity == capacity

@@ -1,0 +1,144 @@
+"""Which recipe does a row's word for its number format mean? What its software means by it."""
+
+from typing import Any
+
+import pytest
+
+from clustersim.common.dtypes import NARROW
+from clustersim.scenario import Scenario
+from clustersim.validation.case_scenario import is_dense, is_mixture, scenario_mapping
+from clustersim.validation.cases import CannotPredictError
+from clustersim.validation.steps import NARROW as NARROW_FORMATS
+from clustersim.validation.steps import compare_step, factors_of
+from clustersim.validation.training_precision import is_narrow, is_wide
+from tests.validation.sample_cases import case
+
+HOPPER = {"gpu": "h100-sxm-80gb", "interconnect": "nvlink4 + 8x400G-ib-ndr", "year": "2025"}
+BLACKWELL = HOPPER | {"gpu": "b200", "interconnect": "nvlink5 + 8x400G-ib-ndr"}
+ALONE = {"tp": "1", "pp": "1", "dp": "8", "zero_stage": "3", "schedule": ""}
+NEMO, BRIDGE = "nemo (megatron-core)", "megatron-bridge (megatron-core)"
+RELEASED = {"framework": NEMO, "precision": "fp8", "locator": "NVIDIA/dgxc-benchmarking v25.10 nemotron4/README.md"}
+QWEN = {
+    **{"layers": "48", "hidden": "2048", "heads": "32", "kv_heads": "4", "head_dim": "128", "vocab": "151936"},
+    **{"experts": "128", "top_k": "8", "moe_ffn_hidden": "768", "ffn_hidden": "6144", "mlp": "swiglu", "ep": "8"},
+    **{"seq": "4096", "global_batch": "512", "micro_batch": "4", "framework": BRIDGE, "zero_stage": "1"},
+}
+DEFAULTS = "inferred: recipe defaults; forced balanced routing"
+
+
+def precision(**cells: str) -> dict[str, Any]:
+    said = scenario_mapping(case(**cells))["training"]["precision"]
+    assert isinstance(said, dict)
+    return said
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        ({"framework": "megatron-lm", "precision": "fp8"}, {"compute": "fp8", "gradients": "fp32"}),
+        (
+            {"framework": "megatron-lm", "precision": "fp8 (tensorwise)", "notes": "fp8-param-gather"},
+            {"compute": "fp8-current", "stored": "fp8", "gradients": "fp32"},
+        ),
+        ({"framework": NEMO, "precision": "fp8"}, {"compute": "fp8", "stored": "fp8", "gradients": "bf16"}),
+        (RELEASED, {"compute": "fp8-current", "stored": "fp8", "gradients": "bf16"}),
+        (
+            {**RELEASED, "locator": "NVIDIA/dgxc-benchmarking v25.05 nemotron4/README.md"},
+            {"compute": "fp8", "stored": "fp8", "gradients": "bf16"},
+        ),
+        ({"framework": BRIDGE, "precision": "fp8"}, {"compute": "fp8-current", "stored": "fp8", "gradients": "bf16"}),
+        (
+            {"framework": "megatron-lm (megatron-core dev)", "precision": "fp8"},
+            {"compute": "fp8-blockwise", "stored": "fp8-blockwise", "moments": "bf16", "gradients": "fp32"},
+        ),
+        (
+            {**ALONE, "framework": "composer + pytorch fsdp", "precision": "fp8", "year": "2023"},
+            {"compute": "fp8", "gradients": "bf16"},
+        ),
+        (
+            {**ALONE, "framework": "torchtitan", "precision": "fp8-mixed"},
+            {"compute": "fp8-tensorwise", "gathered": "fp8", "gradients": "fp32"},
+        ),
+        (
+            {**ALONE, "framework": "torchtitan", "precision": "fp8-rowwise"},
+            {"compute": "fp8-rowwise", "gradients": "fp32"},
+        ),
+    ],
+)
+def test_a_word_means_what_the_software_means_by_it(cells: dict[str, str], said: dict[str, str]) -> None:
+    """And what it says is legal in a scenario file."""
+    assert precision(**{**HOPPER, **cells}) == said
+    recipe = Scenario.from_mapping(scenario_mapping(case(**{**HOPPER, **cells}))).training.recipe
+    assert recipe.name == said["compute"]
+    assert recipe.products.forward in NARROW
+
+
+def test_parameters_in_mxfp8_are_gathered_in_bf16() -> None:
+    said = precision(**{**BLACKWELL, "framework": BRIDGE, "precision": "mxfp8"})
+    assert said == {"compute": "mxfp8", "stored": "mxfp8", "gathered": "bf16", "gradients": "bf16"}
+
+
+@pytest.mark.parametrize("word", ["fp8", "fp8-mixed", "fp4", "", "int8"])
+def test_a_word_of_which_nothing_says_what_it_means_is_no_prediction(word: str) -> None:
+    row = case(**{**HOPPER, "framework": "in-house", "precision": word})
+    compared = compare_step(row)
+    assert compared.predicted is None
+    assert compared.expressible is False
+    assert "of in-house: which recipe it is, is not stated" in (compared.skipped or "")
+    with pytest.raises(CannotPredictError):
+        scenario_mapping(row)
+
+
+@pytest.mark.parametrize(("word", "pipelined"), [("fp8", True), ("mxfp8", True), ("nvfp4", False)])
+def test_recipes_of_llama_pipeline_tensor_parallel_collectives_but_in_nvfp4(word: str, pipelined: bool) -> None:
+    layout = scenario_mapping(case(**{**BLACKWELL, "framework": BRIDGE, "precision": word}))["layout"]
+    assert layout["tensor_overlap"] is pipelined
+
+
+def test_a_recipe_that_ran_as_it_stands_has_what_it_sets() -> None:
+    """Hybrid-EP beside compute and a captured iteration, where the row is in MXFP8 and on Blackwell."""
+    cells = {**BLACKWELL, **ALONE, **QWEN, "gpu": "gb200", "interconnect": "nvl72", "notes": DEFAULTS}
+    sets = scenario_mapping(case(**{**cells, "precision": "mxfp8"}))
+    assert (sets["layout"]["dispatcher"], sets["framework"]["cuda_graphs"]) == ("hybridep", True)
+    assert sets["layout"]["overlap_expert_communication"] and sets["layout"]["delay_wgrad"]
+    for other in ({"precision": "bf16"}, {"precision": "mxfp8", "notes": "forced balanced routing"}):
+        plain = scenario_mapping(case(**{**cells, **other}))
+        assert (plain["layout"]["dispatcher"], plain["framework"]["cuda_graphs"]) == ("alltoall", False)
+
+
+@pytest.mark.parametrize(("word", "narrow"), [("bf16", False), ("fp16", False), ("fp8", True), ("nvfp4", True)])
+def test_runs_in_narrow_formats_stand_apart(word: str, narrow: bool) -> None:
+    """So that means of others do not change as there are more of them."""
+    row = case(precision=word)
+    assert (is_narrow(row), is_wide(row)) == (narrow, not narrow)
+    assert is_dense(row) is not narrow
+    assert not is_mixture(row)
+    assert factors_of(row)["format"] == word
+    assert factors_of(row)["layers"].endswith(NARROW_FORMATS) is narrow
+    assert compare_step(row).source == ("nobody" if not narrow else f"nobody, {NARROW_FORMATS}")
+
+
+RECIPE_OF = "recipe QWEN3_30B_A3B_PRETRAIN_CONFIG @ v0.5.0: cuda_graph_impl=full_iteration, moe_a2a_overlap=True"
+
+
+@pytest.mark.parametrize("notes", [DEFAULTS, RECIPE_OF])
+def test_recipes_that_capture_all_fuse_experts_and_attend_in_mxfp8(notes: str) -> None:
+    training = scenario_mapping(case(**{**QWEN, **ALONE, **BLACKWELL, "precision": "mxfp8", "notes": notes}))[
+        "training"
+    ]
+    assert training["precision"]["attention"] == "mxfp8"
+    assert training["overheads"]["grouping"] == "fused"
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        {"precision": "mxfp8", "notes": "recipe X @ v0.4.0: cuda_graph_impl=transformer_engine"},
+        {"precision": "bf16", "notes": RECIPE_OF},
+        {"precision": "fp8", "notes": RECIPE_OF, **HOPPER},
+    ],
+)
+def test_others_do_neither(cells: dict[str, str]) -> None:
+    training = scenario_mapping(case(**{**QWEN, **ALONE, **BLACKWELL, **cells}))["training"]
+    assert "attention" not in training["precision"]
+    assert "grouping" not in training.get("overheads", {})
