@@ -35,11 +35,11 @@ from clustersim.cost.record_file import write_record
 from clustersim.hardware.cluster import Cluster, load_cluster
 from clustersim.interop.device_names import same_chip
 from clustersim.interop.kineto import Traces, read_traces
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 from clustersim.results.profiled_step import Moved, RankSpans, met
 
 METHOD: Final = "PyTorch's profiler: collectives of training steps, beside kernels; the shortest of their members'"
-_KNOWN: Final = {kind.value: kind for kind in Collective if not kind.routed}
+_KNOWN: Final = {kind.value: kind for kind in CollectiveType if not kind.is_token_routing}
 _FORMATS: Final = {dtype.value: dtype for dtype in DType}
 
 
@@ -115,7 +115,7 @@ def _call(moved: Moved, cluster: Cluster) -> Call | str:
         return "no payload in the trace"
     if len(moved.members) != moved.ranks or moved.ranks < 2:
         return "members that the trace does not say"
-    if collective is Collective.SEND_RECV and moved.ranks > 2:
+    if collective is CollectiveType.SEND_RECV and moved.ranks > 2:
         return "messages in a group of more than two"
     nodes = Counter(rank // cluster.gpus_per_node for rank in moved.members)
     if len(set(nodes.values())) > 1:

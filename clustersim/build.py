@@ -46,14 +46,14 @@ from clustersim.model.training import Attention
 from clustersim.parallel.mesh import HOST_ROLE, Role
 from clustersim.parallel.plan import Plan
 from clustersim.parallel.process_groups import groups_of
-from clustersim.program.action import Order
-from clustersim.program.program import EVEN, Groups, Program
-from clustersim.program.task import Block, Collective, Compute, HostExchange, Overlap
+from clustersim.program.action import PipelineOrder
+from clustersim.program.program import BALANCED_LOADS, ProcessGroups, Program
+from clustersim.program.task import CollectiveType, CommOverlap, ComputeTask, HostOp, Segment
 from clustersim.scenario import Contention, Scenario, Symmetry
 from clustersim.scenario.resolved import Setup
 from clustersim.scenario.validation_rules.consistency import problems
 from clustersim.schedules.schedule import Schedule
-from clustersim.symmetry.refinement import Classes, unfolded
+from clustersim.symmetry.refinement import SymmetryClasses, singleton_classes
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Assembly:
 
     plan: Plan
     cost: BlockCost
-    classes: Classes
+    classes: SymmetryClasses
     shares: Sharing | None
 
     @property
@@ -139,10 +139,8 @@ def require_offers(scenario: Scenario, program: Program) -> None:
 def _require_offers(scenario: Scenario, program: Program) -> None:
     switches, left = scenario.cost.switches, library_of(scenario)
     surveyor = Surveyor(scenario.cluster.fabric, left)
-    every = (
-        exchange for one in program.programs for exchange in one.exchanges if not isinstance(exchange, HostExchange)
-    )
-    asked = dict.fromkeys((item.collective, item.group) for item in every if item.collective in switches.bound)
+    every = (comm_op for one in program.programs for comm_op in one.comm_ops if not isinstance(comm_op, HostOp))
+    asked = dict.fromkeys((item.collective, item.comm_group) for item in every if item.collective in switches.bound)
     for kind, role in asked:
         if not left.offers_for(kind):
             raise InputError(_nothing_left(scenario, kind))
@@ -151,7 +149,7 @@ def _require_offers(scenario: Scenario, program: Program) -> None:
             surveyor.require(kind, members)
 
 
-def _nothing_left(scenario: Scenario, kind: Collective) -> str:
+def _nothing_left(scenario: Scenario, kind: CollectiveType) -> str:
     library = load_library(scenario.cluster.library)
     own = ", ".join(dict.fromkeys(offer.name for offer in library.offers_for(kind)))
     return (
@@ -165,7 +163,7 @@ def plan_of(scenario: Setup) -> Plan:
     return Plan(scenario.model, scenario.training, scenario.run_layout, scenario.schedule.placement)
 
 
-def order_of(scenario: Setup, plan: Plan) -> Order:
+def order_of(scenario: Setup, plan: Plan) -> PipelineOrder:
     """The order in which pipeline ranks work, as it is with the costs of the cluster's first kind of accelerator."""
     return _ordering(scenario, plan).order(plan.layout.pp, plan.microbatches)
 
@@ -219,10 +217,10 @@ def kernels_of(scenario: Scenario) -> tuple[Kernel, ...]:
     found: dict[Kernel, None] = {}
     for block in _blocks(lowered(scenario, plan_of(scenario))):
         for operation in block.operations:
-            match operation.does:
+            match operation.body:
                 case Kernel() as kernel:
                     found[kernel] = None
-                case Overlap(kernel=kernel, chunks=chunks):
+                case CommOverlap(kernel=kernel, chunk_count=chunks):
                     found[kernel if math.isinf(chunks) else kernel.piece(int(chunks))] = None
     return tuple(found)
 
@@ -237,9 +235,11 @@ def exchanges_of(scenario: Scenario) -> tuple[Call, ...]:
     program = lowered(scenario, plan_of(scenario))
     fabric = scenario.cluster.fabric
     found: dict[Call, None] = {}
-    every = dict.fromkeys(exchange for rank_program in program.programs for exchange in rank_program.exchanges)
-    for exchange in (item for item in every if not (isinstance(item, HostExchange) or item.collective.routed)):
-        for members in program.groups[exchange.group].members:
+    every = dict.fromkeys(exchange for rank_program in program.programs for exchange in rank_program.comm_ops)
+    for exchange in (
+        comm_op for comm_op in every if not (isinstance(comm_op, HostOp) or comm_op.collective.is_token_routing)
+    ):
+        for members in program.groups[exchange.comm_group].members:
             nodes = len(np.unique(fabric.nodes(members)))
             found[Call(exchange.collective, exchange.payload, len(members), nodes, summed_in(exchange))] = None
     return tuple(sorted(found, key=_place))
@@ -249,9 +249,9 @@ def _place(call: Call) -> tuple[str, int, int, float, str]:
     return call.collective.value, call.ranks, call.nodes, call.payload, call.format.value
 
 
-def _blocks(program: Program) -> Iterator[Block]:
+def _blocks(program: Program) -> Iterator[Segment]:
     tasks = (task for rank_program in program.programs for task in rank_program.tasks)
-    yield from dict.fromkeys(task.block for task in tasks if isinstance(task, Compute))
+    yield from dict.fromkeys(task.segment for task in tasks if isinstance(task, ComputeTask))
 
 
 def _exchanges(scenario: Scenario, program: Program) -> Others:
@@ -269,7 +269,7 @@ def _exchanges(scenario: Scenario, program: Program) -> Others:
 def _uneven(scenario: Scenario, program: Program, exchanges: Others) -> Others:
     """The same where members get unlike parts."""
     fabric = scenario.cluster.fabric
-    return exchanges if program.loads is EVEN else UnevenExchanges(exchanges, program, fabric)
+    return exchanges if program.expert_loads is BALANCED_LOADS else UnevenExchanges(exchanges, program, fabric)
 
 
 def _nodes(scenario: Setup) -> IntArray:
@@ -277,7 +277,7 @@ def _nodes(scenario: Setup) -> IntArray:
     return scenario.cluster.fabric.nodes(np.arange(scenario.layout.world))
 
 
-def _between(scenario: Setup, groups: Mapping[str, Groups]) -> CommunicationCost | RecordedExchanges:
+def _between(scenario: Setup, groups: Mapping[str, ProcessGroups]) -> CommunicationCost | RecordedExchanges:
     cluster, settings = scenario.cluster, scenario.cost
     model = CommunicationCost(cluster.fabric, library_of(scenario), groups)
     if settings.record is None or scenario.disturbances.network:
@@ -371,11 +371,11 @@ def _others(scenario: Scenario) -> tuple[Other, ...]:
         raise InputError(f"{scenario.path or scenario.name}: disturbances.{error}") from error
 
 
-def _classes(scenario: Scenario, cost: BlockCost, exchanges: ExchangeCost, shares: Sharing | None) -> Classes:
+def _classes(scenario: Scenario, cost: BlockCost, exchanges: ExchangeCost, shares: Sharing | None) -> SymmetryClasses:
     """Which ranks provably do the same; where every kernel varies by itself, none do."""
     links, program, machine = scenario.cluster.fabric.links, cost.program, cost.apart
     if _unlike(scenario):
-        return unfolded(program) if shares is None else unfolded_classes(program, shares, links)
+        return singleton_classes(program) if shares is None else unfolded_classes(program, shares, links)
     if shares is not None:
         return alike_shared(program, exchanges, shares, links, machine=machine)
     return alike(program, exchanges, machine=machine)
@@ -383,7 +383,7 @@ def _classes(scenario: Scenario, cost: BlockCost, exchanges: ExchangeCost, share
 
 def _apart(scenario: Scenario, cost: BlockCost) -> IntArray:
     """[ranks] equal numbers may be of ranks that do the same."""
-    return np.arange(cost.program.ranks) if _unlike(scenario) else cost.apart
+    return np.arange(cost.program.world_size) if _unlike(scenario) else cost.apart
 
 
 def _unlike(scenario: Scenario) -> bool:

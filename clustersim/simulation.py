@@ -18,10 +18,10 @@ from clustersim.common.arrays import FloatArray
 from clustersim.common.errors import InputError
 from clustersim.common.gc_control import uncollected
 from clustersim.common.units import Seconds
-from clustersim.engine.co_scheduled import Job, run_together
-from clustersim.engine.engine import run
-from clustersim.engine.recording.operation_log import Written
-from clustersim.engine.recording.operation_trace import Inside
+from clustersim.engine.co_scheduled import CoScheduledJob, simulate_co_scheduled
+from clustersim.engine.engine import simulate_program
+from clustersim.engine.recording.operation_log import OperationSpanLog
+from clustersim.engine.recording.operation_trace import OperationTraceReader
 from clustersim.memory.timeline import timed_ledgers
 from clustersim.results.co_located_jobs import ROUNDING, Neighbour, lasts
 from clustersim.results.link_volumes import Metered
@@ -47,7 +47,9 @@ def _simulated(scenario: Scenario) -> Answer:
     return _together(scenario, alone, started) if scenario.jobs else alone
 
 
-def _answer(scenario: Scenario, made: Assembly, inside: Inside, started: Seconds, **beside: Any) -> Answer:
+def _answer(
+    scenario: Scenario, made: Assembly, inside: OperationTraceReader, started: Seconds, **beside: Any
+) -> Answer:
     program, trace = made.program, inside.trace
     return Answer(
         scenario=scenario,
@@ -61,15 +63,17 @@ def _answer(scenario: Scenario, made: Assembly, inside: Inside, started: Seconds
     )
 
 
-def _run(scenario: Scenario, made: Assembly) -> Inside:
+def _run(scenario: Scenario, made: Assembly) -> OperationTraceReader:
     """Run one rank of each class."""
     coalesce, jitter = scenario.cost.coalesce, scenario.jitter
-    trace, written = run(made.program, made.classes, made.cost, coalesce=coalesce, sharing=made.shares, jitter=jitter)
+    trace, written = simulate_program(
+        made.program, made.classes, made.cost, coalesce=coalesce, contention_map=made.shares, jitter=jitter
+    )
     return _inside(scenario, made, trace, written)
 
 
-def _inside(scenario: Scenario, made: Assembly, trace: Trace, written: Written) -> Inside:
-    return Inside(made.program, made.classes, made.cost, scenario.jitter, trace, written)
+def _inside(scenario: Scenario, made: Assembly, trace: Trace, written: OperationSpanLog) -> OperationTraceReader:
+    return OperationTraceReader(made.program, made.classes, made.cost, scenario.jitter, trace, written)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,7 +82,7 @@ class _Ran:
 
     scenario: Scenario
     made: Assembly
-    inside: Inside
+    inside: OperationTraceReader
     start: Seconds
 
     @property
@@ -101,7 +105,9 @@ class _Ran:
     def neighbour(self, until: Seconds) -> Neighbour:
         """It, as it went beside the first job, which was done then."""
         volumes = Metered(self.scenario.cluster.fabric, library_of(self.scenario), self.inside.program.groups)
-        found = Neighbour(self.scenario.name, self.start, until, self.rows, self.inside.of, volumes, np.zeros(0))
+        found = Neighbour(
+            self.scenario.name, self.start, until, self.rows, self.inside.rank_spans, volumes, np.zeros(0)
+        )
         alone = _ran([replace(self.scenario, steps=len(found.step_times))], [self.start])[0]
         return replace(found, alone=alone.step_times)
 
@@ -139,11 +145,11 @@ def _beside(scenario: Scenario, steps: Sequence[int]) -> list[_Ran]:
 def _ran(scenarios: Sequence[Scenario], starts: Sequence[Seconds]) -> list[_Ran]:
     """Jobs that run together, one rank of each class of each."""
     every = [*zip(scenarios, assemble_together(scenarios), starts, strict=True)]
-    ran = run_together([_job(*item) for item in every])
+    ran = simulate_co_scheduled([_job(*item) for item in every])
     return [
         _Ran(job, made, _inside(job, made, *spans), start) for (job, made, start), spans in zip(every, ran, strict=True)
     ]
 
 
-def _job(scenario: Scenario, made: Assembly, start: Seconds) -> Job:
-    return Job(made.cost, made.classes, made.shares, scenario.cost.coalesce, scenario.jitter, start)
+def _job(scenario: Scenario, made: Assembly, start: Seconds) -> CoScheduledJob:
+    return CoScheduledJob(made.cost, made.classes, made.shares, scenario.cost.coalesce, scenario.jitter, start)

@@ -10,9 +10,9 @@ import numpy as np
 
 from clustersim import Scenario, simulate
 from clustersim.collectives.phase import Arrangement, Flows, Phase, Rounds, phase
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 
-BOTH = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
+BOTH = (CollectiveType.ALL_GATHER, CollectiveType.REDUCE_SCATTER)
 NAME = f"{Path(__file__).stem}:Doubling"  # looked for beside the scenario, which is said to be this file
 GIVEN = {
     "model": "llama-tiny",
@@ -25,7 +25,7 @@ GIVEN = {
 class Doubling:
     """An `Algorithm`: partners at distance d exchange 1/2d of the payload, in one round for each d."""
 
-    def phases(self, kind: Collective, arrangement: Arrangement) -> tuple[Phase, ...]:
+    def phases(self, kind: CollectiveType, arrangement: Arrangement) -> tuple[Phase, ...]:
         """One phase for each distance; none where it cannot do a collective."""
         size, members, local = arrangement.size, arrangement.members, arrangement.rails
         if kind not in BOTH or size & (size - 1):

@@ -10,16 +10,16 @@ from clustersim.collectives.flow_routes import route
 from clustersim.collectives.phase import Arrangement, Flows, Phase, Rounds, arrange, phase
 from clustersim.collectives.ring import Ring
 from clustersim.hardware.cluster import load_cluster
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 
 
 class HalvingDoubling:
     """An `Algorithm`: in the k-th round partners 2^k apart exchange 1/2^(k+1) of the payload, and back."""
 
-    def phases(self, kind: Collective, arrangement: Arrangement) -> tuple[Phase, ...]:
+    def phases(self, kind: CollectiveType, arrangement: Arrangement) -> tuple[Phase, ...]:
         """One phase for each distance; none where it cannot do a collective."""
         size, members = arrangement.size, arrangement.members
-        if kind is not Collective.ALL_REDUCE or size & (size - 1):
+        if kind is not CollectiveType.ALL_REDUCE or size & (size - 1):
             return ()
         place = np.arange(size)
         distances = [2**k for k in range(size.bit_length() - 1)]
@@ -35,7 +35,7 @@ def main() -> None:
         fabric = load_cluster("dgx-h100", gpus=8 * nodes).fabric
         (group,) = arrange(np.arange(8 * nodes)[None], fabric)
         for algorithm in (Ring(), HalvingDoubling()):
-            found = algorithm.phases(Collective.ALL_REDUCE, group)
+            found = algorithm.phases(CollectiveType.ALL_REDUCE, group)
             sent = sum(float(item.share.sum()) for item in found) / group.size
             loads = [route(element, fabric).load[:-1] for element in found]  # payloads, by link
             seconds = sum(1e9 * float((load / fabric.links.bandwidth).max()) for load in loads)

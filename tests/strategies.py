@@ -16,31 +16,31 @@ from clustersim.cost.segment import BlockCost
 from clustersim.model.kernels import Kernel, KernelKind
 from clustersim.parallel.mesh import NAMES
 from clustersim.program.action import Action, ActionKind
-from clustersim.program.program import Groups, Program, RankProgram
+from clustersim.program.program import ProcessGroups, Program, RankProgram
 from clustersim.program.task import (
-    Block,
-    Collective,
-    Communicate,
-    Compute,
-    Exchange,
+    CollectiveTask,
+    CollectiveType,
+    CommOp,
+    CommOverlap,
+    ComputeTask,
     Operation,
-    Overlap,
-    Receive,
-    Send,
+    ReceiveTask,
+    Segment,
+    SendTask,
     Stream,
     Task,
-    Work,
+    WorkType,
 )
 from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.schedules.schedule import Schedule
-from clustersim.symmetry.refinement import Classes, classes
+from clustersim.symmetry.refinement import SymmetryClasses, symmetry_classes
 from tests.engine.fake_costs import UnitCost
 
 SECONDS = st.sampled_from([0.0, 0.25, 0.5, 1.0, 1.5, 2.0])
 """Few and dyadic: equal times are common, and sums are exact."""
 
-KINDS = st.sampled_from([Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER])
+KINDS = st.sampled_from([CollectiveType.ALL_REDUCE, CollectiveType.ALL_GATHER, CollectiveType.REDUCE_SCATTER])
 CLASSES = st.sampled_from([KernelKind.MATMUL, KernelKind.ATTENTION_FORWARD, KernelKind.NORM])
 """One kernel of each class that collectives slow in its own way."""
 
@@ -72,7 +72,7 @@ def programs(draw: st.DrawFn) -> Program:
         _event(draw, ranks, number)
     made = tuple(RankProgram(tuple(rank.tasks), tuple(rank.streams)) for rank in ranks)
     kind = np.tile(np.arange(kinds), replicas)
-    used = {exchange.group for rank_program in made for exchange in rank_program.exchanges}
+    used = {exchange.comm_group for rank_program in made for exchange in rank_program.comm_ops}
     groups = {role: group for role, group in _groups(draw, kinds, replicas).items() if role in used}
     return Program(made, kind, groups)
 
@@ -83,17 +83,17 @@ def _event(draw: st.DrawFn, ranks: list[_Kind], number: int) -> None:
     what = draw(st.sampled_from(["compute", "dp", "experts", "model", "message", "message"]))
     if what == "compute":
         after = _after(draw, ranks[place])
-        ranks[place].add(Stream.COMPUTE, Compute(draw(_blocks()), after))
+        ranks[place].add(Stream.COMPUTE, ComputeTask(draw(_blocks()), after))
     elif what == "dp":
-        exchange = Exchange("reduce", draw(KINDS), "dp", draw(SECONDS))
-        ranks[place].add(Stream.DATA, Communicate(exchange, _after(draw, ranks[place])))
+        exchange = CommOp("reduce", draw(KINDS), "dp", draw(SECONDS))
+        ranks[place].add(Stream.DP, CollectiveTask(exchange, _after(draw, ranks[place])))
     elif what == "experts":
-        exchange = Exchange("tokens", Collective.ALL_TO_ALL, "tp", draw(SECONDS))
-        ranks[place].add(Stream.EXPERTS, Communicate(exchange, _after(draw, ranks[place])))
+        exchange = CommOp("tokens", CollectiveType.ALL_TO_ALL, "tp", draw(SECONDS))
+        ranks[place].add(Stream.EP, CollectiveTask(exchange, _after(draw, ranks[place])))
     elif what == "model":
-        exchange = Exchange("norm", Collective.ALL_REDUCE, "model", draw(SECONDS))
+        exchange = CommOp("norm", CollectiveType.ALL_REDUCE, "model", draw(SECONDS))
         for rank in ranks:
-            rank.add(Stream.DATA, Communicate(exchange, _after(draw, rank)))
+            rank.add(Stream.DP, CollectiveTask(exchange, _after(draw, rank)))
     elif len(ranks) > 1:
         _message(draw, ranks, number)
 
@@ -103,10 +103,10 @@ def _message(draw: st.DrawFn, ranks: list[_Kind], number: int) -> None:
     forward = draw(st.booleans())
     source, target = (left, left + 1) if forward else (left + 1, left)
     role, stream = ("pp_next", Stream.SEND_NEXT) if forward else ("pp_previous", Stream.SEND_PREVIOUS)
-    exchange = Exchange("message", Collective.SEND_RECV, role, draw(SECONDS))
+    exchange = CommOp("message", CollectiveType.SEND_RECV, role, draw(SECONDS))
     tag = Action(target, ActionKind.FORWARD, number)
-    ranks[source].add(stream, Send(exchange, tag, _after(draw, ranks[source])))
-    ranks[target].add(Stream.RECEIVE, Receive(exchange, tag))
+    ranks[source].add(stream, SendTask(exchange, tag, _after(draw, ranks[source])))
+    ranks[target].add(Stream.RECEIVE, ReceiveTask(exchange, tag))
 
 
 def _after(draw: st.DrawFn, kind: _Kind) -> tuple[int, ...]:
@@ -115,25 +115,25 @@ def _after(draw: st.DrawFn, kind: _Kind) -> tuple[int, ...]:
     return tuple(draw(st.lists(st.integers(0, len(kind.tasks) - 1), max_size=2, unique=True)))
 
 
-def _blocks() -> st.SearchStrategy[Block]:
+def _blocks() -> st.SearchStrategy[Segment]:
     kernel = st.builds(Kernel, st.just("kernel"), CLASSES, st.just(DType.BF16), flops=SECONDS, bytes=st.just(0.0))
-    exchange = SECONDS.map(lambda seconds: Exchange("gather", Collective.ALL_GATHER, "tp", seconds))
-    overlap = st.builds(Overlap, exchange, kernel, st.sampled_from([1.0, 2.0, 4.0, inf]), st.booleans())
+    exchange = SECONDS.map(lambda seconds: CommOp("gather", CollectiveType.ALL_GATHER, "tp", seconds))
+    overlap = st.builds(CommOverlap, exchange, kernel, st.sampled_from([1.0, 2.0, 4.0, inf]), st.booleans())
     operations = st.lists(kernel | kernel | exchange | overlap, min_size=1, max_size=4)
-    return operations.map(lambda does: Block("block", tuple(Operation(doe, Work.FORWARD) for doe in does)))
+    return operations.map(lambda does: Segment("block", tuple(Operation(doe, WorkType.FORWARD) for doe in does)))
 
 
-def _groups(draw: st.DrawFn, kinds: int, replicas: int) -> dict[str, Groups]:
+def _groups(draw: st.DrawFn, kinds: int, replicas: int) -> dict[str, ProcessGroups]:
     grid = np.arange(kinds * replicas).reshape(replicas, kinds)
     size = 2 if replicas % 2 == 0 else 1
     shuffled = [np.array(draw(st.permutations(grid[:, kind].tolist()))).reshape(-1, size) for kind in range(kinds)]
     pairs = np.stack([grid[:, :-1].reshape(-1), grid[:, 1:].reshape(-1)], axis=1)
     return {
-        "dp": Groups("dp", np.ascontiguousarray(grid.T)),
-        "tp": Groups("tp", np.concatenate(shuffled)),
-        "model": Groups("model", grid),
-        "pp_next": Groups("pp_next", pairs, ordered=True),
-        "pp_previous": Groups("pp_previous", np.ascontiguousarray(pairs[:, ::-1]), ordered=True),
+        "dp": ProcessGroups("dp", np.ascontiguousarray(grid.T)),
+        "tp": ProcessGroups("tp", np.concatenate(shuffled)),
+        "model": ProcessGroups("model", grid),
+        "pp_next": ProcessGroups("pp_next", pairs, ordered=True),
+        "pp_previous": ProcessGroups("pp_previous", np.ascontiguousarray(pairs[:, ::-1]), ordered=True),
     }
 
 
@@ -157,7 +157,7 @@ def costed(draw: st.DrawFn) -> UnitCost:
 @st.composite
 def _tables(draw: st.DrawFn) -> Interference:
     """A part of its own for every class of kernel beside every kind of collective, and the other way round inside."""
-    pairs = [(kind, kernel_class) for kind in Collective for kernel_class in KernelClass]
+    pairs = [(kind, kernel_class) for kind in CollectiveType for kernel_class in KernelClass]
     parts = st.fixed_dictionaries({pair: st.sampled_from([0.0, 0.25, 0.5, 1.0]) for pair in pairs})
     return Interference(draw(parts), draw(parts))
 
@@ -165,13 +165,13 @@ def _tables(draw: st.DrawFn) -> Interference:
 INTERFERENCES = st.sampled_from([0.0, 0.5]).map(Interference.equal) | _tables()
 
 
-def fold(program: Program, cost: BlockCost) -> Classes:
+def fold(program: Program, cost: BlockCost) -> SymmetryClasses:
     """Classes of the ranks that do the same at these costs."""
     seconds: dict[str, list[FloatArray]] = {role: [] for role in program.groups}
-    for exchange in sorted({item for made in program.programs for item in made.exchanges}, key=repr):
-        seconds[exchange.group].append(cost.exchange_timing(exchange).seconds)
+    for exchange in sorted({comm_op for made in program.programs for comm_op in made.comm_ops}, key=repr):
+        seconds[exchange.comm_group].append(cost.exchange_timing(exchange).seconds)
     costs = {role: np.stack(columns, axis=1) for role, columns in seconds.items()}
-    return classes(program, costs, machine=cost.machines.of)
+    return symmetry_classes(program, costs, device_model=cost.machines.of)
 
 
 CLUSTERS: dict[str, dict[str, Any]] = {
@@ -195,9 +195,9 @@ DEGREES = [
 WHOLE_NODE = ("one domain", "cards")
 """Where four GPUs are in one node; the other clusters have nodes of two."""
 LEGAL = {
-    "one domain": [element for element in DEGREES if prod(element.values()) in {*range(2, 9), 16}],
-    "cards": [entry for entry in DEGREES if prod(entry.values()) in range(2, 9)],
-    "one switch": [each for each in DEGREES if prod(each.values()) in range(2, 17, 2)],
+    "one domain": [item for item in DEGREES if prod(item.values()) in {*range(2, 9), 16}],
+    "cards": [element for element in DEGREES if prod(element.values()) in range(2, 9)],
+    "one switch": [entry for entry in DEGREES if prod(entry.values()) in range(2, 17, 2)],
     "racks": [each for each in DEGREES if prod(each.values()) in range(2, 17, 2)],
 }
 STRATEGIES: list[str | dict[str, Any]] = [

@@ -31,7 +31,7 @@ from clustersim.hardware.efficiency import InTraining
 from clustersim.memory.footprint import Category
 from clustersim.model.kernels import KernelKind
 from clustersim.model.training import Attention
-from clustersim.program.task import Collective, Compute
+from clustersim.program.task import CollectiveType, ComputeTask
 from clustersim.results.memory_check import check, peak_memory
 from clustersim.results.simulation_result import Answer
 from clustersim.results.time_categories import PARTS, Part
@@ -154,7 +154,7 @@ def test_older_attention_takes_its_times_longer_and_nothing_else_does(attention:
 
 def attention_seconds(result: Answer) -> float:
     """Seconds of flash attention in a step of one GPU."""
-    blocks = [task.block for task in result.program.programs[0].tasks if isinstance(task, Compute)]
+    blocks = [task.segment for task in result.program.programs[0].tasks if isinstance(task, ComputeTask)]
     return sum(
         seconds
         for block in blocks
@@ -198,10 +198,10 @@ def test_checked_memory_is_simulated_memory(result: Answer) -> None:
 def test_ledgers_follow_the_trace(result: Answer) -> None:
     """Activations are there from the start of the first pass, also where it is cut into pieces."""
     for pipeline_rank, made in enumerate(result.ledgers):
-        rank = int(np.flatnonzero(result.program.kind == pipeline_rank)[0])
-        computed = [task for task in result.program.programs[pipeline_rank].tasks if isinstance(task, Compute)]
+        rank = int(np.flatnonzero(result.program.program_index == pipeline_rank)[0])
+        computed = [task for task in result.program.programs[pipeline_rank].tasks if isinstance(task, ComputeTask)]
         first = next(place for place, task in enumerate(computed) if task.action is not None)
-        rows = result.trace.rows(int(result.trace.representative[rank]), stream=0)
+        rows = result.trace.rank_events(int(result.trace.representative[rank]), stream=0)
         assert made.times[0] == result.trace.start[rows[first]]
         assert (np.diff(made.times) >= 0).all()
         assert made.times[0] >= 0
@@ -217,9 +217,9 @@ def test_spans_are_the_operations_of_the_simulated_ranks(result: Answer) -> None
     """Kernels and collectives: as many as one finds by going through the simulated ranks' tasks."""
     count = 0
     for rank in result.trace.simulated_ranks.tolist():
-        tasks = result.program.programs[int(result.program.kind[rank])].tasks
-        assert len(result.trace.rows(rank)) == len(tasks)
-        count += sum(len(task.block.operations) if hasattr(task, "block") else 1 for task in tasks)
+        tasks = result.program.programs[int(result.program.program_index[rank])].tasks
+        assert len(result.trace.rank_events(rank)) == len(tasks)
+        count += sum(len(task.segment.operations) if hasattr(task, "segment") else 1 for task in tasks)
     assert result.spans == count
 
 
@@ -378,14 +378,14 @@ def test_who_says_by_which_part_kernels_and_collectives_are_slowed() -> None:
     assert norm.shape is not None
     time = Spread(1.0, 1.0, 1.0, 9)
     row = KernelRow(norm.name, norm.kind, norm.dtype, norm.shape, norm.flops, norm.bytes, norm.launches, time)
-    gathered = Call(Collective.ALL_GATHER, 1e6, 8, 1)
+    gathered = Call(CollectiveType.ALL_GATHER, 1e6, 8, 1)
     pair = BesideRow(row, "all_gather", Spread(1.5, 1.5, 1.5, 9), gathered, time, Spread(3.0, 3.0, 3.0, 9))
     reduced = replace(pair, beside="all_reduce", call=None, together=time, call_alone=None, call_together=None)
     record = replace(recorded({}), beside=(pair, reduced))
     measured = replace(case, cost=replace(case.cost, record=record))
     said = replace(measured, cost=replace(measured.cost, interference=0.07))
     tables = [assemble(item).cost.machines.kinds[0].interference for item in (case, measured, said)]
-    both = [(kind, KernelClass.MEMORY) for kind in (Collective.ALL_GATHER, Collective.ALL_REDUCE)]
+    both = [(kind, KernelClass.MEMORY) for kind in (CollectiveType.ALL_GATHER, CollectiveType.ALL_REDUCE)]
     assert [[table.kernels[element] for element in both] for table in tables] == [[0.19] * 2, [0.5, 0.0], [0.07] * 2]
     assert [[table.collectives[entry] for entry in both] for table in tables] == [[0.0] * 2, [2.0] * 2, [0.0] * 2]
 
@@ -502,7 +502,7 @@ def test_what_is_remembered_of_other_scenarios_changes_nothing(asked: tuple[str,
     again = simulate(scenario(*asked))
     assert {**again.to_json(), "simulate_wall_s": 0} == {**first.to_json(), "simulate_wall_s": 0}
     assert (again.trace.end == first.trace.end).all()
-    assert (again.trace.cause == first.trace.cause).all()
+    assert (again.trace.critical_predecessor == first.trace.critical_predecessor).all()
 
 
 def test_a_program_is_lowered_once_for_what_changes_none_of_it() -> None:

@@ -130,7 +130,7 @@ class Room:
 
 def fitted_layers(scenario: Scenario, room: Room, layers: int | None) -> Scenario:
     """The scenario with so many layers, or with as many as fit; raise InputError where not even the fewest do."""
-    fewest = scenario.layout.pp * scenario.placement.chunks
+    fewest = scenario.layout.pp * scenario.placement.max_chunks
     if layers is not None:
         if not fewest <= layers:
             raise InputError(f"--layers: {layers} is too few; {fewest} is the fewest for {fewest} stages")

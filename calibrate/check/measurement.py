@@ -34,7 +34,7 @@ from clustersim.cost.calibration_record import (
     Spread,
     UnderLoad,
 )
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 from clustersim.scenario import Scenario
 
 T = TypeVar("T")
@@ -172,7 +172,7 @@ def _pairs(scenario: Scenario, kernels: Sequence[KernelRow], calls: Sequence[Col
     """Kernels and collectives that are beside each other in a step: collectives of replicas, not those of experts."""
     if scenario.layout.dp == 1:
         return []
-    of_replicas = [row.call for row in calls if row.call.collective is not Collective.ALL_TO_ALL]
+    of_replicas = [row.call for row in calls if row.call.collective is not CollectiveType.ALL_TO_ALL]
     heaviest = heaviest_kernels(row.kernel for row in kernels if row.time is not None)
     return [(kernel, call) for call in largest_calls(of_replicas) for kernel in heaviest]
 

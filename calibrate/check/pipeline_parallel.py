@@ -63,7 +63,7 @@ class Staged:
         numbers = [stage.number for stage in plan.stages_of(rank)]
         self._stages = [_TimedStage(part, n, count, device) for part, n in zip(parts, numbers, strict=True)]
         self._plan, self._first, self._last = plan, 0 in numbers, count - 1 in numbers
-        whole = self._stages if plan.placement.chunks > 1 else self._stages[0]
+        whole = self._stages if plan.placement.max_chunks > 1 else self._stages[0]
         self._schedule = SCHEDULES[type(schedule)](whole, plan.microbatches, loss_fn=self._loss, scale_grads=False)
 
     def passes(self, batch: Batch, timeline: Timeline) -> None:

@@ -22,7 +22,7 @@ from clustersim.model.framework import Framework
 from clustersim.model.kernels import Kernel, KernelKind
 from clustersim.parallel.data_parallel_strategy import FullyShard
 from clustersim.program.action import ActionKind
-from clustersim.program.task import Compute, Stream
+from clustersim.program.task import ComputeTask, Stream
 from clustersim.results.simulation_result import Answer
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
@@ -89,17 +89,17 @@ def peak_allocated(scenario: Scenario) -> Bytes:
 class _Run:
     """A compute task of a rank."""
 
-    task: Compute
+    task: ComputeTask
     start: Seconds
     end: Seconds
 
 
 def _runs(result: Answer, rank: int) -> Iterator[_Run]:
     trace = result.trace
-    tasks = result.program.programs[int(result.program.kind[rank])].tasks
-    for row in trace.rows(int(trace.representative[rank]), Stream.COMPUTE).tolist():
+    tasks = result.program.programs[int(result.program.program_index[rank])].tasks
+    for row in trace.rank_events(int(trace.representative[rank]), Stream.COMPUTE).tolist():
         task = tasks[int(trace.task[row])]
-        if isinstance(task, Compute):
+        if isinstance(task, ComputeTask):
             yield _Run(task, float(trace.start[row]), float(trace.end[row]))
 
 
@@ -127,9 +127,9 @@ def _kernels(result: Answer) -> dict[Kernel, Seconds]:
     seconds: dict[Kernel, Seconds] = {}
     for rank in range(result.ranks):
         for run in _runs(result, rank):
-            timing = result.cost.block(int(result.trace.representative[rank]), run.task.block)
+            timing = result.cost.block(int(result.trace.representative[rank]), run.task.segment)
             running = (timing.kernels - timing.launching).tolist()
-            for operation, duration in zip(run.task.block.operations, running, strict=True):
+            for operation, duration in zip(run.task.segment.operations, running, strict=True):
                 if operation.kernel is not None:
                     part = duration / result.ranks
                     seconds[operation.kernel] = seconds.get(operation.kernel, 0.0) + part

@@ -25,7 +25,7 @@ from clustersim.model.precision_recipe import Products
 from clustersim.model.training import Attention, FullRecompute, Loss, SelectiveOperations, SelectiveRecompute
 from clustersim.model.transformer import Model, Positions
 from clustersim.parallel.data_parallel_strategy import DdpStrategy, FullyShard
-from clustersim.program.task import Dispatcher
+from clustersim.program.task import TokenDispatcher
 from clustersim.scenario import Scenario
 
 ONE_AXIS = "one of dp (ddp or fsdp), tp and pp can be checked at a time"
@@ -161,7 +161,7 @@ def _experts(scenario: Scenario) -> Iterator[str]:
         yield "layout.data: experts can be checked beside ddp alone; set it to ddp"
     if layout.ep not in (1, layout.dp):
         yield f"layout.ep: {layout.ep} of {layout.dp} replicas cannot be checked; 1 and {layout.dp} can"
-    if layout.ep > 1 and layout.dispatcher is not Dispatcher.ALL_TO_ALL:
+    if layout.ep > 1 and layout.dispatcher is not TokenDispatcher.ALL_TO_ALL:
         yield "layout.dispatcher: torch has all_to_all alone; set it to alltoall"
     if any(routed_mlp.capacity is not None or routed_mlp.bias or routed_mlp.shared_gate for routed_mlp in mixtures):
         yield "model.experts: capacity, bias and shared_gate cannot be checked; set them to none and false"

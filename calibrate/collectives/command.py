@@ -34,7 +34,7 @@ from clustersim.common.units import Bytes, Dimension, Seconds, format_seconds, p
 from clustersim.cost.calibration_record import BesideRow, Call, CollectiveRow, Conditions, Record, signature
 from clustersim.cost.record_file import write_record
 from clustersim.hardware.accelerator import load_accelerator
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 from clustersim.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
     from calibrate.devices.device import TorchDevice
 
 MEASURED: Final = (
-    Collective.ALL_REDUCE,
-    Collective.ALL_GATHER,
-    Collective.REDUCE_SCATTER,
-    Collective.ALL_TO_ALL,
-    Collective.BROADCAST,
-    Collective.SEND_RECV,
+    CollectiveType.ALL_REDUCE,
+    CollectiveType.ALL_GATHER,
+    CollectiveType.REDUCE_SCATTER,
+    CollectiveType.ALL_TO_ALL,
+    CollectiveType.BROADCAST,
+    CollectiveType.SEND_RECV,
 )
 SUMMED: Final = (DType.FP32, DType.BF16, DType.FP16)
 SMALLEST: Final = 2**10
@@ -90,8 +90,8 @@ def calls_for(world: "World", sizes: Sequence[Bytes], formats: Sequence[DType] =
         Call(collective, size, ranks, nodes, form)
         for ranks, nodes in sorted({*world.layouts(), *pairs})
         for collective in MEASURED
-        if ((ranks, nodes) in (pairs if collective is Collective.SEND_RECV else world.layouts()))
-        for form in (formats if collective.reduces else (DType.FP32,))
+        if ((ranks, nodes) in (pairs if collective is CollectiveType.SEND_RECV else world.layouts()))
+        for form in (formats if collective.is_reduction else (DType.FP32,))
         for size in sizes
         if size >= 4.0 * ranks  # a number for each rank
     )
@@ -102,7 +102,7 @@ def uneven(calls: Iterable[Call]) -> tuple[Call, ...]:
     return tuple(
         replace(call, shares=shares(call.ranks, variation))
         for call in calls
-        if call.collective is Collective.ALL_TO_ALL
+        if call.collective is CollectiveType.ALL_TO_ALL
         for variation in VARIATIONS
     )
 
@@ -112,7 +112,7 @@ def in_formats(calls: Iterable[Call], formats: Sequence[DType]) -> tuple[Call, .
     asked = (
         replace(call, format=form)
         for call in calls
-        for form in (formats if call.collective.reduces else (call.format,))
+        for form in (formats if call.collective.is_reduction else (call.format,))
     )
     return tuple(dict.fromkeys(asked))
 

@@ -24,9 +24,14 @@ from clustersim.cost.interference import KernelClass, class_of
 from clustersim.model import memory_bound
 from clustersim.model.attention import Core
 from clustersim.model.kernels import AttentionShape, Kernel, KernelKind
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 
-KINDS: Final = (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.SEND_RECV)
+KINDS: Final = (
+    CollectiveType.ALL_REDUCE,
+    CollectiveType.ALL_GATHER,
+    CollectiveType.REDUCE_SCATTER,
+    CollectiveType.SEND_RECV,
+)
 PAYLOADS: Final = {"cuda": 2.0**27, "cpu": 2.0**26}  # bytes, where no scenario says it: those of a layer's gradients
 ROUNDS: Final = 5
 _FEW: Final = 1e-3  # of the largest payload: below that a kind of collective is not looked at
@@ -48,8 +53,8 @@ def usual_kernels(device: TorchDevice) -> tuple[Kernel, ...]:
 
 def usual_calls(world: World, payload: Bytes) -> tuple[Call, ...]:
     """One collective of each kind of the whole world, and messages between two ranks."""
-    pair = Call(Collective.SEND_RECV, payload, 2, 1 if world.per_node > 1 else 2)
-    whole = (Call(kind, payload, world.ranks, world.nodes) for kind in KINDS if kind is not Collective.SEND_RECV)
+    pair = Call(CollectiveType.SEND_RECV, payload, 2, 1 if world.per_node > 1 else 2)
+    whole = (Call(kind, payload, world.ranks, world.nodes) for kind in KINDS if kind is not CollectiveType.SEND_RECV)
     return (*whole, pair)
 
 
@@ -74,7 +79,7 @@ def _weight(kernel: Kernel) -> float:
 
 def largest_calls(calls: Iterable[Call]) -> tuple[Call, ...]:
     """Of each kind of collective the call with the largest payload; none of those whose few bytes slow nothing."""
-    found: dict[Collective, Call] = {}
+    found: dict[CollectiveType, Call] = {}
     for call in calls:
         if call.ranks > 1 and (call.collective not in found or call.payload > found[call.collective].payload):
             found[call.collective] = call

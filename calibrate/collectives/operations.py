@@ -21,7 +21,7 @@ from calibrate.collectives.timing import Lap
 from calibrate.kernels.pytorch_ops.random_tensors import TORCH
 from clustersim.common.dtypes import DType
 from clustersim.common.units import Bytes
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 
 ITEM: Final = 4  # bytes of an FP32 number
 _EXACT: Final = {torch.float32: 2**24, torch.float16: 2**11, torch.bfloat16: 2**8}  # integers that are held exactly
@@ -214,20 +214,20 @@ def _rounds(parts: list[Tensor], size: int) -> list[tuple[Tensor, Tensor]]:
     return list(pairwise(held))
 
 
-_CALLS: Final[Mapping[Collective, Callable[[Member, Bytes], Prepared]]] = {
-    Collective.ALL_REDUCE: _all_reduce,
-    Collective.ALL_GATHER: _all_gather,
-    Collective.REDUCE_SCATTER: _reduce_scatter,
-    Collective.BROADCAST: _broadcast,
-    Collective.REDUCE: _reduce,
-    Collective.SCATTER: _scatter,
-    Collective.GATHER: _gather,
-    Collective.ALL_TO_ALL: _all_to_all,
-    Collective.SEND_RECV: _send_recv,
-    Collective.SHIFT: _shift,
+_CALLS: Final[Mapping[CollectiveType, Callable[[Member, Bytes], Prepared]]] = {
+    CollectiveType.ALL_REDUCE: _all_reduce,
+    CollectiveType.ALL_GATHER: _all_gather,
+    CollectiveType.REDUCE_SCATTER: _reduce_scatter,
+    CollectiveType.BROADCAST: _broadcast,
+    CollectiveType.REDUCE: _reduce,
+    CollectiveType.SCATTER: _scatter,
+    CollectiveType.GATHER: _gather,
+    CollectiveType.ALL_TO_ALL: _all_to_all,
+    CollectiveType.SEND_RECV: _send_recv,
+    CollectiveType.SHIFT: _shift,
 }
 
 
-def prepared(collective: Collective, member: Member, payload: Bytes) -> Prepared:
+def prepared(collective: CollectiveType, member: Member, payload: Bytes) -> Prepared:
     """A collective with buffers for a payload."""
     return _CALLS[collective](member, payload)

@@ -21,7 +21,7 @@ from clustersim.common.dtypes import DType
 from clustersim.common.errors import InputError
 from clustersim.common.units import Bytes, Seconds, format_bytes
 from clustersim.cost.calibration_record import Call, CollectiveRow
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 
 T = TypeVar("T")
 
@@ -112,7 +112,7 @@ class _Bench:
     world: World
     device: TorchDevice
     member: Member | None
-    checked: set[tuple[Collective, DType, tuple[float, ...]]] = field(default_factory=set)
+    checked: set[tuple[CollectiveType, DType, tuple[float, ...]]] = field(default_factory=set)
 
     def measured(self, call: Call, patience: Seconds) -> CollectiveRow | Skipped:
         """One call, or why not."""
@@ -125,7 +125,7 @@ class _Bench:
 
     def ready(self, call: Call) -> Lap | Skipped:
         """One call with its buffers, whose result is right, or why not."""
-        if call.collective is Collective.SEND_RECV and call.ranks != 2:
+        if call.collective is CollectiveType.SEND_RECV and call.ranks != 2:
             return Skipped(call, f"send_recv has 2 ranks, not {call.ranks}")
         need, free = COPIES * call.payload * call.hottest, self._free()
         if need > _USABLE * free:

@@ -16,9 +16,9 @@ import numpy as np
 from clustersim.common.arrays import FloatArray
 from clustersim.common.dtypes import DType
 from clustersim.cost.calibration_record import CollectiveFit, CollectiveRow, Residual
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 
-Shape = tuple[Collective, int, int, DType]
+Shape = tuple[CollectiveType, int, int, DType]
 
 LEAST: Final = 3  # payloads: two constants, and something to judge them by
 

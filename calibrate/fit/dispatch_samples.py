@@ -14,7 +14,7 @@ from clustersim.collectives.phase_cost import MEDIUM_OF_KIND, effective_bandwidt
 from clustersim.collectives.tuner import Surveyor, choose
 from clustersim.common.units import Bytes, BytesPerSecond, Seconds
 from clustersim.hardware.topology import LINK_KINDS
-from clustersim.program.task import Collective, Dispatcher
+from clustersim.program.task import CollectiveType, TokenDispatcher
 from clustersim.validation.cases import Case
 from clustersim.validation.collectives import SHIPPED, Place, place_of, read_collectives
 from clustersim.validation.dispatch_benchmark import KINDS, Dispatched, dispatched, seconds_of
@@ -56,7 +56,7 @@ class Row:
         return self.source, self.place.gpu, self.place.gpus
 
     @property
-    def dispatcher(self) -> Dispatcher:
+    def dispatcher(self) -> TokenDispatcher:
         """Whose kernels sent it."""
         return self.sent.routing.dispatcher
 
@@ -66,11 +66,11 @@ class Row:
 
     def seconds(self, constants: Constants) -> Seconds:
         """What constants say, in closed form: a test holds it to the model."""
-        back = self.sent.collective is Collective.COMBINE
+        back = self.sent.collective is CollectiveType.COMBINE
         share = constants[COMBINE] if back else 1.0
         rate, chunk = (constants[RATE_BACK], constants[CHUNK]) if back else (constants[RATE], 0.0)
         handling = Handling(constants[ROW], rate, chunk / self.together if self.together else 0.0)
-        ceiling = (self.sent.sms or self.sent.library.sms) * handling.of(self.sent.routing.row, self.place.gpus)
+        ceiling = (self.sent.sms or self.sent.library.sms) * handling.of(self.sent.routing.token_bytes, self.place.gpus)
         nvlink, network = self.loads[Medium.NVLINK], self.loads[Medium.NETWORK]
         inside = nvlink.size / min(nvlink.rate * constants[NVLINK] * share, ceiling)
         moving = max(inside, network.size / (network.rate * constants[NETWORK] * share))
@@ -90,9 +90,9 @@ def _row(case: Case) -> Row:
     found = choose(surveyor.survey(sent.collective, members), sent.payload)
     crossings = surveyor.own_loads(sent.collective, members, found.offer).crossings
     spans = surveyor.arranged(members)[0].spans
-    bandwidth = effective_bandwidth(fabric.links, surveyor.library, found.offer, spans)[crossings.link]
-    size, nominal = sent.payload * crossings.seconds * bandwidth, fabric.links.bandwidth[crossings.link]
-    media = np.array([MEDIUM_OF_KIND[kind].value for kind in LINK_KINDS])[fabric.links.kind[crossings.link]]
+    bandwidth = effective_bandwidth(fabric.links, surveyor.library, found.offer, spans)[crossings.link_index]
+    size, nominal = sent.payload * crossings.seconds_per_byte * bandwidth, fabric.links.bandwidth[crossings.link_index]
+    media = np.array([MEDIUM_OF_KIND[kind].value for kind in LINK_KINDS])[fabric.links.kind[crossings.link_index]]
     loads = {}
     for medium in Medium:
         own = np.flatnonzero(media == medium.value)
@@ -108,7 +108,9 @@ def _row(case: Case) -> Row:
 
 def constants_of(library: Library) -> dict[str, float]:
     """The fitted constants of a dispatcher."""
-    (there, passed), (back, returned) = (_offer(library, kind) for kind in (Collective.DISPATCH, Collective.COMBINE))
+    (there, passed), (back, returned) = (
+        _offer(library, kind) for kind in (CollectiveType.DISPATCH, CollectiveType.COMBINE)
+    )
     return {
         NVLINK: library.generations[None].efficiency,
         NETWORK: library.networks[None].efficiency,
@@ -122,7 +124,7 @@ def constants_of(library: Library) -> dict[str, float]:
     }
 
 
-def _offer(library: Library, kind: Collective) -> tuple[Offer, Handling]:
+def _offer(library: Library, kind: CollectiveType) -> tuple[Offer, Handling]:
     """The one offer for a collective, and its handling of rows."""
     (offer,) = library.offers_for(kind)
     if offer.handling is None:

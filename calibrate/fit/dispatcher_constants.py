@@ -39,10 +39,10 @@ from calibrate.fit.dispatch_samples import (
     read_rows,
 )
 from clustersim.collectives.library import load_dispatcher
-from clustersim.program.task import Dispatcher
+from clustersim.program.task import TokenDispatcher
 from clustersim.validation.error_statistics import grouped
 
-DISPATCHERS: Final = (Dispatcher.DEEPEP, Dispatcher.DEEPEP_V2, Dispatcher.HYBRIDEP)
+DISPATCHERS: Final = (TokenDispatcher.DEEPEP, TokenDispatcher.DEEPEP_V2, TokenDispatcher.HYBRIDEP)
 _SHARES: Final = tuple(round(0.3 + 0.01 * step, 2) for step in range(71))
 GRIDS: Final[Mapping[str, Sequence[float]]] = {
     **dict.fromkeys((NVLINK, NETWORK, KERNELS), _SHARES),
@@ -83,7 +83,7 @@ def left_out(rows: Sequence[Row], start: Constants) -> dict[Row, float]:
     return found
 
 
-def report(dispatcher: Dispatcher, rows: Sequence[Row], constants: Constants) -> str:
+def report(dispatcher: TokenDispatcher, rows: Sequence[Row], constants: Constants) -> str:
     """One line per place, and means."""
     unseen = left_out(rows, constants)
     lines = [f"{dispatcher.value:<40}{'rows':>5}{'fitted':>10}{'left out':>10}"]

@@ -44,7 +44,7 @@ class Counted:
     @property
     def launches(self) -> int:
         """Of kernels and collectives."""
-        return sum(launches(operation.does) for operation in self.operations)
+        return sum(launches(operation.body) for operation in self.operations)
 
 
 def tiny_plan(scenario: Scenario, device: TorchDevice, layout: Layout) -> Plan:

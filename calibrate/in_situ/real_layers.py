@@ -26,7 +26,7 @@ from clustersim.build import plan_of
 from clustersim.common.units import Seconds
 from clustersim.lowering.training_step import lower
 from clustersim.model.kernels import Kernel
-from clustersim.program.task import Compute
+from clustersim.program.task import ComputeTask
 from clustersim.scenario import Scenario
 
 WARM_UP: Final = 2  # steps: torch makes optimizer states in the first
@@ -102,7 +102,7 @@ def kernels_of(scenario: Scenario) -> Mapping[Kernel, int]:
     """The kernels of the only rank's step, and how often each runs."""
     plan = plan_of(scenario)
     (program,) = lower(plan, scenario.schedule.order(1, plan.microbatches)).programs
-    blocks = [task.block for task in program.tasks if isinstance(task, Compute)]
+    blocks = [task.segment for task in program.tasks if isinstance(task, ComputeTask)]
     return Counter(
         operation.kernel for block in blocks for operation in block.operations if operation.kernel is not None
     )

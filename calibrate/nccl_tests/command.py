@@ -37,19 +37,19 @@ from clustersim.cost.calibration_record import Call, CollectiveRow, Conditions, 
 from clustersim.cost.record_file import write_record
 from clustersim.hardware.cluster import Cluster, load_cluster
 from clustersim.interop.device_names import same_chip
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 
 METHOD: Final = "nccl-tests: mean over back-to-back launches and ranks, {} buffers"
 _COLLECTIVES: Final = {  # as nccl-tests and files named after it spell them, without "_" and "-"
-    "allreduce": Collective.ALL_REDUCE,
-    "allgather": Collective.ALL_GATHER,
-    "reducescatter": Collective.REDUCE_SCATTER,
-    "alltoall": Collective.ALL_TO_ALL,
-    "sendrecv": Collective.SEND_RECV,
-    "broadcast": Collective.BROADCAST,
-    "scatter": Collective.SCATTER,
-    "gather": Collective.GATHER,
-    "reduce": Collective.REDUCE,
+    "allreduce": CollectiveType.ALL_REDUCE,
+    "allgather": CollectiveType.ALL_GATHER,
+    "reducescatter": CollectiveType.REDUCE_SCATTER,
+    "alltoall": CollectiveType.ALL_TO_ALL,
+    "sendrecv": CollectiveType.SEND_RECV,
+    "broadcast": CollectiveType.BROADCAST,
+    "scatter": CollectiveType.SCATTER,
+    "gather": CollectiveType.GATHER,
+    "reduce": CollectiveType.REDUCE,
 }
 _FORMATS: Final = {  # what NCCL calls them (nccl-tests, src/common.cu: test_typenames)
     "float": DType.FP32,
@@ -136,10 +136,10 @@ class Shape:
     nodes: int
 
 
-def _call(collective: Collective, sample: Sample, shape: Shape) -> Call:
-    if collective is Collective.SEND_RECV:
+def _call(collective: CollectiveType, sample: Sample, shape: Shape) -> Call:
+    if collective is CollectiveType.SEND_RECV:
         return Call(collective, sample.size, 2, min(2, shape.nodes))
-    form = _summed(sample) if collective.reduces else DType.FP32
+    form = _summed(sample) if collective.is_reduction else DType.FP32
     return Call(collective, sample.size, shape.ranks, shape.nodes, form)
 
 
@@ -170,7 +170,7 @@ def _seconds(sample: Sample, in_place: bool) -> Seconds:
     return seconds
 
 
-def _collective(run: Run, option: str | None) -> Collective:
+def _collective(run: Run, option: str | None) -> CollectiveType:
     """Which collective a run is of: the log says, else --collective, else the file's name."""
     said = _spelt(run.test.partition("_perf")[0])
     if run.test and said is None:
@@ -186,7 +186,7 @@ def _collective(run: Run, option: str | None) -> Collective:
     return found
 
 
-def _spelt(name: str) -> Collective | None:
+def _spelt(name: str) -> CollectiveType | None:
     return _COLLECTIVES.get(re.sub("[-_]", "", name).lower())
 
 
@@ -194,7 +194,7 @@ def _choices(name: str) -> str:
     return nearest(name, [collective.value for collective in _COLLECTIVES.values()])
 
 
-def _named(file: str) -> Collective | None:
+def _named(file: str) -> CollectiveType | None:
     """The collective in a file's name; longer names stand before those that they contain."""
     plain = re.sub("[-_]", "", file).lower()
     if any(other in plain for other in _OTHERS):

@@ -6,9 +6,9 @@ from calibrate.report.section import Section
 from clustersim.common.dtypes import DType
 from clustersim.common.units import format_bandwidth, format_bytes, format_seconds
 from clustersim.cost.calibration_record import Call, CollectiveRow, Record
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 
-Key = tuple[Collective, int, int, DType]
+Key = tuple[CollectiveType, int, int, DType]
 
 
 def copies_section(record: Record) -> Section:

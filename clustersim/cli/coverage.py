@@ -13,14 +13,14 @@ from typing import Any, Final
 from clustersim.cli.outputs import STDOUT, Outputs, write_json
 from clustersim.common.units import format_bytes
 from clustersim.cost.timing import Provenance
-from clustersim.program.task import Collective, Exchange, Overlap
+from clustersim.program.task import CollectiveType, CommOp, CommOverlap
 from clustersim.report.export.span_descriptions import shape_words
 from clustersim.report.labels import PROVENANCE_NAMES
 from clustersim.results.provenance import Item
 from clustersim.scenario import Scenario
 
 COVERED: Final = (Provenance.MEASURED, Provenance.INTERPOLATED)
-_COLLECTIVES: Final = frozenset(kind.value for kind in Collective)
+_COLLECTIVES: Final = frozenset(kind.value for kind in CollectiveType)
 _MOST: Final = 25  # lines of the table; the rest is one more
 
 
@@ -91,9 +91,9 @@ def lines(items: Sequence[Item]) -> list[Line]:
 def _said(item: Item) -> tuple[str, str, str]:
     """Kind, what is done, and name."""
     match item.does:
-        case Exchange() as exchange:
-            return exchange.collective.value, f"{exchange.group}, {format_bytes(exchange.payload)}", exchange.name
-        case Overlap(exchange=exchange, kernel=kernel):
+        case CommOp() as exchange:
+            return exchange.collective.value, f"{exchange.comm_group}, {format_bytes(exchange.payload)}", exchange.name
+        case CommOverlap(comm_op=exchange, kernel=kernel):
             words = f"{kernel.dtype.value} {shape_words(kernel.shape)} beside {exchange.collective.value}"
             return kernel.kind.value, words, kernel.name
         case kernel:

@@ -21,7 +21,7 @@ from clustersim.collectives.nvls import inside
 from clustersim.collectives.phase import Arrangement, Flows, Phase, Rounds, phase
 from clustersim.collectives.tree import chains
 from clustersim.common.arrays import IntArray
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 
 MOST_DIRECT: Final = 9  # NCCL_MAX_DIRECT_ARITY and the head itself (src/enqueue.cc, updateCollCostTable)
 COLLNET: Final = frozenset({"collnet_chain", "collnet_direct", "collnet_nvls"})
@@ -32,10 +32,10 @@ COLLNET: Final = frozenset({"collnet_chain", "collnet_direct", "collnet_nvls"})
 class NvlsSharp:
     """All-reduce in NVLink's switches and in the network's."""
 
-    def phases(self, kind: Collective, arrangement: Arrangement) -> tuple[Phase, ...]:
+    def phases(self, kind: CollectiveType, arrangement: Arrangement) -> tuple[Phase, ...]:
         """One phase; several domains of at least two members, each under one NVLink switch."""
         able = arrangement.spans > 1 and arrangement.rails > 1 and arrangement.switched
-        if kind is not Collective.ALL_REDUCE or not able:
+        if kind is not CollectiveType.ALL_REDUCE or not able:
             return ()
         return (phase(*inside(arrangement), _between(arrangement), rounds=Rounds(local=1, network=1)),)
 
@@ -44,10 +44,10 @@ class NvlsSharp:
 class CollNetDirect:
     """All-reduce straight to the heads and in the network's switches."""
 
-    def phases(self, kind: Collective, arrangement: Arrangement) -> tuple[Phase, ...]:
+    def phases(self, kind: CollectiveType, arrangement: Arrangement) -> tuple[Phase, ...]:
         """One phase; several domains of two to nine members, each under one NVLink switch."""
         able = arrangement.spans > 1 and arrangement.switched and 1 < max(arrangement.per_domain) <= MOST_DIRECT
-        if kind is not Collective.ALL_REDUCE or not able:
+        if kind is not CollectiveType.ALL_REDUCE or not able:
             return ()
         parts = [flows for domain in arrangement.domains for flows in _to_heads(domain, arrangement.rails)]
         return (phase(*parts, _between(arrangement), rounds=Rounds(local=2, network=1)),)
@@ -57,10 +57,10 @@ class CollNetDirect:
 class CollNetChain:
     """All-reduce along chains inside domains and in the network's switches."""
 
-    def phases(self, kind: Collective, arrangement: Arrangement) -> tuple[Phase, ...]:
+    def phases(self, kind: CollectiveType, arrangement: Arrangement) -> tuple[Phase, ...]:
         """One phase; several domains of at most nine members."""
         longest = max(arrangement.per_domain) - 1
-        if kind is not Collective.ALL_REDUCE or arrangement.spans == 1 or longest >= MOST_DIRECT:
+        if kind is not CollectiveType.ALL_REDUCE or arrangement.spans == 1 or longest >= MOST_DIRECT:
             return ()
         parts = [flows for domain in arrangement.domains for flows in chains(domain, up=True, down=True)]
         rounds = Rounds(local=2 * longest, network=1)

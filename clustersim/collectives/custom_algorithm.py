@@ -29,7 +29,7 @@ from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.errors import InputError, shown
 from clustersim.common.pickling import FieldState
 from clustersim.common.plugins import Asked, class_of, module_file, refusing
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 
 GROUP: Final = "clustersim.collectives"
 """Of entry points."""
@@ -57,7 +57,7 @@ class Imported(FieldState):
             made: Algorithm = kind()
         return made
 
-    def phases(self, kind: Collective, arrangement: Arrangement) -> tuple[Phase, ...]:
+    def phases(self, kind: CollectiveType, arrangement: Arrangement) -> tuple[Phase, ...]:
         """What it answers; raise InputError where it raises, or answers what does not do the collective."""
         size, spans = arrangement.size, arrangement.spans
         where = "one domain" if spans == 1 else f"{spans} domains"
@@ -123,7 +123,7 @@ def _require_rounds(found: Phase, groups: int) -> None:
         raise InputError(f"stages: {shown(found.stages)} is no number from 0 on")
 
 
-def _require(kind: Collective, arrangement: Arrangement, parts: list[Flows]) -> None:
+def _require(kind: CollectiveType, arrangement: Arrangement, parts: list[Flows]) -> None:
     """Refuse flows that leave their group or carry too little; raise InputError."""
     members = arrangement.members
     owner = np.full(int(members.max()) + 1, -1)
@@ -155,7 +155,7 @@ def _require_flows(sources: IntArray, targets: IntArray, share: float, groups: i
         raise InputError(f"a flow carries {share} of the payload; it must carry more than 0")
 
 
-def _require_volume(kind: Collective, sent: FloatArray, received: FloatArray) -> None:
+def _require_volume(kind: CollectiveType, sent: FloatArray, received: FloatArray) -> None:
     """Refuse where a member sends or receives less than it must; sent, received: [groups, size] payloads."""
     sends, receives, together = _least(kind, sent.shape[1])
     for word, moved, least in (("sends", sent, sends), ("receives", received, receives)):
@@ -172,18 +172,18 @@ def _require_volume(kind: Collective, sent: FloatArray, received: FloatArray) ->
         )
 
 
-def _least(kind: Collective, size: int) -> tuple[float, float, float]:
+def _least(kind: CollectiveType, size: int) -> tuple[float, float, float]:
     """Payloads that each member sends and receives at least, and that all send together."""
     part, rest = 1.0 / size, (size - 1.0) / size
     return {
-        Collective.ALL_REDUCE: (1.0, 1.0, 0.0),
-        Collective.ALL_GATHER: (part, rest, 0.0),
-        Collective.REDUCE_SCATTER: (rest, part, 0.0),
-        Collective.ALL_TO_ALL: (rest, rest, 0.0),
-        Collective.SHIFT: (rest, rest, 0.0),
-        Collective.BROADCAST: (0.0, 0.0, size - 1.0),
-        Collective.REDUCE: (0.0, 0.0, size - 1.0),
-        Collective.SCATTER: (0.0, 0.0, rest),
-        Collective.GATHER: (0.0, 0.0, rest),
-        Collective.SEND_RECV: (0.0, 0.0, 1.0),
+        CollectiveType.ALL_REDUCE: (1.0, 1.0, 0.0),
+        CollectiveType.ALL_GATHER: (part, rest, 0.0),
+        CollectiveType.REDUCE_SCATTER: (rest, part, 0.0),
+        CollectiveType.ALL_TO_ALL: (rest, rest, 0.0),
+        CollectiveType.SHIFT: (rest, rest, 0.0),
+        CollectiveType.BROADCAST: (0.0, 0.0, size - 1.0),
+        CollectiveType.REDUCE: (0.0, 0.0, size - 1.0),
+        CollectiveType.SCATTER: (0.0, 0.0, rest),
+        CollectiveType.GATHER: (0.0, 0.0, rest),
+        CollectiveType.SEND_RECV: (0.0, 0.0, 1.0),
     }[kind]

@@ -14,24 +14,28 @@ from collections import Counter
 from collections.abc import Sequence
 from math import comb
 
-from clustersim.program.task import Routing
+from clustersim.program.task import TokenRouting
 
 
-def reached(routing: Routing, first: float, last: float) -> float:
+def reached(routing: TokenRouting, first: float, last: float) -> float:
     """Part of the tokens that have an expert among those from `first` up to `last`, parts of all experts (0 to 1).
 
     >>> from clustersim.program.task import Dispatcher
     >>> reached(Routing(Dispatcher.DEEPEP, experts=4, top_k=2), 0.0, 0.5)  # one of six pairs is elsewhere
     0.8333333333333334
     """
-    each = routing.experts // routing.groups
-    begin, end = round(first * routing.experts), round(last * routing.experts)
-    blocks = range(0, routing.experts, each)
+    each = routing.expert_count // routing.expert_group_count
+    begin, end = round(first * routing.expert_count), round(last * routing.expert_count)
+    blocks = range(0, routing.expert_count, each)
     inside = [max(0, min(end, block + each) - max(begin, block)) for block in blocks]
-    drawn = routing.groups if routing.limit is None else min(routing.limit, routing.groups)
+    drawn = (
+        routing.expert_group_count
+        if routing.max_groups_per_token is None
+        else min(routing.max_groups_per_token, routing.expert_group_count)
+    )
     ways, experts = _drawn(inside, drawn), each * drawn
     missed = sum(number * comb(experts - s, routing.top_k) for s, number in ways.items())
-    return 1.0 - missed / (comb(routing.groups, drawn) * comb(experts, routing.top_k))
+    return 1.0 - missed / (comb(routing.expert_group_count, drawn) * comb(experts, routing.top_k))
 
 
 def _drawn(inside: Sequence[int], drawn: int) -> Counter[int]:

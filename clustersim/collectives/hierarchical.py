@@ -14,14 +14,14 @@ import numpy as np
 
 from clustersim.collectives.phase import Arrangement, Flows, Phase, Rounds, phase
 from clustersim.common.arrays import IntArray
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 
 
 @dataclass(frozen=True, slots=True)
 class Hierarchical:
     """Two levels, one after the other; needs several domains of several members."""
 
-    def phases(self, kind: Collective, arrangement: Arrangement) -> tuple[Phase, ...]:
+    def phases(self, kind: CollectiveType, arrangement: Arrangement) -> tuple[Phase, ...]:
         """Two or three phases; domains need equally many members."""
         uneven = len(set(arrangement.per_domain)) > 1
         if arrangement.spans < 2 or arrangement.rails < 2 or uneven:
@@ -61,10 +61,10 @@ def _broadcast(members: IntArray) -> tuple[Phase, ...]:
     return scatter, phase(chain, rounds=Rounds(network=domains - 1), stages=max(domains - 2, 0)), _inside(members)
 
 
-_TURNS: Final[Mapping[Collective, Callable[[IntArray], tuple[Phase, ...]]]] = {
-    Collective.ALL_REDUCE: lambda members: (_inside(members), _between(members, 2), _inside(members)),
-    Collective.ALL_GATHER: lambda members: (_between(members, 1), _inside(members)),
-    Collective.REDUCE_SCATTER: lambda members: (_inside(members), _between(members, 1)),
-    Collective.ALL_TO_ALL: lambda members: (_exchange(members, axis=2), _exchange(members, axis=1)),
-    Collective.BROADCAST: _broadcast,
+_TURNS: Final[Mapping[CollectiveType, Callable[[IntArray], tuple[Phase, ...]]]] = {
+    CollectiveType.ALL_REDUCE: lambda members: (_inside(members), _between(members, 2), _inside(members)),
+    CollectiveType.ALL_GATHER: lambda members: (_between(members, 1), _inside(members)),
+    CollectiveType.REDUCE_SCATTER: lambda members: (_inside(members), _between(members, 1)),
+    CollectiveType.ALL_TO_ALL: lambda members: (_exchange(members, axis=2), _exchange(members, axis=1)),
+    CollectiveType.BROADCAST: _broadcast,
 }

@@ -21,7 +21,7 @@ import numpy as np
 from clustersim.collectives.dispatch_fanout import reached
 from clustersim.collectives.phase import Arrangement, Flows, Phase, Rounds, phase
 from clustersim.common.arrays import FloatArray, IntArray
-from clustersim.program.task import Collective, Routing
+from clustersim.program.task import CollectiveType, TokenRouting
 
 _DIGITS = 12  # shares that differ by rounding are equal
 
@@ -30,14 +30,14 @@ _DIGITS = 12  # shares that differ by rounding are equal
 class Forwarded:
     """Tokens once to each domain, and on from there."""
 
-    def phases(self, kind: Collective, arrangement: Arrangement) -> tuple[Phase, ...]:
+    def phases(self, kind: CollectiveType, arrangement: Arrangement) -> tuple[Phase, ...]:
         """One phase for dispatch and combine, where tokens are routed over the groups."""
-        if kind not in (Collective.DISPATCH, Collective.COMBINE) or arrangement.routing is None:
+        if kind not in (CollectiveType.DISPATCH, CollectiveType.COMBINE) or arrangement.routing is None:
             return ()
         crosses = arrangement.spans > 1
         rounds = Rounds(local=1, network=int(crosses), posts=arrangement.spans - 1)
         ways = _ways(arrangement, arrangement.routing)
-        return (phase(*_flows(ways, arrangement, back=kind is Collective.COMBINE), rounds=rounds),)
+        return (phase(*_flows(ways, arrangement, back=kind is CollectiveType.COMBINE), rounds=rounds),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def _flows(ways: _Ways, arrangement: Arrangement, *, back: bool) -> Iterator[Flo
         yield Flows(behind, ahead, share, message=True) if back else Flows(ahead, behind, share, message=True)
 
 
-def _ways(arrangement: Arrangement, routing: Routing) -> _Ways:
+def _ways(arrangement: Arrangement, routing: TokenRouting) -> _Ways:
     """Over the network to the member at one's place, and from there to all others of the domain."""
     sizes = arrangement.per_domain
     ranks, places = np.arange(arrangement.size), np.concatenate([np.arange(size) for size in sizes])
@@ -75,7 +75,7 @@ def _ways(arrangement: Arrangement, routing: Routing) -> _Ways:
     return _Ways(np.concatenate(sources), np.concatenate(targets), np.round(np.concatenate(shares), _DIGITS))
 
 
-def _part(routing: Routing, first: int, last: int, size: int) -> float:
+def _part(routing: TokenRouting, first: int, last: int, size: int) -> float:
     """Of the payload, what goes to the experts of members `first` up to `last`: one of a token's rows, or none."""
-    holders, cut = size // routing.cut, routing.cut
+    holders, cut = size // routing.expert_shard_size, routing.expert_shard_size
     return reached(routing, first // cut / holders, -(-last // cut) / holders) / routing.top_k

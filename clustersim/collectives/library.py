@@ -37,7 +37,7 @@ from clustersim.common.errors import InputError, nearest
 from clustersim.common.units import Bytes, BytesPerSecond, Dimension, Seconds, parse_quantity
 from clustersim.hardware.link_technology import GENERATIONS, NETWORKS, TECHNOLOGIES, Technology
 from clustersim.hardware.topology import LINK_KINDS, NETWORK_KINDS, LinkKind, LinkTable
-from clustersim.program.task import Collective, Dispatcher
+from clustersim.program.task import CollectiveType, TokenDispatcher
 
 ALGORITHMS: Final[Mapping[str, Algorithm]] = {
     "ring": Ring(),
@@ -222,7 +222,7 @@ class Offer:
 
     algorithm: str
     protocol: str
-    collectives: frozenset[Collective]
+    collectives: frozenset[CollectiveType]
     startup: Seconds
     rounds: Mapping[Medium, Seconds]
     alone: Seconds
@@ -323,11 +323,11 @@ class Library:
         """The constants of a network; raise InputError where the library has none."""
         return _of(self.networks, technology, self.name)
 
-    def offers_for(self, kind: Collective) -> tuple[Offer, ...]:
+    def offers_for(self, kind: CollectiveType) -> tuple[Offer, ...]:
         """Offers from which the library chooses for one collective; there may be none."""
         return tuple(offer for offer in self.offers if offer.default and kind in offer.collectives)
 
-    def able(self, kind: Collective) -> frozenset[str]:
+    def able(self, kind: CollectiveType) -> frozenset[str]:
         """Algorithms of offers that do a collective, chosen by the library itself or not."""
         return frozenset(offer.algorithm for offer in self.offers if kind in offer.collectives)
 
@@ -349,7 +349,7 @@ def load_library(name: str) -> Library:
     return _load(data_files.find("libraries", name))
 
 
-def load_dispatcher(dispatcher: Dispatcher) -> Library:
+def load_dispatcher(dispatcher: TokenDispatcher) -> Library:
     """Read the constants of kernels that send tokens to experts; raise InputError if there are none of a dispatcher."""
     return _load(data_files.find("dispatchers", dispatcher.value))
 
@@ -440,7 +440,7 @@ def _offer(entry: Mapping[str, Any]) -> Offer:
     return Offer(
         algorithm=entry["algorithm"],
         protocol=entry["protocol"],
-        collectives=frozenset(Collective(name) for name in entry["collectives"]),
+        collectives=frozenset(CollectiveType(name) for name in entry["collectives"]),
         startup=_seconds(entry["startup"]),
         rounds=rounds,
         alone=_seconds(entry["rounds"]["alone"]) if "alone" in entry["rounds"] else rounds[Medium.NETWORK],

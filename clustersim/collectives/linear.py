@@ -10,22 +10,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from clustersim.collectives.phase import Arrangement, Flows, Phase, Rounds, phase
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 
 
 @dataclass(frozen=True, slots=True)
 class Star:
     """All through the root; all-reduce is reduce, then broadcast."""
 
-    def phases(self, kind: Collective, arrangement: Arrangement) -> tuple[Phase, ...]:
+    def phases(self, kind: CollectiveType, arrangement: Arrangement) -> tuple[Phase, ...]:
         """One phase, or two for all-reduce."""
         nth = 1 / arrangement.size
         turns = {
-            Collective.BROADCAST: ((1.0, True),),
-            Collective.REDUCE: ((1.0, False),),
-            Collective.SCATTER: ((nth, True),),
-            Collective.GATHER: ((nth, False),),
-            Collective.ALL_REDUCE: ((1.0, False), (1.0, True)),
+            CollectiveType.BROADCAST: ((1.0, True),),
+            CollectiveType.REDUCE: ((1.0, False),),
+            CollectiveType.SCATTER: ((nth, True),),
+            CollectiveType.GATHER: ((nth, False),),
+            CollectiveType.ALL_REDUCE: ((1.0, False), (1.0, True)),
         }
         return tuple(_spokes(arrangement, share, outward=outward) for share, outward in turns.get(kind, ()))
 

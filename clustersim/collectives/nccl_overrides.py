@@ -26,17 +26,17 @@ from typing import Final
 from clustersim.collectives.collnet import COLLNET
 from clustersim.collectives.library import Channels, Library, Offer
 from clustersim.collectives.phase import Algorithm
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 
 CHOSEN: Final = (
-    Collective.ALL_REDUCE,
-    Collective.ALL_GATHER,
-    Collective.REDUCE_SCATTER,
-    Collective.BROADCAST,
-    Collective.REDUCE,
+    CollectiveType.ALL_REDUCE,
+    CollectiveType.ALL_GATHER,
+    CollectiveType.REDUCE_SCATTER,
+    CollectiveType.BROADCAST,
+    CollectiveType.REDUCE,
 )
 """Collectives with several algorithms, which NCCL's lists are about."""
-MESSAGES: Final = frozenset({Collective.SEND_RECV, Collective.SHIFT, Collective.ALL_TO_ALL})
+MESSAGES: Final = frozenset({CollectiveType.SEND_RECV, CollectiveType.SHIFT, CollectiveType.ALL_TO_ALL})
 """Collectives that channels limit."""
 
 
@@ -65,20 +65,20 @@ class Switches:
     are the user's; collnet: the network's switches may add; words: how the user said it.
     """
 
-    algorithms: Mapping[Collective, frozenset[str]] = field(default_factory=dict)
-    protocols: Mapping[Collective, frozenset[str]] = field(default_factory=dict)
+    algorithms: Mapping[CollectiveType, frozenset[str]] = field(default_factory=dict)
+    protocols: Mapping[CollectiveType, frozenset[str]] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
-    forced: Mapping[Collective, str] = field(default_factory=dict)
-    added: Mapping[Collective, tuple[str, ...]] = field(default_factory=dict)
+    forced: Mapping[CollectiveType, str] = field(default_factory=dict)
+    added: Mapping[CollectiveType, tuple[str, ...]] = field(default_factory=dict)
     own: Mapping[str, Algorithm] = field(default_factory=dict)
     collnet: bool = False
     words: str = ""
 
     @property
-    def bound(self) -> frozenset[Collective]:
+    def bound(self) -> frozenset[CollectiveType]:
         """Collectives that may not be done as the library would by itself."""
         limited = MESSAGES if self.limits != Limits() else frozenset()
-        added = frozenset({Collective.ALL_REDUCE}) if self.collnet else frozenset()
+        added = frozenset({CollectiveType.ALL_REDUCE}) if self.collnet else frozenset()
         return frozenset({*self.algorithms, *self.protocols, *self.forced, *self.added, *limited, *added})
 
     def narrowed(self, library: Library) -> Library:
@@ -113,11 +113,11 @@ class Switches:
         if others:
             yield replace(offer, collectives=others, default=offer.default or (self.collnet and name in COLLNET))
 
-    def _allows(self, kind: Collective, offer: Offer) -> bool:
+    def _allows(self, kind: CollectiveType, offer: Offer) -> bool:
         algorithms = self.algorithms.get(kind)
         return (algorithms is None or offer.algorithm in algorithms) and self._works(kind, offer)
 
-    def _works(self, kind: Collective, offer: Offer) -> bool:
+    def _works(self, kind: CollectiveType, offer: Offer) -> bool:
         protocols = self.protocols.get(kind)
         return protocols is None or offer.protocol in protocols
 

@@ -18,17 +18,17 @@ import numpy as np
 from clustersim.collectives.double_binary_tree import depth, tree_flows, tree_stages
 from clustersim.collectives.phase import Arrangement, Flows, Phase, Rounds, phase
 from clustersim.common.arrays import IntArray
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 
 
 @dataclass(frozen=True, slots=True)
 class InNetwork:
     """All-reduce in the NVLink switches of one domain, or of several joined by trees."""
 
-    def phases(self, kind: Collective, arrangement: Arrangement) -> tuple[Phase, ...]:
+    def phases(self, kind: CollectiveType, arrangement: Arrangement) -> tuple[Phase, ...]:
         """One phase; a domain needs at least two members."""
         spans, heads = arrangement.spans, arrangement.heads
-        if kind is not Collective.ALL_REDUCE or arrangement.rails < 2 or not arrangement.switched:
+        if kind is not CollectiveType.ALL_REDUCE or arrangement.rails < 2 or not arrangement.switched:
             return ()
         ports = inside(arrangement)
         if spans == 1:

@@ -15,7 +15,7 @@ from clustersim.collectives.library import Library, Makes
 from clustersim.common.arrays import IntArray
 from clustersim.common.units import Bytes, Seconds
 from clustersim.hardware.topology import Fabric
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +39,20 @@ class Lanes:
         return self.rounds * self.beside * size / (channels * library.channel_on(makes))
 
 
-def lanes(kind: Collective, members: IntArray, fabric: Fabric) -> Lanes | None:
+def lanes(kind: CollectiveType, members: IntArray, fabric: Fabric) -> Lanes | None:
     """Of groups [groups, size]; None for collectives without messages, and where messages leave a domain.
 
     Pairs of a role (the neighbours in a pipeline) are of one communicator with all whom they are connected with.
     """
     size = members.shape[1]
-    if kind not in (Collective.SEND_RECV, Collective.SHIFT, Collective.ALL_TO_ALL):
+    if kind not in (CollectiveType.SEND_RECV, CollectiveType.SHIFT, CollectiveType.ALL_TO_ALL):
         return None
     domains = fabric.domains(members)
     if (domains != domains[:, :1]).any():
         return None
-    if kind is Collective.ALL_TO_ALL:
+    if kind is CollectiveType.ALL_TO_ALL:
         return Lanes(1.0 / size, beside=size - 1, rounds=1, ranks=size)
-    if kind is Collective.SHIFT:
+    if kind is CollectiveType.SHIFT:
         return Lanes(1.0 / size, beside=1, rounds=size - 1, ranks=size)
     return Lanes(1.0, beside=1, rounds=1, ranks=connected(members))
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from clustersim.collectives.phase import Arrangement, Flows, Phase, Rounds, phase
 from clustersim.common.arrays import IntArray
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 
 _FLOWS: Final = 2**20  # sample distances rather than list more flows than this ...
 _DISTANCES: Final = 127  # ... but never fewer distances than these; a prime has no common stride with domains
@@ -24,13 +24,13 @@ _DISTANCES: Final = 127  # ... but never fewer distances than these; a prime has
 class Pairwise:
     """Direct flows."""
 
-    def phases(self, kind: Collective, arrangement: Arrangement) -> tuple[Phase, ...]:
+    def phases(self, kind: CollectiveType, arrangement: Arrangement) -> tuple[Phase, ...]:
         """One phase for send/recv (in groups of two), shift and all-to-all."""
-        if kind is Collective.SEND_RECV and arrangement.size == 2:
+        if kind is CollectiveType.SEND_RECV and arrangement.size == 2:
             return (_send(arrangement),)
-        if kind is Collective.SHIFT:
+        if kind is CollectiveType.SHIFT:
             return (_shift(arrangement),)
-        if kind is Collective.ALL_TO_ALL:
+        if kind is CollectiveType.ALL_TO_ALL:
             return (_all_to_all(arrangement),)
         return ()
 

@@ -15,23 +15,23 @@ from typing import Final
 import numpy as np
 
 from clustersim.collectives.phase import Arrangement, Flows, Phase, Rounds, phase
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 
-_KINDS: Final = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
+_KINDS: Final = (CollectiveType.ALL_GATHER, CollectiveType.REDUCE_SCATTER)
 
 
 @dataclass(frozen=True, slots=True)
 class AggregatedTrees:
     """PAT; every block is also posted once, which leaves a latency that grows with the number of ranks."""
 
-    def phases(self, kind: Collective, arrangement: Arrangement) -> tuple[Phase, ...]:
+    def phases(self, kind: CollectiveType, arrangement: Arrangement) -> tuple[Phase, ...]:
         """One phase."""
         members, size = arrangement.members, arrangement.size
         if kind not in _KINDS or arrangement.spans != size:
             return ()
         offsets = np.arange(1, size)
         hops, blocks = np.unique(offsets & -offsets, return_counts=True)
-        direction = -1 if kind is Collective.ALL_GATHER else 1
+        direction = -1 if kind is CollectiveType.ALL_GATHER else 1
         parts = [
             Flows(members, np.roll(members, direction * int(hop), axis=1), count / size)
             for hop, count in zip(hops, blocks, strict=True)

@@ -20,8 +20,8 @@ import numpy as np
 
 from clustersim.common.arrays import BoolArray, FloatArray, IntArray
 from clustersim.hardware.topology import Fabric
-from clustersim.program.task import Collective, Routing
-from clustersim.symmetry.labels import distinct
+from clustersim.program.task import CollectiveType, TokenRouting
+from clustersim.symmetry.labels import unique_by_columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Arrangement:
     per_domain: tuple[int, ...]
     switched: bool
     groups: IntArray
-    routing: Routing | None = None
+    routing: TokenRouting | None = None
 
     @property
     def size(self) -> int:
@@ -145,7 +145,7 @@ class Arrangement:
 class Algorithm(Protocol):
     """The seam of the shelf: what a collective algorithm must answer."""
 
-    def phases(self, kind: Collective, arrangement: Arrangement) -> tuple[Phase, ...]:
+    def phases(self, kind: CollectiveType, arrangement: Arrangement) -> tuple[Phase, ...]:
         """List what is moved; no phases if the algorithm cannot do this collective in groups of this shape."""
 
 
@@ -158,7 +158,7 @@ def arrange(members: IntArray, fabric: Fabric) -> tuple[Arrangement, ...]:
         order = np.argsort(distance, axis=1, kind="stable")
         members, distance = np.take_along_axis(members, order, axis=1), np.take_along_axis(distance, order, axis=1)
     starts = np.diff(distance, axis=1, prepend=-1) != 0
-    shape, first = distinct([switched, _alike(starts)])
+    shape, first = unique_by_columns([switched, _alike(starts)])
     sets = (np.flatnonzero(shape == number) for number in range(len(first)))
     return tuple(
         Arrangement(members[groups], _per_domain(starts[one]), bool(switched[one]), groups)

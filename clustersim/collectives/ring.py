@@ -22,17 +22,17 @@ import numpy as np
 
 from clustersim.collectives.phase import Arrangement, Flows, Phase, Rounds, phase
 from clustersim.common.arrays import IntArray
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 
-_PASSES: Final = {Collective.ALL_REDUCE: 2, Collective.ALL_GATHER: 1, Collective.REDUCE_SCATTER: 1}
-_ROOTED: Final = (Collective.BROADCAST, Collective.REDUCE)
+_PASSES: Final = {CollectiveType.ALL_REDUCE: 2, CollectiveType.ALL_GATHER: 1, CollectiveType.REDUCE_SCATTER: 1}
+_ROOTED: Final = (CollectiveType.BROADCAST, CollectiveType.REDUCE)
 
 
 @dataclass(frozen=True, slots=True)
 class Ring:
     """One ring per member of a domain."""
 
-    def phases(self, kind: Collective, arrangement: Arrangement) -> tuple[Phase, ...]:
+    def phases(self, kind: CollectiveType, arrangement: Arrangement) -> tuple[Phase, ...]:
         """One phase for all collectives with a ring form."""
         if kind in _PASSES:
             return (_round_trip(arrangement, _PASSES[kind]),)
@@ -67,12 +67,12 @@ def _passed(domains: IntArray, share: float) -> Flows:
     return Flows(domains, following, share * (local - 1) / local)
 
 
-def _chain(arrangement: Arrangement, kind: Collective) -> Phase:
+def _chain(arrangement: Arrangement, kind: CollectiveType) -> Phase:
     """The rings without the hops back to the root."""
     network = arrangement.spans - 1
     rounds = Rounds(local=arrangement.size - 1 - network, network=network)
     parts = _outwards(arrangement)
-    if kind is Collective.REDUCE:
+    if kind is CollectiveType.REDUCE:
         parts = [Flows(part.targets, part.sources, part.share) for part in parts]
     return phase(*parts, rounds=rounds, stages=max(arrangement.size - 2, 0))
 

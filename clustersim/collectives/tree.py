@@ -15,17 +15,17 @@ import numpy as np
 from clustersim.collectives.double_binary_tree import both_ways, depth, tree_flows, tree_stages
 from clustersim.collectives.phase import Arrangement, Flows, Phase, Rounds, phase
 from clustersim.common.arrays import IntArray
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 
-_UP: Final = (Collective.ALL_REDUCE, Collective.REDUCE)
-_DOWN: Final = (Collective.ALL_REDUCE, Collective.BROADCAST)
+_UP: Final = (CollectiveType.ALL_REDUCE, CollectiveType.REDUCE)
+_DOWN: Final = (CollectiveType.ALL_REDUCE, CollectiveType.BROADCAST)
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
     """Double binary trees between domains, chains inside."""
 
-    def phases(self, kind: Collective, arrangement: Arrangement) -> tuple[Phase, ...]:
+    def phases(self, kind: CollectiveType, arrangement: Arrangement) -> tuple[Phase, ...]:
         """One phase: chains and trees are pipelined into each other."""
         up, down = kind in _UP, kind in _DOWN
         if not (up or down):

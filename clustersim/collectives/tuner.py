@@ -40,8 +40,8 @@ from clustersim.common.pickling import FieldState
 from clustersim.common.units import Bytes, Seconds
 from clustersim.hardware.rotation import Turn, Turning
 from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkKind
-from clustersim.program.task import Collective, Routing
-from clustersim.symmetry.labels import distinct
+from clustersim.program.task import CollectiveType, TokenRouting
+from clustersim.symmetry.labels import unique_by_columns
 
 KEPT: Final = 16_000_000
 """Bytes of surveys, and of loads, that are remembered: of some layouts of 16,384 GPUs, of hundreds of 512."""
@@ -199,7 +199,7 @@ def _beside(choices: Choices) -> FloatArray:
 
 
 @lru_cache(maxsize=8)
-def surveyor(fabric: Fabric, library: Library, routing: Routing | None = None) -> "Surveyor":
+def surveyor(fabric: Fabric, library: Library, routing: TokenRouting | None = None) -> "Surveyor":
     """Who costs a library's offers on a fabric: the same for equal ones, as long as no others are asked for."""
     return Surveyor(fabric, library, routing)
 
@@ -213,7 +213,7 @@ class Surveyor(FieldState):
 
     fabric: Fabric
     library: Library
-    routing: Routing | None = None
+    routing: TokenRouting | None = None
 
     @cached_property
     def _surveyed(self) -> Recent[Choices]:
@@ -223,7 +223,7 @@ class Surveyor(FieldState):
     def _loaded(self) -> Recent[OwnLoads]:
         return Recent(KEPT)
 
-    def survey(self, kind: Collective, members: IntArray, payload: Bytes | None = None) -> Choices:
+    def survey(self, kind: CollectiveType, members: IntArray, payload: Bytes | None = None) -> Choices:
         """Cost the offers for the groups [groups, size].
 
         payload: algorithms whose rounds alone take longer than others for it, in every group, are left out.
@@ -231,7 +231,7 @@ class Surveyor(FieldState):
         key = kind, payload, members.shape, members.tobytes()
         return self._surveyed.of(key, partial(self._survey, kind, members, payload))
 
-    def _survey(self, kind: Collective, members: IntArray, payload: Bytes | None) -> Choices:
+    def _survey(self, kind: CollectiveType, members: IntArray, payload: Bytes | None) -> Choices:
         turned = images(members, self._turn) if self._turn else None
         kept = members if turned is None else members[turned.kept]
         tenders = [self._tender(kind, arrangement) for arrangement in self.arranged(kept)]
@@ -244,12 +244,12 @@ class Surveyor(FieldState):
             choices = replace(choices, lanes=lanes(kind, members, self.fabric))
         return choices if turned is None else replace(choices, group_class=choices.group_class[turned.of])
 
-    def own_loads(self, kind: Collective, members: IntArray, offer: Offer) -> OwnLoads:
+    def own_loads(self, kind: CollectiveType, members: IntArray, offer: Offer) -> OwnLoads:
         """What an offer asks of links in each of the groups [groups, size] by itself, where they can take it."""
         key = kind, self.library.offers.index(offer), members.shape, members.tobytes()
         return self._loaded.of(key, partial(self._own_loads, kind, members, offer))
 
-    def _own_loads(self, kind: Collective, members: IntArray, offer: Offer) -> OwnLoads:
+    def _own_loads(self, kind: CollectiveType, members: IntArray, offer: Offer) -> OwnLoads:
         parts = []
         for arrangement in self.arranged(members):
             routed = [
@@ -261,7 +261,7 @@ class Surveyor(FieldState):
                 )
         return spread(parts, len(members))
 
-    def require(self, kind: Collective, members: IntArray) -> None:
+    def require(self, kind: CollectiveType, members: IntArray) -> None:
         """Raise InputError where the library can do nothing in one of the groups [groups, size]."""
         turned = images(members, self._turn) if self._turn else None
         for arrangement in self.arranged(members if turned is None else members[turned.kept]):
@@ -276,7 +276,7 @@ class Surveyor(FieldState):
             else tuple(replace(arrangement, routing=self.routing) for arrangement in found)
         )
 
-    def _tender(self, kind: Collective, arrangement: Arrangement) -> "_Tender":
+    def _tender(self, kind: CollectiveType, arrangement: Arrangement) -> "_Tender":
         """What the library offers for groups of this shape."""
         without = self.library.without(self._makes) if arrangement.spans > 1 else frozenset()
         offered = self.library.offers_for(kind)
@@ -349,7 +349,7 @@ class Surveyor(FieldState):
         """Cost the offers once for all groups that bear the same, and merge groups with equal coefficients."""
         offers = tuple(offer for offer in tender.offers if offer.algorithm in borne)
         told = [column for found in borne.values() for item in found for column in item.columns]
-        bearing, first = distinct(told)
+        bearing, first = unique_by_columns(told)
         own = {name: [element.of(first) for element in found] for name, found in borne.items()}
         table = np.stack([self._cost(offer, own[offer.algorithm], tender.arrangement) for offer in offers])
         classes, merged = np.unique(table.reshape(-1, len(first)), axis=1, return_inverse=True)

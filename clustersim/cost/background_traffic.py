@@ -22,8 +22,8 @@ from clustersim.common.units import Bytes, Seconds
 from clustersim.cost.collective_cost import CommunicationCost
 from clustersim.hardware.degradation import Disturbances, SlowLink
 from clustersim.hardware.topology import Fabric
-from clustersim.program.program import Groups
-from clustersim.program.task import Collective, Exchange
+from clustersim.program.program import ProcessGroups
+from clustersim.program.task import CollectiveType, CommOp
 
 FIRST = 1e12
 """The share of what comes before all others: theirs are seconds for each byte of a flow."""
@@ -39,7 +39,7 @@ class Traffic:
     """
 
     gpus: tuple[int, ...]
-    collective: Collective
+    collective: CollectiveType
     payload: Bytes
     start: Seconds = 0.0
     every: Seconds = inf
@@ -83,15 +83,15 @@ def _sent(traffic: Iterable[Traffic], fabric: Fabric, library: Library) -> Itera
     """What moves bytes over links."""
     for entry, item in enumerate(traffic):
         members = np.array(item.gpus, np.int64)[None]
-        model = CommunicationCost(fabric, library, {_OTHERS: Groups(_OTHERS, members, ordered=True)})
+        model = CommunicationCost(fabric, library, {_OTHERS: ProcessGroups(_OTHERS, members, ordered=True)})
         try:
-            demand = model.demand(Exchange(_OTHERS, item.collective, _OTHERS, item.payload))
+            demand = model.demand(CommOp(_OTHERS, item.collective, _OTHERS, item.payload))
         except InputError as error:
             raise InputError(f"traffic.{entry}: {error}") from error
         if demand.transfer[0] > 0.0:
             yield Other(
-                link=demand.crossings.link,
-                busy=demand.crossings.seconds / demand.per_byte[0],
+                link=demand.crossings.link_index,
+                busy=demand.crossings.seconds_per_byte / demand.per_byte[0],
                 latency=float(demand.latency[0]),
                 seconds=float(demand.transfer[0]),
                 share=float(demand.transfer[0] / demand.flow[0]),

@@ -25,8 +25,8 @@ from clustersim.common.arrays import BoolArray, FloatArray, IntArray
 from clustersim.cost.timing import Demand, DemandCost
 from clustersim.hardware.topology import LINK_KINDS, Ends, Fabric, LinkKind, LinkTable
 from clustersim.program.program import Program
-from clustersim.program.task import Exchange
-from clustersim.symmetry.link_load_matrix import Crossings
+from clustersim.program.task import CommOp
+from clustersim.symmetry.link_load_matrix import LinkLoadMatrix
 
 UPWARDS: Final = ((LinkKind.SPINE, LinkKind.LEAF), (LinkKind.LEAF, LinkKind.NIC))
 """Links of a switch to the tier above, and those from the tier below; from the top down."""
@@ -41,9 +41,9 @@ class BindingDemands:
     """What exchanges ask of the links that can decide (a `DemandCost`). parts: of all crossings those of such links."""
 
     demands: DemandCost
-    parts: Mapping[Crossings, Crossings]
+    parts: Mapping[LinkLoadMatrix, LinkLoadMatrix]
 
-    def demand(self, exchange: Exchange) -> Demand:
+    def demand(self, exchange: CommOp) -> Demand:
         """What one collective asks of links in each group of its role."""
         demand = self.demands.demand(exchange)
         return replace(demand, crossings=self.parts[demand.crossings])
@@ -57,50 +57,57 @@ def binding_demands(
     loaded: links that others load, too.
     """
     jobs = tuple(asked)
-    every = ((demands, exchange) for program, demands in jobs for exchange in program.exchanges)
+    every = ((demands, exchange) for program, demands in jobs for exchange in program.comm_ops)
     crossings = dict.fromkeys(demands.demand(exchange).crossings for demands, exchange in every)
     parts = _parts(tuple(crossings), fabric, tuple(loaded))
     return tuple(BindingDemands(demands, parts) for _, demands in jobs)
 
 
 @lru_cache(maxsize=4)
-def _parts(crossings: tuple[Crossings, ...], fabric: Fabric, loaded: tuple[int, ...]) -> Mapping[Crossings, Crossings]:
+def _parts(
+    crossings: tuple[LinkLoadMatrix, ...], fabric: Fabric, loaded: tuple[int, ...]
+) -> Mapping[LinkLoadMatrix, LinkLoadMatrix]:
     """Of each of some crossings the part on links that can decide.
 
     Remembered, since surveys of the same groups give the same crossings again (they are compared by identity).
     """
     kept = binding(crossings, fabric.links, fabric.ends)
     kept[list(loaded)] = True  # what rests on the tier below is full where others fill it
-    parts = ((crossing, kept[crossing.link]) for crossing in crossings)
-    return {item: item if own.all() else _some(item, own) for item, own in parts}
+    parts = ((crossing, kept[crossing.link_index]) for crossing in crossings)
+    return {
+        link_load_matrix: link_load_matrix if own.all() else _some(link_load_matrix, own)
+        for link_load_matrix, own in parts
+    }
 
 
-def binding(crossings: Sequence[Crossings], links: LinkTable, ends: Ends) -> BoolArray:
+def binding(crossings: Sequence[LinkLoadMatrix], links: LinkTable, ends: Ends) -> BoolArray:
     """Whether each link can decide how fast anything goes that crosses links so: [links]."""
     kept = np.zeros(len(links.kind), dtype=np.bool_)
     for crossing in crossings:
-        kept[crossing.link] = True
-    by_kind = [_by_kind(item, links.kind) for item in crossings]
+        kept[crossing.link_index] = True
+    by_kind = [_by_kind(link_load_matrix, links.kind) for link_load_matrix in crossings]
     for upper, lower in (*UPWARDS, *INWARDS):
-        found = [(parts[upper], parts[lower]) for parts in by_kind if len(parts[upper].link)]
+        found = [(parts[upper], parts[lower]) for parts in by_kind if len(parts[upper].link_index)]
         for near, far in ((ends.source, ends.target), (ends.target, ends.source)) if found else ():
             below = _Below.of(kept & (links.kind == LINK_KINDS.index(lower)), links.bandwidth, far, ends.vertices)
             rests = kept & (links.kind == LINK_KINDS.index(upper)) & (below.bandwidth[near] > 0)
             for above, under in found:
-                rests[below.exceeded(under, _some(above, rests[above.link]), near)] = False
+                rests[below.exceeded(under, _some(above, rests[above.link_index]), near)] = False
             kept &= ~rests
     return kept
 
 
-def _by_kind(crossings: Crossings, kind: IntArray) -> dict[LinkKind, Crossings]:
+def _by_kind(crossings: LinkLoadMatrix, kind: IntArray) -> dict[LinkKind, LinkLoadMatrix]:
     """What crosses links of the kinds that there are rules for."""
-    own = kind[crossings.link]
+    own = kind[crossings.link_index]
     kinds = dict.fromkeys(item for pair in (*UPWARDS, *INWARDS) for item in pair)
     return {link_kind: _some(crossings, own == LINK_KINDS.index(link_kind)) for link_kind in kinds}
 
 
-def _some(crossings: Crossings, chosen: BoolArray) -> Crossings:
-    return Crossings(crossings.group[chosen], crossings.link[chosen], crossings.seconds[chosen])
+def _some(crossings: LinkLoadMatrix, chosen: BoolArray) -> LinkLoadMatrix:
+    return LinkLoadMatrix(
+        crossings.group_index[chosen], crossings.link_index[chosen], crossings.seconds_per_byte[chosen]
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,21 +129,21 @@ class _Below:
         whole = np.bincount(at, own, minlength=vertices).astype(np.float64)
         return cls(np.divide(own, whole[at], out=np.zeros_like(own), where=chosen), at, whole)
 
-    def exceeded(self, lower: Crossings, upper: Crossings, at: IntArray) -> IntArray:
+    def exceeded(self, lower: LinkLoadMatrix, upper: LinkLoadMatrix, at: IntArray) -> IntArray:
         """Links above switches that some group keeps busier than the links below them: numbers, some maybe twice."""
-        lower = _some(lower, self.weight[lower.link] > 0.0)
-        if not len(lower.link) or not len(upper.link):
-            return upper.link
+        lower = _some(lower, self.weight[lower.link_index] > 0.0)
+        if not len(lower.link_index) or not len(upper.link_index):
+            return upper.link_index
         keys = self._keys(lower, self.at)
         order = np.argsort(keys, kind="stable")
         first = np.flatnonzero(np.diff(keys[order], prepend=-1))
-        busy = np.add.reduceat((lower.seconds * self.weight[lower.link])[order], first)
+        busy = np.add.reduceat((lower.seconds_per_byte * self.weight[lower.link_index])[order], first)
         there, sought = keys[order][first], self._keys(upper, at)
         place = np.minimum(np.searchsorted(there, sought), len(there) - 1)
         most = np.where(there[place] == sought, busy[place], 0.0) * (1.0 + ROUNDING)
-        exceeded: IntArray = upper.link[upper.seconds > most]
+        exceeded: IntArray = upper.link_index[upper.seconds_per_byte > most]
         return exceeded
 
-    def _keys(self, crossings: Crossings, at: IntArray) -> IntArray:
+    def _keys(self, crossings: LinkLoadMatrix, at: IntArray) -> IntArray:
         """A number for each pair of a group and the switch at an end of a link that it crosses."""
-        return crossings.group * len(self.bandwidth) + at[crossings.link]
+        return crossings.group_index * len(self.bandwidth) + at[crossings.link_index]

@@ -17,7 +17,7 @@ from clustersim.cost.interference import Interference, KernelClass, Parts, class
 from clustersim.hardware.efficiency import Efficiency
 from clustersim.model.kernels import Kernel, KernelKind, Routine, Shape, StreamShape
 from clustersim.model.training import Attention
-from clustersim.program.task import Collective, Exchange
+from clustersim.program.task import CollectiveType, CommOp
 
 VERSION: Final = 2
 READABLE: Final = (1, VERSION)
@@ -25,7 +25,7 @@ READABLE: Final = (1, VERSION)
 
 COPY: Final = "copy"
 """What is beside a kernel where it is no collective: copies in the device's memory."""
-_COLLECTIVES: Final = {kind.value: kind for kind in Collective}
+_COLLECTIVES: Final = {kind.value: kind for kind in CollectiveType}
 
 
 class Origin(Enum):
@@ -132,7 +132,7 @@ class Call:
     all-to-all, what each rank gets, relative to an even part; none: all get as much.
     """
 
-    collective: Collective
+    collective: CollectiveType
     payload: Bytes
     ranks: int
     nodes: int
@@ -145,10 +145,10 @@ class Call:
         return max(self.shares, default=1.0)
 
 
-def summed_in(exchange: Exchange) -> DType:
+def summed_in(exchange: CommOp) -> DType:
     """The format of an exchange as records name it (see `Call`); TF32 is a way of multiplying, and summed as FP32."""
-    known = exchange.format
-    if known is None or known is DType.TF32 or not exchange.collective.reduces:
+    known = exchange.reduce_dtype
+    if known is None or known is DType.TF32 or not exchange.collective.is_reduction:
         return DType.FP32
     return known
 
@@ -318,7 +318,7 @@ class KernelFit:
 class CollectiveFit:
     """Seconds = alpha + payload / beta, for one collective, number of ranks and of nodes, and format (see `Call`)."""
 
-    collective: Collective
+    collective: CollectiveType
     ranks: int
     nodes: int
     alpha: Seconds
@@ -428,7 +428,7 @@ def hindered(rows: Iterable[BesideRow]) -> Parts:
 
 
 def _parts(measured: Iterable[tuple[BesideRow, Spread, float]]) -> Parts:
-    pairs: dict[tuple[Collective, KernelClass], list[tuple[Seconds, Seconds]]] = {}
+    pairs: dict[tuple[CollectiveType, KernelClass], list[tuple[Seconds, Seconds]]] = {}
     for row, together, part in measured:
         if row.beside in _COLLECTIVES:
             times = together.seconds, together.seconds / (1.0 + part)

@@ -19,10 +19,10 @@ from clustersim.cost.contention import Sharing, sharing
 from clustersim.cost.rank_equivalence import crossed, told_by
 from clustersim.cost.timing import DemandCost, ExchangeCost
 from clustersim.hardware.topology import LinkTable
-from clustersim.program.program import Groups, Program
-from clustersim.symmetry.labels import compact
-from clustersim.symmetry.link_load_matrix import Traffic
-from clustersim.symmetry.refinement import Classes, classes
+from clustersim.program.program import ProcessGroups, Program
+from clustersim.symmetry.labels import compact_labels
+from clustersim.symmetry.link_load_matrix import LinkTraffic
+from clustersim.symmetry.refinement import SymmetryClasses, symmetry_classes
 
 T = TypeVar("T")
 
@@ -54,21 +54,21 @@ def sharings(
 
 def _crossed_by(program: Program, demands: DemandCost) -> IntArray:
     """The links that a job crosses, ascending."""
-    crossings = dict.fromkeys(demands.demand(exchange).crossings for exchange in program.exchanges)
-    return np.unique(np.concatenate([np.zeros(0, np.int64), *(crossing.link for crossing in crossings)]))
+    crossings = dict.fromkeys(demands.demand(exchange).crossings for exchange in program.comm_ops)
+    return np.unique(np.concatenate([np.zeros(0, np.int64), *(crossing.link_index for crossing in crossings)]))
 
 
-def alike_together(jobs: Sequence[Job], links: LinkTable) -> tuple[Classes, ...]:
+def alike_together(jobs: Sequence[Job], links: LinkTable) -> tuple[SymmetryClasses, ...]:
     """Classes of each job's ranks and groups, and of the links, which are the same for all."""
-    first = np.cumsum([0, *(job.program.ranks for job in jobs)]).tolist()
+    first = np.cumsum([0, *(job.program.world_size for job in jobs)]).tolist()
     kinds = np.cumsum([0, *(len(job.program.programs) for job in jobs)]).tolist()
     crossings = [crossed(job.program, job.sharing, links) for job in jobs]
-    found = classes(
-        Program((), np.concatenate([kind + job.program.kind for kind, job in zip(kinds, jobs, strict=False)]),
+    found = symmetry_classes(
+        Program((), np.concatenate([kind + job.program.program_index for kind, job in zip(kinds, jobs, strict=False)]),
                 _named(_moved(job.program.groups, rank) for rank, job in zip(first, jobs, strict=False))),
         _named(told_by(job.program, job.cost, job.sharing) for job in jobs),
-        Traffic(crossings[0].links, _named(crossing.crossings for crossing in crossings)),
-        machine=np.concatenate([job.machine for job in jobs]),
+        LinkTraffic(crossings[0].link_colours, _named(crossing.matrices for crossing in crossings)),
+        device_model=np.concatenate([job.machine for job in jobs]),
     )  # fmt: skip
     own = zip(jobs, pairwise(first), strict=True)
     return tuple(_part(found, number, job.program, ranks) for number, (job, ranks) in enumerate(own))
@@ -83,13 +83,15 @@ def _role(job: int, role: str) -> str:
     return f"{job} {role}"
 
 
-def _moved(groups: Mapping[str, Groups], first: int) -> dict[str, Groups]:
+def _moved(groups: Mapping[str, ProcessGroups], first: int) -> dict[str, ProcessGroups]:
     """Groups of ranks that are numbered from `first` on."""
     return {role: replace(group, members=group.members + first) for role, group in groups.items()}
 
 
-def _part(found: Classes, number: int, program: Program, ranks: tuple[int, int]) -> Classes:
+def _part(found: SymmetryClasses, number: int, program: Program, ranks: tuple[int, int]) -> SymmetryClasses:
     """The classes of one job: its ranks are those from the first to before the last of all."""
     mine = slice(*ranks)
-    groups = {role: found.groups[_role(number, role)] for role in program.groups}
-    return Classes(compact(found.colour[mine]), found.representative[mine] - ranks[0], groups, found.links)
+    groups = {role: found.group_colours[_role(number, role)] for role in program.groups}
+    return SymmetryClasses(
+        compact_labels(found.rank_colours[mine]), found.representative[mine] - ranks[0], groups, found.link_colours
+    )

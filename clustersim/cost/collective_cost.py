@@ -18,11 +18,11 @@ from clustersim.common.errors import InputError, nearest
 from clustersim.common.units import Bytes
 from clustersim.cost.timing import Bound, Demand, ExchangeTiming, Provenance
 from clustersim.hardware.topology import Fabric
-from clustersim.program.program import Groups
-from clustersim.program.task import Collective, Exchange, Routing
-from clustersim.symmetry.link_load_matrix import NOTHING
+from clustersim.program.program import ProcessGroups
+from clustersim.program.task import CollectiveType, CommOp, TokenRouting
+from clustersim.symmetry.link_load_matrix import NO_LINK_LOADS
 
-Kind = tuple[str, Collective, Routing | None]
+Kind = tuple[str, CollectiveType, TokenRouting | None]
 """Role, collective, and where tokens go if kernels of their own send them."""
 NEGLIGIBLE: Final = 0.1
 """A group whose bytes move for less than this part of its latency loads no shared link."""
@@ -38,26 +38,26 @@ class CommunicationCost:
         self,
         fabric: Fabric,
         library: Library,
-        groups: Mapping[str, Groups],
+        groups: Mapping[str, ProcessGroups],
     ) -> None:
         self._surveyor = surveyor(fabric, library)
         self._groups = groups
-        self._surveyors: dict[tuple[Routing, int], Surveyor] = {}
+        self._surveyors: dict[tuple[TokenRouting, int], Surveyor] = {}
         self._choices: dict[Kind, Choices] = {}
         self._tiers: dict[tuple[str, int], str] = {}
         self._timings: dict[tuple[Kind, Bytes], ExchangeTiming] = {}
         self._demands: dict[tuple[Kind, Bytes], Demand] = {}
         self._own: dict[tuple[Kind, tuple[str, ...], bytes], OwnLoads] = {}
 
-    def exchange(self, exchange: Exchange) -> ExchangeTiming:
+    def exchange(self, exchange: CommOp) -> ExchangeTiming:
         """Seconds of one collective in each group of its role, all groups at once."""
         key = kind_of(exchange), exchange.payload
         if key not in self._timings:
             self._timings[key] = self._time(exchange)
         return self._timings[key]
 
-    def _time(self, exchange: Exchange) -> ExchangeTiming:
-        groups = self._members(exchange.group)
+    def _time(self, exchange: CommOp) -> ExchangeTiming:
+        groups = self._members(exchange.comm_group)
         if groups.shape[1] < 2 or not len(groups):
             return ExchangeTiming(np.zeros(len(groups)), Provenance.ROOFLINE, Bound.LATENCY, "none", "gpu")
         choice = self._choose(exchange)
@@ -67,20 +67,20 @@ class CommunicationCost:
             provenance=self._provenance(exchange, choice.offer),
             bound=Bound.LATENCY if latency > seconds / 2 else Bound.BANDWIDTH,
             algorithm=choice.offer.name,
-            tier=self._tier(exchange.group, choice.slowest),
+            tier=self._tier(exchange.comm_group, choice.slowest),
         )
 
-    def demand(self, exchange: Exchange) -> Demand:
+    def demand(self, exchange: CommOp) -> Demand:
         """What one collective asks of shared links in each group of its role, by the offer that it takes."""
         key = kind_of(exchange), exchange.payload
         if key not in self._demands:
             self._demands[key] = self._ask(exchange)
         return self._demands[key]
 
-    def _ask(self, exchange: Exchange) -> Demand:
-        seconds, groups, payload = self.exchange(exchange).seconds, self._members(exchange.group), exchange.payload
+    def _ask(self, exchange: CommOp) -> Demand:
+        seconds, groups, payload = self.exchange(exchange).seconds, self._members(exchange.comm_group), exchange.payload
         nothing = np.zeros(len(groups))
-        unshared = Demand(seconds, nothing, nothing, nothing, payload, NOTHING)
+        unshared = Demand(seconds, nothing, nothing, nothing, payload, NO_LINK_LOADS)
         if groups.shape[1] < 2 or not len(groups):
             return unshared
         choice = self._choose(exchange)
@@ -89,13 +89,13 @@ class CommunicationCost:
             return unshared
         taken = np.where(negligible, -1, choice.taken)
         loads = self._loads(exchange, choice.offers, taken)
-        return _demand(choice, loads, payload) if len(loads.crossings.group) else unshared
+        return _demand(choice, loads, payload) if len(loads.crossings.group_index) else unshared
 
-    def _loads(self, exchange: Exchange, offers: Sequence[Offer], taken: IntArray) -> OwnLoads:
+    def _loads(self, exchange: CommOp, offers: Sequence[Offer], taken: IntArray) -> OwnLoads:
         """What the offers that the groups of a role take ask of links; nothing where the number taken is negative."""
         key = (kind_of(exchange), tuple(offer.name for offer in offers), taken.tobytes())
         if key not in self._own:
-            members, asked = self._members(exchange.group), self._surveyor_of(exchange)
+            members, asked = self._members(exchange.comm_group), self._surveyor_of(exchange)
             numbers = np.unique(taken[taken >= 0]).tolist()
             parts = {n: asked.own_loads(exchange.collective, members, offers[n]) for n in numbers}
             self._own[key] = picked(parts, taken)
@@ -107,7 +107,7 @@ class CommunicationCost:
             self._tiers[role, group] = self._surveyor.fabric.tier(self._members(role)[group])
         return self._tiers[role, group]
 
-    def _choose(self, exchange: Exchange) -> Choice:
+    def _choose(self, exchange: CommOp) -> Choice:
         """The fastest algorithm; what an earlier payload left out is surveyed where it may be faster."""
         key, payload = kind_of(exchange), exchange.payload
         if key not in self._choices:
@@ -118,18 +118,18 @@ class CommunicationCost:
         self._choices[key] = self._survey(exchange, None)
         return choose(self._choices[key], payload)
 
-    def _survey(self, exchange: Exchange, payload: Bytes | None) -> Choices:
-        members = self._members(exchange.group)
+    def _survey(self, exchange: CommOp, payload: Bytes | None) -> Choices:
+        members = self._members(exchange.comm_group)
         return self._surveyor_of(exchange).survey(exchange.collective, members, payload=payload)
 
-    def _surveyor_of(self, exchange: Exchange) -> Surveyor:
+    def _surveyor_of(self, exchange: CommOp) -> Surveyor:
         """The library's, or for tokens that kernels of their own send to experts, the dispatcher's."""
         routing = kind_of(exchange)[-1]
         if routing is None:
             return self._surveyor
-        ranks = self._members(exchange.group).shape[1]
+        ranks = self._members(exchange.comm_group).shape[1]
         if (routing, ranks) not in self._surveyors:
-            kernels = load_dispatcher(routing.dispatcher).taking(routing.sms).passing(routing.row, ranks)
+            kernels = load_dispatcher(routing.dispatcher).taking(routing.sm_count).passing(routing.token_bytes, ranks)
             self._surveyors[routing, ranks] = surveyor(self._surveyor.fabric, kernels, routing)
         return self._surveyors[routing, ranks]
 
@@ -138,16 +138,16 @@ class CommunicationCost:
             raise InputError(f"there are no process groups {role!r}; {nearest(role, self._groups)}")
         return self._groups[role].members
 
-    def _provenance(self, exchange: Exchange, offer: Offer) -> Provenance:
+    def _provenance(self, exchange: CommOp, offer: Offer) -> Provenance:
         """Of what a library took; its constants were not fitted to an algorithm of the user's own."""
         library = self._surveyor_of(exchange).library
         measured = library.published and self._surveyor.library.published and offer.algorithm not in library.own
         return Provenance.PUBLISHED if measured else Provenance.ROOFLINE
 
 
-def kind_of(exchange: Exchange) -> Kind:
+def kind_of(exchange: CommOp) -> Kind:
     """What tells exchanges apart beside their payloads: the routing counts where tokens are sent by it."""
-    return exchange.group, exchange.collective, exchange.routing if exchange.collective.routed else None
+    return exchange.comm_group, exchange.collective, exchange.routing if exchange.collective.is_token_routing else None
 
 
 def _demand(choice: Choice, loads: OwnLoads, payload: Bytes) -> Demand:

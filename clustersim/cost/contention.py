@@ -18,8 +18,8 @@ from clustersim.common.arrays import BoolArray, IntArray
 from clustersim.cost.background_traffic import Other, loaded_by
 from clustersim.cost.timing import Demand, DemandCost, ExchangeCost, ExchangeTiming
 from clustersim.program.program import Program
-from clustersim.program.task import BESIDE, Exchange
-from clustersim.symmetry.link_load_matrix import Crossings
+from clustersim.program.task import OVERLAPPING_STREAMS, CommOp
+from clustersim.symmetry.link_load_matrix import LinkLoadMatrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,11 @@ class Sharing:
     """
 
     demands: DemandCost
-    inside: Mapping[Exchange, BoolArray]
-    own: Mapping[Exchange, BoolArray]
+    inside: Mapping[CommOp, BoolArray]
+    own: Mapping[CommOp, BoolArray]
     others: tuple[Other, ...] = ()
 
-    def demand(self, exchange: Exchange) -> Demand:
+    def demand(self, exchange: CommOp) -> Demand:
         """What one collective asks of links in each group of its role."""
         return self.demands.demand(exchange)
 
@@ -49,16 +49,16 @@ class Alone:
 
     cost: ExchangeCost
     sharing: Sharing
-    _known: dict[Exchange, ExchangeTiming] = field(init=False, default_factory=dict)
+    _known: dict[CommOp, ExchangeTiming] = field(init=False, default_factory=dict)
 
-    def exchange(self, exchange: Exchange) -> ExchangeTiming:
+    def exchange(self, exchange: CommOp) -> ExchangeTiming:
         """Time one collective in each group of its role."""
         known = self._known.get(exchange)
         if known is None:
             known = self._known[exchange] = self._timed(exchange)
         return known
 
-    def _timed(self, exchange: Exchange) -> ExchangeTiming:
+    def _timed(self, exchange: CommOp) -> ExchangeTiming:
         timing, shares = self.cost.exchange(exchange), self.sharing.inside.get(exchange)
         if shares is None:
             return timing
@@ -78,17 +78,17 @@ def sharing(
     beside: what loads links beside the program; jobs: links that other jobs cross, numbers of each.
     """
     loaded = np.isin(np.arange(len(owner)), np.concatenate([loaded_by(beside), *jobs]))
-    crossed = loaded | _crossed_twice(program.exchanges, demands, len(owner))
+    crossed = loaded | _crossed_twice(program.comm_ops, demands, len(owner))
     others = loaded | (crossed & _crossed_by_others(program, demands, owner))
-    shares: dict[Exchange, BoolArray] = {}
-    own: dict[Exchange, BoolArray] = {}
-    for exchange in program.exchanges:
-        if exchange not in program.exchanges_inside:
+    shares: dict[CommOp, BoolArray] = {}
+    own: dict[CommOp, BoolArray] = {}
+    for exchange in program.comm_ops:
+        if exchange not in program.segment_comm_ops:
             continue
         crossings = demands.demand(exchange).crossings
-        groups, meets = np.zeros((2, len(program.groups[exchange.group].members)), dtype=np.bool_)
-        groups[crossings.group[crossed[crossings.link]]] = True
-        meets[crossings.group[others[crossings.link]]] = True
+        groups, meets = np.zeros((2, len(program.groups[exchange.comm_group].members)), dtype=np.bool_)
+        groups[crossings.group_index[crossed[crossings.link_index]]] = True
+        meets[crossings.group_index[others[crossings.link_index]]] = True
         if groups.any():
             shares[exchange], own[exchange] = groups, groups & ~meets
     return Sharing(demands, shares, own, beside)
@@ -96,30 +96,36 @@ def sharing(
 
 def _crossed_by_others(program: Program, demands: DemandCost, owner: IntArray) -> BoolArray:
     """For each link whether any but its owner's collectives, in blocks and beside them, crosses it."""
-    every = (item for one in program.programs for item in one.issued)
-    elsewhere = {exchange for stream, exchange in every if stream not in BESIDE}
+    every = (issued_comm_op for one in program.programs for issued_comm_op in one.issued_comm_ops)
+    elsewhere = {exchange for stream, exchange in every if stream not in OVERLAPPING_STREAMS}
     crossed = np.zeros(len(owner), dtype=np.bool_)
-    owned = (owner >= 0) & (owner < program.ranks)
-    asked = ((element.group, demands.demand(element).crossings, element in elsewhere) for element in program.exchanges)
+    owned = (owner >= 0) & (owner < program.world_size)
+    asked = (
+        (comm_op.comm_group, demands.demand(comm_op).crossings, comm_op in elsewhere) for comm_op in program.comm_ops
+    )
     for role, crossings, beyond in dict.fromkeys(asked):  # exchanges that differ in payload alone cross the same
-        mine = owned[crossings.link] & (program.rows[role][owner[crossings.link]] == crossings.group)
-        crossed[crossings.link if beyond else crossings.link[~mine]] = True
+        mine = owned[crossings.link_index] & (
+            program.group_indices[role][owner[crossings.link_index]] == crossings.group_index
+        )
+        crossed[crossings.link_index if beyond else crossings.link_index[~mine]] = True
     return crossed
 
 
-def _crossed_twice(exchanges: Iterable[Exchange], demands: DemandCost, links: int) -> BoolArray:
+def _crossed_twice(exchanges: Iterable[CommOp], demands: DemandCost, links: int) -> BoolArray:
     """For each link whether groups of several roles, or several groups of one, cross it."""
-    by_role: dict[str, dict[Crossings, None]] = {}
+    by_role: dict[str, dict[LinkLoadMatrix, None]] = {}
     for exchange in exchanges:
-        by_role.setdefault(exchange.group, {})[demands.demand(exchange).crossings] = None
+        by_role.setdefault(exchange.comm_group, {})[demands.demand(exchange).crossings] = None
     twice, once = np.zeros((2, links), dtype=np.bool_)
     for crossings in by_role.values():
         group = np.full(links, -1, dtype=np.int64)
         for crossing in crossings:
-            before = group[crossing.link]
-            group[crossing.link] = crossing.group  # of several groups on one link, one stays
-            differs = (before >= 0) & (before != crossing.group) | (group[crossing.link] != crossing.group)
-            twice[crossing.link[differs]] = True
+            before = group[crossing.link_index]
+            group[crossing.link_index] = crossing.group_index  # of several groups on one link, one stays
+            differs = (before >= 0) & (before != crossing.group_index) | (
+                group[crossing.link_index] != crossing.group_index
+            )
+            twice[crossing.link_index[differs]] = True
         twice |= once & (group >= 0)
         once |= group >= 0
     return twice

@@ -13,7 +13,7 @@ the whole may wait at its short kernels. A kernel of several launches counts as 
 Example: two kernels of 1 s, then one of 4 s, launched in 2 s each. They begin at 0, 2 and 4 s: the GPU waits 1 s before
 the second and 1 s before the third, and is done after 8 s, though 6 s of kernels are no less than 6 s of launches.
 
-Where the host must know what the device found out (how many rows an exchange sends: `Exchange.awaits`), it waits until
+Where the host must know what the device found out (how many rows an exchange sends: `CommOp.host_sync`), it waits until
 the device has done all that it was given. What it launches then begins no earlier than that, h(j) later, so the device
 waits for the launch itself; the block goes on from there as it began, with a host that is not ahead.
 
@@ -22,7 +22,7 @@ Assumed: the host gets no further ahead than one block, as in frameworks that wa
 than those that it launches, with hooks of parameters between them. A captured block (CUDA graph) is launched with its
 first kernel; where only what is not on the ranks of experts is captured, every stretch between what is.
 
-Where passes take turns (`Block.takes_turns`, `lowering.moe_overlap`), the host launches a part of one while the other's
+Where passes take turns (`Segment.interleaved`, `lowering.moe_overlap`), the host launches a part of one while the other's
 runs. Assumed: that puts it far enough ahead that the part waits only for what all its launches take longer than its
 kernels. Exchanges are between the parts, so that the device does not wait for what the host has to know.
 
@@ -43,13 +43,13 @@ import numpy as np
 from clustersim.common.arrays import BoolArray, FloatArray, IntArray
 from clustersim.common.units import Seconds
 from clustersim.model.kernels import Kernel
-from clustersim.program.task import Block, Exchange, Overlap, Work
+from clustersim.program.task import CommOp, CommOverlap, Segment, WorkType
 
 
 class Host(Protocol):
     """What launches the operations of a block."""
 
-    def waits(self, block: Block, seconds: FloatArray) -> FloatArray:
+    def waits(self, block: Segment, seconds: FloatArray) -> FloatArray:
         """[runs, operations] how long the device waits for the host, from what operations take without waiting."""
 
 
@@ -63,13 +63,13 @@ class SameThread:
     forward: Seconds
     backward: Seconds
 
-    def waits(self, block: Block, seconds: FloatArray) -> FloatArray:
+    def waits(self, block: Segment, seconds: FloatArray) -> FloatArray:
         """[runs, operations] what the host does before each; the optimizer's kernels contain it.
 
         What it does for an exchange is counted at the kernel that comes next (or, behind the last, at that).
         """
-        each = {Work.FORWARD: self.forward, Work.RECOMPUTE: self.forward, Work.BACKWARD: self.backward}
-        counts = (launches(operation.does) * each.get(operation.work, 0.0) for operation in block.operations)
+        each = {WorkType.FORWARD: self.forward, WorkType.RECOMPUTE: self.forward, WorkType.BACKWARD: self.backward}
+        counts = (launches(operation.body) * each.get(operation.work_type, 0.0) for operation in block.operations)
         each_run = np.fromiter(counts, np.float64, seconds.shape[1])
         return np.broadcast_to(_at_kernels(block, each_run[None, :]), seconds.shape)
 
@@ -91,7 +91,7 @@ class Launching:
     graph: Seconds | None = None
     outside_experts: bool = False
 
-    def waits(self, block: Block, seconds: FloatArray) -> FloatArray:
+    def waits(self, block: Segment, seconds: FloatArray) -> FloatArray:
         """[runs, operations] how long the GPU waits for the host, from what operations take without waiting.
 
         Waiting before an operation that an exchange is part of is counted at the kernel that comes next (or, behind
@@ -101,31 +101,38 @@ class Launching:
             return np.zeros(seconds.shape)
         captured = self._captured(block)
         launches, each = self._launched(block, captured)
-        awaits = any(exchange.awaits for exchange in block.different)
+        awaits = any(exchange.host_sync for exchange in block.distinct_comm_ops)
         free = np.flatnonzero(~captured).tolist() if awaits else []
         cuts = [place for place in free if place and _awaits(block, place)]
-        waited = _overrun if block.takes_turns else _waited
+        waited = _overrun if block.interleaved else _waited
         return _at_kernels(block, waited(launches, each, seconds, cuts))
 
-    def _captured(self, block: Block) -> BoolArray:
+    def _captured(self, block: Segment) -> BoolArray:
         """[operations] whether each is in a graph."""
         if self.graph is None:
             return np.zeros(len(block.operations), dtype=np.bool_)
         if not self.outside_experts:
             return np.ones(len(block.operations), dtype=np.bool_)
-        return np.array([not (operation.routed or operation.travels) for operation in block.distinct])[block.which]
+        return np.array(
+            [
+                not (distinct_operation.on_expert_rank or distinct_operation.moe_comm)
+                for distinct_operation in block.distinct_operations
+            ]
+        )[block.operation_index]
 
-    def _launched(self, block: Block, captured: BoolArray) -> tuple[IntArray, FloatArray]:
+    def _launched(self, block: Segment, captured: BoolArray) -> tuple[IntArray, FloatArray]:
         """[operations] launches, and seconds for each; all of a graph comes with its first."""
         launches, each = self._one_by_one(block)
         first = captured & ~np.concatenate(([False], captured[:-1]))
         own = np.where(first, self.graph or 0.0, 0.0)
         return np.where(captured, 1, launches), np.where(captured, own, each)
 
-    def _one_by_one(self, block: Block) -> tuple[IntArray, FloatArray]:
+    def _one_by_one(self, block: Segment) -> tuple[IntArray, FloatArray]:
         """[operations] launches, and seconds for each: the mean where an operation has kernels and collectives."""
-        counts = np.array([_launches(operation.does) for operation in block.distinct])[block.which]
-        backward = np.array([operation.work is Work.BACKWARD for operation in block.distinct])[block.which]
+        counts = np.array([_launches(operation.body) for operation in block.distinct_operations])[block.operation_index]
+        backward = np.array([operation.work_type is WorkType.BACKWARD for operation in block.distinct_operations])[
+            block.operation_index
+        ]
         kernel = np.where(backward, self.backward, self.forward)
         collective = kernel if self.collective is None else np.full(len(kernel), self.collective)
         launches: IntArray = counts.sum(axis=1)
@@ -149,9 +156,9 @@ def _overrun(launches: IntArray, each: FloatArray, seconds: FloatArray, _: Seque
     return late
 
 
-def _awaits(block: Block, place: int) -> bool:
-    exchange = block.operations[place].exchange
-    return exchange is not None and exchange.awaits
+def _awaits(block: Segment, place: int) -> bool:
+    exchange = block.operations[place].comm_op
+    return exchange is not None and exchange.host_sync
 
 
 def _late(launches: IntArray, each: FloatArray, seconds: FloatArray, *, ahead: Seconds) -> FloatArray:
@@ -168,9 +175,13 @@ def _late(launches: IntArray, each: FloatArray, seconds: FloatArray, *, ahead: S
     return late
 
 
-def _at_kernels(block: Block, late: FloatArray) -> FloatArray:
+def _at_kernels(block: Segment, late: FloatArray) -> FloatArray:
     """The same waits, each at the next kernel that runs by itself."""
-    own = np.flatnonzero(np.array([isinstance(operation.does, Kernel) for operation in block.distinct])[block.which])
+    own = np.flatnonzero(
+        np.array([isinstance(distinct_operation.body, Kernel) for distinct_operation in block.distinct_operations])[
+            block.operation_index
+        ]
+    )
     waits, count = np.zeros(late.shape), late.shape[1]
     if len(own):
         following = own[np.minimum(np.searchsorted(own, np.arange(count)), len(own) - 1)]
@@ -179,17 +190,17 @@ def _at_kernels(block: Block, late: FloatArray) -> FloatArray:
     return waits
 
 
-def launches(does: Kernel | Exchange | Overlap) -> int:
+def launches(does: Kernel | CommOp | CommOverlap) -> int:
     """How many kernels and collectives the host launches for an operation."""
     return sum(_launches(does)[:2])
 
 
-def _launches(does: Kernel | Exchange | Overlap) -> tuple[int, int, int]:
+def _launches(does: Kernel | CommOp | CommOverlap) -> tuple[int, int, int]:
     """What the host launches for an operation: kernels, collectives, and calls of a loop."""
     match does:
-        case Exchange():
+        case CommOp():
             return 0, 1, 0
-        case Overlap(kernel=kernel, chunks=chunks):
+        case CommOverlap(kernel=kernel, chunk_count=chunks):
             pieces = 1 if math.isinf(chunks) else int(chunks)
             return kernel.launches * pieces, pieces, 0
         case Kernel(calls=0) as kernel:

@@ -14,8 +14,8 @@ import numpy as np
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.cost.timing import Bound, Demand, DemandCost, ExchangeCost, ExchangeTiming, Provenance
 from clustersim.hardware.host_memory import HostMemory
-from clustersim.program.task import Exchange, HostExchange, HostWork
-from clustersim.symmetry.link_load_matrix import NOTHING
+from clustersim.program.task import CommOp, HostOp, HostOpKind
+from clustersim.symmetry.link_load_matrix import NO_LINK_LOADS
 
 
 class Others(ExchangeCost, DemandCost, Protocol):
@@ -34,27 +34,27 @@ class HostedExchanges:
     host: HostMemory
     sharers: IntArray
 
-    def exchange(self, exchange: Exchange) -> ExchangeTiming:
+    def exchange(self, exchange: CommOp) -> ExchangeTiming:
         """Seconds of one exchange in each group of its role."""
-        if not isinstance(exchange, HostExchange):
+        if not isinstance(exchange, HostOp):
             return self.others.exchange(exchange)
         seconds = self._seconds(exchange)
-        bound = Bound.HOST_MEMORY if exchange.work is HostWork.ON_HOST else Bound.HOST_LINK
+        bound = Bound.HOST_MEMORY if exchange.kind is HostOpKind.ON_HOST else Bound.HOST_LINK
         return ExchangeTiming(seconds, Provenance.ROOFLINE, bound, "copy", "host")
 
-    def demand(self, exchange: Exchange) -> Demand:
+    def demand(self, exchange: CommOp) -> Demand:
         """What one exchange asks of the network's links: of the host's, nothing that is shared."""
-        if not isinstance(exchange, HostExchange):
+        if not isinstance(exchange, HostOp):
             return self.others.demand(exchange)
         nothing = np.zeros(len(self.sharers))
-        return Demand(self.exchange(exchange).seconds, nothing, nothing, nothing, exchange.payload, NOTHING)
+        return Demand(self.exchange(exchange).seconds, nothing, nothing, nothing, exchange.payload, NO_LINK_LOADS)
 
-    def _seconds(self, exchange: HostExchange) -> FloatArray:
+    def _seconds(self, exchange: HostOp) -> FloatArray:
         """Of each rank."""
         part = self.host.bandwidth / self.sharers
-        match exchange.work:
-            case HostWork.TO_HOST:
+        match exchange.kind:
+            case HostOpKind.D2H:
                 return self.host.latency + exchange.payload / np.minimum(self.host.to_host, part)
-            case HostWork.FROM_HOST:
+            case HostOpKind.H2D:
                 return self.host.latency + exchange.payload / np.minimum(self.host.from_host, part)
         return exchange.payload / (part * self.host.update)

@@ -18,8 +18,8 @@ from clustersim.cost.host_transfers import Others
 from clustersim.cost.timing import Demand, ExchangeTiming
 from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkKind
 from clustersim.program.program import Program
-from clustersim.program.task import Exchange
-from clustersim.symmetry.link_load_matrix import Crossings
+from clustersim.program.task import CommOp
+from clustersim.symmetry.link_load_matrix import LinkLoadMatrix
 
 _NVLINK = LINK_KINDS.index(LinkKind.NVLINK)
 
@@ -31,21 +31,21 @@ class UnevenExchanges:
     even: Others
     program: Program
     fabric: Fabric
-    _times: dict[Exchange, FloatArray] = field(default_factory=dict)
-    _timings: dict[Exchange, ExchangeTiming] = field(default_factory=dict)
-    _crossings: dict[tuple[bytes, tuple[int, ...]], Crossings] = field(default_factory=dict)
+    _times: dict[CommOp, FloatArray] = field(default_factory=dict)
+    _timings: dict[CommOp, ExchangeTiming] = field(default_factory=dict)
+    _crossings: dict[tuple[bytes, tuple[int, ...]], LinkLoadMatrix] = field(default_factory=dict)
 
-    def exchange(self, exchange: Exchange) -> ExchangeTiming:
+    def exchange(self, exchange: CommOp) -> ExchangeTiming:
         """Seconds of one exchange in each group of its role."""
-        if exchange.load is None:
+        if exchange.load_index is None:
             return self.even.exchange(exchange)
         if exchange not in self._timings:
             self._timings[exchange] = self._time(exchange)
         return self._timings[exchange]
 
-    def demand(self, exchange: Exchange) -> Demand:
+    def demand(self, exchange: CommOp) -> Demand:
         """What one exchange asks of links in each group of its role."""
-        if exchange.load is None:
+        if exchange.load_index is None:
             return self.even.demand(exchange)
         times = self._fullest(exchange)
         parts = {time: self.even.demand(_larger(exchange, time)) for time in np.unique(times).tolist()}
@@ -56,54 +56,56 @@ class UnevenExchanges:
         crossings = self._joined(times, {element: demand.crossings for element, demand in parts.items()})
         return Demand(latency, transfer, per_byte, flow, exchange.payload, crossings)
 
-    def _time(self, exchange: Exchange) -> ExchangeTiming:
+    def _time(self, exchange: CommOp) -> ExchangeTiming:
         times = self._fullest(exchange)
         parts = {time: self.even.exchange(_larger(exchange, time)) for time in np.unique(times).tolist()}
         seconds = _picked(times, {item: timing.seconds for item, timing in parts.items()})
         return replace(parts[float(times[seconds.argmax()])], seconds=seconds)
 
-    def _fullest(self, exchange: Exchange) -> FloatArray:
+    def _fullest(self, exchange: CommOp) -> FloatArray:
         """By how much each group's payload counts as larger than an even one's: [groups]."""
         if exchange not in self._times:
             self._times[exchange] = self._larger_by(exchange)
         return self._times[exchange]
 
-    def _larger_by(self, exchange: Exchange) -> FloatArray:
-        members = self.program.groups[exchange.group].members
-        factors = self.program.loads.factors[exchange.load or 0][members]
+    def _larger_by(self, exchange: CommOp) -> FloatArray:
+        members = self.program.groups[exchange.comm_group].members
+        factors = self.program.expert_loads.factors[exchange.load_index or 0][members]
         rank: FloatArray = factors.max(axis=1)
-        if not exchange.collective.routed:
+        if not exchange.collective.is_token_routing:
             return rank
         inside = self._inside(exchange, len(members))
         return np.maximum(_by_node(self.fabric.nodes(members), factors), rank * inside)
 
-    def _inside(self, exchange: Exchange, groups: int) -> FloatArray:
+    def _inside(self, exchange: CommOp, groups: int) -> FloatArray:
         """Of what the busiest link of each group takes for an even payload, what its busiest NVLink port does."""
-        crossings = self.even.demand(replace(exchange, load=None)).crossings
-        own = self.fabric.links.kind[crossings.link] == _NVLINK
+        crossings = self.even.demand(replace(exchange, load_index=None)).crossings
+        own = self.fabric.links.kind[crossings.link_index] == _NVLINK
         every, nvlink = np.zeros((2, groups))
-        np.maximum.at(every, crossings.group, crossings.seconds)
-        np.maximum.at(nvlink, crossings.group[own], crossings.seconds[own])
+        np.maximum.at(every, crossings.group_index, crossings.seconds_per_byte)
+        np.maximum.at(nvlink, crossings.group_index[own], crossings.seconds_per_byte[own])
         return np.divide(nvlink, every, out=np.ones(groups), where=every > 0.0)
 
-    def _joined(self, times: FloatArray, parts: Mapping[float, Crossings]) -> Crossings:
+    def _joined(self, times: FloatArray, parts: Mapping[float, LinkLoadMatrix]) -> LinkLoadMatrix:
         """What groups cross that count as so much larger; one object for the same, since they are told apart by it."""
         different = dict.fromkeys(parts.values())
         if len(different) == 1:
             return next(iter(different))
-        numbers = {crossings: number for number, crossings in enumerate(different)}
+        numbers = {link_load_matrix: number for number, link_load_matrix in enumerate(different)}
         taken = _picked(times, {item: np.full(len(times), float(numbers[part])) for item, part in parts.items()})
         key = taken.tobytes(), tuple(map(id, different))
         if key not in self._crossings:
-            pairs = [(element, taken[element.group] == number) for element, number in numbers.items()]
-            columns = [(entry.group[own], entry.link[own], entry.seconds[own]) for entry, own in pairs]
-            self._crossings[key] = Crossings(*(np.concatenate(column) for column in zip(*columns, strict=True)))
+            pairs = [(element, taken[element.group_index] == number) for element, number in numbers.items()]
+            columns = [
+                (entry.group_index[own], entry.link_index[own], entry.seconds_per_byte[own]) for entry, own in pairs
+            ]
+            self._crossings[key] = LinkLoadMatrix(*(np.concatenate(column) for column in zip(*columns, strict=True)))
         return self._crossings[key]
 
 
-def _larger(exchange: Exchange, times: float) -> Exchange:
+def _larger(exchange: CommOp, times: float) -> CommOp:
     payload: Bytes = exchange.payload * times
-    return replace(exchange, payload=payload, load=None)
+    return replace(exchange, payload=payload, load_index=None)
 
 
 def _picked(times: FloatArray, parts: Mapping[float, FloatArray]) -> FloatArray:

@@ -14,7 +14,7 @@ from typing import Final, Self
 
 from clustersim.common.enums import IdentityEnum
 from clustersim.model.kernels import KernelKind
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 
 
 class KernelClass(IdentityEnum):
@@ -25,7 +25,7 @@ class KernelClass(IdentityEnum):
     MEMORY = "memory-bound"  # everything else streams its operands
 
 
-Parts = Mapping[tuple[Collective, KernelClass], float]
+Parts = Mapping[tuple[CollectiveType, KernelClass], float]
 """By which part something takes longer, by who is beside whom."""
 
 CLASSES: Final = tuple(KernelClass)
@@ -36,7 +36,7 @@ _CLASS: Final = {
     KernelKind.ATTENTION_FORWARD: KernelClass.ATTENTION,
     KernelKind.ATTENTION_BACKWARD: KernelClass.ATTENTION,
 }
-_LIKE: Final = {Collective.SHIFT: Collective.SEND_RECV}
+_LIKE: Final = {CollectiveType.SHIFT: CollectiveType.SEND_RECV}
 """Of the same transfers: a shift is messages to the next member and from the previous one."""
 
 
@@ -67,20 +67,20 @@ class Interference:
         return cls(_filled(kernels), _filled(collectives))
 
 
-_FIRST: Final = (Collective.ALL_REDUCE, KernelClass.COMPUTE)
+_FIRST: Final = (CollectiveType.ALL_REDUCE, KernelClass.COMPUTE)
 
 
 def _filled(some: Parts) -> Parts:
     """Parts of all pairs, from those of some."""
     known = {kind: _row(kind, some) for kind in dict.fromkeys(kind for kind, _ in some)}
     rest = [_mean(row[place] for row in known.values()) for place in range(len(CLASSES))]
-    rows = {kind: known.get(kind) or known.get(_LIKE.get(kind, kind)) or rest for kind in Collective}
-    return {(kind, CLASSES[place]): rows[kind][place] for kind, place in product(Collective, range(len(CLASSES)))}
+    rows = {kind: known.get(kind) or known.get(_LIKE.get(kind, kind)) or rest for kind in CollectiveType}
+    return {(kind, CLASSES[place]): rows[kind][place] for kind, place in product(CollectiveType, range(len(CLASSES)))}
 
 
-def _row(kind: Collective, some: Parts) -> list[float]:
+def _row(kind: CollectiveType, some: Parts) -> list[float]:
     """Parts of all classes beside one collective of which some are known."""
-    usual = _mean(part for (collective, _), part in some.items() if collective is kind)
+    usual = _mean(part for (collective_type, _), part in some.items() if collective_type is kind)
     return [some.get((kind, kernel_class), usual) for kernel_class in CLASSES]
 
 
@@ -106,9 +106,9 @@ class Paces:
 
     __slots__ = ("_both", "_number", "rows")
 
-    def __init__(self, machines: Sequence[Interference], kinds: Iterable[Collective], *, together: bool) -> None:
+    def __init__(self, machines: Sequence[Interference], kinds: Iterable[CollectiveType], *, together: bool) -> None:
         found: dict[_Row, int] = {}
-        self._number: dict[Collective, int] = {}
+        self._number: dict[CollectiveType, int] = {}
         for kind in kinds:
             row = tuple(tuple(machine.kernels[kind, kernel_class] for kernel_class in CLASSES) for machine in machines)
             self._number[kind] = found.setdefault(row, len(found) + 1)
@@ -119,11 +119,11 @@ class Paces:
         self.rows = list(found)
 
     @property
-    def kinds(self) -> Iterable[Collective]:
+    def kinds(self) -> Iterable[CollectiveType]:
         """The collectives that may be beside kernels."""
         return self._number.keys()
 
-    def number(self, kind: Collective) -> int:
+    def number(self, kind: CollectiveType) -> int:
         """Number of a collective that may be beside kernels."""
         return self._number[kind]
 

@@ -26,11 +26,11 @@ from clustersim.cost.collective_cost import Kind, kind_of
 from clustersim.cost.measured_kernels import own_error, standing
 from clustersim.cost.payload_curve import Curve, Reading
 from clustersim.cost.timing import Bound, Demand, DemandCost, ExchangeCost, ExchangeTiming
-from clustersim.program.program import Groups
-from clustersim.program.task import Collective, Exchange
+from clustersim.program.program import ProcessGroups
+from clustersim.program.task import CollectiveType, CommOp
 
 ALGORITHM: Final = "as recorded"
-_Key = tuple[Collective, int, int]  # ranks and nodes of a group
+_Key = tuple[CollectiveType, int, int]  # ranks and nodes of a group
 _Asked = tuple[Kind, Bytes, DType | None]
 
 
@@ -60,7 +60,7 @@ class RecordedExchanges:
     Results are remembered inside the instance.
     """
 
-    def __init__(self, model: Model, record: Record, groups: Mapping[str, Groups], *, nodes: IntArray) -> None:
+    def __init__(self, model: Model, record: Record, groups: Mapping[str, ProcessGroups], *, nodes: IntArray) -> None:
         self._model, self._groups, self._homes = model, groups, nodes
         self._origin = record.origin
         self._curves = _curves(record)
@@ -68,21 +68,21 @@ class RecordedExchanges:
         self._timings: dict[_Asked, ExchangeTiming] = {}
         self._demands: dict[_Asked, Demand] = {}
 
-    def exchange(self, exchange: Exchange) -> ExchangeTiming:
+    def exchange(self, exchange: CommOp) -> ExchangeTiming:
         """Seconds of one collective in each group of its role, all groups at once."""
-        key = (kind_of(exchange), exchange.payload, exchange.format)
+        key = (kind_of(exchange), exchange.payload, exchange.reduce_dtype)
         if key not in self._timings:
             self._timings[key] = self._time(exchange)
         return self._timings[key]
 
-    def demand(self, exchange: Exchange) -> Demand:
+    def demand(self, exchange: CommOp) -> Demand:
         """What one collective asks of shared links in each group of its role."""
-        key = (kind_of(exchange), exchange.payload, exchange.format)
+        key = (kind_of(exchange), exchange.payload, exchange.reduce_dtype)
         if key not in self._demands:
             self._demands[key] = self._ask(exchange)
         return self._demands[key]
 
-    def _time(self, exchange: Exchange) -> ExchangeTiming:
+    def _time(self, exchange: CommOp) -> ExchangeTiming:
         modelled = self._model.exchange(exchange)
         covered = self._covered(exchange)
         if not covered.readings:
@@ -101,7 +101,7 @@ class RecordedExchanges:
             error=own_error(self._origin, reading.error),
         )
 
-    def _ask(self, exchange: Exchange) -> Demand:
+    def _ask(self, exchange: CommOp) -> Demand:
         demand, modelled = self._model.demand(exchange), self._model.exchange(exchange).seconds
         seconds = self.exchange(exchange).seconds
         longer = np.divide(seconds, modelled, out=np.ones_like(seconds), where=modelled > 0.0)
@@ -109,12 +109,12 @@ class RecordedExchanges:
             return demand
         return replace(demand, latency=demand.latency * longer, transfer=demand.transfer * longer)
 
-    def _covered(self, exchange: Exchange) -> _Covered:
+    def _covered(self, exchange: CommOp) -> _Covered:
         """Readings by the number of nodes that groups span; those that the record does not know are missing."""
-        if exchange.group not in self._groups:
+        if exchange.comm_group not in self._groups:
             return _Covered(np.zeros(0, np.int64), {})  # the model says what groups there are
-        members = self._groups[exchange.group].members
-        which = self._nodes(exchange.group, members)
+        members = self._groups[exchange.comm_group].members
+        which = self._nodes(exchange.comm_group, members)
         readings: dict[int, tuple[Curve, Reading]] = {}
         for nodes in np.unique(which[which > 0]).tolist():
             curve = self._curve((exchange.collective, members.shape[1], nodes), summed_in(exchange))

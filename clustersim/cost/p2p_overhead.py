@@ -15,8 +15,8 @@ from clustersim.common.units import Seconds
 from clustersim.cost.host_transfers import Others
 from clustersim.cost.timing import Demand, ExchangeTiming
 from clustersim.parallel.process_groups import WAYS
-from clustersim.program.program import Groups
-from clustersim.program.task import Exchange
+from clustersim.program.program import ProcessGroups
+from clustersim.program.task import CommOp
 
 _ROLES = frozenset(role.name for role in WAYS)
 
@@ -30,19 +30,19 @@ class HandedMessages:
 
     others: Others
     host: Seconds
-    groups: Mapping[str, Groups]
+    groups: Mapping[str, ProcessGroups]
 
-    def exchange(self, exchange: Exchange) -> ExchangeTiming:
+    def exchange(self, exchange: CommOp) -> ExchangeTiming:
         """Seconds of one exchange in each group of its role."""
         timing = self.others.exchange(exchange)
         return replace(timing, seconds=self._longer(exchange, timing.seconds))
 
-    def demand(self, exchange: Exchange) -> Demand:
+    def demand(self, exchange: CommOp) -> Demand:
         """What one exchange asks of shared links: the host's time is latency."""
         demand = self.others.demand(exchange)
         return replace(demand, latency=self._longer(exchange, demand.latency))
 
-    def _longer(self, exchange: Exchange, seconds: FloatArray) -> FloatArray:
-        if exchange.group not in _ROLES or self.groups[exchange.group].members.shape[1] < 2:
+    def _longer(self, exchange: CommOp, seconds: FloatArray) -> FloatArray:
+        if exchange.comm_group not in _ROLES or self.groups[exchange.comm_group].members.shape[1] < 2:
             return seconds
         return np.asarray(seconds + self.host)

@@ -23,7 +23,7 @@ from clustersim.cost.calibration_record import (
     UnevenRow,
 )
 from clustersim.model.kernels import MatmulShape, Shape
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 
 _ROUNDING: Final = 1e-6  # of a sum of shares
 _MAY_BE_ZERO: Final = frozenset({"table"})  # of the sizes of a shape
@@ -78,7 +78,7 @@ def _require_collectives(rows: Sequence[BesideRow]) -> None:
 
 
 def _require_collective(key: str, row: BesideRow) -> None:
-    known = [COPY, *(kind.value for kind in Collective)]
+    known = [COPY, *(kind.value for kind in CollectiveType)]
     if row.beside not in known:
         raise InputError(f"{key}.beside: {shown(row.beside)} is unknown; {nearest(row.beside, known)}")
     if row.call is not None and row.call.collective.value != row.beside:

@@ -26,8 +26,8 @@ from clustersim.cost.interference import CLASSES, Paces, class_of
 from clustersim.cost.timing import Bound, ExchangeCost, ExchangeTiming, Provenance, Timing
 from clustersim.model.kernels import Kernel, KernelKind
 from clustersim.program.program import Program
-from clustersim.program.task import Block, Collective, Exchange, Operation, Overlap, Stream
-from clustersim.symmetry.labels import joined, rows
+from clustersim.program.task import CollectiveType, CommOp, CommOverlap, Operation, Segment, Stream
+from clustersim.symmetry.labels import label_rows, pair_labels
 
 _Some = TypeVar("_Some", float, FloatArray)
 """Seconds of one kernel, or of many."""
@@ -41,7 +41,7 @@ class SideBySide:
     longer while both run. So whoever ends first has been slowed all the time, the other for as long.
     """
 
-    overlap: Overlap
+    overlap: CommOverlap
     exchange: Seconds
     interference: float
     hindrance: float = 0.0
@@ -83,8 +83,8 @@ class SideBySide:
     ) -> _Some:
         runs = kernel + self._slowed(kernel, exchange, least)
         moves = exchange + self._hindered(kernel, exchange, least) if self.hindrance else exchange
-        chunks = self.overlap.chunks
-        if self.overlap.local:
+        chunks = self.overlap.chunk_count
+        if self.overlap.is_ring:
             return most(runs, moves + runs / chunks)
         return most(runs, moves) + least(runs, moves) / chunks
 
@@ -140,28 +140,26 @@ class BlockCost:
         self.program = program
         self.machines = machines
         self._exchanges = exchanges
-        self._rows = program.rows
-        self._loads = [np.unique(factor, return_inverse=True)[1].reshape(-1) for factor in program.loads.factors]
-        self._first: dict[Block, Block] = {}
-        self._alike: dict[tuple[int, ...], Block] = {}
-        self._numbers: dict[Block, IntArray] = {}
-        self._timings: dict[tuple[Block, int], BlockTiming] = {}
+        self._rows = program.group_indices
+        self._loads = [np.unique(factor, return_inverse=True)[1].reshape(-1) for factor in program.expert_loads.factors]
+        self._first: dict[Segment, Segment] = {}
+        self._alike: dict[tuple[int, ...], Segment] = {}
+        self._numbers: dict[Segment, IntArray] = {}
+        self._timings: dict[tuple[Segment, int], BlockTiming] = {}
         self._operations: dict[tuple[int, int], _Timed] = {}
         self._kernels: dict[tuple[int, int], Timing] = {}
         self._loaded = [LoadedKernels(kind.kernels) for kind in machines.kinds]
-        outside = (
-            exchange.collective for rank_program in program.programs for exchange in rank_program.exchanges_outside
-        )
-        together = any(Stream.EXPERTS in item.streams for item in program.programs)
+        outside = (exchange.collective for rank_program in program.programs for exchange in rank_program.task_comm_ops)
+        together = any(Stream.EP in item.streams for item in program.programs)
         self._paces = Paces([kind.interference for kind in machines.kinds], dict.fromkeys(outside), together=together)
-        self._slowings: dict[tuple[Block, int], FloatArray] = {}
-        self._speeds: dict[tuple[int, Block, Collective], float] = {}
+        self._slowings: dict[tuple[Segment, int], FloatArray] = {}
+        self._speeds: dict[tuple[int, Segment, CollectiveType], float] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what is known by identities, which are others elsewhere."""
         return {**vars(self), "_alike": {}, "_operations": {}, "_kernels": {}}
 
-    def block(self, rank: int, block: Block) -> BlockTiming:
+    def block(self, rank: int, block: Segment) -> BlockTiming:
         """Timing of a block on one rank."""
         block = self._first_of(block)
         key = block, int(self.numbers(block)[rank])
@@ -169,18 +167,18 @@ class BlockCost:
             self._time(rank, block)
         return self._timings[key]
 
-    def _first_of(self, block: Block) -> Block:
+    def _first_of(self, block: Segment) -> Segment:
         """The first block that was asked for with the same operations: it is timed for all of them.
 
         Operations are told by their identity: layers share them, and to compare them takes longer than to time them.
         """
         known = self._first.get(block)
         if known is None:
-            key = block.takes_turns, *map(id, block.operations)
+            key = block.interleaved, *map(id, block.operations)
             known = self._first[block] = self._alike.setdefault(key, block)
         return known
 
-    def numbers(self, block: Block) -> IntArray:
+    def numbers(self, block: Segment) -> IntArray:
         """[ranks] ranks with equal numbers share the block's timing."""
         block = self._first_of(block)
         known = self._numbers.get(block)
@@ -191,37 +189,41 @@ class BlockCost:
     @property
     def apart(self) -> IntArray:
         """[ranks] ranks with equal numbers have equal machines, and equal loads."""
-        return joined(self.machines.of, rows(np.stack(self._loads, axis=1))) if self._loads else self.machines.of
+        return (
+            pair_labels(self.machines.of, label_rows(np.stack(self._loads, axis=1)))
+            if self._loads
+            else self.machines.of
+        )
 
-    def _numbered(self, block: Block) -> IntArray:
+    def _numbered(self, block: Segment) -> IntArray:
         numbers = self.machines.of
-        for load in dict.fromkeys(operation.load for operation in block.distinct):
+        for load in dict.fromkeys(distinct_operation.load_index for distinct_operation in block.distinct_operations):
             if load is not None:
-                numbers = joined(numbers, self._loads[load])
-        for exchange in block.different:
+                numbers = pair_labels(numbers, self._loads[load])
+        for exchange in block.distinct_comm_ops:
             seconds = self._exchanges.exchange(exchange).seconds
             if (seconds == seconds[0]).all():
                 continue
-            speeds = np.unique(seconds, return_inverse=True)[1].reshape(-1)[self._rows[exchange.group]]
+            speeds = np.unique(seconds, return_inverse=True)[1].reshape(-1)[self._rows[exchange.comm_group]]
             numbers = np.unique(numbers * (len(seconds) + 1) + speeds, return_inverse=True)[1].reshape(-1)
         return numbers
 
-    def exchange(self, rank: int, exchange: Exchange) -> Timing:
+    def exchange(self, rank: int, exchange: CommOp) -> Timing:
         """Duration of an exchange in the group of one rank (its first member, for pairs)."""
         timing = self._exchanges.exchange(exchange)
-        row = self._rows[exchange.group][rank]
+        row = self._rows[exchange.comm_group][rank]
         return Timing(float(timing.seconds[row]), timing.provenance, timing.bound, timing.error)
 
-    def exchange_timing(self, exchange: Exchange) -> ExchangeTiming:
+    def exchange_timing(self, exchange: CommOp) -> ExchangeTiming:
         """Duration of an exchange in every group of its role."""
         return self._exchanges.exchange(exchange)
 
-    def exchange_seconds(self, ranks: IntArray, exchange: Exchange) -> FloatArray:
+    def exchange_seconds(self, ranks: IntArray, exchange: CommOp) -> FloatArray:
         """Seconds of an exchange in the group of each of some ranks (their first members, for pairs)."""
-        seconds: FloatArray = self._exchanges.exchange(exchange).seconds[self._rows[exchange.group][ranks]]
+        seconds: FloatArray = self._exchanges.exchange(exchange).seconds[self._rows[exchange.comm_group][ranks]]
         return seconds
 
-    def pace(self, exchange: Exchange) -> int:
+    def pace(self, exchange: CommOp) -> int:
         """At which pace kernels go while a collective of the data stream is beside them; 0 is alone."""
         return self._paces.number(exchange.collective)
 
@@ -229,15 +231,15 @@ class BlockCost:
         """At which pace kernels go beside two collectives of different streams; 0 is none."""
         return self._paces.both(first, second)
 
-    def slowing(self, rank: int, block: Block) -> FloatArray:
+    def slowing(self, rank: int, block: Segment) -> FloatArray:
         """The part by which kernels of a rank's block take longer at each pace from 1 on: [paces - 1, operations]."""
         block, machine = self._first_of(block), int(self.machines.of[rank])
         known = self._slowings.get((block, machine))
         if known is None:
-            kernels = (operation.kernel for operation in block.distinct)
+            kernels = (distinct_operation.kernel for distinct_operation in block.distinct_operations)
             places = np.array([0 if kernel is None else _PLACES[kernel.kind] for kernel in kernels], dtype=np.int64)
             rows = np.array([row[machine] for row in self._paces.rows], dtype=np.float64).reshape(-1, len(CLASSES))
-            known = self._slowings[block, machine] = rows[:, places[block.which]]
+            known = self._slowings[block, machine] = rows[:, places[block.operation_index]]
         return known
 
     @cached_property
@@ -251,14 +253,14 @@ class BlockCost:
             for kernel_class in CLASSES
         )
 
-    def speed(self, rank: int, block: Block, exchange: Exchange) -> float:
+    def speed(self, rank: int, block: Segment, exchange: CommOp) -> float:
         """At which part of its own pace a collective goes beside a rank's block, on average over all of that."""
         key = int(self.numbers(block)[rank]), block, exchange.collective
         if key not in self._speeds:
             self._speeds[key] = self._speed(rank, block, exchange)
         return self._speeds[key]
 
-    def _speed(self, rank: int, block: Block, exchange: Exchange) -> float:
+    def _speed(self, rank: int, block: Segment, exchange: CommOp) -> float:
         timing, table = self.block(rank, block), self._machine(rank).interference.collectives
         kernels = timing.kernels * (1.0 + self.slowing(rank, block)[self.pace(exchange) - 1])
         rest = timing.rest(timing.kernels)
@@ -277,11 +279,11 @@ class BlockCost:
     def _machine(self, rank: int) -> Machine:
         return self.machines.kinds[int(self.machines.of[rank])]
 
-    def _time(self, rank: int, block: Block) -> None:
+    def _time(self, rank: int, block: Segment) -> None:
         """Time a block on a rank, and where ranks have unlike loads on all of equal machines, since most will ask."""
         numbers, machine = self.numbers(block), int(self.machines.of[rank])
         ranks = [rank]
-        if any(operation.load is not None for operation in block.distinct):
+        if any(distinct_operation.load_index is not None for distinct_operation in block.distinct_operations):
             same = np.flatnonzero(self.machines.of == machine)
             ranks = same[np.unique(numbers[same], return_index=True)[1]].tolist()
         parts = [self._parts(item, block) for item in ranks]
@@ -290,8 +292,10 @@ class BlockCost:
         for entry, part, own, launching in zip(ranks, parts, seconds, waits, strict=True):
             self._timings[block, int(numbers[entry])] = part.timing(own, launching)
 
-    def _parts(self, rank: int, block: Block) -> "_Parts":
-        return _Parts([self._operation(rank, operation) for operation in block.distinct], block.which)
+    def _parts(self, rank: int, block: Segment) -> "_Parts":
+        return _Parts(
+            [self._operation(rank, operation) for operation in block.distinct_operations], block.operation_index
+        )
 
     def _operation(self, rank: int, operation: Operation) -> "_Timed":
         """An operation of the program's on a rank, remembered by its identity: blocks share many of them."""
@@ -303,14 +307,14 @@ class BlockCost:
 
     def _time_operation(self, rank: int, operation: Operation) -> "_Timed":
         machine = int(self.machines.of[rank])
-        match operation.does:
-            case Exchange() as exchange:
+        match operation.body:
+            case CommOp() as exchange:
                 timing = self.exchange(rank, exchange)
                 return timing, (timing.seconds, 0.0), None
-            case Overlap() as overlap:
+            case CommOverlap() as overlap:
                 return self._overlapped(rank, overlap)
-            case kernel if operation.load is not None:
-                rows = float(self.program.loads.factors[operation.load, rank])
+            case kernel if operation.load_index is not None:
+                rows = float(self.program.expert_loads.factors[operation.load_index, rank])
                 return self._loaded[machine].kernel(kernel, rows), _ALL_KERNEL, None
             case kernel:
                 return self._kernel(machine, kernel), _ALL_KERNEL, None
@@ -323,11 +327,11 @@ class BlockCost:
             known = self._kernels[key] = self.machines.kinds[machine].kernels.kernel(kernel)
         return known
 
-    def _overlapped(self, rank: int, overlap: Overlap) -> "_Timed":
+    def _overlapped(self, rank: int, overlap: CommOverlap) -> "_Timed":
         """Timing of a kernel and an exchange side by side."""
-        machine, exchange = self._machine(rank), self.exchange(rank, overlap.exchange)
-        kernel = _in_pieces(machine, overlap.kernel, overlap.chunks)
-        pair = overlap.exchange.collective, class_of(overlap.kernel.kind)
+        machine, exchange = self._machine(rank), self.exchange(rank, overlap.comm_op)
+        kernel = _in_pieces(machine, overlap.kernel, overlap.chunk_count)
+        pair = overlap.comm_op.collective, class_of(overlap.kernel.kind)
         slowing = machine.interference
         both = SideBySide(overlap, exchange.seconds, slowing.kernels[pair], slowing.collectives[pair])
         slowed = both.slowed(kernel.seconds, exchange.seconds)
@@ -372,7 +376,7 @@ class _Parts:
             provenance=tuple([timing.provenance for timing in timings]),
             bound=tuple([timing.bound for timing in timings]),
             error=tuple([timing.error for timing in timings]),
-            longer=tuple([timing.longer for timing in timings]),
+            longer=tuple([timing.in_situ_slowdown for timing in timings]),
         )
 
     def _together(self, which: list[int]) -> dict[int, SideBySide]:

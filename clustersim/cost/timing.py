@@ -7,8 +7,8 @@ from typing import Final, Protocol
 from clustersim.common.arrays import FloatArray
 from clustersim.common.units import Bytes, Seconds
 from clustersim.model.kernels import Kernel
-from clustersim.program.task import Exchange
-from clustersim.symmetry.link_load_matrix import Crossings
+from clustersim.program.task import CommOp
+from clustersim.symmetry.link_load_matrix import LinkLoadMatrix
 
 
 class Provenance(Enum):
@@ -85,7 +85,7 @@ class Demand:
     per_byte: FloatArray
     flow: FloatArray
     payload: Bytes
-    crossings: Crossings
+    crossings: LinkLoadMatrix
 
 
 class KernelCost(Protocol):
@@ -98,12 +98,12 @@ class KernelCost(Protocol):
 class ExchangeCost(Protocol):
     """The seam between the engine and sources of collective durations."""
 
-    def exchange(self, exchange: Exchange) -> ExchangeTiming:
+    def exchange(self, exchange: CommOp) -> ExchangeTiming:
         """Time one collective in each group of its role, all groups of the role at once."""
 
 
 class DemandCost(Protocol):
     """The seam between the engine's shared network and sources of what collectives ask of it."""
 
-    def demand(self, exchange: Exchange) -> Demand:
+    def demand(self, exchange: CommOp) -> Demand:
         """What one collective asks of links in each group of its role."""

@@ -11,54 +11,54 @@ from clustersim.common.units import Seconds
 from clustersim.cost.contention import Sharing
 from clustersim.cost.jitter import Jitter
 from clustersim.cost.segment import BlockCost
-from clustersim.engine.engine import finished, ranks_of
-from clustersim.engine.kernel.environment import Clock
-from clustersim.engine.kernel.network.fluid_network import Network
-from clustersim.engine.recording.operation_log import Written
-from clustersim.engine.scalar.rank_process import Rank
-from clustersim.engine.scalar.shared_state import World
-from clustersim.symmetry.refinement import Classes
+from clustersim.engine.engine import collect_results, create_ranks
+from clustersim.engine.kernel.environment import SimEnvironment
+from clustersim.engine.kernel.network.fluid_network import FluidNetwork
+from clustersim.engine.recording.operation_log import OperationSpanLog
+from clustersim.engine.scalar.rank_process import RankProcess
+from clustersim.engine.scalar.shared_state import SharedState
+from clustersim.symmetry.refinement import SymmetryClasses
 from clustersim.trace.trace import Trace
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Job:
+class CoScheduledJob:
     """What one job runs. cost: knows its program, too; classes: its own, of links that are all jobs'; start: when."""
 
     cost: BlockCost
-    classes: Classes
-    sharing: Sharing | None
+    classes: SymmetryClasses
+    contention_map: Sharing | None
     coalesce: bool = True
     jitter: Jitter | None = None
     start: Seconds = 0.0
 
 
-def run_together(jobs: Sequence[Job]) -> tuple[tuple[Trace, Written], ...]:
+def simulate_co_scheduled(jobs: Sequence[CoScheduledJob]) -> tuple[tuple[Trace, OperationSpanLog], ...]:
     """Run one rank of every class of each job; return of each its spans, and those of operations run one by one.
 
     Times are those of one clock.
     """
-    clock = Clock(min(job.start for job in jobs))
-    network = Network(clock, len(jobs[0].classes.links))
-    worlds = [_world(job, clock, network) for job in jobs]
-    ranks = [ranks_of(world) for world in worlds]
-    for job, own in zip(jobs, ranks, strict=True):
-        _start(clock, job.start, own)
-    clock.happen()
-    return tuple(finished(world, own) for world, own in zip(worlds, ranks, strict=True))
+    environment = SimEnvironment(min(job.start for job in jobs))
+    network = FluidNetwork(environment, len(jobs[0].classes.link_colours))
+    states = [_shared_state(job, environment, network) for job in jobs]
+    ranks = [create_ranks(shared) for shared in states]
+    for job, job_ranks in zip(jobs, ranks, strict=True):
+        _start_ranks(environment, job.start, job_ranks)
+    environment.run_all()
+    return tuple(collect_results(shared, job_ranks) for shared, job_ranks in zip(states, ranks, strict=True))
 
 
-def _world(job: Job, clock: Clock, network: Network) -> World:
-    return World(
-        job.cost.program, job.classes, job.cost, job.coalesce, job.sharing, job.jitter,
-        environment=clock, network=network,
+def _shared_state(job: CoScheduledJob, environment: SimEnvironment, network: FluidNetwork) -> SharedState:
+    return SharedState(
+        job.cost.program, job.classes, job.cost, job.coalesce, job.contention_map, job.jitter,
+        environment=environment, network=network,
     )  # fmt: skip
 
 
-def _start(clock: Clock, time: Seconds, ranks: Sequence[Rank]) -> None:
+def _start_ranks(environment: SimEnvironment, time: Seconds, ranks: Sequence[RankProcess]) -> None:
     """Let a job's ranks begin at a time."""
-    if time == clock.now:
+    if time == environment.now:
         for rank in ranks:
             rank.start()
     else:
-        clock.at(time).callbacks.append(lambda _: _start(clock, time, ranks))
+        environment.event_at(time).callbacks.append(lambda _: _start_ranks(environment, time, ranks))

@@ -12,17 +12,17 @@ from clustersim.common.errors import ClusterSimError
 from clustersim.cost.contention import Sharing
 from clustersim.cost.jitter import Jitter
 from clustersim.cost.segment import BlockCost
-from clustersim.engine.fast_forward.steady_state import watch
-from clustersim.engine.recording.operation_log import Written
+from clustersim.engine.fast_forward.steady_state import watch_steady_state
+from clustersim.engine.recording.operation_log import OperationSpanLog
 from clustersim.engine.recording.recorder import Recorder
-from clustersim.engine.scalar.rank_process import Rank, unheard
-from clustersim.engine.scalar.shared_state import World
-from clustersim.engine.vectorized.engine import Cohorts, able
+from clustersim.engine.scalar.rank_process import RankProcess, ignore_mark
+from clustersim.engine.scalar.shared_state import SharedState
+from clustersim.engine.vectorized.engine import VectorizedEngine, can_vectorize
 from clustersim.program.program import Program
-from clustersim.symmetry.refinement import Classes
+from clustersim.symmetry.refinement import SymmetryClasses
 from clustersim.trace.trace import Trace
 
-FEW: Final = 2
+SCALAR_RANKS_PER_PROGRAM: Final = 2
 """Simulated ranks of a kind, on average, up to which one by one is faster than as arrays (measured, CPython 3.11)."""
 
 
@@ -30,71 +30,77 @@ class DeadlockError(ClusterSimError):
     """Tasks wait for each other in a circle: the program is wrong, not the user's input."""
 
 
-def run(
+def simulate_program(
     program: Program,
-    classes: Classes,
+    classes: SymmetryClasses,
     cost: BlockCost,
     *,
     coalesce: bool = True,
-    sharing: Sharing | None = None,
+    contention_map: Sharing | None = None,
     jitter: Jitter | None = None,
-) -> tuple[Trace, Written]:
+) -> tuple[Trace, OperationSpanLog]:
     """Run one rank of every class; return its spans, and those of operations run one by one.
 
     coalesce: blocks that no other simulated rank can observe are one event each. sharing: what exchanges ask of a
     network whose links (with colours in `classes`) they share; without it each takes its own time.
     jitter: by which kernels vary; then no two ranks may be of one class.
     """
-    if coalesce and sharing is None and not cost.hinders and _worthwhile(program, classes) and able(program):
-        trace = Cohorts(program, classes, cost, jitter).run()
+    if (
+        coalesce
+        and contention_map is None
+        and not cost.hinders
+        and _vectorizing_pays(program, classes)
+        and can_vectorize(program)
+    ):
+        trace = VectorizedEngine(program, classes, cost, jitter).simulate_all()
         if trace is not None:
-            return trace, Recorder().written()
-    return run_ranks(program, classes, cost, coalesce=coalesce, sharing=sharing, jitter=jitter)
+            return trace, Recorder().operation_log()
+    return simulate_scalar(program, classes, cost, coalesce=coalesce, contention_map=contention_map, jitter=jitter)
 
 
-def _worthwhile(program: Program, classes: Classes) -> bool:
+def _vectorizing_pays(program: Program, classes: SymmetryClasses) -> bool:
     """Whether so many ranks of a kind are simulated, on average, that arrays over them pay."""
-    return classes.count > FEW * len(program.programs)
+    return classes.count > SCALAR_RANKS_PER_PROGRAM * len(program.programs)
 
 
-def run_ranks(
+def simulate_scalar(
     program: Program,
-    classes: Classes,
+    classes: SymmetryClasses,
     cost: BlockCost,
     *,
     coalesce: bool = True,
-    sharing: Sharing | None = None,
+    contention_map: Sharing | None = None,
     jitter: Jitter | None = None,
-) -> tuple[Trace, Written]:
-    """`run`, rank by rank in a simpy environment."""
-    world = World(program, classes, cost, coalesce, sharing, jitter)
-    ranks = ranks_of(world)
+) -> tuple[Trace, OperationSpanLog]:
+    """`simulate_program`, rank by rank in a simpy environment."""
+    shared = SharedState(program, classes, cost, coalesce, contention_map, jitter)
+    ranks = create_ranks(shared)
     for rank in ranks:
         rank.start()
-    watch(world, ranks)
-    world.environment.happen()
-    return finished(world, ranks)
+    watch_steady_state(shared, ranks)
+    shared.environment.run_all()
+    return collect_results(shared, ranks)
 
 
-def ranks_of(world: World) -> list[Rank]:
+def create_ranks(shared: SharedState) -> list[RankProcess]:
     """The simulated ranks of a world, which are yet to start."""
-    ranks = [Rank(int(number), world) for number in sorted(set(world.classes.representative.tolist()))]
-    world.ranks.update({rank.number: rank for rank in ranks})
+    ranks = [RankProcess(int(rank_id), shared) for rank_id in sorted(set(shared.classes.representative.tolist()))]
+    shared.ranks.update({rank.rank_id: rank for rank in ranks})
     return ranks
 
 
-def finished(world: World, ranks: list[Rank]) -> tuple[Trace, Written]:
+def collect_results(shared: SharedState, ranks: list[RankProcess]) -> tuple[Trace, OperationSpanLog]:
     """What has happened in a world; raise DeadlockError if not all ranks are done."""
-    _check_finished(world, ranks)
-    world.ranks.clear()  # they know the world, and who watches them: only a collector would find what it holds
+    _check_deadlock(shared, ranks)
+    shared.ranks.clear()  # they know the world, and who watches them: only a collector would find what it holds
     for rank in ranks:
-        rank.told = unheard
-    return world.recorder.trace(world.classes.representative), world.recorder.written()
+        rank.on_mark = ignore_mark
+    return shared.recorder.build_trace(shared.classes.representative), shared.recorder.operation_log()
 
 
-def _check_finished(world: World, ranks: list[Rank]) -> None:
+def _check_deadlock(shared: SharedState, ranks: list[RankProcess]) -> None:
     for rank in ranks:
-        left = rank.done.find(0)
-        if left >= 0:
-            task = world.program_of(rank.number).tasks[left]
-            raise DeadlockError(f"rank {rank.number} never finished task {left} of {len(rank.done)}: {task}")
+        task_id = rank.done.find(0)
+        if task_id >= 0:
+            task = shared.rank_program(rank.rank_id).tasks[task_id]
+            raise DeadlockError(f"rank {rank.rank_id} never finished task {task_id} of {len(rank.done)}: {task}")

@@ -38,15 +38,15 @@ from clustersim.common.units import Seconds
 from clustersim.interop.protobuf import chosen, content, delimited, number, numbers, text
 from clustersim.model.kernels import Kernel
 from clustersim.program.task import (
-    Collective,
-    Communicate,
-    Compute,
-    Exchange,
-    HostExchange,
-    HostWork,
+    CollectiveTask,
+    CollectiveType,
+    CommOp,
+    ComputeTask,
+    HostOp,
+    HostOpKind,
     Operation,
-    Receive,
-    Send,
+    ReceiveTask,
+    SendTask,
     Stream,
 )
 
@@ -68,21 +68,25 @@ class NodeType(IntEnum):
 
 
 _ALL_GATHER: Final = 2  # each member begins with its own part
-_TYPES: Final[Mapping[Collective, int]] = {  # CollectiveCommType, those that ASTRA-sim runs
-    Collective.ALL_REDUCE: 0,
-    Collective.REDUCE: 7,
-    Collective.ALL_GATHER: _ALL_GATHER,
-    Collective.GATHER: _ALL_GATHER,
-    Collective.SCATTER: _ALL_GATHER,
-    Collective.BROADCAST: 5,
-    Collective.ALL_TO_ALL: 6,
-    Collective.REDUCE_SCATTER: 7,
-    Collective.DISPATCH: 6,
-    Collective.COMBINE: 6,
-    Collective.SHIFT: _ALL_GATHER,
+_TYPES: Final[Mapping[CollectiveType, int]] = {  # CollectiveCommType, those that ASTRA-sim runs
+    CollectiveType.ALL_REDUCE: 0,
+    CollectiveType.REDUCE: 7,
+    CollectiveType.ALL_GATHER: _ALL_GATHER,
+    CollectiveType.GATHER: _ALL_GATHER,
+    CollectiveType.SCATTER: _ALL_GATHER,
+    CollectiveType.BROADCAST: 5,
+    CollectiveType.ALL_TO_ALL: 6,
+    CollectiveType.REDUCE_SCATTER: 7,
+    CollectiveType.DISPATCH: 6,
+    CollectiveType.COMBINE: 6,
+    CollectiveType.SHIFT: _ALL_GATHER,
 }
-_OF_ONE: Final = (Collective.REDUCE, Collective.GATHER, Collective.SCATTER)  # one rank has, or gets, all of it
-_HOST: Final = {HostWork.TO_HOST: NodeType.STORE, HostWork.FROM_HOST: NodeType.LOAD, HostWork.ON_HOST: NodeType.COMPUTE}
+_OF_ONE: Final = (
+    CollectiveType.REDUCE,
+    CollectiveType.GATHER,
+    CollectiveType.SCATTER,
+)  # one rank has, or gets, all of it
+_HOST: Final = {HostOpKind.D2H: NodeType.STORE, HostOpKind.H2D: NodeType.LOAD, HostOpKind.ON_HOST: NodeType.COMPUTE}
 _KEPT: Final = 32  # simulated ranks whose nodes are kept: ranks of several classes may come in turn
 _INT32, _INT64, _UINT64, _BOOL, _STRING = 7, 9, 13, 27, 29  # fields of AttributeProto, as ASTRA-sim's readers take them
 
@@ -95,7 +99,7 @@ class _Node:
     """A node of a rank. fixed: its fields but for those of its group or peer; between: what has one."""
 
     fixed: bytes
-    between: Exchange | Send | Receive | None = None
+    between: CommOp | SendTask | ReceiveTask | None = None
 
 
 class ChakraWriter:
@@ -115,12 +119,14 @@ class ChakraWriter:
     def remarks(self) -> tuple[str, ...]:
         """What of the step the traces do not say, or say as something else."""
         scenario, program = self.result.scenario, self.result.program
-        kinds = {exchange.collective for exchange in program.exchanges if not isinstance(exchange, HostExchange)}
+        kinds = {comm_op.collective for comm_op in program.comm_ops if not isinstance(comm_op, HostOp)}
         said = {
-            "tokens go to experts and back as all-to-all, whatever passes them on": any(kind.routed for kind in kinds),
-            "parts that go round a ring are written as all-gather": Collective.SHIFT in kinds,
+            "tokens go to experts and back as all-to-all, whatever passes them on": any(
+                kind.is_token_routing for kind in kinds
+            ),
+            "parts that go round a ring are written as all-gather": CollectiveType.SHIFT in kinds,
             "a reduce is written as reduce-scatter, a scatter or a gather as all-gather": not kinds.isdisjoint(_OF_ONE),
-            "broadcasts last as long as here, whatever the network": Collective.BROADCAST in kinds,
+            "broadcasts last as long as here, whatever the network": CollectiveType.BROADCAST in kinds,
             "links that are slow or dead, as the network is ASTRA-sim's own": scenario.disturbances.network
             or bool(scenario.disturbances.passing),
             "what others send on the network": bool(scenario.traffic or scenario.jobs),
@@ -138,11 +144,11 @@ class ChakraWriter:
     def _own(self, node: _Node, rank: int) -> bytes:
         """What a node says of its rank: its group, or whom it sends to or receives from."""
         match node.between:
-            case Send(exchange):
-                return _peers(rank, self._peer(exchange.group, rank, place=0))
-            case Receive(exchange):
-                return _peers(self._peer(exchange.group, rank, place=1), rank)
-            case Exchange(group=role):
+            case SendTask(exchange):
+                return _peers(rank, self._peer(exchange.comm_group, rank, place=0))
+            case ReceiveTask(exchange):
+                return _peers(self._peer(exchange.comm_group, rank, place=1), rank)
+            case CommOp(comm_group=role):
                 group = self._first[role] + int(self._rows[role][rank])
                 return content(10, _attribute("pg_name", text(_STRING, str(group))))
         return b""
@@ -157,7 +163,7 @@ class ChakraWriter:
     def _roles(self) -> tuple[str, ...]:
         """Roles of groups that communicate together, sorted."""
         program = self.result.program
-        between = {exchange.group for exchange in program.exchanges if not isinstance(exchange, HostExchange)}
+        between = {comm_op.comm_group for comm_op in program.comm_ops if not isinstance(comm_op, HostOp)}
         several = (role for role in between if program.groups[role].members.shape[1] > 1)
         return tuple(sorted(role for role in several if not program.groups[role].ordered))
 
@@ -169,14 +175,14 @@ class ChakraWriter:
 
     @cached_property
     def _rows(self) -> dict[str, IntArray]:
-        return {role: self.result.program.groups[role].row_of(self.result.ranks) for role in self._roles}
+        return {role: self.result.program.groups[role].group_indices(self.result.ranks) for role in self._roles}
 
     @cached_property
     def _pairs(self) -> dict[tuple[str, int], IntArray]:
         """The pair of a role in which each rank is the sender (0) or the receiver (1)."""
         pairs = {role: groups for role, groups in self.result.program.groups.items() if groups.ordered}
         return {
-            (role, place): groups.row_of(self.result.ranks, place=place)
+            (role, place): groups.group_indices(self.result.ranks, member_index=place)
             for role, groups in pairs.items()
             for place in range(2)
         }
@@ -187,8 +193,8 @@ class ChakraWriter:
         tags: dict[tuple[str, object], int] = {}
         for program in self.result.program.programs:
             for task in program.tasks:
-                if isinstance(task, (Send, Receive)):
-                    tags.setdefault((task.exchange.group, task.tag), len(tags) + 1)
+                if isinstance(task, (SendTask, ReceiveTask)):
+                    tags.setdefault((task.comm_op.comm_group, task.tag), len(tags) + 1)
         return tags
 
 
@@ -197,10 +203,10 @@ class _Drafts:
 
     def __init__(self, result: "Answer", rank: int, tags: Mapping[tuple[str, object], int]) -> None:
         self.result, self.rank, self.tags = result, rank, tags
-        self.program = result.program.programs[int(result.program.kind[rank])]
+        self.program = result.program.programs[int(result.program.program_index[rank])]
         self.ids = count()
         self.computed = 0.0  # seconds of kernels until now
-        rows = result.trace.rows(rank)
+        rows = result.trace.rank_events(rank)
         order = rows[np.argsort(result.trace.task[rows])]
         self.times = np.stack([result.trace.start[order], result.trace.end[order]], axis=1)
 
@@ -210,13 +216,16 @@ class _Drafts:
         behind: dict[Stream, int] = {}
         inside = self.result.operations(self.rank)
         first = np.searchsorted(inside.task, np.arange(len(self.program.tasks) + 1))
-        columns = np.stack([inside.start, inside.end, inside.exposed], axis=1)
+        columns = np.stack([inside.start, inside.end, inside.exposed_delay], axis=1)
         for place, (task, stream) in enumerate(zip(self.program.tasks, self.program.streams, strict=True)):
-            before = {*task.after, *([behind[stream]] if stream in behind and stream is not Stream.RECEIVE else ())}
+            before = {
+                *task.depends_on,
+                *([behind[stream]] if stream in behind and stream is not Stream.RECEIVE else ()),
+            }
             waits = tuple(sorted({node for item in before for node in done[item]}))
-            if isinstance(task, Communicate) and self._idle(task.exchange):
+            if isinstance(task, CollectiveTask) and self._idle(task.comm_op):
                 pass
-            elif isinstance(task, Compute):
+            elif isinstance(task, ComputeTask):
                 waits = yield from self._block(task, waits, columns[first[place] : first[place + 1]])
             else:
                 own = next(self.ids)
@@ -225,10 +234,10 @@ class _Drafts:
             done.append(waits)
             behind[stream] = place
 
-    def _block(self, task: Compute, waits: _Ids, times: FloatArray) -> Generator[_Node, None, _Ids]:
+    def _block(self, task: ComputeTask, waits: _Ids, times: FloatArray) -> Generator[_Node, None, _Ids]:
         """Nodes of a block's operations, one behind the other; returns the last ones."""
-        timing = self.result.cost.block(self.rank, task.block)
-        for place, operation in enumerate(task.block.operations):
+        timing = self.result.cost.block(self.rank, task.segment)
+        for place, operation in enumerate(task.segment.operations):
             start, end, exposed = times[place].tolist()
             alone = float(timing.exposed[place]) + exposed if place in timing.together else 0.0
             waits = yield from self._operation(operation, waits, max(0.0, end - start - alone))
@@ -239,17 +248,17 @@ class _Drafts:
         if operation.kernel is not None:
             last.append(next(self.ids))
             yield self._kernel(last[-1], operation.kernel, waits, lasting)
-        if operation.exchange is not None and not self._idle(operation.exchange):
+        if operation.comm_op is not None and not self._idle(operation.comm_op):
             last.append(next(self.ids))
-            yield self._exchange(last[-1], operation.exchange, waits)
+            yield self._exchange(last[-1], operation.comm_op, waits)
         return tuple(last) or waits
 
-    def _idle(self, exchange: Exchange) -> bool:
+    def _idle(self, exchange: CommOp) -> bool:
         """Whether it is of a rank with itself, which moves nothing."""
-        return not isinstance(exchange, HostExchange) and self._members(exchange) == 1
+        return not isinstance(exchange, HostOp) and self._members(exchange) == 1
 
-    def _members(self, exchange: Exchange) -> int:
-        return int(self.result.program.groups[exchange.group].members.shape[1])
+    def _members(self, exchange: CommOp) -> int:
+        return int(self.result.program.groups[exchange.comm_group].members.shape[1])
 
     def _kernel(self, own: int, kernel: Kernel, waits: _Ids, lasting: Seconds) -> _Node:
         before = round(1e6 * self.computed)
@@ -262,32 +271,34 @@ class _Drafts:
         """The node of a task that is no block."""
         task = self.program.tasks[place]
         match task:
-            case Send() | Receive():
-                kind = NodeType.SEND if isinstance(task, Send) else NodeType.RECEIVE
-                tag = _small("comm_tag", self.tags[task.exchange.group, task.tag])
-                lasts = b"" if isinstance(task, Receive) else self._lasts(task.exchange, place=0)
-                more = lasts + _integer("comm_size", ceil(task.exchange.payload)) + tag
-                return _Node(_node(own, f"{task.exchange.name} {task.tag}", kind, waits, more), task)
-            case Communicate(HostExchange() as exchange):
+            case SendTask() | ReceiveTask():
+                kind = NodeType.SEND if isinstance(task, SendTask) else NodeType.RECEIVE
+                tag = _small("comm_tag", self.tags[task.comm_op.comm_group, task.tag])
+                lasts = b"" if isinstance(task, ReceiveTask) else self._lasts(task.comm_op, place=0)
+                more = lasts + _integer("comm_size", ceil(task.comm_op.payload)) + tag
+                return _Node(_node(own, f"{task.comm_op.name} {task.tag}", kind, waits, more), task)
+            case CollectiveTask(HostOp() as exchange):
                 return self._host(own, place, exchange, waits)
-            case Communicate(exchange):
+            case CollectiveTask(exchange):
                 return self._exchange(own, exchange, waits)
         raise TypeError(f"{task} has no node")
 
-    def _exchange(self, own: int, exchange: Exchange, waits: _Ids) -> _Node:
+    def _exchange(self, own: int, exchange: CommOp, waits: _Ids) -> _Node:
         kind = _TYPES[exchange.collective]
         payload = exchange.payload / self._members(exchange) if kind == _ALL_GATHER else exchange.payload
         more = self._lasts(exchange) + _integer("comm_type", kind) + _integer("comm_size", ceil(payload))
         return _Node(_node(own, exchange.name, NodeType.COLLECTIVE, waits, more), exchange)
 
-    def _lasts(self, exchange: Exchange, place: int | None = None) -> bytes:
+    def _lasts(self, exchange: CommOp, place: int | None = None) -> bytes:
         """What an exchange takes alone in the rank's group, of pairs that in which it has a place."""
-        row = self.result.program.groups[exchange.group].row_of(self.result.ranks, place=place)[self.rank]
+        row = self.result.program.groups[exchange.comm_group].group_indices(self.result.ranks, member_index=place)[
+            self.rank
+        ]
         return _lasts(round(1e6 * float(self.result.cost.exchange_timing(exchange).seconds[row])))
 
-    def _host(self, own: int, place: int, exchange: HostExchange, waits: _Ids) -> _Node:
+    def _host(self, own: int, place: int, exchange: HostOp, waits: _Ids) -> _Node:
         """A copy, or what the host computes, which takes what it takes in the simulation."""
-        kind, more = _HOST[exchange.work], _unsigned("tensor_size", int(exchange.payload))
+        kind, more = _HOST[exchange.kind], _unsigned("tensor_size", int(exchange.payload))
         if kind is not NodeType.COMPUTE:
             return _Node(_node(own, exchange.name, kind, waits, more))
         start, end = self.times[place].tolist()

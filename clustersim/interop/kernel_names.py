@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from clustersim.common.dtypes import DType
 from clustersim.model.kernels import KernelKind
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 from clustersim.results.profiled_step import Moved, SpanKind, SpanLabel
 
 _OWN: Final[Mapping[KernelKind, SpanKind]] = {
@@ -57,17 +57,17 @@ _RULES: Final = tuple(
     )
 )  # fmt: skip
 _COLLECTIVES: Final = (  # what names begin with, once "_" is out of them; longer ones before what they begin with
-    ("allreduce", Collective.ALL_REDUCE),
-    ("allgather", Collective.ALL_GATHER),
-    ("reducescatter", Collective.REDUCE_SCATTER),
-    ("alltoall", Collective.ALL_TO_ALL),
-    ("broadcast", Collective.BROADCAST),
-    ("reduce", Collective.REDUCE),
-    ("scatter", Collective.SCATTER),
-    ("gather", Collective.GATHER),
-    ("sendrecv", Collective.SEND_RECV),
-    ("send", Collective.SEND_RECV),
-    ("recv", Collective.SEND_RECV),
+    ("allreduce", CollectiveType.ALL_REDUCE),
+    ("allgather", CollectiveType.ALL_GATHER),
+    ("reducescatter", CollectiveType.REDUCE_SCATTER),
+    ("alltoall", CollectiveType.ALL_TO_ALL),
+    ("broadcast", CollectiveType.BROADCAST),
+    ("reduce", CollectiveType.REDUCE),
+    ("scatter", CollectiveType.SCATTER),
+    ("gather", CollectiveType.GATHER),
+    ("sendrecv", CollectiveType.SEND_RECV),
+    ("send", CollectiveType.SEND_RECV),
+    ("recv", CollectiveType.SEND_RECV),
 )
 _BYTES: Final = {
     "float": 4, "bfloat16": 2, "half": 2, "double": 8, "long": 8, "int": 4, "short": 2, "char": 1, "byte": 1, "bool": 1,
@@ -105,10 +105,10 @@ def _moved(name: str, arguments: Mapping[str, Any], groups: Mapping[str, Any]) -
     members = groups.get(group) or _members(str(arguments.get("Process Group Ranks", "")), ranks)
     found = _collective(called) or _collective(_kernel_word(name))
     own = bool(re.search(r"deep_?ep|hybrid_?ep", name.lower()))
-    routed = Collective.COMBINE if "combine" in name else Collective.DISPATCH
+    routed = CollectiveType.COMBINE if "combine" in name else CollectiveType.DISPATCH
     word = routed.value if own else found.value if found else "other"
     payload = float(_number(arguments.get("bytes")) if own else elements * width)
-    summed = _SUMMED[dtype].value if found is not None and found.reduces and dtype in _SUMMED else ""
+    summed = _SUMMED[dtype].value if found is not None and found.is_reduction and dtype in _SUMMED else ""
     return Moved(word, ranks or len(members), payload, group, members, summed)
 
 
@@ -118,7 +118,7 @@ def _kernel_word(name: str) -> str:
     return found[1] if found else ""
 
 
-def _collective(word: str) -> Collective | None:
+def _collective(word: str) -> CollectiveType | None:
     plain = re.sub("[-_]", "", word).lower()
     return next((kind for start, kind in _COLLECTIVES if plain.startswith(start)), None)
 

@@ -19,7 +19,7 @@ from clustersim.model.training import Attention, FullRecompute, Loss, Optimizer,
 from clustersim.model.transformer import Model, Positions
 from clustersim.parallel.data_parallel_strategy import DdpStrategy, FullyShard, Zero1
 from clustersim.parallel.layer_partition import Counted, Drawn, Ends, dealt
-from clustersim.program.task import Dispatcher
+from clustersim.program.task import TokenDispatcher
 from clustersim.scenario import Scenario
 from clustersim.scenario.config.scenario import ScenarioFile
 from clustersim.schedules.interleaved import Interleaved
@@ -242,13 +242,13 @@ def _bucket(scenario: Scenario, size: Bytes | None) -> Iterator[Flag]:
         yield "ddp-bucket-size", str(round(size / scenario.training.recipe.weights.gradients.bytes))
 
 
-def _dispatcher(dispatcher: Dispatcher, sms: int | None) -> Iterator[Flag]:
-    plain = dispatcher in (Dispatcher.ALL_GATHER, Dispatcher.ALL_TO_ALL)
+def _dispatcher(dispatcher: TokenDispatcher, sms: int | None) -> Iterator[Flag]:
+    plain = dispatcher in (TokenDispatcher.ALL_GATHER, TokenDispatcher.ALL_TO_ALL)
     yield "moe-token-dispatcher-type", dispatcher.value if plain else "flex"
-    if dispatcher is Dispatcher.DEEPEP:
+    if dispatcher is TokenDispatcher.DEEPEP:
         yield ("moe-enable-deepep",)
         yield from [("moe-deepep-num-sms", str(sms))] if sms else []
-    if dispatcher is Dispatcher.HYBRIDEP:
+    if dispatcher is TokenDispatcher.HYBRIDEP:
         yield "moe-flex-dispatcher-backend", dispatcher.value
         yield from [("moe-hybridep-num-sms", str(sms))] if sms else []
 

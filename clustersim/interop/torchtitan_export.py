@@ -18,7 +18,7 @@ from clustersim.model.training import FullRecompute, NoRecompute, SelectiveOpera
 from clustersim.model.transformer import Model
 from clustersim.parallel import layer_partition
 from clustersim.parallel.data_parallel_strategy import DdpStrategy, FullyShard
-from clustersim.program.task import Dispatcher
+from clustersim.program.task import TokenDispatcher
 from clustersim.scenario import Scenario
 from clustersim.scenario.config.scenario import ScenarioFile
 from clustersim.schedules.csv_schedule import Listed
@@ -138,7 +138,7 @@ def _data(scenario: Scenario) -> Table:
 def _experts(scenario: Scenario) -> Table:
     layout = scenario.layout.written
     folded = {"expert_parallel_degree": layout.ep, "expert_tensor_parallel_degree": layout.expert_tensor}
-    return folded | ({"expert_parallel_comm_backend": "deepep"} if layout.dispatcher is Dispatcher.DEEPEP else {})
+    return folded | ({"expert_parallel_comm_backend": "deepep"} if layout.dispatcher is TokenDispatcher.DEEPEP else {})
 
 
 def _pipeline(scenario: Scenario) -> Table:

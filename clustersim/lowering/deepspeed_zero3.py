@@ -26,7 +26,7 @@ from clustersim.model.transformer import Model, norm_parameters
 from clustersim.parallel.data_parallel_strategy import ByParameter
 from clustersim.parallel.layer_partition import Stage
 from clustersim.program.action import ActionKind
-from clustersim.program.task import Operation, Work
+from clustersim.program.task import Operation, WorkType
 
 _CALLS = 2  # of a loop for each rank: a view, and a copy
 
@@ -98,7 +98,7 @@ class OneByOne:
         """The loop over all ranks' parts of a parameter."""
         (group, *_) = low.plan.parameter_groups
         kernel = copy("copy of all ranks' parts", low.plan.training.recipe.activations, elements)
-        work = Work.FORWARD if run.action.kind is ActionKind.FORWARD else Work.BACKWARD
+        work = WorkType.FORWARD if run.action.kind is ActionKind.FORWARD else WorkType.BACKWARD
         operation = Operation(replace(kernel, calls=_CALLS * group.shards), work)
         low.compute(Pass(run.stage, run.action, after), ("parts", elements, work), (operation,))
 
@@ -118,7 +118,7 @@ def pieces(unit: Unit, kind: ActionKind) -> Iterator[Piece]:
     operations = unit.operations(kind)
     for place, operation in enumerate(operations):
         found = _matrix(operation.kernel)
-        if found is None or (found[0] == name and operation.work is operations[begin].work):
+        if found is None or (found[0] == name and operation.work_type is operations[begin].work_type):
             continue
         if elements:
             yield Piece(name, elements, operations[begin:place])
@@ -142,8 +142,8 @@ def gradients(operations: Sequence[Operation], model: Model) -> Iterator[int]:
         match operation.kernel:
             case Kernel(shape=MatmulShape(m=m, n=n, batch=1, operands=Operands.TN)):
                 matrix = m * n
-        if operation.gradients:
-            half = operation.gradients // 2
-            first = matrix or (half if operation.gradients == norm_parameters(model) == 2 * model.hidden else 0)
-            yield from (item for item in (first, operation.gradients - first) if item)
+        if operation.gradient_count:
+            half = operation.gradient_count // 2
+            first = matrix or (half if operation.gradient_count == norm_parameters(model) == 2 * model.hidden else 0)
+            yield from (item for item in (first, operation.gradient_count - first) if item)
             matrix = 0

@@ -26,7 +26,7 @@ from clustersim.model.memory_bound import copy
 from clustersim.parallel.data_parallel_strategy import FullyShard, GradientSync, Microbatches
 from clustersim.parallel.layer_partition import Stage
 from clustersim.program.action import ActionKind
-from clustersim.program.task import Operation, Work
+from clustersim.program.task import Operation, WorkType
 
 
 class _Made(NamedTuple):
@@ -49,7 +49,7 @@ class Sharded:
     strategy: FullyShard
     _kept: set[int] = field(default_factory=set)
     _awaited: tuple[int, ...] = ()
-    _copied: dict[tuple[int, Work], tuple[Operation, ...]] = field(default_factory=dict)
+    _copied: dict[tuple[int, WorkType], tuple[Operation, ...]] = field(default_factory=dict)
     _made: dict[Hashable, _Made] = field(default_factory=dict)
 
     def begin(self, low: Lowering, stages: Sequence[Stage]) -> None:
@@ -146,13 +146,13 @@ class Sharded:
         """The copy of what a pass has gathered into the parameters' own memory, if there is one."""
         if not self.strategy.copies:
             return ()
-        work = Work.FORWARD if run.action.kind is ActionKind.FORWARD else Work.BACKWARD
+        work = WorkType.FORWARD if run.action.kind is ActionKind.FORWARD else WorkType.BACKWARD
         key = id(unit), work
         if key not in self._copied:
             self._copied[key] = self._copy(low, unit, work)
         return self._copied[key]
 
-    def _copy(self, low: Lowering, unit: Unit, work: Work) -> tuple[Operation, ...]:
+    def _copy(self, low: Lowering, unit: Unit, work: WorkType) -> tuple[Operation, ...]:
         dtype = low.plan.training.recipe.activations
         held = ((group, count) for group, count in _held(low, unit) if group.shards > 1)
         gathered = sum(count * group.formats.gathered.bytes for group, count in held)

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 
 from clustersim.lowering.units import Unit
 from clustersim.model.operators import EXPERTS
-from clustersim.program.task import Exchange, Operation
+from clustersim.program.task import CommOp, Operation
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Leg:
     """What a pass computes, then sends, and what it computes beside that without waiting for it."""
 
     computes: tuple[Operation, ...]
-    sends: tuple[Exchange, ...]
+    sends: tuple[CommOp, ...]
     late: tuple[Operation, ...]
 
 
@@ -40,10 +40,10 @@ def legs(operations: Sequence[Operation]) -> Iterator[Leg]:
     """Cut operations behind everything that travels."""
     begin = 0
     while begin < len(operations):
-        sends = _while(operations, begin, lambda each: each.travels is None and not each.late)
-        late = _while(operations, sends, lambda each: each.travels is not None)
-        end = _while(operations, late, lambda each: each.late)
-        travels = (operation.travels for operation in operations[sends:late])
+        sends = _while(operations, begin, lambda each: each.moe_comm is None and not each.deferred_wgrad)
+        late = _while(operations, sends, lambda each: each.moe_comm is not None)
+        end = _while(operations, late, lambda each: each.deferred_wgrad)
+        travels = (operation.moe_comm for operation in operations[sends:late])
         sent = tuple(travel for travel in travels if travel is not None)
         yield Leg(tuple(operations[begin:sends]), sent, tuple(operations[late:end]))
         begin = end
@@ -56,10 +56,10 @@ def put_off(units: Sequence[Unit]) -> tuple[Operation, ...]:
     for unit in reversed(units):
         experts, others = _weights(unit)
         inputs = unit.inputs
-        last = max((place for place, item in enumerate(inputs) if item.travels is not None), default=-1)
+        last = max((place for place, item in enumerate(inputs) if item.moe_comm is not None), default=-1)
         for place, operation in enumerate(inputs):
             operations.append(operation)
-            if operation.travels is None or (place + 1 < len(inputs) and inputs[place + 1].travels is not None):
+            if operation.moe_comm is None or (place + 1 < len(inputs) and inputs[place + 1].moe_comm is not None):
                 continue
             operations += waiting + (experts if place == last else [])
             waiting = []
@@ -72,9 +72,9 @@ def _weights(unit: Unit) -> tuple[list[Operation], list[Operation]]:
     kinds: tuple[list[Operation], list[Operation]] = [], []
     begin = 0
     for place, operation in enumerate(unit.weights):
-        if operation.gradients or place + 1 == len(unit.weights):
-            part = (replace(weight, late=True) for weight in unit.weights[begin : place + 1])
-            kinds[operation.group != EXPERTS].extend(part)
+        if operation.gradient_count or place + 1 == len(unit.weights):
+            part = (replace(weight, deferred_wgrad=True) for weight in unit.weights[begin : place + 1])
+            kinds[operation.parameter_group != EXPERTS].extend(part)
             begin = place + 1
     return kinds
 

@@ -25,12 +25,12 @@ from clustersim.common.units import Bytes
 from clustersim.lowering.task_list import TaskList
 from clustersim.parallel.mesh import HOST_ROLE
 from clustersim.program.action import Action
-from clustersim.program.task import Collective, Communicate, HostExchange, HostWork, Operation, Stream
+from clustersim.program.task import CollectiveTask, CollectiveType, HostOp, HostOpKind, Operation, Stream
 
 _STREAMS: Final = {
-    HostWork.TO_HOST: Stream.TO_HOST,
-    HostWork.ON_HOST: Stream.HOST,
-    HostWork.FROM_HOST: Stream.FROM_HOST,
+    HostOpKind.D2H: Stream.D2H,
+    HostOpKind.ON_HOST: Stream.HOST,
+    HostOpKind.H2D: Stream.H2D,
 }
 
 
@@ -46,31 +46,31 @@ class HostTasks:
     def __post_init__(self) -> None:
         self._free = [()] * self.buffers
 
-    def run(self, what: HostWork, name: str, size: Bytes, after: Sequence[int]) -> int:
+    def run(self, what: HostOpKind, name: str, size: Bytes, after: Sequence[int]) -> int:
         """Add a copy, or work of the CPU, of so many bytes; return its number."""
-        exchange = HostExchange(name, Collective.SEND_RECV, HOST_ROLE.name, size, what)
-        return self.tasks.add(_STREAMS[what], Communicate(exchange, tuple(after)))
+        exchange = HostOp(name, CollectiveType.SEND_RECV, HOST_ROLE.name, size, what)
+        return self.tasks.add(_STREAMS[what], CollectiveTask(exchange, tuple(after)))
 
     def before(self, action: Action, operations: Sequence[Operation]) -> tuple[int, ...]:
         """What a piece of a pass waits for: its activations, or room for those that it will keep."""
-        if operations and operations[0].fetches:
+        if operations and operations[0].h2d_bytes:
             there = self._there[action.stage, action.microbatch].pop()
-            return (self.run(HostWork.FROM_HOST, "fetch activations", operations[0].fetches, (there, *self._room())),)
-        return self._room() if operations and operations[-1].saves else ()
+            return (self.run(HostOpKind.H2D, "fetch activations", operations[0].h2d_bytes, (there, *self._room())),)
+        return self._room() if operations and operations[-1].d2h_bytes else ()
 
     def after(self, action: Action, operations: Sequence[Operation], task: int) -> Iterator[int]:
         """Copy out what a piece of a pass, done as `task`, has left, and note which buffers are free.
 
         Yield copies of gradients.
         """
-        if self.buffers and any(operation.frees for operation in operations):
+        if self.buffers and any(operation.is_last_use for operation in operations):
             self._free.append((task,))
-        if operations and operations[-1].saves:
-            copy = self.run(HostWork.TO_HOST, "offload activations", operations[-1].saves, (task,))
+        if operations and operations[-1].d2h_bytes:
+            copy = self.run(HostOpKind.D2H, "offload activations", operations[-1].d2h_bytes, (task,))
             self._there.setdefault((action.stage, action.microbatch), []).append(copy)
             self._free.append((copy,))
-        if operations and operations[-1].leaves:
-            yield self.run(HostWork.TO_HOST, "offload gradients", operations[-1].leaves, (task,))
+        if operations and operations[-1].gradient_d2h_bytes:
+            yield self.run(HostOpKind.D2H, "offload gradients", operations[-1].gradient_d2h_bytes, (task,))
 
     def _room(self) -> tuple[int, ...]:
         return self._free.pop(0)
@@ -80,10 +80,10 @@ def pieces(operations: Sequence[Operation]) -> Iterator[tuple[Operation, ...]]:
     """Cut operations before each that fetches activations and after each that saves some, or whose gradients leave."""
     begin = 0
     for place, operation in enumerate(operations):
-        if operation.fetches and place > begin:
+        if operation.h2d_bytes and place > begin:
             yield tuple(operations[begin:place])
             begin = place
-        if operation.saves or operation.leaves:
+        if operation.d2h_bytes or operation.gradient_d2h_bytes:
             yield tuple(operations[begin : place + 1])
             begin = place + 1
     if begin < len(operations) or not operations:

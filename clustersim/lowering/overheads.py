@@ -22,7 +22,7 @@ from clustersim.model.overheads import Batches, LossReport
 from clustersim.parallel.layer_partition import Stage
 from clustersim.parallel.mesh import TENSOR_ROLE, WEIGHTS
 from clustersim.program.action import FORWARD
-from clustersim.program.task import Collective, Exchange, Operation, Work
+from clustersim.program.task import CollectiveType, CommOp, Operation, WorkType
 
 LOSS_BYTES: Final = 4.0  # one fp32 number
 _TENSORS: Final = 2  # of a LayerNorm: weight and bias
@@ -57,9 +57,9 @@ def take_batch(low: Lowering, run: Pass) -> Pass:
     if not kernels:
         return run
     sent = batch_transfer.sent(training) if low.plan.layout.tp > 1 else ()
-    broadcasts = [Exchange("broadcast batch", Collective.BROADCAST, TENSOR_ROLE.name, size) for size in sent]
-    does: list[Exchange | Kernel] = [*broadcasts, *kernels]
-    operations = [Operation(doe, Work.FORWARD) for doe in does]
+    broadcasts = [CommOp("broadcast batch", CollectiveType.BROADCAST, TENSOR_ROLE.name, size) for size in sent]
+    does: list[CommOp | Kernel] = [*broadcasts, *kernels]
+    operations = [Operation(doe, WorkType.FORWARD) for doe in does]
     task = low.beside("batch", operations, run.after)
     return Pass(run.stage, run.action, (*run.after, task), run.arriving)
 
@@ -80,7 +80,7 @@ def report_step(low: Lowering, stages: Sequence[Stage], done: int) -> None:
 def _average_loss(low: Lowering, done: int) -> tuple[int, ...]:
     if low.plan.layout.size_of(WEIGHTS) == 1:
         return ()
-    return (low.communicate(Exchange("average loss", Collective.ALL_REDUCE, WEIGHTS.name, LOSS_BYTES), (done,)),)
+    return (low.communicate(CommOp("average loss", CollectiveType.ALL_REDUCE, WEIGHTS.name, LOSS_BYTES), (done,)),)
 
 
 def sum_norms(low: Lowering, stages: Sequence[Stage]) -> None:
@@ -102,9 +102,9 @@ def _flat_sum(low: Lowering, counts: Sequence[tuple[int, int]]) -> list[Operatio
         memory_bound.copy("norms.unflatten", dtype, elements),
     )
     size = float(elements * dtype.bytes)
-    exchange = Exchange("sum norm gradients", Collective.ALL_REDUCE, TENSOR_ROLE.name, size, format=dtype)
+    exchange = CommOp("sum norm gradients", CollectiveType.ALL_REDUCE, TENSOR_ROLE.name, size, reduce_dtype=dtype)
     each = replace(apart, launches=tensors)
-    return [Operation(does, Work.OPTIMIZER) for does in (flat, exchange, each)]
+    return [Operation(does, WorkType.OPTIMIZER) for does in (flat, exchange, each)]
 
 
 def _split(unit: Layer) -> Iterator[tuple[int, int]]:
@@ -124,4 +124,4 @@ def _is_norm(operator: Operator) -> bool:
 
 
 def _optimizing(kernels: Sequence[Kernel]) -> list[Operation]:
-    return [Operation(kernel, Work.OPTIMIZER) for kernel in kernels]
+    return [Operation(kernel, WorkType.OPTIMIZER) for kernel in kernels]

@@ -26,7 +26,17 @@ from clustersim.parallel.parameter_groups import ParameterGroup
 from clustersim.parallel.plan import Plan
 from clustersim.parallel.process_groups import WAYS
 from clustersim.program.action import Action, ActionKind
-from clustersim.program.task import Block, Collective, Communicate, Compute, Exchange, HostWork, Operation, Stream, Work
+from clustersim.program.task import (
+    CollectiveTask,
+    CollectiveType,
+    CommOp,
+    ComputeTask,
+    HostOpKind,
+    Operation,
+    Segment,
+    Stream,
+    WorkType,
+)
 
 _NAMES: Final = MappingProxyType(
     {
@@ -39,12 +49,12 @@ _NAMES: Final = MappingProxyType(
 
 
 _COMPUTE: Final = Stream.COMPUTE
-_EXPERTS: Final = Stream.EXPERTS
+_EXPERTS: Final = Stream.EP
 Held = Sequence[tuple[ParameterGroup, int]]
 """Groups of which something has parameters, and how many."""
-Runs = Sequence[tuple[Block, int]]
+Runs = Sequence[tuple[Segment, int]]
 """Blocks one after the other, each so many times in a row."""
-LegBlocks = tuple[Block | None, tuple[Exchange, ...], Block | None]
+LegBlocks = tuple[Segment | None, tuple[CommOp, ...], Segment | None]
 """What a leg computes, sends, and computes beside that."""
 
 
@@ -82,16 +92,16 @@ class Lowering:
     tasks: TaskList = field(default_factory=TaskList)
     computed: int | None = None
     reducing: list[int] = field(default_factory=list)
-    arrivals: dict[tuple[int, ActionKind], tuple[Exchange | None, tuple[Operation, ...]]] = field(default_factory=dict)
-    departures: dict[tuple[int, ActionKind], Exchange | None] = field(default_factory=dict)
-    _between: dict[tuple[int, int], Exchange | None] = field(default_factory=dict)
+    arrivals: dict[tuple[int, ActionKind], tuple[CommOp | None, tuple[Operation, ...]]] = field(default_factory=dict)
+    departures: dict[tuple[int, ActionKind], CommOp | None] = field(default_factory=dict)
+    _between: dict[tuple[int, int], CommOp | None] = field(default_factory=dict)
     _put_off: dict[int, tuple[Operation, ...]] = field(default_factory=dict)
     _sent: tuple[int, ...] = ()
     _legs: dict[Hashable, list[LegBlocks]] = field(default_factory=dict)
-    _wholes: dict[tuple[int, ActionKind, bool], Block] = field(default_factory=dict)
-    _rows: dict[tuple[int, ActionKind, bool], tuple[Block, Runs]] = field(default_factory=dict)
-    _gathers: dict[Hashable, tuple[tuple[Exchange, Bytes], ...]] = field(default_factory=dict)
-    _reductions: dict[Hashable, tuple[Block | None, tuple[Exchange, ...], Bytes]] = field(default_factory=dict)
+    _wholes: dict[tuple[int, ActionKind, bool], Segment] = field(default_factory=dict)
+    _rows: dict[tuple[int, ActionKind, bool], tuple[Segment, Runs]] = field(default_factory=dict)
+    _gathers: dict[Hashable, tuple[tuple[CommOp, Bytes], ...]] = field(default_factory=dict)
+    _reductions: dict[Hashable, tuple[Segment | None, tuple[CommOp, ...], Bytes]] = field(default_factory=dict)
 
     @cached_property
     def host(self) -> HostTasks:
@@ -152,10 +162,10 @@ class Lowering:
         first, runs = self._rows[key]
         task = self._issue(run, first)
         for block, times in runs:
-            task = self.computed = self.tasks.repeat(_COMPUTE, Compute(block, (), run.action), times)
+            task = self.computed = self.tasks.repeat(_COMPUTE, ComputeTask(block, (), run.action), times)
         return task
 
-    def _row(self, run: Pass) -> tuple[Block, Runs]:
+    def _row(self, run: Pass) -> tuple[Segment, Runs]:
         """The blocks of a pass's units."""
         kind, following = run.action.kind, Pass(run.stage, run.action, ())
         units = in_order(self.units.of(run.stage), kind)
@@ -171,16 +181,16 @@ class Lowering:
             self._legs[told] = [*self._blocks_of_legs(run, key, operations)]
         for block, sends, late in self._legs[told]:
             if block is not None:
-                done = self.computed = add(_COMPUTE, Compute(block, after, action))
+                done = self.computed = add(_COMPUTE, ComputeTask(block, after, action))
                 after = ()
             ready = after or (done,)
-            sent = [add(_EXPERTS, Communicate(exchange, ready)) for exchange in sends]
+            sent = [add(_EXPERTS, CollectiveTask(exchange, ready)) for exchange in sends]
             if late is not None:
-                self.computed = add(_COMPUTE, Compute(late, (), action))
+                self.computed = add(_COMPUTE, ComputeTask(late, (), action))
             if sent:
                 self.tasks.turn()
                 after = (sent[-1],)
-        self._sent = after if operations and operations[-1].travels else ()
+        self._sent = after if operations and operations[-1].moe_comm else ()
         return done
 
     def _blocks_of_legs(self, run: Pass, key: Hashable, operations: Sequence[Operation]) -> Iterator[LegBlocks]:
@@ -206,26 +216,26 @@ class Lowering:
     def _compute(self, run: Pass, key: Hashable, operations: Sequence[Operation]) -> int:
         return self._issue(run, self._block(run, key, operations))
 
-    def _block(self, run: Pass, key: Hashable, operations: Sequence[Operation]) -> Block:
+    def _block(self, run: Pass, key: Hashable, operations: Sequence[Operation]) -> Segment:
         name, turns = _NAMES[run.action.kind], self.paired
         does = (*run.arriving, *operations) if run.arriving else operations
         return self.blocks.block((name, bool(run.arriving), key, turns), name, does, takes_turns=turns)
 
-    def _issue(self, run: Pass, block: Block) -> int:
-        self.computed = self.tasks.add(_COMPUTE, Compute(block, run.after, run.action))
+    def _issue(self, run: Pass, block: Segment) -> int:
+        self.computed = self.tasks.add(_COMPUTE, ComputeTask(block, run.after, run.action))
         return self.computed
 
     def beside(self, name: str, operations: Sequence[Operation], after: Sequence[int]) -> int:
         """Add a compute task that is no part of a pass; return its number."""
         return self._beside(self._block_beside(name, operations), after)
 
-    def _block_beside(self, name: str, operations: Sequence[Operation]) -> Block:
+    def _block_beside(self, name: str, operations: Sequence[Operation]) -> Segment:
         return self.blocks.block((name, tuple(operations)), name, operations)
 
-    def _beside(self, block: Block, after: Sequence[int]) -> int:
-        return self.tasks.add(Stream.COMPUTE, Compute(block, tuple(after)))
+    def _beside(self, block: Segment, after: Sequence[int]) -> int:
+        return self.tasks.add(Stream.COMPUTE, ComputeTask(block, tuple(after)))
 
-    def message(self, source: int, target: int) -> Exchange | None:
+    def message(self, source: int, target: int) -> CommOp | None:
         """What a stage sends another, each tensor-parallel rank its part (Narayanan 2021, 4.1).
 
         None where both are here, or one of them is none.
@@ -236,24 +246,24 @@ class Lowering:
             self._between[key] = self._message(source, target) if there else None
         return self._between[key]
 
-    def _message(self, source: int, target: int) -> Exchange | None:
-        way, many = self.plan.placement.way(source, target), self.plan.carried(min(source, target))
+    def _message(self, source: int, target: int) -> CommOp | None:
+        way, many = self.plan.placement.direction(source, target), self.plan.carried(min(source, target))
         return self._messages.get((target > source, way, many))
 
     @cached_property
-    def _messages(self) -> Mapping[tuple[bool, int, int], Exchange]:
+    def _messages(self) -> Mapping[tuple[bool, int, int], CommOp]:
         """By whether it goes forward, by its way, and by how many activations it carries."""
         size = self.plan.activation / self.plan.layout.tp
         return {
-            (forward, way, many): Exchange(name, Collective.SEND_RECV, role.name, many * size)
+            (forward, way, many): CommOp(name, CollectiveType.SEND_RECV, role.name, many * size)
             for forward, name in ((True, "activations"), (False, "gradients"))
             for role, way in WAYS.items()
             for many in (1, 1 + self.plan.model.mtp_layers)
         }
 
-    def communicate(self, exchange: Exchange, after: Sequence[int]) -> int:
+    def communicate(self, exchange: CommOp, after: Sequence[int]) -> int:
         """Add a collective of data parallelism; return its number."""
-        return self.tasks.add(Stream.DATA, Communicate(exchange, tuple(after)))
+        return self.tasks.add(Stream.DP, CollectiveTask(exchange, tuple(after)))
 
     def gather(self, name: str, held: Held, after: Sequence[int], *, again: bool = False) -> tuple[int, ...]:
         """Gather parameters of groups from the ranks that hold parts of them; return the tasks.
@@ -267,13 +277,12 @@ class Lowering:
             self._gathers[key] = self._gathering(name, held, again=again)
         gathers = self._gathers[key]
         fetched = [
-            (self.host.run(HostWork.FROM_HOST, "fetch parameters", size, after),) if size else after
-            for _, size in gathers
+            (self.host.run(HostOpKind.H2D, "fetch parameters", size, after),) if size else after for _, size in gathers
         ]
         every = zip(gathers, fetched, strict=True)
         return tuple(self.communicate(exchange, ready) for (exchange, _), ready in every)
 
-    def _gathering(self, name: str, held: Held, *, again: bool) -> tuple[tuple[Exchange, Bytes], ...]:
+    def _gathering(self, name: str, held: Held, *, again: bool) -> tuple[tuple[CommOp, Bytes], ...]:
         """Gathers of groups, and the bytes that come from the host before each."""
         payloads: dict[str, Bytes] = {}
         there: dict[str, Bytes] = {}
@@ -284,8 +293,8 @@ class Lowering:
                 payloads[role.name] = payloads.get(role.name, 0.0) + parameters * group.formats.gathered.bytes
                 if self.plan.training.offload.shards and not second:
                     there[role.name] = there.get(role.name, 0.0) + parameters * group.held.bytes / group.shards
-        exchanges = (Exchange(name, Collective.ALL_GATHER, role, payload) for role, payload in payloads.items())
-        return tuple((exchange, there.get(exchange.group, 0.0)) for exchange in exchanges)
+        exchanges = (CommOp(name, CollectiveType.ALL_GATHER, role, payload) for role, payload in payloads.items())
+        return tuple((exchange, there.get(exchange.comm_group, 0.0)) for exchange in exchanges)
 
     def reduce(
         self, name: str, group: ParameterGroup, parameters: int, after: Sequence[int], *, across: bool = True
@@ -309,24 +318,24 @@ class Lowering:
         for exchange in exchanges:
             last = (self.communicate(exchange, last or after),)
         if last and leaves:
-            last = (self.host.run(HostWork.TO_HOST, "offload gradients", leaves, last),)
+            last = (self.host.run(HostOpKind.D2H, "offload gradients", leaves, last),)
         return last
 
     def _reduction(
         self, name: str, group: ParameterGroup, parameters: int, *, across: bool
-    ) -> tuple[Block | None, tuple[Exchange, ...], Bytes]:
+    ) -> tuple[Segment | None, tuple[CommOp, ...], Bytes]:
         """What is done to gradients of a group before they are reduced, their reductions, and bytes that then leave."""
         kernels = before_reduction(self.plan.training_of(group.formats), parameters)
-        operations = [Operation(kernel, Work.BACKWARD) for kernel in kernels]
+        operations = [Operation(kernel, WorkType.BACKWARD) for kernel in kernels]
         prepared = self._block_beside("prepare gradients", operations) if operations else None
         form = group.formats.gradients
         payload = parameters * form.bytes
-        exchanges: list[Exchange] = []
+        exchanges: list[CommOp] = []
         if group.shard is not None and group.shards > 1:
-            exchanges.append(Exchange(name, Collective.REDUCE_SCATTER, group.shard.name, payload, format=form))
+            exchanges.append(CommOp(name, CollectiveType.REDUCE_SCATTER, group.shard.name, payload, reduce_dtype=form))
         if across and group.replicate is not None and group.replicas > 1:
             part = payload / group.shards if group.shards > 1 else payload
-            exchanges.append(Exchange(name, Collective.ALL_REDUCE, group.replicate.name, part, format=form))
+            exchanges.append(CommOp(name, CollectiveType.ALL_REDUCE, group.replicate.name, part, reduce_dtype=form))
         leave = (across or group.replicas == 1) and self.plan.training.offload.gradients
         return prepared, tuple(exchanges), payload / group.shards if leave else 0.0
 
@@ -334,7 +343,7 @@ class Lowering:
         """Send gradients that this rank alone has to the host, where others are reduced and sent (experts, say)."""
         if self.plan.unreduced_gradients_leave or not self.plan.training.offload.gradients:
             return ()
-        return (self.host.run(HostWork.TO_HOST, "offload gradients", size, after),)
+        return (self.host.run(HostOpKind.D2H, "offload gradients", size, after),)
 
 
 class DataLowering(Protocol):

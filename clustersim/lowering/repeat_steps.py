@@ -26,7 +26,17 @@ from dataclasses import dataclass, field, replace
 from clustersim.common.errors import ClusterSimError
 from clustersim.program.action import Action
 from clustersim.program.program import Program, RankProgram
-from clustersim.program.task import Block, Communicate, Compute, Exchange, Operation, Overlap, Receive, Send, Task
+from clustersim.program.task import (
+    CollectiveTask,
+    CommOp,
+    CommOverlap,
+    ComputeTask,
+    Operation,
+    ReceiveTask,
+    Segment,
+    SendTask,
+    Task,
+)
 
 
 def repeat(program: Program, steps: int) -> Program:
@@ -35,7 +45,7 @@ def repeat(program: Program, steps: int) -> Program:
         raise ClusterSimError(f"{steps} steps cannot be run: the least is 1")
     if steps == 1:
         return program
-    later = _Later(_microbatches(program), program.loads.each)
+    later = _Later(_microbatches(program), program.expert_loads.loads_per_step)
     programs = tuple(_repeated(rank_program, steps, later) for rank_program in program.programs)
     return replace(program, programs=programs)
 
@@ -46,42 +56,46 @@ class _Later:
 
     microbatches: int
     loads: int
-    _blocks: dict[tuple[Block, int], Block] = field(default_factory=dict)
+    _blocks: dict[tuple[Segment, int], Segment] = field(default_factory=dict)
 
     def action(self, action: Action, step: int) -> Action:
         """An action in a later step."""
         return Action(action.stage, action.kind, action.microbatch + step * self.microbatches)
 
-    def block(self, block: Block, step: int) -> Block:
+    def block(self, block: Segment, step: int) -> Segment:
         """A block in a later step: the same one, unless the step has loads of its own."""
-        if not self.loads or all(item.load is None for item in _loaded(block)):
+        if not self.loads or all(item.load_index is None for item in _loaded(block)):
             return block
         if (block, step) not in self._blocks:
             operations = tuple(self._operation(operation, step) for operation in block.operations)
-            self._blocks[block, step] = Block(block.name, operations, block.takes_turns)
+            self._blocks[block, step] = Segment(block.name, operations, block.interleaved)
         return self._blocks[block, step]
 
     def _operation(self, operation: Operation, step: int) -> Operation:
-        does = operation.does
+        does = operation.body
         match does:
-            case Exchange():
+            case CommOp():
                 does = self.exchange(does, step)
-            case Overlap(exchange=exchange):
-                does = replace(does, exchange=self.exchange(exchange, step))
-        return replace(operation, does=does, load=self._load(operation.load, step))
+            case CommOverlap(comm_op=exchange):
+                does = replace(does, comm_op=self.exchange(exchange, step))
+        return replace(operation, body=does, load_index=self._load(operation.load_index, step))
 
-    def exchange(self, exchange: Exchange, step: int) -> Exchange:
+    def exchange(self, exchange: CommOp, step: int) -> CommOp:
         """An exchange in a later step."""
-        return exchange if exchange.load is None else replace(exchange, load=self._load(exchange.load, step))
+        return (
+            exchange
+            if exchange.load_index is None
+            else replace(exchange, load_index=self._load(exchange.load_index, step))
+        )
 
     def _load(self, load: int | None, step: int) -> int | None:
         return None if load is None else load + step * self.loads
 
 
-def _loaded(block: Block) -> Iterator[Operation | Exchange]:
+def _loaded(block: Segment) -> Iterator[Operation | CommOp]:
     """All of a block that may have a load."""
     yield from block.operations
-    yield from block.exchanges
+    yield from block.comm_ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +111,11 @@ class _Ends:
 
 
 def _ends(program: RankProgram) -> _Ends:
-    computes = [number for number, task in enumerate(program.tasks) if isinstance(task, Compute)]
+    computes = [number for number, task in enumerate(program.tasks) if isinstance(task, ComputeTask)]
     if not computes:
         return _Ends(-1, (), ())
     behind = range(computes[-1] + 1, len(program.tasks))
-    trailing = [number for number in behind if isinstance(program.tasks[number], Communicate)]
+    trailing = [number for number in behind if isinstance(program.tasks[number], CollectiveTask)]
     return _Ends(computes[0], (computes[-1],), tuple(trailing[-1:]))
 
 
@@ -111,14 +125,17 @@ def _repeated(program: RankProgram, steps: int, later: _Later) -> RankProgram:
     for step in range(1, steps):
         for number, task in enumerate(program.tasks):
             before = _needed(ends, number, task)
-            after = (*(place + (step - 1) * size for place in before), *(place + step * size for place in task.after))
+            after = (
+                *(place + (step - 1) * size for place in before),
+                *(place + step * size for place in task.depends_on),
+            )
             tasks.append(_moved(task, after, step, later))
     return RankProgram(tuple(tasks), program.streams * steps)
 
 
 def _needed(ends: _Ends, number: int, task: Task) -> tuple[int, ...]:
     """The tasks of the step before that a task waits for."""
-    if isinstance(task, Communicate) and not task.after:
+    if isinstance(task, CollectiveTask) and not task.depends_on:
         return ends.last
     return ends.trailing if number == ends.first else ()
 
@@ -126,14 +143,14 @@ def _needed(ends: _Ends, number: int, task: Task) -> tuple[int, ...]:
 def _moved(task: Task, after: tuple[int, ...], step: int, later: _Later) -> Task:
     """The same task, waiting for others, in a later step."""
     match task:
-        case Compute(block=block, action=action):
-            return Compute(later.block(block, step), after, None if action is None else later.action(action, step))
-        case Communicate(exchange=exchange):
-            return Communicate(later.exchange(exchange, step), after)
-        case Send(exchange=exchange, tag=tag):
-            return Send(exchange, later.action(tag, step), after)
-        case Receive(exchange=exchange, tag=tag):
-            return Receive(exchange, later.action(tag, step), after)
+        case ComputeTask(segment=block, action=action):
+            return ComputeTask(later.block(block, step), after, None if action is None else later.action(action, step))
+        case CollectiveTask(comm_op=exchange):
+            return CollectiveTask(later.exchange(exchange, step), after)
+        case SendTask(comm_op=exchange, tag=tag):
+            return SendTask(exchange, later.action(tag, step), after)
+        case ReceiveTask(comm_op=exchange, tag=tag):
+            return ReceiveTask(exchange, later.action(tag, step), after)
 
 
 def _microbatches(program: Program) -> int:
@@ -144,6 +161,6 @@ def _microbatches(program: Program) -> int:
 
 def _microbatch(task: Task) -> int:
     match task:
-        case Compute(action=Action() as action) | Send(tag=action) | Receive(tag=action):
+        case ComputeTask(action=Action() as action) | SendTask(tag=action) | ReceiveTask(tag=action):
             return action.microbatch
     return -1

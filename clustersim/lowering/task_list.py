@@ -7,7 +7,7 @@ from itertools import pairwise, zip_longest
 
 from clustersim.program.action import Action
 from clustersim.program.program import RankProgram
-from clustersim.program.task import Block, Communicate, Compute, Operation, Receive, Send, Stream, Task
+from clustersim.program.task import CollectiveTask, ComputeTask, Operation, ReceiveTask, Segment, SendTask, Stream, Task
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class TaskList:
         for new, number in enumerate(order):
             place[number] = new
         tasks = (self._tasks[number] for number in order)
-        moved = (_after(task, tuple([place[number] for number in task.after])) for task in tasks)
+        moved = (_after(task, tuple([place[number] for number in task.depends_on])) for task in tasks)
         return RankProgram(tuple(moved), tuple([self._streams[number] for number in order]))
 
     def _order(self) -> list[int]:
@@ -79,7 +79,9 @@ class TaskList:
         issued = first  # of the first, so far
         for later, own in zip_longest(self._in_turns(second, end), self._in_turns(first, second), fillvalue=range(0)):
             for number in later:
-                needed = max((item for item in self._tasks[number].after if first <= item < second), default=-1) + 1
+                needed = (
+                    max((item for item in self._tasks[number].depends_on if first <= item < second), default=-1) + 1
+                )
                 yield from range(issued, needed)
                 issued = max(issued, needed)
                 yield number
@@ -94,21 +96,21 @@ class TaskList:
 def _after(task: Task, numbers: tuple[int, ...]) -> Task:
     """The same that waits for other numbers."""
     match task:
-        case Compute():
-            return Compute(task.block, numbers, task.action)
-        case Communicate():
-            return Communicate(task.exchange, numbers)
-        case Send():
-            return Send(task.exchange, task.tag, numbers)
-        case Receive():
-            return Receive(task.exchange, task.tag, numbers)
+        case ComputeTask():
+            return ComputeTask(task.segment, numbers, task.action)
+        case CollectiveTask():
+            return CollectiveTask(task.comm_op, numbers)
+        case SendTask():
+            return SendTask(task.comm_op, task.tag, numbers)
+        case ReceiveTask():
+            return ReceiveTask(task.comm_op, task.tag, numbers)
 
 
 def _moved(task: Task, further: int, action: Action) -> Task:
     """A task of a pass as one of another pass, whose tasks are so much further on."""
-    after = moved(task.after, further)
-    if isinstance(task, Compute):
-        return Compute(task.block, after, action if task.action else None)
+    after = moved(task.depends_on, further)
+    if isinstance(task, ComputeTask):
+        return ComputeTask(task.segment, after, action if task.action else None)
     return _after(task, after)
 
 
@@ -124,15 +126,15 @@ class Blocks:
     Operations are told by their identity, as layers share them; blocks keep them.
     """
 
-    _known: dict[Hashable, Block] = field(default_factory=dict)
-    _made: dict[Hashable, Block] = field(default_factory=dict)
+    _known: dict[Hashable, Segment] = field(default_factory=dict)
+    _made: dict[Hashable, Segment] = field(default_factory=dict)
 
-    def block(self, key: Hashable, name: str, operations: Iterable[Operation], *, takes_turns: bool = False) -> Block:
+    def block(self, key: Hashable, name: str, operations: Iterable[Operation], *, takes_turns: bool = False) -> Segment:
         """The block of this key, made from the operations the first time."""
         found = self._known.get(key)
         if found is None:
             does = tuple(operations)
-            made = Block(name, does, takes_turns)
+            made = Segment(name, does, takes_turns)
             found = self._known[key] = self._made.setdefault((name, takes_turns, *map(id, does)), made)
         return found
 
@@ -149,10 +151,10 @@ def buckets(operations: Sequence[Operation], sizes: Mapping[str, float]) -> list
     pieces: list[Piece] = []
     begin, full = 0, dict.fromkeys(sizes, 0)
     for place, operation in enumerate(operations, start=1):
-        if not operation.gradients:
+        if not operation.gradient_count:
             continue
-        group = operation.group
-        full[group] += operation.gradients
+        group = operation.parameter_group
+        full[group] += operation.gradient_count
         if full[group] >= sizes[group]:
             pieces.append((tuple(operations[begin:place]), {group: full[group]}))
             begin, full[group] = place, 0

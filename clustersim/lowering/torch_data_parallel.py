@@ -23,18 +23,18 @@ from clustersim.parallel.mesh import WEIGHTS
 from clustersim.parallel.parameter_groups import ParameterGroup
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import Action, ActionKind
-from clustersim.program.program import Groups, Program, RankProgram
-from clustersim.program.task import Collective, Communicate, Compute, Exchange, Operation, Stream, Work
+from clustersim.program.program import ProcessGroups, Program, RankProgram
+from clustersim.program.task import CollectiveTask, CollectiveType, CommOp, ComputeTask, Operation, Stream, WorkType
 
 TOKEN_BYTES = 8  # torch.long
 
 
-def lower_naive(plan: Plan, groups: Mapping[str, Groups]) -> Program:
+def lower_naive(plan: Plan, groups: Mapping[str, ProcessGroups]) -> Program:
     """The program of one step: the first rank's, and that of all others."""
     blocks = Blocks()
     programs = tuple(_Rank(plan, blocks, root=root).program() for root in (True, False))
     kind = np.minimum(np.arange(plan.layout.world), 1)
-    used = {exchange.group for program in programs for exchange in program.exchanges}
+    used = {exchange.comm_group for program in programs for exchange in program.comm_ops}
     return Program(programs, kind, {role: group for role, group in groups.items() if role in used})
 
 
@@ -69,18 +69,18 @@ class _Rank:
         recipe, tokens = self.plan.training.recipe, self._tokens
         forward, backward = (Action(0, kind, microbatch) for kind in (ActionKind.FORWARD, ActionKind.BACKWARD))
         logits = tokens * self.plan.model.vocab * recipe.activations.bytes
-        self._communicate("replicate weights", Collective.BROADCAST, self._stored(stage))
-        self._communicate("scatter tokens", Collective.SCATTER, tokens * TOKEN_BYTES)
+        self._communicate("replicate weights", CollectiveType.BROADCAST, self._stored(stage))
+        self._communicate("scatter tokens", CollectiveType.SCATTER, tokens * TOKEN_BYTES)
         self._compute("forward", _without_loss(operations_of(units, forward.kind)), forward)
-        self._communicate("gather logits", Collective.GATHER, logits)
+        self._communicate("gather logits", CollectiveType.GATHER, logits)
         if self.root:
             *_, whole = self.whole_batch
             self._compute("loss", _loss(whole.forward), forward)
             self._compute("loss gradient", _loss(whole.backward), backward)
-        self._communicate("scatter gradients of logits", Collective.SCATTER, logits)
+        self._communicate("scatter gradients of logits", CollectiveType.SCATTER, logits)
         self._compute("backward", _without_loss(operations_of(units, backward.kind)), backward)
         gradients = self._count(stage, self.plan.trained_groups) * recipe.weights.gradients.bytes
-        self._communicate("reduce gradients", Collective.REDUCE, gradients)
+        self._communicate("reduce gradients", CollectiveType.REDUCE, gradients)
 
     def _count(self, stage: Stage, groups: Iterable[ParameterGroup]) -> int:
         """Parameters of some groups."""
@@ -96,15 +96,15 @@ class _Rank:
         kernels = optimizer_step(training, parameters)
         if training.gradient_clipping:
             kernels = (*gradient_norm(training, parameters), *kernels)
-        self._compute("optimizer", [Operation(kernel, Work.OPTIMIZER) for kernel in kernels], None)
+        self._compute("optimizer", [Operation(kernel, WorkType.OPTIMIZER) for kernel in kernels], None)
 
     def _compute(self, name: str, operations: list[Operation], action: Action | None) -> None:
         block = self.blocks.block((name, self.root), name, operations)
-        self.last = (self.tasks.add(Stream.COMPUTE, Compute(block, self.last, action)),)
+        self.last = (self.tasks.add(Stream.COMPUTE, ComputeTask(block, self.last, action)),)
 
-    def _communicate(self, name: str, collective: Collective, payload: Bytes) -> None:
-        task = Communicate(Exchange(name, collective, WEIGHTS.name, float(payload)), self.last)
-        self.last = (self.tasks.add(Stream.DATA, task),)
+    def _communicate(self, name: str, collective: CollectiveType, payload: Bytes) -> None:
+        task = CollectiveTask(CommOp(name, collective, WEIGHTS.name, float(payload)), self.last)
+        self.last = (self.tasks.add(Stream.DP, task),)
 
     @property
     def _tokens(self) -> int:

@@ -35,19 +35,29 @@ from clustersim.parallel.mesh import EMBEDDING, EXPERT_PARTS, NEXT, PIPELINE, TE
 from clustersim.parallel.parameter_groups import one_copies
 from clustersim.parallel.plan import Plan
 from clustersim.parallel.process_groups import process_groups
-from clustersim.program.action import BACKWARD, FORWARD, Action, ActionKind, Order, Pair, Step, actions_of, in_turn
+from clustersim.program.action import (
+    BACKWARD,
+    FORWARD,
+    Action,
+    ActionKind,
+    OverlappedPair,
+    PipelineOrder,
+    ScheduleEntry,
+    flatten_entries,
+    flatten_entry,
+)
 from clustersim.program.program import Program, RankProgram
 from clustersim.program.task import (
-    Collective,
-    Communicate,
-    Compute,
-    Exchange,
-    HostWork,
+    CollectiveTask,
+    CollectiveType,
+    CommOp,
+    ComputeTask,
+    HostOpKind,
     Operation,
-    Receive,
-    Send,
+    ReceiveTask,
+    SendTask,
     Stream,
-    Work,
+    WorkType,
 )
 from clustersim.schedules.validation import runs_in_pairs
 
@@ -58,7 +68,7 @@ _RECEIVE: Final = Stream.RECEIVE
 _SEND: Final = {True: Stream.SEND_NEXT, False: Stream.SEND_PREVIOUS}
 
 
-def lower(plan: Plan, order: Order, steps: int = 1) -> Program:
+def lower(plan: Plan, order: PipelineOrder, steps: int = 1) -> Program:
     """The program of one training step; `order` says in which order each pipeline rank works.
 
     steps: for how many there are to be loads of experts.
@@ -71,29 +81,29 @@ def lower(plan: Plan, order: Order, steps: int = 1) -> Program:
         _rank(Lowering(plan, units, blocks, _last_backwards(steps), backwards, together), rank, steps)
         for rank, steps in enumerate(order)
     )
-    used = {exchange.group for program in programs for exchange in program.exchanges}
+    used = {exchange.comm_group for program in programs for exchange in program.comm_ops}
     return Program(
         programs=programs,
-        kind=plan.layout.mesh.coordinate(PIPELINE),
+        program_index=plan.layout.mesh.coordinate(PIPELINE),
         groups={role: group for role, group in groups.items() if role in used},
-        loads=loads_of(plan, steps),
+        expert_loads=loads_of(plan, steps),
     )
 
 
-def _backwards(order: Order) -> dict[tuple[int, int], ActionKind]:
+def _backwards(order: PipelineOrder) -> dict[tuple[int, int], ActionKind]:
     """By stage and microbatch, as what a gradient from the next stage is received."""
     receiving = (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT)
-    every = (action for steps in order for action in in_turn(steps) if action.kind in receiving)
+    every = (action for steps in order for action in flatten_entries(steps) if action.kind in receiving)
     return {(action.stage, action.microbatch): action.kind for action in every}
 
 
-def _last_backwards(steps: tuple[Step, ...]) -> frozenset[Action]:
+def _last_backwards(steps: tuple[ScheduleEntry, ...]) -> frozenset[Action]:
     """The last action that completes gradients, of each stage."""
     completing = (ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENT)
-    return frozenset({action.stage: action for action in in_turn(steps) if action.kind in completing}.values())
+    return frozenset({action.stage: action for action in flatten_entries(steps) if action.kind in completing}.values())
 
 
-def _rank(low: Lowering, rank: int, steps: tuple[Step, ...]) -> RankProgram:
+def _rank(low: Lowering, rank: int, steps: tuple[ScheduleEntry, ...]) -> RankProgram:
     """The tasks of every rank with this pipeline coordinate."""
     data = data_lowering(low.plan)
     stages = low.plan.stages_of(rank)
@@ -112,23 +122,23 @@ def _rank(low: Lowering, rank: int, steps: tuple[Step, ...]) -> RankProgram:
     return low.tasks.program()
 
 
-def _parted(plan: Plan, steps: tuple[Step, ...]) -> list[Step]:
+def _parted(plan: Plan, steps: tuple[ScheduleEntry, ...]) -> list[ScheduleEntry]:
     """Steps, with the passes of pairs one after the other where they do not run side by side."""
     beside = plan.layout.overlap_expert_communication
-    return [item for step in steps for item in ((step,) if beside and _apart(step) else actions_of(step))]
+    return [item for step in steps for item in ((step,) if beside and _apart(step) else flatten_entry(step))]
 
 
-def _apart(step: Step) -> bool:
+def _apart(step: ScheduleEntry) -> bool:
     """Whether no pass of a step reads what another of it makes."""
     return isinstance(step, Action) or step.forward[::2] != step.backward[::2]
 
 
-def _run(low: Lowering, data: DataLowering, steps: list[Step]) -> None:
+def _run(low: Lowering, data: DataLowering, steps: list[ScheduleEntry]) -> None:
     """Issue all passes of a rank, and their messages."""
     sent: tuple[int, ...] = ()
     held: Action | None = None
     for step, following in zip(steps, (*steps[1:], None), strict=True):
-        if isinstance(step, Pair):
+        if isinstance(step, OverlappedPair):
             sent = _side_by_side(low, data, step, sent)
             continue
         done, loss = _pass(low, data, step, sent)
@@ -146,7 +156,7 @@ def _pass(low: Lowering, data: DataLowering, action: Action, after: tuple[int, .
     return done, report_loss(low, run, done)
 
 
-def _side_by_side(low: Lowering, data: DataLowering, pair: Pair, after: tuple[int, ...]) -> tuple[int, ...]:
+def _side_by_side(low: Lowering, data: DataLowering, pair: OverlappedPair, after: tuple[int, ...]) -> tuple[int, ...]:
     """Issue a forward and a backward that take turns; return what the next pass waits for because of them."""
     low.paired, first = True, len(low.tasks)
     forward, loss = _pass(low, data, pair.forward, after)
@@ -166,11 +176,11 @@ def _receive(low: Lowering, run: Pass) -> Pass:
     message, arriving = low.arrivals[key]
     if message is None:
         return run
-    task = low.tasks.add(_RECEIVE, Receive(message, action))
+    task = low.tasks.add(_RECEIVE, ReceiveTask(message, action))
     return Pass(stage, action, (*after, task), arriving)
 
 
-def _arrival(low: Lowering, stage: int, kind: ActionKind) -> tuple[Exchange | None, tuple[Operation, ...]]:
+def _arrival(low: Lowering, stage: int, kind: ActionKind) -> tuple[CommOp | None, tuple[Operation, ...]]:
     """What the passes of a stage receive, None: nothing; and what is done to it before they run."""
     layout, forward = low.plan.layout, kind is FORWARD
     source = stage + (-1 if forward else 1)
@@ -178,16 +188,16 @@ def _arrival(low: Lowering, stage: int, kind: ActionKind) -> tuple[Exchange | No
     if message is None or layout.tp == 1 or layout.sequence_parallel:
         return message, ()
     size = low.plan.carried(min(source, stage)) * low.plan.activation
-    gather = Exchange("gather stage input", Collective.ALL_GATHER, TENSOR_ROLE.name, size)
-    return message, (Operation(gather, Work.FORWARD if forward else Work.BACKWARD),)
+    gather = CommOp("gather stage input", CollectiveType.ALL_GATHER, TENSOR_ROLE.name, size)
+    return message, (Operation(gather, WorkType.FORWARD if forward else WorkType.BACKWARD),)
 
 
-def _message(low: Lowering, kind: ActionKind, source: int, target: int) -> Exchange | None:
+def _message(low: Lowering, kind: ActionKind, source: int, target: int) -> CommOp | None:
     """What a pass's output is sent as from stage to stage; None where nothing is sent."""
     return None if kind is ActionKind.WEIGHT_GRADIENT else low.message(source, target)
 
 
-def _sends_together(plan: Plan, order: Order) -> bool:
+def _sends_together(plan: Plan, order: PipelineOrder) -> bool:
     """Whether a forward's output waits for that of a backward right behind it, with which it is sent.
 
     So does Megatron-LM's interleaved schedule where sends are not overlapped: after each forward and backward of its
@@ -195,7 +205,7 @@ def _sends_together(plan: Plan, order: Order) -> bool:
     multiples of the pipeline's ranks, and runs all forwards first where there are only as many. An order that could not
     go on so is none of Megatron's: there each output is sent by itself.
     """
-    if plan.layout.pipeline_overlap or plan.placement.chunks == 1:
+    if plan.layout.pipeline_overlap or plan.placement.max_chunks == 1:
         return False
     whole = plan.microbatches > plan.layout.pp and plan.microbatches % plan.layout.pp == 0
     return whole and runs_in_pairs(order)
@@ -213,14 +223,14 @@ def _send(low: Lowering, action: Action, done: int) -> tuple[int, ...]:
     if message is None:
         return ()
     tag = Action(target, kind if forward else low.backwards[target, microbatch], microbatch)
-    task = low.tasks.add(_SEND[forward], Send(message, tag, (done,)))
+    task = low.tasks.add(_SEND[forward], SendTask(message, tag, (done,)))
     return () if low.plan.layout.pipeline_overlap else (task,)
 
 
 def _tie_embeddings(low: Lowering, stages: tuple[Stage, ...], after: int) -> None:
     """Add up the gradients of an embedding that several pipeline ranks hold."""
     tables = low.plan.tables
-    holds = any(low.plan.placement.ranks[stage.number] in tables for stage in stages)
+    holds = any(low.plan.placement.stage_ranks[stage.number] in tables for stage in stages)
     (dense,) = (group for group in low.plan.parameter_groups if group.name == DENSE)
     if not (len(tables) > 1 and holds and dense.trained):
         return
@@ -228,8 +238,8 @@ def _tie_embeddings(low: Lowering, stages: tuple[Stage, ...], after: int) -> Non
     shards = dense.shards if low.plan.layout.data.stage > 1 else 1  # ZeRO-2 and -3 hold a part of the gradient
     form = dense.formats.gradients
     payload = float(rows * low.plan.model.hidden * form.bytes / shards)
-    exchange = Exchange("reduce tied embedding", Collective.ALL_REDUCE, EMBEDDING.name, payload, format=form)
-    low.reducing.append(low.tasks.add(Stream.DATA, Communicate(exchange, (after, *low.reducing[-1:]))))
+    exchange = CommOp("reduce tied embedding", CollectiveType.ALL_REDUCE, EMBEDDING.name, payload, reduce_dtype=form)
+    low.reducing.append(low.tasks.add(Stream.DP, CollectiveTask(exchange, (after, *low.reducing[-1:]))))
 
 
 def _optimize(low: Lowering, stages: tuple[Stage, ...], place: int | None) -> int:
@@ -275,7 +285,7 @@ def _ready(low: Lowering, updated: list[tuple[Training, float]], *, at_once: boo
 
 def _update_here(low: Lowering, steps: list[Operation], after: tuple[int, ...]) -> int:
     block = low.blocks.block(("optimizer", tuple(steps)), "optimizer", steps)
-    return low.tasks.add(Stream.COMPUTE, Compute(block, after))
+    return low.tasks.add(Stream.COMPUTE, ComputeTask(block, after))
 
 
 def _update_on_host(
@@ -289,10 +299,10 @@ def _update_on_host(
         for _ in range(pieces):
             ready = after
             if not offload.gradients:
-                ready = (low.host.run(HostWork.TO_HOST, "offload gradients", part * formats.gradients.bytes, after),)
-            task = low.host.run(HostWork.ON_HOST, "optimizer on the host", kernel.bytes, ready)
+                ready = (low.host.run(HostOpKind.D2H, "offload gradients", part * formats.gradients.bytes, after),)
+            task = low.host.run(HostOpKind.ON_HOST, "optimizer on the host", kernel.bytes, ready)
             if not offload.shards:
-                task = low.host.run(HostWork.FROM_HOST, "fetch weights", part * formats.stored.bytes, (task,))
+                task = low.host.run(HostOpKind.H2D, "fetch weights", part * formats.stored.bytes, (task,))
             yield task
 
 
@@ -315,7 +325,7 @@ def _norm(low: Lowering, kernels: list[Operation]) -> tuple[int, ...]:
 def _over_copies(low: Lowering, name: str, after: int) -> tuple[int, ...]:
     """Sum a number over all that hold one copy of the gradients together, of each group of weights."""
     roles = one_copies(low.plan.layout, low.plan.trained_groups)
-    exchanges = (Exchange(name, Collective.ALL_REDUCE, role.name, NORM_BYTES) for role in roles)
+    exchanges = (CommOp(name, CollectiveType.ALL_REDUCE, role.name, NORM_BYTES) for role in roles)
     return tuple(low.communicate(exchange, (after,)) for exchange in exchanges)
 
 
@@ -327,18 +337,18 @@ def _norm_so_far(low: Lowering, rank: int, kernels: list[Operation]) -> tuple[in
     inside = [TENSOR_ROLE.name] if low.plan.layout.tp > 1 else []
     if low.plan.layout.folded and any(group.name == EXPERTS for group in low.plan.trained_groups):
         inside.append(EXPERT_PARTS.name)
-    sums = (Exchange(_NORM, Collective.ALL_REDUCE, role, NORM_BYTES) for role in inside)
-    kernels = [*kernels, *(Operation(exchange, Work.OPTIMIZER) for exchange in sums)]
+    sums = (CommOp(_NORM, CollectiveType.ALL_REDUCE, role, NORM_BYTES) for role in inside)
+    kernels = [*kernels, *(Operation(comm_op, WorkType.OPTIMIZER) for comm_op in sums)]
     there: tuple[int, ...] = (_squares(low, kernels),)
     for role in dict.fromkeys(group.shard for group in low.plan.trained_groups if group.shards > 1):
         if role is not None:
-            there = (low.communicate(Exchange(_NORM, Collective.ALL_REDUCE, role.name, NORM_BYTES), there),)
-    message = Exchange(_NORM, Collective.SEND_RECV, NEXT.name, NORM_BYTES)
+            there = (low.communicate(CommOp(_NORM, CollectiveType.ALL_REDUCE, role.name, NORM_BYTES), there),)
+    message = CommOp(_NORM, CollectiveType.SEND_RECV, NEXT.name, NORM_BYTES)
     tag = Action(rank, ActionKind.WEIGHT_GRADIENT, low.plan.microbatches - 1)
     if rank > 0:
-        there = (*there, low.tasks.add(Stream.RECEIVE, Receive(message, tag)))
+        there = (*there, low.tasks.add(Stream.RECEIVE, ReceiveTask(message, tag)))
     if rank + 1 < low.plan.layout.pp:
-        low.tasks.add(Stream.SEND_NEXT, Send(message, tag._replace(stage=rank + 1), there))
+        low.tasks.add(Stream.SEND_NEXT, SendTask(message, tag._replace(stage=rank + 1), there))
     return there
 
 
@@ -347,11 +357,11 @@ def _squares(low: Lowering, operations: list[Operation]) -> int:
     after = tuple(low.reducing)
     if low.plan.training.offload.gradients:
         read = sum(operation.kernel.bytes for operation in operations if operation.kernel is not None)
-        after = (low.host.run(HostWork.ON_HOST, f"{_NORM} on the host", read, after),)
+        after = (low.host.run(HostOpKind.ON_HOST, f"{_NORM} on the host", read, after),)
         operations = [operation for operation in operations if operation.kernel is None]
     block = low.blocks.block(("norm", tuple(operations)), "gradient norm", operations)
-    return low.tasks.add(Stream.COMPUTE, Compute(block, after))
+    return low.tasks.add(Stream.COMPUTE, ComputeTask(block, after))
 
 
 def _steps(kernels: tuple[Kernel, ...]) -> list[Operation]:
-    return [Operation(kernel, Work.OPTIMIZER) for kernel in kernels]
+    return [Operation(kernel, WorkType.OPTIMIZER) for kernel in kernels]

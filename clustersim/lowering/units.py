@@ -176,7 +176,7 @@ def _copied(unit: Unit, size: Bytes) -> Unit:
     *most, last = unit.forward
     return replace(
         unit,
-        forward=(*most, replace(last, saves=size)),
+        forward=(*most, replace(last, d2h_bytes=size)),
         backward=_fetching(unit.backward, size),
         inputs=_fetching(unit.inputs, size),
     )
@@ -184,12 +184,12 @@ def _copied(unit: Unit, size: Bytes) -> Unit:
 
 def _leaving(operations: tuple[Operation, ...], size: Bytes) -> tuple[Operation, ...]:
     *most, last = operations
-    return *most, replace(last, leaves=size)
+    return *most, replace(last, gradient_d2h_bytes=size)
 
 
 def _fetching(operations: tuple[Operation, ...], size: Bytes) -> tuple[Operation, ...]:
-    *most, last = (replace(operations[0], fetches=size), *operations[1:])
-    return *most, replace(last, frees=True)
+    *most, last = (replace(operations[0], h2d_bytes=size), *operations[1:])
+    return *most, replace(last, is_last_use=True)
 
 
 def _unit(name: str, part: Layer, sharding: Sharding, again: list[Operation]) -> Unit:

@@ -243,7 +243,7 @@ class Footprint:
         if self.plan.layout.pp == 1:
             return 0.0
         wider = sum(self.plan.carried(at) - 1 for stage in stages for at in (stage.number - 1, stage.number))
-        return (2 * self.plan.placement.chunks + wider) * self.plan.activation / self.plan.layout.tp
+        return (2 * self.plan.placement.max_chunks + wider) * self.plan.activation / self.plan.layout.tp
 
 
 def _fullest(stages: Iterable[Sequence[Bytes]], many: int) -> Bytes:

@@ -20,7 +20,7 @@ from clustersim.memory.activations import Activations
 from clustersim.model.training import Optimizer
 from clustersim.parallel.parameter_groups import ParameterGroup
 from clustersim.parallel.plan import Plan
-from clustersim.program.action import Action, ActionKind, Order, in_turn
+from clustersim.program.action import Action, ActionKind, PipelineOrder, flatten_entries
 
 
 class HostCategory(Enum):
@@ -61,9 +61,9 @@ class HostUse:
         )
 
 
-def host_use(plan: Plan, order: Order, nodes: IntArray, capacity: Bytes) -> HostUse:
+def host_use(plan: Plan, order: PipelineOrder, nodes: IntArray, capacity: Bytes) -> HostUse:
     """Memory of the node whose ranks need most. nodes: [pipeline ranks, n] the node of every rank, by pipeline rank."""
-    held = [hosted(plan, rank, in_turn(steps)) for rank, steps in enumerate(order)]
+    held = [hosted(plan, rank, flatten_entries(steps)) for rank, steps in enumerate(order)]
     table = np.array([[item[category] for category in HostCategory] for item in held])
     of_node = np.zeros((int(nodes.max()) + 1, len(HostCategory)))
     for rank, row in enumerate(nodes):

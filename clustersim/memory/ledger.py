@@ -19,7 +19,7 @@ from clustersim.memory.activations import Activations
 from clustersim.memory.footprint import Category, Footprint
 from clustersim.parallel.data_parallel_strategy import NaiveDataParallel
 from clustersim.parallel.plan import Plan
-from clustersim.program.action import Action, ActionKind, Step, in_turn
+from clustersim.program.action import Action, ActionKind, ScheduleEntry, flatten_entries
 
 
 class Pass(NamedTuple):
@@ -37,10 +37,10 @@ class Turns(NamedTuple):
     numbers: IntArray
 
 
-def in_turns(steps: Iterable[Step]) -> Turns:
+def in_turns(steps: Iterable[ScheduleEntry]) -> Turns:
     """Passes of steps, those of pairs one after the other."""
     known: dict[tuple[int, ActionKind], int] = {}
-    numbers = [known.setdefault(action[:2], len(known)) for action in in_turn(steps)]
+    numbers = [known.setdefault(action[:2], len(known)) for action in flatten_entries(steps)]
     return Turns((*known,), np.array(numbers, dtype=np.int64))
 
 

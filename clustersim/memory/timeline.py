@@ -14,7 +14,7 @@ from clustersim.memory.footprint import Footprint
 from clustersim.memory.ledger import Ledger, Pass, Turns, ledger, ordered_ledger
 from clustersim.program.action import Action
 from clustersim.program.program import Program
-from clustersim.program.task import Compute, Stream
+from clustersim.program.task import ComputeTask, Stream
 from clustersim.trace.trace import Trace
 
 
@@ -29,7 +29,7 @@ def timed_ledgers(footprint: Footprint, program: Program, trace: Trace) -> Itera
     """Memory over time of every pipeline rank (the first GPU, where torch.nn.DataParallel runs)."""
     activations = Activations(footprint.plan)
     for pipeline_rank in range(footprint.plan.layout.pp):
-        rank = int(trace.representative[np.flatnonzero(program.kind == pipeline_rank)[0]])
+        rank = int(trace.representative[np.flatnonzero(program.program_index == pipeline_rank)[0]])
         passes = _passes(program, trace, rank, footprint.plan.microbatches)
         yield ledger(footprint, activations, pipeline_rank, passes)
 
@@ -40,16 +40,16 @@ def _passes(program: Program, trace: Trace, rank: int, microbatches: int) -> lis
     An action in pieces, between which others may be, lasts from the first to the last. None begins before the one
     before it has ended, not even by the rounding of times that were added up.
     """
-    tasks = program.programs[int(program.kind[rank])].tasks
+    tasks = program.programs[int(program.program_index[rank])].tasks
     begun: dict[Action, Seconds] = {}
     ended: dict[Action, Seconds] = {}
-    rows = trace.rows(rank, Stream.COMPUTE)
+    rows = trace.rank_events(rank, Stream.COMPUTE)
     columns = (column[rows].tolist() for column in (trace.task, trace.start, trace.end))
     free = 0.0
     for number, begin, end in zip(*columns, strict=True):
         start, free = max(begin, free), end
         task = tasks[number]
-        if not isinstance(task, Compute) or task.action is None or task.action.microbatch >= microbatches:
+        if not isinstance(task, ComputeTask) or task.action is None or task.action.microbatch >= microbatches:
             continue
         begun.setdefault(task.action, start)
         ended[task.action] = end

@@ -13,17 +13,17 @@ from clustersim.common.arrays import FloatArray
 from clustersim.model.moe_expert_load import ExpertLoad
 from clustersim.parallel.mesh import EXPERT
 from clustersim.parallel.plan import Plan
-from clustersim.program.program import EVEN, Loads
+from clustersim.program.program import BALANCED_LOADS, ExpertLoads
 
 
-def loads_of(plan: Plan, steps: int = 1) -> Loads:
+def loads_of(plan: Plan, steps: int = 1) -> ExpertLoads:
     """The loads of ranks by routed layer, and by step where steps differ, numbered as `Plan.load_number` has it."""
     load = plan.uneven
     if load is None:
-        return EVEN
+        return BALANCED_LOADS
     times, place = steps if load.stepped else 1, plan.layout.coordinate(EXPERT)
     every = [factors[place] for step in range(times) for factors in factors_of(plan, load, step)]
-    return Loads(np.stack(every), each=len(every) // times if load.stepped else 0)
+    return ExpertLoads(np.stack(every), loads_per_step=len(every) // times if load.stepped else 0)
 
 
 def factors_of(plan: Plan, load: ExpertLoad, step: int = 0) -> Iterator[FloatArray]:

@@ -64,7 +64,7 @@ class Counted:
 
     def dealt(self, layers: int, placement: Placement) -> tuple[int, ...]:
         """Layers of each stage; raise InputError where they are not equal."""
-        stages = len(placement.ranks)
+        stages = len(placement.stage_ranks)
         slots = layers + self.embedding + self.head
         if slots % stages:
             parts = [f"{layers} layers", *["the embedding"] * self.embedding, *["the head"] * self.head]
@@ -87,10 +87,12 @@ class Ends:
 
     def dealt(self, layers: int, placement: Placement) -> tuple[int, ...]:
         """Layers of each stage; raise InputError where they do not divide."""
-        shares = self._shares(layers, placement.size)
-        found = [divmod(shares[rank], len(placement.stages_of(rank))) for rank in placement.ranks]
+        shares = self._shares(layers, placement.pipeline_size)
+        found = [divmod(shares[rank], len(placement.stages_on_rank(rank))) for rank in placement.stage_ranks]
         if any(rest for _, rest in found):
-            raise InputError(f"{shares} layers of the pipeline ranks do not divide into {placement.chunks} chunks each")
+            raise InputError(
+                f"{shares} layers of the pipeline ranks do not divide into {placement.max_chunks} chunks each"
+            )
         return tuple(item for item, _ in found)
 
     def _shares(self, layers: int, ranks: int) -> list[int]:
@@ -127,7 +129,7 @@ def dealt(split: Split, layers: int, placement: Placement) -> tuple[int, ...]:
     """Layers of each virtual stage, in model order; raise InputError where a rule has no answer."""
     match split:
         case None:
-            return split_layers(layers, len(placement.ranks))
+            return split_layers(layers, len(placement.stage_ranks))
         case tuple():
             return split
         case Drawn(layers=drawn):

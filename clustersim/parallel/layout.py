@@ -37,7 +37,7 @@ from clustersim.parallel.mesh import (
     Mesh,
     Role,
 )
-from clustersim.program.task import Dispatcher
+from clustersim.program.task import TokenDispatcher
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Layout(FieldState):
     pp: int = 1
     ep: int = 1
     etp: int | None = None
-    dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL
+    dispatcher: TokenDispatcher = TokenDispatcher.ALL_TO_ALL
     dispatcher_sms: int | None = None
     order: tuple[str, ...] = tuple(axis.name for axis in MESHES[DENSE])
     sequence_parallel: bool = False

@@ -28,8 +28,8 @@ from clustersim.parallel.layout import Layout
 from clustersim.parallel.parameter_groups import ParameterGroup, parameter_groups
 from clustersim.parallel.tensor_parallel import Operands, Sharding
 from clustersim.parallel.token_dispatch import Dispatch
-from clustersim.program.placement import Placement, looped
-from clustersim.program.task import Dispatcher
+from clustersim.program.placement import Placement, looped_placement
+from clustersim.program.task import TokenDispatcher
 
 
 class Run(NamedTuple):
@@ -51,7 +51,7 @@ class Plan:
     model: Model
     training: Training
     layout: Layout
-    place: Callable[[int], Placement] = looped
+    place: Callable[[int], Placement] = looped_placement
     rows: float = 1.0
 
     @cached_property
@@ -81,16 +81,16 @@ class Plan:
     @cached_property
     def _ahead_at(self) -> int:
         """The stage of layers that predict further tokens, if there are any."""
-        return ahead_at(self.layout.layers_per_stage, len(self.placement.ranks))
+        return ahead_at(self.layout.layers_per_stage, len(self.placement.stage_ranks))
 
     def carried(self, stage: int) -> int:
         """How many activations go from a stage to the next: beside its own, one of each layer that predicts further."""
-        return 1 + self.model.mtp_layers if self._ahead_at <= stage < len(self.placement.ranks) - 1 else 1
+        return 1 + self.model.mtp_layers if self._ahead_at <= stage < len(self.placement.stage_ranks) - 1 else 1
 
     @cached_property
     def tables(self) -> tuple[int, ...]:
         """Pipeline ranks that have the embedding's matrix: for tokens, for further tokens, or for tied logits."""
-        ranks, model = self.placement.ranks, self.model
+        ranks, model = self.placement.stage_ranks, self.model
         further = [ranks[self._ahead_at]] if model.mtp_layers else []
         return tuple(dict.fromkeys([ranks[0], *further, *([ranks[-1]] if model.tied_embeddings else [])]))
 
@@ -127,7 +127,7 @@ class Plan:
 
     def _embeds(self, stage: Stage, other: int) -> bool:
         """Whether a stage is on the rank of another one, of this number."""
-        return self.placement.ranks[stage.number] == self.placement.ranks[other]
+        return self.placement.stage_ranks[stage.number] == self.placement.stage_ranks[other]
 
     @cached_property
     def shared_embedding(self) -> Layer:
@@ -164,7 +164,7 @@ class Plan:
         return self.training.expert_load if spread and self.model.mixtures else None
 
     def load_numbers(self, stage: Stage) -> tuple[int | None, ...]:
-        """For each layer of a stage the number of its load (`program.Loads`), None where all ranks do the same."""
+        """For each layer of a stage the number of its load (`program.ExpertLoads`), None where all ranks do the same."""
         return self._load_numbers[stage.number]
 
     @cached_property
@@ -251,7 +251,7 @@ class Plan:
             sequence_parallel=self.layout.sequence_parallel,
             ep=self.layout.ep,
             etp=self.layout.expert_tensor,
-            copied_there=self.layout.dispatcher is not Dispatcher.ALL_TO_ALL,
+            copied_there=self.layout.dispatcher is not TokenDispatcher.ALL_TO_ALL,
             load=self.rows,
         )
 
@@ -285,11 +285,11 @@ class Plan:
 
     def first_chunk(self, stage: Stage) -> bool:
         """Whether a stage is the first of the first pipeline rank, whose gradients nothing else hides."""
-        return stage.number == self.placement.stages_of(0)[0]
+        return stage.number == self.placement.stages_on_rank(0)[0]
 
     def stages_of(self, pipeline_rank: int) -> tuple[Stage, ...]:
         """Virtual stages on one pipeline rank."""
-        return tuple(self.stages[stage] for stage in self.placement.stages_of(pipeline_rank))
+        return tuple(self.stages[stage] for stage in self.placement.stages_on_rank(pipeline_rank))
 
 
 def _routed(run: LayerRun) -> int:

@@ -15,39 +15,41 @@ from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import ACROSS, DATA, NEXT, PIPELINE, PREVIOUS, ROLES, Role, Span
 from clustersim.program import placement as places
 from clustersim.program.placement import Placement
-from clustersim.program.program import Groups
+from clustersim.program.program import ProcessGroups
 
-WAYS = {NEXT: 1, PREVIOUS: -1, ACROSS: places.ACROSS}
-"""The way of a message (`Placement.way`) by its role."""
+WAYS = {NEXT: 1, PREVIOUS: -1, ACROSS: places.COUNTERPART}
+"""The way of a message (`Placement.direction`) by its role."""
 
 
-def process_groups(layout: Layout, placement: Placement, tables: Sequence[int] | None = None) -> dict[str, Groups]:
+def process_groups(
+    layout: Layout, placement: Placement, tables: Sequence[int] | None = None
+) -> dict[str, ProcessGroups]:
     """All groups of a layout by role; of a role that the layout has none of, nothing.
 
     tables: pipeline ranks that hold the embedding's matrix (None: those of the first and the last stage).
     """
-    ends = tables or tuple(dict.fromkeys((placement.ranks[0], placement.ranks[-1])))
+    ends = tables or tuple(dict.fromkeys((placement.stage_ranks[0], placement.stage_ranks[-1])))
     meshes = layout.meshes
     made = {role.name: _groups(layout, role, placement, ends) for role in ROLES.values() if role.mesh in meshes}
     return {name: groups for name, groups in made.items() if len(groups.members)}
 
 
-def groups_of(layout: Layout, roles: Iterable[Role]) -> dict[str, Groups]:
+def groups_of(layout: Layout, roles: Iterable[Role]) -> dict[str, ProcessGroups]:
     """The groups of some roles that hold all who differ along axes, whatever the placement of stages."""
     return {role.name: _whole(layout, role) for role in roles if role.mesh in layout.meshes}
 
 
-def _whole(layout: Layout, role: Role) -> Groups:
-    return Groups(role.name, layout.meshes[role.mesh].members(*role.axes))
+def _whole(layout: Layout, role: Role) -> ProcessGroups:
+    return ProcessGroups(role.name, layout.meshes[role.mesh].members(*role.axes))
 
 
-def _groups(layout: Layout, role: Role, placement: Placement, tables: Sequence[int]) -> Groups:
+def _groups(layout: Layout, role: Role, placement: Placement, tables: Sequence[int]) -> ProcessGroups:
     if role.span is Span.ALL:
         return _whole(layout, role)
     if role.span is Span.TABLES:
-        return Groups(role.name, _along(layout, [tables] if len(tables) > 1 else [], len(tables)))
-    hops = placement.hops(WAYS[role])
-    return Groups(role.name, _across(layout, hops) if role is ACROSS else _along(layout, hops), ordered=True)
+        return ProcessGroups(role.name, _along(layout, [tables] if len(tables) > 1 else [], len(tables)))
+    hops = placement.edges(WAYS[role])
+    return ProcessGroups(role.name, _across(layout, hops) if role is ACROSS else _along(layout, hops), ordered=True)
 
 
 def _along(layout: Layout, places: Sequence[Sequence[int]], size: int = 2) -> IntArray:

@@ -35,7 +35,7 @@ from clustersim.model.recompute_modules import Module
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import CONTEXT_ROLE, TENSOR_ROLE
 from clustersim.parallel.token_dispatch import Dispatch
-from clustersim.program.task import Collective, Exchange, Operation, Overlap, Work
+from clustersim.program.task import CollectiveType, CommOp, CommOverlap, Operation, WorkType
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,45 +70,45 @@ class Sharding:
         """Whether replicated regions hold a part of the sequence."""
         return self.layout.sequence_parallel and self.layout.tp > 1
 
-    def enter(self, size: Bytes | None = None) -> Exchange | None:
+    def enter(self, size: Bytes | None = None) -> CommOp | None:
         """The collective before a column-parallel matmul, forward; size: of what comes in, None: an activation."""
         gathers = self.sequence_parallel and self.enters
-        return self._exchange("gather input", Collective.ALL_GATHER, size) if gathers else None
+        return self._exchange("gather input", CollectiveType.ALL_GATHER, size) if gathers else None
 
-    def leave(self) -> Exchange | None:
+    def leave(self) -> CommOp | None:
         """The collective after a row-parallel matmul, forward."""
         if self.layout.tp == 1 or not self.leaves:
             return None
         return self._exchange("reduce output", self._reduction)
 
-    def enter_gradient(self) -> Exchange | None:
+    def enter_gradient(self) -> CommOp | None:
         """The collective before the backward of a row-parallel matmul."""
         gathers = self.sequence_parallel and self.leaves
-        return self._exchange("gather output gradient", Collective.ALL_GATHER) if gathers else None
+        return self._exchange("gather output gradient", CollectiveType.ALL_GATHER) if gathers else None
 
-    def input_again(self, size: Bytes | None = None) -> Exchange | None:
+    def input_again(self, size: Bytes | None = None) -> CommOp | None:
         """The collective beside the input gradient of a column-parallel matmul."""
         gathers = self.sequence_parallel and self.enters
-        return self._exchange("gather input again", Collective.ALL_GATHER, size) if gathers else None
+        return self._exchange("gather input again", CollectiveType.ALL_GATHER, size) if gathers else None
 
-    def input_gradient(self, size: Bytes | None = None) -> Exchange | None:
+    def input_gradient(self, size: Bytes | None = None) -> CommOp | None:
         """The collective beside the weight gradient of a column-parallel matmul."""
         if self.layout.tp == 1 or not self.enters:
             return None
         return self._exchange("reduce input gradient", self._reduction, size)
 
-    def compared(self, gathered: Exchange | None, work: Work) -> list[Operation]:
+    def compared(self, gathered: CommOp | None, work: WorkType) -> list[Operation]:
         """The largest element of a tensor over the ranks whose parts are gathered, where it is sought."""
         if gathered is None or self.operands is None or not self.operands.searched:
             return []
-        size, kind = float(DType.FP32.bytes), Collective.ALL_REDUCE
-        return [Operation(Exchange("largest element", kind, TENSOR_ROLE.name, size, format=DType.FP32), work)]
+        size, kind = float(DType.FP32.bytes), CollectiveType.ALL_REDUCE
+        return [Operation(CommOp("largest element", kind, TENSOR_ROLE.name, size, reduce_dtype=DType.FP32), work)]
 
     def ring(self, factor: float) -> "_Ring | None":
         """Keys and values (`factor` times their bytes) around the context-parallel ring."""
         if self.layout.cp == 1:
             return None
-        exchange = Exchange("ring of keys and values", Collective.SHIFT, CONTEXT_ROLE.name, factor * self.keys_values)
+        exchange = CommOp("ring of keys and values", CollectiveType.SHIFT, CONTEXT_ROLE.name, factor * self.keys_values)
         return _Ring(exchange, self.layout.cp)
 
     def over_vocabulary(self, tokens: int) -> list[Operation]:
@@ -118,58 +118,61 @@ class Sharding:
         names = ("largest logit", "target logit", "sum of exponentials")
         payload = float(tokens * DType.FP32.bytes)
         return [
-            Operation(Exchange(name, Collective.ALL_REDUCE, TENSOR_ROLE.name, payload, format=DType.FP32), Work.FORWARD)
+            Operation(
+                CommOp(name, CollectiveType.ALL_REDUCE, TENSOR_ROLE.name, payload, reduce_dtype=DType.FP32),
+                WorkType.FORWARD,
+            )
             for name in names
         ]
 
     @property
-    def _reduction(self) -> Collective:
-        return Collective.REDUCE_SCATTER if self.sequence_parallel else Collective.ALL_REDUCE
+    def _reduction(self) -> CollectiveType:
+        return CollectiveType.REDUCE_SCATTER if self.sequence_parallel else CollectiveType.ALL_REDUCE
 
-    def _exchange(self, name: str, kind: Collective, size: Bytes | None = None) -> Exchange:
+    def _exchange(self, name: str, kind: CollectiveType, size: Bytes | None = None) -> CommOp:
         payload = self.activation if size is None else size
-        if kind is Collective.ALL_GATHER and self.operands is not None:
+        if kind is CollectiveType.ALL_GATHER and self.operands is not None:
             payload *= self.operands.format.bytes / self.format.bytes
-        return Exchange(name, kind, TENSOR_ROLE.name, payload, format=self.format if kind.reduces else None)
+        return CommOp(name, kind, TENSOR_ROLE.name, payload, reduce_dtype=self.format if kind.is_reduction else None)
 
 
 @dataclass(frozen=True, slots=True)
 class _Ring:
     """An exchange that attention hides block by block."""
 
-    exchange: Exchange
+    exchange: CommOp
     blocks: int
 
 
-_JOINING: Final[Mapping[Joining, tuple[str, Collective]]] = MappingProxyType(
+_JOINING: Final[Mapping[Joining, tuple[str, CollectiveType]]] = MappingProxyType(
     {
-        Joining.GATHERED: ("gather", Collective.ALL_GATHER),
-        Joining.SUMMED: ("sum", Collective.ALL_REDUCE),
+        Joining.GATHERED: ("gather", CollectiveType.ALL_GATHER),
+        Joining.SUMMED: ("sum", CollectiveType.ALL_REDUCE),
     }
 )
 
 
-def _joints(joints: Iterable[Joint], work: Work) -> list[Operation]:
+def _joints(joints: Iterable[Joint], work: WorkType) -> list[Operation]:
     """The collectives that join tensors of which each rank has a part."""
     return [Operation(_joint(joint), work) for joint in joints]
 
 
-def _joint(joint: Joint) -> Exchange:
+def _joint(joint: Joint) -> CommOp:
     verb, kind = _JOINING[joint.how]
-    return Exchange(f"{verb} {joint.of}", kind, TENSOR_ROLE.name, joint.size)
+    return CommOp(f"{verb} {joint.of}", kind, TENSOR_ROLE.name, joint.size)
 
 
 def forward(layer: Layer, sharding: Sharding) -> list[Operation]:
     """Operations of a layer's forward, with its collectives."""
-    return _forward(_places(layer.operators, sharding), sharding, Work.FORWARD)
+    return _forward(_places(layer.operators, sharding), sharding, WorkType.FORWARD)
 
 
 def forward_again(layer: Layer, sharding: Sharding, *, early_stop: bool) -> list[Operation]:
     """Operations that full recomputation runs again before a layer's backward."""
-    return _forward(_again(_places(layer.operators, sharding), early_stop=early_stop), sharding, Work.RECOMPUTE)
+    return _forward(_again(_places(layer.operators, sharding), early_stop=early_stop), sharding, WorkType.RECOMPUTE)
 
 
-def _forward(places: Sequence["_Place"], sharding: Sharding, work: Work) -> list[Operation]:
+def _forward(places: Sequence["_Place"], sharding: Sharding, work: WorkType) -> list[Operation]:
     chunks = _chunks(sharding.layout)
     made: list[_Made] = []
     for place in places:
@@ -233,33 +236,33 @@ def weight_gradients(layer: Layer, sharding: Sharding) -> list[Operation]:
             raise ValueError(f"a layer has {complete} parameters of {group} and no weight gradient that completes them")
         if complete:
             at = last[group]
-            operations[at : at + 1] = _completed([operations[at]], complete + operations[at].gradients, group)
+            operations[at : at + 1] = _completed([operations[at]], complete + operations[at].gradient_count, group)
     return operations
 
 
 def _inputs(place: "_Place", sharding: Sharding) -> list[Operation]:
     """An operator's input gradient; the ring carries keys, values and the gradients of both."""
-    inputs = _attended(place, place.operator.input_gradient, sharding.ring(2.0), Work.BACKWARD)
+    inputs = _attended(place, place.operator.input_gradient, sharding.ring(2.0), WorkType.BACKWARD)
     if place.leaves:
         gathered = sharding.enter_gradient()
-        inputs = sharding.compared(gathered, Work.BACKWARD) + _joined(gathered, inputs, 0, _chunks(sharding.layout))
-    sent, returned = _routed(sharding, Work.BACKWARD, out=place.returns, back=place.arrives)
+        inputs = sharding.compared(gathered, WorkType.BACKWARD) + _joined(gathered, inputs, 0, _chunks(sharding.layout))
+    sent, returned = _routed(sharding, WorkType.BACKWARD, out=place.returns, back=place.arrives)
     inputs = sent + inputs + returned
     joints = place.operator.joints
-    return [*_joints(joints.entering, Work.BACKWARD), *inputs, *_joints(joints.leaving, Work.BACKWARD)]
+    return [*_joints(joints.entering, WorkType.BACKWARD), *inputs, *_joints(joints.leaving, WorkType.BACKWARD)]
 
 
-def _routed(sharding: Sharding, work: Work, *, out: bool, back: bool) -> tuple[list[Operation], list[Operation]]:
+def _routed(sharding: Sharding, work: WorkType, *, out: bool, back: bool) -> tuple[list[Operation], list[Operation]]:
     """The exchanges by which tokens come to the ranks of experts before an operator, and leave behind it."""
     if sharding.dispatch is None:
         return [], []
-    again = work is Work.BACKWARD
+    again = work is WorkType.BACKWARD
     sent = sharding.dispatch.there(again=again) if out else ()
     returned = sharding.dispatch.back(again=again) if back else ()
-    return [Operation(exchange, work) for exchange in sent], [Operation(item, work) for item in returned]
+    return [Operation(comm_op, work) for comm_op in sent], [Operation(item, work) for item in returned]
 
 
-def _input_again(place: "_Place", sharding: Sharding) -> Exchange | None:
+def _input_again(place: "_Place", sharding: Sharding) -> CommOp | None:
     """The collective that gathers a column-parallel matmul's input for its weight gradient, if that is still to do."""
     reads = place.operator.weight_gradient and not place.operator.whole
     return sharding.input_again(place.operator.entering) if reads else None
@@ -267,7 +270,7 @@ def _input_again(place: "_Place", sharding: Sharding) -> Exchange | None:
 
 def _weights(place: "_Place") -> list[Operation]:
     kernels, routed = place.operator.weight_gradient, place.operator.region is Region.ROUTED
-    return [Operation(kernel, Work.BACKWARD, load=place.load, routed=routed) for kernel in kernels]
+    return [Operation(kernel, WorkType.BACKWARD, load_index=place.load, on_expert_rank=routed) for kernel in kernels]
 
 
 def modules_again(layer: Layer, sharding: Sharding, modules: Set[Module], *, early_stop: bool) -> list[Operation]:
@@ -279,7 +282,7 @@ def modules_again(layer: Layer, sharding: Sharding, modules: Set[Module], *, ear
     for module in (item for item in Module if item in modules):
         inside = [place for place in places if place.operator.inside({module})]
         inside = [*_again(inside, early_stop=early_stop and not module.drops_result)]
-        again += _forward(inside, sharding, Work.RECOMPUTE)
+        again += _forward(inside, sharding, WorkType.RECOMPUTE)
     return again
 
 
@@ -287,10 +290,10 @@ def operations_again(layer: Layer, sharding: Sharding, *, early_stop: bool) -> l
     """Operations that selective recomputation by operations runs again: gathers too; sums are among what is kept."""
     again: list[Operation] = []
     for place in _again(_places(layer.operators, sharding), early_stop=early_stop):
-        kernels = _attended(place, place.operator.run_again, sharding.ring(1.0), Work.RECOMPUTE)
+        kernels = _attended(place, place.operator.run_again, sharding.ring(1.0), WorkType.RECOMPUTE)
         gathered = sharding.enter(place.operator.entering) if place.enters else None
         again += _joined(gathered, kernels, 0, _chunks(sharding.layout)) if kernels else []
-        again += _joints(place.operator.joints.result if kernels else (), Work.RECOMPUTE)
+        again += _joints(place.operator.joints.result if kernels else (), WorkType.RECOMPUTE)
     return again
 
 
@@ -346,13 +349,13 @@ def _together(made: Sequence[_Made], sharding: Sharding, *, backward: bool = Fal
     """What is run for operators, in turn, or shared experts beside what travels if they are to be."""
     shared = [(place, own) for place, own in made if place.operator.inside({Module.SHARED_EXPERTS})]
     rest = [operation for place, own in made if not place.operator.inside({Module.SHARED_EXPERTS}) for operation in own]
-    sent = [number for number, item in enumerate(rest) if item.travels is not None]
+    sent = [number for number, item in enumerate(rest) if item.moe_comm is not None]
     if not (sharding.layout.overlap_shared_experts and shared and sent):
         return [element for _, own in made for element in own]
     down = (number for number, (place, _) in enumerate(shared) if place.leaves)
     cut = next(down, len(shared)) + backward  # recomputation that stops early does without it
     halves = [[entry for _, own in half for entry in own] for half in (shared[:cut], shared[cut:])]
-    there = next(number for number in range(sent[0], len(rest)) if rest[number].travels is None)
+    there = next(number for number in range(sent[0], len(rest)) if rest[number].moe_comm is None)
     back = next(number for number in sent if number > there)
     end = sent[-1] + 1
     first, second = _beside(halves[0], rest[sent[0] : there]), _beside(halves[1], rest[back:end])
@@ -362,42 +365,42 @@ def _together(made: Sequence[_Made], sharding: Sharding, *, backward: bool = Fal
 def _beside(operations: list[Operation], travel: list[Operation]) -> list[Operation]:
     """The longest exchange that travels beside the largest kernel, the others before and behind."""
     kernels = {
-        number: operation.does for number, operation in enumerate(operations) if isinstance(operation.does, Kernel)
+        number: operation.body for number, operation in enumerate(operations) if isinstance(operation.body, Kernel)
     }
-    exchanges = [item.travels for item in travel if item.travels is not None]
+    exchanges = [item.moe_comm for item in travel if item.moe_comm is not None]
     if not kernels:
         return [*operations, *travel]
     at = max(kernels, key=lambda number: kernels[number].flops)
     longest = max(range(len(exchanges)), key=lambda number: exchanges[number].payload)
-    both = replace(operations[at], does=Overlap(exchanges[longest], kernels[at], math.inf))
+    both = replace(operations[at], body=CommOverlap(exchanges[longest], kernels[at], math.inf))
     return [*operations[:at], *travel[:longest], both, *travel[longest + 1 :], *operations[at + 1 :]]
 
 
-def _attended(place: _Place, kernels: Sequence[Kernel], ring: _Ring | None, work: Work) -> list[Operation]:
+def _attended(place: _Place, kernels: Sequence[Kernel], ring: _Ring | None, work: WorkType) -> list[Operation]:
     """Kernels of an operator; the attention core's first kernel hides the ring, one block of keys at a time."""
     routed = place.operator.region is Region.ROUTED
-    operations = [Operation(kernel, work, load=place.load, routed=routed) for kernel in kernels]
+    operations = [Operation(kernel, work, load_index=place.load, on_expert_rank=routed) for kernel in kernels]
     if ring is None or not place.attends or not operations:
         return operations
     first, *others = operations
-    if not isinstance(kernel := first.does, Kernel):
+    if not isinstance(kernel := first.body, Kernel):
         return operations
-    return [Operation(Overlap(ring.exchange, kernel, ring.blocks, local=True), work), *others]
+    return [Operation(CommOverlap(ring.exchange, kernel, ring.blocks, is_ring=True), work), *others]
 
 
-def _joined(exchange: Exchange | None, operations: list[Operation], place: int, chunks: float) -> list[Operation]:
+def _joined(exchange: CommOp | None, operations: list[Operation], place: int, chunks: float) -> list[Operation]:
     """Put an exchange before (place 0) or after the operations, pipelined with the nearest kernel if chunks > 1.
 
     What an operand is cast by comes before its gather.
     """
     if exchange is None:
         return operations
-    work, gathers = operations[0].work if operations else Work.BACKWARD, place == 0
+    work, gathers = operations[0].work_type if operations else WorkType.BACKWARD, place == 0
     place = next((at for at, operation in enumerate(operations) if not _casts(operation)), place) if gathers else place
     nearest = min(place, len(operations) - 1)
-    if chunks > 1 and operations and isinstance(kernel := operations[nearest].does, Kernel):
+    if chunks > 1 and operations and isinstance(kernel := operations[nearest].body, Kernel):
         local = gathers and not math.isinf(chunks)  # its first chunk is this rank's own
-        overlap = Operation(Overlap(exchange, kernel, chunks, local), work)
+        overlap = Operation(CommOverlap(exchange, kernel, chunks, local), work)
         return [*operations[:nearest], overlap, *operations[nearest + 1 :]]
     return [*operations[:place], Operation(exchange, work), *operations[place:]]
 
@@ -411,7 +414,7 @@ def _completed(operations: list[Operation], parameters: int, group: str) -> list
     if not operations or parameters == 0:
         return operations
     last = operations[-1]
-    return [*operations[:-1], replace(last, gradients=parameters, group=group)]
+    return [*operations[:-1], replace(last, gradient_count=parameters, parameter_group=group)]
 
 
 def _chunks(layout: Layout) -> float:

@@ -28,7 +28,7 @@ from clustersim.common.units import Bytes
 from clustersim.model.layer_stack import RoutedMlp
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import EXPERT_PARTS, EXPERT_ROLE, EXPERT_TENSOR_ROLE, TENSOR_ROLE
-from clustersim.program.task import Collective, Dispatcher, Exchange, Routing
+from clustersim.program.task import CollectiveType, CommOp, TokenDispatcher, TokenRouting
 
 _COUNT: Final = 8  # bytes of how many rows an expert gets
 _CHOSEN: Final = 1  # bytes of whether a token goes to an expert
@@ -51,7 +51,7 @@ class Dispatch:
     load: int | None = None
     sent: DType | None = None
 
-    def there(self, *, again: bool = False) -> tuple[Exchange, ...]:
+    def there(self, *, again: bool = False) -> tuple[CommOp, ...]:
         """Rows go to the ranks of their experts; again: where they went before is known (backward)."""
         return _WAYS[self.layout.dispatcher].there(self._leaving, again=again) if self._travel else ()
 
@@ -60,17 +60,19 @@ class Dispatch:
         """With rows as wide as they are sent."""
         return self if self.sent is None else replace(self, row=self.row * self.sent.bytes / self.format.bytes)
 
-    def back(self, *, again: bool = False) -> tuple[Exchange, ...]:
+    def back(self, *, again: bool = False) -> tuple[CommOp, ...]:
         """What experts made of them comes back."""
         return _WAYS[self.layout.dispatcher].back(self, again=again) if self._travel else ()
 
     @property
-    def routing(self) -> Routing:
+    def routing(self) -> TokenRouting:
         """Where rows go."""
         layout, routed, limits = self.layout, self.routed, (self.routed.router.groups, self.routed.router.limit)
         sizes = routed.experts, routed.top_k
         cut, sms = layout.expert_tensor, layout.dispatcher_sms
-        return Routing(layout.dispatcher, *sizes, *limits, row=self.row, cut=cut, sms=sms)
+        return TokenRouting(
+            layout.dispatcher, *sizes, *limits, token_bytes=self.row, expert_shard_size=cut, sm_count=sms
+        )
 
     @property
     def rows(self) -> Bytes:
@@ -100,10 +102,10 @@ class Dispatch:
 class _Way(Protocol):
     """What a dispatcher sends."""
 
-    def there(self, dispatch: Dispatch, *, again: bool) -> tuple[Exchange, ...]:
+    def there(self, dispatch: Dispatch, *, again: bool) -> tuple[CommOp, ...]:
         """To the experts."""
 
-    def back(self, dispatch: Dispatch, *, again: bool) -> tuple[Exchange, ...]:
+    def back(self, dispatch: Dispatch, *, again: bool) -> tuple[CommOp, ...]:
         """From the experts."""
 
 
@@ -111,7 +113,7 @@ class _Way(Protocol):
 class _AllToAll:
     """A row for each expert, by the library."""
 
-    def there(self, dispatch: Dispatch, *, again: bool) -> tuple[Exchange, ...]:
+    def there(self, dispatch: Dispatch, *, again: bool) -> tuple[CommOp, ...]:
         known = again or dispatch.routed.capacity is not None
         sent = self._sent("dispatch tokens", dispatch, awaits=not known)
         if not again:
@@ -121,42 +123,45 @@ class _AllToAll:
         if dispatch.layout.expert_tensor == 1:
             return sent
         size = dispatch.layout.expert_tensor * dispatch.rows
-        return (*sent, Exchange("gather rows", Collective.ALL_GATHER, dispatch.cut_over, size, load=dispatch.load))
+        return (
+            *sent,
+            CommOp("gather rows", CollectiveType.ALL_GATHER, dispatch.cut_over, size, load_index=dispatch.load),
+        )
 
-    def back(self, dispatch: Dispatch, *, again: bool) -> tuple[Exchange, ...]:
+    def back(self, dispatch: Dispatch, *, again: bool) -> tuple[CommOp, ...]:
         sent = self._sent("combine tokens", dispatch)
         if again:
             sent = (*sent, *self._probabilities("gradients of probabilities", dispatch))
         if dispatch.layout.expert_tensor == 1:
             return sent
         size, role = dispatch.layout.expert_tensor * dispatch.rows, dispatch.cut_over
-        kind, form = Collective.REDUCE_SCATTER, dispatch.format
-        return (Exchange("sum parts of experts", kind, role, size, format=form, load=dispatch.load), *sent)
+        kind, form = CollectiveType.REDUCE_SCATTER, dispatch.format
+        return (CommOp("sum parts of experts", kind, role, size, reduce_dtype=form, load_index=dispatch.load), *sent)
 
-    def _counts(self, dispatch: Dispatch) -> tuple[Exchange, ...]:
+    def _counts(self, dispatch: Dispatch) -> tuple[CommOp, ...]:
         """How many rows each expert gets from each rank."""
         size = float(dispatch.ranks * dispatch.routed.experts * _COUNT)
-        return (Exchange("count rows", Collective.ALL_GATHER, dispatch.held_by, size),)
+        return (CommOp("count rows", CollectiveType.ALL_GATHER, dispatch.held_by, size),)
 
-    def _sent(self, name: str, dispatch: Dispatch, *, awaits: bool = False) -> tuple[Exchange, ...]:
+    def _sent(self, name: str, dispatch: Dispatch, *, awaits: bool = False) -> tuple[CommOp, ...]:
         if dispatch.layout.ep == 1:
             return ()
-        kind, role, size = Collective.ALL_TO_ALL, EXPERT_ROLE.name, dispatch.rows
-        return (Exchange(name, kind, role, size, routing=dispatch.routing, awaits=awaits, load=dispatch.load),)
+        kind, role, size = CollectiveType.ALL_TO_ALL, EXPERT_ROLE.name, dispatch.rows
+        return (CommOp(name, kind, role, size, routing=dispatch.routing, host_sync=awaits, load_index=dispatch.load),)
 
-    def _probabilities(self, name: str, dispatch: Dispatch) -> tuple[Exchange, ...]:
+    def _probabilities(self, name: str, dispatch: Dispatch) -> tuple[CommOp, ...]:
         if dispatch.layout.ep == 1:
             return ()
         size = float(dispatch.routed.rows(dispatch.tokens) * _PROBABILITY.bytes)
-        kind, role = Collective.ALL_TO_ALL, EXPERT_ROLE.name
-        return (Exchange(name, kind, role, size, routing=dispatch.routing, load=dispatch.load),)
+        kind, role = CollectiveType.ALL_TO_ALL, EXPERT_ROLE.name
+        return (CommOp(name, kind, role, size, routing=dispatch.routing, load_index=dispatch.load),)
 
 
 @dataclass(frozen=True, slots=True)
 class _AllGather:
     """All tokens to all ranks."""
 
-    def there(self, dispatch: Dispatch, *, again: bool) -> tuple[Exchange, ...]:
+    def there(self, dispatch: Dispatch, *, again: bool) -> tuple[CommOp, ...]:
         tokens = self._gathered("dispatch tokens", dispatch, dispatch.row)
         if again:
             return (tokens,)
@@ -164,41 +169,43 @@ class _AllGather:
         chosen = self._gathered("gather routing", dispatch, float(each * _CHOSEN))
         return (chosen, self._gathered("gather probabilities", dispatch, float(each * _PROBABILITY.bytes)), tokens)
 
-    def back(self, dispatch: Dispatch, *, again: bool) -> tuple[Exchange, ...]:
+    def back(self, dispatch: Dispatch, *, again: bool) -> tuple[CommOp, ...]:
         tokens = self._summed("combine tokens", dispatch, dispatch.row, dispatch.format)
         if not again:
             return (tokens,)
         each = float(dispatch.routed.experts * _PROBABILITY.bytes)
         return (tokens, self._summed("gradients of probabilities", dispatch, each, _PROBABILITY))
 
-    def _gathered(self, name: str, dispatch: Dispatch, each: Bytes) -> Exchange:
+    def _gathered(self, name: str, dispatch: Dispatch, each: Bytes) -> CommOp:
         size = dispatch.ranks * dispatch.tokens * each
-        return Exchange(name, Collective.ALL_GATHER, dispatch.held_by, size, routing=dispatch.routing)
+        return CommOp(name, CollectiveType.ALL_GATHER, dispatch.held_by, size, routing=dispatch.routing)
 
-    def _summed(self, name: str, dispatch: Dispatch, each: Bytes, form: DType) -> Exchange:
-        size, kind = dispatch.ranks * dispatch.tokens * each, Collective.REDUCE_SCATTER
-        return Exchange(name, kind, dispatch.held_by, size, format=form, routing=dispatch.routing)
+    def _summed(self, name: str, dispatch: Dispatch, each: Bytes, form: DType) -> CommOp:
+        size, kind = dispatch.ranks * dispatch.tokens * each, CollectiveType.REDUCE_SCATTER
+        return CommOp(name, kind, dispatch.held_by, size, reduce_dtype=form, routing=dispatch.routing)
 
 
 @dataclass(frozen=True, slots=True)
 class _Kernels:
     """Kernels of their own; probabilities are hundredths of the rows that they go with."""
 
-    def there(self, dispatch: Dispatch, *, again: bool) -> tuple[Exchange, ...]:
-        kind, role, size = Collective.DISPATCH, dispatch.held_by, dispatch.rows
+    def there(self, dispatch: Dispatch, *, again: bool) -> tuple[CommOp, ...]:
+        kind, role, size = CollectiveType.DISPATCH, dispatch.held_by, dispatch.rows
         routing, load = dispatch.routing, dispatch.load
-        return (Exchange("dispatch tokens", kind, role, size, routing=routing, awaits=not again, load=load),)
+        return (CommOp("dispatch tokens", kind, role, size, routing=routing, host_sync=not again, load_index=load),)
 
-    def back(self, dispatch: Dispatch, *, again: bool) -> tuple[Exchange, ...]:  # noqa: ARG002 - the same both ways
-        kind, role, size = Collective.COMBINE, dispatch.held_by, dispatch.rows
+    def back(self, dispatch: Dispatch, *, again: bool) -> tuple[CommOp, ...]:  # noqa: ARG002 - the same both ways
+        kind, role, size = CollectiveType.COMBINE, dispatch.held_by, dispatch.rows
         routing, load = dispatch.routing, dispatch.load
-        return (Exchange("combine tokens", kind, role, size, format=dispatch.format, routing=routing, load=load),)
+        return (
+            CommOp("combine tokens", kind, role, size, reduce_dtype=dispatch.format, routing=routing, load_index=load),
+        )
 
 
-_WAYS: Final[dict[Dispatcher, _Way]] = {
-    Dispatcher.ALL_GATHER: _AllGather(),
-    Dispatcher.ALL_TO_ALL: _AllToAll(),
-    Dispatcher.DEEPEP: _Kernels(),
-    Dispatcher.DEEPEP_V2: _Kernels(),
-    Dispatcher.HYBRIDEP: _Kernels(),
+_WAYS: Final[dict[TokenDispatcher, _Way]] = {
+    TokenDispatcher.ALL_GATHER: _AllGather(),
+    TokenDispatcher.ALL_TO_ALL: _AllToAll(),
+    TokenDispatcher.DEEPEP: _Kernels(),
+    TokenDispatcher.DEEPEP_V2: _Kernels(),
+    TokenDispatcher.HYBRIDEP: _Kernels(),
 }

@@ -20,7 +20,7 @@ from clustersim.model.moe_expert_load import DrawnLoad
 from clustersim.model.offload import NOTHING
 from clustersim.model.training import FullRecompute, NoRecompute, Recompute
 from clustersim.parallel.data_parallel_strategy import FullyShard
-from clustersim.program.task import Dispatcher
+from clustersim.program.task import TokenDispatcher
 from clustersim.results.memory_check import fits
 from clustersim.results.simulation_result import Answer
 from clustersim.results.time_categories import KERNELS, Part
@@ -159,8 +159,8 @@ def _slow_rank(result: Answer) -> Changed | Untried:
     if scenario.layout.world == 1:
         return Untried("there is one rank")
     rank = _busiest(result)
-    word = "pipeline rank" if scenario.placement.chunks > 1 else "stage"
-    stage = f", {word} {result.program.kind[rank]}" if scenario.layout.pp > 1 else ""
+    word = "pipeline rank" if scenario.placement.max_chunks > 1 else "stage"
+    stage = f", {word} {result.program.program_index[rank]}" if scenario.layout.pp > 1 else ""
     return Changed(with_slow_gpu(scenario, SLOW, rank), f": GPU {scenario.cluster.places[rank]:,}{stage}")
 
 
@@ -195,11 +195,11 @@ def _other_dispatcher(result: Answer) -> Changed | Untried:
     layout, cluster = scenario.layout, scenario.cluster
     if not layout.folded:
         return Untried(_NO_EXPERTS)
-    if layout.dispatcher.own_kernels:
-        other = Dispatcher.ALL_TO_ALL
+    if layout.dispatcher.has_custom_kernels:
+        other = TokenDispatcher.ALL_TO_ALL
     else:
         beyond = len(np.unique(cluster.fabric.domains(cluster.places))) < cluster.nodes
-        other = Dispatcher.HYBRIDEP if beyond else Dispatcher.DEEPEP
+        other = TokenDispatcher.HYBRIDEP if beyond else TokenDispatcher.DEEPEP
     return Changed(with_dispatcher(scenario, other), f": {other.value}, not {layout.dispatcher.value}")
 
 

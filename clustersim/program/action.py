@@ -41,7 +41,7 @@ class Action(NamedTuple):
         return f"{self.stage}{self.kind.value}{self.microbatch}"
 
 
-class Pair(NamedTuple):
+class OverlappedPair(NamedTuple):
     """A forward, and a backward of another microbatch or stage, side by side on one rank."""
 
     forward: Action
@@ -51,17 +51,17 @@ class Pair(NamedTuple):
         return f"({self.forward};{self.backward})OVERLAP_F_B"
 
 
-Step = Action | Pair
+ScheduleEntry = Action | OverlappedPair
 """What a rank runs before it goes on."""
-Order = tuple[tuple[Step, ...], ...]
+PipelineOrder = tuple[tuple[ScheduleEntry, ...], ...]
 """For each pipeline rank what it runs, in order."""
 
 
-def actions_of(step: Step) -> tuple[Action, ...]:
+def flatten_entry(entry: ScheduleEntry) -> tuple[Action, ...]:
     """The one action of a step, or the forward and the backward of a pair."""
-    return (step,) if isinstance(step, Action) else (step.forward, step.backward)
+    return (entry,) if isinstance(entry, Action) else (entry.forward, entry.backward)
 
 
-def in_turn(steps: Iterable[Step]) -> tuple[Action, ...]:
+def flatten_entries(entries: Iterable[ScheduleEntry]) -> tuple[Action, ...]:
     """Actions of steps, those of pairs one after the other."""
-    return tuple(chain.from_iterable(map(actions_of, steps)))
+    return tuple(chain.from_iterable(map(flatten_entry, entries)))

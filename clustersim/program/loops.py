@@ -11,72 +11,76 @@ import numpy as np
 
 from clustersim.common.arrays import IntArray
 
-RUN: Final = 4
+SIMULATED_ITERATIONS: Final = 4
 """Periods that are run before one is known to be like the one before, with what follows."""
-WORTH: Final = 24
+MIN_SAVED_TASKS: Final = 24
 """Tasks that are worth looking for."""
-_APART: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+_OCCURRENCE_LAGS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """How many equal tasks on, distances are looked at: 16 pipeline ranks do each chunk for 16 microbatches in turn."""
-_KINDS: Final = 4
+_SAMPLED_SIGNATURES: Final = 4
 """Of how many kinds of tasks, the rarest and the most frequent ones, distances are looked at."""
 
 
-class Region(NamedTuple):
+class Loop(NamedTuple):
     """Tasks from `first` to before `last`, each like that `period` before, but for those of the first period."""
 
-    first: int
-    last: int
+    begin: int
+    end: int
     period: int
 
     @property
-    def saved(self) -> int:
+    def saved_tasks(self) -> int:
         """Tasks that need not be run."""
-        return self.last - self.first - RUN * self.period
+        return self.end - self.begin - SIMULATED_ITERATIONS * self.period
 
 
-def regions(alike: IntArray) -> tuple[tuple[Region, ...], tuple[Region, ...]]:
+def find_loops(task_signatures: IntArray) -> tuple[tuple[Loop, ...], tuple[Loop, ...]]:
     """Regions that do not overlap, and those within their periods, again for each period.
 
     alike: numbers of tasks that do the same are equal: [tasks].
     """
-    outer = tuple(_regions(alike, 0))
-    return outer, tuple(_inner(alike, outer))
+    outer_loops = tuple(_find_loops(task_signatures, 0))
+    return outer_loops, tuple(_inner_loops(task_signatures, outer_loops))
 
 
-def _inner(alike: IntArray, outer: tuple[Region, ...]) -> Iterator[Region]:
-    for region in outer:
-        for found in _regions(alike[region.first : region.first + region.period], 0):
-            for begin in range(region.first, region.last - region.period + 1, region.period):
-                yield Region(begin + found.first, begin + found.last, found.period)
+def _inner_loops(task_signatures: IntArray, outer_loops: tuple[Loop, ...]) -> Iterator[Loop]:
+    for outer in outer_loops:
+        for inner in _find_loops(task_signatures[outer.begin : outer.begin + outer.period], 0):
+            for begin in range(outer.begin, outer.end - outer.period + 1, outer.period):
+                yield Loop(begin + inner.begin, begin + inner.end, inner.period)
 
 
-def _regions(alike: IntArray, offset: int) -> Iterator[Region]:
+def _find_loops(task_signatures: IntArray, offset: int) -> Iterator[Loop]:
     """Regions of some tasks, in order, as they are numbered from `offset` on."""
-    best = max(_candidates(alike), key=lambda each: (each.saved, -each.period), default=None)
-    if best is None or best.saved < WORTH:
+    best = max(_longest_loops(task_signatures), key=lambda loop: (loop.saved_tasks, -loop.period), default=None)
+    if best is None or best.saved_tasks < MIN_SAVED_TASKS:
         return
-    first, last, period = best
-    yield from _regions(alike[:first], offset)
-    yield Region(offset + first, offset + last, period)
-    yield from _regions(alike[last:], offset + last)
+    begin, end, period = best
+    yield from _find_loops(task_signatures[:begin], offset)
+    yield Loop(offset + begin, offset + end, period)
+    yield from _find_loops(task_signatures[end:], offset + end)
 
 
-def _candidates(alike: IntArray) -> Iterator[Region]:
+def _longest_loops(task_signatures: IntArray) -> Iterator[Loop]:
     """The longest stretch of every period."""
-    for period in _periods(alike):
-        same = np.concatenate(([0], alike[period:] == alike[:-period], [0]))
-        edges = np.diff(same)
-        first, last = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
-        if len(first):
-            longest = int(np.argmax(last - first))
-            yield Region(int(first[longest]), int(last[longest]) + period, period)
+    for period in _candidate_periods(task_signatures):
+        is_repeated = np.concatenate(([0], task_signatures[period:] == task_signatures[:-period], [0]))
+        edges = np.diff(is_repeated)
+        begins, ends = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
+        if len(begins):
+            longest = int(np.argmax(ends - begins))
+            yield Loop(int(begins[longest]), int(ends[longest]) + period, period)
 
 
-def _periods(alike: IntArray) -> set[int]:
+def _candidate_periods(task_signatures: IntArray) -> set[int]:
     """Distances of equal tasks: the most frequent one of a kind of task to the next, to the second next, and so on."""
-    order = np.argsort(alike, kind="stable")
-    kinds = np.split(order, np.flatnonzero(np.diff(alike[order])) + 1)
-    often = sorted((kind for kind in kinds if len(kind) >= RUN), key=len)
-    chosen = often if len(often) <= 2 * _KINDS else [*often[:_KINDS], *often[-_KINDS:]]
-    gaps = (array[apart:] - array[:-apart] for array in chosen for apart in _APART if apart < len(array))
+    order = np.argsort(task_signatures, kind="stable")
+    occurrences = np.split(order, np.flatnonzero(np.diff(task_signatures[order])) + 1)
+    frequent = sorted((task_ids for task_ids in occurrences if len(task_ids) >= SIMULATED_ITERATIONS), key=len)
+    sampled = (
+        frequent
+        if len(frequent) <= 2 * _SAMPLED_SIGNATURES
+        else [*frequent[:_SAMPLED_SIGNATURES], *frequent[-_SAMPLED_SIGNATURES:]]
+    )
+    gaps = (array[lag:] - array[:-lag] for array in sampled for lag in _OCCURRENCE_LAGS if lag < len(array))
     return {int(np.argmax(np.bincount(gap))) for gap in gaps}

@@ -14,7 +14,7 @@ from typing import Final
 
 from clustersim.common.errors import InputError
 
-ACROSS: Final = 2
+COUNTERPART: Final = 2
 """The way of a message to the same rank of the pipeline that runs the other way."""
 
 
@@ -28,72 +28,82 @@ class Placement:
     (1, 2)
     """
 
-    ranks: tuple[int, ...]
-    crosses: bool = False
+    stage_ranks: tuple[int, ...]
+    bidirectional: bool = False
 
     def __post_init__(self) -> None:
-        size = self.size
-        if set(self.ranks) != set(range(size)):
-            raise InputError(f"placement {self.ranks}: every pipeline rank from 0 to {size - 1} must hold a stage")
-        for stage, (source, target) in enumerate(zip(self.ranks, self.ranks[1:], strict=False)):
-            if (target - source) % size not in {0, 1, size - 1}:
+        pipeline_size = self.pipeline_size
+        if set(self.stage_ranks) != set(range(pipeline_size)):
+            raise InputError(
+                f"placement {self.stage_ranks}: every pipeline rank from 0 to {pipeline_size - 1} must hold a stage"
+            )
+        for stage, (source, target) in enumerate(zip(self.stage_ranks, self.stage_ranks[1:], strict=False)):
+            if (target - source) % pipeline_size not in {0, 1, pipeline_size - 1}:
                 raise InputError(
-                    f"placement {self.ranks}: stages {stage} and {stage + 1} follow each other, but pipeline ranks "
+                    f"placement {self.stage_ranks}: stages {stage} and {stage + 1} follow each other, but pipeline ranks "
                     f"{source} and {target} are no neighbours"
                 )
 
     @cached_property
-    def size(self) -> int:
+    def pipeline_size(self) -> int:
         """How many pipeline ranks there are."""
-        return 1 + max(self.ranks, default=0)
+        return 1 + max(self.stage_ranks, default=0)
 
     @cached_property
-    def chunks(self) -> int:
+    def max_chunks(self) -> int:
         """The most stages that a rank holds."""
-        return max(map(len, self._stages))
+        return max(map(len, self._rank_stages))
 
-    def stages_of(self, rank: int) -> tuple[int, ...]:
+    def stages_on_rank(self, rank: int) -> tuple[int, ...]:
         """The stages of a pipeline rank, in model order."""
-        return self._stages[rank]
+        return self._rank_stages[rank]
 
-    def chunk_of(self, stage: int) -> int:
+    def chunk_index(self, stage: int) -> int:
         """Which of its rank's stages a stage is."""
-        return self._stages[self.ranks[stage]].index(stage)
+        return self._rank_stages[self.stage_ranks[stage]].index(stage)
 
-    def way(self, source: int, target: int) -> int:
-        """Whether a message goes to the next rank (1), to the previous one (-1), stays (0) or crosses over (`ACROSS`).
+    def direction(self, source_stage: int, target_stage: int) -> int:
+        """Whether a message goes to the next rank (1), to the previous one (-1), stays (0) or crosses over (`COUNTERPART`).
 
         Of two ranks each is both to the other: there activations go on and gradients back.
         """
-        distance = (self.ranks[target] - self.ranks[source]) % self.size
+        distance = (self.stage_ranks[target_stage] - self.stage_ranks[source_stage]) % self.pipeline_size
         if distance == 0:
-            return ACROSS if self.crosses else 0
-        ways = (1, -1) if target > source else (-1, 1)
-        return next(way for way in ways if distance == way % self.size)
+            return COUNTERPART if self.bidirectional else 0
+        directions = (1, -1) if target_stage > source_stage else (-1, 1)
+        return next(step for step in directions if distance == step % self.pipeline_size)
 
-    def hops(self, way: int) -> tuple[tuple[int, int], ...]:
+    def edges(self, direction: int) -> tuple[tuple[int, int], ...]:
         """Ordered pairs of pipeline ranks between which messages go that way."""
-        return tuple(sorted({(self.ranks[a], self.ranks[b]) for a, b in self._messages() if self.way(a, b) == way}))
+        return tuple(
+            sorted(
+                {
+                    (self.stage_ranks[a], self.stage_ranks[b])
+                    for a, b in self._stage_edges()
+                    if self.direction(a, b) == direction
+                }
+            )
+        )
 
     @cached_property
-    def _stages(self) -> tuple[tuple[int, ...], ...]:
-        held: list[list[int]] = [[] for _ in range(self.size)]
-        for stage, rank in enumerate(self.ranks):
-            held[rank].append(stage)
-        return tuple(map(tuple, held))
+    def _rank_stages(self) -> tuple[tuple[int, ...], ...]:
+        rank_stages: list[list[int]] = [[] for _ in range(self.pipeline_size)]
+        for stage, rank in enumerate(self.stage_ranks):
+            rank_stages[rank].append(stage)
+        return tuple(map(tuple, rank_stages))
 
-    def _messages(self) -> Iterator[tuple[int, int]]:
+    def _stage_edges(self) -> Iterator[tuple[int, int]]:
         """Pairs of stages, sender and receiver: activations and gradients."""
-        for stage in range(len(self.ranks) - 1):
+        for stage in range(len(self.stage_ranks) - 1):
             yield stage, stage + 1
             yield stage + 1, stage
 
 
 @cache
-def looped(ranks: int, chunks: int = 1) -> Placement:
+def looped_placement(pipeline_size: int, chunks_per_rank: int = 1) -> Placement:
     """Stages dealt to the ranks in turn.
 
     >>> looped(2, chunks=2).ranks
     (0, 1, 0, 1)
     """
-    return Placement(tuple(range(ranks)) * chunks)
+    return Placement(tuple(range(pipeline_size)) * chunks_per_rank)

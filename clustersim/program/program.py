@@ -15,8 +15,8 @@ from typing import Final
 import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
-from clustersim.program.loops import Region, regions
-from clustersim.program.task import Block, Compute, Exchange, Stream, Task
+from clustersim.program.loops import Loop, find_loops
+from clustersim.program.task import CommOp, ComputeTask, Segment, Stream, Task
 
 
 @dataclass(frozen=True)
@@ -30,103 +30,111 @@ class RankProgram:
     streams: tuple[Stream, ...]
 
     @cached_property
-    def exchanges(self) -> tuple[Exchange, ...]:
+    def comm_ops(self) -> tuple[CommOp, ...]:
         """Every collective that the rank takes part in, and every message; each once, in the order of the tasks."""
-        return _distinct((*self.exchanges_inside, *self.exchanges_outside))
+        return _unique_comm_ops((*self.segment_comm_ops, *self.task_comm_ops))
 
     @cached_property
-    def exchanges_inside(self) -> tuple[Exchange, ...]:
+    def segment_comm_ops(self) -> tuple[CommOp, ...]:
         """Those of blocks, which the compute stream waits for."""
-        blocks = dict.fromkeys(task.block for task in self.tasks if isinstance(task, Compute))
-        return _distinct(exchange for block in blocks for exchange in block.different)
+        segments = dict.fromkeys(task.segment for task in self.tasks if isinstance(task, ComputeTask))
+        return _unique_comm_ops(comm_op for segment in segments for comm_op in segment.distinct_comm_ops)
 
     @cached_property
-    def exchanges_outside(self) -> tuple[Exchange, ...]:
+    def task_comm_ops(self) -> tuple[CommOp, ...]:
         """Those that are tasks of their own, on the other streams."""
-        return _distinct(exchange for _, exchange in self.issued)
+        return _unique_comm_ops(comm_op for _, comm_op in self.issued_comm_ops)
 
     @cached_property
-    def issued(self) -> tuple[tuple[Stream, Exchange], ...]:
+    def issued_comm_ops(self) -> tuple[tuple[Stream, CommOp], ...]:
         """On which streams exchanges are tasks of their own, each once on a stream, as far as tasks share them."""
-        every = zip(self.streams, self.tasks, strict=True)
-        found = {(s, id(task.exchange)): (s, task.exchange) for s, task in every if not isinstance(task, Compute)}
-        return tuple(found.values())
+        stream_tasks = zip(self.streams, self.tasks, strict=True)
+        issued = {
+            (stream, id(task.comm_op)): (stream, task.comm_op)
+            for stream, task in stream_tasks
+            if not isinstance(task, ComputeTask)
+        }
+        return tuple(issued.values())
 
     @cached_property
-    def operations_before(self) -> tuple[int, ...]:
+    def operation_offsets(self) -> tuple[int, ...]:
         """How many operations of its blocks the rank runs before each task, and at the end: in all."""
-        counts = (len(task.block.operations) if isinstance(task, Compute) else 0 for task in self.tasks)
+        counts = (len(task.segment.operations) if isinstance(task, ComputeTask) else 0 for task in self.tasks)
         return tuple(accumulate(counts, initial=0))
 
     @cached_property
-    def alike(self) -> IntArray:
+    def task_signatures(self) -> IntArray:
         """Numbers of tasks, equal where they do the same and wait for tasks that are equally far before them: [tasks].
 
         Messages are alike whatever their tags are.
         """
-        seen: dict[int, int] = {}
-        values: dict[Block | Exchange, int] = {}
-        known: dict[tuple[Stream, int, int | tuple[int, ...]], int] = {}
-        found: list[int] = []
-        for number, (stream, task) in enumerate(zip(self.streams, self.tasks, strict=True)):
-            does = task.block if isinstance(task, Compute) else task.exchange
-            what = seen.get(id(does))  # by identity first, as to hash each of them takes longer
-            if what is None:
-                what = seen[id(does)] = values.setdefault(does, len(values))
-            after = task.after
-            before = number - after[0] if len(after) == 1 else tuple([number - needed for needed in after])
-            found.append(known.setdefault((stream, what, before), len(known)))
-        return np.array(found, dtype=np.int64)
+        body_ids: dict[int, int] = {}
+        unique_bodies: dict[Segment | CommOp, int] = {}
+        signature_ids: dict[tuple[Stream, int, int | tuple[int, ...]], int] = {}
+        signatures: list[int] = []
+        for task_id, (stream, task) in enumerate(zip(self.streams, self.tasks, strict=True)):
+            body = task.segment if isinstance(task, ComputeTask) else task.comm_op
+            body_id = body_ids.get(id(body))  # by identity first, as to hash each of them takes longer
+            if body_id is None:
+                body_id = body_ids[id(body)] = unique_bodies.setdefault(body, len(unique_bodies))
+            depends_on = task.depends_on
+            distances = (
+                task_id - depends_on[0]
+                if len(depends_on) == 1
+                else tuple([task_id - dependency for dependency in depends_on])
+            )
+            signatures.append(signature_ids.setdefault((stream, body_id, distances), len(signature_ids)))
+        return np.array(signatures, dtype=np.int64)
 
     @cached_property
-    def regions(self) -> tuple[tuple[Region, ...], tuple[Region, ...]]:
+    def loops(self) -> tuple[tuple[Loop, ...], tuple[Loop, ...]]:
         """Where the rank does the same again and again: microbatches and the like, and layers within them."""
-        return regions(self.alike)
+        return find_loops(self.task_signatures)
 
-    def step_of(self, steps: int) -> IntArray:
+    def step_indices(self, step_count: int) -> IntArray:
         """The step that each task belongs to where the program is `steps` equal steps in a row: [tasks], from 0."""
-        return np.arange(len(self.tasks), dtype=np.int64) // (len(self.tasks) // steps)
+        return np.arange(len(self.tasks), dtype=np.int64) // (len(self.tasks) // step_count)
 
 
-def _distinct(exchanges: Iterable[Exchange]) -> tuple[Exchange, ...]:
+def _unique_comm_ops(comm_ops: Iterable[CommOp]) -> tuple[CommOp, ...]:
     """By identity first: tasks share exchanges, and hashing each of them by value takes longer.
 
     Not sets: their order, in which exchanges would be costed, changes from process to process.
     """
-    return tuple(dict.fromkeys({id(exchange): exchange for exchange in exchanges}.values()))
+    return tuple(dict.fromkeys({id(comm_op): comm_op for comm_op in comm_ops}.values()))
 
 
 @dataclass(frozen=True, slots=True)
-class Groups:
+class ProcessGroups:
     """All process groups of one role. members: [groups, size]; ordered: the first member is the sender or root."""
 
-    role: str
+    comm_group: str
     members: IntArray
     ordered: bool = False
 
-    def row_of(self, ranks: int, *, place: int | None = None) -> IntArray:
+    def group_indices(self, rank_count: int, *, member_index: int | None = None) -> IntArray:
         """For each of `ranks` ranks the group it is in, or -1: [ranks]. place: only as this member (ordered pairs)."""
-        rows = np.full(ranks, -1, dtype=np.int64)
-        numbers = np.arange(len(self.members))
-        if place is None:
-            rows[self.members] = numbers[:, None]
+        group_indices = np.full(rank_count, -1, dtype=np.int64)
+        indices = np.arange(len(self.members))
+        if member_index is None:
+            group_indices[self.members] = indices[:, None]
         else:
-            rows[self.members[:, place]] = numbers
-        return rows
+            group_indices[self.members[:, member_index]] = indices
+        return group_indices
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Loads:
+class ExpertLoads:
     """How many times as many rows as the mean come to each rank's experts: [numbers, ranks], by layer.
 
     each: numbers that every step has of its own; 0: all steps share them.
     """
 
     factors: FloatArray
-    each: int = 0
+    loads_per_step: int = 0
 
 
-EVEN: Final = Loads(np.zeros((0, 0)))
+BALANCED_LOADS: Final = ExpertLoads(np.zeros((0, 0)))
 """No rank has more than another."""
 
 
@@ -135,46 +143,56 @@ class Program:
     """kind: [ranks] index into `programs`; groups by role; loads: of ranks' experts, where these differ."""
 
     programs: tuple[RankProgram, ...]
-    kind: IntArray
-    groups: Mapping[str, Groups]
-    loads: Loads = EVEN
+    program_index: IntArray
+    groups: Mapping[str, ProcessGroups]
+    expert_loads: ExpertLoads = BALANCED_LOADS
 
     @property
-    def ranks(self) -> int:
+    def world_size(self) -> int:
         """World size."""
-        return len(self.kind)
+        return len(self.program_index)
 
     @cached_property
-    def exchanges(self) -> tuple[Exchange, ...]:
+    def comm_ops(self) -> tuple[CommOp, ...]:
         """Every collective and message of any rank, sorted: what costs remember may depend on what is asked first."""
-        every = dict.fromkeys(exchange for program in self.programs for exchange in program.exchanges)
+        comm_ops = dict.fromkeys(comm_op for rank_program in self.programs for comm_op in rank_program.comm_ops)
         return tuple(
-            sorted(every, key=lambda each: (each.group, each.name, each.collective.value, each.payload, each.load or 0))
+            sorted(
+                comm_ops,
+                key=lambda comm_op: (
+                    comm_op.comm_group,
+                    comm_op.name,
+                    comm_op.collective.value,
+                    comm_op.payload,
+                    comm_op.load_index or 0,
+                ),
+            )
         )
 
     @cached_property
-    def exchanges_inside(self) -> frozenset[Exchange]:
+    def segment_comm_ops(self) -> frozenset[CommOp]:
         """Those that are in some rank's blocks."""
-        return frozenset(exchange for program in self.programs for exchange in program.exchanges_inside)
+        return frozenset(comm_op for rank_program in self.programs for comm_op in rank_program.segment_comm_ops)
 
     @cached_property
-    def exchanges_outside(self) -> frozenset[Exchange]:
+    def task_comm_ops(self) -> frozenset[CommOp]:
         """Those that are tasks of some rank."""
-        return frozenset(exchange for program in self.programs for exchange in program.exchanges_outside)
+        return frozenset(comm_op for rank_program in self.programs for comm_op in rank_program.task_comm_ops)
 
-    def stays_inside(self, role: str) -> bool:
+    def is_segment_internal(self, comm_group: str) -> bool:
         """Whether each group of a role is of ranks that run the same program, which has the role in blocks only."""
-        outside = any(exchange.group == role for exchange in self.exchanges_outside)
-        return not outside and self.of_one_kind(role)
+        is_task = any(comm_op.comm_group == comm_group for comm_op in self.task_comm_ops)
+        return not is_task and self.has_uniform_program(comm_group)
 
-    def of_one_kind(self, role: str) -> bool:
+    def has_uniform_program(self, comm_group: str) -> bool:
         """Whether each group of a role is of ranks that run the same program."""
-        kinds = self.kind[self.groups[role].members]
-        return bool((kinds == kinds[:, :1]).all())
+        program_indices = self.program_index[self.groups[comm_group].members]
+        return bool((program_indices == program_indices[:, :1]).all())
 
     @cached_property
-    def rows(self) -> Mapping[str, IntArray]:
+    def group_indices(self) -> Mapping[str, IntArray]:
         """For each role the group that each rank is in (sends in, for pairs), or -1: [ranks]."""
         return {
-            role: group.row_of(self.ranks, place=0 if group.ordered else None) for role, group in self.groups.items()
+            comm_group: groups.group_indices(self.world_size, member_index=0 if groups.ordered else None)
+            for comm_group, groups in self.groups.items()
         }

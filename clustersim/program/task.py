@@ -1,7 +1,7 @@
 """What is to be done? The vocabulary of programs: pure data, no durations.
 
 A rank runs a few streams; a stream runs its tasks in order; a task may also wait for tasks of the rank's other
-streams (`after`). A `Compute` task runs a block: operations back to back, most of them kernels, some of them
+streams (`after`). A `ComputeTask` task runs a block: operations back to back, most of them kernels, some of them
 collectives that the compute stream waits for (those of tensor parallelism). Blocks are shared: every layer, stage and
 microbatch that does the same work refers to one block object.
 """
@@ -27,23 +27,23 @@ class Stream(IntEnum):
     """Streams of one rank. Each runs its tasks in order, all run side by side."""
 
     COMPUTE = 0
-    DATA = 1  # collectives of data parallelism
+    DP = 1  # collectives of data parallelism
     SEND_NEXT = 2  # activations to the next stage
     SEND_PREVIOUS = 3  # gradients to the previous stage
     RECEIVE = 4  # buffers are posted ahead: receives do not queue behind each other
-    TO_HOST = 5  # copies from the device
+    D2H = 5  # copies from the device
     HOST = 6  # what the host computes for the rank
-    FROM_HOST = 7  # copies to the device
-    EXPERTS = 8  # tokens to experts and back, of a forward beside a backward
+    H2D = 7  # copies to the device
+    EP = 8  # tokens to experts and back, of a forward beside a backward
 
 
-BESIDE: Final = (Stream.DATA, Stream.EXPERTS)
+OVERLAPPING_STREAMS: Final = (Stream.DP, Stream.EP)
 """Streams of collectives beside what the rank computes."""
-HOST_STREAMS: Final = (Stream.TO_HOST, Stream.HOST, Stream.FROM_HOST)
+HOST_STREAMS: Final = (Stream.D2H, Stream.HOST, Stream.H2D)
 """What a rank does with its host."""
 
 
-class Work(IdentityEnum):
+class WorkType(IdentityEnum):
     """Why an operation is done; the breakdown's first question."""
 
     FORWARD = "forward"
@@ -52,7 +52,7 @@ class Work(IdentityEnum):
     OPTIMIZER = "optimizer"
 
 
-class Collective(IdentityEnum):
+class CollectiveType(IdentityEnum):
     """Collective operations. `payload` is nccl-tests' size: the whole (gathered, unreduced) buffer of one rank."""
 
     ALL_REDUCE = "all_reduce"
@@ -69,17 +69,17 @@ class Collective(IdentityEnum):
     SHIFT = "shift"  # each member's part goes round the ring, from neighbour to neighbour, until all have seen it
 
     @property
-    def reduces(self) -> bool:
+    def is_reduction(self) -> bool:
         """Whether numbers are summed on the way; all others move bytes, whatever these mean."""
-        return self in (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.REDUCE)
+        return self in (CollectiveType.ALL_REDUCE, CollectiveType.REDUCE_SCATTER, CollectiveType.REDUCE)
 
     @property
-    def routed(self) -> bool:
+    def is_token_routing(self) -> bool:
         """Whether a dispatcher's own kernels do it, by the routing of tokens."""
-        return self in (Collective.DISPATCH, Collective.COMBINE)
+        return self in (CollectiveType.DISPATCH, CollectiveType.COMBINE)
 
 
-class Dispatcher(IdentityEnum):
+class TokenDispatcher(IdentityEnum):
     """How tokens travel to the ranks of their experts, and back.
 
     ALL_GATHER: every rank of the group gets all tokens, and takes those of its experts; ALL_TO_ALL: a row for each of a
@@ -94,13 +94,13 @@ class Dispatcher(IdentityEnum):
     HYBRIDEP = "hybridep"
 
     @property
-    def own_kernels(self) -> bool:
+    def has_custom_kernels(self) -> bool:
         """Whether its kernels are its own, not the library's collectives."""
-        return self not in (Dispatcher.ALL_GATHER, Dispatcher.ALL_TO_ALL)
+        return self not in (TokenDispatcher.ALL_GATHER, TokenDispatcher.ALL_TO_ALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Routing:
+class TokenRouting:
     """Where the rows of a dispatch go: `top_k` of `experts`, spread evenly over the group, for each token.
 
     groups, limit: experts are in so many groups, of which a token's are in at most `limit` (None: in any); row: bytes
@@ -108,18 +108,18 @@ class Routing:
     the dispatcher's kernels take, None: as many as usual.
     """
 
-    dispatcher: Dispatcher
-    experts: int
+    dispatcher: TokenDispatcher
+    expert_count: int
     top_k: int
-    groups: int = 1
-    limit: int | None = None
-    row: Bytes = field(default=0.0, kw_only=True)
-    cut: int = field(default=1, kw_only=True)
-    sms: int | None = field(default=None, kw_only=True)
+    expert_group_count: int = 1
+    max_groups_per_token: int | None = None
+    token_bytes: Bytes = field(default=0.0, kw_only=True)
+    expert_shard_size: int = field(default=1, kw_only=True)
+    sm_count: int | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class CommOp:
     """A collective of one process group: `group` is a role such as "tp" or "dp", `payload` bytes.
 
     format: that it sums in, where it does and that is known; routing: of tokens to experts, which `payload` counts once
@@ -128,35 +128,35 @@ class Exchange:
     """
 
     name: str
-    collective: Collective
-    group: str
+    collective: CollectiveType
+    comm_group: str
     payload: Bytes
-    format: DType | None = field(default=None, kw_only=True)
-    routing: Routing | None = field(default=None, kw_only=True)
-    awaits: bool = field(default=False, kw_only=True)
-    load: int | None = field(default=None, kw_only=True)
+    reduce_dtype: DType | None = field(default=None, kw_only=True)
+    routing: TokenRouting | None = field(default=None, kw_only=True)
+    host_sync: bool = field(default=False, kw_only=True)
+    load_index: int | None = field(default=None, kw_only=True)
 
 
-class HostWork(Enum):
+class HostOpKind(Enum):
     """What a rank does with its host: copies to it and from it, and what the host computes for it."""
 
-    TO_HOST = "to host"
-    FROM_HOST = "from host"
+    D2H = "to host"
+    H2D = "from host"
     ON_HOST = "on host"
 
 
 @dataclass(frozen=True, slots=True)
-class HostExchange(Exchange):
+class HostOp(CommOp):
     """A message between one rank and its host, or the host's work in its own memory.
 
     payload: bytes that are copied, or that the host reads and writes.
     """
 
-    work: HostWork
+    kind: HostOpKind
 
 
 @dataclass(frozen=True, slots=True)
-class Overlap:
+class CommOverlap:
     """An exchange and a kernel cut into equal chunks and pipelined (tensor- and context-parallel overlap).
 
     Model: the kernel is run in as many pieces, and the longer of the two hides the shorter but for one chunk, so it
@@ -165,10 +165,10 @@ class Overlap:
     of neighbours), so it lasts at least as long as the kernel, and as the exchange and one piece.
     """
 
-    exchange: Exchange
+    comm_op: CommOp
     kernel: Kernel
-    chunks: float
-    local: bool = False
+    chunk_count: float
+    is_ring: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,39 +181,39 @@ class Operation:
     off, and so does not wait for the exchange before it; routed: it works on rows on the ranks of their experts.
     """
 
-    does: Kernel | Exchange | Overlap
-    work: Work
-    gradients: int = 0
-    group: str = DENSE
-    fetches: Bytes = 0.0
-    frees: bool = False
-    saves: Bytes = 0.0
-    leaves: Bytes = 0.0
-    load: int | None = None
-    late: bool = False
-    routed: bool = False
+    body: Kernel | CommOp | CommOverlap
+    work_type: WorkType
+    gradient_count: int = 0
+    parameter_group: str = DENSE
+    h2d_bytes: Bytes = 0.0
+    is_last_use: bool = False
+    d2h_bytes: Bytes = 0.0
+    gradient_d2h_bytes: Bytes = 0.0
+    load_index: int | None = None
+    deferred_wgrad: bool = False
+    on_expert_rank: bool = False
 
     @property
-    def exchange(self) -> Exchange | None:
+    def comm_op(self) -> CommOp | None:
         """The collective that the operation runs, alone or beside a kernel."""
-        does = self.does
-        return does if isinstance(does, Exchange) else does.exchange if isinstance(does, Overlap) else None
+        body = self.body
+        return body if isinstance(body, CommOp) else body.comm_op if isinstance(body, CommOverlap) else None
 
     @property
     def kernel(self) -> Kernel | None:
         """The kernel that the operation runs, alone or beside a collective."""
-        does = self.does
-        return does if isinstance(does, Kernel) else does.kernel if isinstance(does, Overlap) else None
+        body = self.body
+        return body if isinstance(body, Kernel) else body.kernel if isinstance(body, CommOverlap) else None
 
     @property
-    def travels(self) -> Exchange | None:
+    def moe_comm(self) -> CommOp | None:
         """The exchange, if all that it does is to bring tokens to experts or back."""
-        does = self.does
-        return does if isinstance(does, Exchange) and does.routing is not None else None
+        body = self.body
+        return body if isinstance(body, CommOp) and body.routing is not None else None
 
 
 @dataclass(frozen=True, eq=False)
-class Block(FieldState):
+class Segment(FieldState):
     """Operations that run back to back on the compute stream. Compared by identity: blocks are shared.
 
     takes_turns: another pass's operations are run, and launched, right before.
@@ -221,64 +221,64 @@ class Block(FieldState):
 
     name: str
     operations: tuple[Operation, ...]
-    takes_turns: bool = False
+    interleaved: bool = False
 
     @cached_property
-    def distinct(self) -> tuple[Operation, ...]:
+    def distinct_operations(self) -> tuple[Operation, ...]:
         """The different operations, told by their identity, as layers share them."""
         return tuple({id(operation): operation for operation in self.operations}.values())
 
     @cached_property
-    def which(self) -> IntArray:
+    def operation_index(self) -> IntArray:
         """[operations] the place of each in `distinct`."""
-        place = {id(operation): number for number, operation in enumerate(self.distinct)}
-        return np.array([place[item] for item in map(id, self.operations)], dtype=np.int64)
+        index_by_id = {id(operation): index for index, operation in enumerate(self.distinct_operations)}
+        return np.array([index_by_id[operation] for operation in map(id, self.operations)], dtype=np.int64)
 
     @cached_property
-    def exchanges(self) -> tuple[Exchange, ...]:
+    def comm_ops(self) -> tuple[CommOp, ...]:
         """The collectives inside, in order."""
-        return tuple(found for operation in self.operations if (found := operation.exchange) is not None)
+        return tuple(comm_op for operation in self.operations if (comm_op := operation.comm_op) is not None)
 
     @cached_property
-    def different(self) -> tuple[Exchange, ...]:
+    def distinct_comm_ops(self) -> tuple[CommOp, ...]:
         """The different ones of them, in order; by identity first, as to hash each of them takes longer."""
-        every = (found for operation in self.distinct if (found := operation.exchange) is not None)
-        return tuple(dict.fromkeys({id(exchange): exchange for exchange in every}.values()))
+        comm_ops = (comm_op for operation in self.distinct_operations if (comm_op := operation.comm_op) is not None)
+        return tuple(dict.fromkeys({id(comm_op): comm_op for comm_op in comm_ops}.values()))
 
 
 @dataclass(frozen=True, slots=True)
-class Compute:
+class ComputeTask:
     """Run a block."""
 
-    block: Block
-    after: tuple[int, ...] = ()
+    segment: Segment
+    depends_on: tuple[int, ...] = ()
     action: Action | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Communicate:
+class CollectiveTask:
     """Run a collective with the members of a group; it starts when all of them have come."""
 
-    exchange: Exchange
-    after: tuple[int, ...] = ()
+    comm_op: CommOp
+    depends_on: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendTask:
     """Send `exchange.payload` to the other member of the pair; `tag` names the message within the pair."""
 
-    exchange: Exchange
+    comm_op: CommOp
     tag: Action
-    after: tuple[int, ...] = ()
+    depends_on: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Receive:
+class ReceiveTask:
     """Be done when the message `tag` of the pair `exchange.group` has come in."""
 
-    exchange: Exchange
+    comm_op: CommOp
     tag: Action
-    after: tuple[int, ...] = ()
+    depends_on: tuple[int, ...] = ()
 
 
-Task = Compute | Communicate | Send | Receive
+Task = ComputeTask | CollectiveTask | SendTask | ReceiveTask

@@ -13,7 +13,7 @@ import numpy as np
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.units import Seconds
 from clustersim.cost.segment import BlockTiming
-from clustersim.program.task import Block, Compute
+from clustersim.program.task import ComputeTask, Segment
 from clustersim.report.export.span_descriptions import Label, operation_label
 from clustersim.report.theme import CATEGORIES
 from clustersim.report.timeline_data import KernelLabel, Kernels
@@ -49,20 +49,20 @@ class _Templates:
     columns: list[tuple[IntArray, FloatArray, FloatArray]] = field(default_factory=list)
     numbers: dict[object, int] = field(default_factory=dict)
     labels: dict[KernelLabel, int] = field(default_factory=dict)
-    worded: dict[tuple[Block, int], tuple[IntArray, BlockTiming]] = field(default_factory=dict)
+    worded: dict[tuple[Segment, int], tuple[IntArray, BlockTiming]] = field(default_factory=dict)
     own: int = 0
     left_out: int = 0
 
     def of_rank(self, rank: int, rows: IntArray) -> IntArray:
         """The template of each of a rank's rows: -1 for communication, and for what is too much."""
         trace = self.result.trace
-        tasks = self.result.program.programs[int(self.result.program.kind[rank])].tasks
-        blocks = {number: task.block for number, task in enumerate(tasks) if isinstance(task, Compute)}
+        tasks = self.result.program.programs[int(self.result.program.program_index[rank])].tasks
+        blocks = {number: task.segment for number, task in enumerate(tasks) if isinstance(task, ComputeTask)}
         timings = {block: self.result.cost.block(rank, block) for block in dict.fromkeys(blocks.values())}
         task = trace.task[rows].tolist()
         alone = np.array([timings[blocks[item]].seconds if item in blocks else np.nan for item in task])
         off = np.abs(trace.end[rows] - trace.start[rows] - alone)
-        longer = (trace.waited[rows] + trace.slowed[rows] != 0) | np.isin(rows, trace.contention.row)
+        longer = (trace.waited[rows] + trace.slowed[rows] != 0) | np.isin(rows, trace.contention.event)
         plain = (off <= self.rounding) & ~longer
         template = np.full(len(rows), -1)
         for at in np.flatnonzero(plain).tolist():
@@ -72,13 +72,13 @@ class _Templates:
             template[varied] = self._varied(rank, rows[varied], [blocks[task[at]] for at in varied.tolist()])
         return template
 
-    def _alone(self, block: Block, timing: BlockTiming) -> int:
+    def _alone(self, block: Segment, timing: BlockTiming) -> int:
         """The template of runs that take what their block takes alone."""
         key, labels = (block, id(timing)), self._labels(block, timing)
         duration = np.array(timing.durations)
         return self._add(key, labels, np.zeros_like(duration), duration)
 
-    def _varied(self, rank: int, rows: IntArray, blocks: Sequence[Block]) -> list[int]:
+    def _varied(self, rank: int, rows: IntArray, blocks: Sequence[Segment]) -> list[int]:
         """Templates of runs that were waited in, slowed or varied; none beyond the limit. blocks: of the rows."""
         trace = self.result.trace
         sizes = np.cumsum([len(block.operations) for block in blocks])
@@ -107,7 +107,7 @@ class _Templates:
             self.columns.append((labels, gap, duration))
         return self.numbers[key]
 
-    def _labels(self, block: Block, timing: BlockTiming) -> IntArray:
+    def _labels(self, block: Segment, timing: BlockTiming) -> IntArray:
         key = (block, id(timing))
         if key not in self.worded:
             words = (operation_label(operation, timing, place) for place, operation in enumerate(block.operations))

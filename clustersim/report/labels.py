@@ -70,7 +70,7 @@ def narrow_peak_words(formats: Formats | None) -> str:
 
 def row_word(scenario: "Scenario") -> str:
     """What holds a share of the layers: a stage, or a pipeline rank where each holds several stages (chunks)."""
-    return "pipeline rank" if scenario.placement.chunks > 1 else "stage"
+    return "pipeline rank" if scenario.placement.max_chunks > 1 else "stage"
 
 
 def stage_name(scenario: "Scenario", number: int) -> str:
@@ -99,7 +99,7 @@ def row_names(scenario: "Scenario", kinds: int) -> RowNames:
 
 def layout_line(scenario: "Scenario") -> str:
     """Degrees, strategies and batch, in the order in which people give them."""
-    layout, training, chunks = scenario.layout, scenario.training, scenario.placement.chunks
+    layout, training, chunks = scenario.layout, scenario.training, scenario.placement.max_chunks
     degrees = layout.written.degrees
     stops = training.early_stop and training.recompute != NoRecompute()
     words = [

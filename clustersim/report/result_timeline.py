@@ -15,8 +15,8 @@ from clustersim.common.units import format_bandwidth, format_flops, format_secon
 from clustersim.cost.segment import BlockTiming
 from clustersim.model.kernels import Kernel
 from clustersim.parallel.mesh import HOST_ROLE
-from clustersim.program.placement import looped
-from clustersim.program.task import Block, Compute, Exchange, Overlap, Stream, Task
+from clustersim.program.placement import looped_placement
+from clustersim.program.task import CommOp, CommOverlap, ComputeTask, Segment, Stream, Task
 from clustersim.report.export.span_descriptions import action_of, exchange_label, look_of
 from clustersim.report.export.span_table import sent_cause
 from clustersim.report.html_document import prose
@@ -29,19 +29,19 @@ from clustersim.scenario import Scenario
 
 _LANES: Final = {
     "compute": (Stream.COMPUTE,),
-    "data parallel": (Stream.DATA,),
+    "data parallel": (Stream.DP,),
     "pipeline": (Stream.SEND_NEXT, Stream.SEND_PREVIOUS),
 }
-_HOST_LANES: Final = {"to the host": (Stream.TO_HOST,), "host": (Stream.HOST,), "from the host": (Stream.FROM_HOST,)}
-_EXPERTS_LANES: Final = {"experts": (Stream.EXPERTS,)}
+_HOST_LANES: Final = {"to the host": (Stream.D2H,), "host": (Stream.HOST,), "from the host": (Stream.H2D,)}
+_EXPERTS_LANES: Final = {"experts": (Stream.EP,)}
 _MOST_KERNELS: Final = 4
 
 
 def timeline_of(result: Answer, ranks: Sequence[int]) -> Timeline:
     """Spans of these simulated ranks, a row for each, what runs inside them, and the critical path on them."""
     scenario = result.scenario
-    stages = np.minimum(result.program.kind[list(ranks)], scenario.layout.pp - 1).tolist()
-    stands_for, slow = result.trace.stands_for, result.stragglers.named
+    stages = np.minimum(result.program.program_index[list(ranks)], scenario.layout.pp - 1).tolist()
+    stands_for, slow = result.trace.represented_counts, result.stragglers.named
     rows = tuple(
         Row(
             stage_name(scenario, stage), f"{stage} slow" if rank in slow else str(stage), rank, int(stands_for[rank]),
@@ -61,14 +61,14 @@ def timeline_of(result: Answer, ranks: Sequence[int]) -> Timeline:
 def row_note(scenario: Scenario) -> str:
     """What must be said of rows that hold several stages; empty if each is one stage."""
     placement = scenario.placement
-    in_turn = placement == looped(placement.size, len(placement.stages_of(0)))
+    in_turn = placement == looped_placement(placement.pipeline_size, len(placement.stages_on_rank(0)))
     return prose("row_note", placement=placement, in_turn=in_turn, mirrored=scenario.layout.mirrored)
 
 
 def _lanes(result: Answer) -> dict[str, tuple[Stream, ...]]:
     """Those of the host only where it does anything, that of experts only where tokens travel beside computation."""
     hosted = HOST_ROLE.name in result.program.groups
-    experts = any(Stream.EXPERTS in program.streams for program in result.program.programs)
+    experts = any(Stream.EP in program.streams for program in result.program.programs)
     return _LANES | (_HOST_LANES if hosted else {}) | (_EXPERTS_LANES if experts else {})
 
 
@@ -109,7 +109,7 @@ def _spans(result: Answer, ranks: Sequence[int], shown: IntArray, places: IntArr
 
 def _task_columns(result: Answer, ranks: Sequence[int], texts: dict[str, int]) -> IntArray:
     """Category, microbatch, chunk, bytes, name and detail of every task: [columns, stages, tasks]."""
-    programs = [result.program.programs[int(result.program.kind[rank])] for rank in ranks]
+    programs = [result.program.programs[int(result.program.program_index[rank])] for rank in ranks]
     table = np.full((6, len(ranks), max(len(program.tasks) for program in programs)), -1)
     for stage, (rank, program) in enumerate(zip(ranks, programs, strict=True)):
         words = _Words(result, rank, texts)
@@ -125,13 +125,13 @@ class _Words:
     result: Answer
     rank: int
     texts: dict[str, int]
-    known: dict[Block | Exchange, tuple[int, int]] = field(default_factory=dict)
+    known: dict[Segment | CommOp, tuple[int, int]] = field(default_factory=dict)
 
     def columns(self, task: Task) -> tuple[int, ...]:
         """Category, microbatch, chunk, bytes, name and detail."""
-        does = task.block if isinstance(task, Compute) else task.exchange
-        action, payload = action_of(task), 0 if isinstance(task, Compute) else int(task.exchange.payload)
-        chunk = -1 if action is None else self.result.scenario.placement.chunk_of(action.stage)
+        does = task.segment if isinstance(task, ComputeTask) else task.comm_op
+        action, payload = action_of(task), 0 if isinstance(task, ComputeTask) else int(task.comm_op.payload)
+        chunk = -1 if action is None else self.result.scenario.placement.chunk_index(action.stage)
         if does not in self.known:
             name, detail = self._words(task)
             self.known[does] = self._number(name), self._number(detail)
@@ -142,27 +142,27 @@ class _Words:
         return self.texts.setdefault(text, len(self.texts)) if text else -1
 
     def _words(self, task: Task) -> tuple[str, str]:
-        if isinstance(task, Compute):
-            return task.block.name, self._kernels(task.block)
-        label = exchange_label(task, self.result.cost.exchange_timing(task.exchange))
+        if isinstance(task, ComputeTask):
+            return task.segment.name, self._kernels(task.segment)
+        label = exchange_label(task, self.result.cost.exchange_timing(task.comm_op))
         return label.does, label.detail
 
-    def _kernels(self, block: Block) -> str:
+    def _kernels(self, block: Segment) -> str:
         """The operations of a block that take longest, equal ones together: how long, bound by what, at which rate."""
         timing = self.result.cost.block(self.rank, block)
-        places: dict[Kernel | Exchange | Overlap, list[int]] = {}
+        places: dict[Kernel | CommOp | CommOverlap, list[int]] = {}
         for place, operation in enumerate(block.operations):
-            places.setdefault(operation.does, []).append(place)
+            places.setdefault(operation.body, []).append(place)
         longest = sorted(places.values(), key=lambda equal: -len(equal) * timing.durations[equal[0]])[:_MOST_KERNELS]
         return "\n".join(_line(block, timing, equal) for equal in longest)
 
 
-def _line(block: Block, timing: BlockTiming, equal: Sequence[int]) -> str:
+def _line(block: Segment, timing: BlockTiming, equal: Sequence[int]) -> str:
     """How often an operation runs, and each run's duration, rate and bound. equal: its places in the block."""
     operation, seconds = block.operations[equal[0]], timing.durations[equal[0]]
     kernel = operation.kernel
     count = f"{len(equal)} × " if len(equal) > 1 else ""
-    name = " + ".join(item.name for item in (kernel, operation.exchange) if item is not None)
+    name = " + ".join(item.name for item in (kernel, operation.comm_op) if item is not None)
     rate = _rate(seconds, kernel.flops if kernel else 0.0, kernel.bytes if kernel else 0.0)
     return f"  {count}{name} {format_seconds(seconds)}{rate}, {timing.bound[equal[0]].value}"
 

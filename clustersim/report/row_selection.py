@@ -105,7 +105,7 @@ def shown_ranks(result: Answer) -> list[int]:
     critical path is longest, or that stands for most ranks. So the path can be followed, and the rows belong to one
     pipeline where every rank is simulated.
     """
-    trace, kind, stands_for = result.trace, result.program.kind, result.trace.stands_for
+    trace, kind, stands_for = result.trace, result.program.program_index, result.trace.represented_counts
     on_path = np.bincount(
         trace.rank[result.path], trace.end[result.path] - trace.start[result.path], minlength=result.ranks
     )

@@ -74,7 +74,7 @@ def _spans(layout: Layout, fabric: Fabric, placement: Placement) -> Iterator[Axi
         if size > 1:
             groups = mesh.members(axis)
             stride = int(groups[0, 1] - groups[0, 0])
-            kinds = _kinds_between(groups, fabric, wraps=axis is not PIPELINE or (size - 1, 0) in placement.hops(1))
+            kinds = _kinds_between(groups, fabric, wraps=axis is not PIPELINE or (size - 1, 0) in placement.edges(1))
             crossings = (*_inside(kinds), *_climbs(kinds))
             yield AxisSpan(axis.name, size, len(groups), stride, _nodes(groups, fabric), crossings)
 

@@ -15,7 +15,7 @@ from clustersim.common.arrays import FloatArray
 from clustersim.common.pickling import FieldState
 from clustersim.common.units import Seconds
 from clustersim.program.program import Program
-from clustersim.program.task import Compute
+from clustersim.program.task import ComputeTask
 from clustersim.results.link_loads import Sender
 from clustersim.results.link_volumes import Volumes
 from clustersim.results.step_times import step_times
@@ -44,7 +44,7 @@ class Neighbour(FieldState):
     @property
     def ranks(self) -> int:
         """How many GPUs it has."""
-        return self.rows.program.ranks
+        return self.rows.program.world_size
 
     @cached_property
     def _steps(self) -> FloatArray:
@@ -85,11 +85,11 @@ class Neighbour(FieldState):
 def lasts(trace: Trace, program: Program) -> Seconds:
     """Until when no rank of a job has wanted for a further step: until the first is done with all that it computes."""
     computes = [
-        np.array([isinstance(task, Compute) for task in rank_program.tasks]) for rank_program in program.programs
+        np.array([isinstance(task, ComputeTask) for task in rank_program.tasks]) for rank_program in program.programs
     ]
     ends: list[float] = []
     for rank in trace.simulated_ranks.tolist():
-        rows = trace.rows(rank)
-        own = rows[computes[int(program.kind[rank])][trace.task[rows]]]
+        rows = trace.rank_events(rank)
+        own = rows[computes[int(program.program_index[rank])][trace.task[rows]]]
         ends.append(float(trace.end[own].max()))
     return min(ends)

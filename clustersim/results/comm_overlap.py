@@ -116,7 +116,7 @@ def _hides(timing: BlockTiming) -> FloatArray:
     """Seconds in which a block's exchanges move behind the kernels beside them: [axes]."""
     seconds, kernels = np.zeros(len(SERVED)), timing.kernels
     for place, both in timing.together.items():
-        role = both.overlap.exchange.group
+        role = both.overlap.comm_op.comm_group
         moves = both.moves(float(kernels[place]), both.exchange)
         seconds[PART_OF_ROLE[role].place - _FIRST] += moves - timing.exposed[place]
     return seconds

@@ -26,10 +26,10 @@ def critical_path(trace: Trace) -> IntArray:
         return np.empty(0, dtype=np.int64)
     path = [int(trace.end.argmax())]
     while len(path) < 2 * len(trace):
-        leader = int(trace.leader[path[-1]])
+        leader = int(trace.blocking_event[path[-1]])
         if leader != path[-1]:
             path.append(leader)
-        if (cause := int(trace.cause[leader])) < 0:
+        if (cause := int(trace.critical_predecessor[leader])) < 0:
             break
         path.append(cause)
     return np.array(path[::-1], dtype=np.int64)
@@ -48,7 +48,7 @@ class Course:
     def of(cls, trace: Trace, row: IntArray) -> Self:
         """From rows of the trace, first to last."""
         end = trace.end[row]
-        leads = (trace.leader[row[1:]] == row[:-1]) & (row[1:] != row[:-1])
+        leads = (trace.blocking_event[row[1:]] == row[:-1]) & (row[1:] != row[:-1])
         end[:-1][leads] = np.minimum(end[:-1], end[1:])[leads]  # what a leader does after those it led is off the path
         end = np.maximum.accumulate(end)
         before = np.concatenate(([0.0], end))[: len(row)]
@@ -62,8 +62,8 @@ def path_parts(rows: Rows, course: Course, timing_of: TimingOf) -> FloatArray:
     """
     parts = np.zeros((len(rows.program.programs), len(PARTS)))
     runs = block_runs(rows, course.row, course.end - course.begin)
-    np.add.at(parts, rows.program.kind[rows.ranks[runs.owner]], run_parts(rows, runs, timing_of))
-    kind, part = rows.program.kind[rows.trace.rank[course.row]], rows.tasks.part[rows.entry[course.row]]
+    np.add.at(parts, rows.program.program_index[rows.ranks[runs.owner]], run_parts(rows, runs, timing_of))
+    kind, part = rows.program.program_index[rows.trace.rank[course.row]], rows.tasks.part[rows.entry[course.row]]
     moves = part >= 0
     np.add.at(parts, (kind[moves], part[moves]), (course.end - course.begin)[moves])
     np.add.at(parts[:, Part.WAIT.place], kind, course.begin - course.before)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.units import Seconds
 from clustersim.program.action import ActionKind
-from clustersim.program.task import Communicate, Compute, Receive, Send, Task
+from clustersim.program.task import CollectiveTask, ComputeTask, ReceiveTask, SendTask, Task
 from clustersim.results.critical_path import Course, path_parts
 from clustersim.results.time_breakdown import run_parts
 from clustersim.results.time_categories import Part
@@ -143,7 +143,7 @@ def _legs(rows: Rows, course: Course, timing_of: TimingOf) -> Legs:
     start, end, part, rank = start[kept], end[kept], part[kept], rank[kept]
     first = np.flatnonzero((np.diff(rank, prepend=-1) != 0) | (np.diff(part, prepend=-1) != 0))
     last = np.append(first[1:], len(rank))[: len(first)] - 1
-    return Legs(rank[first], rows.program.kind[rank[first]], part[first], start[first], end[last])
+    return Legs(rank[first], rows.program.program_index[rank[first]], part[first], start[first], end[last])
 
 
 def _joined(values: IntArray, edges: FloatArray) -> InTime:
@@ -162,11 +162,11 @@ def _arrival(rows: Rows, path: IntArray, place: int) -> Arrival:
     if place == 0:
         return Arrival.BEGINNING
     task = _task(rows, path[place])
-    if isinstance(task, Receive | Send):
+    if isinstance(task, ReceiveTask | SendTask):
         return Arrival.MESSAGE
     return (
         Arrival.BLOCK
-        if isinstance(task, Compute) and rows.trace.leader[path[place]] == path[place - 1]
+        if isinstance(task, ComputeTask) and rows.trace.blocking_event[path[place]] == path[place - 1]
         else Arrival.GROUP
     )
 
@@ -176,21 +176,23 @@ def _piece(rows: Rows, course: Course, which: slice) -> Piece:
     others: dict[str, None] = {}
     for row in course.row[which][(course.end > course.before)[which]].tolist():
         task = _task(rows, row)
-        if isinstance(task, Communicate):
-            others[task.exchange.name] = None
-        elif not isinstance(task, Compute):
+        if isinstance(task, CollectiveTask):
+            others[task.comm_op.name] = None
+        elif not isinstance(task, ComputeTask):
             continue
         elif task.action is None:
-            others[task.block.name] = None
+            others[task.segment.name] = None
         else:
             kind, number = task.action.kind, task.action.microbatch
             known = passes.get(kind, Passes(kind, number, number))
             passes[kind] = Passes(kind, min(known.first, number), max(known.last, number))
     rank, arrival = int(rows.trace.rank[course.row[which.start]]), _arrival(rows, course.row, which.start)
     start, end = float(course.before[which.start]), float(course.end[which][-1])
-    return Piece(rank, int(rows.program.kind[rank]), start, end, arrival, tuple(passes.values()), tuple(others))
+    return Piece(
+        rank, int(rows.program.program_index[rank]), start, end, arrival, tuple(passes.values()), tuple(others)
+    )
 
 
 def _task(rows: Rows, row: int) -> Task:
     trace, program = rows.trace, rows.program
-    return program.programs[int(program.kind[trace.rank[row]])].tasks[int(trace.task[row])]
+    return program.programs[int(program.program_index[trace.rank[row]])].tasks[int(trace.task[row])]

@@ -40,7 +40,9 @@ class Causes:
         """Of the rows of a trace."""
         program, trace = rows.program, rows.trace
         needs = [item for one in program.programs for item in _needs(one)]
-        sizes = np.array([len(rank_program.tasks) for rank_program in program.programs])[program.kind[rows.ranks]]
+        sizes = np.array([len(rank_program.tasks) for rank_program in program.programs])[
+            program.program_index[rows.ranks]
+        ]
         base = np.cumsum(sizes) - sizes
         row = np.full(int(sizes.sum()), -1, dtype=np.int64)
         row[base[rows.owner] + trace.task] = np.arange(len(trace))
@@ -56,7 +58,7 @@ class Causes:
         found = self.row[self.base[self.rows.owner[chosen]][which] + self.needed[place]]
         together = np.abs(trace.end[found] - trace.start[chosen][which]) <= TOGETHER * trace.makespan
         of, at = np.unique(which[together], return_index=True)
-        cause: IntArray = trace.cause[chosen].copy()
+        cause: IntArray = trace.critical_predecessor[chosen].copy()
         cause[of] = found[together][at]
         return cause
 
@@ -67,6 +69,6 @@ def _needs(program: RankProgram) -> list[tuple[int, ...]]:
     needs: list[tuple[int, ...]] = []
     for number, (task, stream) in enumerate(zip(program.tasks, program.streams, strict=True)):
         before = last.get(stream)
-        needs.append((*(() if before is None else (before,)), *task.after))
+        needs.append((*(() if before is None else (before,)), *task.depends_on))
         last[stream] = number
     return needs

@@ -23,7 +23,7 @@ from clustersim.results.intervals import Intervals, common
 from clustersim.results.time_breakdown import run_parts
 from clustersim.results.time_categories import PARTS, Part
 from clustersim.results.trace_table import Rows, TimingOf, block_runs, staged
-from clustersim.trace.trace import Contention, Trace
+from clustersim.trace.trace import ContentionDelays, Trace
 
 MOST_CLASSES = 2048
 """Classes that are worked out at most."""
@@ -96,15 +96,18 @@ def _part_of(trace: Trace, row: IntArray) -> Trace:
     """Some rows, whole ranks of them. What a rank that is left out did is no longer a cause."""
     number = np.full(len(trace) + 1, -1)
     number[row] = np.arange(len(row))
-    leader = np.where(number[trace.leader[row]] >= 0, number[trace.leader[row]], np.arange(len(row)))
-    which, entry = trace.contention.of(row)
-    contention = Contention(
-        which, trace.contention.operation[entry], trace.contention.exposed[entry], trace.contention.moved[entry]
+    leader = np.where(number[trace.blocking_event[row]] >= 0, number[trace.blocking_event[row]], np.arange(len(row)))
+    which, entry = trace.contention.lookup(row)
+    contention = ContentionDelays(
+        which,
+        trace.contention.operation[entry],
+        trace.contention.exposed_delay[entry],
+        trace.contention.transfer_delay[entry],
     )
     return Trace(
         rank=trace.rank[row], task=trace.task[row], stream=trace.stream[row], queued=trace.queued[row],
         ready=trace.ready[row], start=trace.start[row], end=trace.end[row], waited=trace.waited[row],
-        slowed=trace.slowed[row], contention=contention, cause=number[trace.cause[row]], leader=leader,
+        slowed=trace.slowed[row], contention=contention, critical_predecessor=number[trace.critical_predecessor[row]], blocking_event=leader,
         representative=trace.representative,
     )  # fmt: skip
 

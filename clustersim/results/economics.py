@@ -21,7 +21,7 @@ from clustersim.hardware.power import Activity, Draw
 from clustersim.hardware.prices import Price, Quote
 from clustersim.model.kernels import PRODUCTS, Kernel
 from clustersim.parallel.mesh import HOST
-from clustersim.program.task import Overlap
+from clustersim.program.task import CommOverlap
 from clustersim.results.provenance import Item
 from clustersim.results.time_breakdown import Breakdown
 from clustersim.results.time_categories import BUBBLES, EXPOSED, PARTS, Part
@@ -253,7 +253,7 @@ def _products_share(items: Iterable[Item]) -> float:
     """The part of all kernels' time that products take; none of it where nothing runs."""
     whole = products = 0.0
     for item in items:
-        kernel = item.does.kernel if isinstance(item.does, Overlap) else item.does
+        kernel = item.does.kernel if isinstance(item.does, CommOverlap) else item.does
         if isinstance(kernel, Kernel):
             whole += item.seconds
             products += item.seconds * (kernel.kind in PRODUCTS)

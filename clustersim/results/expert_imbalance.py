@@ -11,7 +11,7 @@ import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.program.program import Program, RankProgram
-from clustersim.program.task import Compute
+from clustersim.program.task import ComputeTask
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +25,12 @@ class FullestRank:
 
 def fullest_rank(program: Program) -> FullestRank | None:
     """The fullest rank of a program; None where ranks have equal loads."""
-    factors = program.loads.factors
+    factors = program.expert_loads.factors
     if not len(factors):
         return None
-    rows = np.ones(program.ranks)
+    rows = np.ones(program.world_size)
     for kind, rank_program in enumerate(program.programs):
-        own, numbers = np.flatnonzero(program.kind == kind), _numbers(rank_program)
+        own, numbers = np.flatnonzero(program.program_index == kind), _numbers(rank_program)
         if len(numbers):
             rows[own] = _mean(factors, numbers, own)
     rank = int(rows.argmax())
@@ -39,8 +39,10 @@ def fullest_rank(program: Program) -> FullestRank | None:
 
 def _numbers(program: RankProgram) -> IntArray:
     """The loads that a rank meets, each once."""
-    blocks = dict.fromkeys(task.block for task in program.tasks if isinstance(task, Compute))
-    found = {operation.load for block in blocks for operation in block.operations if operation.load is not None}
+    blocks = dict.fromkeys(task.segment for task in program.tasks if isinstance(task, ComputeTask))
+    found = {
+        operation.load_index for block in blocks for operation in block.operations if operation.load_index is not None
+    }
     return np.array(sorted(found), dtype=np.int64)
 
 

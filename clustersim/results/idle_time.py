@@ -73,7 +73,7 @@ def compute_queue(trace: Trace, rows: Rows) -> Queue:
     last = np.zeros(len(rows.ranks))
     computes = np.flatnonzero(trace.stream == Stream.COMPUTE)
     np.maximum.at(last, rows.owner[computes], trace.end[computes])
-    moves = np.flatnonzero(trace.stream == Stream.DATA)
+    moves = np.flatnonzero(trace.stream == Stream.DP)
     late = moves[trace.end[moves] > last[rows.owner[moves]]]
     row = np.concatenate((computes, late))
     start = np.concatenate((trace.start[computes], np.maximum(trace.start[late], last[rows.owner[late]])))

@@ -15,7 +15,7 @@ from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.errors import InputError
 from clustersim.common.units import Seconds
 from clustersim.hardware.topology import Fabric, Link
-from clustersim.program.task import Compute, Exchange, HostExchange, Receive
+from clustersim.program.task import CommOp, ComputeTask, HostOp, ReceiveTask
 from clustersim.results.link_volumes import Volumes
 from clustersim.results.trace_table import Rows
 from clustersim.results.transfer_events import spread_over_time
@@ -82,7 +82,7 @@ class _Moved:
 
     sender: Sender
     rank: int
-    exchange: Exchange
+    exchange: CommOp
     start: FloatArray
     end: FloatArray
 
@@ -125,19 +125,19 @@ def _within(moved: _Moved, whole: Seconds) -> tuple[FloatArray, FloatArray, Floa
 def _of_rank(sender: Sender, rank: int, inside: OperationSpans) -> Iterator[_Moved]:
     """Exchanges of a simulated rank, on streams of their own and inside blocks."""
     rows = sender.rows
-    trace, tasks = rows.trace, rows.program.programs[int(rows.program.kind[rank])].tasks
-    own = trace.rows(rank)
-    outside: dict[Exchange, list[int]] = {}
+    trace, tasks = rows.trace, rows.program.programs[int(rows.program.program_index[rank])].tasks
+    own = trace.rank_events(rank)
+    outside: dict[CommOp, list[int]] = {}
     for row, task in ((row, tasks[number]) for row, number in zip(own.tolist(), trace.task[own].tolist(), strict=True)):
-        if not isinstance(task, Compute | Receive) and not isinstance(task.exchange, HostExchange):
-            outside.setdefault(task.exchange, []).append(row)
+        if not isinstance(task, ComputeTask | ReceiveTask) and not isinstance(task.comm_op, HostOp):
+            outside.setdefault(task.comm_op, []).append(row)
     for exchange, found in outside.items():
         yield _Moved(sender, rank, exchange, trace.start[found], trace.end[found])
-    between: dict[Exchange, list[int]] = {}
+    between: dict[CommOp, list[int]] = {}
     for span, (task, operation) in enumerate(zip(inside.task.tolist(), inside.operation.tolist(), strict=True)):
         block = tasks[task]
-        does = block.block.operations[operation].exchange if isinstance(block, Compute) else None
-        if does is not None and not isinstance(does, HostExchange):
+        does = block.segment.operations[operation].comm_op if isinstance(block, ComputeTask) else None
+        if does is not None and not isinstance(does, HostOp):
             between.setdefault(does, []).append(span)
     for exchange, found in between.items():
         yield _Moved(sender, rank, exchange, inside.start[found], inside.end[found])
@@ -146,7 +146,7 @@ def _of_rank(sender: Sender, rank: int, inside: OperationSpans) -> Iterator[_Mov
 def _entries(moved: _Moved) -> tuple[IntArray, FloatArray]:
     """What one run puts on links, in the groups whose first members the rank stands for: links, a few twice, bytes."""
     rows, carried = moved.sender.rows, moved.sender.volumes.carried(moved.exchange)
-    first = rows.program.groups[moved.exchange.group].members[:, 0]
+    first = rows.program.groups[moved.exchange.comm_group].members[:, 0]
     mine = rows.trace.representative[first][carried.group] == moved.rank
     return carried.link[mine], carried.share[mine] * moved.exchange.payload
 

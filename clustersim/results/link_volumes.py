@@ -19,8 +19,8 @@ from clustersim.collectives.tuner import Choice, Surveyor
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.cost.collective_cost import CommunicationCost, Kind, kind_of
 from clustersim.hardware.topology import LINK_KINDS, Fabric
-from clustersim.program.program import Groups
-from clustersim.program.task import Collective, Exchange
+from clustersim.program.program import ProcessGroups
+from clustersim.program.task import CollectiveType, CommOp
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,7 +42,7 @@ class Carried:
 class Volumes(Protocol):
     """The seam between this analysis and what knows which algorithm a library takes."""
 
-    def carried(self, exchange: Exchange) -> Carried:
+    def carried(self, exchange: CommOp) -> Carried:
         """What one collective carries in each group of its role."""
 
 
@@ -53,14 +53,14 @@ class Metered(CommunicationCost):
         self,
         fabric: Fabric,
         library: Library,
-        groups: Mapping[str, Groups],
+        groups: Mapping[str, ProcessGroups],
     ) -> None:
         super().__init__(fabric, library, groups)
         self._carried: dict[tuple[Kind, tuple[str, ...], bytes], Carried] = {}
 
-    def carried(self, exchange: Exchange) -> Carried:
+    def carried(self, exchange: CommOp) -> Carried:
         """What one collective carries in each group of its role, by the algorithms that the groups take."""
-        groups = self._members(exchange.group)
+        groups = self._members(exchange.comm_group)
         if groups.shape[1] < 2 or not len(groups):
             return _nothing(len(groups))
         algorithms, taken = _algorithms(self._choose(exchange))
@@ -86,7 +86,7 @@ def _algorithms(choice: Choice) -> tuple[tuple[str, ...], IntArray]:
 
 
 def _flows(
-    asked: Surveyor, kind: Collective, members: IntArray, algorithms: Sequence[str], taken: IntArray
+    asked: Surveyor, kind: CollectiveType, members: IntArray, algorithms: Sequence[str], taken: IntArray
 ) -> Iterator[tuple[IntArray, Flows]]:
     """Flows of groups that take an algorithm, and which groups these are. taken: [groups] the place of each one's."""
     for arrangement in asked.arranged(members):

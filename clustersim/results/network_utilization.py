@@ -24,7 +24,7 @@ from clustersim.hardware.topology import LINK_KINDS, Fabric, Link, LinkKind
 from clustersim.results.link_volumes import Volumes
 from clustersim.results.trace_table import Rows
 from clustersim.results.transfer_events import Kind, bytes_over_time, kinds_of, moves_of
-from clustersim.symmetry.labels import distinct
+from clustersim.symmetry.labels import unique_by_columns
 
 BINS: Final = 400
 MOST: Final = 8
@@ -106,7 +106,7 @@ def network_use(rows: Rows, fabric: Fabric, volumes: Volumes, bins: int = BINS) 
     present = [LINK_KINDS.index(tier.kind) for tier in tiers]
     return NetworkUse(
         seconds=rows.trace.makespan,
-        gpus=rows.program.ranks,
+        gpus=rows.program.world_size,
         tiers=tiers,
         busiest=tuple(_busiest(carried, fabric, step)),
         axes=tuple(_axes(kinds, present)),
@@ -126,7 +126,7 @@ def _by_axis(kinds: list[Kind], links: int) -> dict[str, FloatArray]:
 def _tiers(moved: FloatArray, carried: dict[str, FloatArray], fabric: Fabric, rows: Rows) -> Iterator[TierUse]:
     """The use of every kind of links that there is. moved: [LINK_KINDS, bins] bytes."""
     width, step = rows.trace.makespan / moved.shape[1], rows.trace.makespan / rows.steps
-    usable, table = _usable(fabric, rows.program.ranks), fabric.links
+    usable, table = _usable(fabric, rows.program.world_size), fabric.links
     seconds = _seconds(np.sum(list(carried.values()), axis=0), table.bandwidth)
     for kind in np.unique(table.kind[usable]).tolist():
         links = usable & (table.kind == kind)
@@ -157,7 +157,7 @@ def _busiest(carried: dict[str, FloatArray], fabric: Fabric, step: Seconds) -> I
     links = np.flatnonzero(axes.any(axis=0))
     loads, bandwidth = axes[:, links], table.bandwidth[links]
     rounded = [np.round(_seconds(load, bandwidth) / step / _EQUAL) for load in loads]
-    colour, first = distinct([table.kind[links], bandwidth, *rounded])
+    colour, first = unique_by_columns([table.kind[links], bandwidth, *rounded])
     seconds = _seconds(loads.sum(axis=0), bandwidth)[first]
     alike = np.bincount(colour)
     order = np.lexsort((links[first], -np.round(seconds / step / _EQUAL)))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from clustersim.common.dtypes import DType
 from clustersim.common.units import Flop, FlopPerSecond, Seconds
 from clustersim.model.kernels import PRODUCTS, Kernel, KernelKind
-from clustersim.program.task import Block
+from clustersim.program.task import Segment
 from clustersim.results.provenance import Item
 from clustersim.results.trace_table import Rows
 
@@ -57,7 +57,7 @@ def cast_seconds(items: Iterable[Item], *, ranks: int, steps: int) -> Seconds:
     return sum(casts) / (ranks * steps)
 
 
-def _flops(block: Block) -> dict[DType, Flop]:
+def _flops(block: Segment) -> dict[DType, Flop]:
     """FLOP of a block's products by format."""
     found: dict[DType, Flop] = {}
     for kernel in (operation.kernel for operation in block.operations):

@@ -21,11 +21,11 @@ from clustersim.common.units import Seconds
 from clustersim.cost.segment import BlockTiming
 from clustersim.cost.timing import MEASURED_HERE, ExchangeTiming, Provenance
 from clustersim.model.kernels import Kernel
-from clustersim.program.task import Block, Exchange, Overlap
+from clustersim.program.task import CommOp, CommOverlap, Segment
 from clustersim.results.trace_table import WHOLE, Rows, Span, TimingOf, block_runs, timings
 from clustersim.uncertainty.expected_error import Expectation
 
-Work = Kernel | Exchange | Overlap
+Work = Kernel | CommOp | CommOverlap
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class InStep:
 
 
 def items(
-    rows: Rows, timing_of: TimingOf, exchange_timing: Callable[[Exchange], ExchangeTiming], span: Span = WHOLE
+    rows: Rows, timing_of: TimingOf, exchange_timing: Callable[[CommOp], ExchangeTiming], span: Span = WHOLE
 ) -> tuple[Item, ...]:
     """What the ranks do, longest first; span: when what counts begins."""
     start, (since, until) = rows.trace.start, span
@@ -113,15 +113,15 @@ class _Keys:
         """The number of one."""
         return self.numbers.setdefault(key, len(self.numbers))
 
-    def of_block(self, block: Block, timing: BlockTiming) -> IntArray:
+    def of_block(self, block: Segment, timing: BlockTiming) -> IntArray:
         """Those of the operations of a block: [operations]."""
         sources = zip(timing.provenance, timing.error, timing.longer, strict=True)
         numbers: list[int] = []
         for operation, (source, error, longer) in zip(block.operations, sources, strict=True):
-            place = id(operation.does), id(source), error, longer
+            place = id(operation.body), id(source), error, longer
             number = self._known.get(place)
             if number is None:
-                number = self._known[place] = self.of((operation.does, source, error, longer))
+                number = self._known[place] = self.of((operation.body, source, error, longer))
             numbers.append(number)
         return np.array(numbers, dtype=np.int64)
 
@@ -136,12 +136,12 @@ def _in_blocks(rows: Rows, row: IntArray, timing_of: TimingOf, keys: _Keys) -> I
 
 
 def _exchanges(
-    rows: Rows, row: IntArray, exchange_timing: Callable[[Exchange], ExchangeTiming], keys: _Keys
+    rows: Rows, row: IntArray, exchange_timing: Callable[[CommOp], ExchangeTiming], keys: _Keys
 ) -> Iterator[_Spent]:
     trace, exchange = rows.trace, rows.exchange
     chosen = row[exchange[row] >= 0]
     busy = (trace.end - trace.start)[chosen] * rows.weights[rows.owner[chosen]]
-    timed = ((item, exchange_timing(item)) for item in rows.exchanges)
-    numbers = [keys.of((element, timing.provenance, timing.error, 1.0)) for element, timing in timed]
+    timed = ((comm_op, exchange_timing(comm_op)) for comm_op in rows.exchanges)
+    numbers = [keys.of((item, timing.provenance, timing.error, 1.0)) for item, timing in timed]
     seconds = np.bincount(exchange[chosen], busy, minlength=len(rows.exchanges)).astype(np.float64, copy=False)
     yield np.array(numbers, dtype=np.int64), seconds

@@ -7,7 +7,7 @@ from typing import Any
 from clustersim.common.units import Bytes, Seconds
 from clustersim.cost.timing import ExchangeTiming
 from clustersim.program.program import Program
-from clustersim.program.task import Exchange, HostExchange
+from clustersim.program.task import CommOp, HostOp
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +31,12 @@ class Taken:
         return {named.get(key, key): value for key, value in asdict(self).items()}
 
 
-def taken(program: Program, timing: Callable[[Exchange], ExchangeTiming]) -> tuple[Taken, ...]:
+def taken(program: Program, timing: Callable[[CommOp], ExchangeTiming]) -> tuple[Taken, ...]:
     """Every distinct collective and message between ranks of a step."""
     found: list[Taken] = []
-    for exchange in (item for item in program.exchanges if not isinstance(item, HostExchange)):
-        groups, how = program.groups[exchange.group].members, timing(exchange)
+    for exchange in (comm_op for comm_op in program.comm_ops if not isinstance(comm_op, HostOp)):
+        groups, how = program.groups[exchange.comm_group].members, timing(exchange)
         if groups.size and groups.shape[1] > 1:
-            of = exchange.group, exchange.collective.value, groups.shape[1], exchange.payload
+            of = exchange.comm_group, exchange.collective.value, groups.shape[1], exchange.payload
             found.append(Taken(*of, how.algorithm, float(how.seconds.max()), how.provenance.value))
     return tuple(found)

@@ -13,14 +13,14 @@ from clustersim.common.dtypes import DType
 from clustersim.common.pickling import FieldState
 from clustersim.common.units import Bytes, Flop, FlopPerSecond, Seconds, format_step_time
 from clustersim.cost.segment import BlockCost
-from clustersim.engine.recording.operation_trace import Inside
+from clustersim.engine.recording.operation_trace import OperationTraceReader
 from clustersim.hardware.degradation import Disturbances
 from clustersim.memory.footprint import Category
 from clustersim.memory.host_memory import HostUse
 from clustersim.memory.ledger import Ledger
 from clustersim.model.flops import Keys, model_flops
 from clustersim.program.program import Program
-from clustersim.program.task import Compute
+from clustersim.program.task import ComputeTask
 from clustersim.results.co_located_jobs import Neighbour
 from clustersim.results.critical_path import critical_path, path_summary
 from clustersim.results.economics import Economics, Gpus, activity_seconds
@@ -103,7 +103,7 @@ class Answer(FieldState):
     program: Program
     trace: Trace
     cost: BlockCost
-    inside: Inside
+    inside: OperationTraceReader
     ledgers: tuple[Ledger, ...]
     wall: Seconds
     neighbours: tuple[Neighbour, ...] = ()
@@ -267,7 +267,7 @@ class Answer(FieldState):
     @property
     def ranks(self) -> int:
         """World size."""
-        return self.program.ranks
+        return self.program.world_size
 
     @property
     def simulated_ranks(self) -> int:
@@ -394,10 +394,10 @@ class Answer(FieldState):
     def spans(self) -> int:
         """Operations (kernels and collectives) on the simulated ranks; those inside blocks are kept as offsets."""
         sizes = [
-            sum(len(task.block.operations) if isinstance(task, Compute) else 1 for task in program.tasks)
+            sum(len(task.segment.operations) if isinstance(task, ComputeTask) else 1 for task in program.tasks)
             for program in self.program.programs
         ]
-        return int(np.array(sizes)[self.program.kind[self.trace.simulated_ranks]].sum())
+        return int(np.array(sizes)[self.program.program_index[self.trace.simulated_ranks]].sum())
 
     @cached_property
     def rows(self) -> Rows:
@@ -407,19 +407,21 @@ class Answer(FieldState):
     @cached_property
     def stragglers(self) -> Stragglers:
         """The ranks that compute or communicate longest for what they do."""
-        return find_stragglers(self.breakdown, self.program.kind, moving_seconds(self.trace, self.scenario.steps))
+        return find_stragglers(
+            self.breakdown, self.program.program_index, moving_seconds(self.trace, self.scenario.steps)
+        )
 
     @cached_property
     def waits(self) -> Waits:
         """How long the ranks of each program wait for others."""
-        return find_waits(self.breakdown, self.program.kind)
+        return find_waits(self.breakdown, self.program.program_index)
 
     def operations(self, rank: int, tasks: frozenset[int] | None = None) -> OperationSpans:
         """When each kernel and collective inside the blocks of a rank (or of some of its tasks) ran.
 
         Worked out when asked for.
         """
-        return self.inside.of(rank, tasks)
+        return self.inside.rank_spans(rank, tasks)
 
     @property
     def volumes(self) -> Metered:
@@ -534,7 +536,7 @@ class Answer(FieldState):
 
     def _stage(self, pipeline_rank: int) -> dict[str, Any]:
         """Breakdown and memory of one pipeline rank."""
-        rank = int(np.flatnonzero(self.program.kind == pipeline_rank)[0])
+        rank = int(np.flatnonzero(self.program.program_index == pipeline_rank)[0])
         memory, waits = self.ledgers[pipeline_rank].at_peak(), self.waits
         return {
             "pipeline_rank": pipeline_rank,

@@ -11,13 +11,13 @@ import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.program.program import Program
-from clustersim.program.task import Compute, Stream
+from clustersim.program.task import ComputeTask, Stream
 from clustersim.trace.trace import Trace
 
 
 def payload_rates(trace: Trace, program: Program, rank: int, streams: Sequence[Stream]) -> tuple[IntArray, FloatArray]:
     """The rows of a simulated rank on some streams that take time, and bytes per second of each."""
-    tasks = program.programs[int(program.kind[rank])].tasks
-    payload = np.array([0.0 if isinstance(task, Compute) else task.exchange.payload for task in tasks])
+    tasks = program.programs[int(program.program_index[rank])].tasks
+    payload = np.array([0.0 if isinstance(task, ComputeTask) else task.comm_op.payload for task in tasks])
     rows = np.flatnonzero((trace.rank == rank) & np.isin(trace.stream, streams) & (trace.end > trace.start))
     return rows, payload[trace.task[rows]] / (trace.end[rows] - trace.start[rows])

@@ -17,7 +17,7 @@ import numpy as np
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.cost.segment import BlockTiming
 from clustersim.parallel.mesh import PIPELINE, ROLES, SERVED, Axis
-from clustersim.program.task import Block, Work
+from clustersim.program.task import Segment, WorkType
 
 
 class Part(Enum):
@@ -49,12 +49,12 @@ EXPOSED: Final[Mapping[Axis, Part]] = MappingProxyType({axis: Part(f"exposed {ax
 """By axis, in the usual order of axes; the host last."""
 BUBBLES: Final = (Part.BUBBLE_WARMUP, Part.BUBBLE_STEADY, Part.BUBBLE_COOLDOWN)
 
-PART_OF_WORK: Final[Mapping[Work, Part]] = MappingProxyType(
+PART_OF_WORK: Final[Mapping[WorkType, Part]] = MappingProxyType(
     {
-        Work.FORWARD: Part.COMPUTE,
-        Work.BACKWARD: Part.COMPUTE,
-        Work.RECOMPUTE: Part.RECOMPUTE,
-        Work.OPTIMIZER: Part.OPTIMIZER,
+        WorkType.FORWARD: Part.COMPUTE,
+        WorkType.BACKWARD: Part.COMPUTE,
+        WorkType.RECOMPUTE: Part.RECOMPUTE,
+        WorkType.OPTIMIZER: Part.OPTIMIZER,
     }
 )
 
@@ -77,10 +77,10 @@ class BlockParts:
     exchange: IntArray
 
     @classmethod
-    def of(cls, block: Block) -> Self:
+    def of(cls, block: Segment) -> Self:
         """Those of a block."""
-        kernel = [PART_OF_WORK[operation.work].place for operation in block.operations]
-        roles = {place: item.exchange.group for place, item in enumerate(block.operations) if item.exchange}
+        kernel = [PART_OF_WORK[operation.work_type].place for operation in block.operations]
+        roles = {place: item.comm_op.comm_group for place, item in enumerate(block.operations) if item.comm_op}
         exchange = [PART_OF_ROLE[role].place for role in roles.values()]
         return cls(*(np.array(element, dtype=np.int64) for element in (kernel, [*roles], exchange)))
 

@@ -16,11 +16,11 @@ from clustersim.common.units import Seconds
 from clustersim.cost.segment import BlockTiming
 from clustersim.program.action import Action, ActionKind
 from clustersim.program.program import Program
-from clustersim.program.task import Block, Compute, Exchange, Task
+from clustersim.program.task import CommOp, ComputeTask, Segment, Task
 from clustersim.results.time_categories import PART_OF_ROLE, PIPELINE_ROLES, PLACES, STAGE_CROSSING_ROLES
 from clustersim.trace.trace import Trace
 
-TimingOf = Callable[[int, Block], BlockTiming]
+TimingOf = Callable[[int, Segment], BlockTiming]
 """Timing of a block on a rank."""
 
 Span = tuple[Seconds, Seconds]
@@ -66,8 +66,8 @@ class Rows:
     owner: IntArray
     entry: IntArray
     tasks: Tasks
-    blocks: tuple[Block, ...]
-    exchanges: tuple[Exchange, ...]
+    blocks: tuple[Segment, ...]
+    exchanges: tuple[CommOp, ...]
 
     @property
     def block(self) -> IntArray:
@@ -125,13 +125,13 @@ def read_rows(trace: Trace, program: Program, steps: int = 1) -> Rows:
     tasks = Tasks(
         block=np.ascontiguousarray(block), exchange=np.ascontiguousarray(exchange),
         forward=forward > 0, backward=backward > 0,
-        part=_of_exchange(exchange, [PART_OF_ROLE[element.group].place for element in exchanges], -1),
-        crosses=_of_exchange(exchange, [int(entry.group in crossing) for entry in exchanges], 0) > 0,
-        step=np.concatenate([each.step_of(steps) for each in program.programs]),
+        part=_of_exchange(exchange, [PART_OF_ROLE[comm_op.comm_group].place for comm_op in exchanges], -1),
+        crosses=_of_exchange(exchange, [int(element.comm_group in crossing) for element in exchanges], 0) > 0,
+        step=np.concatenate([entry.step_indices(steps) for entry in program.programs]),
     )  # fmt: skip
-    owner = np.full(program.ranks, -1, dtype=np.int64)
+    owner = np.full(program.world_size, -1, dtype=np.int64)
     owner[ranks] = np.arange(len(ranks))
-    first = np.cumsum([0, *(len(each.tasks) for each in program.programs)])[program.kind]
+    first = np.cumsum([0, *(len(each.tasks) for each in program.programs)])[program.program_index]
     return Rows(
         trace=trace, program=program, steps=steps, ranks=ranks, weights=weights, tasks=tasks,
         owner=owner[trace.rank], entry=first[trace.rank] + trace.task,
@@ -168,14 +168,14 @@ def contention_parts(rows: Rows, row: IntArray, pair: IntArray, pairs: int) -> t
     row: runs of blocks; pair: to which of so many pairs each of them belongs.
     """
     contention = rows.trace.contention
-    which, entry = contention.of(row)
+    which, entry = contention.lookup(row)
     if not len(entry):
         nothing = np.broadcast_to(0.0, (pairs, len(PLACES)))
         return nothing, nothing
     exposed, hidden = np.zeros((2, pairs, len(PLACES)))
     to = pair[which], _part_of_operations(rows, row[which], contention.operation[entry])
-    np.add.at(exposed, to, contention.exposed[entry])
-    np.add.at(hidden, to, contention.moved[entry] - contention.exposed[entry])
+    np.add.at(exposed, to, contention.exposed_delay[entry])
+    np.add.at(hidden, to, contention.transfer_delay[entry] - contention.exposed_delay[entry])
     return exposed, hidden
 
 
@@ -183,16 +183,16 @@ def _part_of_operations(rows: Rows, row: IntArray, operation: IntArray) -> IntAr
     """The part of what exchanges of operations expose, each inside the block of a row: [n]."""
     many = int(operation.max()) + 1
     keys, which = np.unique(rows.tasks.block[rows.entry[row]] * many + operation, return_inverse=True)
-    exchanges = [rows.blocks[key // many].operations[key % many].exchange for key in keys.tolist()]
-    parts = np.array([PART_OF_ROLE[exchange.group].place for exchange in exchanges if exchange is not None])
+    exchanges = [rows.blocks[key // many].operations[key % many].comm_op for key in keys.tolist()]
+    parts = np.array([PART_OF_ROLE[exchange.comm_group].place for exchange in exchanges if exchange is not None])
     found: IntArray = parts[which.reshape(-1)]
     return found
 
 
-def timings(rows: Rows, runs: BlockRuns, timing_of: TimingOf) -> tuple[list[tuple[Block, BlockTiming]], IntArray]:
+def timings(rows: Rows, runs: BlockRuns, timing_of: TimingOf) -> tuple[list[tuple[Segment, BlockTiming]], IntArray]:
     """The different blocks and timings among runs, and which of them each pair has: [pairs]."""
     found: dict[tuple[int, int], int] = {}
-    different: list[tuple[Block, BlockTiming]] = []
+    different: list[tuple[Segment, BlockTiming]] = []
     which = np.empty(len(runs.owner), dtype=np.int64)
     ranks = rows.ranks[runs.owner].tolist()
     for pair, (rank, number) in enumerate(zip(ranks, runs.block.tolist(), strict=True)):
@@ -213,17 +213,17 @@ class _Numbers:
     kind the block's and the exchange's number, and whether it computes forward or backward.
     """
 
-    blocks: dict[Block, int]
-    exchanges: dict[Exchange, int]
+    blocks: dict[Segment, int]
+    exchanges: dict[CommOp, int]
     kinds: dict[tuple[int, ActionKind | None], int]
     columns: list[tuple[int, int, bool, bool]]
 
     def of(self, task: Task) -> int:
         """The kind of a task."""
-        if isinstance(task, Compute):
-            key = id(task.block), None if task.action is None else task.action.kind
+        if isinstance(task, ComputeTask):
+            key = id(task.segment), None if task.action is None else task.action.kind
         else:
-            key = id(task.exchange), None
+            key = id(task.comm_op), None
         known = self.kinds.get(key)
         if known is None:
             known = self.kinds[key] = len(self.columns)
@@ -231,10 +231,10 @@ class _Numbers:
         return known
 
     def _columns(self, task: Task) -> tuple[int, int, bool, bool]:
-        if isinstance(task, Compute):
-            number = self.blocks.setdefault(task.block, len(self.blocks))
+        if isinstance(task, ComputeTask):
+            number = self.blocks.setdefault(task.segment, len(self.blocks))
             return number, -1, _is(task.action, _FORWARDS), _is(task.action, _BACKWARDS)
-        return -1, self.exchanges.setdefault(task.exchange, len(self.exchanges)), False, False
+        return -1, self.exchanges.setdefault(task.comm_op, len(self.exchanges)), False, False
 
 
 def _is(action: Action | None, kinds: frozenset[ActionKind]) -> bool:

@@ -13,7 +13,7 @@ from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.units import Seconds
 from clustersim.hardware.topology import LINK_KINDS, Fabric
 from clustersim.parallel.mesh import ROLES
-from clustersim.program.task import Exchange, Receive
+from clustersim.program.task import CommOp, ReceiveTask
 from clustersim.results.link_volumes import Carried, Volumes
 from clustersim.results.trace_table import Rows
 
@@ -50,8 +50,8 @@ class Moves:
 
 def moves_of(rows: Rows) -> Moves:
     """Rows that run blocks with exchanges, collectives and messages; these are the sender's."""
-    trace, blocks = rows.trace, [bool(block.exchanges) for block in rows.blocks]
-    received = [isinstance(task, Receive) for program in rows.program.programs for task in program.tasks]
+    trace, blocks = rows.trace, [bool(block.comm_ops) for block in rows.blocks]
+    received = [isinstance(task, ReceiveTask) for program in rows.program.programs for task in program.tasks]
     inside = np.array([*blocks, False])[rows.tasks.block]
     outside = (rows.tasks.exchange >= 0) & ~np.array(received, dtype=np.bool_)
     row = np.flatnonzero((inside | outside)[rows.entry])
@@ -67,7 +67,7 @@ def kinds_of(rows: Rows, moves: Moves, volumes: Volumes) -> Iterator[Kind]:
     found: dict[tuple[str, Carried], FloatArray] = {}
     for item in np.flatnonzero(runs.any(axis=0)).tolist():
         for exchange in _exchanges(rows, item):
-            key = exchange.group, volumes.carried(exchange)
+            key = exchange.comm_group, volumes.carried(exchange)
             found.setdefault(key, np.zeros(items))[item] += exchange.payload
     for (role, carried), payload in found.items():
         if carried.sent.any():
@@ -75,10 +75,10 @@ def kinds_of(rows: Rows, moves: Moves, volumes: Volumes) -> Iterator[Kind]:
             yield Kind(ROLES[role].listed, carried, owner[first], payload, runs @ payload / rows.steps)
 
 
-def _exchanges(rows: Rows, item: int) -> tuple[Exchange, ...]:
+def _exchanges(rows: Rows, item: int) -> tuple[CommOp, ...]:
     """Those of one run of a block or exchange."""
     blocks = len(rows.blocks)
-    return rows.blocks[item].exchanges if item < blocks else (rows.exchanges[item - blocks],)
+    return rows.blocks[item].comm_ops if item < blocks else (rows.exchanges[item - blocks],)
 
 
 def bytes_over_time(rows: Rows, fabric: Fabric, moves: Moves, kinds: list[Kind], bins: int) -> FloatArray:

@@ -11,7 +11,7 @@ from typing import Final
 from clustersim.common.units import Flop, FlopPerSecond, Seconds
 from clustersim.model.attention import full_matrix
 from clustersim.model.kernels import PRODUCTS, AttentionShape, Kernel
-from clustersim.program.task import Block, Work
+from clustersim.program.task import Segment, WorkType
 from clustersim.results.time_breakdown import Breakdown
 from clustersim.results.time_categories import BUBBLES, EXPOSED, PARTS
 from clustersim.results.trace_table import Rows
@@ -83,8 +83,8 @@ def _fraction(seconds: Seconds, parts: Breakdown) -> float:
     return seconds / whole if whole > 0 else 0.0
 
 
-def _recomputed(block: Block) -> Flop:
-    kernels = (operation.kernel for operation in block.operations if operation.work is Work.RECOMPUTE)
+def _recomputed(block: Segment) -> Flop:
+    kernels = (operation.kernel for operation in block.operations if operation.work_type is WorkType.RECOMPUTE)
     return sum(_full_matrix(kernel) for kernel in kernels if kernel is not None and kernel.kind in PRODUCTS)
 
 

@@ -26,7 +26,7 @@ from clustersim.model.framework import Captured, Framework, load_framework
 from clustersim.model.hf_config import config_file
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import DATA, PIPELINE
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 from clustersim.scenario.config.cost import RecordSection, ScaleSection
 from clustersim.scenario.config.layout import LayoutSection
 from clustersim.scenario.config.placement import PlacementSection
@@ -86,7 +86,9 @@ def read_reliability(section: ReliabilitySection, base: Path) -> Reliability:
     return section.settings(base)
 
 
-def read_algorithm(name: str, kind: Collective, library: Library, base: Path, readings: Readings) -> Algorithm | None:
+def read_algorithm(
+    name: str, kind: CollectiveType, library: Library, base: Path, readings: Readings
+) -> Algorithm | None:
     """The user's algorithm of a name; None for one of the library's. Raises InputError."""
     able = library.able(kind)
     if name in able:
@@ -94,7 +96,7 @@ def read_algorithm(name: str, kind: Collective, library: Library, base: Path, re
     if name in ALGORITHMS or (":" not in name and name not in installed()):
         legal = (*able, *installed())
         raise InputError(f"library {library.name} does not offer {name!r} for {kind.value}; {nearest(name, legal)}")
-    if not able or kind.routed:
+    if not able or kind.is_token_routing:
         raise InputError(f"library {library.name} has no constants of {kind.value}, which {name} would take")
     return readings.of(imported_algorithm, name, base)
 
@@ -234,5 +236,5 @@ def places_written_out(places: IntArray) -> list[int | str]:
 def written_out(schedule: Listed) -> dict[str, Any]:
     """What a scenario says of a listed schedule, wherever it was read from."""
     return {
-        "orders": {"name": schedule.name, "placement": list(schedule.stages.ranks), "rows": list(schedule.lines)},
+        "orders": {"name": schedule.name, "placement": list(schedule.stages.stage_ranks), "rows": list(schedule.lines)},
     }

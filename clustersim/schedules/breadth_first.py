@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from clustersim.common.errors import InputError
-from clustersim.program.action import Action, ActionKind, Order
-from clustersim.program.placement import Placement, looped
+from clustersim.program.action import Action, ActionKind, PipelineOrder
+from clustersim.program.placement import Placement, looped_placement
 from clustersim.schedules.schedule import require_positive
 
 
@@ -36,17 +36,17 @@ class BreadthFirst:
 
     def placement(self, ranks: int) -> Placement:
         """Stages in a loop: rank r of p holds r, r + p, ..."""
-        return looped(ranks, self.chunks)
+        return looped_placement(ranks, self.chunks)
 
     def require(self, ranks: int, microbatches: int) -> None:
         """Any number of microbatches is legal."""
         require_positive(ranks, microbatches)
 
-    def order(self, ranks: int, microbatches: int) -> Order:
+    def order(self, ranks: int, microbatches: int) -> PipelineOrder:
         """The actions of every pipeline rank."""
         self.require(ranks, microbatches)
         placement = self.placement(ranks)
-        return tuple(_rank_order(placement.stages_of(rank), microbatches) for rank in range(ranks))
+        return tuple(_rank_order(placement.stages_on_rank(rank), microbatches) for rank in range(ranks))
 
 
 def _rank_order(stages: tuple[int, ...], microbatches: int) -> tuple[Action, ...]:

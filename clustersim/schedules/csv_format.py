@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from clustersim.common.errors import InputError, shown
-from clustersim.program.action import Action, ActionKind, Order, Pair, Step
+from clustersim.program.action import Action, ActionKind, OverlappedPair, PipelineOrder, ScheduleEntry
 
 _ACTION: Final = re.compile(r"(\d{1,9})([FBIW])(\d{1,9})")
 _COMMUNICATES: Final = re.compile(r"\d+(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD)\d*")
@@ -28,7 +28,7 @@ class Listing:
     """An order that was read. whole: what errors call it; cells: of every action of each rank, from 0."""
 
     whole: str
-    order: Order
+    order: PipelineOrder
     cells: tuple[tuple[int, ...], ...]
 
     def row(self, rank: int) -> str:
@@ -52,7 +52,7 @@ def parse_action(text: str) -> Action:
     return Action(int(match[1]), ActionKind(match[2]), int(match[3]))
 
 
-def parse_order(text: str, source: str = "schedule") -> Order:
+def parse_order(text: str, source: str = "schedule") -> PipelineOrder:
     """Read a CSV with one row per rank; `source` names it in errors, which count rows and cells from 1."""
     return parse_listing(text, source).order
 
@@ -70,7 +70,7 @@ def parse_listing(text: str, source: str) -> Listing:
     return Listing(source, order, tuple(tuple(cell for cell, _ in row) for row in placed))
 
 
-def parse_step(text: str) -> Step:
+def parse_step(text: str) -> ScheduleEntry:
     """Read one action or a pair; raise InputError that names the text.
 
     >>> str(parse_step("(0F3;3B1)OVERLAP_F_B"))
@@ -79,15 +79,15 @@ def parse_step(text: str) -> Step:
     found = _PAIR.fullmatch(text.strip())
     if found is None:
         return parse_action(text)
-    pair = Pair(parse_action(found[1]), parse_action(found[2]))
+    pair = OverlappedPair(parse_action(found[1]), parse_action(found[2]))
     if (pair.forward.kind, pair.backward.kind) != (ActionKind.FORWARD, ActionKind.BACKWARD):
         raise InputError(f"{shown(text)} is no pair; write a forward and a backward, such as '(0F3;3B1)OVERLAP_F_B'")
     return pair
 
 
-def _row(cells: list[str], where: str) -> list[tuple[int, Step]]:
+def _row(cells: list[str], where: str) -> list[tuple[int, ScheduleEntry]]:
     """The steps of a row, with their cells."""
-    found: list[tuple[int, Step]] = []
+    found: list[tuple[int, ScheduleEntry]] = []
     for cell, text in enumerate(cells):
         if not text.strip() or _COMMUNICATES.fullmatch(text.strip()):
             continue
@@ -98,7 +98,7 @@ def _row(cells: list[str], where: str) -> list[tuple[int, Step]]:
     return found
 
 
-def format_order(order: Order) -> str:
+def format_order(order: PipelineOrder) -> str:
     """Write a CSV with one row per rank, without idle cells.
 
     >>> format_order(((Action(0, ActionKind.FORWARD, 0), Action(0, ActionKind.BACKWARD, 0)),))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from clustersim.common.errors import InputError
-from clustersim.program.action import Order, actions_of, in_turn
+from clustersim.program.action import PipelineOrder, flatten_entries, flatten_entry
 from clustersim.program.placement import Placement
 from clustersim.schedules.csv_format import Listing, format_order
 from clustersim.schedules.validation import verify
@@ -21,7 +21,7 @@ class Listed:
     """An order that keeps the rules. name: of the file, or what the list is called; stages: on which rank each is."""
 
     name: str
-    rows: Order
+    rows: PipelineOrder
     stages: Placement
 
     @property
@@ -36,11 +36,11 @@ class Listed:
 
     def placement(self, ranks: int) -> Placement:
         """Where the list has its stages; raise InputError for another number of ranks."""
-        if ranks != self.stages.size:
-            rows = _count(self.stages.size, "row")
+        if ranks != self.stages.pipeline_size:
+            rows = _count(self.stages.pipeline_size, "row")
             raise InputError(
                 f"{self.name} has {rows}, one for each pipeline rank, but layout.pp is {ranks}; "
-                f"pp {self.stages.size} fits"
+                f"pp {self.stages.pipeline_size} fits"
             )
         return self.stages
 
@@ -53,7 +53,7 @@ class Listed:
                 f"{microbatches}; training.global_batch {self.microbatches} x dp x training.microbatch fits"
             )
 
-    def order(self, ranks: int, microbatches: int) -> Order:
+    def order(self, ranks: int, microbatches: int) -> PipelineOrder:
         """The list; raise InputError as `require` does."""
         self.require(ranks, microbatches)
         return self.rows
@@ -76,9 +76,11 @@ def _placement(listing: Listing, stages: Sequence[int]) -> Placement:
         placement = Placement(tuple(stages))
     except InputError as error:
         raise InputError(f"{listing.whole}: {error}") from error
-    if placement.size != len(listing.order):
+    if placement.pipeline_size != len(listing.order):
         rows = _count(len(listing.order), "row")
-        raise InputError(f"{listing.whole} has {rows}, but its placement is on {placement.size} pipeline ranks")
+        raise InputError(
+            f"{listing.whole} has {rows}, but its placement is on {placement.pipeline_size} pipeline ranks"
+        )
     return placement
 
 
@@ -86,7 +88,7 @@ def _found(listing: Listing) -> list[int]:
     """In which row each stage's actions are."""
     first: dict[int, tuple[int, int]] = {}
     for rank, steps in enumerate(listing.order):
-        for step, action in ((step, action) for step, item in enumerate(steps) for action in actions_of(item)):
+        for step, action in ((step, action) for step, item in enumerate(steps) for action in flatten_entry(item)):
             row, where = first.setdefault(action.stage, (rank, step))
             if row != rank:
                 raise InputError(
@@ -106,8 +108,8 @@ def _found(listing: Listing) -> list[int]:
     return [first[stage][0] for stage in range(len(first))]
 
 
-def _microbatches(order: Order) -> int:
-    return 1 + max((action.microbatch for steps in order for action in in_turn(steps)), default=-1)
+def _microbatches(order: PipelineOrder) -> int:
+    return 1 + max((action.microbatch for steps in order for action in flatten_entries(steps)), default=-1)
 
 
 def _count(number: int, word: str, plural: str = "s") -> str:

@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol, SupportsIndex
 from clustersim.common.errors import InputError, shown
 from clustersim.common.pickling import FieldState
 from clustersim.common.plugins import RAISED, Asked, class_of, refusing, words
-from clustersim.program.action import Action, Order, Pair, Step
+from clustersim.program.action import Action, OverlappedPair, PipelineOrder, ScheduleEntry
 from clustersim.program.placement import Placement
 from clustersim.schedules.csv_format import parse_step
 from clustersim.schedules.validation import Counted, verify
@@ -35,7 +35,7 @@ class Rule(Protocol):
         Stages that follow each other are on one rank or on neighbours. Any exception refuses so many ranks.
         """
 
-    def order(self, ranks: int, microbatches: int) -> Sequence[Sequence[Step | str]]:
+    def order(self, ranks: int, microbatches: int) -> Sequence[Sequence[ScheduleEntry | str]]:
         """[ranks][steps] what each rank runs, as `Action` or in torch's notation (`"2B1"`: stage, kind, microbatch).
 
         Kinds are F, and B or its halves I and W; a `Pair` is `"(0F3;3B1)OVERLAP_F_B"`. Any exception refuses so many
@@ -75,7 +75,7 @@ class Imported(FieldState):
         """Ask for the order."""
         self.order(ranks, microbatches)
 
-    def order(self, ranks: int, microbatches: int) -> Order:
+    def order(self, ranks: int, microbatches: int) -> PipelineOrder:
         """What the rule says; raise InputError where it refuses, or says what is no order of these numbers."""
         asked = ranks, microbatches
         if asked not in self._orders:
@@ -87,7 +87,7 @@ class Imported(FieldState):
         return {}
 
     @cached_property
-    def _orders(self) -> dict[tuple[int, int], Order]:
+    def _orders(self) -> dict[tuple[int, int], PipelineOrder]:
         return {}
 
     def _placed(self, ranks: int) -> Placement:
@@ -95,11 +95,11 @@ class Imported(FieldState):
         with refusing(call):
             placement = self.rule.placement(ranks)
             found = placement if isinstance(placement, Placement) else Placement(tuple(map(_rank, _each(placement))))
-        if found.size != ranks:
-            raise InputError(f"{call} places stages on {found.size} pipeline ranks, not on {ranks}")
+        if found.pipeline_size != ranks:
+            raise InputError(f"{call} places stages on {found.pipeline_size} pipeline ranks, not on {ranks}")
         return found
 
-    def _ordered(self, ranks: int, microbatches: int) -> Order:
+    def _ordered(self, ranks: int, microbatches: int) -> PipelineOrder:
         placement, call = self.placement(ranks), f"{self.name}.order({ranks}, {microbatches})"
         with refusing(call):
             order = tuple(tuple(map(_step, _each(row))) for row in _each(self.rule.order(ranks, microbatches)))
@@ -127,8 +127,8 @@ def _rank(value: object) -> int:
     return index(value)
 
 
-def _step(value: object) -> Step:
-    if isinstance(value, (Action, Pair)):
+def _step(value: object) -> ScheduleEntry:
+    if isinstance(value, (Action, OverlappedPair)):
         return value
     if not isinstance(value, str):
         raise InputError(f"{shown(value)} is neither an Action nor a text such as '0F0'")

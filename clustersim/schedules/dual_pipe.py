@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from clustersim.common.errors import InputError
-from clustersim.program.action import Order
+from clustersim.program.action import PipelineOrder
 from clustersim.program.placement import Placement
 from clustersim.schedules.dual_pipe_v import DualPipeV
 from clustersim.schedules.schedule import require_positive
@@ -25,7 +25,7 @@ class DualPipe:
 
     def placement(self, ranks: int) -> Placement:
         """Down the ranks, across to the other pipeline, and back."""
-        return Placement(DualPipeV().placement(ranks).ranks, crosses=True)
+        return Placement(DualPipeV().placement(ranks).stage_ranks, bidirectional=True)
 
     def require(self, ranks: int, microbatches: int) -> None:
         """Raise InputError where a pipeline has fewer microbatches than stages."""
@@ -36,7 +36,7 @@ class DualPipe:
                 f"not {2 * microbatches}"
             )
 
-    def order(self, ranks: int, microbatches: int) -> Order:
+    def order(self, ranks: int, microbatches: int) -> PipelineOrder:
         """The steps of every rank of a pipeline, which are DualPipeV's; raise InputError as `require` does."""
         self.require(ranks, microbatches)
         return DualPipeV().order(ranks, microbatches)

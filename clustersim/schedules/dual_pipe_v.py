@@ -17,7 +17,7 @@ from itertools import count
 from typing import ClassVar
 
 from clustersim.common.errors import InputError
-from clustersim.program.action import Action, ActionKind, Order, Pair, Step
+from clustersim.program.action import Action, ActionKind, OverlappedPair, PipelineOrder, ScheduleEntry
 from clustersim.program.placement import Placement
 from clustersim.schedules.schedule import require_positive
 
@@ -44,7 +44,7 @@ class DualPipeV:
                 f"{microbatches}"
             )
 
-    def order(self, ranks: int, microbatches: int) -> Order:
+    def order(self, ranks: int, microbatches: int) -> PipelineOrder:
         """The steps of every pipeline rank; raise InputError as `require` does."""
         self.require(ranks, microbatches)
         return tuple(_Rank(rank, ranks).order(microbatches) for rank in range(ranks))
@@ -72,7 +72,7 @@ class _Rank:
 
     number: int
     ranks: int
-    steps: list[Step] = field(default_factory=list)
+    steps: list[ScheduleEntry] = field(default_factory=list)
     _later: deque[Action] = field(default_factory=deque)
     _down: _Chunk = field(init=False)
     _up: _Chunk = field(init=False)
@@ -80,13 +80,13 @@ class _Rank:
     def __post_init__(self) -> None:
         self._down, self._up = _Chunk(self.number), _Chunk(2 * self.ranks - 1 - self.number)
 
-    def order(self, microbatches: int) -> tuple[Step, ...]:
+    def order(self, microbatches: int) -> tuple[ScheduleEntry, ...]:
         """The rank's steps."""
         after = self.ranks - self.number - 1  # ranks from the next one on
         self._warm_up(after)
         self._pairs(microbatches - self.ranks - after)
         for _ in range(after):
-            self.steps += [self._up.backward(_B), Pair(self._up.forward(), self._down.backward(_B))]
+            self.steps += [self._up.backward(_B), OverlappedPair(self._up.forward(), self._down.backward(_B))]
         self._end(after)
         return tuple(self.steps)
 
@@ -102,10 +102,10 @@ class _Rank:
     def _pairs(self, rounds: int) -> None:
         """The steady state. The last rank's first forward and backward are of the V's turn, and not side by side."""
         for done in range(rounds):
-            pair = Pair(self._down.forward(), self._up.backward(_B))
+            pair = OverlappedPair(self._down.forward(), self._up.backward(_B))
             turns = done == 0 and self.number == self.ranks - 1
             self.steps += [*pair] if turns else [pair]
-            self.steps.append(Pair(self._up.forward(), self._down.backward(_B)))
+            self.steps.append(OverlappedPair(self._up.forward(), self._down.backward(_B)))
 
     def _end(self, after: int) -> None:
         """What is left of backward, whole at first, then in halves."""

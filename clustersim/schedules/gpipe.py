@@ -9,8 +9,8 @@ torch.distributed.pipelining.ScheduleGPipe; the paper's figure draws them descen
 from dataclasses import dataclass
 from typing import ClassVar
 
-from clustersim.program.action import Action, ActionKind, Order
-from clustersim.program.placement import Placement, looped
+from clustersim.program.action import Action, ActionKind, PipelineOrder
+from clustersim.program.placement import Placement, looped_placement
 from clustersim.schedules.schedule import require_positive
 
 
@@ -22,13 +22,13 @@ class GPipe:
 
     def placement(self, ranks: int) -> Placement:
         """One stage on each rank."""
-        return looped(ranks)
+        return looped_placement(ranks)
 
     def require(self, ranks: int, microbatches: int) -> None:
         """Any number of microbatches is legal."""
         require_positive(ranks, microbatches)
 
-    def order(self, ranks: int, microbatches: int) -> Order:
+    def order(self, ranks: int, microbatches: int) -> PipelineOrder:
         """The actions of every pipeline rank."""
         self.require(ranks, microbatches)
         kinds = (ActionKind.FORWARD, ActionKind.BACKWARD)

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from clustersim.common.errors import InputError
-from clustersim.program.action import Action, ActionKind, Order
-from clustersim.program.placement import Placement, looped
+from clustersim.program.action import Action, ActionKind, PipelineOrder
+from clustersim.program.placement import Placement, looped_placement
 from clustersim.schedules.interleave_1f1b import alternate
 from clustersim.schedules.schedule import require_positive
 
@@ -37,7 +37,7 @@ class Interleaved:
 
     def placement(self, ranks: int) -> Placement:
         """Stages in a loop: rank r of p holds r, r + p, ..."""
-        return looped(ranks, self.chunks)
+        return looped_placement(ranks, self.chunks)
 
     def require(self, ranks: int, microbatches: int) -> None:
         """Raise InputError where microbatches do not divide into rounds."""
@@ -45,14 +45,14 @@ class Interleaved:
         if not _legal(ranks, microbatches):
             raise InputError(_refusal(ranks, microbatches))
 
-    def order(self, ranks: int, microbatches: int) -> Order:
+    def order(self, ranks: int, microbatches: int) -> PipelineOrder:
         """The actions of every pipeline rank; raise InputError as `require` does."""
         self.require(ranks, microbatches)
         placement = self.placement(ranks)
         return tuple(self._rank_order(rank, placement, microbatches) for rank in range(ranks))
 
     def _rank_order(self, rank: int, placement: Placement, microbatches: int) -> tuple[Action, ...]:
-        ranks, stages = placement.size, placement.stages_of(rank)
+        ranks, stages = placement.pipeline_size, placement.stages_on_rank(rank)
         size = microbatches // _rounds(ranks, microbatches)
         warmup = (self.chunks - 1) * size + 2 * (ranks - 1 - rank)
         forwards = _passes(ActionKind.FORWARD, stages, microbatches, size)

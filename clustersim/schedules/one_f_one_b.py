@@ -9,8 +9,8 @@ Reference: PipeDream-Flush (Narayanan et al. 2021, arXiv:2104.04473, section 2.2
 from dataclasses import dataclass
 from typing import ClassVar
 
-from clustersim.program.action import BACKWARD, FORWARD, Action, Order
-from clustersim.program.placement import Placement, looped
+from clustersim.program.action import BACKWARD, FORWARD, Action, PipelineOrder
+from clustersim.program.placement import Placement, looped_placement
 from clustersim.schedules.interleave_1f1b import alternate
 from clustersim.schedules.schedule import require_positive
 
@@ -23,13 +23,13 @@ class OneFOneB:
 
     def placement(self, ranks: int) -> Placement:
         """One stage on each rank."""
-        return looped(ranks)
+        return looped_placement(ranks)
 
     def require(self, ranks: int, microbatches: int) -> None:
         """Any number of microbatches is legal."""
         require_positive(ranks, microbatches)
 
-    def order(self, ranks: int, microbatches: int) -> Order:
+    def order(self, ranks: int, microbatches: int) -> PipelineOrder:
         """The actions of every pipeline rank."""
         self.require(ranks, microbatches)
         return tuple(_rank_order(rank, min(ranks - 1 - rank, microbatches), microbatches) for rank in range(ranks))

@@ -13,7 +13,7 @@ megatron/core/transformer/transformer_config.py.
 
 from dataclasses import dataclass
 
-from clustersim.program.action import ActionKind, Order, Pair, Step, in_turn
+from clustersim.program.action import ActionKind, OverlappedPair, PipelineOrder, ScheduleEntry, flatten_entries
 from clustersim.program.placement import Placement
 from clustersim.schedules.schedule import Schedule
 
@@ -37,16 +37,16 @@ class Combined:
         """Raise InputError where the plain schedule does."""
         self.plain.require(ranks, microbatches)
 
-    def order(self, ranks: int, microbatches: int) -> Order:
+    def order(self, ranks: int, microbatches: int) -> PipelineOrder:
         """The steps of every pipeline rank; raise InputError as `require` does."""
         return tuple(_paired(row) for row in self.plain.order(ranks, microbatches))
 
 
-def _paired(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+def _paired(steps: tuple[ScheduleEntry, ...]) -> tuple[ScheduleEntry, ...]:
     """A rank's passes, from the first backward on in pairs with the forwards that are still to come then."""
-    actions = in_turn(steps)
+    actions = flatten_entries(steps)
     forwards = [action for action in actions if action.kind is ActionKind.FORWARD]
     backwards = [action for action in actions if action.kind is not ActionKind.FORWARD]
     warmup = actions.index(backwards[0])
-    pairs = [Pair(*item) for item in zip(forwards[warmup:], backwards, strict=False)]
+    pairs = [OverlappedPair(*item) for item in zip(forwards[warmup:], backwards, strict=False)]
     return (*forwards[:warmup], *pairs, *backwards[len(pairs) :])

@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from clustersim.common.errors import InputError
-from clustersim.program.action import Order
+from clustersim.program.action import PipelineOrder
 from clustersim.program.placement import Placement
 
 
@@ -24,7 +24,7 @@ class Schedule(Protocol):
     def require(self, ranks: int, microbatches: int) -> None:
         """Raise InputError where the schedule cannot run these numbers."""
 
-    def order(self, ranks: int, microbatches: int) -> Order:
+    def order(self, ranks: int, microbatches: int) -> PipelineOrder:
         """The actions of every pipeline rank; raise InputError as `require` does."""
 
 

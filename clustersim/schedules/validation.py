@@ -20,7 +20,15 @@ from types import MappingProxyType
 from typing import Final, Protocol
 
 from clustersim.common.errors import InputError
-from clustersim.program.action import Action, ActionKind, Order, Pair, Step, actions_of, in_turn
+from clustersim.program.action import (
+    Action,
+    ActionKind,
+    OverlappedPair,
+    PipelineOrder,
+    ScheduleEntry,
+    flatten_entries,
+    flatten_entry,
+)
 from clustersim.program.placement import Placement
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
@@ -82,24 +90,26 @@ class Counted:
 _COUNTED: Final = Counted()
 
 
-def verify(order: Order, *, placement: Placement, microbatches: int, places: Places = _COUNTED) -> None:
+def verify(order: PipelineOrder, *, placement: Placement, microbatches: int, places: Places = _COUNTED) -> None:
     """Raise InputError that names the rank, the action and the broken rule. places: what errors call them."""
-    if len(order) != placement.size:
-        raise InputError(f"{places.whole} orders {len(order)} ranks, but stages are placed on {placement.size}")
+    if len(order) != placement.pipeline_size:
+        raise InputError(
+            f"{places.whole} orders {len(order)} ranks, but stages are placed on {placement.pipeline_size}"
+        )
     for rank, steps in enumerate(order):
-        stages = placement.stages_of(rank)
+        stages = placement.stages_on_rank(rank)
         for step, action in _numbered(steps):
             if broken := _not_own(action, stages, microbatches):
                 raise InputError(f"{places.step(rank, step)}: {action} {broken}")
         _require_own_order(steps, rank, places)
-        if wrong := next(_incomplete(in_turn(steps), stages, microbatches), None):
+        if wrong := next(_incomplete(flatten_entries(steps), stages, microbatches), None):
             raise InputError(f"{places.row(rank)} {wrong}")
     _require_ended(order, _run(order, _UNITS), places)
 
 
-def _numbered(steps: Sequence[Step]) -> Iterator[tuple[int, Action]]:
+def _numbered(steps: Sequence[ScheduleEntry]) -> Iterator[tuple[int, Action]]:
     """Every action, and the number of its step."""
-    yield from ((number, action) for number, step in enumerate(steps) for action in actions_of(step))
+    yield from ((number, action) for number, step in enumerate(steps) for action in flatten_entry(step))
 
 
 def _not_own(action: Action, stages: Sequence[int], microbatches: int) -> str:
@@ -111,7 +121,7 @@ def _not_own(action: Action, stages: Sequence[int], microbatches: int) -> str:
     return ""
 
 
-def _require_own_order(steps: Sequence[Step], rank: int, places: Places) -> None:
+def _require_own_order(steps: Sequence[ScheduleEntry], rank: int, places: Places) -> None:
     seen: set[Action] = set()
     for step, action in _numbered(steps):
         if action in seen:
@@ -141,13 +151,13 @@ def _own_before(action: Action) -> Iterator[Action]:
         yield Action(action.stage, INPUT if action.kind is WEIGHT else F, action.microbatch)
 
 
-def peak_in_flight(order: Order) -> tuple[int, ...]:
+def peak_in_flight(order: PipelineOrder) -> tuple[int, ...]:
     """For each rank the most (stage, microbatch) pairs whose activations it keeps at once, from `F` to `B` or `W`."""
-    return tuple(max(accumulate(_HELD[action.kind] for action in in_turn(steps)), default=0) for steps in order)
+    return tuple(max(accumulate(_HELD[action.kind] for action in flatten_entries(steps)), default=0) for steps in order)
 
 
 def dry_run(
-    order: Order,
+    order: PipelineOrder,
     *,
     forward: float = 1.0,
     backward: float = 2.0,
@@ -161,21 +171,21 @@ def dry_run(
     """
     weight = backward / 2 if weight is None else weight
     cost = {F: forward, B: backward, INPUT: backward - weight, WEIGHT: weight}
-    order = tuple(map(in_turn, order)) if pair is None else order
+    order = tuple(map(flatten_entries, order)) if pair is None else order
     ends = _run(order, cost, pair=pair or 0.0)
     _require_ended(order, ends, _COUNTED)
     return DryRun(tuple(map(tuple, ends)))
 
 
-def runs_in_pairs(order: Order) -> bool:
+def runs_in_pairs(order: PipelineOrder) -> bool:
     """Whether an order still ends where a forward's output leaves only with that of a backward right behind it."""
-    order = tuple(map(in_turn, order))
+    order = tuple(map(flatten_entries, order))
     ends = _run(order, _UNITS, paired=True)
     return all(len(row) == len(steps) for steps, row in zip(order, ends, strict=True))
 
 
 def _run(
-    order: Order, cost: Mapping[ActionKind, float], *, pair: float = 1.0, paired: bool = False
+    order: PipelineOrder, cost: Mapping[ActionKind, float], *, pair: float = 1.0, paired: bool = False
 ) -> tuple[list[float], ...]:
     """When steps end, of each rank as far as it comes. paired: as `runs_in_pairs` has it."""
     bench = _Bench(cost, pair, _last(order), tuple([] for _ in order), paired)
@@ -186,9 +196,9 @@ def _run(
     return bench.ends
 
 
-def _last(order: Order) -> int:
+def _last(order: PipelineOrder) -> int:
     """The last stage."""
-    return max((action.stage for steps in order for action in in_turn(steps)), default=0)
+    return max((action.stage for steps in order for action in flatten_entries(steps)), default=0)
 
 
 @dataclass(slots=True)
@@ -207,25 +217,25 @@ class _Bench:
     done: dict[_Output, float] = field(default_factory=dict)
     sleepers: dict[_Output, int] = field(default_factory=dict)
 
-    def advance(self, rank: int, steps: Sequence[Step]) -> list[int]:
+    def advance(self, rank: int, steps: Sequence[ScheduleEntry]) -> list[int]:
         """Run a rank's steps up to the first that must wait; say which ranks this woke."""
         ends, woken = self.ends[rank], []
         for number in range(len(ends), len(steps)):
             step = steps[number]
-            awaited = [item for action in actions_of(step) for item in _awaited(action, self.last)]
+            awaited = [item for action in flatten_entry(step) for item in _awaited(action, self.last)]
             missing = next((element for element in awaited if element not in self.done), None)
             if missing is not None:
                 self.sleepers[missing] = rank
                 break
             begin = max([ends[-1] if ends else 0.0, *(self.done[entry] for entry in awaited)])
-            ends.append(begin + (self.pair if isinstance(step, Pair) else self.cost[step.kind]))
+            ends.append(begin + (self.pair if isinstance(step, OverlappedPair) else self.cost[step.kind]))
             if not self._held(steps[number : number + 2]):
                 held = self._held(steps[max(0, number - 1) : number + 1])
-                for each in in_turn(steps[number - held : number + 1]):
+                for each in flatten_entries(steps[number - held : number + 1]):
                     woken += self._put(each, ends[-1])
         return woken
 
-    def _held(self, two: Sequence[Step]) -> bool:
+    def _held(self, two: Sequence[ScheduleEntry]) -> bool:
         """Whether the output of the first of two steps waits for that of the second."""
         kinds = tuple(step.kind for step in two if isinstance(step, Action))
         return self.paired and kinds == (F, B)
@@ -246,9 +256,9 @@ def _awaited(action: Action, last: int) -> list[_Output]:
     return [(stage + 1, False, microbatch)] if kind is not WEIGHT and stage < last else []
 
 
-def _require_ended(order: Order, ends: Sequence[Sequence[float]], places: Places) -> None:
+def _require_ended(order: PipelineOrder, ends: Sequence[Sequence[float]], places: Places) -> None:
     """Raise InputError unless every rank came to its end."""
-    done = {action for row, steps in zip(ends, order, strict=True) for action in in_turn(steps[: len(row)])}
+    done = {action for row, steps in zip(ends, order, strict=True) for action in flatten_entries(steps[: len(row)])}
     stuck = [
         f"{places.step(rank, len(row))} ({steps[len(row)]}) waits for {_awaited_action(steps[len(row)], order, done)}"
         for rank, (steps, row) in enumerate(zip(order, ends, strict=True))
@@ -260,11 +270,11 @@ def _require_ended(order: Order, ends: Sequence[Sequence[float]], places: Places
         raise InputError(f"{places.whole} deadlocks: {'; '.join(named)}{others}")
 
 
-def _awaited_action(step: Step, order: Order, done: Set[Action]) -> Action:
+def _awaited_action(step: ScheduleEntry, order: PipelineOrder, done: Set[Action]) -> Action:
     """Which action of another stage a step waits for; a whole backward where the order has neither form of it."""
-    waits = (_forms(item) for action in actions_of(step) for item in _awaited(action, _last(order)))
+    waits = (_forms(item) for action in flatten_entry(step) for item in _awaited(action, _last(order)))
     forms = next(wait for wait in waits if done.isdisjoint(wait))
-    there = {action for steps in order for action in in_turn(steps)}
+    there = {action for steps in order for action in flatten_entries(steps)}
     return next((form for form in forms if form in there), forms[-1])
 
 

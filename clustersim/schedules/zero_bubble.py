@@ -27,8 +27,8 @@ from itertools import product
 from types import MappingProxyType
 from typing import Final
 
-from clustersim.program.action import Action, ActionKind, Order
-from clustersim.program.placement import Placement, looped
+from clustersim.program.action import Action, ActionKind, PipelineOrder
+from clustersim.program.placement import Placement, looped_placement
 from clustersim.schedules.schedule import require_positive
 from clustersim.schedules.validation import dry_run
 
@@ -64,13 +64,13 @@ class ZeroBubble:
 
     def placement(self, ranks: int) -> Placement:
         """One stage on each rank."""
-        return looped(ranks)
+        return looped_placement(ranks)
 
     def require(self, ranks: int, microbatches: int) -> None:
         """Any number of microbatches is legal."""
         require_positive(ranks, microbatches)
 
-    def order(self, ranks: int, microbatches: int) -> Order:
+    def order(self, ranks: int, microbatches: int) -> PipelineOrder:
         """The actions of every pipeline rank."""
         self.require(ranks, microbatches)
         choices = product(_GRIDS, (True, False))
@@ -88,7 +88,7 @@ class ZeroBubble:
             patience=durations[_W] if patient else 0,
         )
 
-    def _longest(self, order: Order) -> float:
+    def _longest(self, order: PipelineOrder) -> float:
         costs = self.costs
         backward = costs.input_gradient + costs.weight_gradient
         return dry_run(order, forward=costs.forward, backward=backward, weight=costs.weight_gradient).longest
@@ -144,7 +144,7 @@ class _Bench:
     waiting: float
     patience: int
 
-    def run(self) -> Order:
+    def run(self) -> PipelineOrder:
         """Run all passes; return their order. Ranks free at one time choose last stage first, as gradients come."""
         awake = [(0, 0)]
         while awake:

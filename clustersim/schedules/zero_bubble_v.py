@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import ClassVar
 
-from clustersim.program.action import Action, ActionKind, Order
+from clustersim.program.action import Action, ActionKind, PipelineOrder
 from clustersim.program.placement import Placement
 from clustersim.schedules.schedule import require_positive
 
@@ -40,7 +40,7 @@ class ZeroBubbleV:
         """Any number of microbatches is legal."""
         require_positive(ranks, microbatches)
 
-    def order(self, ranks: int, microbatches: int) -> Order:
+    def order(self, ranks: int, microbatches: int) -> PipelineOrder:
         """The actions of every pipeline rank."""
         self.require(ranks, microbatches)
         many = max(2 * ranks - 1, microbatches)

@@ -12,52 +12,52 @@ from numpy.typing import NDArray
 
 from clustersim.common.arrays import IntArray
 
-_FEW: Final = 16  # more than so many different numbers are sorted
-_SPARSE: Final = 16  # numbers up to so many times their count are compacted by a table, others are sorted
+_MAX_SCANNED_VALUES: Final = 16  # more than so many different numbers are sorted
+_MAX_TABLE_RATIO: Final = 16  # numbers up to so many times their count are compacted by a table, others are sorted
 
 
-def compact(colour: IntArray) -> IntArray:
+def compact_labels(labels: IntArray) -> IntArray:
     """Colours in the order of these numbers, not negative: [n]."""
-    bound = int(colour.max(initial=-1)) + 1
-    if bound > _SPARSE * len(colour):
-        return np.unique(colour, return_inverse=True)[1].reshape(-1).astype(np.int64)
-    used = np.zeros(bound, dtype=np.bool_)
-    used[colour] = True
-    return (np.cumsum(used) - 1)[colour]
+    bound = int(labels.max(initial=-1)) + 1
+    if bound > _MAX_TABLE_RATIO * len(labels):
+        return np.unique(labels, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    is_used = np.zeros(bound, dtype=np.bool_)
+    is_used[labels] = True
+    return (np.cumsum(is_used) - 1)[labels]
 
 
-def ranked(values: NDArray[Any]) -> IntArray:
+def label_values(values: NDArray[Any]) -> IntArray:
     """Colours of any numbers, in their order: [n]; a few different ones are found without sorting."""
-    known: list[Any] = []
-    left = values
-    while len(left) and len(known) < _FEW:
-        known.append(left[0])
-        left = left[left != left[0]]
-    different = np.concatenate([np.array(known, values.dtype), np.unique(left)])
-    return np.searchsorted(np.sort(different), values)
+    scanned: list[Any] = []
+    remaining = values
+    while len(remaining) and len(scanned) < _MAX_SCANNED_VALUES:
+        scanned.append(remaining[0])
+        remaining = remaining[remaining != remaining[0]]
+    unique = np.concatenate([np.array(scanned, values.dtype), np.unique(remaining)])
+    return np.searchsorted(np.sort(unique), values)
 
 
-def joined(left: IntArray, right: IntArray) -> IntArray:
+def pair_labels(left: IntArray, right: IntArray) -> IntArray:
     """One colour for each pair of numbers that occurs, without collisions: their product stays below 2⁶³."""
-    return compact(left * (int(right.max()) + 1) + right)
+    return compact_labels(left * (int(right.max()) + 1) + right)
 
 
-def rows(table: IntArray) -> IntArray:
+def label_rows(table: IntArray) -> IntArray:
     """Colours of rows of colours [n, columns]: equal rows, equal colour."""
-    count, columns = table.shape
-    if count < columns:
-        known: dict[bytes, int] = {}
-        return np.array([known.setdefault(row.tobytes(), len(known)) for row in table], dtype=np.int64)
-    colour = np.zeros(count, dtype=np.int64)
+    row_count, column_count = table.shape
+    if row_count < column_count:
+        label_cache: dict[bytes, int] = {}
+        return np.array([label_cache.setdefault(row.tobytes(), len(label_cache)) for row in table], dtype=np.int64)
+    labels = np.zeros(row_count, dtype=np.int64)
     for column in np.ascontiguousarray(table.T):
-        colour = joined(colour, column)
-    return colour
+        labels = pair_labels(labels, column)
+    return labels
 
 
-def distinct(columns: Sequence[NDArray[Any]]) -> tuple[IntArray, IntArray]:
+def unique_by_columns(columns: Sequence[NDArray[Any]]) -> tuple[IntArray, IntArray]:
     """Colours of things by what columns say of them, [n] each, and the first thing of each colour."""
-    telling = [column for column in columns if (column != column[0]).any()]
-    if not telling:
+    varying = [column for column in columns if (column != column[0]).any()]
+    if not varying:
         return np.zeros(len(columns[0]), dtype=np.int64), np.zeros(1, dtype=np.int64)
-    colour = rows(np.stack([ranked(column) for column in telling], axis=1))
-    return colour, np.unique(colour, return_index=True)[1]
+    labels = label_rows(np.stack([label_values(column) for column in varying], axis=1))
+    return labels, np.unique(labels, return_index=True)[1]

@@ -19,72 +19,81 @@ import numpy as np
 
 from clustersim.common.arrays import FloatArray, HashArray, IntArray
 from clustersim.common.splitmix import finalized, splitmix64
-from clustersim.symmetry.labels import joined, ranked
+from clustersim.symmetry.labels import label_values, pair_labels
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Crossings:
+class LinkLoadMatrix:
     """Which groups of one role keep which links busy: [entries] each; a pair of group and link occurs once.
 
     group: row in the role's groups; link: number in the fabric; seconds: for each byte of the group's payload.
     Compared by identity: exchanges that differ in nothing but payload share one.
     """
 
-    group: IntArray
-    link: IntArray
-    seconds: FloatArray
+    group_index: IntArray
+    link_index: IntArray
+    seconds_per_byte: FloatArray
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class LinkTraffic:
     """All that crosses links. links: [links] first colours, equal for links of equal kind and bandwidth."""
 
-    links: IntArray
-    crossings: Mapping[str, Sequence[Crossings]]
+    link_colours: IntArray
+    matrices: Mapping[str, Sequence[LinkLoadMatrix]]
 
 
-NOTHING = Crossings(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
-NO_TRAFFIC = Traffic(np.zeros(0, np.int64), {})
+NO_LINK_LOADS = LinkLoadMatrix(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
+NO_TRAFFIC = LinkTraffic(np.zeros(0, np.int64), {})
 
 
-class LinkColours:
+class LinkColourRefinement:
     """Colours of links while they are refined; `groups` counts the groups of each role."""
 
-    def __init__(self, traffic: Traffic, groups: Mapping[str, int]) -> None:
-        self.colour = traffic.links
-        self._first = dict(zip(groups, np.cumsum([0, *groups.values()])[:-1].tolist(), strict=True))
-        self._groups = dict(groups)
-        found = [(self._first[role], crossings) for role, listed in traffic.crossings.items() for crossings in listed]
-        self._group = np.concatenate([NOTHING.group, *(first + item.group for first, item in found)])
-        self._link = np.concatenate([NOTHING.link, *(element.link for _, element in found)])
-        label = np.repeat(np.arange(len(found)), [len(entry.link) for _, entry in found])
-        seconds = np.concatenate([NOTHING.seconds, *(each.seconds for _, each in found)])
-        self._entry = finalized(finalized(label.astype(np.uint64)) ^ seconds.view(np.uint64))
+    def __init__(self, traffic: LinkTraffic, group_counts: Mapping[str, int]) -> None:
+        self.colour = traffic.link_colours
+        self._group_offsets = dict(zip(group_counts, np.cumsum([0, *group_counts.values()])[:-1].tolist(), strict=True))
+        self._group_counts = dict(group_counts)
+        matrices = [
+            (self._group_offsets[comm_group], matrix)
+            for comm_group, group_matrices in traffic.matrices.items()
+            for matrix in group_matrices
+        ]
+        self._group_index = np.concatenate(
+            [NO_LINK_LOADS.group_index, *(offset + matrix.group_index for offset, matrix in matrices)]
+        )
+        self._link_index = np.concatenate([NO_LINK_LOADS.link_index, *(matrix.link_index for _, matrix in matrices)])
+        matrix_label = np.repeat(np.arange(len(matrices)), [len(matrix.link_index) for _, matrix in matrices])
+        seconds = np.concatenate([NO_LINK_LOADS.seconds_per_byte, *(matrix.seconds_per_byte for _, matrix in matrices)])
+        self._entry_hashes = finalized(finalized(matrix_label.astype(np.uint64)) ^ seconds.view(np.uint64))
 
     @property
     def count(self) -> int:
         """How many colours there are."""
         return int(self.colour.max(initial=-1)) + 1
 
-    def groups(self) -> dict[str, IntArray]:
+    def group_colours(self) -> dict[str, IntArray]:
         """For each role the colour of every group by the links that it crosses: [groups]."""
-        mixed = finalized(self._entry ^ splitmix64(self.colour.astype(np.uint64))[self._link])
-        hashes = _sums(self._group, mixed, sum(self._groups.values()))
-        colours = ranked(hashes)
-        return {role: colours[first : first + self._groups[role]] for role, first in self._first.items()}
+        mixed = finalized(self._entry_hashes ^ splitmix64(self.colour.astype(np.uint64))[self._link_index])
+        hashes = _hash_sums(self._group_index, mixed, sum(self._group_counts.values()))
+        colours = label_values(hashes)
+        return {
+            comm_group: colours[offset : offset + self._group_counts[comm_group]]
+            for comm_group, offset in self._group_offsets.items()
+        }
 
-    def refine(self, groups: Mapping[str, IntArray]) -> None:
+    def refine(self, group_colours: Mapping[str, IntArray]) -> None:
         """Refine links by the colours of the groups that cross them."""
-        if not len(self._link):
+        if not len(self._link_index):
             return
-        colour = np.concatenate([groups[role] for role in self._first])
-        mixed = finalized(self._entry ^ splitmix64(colour.astype(np.uint64))[self._group])
-        hashes = _sums(self._link, mixed, len(self.colour))
-        self.colour = joined(self.colour, ranked(hashes))
+        colour = np.concatenate([group_colours[comm_group] for comm_group in self._group_offsets])
+        mixed = finalized(self._entry_hashes ^ splitmix64(colour.astype(np.uint64))[self._group_index])
+        hashes = _hash_sums(self._link_index, mixed, len(self.colour))
+        self.colour = pair_labels(self.colour, label_values(hashes))
 
 
-def _sums(number: IntArray, hashes: HashArray, buckets: int) -> HashArray:
+def _hash_sums(bucket_index: IntArray, hashes: HashArray, bucket_count: int) -> HashArray:
     """Wrapping sum of the hashes that fall into each bucket: [buckets], 0 for empty ones."""
-    total = np.zeros(buckets, dtype=np.uint64)
-    np.add.at(total, number, hashes)
+    total = np.zeros(bucket_count, dtype=np.uint64)
+    np.add.at(total, bucket_index, hashes)
     return total

@@ -20,49 +20,49 @@ from numpy.typing import NDArray
 
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.lru import Recent
-from clustersim.program.program import Groups, Program
-from clustersim.symmetry.labels import compact, joined, ranked, rows
-from clustersim.symmetry.link_load_matrix import NO_TRAFFIC, LinkColours, Traffic
+from clustersim.program.program import ProcessGroups, Program
+from clustersim.symmetry.labels import compact_labels, label_rows, label_values, pair_labels
+from clustersim.symmetry.link_load_matrix import NO_TRAFFIC, LinkColourRefinement, LinkTraffic
 
-KEPT: Final = 16_000_000
+CACHE_BYTES: Final = 16_000_000
 """Bytes of colourings, and of what they follow from, that are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
-class Classes:
+class SymmetryClasses:
     """colour: [ranks]; representative: [ranks] the lowest rank of each rank's colour; groups: colour of every group.
 
     links: [links] colour of every link; empty where links are not shared.
     """
 
-    colour: IntArray
+    rank_colours: IntArray
     representative: IntArray
-    groups: Mapping[str, IntArray]
-    links: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    group_colours: Mapping[str, IntArray]
+    link_colours: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     @property
     def count(self) -> int:
         """How many classes there are, so how many ranks must be simulated."""
-        return int(self.colour.max()) + 1
+        return int(self.rank_colours.max()) + 1
 
 
-_RECENT: Final = Recent[Classes](KEPT)
+_CACHE: Final = Recent[SymmetryClasses](CACHE_BYTES)
 
 
-def unfolded(program: Program, links: int = 0) -> Classes:
+def singleton_classes(program: Program, link_count: int = 0) -> SymmetryClasses:
     """Every rank, every group and every one of `links` links its own class."""
-    ranks = np.arange(program.ranks)
-    groups = {role: np.arange(len(groups.members)) for role, groups in program.groups.items()}
-    return Classes(ranks, ranks, groups, np.arange(links))
+    ranks = np.arange(program.world_size)
+    groups = {comm_group: np.arange(len(groups.members)) for comm_group, groups in program.groups.items()}
+    return SymmetryClasses(ranks, ranks, groups, np.arange(link_count))
 
 
-def classes(
+def symmetry_classes(
     program: Program,
-    costs: Mapping[str, FloatArray],
-    traffic: Traffic = NO_TRAFFIC,
+    comm_seconds: Mapping[str, FloatArray],
+    traffic: LinkTraffic = NO_TRAFFIC,
     *,
-    machine: IntArray | None = None,
-) -> Classes:
+    device_model: IntArray | None = None,
+) -> SymmetryClasses:
     """Coarsest stable colouring.
 
     costs: for each role [groups, exchanges] seconds that each exchange takes in each group; roles without an entry
@@ -70,75 +70,102 @@ def classes(
     machine that each rank runs on; ranks of different machines are never alike. The last ones are remembered: steps
     that are compared often differ in nothing that tells ranks apart.
     """
-    colour = compact(program.kind) if machine is None else joined(program.kind, machine)
-    first = {role: _first_colours(groups, costs.get(role)) for role, groups in program.groups.items()}
-    told = _told(program.groups, colour, first, traffic)
-    if sum(array.nbytes for array in told) > KEPT:
-        return _stable(program.groups, colour, first, traffic)
-    shapes = tuple((role, group.ordered, group.members.shape) for role, group in program.groups.items())
-    crossed = tuple((role, len(crossing)) for role, crossing in traffic.crossings.items())
-    key = shapes, crossed, *(item.tobytes() for item in told)
-    return _RECENT.of(key, lambda: _stable(program.groups, colour, first, traffic))
+    rank_colours = (
+        compact_labels(program.program_index)
+        if device_model is None
+        else pair_labels(program.program_index, device_model)
+    )
+    initial = {
+        comm_group: _initial_colours(groups, comm_seconds.get(comm_group))
+        for comm_group, groups in program.groups.items()
+    }
+    inputs = _refinement_inputs(program.groups, rank_colours, initial, traffic)
+    if sum(array.nbytes for array in inputs) > CACHE_BYTES:
+        return _refine_until_stable(program.groups, rank_colours, initial, traffic)
+    shapes = tuple(
+        (comm_group, process_groups.ordered, process_groups.members.shape)
+        for comm_group, process_groups in program.groups.items()
+    )
+    matrix_counts = tuple((comm_group, len(matrices)) for comm_group, matrices in traffic.matrices.items())
+    key = shapes, matrix_counts, *(array.tobytes() for array in inputs)
+    return _CACHE.of(key, lambda: _refine_until_stable(program.groups, rank_colours, initial, traffic))
 
 
-def _told(
-    groups: Mapping[str, Groups], colour: IntArray, first: Mapping[str, IntArray], traffic: Traffic
+def _refinement_inputs(
+    groups: Mapping[str, ProcessGroups], rank_colours: IntArray, initial: Mapping[str, IntArray], traffic: LinkTraffic
 ) -> list[NDArray[Any]]:
     """All arrays from which the stable colouring follows."""
-    crossings = [item for listed in traffic.crossings.values() for item in listed]
-    columns = [column for crossing in crossings for column in (crossing.group, crossing.link, crossing.seconds)]
-    return [colour, *(group.members for group in groups.values()), *first.values(), traffic.links, *columns]
+    matrices = [matrix for group_matrices in traffic.matrices.values() for matrix in group_matrices]
+    columns = [
+        column for matrix in matrices for column in (matrix.group_index, matrix.link_index, matrix.seconds_per_byte)
+    ]
+    return [
+        rank_colours,
+        *(process_groups.members for process_groups in groups.values()),
+        *initial.values(),
+        traffic.link_colours,
+        *columns,
+    ]
 
 
-def _stable(groups: Mapping[str, Groups], colour: IntArray, first: Mapping[str, IntArray], traffic: Traffic) -> Classes:
+def _refine_until_stable(
+    groups: Mapping[str, ProcessGroups], rank_colours: IntArray, initial: Mapping[str, IntArray], traffic: LinkTraffic
+) -> SymmetryClasses:
     """Refine first colours of ranks, groups and links until their number stands still."""
-    links = LinkColours(traffic, {role: len(group.members) for role, group in groups.items()})
+    links = LinkColourRefinement(
+        traffic, {comm_group: len(process_groups.members) for comm_group, process_groups in groups.items()}
+    )
     while True:
-        crossing = links.groups()
-        by_role = {
-            role: _group_colours(item, joined(first[role], crossing[role]), colour) for role, item in groups.items()
+        colours_by_links = links.group_colours()
+        group_colours = {
+            comm_group: _refine_groups(
+                process_groups, pair_labels(initial[comm_group], colours_by_links[comm_group]), rank_colours
+            )
+            for comm_group, process_groups in groups.items()
         }
-        before, refined = links.count, colour
-        links.refine(by_role)
-        for role, element in groups.items():
-            refined = _with_groups(refined, element, by_role[role])
-        if refined.max() == colour.max() and links.count == before:
-            return Classes(colour, _representatives(colour), by_role, links.colour)
-        colour = refined
+        link_colour_count, refined = links.count, rank_colours
+        links.refine(group_colours)
+        for comm_group, process_groups in groups.items():
+            refined = _refine_ranks(refined, process_groups, group_colours[comm_group])
+        if refined.max() == rank_colours.max() and links.count == link_colour_count:
+            return SymmetryClasses(rank_colours, _representatives(rank_colours), group_colours, links.colour)
+        rank_colours = refined
 
 
-def _first_colours(groups: Groups, costs: FloatArray | None) -> IntArray:
-    if costs is None or costs.size == 0:
+def _initial_colours(groups: ProcessGroups, comm_seconds: FloatArray | None) -> IntArray:
+    if comm_seconds is None or comm_seconds.size == 0:
         return np.zeros(len(groups.members), dtype=np.int64)
-    return rows(np.stack([ranked(column) for column in costs.T], axis=1))
+    return label_rows(np.stack([label_values(column) for column in comm_seconds.T], axis=1))
 
 
-def _group_colours(groups: Groups, first: IntArray, colour: IntArray) -> IntArray:
+def _refine_groups(groups: ProcessGroups, initial: IntArray, rank_colours: IntArray) -> IntArray:
     """Colours of groups refined by those of their members."""
-    inside = colour[groups.members]
-    mixed = np.flatnonzero((inside != inside[:, :1]).any(axis=1))
+    member_colours = rank_colours[groups.members]
+    mixed = np.flatnonzero((member_colours != member_colours[:, :1]).any(axis=1))
     # groups of one colour throughout are told apart by that colour; the others by all their members'
-    told = inside[:, 0] + 1
-    told[mixed] = 0
+    member_labels = member_colours[:, 0] + 1
+    member_labels[mixed] = 0
     if len(mixed) > 1:
-        extra = np.zeros(len(inside), dtype=np.int64)
-        extra[mixed] = rows(inside[mixed] if groups.ordered else np.sort(inside[mixed], axis=1))
-        told = joined(told, extra)
-    return joined(first, told)
+        mixed_labels = np.zeros(len(member_colours), dtype=np.int64)
+        mixed_labels[mixed] = label_rows(
+            member_colours[mixed] if groups.ordered else np.sort(member_colours[mixed], axis=1)
+        )
+        member_labels = pair_labels(member_labels, mixed_labels)
+    return pair_labels(initial, member_labels)
 
 
-def _with_groups(colour: IntArray, groups: Groups, group_colour: IntArray) -> IntArray:
+def _refine_ranks(rank_colours: IntArray, groups: ProcessGroups, group_colours: IntArray) -> IntArray:
     """Colours of ranks refined by the colours of their groups of one role."""
-    places = (0, 1) if groups.ordered else (None,)
-    for place in places:
-        around = np.zeros(len(colour), dtype=np.int64)
-        members = groups.members if place is None else groups.members[:, place, None]
-        around[members] = group_colour[:, None] + 1
-        colour = joined(colour, around)
-    return colour
+    member_indices = (0, 1) if groups.ordered else (None,)
+    for member_index in member_indices:
+        neighbour_colours = np.zeros(len(rank_colours), dtype=np.int64)
+        members = groups.members if member_index is None else groups.members[:, member_index, None]
+        neighbour_colours[members] = group_colours[:, None] + 1
+        rank_colours = pair_labels(rank_colours, neighbour_colours)
+    return rank_colours
 
 
-def _representatives(colour: IntArray) -> IntArray:
-    lowest = np.full(int(colour.max(initial=-1)) + 1, len(colour))
-    np.minimum.at(lowest, colour, np.arange(len(colour)))
-    return lowest[colour]
+def _representatives(rank_colours: IntArray) -> IntArray:
+    lowest = np.full(int(rank_colours.max(initial=-1)) + 1, len(rank_colours))
+    np.minimum.at(lowest, rank_colours, np.arange(len(rank_colours)))
+    return lowest[rank_colours]

@@ -29,7 +29,7 @@ from clustersim.common.arrays import FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True)
-class Contention:
+class ContentionDelays:
     """What sharing links changed: operation `operation` of the block of trace row `row`, in columns, by row.
 
     exposed, moved: seconds more than alone of its exchange that no kernel beside it in the operation hides (below 0
@@ -37,22 +37,22 @@ class Contention:
     not here.
     """
 
-    row: IntArray
+    event: IntArray
     operation: IntArray
-    exposed: FloatArray
-    moved: FloatArray
+    exposed_delay: FloatArray
+    transfer_delay: FloatArray
 
     @classmethod
-    def none(cls) -> Self:
+    def empty(cls) -> Self:
         """Nobody shared links, or nobody felt it."""
         return cls(*np.zeros((2, 0), dtype=np.int64), *np.zeros((2, 0)))
 
-    def of(self, rows: IntArray) -> tuple[IntArray, IntArray]:
+    def lookup(self, events: IntArray) -> tuple[IntArray, IntArray]:
         """What belongs to some rows of the trace: which of these rows, and which entry."""
-        first, last = (np.searchsorted(self.row, rows, side=side) for side in ("left", "right"))
-        count = last - first
-        which = np.repeat(np.arange(len(rows)), count)
-        return which, np.arange(len(which)) - np.repeat(np.cumsum(count) - count - first, count)
+        begin, end = (np.searchsorted(self.event, events, side=side) for side in ("left", "right"))
+        count = end - begin
+        event_position = np.repeat(np.arange(len(events)), count)
+        return event_position, np.arange(len(event_position)) - np.repeat(np.cumsum(count) - count - begin, count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +68,9 @@ class Trace:
     end: FloatArray
     waited: FloatArray
     slowed: FloatArray
-    contention: Contention
-    cause: IntArray
-    leader: IntArray
+    contention: ContentionDelays
+    critical_predecessor: IntArray
+    blocking_event: IntArray
     representative: IntArray
 
     def __len__(self) -> int:
@@ -79,8 +79,8 @@ class Trace:
     @property
     def contended(self) -> FloatArray:
         """[n] seconds of each span."""
-        found = np.bincount(self.contention.row, self.contention.exposed, minlength=len(self))
-        return found.astype(np.float64, copy=False)
+        seconds = np.bincount(self.contention.event, self.contention.exposed_delay, minlength=len(self))
+        return seconds.astype(np.float64, copy=False)
 
     @property
     def makespan(self) -> float:
@@ -93,22 +93,22 @@ class Trace:
         return np.unique(self.representative)
 
     @property
-    def stands_for(self) -> IntArray:
+    def represented_counts(self) -> IntArray:
         """How many ranks each was simulated for, 0 for one that was not: [ranks]."""
         return np.bincount(self.representative, minlength=len(self.representative))
 
-    def rows(self, rank: int, stream: int | None = None) -> IntArray:
+    def rank_events(self, rank: int, stream: int | None = None) -> IntArray:
         """Row numbers of one simulated rank (and stream), by start."""
-        chosen = self.rank == rank if stream is None else (self.rank == rank) & (self.stream == stream)
-        rows = np.flatnonzero(chosen)
-        return rows[np.lexsort((self.end[rows], self.start[rows]))]
+        is_selected = self.rank == rank if stream is None else (self.rank == rank) & (self.stream == stream)
+        events = np.flatnonzero(is_selected)
+        return events[np.lexsort((self.end[events], self.start[events]))]
 
 
 @dataclass(frozen=True, slots=True)
 class OperationSpans:
     """Spans of single operations inside blocks, in columns: operation `operation` of task `task` of rank `rank`.
 
-    exposed, moved: what sharing links added to it (`Contention`), seconds.
+    exposed, moved: what sharing links added to it (`ContentionDelays`), seconds.
     """
 
     rank: IntArray
@@ -116,8 +116,8 @@ class OperationSpans:
     operation: IntArray
     start: FloatArray
     end: FloatArray
-    exposed: FloatArray
-    moved: FloatArray
+    exposed_delay: FloatArray
+    transfer_delay: FloatArray
 
     def __len__(self) -> int:
         return len(self.rank)
@@ -125,4 +125,4 @@ class OperationSpans:
     @property
     def columns(self) -> tuple[IntArray, IntArray, IntArray, FloatArray, FloatArray, FloatArray, FloatArray]:
         """All columns."""
-        return self.rank, self.task, self.operation, self.start, self.end, self.exposed, self.moved
+        return self.rank, self.task, self.operation, self.start, self.end, self.exposed_delay, self.transfer_delay

@@ -29,7 +29,7 @@ from clustersim.hardware.clos_fabric import ClosFabric
 from clustersim.hardware.clos_spec import Leaf, Network, Nics, Node, NvLink, Port, spread_evenly
 from clustersim.hardware.ecmp import Spread
 from clustersim.hardware.link_technology import Technology
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 from clustersim.validation.accelerator_lookup import accelerator_of
 from clustersim.validation.cases import PUBLISHED, CannotPredictError, Case, read_cases
 from clustersim.validation.cluster_lookup import interconnect_of
@@ -127,7 +127,7 @@ class Place:
     per_process: int
     called: bool
     joined: Interconnect
-    collective: Collective
+    collective: CollectiveType
     algorithm: str
 
     @property
@@ -201,7 +201,7 @@ class Place:
     def survey(self, library: Library) -> Choices:
         """Cost all offers; nccl-tests' send/recv sends from each rank to the next."""
         members = np.arange(self.gpus)[None]
-        if self.collective is Collective.SEND_RECV:
+        if self.collective is CollectiveType.SEND_RECV:
             members = np.stack([members[0], np.roll(members[0], -1)], axis=1)
         return Surveyor(self.fabric, self._switches.narrowed(library)).survey(self.collective, members)
 
@@ -267,7 +267,7 @@ def _compared(rows: Sequence[tuple[int, Case]]) -> dict[int, Comparison]:
     first = rows[0][1]
     try:
         place = place_of(first)
-        if place.collective.routed:
+        if place.collective.is_token_routing:
             return {number: _dispatched(case, place) for number, case in rows}
         choices = _surveyed(place)
     except CannotPredictError as refusal:
@@ -371,8 +371,11 @@ def _called(case: Case) -> bool:
     return timed == "call"
 
 
-def _collective(case: Case) -> Collective:
-    name, known = case.text("collective"), {collective.value for collective in Collective if not collective.routed}
+def _collective(case: Case) -> CollectiveType:
+    name, known = (
+        case.text("collective"),
+        {collective_type.value for collective_type in CollectiveType if not collective_type.is_token_routing},
+    )
     if name in KINDS:
         return KINDS[name]
     if name.endswith("_lowlatency"):
@@ -381,7 +384,7 @@ def _collective(case: Case) -> Collective:
         raise CannotPredictError(
             f"collective {name or 'is not stated'}: not modelled; {nearest(name, {*known, *KINDS})}", owed=False
         )
-    return Collective(name)
+    return CollectiveType(name)
 
 
 def _algorithm(case: Case) -> str:

@@ -24,10 +24,10 @@ from clustersim.collectives.phase import Arrangement
 from clustersim.collectives.tuner import Surveyor, choose
 from clustersim.common.units import Bytes, Seconds
 from clustersim.hardware.topology import Fabric
-from clustersim.program.task import Collective, Dispatcher, Routing
+from clustersim.program.task import CollectiveType, TokenDispatcher, TokenRouting
 from clustersim.validation.cases import CannotPredictError, Case
 
-KINDS: Final = {"moe_dispatch": Collective.DISPATCH, "moe_combine": Collective.COMBINE}
+KINDS: Final = {"moe_dispatch": CollectiveType.DISPATCH, "moe_combine": CollectiveType.COMBINE}
 _TOKENS, _HIDDEN, _TOP_K, _EXPERTS, _LIMIT = 4096, 7168, 8, 256, 4
 _SIZE: Final = re.compile(r"(\d+) tokens x (\d+) hidden")
 _SMS: Final = re.compile(r"(\d+) SMs")
@@ -47,8 +47,8 @@ class Dispatched:
     were timed.
     """
 
-    collective: Collective
-    routing: Routing
+    collective: CollectiveType
+    routing: TokenRouting
     tokens: int
     sms: int | None
     kernels: bool
@@ -56,7 +56,7 @@ class Dispatched:
     @property
     def payload(self) -> Bytes:
         """Bytes of a row for each token and expert."""
-        return self.tokens * self.routing.top_k * self.routing.row
+        return self.tokens * self.routing.top_k * self.routing.token_bytes
 
     @cached_property
     def library(self) -> Library:
@@ -65,7 +65,7 @@ class Dispatched:
 
     def used(self, library: Library, gpus: int) -> Library:
         """Constants of a dispatcher as the row has it: on its SMs and GPUs, with rows of its size."""
-        return library.taking(self.sms).passing(self.routing.row, gpus)
+        return library.taking(self.sms).passing(self.routing.token_bytes, gpus)
 
     def seconds(self, fabric: Fabric, gpus: int, library: Library | None = None) -> Seconds:
         """What it takes on so many GPUs, by shipped constants or others."""
@@ -77,10 +77,10 @@ class Dispatched:
     def counted(self, fabric: Fabric, gpus: int) -> Bytes:
         """The bytes that bandwidths are of."""
         arranged = Surveyor(fabric, self.library, self.routing).arranged(np.arange(gpus)[None])[0]
-        return self.tokens * self.routing.row * _copies(arranged, self.routing)
+        return self.tokens * self.routing.token_bytes * _copies(arranged, self.routing)
 
 
-def _copies(arranged: Arrangement, routing: Routing) -> float:
+def _copies(arranged: Arrangement, routing: TokenRouting) -> float:
     """How often a token is counted: once for each domain, or for each rank of one."""
     parts = arranged.spans if arranged.spans > 1 else arranged.size
     return sum(reached(routing, part / parts, (part + 1) / parts) for part in range(parts))
@@ -100,7 +100,7 @@ def dispatched(case: Case) -> Dispatched:
         raise CannotPredictError(
             f"line {case.line}: notes: {tokens} tokens x {hidden}, top-{top_k} of {local * ranks} experts", owed=False
         )
-    routing = Routing(_dispatcher(case), local * ranks, top_k, groups, limit, row=row)
+    routing = TokenRouting(_dispatcher(case), local * ranks, top_k, groups, limit, token_bytes=row)
     return Dispatched(kind, routing, tokens, _number(_SMS, words, 0) or None, "kernel only" in words)
 
 
@@ -112,18 +112,18 @@ def seconds_of(case: Case, counted: Bytes) -> Seconds:
     return counted / (case.number(column) * 1e9)
 
 
-def _row(kind: Collective, words: str, hidden: int) -> Bytes:
+def _row(kind: CollectiveType, words: str, hidden: int) -> Bytes:
     """Bytes of one token: dispatch is in FP8 unless the row says otherwise."""
-    wide = kind is Collective.COMBINE or re.search(r"\bbf16\b", words) is not None
+    wide = kind is CollectiveType.COMBINE or re.search(r"\bbf16\b", words) is not None
     return 2.0 * hidden if wide else hidden * (1.0 + 4.0 / _SCALED)
 
 
-def _dispatcher(case: Case) -> Dispatcher:
+def _dispatcher(case: Case) -> TokenDispatcher:
     """Whose kernels: DeepEP's are of version 1 unless the row says otherwise."""
     if "hybrid" in case.text("library").lower():
-        return Dispatcher.HYBRIDEP
+        return TokenDispatcher.HYBRIDEP
     second = _SECOND.search(f"{case.text('library')}; {case.text('locator')}")
-    return Dispatcher.DEEPEP_V2 if second else Dispatcher.DEEPEP
+    return TokenDispatcher.DEEPEP_V2 if second else TokenDispatcher.DEEPEP
 
 
 def _number(pattern: re.Pattern[str], words: str, otherwise: int) -> int:

@@ -90,7 +90,7 @@ def by_factor(comparisons: Sequence[Comparison]) -> dict[str, dict[str, Quality]
     found: dict[str, dict[str, Quality]] = {}
     for name in names:
         having = [item for item in comparisons if name in item.factors]
-        groups = grouped(having, lambda each, name=name: each.factors[name])  # type: ignore[misc]
+        groups = grouped(having, lambda each, name=name: each.groupings[name])  # type: ignore[misc]
         found[name] = {value: quality(groups[value]) for value in sorted(groups, key=_counted)}
     return found
 

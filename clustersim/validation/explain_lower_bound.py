@@ -12,7 +12,7 @@ from clustersim.common.units import FlopPerSecond, Seconds
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.model.kernels import PRODUCTS
 from clustersim.program.program import RankProgram
-from clustersim.program.task import Block, Compute
+from clustersim.program.task import ComputeTask, Segment
 from clustersim.results.simulation_result import Answer
 
 
@@ -25,11 +25,11 @@ def floor_of(result: Answer) -> Seconds:
 
 def _products(program: RankProgram, accelerators: tuple[Accelerator, ...]) -> Seconds:
     """What a rank's products take at the peak."""
-    blocks = Counter(task.block for task in program.tasks if isinstance(task, Compute))
+    blocks = Counter(task.segment for task in program.tasks if isinstance(task, ComputeTask))
     return sum(times * _in_block(block, accelerators) for block, times in blocks.items())
 
 
-def _in_block(block: Block, accelerators: tuple[Accelerator, ...]) -> Seconds:
+def _in_block(block: Segment, accelerators: tuple[Accelerator, ...]) -> Seconds:
     kernels = (operation.kernel for operation in block.operations)
     return sum(
         kernel.flops / _peak(kernel.dtype, accelerators)

@@ -18,7 +18,7 @@ from clustersim.common.units import Seconds
 from clustersim.cost.roofline import Roofline
 from clustersim.model.kernels import Kernel
 from clustersim.parallel.tensor_parallel import backward, forward
-from clustersim.program.task import Dispatcher, Exchange, Operation
+from clustersim.program.task import CommOp, Operation, TokenDispatcher
 from clustersim.scenario import Scenario
 from clustersim.validation.cases import CannotPredictError, Case
 from clustersim.validation.cluster_lookup import PLACES
@@ -28,10 +28,10 @@ _GROUPS: Final = re.compile(r"group-limited (\d+) of (\d+)")
 _RANKS: Final = re.compile(r"(\d+) GPUs, EP(\d+), ETP1, TP1")
 _BY: Final = re.compile(r"dispatcher (\w+)")
 _DISPATCHERS: Final = {
-    "a2a": Dispatcher.ALL_TO_ALL,
-    "deepep": Dispatcher.DEEPEP,
-    "hybridep": Dispatcher.HYBRIDEP,
-    "allgather": Dispatcher.ALL_GATHER,
+    "a2a": TokenDispatcher.ALL_TO_ALL,
+    "deepep": TokenDispatcher.DEEPEP,
+    "hybridep": TokenDispatcher.HYBRIDEP,
+    "allgather": TokenDispatcher.ALL_GATHER,
 }
 _PRECISIONS: Final[Mapping[str, Mapping[str, str]]] = {"bf16": {}, "fp8 blockwise": {"compute": "fp8-blockwise"}}
 _OF_THE_MIXTURE: Final = ("mlp.", "experts.")
@@ -52,9 +52,9 @@ def layer_parts(case: Case) -> Mapping[str, Seconds]:
 
 def _timed(scenario: Scenario, assembly: Assembly, operations: Iterable[Operation]) -> Mapping[str, Seconds]:
     source, parts = Roofline(scenario.cluster.accelerator), {}
-    for does in (operation.does for operation in operations):
+    for does in (operation.body for operation in operations):
         match does:
-            case Exchange(routing=routing) if routing is not None:
+            case CommOp(routing=routing) if routing is not None:
                 parts[does.name] = float(assembly.cost.exchange_timing(does).seconds.max())
             case Kernel(name=name) if _counts(name):
                 parts[name] = parts.get(name, 0.0) + source.kernel(does).seconds

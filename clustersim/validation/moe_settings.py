@@ -17,17 +17,17 @@ from typing import Any, Final
 from clustersim.model.layer_stack import Attention, FullAttention, LatentAttention
 from clustersim.model.presets import PRESETS
 from clustersim.model.transformer import Model
-from clustersim.program.task import Dispatcher
+from clustersim.program.task import TokenDispatcher
 from clustersim.validation.cases import CannotPredictError, Case
 from clustersim.validation.framework_defaults import Software, wide_format
 
 _CUT: Final = re.compile(r"\b(?:ETP ?=?|expert-tensor-parallel-size )(\d+)")
 _FIRST_DENSE: Final = (re.compile(r"dense_layers=(\d+)"), re.compile(r"first (\d+) layer(?:s|\(s\))? dense"))
 _DISPATCHERS: Final = (  # as notes name them
-    (re.compile(r"\bDeepEP\b|backend=deepep", re.IGNORECASE), Dispatcher.DEEPEP),
-    (re.compile(r"\bHybridEP\b|backend=hybridep", re.IGNORECASE), Dispatcher.HYBRIDEP),
-    (re.compile(r"all-?gather dispatcher|dispatcher-type allgather", re.IGNORECASE), Dispatcher.ALL_GATHER),
-    (re.compile(r"\ball-?to-?all\b", re.IGNORECASE), Dispatcher.ALL_TO_ALL),
+    (re.compile(r"\bDeepEP\b|backend=deepep", re.IGNORECASE), TokenDispatcher.DEEPEP),
+    (re.compile(r"\bHybridEP\b|backend=hybridep", re.IGNORECASE), TokenDispatcher.HYBRIDEP),
+    (re.compile(r"all-?gather dispatcher|dispatcher-type allgather", re.IGNORECASE), TokenDispatcher.ALL_GATHER),
+    (re.compile(r"\ball-?to-?all\b", re.IGNORECASE), TokenDispatcher.ALL_TO_ALL),
 )
 
 
@@ -37,7 +37,7 @@ _BESIDE: Final = re.compile(
 # Megatron Bridge's `moe_a2a_overlap` sets both (`_set_moe_a2a_overlap_overrides` of its performance recipes)
 _PUT_OFF: Final = re.compile(r"delayed wgrad|moe_a2a_overlap")
 _CAPACITY: Final = re.compile(r"capacity factor (\d+(?:\.\d+)?)(?: and|,) padd")
-PLAIN: Final = Dispatcher.ALL_TO_ALL.value
+PLAIN: Final = TokenDispatcher.ALL_TO_ALL.value
 """The dispatcher of software whose recipes say nothing else."""
 _LOOP: Final = "experts one after the other"
 # of Hybrid-EP in recipes that were timed: NVIDIA-NeMo/Megatron-Bridge v0.3.0 to v0.5.1, scripts/performance/utils/
@@ -54,10 +54,10 @@ RECIPE: Final = "recipe defaults"  # as notes say that a recipe ran as it stands
 # moe_flex_dispatcher_backend of Megatron Bridge's performance recipes in bf16, by preset and how the GPU's name begins
 # (scripts/performance/configs/{deepseek,gpt_oss}/*_workload_base_configs.py, gpt_oss as of release 0.4)
 _OF_RECIPES: Final = {
-    ("deepseek-v3", ""): Dispatcher.HYBRIDEP,
-    ("gpt-oss-120b", "b200"): Dispatcher.HYBRIDEP,
-    ("gpt-oss-120b", "b300"): Dispatcher.HYBRIDEP,
-    ("gpt-oss-120b", "gb200"): Dispatcher.HYBRIDEP,
+    ("deepseek-v3", ""): TokenDispatcher.HYBRIDEP,
+    ("gpt-oss-120b", "b200"): TokenDispatcher.HYBRIDEP,
+    ("gpt-oss-120b", "b300"): TokenDispatcher.HYBRIDEP,
+    ("gpt-oss-120b", "gb200"): TokenDispatcher.HYBRIDEP,
 }
 # whose recipes give the loss of routers' load a coefficient: moe_aux_loss_coeff in Megatron Bridge's
 # src/megatron/bridge/models/{deepseek/deepseek_v3,qwen/qwen3_moe}_bridge.py, of which the first reads Moonlight, and in
@@ -150,9 +150,9 @@ def experts_layout(case: Case, software: Software) -> dict[str, Any]:
     """What `layout` says of a run's experts."""
     dispatcher, served = _dispatcher(case), experts_served(case)
     section: dict[str, Any] = {"ep": case.whole("ep", 1), "dispatcher": dispatcher.value}
-    if dispatcher is Dispatcher.HYBRIDEP and _TIMED.search(case.text("notes")):
+    if dispatcher is TokenDispatcher.HYBRIDEP and _TIMED.search(case.text("notes")):
         section["dispatcher_sms"] = _RECIPES_SMS
-    if software.mixtures and dispatcher is Dispatcher.ALL_TO_ALL and public_model(case) in _NARROW:
+    if software.mixtures and dispatcher is TokenDispatcher.ALL_TO_ALL and public_model(case) in _NARROW:
         section |= {"overlap_shared_experts": True}
     if served["overlap"]:
         section |= {"overlap_expert_communication": True, "delay_wgrad": served["delayed wgrad"]}
@@ -215,14 +215,15 @@ def _first_dense(case: Case) -> int | None:
     return None if found is None else int(found[1])
 
 
-def _dispatcher(case: Case) -> Dispatcher:
+def _dispatcher(case: Case) -> TokenDispatcher:
     """How tokens travel: the all-to-all is what recipes of Megatron-LM, NeMo and Megatron Bridge set otherwise."""
     notes, gpu = case.text("notes"), case.text("gpu")
     named = next((dispatcher for words, dispatcher in _DISPATCHERS if words.search(notes)), None)
     if named is not None or RECIPE not in notes:
-        return named or Dispatcher.ALL_TO_ALL
+        return named or TokenDispatcher.ALL_TO_ALL
     recipes = _OF_RECIPES.items()
     model = public_model(case)
     return next(
-        (found for (name, begins), found in recipes if name == model and gpu.startswith(begins)), Dispatcher.ALL_TO_ALL
+        (found for (name, begins), found in recipes if name == model and gpu.startswith(begins)),
+        TokenDispatcher.ALL_TO_ALL,
     )

@@ -2,7 +2,7 @@ import pytest
 from simpy.events import ProcessGenerator
 
 from clustersim import Scenario
-from clustersim.engine.kernel.environment import Clock
+from clustersim.engine.kernel.environment import SimEnvironment
 from tests.benchmarks import cases
 from tests.benchmarks.engine import CASES, figures_of, targets
 from tests.benchmarks.isolated_process import Measured, OutOfReachError, events_of, measured
@@ -14,16 +14,16 @@ RUNS = dict.fromkeys(CASES, RUN) | {"folded_16k": Measured(0.2, 0.2, 10**8, 1e6,
 @pytest.mark.parametrize("size", [1, 100])
 def test_every_event_of_a_clock_is_counted(size: int) -> None:
     """A process that waits n times has n + 2 events: it begins, waits n times, ends."""
-    clocks: list[Clock] = []
+    clocks: list[SimEnvironment] = []
 
     def run() -> None:
-        clocks.append(Clock())
+        clocks.append(SimEnvironment())
         clocks[0].process(waits(clocks[0]))
-        clocks[0].happen()
+        clocks[0].run_all()
 
-    def waits(clock: Clock) -> ProcessGenerator:
+    def waits(clock: SimEnvironment) -> ProcessGenerator:
         for _ in range(size):
-            yield clock.wait(1.0)
+            yield clock.event_after(1.0)
 
     assert events_of(run) == size + 2
     assert clocks[0].now == size

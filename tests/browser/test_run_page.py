@@ -101,7 +101,7 @@ def test_zoom_goes_down_to_a_kernel_and_back(open_page: Open, path: Path, result
     seen.relayout("timeline", {"xaxis.range": [(start - margin) / facts["size"], (end + margin) / facts["size"]]})
     kernels = [item for item in seen.js(BOXES, "timeline") if item["box"] == -2 and 0.5 < item["y"] < 1.5]
     (kernel,) = [element for element in kernels if abs(element["from"] * facts["size"] - start) < 1e-8]
-    operation = result.program.programs[1].tasks[task].block.operations[int(operations.operation[longest])]
+    operation = result.program.programs[1].tasks[task].segment.operations[int(operations.operation[longest])]
     assert operation.kernel is not None
     assert operation.kernel.name in kernel["words"]
     assert format_seconds(end - start) in kernel["words"]

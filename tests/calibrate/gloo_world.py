@@ -28,7 +28,7 @@ from calibrate.kernels.copy_interference import usual_kernel
 from clustersim.common.dtypes import DType
 from clustersim.common.errors import InputError
 from clustersim.cost.calibration_record import Call, CollectiveRow
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 from tests.calibrate.check_scenarios import LLAMA, scenario
 
 CPU = torch.device("cpu")
@@ -45,17 +45,17 @@ def main(output: Path) -> None:
     with joined("gloo", torch.device("cpu")):
         seen["nodes"] = joined_world().nodes
         seen["all"] = rows(
-            [Call(collective, SIZE, *shape) for shape in ((2, 1), (4, 2)) for collective in possible(shape)]
+            [Call(collective_type, SIZE, *shape) for shape in ((2, 1), (4, 2)) for collective_type in possible(shape)]
         )
-        seen["idle"] = rows([Call(Collective.ALL_REDUCE, SIZE, 3, 1), Call(Collective.ALL_REDUCE, SIZE, 2, 2)])
-        narrow = [Call(item, SIZE, 4, 2, DType.BF16) for item in Collective if item.reduces]
+        seen["idle"] = rows([Call(CollectiveType.ALL_REDUCE, SIZE, 3, 1), Call(CollectiveType.ALL_REDUCE, SIZE, 2, 2)])
+        narrow = [Call(item, SIZE, 4, 2, DType.BF16) for item in CollectiveType if item.is_reduction]
         seen["narrow"] = rows(narrow)
-        seen["uneven"] = rows([Call(Collective.ALL_TO_ALL, SIZE, 4, 2, shares=element) for element in UNEVEN])
+        seen["uneven"] = rows([Call(CollectiveType.ALL_TO_ALL, SIZE, 4, 2, shares=element) for element in UNEVEN])
         seen["experts"] = experts_apart()
         seen["skipped"] = skipped()
         seen["short"] = [short(step) for step in ("check", "expect", "measure")]
         seen["beside"] = together()
-        seen["wrong"] = [wrong(entry) for entry in (Collective.ALL_REDUCE, Collective.ALL_TO_ALL)]
+        seen["wrong"] = [wrong(entry) for entry in (CollectiveType.ALL_REDUCE, CollectiveType.ALL_TO_ALL)]
         if dist.get_rank() == 0:
             output.write_text(json.dumps(seen), encoding="utf-8")
 
@@ -95,9 +95,9 @@ def gathered(part: torch.Tensor) -> list[torch.Tensor]:
     return every
 
 
-def possible(shape: tuple[int, int]) -> list[Collective]:
-    each_call = (collective for collective in Collective if not collective.routed)
-    return [item for item in each_call if item is not Collective.SEND_RECV or shape[0] == 2]
+def possible(shape: tuple[int, int]) -> list[CollectiveType]:
+    each_call = (collective_type for collective_type in CollectiveType if not collective_type.is_token_routing)
+    return [item for item in each_call if item is not CollectiveType.SEND_RECV or shape[0] == 2]
 
 
 def rows(calls: list[Call]) -> list[list[Any]]:
@@ -118,19 +118,19 @@ def skipped() -> list[str]:
         if isinstance(result, Skipped):
             reasons.append(result.why)
 
-    huge = [Call(Collective.BROADCAST, 1e15, 2, 1), Call(Collective.BROADCAST, SIZE, 8, 1)]
-    measure_calls([*huge, Call(Collective.SEND_RECV, SIZE, 4, 2)], find("cpu"), arrived=note)
-    measure_calls([Call(Collective.BROADCAST, SIZE, 2, 1)], find("cpu"), budget=0.0, arrived=note)
+    huge = [Call(CollectiveType.BROADCAST, 1e15, 2, 1), Call(CollectiveType.BROADCAST, SIZE, 8, 1)]
+    measure_calls([*huge, Call(CollectiveType.SEND_RECV, SIZE, 4, 2)], find("cpu"), arrived=note)
+    measure_calls([Call(CollectiveType.BROADCAST, SIZE, 2, 1)], find("cpu"), budget=0.0, arrived=note)
     sweep._USABLE = float("inf")  # the memory looks free, but one rank cannot have it
-    measure_calls([Call(Collective.BROADCAST, 1e15, 2, 1)], find("cpu"), arrived=note)
+    measure_calls([Call(CollectiveType.BROADCAST, 1e15, 2, 1)], find("cpu"), arrived=note)
     return reasons
 
 
 def together() -> list[list[Any]]:
     """Kernels beside calls of groups in and across nodes, which every rank must see alike; and what cannot be run."""
     kernels = [usual_kernel(DType.FP32, 64), usual_kernel(DType.FP8, 64)]
-    gather, send = Call(Collective.ALL_GATHER, SIZE, 4, 2), Call(Collective.SEND_RECV, SIZE, 2, 1)
-    calls = [gather, send, Call(Collective.ALL_REDUCE, SIZE, 8, 1)]
+    gather, send = Call(CollectiveType.ALL_GATHER, SIZE, 4, 2), Call(CollectiveType.SEND_RECV, SIZE, 2, 1)
+    calls = [gather, send, Call(CollectiveType.ALL_REDUCE, SIZE, 8, 1)]
     found = list(beside([(kernel, call) for call in calls for kernel in kernels], find("cpu"), rounds=1))
     mine = [item.why if isinstance(item, Skipped) else [item.beside, item.slowing, item.hindrance] for item in found]
     others: list[Any] = [None] * dist.get_world_size()
@@ -141,7 +141,7 @@ def together() -> list[list[Any]]:
 
 def short(step: str) -> list[str]:
     """Why a call is left out when the fourth rank alone has no memory for its check, its result, or its buffers."""
-    does = torch_collectives._CALLS[Collective.ALL_GATHER]
+    does = torch_collectives._CALLS[CollectiveType.ALL_GATHER]
 
     def refused() -> torch.Tensor:
         raise RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory")
@@ -152,9 +152,9 @@ def short(step: str) -> list[str]:
             return call
         return torch_collectives.Prepared(call.lap, call.result, refused if step == "expect" else refused())
 
-    torch_collectives._CALLS = {**torch_collectives._CALLS, Collective.ALL_GATHER: lacking}
-    reasons = [item.why for item in [*passed_over([Call(Collective.ALL_GATHER, SIZE, 2, 1)])]]
-    torch_collectives._CALLS = {**torch_collectives._CALLS, Collective.ALL_GATHER: does}
+    torch_collectives._CALLS = {**torch_collectives._CALLS, CollectiveType.ALL_GATHER: lacking}
+    reasons = [item.why for item in [*passed_over([Call(CollectiveType.ALL_GATHER, SIZE, 2, 1)])]]
+    torch_collectives._CALLS = {**torch_collectives._CALLS, CollectiveType.ALL_GATHER: does}
     return reasons
 
 
@@ -165,7 +165,7 @@ def passed_over(calls: list[Call]) -> list[Skipped]:
     return [item for item in left if isinstance(item, Skipped)]
 
 
-def wrong(collective: Collective) -> str:
+def wrong(collective: CollectiveType) -> str:
     """What is said of a collective that does nothing in one group."""
     does = torch_collectives._CALLS[collective]
 

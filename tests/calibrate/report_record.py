@@ -21,7 +21,7 @@ from clustersim.cost.calibration_record import (
 )
 from clustersim.cost.roofline import Roofline
 from clustersim.hardware.accelerator import load_accelerator
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 from tests.calibrate.synthetic_records import attentions, matmul, matmuls, record_of, row, streams
 
 SHIPPED = load_accelerator("h100-sxm-80gb")
@@ -54,7 +54,7 @@ def full_record() -> Record:
     )
     plain = record_of(SHIPPED, [])
     alone, seconds = next((kernel_row, kernel_row.time.seconds) for kernel_row in rows if kernel_row.time is not None)
-    reduce = Call(Collective.ALL_REDUCE, 2.0**26, 8, 1)
+    reduce = Call(CollectiveType.ALL_REDUCE, 2.0**26, 8, 1)
     return replace(
         plain,
         device=replace(plain.device, **FACTS),
@@ -67,7 +67,7 @@ def full_record() -> Record:
         ),
         collectives=tuple(
             CollectiveRow(Call(kind, 2.0**power, ranks, 1), spread(1e-5 + 2.0**power / 3e11))
-            for kind in (Collective.ALL_REDUCE, Collective.ALL_GATHER)
+            for kind in (CollectiveType.ALL_REDUCE, CollectiveType.ALL_GATHER)
             for ranks in (2, 8)
             for power in range(10, 31, 4)
         ),

@@ -9,7 +9,7 @@ import pytest
 from clustersim.lowering.training_step import lower
 from clustersim.model.kernels import GROUPED, MatmulShape, Operands
 from clustersim.model.transformer import parameters
-from clustersim.program.task import Compute
+from clustersim.program.task import ComputeTask
 from clustersim.scenario import Scenario
 from tests.calibrate.check_scenarios import LLAMA, one_thread, scenario
 
@@ -41,7 +41,7 @@ def _predicted(given: Scenario) -> Counter[Product]:
     """Grouped products of a step: groups, rows of each, and the other two sizes."""
     plan, found = plan_of(given), Counter[Product]()
     (program,) = lower(plan, given.schedule.order(1, plan.microbatches)).programs
-    blocks = [task.block for task in program.tasks if isinstance(task, Compute)]
+    blocks = [task.segment for task in program.tasks if isinstance(task, ComputeTask)]
     for kernel in (
         operation.kernel for block in blocks for operation in block.operations if operation.kernel is not None
     ):

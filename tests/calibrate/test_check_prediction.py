@@ -8,7 +8,7 @@ import pytest
 
 from clustersim.common.units import format_seconds
 from clustersim.model.kernels import KernelKind
-from clustersim.program.task import Collective, Communicate, Compute
+from clustersim.program.task import CollectiveTask, CollectiveType, ComputeTask
 from clustersim.simulation import simulate
 from tests.calibrate.check_scenarios import LLAMA, one_thread, scenario
 
@@ -81,11 +81,11 @@ def test_on_a_cpu_nothing_runs_beside_fsdps_reductions(on_cpu: bool) -> None:
     given = as_trained(scenario(LLAMA, "cluster.gpus=2", "layout.data=fsdp"), on_cpu=on_cpu)
     trace, tasks = (result := simulate(given)).trace, result.program.programs[0].tasks
     computing, reducing = [], []
-    for row in trace.rows(0).tolist():
+    for row in trace.rank_events(0).tolist():
         task, span = tasks[int(trace.task[row])], (float(trace.start[row]), float(trace.end[row]))
-        if isinstance(task, Compute):
+        if isinstance(task, ComputeTask):
             computing.append(span)
-        elif isinstance(task, Communicate) and task.exchange.collective is Collective.REDUCE_SCATTER:
+        elif isinstance(task, CollectiveTask) and task.comm_op.collective is CollectiveType.REDUCE_SCATTER:
             reducing.append(span)
     assert len(reducing) == given.model.layers + 2  # one microbatch; layers, embedding and head
     beside = [span for span in computing for start, end in reducing if span[0] < end and start < span[1]]

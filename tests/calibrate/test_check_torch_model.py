@@ -9,7 +9,7 @@ import pytest
 from clustersim.lowering.training_step import lower
 from clustersim.model.kernels import Kernel, MatmulShape
 from clustersim.model.transformer import parameters
-from clustersim.program.task import Compute
+from clustersim.program.task import ComputeTask
 from clustersim.scenario import Scenario
 from tests.calibrate.check_scenarios import GPT, LLAMA, one_thread, scenario
 
@@ -36,8 +36,8 @@ def _kernels(given: Scenario) -> Iterable[Kernel]:
     plan = plan_of(given)
     (program,) = lower(plan, given.schedule.order(1, plan.microbatches)).programs
     for task in program.tasks:
-        if isinstance(task, Compute):
-            yield from (operation.kernel for operation in task.block.operations if operation.kernel is not None)
+        if isinstance(task, ComputeTask):
+            yield from (operation.kernel for operation in task.segment.operations if operation.kernel is not None)
 
 
 def _product(batch: int, m: int, n: int, k: int) -> Product:

@@ -32,7 +32,7 @@ from clustersim.cost.calibration_record import Call, KernelFit, Residual, signat
 from clustersim.cost.interference import KernelClass, class_of
 from clustersim.cost.record_file import read_record, write_record
 from clustersim.hardware.accelerator import load_accelerator
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 from clustersim.scenario import Scenario
 
 HERE = Path(__file__).parent
@@ -95,8 +95,12 @@ def test_every_collective_is_right_and_timed_in_a_node_and_across(seen: Mapping[
     assert seen["nodes"] == 2
     timed = {(name, ranks, nodes) for name, ranks, nodes, _ in seen["all"]}
     assert timed == {
-        *((collective.value, 2, 1) for collective in Collective if not collective.routed),
-        *((item.value, 4, 2) for item in Collective if not (item.routed or item is Collective.SEND_RECV)),
+        *((collective_type.value, 2, 1) for collective_type in CollectiveType if not collective_type.is_token_routing),
+        *(
+            (item.value, 4, 2)
+            for item in CollectiveType
+            if not (item.is_token_routing or item is CollectiveType.SEND_RECV)
+        ),
     }
     assert all(1e-6 < seconds < 60.0 for *_, seconds in seen["all"])
 
@@ -140,7 +144,9 @@ def test_kernels_and_collectives_are_put_beside_each_other_by_all_processes_alik
 
 
 def test_narrow_reductions_are_right_to_the_last_bit(seen: Mapping[str, Any]) -> None:
-    assert [row[0] for row in seen["narrow"]] == [collective.value for collective in Collective if collective.reduces]
+    assert [row[0] for row in seen["narrow"]] == [
+        collective_type.value for collective_type in CollectiveType if collective_type.is_reduction
+    ]
 
 
 def test_one_rank_without_memory_leaves_a_call_out_on_all_and_keeps_nobody_waiting(seen: Mapping[str, Any]) -> None:
@@ -166,9 +172,9 @@ def test_reductions_are_measured_in_each_format_and_moves_once() -> None:
     calls = calls_for(World(0, 2, 2), (1024.0,), (DType.FP32, DType.BF16))
     for collective in MEASURED:
         formats = [call.format for call in calls if call.collective is collective]
-        assert formats == ([DType.FP32, DType.BF16] if collective.reduces else [DType.FP32])
+        assert formats == ([DType.FP32, DType.BF16] if collective.is_reduction else [DType.FP32])
     assert in_formats(calls, (DType.BF16,)) == tuple(
-        call for call in calls if not call.collective.reduces or call.format is DType.BF16
+        call for call in calls if not call.collective.is_reduction or call.format is DType.BF16
     )
 
 
@@ -176,8 +182,8 @@ def test_a_scenarios_reductions_are_of_its_own_formats(tmp_path: Path) -> None:
     plan = tmp_path / "plan.yaml"
     plan.write_text(PLAN.replace("precision: fp32", "precision: bf16"), encoding="utf-8")
     found = {(call.collective, call.format) for call in exchanges_of(Scenario.load(plan))}
-    assert (Collective.ALL_REDUCE, DType.BF16) in found
-    assert all(form is DType.FP32 for collective, form in found if not collective.reduces)
+    assert (CollectiveType.ALL_REDUCE, DType.BF16) in found
+    assert all(form is DType.FP32 for collective, form in found if not collective.is_reduction)
 
 
 def test_the_recorded_command_says_how_each_node_was_started() -> None:
@@ -204,7 +210,7 @@ def test_the_command_measures_writes_and_goes_on_where_it_was(tmp_path: Path) ->
     assert first.returncode == 0, first.stderr
     record = read_record(output)
     grid = {Call(collective, size, 2, 1) for collective in MEASURED for size in (2.0**10, 2.0**18, 2.0**22)}
-    largest = Call(Collective.ALL_TO_ALL, 2.0**22, 2, 1)
+    largest = Call(CollectiveType.ALL_TO_ALL, 2.0**22, 2, 1)
     grid |= {replace(largest, shares=shares(2, variation)) for variation in VARIATIONS}
     late = re.search(r"(\d+) not measured: the time was over", first.stdout)  # on a busy machine
     assert {row.call for row in record.collectives} <= grid
@@ -351,8 +357,11 @@ def test_every_layout_covers_all_ranks_once(world: World) -> None:
 
 def test_a_grid_has_pairs_for_messages_and_a_number_for_each_rank() -> None:
     calls = calls_for(World(0, 6, 3), (16.0, 1024.0))
-    assert {(call.ranks, call.nodes) for call in calls if call.collective is Collective.SEND_RECV} == {(2, 1), (2, 2)}
-    reduces = {(call.payload, call.ranks, call.nodes) for call in calls if call.collective is Collective.ALL_REDUCE}
+    assert {(call.ranks, call.nodes) for call in calls if call.collective is CollectiveType.SEND_RECV} == {
+        (2, 1),
+        (2, 2),
+    }
+    reduces = {(call.payload, call.ranks, call.nodes) for call in calls if call.collective is CollectiveType.ALL_REDUCE}
     assert reduces == {
         *((1024.0, *shape) for shape in ((2, 2), (3, 1), (6, 2))),
         *((16.0, *shape) for shape in ((2, 2), (3, 1))),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from calibrate.collectives.tables import fit_table
 from calibrate.fit.alpha_beta import fit_calls
 from clustersim.cost.calibration_record import Call, CollectiveRow, Spread
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 
 SIZES = [float(2**power) for power in range(10, 31)]
 NOISE = 0.02
@@ -20,7 +20,7 @@ HALVES = st.floats(16e3, 64e6)  # bytes that take as long as the latency; both e
 
 def rows(sizes: list[float], seconds: list[float], shape: tuple[int, int] = (8, 1)) -> list[CollectiveRow]:
     return [
-        CollectiveRow(Call(Collective.ALL_REDUCE, size, *shape), Spread(time, time, time, 1))
+        CollectiveRow(Call(CollectiveType.ALL_REDUCE, size, *shape), Spread(time, time, time, 1))
         for size, time in zip(sizes, seconds, strict=True)
     ]
 

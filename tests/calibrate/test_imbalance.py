@@ -30,10 +30,10 @@ from clustersim.cost.calibration_record import (
 )
 from clustersim.cost.record_file import read_record, record_text
 from clustersim.model.kernels import Kernel, KernelKind, MatmulShape, Operands
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 from tests.conftest import examples
 
-CALL = Call(Collective.ALL_TO_ALL, 4096.0, 4, 1)
+CALL = Call(CollectiveType.ALL_TO_ALL, 4096.0, 4, 1)
 UNEVEN = replace(CALL, shares=(0.5, 0.5, 1.0, 2.0))
 
 
@@ -122,9 +122,9 @@ def test_what_cannot_have_been_measured_is_refused(key: str, value: list[Any], s
 
 
 def test_uneven_calls_are_all_to_alls_and_no_part_of_a_fit() -> None:
-    gather = Call(Collective.ALL_GATHER, 4096.0, 4, 1)
+    gather = Call(CollectiveType.ALL_GATHER, 4096.0, 4, 1)
     asked = uneven_calls([CALL, gather])
-    assert [call.collective for call in asked] == [Collective.ALL_TO_ALL] * len(VARIATIONS)
+    assert [call.collective for call in asked] == [CollectiveType.ALL_TO_ALL] * len(VARIATIONS)
     assert all(len(call.shares) == 4 and call.hottest > 1.0 for call in asked)
     even = [CollectiveRow(replace(CALL, payload=size), _spread(1e-3 + size * 1e-9)) for size in (1e3, 1e6, 1e9)]
     wild = [CollectiveRow(replace(UNEVEN, payload=size), _spread(9.0)) for size in (1e3, 1e6, 1e9)]

@@ -9,7 +9,7 @@ from calibrate.command import main
 from clustersim.common.dtypes import DType
 from clustersim.cost.calibration_record import Call, Record
 from clustersim.cost.record_file import read_record
-from clustersim.program.task import Collective, HostExchange
+from clustersim.program.task import CollectiveType, HostOp
 from clustersim.report.export.write_traces import write_kineto_files
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
@@ -68,10 +68,10 @@ def test_rows_of_a_simulated_step_are_what_its_collectives_take(
         (row.call.collective, row.call.ranks, round(row.call.payload / 2 / row.call.ranks)): row.time.seconds
         for row in take_over(tmp_path / "traces").collectives
     }
-    asked = [item for item in result.program.exchanges if not isinstance(item, HostExchange)]
+    asked = [comm_op for comm_op in result.program.comm_ops if not isinstance(comm_op, HostOp)]
     assert len(asked) > 3
     for exchange in asked:
-        size = result.program.groups[exchange.group].members.shape[1]
+        size = result.program.groups[exchange.comm_group].members.shape[1]
         found = rows[exchange.collective, size, round(exchange.payload / 2 / size)]
         assert found == pytest.approx(float(result.cost.exchange_timing(exchange).seconds[0]), abs=2e-9)
 
@@ -91,7 +91,7 @@ def test_a_step_with_the_record_of_its_own_trace_takes_as_long(
 def test_the_shortest_of_the_members_kernels_counts(tmp_path: Path, take_over: Callable[..., Record]) -> None:
     record = take_over(two_ranks(tmp_path / "traces", 40.0, 25.0))
     (row,) = record.collectives
-    assert row.call == Call(Collective.ALL_REDUCE, 2048.0, 2, 1, DType.BF16)
+    assert row.call == Call(CollectiveType.ALL_REDUCE, 2048.0, 2, 1, DType.BF16)
     assert row.time.seconds == pytest.approx(25e-6)
     assert row.time.repetitions == 2
     assert (record.device.accelerator, record.device.name) == ("h100-sxm-80gb", "NVIDIA H100 80GB HBM3")

@@ -23,7 +23,7 @@ from clustersim.cost.calibration_record import (
 from clustersim.cost.record_file import read_record, write_record
 from clustersim.model.kernels import Kernel, MatmulShape
 from clustersim.model.linear import product
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 
 pytest.importorskip("torch")
 session = pytest.importorskip("calibrate.kernels.session")
@@ -157,7 +157,7 @@ def test_a_record_gathers_all_kinds_of_rows(tmp_path: Path) -> None:
 def test_what_had_no_memory_is_tried_again_and_fits_stay_until_the_next(tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     failed = replace(_row(64), time=None, outcome=Outcome.OUT_OF_MEMORY)
-    fits = (CollectiveFit(Collective.ALL_REDUCE, 2, 1, 1e-4, 1e9, Residual(3, 0.1, 0.2)),)
+    fits = (CollectiveFit(CollectiveType.ALL_REDUCE, 2, 1, 1e-4, 1e9, Residual(3, 0.1, 0.2)),)
     write_record(Record(DEVICE, HOW, (failed, _row(128)), collective_fits=fits), path)
     made = session.Session(path, DEVICE, HOW)
     assert [signature(item) for item in made.missing([_matmul(64), _matmul(128)])] == [failed.signature]

@@ -17,7 +17,7 @@ from calibrate.nccl_tests.command import read_runs
 from clustersim.common.dtypes import DType
 from clustersim.cost.calibration_record import Call, Record
 from clustersim.cost.record_file import read_record
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 
 FILES = Path(__file__).parent / "nccl"
 ALL_GATHER, ALL_REDUCE = "all_gather_v2.10_a100.txt", "all_reduce_v2.13_h100_2_nodes.txt"
@@ -71,7 +71,7 @@ def calls(record: Record) -> dict[Call, float]:
 
 def test_a_table_of_2021_without_root_and_with_deviations_for_wrong_values(take_over: Callable[..., Record]) -> None:
     record = take_over(FILES / ALL_GATHER, "--cluster", "dgx-a100")
-    assert calls(record)[Call(Collective.ALL_GATHER, 67108864.0, 8, 1)] == pytest.approx(401.2e-6)
+    assert calls(record)[Call(CollectiveType.ALL_GATHER, 67108864.0, 8, 1)] == pytest.approx(401.2e-6)
     assert len(record.collectives) == 5
     assert record.device.accelerator == "a100-sxm-80gb"
     assert record.device.name == "A100-SXM4-80GB"
@@ -85,10 +85,10 @@ def test_ranks_and_nodes_come_from_the_lines_of_ranks(take_over: Callable[..., R
     """Mpirun's prefix and a line of NCCL's own between the rows are no obstacle."""
     record = take_over(FILES / ALL_REDUCE, "--cluster", "dgx-h100")
     assert calls(record) == {
-        Call(Collective.ALL_REDUCE, 2.0**20, 16, 2): pytest.approx(121.5e-6),
-        Call(Collective.ALL_REDUCE, 2.0**23, 16, 2): pytest.approx(189.4e-6),
-        Call(Collective.ALL_REDUCE, 2.0**26, 16, 2): pytest.approx(508.8e-6),
-        Call(Collective.ALL_REDUCE, 2.0**29, 16, 2): pytest.approx(2851.0e-6),
+        Call(CollectiveType.ALL_REDUCE, 2.0**20, 16, 2): pytest.approx(121.5e-6),
+        Call(CollectiveType.ALL_REDUCE, 2.0**23, 16, 2): pytest.approx(189.4e-6),
+        Call(CollectiveType.ALL_REDUCE, 2.0**26, 16, 2): pytest.approx(508.8e-6),
+        Call(CollectiveType.ALL_REDUCE, 2.0**29, 16, 2): pytest.approx(2851.0e-6),
     }
     assert record.device.collectives == "nccl 2.19.3"
     assert [(fit.ranks, fit.nodes) for fit in record.collective_fits] == [(16, 2)]
@@ -159,14 +159,14 @@ def test_a_table_of_2026_names_its_collective_and_has_statistics_and_timestamps(
 ) -> None:
     """The line of size 0, whose payload is too small for a part of each rank, is no row."""
     record = take_over(FILES / REDUCE_SCATTER, "--cluster", "hgx-h200")
-    assert {call.collective for call in calls(record)} == {Collective.REDUCE_SCATTER}
+    assert {call.collective for call in calls(record)} == {CollectiveType.REDUCE_SCATTER}
     assert [call.payload for call in calls(record)] == [512.0, 32768.0, 2097152.0, 134217728.0]
     assert record.device.collectives == "nccl 2.28.7"
 
 
 def test_json_says_the_same_as_a_table(take_over: Callable[..., Record]) -> None:
     record = take_over(FILES / ALL_TO_ALL, "--cluster", "hgx-h200")
-    assert calls(record)[Call(Collective.ALL_TO_ALL, 2.0**24, 8, 1)] == pytest.approx(82.42e-6)
+    assert calls(record)[Call(CollectiveType.ALL_TO_ALL, 2.0**24, 8, 1)] == pytest.approx(82.42e-6)
     assert record.conditions.date == "2026-07-10"
     assert record.device.collectives == "nccl 2.28.7"
 
@@ -199,7 +199,7 @@ def test_sendrecv_is_pairs_across_nodes_if_the_ring_of_ranks_crosses_them(
 
 def test_in_place_times_are_taken_when_asked_for(take_over: Callable[..., Record]) -> None:
     record = take_over(FILES / ALL_GATHER, "--cluster", "dgx-a100", "--in-place")
-    assert calls(record)[Call(Collective.ALL_GATHER, 67108864.0, 8, 1)] == pytest.approx(399.7e-6)
+    assert calls(record)[Call(CollectiveType.ALL_GATHER, 67108864.0, 8, 1)] == pytest.approx(399.7e-6)
     assert "in-place" in record.conditions.method
 
 
@@ -228,13 +228,16 @@ def test_several_runs_in_one_log_are_several_collectives(take_over: Callable[...
     path = tmp_path / "all.log"
     path.write_text(text + text.replace("reduce_scatter_perf", "broadcast_perf"), encoding="utf-8")
     record = take_over(path, "--cluster", "hgx-h200")
-    assert {call.collective for call in calls(record)} == {Collective.REDUCE_SCATTER, Collective.BROADCAST}
+    assert {call.collective for call in calls(record)} == {CollectiveType.REDUCE_SCATTER, CollectiveType.BROADCAST}
 
 
 def test_files_add_to_a_record_that_is_there(take_over: Callable[..., Record]) -> None:
     take_over(FILES / REDUCE_SCATTER, "--cluster", "hgx-h200")
     record = take_over(FILES / ALL_TO_ALL, "--cluster", "hgx-h200")
-    assert {fit.collective for fit in record.collective_fits} == {Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL}
+    assert {fit.collective for fit in record.collective_fits} == {
+        CollectiveType.REDUCE_SCATTER,
+        CollectiveType.ALL_TO_ALL,
+    }
     assert len(record.collectives) == 7
 
 
@@ -264,7 +267,7 @@ def test_a_file_whose_name_says_nothing_takes_the_collective_from_the_option(
     nameless = changed(ALL_GATHER, to="log.txt")
     assert "add --collective NAME" in refused(nameless, "--cluster", "dgx-a100")
     record = take_over(nameless, "--cluster", "dgx-a100", "--collective", "all_gather")
-    assert {call.collective for call in calls(record)} == {Collective.ALL_GATHER}
+    assert {call.collective for call in calls(record)} == {CollectiveType.ALL_GATHER}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from clustersim.cost.measured_kernels import RecordedKernels
 from clustersim.cost.record_file import read_record, record_text
 from clustersim.cost.timing import Provenance
 from clustersim.hardware.accelerator import load_accelerator
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 from clustersim.validation.collectives import read_collectives
 
 pytestmark = pytest.mark.slow
@@ -67,7 +67,7 @@ def test_accelerators_with_fitted_constants_carry_them_with_residuals(written: d
 def test_sources_that_differ_are_one_row_with_their_median_and_range(written: dict[str, Record]) -> None:
     """All-reduce of 64 KiB among 8 H100: 19.53 us in dgxc-benchmarking, 42.2 us in Azure's table, and two between."""
     rows = written["h100-sxm-80gb"].collectives
-    row = next(row for row in rows if row.call.collective is Collective.ALL_REDUCE and row.call.payload == 2**16)
+    row = next(row for row in rows if row.call.collective is CollectiveType.ALL_REDUCE and row.call.payload == 2**16)
     published = [
         case.number("time_us") * 1e-6
         for case in read_collectives()
@@ -89,11 +89,11 @@ def test_collectives_stay_within_a_node_and_are_fitted(written: dict[str, Record
     for record in written.values():
         assert all(row.call.nodes == 1 for row in record.collectives)
     assert {fit.collective for fit in written["b200-sxm-180gb"].collective_fits} == {
-        Collective.ALL_REDUCE,
-        Collective.ALL_GATHER,
-        Collective.REDUCE_SCATTER,
-        Collective.ALL_TO_ALL,
-        Collective.SEND_RECV,
+        CollectiveType.ALL_REDUCE,
+        CollectiveType.ALL_GATHER,
+        CollectiveType.REDUCE_SCATTER,
+        CollectiveType.ALL_TO_ALL,
+        CollectiveType.SEND_RECV,
     }
 
 

@@ -10,14 +10,14 @@ from clustersim.cost.device_models import Machine, Machines, Slowed
 from clustersim.cost.interference import Interference
 from clustersim.cost.jitter import Jitter
 from clustersim.cost.segment import BlockCost
-from clustersim.engine.engine import run
+from clustersim.engine.engine import simulate_program
 from clustersim.lowering.repeat_steps import repeat
 from clustersim.program.program import Program
 from clustersim.results.critical_path import critical_path, path_summary
 from clustersim.results.step_times import step_times
 from clustersim.results.time_breakdown import Breakdown, breakdown
 from clustersim.results.trace_table import Rows, read_rows
-from clustersim.symmetry.refinement import Classes, unfolded
+from clustersim.symmetry.refinement import SymmetryClasses, singleton_classes
 from clustersim.trace.trace import Trace
 from tests.closed_form.fixed_durations import Fixed, Step, _Cost
 from tests.engine.small_programs import row_of
@@ -31,7 +31,7 @@ class Ran:
     trace: Trace
     program: Program
     cost: BlockCost
-    classes: Classes
+    classes: SymmetryClasses
     steps: int
 
     @property
@@ -87,7 +87,7 @@ class Disturbed:
 
     def cost(self, program: Program) -> BlockCost:
         pieces = _Cost(self.fixed, program)
-        speeds = np.ones(program.ranks)
+        speeds = np.ones(program.world_size)
         speeds[list(self.speeds)] = list(self.speeds.values())
         different, of = np.unique(speeds, return_inverse=True)
         slowing = self.interference
@@ -98,8 +98,8 @@ class Disturbed:
     def run(self, *, folded: bool = True) -> Ran:
         program = self.program
         cost = self.cost(program)
-        classes = fold(program, cost) if folded and self.jitter is None else unfolded(program)
-        return Ran(run(program, classes, cost, jitter=self.jitter)[0], program, cost, classes, self.steps)
+        classes = fold(program, cost) if folded and self.jitter is None else singleton_classes(program)
+        return Ran(simulate_program(program, classes, cost, jitter=self.jitter)[0], program, cost, classes, self.steps)
 
     @property
     def ran(self) -> Ran:

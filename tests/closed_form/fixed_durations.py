@@ -16,7 +16,7 @@ import numpy as np
 from clustersim.cost.device_models import Machine, Machines
 from clustersim.cost.segment import BlockCost
 from clustersim.cost.timing import Bound, ExchangeTiming, Provenance, Timing
-from clustersim.engine.engine import run
+from clustersim.engine.engine import simulate_program
 from clustersim.lowering.repeat_steps import repeat
 from clustersim.lowering.training_step import lower
 from clustersim.lowering.units import Unit, Units
@@ -27,10 +27,10 @@ from clustersim.model.transformer import Model, Norm, Positions, resized, unifor
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.program.program import Program
-from clustersim.program.task import Communicate, Exchange
+from clustersim.program.task import CollectiveTask, CommOp
 from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.schedules.schedule import Schedule
-from clustersim.symmetry.refinement import unfolded
+from clustersim.symmetry.refinement import singleton_classes
 from clustersim.trace.trace import Trace
 from tests.strategies import fold
 
@@ -52,7 +52,7 @@ MODEL = uniform(
     linear_bias=False,
     qkv_bias=False,
 )
-Seconds = float | Callable[[Exchange], float | list[float]]
+Seconds = float | Callable[[CommOp], float | list[float]]
 """For every exchange of a name, or by exchange; a list has one number for each group of the role."""
 
 
@@ -82,7 +82,7 @@ class Fixed:
         """Costs of a program's kernels and exchanges."""
         return _Cost(self, program)
 
-    def of_exchange(self, exchange: Exchange) -> float | list[float]:
+    def of_exchange(self, exchange: CommOp) -> float | list[float]:
         seconds = self.exchanges.get(exchange.name, 0.0)
         return seconds(exchange) if callable(seconds) else seconds
 
@@ -95,8 +95,8 @@ class _Cost:
     def kernel(self, kernel: Kernel) -> Timing:
         return Timing(self.fixed.of_kernel(kernel), Provenance.MEASURED, Bound.COMPUTE)
 
-    def exchange(self, exchange: Exchange) -> ExchangeTiming:
-        groups = len(self.program.groups[exchange.group].members)
+    def exchange(self, exchange: CommOp) -> ExchangeTiming:
+        groups = len(self.program.groups[exchange.comm_group].members)
         seconds = np.broadcast_to(np.array(self.fixed.of_exchange(exchange), dtype=float), groups)
         return ExchangeTiming(seconds, Provenance.MEASURED, Bound.BANDWIDTH, "fixed", "link")
 
@@ -126,8 +126,8 @@ class Step:
     def run(self, fixed: Fixed, *, folded: bool = True, steps: int = 1) -> Trace:
         program = repeat(self.program, steps)
         pieces = fixed.costs(program)
-        cost = BlockCost(program, Machines.equal(Machine(pieces), program.ranks), pieces)
-        return run(program, fold(program, cost) if folded else unfolded(program), cost)[0]
+        cost = BlockCost(program, Machines.equal(Machine(pieces), program.world_size), pieces)
+        return simulate_program(program, fold(program, cost) if folded else singleton_classes(program), cost)[0]
 
     def seconds(self, fixed: Fixed) -> float:
         """The step time, which is the same whether every rank is run or one of each class."""
@@ -140,7 +140,7 @@ class Step:
         plan = self.plan
         return Units(plan).of(plan.stages[0])
 
-    def issued(self, name: str, pipeline_rank: int = 0) -> list[Exchange]:
+    def issued(self, name: str, pipeline_rank: int = 0) -> list[CommOp]:
         """Collectives of one name on the data stream of a pipeline rank, in order."""
         tasks = self.program.programs[pipeline_rank].tasks
-        return [t.exchange for t in tasks if isinstance(t, Communicate) and t.exchange.name == name]
+        return [t.comm_op for t in tasks if isinstance(t, CollectiveTask) and t.comm_op.name == name]

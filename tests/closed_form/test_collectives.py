@@ -31,7 +31,7 @@ from clustersim.collectives.tuner import Surveyor, choose
 from clustersim.hardware.clos_fabric import ClosFabric
 from clustersim.hardware.clos_spec import Leaf, Network, Nics, Node, NvLink, Port, Spine
 from clustersim.hardware.ecmp import Spread
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 
 S = 3e8
 NVLINK, NIC = 200e9, 20e9
@@ -43,7 +43,7 @@ def ideal(chunk: float = 0.0) -> Library:
         Offer(
             name,
             "ideal",
-            frozenset(Collective),
+            frozenset(CollectiveType),
             0.0,
             none,
             0.0,
@@ -75,7 +75,7 @@ def cluster(gpus: int, per_node: int, *, nodes_per_leaf: int = 1 << 20, oversubs
     return ClosFabric(node, Network(leaf, Spread(), Spine(1 << 10, 0.0)), gpus)
 
 
-def time(kind: Collective, members: np.ndarray, fabric: ClosFabric, algorithm: str, library: Library | None = None):
+def time(kind: CollectiveType, members: np.ndarray, fabric: ClosFabric, algorithm: str, library: Library | None = None):
     told = Switches(forced={kind: algorithm}, words=algorithm).narrowed(library or ideal())
     return choose(Surveyor(fabric, told).survey(kind, members), S).seconds
 
@@ -86,7 +86,8 @@ def route_latency(fabric: ClosFabric, source: int, target: int) -> float:
 
 @pytest.mark.parametrize("n", [2, 3, 4, 8, 64])
 @pytest.mark.parametrize(
-    ("kind", "passes"), [(Collective.ALL_REDUCE, 2), (Collective.ALL_GATHER, 1), (Collective.REDUCE_SCATTER, 1)]
+    ("kind", "passes"),
+    [(CollectiveType.ALL_REDUCE, 2), (CollectiveType.ALL_GATHER, 1), (CollectiveType.REDUCE_SCATTER, 1)],
 )
 def test_ring_inside_a_domain(n, kind, passes):
     fabric = cluster(n, n)
@@ -101,7 +102,7 @@ def test_ring_between_single_ranks(n):
     fabric = cluster(4 * n, 4)
     a = route_latency(fabric, 0, 4)
     expected = 2 * (n - 1) * a + 2 * (n - 1) / n * S / NIC
-    assert time(Collective.ALL_REDUCE, 4 * np.arange(n)[None], fabric, "ring") == pytest.approx(expected, rel=1e-12)
+    assert time(CollectiveType.ALL_REDUCE, 4 * np.arange(n)[None], fabric, "ring") == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("domains", [2, 4])
@@ -113,21 +114,21 @@ def test_rings_over_several_domains_use_every_nic(domains):
         fabric, 0, 1
     )
     expected = rounds + 2 * (n - 1) / n * S / (4 * NIC)
-    assert time(Collective.ALL_REDUCE, np.arange(n)[None], fabric, "ring") == pytest.approx(expected, rel=1e-12)
+    assert time(CollectiveType.ALL_REDUCE, np.arange(n)[None], fabric, "ring") == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("n", [4, 5, 16, 33])
 def test_double_binary_trees(n):
     fabric = cluster(4 * n, 4)
     expected = 2 * math.ceil(math.log2(n)) * route_latency(fabric, 0, 4) + 2 * S / NIC
-    assert time(Collective.ALL_REDUCE, 4 * np.arange(n)[None], fabric, "tree") == pytest.approx(expected, rel=1e-12)
+    assert time(CollectiveType.ALL_REDUCE, 4 * np.arange(n)[None], fabric, "tree") == pytest.approx(expected, rel=1e-12)
 
 
 def test_two_ranks_exchange_halves_in_a_double_tree():
     """Each rank is the other's child in one tree: half up and half down in each direction make S."""
     fabric = cluster(8, 4)
     expected = 2 * route_latency(fabric, 0, 4) + S / NIC
-    assert time(Collective.ALL_REDUCE, np.array([[0, 4]]), fabric, "tree") == pytest.approx(expected, rel=1e-12)
+    assert time(CollectiveType.ALL_REDUCE, np.array([[0, 4]]), fabric, "tree") == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize(("d", "k"), [(2, 2), (4, 4), (3, 8)])
@@ -135,13 +136,13 @@ def test_hierarchical_all_reduce(d, k):
     fabric = cluster(d * k, k)
     inside = 2 * (k - 1) * route_latency(fabric, 0, 1) + 2 * (k - 1) / k * S / NVLINK
     between = 2 * (d - 1) * route_latency(fabric, 0, k) + 2 * (d - 1) / d * S / k / NIC
-    measured = time(Collective.ALL_REDUCE, np.arange(d * k)[None], fabric, "hierarchical")
+    measured = time(CollectiveType.ALL_REDUCE, np.arange(d * k)[None], fabric, "hierarchical")
     assert measured == pytest.approx(inside + between, rel=1e-12)
 
 
 def test_send_and_receive():
     fabric = cluster(8, 4)
-    local, remote = time(Collective.SEND_RECV, np.array([[0, 1], [2, 6]]), fabric, "pairwise")
+    local, remote = time(CollectiveType.SEND_RECV, np.array([[0, 1], [2, 6]]), fabric, "pairwise")
     assert local == pytest.approx(route_latency(fabric, 0, 1) + S / NVLINK, rel=1e-12)
     assert remote == pytest.approx(route_latency(fabric, 2, 6) + S / NIC, rel=1e-12)
 
@@ -149,8 +150,8 @@ def test_send_and_receive():
 def test_two_flows_through_one_nic_take_twice_as_long():
     """GPUs 0 and 4 send to GPU 8 at once: its NIC receives both."""
     fabric = cluster(12, 4)
-    one = time(Collective.SEND_RECV, np.array([[0, 8]]), fabric, "pairwise")
-    two = time(Collective.SEND_RECV, np.array([[0, 8], [4, 8]]), fabric, "pairwise")
+    one = time(CollectiveType.SEND_RECV, np.array([[0, 8]]), fabric, "pairwise")
+    two = time(CollectiveType.SEND_RECV, np.array([[0, 8], [4, 8]]), fabric, "pairwise")
     a = route_latency(fabric, 0, 8)
     assert two - a == pytest.approx(2 * (one - a).repeat(2), rel=1e-12)
 
@@ -159,14 +160,14 @@ def test_a_shift_goes_at_the_pace_of_its_slowest_hop():
     """8 ranks on 2 nodes of 4: 7 rounds of an 8th each, through one NIC of each node however many it has."""
     fabric = cluster(8, 4)
     expected = 7 * (route_latency(fabric, 3, 4) + S / 8 / NIC)
-    assert time(Collective.SHIFT, np.arange(8)[None], fabric, "pairwise") == pytest.approx(expected, rel=1e-12)
+    assert time(CollectiveType.SHIFT, np.arange(8)[None], fabric, "pairwise") == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("n", [2, 5, 8])
 def test_all_to_all_through_one_port(n):
     fabric = cluster(n, n)
     expected = route_latency(fabric, 0, 1) + (n - 1) / n * S / NVLINK
-    assert time(Collective.ALL_TO_ALL, np.arange(n)[None], fabric, "pairwise") == pytest.approx(expected, rel=1e-12)
+    assert time(CollectiveType.ALL_TO_ALL, np.arange(n)[None], fabric, "pairwise") == pytest.approx(expected, rel=1e-12)
 
 
 def test_a_pipelined_chain_needs_n_minus_2_more_chunks():
@@ -174,7 +175,7 @@ def test_a_pipelined_chain_needs_n_minus_2_more_chunks():
     n, chunk = 6, 1e6
     fabric = cluster(n, n)
     expected = (n - 1) * route_latency(fabric, 0, 1) + (S + (n - 2) * chunk) / NVLINK
-    measured = time(Collective.BROADCAST, np.arange(n)[None], fabric, "ring", ideal(chunk))
+    measured = time(CollectiveType.BROADCAST, np.arange(n)[None], fabric, "ring", ideal(chunk))
     assert measured == pytest.approx(expected, rel=1e-12)
 
 
@@ -182,7 +183,7 @@ def test_a_star_root_sends_n_minus_1_payloads():
     n = 6
     fabric = cluster(n, n)
     expected = route_latency(fabric, 0, 1) + (n - 1) * S / NVLINK
-    assert time(Collective.BROADCAST, np.arange(n)[None], fabric, "star") == pytest.approx(expected, rel=1e-12)
+    assert time(CollectiveType.BROADCAST, np.arange(n)[None], fabric, "star") == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("factor", [1.0, 2.0, 7.0])
@@ -191,7 +192,7 @@ def test_an_oversubscribed_spine_slows_what_crosses_it_by_its_factor(factor):
     fabric = cluster(16, 4, nodes_per_leaf=2, oversubscription=factor)
     pairs = np.stack([np.arange(8), np.arange(8) + 8], axis=1)
     expected = route_latency(fabric, 0, 8) + factor * S / NIC
-    assert time(Collective.SEND_RECV, pairs, fabric, "pairwise") == pytest.approx(np.full(8, expected), rel=1e-12)
+    assert time(CollectiveType.SEND_RECV, pairs, fabric, "pairwise") == pytest.approx(np.full(8, expected), rel=1e-12)
 
 
 def test_twice_the_rates_and_half_the_latencies_halve_the_time():
@@ -199,6 +200,10 @@ def test_twice_the_rates_and_half_the_latencies_halve_the_time():
     fast = Node(4, Port(2e15, 5e-8), NvLink(4, Port(2 * NVLINK, 5e-7)), None, Nics(4, Port(2 * NIC, 1e-6)))
     members = np.arange(16)[None]
     for name in ("ring", "tree", "in_network", "hierarchical"):
-        slow_time = time(Collective.ALL_REDUCE, members, ClosFabric(node, Network(Leaf(8, 4, 0.0), Spread()), 16), name)
-        fast_time = time(Collective.ALL_REDUCE, members, ClosFabric(fast, Network(Leaf(8, 4, 0.0), Spread()), 16), name)
+        slow_time = time(
+            CollectiveType.ALL_REDUCE, members, ClosFabric(node, Network(Leaf(8, 4, 0.0), Spread()), 16), name
+        )
+        fast_time = time(
+            CollectiveType.ALL_REDUCE, members, ClosFabric(fast, Network(Leaf(8, 4, 0.0), Spread()), 16), name
+        )
         assert 2 * fast_time == pytest.approx(slow_time, rel=1e-12)

@@ -9,7 +9,7 @@ import pytest
 
 from clustersim.parallel.data_parallel_strategy import DataParallelism, DdpStrategy, NaiveDataParallel, Zero1, Zero2
 from clustersim.parallel.layout import Layout
-from clustersim.program.task import Collective, Exchange
+from clustersim.program.task import CollectiveType, CommOp
 from tests.closed_form.fixed_durations import Fixed, Seconds, Step
 
 FORWARD, BACKWARD, OPTIMIZER = 1.0, 2.0, 0.5
@@ -38,8 +38,8 @@ def per_byte(seconds: float) -> Seconds:
 
 def test_buckets_hold_every_gradient_once() -> None:
     issued = step(DdpStrategy(bucket=BUCKET)).issued("reduce gradients")
-    assert [exchange.payload for exchange in issued] == [BUCKET, 4.0 * (LAYER + EMBEDDING)]
-    assert {item.collective for item in issued} == {Collective.ALL_REDUCE}
+    assert [comm_op.payload for comm_op in issued] == [BUCKET, 4.0 * (LAYER + EMBEDDING)]
+    assert {item.collective for item in issued} == {CollectiveType.ALL_REDUCE}
 
 
 @pytest.mark.parametrize(("first", "second"), [(0.5, 0.25), (2.0, 1.0), (7.0, 1.0), (0.0, 9.0)])
@@ -55,7 +55,7 @@ def test_ddp_with_overlap(first: float, second: float) -> None:
 def test_ddp_without_overlap() -> None:
     """Everything is reduced in one piece after backward: 2 (f + b) + c + o."""
     plain = step(DdpStrategy(bucket=BUCKET, overlap=False))
-    assert [exchange.payload for exchange in plain.issued("reduce gradients")] == [4.0 * ALL]
+    assert [comm_op.payload for comm_op in plain.issued("reduce gradients")] == [4.0 * ALL]
     assert plain.seconds(cost(reduce_gradients=3.0)) == 2 * (FORWARD + BACKWARD) + 3.0 + OPTIMIZER
 
 
@@ -79,7 +79,7 @@ def test_zero_2_reduces_after_every_microbatch(microbatches: int) -> None:
     """
     sharding = step(Zero2(bucket=BUCKET), microbatches)
     assert len(sharding.issued("reduce gradients")) == 2 * microbatches
-    assert {exchange.collective for exchange in sharding.issued("reduce gradients")} == {Collective.REDUCE_SCATTER}
+    assert {comm_op.collective for comm_op in sharding.issued("reduce gradients")} == {CollectiveType.REDUCE_SCATTER}
     before = (microbatches - 1) * 2 * (FORWARD + BACKWARD)
     last = 2 * FORWARD + BACKWARD + 3.0 + 1.0 + OPTIMIZER
     assert sharding.seconds(cost(reduce_gradients=buckets(3.0, 1.0))) == before + last
@@ -98,7 +98,7 @@ def test_zero_without_overlap(stage: int) -> None:
     reductions = {1: 1, 2: 3}[stage]
     expected = 3 * 2 * (FORWARD + BACKWARD) + reductions * 4.0 + OPTIMIZER + 5.0
     assert plain.seconds(cost(reduce_gradients=4.0, gather_parameters=5.0)) == expected
-    assert [exchange.payload for exchange in plain.issued("gather parameters")] == [2.0 * ALL]
+    assert [comm_op.payload for comm_op in plain.issued("gather parameters")] == [2.0 * ALL]
 
 
 @pytest.mark.parametrize("gather", [0.25, 1.0, 3.0])
@@ -108,10 +108,10 @@ def test_zero_1_forward_waits_for_parameters_layer_by_layer(gather: float) -> No
     The first layer starts at g and the second at max(2g, g + f); the head follows. Then 2b, and o.
     """
     layered = step(Zero1(bucket=1.0))
-    payloads = [item.payload for item in layered.issued("gather parameters")]
+    payloads = [comm_op.payload for comm_op in layered.issued("gather parameters")]
     assert payloads == [2.0 * EMBEDDING, 2.0 * LAYER, 2.0 * LAYER, 2.0 * HEAD]
 
-    def seconds(exchange: Exchange) -> float:
+    def seconds(exchange: CommOp) -> float:
         return gather if exchange.payload == 2.0 * LAYER else 0.0
 
     forward = max(2 * gather, gather + FORWARD) + FORWARD

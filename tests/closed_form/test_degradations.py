@@ -10,7 +10,7 @@ from clustersim.cost.jitter import Jitter
 from clustersim.parallel.data_parallel_strategy import DdpStrategy, Zero1
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import PIPELINE, TENSOR
-from clustersim.program.task import Compute
+from clustersim.program.task import ComputeTask
 from clustersim.results.time_categories import BUBBLES
 from clustersim.schedules.gpipe import GPipe
 from clustersim.schedules.one_f_one_b import OneFOneB
@@ -99,7 +99,7 @@ def test_a_slow_rank_slows_its_whole_pipeline_replica(microbatches: int, stage: 
     """
     layout = Layout(tp=2, dp=2, pp=2, data=AT_END)
     step = Step(LAYERS, layout, OneFOneB(), microbatches)
-    slow = int(np.flatnonzero(step.program.kind == stage)[0])
+    slow = int(np.flatnonzero(step.program.program_index == stage)[0])
     ran = Disturbed(step, Fixed(F, B), {slow: 0.5}).ran
     alone = Disturbed(Step(LAYERS, Layout(pp=2), OneFOneB(), microbatches), Fixed(F, B), {stage: 0.5}).ran
     assert ran.seconds == pytest.approx(alone.seconds)
@@ -162,7 +162,7 @@ def test_a_slow_rank_splits_the_classes_that_can_feel_it_and_no_others(case: str
     """
     split = SPLITS[case]
     speeds = {} if split.slow < 0 else {split.slow: 0.5}
-    colour = Disturbed(Step(LAYERS, split.layout, microbatches=2), FIXED, speeds).run().classes.colour
+    colour = Disturbed(Step(LAYERS, split.layout, microbatches=2), FIXED, speeds).run().classes.rank_colours
     found = sorted(np.flatnonzero(colour == item).tolist() for item in set(colour.tolist()))
     assert found == split.classes
 
@@ -200,8 +200,8 @@ def test_a_rank_that_meets_nobody_works_the_sum_of_its_own_kernels() -> None:
     jitter = Jitter(0.1, seed=2)
     ran = Disturbed(Step(LAYERS), Fixed(F, B), steps=20, jitter=jitter).run()
     (own,) = ran.program.programs
-    factors = jitter.factors(0, own.operations_before[-1])
-    kernels = [ran.cost.block(0, task.block).kernels for task in own.tasks if isinstance(task, Compute)]
+    factors = jitter.factors(0, own.operation_offsets[-1])
+    kernels = [ran.cost.block(0, task.segment).kernels for task in own.tasks if isinstance(task, ComputeTask)]
     assert ran.seconds == pytest.approx(float(np.concatenate(kernels) @ factors))
 
 

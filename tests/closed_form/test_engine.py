@@ -87,5 +87,5 @@ def test_one_slow_tensor_parallel_group_holds_up_the_replicas_that_reduce_with_i
     assert trace.simulated_ranks.tolist() == [0, 2], "one rank of each replica"
     work = LAYERS * WORK + (2 * LAYERS + 1) * 2.0
     assert step.seconds(slow) == work + 5.0
-    reduction = trace.rows(0, stream=1)
+    reduction = trace.rank_events(0, stream=1)
     assert (trace.ready[reduction].tolist(), trace.start[reduction].tolist()) == ([work - 9.0], [work])

@@ -10,7 +10,7 @@ import pytest
 
 from clustersim.parallel.data_parallel_strategy import FullyShard
 from clustersim.parallel.layout import Layout
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 from tests.closed_form.fixed_durations import Fixed, Step
 
 OPTIMIZER = 0.5
@@ -137,5 +137,5 @@ def test_every_microbatch_gathers_twice_and_reduces_once(microbatches: int) -> N
 def test_gathers_move_compute_width_and_reductions_gradient_width() -> None:
     layer = step().units()[1].parameters
     gather, reduction = step().issued("gather layer")[0], step().issued("reduce layer")[0]
-    assert (gather.payload, gather.collective) == (2.0 * layer, Collective.ALL_GATHER)
-    assert (reduction.payload, reduction.collective) == (4.0 * layer, Collective.REDUCE_SCATTER)
+    assert (gather.payload, gather.collective) == (2.0 * layer, CollectiveType.ALL_GATHER)
+    assert (reduction.payload, reduction.collective) == (4.0 * layer, CollectiveType.REDUCE_SCATTER)

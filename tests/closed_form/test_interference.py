@@ -10,7 +10,7 @@ import pytest
 from clustersim.cost.interference import Interference
 from clustersim.parallel.data_parallel_strategy import DataParallelism, DdpStrategy, FullyShard
 from clustersim.parallel.layout import Layout
-from clustersim.program.task import Collective, Exchange
+from clustersim.program.task import CollectiveType, CommOp
 from tests.closed_form.degraded_step import Disturbed, Ran
 from tests.closed_form.fixed_durations import MODEL, Fixed, Step
 
@@ -35,7 +35,7 @@ def ddp(reduction: float, interference: float, data: DataParallelism | None = No
 def only_projections(reduction: float) -> Fixed:
     """Every gradient is a bucket; those of queries, keys and values take so long, all others no time."""
 
-    def seconds(exchange: Exchange) -> float:
+    def seconds(exchange: CommOp) -> float:
         return reduction if exchange.payload == PROJECTION else 0.0
 
     return Fixed(F, B, optimizer=OPTIMIZER, exchanges={"reduce gradients": seconds})
@@ -118,7 +118,7 @@ def test_fsdp_whose_gathers_and_reductions_slow_differently() -> None:
     4 + 1/2 + 1/5.
     """
     parts = dict(Interference.equal(0.25).kernels)
-    parts |= {pair: 1.0 for pair in parts if pair[0] is Collective.REDUCE_SCATTER}
+    parts |= {pair: 1.0 for pair in parts if pair[0] is CollectiveType.REDUCE_SCATTER}
     fixed = Fixed(2.0, 4.0, optimizer=OPTIMIZER, exchanges={"gather layer": 1.0, "reduce layer": 1.0})
     step = Step(3, Layout(dp=2, data=FullyShard(prefetch=1)))
     ran = Disturbed(step, fixed, interference=Interference.of(parts, {})).ran

@@ -10,7 +10,16 @@ from clustersim.cost.host_transfers import HostedExchanges
 from clustersim.hardware.host_memory import HostMemory
 from clustersim.model.transformer import parameters
 from clustersim.parallel.mesh import HOST_ROLE
-from clustersim.program.task import Block, Collective, Communicate, Compute, HostExchange, HostWork, Stream, Task
+from clustersim.program.task import (
+    CollectiveTask,
+    CollectiveType,
+    ComputeTask,
+    HostOp,
+    HostOpKind,
+    Segment,
+    Stream,
+    Task,
+)
 from clustersim.results.dominant_categories import part_seconds
 from clustersim.results.simulation_result import Answer
 from clustersim.results.time_categories import PARTS, Part
@@ -38,18 +47,18 @@ def scenario(*overrides: str, host: HostMemory = SECONDS) -> Scenario:
 def spans(answer: Answer, stream: Stream) -> list[tuple[str, float, float]]:
     """Name, start and end of what rank 0 does on a stream, in order."""
     trace, tasks = answer.trace, answer.program.programs[0].tasks
-    rows = trace.rows(0, stream).tolist()
+    rows = trace.rank_events(0, stream).tolist()
     found = []
     for row in rows:
         task = tasks[int(trace.task[row])]
-        assert isinstance(task, Communicate)
-        found.append((task.exchange.name, float(trace.start[row]), float(trace.end[row])))
+        assert isinstance(task, CollectiveTask)
+        found.append((task.comm_op.name, float(trace.start[row]), float(trace.end[row])))
     return found
 
 
-def block_of(task: Task) -> Block:
-    assert isinstance(task, Compute)
-    return task.block
+def block_of(task: Task) -> Segment:
+    assert isinstance(task, ComputeTask)
+    return task.segment
 
 
 class _Nothing:
@@ -61,16 +70,16 @@ class _Nothing:
 @pytest.mark.parametrize(
     ("sharers", "what", "seconds"),
     [
-        (1, HostWork.TO_HOST, 0.5 + 100e9 / 20e9),  # the link
-        (8, HostWork.TO_HOST, 0.5 + 100e9 / 12.5e9),  # an eighth of the memory's bandwidth
-        (8, HostWork.FROM_HOST, 0.5 + 100e9 / 10e9),  # the link
-        (20, HostWork.FROM_HOST, 0.5 + 100e9 / 5e9),
-        (8, HostWork.ON_HOST, 100e9 / (12.5e9 * 0.4)),
+        (1, HostOpKind.D2H, 0.5 + 100e9 / 20e9),  # the link
+        (8, HostOpKind.D2H, 0.5 + 100e9 / 12.5e9),  # an eighth of the memory's bandwidth
+        (8, HostOpKind.H2D, 0.5 + 100e9 / 10e9),  # the link
+        (20, HostOpKind.H2D, 0.5 + 100e9 / 5e9),
+        (8, HostOpKind.ON_HOST, 100e9 / (12.5e9 * 0.4)),
     ],
 )
-def test_gpus_share_what_the_hosts_memory_can_do(sharers: int, what: HostWork, seconds: float) -> None:
+def test_gpus_share_what_the_hosts_memory_can_do(sharers: int, what: HostOpKind, seconds: float) -> None:
     cost = HostedExchanges(_Nothing(), SECONDS, np.full(3, sharers))  # type: ignore[arg-type]
-    exchange = HostExchange("copy", Collective.SEND_RECV, HOST_ROLE.name, 100e9, what)
+    exchange = HostOp("copy", CollectiveType.SEND_RECV, HOST_ROLE.name, 100e9, what)
     assert cost.exchange(exchange).seconds == pytest.approx(np.full(3, seconds))
     demand = cost.demand(exchange)
     assert demand.latency == pytest.approx(np.full(3, seconds))  # it loads no link of the network
@@ -113,11 +122,11 @@ def test_copies_that_take_longest_follow_each_other_without_a_pause() -> None:
     The first copy back needs what the last copy out has brought there.
     """
     answer = simulate(scenario("training.offload.activations=all"))
-    out, back = spans(answer, Stream.TO_HOST), spans(answer, Stream.FROM_HOST)
+    out, back = spans(answer, Stream.D2H), spans(answer, Stream.H2D)
     assert len(out) == len(back) == LAYERS
     size = answer.program.programs[0].tasks
-    (kept,) = {task.exchange.payload for task in size if isinstance(task, Communicate)
-               and isinstance(task.exchange, HostExchange) and task.exchange.work is HostWork.TO_HOST}  # fmt: skip
+    (kept,) = {task.comm_op.payload for task in size if isinstance(task, CollectiveTask)
+               and isinstance(task.comm_op, HostOp) and task.comm_op.kind is HostOpKind.D2H}  # fmt: skip
     assert out[-1][2] - out[0][1] == pytest.approx(LAYERS * (0.5 + kept / 20e9))
     assert back[0][1] == out[-1][2]
     assert back[-1][2] - back[0][1] == pytest.approx(LAYERS * (0.5 + kept / 10e9))
@@ -133,10 +142,10 @@ def test_fetches_are_as_many_layers_ahead_as_there_are_buffers() -> None:
         answer = simulate(scenario(f"training.offload.activations.prefetch={prefetch}", host=fast))
         trace, tasks = answer.trace, answer.program.programs[0].tasks
         backwards = [
-            row for row in trace.rows(0, Stream.COMPUTE).tolist()
-            if any(operation.frees for operation in block_of(tasks[int(trace.task[row])]).operations)
+            row for row in trace.rank_events(0, Stream.COMPUTE).tolist()
+            if any(operation.is_last_use for operation in block_of(tasks[int(trace.task[row])]).operations)
         ]  # fmt: skip
-        begins = [start for _, start, _ in spans(answer, Stream.FROM_HOST)]
+        begins = [start for _, start, _ in spans(answer, Stream.H2D)]
         ends = trace.end[backwards]
         for layer in range(prefetch + 1, LAYERS):
             assert begins[layer] == pytest.approx(float(ends[layer - prefetch - 1]))
@@ -146,14 +155,14 @@ def test_shards_come_before_each_gather_and_gradients_go_after_each_reduction() 
     """FSDP gathers each unit forward and again backward, but for the head; a rank's shard is half of 4 bytes each."""
     answer = simulate(scenario("layout.data=fsdp", "training.offload.parameters=true", "training.global_batch=4"))
     model, program = answer.scenario.model, answer.program.programs[0]
-    moved = dict.fromkeys(HostWork, 0.0)
+    moved = dict.fromkeys(HostOpKind, 0.0)
     for task in program.tasks:
-        if isinstance(task, Communicate) and isinstance(task.exchange, HostExchange):
-            moved[task.exchange.work] += task.exchange.payload
+        if isinstance(task, CollectiveTask) and isinstance(task.comm_op, HostOp):
+            moved[task.comm_op.kind] += task.comm_op.payload
     count, head = parameters(model), 128256 * 4096 + 4096
-    assert moved[HostWork.FROM_HOST] == pytest.approx(2 * (2 * count - head) * 4 / 2)
-    assert moved[HostWork.TO_HOST] == pytest.approx(2 * count * 4 / 2)
-    assert moved[HostWork.ON_HOST] == pytest.approx((4 + 30) * count / 2)  # the norm reads gradients once more
+    assert moved[HostOpKind.H2D] == pytest.approx(2 * (2 * count - head) * 4 / 2)
+    assert moved[HostOpKind.D2H] == pytest.approx(2 * count * 4 / 2)
+    assert moved[HostOpKind.ON_HOST] == pytest.approx((4 + 30) * count / 2)  # the norm reads gradients once more
     assert answer.breakdown.of(0)["optimizer"] == 0.0
 
 
@@ -162,14 +171,14 @@ def test_gradients_go_with_every_backward_and_only_weights_come_back(layout: str
     """Two microbatches of each rank; ranks that reduce gradients send their part of them."""
     overrides = [f"layout={layout}", f"cluster.gpus={ranks}", f"training.global_batch={2 * ranks}"]
     answer = simulate(scenario(*overrides, "training.offload={optimizer: true, gradients: true}"))
-    count, moved = parameters(answer.scenario.model) / ranks, dict.fromkeys(HostWork, 0.0)
+    count, moved = parameters(answer.scenario.model) / ranks, dict.fromkeys(HostOpKind, 0.0)
     for task in answer.program.programs[0].tasks:
-        if isinstance(task, Communicate) and isinstance(task.exchange, HostExchange):
-            moved[task.exchange.work] += task.exchange.payload
-    assert moved[HostWork.TO_HOST] == pytest.approx(2 * 4 * count)
-    assert moved[HostWork.ON_HOST] == pytest.approx((4 + 30) * count)
-    assert moved[HostWork.FROM_HOST] == pytest.approx(2 * count)
-    first = spans(answer, Stream.TO_HOST)[0]
+        if isinstance(task, CollectiveTask) and isinstance(task.comm_op, HostOp):
+            moved[task.comm_op.kind] += task.comm_op.payload
+    assert moved[HostOpKind.D2H] == pytest.approx(2 * 4 * count)
+    assert moved[HostOpKind.ON_HOST] == pytest.approx((4 + 30) * count)
+    assert moved[HostOpKind.H2D] == pytest.approx(2 * count)
+    first = spans(answer, Stream.D2H)[0]
     assert first[0] == "offload gradients"
     assert first[1] < answer.step_time / 2  # long before the last backward is done
 

@@ -127,7 +127,7 @@ def test_1f1b_with_slow_messages_on_two_ranks() -> None:
     step = Step(2, Layout(pp=2), OneFOneB(), 3)
     cost = Fixed(1.0, 2.0, exchanges={"activations": 1.0, "gradients": 1.0})
     trace = step.run(cost)
-    ends = [trace.end[trace.rows(rank, stream=0)].tolist() for rank in (0, 1)]
+    ends = [trace.end[trace.rank_events(rank, stream=0)].tolist() for rank in (0, 1)]
     assert ends[0][:-1] == [1.0, 2.0, 8.0, 9.0, 11.0, 16.0]
     assert ends[1][:-1] == [3.0, 5.0, 6.0, 8.0, 11.0, 13.0]
     assert trace.makespan == 16.0
@@ -161,5 +161,5 @@ def test_tied_embeddings_are_added_up_when_both_ends_are_done(microbatches: int)
     cost = Fixed(FORWARD, BACKWARD, optimizer=0.5, exchanges={"reduce tied embedding": 3.0})
     work = (microbatches + 2) * (FORWARD + BACKWARD)
     trace = step.run(cost)
-    last = [float(trace.end[trace.rows(rank)].max()) for rank in range(3)]
+    last = [float(trace.end[trace.rank_events(rank)].max()) for rank in range(3)]
     assert last == [work + 3.5, work - BACKWARD + 0.5, work + 3.5]

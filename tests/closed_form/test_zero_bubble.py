@@ -75,5 +75,5 @@ def test_gradients_are_reduced_beside_what_is_left_of_their_half() -> None:
     matrix = 4.0 * MODEL.hidden * sizes(MODEL).ffn
     fixed = replace(EQUAL, exchanges={"reduce gradients": lambda each: 0.5 if each.payload == matrix else 0.0})
     step = Step(2, Layout(dp=2, data=DdpStrategy(bucket=1.0)), ZeroBubble(1), 2)
-    assert [exchange.payload for exchange in step.issued("reduce gradients")].count(matrix) == 4
+    assert [comm_op.payload for comm_op in step.issued("reduce gradients")].count(matrix) == 4
     assert step.seconds(fixed) == 3 * 2 * 2 + 0.5

@@ -5,7 +5,7 @@ import pytest
 
 from clustersim.collectives.chunking import Steps, paced
 from clustersim.collectives.library import Pipeline, Ramp, load_library
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 
 KIB, MIB = 2**10, 2**20
 ONE = Steps(128.0 * KIB, ((64.0 * KIB, 64.0), (32.0 * KIB, 8.0), (16.0 * KIB, 2.0)))
@@ -41,7 +41,7 @@ def test_pieces_are_smaller_where_nothing_waits_for_a_network():
 
 def test_trees_of_the_shipped_library_have_the_whole_table_of_ncc_l():
     paces = [
-        offer.pace for offer in load_library("nccl").offers_for(Collective.ALL_REDUCE) if offer.algorithm == "tree"
+        offer.pace for offer in load_library("nccl").offers_for(CollectiveType.ALL_REDUCE) if offer.algorithm == "tree"
     ]
     assert [len(pace) for pace in paces] == [20, 22, 24]  # what follows is 1, or the last of 24
     assert all(min(pace) >= 0.4 and max(pace) <= 1.0 for pace in paces)

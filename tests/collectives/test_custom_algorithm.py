@@ -16,7 +16,7 @@ from clustersim.collectives.custom_algorithm import Imported, imported
 from clustersim.collectives.library import ALGORITHMS
 from clustersim.collectives.phase import arrange
 from clustersim.common.errors import InputError
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 from tests.collectives.fake_fabric import FakeFabric
 from tests.laws.timelines import same
 
@@ -101,10 +101,10 @@ def result_of(folder: Path, **cost: Any) -> Result:
 @given(
     st.lists(st.integers(1, 6), min_size=1, max_size=6).filter(lambda counts: sum(counts) > 1),
     st.sampled_from(sorted(ALGORITHMS)),
-    st.sampled_from([kind for kind in Collective if not kind.routed]),
+    st.sampled_from([kind for kind in CollectiveType if not kind.is_token_routing]),
 )
 def test_what_an_algorithm_must_move_at_least_is_what_all_of_the_library_do(
-    counts: list[int], name: str, kind: Collective
+    counts: list[int], name: str, kind: CollectiveType
 ) -> None:
     members = [6 * domain + place for domain, count in enumerate(counts) for place in range(count)]
     (arrangement,) = arrange(np.array([members]), FakeFabric(6 * len(counts), 6))
@@ -174,7 +174,7 @@ def test_a_candidate_is_taken_where_it_is_faster_and_slows_no_collective() -> No
 def test_one_of_the_librarys_own_may_be_added_that_it_does_not_choose(folder: Path) -> None:
     own = result_of(folder, candidates={"all_reduce": "hierarchical"})
     assert own.scenario.cost.switches.own == {}
-    offers = own.scenario.cost.switches.narrowed(room_library()).offers_for(Collective.ALL_REDUCE)
+    offers = own.scenario.cost.switches.narrowed(room_library()).offers_for(CollectiveType.ALL_REDUCE)
     assert {"ring", "tree", "hierarchical"} < {offer.algorithm for offer in offers}
 
 
@@ -186,13 +186,13 @@ def room_library() -> Any:
 
 def test_what_was_measured_of_the_librarys_own_does_not_count_where_another_may_be_taken(folder: Path) -> None:
     assert scenario(folder, {"candidates": {"all_gather": "mine:Copied"}}).cost.switches.bound == {
-        Collective.ALL_GATHER
+        CollectiveType.ALL_GATHER
     }
 
 
 def test_a_protocol_that_nccl_may_not_take_is_not_taken_for_an_own_algorithm(folder: Path) -> None:
     found = result_of(folder, candidates={"all_gather": "mine:Copied"}, nccl={"NCCL_PROTO": "Simple"})
-    offers = found.scenario.cost.switches.narrowed(room_library()).offers_for(Collective.ALL_GATHER)
+    offers = found.scenario.cost.switches.narrowed(room_library()).offers_for(CollectiveType.ALL_GATHER)
     mine = [offer for offer in offers if offer.algorithm == "mine:Copied"]
     assert [offer.protocol for offer in mine] == ["Simple"]
 

@@ -14,7 +14,7 @@ from clustersim.collectives.phase_cost import effective_bandwidth
 from clustersim.collectives.tuner import Surveyor, choose
 from clustersim.hardware.link_technology import Technology
 from clustersim.hardware.topology import LINK_KINDS, LinkKind
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 from tests.collectives.fake_fabric import FakeFabric
 
 NCCL = load_library("nccl")
@@ -23,7 +23,9 @@ PERMUTATIONS = st.permutations(range(48)).map(np.array)
 RING = next(offer for offer in NCCL.offers if (offer.algorithm, offer.protocol) == ("ring", "Simple"))
 
 
-def loads_of(members: np.ndarray, kind: Collective = Collective.ALL_GATHER, fabric: FakeFabric = FABRIC) -> OwnLoads:
+def loads_of(
+    members: np.ndarray, kind: CollectiveType = CollectiveType.ALL_GATHER, fabric: FakeFabric = FABRIC
+) -> OwnLoads:
     return Surveyor(fabric, NCCL).own_loads(kind, members, RING)
 
 
@@ -32,9 +34,9 @@ def test_a_ring_across_nodes_keeps_each_nic_busy_for_the_textbook_volume() -> No
     members = np.arange(0, 48, 8)[None]
     loads = loads_of(members)
     rate = 50e9 * NCCL.network(Technology.INFINIBAND).efficiency * RING.efficiency
-    nics = FABRIC.links.kind[loads.crossings.link] == LINK_KINDS.index(LinkKind.NIC)
+    nics = FABRIC.links.kind[loads.crossings.link_index] == LINK_KINDS.index(LinkKind.NIC)
     assert nics.sum() == 12
-    assert loads.crossings.seconds[nics] == pytest.approx(np.full(12, 5 / 6 / rate))
+    assert loads.crossings.seconds_per_byte[nics] == pytest.approx(np.full(12, 5 / 6 / rate))
     assert loads.flow.tolist() == pytest.approx([5 / 6 / RING.efficiency])
 
 
@@ -43,19 +45,19 @@ def test_groups_that_share_a_link_ask_alone_for_what_fits_alone() -> None:
     members = np.arange(48).reshape(6, 8).T
     loads, alone = loads_of(members), loads_of(members[:1])
     assert loads.per_byte.tolist() == pytest.approx([alone.per_byte[0]] * 8)
-    rings = Switches(forced={Collective.ALL_GATHER: "ring"}, words="ring").narrowed(NCCL)
-    together = choose(Surveyor(FABRIC, rings).survey(Collective.ALL_GATHER, members), 1e12).seconds
+    rings = Switches(forced={CollectiveType.ALL_GATHER: "ring"}, words="ring").narrowed(NCCL)
+    together = choose(Surveyor(FABRIC, rings).survey(CollectiveType.ALL_GATHER, members), 1e12).seconds
     assert together.max() > 3.9 * 1e12 * loads.per_byte.max()
 
 
 def test_traffic_inside_a_domain_crosses_both_nvlink_ports_of_each_member() -> None:
     loads = loads_of(np.arange(48).reshape(6, 8))
-    assert np.bincount(loads.crossings.group).tolist() == [16] * 6
-    assert (FABRIC.links.kind[loads.crossings.link] == LINK_KINDS.index(LinkKind.NVLINK)).all()
+    assert np.bincount(loads.crossings.group_index).tolist() == [16] * 6
+    assert (FABRIC.links.kind[loads.crossings.link_index] == LINK_KINDS.index(LinkKind.NVLINK)).all()
     assert (loads.per_byte > 0).all()
 
 
-@given(PERMUTATIONS, st.sampled_from([2, 3, 4, 6, 8, 12, 24, 48]), st.sampled_from(Collective), st.data())
+@given(PERMUTATIONS, st.sampled_from([2, 3, 4, 6, 8, 12, 24, 48]), st.sampled_from(CollectiveType), st.data())
 def test_own_loads_add_up_to_the_links_loads_and_none_is_busier_than_its_group(ranks, size, kind, data) -> None:
     """What all groups ask of a link is what `transfer` says that it carries; each alone has time for its own."""
     members = ranks.reshape(-1, size)
@@ -71,26 +73,26 @@ def test_own_loads_add_up_to_the_links_loads_and_none_is_busier_than_its_group(r
             for phase in ALGORITHMS[algorithm].phases(kind, arrangement):
                 carried += route(phase, FABRIC).load[:-1] / reachable
                 able[arrangement.groups] = True
-        total = np.bincount(crossings.link, crossings.seconds, minlength=len(carried))
+        total = np.bincount(crossings.link_index, crossings.seconds_per_byte, minlength=len(carried))
         assert total == pytest.approx(carried, rel=1e-12)
-        assert (crossings.seconds <= loads.per_byte[crossings.group]).all()
-        assert (crossings.seconds > 0).all()
-        pairs = set(zip(crossings.group.tolist(), crossings.link.tolist(), strict=True))
-        assert len(pairs) == len(crossings.group)
-        assert ((loads.flow > 0) == np.isin(np.arange(len(members)), crossings.group)).all()
+        assert (crossings.seconds_per_byte <= loads.per_byte[crossings.group_index]).all()
+        assert (crossings.seconds_per_byte > 0).all()
+        pairs = set(zip(crossings.group_index.tolist(), crossings.link_index.tolist(), strict=True))
+        assert len(pairs) == len(crossings.group_index)
+        assert ((loads.flow > 0) == np.isin(np.arange(len(members)), crossings.group_index)).all()
         assert not loads.flow[~able].any()
 
 
 def test_groups_may_take_different_offers() -> None:
     members = np.arange(48).reshape(6, 8).T
-    slow = loads_of(members, Collective.ALL_REDUCE)
-    fast = loads_of(members, Collective.ALL_GATHER)
+    slow = loads_of(members, CollectiveType.ALL_REDUCE)
+    fast = loads_of(members, CollectiveType.ALL_GATHER)
     taken = np.array([0, 1, 0, 1, 1, 1, 0, 0])
     both = picked({0: slow, 1: fast}, taken)
     assert both.per_byte.tolist() == np.where(taken == 0, slow.per_byte, fast.per_byte).tolist()
     assert both.flow.tolist() == np.where(taken == 0, slow.flow, fast.flow).tolist()
     for group in range(8):
         source = (slow, fast)[taken[group]].crossings
-        mine, theirs = both.crossings.group == group, source.group == group
-        assert both.crossings.link[mine].tolist() == source.link[theirs].tolist()
-        assert both.crossings.seconds[mine].tolist() == source.seconds[theirs].tolist()
+        mine, theirs = both.crossings.group_index == group, source.group_index == group
+        assert both.crossings.link_index[mine].tolist() == source.link_index[theirs].tolist()
+        assert both.crossings.seconds_per_byte[mine].tolist() == source.seconds_per_byte[theirs].tolist()

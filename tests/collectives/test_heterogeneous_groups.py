@@ -15,19 +15,21 @@ from clustersim.cost.timing import Demand
 from clustersim.hardware.cluster import load_cluster
 from clustersim.hardware.degradation import DeadLink, Disturbances, LinkChange, disturbed
 from clustersim.hardware.topology import Fabric
-from clustersim.program.program import Groups
-from clustersim.program.task import Collective, Exchange
+from clustersim.program.program import ProcessGroups
+from clustersim.program.task import CollectiveType, CommOp
 from tests.collectives.fake_fabric import FakeFabric
 from tests.conftest import examples
 
 NCCL = load_library("nccl")
 HEALTHY = load_cluster("dgx-h100", 64).fabric
-KINDS = st.sampled_from([kind for kind in Collective if kind is not Collective.SEND_RECV and not kind.routed])
+KINDS = st.sampled_from(
+    [kind for kind in CollectiveType if kind is not CollectiveType.SEND_RECV and not kind.is_token_routing]
+)
 PAYLOADS = st.sampled_from([1e3, 1e5, 1e7, 1e9])
 SIXES = np.arange(24).reshape(4, 6)  # over nodes of 8: 6 | 2 + 4 | 4 + 2 | 6
 
 
-def taken(fabric: Fabric, kind: Collective, members: np.ndarray, payload: float) -> Choice:
+def taken(fabric: Fabric, kind: CollectiveType, members: np.ndarray, payload: float) -> Choice:
     return choose(Surveyor(fabric, NCCL).survey(kind, members), payload)
 
 
@@ -44,9 +46,9 @@ def broken(gpu: int) -> Fabric:
 def own(demand: Demand, group: int) -> tuple[object, ...]:
     """All that one group asks of links, link by link."""
     crossings = demand.crossings
-    mine = crossings.group == group
-    order = np.argsort(crossings.link[mine])
-    asked = (crossings.link[mine][order].tolist(), crossings.seconds[mine][order].tolist())
+    mine = crossings.group_index == group
+    order = np.argsort(crossings.link_index[mine])
+    asked = (crossings.link_index[mine][order].tolist(), crossings.seconds_per_byte[mine][order].tolist())
     return (demand.latency[group], demand.transfer[group], demand.flow[group], *asked)
 
 
@@ -54,8 +56,8 @@ def own(demand: Demand, group: int) -> tuple[object, ...]:
 @examples(60)
 def test_a_dead_nvlink_port_changes_nothing_for_groups_without_its_gpu(gpu, size, kind, payload):
     """Algorithms, times and demands of all groups that the GPU is not in are the same, bit for bit."""
-    groups = {"tp": Groups("tp", np.arange(64).reshape(-1, size))}
-    exchange = Exchange("x", kind, "tp", payload)
+    groups = {"tp": ProcessGroups("tp", np.arange(64).reshape(-1, size))}
+    exchange = CommOp("x", kind, "tp", payload)
     whole, hurt = (CommunicationCost(fabric, NCCL, groups) for fabric in (HEALTHY, broken(gpu)))
     before, after = (names(taken(fabric, kind, groups["tp"].members, payload)) for fabric in (HEALTHY, broken(gpu)))
     for group in set(range(64 // size)) - {gpu // size}:
@@ -66,7 +68,7 @@ def test_a_dead_nvlink_port_changes_nothing_for_groups_without_its_gpu(gpu, size
 
 def test_only_the_node_of_a_dead_nvlink_port_cannot_add_in_its_switches():
     members = np.arange(64).reshape(-1, 8)
-    choice = taken(broken(0), Collective.ALL_REDUCE, members, 1e8)
+    choice = taken(broken(0), CollectiveType.ALL_REDUCE, members, 1e8)
     assert names(choice) == ["ring Simple"] + ["in_network Simple"] * 7
     assert choice.seconds[0] > 5 * choice.seconds[1]
 
@@ -93,9 +95,9 @@ def test_groups_that_share_no_link_take_what_each_takes_alone(size, kind, payloa
 def test_an_uneven_layout_costs_those_that_straddle_nodes_and_only_them():
     """Two NICs of a straddling group must let 5/6 of the payload through, those inside a node have their switch."""
     fabric = FakeFabric(24, 8, nvlink=450e9, nic=50e9)
-    reduced = taken(fabric, Collective.ALL_REDUCE, SIXES, 1e9).seconds
+    reduced = taken(fabric, CollectiveType.ALL_REDUCE, SIXES, 1e9).seconds
     assert (reduced[[1, 2]] > 2 * reduced[[0, 3]]).all()
-    gathered = taken(fabric, Collective.ALL_GATHER, SIXES, 1e9).seconds
+    gathered = taken(fabric, CollectiveType.ALL_GATHER, SIXES, 1e9).seconds
     assert (gathered[[1, 2]] > 5 / 6 * 1e9 / 100e9).all()
     assert (gathered[[1, 2]] < 5 / 6 * 1e9 / 50e9).all()
     assert (gathered[[0, 3]] < 1e9 / 300e9).all()
@@ -107,7 +109,7 @@ def across_racks(spine: float) -> tuple[Fabric, np.ndarray]:
     return FakeFabric(32, 8, nvlink=450e9, nic=50e9, spine=spine, rack=16), np.array([even, uneven])
 
 
-@pytest.mark.parametrize("kind", [Collective.ALL_GATHER, Collective.ALL_TO_ALL])
+@pytest.mark.parametrize("kind", [CollectiveType.ALL_GATHER, CollectiveType.ALL_TO_ALL])
 def test_sets_that_share_a_link_slow_each_other(kind):
     """A narrow link between racks carries what both send: both take the sum of what each takes alone."""
     fabric, members = across_racks(1e9)
@@ -116,7 +118,7 @@ def test_sets_that_share_a_link_slow_each_other(kind):
     assert together == pytest.approx(np.full(2, sum(alone)), rel=1e-3)
 
 
-def routed_by_set(kind: Collective) -> tuple[Siblings, list[dict[str, tuple[Routed, ...]]]]:
+def routed_by_set(kind: CollectiveType) -> tuple[Siblings, list[dict[str, tuple[Routed, ...]]]]:
     """The even and the uneven set beside each other, and each by itself."""
     fabric, members = across_racks(1e9)
     able = [
@@ -128,7 +130,7 @@ def routed_by_set(kind: Collective) -> tuple[Siblings, list[dict[str, tuple[Rout
 
 
 def test_an_algorithm_is_taken_by_all_that_can():
-    siblings, own = routed_by_set(Collective.ALL_REDUCE)
+    siblings, own = routed_by_set(CollectiveType.ALL_REDUCE)
     for number in (0, 1):
         (tree,) = siblings.routed(number, "tree")
         assert tree.load == pytest.approx(own[0]["tree"][0].load + own[1]["tree"][0].load)
@@ -136,7 +138,7 @@ def test_an_algorithm_is_taken_by_all_that_can():
 
 def test_those_that_cannot_load_their_links_evenly_over_its_phases():
     """The uneven group has no hierarchy: its ring's load is spread over the three phases of the even group's."""
-    siblings, own = routed_by_set(Collective.ALL_REDUCE)
+    siblings, own = routed_by_set(CollectiveType.ALL_REDUCE)
     (even,) = [number for number, found in enumerate(own) if "hierarchical" in found]
     phases = siblings.routed(even, "hierarchical")
     assert len(phases) == 3

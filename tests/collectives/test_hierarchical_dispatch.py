@@ -13,7 +13,7 @@ from clustersim.collectives.hierarchical_dispatch import Forwarded
 from clustersim.collectives.library import Handling, load_dispatcher
 from clustersim.collectives.phase import Arrangement, Phase, arrange
 from clustersim.collectives.tuner import Surveyor, choose
-from clustersim.program.task import Collective, Dispatcher, Routing
+from clustersim.program.task import CollectiveType, TokenDispatcher, TokenRouting
 from tests.collectives.fake_fabric import FakeFabric
 from tests.conftest import examples
 
@@ -21,19 +21,22 @@ WIDEST = 4
 
 
 @st.composite
-def routings(draw: st.DrawFn) -> Routing:
+def routings(draw: st.DrawFn) -> TokenRouting:
     """Few experts, in groups or not."""
     groups, each = draw(st.integers(1, 4)), draw(st.integers(1, 3))
     limit = draw(st.none() | st.integers(1, groups))
     top_k = draw(st.integers(1, min(4, each * (limit or groups))))
-    return Routing(Dispatcher.DEEPEP, groups * each, top_k, groups, limit, row=1.0)
+    return TokenRouting(TokenDispatcher.DEEPEP, groups * each, top_k, groups, limit, token_bytes=1.0)
 
 
-def choices(routing: Routing) -> Counter[tuple[int, ...]]:
+def choices(routing: TokenRouting) -> Counter[tuple[int, ...]]:
     """Every choice of experts, as often as it comes up."""
-    each = routing.experts // routing.groups
+    each = routing.expert_count // routing.expert_group_count
     found: Counter[tuple[int, ...]] = Counter()
-    for drawn in combinations(range(routing.groups), min(routing.limit or routing.groups, routing.groups)):
+    for drawn in combinations(
+        range(routing.expert_group_count),
+        min(routing.max_groups_per_token or routing.expert_group_count, routing.expert_group_count),
+    ):
         experts = [group * each + place for group in drawn for place in range(each)]
         found.update(combinations(experts, routing.top_k))
     return found
@@ -41,29 +44,37 @@ def choices(routing: Routing) -> Counter[tuple[int, ...]]:
 
 @given(routings(), st.data())
 @examples(100)
-def test_tokens_that_reach_a_block_of_experts_are_those_of_all_choices(routing: Routing, data: st.DataObject) -> None:
-    first = data.draw(st.integers(0, routing.experts - 1))
-    last = data.draw(st.integers(first + 1, routing.experts))
+def test_tokens_that_reach_a_block_of_experts_are_those_of_all_choices(
+    routing: TokenRouting, data: st.DataObject
+) -> None:
+    first = data.draw(st.integers(0, routing.expert_count - 1))
+    last = data.draw(st.integers(first + 1, routing.expert_count))
     every = choices(routing)
     some = sum(number for chosen, number in every.items() if any(first <= expert < last for expert in chosen))
-    assert reached(routing, first / routing.experts, last / routing.experts) == pytest.approx(some / every.total())
+    assert reached(routing, first / routing.expert_count, last / routing.expert_count) == pytest.approx(
+        some / every.total()
+    )
 
 
-def arranged(per_domain: list[int], routing: Routing) -> Arrangement:
+def arranged(per_domain: list[int], routing: TokenRouting) -> Arrangement:
     """One group with so many members in each of the domains."""
     members = [WIDEST * domain + place for domain, count in enumerate(per_domain) for place in range(count)]
     (found,) = arrange(np.array([members]), FakeFabric(WIDEST * len(per_domain), WIDEST))
     return Arrangement(found.members, found.per_domain, found.switched, found.groups, routing)
 
 
-def walked(arrangement: Arrangement, routing: Routing) -> Counter[tuple[int, int]]:
+def walked(arrangement: Arrangement, routing: TokenRouting) -> Counter[tuple[int, int]]:
     """Tokens that go from GPU to GPU, in parts of one token's rows: every rank sends one of every choice."""
     every, gpus = choices(routing), arrangement.members[0].tolist()
-    held = routing.experts // (len(gpus) // routing.cut)
+    held = routing.expert_count // (len(gpus) // routing.expert_shard_size)
     moved: Counter[tuple[int, int]] = Counter()
     for source in gpus:
         for chosen, number in every.items():
-            targets = [gpu for place, gpu in enumerate(gpus) if any(x // held == place // routing.cut for x in chosen)]
+            targets = [
+                gpu
+                for place, gpu in enumerate(gpus)
+                if any(x // held == place // routing.expert_shard_size for x in chosen)
+            ]
             for domain in {gpu // WIDEST for gpu in targets}:
                 own = [gpu for gpu in gpus if gpu // WIDEST == domain]
                 at = own[sum(gpu // WIDEST == source // WIDEST and gpu < source for gpu in gpus) % len(own)]
@@ -83,23 +94,23 @@ def flows(phases: tuple[Phase, ...]) -> Counter[tuple[int, int]]:
 @pytest.mark.parametrize(
     ("per_domain", "routing"),
     [
-        ([4], Routing(Dispatcher.DEEPEP, 8, 3)),
-        ([2, 2], Routing(Dispatcher.DEEPEP, 8, 2)),
-        ([4, 4], Routing(Dispatcher.HYBRIDEP, 8, 4, 4, 2)),
-        ([2, 2, 2], Routing(Dispatcher.DEEPEP, 6, 3, 3, 2)),
-        ([1, 1, 1, 1], Routing(Dispatcher.DEEPEP, 8, 2)),
-        ([3, 1], Routing(Dispatcher.DEEPEP, 4, 2)),
-        ([1, 3, 2], Routing(Dispatcher.DEEPEP, 6, 2)),
-        ([4, 4], Routing(Dispatcher.DEEPEP, 4, 2, cut=2)),
+        ([4], TokenRouting(TokenDispatcher.DEEPEP, 8, 3)),
+        ([2, 2], TokenRouting(TokenDispatcher.DEEPEP, 8, 2)),
+        ([4, 4], TokenRouting(TokenDispatcher.HYBRIDEP, 8, 4, 4, 2)),
+        ([2, 2, 2], TokenRouting(TokenDispatcher.DEEPEP, 6, 3, 3, 2)),
+        ([1, 1, 1, 1], TokenRouting(TokenDispatcher.DEEPEP, 8, 2)),
+        ([3, 1], TokenRouting(TokenDispatcher.DEEPEP, 4, 2)),
+        ([1, 3, 2], TokenRouting(TokenDispatcher.DEEPEP, 6, 2)),
+        ([4, 4], TokenRouting(TokenDispatcher.DEEPEP, 4, 2, expert_shard_size=2)),
     ],
 )
-def test_flows_are_what_tokens_do_one_by_one(per_domain: list[int], routing: Routing) -> None:
+def test_flows_are_what_tokens_do_one_by_one(per_domain: list[int], routing: TokenRouting) -> None:
     """Once over the network to each domain with one of its experts, then once to each rank that has one."""
     arrangement = arranged(per_domain, routing)
     expected = walked(arrangement, routing)
-    there = flows(Forwarded().phases(Collective.DISPATCH, arrangement))
+    there = flows(Forwarded().phases(CollectiveType.DISPATCH, arrangement))
     assert {hop: share for hop, share in there.items() if share} == pytest.approx(expected)
-    back = flows(Forwarded().phases(Collective.COMBINE, arrangement))
+    back = flows(Forwarded().phases(CollectiveType.COMBINE, arrangement))
     assert {(target, source): share for (source, target), share in back.items()} == pytest.approx(there)
 
 
@@ -109,7 +120,7 @@ def test_two_nodes_of_two_by_hand() -> None:
     So a rank sends 5/6 of a token to the other node, and 1/2 to each rank of which it is the head there, and its own.
     A token's rows are two, so the ports carry 5/12 of the payload, and 2 x 1/4.
     """
-    (phase,) = Forwarded().phases(Collective.DISPATCH, arranged([2, 2], Routing(Dispatcher.DEEPEP, 4, 2)))
+    (phase,) = Forwarded().phases(CollectiveType.DISPATCH, arranged([2, 2], TokenRouting(TokenDispatcher.DEEPEP, 4, 2)))
     crosses = (phase.sources // WIDEST != phase.targets // WIDEST)[0]
     assert phase.share[0][crosses].tolist() == pytest.approx([5 / 12] * 4)
     assert phase.share[0][~crosses].tolist() == pytest.approx([2 * 1 / 4] * 4)
@@ -117,18 +128,18 @@ def test_two_nodes_of_two_by_hand() -> None:
 
 def test_tokens_without_a_routing_are_not_sent() -> None:
     (found,) = arrange(np.arange(4)[None], FakeFabric(4, 4))
-    assert Forwarded().phases(Collective.DISPATCH, found) == ()
+    assert Forwarded().phases(CollectiveType.DISPATCH, found) == ()
 
 
-@pytest.mark.parametrize("dispatcher", [Dispatcher.DEEPEP, Dispatcher.DEEPEP_V2, Dispatcher.HYBRIDEP])
-def test_a_smaller_limit_of_nodes_sends_less(dispatcher: Dispatcher) -> None:
+@pytest.mark.parametrize("dispatcher", [TokenDispatcher.DEEPEP, TokenDispatcher.DEEPEP_V2, TokenDispatcher.HYBRIDEP])
+def test_a_smaller_limit_of_nodes_sends_less(dispatcher: TokenDispatcher) -> None:
     """Where the network is what limits; more multiprocessors are never slower."""
     fabric, members = FakeFabric(64, 8), np.arange(64)[None]
 
     def seconds(limit: int | None) -> float:
-        routing = Routing(dispatcher, 64, 8, 8, limit, row=14336.0)
-        library = load_dispatcher(dispatcher).passing(routing.row, 64)
-        choices = Surveyor(fabric, library, routing).survey(Collective.DISPATCH, members)
+        routing = TokenRouting(dispatcher, 64, 8, 8, limit, token_bytes=14336.0)
+        library = load_dispatcher(dispatcher).passing(routing.token_bytes, 64)
+        choices = Surveyor(fabric, library, routing).survey(CollectiveType.DISPATCH, members)
         return float(choose(choices, 4096 * 8 * 14336.0).seconds[0])
 
     times = [seconds(limit) for limit in (1, 2, 4, None)]

@@ -5,20 +5,20 @@ import pytest
 from clustersim.collectives.library import load_library
 from clustersim.common import data_files
 from clustersim.common.errors import InputError
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 
 
 @pytest.mark.parametrize("name", ["nccl", "rccl", "gloo"])
 def test_shipped_libraries_offer_every_collective(name):
     library = load_library(name)
-    for kind in (collective for collective in Collective if not collective.routed):
+    for kind in (collective_type for collective_type in CollectiveType if not collective_type.is_token_routing):
         assert library.offers_for(kind)
 
 
 def test_hierarchical_is_offered_only_by_name():
     library = load_library("nccl")
-    assert "hierarchical" not in {offer.algorithm for offer in library.offers_for(Collective.ALL_REDUCE)}
-    assert "hierarchical" in library.able(Collective.ALL_REDUCE)
+    assert "hierarchical" not in {offer.algorithm for offer in library.offers_for(CollectiveType.ALL_REDUCE)}
+    assert "hierarchical" in library.able(CollectiveType.ALL_REDUCE)
 
 
 def test_unknown_library_is_refused_with_the_nearest_name():

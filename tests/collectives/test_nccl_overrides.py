@@ -10,7 +10,7 @@ from clustersim.collectives.nccl_overrides import CHOSEN, MESSAGES, Limits, Swit
 from clustersim.collectives.tuner import Surveyor, choose
 from clustersim.common.errors import InputError
 from clustersim.hardware.cluster import load_cluster
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 from tests.conftest import examples
 
 NCCL = load_library("nccl")
@@ -20,7 +20,7 @@ NAMES = st.frozensets(st.sampled_from(sorted(ALGORITHMS)))
 PROTOCOLS = st.frozensets(st.sampled_from(["LL", "LL128", "Simple"]))
 
 
-def seconds(switches: Switches, kind: Collective, payload: float) -> float:
+def seconds(switches: Switches, kind: CollectiveType, payload: float) -> float:
     survey = Surveyor(FABRIC, switches.narrowed(NCCL)).survey(kind, np.arange(32)[None])
     return float(choose(survey, payload).seconds[0])
 
@@ -33,10 +33,10 @@ def test_a_library_that_is_told_nothing_is_itself() -> None:
 @given(st.dictionaries(st.sampled_from(CHOSEN), NAMES), st.dictionaries(st.sampled_from(CHOSEN), PROTOCOLS))
 @examples(100)
 def test_what_is_left_is_what_both_lists_allow(
-    algorithms: dict[Collective, frozenset[str]], protocols: dict[Collective, frozenset[str]]
+    algorithms: dict[CollectiveType, frozenset[str]], protocols: dict[CollectiveType, frozenset[str]]
 ) -> None:
     left = Switches(algorithms=algorithms, protocols=protocols).narrowed(NCCL)
-    for kind in Collective:
+    for kind in CollectiveType:
         allowed = [
             offer.name
             for offer in NCCL.offers_for(kind)
@@ -48,7 +48,7 @@ def test_what_is_left_is_what_both_lists_allow(
 
 @pytest.mark.parametrize("kind", CHOSEN)
 @pytest.mark.parametrize("payload", PAYLOADS)
-def test_the_choice_is_the_fastest_of_what_each_offer_would_take(kind: Collective, payload: float) -> None:
+def test_the_choice_is_the_fastest_of_what_each_offer_would_take(kind: CollectiveType, payload: float) -> None:
     """A library that may take one offer takes what that takes; one that may take all takes the least of these."""
     alone = []
     for offer in NCCL.offers_for(kind):
@@ -62,18 +62,18 @@ def test_the_choice_is_the_fastest_of_what_each_offer_would_take(kind: Collectiv
 
 
 def test_an_algorithm_that_the_library_never_takes_by_itself_may_be_forced() -> None:
-    forced = Switches(forced={Collective.ALL_REDUCE: "hierarchical"}).narrowed(NCCL)
-    assert {offer.algorithm for offer in forced.offers_for(Collective.ALL_REDUCE)} == {"hierarchical"}
-    own = [offer.name for offer in NCCL.offers_for(Collective.ALL_GATHER)]
-    assert [offer.name for offer in forced.offers_for(Collective.ALL_GATHER)] == own
-    listed = Switches(algorithms={Collective.ALL_REDUCE: frozenset({"hierarchical"})}).narrowed(NCCL)
-    assert not listed.offers_for(Collective.ALL_REDUCE), "a list only restricts what NCCL would choose from"
+    forced = Switches(forced={CollectiveType.ALL_REDUCE: "hierarchical"}).narrowed(NCCL)
+    assert {offer.algorithm for offer in forced.offers_for(CollectiveType.ALL_REDUCE)} == {"hierarchical"}
+    own = [offer.name for offer in NCCL.offers_for(CollectiveType.ALL_GATHER)]
+    assert [offer.name for offer in forced.offers_for(CollectiveType.ALL_GATHER)] == own
+    listed = Switches(algorithms={CollectiveType.ALL_REDUCE: frozenset({"hierarchical"})}).narrowed(NCCL)
+    assert not listed.offers_for(CollectiveType.ALL_REDUCE), "a list only restricts what NCCL would choose from"
 
 
 def test_errors_name_what_the_user_said() -> None:
-    only = Switches({Collective.ALL_REDUCE: frozenset()}, words="NCCL_ALGO").narrowed(NCCL)
+    only = Switches({CollectiveType.ALL_REDUCE: frozenset()}, words="NCCL_ALGO").narrowed(NCCL)
     with pytest.raises(InputError, match="nccl with NCCL_ALGO cannot do all_reduce by anything in groups of 32"):
-        Surveyor(FABRIC, only).survey(Collective.ALL_REDUCE, np.arange(32)[None])
+        Surveyor(FABRIC, only).survey(CollectiveType.ALL_REDUCE, np.arange(32)[None])
 
 
 @pytest.mark.parametrize(
@@ -101,10 +101,10 @@ def test_fewer_channels_make_messages_inside_a_domain_slower_and_nothing_else() 
     few = Switches(limits=Limits(most=2)).narrowed(NCCL)
     ring = np.stack([np.arange(8), np.roll(np.arange(8), -1)], axis=1)
 
-    def taken(library: object, kind: Collective, members: np.ndarray) -> float:
+    def taken(library: object, kind: CollectiveType, members: np.ndarray) -> float:
         return float(choose(Surveyor(fabric, library).survey(kind, members), 2.0**28).seconds[0])  # type: ignore[arg-type]
 
-    assert taken(few, Collective.SEND_RECV, ring) > 6 * taken(NCCL, Collective.SEND_RECV, ring)
+    assert taken(few, CollectiveType.SEND_RECV, ring) > 6 * taken(NCCL, CollectiveType.SEND_RECV, ring)
     for kind in CHOSEN:
         assert taken(few, kind, np.arange(8)[None]) == taken(NCCL, kind, np.arange(8)[None])
     assert Switches(limits=Limits(most=2)).bound == MESSAGES

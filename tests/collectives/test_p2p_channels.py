@@ -10,8 +10,8 @@ from clustersim.collectives.p2p_channels import connected, lanes
 from clustersim.collectives.tuner import Surveyor, choose
 from clustersim.cost.collective_cost import CommunicationCost
 from clustersim.hardware.cluster import load_cluster
-from clustersim.program.program import Groups
-from clustersim.program.task import Collective, Exchange
+from clustersim.program.program import ProcessGroups
+from clustersim.program.task import CollectiveType, CommOp
 
 CHANNELS = Channels(all=32, least=65536.0, most=2.0**24)
 KIB, MIB = 2**10, 2**20
@@ -39,16 +39,16 @@ def test_pairs_are_of_the_communicator_that_they_connect():
 
 def test_what_leaves_a_domain_is_not_limited_by_channels():
     fabric = load_cluster("hgx-b200", 16).fabric
-    assert lanes(Collective.SEND_RECV, np.array([[0, 8]]), fabric) is None
-    assert lanes(Collective.ALL_REDUCE, np.array([[0, 1]]), fabric) is None
-    assert lanes(Collective.ALL_TO_ALL, np.arange(8)[None], fabric) is not None
+    assert lanes(CollectiveType.SEND_RECV, np.array([[0, 8]]), fabric) is None
+    assert lanes(CollectiveType.ALL_REDUCE, np.array([[0, 1]]), fabric) is None
+    assert lanes(CollectiveType.ALL_TO_ALL, np.arange(8)[None], fabric) is not None
 
 
 def test_a_message_takes_its_bytes_over_its_channels():
     """64 MiB among eight go over 4 channels of 21 GB/s; twice as much over twice as many takes as long."""
     fabric, library = load_cluster("hgx-b200", 8).fabric, load_library("nccl")
     ring = np.stack([np.arange(8), np.roll(np.arange(8), -1)], axis=1)
-    choices = Surveyor(fabric, library).survey(Collective.SEND_RECV, ring)
+    choices = Surveyor(fabric, library).survey(CollectiveType.SEND_RECV, ring)
     small, large, double = (choose(choices, size) for size in (8.0, 64.0 * MIB, 128.0 * MIB))
     latency = choose(choices, 32.0 * KIB).idle.max()  # of the Simple protocol, which large messages take
     assert large.seconds.max() == pytest.approx(latency + 64 * MIB / (4 * 21e9), rel=0.01)
@@ -61,8 +61,8 @@ def test_a_message_takes_its_bytes_over_its_channels():
 def test_alone_on_a_shared_network_a_message_takes_what_its_channels_take():
     """Latency, transfer over links and what channels take beyond it are all of its time."""
     fabric, library = load_cluster("hgx-b200", 8).fabric, load_library("nccl")
-    groups = {"pp": Groups("pp", np.stack([np.arange(7), np.arange(1, 8)], axis=1))}
+    groups = {"pp": ProcessGroups("pp", np.stack([np.arange(7), np.arange(1, 8)], axis=1))}
     cost = CommunicationCost(fabric, library, groups)
-    exchange = Exchange("send", Collective.SEND_RECV, "pp", 64.0 * MIB)
+    exchange = CommOp("send", CollectiveType.SEND_RECV, "pp", 64.0 * MIB)
     demand = cost.demand(exchange)
     assert demand.latency + demand.transfer == pytest.approx(cost.exchange(exchange).seconds)

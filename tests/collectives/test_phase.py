@@ -5,7 +5,7 @@ import pytest
 
 from clustersim.collectives.phase import arrange
 from clustersim.collectives.ring import Ring
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 from tests.collectives.fake_fabric import FakeFabric
 
 
@@ -31,7 +31,7 @@ def test_uneven_domains_have_as_many_rails_as_the_smallest_has_members():
 
 def test_a_ring_through_uneven_domains_crosses_each_border_once_per_pass():
     (arrangement,) = arrange(np.array([[0, 1, 4]]), FakeFabric(8, 4))
-    (phase,) = Ring().phases(Collective.ALL_REDUCE, arrangement)
+    (phase,) = Ring().phases(CollectiveType.ALL_REDUCE, arrangement)
     assert (phase.rounds.network, phase.rounds.local) == (2, 2)  # one crossing and back per pass of two rounds
     crosses = phase.sources // 4 != phase.targets // 4
     assert sorted(zip(phase.sources[crosses].tolist(), phase.targets[crosses].tolist(), strict=True)) == [
@@ -65,7 +65,7 @@ def test_rings_between_domains_stay_on_their_rail_and_use_all_of_them(domains):
     local = 4
     fabric = FakeFabric(domains * local, local)
     (arrangement,) = arrange(np.arange(domains * local)[None], fabric)
-    (phase,) = Ring().phases(Collective.ALL_GATHER, arrangement)
+    (phase,) = Ring().phases(CollectiveType.ALL_GATHER, arrangement)
     crosses = phase.sources // local != phase.targets // local
     assert (phase.sources[crosses] % local == phase.targets[crosses] % local).all()
     assert len(np.unique(phase.sources[crosses])) == domains * local

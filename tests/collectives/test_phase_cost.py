@@ -11,21 +11,26 @@ from clustersim.collectives.library import ALGORITHMS, load_library
 from clustersim.collectives.phase import arrange
 from clustersim.collectives.phase_cost import Rates, burden, effective_bandwidth, time_phase
 from clustersim.collectives.tuner import Surveyor, choose
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 from tests.collectives.fake_fabric import FakeFabric
 
 NCCL = load_library("nccl")
 FABRIC = FakeFabric(48, 8, nvlink=450e9, nic=50e9, spine=100e9, rack=16)
 CLASSES = link_classes(FABRIC.links)
 PERMUTATIONS = st.permutations(range(48)).map(np.array)
-SYMMETRIC = [Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL]
+SYMMETRIC = [
+    CollectiveType.ALL_REDUCE,
+    CollectiveType.ALL_GATHER,
+    CollectiveType.REDUCE_SCATTER,
+    CollectiveType.ALL_TO_ALL,
+]
 
 
 def rates(bandwidth):
     return Rates(bandwidth, np.zeros(len(bandwidth), dtype=bool))
 
 
-@given(PERMUTATIONS, st.sampled_from([2, 3, 4, 6, 8, 12, 24, 48]), st.sampled_from(Collective), st.data())
+@given(PERMUTATIONS, st.sampled_from([2, 3, 4, 6, 8, 12, 24, 48]), st.sampled_from(CollectiveType), st.data())
 def test_no_link_carries_more_than_its_rate(ranks, size, kind, data):
     """In the time that the phase's slowest group needs, the bytes of all on its links fit their nominal bandwidth."""
     sets = arrange(ranks.reshape(-1, size), FABRIC)
@@ -70,7 +75,7 @@ def test_a_group_alone_is_never_slower_than_beside_its_siblings(ranks, algorithm
 
 
 def test_the_ll_protocol_stays_below_its_ceiling():
-    bandwidth = effective_bandwidth(FABRIC.links, NCCL, NCCL.offers_for(Collective.ALL_GATHER)[0], 1)
+    bandwidth = effective_bandwidth(FABRIC.links, NCCL, NCCL.offers_for(CollectiveType.ALL_GATHER)[0], 1)
     assert bandwidth[0] == pytest.approx(141e9)  # NCCL's llMaxBws, Hopper, one node
 
 
@@ -84,7 +89,7 @@ def test_a_degraded_link_slows_only_the_group_that_uses_it():
 
     members = np.arange(48).reshape(6, 8)
     healthy, sick = (
-        choose(Surveyor(fabric, NCCL).survey(Collective.ALL_GATHER, members), 1e9).seconds
+        choose(Surveyor(fabric, NCCL).survey(CollectiveType.ALL_GATHER, members), 1e9).seconds
         for fabric in (FABRIC, Degraded(48, 8, nvlink=450e9, nic=50e9))
     )
     assert sick[0] > 5 * healthy[0]

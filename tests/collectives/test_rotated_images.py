@@ -17,8 +17,8 @@ from clustersim.hardware.ecmp import Hashed
 from clustersim.hardware.topology import Fabric
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.process_groups import process_groups
-from clustersim.program.placement import looped
-from clustersim.program.task import Collective
+from clustersim.program.placement import looped_placement
+from clustersim.program.task import CollectiveType
 
 NCCL = load_library("nccl")
 PAYLOADS = (4.0, 1e5, 1e9)
@@ -53,11 +53,11 @@ def fabric_of(name: str, gpus: int = 512) -> ClosFabric:
 def test_what_stands_for_its_images_costs_what_all_cost(name: str, layout: Layout) -> None:
     fabric = fabric_of(name)
     assert fabric.turn is not None
-    for groups in process_groups(layout, looped(layout.pp)).values():
+    for groups in process_groups(layout, looped_placement(layout.pp)).values():
         if groups.members.shape[1] < 2:
             continue
-        for kind in (collective for collective in Collective if not collective.routed):
-            if kind is Collective.SEND_RECV and groups.members.shape[1] != 2:
+        for kind in (collective_type for collective_type in CollectiveType if not collective_type.is_token_routing):
+            if kind is CollectiveType.SEND_RECV and groups.members.shape[1] != 2:
                 continue
             turned, plain = (Surveyor(item, NCCL).survey(kind, groups.members) for item in (fabric, Still(fabric)))
             for payload in PAYLOADS:
@@ -111,20 +111,20 @@ def test_flows_over_whole_nodes_come_in_sets_of_images() -> None:
     fabric = fabric_of("dgx-h100", 64)
     assert fabric.turn is not None
     (world,) = arrange(np.arange(64)[None], fabric)
-    (phase,) = Ring().phases(Collective.ALL_GATHER, world)
+    (phase,) = Ring().phases(CollectiveType.ALL_GATHER, world)
     found = one_of_each(phase, fabric.turn)
     assert found is not None
     assert len(set((found.sources // 8).ravel().tolist())) == 8
     assert found.sources.size * 8 == phase.sources.size
-    assert all(one_of_each(item, fabric.turn) for item in Tree().phases(Collective.ALL_REDUCE, world))
+    assert all(one_of_each(item, fabric.turn) for item in Tree().phases(CollectiveType.ALL_REDUCE, world))
     (fours,) = arrange(np.arange(64).reshape(16, 4), fabric)
-    (halves,) = Ring().phases(Collective.ALL_GATHER, fours)
+    (halves,) = Ring().phases(CollectiveType.ALL_GATHER, fours)
     assert one_of_each(halves, fabric.turn) is None
 
 
-@pytest.mark.parametrize("kind", [Collective.ALL_REDUCE, Collective.ALL_GATHER])
+@pytest.mark.parametrize("kind", [CollectiveType.ALL_REDUCE, CollectiveType.ALL_GATHER])
 @pytest.mark.parametrize("payload", PAYLOADS)
-def test_an_algorithm_left_out_could_not_have_been_the_fastest(kind: Collective, payload: float) -> None:
+def test_an_algorithm_left_out_could_not_have_been_the_fastest(kind: CollectiveType, payload: float) -> None:
     surveyor, members = Surveyor(fabric_of("dgx-h100"), NCCL), np.arange(512)[None]
     some, every = surveyor.survey(kind, members, payload), surveyor.survey(kind, members)
     assert choose(some, payload).seconds.tolist() == choose(every, payload).seconds.tolist()
@@ -133,5 +133,5 @@ def test_an_algorithm_left_out_could_not_have_been_the_fastest(kind: Collective,
 
 
 def test_small_payloads_leave_slow_algorithms_out() -> None:
-    some = Surveyor(fabric_of("dgx-h100"), NCCL).survey(Collective.ALL_REDUCE, np.arange(512)[None], 4.0)
+    some = Surveyor(fabric_of("dgx-h100"), NCCL).survey(CollectiveType.ALL_REDUCE, np.arange(512)[None], 4.0)
     assert {offer.algorithm for offer in some.offers} == {"tree"}

@@ -9,12 +9,12 @@ from clustersim.collectives.tuner import Surveyor, choose
 from clustersim.common.errors import InputError
 from clustersim.hardware.cluster import load_cluster
 from clustersim.hardware.link_technology import Technology
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 from tests.collectives.fake_fabric import FakeFabric
 
 H100 = FakeFabric(64, 8, nvlink=450e9, nic=50e9)
 A100 = FakeFabric(64, 8, nvlink=300e9, nic=25e9, generation=Technology.NVLINK3)
-KINDS = [kind for kind in Collective if not kind.routed]
+KINDS = [kind for kind in CollectiveType if not kind.is_token_routing]
 
 
 def taken(kind, members, payload, fabric=H100, algorithm=None):
@@ -24,26 +24,26 @@ def taken(kind, members, payload, fabric=H100, algorithm=None):
 
 def test_small_messages_take_a_low_latency_protocol_and_large_ones_full_bandwidth():
     members = np.arange(8)[None]
-    assert taken(Collective.ALL_GATHER, members, 1e3).offer.name == "ring LL"
-    assert taken(Collective.ALL_GATHER, members, 1e9).offer.name == "ring Simple"
+    assert taken(CollectiveType.ALL_GATHER, members, 1e3).offer.name == "ring LL"
+    assert taken(CollectiveType.ALL_GATHER, members, 1e9).offer.name == "ring Simple"
 
 
 def test_adding_switches_win_large_all_reduces_where_they_exist():
     members = np.arange(8)[None]
-    assert taken(Collective.ALL_REDUCE, members, 1e9).offer.algorithm == "in_network"
-    assert taken(Collective.ALL_REDUCE, members, 1e9, A100).offer.algorithm == "ring"
+    assert taken(CollectiveType.ALL_REDUCE, members, 1e9).offer.algorithm == "in_network"
+    assert taken(CollectiveType.ALL_REDUCE, members, 1e9, A100).offer.algorithm == "ring"
 
 
 def test_trees_win_small_all_reduces_over_many_domains():
-    assert taken(Collective.ALL_REDUCE, np.arange(64)[None], 1e4).offer.algorithm == "tree"
+    assert taken(CollectiveType.ALL_REDUCE, np.arange(64)[None], 1e4).offer.algorithm == "tree"
 
 
 def test_the_choice_is_never_slower_than_any_named_algorithm():
     members = np.arange(64).reshape(4, 16)
     for payload in (1e3, 1e5, 1e7, 1e9):
-        free = taken(Collective.ALL_REDUCE, members, payload).seconds
+        free = taken(CollectiveType.ALL_REDUCE, members, payload).seconds
         for name in ("ring", "tree", "in_network"):
-            assert (free <= taken(Collective.ALL_REDUCE, members, payload, algorithm=name).seconds + 1e-15).all()
+            assert (free <= taken(CollectiveType.ALL_REDUCE, members, payload, algorithm=name).seconds + 1e-15).all()
 
 
 def test_an_algorithm_that_cannot_serve_the_groups_is_refused():
@@ -51,12 +51,12 @@ def test_an_algorithm_that_cannot_serve_the_groups_is_refused():
         InputError,
         match="nccl with aggregated_trees cannot do all_gather by aggregated_trees in groups of 8",
     ):
-        taken(Collective.ALL_GATHER, np.arange(8)[None], 1e6, algorithm="aggregated_trees")
+        taken(CollectiveType.ALL_GATHER, np.arange(8)[None], 1e6, algorithm="aggregated_trees")
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_permuting_the_groups_of_a_symmetric_cluster_permutes_the_answer(kind):
-    size = 2 if kind is Collective.SEND_RECV else 16
+    size = 2 if kind is CollectiveType.SEND_RECV else 16
     members = np.arange(64).reshape(-1, size)
     order = np.random.default_rng(0).permutation(len(members))
     assert taken(kind, members[order], 1e7).seconds == pytest.approx(taken(kind, members, 1e7).seconds[order])
@@ -64,7 +64,7 @@ def test_permuting_the_groups_of_a_symmetric_cluster_permutes_the_answer(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_time_grows_with_the_payload(kind):
-    members = np.arange(64).reshape(-1, 2 if kind is Collective.SEND_RECV else 16)
+    members = np.arange(64).reshape(-1, 2 if kind is CollectiveType.SEND_RECV else 16)
     survey = Surveyor(H100, load_library("nccl")).survey(kind, members)
     seconds = [choose(survey, payload).seconds.max() for payload in np.geomspace(1, 1e10, 60)]
     assert (np.diff(seconds) > 0).all()
@@ -76,10 +76,10 @@ def test_switches_that_add_between_nodes_halve_what_ports_carry():
     sharp = Switches(collnet=True).narrowed(load_library("nccl"))
     fabric = load_cluster("dgx-a100", 1024).fabric
     without, with_sharp = (
-        float(choose(Surveyor(fabric, library).survey(Collective.ALL_REDUCE, members), payload).seconds[0])
+        float(choose(Surveyor(fabric, library).survey(CollectiveType.ALL_REDUCE, members), payload).seconds[0])
         for library in (load_library("nccl"), sharp)
     )
     assert 0.5 <= with_sharp / without <= 0.65  # chains inside the nodes and filling take the rest
     roce = load_cluster("llama3-roce", 1024).fabric
-    (offer,) = {choose(Surveyor(roce, sharp).survey(Collective.ALL_REDUCE, members), payload).offer.algorithm}
+    (offer,) = {choose(Surveyor(roce, sharp).survey(CollectiveType.ALL_REDUCE, members), payload).offer.algorithm}
     assert not offer.startswith("collnet")

@@ -19,7 +19,7 @@ from clustersim.cost.calibration_record import (
 from clustersim.cost.roofline import Roofline
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
 from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Routine, StreamShape
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 
 H100 = load_accelerator("h100-sxm-80gb")
 MODEL = Roofline(H100)
@@ -80,11 +80,11 @@ def fit(accelerator: Accelerator = H100, **left_out: float) -> KernelFit:
 
 
 def calls(
-    seconds: dict[float, float], ranks: int = 8, nodes: int = 1, collective: Collective = Collective.ALL_REDUCE
+    seconds: dict[float, float], ranks: int = 8, nodes: int = 1, collective: CollectiveType = CollectiveType.ALL_REDUCE
 ) -> tuple[CollectiveRow, ...]:
     """Rows of one collective by payload."""
     return tuple(CollectiveRow(Call(collective, size, ranks, nodes), spread(item)) for size, item in seconds.items())
 
 
 def line(alpha: float, beta: float, left_out: float, ranks: int = 8, nodes: int = 1) -> CollectiveFit:
-    return CollectiveFit(Collective.ALL_REDUCE, ranks, nodes, alpha, beta, Residual(5, left_out / 2.0, left_out))
+    return CollectiveFit(CollectiveType.ALL_REDUCE, ranks, nodes, alpha, beta, Residual(5, left_out / 2.0, left_out))

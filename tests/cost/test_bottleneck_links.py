@@ -7,7 +7,7 @@ import pytest
 
 from clustersim.cost.bottleneck_links import binding
 from clustersim.hardware.topology import LINK_KINDS, Ends, LinkKind, LinkTable
-from clustersim.symmetry.link_load_matrix import Crossings
+from clustersim.symmetry.link_load_matrix import LinkLoadMatrix
 
 NIC, LEAF = LINK_KINDS.index(LinkKind.NIC), LINK_KINDS.index(LinkKind.LEAF)
 NICS, SWITCH, SPINE = (0, 1), 2, 3
@@ -21,14 +21,14 @@ def table(uplink: float, second: float = 1.0) -> LinkTable:
     return LinkTable(np.array([NIC, NIC, NIC, LEAF]), bandwidth, np.zeros(4), np.zeros(4, dtype=np.int64))
 
 
-def sent(links: LinkTable, *flows: tuple[int, float]) -> Crossings:
+def sent(links: LinkTable, *flows: tuple[int, float]) -> LinkLoadMatrix:
     """Groups that send bytes from a NIC up to the spine, one each."""
     entries = [(group, link, size) for group, (nic, size) in enumerate(flows) for link in (nic, 3)]
     group, link, size = (np.array(column) for column in zip(*entries, strict=True))
-    return Crossings(group, link, size / links.bandwidth[link])
+    return LinkLoadMatrix(group, link, size / links.bandwidth[link])
 
 
-def kept(links: LinkTable, *crossings: Crossings) -> Sequence[bool]:
+def kept(links: LinkTable, *crossings: LinkLoadMatrix) -> Sequence[bool]:
     found: list[bool] = binding(crossings, links, ENDS).tolist()
     return found
 
@@ -60,7 +60,7 @@ def test_nics_count_by_their_bandwidth() -> None:
 def test_what_comes_from_elsewhere_may_fill_an_uplink() -> None:
     """A group that keeps the uplink busy and no NIC below it: nothing bounds what it sends."""
     links = table(uplink=2.0)
-    other = Crossings(np.array([0]), np.array([3]), np.array([0.1]))
+    other = LinkLoadMatrix(np.array([0]), np.array([3]), np.array([0.1]))
     assert kept(links, sent(links, (0, 1.0), (1, 1.0)), other)[3] is True
 
 

@@ -20,7 +20,7 @@ from clustersim.cost.calibration_record import (
 )
 from clustersim.cost.interference import KernelClass
 from clustersim.model.kernels import AttentionShape, MatmulShape, Operands
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 from tests.cost.records import CONDITIONS, DEVICE, attention, calls, fit, line, product, row, spread, streamed
 
 FIRST, SECOND = product(MatmulShape(128, 256, 512)), product(MatmulShape(512, 256, 128))
@@ -117,7 +117,7 @@ def test_interference_is_of_kinds_of_collectives_and_classes_of_kernels() -> Non
     Attention is the mean of them, 0.375. The all-reduce of 1 s takes 1.5 and 2.5 s beside products, 4 s for 2 s; what
     it takes beside the norm was not measured.
     """
-    call = Call(Collective.ALL_REDUCE, 1e6, 8, 1)
+    call = Call(CollectiveType.ALL_REDUCE, 1e6, 8, 1)
     short, long = row(FIRST, 1.0), row(SECOND, 3.0)
     norm = row(streamed(8, 8), 2.0)
     rows = (
@@ -127,10 +127,12 @@ def test_interference_is_of_kinds_of_collectives_and_classes_of_kernels() -> Non
     )
     found = Record(DEVICE, CONDITIONS, beside=rows).interference
     assert found is not None
-    assert [found.kernels[Collective.ALL_REDUCE, kernel_class] for kernel_class in KernelClass] == pytest.approx(
+    assert [found.kernels[CollectiveType.ALL_REDUCE, kernel_class] for kernel_class in KernelClass] == pytest.approx(
         [0.25, 0.375, 0.5]
     )
-    assert [found.collectives[Collective.ALL_REDUCE, item] for item in KernelClass] == pytest.approx([1.0, 1.0, 1.0])
+    assert [found.collectives[CollectiveType.ALL_REDUCE, item] for item in KernelClass] == pytest.approx(
+        [1.0, 1.0, 1.0]
+    )
 
 
 def test_what_was_measured_stays_where_a_later_session_could_not_measure_it() -> None:

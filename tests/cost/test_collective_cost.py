@@ -13,8 +13,8 @@ from clustersim.hardware.clos_fabric import ClosFabric
 from clustersim.hardware.clos_spec import Leaf, Network, Nics, Node, NvLink, Port, Spine
 from clustersim.hardware.cluster import load_cluster
 from clustersim.hardware.ecmp import Spread
-from clustersim.program.program import Groups
-from clustersim.program.task import Collective, Exchange
+from clustersim.program.program import ProcessGroups
+from clustersim.program.task import CollectiveType, CommOp
 
 NODE = Node(8, Port(64e9, 5e-7), NvLink(8, Port(450e9, 5e-7)), None, Nics(8, Port(50e9, 5e-7)))
 
@@ -25,7 +25,7 @@ def pod(gpus: int, oversubscription: float = 1.0) -> ClosFabric:
     return ClosFabric(NODE, network, gpus)
 
 
-def roles(gpus: int) -> dict[str, Groups]:
+def roles(gpus: int) -> dict[str, ProcessGroups]:
     ranks = np.arange(gpus)
     members = {
         "tp": ranks.reshape(-1, 8),
@@ -34,20 +34,20 @@ def roles(gpus: int) -> dict[str, Groups]:
         "world": ranks[None],
         "pp_next": np.stack([ranks, np.roll(ranks, -8)], axis=1),
     }
-    return {role: Groups(role, array, ordered=role == "pp_next") for role, array in members.items()}
+    return {role: ProcessGroups(role, array, ordered=role == "pp_next") for role, array in members.items()}
 
 
 def cost(gpus: int = 64, oversubscription: float = 1.0, library: str = "nccl", **overrides: str) -> CommunicationCost:
-    chosen = Switches(forced={Collective(kind): name for kind, name in overrides.items()})
+    chosen = Switches(forced={CollectiveType(kind): name for kind, name in overrides.items()})
     return CommunicationCost(pod(gpus, oversubscription), chosen.narrowed(load_library(library)), roles(gpus))
 
 
-def exchange(kind: Collective, role: str, payload: float) -> Exchange:
-    return Exchange("x", kind, role, payload)
+def exchange(kind: CollectiveType, role: str, payload: float) -> CommOp:
+    return CommOp("x", kind, role, payload)
 
 
 def test_every_group_of_the_role_gets_a_time():
-    timing = cost().exchange(exchange(Collective.ALL_REDUCE, "tp", 1e8))
+    timing = cost().exchange(exchange(CollectiveType.ALL_REDUCE, "tp", 1e8))
     assert timing.seconds.shape == (8,)
     assert timing.seconds == pytest.approx(timing.seconds[0])
     assert timing.tier == "nvlink"
@@ -55,17 +55,22 @@ def test_every_group_of_the_role_gets_a_time():
 
 
 def test_a_group_of_one_takes_no_time():
-    timing = cost().exchange(exchange(Collective.ALL_REDUCE, "one", 1e9))
+    timing = cost().exchange(exchange(CollectiveType.ALL_REDUCE, "one", 1e9))
     assert timing.seconds.tolist() == [0.0] * 64
 
 
 def test_small_payloads_are_bound_by_latency_and_large_by_bandwidth():
     model = cost()
-    assert model.exchange(exchange(Collective.ALL_GATHER, "dp", 8.0)).bound is Bound.LATENCY
-    assert model.exchange(exchange(Collective.ALL_GATHER, "dp", 1e10)).bound is Bound.BANDWIDTH
+    assert model.exchange(exchange(CollectiveType.ALL_GATHER, "dp", 8.0)).bound is Bound.LATENCY
+    assert model.exchange(exchange(CollectiveType.ALL_GATHER, "dp", 1e10)).bound is Bound.BANDWIDTH
 
 
-GATHERING = [Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL]
+GATHERING = [
+    CollectiveType.ALL_REDUCE,
+    CollectiveType.ALL_GATHER,
+    CollectiveType.REDUCE_SCATTER,
+    CollectiveType.ALL_TO_ALL,
+]
 
 
 @pytest.mark.parametrize("kind", GATHERING)
@@ -78,8 +83,8 @@ def test_no_port_runs_above_its_rate(kind, role, port):
 
 def test_sibling_groups_share_the_spine():
     """Four units of four nodes; only the last node of a unit sends to the next unit. At 1:4 it keeps its NIC's rate."""
-    clean = cost(128).exchange(exchange(Collective.SEND_RECV, "pp_next", 1e9)).seconds
-    tight = cost(128, oversubscription=4.0).exchange(exchange(Collective.SEND_RECV, "pp_next", 1e9)).seconds
+    clean = cost(128).exchange(exchange(CollectiveType.SEND_RECV, "pp_next", 1e9)).seconds
+    tight = cost(128, oversubscription=4.0).exchange(exchange(CollectiveType.SEND_RECV, "pp_next", 1e9)).seconds
     assert (tight >= clean - 1e-12).all()
     far = np.arange(128) // 8 % 4 == 3  # the last node of a unit sends to the next unit
     assert tight[~far] == pytest.approx(clean[~far])
@@ -88,31 +93,31 @@ def test_sibling_groups_share_the_spine():
 def test_a_spine_of_a_tenth_slows_the_only_crossing_flow_of_a_rail():
     """One of four nodes crosses, with one NIC's rate; its leaf's uplinks have 4/10 of a NIC: 2.5 times as long."""
     payload = 1e10
-    clean = cost(128).exchange(exchange(Collective.SEND_RECV, "pp_next", payload)).seconds
-    tight = cost(128, oversubscription=10.0).exchange(exchange(Collective.SEND_RECV, "pp_next", payload)).seconds
+    clean = cost(128).exchange(exchange(CollectiveType.SEND_RECV, "pp_next", payload)).seconds
+    tight = cost(128, oversubscription=10.0).exchange(exchange(CollectiveType.SEND_RECV, "pp_next", payload)).seconds
     far = np.arange(128) // 8 % 4 == 3
     assert tight[far] / clean[far] == pytest.approx(2.5, rel=0.01)
 
 
 def test_the_users_choice_is_taken():
-    timing = cost(all_reduce="hierarchical").exchange(exchange(Collective.ALL_REDUCE, "world", 1e9))
+    timing = cost(all_reduce="hierarchical").exchange(exchange(CollectiveType.ALL_REDUCE, "world", 1e9))
     assert timing.algorithm.startswith("hierarchical")
 
 
 def test_answers_are_remembered_and_equal():
     model = cost()
-    first = model.exchange(exchange(Collective.ALL_REDUCE, "dp", 1e8))
-    assert model.exchange(exchange(Collective.ALL_REDUCE, "dp", 1e8)) is first
-    assert cost().exchange(exchange(Collective.ALL_REDUCE, "dp", 1e8)).seconds.tolist() == first.seconds.tolist()
+    first = model.exchange(exchange(CollectiveType.ALL_REDUCE, "dp", 1e8))
+    assert model.exchange(exchange(CollectiveType.ALL_REDUCE, "dp", 1e8)) is first
+    assert cost().exchange(exchange(CollectiveType.ALL_REDUCE, "dp", 1e8)).seconds.tolist() == first.seconds.tolist()
 
 
 def test_an_unknown_role_is_refused():
     with pytest.raises(InputError, match=r"no process groups 'dpp'; did you mean dp\?"):
-        cost().exchange(exchange(Collective.ALL_REDUCE, "dpp", 1.0))
+        cost().exchange(exchange(CollectiveType.ALL_REDUCE, "dpp", 1.0))
 
 
 def test_an_unpublished_library_says_so():
-    timing = cost(library="gloo").exchange(exchange(Collective.ALL_REDUCE, "tp", 1e6))
+    timing = cost(library="gloo").exchange(exchange(CollectiveType.ALL_REDUCE, "tp", 1e6))
     assert timing.provenance is Provenance.ROOFLINE
 
 
@@ -124,21 +129,21 @@ def test_every_shipped_cluster_times_every_collective(name):
     ranks = np.arange(gpus)
     half = 2 if gpus % 2 == 0 else 1
     members = {"near": ranks.reshape(-1, half), "far": ranks.reshape(half, -1).T, "world": ranks[None]}
-    groups = {role: Groups(role, np.ascontiguousarray(array)) for role, array in members.items()}
+    groups = {role: ProcessGroups(role, np.ascontiguousarray(array)) for role, array in members.items()}
     model = CommunicationCost(cluster.fabric, load_library(cluster.library), groups)
-    for kind in (collective for collective in Collective if not collective.routed):
+    for kind in (collective_type for collective_type in CollectiveType if not collective_type.is_token_routing):
         for role in groups:
-            if groups[role].members.shape[1] == 2 or kind is not Collective.SEND_RECV:
+            if groups[role].members.shape[1] == 2 or kind is not CollectiveType.SEND_RECV:
                 small, large = (model.exchange(exchange(kind, role, payload)).seconds for payload in (1e3, 1e9))
                 assert (small > 0).all()
                 assert (small < large).all()
 
 
-def demand(kind: Collective, role: str, payload: float, **options):
+def demand(kind: CollectiveType, role: str, payload: float, **options):
     return cost(**options).demand(exchange(kind, role, payload))
 
 
-@pytest.mark.parametrize("kind", [Collective.ALL_GATHER, Collective.ALL_REDUCE, Collective.BROADCAST])
+@pytest.mark.parametrize("kind", [CollectiveType.ALL_GATHER, CollectiveType.ALL_REDUCE, CollectiveType.BROADCAST])
 def test_groups_that_share_no_link_ask_for_what_they_take(kind):
     """Rails have NICs of their own, and the spine is not oversubscribed: latency and transfer are the whole time."""
     for payload in (1e5, 1e7, 1e9):
@@ -152,36 +157,36 @@ def test_groups_that_share_no_link_ask_for_what_they_take(kind):
 def test_messages_that_share_an_uplink_ask_for_what_each_takes_alone():
     """Ranks 0 to 31 send to another unit, four on each uplink: together they take 4 times as long."""
     ranks = np.arange(32)
-    pairs = Groups("pp_next", np.stack([ranks, ranks + 32], axis=1), ordered=True)
+    pairs = ProcessGroups("pp_next", np.stack([ranks, ranks + 32], axis=1), ordered=True)
     model = CommunicationCost(pod(64, 8.0), load_library("nccl"), {"pp_next": pairs})
-    asked = model.demand(exchange(Collective.SEND_RECV, "pp_next", 1e9))
-    taken = model.exchange(exchange(Collective.SEND_RECV, "pp_next", 1e9)).seconds
+    asked = model.demand(exchange(CollectiveType.SEND_RECV, "pp_next", 1e9))
+    taken = model.exchange(exchange(CollectiveType.SEND_RECV, "pp_next", 1e9)).seconds
     assert taken - asked.latency == pytest.approx(4 * asked.transfer)
 
 
 def test_what_stays_in_one_rank_takes_no_time_and_crosses_nothing():
-    asked = demand(Collective.ALL_REDUCE, "one", 1e9)
+    asked = demand(CollectiveType.ALL_REDUCE, "one", 1e9)
     assert not asked.latency.any()
     assert not asked.transfer.any()
     assert len(asked.crossings.group) == 0
 
 
 def test_what_stays_on_nvlink_takes_as_long_alone_as_beside_its_siblings():
-    asked = demand(Collective.ALL_REDUCE, "tp", 1e9)
-    taken = cost().exchange(exchange(Collective.ALL_REDUCE, "tp", 1e9)).seconds
+    asked = demand(CollectiveType.ALL_REDUCE, "tp", 1e9)
+    taken = cost().exchange(exchange(CollectiveType.ALL_REDUCE, "tp", 1e9)).seconds
     assert asked.latency + asked.transfer == pytest.approx(taken, rel=1e-12)
     assert len(asked.crossings.group) > 0
 
 
 def test_a_few_bytes_load_no_link():
-    asked = demand(Collective.ALL_REDUCE, "world", 4.0)
-    assert asked.latency.tolist() == cost().exchange(exchange(Collective.ALL_REDUCE, "world", 4.0)).seconds.tolist()
+    asked = demand(CollectiveType.ALL_REDUCE, "world", 4.0)
+    assert asked.latency.tolist() == cost().exchange(exchange(CollectiveType.ALL_REDUCE, "world", 4.0)).seconds.tolist()
     assert len(asked.crossings.group) == 0
 
 
 def test_exchanges_that_differ_in_payload_cross_the_same_links():
     model = cost()
-    first, second = (model.demand(exchange(Collective.ALL_GATHER, "dp", payload)) for payload in (1e9, 2e9))
+    first, second = (model.demand(exchange(CollectiveType.ALL_GATHER, "dp", payload)) for payload in (1e9, 2e9))
     assert first.crossings is second.crossings
-    assert model.demand(exchange(Collective.ALL_GATHER, "dp", 1e9)) is first
+    assert model.demand(exchange(CollectiveType.ALL_GATHER, "dp", 1e9)) is first
     assert second.flow.tolist() == (2 * first.flow).tolist()

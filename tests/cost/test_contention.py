@@ -8,7 +8,7 @@ import numpy as np
 from clustersim.cost.contention import Alone, Sharing, sharing
 from clustersim.cost.timing import Demand
 from clustersim.program.program import Program
-from clustersim.program.task import Exchange
+from clustersim.program.task import CommOp
 from tests.engine.fake_costs import UnitCost
 from tests.engine.fake_links import LinkCost
 from tests.engine.small_programs import Step, compute, exchange, meet, program, receive, send
@@ -20,7 +20,7 @@ NOBODY = np.full(8, -1)
 
 def shared(made: Program, routes: Mapping[str, list[list[int]]]) -> set[str]:
     """Names of exchanges inside blocks that share any of eight links."""
-    return {item.name for item in sharing(made, LinkCost(UnitCost(made), 8, routes), NOBODY).inside}
+    return {comm_op.name for comm_op in sharing(made, LinkCost(UnitCost(made), 8, routes), NOBODY).inside}
 
 
 def pairs(*more: Step) -> Program:
@@ -93,13 +93,13 @@ def test_messages_do_not_wait_for_idle_data_streams() -> None:
 class ByName(LinkCost):
     """Exchanges of a role that go different ways: routes by the exchange's name."""
 
-    def demand(self, exchange: Exchange) -> Demand:
+    def demand(self, exchange: CommOp) -> Demand:
         return replace(super().demand(exchange), crossings=self._of(exchange.name))
 
 
 def shared_by_name(routes: Mapping[str, list[list[int]]]) -> set[str]:
     made = program([[compute(replace(INSIDE, name="near"), replace(INSIDE, name="far"))]] * 4, {"tp": [[0, 1], [2, 3]]})
-    return {item.name for item in sharing(made, ByName(UnitCost(made), 8, routes), NOBODY).inside}
+    return {comm_op.name for comm_op in sharing(made, ByName(UnitCost(made), 8, routes), NOBODY).inside}
 
 
 def test_two_groups_share_a_link_that_they_cross_with_different_exchanges() -> None:
@@ -112,7 +112,7 @@ def test_two_groups_share_a_link_that_they_cross_with_different_exchanges() -> N
 class Slower(LinkCost):
     """What exchanges ask of links if nobody is there: half a second of latency, and half of their usual time."""
 
-    def demand(self, exchange: Exchange) -> Demand:
+    def demand(self, exchange: CommOp) -> Demand:
         usual = super().demand(exchange)
         return replace(usual, latency=np.full(len(usual.flow), 0.5), transfer=usual.flow / 2)
 

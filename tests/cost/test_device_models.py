@@ -10,7 +10,7 @@ from clustersim.cost.host_launch import Launching
 from clustersim.cost.interference import Interference
 from clustersim.cost.segment import BlockCost
 from clustersim.cost.timing import Bound, Provenance
-from clustersim.program.task import Block
+from clustersim.program.task import Segment
 from tests.engine.fake_costs import UnitCost
 from tests.engine.small_programs import block, exchange, meet, program
 
@@ -43,7 +43,7 @@ def test_a_slow_gpu_slows_kernels_and_no_exchange() -> None:
     assert blocks.block(1, WORK).durations == (2.0, 3.0, 1.0)
 
 
-def together(blocks: BlockCost, ranks: int, work: Block = WORK) -> list[list[int]]:
+def together(blocks: BlockCost, ranks: int, work: Segment = WORK) -> list[list[int]]:
     """Ranks that share a timing, by identity; checked against those that have equal numbers."""
     numbers = blocks.numbers(work)
     sets = [

@@ -10,46 +10,46 @@ from hypothesis import strategies as st
 from clustersim.common.dtypes import DType
 from clustersim.cost.host_launch import Launching
 from clustersim.model.kernels import Kernel, KernelKind
-from clustersim.program.task import Block, Dispatcher, Exchange, Operation, Overlap, Routing, Work
+from clustersim.program.task import CommOp, CommOverlap, Operation, Segment, TokenDispatcher, TokenRouting, WorkType
 from tests.conftest import examples
 from tests.engine.small_programs import block, exchange
 
 FORWARD, BACKWARD = 1.0, 2.5
 SECONDS = st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.0, 8.0])
-WORKS = st.sampled_from([Work.FORWARD, Work.RECOMPUTE, Work.BACKWARD, Work.OPTIMIZER])
+WORKS = st.sampled_from([WorkType.FORWARD, WorkType.RECOMPUTE, WorkType.BACKWARD, WorkType.OPTIMIZER])
 
 
-def kernel(launches: int = 1, work: Work = Work.FORWARD) -> Operation:
+def kernel(launches: int = 1, work: WorkType = WorkType.FORWARD) -> Operation:
     made = Kernel("kernel", KernelKind.COPY, DType.BF16, flops=0.0, bytes=0.0, launches=launches)
     return Operation(made, work)
 
 
-def sent(work: Work = Work.FORWARD) -> Operation:
+def sent(work: WorkType = WorkType.FORWARD) -> Operation:
     (made,) = block(exchange("tp", 1.0)).operations
-    return Operation(made.does, work)
+    return Operation(made.body, work)
 
 
-def awaiting(work: Work = Work.FORWARD) -> Operation:
+def awaiting(work: WorkType = WorkType.FORWARD) -> Operation:
     """An exchange that the host launches when all before it is done."""
-    (made,) = block(exchange("tp", 1.0)).exchanges
-    return Operation(replace(made, awaits=True), work)
+    (made,) = block(exchange("tp", 1.0)).comm_ops
+    return Operation(replace(made, host_sync=True), work)
 
 
-def cut(chunks: float, work: Work = Work.FORWARD) -> Operation:
+def cut(chunks: float, work: WorkType = WorkType.FORWARD) -> Operation:
     """A kernel beside an exchange, both in so many chunks."""
-    (beside,) = block(exchange("tp", 1.0)).exchanges
+    (beside,) = block(exchange("tp", 1.0)).comm_ops
     whole = Kernel("kernel", KernelKind.COPY, DType.BF16, flops=1.0, bytes=0.0)
-    return Operation(Overlap(beside, whole, chunks), work)
+    return Operation(CommOverlap(beside, whole, chunks), work)
 
 
 def waits(host: Launching, *pairs: tuple[Operation, float]) -> list[float]:
     operations, seconds = zip(*pairs, strict=True) if pairs else ((), ())
-    return host.waits(Block("block", tuple(operations)), np.array([seconds]))[0].tolist()
+    return host.waits(Segment("block", tuple(operations)), np.array([seconds]))[0].tolist()
 
 
 def launches(operation: Operation) -> int:
-    match operation.does:
-        case Overlap(chunks=chunks):
+    match operation.body:
+        case CommOverlap(chunk_count=chunks):
             return 2 if chunks == float("inf") else 2 * int(chunks)
         case Kernel() as alone:
             return alone.launches
@@ -65,10 +65,10 @@ def walked(pairs: list[tuple[Operation, float]]) -> float:
     first = True
     for place, (operation, seconds) in enumerate(pairs):
         number = launches(operation)
-        if place and isinstance(operation.does, Exchange) and operation.does.awaits:
+        if place and isinstance(operation.body, CommOp) and operation.body.host_sync:
             host = gpu = issued = max(gpu, issued)
         for _ in range(number):
-            each = BACKWARD if operation.work is Work.BACKWARD else FORWARD
+            each = BACKWARD if operation.work_type is WorkType.BACKWARD else FORWARD
             ready = host = 0.0 if first else host + each
             issued += each
             first = False
@@ -89,7 +89,7 @@ MADE = st.one_of(
 def test_a_block_ends_when_its_last_launch_has_run(pairs: list[tuple[Operation, float]]) -> None:
     """Where at least one kernel runs by itself, at which the waits can be; elsewhere none is said."""
     found = waits(Launching(FORWARD, BACKWARD), *pairs)
-    by_themselves = [isinstance(operation.does, Kernel) for operation, _ in pairs]
+    by_themselves = [isinstance(operation.body, Kernel) for operation, _ in pairs]
     busy = sum(seconds for _, seconds in pairs)
     assert busy + sum(found) == pytest.approx(walked(pairs) if any(by_themselves) else busy)
     assert all(wait >= 0 and (wait == 0 or own) for wait, own in zip(found, by_themselves, strict=True))
@@ -124,7 +124,7 @@ def test_short_kernels_before_long_ones_wait_though_the_block_is_busy_on_the_who
 
 def test_backward_has_launches_of_its_own_and_what_is_run_again_those_of_forward() -> None:
     """Four launches: the first is there when the block begins, the fourth after three more."""
-    for work, item in ((Work.FORWARD, 1.0), (Work.RECOMPUTE, 1.0), (Work.BACKWARD, 2.0)):
+    for work, item in ((WorkType.FORWARD, 1.0), (WorkType.RECOMPUTE, 1.0), (WorkType.BACKWARD, 2.0)):
         assert sum(waits(Launching(1.0, 2.0), *[(kernel(work=work), 0.0)] * 4)) == 4 * item
 
 
@@ -148,7 +148,7 @@ def test_kernels_in_chunks_beside_an_exchange_cost_their_own_launches_and_its() 
 def test_a_loop_of_the_host_costs_its_calls_and_no_launch() -> None:
     looped = Kernel("copy", KernelKind.COPY, DType.BF16, flops=0.0, bytes=0.0, calls=10)
     host = Launching(forward=100.0, backward=100.0, call=0.5)
-    assert waits(host, (Operation(looped, Work.FORWARD), 2.0)) == [pytest.approx(3.0)]
+    assert waits(host, (Operation(looped, WorkType.FORWARD), 2.0)) == [pytest.approx(3.0)]
 
 
 @pytest.mark.parametrize(("graph", "late"), [(2.0, 0.0), (6.0, 1.5)])
@@ -161,13 +161,13 @@ def test_a_captured_block_is_launched_at_once(graph: float, late: float) -> None
 
 def travelling() -> Operation:
     """An exchange that brings rows to experts, and is launched when all before it is done."""
-    exchanged = awaiting().does
-    assert isinstance(exchanged, Exchange)
-    return Operation(replace(exchanged, routing=Routing(Dispatcher.ALL_TO_ALL, 8, 2)), Work.FORWARD)
+    exchanged = awaiting().body
+    assert isinstance(exchanged, CommOp)
+    return Operation(replace(exchanged, routing=TokenRouting(TokenDispatcher.ALL_TO_ALL, 8, 2)), WorkType.FORWARD)
 
 
 def routed() -> Operation:
-    return replace(kernel(), routed=True)
+    return replace(kernel(), on_expert_rank=True)
 
 
 def test_what_is_outside_of_experts_is_launched_at_once_and_what_they_do_one_by_one() -> None:
@@ -183,7 +183,7 @@ def test_what_is_outside_of_experts_is_launched_at_once_and_what_they_do_one_by_
 
 @given(st.lists(st.tuples(WORKS, st.integers(1, 4), SECONDS), min_size=1, max_size=8), st.booleans())
 @examples(60)
-def test_without_experts_all_is_outside_of_them(parts: list[tuple[Work, int, float]], one: bool) -> None:
+def test_without_experts_all_is_outside_of_them(parts: list[tuple[WorkType, int, float]], one: bool) -> None:
     pairs = [(kernel(launches, work), seconds) for work, launches, seconds in parts]
     host = Launching(FORWARD, BACKWARD, graph=4.0 if one else 0.5)
     assert waits(replace(host, outside_experts=True), *pairs) == waits(host, *pairs)
@@ -191,14 +191,16 @@ def test_without_experts_all_is_outside_of_them(parts: list[tuple[Work, int, flo
 
 @given(st.lists(st.tuples(WORKS, st.integers(1, 4), SECONDS), min_size=1, max_size=8))
 @examples(60)
-def test_passes_in_turns_wait_for_what_launches_take_longer_on_the_whole(parts: list[tuple[Work, int, float]]) -> None:
+def test_passes_in_turns_wait_for_what_launches_take_longer_on_the_whole(
+    parts: list[tuple[WorkType, int, float]],
+) -> None:
     """So never longer than a pass alone, whose short kernels wait before long ones."""
     pairs = [(kernel(launches, work), seconds) for work, launches, seconds in parts]
     operations, seconds = zip(*pairs, strict=True)
-    in_turns = Block("block", operations, takes_turns=True)
+    in_turns = Segment("block", operations, interleaved=True)
     host = Launching(FORWARD, BACKWARD)
     waited = host.waits(in_turns, np.array([seconds]))[0].sum()
-    took = sum(launches * (BACKWARD if work is Work.BACKWARD else FORWARD) for work, launches, _ in parts)
+    took = sum(launches * (BACKWARD if work is WorkType.BACKWARD else FORWARD) for work, launches, _ in parts)
     assert waited == pytest.approx(max(0.0, took - sum(seconds)))
-    first = BACKWARD if parts[0][0] is Work.BACKWARD else FORWARD
+    first = BACKWARD if parts[0][0] is WorkType.BACKWARD else FORWARD
     assert waited <= sum(waits(host, *pairs)) + first + 1e-9

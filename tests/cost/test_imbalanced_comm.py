@@ -17,7 +17,7 @@ from clustersim.model.kernels import Kernel
 from clustersim.model.layers import layer
 from clustersim.model.operators import Region
 from clustersim.parallel.plan import Plan
-from clustersim.program.task import Dispatcher, Exchange
+from clustersim.program.task import CommOp, TokenDispatcher
 from clustersim.scenario import Scenario
 from tests.conftest import examples
 from tests.laws.test_expert_loads import loaded
@@ -26,11 +26,11 @@ ACROSS = {"ep": 16}  # one group of 16 ranks on two nodes, an expert each
 ROOFLINE = Roofline(load_accelerator("h100-sxm-80gb"))
 
 
-def costs(scenario: Scenario) -> tuple[UnevenExchanges, CommunicationCost, list[Exchange]]:
+def costs(scenario: Scenario) -> tuple[UnevenExchanges, CommunicationCost, list[CommOp]]:
     """What times exchanges with loads and without them, and those of the step that have one."""
     program = assemble(scenario).program
     even = CommunicationCost(scenario.cluster.fabric, library_of(scenario), program.groups)
-    exchanges = [exchange for exchange in program.exchanges if exchange.load is not None]
+    exchanges = [comm_op for comm_op in program.comm_ops if comm_op.load_index is not None]
     return UnevenExchanges(even, program, scenario.cluster.fabric), even, exchanges
 
 
@@ -38,39 +38,43 @@ def test_collectives_of_the_library_wait_for_the_fullest_rank() -> None:
     """Its port brings in twice the mean."""
     uneven, even, exchanges = costs(loaded([2, 0.5, 0.5, *[1] * 13], ACROSS))
     assert {exchange.name for exchange in exchanges} >= {"dispatch tokens", "combine tokens", "dispatch probabilities"}
-    for item in exchanges:
-        doubled = replace(item, payload=2 * item.payload, load=None)
-        np.testing.assert_array_equal(uneven.exchange(item).seconds, even.exchange(doubled).seconds)
-        mine, other = uneven.demand(item), even.demand(doubled)
+    for comm_op in exchanges:
+        doubled = replace(comm_op, payload=2 * comm_op.payload, load_index=None)
+        np.testing.assert_array_equal(uneven.exchange(comm_op).seconds, even.exchange(doubled).seconds)
+        mine, other = uneven.demand(comm_op), even.demand(doubled)
         np.testing.assert_array_equal(mine.transfer, other.transfer)
         assert mine.crossings is other.crossings
 
 
-@pytest.mark.parametrize("way", [Dispatcher.DEEPEP, Dispatcher.HYBRIDEP])
-def test_a_nodes_ports_share_what_is_passed_on_there(way: Dispatcher) -> None:
+@pytest.mark.parametrize("way", [TokenDispatcher.DEEPEP, TokenDispatcher.HYBRIDEP])
+def test_a_nodes_ports_share_what_is_passed_on_there(way: TokenDispatcher) -> None:
     """Where the network is slow: with as many rows on both nodes it carries what it does if all ranks are alike."""
     alike, one_node = [1.5, 0.5, *[1] * 14], [*[1.5] * 8, *[0.5] * 8]
     slow = "cluster={name: dgx-h100, gpus: 16, node: {nic: {bandwidth: 25 Gbit/s}}}"
     for rows, times in ((alike, 1.0), (one_node, 1.5)):
         uneven, even, exchanges = costs(loaded(rows, ACROSS, way).changed(slow))
-        (dispatch,) = [exchange for exchange in exchanges if exchange.collective.routed and exchange.awaits]
-        expected = even.exchange(replace(dispatch, payload=times * dispatch.payload, load=None)).seconds
+        (dispatch,) = [
+            exchange for exchange in exchanges if exchange.collective.is_token_routing and exchange.host_sync
+        ]
+        expected = even.exchange(replace(dispatch, payload=times * dispatch.payload, load_index=None)).seconds
         np.testing.assert_array_equal(uneven.exchange(dispatch).seconds, expected)
 
 
 def test_the_fullest_rank_counts_where_nvlink_does() -> None:
     """On one node everything is passed on over it."""
-    uneven, even, exchanges = costs(loaded([1.5] * 2 + [0.5] * 2 + [1] * 12, {"ep": 8, "pp": 2}, Dispatcher.DEEPEP))
+    uneven, even, exchanges = costs(
+        loaded([1.5] * 2 + [0.5] * 2 + [1] * 12, {"ep": 8, "pp": 2}, TokenDispatcher.DEEPEP)
+    )
     for exchange in exchanges:
-        more = replace(exchange, payload=1.5 * exchange.payload, load=None)
+        more = replace(exchange, payload=1.5 * exchange.payload, load_index=None)
         np.testing.assert_array_equal(uneven.exchange(exchange).seconds, even.exchange(more).seconds)
 
 
 def test_all_gathers_bring_all_tokens_to_all() -> None:
     """So they do not depend on who has them."""
-    program = assemble(loaded([2, 0.5, 0.5, *[1] * 13], ACROSS, Dispatcher.ALL_GATHER)).program
-    assert not [exchange for exchange in program.exchanges if exchange.load is not None]
-    assert len(program.loads.factors)
+    program = assemble(loaded([2, 0.5, 0.5, *[1] * 13], ACROSS, TokenDispatcher.ALL_GATHER)).program
+    assert not [comm_op for comm_op in program.comm_ops if comm_op.load_index is not None]
+    assert len(program.expert_loads.factors)
 
 
 def routed_kernels(plan: Plan, load: float) -> list[Kernel]:
@@ -81,9 +85,11 @@ def routed_kernels(plan: Plan, load: float) -> list[Kernel]:
     return [kernel for item in operators for kernel in (*item.forward, *item.input_gradient, *item.weight_gradient)]
 
 
-@given(st.integers(16, 140), st.sampled_from(Dispatcher), st.sampled_from(["pytorch", "megatron"]))
+@given(st.integers(16, 140), st.sampled_from(TokenDispatcher), st.sampled_from(["pytorch", "megatron"]))
 @examples(60)
-def test_a_kernel_over_more_rows_is_the_one_of_a_rank_that_has_as_many(step: int, way: Dispatcher, name: str) -> None:
+def test_a_kernel_over_more_rows_is_the_one_of_a_rank_that_has_as_many(
+    step: int, way: TokenDispatcher, name: str
+) -> None:
     """Up to where every token would come, which is the most (about 2.2 times the mean of these)."""
     scenario = loaded("balanced", {"ep": 4}, way).changed(f"framework={name}")
     plan = plan_of(scenario)

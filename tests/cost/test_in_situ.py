@@ -16,7 +16,7 @@ from clustersim.cost.sustained_rate import InStep, job_rate, pace_of
 from clustersim.cost.timing import Provenance, Timing
 from clustersim.hardware.efficiency import InTraining
 from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Routine
-from clustersim.program.task import Compute
+from clustersim.program.task import ComputeTask
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from tests.conftest import examples
@@ -147,8 +147,8 @@ def ran(scenario: Scenario) -> Iterator[Kernel]:
     """Every kernel of the only rank's step, as often as it runs."""
     (program,) = lowered(scenario, plan_of(scenario)).programs
     for task in program.tasks:
-        if isinstance(task, Compute):
-            yield from (operation.kernel for operation in task.block.operations if operation.kernel is not None)
+        if isinstance(task, ComputeTask):
+            yield from (operation.kernel for operation in task.segment.operations if operation.kernel is not None)
 
 
 @examples(10)

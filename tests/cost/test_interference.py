@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from clustersim.cost.interference import CLASSES, Interference, KernelClass, Paces, class_of
 from clustersim.model.kernels import KernelKind
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 
-PAIRS = list(product(Collective, CLASSES))
-REDUCED, GATHERED, SENT = Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.SEND_RECV
+PAIRS = list(product(CollectiveType, CLASSES))
+REDUCED, GATHERED, SENT = CollectiveType.ALL_REDUCE, CollectiveType.ALL_GATHER, CollectiveType.SEND_RECV
 COMPUTE, ATTENTION, MEMORY = KernelClass.COMPUTE, KernelClass.ATTENTION, KernelClass.MEMORY
 PARTS = st.dictionaries(st.sampled_from(PAIRS), st.sampled_from([0.0, 0.1, 0.3, 2.0]))
 
@@ -38,7 +38,9 @@ def test_one_number_is_that_of_every_pair_and_slows_no_collective(part: float) -
 
 
 @given(PARTS, PARTS)
-def test_what_was_measured_stands_as_it_is(kernels: dict[tuple[Collective, KernelClass], float], calls: dict) -> None:  # type: ignore[type-arg]
+def test_what_was_measured_stands_as_it_is(
+    kernels: dict[tuple[CollectiveType, KernelClass], float], calls: dict
+) -> None:  # type: ignore[type-arg]
     table = Interference.of(kernels, calls)
     assert {pair: table.kernels[pair] for pair in kernels} == kernels
     assert {pair: table.collectives[pair] for pair in calls} == calls
@@ -57,7 +59,7 @@ def test_what_stands_for_what_was_not_measured() -> None:
     assert [table[REDUCED, kernel_class] for kernel_class in CLASSES] == pytest.approx([0.1, 0.3, 0.2])
     assert (
         [table[SENT, item] for item in CLASSES]
-        == [table[Collective.SHIFT, element] for element in CLASSES]
+        == [table[CollectiveType.SHIFT, element] for element in CLASSES]
         == [0.5] * 3
     )
     assert [table[GATHERED, entry] for entry in CLASSES] == pytest.approx([0.3, 0.4, 0.35])
@@ -65,16 +67,16 @@ def test_what_stands_for_what_was_not_measured() -> None:
 
 def test_collectives_that_slow_all_kernels_alike_are_one_pace() -> None:
     one, two = Interference.equal(0.19), Interference.equal(0.5)
-    assert Paces([one, two], Collective, together=True).rows == [((0.19,) * 3, (0.5,) * 3)]
+    assert Paces([one, two], CollectiveType, together=True).rows == [((0.19,) * 3, (0.5,) * 3)]
     assert Paces([], (), together=True).rows == []
 
 
 def test_collectives_that_slow_any_class_on_any_machine_in_their_own_way_are_paces_of_their_own() -> None:
     parts = dict(Interference.equal(0.2).kernels) | {(GATHERED, MEMORY): 0.7}
-    paces = Paces([Interference.equal(0.2), Interference.of(parts, {})], Collective, together=False)
+    paces = Paces([Interference.equal(0.2), Interference.of(parts, {})], CollectiveType, together=False)
     assert paces.rows == [((0.2, 0.2, 0.2),) * 2, ((0.2, 0.2, 0.2), (0.2, 0.2, 0.7))]
-    assert {kind: paces.number(kind) for kind in Collective} == {
-        kind: 2 if kind is GATHERED else 1 for kind in Collective
+    assert {kind: paces.number(kind) for kind in CollectiveType} == {
+        kind: 2 if kind is GATHERED else 1 for kind in CollectiveType
     }
 
 

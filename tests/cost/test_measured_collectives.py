@@ -15,8 +15,8 @@ from clustersim.cost.timing import Bound, Provenance
 from clustersim.hardware.clos_fabric import ClosFabric
 from clustersim.hardware.clos_spec import Leaf, Network, Nics, Node, NvLink, Port, Spine
 from clustersim.hardware.ecmp import Spread as Spreading
-from clustersim.program.program import Groups
-from clustersim.program.task import Collective, Dispatcher, Exchange, Routing
+from clustersim.program.program import ProcessGroups
+from clustersim.program.task import CollectiveType, CommOp, TokenDispatcher, TokenRouting
 from tests.cost.records import CONDITIONS, DEVICE, calls, line
 
 NODE = Node(8, Port(64e9, 5e-7), NvLink(8, Port(450e9, 5e-7)), None, Nics(8, Port(50e9, 5e-7)))
@@ -30,7 +30,7 @@ ROLES = {
     "mixed": np.array([[0, 1, 2, 3], [4, 5, 8, 9], [6, 10, 11, 12], [7, 13, 16, 24]]),
     "pp_next": np.stack([RANKS, np.roll(RANKS, -8)], axis=1),
 }
-GROUPS = {role: Groups(role, members, ordered=role == "pp_next") for role, members in ROLES.items()}
+GROUPS = {role: ProcessGroups(role, members, ordered=role == "pp_next") for role, members in ROLES.items()}
 ALPHA, BETA = 3e-5, 1e11
 SIZES = [1e4, 1e5, 1e6, 1e7, 1e8]
 TP = calls({size: ALPHA + size / BETA for size in SIZES})
@@ -45,8 +45,8 @@ def recorded(*rows: CollectiveRow, origin: Origin = Origin.MEASURED, fits: tuple
     return RecordedExchanges(model(), record, GROUPS, nodes=np.arange(FABRIC.gpus) // 8)
 
 
-def reduction(role: str, payload: float, kind: Collective = Collective.ALL_REDUCE) -> Exchange:
-    return Exchange("x", kind, role, payload)
+def reduction(role: str, payload: float, kind: CollectiveType = CollectiveType.ALL_REDUCE) -> CommOp:
+    return CommOp("x", kind, role, payload)
 
 
 def test_a_measured_payload_takes_what_it_took_in_every_group():
@@ -77,9 +77,9 @@ def test_a_reduction_takes_what_its_own_format_took_and_else_what_another_did():
     """Twice as long in BF16; a gradient in FP16, that was not measured, and one of which nobody knows it: FP32's."""
     narrow = [replace(row, call=replace(row.call, format=DType.BF16)) for row in calls({1e7: 2e-3})]
     both = recorded(*narrow, *TP)
-    asked = {form: replace(reduction("tp", 1e7), format=form) for form in (None, *DType)}
+    asked = {form: replace(reduction("tp", 1e7), reduce_dtype=form) for form in (None, *DType)}
     wide, once = ALPHA + 1e7 / BETA, recorded(*narrow)
-    assert {form: float(both.exchange(exchange).seconds[0]) for form, exchange in asked.items()} == {
+    assert {form: float(both.exchange(comm_op).seconds[0]) for form, comm_op in asked.items()} == {
         **dict.fromkeys(asked, wide),
         DType.BF16: 2e-3,
     }
@@ -95,10 +95,15 @@ def test_mostly_alpha_is_latency_and_mostly_beta_is_bandwidth():
 
 @pytest.mark.parametrize(
     "other",
-    [reduction("tp", 1e7, Collective.ALL_GATHER), reduction("dp", 1e7), reduction("mixed", 1e7), reduction("one", 1e7)],
+    [
+        reduction("tp", 1e7, CollectiveType.ALL_GATHER),
+        reduction("dp", 1e7),
+        reduction("mixed", 1e7),
+        reduction("one", 1e7),
+    ],
     ids=["another collective", "four nodes", "fewer ranks", "one rank"],
 )
-def test_what_is_not_covered_is_as_the_model_says(other: Exchange):
+def test_what_is_not_covered_is_as_the_model_says(other: CommOp):
     timing, modelled = recorded(*TP).exchange(other), model().exchange(other)
     assert timing.seconds.tolist() == modelled.seconds.tolist()
     assert (timing.provenance, timing.algorithm, timing.error) == (modelled.provenance, modelled.algorithm, None)
@@ -124,8 +129,8 @@ def test_each_span_of_nodes_has_its_own_times():
 
 def test_messages_are_pairs():
     """Each sends to the same GPU of the next node."""
-    made = recorded(*calls({1e7: 1.0}, ranks=2, nodes=2, collective=Collective.SEND_RECV))
-    assert made.exchange(reduction("pp_next", 1e7, Collective.SEND_RECV)).seconds.tolist() == [1.0] * 32
+    made = recorded(*calls({1e7: 1.0}, ranks=2, nodes=2, collective=CollectiveType.SEND_RECV))
+    assert made.exchange(reduction("pp_next", 1e7, CollectiveType.SEND_RECV)).seconds.tolist() == [1.0] * 32
 
 
 @pytest.mark.parametrize(
@@ -143,7 +148,7 @@ def test_a_group_that_has_its_links_for_itself_asks_of_them_what_it_takes():
         demand, modelled = made.demand(exchange), model().demand(exchange)
         assert demand.latency + demand.transfer == pytest.approx(made.exchange(exchange).seconds, rel=1e-9)
         assert demand.latency / demand.transfer == pytest.approx(modelled.latency / modelled.transfer)
-        assert demand.crossings.link.tolist() == modelled.crossings.link.tolist()
+        assert demand.crossings.link_index.tolist() == modelled.crossings.link_index.tolist()
         assert demand.flow.tolist() == modelled.flow.tolist()
 
 
@@ -190,8 +195,8 @@ def test_tokens_that_a_record_does_not_know_take_what_the_model_says_of_their_ro
     """Beside rows of other collectives; routings that differ in nothing but how many nodes a token may reach."""
     times = []
     for limit in (1, None):
-        routing = Routing(Dispatcher.DEEPEP, 64, 8, 4, limit, row=14336.0)
-        sent = Exchange("x", Collective.DISPATCH, "mixed", 1e8, routing=routing)
+        routing = TokenRouting(TokenDispatcher.DEEPEP, 64, 8, 4, limit, token_bytes=14336.0)
+        sent = CommOp("x", CollectiveType.DISPATCH, "mixed", 1e8, routing=routing)
         asked = recorded(*TP)
         assert (asked.exchange(sent).seconds == model().exchange(sent).seconds).all()
         assert asked.exchange(sent).provenance is Provenance.PUBLISHED

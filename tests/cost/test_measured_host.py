@@ -14,7 +14,7 @@ from clustersim.cost.measured_kernels import RecordedKernels
 from clustersim.model.framework import Framework, load_framework
 from clustersim.parallel.data_parallel_strategy import FullyShard, Zero1
 from clustersim.parallel.layout import Layout
-from clustersim.program.task import Block, Work
+from clustersim.program.task import Segment, WorkType
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from tests.conftest import examples
@@ -106,16 +106,16 @@ def test_what_is_measured_for_a_scenario_is_what_answers_for_it() -> None:
 
 def test_on_a_cpu_what_kernels_by_themselves_lack_is_added_launch_by_launch() -> None:
     """3 and 4 us are left of 4 and 6: of 2 launches forward, 1 run again, 3 backward and 5 of the optimizer."""
-    works = [(2, Work.FORWARD), (1, Work.RECOMPUTE), (3, Work.BACKWARD), (5, Work.OPTIMIZER)]
+    works = [(2, WorkType.FORWARD), (1, WorkType.RECOMPUTE), (3, WorkType.BACKWARD), (5, WorkType.OPTIMIZER)]
     operations = [kernel(number, work) for number, work in works]
     host = host_of(record(*ROWS, threads=1), TORCH, ONE)
-    waits = host.waits(Block("block", tuple(operations)), np.ones((1, 4)))[0]
+    waits = host.waits(Segment("block", tuple(operations)), np.ones((1, 4)))[0]
     assert waits.tolist() == pytest.approx([6e-6, 3e-6, 12e-6, 0.0])
 
 
 def test_on_a_cpu_a_collective_is_a_launch_that_shows_at_the_next_kernel() -> None:
     host = SameThread(1.0, 2.0)
-    block = Block("block", (sent(), kernel(2), cut(2.0), kernel(work=Work.BACKWARD), sent(Work.BACKWARD)))
+    block = Segment("block", (sent(), kernel(2), cut(2.0), kernel(work=WorkType.BACKWARD), sent(WorkType.BACKWARD)))
     assert host.waits(block, np.ones((1, 5)))[0].tolist() == [0.0, 1.0 + 2.0, 0.0, 4.0 + 2.0 + 2.0, 0.0]
 
 
@@ -126,7 +126,7 @@ def test_on_a_cpu_nothing_is_taken_off_kernels_that_take_longer_by_themselves() 
 
 HOSTS = st.sampled_from([Launching(1.0, 2.5), Launching(1.0, 2.5, graph=4.0), SameThread(1.0, 2.5)])
 OPERATIONS = st.lists(
-    st.tuples(st.integers(1, 4), st.sampled_from(list(Work)), st.sampled_from([0.0, 0.5, 1.0, 4.0])),
+    st.tuples(st.integers(1, 4), st.sampled_from(list(WorkType)), st.sampled_from([0.0, 0.5, 1.0, 4.0])),
     min_size=1,
     max_size=6,
 )
@@ -134,12 +134,14 @@ OPERATIONS = st.lists(
 
 @examples(100)
 @given(HOSTS, OPERATIONS, st.integers(0, 5))
-def test_more_launches_never_make_a_block_faster(host: Host, made: list[tuple[int, Work, float]], place: int) -> None:
+def test_more_launches_never_make_a_block_faster(
+    host: Host, made: list[tuple[int, WorkType, float]], place: int
+) -> None:
     def lasts(more: int) -> float:
         counts = [number + more * (at == place % len(made)) for at, (number, _, _) in enumerate(made)]
         operations = [kernel(count, work) for count, (_, work, _) in zip(counts, made, strict=True)]
         seconds = [item for _, _, item in made]
-        return sum(seconds) + float(host.waits(Block("block", tuple(operations)), np.array([seconds])).sum())
+        return sum(seconds) + float(host.waits(Segment("block", tuple(operations)), np.array([seconds])).sum())
 
     assert lasts(1) >= lasts(0) - 1e-9
 

@@ -11,7 +11,7 @@ from calibrate.fit.alpha_beta import fit_calls
 from clustersim.cost.calibration_record import Call, CollectiveRow
 from clustersim.cost.payload_curve import Curve
 from clustersim.cost.timing import Provenance
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 from tests.conftest import examples
 from tests.cost.records import line, spread
 
@@ -82,7 +82,7 @@ def switched(payload: float) -> float:
 
 def test_above_the_payloads_bandwidth_is_the_last_measured_one_and_not_that_of_all_protocols():
     """Alpha is a part of 1e-3 of the last time, so 1 / bandwidth comes back to that; one line would be 6 % off."""
-    rows = [CollectiveRow(Call(Collective.ALL_REDUCE, size, 8, 1), spread(switched(size))) for size in PAYLOADS]
+    rows = [CollectiveRow(Call(CollectiveType.ALL_REDUCE, size, 8, 1), spread(switched(size))) for size in PAYLOADS]
     (fit,) = fit_calls(rows)
     curve = Curve({row.call.payload: row.time for row in rows}, fit)
     for size in (2.0**31, 2.0**34):

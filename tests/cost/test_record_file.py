@@ -28,7 +28,7 @@ from clustersim.cost.calibration_record import (
 )
 from clustersim.cost.record_file import read_record, record_text, write_record
 from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Operands, Routine, StreamShape
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 from tests.cost.records import CONDITIONS, DEVICE, attention, calls, fit, line, product, row, spread
 
 PRODUCT = product(MatmulShape(128, 256, 512, operands=Operands.TN, accumulated=DType.FP32))
@@ -43,7 +43,7 @@ ADAM = Kernel(
     8,
 )
 HOT = UnderLoad(1410.0, 2619.0, 690.0, 71.0, ("sw_power_cap",))
-REDUCE = Call(Collective.ALL_REDUCE, 1e8, 8, 1)
+REDUCE = Call(CollectiveType.ALL_REDUCE, 1e8, 8, 1)
 LARGE = product(MatmulShape(1 << 20, 1 << 20, 1 << 20))
 RECORD = Record(
     replace(DEVICE, cudnn="9.10", power_limit_w=700.0, ecc=False, environment={"NCCL_ALGO": "Ring"}),

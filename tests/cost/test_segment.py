@@ -13,7 +13,7 @@ from clustersim.cost.host_launch import Launching
 from clustersim.cost.interference import Interference, KernelClass
 from clustersim.cost.segment import BlockCost, BlockTiming
 from clustersim.model.kernels import Kernel, KernelKind
-from clustersim.program.task import Block, Collective, Operation, Overlap, Work
+from clustersim.program.task import CollectiveType, CommOverlap, Operation, Segment, WorkType
 from tests.engine.fake_costs import UnitCost
 from tests.engine.small_programs import block, exchange, program
 
@@ -25,7 +25,7 @@ PARTS = st.sampled_from([0.0, 0.25, 1.0])
 def overlap(kernel: float, beside: float, chunks: float = INFINITE, *, local: bool = False) -> Operation:
     """A kernel of so many seconds beside an exchange."""
     whole = Kernel("kernel", KernelKind.COPY, DType.BF16, flops=kernel, bytes=0.0)
-    return Operation(Overlap(exchange("tp", beside), whole, chunks, local), Work.FORWARD)
+    return Operation(CommOverlap(exchange("tp", beside), whole, chunks, local), WorkType.FORWARD)
 
 
 def cost(interference: float, launch: float = 0.0) -> BlockCost:
@@ -39,7 +39,7 @@ def by(interference: Interference, launch: float = 0.0) -> BlockCost:
 
 
 def timed(interference: float, *operations: Operation, launch: float = 0.0) -> BlockTiming:
-    return cost(interference, launch).block(0, Block("block", operations))
+    return cost(interference, launch).block(0, Segment("block", operations))
 
 
 def walked(kernel: float, beside: float, interference: float) -> tuple[float, float]:
@@ -80,8 +80,8 @@ def test_kernel_and_exchange_slow_each_other_until_either_ends(
     """By walking: while both run the kernel does 1/(1 + p) of its work a second, the exchange 1/(1 + q) of its own."""
     both = min(kernel * (1 + p), beside * (1 + q))
     ended, moved = both + kernel - both / (1 + p), both + beside - both / (1 + q)
-    parts = {(Collective.ALL_REDUCE, KernelClass.MEMORY): p}, {(Collective.ALL_REDUCE, KernelClass.MEMORY): q}
-    timing = by(Interference.of(*parts)).block(0, Block("block", (overlap(kernel, beside),)))
+    parts = {(CollectiveType.ALL_REDUCE, KernelClass.MEMORY): p}, {(CollectiveType.ALL_REDUCE, KernelClass.MEMORY): q}
+    timing = by(Interference.of(*parts)).block(0, Segment("block", (overlap(kernel, beside),)))
     assert timing.seconds == pytest.approx(max(ended, moved))
     assert timing.slowed.tolist() == pytest.approx([ended - kernel])
     assert timing.exposed.tolist() == pytest.approx([max(moved - ended, 0.0)])
@@ -90,10 +90,10 @@ def test_kernel_and_exchange_slow_each_other_until_either_ends(
 
 def test_a_kernel_of_a_second_beside_a_gather_of_half_a_second() -> None:
     """0.4 s are done in its half second (p = 1/4), so 1.1 s; with q = 1 that is a second, which leaves 0.2 s of 1."""
-    pairs = {(Collective.ALL_REDUCE, KernelClass.MEMORY): 0.25}
+    pairs = {(CollectiveType.ALL_REDUCE, KernelClass.MEMORY): 0.25}
     for q, seconds in ((0.0, 1.1), (1.0, 1.2)):
         table = Interference.of(pairs, dict.fromkeys(pairs, q))
-        assert by(table).block(0, Block("block", (overlap(1.0, 0.5),))).seconds == pytest.approx(seconds)
+        assert by(table).block(0, Segment("block", (overlap(1.0, 0.5),))).seconds == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(("kernel", "beside"), [(6.0, 2.0), (2.0, 6.0)])
@@ -149,7 +149,7 @@ def test_a_longer_exchange_or_kernel_of_an_overlap_costs_what_it_would_have_cost
 def kernel(seconds: float, launches: int = 1) -> Operation:
     """A kernel of so many seconds that the host launches in so many parts."""
     made = Kernel("kernel", KernelKind.COPY, DType.BF16, flops=seconds, bytes=0.0, launches=launches)
-    return Operation(made, Work.FORWARD)
+    return Operation(made, WorkType.FORWARD)
 
 
 def test_waiting_for_the_host_is_a_part_of_what_a_kernel_takes() -> None:
@@ -174,9 +174,9 @@ def test_parts_sum_to_what_operations_take_whoever_waits(
 
 def test_blocks_of_the_same_operations_share_a_timing() -> None:
     costs, operations = cost(0.0), block(1.0, exchange("tp", 2.0)).operations
-    one, other = (costs.block(0, Block(name, operations)) for name in ("one", "other"))
+    one, other = (costs.block(0, Segment(name, operations)) for name in ("one", "other"))
     assert one is other
-    turns = costs.block(0, Block("turns", operations, takes_turns=True))
+    turns = costs.block(0, Segment("turns", operations, interleaved=True))
     assert turns is not one
 
 

@@ -11,7 +11,7 @@ from clustersim.cost.segment import BlockCost
 from clustersim.cost.timing import Bound, ExchangeTiming, Provenance, Timing
 from clustersim.model.kernels import Kernel
 from clustersim.program.program import Program
-from clustersim.program.task import Exchange
+from clustersim.program.task import CommOp
 
 
 @dataclass(frozen=True)
@@ -25,14 +25,14 @@ class UnitCost:
     def kernel(self, kernel: Kernel) -> Timing:
         return Timing(kernel.flops * self.pace, Provenance.MEASURED, Bound.COMPUTE)
 
-    def exchange(self, exchange: Exchange) -> ExchangeTiming:
+    def exchange(self, exchange: CommOp) -> ExchangeTiming:
         return ExchangeTiming(self.seconds(exchange), Provenance.MEASURED, Bound.BANDWIDTH, "unit", "link")
 
-    def seconds(self, exchange: Exchange) -> FloatArray:
-        groups = len(self.program.groups[exchange.group].members)
-        factors = np.array(self.slowness.get(exchange.group, [1.0] * groups))
+    def seconds(self, exchange: CommOp) -> FloatArray:
+        groups = len(self.program.groups[exchange.comm_group].members)
+        factors = np.array(self.slowness.get(exchange.comm_group, [1.0] * groups))
         return exchange.payload * self.pace * factors
 
     @property
     def blocks(self) -> BlockCost:
-        return BlockCost(self.program, Machines.equal(Machine(self), self.program.ranks), self)
+        return BlockCost(self.program, Machines.equal(Machine(self), self.program.world_size), self)

@@ -9,8 +9,8 @@ from clustersim.cost.contention import Sharing, sharing
 from clustersim.cost.timing import Demand
 from clustersim.hardware.topology import LINK_KINDS, LinkKind, LinkTable
 from clustersim.program.program import Program
-from clustersim.program.task import Exchange
-from clustersim.symmetry.link_load_matrix import Crossings
+from clustersim.program.task import CommOp
+from clustersim.symmetry.link_load_matrix import LinkLoadMatrix
 from tests.engine.fake_costs import UnitCost
 
 
@@ -22,7 +22,7 @@ class LinkCost:
     links: int
     routes: Mapping[str, list[list[int]]]
     latency: float = 0.0
-    _crossings: dict[str, Crossings] = field(default_factory=dict)
+    _crossings: dict[str, LinkLoadMatrix] = field(default_factory=dict)
 
     @property
     def program(self) -> Program:
@@ -39,18 +39,18 @@ class LinkCost:
         """Which exchanges meet others on links."""
         return sharing(self.program, self, np.full(self.links, -1))
 
-    def demand(self, exchange: Exchange) -> Demand:
+    def demand(self, exchange: CommOp) -> Demand:
         seconds = self.unit.seconds(exchange)
-        crossings = self._of(exchange.group)
-        moves = np.isin(np.arange(len(seconds)), crossings.group)
+        crossings = self._of(exchange.comm_group)
+        moves = np.isin(np.arange(len(seconds)), crossings.group_index)
         latency = np.where(moves, self.latency, seconds)
         per_byte = self.unit.seconds(replace(exchange, payload=1.0))
         return Demand(latency, np.where(moves, seconds, 0.0), per_byte, seconds, exchange.payload, crossings)
 
-    def _of(self, role: str) -> Crossings:
+    def _of(self, role: str) -> LinkLoadMatrix:
         if role not in self._crossings:
             rows = self.routes.get(role, [])
             pairs = [(row, link) for row, links in enumerate(rows) for link in links]
             group, link = np.array(pairs, np.int64).reshape(-1, 2).T
-            self._crossings[role] = Crossings(group, link, np.ones(len(pairs)))
+            self._crossings[role] = LinkLoadMatrix(group, link, np.ones(len(pairs)))
         return self._crossings[role]

@@ -5,24 +5,24 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from clustersim.common.dtypes import DType
-from clustersim.engine.engine import run
+from clustersim.engine.engine import simulate_program
 from clustersim.model.kernels import Kernel, KernelKind
 from clustersim.program.action import Action, ActionKind
-from clustersim.program.program import Groups, Program, RankProgram
+from clustersim.program.program import ProcessGroups, Program, RankProgram
 from clustersim.program.task import (
-    Block,
-    Collective,
-    Communicate,
-    Compute,
-    Exchange,
+    CollectiveTask,
+    CollectiveType,
+    CommOp,
+    ComputeTask,
     Operation,
-    Receive,
-    Send,
+    ReceiveTask,
+    Segment,
+    SendTask,
     Stream,
     Task,
-    Work,
+    WorkType,
 )
-from clustersim.symmetry.refinement import Classes, unfolded
+from clustersim.symmetry.refinement import SymmetryClasses, singleton_classes
 from clustersim.trace.trace import Trace
 from tests.engine.fake_costs import UnitCost
 
@@ -34,35 +34,35 @@ def tag(microbatch: int = 0) -> Action:
     return Action(1, ActionKind.FORWARD, microbatch)
 
 
-def exchange(role: str, seconds: float, kind: Collective = Collective.ALL_REDUCE) -> Exchange:
-    return Exchange(role, kind, role, seconds)
+def exchange(role: str, seconds: float, kind: CollectiveType = CollectiveType.ALL_REDUCE) -> CommOp:
+    return CommOp(role, kind, role, seconds)
 
 
-def block(*pieces: float | Exchange) -> Block:
+def block(*pieces: float | CommOp) -> Segment:
     """Kernels of so many seconds, and exchanges between them."""
-    return Block("block", tuple(Operation(_piece(piece), Work.FORWARD) for piece in pieces))
+    return Segment("block", tuple(Operation(_piece(piece), WorkType.FORWARD) for piece in pieces))
 
 
-def _piece(piece: float | Exchange) -> Kernel | Exchange:
-    if isinstance(piece, Exchange):
+def _piece(piece: float | CommOp) -> Kernel | CommOp:
+    if isinstance(piece, CommOp):
         return piece
     return Kernel("kernel", KernelKind.MATMUL, DType.BF16, flops=piece, bytes=0.0)
 
 
-def compute(*pieces: float | Exchange, after: tuple[int, ...] = ()) -> Step:
-    return Stream.COMPUTE, Compute(block(*pieces), after)
+def compute(*pieces: float | CommOp, after: tuple[int, ...] = ()) -> Step:
+    return Stream.COMPUTE, ComputeTask(block(*pieces), after)
 
 
 def meet(seconds: float, *, role: str = "dp", after: tuple[int, ...] = ()) -> Step:
-    return Stream.DATA, Communicate(exchange(role, seconds), after)
+    return Stream.DP, CollectiveTask(exchange(role, seconds), after)
 
 
 def send(seconds: float, microbatch: int = 0, *, after: tuple[int, ...] = ()) -> Step:
-    return Stream.SEND_NEXT, Send(exchange(NEXT, seconds, Collective.SEND_RECV), tag(microbatch), after)
+    return Stream.SEND_NEXT, SendTask(exchange(NEXT, seconds, CollectiveType.SEND_RECV), tag(microbatch), after)
 
 
 def receive(seconds: float, microbatch: int = 0) -> Step:
-    return Stream.RECEIVE, Receive(exchange(NEXT, seconds, Collective.SEND_RECV), tag(microbatch))
+    return Stream.RECEIVE, ReceiveTask(exchange(NEXT, seconds, CollectiveType.SEND_RECV), tag(microbatch))
 
 
 def program(ranks: Sequence[Sequence[Step]], groups: Mapping[str, list[list[int]]] | None = None) -> Program:
@@ -77,13 +77,13 @@ def replicated(steps: Sequence[Step], ranks: int, groups: Mapping[str, list[list
     return Program(one.programs, np.zeros(ranks, dtype=np.int64), one.groups)
 
 
-def _groups(groups: Mapping[str, list[list[int]]]) -> dict[str, Groups]:
-    return {role: Groups(role, np.array(members), ordered=role == NEXT) for role, members in groups.items()}
+def _groups(groups: Mapping[str, list[list[int]]]) -> dict[str, ProcessGroups]:
+    return {role: ProcessGroups(role, np.array(members), ordered=role == NEXT) for role, members in groups.items()}
 
 
-def played(made: Program, classes: Classes | None = None, *, coalesce: bool = True) -> Trace:
+def played(made: Program, classes: SymmetryClasses | None = None, *, coalesce: bool = True) -> Trace:
     """The trace of a program at unit costs."""
-    return run(made, classes or unfolded(made), UnitCost(made).blocks, coalesce=coalesce)[0]
+    return simulate_program(made, classes or singleton_classes(made), UnitCost(made).blocks, coalesce=coalesce)[0]
 
 
 def spans(trace: Trace) -> list[tuple[int, int, float, float]]:
@@ -105,5 +105,5 @@ def row_of(trace: Trace, rank: int, task: int) -> int:
 
 def cause_of(trace: Trace, rank: int, task: int) -> tuple[int, int] | None:
     """(rank, task) of the span that allowed this one's start."""
-    cause = int(trace.cause[row_of(trace, rank, task)])
+    cause = int(trace.critical_predecessor[row_of(trace, rank, task)])
     return None if cause < 0 else (int(trace.rank[cause]), int(trace.task[cause]))

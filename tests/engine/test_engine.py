@@ -4,8 +4,8 @@ import pickle
 
 import pytest
 
-from clustersim.engine.engine import DeadlockError, run
-from clustersim.symmetry.refinement import classes, unfolded
+from clustersim.engine.engine import DeadlockError, simulate_program
+from clustersim.symmetry.refinement import singleton_classes, symmetry_classes
 from tests.engine.fake_costs import UnitCost
 from tests.engine.small_programs import (
     NEXT,
@@ -32,7 +32,7 @@ def test_an_empty_program_takes_no_time() -> None:
 def test_a_stream_runs_its_tasks_in_order() -> None:
     trace = played(program([[compute(2.0), compute(1.0), compute(3.0)]]))
     assert spans(trace) == [(0, 0, 0.0, 2.0), (0, 1, 2.0, 3.0), (0, 2, 3.0, 6.0)]
-    assert trace.cause.tolist() == [-1, 0, 1]
+    assert trace.critical_predecessor.tolist() == [-1, 0, 1]
 
 
 def test_streams_of_a_rank_run_side_by_side_and_after_joins_them() -> None:
@@ -97,7 +97,7 @@ def test_groups_of_a_role_do_not_wait_for_each_other() -> None:
 
 def test_groups_of_a_role_may_be_unequally_fast() -> None:
     made = program([[meet(1.0)], [meet(1.0)], [meet(1.0)], [meet(1.0)]], {"dp": [[0, 1], [2, 3]]})
-    trace, _ = run(made, unfolded(made), UnitCost(made, {"dp": [1.0, 3.0]}).blocks)
+    trace, _ = simulate_program(made, singleton_classes(made), UnitCost(made, {"dp": [1.0, 3.0]}).blocks)
     assert [waits(trace, rank, 0)[3] for rank in range(4)] == [1.0, 1.0, 3.0, 3.0]
 
 
@@ -140,7 +140,7 @@ def test_a_message_in_a_slow_pair_takes_the_pairs_time() -> None:
     """The pair is the sender's; a rank that sends in one pair and receives in another is timed in both."""
     ranks = [[send(1.0)], [receive(1.0), send(1.0, after=(0,))], [receive(1.0)]]
     made = program(ranks, {NEXT: [[1, 2], [0, 1]]})
-    trace, _ = run(made, unfolded(made), UnitCost(made, {NEXT: [5.0, 2.0]}).blocks)
+    trace, _ = simulate_program(made, singleton_classes(made), UnitCost(made, {NEXT: [5.0, 2.0]}).blocks)
     assert waits(trace, 1, 0)[2:] == (0.0, 2.0)
     assert waits(trace, 2, 0)[2:] == (2.0, 7.0)
 
@@ -149,9 +149,9 @@ def test_ranks_meet_inside_a_block() -> None:
     """Rank 0 comes to the exchange at 1 and rank 1 at 3; it takes 2, then 1 and 4 more."""
     ranks = [[compute(1.0, exchange("tp", 2.0), 1.0)], [compute(3.0, exchange("tp", 2.0), 4.0)]]
     made = program(ranks, {"tp": [[0, 1]]})
-    trace, operations = run(made, unfolded(made), UnitCost(made).blocks)
+    trace, operations = simulate_program(made, singleton_classes(made), UnitCost(made).blocks)
     assert spans(trace) == [(0, 0, 0.0, 6.0), (1, 0, 0.0, 9.0)]
-    first, second = (operations.of(rank, {0}) for rank in (0, 1))
+    first, second = (operations.task_spans(rank, {0}) for rank in (0, 1))
     assert first.operation.tolist() == second.operation.tolist() == [0, 1, 2]
     assert first.start.tolist() == second.start.tolist() == [0.0, 3.0, 5.0]
     assert (first.end.tolist(), second.end.tolist()) == ([1.0, 5.0, 6.0], [3.0, 5.0, 9.0])
@@ -161,27 +161,27 @@ def test_a_block_is_one_event_for_a_rank_alone_and_for_ranks_that_meet_and_its_o
     """Two equal ranks fold to one, whose block then is its own; unfolded they meet inside it. Times are equal."""
     steps = [compute(1.0, exchange("tp", 2.0), 4.0), compute(0.5)]
     made = replicated(steps, 2, {"tp": [[0, 1]]})
-    cost, fold = UnitCost(made).blocks, classes(made, {})
-    whole, none = run(made, fold, cost)
-    pieces, three = run(made, fold, cost, coalesce=False)
-    every, joint = run(made, unfolded(made), cost)
+    cost, fold = UnitCost(made).blocks, symmetry_classes(made, {})
+    whole, none = simulate_program(made, fold, cost)
+    pieces, three = simulate_program(made, fold, cost, coalesce=False)
+    every, joint = simulate_program(made, singleton_classes(made), cost)
     assert (fold.count, len(none), len(three), len(joint)) == (1, 0, 4, 0)
     assert spans(whole) == spans(pieces) == [(0, 0, 0.0, 7.0), (0, 1, 7.0, 7.5)]
     assert sorted(spans(every)) == sorted([*spans(whole), (1, 0, 0.0, 7.0), (1, 1, 7.0, 7.5)])
-    of = three.of(0, {0, 1})
+    of = three.task_spans(0, {0, 1})
     assert of.start.tolist() == [0.0, 1.0, 3.0, 7.0]
     assert of.end.tolist() == [1.0, 3.0, 7.0, 7.5]
 
 
 def test_a_block_without_exchanges_is_one_event_even_unfolded() -> None:
     made = replicated([compute(1.0, 2.0)], 2, {})
-    _, operations = run(made, unfolded(made), UnitCost(made).blocks)
+    _, operations = simulate_program(made, singleton_classes(made), UnitCost(made).blocks)
     assert len(operations) == 0
 
 
 def test_one_rank_stands_for_all_that_do_the_same() -> None:
     made = replicated([compute(1.0), meet(2.0, after=(0,))], 4, {"dp": [[0, 1], [2, 3]]})
-    trace = played(made, classes(made, {}))
+    trace = played(made, symmetry_classes(made, {}))
     assert trace.representative.tolist() == [0, 0, 0, 0]
     assert spans(trace) == [(0, 0, 0.0, 1.0), (0, 1, 1.0, 3.0)]
 
@@ -215,10 +215,10 @@ def test_two_simulations_side_by_side_do_not_disturb_each_other() -> None:
     one = program(steps, {NEXT: [[0, 1]], "tp": [[0], [1]]})
     two = program(steps[::-1], {NEXT: [[1, 0]], "tp": [[0], [1]]})
     cost = UnitCost(one).blocks
-    alone = spans(run(one, unfolded(one), cost)[0])
+    alone = spans(simulate_program(one, singleton_classes(one), cost)[0])
     turned = [(1 - rank, task, start, end) for rank, task, start, end in spans(played(two))]
     assert sorted(turned) == sorted(alone)
-    assert spans(run(one, unfolded(one), cost)[0]) == alone == spans(played(one))
+    assert spans(simulate_program(one, singleton_classes(one), cost)[0]) == alone == spans(played(one))
 
 
 def test_the_same_program_gives_the_same_bytes() -> None:

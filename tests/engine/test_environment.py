@@ -8,7 +8,7 @@ import simpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.engine.kernel.environment import Clock
+from clustersim.engine.kernel.environment import SimEnvironment
 
 WAITS = st.lists(st.lists(st.sampled_from([0.0, 0.1, 0.2, 0.3, 1.0]), max_size=5), min_size=1, max_size=5)
 Log = list[tuple[float, int, int]]
@@ -34,48 +34,48 @@ def logged(environment: simpy.Environment, waits: list[list[float]], wait: Calla
 
 @given(WAITS)
 def test_events_happen_when_and_in_the_order_in_which_simpy_runs_them(waits: list[list[float]]) -> None:
-    plain, clock = simpy.Environment(), Clock()
-    expected, found = logged(plain, waits, plain.timeout), logged(clock, waits, clock.wait)
+    plain, clock = simpy.Environment(), SimEnvironment()
+    expected, found = logged(plain, waits, plain.timeout), logged(clock, waits, clock.event_after)
     plain.run()
-    clock.happen()
+    clock.run_all()
     assert found == expected
     assert clock.now == plain.now
 
 
 def test_an_error_of_a_process_ends_the_run() -> None:
-    clock = Clock()
+    clock = SimEnvironment()
 
     def process() -> Any:
-        yield clock.wait(1.0)
+        yield clock.event_after(1.0)
         raise RuntimeError("out of order")
 
     clock.process(process())
     with pytest.raises(RuntimeError, match="out of order"):
-        clock.happen()
+        clock.run_all()
 
 
 def test_an_event_is_set_for_a_time_to_the_last_digit() -> None:
-    clock = Clock()
-    clock.wait(0.1)
+    clock = SimEnvironment()
+    clock.event_after(0.1)
     times: list[float] = []
-    clock.at(0.3).callbacks.append(lambda _: times.append(clock.now))
-    clock.happen()
+    clock.event_at(0.3).callbacks.append(lambda _: times.append(clock.now))
+    clock.run_all()
     assert times == [0.3]
 
 
 def test_the_end_of_an_instant_comes_behind_all_that_happens_in_it() -> None:
-    clock = Clock()
+    clock = SimEnvironment()
     log: list[tuple[float, str]] = []
 
     def note(word: str) -> Callable[[simpy.Event], None]:
         return lambda _: log.append((clock.now, word))
 
     def begin(_: simpy.Event) -> None:
-        clock.last().callbacks.append(note("last"))
-        clock.wait(0.0).callbacks.append(lambda _: clock.wait(0.0).callbacks.append(note("set later")))
+        clock.end_of_instant().callbacks.append(note("last"))
+        clock.event_after(0.0).callbacks.append(lambda _: clock.event_after(0.0).callbacks.append(note("set later")))
 
-    clock.wait(1.0).callbacks.append(begin)
-    clock.at(1.0).callbacks.append(note("set before"))
-    clock.wait(2.0).callbacks.append(note("later"))
-    clock.happen()
+    clock.event_after(1.0).callbacks.append(begin)
+    clock.event_at(1.0).callbacks.append(note("set before"))
+    clock.event_after(2.0).callbacks.append(note("later"))
+    clock.run_all()
     assert log == [(1.0, "set before"), (1.0, "set later"), (1.0, "last"), (2.0, "later")]

@@ -10,10 +10,10 @@ import pytest
 from clustersim.cost.contention import Alone
 from clustersim.cost.device_models import Machine, Machines
 from clustersim.cost.segment import BlockCost
-from clustersim.engine.engine import run
-from clustersim.engine.recording.operation_log import Written
+from clustersim.engine.engine import simulate_program
+from clustersim.engine.recording.operation_log import OperationSpanLog
 from clustersim.program.program import Program
-from clustersim.symmetry.refinement import unfolded
+from clustersim.symmetry.refinement import singleton_classes
 from clustersim.trace.trace import Trace
 from tests.benchmarks.isolated_process import events_of
 from tests.engine.fake_costs import UnitCost
@@ -29,16 +29,16 @@ def sent_at(second: float) -> Program:
     return program(ranks, {"tp": [[0]], NEXT: [[1, 2]]})
 
 
-def ran(made: Program, latency: float = 0.0, *, coalesce: bool = True) -> tuple[Trace, Written]:
+def ran(made: Program, latency: float = 0.0, *, coalesce: bool = True) -> tuple[Trace, OperationSpanLog]:
     links = LinkCost(UnitCost(made), 2, {"tp": [[0]], NEXT: [[0]], "dp": [[1]]}, latency)
-    machines = Machines.equal(Machine(links.unit), made.ranks)
+    machines = Machines.equal(Machine(links.unit), made.world_size)
     cost = BlockCost(made, machines, Alone(links.unit, links.sharing))
-    return run(made, unfolded(made, 2), cost, sharing=links.sharing, coalesce=coalesce)
+    return simulate_program(made, singleton_classes(made, 2), cost, contention_map=links.sharing, coalesce=coalesce)
 
 
-def operations(written: Written, *tasks: int) -> list[tuple[float, float]]:
+def operations(written: OperationSpanLog, *tasks: int) -> list[tuple[float, float]]:
     """When each operation of rank 0 began and ended."""
-    found = written.of(0, set(tasks or (0,)))
+    found = written.task_spans(0, set(tasks or (0,)))
     return sorted(zip(found.start.tolist(), found.end.tolist(), strict=True))
 
 
@@ -130,8 +130,8 @@ def test_two_that_want_one_link_share_it_whoever_was_first() -> None:
     assert waits(trace, 1, 0)[2:] == (0.0, 6.0)
 
 
-def ran_on_one(made: Program) -> tuple[Trace, Written]:
+def ran_on_one(made: Program) -> tuple[Trace, OperationSpanLog]:
     """Both groups cross link 0."""
     links = LinkCost(UnitCost(made), 2, {"tp": [[0], [0]]})
-    cost = BlockCost(made, Machines.equal(Machine(links.unit), made.ranks), Alone(links.unit, links.sharing))
-    return run(made, unfolded(made, 2), cost, sharing=links.sharing)
+    cost = BlockCost(made, Machines.equal(Machine(links.unit), made.world_size), Alone(links.unit, links.sharing))
+    return simulate_program(made, singleton_classes(made, 2), cost, contention_map=links.sharing)

@@ -11,35 +11,35 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from clustersim.common.arrays import FloatArray
-from clustersim.engine.kernel.environment import Clock
-from clustersim.engine.scalar.fluid_action import Paces, Stretch, paces
+from clustersim.engine.kernel.environment import SimEnvironment
+from clustersim.engine.scalar.fluid_action import FluidAction, ProgressCurves, progress_curves
 
 Changes = Sequence[tuple[float, int]]
 """(when, at which pace from then on)."""
 
 
-def of(*operations: tuple[float, float], slowdown: float) -> Paces:
+def of(*operations: tuple[float, float], slowdown: float) -> ProgressCurves:
     """Paces of operations, (kernel seconds, other seconds) each, of which a collective slows the kernels alike."""
     return slowed(operations, np.full((1, len(operations)), slowdown))
 
 
-def slowed(operations: Sequence[tuple[float, float]], slowing: FloatArray) -> Paces:
+def slowed(operations: Sequence[tuple[float, float]], slowing: FloatArray) -> ProgressCurves:
     """The same beside collectives of several kinds: [kinds, operations]."""
     kernels, rest = np.array(operations, dtype=float).reshape(-1, 2).T
-    return paces(kernels, rest, slowing)
+    return progress_curves(kernels, rest, slowing)
 
 
-def end(own: Paces, changes: Changes = (), *, beside: int = 0, last: bool = False) -> float:
+def end(own: ProgressCurves, changes: Changes = (), *, beside: int = 0, last: bool = False) -> float:
     """When a stretch that begins at 0 is done.
 
     last: a change is processed after all else that happens in its instant; by
     default before.
     """
-    environment, ends = Clock(), []
-    stretches: list[Stretch] = []
+    environment, ends = SimEnvironment(), []
+    stretches: list[FluidAction] = []
 
     def begin() -> None:
-        stretches.append(Stretch(environment, own, beside))
+        stretches.append(FluidAction(environment, own, beside))
         stretches[0].done.callbacks.append(lambda _: ends.append(environment.now))
 
     def plan() -> None:
@@ -47,11 +47,11 @@ def end(own: Paces, changes: Changes = (), *, beside: int = 0, last: bool = Fals
             environment.timeout(when).callbacks.append(partial(change, becomes))
 
     def change(becomes: int, _: simpy.Event) -> None:
-        stretches[0].change(becomes)
+        stretches[0].set_level(becomes)
 
     for item in (begin, plan) if last else (plan, begin):
         item()
-    environment.happen()
+    environment.run_all()
     (ended,) = ends
     return float(ended)
 
@@ -139,31 +139,31 @@ def test_operations_of_no_seconds_are_passed_over() -> None:
 @pytest.mark.parametrize(("operations", "slowdown"), [([(3.0, 1.0)], 0.0), ([(0.0, 2.0), (0.0, 1.0)], 1.0)])
 def test_where_nothing_is_slowed_the_paces_are_one(operations: list[tuple[float, float]], slowdown: float) -> None:
     own = of(*operations, slowdown=slowdown)
-    assert own.equal
-    assert own.between(0, 1).equal
+    assert own.is_unaffected
+    assert own.slice_operations(0, 1).is_unaffected
     assert end(own, [(0.5, True)]) == sum(sum(operation) for operation in operations)
 
 
 def test_some_operations_of_a_stretch_have_its_paces() -> None:
     own = of((2.0, 0.0), (1.0, 3.0), slowdown=0.5)
-    assert own.between(0, 1).ends == ([0.0, 2.0], [0.0, 3.0])
-    assert own.between(1, 2).ends == ([0.0, 4.0], [0.0, 4.5])
-    assert own.between(0, 2).ends == own.ends
-    assert not own.between(1, 2).equal
+    assert own.slice_operations(0, 1).end_times == ([0.0, 2.0], [0.0, 3.0])
+    assert own.slice_operations(1, 2).end_times == ([0.0, 4.0], [0.0, 4.5])
+    assert own.slice_operations(0, 2).end_times == own.end_times
+    assert not own.slice_operations(1, 2).is_unaffected
 
 
 def test_whether_a_stretch_was_disturbed() -> None:
-    environment = Clock()
+    environment = SimEnvironment()
     own = of((4.0, 0.0), slowdown=1.0)
-    alone, beside, changed = (Stretch(environment, own, item) for item in (False, True, False))
-    changed.change(False)
-    assert (alone.disturbed, beside.disturbed, changed.disturbed) == (False, True, False)
-    changed.change(True)
-    changed.change(False)
-    assert changed.disturbed
-    environment.happen()
-    alone.change(True)
-    assert not alone.disturbed, "it was over"
+    alone, beside, changed = (FluidAction(environment, own, item) for item in (False, True, False))
+    changed.set_level(False)
+    assert (alone.was_slowed, beside.was_slowed, changed.was_slowed) == (False, True, False)
+    changed.set_level(True)
+    changed.set_level(False)
+    assert changed.was_slowed
+    environment.run_all()
+    alone.set_level(True)
+    assert not alone.was_slowed, "it was over"
 
 
 @st.composite
@@ -209,13 +209,13 @@ def test_operations_of_a_stretch_end_where_walking_through_them_ends(
 ) -> None:
     """Each as if it were the last one; all of it begins at 2 s."""
     slowing = data.draw(hnp.arrays(float, (2, len(operations)), elements=st.sampled_from([0.0, 0.25, 1.0])))
-    own, environment = slowed(operations, slowing), Clock(2.0)
-    stretch = Stretch(environment, own, beside)
+    own, environment = slowed(operations, slowing), SimEnvironment(2.0)
+    stretch = FluidAction(environment, own, beside)
     for when, becomes in changes:
-        environment.at(2.0 + when).callbacks.append(lambda _, becomes=becomes: stretch.change(becomes))
-    environment.happen()
+        environment.event_at(2.0 + when).callbacks.append(lambda _, becomes=becomes: stretch.set_level(becomes))
+    environment.run_all()
     every = [(0.0, beside), *changes]
     expected = [walked(operations[:count], every, slowing) for count in range(len(operations) + 1)]
-    reached = stretch.ends().reached(np.array([2.0, 7.0]), 4, 4 + len(operations))
+    reached = stretch.end_times().operation_times(np.array([2.0, 7.0]), 4, 4 + len(operations))
     assert reached[0] - 2.0 == pytest.approx(expected, rel=1e-12)
     assert reached[1] - 7.0 == pytest.approx(expected, rel=1e-12)

@@ -9,25 +9,32 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from clustersim.common.arrays import FloatArray
-from clustersim.engine.kernel.environment import Clock
-from clustersim.engine.scalar.group_segments import JointRun, Seat
-from clustersim.engine.vectorized.group_sync import Meeting
-from clustersim.engine.vectorized.segment_eval import Beside, Busy, Pieces, Run, outline, play
+from clustersim.engine.kernel.environment import SimEnvironment
+from clustersim.engine.scalar.group_segments import GroupSegmentRun, Participant
+from clustersim.engine.vectorized.group_sync import GroupSync
+from clustersim.engine.vectorized.segment_eval import (
+    OverlapInterval,
+    OverlapIntervals,
+    SegmentDurations,
+    SegmentRun,
+    evaluate_segment,
+    summarize_segment,
+)
 from tests.conftest import examples
 from tests.engine.test_segment_eval import array, collectives, made, slowed, starts
 
 
-def joint(start: FloatArray, pieces: Pieces, busy: Busy) -> Run:
+def joint(start: FloatArray, pieces: SegmentDurations, busy: OverlapIntervals) -> SegmentRun:
     """Let members come one after the other, each told of the collectives beside it when they begin and end."""
-    environment = Clock()
-    run = JointRun(environment, pieces, outline(pieces))
-    found = Run(*np.full((3, pieces.ranks), np.nan))
-    for place in range(pieces.ranks):
-        seats: list[Seat] = []
+    environment = SimEnvironment()
+    run = GroupSegmentRun(environment, pieces, summarize_segment(pieces))
+    found = SegmentRun(*np.full((3, pieces.rank_count), np.nan))
+    for place in range(pieces.rank_count):
+        seats: list[Participant] = []
         environment.process(_member(run, seats, place, start[place], found, _within(busy, place)))
         environment.process(_beside(run, seats, _within(busy, place)))
-    environment.happen()
-    assert run.full
+    environment.run_all()
+    assert run.is_complete
     return found
 
 
@@ -35,11 +42,11 @@ Own = tuple[float, float, int]
 """A collective beside one member: from when until when, and the pace of its kernels."""
 
 
-def _within(busy: Busy, place: int) -> list[Own]:
+def _within(busy: OverlapIntervals, place: int) -> list[Own]:
     """The collectives beside one member, those of a kind that follow each other at once as one."""
     joined: list[Own] = []
     for item in busy:
-        pace = item.pace if isinstance(item.pace, int) else int(item.pace[place])
+        pace = item.level if isinstance(item.level, int) else int(item.level[place])
         since, until = float(item.begin[place]), float(item.end[place])
         if since == until:
             continue
@@ -50,41 +57,46 @@ def _within(busy: Busy, place: int) -> list[Own]:
 
 
 def _member(
-    run: JointRun, seats: list[Seat], place: int, start: float, found: Run, busy: list[Own]
+    run: GroupSegmentRun, seats: list[Participant], place: int, start: float, found: SegmentRun, busy: list[Own]
 ) -> Iterator[simpy.Event]:
     yield run.environment.timeout(start)
-    seat = run.come(place, beside=sum(pace for since, until, pace in busy if since < start < until))
+    seat = run.arrive(place, level=sum(pace for since, until, pace in busy if since < start < until))
     seats.append(seat)
     yield seat.done
     seats.clear()  # a rank that has ended the block tells it nothing
     found.end[place] = run.environment.now
-    found.waited[place], found.slowed[place] = seat.lost.waited, seat.lost.slowed
+    found.waited[place], found.slowed[place] = seat.loss.waited, seat.loss.slowed
 
 
-def _beside(run: JointRun, seats: list[Seat], busy: list[Own]) -> Iterator[simpy.Event]:
+def _beside(run: GroupSegmentRun, seats: list[Participant], busy: list[Own]) -> Iterator[simpy.Event]:
     for since, until, pace in busy:
         for moment, beside in ((since, pace), (until, 0)):
             yield run.environment.timeout(moment - run.environment.now)
             for seat in seats:
-                if beside or seat.busy:
-                    seat.change(beside)
+                if beside or seat.overlaps:
+                    seat.set_level(beside)
 
 
 @st.composite
-def blocks(draw: st.DrawFn) -> Pieces:
+def blocks(draw: st.DrawFn) -> SegmentDurations:
     """Blocks in which all ranks meet at least once, and in their groups of one role only."""
-    pieces = draw(made().filter(lambda pieces: pieces.meetings))
-    everyone, place = Meeting.of(np.zeros(pieces.ranks, np.int64)), draw(st.integers(0, len(pieces.meetings) - 1))
-    meets = [meeting is not None or number == place for number, meeting in enumerate(pieces.meetings)]
-    return replace(pieces, meetings=tuple(everyone if meet else None for meet in meets))
+    pieces = draw(made().filter(lambda pieces: pieces.group_syncs))
+    everyone, place = (
+        GroupSync.from_groups(np.zeros(pieces.rank_count, np.int64)),
+        draw(st.integers(0, len(pieces.group_syncs) - 1)),
+    )
+    meets = [group_sync is not None or number == place for number, group_sync in enumerate(pieces.group_syncs)]
+    return replace(pieces, group_syncs=tuple(everyone if meet else None for meet in meets))
 
 
 @given(st.data(), blocks())
 @examples(400)
-def test_a_joint_run_is_the_block_played_with_all_that_was_beside_it(data: st.DataObject, pieces: Pieces) -> None:
+def test_a_joint_run_is_the_block_played_with_all_that_was_beside_it(
+    data: st.DataObject, pieces: SegmentDurations
+) -> None:
     """Members learn of collectives as these begin and end; `play` is told of all of them before."""
     start, busy = data.draw(starts(pieces)), data.draw(collectives(pieces))
-    expected = play(start, pieces, busy)
+    expected = evaluate_segment(start, pieces, busy)
     event(f"slowed: {bool(expected.slowed.any())}")
     found = joint(start, pieces, busy)
     for name in ("end", "waited", "slowed"):
@@ -97,9 +109,9 @@ def test_a_member_that_comes_late_is_waited_for_inside() -> None:
     They meet at 5 and end at 8. A collective beside the first from 1 to 4 costs it the other half of its second second;
     it still comes in time, at 3. One beside the second from 6.5 to 7.5 costs that half a second of its last kernel.
     """
-    both = Meeting.of(np.array([0, 0]))
+    both = GroupSync.from_groups(np.array([0, 0]))
     pieces = slowed(array(2.0, 0.0, 2.0)[None], array(0.0, 1.0, 0.0)[None], array(1.0, 1.0), (None, both, None))
-    run = joint(array(0.0, 3.0), pieces, [Beside(array(1.0, 6.5), array(4.0, 7.5))])
+    run = joint(array(0.0, 3.0), pieces, [OverlapInterval(array(1.0, 6.5), array(4.0, 7.5))])
     assert run.end.tolist() == [8.0, 8.5]
     assert run.waited.tolist() == [2.0, 0.0]
     assert run.slowed.tolist() == [1.0, 0.5]

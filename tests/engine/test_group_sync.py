@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from clustersim.common.arrays import FloatArray, IntArray
-from clustersim.engine.vectorized.group_sync import Meeting
+from clustersim.engine.vectorized.group_sync import GroupSync
 
 TIMES = st.sampled_from([0.0, 0.5, 1.0, 2.5, 7.0])
 """Few, so that members come at equal times."""
@@ -27,14 +27,14 @@ def gathered(draw: st.DrawFn, columns: bool = False) -> tuple[IntArray, FloatArr
 @given(gathered())
 def test_a_group_goes_on_when_its_last_member_has_come(made: tuple[IntArray, FloatArray]) -> None:
     group, times = made
-    latest = Meeting.of(group).latest(times)
+    latest = GroupSync.from_groups(group).group_max(times)
     assert latest.tolist() == [max(times[group == mine]) for mine in group]
 
 
 @given(gathered(columns=True))
 def test_columns_are_met_one_by_one(made: tuple[IntArray, FloatArray]) -> None:
     group, times = made
-    latest = Meeting.of(group).latest(times)
+    latest = GroupSync.from_groups(group).group_max(times)
     assert latest.shape == times.shape
     assert latest.tolist() == [times[group == mine].max(axis=0).tolist() for mine in group]
 
@@ -42,8 +42,8 @@ def test_columns_are_met_one_by_one(made: tuple[IntArray, FloatArray]) -> None:
 @given(gathered())
 def test_the_one_waited_for_is_the_first_of_those_that_come_last(made: tuple[IntArray, FloatArray]) -> None:
     group, times = made
-    meeting = Meeting.of(group)
-    last = meeting.last(times, meeting.latest(times))
+    meeting = GroupSync.from_groups(group)
+    last = meeting.last_arriver(times, meeting.group_max(times))
     for mine, found in zip(group, last, strict=True):
         members = [member for member in range(len(group)) if group[member] == mine]
         assert found == max(members, key=lambda member: (times[member], -member))
@@ -51,4 +51,4 @@ def test_the_one_waited_for_is_the_first_of_those_that_come_last(made: tuple[Int
 
 @given(groups())
 def test_members_are_alone_where_every_group_has_one(group: IntArray) -> None:
-    assert Meeting.of(group).alone == (len(set(group.tolist())) == len(group))
+    assert GroupSync.from_groups(group).is_trivial == (len(set(group.tolist())) == len(group))

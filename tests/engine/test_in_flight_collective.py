@@ -5,16 +5,16 @@ import pytest
 from clustersim.cost.device_models import Machine, Machines
 from clustersim.cost.interference import Interference, KernelClass
 from clustersim.cost.segment import BlockCost
-from clustersim.engine.engine import run
-from clustersim.engine.kernel.environment import Clock
-from clustersim.engine.kernel.in_flight_collective import Alone, Moving
+from clustersim.engine.engine import simulate_program
+from clustersim.engine.kernel.environment import SimEnvironment
+from clustersim.engine.kernel.in_flight_collective import InFlightCollective, PrivateCollective
 from clustersim.program.program import Program
-from clustersim.program.task import Collective
-from clustersim.symmetry.refinement import unfolded
+from clustersim.program.task import CollectiveType
+from clustersim.symmetry.refinement import singleton_classes
 from tests.engine.fake_costs import UnitCost
 from tests.engine.small_programs import compute, exchange, meet, program, spans
 
-PAIR = (Collective.ALL_REDUCE, KernelClass.COMPUTE)
+PAIR = (CollectiveType.ALL_REDUCE, KernelClass.COMPUTE)
 PAIRS = {"dp": [[0, 1]], "tp": [[0, 1]]}
 
 
@@ -22,8 +22,8 @@ def ended(made: Program, p: float, q: float, *, coalesce: bool = True) -> list[f
     """When tasks ended, by rank and task, where kernels take 1 + p times as long and the collective 1 + q."""
     unit = UnitCost(made)
     table = Interference.of({PAIR: p}, {PAIR: q})
-    cost = BlockCost(made, Machines.equal(Machine(unit, table), made.ranks), unit)
-    trace, _ = run(made, unfolded(made), cost, coalesce=coalesce)
+    cost = BlockCost(made, Machines.equal(Machine(unit, table), made.world_size), unit)
+    trace, _ = simulate_program(made, singleton_classes(made), cost, coalesce=coalesce)
     return [end for _, _, _, end in sorted(spans(trace))]
 
 
@@ -59,12 +59,12 @@ def test_a_collective_goes_at_its_own_pace_between_blocks_and_at_the_mean_of_one
 
 def test_a_pace_that_changes_is_counted_from_when_it_does() -> None:
     """4 s of work: 1 s alone, 2 s at half its pace, and the 2 s that are left."""
-    environment = Clock()
-    alone = Alone(environment, 4.0)
-    moving, found = Moving(alone.done, alone.limit), []
+    environment = SimEnvironment()
+    alone = PrivateCollective(environment, 4.0)
+    moving, found = InFlightCollective(alone.done, alone.set_rate_bound), []
     alone.done.callbacks.append(lambda _: found.append(environment.now))
-    environment.timeout(1.0).callbacks.append(lambda _: moving.beside(0, 0.5))
-    environment.timeout(2.0).callbacks.append(lambda _: moving.beside(1, 0.75))
-    environment.timeout(3.0).callbacks.append(lambda _: (moving.beside(0, 1.0), moving.beside(1, 1.0)))
-    environment.happen()
+    environment.timeout(1.0).callbacks.append(lambda _: moving.bound_rate(0, 0.5))
+    environment.timeout(2.0).callbacks.append(lambda _: moving.bound_rate(1, 0.75))
+    environment.timeout(3.0).callbacks.append(lambda _: (moving.bound_rate(0, 1.0), moving.bound_rate(1, 1.0)))
+    environment.run_all()
     assert found == [pytest.approx(3.0 + (4.0 - 1.0 - 1.0))]

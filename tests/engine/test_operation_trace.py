@@ -11,13 +11,13 @@ from clustersim.cost.device_models import Machine, Machines, Slowed
 from clustersim.cost.interference import Interference
 from clustersim.cost.jitter import Jitter
 from clustersim.cost.segment import BlockCost
-from clustersim.engine.engine import run
+from clustersim.engine.engine import simulate_program
 from clustersim.engine.recording import operation_trace as inside_module
-from clustersim.engine.recording.operation_trace import Inside
+from clustersim.engine.recording.operation_trace import OperationTraceReader
 from clustersim.engine.vectorized import segment_durations
 from clustersim.program.program import Program
 from clustersim.program.task import Stream
-from clustersim.symmetry.refinement import Classes, unfolded
+from clustersim.symmetry.refinement import SymmetryClasses, singleton_classes
 from tests.engine.fake_costs import UnitCost
 from tests.engine.small_programs import compute, exchange, meet, replicated
 from tests.strategies import fold
@@ -36,17 +36,19 @@ def cost(made: Program, speeds: Sequence[float], interference: float = 0.0) -> B
 def inside(
     made: Program,
     blocks: BlockCost,
-    classes: Classes | None = None,
+    classes: SymmetryClasses | None = None,
     *,
     coalesce: bool = True,
     jitter: Jitter | None = None,
-) -> Inside:
-    classes = unfolded(made) if classes is None else classes
-    return Inside(made, classes, blocks, jitter, *run(made, classes, blocks, coalesce=coalesce, jitter=jitter))
+) -> OperationTraceReader:
+    classes = singleton_classes(made) if classes is None else classes
+    return OperationTraceReader(
+        made, classes, blocks, jitter, *simulate_program(made, classes, blocks, coalesce=coalesce, jitter=jitter)
+    )
 
 
-def spans(found: Inside, rank: int) -> list[Span]:
-    of = found.of(rank)
+def spans(found: OperationTraceReader, rank: int) -> list[Span]:
+    of = found.rank_spans(rank)
     columns = of.task, of.operation, of.start, of.end
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
@@ -126,7 +128,7 @@ def test_a_rank_shows_the_operations_of_the_one_that_stands_for_it() -> None:
     assert folded.trace.simulated_ranks.tolist() == [0, 4, 5]
     for rank in range(6):
         assert spans(folded, rank) == spans(every, rank)
-    assert folded.of(3).rank.tolist() == [0, 0, 0]
+    assert folded.rank_spans(3).rank.tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("ranks", [1, 6])
@@ -139,7 +141,7 @@ def test_every_kernel_has_the_factor_of_its_place_in_the_rank_s_program(ranks: i
         own = np.array([1.0, 2.0, 1.0, 2.0, 1.0, 2.0, 1.0])
         varied = own * jitter.factors(rank, 7)
         varied[[1, 5]] = 2.0
-        of = found.of(rank)
+        of = found.rank_spans(rank)
         assert (of.end - of.start).tolist() == pytest.approx(varied.tolist())
         assert of.end.tolist() == pytest.approx(np.cumsum(varied).tolist())
 
@@ -156,7 +158,7 @@ def test_ranks_with_jitter_go_on_together_at_every_exchange() -> None:
     factors = np.stack([jitter.factors(rank, 4) for rank in range(ranks)])
     first, second = factors[:, 0].max(), factors[:, 2].max()
     for rank in range(ranks):
-        start = found.of(rank).start
+        start = found.rank_spans(rank).start
         assert start[1] == pytest.approx(first)
         assert start[3] == pytest.approx(first + 2.0 + second)
 
@@ -184,7 +186,7 @@ def ran(case: str) -> Result:
         **RUNS[case],
     }
     result = simulate(Scenario.from_mapping(mapping))
-    assert not len(result.inside.written)
+    assert not len(result.inside.operation_log)
     return result
 
 
@@ -192,11 +194,11 @@ def ran(case: str) -> Result:
 @pytest.mark.parametrize("case", RUNS)
 def test_all_runs_at_once_are_runs_one_by_one(case: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bit for bit: runs of a block do not mind each other, whoever is asked for, in whatever portions."""
-    monkeypatch.setattr(inside_module, "AT_ONCE", most)
-    monkeypatch.setattr(segment_durations, "AHEAD", 7)
+    monkeypatch.setattr(inside_module, "MAX_BATCH_OPERATIONS", most)
+    monkeypatch.setattr(segment_durations, "DRAW_SIZE", 7)
     result, rank = ran(case), 5
     trace, whole = result.trace, result.operations(rank)
-    rows = trace.rows(rank, Stream.COMPUTE)
+    rows = trace.rank_events(rank, Stream.COMPUTE)
     single = [result.operations(rank, frozenset({task})) for task in sorted(trace.task[rows].tolist())]
     for column, parts in zip(
         whole.columns, zip(*(operation_spans.columns for operation_spans in single), strict=True), strict=True
@@ -211,7 +213,7 @@ def test_operations_fill_the_spans_of_the_trace(case: str) -> None:
     """The first begins no sooner, the last ends together; what is not filled was waited (the rest is rounding)."""
     result, rank = ran(case), 5
     trace, whole, rounding = result.trace, result.operations(rank), 1e-12 * result.trace.makespan
-    rows = trace.rows(rank, Stream.COMPUTE)
+    rows = trace.rank_events(rank, Stream.COMPUTE)
     rows = rows[np.argsort(trace.task[rows])]
     assert (trace.waited[rows] + trace.slowed[rows] > 0).any()
     first = np.flatnonzero(np.diff(whole.task, prepend=-1))

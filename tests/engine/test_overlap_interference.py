@@ -10,20 +10,20 @@ import pytest
 from clustersim.cost.device_models import Machine, Machines
 from clustersim.cost.interference import Interference, KernelClass
 from clustersim.cost.segment import BlockCost
-from clustersim.engine.engine import run
-from clustersim.engine.recording.operation_trace import Inside
-from clustersim.program.task import Collective, Communicate, Stream
-from clustersim.symmetry.refinement import unfolded
+from clustersim.engine.engine import simulate_program
+from clustersim.engine.recording.operation_trace import OperationTraceReader
+from clustersim.program.task import CollectiveTask, CollectiveType, Stream
+from clustersim.symmetry.refinement import singleton_classes
 from tests.engine.fake_costs import UnitCost
 from tests.engine.small_programs import Step, compute, exchange, meet, replicated
 
 SLOWED = Interference.of(
-    {(Collective.ALL_REDUCE, KernelClass.COMPUTE): 1.0, (Collective.ALL_TO_ALL, KernelClass.COMPUTE): 3.0}, {}
+    {(CollectiveType.ALL_REDUCE, KernelClass.COMPUTE): 1.0, (CollectiveType.ALL_TO_ALL, KernelClass.COMPUTE): 3.0}, {}
 )
 
 
 def travel(seconds: float, *, after: tuple[int, ...]) -> Step:
-    return Stream.EXPERTS, Communicate(exchange("ep", seconds, Collective.ALL_TO_ALL), after)
+    return Stream.EP, CollectiveTask(exchange("ep", seconds, CollectiveType.ALL_TO_ALL), after)
 
 
 @pytest.mark.parametrize("coalesce", [True, False])
@@ -31,12 +31,12 @@ def test_beside_both_kernels_go_at_the_slower_pace(coalesce: bool) -> None:
     """From 2 to 6 s a quarter of a second each, so 1 s is done; to 8 s another; the other 10 s alone, to 18 s."""
     steps = [meet(8.0), compute(1.0), travel(4.0, after=(1,)), compute(4.0, 4.0, 4.0)]
     made = replicated(steps, 2, {"dp": [[0, 1]], "ep": [[0, 1]]})
-    unit, classes = UnitCost(made), unfolded(made)
+    unit, classes = UnitCost(made), singleton_classes(made)
     cost = BlockCost(made, Machines.equal(Machine(unit, SLOWED), 2), unit)
-    trace, written = run(made, classes, cost, coalesce=coalesce)
-    first, block = (trace.rows(0, Stream.COMPUTE)[place] for place in (0, 1))
+    trace, written = simulate_program(made, classes, cost, coalesce=coalesce)
+    first, block = (trace.rank_events(0, Stream.COMPUTE)[place] for place in (0, 1))
     assert (trace.end[first], trace.start[block], trace.end[block]) == (2.0, 2.0, 18.0)
     assert trace.slowed[block] == 4.0
-    spans = Inside(made, classes, cost, None, trace, written).of(0, {3})
+    spans = OperationTraceReader(made, classes, cost, None, trace, written).rank_spans(0, {3})
     assert np.allclose(spans.start, [2.0, 10.0, 14.0])
     assert np.allclose(spans.end, [10.0, 14.0, 18.0])

@@ -7,17 +7,17 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from clustersim.common.arrays import FloatArray
-from clustersim.engine.vectorized.group_sync import Meeting
+from clustersim.engine.vectorized.group_sync import GroupSync
 from clustersim.engine.vectorized.segment_eval import (
-    Beside,
-    Busy,
-    Pieces,
-    Run,
-    beside,
-    leaders,
-    outline,
-    play,
-    step_through,
+    OverlapInterval,
+    OverlapIntervals,
+    SegmentDurations,
+    SegmentRun,
+    blocking_ranks,
+    evaluate_operations,
+    evaluate_segment,
+    overlapping_intervals,
+    summarize_segment,
 )
 
 SECONDS = st.sampled_from([0.0, 0.25, 0.5, 1.0, 2.0])
@@ -30,105 +30,107 @@ def array(*seconds: float) -> FloatArray:
 
 
 @st.composite
-def made(draw: st.DrawFn, *, roles: int = 1) -> Pieces:
+def made(draw: st.DrawFn, *, roles: int = 1) -> SegmentDurations:
     """Blocks of up to six operations on up to six ranks that meet in groups of so many roles.
 
     Kernels are slowed at two paces, all by the same part or each by its own.
     """
     ranks, operations = draw(st.integers(1, 6)), draw(st.integers(0, 6))
     rows = draw(st.sampled_from([1, ranks]))
-    meet = [Meeting.of(np.array(draw(_groups(ranks)))) for _ in range(roles)]
+    meet = [GroupSync.from_groups(np.array(draw(_groups(ranks)))) for _ in range(roles)]
     meetings = tuple(draw(st.sampled_from([None, *meet])) for _ in range(operations))
     kernels, rest = (draw(hnp.arrays(float, (rows, operations), elements=SECONDS)) for _ in range(2))
     which = np.array(draw(st.lists(st.sampled_from(KINDS), min_size=operations, max_size=operations)), dtype=object)
     kernels, rest = kernels * (which != "exchange"), rest * (which != "kernel")
     shape = (2, draw(st.sampled_from([1, ranks])), draw(st.sampled_from([1, operations])))
     slowing = draw(hnp.arrays(float, shape, elements=st.sampled_from([0.0, 0.5, 1.0])))
-    return Pieces(ranks, kernels, rest, np.broadcast_to(slowing, (*shape[:2], operations)), meetings)
+    return SegmentDurations(ranks, kernels, rest, np.broadcast_to(slowing, (*shape[:2], operations)), meetings)
 
 
-def slowed(kernels: FloatArray, rest: FloatArray, slowdown: FloatArray, meetings: tuple[Meeting | None, ...]) -> Pieces:
+def slowed(
+    kernels: FloatArray, rest: FloatArray, slowdown: FloatArray, meetings: tuple[GroupSync | None, ...]
+) -> SegmentDurations:
     """A block whose kernels a collective slows alike; slowdown: [ranks]."""
     slowing = np.broadcast_to(slowdown[None, :, None], (1, len(slowdown), len(meetings)))
-    return Pieces(len(slowdown), kernels, rest, slowing, meetings)
+    return SegmentDurations(len(slowdown), kernels, rest, slowing, meetings)
 
 
 def _groups(ranks: int) -> st.SearchStrategy[list[int]]:
     return st.lists(st.integers(0, 2), min_size=ranks, max_size=ranks)
 
 
-def starts(pieces: Pieces) -> st.SearchStrategy[FloatArray]:
-    return hnp.arrays(float, pieces.ranks, elements=SECONDS)
+def starts(pieces: SegmentDurations) -> st.SearchStrategy[FloatArray]:
+    return hnp.arrays(float, pieces.rank_count, elements=SECONDS)
 
 
 @st.composite
-def collectives(draw: st.DrawFn, pieces: Pieces) -> Busy:
+def collectives(draw: st.DrawFn, pieces: SegmentDurations) -> OverlapIntervals:
     """Up to three on every rank, one after the other; one of a kind on all of them, or of its own on each."""
-    steps = draw(hnp.arrays(float, (draw(st.integers(0, 3)) * 2, pieces.ranks), elements=SECONDS))
+    steps = draw(hnp.arrays(float, (draw(st.integers(0, 3)) * 2, pieces.rank_count), elements=SECONDS))
     times = np.cumsum(steps, axis=0)
-    paces = st.integers(1, 2) | hnp.arrays(np.int64, pieces.ranks, elements=st.integers(1, 2))
-    return [Beside(*item, draw(paces)) for item in zip(times[::2], times[1::2], strict=True)]
+    paces = st.integers(1, 2) | hnp.arrays(np.int64, pieces.rank_count, elements=st.integers(1, 2))
+    return [OverlapInterval(*item, draw(paces)) for item in zip(times[::2], times[1::2], strict=True)]
 
 
 @given(st.data(), made())
-def test_an_outline_is_the_block_played_operation_by_operation(data: st.DataObject, pieces: Pieces) -> None:
+def test_an_outline_is_the_block_played_operation_by_operation(data: st.DataObject, pieces: SegmentDurations) -> None:
     """Exactly, since all seconds are dyadic; meeting inside the groups of one role."""
     start = data.draw(starts(pieces))
-    outlined = outline(pieces)
+    outlined = summarize_segment(pieces)
     assert outlined is not None
-    event(f"meets: {outlined.meeting is not None}")
-    whole, played = outlined.run(start), play(start, pieces)
+    event(f"meets: {outlined.group_sync is not None}")
+    whole, played = outlined.evaluate(start), evaluate_segment(start, pieces)
     for name in ("end", "waited", "slowed"):
         assert getattr(whole, name).tolist() == getattr(played, name).tolist()
 
 
 @given(made(roles=2))
-def test_there_is_an_outline_unless_groups_of_several_roles_meet(pieces: Pieces) -> None:
-    several = len({id(meeting) for meeting in pieces.meetings if meeting is not None}) > 1
-    assert (outline(pieces) is None) == several
+def test_there_is_an_outline_unless_groups_of_several_roles_meet(pieces: SegmentDurations) -> None:
+    several = len({id(group_sync) for group_sync in pieces.group_syncs if group_sync is not None}) > 1
+    assert (summarize_segment(pieces) is None) == several
 
 
 @given(st.data(), made(roles=2))
-def test_own_time_waiting_and_slowing_add_up(data: st.DataObject, pieces: Pieces) -> None:
+def test_own_time_waiting_and_slowing_add_up(data: st.DataObject, pieces: SegmentDurations) -> None:
     """The end less the start is own time + waited + slowed on every rank, and neither is negative."""
     start = data.draw(starts(pieces))
-    run = play(start, pieces, data.draw(collectives(pieces)))
-    own = np.broadcast_to((pieces.kernels + pieces.rest).sum(axis=1), pieces.ranks)
+    run = evaluate_segment(start, pieces, data.draw(collectives(pieces)))
+    own = np.broadcast_to((pieces.kernel_seconds + pieces.fixed_seconds).sum(axis=1), pieces.rank_count)
     np.testing.assert_allclose(run.end - start, own + run.waited + run.slowed, atol=1e-12)
     assert (run.waited >= 0).all()
     assert (run.slowed >= 0).all()
 
 
 @given(st.data(), made(roles=2))
-def test_operations_run_at_once_take_what_they_take_one_by_one(data: st.DataObject, pieces: Pieces) -> None:
+def test_operations_run_at_once_take_what_they_take_one_by_one(data: st.DataObject, pieces: SegmentDurations) -> None:
     """Wherever a block may be cut into pieces of several operations."""
     start, busy = data.draw(starts(pieces)), data.draw(collectives(pieces))
-    whole, one_by_one = play(start, pieces, busy), step_through(start, pieces, busy)[0]
+    whole, one_by_one = evaluate_segment(start, pieces, busy), evaluate_operations(start, pieces, busy)[0]
     for name in ("end", "waited", "slowed"):
         np.testing.assert_allclose(getattr(whole, name), getattr(one_by_one, name), atol=1e-12)
 
 
 @given(st.data(), made(roles=2))
-def test_collectives_that_are_left_out_are_not_beside_the_block(data: st.DataObject, pieces: Pieces) -> None:
+def test_collectives_that_are_left_out_are_not_beside_the_block(data: st.DataObject, pieces: SegmentDurations) -> None:
     """How a block would have run alone tells which of them need not be looked at: none of those that slow it."""
     start, busy = data.draw(starts(pieces)), data.draw(collectives(pieces))
-    found = beside(play(start, pieces), start, busy)
+    found = overlapping_intervals(evaluate_segment(start, pieces), start, busy)
     event(f"left out: {len(busy) - len(found)} of {len(busy)}")
-    assert play(start, pieces, found).end.tolist() == play(start, pieces, busy).end.tolist()
+    assert evaluate_segment(start, pieces, found).end.tolist() == evaluate_segment(start, pieces, busy).end.tolist()
 
 
 @given(st.data(), made(roles=2))
-def test_ranks_that_meet_go_on_together(data: st.DataObject, pieces: Pieces) -> None:
+def test_ranks_that_meet_go_on_together(data: st.DataObject, pieces: SegmentDurations) -> None:
     start, busy = data.draw(starts(pieces)), data.draw(collectives(pieces))
-    run, begins, ends = step_through(start, pieces, busy)
+    run, begins, ends = evaluate_operations(start, pieces, busy)
     come = np.column_stack([start, ends])
-    for place, meeting in enumerate(pieces.meetings):
-        expected = come[:, place] if meeting is None else meeting.latest(come[:, place])
+    for place, meeting in enumerate(pieces.group_syncs):
+        expected = come[:, place] if meeting is None else meeting.group_max(come[:, place])
         assert begins[:, place].tolist() == expected.tolist()
     assert come[:, -1].tolist() == run.end.tolist()
 
 
-def one(kernel: float, rest: float = 0.0, slowdown: float = 1.0) -> Pieces:
+def one(kernel: float, rest: float = 0.0, slowdown: float = 1.0) -> SegmentDurations:
     return slowed(array(kernel)[None], array(rest)[None], array(slowdown), (None,))
 
 
@@ -138,7 +140,7 @@ def one(kernel: float, rest: float = 0.0, slowdown: float = 1.0) -> Pieces:
 )
 def test_a_kernel_beside_a_collective(since: float, until: float, slowed: float) -> None:
     """4 s from 0 on, φ = 1: while the collective lasts, half of every second is lost, until the kernel ends."""
-    run = play(array(0.0), one(4.0), [Beside(array(since), array(until))])
+    run = evaluate_segment(array(0.0), one(4.0), [OverlapInterval(array(since), array(until))])
     assert run.slowed.tolist() == [slowed]
     assert run.end.tolist() == [4.0 + slowed]
 
@@ -149,30 +151,30 @@ def test_kernels_beside_collectives_of_two_kinds() -> None:
     The product does 1 s by 2 and its other second by 3.5, the norm a third of a second by 4.5 and the rest by 5 1/6.
     """
     slowing = np.array([[[1.0, 0.0]], [[0.5, 2.0]]])
-    pieces = Pieces(1, array(2.0, 1.0)[None], np.zeros((1, 2)), slowing, (None, None))
-    busy = [Beside(array(0.0), array(2.0), 1), Beside(array(2.0), array(4.5), np.array([2]))]
-    run = play(array(0.0), pieces, busy)
+    pieces = SegmentDurations(1, array(2.0, 1.0)[None], np.zeros((1, 2)), slowing, (None, None))
+    busy = [OverlapInterval(array(0.0), array(2.0), 1), OverlapInterval(array(2.0), array(4.5), np.array([2]))]
+    run = evaluate_segment(array(0.0), pieces, busy)
     assert run.end.tolist() == pytest.approx([4.5 + 2 / 3])
     assert run.slowed.tolist() == pytest.approx([1.0 + 0.5 + 2 / 3])
 
 
 def test_collectives_one_after_the_other_add_up() -> None:
     """[0, 1] costs 0.5 s and [2, 4] costs 1; with both, 4 s end at 5.5, so [5, 6] takes another 0.5 of its 1 s."""
-    busy = [Beside(array(since), array(until)) for since, until in ((0.0, 1.0), (2.0, 4.0), (5.0, 6.0))]
-    assert play(array(0.0), one(4.0), busy).end.tolist() == [6.0]
+    busy = [OverlapInterval(array(since), array(until)) for since, until in ((0.0, 1.0), (2.0, 4.0), (5.0, 6.0))]
+    assert evaluate_segment(array(0.0), one(4.0), busy).end.tolist() == [6.0]
 
 
 def test_exchanges_inside_are_not_slowed_and_overlaps_by_their_kernel_s_part() -> None:
     """With 3 of 4 s the kernel's and φ = 1, a whole overlap beside a collective takes 7 s; 3.5 do half of it."""
-    always = [Beside(array(0.0), array(90.0))]
-    assert play(array(0.0), one(0.0, 4.0), always).end.tolist() == [4.0]
-    assert play(array(0.0), one(3.0, 1.0), always).end.tolist() == [7.0]
-    assert play(array(0.0), one(3.0, 1.0), [Beside(array(0.0), array(3.5))]).end.tolist() == [5.5]
+    always = [OverlapInterval(array(0.0), array(90.0))]
+    assert evaluate_segment(array(0.0), one(0.0, 4.0), always).end.tolist() == [4.0]
+    assert evaluate_segment(array(0.0), one(3.0, 1.0), always).end.tolist() == [7.0]
+    assert evaluate_segment(array(0.0), one(3.0, 1.0), [OverlapInterval(array(0.0), array(3.5))]).end.tolist() == [5.5]
 
 
 def test_each_rank_is_slowed_by_its_own_collective_and_as_its_machine_is() -> None:
     pieces = slowed(array(4.0)[None], array(0.0)[None], array(1.0, 1.0, 0.0), (None,))
-    run = play(array(0.0, 0.0, 0.0), pieces, [Beside(array(0.0, 9.0, 0.0), array(2.0, 9.0, 2.0))])
+    run = evaluate_segment(array(0.0, 0.0, 0.0), pieces, [OverlapInterval(array(0.0, 9.0, 0.0), array(2.0, 9.0, 2.0))])
     assert run.end.tolist() == [5.0, 4.0, 4.0]
     assert run.slowed.tolist() == [1.0, 0.0, 0.0]
 
@@ -182,9 +184,9 @@ def test_who_meets_a_slowed_rank_waits_for_it_and_is_not_slowed() -> None:
 
     It comes to the exchange at 3, the other at 2. Both go on from there.
     """
-    meeting = Meeting.of(np.array([0, 0]))
+    meeting = GroupSync.from_groups(np.array([0, 0]))
     pieces = slowed(array(2.0, 0.0, 2.0)[None], array(0.0, 1.0, 0.0)[None], array(1.0, 1.0), (None, meeting, None))
-    run = play(array(0.0, 0.0), pieces, [Beside(array(0.0, 0.0), array(2.0, 0.0))])
+    run = evaluate_segment(array(0.0, 0.0), pieces, [OverlapInterval(array(0.0, 0.0), array(2.0, 0.0))])
     assert run.end.tolist() == [6.0, 6.0]
     assert run.waited.tolist() == [0.0, 1.0]
     assert run.slowed.tolist() == [1.0, 0.0]
@@ -195,8 +197,8 @@ TOUCHES = [(2.0, 3.0, False), (0.0, 1.0, False), (1.5, 9.0, True), (0.0, 1.5, Tr
 
 @pytest.mark.parametrize(("since", "until", "found"), TOUCHES)
 def test_collectives_that_only_touch_a_block_are_not_beside_it(since: float, until: float, found: bool) -> None:
-    run, busy = Run(array(2.0), array(0.0), array(0.0)), [Beside(array(since), array(until))]
-    assert beside(run, array(1.0), busy) == (busy if found else ())
+    run, busy = SegmentRun(array(2.0), array(0.0), array(0.0)), [OverlapInterval(array(since), array(until))]
+    assert overlapping_intervals(run, array(1.0), busy) == (busy if found else ())
 
 
 def test_a_collective_that_another_one_brings_beside_a_block_counts() -> None:
@@ -205,35 +207,35 @@ def test_a_collective_that_another_one_brings_beside_a_block_counts() -> None:
     Alone, both would end at 7. But the second collective is beside the second rank's first kernel, until 4: then they
     meet, and their other kernels last until 9, and half a second longer where the first collective is beside.
     """
-    both = Meeting.of(np.array([0, 0]))
+    both = GroupSync.from_groups(np.array([0, 0]))
     pieces = slowed(array(2.0, 0.0, 5.0)[None], np.zeros((1, 3)), array(1.0, 1.0), (None, both, None))
     start = array(0.0, 0.0)
-    busy = [Beside(array(7.0, 0.0), array(8.0, 0.0)), Beside(array(8.0, 0.0), array(8.0, 4.0))]
-    run = play(start, pieces, beside(play(start, pieces), start, busy))
+    busy = [OverlapInterval(array(7.0, 0.0), array(8.0, 0.0)), OverlapInterval(array(8.0, 0.0), array(8.0, 4.0))]
+    run = evaluate_segment(start, pieces, overlapping_intervals(evaluate_segment(start, pieces), start, busy))
     assert run.end.tolist() == [9.5, 9.0]
     assert run.slowed.tolist() == [0.5, 2.0]
 
 
 def test_who_was_waited_for_is_found_through_groups_of_several_roles() -> None:
     """Four ranks in rows (0, 1), (2, 3) and columns (0, 2), (1, 3), of which one waited for nobody."""
-    row, column = (Meeting.of(np.array(groups)) for groups in ([0, 0, 1, 1], [0, 1, 0, 1]))
+    row, column = (GroupSync.from_groups(np.array(groups)) for groups in ([0, 0, 1, 1], [0, 1, 0, 1]))
     nothing = np.zeros((1, 3))
     pieces = slowed(nothing, nothing, np.zeros(4), (row, None, column))
     for slow in range(4):
         waited = np.where(np.arange(4) == slow, 0.0, 1.0)
-        assert leaders(pieces, waited).tolist() == [slow] * 4
+        assert blocking_ranks(pieces, waited).tolist() == [slow] * 4
 
 
 def test_those_who_do_not_meet_wait_for_nobody() -> None:
     """Pairs have leaders of their own; a block without meetings has none."""
-    pair = Meeting.of(np.array([0, 0, 1, 1]))
+    pair = GroupSync.from_groups(np.array([0, 0, 1, 1]))
     nothing = np.zeros((1, 1))
-    assert leaders(slowed(nothing, nothing, np.zeros(4), (pair,)), array(1.0, 0.0, 0.5, 2.0)).tolist() == [
+    assert blocking_ranks(slowed(nothing, nothing, np.zeros(4), (pair,)), array(1.0, 0.0, 0.5, 2.0)).tolist() == [
         1,
         1,
         2,
         2,
     ]
     alone = slowed(nothing, nothing, np.zeros(4), (None,))
-    assert not alone.meets
-    assert leaders(alone, array(1.0, 0.0, 0.5, 2.0)).tolist() == [0, 1, 2, 3]
+    assert not alone.has_sync
+    assert blocking_ranks(alone, array(1.0, 0.0, 0.5, 2.0)).tolist() == [0, 1, 2, 3]

@@ -8,12 +8,12 @@ from clustersim.cost.contention import Alone
 from clustersim.cost.device_models import Machine, Machines
 from clustersim.cost.interference import Interference
 from clustersim.cost.segment import BlockCost
-from clustersim.engine.engine import run
-from clustersim.engine.recording.operation_trace import Inside
+from clustersim.engine.engine import simulate_program
+from clustersim.engine.recording.operation_trace import OperationTraceReader
 from clustersim.model.kernels import Kernel
 from clustersim.program.program import Program
-from clustersim.program.task import Block, Compute, Operation, Overlap, Stream, Work
-from clustersim.symmetry.refinement import unfolded
+from clustersim.program.task import CommOverlap, ComputeTask, Operation, Segment, Stream, WorkType
+from clustersim.symmetry.refinement import singleton_classes
 from clustersim.trace.trace import Trace
 from tests.engine.fake_costs import UnitCost
 from tests.engine.fake_links import LinkCost
@@ -23,7 +23,7 @@ from tests.engine.small_programs import NEXT, block, compute, exchange, meet, pr
 def shared(made: Program, routes: Mapping[str, list[list[int]]], latency: float = 0.0) -> Trace:
     """The trace of a program at unit costs, every rank run."""
     cost = LinkCost(UnitCost(made), 8, routes, latency)
-    return run(made, unfolded(made, 8), cost.unit.blocks, sharing=cost.sharing)[0]
+    return simulate_program(made, singleton_classes(made, 8), cost.unit.blocks, contention_map=cost.sharing)[0]
 
 
 def starts(trace: Trace, rank: int, task: int) -> tuple[float, float]:
@@ -110,10 +110,10 @@ def test_a_kernel_beside_its_own_contended_exchange_takes_what_their_overlap_tak
     The longer hides the shorter but for one chunk: 4 + 1/4 instead of 2 + 1/4.
     """
     (kernel,) = block(1.0).operations
-    assert isinstance(kernel.does, Kernel)
-    both = Operation(Overlap(exchange("tp", 2.0), kernel.does, 4.0), Work.FORWARD)
+    assert isinstance(kernel.body, Kernel)
+    both = Operation(CommOverlap(exchange("tp", 2.0), kernel.body, 4.0), WorkType.FORWARD)
     made = program(
-        [[(Stream.COMPUTE, Compute(Block("block", (both,)))), meet(2.0)]], {"tp": [[0]], "dp": [[0]]}
+        [[(Stream.COMPUTE, ComputeTask(Segment("block", (both,)))), meet(2.0)]], {"tp": [[0]], "dp": [[0]]}
     )  # fmt: skip
     trace = shared(made, {"tp": [[0]], "dp": [[0]]})
     assert starts(trace, 0, 0) == (0.0, 4.25)
@@ -123,11 +123,13 @@ def test_a_kernel_beside_its_own_contended_exchange_takes_what_their_overlap_tak
     assert starts(alone, 0, 0) == (0.0, 2.25)
 
 
-def beside(chunks: float, *, local: bool = False) -> Block:
+def beside(chunks: float, *, local: bool = False) -> Segment:
     """A kernel of 4 s and 2 s of data as one operation."""
     (kernel,) = block(4.0).operations
-    assert isinstance(kernel.does, Kernel)
-    return Block("block", (Operation(Overlap(exchange("tp", 2.0), kernel.does, chunks, local), Work.FORWARD),))
+    assert isinstance(kernel.body, Kernel)
+    return Segment(
+        "block", (Operation(CommOverlap(exchange("tp", 2.0), kernel.body, chunks, local), WorkType.FORWARD),)
+    )
 
 
 @pytest.mark.parametrize(
@@ -141,17 +143,19 @@ def test_what_sharing_adds_beside_a_kernel_is_apart_by_what_runs(
     So it runs for 5 s alone, and for 6. Not local, a chunk of the shorter shows: 2/4 alone, 4/4. Local, the data begins
     after the first chunk: in four, it ends at 6/4 + 4 before the kernel does; in one, 4 s after it, of which 2 alone.
     """
-    made = program([[(Stream.COMPUTE, Compute(beside(chunks, local=local)))], [meet(2.0)]], {"tp": [[0]], "dp": [[1]]})
+    made = program(
+        [[(Stream.COMPUTE, ComputeTask(beside(chunks, local=local)))], [meet(2.0)]], {"tp": [[0]], "dp": [[1]]}
+    )
     links = LinkCost(UnitCost(made), 8, {"tp": [[0]], "dp": [[0]]})
     machine = Machine(links.unit, Interference.equal(1.0))
-    cost = BlockCost(made, Machines.equal(machine, made.ranks), Alone(links.unit, links.sharing))
-    trace, written = run(made, unfolded(made, 8), cost, sharing=links.sharing)
+    cost = BlockCost(made, Machines.equal(machine, made.world_size), Alone(links.unit, links.sharing))
+    trace, written = simulate_program(made, singleton_classes(made, 8), cost, contention_map=links.sharing)
     row, contention = row_of(trace, 0, 0), trace.contention
     assert starts(trace, 0, 0) == (0.0, end)
     assert (trace.slowed[row], trace.contended[row]) == (1.0, exposed)
-    assert (contention.row.tolist(), contention.operation.tolist()) == ([row], [0])
-    assert (contention.exposed.tolist(), contention.moved.tolist()) == ([exposed], [2.0])
-    of = Inside(made, unfolded(made, 8), cost, None, trace, written).of(0)
+    assert (contention.event.tolist(), contention.operation.tolist()) == ([row], [0])
+    assert (contention.exposed_delay.tolist(), contention.transfer_delay.tolist()) == ([exposed], [2.0])
+    of = OperationTraceReader(made, singleton_classes(made, 8), cost, None, trace, written).rank_spans(0)
     assert [column.tolist() for column in of.columns] == [[0], [0], [0], [0.0], [end], [exposed], [2.0]]
 
 

@@ -12,12 +12,12 @@ from clustersim.cost.device_models import Machine, Machines, Slowed
 from clustersim.cost.interference import Interference, KernelClass
 from clustersim.cost.jitter import Jitter
 from clustersim.cost.segment import BlockCost
-from clustersim.engine.engine import DeadlockError, run, run_ranks
-from clustersim.engine.vectorized.engine import Cohorts, able
-from clustersim.engine.vectorized.segment_durations import AHEAD
+from clustersim.engine.engine import DeadlockError, simulate_program, simulate_scalar
+from clustersim.engine.vectorized.engine import VectorizedEngine, can_vectorize
+from clustersim.engine.vectorized.segment_durations import DRAW_SIZE
 from clustersim.program.program import Program
-from clustersim.program.task import Collective, Communicate, Stream
-from clustersim.symmetry.refinement import unfolded
+from clustersim.program.task import CollectiveTask, CollectiveType, Stream
+from clustersim.symmetry.refinement import singleton_classes
 from clustersim.trace.trace import Trace
 from tests.engine.fake_costs import UnitCost
 from tests.engine.small_programs import (
@@ -46,7 +46,7 @@ def kinds(steps: Sequence[Sequence[Step]], replicas: int, groups: Mapping[str, l
 
 def cost(made: Program, speeds: Mapping[int, float] | None = None, interference: float = 0.0) -> BlockCost:
     """Unit costs; some ranks at other speeds."""
-    unit, of = UnitCost(made), np.zeros(made.ranks, dtype=np.int64)
+    unit, of = UnitCost(made), np.zeros(made.world_size, dtype=np.int64)
     machines = [Machine(unit, Interference.equal(interference))]
     for rank, speed in (speeds or {}).items():
         of[rank] = len(machines)
@@ -55,8 +55,8 @@ def cost(made: Program, speeds: Mapping[int, float] | None = None, interference:
 
 
 def ran(made: Program, blocks: BlockCost) -> Trace:
-    assert able(made)
-    trace = Cohorts(made, unfolded(made), blocks, None).run()
+    assert can_vectorize(made)
+    trace = VectorizedEngine(made, singleton_classes(made), blocks, None).simulate_all()
     assert trace is not None
     return trace
 
@@ -146,9 +146,9 @@ def test_what_only_a_clock_can_run_is_left_to_it() -> None:
     It is not: it takes 2 s, the message 0.5, the other block 1; the collective runs from 3.5, beside the block of 4 s.
     """
     blocks = cost(CIRCLE, interference=1.0)
-    assert able(CIRCLE)
-    assert Cohorts(CIRCLE, unfolded(CIRCLE), blocks, None).run() is None
-    trace, _ = run(CIRCLE, unfolded(CIRCLE), blocks)
+    assert can_vectorize(CIRCLE)
+    assert VectorizedEngine(CIRCLE, singleton_classes(CIRCLE), blocks, None).simulate_all() is None
+    trace, _ = simulate_program(CIRCLE, singleton_classes(CIRCLE), blocks)
     assert waits(trace, 0, 1) == (0.0, 0.0, 0.0, 2.0)
     assert waits(trace, 4, 0) == (0.0, 0.0, 3.5, 4.5)
     assert waits(trace, 0, 3)[-1] == 6.5
@@ -166,9 +166,9 @@ def test_a_deadlock_is_found_whoever_runs_the_ranks() -> None:
     first, second = meet(1.0), meet(1.0, role="model")
     groups = {"dp": [[0, 1], [2, 3], [4, 5]], "model": [[0, 1], [2, 3], [4, 5]]}
     made = kinds([[first, second], [second, first]], 3, groups)
-    assert Cohorts(made, unfolded(made), cost(made), None).run() is None
+    assert VectorizedEngine(made, singleton_classes(made), cost(made), None).simulate_all() is None
     with pytest.raises(DeadlockError, match="never finished task 0 of 2"):
-        run(made, unfolded(made), cost(made))
+        simulate_program(made, singleton_classes(made), cost(made))
 
 
 INSIDE = [compute(exchange("tp", 1.0))]
@@ -187,16 +187,16 @@ UNABLE = {
 
 @pytest.mark.parametrize("why", UNABLE)
 def test_what_cohorts_cannot_run(why: str) -> None:
-    assert not able(UNABLE[why])
+    assert not can_vectorize(UNABLE[why])
 
 
 def test_what_cohorts_can_run() -> None:
-    assert able(kinds([INSIDE, INSIDE], 2, {"tp": [[0, 2], [1, 3]]}))
-    assert able(CIRCLE)
+    assert can_vectorize(kinds([INSIDE, INSIDE], 2, {"tp": [[0, 2], [1, 3]]}))
+    assert can_vectorize(CIRCLE)
 
 
 def travel(seconds: float, *, after: tuple[int, ...] = ()) -> Step:
-    return Stream.EXPERTS, Communicate(exchange("ep", seconds, Collective.ALL_TO_ALL), after)
+    return Stream.EP, CollectiveTask(exchange("ep", seconds, CollectiveType.ALL_TO_ALL), after)
 
 
 @pytest.mark.parametrize("one_by_one", [True, False])
@@ -205,7 +205,7 @@ def test_a_group_that_meets_inside_blocks_and_beside_them_meets_for_the_same(one
     steps = [meet(1.0), travel(1.0, after=(0,)), compute(1.0, 1.0, exchange("ep", 1.0))]
     made = replicated(steps, 2, {"dp": [[0], [1]], "ep": [[0, 1]]})
     blocks = UnitCost(made, {"dp": [1.0, 4.0]}).blocks
-    trace = run_ranks(made, unfolded(made), blocks)[0] if one_by_one else ran(made, blocks)
+    trace = simulate_scalar(made, singleton_classes(made), blocks)[0] if one_by_one else ran(made, blocks)
     assert ends(trace, 1) == [5.0, 5.0]
     assert ends(trace, 2) == [3.0, 3.0]
 
@@ -215,7 +215,10 @@ def test_of_collectives_of_two_streams_the_slower_pace_counts() -> None:
 
     The first of 1 s ends at 2; of three of 4 s, 1 s is done at 6, another at 8, and the other 10 s are alone.
     """
-    slowed = {(Collective.ALL_REDUCE, KernelClass.COMPUTE): 1.0, (Collective.ALL_TO_ALL, KernelClass.COMPUTE): 3.0}
+    slowed = {
+        (CollectiveType.ALL_REDUCE, KernelClass.COMPUTE): 1.0,
+        (CollectiveType.ALL_TO_ALL, KernelClass.COMPUTE): 3.0,
+    }
     steps = [meet(8.0), compute(1.0), travel(4.0, after=(1,)), compute(4.0, 4.0, 4.0)]
     made = replicated(steps, 4, {"dp": [[0, 1], [2, 3]], "ep": [[0, 2], [1, 3]]})
     unit = UnitCost(made)
@@ -227,9 +230,9 @@ def test_of_collectives_of_two_streams_the_slower_pace_counts() -> None:
 
 def test_factors_follow_each_other_however_many_are_drawn_at_once() -> None:
     """Ranks that meet nobody work the sum of their kernels: blocks of 1, 2 and more operations than are drawn ahead."""
-    jitter, sizes = Jitter(0.1, seed=6), [1, 2, AHEAD - 2, 3, AHEAD + 5, 1, 2 * AHEAD, 4]
+    jitter, sizes = Jitter(0.1, seed=6), [1, 2, DRAW_SIZE - 2, 3, DRAW_SIZE + 5, 1, 2 * DRAW_SIZE, 4]
     made = replicated([compute(*[1.0] * size) for size in sizes], 3, {})
-    trace = Cohorts(made, unfolded(made), cost(made), jitter).run()
+    trace = VectorizedEngine(made, singleton_classes(made), cost(made), jitter).simulate_all()
     assert trace is not None
     for rank in range(3):
         worked = np.cumsum(jitter.factors(rank, sum(sizes)))[np.cumsum(sizes) - 1]
@@ -244,5 +247,5 @@ def test_whoever_runs_the_ranks_all_wait_for_the_slow_one(slow: int) -> None:
         4, {"tp": [[0, 1], [2, 3]], "cp": [[0, 2], [1, 3]]},
     )  # fmt: skip
     blocks = cost(made, {slow: HALF})
-    for trace in (ran(made, blocks), run_ranks(made, unfolded(made), blocks)[0]):
-        assert trace.rank[trace.leader].tolist() == [slow] * 4
+    for trace in (ran(made, blocks), simulate_scalar(made, singleton_classes(made), blocks)[0]):
+        assert trace.rank[trace.blocking_event].tolist() == [slow] * 4

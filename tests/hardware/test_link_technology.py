@@ -11,13 +11,13 @@ from clustersim.common.errors import InputError
 from clustersim.hardware.cluster import load_cluster
 from clustersim.hardware.graph_fabric import GraphFabric
 from clustersim.hardware.link_technology import GENERATIONS, NETWORKS, Technology
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 from tests.conftest import examples
 
 NCCL = load_library("nccl")
 
 
-def seconds(overrides, payload, kind=Collective.ALL_REDUCE, gpus=16):
+def seconds(overrides, payload, kind=CollectiveType.ALL_REDUCE, gpus=16):
     fabric = load_cluster("dgx-h100", gpus, overrides).fabric
     return float(choose(Surveyor(fabric, NCCL).survey(kind, np.arange(gpus)[None]), payload).seconds.max())
 
@@ -28,7 +28,7 @@ def seconds(overrides, payload, kind=Collective.ALL_REDUCE, gpus=16):
     rate=st.integers(50, 1500),
     more=st.integers(1, 500),
     payload=st.sampled_from([1e3, 1e6, 1e8, 1e10]),
-    kind=st.sampled_from([Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.ALL_TO_ALL]),
+    kind=st.sampled_from([CollectiveType.ALL_REDUCE, CollectiveType.ALL_GATHER, CollectiveType.ALL_TO_ALL]),
 )
 def test_more_bandwidth_of_one_generation_is_never_slower(generation, rate, more, payload, kind):
     """676 GB/s was slower than 674, which was taken for another generation."""
@@ -75,5 +75,7 @@ def test_a_machine_of_two_generations_has_each_links_rate_and_the_worst_of_what_
     assert not NCCL.adds_on(mixed)
     launches = [NCCL.generations[generation].launch for generation in mixed.generations]
     assert NCCL.launch_on(mixed) == max(launches)
-    choice = choose(Surveyor(GraphFabric(graph), NCCL).survey(Collective.ALL_REDUCE, np.arange(16).reshape(2, 8)), 1e9)
+    choice = choose(
+        Surveyor(GraphFabric(graph), NCCL).survey(CollectiveType.ALL_REDUCE, np.arange(16).reshape(2, 8)), 1e9
+    )
     assert choice.seconds[1] > 1.3 * choice.seconds[0]

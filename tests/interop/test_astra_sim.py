@@ -22,7 +22,7 @@ import pytest
 import yaml
 
 from clustersim.cli.export_chakra import GROUPS, export_step
-from clustersim.program.task import Collective, Communicate, Compute, Exchange
+from clustersim.program.task import CollectiveTask, CollectiveType, CommOp, ComputeTask
 from clustersim.results.simulation_result import Answer
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
@@ -158,24 +158,24 @@ def test_on_a_slow_network_the_step_is_our_bytes_over_its_bandwidth(overrides: t
     assert said.end[0] == pytest.approx(sent / (0.01 * GIB), rel=2e-3)
 
 
-def _exchanges(result: Answer) -> Iterator[Exchange]:
+def _exchanges(result: Answer) -> Iterator[CommOp]:
     """Of the first rank."""
-    for task in result.program.programs[int(result.program.kind[0])].tasks:
-        if isinstance(task, Compute):
-            yield from task.block.exchanges
-        elif isinstance(task, Communicate):
-            yield task.exchange
+    for task in result.program.programs[int(result.program.program_index[0])].tasks:
+        if isinstance(task, ComputeTask):
+            yield from task.segment.comm_ops
+        elif isinstance(task, CollectiveTask):
+            yield task.comm_op
 
 
-def _members(result: Answer, exchange: Exchange) -> int:
-    return int(result.program.groups[exchange.group].members.shape[1])
+def _members(result: Answer, exchange: CommOp) -> int:
+    return int(result.program.groups[exchange.comm_group].members.shape[1])
 
 
-def _share(collective: Collective, members: int) -> float:
+def _share(collective: CollectiveType, members: int) -> float:
     """What a rank sends of the payload."""
-    if collective is Collective.ALL_TO_ALL:
+    if collective is CollectiveType.ALL_TO_ALL:
         return {1: 0.0, 8: 2.0}[members]
-    return (1 + (collective is Collective.ALL_REDUCE)) * (members - 1) / members
+    return (1 + (collective is CollectiveType.ALL_REDUCE)) * (members - 1) / members
 
 
 def test_its_roofline_takes_the_larger_one_of_flop_and_bytes(tmp_path: Path) -> None:

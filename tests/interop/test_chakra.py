@@ -8,7 +8,7 @@ import pytest
 
 from clustersim.interop.chakra import ChakraWriter
 from clustersim.interop.protobuf import varint
-from clustersim.program.task import Collective, Communicate, Compute, Send
+from clustersim.program.task import CollectiveTask, CollectiveType, ComputeTask, SendTask
 from clustersim.results.simulation_result import Answer
 from clustersim.results.time_categories import Part
 from tests.interop.execution_traces import COLLECTIVE, COMPUTE, LOAD, RECEIVE, SEND, STORE, Decoded, decode, played
@@ -28,7 +28,7 @@ CASES = {
     "one process": ("layout={dp: 8, data: data_parallel}",),
     "framework": ("framework=megatron",),
 }
-PARTS = (Collective.ALL_GATHER, Collective.SHIFT, Collective.SCATTER, Collective.GATHER)
+PARTS = (CollectiveType.ALL_GATHER, CollectiveType.SHIFT, CollectiveType.SCATTER, CollectiveType.GATHER)
 GPU_PARTS = (Part.COMPUTE, Part.RECOMPUTE, Part.OPTIMIZER, Part.LAUNCH, Part.SLOWED)
 EXPERTS = ("model=mixtral-8x22b", "model.layers=2", "layout={dp: 8, ep: 8}", "training.global_batch=8")
 OFFLOADED = ("layout={dp: 8, data: fsdp}", "training.offload={activations: {layers: 1}, optimizer: 50 %}")
@@ -97,9 +97,9 @@ def test_what_each_rank_puts_in_is_the_program_s(case: str) -> None:
     result, _, ranks = written(*CASES[case])
     for rank, nodes in enumerate(ranks):
         expected: Counter[int] = Counter()
-        for task in result.program.programs[int(result.program.kind[rank])].tasks:
-            inside = task.block.exchanges if isinstance(task, Compute) else ()
-            outside = (task.exchange,) if isinstance(task, (Communicate, Send)) else ()
+        for task in result.program.programs[int(result.program.program_index[rank])].tasks:
+            inside = task.segment.comm_ops if isinstance(task, ComputeTask) else ()
+            outside = (task.comm_op,) if isinstance(task, (CollectiveTask, SendTask)) else ()
             for exchange in (*inside, *outside):
                 size = result.program.groups[exchange.group].members.shape[1]
                 expected[ceil(exchange.payload / size if exchange.collective in PARTS else exchange.payload)] += 1
@@ -137,9 +137,9 @@ def test_a_kernel_says_its_flop_and_its_bytes() -> None:
     result, _, ranks = written()
     kernels = [
         operation.kernel
-        for task in result.program.programs[int(result.program.kind[0])].tasks
-        if isinstance(task, Compute)
-        for operation in task.block.operations
+        for task in result.program.programs[int(result.program.program_index[0])].tasks
+        if isinstance(task, ComputeTask)
+        for operation in task.segment.operations
         if operation.kernel is not None
     ]
     nodes = [node for node in ranks[0] if node.type == COMPUTE]
@@ -166,7 +166,7 @@ def test_one_process_scatters_and_gathers_parts_and_reduces_the_whole() -> None:
     result, _, ranks = written(*CASES["one process"])
     collectives = [node for node in ranks[0] if node.type == COLLECTIVE]
     types = {node.name: (node.attr["comm_type"], node.attr["comm_size"]) for node in collectives}
-    whole = {exchange.name: exchange.payload for exchange in result.program.exchanges}
+    whole = {comm_op.name: comm_op.payload for comm_op in result.program.comm_ops}
     assert types["scatter tokens"] == (2, ceil(whole["scatter tokens"] / 8))
     assert types["gather logits"] == (2, ceil(whole["gather logits"] / 8))
     assert types["reduce gradients"] == (7, ceil(whole["reduce gradients"]))

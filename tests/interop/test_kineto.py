@@ -12,7 +12,7 @@ import pytest
 from clustersim.common.errors import InputError
 from clustersim.interop.kineto import Traces, is_traces, read_traces
 from clustersim.model.kernels import PRODUCTS, KernelKind
-from clustersim.program.task import Collective, Communicate, Compute, Receive, Send
+from clustersim.program.task import CollectiveTask, CollectiveType, ComputeTask, ReceiveTask, SendTask
 from clustersim.report.export.write_traces import write_kineto_files
 from clustersim.results.intervals import Intervals
 from clustersim.results.profiled_step import (
@@ -85,17 +85,17 @@ def spans_of(result: Answer, rank: int) -> list[tuple[float, float, bool, bool]]
     """Begin and end of all that a rank's GPU does, and whether it is a kernel, an exchange or both."""
     simulated_rank = int(result.trace.representative[rank])
     inside, trace = result.operations(simulated_rank), result.trace
-    tasks = result.program.programs[int(result.program.kind[rank])].tasks
+    tasks = result.program.programs[int(result.program.program_index[rank])].tasks
     found = []
     for number, place, start, end in zip(
         *(column.tolist() for column in (inside.task, inside.operation, inside.start, inside.end)), strict=True
     ):
         task = tasks[number]
-        assert isinstance(task, Compute)
-        operation = task.block.operations[place]
+        assert isinstance(task, ComputeTask)
+        operation = task.segment.operations[place]
         found.append((start, end, operation.kernel is not None, operation.exchange is not None))
-    rows = trace.rows(simulated_rank)
-    outside = rows[[not isinstance(tasks[number], Compute) for number in trace.task[rows].tolist()]]
+    rows = trace.rank_events(simulated_rank)
+    outside = rows[[not isinstance(tasks[number], ComputeTask) for number in trace.task[rows].tolist()]]
     return found + [(float(trace.start[row]), float(trace.end[row]), False, True) for row in outside]
 
 
@@ -105,7 +105,7 @@ def test_kinds_of_kernels_are_those_of_the_scenario(tmp_path: Path, overrides: t
     for rank in step_of(tmp_path, result).ranks:
         expected: Counter[str] = Counter()
         operations = result.operations(int(result.trace.representative[rank.rank]))
-        tasks = result.program.programs[int(result.program.kind[rank.rank])].tasks
+        tasks = result.program.programs[int(result.program.program_index[rank.rank])].tasks
         for number, place, lasting in zip(
             operations.task.tolist(),
             operations.operation.tolist(),
@@ -113,8 +113,8 @@ def test_kinds_of_kernels_are_those_of_the_scenario(tmp_path: Path, overrides: t
             strict=True,
         ):
             task = tasks[number]
-            assert isinstance(task, Compute)
-            kernel = task.block.operations[place].kernel
+            assert isinstance(task, ComputeTask)
+            kernel = task.segment.operations[place].kernel
             word = (
                 "" if kernel is None else "A" if kernel.kind in ATTENTION else "P" if kernel.kind in PRODUCTS else "O"
             )
@@ -132,13 +132,13 @@ def test_collectives_are_those_of_the_program(tmp_path: Path, overrides: tuple[s
     """By name, ranks and payload; messages are one kind, sent or received."""
     result = simulated(*overrides)
     for rank in step_of(tmp_path, result).ranks:
-        program = result.program.programs[int(result.program.kind[rank.rank])]
+        program = result.program.programs[int(result.program.program_index[rank.rank])]
         expected: Counter[tuple[str, int, float]] = Counter()
         for task in program.tasks:
-            exchanges = task.block.exchanges if isinstance(task, Compute) else (task.exchange,)
+            exchanges = task.segment.comm_ops if isinstance(task, ComputeTask) else (task.comm_op,)
             for exchange in exchanges:
-                size = result.program.groups[exchange.group].members.shape[1]
-                assert isinstance(task, (Compute, Communicate, Send, Receive))
+                size = result.program.groups[exchange.comm_group].members.shape[1]
+                assert isinstance(task, (ComputeTask, CollectiveTask, SendTask, ReceiveTask))
                 expected[exchange.collective.value, size, round(exchange.payload / 2 / size)] += 1
         sums = rank.by_label()[0]
         found: Counter[tuple[str, int, float]] = Counter()
@@ -147,7 +147,7 @@ def test_collectives_are_those_of_the_program(tmp_path: Path, overrides: tuple[s
                 found[label.moved.name, label.moved.ranks, round(label.moved.payload / 2 / label.moved.ranks)] += count
                 assert rank.rank in label.moved.members
         assert found == expected
-        assert Collective.ALL_REDUCE.value in {name for name, _, _ in found}
+        assert CollectiveType.ALL_REDUCE.value in {name for name, _, _ in found}
 
 
 def test_of_several_steps_the_median_one_is_taken(tmp_path: Path) -> None:

@@ -305,7 +305,7 @@ def test_overlaps_of_tokens_that_do_not_travel_have_no_effect() -> None:
 def test_stages_of_a_layout_string_go_round_the_ranks() -> None:
     text = SMALL + "--num-layers 6 --pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et|tt|tt|tL'"
     made = Scenario.from_mapping(read(text, 2))
-    assert (made.schedule.name, made.placement.chunks) == ("interleaved", 2)
+    assert (made.schedule.name, made.placement.max_chunks) == ("interleaved", 2)
     plain = text.replace("Et|tt|tt|tL", "Ettt|tttL")
     assert Scenario.from_mapping(read(plain, 2)).schedule.name == "1f1b"
 

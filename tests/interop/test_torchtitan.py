@@ -133,7 +133,7 @@ def test_schedules_have_their_stages(name: str, ours: str, chunks: int) -> None:
     text = parallelism(f'pipeline_parallel_degree = 4\npipeline_parallel_schedule = "{name}"')
     made = scenario(text + "[training]\nlocal_batch_size = 16", 8)
     assert made.schedule.name == ours
-    assert made.placement.chunks == chunks
+    assert made.placement.max_chunks == chunks
     assert (made.microbatches, made.training.microbatch) == (16, 1)
 
 

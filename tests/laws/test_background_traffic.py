@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from clustersim import Result, Scenario, simulate
 from clustersim.build import assemble
-from clustersim.program.task import Communicate, Send
+from clustersim.program.task import CollectiveTask, SendTask
 from tests.conftest import examples
 from tests.laws.test_shared_network import crowded
 from tests.laws.timelines import same
@@ -94,17 +94,17 @@ def test_what_comes_later_or_is_nothing_changes_nothing(when: dict[str, str]) ->
     same(beside.trace, result().trace, relative=1e-12)
 
 
-def rows_of(found: Result, kind: type[Communicate | Send]) -> list[int]:
+def rows_of(found: Result, kind: type[CollectiveTask | SendTask]) -> list[int]:
     """Trace rows of the first rank's collectives or messages, longest last."""
     trace, tasks = found.trace, found.program.programs[0].tasks
-    rows = [row for row in trace.rows(0).tolist() if isinstance(tasks[int(trace.task[row])], kind)]
+    rows = [row for row in trace.rank_events(0).tolist() if isinstance(tasks[int(trace.task[row])], kind)]
     return sorted(rows, key=lambda row: float(trace.end[row] - trace.start[row]))
 
 
 def first_message(found: Result) -> tuple[float, float]:
     """When the first rank's first one begins, and how long it takes."""
     trace = found.trace
-    row = min(rows_of(found, Send), key=lambda each: float(trace.start[each]))
+    row = min(rows_of(found, SendTask), key=lambda each: float(trace.start[each]))
     return float(trace.start[row]), float(trace.end[row] - trace.start[row])
 
 
@@ -113,13 +113,13 @@ def test_equal_messages_that_share_a_link_alike_have_equal_parts_of_it(many: int
     """As many more as begin with the first one, so many times longer it moves."""
     alone = result(STAGES)
     start, before = first_message(alone)
-    message = next(task for task in alone.program.programs[0].tasks if isinstance(task, Send))
+    message = next(task for task in alone.program.programs[0].tasks if isinstance(task, SendTask))
     shares = assemble(alone.scenario).shares
     assert shares is not None
-    idle = float(shares.demand(message.exchange).latency[0])
+    idle = float(shares.demand(message.comm_op).latency[0])
     other = {
         "gpus": [0, 8],
-        "bytes": f"{message.exchange.payload!r} B",
+        "bytes": f"{message.comm_op.payload!r} B",
         "start": f"{start!r} s",
     }
     _, shared = first_message(result(STAGES, traffic=[other] * many))
@@ -148,7 +148,7 @@ def test_a_link_that_is_slow_all_the_time_is_a_slow_link() -> None:
 def test_a_link_that_is_slow_while_gradients_are_summed_costs_what_it_lacks_meanwhile() -> None:
     """All ranks wait for the sum, whose slowest flow moves at the link's pace: what it lacks comes on top."""
     alone = result()
-    longest = rows_of(alone, Communicate)[-1]
+    longest = rows_of(alone, CollectiveTask)[-1]
     start, end = float(alone.trace.start[longest]), float(alone.trace.end[longest])
     for left in (0.01, 0.5, 0.9):
         middle, length = (start + end) / 2, (end - start) / 10

@@ -35,7 +35,7 @@ from clustersim.model.kernels import (
     Shape,
     StreamShape,
 )
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 from tests.cost.records import CONDITIONS, DEVICE, H100, MODEL, calls, fit, line, product, row
 
 SIZES = st.integers(1, 1 << 16)
@@ -80,7 +80,7 @@ def rows(draw: st.DrawFn) -> KernelRow:
     return KernelRow(draw(TEXT), kind, draw(st.sampled_from(DType)), shape, *amounts, time, outcome, draw(TEXT))
 
 
-BESIDE = st.sampled_from([COPY, *(kind.value for kind in Collective)])
+BESIDE = st.sampled_from([COPY, *(kind.value for kind in CollectiveType)])
 
 
 @st.composite
@@ -88,7 +88,7 @@ def records(draw: st.DrawFn) -> Record:
     kernels = draw(st.lists(rows(), max_size=6, unique_by=lambda each: each.signature))
     timed = [kernel for kernel in kernels if kernel.time is not None]
     beside = [
-        BesideRow(kernel_row, draw(st.sampled_from([COPY, *(kind.value for kind in Collective)])), draw(spreads()))
+        BesideRow(kernel_row, draw(st.sampled_from([COPY, *(kind.value for kind in CollectiveType)])), draw(spreads()))
         for kernel_row in timed[:1]
     ]
     payloads = draw(st.lists(st.floats(1.0, 1e12), max_size=4, unique=True))

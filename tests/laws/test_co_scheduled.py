@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from clustersim import Result, Scenario, simulate, simulation
 from clustersim.build import assemble
 from clustersim.engine import co_scheduled
-from clustersim.program.task import Compute, Send, Stream
+from clustersim.program.task import ComputeTask, SendTask, Stream
 from clustersim.results.co_located_jobs import lasts
 from clustersim.results.simulation_result import Answer
 from tests.conftest import examples
@@ -115,7 +115,7 @@ def test_no_link_is_overloaded_by_jobs_and_all_their_bytes_arrive(scenario: Scen
             made.append(self)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(co_scheduled, "Network", Noted)
+        patch.setattr(co_scheduled, "FluidNetwork", Noted)
         simulate(scenario)
     assert len(made) >= 3  # the other alone, both, the other alone for as many steps
     for network in made:
@@ -155,10 +155,10 @@ def test_jobs_that_begin_later_change_nothing() -> None:
 def message(found: Result) -> tuple[float, float, float]:
     """When the first message begins, its latency, and how long its bytes move."""
     start, whole = first_message(found)
-    sent = next(task for task in found.program.programs[0].tasks if isinstance(task, Send))
+    sent = next(task for task in found.program.programs[0].tasks if isinstance(task, SendTask))
     shares = assemble(replace(found.scenario, jobs=())).shares
     assert shares is not None
-    latency = float(shares.demand(sent.exchange).latency[0])
+    latency = float(shares.demand(sent.comm_op).latency[0])
     return start, latency, whole - latency
 
 
@@ -203,8 +203,8 @@ def test_equal_jobs_whose_layers_communicate_at_once_take_twice_as_long_to_move_
     beside = result(on([0, 2], wide, UNITS), on([1, 3], wide, UNITS))
     shares = assemble(replace(beside.scenario, jobs=())).shares
     assert shares is not None
-    blocks = [task.block for task in beside.program.programs[0].tasks if isinstance(task, Compute)]
-    moves = sum(float(shares.demand(exchange).transfer[0]) for block in blocks for exchange in block.exchanges)
+    blocks = [task.segment for task in beside.program.programs[0].tasks if isinstance(task, ComputeTask)]
+    moves = sum(float(shares.demand(comm_op).transfer[0]) for block in blocks for comm_op in block.comm_ops)
     assert beside.alone is not None
     assert beside.step_time - beside.alone == pytest.approx(moves, rel=1e-9)
     assert beside.step_time == pytest.approx(float(beside.neighbours[0].step_times[0]), rel=1e-12)

@@ -5,11 +5,11 @@ from hypothesis import given
 
 from clustersim import Scenario, simulate
 from clustersim.cost.segment import BlockCost
-from clustersim.engine.engine import run
-from clustersim.engine.recording.operation_trace import Inside
+from clustersim.engine.engine import simulate_program
+from clustersim.engine.recording.operation_trace import OperationTraceReader
 from clustersim.program.program import Program
 from clustersim.results.simulation_result import Answer
-from clustersim.symmetry.refinement import Classes, unfolded
+from clustersim.symmetry.refinement import SymmetryClasses, singleton_classes
 from clustersim.trace.trace import OperationSpans
 from tests.conftest import examples
 from tests.engine.fake_costs import UnitCost
@@ -17,12 +17,12 @@ from tests.laws.timelines import same
 from tests.strategies import costed, fold, scenarios
 
 
-def equal(whole: Inside, pieces: Inside, tolerance: float) -> None:
+def equal(whole: OperationTraceReader, pieces: OperationTraceReader, tolerance: float) -> None:
     """Every operation of every simulated rank; run one by one, all have been written."""
     ranks = pieces.trace.simulated_ranks.tolist()
-    assert sum(len(pieces.of(rank)) for rank in ranks) == len(pieces.written)
+    assert sum(len(pieces.rank_spans(rank)) for rank in ranks) == len(pieces.operation_log)
     for rank in ranks:
-        _equal(whole.of(rank), pieces.of(rank), tolerance)
+        _equal(whole.rank_spans(rank), pieces.rank_spans(rank), tolerance)
 
 
 def _equal(mine: OperationSpans, other: OperationSpans, tolerance: float) -> None:
@@ -32,8 +32,10 @@ def _equal(mine: OperationSpans, other: OperationSpans, tolerance: float) -> Non
         assert np.abs(left - right).max(initial=0.0) <= tolerance
 
 
-def ran(program: Program, classes: Classes, cost: BlockCost, *, coalesce: bool) -> Inside:
-    return Inside(program, classes, cost, None, *run(program, classes, cost, coalesce=coalesce))
+def ran(program: Program, classes: SymmetryClasses, cost: BlockCost, *, coalesce: bool) -> OperationTraceReader:
+    return OperationTraceReader(
+        program, classes, cost, None, *simulate_program(program, classes, cost, coalesce=coalesce)
+    )
 
 
 @given(costed())
@@ -41,7 +43,7 @@ def ran(program: Program, classes: Classes, cost: BlockCost, *, coalesce: bool) 
 def test_coalesced_is_fine_grained_in_any_program(cost: UnitCost) -> None:
     """With dyadic durations sums are exact, so the times are equal bit for bit."""
     program, blocks = cost.program, cost.blocks
-    for classes in (fold(program, blocks), unfolded(program)):
+    for classes in (fold(program, blocks), singleton_classes(program)):
         whole, pieces = (ran(program, classes, blocks, coalesce=item) for item in (True, False))
         same(whole.trace, pieces.trace)
         equal(whole, pieces, 0.0)

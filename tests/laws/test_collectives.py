@@ -17,15 +17,15 @@ from clustersim.common.arrays import IntArray
 from clustersim.hardware.clos_fabric import ClosFabric
 from clustersim.hardware.clos_spec import Leaf, Network, Nics, Node, NvLink, Port, Spine
 from clustersim.hardware.ecmp import Spread
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 from tests.conftest import examples
 
 NCCL = load_library("nccl")
 NODES = 6
 US = 1e-6
 PAYLOADS = st.floats(0.0, 10.0).map(lambda power: 10.0**power)
-REDUCTIONS = [Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER]
-KINDS = st.sampled_from([*REDUCTIONS, Collective.ALL_TO_ALL, Collective.BROADCAST])
+REDUCTIONS = [CollectiveType.ALL_REDUCE, CollectiveType.ALL_GATHER, CollectiveType.REDUCE_SCATTER]
+KINDS = st.sampled_from([*REDUCTIONS, CollectiveType.ALL_TO_ALL, CollectiveType.BROADCAST])
 
 
 @dataclass(frozen=True)
@@ -81,12 +81,12 @@ def groups(draw: st.DrawFn, machine: Machine) -> IntArray:
 
 
 @st.composite
-def asked(draw: st.DrawFn) -> tuple[Machine, IntArray, Collective, float]:
+def asked(draw: st.DrawFn) -> tuple[Machine, IntArray, CollectiveType, float]:
     machine = draw(MACHINES)
     return machine, draw(groups(machine)), draw(KINDS), draw(PAYLOADS)
 
 
-def seconds(machine: Machine, members: IntArray, kind: Collective, payload: float) -> np.ndarray:
+def seconds(machine: Machine, members: IntArray, kind: CollectiveType, payload: float) -> np.ndarray:
     """What each group takes."""
     return choose(Surveyor(machine.fabric, NCCL).survey(kind, members), payload).seconds
 
@@ -119,7 +119,7 @@ def test_more_network_ports_under_one_leaf_never_make_a_collective_slower(case):
     assert (seconds(more, members, kind, payload) <= seconds(racks, members, kind, payload) * (1 + 1e-9)).all()
 
 
-def must_cross(machine: Machine, group: IntArray, kind: Collective) -> float:
+def must_cross(machine: Machine, group: IntArray, kind: CollectiveType) -> float:
     """Seconds per byte of payload that the network ports of the busiest domain need at least.
 
     A domain with m of n members must take in what the others gathered, the sum of what they hold (or their parts of
@@ -132,16 +132,16 @@ def must_cross(machine: Machine, group: IntArray, kind: Collective) -> float:
         ports = len(np.unique(mine * machine.nics // machine.gpus)) * machine.nic.bandwidth
         m = len(mine)
         taken = {
-            Collective.ALL_REDUCE: 1.0 if m < n else 0.0,
-            Collective.ALL_GATHER: (n - m) / n,
-            Collective.REDUCE_SCATTER: max(m, n - m) / n if m < n else 0.0,  # in: m parts; out: sums of the others'
-            Collective.ALL_TO_ALL: m * (n - m) / n,
+            CollectiveType.ALL_REDUCE: 1.0 if m < n else 0.0,
+            CollectiveType.ALL_GATHER: (n - m) / n,
+            CollectiveType.REDUCE_SCATTER: max(m, n - m) / n if m < n else 0.0,  # in: m parts; out: sums of the others'
+            CollectiveType.ALL_TO_ALL: m * (n - m) / n,
         }
         worst = max(worst, taken[kind] / ports)
     return worst
 
 
-@given(asked().filter(lambda case: case[2] is not Collective.BROADCAST))
+@given(asked().filter(lambda case: case[2] is not CollectiveType.BROADCAST))
 @examples(200)
 def test_no_collective_is_faster_than_what_must_cross_the_ports_of_a_domain(case):
     machine, members, kind, payload = case

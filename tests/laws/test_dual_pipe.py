@@ -11,7 +11,7 @@ from clustersim import Scenario, simulate
 from clustersim.parallel.data_parallel_strategy import DdpStrategy, FullyShard, Zero1
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import PIPELINE
-from clustersim.program.task import Exchange
+from clustersim.program.task import CommOp
 from clustersim.schedules.dual_pipe import DualPipe
 from clustersim.schedules.dual_pipe_v import DualPipeV
 from clustersim.schedules.validation import dry_run
@@ -34,8 +34,8 @@ def test_it_takes_what_dual_pipe_v_takes_and_what_crosses_over(
     """
     microbatches = 2 * half + more
 
-    def crossing(exchange: Exchange) -> float:
-        return message if exchange.group == "pp_across" else 0.0
+    def crossing(exchange: CommOp) -> float:
+        return message if exchange.comm_group == "pp_across" else 0.0
 
     fixed = Fixed(1.0, 1.0, 1.0, exchanges={"activations": crossing, "gradients": crossing})
     degrees: dict[str, Any] = {"pp": half, "dp": 2 * dp, "data": data, "pipeline_overlap": overlap}

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from clustersim import Scenario, simulate
 from clustersim.build import assemble, plan_of
-from clustersim.engine.engine import run_ranks
-from clustersim.engine.vectorized.engine import Cohorts
+from clustersim.engine.engine import simulate_scalar
+from clustersim.engine.vectorized.engine import VectorizedEngine
 from clustersim.model.moe_expert_load import DrawnLoad, MeasuredLoad
 from clustersim.parallel.expert_load_factors import factors_of, loads_of
-from clustersim.program.task import Dispatcher
+from clustersim.program.task import TokenDispatcher
 from clustersim.results.memory_check import peak_memory
 from tests.conftest import examples
 from tests.laws.test_coalescing import equal, same_breakdown
@@ -25,7 +25,9 @@ ROWS = st.lists(st.integers(0, 9), min_size=EXPERTS, max_size=EXPERTS).filter(an
 LOADS = st.sampled_from([0.1, 0.5, 2.0]) | ROWS | st.lists(ROWS, min_size=4, max_size=4)
 
 
-def loaded(load: object, layout: dict[str, Any], way: Dispatcher = Dispatcher.ALL_TO_ALL, steps: int = 1) -> Scenario:
+def loaded(
+    load: object, layout: dict[str, Any], way: TokenDispatcher = TokenDispatcher.ALL_TO_ALL, steps: int = 1
+) -> Scenario:
     """Steps of a small mixture on two nodes."""
     experts = {"count": EXPERTS, "top_k": 2, "ffn": 512}
     said = {"rows": load} if isinstance(load, list) else load
@@ -44,12 +46,12 @@ def loaded(load: object, layout: dict[str, Any], way: Dispatcher = Dispatcher.AL
 @st.composite
 def uneven(draw: st.DrawFn) -> Scenario:
     """A step whose ranks have loads of their own."""
-    return loaded(draw(LOADS), draw(st.sampled_from(LAYOUTS)), draw(st.sampled_from(Dispatcher)))
+    return loaded(draw(LOADS), draw(st.sampled_from(LAYOUTS)), draw(st.sampled_from(TokenDispatcher)))
 
 
-@given(st.sampled_from(LAYOUTS), st.sampled_from(Dispatcher), st.sampled_from([0.0, [3] * EXPERTS]))
+@given(st.sampled_from(LAYOUTS), st.sampled_from(TokenDispatcher), st.sampled_from([0.0, [3] * EXPERTS]))
 @examples(12)
-def test_even_loads_are_none(layout: dict[str, Any], way: Dispatcher, load: object) -> None:
+def test_even_loads_are_none(layout: dict[str, Any], way: TokenDispatcher, load: object) -> None:
     even, none = simulate(loaded(load, layout, way)), simulate(loaded("balanced", layout, way))
     same(even.trace, none.trace)
     assert even.step_time == none.step_time
@@ -77,14 +79,14 @@ def test_folded_is_unfolded_on_a_shared_network(scenario: Scenario) -> None:
 @examples(8)
 def test_cohorts_are_ranks_one_by_one(scenario: Scenario) -> None:
     made = assemble(scenario)
-    trace = Cohorts(made.program, made.classes, made.cost, None).run()
+    trace = VectorizedEngine(made.program, made.classes, made.cost, None).simulate_all()
     assert trace is not None
-    same(trace, run_ranks(made.program, made.classes, made.cost)[0], relative=1e-9)
+    same(trace, simulate_scalar(made.program, made.classes, made.cost)[0], relative=1e-9)
 
 
-@given(ROWS, st.integers(0, EXPERTS - 1), st.integers(0, EXPERTS - 1), st.sampled_from(Dispatcher))
+@given(ROWS, st.integers(0, EXPERTS - 1), st.integers(0, EXPERTS - 1), st.sampled_from(TokenDispatcher))
 @examples(16)
-def test_more_imbalance_is_never_faster(rows: list[int], rich: int, poor: int, way: Dispatcher) -> None:
+def test_more_imbalance_is_never_faster(rows: list[int], rich: int, poor: int, way: TokenDispatcher) -> None:
     """A row that goes from an expert with fewer to one with more (majorisation; experts of their own ranks)."""
     if rows[rich] < rows[poor]:
         rich, poor = poor, rich
@@ -95,9 +97,9 @@ def test_more_imbalance_is_never_faster(rows: list[int], rich: int, poor: int, w
     assert after >= before * (1.0 - 1e-9)
 
 
-@given(ROWS, st.permutations(range(8)), st.sampled_from(Dispatcher))
+@given(ROWS, st.permutations(range(8)), st.sampled_from(TokenDispatcher))
 @examples(8)
-def test_whose_ranks_are_alike_may_trade_loads(rows: list[int], places: list[int], way: Dispatcher) -> None:
+def test_whose_ranks_are_alike_may_trade_loads(rows: list[int], places: list[int], way: TokenDispatcher) -> None:
     """Eight ranks of one node, each with two experts."""
     pairs = np.array(rows).reshape(8, 2)
     layout = {"ep": 8, "pp": 2}
@@ -117,7 +119,7 @@ def test_no_row_is_lost_between_ranks(load: object, layout: dict[str, Any], step
     loads = loads_of(plan, scenario.steps)
     drawn = isinstance(plan.uneven, DrawnLoad)
     assert len(loads.factors) == (4 * steps if drawn else 4 if plan.uneven.layered else 1)
-    assert loads.each == (4 if drawn else 0)
+    assert loads.loads_per_step == (4 if drawn else 0)
     groups = assemble(scenario).program.groups
     role = "etp_ep" if "etp_ep" in groups else "ep"
     np.testing.assert_allclose(loads.factors[:, groups[role].members].mean(axis=2), 1.0, rtol=1e-12)

@@ -14,7 +14,7 @@ from clustersim.model.layer_stack import RoutedMlp
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import EXPERTS, PIPELINE, ROLES
 from clustersim.parallel.process_groups import process_groups
-from clustersim.program.placement import looped
+from clustersim.program.placement import looped_placement
 from clustersim.results.memory_check import footprint_of
 from tests.conftest import examples
 from tests.laws.timelines import same
@@ -93,7 +93,7 @@ def test_every_rank_has_its_place_among_experts_on_its_own_stage(layout: Layout)
     """
     assume(layout.folded)
     stage = layout.mesh.coordinate(PIPELINE)
-    groups = process_groups(layout, looped(layout.pp))
+    groups = process_groups(layout, looped_placement(layout.pp))
     for name in SHARED_OUT:
         members = groups[name].members
         assert sorted(members.reshape(-1).tolist()) == list(range(layout.world))

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import event, given
 
 from clustersim import Scenario, simulate
-from clustersim.engine.engine import run
+from clustersim.engine.engine import simulate_program
 from clustersim.results.time_categories import Part
-from clustersim.symmetry.refinement import unfolded
+from clustersim.symmetry.refinement import singleton_classes
 from tests.conftest import examples
 from tests.engine.fake_costs import UnitCost
 from tests.laws.timelines import same
@@ -21,9 +21,9 @@ def test_folded_is_unfolded_in_any_program(cost: UnitCost) -> None:
     """With dyadic durations sums are exact, so the times are equal bit for bit."""
     program = cost.program
     folded = fold(program, cost.blocks)
-    event(f"{program.ranks} ranks in {folded.count} classes")
-    every, _ = run(program, unfolded(program), cost.blocks)
-    once, _ = run(program, folded, cost.blocks)
+    event(f"{program.world_size} ranks in {folded.count} classes")
+    every, _ = simulate_program(program, singleton_classes(program), cost.blocks)
+    once, _ = simulate_program(program, folded, cost.blocks)
     assert len(set(once.rank.tolist())) <= folded.count
     same(once, every)
 
@@ -32,8 +32,8 @@ def test_folded_is_unfolded_in_any_program(cost: UnitCost) -> None:
 @examples(100)
 def test_folding_does_not_need_coalescing(cost: UnitCost) -> None:
     program = cost.program
-    every, _ = run(program, unfolded(program), cost.blocks, coalesce=False)
-    once, _ = run(program, fold(program, cost.blocks), cost.blocks, coalesce=False)
+    every, _ = simulate_program(program, singleton_classes(program), cost.blocks, coalesce=False)
+    once, _ = simulate_program(program, fold(program, cost.blocks), cost.blocks, coalesce=False)
     same(once, every)
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 
 from clustersim import Scenario, simulate
 from clustersim.program.program import Program, RankProgram
-from clustersim.program.task import Compute, Exchange, Receive, Send
+from clustersim.program.task import CommOp, ComputeTask, ReceiveTask, SendTask
 from tests.conftest import examples
 from tests.strategies import scenarios
 
@@ -16,26 +16,26 @@ def lowered(scenario: Scenario) -> Program:
 
 
 def program_of(program: Program, rank: int) -> RankProgram:
-    return program.programs[int(program.kind[rank])]
+    return program.programs[int(program.program_index[rank])]
 
 
-def messages(program: RankProgram, kind: type[Send] | type[Receive], role: str) -> list[tuple[str, float]]:
+def messages(program: RankProgram, kind: type[SendTask] | type[ReceiveTask], role: str) -> list[tuple[str, float]]:
     """Tag and payload of what a rank sends to, or receives from, the other end of its pair."""
-    tasks = [task for task in program.tasks if isinstance(task, kind) and task.exchange.group == role]
-    return sorted((str(task.tag), task.exchange.payload) for task in tasks)
+    tasks = [task for task in program.tasks if isinstance(task, kind) and task.comm_op.comm_group == role]
+    return sorted((str(task.tag), task.comm_op.payload) for task in tasks)
 
 
-def issued(program: RankProgram, role: str) -> list[Exchange]:
+def issued(program: RankProgram, role: str) -> list[CommOp]:
     """Collectives of one role in the order in which the rank issues them."""
-    return [exchange for exchange in _exchanges(program) if exchange.group == role]
+    return [exchange for exchange in _exchanges(program) if exchange.comm_group == role]
 
 
-def _exchanges(program: RankProgram) -> Iterator[Exchange]:
+def _exchanges(program: RankProgram) -> Iterator[CommOp]:
     for task in program.tasks:
-        if isinstance(task, Compute):
-            yield from task.block.exchanges
-        elif not isinstance(task, Send | Receive):
-            yield task.exchange
+        if isinstance(task, ComputeTask):
+            yield from task.segment.comm_ops
+        elif not isinstance(task, SendTask | ReceiveTask):
+            yield task.comm_op
 
 
 @given(scenarios())
@@ -46,8 +46,8 @@ def test_every_message_is_received_once_with_its_tag_and_bytes(scenario: Scenari
         if not groups.ordered:
             continue
         for sender, receiver in groups.members.tolist():
-            sent = messages(program_of(program, sender), Send, role)
-            assert sent == messages(program_of(program, receiver), Receive, role)
+            sent = messages(program_of(program, sender), SendTask, role)
+            assert sent == messages(program_of(program, receiver), ReceiveTask, role)
             assert len({tag for tag, _ in sent}) == len(sent)
 
 
@@ -57,8 +57,8 @@ def test_nobody_sends_outside_of_a_pair(scenario: Scenario) -> None:
     program = lowered(scenario)
     for role, groups in program.groups.items():
         ends = groups.members.T.tolist() if groups.ordered else [[], []]
-        for rank in range(program.ranks):
-            for kind, pairs in zip((Send, Receive), ends, strict=True):
+        for rank in range(program.world_size):
+            for kind, pairs in zip((SendTask, ReceiveTask), ends, strict=True):
                 assert rank in pairs or not messages(program_of(program, rank), kind, role)
 
 
@@ -79,5 +79,5 @@ def test_members_of_a_group_issue_the_same_collectives_in_the_same_order(scenari
 def test_who_is_in_no_group_of_a_role_issues_no_collective_of_it(scenario: Scenario) -> None:
     program = lowered(scenario)
     for role, groups in program.groups.items():
-        outside = set(range(program.ranks)) - set(groups.members.ravel().tolist())
+        outside = set(range(program.world_size)) - set(groups.members.ravel().tolist())
         assert not any(issued(program_of(program, rank), role) for rank in outside if not groups.ordered)

@@ -9,7 +9,13 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from clustersim.common.arrays import FloatArray, IntArray
-from clustersim.engine.kernel.network.max_min import Usage, components, fill_few, fill_many, max_min
+from clustersim.engine.kernel.network.max_min import (
+    ResourceUsage,
+    connected_components,
+    fill_scalar,
+    fill_vectorized,
+    max_min_rates,
+)
 from tests.conftest import examples
 
 
@@ -23,16 +29,18 @@ class Sharing:
     share: list[float]
 
     @property
-    def usage(self) -> Usage:
+    def usage(self) -> ResourceUsage:
         columns = [[entry[column] for entry in self.entries] for column in range(3)]
-        return Usage(np.array(columns[0], np.int64), np.array(columns[1], np.int64), np.array(columns[2], np.float64))
+        return ResourceUsage(
+            np.array(columns[0], np.int64), np.array(columns[1], np.int64), np.array(columns[2], np.float64)
+        )
 
     @property
     def numbers(self) -> tuple[FloatArray, FloatArray, FloatArray]:
         return np.array(self.capacity), np.array(self.cap), np.array(self.share)
 
     def rates(self) -> list[float]:
-        found: list[float] = max_min(self.usage, *self.numbers).tolist()
+        found: list[float] = max_min_rates(self.usage, *self.numbers).tolist()
         return found
 
 
@@ -104,14 +112,14 @@ def test_everybody_is_at_its_cap_or_highest_on_a_full_resource(case: Sharing) ->
 @given(sharings())
 @examples(200)
 def test_python_and_numpy_agree_bit_for_bit(case: Sharing) -> None:
-    assert fill_few(case.usage, *case.numbers).tolist() == fill_many(case.usage, *case.numbers).tolist()
+    assert fill_scalar(case.usage, *case.numbers).tolist() == fill_vectorized(case.usage, *case.numbers).tolist()
 
 
 @given(sharings(), st.sampled_from([2.0, 0.25, 2.0**40]))
 @examples(200)
 def test_capacities_and_caps_scale_all_rates_exactly(case: Sharing, factor: float) -> None:
     capacity, cap, share = case.numbers
-    for solve in (fill_few, fill_many):
+    for solve in (fill_scalar, fill_vectorized):
         scaled = solve(case.usage, capacity * factor, cap * factor, share)
         assert scaled.tolist() == (solve(case.usage, *case.numbers) * factor).tolist()
 
@@ -129,7 +137,7 @@ def test_the_order_of_entries_activities_and_resources_changes_no_bit(case: Shar
         share=[case.share[i] for i in activity],
     )
     rates = case.rates()
-    for solve in (fill_few, fill_many):
+    for solve in (fill_scalar, fill_vectorized):
         assert solve(shuffled.usage, *shuffled.numbers).tolist() == [rates[i] for i in activity]
 
 
@@ -158,9 +166,9 @@ def connected(case: Sharing) -> list[set[tuple[str, int]]]:
 @given(sharings())
 @examples(200)
 def test_parts_are_the_connected_ones(case: Sharing) -> None:
-    labels = components(case.usage, activities=len(case.cap), resources=len(case.capacity))
+    labels = connected_components(case.usage, flow_count=len(case.cap), resource_count=len(case.capacity))
     found: dict[int, set[tuple[str, int]]] = {}
-    for kind, column in (("activity", labels.activity), ("resource", labels.resource)):
+    for kind, column in (("activity", labels.flow), ("resource", labels.resource)):
         for number, label in enumerate(column.tolist()):
             found.setdefault(label, set()).add((kind, number))
     assert sorted(map(sorted, found.values())) == sorted(map(sorted, connected(case)))
@@ -170,13 +178,13 @@ def test_parts_are_the_connected_ones(case: Sharing) -> None:
 @given(sharings())
 @examples(200)
 def test_a_part_solved_alone_has_the_same_rates_bit_for_bit(case: Sharing) -> None:
-    labels = components(case.usage, activities=len(case.cap), resources=len(case.capacity))
+    labels = connected_components(case.usage, flow_count=len(case.cap), resource_count=len(case.capacity))
     capacity, cap, share = case.numbers
     rates = case.rates()
-    for part in set(labels.activity.tolist()):
-        members: IntArray = np.flatnonzero(labels.activity == part)
-        mine = labels.activity[case.usage.activity] == part
-        place = np.searchsorted(members, case.usage.activity[mine])
-        alone = Usage(case.usage.resource[mine], place, case.usage.weight[mine])
-        for solve in (fill_few, fill_many):
+    for part in set(labels.flow.tolist()):
+        members: IntArray = np.flatnonzero(labels.flow == part)
+        mine = labels.flow[case.usage.flow] == part
+        place = np.searchsorted(members, case.usage.flow[mine])
+        alone = ResourceUsage(case.usage.resource[mine], place, case.usage.weight[mine])
+        for solve in (fill_scalar, fill_vectorized):
             assert solve(alone, capacity, cap[members], share[members]).tolist() == [rates[i] for i in members]

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from clustersim import Result, Scenario, simulate
 from clustersim.build import assemble
-from clustersim.engine.engine import run_ranks
-from clustersim.engine.vectorized.engine import Cohorts, able
-from clustersim.program.action import Action, Pair
-from clustersim.program.task import Communicate, Compute, Stream
+from clustersim.engine.engine import simulate_scalar
+from clustersim.engine.vectorized.engine import VectorizedEngine, can_vectorize
+from clustersim.program.action import Action, OverlappedPair
+from clustersim.program.task import CollectiveTask, ComputeTask, Stream
 from tests.conftest import examples
 from tests.laws.timelines import same
 
@@ -73,7 +73,7 @@ def test_a_pair_takes_no_longer_than_its_passes_in_turn_nor_less_than_the_longes
     beside = Scenario.from_mapping(mapping)
     order = beside.run_schedule.order(beside.layout.pp, beside.microbatches)
     rows = [",".join(map(str, steps)) for steps in order]
-    told = {"orders": {"rows": rows, "placement": list(beside.placement.ranks)}}
+    told = {"orders": {"rows": rows, "placement": list(beside.placement.stage_ranks)}}
     written = Scenario.from_mapping({**mapping, "schedule": told})
     paired, in_turn = simulate(beside), simulate(written.changed(f"{OVERLAP}=false"))
     assert simulate(written).step_time == paired.step_time
@@ -81,7 +81,9 @@ def test_a_pair_takes_no_longer_than_its_passes_in_turn_nor_less_than_the_longes
         assert paired.step_time <= in_turn.step_time * (1 + 1e-9)
     for rank in paired.trace.simulated_ranks.tolist():
         spans, alone = _spans(paired, rank), _spans(in_turn, rank)
-        for pair in (step for step in order[int(paired.program.kind[rank])] if isinstance(step, Pair)):
+        for pair in (
+            step for step in order[int(paired.program.program_index[rank])] if isinstance(step, OverlappedPair)
+        ):
             both = np.array([*spans[pair.forward], *spans[pair.backward]])
             passes = [np.array(alone[action]) for action in pair]
             took = sum(float((times[:, 1] - times[:, 0]).sum()) for times in passes)
@@ -93,11 +95,11 @@ def test_a_pair_takes_no_longer_than_its_passes_in_turn_nor_less_than_the_longes
 
 def _spans(result: Result, rank: int) -> dict[Action, list[tuple[float, float]]]:
     """When the compute tasks of each action ran on a rank."""
-    tasks, trace = result.program.programs[int(result.program.kind[rank])].tasks, result.trace
+    tasks, trace = result.program.programs[int(result.program.program_index[rank])].tasks, result.trace
     found: dict[Action, list[tuple[float, float]]] = {}
-    for row in trace.rows(rank, Stream.COMPUTE).tolist():
+    for row in trace.rank_events(rank, Stream.COMPUTE).tolist():
         task = tasks[int(trace.task[row])]
-        if isinstance(task, Compute) and task.action is not None:
+        if isinstance(task, ComputeTask) and task.action is not None:
             found.setdefault(task.action, []).append((float(trace.start[row]), float(trace.end[row])))
     return found
 
@@ -128,10 +130,10 @@ def test_cohorts_of_pairs_are_ranks_one_by_one(mapping: dict[str, Any], drawn: b
     """Every rank with what it waited and was slowed; no order of pairs needs a clock."""
     mapping["training"] |= {"expert_load": 0.3 if drawn else "balanced"}
     made = assemble(Scenario.from_mapping({**mapping, "cost": {"network": "uncontended", "symmetry": "off"}}))
-    assert able(made.program)
-    together = Cohorts(made.program, made.classes, made.cost, None).run()
+    assert can_vectorize(made.program)
+    together = VectorizedEngine(made.program, made.classes, made.cost, None).simulate_all()
     assert together is not None
-    same(together, run_ranks(made.program, made.classes, made.cost)[0], relative=1e-9)
+    same(together, simulate_scalar(made.program, made.classes, made.cost)[0], relative=1e-9)
 
 
 @given(uneven())
@@ -145,7 +147,7 @@ def test_parts_sum_to_the_step_and_what_is_inside_blocks_to_them(mapping: dict[s
     )
     rank = int(result.trace.simulated_ranks[0])
     inside = result.operations(rank)
-    rows = result.trace.rows(rank, Stream.COMPUTE)
+    rows = result.trace.rank_events(rank, Stream.COMPUTE)
     ends = dict(zip(result.trace.task[rows].tolist(), result.trace.end[rows].tolist(), strict=True))
     last = dict(zip(inside.task.tolist(), inside.end.tolist(), strict=True))
     assert [last[task] for task in sorted(last)] == pytest.approx([ends[task] for task in sorted(last)], rel=1e-9)
@@ -166,10 +168,10 @@ def _work(result: Result) -> list[dict[str, int]]:
     for program in result.program.programs:
         found: dict[str, int] = {}
         for task in program.tasks:
-            does = [operation.does for operation in task.block.operations] if isinstance(task, Compute) else []
-            does += [task.exchange] if isinstance(task, Communicate) else []
+            does = [operation.body for operation in task.segment.operations] if isinstance(task, ComputeTask) else []
+            does += [task.comm_op] if isinstance(task, CollectiveTask) else []
             for doe in does:
-                name = doe.name if hasattr(doe, "name") else f"{doe.kernel.name} {doe.exchange.name}"
+                name = doe.name if hasattr(doe, "name") else f"{doe.kernel.name} {doe.comm_op.name}"
                 found[name] = found.get(name, 0) + 1
         counts.append(found)
     return counts

@@ -11,21 +11,21 @@ from hypothesis import strategies as st
 from clustersim import Scenario, simulate
 from clustersim.build import assemble, plan_of
 from clustersim.cost.jitter import Jitter
-from clustersim.engine.engine import run_ranks
-from clustersim.engine.vectorized.engine import Cohorts
+from clustersim.engine.engine import simulate_scalar
+from clustersim.engine.vectorized.engine import VectorizedEngine
 from clustersim.hardware.host_memory import HostMemory
 from clustersim.memory.activations import Activations
 from clustersim.model.offload import NOTHING, ActivationOffload, Offload, OptimizerOffload, ShardOffload
 from clustersim.model.training import FullRecompute
 from clustersim.parallel.data_parallel_strategy import FullyShard, GradientSync, NaiveDataParallel
-from clustersim.program.task import Communicate, Compute, HostExchange, HostWork
+from clustersim.program.task import CollectiveTask, ComputeTask, HostOp, HostOpKind
 from clustersim.results.memory_check import peak_memory
 from clustersim.results.simulation_result import Answer
 from clustersim.scenario import Contention, Symmetry
 from clustersim.scenario.validation_rules.consistency import problems
 from clustersim.schedules.zero_bubble import ZeroBubble
 from clustersim.schedules.zero_bubble_v import ZeroBubbleV
-from clustersim.symmetry.refinement import unfolded
+from clustersim.symmetry.refinement import singleton_classes
 from tests.conftest import examples
 from tests.laws.test_coalescing import equal
 from tests.laws.timelines import same
@@ -79,11 +79,11 @@ def undisturbed(scenario: Scenario) -> Scenario:
     return replace(scenario, cost=cost, framework=framework)
 
 
-def hosted(answer: Answer, work: HostWork, rank: int) -> list[float]:
+def hosted(answer: Answer, work: HostOpKind, rank: int) -> list[float]:
     """Bytes of what a rank does of a kind with its host."""
-    program = answer.program.programs[int(answer.program.kind[rank])]
-    exchanges = [task.exchange for task in program.tasks if isinstance(task, Communicate)]
-    return [exchange.payload for exchange in exchanges if isinstance(exchange, HostExchange) and exchange.work is work]
+    program = answer.program.programs[int(answer.program.program_index[rank])]
+    exchanges = [task.comm_op for task in program.tasks if isinstance(task, CollectiveTask)]
+    return [exchange.payload for exchange in exchanges if isinstance(exchange, HostOp) and exchange.kind is work]
 
 
 @given(offloading())
@@ -109,10 +109,10 @@ def test_coalesced_is_fine_grained(scenario: Scenario, network: Contention) -> N
 @examples(60)
 def test_cohorts_are_ranks_one_by_one(scenario: Scenario, jitter: Jitter | None) -> None:
     made = assemble(replace(scenario, jitter=jitter))
-    classes = unfolded(made.program)
-    cohorts = Cohorts(made.program, classes, made.cost, jitter).run()
+    classes = singleton_classes(made.program)
+    cohorts = VectorizedEngine(made.program, classes, made.cost, jitter).simulate_all()
     if cohorts is not None:
-        one_by_one, _ = run_ranks(made.program, classes, made.cost, jitter=jitter)
+        one_by_one, _ = simulate_scalar(made.program, classes, made.cost, jitter=jitter)
         same(cohorts, one_by_one, relative=1e-9)
 
 
@@ -157,8 +157,8 @@ def test_what_is_copied_is_what_the_device_no_longer_keeps(scenario: Scenario) -
         dropped = sum(
             Activations(whole).kept(stage) - Activations(plan).kept(stage) for stage in plan.stages_of(pipeline_rank)
         )
-        rank = int(np.flatnonzero(answer.program.kind == pipeline_rank)[0])
-        for way in (HostWork.TO_HOST, HostWork.FROM_HOST):
+        rank = int(np.flatnonzero(answer.program.program_index == pipeline_rank)[0])
+        for way in (HostOpKind.D2H, HostOpKind.H2D):
             assert sum(hosted(answer, way, rank)) == pytest.approx(plan.microbatches * dropped, rel=1e-12)
 
 
@@ -171,18 +171,18 @@ def test_no_more_layers_are_on_the_device_than_there_are_buffers(scenario: Scena
     assert activations is not None
     trace = answer.trace
     for rank in trace.simulated_ranks.tolist():
-        tasks = answer.program.programs[int(answer.program.kind[rank])].tasks
-        rows = {int(trace.task[row]): row for row in trace.rows(rank).tolist()}
+        tasks = answer.program.programs[int(answer.program.program_index[rank])].tasks
+        rows = {int(trace.task[row]): row for row in trace.rank_events(rank).tolist()}
         changes: list[tuple[float, int]] = []
         for number, task in enumerate(tasks):
             match task:
-                case Compute(block=block) if any(operation.saves for operation in block.operations):
+                case ComputeTask(segment=block) if any(operation.d2h_bytes for operation in block.operations):
                     changes.append((float(trace.start[rows[number]]), 1))
-                case Compute(block=block) if any(operation.frees for operation in block.operations):
+                case ComputeTask(segment=block) if any(operation.is_last_use for operation in block.operations):
                     changes.append((float(trace.end[rows[number]]), -1))
-                case Communicate(exchange=HostExchange(work=HostWork.TO_HOST)):
+                case CollectiveTask(comm_op=HostOp(kind=HostOpKind.D2H)):
                     changes.append((float(trace.end[rows[number]]), -1))
-                case Communicate(exchange=HostExchange(work=HostWork.FROM_HOST)):
+                case CollectiveTask(comm_op=HostOp(kind=HostOpKind.H2D)):
                     changes.append((float(trace.start[rows[number]]), 1))
         held = np.cumsum([change for _, change in sorted(changes)])
         assert held[-1] == 0

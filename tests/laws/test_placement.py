@@ -16,8 +16,8 @@ from clustersim.hardware.cluster import load_cluster
 from clustersim.hardware.rank_mapping import Placed
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.process_groups import process_groups
-from clustersim.program.placement import looped
-from clustersim.program.task import Collective
+from clustersim.program.placement import looped_placement
+from clustersim.program.task import CollectiveType
 from tests.conftest import examples
 from tests.laws.timelines import same
 from tests.strategies import scenarios
@@ -110,10 +110,10 @@ def test_turns_of_scattered_nodes_cost_what_all_ranks_cost(layout: Layout) -> No
     assert fabric.turn is not None
     still = Placed(machine, fabric.places)
     object.__setattr__(still, "turn", None)  # a cached property, worked out beforehand
-    for groups in process_groups(layout, looped(layout.pp)).values():
+    for groups in process_groups(layout, looped_placement(layout.pp)).values():
         if groups.members.shape[1] > 1:
             turned, plain = (
-                Surveyor(placed, NCCL).survey(Collective.ALL_REDUCE, groups.members) for placed in (fabric, still)
+                Surveyor(placed, NCCL).survey(CollectiveType.ALL_REDUCE, groups.members) for placed in (fabric, still)
             )
             for payload in (4.0, 1e5, 1e9):
                 assert choose(turned, payload).seconds == pytest.approx(choose(plain, payload).seconds, rel=1e-9)

@@ -93,7 +93,7 @@ def test_whatever_the_rules_accept_runs_and_takes_what_a_dry_run_takes(
     except InputError as error:
         assert "my.csv" in str(error)
         return
-    stages = len(found.stages.ranks)
+    stages = len(found.stages.stage_ranks)
     step = Step(stages, Layout(pp=ranks, pipeline_overlap=overlap), found, microbatches)
     taken = step.seconds(Fixed(forward=1.0, backward=1.0, weight=1.0))
     dry = dry_run(found.order(ranks, microbatches), forward=1, backward=2, weight=1).finish

@@ -15,14 +15,14 @@ from clustersim.cost.collective_cost import CommunicationCost
 from clustersim.cost.contention import Alone
 from clustersim.cost.rank_equivalence import alike_shared
 from clustersim.cost.segment import BlockCost
-from clustersim.engine.engine import run
-from clustersim.engine.recording.operation_trace import Inside
+from clustersim.engine.engine import simulate_program
+from clustersim.engine.recording.operation_trace import OperationTraceReader
 from clustersim.engine.scalar import shared_state
-from clustersim.engine.scalar.fluid_action import Disturbed
-from clustersim.program.task import Compute, Stream
+from clustersim.engine.scalar.fluid_action import VariableRateEndTimes
+from clustersim.program.task import ComputeTask, Stream
 from clustersim.results.simulation_result import Answer
 from clustersim.results.time_categories import KERNELS, Part
-from clustersim.symmetry.refinement import unfolded
+from clustersim.symmetry.refinement import singleton_classes
 from tests.conftest import examples
 from tests.engine.fake_links import LinkCost
 from tests.engine.network.recording_network import Watched
@@ -77,12 +77,18 @@ def test_folded_is_unfolded_in_any_program_on_any_links(cost: LinkCost, data: st
     program, sharing, own = cost.program, cost.sharing, data.draw(machines(cost.unit))
     blocks = BlockCost(program, own, Alone(cost.unit, sharing))
     classes = alike_shared(program, cost.unit, sharing, cost.table, machine=own.of)
-    event(f"{program.ranks} ranks in {classes.count} classes")
-    apart, rest = unfolded(program, cost.links), (blocks, None)
-    every = Inside(program, apart, *rest, *run(program, apart, blocks, sharing=sharing, coalesce=False))
-    once = Inside(program, classes, *rest, *run(program, classes, blocks, sharing=sharing))
+    event(f"{program.world_size} ranks in {classes.count} classes")
+    apart, rest = singleton_classes(program, cost.links), (blocks, None)
+    every = OperationTraceReader(
+        program, apart, *rest, *simulate_program(program, apart, blocks, contention_map=sharing, coalesce=False)
+    )
+    once = OperationTraceReader(
+        program, classes, *rest, *simulate_program(program, classes, blocks, contention_map=sharing)
+    )
     event(f"exchanges inside blocks share links: {bool(sharing.inside)}")
-    event(f"of operations between them some are slowed: {any(isinstance(end, Disturbed) for end in once.written.ends)}")
+    event(
+        f"of operations between them some are slowed: {any(isinstance(end_time, VariableRateEndTimes) for end_time in once.operation_log.end_times)}"
+    )
     same(once.trace, every.trace, relative=1e-9)
     check_trace(every.trace, program)
     equal(once, every, 1e-9 * every.trace.makespan)
@@ -122,21 +128,21 @@ def test_operations_fill_their_blocks_and_sum_to_the_breakdown(scenario: Scenari
     """Kernels last as long as its parts of kernels, whoever shares links with the exchanges beside them."""
     result = simulate(scenario.changed(f"cost.coalesce={str(coalesce).lower()}"))
     trace, rounding = result.trace, 1e-9 * result.trace.makespan
-    event(f"exchanges inside blocks take longer: {bool(len(trace.contention.row))}")
+    event(f"exchanges inside blocks take longer: {bool(len(trace.contention.event))}")
     for rank in trace.simulated_ranks.tolist():
         of, kernels = result.operations(rank), 0.0
-        tasks = result.program.programs[int(result.program.kind[rank])].tasks
-        for row in trace.rows(rank, Stream.COMPUTE).tolist():
+        tasks = result.program.programs[int(result.program.program_index[rank])].tasks
+        for row in trace.rank_events(rank, Stream.COMPUTE).tolist():
             task, mine = tasks[trace.task[row]], of.task == trace.task[row]
-            if not isinstance(task, Compute):
+            if not isinstance(task, ComputeTask):
                 continue
             lasting = (of.end - of.start)[mine]
             assert lasting.sum() + trace.waited[row] == pytest.approx(trace.end[row] - trace.start[row], abs=rounding)
             timing, alone = (
-                result.cost.block(rank, task.block),
-                [operation.kernel is None for operation in task.block.operations],
+                result.cost.block(rank, task.segment),
+                [operation.kernel is None for operation in task.segment.operations],
             )
-            kernels += float(np.where(alone, 0.0, lasting - timing.exposed - of.exposed[mine]).sum())
+            kernels += float(np.where(alone, 0.0, lasting - timing.exposed - of.exposed_delay[mine]).sum())
         parts = result.breakdown.of(rank)
         said = result.scenario.steps * sum(parts[part.value] for part in (*KERNELS, Part.LAUNCH, Part.SLOWED))
         assert kernels == pytest.approx(said, abs=rounding)
@@ -155,7 +161,7 @@ def test_no_link_is_overloaded_and_all_bytes_arrive(scenario: Scenario) -> None:
 
     for symmetry in ("auto", "off"):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(shared_state, "Network", Noted)
+            patch.setattr(shared_state, "FluidNetwork", Noted)
             simulate(scenario.changed(f"cost.symmetry={symmetry}"))
     assert len(made) == 2
     for network in made:
@@ -177,12 +183,12 @@ def _nobody_shares(result: Answer) -> bool:
     """Whether every link is crossed by one group of one role at most, and not twice at once by that."""
     cluster, groups = result.scenario.cluster, result.program.groups
     model = CommunicationCost(cluster.fabric, load_library(cluster.library), groups)
-    every = {exchange for program in result.program.programs for exchange in program.exchanges}
+    every = {exchange for program in result.program.programs for exchange in program.comm_ops}
     crossed: dict[int, set[tuple[str, int]]] = {}
     for exchange in every:
         crossings = model.demand(exchange).crossings
-        for group, link in zip(crossings.group.tolist(), crossings.link.tolist(), strict=True):
-            crossed.setdefault(link, set()).add((exchange.group, group))
+        for group, link in zip(crossings.group_index.tolist(), crossings.link_index.tolist(), strict=True):
+            crossed.setdefault(link, set()).add((exchange.comm_group, group))
     return all(len(users) == 1 for users in crossed.values())
 
 

@@ -12,13 +12,13 @@ from clustersim import Scenario, simulate
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.cost.segment import BlockCost
 from clustersim.engine import engine
-from clustersim.engine.engine import run_ranks
-from clustersim.engine.recording.operation_log import Written
+from clustersim.engine.engine import simulate_scalar
+from clustersim.engine.recording.operation_log import OperationSpanLog
 from clustersim.engine.recording.recorder import Recorder
-from clustersim.engine.recording.unroll import Repeat
+from clustersim.engine.recording.unroll import Repetition
 from clustersim.program.program import Program, RankProgram
-from clustersim.program.task import Receive, Send, Task
-from clustersim.symmetry.refinement import Classes
+from clustersim.program.task import ReceiveTask, SendTask, Task
+from clustersim.symmetry.refinement import SymmetryClasses
 from clustersim.trace.trace import Trace
 from tests.conftest import examples
 from tests.engine.fake_costs import UnitCost
@@ -28,10 +28,10 @@ TIMES = 12
 
 
 def one_by_one(*_: Any) -> None:
-    """In place of `watch`: nothing is skipped."""
+    """In place of `watch_steady_state`: nothing is skipped."""
 
 
-def equal(mine: tuple[Trace, Written], other: tuple[Trace, Written], *, relative: float) -> None:
+def equal(mine: tuple[Trace, OperationSpanLog], other: tuple[Trace, OperationSpanLog], *, relative: float) -> None:
     """All rows, what allowed them, what their blocks lost to others, and all pieces of blocks that were written."""
     left, right = mine[0], other[0]
     least, orders = relative * right.makespan, [np.lexsort((trace.task, trace.rank)) for trace in (left, right)]
@@ -56,8 +56,11 @@ def _ended(trace: Trace, column: str, order: IntArray) -> FloatArray:
     return np.where(rows >= 0, trace.end[rows], -1.0)
 
 
-def _equal_pieces(left: Written, right: Written, least: float) -> None:
-    orders = [np.lexsort((written.begin, written.task, written.rank)) for written in (left, right)]
+def _equal_pieces(left: OperationSpanLog, right: OperationSpanLog, least: float) -> None:
+    orders = [
+        np.lexsort((operation_span_log.begin_operation, operation_span_log.task, operation_span_log.rank))
+        for operation_span_log in (left, right)
+    ]
     for column in ("rank", "task", "begin", "until"):
         assert getattr(left, column)[orders[0]].tolist() == getattr(right, column)[orders[1]].tolist()
     for column in ("first", "last"):
@@ -78,9 +81,9 @@ def steady(draw: st.DrawFn) -> Scenario:
 def test_steps_that_repeat_themselves_are_those_of_all_events(scenario: Scenario) -> None:
     skipped = simulate(scenario)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "watch", one_by_one)
+        patch.setattr(engine, "watch_steady_state", one_by_one)
         whole = simulate(scenario)
-    mine, other = ((result.trace, result.inside.written) for result in (skipped, whole))
+    mine, other = ((result.trace, result.inside.operation_log) for result in (skipped, whole))
     equal(mine, other, relative=1e-9)
     assert skipped.peak_memory == whole.peak_memory
     assert np.abs(skipped.breakdown.seconds - whole.breakdown.seconds).max() <= 1e-8 * whole.step_time
@@ -90,7 +93,7 @@ def repeated(cost: UnitCost, after: int) -> UnitCost:
     """A program's tasks again and again; some wait for what is `after` tasks before them in the time before."""
     program = cost.program
     programs = tuple(_repeated(rank_program, after) for rank_program in program.programs)
-    return replace(cost, program=Program(programs, program.kind, program.groups))
+    return replace(cost, program=Program(programs, program.program_index, program.groups))
 
 
 def _repeated(program: RankProgram, after: int) -> RankProgram:
@@ -100,13 +103,13 @@ def _repeated(program: RankProgram, after: int) -> RankProgram:
 
 def _later(task: Task, time: int, program: RankProgram, back: int) -> Task:
     many = len(program.tasks)
-    after = tuple(needed + time * many for needed in task.after)
-    if time and back and not isinstance(task, Receive):
+    after = tuple(needed + time * many for needed in task.depends_on)
+    if time and back and not isinstance(task, ReceiveTask):
         after = (*after, max(time * many - back, 0))
-    if isinstance(task, Send | Receive):
+    if isinstance(task, SendTask | ReceiveTask):
         tag = task.tag._replace(microbatch=task.tag.microbatch + 1000 * time)
-        return replace(task, after=after, tag=tag)
-    return replace(task, after=after)
+        return replace(task, depends_on=after, tag=tag)
+    return replace(task, depends_on=after)
 
 
 @given(costed(), st.integers(0, 3))
@@ -116,13 +119,13 @@ def test_programs_that_repeat_themselves_are_those_of_all_events(cost: UnitCost,
     classes = fold(again.program, again.blocks)
     with pytest.MonkeyPatch.context() as patch:
         skipped = ran(again.program, classes, again.blocks)
-        patch.setattr(engine, "watch", one_by_one)
+        patch.setattr(engine, "watch_steady_state", one_by_one)
         whole = ran(again.program, classes, again.blocks)
     equal(skipped, whole, relative=1e-12)
 
 
-def ran(program: Program, classes: Classes, cost: BlockCost) -> tuple[Trace, Written]:
-    return run_ranks(program, classes, cost)
+def ran(program: Program, classes: SymmetryClasses, cost: BlockCost) -> tuple[Trace, OperationSpanLog]:
+    return simulate_scalar(program, classes, cost)
 
 
 @pytest.mark.parametrize(
@@ -139,11 +142,11 @@ def test_most_of_a_long_step_is_not_run(
     """So that the laws above compare something."""
     spared: list[int] = []
 
-    def noted(self: Recorder, repeat: Repeat, known: Any = Recorder.repeat) -> None:
-        spared.append(repeat.size.rows * repeat.times)
+    def noted(self: Recorder, repeat: Repetition, known: Any = Recorder.add_repetition) -> None:
+        spared.append(repeat.period_sizes.spans * repeat.count)
         known(self, repeat)
 
-    monkeypatch.setattr(Recorder, "repeat", noted)
+    monkeypatch.setattr(Recorder, "add_repetition", noted)
     scenario = Scenario.from_mapping(
         {
             "model": "llama3-8b",

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim import Scenario, simulate
-from clustersim.program.task import Dispatcher
+from clustersim.program.task import TokenDispatcher
 from tests.conftest import examples
 from tests.laws.timelines import same
 
@@ -23,7 +23,7 @@ LAYOUTS: list[dict[str, Any]] = [
 @st.composite
 def mixtures(draw: st.DrawFn) -> Scenario:
     """Steps of 16 GPUs on two nodes of a small mixture."""
-    way = draw(st.sampled_from(Dispatcher))
+    way = draw(st.sampled_from(TokenDispatcher))
     limited = {"groups": 4, "limit": draw(st.sampled_from([1, 2]))} if draw(st.booleans()) else {}
     experts = {"count": 16, "top_k": 2, "ffn": 512} | limited
     model = {"layers": 4, "hidden": 512, "heads": 8, "vocab": 1024, "experts": experts}
@@ -52,7 +52,7 @@ def test_folded_is_unfolded_on_a_shared_network(scenario: Scenario) -> None:
 
 def test_one_group_that_shares_its_links_with_nobody_takes_what_it_takes_uncontended() -> None:
     """All experts of 8 GPUs in one node: exchanges of one role on ports of their own."""
-    for way in Dispatcher:
+    for way in TokenDispatcher:
         model = {"layers": 2, "hidden": 512, "heads": 8, "vocab": 1024}
         experts = {"count": 16, "top_k": 2, "ffn": 512}
         mapping = {

@@ -10,10 +10,10 @@ from hypothesis import given
 
 from clustersim import Scenario, simulate
 from clustersim.common.arrays import IntArray
-from clustersim.engine.engine import run
+from clustersim.engine.engine import simulate_program
 from clustersim.program.program import Program
 from clustersim.program.task import Stream
-from clustersim.symmetry.refinement import unfolded
+from clustersim.symmetry.refinement import singleton_classes
 from clustersim.trace.trace import Trace
 from tests.conftest import examples
 from tests.engine.fake_costs import UnitCost
@@ -28,10 +28,10 @@ def check_trace(trace: Trace, program: Program) -> None:
     """
     times = np.stack([trace.queued, trace.ready, trace.start, trace.end])
     assert (np.diff(times, axis=0) >= 0).all()
-    caused = trace.cause >= 0
+    caused = trace.critical_predecessor >= 0
     assert (trace.start[~caused] == 0).all()
-    assert (trace.start[caused] == trace.end[trace.cause[caused]]).all()
-    assert (_followed(trace.cause) == -1).all(), "causes lead back to the beginning"
+    assert (trace.start[caused] == trace.end[trace.critical_predecessor[caused]]).all()
+    assert (_followed(trace.critical_predecessor) == -1).all(), "causes lead back to the beginning"
     for rank in trace.simulated_ranks.tolist():
         _check_rank(trace, program, rank)
 
@@ -44,7 +44,7 @@ def _followed(cause: IntArray) -> IntArray:
 
 
 def _check_rank(trace: Trace, program: Program, rank: int) -> None:
-    tasks = program.programs[int(program.kind[rank])].tasks
+    tasks = program.programs[int(program.program_index[rank])].tasks
     start, end = np.full(len(tasks), np.nan), np.full(len(tasks), np.nan)
     for stream in Stream:
         rows = np.flatnonzero((trace.rank == rank) & (trace.stream == stream))
@@ -54,15 +54,15 @@ def _check_rank(trace: Trace, program: Program, rank: int) -> None:
             assert (trace.queued[rows[1:]] == trace.end[rows[:-1]]).all()
     assert np.isfinite(end).all()
     for number, task in enumerate(tasks):
-        assert all(end[needed] <= start[number] for needed in task.after)
+        assert all(end[needed] <= start[number] for needed in task.depends_on)
 
 
 @given(costed())
 @examples(200)
 def test_nothing_runs_before_it_may_or_idles_without_a_cause_in_any_program(cost: UnitCost) -> None:
     program = cost.program
-    for classes in (unfolded(program), fold(program, cost.blocks)):
-        check_trace(run(program, classes, cost.blocks)[0], program)
+    for classes in (singleton_classes(program), fold(program, cost.blocks)):
+        check_trace(simulate_program(program, classes, cost.blocks)[0], program)
 
 
 @given(scenarios())
@@ -94,7 +94,7 @@ def test_the_critical_path_is_as_long_as_the_step_and_longer_than_any_stream_wor
     result = simulate(scenario)
     trace, path = result.trace, result.path
     assert trace.start[path[0]] == 0
-    led = (trace.leader[path[1:]] == path[:-1]) & (trace.task[path[1:]] == trace.task[path[:-1]])
+    led = (trace.blocking_event[path[1:]] == path[:-1]) & (trace.task[path[1:]] == trace.task[path[:-1]])
     assert ((trace.start[path[1:]] == trace.end[path[:-1]]) | led).all()
     assert (trace.waited[path[1:]][led] >= trace.waited[path[:-1]][led]).all()
     assert trace.end[path[-1]] == result.step_time
@@ -103,7 +103,7 @@ def test_the_critical_path_is_as_long_as_the_step_and_longer_than_any_stream_wor
     assert sum(result.path_parts.values()) == pytest.approx(result.step_time, rel=1e-9)
     for rank in trace.simulated_ranks.tolist():
         for stream in set(Stream) - {Stream.RECEIVE}:
-            rows = trace.rows(rank, stream)
+            rows = trace.rank_events(rank, stream)
             assert float((trace.end[rows] - trace.start[rows]).sum()) <= result.step_time * (1 + 1e-9)
 
 
@@ -127,9 +127,9 @@ def _numbers(answer: dict[str, Any]) -> dict[str, Any]:
 def test_twice_the_durations_are_twice_every_timestamp_bit_for_bit(cost: UnitCost) -> None:
     """Whatever rounding does to sums of thirds, it does the same to their doubles."""
     slow, fast = replace(cost, pace=2 / 3), replace(cost, pace=1 / 3)
-    for classes in (unfolded(cost.program), fold(cost.program, fast.blocks)):
-        once, _ = run(cost.program, classes, fast.blocks)
-        twice, _ = run(cost.program, classes, slow.blocks)
+    for classes in (singleton_classes(cost.program), fold(cost.program, fast.blocks)):
+        once, _ = simulate_program(cost.program, classes, fast.blocks)
+        twice, _ = simulate_program(cost.program, classes, slow.blocks)
         for column in ("rank", "task", "stream", "cause"):
             assert getattr(once, column).tolist() == getattr(twice, column).tolist()
         for column in ("queued", "ready", "start", "end"):

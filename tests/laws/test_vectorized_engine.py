@@ -13,13 +13,13 @@ from clustersim.cost.device_models import Machine, Machines, Slowed
 from clustersim.cost.interference import Interference
 from clustersim.cost.jitter import Distribution, Jitter
 from clustersim.cost.segment import BlockCost
-from clustersim.engine.engine import run_ranks
-from clustersim.engine.recording.operation_trace import Inside
+from clustersim.engine.engine import simulate_scalar
+from clustersim.engine.recording.operation_trace import OperationTraceReader
 from clustersim.engine.recording.recorder import Recorder
 from clustersim.engine.vectorized import segment_durations
-from clustersim.engine.vectorized.engine import Cohorts, able
+from clustersim.engine.vectorized.engine import VectorizedEngine, can_vectorize
 from clustersim.program.program import Program
-from clustersim.symmetry.refinement import Classes, unfolded
+from clustersim.symmetry.refinement import SymmetryClasses, singleton_classes
 from tests.conftest import examples
 from tests.engine.fake_costs import UnitCost
 from tests.laws.timelines import same
@@ -34,7 +34,7 @@ JITTERS = st.none() | st.builds(
 def machines(draw: st.DrawFn, cost: UnitCost) -> Machines:
     """Ranks at up to two speeds, whose kernels collectives slow or not, all alike or each class in its own way."""
     kinds = tuple(Machine(Slowed(cost, speed), draw(INTERFERENCES)) for speed in (1.0, 0.5))
-    ranks = cost.program.ranks
+    ranks = cost.program.world_size
     return Machines(kinds, np.array(draw(st.lists(st.sampled_from([0, 0, 1]), min_size=ranks, max_size=ranks))))
 
 
@@ -44,14 +44,18 @@ def disturbed(draw: st.DrawFn) -> tuple[Program, BlockCost]:
     return cost.program, BlockCost(cost.program, draw(machines(cost)), cost)
 
 
-def both(program: Program, classes: Classes, cost: BlockCost, jitter: Jitter | None, *, coalesce: bool) -> bool:
+def both(program: Program, classes: SymmetryClasses, cost: BlockCost, jitter: Jitter | None, *, coalesce: bool) -> bool:
     """Compare cohorts with ranks one by one; say whether cohorts could run the program."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(segment_durations, "AHEAD", 2)  # so that factors are drawn in many portions
-        trace = Cohorts(program, classes, cost, jitter).run() if able(program) and not cost.hinders else None
+        patch.setattr(segment_durations, "DRAW_SIZE", 2)  # so that factors are drawn in many portions
+        trace = (
+            VectorizedEngine(program, classes, cost, jitter).simulate_all()
+            if can_vectorize(program) and not cost.hinders
+            else None
+        )
     if trace is None:
         return False
-    one_by_one, _ = run_ranks(program, classes, cost, jitter=jitter, coalesce=coalesce)
+    one_by_one, _ = simulate_scalar(program, classes, cost, jitter=jitter, coalesce=coalesce)
     same(trace, one_by_one, relative=1e-9)
     for mine, other in ((trace.waited, one_by_one.waited), (trace.slowed, one_by_one.slowed)):
         order, other_order = (np.lexsort((item.task, item.rank)) for item in (trace, one_by_one))
@@ -63,7 +67,7 @@ def both(program: Program, classes: Classes, cost: BlockCost, jitter: Jitter | N
 @examples(400)
 def test_cohorts_are_ranks_one_by_one(made: tuple[Program, BlockCost], jitter: Jitter | None, coalesce: bool) -> None:
     program, cost = made
-    event(f"able: {both(program, unfolded(program), cost, jitter, coalesce=coalesce)}")
+    event(f"able: {both(program, singleton_classes(program), cost, jitter, coalesce=coalesce)}")
 
 
 @given(disturbed())
@@ -72,9 +76,9 @@ def test_folded_cohorts_are_unfolded_ranks(made: tuple[Program, BlockCost]) -> N
     """Slow ranks and interference split classes where they are felt, and nowhere else."""
     program, cost = made
     classes = fold(program, cost)
-    event(f"folds: {classes.count < program.ranks}")
-    every, _ = run_ranks(program, unfolded(program), cost, coalesce=False)
-    once, _ = run_ranks(program, classes, cost)
+    event(f"folds: {classes.count < program.world_size}")
+    every, _ = simulate_scalar(program, singleton_classes(program), cost, coalesce=False)
+    once, _ = simulate_scalar(program, classes, cost)
     same(once, every, relative=1e-9)
     both(program, classes, cost, None, coalesce=True)
 
@@ -86,19 +90,19 @@ def test_operations_worked_out_afterwards_are_those_that_ran(
 ) -> None:
     """Whoever ran the blocks as one event, or as arrays, its operations are found where fine-grained ranks ran them."""
     program, cost = made
-    classes = unfolded(program)
-    fine, written = run_ranks(program, classes, cost, jitter=jitter, coalesce=False)
-    ran = run_ranks(program, classes, cost, jitter=jitter)
+    classes = singleton_classes(program)
+    fine, written = simulate_scalar(program, classes, cost, jitter=jitter, coalesce=False)
+    ran = simulate_scalar(program, classes, cost, jitter=jitter)
     if (
         cohorts
-        and able(program)
+        and can_vectorize(program)
         and not cost.hinders
-        and (trace := Cohorts(program, classes, cost, jitter).run()) is not None
+        and (trace := VectorizedEngine(program, classes, cost, jitter).simulate_all()) is not None
     ):
-        ran = trace, Recorder().written()
-    inside = Inside(program, classes, cost, jitter, *ran)
-    for rank in range(program.ranks):
-        mine, other = inside.of(rank), written.of(rank, set(written.task.tolist()))
+        ran = trace, Recorder().operation_log()
+    inside = OperationTraceReader(program, classes, cost, jitter, *ran)
+    for rank in range(program.world_size):
+        mine, other = inside.rank_spans(rank), written.task_spans(rank, set(written.task.tolist()))
         order = np.lexsort((other.operation, other.task))
         assert mine.task.tolist() == other.task[order].tolist()
         assert mine.operation.tolist() == other.operation[order].tolist()
@@ -112,8 +116,8 @@ def test_interference_makes_nothing_earlier(cost: UnitCost, interference: Interf
     """Who slows whom by whatever parts: no span ends before it would with nobody slowed."""
     program = cost.program
     made = [Interference.equal(0.0), interference]
-    costs = [BlockCost(program, Machines.equal(Machine(cost, item), program.ranks), cost) for item in made]
-    without, slowed = (run_ranks(program, unfolded(program), block_cost)[0] for block_cost in costs)
+    costs = [BlockCost(program, Machines.equal(Machine(cost, item), program.world_size), cost) for item in made]
+    without, slowed = (simulate_scalar(program, singleton_classes(program), block_cost)[0] for block_cost in costs)
     first, second = (np.lexsort((trace.task, trace.rank)) for trace in (without, slowed))
     assert (slowed.end[second] >= without.end[first] - 1e-9).all()
 
@@ -130,13 +134,15 @@ class Constant(Jitter):
 @examples(150)
 def test_jitter_by_the_same_factor_everywhere_is_a_speed(cost: UnitCost, interference: float, cohorts: bool) -> None:
     """Also of kernels that hide behind an exchange of their own operation."""
-    program, classes = cost.program, unfolded(cost.program)
+    program, classes = cost.program, singleton_classes(cost.program)
     usual, slow = (
-        BlockCost(program, Machines.equal(Machine(kernels, Interference.equal(interference)), program.ranks), cost)
+        BlockCost(program, Machines.equal(Machine(kernels, Interference.equal(interference)), program.world_size), cost)
         for kernels in (cost, Slowed(cost, 0.8))
     )
     jitter = Constant(0.25)
-    trace = Cohorts(program, classes, usual, jitter).run() if cohorts and able(program) else None
+    trace = (
+        VectorizedEngine(program, classes, usual, jitter).simulate_all() if cohorts and can_vectorize(program) else None
+    )
     if trace is None:
-        trace, _ = run_ranks(program, classes, usual, jitter=jitter)
-    same(trace, run_ranks(program, classes, slow)[0], relative=1e-9)
+        trace, _ = simulate_scalar(program, classes, usual, jitter=jitter)
+    same(trace, simulate_scalar(program, classes, slow)[0], relative=1e-9)

@@ -10,9 +10,9 @@ from clustersim.model.transformer import Model, Norm, Positions, uniform
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import ActionKind
-from clustersim.program.placement import looped
+from clustersim.program.placement import looped_placement
 from clustersim.program.program import Program, RankProgram
-from clustersim.program.task import Communicate, Compute, Exchange, Operation, Receive, Send
+from clustersim.program.task import CollectiveTask, CommOp, ComputeTask, Operation, ReceiveTask, SendTask
 from clustersim.schedules.schedule import Schedule
 from tests.strategies import usual
 
@@ -25,11 +25,11 @@ TRAINING = Training(sequence=64, global_batch=8)
 
 
 def planned(layout: Layout, training: Training = TRAINING, model: Model = SMALL, chunks: int = 1) -> Plan:
-    return Plan(model, training, layout, partial(looped, chunks=chunks))
+    return Plan(model, training, layout, partial(looped_placement, chunks_per_rank=chunks))
 
 
 def lowered(plan: Plan, order: Schedule | None = None) -> Program:
-    chosen = order or usual(plan.placement.chunks)
+    chosen = order or usual(plan.placement.max_chunks)
     return lower(plan, chosen.order(plan.layout.pp, plan.microbatches))
 
 
@@ -43,15 +43,15 @@ def data_words(program: RankProgram) -> list[str]:
     return [word for word in words(program) if not word.startswith(("send", "receive"))]
 
 
-def collectives(program: RankProgram) -> list[Exchange]:
-    return [task.exchange for task in program.tasks if isinstance(task, Communicate)]
+def collectives(program: RankProgram) -> list[CommOp]:
+    return [task.comm_op for task in program.tasks if isinstance(task, CollectiveTask)]
 
 
 def operations(program: RankProgram, kind: ActionKind, microbatch: int = 0) -> Iterator[Operation]:
     """All operations of one microbatch's passes of a kind, through all stages of the rank."""
     for task in program.tasks:
-        if isinstance(task, Compute) and task.action and task.action[1:] == (kind, microbatch):
-            yield from task.block.operations
+        if isinstance(task, ComputeTask) and task.action and task.action[1:] == (kind, microbatch):
+            yield from task.segment.operations
 
 
 def told(program: Program) -> list[list[tuple[object, ...]]]:
@@ -60,21 +60,21 @@ def told(program: Program) -> list[list[tuple[object, ...]]]:
 
 
 def _whole(task: object, stream: object) -> tuple[object, ...]:
-    if isinstance(task, Compute):
-        return stream, task.block.name, task.block.operations, task.after, task.action
+    if isinstance(task, ComputeTask):
+        return stream, task.segment.name, task.segment.operations, task.depends_on, task.action
     return stream, task
 
 
 def _word(task: object) -> str:
     match task:
-        case Compute(action=None, block=block):
+        case ComputeTask(action=None, segment=block):
             return block.name
-        case Compute(action=action):
+        case ComputeTask(action=action):
             return f"{action.kind.value}{action.microbatch}"
-        case Send(tag=tag):
+        case SendTask(tag=tag):
             return f"send {tag}"
-        case Receive(tag=tag):
+        case ReceiveTask(tag=tag):
             return f"receive {tag}"
-        case Communicate(exchange=exchange):
+        case CollectiveTask(comm_op=exchange):
             return exchange.name
     raise TypeError(task)

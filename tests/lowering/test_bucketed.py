@@ -20,7 +20,7 @@ from clustersim.parallel.data_parallel_strategy import (
 from clustersim.parallel.layout import Layout
 from clustersim.program.action import ActionKind
 from clustersim.program.program import RankProgram
-from clustersim.program.task import Collective, Communicate, Compute, Stream
+from clustersim.program.task import CollectiveTask, CollectiveType, ComputeTask, Stream
 from tests.lowering.plans import SMALL, TRAINING, collectives, data_words, lowered, planned, told
 
 HUGE = 1e12
@@ -56,11 +56,13 @@ def test_zero_2_reduces_after_every_microbatch() -> None:
 @pytest.mark.parametrize(
     ("data", "kinds"),
     [
-        (DdpStrategy(overlap=False), [Collective.ALL_REDUCE]),
-        (Zero1(overlap=False), [Collective.REDUCE_SCATTER, Collective.ALL_GATHER]),
+        (DdpStrategy(overlap=False), [CollectiveType.ALL_REDUCE]),
+        (Zero1(overlap=False), [CollectiveType.REDUCE_SCATTER, CollectiveType.ALL_GATHER]),
     ],
 )
-def test_without_overlap_everything_follows_the_last_backward(data: DataParallelism, kinds: list[Collective]) -> None:
+def test_without_overlap_everything_follows_the_last_backward(
+    data: DataParallelism, kinds: list[CollectiveType]
+) -> None:
     only = program(data)
     words = data_words(only)
     assert words[:5] == ["F0", "B0", "F1", "B1", "reduce gradients"]
@@ -73,7 +75,7 @@ def test_zero_2_without_overlap_reduces_before_the_next_pass_starts() -> None:
     assert data_words(only) == [
         "F0", "B0", "reduce gradients", "F1", "B1", "reduce gradients", "optimizer", "gather parameters",
     ]  # fmt: skip
-    assert only.tasks[3].after == (2,)
+    assert only.tasks[3].depends_on == (2,)
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -90,8 +92,8 @@ def test_a_step_communicates_every_parameter_so_many_times(
 ) -> None:
     """Gradients are fp32 (4 bytes), gathered parameters bf16 (2), over three microbatches."""
     sent = collectives(program(make(bucket=10_000.0, overlap=overlap), microbatches=3))
-    reduced = sum(exchange.payload for exchange in sent if exchange.collective is not Collective.ALL_GATHER)
-    gathered = sum(item.payload for item in sent if item.collective is Collective.ALL_GATHER)
+    reduced = sum(comm_op.payload for comm_op in sent if comm_op.collective is not CollectiveType.ALL_GATHER)
+    gathered = sum(item.payload for item in sent if item.collective is CollectiveType.ALL_GATHER)
     assert reduced == 4 * PARAMETERS * reductions
     assert gathered == 2 * PARAMETERS * gathers
 
@@ -115,25 +117,25 @@ def test_ddp_buckets_of_25_mb_are_cut_at_the_gradient_that_fills_them() -> None:
 
 def test_a_bucket_waits_for_the_backward_piece_that_fills_it_and_the_optimizer_for_all() -> None:
     only = program(DdpStrategy(bucket=10_000.0), microbatches=1)
-    buckets = [number for number, task in enumerate(only.tasks) if isinstance(task, Communicate)]
+    buckets = [number for number, task in enumerate(only.tasks) if isinstance(task, CollectiveTask)]
     assert len(buckets) > 3
     for number in buckets:
         task, piece = only.tasks[number], only.tasks[number - 1]
-        assert isinstance(piece, Compute)
-        assert task.after == (number - 1,)
-        assert only.streams[number] is Stream.DATA
-        assert piece.block.operations[-1].gradients > 0
-    assert only.tasks[-1].after == tuple(buckets)
+        assert isinstance(piece, ComputeTask)
+        assert task.depends_on == (number - 1,)
+        assert only.streams[number] is Stream.DP
+        assert piece.segment.operations[-1].gradient_count > 0
+    assert only.tasks[-1].depends_on == tuple(buckets)
 
 
 def test_backward_in_pieces_is_backward() -> None:
     def backward(data: DataParallelism) -> list[object]:
-        tasks = [task for task in program(data, microbatches=1).tasks if isinstance(task, Compute)]
+        tasks = [task for task in program(data, microbatches=1).tasks if isinstance(task, ComputeTask)]
         return [
             operation
             for task in tasks
             if task.action is not None and task.action.kind is ActionKind.BACKWARD
-            for operation in task.block.operations
+            for operation in task.segment.operations
         ]
 
     assert backward(DdpStrategy(bucket=10_000.0)) == backward(DdpStrategy(bucket=HUGE))
@@ -142,14 +144,16 @@ def test_backward_in_pieces_is_backward() -> None:
 def test_forward_waits_for_the_parameters_layer_by_layer() -> None:
     """Buckets of whole units: the embedding and the first layers that fill one, the next, ... in forward's order."""
     only = program(Zero1(bucket=100_000.0), microbatches=1)
-    gathers = [number for number, task in enumerate(only.tasks) if isinstance(task, Communicate) and not task.after]
+    gathers = [
+        number for number, task in enumerate(only.tasks) if isinstance(task, CollectiveTask) and not task.depends_on
+    ]
     forwards = [
         task
         for task in only.tasks
-        if isinstance(task, Compute) and task.action is not None and task.action.kind is ActionKind.FORWARD
+        if isinstance(task, ComputeTask) and task.action is not None and task.action.kind is ActionKind.FORWARD
     ]
     assert len(gathers) == len(forwards) > 2
-    assert [task.after for task in forwards] == [(number,) for number in gathers]
+    assert [task.depends_on for task in forwards] == [(number,) for number in gathers]
 
 
 def test_later_forwards_do_not_gather_again() -> None:
@@ -166,7 +170,7 @@ def test_megatrons_bucket_is_40_million_parameters_or_a_million_per_rank() -> No
     def buckets(dp: int) -> int:
         (only,) = lowered(planned(Layout(dp=dp, data=Zero1()), Training(1024, dp), model)).programs
         return len(
-            [collective for collective in collectives(only) if collective.collective is Collective.REDUCE_SCATTER]
+            [collective for collective in collectives(only) if collective.collective is CollectiveType.REDUCE_SCATTER]
         )
 
     # 8 ranks: out and qkv (42 M) share a bucket, down and up fill one each: 3 a layer; head, embedding
@@ -183,7 +187,7 @@ def test_only_the_first_chunk_of_the_first_pipeline_rank_has_megatrons_buckets(s
     """
     training = Training(1024, 64, gradient_clipping=False)
     plan = planned(Layout(dp=16, pp=2, data=strategy), training, preset("llama3-8b"), chunks=2)
-    kind = Collective.REDUCE_SCATTER if strategy.stage else Collective.ALL_REDUCE
+    kind = CollectiveType.REDUCE_SCATTER if strategy.stage else CollectiveType.ALL_REDUCE
     counts = [
         sum(collective.collective is kind for collective in collectives(program)) for program in lowered(plan).programs
     ]
@@ -236,6 +240,8 @@ def test_every_virtual_stage_reduces_and_gathers_its_own_part() -> None:
     plan = planned(Layout(dp=2, pp=2, data=Zero1()), training, chunks=2)
     for rank, rank_program in enumerate(lowered(plan).programs):
         held = sum(plan.parameters(stage) for stage in plan.stages_of(rank))
-        kinds = {kind: sum(x.payload for x in collectives(rank_program) if x.collective is kind) for kind in Collective}
-        assert kinds[Collective.REDUCE_SCATTER] == 4 * held
-        assert kinds[Collective.ALL_GATHER] == 2 * held
+        kinds = {
+            kind: sum(x.payload for x in collectives(rank_program) if x.collective is kind) for kind in CollectiveType
+        }
+        assert kinds[CollectiveType.REDUCE_SCATTER] == 4 * held
+        assert kinds[CollectiveType.ALL_GATHER] == 2 * held

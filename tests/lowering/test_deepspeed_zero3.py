@@ -11,7 +11,7 @@ from clustersim.parallel.data_parallel_strategy import ByParameter
 from clustersim.parallel.layout import Layout
 from clustersim.program.action import ActionKind
 from clustersim.program.program import RankProgram
-from clustersim.program.task import Collective, Communicate, Compute
+from clustersim.program.task import CollectiveTask, CollectiveType, ComputeTask
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from tests.lowering.plans import SMALL, TRAINING, lowered, planned
@@ -27,9 +27,9 @@ def program(recompute: Recompute = NoRecompute()) -> RankProgram:  # noqa: B008 
     return found
 
 
-def sent(found: RankProgram, kind: Collective) -> list[tuple[str, float]]:
+def sent(found: RankProgram, kind: CollectiveType) -> list[tuple[str, float]]:
     """Names and bytes of a rank's collectives, in the order in which it issues them."""
-    exchanges = (task.exchange for task in found.tasks if isinstance(task, Communicate))
+    exchanges = (task.comm_op for task in found.tasks if isinstance(task, CollectiveTask))
     return [(exchange.name, exchange.payload) for exchange in exchanges if exchange.collective is kind]
 
 
@@ -38,14 +38,14 @@ def test_each_matrix_is_gathered_for_forward_recomputation_and_backward(
     recompute: Recompute, others: int, last: int
 ) -> None:
     """But the last product's, whose backward follows its recomputation at once; BF16, two bytes each."""
-    gathered = Counter(sent(program(recompute), Collective.ALL_GATHER))
+    gathered = Counter(sent(program(recompute), CollectiveType.ALL_GATHER))
     for name, elements in MATRICES.items():
         assert gathered[f"gather {name}", 2.0 * elements] == LAYERS * (last if name == "mlp.down" else others)
 
 
 def test_every_gradient_is_reduced_by_itself() -> None:
     """A layer has twelve: matrices and biases of four products, weights and biases of two norms; FP32 here."""
-    reduced, plan = sent(program(), Collective.REDUCE_SCATTER), planned(Layout())
+    reduced, plan = sent(program(), CollectiveType.REDUCE_SCATTER), planned(Layout())
     assert sum(payload for _, payload in reduced) == 4.0 * plan.parameters(plan.stages[0])
     of_layers = [payload for name, payload in reduced if name.removeprefix("reduce ") in MATRICES]
     assert len(of_layers) == LAYERS * 12
@@ -57,27 +57,27 @@ def test_a_gather_runs_beside_the_products_of_the_parameter_before_it_and_no_fur
     found = program()
     gathers = [
         (place, task) for place, task in enumerate(found.tasks)
-        if isinstance(task, Communicate) and task.exchange.collective is Collective.ALL_GATHER
+        if isinstance(task, CollectiveTask) and task.comm_op.collective is CollectiveType.ALL_GATHER
     ]  # fmt: skip
-    computes = [place for place, task in enumerate(found.tasks) if isinstance(task, Compute)]
+    computes = [place for place, task in enumerate(found.tasks) if isinstance(task, ComputeTask)]
     for (earlier, _), (place, task) in pairwise(gathers):
-        assert earlier in task.after
-        assert max(compute for compute in computes if compute < place) in task.after
+        assert earlier in task.depends_on
+        assert max(compute for compute in computes if compute < place) in task.depends_on
     forward = [
-        communicate
-        for _, communicate in gathers
-        if communicate.exchange.name in {f"gather {name}" for name in MATRICES}
+        collective_task
+        for _, collective_task in gathers
+        if collective_task.comm_op.name in {f"gather {name}" for name in MATRICES}
     ]
-    assert [item.exchange.name for item in forward[: len(MATRICES)]] == [f"gather {name}" for name in MATRICES]
+    assert [item.comm_op.name for item in forward[: len(MATRICES)]] == [f"gather {name}" for name in MATRICES]
 
 
 def test_the_host_makes_a_view_and_a_copy_for_each_rank_at_every_collective() -> None:
     found = program()
-    blocks = [task.block for task in found.tasks if isinstance(task, Compute)]
+    blocks = [task.segment for task in found.tasks if isinstance(task, ComputeTask)]
     calls = sum(
         operation.kernel.calls for block in blocks for operation in block.operations if operation.kernel is not None
     )
-    collectives = [*sent(found, Collective.ALL_GATHER), *sent(found, Collective.REDUCE_SCATTER)]
+    collectives = [*sent(found, CollectiveType.ALL_GATHER), *sent(found, CollectiveType.REDUCE_SCATTER)]
     assert calls == 2 * RANKS * len(collectives)
 
 
@@ -88,14 +88,14 @@ def test_it_computes_what_full_sharding_does() -> None:
     ours, plain = (
         [
             operation for task in lowered(planned(layout, training, SMALL)).programs[0].tasks
-            if isinstance(task, Compute) and task.action is not None
+            if isinstance(task, ComputeTask) and task.action is not None
             and task.action.kind in (ActionKind.FORWARD, ActionKind.BACKWARD)
-            for operation in task.block.operations
+            for operation in task.segment.operations
             if operation.kernel is not None and not operation.kernel.calls
         ]
         for layout in layouts
     )  # fmt: skip
-    assert [our.does for our in ours] == [item.does for item in plain]
+    assert [our.body for our in ours] == [item.body for item in plain]
 
 
 @pytest.mark.parametrize("symmetry", ["auto", "off"])
@@ -109,6 +109,6 @@ def test_a_step_takes_host_loops_and_products_and_what_they_do_not_hide(symmetry
     slow = simulate(replace(scenario, framework=replace(scenario.framework, call=1.0)))
     plain = simulate(replace(scenario, framework=replace(scenario.framework, call=0.0)))
     tasks = slow.program.programs[0].tasks
-    kinds = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
-    calls = 2 * 8 * sum(isinstance(task, Communicate) and task.exchange.collective in kinds for task in tasks)
+    kinds = (CollectiveType.ALL_GATHER, CollectiveType.REDUCE_SCATTER)
+    calls = 2 * 8 * sum(isinstance(task, CollectiveTask) and task.comm_op.collective in kinds for task in tasks)
     assert calls <= slow.step_time <= calls + plain.step_time

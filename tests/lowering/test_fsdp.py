@@ -13,7 +13,7 @@ from clustersim.model.transformer import head_parameters, parameters
 from clustersim.parallel.data_parallel_strategy import FullyShard, Microbatches
 from clustersim.parallel.layout import Layout
 from clustersim.program.program import RankProgram
-from clustersim.program.task import Collective, Communicate, Compute
+from clustersim.program.task import CollectiveTask, CollectiveType, ComputeTask
 from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.schedules.schedule import Schedule
 from clustersim.schedules.zero_bubble import ZeroBubble
@@ -54,11 +54,11 @@ def test_without_resharding_backward_gathers_nothing() -> None:
 def test_a_microbatch_gathers_twice_and_reduces_once(microbatches: int) -> None:
     """ZeRO section 7.2.2: 3 Psi a microbatch; less the head's second gather here. Payloads bf16 and fp32."""
     sent = collectives(program(FullyShard(), microbatches))
-    gathered = sum(exchange.payload for exchange in sent if exchange.collective is Collective.ALL_GATHER)
-    reduced = sum(item.payload for item in sent if item.collective is Collective.REDUCE_SCATTER)
+    gathered = sum(comm_op.payload for comm_op in sent if comm_op.collective is CollectiveType.ALL_GATHER)
+    reduced = sum(item.payload for item in sent if item.collective is CollectiveType.REDUCE_SCATTER)
     assert gathered == 2 * microbatches * (2 * parameters(SMALL) - head_parameters(SMALL))
     assert reduced == 4 * microbatches * parameters(SMALL)
-    assert all(element.group == "dp" for element in sent)
+    assert all(element.comm_group == "dp" for element in sent)
 
 
 @given(prefetch=st.integers(0, 8))
@@ -68,18 +68,20 @@ def test_at_most_prefetch_units_are_gathered_ahead(prefetch: int) -> None:
     So a gather waits for the compute task that ends unit i - prefetch - 1: the compute before it in its pass.
     """
     only = program(FullyShard(prefetch=prefetch))
-    computes = [number for number, task in enumerate(only.tasks) if isinstance(task, Compute)]
+    computes = [number for number, task in enumerate(only.tasks) if isinstance(task, ComputeTask)]
     forward = computes[: len(UNITS)]
     gathers = [
         number
         for number, task in enumerate(only.tasks)
-        if isinstance(task, Communicate) and task.exchange.collective is Collective.ALL_GATHER and number < forward[-1]
+        if isinstance(task, CollectiveTask)
+        and task.comm_op.collective is CollectiveType.ALL_GATHER
+        and number < forward[-1]
     ]
     assert len(gathers) == len(UNITS)
     for place, number in enumerate(gathers):
         released = place - prefetch - 1
-        assert only.tasks[number].after == ((forward[released],) if released >= 0 else ())
-        assert number in only.tasks[forward[place]].after
+        assert only.tasks[number].depends_on == ((forward[released],) if released >= 0 else ())
+        assert number in only.tasks[forward[place]].depends_on
 
 
 def test_without_overlap_a_unit_is_gathered_when_the_one_before_it_is_done() -> None:
@@ -94,10 +96,10 @@ def test_a_pass_prefetches_nothing_for_the_next() -> None:
     first_microbatch = [
         number
         for number, task in enumerate(only.tasks)
-        if isinstance(task, Compute) and task.action and not task.action[2]
+        if isinstance(task, ComputeTask) and task.action and not task.action[2]
     ]
     last = max(first_microbatch)
-    after = [task.after for task in only.tasks[last:] if isinstance(task, Communicate)]
+    after = [task.depends_on for task in only.tasks[last:] if isinstance(task, CollectiveTask)]
     assert set(after[:5]) == {(last,)}
 
 
@@ -107,8 +109,8 @@ def copies(data: FullyShard, replicas: int = 4, **training: object) -> dict[str,
     (only,) = lowered(planned(Layout(dp=replicas, data=data), changed)).programs
     moved = {"F": 0.0, "B": 0.0}
     for task in only.tasks:
-        if isinstance(task, Compute) and task.action is not None:
-            made = [operation.kernel for operation in task.block.operations if operation.kernel]
+        if isinstance(task, ComputeTask) and task.action is not None:
+            made = [operation.kernel for operation in task.segment.operations if operation.kernel]
             moved[task.action.kind.value] += sum(kernel.bytes for kernel in made if kernel.name.startswith("copy"))
     return moved
 
@@ -134,10 +136,10 @@ def test_copies_are_made_once_where_forward_is_run_again_and_change_nothing_else
 
 def test_copies_come_before_the_kernels_that_read_them() -> None:
     for task in program(FullyShard(copies=True)).tasks:
-        if isinstance(task, Compute) and task.action:
+        if isinstance(task, ComputeTask) and task.action:
             copied = [
                 operation.kernel is not None and operation.kernel.name.startswith("copy")
-                for operation in task.block.operations
+                for operation in task.segment.operations
             ]
             assert not any(copied[1:])
 
@@ -147,10 +149,10 @@ def test_the_optimizer_waits_for_every_reduction() -> None:
     reductions = [
         number
         for number, task in enumerate(only.tasks)
-        if isinstance(task, Communicate) and task.exchange.collective is Collective.REDUCE_SCATTER
+        if isinstance(task, CollectiveTask) and task.comm_op.collective is CollectiveType.REDUCE_SCATTER
     ]
     assert len(reductions) == 2 * len(UNITS)
-    assert only.tasks[-1].after == tuple(reductions)
+    assert only.tasks[-1].depends_on == tuple(reductions)
 
 
 def test_recomputation_uses_the_gathered_parameters_of_its_backward() -> None:
@@ -161,7 +163,7 @@ def test_recomputation_uses_the_gathered_parameters_of_its_backward() -> None:
 
 def test_units_that_are_recomputed_are_told_apart_from_those_that_are_not() -> None:
     only = program(FullyShard(), recompute=FullRecompute(1))
-    backward = [len(task.block.operations) for task in only.tasks if isinstance(task, Compute)][len(UNITS) :]
+    backward = [len(task.segment.operations) for task in only.tasks if isinstance(task, ComputeTask)][len(UNITS) :]
     _head, *kept, first, _embedding, _optimizer = backward  # layers 3, 2 and 1 keep what they need, layer 0 does not
     assert len(kept) == 3
     assert len(set(kept)) == 1

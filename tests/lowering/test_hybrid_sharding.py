@@ -23,25 +23,25 @@ from clustersim.parallel.data_parallel_strategy import (
 )
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import REPLICAS, SHARDS, WEIGHTS
-from clustersim.program.task import Collective, Exchange
+from clustersim.program.task import CollectiveType, CommOp
 from tests.conftest import examples
 from tests.lowering.plans import SMALL, TRAINING, collectives, lowered, planned, told
 
 ALL, HEAD = parameters(SMALL), head_parameters(SMALL)
 
 
-def exchanges(layout: Layout, microbatches: int = 1) -> list[Exchange]:
+def exchanges(layout: Layout, microbatches: int = 1) -> list[CommOp]:
     training = replace(TRAINING, global_batch=layout.dp * microbatches, gradient_clipping=False)
     (only,) = lowered(planned(layout, training)).programs
     return collectives(only)
 
 
-def moved(found: list[Exchange]) -> dict[tuple[str, Collective], float]:
+def moved(found: list[CommOp]) -> dict[tuple[str, CollectiveType], float]:
     """Bytes of payload by role and collective."""
-    total: dict[tuple[str, Collective], float] = {}
-    for exchange in found:
-        key = exchange.group, exchange.collective
-        total[key] = total.get(key, 0.0) + exchange.payload
+    total: dict[tuple[str, CollectiveType], float] = {}
+    for comm_op in found:
+        key = comm_op.comm_group, comm_op.collective
+        total[key] = total.get(key, 0.0) + comm_op.payload
     return total
 
 
@@ -53,9 +53,9 @@ def test_what_hsdp_moves_by_hand(cp: int, shard: int) -> None:
     """
     layout = Layout(cp=cp, dp=16 // cp, data=FullyShard(shard=shard))
     assert moved(exchanges(layout)) == {
-        (SHARDS.name, Collective.ALL_GATHER): 2 * (2 * ALL - HEAD),
-        (SHARDS.name, Collective.REDUCE_SCATTER): 4 * ALL,
-        (REPLICAS.name, Collective.ALL_REDUCE): 4 * ALL / shard,
+        (SHARDS.name, CollectiveType.ALL_GATHER): 2 * (2 * ALL - HEAD),
+        (SHARDS.name, CollectiveType.REDUCE_SCATTER): 4 * ALL,
+        (REPLICAS.name, CollectiveType.ALL_REDUCE): 4 * ALL / shard,
     }
     assert (layout.size_of(SHARDS), layout.size_of(REPLICAS)) == (shard, 16 // shard)
 
@@ -63,16 +63,16 @@ def test_what_hsdp_moves_by_hand(cp: int, shard: int) -> None:
 def test_megatrons_optimizer_instances_gather_and_scatter_within_and_sum_across() -> None:
     layout = Layout(dp=8, data=Zero1(shard=2))
     assert moved(exchanges(layout, microbatches=3)) == {
-        (SHARDS.name, Collective.ALL_GATHER): 2 * ALL,
-        (SHARDS.name, Collective.REDUCE_SCATTER): 4 * ALL,
-        (REPLICAS.name, Collective.ALL_REDUCE): 4 * ALL / 2,
+        (SHARDS.name, CollectiveType.ALL_GATHER): 2 * ALL,
+        (SHARDS.name, CollectiveType.REDUCE_SCATTER): 4 * ALL,
+        (REPLICAS.name, CollectiveType.ALL_REDUCE): 4 * ALL / 2,
     }
 
 
 def test_mics_sums_across_replicas_once_and_fsdp_after_every_microbatch() -> None:
     once = moved(exchanges(Layout(dp=8, data=FullyShard(shard=2, all_reduce=Microbatches.LAST)), microbatches=3))
     each = moved(exchanges(Layout(dp=8, data=FullyShard(shard=2)), microbatches=3))
-    across = REPLICAS.name, Collective.ALL_REDUCE
+    across = REPLICAS.name, CollectiveType.ALL_REDUCE
     assert (once.pop(across), each.pop(across)) == (4 * ALL / 2, 3 * 4 * ALL / 2)
     assert once == each
 
@@ -80,9 +80,9 @@ def test_mics_sums_across_replicas_once_and_fsdp_after_every_microbatch() -> Non
 def test_secondary_shards_serve_backward_and_nothing_else() -> None:
     """ZeRO++ (arXiv:2306.10209, section 3.2): forward and gradients span all ranks, backward gathers within."""
     assert moved(exchanges(Layout(dp=8, data=FullyShard(secondary=2)), microbatches=2)) == {
-        (WEIGHTS.name, Collective.ALL_GATHER): 2 * 2 * ALL,
-        (SHARDS.name, Collective.ALL_GATHER): 2 * 2 * (ALL - HEAD),
-        (WEIGHTS.name, Collective.REDUCE_SCATTER): 2 * 4 * ALL,
+        (WEIGHTS.name, CollectiveType.ALL_GATHER): 2 * 2 * ALL,
+        (SHARDS.name, CollectiveType.ALL_GATHER): 2 * 2 * (ALL - HEAD),
+        (WEIGHTS.name, CollectiveType.REDUCE_SCATTER): 2 * 4 * ALL,
     }
 
 
@@ -117,7 +117,7 @@ def test_one_replica_is_the_strategy_that_cuts_weights_over_all(
     one, other = lowered(plain), lowered(hybrid)
     assert told(one) == told(other)
     assert {name: group.members.tolist() for name, group in one.groups.items()} == {
-        name: groups.members.tolist() for name, groups in other.groups.items()
+        name: process_groups.members.tolist() for name, process_groups in other.groups.items()
     }
     frame = Framework(1.0, 1e6), 1e6
     footprints = (Footprint(plan, *frame) for plan in (plain, hybrid))
@@ -133,7 +133,7 @@ def test_one_shard_is_ddp(data: DataParallelism, dp: int, microbatches: int) -> 
     ddp = replace(plan, layout=replace(plan.layout, data=DdpStrategy()))
     (only,) = lowered(plan).programs
     often = microbatches if data.stage > 1 else 1
-    assert moved(collectives(only)) == {(REPLICAS.name, Collective.ALL_REDUCE): often * 4 * ALL}
+    assert moved(collectives(only)) == {(REPLICAS.name, CollectiveType.ALL_REDUCE): often * 4 * ALL}
     uses = (Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER, Category.GATHERED)
     one, other = (Footprint(item, Framework(1.0, 0.0), 0.0).resident(0) for item in (plan, ddp))
     assert [one[use] for use in uses] == [other[use] for use in uses]
@@ -144,7 +144,7 @@ def test_the_norm_is_summed_over_one_sharded_copy() -> None:
     layout = Layout(tp=2, dp=8, pp=2, data=Zero1(shard=4))
     program = lowered(planned(layout, replace(TRAINING, global_batch=16)))
     (norm,) = {
-        collective.group for collective in collectives(program.programs[0]) if collective.name == "gradient norm"
+        collective.comm_group for collective in collectives(program.programs[0]) if collective.name == "gradient norm"
     }
     groups = program.groups[norm].members
     assert groups.shape == (2, 16)

@@ -28,7 +28,7 @@ from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import ActionKind
 from clustersim.program.program import Program, RankProgram
-from clustersim.program.task import Collective, Communicate, Compute, Operation
+from clustersim.program.task import CollectiveTask, CollectiveType, ComputeTask, Operation
 from clustersim.schedules.registry import schedule
 from tests.conftest import examples
 from tests.lowering.plans import SMALL, lowered, operations
@@ -54,17 +54,15 @@ def plan_of(layout: Layout, lora: Lora = LORA, **changes: object) -> Plan:
 def every_operation(program: Program) -> Iterator[Operation]:
     for rank in program.programs:
         for task in rank.tasks:
-            if isinstance(task, Compute):
-                yield from task.block.operations
+            if isinstance(task, ComputeTask):
+                yield from task.segment.operations
 
 
 def reduced(rank: RankProgram) -> float:
     """Bytes of gradients that a rank reduces over those with the same weights."""
-    kinds = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.REDUCE)
-    found = (task.exchange for task in rank.tasks if isinstance(task, Communicate))
-    return sum(
-        exchange.payload for exchange in found if exchange.collective in kinds and exchange.name != "gradient norm"
-    )
+    kinds = (CollectiveType.ALL_REDUCE, CollectiveType.REDUCE_SCATTER, CollectiveType.REDUCE)
+    found = (task.comm_op for task in rank.tasks if isinstance(task, CollectiveTask))
+    return sum(comm_op.payload for comm_op in found if comm_op.collective in kinds and comm_op.name != "gradient norm")
 
 
 def of_weights(kernel: Kernel) -> bool:
@@ -84,7 +82,7 @@ def test_no_frozen_weight_has_a_gradient_anywhere(data: DataParallelism, base: D
     kernels = [operation.kernel for operation in every_operation(program)]
     gradients = [kernel.name for kernel in kernels if kernel is not None and of_weights(kernel)]
     assert gradients and all(".lora_" in name for name in gradients)
-    assert {item.group for item in every_operation(program) if item.gradients} == {ADAPTERS}
+    assert {item.parameter_group for item in every_operation(program) if item.gradient_count} == {ADAPTERS}
     times = plan.microbatches if isinstance(data, Zero2 | FullyShard | NaiveDataParallel) else 1
     assert reduced(program.programs[0]) == 4 * adapter_parameters(SMALL, LORA) * times
 
@@ -127,7 +125,7 @@ def test_a_unit_is_gathered_at_once_as_it_is_stored(base: DType | None) -> None:
     """Frozen weights and adapters in one collective, forward and again backward; quantised ones stay so."""
     plan = plan_of(Layout(dp=2, data=FullyShard()), replace(LORA, base=base), global_batch=2)
     program = lowered(plan).programs[0]
-    gathers = [task.exchange for task in program.tasks if isinstance(task, Communicate)]
+    gathers = [task.comm_op for task in program.tasks if isinstance(task, CollectiveTask)]
     layers = [gather for gather in gathers if gather.name == "gather layer"]
     matrices = 4 * H * H + 2 * H * WIDE + (3 * H + H) + WIDE + H
     stored = 2 if base is None else (4 + 8 / 64 + 32 / (64 * 256)) / 8
@@ -139,8 +137,8 @@ def test_a_unit_is_gathered_at_once_as_it_is_stored(base: DType | None) -> None:
 def test_parameters_that_never_change_are_not_gathered_again_after_a_step() -> None:
     """ZeRO-1 gathers what its ranks have updated."""
     program = lowered(plan_of(Layout(dp=2, data=Zero1()))).programs[0]
-    gathered = [task.exchange for task in program.tasks if isinstance(task, Communicate)]
-    payload = sum(exchange.payload for exchange in gathered if exchange.name == "gather parameters")
+    gathered = [task.comm_op for task in program.tasks if isinstance(task, CollectiveTask)]
+    payload = sum(comm_op.payload for comm_op in gathered if comm_op.name == "gather parameters")
     assert payload == 2 * adapter_parameters(SMALL, LORA)
 
 
@@ -175,9 +173,9 @@ def narrow(split: bool) -> dict[ActionKind, list[tuple[str, float]]]:
     program = lowered(plan).programs[0]
     return {
         kind: [
-            (operation.exchange.collective.value, operation.exchange.payload)
+            (operation.comm_op.collective.value, operation.comm_op.payload)
             for operation in operations(program, kind)
-            if operation.exchange is not None and operation.exchange.name.endswith("adapter")
+            if operation.comm_op is not None and operation.comm_op.name.endswith("adapter")
         ]
         for kind in (ActionKind.FORWARD, ActionKind.BACKWARD)
     }
@@ -204,14 +202,14 @@ def test_recomputation_runs_adapters_again(recompute: FullRecompute | SelectiveO
     plan = plan_of(layout, recompute=recompute)
     program = lowered(plan).programs[0]
     backward = [
-        operation.exchange.name
+        operation.comm_op.name
         for operation in operations(program, ActionKind.BACKWARD)
-        if operation.exchange is not None
+        if operation.comm_op is not None
     ]
-    forward = [item.exchange.name for item in operations(program, ActionKind.FORWARD) if item.exchange is not None]
+    forward = [item.comm_op.name for item in operations(program, ActionKind.FORWARD) if item.comm_op is not None]
     again = len([name for name in forward if name.endswith("adapter")])
     plain = lowered(plan_of(layout)).programs[0]
-    once = [element.exchange.name for element in operations(plain, ActionKind.BACKWARD) if element.exchange is not None]
+    once = [element.comm_op.name for element in operations(plain, ActionKind.BACKWARD) if element.comm_op is not None]
     assert backward.count("gather adapter") + backward.count("sum adapter") == again * (forwards - 1) + sum(
         name.endswith("adapter") for name in once
     )
@@ -221,9 +219,9 @@ def test_inputs_are_not_gathered_again_where_no_weight_gradient_reads_them() -> 
     """Frozen matrices have none, and A keeps its input whole."""
     program = lowered(plan_of(Layout(tp=2, sequence_parallel=True))).programs[0]
     names = [
-        operation.exchange.name
+        operation.comm_op.name
         for operation in operations(program, ActionKind.BACKWARD)
-        if operation.exchange is not None
+        if operation.comm_op is not None
     ]
     assert "gather input again" not in names and "reduce input gradient" in names
 

@@ -26,7 +26,7 @@ from clustersim.parallel.mesh import (
     WEIGHTS,
     WORLD,
 )
-from clustersim.program.task import Collective, Exchange, HostExchange
+from clustersim.program.task import CollectiveType, CommOp, HostOp
 from clustersim.schedules.zero_bubble import ZeroBubble
 from tests.lowering.plans import SMALL, TRAINING, collectives, lowered, planned
 
@@ -34,17 +34,17 @@ ALL_EXPERTS = 8 * 2 * 64 * 128
 MIXTURE = RoutedMlp(8, 2, 128, Mlp.GELU)
 DENSE = SMALL.stack[0].spec
 MIXED = replace(SMALL, stack=(LayerRun(DENSE, 1), LayerRun(replace(DENSE, mlp=MIXTURE), 3)))
-REDUCING = Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.ALL_GATHER
+REDUCING = CollectiveType.ALL_REDUCE, CollectiveType.REDUCE_SCATTER, CollectiveType.ALL_GATHER
 
 
-def sent(layout: Layout, pipeline_rank: int = 0, **training: object) -> list[Exchange]:
+def sent(layout: Layout, pipeline_rank: int = 0, **training: object) -> list[CommOp]:
     plan = planned(layout, replace(TRAINING, global_batch=layout.dp * 2, **training), MIXED)
     return collectives(lowered(plan).programs[pipeline_rank])
 
 
-def moved(found: list[Exchange], role: str) -> dict[Collective, float]:
+def moved(found: list[CommOp], role: str) -> dict[CollectiveType, float]:
     """Bytes of payload in groups of a role."""
-    mine = [exchange for exchange in found if exchange.group == role]
+    mine = [comm_op for comm_op in found if comm_op.comm_group == role]
     return {
         kind: total for kind in REDUCING if (total := sum(item.payload for item in mine if item.collective is kind))
     }
@@ -55,11 +55,11 @@ def test_gradients_of_experts_are_summed_over_their_own_replicas(ep: int, etp: i
     layout = Layout(dp=8, ep=ep, etp=etp, data=DdpStrategy())
     found = sent(layout, gradient_clipping=False)
     assert layout.size_of(EXPERT_WEIGHTS) == replicas
-    assert moved(found, EXPERT_WEIGHTS.name) == {Collective.ALL_REDUCE: 3 * 4 * ALL_EXPERTS / (ep * etp)}
+    assert moved(found, EXPERT_WEIGHTS.name) == {CollectiveType.ALL_REDUCE: 3 * 4 * ALL_EXPERTS / (ep * etp)}
     dense = planned(layout, model=MIXED).parameters(planned(layout, model=MIXED).stages[0]) - 3 * ALL_EXPERTS // (
         ep * etp
     )
-    assert moved(found, WEIGHTS.name) == {Collective.ALL_REDUCE: 4 * dense}
+    assert moved(found, WEIGHTS.name) == {CollectiveType.ALL_REDUCE: 4 * dense}
 
 
 def test_experts_of_all_ranks_have_no_replica_and_nothing_to_reduce() -> None:
@@ -70,8 +70,8 @@ def test_zero1_scatters_and_gathers_experts_over_their_replicas() -> None:
     found = sent(Layout(dp=8, ep=2, data=Zero1()))
     experts = 3 * ALL_EXPERTS / 2
     assert moved(found, EXPERT_WEIGHTS.name) == {
-        Collective.REDUCE_SCATTER: 4 * experts,
-        Collective.ALL_GATHER: 2 * experts,
+        CollectiveType.REDUCE_SCATTER: 4 * experts,
+        CollectiveType.ALL_GATHER: 2 * experts,
     }
 
 
@@ -80,8 +80,8 @@ def test_fsdp_cuts_both_groups_of_weights_over_their_own_ranks() -> None:
     found = sent(Layout(dp=8, ep=2, data=FullyShard()))
     experts = 3 * ALL_EXPERTS / 2
     assert moved(found, EXPERT_WEIGHTS.name) == {
-        Collective.REDUCE_SCATTER: 2 * 4 * experts,
-        Collective.ALL_GATHER: 2 * 2 * 2 * experts,
+        CollectiveType.REDUCE_SCATTER: 2 * 4 * experts,
+        CollectiveType.ALL_GATHER: 2 * 2 * 2 * experts,
     }
 
 
@@ -92,8 +92,8 @@ def test_hybrid_sharding_has_replicas_of_both_groups() -> None:
     assert sizes == [4, 2, 2, 2]
     found = sent(layout)
     experts = 3 * ALL_EXPERTS / 2
-    assert moved(found, EXPERT_SHARDS.name)[Collective.REDUCE_SCATTER] == 2 * 4 * experts
-    assert moved(found, EXPERT_REPLICAS.name) == {Collective.ALL_REDUCE: 2 * 4 * experts / 2}
+    assert moved(found, EXPERT_SHARDS.name)[CollectiveType.REDUCE_SCATTER] == 2 * 4 * experts
+    assert moved(found, EXPERT_REPLICAS.name) == {CollectiveType.ALL_REDUCE: 2 * 4 * experts / 2}
 
 
 def test_a_stage_without_experts_sends_nothing_of_them() -> None:
@@ -107,9 +107,9 @@ def test_a_stage_without_experts_sends_nothing_of_them() -> None:
 def test_buckets_of_experts_hold_experts_only_and_are_as_large_as_those_of_dense_weights() -> None:
     """Megatron-LM: a million elements for each data-parallel rank of dense weights, or 40 million if that is more."""
     found = [
-        exchange
-        for exchange in sent(Layout(dp=8, ep=2, data=DdpStrategy(bucket=4.0 * 100_000)))
-        if exchange.group == "edp"
+        comm_op
+        for comm_op in sent(Layout(dp=8, ep=2, data=DdpStrategy(bucket=4.0 * 100_000)))
+        if comm_op.comm_group == "edp"
     ]
     one = 4 * ALL_EXPERTS / 2 / 2  # a matrix of the four experts on a rank
     assert [item.payload for item in found] == [4 * one, 2 * one]
@@ -128,10 +128,10 @@ def test_buckets_of_experts_hold_experts_only_and_are_as_large_as_those_of_dense
 def test_the_norm_is_summed_over_one_copy_of_each_group_of_weights(layout: Layout, roles: dict[object, int]) -> None:
     """Without sharding a copy of all experts is on other ranks than one of the dense weights (Megatron-LM)."""
     norms = [
-        exchange.group
+        comm_op.comm_group
         for rank in range(layout.pp)
-        for exchange in sent(layout, rank)
-        if exchange.name == "gradient norm"
+        for comm_op in sent(layout, rank)
+        if comm_op.name == "gradient norm"
     ]
     assert norms == [role.name for role in roles] * layout.pp
     assert {role: layout.size_of(role) for role in roles} == roles
@@ -142,9 +142,9 @@ def test_zero_bubble_sums_squares_of_experts_over_their_parts_before_they_are_ha
     plan = planned(layout, replace(TRAINING, global_batch=4), MIXED)
     program = lowered(plan, ZeroBubble(1)).programs[0]
     (block,) = {
-        task.block for task in program.tasks if getattr(getattr(task, "block", None), "name", "") == "gradient norm"
+        task.segment for task in program.tasks if getattr(getattr(task, "segment", None), "name", "") == "gradient norm"
     }
-    assert [exchange.group for exchange in block.exchanges] == ["tp", "etp_ep"]
+    assert [comm_op.comm_group for comm_op in block.comm_ops] == ["tp", "etp_ep"]
 
 
 @pytest.mark.parametrize(
@@ -168,9 +168,7 @@ def test_gradients_of_all_weights_go_to_the_host_whoever_reduces_them(ep: int, s
     layout = Layout(dp=8, ep=ep, data=Zero2())
     offload = Offload(states=OptimizerOffload(gradients=True))
     plan = planned(layout, replace(TRAINING, global_batch=8, gradient_clipping=False, offload=offload), MIXED)
-    hosts = [
-        collective for collective in collectives(lowered(plan).programs[0]) if isinstance(collective, HostExchange)
-    ]
+    hosts = [collective for collective in collectives(lowered(plan).programs[0]) if isinstance(collective, HostOp)]
     experts = 3 * ALL_EXPERTS / ep
     dense = plan.parameters(plan.stages[0]) - experts
     left = sum(host.payload for host in hosts if host.name == "offload gradients")

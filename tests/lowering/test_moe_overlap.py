@@ -9,14 +9,14 @@ from clustersim.lowering.task_list import TaskList
 from clustersim.lowering.units import Units
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
-from clustersim.program.task import Block, Communicate, Compute, Exchange, Operation, Stream
+from clustersim.program.task import CollectiveTask, CommOp, ComputeTask, Operation, Segment, Stream
 from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.schedules.overlapped_1f1b import Combined
 from tests.lowering.plans import lowered
 from tests.lowering.test_moe import MIXED, TRAINING
 
 BESIDE = Layout(dp=8, ep=8, overlap_expert_communication=True)
-EMPTY = Block("", ())
+EMPTY = Segment("", ())
 
 
 def plan(**changes: object) -> Plan:
@@ -30,9 +30,9 @@ def test_legs_end_where_tokens_have_left() -> None:
     operations = Units(of).of(stage)
     forward = [operation for unit in operations for operation in unit.forward]
     found = [*legs(forward)]
-    assert [compute for leg in found for compute in leg.computes] == [item for item in forward if item.travels is None]
+    assert [compute for leg in found for compute in leg.computes] == [item for item in forward if item.moe_comm is None]
     assert [send for leg in found for send in leg.sends] == [
-        element.travels for element in forward if element.travels is not None
+        element.moe_comm for element in forward if element.moe_comm is not None
     ]
     assert len([leg for leg in found if leg.sends]) == 2 * 3
     assert not any(leg.late for leg in found)
@@ -44,9 +44,9 @@ def test_a_backward_with_weights_put_off_does_the_same_work() -> None:
     units = Units(of).of(stage)
     made = put_off(units)
     halves = [operation for unit in units for operation in (*unit.inputs, *unit.weights)]
-    assert sorted(repr(replace(item, late=False)) for item in made) == sorted(map(repr, halves))
-    assert sum(element.gradients for element in made) == sum(
-        entry.gradients for unit in units for entry in unit.backward
+    assert sorted(repr(replace(item, deferred_wgrad=False)) for item in made) == sorted(map(repr, halves))
+    assert sum(element.gradient_count for element in made) == sum(
+        entry.gradient_count for unit in units for entry in unit.backward
     )
 
 
@@ -67,38 +67,38 @@ def test_a_backward_and_a_forward_take_turns(delayed: bool) -> None:
     """Between two turns of one pass there is one of the other, as long as both have some; the backward's is first."""
     (program,) = lowered(plan(delay_wgrad=delayed), Combined(OneFOneB())).programs
     tasks = [(task, stream) for task, stream in zip(program.tasks, program.streams, strict=True)]
-    pair = [task.action for task, _ in tasks if isinstance(task, Compute) and task.action is not None]
+    pair = [task.action for task, _ in tasks if isinstance(task, ComputeTask) and task.action is not None]
     both = [str(item) for item in pair if str(item) in ("0F1", "0B0")]
     turns = [element for place, element in enumerate(both) if place == 0 or both[place - 1] != element]
     assert turns == ["0B0", "0F1"] * 7
-    assert sum(stream is Stream.EXPERTS for _, stream in tasks) > 0
-    assert all(max(task.after, default=-1) < number for number, (task, _) in enumerate(tasks))
+    assert sum(stream is Stream.EP for _, stream in tasks) > 0
+    assert all(max(task.depends_on, default=-1) < number for number, (task, _) in enumerate(tasks))
 
 
 def test_what_a_task_waits_for_is_issued_before_it() -> None:
     """The second list's first task waits for the last of the first list: nothing is left to take turns with."""
     tasks = TaskList()
-    first = [tasks.add(Stream.COMPUTE, Compute(EMPTY)) for _ in range(3)]
+    first = [tasks.add(Stream.COMPUTE, ComputeTask(EMPTY)) for _ in range(3)]
     second = len(tasks)
-    tasks.add(Stream.COMPUTE, Compute(EMPTY, (first[-1],)))
-    tasks.add(Stream.DATA, Communicate(Exchange("", None, "", 0.0), (second,)))  # type: ignore[arg-type]
+    tasks.add(Stream.COMPUTE, ComputeTask(EMPTY, (first[-1],)))
+    tasks.add(Stream.DP, CollectiveTask(CommOp("", None, "", 0.0), (second,)))  # type: ignore[arg-type]
     tasks.weave(first[0], second)
-    after = tasks.add(Stream.COMPUTE, Compute(EMPTY, (second,)))
+    after = tasks.add(Stream.COMPUTE, ComputeTask(EMPTY, (second,)))
     program = tasks.program()
-    assert [task.after for task in program.tasks] == [(), (), (), (2,), (3,), (3,)]
+    assert [task.depends_on for task in program.tasks] == [(), (), (), (2,), (3,), (3,)]
     assert after == 5
-    assert isinstance(program.tasks[4], Communicate)
+    assert isinstance(program.tasks[4], CollectiveTask)
 
 
 def test_turns_alternate_and_keep_their_order() -> None:
     tasks = TaskList()
-    blocks = [Block(name, ()) for name in ("f0", "f1", "b0", "b1", "b2")]
+    blocks = [Segment(name, ()) for name in ("f0", "f1", "b0", "b1", "b2")]
     for place, block in enumerate(blocks):
-        tasks.add(Stream.COMPUTE, Compute(block))
+        tasks.add(Stream.COMPUTE, ComputeTask(block))
         if place != 1:
             tasks.turn()
     tasks.weave(0, 2)
-    assert [task.block.name for task in tasks.program().tasks if isinstance(task, Compute)] == [
+    assert [task.segment.name for task in tasks.program().tasks if isinstance(task, ComputeTask)] == [
         "b0", "f0", "b1", "f1", "b2",
     ]  # fmt: skip
 
@@ -107,9 +107,9 @@ def test_operations_that_travel_are_exchanges_of_tokens_alone() -> None:
     of = plan()
     (stage,) = of.stages
     travelling = [
-        operation for unit in Units(of).of(stage) for operation in unit.forward if operation.travels is not None
+        operation for unit in Units(of).of(stage) for operation in unit.forward if operation.moe_comm is not None
     ]
-    assert {item.travels.name for item in travelling if item.travels is not None} == {
+    assert {item.moe_comm.name for item in travelling if item.moe_comm is not None} == {
         "dispatch tokens", "dispatch probabilities", "combine tokens",
     }  # fmt: skip
     assert all(isinstance(element, Operation) for element in travelling)

@@ -17,7 +17,7 @@ from clustersim.parallel.layer_partition import Drawn
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import ActionKind
-from clustersim.program.task import Collective, Exchange, Overlap, Receive, Send
+from clustersim.program.task import CollectiveType, CommOp, CommOverlap, ReceiveTask, SendTask
 from tests.lowering.plans import SMALL, TRAINING, collectives, lowered, operations, planned, told
 
 ROTARY = replace(SMALL, positions=Positions.ROTARY)
@@ -37,19 +37,19 @@ def messages(plan: Plan) -> dict[tuple[int, str], float]:
     found = {}
     for rank, program in enumerate(lowered(plan).programs):
         for task in program.tasks:
-            if isinstance(task, Send):
-                found[rank, task.exchange.group] = task.exchange.payload
+            if isinstance(task, SendTask):
+                found[rank, task.comm_op.comm_group] = task.comm_op.payload
     return found
 
 
-def tied(plan: Plan) -> dict[int, Exchange]:
+def tied(plan: Plan) -> dict[int, CommOp]:
     """The sums of embeddings' gradients, by pipeline rank."""
     programs = enumerate(lowered(plan).programs)
     return {
         rank: collective
         for rank, found in programs
         for collective in collectives(found)
-        if collective.group == "embedding"
+        if collective.comm_group == "embedding"
     }
 
 
@@ -79,7 +79,7 @@ def test_those_that_hold_the_embedding_sum_its_gradient(
     assert plan.tables == tables
     found = tied(plan)
     assert set(found) == (set(plan.tables) if len(plan.tables) > 1 else set())
-    assert {exchange.payload for exchange in found.values()} <= {4.0 * TABLE}
+    assert {comm_op.payload for comm_op in found.values()} <= {4.0 * TABLE}
     groups = lowered(plan).groups
     assert len(plan.tables) == 1 or groups["embedding"].members.tolist() == [list(plan.tables)]
 
@@ -90,7 +90,7 @@ def test_stages_behind_theirs_are_sent_what_each_of_them_made() -> None:
         **{(rank, "pp_next"): ACTIVATION * (3 if rank == 2 else 1) for rank in range(3)},
         **{(rank, "pp_previous"): ACTIVATION * (3 if rank == 3 else 1) for rank in range(1, 4)},
     }
-    last = [task.exchange.payload for task in lowered(plan).programs[3].tasks if isinstance(task, Receive)]
+    last = [task.comm_op.payload for task in lowered(plan).programs[3].tasks if isinstance(task, ReceiveTask)]
     assert set(last) == {3.0 * ACTIVATION}
     assert set(messages(planned(Layout(pp=4), model=FURTHER)).values()) == {ACTIVATION}
 
@@ -99,31 +99,31 @@ def test_stages_behind_theirs_are_sent_what_each_of_them_made() -> None:
 def test_kernels_are_on_the_stage_that_has_the_layers(split: Drawn | None, at: int) -> None:
     program = lowered(planned(Layout(pp=4, layers_per_stage=split), model=FURTHER))
     for rank, rank_program in enumerate(program.programs):
-        names = [op.does.name for op in operations(rank_program, ActionKind.FORWARD) if isinstance(op.does, Kernel)]
+        names = [op.body.name for op in operations(rank_program, ActionKind.FORWARD) if isinstance(op.body, Kernel)]
         assert names.count("mtp.projection") == 2 * (rank == at)
         assert names.count("embedding.tokens") == (rank == 0) + 2 * (rank == at)
         assert names.count("head.logits") == 3 * (rank == 3)
 
 
-def joined(plan: Plan, kind: ActionKind) -> list[Exchange]:
+def joined(plan: Plan, kind: ActionKind) -> list[CommOp]:
     """What is sent inside the passes of a kind of one microbatch, beside a kernel or not."""
     (program,) = lowered(plan).programs
     does = [
-        operation.does.exchange if isinstance(operation.does, Overlap) else operation.does
+        operation.body.comm_op if isinstance(operation.body, CommOverlap) else operation.body
         for operation in operations(program, kind)
     ]
-    return [doe for doe in does if isinstance(doe, Exchange)]
+    return [doe for doe in does if isinstance(doe, CommOp)]
 
 
 @pytest.mark.parametrize(
     ("split", "forward", "backward"),
     [
-        (False, [], [Collective.ALL_REDUCE]),
-        (True, [Collective.ALL_GATHER], [Collective.ALL_GATHER, Collective.REDUCE_SCATTER]),
+        (False, [], [CollectiveType.ALL_REDUCE]),
+        (True, [CollectiveType.ALL_GATHER], [CollectiveType.ALL_GATHER, CollectiveType.REDUCE_SCATTER]),
     ],
 )
 def test_what_tensor_parallelism_sends_for_a_projection(
-    forward: list[Collective], backward: list[Collective], *, split: bool
+    forward: list[CollectiveType], backward: list[CollectiveType], *, split: bool
 ) -> None:
     """What it reads is twice as wide: gathered, gathered again and its gradient scattered where the sequence is split.
 
@@ -132,7 +132,7 @@ def test_what_tensor_parallelism_sends_for_a_projection(
     plan = planned(Layout(tp=2, sequence_parallel=split), model=replace(ROTARY, mtp_layers=1))
     for kind, wide in ((ActionKind.FORWARD, forward), (ActionKind.BACKWARD, backward)):
         found = joined(plan, kind)
-        assert [exchange.collective for exchange in found if exchange.payload == 2 * ACTIVATION] == wide
+        assert [comm_op.collective for comm_op in found if comm_op.payload == 2 * ACTIVATION] == wide
         own = [item.name for item in found if "projection" in item.name]
         assert own == ["gather projection"] * (kind is ActionKind.FORWARD) + ["gather projection gradient"] * (
             split and kind is ActionKind.BACKWARD
@@ -149,10 +149,10 @@ def test_their_gradients_are_reduced_with_all_others(data: object) -> None:
     assert reduced[1] - reduced[0] == 4.0 * mtp_parameters(FURTHER)
 
 
-def _reduced(found: list[Exchange]) -> float:
+def _reduced(found: list[CommOp]) -> float:
     """Bytes of gradients, without the norm of all."""
-    kinds = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER)
-    return sum(exchange.payload for exchange in found if exchange.collective in kinds and "norm" not in exchange.name)
+    kinds = (CollectiveType.ALL_REDUCE, CollectiveType.REDUCE_SCATTER)
+    return sum(comm_op.payload for comm_op in found if comm_op.collective in kinds and "norm" not in comm_op.name)
 
 
 def test_memory_of_stages_by_hand() -> None:

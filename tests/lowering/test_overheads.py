@@ -16,7 +16,7 @@ from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import ActionKind
 from clustersim.program.program import RankProgram
-from clustersim.program.task import Compute, Exchange, Stream
+from clustersim.program.task import CommOp, ComputeTask, Stream
 from tests.lowering.plans import SMALL, TRAINING, collectives, lowered, planned, told
 
 FP16 = replace(TRAINING, recipe=mixed(DType.FP16, gradients=DType.FP16))
@@ -29,13 +29,13 @@ def _plan(layout: Layout = LAYOUT, **overheads: Any) -> Plan:
 
 
 def _blocks(program: RankProgram) -> list[str]:
-    return [task.block.name for task in program.tasks if isinstance(task, Compute)]
+    return [task.segment.name for task in program.tasks if isinstance(task, ComputeTask)]
 
 
 def _kernels(program: RankProgram) -> Iterator[Kernel]:
-    tasks = (task for task in program.tasks if isinstance(task, Compute))
+    tasks = (task for task in program.tasks if isinstance(task, ComputeTask))
     yield from (
-        operation.kernel for task in tasks for operation in task.block.operations if operation.kernel is not None
+        operation.kernel for task in tasks for operation in task.segment.operations if operation.kernel is not None
     )
 
 
@@ -58,9 +58,11 @@ def test_every_reduced_gradient_is_averaged_once(overlap: bool) -> None:
         plan = _plan(layout)
         held = sum(plan.parameters(stage) for stage in plan.stages_of(rank))
         assert sum(kernel.bytes for kernel in _named(program, "gradients.average")) == 2 * 2 * held
-        prepared = [n for n, task in enumerate(program.tasks) if getattr(task, "block", None) and _is(task, "prepare")]
+        prepared = [
+            n for n, task in enumerate(program.tasks) if getattr(task, "segment", None) and _is(task, "prepare")
+        ]
         reduced = [task for task in program.tasks if _exchange(task).startswith("reduce gradients")]
-        assert [task.after for task in reduced] == [(number,) for number in prepared]
+        assert [task.depends_on for task in reduced] == [(number,) for number in prepared]
 
 
 def _is(task: Any, name: str) -> bool:
@@ -85,8 +87,8 @@ def test_a_scaled_loss_costs_a_pass_and_an_all_reduce_before_the_norm() -> None:
 def test_without_clipping_the_optimizer_widens_its_gradients_itself() -> None:
     plan = _plan(widening=True)
     unclipped = replace(plan, training=replace(plan.training, gradient_clipping=False))
-    last = [task for task in lowered(unclipped).programs[0].tasks if isinstance(task, Compute)][-1]
-    assert [operation.kernel.name for operation in last.block.operations if operation.kernel] == [
+    last = [task for task in lowered(unclipped).programs[0].tasks if isinstance(task, ComputeTask)][-1]
+    assert [operation.kernel.name for operation in last.segment.operations if operation.kernel] == [
         "optimizer.widen",
         "optimizer.step",
     ]
@@ -106,30 +108,30 @@ def test_the_next_pass_waits_for_the_average_of_a_microbatch() -> None:
     _, last = lowered(_plan(loss=LossReport.MICROBATCH)).programs
     for number, task in enumerate(last.tasks):
         if _exchange(task) == "average loss":
-            following = next(item for item in last.tasks[number:] if isinstance(item, Compute))
-            assert number in following.after
+            following = next(item for item in last.tasks[number:] if isinstance(item, ComputeTask))
+            assert number in following.depends_on
 
 
 @pytest.mark.parametrize(("batches", "inner"), [(Batches.PACKED, MICROBATCHES), (Batches.SEPARATE, 0)])
 def test_a_batch_comes_before_its_forward_at_every_stage_or_at_the_ends(batches: Batches, inner: int) -> None:
     programs = lowered(_plan(replace(LAYOUT, pp=4), batches=batches)).programs
     assert [_blocks(program).count("batch") for program in programs] == [MICROBATCHES, inner, inner, MICROBATCHES]
-    computes = [task for task in programs[0].tasks if isinstance(task, Compute)]
+    computes = [task for task in programs[0].tasks if isinstance(task, ComputeTask)]
     for task, following in pairwise(computes):
-        if task.block.name == "batch":
+        if task.segment.name == "batch":
             assert following.action is not None
             assert following.action.kind is ActionKind.FORWARD
 
 
 def test_a_batch_is_sent_only_where_tensors_are_split() -> None:
     sent = {tp: _exchanges_of_batch(_plan(Layout(tp=tp, dp=2), batches=Batches.PACKED)) for tp in (1, 2)}
-    assert [exchange.payload for exchange in sent[2]] == [5 * 8, 65 * 8]
+    assert [comm_op.payload for comm_op in sent[2]] == [5 * 8, 65 * 8]
     assert sent[1] == []
 
 
-def _exchanges_of_batch(plan: Plan) -> list[Exchange]:
-    tasks = (task for task in lowered(plan).programs[0].tasks if isinstance(task, Compute))
-    return list(next(task for task in tasks if task.block.name == "batch").block.exchanges)
+def _exchanges_of_batch(plan: Plan) -> list[CommOp]:
+    tasks = (task for task in lowered(plan).programs[0].tasks if isinstance(task, ComputeTask))
+    return list(next(task for task in tasks if task.segment.name == "batch").segment.comm_ops)
 
 
 def test_norms_and_the_biases_behind_them_are_summed_over_tensor_parallel_ranks() -> None:
@@ -137,10 +139,10 @@ def test_norms_and_the_biases_behind_them_are_summed_over_tensor_parallel_ranks(
     first, last = lowered(_plan(norm_sums=True)).programs
     hidden = SMALL.hidden
     for program, elements, tensors in ((first, 2 * 6 * hidden, 12), (last, 2 * 6 * hidden + 2 * hidden, 14)):
-        (block,) = [task.block for task in program.tasks if isinstance(task, Compute) and _is(task, "sum norms")]
+        (block,) = [task.segment for task in program.tasks if isinstance(task, ComputeTask) and _is(task, "sum norms")]
         flatten, summed, unflatten = block.operations
-        assert summed.exchange is not None
-        assert summed.exchange.payload == 2 * elements
+        assert summed.comm_op is not None
+        assert summed.comm_op.payload == 2 * elements
         assert (flatten.kernel and flatten.kernel.bytes) == 2 * 2 * elements
         assert (unflatten.kernel and unflatten.kernel.launches) == tensors
 
@@ -153,4 +155,4 @@ def test_whole_sequences_sum_no_norms() -> None:
 def test_all_that_is_beside_a_pass_is_on_the_compute_stream() -> None:
     program = lowered(_plan(zeroing=True, averaging=True, unscaling=True, batches=Batches.PACKED)).programs[0]
     for task, stream in zip(program.tasks, program.streams, strict=True):
-        assert isinstance(task, Compute) is (stream is Stream.COMPUTE)
+        assert isinstance(task, ComputeTask) is (stream is Stream.COMPUTE)

@@ -21,7 +21,7 @@ from clustersim.parallel.parameter_groups import ParameterGroup
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import Action, ActionKind
 from clustersim.program.program import RankProgram
-from clustersim.program.task import Collective, Communicate, Compute
+from clustersim.program.task import CollectiveTask, CollectiveType, ComputeTask
 from tests.lowering.plans import SMALL, TRAINING, collectives, data_words, lowered
 
 MLP = "mlp"
@@ -67,12 +67,12 @@ def program(kind: type[Plan], data: DataParallelism, microbatches: int = 1) -> R
     return only
 
 
-def moved(program: RankProgram, collective: Collective) -> dict[str, float]:
+def moved(program: RankProgram, collective: CollectiveType) -> dict[str, float]:
     """Bytes of payload by role."""
     found: dict[str, float] = {}
     for exchange in collectives(program):
         if exchange.collective is collective:
-            found[exchange.group] = found.get(exchange.group, 0) + exchange.payload
+            found[exchange.comm_group] = found.get(exchange.comm_group, 0) + exchange.payload
     return found
 
 
@@ -85,7 +85,7 @@ STRATEGIES = [
 
 @pytest.mark.parametrize("data", STRATEGIES)
 def test_each_groups_gradients_are_reduced_once_over_its_own_role(data: DataParallelism) -> None:
-    kind = Collective.REDUCE_SCATTER if data.stage else Collective.ALL_REDUCE
+    kind = CollectiveType.REDUCE_SCATTER if data.stage else CollectiveType.ALL_REDUCE
     assert moved(program(TwoGroups, data), kind) == {"dp": 4 * (IN_ALL - IN_MLPS), "cp": 4 * IN_MLPS}
 
 
@@ -95,7 +95,7 @@ def test_each_groups_parameters_are_gathered_over_its_own_role(data: DataParalle
     again = 2 if isinstance(data, FullyShard) else 1
     head = (256 * 64 + 2 * 64) * (again - 1)
     dense = again * (IN_ALL - IN_MLPS) - head
-    assert moved(program(TwoGroups, data), Collective.ALL_GATHER) == {"dp": 2 * dense, "cp": 2 * again * IN_MLPS}
+    assert moved(program(TwoGroups, data), CollectiveType.ALL_GATHER) == {"dp": 2 * dense, "cp": 2 * again * IN_MLPS}
 
 
 @pytest.mark.parametrize("data", STRATEGIES)
@@ -104,10 +104,10 @@ def test_a_step_waits_for_every_reduction(data: DataParallelism) -> None:
     reductions = {
         number
         for number, task in enumerate(only.tasks)
-        if isinstance(task, Communicate) and task.exchange.collective is not Collective.ALL_GATHER
+        if isinstance(task, CollectiveTask) and task.comm_op.collective is not CollectiveType.ALL_GATHER
     }
-    optimizer = next(task for task in only.tasks if getattr(getattr(task, "block", None), "name", "") == "optimizer")
-    assert reductions == set(optimizer.after)
+    optimizer = next(task for task in only.tasks if getattr(getattr(task, "segment", None), "name", "") == "optimizer")
+    assert reductions == set(optimizer.depends_on)
 
 
 @pytest.mark.parametrize("data", [DdpStrategy(), Zero1(), Zero2(), FullyShard()])
@@ -126,7 +126,9 @@ def test_memory_is_cut_by_each_groups_own_ranks(data: DataParallelism) -> None:
 @pytest.mark.parametrize(("data", "dense", "mlp"), [(DdpStrategy(), 1, 1), (Zero1(), 4, 2), (FullyShard(), 4, 2)])
 def test_a_rank_updates_its_part_of_each_group(data: DataParallelism, dense: int, mlp: int) -> None:
     only = program(TwoGroups, data)
-    (optimizer,) = (task.block for task in only.tasks if isinstance(task, Compute) and task.block.name == "optimizer")
+    (optimizer,) = (
+        task.segment for task in only.tasks if isinstance(task, ComputeTask) and task.segment.name == "optimizer"
+    )
     updated = [operation.kernel.shape.elements for operation in optimizer.operations if operation.kernel]
     assert updated == [(IN_ALL - IN_MLPS) / dense + IN_MLPS / mlp]
 
@@ -143,10 +145,10 @@ class Apart(TwoGroups):
 @pytest.mark.parametrize("data", STRATEGIES)
 def test_a_group_that_is_whole_and_on_one_rank_is_neither_gathered_nor_reduced(data: DataParallelism) -> None:
     only = program(Apart, data)
-    kind = Collective.REDUCE_SCATTER if data.stage else Collective.ALL_REDUCE
+    kind = CollectiveType.REDUCE_SCATTER if data.stage else CollectiveType.ALL_REDUCE
     assert moved(only, kind) == {"dp": 4 * (IN_ALL - IN_MLPS)}
-    assert set(moved(only, Collective.ALL_GATHER)) <= {"dp"}
-    assert all(number >= 0 for task in only.tasks for number in task.after)
+    assert set(moved(only, CollectiveType.ALL_GATHER)) <= {"dp"}
+    assert all(number >= 0 for task in only.tasks for number in task.depends_on)
 
 
 def test_groups_in_other_formats_are_updated_by_kernels_of_their_own() -> None:
@@ -157,7 +159,9 @@ def test_groups_in_other_formats_are_updated_by_kernels_of_their_own() -> None:
             return dense, replace(mlp, formats=replace(mlp.formats, moments=DType.BF16))
 
     only = program(Narrow, Zero1())
-    (optimizer,) = (task.block for task in only.tasks if isinstance(task, Compute) and task.block.name == "optimizer")
+    (optimizer,) = (
+        task.segment for task in only.tasks if isinstance(task, ComputeTask) and task.segment.name == "optimizer"
+    )
     updated = {
         operation.kernel.shape.formats[1]: operation.kernel.shape.elements
         for operation in optimizer.operations
@@ -169,16 +173,18 @@ def test_groups_in_other_formats_are_updated_by_kernels_of_their_own() -> None:
 def test_what_is_sharded_and_replicated_is_scattered_first_and_then_summed_in_parts() -> None:
     """Hybrid sharding: reduce-scatter inside, then an all-reduce of this rank's half across."""
     only = program(Hybrid, FullyShard())
-    reductions = [collective for collective in collectives(only) if collective.collective is not Collective.ALL_GATHER]
+    reductions = [
+        collective for collective in collectives(only) if collective.collective is not CollectiveType.ALL_GATHER
+    ]
     inside, across = reductions[::2], reductions[1::2]
-    assert {exchange.collective for exchange in inside} == {Collective.REDUCE_SCATTER}
-    assert {item.collective for item in across} == {Collective.ALL_REDUCE}
+    assert {comm_op.collective for comm_op in inside} == {CollectiveType.REDUCE_SCATTER}
+    assert {item.collective for item in across} == {CollectiveType.ALL_REDUCE}
     assert [element.payload / 2 for element in inside] == [entry.payload for entry in across]
     assert sum(each.payload for each in inside) == 4 * IN_ALL
-    assert [replace(each, group="cp") for each in inside] == inside
+    assert [replace(each, comm_group="cp") for each in inside] == inside
     for number, task in enumerate(only.tasks):
-        if isinstance(task, Communicate) and task.exchange.collective is Collective.ALL_REDUCE:
-            assert task.after == (number - 1,)
+        if isinstance(task, CollectiveTask) and task.comm_op.collective is CollectiveType.ALL_REDUCE:
+            assert task.depends_on == (number - 1,)
 
 
 def test_gradients_are_reduced_in_the_backward_that_the_order_has_last() -> None:

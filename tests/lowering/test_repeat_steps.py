@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from clustersim.common.errors import ClusterSimError
-from clustersim.engine.engine import run
+from clustersim.engine.engine import simulate_program
 from clustersim.lowering.repeat_steps import repeat
 from clustersim.parallel.data_parallel_strategy import (
     DataParallelism,
@@ -19,7 +19,7 @@ from clustersim.parallel.data_parallel_strategy import (
 )
 from clustersim.parallel.layout import Layout
 from clustersim.program.program import Program, RankProgram
-from clustersim.program.task import Communicate, Compute, Receive, Send
+from clustersim.program.task import CollectiveTask, ComputeTask, ReceiveTask, SendTask
 from clustersim.trace.trace import Trace
 from tests.conftest import examples
 from tests.engine.fake_costs import UnitCost
@@ -50,12 +50,12 @@ def played(made: Program) -> Trace:
 
 
 def timeline(cost: UnitCost) -> Trace:
-    return run(cost.program, fold(cost.program, cost.blocks), cost.blocks)[0]
+    return simulate_program(cost.program, fold(cost.program, cost.blocks), cost.blocks)[0]
 
 
 def named(made: RankProgram, name: str, step: int, *, steps: int = 2) -> list[int]:
     """Numbers of a step's tasks of this name."""
-    of = made.step_of(steps)
+    of = made.step_indices(steps)
     return [number for number, word in enumerate(words(made)) if word == name and of[number] == step]
 
 
@@ -82,25 +82,26 @@ def test_blocks_and_exchanges_stay_shared_so_that_they_are_costed_once() -> None
     made = one_step(Zero1(), pp=2)
     for one, three in zip(made.programs, repeat(made, 3).programs, strict=True):
         blocks = [
-            {task.block for task in rank_program.tasks if isinstance(task, Compute)} for rank_program in (one, three)
+            {task.segment for task in rank_program.tasks if isinstance(task, ComputeTask)}
+            for rank_program in (one, three)
         ]
         assert blocks[0] == blocks[1], "blocks are compared by identity"
-        assert one.exchanges == three.exchanges
+        assert one.comm_ops == three.comm_ops
 
 
 def test_a_task_waits_for_earlier_tasks_of_its_own_step_or_the_one_before() -> None:
     for data in STRATEGIES:
         for rank_program in repeat(one_step(data, pp=2), 3).programs:
-            of = rank_program.step_of(3)
+            of = rank_program.step_indices(3)
             for number, task in enumerate(rank_program.tasks):
-                assert all(needed < number and of[number] - of[needed] in (0, 1) for needed in task.after)
+                assert all(needed < number and of[number] - of[needed] in (0, 1) for needed in task.depends_on)
 
 
 def test_tags_are_unique_and_every_message_that_is_sent_is_received() -> None:
     first, second = repeat(one_step(DdpStrategy(), pp=2), 3).programs
     for sender, receiver in [(first, second), (second, first)]:
-        sent = [(task.exchange.group, task.tag) for task in sender.tasks if isinstance(task, Send)]
-        received = [(task.exchange.group, task.tag) for task in receiver.tasks if isinstance(task, Receive)]
+        sent = [(task.comm_op.comm_group, task.tag) for task in sender.tasks if isinstance(task, SendTask)]
+        received = [(task.comm_op.comm_group, task.tag) for task in receiver.tasks if isinstance(task, ReceiveTask)]
         assert len(set(sent)) == len(sent)
         assert set(sent) == set(received)
 
@@ -114,11 +115,11 @@ def test_microbatches_are_numbered_through_all_steps() -> None:
 
 def test_step_of_counts_each_ranks_own_tasks() -> None:
     for one, item in zip(*(repeat(one_step(Zero1(), pp=2), n).programs for n in (1, 3)), strict=True):
-        np.testing.assert_array_equal(item.step_of(3), np.repeat(np.arange(3), len(one.tasks)))
+        np.testing.assert_array_equal(item.step_indices(3), np.repeat(np.arange(3), len(one.tasks)))
 
 
 def test_step_of_a_rank_without_tasks_is_empty() -> None:
-    assert RankProgram((), ()).step_of(4).tolist() == []
+    assert RankProgram((), ()).step_indices(4).tolist() == []
 
 
 def test_gathers_of_zero_1_start_with_the_end_of_the_optimizer_and_all_but_the_first_hide_behind_the_forward() -> None:
@@ -130,7 +131,7 @@ def test_gathers_of_zero_1_start_with_the_end_of_the_optimizer_and_all_but_the_f
     gathers = named(only, "gather parameters", 1)
     pieces = named(only, "F4", 1)
     assert len(gathers) == len(pieces) == 6, "embedding, four layers, head"
-    assert [only.tasks[gather].after for gather in gathers] == [(optimizer,)] * 6
+    assert [only.tasks[gather].depends_on for gather in gathers] == [(optimizer,)] * 6
     assert waits(trace, 0, gathers[0])[2] == waits(trace, 0, optimizer)[3]
     assert waits(trace, 0, pieces[0])[2] == waits(trace, 0, gathers[0])[3]
     for piece, before in zip(pieces[2:], pieces[1:], strict=False):
@@ -142,7 +143,7 @@ def test_without_overlap_the_next_forward_waits_for_the_gather_behind_the_optimi
     (only,) = made.programs
     (optimizer,), (gather,) = named(only, "optimizer", 0), named(only, "gather parameters", 0)
     first, *others = named(only, "F4", 1)
-    assert only.tasks[first].after == (gather,)
+    assert only.tasks[first].depends_on == (gather,)
     assert others == []
     trace = played(made)
     assert waits(trace, 0, optimizer)[3] == waits(trace, 0, gather)[2]
@@ -153,9 +154,9 @@ def test_without_overlap_the_next_forward_waits_for_the_gather_behind_the_optimi
 def test_the_gathers_that_fsdp_prefetches_first_wait_for_the_optimizer(overlap: bool, ahead: int) -> None:
     (only,) = repeat(one_step(FullyShard(overlap=overlap)), 2).programs
     (optimizer,) = named(only, "optimizer", 0)
-    waiting = [number for number, task in enumerate(only.tasks) if optimizer in task.after]
+    waiting = [number for number, task in enumerate(only.tasks) if optimizer in task.depends_on]
     assert [words(only)[number] for number in waiting] == ["gather embedding", "gather layer"][:ahead]
-    assert all(only.step_of(2)[number] == 1 for number in waiting)
+    assert all(only.step_indices(2)[number] == 1 for number in waiting)
 
 
 @pytest.mark.parametrize("data", [*STRATEGIES, NaiveDataParallel()])
@@ -198,7 +199,7 @@ def test_law_the_first_step_is_as_if_alone_and_n_steps_take_at_most_n_times_as_l
     """Later steps cannot delay earlier ones, and all that a step waits for has ended when the one before it has."""
     once, size = cost.program, [len(rank_program.tasks) for rank_program in cost.program.programs]
     alone, both = timeline(cost), timeline(replace(cost, program=repeat(once, 3)))
-    first = both.task < np.array([size[kind] for kind in once.kind])[both.rank]
+    first = both.task < np.array([size[kind] for kind in once.program_index])[both.rank]
     assert sorted(zip(*rows(both, first), strict=True)) == sorted(zip(*rows(alone, alone.task >= 0), strict=True))
     assert both.makespan <= 3 * alone.makespan
 
@@ -211,10 +212,12 @@ def rows(trace: Trace, chosen: np.ndarray) -> list[list[float]]:
 def test_gathers_at_the_start_and_at_the_end_are_the_only_collectives_that_look_back() -> None:
     for data in STRATEGIES:
         (only,) = repeat(one_step(data), 2).programs
-        half, of = len(only.tasks) // 2, only.step_of(2)
-        back = [n for n, task in enumerate(only.tasks) if any(of[needed] < of[n] for needed in task.after)]
+        half, of = len(only.tasks) // 2, only.step_indices(2)
+        back = [n for n, task in enumerate(only.tasks) if any(of[needed] < of[n] for needed in task.depends_on)]
         alone = [
-            half + n for n, task in enumerate(only.tasks[:half]) if isinstance(task, Communicate) and not task.after
+            half + n
+            for n, task in enumerate(only.tasks[:half])
+            if isinstance(task, CollectiveTask) and not task.depends_on
         ]
-        trailing = isinstance(only.tasks[half - 1], Communicate)
+        trailing = isinstance(only.tasks[half - 1], CollectiveTask)
         assert back == alone + ([named(only, "F4", 1)[0]] if trailing else [])

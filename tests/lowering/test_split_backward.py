@@ -13,7 +13,16 @@ from clustersim.parallel.data_parallel_strategy import DataParallelism, DdpStrat
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import ActionKind
-from clustersim.program.task import Communicate, Compute, Exchange, Operation, Overlap, Receive, Send, Work
+from clustersim.program.task import (
+    CollectiveTask,
+    CommOp,
+    CommOverlap,
+    ComputeTask,
+    Operation,
+    ReceiveTask,
+    SendTask,
+    WorkType,
+)
 from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.schedules.zero_bubble import ZeroBubble
 from tests.closed_form.fixed_durations import SEQUENCE, Fixed
@@ -35,9 +44,9 @@ def parts(operations: tuple[Operation, ...]) -> Counter[object]:
     found: list[object] = []
     for operation in operations:
         found += (
-            [operation.does.kernel, operation.does.exchange]
-            if isinstance(operation.does, Overlap)
-            else [operation.does]
+            [operation.body.kernel, operation.body.comm_op]
+            if isinstance(operation.body, CommOverlap)
+            else [operation.body]
         )
     return Counter(found)
 
@@ -50,17 +59,17 @@ def test_halves_together_do_what_a_backward_does(layout: Layout, recompute: Reco
     for stage in plan.stages:
         for unit in units.of(stage):
             assert parts(unit.inputs) + parts(unit.weights) == parts(unit.backward)
-            assert not any(operation.gradients for operation in unit.inputs)
-            assert sum(weight.gradients for weight in unit.weights) == unit.parameters
+            assert not any(operation.gradient_count for operation in unit.inputs)
+            assert sum(weight.gradient_count for weight in unit.weights) == unit.parameters
 
 
 def test_what_is_run_again_is_run_before_the_input_gradients() -> None:
     units = Units(planned(Layout(pp=2), replace(PLAIN, recompute=FullRecompute()))).of(planned(Layout(pp=2)).stages[0])
     layer = units[1]
-    again = [operation.work is Work.RECOMPUTE for operation in layer.inputs]
+    again = [operation.work_type is WorkType.RECOMPUTE for operation in layer.inputs]
     assert again == sorted(again, reverse=True)
     assert any(again)
-    assert all(weight.work is Work.BACKWARD for weight in layer.weights)
+    assert all(weight.work_type is WorkType.BACKWARD for weight in layer.weights)
 
 
 def test_only_input_gradients_wait_and_send() -> None:
@@ -71,8 +80,10 @@ def test_only_input_gradients_wait_and_send() -> None:
     assert words(first) == [
         "F0", "send 1F0", "F1", "send 1F1", "receive 0I0", "I0", "W0", "receive 0I1", "I1", "W1", "optimizer",
     ]  # fmt: skip
-    halves = [task for task in last.tasks if isinstance(task, Compute) and task.action and task.action.kind is WEIGHT]
-    assert not any(task.after for task in halves)
+    halves = [
+        task for task in last.tasks if isinstance(task, ComputeTask) and task.action and task.action.kind is WEIGHT
+    ]
+    assert not any(task.depends_on for task in halves)
 
 
 def strategy(data: DataParallelism, microbatches: int = 2) -> list[str]:
@@ -104,27 +115,37 @@ def test_zero_3_gathers_for_input_gradients_and_reduces_after_weight_gradients()
     ]  # fmt: skip
 
 
-def messages(plan: Plan) -> list[Exchange]:
+def messages(plan: Plan) -> list[CommOp]:
     """What is sent and reduced of the gradient norm."""
     programs = lowered(plan, ZeroBubble(1)).programs
-    tasks = [task for program in programs for task in program.tasks if isinstance(task, Send | Receive | Communicate)]
-    return [task.exchange for task in tasks if task.exchange.name == "gradient norm"]
+    tasks = [
+        task
+        for program in programs
+        for task in program.tasks
+        if isinstance(task, SendTask | ReceiveTask | CollectiveTask)
+    ]
+    return [task.comm_op for task in tasks if task.comm_op.name == "gradient norm"]
 
 
 @pytest.mark.parametrize("pp", [1, 3])
 def test_the_norm_is_handed_on_from_stage_to_stage(pp: int) -> None:
     """P - 1 messages, each sent and received; a single stage sums as ever."""
     found = messages(planned(Layout(pp=pp), TRAINING))
-    assert [exchange.group for exchange in found] == ["pp_next"] * 2 * (pp - 1) or pp == 1
+    assert [comm_op.comm_group for comm_op in found] == ["pp_next"] * 2 * (pp - 1) or pp == 1
     assert all(item.payload == NORM_BYTES for item in found)
-    assert ("model" in {element.group for element in found}) == (pp == 1)
+    assert ("model" in {element.comm_group for element in found}) == (pp == 1)
 
 
 def test_the_norm_of_sharded_gradients_is_summed_among_replicas_first() -> None:
     program = lowered(planned(Layout(pp=2, dp=2, data=Zero1()), TRAINING), ZeroBubble(1)).programs[1]
-    norm = [task for task in program.tasks if not isinstance(task, Compute) and task.exchange.name == "gradient norm"]
-    assert [(type(task), task.exchange.group) for task in norm] == [(Communicate, "dp"), (Receive, "pp_next")]
-    assert {program.tasks.index(task) for task in norm} == set(program.tasks[-1].after)
+    norm = [
+        task for task in program.tasks if not isinstance(task, ComputeTask) and task.comm_op.name == "gradient norm"
+    ]
+    assert [(type(task), task.comm_op.comm_group) for task in norm] == [
+        (CollectiveTask, "dp"),
+        (ReceiveTask, "pp_next"),
+    ]
+    assert {program.tasks.index(task) for task in norm} == set(program.tasks[-1].depends_on)
 
 
 def test_costs_are_those_of_the_kernels_of_all_stages() -> None:

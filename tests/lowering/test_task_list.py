@@ -7,13 +7,13 @@ from clustersim.common.dtypes import DType
 from clustersim.lowering.task_list import Blocks, TaskList, buckets
 from clustersim.model.kernels import Kernel, KernelKind
 from clustersim.model.operators import DENSE
-from clustersim.program.task import Compute, Operation, Stream, Work
+from clustersim.program.task import ComputeTask, Operation, Stream, WorkType
 
 KERNEL = Kernel("kernel", KernelKind.COPY, DType.BF16, 0.0, 1.0)
 
 
 def operations(gradients: list[int]) -> list[Operation]:
-    return [Operation(KERNEL, Work.BACKWARD, count) for count in gradients]
+    return [Operation(KERNEL, WorkType.BACKWARD, count) for count in gradients]
 
 
 @given(st.lists(st.integers(0, 20)), st.integers(1, 30))
@@ -29,9 +29,9 @@ def test_a_bucket_is_cut_at_the_gradient_that_fills_it(gradients: list[int], siz
     """All but the last are full, and were not before their last operation (which completed a gradient)."""
     for piece, full in buckets(operations(gradients), {DENSE: size})[:-1]:
         parameters = full[DENSE]
-        assert parameters == sum(operation.gradients for operation in piece) >= size
-        assert parameters - piece[-1].gradients < size
-        assert piece[-1].gradients > 0
+        assert parameters == sum(operation.gradient_count for operation in piece) >= size
+        assert parameters - piece[-1].gradient_count < size
+        assert piece[-1].gradient_count > 0
 
 
 def test_operations_after_the_last_gradient_are_a_piece_of_their_own() -> None:
@@ -45,7 +45,7 @@ MARKED = st.lists(st.tuples(st.sampled_from(["one", "other"]), st.integers(0, 20
 def test_groups_fill_buckets_of_their_own(marked: list[tuple[str, int]], one: int, other: int) -> None:
     """A piece ends where one group's bucket is full; what is left of both is reduced after the last piece."""
     sizes = {"one": one, "other": other}
-    given_operations = [Operation(KERNEL, Work.BACKWARD, count, group) for group, count in marked]
+    given_operations = [Operation(KERNEL, WorkType.BACKWARD, count, group) for group, count in marked]
     pieces = buckets(given_operations, sizes)
     assert [operation for piece, _ in pieces for operation in piece] == given_operations
     for group, size in sizes.items():
@@ -66,5 +66,5 @@ def test_blocks_of_one_key_or_of_the_same_operations_are_one_block() -> None:
 
 def test_tasks_are_numbered_as_they_are_added() -> None:
     tasks, block = TaskList(), Blocks().block(1, "x", [])
-    assert [tasks.add(Stream.COMPUTE, Compute(block)) for _ in range(3)] == [0, 1, 2]
+    assert [tasks.add(Stream.COMPUTE, ComputeTask(block)) for _ in range(3)] == [0, 1, 2]
     assert tasks.program().streams == (Stream.COMPUTE,) * 3

@@ -6,7 +6,7 @@ from clustersim.parallel.data_parallel_strategy import NaiveDataParallel
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.program.program import RankProgram
-from clustersim.program.task import Collective, Communicate, Compute
+from clustersim.program.task import CollectiveTask, CollectiveType, ComputeTask
 from tests.lowering.plans import TRAINING, collectives, lowered, planned, words
 
 LAYOUT = Layout(dp=4, data=NaiveDataParallel())
@@ -18,7 +18,7 @@ def programs(plan: Plan | None = None) -> tuple[RankProgram, ...]:
 
 
 def test_the_first_gpu_has_a_program_of_its_own() -> None:
-    assert lowered(planned(LAYOUT, ONE)).kind.tolist() == [0, 1, 1, 1]
+    assert lowered(planned(LAYOUT, ONE)).program_index.tolist() == [0, 1, 1, 1]
     assert len(programs()) == 2
 
 
@@ -39,11 +39,11 @@ def test_payloads() -> None:
     plan = planned(LAYOUT, ONE)
     held = plan.parameters(plan.stages[0])
     expected = [
-        (Collective.BROADCAST, 2 * held),
-        (Collective.SCATTER, 256 * 8),
-        (Collective.GATHER, 256 * 256 * 2),
-        (Collective.SCATTER, 256 * 256 * 2),
-        (Collective.REDUCE, 4 * held),
+        (CollectiveType.BROADCAST, 2 * held),
+        (CollectiveType.SCATTER, 256 * 8),
+        (CollectiveType.GATHER, 256 * 256 * 2),
+        (CollectiveType.SCATTER, 256 * 256 * 2),
+        (CollectiveType.REDUCE, 4 * held),
     ]
     for program in programs(plan):
         assert [(collective.collective, collective.payload) for collective in collectives(program)] == expected
@@ -52,7 +52,7 @@ def test_payloads() -> None:
 def test_nothing_overlaps() -> None:
     for program in programs():
         for number, task in enumerate(program.tasks):
-            assert task.after == ((number - 1,) if number else ())
+            assert task.depends_on == ((number - 1,) if number else ())
 
 
 def test_weights_are_broadcast_again_for_every_microbatch() -> None:
@@ -66,8 +66,8 @@ def test_the_first_gpu_computes_the_loss_of_the_whole_batch() -> None:
     root, other = programs()
 
     def loss(program: RankProgram) -> list[float]:
-        computes = [task for task in program.tasks if isinstance(task, Compute)]
-        kernels = [operation.kernel for task in computes for operation in task.block.operations if operation.kernel]
+        computes = [task for task in program.tasks if isinstance(task, ComputeTask)]
+        kernels = [operation.kernel for task in computes for operation in task.segment.operations if operation.kernel]
         return [kernel.bytes for kernel in kernels if kernel.name.startswith("head.loss")]
 
     (own,) = lowered(planned(Layout(), replace(ONE, global_batch=1))).programs
@@ -79,5 +79,7 @@ def test_all_ranks_meet_in_one_group() -> None:
     program = lowered(planned(LAYOUT, ONE))
     assert program.groups["dp"].members.tolist() == [[0, 1, 2, 3]]
     assert all(
-        isinstance(task, Communicate | Compute) for rank_program in program.programs for task in rank_program.tasks
+        isinstance(task, CollectiveTask | ComputeTask)
+        for rank_program in program.programs
+        for task in rank_program.tasks
     )

@@ -14,9 +14,18 @@ from clustersim.parallel.data_parallel_strategy import DataParallelism, DdpStrat
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import ActionKind
-from clustersim.program.placement import looped
+from clustersim.program.placement import looped_placement
 from clustersim.program.program import Program, RankProgram
-from clustersim.program.task import Collective, Communicate, Compute, Receive, Send, Stream, Task, Work
+from clustersim.program.task import (
+    CollectiveTask,
+    CollectiveType,
+    ComputeTask,
+    ReceiveTask,
+    SendTask,
+    Stream,
+    Task,
+    WorkType,
+)
 from tests.lowering.plans import SMALL, TRAINING, collectives, data_words, lowered, operations, planned, words
 from tests.strategies import usual
 
@@ -38,7 +47,7 @@ PLANS = st.builds(
 )
 
 
-def messages(program: RankProgram, kind: type[Send | Receive]) -> list[Send | Receive]:
+def messages(program: RankProgram, kind: type[SendTask | ReceiveTask]) -> list[SendTask | ReceiveTask]:
     return [task for task in program.tasks if isinstance(task, kind)]
 
 
@@ -46,35 +55,35 @@ def messages(program: RankProgram, kind: type[Send | Receive]) -> list[Send | Re
 def test_tasks_wait_for_earlier_tasks_only(plan: Plan) -> None:
     for program in lowered(plan).programs:
         for number, task in enumerate(program.tasks):
-            assert all(0 <= needed < number for needed in task.after)
+            assert all(0 <= needed < number for needed in task.depends_on)
 
 
 @given(PLANS)
 def test_every_message_is_sent_once_and_received_once_at_its_stage(plan: Plan) -> None:
     program = lowered(plan)
     sent = Counter(
-        (task.exchange, task.tag) for rank_program in program.programs for task in messages(rank_program, Send)
+        (task.comm_op, task.tag) for rank_program in program.programs for task in messages(rank_program, SendTask)
     )
-    received = Counter((task.exchange, task.tag) for item in program.programs for task in messages(item, Receive))
+    received = Counter((task.comm_op, task.tag) for item in program.programs for task in messages(item, ReceiveTask))
     assert sent == received
     assert set(sent.values()) <= {1}
     assert len(sent) == 2 * (len(plan.stages) - 1) * plan.microbatches if plan.layout.pp > 1 else not sent
     for rank, element in enumerate(program.programs):
-        assert all(task.tag.stage % plan.layout.pp == rank for task in messages(element, Receive))
+        assert all(task.tag.stage % plan.layout.pp == rank for task in messages(element, ReceiveTask))
 
 
 @given(PLANS)
 def test_every_collective_has_its_group_and_every_group_a_use(plan: Plan) -> None:
     program = lowered(plan)
-    used = {exchange.group for rank_program in program.programs for exchange in rank_program.exchanges}
+    used = {exchange.comm_group for rank_program in program.programs for exchange in rank_program.comm_ops}
     assert used == set(program.groups)
 
 
 @given(PLANS)
 def test_the_passes_of_a_rank_follow_the_schedule(plan: Plan) -> None:
-    order = usual(plan.placement.chunks).order(plan.layout.pp, plan.microbatches)
+    order = usual(plan.placement.max_chunks).order(plan.layout.pp, plan.microbatches)
     for program, actions in zip(lowered(plan).programs, order, strict=True):
-        passes = [task.action for task in program.tasks if isinstance(task, Compute) and task.action is not None]
+        passes = [task.action for task in program.tasks if isinstance(task, ComputeTask) and task.action is not None]
         assert list(dict.fromkeys(passes)) == list(actions)
 
 
@@ -82,29 +91,29 @@ def test_the_passes_of_a_rank_follow_the_schedule(plan: Plan) -> None:
 def test_each_microbatch_does_the_same_work(plan: Plan) -> None:
     for program in lowered(plan).programs:
         for kind in (ActionKind.FORWARD, ActionKind.BACKWARD):
-            first = [operation.does for operation in operations(program, kind, 0)]
-            assert first == [item.does for item in operations(program, kind, plan.microbatches - 1)]
+            first = [operation.body for operation in operations(program, kind, 0)]
+            assert first == [item.body for item in operations(program, kind, plan.microbatches - 1)]
 
 
 @given(PLANS)
 def test_the_optimizer_is_last_to_compute_and_waits_for_all_reductions(plan: Plan) -> None:
     for program in lowered(plan).programs:
-        computes = [task for task in program.tasks if isinstance(task, Compute)]
-        assert computes[-1].block.name == "optimizer"
-        assert all(task.block.name in ("forward", "backward") for task in computes[:-1] if task.action)
-        reductions = {n for n, t in enumerate(program.tasks) if isinstance(t, Communicate) and _reduces(t)}
+        computes = [task for task in program.tasks if isinstance(task, ComputeTask)]
+        assert computes[-1].segment.name == "optimizer"
+        assert all(task.segment.name in ("forward", "backward") for task in computes[:-1] if task.action)
+        reductions = {n for n, t in enumerate(program.tasks) if isinstance(t, CollectiveTask) and _reduces(t)}
         first = next(task for task in computes if task.action is None)
-        assert reductions <= set(first.after)
+        assert reductions <= set(first.depends_on)
 
 
-def _reduces(task: Communicate) -> bool:
-    return task.exchange.group == "dp" and task.exchange.collective is not Collective.ALL_GATHER
+def _reduces(task: CollectiveTask) -> bool:
+    return task.comm_op.comm_group == "dp" and task.comm_op.collective is not CollectiveType.ALL_GATHER
 
 
 def test_kind_of_rank_is_its_pipeline_coordinate() -> None:
-    assert lowered(planned(Layout(tp=2, pp=2, dp=2))).kind.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert lowered(planned(Layout(tp=2, pp=2, dp=2))).program_index.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
     order = ("tp", "pp", "cp", "dp")
-    assert lowered(planned(Layout(tp=2, pp=2, dp=2, order=order))).kind.tolist() == [0, 0, 1, 1, 0, 0, 1, 1]
+    assert lowered(planned(Layout(tp=2, pp=2, dp=2, order=order))).program_index.tolist() == [0, 0, 1, 1, 0, 0, 1, 1]
 
 
 def test_1f1b_on_two_ranks() -> None:
@@ -122,10 +131,10 @@ def test_1f1b_on_two_ranks() -> None:
 
 def test_a_pass_waits_for_its_message_and_a_send_for_its_pass() -> None:
     first, last = lowered(planned(Layout(pp=2), PLAIN)).programs
-    assert isinstance(first.tasks[1], Send)
-    assert first.tasks[1].after == (0,)
-    assert isinstance(last.tasks[0], Receive)
-    assert last.tasks[1].after == (0,)
+    assert isinstance(first.tasks[1], SendTask)
+    assert first.tasks[1].depends_on == (0,)
+    assert isinstance(last.tasks[0], ReceiveTask)
+    assert last.tasks[1].depends_on == (0,)
     assert last.streams[0] is Stream.RECEIVE
     assert (first.streams[1], last.streams[3]) == (Stream.SEND_NEXT, Stream.SEND_PREVIOUS)
 
@@ -135,9 +144,9 @@ def test_without_pipeline_overlap_the_next_pass_waits_for_the_send() -> None:
         lowered(planned(Layout(pp=2, pipeline_overlap=overlap), PLAIN)).programs[0] for overlap in (True, False)
     )
     second = words(waiting).index("F1")
-    assert overlapped.tasks[second].after == ()
-    assert waiting.tasks[second].after == (second - 1,)
-    assert isinstance(waiting.tasks[second - 1], Send)
+    assert overlapped.tasks[second].depends_on == ()
+    assert waiting.tasks[second].depends_on == (second - 1,)
+    assert isinstance(waiting.tasks[second - 1], SendTask)
 
 
 def test_sends_of_interleaved_passes_go_together_where_nothing_overlaps_them() -> None:
@@ -155,7 +164,7 @@ def test_sends_of_interleaved_passes_go_together_where_nothing_overlaps_them() -
     ]  # fmt: skip
     assert spoken[steady : steady + 6] == ["F2", "receive 2B0", "B0", "send 1F2", "send 1B0", "F3"]
     backward = steady + 2
-    assert [task.after for task in first.tasks[backward + 1 : backward + 4]] == [
+    assert [task.depends_on for task in first.tasks[backward + 1 : backward + 4]] == [
         (backward,), (backward,), (backward + 1, backward + 2),
     ]  # fmt: skip
     assert spoken[-8:] == [
@@ -172,9 +181,9 @@ def test_every_output_is_sent_at_once_where(overlap: bool, microbatches: int, ch
     training = replace(PLAIN, global_batch=microbatches)
     for program in lowered(planned(Layout(pp=2, pipeline_overlap=overlap), training, chunks=chunks)).programs:
         for number, task in enumerate(program.tasks):
-            if isinstance(task, Send):
-                assert isinstance(program.tasks[number - 1], Compute)
-                assert task.after == (number - 1,)
+            if isinstance(task, SendTask):
+                assert isinstance(program.tasks[number - 1], ComputeTask)
+                assert task.depends_on == (number - 1,)
 
 
 @pytest.mark.parametrize("sequence_parallel", [True, False])
@@ -187,19 +196,19 @@ def test_a_tensor_rank_sends_its_part_and_parts_are_gathered_where_the_activatio
     """
     layout = Layout(tp=2, pp=2, sequence_parallel=sequence_parallel)
     _, last = lowered(planned(layout, PLAIN)).programs
-    assert {task.exchange.payload for task in last.tasks if isinstance(task, Send | Receive)} == {4096.0}
-    head = next(task for task in last.tasks if isinstance(task, Compute)).block.operations[0]
-    arriving = head.exchange is not None and head.exchange.name == "gather stage input"
+    assert {task.comm_op.payload for task in last.tasks if isinstance(task, SendTask | ReceiveTask)} == {4096.0}
+    head = next(task for task in last.tasks if isinstance(task, ComputeTask)).segment.operations[0]
+    arriving = head.comm_op is not None and head.comm_op.name == "gather stage input"
     assert arriving is not sequence_parallel
-    if head.exchange is not None:
-        assert head.exchange.payload == 8192.0
+    if head.comm_op is not None:
+        assert head.comm_op.payload == 8192.0
 
 
 def test_interleaving_sends_from_the_last_rank_back_to_the_first() -> None:
     plan = planned(Layout(pp=2), replace(PLAIN, global_batch=4), chunks=2)
     first, last = lowered(plan).programs
-    assert [str(task.tag) for task in messages(last, Send)][:2] == ["2F0", "2F1"]
-    assert "2F0" in [str(task.tag) for task in messages(first, Receive)]
+    assert [str(task.tag) for task in messages(last, SendTask)][:2] == ["2F0", "2F1"]
+    assert "2F0" in [str(task.tag) for task in messages(first, ReceiveTask)]
     assert lowered(plan).groups["pp_next"].members.tolist() == [[0, 1], [1, 0]]
 
 
@@ -209,7 +218,7 @@ def test_a_tied_embedding_is_reduced_over_the_stages_that_hold_it(pp: int) -> No
     plan = planned(Layout(pp=pp), PLAIN, replace(SMALL, tied_embeddings=True))
     program = lowered(plan)
     found = [
-        [collective.payload for collective in collectives(rank) if collective.group == "embedding"]
+        [collective.payload for collective in collectives(rank) if collective.comm_group == "embedding"]
         for rank in program.programs
     ]
     ends = [[256 * 64 * 4.0]]
@@ -227,7 +236,7 @@ def test_of_a_tied_embedding_each_rank_reduces_the_part_of_the_gradient_that_it_
         collective.payload
         for only in program.programs
         for collective in collectives(only)
-        if collective.group == "embedding"
+        if collective.comm_group == "embedding"
     }
     assert payloads == {256 * 64 * 4 / parts}
 
@@ -238,8 +247,8 @@ def test_the_tied_embedding_follows_the_last_bucket() -> None:
         assert data_words(program)[-3:] == ["reduce gradients", "reduce tied embedding", "optimizer"]
         number = words(program).index("reduce tied embedding")
         buckets = [place for place, word in enumerate(words(program)) if word == "reduce gradients"]
-        assert buckets[-1] in program.tasks[number].after
-        assert number in program.tasks[-1].after
+        assert buckets[-1] in program.tasks[number].depends_on
+        assert number in program.tasks[-1].depends_on
 
 
 def test_clipping_adds_up_the_norm_over_all_ranks_that_hold_parts() -> None:
@@ -250,7 +259,7 @@ def test_clipping_adds_up_the_norm_over_all_ranks_that_hold_parts() -> None:
         *_, norm, total, optimizer = words(program)
         assert (norm, total, optimizer) == ("gradient norm", "gradient norm", "optimizer")
         exchange = collectives(program)[-1]
-        assert (exchange.group, exchange.collective, exchange.payload) == (group, Collective.ALL_REDUCE, 4.0)
+        assert (exchange.comm_group, exchange.collective, exchange.payload) == (group, CollectiveType.ALL_REDUCE, 4.0)
 
 
 def test_without_clipping_there_is_no_norm() -> None:
@@ -263,8 +272,8 @@ def test_the_optimizer_updates_its_shard(data: DataParallelism, share: int) -> N
     def moved(layout: Layout) -> float:
         tasks: tuple[Task, ...] = lowered(planned(layout, replace(PLAIN, global_batch=4))).programs[0].tasks
         last = tasks[-1]
-        assert isinstance(last, Compute)
-        return sum(operation.kernel.bytes for operation in last.block.operations if operation.kernel)
+        assert isinstance(last, ComputeTask)
+        return sum(operation.kernel.bytes for operation in last.segment.operations if operation.kernel)
 
     assert moved(Layout(dp=4, data=data)) * share == pytest.approx(moved(Layout()))
 
@@ -285,11 +294,12 @@ def test_uneven_stages_do_their_own_layers(chunks: int) -> None:
 def test_ends_without_layers_still_hold_embedding_and_head() -> None:
     """Llama 3's 126 layers in 16 x 8 virtual stages: 0, 1, ..., 1, 0."""
     model = preset("llama3-405b")
-    plan = Plan(model, Training(64, 16), Layout(pp=16), partial(looped, chunks=8))
+    plan = Plan(model, Training(64, 16), Layout(pp=16), partial(looped_placement, chunks_per_rank=8))
     program = lowered(plan)
     assert (plan.stages[0].layers, plan.stages[-1].layers) == (0, 0)
     marked = [
-        sum(operation.gradients for operation in operations(rank, ActionKind.BACKWARD)) for rank in program.programs
+        sum(operation.gradient_count for operation in operations(rank, ActionKind.BACKWARD))
+        for rank in program.programs
     ]
     held = [sum(plan.parameters(stage) for stage in plan.stages_of(rank)) for rank in range(16)]
     assert marked == held
@@ -299,7 +309,7 @@ def test_ends_without_layers_still_hold_embedding_and_head() -> None:
 def test_one_microbatchs_backward_completes_the_gradients_of_the_rank(plan: Plan) -> None:
     for rank, program in enumerate(lowered(plan).programs):
         held = sum(plan.parameters(stage) for stage in plan.stages_of(rank))
-        assert sum(operation.gradients for operation in operations(program, ActionKind.BACKWARD)) == held
+        assert sum(operation.gradient_count for operation in operations(program, ActionKind.BACKWARD)) == held
 
 
 @given(PLANS)
@@ -307,16 +317,16 @@ def test_equal_work_shares_blocks(plan: Plan) -> None:
     """Blocks are timed once: their number does not grow with the microbatches."""
 
     def blocks(of: Program) -> int:
-        return len({task.block for program in of.programs for task in program.tasks if isinstance(task, Compute)})
+        return len({task.segment for program in of.programs for task in program.tasks if isinstance(task, ComputeTask)})
 
     more = replace(plan, training=replace(plan.training, global_batch=4 * plan.training.global_batch))
-    assert blocks(lowered(more)) <= blocks(lowered(plan)) + 2 * plan.placement.chunks * plan.layout.pp
+    assert blocks(lowered(more)) <= blocks(lowered(plan)) + 2 * plan.placement.max_chunks * plan.layout.pp
 
 
 def test_recomputed_work_is_said_to_be_recomputed() -> None:
     """Full recomputation runs every layer's forward again, and neither the embedding's nor the head's."""
     program = lowered(planned(Layout(), replace(PLAIN, recompute=FullRecompute()))).programs[0]
     names = Counter(operation.kernel.name for operation in operations(program, ActionKind.FORWARD) if operation.kernel)
-    backward = [item for item in operations(program, ActionKind.BACKWARD) if item.work is Work.RECOMPUTE]
+    backward = [item for item in operations(program, ActionKind.BACKWARD) if item.work_type is WorkType.RECOMPUTE]
     again = Counter(element.kernel.name for element in backward if element.kernel)
     assert again == {name: count for name, count in names.items() if name.startswith(("attention", "mlp"))}

@@ -22,7 +22,7 @@ from clustersim.model.training import (
 from clustersim.model.transformer import layer_parameters, norm_parameters, parameters
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
-from clustersim.program.task import Work
+from clustersim.program.task import WorkType
 from tests.lowering.plans import SMALL, TRAINING, planned
 from tests.uniform_models import stage
 
@@ -63,7 +63,7 @@ def test_backward_completes_every_gradient_of_its_stage(name: str, recompute: Re
     plan = planned(Layout(pp=2), Training(1024, 8, recompute=recompute), preset(name))
     units = Units(plan)
     for part in plan.stages:
-        marked = sum(operation.gradients for unit in units.of(part) for operation in unit.backward)
+        marked = sum(operation.gradient_count for unit in units.of(part) for operation in unit.backward)
         assert marked == plan.parameters(part)
 
 
@@ -91,19 +91,21 @@ def test_a_tied_matrix_counts_once_where_both_ends_are_on_one_stage() -> None:
 def test_full_recomputation_runs_so_many_layers_forward_again(recompute: Recompute, layers: int) -> None:
     plan = planned(Layout(), replace(TRAINING, recompute=recompute))
     units = Units(plan).of(plan.stages[0])
-    again = [[operation.does for operation in unit.backward if operation.work is Work.RECOMPUTE] for unit in units]
+    again = [
+        [operation.body for operation in unit.backward if operation.work_type is WorkType.RECOMPUTE] for unit in units
+    ]
     assert sum(bool(part) for part in again) == layers
     for unit, part in zip(units, again, strict=True):
         if part:
             assert unit.name == "layer"
-            assert part == [item.does for item in unit.forward]
-            assert [element.work for element in unit.backward[: len(part)]] == [Work.RECOMPUTE] * len(part)
+            assert part == [item.body for item in unit.forward]
+            assert [element.work_type for element in unit.backward[: len(part)]] == [WorkType.RECOMPUTE] * len(part)
 
 
 def test_selective_recomputation_runs_every_layers_attention_core_again() -> None:
     plan = planned(Layout(), replace(TRAINING, recompute=SelectiveRecompute()))
     for unit in Units(plan).of(plan.stages[0]):
-        again = [operation.kernel for operation in unit.backward if operation.work is Work.RECOMPUTE]
+        again = [operation.kernel for operation in unit.backward if operation.work_type is WorkType.RECOMPUTE]
         assert [kernel.kind for kernel in again if kernel] == [KernelKind.ATTENTION_FORWARD] * (unit.name == "layer")
 
 
@@ -115,7 +117,7 @@ def _again(plan: Plan) -> list[str]:
 
 def _names(unit: Unit) -> Iterator[str]:
     for operation in unit.backward:
-        if operation.work is Work.RECOMPUTE:
+        if operation.work_type is WorkType.RECOMPUTE:
             yield operation.kernel.name if operation.kernel is not None else "exchange"
 
 
@@ -166,7 +168,7 @@ def test_early_stop_keeps_what_backward_runs_but_for_the_recomputation() -> None
             operation
             for unit in Units(plan).of(plan.stages[0])
             for operation in unit.backward
-            if operation.work is not Work.RECOMPUTE
+            if operation.work_type is not WorkType.RECOMPUTE
         ]
         for plan in (planned(Layout(tp=2), replace(training, early_stop=stops)) for stops in (False, True))
     ]

@@ -15,9 +15,9 @@ from clustersim.lowering.training_step import lower
 from clustersim.parallel.data_parallel_strategy import DataParallelism, DdpStrategy, FullyShard, Zero1
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
-from clustersim.program.action import Action, ActionKind, Order
-from clustersim.program.placement import Placement, looped
-from clustersim.program.task import Communicate, Compute, Receive, Send
+from clustersim.program.action import Action, ActionKind, PipelineOrder
+from clustersim.program.placement import Placement, looped_placement
+from clustersim.program.task import CollectiveTask, ComputeTask, ReceiveTask, SendTask
 from clustersim.scenario.validation_rules.consistency import problems
 from clustersim.schedules.validation import dry_run, verify
 from tests.closed_form.fixed_durations import Fixed, Step
@@ -38,7 +38,7 @@ class There:
     def require(self, ranks: int, microbatches: int) -> None:
         """Any numbers."""
 
-    def order(self, ranks: int, microbatches: int) -> Order:
+    def order(self, ranks: int, microbatches: int) -> PipelineOrder:
         placement = self.placement(ranks)
         return tuple(
             tuple(
@@ -47,7 +47,7 @@ class There:
                 for stage in stages
                 for microbatch in range(microbatches)
             )
-            for held in map(placement.stages_of, range(ranks))
+            for held in map(placement.stages_on_rank, range(ranks))
         )
 
 
@@ -63,7 +63,7 @@ def test_the_order_is_legal_on_its_placement_and_on_no_loop(pp: int) -> None:
     verify(order, placement=There().placement(pp), microbatches=MICROBATCHES)
     if pp > 1:
         with pytest.raises(InputError, match="is not of this rank's stages"):
-            verify(order, placement=looped(pp, 2), microbatches=MICROBATCHES)
+            verify(order, placement=looped_placement(pp, 2), microbatches=MICROBATCHES)
 
 
 @pytest.mark.parametrize("pp", [1, 2, 3, 4])
@@ -73,26 +73,26 @@ def test_every_message_that_is_sent_is_received_by_the_rank_that_its_group_says(
     sent, received = set(), set()
     for rank, rank_program in enumerate(program.programs):
         for task in rank_program.tasks:
-            if isinstance(task, Send):
-                rows = dict(program.groups[task.exchange.group].members.tolist())
-                sent.add((rows[rank], task.exchange, task.tag))
-            if isinstance(task, Receive):
-                received.add((rank, task.exchange, task.tag))
+            if isinstance(task, SendTask):
+                rows = dict(program.groups[task.comm_op.comm_group].members.tolist())
+                sent.add((rows[rank], task.comm_op, task.tag))
+            if isinstance(task, ReceiveTask):
+                received.add((rank, task.comm_op, task.tag))
     assert sent == received
     hand_offs = 2 * (2 * pp - 1) - 2  # all neighbours in both directions, but for those at the turning point
     assert len(sent) == hand_offs * MICROBATCHES
-    assert all(rank == of.placement.ranks[tag.stage] for rank, _, tag in received)
+    assert all(rank == of.placement.stage_ranks[tag.stage] for rank, _, tag in received)
 
 
 @pytest.mark.parametrize("pp", [2, 3])
 def test_the_rank_with_embedding_and_head_holds_the_tied_matrix_once_and_sums_nothing(pp: int) -> None:
     of = plan(pp)
     last = of.stages[-1]
-    assert of.placement.ranks[0] == of.placement.ranks[-1] == 0
+    assert of.placement.stage_ranks[0] == of.placement.stage_ranks[-1] == 0
     assert of.head_of(last).parameters == 2 * 64  # the final norm alone
     program = lower(of, There().order(pp, MICROBATCHES))
     assert "embedding" not in program.groups
-    assert not any(isinstance(task, Communicate) for rank_program in program.programs for task in rank_program.tasks)
+    assert not any(isinstance(task, CollectiveTask) for rank_program in program.programs for task in rank_program.tasks)
     held = sum(of.parameters(stage) for rank in range(pp) for stage in of.stages_of(rank))
     assert held == sum(map(of.parameters, of.stages))
 
@@ -103,11 +103,11 @@ def test_gradients_of_a_chunk_are_reduced_in_its_own_last_backward(data: object)
     program = lower(of, There().order(2, MICROBATCHES))
     for rank, rank_program in enumerate(program.programs):
         done = [
-            rank_program.tasks[task.after[0]].action
+            rank_program.tasks[task.depends_on[0]].action
             for task in rank_program.tasks
-            if isinstance(task, Communicate) and task.exchange.name == "reduce gradients"
+            if isinstance(task, CollectiveTask) and task.comm_op.name == "reduce gradients"
         ]
-        first, last = of.placement.stages_of(rank)
+        first, last = of.placement.stages_on_rank(rank)
         assert done == [Action(stage, ActionKind.BACKWARD, MICROBATCHES - 1) for stage in (last, first)]
 
 
@@ -118,7 +118,7 @@ def test_the_engine_takes_as_long_as_a_dry_run(pp: int) -> None:
     fixed = Fixed(forward=1.0, backward=2.0)
     expected = dry_run(There().order(pp, MICROBATCHES)).finish
     assert step.seconds(fixed) == pytest.approx(expected)
-    passes = [task for task in step.program.programs[0].tasks if isinstance(task, Compute) and task.action]
+    passes = [task for task in step.program.programs[0].tasks if isinstance(task, ComputeTask) and task.action]
     assert len(passes) == 4 * MICROBATCHES
 
 
@@ -126,7 +126,7 @@ def test_the_engine_takes_as_long_as_a_dry_run(pp: int) -> None:
 class Halved(There):
     """Backward in halves: each weight gradient follows its input gradient."""
 
-    def order(self, ranks: int, microbatches: int) -> Order:
+    def order(self, ranks: int, microbatches: int) -> PipelineOrder:
         halves = (ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT)
         return tuple(
             tuple(
@@ -144,10 +144,10 @@ def test_the_norm_so_far_is_handed_on_from_rank_to_rank(pp: int, data: DataParal
     """With clipping, and backward in halves: rank r waits for r - 1, whatever stages they hold; nothing is lost."""
     step = Step(2 * pp, Layout(pp=pp, dp=2, data=data), Halved(), MICROBATCHES, training={"gradient_clipping": True})
     sent = [
-        (task.tag.stage, task.exchange.group)
+        (task.tag.stage, task.comm_op.comm_group)
         for program in step.program.programs
         for task in program.tasks
-        if isinstance(task, Send) and task.exchange.name == "gradient norm"
+        if isinstance(task, SendTask) and task.comm_op.name == "gradient norm"
     ]
     assert sent == [(rank, "pp_next") for rank in range(1, pp)]
     assert step.seconds(Fixed(forward=1.0, backward=2.0)) > 0
@@ -157,7 +157,7 @@ def test_the_norm_so_far_is_handed_on_from_rank_to_rank(pp: int, data: DataParal
 class Partly(Halved):
     """Only the first rank runs its backwards in halves."""
 
-    def order(self, ranks: int, microbatches: int) -> Order:
+    def order(self, ranks: int, microbatches: int) -> PipelineOrder:
         whole = There().order(ranks, microbatches)
         return (Halved().order(ranks, microbatches)[0], *whole[1:])
 

@@ -18,6 +18,6 @@ def resident(plan: Plan, rank: int = 0, framework: Framework = BARE) -> dict[Cat
 
 def ledger_of(plan: Plan, rank: int = 0, order: Schedule | None = None, framework: Framework = BARE) -> Ledger:
     """Of a rank that works through the plan's usual order, one pass after the other."""
-    chosen = order or usual(plan.placement.chunks)
+    chosen = order or usual(plan.placement.max_chunks)
     actions = chosen.order(plan.layout.pp, plan.microbatches)[rank]
     return ordered_ledger(Footprint(plan, framework, 0.0), Activations(plan), rank, in_turns(actions))

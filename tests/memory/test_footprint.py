@@ -24,7 +24,7 @@ from clustersim.parallel.data_parallel_strategy import (
 )
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
-from clustersim.program.placement import looped
+from clustersim.program.placement import looped_placement
 from tests.memory.rank_memory import resident
 
 LLAMA = preset("llama3-8b")
@@ -116,7 +116,7 @@ def test_zero_2_beside_a_pipeline_fills_a_bucket_of_a_whole_chunk() -> None:
     second = 16 * layer_parameters(LLAMA, *LLAMA.specs) + LLAMA.vocab * LLAMA.hidden + LLAMA.hidden
     assert resident(of, 0)[Category.MESSAGES] == 40e6 * 4 + messages
     assert resident(of, 1)[Category.MESSAGES] == 4 * second + messages
-    chunks = replace(of, place=partial(looped, chunks=2))
+    chunks = replace(of, place=partial(looped_placement, chunks_per_rank=2))
     assert resident(chunks, 1)[Category.MESSAGES] < 4 * second
 
 
@@ -137,7 +137,7 @@ def test_each_process_group_has_a_communicators_buffers(layout: Layout, groups: 
 @pytest.mark.parametrize(("tp", "chunks"), [(1, 1), (2, 1), (2, 2)])
 def test_a_pipeline_posts_an_activation_and_a_gradient_for_each_virtual_stage(tp: int, chunks: int) -> None:
     """Each 8,192 x 4,096 in bf16, split over tensor ranks."""
-    of = Plan(LLAMA, TRAINING, Layout(tp=tp, pp=2), partial(looped, chunks=chunks))
+    of = Plan(LLAMA, TRAINING, Layout(tp=tp, pp=2), partial(looped_placement, chunks_per_rank=chunks))
     assert resident(of)[Category.MESSAGES] == 2 * chunks * 8192 * 4096 * 2 / tp
 
 

@@ -17,7 +17,7 @@ from clustersim.model.transformer import parameters, resized
 from clustersim.parallel.data_parallel_strategy import FullyShard, Microbatches, Zero1
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
-from clustersim.program.task import Communicate, HostExchange, HostWork
+from clustersim.program.task import CollectiveTask, HostOp, HostOpKind
 from clustersim.results.memory_check import check, host_use_of
 from clustersim.schedules.registry import schedule
 from tests.memory.rank_memory import ledger_of, resident
@@ -221,11 +221,9 @@ def test_of_frozen_weights_only_shards_are_on_the_host() -> None:
 def test_frozen_shards_are_copied_as_they_are_computed_with() -> None:
     """2 bytes of each frozen parameter for a gather, 4 of an adapter's; forward and, but for the head, backward."""
     answer = simulate(scenario("training.lora=8", "layout.data=fsdp", "training.offload.parameters=true"))
-    tasks = [task.exchange for task in answer.program.programs[0].tasks if isinstance(task, Communicate)]
+    tasks = [task.comm_op for task in answer.program.programs[0].tasks if isinstance(task, CollectiveTask)]
     fetched = sum(
-        exchange.payload
-        for exchange in tasks
-        if isinstance(exchange, HostExchange) and exchange.work is HostWork.FROM_HOST
+        comm_op.payload for comm_op in tasks if isinstance(comm_op, HostOp) and comm_op.kind is HostOpKind.H2D
     )
     plan = plan_of(answer.scenario)
     frozen, adapters = (sum(plan.parameters(stage, name) for stage in plan.stages) for name in (DENSE, ADAPTERS))

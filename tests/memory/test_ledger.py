@@ -18,7 +18,7 @@ from clustersim.parallel.data_parallel_strategy import NaiveDataParallel
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import Action, ActionKind
-from clustersim.program.placement import looped
+from clustersim.program.placement import looped_placement
 from clustersim.schedules.gpipe import GPipe
 from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.one_f_one_b import OneFOneB
@@ -32,7 +32,7 @@ I, W = ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT  # noqa: E741 - the
 
 def plan(pp: int, microbatches: int, chunks: int = 1, layout: Layout | None = None) -> Plan:
     of = layout or Layout(tp=8, pp=pp)
-    return Plan(MODEL, Training(2048, microbatches), of, partial(looped, chunks=chunks))
+    return Plan(MODEL, Training(2048, microbatches), of, partial(looped_placement, chunks_per_rank=chunks))
 
 
 @given(pp=st.integers(2, 8), extra=st.integers(0, 8), data=st.data())
@@ -75,7 +75,12 @@ def test_the_first_rank_holds_figure_1s_factor_of_layers() -> None:
     Without dropout the embedding keeps its token numbers only, eight bytes each.
     """
     model = replace(preset("megatron-530b"), dropout=False)
-    of = Plan(model, Training(2048, 280), Layout(tp=8, pp=35, sequence_parallel=True), partial(looped, chunks=3))
+    of = Plan(
+        model,
+        Training(2048, 280),
+        Layout(tp=8, pp=35, sequence_parallel=True),
+        partial(looped_placement, chunks_per_rank=3),
+    )
     activations, layer = Activations(of), of.stages[1]
     held = (ledger_of(of, 0).peak_activations - activations.passing(layer)) / activations.kept(layer)
     assert held == pytest.approx(105 * (1 + 34 / 105), rel=1e-3)

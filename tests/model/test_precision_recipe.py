@@ -17,7 +17,7 @@ from clustersim.model.transformer import parameters
 from clustersim.parallel.data_parallel_strategy import FullyShard
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
-from clustersim.program.task import Collective, Communicate, Compute
+from clustersim.program.task import CollectiveTask, CollectiveType, ComputeTask
 from clustersim.schedules.one_f_one_b import OneFOneB
 from tests.uniform_models import layer
 
@@ -78,13 +78,15 @@ def test_weights_are_kept_gathered_and_reduced_in_formats_of_their_own() -> None
     training = Training(256, 4, recipe=replace(mixed(), weights=formats), gradient_clipping=False)
     plan = Plan(MODEL, training, Layout(dp=4, data=FullyShard(copies=True)))
     (program,) = lower(plan, OneFOneB().order(1, 1)).programs
-    moved = dict.fromkeys((Collective.ALL_GATHER, Collective.REDUCE_SCATTER), 0.0)
+    moved = dict.fromkeys((CollectiveType.ALL_GATHER, CollectiveType.REDUCE_SCATTER), 0.0)
     for task in program.tasks:
-        if isinstance(task, Communicate):
-            moved[task.exchange.collective] += task.exchange.payload
+        if isinstance(task, CollectiveTask):
+            moved[task.comm_op.collective] += task.comm_op.payload
     count, head = parameters(MODEL), 512 + 32000 * 512
-    assert moved == {Collective.ALL_GATHER: 2 * (2 * count - head), Collective.REDUCE_SCATTER: 2 * count}
-    copied = [operation for task in program.tasks if isinstance(task, Compute) for operation in task.block.operations]
+    assert moved == {CollectiveType.ALL_GATHER: 2 * (2 * count - head), CollectiveType.REDUCE_SCATTER: 2 * count}
+    copied = [
+        operation for task in program.tasks if isinstance(task, ComputeTask) for operation in task.segment.operations
+    ]
     copies = sum(item.kernel.shape.elements for item in copied if item.kernel and item.kernel.name.startswith("copy "))
     assert copies == 2 * count - head
     held = Footprint(plan, Framework(1.0, 0.0), 0.0).resident(0)

@@ -25,7 +25,7 @@ from clustersim.model.training import Training
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.parallel.token_dispatch import Dispatch
-from clustersim.program.task import Collective, Compute
+from clustersim.program.task import CollectiveType, ComputeTask
 from clustersim.schedules.one_f_one_b import OneFOneB
 from tests.conftest import examples
 from tests.uniform_models import layer
@@ -80,7 +80,7 @@ def test_weights_are_cast_once_a_step_and_both_copies_are_kept() -> None:
     elements = sum(operator.cast for operator in plan.layers[MODEL.specs[0]].operators)
     assert elements == sum(item.parameters for item in plan.layers[MODEL.specs[0]].operators if item.linear is not None)
     (program,) = lower(plan, OneFOneB().order(1, 4)).programs
-    tasks = [task.block.operations for task in program.tasks if isinstance(task, Compute)]
+    tasks = [task.segment.operations for task in program.tasks if isinstance(task, ComputeTask)]
     found = [
         operation.kernel
         for operations in tasks
@@ -137,9 +137,9 @@ def test_under_sequence_parallelism_parts_are_cast_and_travel_narrow() -> None:
         recipe = mixed() if name is None else load_recipe(name)
         plan = Plan(MODEL, Training(T, 2, recipe=recipe), layout)
         (program,) = lower(plan, OneFOneB().order(1, 2)).programs
-        blocks = [task.block for task in program.tasks if isinstance(task, Compute)]
+        blocks = [task.segment for task in program.tasks if isinstance(task, ComputeTask)]
         sent = [
-            exchange for block in blocks for exchange in block.exchanges if exchange.collective is Collective.ALL_GATHER
+            comm_op for block in blocks for comm_op in block.comm_ops if comm_op.collective is CollectiveType.ALL_GATHER
         ]
         moved[name] = {item.payload for item in sent}
     whole = T * H * 2.0  # the head's gather stays in BF16
@@ -225,6 +225,6 @@ def test_tokens_that_travel_narrow_are_cast_before_and_once_more_behind() -> Non
     layout = Layout(dp=4, ep=4)
     sent = Dispatch(layout, routed, T, 2.0 * H, DType.BF16, sent=DType.FP8_BLOCKWISE)
     plain = replace(sent, sent=None)
-    rows = {exchange.name: exchange.payload for exchange in sent.there()}["dispatch tokens"]
+    rows = {comm_op.name: comm_op.payload for comm_op in sent.there()}["dispatch tokens"]
     assert rows == {item.name: item.payload for item in plain.there()}["dispatch tokens"] * width / 2
     assert sent.back() == plain.back()

@@ -15,7 +15,7 @@ from clustersim.model.transformer import Model
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.parallel.tensor_parallel import forward, modules_again
-from clustersim.program.task import Collective, Dispatcher, Operation, Work
+from clustersim.program.task import CollectiveType, Operation, TokenDispatcher, WorkType
 
 S, B, TOP_K, FFN, SHARED = 64, 2, 2, 96, 48
 BF16 = 2
@@ -48,7 +48,7 @@ def again(made: Plan, *modules: Module, early_stop: bool = False) -> list[Operat
 
 def names(operations: list[Operation]) -> list[str]:
     """Kernels and collectives, in their order."""
-    exchanges = (operation.exchange.collective.value if operation.exchange else "" for operation in operations)
+    exchanges = (operation.comm_op.collective.value if operation.comm_op else "" for operation in operations)
     return [item.kernel.name if item.kernel else sent for item, sent in zip(operations, exchanges, strict=True)]
 
 
@@ -158,24 +158,24 @@ def test_frozen_layers_keep_what_a_recomputed_module_reads() -> None:
 def test_a_recomputed_mlp_gathers_and_scatters_again() -> None:
     made = plan(DENSE, layout=Layout(tp=2, sequence_parallel=True))
     operations = again(made, Module.MLP)
-    assert all(operation.work is Work.RECOMPUTE for operation in operations)
-    gather, scatter = Collective.ALL_GATHER.value, Collective.REDUCE_SCATTER.value
+    assert all(operation.work_type is WorkType.RECOMPUTE for operation in operations)
+    gather, scatter = CollectiveType.ALL_GATHER.value, CollectiveType.REDUCE_SCATTER.value
     assert names(operations) == [gather, "mlp.up", "mlp.activation", "mlp.down", scatter]
     assert names(again(made, Module.MLP, early_stop=True)) == [gather, "mlp.up", "mlp.activation"]
     assert names(again(made, Module.LAYERNORM, early_stop=True)) == ["attention.norm", "mlp.norm"]
 
 
-@pytest.mark.parametrize("dispatcher", Dispatcher)
-def test_a_recomputed_mixture_dispatches_and_combines_again(dispatcher: Dispatcher) -> None:
+@pytest.mark.parametrize("dispatcher", TokenDispatcher)
+def test_a_recomputed_mixture_dispatches_and_combines_again(dispatcher: TokenDispatcher) -> None:
     """All that forward does between the mixture's norm and its sum with the residual stream, exchanges included."""
     made = plan(MIXTURE, layout=Layout(dp=4, ep=4, dispatcher=dispatcher))
     spec = MIXTURE.specs[0]
-    ahead = [operation.does for operation in forward(made.layers[spec], made.sharding(spec))]
+    ahead = [operation.body for operation in forward(made.layers[spec], made.sharding(spec))]
     mixture = again(made, Module.MIXTURE)
-    assert all(item.work is Work.RECOMPUTE for item in mixture)
-    assert [element.does for element in mixture] == ahead[-len(mixture) - 1 : -1]
+    assert all(item.work_type is WorkType.RECOMPUTE for item in mixture)
+    assert [element.body for element in mixture] == ahead[-len(mixture) - 1 : -1]
     assert (names(mixture)[0], names(mixture)[-1]) == ("mlp.router", "mlp.sum")
-    assert sum(entry.exchange is not None for entry in mixture) >= 2
+    assert sum(entry.comm_op is not None for entry in mixture) >= 2
 
 
 def test_modules_of_a_mixture_are_run_again_by_themselves_and_within_it_once_more() -> None:

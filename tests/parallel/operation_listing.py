@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from pathlib import Path
 
-from clustersim.program.task import Exchange, Operation, Overlap
+from clustersim.program.task import CommOp, CommOverlap, Operation
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "programs"
 
@@ -20,17 +20,17 @@ def listing(operations: Iterable[Operation]) -> str:
 
 
 def _line(operation: Operation) -> str:
-    does = operation.does
-    marked = f"  ({operation.gradients} gradients)" if operation.gradients else ""
-    if isinstance(does, Exchange):
+    does = operation.body
+    marked = f"  ({operation.gradient_count} gradients)" if operation.gradient_count else ""
+    if isinstance(does, CommOp):
         what = _exchange(does)
-    elif isinstance(does, Overlap):
-        chunks = "freely" if math.isinf(does.chunks) else f"in {does.chunks:g} chunks"
-        what = f"{does.kernel.name}  ||  {_exchange(does.exchange)} {chunks}"
+    elif isinstance(does, CommOverlap):
+        chunks = "freely" if math.isinf(does.chunk_count) else f"in {does.chunk_count:g} chunks"
+        what = f"{does.kernel.name}  ||  {_exchange(does.comm_op)} {chunks}"
     else:
         what = does.name
-    return f"{operation.work.value}: {what}{marked}"
+    return f"{operation.work_type.value}: {what}{marked}"
 
 
-def _exchange(exchange: Exchange) -> str:
-    return f"{exchange.collective.value} over {exchange.group} of {exchange.payload:g} B"
+def _exchange(exchange: CommOp) -> str:
+    return f"{exchange.collective.value} over {exchange.comm_group} of {exchange.payload:g} B"

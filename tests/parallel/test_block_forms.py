@@ -11,7 +11,7 @@ from clustersim.model.transformer import resized
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.parallel.tensor_parallel import backward, forward, input_gradients, operations_again, weight_gradients
-from clustersim.program.task import Collective, Exchange, Operation
+from clustersim.program.task import CollectiveType, CommOp, Operation
 from tests.parallel.test_tensor_parallel import SMALL
 
 WHOLE, SPLIT = Layout(tp=2), Layout(tp=2, sequence_parallel=True)
@@ -19,8 +19,8 @@ SUMS = {BlockForm.PRE_NORM: (2, 2), BlockForm.POST_NORM: (2, 2), BlockForm.SANDW
 SUMS |= {BlockForm.PARALLEL: (1, 1), BlockForm.PARALLEL_NORMS: (1, 2)}
 
 
-def sent(operations: list[Operation]) -> list[Exchange]:
-    return [operation.exchange for operation in operations if operation.exchange is not None]
+def sent(operations: list[Operation]) -> list[CommOp]:
+    return [operation.comm_op for operation in operations if operation.comm_op is not None]
 
 
 def passes(block: BlockForm, layout: Layout) -> tuple[list[Operation], list[Operation], list[Operation]]:
@@ -35,8 +35,8 @@ def passes(block: BlockForm, layout: Layout) -> tuple[list[Operation], list[Oper
 @pytest.mark.parametrize("block", BlockForm)
 def test_sums_of_a_layer(block: BlockForm) -> None:
     ahead, back, halves = (sent(item) for item in passes(block, WHOLE))
-    assert [exchange.collective for exchange in ahead] == [Collective.ALL_REDUCE] * SUMS[block][0]
-    assert [element.collective for element in back] == [Collective.ALL_REDUCE] * SUMS[block][1]
+    assert [comm_op.collective for comm_op in ahead] == [CollectiveType.ALL_REDUCE] * SUMS[block][0]
+    assert [element.collective for element in back] == [CollectiveType.ALL_REDUCE] * SUMS[block][1]
     assert halves == back
     assert {entry.payload for entry in (*ahead, *back)} == {32 * 64 * 2}
 
@@ -46,8 +46,8 @@ def test_gathers_and_scatters_under_sequence_parallelism(block: BlockForm) -> No
     """Forward gathers what each norm made and scatters sums; backward the reverse, and gathers inputs again."""
     ahead, back, halves = (sent(item) for item in passes(block, SPLIT))
     sums, inputs = SUMS[block]
-    kinds = [Collective.ALL_GATHER] * inputs + [Collective.REDUCE_SCATTER] * sums
-    assert sorted(exchange.collective.value for exchange in ahead) == sorted(kind.value for kind in kinds)
+    kinds = [CollectiveType.ALL_GATHER] * inputs + [CollectiveType.REDUCE_SCATTER] * sums
+    assert sorted(comm_op.collective.value for comm_op in ahead) == sorted(kind.value for kind in kinds)
     names = sorted(element.name for element in back)
     expected = ["gather input again"] * inputs + ["gather output gradient"] * sums + ["reduce input gradient"] * inputs
     assert names == expected
@@ -56,7 +56,7 @@ def test_gathers_and_scatters_under_sequence_parallelism(block: BlockForm) -> No
 
 def test_a_parallel_block_gathers_its_input_before_the_mlps_weights_need_it() -> None:
     _, back, _ = passes(BlockForm.PARALLEL, SPLIT)
-    names = [part.name for operation in back for part in (operation.exchange, operation.kernel) if part is not None]
+    names = [part.name for operation in back for part in (operation.comm_op, operation.kernel) if part is not None]
     assert names.index("gather input again") < names.index("mlp.up.weight_gradient")
     assert names.index("reduce input gradient") > names.index("block.gradient_sum")
 
@@ -67,7 +67,7 @@ def test_every_gradient_is_complete_once(block: BlockForm, layout: Layout) -> No
     plan = Plan(resized(SMALL, block=block), Training(32, 1), layout)
     (layer,) = plan.layers.values()
     _, _, halves = passes(block, layout)
-    assert sum(operation.gradients for operation in halves) == layer.parameters
+    assert sum(operation.gradient_count for operation in halves) == layer.parameters
 
 
 @pytest.mark.parametrize("block", BlockForm)
@@ -88,7 +88,7 @@ def test_a_window_leaves_the_ring_as_it_is() -> None:
         (spec,) = plan.model.specs
         rings.append(sent(forward(plan.layers[spec], plan.sharding(spec))))
     assert rings[0] == rings[1]
-    assert replace(rings[0][0], payload=0.0).collective is Collective.SHIFT
+    assert replace(rings[0][0], payload=0.0).collective is CollectiveType.SHIFT
 
 
 EVERY = (Target.Q, Target.K, Target.V, Target.O, Target.GATE, Target.UP, Target.DOWN)
@@ -104,12 +104,12 @@ def test_adapters_beside_any_block(form: BlockForm, layout: Layout, targets: tup
     (spec,) = plan.model.specs
     layer, sharding = plan.layers[spec], plan.sharding(spec)
     for operations, sums in zip((forward(layer, sharding), backward(layer, sharding)), SUMS[form], strict=True):
-        names = [exchange.name for exchange in sent(operations) if "adapter" not in exchange.name]
+        names = [comm_op.name for comm_op in sent(operations) if "adapter" not in comm_op.name]
         assert sum(name.startswith("reduce") for name in names) == sums
         assert "gather input again" not in names
     halves = [*input_gradients(layer, sharding), *weight_gradients(layer, sharding)]
     for operations in (halves, backward(layer, sharding)):
-        assert sum(operation.gradients for operation in operations) == sum(
+        assert sum(operation.gradient_count for operation in operations) == sum(
             operator.gradients for operator in layer.operators
         )
     if layout is SPLIT:

@@ -11,7 +11,7 @@ from clustersim.model.training import Training
 from clustersim.parallel.layer_partition import split_layers, stages
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
-from clustersim.program.placement import looped
+from clustersim.program.placement import looped_placement
 
 SIZES = st.tuples(st.integers(1, 200), st.integers(1, 200))
 
@@ -68,7 +68,7 @@ def test_embedding_and_head_are_on_the_ends() -> None:
 
 def test_virtual_stages_go_round_the_ranks() -> None:
     """Rank r of p holds stages r, r + p, r + 2p, ... (torch.distributed.pipelining, Megatron's interleaving)."""
-    plan = Plan(preset("llama3-8b"), Training(1024, 8), Layout(pp=4), partial(looped, chunks=2))
+    plan = Plan(preset("llama3-8b"), Training(1024, 8), Layout(pp=4), partial(looped_placement, chunks_per_rank=2))
     assert [[stage.number for stage in plan.stages_of(rank)] for rank in range(4)] == [[0, 4], [1, 5], [2, 6], [3, 7]]
     assert sum(stage.layers for rank in range(4) for stage in plan.stages_of(rank)) == 32
 

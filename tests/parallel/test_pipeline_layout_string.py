@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from clustersim.common.errors import InputError
 from clustersim.parallel.layer_partition import Counted, Drawn, Ends, dealt, split_layers
 from clustersim.parallel.pipeline_layout_string import read_stages
-from clustersim.program.placement import Placement, looped
+from clustersim.program.placement import Placement, looped_placement
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_string_of_the_even_split_is_the_even_split(stages: int, each: int) ->
 @given(st.integers(1, 16), st.integers(1, 4), st.booleans(), st.booleans())
 def test_counted_ends_take_a_layers_place(pp: int, chunks: int, embedding: bool, head: bool) -> None:
     """Every stage has as many slots; embedding and logits fill one each."""
-    placement, layers = looped(pp, chunks), 3 * pp * chunks - embedding - head
+    placement, layers = looped_placement(pp, chunks), 3 * pp * chunks - embedding - head
     counts = dealt(Counted(embedding, head), layers, placement)
     slots = list(counts)
     slots[0] += embedding
@@ -85,9 +85,9 @@ def test_counted_ends_take_a_layers_place(pp: int, chunks: int, embedding: bool,
 def test_ranks_at_the_ends_have_layers_of_their_own(pp: int, chunks: int, first: int, last: int) -> None:
     """Shares of a rank's chunks are equal, and those of all other ranks."""
     layers = chunks * (first + last + 2 * (pp - 2))
-    placement = looped(pp, chunks)
+    placement = looped_placement(pp, chunks)
     counts = dealt(Ends(chunks * first, chunks * last), layers, placement)
-    shares = [[counts[stage] for stage in placement.stages_of(rank)] for rank in range(pp)]
+    shares = [[counts[stage] for stage in placement.stages_on_rank(rank)] for rank in range(pp)]
     assert shares == [[first] * chunks, *[[2] * chunks] * (pp - 2), [last] * chunks]
 
 
@@ -107,14 +107,14 @@ def test_rules_go_by_ranks_whatever_the_placement() -> None:
 )
 def test_rules_without_an_answer_are_refused(rule: Counted | Ends, layers: int, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
-        dealt(rule, layers, looped(4))
+        dealt(rule, layers, looped_placement(4))
 
 
 def test_ends_alone_must_hold_all_layers() -> None:
     with pytest.raises(InputError, match="3 on rank 0 and 4 on rank 1 leave 1 of 8 layers, and there is no other"):
-        dealt(Ends(first=3, last=4), 8, looped(2))
+        dealt(Ends(first=3, last=4), 8, looped_placement(2))
 
 
 def test_chunks_that_do_not_divide_a_ranks_share_are_refused() -> None:
     with pytest.raises(InputError, match="do not divide into 2 chunks each"):
-        dealt(Ends(first=3, last=1), 8, looped(4, 2))
+        dealt(Ends(first=3, last=1), 8, looped_placement(4, 2))

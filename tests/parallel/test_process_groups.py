@@ -12,7 +12,7 @@ from clustersim.parallel.data_parallel_strategy import FullyShard
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import CONTEXT, DATA, DENSE, EXPERTS, MESHES, NAMES, PIPELINE, ROLES, SERVED, TENSOR, Axis
 from clustersim.parallel.process_groups import process_groups
-from clustersim.program.placement import Placement, looped
+from clustersim.program.placement import Placement, looped_placement
 from clustersim.schedules.dual_pipe import DualPipe
 
 LAYOUTS = st.builds(
@@ -43,14 +43,14 @@ def test_groups_hold_the_ranks_that_differ_on_their_axes_only(layout: Layout, ax
 
 @given(LAYOUTS)
 def test_each_rank_is_in_one_group_of_a_symmetric_role(layout: Layout) -> None:
-    for role, groups in process_groups(layout, looped(layout.pp)).items():
+    for role, groups in process_groups(layout, looped_placement(layout.pp)).items():
         if not groups.ordered and role != "embedding":
             assert sorted(groups.members.reshape(-1)) == list(range(layout.world)), role
 
 
 @given(LAYOUTS)
 def test_members_ascend_so_that_neighbours_stay_neighbours(layout: Layout) -> None:
-    for groups in process_groups(layout, looped(layout.pp)).values():
+    for groups in process_groups(layout, looped_placement(layout.pp)).values():
         if not groups.ordered and groups.members.shape[1] > 1:
             assert (np.diff(groups.members, axis=1) > 0).all()
 
@@ -58,7 +58,9 @@ def test_members_ascend_so_that_neighbours_stay_neighbours(layout: Layout) -> No
 @given(LAYOUTS)
 def test_sizes_of_roles(layout: Layout) -> None:
     """The same weights are on dp x cp ranks; a replica of the model is on tp x pp ranks."""
-    sizes = {role: groups.members.shape[1] for role, groups in process_groups(layout, looped(layout.pp)).items()}
+    sizes = {
+        role: groups.members.shape[1] for role, groups in process_groups(layout, looped_placement(layout.pp)).items()
+    }
     assert sizes["tp"] == layout.tp
     assert sizes["cp"] == layout.cp
     assert sizes["dp"] == layout.dp * layout.cp
@@ -82,7 +84,7 @@ def test_megatrons_default_order_puts_tensor_ranks_side_by_side() -> None:
 def test_llama_3s_order_puts_data_parallel_ranks_farthest_apart() -> None:
     """Llama 3 (arXiv:2407.21783) section 3.3.2: [TP, CP, PP, DP]; with tp 8 and pp 16 a replica is 128 neighbours."""
     layout = Layout(tp=8, cp=1, pp=16, dp=128, order=("tp", "cp", "pp", "dp"))
-    groups = process_groups(layout, looped(layout.pp))
+    groups = process_groups(layout, looped_placement(layout.pp))
     assert groups["model"].members[0].tolist() == list(range(128))
     assert groups["dp"].members[0].tolist() == list(range(0, 16384, 128))
     assert groups["pp_next"].members[0].tolist() == [0, 8]
@@ -98,14 +100,14 @@ def pairs(layout: Layout, placement: Placement, role: str) -> list[list[int]]:
 
 
 def test_pairs_of_a_loop_of_one_chunk_leave_out_the_end_of_the_pipeline() -> None:
-    assert pairs(Layout(pp=4), looped(4), "pp_next") == [[0, 1], [1, 2], [2, 3]]
-    assert pairs(Layout(pp=4), looped(4), "pp_previous") == [[1, 0], [2, 1], [3, 2]]
+    assert pairs(Layout(pp=4), looped_placement(4), "pp_next") == [[0, 1], [1, 2], [2, 3]]
+    assert pairs(Layout(pp=4), looped_placement(4), "pp_previous") == [[1, 0], [2, 1], [3, 2]]
 
 
 @pytest.mark.parametrize(("role", "step"), [("pp_next", 1), ("pp_previous", -1)])
 @given(layout=LAYOUTS)
 def test_pairs_of_several_chunks_send_once_and_receive_once_on_every_rank(role: str, step: int, layout: Layout) -> None:
-    found = np.array(pairs(layout, looped(layout.pp, 2), role)).reshape(-1, 2)
+    found = np.array(pairs(layout, looped_placement(layout.pp, 2), role)).reshape(-1, 2)
     if layout.pp == 1:
         assert not len(found)
         return
@@ -117,7 +119,7 @@ def test_pairs_of_several_chunks_send_once_and_receive_once_on_every_rank(role: 
 @given(LAYOUTS)
 def test_a_pair_differs_in_its_pipeline_coordinate_only(layout: Layout) -> None:
     for role, step in (("pp_next", 1), ("pp_previous", -1)):
-        found = np.array(pairs(layout, looped(layout.pp), role), dtype=int).reshape(-1, 2)
+        found = np.array(pairs(layout, looped_placement(layout.pp), role), dtype=int).reshape(-1, 2)
         for axis in (TENSOR, CONTEXT, DATA):
             assert (np.diff(layout.mesh.coordinate(axis)[found], axis=1) == 0).all()
         assert (np.diff(layout.mesh.coordinate(PIPELINE)[found], axis=1) == step).all()
@@ -133,13 +135,15 @@ def test_in_a_v_neighbours_send_both_ways_and_nobody_wraps() -> None:
 
 def test_chunks_join_the_ends_of_the_pipeline() -> None:
     """With virtual stages, stage p on rank 0 follows stage p - 1 on rank p - 1."""
-    flat, chunked = (process_groups(Layout(pp=4), looped(4, chunks))["pp_next"].members.tolist() for chunks in (1, 2))
+    flat, chunked = (
+        process_groups(Layout(pp=4), looped_placement(4, chunks))["pp_next"].members.tolist() for chunks in (1, 2)
+    )
     assert [3, 0] not in flat
     assert [3, 0] in chunked
 
 
 def test_the_embedding_group_joins_first_and_last_stage() -> None:
-    assert process_groups(Layout(tp=2, pp=3), looped(3))["embedding"].members.tolist() == [[0, 4], [1, 5]]
+    assert process_groups(Layout(tp=2, pp=3), looped_placement(3))["embedding"].members.tolist() == [[0, 4], [1, 5]]
 
 
 def test_two_meshes_over_the_same_ranks_share_their_pipeline() -> None:
@@ -149,7 +153,7 @@ def test_two_meshes_over_the_same_ranks_share_their_pipeline() -> None:
     attention is tensor-parallel, and stages are the same ranks in both.
     """
     layout = Layout(tp=4, dp=2, pp=2, ep=4, etp=1)
-    groups = process_groups(layout, looped(2))
+    groups = process_groups(layout, looped_placement(2))
     assert layout.world == 16
     assert layout.size_of(ROLES["ep"]) == 4
     assert groups["ep"].members.tolist() == groups["tp"].members.tolist()
@@ -158,14 +162,14 @@ def test_two_meshes_over_the_same_ranks_share_their_pipeline() -> None:
 
 
 def test_experts_that_are_spread_like_all_else_have_no_groups_of_their_own() -> None:
-    groups = process_groups(Layout(tp=4, dp=2, pp=2), looped(2))
+    groups = process_groups(Layout(tp=4, dp=2, pp=2), looped_placement(2))
     assert not {"ep", "etp", "edp"} & set(groups)
 
 
 def test_hybrid_sharding_keeps_its_replicas_of_experts() -> None:
     """8 ranks in 2 replicas of 4; experts on 2 ranks each, cut over the 2 of a replica that hold the same ones."""
     layout = Layout(dp=8, ep=2, data=FullyShard(shard=4))
-    groups = process_groups(layout, looped(1))
+    groups = process_groups(layout, looped_placement(1))
     assert groups["edp_shard"].members.tolist() == [[0, 2], [1, 3], [4, 6], [5, 7]]
     assert groups["edp_replicate"].members.tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
 

@@ -11,7 +11,7 @@ from clustersim.model.kernels import Kernel
 from clustersim.model.layer_stack import RoutedMlp
 from clustersim.parallel.plan import Plan
 from clustersim.parallel.tensor_parallel import backward, forward, forward_again, input_gradients
-from clustersim.program.task import Exchange, Operation, Overlap
+from clustersim.program.task import CommOp, CommOverlap, Operation
 
 
 def plan(*, beside: bool, tp: int = 1) -> Plan:
@@ -30,8 +30,8 @@ def names(made: list[Operation]) -> list[tuple[str, ...]]:
     """What each operation runs."""
     found: list[tuple[str, ...]] = []
     for operation in made:
-        match operation.does:
-            case Overlap(exchange=exchange, kernel=kernel):
+        match operation.body:
+            case CommOverlap(comm_op=exchange, kernel=kernel):
                 found.append((exchange.name, kernel.name))
             case does:
                 found.append((does.name,))
@@ -62,14 +62,14 @@ AGAIN = [partial(forward_again, early_stop=element) for element in (False, True)
 def test_nothing_is_run_twice_or_left_out(way, tp: int) -> None:
     apart, beside = (operations(plan(beside=item, tp=tp), way) for item in (False, True))
     assert sorted(_pieces(beside), key=repr) == sorted(_pieces(apart), key=repr)
-    assert sum(operation.gradients for operation in beside) == sum(element.gradients for element in apart)
+    assert sum(operation.gradient_count for operation in beside) == sum(element.gradient_count for element in apart)
 
 
-def _pieces(made: list[Operation]) -> list[Kernel | Exchange]:
-    pieces: list[Kernel | Exchange] = []
+def _pieces(made: list[Operation]) -> list[Kernel | CommOp]:
+    pieces: list[Kernel | CommOp] = []
     for operation in made:
         pieces += [operation.kernel] if operation.kernel is not None else []
-        pieces += [operation.exchange] if operation.exchange is not None else []
+        pieces += [operation.comm_op] if operation.comm_op is not None else []
     return pieces
 
 

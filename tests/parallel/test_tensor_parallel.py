@@ -22,7 +22,7 @@ from clustersim.model.transformer import Model, Norm, Positions, resized, unifor
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.parallel.tensor_parallel import backward, forward, forward_again, modules_again, operations_again
-from clustersim.program.task import Collective, Exchange, Operation, Overlap, Work
+from clustersim.program.task import CollectiveType, CommOp, CommOverlap, Operation, WorkType
 from tests.parallel.operation_listing import golden, listing
 
 SMALL = uniform(
@@ -48,17 +48,17 @@ def both(of: Plan) -> tuple[list[Operation], list[Operation]]:
     return forward(layer, of.sharding(of.model.specs[0])), backward(layer, of.sharding(of.model.specs[0]))
 
 
-def exchanges(operations: list[Operation]) -> list[Exchange]:
-    return [operation.exchange for operation in operations if operation.exchange is not None]
+def exchanges(operations: list[Operation]) -> list[CommOp]:
+    return [operation.comm_op for operation in operations if operation.comm_op is not None]
 
 
 def kernels(operations: list[Operation]) -> list[Kernel]:
     return [operation.kernel for operation in operations if operation.kernel is not None]
 
 
-def ring_bytes(exchange: Exchange) -> float:
+def ring_bytes(exchange: CommOp) -> float:
     """What each rank sends, in units of the payload times (n - 1)/n (Thakur et al. 2005: all-reduce twice)."""
-    return exchange.payload * (2 if exchange.collective is Collective.ALL_REDUCE else 1)
+    return exchange.payload * (2 if exchange.collective is CollectiveType.ALL_REDUCE else 1)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -84,7 +84,7 @@ def test_tensor_parallelism_all_reduces_four_times_a_layer() -> None:
     of = plan(Layout(tp=2))
     for operations in both(of):
         assert [(exchange.collective, exchange.payload) for exchange in exchanges(operations)] == [
-            (Collective.ALL_REDUCE, 32 * 64 * 2)
+            (CollectiveType.ALL_REDUCE, 32 * 64 * 2)
         ] * 2
 
 
@@ -100,8 +100,8 @@ def test_sequence_parallelism_sends_the_same_and_two_gathers_more() -> None:
     again = [exchange for exchange in exchanges(split[1]) if exchange.name == "gather input again"]
     assert len(again) == 2
     assert after[1] == before[1] + sum(map(ring_bytes, again))
-    kinds = Counter(element.collective for element in exchanges([*split[0], *split[1]]))
-    assert kinds == {Collective.ALL_GATHER: 6, Collective.REDUCE_SCATTER: 4}
+    kinds = Counter(comm_op.collective for comm_op in exchanges([*split[0], *split[1]]))
+    assert kinds == {CollectiveType.ALL_GATHER: 6, CollectiveType.REDUCE_SCATTER: 4}
 
 
 def test_overlap_changes_no_volume() -> None:
@@ -117,7 +117,7 @@ def test_overlap_changes_no_volume() -> None:
 def test_overlap_leaves_no_tensor_collective_alone(tp: int, sequence_parallel: bool) -> None:
     layout = Layout(tp=tp, sequence_parallel=sequence_parallel, tensor_overlap=True)
     for operations in both(plan(layout, preset("llama3-8b"), 1024)):
-        assert not any(isinstance(operation.does, Exchange) for operation in operations)
+        assert not any(isinstance(operation.body, CommOp) for operation in operations)
 
 
 @given(
@@ -154,15 +154,15 @@ def test_sequence_parallelism_splits_the_replicated_kernels(tp: int) -> None:
 def test_every_parameters_gradient_is_marked_complete_once(name: str) -> None:
     of = plan(LAYOUTS[name])
     ahead, back = both(of)
-    assert sum(operation.gradients for operation in back) == of.layers[of.model.specs[0]].parameters
-    assert not any(item.gradients for item in ahead)
+    assert sum(operation.gradient_count for operation in back) == of.layers[of.model.specs[0]].parameters
+    assert not any(item.gradient_count for item in ahead)
 
 
 def test_the_ring_carries_keys_and_values_forward_and_their_gradients_too_in_backward() -> None:
     """Ring attention (arXiv:2310.01889) section 3: K and V forward; K, V, dK and dV backward; once, under the core."""
     ahead, back = both(plan(Layout(cp=2)))
-    rings = [operation.does for operation in (*ahead, *back) if operation.exchange is not None]
-    assert all(isinstance(ring, Overlap) and ring.chunks == 2 for ring in rings)
+    rings = [operation.body for operation in (*ahead, *back) if operation.comm_op is not None]
+    assert all(isinstance(ring, CommOverlap) and ring.chunk_count == 2 for ring in rings)
     assert [exchange.payload for exchange in (*exchanges(ahead), *exchanges(back))] == [4096, 8192]
 
 
@@ -174,7 +174,7 @@ def test_selective_recomputation_runs_the_core_and_nothing_else(attention: Atten
     names = [operation.kernel.name for operation in again if operation.kernel]
     core = ["scores", "softmax", "context"] if attention is Attention.STANDARD else ["core"]
     assert [name.removeprefix("attention.") for name in names] == core
-    assert all(item.work is Work.RECOMPUTE for item in again)
+    assert all(item.work_type is WorkType.RECOMPUTE for item in again)
     assert not exchanges(again)
 
 
@@ -203,7 +203,7 @@ def test_of_a_gated_layers_seven_products_every_second_is_run_again(attention: A
     operations = again(SMALL, Layout(), attention)
     assert products(operations) == {"attention.qkv": 32, "attention.out": 64, "mlp.up": 128}
     assert [kernel.name for kernel in kernels(operations) if kernel.name not in products(operations)] == STREAMED
-    assert {operation.work for operation in operations} == {Work.RECOMPUTE}
+    assert {operation.work_type for operation in operations} == {WorkType.RECOMPUTE}
 
 
 def test_of_an_ungated_layers_six_products_every_second_is_run_again() -> None:
@@ -234,8 +234,8 @@ def test_without_overlap_in_backward_its_collectives_stand_alone(sequence_parall
         both(plan(Layout(tp=2, sequence_parallel=sequence_parallel, backward_overlap=overlap)))
         for overlap in (True, False)
     )
-    assert any(isinstance(operation.does, Overlap) for operation in beside[1])
-    assert not any(isinstance(item.does, Overlap) for item in alone[1])
+    assert any(isinstance(operation.body, CommOverlap) for operation in beside[1])
+    assert not any(isinstance(item.body, CommOverlap) for item in alone[1])
     assert alone[0] == beside[0], "forward is as it was"
     assert Counter(exchanges(alone[1])) == Counter(exchanges(beside[1]))
     assert Counter(kernels(alone[1])) == Counter(kernels(beside[1]))
@@ -245,8 +245,8 @@ def test_without_overlap_in_backward_tensor_overlap_still_cuts_its_collectives_i
     layout = Layout(tp=2, sequence_parallel=True, tensor_overlap=True, backward_overlap=False)
     _, back = both(plan(layout))
     assert exchanges(back)
-    assert {operation.does.chunks for operation in back if isinstance(operation.does, Overlap)} == {2}
-    assert not any(isinstance(item.does, Exchange) for item in back)
+    assert {operation.body.chunk_count for operation in back if isinstance(operation.body, CommOverlap)} == {2}
+    assert not any(isinstance(item.body, CommOp) for item in back)
 
 
 def test_full_recomputation_repeats_forward_with_its_collectives() -> None:
@@ -254,7 +254,7 @@ def test_full_recomputation_repeats_forward_with_its_collectives() -> None:
     of = plan(Layout(tp=2, sequence_parallel=True))
     layer = of.layers[of.model.specs[0]]
     again = forward_again(layer, of.sharding(of.model.specs[0]), early_stop=False)
-    assert [operation.does for operation in again] == [
-        item.does for item in forward(layer, of.sharding(of.model.specs[0]))
+    assert [operation.body for operation in again] == [
+        item.body for item in forward(layer, of.sharding(of.model.specs[0]))
     ]
-    assert {element.work for element in again} == {Work.RECOMPUTE}
+    assert {element.work_type for element in again} == {WorkType.RECOMPUTE}

@@ -20,7 +20,7 @@ from clustersim.planning.explorer.expert_traffic import CUT, SPREAD
 from clustersim.planning.explorer.explorer_data import tables
 from clustersim.planning.explorer.schedule_tables import answer, play, steady
 from clustersim.program.program import RankProgram
-from clustersim.program.task import Collective, Communicate, Compute, Send
+from clustersim.program.task import CollectiveTask, CollectiveType, ComputeTask, SendTask
 from clustersim.results.memory_check import ledgers_of, peak_memory
 from clustersim.scenario import Scenario
 from clustersim.schedules.registry import schedule
@@ -86,20 +86,25 @@ def test_every_part_of_every_rank_is_the_ledgers(known: Explored) -> None:
     assert len(seen) >= 12
 
 
-ROUNDS = {Collective.ALL_REDUCE: 2, Collective.ALL_GATHER: 1, Collective.REDUCE_SCATTER: 1, Collective.SHIFT: 1}
+ROUNDS = {
+    CollectiveType.ALL_REDUCE: 2,
+    CollectiveType.ALL_GATHER: 1,
+    CollectiveType.REDUCE_SCATTER: 1,
+    CollectiveType.SHIFT: 1,
+}
 
 
 def sent(program: RankProgram, role: str, members: int) -> float:
     """Bytes that a rank sends on rings in a step, by the tasks of its program; sums of a few bytes left out."""
     total = 0.0
     for task in program.tasks:
-        exchanges = task.block.exchanges if isinstance(task, Compute) else ()
-        if isinstance(task, Communicate):
-            exchanges = (task.exchange,)
-        if isinstance(task, Send):
-            total += task.exchange.payload if role == "pp" else 0.0
+        exchanges = task.segment.comm_ops if isinstance(task, ComputeTask) else ()
+        if isinstance(task, CollectiveTask):
+            exchanges = (task.comm_op,)
+        if isinstance(task, SendTask):
+            total += task.comm_op.payload if role == "pp" else 0.0
         for exchange in exchanges:
-            if exchange.group == role and exchange.payload > 4.0 and exchange.name not in (*SPREAD, *CUT):
+            if exchange.comm_group == role and exchange.payload > 4.0 and exchange.name not in (*SPREAD, *CUT):
                 total += ROUNDS[exchange.collective] * exchange.payload * (members - 1) / members
     return total
 
@@ -108,15 +113,15 @@ def sent_to_experts(program: RankProgram, scenario: Scenario) -> dict[str, float
     """Bytes that other ranks get of a rank's rows in a step: to others' experts (ep), for parts of the same (etp)."""
     layout, (mixture,) = scenario.layout, scenario.model.mixtures
     cut, own, total = layout.expert_tensor, mixture.experts // layout.ep, {"ep": 0.0, "etp": 0.0}
-    every = (task.block.exchanges for task in program.tasks if isinstance(task, Compute))
-    for exchange in (item for exchanges in every for item in exchanges):
+    every = (task.segment.comm_ops for task in program.tasks if isinstance(task, ComputeTask))
+    for exchange in (comm_op for exchanges in every for comm_op in exchanges):
         if exchange.name in CUT:
             total["etp"] += exchange.payload * (1 - 1 / cut)
-        elif exchange.collective in (Collective.DISPATCH, Collective.COMBINE):
+        elif exchange.collective in (CollectiveType.DISPATCH, CollectiveType.COMBINE):
             reached = likely(mixture, own) * (layout.ep * cut - 1)
             total["ep"] += exchange.payload / mixture.top_k * reached
         elif exchange.name in SPREAD:
-            ranks = layout.ep * (1 if exchange.collective is Collective.ALL_TO_ALL else cut)
+            ranks = layout.ep * (1 if exchange.collective is CollectiveType.ALL_TO_ALL else cut)
             total["ep"] += exchange.payload * (1 - 1 / ranks)
     return total
 

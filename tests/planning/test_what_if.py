@@ -10,7 +10,7 @@ from clustersim.cost.calibration_record import Call, CollectiveRow, Conditions, 
 from clustersim.planning import what_if
 from clustersim.planning.what_if import what_ifs
 from clustersim.planning.what_if_cases import CASES, Case, Changed
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 from clustersim.results.memory_check import check
 from clustersim.results.simulation_result import Answer
 from clustersim.results.what_if import Outcome, WhatIf
@@ -193,7 +193,7 @@ def test_a_change_that_makes_the_simulation_slow_is_left_out(monkeypatch: pytest
 @pytest.fixture(scope="module")
 def measured(plain: Answer) -> Answer:
     """Two collectives were measured."""
-    calls = [Call(Collective.ALL_REDUCE, payload, 2, 1) for payload in (1e5, 1e8)]
+    calls = [Call(CollectiveType.ALL_REDUCE, payload, 2, 1) for payload in (1e5, 1e8)]
     rows = tuple(CollectiveRow(call, Spread(1.0, 1.0, 1.0, 5)) for call in calls)  # seconds: far too long
     conditions = Conditions(date="2026-01-01", command="", method="")
     record = Record(Device("h100-sxm-80gb", "gpu"), conditions, collectives=rows)

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.program.loops import RUN, WORTH, Region, regions
+from clustersim.program.loops import MIN_SAVED_TASKS, SIMULATED_ITERATIONS, Loop, find_loops
 from tests.conftest import examples
 
 
-def found(*tasks: int) -> tuple[tuple[Region, ...], tuple[Region, ...]]:
-    return regions(np.array(tasks))
+def found(*tasks: int) -> tuple[tuple[Loop, ...], tuple[Loop, ...]]:
+    return find_loops(np.array(tasks))
 
 
 def test_nothing_where_nothing_repeats() -> None:
@@ -25,15 +25,15 @@ def test_periods_between_other_tasks(period: int) -> None:
     ahead, behind = range(100), range(500, 550)
     again = [*range(200, 200 + period)] * 60
     outer, inner = found(*ahead, *again, *behind)
-    assert outer == (Region(100, 100 + 60 * period, period),)
+    assert outer == (Loop(100, 100 + 60 * period, period),)
     assert inner == ()
 
 
 def test_layers_within_microbatches() -> None:
     """Ten microbatches: an embedding (1), forty layers (2, 3 each), a head (4)."""
     outer, inner = found(0, *[1, *[2, 3] * 40, 4] * 10, 5)
-    assert outer == (Region(1, 821, 82),)
-    assert inner == tuple(Region(2 + 82 * time, 82 + 82 * time, 2) for time in range(10))
+    assert outer == (Loop(1, 821, 82),)
+    assert inner == tuple(Loop(2 + 82 * time, 82 + 82 * time, 2) for time in range(10))
 
 
 @given(st.lists(st.integers(0, 3), max_size=300))
@@ -41,7 +41,7 @@ def test_layers_within_microbatches() -> None:
 def test_each_task_of_a_region_is_like_that_a_period_before(tasks: list[int]) -> None:
     outer, inner = found(*tasks)
     for region in (*outer, *inner):
-        inside = tasks[region.first : region.last]
+        inside = tasks[region.begin : region.end]
         assert inside[region.period :] == inside[: -region.period]
-        assert len(inside) - RUN * region.period >= WORTH
-    assert all(one.last <= other.first for one, other in pairwise(outer))
+        assert len(inside) - SIMULATED_ITERATIONS * region.period >= MIN_SAVED_TASKS
+    assert all(one.end <= other.begin for one, other in pairwise(outer))

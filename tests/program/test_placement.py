@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.common.errors import InputError
-from clustersim.program.placement import Placement, looped
+from clustersim.program.placement import Placement, looped_placement
 
 SIZES = st.integers(1, 6)
 
@@ -13,13 +13,13 @@ SIZES = st.integers(1, 6)
 @given(SIZES, st.integers(1, 4))
 def test_a_loop_deals_stages_in_turn(ranks: int, chunks: int) -> None:
     """Stage s is on rank s mod p, as its chunk s // p."""
-    placement = looped(ranks, chunks)
-    assert placement.size == ranks
-    assert placement.chunks == chunks
+    placement = looped_placement(ranks, chunks)
+    assert placement.pipeline_size == ranks
+    assert placement.max_chunks == chunks
     for stage in range(ranks * chunks):
-        assert placement.ranks[stage] == stage % ranks
-        assert placement.chunk_of(stage) == stage // ranks
-    assert [placement.stages_of(rank) for rank in range(ranks)] == [
+        assert placement.stage_ranks[stage] == stage % ranks
+        assert placement.chunk_index(stage) == stage // ranks
+    assert [placement.stages_on_rank(rank) for rank in range(ranks)] == [
         tuple(range(rank, ranks * chunks, ranks)) for rank in range(ranks)
     ]
 
@@ -28,11 +28,11 @@ def test_a_loop_deals_stages_in_turn(ranks: int, chunks: int) -> None:
 def test_a_v_comes_back(ranks: int) -> None:
     """Rank r holds r and 2p - 1 - r; the turning stages hand on within their rank."""
     placement = Placement((*range(ranks), *reversed(range(ranks))))
-    assert [placement.stages_of(rank) for rank in range(ranks)] == [
+    assert [placement.stages_on_rank(rank) for rank in range(ranks)] == [
         (rank, 2 * ranks - 1 - rank) for rank in range(ranks)
     ]
-    assert placement.way(ranks - 1, ranks) == placement.way(ranks, ranks - 1) == 0
-    assert [placement.chunk_of(stage) for stage in range(2 * ranks)] == [0] * ranks + [1] * ranks
+    assert placement.direction(ranks - 1, ranks) == placement.direction(ranks, ranks - 1) == 0
+    assert [placement.chunk_index(stage) for stage in range(2 * ranks)] == [0] * ranks + [1] * ranks
 
 
 @given(st.lists(st.sampled_from([-1, 0, 1]), max_size=12), st.integers(1, 5))
@@ -44,17 +44,17 @@ def test_gradients_go_the_opposite_way_of_activations(steps: list[int], ranks: i
         holders.append(at)
     placement = Placement(tuple(holders))
     for stage in range(len(holders) - 1):
-        assert placement.way(stage, stage + 1) == -placement.way(stage + 1, stage)
+        assert placement.direction(stage, stage + 1) == -placement.direction(stage + 1, stage)
         source, target = holders[stage], holders[stage + 1]
-        assert (source == target) == (placement.way(stage, stage + 1) == 0)
+        assert (source == target) == (placement.direction(stage, stage + 1) == 0)
         if source != target:
-            assert (source, target) in placement.hops(placement.way(stage, stage + 1))
+            assert (source, target) in placement.edges(placement.direction(stage, stage + 1))
 
 
 def test_stages_beside_each_other_are_chunks_of_one_rank() -> None:
     placement = Placement((0, 0, 1, 1, 0))
-    assert [placement.chunk_of(stage) for stage in range(5)] == [0, 1, 0, 1, 2]
-    assert placement.chunks == 3
+    assert [placement.chunk_index(stage) for stage in range(5)] == [0, 1, 0, 1, 2]
+    assert placement.max_chunks == 3
 
 
 def test_stages_that_follow_each_other_are_on_neighbours() -> None:

@@ -183,7 +183,7 @@ def test_of_ranks_that_all_differ_those_on_the_critical_path_are_shown() -> None
     result = simulated("disturbances.jitter=5%")
     trace, ranks = result.trace, shown_ranks(result)
     on_path = np.bincount(trace.rank[result.path], minlength=16)
-    assert result.program.kind[ranks].tolist() == [0, 1, 2, 3]
+    assert result.program.program_index[ranks].tolist() == [0, 1, 2, 3]
     assert on_path[ranks].min() > 0
     assert timeline_shown(result).path.row.tolist()
 

@@ -104,7 +104,7 @@ def test_what_moves_inside_passes_is_hidden_and_exposed_as_the_page_says(
     own = [item for item in events if is_communication(item)]
     moving = merged([element for element in own if element["args"]["Process Group Description"] == axis])
     place, beside = NAMES.index(axis), common(computing, moving)
-    assert len(result.trace.contention.row) > 0
+    assert len(result.trace.contention.event) > 0
     assert beside == pytest.approx(found.hidden[0, place], rel=1e-5)
     assert seconds(moving) - beside == pytest.approx(found.exposed[0, place], rel=1e-5, abs=1e-9)
 

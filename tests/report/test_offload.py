@@ -12,7 +12,7 @@ from clustersim import Scenario, simulate
 from clustersim.model.offload import NOTHING
 from clustersim.planning.explorer import explorer_data
 from clustersim.planning.what_if import what_ifs
-from clustersim.program.task import HOST_STREAMS, Communicate, HostExchange, HostWork
+from clustersim.program.task import HOST_STREAMS, CollectiveTask, HostOp, HostOpKind
 from clustersim.report.export.span_descriptions import STREAM_NAMES
 from clustersim.report.export.write_traces import write_kineto_files, write_spans, write_trace
 from clustersim.report.labels import layout_line
@@ -40,11 +40,11 @@ def result() -> Answer:
     return simulate(Scenario.from_mapping(given))
 
 
-def exchanges(result: Answer, kind: int = 0) -> list[tuple[HostWork, float]]:
+def exchanges(result: Answer, kind: int = 0) -> list[tuple[HostOpKind, float]]:
     """What a rank does with its host, and how many bytes."""
     tasks = result.program.programs[kind].tasks
-    every = [task.exchange for task in tasks if isinstance(task, Communicate)]
-    return [(exchange.work, exchange.payload) for exchange in every if isinstance(exchange, HostExchange)]
+    every = [task.comm_op for task in tasks if isinstance(task, CollectiveTask)]
+    return [(comm_op.kind, comm_op.payload) for comm_op in every if isinstance(comm_op, HostOp)]
 
 
 @pytest.mark.parametrize(
@@ -91,18 +91,18 @@ def test_kineto_calls_copies_as_the_profiler_does(result: Answer, tmp_path: Path
     content: dict[str, Any] = json.loads((tmp_path / "rank-0.json").read_text())
     events = content["traceEvents"]
     for what, name in (
-        (HostWork.TO_HOST, "Memcpy DtoH (Device -> Pinned)"),
-        (HostWork.FROM_HOST, "Memcpy HtoD (Pinned -> Device)"),
+        (HostOpKind.D2H, "Memcpy DtoH (Device -> Pinned)"),
+        (HostOpKind.H2D, "Memcpy HtoD (Pinned -> Device)"),
     ):
         copies = [event for event in events if event["name"] == name]
         assert {event["cat"] for event in copies} == {"gpu_memcpy"}
         assert len({event["tid"] for event in copies}) == 1
         moved = sorted(event["args"]["bytes"] for event in copies)
-        assert moved == sorted(int(size) for host_work, size in exchanges(result) if host_work is what)
+        assert moved == sorted(int(size) for host_op_kind, size in exchanges(result) if host_op_kind is what)
     updates = [event for event in events if event["name"] == "optimizer on the host"]
     assert {(event["cat"], event["pid"]) for event in updates} == {("cpu_op", 1000)}
     calls = [event for event in events if event["name"] == "cudaMemcpyAsync"]
-    assert len(calls) == sum(item is not HostWork.ON_HOST for item, _ in exchanges(result))
+    assert len(calls) == sum(item is not HostOpKind.ON_HOST for item, _ in exchanges(result))
     assert all(group["pg_desc"] != "host" for group in content["distributedInfo"]["pg_config"])
 
 

@@ -133,11 +133,11 @@ def test_every_collective_is_a_flow_among_its_members(path: Path) -> None:
             members = tuple(sorted(int(path[3].split()[1]) for path, _ in ends))
             groups[members].append(ends[0][0][4])
     tasks = result.program.programs[0].tasks
-    dp = sum(1 for task in tasks if getattr(getattr(task, "exchange", None), "group", "") == "dp")
+    dp = sum(1 for task in tasks if getattr(getattr(task, "comm_op", None), "group", "") == "dp")
     assert groups[0, 2].count("data parallel") == groups[1, 3].count("data parallel") == dp > 0
     assert groups[tuple(range(8))] == ["data parallel"]  # the norm of gradients
-    operations = [operation for task in tasks if hasattr(task, "block") for operation in task.block.operations]
-    assert len(groups[0, 1]) == len(groups[2, 3]) == sum(1 for item in operations if item.exchange is not None)
+    operations = [operation for task in tasks if hasattr(task, "segment") for operation in task.segment.operations]
+    assert len(groups[0, 1]) == len(groups[2, 3]) == sum(1 for item in operations if item.comm_op is not None)
 
 
 def test_what_has_one_end_among_the_ranks_is_no_flow(path: Path) -> None:
@@ -178,7 +178,7 @@ def test_memory_held_is_the_ledgers_curve_with_the_capacity_in_its_name(path: Pa
 @pytest.mark.parametrize(
     ("word", "streams"),
     [
-        ("collectives", [Stream.DATA]),
+        ("collectives", [Stream.DP]),
         ("sent", [Stream.SEND_NEXT, Stream.SEND_PREVIOUS]),
         ("received", [Stream.RECEIVE]),
     ],
@@ -189,7 +189,7 @@ def test_the_area_below_what_a_rank_moves_per_second_is_what_it_moves(
     result = simulated()
     _, times, rate = counter(written(path, result, [0, 4]), 0, word)
     tasks = [
-        task.exchange.payload
+        task.comm_op.payload
         for task, stream in zip(result.program.programs[0].tasks, result.program.programs[0].streams, strict=True)
         if stream in streams
     ]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from clustersim.common.errors import InputError, OutputError
-from clustersim.program.task import Compute
+from clustersim.program.task import ComputeTask
 from clustersim.report.export.rank_selection import trace_ranks
 from clustersim.report.export.span_table import Export
 from clustersim.report.export.table import COLUMNS, INTEGER, NUMBER, Columns, columns_of, require_table, write_csv
@@ -43,7 +43,7 @@ def test_a_row_for_every_task_and_every_operation() -> None:
     expected = [
         (number, place)
         for number, task in enumerate(program.tasks)
-        for place in (TASK, *(range(len(task.block.operations)) if isinstance(task, Compute) else ()))
+        for place in (TASK, *(range(len(task.segment.operations)) if isinstance(task, ComputeTask) else ()))
     ]
     assert sorted((task, operation) for rank, task, operation in names if rank == 6) == expected
 
@@ -53,7 +53,7 @@ def test_times_are_the_traces(tmp_path: Path) -> None:
     write_spans(result, tmp_path / "spans.csv", range(8))
     tasks = [row for row in read(tmp_path / "spans.csv") if row["rank"] == "7" and not row["operation"]]
     trace = result.trace
-    rows = trace.rows(4)
+    rows = trace.rank_events(4)
     assert {row["simulated_rank"] for row in tasks} == {"4"}
     for name in ("queued", "ready", "start", "end", "waited", "slowed", "contended"):
         assert sorted(float(row[name]) for row in tasks) == sorted(getattr(trace, name)[rows].tolist())

@@ -6,7 +6,7 @@ import pytest
 from clustersim.hardware.cluster import Cluster, load_cluster
 from clustersim.hardware.topology import LinkKind
 from clustersim.parallel.layout import Layout
-from clustersim.program.placement import looped
+from clustersim.program.placement import looped_placement
 from clustersim.report.panels.topology import Lane, Picture, Tier, picture, topology_figure, topology_page
 from clustersim.results.axis_tiers import AxisSpan, Crossing, axis_spans
 
@@ -59,7 +59,7 @@ def test_an_axis_is_drawn_from_the_gpus_up_to_the_tier_that_it_crosses_last() ->
 
 def lanes(cluster: Cluster, layout: Layout, chunks: int = 1) -> dict[str, tuple[str, AxisSpan]]:
     """For each axis the tier that it reaches, and what is drawn."""
-    drawn = picture(cluster, axis_spans(layout, cluster.fabric, looped(layout.pp, chunks)))
+    drawn = picture(cluster, axis_spans(layout, cluster.fabric, looped_placement(layout.pp, chunks)))
     return {lane.span.axis: (drawn.tiers[max(lane.levels)].kind, lane.span) for lane in drawn.lanes}
 
 
@@ -98,7 +98,7 @@ def test_experts_lie_on_the_fabric_as_their_own_mesh_says() -> None:
 @pytest.mark.parametrize("gpus", [8, 16, 64])
 def test_parts_of_neighbours_are_those_of_all_pairs(gpus: int) -> None:
     """Ranks in order on nodes of eight: one pair of eight leaves its node, and the last one comes back to the first."""
-    (span,) = axis_spans(Layout(dp=gpus), load_cluster("dgx-h100", gpus=gpus).fabric, looped(1))
+    (span,) = axis_spans(Layout(dp=gpus), load_cluster("dgx-h100", gpus=gpus).fabric, looped_placement(1))
     inside = next(crossing for crossing in span.crossings if crossing.kind is LinkKind.NVLINK)
     assert inside.part == (1.0 if gpus == 8 else pytest.approx(7 / 8))
     assert sum(item.part for item in span.crossings if item.kind is LinkKind.NIC) == pytest.approx(
@@ -111,7 +111,7 @@ def test_a_pipeline_closes_its_ring_only_with_several_chunks() -> None:
     fabric, layout = load_cluster("llama3-roce", gpus=16_384).fabric, Layout(tp=8, dp=128, pp=16)
     changes = int(np.count_nonzero(np.diff(np.arange(16) * 1024 // 3072)))
     for chunks, expected in ((1, changes / 15), (4, (changes + 1) / 16)):
-        crossings = axis_spans(layout, fabric, looped(layout.pp, chunks))[-1].crossings
+        crossings = axis_spans(layout, fabric, looped_placement(layout.pp, chunks))[-1].crossings
         assert crossings[-1].kind is LinkKind.SPINE
         assert crossings[-1].part == pytest.approx(expected)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from clustersim.common.errors import InputError, OutputError
-from clustersim.program.task import Compute
+from clustersim.program.task import ComputeTask
 from clustersim.report.export.perfetto import require_trace
 from clustersim.report.export.write_traces import spans_of, write_trace
 from clustersim.report.theme import CATEGORIES
@@ -32,11 +32,11 @@ def written(path: Path, result: Answer, ranks: Sequence[int] | None = None) -> l
     return slices(path)
 
 
-def compute_rows(result: Answer) -> Iterator[tuple[int, float, float, Compute]]:
+def compute_rows(result: Answer) -> Iterator[tuple[int, float, float, ComputeTask]]:
     trace, program = result.trace, result.program
     for row in range(len(trace)):
-        task = program.programs[program.kind[trace.rank[row]]].tasks[trace.task[row]]
-        if isinstance(task, Compute):
+        task = program.programs[program.program_index[trace.rank[row]]].tasks[trace.task[row]]
+        if isinstance(task, ComputeTask):
             yield int(trace.rank[row]), float(trace.start[row]), float(trace.end[row]), task
 
 
@@ -52,8 +52,8 @@ def test_every_operation_of_every_simulated_rank_is_in_the_trace_with_its_time(p
     expected = [
         (start + timing.offsets[place], timing.durations[place])
         for _, start, _, task in compute_rows(result)
-        for timing in [result.cost.block(0, task.block)]
-        for place in range(len(task.block.operations))
+        for timing in [result.cost.block(0, task.segment)]
+        for place in range(len(task.segment.operations))
     ]
     assert len(inside) == len(expected) > 500
     assert sorted(element.start for element in inside) == pytest.approx(

@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 
 from clustersim.cost.segment import BlockTiming
-from clustersim.program.task import Block, Operation, Overlap, Stream, Task, Work
+from clustersim.program.task import CommOverlap, Operation, Segment, Stream, Task, WorkType
 from tests.results.trace_cases import (
     BACKWARD,
     FORWARD,
@@ -20,7 +20,7 @@ from tests.results.trace_cases import (
 
 TASKS: dict[Stream, list[Task]] = {
     Stream.COMPUTE: [FORWARD, BACKWARD, STEP, collective("dp")],
-    Stream.DATA: [collective("dp"), collective("world"), collective("embedding")],
+    Stream.DP: [collective("dp"), collective("world"), collective("embedding")],
     Stream.SEND_NEXT: [send()],
     Stream.RECEIVE: [receive(), receive("pp_previous")],
 }
@@ -51,21 +51,21 @@ def streams(draw: st.DrawFn, rank: int, stream: Stream) -> list[Row]:
 
 
 @st.composite
-def timings(draw: st.DrawFn) -> dict[Block, BlockTiming]:
+def timings(draw: st.DrawFn) -> dict[Segment, BlockTiming]:
     """Blocks that are shorter or longer than their rows."""
-    blocks = (FORWARD.block, BACKWARD.block, STEP.block)
+    blocks = (FORWARD.segment, BACKWARD.segment, STEP.segment)
     return {block: timing((draw(SECONDS), 0.0)) for block in blocks}
 
 
-MIXED = Block(
+MIXED = Segment(
     "layer",
     (
-        Operation(KERNEL, Work.FORWARD),
-        Operation(exchange("tp"), Work.FORWARD),
-        Operation(Overlap(exchange("cp"), KERNEL, 4), Work.BACKWARD),
-        Operation(KERNEL, Work.RECOMPUTE),
-        Operation(exchange("tp"), Work.RECOMPUTE),
-        Operation(KERNEL, Work.OPTIMIZER),
+        Operation(KERNEL, WorkType.FORWARD),
+        Operation(exchange("tp"), WorkType.FORWARD),
+        Operation(CommOverlap(exchange("cp"), KERNEL, 4), WorkType.BACKWARD),
+        Operation(KERNEL, WorkType.RECOMPUTE),
+        Operation(exchange("tp"), WorkType.RECOMPUTE),
+        Operation(KERNEL, WorkType.OPTIMIZER),
     ),
 )
 MIXED_TIMING = timing((3.0, 0.0), (1.0, 1.0), (2.5, 0.5), (1.5, 0.0), (0.25, 0.25), (0.75, 0.0))

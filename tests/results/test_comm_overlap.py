@@ -8,8 +8,8 @@ from clustersim import Scenario, simulate
 from clustersim.cost.segment import SideBySide
 from clustersim.parallel import mesh
 from clustersim.parallel.mesh import NAMES, SERVED
-from clustersim.program.task import Block, Compute, Operation, Stream, Work
-from clustersim.program.task import Overlap as Beside
+from clustersim.program.task import CommOverlap as Beside
+from clustersim.program.task import ComputeTask, Operation, Segment, Stream, WorkType
 from clustersim.results.comm_overlap import Overlap, overlap
 from clustersim.results.intervals import Intervals, common
 from clustersim.results.time_breakdown import breakdown
@@ -32,7 +32,7 @@ from tests.results.trace_cases import (
 )
 from tests.strategies import scenarios
 
-DATA, SEND, RECEIVE = Stream.DATA, Stream.SEND_NEXT, Stream.RECEIVE
+DATA, SEND, RECEIVE = Stream.DP, Stream.SEND_NEXT, Stream.RECEIVE
 KINDS = ("alone", "hidden", "exposed", "beside")
 
 
@@ -111,13 +111,13 @@ def test_two_messages_at_once_count_once() -> None:
 def test_an_exchange_beside_a_kernel_of_its_operation_hides_but_for_what_is_exposed() -> None:
     """5 s of a kernel beside 3 s of an exchange, of which 1 s is exposed; then 2 s of an exchange alone."""
     both = Beside(exchange("tp"), KERNEL, 3)
-    layer = Block("layer", (Operation(both, Work.FORWARD), Operation(exchange("tp"), Work.FORWARD)))
+    layer = Segment("layer", (Operation(both, WorkType.FORWARD), Operation(exchange("tp"), WorkType.FORWARD)))
     own = timing((6.0, 1.0), (2.0, 2.0))
     known = type(own)(
         own.durations, own.offsets, own.exposed, own.slowed, own.launching, {0: SideBySide(both, 3.0, 0.0)},
         own.provenance, own.bound, own.error, own.longer,
     )  # fmt: skip
-    case = Case((Row(Compute(layer), 0, 8), Row(Compute(layer), 8, 16, 0)), timings={layer: known})
+    case = Case((Row(ComputeTask(layer), 0, 8), Row(ComputeTask(layer), 8, 16, 0)), timings={layer: known})
     assert of_axis(case, "tp") == {"alone": 6.0, "hidden": 4.0, "exposed": 6.0}
 
 
@@ -125,7 +125,7 @@ def test_waiting_for_a_member_is_not_moving() -> None:
     """A block waits 3 s for others; a collective begins when its last member has come."""
     case = Case(
         (Row(FORWARD, 0, 5, waited=3.0), Row(collective("dp"), 7, 8, 0, DATA)),
-        timings={FORWARD.block: timing((2.0, 0.0))},
+        timings={FORWARD.segment: timing((2.0, 0.0))},
     )
     assert of_axis(case, "dp") == {"alone": 5.0, "exposed": 1.0, "neither": 2.0}
 

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 
-from clustersim.program.task import Compute, Stream
+from clustersim.program.task import ComputeTask, Stream
 from clustersim.results.critical_path import critical_path, path_summary
 from tests.results.random_trace_cases import MIXED, MIXED_TIMING, cases
 from tests.results.trace_cases import BACKWARD, FORWARD, STEP, Case, Row, collective, nonzero, receive
@@ -14,7 +14,7 @@ CHAIN = Case(
         Row(FORWARD, 0, 1, rank=1),
         Row(receive(), 2, 3, 0, Stream.RECEIVE, rank=1),
         Row(BACKWARD, 3, 7, 2, rank=1),
-        Row(collective("dp"), 7.5, 8, 3, Stream.DATA, rank=1),
+        Row(collective("dp"), 7.5, 8, 3, Stream.DP, rank=1),
         Row(STEP, 8, 9, 4, rank=1),
     ),
     (0, 1),
@@ -34,7 +34,7 @@ def test_the_path_is_summed_by_part_with_waits_made_explicit() -> None:
 
 
 def test_a_block_on_the_path_is_split_into_its_operations() -> None:
-    case = Case((Row(Compute(MIXED), 1, 10),), timings={MIXED: MIXED_TIMING})
+    case = Case((Row(ComputeTask(MIXED), 1, 10),), timings={MIXED: MIXED_TIMING})
     assert nonzero(path_summary(case.joined, case.timing_of)) == {
         "compute": 5.0, "recompute": 1.5, "optimizer": 0.75, "exposed tp": 1.25, "exposed cp": 0.5, "wait": 1.0,
     }  # fmt: skip
@@ -45,7 +45,7 @@ def test_the_path_goes_through_the_rank_that_was_waited_for_until_it_lets_the_ot
     rows = (
         Row(FORWARD, 0, 11),
         Row(FORWARD, 0, 7, rank=1, waited=3.0, leader=0),
-        Row(collective("dp"), 7, 17, 1, Stream.DATA, rank=1),
+        Row(collective("dp"), 7, 17, 1, Stream.DP, rank=1),
     )
     case = Case(rows, (0, 1))
     assert critical_path(case.trace).tolist() == [0, 1, 2]

@@ -16,7 +16,7 @@ from tests.results.random_trace_cases import cases
 from tests.results.trace_cases import BACKWARD, FORWARD, STEP, Case, Row, collective, receive
 from tests.strategies import scenarios
 
-DATA, RECEIVE = Stream.DATA, Stream.RECEIVE
+DATA, RECEIVE = Stream.DP, Stream.RECEIVE
 
 
 def cut(case: Case) -> PathPieces:

@@ -21,8 +21,8 @@ def waiting(message: float, gather: float, cause: int, *, first: int = 1) -> Cas
         (
             Row(FORWARD, 0.0, 1.0),
             Row(receive("pp_previous"), 2.0, message, stream=Stream.RECEIVE),
-            Row(collective("dp"), 1.0, gather, stream=Stream.DATA),
-            Row(replace(BACKWARD, after=after), begin, begin + 1.0, cause),
+            Row(collective("dp"), 1.0, gather, stream=Stream.DP),
+            Row(replace(BACKWARD, depends_on=after), begin, begin + 1.0, cause),
         )
     )
 
@@ -46,7 +46,7 @@ def test_what_ended_before_is_no_cause(first: int) -> None:
 def test_what_ended_elsewhere_stays_the_cause() -> None:
     """Nothing of the rank's own ended when it began: the trace knows who did."""
     case = waiting(3.0, 2.0, 0)
-    later = Case((*case.rows[:3], Row(replace(BACKWARD, after=(1, 2)), 4.0, 5.0, 0)))
+    later = Case((*case.rows[:3], Row(replace(BACKWARD, depends_on=(1, 2)), 4.0, 5.0, 0)))
     assert Causes.of(later.joined)(np.array([3, 0])).tolist() == [0, -1]
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from clustersim import Scenario, simulate
 from clustersim.common.arrays import FloatArray
-from clustersim.program.task import Compute, Stream
+from clustersim.program.task import ComputeTask, Stream
 from clustersim.results.dominant_categories import dominant_parts, part_seconds
 from clustersim.results.simulation_result import Answer
 from clustersim.results.time_breakdown import breakdown
@@ -18,7 +18,7 @@ from tests.results.random_trace_cases import MIXED, MIXED_TIMING, cases
 from tests.results.trace_cases import BACKWARD, FORWARD, STEP, Case, Row, collective, receive, send
 from tests.strategies import scenarios
 
-DATA, SEND, RECEIVE = Stream.DATA, Stream.SEND_NEXT, Stream.RECEIVE
+DATA, SEND, RECEIVE = Stream.DP, Stream.SEND_NEXT, Stream.RECEIVE
 
 
 def shares(case: Case, bins: int) -> FloatArray:
@@ -120,7 +120,7 @@ def test_what_a_stream_moves_while_it_is_awaited_stands_where_it_moved() -> None
 def test_a_blocks_parts_are_spread_evenly_but_for_what_this_run_waited() -> None:
     """9 s of own time in each run; the second waits for 3 s more."""
     case = Case(
-        (Row(Compute(MIXED), 0, 9), Row(Compute(MIXED), 9, 21, 0, waited=3.0)), timings={MIXED: MIXED_TIMING}
+        (Row(ComputeTask(MIXED), 0, 9), Row(ComputeTask(MIXED), 9, 21, 0, waited=3.0)), timings={MIXED: MIXED_TIMING}
     )  # fmt: skip
     first, second = shares(case, 21)[:, 0, :9], shares(case, 21)[:, 0, 9:]
     compute, wait = Part.COMPUTE.place, Part.WAIT.place

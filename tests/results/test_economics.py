@@ -11,7 +11,7 @@ from clustersim.hardware.power import Activity, Draw
 from clustersim.hardware.prices import Price, Quote
 from clustersim.model.kernels import Kernel, KernelKind
 from clustersim.parallel.mesh import DATA, HOST
-from clustersim.program.task import Exchange, Overlap
+from clustersim.program.task import CommOp, CommOverlap
 from clustersim.results.economics import Economics, Gpus, activity_seconds
 from clustersim.results.provenance import Item
 from clustersim.results.time_breakdown import Breakdown
@@ -90,7 +90,7 @@ def test_what_is_not_known_is_none_and_said() -> None:
     assert "count as GPUs alone" in alone.without_node[0]
 
 
-def _item(does: Kernel | Overlap | Exchange, seconds: float) -> Item:
+def _item(does: Kernel | CommOverlap | CommOp, seconds: float) -> Item:
     return Item(does, Provenance.ROOFLINE, None, 1.0, seconds)
 
 
@@ -105,7 +105,7 @@ def test_parts_of_a_breakdown_are_activities() -> None:
     seconds[1, Part.WAIT.place] = 10.0
     parts = Breakdown(np.array([0, 2]), seconds, np.array([2.0, 1.0]), np.array([0, 0, 2]))
     norm = Kernel("norm", KernelKind.NORM, DType.BF16, 1.0, 1.0)
-    overlap = Overlap(exchange("tp"), KERNEL, 2.0)
+    overlap = CommOverlap(exchange("tp"), KERNEL, 2.0)
     found = (_item(KERNEL, 1.0), _item(overlap, 2.0), _item(norm, 1.0), _item(exchange("dp"), 9.0))
     first = activity_seconds(parts, found, np.array([0, 1]))
     assert list(first.values()) == pytest.approx([4.5, 1.5, 2.0, 2.0])

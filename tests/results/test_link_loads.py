@@ -56,8 +56,8 @@ def test_a_message_between_stages_is_on_its_link_while_it_is_sent() -> None:
     result = simulate(Scenario.from_mapping(PAIR))
     loads = result.link_loads(("nic0.0", "leaf0.0"), bins=20_000)
     trace, tasks = result.trace, result.program.programs[0].tasks
-    (sends,) = [[row for row in trace.rows(0).tolist() if type(tasks[int(trace.task[row])]).__name__ == "Send"]]
-    payload = sum(tasks[int(trace.task[row])].exchange.payload for row in sends)  # type: ignore[union-attr]
+    (sends,) = [[row for row in trace.rank_events(0).tolist() if type(tasks[int(trace.task[row])]).__name__ == "Send"]]
+    payload = sum(tasks[int(trace.task[row])].comm_op.payload for row in sends)  # type: ignore[union-attr]
     others = loads.carried.sum() - payload
     assert 0.0 <= others < 1e-3 * payload  # the norm of gradients is summed over stages
     middle = (loads.edges[1:] + loads.edges[:-1]) / 2
@@ -87,7 +87,7 @@ def test_tensor_parallel_exchanges_are_where_their_operations_are() -> None:
     during = np.zeros(len(middle), bool)
     for start, end in zip(spans.start[moves].tolist(), spans.end[moves].tolist(), strict=True):
         during |= (middle > start - width) & (middle < end + width)
-    outside = result.trace.rows(0)
+    outside = result.trace.rank_events(0)
     for row in outside[result.trace.stream[outside] != 0].tolist():
         during |= (middle > result.trace.start[row] - width) & (middle < result.trace.end[row] + width)
     assert 0.1 < during.mean() < 0.9

@@ -14,8 +14,8 @@ from clustersim.collectives.library import load_library
 from clustersim.collectives.nccl_overrides import Switches
 from clustersim.hardware.cluster import load_cluster
 from clustersim.hardware.topology import LINK_KINDS, LinkKind
-from clustersim.program.program import Groups
-from clustersim.program.task import Collective, Exchange
+from clustersim.program.program import ProcessGroups
+from clustersim.program.task import CollectiveType, CommOp
 from clustersim.results.link_volumes import Metered
 from clustersim.results.network_utilization import NetworkUse, network_use
 from clustersim.results.simulation_result import Answer
@@ -28,20 +28,22 @@ from tests.strategies import scenarios
 
 def metered(cluster: str, gpus: int, members: list[list[int]], algorithm: str) -> Metered:
     loaded = load_cluster(cluster, gpus=gpus)
-    groups = {"tp": Groups("tp", np.array(members))}
-    chosen = Switches(forced=dict.fromkeys(Collective, algorithm))
+    groups = {"tp": ProcessGroups("tp", np.array(members))}
+    chosen = Switches(forced=dict.fromkeys(CollectiveType, algorithm))
     return Metered(loaded.fabric, chosen.narrowed(load_library(loaded.library)), groups)
 
 
 @pytest.mark.parametrize(
     ("kind", "parts"),
-    [(Collective.ALL_GATHER, 1), (Collective.REDUCE_SCATTER, 1), (Collective.ALL_REDUCE, 2)],
+    [(CollectiveType.ALL_GATHER, 1), (CollectiveType.REDUCE_SCATTER, 1), (CollectiveType.ALL_REDUCE, 2)],
 )
 @pytest.mark.parametrize("size", [2, 4, 8])
-def test_a_ring_in_a_node_sends_its_textbook_volume_up_and_down_nvlink(kind: Collective, parts: int, size: int) -> None:
+def test_a_ring_in_a_node_sends_its_textbook_volume_up_and_down_nvlink(
+    kind: CollectiveType, parts: int, size: int
+) -> None:
     """Every member sends (n - 1) / n of the payload, twice as much to reduce and gather; each byte passes two links."""
     members = np.arange(8).reshape(-1, size).tolist()
-    found = metered("dgx-h100", 8, members, "ring").carried(Exchange("x", kind, "tp", 1e6))
+    found = metered("dgx-h100", 8, members, "ring").carried(CommOp("x", kind, "tp", 1e6))
     sent = parts * (size - 1)
     assert found.sent == pytest.approx([sent] * (8 // size))
     assert found.crossing[:, LINK_KINDS.index(LinkKind.NVLINK)] == pytest.approx(found.sent)
@@ -51,21 +53,21 @@ def test_a_ring_in_a_node_sends_its_textbook_volume_up_and_down_nvlink(kind: Col
 
 
 def test_a_ring_of_gpus_of_equal_place_in_two_nodes_crosses_nics_and_no_nvlink() -> None:
-    found = metered("dgx-h100", 16, [[0, 8]], "ring").carried(Exchange("x", Collective.ALL_GATHER, "tp", 1e6))
+    found = metered("dgx-h100", 16, [[0, 8]], "ring").carried(CommOp("x", CollectiveType.ALL_GATHER, "tp", 1e6))
     assert found.sent.tolist() == [1.0]
     crossed = {LINK_KINDS[tier] for tier in np.flatnonzero(found.crossing[0]).tolist()}
     assert crossed == {LinkKind.PCIE, LinkKind.NIC}, "they share the leaf of their rail"
 
 
 def test_a_group_of_one_carries_nothing() -> None:
-    found = metered("dgx-h100", 2, [[0], [1]], "ring").carried(Exchange("x", Collective.ALL_GATHER, "tp", 1e6))
+    found = metered("dgx-h100", 2, [[0], [1]], "ring").carried(CommOp("x", CollectiveType.ALL_GATHER, "tp", 1e6))
     assert found.sent.tolist() == [0.0, 0.0]
     assert not len(found.link)
 
 
 def test_exchanges_that_differ_in_payload_alone_share_what_they_carry() -> None:
     meter = metered("dgx-h100", 8, [list(range(8))], "ring")
-    first, second = (meter.carried(Exchange("x", Collective.ALL_GATHER, "tp", size)) for size in (1e6, 2e9))
+    first, second = (meter.carried(CommOp("x", CollectiveType.ALL_GATHER, "tp", size)) for size in (1e6, 2e9))
     assert first is second
 
 
@@ -125,9 +127,9 @@ def test_data_parallel_bytes_are_those_of_the_textbook() -> None:
     scenario = plan(dp=8, gpus=8)
     mapping = {**scenario.written, "cost": {"collectives": {"all_reduce": "ring"}}, "model": "gpt2-small"}
     result = simulate(Scenario.from_mapping(mapping))
-    exchanged = {exchange for program in result.program.programs for exchange in program.exchanges}
-    assert {exchange.collective for exchange in exchanged} == {Collective.ALL_REDUCE}
-    payload = sum(task.exchange.payload for task in result.program.programs[0].tasks if hasattr(task, "exchange"))
+    exchanged = {exchange for program in result.program.programs for exchange in program.comm_ops}
+    assert {exchange.collective for exchange in exchanged} == {CollectiveType.ALL_REDUCE}
+    payload = sum(task.comm_op.payload for task in result.program.programs[0].tasks if hasattr(task, "comm_op"))
     (axis,) = found(result).axes
     assert axis.axis == "dp"
     assert axis.sent / 8 == pytest.approx(2 * 7 / 8 * payload)

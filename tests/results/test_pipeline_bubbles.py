@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from clustersim.program.action import Action, ActionKind
-from clustersim.program.task import Block, Compute, Operation, Receive, Stream, Work
+from clustersim.program.task import ComputeTask, Operation, ReceiveTask, Segment, Stream, WorkType
 from clustersim.results.time_breakdown import Breakdown, breakdown
 from clustersim.results.utilization import bubble_fraction
 from clustersim.schedules.gpipe import GPipe
@@ -19,7 +19,7 @@ from clustersim.schedules.validation import dry_run
 from tests.results.trace_cases import KERNEL, Case, Row, exchange
 
 F = ActionKind.FORWARD
-BLOCKS = {kind: Block(kind.value, (Operation(KERNEL, Work.FORWARD),)) for kind in ActionKind}
+BLOCKS = {kind: Segment(kind.value, (Operation(KERNEL, WorkType.FORWARD),)) for kind in ActionKind}
 SECONDS = {ActionKind.FORWARD: 1.0, ActionKind.BACKWARD: 2.0}
 SHAPES = [(2, 2), (3, 6), (4, 8), (5, 10)]
 
@@ -27,7 +27,7 @@ SHAPES = [(2, 2), (3, 6), (4, 8), (5, 10)]
 def folded(schedule: Schedule, ranks: int, microbatches: int) -> Breakdown:
     """Run the schedule; each action waits for a message of no length from the stage before (or behind) it."""
     order = schedule.order(ranks, microbatches)
-    last = ranks * schedule.placement(ranks).chunks - 1
+    last = ranks * schedule.placement(ranks).max_chunks - 1
     ends = dry_run(order).ends
     done = {action: end for row, when in zip(order, ends, strict=True) for action, end in zip(row, when, strict=True)}
     rows: list[Row] = []
@@ -38,9 +38,9 @@ def folded(schedule: Schedule, ranks: int, microbatches: int) -> Breakdown:
             cause = -1
             if 0 <= source.stage <= last:
                 cause = len(rows)
-                receive = Receive(exchange("pp_next"), source)
+                receive = ReceiveTask(exchange("pp_next"), source)
                 rows.append(Row(receive, done[source], done[source], -1, Stream.RECEIVE, rank))
-            task = Compute(BLOCKS[action.kind], action=action)
+            task = ComputeTask(BLOCKS[action.kind], action=action)
             rows.append(Row(task, done[action] - SECONDS[action.kind], done[action], cause, rank=rank))
     case = Case(tuple(rows), tuple(range(ranks)), staged=True)
     return breakdown(case.joined, case.timing_of)
@@ -83,7 +83,7 @@ def test_1f1b_bubbles_on_the_outer_ranks(ranks: int, microbatches: int) -> None:
 def test_the_bubble_is_the_closed_form_on_every_rank(schedule: Schedule, ranks: int, microbatches: int) -> None:
     """(p - 1)/(v m) of the ideal time is (p - 1)/(v m + p - 1) of the step, and nothing else idles."""
     answer = folded(schedule, ranks, microbatches)
-    expected = (ranks - 1) / (schedule.placement(ranks).chunks * microbatches + ranks - 1)
+    expected = (ranks - 1) / (schedule.placement(ranks).max_chunks * microbatches + ranks - 1)
     assert bubble_fraction(answer) == pytest.approx(expected)
     idle = [sum(bubbles(answer, rank)) for rank in range(ranks)]
     assert np.allclose(idle, (ranks - 1) * 3)

@@ -11,12 +11,12 @@ from clustersim.common.arrays import FloatArray
 from clustersim.cost.device_models import Machine, Machines
 from clustersim.cost.jitter import Jitter
 from clustersim.cost.segment import BlockCost
-from clustersim.engine.engine import run
+from clustersim.engine.engine import simulate_program
 from clustersim.lowering.repeat_steps import repeat
 from clustersim.program.program import Program
 from clustersim.results.step_times import step_times
 from clustersim.results.trace_table import read_rows
-from clustersim.symmetry.refinement import unfolded
+from clustersim.symmetry.refinement import singleton_classes
 from tests.engine.fake_costs import UnitCost
 from tests.engine.small_programs import NEXT, compute, meet, program, receive, replicated, send
 
@@ -25,8 +25,8 @@ def times(made: Program, steps: int, jitter: Jitter | None = None) -> FloatArray
     """Seconds of each of some steps in a row, at unit costs."""
     repeated = repeat(made, steps)
     unit = UnitCost(repeated)
-    cost = BlockCost(repeated, Machines.equal(Machine(unit), repeated.ranks), unit)
-    trace, _ = run(repeated, unfolded(repeated), cost, jitter=jitter)
+    cost = BlockCost(repeated, Machines.equal(Machine(unit), repeated.world_size), unit)
+    trace, _ = simulate_program(repeated, singleton_classes(repeated), cost, jitter=jitter)
     found = step_times(read_rows(trace, repeated, steps))
     assert found.shape == (steps,)
     assert found.sum() == pytest.approx(trace.makespan)

@@ -106,8 +106,8 @@ def test_who_is_slow_in_both_ways_is_one_straggler_and_the_most_seconds_come_fir
 def test_collectives_and_received_messages_move_from_their_start_to_their_end() -> None:
     """Two steps: collectives of 2 and 1 s, one message received in 4 s; sends are their receivers' delay."""
     rows = (
-        Row(collective("dp"), 0.0, 2.0, stream=Stream.DATA),
-        Row(collective("dp"), 3.0, 4.0, stream=Stream.DATA),
+        Row(collective("dp"), 0.0, 2.0, stream=Stream.DP),
+        Row(collective("dp"), 3.0, 4.0, stream=Stream.DP),
         Row(receive(), 1.0, 5.0, stream=Stream.RECEIVE),
         Row(send(), 0.0, 9.0, stream=Stream.SEND_NEXT),
         Row(FORWARD, 0.0, 7.0),

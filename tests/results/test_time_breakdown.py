@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.program.task import Compute, Stream
+from clustersim.program.task import ComputeTask, Stream
 from clustersim.results.time_breakdown import Breakdown, breakdown
 from clustersim.results.time_categories import BUBBLES, PARTS, Part
 from tests.results.random_trace_cases import MIXED, MIXED_TIMING, cases
 from tests.results.trace_cases import BACKWARD, FORWARD, STEP, Case, Row, collective, nonzero, receive
 
-DATA, RECEIVE = Stream.DATA, Stream.RECEIVE
+DATA, RECEIVE = Stream.DP, Stream.RECEIVE
 
 
 def parts(case: Case, rank: int = 0) -> dict[str, float]:
@@ -56,7 +56,7 @@ def test_parts_of_a_span_sum_to_it_and_those_beside_it_add_up(case: Case, one: f
 
 def test_a_blocks_operations_are_told_apart() -> None:
     """Kernels by their work; exchanges, and what an overlap leaves exposed, by their axis."""
-    case = Case((Row(Compute(MIXED), 0, 9),), timings={MIXED: MIXED_TIMING})
+    case = Case((Row(ComputeTask(MIXED), 0, 9),), timings={MIXED: MIXED_TIMING})
     assert parts(case) == {
         "compute": 5.0, "recompute": 1.5, "optimizer": 0.75, "exposed tp": 1.25, "exposed cp": 0.5,
     }  # fmt: skip
@@ -65,7 +65,7 @@ def test_a_blocks_operations_are_told_apart() -> None:
 def test_what_kernels_wait_for_their_host_has_a_part_of_its_own() -> None:
     """Of the 3 s, 1.5 s and 0.75 s of three kernels by themselves, the host lets the GPU wait 1 s, 0.5 s and 0.25 s."""
     hosted = replace(MIXED_TIMING, launching=np.array([1.0, 0.0, 0.0, 0.5, 0.0, 0.25]))
-    case = Case((Row(Compute(MIXED), 0, 9),), timings={MIXED: hosted})
+    case = Case((Row(ComputeTask(MIXED), 0, 9),), timings={MIXED: hosted})
     assert parts(case) == {
         "compute": 4.0, "recompute": 1.0, "optimizer": 0.5, "kernel launch": 1.75, "exposed tp": 1.25,
         "exposed cp": 0.5,
@@ -74,7 +74,7 @@ def test_what_kernels_wait_for_their_host_has_a_part_of_its_own() -> None:
 
 def test_waiting_and_slowing_inside_a_block_have_parts_of_their_own() -> None:
     """9 s of own time in 12 s: 2 s for members of an exchange, 1 s by communication beside."""
-    case = Case((Row(Compute(MIXED), 0, 12, waited=2.0, slowed=1.0),), timings={MIXED: MIXED_TIMING})
+    case = Case((Row(ComputeTask(MIXED), 0, 12, waited=2.0, slowed=1.0),), timings={MIXED: MIXED_TIMING})
     assert parts(case)["wait"] == 2.0
     assert parts(case)["slowed by communication"] == 1.0
     assert parts(case)["compute"] == 5.0
@@ -82,7 +82,7 @@ def test_waiting_and_slowing_inside_a_block_have_parts_of_their_own() -> None:
 
 def test_what_nothing_else_explains_is_how_long_kernels_took() -> None:
     """7.25 s of kernels, 5 s of them compute, and 1.75 s of exchanges; in 4.5 s, the kernels have taken 2.75 s."""
-    case = Case((Row(Compute(MIXED), 0, 4.5),), timings={MIXED: MIXED_TIMING})
+    case = Case((Row(ComputeTask(MIXED), 0, 4.5),), timings={MIXED: MIXED_TIMING})
     assert parts(case)["compute"] == pytest.approx(5.0 * 2.75 / 7.25)
     assert parts(case)["exposed tp"] == pytest.approx(1.25)
     assert "wait" not in parts(case)

@@ -4,7 +4,7 @@ import pytest
 
 from clustersim.common.dtypes import DType
 from clustersim.model.kernels import AttentionShape, Kernel, KernelKind
-from clustersim.program.task import Block, Compute, Operation, Stream, Work
+from clustersim.program.task import ComputeTask, Operation, Segment, Stream, WorkType
 from clustersim.results.time_breakdown import breakdown
 from clustersim.results.utilization import (
     CONVENTION,
@@ -48,7 +48,7 @@ def test_fractions_are_of_the_step_time() -> None:
         Row(receive(), 1, 2, -1, Stream.RECEIVE),
         Row(FORWARD, 2, 4, 0),
         Row(BACKWARD, 4, 7),
-        Row(collective("dp"), 7, 9, -1, Stream.DATA),
+        Row(collective("dp"), 7, 9, -1, Stream.DP),
         Row(STEP, 9, 10, 3),
     )
     case = Case(rows, staged=True)
@@ -71,9 +71,9 @@ def test_recomputed_flops_are_those_of_matrix_products_on_all_ranks() -> None:
     shape = AttentionShape(batch=2, query=8, key=8, heads=3, kv_heads=3, head_dim=5, causal=True)
     attention = Kernel("core", KernelKind.ATTENTION_FORWARD, DType.BF16, 7680 * 9 / 16, 1.0, shape)
     norm = Kernel("norm", KernelKind.NORM, DType.BF16, 5e5, 1.0)
-    again = Work.RECOMPUTE
+    again = WorkType.RECOMPUTE
     operations = (Operation(KERNEL, again), Operation(attention, again), Operation(norm, again))
-    task = Compute(Block("layer", (*operations, Operation(KERNEL, Work.BACKWARD))))
+    task = ComputeTask(Segment("layer", (*operations, Operation(KERNEL, WorkType.BACKWARD))))
     case = Case((Row(task, 0, 1), Row(task, 1, 2)), (0, 0, 0))
     assert recomputed_flops(case.joined) == pytest.approx(2 * 3 * (1e9 + 7680))
 

@@ -9,53 +9,53 @@ from clustersim.cost.segment import BlockTiming
 from clustersim.cost.timing import Bound, Provenance
 from clustersim.model.kernels import Kernel, KernelKind
 from clustersim.program.action import Action, ActionKind
-from clustersim.program.program import Groups, Program, RankProgram
+from clustersim.program.program import ProcessGroups, Program, RankProgram
 from clustersim.program.task import (
-    Block,
-    Collective,
-    Communicate,
-    Compute,
-    Exchange,
+    CollectiveTask,
+    CollectiveType,
+    CommOp,
+    ComputeTask,
     Operation,
-    Receive,
-    Send,
+    ReceiveTask,
+    Segment,
+    SendTask,
     Stream,
     Task,
-    Work,
+    WorkType,
 )
 from clustersim.results.trace_table import Rows, read_rows
-from clustersim.trace.trace import Contention, Trace
+from clustersim.trace.trace import ContentionDelays, Trace
 
 KERNEL = Kernel("matmul", KernelKind.MATMUL, DType.BF16, flops=1e9, bytes=1e6)
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 
 
-def exchange(role: str, name: str = "") -> Exchange:
-    return Exchange(name or role, Collective.ALL_REDUCE, role, 1e6)
+def exchange(role: str, name: str = "") -> CommOp:
+    return CommOp(name or role, CollectiveType.ALL_REDUCE, role, 1e6)
 
 
-def block(*works: Work) -> Block:
-    return Block("kernels", tuple(Operation(KERNEL, work) for work in works))
+def block(*works: WorkType) -> Segment:
+    return Segment("kernels", tuple(Operation(KERNEL, work) for work in works))
 
 
-WORK = block(Work.FORWARD)
+WORK = block(WorkType.FORWARD)
 """A block of one forward kernel."""
 
-FORWARD = Compute(WORK, action=Action(0, F, 0))
-BACKWARD = Compute(block(Work.BACKWARD), action=Action(0, B, 0))
-STEP = Compute(block(Work.OPTIMIZER))
+FORWARD = ComputeTask(WORK, action=Action(0, F, 0))
+BACKWARD = ComputeTask(block(WorkType.BACKWARD), action=Action(0, B, 0))
+STEP = ComputeTask(block(WorkType.OPTIMIZER))
 
 
-def receive(role: str = "pp_next") -> Receive:
-    return Receive(exchange(role), Action(0, F, 0))
+def receive(role: str = "pp_next") -> ReceiveTask:
+    return ReceiveTask(exchange(role), Action(0, F, 0))
 
 
-def send(role: str = "pp_next") -> Send:
-    return Send(exchange(role), Action(0, F, 0))
+def send(role: str = "pp_next") -> SendTask:
+    return SendTask(exchange(role), Action(0, F, 0))
 
 
-def collective(role: str, name: str = "") -> Communicate:
-    return Communicate(exchange(role, name))
+def collective(role: str, name: str = "") -> CollectiveTask:
+    return CollectiveTask(exchange(role, name))
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Case:
     rows: tuple[Row, ...]
     representative: tuple[int, ...] = (0,)
     staged: bool = False
-    timings: dict[Block, BlockTiming] = field(default_factory=dict)
+    timings: dict[Segment, BlockTiming] = field(default_factory=dict)
 
     @property
     def joined(self) -> Rows:
@@ -104,9 +104,11 @@ class Case:
             end=np.array([row.end for row in self.rows], dtype=float),
             waited=np.array([row.waited for row in self.rows], dtype=float),
             slowed=np.array([row.slowed for row in self.rows], dtype=float),
-            contention=Contention.none(),
-            cause=np.array([row.cause for row in self.rows], dtype=np.int64),
-            leader=np.array([n if row.leader is None else row.leader for n, row in enumerate(self.rows)], dtype=int),
+            contention=ContentionDelays.empty(),
+            critical_predecessor=np.array([row.cause for row in self.rows], dtype=np.int64),
+            blocking_event=np.array(
+                [n if row.leader is None else row.leader for n, row in enumerate(self.rows)], dtype=int
+            ),
             representative=np.array(self.representative, dtype=np.int64),
         )
 
@@ -115,14 +117,14 @@ class Case:
         ranks = len(self.representative)
         programs = tuple(self._rank_program(rank) for rank in range(ranks))
         roles = ["dp", "world", "tp"] + (["pp_next", "pp_previous"] if self.staged else [])
-        groups = {role: Groups(role, np.arange(ranks)[None, :]) for role in roles}
+        groups = {role: ProcessGroups(role, np.arange(ranks)[None, :]) for role in roles}
         return Program(programs, np.array(self.representative, dtype=np.int64), groups)
 
-    def timing_of(self, rank: int, wanted: Block) -> BlockTiming:
+    def timing_of(self, rank: int, wanted: Segment) -> BlockTiming:
         """As written in `timings`, else one kernel as long as the rank's first row that runs the block."""
         if wanted in self.timings:
             return self.timings[wanted]
-        rows = (row for row in self.rows if isinstance(row.task, Compute) and row.task.block is wanted)
+        rows = (row for row in self.rows if isinstance(row.task, ComputeTask) and row.task.segment is wanted)
         first = next(row for row in rows if row.rank == rank)
         return timing((first.end - first.start, 0.0))
 

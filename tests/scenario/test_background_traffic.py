@@ -9,7 +9,7 @@ import pytest
 from clustersim import Scenario, simulate
 from clustersim.common.errors import InputError
 from clustersim.cost.background_traffic import Traffic
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 
 GIVEN: dict[str, Any] = {
     "model": "llama-tiny",
@@ -26,12 +26,12 @@ def read(cost: dict[str, Any] | None = None, **disturbances: Any) -> Scenario:
 
 def test_one_entry_may_stand_alone_and_begins_at_once_and_once() -> None:
     scenario = read(traffic={"gpus": [8, 0], "bytes": "1 MB"})
-    assert scenario.traffic == (Traffic((8, 0), Collective.SEND_RECV, 1e6, 0.0, inf, inf),)
+    assert scenario.traffic == (Traffic((8, 0), CollectiveType.SEND_RECV, 1e6, 0.0, inf, inf),)
     assert pickle.loads(pickle.dumps(scenario)) == scenario
     assert Scenario.from_mapping(scenario.to_mapping()) == scenario
     again = {"start": "1 ms", "every": "2 ms", "until": "1 s"}
     (found,) = read(traffic=[{"gpus": "0-3", "collective": "all_gather", "bytes": "1 MB", **again}]).traffic
-    assert (found.gpus, found.collective) == ((0, 1, 2, 3), Collective.ALL_GATHER)
+    assert (found.gpus, found.collective) == ((0, 1, 2, 3), CollectiveType.ALL_GATHER)
     assert (found.start, found.every, found.until) == pytest.approx((1e-3, 2e-3, 1.0))
 
 

@@ -14,7 +14,7 @@ from clustersim.common import data_files
 from clustersim.cost.calibration_record import Call, CollectiveRow, Conditions, Device, Record, Spread
 from clustersim.hardware.topology import LINK_KINDS, LinkKind
 from clustersim.model.training import FullRecompute
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 from clustersim.scenario import Scenario
 from clustersim.scenario.changes.diff import Changed, changed_keys, other_files
 from clustersim.scenario.changes.links import (
@@ -66,7 +66,7 @@ def test_links_are_those_that_the_ranks_can_use() -> None:
 
 
 def test_what_was_measured_on_the_links_as_they_are_does_not_stand_for_others() -> None:
-    row = CollectiveRow(Call(Collective.ALL_REDUCE, 1024.0, 2, 1), Spread(1e-4, 1e-4, 1e-4, 5))
+    row = CollectiveRow(Call(CollectiveType.ALL_REDUCE, 1024.0, 2, 1), Spread(1e-4, 1e-4, 1e-4, 5))
     conditions = Conditions(date="2026-01-01", command="", method="")
     record = Record(Device("h100-sxm-80gb", "gpu"), conditions, collectives=(row,))
     plain = scenario()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from clustersim import Scenario, simulate
 from clustersim.collectives.nccl_overrides import CHOSEN
 from clustersim.common.errors import InputError
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 from clustersim.results.memory_check import check
 from clustersim.scenario.changes.diff import changed_keys
 from clustersim.scenario.config.nccl import NcclSection
@@ -42,28 +42,28 @@ def mapping() -> dict[str, Any]:
     }
 
 
-def algorithms(text: str) -> dict[Collective, frozenset[str]]:
+def algorithms(text: str) -> dict[CollectiveType, frozenset[str]]:
     return dict(NcclSection.model_validate({"NCCL_ALGO": text}).switches().algorithms)
 
 
 def test_lists_have_the_grammar_of_nccl() -> None:
     """Of NCCL's own comment: ring and collnetdirect for all functions, then tree for allreduce, ring for broadcast."""
     found = algorithms("ring,collnetdirect;allreduce:tree,collnetdirect;broadcast:ring")
-    assert found[Collective.ALL_GATHER] == {"ring", "collnet_direct"}
-    assert found[Collective.BROADCAST] == {"ring"}
-    assert found[Collective.ALL_REDUCE] == {"tree", "collnet_direct"}
-    assert algorithms("allreduce:Tree,RING") == {Collective.ALL_REDUCE: {"tree", "ring"}}
-    assert algorithms("^NVLS,NVLSTree")[Collective.ALL_REDUCE] == {
+    assert found[CollectiveType.ALL_GATHER] == {"ring", "collnet_direct"}
+    assert found[CollectiveType.BROADCAST] == {"ring"}
+    assert found[CollectiveType.ALL_REDUCE] == {"tree", "collnet_direct"}
+    assert algorithms("allreduce:Tree,RING") == {CollectiveType.ALL_REDUCE: {"tree", "ring"}}
+    assert algorithms("^NVLS,NVLSTree")[CollectiveType.ALL_REDUCE] == {
         *("tree", "ring", "aggregated_trees", "collnet_direct", "collnet_chain")
     }
     protocols = NcclSection.model_validate({"NCCL_PROTO": "^LL128;allreduce:LL128"}).switches().protocols
-    assert protocols[Collective.REDUCE] == {"LL", "Simple"}
-    assert protocols[Collective.ALL_REDUCE] == {"LL128"}
+    assert protocols[CollectiveType.REDUCE] == {"LL", "Simple"}
+    assert protocols[CollectiveType.ALL_REDUCE] == {"LL128"}
 
 
 @given(st.dictionaries(st.sampled_from(CHOSEN), st.sets(st.sampled_from(sorted(ELEMENTS)), min_size=1), min_size=1))
 @examples(100)
-def test_what_is_listed_for_a_collective_is_allowed_for_it_alone(lists: dict[Collective, set[str]]) -> None:
+def test_what_is_listed_for_a_collective_is_allowed_for_it_alone(lists: dict[CollectiveType, set[str]]) -> None:
     text = ";".join(f"{WORDS[kind]}:{','.join(sorted(names))}" for kind, names in lists.items())
     assert algorithms(text) == {kind: set().union(*map(ELEMENTS.get, names)) for kind, names in lists.items()}
     first = next(iter(lists.values()))
@@ -76,9 +76,9 @@ def test_switched_off_nvls_is_not_chosen(mapping: dict[str, Any]) -> None:
 
     def taken(*overrides: str) -> set[str]:
         result = simulate(scenario.changed(overrides))
-        every = {exchange for program in result.program.programs for exchange in program.exchanges}
-        large = {item for item in every if item.group == "tp" and item.payload > 1e6}
-        return {result.cost.exchange_timing(element).algorithm.split()[0] for element in large}
+        every = {exchange for program in result.program.programs for exchange in program.comm_ops}
+        large = {comm_op for comm_op in every if comm_op.comm_group == "tp" and comm_op.payload > 1e6}
+        return {result.cost.exchange_timing(item).algorithm.split()[0] for item in large}
 
     assert taken() == {"in_network"}
     for switch in ("NCCL_NVLS_ENABLE=0", "NCCL_ALGO=^NVLS,NVLSTree", "NCCL_PROTO=^Simple"):

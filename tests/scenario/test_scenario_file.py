@@ -24,7 +24,7 @@ from clustersim.parallel.data_parallel_strategy import (
     Zero1,
     Zero2,
 )
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 from clustersim.scenario import Contention, Scenario, Symmetry
 from clustersim.schedules.gpipe import GPipe
 from clustersim.schedules.interleaved import Interleaved
@@ -191,7 +191,7 @@ def test_the_network_is_shared_unless_uncontended(mapping: dict[str, Any]) -> No
 def test_yamls_bare_off_switches_symmetry_off(mapping: dict[str, Any]) -> None:
     scenario = Scenario.from_mapping(mapping, overrides=["cost.symmetry=off", "cost.collectives.all_reduce=ring"])
     assert scenario.cost.symmetry is Symmetry.OFF
-    assert scenario.cost.switches.forced == {Collective.ALL_REDUCE: "ring"}
+    assert scenario.cost.switches.forced == {CollectiveType.ALL_REDUCE: "ring"}
 
 
 def test_dp_left_out_is_what_the_other_degrees_leave(mapping: dict[str, Any]) -> None:

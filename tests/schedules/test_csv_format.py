@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.common.errors import InputError
-from clustersim.program.action import Action, ActionKind, Pair
+from clustersim.program.action import Action, ActionKind, OverlappedPair
 from clustersim.schedules.csv_format import format_order, parse_action, parse_listing, parse_order
 
 ACTIONS = st.builds(Action, st.integers(0, 999), st.sampled_from(ActionKind), st.integers(0, 9999))
@@ -54,7 +54,7 @@ def test_places_are_those_of_the_file() -> None:
 
 def test_a_pair_is_one_step() -> None:
     ((pair,),) = parse_order("(0F3;3B1)OVERLAP_F_B\n")
-    assert pair == Pair(Action(0, ActionKind.FORWARD, 3), Action(3, ActionKind.BACKWARD, 1))
+    assert pair == OverlappedPair(Action(0, ActionKind.FORWARD, 3), Action(3, ActionKind.BACKWARD, 1))
     assert format_order(((pair,),)) == "(0F3;3B1)OVERLAP_F_B\n"
 
 

@@ -23,8 +23,8 @@ def test_a_shelfs_order_is_itself_again_with_its_placement(name: str, ranks: int
     of, microbatches = schedule(name), 2 * ranks * rounds  # of chunks in a V as many as there are stages
     found = read(format_order(of.order(ranks, microbatches)))
     assert found.order(ranks, microbatches) == of.order(ranks, microbatches)
-    assert found.placement(ranks).ranks == of.placement(ranks).ranks
-    assert read("\n".join(found.lines), list(found.stages.ranks)) == found
+    assert found.placement(ranks).stage_ranks == of.placement(ranks).stage_ranks
+    assert read("\n".join(found.lines), list(found.stages.stage_ranks)) == found
 
 
 @pytest.mark.parametrize(

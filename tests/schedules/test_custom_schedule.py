@@ -9,7 +9,7 @@ import pytest
 
 from clustersim.common.errors import InputError
 from clustersim.program.action import Action, ActionKind
-from clustersim.program.placement import Placement, looped
+from clustersim.program.placement import Placement, looped_placement
 from clustersim.schedules.custom_schedule import Imported, imported
 from clustersim.schedules.one_f_one_b import OneFOneB
 
@@ -44,7 +44,7 @@ def make(tmp_path: Path) -> Make:
 def test_texts_and_lists_are_an_order_and_a_placement(make: Make) -> None:
     found = make(reverse=True)
     assert found.name == "mine:Base"
-    assert found.placement(3) == looped(3)
+    assert found.placement(3) == looped_placement(3)
     assert [str(action) for action in found.order(1, 2)[0]] == ["0F0", "0F1", "0B1", "0B0"]
 
 

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from clustersim.common.errors import InputError
-from clustersim.program.action import ActionKind, Order, Pair, in_turn
+from clustersim.program.action import ActionKind, OverlappedPair, PipelineOrder, flatten_entries
 from clustersim.schedules.breadth_first import BreadthFirst
 from clustersim.schedules.csv_format import format_order, parse_order
 from clustersim.schedules.dual_pipe_v import DualPipeV
@@ -89,7 +89,9 @@ def test_dual_pipe_v_has_its_authors_bubble(ranks: int, microbatches: int, saved
     """
     order, pair = DualPipeV().order(ranks, microbatches), 3.0 - saved
     run = dry_run(order, forward=1.0, backward=2.0, weight=1.0, pair=pair)
-    work = [sum(pair if isinstance(step, Pair) else 1.0 + (step.kind is B) for step in steps) for steps in order]
+    work = [
+        sum(pair if isinstance(step, OverlappedPair) else 1.0 + (step.kind is B) for step in steps) for steps in order
+    ]
     bubble = (ranks - 1) * (pair + 2.0 - 3.0 * 1.0)
     assert run.finish - min(work) == pytest.approx(bubble)
     assert saved or len(set(work)) == 1
@@ -110,14 +112,14 @@ def test_combined_1f1b_runs_the_same_passes_one_forward_earlier(ranks: int, micr
     order = combined.order(ranks, microbatches)
     for steps, actions in zip(order, plain.order(ranks, microbatches), strict=True):
         for kind in (F, B):
-            assert [item for item in in_turn(steps) if item.kind is kind] == [
-                element for element in in_turn(actions) if element.kind is kind
+            assert [flatten_entry for flatten_entry in flatten_entries(steps) if flatten_entry.kind is kind] == [
+                item for item in flatten_entries(actions) if item.kind is kind
             ]
-        assert all(pair.forward[::2] != pair.backward[::2] for pair in steps if isinstance(pair, Pair))
+        assert all(pair.forward[::2] != pair.backward[::2] for pair in steps if isinstance(pair, OverlappedPair))
     verify(order, placement=combined.placement(ranks), microbatches=microbatches)
     before = peak_in_flight(plain.order(ranks, microbatches))
     passes = chunks * microbatches
-    assert peak_in_flight(order) == tuple(min(entry + 1, passes) for entry in before)
+    assert peak_in_flight(order) == tuple(min(element + 1, passes) for element in before)
 
 
 def test_combined_1f1b_without_a_pipeline_has_each_forward_beside_the_backward_before() -> None:
@@ -176,13 +178,13 @@ def test_no_order_beats_the_ideal_time_plus_one_way_through_the_pipeline(
     back up; in between the last rank has m v (f + b) of work of its own.
     """
     chosen, ranks, microbatches = shape
-    assume(chosen.placement(ranks).ranks[-1] == ranks - 1)  # in a V the last stage is on the first rank
+    assume(chosen.placement(ranks).stage_ranks[-1] == ranks - 1)  # in a V the last stage is on the first rank
     finish = dry_run(chosen.order(ranks, microbatches), forward=forward, backward=backward).finish
-    least = (chosen.placement(ranks).chunks * microbatches + ranks - 1) * (forward + backward)
+    least = (chosen.placement(ranks).max_chunks * microbatches + ranks - 1) * (forward + backward)
     assert finish >= least * (1 - 1e-12)
 
 
-def bubble(order: Order, ideal: float, forward: float, backward: float) -> float:
+def bubble(order: PipelineOrder, ideal: float, forward: float, backward: float) -> float:
     return (dry_run(order, forward=forward, backward=backward).finish - ideal) / ideal
 
 
@@ -265,7 +267,7 @@ def test_interleaved_keeps_its_warmup_and_one_more(ranks: int, rounds: int, chun
 
 def test_one_rank_has_no_bubble_and_no_idle_order() -> None:
     for chosen in (GPipe(), OneFOneB(), Interleaved(3), BreadthFirst(3), ZeroBubbleV()):
-        assert dry_run(chosen.order(1, 4)).finish == 4 * chosen.placement(1).chunks * 3
+        assert dry_run(chosen.order(1, 4)).finish == 4 * chosen.placement(1).max_chunks * 3
 
 
 def test_stages_are_numbered_through_the_model() -> None:

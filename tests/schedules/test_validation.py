@@ -3,7 +3,7 @@
 import pytest
 
 from clustersim.common.errors import InputError
-from clustersim.program.placement import looped
+from clustersim.program.placement import looped_placement
 from clustersim.schedules.breadth_first import BreadthFirst
 from clustersim.schedules.csv_format import parse_order
 from clustersim.schedules.gpipe import GPipe
@@ -18,7 +18,7 @@ HALVES = "0F0,0F1,0I0,0W0,0B1\n1F0,1I0,1F1,1B1,1W0\n"
 
 @pytest.mark.parametrize("text", [GOOD, HALVES])
 def test_a_good_order_is_accepted(text: str) -> None:
-    verify(parse_order(text), placement=looped(2), microbatches=2)
+    verify(parse_order(text), placement=looped_placement(2), microbatches=2)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_a_good_order_is_accepted(text: str) -> None:
 )
 def test_a_broken_rule_is_named_with_rank_and_action(text: str, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
-        verify(parse_order(text), placement=looped(2), microbatches=2)
+        verify(parse_order(text), placement=looped_placement(2), microbatches=2)
 
 
 def test_activations_in_flight_are_counted() -> None:

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.common.errors import InputError
-from clustersim.program.action import Action, ActionKind, Order
-from clustersim.program.placement import looped
+from clustersim.program.action import Action, ActionKind, PipelineOrder
+from clustersim.program.placement import looped_placement
 from clustersim.schedules.csv_format import format_order, parse_order
 from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.schedules.schedule import Schedule
@@ -21,7 +21,7 @@ COSTS = st.builds(PassCosts, st.floats(0.5, 2), st.floats(0.5, 3), st.floats(0.1
 SHAPES = [st.integers(1, 2), st.integers(1, 7), st.integers(1, 20)]
 
 
-def longest(order: Order, costs: PassCosts, message: float = 0.0) -> float:
+def longest(order: PipelineOrder, costs: PassCosts, message: float = 0.0) -> float:
     """Seconds of the rank that takes longest, from its first pass to its last; messages take `message`."""
     seconds = {F: costs.forward, I: costs.input_gradient, W: costs.weight_gradient}
     came: dict[Action, float] = {}
@@ -96,7 +96,7 @@ def test_every_order_keeps_the_rules_and_survives_its_text_form(
     memory: int, ranks: int, microbatches: int, costs: PassCosts
 ) -> None:
     order = ZeroBubble(memory, costs).order(ranks, microbatches)
-    verify(order, placement=looped(ranks), microbatches=microbatches)
+    verify(order, placement=looped_placement(ranks), microbatches=microbatches)
     assert parse_order(format_order(order)) == order
 
 
@@ -117,7 +117,7 @@ def test_no_rank_keeps_more_than_its_memory(memory: int, ranks: int, microbatche
 def test_equal_passes_keep_at_most_p_or_2p_microbatches(ranks: int, microbatches: int) -> None:
     for memory in (1, 2):
         order = ZeroBubble(memory).order(ranks, microbatches)
-        verify(order, placement=looped(ranks), microbatches=microbatches)
+        verify(order, placement=looped_placement(ranks), microbatches=microbatches)
         assert max(peak_in_flight(order)) <= memory * ranks
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.symmetry.labels import compact, distinct, joined, ranked, rows
+from clustersim.symmetry.labels import compact_labels, label_rows, label_values, pair_labels, unique_by_columns
 
 NUMBERS = st.lists(st.one_of(st.integers(0, 5), st.integers(0, 2**40)), min_size=1, max_size=30)
 TABLES = st.tuples(st.integers(1, 8), st.integers(1, 8)).flatmap(
@@ -23,7 +23,7 @@ def same(colour: np.ndarray, keys: list) -> bool:
 
 @given(NUMBERS)
 def test_compact_colours_keep_the_order_of_numbers(numbers: list[int]) -> None:
-    colour = compact(np.array(numbers))
+    colour = compact_labels(np.array(numbers))
     assert same(colour, numbers)
     assert colour[np.argsort(numbers, kind="stable")].tolist() == sorted(colour.tolist())
 
@@ -31,14 +31,14 @@ def test_compact_colours_keep_the_order_of_numbers(numbers: list[int]) -> None:
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=30))
 def test_joined_colours_tell_pairs_apart(pairs: list[tuple[int, int]]) -> None:
     left, right = np.array(pairs).T
-    assert same(joined(left, right), pairs)
+    assert same(pair_labels(left, right), pairs)
 
 
 @given(TABLES)
 def test_rows_and_columns_tell_things_apart(table: list[list[int]]) -> None:
     keys = [tuple(row) for row in table]
-    assert same(rows(np.array(table)), keys)
-    colour, first = distinct(list(np.array(table, dtype=float).T))
+    assert same(label_rows(np.array(table)), keys)
+    colour, first = unique_by_columns(list(np.array(table, dtype=float).T))
     assert same(colour, keys)
     assert [keys.index(keys[place]) for place in first.tolist()] == first.tolist()
     assert colour[first].tolist() == list(range(len(first)))
@@ -46,6 +46,6 @@ def test_rows_and_columns_tell_things_apart(table: list[list[int]]) -> None:
 
 @given(st.lists(st.floats(-1e3, 1e3) | st.sampled_from([0.0, 1.5]), min_size=1, max_size=60))
 def test_ranked_colours_keep_the_order_of_any_numbers(values: list[float]) -> None:
-    colour = ranked(np.array(values))
+    colour = label_values(np.array(values))
     assert same(colour, values)
     assert colour[np.argsort(values, kind="stable")].tolist() == sorted(colour.tolist())

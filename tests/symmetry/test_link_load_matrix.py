@@ -6,29 +6,29 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.program.program import Groups, Program, RankProgram
-from clustersim.symmetry.link_load_matrix import Crossings, LinkColours, Traffic
-from clustersim.symmetry.refinement import Classes, classes, unfolded
+from clustersim.program.program import ProcessGroups, Program, RankProgram
+from clustersim.symmetry.link_load_matrix import LinkColourRefinement, LinkLoadMatrix, LinkTraffic
+from clustersim.symmetry.refinement import SymmetryClasses, singleton_classes, symmetry_classes
 from tests.conftest import examples
 
 Entries = list[tuple[int, int, float]]
 NOTHING = RankProgram((), ())
 
 
-def crossings(*entries: tuple[int, int, float]) -> Crossings:
+def crossings(*entries: tuple[int, int, float]) -> LinkLoadMatrix:
     """Entries of (group, link, seconds)."""
     group, link, seconds = zip(*entries, strict=True) if entries else ((), (), ())
-    return Crossings(np.array(group, np.int64), np.array(link, np.int64), np.array(seconds, np.float64))
+    return LinkLoadMatrix(np.array(group, np.int64), np.array(link, np.int64), np.array(seconds, np.float64))
 
 
 def plain(ranks: int, groups: Mapping[str, list[list[int]]]) -> Program:
-    made = {role: Groups(role, np.array(rows)) for role, rows in groups.items()}
+    made = {role: ProcessGroups(role, np.array(rows)) for role, rows in groups.items()}
     return Program((NOTHING,), np.zeros(ranks, np.int64), made)
 
 
-def found(ranks: int, groups: Mapping[str, list[list[int]]], links: list[int], **entries: Entries) -> Classes:
-    traffic = Traffic(np.array(links), {role: [crossings(*entry)] for role, entry in entries.items()})
-    return classes(plain(ranks, groups), {}, traffic)
+def found(ranks: int, groups: Mapping[str, list[list[int]]], links: list[int], **entries: Entries) -> SymmetryClasses:
+    traffic = LinkTraffic(np.array(links), {role: [crossings(*entry)] for role, entry in entries.items()})
+    return symmetry_classes(plain(ranks, groups), {}, traffic)
 
 
 def partition(colour: np.ndarray) -> frozenset[frozenset[int]]:
@@ -45,44 +45,44 @@ PAIRS = [[0, 1], [2, 3], [4, 5]]
 def test_links_that_carry_the_same_are_alike() -> None:
     got = found(6, {"dp": PAIRS}, [0, 0, 0], dp=[(0, 0, 1.0), (1, 1, 1.0), (2, 2, 1.0)])
     assert got.count == 1
-    assert got.links.tolist() == [0, 0, 0]
+    assert got.link_colours.tolist() == [0, 0, 0]
 
 
 def test_a_crowded_link_tells_apart_who_crosses_it() -> None:
     """Pairs 0 and 1 share link 0, pair 2 has link 1 for itself, link 2 carries nothing."""
     got = found(6, {"dp": PAIRS}, [0, 0, 0], dp=[(0, 0, 1.0), (1, 0, 1.0), (2, 1, 1.0)])
-    assert partition(got.colour) == parts({0, 1, 2, 3}, {4, 5})
-    assert partition(got.links) == parts({0}, {1}, {2})
+    assert partition(got.rank_colours) == parts({0, 1, 2, 3}, {4, 5})
+    assert partition(got.link_colours) == parts({0}, {1}, {2})
 
 
 def test_how_busy_a_link_is_tells_too() -> None:
     got = found(6, {"dp": PAIRS}, [0, 0, 0], dp=[(0, 0, 1.0), (1, 1, 1.0), (2, 2, 2.0)])
-    assert partition(got.colour) == parts({0, 1, 2, 3}, {4, 5})
+    assert partition(got.rank_colours) == parts({0, 1, 2, 3}, {4, 5})
 
 
 def test_a_link_of_another_kind_tells_too() -> None:
     got = found(6, {"dp": PAIRS}, [0, 0, 1], dp=[(0, 0, 1.0), (1, 1, 1.0), (2, 2, 1.0)])
-    assert partition(got.colour) == parts({0, 1, 2, 3}, {4, 5})
+    assert partition(got.rank_colours) == parts({0, 1, 2, 3}, {4, 5})
 
 
 def test_what_crosses_is_felt_through_other_links() -> None:
     """A chain: pair 0 crosses links 0 and 1, pair 1 links 1 and 2, pair 2 link 3: nobody is alike."""
     got = found(6, {"dp": PAIRS}, [0] * 4, dp=[(0, 0, 1.0), (0, 1, 1.0), (1, 1, 1.0), (1, 2, 1.0), (2, 3, 1.0)])
-    assert partition(got.colour) == parts({0, 1, 2, 3}, {4, 5})
+    assert partition(got.rank_colours) == parts({0, 1, 2, 3}, {4, 5})
     got = found(6, {"dp": PAIRS}, [1, 0, 0, 0], dp=[(0, 0, 1.0), (0, 1, 1.0), (1, 1, 1.0), (1, 2, 1.0), (2, 3, 1.0)])
-    assert partition(got.colour) == parts({0, 1}, {2, 3}, {4, 5})
+    assert partition(got.rank_colours) == parts({0, 1}, {2, 3}, {4, 5})
 
 
 def test_roles_are_not_mistaken_for_each_other() -> None:
     """Link 0 carries a group of dp, link 1 one of pp with the same members."""
     groups = {"dp": [[0, 1]], "pp": [[0, 1]]}
     got = found(2, groups, [0, 0], dp=[(0, 0, 1.0)], pp=[(0, 1, 1.0)])
-    assert partition(got.links) == parts({0}, {1})
+    assert partition(got.link_colours) == parts({0}, {1})
 
 
 def test_unfolded_every_link_is_its_own_class() -> None:
-    assert unfolded(plain(2, {}), 3).links.tolist() == [0, 1, 2]
-    assert unfolded(plain(2, {})).links.tolist() == []
+    assert singleton_classes(plain(2, {}), 3).link_colours.tolist() == [0, 1, 2]
+    assert singleton_classes(plain(2, {})).link_colours.tolist() == []
 
 
 Colour = Hashable
@@ -147,7 +147,7 @@ def test_ranks_and_links_fold_as_the_textbook_says(case) -> None:
     ranks, groups, links, entries = case
     first = np.unique(links, return_inverse=True)[1].tolist()
     got = found(ranks, groups, first, **entries)
-    assert (partition(got.colour), partition(got.links)) == textbook(ranks, groups, first, entries)
+    assert (partition(got.rank_colours), partition(got.link_colours)) == textbook(ranks, groups, first, entries)
 
 
 def test_the_order_of_entries_changes_no_colour() -> None:
@@ -157,7 +157,7 @@ def test_the_order_of_entries_changes_no_colour() -> None:
     ]
     shuffled = [entries[place] for place in rng.permutation(50)]
     once, again = (
-        LinkColours(Traffic(np.zeros(9, np.int64), {"dp": [crossings(*listed)]}), {"dp": 9})
+        LinkColourRefinement(LinkTraffic(np.zeros(9, np.int64), {"dp": [crossings(*listed)]}), {"dp": 9})
         for listed in (entries, shuffled)
     )
     for colours in (once, again):

@@ -8,7 +8,7 @@ from clustersim.common.errors import InputError
 from clustersim.model.overheads import Grouping
 from clustersim.model.recompute_modules import Module
 from clustersim.model.training import SelectiveRecompute
-from clustersim.program.task import Dispatcher
+from clustersim.program.task import TokenDispatcher
 from clustersim.results.memory_check import check, ledgers_of
 from clustersim.validation.cases import Case
 from clustersim.validation.comparison import Comparison
@@ -214,7 +214,7 @@ def test_what_megatrons_command_line_says_of_experts_is_read(tmp_path: Path) -> 
     )
     assert plain.layout.expert_tensor == 2
     assert plain.layout.sequence_parallel, "left open, as experts beside tensor parallelism need it"
-    assert plain.layout.dispatcher is Dispatcher.ALL_GATHER
+    assert plain.layout.dispatcher is TokenDispatcher.ALL_GATHER
     assert (plain.training.grouping, grouped.training.grouping) == (Grouping.LOOP, Grouping.STREAMS)
     assert {mixture.ffn for mixture in plain.model.mixtures} == {512}
     assert not plain.model.mlps

@@ -13,15 +13,24 @@ import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.units import Seconds
-from clustersim.engine.recording.recorder import CAUSE, LOST, RANK, ROUNDING, STREAM, TASK, TIMES, Recorder
-from clustersim.engine.recording.unroll import LONGER, NAMES, PIECES, ROWS, Repeat, Sizes
+from clustersim.engine.recording.recorder import (
+    PREDECESSOR,
+    RANK,
+    RELATIVE_ROUNDING,
+    STREAM,
+    TASK,
+    TIMES,
+    WAIT_AND_SLOWDOWN,
+    Recorder,
+)
+from clustersim.engine.recording.unroll import DELAYS, EVENT_KEY_STRIDE, SPANS, SUB_SEGMENTS, LogSizes, Repetition
 
-_PIECE: Final = 4  # rank, task, begin, until
-_OPERATION: Final = 3  # rank, task, operation
+_SUB_SEGMENT_COLUMNS: Final = 4  # rank, task, begin, until
+_OPERATION_COLUMNS: Final = 3  # rank, task, operation
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class Snapshot:
     """How far the world has come.
 
     later: seconds that were skipped so far; sizes: of what is written, with what is repeated; written: without;
@@ -29,115 +38,137 @@ class Moment:
     """
 
     now: Seconds
-    later: Seconds
-    sizes: Sizes
-    written: Sizes
-    repeats: int
-    heads: list[int]
+    skipped_seconds: Seconds
+    unrolled_sizes: LogSizes
+    recorded_sizes: LogSizes
+    repetition_count: int
+    stream_positions: list[int]
 
 
 @dataclass(frozen=True, slots=True)
-class Periods:
+class PeriodComparison:
     """Two periods behind one another: from the first moment to the second, and from there to the third."""
 
     recorder: Recorder
-    moments: tuple[Moment, Moment, Moment]
-    ranks: int
+    snapshots: tuple[Snapshot, Snapshot, Snapshot]
+    rank_count: int
 
     @property
-    def seconds(self) -> Seconds:
+    def period_seconds(self) -> Seconds:
         """How long the second one is on the clock."""
-        return self.moments[2].now - self.moments[1].now
+        return self.snapshots[2].now - self.snapshots[1].now
 
     @property
-    def size(self) -> Sizes:
+    def period_sizes(self) -> LogSizes:
         """How much is written in it, with what is repeated."""
-        return self.moments[2].sizes.plus(self.moments[1].sizes, -1)
+        return self.snapshots[2].unrolled_sizes.add_scaled(self.snapshots[1].unrolled_sizes, -1)
 
     @property
-    def _least(self) -> Seconds:
+    def _tolerance(self) -> Seconds:
         """What is only rounding of the clock."""
-        return ROUNDING * self.moments[2].now
+        return RELATIVE_ROUNDING * self.snapshots[2].now
 
-    def repeat(self, times: int, tasks: IntArray, first: IntArray) -> Repeat:
-        """The second one, that many times more. tasks, first: see `Repeat`."""
-        _, last, now = self.moments
-        seconds = self.seconds + now.later - last.later
-        return Repeat(last.sizes, now.sizes, now.written, times, seconds, tasks, first)
+    def create_repetition(self, count: int, task_offsets: IntArray, first_task_ids: IntArray) -> Repetition:
+        """The second one, that many times more. tasks, first: see `Repetition`."""
+        _, last, now = self.snapshots
+        seconds = self.period_seconds + now.skipped_seconds - last.skipped_seconds
+        return Repetition(
+            last.unrolled_sizes, now.unrolled_sizes, now.recorded_sizes, count, seconds, task_offsets, first_task_ids
+        )
 
-    def rows(self) -> FloatArray:
+    def period_spans(self) -> FloatArray:
         """What is written in the second one: [rows, columns]."""
-        return self._two(self.recorder.whole, ROWS)[1]
+        return self._split_periods(self.recorder.spans, SPANS)[1]
 
-    def tasks(self) -> IntArray | None:
+    def task_offsets(self) -> IntArray | None:
         """By how much numbers of tasks went up: [ranks]; None where the periods are not alike."""
-        if not (self._sizes_are_alike() and self._repeats_are_alike()):
+        if not (self._sizes_are_equal() and self._repetitions_are_equal()):
             return None
-        tasks = self._of_rows()
-        return tasks if tasks is not None and self._inside_is_alike(tasks) else None
+        offsets = self._span_task_offsets()
+        return offsets if offsets is not None and self._operations_are_periodic(offsets) else None
 
-    def _sizes_are_alike(self) -> bool:
-        before, last, now = (moment.written for moment in self.moments)
-        return now.plus(last, -1) == last.plus(before, -1) and now.rows > last.rows
+    def _sizes_are_equal(self) -> bool:
+        first, last, now = (snapshot.recorded_sizes for snapshot in self.snapshots)
+        return now.add_scaled(last, -1) == last.add_scaled(first, -1) and now.spans > last.spans
 
-    def _repeats_are_alike(self) -> bool:
-        before, last, now = (moment.repeats for moment in self.moments)
-        told = [(repeat.times, repeat.size) for repeat in self.recorder.repeats[before:now]]
-        return told[: last - before] == told[last - before :]
+    def _repetitions_are_equal(self) -> bool:
+        first, last, now = (snapshot.repetition_count for snapshot in self.snapshots)
+        repetitions = [
+            (repetition.count, repetition.period_sizes) for repetition in self.recorder.repetitions[first:now]
+        ]
+        return repetitions[: last - first] == repetitions[last - first :]
 
-    def _of_rows(self) -> IntArray | None:
+    def _span_task_offsets(self) -> IntArray | None:
         """`tasks`, as rows of the trace have it."""
-        early, late = (_sorted(array, 2) for array in self._two(self.recorder.whole, ROWS))
-        more = late - early
-        more[:, TIMES] -= self.seconds
-        other = more[:, [RANK, STREAM]].any()
-        if other or max(np.abs(more[:, TIMES]).max(), np.abs(more[:, LOST]).max()) > self._least:
+        early, late = (_sort_records(records, 2) for records in self._split_periods(self.recorder.spans, SPANS))
+        difference = late - early
+        difference[:, TIMES] -= self.period_seconds
+        differs = difference[:, [RANK, STREAM]].any()
+        if (
+            differs
+            or max(np.abs(difference[:, TIMES]).max(), np.abs(difference[:, WAIT_AND_SLOWDOWN]).max()) > self._tolerance
+        ):
             return None
-        ranks, tasks = late[:, RANK].astype(np.int64), np.zeros(self.ranks, dtype=np.int64)
-        tasks[ranks] = more[:, TASK]
-        return tasks if (tasks[ranks] == more[:, TASK]).all() and self._caused(early, late, tasks) else None
+        ranks, offsets = late[:, RANK].astype(np.int64), np.zeros(self.rank_count, dtype=np.int64)
+        offsets[ranks] = difference[:, TASK]
+        return (
+            offsets
+            if (offsets[ranks] == difference[:, TASK]).all() and self._predecessors_are_periodic(early, late, offsets)
+            else None
+        )
 
-    def _caused(self, early: FloatArray, late: FloatArray, tasks: IntArray) -> bool:
+    def _predecessors_are_periodic(self, early: FloatArray, late: FloatArray, offsets: IntArray) -> bool:
         """Whether rows were allowed by what is a period later, by what ended with it, or by what was there already."""
-        first, second = (array[:, CAUSE].astype(np.int64) for array in (early, late))
-        other = (first != second) & (second - first != tasks[second // NAMES])
-        ends = _ended(early[other], early), _ended(late[other], late)
-        together = np.abs(ends[1] - ends[0] - self.seconds) <= self._least
-        return bool((together & (ends[0] >= 0.0)).all())
+        early_keys, late_keys = (records[:, PREDECESSOR].astype(np.int64) for records in (early, late))
+        differs = (early_keys != late_keys) & (late_keys - early_keys != offsets[late_keys // EVENT_KEY_STRIDE])
+        end_times = _predecessor_ends(early[differs], early), _predecessor_ends(late[differs], late)
+        is_periodic = np.abs(end_times[1] - end_times[0] - self.period_seconds) <= self._tolerance
+        return bool((is_periodic & (end_times[0] >= 0.0)).all())
 
-    def _inside_is_alike(self, tasks: IntArray) -> bool:
+    def _operations_are_periodic(self, offsets: IntArray) -> bool:
         """Whether operations inside blocks are."""
-        places, times = self._two(self.recorder.pieces, PIECES), self._two(self.recorder.piece_times, PIECES)
+        positions, times = (
+            self._split_periods(self.recorder.sub_segments, SUB_SEGMENTS),
+            self._split_periods(self.recorder.sub_segment_times, SUB_SEGMENTS),
+        )
         if times[1].size:
-            times[1][:] -= self.seconds
-            early, late = (np.hstack([array, own]) for array, own in zip(places, times, strict=True))
-            if self._moved(_sorted(early, 3), _sorted(late, 3), tasks, places=_PIECE):
+            times[1][:] -= self.period_seconds
+            early, late = (
+                np.hstack([columns, period_times]) for columns, period_times in zip(positions, times, strict=True)
+            )
+            if self._differs(
+                _sort_records(early, 3), _sort_records(late, 3), offsets, key_columns=_SUB_SEGMENT_COLUMNS
+            ):
                 return False
-        early, late = self._two(self.recorder.longer, LONGER)
-        return not self._moved(_sorted(early, 3), _sorted(late, 3), tasks, places=_OPERATION)
+        early, late = self._split_periods(self.recorder.delays, DELAYS)
+        return not self._differs(
+            _sort_records(early, 3), _sort_records(late, 3), offsets, key_columns=_OPERATION_COLUMNS
+        )
 
-    def _two(self, listed: Sequence[Any], kind: int) -> tuple[FloatArray, FloatArray]:
+    def _split_periods(self, records: Sequence[Any], list_index: int) -> tuple[FloatArray, FloatArray]:
         """What was written in the first period and in the second."""
-        first, middle, last = (moment.written[kind] for moment in self.moments)
-        return np.array(listed[first:middle], dtype=np.float64), np.array(listed[middle:last], dtype=np.float64)
+        first, middle, last = (snapshot.recorded_sizes[list_index] for snapshot in self.snapshots)
+        return np.array(records[first:middle], dtype=np.float64), np.array(records[middle:last], dtype=np.float64)
 
-    def _moved(self, early: FloatArray, late: FloatArray, tasks: IntArray, *, places: int) -> bool:
+    def _differs(self, early: FloatArray, late: FloatArray, offsets: IntArray, *, key_columns: int) -> bool:
         """Whether anything is elsewhere than `tasks` on, or another number; its first columns are places."""
         if not late.size:
             return False
-        more = late - early
-        more[:, TASK] -= tasks[late[:, RANK].astype(np.int64)]
-        return bool(more[:, :places].any() or np.abs(more[:, places:]).max(initial=0.0) > self._least)
+        difference = late - early
+        difference[:, TASK] -= offsets[late[:, RANK].astype(np.int64)]
+        return bool(
+            difference[:, :key_columns].any() or np.abs(difference[:, key_columns:]).max(initial=0.0) > self._tolerance
+        )
 
 
-def _sorted(found: FloatArray, columns: int) -> FloatArray:
+def _sort_records(records: FloatArray, key_columns: int) -> FloatArray:
     """Sorted by its first few columns: what happens at the same time may be written in any order."""
-    return found[np.lexsort(found[:, columns - 1 :: -1].T)] if found.size else found
+    return records[np.lexsort(records[:, key_columns - 1 :: -1].T)] if records.size else records
 
 
-def _ended(rows: FloatArray, every: FloatArray) -> FloatArray:
+def _predecessor_ends(spans: FloatArray, all_spans: FloatArray) -> FloatArray:
     """When the rows ended that allowed the starts of some; -1 of those that are not among all, by rank and task."""
-    names = (every[:, RANK] * NAMES + every[:, TASK]).astype(np.int64)
-    cause = rows[:, CAUSE].astype(np.int64)
-    place = np.minimum(np.searchsorted(names, cause), len(names) - 1)
-    return np.where(names[place] == cause, every[place, TIMES][:, -1], -1.0)
+    event_keys = (all_spans[:, RANK] * EVENT_KEY_STRIDE + all_spans[:, TASK]).astype(np.int64)
+    predecessor = spans[:, PREDECESSOR].astype(np.int64)
+    index = np.minimum(np.searchsorted(event_keys, predecessor), len(event_keys) - 1)
+    return np.where(event_keys[index] == predecessor, all_spans[index, TIMES][:, -1], -1.0)

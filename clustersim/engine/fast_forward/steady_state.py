@@ -25,12 +25,12 @@ import numpy as np
 import simpy
 
 from clustersim.common.arrays import IntArray
-from clustersim.engine.fast_forward.period_comparison import Moment, Periods
-from clustersim.engine.recording.recorder import RANK, ROUNDING, TASK
-from clustersim.engine.scalar.rank_process import Lane, Rank
-from clustersim.engine.scalar.shared_state import World
-from clustersim.engine.scalar.skipped_period import Skipped
-from clustersim.program.loops import WORTH
+from clustersim.engine.fast_forward.period_comparison import PeriodComparison, Snapshot
+from clustersim.engine.recording.recorder import RANK, RELATIVE_ROUNDING, TASK
+from clustersim.engine.scalar.rank_process import RankProcess, StreamCursor
+from clustersim.engine.scalar.shared_state import SharedState
+from clustersim.engine.scalar.skipped_period import SkippedPeriod
+from clustersim.program.loops import MIN_SAVED_TASKS
 from clustersim.program.task import Stream
 
 _MICROBATCHES: Final = 0
@@ -38,148 +38,175 @@ _LAYERS: Final = 1
 """Levels: what periods are of, and what lies within those."""
 
 
-def watch(world: World, ranks: Sequence[Rank]) -> None:
+def watch_steady_state(shared: SharedState, ranks: Sequence[RankProcess]) -> None:
     """Watch the rank with most tasks, where what it does may repeat itself."""
-    others = world.sharing is not None and world.sharing.others
-    watched = max(ranks, key=lambda rank: len(rank.done))
-    if world.jitter is None and world.coalesce and not others and len(watched.done) > WORTH:
-        watched.marks = _marks(world, watched.number)
-        watched.told = Watch(world, ranks).tell
+    has_background = shared.contention_map is not None and shared.contention_map.others
+    observed = max(ranks, key=lambda rank: len(rank.done))
+    if shared.jitter is None and shared.coalesce and not has_background and len(observed.done) > MIN_SAVED_TASKS:
+        observed.mark_levels = _mark_levels(shared, observed.rank_id)
+        observed.on_mark = SteadyStateDetector(shared, ranks).notify
 
 
-def _marks(world: World, watched: int) -> dict[int, int]:
+def _mark_levels(shared: SharedState, rank_id: int) -> dict[int, int]:
     """Compute tasks that come once in a period, and of what that is a period."""
-    program = world.program_of(watched)
-    outer, inner = program.regions
-    marks: dict[int, int] = {}
-    alone = len(world.program.programs) == 1  # otherwise other ranks are in other layers
-    for level, found in ((_LAYERS, inner if alone else ()), (_MICROBATCHES, outer)):
-        for region in found:
-            every = range(region.first, region.last)
-            first = next((number for number in every if program.streams[number] is Stream.COMPUTE), region.last)
-            marks |= dict.fromkeys(range(first, region.last, region.period), level)
-    return marks
+    program = shared.rank_program(rank_id)
+    outer_loops, inner_loops = program.loops
+    levels: dict[int, int] = {}
+    is_spmd = len(shared.program.programs) == 1  # otherwise other ranks are in other layers
+    for level, loops in ((_LAYERS, inner_loops if is_spmd else ()), (_MICROBATCHES, outer_loops)):
+        for loop in loops:
+            task_ids = range(loop.begin, loop.end)
+            first_compute = next(
+                (task_id for task_id in task_ids if program.streams[task_id] is Stream.COMPUTE), loop.end
+            )
+            levels |= dict.fromkeys(range(first_compute, loop.end, loop.period), level)
+    return levels
 
 
 @dataclass(slots=True)
-class Watch:
+class SteadyStateDetector:
     """The last moments of each level."""
 
-    world: World
-    ranks: Sequence[Rank]
-    _lanes: list[Lane] = field(init=False)
-    _told: set[int] = field(init=False, default_factory=set)
-    _moments: tuple[list[Moment], ...] = field(init=False, default_factory=lambda: ([], []))
-    _breaks: dict[tuple[int, int], IntArray] = field(init=False, default_factory=dict)
+    shared: SharedState
+    ranks: Sequence[RankProcess]
+    _cursors: list[StreamCursor] = field(init=False)
+    _pending_levels: set[int] = field(init=False, default_factory=set)
+    _snapshots: tuple[list[Snapshot], ...] = field(init=False, default_factory=lambda: ([], []))
+    _break_cache: dict[tuple[int, int], IntArray] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._lanes = [lane for rank in self.ranks for lane in rank.lanes.values()]
+        self._cursors = [cursor for rank in self.ranks for cursor in rank.cursors.values()]
 
-    def tell(self, level: int) -> None:
+    def notify(self, level: int) -> None:
         """A task that comes once in a period has ended."""
-        if not self._told:
-            self.world.environment.last().callbacks.append(self._look)
-        self._told.add(level)
+        if not self._pending_levels:
+            self.shared.environment.end_of_instant().callbacks.append(self._check_levels)
+        self._pending_levels.add(level)
 
-    def _look(self, _: simpy.Event) -> None:
+    def _check_levels(self, _: simpy.Event) -> None:
         """Look at what was told, if nothing else is to happen in this instant; else later."""
-        told, self._told = self._told, set()
-        if not self.world.environment.over:
-            for level in told:
-                self.tell(level)
-        elif not self.world.recorder.met:  # ranks that meet inside blocks end them at times of their own
-            for level in sorted(told):
-                if self._look_at(self._moments[level]):
-                    for moment in self._moments[level:]:  # what lies within what was skipped begins anew
-                        moment.clear()
+        levels, self._pending_levels = self._pending_levels, set()
+        if not self.shared.environment.instant_is_over:
+            for level in levels:
+                self.notify(level)
+        elif not self.shared.recorder.sync_participants:  # ranks that meet inside blocks end them at times of their own
+            for level in sorted(levels):
+                if self._take_snapshot(self._snapshots[level]):
+                    for snapshots in self._snapshots[level:]:  # what lies within what was skipped begins anew
+                        snapshots.clear()
 
-    def _look_at(self, moments: list[Moment]) -> bool:
+    def _take_snapshot(self, snapshots: list[Snapshot]) -> bool:
         """Note the moment, and skip what follows if the last two periods were alike; whether anything was."""
-        clock, recorder = self.world.environment, self.world.recorder
-        heads, repeats = [lane.place for lane in self._lanes], len(recorder.repeats)
-        moments.append(Moment(clock.now, recorder.later, recorder.sizes, recorder.written_down, repeats, heads))
-        del moments[:-3]
-        return len(moments) == 3 and self._skip(*moments)
+        environment, recorder = self.shared.environment, self.shared.recorder
+        positions, repetition_count = [cursor.position for cursor in self._cursors], len(recorder.repetitions)
+        snapshots.append(
+            Snapshot(
+                environment.now,
+                recorder.skipped_seconds,
+                recorder.unrolled_sizes,
+                recorder.recorded_sizes,
+                repetition_count,
+                positions,
+            )
+        )
+        del snapshots[:-3]
+        return len(snapshots) == 3 and self._skip_periods(*snapshots)
 
-    def _skip(self, before: Moment, last: Moment, now: Moment) -> bool:
+    def _skip_periods(self, first: Snapshot, second: Snapshot, third: Snapshot) -> bool:
         """Skip as many periods as follow like the last one; whether any were."""
-        longer = abs(now.now - 2.0 * last.now + before.now) > ROUNDING * now.now
-        if longer or not self._as_far(before, last, now):
+        differs = abs(third.now - 2.0 * second.now + first.now) > RELATIVE_ROUNDING * third.now
+        if differs or not self._progress_is_periodic(first, second, third):
             return False
-        periods = Periods(self.world.recorder, (before, last, now), 1 + max(rank.number for rank in self.ranks))
-        tasks = periods.tasks()
-        if tasks is None:
+        comparison = PeriodComparison(
+            self.shared.recorder, (first, second, third), 1 + max(rank.rank_id for rank in self.ranks)
+        )
+        task_offsets = comparison.task_offsets()
+        if task_offsets is None:
             return False
-        skipped = self._skipped(periods, tasks)
-        times = min(self._times(rank, item) for rank, item in zip(self.ranks, skipped, strict=True))
-        if times * periods.size.rows < WORTH:
+        rank_periods = self._rank_periods(comparison, task_offsets)
+        count = min(self._period_count(rank, period) for rank, period in zip(self.ranks, rank_periods, strict=True))
+        if count * comparison.period_sizes.spans < MIN_SAVED_TASKS:
             return False
-        first = np.zeros_like(tasks)
-        first[[rank.number for rank in self.ranks]] = [element.lowest for element in skipped]
-        repeat = periods.repeat(times, tasks, first)
-        for rank, entry in zip(self.ranks, skipped, strict=True):
-            rank.skip(entry, repeat)
-        self.world.recorder.repeat(repeat)
+        first_task_ids = np.zeros_like(task_offsets)
+        first_task_ids[[rank.rank_id for rank in self.ranks]] = [period.lowest_task_id for period in rank_periods]
+        repetition = comparison.create_repetition(count, task_offsets, first_task_ids)
+        for rank, period in zip(self.ranks, rank_periods, strict=True):
+            rank.skip_periods(period, repetition)
+        self.shared.recorder.add_repetition(repetition)
         return True
 
-    def _as_far(self, before: Moment, last: Moment, now: Moment) -> bool:
+    def _progress_is_periodic(self, first: Snapshot, second: Snapshot, third: Snapshot) -> bool:
         """Whether all streams have come as far as in the period before, and those that have not moved wait."""
-        if any(n - b != b - a for a, b, n in zip(before.heads, last.heads, now.heads, strict=True)):
+        if any(
+            n - b != b - a
+            for a, b, n in zip(first.stream_positions, second.stream_positions, third.stream_positions, strict=True)
+        ):
             return False
-        heads = iter(zip(last.heads, now.heads, strict=True))
+        positions = iter(zip(second.stream_positions, third.stream_positions, strict=True))
         return all(
-            late != early or lane.gathers or lane.place == len(lane.queue) or rank.waits(lane)
+            late != early
+            or cursor.in_rendezvous
+            or cursor.position == len(cursor.task_ids)
+            or rank.unmet_dependencies(cursor)
             for rank in self.ranks
-            for lane, (early, late) in zip(rank.lanes.values(), heads, strict=False)
+            for cursor, (early, late) in zip(rank.cursors.values(), positions, strict=False)
         )
 
-    def _skipped(self, periods: Periods, tasks: IntArray) -> list[Skipped]:
+    def _rank_periods(self, comparison: PeriodComparison, task_offsets: IntArray) -> list[SkippedPeriod]:
         """One period of each rank."""
-        rows, earlier = periods.rows(), iter(periods.moments[1].heads)
-        found = []
+        spans, earlier = comparison.period_spans(), iter(comparison.snapshots[1].stream_positions)
+        rank_periods = []
         for rank in self.ranks:
-            streams = {stream: lane.place - next(earlier) for stream, lane in rank.lanes.items()}
-            own = rows[rows[:, RANK] == rank.number, TASK].astype(np.int64)
-            found.append(_skipped(rank, int(tasks[rank.number]), streams, own))
-        return found
+            streams = {stream: cursor.position - next(earlier) for stream, cursor in rank.cursors.items()}
+            task_ids = spans[spans[:, RANK] == rank.rank_id, TASK].astype(np.int64)
+            rank_periods.append(_rank_period(rank, int(task_offsets[rank.rank_id]), streams, task_ids))
+        return rank_periods
 
-    def _times(self, rank: Rank, period: Skipped) -> int:
+    def _period_count(self, rank: RankProcess, period: SkippedPeriod) -> int:
         """How often a rank's tasks go on like the last period's, before any for which an idle stream waits."""
-        if not period.tasks:
+        if not period.task_count:
             return len(rank.done)
-        breaks = self._breaks_of(rank, period.tasks)
-        place = int(np.searchsorted(breaks, period.lowest))
-        idle = (lane for stream, lane in rank.lanes.items() if not period.streams[stream])
+        breaks = self._find_breaks(rank, period.task_count)
+        index = int(np.searchsorted(breaks, period.lowest_task_id))
+        idle_cursors = (cursor for stream, cursor in rank.cursors.items() if not period.stream_task_counts[stream])
         ends = [
             len(rank.done),
-            *breaks[place : place + 1].tolist(),
-            *(wait for lane in idle for wait in rank.waits(lane)),
+            *breaks[index : index + 1].tolist(),
+            *(dependency for cursor in idle_cursors for dependency in rank.unmet_dependencies(cursor)),
         ]
-        times: int = (min(ends) - 1 - period.furthest) // period.tasks
-        return max(times, 0)
+        count: int = (min(ends) - 1 - period.highest_task_id) // period.task_count
+        return max(count, 0)
 
-    def _breaks_of(self, rank: Rank, period: int) -> IntArray:
+    def _find_breaks(self, rank: RankProcess, period: int) -> IntArray:
         """Tasks of a rank that are unlike those a period before."""
-        kind = int(self.world.program.kind[rank.number])
-        if (kind, period) not in self._breaks:
-            alike = self.world.program.programs[kind].alike
-            self._breaks[kind, period] = np.flatnonzero(alike[period:] != alike[:-period]) + period
-        return self._breaks[kind, period]
+        program_index = int(self.shared.program.program_index[rank.rank_id])
+        if (program_index, period) not in self._break_cache:
+            signatures = self.shared.program.programs[program_index].task_signatures
+            self._break_cache[program_index, period] = (
+                np.flatnonzero(signatures[period:] != signatures[:-period]) + period
+            )
+        return self._break_cache[program_index, period]
 
 
-def _skipped(rank: Rank, tasks: int, streams: Mapping[Stream, int], own: IntArray) -> Skipped:
+def _rank_period(
+    rank: RankProcess, task_count: int, stream_task_counts: Mapping[Stream, int], task_ids: IntArray
+) -> SkippedPeriod:
     """One period of a rank. own: tasks that were written in it."""
-    lanes = [lane for stream, lane in rank.lanes.items() if streams[stream] and lane.place < len(lane.queue)]
-    moving = [lane.queue[lane.place] for lane in lanes]
-    lowest, highest = int(own.min(initial=len(rank.done))), int(own.max(initial=-1))
-    first = min([lowest, *moving])
-    undone = rank.done.find(0, first)
-    first = undone if undone >= 0 else len(rank.done)
-    return Skipped(
-        tasks=tasks,
-        streams=streams,
-        first=first,
-        last=max(highest + 1, first),
-        lowest=lowest,
-        furthest=max([highest, *moving]),
+    active_cursors = [
+        cursor
+        for stream, cursor in rank.cursors.items()
+        if stream_task_counts[stream] and cursor.position < len(cursor.task_ids)
+    ]
+    in_flight = [cursor.task_ids[cursor.position] for cursor in active_cursors]
+    lowest, highest = int(task_ids.min(initial=len(rank.done))), int(task_ids.max(initial=-1))
+    first = min([lowest, *in_flight])
+    next_undone = rank.done.find(0, first)
+    first = next_undone if next_undone >= 0 else len(rank.done)
+    return SkippedPeriod(
+        task_count=task_count,
+        stream_task_counts=stream_task_counts,
+        first_undone=first,
+        end_done=max(highest + 1, first),
+        lowest_task_id=lowest,
+        highest_task_id=max([highest, *in_flight]),
     )

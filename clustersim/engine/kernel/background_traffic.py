@@ -12,21 +12,25 @@ import simpy
 
 from clustersim.common.arrays import IntArray
 from clustersim.cost.background_traffic import Other
-from clustersim.engine.kernel.environment import Clock
-from clustersim.engine.kernel.network.fluid_network import Load, Network
+from clustersim.engine.kernel.environment import SimEnvironment
+from clustersim.engine.kernel.network.fluid_network import FlowDemand, FluidNetwork
 
 
-def beside(
-    environment: Clock, network: Network, other: Other, colour: IntArray, finished: Callable[[], bool]
+def run_background_flow(
+    environment: SimEnvironment,
+    network: FluidNetwork,
+    background: Other,
+    link_colours: IntArray,
+    is_finished: Callable[[], bool],
 ) -> Generator[simpy.Event, Any, None]:
     """Load links at the times of one of the others. colour: [links] the number of the link that stands for each."""
-    load = Load(other.seconds, other.share, colour[other.link], other.busy)
-    due, times = other.start, 0
-    while due <= other.until and due < inf:
-        yield environment.at(max(due, environment.now))
-        if finished():
+    demand = FlowDemand(background.seconds, background.share, link_colours[background.link], background.busy)
+    next_start, repetition = background.start, 0
+    while next_start <= background.until and next_start < inf:
+        yield environment.event_at(max(next_start, environment.now))
+        if is_finished():
             return
-        yield environment.wait(other.latency)
-        yield network.start(load)
-        times += 1
-        due = max(other.start + times * other.every, environment.now)
+        yield environment.event_after(background.latency)
+        yield network.start_flow(demand)
+        repetition += 1
+        next_start = max(background.start + repetition * background.every, environment.now)

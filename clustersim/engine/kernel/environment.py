@@ -14,7 +14,7 @@ from simpy.events import NORMAL, EventPriority
 from clustersim.common.units import Seconds
 
 
-class Clock(simpy.Environment):
+class SimEnvironment(simpy.Environment):
     """An environment with events at given times, which nobody else lets happen (`run` and `step` of simpy do not)."""
 
     now: Seconds = 0.0  # where simpy has a property, which is a call each time that it is read
@@ -22,58 +22,58 @@ class Clock(simpy.Environment):
     def __init__(self, start: Seconds = 0.0) -> None:
         super().__init__(start)
         self.now = start
-        self._soon: deque[simpy.Event] = deque()
-        self._last: deque[simpy.Event] = deque()
+        self._immediate: deque[simpy.Event] = deque()
+        self._deferred: deque[simpy.Event] = deque()
 
-    def wait(self, seconds: Seconds) -> simpy.Event:
+    def event_after(self, seconds: Seconds) -> simpy.Event:
         """An event after some seconds, as simpy's `timeout`."""
-        due, time = _Due(self), self.now + seconds  # as `at`, without a call more for each
+        event, time = _ScheduledEvent(self), self.now + seconds  # as `at`, without a call more for each
         if time > self.now:
-            heappush(self._queue, (time, NORMAL, next(self._eid), due))
+            heappush(self._queue, (time, NORMAL, next(self._eid), event))
         else:
-            self._soon.append(due)
-        return due
+            self._immediate.append(event)
+        return event
 
-    def at(self, time: Seconds) -> simpy.Event:
+    def event_at(self, time: Seconds) -> simpy.Event:
         """An event that happens at a time, which is not past."""
-        due = _Due(self)
+        event = _ScheduledEvent(self)
         if time > self.now:
-            heappush(self._queue, (time, NORMAL, next(self._eid), due))
+            heappush(self._queue, (time, NORMAL, next(self._eid), event))
         else:
-            self._soon.append(due)
-        return due
+            self._immediate.append(event)
+        return event
 
-    def last(self) -> simpy.Event:
+    def end_of_instant(self) -> simpy.Event:
         """An event at the end of this instant, once all that was already due has happened."""
-        due = _Due(self)
-        self._last.append(due)
-        return due
+        event = _ScheduledEvent(self)
+        self._deferred.append(event)
+        return event
 
     @property
-    def over(self) -> bool:
+    def instant_is_over(self) -> bool:
         """Whether nothing more happens in this instant."""
-        return not (self._soon or self._last)
+        return not (self._immediate or self._deferred)
 
     def schedule(self, event: simpy.Event, priority: EventPriority = NORMAL, delay: Seconds = 0.0) -> None:
         """See simpy, which calls this for events that are triggered."""
         if priority == NORMAL and self.now + delay == self.now:
-            self._soon.append(event)
+            self._immediate.append(event)
         else:
             heappush(self._queue, (self.now + delay, priority, next(self._eid), event))
 
-    def happen(self) -> None:
+    def run_all(self) -> None:
         """Let all events happen: simpy's `run` to the end, without failed events that somebody waits for.
 
         What waits in the heap for this instant was set before it began, so before all that was set in it (but for the
         beginnings of processes, which simpy lets go first).
         """
-        queue, soon, last = self._queue, self._soon, self._last
-        while queue or soon or last:
-            if queue and (not (soon or last) or queue[0][0] == self.now):
-                self.now, _, _, event = heappop(queue)
+        heap, immediate, deferred = self._queue, self._immediate, self._deferred
+        while heap or immediate or deferred:
+            if heap and (not (immediate or deferred) or heap[0][0] == self.now):
+                self.now, _, _, event = heappop(heap)
                 self._now = self.now
             else:
-                event = (soon or last).popleft()
+                event = (immediate or deferred).popleft()
             callbacks, event.callbacks = event.callbacks, None  # type: ignore[assignment]  # as simpy marks it
             for callback in callbacks:
                 callback(event)
@@ -81,10 +81,10 @@ class Clock(simpy.Environment):
                 raise event._value
 
 
-class _Due(simpy.Event):
+class _ScheduledEvent(simpy.Event):
     """An event that will happen: it is triggered when it is made."""
 
     _ok, _value = True, None
 
-    def __init__(self, environment: Clock) -> None:
+    def __init__(self, environment: SimEnvironment) -> None:
         self.env, self.callbacks = environment, []

@@ -11,51 +11,51 @@ from dataclasses import dataclass, field
 import simpy
 
 from clustersim.common.units import Seconds
-from clustersim.engine.kernel.environment import Clock
+from clustersim.engine.kernel.environment import SimEnvironment
 
 
 @dataclass(slots=True, eq=False)
-class Moving:
+class InFlightCollective:
     """A collective under way. done: it has ended; limit: lets it go at a part of its own pace from now on."""
 
     done: simpy.Event
-    limit: Callable[[float], None]
-    _speeds: dict[int, float] = field(init=False, default_factory=dict)
-    _speed: float = field(init=False, default=1.0)
+    set_rate_bound: Callable[[float], None]
+    _rank_bounds: dict[int, float] = field(init=False, default_factory=dict)
+    _bound: float = field(init=False, default=1.0)
 
-    def beside(self, rank: int, speed: float) -> None:
+    def bound_rate(self, rank: int, rate: float) -> None:
         """Note at which pace it can go as far as one member is concerned."""
-        self._speeds[rank] = speed
-        slowest = min(self._speeds.values())
-        if slowest != self._speed and not self.done.triggered:
-            self._speed = slowest
-            self.limit(slowest)
+        self._rank_bounds[rank] = rate
+        slowest = min(self._rank_bounds.values())
+        if slowest != self._bound and not self.done.triggered:
+            self._bound = slowest
+            self.set_rate_bound(slowest)
 
 
-class Alone:
+class PrivateCollective:
     """Seconds of work that nobody shares links with, at a pace that changes."""
 
-    __slots__ = ("_left", "_since", "_speed", "_timer", "done", "environment")
+    __slots__ = ("_remaining", "_updated", "_rate", "_timer_id", "done", "environment")
 
-    def __init__(self, environment: Clock, seconds: Seconds) -> None:
-        self.environment, self._left, self._speed = environment, seconds, 1.0
+    def __init__(self, environment: SimEnvironment, seconds: Seconds) -> None:
+        self.environment, self._remaining, self._rate = environment, seconds, 1.0
         self.done = simpy.Event(environment)
-        self._since, self._timer = environment.now, 0
-        self._wait()
+        self._updated, self._timer_id = environment.now, 0
+        self._set_timer()
 
-    def limit(self, speed: float) -> None:
+    def set_rate_bound(self, rate: float) -> None:
         """Go on at this pace from now."""
         now = self.environment.now
-        self._left = max(self._left - (now - self._since) * self._speed, 0.0)
-        self._since, self._speed = now, speed
-        self._timer += 1
-        self._wait()
+        self._remaining = max(self._remaining - (now - self._updated) * self._rate, 0.0)
+        self._updated, self._rate = now, rate
+        self._timer_id += 1
+        self._set_timer()
 
-    def _wait(self) -> None:
-        number = self._timer
-        end = self.environment.wait(self._left / self._speed)
-        end.callbacks.append(lambda _: self._end(number))
+    def _set_timer(self) -> None:
+        timer_id = self._timer_id
+        event = self.environment.event_after(self._remaining / self._rate)
+        event.callbacks.append(lambda _: self._on_timer(timer_id))
 
-    def _end(self, timer: int) -> None:
-        if timer == self._timer:
+    def _on_timer(self, timer_id: int) -> None:
+        if timer_id == self._timer_id:
             self.done.succeed()

@@ -16,10 +16,10 @@ from clustersim.common.units import Seconds
 from clustersim.trace.trace import OperationSpans
 
 
-class Inner(Protocol):
+class EndTimes(Protocol):
     """What is known of the ends of operations that ran one behind the other."""
 
-    def reached(self, first: FloatArray, begin: int, until: int) -> FloatArray:
+    def operation_times(self, start: FloatArray, first_operation: int, end_operation: int) -> FloatArray:
         """When operations from `begin` on begin, and that before `until` ends: [runs, until - begin + 1].
 
         first: [runs] when the first one of them begins.
@@ -27,33 +27,33 @@ class Inner(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Phases:
-    """Operations of which some begin where a phase does, and others so long behind (an `Inner`).
+class PhasedEndTimes:
+    """Operations of which some begin where a phase does, and others so long behind (an `EndTimes`).
 
     seconds: [phases]; phase: [operations + 1] in which each begins, and how many phases there are; behind: [operations]
     seconds after the phase has begun. Phases are added up one by one, as a clock would that stopped at each of them, so
     that times are equal to the last digit.
     """
 
-    seconds: tuple[Seconds, ...]
-    phase: IntArray
-    behind: FloatArray
+    phase_seconds: tuple[Seconds, ...]
+    phase_index: IntArray
+    offset: FloatArray
 
-    def times(self, start: Seconds) -> list[Seconds]:
+    def phase_times(self, start: Seconds) -> list[Seconds]:
         """When each phase begins, and the last one ends, if the first begins at `start`."""
-        return list(accumulate(self.seconds, initial=start))
+        return list(accumulate(self.phase_seconds, initial=start))
 
-    def reached(self, first: FloatArray, begin: int, until: int) -> FloatArray:
-        """See `Inner`; `begin` is the first of all operations, `until` one that begins with its phase, or the end."""
-        every = np.broadcast_to(np.array(self.seconds), (len(first), len(self.seconds)))
-        times = np.add.accumulate(np.hstack([first[:, None], every]), axis=1)
-        count = until - begin
-        begins = times[:, self.phase[:count]] + self.behind[:count]
-        return np.hstack([begins, times[:, self.phase[count], None]])
+    def operation_times(self, start: FloatArray, first_operation: int, end_operation: int) -> FloatArray:
+        """See `EndTimes`; `begin` is the first of all operations, `until` one that begins with its phase, or the end."""
+        seconds = np.broadcast_to(np.array(self.phase_seconds), (len(start), len(self.phase_seconds)))
+        times = np.add.accumulate(np.hstack([start[:, None], seconds]), axis=1)
+        count = end_operation - first_operation
+        begins = times[:, self.phase_index[:count]] + self.offset[:count]
+        return np.hstack([begins, times[:, self.phase_index[count], None]])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Written:
+class OperationSpanLog:
     """Pieces: operations `begin` to before `until` of the block of a rank's task, from `first` to `last`.
 
     All but ends are [pieces]; ends: distinct ones; inner: which of these a piece has, -1 for a single operation.
@@ -61,64 +61,101 @@ class Written:
 
     rank: IntArray
     task: IntArray
-    begin: IntArray
-    until: IntArray
-    first: FloatArray
-    last: FloatArray
-    inner: IntArray
-    ends: tuple[Inner, ...]
+    begin_operation: IntArray
+    end_operation: IntArray
+    start: FloatArray
+    end: FloatArray
+    end_times_index: IntArray
+    end_times: tuple[EndTimes, ...]
 
     @classmethod
-    def of_pieces(
+    def from_sub_segments(
         cls,
-        pieces: Sequence[tuple[int, int, int, int]],
+        sub_segments: Sequence[tuple[int, int, int, int]],
         times: Sequence[tuple[Seconds, Seconds]],
-        ends: Sequence[Inner | None],
+        end_times: Sequence[EndTimes | None],
     ) -> Self:
         """Pieces as they ran: their places, their times, their ends."""
-        numbers: dict[int, int] = {}
-        inner = [-1 if end is None else numbers.setdefault(id(end), len(numbers)) for end in ends]
-        distinct = {id(item): item for item in ends if item is not None}
-        rank, task, begin, until = np.array(pieces, dtype=np.int64).reshape(-1, 4).T
-        first, last = np.array(times, dtype=np.float64).reshape(-1, 2).T
-        which = np.array(inner, dtype=np.int64)
-        return cls(rank, task, begin, until, first, last, which, tuple(distinct[element] for element in numbers))
+        index_by_id: dict[int, int] = {}
+        indices = [-1 if entry is None else index_by_id.setdefault(id(entry), len(index_by_id)) for entry in end_times]
+        distinct = {id(entry): entry for entry in end_times if entry is not None}
+        rank, task, begin_operation, end_operation = np.array(sub_segments, dtype=np.int64).reshape(-1, 4).T
+        start, end = np.array(times, dtype=np.float64).reshape(-1, 2).T
+        end_times_index = np.array(indices, dtype=np.int64)
+        return cls(
+            rank,
+            task,
+            begin_operation,
+            end_operation,
+            start,
+            end,
+            end_times_index,
+            tuple(distinct[key] for key in index_by_id),
+        )
 
-    def repeated(self, source: IntArray, further: IntArray, later: FloatArray) -> Self:
+    def unroll(self, source_index: IntArray, task_offset: IntArray, time_offset: FloatArray) -> Self:
         """Pieces again: [n] which of these each is, by how much its task's number is higher, its seconds later."""
-        rank, begin, until, inner = (array[source] for array in (self.rank, self.begin, self.until, self.inner))
-        first, last, task = self.first[source] + later, self.last[source] + later, self.task[source] + further
-        return replace(self, rank=rank, task=task, begin=begin, until=until, first=first, last=last, inner=inner)
+        rank, begin_operation, end_operation, end_times_index = (
+            column[source_index]
+            for column in (self.rank, self.begin_operation, self.end_operation, self.end_times_index)
+        )
+        start, end, task = (
+            self.start[source_index] + time_offset,
+            self.end[source_index] + time_offset,
+            self.task[source_index] + task_offset,
+        )
+        return replace(
+            self,
+            rank=rank,
+            task=task,
+            begin_operation=begin_operation,
+            end_operation=end_operation,
+            start=start,
+            end=end,
+            end_times_index=end_times_index,
+        )
 
     def __len__(self) -> int:
         """How many operations."""
-        return int((self.until - self.begin).sum())
+        return int((self.end_operation - self.begin_operation).sum())
 
-    def of(self, rank: int, tasks: Set[int]) -> OperationSpans:
+    def task_spans(self, rank: int, tasks: Set[int]) -> OperationSpans:
         """The operations of some tasks of one rank, in the order in which their pieces ended."""
-        own = np.flatnonzero(self.rank == rank)
-        return self._spans(own[np.isin(self.task[own], list(tasks))])
+        entries = np.flatnonzero(self.rank == rank)
+        return self._spans(entries[np.isin(self.task[entries], list(tasks))])
 
-    def _spans(self, pieces: IntArray) -> OperationSpans:
+    def _spans(self, entries: IntArray) -> OperationSpans:
         """The operations of some pieces."""
-        begin, many = self.begin[pieces], (self.until - self.begin)[pieces]
-        row = np.concatenate(([0], np.cumsum(many)))
-        piece = np.repeat(np.arange(len(many)), many)
-        start, end = self.first[pieces][piece], self.last[pieces][piece]
-        for some in self._alike(pieces):
-            ends, (first, *_) = self.ends[self.inner[pieces[some[0]]]], pieces[some]
-            times = ends.reached(self.first[pieces[some]], int(self.begin[first]), int(self.until[first]))
-            rows = row[some, None] + np.arange(times.shape[1] - 1)
-            start[rows], end[rows[:, :-1]] = times[:, :-1], times[:, 1:-1]
-        operation = np.arange(len(piece)) - row[piece] + begin[piece]
-        own = pieces[piece]
-        return OperationSpans(self.rank[own], self.task[own], operation, start, end, *np.zeros((2, len(piece))))
+        begin, counts = self.begin_operation[entries], (self.end_operation - self.begin_operation)[entries]
+        first_span = np.concatenate(([0], np.cumsum(counts)))
+        entry = np.repeat(np.arange(len(counts)), counts)
+        start, end = self.start[entries][entry], self.end[entries][entry]
+        for positions in self._group_equal(entries):
+            end_times, (first_entry, *_) = (
+                self.end_times[self.end_times_index[entries[positions[0]]]],
+                entries[positions],
+            )
+            times = end_times.operation_times(
+                self.start[entries[positions]],
+                int(self.begin_operation[first_entry]),
+                int(self.end_operation[first_entry]),
+            )
+            spans = first_span[positions, None] + np.arange(times.shape[1] - 1)
+            start[spans], end[spans[:, :-1]] = times[:, :-1], times[:, 1:-1]
+        operation = np.arange(len(entry)) - first_span[entry] + begin[entry]
+        span_entries = entries[entry]
+        return OperationSpans(
+            self.rank[span_entries], self.task[span_entries], operation, start, end, *np.zeros((2, len(entry)))
+        )
 
-    def _alike(self, pieces: IntArray) -> Iterator[IntArray]:
+    def _group_equal(self, entries: IntArray) -> Iterator[IntArray]:
         """Places among some pieces of those of the same several operations with the same ends."""
-        long = np.flatnonzero(self.until[pieces] - self.begin[pieces] > 1)
-        told = np.stack([column[pieces[long]] for column in (self.inner, self.begin, self.until)], axis=1)
-        _, which = np.unique(told, axis=0, return_inverse=True)
-        order = np.argsort(which.reshape(-1), kind="stable")
-        cuts = np.flatnonzero(np.diff(which.reshape(-1)[order])) + 1
-        yield from (long[some] for some in np.split(order, cuts) if len(some))
+        long = np.flatnonzero(self.end_operation[entries] - self.begin_operation[entries] > 1)
+        keys = np.stack(
+            [column[entries[long]] for column in (self.end_times_index, self.begin_operation, self.end_operation)],
+            axis=1,
+        )
+        _, labels = np.unique(keys, axis=0, return_inverse=True)
+        order = np.argsort(labels.reshape(-1), kind="stable")
+        boundaries = np.flatnonzero(np.diff(labels.reshape(-1)[order])) + 1
+        yield from (long[positions] for positions in np.split(order, boundaries) if len(positions))

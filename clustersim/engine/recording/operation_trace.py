@@ -16,124 +16,143 @@ import numpy as np
 from clustersim.common.arrays import BoolArray, FloatArray, IntArray
 from clustersim.cost.jitter import Jitter
 from clustersim.cost.segment import BlockCost
-from clustersim.engine.recording.operation_log import Written
-from clustersim.engine.vectorized.overlap_timeline import Moves
-from clustersim.engine.vectorized.segment_durations import BlockPieces, group_colours, meetings_of
-from clustersim.engine.vectorized.segment_eval import Beside, Busy, step_through
+from clustersim.engine.recording.operation_log import OperationSpanLog
+from clustersim.engine.vectorized.overlap_timeline import OverlapTimeline
+from clustersim.engine.vectorized.segment_durations import RankSegmentDurations, find_group_syncs, rank_group_colours
+from clustersim.engine.vectorized.segment_eval import OverlapInterval, OverlapIntervals, evaluate_operations
 from clustersim.program.program import Program, RankProgram
-from clustersim.program.task import BESIDE, Block, Communicate, Compute, Stream
-from clustersim.symmetry.refinement import Classes
+from clustersim.program.task import OVERLAPPING_STREAMS, CollectiveTask, ComputeTask, Segment, Stream
+from clustersim.symmetry.refinement import SymmetryClasses
 from clustersim.trace.trace import OperationSpans, Trace
 
-AT_ONCE: Final = 1_000_000
+MAX_BATCH_OPERATIONS: Final = 1_000_000
 """Operations of all ranks that are run again at once, so that each of some arrays takes 8 MB."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Inside:
+class OperationTraceReader:
     """Works out the operations of a run. written: those that the engine wrote itself."""
 
     program: Program
-    classes: Classes
+    classes: SymmetryClasses
     cost: BlockCost
     jitter: Jitter | None
     trace: Trace
-    written: Written
+    operation_log: OperationSpanLog
 
-    def of(self, rank: int, tasks: Set[int] | None = None) -> OperationSpans:
+    def rank_spans(self, rank: int, tasks: Set[int] | None = None) -> OperationSpans:
         """Every operation of the blocks of a rank, or of these of its tasks only, in the order in which they ran."""
         simulated = int(self.trace.representative[rank])
-        program = self.program.programs[int(self.program.kind[simulated])]
-        wanted = np.array([isinstance(task, Compute) for task in program.tasks], dtype=bool)
+        program = self.program.programs[int(self.program.program_index[simulated])]
+        is_selected = np.array([isinstance(task, ComputeTask) for task in program.tasks], dtype=bool)
         if tasks is not None:
-            wanted &= np.isin(np.arange(len(wanted)), list(tasks))
-        table, asked = _Table.of(program, wanted), np.flatnonzero(wanted)
-        written = self.written.of(simulated, set(asked.tolist()))
-        table.write(written.task, written.operation, written.start, written.end)
-        wanted[written.task] = False
-        own = np.array([simulated])
-        rows = _rows(self.trace, own)[0]
-        contention = self.trace.contention
-        which, entry = contention.of(rows[asked])
-        table.share(asked[which], contention.operation[entry], contention.exposed[entry], contention.moved[entry])
-        waited = self.trace.waited[rows] != 0.0
-        self._play(table, simulated, own, np.flatnonzero(wanted & ~waited))
-        if (wanted & waited).any():
-            self._play(table, simulated, self._together(simulated), np.flatnonzero(wanted & waited))
-        return table.spans(simulated)
+            is_selected &= np.isin(np.arange(len(is_selected)), list(tasks))
+        table, selected_tasks = _OperationTable.allocate(program, is_selected), np.flatnonzero(is_selected)
+        recorded = self.operation_log.task_spans(simulated, set(selected_tasks.tolist()))
+        table.write_times(recorded.task, recorded.operation, recorded.start, recorded.end)
+        is_selected[recorded.task] = False
+        rank_array = np.array([simulated])
+        events = _task_events(self.trace, rank_array)[0]
+        delays = self.trace.contention
+        position, entry = delays.lookup(events[selected_tasks])
+        table.write_delays(
+            selected_tasks[position], delays.operation[entry], delays.exposed_delay[entry], delays.transfer_delay[entry]
+        )
+        waited = self.trace.waited[events] != 0.0
+        self._reevaluate(table, simulated, rank_array, np.flatnonzero(is_selected & ~waited))
+        if (is_selected & waited).any():
+            self._reevaluate(
+                table, simulated, self._synchronized_ranks(simulated), np.flatnonzero(is_selected & waited)
+            )
+        return table.operation_spans(simulated)
 
-    def _together(self, rank: int) -> IntArray:
+    def _synchronized_ranks(self, rank: int) -> IntArray:
         """The simulated ranks that this one meets inside blocks, through others too; itself among them."""
         simulated = self.trace.simulated_ranks
-        same = simulated[self.program.kind[simulated] == self.program.kind[rank]]
-        roles = {exchange.group for exchange in self.program.programs[int(self.program.kind[rank])].exchanges_inside}
-        reached = same == rank
+        candidates = simulated[self.program.program_index[simulated] == self.program.program_index[rank]]
+        comm_groups = {
+            comm_op.comm_group
+            for comm_op in self.program.programs[int(self.program.program_index[rank])].segment_comm_ops
+        }
+        reached = candidates == rank
         while True:
-            before = int(reached.sum())
-            for role in roles:
-                colour = group_colours(self.program, self.classes, role, same)
+            previous_count = int(reached.sum())
+            for comm_group in comm_groups:
+                colour = rank_group_colours(self.program, self.classes, comm_group, candidates)
                 reached |= np.isin(colour, colour[reached])
-            if int(reached.sum()) == before:
-                together: IntArray = same[reached]
-                return together
+            if int(reached.sum()) == previous_count:
+                synchronized: IntArray = candidates[reached]
+                return synchronized
 
-    def _play(self, table: "_Table", rank: int, ranks: IntArray, tasks: IntArray) -> None:
+    def _reevaluate(self, table: "_OperationTable", rank: int, ranks: IntArray, tasks: IntArray) -> None:
         """Run the blocks of these tasks again, on this rank and those that it meets."""
         if not len(tasks):
             return
-        program, place = table.program, int(np.flatnonzero(ranks == rank)[0])
-        pieces = BlockPieces(program, ranks, self.cost, self.jitter, meetings_of(self.program, self.classes, ranks))
-        times = _Times.of(self.trace, program, ranks, self.cost if pieces.slowed else None)
-        before = np.array(program.operations_before)
-        portion = before[tasks] // max(AT_ONCE // len(ranks), 1)
-        for some in np.split(tasks, np.flatnonzero(np.diff(portion)) + 1):
-            first = int(before[some[0]])
-            drawn = pieces.factors(first, int(before[some[-1] + 1]) - first)
-            for block, runs in times.alike(program, some):
-                operations = np.arange(len(block.operations))
-                factors = None if drawn is None else drawn[:, before[runs, None] - first + operations]
-                several = pieces.several(block, factors)
-                _, begins, ends = step_through(times.start[:, runs], several, times.beside(runs))
-                table.write(runs[:, None], operations, begins[place], ends[place])
+        program, rank_index = table.program, int(np.flatnonzero(ranks == rank)[0])
+        source = RankSegmentDurations(
+            program, ranks, self.cost, self.jitter, find_group_syncs(self.program, self.classes, ranks)
+        )
+        times = _RankTimes.from_trace(self.trace, program, ranks, self.cost if source.has_interference else None)
+        operation_offsets = np.array(program.operation_offsets)
+        chunk = operation_offsets[tasks] // max(MAX_BATCH_OPERATIONS // len(ranks), 1)
+        for chunk_tasks in np.split(tasks, np.flatnonzero(np.diff(chunk)) + 1):
+            first_operation = int(operation_offsets[chunk_tasks[0]])
+            chunk_factors = source.draw_factors(
+                first_operation, int(operation_offsets[chunk_tasks[-1] + 1]) - first_operation
+            )
+            for segment, runs in times.batch_runs(program, chunk_tasks):
+                operations = np.arange(len(segment.operations))
+                factors = (
+                    None
+                    if chunk_factors is None
+                    else chunk_factors[:, operation_offsets[runs, None] - first_operation + operations]
+                )
+                durations = source.batched_durations(segment, factors)
+                _, begins, ends = evaluate_operations(times.start[:, runs], durations, times.overlap_intervals(runs))
+                table.write_times(runs[:, None], operations, begins[rank_index], ends[rank_index])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Table:
+class _OperationTable:
     """Operations of some tasks of a program. first: [tasks + 1] the row of each one's first.
 
     times: begin, end, and what shared links add to each (`OperationSpans`).
     """
 
     program: RankProgram
-    first: IntArray
+    first_entry: IntArray
     times: FloatArray
 
     @classmethod
-    def of(cls, program: RankProgram, wanted: BoolArray) -> Self:
+    def allocate(cls, program: RankProgram, is_selected: BoolArray) -> Self:
         """Room for the operations of the tasks that are wanted: [tasks]."""
-        sizes = np.where(wanted, np.diff(program.operations_before), 0)
-        first = np.concatenate(([0], np.cumsum(sizes)))
-        return cls(program, first, np.zeros((4, int(first[-1]))))
+        sizes = np.where(is_selected, np.diff(program.operation_offsets), 0)
+        first_entry = np.concatenate(([0], np.cumsum(sizes)))
+        return cls(program, first_entry, np.zeros((4, int(first_entry[-1]))))
 
-    def write(self, task: IntArray, operation: IntArray, begin: FloatArray, end: FloatArray) -> None:
+    def write_times(self, task: IntArray, operation: IntArray, begin: FloatArray, end: FloatArray) -> None:
         """Write when operations of tasks began and ended: arrays of one shape, or such as become one."""
-        rows = self.first[task] + operation
-        self.times[0, rows], self.times[1, rows] = begin, end
+        entries = self.first_entry[task] + operation
+        self.times[0, entries], self.times[1, entries] = begin, end
 
-    def share(self, task: IntArray, operation: IntArray, exposed: FloatArray, moved: FloatArray) -> None:
+    def write_delays(
+        self, task: IntArray, operation: IntArray, exposed_delay: FloatArray, transfer_delay: FloatArray
+    ) -> None:
         """Write what sharing links added to operations of tasks: [n] each."""
-        rows = self.first[task] + operation
-        self.times[2, rows], self.times[3, rows] = exposed, moved
+        entries = self.first_entry[task] + operation
+        self.times[2, entries], self.times[3, entries] = exposed_delay, transfer_delay
 
-    def spans(self, rank: int) -> OperationSpans:
+    def operation_spans(self, rank: int) -> OperationSpans:
         """All rows, as those of a rank."""
-        sizes = np.diff(self.first)
+        sizes = np.diff(self.first_entry)
         task = np.repeat(np.arange(len(sizes)), sizes)
-        return OperationSpans(np.full(len(task), rank), task, np.arange(len(task)) - self.first[task], *self.times)
+        return OperationSpans(
+            np.full(len(task), rank), task, np.arange(len(task)) - self.first_entry[task], *self.times
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Times:
+class _RankTimes:
     """When some ranks ran their tasks, and which collectives of their data streams were beside them.
 
     start: [ranks, tasks]; since, until: [ranks, collectives + 1], one after the other, the last one never; pace:
@@ -142,69 +161,87 @@ class _Times:
     """
 
     start: FloatArray
-    since: FloatArray
-    until: FloatArray
-    pace: IntArray
-    first: IntArray
-    last: IntArray
+    overlap_begin: FloatArray
+    overlap_end: FloatArray
+    level: IntArray
+    first_overlap: IntArray
+    last_overlap: IntArray
 
     @classmethod
-    def of(cls, trace: Trace, program: RankProgram, ranks: IntArray, cost: BlockCost | None) -> Self:
+    def from_trace(cls, trace: Trace, program: RankProgram, ranks: IntArray, cost: BlockCost | None) -> Self:
         """Times of ranks that run the program; cost: None where collectives beside make no difference."""
-        rows = _rows(trace, ranks)
-        start, end = trace.start[rows], trace.end[rows]
-        since, until, pace = _beside(program, start, end, cost)
-        first = [np.searchsorted(own, when, side="right") for own, when in zip(until, start, strict=True)]
-        last = [np.searchsorted(own, when, side="left") for own, when in zip(since, end, strict=True)]
+        events = _task_events(trace, ranks)
+        start, end = trace.start[events], trace.end[events]
+        overlap_begin, overlap_end, level = _overlaps(program, start, end, cost)
+        first_overlap = [
+            np.searchsorted(rank_bounds, rank_times, side="right")
+            for rank_bounds, rank_times in zip(overlap_end, start, strict=True)
+        ]
+        last_overlap = [
+            np.searchsorted(rank_bounds, rank_times, side="left")
+            for rank_bounds, rank_times in zip(overlap_begin, end, strict=True)
+        ]
         never = np.full((len(ranks), 1), np.inf)
-        since, until = np.hstack([since, never]), np.hstack([until, -never])
-        pace = np.hstack([pace, np.ones((len(ranks), 1), dtype=np.int64)])
-        return cls(start, since, until, pace, np.min(first, axis=0), np.max(last, axis=0))
+        overlap_begin, overlap_end = np.hstack([overlap_begin, never]), np.hstack([overlap_end, -never])
+        level = np.hstack([level, np.ones((len(ranks), 1), dtype=np.int64)])
+        return cls(
+            start, overlap_begin, overlap_end, level, np.min(first_overlap, axis=0), np.max(last_overlap, axis=0)
+        )
 
-    def alike(self, program: RankProgram, tasks: IntArray) -> Iterator[tuple[Block, IntArray]]:
+    def batch_runs(self, program: RankProgram, tasks: IntArray) -> Iterator[tuple[Segment, IntArray]]:
         """Runs of one block, apart those with collectives beside them and those without."""
-        found: dict[tuple[Block, bool], list[int]] = {}
-        for number, disturbed in zip(tasks.tolist(), (self.last > self.first)[tasks].tolist(), strict=True):
-            task = program.tasks[number]
-            if isinstance(task, Compute):
-                found.setdefault((task.block, disturbed), []).append(number)
-        for (block, _), numbers in found.items():
-            yield block, np.array(numbers)
+        batches: dict[tuple[Segment, bool], list[int]] = {}
+        for task_id, is_overlapped in zip(
+            tasks.tolist(), (self.last_overlap > self.first_overlap)[tasks].tolist(), strict=True
+        ):
+            task = program.tasks[task_id]
+            if isinstance(task, ComputeTask):
+                batches.setdefault((task.segment, is_overlapped), []).append(task_id)
+        for (segment, _), task_ids in batches.items():
+            yield segment, np.array(task_ids)
 
-    def beside(self, tasks: IntArray) -> Busy:
+    def overlap_intervals(self, tasks: IntArray) -> OverlapIntervals:
         """The collectives beside runs, which may be few beside one and many beside another: [ranks, runs] each."""
-        most = int((self.last - self.first)[tasks].max())
-        which = [np.minimum(self.first[tasks] + number, self.since.shape[1] - 1) for number in range(most)]
-        return [Beside(self.since[:, item], self.until[:, item], self.pace[:, item]) for item in which]
+        max_overlaps = int((self.last_overlap - self.first_overlap)[tasks].max())
+        overlap_indices = [
+            np.minimum(self.first_overlap[tasks] + offset, self.overlap_begin.shape[1] - 1)
+            for offset in range(max_overlaps)
+        ]
+        return [
+            OverlapInterval(self.overlap_begin[:, index], self.overlap_end[:, index], self.level[:, index])
+            for index in overlap_indices
+        ]
 
 
-def _beside(
+def _overlaps(
     program: RankProgram, start: FloatArray, end: FloatArray, cost: BlockCost | None
 ) -> tuple[FloatArray, FloatArray, IntArray]:
     """When collectives were beside blocks, one after the other, and the pace of kernels meanwhile: [ranks, n] each."""
-    data, experts = (_moves(program, stream, start, end, cost) for stream in BESIDE)
-    if cost is None or not experts.pace.size:
-        return data.since, data.until, data.pace
-    moves = data.with_others(experts, cost)
-    return moves.since, moves.until, np.maximum(moves.pace, 1)
+    dp_timeline, ep_timeline = (_stream_timeline(program, stream, start, end, cost) for stream in OVERLAPPING_STREAMS)
+    if cost is None or not ep_timeline.level.size:
+        return dp_timeline.begin, dp_timeline.end, dp_timeline.level
+    merged = dp_timeline.merge_timeline(ep_timeline, cost)
+    return merged.begin, merged.end, np.maximum(merged.level, 1)
 
 
-def _moves(program: RankProgram, stream: Stream, start: FloatArray, end: FloatArray, cost: BlockCost | None) -> Moves:
+def _stream_timeline(
+    program: RankProgram, stream: Stream, start: FloatArray, end: FloatArray, cost: BlockCost | None
+) -> OverlapTimeline:
     """The collectives of a stream; start, end: [ranks, tasks]; cost: None where they make no difference."""
-    found = {} if cost is None else dict(_moving(program, stream, cost))
-    tasks, pace = np.array([*found], dtype=np.int64), np.array([*found.values()], dtype=np.int64)
-    return Moves(start[:, tasks], end[:, tasks], np.broadcast_to(pace, (len(start), len(pace))))
+    levels = {} if cost is None else dict(_collective_levels(program, stream, cost))
+    tasks, level = np.array([*levels], dtype=np.int64), np.array([*levels.values()], dtype=np.int64)
+    return OverlapTimeline(start[:, tasks], end[:, tasks], np.broadcast_to(level, (len(start), len(level))))
 
 
-def _moving(program: RankProgram, stream: Stream, cost: BlockCost) -> Iterator[tuple[int, int]]:
+def _collective_levels(program: RankProgram, stream: Stream, cost: BlockCost) -> Iterator[tuple[int, int]]:
     """The collectives of a stream, and at which pace kernels go beside each."""
-    for number, (task, own) in enumerate(zip(program.tasks, program.streams, strict=True)):
-        if own is stream and isinstance(task, Communicate):
-            yield number, cost.pace(task.exchange)
+    for task_id, (task, task_stream) in enumerate(zip(program.tasks, program.streams, strict=True)):
+        if task_stream is stream and isinstance(task, CollectiveTask):
+            yield task_id, cost.pace(task.comm_op)
 
 
-def _rows(trace: Trace, ranks: IntArray) -> IntArray:
+def _task_events(trace: Trace, ranks: IntArray) -> IntArray:
     """Trace rows of all tasks of some simulated ranks of one kind: [ranks, tasks]."""
-    rows = np.flatnonzero(np.isin(trace.rank, ranks))
-    order = np.lexsort((trace.task[rows], trace.rank[rows]))
-    return rows[order].reshape(len(ranks), -1)
+    events = np.flatnonzero(np.isin(trace.rank, ranks))
+    order = np.lexsort((trace.task[events], trace.rank[events]))
+    return events[order].reshape(len(ranks), -1)

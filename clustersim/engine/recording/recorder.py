@@ -9,50 +9,64 @@ import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.units import Seconds
-from clustersim.engine.recording.operation_log import Inner, Written
-from clustersim.engine.recording.unroll import LONGER, NAMES, NOTHING, PIECES, ROWS, Repeat, Sizes, Unrolled, caused
-from clustersim.trace.trace import Contention, Trace
+from clustersim.engine.recording.operation_log import EndTimes, OperationSpanLog
+from clustersim.engine.recording.unroll import (
+    DELAYS,
+    EVENT_KEY_STRIDE,
+    NO_RECORDS,
+    SPANS,
+    SUB_SEGMENTS,
+    LogSizes,
+    Repetition,
+    UnrolledLog,
+    unroll_predecessors,
+)
+from clustersim.trace.trace import ContentionDelays, Trace
 
 
-class Lost(NamedTuple):
+class WaitAndSlowdown(NamedTuple):
     """Seconds of a block: a rank waited for others, communication beside slowed its kernels."""
 
     waited: Seconds = 0.0
     slowed: Seconds = 0.0
 
 
-class Longer(NamedTuple):
+class ContentionDelay(NamedTuple):
     """An operation whose exchange shares links: seconds more than if nobody shared them, nor slowed its kernel.
 
     kernel: that its kernel runs; exposed: that its exchange moves without the kernel; moved: that its exchange takes.
     """
 
-    kernel: Seconds = 0.0
-    exposed: Seconds = 0.0
-    moved: Seconds = 0.0
+    kernel_delay: Seconds = 0.0
+    exposed_delay: Seconds = 0.0
+    transfer_delay: Seconds = 0.0
 
-    def felt(self, now: Seconds) -> "Longer":
+    def without_rounding(self, now: Seconds) -> "ContentionDelay":
         """The same without what is only rounding of the clock."""
-        least = ROUNDING * abs(now)
-        return Longer(*(item if abs(item) > least else 0.0 for item in self)) if max(map(abs, self)) > least else ALONE
+        threshold = RELATIVE_ROUNDING * abs(now)
+        return (
+            ContentionDelay(*(seconds if abs(seconds) > threshold else 0.0 for seconds in self))
+            if max(map(abs, self)) > threshold
+            else NO_DELAY
+        )
 
 
-Place = tuple[int, int, int]
+OperationPosition = tuple[int, int, int]
 """Of an operation: its rank, the rank's task, and where in the task's block."""
-ALONE: Final = Longer()
-ROUNDING: Final = 1e-12
+NO_DELAY: Final = ContentionDelay()
+RELATIVE_ROUNDING: Final = 1e-12
 """Part of the clock below which a difference of two times says nothing: float64 keeps 2e-16, and times are sums."""
 
 
-Row = tuple[int, int, int, int, Seconds, Seconds, Seconds, Seconds, Seconds, Seconds]
-"""A span: rank, task, stream, cause; when it was queued, ready, started and ended; what was lost inside it (`Lost`).
+SpanRecord = tuple[int, int, int, int, Seconds, Seconds, Seconds, Seconds, Seconds, Seconds]
+"""A span: rank, task, stream, cause; when it was queued, ready, started and ended; what was lost inside it (`WaitAndSlowdown`).
 
 The cause is the name of the row whose end allowed the start: its rank times `NAMES` plus its task; -1: nothing did.
 """
-_COLUMNS: Final = 10
-RANK, TASK, STREAM, CAUSE = range(4)
+_COLUMN_COUNT: Final = 10
+RANK, TASK, STREAM, PREDECESSOR = range(4)
 TIMES: Final = slice(4, 8)
-LOST: Final = slice(8, 10)
+WAIT_AND_SLOWDOWN: Final = slice(8, 10)
 """Columns of a row. The first four are whole numbers, which float64 holds exactly."""
 
 
@@ -60,132 +74,142 @@ LOST: Final = slice(8, 10)
 class Recorder:
     """Appends rows. A row is named by its rank and its task, as it may be written anywhere (`NAMES`)."""
 
-    whole: list[Row] = field(default_factory=list)
-    met: dict[tuple[int, int, Hashable], list[int]] = field(default_factory=dict)
-    pieces: list[tuple[int, int, int, int]] = field(default_factory=list)
-    piece_times: list[tuple[Seconds, Seconds]] = field(default_factory=list)
-    piece_ends: list[Inner | None] = field(default_factory=list)
-    longer: list[tuple[int, int, int, Seconds, Seconds]] = field(default_factory=list)
-    repeats: list[Repeat] = field(default_factory=list)
-    later: Seconds = 0.0
-    _repeated: Sizes = NOTHING
+    spans: list[SpanRecord] = field(default_factory=list)
+    sync_participants: dict[tuple[int, int, Hashable], list[int]] = field(default_factory=dict)
+    sub_segments: list[tuple[int, int, int, int]] = field(default_factory=list)
+    sub_segment_times: list[tuple[Seconds, Seconds]] = field(default_factory=list)
+    sub_segment_ends: list[EndTimes | None] = field(default_factory=list)
+    delays: list[tuple[int, int, int, Seconds, Seconds]] = field(default_factory=list)
+    repetitions: list[Repetition] = field(default_factory=list)
+    skipped_seconds: Seconds = 0.0
+    _repeated_sizes: LogSizes = NO_RECORDS
 
     @property
-    def rows(self) -> int:
+    def span_count(self) -> int:
         """How many there are, with those that are repeated."""
-        return len(self.whole) + self._repeated.rows
+        return len(self.spans) + self._repeated_sizes.spans
 
     @property
-    def sizes(self) -> Sizes:
+    def unrolled_sizes(self) -> LogSizes:
         """How much is written, with what is repeated."""
-        return self.written_down.plus(self._repeated)
+        return self.recorded_sizes.add_scaled(self._repeated_sizes)
 
     @property
-    def written_down(self) -> Sizes:
+    def recorded_sizes(self) -> LogSizes:
         """How much is written, without what is repeated."""
-        return Sizes(len(self.whole), len(self.pieces), len(self.longer))
+        return LogSizes(len(self.spans), len(self.sub_segments), len(self.delays))
 
-    def span(self, row: Row) -> None:
+    def add_span(self, span: SpanRecord) -> None:
         """Write the span of a task."""
-        self.whole.append(row)
+        self.spans.append(span)
 
-    def repeat(self, repeat: Repeat) -> None:
+    def add_repetition(self, repetition: Repetition) -> None:
         """Let what was written last be written again, a few times; what follows is that much later."""
-        self.repeats.append(repeat)
-        self._repeated = self._repeated.plus(repeat.size, repeat.times)
-        self.later += repeat.seconds * repeat.times
+        self.repetitions.append(repetition)
+        self._repeated_sizes = self._repeated_sizes.add_scaled(repetition.period_sizes, repetition.count)
+        self.skipped_seconds += repetition.period_seconds * repetition.count
 
-    def meet(self, rank: int, task: int, groups: Sequence[Hashable]) -> None:
+    def add_sync(self, rank: int, task: int, group_keys: Sequence[Hashable]) -> None:
         """Note that a span is of a block in which its rank met the members of groups, first come first."""
-        for place, group in enumerate(groups):
-            self.met.setdefault((place, task, group), []).append(rank * NAMES + task)
+        for order, group_key in enumerate(group_keys):
+            self.sync_participants.setdefault((order, task, group_key), []).append(rank * EVENT_KEY_STRIDE + task)
 
-    def operation(self, place: Place, start: Seconds, end: Seconds, longer: Longer = ALONE) -> None:
+    def add_operation(
+        self, position: OperationPosition, start: Seconds, end: Seconds, delay: ContentionDelay = NO_DELAY
+    ) -> None:
         """Write the span of an operation: of a rank, inside a task's block, at this place."""
-        if longer.exposed or longer.moved:
-            self.longer.append((*place, longer.exposed, longer.moved))
-        self.piece(place, place[-1] + 1, (start, end), None)
+        if delay.exposed_delay or delay.transfer_delay:
+            self.delays.append((*position, delay.exposed_delay, delay.transfer_delay))
+        self.add_sub_segment(position, position[-1] + 1, (start, end), None)
 
-    def piece(self, place: Place, until: int, times: tuple[Seconds, Seconds], ends: Inner | None) -> None:
+    def add_sub_segment(
+        self,
+        position: OperationPosition,
+        end_operation: int,
+        times: tuple[Seconds, Seconds],
+        end_times: EndTimes | None,
+    ) -> None:
         """Write operations that ran one behind the other, from a place to before place `until`.
 
         times: of all of them; ends: of each of them, None of one alone.
         """
-        self.pieces.append((*place, until))
-        self.piece_times.append(times)
-        self.piece_ends.append(ends)
+        self.sub_segments.append((*position, end_operation))
+        self.sub_segment_times.append(times)
+        self.sub_segment_ends.append(end_times)
 
-    def trace(self, representative: IntArray) -> Trace:
+    def build_trace(self, representative: IntArray) -> Trace:
         """All spans, in columns."""
-        rows = np.fromiter(chain.from_iterable(self.whole), np.float64, _COLUMNS * len(self.whole))
-        columns = rows.reshape(-1, _COLUMNS)
-        if self.repeats:
-            unrolled = Unrolled.of(self.repeats, columns[:, RANK].astype(np.int64), ROWS)
-            columns = columns[unrolled.source]
-            columns[:, CAUSE] = caused(self.repeats, columns[:, CAUSE].astype(np.int64))
-            columns[:, TASK] += unrolled.further
-            columns[:, TIMES] += unrolled.later[:, None]
-        rank, task, stream, cause = np.ascontiguousarray(columns[:, : TIMES.start].T, dtype=np.int64)
+        values = np.fromiter(chain.from_iterable(self.spans), np.float64, _COLUMN_COUNT * len(self.spans))
+        columns = values.reshape(-1, _COLUMN_COUNT)
+        if self.repetitions:
+            unrolled = UnrolledLog.from_repetitions(self.repetitions, columns[:, RANK].astype(np.int64), SPANS)
+            columns = columns[unrolled.source_index]
+            columns[:, PREDECESSOR] = unroll_predecessors(self.repetitions, columns[:, PREDECESSOR].astype(np.int64))
+            columns[:, TASK] += unrolled.task_offset
+            columns[:, TIMES] += unrolled.time_offset[:, None]
+        rank, task, stream, predecessor = np.ascontiguousarray(columns[:, : TIMES.start].T, dtype=np.int64)
         queued, ready, start, end, waited, slowed = np.ascontiguousarray(columns[:, TIMES.start :].T)
-        named = _Named.of(rank, task)
+        events = _EventIndex.from_columns(rank, task)
         return Trace(
-            rank=rank, task=task, stream=stream, cause=np.where(cause < 0, -1, named.rows(cause)),
-            leader=self._leaders(named, waited),
+            rank=rank, task=task, stream=stream, critical_predecessor=np.where(predecessor < 0, -1, events.lookup(predecessor)),
+            blocking_event=self._blocking_events(events, waited),
             queued=queued, ready=ready, start=start, end=end, waited=waited, slowed=slowed,
-            contention=self._contention(named),
+            contention=self._contention_delays(events),
             representative=representative,
         )  # fmt: skip
 
-    def _leaders(self, named: "_Named", waited: FloatArray) -> IntArray:
+    def _blocking_events(self, event_index: "_EventIndex", waited: FloatArray) -> IntArray:
         """For each row the one of those that met that waited least; through groups of several roles, role by role."""
-        leader = np.arange(len(waited))
-        for _, names in sorted(self.met.items(), key=lambda met: met[0][0]):
-            rows = named.rows(np.array(names))
-            first = rows[int(np.argmin(waited[leader[rows]]))]
-            leader[rows] = leader[first]
-        return leader
+        blocking = np.arange(len(waited))
+        for _, event_keys in sorted(self.sync_participants.items(), key=lambda item: item[0][0]):
+            events = event_index.lookup(np.array(event_keys))
+            earliest = events[int(np.argmin(waited[blocking[events]]))]
+            blocking[events] = blocking[earliest]
+        return blocking
 
-    def _contention(self, named: "_Named") -> Contention:
+    def _contention_delays(self, event_index: "_EventIndex") -> ContentionDelays:
         """What sharing links changed."""
-        if not self.longer:
-            return Contention.none()
-        longer = np.array(self.longer, dtype=np.float64)
-        if self.repeats:
-            unrolled = Unrolled.of(self.repeats, longer[:, RANK].astype(np.int64), LONGER)
-            longer = longer[unrolled.source]
-            longer[:, TASK] += unrolled.further
-        *places, exposed, moved = longer.T
-        ranks, tasks, operation = (np.ascontiguousarray(item, dtype=np.int64) for item in places)
-        row = named.rows(ranks * NAMES + tasks)
-        by_row = np.argsort(row, kind="stable")
-        return Contention(row[by_row], operation[by_row], exposed[by_row], moved[by_row])
+        if not self.delays:
+            return ContentionDelays.empty()
+        delays = np.array(self.delays, dtype=np.float64)
+        if self.repetitions:
+            unrolled = UnrolledLog.from_repetitions(self.repetitions, delays[:, RANK].astype(np.int64), DELAYS)
+            delays = delays[unrolled.source_index]
+            delays[:, TASK] += unrolled.task_offset
+        *positions, exposed_delay, transfer_delay = delays.T
+        ranks, tasks, operation = (np.ascontiguousarray(column, dtype=np.int64) for column in positions)
+        event = event_index.lookup(ranks * EVENT_KEY_STRIDE + tasks)
+        by_event = np.argsort(event, kind="stable")
+        return ContentionDelays(event[by_event], operation[by_event], exposed_delay[by_event], transfer_delay[by_event])
 
-    def written(self) -> Written:
+    def operation_log(self) -> OperationSpanLog:
         """The operations inside blocks that were run piece by piece."""
-        written = Written.of_pieces(self.pieces, self.piece_times, self.piece_ends)
-        if not self.repeats:
-            return written
-        unrolled = Unrolled.of(self.repeats, written.rank, PIECES)
-        return written.repeated(unrolled.source, unrolled.further, unrolled.later)
+        log = OperationSpanLog.from_sub_segments(self.sub_segments, self.sub_segment_times, self.sub_segment_ends)
+        if not self.repetitions:
+            return log
+        unrolled = UnrolledLog.from_repetitions(self.repetitions, log.rank, SUB_SEGMENTS)
+        return log.unroll(unrolled.source_index, unrolled.task_offset, unrolled.time_offset)
 
 
 @dataclass(frozen=True, slots=True)
-class _Named:
+class _EventIndex:
     """Where the row of each name is. number: [ranks] of simulated ranks; row: [simulated ranks, tasks]."""
 
-    number: IntArray
-    row: IntArray
+    rank_index: IntArray
+    event: IntArray
 
     @classmethod
-    def of(cls, rank: IntArray, task: IntArray) -> Self:
+    def from_columns(cls, rank: IntArray, task: IntArray) -> Self:
         """Rows by their rank and task."""
-        there = np.bincount(rank) > 0
-        number = np.cumsum(there) - 1
-        row = np.full((int(there.sum()), int(task.max(initial=-1)) + 1), -1)
-        row[number[rank], task] = np.arange(len(rank))
-        return cls(number, row)
+        is_present = np.bincount(rank) > 0
+        rank_index = np.cumsum(is_present) - 1
+        event = np.full((int(is_present.sum()), int(task.max(initial=-1)) + 1), -1)
+        event[rank_index[rank], task] = np.arange(len(rank))
+        return cls(rank_index, event)
 
-    def rows(self, names: IntArray) -> IntArray:
+    def lookup(self, event_keys: IntArray) -> IntArray:
         """The rows of names; of none (-1) any."""
-        rows: IntArray = self.row[self.number[names // NAMES], names % NAMES % self.row.shape[1]]
-        return rows
+        events: IntArray = self.event[
+            self.rank_index[event_keys // EVENT_KEY_STRIDE], event_keys % EVENT_KEY_STRIDE % self.event.shape[1]
+        ]
+        return events

@@ -1,7 +1,7 @@
 """What does a trace look like whose middle was not run, because it repeats what was run before?
 
-A recorder notes where its last rows begin to be repeated and how often (`Repeat`); rows that follow were written with
-the clock as it was, and with the numbers that their tasks really have. `Unrolled` says of every row of the whole trace
+A recorder notes where its last rows begin to be repeated and how often (`Repetition`); rows that follow were written with
+the clock as it was, and with the numbers that their tasks really have. `UnrolledLog` says of every row of the whole trace
 which written row it is, and by how much its time, its task and its cause are later.
 
 Example: rows a b c d e f, of which c d are written when they are found to repeat twice more, 1 s each time. The whole
@@ -19,100 +19,113 @@ from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.units import Seconds
 
 
-class Sizes(NamedTuple):
+class LogSizes(NamedTuple):
     """Lengths of a recorder's lists."""
 
-    rows: int
-    pieces: int
-    longer: int
+    spans: int
+    sub_segments: int
+    delays: int
 
-    def plus(self, other: "Sizes", times: int = 1) -> "Sizes":
+    def add_scaled(self, other: "LogSizes", factor: int = 1) -> "LogSizes":
         """Both together, the other one several times."""
-        return Sizes(*(own + item * times for own, item in zip(self, other, strict=True)))
+        return LogSizes(*(size + other_size * factor for size, other_size in zip(self, other, strict=True)))
 
 
-NAMES: Final = 1 << 24
+EVENT_KEY_STRIDE: Final = 1 << 24
 """More tasks than any rank has: the name of a row is its rank times this, plus its task."""
-NOTHING: Final = Sizes(0, 0, 0)
-ROWS, PIECES, LONGER = range(3)
+NO_RECORDS: Final = LogSizes(0, 0, 0)
+SPANS, SUB_SEGMENTS, DELAYS = range(3)
 """Places in it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Repeat:
+class Repetition:
     """What lies from `begin` to `end`, counted with earlier repeats, is there `times` more.
 
     written: how much was really written until then; seconds: from one time to the next; tasks: [ranks] by how much
     numbers of tasks go up; first: [ranks] the first task of each in it.
     """
 
-    begin: Sizes
-    end: Sizes
-    written: Sizes
-    times: int
-    seconds: Seconds
-    tasks: IntArray
-    first: IntArray
+    begin: LogSizes
+    end: LogSizes
+    recorded_sizes: LogSizes
+    count: int
+    period_seconds: Seconds
+    task_offsets: IntArray
+    first_task_ids: IntArray
 
-    def named(self, names: IntArray, times: IntArray | int) -> IntArray:
+    def shift_event_keys(self, event_keys: IntArray, periods: IntArray | int) -> IntArray:
         """Names of rows so many times later; those from before it and the period before it stay what they are.
 
         What is repeated follows from what is of the same period or of the one before, but for what was there already.
         """
-        rank, task = names // NAMES, names % NAMES
-        there = (names < 0) | (task < self.first[rank] - self.tasks[rank])
-        return np.where(there, names, names + times * self.tasks[rank])
+        rank, task = event_keys // EVENT_KEY_STRIDE, event_keys % EVENT_KEY_STRIDE
+        is_fixed = (event_keys < 0) | (task < self.first_task_ids[rank] - self.task_offsets[rank])
+        return np.where(is_fixed, event_keys, event_keys + periods * self.task_offsets[rank])
 
     @property
-    def size(self) -> Sizes:
+    def period_sizes(self) -> LogSizes:
         """How much is there each time."""
-        return self.end.plus(self.begin, -1)
+        return self.end.add_scaled(self.begin, -1)
 
 
 @dataclass(slots=True)
-class Unrolled:
+class UnrolledLog:
     """source: which written row each of the whole trace is; later: seconds; further: numbers of tasks."""
 
-    source: IntArray
-    later: FloatArray
-    further: IntArray
+    source_index: IntArray
+    time_offset: FloatArray
+    task_offset: IntArray
     _filled: int = field(default=0)
 
     @classmethod
-    def of(cls, repeats: Sequence[Repeat], rank: IntArray, kind: int) -> Self:
+    def from_repetitions(cls, repetitions: Sequence[Repetition], rank: IntArray, list_index: int) -> Self:
         """All rows of a list; rank: [written] of each that was written."""
-        many = len(rank) + sum(repeat.size[kind] * repeat.times for repeat in repeats)
-        made = cls(np.zeros(many, dtype=np.int64), np.zeros(many), np.zeros(many, dtype=np.int64))
-        done, later = 0, 0.0
-        for item in repeats:
-            made._written(done, item.written[kind], later)
-            made._repeated(item, kind, rank)
-            done, later = item.written[kind], later + item.times * item.seconds
-        made._written(done, len(rank), later)
-        return made
+        record_count = len(rank) + sum(
+            repetition.period_sizes[list_index] * repetition.count for repetition in repetitions
+        )
+        unrolled = cls(
+            np.zeros(record_count, dtype=np.int64), np.zeros(record_count), np.zeros(record_count, dtype=np.int64)
+        )
+        copied, time_offset = 0, 0.0
+        for repetition in repetitions:
+            unrolled._append_recorded(copied, repetition.recorded_sizes[list_index], time_offset)
+            unrolled._append_repetition(repetition, list_index, rank)
+            copied, time_offset = (
+                repetition.recorded_sizes[list_index],
+                time_offset + repetition.count * repetition.period_seconds,
+            )
+        unrolled._append_recorded(copied, len(rank), time_offset)
+        return unrolled
 
-    def _written(self, first: int, last: int, later: Seconds) -> None:
+    def _append_recorded(self, begin: int, end: int, time_offset: Seconds) -> None:
         """Rows from `first` to before `last` as they were written, by some seconds later."""
-        place = slice(self._filled, self._filled + last - first)
-        self.source[place], self.later[place] = np.arange(first, last), later
-        self._filled = place.stop
+        target = slice(self._filled, self._filled + end - begin)
+        self.source_index[target], self.time_offset[target] = np.arange(begin, end), time_offset
+        self._filled = target.stop
 
-    def _repeated(self, repeat: Repeat, kind: int, rank: IntArray) -> None:
-        own = slice(repeat.begin[kind], repeat.end[kind])
-        many = own.stop - own.start
-        place = slice(self._filled, self._filled + many * repeat.times)
-        turn = np.repeat(np.arange(1, repeat.times + 1), many)
-        self.source[place] = source = np.tile(self.source[own], repeat.times)
-        self.later[place] = np.tile(self.later[own], repeat.times) + turn * repeat.seconds
-        self.further[place] = np.tile(self.further[own], repeat.times) + turn * repeat.tasks[rank[source]]
-        self._filled = place.stop
+    def _append_repetition(self, repetition: Repetition, list_index: int, rank: IntArray) -> None:
+        period = slice(repetition.begin[list_index], repetition.end[list_index])
+        period_size = period.stop - period.start
+        target = slice(self._filled, self._filled + period_size * repetition.count)
+        period_index = np.repeat(np.arange(1, repetition.count + 1), period_size)
+        self.source_index[target] = source = np.tile(self.source_index[period], repetition.count)
+        self.time_offset[target] = (
+            np.tile(self.time_offset[period], repetition.count) + period_index * repetition.period_seconds
+        )
+        self.task_offset[target] = (
+            np.tile(self.task_offset[period], repetition.count) + period_index * repetition.task_offsets[rank[source]]
+        )
+        self._filled = target.stop
 
 
-def caused(repeats: Sequence[Repeat], found: IntArray) -> IntArray:
+def unroll_predecessors(repetitions: Sequence[Repetition], predecessors: IntArray) -> IntArray:
     """Names of the rows that allowed the starts of all rows, from those of the written ones that they are: [rows]."""
-    for repeat in repeats:
-        many = repeat.size.rows
-        own = np.tile(found[repeat.begin.rows : repeat.end.rows], repeat.times)
-        turn = np.repeat(np.arange(1, repeat.times + 1), many)
-        found[repeat.end.rows : repeat.end.rows + many * repeat.times] = repeat.named(own, turn)
-    return found
+    for repetition in repetitions:
+        period_size = repetition.period_sizes.spans
+        repeated = np.tile(predecessors[repetition.begin.spans : repetition.end.spans], repetition.count)
+        period_index = np.repeat(np.arange(1, repetition.count + 1), period_size)
+        predecessors[repetition.end.spans : repetition.end.spans + period_size * repetition.count] = (
+            repetition.shift_event_keys(repeated, period_index)
+        )
+    return predecessors

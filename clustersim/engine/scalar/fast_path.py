@@ -11,73 +11,82 @@ from typing import NamedTuple
 import numpy as np
 
 from clustersim.common.units import Seconds
-from clustersim.engine.kernel.network.fluid_network import Load
-from clustersim.engine.recording.operation_log import Phases
-from clustersim.engine.scalar.fluid_action import Paces
-from clustersim.engine.scalar.sub_segment import Piece
+from clustersim.engine.kernel.network.fluid_network import FlowDemand
+from clustersim.engine.recording.operation_log import PhasedEndTimes
+from clustersim.engine.scalar.fluid_action import ProgressCurves
+from clustersim.engine.scalar.sub_segment import SubSegment
 
 
-class Phase(NamedTuple):
+class FastPathPhase(NamedTuple):
     """One of a piece. piece: its place in the course; load: what it asks of links, if it is the time that data move."""
 
-    piece: int
+    sub_segment_index: int
     seconds: Seconds
-    load: Load | None = None
+    demand: FlowDemand | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Course:
+class FastPath:
     """Pieces that follow each other without a meeting, at least one of which asks something of links.
 
     first: [pieces + 1] the first phase of each, and how many phases there are; links: those that any of them loads;
     ends: when phases and operations begin.
     """
 
-    pieces: tuple[Piece, ...]
-    phases: tuple[Phase, ...]
-    first: tuple[int, ...]
-    links: tuple[int, ...]
-    ends: Phases
+    sub_segments: tuple[SubSegment, ...]
+    phases: tuple[FastPathPhase, ...]
+    first_phase: tuple[int, ...]
+    link_ids: tuple[int, ...]
+    end_times: PhasedEndTimes
 
     @classmethod
-    def of(cls, pieces: Sequence[Piece], whole: Paces) -> "Course | None":
+    def from_sub_segments(cls, sub_segments: Sequence[SubSegment], curves: ProgressCurves) -> "FastPath | None":
         """The pieces up to one that cannot be in a course; None where these load no links, or are only one.
 
         whole: paces of their block.
         """
-        some = tuple(takewhile(_passes, pieces))
-        phases = [tuple(_phases(place, piece)) for place, piece in enumerate(some)]
-        every = tuple(chain.from_iterable(phases))
-        links = dict.fromkeys(link for phase in every if phase.load for link in phase.load.numbers)
-        if not links or len(some) == 1:
+        selected = tuple(takewhile(_is_eligible, sub_segments))
+        phases = [tuple(_sub_segment_phases(index, sub_segment)) for index, sub_segment in enumerate(selected)]
+        all_phases = tuple(chain.from_iterable(phases))
+        link_ids = dict.fromkeys(link_id for phase in all_phases if phase.demand for link_id in phase.demand.link_ids)
+        if not link_ids or len(selected) == 1:
             return None
-        first = tuple(accumulate(map(len, phases), initial=0))
-        return cls(some, every, first, tuple(links), _ends(some, every, whole))
+        first_phase = tuple(accumulate(map(len, phases), initial=0))
+        return cls(selected, all_phases, first_phase, tuple(link_ids), _end_times(selected, all_phases, curves))
 
 
-def _ends(pieces: Sequence[Piece], phases: Sequence[Phase], whole: Paces) -> Phases:
+def _end_times(
+    sub_segments: Sequence[SubSegment], phases: Sequence[FastPathPhase], curves: ProgressCurves
+) -> PhasedEndTimes:
     """When operations of pieces begin: exchanges with their phase, kernels behind the first one of their piece."""
-    sizes = [piece.end - piece.begin for piece in pieces]
-    first = np.searchsorted([phase.piece for phase in phases], np.arange(len(pieces) + 1))
-    alone = np.array(whole.alone)
-    behind = np.concatenate([alone[piece.begin : piece.end] - alone[piece.begin] for piece in pieces])
+    sizes = [sub_segment.end - sub_segment.begin for sub_segment in sub_segments]
+    first_phase = np.searchsorted([phase.sub_segment_index for phase in phases], np.arange(len(sub_segments) + 1))
+    uncontended = np.array(curves.uncontended)
+    offsets = np.concatenate(
+        [
+            uncontended[sub_segment.begin : sub_segment.end] - uncontended[sub_segment.begin]
+            for sub_segment in sub_segments
+        ]
+    )
     seconds = tuple(phase.seconds for phase in phases)
-    return Phases(seconds, np.repeat(first, [*sizes, 1]), behind)
+    return PhasedEndTimes(seconds, np.repeat(first_phase, [*sizes, 1]), offsets)
 
 
-def _passes(piece: Piece) -> bool:
+def _is_eligible(sub_segment: SubSegment) -> bool:
     """Whether a piece meets nobody, always lasts as long, and loads links at full speed if nobody else does."""
-    if piece.met is not None or piece.paces is None:
+    if sub_segment.sync_op is not None or sub_segment.curves is None:
         return False
-    transfer = piece.transfer
-    return transfer is None or (transfer.beside is None and (transfer.load is None or transfer.load.alone))
+    transfer = sub_segment.transfer
+    return transfer is None or (
+        transfer.overlap is None and (transfer.demand is None or transfer.demand.runs_at_full_rate)
+    )
 
 
-def _phases(place: int, piece: Piece) -> Iterator[Phase]:
-    transfer = piece.transfer
+def _sub_segment_phases(index: int, sub_segment: SubSegment) -> Iterator[FastPathPhase]:
+    transfer = sub_segment.transfer
     if transfer is not None:
-        yield Phase(place, transfer.latency)
-        if transfer.load is not None:
-            yield Phase(place, transfer.load.seconds, transfer.load)
-    elif piece.paces is not None:
-        yield Phase(place, piece.paces.alone[-1])
+        yield FastPathPhase(index, transfer.latency)
+        if transfer.demand is not None:
+            yield FastPathPhase(index, transfer.demand.work_seconds, transfer.demand)
+    elif sub_segment.curves is not None:
+        yield FastPathPhase(index, sub_segment.curves.uncontended[-1])

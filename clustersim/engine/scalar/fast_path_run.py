@@ -11,64 +11,68 @@ from bisect import bisect_right
 import simpy
 
 from clustersim.common.units import Seconds
-from clustersim.engine.kernel.environment import Clock
-from clustersim.engine.kernel.network.fluid_network import Network
-from clustersim.engine.scalar.fast_path import Course
-from clustersim.engine.scalar.sub_segment import Transfer
+from clustersim.engine.kernel.environment import SimEnvironment
+from clustersim.engine.kernel.network.fluid_network import FluidNetwork
+from clustersim.engine.scalar.fast_path import FastPath
+from clustersim.engine.scalar.sub_segment import ContendedTransfer
 
 
-class Passage:
+class FastPathRun:
     """A course under way. done: happens at its end; reached: the pieces that are done then.
 
     shared: the last of these, if it shared its links, so that it may have taken longer; times: of phases as planned.
     """
 
-    __slots__ = ("_clock", "_network", "course", "done", "reached", "shared", "times")
+    __slots__ = ("_environment", "_network", "fast_path", "done", "completed_count", "contended", "phase_times")
 
-    shared: Transfer | None
+    contended: ContendedTransfer | None
 
-    def __init__(self, clock: Clock, network: Network, course: Course) -> None:
-        self._clock, self._network, self.course = clock, network, course
-        self.times, self.done = course.ends.times(clock.now), simpy.Event(clock)
-        self.reached, self.shared = len(course.pieces), None
-        network.keep(course.links, self._visited)
-        clock.at(self.times[-1]).callbacks.append(self._arrive)
+    def __init__(self, environment: SimEnvironment, network: FluidNetwork, fast_path: FastPath) -> None:
+        self._environment, self._network, self.fast_path = environment, network, fast_path
+        self.phase_times, self.done = fast_path.end_times.phase_times(environment.now), simpy.Event(environment)
+        self.completed_count, self.contended = len(fast_path.sub_segments), None
+        network.reserve(fast_path.link_ids, self._on_conflict)
+        environment.event_at(self.phase_times[-1]).callbacks.append(self._finish)
 
-    def start(self, piece: int) -> Seconds:
+    def planned_start(self, index: int) -> Seconds:
         """When a piece begins, as planned."""
-        return self.times[self.course.first[piece]]
+        return self.phase_times[self.fast_path.first_phase[index]]
 
-    def _arrive(self, _: simpy.Event) -> None:
+    def _finish(self, _: simpy.Event) -> None:
         """End as planned, unless links are shared."""
-        if self.shared is None:
-            self._network.leave(self.course.links, self._visited)
+        if self.contended is None:
+            self._network.release(self.fast_path.link_ids, self._on_conflict)
             self.done.succeed()
 
-    def _visited(self) -> None:
+    def _on_conflict(self) -> None:
         """Give up the links, to which somebody else comes; what is under way there becomes an activity."""
-        self._network.leave(self.course.links, self._visited)
-        phase = bisect_right(self.times, self._clock.now) - 1
-        phases = self.course.phases
-        if phase < len(phases) and (load := phases[phase].load) is not None:
-            self._share(phase, self._network.resumed(load, self.times[phase]).done)
+        self._network.release(self.fast_path.link_ids, self._on_conflict)
+        phase = bisect_right(self.phase_times, self._environment.now) - 1
+        phases = self.fast_path.phases
+        if phase < len(phases) and (demand := phases[phase].demand) is not None:
+            self._finish_with_flow(phase, self._network.resume_flow(demand, self.phase_times[phase]).done)
             return
-        later = (number for number in range(phase + 1, len(phases)) if phases[number].load is not None)
-        if (following := next(later, None)) is not None:
-            self._clock.at(self.times[following]).callbacks.append(lambda _: self._load(following))
+        flow_phases = (
+            phase_index for phase_index in range(phase + 1, len(phases)) if phases[phase_index].demand is not None
+        )
+        if (next_flow := next(flow_phases, None)) is not None:
+            self._environment.event_at(self.phase_times[next_flow]).callbacks.append(
+                lambda _: self._try_resume(next_flow)
+            )
 
-    def _load(self, phase: int) -> None:
+    def _try_resume(self, phase: int) -> None:
         """Go on if the links are free again; otherwise share them."""
-        load = self.course.phases[phase].load
-        if self._network.free(self.course.links):
-            self._network.keep(self.course.links, self._visited)
-        elif load is not None:
-            self._share(phase, self._network.start(load))
+        demand = self.fast_path.phases[phase].demand
+        if self._network.are_idle(self.fast_path.link_ids):
+            self._network.reserve(self.fast_path.link_ids, self._on_conflict)
+        elif demand is not None:
+            self._finish_with_flow(phase, self._network.start_flow(demand))
 
-    def _share(self, phase: int, moved: simpy.Event) -> None:
+    def _finish_with_flow(self, phase: int, transferred: simpy.Event) -> None:
         """End with the exchange whose data move in a phase, when they have."""
-        piece = self.course.phases[phase].piece
-        self.shared, self.reached = self.course.pieces[piece].transfer, piece + 1
-        moved.callbacks.append(self._end)
+        index = self.fast_path.phases[phase].sub_segment_index
+        self.contended, self.completed_count = self.fast_path.sub_segments[index].transfer, index + 1
+        transferred.callbacks.append(self._on_transferred)
 
-    def _end(self, _: simpy.Event) -> None:
+    def _on_transferred(self, _: simpy.Event) -> None:
         self.done.succeed()

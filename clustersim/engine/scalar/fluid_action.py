@@ -16,151 +16,163 @@ import simpy
 
 from clustersim.common.arrays import FloatArray
 from clustersim.common.units import Seconds
-from clustersim.engine.kernel.environment import Clock
+from clustersim.engine.kernel.environment import SimEnvironment
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Paces:
+class ProgressCurves:
     """Ends of operations from the stretch's start, at each pace, each from 0 on: [paces][operations + 1].
 
     Pace 0 is alone; one at which nothing is slowed is the same list. equal: no collective beside changes anything.
     """
 
-    ends: tuple[list[Seconds], ...]
-    alone: list[Seconds] = field(init=False)
-    equal: bool = field(init=False)
+    end_times: tuple[list[Seconds], ...]
+    uncontended: list[Seconds] = field(init=False)
+    is_unaffected: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "alone", self.ends[0])
-        object.__setattr__(self, "equal", all(end is self.alone for end in self.ends))
+        object.__setattr__(self, "uncontended", self.end_times[0])
+        object.__setattr__(self, "is_unaffected", all(curve is self.uncontended for curve in self.end_times))
 
-    def reached(self, first: FloatArray, begin: int, until: int) -> FloatArray:
+    def operation_times(self, start: FloatArray, first_operation: int, end_operation: int) -> FloatArray:
         """When operations beside which nothing is begin, and the last one ends: [runs, until - begin + 1].
 
         first: [runs] when operation `begin` begins.
         """
-        ends = np.array(self.alone[begin : until + 1])
-        reached: FloatArray = first[:, None] + (ends - ends[0])
-        return reached
+        ends = np.array(self.uncontended[first_operation : end_operation + 1])
+        times: FloatArray = start[:, None] + (ends - ends[0])
+        return times
 
-    def between(self, begin: int, end: int) -> "Paces":
+    def slice_operations(self, begin: int, end: int) -> "ProgressCurves":
         """Some operations of the stretch."""
-        alone = _between(self.alone, begin, end)
-        return Paces(tuple(alone if item is self.alone else _between(item, begin, end) for item in self.ends))
+        uncontended = _slice_curve(self.uncontended, begin, end)
+        return ProgressCurves(
+            tuple(
+                uncontended if curve is self.uncontended else _slice_curve(curve, begin, end)
+                for curve in self.end_times
+            )
+        )
 
 
-def paces(kernels: FloatArray, rest: FloatArray, slowing: FloatArray) -> Paces:
+def progress_curves(kernel_seconds: FloatArray, fixed_seconds: FloatArray, slowdown: FloatArray) -> ProgressCurves:
     """Paces of operations; kernels, rest: [operations] seconds that a collective slows, and that it does not.
 
     slowing: [paces - 1, operations] the part by which kernels take longer at each pace but the first.
     """
-    alone = _ends(kernels + rest)
-    beside = (_ends(kernels * (1.0 + part) + rest) if (kernels * part).any() else alone for part in slowing)
-    return Paces((alone, *beside))
+    uncontended = _cumulative_seconds(kernel_seconds + fixed_seconds)
+    contended = (
+        _cumulative_seconds(kernel_seconds * (1.0 + level_slowdown) + fixed_seconds)
+        if (kernel_seconds * level_slowdown).any()
+        else uncontended
+        for level_slowdown in slowdown
+    )
+    return ProgressCurves((uncontended, *contended))
 
 
-def _ends(durations: FloatArray) -> list[Seconds]:
-    ends: list[Seconds] = np.concatenate(([0.0], np.cumsum(durations))).tolist()
-    return ends
+def _cumulative_seconds(durations: FloatArray) -> list[Seconds]:
+    cumulative: list[Seconds] = np.concatenate(([0.0], np.cumsum(durations))).tolist()
+    return cumulative
 
 
-def _between(ends: Sequence[Seconds], begin: int, end: int) -> list[Seconds]:
-    return [item - ends[begin] for item in ends[begin : end + 1]]
+def _slice_curve(end_times: Sequence[Seconds], begin: int, end: int) -> list[Seconds]:
+    return [time - end_times[begin] for time in end_times[begin : end + 1]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Disturbed:
+class VariableRateEndTimes:
     """When operations ended whose pace changed (an `engine.written.Inner`), worked out if somebody asks.
 
     spans: since when, in seconds from the first one's begin, they went on at which pace, from which place in its ends.
     """
 
-    paces: Paces
-    spans: tuple[tuple[Seconds, int, Seconds], ...]
+    curves: ProgressCurves
+    rate_changes: tuple[tuple[Seconds, int, Seconds], ...]
 
-    def reached(self, first: FloatArray, begin: int, until: int) -> FloatArray:
-        """See `Inner`; `begin` is the first of all operations, `until` behind the last.
+    def operation_times(self, start: FloatArray, first_operation: int, end_operation: int) -> FloatArray:
+        """See `EndTimes`; `begin` is the first of all operations, `until` behind the last.
 
         Gone on from place a at time s, at a pace at which an operation ends at e, it ends at s + e - a, if the pace did
         not change before.
         """
-        ends = np.zeros(len(self.paces.alone))
-        for since, pace, at in self.spans:
-            later = since + (np.array(self.paces.ends[pace]) - at)
-            ends = np.where(later >= since, later, ends) if since else later
-        reached: FloatArray = first[:, None] + ends[: until - begin + 1]
-        return reached
+        end_times = np.zeros(len(self.curves.uncontended))
+        for since, level, progress in self.rate_changes:
+            shifted = since + (np.array(self.curves.end_times[level]) - progress)
+            end_times = np.where(shifted >= since, shifted, end_times) if since else shifted
+        times: FloatArray = start[:, None] + end_times[: end_operation - first_operation + 1]
+        return times
 
 
 @dataclass(slots=True, eq=False)
-class Stretch:
+class FluidAction:
     """A stretch under way. done: it has ended; beside: its pace now; disturbed: it was ever another than alone."""
 
-    environment: Clock
-    paces: Paces
-    beside: int
+    environment: SimEnvironment
+    curves: ProgressCurves
+    level: int
     done: simpy.Event = field(init=False)
-    disturbed: bool = field(init=False)
-    _begun: Seconds = field(init=False)
-    _at: Seconds = field(init=False, default=0.0)
-    _since: Seconds = field(init=False)
+    was_slowed: bool = field(init=False)
+    _start: Seconds = field(init=False)
+    _progress: Seconds = field(init=False, default=0.0)
+    _updated: Seconds = field(init=False)
     _due: Seconds = field(init=False)
-    _timed: Seconds = field(init=False, default=inf)
-    _timer: int = field(init=False, default=0)
-    _before: list[tuple[Seconds, int, Seconds]] = field(init=False, default_factory=list)
+    _timer_time: Seconds = field(init=False, default=inf)
+    _timer_id: int = field(init=False, default=0)
+    _rate_changes: list[tuple[Seconds, int, Seconds]] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         self.done = simpy.Event(self.environment)
-        self._begun = self._since = self.environment.now
-        self.disturbed = self.beside > 0
-        self._go_on()
+        self._start = self._updated = self.environment.now
+        self.was_slowed = self.level > 0
+        self._schedule_end()
 
-    def change(self, beside: int) -> None:
+    def set_level(self, level: int) -> None:
         """Go on at another pace."""
-        if beside == self.beside or self.done.triggered:
+        if level == self.level or self.done.triggered:
             return
-        now, ends = self.environment.now, self.paces.ends
-        self._before.append((self._since, self.beside, self._at))
-        self._at = _moved(self._at + (now - self._since), ends[self.beside], ends[beside])
-        self._since, self.beside, self.disturbed = now, beside, True
-        self._go_on()
+        now, end_times = self.environment.now, self.curves.end_times
+        self._rate_changes.append((self._updated, self.level, self._progress))
+        self._progress = _map_progress(self._progress + (now - self._updated), end_times[self.level], end_times[level])
+        self._updated, self.level, self.was_slowed = now, level, True
+        self._schedule_end()
 
     @property
-    def slowed(self) -> Seconds:
+    def slowed_seconds(self) -> Seconds:
         """By how much the stretch, which ends now, took longer than alone."""
-        return self.environment.now - self._begun - self.paces.alone[-1]
+        return self.environment.now - self._start - self.curves.uncontended[-1]
 
-    def ends(self) -> Disturbed:
+    def end_times(self) -> VariableRateEndTimes:
         """When its operations ended, all being done."""
-        spans = (*self._before, (self._since, self.beside, self._at))
-        return Disturbed(self.paces, tuple((since - self._begun, pace, at) for since, pace, at in spans))
+        rate_changes = (*self._rate_changes, (self._updated, self.level, self._progress))
+        return VariableRateEndTimes(
+            self.curves, tuple((since - self._start, level, progress) for since, level, progress in rate_changes)
+        )
 
-    def _go_on(self) -> None:
+    def _schedule_end(self) -> None:
         """Be done when this pace leads to the end; a timer that is set for an earlier time will see to it then."""
-        left = max(self.paces.ends[self.beside][-1] - self._at, 0.0)
-        self._due = self._since + left
-        if self._due < self._timed:
-            self._wait(left)
+        remaining = max(self.curves.end_times[self.level][-1] - self._progress, 0.0)
+        self._due = self._updated + remaining
+        if self._due < self._timer_time:
+            self._set_timer(remaining)
 
-    def _wait(self, seconds: Seconds) -> None:
-        self._timer += 1
-        self._timed, number = self.environment.now + seconds, self._timer
-        timer = self.environment.wait(seconds)
-        timer.callbacks.append(lambda _: self._ring(number))
+    def _set_timer(self, seconds: Seconds) -> None:
+        self._timer_id += 1
+        self._timer_time, timer_id = self.environment.now + seconds, self._timer_id
+        event = self.environment.event_after(seconds)
+        event.callbacks.append(lambda _: self._on_timer(timer_id))
 
-    def _ring(self, timer: int) -> None:
-        if timer != self._timer:
+    def _on_timer(self, timer_id: int) -> None:
+        if timer_id != self._timer_id:
             return
-        left = self._due - self.environment.now
-        if left > 0.0:
-            self._wait(left)
+        remaining = self._due - self.environment.now
+        if remaining > 0.0:
+            self._set_timer(remaining)
         else:
             self.done.succeed()
 
 
-def _moved(at: Seconds, here: Sequence[Seconds], there: Sequence[Seconds]) -> Seconds:
+def _map_progress(progress: Seconds, old_curve: Sequence[Seconds], new_curve: Sequence[Seconds]) -> Seconds:
     """The same place in a stretch, told at another pace."""
-    place = min(bisect_right(here, at), len(here) - 1)
-    begin, end = here[place - 1], here[place]
-    part = (at - begin) / (end - begin) if end > begin else 1.0
-    return there[place - 1] + min(part, 1.0) * (there[place] - there[place - 1])
+    index = min(bisect_right(old_curve, progress), len(old_curve) - 1)
+    begin, end = old_curve[index - 1], old_curve[index]
+    fraction = (progress - begin) / (end - begin) if end > begin else 1.0
+    return new_curve[index - 1] + min(fraction, 1.0) * (new_curve[index] - new_curve[index - 1])

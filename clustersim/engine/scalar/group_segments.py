@@ -17,153 +17,172 @@ import simpy
 from clustersim.common.units import Seconds
 from clustersim.cost.jitter import Jitter
 from clustersim.cost.segment import BlockCost
-from clustersim.engine.kernel.environment import Clock
-from clustersim.engine.recording.recorder import Lost
-from clustersim.engine.vectorized.segment_durations import BlockPieces, group_colours, meetings_of
-from clustersim.engine.vectorized.segment_eval import Beside, Busy, Outline, Pieces, play
+from clustersim.engine.kernel.environment import SimEnvironment
+from clustersim.engine.recording.recorder import WaitAndSlowdown
+from clustersim.engine.vectorized.segment_durations import RankSegmentDurations, find_group_syncs, rank_group_colours
+from clustersim.engine.vectorized.segment_eval import (
+    MaxPlusSummary,
+    OverlapInterval,
+    OverlapIntervals,
+    SegmentDurations,
+    evaluate_segment,
+)
 from clustersim.program.program import Program
-from clustersim.program.task import Block
-from clustersim.symmetry.refinement import Classes
+from clustersim.program.task import Segment
+from clustersim.symmetry.refinement import SymmetryClasses
 
 
 @dataclass(slots=True, eq=False)
-class Seat:
+class Participant:
     """One member of a run. done: it has ended the block; lost: what it lost there, once it has."""
 
-    number: int
-    run: "JointRun"
+    member_index: int
+    run: "GroupSegmentRun"
     done: simpy.Event
-    lost: Lost = field(default_factory=Lost)
-    busy: list[tuple[Seconds, Seconds, int]] = field(default_factory=list)
-    due: Seconds = inf
-    timer: int = 0
+    loss: WaitAndSlowdown = field(default_factory=WaitAndSlowdown)
+    overlaps: list[tuple[Seconds, Seconds, int]] = field(default_factory=list)
+    end: Seconds = inf
+    timer_id: int = 0
 
-    def change(self, beside: int) -> None:
+    def set_level(self, level: int) -> None:
         """Note that a collective begins (its pace) or ends (0) beside the member, and go on accordingly."""
         now = self.run.environment.now
-        if self.busy and self.busy[-1][1] == inf:
-            self.busy[-1] = self.busy[-1][0], now, self.busy[-1][2]
-        if beside:
-            self.busy.append((now, inf, beside))
-        self.run.go_on()
+        if self.overlaps and self.overlaps[-1][1] == inf:
+            self.overlaps[-1] = self.overlaps[-1][0], now, self.overlaps[-1][2]
+        if level:
+            self.overlaps.append((now, inf, level))
+        self.run.schedule_ends()
 
 
-class JointRun:
+class GroupSegmentRun:
     """One run of a block by the members of a group, who come to it one after the other."""
 
-    __slots__ = ("_missing", "_outline", "_pieces", "_seats", "_start", "environment")
+    __slots__ = ("_missing", "_summary", "_durations", "_participants", "_start", "environment")
 
-    def __init__(self, environment: Clock, pieces: Pieces, outlined: Outline | None) -> None:
-        self.environment, self._pieces, self._outline = environment, pieces, outlined
-        self._start = np.full(pieces.ranks, inf)
-        self._seats: list[Seat] = []
-        self._missing = pieces.ranks
+    def __init__(
+        self, environment: SimEnvironment, durations: SegmentDurations, summary: MaxPlusSummary | None
+    ) -> None:
+        self.environment, self._durations, self._summary = environment, durations, summary
+        self._start = np.full(durations.rank_count, inf)
+        self._participants: list[Participant] = []
+        self._missing = durations.rank_count
 
-    def come(self, place: int, *, beside: int) -> Seat:
+    def arrive(self, member_index: int, *, level: int) -> Participant:
         """Begin the block as the member at this place; beside: its pace now."""
-        seat = Seat(place, self, simpy.Event(self.environment))
-        self._seats.append(seat)
-        self._start[place] = self.environment.now
+        participant = Participant(member_index, self, simpy.Event(self.environment))
+        self._participants.append(participant)
+        self._start[member_index] = self.environment.now
         self._missing -= 1
-        if beside:
-            seat.change(beside)
+        if level:
+            participant.set_level(level)
         else:
-            self.go_on()
-        return seat
+            self.schedule_ends()
+        return participant
 
     @property
-    def full(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether all members have come."""
         return not self._missing
 
-    def go_on(self) -> None:
+    def schedule_ends(self) -> None:
         """Let every member end when it will if nothing changes."""
-        if self._missing or not self._seats:
+        if self._missing or not self._participants:
             return
-        if self._outline is None or any(seat.busy for seat in self._seats):
-            run = play(self._start, self._pieces, self._busy())
+        if self._summary is None or any(participant.overlaps for participant in self._participants):
+            run = evaluate_segment(self._start, self._durations, self._overlap_intervals())
         else:
-            run = self._outline.run(self._start)
+            run = self._summary.evaluate(self._start)
         end, waited, slowed = run.end.tolist(), run.waited.tolist(), run.slowed.tolist()
-        for seat in self._seats:
-            place = seat.number
-            if not seat.done.triggered:
-                seat.lost = Lost(waited[place], slowed[place])
-                if end[place] != seat.due:
-                    self._wait(seat, end[place])
+        for participant in self._participants:
+            member_index = participant.member_index
+            if not participant.done.triggered:
+                participant.loss = WaitAndSlowdown(waited[member_index], slowed[member_index])
+                if end[member_index] != participant.end:
+                    self._set_timer(participant, end[member_index])
 
-    def _wait(self, seat: Seat, due: Seconds) -> None:
-        seat.due = due
-        seat.timer += 1
-        number = seat.timer
-        end = self.environment.wait(max(due - self.environment.now, 0.0))
-        end.callbacks.append(lambda _: self._end(seat, number))
+    def _set_timer(self, participant: Participant, end: Seconds) -> None:
+        participant.end = end
+        participant.timer_id += 1
+        timer_id = participant.timer_id
+        event = self.environment.event_after(max(end - self.environment.now, 0.0))
+        event.callbacks.append(lambda _: self._on_timer(participant, timer_id))
 
-    def _end(self, seat: Seat, timer: int) -> None:
+    def _on_timer(self, participant: Participant, timer_id: int) -> None:
         """End the block for a member, unless it is due at another time since this timer was set."""
-        if timer == seat.timer:
-            seat.done.succeed()
-            if all(item.done.triggered for item in self._seats):
-                self._seats.clear()  # they know the run: only a collector would find what it holds
+        if timer_id == participant.timer_id:
+            participant.done.succeed()
+            if all(member.done.triggered for member in self._participants):
+                self._participants.clear()  # they know the run: only a collector would find what it holds
 
-    def _busy(self) -> Busy:
+    def _overlap_intervals(self) -> OverlapIntervals:
         """Collectives beside the members: [members] of the first of each one, then the second, ..."""
-        most = max(len(seat.busy) for seat in self._seats)
-        since, until = np.full((2, most, len(self._seats)), inf)
-        until *= -1.0  # where there is none, it ends before it begins
-        pace = np.ones((most, len(self._seats)), dtype=np.int64)
-        for seat in self._seats:
-            for place, (begin, end, beside) in enumerate(seat.busy):
-                since[place, seat.number], until[place, seat.number], pace[place, seat.number] = begin, end, beside
-        return [Beside(*array) for array in zip(since, until, pace, strict=True)]
+        max_overlaps = max(len(participant.overlaps) for participant in self._participants)
+        begins, ends = np.full((2, max_overlaps, len(self._participants)), inf)
+        ends *= -1.0  # where there is none, it ends before it begins
+        levels = np.ones((max_overlaps, len(self._participants)), dtype=np.int64)
+        for participant in self._participants:
+            for index, (begin, end, level) in enumerate(participant.overlaps):
+                (
+                    begins[index, participant.member_index],
+                    ends[index, participant.member_index],
+                    levels[index, participant.member_index],
+                ) = begin, end, level
+        return [OverlapInterval(*interval) for interval in zip(begins, ends, levels, strict=True)]
 
 
-class JointBlocks:
+class GroupSegments:
     """All runs of blocks in which ranks meet, and the groups that run them."""
 
     def __init__(
-        self, environment: Clock, program: Program, classes: Classes, cost: BlockCost, jitter: Jitter | None
+        self,
+        environment: SimEnvironment,
+        program: Program,
+        classes: SymmetryClasses,
+        cost: BlockCost,
+        jitter: Jitter | None,
     ) -> None:
         self._environment, self._program, self._classes, self._cost = environment, program, classes, cost
         self._jitter = jitter
         self._simulated = np.unique(classes.representative)
-        self._groups: dict[tuple[str, int], _Group] = {}  # by colour
-        self._of: dict[tuple[str, int], _Group] = {}  # by rank
+        self._group_cache: dict[tuple[str, int], _SegmentGroup] = {}  # by colour
+        self._rank_cache: dict[tuple[str, int], _SegmentGroup] = {}  # by rank
 
-    def come(self, rank: int, number: int, block: Block, role: str, *, beside: int) -> Seat:
+    def arrive(self, rank: int, task_id: int, segment: Segment, comm_group: str, *, level: int) -> Participant:
         """Begin the block of task `number` as a rank, together with the others of its group of a role."""
-        group = self._of.get((role, rank))
+        group = self._rank_cache.get((comm_group, rank))
         if group is None:
-            group = self._of[role, rank] = self._known(role, rank)
-        run = group.runs.get(number)
+            group = self._rank_cache[comm_group, rank] = self._group_of_rank(comm_group, rank)
+        run = group.runs.get(task_id)
         if run is None:
-            run = group.runs[number] = JointRun(self._environment, *group.pieces.of(number, block))
-        seat = run.come(group.place[rank], beside=beside)
-        if run.full:
-            del group.runs[number]
-        return seat
+            run = group.runs[task_id] = GroupSegmentRun(
+                self._environment, *group.durations.durations_and_summary(task_id, segment)
+            )
+        participant = run.arrive(group.member_index[rank], level=level)
+        if run.is_complete:
+            del group.runs[task_id]
+        return participant
 
-    def _known(self, role: str, rank: int) -> "_Group":
+    def _group_of_rank(self, comm_group: str, rank: int) -> "_SegmentGroup":
         """The group of a role that a rank is in."""
-        colour = int(self._classes.groups[role][self._program.rows[role][rank]])
-        if (role, colour) not in self._groups:
-            self._groups[role, colour] = self._group(role, colour)
-        return self._groups[role, colour]
+        colour = int(self._classes.group_colours[comm_group][self._program.group_indices[comm_group][rank]])
+        if (comm_group, colour) not in self._group_cache:
+            self._group_cache[comm_group, colour] = self._create_group(comm_group, colour)
+        return self._group_cache[comm_group, colour]
 
-    def _group(self, role: str, colour: int) -> "_Group":
+    def _create_group(self, comm_group: str, colour: int) -> "_SegmentGroup":
         """The simulated ranks that stand for the members of a group."""
-        in_role = self._simulated[self._program.rows[role][self._simulated] >= 0]
-        ranks = in_role[group_colours(self._program, self._classes, role, in_role) == colour]
-        program = self._program.programs[int(self._program.kind[ranks[0]])]
-        meetings = meetings_of(self._program, self._classes, ranks)
-        pieces = BlockPieces(program, ranks, self._cost, self._jitter, meetings)
-        return _Group(pieces, {rank: place for place, rank in enumerate(ranks.tolist())})
+        candidates = self._simulated[self._program.group_indices[comm_group][self._simulated] >= 0]
+        ranks = candidates[rank_group_colours(self._program, self._classes, comm_group, candidates) == colour]
+        program = self._program.programs[int(self._program.program_index[ranks[0]])]
+        group_syncs = find_group_syncs(self._program, self._classes, ranks)
+        source = RankSegmentDurations(program, ranks, self._cost, self._jitter, group_syncs)
+        return _SegmentGroup(source, {rank: index for index, rank in enumerate(ranks.tolist())})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Group:
+class _SegmentGroup:
     """Ranks that run blocks together. place: of each of them; runs: by task, those that not all have come to."""
 
-    pieces: BlockPieces
-    place: dict[int, int]
-    runs: dict[int, JointRun] = field(default_factory=dict)
+    durations: RankSegmentDurations
+    member_index: dict[int, int]
+    runs: dict[int, GroupSegmentRun] = field(default_factory=dict)

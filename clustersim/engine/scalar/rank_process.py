@@ -19,425 +19,478 @@ import numpy as np
 import simpy
 
 from clustersim.common.units import Seconds
-from clustersim.engine.kernel.in_flight_collective import Moving
+from clustersim.engine.kernel.in_flight_collective import InFlightCollective
 from clustersim.engine.kernel.rendezvous import Rendezvous
-from clustersim.engine.recording.operation_log import Inner
-from clustersim.engine.recording.recorder import Longer, Lost
-from clustersim.engine.recording.unroll import NAMES, Repeat
-from clustersim.engine.scalar.fast_path import Course
-from clustersim.engine.scalar.fast_path_run import Passage
-from clustersim.engine.scalar.fluid_action import Paces, Stretch
-from clustersim.engine.scalar.group_segments import Seat
-from clustersim.engine.scalar.shared_state import World
-from clustersim.engine.scalar.skipped_period import Skipped
-from clustersim.engine.scalar.split_segment import Cuts
-from clustersim.engine.scalar.sub_segment import Piece, Transfer
-from clustersim.program.task import BESIDE, Block, Communicate, Compute, Exchange, Send, Stream
+from clustersim.engine.recording.operation_log import EndTimes
+from clustersim.engine.recording.recorder import ContentionDelay, WaitAndSlowdown
+from clustersim.engine.recording.unroll import EVENT_KEY_STRIDE, Repetition
+from clustersim.engine.scalar.fast_path import FastPath
+from clustersim.engine.scalar.fast_path_run import FastPathRun
+from clustersim.engine.scalar.fluid_action import FluidAction, ProgressCurves
+from clustersim.engine.scalar.group_segments import Participant
+from clustersim.engine.scalar.shared_state import SharedState
+from clustersim.engine.scalar.skipped_period import SkippedPeriod
+from clustersim.engine.scalar.split_segment import SegmentSplitter
+from clustersim.engine.scalar.sub_segment import ContendedTransfer, SubSegment
+from clustersim.program.task import OVERLAPPING_STREAMS, CollectiveTask, CommOp, ComputeTask, Segment, SendTask, Stream
 
-Steps = Generator[simpy.Event, Any, None]
+StreamProcess = Generator[simpy.Event, Any, None]
 
 
 @dataclass(slots=True)
-class Lane:
+class StreamCursor:
     """How far a stream has come: `queue[place]` is its head.
 
-    gathers: the head has come to a collective and waits for others. skipped: something was (`Rank.skip`) since the head
+    gathers: the head has come to a collective and waits for others. skipped: something was (`skip_periods`) since the head
     began to wait; moved: what is repeated, if it has moved on with it; idle: for how many seconds more it has waited,
     if it has not.
     """
 
-    queue: list[int]
-    place: int = 0
-    gathers: bool = False
+    task_ids: list[int]
+    position: int = 0
+    in_rendezvous: bool = False
     skipped: bool = False
-    moved: list[Repeat] = field(default_factory=list)
-    idle: Seconds = 0.0
+    repetitions: list[Repetition] = field(default_factory=list)
+    skipped_wait: Seconds = 0.0
 
-    def later(self, name: int) -> int:
+    def shift_event_key(self, event_key: int) -> int:
         """The name of the row that allowed the head, after what has moved on; it is told once."""
-        for repeat in self.moved:
-            name = int(repeat.named(np.array(name), repeat.times))
-        self.moved.clear()
-        return name
+        for repetition in self.repetitions:
+            event_key = int(repetition.shift_event_keys(np.array(event_key), repetition.count))
+        self.repetitions.clear()
+        return event_key
 
 
-def unheard(mark: int) -> None:
+def ignore_mark(level: int) -> None:
     """What a rank tells of marked tasks that have ended: nobody listens."""
 
 
-def _unseen(stream: Stream, needed: int) -> None:
+def _ignore_awaited(stream: Stream, task_id: int) -> None:
     """What a stream waits for beside which no kernels go at another pace: nobody asks."""
 
 
 @dataclass(slots=True)
-class Rank:
+class RankProcess:
     """One simulated rank: which of its tasks are done, and who waits for which.
 
     marks: tasks whose ends are told, and as what (`steady`).
     """
 
-    number: int
-    world: World
-    marks: Mapping[int, int] = field(init=False, default_factory=dict)
-    told: Callable[[int], None] = field(init=False, default=unheard)
+    rank_id: int
+    shared: SharedState
+    mark_levels: Mapping[int, int] = field(init=False, default_factory=dict)
+    on_mark: Callable[[int], None] = field(init=False, default=ignore_mark)
     done: bytearray = field(init=False)
-    lanes: dict[Stream, Lane] = field(init=False, default_factory=dict)
-    _computing: int = field(init=False, default=-1)
-    _waiting: dict[int, simpy.Event] = field(init=False, default_factory=dict)
-    _beside: int = field(init=False, default=0)
-    _moves: dict[Stream, int] = field(init=False, default_factory=lambda: dict.fromkeys(BESIDE, 0))
-    _stretch: Stretch | Seat | None = field(init=False, default=None)
-    _awaited: dict[Stream, int] = field(init=False, default_factory=lambda: dict.fromkeys(BESIDE, -1))
-    _idle_until: int = field(init=False, default=-1)
-    _block: Block | None = field(init=False, default=None)
-    _moving: dict[Stream, tuple[Moving, Exchange]] = field(init=False, default_factory=dict)
-    _paces: dict[Block, Paces] = field(init=False, default_factory=dict)
-    _alone: dict[Block, Seconds | None] = field(init=False, default_factory=dict)
-    _cuts: Cuts = field(init=False)
+    cursors: dict[Stream, StreamCursor] = field(init=False, default_factory=dict)
+    _current_task_id: int = field(init=False, default=-1)
+    _completion_events: dict[int, simpy.Event] = field(init=False, default_factory=dict)
+    _interference_level: int = field(init=False, default=0)
+    _stream_levels: dict[Stream, int] = field(init=False, default_factory=lambda: dict.fromkeys(OVERLAPPING_STREAMS, 0))
+    _current_action: FluidAction | Participant | None = field(init=False, default=None)
+    _awaited_task_ids: dict[Stream, int] = field(
+        init=False, default_factory=lambda: dict.fromkeys(OVERLAPPING_STREAMS, -1)
+    )
+    _no_overlap_until: int = field(init=False, default=-1)
+    _current_segment: Segment | None = field(init=False, default=None)
+    _collectives: dict[Stream, tuple[InFlightCollective, CommOp]] = field(init=False, default_factory=dict)
+    _curve_cache: dict[Segment, ProgressCurves] = field(init=False, default_factory=dict)
+    _isolated_cache: dict[Segment, Seconds | None] = field(init=False, default_factory=dict)
+    _splitter: SegmentSplitter = field(init=False)
 
     def __post_init__(self) -> None:
-        self._cuts = Cuts(self.number, self.world)
-        self.done = bytearray(len(self.world.program_of(self.number).tasks))
+        self._splitter = SegmentSplitter(self.rank_id, self.shared)
+        self.done = bytearray(len(self.shared.rank_program(self.rank_id).tasks))
 
     def start(self) -> None:
         """Let every stream of the rank run."""
-        program = self.world.program_of(self.number)
-        queues: dict[Stream, list[int]] = {}
-        for number, stream in enumerate(program.streams):
-            queues.setdefault(stream, []).append(number)
-        self._awaited |= {stream: len(program.tasks) for stream in BESIDE if stream not in queues}
-        self._idle_until = min(self._awaited.values())
-        self.lanes |= {stream: Lane(queues[stream]) for stream in sorted(queues) if stream is not Stream.RECEIVE}
-        for stream, lane in self.lanes.items():
-            self.world.environment.process(self._run(stream, lane))
+        program = self.shared.rank_program(self.rank_id)
+        task_ids: dict[Stream, list[int]] = {}
+        for task_id, stream in enumerate(program.streams):
+            task_ids.setdefault(stream, []).append(task_id)
+        self._awaited_task_ids |= {
+            stream: len(program.tasks) for stream in OVERLAPPING_STREAMS if stream not in task_ids
+        }
+        self._no_overlap_until = min(self._awaited_task_ids.values())
+        self.cursors |= {
+            stream: StreamCursor(task_ids[stream]) for stream in sorted(task_ids) if stream is not Stream.RECEIVE
+        }
+        for stream, cursor in self.cursors.items():
+            self.shared.environment.process(self._run_stream(stream, cursor))
 
-    def finish(self, number: int) -> None:
+    def finish_task(self, task_id: int) -> None:
         """Note that a task is done and wake those who wait for it."""
-        self.done[number] = True
-        waiting = self._waiting.pop(number, None)
-        if waiting is not None:
-            waiting.succeed()
-        if number in self.marks:
-            self.told(self.marks[number])
+        self.done[task_id] = True
+        event = self._completion_events.pop(task_id, None)
+        if event is not None:
+            event.succeed()
+        if task_id in self.mark_levels:
+            self.on_mark(self.mark_levels[task_id])
 
-    def _run(self, stream: Stream, lane: Lane) -> Steps:
-        environment, done, tasks = self.world.environment, self.done, self.world.program_of(self.number).tasks
-        record, begin, deliver = self.world.recorder.span, self.world.transfers.begin, self.world.deliver
-        rank, queue, name = self.number, lane.queue, self.number * NAMES
-        awaiting = self._await if stream in BESIDE else _unseen
-        cause, now = -1, environment.now
-        while lane.place < len(queue):
-            number = queue[lane.place]
-            task, queued = tasks[number], now
-            for needed in task.after:
-                if not done[needed]:
-                    awaiting(stream, needed)
-                    yield self._done(needed)
-                    awaiting(stream, -1)
-                    cause, now = name + needed, environment.now
-                    if lane.skipped:
-                        cause, queued = yield from self._go_on(awaiting, stream, (cause, queued))
-                        now, number = environment.now, queue[lane.place]
-                        task = tasks[number]
+    def _run_stream(self, stream: Stream, cursor: StreamCursor) -> StreamProcess:
+        environment, done, tasks = self.shared.environment, self.done, self.shared.rank_program(self.rank_id).tasks
+        add_span, begin_transfer, deliver_message = (
+            self.shared.recorder.add_span,
+            self.shared.transfers.begin_transfer,
+            self.shared.deliver_message,
+        )
+        rank_id, task_ids, first_key = self.rank_id, cursor.task_ids, self.rank_id * EVENT_KEY_STRIDE
+        note_awaited = self._note_awaited if stream in OVERLAPPING_STREAMS else _ignore_awaited
+        predecessor, now = -1, environment.now
+        while cursor.position < len(task_ids):
+            task_id = task_ids[cursor.position]
+            task, queued = tasks[task_id], now
+            for dependency in task.depends_on:
+                if not done[dependency]:
+                    note_awaited(stream, dependency)
+                    yield self._completion_event(dependency)
+                    note_awaited(stream, -1)
+                    predecessor, now = first_key + dependency, environment.now
+                    if cursor.skipped:
+                        predecessor, queued = yield from self._await_after_skip(
+                            note_awaited, stream, (predecessor, queued)
+                        )
+                        now, task_id = environment.now, task_ids[cursor.position]
+                        task = tasks[task_id]
                         break
-                elif cause < 0:
-                    cause = name + needed
+                elif predecessor < 0:
+                    predecessor = first_key + dependency
             ready, start = now, now
             waited = slowed = 0.0
             match task:
-                case Compute():
-                    seconds = self._undisturbed(number, task.block)
+                case ComputeTask():
+                    seconds = self._isolated_seconds(task_id, task.segment)
                     if seconds is None:
-                        waited, slowed = yield from self._disturbed(number, task.block)
+                        waited, slowed = yield from self._run_observable_segment(task_id, task.segment)
                     else:
-                        yield environment.wait(seconds)
-                case Communicate():
-                    start, cause, idle = yield from self._communicate(stream, lane, cause)
-                    queued, ready = queued - idle, ready - idle
-                case Send():
-                    yield begin(rank, task.exchange)
-                    cause = lane.later(cause) if lane.moved else cause
-                    deliver(rank, cast(Send, tasks[queue[lane.place]]), start, cause)
-            now, number = environment.now, queue[lane.place]
-            cause = lane.later(cause) if lane.moved else cause
-            record((rank, number, stream, cause, queued, ready, start, now, waited, slowed))
-            lane.place += 1
-            cause = name + number
-            self.finish(number)
-        awaiting(stream, len(done))
+                        yield environment.event_after(seconds)
+                case CollectiveTask():
+                    start, predecessor, skipped_wait = yield from self._run_collective(stream, cursor, predecessor)
+                    queued, ready = queued - skipped_wait, ready - skipped_wait
+                case SendTask():
+                    yield begin_transfer(rank_id, task.comm_op)
+                    predecessor = cursor.shift_event_key(predecessor) if cursor.repetitions else predecessor
+                    deliver_message(rank_id, cast(SendTask, tasks[task_ids[cursor.position]]), start, predecessor)
+            now, task_id = environment.now, task_ids[cursor.position]
+            predecessor = cursor.shift_event_key(predecessor) if cursor.repetitions else predecessor
+            add_span((rank_id, task_id, stream, predecessor, queued, ready, start, now, waited, slowed))
+            cursor.position += 1
+            predecessor = first_key + task_id
+            self.finish_task(task_id)
+        note_awaited(stream, len(done))
 
-    def _go_on(
-        self, awaiting: Callable[[Stream, int], None], stream: Stream, known: tuple[int, Seconds]
+    def _await_after_skip(
+        self, note_awaited: Callable[[Stream, int], None], stream: Stream, predecessor_and_queued: tuple[int, Seconds]
     ) -> Generator[simpy.Event, Any, tuple[int, Seconds]]:
         """Wait for what else the head waits for, which may be another task by now, like what it was.
 
         known: what allowed it so far, and when it was queued; the same as they are in the end.
         """
-        lane, (cause, queued) = self.lanes[stream], known
-        while lane.skipped:
-            cause, queued = lane.later(cause), queued - lane.idle
-            lane.skipped, lane.idle = False, 0.0
-            for needed in self.waits(lane)[:1]:
-                awaiting(stream, needed)
-                yield self._done(needed)
-                awaiting(stream, -1)
-                cause, lane.skipped = self.number * NAMES + needed, True
-        return cause, queued
+        cursor, (predecessor, queued) = self.cursors[stream], predecessor_and_queued
+        while cursor.skipped:
+            predecessor, queued = cursor.shift_event_key(predecessor), queued - cursor.skipped_wait
+            cursor.skipped, cursor.skipped_wait = False, 0.0
+            for dependency in self.unmet_dependencies(cursor)[:1]:
+                note_awaited(stream, dependency)
+                yield self._completion_event(dependency)
+                note_awaited(stream, -1)
+                predecessor, cursor.skipped = self.rank_id * EVENT_KEY_STRIDE + dependency, True
+        return predecessor, queued
 
-    def _communicate(
-        self, stream: Stream, lane: Lane, cause: int
+    def _run_collective(
+        self, stream: Stream, cursor: StreamCursor, predecessor: int
     ) -> Generator[simpy.Event, Any, tuple[Seconds, int, Seconds]]:
         """Run a collective: when it began, what allowed it, and for how long it waited beyond what the clock says."""
-        world, tasks = self.world, self.world.program_of(self.number).tasks
-        exchange = cast(Communicate, tasks[lane.queue[lane.place]]).exchange
-        rendezvous = world.join(self.number, exchange, stream)
-        gathered = rendezvous.arrive(cause)
-        if not gathered.triggered:
-            self._alongside(stream, 0)
-            lane.gathers = True
-        yield gathered
-        start, idle, lane.gathers, lane.idle = world.environment.now, lane.idle, False, 0.0
-        lane.skipped = False
-        lane.moved.clear()
-        self._alongside(stream, world.cost.pace(exchange))
-        yield self._moved(stream, exchange, rendezvous)
-        return start, rendezvous.cause, idle
+        shared, tasks = self.shared, self.shared.rank_program(self.rank_id).tasks
+        comm_op = cast(CollectiveTask, tasks[cursor.task_ids[cursor.position]]).comm_op
+        rendezvous = shared.join_collective(self.rank_id, comm_op, stream)
+        all_arrived = rendezvous.arrive(predecessor)
+        if not all_arrived.triggered:
+            self._set_stream_level(stream, 0)
+            cursor.in_rendezvous = True
+        yield all_arrived
+        start, skipped_wait, cursor.in_rendezvous, cursor.skipped_wait = (
+            shared.environment.now,
+            cursor.skipped_wait,
+            False,
+            0.0,
+        )
+        cursor.skipped = False
+        cursor.repetitions.clear()
+        self._set_stream_level(stream, shared.cost.pace(comm_op))
+        yield self._begin_collective(stream, comm_op, rendezvous)
+        return start, rendezvous.critical_predecessor, skipped_wait
 
-    def waits(self, lane: Lane) -> list[int]:
+    def unmet_dependencies(self, cursor: StreamCursor) -> list[int]:
         """What the head of a stream waits for before it can begin."""
-        if lane.place == len(lane.queue):
+        if cursor.position == len(cursor.task_ids):
             return []
-        task = self.world.program_of(self.number).tasks[lane.queue[lane.place]]
-        return [needed for needed in task.after if not self.done[needed]]
+        task = self.shared.rank_program(self.rank_id).tasks[cursor.task_ids[cursor.position]]
+        return [dependency for dependency in task.depends_on if not self.done[dependency]]
 
-    def skip(self, skipped: Skipped, repeat: Repeat) -> None:
+    def skip_periods(self, period: SkippedPeriod, repetition: Repetition) -> None:
         """Take what is under way for what is that many periods later, and all up to there as done."""
-        tasks = skipped.tasks * repeat.times
-        waited: set[int] = set()
-        for stream, lane in self.lanes.items():
-            lane.skipped, many = True, skipped.streams[stream]
-            if not many:
-                lane.idle += repeat.seconds * repeat.times
+        task_offset = period.task_count * repetition.count
+        awaited: set[int] = set()
+        for stream, cursor in self.cursors.items():
+            cursor.skipped, period_tasks = True, period.stream_task_counts[stream]
+            if not period_tasks:
+                cursor.skipped_wait += repetition.period_seconds * repetition.count
                 continue
-            waited.update(self.waits(lane)[:1])
-            lane.place += many * repeat.times
-            lane.moved.append(repeat)
-            if 0 <= self._awaited.get(stream, -1) < len(self.done):
-                self._awaited[stream] += tasks
-        self._idle_until = min(self._awaited.values())
-        self._computing += tasks if skipped.streams.get(Stream.COMPUTE) else 0
-        self._waiting = {item + tasks if item in waited else item: event for item, event in self._waiting.items()}
-        under_way = self.done[skipped.first : skipped.last]
-        self.done[skipped.first : skipped.first + tasks] = b"\1" * tasks
-        self.done[skipped.first + tasks : skipped.last + tasks] = under_way
+            awaited.update(self.unmet_dependencies(cursor)[:1])
+            cursor.position += period_tasks * repetition.count
+            cursor.repetitions.append(repetition)
+            if 0 <= self._awaited_task_ids.get(stream, -1) < len(self.done):
+                self._awaited_task_ids[stream] += task_offset
+        self._no_overlap_until = min(self._awaited_task_ids.values())
+        self._current_task_id += task_offset if period.stream_task_counts.get(Stream.COMPUTE) else 0
+        self._completion_events = {
+            task_id + task_offset if task_id in awaited else task_id: event
+            for task_id, event in self._completion_events.items()
+        }
+        in_flight = self.done[period.first_undone : period.end_done]
+        self.done[period.first_undone : period.first_undone + task_offset] = b"\1" * task_offset
+        self.done[period.first_undone + task_offset : period.end_done + task_offset] = in_flight
 
-    def _await(self, stream: Stream, needed: int) -> None:
+    def _note_awaited(self, stream: Stream, task_id: int) -> None:
         """Note for which compute task a stream of `BESIDE` waits, so that nothing moves there; -1: for none.
 
         None, too, where it waits for another stream's task.
         """
-        if needed >= 0:
-            self._alongside(stream, 0)
-        streams = self.world.program_of(self.number).streams
-        other = 0 <= needed < len(streams) and streams[needed] is not Stream.COMPUTE
-        self._awaited[stream] = -1 if other else needed
-        self._idle_until = min(self._awaited.values())
+        if task_id >= 0:
+            self._set_stream_level(stream, 0)
+        streams = self.shared.rank_program(self.rank_id).streams
+        is_other_stream = 0 <= task_id < len(streams) and streams[task_id] is not Stream.COMPUTE
+        self._awaited_task_ids[stream] = -1 if is_other_stream else task_id
+        self._no_overlap_until = min(self._awaited_task_ids.values())
 
-    def _done(self, number: int) -> simpy.Event:
-        event = self._waiting.get(number)
+    def _completion_event(self, task_id: int) -> simpy.Event:
+        event = self._completion_events.get(task_id)
         if event is None:
-            event = self._waiting[number] = simpy.Event(self.world.environment)
+            event = self._completion_events[task_id] = simpy.Event(self.shared.environment)
         return event
 
-    def _alongside(self, stream: Stream, beside: int) -> None:
+    def _set_stream_level(self, stream: Stream, level: int) -> None:
         """Let the compute stream know its pace beside what is under way on a stream (0: nothing), if it is new.
 
         One that follows another like it at once changes nothing.
         """
-        if stream not in BESIDE or beside == self._moves[stream]:
+        if stream not in OVERLAPPING_STREAMS or level == self._stream_levels[stream]:
             return
-        self._moves[stream] = beside
-        both = self.world.cost.pace_of_both(*self._moves.values())
-        if both != self._beside:
-            self._beside = both
-            if self._stretch is not None:
-                self._stretch.change(both)
+        self._stream_levels[stream] = level
+        combined = self.shared.cost.pace_of_both(*self._stream_levels.values())
+        if combined != self._interference_level:
+            self._interference_level = combined
+            if self._current_action is not None:
+                self._current_action.set_level(combined)
 
-    def _moved(self, stream: Stream, exchange: Exchange, rendezvous: Rendezvous) -> simpy.Event:
+    def _begin_collective(self, stream: Stream, comm_op: CommOp, rendezvous: Rendezvous) -> simpy.Event:
         """The end of a collective that begins now, whose members' kernels slow it if they may be beside it."""
-        transfers = self.world.transfers
-        if stream not in BESIDE or not self.world.cost.hinders:
-            return rendezvous.together(partial(transfers.begin, self.number, exchange))
-        moving = rendezvous.together(partial(transfers.moving, self.number, exchange))
-        self._moving[stream] = moving, exchange
-        self._hinder()
-        return moving.done
+        transfers = self.shared.transfers
+        if stream not in OVERLAPPING_STREAMS or not self.shared.cost.hinders:
+            return rendezvous.begin_once(partial(transfers.begin_transfer, self.rank_id, comm_op))
+        collective = rendezvous.begin_once(partial(transfers.begin_collective, self.rank_id, comm_op))
+        self._collectives[stream] = collective, comm_op
+        self._update_comm_rates()
+        return collective.done
 
-    def _computes(self, block: Block | None) -> None:
+    def _set_current_segment(self, segment: Segment | None) -> None:
         """Note which block runs."""
-        self._block = block
-        self._hinder()
+        self._current_segment = segment
+        self._update_comm_rates()
 
-    def _hinder(self) -> None:
+    def _update_comm_rates(self) -> None:
         """Tell collectives that are under way at which pace they can go beside what the rank computes."""
-        for moving, exchange in self._moving.values():
-            block, cost = self._block, self.world.cost
-            moving.beside(self.number, 1.0 if block is None else cost.speed(self.number, block, exchange))
+        for collective, comm_op in self._collectives.values():
+            segment, cost = self._current_segment, self.shared.cost
+            collective.bound_rate(self.rank_id, 1.0 if segment is None else cost.speed(self.rank_id, segment, comm_op))
 
-    def _compute(self, number: int, block: Block) -> Generator[simpy.Event, Any, Lost]:
+    def _run_segment(self, task_id: int, segment: Segment) -> Generator[simpy.Event, Any, WaitAndSlowdown]:
         """Run a block as one event, or piece by piece where others meet or share links with it inside."""
-        role = self.world.joint_role(self.number, block)
-        if role is not None:
-            seat = self._stretch = self.world.joint.come(self.number, number, block, role, beside=self._beside)
-            yield seat.done
-            self._stretch = None
-            return seat.lost
-        whole, calm = self._whole(number, block), self._calm(number)
-        if self.world.private(self.number, block, calm=calm):
-            stretch = yield from self._work(whole, calm=calm)
-            return Lost(slowed=0.0 if stretch is None else stretch.slowed)
-        return (yield from self._in_pieces(block, whole, quiet=calm and self.world.coalesce))
+        comm_group = self.shared.group_segment_kind(self.rank_id, segment)
+        if comm_group is not None:
+            participant = self._current_action = self.shared.group_segments.arrive(
+                self.rank_id, task_id, segment, comm_group, level=self._interference_level
+            )
+            yield participant.done
+            self._current_action = None
+            return participant.loss
+        curves, no_overlap = self._segment_curves(task_id, segment), self._has_no_overlap(task_id)
+        if self.shared.is_isolated(self.rank_id, segment, no_overlap=no_overlap):
+            action = yield from self._run_action(curves, no_overlap=no_overlap)
+            return WaitAndSlowdown(slowed=0.0 if action is None else action.slowed_seconds)
+        return (yield from self._run_sub_segments(segment, curves, no_overlap=no_overlap and self.shared.coalesce))
 
-    def _in_pieces(self, block: Block, whole: Paces, *, quiet: bool) -> Generator[simpy.Event, Any, Lost]:
+    def _run_sub_segments(
+        self, segment: Segment, curves: ProgressCurves, *, no_overlap: bool
+    ) -> Generator[simpy.Event, Any, WaitAndSlowdown]:
         """Run a block piece by piece; quiet: nothing is beside it, and several may be one event.
 
         Operations between exchanges that share links, or where others meet, are one piece.
         """
-        pieces, place = self._cuts.of(block, whole, quiet=quiet), 0
+        sub_segments, position = self._splitter.sub_segments(segment, curves, no_overlap=no_overlap), 0
         waited = slowed = 0.0
-        while place < len(pieces):
-            passage = self._passage(self._cuts.course(block, whole, place)) if quiet else None
-            if passage is not None:
-                yield passage.done
-                self._passed(passage)
-                place += passage.reached
+        while position < len(sub_segments):
+            fast_path_run = (
+                self._start_fast_path(self._splitter.fast_path(segment, curves, position)) if no_overlap else None
+            )
+            if fast_path_run is not None:
+                yield fast_path_run.done
+                self._record_fast_path(fast_path_run)
+                position += fast_path_run.completed_count
                 continue
-            piece = pieces[place]
-            place += 1
-            come = self.world.environment.now
-            rendezvous = None if piece.met is None else (yield from self._meet(piece.met))
-            start = self.world.environment.now
-            waited += start - come
-            if piece.transfer is None:
-                paces = piece.paces or whole.between(piece.begin, piece.end)
-                stretch = yield from self._work(paces, calm=self._calm(self._computing))
-                slowed += 0.0 if stretch is None else stretch.slowed
-                self._record(piece, whole if stretch is None else stretch.ends(), start)
+            sub_segment = sub_segments[position]
+            position += 1
+            arrival = self.shared.environment.now
+            rendezvous = None if sub_segment.sync_op is None else (yield from self._synchronize(sub_segment.sync_op))
+            start = self.shared.environment.now
+            waited += start - arrival
+            if sub_segment.transfer is None:
+                sub_curves = sub_segment.curves or curves.slice_operations(sub_segment.begin, sub_segment.end)
+                action = yield from self._run_action(sub_curves, no_overlap=self._has_no_overlap(self._current_task_id))
+                slowed += 0.0 if action is None else action.slowed_seconds
+                self._record_sub_segment(sub_segment, curves if action is None else action.end_times(), start)
             else:
-                longer = yield from self._exchange(piece.begin, block, piece.transfer, rendezvous)
-                slowed += longer.kernel
-                at = self.number, self._computing, piece.begin
-                self.world.recorder.operation(at, start, self.world.environment.now, longer)
-        return Lost(waited, slowed)
+                delay = yield from self._run_contended_operation(
+                    sub_segment.begin, segment, sub_segment.transfer, rendezvous
+                )
+                slowed += delay.kernel_delay
+                operation_position = self.rank_id, self._current_task_id, sub_segment.begin
+                self.shared.recorder.add_operation(operation_position, start, self.shared.environment.now, delay)
+        return WaitAndSlowdown(waited, slowed)
 
-    def _undisturbed(self, number: int, block: Block) -> Seconds | None:
+    def _isolated_seconds(self, task_id: int, segment: Segment) -> Seconds | None:
         """Seconds of the block of a task that nobody else sees and that nothing can be beside; None of others."""
-        if self._beside or self._idle_until < number:  # not `_calm`
+        if self._interference_level or self._no_overlap_until < task_id:  # not `_has_no_overlap`
             return None
-        if block not in self._alone:
-            self._alone[block] = self._unseen(number, block)
-        return self._alone[block]
+        if segment not in self._isolated_cache:
+            self._isolated_cache[segment] = self._always_isolated_seconds(task_id, segment)
+        return self._isolated_cache[segment]
 
-    def _unseen(self, number: int, block: Block) -> Seconds | None:
+    def _always_isolated_seconds(self, task_id: int, segment: Segment) -> Seconds | None:
         """Seconds of every run of a block that nobody else sees; None where others do, or runs differ."""
-        world = self.world
-        if world.jitter is not None or world.cost.hinders or not world.private(self.number, block):
+        shared = self.shared
+        if shared.jitter is not None or shared.cost.hinders or not shared.is_isolated(self.rank_id, segment):
             return None
-        return self._whole(number, block).alone[-1] if world.joint_role(self.number, block) is None else None
+        return (
+            self._segment_curves(task_id, segment).uncontended[-1]
+            if shared.group_segment_kind(self.rank_id, segment) is None
+            else None
+        )
 
-    def _disturbed(self, number: int, block: Block) -> Generator[simpy.Event, Any, Lost]:
+    def _run_observable_segment(self, task_id: int, segment: Segment) -> Generator[simpy.Event, Any, WaitAndSlowdown]:
         """Run a block that others may see, or collectives that its kernels slow."""
-        self._computes(block)
-        self._computing = number
-        lost = yield from self._compute(number, block)
-        self._computes(None)
-        self.world.note(self.number, self._computing, block)
-        return lost
+        self._set_current_segment(segment)
+        self._current_task_id = task_id
+        loss = yield from self._run_segment(task_id, segment)
+        self._set_current_segment(None)
+        self.shared.record_sync(self.rank_id, self._current_task_id, segment)
+        return loss
 
-    def _whole(self, number: int, block: Block) -> Paces:
+    def _segment_curves(self, task_id: int, segment: Segment) -> ProgressCurves:
         """Paces of the block of a task; those of all its runs where kernels do not vary."""
-        known = self._paces.get(block)
-        if known is None:
-            known = self.world.paces.of(self.number, number, block)
-            if self.world.jitter is None:
-                self._paces[block] = known
-        return known
+        curves = self._curve_cache.get(segment)
+        if curves is None:
+            curves = self.shared.progress_curves.segment_curves(self.rank_id, task_id, segment)
+            if self.shared.jitter is None:
+                self._curve_cache[segment] = curves
+        return curves
 
-    def _calm(self, number: int) -> bool:
+    def _has_no_overlap(self, task_id: int) -> bool:
         """Whether no collective can be beside the block of a task: their streams wait for its end, or a later one's.
 
         The compute stream runs its tasks in ascending number.
         """
-        return not self._beside and self._idle_until >= number
+        return not self._interference_level and self._no_overlap_until >= task_id
 
-    def _record(self, piece: Piece, ends: Inner, start: Seconds) -> None:
+    def _record_sub_segment(self, sub_segment: SubSegment, end_times: EndTimes, start: Seconds) -> None:
         """Write the operations of a piece that has just ended."""
-        now = self.world.environment.now
-        self.world.recorder.piece((self.number, self._computing, piece.begin), piece.end, (start, now), ends)
+        now = self.shared.environment.now
+        self.shared.recorder.add_sub_segment(
+            (self.rank_id, self._current_task_id, sub_segment.begin), sub_segment.end, (start, now), end_times
+        )
 
-    def _passage(self, course: Course | None) -> Passage | None:
+    def _start_fast_path(self, fast_path: FastPath | None) -> FastPathRun | None:
         """Begin pieces as one event, if nobody is on their links."""
-        network = self.world.transfers.network
-        if course is None or network is None or not network.free(course.links):
+        network = self.shared.transfers.network
+        if fast_path is None or network is None or not network.are_idle(fast_path.link_ids):
             return None
-        return Passage(self.world.environment, network, course)
+        return FastPathRun(self.shared.environment, network, fast_path)
 
-    def _passed(self, passage: Passage) -> None:
+    def _record_fast_path(self, run: FastPathRun) -> None:
         """Write the operations of a passage that has just ended."""
-        recorder, pieces = self.world.recorder, passage.course.pieces
-        alone = passage.reached - (passage.shared is not None)
-        if alone:
-            times = passage.times[0], passage.start(alone)
-            recorder.piece(
-                (self.number, self._computing, pieces[0].begin), pieces[alone - 1].end, times, passage.course.ends
+        recorder, sub_segments = self.shared.recorder, run.fast_path.sub_segments
+        uncontended_count = run.completed_count - (run.contended is not None)
+        if uncontended_count:
+            times = run.phase_times[0], run.planned_start(uncontended_count)
+            recorder.add_sub_segment(
+                (self.rank_id, self._current_task_id, sub_segments[0].begin),
+                sub_segments[uncontended_count - 1].end,
+                times,
+                run.fast_path.end_times,
             )
-        if passage.shared is not None:
-            at, start = (self.number, self._computing, pieces[alone].begin), passage.start(alone)
-            recorder.operation(at, start, self.world.environment.now, self._longer(start, passage.shared))
+        if run.contended is not None:
+            operation_position, start = (
+                (self.rank_id, self._current_task_id, sub_segments[uncontended_count].begin),
+                run.planned_start(uncontended_count),
+            )
+            recorder.add_operation(
+                operation_position, start, self.shared.environment.now, self._contention_delay(start, run.contended)
+            )
 
-    def _longer(self, start: Seconds, transfer: Transfer) -> Longer:
+    def _contention_delay(self, start: Seconds, transfer: ContendedTransfer) -> ContentionDelay:
         """What an exchange that has just ended took more than alone."""
-        now = self.world.environment.now
-        longer = now - start - transfer.alone
-        return Longer(0.0, longer, longer).felt(now)
+        now = self.shared.environment.now
+        delay = now - start - transfer.uncontended_seconds
+        return ContentionDelay(0.0, delay, delay).without_rounding(now)
 
-    def _meet(self, exchange: Exchange) -> Generator[simpy.Event, Any, Rendezvous]:
+    def _synchronize(self, comm_op: CommOp) -> Generator[simpy.Event, Any, Rendezvous]:
         """Wait for the other ranks that take part in an exchange."""
-        rendezvous = self.world.join(self.number, exchange, Stream.COMPUTE)
+        rendezvous = self.shared.join_collective(self.rank_id, comm_op, Stream.COMPUTE)
         yield rendezvous.arrive(-1)
         return rendezvous
 
-    def _exchange(
-        self, place: int, block: Block, transfer: Transfer, rendezvous: Rendezvous | None
-    ) -> Generator[simpy.Event, Any, Longer]:
+    def _run_contended_operation(
+        self, operation_index: int, segment: Segment, transfer: ContendedTransfer, rendezvous: Rendezvous | None
+    ) -> Generator[simpy.Event, Any, ContentionDelay]:
         """Run an operation of a task whose exchange shares links, with its kernel beside it if it has one."""
-        world, start, both = self.world, self.world.environment.now, transfer.beside
-        moved = transfer.begin() if rendezvous is None else rendezvous.together(transfer.begin)
-        if both is None:
-            yield moved
-            return self._longer(start, transfer)
-        arrived: list[Seconds] = []
-        moved.callbacks.append(lambda _: arrived.append(world.environment.now))
-        stretch = yield from self._work(world.paces.kernel(self.number, self._computing, block, place))
-        slowed = 0.0 if stretch is None else stretch.slowed
-        kernel = world.environment.now - start
-        if not arrived:
-            yield moved
-        moving = arrived[0] - start
-        whole = both.of(kernel, moving)
-        yield world.environment.wait(max(start + whole - world.environment.now, 0.0))
-        runs, usual = both.runs(kernel, moving), both.runs(kernel - slowed, both.exchange)
-        exposed = (whole - runs) - (both.of(kernel - slowed, both.exchange) - usual)
-        exposed = max(exposed, -transfer.exposed)  # jitter may have exposed more than the timing says
-        return Longer(runs - usual, exposed, moving - both.exchange).felt(world.environment.now)
+        shared, start, overlap = self.shared, self.shared.environment.now, transfer.overlap
+        transferred = transfer.begin() if rendezvous is None else rendezvous.begin_once(transfer.begin)
+        if overlap is None:
+            yield transferred
+            return self._contention_delay(start, transfer)
+        transfer_ends: list[Seconds] = []
+        transferred.callbacks.append(lambda _: transfer_ends.append(shared.environment.now))
+        action = yield from self._run_action(
+            shared.progress_curves.kernel_curves(self.rank_id, self._current_task_id, segment, operation_index)
+        )
+        slowed = 0.0 if action is None else action.slowed_seconds
+        kernel_seconds = shared.environment.now - start
+        if not transfer_ends:
+            yield transferred
+        transfer_seconds = transfer_ends[0] - start
+        total_seconds = overlap.of(kernel_seconds, transfer_seconds)
+        yield shared.environment.event_after(max(start + total_seconds - shared.environment.now, 0.0))
+        kernel_runtime, uncontended_runtime = (
+            overlap.runs(kernel_seconds, transfer_seconds),
+            overlap.runs(kernel_seconds - slowed, overlap.exchange),
+        )
+        exposed = (total_seconds - kernel_runtime) - (
+            overlap.of(kernel_seconds - slowed, overlap.exchange) - uncontended_runtime
+        )
+        exposed = max(exposed, -transfer.exposed_seconds)  # jitter may have exposed more than the timing says
+        return ContentionDelay(
+            kernel_runtime - uncontended_runtime, exposed, transfer_seconds - overlap.exchange
+        ).without_rounding(shared.environment.now)
 
-    def _work(self, paces: Paces, *, calm: bool = False) -> Generator[simpy.Event, Any, Stretch | None]:
+    def _run_action(
+        self, curves: ProgressCurves, *, no_overlap: bool = False
+    ) -> Generator[simpy.Event, Any, FluidAction | None]:
         """Run operations that nobody else can observe; return how they went, None where nothing was beside them."""
-        environment = self.world.environment
-        if calm or paces.equal:
-            yield environment.wait(paces.alone[-1])
+        environment = self.shared.environment
+        if no_overlap or curves.is_unaffected:
+            yield environment.event_after(curves.uncontended[-1])
             return None
-        stretch = self._stretch = Stretch(environment, paces, self._beside)
-        yield stretch.done
-        self._stretch = None
-        return stretch if stretch.disturbed else None
+        action = self._current_action = FluidAction(environment, curves, self._interference_level)
+        yield action.done
+        self._current_action = None
+        return action if action.was_slowed else None

@@ -5,56 +5,66 @@ import numpy as np
 from clustersim.common.arrays import FloatArray
 from clustersim.cost.jitter import Jitter
 from clustersim.cost.segment import BlockCost, BlockTiming
-from clustersim.engine.scalar.fluid_action import Paces, paces
+from clustersim.engine.scalar.fluid_action import ProgressCurves, progress_curves
 from clustersim.program.program import Program, RankProgram
-from clustersim.program.task import Block
+from clustersim.program.task import Segment
 
 
-class BlockPaces:
+class SegmentCurves:
     """Paces of blocks; without jitter, ranks that share a block's timing share them (so they are on equal machines)."""
 
     def __init__(self, program: Program, cost: BlockCost, jitter: Jitter | None) -> None:
         self._program, self._cost, self._jitter = program, cost, jitter
-        self._known: dict[int, tuple[BlockTiming, Paces]] = {}
-        self._alone: dict[tuple[int, int], tuple[BlockTiming, Paces]] = {}
-        self._factors: dict[int, FloatArray] = {}
+        self._curve_cache: dict[int, tuple[BlockTiming, ProgressCurves]] = {}
+        self._kernel_curve_cache: dict[tuple[int, int], tuple[BlockTiming, ProgressCurves]] = {}
+        self._factor_cache: dict[int, FloatArray] = {}
 
-    def of(self, rank: int, number: int, block: Block) -> Paces:
+    def segment_curves(self, rank: int, task_id: int, segment: Segment) -> ProgressCurves:
         """Paces of the block of task `number` of a rank."""
-        timing = self._cost.block(rank, block)
-        known = self._known.get(id(timing))
-        if known is None or self._jitter is not None:
-            kernels = self._kernels(rank, number, timing)
-            known = timing, paces(kernels, timing.rest(kernels), self._cost.slowing(rank, block))
-            self._known[id(timing)] = known
-        return known[1]
+        timing = self._cost.block(rank, segment)
+        cached = self._curve_cache.get(id(timing))
+        if cached is None or self._jitter is not None:
+            kernel_seconds = self._kernel_seconds(rank, task_id, timing)
+            cached = (
+                timing,
+                progress_curves(kernel_seconds, timing.rest(kernel_seconds), self._cost.slowing(rank, segment)),
+            )
+            self._curve_cache[id(timing)] = cached
+        return cached[1]
 
-    def kernel(self, rank: int, number: int, block: Block, place: int) -> Paces:
+    def kernel_curves(self, rank: int, task_id: int, segment: Segment, operation_index: int) -> ProgressCurves:
         """Paces of the kernel alone of one operation of the block."""
-        timing, slowing = self._cost.block(rank, block), self._cost.slowing(rank, block)
+        timing, slowdown = self._cost.block(rank, segment), self._cost.slowing(rank, segment)
         if self._jitter is not None:
-            return _of_one(self._kernels(rank, number, timing), place, slowing)
-        known = self._alone.get((id(timing), place))
-        if known is None:
-            known = self._alone[id(timing), place] = timing, _of_one(timing.kernels, place, slowing)
-        return known[1]
+            return _operation_curves(self._kernel_seconds(rank, task_id, timing), operation_index, slowdown)
+        cached = self._kernel_curve_cache.get((id(timing), operation_index))
+        if cached is None:
+            cached = self._kernel_curve_cache[id(timing), operation_index] = (
+                timing,
+                _operation_curves(timing.kernels, operation_index, slowdown),
+            )
+        return cached[1]
 
-    def _kernels(self, rank: int, number: int, timing: BlockTiming) -> FloatArray:
+    def _kernel_seconds(self, rank: int, task_id: int, timing: BlockTiming) -> FloatArray:
         """Seconds of the kernels of task `number`: [operations]."""
         if self._jitter is None:
             return timing.kernels
-        first = self._program_of(rank).operations_before[number]
-        return timing.kernels * self._drawn(self._jitter, rank)[first : first + len(timing.durations)]
+        first = self._rank_program(rank).operation_offsets[task_id]
+        return timing.kernels * self._rank_factors(self._jitter, rank)[first : first + len(timing.durations)]
 
-    def _drawn(self, jitter: Jitter, rank: int) -> FloatArray:
+    def _rank_factors(self, jitter: Jitter, rank: int) -> FloatArray:
         """Factors of all operations of a rank's blocks, in the order in which it runs them."""
-        if rank not in self._factors:
-            self._factors[rank] = jitter.factors(rank, self._program_of(rank).operations_before[-1])
-        return self._factors[rank]
+        if rank not in self._factor_cache:
+            self._factor_cache[rank] = jitter.factors(rank, self._rank_program(rank).operation_offsets[-1])
+        return self._factor_cache[rank]
 
-    def _program_of(self, rank: int) -> RankProgram:
-        return self._program.programs[int(self._program.kind[rank])]
+    def _rank_program(self, rank: int) -> RankProgram:
+        return self._program.programs[int(self._program.program_index[rank])]
 
 
-def _of_one(kernels: FloatArray, place: int, slowing: FloatArray) -> Paces:
-    return paces(kernels[place : place + 1], np.zeros(1), slowing[:, place : place + 1])
+def _operation_curves(kernel_seconds: FloatArray, operation_index: int, slowdown: FloatArray) -> ProgressCurves:
+    return progress_curves(
+        kernel_seconds[operation_index : operation_index + 1],
+        np.zeros(1),
+        slowdown[:, operation_index : operation_index + 1],
+    )

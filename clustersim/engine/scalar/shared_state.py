@@ -10,202 +10,216 @@ from clustersim.common.units import Seconds
 from clustersim.cost.contention import Sharing
 from clustersim.cost.jitter import Jitter
 from clustersim.cost.segment import BlockCost
-from clustersim.engine.kernel.background_traffic import beside
-from clustersim.engine.kernel.environment import Clock
-from clustersim.engine.kernel.network.flow_demands import Loads
-from clustersim.engine.kernel.network.fluid_network import Network
-from clustersim.engine.kernel.rendezvous import MeetingPlaces, Rendezvous
-from clustersim.engine.kernel.transfers import Shared, Transfers, Uncontended
+from clustersim.engine.kernel.background_traffic import run_background_flow
+from clustersim.engine.kernel.environment import SimEnvironment
+from clustersim.engine.kernel.network.flow_demands import FlowDemands
+from clustersim.engine.kernel.network.fluid_network import FluidNetwork
+from clustersim.engine.kernel.rendezvous import Rendezvous, RendezvousRegistry
+from clustersim.engine.kernel.transfers import ContendedTransfers, Transfers, UncontendedTransfers
 from clustersim.engine.recording.recorder import Recorder
-from clustersim.engine.scalar.group_segments import JointBlocks
-from clustersim.engine.scalar.segment_curves import BlockPaces
+from clustersim.engine.scalar.group_segments import GroupSegments
+from clustersim.engine.scalar.segment_curves import SegmentCurves
 from clustersim.program.action import Action
 from clustersim.program.program import Program, RankProgram
-from clustersim.program.task import Block, Exchange, Receive, Send, Stream
-from clustersim.symmetry.refinement import Classes
+from clustersim.program.task import CommOp, ReceiveTask, Segment, SendTask, Stream
+from clustersim.symmetry.refinement import SymmetryClasses
 
 _RECEIVE: Final = Stream.RECEIVE  # as a global, for each message
-Receipts = Mapping[tuple[str, Action], int]
+ReceiveTasks = Mapping[tuple[str, Action], int]
 """Tasks of a rank that receive, by the role of the pair and the tag of the message."""
 
 
-class Addressee(Protocol):
+class TaskListener(Protocol):
     """Whoever can be told that one of its tasks is done."""
 
-    def finish(self, number: int) -> None:
+    def finish_task(self, task_id: int) -> None:
         """Note that task `number` is done."""
 
 
 @dataclass(slots=True)
-class World:
+class SharedState:
     """Shared state of one simulation; nothing here outlives it. sharing: which exchanges share a network's links.
 
     environment, network: the clock and the links, which jobs on one machine share, too.
     """
 
     program: Program
-    classes: Classes
+    classes: SymmetryClasses
     cost: BlockCost
     coalesce: bool = True
-    sharing: Sharing | None = None
+    contention_map: Sharing | None = None
     jitter: Jitter | None = None
-    environment: Clock = field(default_factory=Clock)
-    network: Network | None = None
+    environment: SimEnvironment = field(default_factory=SimEnvironment)
+    network: FluidNetwork | None = None
     recorder: Recorder = field(default_factory=Recorder)
-    ranks: dict[int, Addressee] = field(default_factory=dict)
+    ranks: dict[int, TaskListener] = field(default_factory=dict)
     transfers: Transfers = field(init=False)
-    paces: BlockPaces = field(init=False)
-    joint: JointBlocks = field(init=False)
-    _meetings: MeetingPlaces = field(init=False)
-    _groups: dict[tuple[str, int], tuple[tuple[str, int], int]] = field(init=False, default_factory=dict)
-    _members: dict[tuple[str, int], int] = field(init=False, default_factory=dict)
-    _private: dict[tuple[Block, int, bool], bool] = field(init=False, default_factory=dict)
-    _met: dict[tuple[Block, int], list[tuple[str, int]]] = field(init=False, default_factory=dict)
-    _joint: dict[tuple[Block, int], str | None] = field(init=False, default_factory=dict)
-    _own: dict[tuple[Block, int], str | None] = field(init=False, default_factory=dict)
-    _receivers: dict[tuple[str, int], tuple[int, Receipts]] = field(init=False, default_factory=dict)
-    _receipts: dict[int, Receipts] = field(init=False, default_factory=dict)
-    _tasks: int = field(init=False, default=0)
+    progress_curves: SegmentCurves = field(init=False)
+    group_segments: GroupSegments = field(init=False)
+    _rendezvous: RendezvousRegistry = field(init=False)
+    _group_cache: dict[tuple[str, int], tuple[tuple[str, int], int]] = field(init=False, default_factory=dict)
+    _member_counts: dict[tuple[str, int], int] = field(init=False, default_factory=dict)
+    _isolated_cache: dict[tuple[Segment, int, bool], bool] = field(init=False, default_factory=dict)
+    _sync_group_cache: dict[tuple[Segment, int], list[tuple[str, int]]] = field(init=False, default_factory=dict)
+    _agreed_group_cache: dict[tuple[Segment, int], str | None] = field(init=False, default_factory=dict)
+    _proposed_group_cache: dict[tuple[Segment, int], str | None] = field(init=False, default_factory=dict)
+    _receiver_cache: dict[tuple[str, int], tuple[int, ReceiveTasks]] = field(init=False, default_factory=dict)
+    _receive_task_cache: dict[int, ReceiveTasks] = field(init=False, default_factory=dict)
+    _task_count: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        self._meetings = MeetingPlaces(self.environment)
-        self.paces = BlockPaces(self.program, self.cost, self.jitter)
-        self.joint = JointBlocks(self.environment, self.program, self.classes, self.cost, self.jitter)
-        if self.sharing is None:
-            self.transfers = Uncontended(self.environment, self.cost)
+        self._rendezvous = RendezvousRegistry(self.environment)
+        self.progress_curves = SegmentCurves(self.program, self.cost, self.jitter)
+        self.group_segments = GroupSegments(self.environment, self.program, self.classes, self.cost, self.jitter)
+        if self.contention_map is None:
+            self.transfers = UncontendedTransfers(self.environment, self.cost)
         else:
-            clock, links = self.environment, self.classes.links
-            network = self.network = self.network or Network(clock, len(links))
-            self.transfers = Shared(clock, Loads(self.program, self.classes, self.sharing.demands), network)
-            for other in self.sharing.others:
-                clock.process(beside(clock, network, other, links, self._finished))
+            environment, link_colours = self.environment, self.classes.link_colours
+            network = self.network = self.network or FluidNetwork(environment, len(link_colours))
+            self.transfers = ContendedTransfers(
+                environment, FlowDemands(self.program, self.classes, self.contention_map.demands), network
+            )
+            for flow in self.contention_map.others:
+                environment.process(run_background_flow(environment, network, flow, link_colours, self._is_finished))
 
-    def _finished(self) -> bool:
+    def _is_finished(self) -> bool:
         """Whether all simulated ranks are done."""
-        if not self._tasks:
-            self._tasks = sum(len(self.program_of(rank).tasks) for rank in self.ranks)
-        return self.recorder.rows >= self._tasks
+        if not self._task_count:
+            self._task_count = sum(len(self.rank_program(rank).tasks) for rank in self.ranks)
+        return self.recorder.span_count >= self._task_count
 
-    def program_of(self, rank: int) -> RankProgram:
+    def rank_program(self, rank: int) -> RankProgram:
         """The tasks of a rank."""
-        return self.program.programs[int(self.program.kind[rank])]
+        return self.program.programs[int(self.program.program_index[rank])]
 
-    def join(self, rank: int, exchange: Exchange, stream: Stream) -> Rendezvous:
+    def join_collective(self, rank: int, comm_op: CommOp, stream: Stream) -> Rendezvous:
         """Meet the other simulated members of the rank's group for the next collective of one of its streams."""
-        group, members = self._group(exchange.group, rank)
-        return self._meetings.join((group, stream), rank, members)
+        group, member_count = self._group_of_rank(comm_op.comm_group, rank)
+        return self._rendezvous.join((group, stream), rank, member_count)
 
-    def private(self, rank: int, block: Block, *, calm: bool = False) -> bool:
+    def is_isolated(self, rank: int, segment: Segment, *, no_overlap: bool = False) -> bool:
         """Whether the block may be one event: its exchanges concern no other simulated rank and share no links.
 
         calm: no collective of the rank's data stream can be beside it.
         """
         if not self.coalesce:
             return False
-        known = self._private.get((block, rank, calm))
-        if known is None:
-            every = block.different
-            known = not any(self.meets(rank, exchange) or self.shares(rank, exchange, calm=calm) for exchange in every)
-            self._private[block, rank, calm] = known
-        return known
+        isolated = self._isolated_cache.get((segment, rank, no_overlap))
+        if isolated is None:
+            comm_ops = segment.distinct_comm_ops
+            isolated = not any(
+                self.synchronizes(rank, comm_op) or self.is_contended(rank, comm_op, no_overlap=no_overlap)
+                for comm_op in comm_ops
+            )
+            self._isolated_cache[segment, rank, no_overlap] = isolated
+        return isolated
 
-    def joint_role(self, rank: int, block: Block) -> str | None:
+    def group_segment_kind(self, rank: int, segment: Segment) -> str | None:
         """The role whose group runs a rank's block as one (`joint`); None where each rank runs it by itself.
 
         All members must say so: of two that meet, one may meet others in a group of another role, too.
         """
         if not self.coalesce:
             return None
-        if (block, rank) not in self._joint:
-            role = self._own_role(rank, block)
-            agreed = role is not None and all(self._own_role(mate, block) == role for mate in self._mates(role, rank))
-            self._joint[block, rank] = role if agreed else None
-        return self._joint[block, rank]
+        if (segment, rank) not in self._agreed_group_cache:
+            comm_group = self._proposed_group(rank, segment)
+            agreed = comm_group is not None and all(
+                self._proposed_group(member, segment) == comm_group
+                for member in self._simulated_members(comm_group, rank)
+            )
+            self._agreed_group_cache[segment, rank] = comm_group if agreed else None
+        return self._agreed_group_cache[segment, rank]
 
-    def _own_role(self, rank: int, block: Block) -> str | None:
-        """`_joins`, worked out once: every member of a group asks of every other."""
-        if (block, rank) not in self._own:
-            self._own[block, rank] = self._joins(rank, block)
-        return self._own[block, rank]
+    def _proposed_group(self, rank: int, segment: Segment) -> str | None:
+        """`_find_sync_group`, worked out once: every member of a group asks of every other."""
+        if (segment, rank) not in self._proposed_group_cache:
+            self._proposed_group_cache[segment, rank] = self._find_sync_group(rank, segment)
+        return self._proposed_group_cache[segment, rank]
 
-    def _joins(self, rank: int, block: Block) -> str | None:
+    def _find_sync_group(self, rank: int, segment: Segment) -> str | None:
         """The only role in whose groups a rank meets others inside a block, if none of its exchanges shares links."""
-        every = block.different
-        roles = {exchange.group: None for exchange in every if self.meets(rank, exchange)}
-        if len(roles) != 1 or any(self.shares(rank, item) for item in every):
+        comm_ops = segment.distinct_comm_ops
+        comm_groups = {comm_op.comm_group: None for comm_op in comm_ops if self.synchronizes(rank, comm_op)}
+        if len(comm_groups) != 1 or any(self.is_contended(rank, comm_op) for comm_op in comm_ops):
             return None
-        (role,) = roles
-        return role if self.program.stays_inside(role) else None
+        (comm_group,) = comm_groups
+        return comm_group if self.program.is_segment_internal(comm_group) else None
 
-    def _mates(self, role: str, rank: int) -> list[int]:
+    def _simulated_members(self, comm_group: str, rank: int) -> list[int]:
         """The simulated ranks that stand for the members of a rank's group."""
-        members = self.program.groups[role].members[self.program.rows[role][rank]]
+        members = self.program.groups[comm_group].members[self.program.group_indices[comm_group][rank]]
         return sorted(set(self.classes.representative[members].tolist()))
 
-    def note(self, rank: int, number: int, block: Block) -> None:
+    def record_sync(self, rank: int, task_id: int, segment: Segment) -> None:
         """Remember whose blocks ran together: task `number` of a rank."""
-        if not self.private(rank, block):
-            self.recorder.meet(rank, number, self._met_by(rank, block))
+        if not self.is_isolated(rank, segment):
+            self.recorder.add_sync(rank, task_id, self._sync_groups(rank, segment))
 
-    def _met_by(self, rank: int, block: Block) -> list[tuple[str, int]]:
+    def _sync_groups(self, rank: int, segment: Segment) -> list[tuple[str, int]]:
         """The groups whose other members a rank meets inside a block, by name, in the order of their first meetings."""
-        known = self._met.get((block, rank))
-        if known is None:
-            groups = dict.fromkeys(self._group(exchange.group, rank) for exchange in block.different)
-            known = self._met[block, rank] = [name for name, members in groups if members > 1]
-        return known
+        sync_groups = self._sync_group_cache.get((segment, rank))
+        if sync_groups is None:
+            groups = dict.fromkeys(
+                self._group_of_rank(comm_op.comm_group, rank) for comm_op in segment.distinct_comm_ops
+            )
+            sync_groups = self._sync_group_cache[segment, rank] = [
+                group_key for group_key, member_count in groups if member_count > 1
+            ]
+        return sync_groups
 
-    def shares(self, rank: int, exchange: Exchange, *, calm: bool = False) -> bool:
+    def is_contended(self, rank: int, comm_op: CommOp, *, no_overlap: bool = False) -> bool:
         """Whether an exchange inside a block shares links with others, in the rank's group.
 
         calm: no collective of the rank's data stream can be beside it, nor of those that it stands for in the group.
         """
-        if self.sharing is None or exchange not in self.sharing.inside:
+        if self.contention_map is None or comm_op not in self.contention_map.inside:
             return False
-        row = self.program.rows[exchange.group][rank]
-        idle = calm and self.sharing.own[exchange][row] and not self.meets(rank, exchange)
-        return bool(self.sharing.inside[exchange][row] and not idle)
+        group_index = self.program.group_indices[comm_op.comm_group][rank]
+        is_uncontended = (
+            no_overlap and self.contention_map.own[comm_op][group_index] and not self.synchronizes(rank, comm_op)
+        )
+        return bool(self.contention_map.inside[comm_op][group_index] and not is_uncontended)
 
-    def meets(self, rank: int, exchange: Exchange) -> bool:
+    def synchronizes(self, rank: int, comm_op: CommOp) -> bool:
         """Whether other simulated ranks take part in an exchange."""
-        return self._group(exchange.group, rank)[1] > 1
+        return self._group_of_rank(comm_op.comm_group, rank)[1] > 1
 
-    def deliver(self, sender: int, send: Send, start: Seconds, cause: int) -> None:
+    def deliver_message(self, sender: int, send: SendTask, start: Seconds, predecessor: int) -> None:
         """Finish the receive that a message was for, and write its span."""
-        role = send.exchange.group
-        receiver, receipts = self._receiver(role, sender)
-        number, now = receipts[role, send.tag], self.environment.now
-        self.recorder.span((receiver, number, _RECEIVE, cause, start, start, start, now, 0.0, 0.0))
-        self.ranks[receiver].finish(number)
+        comm_group = send.comm_op.comm_group
+        receiver, receive_tasks = self._receiver_of(comm_group, sender)
+        task_id, now = receive_tasks[comm_group, send.tag], self.environment.now
+        self.recorder.add_span((receiver, task_id, _RECEIVE, predecessor, start, start, start, now, 0.0, 0.0))
+        self.ranks[receiver].finish_task(task_id)
 
-    def _receiver(self, role: str, sender: int) -> tuple[int, Receipts]:
+    def _receiver_of(self, comm_group: str, sender: int) -> tuple[int, ReceiveTasks]:
         """The simulated rank that stands for the one that a rank sends to, and its tasks that receive."""
-        known = self._receivers.get((role, sender))
-        if known is None:
-            pair = self.program.groups[role].members[self.program.rows[role][sender]]
+        result = self._receiver_cache.get((comm_group, sender))
+        if result is None:
+            pair = self.program.groups[comm_group].members[self.program.group_indices[comm_group][sender]]
             receiver = int(self.classes.representative[pair[1]])
-            known = self._receivers[role, sender] = receiver, self._receipts_of(receiver)
-        return known
+            result = self._receiver_cache[comm_group, sender] = receiver, self._receive_tasks_of(receiver)
+        return result
 
-    def _group(self, role: str, rank: int) -> tuple[tuple[str, int], int]:
+    def _group_of_rank(self, comm_group: str, rank: int) -> tuple[tuple[str, int], int]:
         """The rank's group, named by its colour, and how many simulated ranks stand for its members."""
-        known = self._groups.get((role, rank))
-        if known is None:
-            row = self.program.rows[role][rank]
-            name = role, int(self.classes.groups[role][row])
-            if name not in self._members:
-                members = self.program.groups[role].members[row]
-                self._members[name] = len(np.unique(self.classes.colour[members]))
-            known = self._groups[role, rank] = name, self._members[name]
-        return known
+        result = self._group_cache.get((comm_group, rank))
+        if result is None:
+            group_index = self.program.group_indices[comm_group][rank]
+            group_key = comm_group, int(self.classes.group_colours[comm_group][group_index])
+            if group_key not in self._member_counts:
+                members = self.program.groups[comm_group].members[group_index]
+                self._member_counts[group_key] = len(np.unique(self.classes.rank_colours[members]))
+            result = self._group_cache[comm_group, rank] = group_key, self._member_counts[group_key]
+        return result
 
-    def _receipts_of(self, rank: int) -> Receipts:
-        kind = int(self.program.kind[rank])
-        known = self._receipts.get(kind)
-        if known is None:
-            known = self._receipts[kind] = {
-                (task.exchange.group, task.tag): number
-                for number, task in enumerate(self.program.programs[kind].tasks)
-                if isinstance(task, Receive)
+    def _receive_tasks_of(self, rank: int) -> ReceiveTasks:
+        program_index = int(self.program.program_index[rank])
+        receive_tasks = self._receive_task_cache.get(program_index)
+        if receive_tasks is None:
+            receive_tasks = self._receive_task_cache[program_index] = {
+                (task.comm_op.comm_group, task.tag): task_id
+                for task_id, task in enumerate(self.program.programs[program_index].tasks)
+                if isinstance(task, ReceiveTask)
             }
-        return known
+        return receive_tasks

@@ -7,16 +7,16 @@ from clustersim.program.task import Stream
 
 
 @dataclass(frozen=True, slots=True)
-class Skipped:
+class SkippedPeriod:
     """One period of a rank.
 
     tasks: of the rank, streams: of each of its streams. first: the rank's first task that is not done, last: behind all
     that are done. lowest, furthest: tasks that the period is of, and that are under way.
     """
 
-    tasks: int
-    streams: Mapping[Stream, int]
-    first: int
-    last: int
-    lowest: int
-    furthest: int
+    task_count: int
+    stream_task_counts: Mapping[Stream, int]
+    first_undone: int
+    end_done: int
+    lowest_task_id: int
+    highest_task_id: int

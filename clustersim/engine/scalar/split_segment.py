@@ -7,66 +7,81 @@ so it is worked out once.
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from clustersim.engine.scalar.fast_path import Course
-from clustersim.engine.scalar.fluid_action import Paces
-from clustersim.engine.scalar.shared_state import World
-from clustersim.engine.scalar.sub_segment import Piece, Transfer
-from clustersim.program.task import Block, Exchange, Operation
+from clustersim.engine.scalar.fast_path import FastPath
+from clustersim.engine.scalar.fluid_action import ProgressCurves
+from clustersim.engine.scalar.shared_state import SharedState
+from clustersim.engine.scalar.sub_segment import ContendedTransfer, SubSegment
+from clustersim.program.task import CommOp, Operation, Segment
 
 
 @dataclass(slots=True)
-class Cuts:
+class SegmentSplitter:
     """Cuts the blocks of one rank."""
 
     rank: int
-    world: World
-    _known: dict[tuple[Block, bool], list[Piece]] = field(default_factory=dict)
-    _exchanges: dict[tuple[int, bool], tuple[bool, bool]] = field(default_factory=dict)
-    _courses: dict[tuple[Block, int], Course | None] = field(default_factory=dict)
+    shared: SharedState
+    _sub_segment_cache: dict[tuple[Segment, bool], list[SubSegment]] = field(default_factory=dict)
+    _comm_op_cache: dict[tuple[int, bool], tuple[bool, bool]] = field(default_factory=dict)
+    _fast_path_cache: dict[tuple[Segment, int], FastPath | None] = field(default_factory=dict)
 
-    def of(self, block: Block, whole: Paces, *, quiet: bool) -> list[Piece]:
+    def sub_segments(self, segment: Segment, curves: ProgressCurves, *, no_overlap: bool) -> list[SubSegment]:
         """The pieces of a block. whole: its paces; quiet: nothing can be beside it."""
-        known = self._known.get((block, quiet))
-        if known is None:
-            pieces = pairwise(self._places(block, quiet=quiet))
-            known = self._known[block, quiet] = [self._piece(block, whole, *piece, quiet=quiet) for piece in pieces]
-        return known
+        sub_segments = self._sub_segment_cache.get((segment, no_overlap))
+        if sub_segments is None:
+            ranges = pairwise(self._boundaries(segment, no_overlap=no_overlap))
+            sub_segments = self._sub_segment_cache[segment, no_overlap] = [
+                self._sub_segment(segment, curves, *begin_end, no_overlap=no_overlap) for begin_end in ranges
+            ]
+        return sub_segments
 
-    def course(self, block: Block, whole: Paces, piece: int) -> Course | None:
+    def fast_path(self, segment: Segment, curves: ProgressCurves, position: int) -> FastPath | None:
         """What a block can do as one event from a piece on where nothing can be beside it, if links are free."""
-        key = block, piece
-        if key not in self._courses:
-            self._courses[key] = Course.of(self.of(block, whole, quiet=True)[piece:], whole)
-        return self._courses[key]
+        key = segment, position
+        if key not in self._fast_path_cache:
+            self._fast_path_cache[key] = FastPath.from_sub_segments(
+                self.sub_segments(segment, curves, no_overlap=True)[position:], curves
+            )
+        return self._fast_path_cache[key]
 
-    def _places(self, block: Block, *, quiet: bool) -> list[int]:
+    def _boundaries(self, segment: Segment, *, no_overlap: bool) -> list[int]:
         """Where pieces begin, and the end."""
-        places = range(len(block.operations) + 1)
-        if not self.world.coalesce:
-            return list(places)
-        told = [self._told(operation, quiet=quiet) for operation in block.operations]
-        return [0, *(n for n in places[1:-1] if any(told[n]) or told[n - 1][1]), len(block.operations)]
+        positions = range(len(segment.operations) + 1)
+        if not self.shared.coalesce:
+            return list(positions)
+        properties = [self._comm_properties(operation, no_overlap=no_overlap) for operation in segment.operations]
+        return [0, *(n for n in positions[1:-1] if any(properties[n]) or properties[n - 1][1]), len(segment.operations)]
 
-    def _piece(self, block: Block, whole: Paces, begin: int, end: int, *, quiet: bool) -> Piece:
-        exchange = block.operations[begin].exchange
-        meets, shares = self._told(block.operations[begin], quiet=quiet)
-        transfer = self._transfer(block, begin, exchange) if exchange is not None and shares else None
-        paces = whole.between(begin, end) if self.world.jitter is None else None
-        return Piece(begin, end, exchange if meets else None, transfer, paces)
+    def _sub_segment(
+        self, segment: Segment, curves: ProgressCurves, begin: int, end: int, *, no_overlap: bool
+    ) -> SubSegment:
+        comm_op = segment.operations[begin].comm_op
+        synchronizes, is_contended = self._comm_properties(segment.operations[begin], no_overlap=no_overlap)
+        transfer = self._contended_transfer(segment, begin, comm_op) if comm_op is not None and is_contended else None
+        sub_curves = curves.slice_operations(begin, end) if self.shared.jitter is None else None
+        return SubSegment(begin, end, comm_op if synchronizes else None, transfer, sub_curves)
 
-    def _told(self, operation: Operation, *, quiet: bool) -> tuple[bool, bool]:
+    def _comm_properties(self, operation: Operation, *, no_overlap: bool) -> tuple[bool, bool]:
         """Whether others take part in an operation's exchange, and whether it shares links."""
-        exchange = operation.exchange
-        if exchange is None:
+        comm_op = operation.comm_op
+        if comm_op is None:
             return False, False
-        key = id(exchange), quiet  # blocks keep their exchanges, which take longer to hash
-        if key not in self._exchanges:
-            meets = self.world.meets(self.rank, exchange)
-            self._exchanges[key] = meets, self.world.shares(self.rank, exchange, calm=quiet)
-        return self._exchanges[key]
+        key = id(comm_op), no_overlap  # blocks keep their exchanges, which take longer to hash
+        if key not in self._comm_op_cache:
+            synchronizes = self.shared.synchronizes(self.rank, comm_op)
+            self._comm_op_cache[key] = synchronizes, self.shared.is_contended(self.rank, comm_op, no_overlap=no_overlap)
+        return self._comm_op_cache[key]
 
-    def _transfer(self, block: Block, place: int, exchange: Exchange) -> Transfer:
-        world, timing = self.world, self.world.cost.block(self.rank, block)
-        alone = world.cost.exchange(self.rank, exchange).seconds
-        begin, asks = world.transfers.ready(self.rank, exchange), world.transfers.asks(self.rank, exchange)
-        return Transfer(begin, *asks, alone, timing.together.get(place), float(timing.exposed[place]))
+    def _contended_transfer(self, segment: Segment, operation_index: int, comm_op: CommOp) -> ContendedTransfer:
+        shared, timing = self.shared, self.shared.cost.block(self.rank, segment)
+        uncontended_seconds = shared.cost.exchange(self.rank, comm_op).seconds
+        begin, latency_and_demand = (
+            shared.transfers.prepare(self.rank, comm_op),
+            shared.transfers.latency_and_demand(self.rank, comm_op),
+        )
+        return ContendedTransfer(
+            begin,
+            *latency_and_demand,
+            uncontended_seconds,
+            timing.together.get(operation_index),
+            float(timing.exposed[operation_index]),
+        )

@@ -7,13 +7,13 @@ import simpy
 
 from clustersim.common.units import Seconds
 from clustersim.cost.segment import SideBySide
-from clustersim.engine.kernel.network.fluid_network import Load
-from clustersim.engine.scalar.fluid_action import Paces
-from clustersim.program.task import Exchange
+from clustersim.engine.kernel.network.fluid_network import FlowDemand
+from clustersim.engine.scalar.fluid_action import ProgressCurves
+from clustersim.program.task import CommOp
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Transfer:
+class ContendedTransfer:
     """The exchange of an operation that shares links.
 
     begin: moves its data; latency: seconds before anything moves; load: what it asks of links then, None: nothing;
@@ -23,14 +23,14 @@ class Transfer:
 
     begin: Callable[[], simpy.Event]
     latency: Seconds
-    load: Load | None
-    alone: Seconds
-    beside: SideBySide | None
-    exposed: Seconds
+    demand: FlowDemand | None
+    uncontended_seconds: Seconds
+    overlap: SideBySide | None
+    exposed_seconds: Seconds
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Piece:
+class SubSegment:
     """Operations of a block that are run at once.
 
     met: the exchange for which other simulated ranks come before it; transfer: of an exchange that shares links; paces:
@@ -39,6 +39,6 @@ class Piece:
 
     begin: int
     end: int
-    met: Exchange | None
-    transfer: Transfer | None
-    paces: Paces | None
+    sync_op: CommOp | None
+    transfer: ContendedTransfer | None
+    curves: ProgressCurves | None

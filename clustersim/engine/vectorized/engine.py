@@ -5,7 +5,7 @@ a maximum over its groups; one that joins cohorts waits until all of them have c
 ends when it is sent.
 
 This does what the ranks of `scalar.rank_process` do one by one, and gives the same spans. It is for the case in which many
-ranks of a kind must be simulated and nobody shares a link; what it cannot run (`able`) is left to them.
+ranks of a kind must be simulated and nobody shares a link; what it cannot run (`can_vectorize`) is left to them.
 """
 
 from collections.abc import Iterator
@@ -16,217 +16,228 @@ import numpy as np
 from clustersim.common.arrays import IntArray
 from clustersim.cost.jitter import Jitter
 from clustersim.cost.segment import BlockCost
-from clustersim.engine.vectorized.group_sync import Meeting
-from clustersim.engine.vectorized.rank_batch import Cohort, Ready
-from clustersim.engine.vectorized.segment_durations import BlockPieces, group_colours, meetings_of
-from clustersim.engine.vectorized.trace_writer import Columns, Span, Table
+from clustersim.engine.vectorized.group_sync import GroupSync
+from clustersim.engine.vectorized.rank_batch import RankBatch, ReadyTimes
+from clustersim.engine.vectorized.segment_durations import RankSegmentDurations, find_group_syncs, rank_group_colours
+from clustersim.engine.vectorized.trace_writer import BatchEvents, BatchSpan, TraceWriter
 from clustersim.program.action import Action
 from clustersim.program.program import Program
-from clustersim.program.task import Communicate, Compute, Receive, Send, Stream
-from clustersim.symmetry.refinement import Classes
+from clustersim.program.task import CollectiveTask, ComputeTask, ReceiveTask, SendTask, Stream
+from clustersim.symmetry.refinement import SymmetryClasses
 from clustersim.trace.trace import Trace
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Place:
+class _BatchIndex:
     """Where simulated ranks are: kind: [ranks] cohort, local: [ranks] place in it, by rank number."""
 
-    cohort: IntArray
-    local: IntArray
+    batch: IntArray
+    position: IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Come:
+class _BatchArrival:
     """A cohort that has come to a collective: with which task, and when."""
 
-    cohort: int
-    task: int
-    when: Ready
+    batch_index: int
+    task_id: int
+    times: ReadyTimes
 
 
 @dataclass(slots=True, eq=False)
-class _Gathering:
+class _PendingCollective:
     """A collective in the making: which cohorts have come to it."""
 
-    come: dict[int, _Come] = field(default_factory=dict)
+    arrivals: dict[int, _BatchArrival] = field(default_factory=dict)
 
 
-class Cohorts:
+class VectorizedEngine:
     """All cohorts of a program and what joins them."""
 
-    def __init__(self, program: Program, classes: Classes, cost: BlockCost, jitter: Jitter | None) -> None:
+    def __init__(self, program: Program, classes: SymmetryClasses, cost: BlockCost, jitter: Jitter | None) -> None:
         self._program, self._classes, self._cost = program, classes, cost
         simulated = np.unique(classes.representative)
-        kinds = range(len(program.programs))
-        ranks = [simulated[program.kind[simulated] == kind] for kind in kinds]
-        self._table = Table.of(program, ranks)
-        self._cohorts = [self._cohort(columns, jitter) for columns in self._table.cohorts]
-        self._place = self._places()
-        self._queues = [_queues(cohort) for cohort in self._cohorts]
-        self._joined = self._components()
-        self._count: dict[tuple[int, str, Stream], int] = {}
-        self._gatherings: dict[tuple[int, str, Stream, int], _Gathering] = {}
+        program_indices = range(len(program.programs))
+        ranks = [simulated[program.program_index[simulated] == program_index] for program_index in program_indices]
+        self._writer = TraceWriter.allocate(program, ranks)
+        self._batches = [self._create_batch(events, jitter) for events in self._writer.batches]
+        self._batch_index = self._index_batches()
+        self._queues = [_stream_queues(batch) for batch in self._batches]
+        self._connected_batches = self._connect_batches()
+        self._issue_counts: dict[tuple[int, str, Stream], int] = {}
+        self._pending: dict[tuple[int, str, Stream, int], _PendingCollective] = {}
         self._waiting: set[tuple[int, int]] = set()
-        self._receipts = [_receipts(cohort) for cohort in self._cohorts]
+        self._receive_tasks = [_find_receive_tasks(batch) for batch in self._batches]
         self._targets: dict[tuple[int, str], tuple[int, IntArray]] = {}
 
-    def run(self) -> Trace | None:
+    def simulate_all(self) -> Trace | None:
         """Run everything; None where cohorts wait for each other in a circle."""
-        going = True
-        while going:
-            going = False
-            for cohort, queues in enumerate(self._queues):
+        has_progress = True
+        while has_progress:
+            has_progress = False
+            for batch_index, queues in enumerate(self._queues):
                 for queue in queues:
-                    while queue and self._advance(cohort, queue[-1]):
+                    while queue and self._try_run_task(batch_index, queue[-1]):
                         queue.pop()
-                        going = True
+                        has_progress = True
         if any(queue for queues in self._queues for queue in queues):
             return None
-        return self._table.trace(self._program, self._classes.representative)
+        return self._writer.build_trace(self._program, self._classes.representative)
 
-    def _advance(self, number: int, task: int) -> bool:
+    def _try_run_task(self, batch_index: int, task_id: int) -> bool:
         """Run a cohort's task if all that it waits for is known; say whether it is done."""
-        cohort = self._cohorts[number]
-        if cohort.done[task]:
+        batch = self._batches[batch_index]
+        if batch.done[task_id]:
             return True
-        what = cohort.program.tasks[task]
-        if (number, task) in self._waiting or not all(cohort.done[needed] for needed in what.after):
+        task = batch.program.tasks[task_id]
+        if (batch_index, task_id) in self._waiting or not all(batch.done[dependency] for dependency in task.depends_on):
             return False
-        match what:
-            case Compute():
-                if not cohort.computes(task):
+        match task:
+            case ComputeTask():
+                if not batch.can_compute(task_id):
                     return False
-                cohort.compute(task, what.block)
-            case Communicate():
-                self._come(number, task, what)
-            case Send():
-                self._send(number, task, what)
-        return cohort.done[task]
+                batch.run_segment(task_id, task.segment)
+            case CollectiveTask():
+                self._arrive(batch_index, task_id, task)
+            case SendTask():
+                self._run_send(batch_index, task_id, task)
+        return batch.done[task_id]
 
-    def _come(self, number: int, task: int, what: Communicate) -> None:
+    def _arrive(self, batch_index: int, task_id: int, task: CollectiveTask) -> None:
         """Come to a collective; the last cohort that does so lets it run."""
-        role, stream = what.exchange.group, self._cohorts[number].program.streams[task]
-        count = self._count.get((number, role, stream), 0)
-        self._count[number, role, stream] = count + 1
-        together = self._joined[role][number]
-        gathering = self._gatherings.setdefault((together[0], role, stream, count), _Gathering())
-        gathering.come[number] = _Come(number, task, self._cohorts[number].ready(task))
-        self._waiting.add((number, task))
-        if len(gathering.come) == len(together):
-            self._meet(role, [gathering.come[item] for item in together])
-            del self._gatherings[together[0], role, stream, count]
+        comm_group, stream = task.comm_op.comm_group, self._batches[batch_index].program.streams[task_id]
+        sequence = self._issue_counts.get((batch_index, comm_group, stream), 0)
+        self._issue_counts[batch_index, comm_group, stream] = sequence + 1
+        connected = self._connected_batches[comm_group][batch_index]
+        pending = self._pending.setdefault((connected[0], comm_group, stream, sequence), _PendingCollective())
+        pending.arrivals[batch_index] = _BatchArrival(
+            batch_index, task_id, self._batches[batch_index].ready_times(task_id)
+        )
+        self._waiting.add((batch_index, task_id))
+        if len(pending.arrivals) == len(connected):
+            self._run_collective(comm_group, [pending.arrivals[member] for member in connected])
+            del self._pending[connected[0], comm_group, stream, sequence]
 
-    def _meet(self, role: str, come: list[_Come]) -> None:
+    def _run_collective(self, comm_group: str, arrivals: list[_BatchArrival]) -> None:
         """Run a collective of all groups of a role in the cohorts that have come."""
-        ranks = np.concatenate([self._cohorts[item.cohort].ranks for item in come])
-        ready = np.concatenate([element.when.ready for element in come])
-        cause = np.concatenate([entry.when.cause for entry in come])
-        meeting = Meeting.of(self._groups(role, ranks))
-        start = ready if meeting.alone else meeting.latest(ready)
-        cause = cause if meeting.alone else cause[meeting.last(ready, start)]
-        first = 0
-        for each in come:
-            cohort, when, last = self._cohorts[each.cohort], each.when, first + len(each.when.ready)
-            exchange = cohort.program.tasks[each.task].exchange  # type: ignore[union-attr]
-            own = start[first:last]
-            end = own + self._cost.exchange_seconds(cohort.ranks, exchange)
-            cohort.finish(each.task, Span(when.queued, when.ready, own, end, cause[first:last]))
-            first = last
+        ranks = np.concatenate([self._batches[arrival.batch_index].ranks for arrival in arrivals])
+        ready = np.concatenate([arrival.times.ready for arrival in arrivals])
+        predecessor = np.concatenate([arrival.times.predecessor for arrival in arrivals])
+        group_sync = GroupSync.from_groups(self._group_colours(comm_group, ranks))
+        start = ready if group_sync.is_trivial else group_sync.group_max(ready)
+        predecessor = predecessor if group_sync.is_trivial else predecessor[group_sync.last_arriver(ready, start)]
+        begin = 0
+        for arrival in arrivals:
+            batch, times, stop = self._batches[arrival.batch_index], arrival.times, begin + len(arrival.times.ready)
+            comm_op = batch.program.tasks[arrival.task_id].comm_op  # type: ignore[union-attr]
+            batch_start = start[begin:stop]
+            end = batch_start + self._cost.exchange_seconds(batch.ranks, comm_op)
+            batch.finish_task(
+                arrival.task_id, BatchSpan(times.queued, times.ready, batch_start, end, predecessor[begin:stop])
+            )
+            begin = stop
 
-    def _send(self, number: int, task: int, what: Send) -> None:
+    def _run_send(self, batch_index: int, task_id: int, task: SendTask) -> None:
         """Send a message from every rank of a cohort, and receive it."""
-        cohort, role = self._cohorts[number], what.exchange.group
-        when = cohort.ready(task)
-        end = when.ready + self._cost.exchange_seconds(cohort.ranks, what.exchange)
-        cohort.finish(task, Span(when.queued, when.ready, when.ready, end, when.cause))
-        other, source = self._target(number, role)
-        start = when.ready[source]
-        receipt = self._receipts[other][role, what.tag]
-        self._cohorts[other].finish(receipt, Span(start, start, start, end[source], when.cause[source]))
+        batch, comm_group = self._batches[batch_index], task.comm_op.comm_group
+        times = batch.ready_times(task_id)
+        end = times.ready + self._cost.exchange_seconds(batch.ranks, task.comm_op)
+        batch.finish_task(task_id, BatchSpan(times.queued, times.ready, times.ready, end, times.predecessor))
+        receiver, sender_position = self._receiver_batch(batch_index, comm_group)
+        start = times.ready[sender_position]
+        receive_id = self._receive_tasks[receiver][comm_group, task.tag]
+        self._batches[receiver].finish_task(
+            receive_id, BatchSpan(start, start, start, end[sender_position], times.predecessor[sender_position])
+        )
 
-    def _target(self, number: int, role: str) -> tuple[int, IntArray]:
+    def _receiver_batch(self, batch_index: int, comm_group: str) -> tuple[int, IntArray]:
         """The cohort that a cohort sends to, and for each of its ranks the place of the sender."""
-        if (number, role) not in self._targets:
-            ranks = self._cohorts[number].ranks
-            pairs = self._program.groups[role].members[self._program.rows[role][ranks]]
+        if (batch_index, comm_group) not in self._targets:
+            ranks = self._batches[batch_index].ranks
+            pairs = self._program.groups[comm_group].members[self._program.group_indices[comm_group][ranks]]
             receivers = self._classes.representative[pairs[:, 1]]
-            other = int(self._place.cohort[receivers[0]])
-            source = np.empty(len(receivers), dtype=np.int64)
-            source[self._place.local[receivers]] = np.arange(len(receivers))
-            self._targets[number, role] = other, source
-        return self._targets[number, role]
+            receiver = int(self._batch_index.batch[receivers[0]])
+            sender_position = np.empty(len(receivers), dtype=np.int64)
+            sender_position[self._batch_index.position[receivers]] = np.arange(len(receivers))
+            self._targets[batch_index, comm_group] = receiver, sender_position
+        return self._targets[batch_index, comm_group]
 
-    def _cohort(self, columns: Columns, jitter: Jitter | None) -> Cohort:
-        program = self._program.programs[int(self._program.kind[columns.ranks[0]])]
-        meetings = meetings_of(self._program, self._classes, columns.ranks)
-        return Cohort(program, columns, BlockPieces(program, columns.ranks, self._cost, jitter, meetings))
+    def _create_batch(self, events: BatchEvents, jitter: Jitter | None) -> RankBatch:
+        program = self._program.programs[int(self._program.program_index[events.ranks[0]])]
+        group_syncs = find_group_syncs(self._program, self._classes, events.ranks)
+        return RankBatch(program, events, RankSegmentDurations(program, events.ranks, self._cost, jitter, group_syncs))
 
-    def _groups(self, role: str, ranks: IntArray) -> IntArray:
-        return group_colours(self._program, self._classes, role, ranks)
+    def _group_colours(self, comm_group: str, ranks: IntArray) -> IntArray:
+        return rank_group_colours(self._program, self._classes, comm_group, ranks)
 
-    def _places(self) -> _Place:
-        cohort, local = np.full((2, self._program.ranks), -1, dtype=np.int64)
-        for number, item in enumerate(self._cohorts):
-            cohort[item.ranks], local[item.ranks] = number, np.arange(len(item.ranks))
-        return _Place(cohort, local)
+    def _index_batches(self) -> _BatchIndex:
+        batch, position = np.full((2, self._program.world_size), -1, dtype=np.int64)
+        for index, rank_batch in enumerate(self._batches):
+            batch[rank_batch.ranks], position[rank_batch.ranks] = index, np.arange(len(rank_batch.ranks))
+        return _BatchIndex(batch, position)
 
-    def _components(self) -> dict[str, dict[int, list[int]]]:
+    def _connect_batches(self) -> dict[str, dict[int, list[int]]]:
         """For each role and cohort that communicates in it, all cohorts that its groups join it with."""
-        found: dict[str, dict[int, list[int]]] = {}
-        for role in {role for cohort in self._cohorts for role in _roles_outside(cohort)}:
-            own = [number for number, item in enumerate(self._cohorts) if role in _roles_outside(item)]
-            found[role] = _joined(own, [set(self._groups(role, self._cohorts[n].ranks).tolist()) for n in own])
-        return found
+        connected: dict[str, dict[int, list[int]]] = {}
+        for comm_group in {comm_group for batch in self._batches for comm_group in _collective_kinds(batch)}:
+            batch_indices = [
+                index for index, batch in enumerate(self._batches) if comm_group in _collective_kinds(batch)
+            ]
+            connected[comm_group] = _connect_by_groups(
+                batch_indices,
+                [set(self._group_colours(comm_group, self._batches[n].ranks).tolist()) for n in batch_indices],
+            )
+        return connected
 
 
-def _joined(numbers: list[int], groups: list[set[int]]) -> dict[int, list[int]]:
+def _connect_by_groups(indices: list[int], groups: list[set[int]]) -> dict[int, list[int]]:
     """Connect numbers whose sets have something in common."""
-    parts: list[tuple[list[int], set[int]]] = []
-    for number, own in zip(numbers, groups, strict=True):
-        touching = [part for part in parts if part[1] & own]
-        parts = [part for part in parts if not part[1] & own]
-        members = sorted([number, *(item for part in touching for item in part[0])])
-        parts.append((members, own.union(*(part[1] for part in touching))))
-    return {number: members for members, _ in parts for number in members}
+    components: list[tuple[list[int], set[int]]] = []
+    for index, index_groups in zip(indices, groups, strict=True):
+        touching = [component for component in components if component[1] & index_groups]
+        components = [component for component in components if not component[1] & index_groups]
+        members = sorted([index, *(member for component in touching for member in component[0])])
+        components.append((members, index_groups.union(*(component[1] for component in touching))))
+    return {index: members for members, _ in components for index in members}
 
 
-def _queues(cohort: Cohort) -> list[list[int]]:
+def _stream_queues(batch: RankBatch) -> list[list[int]]:
     """Tasks of each stream, the next one last."""
     queues: dict[Stream, list[int]] = {}
-    for number, stream in enumerate(cohort.program.streams):
+    for task_id, stream in enumerate(batch.program.streams):
         if stream is not Stream.RECEIVE:
-            queues.setdefault(stream, []).append(number)
+            queues.setdefault(stream, []).append(task_id)
     return [queues[stream][::-1] for stream in sorted(queues)]
 
 
-def _roles_outside(cohort: Cohort) -> set[str]:
-    return {task.exchange.group for task in cohort.program.tasks if isinstance(task, Communicate)}
+def _collective_kinds(batch: RankBatch) -> set[str]:
+    return {task.comm_op.comm_group for task in batch.program.tasks if isinstance(task, CollectiveTask)}
 
 
-def _receipts(cohort: Cohort) -> dict[tuple[str, Action], int]:
+def _find_receive_tasks(batch: RankBatch) -> dict[tuple[str, Action], int]:
     return {
-        (task.exchange.group, task.tag): number
-        for number, task in enumerate(cohort.program.tasks)
-        if isinstance(task, Receive)
+        (task.comm_op.comm_group, task.tag): task_id
+        for task_id, task in enumerate(batch.program.tasks)
+        if isinstance(task, ReceiveTask)
     }
 
 
-def able(program: Program) -> bool:
+def can_vectorize(program: Program) -> bool:
     """Whether cohorts can run a program.
 
     Collectives inside blocks stay among ranks of one kind, and all ranks of a kind send their messages to all ranks of
     one kind.
     """
-    inside = {exchange.group for exchange in program.exchanges_inside}
-    return all(map(program.of_one_kind, inside)) and all(_paired(program))
+    comm_groups = {comm_op.comm_group for comm_op in program.segment_comm_ops}
+    return all(map(program.has_uniform_program, comm_groups)) and all(_sends_are_paired(program))
 
 
-def _paired(program: Program) -> Iterator[bool]:
+def _sends_are_paired(program: Program) -> Iterator[bool]:
     """For each role of messages whether whole kinds send to whole kinds."""
-    sizes = np.bincount(program.kind, minlength=len(program.programs))
+    sizes = np.bincount(program.program_index, minlength=len(program.programs))
     for groups in program.groups.values():
         if groups.ordered:
-            kinds = program.kind[groups.members]
-            for kind in np.unique(kinds[:, 0]).tolist():
-                targets = kinds[kinds[:, 0] == kind, 1]
-                yield len(targets) == sizes[kind] == sizes[targets[0]] and bool((targets == targets[0]).all())
+            program_indices = program.program_index[groups.members]
+            for sender in np.unique(program_indices[:, 0]).tolist():
+                receivers = program_indices[program_indices[:, 0] == sender, 1]
+                yield len(receivers) == sizes[sender] == sizes[receivers[0]] and bool((receivers == receivers[0]).all())

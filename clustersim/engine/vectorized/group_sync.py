@@ -13,36 +13,36 @@ from clustersim.common.arrays import FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Meeting:
+class GroupSync:
     """order: [members] sorted by group; first: [groups] where each group begins in it; label: [members] group."""
 
     order: IntArray
-    first: IntArray
-    label: IntArray
+    group_start: IntArray
+    group_label: IntArray
 
     @classmethod
-    def of(cls, groups: IntArray) -> Self:
+    def from_groups(cls, groups: IntArray) -> Self:
         """The members with equal numbers meet: [members]."""
         order = np.argsort(groups, kind="stable")
-        first = np.flatnonzero(np.diff(groups[order], prepend=-1))
-        label = np.empty(len(groups), dtype=np.int64)
-        label[order] = np.repeat(np.arange(len(first)), np.diff(first, append=len(groups)))
-        return cls(order, first, label)
+        group_start = np.flatnonzero(np.diff(groups[order], prepend=-1))
+        group_label = np.empty(len(groups), dtype=np.int64)
+        group_label[order] = np.repeat(np.arange(len(group_start)), np.diff(group_start, append=len(groups)))
+        return cls(order, group_start, group_label)
 
     @property
-    def alone(self) -> bool:
+    def is_trivial(self) -> bool:
         """Whether every group has one member."""
-        return len(self.first) == len(self.order)
+        return len(self.group_start) == len(self.order)
 
-    def latest(self, times: FloatArray) -> FloatArray:
+    def group_max(self, times: FloatArray) -> FloatArray:
         """For each member the latest time of its group: [members, ...] as `times`."""
-        latest: FloatArray = np.maximum.reduceat(times[self.order], self.first)[self.label]
-        return latest
+        result: FloatArray = np.maximum.reduceat(times[self.order], self.group_start)[self.group_label]
+        return result
 
-    def last(self, times: FloatArray, latest: FloatArray) -> IntArray:
+    def last_arriver(self, times: FloatArray, group_max: FloatArray) -> IntArray:
         """For each member the first one of its group that comes latest: [members]."""
-        come = self.order[::-1]
-        come = come[times[come] == latest[come]]
-        winner = np.empty(len(self.first), dtype=np.int64)
-        winner[self.label[come]] = come  # of several, the last one written stays: the first in order
-        return winner[self.label]
+        arrivals = self.order[::-1]
+        arrivals = arrivals[times[arrivals] == group_max[arrivals]]
+        last = np.empty(len(self.group_start), dtype=np.int64)
+        last[self.group_label[arrivals]] = arrivals  # of several, the last one written stays: the first in order
+        return last[self.group_label]

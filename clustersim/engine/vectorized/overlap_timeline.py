@@ -14,34 +14,40 @@ from clustersim.cost.segment import BlockCost
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Moves:
+class OverlapTimeline:
     """Collectives that follow each other: [ranks, collectives] when they moved, and the pace of kernels beside them.
 
     A pace of 0 is that of kernels alone.
     """
 
-    since: FloatArray
-    until: FloatArray
-    pace: IntArray
+    begin: FloatArray
+    end: FloatArray
+    level: IntArray
 
-    def with_others(self, other: Self, cost: BlockCost) -> "Moves":
+    def merge_timeline(self, stream_timeline: Self, cost: BlockCost) -> "OverlapTimeline":
         """What this stream and another do together, in the pieces in which both stay the same."""
-        edges = np.sort(np.hstack([self.since, self.until, other.since, other.until]), axis=1)
-        since, until = edges[:, :-1], edges[:, 1:]
-        both = np.array([[cost.pace_of_both(a, b) for b in range(other._most)] for a in range(self._most)])
-        pace = both[self._at(since), other._at(since)]
-        return Moves(since, np.where(pace > 0, until, since), pace)
+        edges = np.sort(np.hstack([self.begin, self.end, stream_timeline.begin, stream_timeline.end]), axis=1)
+        begin, end = edges[:, :-1], edges[:, 1:]
+        combined_level = np.array(
+            [[cost.pace_of_both(a, b) for b in range(stream_timeline._level_count)] for a in range(self._level_count)]
+        )
+        level = combined_level[self._level_at(begin), stream_timeline._level_at(begin)]
+        return OverlapTimeline(begin, np.where(level > 0, end, begin), level)
 
     @property
-    def _most(self) -> int:
+    def _level_count(self) -> int:
         """One more than the highest number of a pace."""
-        return int(self.pace.max(initial=0)) + 1
+        return int(self.level.max(initial=0)) + 1
 
-    def _at(self, times: FloatArray) -> IntArray:
+    def _level_at(self, times: FloatArray) -> IntArray:
         """The pace beside what is under way at these times: [ranks, n] both."""
-        pace = np.zeros(times.shape, dtype=np.int64)
-        for row, (own, since, until) in enumerate(zip(times, self.since, self.until, strict=True)):
-            place = np.searchsorted(since, own, side="right") - 1
-            moves = (place >= 0) & (until[place] > own) if len(since) else np.zeros(len(own), dtype=np.bool_)
-            pace[row, moves] = self.pace[row, place[moves]]
-        return pace
+        level = np.zeros(times.shape, dtype=np.int64)
+        for rank_index, (rank_times, begin, end) in enumerate(zip(times, self.begin, self.end, strict=True)):
+            position = np.searchsorted(begin, rank_times, side="right") - 1
+            in_flight = (
+                (position >= 0) & (end[position] > rank_times)
+                if len(begin)
+                else np.zeros(len(rank_times), dtype=np.bool_)
+            )
+            level[rank_index, in_flight] = self.level[rank_index, position[in_flight]]
+        return level

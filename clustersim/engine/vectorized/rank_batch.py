@@ -11,143 +11,166 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
-from clustersim.engine.vectorized.overlap_timeline import Moves
-from clustersim.engine.vectorized.segment_durations import BlockPieces
-from clustersim.engine.vectorized.segment_eval import NEVER, Beside, Busy, beside, leaders, play
-from clustersim.engine.vectorized.trace_writer import Columns, Span
+from clustersim.engine.vectorized.overlap_timeline import OverlapTimeline
+from clustersim.engine.vectorized.segment_durations import RankSegmentDurations
+from clustersim.engine.vectorized.segment_eval import (
+    NO_OVERLAP,
+    OverlapInterval,
+    OverlapIntervals,
+    blocking_ranks,
+    evaluate_segment,
+    overlapping_intervals,
+)
+from clustersim.engine.vectorized.trace_writer import BatchEvents, BatchSpan
 from clustersim.program.program import RankProgram
-from clustersim.program.task import BESIDE, Block, Stream
+from clustersim.program.task import OVERLAPPING_STREAMS, Segment, Stream
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ready:
+class ReadyTimes:
     """When the ranks of a cohort turn to a task, when they can start it, and because of which rows: [ranks] each."""
 
     queued: FloatArray
     ready: FloatArray
-    cause: IntArray
+    predecessor: IntArray
 
 
 @dataclass(slots=True, eq=False)
-class _Line:
-    """Collectives of one stream beside blocks. tasks: theirs, in order; needed: `_computed_before` each starts.
+class _OverlappingStream:
+    """Collectives of one stream beside blocks. tasks: theirs, in order; needed: `_required_computes` each starts.
 
     passed: how many have ended before any block yet to come.
     """
 
-    tasks: list[int]
-    needed: list[int]
-    passed: int = 0
+    task_ids: list[int]
+    required_computes: list[int]
+    ended_count: int = 0
 
-    def beside(self, number: int) -> list[int]:
+    def concurrent_with(self, task_id: int) -> list[int]:
         """Those that do not wait for a compute task, but for those that have passed."""
-        end = self.passed
-        while end < len(self.needed) and self.needed[end] < number:
+        end = self.ended_count
+        while end < len(self.required_computes) and self.required_computes[end] < task_id:
             end += 1
-        return self.tasks[self.passed : end]
+        return self.task_ids[self.ended_count : end]
 
 
 @dataclass(slots=True, eq=False)
-class Cohort:
+class RankBatch:
     """The simulated ranks of one kind, their blocks, and the trace rows that they fill."""
 
     program: RankProgram
-    columns: Columns
-    pieces: BlockPieces
+    events: BatchEvents
+    durations: RankSegmentDurations
     done: list[bool] = field(init=False)
-    _last: dict[Stream, int] = field(init=False, default_factory=dict)
-    _needed: list[int] = field(init=False)
-    _lines: list[_Line] = field(init=False, default_factory=list)
+    _last_tasks: dict[Stream, int] = field(init=False, default_factory=dict)
+    _required: list[int] = field(init=False)
+    _overlapping: list[_OverlappingStream] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         self.done = [False] * len(self.program.tasks)
-        for stream in BESIDE if self.pieces.slowed else ():
-            tasks = [number for number, own in enumerate(self.program.streams) if own is stream]
-            self._lines.append(_Line(tasks, _computed_before(self.program, tasks)))
+        for stream in OVERLAPPING_STREAMS if self.durations.has_interference else ():
+            tasks = [task_id for task_id, task_stream in enumerate(self.program.streams) if task_stream is stream]
+            self._overlapping.append(_OverlappingStream(tasks, _required_computes(self.program, tasks)))
 
     @property
     def ranks(self) -> IntArray:
         """The simulated ranks of the cohort."""
-        return self.columns.ranks
+        return self.events.ranks
 
-    def ready(self, number: int) -> Ready:
+    def ready_times(self, task_id: int) -> ReadyTimes:
         """When a task can start, as far as its own rank is concerned."""
-        columns, stream = self.columns, self.program.streams[number]
-        before = self._last.get(stream)
-        queued = np.zeros(len(self.ranks)) if before is None else columns.end[before]
-        cause = np.full(len(self.ranks), -1) if before is None else columns.rows(before)
+        events, stream = self.events, self.program.streams[task_id]
+        previous = self._last_tasks.get(stream)
+        queued = np.zeros(len(self.ranks)) if previous is None else events.end[previous]
+        predecessor = np.full(len(self.ranks), -1) if previous is None else events.event_indices(previous)
         ready = queued
-        for needed in self.program.tasks[number].after:
-            end = columns.end[needed]
-            later = end > ready
-            cause = np.where(later | (cause < 0), columns.rows(needed), cause)
-            ready = np.where(later, end, ready)
-        return Ready(queued, ready, cause)
+        for dependency in self.program.tasks[task_id].depends_on:
+            end = events.end[dependency]
+            is_after = end > ready
+            predecessor = np.where(is_after | (predecessor < 0), events.event_indices(dependency), predecessor)
+            ready = np.where(is_after, end, ready)
+        return ReadyTimes(queued, ready, predecessor)
 
-    def finish(self, number: int, span: Span) -> None:
+    def finish_task(self, task_id: int, span: BatchSpan) -> None:
         """Write what the ranks did in a task."""
-        self.columns.write(number, span)
-        self.done[number] = True
-        self._last[self.program.streams[number]] = number
+        self.events.write_span(task_id, span)
+        self.done[task_id] = True
+        self._last_tasks[self.program.streams[task_id]] = task_id
 
-    def computes(self, number: int) -> bool:
+    def can_compute(self, task_id: int) -> bool:
         """Whether all collectives are known that may run beside the block of a compute task."""
-        for line in self._lines:
-            while line.passed < len(line.tasks) and self._ended(line.tasks[line.passed]):
-                line.passed += 1
-        return all(self.done[item] for line in self._lines for item in line.beside(number))
+        for overlapping in self._overlapping:
+            while overlapping.ended_count < len(overlapping.task_ids) and self._has_ended(
+                overlapping.task_ids[overlapping.ended_count]
+            ):
+                overlapping.ended_count += 1
+        return all(
+            self.done[collective]
+            for overlapping in self._overlapping
+            for collective in overlapping.concurrent_with(task_id)
+        )
 
-    def _ended(self, task: int) -> bool:
+    def _has_ended(self, task_id: int) -> bool:
         """Whether a collective ended on every rank before the compute stream goes on."""
-        last = self._last.get(Stream.COMPUTE)
-        if last is None or not self.done[task]:
+        last = self._last_tasks.get(Stream.COMPUTE)
+        if last is None or not self.done[task_id]:
             return False
-        return bool((self.columns.end[task] <= self.columns.end[last]).all())
+        return bool((self.events.end[task_id] <= self.events.end[last]).all())
 
-    def _busy(self, number: int) -> Busy:
+    def _overlap_intervals(self, task_id: int) -> OverlapIntervals:
         """When collectives beside a compute task move data, and the pace of kernels meanwhile."""
-        lines = [tasks for line in self._lines if (tasks := line.beside(number))]
-        if len(lines) == 1:
-            return [Beside(self.columns.start[item], self.columns.end[item], self._pace(item)) for item in lines[0]]
-        if not lines:
-            return NEVER
-        data, experts = (self._moves(tasks) for tasks in lines)
-        both = data.with_others(experts, self.pieces.cost)
+        stream_tasks = [tasks for overlapping in self._overlapping if (tasks := overlapping.concurrent_with(task_id))]
+        if len(stream_tasks) == 1:
+            return [
+                OverlapInterval(
+                    self.events.start[collective], self.events.end[collective], self._interference_level(collective)
+                )
+                for collective in stream_tasks[0]
+            ]
+        if not stream_tasks:
+            return NO_OVERLAP
+        first, second = (self._timeline(tasks) for tasks in stream_tasks)
+        merged = first.merge_timeline(second, self.durations.cost)
         return [
-            Beside(*element) for element in zip(both.since.T, both.until.T, np.maximum(both.pace, 1).T, strict=True)
+            OverlapInterval(*item)
+            for item in zip(merged.begin.T, merged.end.T, np.maximum(merged.level, 1).T, strict=True)
         ]
 
-    def _moves(self, tasks: list[int]) -> Moves:
-        start, end = self.columns.start[tasks].T, self.columns.end[tasks].T
-        return Moves(start, end, np.broadcast_to([self._pace(task) for task in tasks], start.shape))
+    def _timeline(self, task_ids: list[int]) -> OverlapTimeline:
+        start, end = self.events.start[task_ids].T, self.events.end[task_ids].T
+        return OverlapTimeline(
+            start, end, np.broadcast_to([self._interference_level(task_id) for task_id in task_ids], start.shape)
+        )
 
-    def _pace(self, task: int) -> int:
+    def _interference_level(self, task_id: int) -> int:
         """Of kernels beside a collective."""
-        return self.pieces.cost.pace(self.program.tasks[task].exchange)  # type: ignore[union-attr]
+        return self.durations.cost.pace(self.program.tasks[task_id].comm_op)  # type: ignore[union-attr]
 
-    def compute(self, number: int, block: Block) -> None:
+    def run_segment(self, task_id: int, segment: Segment) -> None:
         """Run a block on all ranks."""
-        when = self.ready(number)
-        pieces, outlined = self.pieces.of(number, block)
-        run = play(when.ready, pieces) if outlined is None else outlined.run(when.ready)
-        if disturbing := beside(run, when.ready, self._busy(number)):
-            run = play(when.ready, pieces, disturbing)
-        self.columns.waited[number], self.columns.slowed[number] = run.waited, run.slowed
-        if pieces.meets:
-            self.columns.leader[number] = self.columns.rows(number)[leaders(pieces, run.waited)]
-        self.finish(number, Span(when.queued, when.ready, when.ready, run.end, when.cause))
+        times = self.ready_times(task_id)
+        durations, summary = self.durations.durations_and_summary(task_id, segment)
+        run = evaluate_segment(times.ready, durations) if summary is None else summary.evaluate(times.ready)
+        if overlaps := overlapping_intervals(run, times.ready, self._overlap_intervals(task_id)):
+            run = evaluate_segment(times.ready, durations, overlaps)
+        self.events.waited[task_id], self.events.slowed[task_id] = run.waited, run.slowed
+        if durations.has_sync:
+            self.events.blocking_event[task_id] = self.events.event_indices(task_id)[
+                blocking_ranks(durations, run.waited)
+            ]
+        self.finish_task(task_id, BatchSpan(times.queued, times.ready, times.ready, run.end, times.predecessor))
 
 
-def _computed_before(program: RankProgram, chosen: list[int]) -> list[int]:
+def _required_computes(program: RankProgram, task_ids: list[int]) -> list[int]:
     """For each of some tasks of one stream the last compute task that must have ended before it starts, or -1."""
-    needs: list[int] = []
-    streams: dict[Stream, int] = {}
-    for number, (task, stream) in enumerate(zip(program.tasks, program.streams, strict=True)):
-        own = max((needs[item] for item in task.after), default=-1)
+    required: list[int] = []
+    stream_required: dict[Stream, int] = {}
+    for task_id, (task, stream) in enumerate(zip(program.tasks, program.streams, strict=True)):
+        last_compute = max((required[dependency] for dependency in task.depends_on), default=-1)
         if stream is Stream.COMPUTE:
-            needs.append(number)
+            required.append(task_id)
             continue
         if stream is not Stream.RECEIVE:
-            own = streams[stream] = max(own, streams.get(stream, -1))
-        needs.append(own)
-    return [needs[number] for number in chosen]
+            last_compute = stream_required[stream] = max(last_compute, stream_required.get(stream, -1))
+        required.append(last_compute)
+    return [required[task_id] for task_id in task_ids]

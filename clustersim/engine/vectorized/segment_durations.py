@@ -8,138 +8,159 @@ import numpy as np
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.cost.jitter import Jitter
 from clustersim.cost.segment import BlockCost, BlockTiming
-from clustersim.engine.vectorized.group_sync import Meeting
-from clustersim.engine.vectorized.segment_eval import Outline, Pieces, outline
+from clustersim.engine.vectorized.group_sync import GroupSync
+from clustersim.engine.vectorized.segment_eval import MaxPlusSummary, SegmentDurations, summarize_segment
 from clustersim.program.program import Program, RankProgram
-from clustersim.program.task import Block
-from clustersim.symmetry.refinement import Classes
+from clustersim.program.task import Segment
+from clustersim.symmetry.refinement import SymmetryClasses
 
-AHEAD: Final = 512
+DRAW_SIZE: Final = 512
 """Operations whose factors are drawn at once."""
 
 
 @dataclass(slots=True, eq=False)
-class BlockPieces:
+class RankSegmentDurations:
     """ranks: simulated ranks of one kind; meetings: for each role who of them meet, None where each is alone."""
 
     program: RankProgram
     ranks: IntArray
     cost: BlockCost
     jitter: Jitter | None
-    meetings: dict[str, Meeting | None]
-    _known: dict[Block, tuple["_Timed", Outline | None]] = field(init=False, default_factory=dict)
-    _factors: "_Factors | None" = field(init=False, default=None)
+    group_syncs: dict[str, GroupSync | None]
+    _segment_cache: dict[Segment, tuple["_SegmentTimings", MaxPlusSummary | None]] = field(
+        init=False, default_factory=dict
+    )
+    _factors: "_JitterFactors | None" = field(init=False, default=None)
 
     @property
-    def slowed(self) -> bool:
+    def has_interference(self) -> bool:
         """Whether collectives of the data stream slow any kernel of these ranks."""
         return self.cost.slows(self.ranks)
 
-    def of(self, number: int, block: Block) -> tuple[Pieces, Outline | None]:
-        """Pieces of the block of task `number`, and how it runs undisturbed (`outline`)."""
-        timed, outlined = self._block(block)
-        factors = self.factors(self.program.operations_before[number], len(block.operations))
+    def durations_and_summary(self, task_id: int, segment: Segment) -> tuple[SegmentDurations, MaxPlusSummary | None]:
+        """Pieces of the block of task `number`, and how it runs undisturbed (`summarize_segment`)."""
+        timed, summary = self._cached_segment(segment)
+        factors = self.draw_factors(self.program.operation_offsets[task_id], len(segment.operations))
         if factors is None:
-            return timed.pieces, outlined
-        varied = _varied(timed, timed.pieces, factors)
-        return varied, outline(varied)
+            return timed.durations, summary
+        varied = _apply_jitter(timed, timed.durations, factors)
+        return varied, summarize_segment(varied)
 
-    def several(self, block: Block, factors: FloatArray | None) -> Pieces:
+    def batched_durations(self, segment: Segment, factors: FloatArray | None) -> SegmentDurations:
         """Pieces of several runs of a block; factors: [ranks, runs, operations] if there is jitter."""
-        timed = self._block(block)[0]
-        one = timed.pieces
-        runs = replace(one, kernels=one.kernels[:, None], rest=one.rest[:, None], slowing=one.slowing[:, :, None])
-        return runs if factors is None else _varied(timed, runs, factors)
+        timed = self._cached_segment(segment)[0]
+        durations = timed.durations
+        runs = replace(
+            durations,
+            kernel_seconds=durations.kernel_seconds[:, None],
+            fixed_seconds=durations.fixed_seconds[:, None],
+            slowdown=durations.slowdown[:, :, None],
+        )
+        return runs if factors is None else _apply_jitter(timed, runs, factors)
 
-    def factors(self, first: int, count: int) -> FloatArray | None:
+    def draw_factors(self, first_operation: int, count: int) -> FloatArray | None:
         """Factors of some operations of the program, none before those that were asked for last: [ranks, count]."""
         if self.jitter is None:
             return None
         if self._factors is None:
-            self._factors = _Factors(self.jitter, self.ranks)
-        return self._factors.of(first, count)
+            self._factors = _JitterFactors(self.jitter, self.ranks)
+        return self._factors.draw_range(first_operation, count)
 
-    def _block(self, block: Block) -> tuple["_Timed", Outline | None]:
-        known = self._known.get(block)
-        if known is None:
-            timed = self._timed(block)
-            known = self._known[block] = timed, outline(timed.pieces)
-        return known
+    def _cached_segment(self, segment: Segment) -> tuple["_SegmentTimings", MaxPlusSummary | None]:
+        cached = self._segment_cache.get(segment)
+        if cached is None:
+            timed = self._time_segment(segment)
+            cached = self._segment_cache[segment] = timed, summarize_segment(timed.durations)
+        return cached
 
-    def _timed(self, block: Block) -> "_Timed":
-        _, which, place = np.unique(self.cost.numbers(block)[self.ranks], return_index=True, return_inverse=True)
-        timings = [self.cost.block(int(self.ranks[item]), block) for item in which]
-        kernels = np.stack([timing.kernels for timing in timings])
-        rest = np.stack([timing.rest(timing.kernels) for timing in timings])
-        slowing = np.stack([self.cost.slowing(int(self.ranks[element]), block) for element in which], axis=1)
-        roles = [operation.exchange.group if operation.exchange else None for operation in block.operations]
-        meetings = tuple(None if role is None else self.meetings[role] for role in roles)
+    def _time_segment(self, segment: Segment) -> "_SegmentTimings":
+        _, first_of_class, timing_index = np.unique(
+            self.cost.numbers(segment)[self.ranks], return_index=True, return_inverse=True
+        )
+        timings = [self.cost.block(int(self.ranks[index]), segment) for index in first_of_class]
+        kernel_seconds = np.stack([timing.kernels for timing in timings])
+        fixed_seconds = np.stack([timing.rest(timing.kernels) for timing in timings])
+        slowdown = np.stack([self.cost.slowing(int(self.ranks[index]), segment) for index in first_of_class], axis=1)
+        comm_groups = [operation.comm_op.comm_group if operation.comm_op else None for operation in segment.operations]
+        group_syncs = tuple(None if comm_group is None else self.group_syncs[comm_group] for comm_group in comm_groups)
         if len(timings) > 1:
-            place = place.reshape(-1)
-            kernels, rest, slowing = kernels[place], rest[place], slowing[:, place]
-        return _Timed(timings, place.reshape(-1), Pieces(len(self.ranks), kernels, rest, slowing, meetings))
+            timing_index = timing_index.reshape(-1)
+            kernel_seconds, fixed_seconds, slowdown = (
+                kernel_seconds[timing_index],
+                fixed_seconds[timing_index],
+                slowdown[:, timing_index],
+            )
+        return _SegmentTimings(
+            timings,
+            timing_index.reshape(-1),
+            SegmentDurations(len(self.ranks), kernel_seconds, fixed_seconds, slowdown, group_syncs),
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Timed:
+class _SegmentTimings:
     """A block on many ranks. timings: those that there are; number: [ranks] which of them each rank has."""
 
     timings: list[BlockTiming]
-    number: IntArray
-    pieces: Pieces
+    timing_index: IntArray
+    durations: SegmentDurations
 
 
-def _varied(timed: _Timed, pieces: Pieces, factors: FloatArray) -> Pieces:
+def _apply_jitter(timed: _SegmentTimings, durations: SegmentDurations, factors: FloatArray) -> SegmentDurations:
     """Pieces with kernels that take other times; factors: [ranks, .., operations]."""
-    kernels = pieces.kernels * factors
+    kernel_seconds = durations.kernel_seconds * factors
     if not any(timing.together for timing in timed.timings):
-        return replace(pieces, kernels=kernels)
-    rest = np.empty_like(kernels)
-    for number, timing in enumerate(timed.timings):
-        rest[timed.number == number] = timing.rest(kernels[timed.number == number])
-    return replace(pieces, kernels=kernels, rest=rest)
+        return replace(durations, kernel_seconds=kernel_seconds)
+    fixed_seconds = np.empty_like(kernel_seconds)
+    for index, timing in enumerate(timed.timings):
+        fixed_seconds[timed.timing_index == index] = timing.rest(kernel_seconds[timed.timing_index == index])
+    return replace(durations, kernel_seconds=kernel_seconds, fixed_seconds=fixed_seconds)
 
 
-class _Factors:
+class _JitterFactors:
     """Factors of operations of many ranks, drawn some operations ahead: there may be 10^8 of them."""
 
     def __init__(self, jitter: Jitter, ranks: IntArray) -> None:
         self._jitter = jitter
         self._generators = [jitter.generator(rank) for rank in ranks.tolist()]
-        self._first = 0
+        self._first_operation = 0
         self._drawn = np.empty((len(ranks), 0))
 
-    def of(self, first: int, count: int) -> FloatArray:
+    def draw_range(self, first_operation: int, count: int) -> FloatArray:
         """Factors of operations `first` and on, none before those that were asked for last: [ranks, count]."""
-        self._skip(first)
-        begin, drawn = first - self._first, self._drawn
+        self._skip_to(first_operation)
+        begin, drawn = first_operation - self._first_operation, self._drawn
         missing = begin + count - drawn.shape[1]
         if missing > 0:
-            fresh = np.empty((len(drawn), max(AHEAD, missing)))
-            self._jitter.draw(self._generators, fresh)
-            self._drawn, self._first, begin = np.concatenate((drawn[:, begin:], fresh), axis=1), first, 0
+            new_factors = np.empty((len(drawn), max(DRAW_SIZE, missing)))
+            self._jitter.draw(self._generators, new_factors)
+            self._drawn, self._first_operation, begin = (
+                np.concatenate((drawn[:, begin:], new_factors), axis=1),
+                first_operation,
+                0,
+            )
         return self._drawn[:, begin : begin + count]
 
-    def _skip(self, first: int) -> None:
+    def _skip_to(self, first_operation: int) -> None:
         """Draw what is not asked for in portions, and keep nothing of it."""
-        end = self._first + self._drawn.shape[1]
-        if first <= end:
+        end = self._first_operation + self._drawn.shape[1]
+        if first_operation <= end:
             return
-        for begin in range(end, first, AHEAD):
-            self._jitter.draw(self._generators, np.empty((len(self._drawn), min(AHEAD, first - begin))))
-        self._first, self._drawn = first, self._drawn[:, :0]
+        for begin in range(end, first_operation, DRAW_SIZE):
+            self._jitter.draw(self._generators, np.empty((len(self._drawn), min(DRAW_SIZE, first_operation - begin))))
+        self._first_operation, self._drawn = first_operation, self._drawn[:, :0]
 
 
-def group_colours(program: Program, classes: Classes, role: str, ranks: IntArray) -> IntArray:
+def rank_group_colours(program: Program, classes: SymmetryClasses, comm_group: str, ranks: IntArray) -> IntArray:
     """Colour of the group of a role that each of some simulated ranks is in; ranks of equal colours meet."""
-    return classes.groups[role][program.rows[role][ranks]]
+    return classes.group_colours[comm_group][program.group_indices[comm_group][ranks]]
 
 
-def meetings_of(program: Program, classes: Classes, ranks: IntArray) -> dict[str, Meeting | None]:
+def find_group_syncs(program: Program, classes: SymmetryClasses, ranks: IntArray) -> dict[str, GroupSync | None]:
     """Who of some ranks meet in the groups of each role; None where each is alone."""
-    found: dict[str, Meeting | None] = {}
-    for role, rows in program.rows.items():
-        if (rows[ranks] >= 0).all() and not program.groups[role].ordered:
-            meeting = Meeting.of(group_colours(program, classes, role, ranks))
-            found[role] = None if meeting.alone else meeting
-    return found
+    group_syncs: dict[str, GroupSync | None] = {}
+    for comm_group, group_indices in program.group_indices.items():
+        if (group_indices[ranks] >= 0).all() and not program.groups[comm_group].ordered:
+            group_sync = GroupSync.from_groups(rank_group_colours(program, classes, comm_group, ranks))
+            group_syncs[comm_group] = None if group_sync.is_trivial else group_sync
+    return group_syncs

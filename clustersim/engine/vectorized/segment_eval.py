@@ -16,46 +16,46 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
-from clustersim.engine.vectorized.group_sync import Meeting
+from clustersim.engine.vectorized.group_sync import GroupSync
 
 
-class Beside(NamedTuple):
+class OverlapInterval(NamedTuple):
     """A collective beside, or one on every rank: [ranks] when it begins and ends, and the pace of kernels meanwhile."""
 
     begin: FloatArray
     end: FloatArray
-    pace: IntArray | int = 1
+    level: IntArray | int = 1
 
 
-Busy = Sequence[Beside]
+OverlapIntervals = Sequence[OverlapInterval]
 """Collectives beside, one after the other on every rank."""
-NEVER: Final[Busy] = ()
+NO_OVERLAP: Final[OverlapIntervals] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pieces:
+class SegmentDurations:
     """Durations of a block's operations on n ranks.
 
     kernels, rest: [n or 1, operations] seconds of kernels alone, and of what a collective beside does not slow;
     slowing: [paces - 1, n or 1, operations] the part by which it does slow kernels; meetings: for each operation who
-    meets for it, None if nobody. Of several runs, for `step_through`: [n or 1, runs or 1, operations], and slowing
+    meets for it, None if nobody. Of several runs, for `evaluate_operations`: [n or 1, runs or 1, operations], and slowing
     [paces - 1, n or 1, 1, operations].
     """
 
-    ranks: int
-    kernels: FloatArray
-    rest: FloatArray
-    slowing: FloatArray
-    meetings: tuple[Meeting | None, ...]
+    rank_count: int
+    kernel_seconds: FloatArray
+    fixed_seconds: FloatArray
+    slowdown: FloatArray
+    group_syncs: tuple[GroupSync | None, ...]
 
     @property
-    def meets(self) -> bool:
+    def has_sync(self) -> bool:
         """Whether any ranks meet."""
-        return any(meeting is not None for meeting in self.meetings)
+        return any(group_sync is not None for group_sync in self.group_syncs)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Run:
+class SegmentRun:
     """How a block ran: [n] each. waited: seconds for others, slowed: by collectives beside, both inside the block."""
 
     end: FloatArray
@@ -64,138 +64,173 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Outline:
+class MaxPlusSummary:
     """A block in which ranks meet in the groups of one role, undisturbed.
 
     lead: [n] seconds before the first meeting (without one: all); middle, tail: [n] from there to the last one, and
     after it; waited: [n] seconds in the middle in which others were waited for.
     """
 
-    meeting: Meeting | None
+    group_sync: GroupSync | None
     lead: FloatArray
     middle: FloatArray
     tail: FloatArray
     waited: FloatArray
 
-    def run(self, start: FloatArray) -> Run:
+    def evaluate(self, start: FloatArray) -> SegmentRun:
         """Run from these times."""
-        come = start + self.lead
-        if self.meeting is None:
-            return Run(come, self.waited, self.waited)
-        met = self.meeting.latest(come)
-        return Run(met + self.middle + self.tail, met - come + self.waited, np.zeros_like(met))
+        arrival = start + self.lead
+        if self.group_sync is None:
+            return SegmentRun(arrival, self.waited, self.waited)
+        synced = self.group_sync.group_max(arrival)
+        return SegmentRun(synced + self.middle + self.tail, synced - arrival + self.waited, np.zeros_like(synced))
 
 
-def outline(pieces: Pieces) -> Outline | None:
+def summarize_segment(durations: SegmentDurations) -> MaxPlusSummary | None:
     """The outline of a block; None where ranks meet in groups of several roles."""
-    durations, nothing = pieces.kernels + pieces.rest, np.zeros(pieces.ranks)
-    places = [place for place, meeting in enumerate(pieces.meetings) if meeting is not None]
-    if not places:
-        return Outline(None, np.broadcast_to(durations.sum(axis=1), pieces.ranks), nothing, nothing, nothing)
-    meeting = pieces.meetings[places[0]]
-    if meeting is None or any(pieces.meetings[place] is not meeting for place in places):
+    operation_seconds, zeros = durations.kernel_seconds + durations.fixed_seconds, np.zeros(durations.rank_count)
+    sync_points = [index for index, group_sync in enumerate(durations.group_syncs) if group_sync is not None]
+    if not sync_points:
+        return MaxPlusSummary(
+            None, np.broadcast_to(operation_seconds.sum(axis=1), durations.rank_count), zeros, zeros, zeros
+        )
+    group_sync = durations.group_syncs[sync_points[0]]
+    if group_sync is None or any(durations.group_syncs[index] is not group_sync for index in sync_points):
         return None
-    lead = durations[:, : places[0]].sum(axis=1)
-    own = np.broadcast_to(np.add.reduceat(durations, places, axis=1), (pieces.ranks, len(places)))
-    between = own[:, :-1]
-    middle = (between if len(durations) == 1 else meeting.latest(between)).sum(axis=1)
-    return Outline(meeting, np.broadcast_to(lead, pieces.ranks), middle, own[:, -1], middle - between.sum(axis=1))
+    lead = operation_seconds[:, : sync_points[0]].sum(axis=1)
+    interval_seconds = np.broadcast_to(
+        np.add.reduceat(operation_seconds, sync_points, axis=1), (durations.rank_count, len(sync_points))
+    )
+    inner_seconds = interval_seconds[:, :-1]
+    middle = (inner_seconds if len(operation_seconds) == 1 else group_sync.group_max(inner_seconds)).sum(axis=1)
+    return MaxPlusSummary(
+        group_sync,
+        np.broadcast_to(lead, durations.rank_count),
+        middle,
+        interval_seconds[:, -1],
+        middle - inner_seconds.sum(axis=1),
+    )
 
 
-def leaders(pieces: Pieces, waited: FloatArray) -> IntArray:
+def blocking_ranks(durations: SegmentDurations, waited: FloatArray) -> IntArray:
     """For each rank the place of the one that waited least among those that it meets: [n]."""
-    leader = np.arange(pieces.ranks)
-    for meeting in dict.fromkeys(pieces.meetings):
-        if meeting is not None:
-            ahead = -waited[leader]
-            leader = leader[meeting.last(ahead, meeting.latest(ahead))]
-    return leader
+    blocking = np.arange(durations.rank_count)
+    for group_sync in dict.fromkeys(durations.group_syncs):
+        if group_sync is not None:
+            lateness = -waited[blocking]
+            blocking = blocking[group_sync.last_arriver(lateness, group_sync.group_max(lateness))]
+    return blocking
 
 
-def beside(run: Run, start: FloatArray, busy: Busy) -> Busy:
+def overlapping_intervals(run: SegmentRun, start: FloatArray, overlaps: OverlapIntervals) -> OverlapIntervals:
     """The collectives that may be beside a block, if any is beside it where it runs undisturbed.
 
     What slows one rank makes another wait for it, and so may bring any collective beside that rank's block that has not
     ended before.
     """
-    later = [array for array in busy if (array.end > start).any()]
-    return later if any(((item.begin < run.end) & (item.end > start)).any() for item in later) else NEVER
+    remaining = [overlap for overlap in overlaps if (overlap.end > start).any()]
+    return (
+        remaining
+        if any(((overlap.begin < run.end) & (overlap.end > start)).any() for overlap in remaining)
+        else NO_OVERLAP
+    )
 
 
-def play(start: FloatArray, pieces: Pieces, busy: Busy = NEVER) -> Run:
+def evaluate_segment(
+    start: FloatArray, durations: SegmentDurations, overlaps: OverlapIntervals = NO_OVERLAP
+) -> SegmentRun:
     """Run a block, operations that follow each other without a meeting or a change of kind at once."""
-    now, waited, slowed = start, np.zeros(pieces.ranks), np.zeros(pieces.ranks)
-    for begin, end in pairwise((*_cuts(pieces), len(pieces.meetings))):
-        now, waited = _met(pieces.meetings[begin], now, waited)
-        part = pieces.kernels[:, begin:end].sum(axis=1), pieces.rest[:, begin:end].sum(axis=1)
-        now, more = _work(now, *part, pieces.slowing[..., begin], busy)
-        slowed = slowed + more
-    return Run(now, waited, slowed)
+    now, waited, slowed = start, np.zeros(durations.rank_count), np.zeros(durations.rank_count)
+    for begin, end in pairwise((*_boundaries(durations), len(durations.group_syncs))):
+        now, waited = _apply_sync(durations.group_syncs[begin], now, waited)
+        seconds = durations.kernel_seconds[:, begin:end].sum(axis=1), durations.fixed_seconds[:, begin:end].sum(axis=1)
+        now, slowdown_seconds = _advance(now, *seconds, durations.slowdown[..., begin], overlaps)
+        slowed = slowed + slowdown_seconds
+    return SegmentRun(now, waited, slowed)
 
 
-def step_through(start: FloatArray, pieces: Pieces, busy: Busy) -> tuple[Run, FloatArray, FloatArray]:
+def evaluate_operations(
+    start: FloatArray, durations: SegmentDurations, overlaps: OverlapIntervals
+) -> tuple[SegmentRun, FloatArray, FloatArray]:
     """Run a block operation by operation; also when each began and ended: [n, operations].
 
     Or run it several times at once, from start and beside collectives [n, runs]: [n, runs, operations].
     """
-    begins, ends = np.empty((2, *start.shape, len(pieces.meetings)))
+    begins, ends = np.empty((2, *start.shape, len(durations.group_syncs)))
     now, waited, slowed = start, np.zeros_like(start), np.zeros_like(start)
-    for place, meeting in enumerate(pieces.meetings):
-        now, waited = _met(meeting, now, waited)
-        begins[..., place] = now
-        now, more = _work(now, pieces.kernels[..., place], pieces.rest[..., place], pieces.slowing[..., place], busy)
-        slowed = slowed + more
-        ends[..., place] = now
-    return Run(now, waited, slowed), begins, ends
+    for index, group_sync in enumerate(durations.group_syncs):
+        now, waited = _apply_sync(group_sync, now, waited)
+        begins[..., index] = now
+        now, slowdown_seconds = _advance(
+            now,
+            durations.kernel_seconds[..., index],
+            durations.fixed_seconds[..., index],
+            durations.slowdown[..., index],
+            overlaps,
+        )
+        slowed = slowed + slowdown_seconds
+        ends[..., index] = now
+    return SegmentRun(now, waited, slowed), begins, ends
 
 
-def _met(meeting: Meeting | None, come: FloatArray, waited: FloatArray) -> tuple[FloatArray, FloatArray]:
+def _apply_sync(group_sync: GroupSync | None, arrival: FloatArray, waited: FloatArray) -> tuple[FloatArray, FloatArray]:
     """When ranks go on that come to a meeting, and how long they have waited then."""
-    if meeting is None:
-        return come, waited
-    met = meeting.latest(come)
-    return met, waited + (met - come)
+    if group_sync is None:
+        return arrival, waited
+    synced = group_sync.group_max(arrival)
+    return synced, waited + (synced - arrival)
 
 
-def _work(
-    start: FloatArray, kernel: FloatArray, rest: FloatArray, slowing: FloatArray, busy: Busy
+def _advance(
+    start: FloatArray,
+    kernel_seconds: FloatArray,
+    fixed_seconds: FloatArray,
+    slowdown: FloatArray,
+    overlaps: OverlapIntervals,
 ) -> tuple[FloatArray, FloatArray]:
     """When work ends of which a part is kernels, evenly; and how many seconds of it collectives beside have cost.
 
     slowing: [paces - 1, ...] of all these kernels.
     """
-    alone = kernel + rest
-    end, slowed = start + alone, np.zeros_like(start)
-    if not busy or not kernel.any():
+    uncontended = kernel_seconds + fixed_seconds
+    end, slowed = start + uncontended, np.zeros_like(start)
+    if not overlaps or not kernel_seconds.any():
         return end, slowed
-    parts = slowing * np.divide(kernel, alone, out=np.zeros_like(alone), where=alone > 0)
-    for since, until, pace in busy:
-        first = np.maximum(start, since)
-        left = end - first
-        if (left <= 0.0).all():
+    work_slowdown = slowdown * np.divide(
+        kernel_seconds, uncontended, out=np.zeros_like(uncontended), where=uncontended > 0
+    )
+    for overlap_begin, overlap_end, level in overlaps:
+        overlap_start = np.maximum(start, overlap_begin)
+        remaining = end - overlap_start
+        if (remaining <= 0.0).all():
             continue
-        part = parts[pace - 1] if isinstance(pace, int) else np.choose(pace - 1, parts)
-        lost = part / (1.0 + part)
-        more = np.minimum(np.maximum(left, 0.0) * (1.0 + part), np.maximum(until - first, 0.0)) * lost
-        end, slowed = end + more, slowed + more
+        ratio = work_slowdown[level - 1] if isinstance(level, int) else np.choose(level - 1, work_slowdown)
+        lost_fraction = ratio / (1.0 + ratio)
+        delay = (
+            np.minimum(np.maximum(remaining, 0.0) * (1.0 + ratio), np.maximum(overlap_end - overlap_start, 0.0))
+            * lost_fraction
+        )
+        end, slowed = end + delay, slowed + delay
     return end, slowed
 
 
-def _cuts(pieces: Pieces) -> tuple[int, ...]:
+def _boundaries(durations: SegmentDurations) -> tuple[int, ...]:
     """Where to cut a block so that a piece has no meeting but before its first operation, and work of one kind.
 
     Kernels and communication are slowed differently, so they may not be added up, neither may kernels that collectives
     slow by different parts, nor two that are both.
     """
-    meetings, slowing = pieces.meetings, pieces.slowing
-    other = (slowing[..., 1:] != slowing[..., :-1]).any(axis=(0, 1))
-    kind = np.where((pieces.rest == 0).all(axis=0), 0, np.where((pieces.kernels == 0).all(axis=0), 1, 2))
+    group_syncs, slowdown = durations.group_syncs, durations.slowdown
+    slowdown_changes = (slowdown[..., 1:] != slowdown[..., :-1]).any(axis=(0, 1))
+    kind = np.where(
+        (durations.fixed_seconds == 0).all(axis=0), 0, np.where((durations.kernel_seconds == 0).all(axis=0), 1, 2)
+    )
     return tuple(
-        place
-        for place in range(len(meetings))
-        if place == 0
-        or meetings[place] is not None
-        or kind[place] == 2
-        or kind[place] != kind[place - 1]
-        or other[place - 1]
+        index
+        for index in range(len(group_syncs))
+        if index == 0
+        or group_syncs[index] is not None
+        or kind[index] == 2
+        or kind[index] != kind[index - 1]
+        or slowdown_changes[index - 1]
     )

@@ -7,25 +7,25 @@ import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.program.program import Program
-from clustersim.trace.trace import Contention, Trace
+from clustersim.trace.trace import ContentionDelays, Trace
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Span:
+class BatchSpan:
     """What the ranks of a cohort did in one task: [ranks] each. cause: trace rows."""
 
     queued: FloatArray
     ready: FloatArray
     start: FloatArray
     end: FloatArray
-    cause: IntArray
+    predecessor: IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Columns:
+class BatchEvents:
     """The rows of one cohort, which is [tasks, ranks] in every column. first: the trace row of its first."""
 
-    first: int
+    first_event: int
     ranks: IntArray
     queued: FloatArray
     ready: FloatArray
@@ -33,65 +33,70 @@ class Columns:
     end: FloatArray
     waited: FloatArray
     slowed: FloatArray
-    cause: IntArray
-    leader: IntArray
+    predecessor: IntArray
+    blocking_event: IntArray
 
-    def write(self, task: int, span: Span) -> None:
+    def write_span(self, task_id: int, span: BatchSpan) -> None:
         """Write what all ranks did in a task."""
-        self.queued[task], self.ready[task] = span.queued, span.ready
-        self.start[task], self.end[task] = span.start, span.end
-        self.cause[task] = span.cause
+        self.queued[task_id], self.ready[task_id] = span.queued, span.ready
+        self.start[task_id], self.end[task_id] = span.start, span.end
+        self.predecessor[task_id] = span.predecessor
 
-    def rows(self, task: int) -> IntArray:
+    def event_indices(self, task_id: int) -> IntArray:
         """Trace rows of a task: [ranks]."""
-        begin = self.first + task * len(self.ranks)
+        begin = self.first_event + task_id * len(self.ranks)
         return np.arange(begin, begin + len(self.ranks))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Table:
+class TraceWriter:
     """The rows of all cohorts, one cohort after the other."""
 
-    cohorts: tuple[Columns, ...]
+    batches: tuple[BatchEvents, ...]
     times: FloatArray
-    links: IntArray
+    event_links: IntArray
 
     @classmethod
-    def of(cls, program: Program, ranks: list[IntArray]) -> Self:
+    def allocate(cls, program: Program, program_ranks: list[IntArray]) -> Self:
         """Room for the tasks of every kind; ranks: those that are simulated of each kind."""
-        tasks = [len(rank_program.tasks) for rank_program in program.programs]
-        sizes = [count * len(own) for count, own in zip(tasks, ranks, strict=True)]
-        first = np.concatenate(([0], np.cumsum(sizes))).tolist()
-        times, links = np.zeros((6, first[-1])), np.empty((2, first[-1]), dtype=np.int64)
-        links[0], links[1] = -1, np.arange(first[-1])
-        cohorts = [
-            _columns(begin, own, times[:, begin:end].reshape(6, count, -1), links[:, begin:end].reshape(2, count, -1))
-            for begin, end, count, own in zip(first[:-1], first[1:], tasks, ranks, strict=True)
+        tasks = [len(program_tasks.tasks) for program_tasks in program.programs]
+        sizes = [task_count * len(ranks) for task_count, ranks in zip(tasks, program_ranks, strict=True)]
+        offsets = np.concatenate(([0], np.cumsum(sizes))).tolist()
+        times, event_links = np.zeros((6, offsets[-1])), np.empty((2, offsets[-1]), dtype=np.int64)
+        event_links[0], event_links[1] = -1, np.arange(offsets[-1])
+        batches = [
+            _batch_events(
+                begin,
+                ranks,
+                times[:, begin:end].reshape(6, task_count, -1),
+                event_links[:, begin:end].reshape(2, task_count, -1),
+            )
+            for begin, end, task_count, ranks in zip(offsets[:-1], offsets[1:], tasks, program_ranks, strict=True)
             if end > begin
         ]
-        return cls(tuple(cohorts), times, links)
+        return cls(tuple(batches), times, event_links)
 
-    def trace(self, program: Program, representative: IntArray) -> Trace:
+    def build_trace(self, program: Program, representative: IntArray) -> Trace:
         """All spans."""
-        tasks = [np.repeat(np.arange(len(cohort.queued)), len(cohort.ranks)) for cohort in self.cohorts]
-        ranks = [np.tile(columns.ranks, len(columns.queued)) for columns in self.cohorts]
+        tasks = [np.repeat(np.arange(len(batch.queued)), len(batch.ranks)) for batch in self.batches]
+        ranks = [np.tile(batch.ranks, len(batch.queued)) for batch in self.batches]
         streams = [
-            np.repeat(np.array(program.programs[int(program.kind[item.ranks[0]])].streams), len(item.ranks))
-            for item in self.cohorts
+            np.repeat(np.array(program.programs[int(program.program_index[batch.ranks[0]])].streams), len(batch.ranks))
+            for batch in self.batches
         ]
         queued, ready, start, end, waited, slowed = self.times
-        cause, leader = self.links
+        predecessor, blocking = self.event_links
         return Trace(
-            rank=_joined(ranks), task=_joined(tasks), stream=_joined(streams), cause=cause, leader=leader,
+            rank=_concatenate(ranks), task=_concatenate(tasks), stream=_concatenate(streams), critical_predecessor=predecessor, blocking_event=blocking,
             queued=queued, ready=ready, start=start, end=end, waited=waited, slowed=slowed,
-            contention=Contention.none(),
+            contention=ContentionDelays.empty(),
             representative=representative,
         )  # fmt: skip
 
 
-def _columns(first: int, ranks: IntArray, times: FloatArray, links: IntArray) -> Columns:
-    return Columns(first, ranks, *times, *links)
+def _batch_events(first_event: int, ranks: IntArray, times: FloatArray, event_links: IntArray) -> BatchEvents:
+    return BatchEvents(first_event, ranks, *times, *event_links)
 
 
-def _joined(parts: list[IntArray]) -> IntArray:
-    return np.concatenate([np.zeros(0, dtype=np.int64), *parts]).astype(np.int64, copy=False)
+def _concatenate(arrays: list[IntArray]) -> IntArray:
+    return np.concatenate([np.zeros(0, dtype=np.int64), *arrays]).astype(np.int64, copy=False)

@@ -18,7 +18,7 @@ from clustersim.model.operators import ADAPTERS, DENSE, EXPERTS, QUANTIZED
 from clustersim.parallel.plan import Plan
 from clustersim.planning.explorer.expert_traffic import CUT, SPREAD, sent_of_experts
 from clustersim.planning.explorer.settings import Space, recompute
-from clustersim.program.task import Dispatcher
+from clustersim.program.task import TokenDispatcher
 from clustersim.results.explorer_tables import Table
 from clustersim.scenario.validation_rules.moe import check_spread, check_tokens_of_experts
 
@@ -100,7 +100,7 @@ def sizes(space: Space) -> Table:
         if (model, tp) not in space.cuts or (space.mixture and not _cuts_experts(space, cut)):
             return None
         moved = experts.get("dispatcher")
-        copied = None if moved is None else Dispatcher(moved) is not Dispatcher.ALL_TO_ALL
+        copied = None if moved is None else TokenDispatcher(moved) is not TokenDispatcher.ALL_TO_ALL
         key = (besides[precision], model, tp, split, *[*experts.values()][:2], copied)
         if key not in known:
             known[key] = dict(_columns(space, precision=precision, **cut))

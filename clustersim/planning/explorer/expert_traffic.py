@@ -17,7 +17,7 @@ from clustersim.model.layer_stack import RoutedMlp
 from clustersim.parallel.plan import Plan
 from clustersim.parallel.token_dispatch import Dispatch
 from clustersim.planning.explorer.settings import Space
-from clustersim.program.task import Collective, Dispatcher, Exchange, Routing
+from clustersim.program.task import CollectiveType, CommOp, TokenDispatcher, TokenRouting
 from clustersim.results.explorer_tables import Table
 from clustersim.scenario.nearest_values import divisors
 from clustersim.scenario.validation_rules.moe import check_spread
@@ -29,8 +29,8 @@ SPREAD: Final = (
     "gather routing", "gather probabilities",
 )  # fmt: skip
 """Exchanges between the ranks that have each other's experts."""
-_KERNELS: Final = (Dispatcher.DEEPEP, Dispatcher.DEEPEP_V2, Dispatcher.HYBRIDEP)
-_FORWARDED: Final = (Collective.DISPATCH, Collective.COMBINE)
+_KERNELS: Final = (TokenDispatcher.DEEPEP, TokenDispatcher.DEEPEP_V2, TokenDispatcher.HYBRIDEP)
+_FORWARDED: Final = (CollectiveType.DISPATCH, CollectiveType.COMBINE)
 
 
 def dispatch_of(plan: Plan) -> Dispatch:
@@ -43,22 +43,22 @@ def sent_of_experts(plan: Plan) -> Iterator[tuple[str, Bytes]]:
     """Bytes that a rank sends of each exchange around experts, by its name."""
     dispatch = dispatch_of(plan)
     ways = (dispatch.there(), dispatch.back(), dispatch.there(again=True), dispatch.back(again=True))
-    for exchange in (item for way in ways for item in way):
+    for exchange in (comm_op for way in ways for comm_op in way):
         yield exchange.name, exchange.payload * sent(dispatch, exchange)
 
 
-def sent(dispatch: Dispatch, exchange: Exchange) -> float:
+def sent(dispatch: Dispatch, exchange: CommOp) -> float:
     """Part of an exchange's payload that leaves a rank."""
     ep, cut = dispatch.layout.ep, dispatch.layout.expert_tensor
     if exchange.collective in _FORWARDED:
         ranks = _reached(dispatch.routing, ep, 1)
         return sum(ranks) / ep * (ep * cut - 1) / dispatch.routed.top_k
-    if exchange.collective is Collective.ALL_TO_ALL:
+    if exchange.collective is CollectiveType.ALL_TO_ALL:
         return 1 - 1 / ep
     return 1 - 1 / (cut if exchange.name in CUT else ep * cut)
 
 
-def _reached(routing: Routing, ep: int, width: int) -> list[float]:
+def _reached(routing: TokenRouting, ep: int, width: int) -> list[float]:
     """Parts of the tokens that have an expert on each of `ep` ranks, or on so many neighbours of them."""
     return [reached(routing, place / ep, (place + width) / ep) for place in range(0, ep, width)]
 
@@ -76,10 +76,10 @@ def sends(space: Space) -> Table | None:
         if ep * etp == 1 or [*check_spread(there)]:
             return None
         dispatch = dispatch_of(Plan(there.model, there.training, there.layout, there.schedule.placement))
-        routing, row, width = dispatch.routing, dispatch.row, Dispatcher(dispatcher)
+        routing, row, width = dispatch.routing, dispatch.row, TokenDispatcher(dispatcher)
         if width not in _KERNELS:
-            each = row if width is Dispatcher.ALL_GATHER else row * dispatch.routed.top_k / ep
-            return {"ranks": [each] * ep, "all": width is Dispatcher.ALL_GATHER, "nodes": None}
+            each = row if width is TokenDispatcher.ALL_GATHER else row * dispatch.routed.top_k / ep
+            return {"ranks": [each] * ep, "all": width is TokenDispatcher.ALL_GATHER, "nodes": None}
         blocks = {many: [row * part for part in _reached(routing, ep, many)] for many in divisors(ep)}
         return {"ranks": blocks[1], "all": True, "nodes": blocks}
 

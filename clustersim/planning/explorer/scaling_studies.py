@@ -12,7 +12,7 @@ from typing import Final
 from clustersim.common.errors import InputError
 from clustersim.parallel.data_parallel_strategy import NaiveDataParallel
 from clustersim.parallel.layout import Layout
-from clustersim.program.task import Dispatcher
+from clustersim.program.task import TokenDispatcher
 from clustersim.results.explorer_tables import Point, Study
 from clustersim.results.utilization import bubble_fraction, exposed_fraction
 from clustersim.scenario import Scenario
@@ -37,7 +37,7 @@ class _Variant:
     batch: int
     zero: int | None = None
     ep: int | None = None
-    dispatcher: Dispatcher | None = None
+    dispatcher: TokenDispatcher | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,9 @@ def _spread(scenario: Scenario, own: _Variant) -> Iterator[_Variant]:
     for degree in (ep // 4, ep // 2, ep, 2 * ep, 4 * ep):
         if degree:
             yield own if degree == ep else replace(own, ep=degree)
-    yield from (replace(own, dispatcher=dispatcher) for dispatcher in Dispatcher if dispatcher is not now)
+    yield from (
+        replace(own, dispatcher=token_dispatcher) for token_dispatcher in TokenDispatcher if token_dispatcher is not now
+    )
 
 
 def _experts_label(scenario: Scenario, variant: _Variant) -> str:
@@ -177,7 +179,7 @@ def _changes(scenario: Scenario, variant: _Variant) -> Iterator[str]:
     yield f"training.global_batch={variant.batch}"
     if variant.pp != layout.pp:
         yield "layout.layers_per_stage=even"
-    if variant.pp == 1 and scenario.placement.chunks > 1:
+    if variant.pp == 1 and scenario.placement.max_chunks > 1:
         yield "schedule=1f1b"
     if variant.ep is not None:
         yield f"layout.ep={variant.ep}"
@@ -216,7 +218,7 @@ def _point(scenario: Scenario, variant: _Variant) -> Point:
 
 def _passes(scenario: Scenario) -> int:
     """Microbatches through stages, which is what a simulation's time grows with."""
-    return scenario.microbatches * len(scenario.placement.ranks)
+    return scenario.microbatches * len(scenario.placement.stage_ranks)
 
 
 def _reason(scenario: Scenario, error: InputError) -> str:

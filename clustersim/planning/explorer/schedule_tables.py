@@ -16,7 +16,7 @@ from clustersim.model.training import Training
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.planning.explorer.settings import Space, chunks_of
-from clustersim.program.action import Action, ActionKind, in_turn
+from clustersim.program.action import Action, ActionKind, flatten_entries
 from clustersim.results.explorer_tables import Table
 from clustersim.scenario.validation_rules.consistency import MOST_PASSES, check_batch
 from clustersim.schedules.schedule import Schedule
@@ -109,7 +109,7 @@ def play(schedule: Schedule, pp: int, microbatches: int) -> Played:
     order = schedule.order(pp, microbatches)
     plan = Plan(preset("llama-tiny"), Training(1, microbatches), Layout(pp=pp), schedule.placement)
     places = [{stage.number: place for place, stage in enumerate(plan.stages_of(rank))} for rank in range(pp)]
-    held = [_moments(in_turn(steps), place) for steps, place in zip(order, places, strict=True)]
+    held = [_moments(flatten_entries(steps), place) for steps, place in zip(order, places, strict=True)]
     return Played(dry_run(order, forward=_FORWARD, backward=_BACKWARD).finish, held)
 
 

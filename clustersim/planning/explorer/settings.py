@@ -22,7 +22,7 @@ from clustersim.parallel.data_parallel_strategy import BY_STAGE, DataParallelism
 from clustersim.parallel.layer_partition import Drawn, Split
 from clustersim.parallel.mesh import NAMES
 from clustersim.parallel.plan import Plan
-from clustersim.program.task import Dispatcher
+from clustersim.program.task import TokenDispatcher
 from clustersim.results.explorer_tables import Setting, Table
 from clustersim.scenario import Scenario
 from clustersim.scenario.config.lora import LoraSection
@@ -124,7 +124,7 @@ class Space:
         of_experts = OF_EXPERTS if self.mixture else {}
         offered: dict[str, Iterable[Setting]] = {
             **{key: sorted({*values, self.start[key]}) for key, values in {**OFFERED, **of_experts}.items()},
-            "dispatcher": (dispatcher.value for dispatcher in Dispatcher),
+            "dispatcher": (token_dispatcher.value for token_dispatcher in TokenDispatcher),
             "model": range(len(self.models)), "precision": range(len(self.precisions)), "gpus": self.gpus,
             "zero": range(4), "split": (False, True), "schedule": SCHEDULES,
             "recompute": dict.fromkeys(
@@ -241,7 +241,7 @@ class Space:
             **{axis: known[axis] for axis in NAMES},
             ep=known["ep"],
             etp=known["etp"],
-            dispatcher=Dispatcher(known.get("dispatcher", self.scenario.layout.dispatcher)),
+            dispatcher=TokenDispatcher(known.get("dispatcher", self.scenario.layout.dispatcher)),
             sequence_parallel=known["split"],
             data=self.strategy(known["zero"]),
             layers_per_stage=self._layers_per_stage(model, known["pp"] * chunks_of(order)),
@@ -313,7 +313,7 @@ class Space:
 
 def chunks_of(order: Schedule) -> int:
     """Model chunks per pipeline rank, of a schedule that has as many on any number of ranks."""
-    return order.placement(1).chunks
+    return order.placement(1).max_chunks
 
 
 def _followed(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -38,13 +38,13 @@ from clustersim.planning.explorer.expert_traffic import CUT, SPREAD
 from clustersim.planning.explorer.settings import Space
 from clustersim.planning.explorer.settings import recompute as way
 from clustersim.program.program import RankProgram
-from clustersim.program.task import Collective, Communicate, Compute, Dispatcher, Exchange, Send
+from clustersim.program.task import CollectiveTask, CollectiveType, CommOp, ComputeTask, SendTask, TokenDispatcher
 from clustersim.results.explorer_tables import Table
 from clustersim.schedules.one_f_one_b import OneFOneB
 
 ROUNDS: Final = {
-    Collective.ALL_REDUCE: 2, Collective.ALL_GATHER: 1, Collective.REDUCE_SCATTER: 1, Collective.SHIFT: 1,
-    Collective.SEND_RECV: 1,
+    CollectiveType.ALL_REDUCE: 2, CollectiveType.ALL_GATHER: 1, CollectiveType.REDUCE_SCATTER: 1, CollectiveType.SHIFT: 1,
+    CollectiveType.SEND_RECV: 1,
 }  # fmt: skip
 """Buffers that each rank of a ring sends, but for the factor (n - 1) / n."""
 _SEQUENCE: Final = 128
@@ -283,12 +283,12 @@ class _Small:
         kept = {name: getattr(own, name) for name in ("early_stop", "attention", "lora")}
         training = Training(_SEQUENCE, 1, recompute=way(self.recompute), **kept)
         plain = Layout(tp=2, cp=2, pp=pp, sequence_parallel=self.split, layers_per_stage=(self.layers,) * pp)
-        spread = None if self.dispatcher is None else Dispatcher(self.dispatcher)
+        spread = None if self.dispatcher is None else TokenDispatcher(self.dispatcher)
         layout = plain if spread is None else replace(plain, ep=2, etp=2, dispatcher=spread)
         model = replace(self.model, stack=(LayerRun(self.spec, self.layers * pp),))
         return Plan(model, training, layout)
 
-    def _roles(self, plan: Plan, sent: Iterable[Exchange]) -> dict[str, FloatArray]:
+    def _roles(self, plan: Plan, sent: Iterable[CommOp]) -> dict[str, FloatArray]:
         """What is sent in each role, in parts."""
         counts: dict[str, dict[str, float]] = {name: defaultdict(float) for name in (*_SENT_BY, "ep", "etp")}
         for exchange in sent:
@@ -301,9 +301,9 @@ class _Small:
         return {role: np.array(self.rows.named(found)) for role, found in counts.items()}
 
 
-def _column(plan: Plan, exchange: Exchange) -> tuple[str, str, float]:
+def _column(plan: Plan, exchange: CommOp) -> tuple[str, str, float]:
     """The role of an exchange, of which part it sends some, and the bytes of its buffer that are one of that part."""
-    match exchange.group:
+    match exchange.comm_group:
         case "tp":
             return "tp", *_within_layers(plan, exchange)
         case "cp":
@@ -312,15 +312,15 @@ def _column(plan: Plan, exchange: Exchange) -> tuple[str, str, float]:
             return "pp", "message", exchange.payload
         case "embedding":  # of two ranks each sends half of twice the gradient
             return "embedding", "tied gradient", ROUNDS[exchange.collective] * exchange.payload
-    return exchange.group, "", 1.0
+    return exchange.comm_group, "", 1.0
 
 
-def _within_layers(plan: Plan, exchange: Exchange) -> tuple[str, float]:
+def _within_layers(plan: Plan, exchange: CommOp) -> tuple[str, float]:
     """What tensor-parallel ranks send: an activation, narrower ones (adapters, latent attention), or single bytes."""
     operand = exchange.name in _OPERANDS
     if exchange.payload == plan.activation:
         return "operand to tp" if operand else "activation to tp", plan.activation
-    if operand or "adapter" in exchange.name or exchange.collective is not Collective.ALL_REDUCE:
+    if operand or "adapter" in exchange.name or exchange.collective is not CollectiveType.ALL_REDUCE:
         name = "elements of operands to tp" if operand else "elements of tokens to tp"
         return name, plan.shard.tokens * plan.training.recipe.activations.bytes
     return "tokens to tp", plan.shard.tokens
@@ -331,10 +331,10 @@ def programs(plan: Plan) -> tuple[RankProgram, ...]:
     return lower(plan, OneFOneB().order(plan.layout.pp, plan.microbatches)).programs
 
 
-def exchanges(program: RankProgram) -> Iterator[Exchange]:
+def exchanges(program: RankProgram) -> Iterator[CommOp]:
     """All that a rank sends, one by one."""
     for task in program.tasks:
-        if isinstance(task, Compute):
-            yield from task.block.exchanges
-        elif isinstance(task, Communicate | Send):
-            yield task.exchange
+        if isinstance(task, ComputeTask):
+            yield from task.segment.comm_ops
+        elif isinstance(task, CollectiveTask | SendTask):
+            yield task.comm_op

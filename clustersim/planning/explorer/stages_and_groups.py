@@ -11,7 +11,7 @@ from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import EXPERT_PARTS, EXPERTS, MESHES, NAMES, ROLES, Role, Span
 from clustersim.parallel.process_groups import process_groups
 from clustersim.planning.explorer.settings import Space
-from clustersim.program.placement import looped
+from clustersim.program.placement import looped_placement
 from clustersim.results.explorer_tables import Table
 
 Placed = list[list[list[int | bool]]]
@@ -40,7 +40,10 @@ def roles(space: Space) -> dict[str, tuple[str, ...]]:
     """The axes along which the members of each process group differ, in the order of their ranks."""
     plain = replace(Layout(**dict.fromkeys(NAMES, 2)), order=space.scenario.layout.order)  # type: ignore[arg-type]
     layout = replace(plain, ep=2, etp=2) if space.mixture else plain
-    groups, orders = process_groups(layout, looped(layout.pp)), {axis for order in axes(space) for axis in order}
+    groups, orders = (
+        process_groups(layout, looped_placement(layout.pp)),
+        {axis for order in axes(space) for axis in order},
+    )
     drawn = (role for role in ROLES.values() if role.name in (orders - {"pp"}) | {EXPERT_PARTS.name})
     return {role.name: _along(layout, role, groups[role.name].members[0]) for role in drawn if role.name in groups}
 
@@ -62,7 +65,7 @@ def partners(space: Space) -> Table:
     """By role, for each pipeline rank those that it sends to or is grouped with."""
 
     def ask(pp: int, chunks: int) -> dict[str, list[list[int]]]:
-        groups = process_groups(Layout(pp=pp), looped(pp, chunks))
+        groups = process_groups(Layout(pp=pp), looped_placement(pp, chunks))
         pairs = {role.name: groups[role.name] for role in ROLES.values() if role.name in groups}
         pairs = {name: group for name, group in pairs.items() if ROLES[name].span is not Span.ALL}
         return {

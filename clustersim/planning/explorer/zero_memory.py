@@ -281,8 +281,8 @@ def _buffers(plan: Plan) -> list[dict[str, float]]:
     found = [dict.fromkeys(_ROLES, 0.0) for _ in range(plan.layout.pp)]
     for sent, program in zip(found, programs(plan), strict=True):
         for exchange in exchanges(program):
-            if exchange.group in sent:
-                sent[exchange.group] += ROUNDS[exchange.collective] * exchange.payload
+            if exchange.comm_group in sent:
+                sent[exchange.comm_group] += ROUNDS[exchange.collective] * exchange.payload
     return found
 
 

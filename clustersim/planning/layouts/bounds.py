@@ -52,7 +52,7 @@ def lower_bound(setup: Setup) -> Least:
     before, behind = _before(there), _before(back)  # [stages] in all stages before each
     found = []
     for rank in range(plan.layout.pp):
-        held = list(plan.placement.stages_of(rank))
+        held = list(plan.placement.stages_on_rank(rank))
         around = before[min(held)] + (behind[min(held)] if whole else 0.0)
         busy = work[held].sum() + passes.slowed(both[held].sum(axis=0))
         found.append(many * busy + (around if alone else 0.0))

@@ -25,7 +25,7 @@ from typing import Final
 
 from clustersim.common.units import Bytes, Seconds
 from clustersim.program.action import FORWARD, Action
-from clustersim.program.task import Compute
+from clustersim.program.task import ComputeTask
 from clustersim.results.economics import Economics, Gpus
 from clustersim.results.memory_check import tightest_memory
 from clustersim.results.provenance import items
@@ -160,7 +160,7 @@ def _round(short: Answer, many: int) -> tuple[Seconds, Span]:
     trace, last = short.trace, short.scenario.microbatches - 1
     found, spans = list[tuple[int, Seconds]](), dict[int, Span]()
     for rank in trace.simulated_ranks.tolist():
-        first, own = _first_tasks(short, rank), trace.rows(rank)
+        first, own = _first_tasks(short, rank), trace.rank_events(rank)
         start = dict(zip(trace.task[own].tolist(), trace.start[own].tolist(), strict=True))
         ahead = sum(1 for _ in takewhile(lambda action: action.kind is FORWARD, first))
         for action, task in first.items():
@@ -173,10 +173,10 @@ def _round(short: Answer, many: int) -> tuple[Seconds, Span]:
 
 def _first_tasks(short: Answer, rank: int) -> dict[Action, int]:
     """Passes of a rank, each with the first of its tasks."""
-    tasks = short.program.programs[int(short.program.kind[rank])].tasks
+    tasks = short.program.programs[int(short.program.program_index[rank])].tasks
     first: dict[Action, int] = {}
     for number, task in enumerate(tasks):
-        if isinstance(task, Compute) and task.action is not None:
+        if isinstance(task, ComputeTask) and task.action is not None:
             first.setdefault(task.action, number)
     return first
 

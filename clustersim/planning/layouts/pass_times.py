@@ -34,7 +34,7 @@ from clustersim.parallel.layer_partition import Stage
 from clustersim.parallel.mesh import EXPERT_PARTS, EXPERT_ROLE, EXPERT_TENSOR_ROLE, TENSOR_ROLE
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import ActionKind
-from clustersim.program.task import Collective, Exchange
+from clustersim.program.task import CollectiveType, CommOp
 from clustersim.scenario.resolved import Setup
 
 _ROLES: Final = (TENSOR_ROLE, EXPERT_ROLE, EXPERT_TENSOR_ROLE, EXPERT_PARTS)
@@ -57,7 +57,7 @@ class _Taken(NamedTuple):
 
     products: Seconds
     streaming: Seconds
-    exchanges: Mapping[Exchange, int]
+    exchanges: Mapping[CommOp, int]
 
 
 class _Pieces:
@@ -82,13 +82,13 @@ class _Pieces:
         return self._built[piece.key]
 
     def _work_out(self, unit: Unit, kind: ActionKind) -> _Taken:
-        seconds, exchanges = [0.0, 0.0], Counter[Exchange]()
+        seconds, exchanges = [0.0, 0.0], Counter[CommOp]()
         for operation in unit.operations(kind):
             if (kernel := operation.kernel) is not None:
                 use = PRODUCTS_OF if kernel.kind in PRODUCTS else STREAMING_OF
                 seconds[use] += min(machine.kernels.kernel(kernel).seconds for machine in self._machines)
-            elif isinstance(operation.does, Exchange):
-                exchanges[operation.does] += 1
+            elif isinstance(operation.body, CommOp):
+                exchanges[operation.body] += 1
         return _Taken(seconds[PRODUCTS_OF], seconds[STREAMING_OF], exchanges)
 
 
@@ -191,7 +191,7 @@ class Passes:
         every = (
             machine.interference.kernels[kind, of]
             for machine in self._machines
-            for kind in Collective
+            for kind in CollectiveType
             for of in CLASSES
         )
         part = min(every)
@@ -209,8 +209,8 @@ class Passes:
             times += counts[:, None] * row
         return times
 
-    def _use(self, exchange: Exchange) -> int | None:
+    def _use(self, exchange: CommOp) -> int | None:
         """What a collective counts as; None: as nothing."""
-        if self._uneven or exchange.group not in _NAMES:
+        if self._uneven or exchange.comm_group not in _NAMES:
             return None
-        return _BETWEEN if exchange.group == TENSOR_ROLE.name or not self._beside else _BESIDE
+        return _BETWEEN if exchange.comm_group == TENSOR_ROLE.name or not self._beside else _BESIDE

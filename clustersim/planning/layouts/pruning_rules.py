@@ -94,7 +94,7 @@ def _uneven(setup: Setup, own: Setup) -> Iterator[str]:
     """Where stages with a layer less would be idle for more than a tenth; embedding and loss count as layers."""
     if (setup.layout.pp, setup.schedule) == (own.layout.pp, own.schedule):
         return
-    layers, stages = setup.model.layers, len(setup.placement.ranks)
+    layers, stages = setup.model.layers, len(setup.placement.stage_ranks)
     room = stages * -(-layers // stages)
     if room > _UNEVEN * (layers + 2):
         yield f"layers do not divide into stages: {layers} of {setup.model.name} into {stages}"

@@ -20,7 +20,7 @@ from typing import IO, Any, Final
 import numpy as np
 
 from clustersim.common.arrays import IntArray
-from clustersim.program.task import HostExchange, Stream
+from clustersim.program.task import HostOp, Stream
 from clustersim.report.export.kineto_kernels import Called, Group, called_exchange, called_kernel
 from clustersim.report.export.rank_selection import TraceRank
 from clustersim.report.export.span_descriptions import Label
@@ -31,13 +31,13 @@ PRODUCER: Final = "clustersim"
 _INSIDE: Final = len(Stream)  # what runs inside passes
 _STREAMS: Final = {  # numbers as CUDA gives them: the first that PyTorch makes is 7
     Stream.COMPUTE: 7,
-    Stream.DATA: 28,
+    Stream.DP: 28,
     Stream.SEND_NEXT: 32,
     Stream.SEND_PREVIOUS: 36,
     Stream.RECEIVE: 40,
-    Stream.TO_HOST: 44,
-    Stream.FROM_HOST: 48,
-    Stream.EXPERTS: 24,
+    Stream.D2H: 44,
+    Stream.H2D: 48,
+    Stream.EP: 24,
     Stream.HOST: 1001,  # a thread of the host, which is where its own work is written
     _INSIDE: 20,
 }
@@ -104,7 +104,7 @@ class _Said:
             kernel = _words(called_kernel(label.kernel), _STREAMS[Stream.COMPUTE], more)
         if label.exchange is not None:
             timing, received = self.result.cost.exchange_timing(label.exchange), label.kind == "receive"
-            group = self._group(label.exchange.group, received=received)
+            group = self._group(label.exchange.comm_group, received=received)
             called = called_exchange(label.exchange, timing, group, self._dtype, received=received)
             exchange = _words(called, _STREAMS[stream], {"bound": timing.bound.value, "does": label.exchange.name})
         self.events += kernel, exchange
@@ -112,15 +112,15 @@ class _Said:
 
     def groups(self) -> list[Group]:
         """The groups that the rank communicates in."""
-        program = self.result.program.programs[int(self.result.program.kind[self.rank.rank])]
-        roles = sorted({exchange.group for exchange in program.exchanges if not isinstance(exchange, HostExchange)})
+        program = self.result.program.programs[int(self.result.program.program_index[self.rank.rank])]
+        roles = sorted({comm_op.comm_group for comm_op in program.comm_ops if not isinstance(comm_op, HostOp)})
         found = (self._group(role, received=received) for role in roles for received in (False, True))
         return list({group["pg_name"]: group for group in found if group["ranks"]}.values())
 
     def _group(self, role: str, *, received: bool) -> Group:
         """The group of a role that the rank is in (of pairs: sends in, or receives in), without ranks for none."""
         groups, rank = self.result.program.groups[role], self.rank.rank
-        row = int(groups.row_of(self.result.ranks, place=int(received) if groups.ordered else None)[rank])
+        row = int(groups.group_indices(self.result.ranks, member_index=int(received) if groups.ordered else None)[rank])
         ranks = groups.members[row].tolist() if row >= 0 else []
         group = {"pg_name": f"{role}_{row}", "pg_desc": role, "backend_config": "cuda:nccl", "pg_size": len(ranks)}
         return group | {"ranks": ranks}
@@ -136,7 +136,7 @@ def _runs(said: _Said, spans: Spans) -> IntArray:
     for label, number in (divmod(item, len(_STREAMS)) for item in key.tolist()):
         said.add(spans.labels[label], number)
     start, end = nanoseconds((spans.start, spans.moving)), nanoseconds((spans.computed, spans.end))
-    which, step = 2 * place + np.array([[0], [1]]), spans.program.step_of(said.result.scenario.steps)[spans.task]
+    which, step = 2 * place + np.array([[0], [1]]), spans.program.step_indices(said.result.scenario.steps)[spans.task]
     there = np.fromiter(map(bool, said.events), np.bool_)[which].T
     runs: IntArray = np.stack((start, end, which, np.broadcast_to(step, which.shape))).swapaxes(1, 2)[:, there]
     return runs[:, np.argsort(runs[0], kind="stable")]

@@ -20,28 +20,32 @@ from typing import Any, Final
 from clustersim.common.dtypes import NARROW, DType
 from clustersim.cost.timing import ExchangeTiming
 from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Operands
-from clustersim.program.task import Collective, Dispatcher, Exchange, HostExchange, HostWork
+from clustersim.program.task import CollectiveType, CommOp, HostOp, HostOpKind, TokenDispatcher
 from clustersim.report.export.span_descriptions import shape_words
 
 _NCCL: Final = {  # the kernel's name, and the name that c10d gives the collective
-    Collective.ALL_REDUCE: ("AllReduce_Sum_{}", "allreduce"),
-    Collective.ALL_GATHER: ("AllGather", "_allgather_base"),
-    Collective.REDUCE_SCATTER: ("ReduceScatter_Sum_{}", "_reduce_scatter_base"),
-    Collective.BROADCAST: ("Broadcast", "broadcast"),
-    Collective.REDUCE: ("Reduce_Sum_{}", "reduce"),
-    Collective.SCATTER: ("SendRecv", "scatter"),
-    Collective.GATHER: ("SendRecv", "gather"),
-    Collective.ALL_TO_ALL: ("SendRecv", "all_to_all"),
-    Collective.SEND_RECV: ("SendRecv", "send"),
-    Collective.SHIFT: ("SendRecv", "coalesced"),
+    CollectiveType.ALL_REDUCE: ("AllReduce_Sum_{}", "allreduce"),
+    CollectiveType.ALL_GATHER: ("AllGather", "_allgather_base"),
+    CollectiveType.REDUCE_SCATTER: ("ReduceScatter_Sum_{}", "_reduce_scatter_base"),
+    CollectiveType.BROADCAST: ("Broadcast", "broadcast"),
+    CollectiveType.REDUCE: ("Reduce_Sum_{}", "reduce"),
+    CollectiveType.SCATTER: ("SendRecv", "scatter"),
+    CollectiveType.GATHER: ("SendRecv", "gather"),
+    CollectiveType.ALL_TO_ALL: ("SendRecv", "all_to_all"),
+    CollectiveType.SEND_RECV: ("SendRecv", "send"),
+    CollectiveType.SHIFT: ("SendRecv", "coalesced"),
 }
-_DISPATCHERS: Final = {Dispatcher.DEEPEP: "deep_ep", Dispatcher.DEEPEP_V2: "deep_ep", Dispatcher.HYBRIDEP: "hybrid_ep"}
+_DISPATCHERS: Final = {
+    TokenDispatcher.DEEPEP: "deep_ep",
+    TokenDispatcher.DEEPEP_V2: "deep_ep",
+    TokenDispatcher.HYBRIDEP: "hybrid_ep",
+}
 _MEMCPY: Final = {
-    HostWork.TO_HOST: "Memcpy DtoH (Device -> Pinned)",
-    HostWork.FROM_HOST: "Memcpy HtoD (Pinned -> Device)",
+    HostOpKind.D2H: "Memcpy DtoH (Device -> Pinned)",
+    HostOpKind.H2D: "Memcpy HtoD (Pinned -> Device)",
 }
-_SHARED_OUT: Final = (Collective.REDUCE_SCATTER, Collective.SCATTER)  # each member ends with its share
-_SHARED_IN: Final = (Collective.ALL_GATHER, Collective.GATHER)  # each member begins with its share
+_SHARED_OUT: Final = (CollectiveType.REDUCE_SCATTER, CollectiveType.SCATTER)  # each member ends with its share
+_SHARED_IN: Final = (CollectiveType.ALL_GATHER, CollectiveType.GATHER)  # each member begins with its share
 _NCCL_FORMATS: Final = {DType.FP32: "f32", DType.TF32: "f32", DType.BF16: "bf16", DType.FP16: "f16"}  # of activations
 _C10_FORMATS: Final = {
     DType.FP32: "Float", DType.TF32: "Float", DType.BF16: "BFloat16", DType.FP16: "Half",
@@ -88,13 +92,11 @@ def called_kernel(kernel: Kernel) -> Called:
     return Called(operator, arguments, name, device | made)
 
 
-def called_exchange(
-    exchange: Exchange, timing: ExchangeTiming, group: Group, dtype: DType, *, received: bool
-) -> Called:
+def called_exchange(exchange: CommOp, timing: ExchangeTiming, group: Group, dtype: DType, *, received: bool) -> Called:
     """A collective, or a message that is sent or received, as c10d calls NCCL; or what others call."""
-    if isinstance(exchange, HostExchange):
+    if isinstance(exchange, HostOp):
         return _called_host(exchange)
-    if exchange.routing is not None and exchange.collective.routed:
+    if exchange.routing is not None and exchange.collective.is_token_routing:
         return _called_dispatcher(exchange, exchange.routing.dispatcher, group)
     kernel, name = ("SendRecv", "recv") if received else _NCCL[exchange.collective]
     suffix = "" if kernel == "SendRecv" else "_" + re.sub(r"[^A-Z0-9]+", "_", timing.algorithm.upper()).strip("_")
@@ -113,18 +115,18 @@ def called_exchange(
     return Called("record_param_comms", arguments, kernel, arguments)
 
 
-def _called_dispatcher(exchange: Exchange, dispatcher: Dispatcher, group: Group) -> Called:
+def _called_dispatcher(exchange: CommOp, dispatcher: TokenDispatcher, group: Group) -> Called:
     """Kernels that send tokens to experts or get results back, by their namespace."""
     name = f"{_DISPATCHERS[dispatcher]}::{exchange.collective.value}"
     arguments = {"Group size": group["pg_size"], "Process Group Ranks": _listed(group["ranks"])}
     return Called(name, arguments, name, {"bytes": int(exchange.payload)})
 
 
-def _called_host(exchange: HostExchange) -> Called:
+def _called_host(exchange: HostOp) -> Called:
     """A copy to or from pinned memory of the host, as the profiler names it, or what the host computes itself."""
-    if exchange.work is HostWork.ON_HOST:
+    if exchange.kind is HostOpKind.ON_HOST:
         return Called(exchange.name, {}, exchange.name, {"bytes": int(exchange.payload)}, category="cpu_op")
-    kernel = _MEMCPY[exchange.work]
+    kernel = _MEMCPY[exchange.kind]
     return Called("aten::copy_", {}, kernel, {"bytes": int(exchange.payload)}, category="gpu_memcpy")
 
 

@@ -49,12 +49,12 @@ _FIXED: Final = 8
 _VALUES: Final = {str: "string_value", int: "int_value", float: "double_value"}  # of DebugAnnotation
 _ROUNDING: Final = 5e-10  # seconds: less than a trace can show
 _RATES: Final = (
-    ("data parallel collectives: payload per second", (Stream.DATA,)),
-    ("tokens to and from experts beside computation: payload per second", (Stream.EXPERTS,)),
+    ("data parallel collectives: payload per second", (Stream.DP,)),
+    ("tokens to and from experts beside computation: payload per second", (Stream.EP,)),
     ("messages sent to other stages: bytes per second", (Stream.SEND_NEXT, Stream.SEND_PREVIOUS)),
     ("messages received from other stages: bytes per second", (Stream.RECEIVE,)),
-    ("copies to the host: bytes per second", (Stream.TO_HOST,)),
-    ("copies from the host: bytes per second", (Stream.FROM_HOST,)),
+    ("copies to the host: bytes per second", (Stream.D2H,)),
+    ("copies from the host: bytes per second", (Stream.H2D,)),
 )
 _BYTES: Final = {"unit": "UNIT_SIZE_BYTES"}
 _PER_SECOND: Final = {"unit_name": "bytes/s"}
@@ -126,7 +126,7 @@ def _lines(rank: int, spans: Spans, flows: Flows) -> Iterator[_Line]:
 
 def _task(result: Answer, row: int) -> tuple[int, Task]:
     """The program of a row of the trace, and its task."""
-    trace, kind = result.trace, int(result.program.kind[result.trace.rank[row]])
+    trace, kind = result.trace, int(result.program.program_index[result.trace.rank[row]])
     return kind, result.program.programs[kind].tasks[trace.task[row]]
 
 
@@ -156,7 +156,7 @@ def _waits(result: Answer, row: int, cause: int, between: Seconds) -> Arguments:
 
 def _memory(result: Answer, rank: int) -> _Curve:
     """What a rank holds; beyond activations it does not change, and the allocator rounds up by a part."""
-    place = min(int(result.program.kind[rank]), len(result.ledgers) - 1)
+    place = min(int(result.program.program_index[rank]), len(result.ledgers) - 1)
     ledger = result.ledgers[place]
     activations = np.append(0.0, ledger.activations)  # none before the step
     held = ledger.peak - (ledger.peak_activations - activations) * ledger.fragmentation

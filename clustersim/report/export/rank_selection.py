@@ -64,7 +64,7 @@ def ranks_of(result: Answer, choice: str) -> list[int]:
         return default_ranks(result)
     named = [_named(result.scenario.layout, word.strip(), choice) for word in choice.split(",")]
     most = max(count for _, count in named)
-    slowest = slowest_ranks(result.breakdown, result.program.kind, result.stragglers, most)
+    slowest = slowest_ranks(result.breakdown, result.program.program_index, result.stragglers, most)
     return sorted(set(slowest).union(*(ranks for ranks, _ in named)))
 
 
@@ -76,7 +76,7 @@ def trace_ranks(result: Answer, ranks: Sequence[int]) -> tuple[TraceRank, ...]:
     """
     layout, stands, slow = result.scenario.layout, result.trace.representative, result.stragglers.named
     places = {axis.name: layout.coordinate(axis) for axis in layout.axes}
-    members, written = result.trace.stands_for, np.bincount(stands[list(ranks)], minlength=result.ranks)
+    members, written = result.trace.represented_counts, np.bincount(stands[list(ranks)], minlength=result.ranks)
     axes = [axis.name for axis in layout.axes if axis.inside and layout.all_degrees[axis.name] > 1]
     found = []
     for rank in ranks:

@@ -14,7 +14,17 @@ from clustersim.cost.timing import ExchangeTiming, Provenance
 from clustersim.model.kernels import AttentionShape, Kernel, MatmulShape, Routine, Shape, StreamShape
 from clustersim.parallel.mesh import ROLES
 from clustersim.program.action import Action
-from clustersim.program.task import Communicate, Compute, Exchange, HostExchange, Operation, Receive, Send, Stream, Task
+from clustersim.program.task import (
+    CollectiveTask,
+    CommOp,
+    ComputeTask,
+    HostOp,
+    Operation,
+    ReceiveTask,
+    SendTask,
+    Stream,
+    Task,
+)
 from clustersim.report.labels import PROVENANCE_NAMES
 from clustersim.report.theme import AXIS_LOOKS, Category
 from clustersim.scenario import Scenario
@@ -22,16 +32,16 @@ from clustersim.scenario import Scenario
 Arguments = dict[str, str | int | float]
 STREAM_NAMES: Final = {
     Stream.COMPUTE: "compute",
-    Stream.DATA: "data parallel",
+    Stream.DP: "data parallel",
     Stream.SEND_NEXT: "send to the next stage",
     Stream.SEND_PREVIOUS: "send to the stage before",
     Stream.RECEIVE: "receive",
-    Stream.TO_HOST: "copies to the host",
+    Stream.D2H: "copies to the host",
     Stream.HOST: "the host's work",
-    Stream.FROM_HOST: "copies from the host",
-    Stream.EXPERTS: "tokens to and from experts",
+    Stream.H2D: "copies from the host",
+    Stream.EP: "tokens to and from experts",
 }
-_KINDS: Final = {Communicate: "collective", Send: "send", Receive: "receive"}
+_KINDS: Final = {CollectiveTask: "collective", SendTask: "send", ReceiveTask: "receive"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +59,7 @@ class Label:
     detail: str = ""
     work: str = ""
     kernel: Kernel | None = None
-    exchange: Exchange | None = None
+    exchange: CommOp | None = None
     bytes: float = np.nan
     memory_bytes: float = np.nan
     flop: float = np.nan
@@ -71,20 +81,20 @@ class Label:
             said |= {"flop": int(self.flop), "memory_bytes": int(self.memory_bytes)}
             said |= {"shape": self.shape} if self.shape else {}
         if self.exchange is not None:
-            said |= {"collective": self.exchange.collective.value, "group": self.exchange.group}
+            said |= {"collective": self.exchange.collective.value, "group": self.exchange.comm_group}
             said |= {"payload_bytes": int(self.bytes)}
         return said | {"bound": self.bound, "duration_from": PROVENANCE_NAMES[Provenance(self.provenance)]}
 
 
 def operation_label(operation: Operation, timing: BlockTiming, place: int, algorithm: str = "") -> Label:
     """What an operation says at a place of its block. algorithm: of its exchange, if it has one."""
-    kernel, exchange = operation.kernel, operation.exchange
+    kernel, exchange = operation.kernel, operation.comm_op
     alone = exchange if kernel is None else None
     return Label(
         kind="kernel" if exchange is None else "exchange" if kernel is None else "overlap",
-        category=AXIS_LOOKS[ROLES[alone.group].serves] if alone else Category[operation.work.name],
+        category=AXIS_LOOKS[ROLES[alone.comm_group].serves] if alone else Category[operation.work_type.name],
         name=" + ".join(item.name for item in (kernel, exchange) if item is not None),
-        work=operation.work.value, kernel=kernel, exchange=exchange,
+        work=operation.work_type.value, kernel=kernel, exchange=exchange,
         bytes=np.nan if exchange is None else float(exchange.payload),
         memory_bytes=np.nan if kernel is None else float(kernel.bytes),
         flop=np.nan if kernel is None else float(kernel.flops),
@@ -92,27 +102,27 @@ def operation_label(operation: Operation, timing: BlockTiming, place: int, algor
     )  # fmt: skip
 
 
-def pass_label(task: Compute) -> Label:
+def pass_label(task: ComputeTask) -> Label:
     """What a pass says: the sums of what is in it."""
     block, kernels = (
-        task.block,
-        [operation.kernel for operation in task.block.operations if operation.kernel is not None],
+        task.segment,
+        [operation.kernel for operation in task.segment.operations if operation.kernel is not None],
     )
     return Label(
         "pass", look_of(task), block.name, does=block.name,
-        bytes=float(sum(exchange.payload for exchange in block.exchanges)) or np.nan,
+        bytes=float(sum(exchange.payload for exchange in block.comm_ops)) or np.nan,
         memory_bytes=float(sum(kernel.bytes for kernel in kernels)),
         flop=float(sum(kernel.flops for kernel in kernels)),
     )  # fmt: skip
 
 
-def exchange_label(task: Communicate | Send | Receive, timing: ExchangeTiming) -> Label:
+def exchange_label(task: CollectiveTask | SendTask | ReceiveTask, timing: ExchangeTiming) -> Label:
     """What a collective or a message says."""
-    exchange, hosted = task.exchange, isinstance(task.exchange, HostExchange)
+    exchange, hosted = task.comm_op, isinstance(task.comm_op, HostOp)
     how = "" if hosted else f"{timing.algorithm} in a group that spans {timing.tier}, "
     return Label(
         _KINDS[type(task)], look_of(task), exchange.name,
-        does=exchange.name + ("" if hosted else f" ({exchange.collective.value} of {exchange.group})"),
+        does=exchange.name + ("" if hosted else f" ({exchange.collective.value} of {exchange.comm_group})"),
         detail=f"{how}bound by {timing.bound.value}, {PROVENANCE_NAMES[timing.provenance]}",
         exchange=exchange, bytes=float(exchange.payload), algorithm=timing.algorithm,
         bound=timing.bound.value, provenance=timing.provenance.value,
@@ -121,16 +131,16 @@ def exchange_label(task: Communicate | Send | Receive, timing: ExchangeTiming) -
 
 def look_of(task: Task) -> Category:
     """The category of a task: of a pass that is no action, what its last operation is for."""
-    if not isinstance(task, Compute):
-        return AXIS_LOOKS[ROLES[task.exchange.group].serves]
+    if not isinstance(task, ComputeTask):
+        return AXIS_LOOKS[ROLES[task.comm_op.comm_group].serves]
     if task.action is not None:
         return Category[task.action.kind.name]
-    return Category[task.block.operations[-1].work.name] if task.block.operations else Category.COMPUTE
+    return Category[task.segment.operations[-1].work_type.name] if task.segment.operations else Category.COMPUTE
 
 
 def action_of(task: Task) -> Action | None:
     """The action that a task belongs to, if any."""
-    return task.action if isinstance(task, Compute) else None if isinstance(task, Communicate) else task.tag
+    return task.action if isinstance(task, ComputeTask) else None if isinstance(task, CollectiveTask) else task.tag
 
 
 def place_of(task: Task, scenario: Scenario) -> Arguments:
@@ -140,13 +150,13 @@ def place_of(task: Task, scenario: Scenario) -> Arguments:
         return {}
     step, microbatch = divmod(action.microbatch, scenario.microbatches)
     several = {"step": step + 1} if scenario.steps > 1 else {}
-    return {"microbatch": microbatch, **several, "chunk": scenario.placement.chunk_of(action.stage)}
+    return {"microbatch": microbatch, **several, "chunk": scenario.placement.chunk_index(action.stage)}
 
 
 def task_words(task: Task, scenario: Scenario) -> str:
     """What a task is called: its category, and for which microbatch, chunk and step it is."""
     place = place_of(task, scenario)
-    words = "receive for" if isinstance(task, Receive) else f"{look_of(task).label} of"
+    words = "receive for" if isinstance(task, ReceiveTask) else f"{look_of(task).label} of"
     if not place:
         return look_of(task).label
     words += f" microbatch {place['microbatch']}" + (f", chunk {place['chunk']}" if place["chunk"] else "")

@@ -16,7 +16,7 @@ from clustersim.common.arrays import BoolArray, FloatArray, IntArray
 from clustersim.common.lru import Recent, each_one
 from clustersim.common.units import Seconds
 from clustersim.program.program import RankProgram
-from clustersim.program.task import Block, Compute, Stream, Task
+from clustersim.program.task import ComputeTask, Segment, Stream, Task
 from clustersim.report.export.rank_selection import TraceRank
 from clustersim.report.export.span_descriptions import Label, exchange_label, operation_label, pass_label
 from clustersim.results.simulation_result import Answer
@@ -92,8 +92,8 @@ class Export:
 
 def spans_of(result: Answer, rank: int) -> Spans:
     """The table of a simulated rank."""
-    trace, program = result.trace, result.program.programs[int(result.program.kind[rank])]
-    rows, operations, before = trace.rows(rank), result.operations(rank), np.array(program.operations_before)
+    trace, program = result.trace, result.program.programs[int(result.program.program_index[rank])]
+    rows, operations, before = trace.rank_events(rank), result.operations(rank), np.array(program.operation_offsets)
     sizes = 1 + np.diff(before)[trace.task[rows]]
     row = np.repeat(rows, sizes)
     place = np.arange(len(row)) - np.repeat(np.cumsum(sizes) - sizes, sizes) - 1
@@ -105,7 +105,10 @@ def spans_of(result: Answer, rank: int) -> Spans:
     said = _Said(result, rank, program)
     label = said.task[task]
     label[inside] = said.label[entry]
-    exposed, moved = said.exposed[entry] + operations.exposed[entry], said.moved[entry] + operations.moved[entry]
+    exposed, moved = (
+        said.exposed[entry] + operations.exposed_delay[entry],
+        said.moved[entry] + operations.transfer_delay[entry],
+    )
     computed[inside] = np.maximum(end[inside] - exposed, start[inside])
     moving[inside] = np.maximum(end[inside] - moved, start[inside])
     return Spans(trace, program, said.labels, row, task, place, label, start, end, computed, moving)
@@ -118,9 +121,9 @@ def nanoseconds(seconds: ArrayLike) -> IntArray:
 
 def sent_cause(trace: Trace, rows: IntArray) -> IntArray:
     """The cause of some rows of a trace; where that is the arrival of a message, what the message waited for."""
-    cause = trace.cause[rows]
+    cause = trace.critical_predecessor[rows]
     received = (cause >= 0) & (trace.stream[cause] == Stream.RECEIVE)
-    return np.where(received, trace.cause[cause], cause)
+    return np.where(received, trace.critical_predecessor[cause], cause)
 
 
 class _Said:
@@ -135,24 +138,24 @@ class _Said:
         self.labels: list[Label] = []
         self._numbers: dict[object, int] = {}
         self.task = np.array([self._task(task) for task in program.tasks])
-        blocks = [task.block for task in program.tasks if isinstance(task, Compute)]
+        blocks = [task.segment for task in program.tasks if isinstance(task, ComputeTask)]
         said = {block: np.array([*self._block(block)]).reshape(-1, 3) for block in dict.fromkeys(blocks)}
         label, self.exposed, self.moved = np.concatenate([np.empty((0, 3)), *(said[block] for block in blocks)]).T
         self.label = label.astype(np.int64)
 
     def _task(self, task: Task) -> int:
         """The number of a task's label; programs share blocks and exchanges, so that they are told by identity."""
-        if isinstance(task, Compute):
-            return self._number((task.block, task.action and task.action.kind), lambda: pass_label(task))
-        key = (type(task), id(task.exchange))
-        return self._number(key, lambda: exchange_label(task, self._result.cost.exchange_timing(task.exchange)))
+        if isinstance(task, ComputeTask):
+            return self._number((task.segment, task.action and task.action.kind), lambda: pass_label(task))
+        key = (type(task), id(task.comm_op))
+        return self._number(key, lambda: exchange_label(task, self._result.cost.exchange_timing(task.comm_op)))
 
-    def _block(self, block: Block) -> Iterator[tuple[int, Seconds, Seconds]]:
+    def _block(self, block: Segment) -> Iterator[tuple[int, Seconds, Seconds]]:
         """Label, exposed and moved of each operation of a block."""
         timing = self._result.cost.block(self._rank, block)
         kernels = timing.kernels
         for place, operation in enumerate(block.operations):
-            both, exchange = timing.together.get(place), operation.exchange
+            both, exchange = timing.together.get(place), operation.comm_op
             key = (id(operation), timing.bound[place], timing.provenance[place])
             algorithm = "" if exchange is None else self._result.cost.exchange_timing(exchange).algorithm
             label = self._number(key, partial(operation_label, operation, timing, place, algorithm))

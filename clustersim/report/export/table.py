@@ -83,15 +83,15 @@ def require_table(path: str | Path) -> Callable[[Iterable[Columns], IO[bytes]], 
 def columns_of(result: Answer, rank: TraceRank, spans: Spans) -> Columns:
     """All rows of a rank by start; integers below 0, numbers that are NaN and empty words stand for nothing."""
     spans = spans.some(np.lexsort((spans.operation, spans.task, spans.start)))
-    trace, cause = spans.trace, spans.of_tasks(spans.trace.cause, -1)
+    trace, cause = spans.trace, spans.of_tasks(spans.trace.critical_predecessor, -1)
     actions, placement = [action_of(task) for task in spans.program.tasks], result.scenario.placement
     there = np.where(trace.rank[cause] == rank.simulated, rank.rank, trace.rank[cause])
     of_rank = {axis.name: rank.coordinates.get(axis.name, -1) for axis in AXES}
     of_rank |= {"rank": rank.rank, "simulated_rank": rank.simulated, "stage": rank.coordinates[PIPELINE.name]}
     of_task = {
-        "step": spans.program.step_of(result.scenario.steps),
+        "step": spans.program.step_indices(result.scenario.steps),
         "microbatch": np.array([-1 if action is None else action.microbatch for action in actions]),
-        "chunk": np.array([-1 if item is None else placement.chunk_of(item.stage) for item in actions]),
+        "chunk": np.array([-1 if item is None else placement.chunk_index(item.stage) for item in actions]),
     }
     found: Columns = {name: np.full(len(spans), number) for name, number in of_rank.items()}
     found |= {name: spans.of_tasks(getattr(trace, name), np.nan) for name in _TIMES}

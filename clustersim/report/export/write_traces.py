@@ -95,9 +95,9 @@ def require_directory(path: str | Path) -> None:
 
 def spans_of(result: Answer, ranks: Ranks = None) -> int:
     """How many spans traces of some ranks have: passes, the operations in them, and what is sent and received."""
-    sizes = [len(program.tasks) + program.operations_before[-1] for program in result.program.programs]
+    sizes = [len(program.tasks) + program.operation_offsets[-1] for program in result.program.programs]
     chosen = default_ranks(result) if ranks is None else ranks
-    return int(np.array(sizes)[result.program.kind[list(chosen)]].sum())
+    return int(np.array(sizes)[result.program.program_index[list(chosen)]].sum())
 
 
 def _write(result: Answer, path: str | Path, ranks: Ranks, most: Bytes, write: Writer) -> int:

@@ -57,7 +57,7 @@ def overlap_of(result: Answer) -> StageOverlap | None:
     found = overlap(result.rows, result.cost.block, result.breakdown)
     if found.moving.max(initial=0.0) <= 0:
         return None
-    kind = result.program.kind[result.rows.ranks]
+    kind = result.program.program_index[result.rows.ranks]
     mean, total = found.mean(kind, result.rows.weights), found.mean(np.zeros_like(kind), result.rows.weights)
     return StageOverlap(mean, total, row_names(result.scenario, len(mean.alone)))
 

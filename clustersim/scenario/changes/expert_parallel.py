@@ -9,12 +9,12 @@ import numpy as np
 from clustersim.model.moe_expert_load import ExpertLoad
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import EXPERT, EXPERT_TENSOR, EXPERTS
-from clustersim.program.task import Dispatcher
+from clustersim.program.task import TokenDispatcher
 from clustersim.scenario.nearest_values import divisors
 from clustersim.scenario.scenario import Scenario
 
 
-def with_dispatcher(scenario: Scenario, dispatcher: Dispatcher) -> Scenario:
+def with_dispatcher(scenario: Scenario, dispatcher: TokenDispatcher) -> Scenario:
     """Tokens travel to their experts and back in another way."""
     return replace(scenario, layout=replace(scenario.layout, dispatcher=dispatcher, dispatcher_sms=None))
 

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from clustersim.collectives.phase import Algorithm
 from clustersim.common.errors import nearest, shown
 from clustersim.cost.calibration_record import Record
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 from clustersim.scenario.config.nccl import NcclSection
 from clustersim.scenario.config_reader import Name, Section, member, mistake, or_none, reads, share
 from clustersim.scenario.settings import Contention, CostSettings, Symmetry
@@ -45,11 +45,11 @@ def _yaml_off(value: object) -> object:
 def _algorithms(value: object) -> object:
     if not isinstance(value, dict):
         return value
-    names = [collective.value for collective in Collective]
+    names = [collective.value for collective in CollectiveType]
     for name in value:
         if name not in names:
             raise mistake(f"{shown(name)} is no collective; {nearest(str(name), names)}")
-    return {Collective(name): algorithm for name, algorithm in value.items()}
+    return {CollectiveType(name): algorithm for name, algorithm in value.items()}
 
 
 def _several(value: object) -> object:
@@ -60,8 +60,8 @@ def _several(value: object) -> object:
     return {kind: tuple(item) if isinstance(item, list) else (item,) for kind, item in found.items()}
 
 
-_KINDS: Final = ", ".join(element.value for element in Collective)
-_SYMMETRIES: Final = tuple(entry.value for entry in Symmetry)
+_KINDS: Final = ", ".join(collective_type.value for collective_type in CollectiveType)
+_SYMMETRIES: Final = tuple(element.value for element in Symmetry)
 
 
 class CostSection(Section):
@@ -70,12 +70,12 @@ class CostSection(Section):
     record: Annotated[RecordSection | None, BeforeValidator(or_none)] = None
     """measured durations, see [Calibration](calibration.md), or none; left out: none"""
     collectives: Annotated[
-        dict[Collective, Name], reads(_algorithms, f"algorithms by collective: {_KINDS}", "{all_reduce: ring}")
+        dict[CollectiveType, Name], reads(_algorithms, f"algorithms by collective: {_KINDS}", "{all_reduce: ring}")
     ] = Field({})
     """algorithm that each named collective is forced to, see [Models](models.md#collectives), or one of your own, see
     [Extending](extending.md#a-collective-algorithm); left out: the library's choice"""
     candidates: Annotated[
-        dict[Collective, tuple[Name, ...]],
+        dict[CollectiveType, tuple[Name, ...]],
         reads(
             _several, f"algorithms, or lists of them, by collective: {_KINDS}", "{all_reduce: my_module:MyAlgorithm}"
         ),
@@ -99,7 +99,7 @@ class CostSection(Section):
         return self
 
     @property
-    def named(self) -> Iterator[tuple[str, Collective, str]]:
+    def named(self) -> Iterator[tuple[str, CollectiveType, str]]:
         """Algorithms that are named: the key, for which collective, and which."""
         yield from (("collectives", kind, name) for kind, name in self.collectives.items())
         yield from (("candidates", kind, name) for kind, names in self.candidates.items() for name in names)

@@ -13,7 +13,7 @@ from clustersim.cost.background_traffic import Traffic
 from clustersim.cost.jitter import Distribution, Jitter
 from clustersim.hardware.degradation import SHARED_TIERS, DeadLink, LinkChange, SlowLink
 from clustersim.hardware.topology import LinkKind
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 from clustersim.scenario.config.co_scheduled import JobSection
 from clustersim.scenario.config_reader import Duration, Name, Section, Size, duration, member, mistake, reads, share
 from clustersim.scenario.id_ranges import MOST_SEED, Ranges
@@ -24,7 +24,7 @@ MOST_BANDWIDTH = 1.0
 MOST_LOAD = 0.99
 MOST_JITTER = 10.0
 MOST_LOST = 2**20
-_SENT = tuple(item for item in Collective if not item.routed)
+_SENT = tuple(collective_type for collective_type in CollectiveType if not collective_type.is_token_routing)
 _ENDS = "[leaf0.0, spine0.0]"
 
 
@@ -208,7 +208,7 @@ class TrafficSection(Section):
     example: ClassVar[str] = "{gpus: [8, 16], bytes: 64 MB, every: 5 ms}"
     gpus: Ranges = Field(examples=["[8, 16]"])
     """among which of the machine's GPUs, the root or sender first"""
-    collective: Annotated[Collective, member(Collective, *_SENT)] = Collective.SEND_RECV
+    collective: Annotated[CollectiveType, member(CollectiveType, *_SENT)] = CollectiveType.SEND_RECV
     """what it is; a message needs two GPUs"""
     payload: Size = Field(alias="bytes", examples=["64 MB"])
     """its payload, as nccl-tests count it"""
@@ -222,7 +222,7 @@ class TrafficSection(Section):
     @model_validator(mode="after")
     def _of_one_kind(self) -> Self:
         count = sum(map(len, self.gpus))
-        if count < 2 or (self.collective is Collective.SEND_RECV and count != 2):
+        if count < 2 or (self.collective is CollectiveType.SEND_RECV and count != 2):
             raise mistake(f"names {count:,} GPU{'s' * (count != 1)}; a message needs two, a collective two or more")
         if self.every == 0.0:
             raise mistake("every: 0 would never end; leave it out for once")

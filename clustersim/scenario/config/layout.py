@@ -10,7 +10,7 @@ from clustersim.model.layer_stack import MOST_LAYERS
 from clustersim.parallel.layer_partition import Counted, Drawn, Ends, Split
 from clustersim.parallel.mesh import DATA, DENSE, MESHES
 from clustersim.parallel.pipeline_layout_string import read_stages
-from clustersim.program.task import Dispatcher
+from clustersim.program.task import TokenDispatcher
 from clustersim.scenario.config.data_parallel import DataChoice, Ddp
 from clustersim.scenario.config_reader import Degree, Layers, Section, member, mistake, reads
 
@@ -96,7 +96,7 @@ class LayoutSection(Section):
     """expert parallelism: ranks that experts are spread over, among those of tp, cp and dp"""
     etp: Degree | None = None
     """expert tensor parallelism: ranks that each expert is cut over; left out: tp"""
-    dispatcher: Annotated[Dispatcher, member(Dispatcher)] = Dispatcher.ALL_TO_ALL
+    dispatcher: Annotated[TokenDispatcher, member(TokenDispatcher)] = TokenDispatcher.ALL_TO_ALL
     """how tokens travel to their experts and back"""
     dispatcher_sms: Annotated[int, Field(ge=1, le=_MOST_SMS)] | None = None
     """multiprocessors that the dispatcher's kernels take (deepep, hybridep); left out: the dispatcher's own"""

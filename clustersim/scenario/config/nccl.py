@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from clustersim.collectives.library import ALGORITHMS
 from clustersim.collectives.nccl_overrides import CHOSEN, Limits, Switches
 from clustersim.common.errors import nearest, shown
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 from clustersim.scenario.config_reader import Section, mistake, reads
 
 MOST_CHANNELS: Final = 64  # MAXCHANNELS of src/include/device.h
@@ -47,7 +47,7 @@ _UNMODELLED: Final = {
 }
 """Variables of NCCL that the model has nothing for, and why."""
 
-Allowed = dict[Collective, frozenset[str]]
+Allowed = dict[CollectiveType, frozenset[str]]
 
 
 def _allowed(text: str, names: Mapping[str, tuple[str, ...]]) -> Allowed:
@@ -62,7 +62,7 @@ def _allowed(text: str, names: Mapping[str, tuple[str, ...]]) -> Allowed:
     return allowed
 
 
-def _function(name: str) -> Collective:
+def _function(name: str) -> CollectiveType:
     if name.strip().lower() not in _FUNCTIONS:
         raise mistake(f"{shown(name)} is no collective that has a choice; {nearest(name.strip(), _FUNCTIONS)}")
     return _FUNCTIONS[name.strip().lower()]

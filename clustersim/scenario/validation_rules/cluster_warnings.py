@@ -27,7 +27,7 @@ from clustersim.hardware.link_technology import TECHNOLOGIES
 from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkKind
 from clustersim.parallel.mesh import EXPERT_REPLICA, HOST_ROLE, INSTANCE, REPLICA, WORLD
 from clustersim.parallel.process_groups import process_groups
-from clustersim.program.task import Collective
+from clustersim.program.task import CollectiveType
 from clustersim.scenario.resolved import Setup
 
 FASTEST_PORT: Final = 100e9
@@ -187,7 +187,7 @@ def _transfers(members: IntArray, fabric: Fabric, *, ordered: bool) -> Iterator[
         yield members[:, 0], members[:, 1]
         return
     for arrangement in arrange(members, fabric):
-        for phase in Ring().phases(Collective.ALL_REDUCE, arrangement):
+        for phase in Ring().phases(CollectiveType.ALL_REDUCE, arrangement):
             for part in phase.parts:
                 yield part.sources.reshape(-1), part.targets.reshape(-1)
 

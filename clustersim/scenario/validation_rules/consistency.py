@@ -145,7 +145,7 @@ def check_widths(scenario: Setup) -> Iterator[str]:
 
 def check_layers(scenario: Setup) -> Iterator[str]:
     """Whether every stage has something to do."""
-    layers, stages = scenario.model.layers, len(scenario.placement.ranks)
+    layers, stages = scenario.model.layers, len(scenario.placement.stage_ranks)
     shape = _shape(scenario)
     try:
         counts = dealt(scenario.layout.layers_per_stage, layers, scenario.placement)
@@ -169,8 +169,8 @@ def check_layers(scenario: Setup) -> Iterator[str]:
 
 def _shape(scenario: Setup) -> str:
     """How many stages there are, and why."""
-    pp, stages = scenario.layout.written.pp, len(scenario.placement.ranks)
-    chunks = 1 if scenario.layout.mirrored else scenario.placement.chunks
+    pp, stages = scenario.layout.written.pp, len(scenario.placement.stage_ranks)
+    chunks = 1 if scenario.layout.mirrored else scenario.placement.max_chunks
     if stages == pp * chunks:
         return f"pp {pp} x {chunks} chunks = {stages} stages"
     return f"schedule {scenario.schedule.name} has {stages} stages on pp {pp}"
@@ -193,7 +193,7 @@ def check_recomputed(scenario: Setup) -> Iterator[str]:
 
 def _fewer_stages(scenario: Setup) -> str:
     layers, layout = scenario.model.layers, scenario.layout
-    each = len(scenario.placement.ranks) // layout.written.pp
+    each = len(scenario.placement.stage_ranks) // layout.written.pp
     legal = [pp for pp in divisors(scenario.cluster.gpus // (layout.tp * layout.cp)) if pp * each <= layers]
     return f"pp {legal[-1]} fits" if legal else f"at most {layers} stages fit"
 
@@ -213,10 +213,10 @@ def check_batch(scenario: Setup) -> Iterator[str]:
         product = f"{pipelines} x microbatch {micro} = {dp * micro}"
         legal = multiples_around(batch, dp * micro)
         yield f"training.global_batch: {batch} is not a multiple of {product}; {legal} fits"
-    elif len(scenario.placement.ranks) * scenario.microbatches > MOST_PASSES:
+    elif len(scenario.placement.stage_ranks) * scenario.microbatches > MOST_PASSES:
         yield (
             f"training.global_batch: {batch} sequences are {scenario.microbatches:,} microbatches on each of "
-            f"{len(scenario.placement.ranks)} stages; {MOST_PASSES:,} passes a step are the most"
+            f"{len(scenario.placement.stage_ranks)} stages; {MOST_PASSES:,} passes a step are the most"
         )
     else:
         yield from _order(scenario)
@@ -235,7 +235,7 @@ def _fed_by(scenario: Setup) -> str:
 
 
 def _order(scenario: Setup) -> Iterator[str]:
-    if scenario.layout.pp == 1 and scenario.placement.chunks > 1:
+    if scenario.layout.pp == 1 and scenario.placement.max_chunks > 1:
         yield f"schedule: {scenario.schedule.name} needs a pipeline, but layout.pp is 1; write 1f1b"
         return
     try:
@@ -261,7 +261,7 @@ def check_sequence(scenario: Setup) -> Iterator[str]:
 
 
 def _steps(scenario: Setup) -> Iterator[str]:
-    passes = len(scenario.placement.ranks) * scenario.microbatches
+    passes = len(scenario.placement.stage_ranks) * scenario.microbatches
     if scenario.steps > 1 and scenario.steps * passes > MOST_PASSES:
         yield (
             f"steps: {scenario.steps:,} of {passes:,} passes each are {scenario.steps * passes:,} passes; "

@@ -13,7 +13,7 @@ from clustersim.model.transformer import every_projection
 from clustersim.parallel.data_parallel_strategy import NaiveDataParallel
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import PIPELINE
-from clustersim.program.task import Dispatcher
+from clustersim.program.task import TokenDispatcher
 from clustersim.scenario.nearest_values import around, divisors
 from clustersim.scenario.resolved import Setup
 
@@ -30,7 +30,7 @@ def check_dispatcher(scenario: Setup) -> Iterator[str]:
     """Whether the dispatcher has kernels of its own, where multiprocessors are counted out to them."""
     dispatcher, sms = scenario.layout.dispatcher, scenario.layout.dispatcher_sms
     units = min(kind.compute_units for kind in scenario.cluster.kinds()[0])
-    if sms is not None and not dispatcher.own_kernels:
+    if sms is not None and not dispatcher.has_custom_kernels:
         yield f"layout.dispatcher_sms: {sms}, but {dispatcher.value} runs the library's kernels; leave it out"
     elif sms is not None and sms > units:
         yield f"layout.dispatcher_sms: {sms}, but a GPU has {units} multiprocessors; {units} is the most"
@@ -144,10 +144,10 @@ def check_routers(scenario: Setup) -> Iterator[str]:
 def _capacity(scenario: Setup, capacity: float, most: float) -> Iterator[str]:
     if capacity > most:
         yield f"model.experts: capacity {capacity:g} is above {most:g}, at which every expert takes every token"
-    if (dispatcher := scenario.layout.dispatcher) is not Dispatcher.ALL_TO_ALL:
+    if (dispatcher := scenario.layout.dispatcher) is not TokenDispatcher.ALL_TO_ALL:
         yield (
             f"layout.dispatcher: {dispatcher.value} sends as many rows as there are, and experts have a capacity; "
-            f"{Dispatcher.ALL_TO_ALL.value} pads and drops"
+            f"{TokenDispatcher.ALL_TO_ALL.value} pads and drops"
         )
 
 

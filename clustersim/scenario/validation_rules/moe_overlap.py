@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from clustersim.model.recompute_modules import Module
 from clustersim.model.training import FullRecompute, SelectiveRecompute
 from clustersim.parallel.data_parallel_strategy import ByParameter, FullyShard
-from clustersim.program.task import Dispatcher
+from clustersim.program.task import TokenDispatcher
 from clustersim.scenario.resolved import Setup
 from clustersim.schedules.csv_schedule import Listed
 from clustersim.schedules.custom_schedule import Imported
@@ -44,8 +44,8 @@ def check_shared(scenario: Setup) -> Iterator[str]:
     key = "layout.overlap_shared_experts: true"
     if layout.ep == 1 or not any(mixture.shared for mixture in scenario.model.mixtures):
         yield f"{key} needs shared experts and tokens that travel (ep above 1); write false"
-    if layout.dispatcher is not Dispatcher.ALL_TO_ALL:
-        yield f"{key} is not for dispatcher {layout.dispatcher.value}; {Dispatcher.ALL_TO_ALL.value} fits"
+    if layout.dispatcher is not TokenDispatcher.ALL_TO_ALL:
+        yield f"{key} is not for dispatcher {layout.dispatcher.value}; {TokenDispatcher.ALL_TO_ALL.value} fits"
     if layout.overlap_expert_communication:
         yield f"{key} and {_KEY} exclude each other; write one of them"
     if isinstance(recompute, SelectiveRecompute) and Module.SHARED_EXPERTS in recompute.modules:
@@ -56,8 +56,12 @@ def _experts(scenario: Setup) -> Iterator[str]:
     layout = scenario.layout
     if layout.ep == 1 or not scenario.model.mixtures:
         yield "lets tokens travel beside computation, but layout.ep is 1; write false"
-    elif layout.dispatcher is Dispatcher.ALL_GATHER:
-        legal = ", ".join(dispatcher.value for dispatcher in Dispatcher if dispatcher is not Dispatcher.ALL_GATHER)
+    elif layout.dispatcher is TokenDispatcher.ALL_GATHER:
+        legal = ", ".join(
+            token_dispatcher.value
+            for token_dispatcher in TokenDispatcher
+            if token_dispatcher is not TokenDispatcher.ALL_GATHER
+        )
         yield f"is not for dispatcher allgather; {legal} fit"
 
 
@@ -80,5 +84,5 @@ def _paired(scenario: Setup) -> Iterator[str]:
         return
     if not isinstance(schedule, Combined):
         yield f"needs forwards beside backwards, which schedule {schedule.name} has not; dualpipev and interleaved fit"
-    elif scenario.layout.pp > 1 and scenario.placement.chunks == 1:
+    elif scenario.layout.pp > 1 and scenario.placement.max_chunks == 1:
         yield f"needs several chunks in a pipeline, and schedule {schedule.name} has one; interleaved and dualpipev fit"

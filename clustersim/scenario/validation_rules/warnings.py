@@ -79,7 +79,7 @@ def _long_rotary(scenario: Setup) -> Iterator[str]:
 
 
 def _unfolded(scenario: Setup) -> Iterator[str]:
-    ranks, passes = scenario.layout.world, 2 * scenario.microbatches * scenario.placement.chunks
+    ranks, passes = scenario.layout.world, 2 * scenario.microbatches * scenario.placement.max_chunks
     if scenario.cost.symmetry is Symmetry.OFF and ranks > MANY_RANKS:
         yield (
             f"cost.symmetry off simulates all {ranks:,} ranks: {ranks:,} x {passes:,} = {ranks * passes:,} "
@@ -133,7 +133,7 @@ def _all_differ(scenario: Setup) -> str:
 
 def _tasks(scenario: Setup) -> float:
     """About how many tasks all ranks run in all steps, for which each is kept a row."""
-    layout, chunks = scenario.layout, scenario.placement.chunks
+    layout, chunks = scenario.layout, scenario.placement.max_chunks
     sharded = isinstance(layout.data, FullyShard)
     units = scenario.model.layers / (layout.pp * chunks) if sharded else 0.0
     passes = 2 * scenario.microbatches * chunks
@@ -187,7 +187,7 @@ def _old_for_flash(scenario: Setup) -> Iterator[str]:
 
 def _uncommon_interleaving(scenario: Setup) -> Iterator[str]:
     """Megatron-LM's arguments: whole rounds of p microbatches; equal stages, embedding and loss counted as layers."""
-    pp, chunks, layers = scenario.layout.pp, scenario.placement.chunks, scenario.model.layers
+    pp, chunks, layers = scenario.layout.pp, scenario.placement.max_chunks, scenario.model.layers
     if not isinstance(scenario.schedule, Interleaved):
         return
     if scenario.microbatches % pp:
@@ -205,7 +205,7 @@ def _uncommon_interleaving(scenario: Setup) -> Iterator[str]:
 
 def _ends_one_after_the_other(scenario: Setup) -> Iterator[str]:
     """ZB-2p and ZB-V have ranks begin and end one forward after each other; the bubble is gone from steps in a row."""
-    schedule, stages = scenario.schedule, scenario.placement.ranks
+    schedule, stages = scenario.schedule, scenario.placement.stage_ranks
     staggered = isinstance(schedule, ZeroBubbleV) or (isinstance(schedule, ZeroBubble) and schedule.memory > 1)
     if not staggered or scenario.layout.pp == 1:
         return

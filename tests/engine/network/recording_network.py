@@ -8,35 +8,35 @@ import numpy as np
 import simpy
 
 from clustersim.common.arrays import FloatArray
-from clustersim.engine.kernel.environment import Clock
-from clustersim.engine.kernel.network.fluid_network import Activity, Load, Network
+from clustersim.engine.kernel.environment import SimEnvironment
+from clustersim.engine.kernel.network.fluid_network import Flow, FlowDemand, FluidNetwork
 
 
-class Watched(Network):
+class Watched(FluidNetwork):
     """`notes`: (when, who, their speed from then on), in the order of time; 0 is the end."""
 
-    def __init__(self, environment: Clock, links: int) -> None:
+    def __init__(self, environment: SimEnvironment, links: int) -> None:
         super().__init__(environment, links)
         self.links, self.clock = links, environment
-        self.notes: list[tuple[float, Activity, float]] = []
+        self.notes: list[tuple[float, Flow, float]] = []
 
-    def _run(self, activity: Activity, speed: float) -> None:
-        super()._run(activity, speed)
-        self.notes.append((self.clock.now, activity, speed))
+    def _set_rate(self, flow: Flow, rate: float) -> None:
+        super()._set_rate(flow, rate)
+        self.notes.append((self.clock.now, flow, rate))
 
-    def resumed(self, load: Load, since: float) -> Activity:
-        activity = super().resumed(load, since)
-        insort(self.notes, (since, activity, activity.speed), key=lambda note: note[0])
+    def resume_flow(self, demand: FlowDemand, since: float) -> Flow:
+        activity = super().resume_flow(demand, since)
+        insort(self.notes, (since, activity, activity.rate), key=lambda note: note[0])
         return activity
 
-    def _finish(self, activity: Activity, due: simpy.Event) -> None:
-        if due is activity.due:
-            self.notes.append((self.clock.now, activity, 0.0))
-        super()._finish(activity, due)
+    def _finish_flow(self, flow: Flow, timer: simpy.Event) -> None:
+        if timer is flow.timer:
+            self.notes.append((self.clock.now, flow, 0.0))
+        super()._finish_flow(flow, timer)
 
-    def stretches(self) -> Iterator[tuple[float, dict[Activity, float]]]:
+    def stretches(self) -> Iterator[tuple[float, dict[Flow, float]]]:
         """(how long, everybody's speed in it) of every stretch between two changes."""
-        running: dict[Activity, float] = {}
+        running: dict[Flow, float] = {}
         for (when, activity, speed), (end, *_) in pairwise(self.notes):
             running[activity] = speed
             if not speed:
@@ -44,16 +44,16 @@ class Watched(Network):
             if end > when:
                 yield end - when, running.copy()
 
-    def busy(self, running: dict[Activity, float]) -> FloatArray:
+    def busy(self, running: dict[Flow, float]) -> FloatArray:
         """Seconds per second that each link is busy."""
         busy: FloatArray = np.zeros(self.links)
         for activity, speed in running.items():
-            busy[activity.load.links] += speed * activity.load.busy
+            busy[activity.demand.link_indices] += speed * activity.demand.utilization
         return busy
 
     def check(self) -> None:
         """No link is busy for more than a second per second, and everybody's work is done, no more and no less."""
-        done: dict[Activity, float] = {}
+        done: dict[Flow, float] = {}
         for seconds, running in self.stretches():
             assert self.busy(running).max(initial=0.0) <= 1 + 1e-12
             for activity, speed in running.items():
@@ -61,26 +61,26 @@ class Watched(Network):
                 done[activity] = done.get(activity, 0.0) + speed * seconds
         end = max(abs(self.clock.now), abs(self.notes[0][0]) if self.notes else 0.0)  # a clock may begin below zero
         for activity, seconds in done.items():
-            assert abs(seconds - activity.load.seconds) <= 1e-9 * activity.load.seconds + 1e-12 * end
+            assert abs(seconds - activity.demand.work_seconds) <= 1e-9 * activity.demand.work_seconds + 1e-12 * end
 
 
-def play(links: int, *starts: tuple[float, Load]) -> tuple[list[float], Watched]:
+def play(links: int, *starts: tuple[float, FlowDemand]) -> tuple[list[float], Watched]:
     """When each of some loads is done that begin at given times, and the network that carried them."""
-    environment = Clock()
+    environment = SimEnvironment()
     network = Watched(environment, links)
     ends = [0.0] * len(starts)
 
-    def carry(number: int, begin: float, load: Load) -> Iterator[simpy.Event]:
+    def carry(number: int, begin: float, load: FlowDemand) -> Iterator[simpy.Event]:
         yield environment.timeout(begin)
-        yield network.start(load)
+        yield network.start_flow(load)
         ends[number] = environment.now
 
     for number, (begin, load) in enumerate(starts):
         environment.process(carry(number, begin, load))
-    environment.happen()
+    environment.run_all()
     return ends, network
 
 
-def load(seconds: float, *links: int, busy: float = 1.0, share: float = 1.0) -> Load:
+def load(seconds: float, *links: int, busy: float = 1.0, share: float = 1.0) -> FlowDemand:
     """Work of so many seconds that keeps some links equally busy."""
-    return Load(seconds, share, np.array(links, np.int64), np.full(len(links), busy))
+    return FlowDemand(seconds, share, np.array(links, np.int64), np.full(len(links), busy))

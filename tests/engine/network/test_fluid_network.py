@@ -8,8 +8,8 @@ import simpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.engine.kernel.environment import Clock
-from clustersim.engine.kernel.network.fluid_network import Load
+from clustersim.engine.kernel.environment import SimEnvironment
+from clustersim.engine.kernel.network.fluid_network import FlowDemand
 from tests.conftest import examples
 from tests.engine.network.recording_network import Watched, load, play
 
@@ -34,28 +34,28 @@ def test_who_is_limited_leaves_the_rest_to_others() -> None:
 
     By then the first has done 0.5 + 2.5/3, and is let go at 5; at 1/4 it has done 1/6 more, and 1.5 s are left.
     """
-    environment = Clock()
+    environment = SimEnvironment()
     network, ends = Watched(environment, 1), []
-    first, second = (network.planned(load(3.0, 0)) for _ in range(2))
-    for activity in (first, second):
-        network.begin(activity)
-        activity.done.callbacks.append(lambda _: ends.append(environment.now))
-    environment.timeout(1.0).callbacks.append(lambda _: network.limit(first, 0.25))
-    environment.timeout(5.0).callbacks.append(lambda _: network.limit(first, 1.0))
-    environment.happen()
+    first, second = (network.create_flow(load(3.0, 0)) for _ in range(2))
+    for flow in (first, second):
+        network.begin_flow(flow)
+        flow.done.callbacks.append(lambda _: ends.append(environment.now))
+    environment.timeout(1.0).callbacks.append(lambda _: network.set_rate_bound(first, 0.25))
+    environment.timeout(5.0).callbacks.append(lambda _: network.set_rate_bound(first, 1.0))
+    environment.run_all()
     network.check()
     assert ends == pytest.approx([1 + 2.5 * 4 / 3, 6.5])
 
 
 def test_who_is_limited_before_it_begins_or_after_it_has_ended() -> None:
-    environment = Clock()
+    environment = SimEnvironment()
     network, ends = Watched(environment, 1), []
-    activity = network.planned(load(2.0, 0))
-    network.limit(activity, 0.5)
+    activity = network.create_flow(load(2.0, 0))
+    network.set_rate_bound(activity, 0.5)
     activity.done.callbacks.append(lambda _: ends.append(environment.now))
-    environment.timeout(1.0).callbacks.append(lambda _: network.begin(activity))
-    environment.timeout(9.0).callbacks.append(lambda _: network.limit(activity, 0.1))
-    environment.happen()
+    environment.timeout(1.0).callbacks.append(lambda _: network.begin_flow(activity))
+    environment.timeout(9.0).callbacks.append(lambda _: network.set_rate_bound(activity, 0.1))
+    environment.run_all()
     assert ends == [5.0]
 
 
@@ -97,7 +97,7 @@ def test_only_the_connected_part_is_solved_again() -> None:
     """Links 0 and 1 have nothing to do with each other: those on 0 get their speeds once, and once when one is done."""
     busy_elsewhere = [(0.25 * number, load(0.1, 1)) for number in range(20)]
     _, network = play(2, (0.0, load(1.0, 0)), (0.0, load(2.0, 0)), *busy_elsewhere)
-    on_zero = [(when, speed) for when, activity, speed in network.notes if activity.load.numbers == (0,)]
+    on_zero = [(when, speed) for when, flow, speed in network.notes if flow.demand.link_ids == (0,)]
     assert on_zero == [(0.0, 1.0), (0.0, 0.5), (0.0, 0.5), (2.0, 0.0), (2.0, 1.0), (3.0, 0.0)]
 
 
@@ -109,19 +109,19 @@ def test_an_instant_is_solved_once() -> None:
 
 def test_who_follows_at_once_takes_over_the_speed() -> None:
     """The first is done at 2; who waits for the one that waits for it starts then: the second is never re-rated."""
-    environment = Clock()
+    environment = SimEnvironment()
     network = Watched(environment, 1)
 
     def carry(seconds: float, after: simpy.Event | None) -> Iterator[simpy.Event]:
         if after is not None:
             yield after
-        yield network.start(load(seconds, 0))
+        yield network.start_flow(load(seconds, 0))
 
     first = environment.process(carry(1.0, None))
     environment.process(carry(5.0, None))
     environment.process(carry(1.0, first))
-    environment.happen()
-    second = [(when, speed) for when, activity, speed in network.notes if activity.load.seconds == 5.0]
+    environment.run_all()
+    second = [(when, speed) for when, flow, speed in network.notes if flow.demand.work_seconds == 5.0]
     assert second == [(0.0, 0.5), (4.0, 1.0), (7.0, 0.0)]
 
 
@@ -129,35 +129,46 @@ DYADIC = st.sampled_from([0.25, 0.5, 0.75, 1.0, 1.5, 2.0])
 
 
 @st.composite
-def loads(draw: st.DrawFn) -> tuple[float, Load]:
+def loads(draw: st.DrawFn) -> tuple[float, FlowDemand]:
     links = draw(st.lists(st.integers(0, 5), min_size=1, max_size=4, unique=True))
     busy = [draw(DYADIC) for _ in links]
-    made = Load(draw(DYADIC), draw(DYADIC), np.array(links, np.int64), np.array(busy))
+    made = FlowDemand(draw(DYADIC), draw(DYADIC), np.array(links, np.int64), np.array(busy))
     return draw(st.sampled_from([0.0, 0.5, 1.0, 1.25, 3.0])), made
 
 
 @given(st.lists(loads(), min_size=1, max_size=12))
 @examples(300)
-def test_no_link_is_overloaded_and_all_work_is_done(starts: list[tuple[float, Load]]) -> None:
+def test_no_link_is_overloaded_and_all_work_is_done(starts: list[tuple[float, FlowDemand]]) -> None:
     ends, network = play(6, *starts)
     network.check()
-    for end, (begin, item) in zip(ends, starts, strict=True):
-        assert end >= begin + item.seconds * max(1.0, float(item.busy.max())) * (1 - 1e-12)
+    for end, (begin, flow_demand) in zip(ends, starts, strict=True):
+        assert end >= begin + flow_demand.work_seconds * max(1.0, float(flow_demand.utilization.max())) * (1 - 1e-12)
 
 
 @given(st.lists(loads(), min_size=1, max_size=10))
 @examples(100)
-def test_a_link_with_somebody_slowed_is_full(starts: list[tuple[float, Load]]) -> None:
+def test_a_link_with_somebody_slowed_is_full(starts: list[tuple[float, FlowDemand]]) -> None:
     """Max-min fairness wastes nothing: whoever is slower than alone crosses a full link."""
     _, network = play(6, *starts)
     for _, running in network.stretches():
         busy = network.busy(running)
-        for activity, speed in running.items():
-            assert speed in {0.0, 1.0} or busy[activity.load.links].max() >= 1 - 1e-12
+        for flow, speed in running.items():
+            assert speed in {0.0, 1.0} or busy[flow.demand.link_indices].max() >= 1 - 1e-12
 
 
 @given(st.lists(loads(), min_size=1, max_size=8), st.sampled_from([0.5, 2.0, 8.0]))
 @examples(100)
-def test_times_scale_with_work_bit_for_bit(starts: list[tuple[float, Load]], scale: float) -> None:
-    scaled = [(begin * scale, Load(item.seconds * scale, item.share, item.links, item.busy)) for begin, item in starts]
+def test_times_scale_with_work_bit_for_bit(starts: list[tuple[float, FlowDemand]], scale: float) -> None:
+    scaled = [
+        (
+            begin * scale,
+            FlowDemand(
+                flow_demand.work_seconds * scale,
+                flow_demand.fair_weight,
+                flow_demand.link_indices,
+                flow_demand.utilization,
+            ),
+        )
+        for begin, flow_demand in starts
+    ]
     assert play(6, *scaled)[0] == [end * scale for end in play(6, *starts)[0]]

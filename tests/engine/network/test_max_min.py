@@ -7,17 +7,24 @@ import numpy as np
 import pytest
 
 from clustersim.common.arrays import FloatArray
-from clustersim.engine.kernel.network.max_min import FEW, Usage, components, fill_few, fill_many, max_min
+from clustersim.engine.kernel.network.max_min import (
+    MAX_SCALAR_ENTRIES,
+    ResourceUsage,
+    connected_components,
+    fill_scalar,
+    fill_vectorized,
+    max_min_rates,
+)
 
-Solver = Callable[[Usage, FloatArray, FloatArray, FloatArray], FloatArray]
+Solver = Callable[[ResourceUsage, FloatArray, FloatArray, FloatArray], FloatArray]
 
-either_way = pytest.mark.parametrize("solve", [fill_few, fill_many, max_min])
+either_way = pytest.mark.parametrize("solve", [fill_scalar, fill_vectorized, max_min_rates])
 
 
-def usage(*entries: tuple[int, int, float]) -> Usage:
+def usage(*entries: tuple[int, int, float]) -> ResourceUsage:
     """Entries of (resource, activity, weight)."""
     resource, activity, weight = zip(*entries, strict=True) if entries else ((), (), ())
-    return Usage(np.array(resource, np.int64), np.array(activity, np.int64), np.array(weight, np.float64))
+    return ResourceUsage(np.array(resource, np.int64), np.array(activity, np.int64), np.array(weight, np.float64))
 
 
 def floats(*values: float) -> FloatArray:
@@ -119,23 +126,27 @@ def test_rounding_leaves_nobody_without_a_rate(solve: Solver) -> None:
 
 def test_few_and_many_entries_are_solved_alike() -> None:
     random = np.random.default_rng(7)
-    for entries in (FEW - 1, FEW, FEW + 1, 600):
+    for entries in (MAX_SCALAR_ENTRIES - 1, MAX_SCALAR_ENTRIES, MAX_SCALAR_ENTRIES + 1, 600):
         resource, activity = random.integers(0, 40, entries), random.integers(0, 90, entries)
-        case = Usage(resource, activity, random.uniform(0.1, 3.0, entries))
+        case = ResourceUsage(resource, activity, random.uniform(0.1, 3.0, entries))
         rest = random.uniform(1.0, 9.0, 40), random.uniform(0.1, 2.0, 90), random.uniform(0.5, 2.0, 90)
-        assert fill_few(case, *rest).tolist() == fill_many(case, *rest).tolist() == max_min(case, *rest).tolist()
+        assert (
+            fill_scalar(case, *rest).tolist()
+            == fill_vectorized(case, *rest).tolist()
+            == max_min_rates(case, *rest).tolist()
+        )
 
 
 def test_the_inputs_are_left_as_they_were() -> None:
     entries, capacity, cap, share = usage((0, 0, 1.0), (0, 1, 1.0)), floats(4.0), floats(1.0, inf), np.ones(2)
-    for solve in (fill_few, fill_many):
+    for solve in (fill_scalar, fill_vectorized):
         solve(entries, capacity, cap, share)
     assert (capacity.tolist(), cap.tolist(), share.tolist()) == ([4.0], [1.0, inf], [1.0, 1.0])
 
 
 def test_parts_are_what_usage_connects() -> None:
-    parts = components(usage((0, 0, 1.0), (2, 3, 1.0), (0, 2, 1.0)), activities=4, resources=4)
-    assert parts.activity.tolist() == [0, 1, 0, 2]
+    parts = connected_components(usage((0, 0, 1.0), (2, 3, 1.0), (0, 2, 1.0)), flow_count=4, resource_count=4)
+    assert parts.flow.tolist() == [0, 1, 0, 2]
     assert parts.resource.tolist() == [0, 3, 2, 4]
 
 
@@ -143,11 +154,13 @@ def test_a_long_chain_is_one_part() -> None:
     """Activity i uses resources i and i + 1, numbered at random so that roots are hooked in many rounds."""
     random = np.random.default_rng(3)
     activity, resource = random.permutation(1000), random.permutation(1001)
-    chain = Usage(np.concatenate([resource[:-1], resource[1:]]), np.concatenate([activity, activity]), np.ones(2000))
-    parts = components(chain, activities=1000, resources=1001)
-    assert set(parts.activity.tolist()) == set(parts.resource.tolist()) == {0}
+    chain = ResourceUsage(
+        np.concatenate([resource[:-1], resource[1:]]), np.concatenate([activity, activity]), np.ones(2000)
+    )
+    parts = connected_components(chain, flow_count=1000, resource_count=1001)
+    assert set(parts.flow.tolist()) == set(parts.resource.tolist()) == {0}
 
 
 def test_without_usage_everything_is_alone() -> None:
-    parts = components(usage(), activities=2, resources=1)
-    assert (parts.activity.tolist(), parts.resource.tolist()) == ([0, 1], [2])
+    parts = connected_components(usage(), flow_count=2, resource_count=1)
+    assert (parts.flow.tolist(), parts.resource.tolist()) == ([0, 1], [2])

@@ -13,68 +13,86 @@ import numpy as np
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.units import Seconds
 from clustersim.cost.timing import Demand, DemandCost
-from clustersim.engine.kernel.network.fluid_network import Load
+from clustersim.engine.kernel.network.fluid_network import FlowDemand
 from clustersim.program.program import Program
-from clustersim.program.task import Exchange
-from clustersim.symmetry.link_load_matrix import Crossings
-from clustersim.symmetry.refinement import Classes
+from clustersim.program.task import CommOp
+from clustersim.symmetry.link_load_matrix import LinkLoadMatrix
+from clustersim.symmetry.refinement import SymmetryClasses
 
 
 @dataclass(frozen=True, slots=True)
-class _Folded:
+class _AggregatedLoads:
     """Crossings of classes, sorted by the groups' colour. first: [colours + 1] where each colour's entries start."""
 
-    first: IntArray
-    link: IntArray
-    seconds: FloatArray
+    class_start: IntArray
+    link_class: IntArray
+    seconds_per_byte: FloatArray
 
 
-class Loads:
+class FlowDemands:
     """Asks a source of demands for single groups, and folds the answers."""
 
-    def __init__(self, program: Program, classes: Classes, source: DemandCost) -> None:
+    def __init__(self, program: Program, classes: SymmetryClasses, source: DemandCost) -> None:
         self._classes, self._source = classes, source
-        self._rows = program.rows
-        self._stands = np.zeros(len(classes.links), dtype=np.bool_)
-        self._stands[np.unique(classes.links, return_index=True)[1]] = True
-        self._folded: dict[tuple[str, Crossings], _Folded] = {}
-        self._loads: dict[tuple[Exchange, int], tuple[Seconds, Load | None]] = {}
-        self._asked: dict[tuple[int, int], tuple[Seconds, Load | None]] = {}
+        self._group_indices = program.group_indices
+        self._is_representative = np.zeros(len(classes.link_colours), dtype=np.bool_)
+        self._is_representative[np.unique(classes.link_colours, return_index=True)[1]] = True
+        self._aggregated_cache: dict[tuple[str, LinkLoadMatrix], _AggregatedLoads] = {}
+        self._demand_cache: dict[tuple[CommOp, int], tuple[Seconds, FlowDemand | None]] = {}
+        self._rank_cache: dict[tuple[int, int], tuple[Seconds, FlowDemand | None]] = {}
 
-    def of(self, rank: int, exchange: Exchange) -> tuple[Seconds, Load | None]:
+    def latency_and_demand(self, rank: int, comm_op: CommOp) -> tuple[Seconds, FlowDemand | None]:
         """Seconds before anything moves, and the load of all groups of the class of the rank's group."""
-        place = rank, id(exchange)  # the program keeps its exchanges, which take longer to hash
-        known = self._asked.get(place)
-        if known is None:
-            known = self._asked[place] = self._of(rank, exchange)
-        return known
+        key = rank, id(comm_op)  # the program keeps its exchanges, which take longer to hash
+        result = self._rank_cache.get(key)
+        if result is None:
+            result = self._rank_cache[key] = self._class_demand(rank, comm_op)
+        return result
 
-    def _of(self, rank: int, exchange: Exchange) -> tuple[Seconds, Load | None]:
-        row = int(self._rows[exchange.group][rank])
-        key = exchange, int(self._classes.groups[exchange.group][row])
-        if key not in self._loads:
-            demand = self._source.demand(exchange)
-            moves = demand.transfer[row] > 0.0
-            load = self._load(demand, row, self._fold(exchange.group, demand.crossings), key[1]) if moves else None
-            self._loads[key] = float(demand.latency[row]), load
-        return self._loads[key]
+    def _class_demand(self, rank: int, comm_op: CommOp) -> tuple[Seconds, FlowDemand | None]:
+        group_index = int(self._group_indices[comm_op.comm_group][rank])
+        key = comm_op, int(self._classes.group_colours[comm_op.comm_group][group_index])
+        if key not in self._demand_cache:
+            link_demand = self._source.demand(comm_op)
+            has_data = link_demand.transfer[group_index] > 0.0
+            demand = (
+                self._flow_demand(
+                    link_demand, group_index, self._aggregate(comm_op.comm_group, link_demand.crossings), key[1]
+                )
+                if has_data
+                else None
+            )
+            self._demand_cache[key] = float(link_demand.latency[group_index]), demand
+        return self._demand_cache[key]
 
-    def _load(self, demand: Demand, row: int, folded: _Folded, colour: int) -> Load:
-        seconds = float(demand.transfer[row])
-        mine = slice(folded.first[colour], folded.first[colour + 1])
-        busy = folded.seconds[mine] / demand.per_byte[row]
-        return Load(seconds, seconds / float(demand.flow[row]), folded.link[mine], busy)
+    def _flow_demand(
+        self, link_demand: Demand, group_index: int, aggregated: _AggregatedLoads, colour: int
+    ) -> FlowDemand:
+        work_seconds = float(link_demand.transfer[group_index])
+        entries = slice(aggregated.class_start[colour], aggregated.class_start[colour + 1])
+        utilization = aggregated.seconds_per_byte[entries] / link_demand.per_byte[group_index]
+        return FlowDemand(
+            work_seconds,
+            work_seconds / float(link_demand.flow[group_index]),
+            aggregated.link_class[entries],
+            utilization,
+        )
 
-    def _fold(self, role: str, crossings: Crossings) -> _Folded:
+    def _aggregate(self, comm_group: str, matrix: LinkLoadMatrix) -> _AggregatedLoads:
         """Add up what groups of one colour ask of one link of each colour."""
-        key = role, crossings
-        if key not in self._folded:
-            group, link = self._classes.groups[role], self._classes.links
-            kept = self._stands[crossings.link]
-            colours, links = group[crossings.group[kept]], link[crossings.link[kept]]
-            count = len(self._stands) + 1
-            pairs, place = np.unique(colours * count + links, return_inverse=True)
-            seconds = np.bincount(place.reshape(-1), crossings.seconds[kept], minlength=len(pairs)).astype(np.float64)
-            first = np.searchsorted(pairs // count, np.arange(int(group.max()) + 2))
-            self._folded[key] = _Folded(first, pairs % count, seconds)
-        return self._folded[key]
+        key = comm_group, matrix
+        if key not in self._aggregated_cache:
+            group_colours, link_colours = self._classes.group_colours[comm_group], self._classes.link_colours
+            is_simulated = self._is_representative[matrix.link_index]
+            colours, links = (
+                group_colours[matrix.group_index[is_simulated]],
+                link_colours[matrix.link_index[is_simulated]],
+            )
+            count = len(self._is_representative) + 1
+            pairs, pair_index = np.unique(colours * count + links, return_inverse=True)
+            seconds = np.bincount(
+                pair_index.reshape(-1), matrix.seconds_per_byte[is_simulated], minlength=len(pairs)
+            ).astype(np.float64)
+            class_start = np.searchsorted(pairs // count, np.arange(int(group_colours.max()) + 2))
+            self._aggregated_cache[key] = _AggregatedLoads(class_start, pairs % count, seconds)
+        return self._aggregated_cache[key]

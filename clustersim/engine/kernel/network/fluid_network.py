@@ -2,7 +2,7 @@
 
 An activity has seconds of work, which it does at full speed where it has its links for itself, or at the part of it to
 which it is limited. Each of its links it keeps busy for a part of every second of work; no link is busy for more than a
-second per second. Speeds are max-min fair (`max_min`) and constant between changes: when an activity comes or goes,
+second per second. Speeds are max-min fair (`max_min_rates`) and constant between changes: when an activity comes or goes,
 what is left of every activity in the same connected part of links and activities is brought up to date and their speeds
 are found again, once per instant. An activity whose speed stays the same keeps its end, so one that nobody disturbs
 takes exactly its own time.
@@ -21,193 +21,195 @@ import simpy
 
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.units import Seconds
-from clustersim.engine.kernel.environment import Clock
-from clustersim.engine.kernel.network.max_min import Usage, max_min
+from clustersim.engine.kernel.environment import SimEnvironment
+from clustersim.engine.kernel.network.max_min import ResourceUsage, max_min_rates
 
-FEW: Final = 64
+MAX_CACHED_FLOWS: Final = 64
 """Loads of a connected part up to which their speeds are remembered; larger parts seldom recur."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Load:
+class FlowDemand:
     """What an activity asks for. seconds: of work, above 0; share: by which links are divided, above 0.
 
     links: [links] numbers, each once; busy: [links] seconds that each is busy per second of work, above 0.
     """
 
-    seconds: Seconds
-    share: float
-    links: IntArray
-    busy: FloatArray
-    numbers: tuple[int, ...] = field(init=False)
-    alone: bool = field(init=False)
+    work_seconds: Seconds
+    fair_weight: float
+    link_indices: IntArray
+    utilization: FloatArray
+    link_ids: tuple[int, ...] = field(init=False)
+    runs_at_full_rate: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "numbers", tuple(self.links.tolist()))
-        object.__setattr__(self, "alone", bool((self.busy <= 1.0).all()))
+        object.__setattr__(self, "link_ids", tuple(self.link_indices.tolist()))
+        object.__setattr__(self, "runs_at_full_rate", bool((self.utilization <= 1.0).all()))
 
 
-class Activity:
+class Flow:
     """One load under way; `left` seconds of work at time `since`. done: it has ended.
 
     due: the timer whose end counts; most: the speed to which it is limited; under_way: it has begun.
     """
 
-    __slots__ = ("done", "due", "left", "load", "most", "since", "speed", "under_way")
+    __slots__ = ("done", "timer", "remaining", "demand", "rate_bound", "updated", "rate", "is_active")
 
-    due: simpy.Event
+    timer: simpy.Event
 
-    def __init__(self, load: Load, environment: Clock, since: Seconds) -> None:
-        self.load, self.done = load, simpy.Event(environment)
-        self.left, self.since = load.seconds, since
-        self.speed, self.most, self.under_way = 0.0, 1.0, False
+    def __init__(self, demand: FlowDemand, environment: SimEnvironment, updated: Seconds) -> None:
+        self.demand, self.done = demand, simpy.Event(environment)
+        self.remaining, self.updated = demand.work_seconds, updated
+        self.rate, self.rate_bound, self.is_active = 0.0, 1.0, False
 
 
-class Network:
+class FluidNetwork:
     """Links 0 ... links-1 and the activities that load them now."""
 
-    def __init__(self, environment: Clock, links: int) -> None:
+    def __init__(self, environment: SimEnvironment, link_count: int) -> None:
         self._environment = environment
-        self._unit = np.ones(links)
-        self._users: defaultdict[int, dict[Activity, None]] = defaultdict(dict)
-        self._changed: dict[int, None] = {}
-        self._kept: dict[int, Callable[[], None]] = {}
-        self._known: dict[tuple[tuple[Load, ...], tuple[float, ...]], list[float]] = {}
+        self._capacity = np.ones(link_count)
+        self._link_flows: defaultdict[int, dict[Flow, None]] = defaultdict(dict)
+        self._dirty_links: dict[int, None] = {}
+        self._reservations: dict[int, Callable[[], None]] = {}
+        self._rate_cache: dict[tuple[tuple[FlowDemand, ...], tuple[float, ...]], list[float]] = {}
 
-    def planned(self, load: Load) -> Activity:
+    def create_flow(self, demand: FlowDemand) -> Flow:
         """An activity that is yet to begin."""
-        return Activity(load, self._environment, self._environment.now)
+        return Flow(demand, self._environment, self._environment.now)
 
-    def start(self, load: Load) -> simpy.Event:
+    def start_flow(self, demand: FlowDemand) -> simpy.Event:
         """Begin an activity; return its end."""
-        activity = self.planned(load)
-        self.begin(activity)
-        return activity.done
+        flow = self.create_flow(demand)
+        self.begin_flow(flow)
+        return flow.done
 
-    def limit(self, activity: Activity, speed: float) -> None:
+    def set_rate_bound(self, flow: Flow, rate: float) -> None:
         """Let an activity go at this speed at most from now, or once it begins."""
-        activity.most = speed
-        if activity.under_way:
-            self._change(activity.load.numbers)
+        flow.rate_bound = rate
+        if flow.is_active:
+            self._mark_dirty(flow.demand.link_ids)
 
-    def begin(self, activity: Activity) -> None:
+    def begin_flow(self, flow: Flow) -> None:
         """Begin an activity."""
-        load, activity.since, activity.under_way = activity.load, self._environment.now, True
-        if self._kept:
-            for keeper in dict.fromkeys(self._kept[link] for link in load.numbers if link in self._kept):
-                keeper()
-        users = [self._users[link] for link in load.numbers]
-        free = load.alone and not any(users)
-        for user in users:
-            user[activity] = None
-        if free:
-            self._run(activity, activity.most)
+        demand, flow.updated, flow.is_active = flow.demand, self._environment.now, True
+        if self._reservations:
+            for on_conflict in dict.fromkeys(
+                self._reservations[link] for link in demand.link_ids if link in self._reservations
+            ):
+                on_conflict()
+        link_flows = [self._link_flows[link] for link in demand.link_ids]
+        is_uncontended = demand.runs_at_full_rate and not any(link_flows)
+        for flows in link_flows:
+            flows[flow] = None
+        if is_uncontended:
+            self._set_rate(flow, flow.rate_bound)
         else:
-            self._change(load.numbers)
+            self._mark_dirty(demand.link_ids)
 
-    def free(self, links: Iterable[int]) -> bool:
+    def are_idle(self, links: Iterable[int]) -> bool:
         """Whether nobody loads these links or keeps any."""
-        return not any(self._users.get(link) or link in self._kept for link in links)
+        return not any(self._link_flows.get(link) or link in self._reservations for link in links)
 
-    def keep(self, links: Iterable[int], visited: Callable[[], None]) -> None:
+    def reserve(self, links: Iterable[int], on_conflict: Callable[[], None]) -> None:
         """Be told before anybody loads one of these links, which are free."""
-        self._kept.update(dict.fromkeys(links, visited))
+        self._reservations.update(dict.fromkeys(links, on_conflict))
 
-    def leave(self, links: Iterable[int], visited: Callable[[], None]) -> None:
+    def release(self, links: Iterable[int], on_conflict: Callable[[], None]) -> None:
         """Keep links no longer, those of them that are kept."""
         for link in links:
-            if self._kept.get(link) == visited:
-                del self._kept[link]
+            if self._reservations.get(link) == on_conflict:
+                del self._reservations[link]
 
-    def resumed(self, load: Load, since: Seconds) -> Activity:
+    def resume_flow(self, demand: FlowDemand, since: Seconds) -> Flow:
         """An activity that has had its links for itself since a time, and has them until now."""
-        activity = Activity(load, self._environment, since)
-        activity.speed, activity.under_way = activity.most, True
-        for link in load.numbers:
-            self._users[link][activity] = None
-        self._end(activity, self._environment.at(since + activity.left / activity.speed))
-        return activity
+        flow = Flow(demand, self._environment, since)
+        flow.rate, flow.is_active = flow.rate_bound, True
+        for link in demand.link_ids:
+            self._link_flows[link][flow] = None
+        self._set_timer(flow, self._environment.event_at(since + flow.remaining / flow.rate))
+        return flow
 
-    def _run(self, activity: Activity, speed: float) -> None:
+    def _set_rate(self, flow: Flow, rate: float) -> None:
         """Let an activity go on at this speed from now."""
         now = self._environment.now
-        activity.left = max(activity.left - (now - activity.since) * activity.speed, 0.0)
-        activity.since, activity.speed = now, speed
-        self._end(activity, self._environment.wait(activity.left / speed))
+        flow.remaining = max(flow.remaining - (now - flow.updated) * flow.rate, 0.0)
+        flow.updated, flow.rate = now, rate
+        self._set_timer(flow, self._environment.event_after(flow.remaining / rate))
 
-    def _end(self, activity: Activity, due: simpy.Event) -> None:
+    def _set_timer(self, flow: Flow, timer: simpy.Event) -> None:
         """End an activity when an event happens, and at no other."""
-        activity.due = due
-        due.callbacks.append(lambda due: self._finish(activity, due))
+        flow.timer = timer
+        timer.callbacks.append(lambda event: self._finish_flow(flow, event))
 
-    def _finish(self, activity: Activity, due: simpy.Event) -> None:
+    def _finish_flow(self, flow: Flow, timer: simpy.Event) -> None:
         """End an activity, unless its speed has changed since this timer was set."""
-        if due is not activity.due:
+        if timer is not flow.timer:
             return
-        left: list[int] = []
-        for link in activity.load.numbers:
-            users = self._users[link]
-            del users[activity]
-            if users:
-                left.append(link)
-        activity.under_way = False
-        activity.done.succeed()
-        self._change(left)
+        loaded_links: list[int] = []
+        for link in flow.demand.link_ids:
+            flows = self._link_flows[link]
+            del flows[flow]
+            if flows:
+                loaded_links.append(link)
+        flow.is_active = False
+        flow.done.succeed()
+        self._mark_dirty(loaded_links)
 
-    def _change(self, links: Sequence[int]) -> None:
+    def _mark_dirty(self, links: Sequence[int]) -> None:
         """Find speeds again, at the end of this instant, in the parts of these links."""
         if not links:
             return
-        waiting = bool(self._changed)
-        self._changed.update(dict.fromkeys(links))
-        if not waiting:
-            self._environment.last().callbacks.append(self._settle)
+        is_scheduled = bool(self._dirty_links)
+        self._dirty_links.update(dict.fromkeys(links))
+        if not is_scheduled:
+            self._environment.end_of_instant().callbacks.append(self._update_rates)
 
-    def _settle(self, _: simpy.Event) -> None:
-        changed, self._changed = self._changed, {}
+    def _update_rates(self, _: simpy.Event) -> None:
+        dirty_links, self._dirty_links = self._dirty_links, {}
         seen: set[int] = set()
-        for link in changed:
-            if link not in seen and self._users[link]:
-                self._share(self._part(link, seen))
+        for link in dirty_links:
+            if link not in seen and self._link_flows[link]:
+                self._update_component(self._find_component(link, seen))
 
-    def _part(self, link: int, seen: set[int]) -> list[Activity]:
+    def _find_component(self, link: int, seen: set[int]) -> list[Flow]:
         """All activities that are connected with a link through others; notes their links as seen."""
-        part: dict[Activity, None] = {}
-        waiting = [link]
+        component: dict[Flow, None] = {}
+        pending_links = [link]
         seen.add(link)
-        while waiting:
-            for activity in self._users[waiting.pop()]:
-                if activity not in part:
-                    part[activity] = None
-                    fresh = [item for item in activity.load.numbers if item not in seen]
-                    seen.update(fresh)
-                    waiting += fresh
-        return list(part)
+        while pending_links:
+            for flow in self._link_flows[pending_links.pop()]:
+                if flow not in component:
+                    component[flow] = None
+                    new_links = [link_id for link_id in flow.demand.link_ids if link_id not in seen]
+                    seen.update(new_links)
+                    pending_links += new_links
+        return list(component)
 
-    def _share(self, part: list[Activity]) -> None:
+    def _update_component(self, flows: list[Flow]) -> None:
         """Give each activity of a connected part its fair speed."""
-        for activity, speed in zip(part, self._speeds(part), strict=True):
-            if speed != activity.speed:
-                self._run(activity, speed)
+        for flow, rate in zip(flows, self._fair_rates(flows), strict=True):
+            if rate != flow.rate:
+                self._set_rate(flow, rate)
 
-    def _speeds(self, part: list[Activity]) -> list[float]:
+    def _fair_rates(self, flows: list[Flow]) -> list[float]:
         """Fair speeds of a connected part; the same few loads meet again and again while microbatches pass."""
-        loads, most = tuple([activity.load for activity in part]), tuple([activity.most for activity in part])
-        if len(loads) == 1 and loads[0].alone:
-            return [most[0]]
-        if len(loads) > FEW:
-            return self._shared(loads, most)
-        known = self._known.get((loads, most))
-        if known is None:
-            known = self._known[loads, most] = self._shared(loads, most)
-        return known
+        demands, bounds = tuple([flow.demand for flow in flows]), tuple([flow.rate_bound for flow in flows])
+        if len(demands) == 1 and demands[0].runs_at_full_rate:
+            return [bounds[0]]
+        if len(demands) > MAX_CACHED_FLOWS:
+            return self._solve_max_min(demands, bounds)
+        rates = self._rate_cache.get((demands, bounds))
+        if rates is None:
+            rates = self._rate_cache[demands, bounds] = self._solve_max_min(demands, bounds)
+        return rates
 
-    def _shared(self, loads: Sequence[Load], most: Sequence[float]) -> list[float]:
-        usage = Usage(
-            resource=np.concatenate([load.links for load in loads]),
-            activity=np.repeat(np.arange(len(loads)), [len(load.links) for load in loads]),
-            weight=np.concatenate([load.busy for load in loads]),
+    def _solve_max_min(self, demands: Sequence[FlowDemand], bounds: Sequence[float]) -> list[float]:
+        usage = ResourceUsage(
+            resource=np.concatenate([demand.link_indices for demand in demands]),
+            flow=np.repeat(np.arange(len(demands)), [len(demand.link_indices) for demand in demands]),
+            weight=np.concatenate([demand.utilization for demand in demands]),
         )
-        share = np.array([load.share for load in loads])
-        speeds: list[float] = max_min(usage, self._unit, np.array(most), share).tolist()
-        return speeds
+        fair_weight = np.array([demand.fair_weight for demand in demands])
+        rates: list[float] = max_min_rates(usage, self._capacity, np.array(bounds), fair_weight).tolist()
+        return rates

@@ -10,7 +10,7 @@ activities meets is a bottleneck already, because freezing others can only raise
 activities of all such resources at once (Ros-Giralt et al., On the Bottleneck Structure of Congestion-Controlled
 Networks, Proc. ACM Meas. Anal. Comput. Syst. 3(3), 2019). Rounds are as many as the longest chain of bottlenecks that
 wait for each other, and the rates of one connected part do not depend on any other part, bit for bit: a caller may
-solve again only the part that changed (`components`).
+solve again only the part that changed (`connected_components`).
 
 There is no tolerance: levels are compared as computed. Sums run in an order that the numbers alone decide (by demand,
 then ceiling), so symmetric resources have equal levels, and the order of the inputs changes no bit; capacities and caps
@@ -24,7 +24,7 @@ import numpy as np
 
 from clustersim.common.arrays import BoolArray, FloatArray, IntArray
 
-FEW = 48
+MAX_SCALAR_ENTRIES = 48
 """Entries up to which plain Python is faster than numpy (they cross between 40 and 64, CPython 3.11, numpy 2.4)."""
 
 _Entry = tuple[int, float, float, int]
@@ -32,78 +32,86 @@ _Entry = tuple[int, float, float, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class ResourceUsage:
     """Which activity loads which resource: one entry per pair, in any order; entries of one pair add.
 
     resource, activity: [entries] numbers; weight: [entries] load per unit of the activity's rate, above 0.
     """
 
     resource: IntArray
-    activity: IntArray
+    flow: IntArray
     weight: FloatArray
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class ConnectedComponents:
     """Connected parts: activity, resource: [activities], [resources] the number of the part that each belongs to."""
 
-    activity: IntArray
+    flow: IntArray
     resource: IntArray
 
 
-def max_min(usage: Usage, capacity: FloatArray, cap: FloatArray, share: FloatArray) -> FloatArray:
+def max_min_rates(
+    usage: ResourceUsage, capacity: FloatArray, rate_bound: FloatArray, fair_weight: FloatArray
+) -> FloatArray:
     """Rates of all activities: [activities], in work per second; an activity that uses nothing has its cap.
 
     capacity: [resources] load that each can carry, above 0 and finite; cap: [activities] rate of each alone, above 0,
     may be infinite; share: [activities] fair-share weight, above 0. Both ways of filling give the same bits.
     """
-    return fill_few(usage, capacity, cap, share) if len(usage.weight) <= FEW else fill_many(usage, capacity, cap, share)
+    return (
+        fill_scalar(usage, capacity, rate_bound, fair_weight)
+        if len(usage.weight) <= MAX_SCALAR_ENTRIES
+        else fill_vectorized(usage, capacity, rate_bound, fair_weight)
+    )
 
 
-def fill_few(usage: Usage, capacity: FloatArray, cap: FloatArray, share: FloatArray) -> FloatArray:
-    """`max_min` in plain Python."""
-    caps, shares, activities = cap.tolist(), share.tolist(), usage.activity.tolist()
-    ceilings = [most / part for most, part in zip(caps, shares, strict=True)]
-    rows = zip(usage.resource.tolist(), activities, usage.weight.tolist(), strict=True)
-    entries = [(resource, weight * shares[number], ceilings[number], number) for resource, number, weight in rows]
+def fill_scalar(
+    usage: ResourceUsage, capacity: FloatArray, rate_bound: FloatArray, fair_weight: FloatArray
+) -> FloatArray:
+    """`max_min_rates` in plain Python."""
+    bounds, weights, flows = rate_bound.tolist(), fair_weight.tolist(), usage.flow.tolist()
+    ceilings = [bound / weight for bound, weight in zip(bounds, weights, strict=True)]
+    usages = zip(usage.resource.tolist(), flows, usage.weight.tolist(), strict=True)
+    entries = [(resource, load * weights[flow], ceilings[flow], flow) for resource, flow, load in usages]
     slack = dict(zip(usage.resource.tolist(), capacity[usage.resource].tolist(), strict=True))
-    levels = _levels_of_few(sorted(entries), slack, ceilings)
-    outcome = zip(levels, ceilings, caps, shares, strict=True)
-    return np.array([most if level == ceiling else level * part for level, ceiling, most, part in outcome])
+    levels = _levels_scalar(sorted(entries), slack, ceilings)
+    outcome = zip(levels, ceilings, bounds, weights, strict=True)
+    return np.array([bound if level == ceiling else level * weight for level, ceiling, bound, weight in outcome])
 
 
-def _levels_of_few(entries: list[_Entry], slack: dict[int, float], ceilings: list[float]) -> list[float]:
+def _levels_scalar(entries: list[_Entry], slack: dict[int, float], ceilings: list[float]) -> list[float]:
     """Level of every activity; `slack` is what is left of each resource, and is used up."""
     levels, filled = ceilings.copy(), dict.fromkeys(slack, 0.0)
     while entries:
-        _fill(entries, slack, filled)
-        _meet(entries, filled, levels)
-        waiting = {resource for resource, _, _, number in entries if levels[number] < filled[resource]}
+        _raise_resources(entries, slack, filled)
+        _lower_flow_levels(entries, filled, levels)
+        waiting = {resource for resource, _, _, flow in entries if levels[flow] < filled[resource]}
         frozen = {n for resource, _, ceiling, n in entries if resource not in waiting or levels[n] == ceiling}
         rising = [entry for entry in entries if entry[3] not in frozen]
         if rising:
             loads = [(resource, demand * levels[n]) for resource, demand, _, n in entries if n in frozen]
-            for resource, load in _sums(loads).items():
+            for resource, load in _sum_by_resource(loads).items():
                 slack[resource] -= load
         entries = rising
     return levels
 
 
-def _fill(entries: list[_Entry], slack: dict[int, float], filled: dict[int, float]) -> None:
+def _raise_resources(entries: list[_Entry], slack: dict[int, float], filled: dict[int, float]) -> None:
     """Raise every resource to the level at which its rising activities use up what is left of it."""
-    for resource, demand in _sums([entry[:2] for entry in entries]).items():
+    for resource, demand in _sum_by_resource([entry[:2] for entry in entries]).items():
         filled[resource] = max(filled[resource], slack[resource] / demand)
 
 
-def _meet(entries: list[_Entry], filled: dict[int, float], levels: list[float]) -> None:
+def _lower_flow_levels(entries: list[_Entry], filled: dict[int, float], levels: list[float]) -> None:
     """Set every rising activity to the lowest level that it meets: its ceiling or one of its resources."""
-    for _, _, ceiling, number in entries:
-        levels[number] = ceiling
-    for resource, _, _, number in entries:
-        levels[number] = min(levels[number], filled[resource])
+    for _, _, ceiling, flow in entries:
+        levels[flow] = ceiling
+    for resource, _, _, flow in entries:
+        levels[flow] = min(levels[flow], filled[resource])
 
 
-def _sums(terms: list[tuple[int, float]]) -> dict[int, float]:
+def _sum_by_resource(terms: list[tuple[int, float]]) -> dict[int, float]:
     """Add terms by resource, in their order, as `np.bincount` does."""
     total: dict[int, float] = {}
     for resource, term in terms:
@@ -111,67 +119,69 @@ def _sums(terms: list[tuple[int, float]]) -> dict[int, float]:
     return total
 
 
-def fill_many(usage: Usage, capacity: FloatArray, cap: FloatArray, share: FloatArray) -> FloatArray:
-    """`max_min` in numpy."""
-    ceiling = cap / share
-    demand = usage.weight * share[usage.activity]
-    order = np.lexsort((ceiling[usage.activity], demand, usage.resource))
-    resource, activity, demand = usage.resource[order], usage.activity[order], demand[order]
+def fill_vectorized(
+    usage: ResourceUsage, capacity: FloatArray, rate_bound: FloatArray, fair_weight: FloatArray
+) -> FloatArray:
+    """`max_min_rates` in numpy."""
+    ceiling = rate_bound / fair_weight
+    demand = usage.weight * fair_weight[usage.flow]
+    order = np.lexsort((ceiling[usage.flow], demand, usage.resource))
+    resource, flow, demand = usage.resource[order], usage.flow[order], demand[order]
     first = np.diff(resource, prepend=-1) != 0
     slack = capacity[resource[first]]
-    level = _levels_of_many(_Entries(np.cumsum(first) - 1, activity, demand), slack, ceiling)
-    return np.where(level == ceiling, cap, level * share)
+    level = _levels_vectorized(_UsageEntries(np.cumsum(first) - 1, flow, demand), slack, ceiling)
+    return np.where(level == ceiling, rate_bound, level * fair_weight)
 
 
 @dataclass(frozen=True, slots=True)
-class _Entries:
+class _UsageEntries:
     """Usages of activities that still rise: [entries] resource, activity and demand (load per level)."""
 
     resource: IntArray
-    activity: IntArray
+    flow: IntArray
     demand: FloatArray
 
-    def __getitem__(self, chosen: BoolArray) -> "_Entries":
-        return _Entries(self.resource[chosen], self.activity[chosen], self.demand[chosen])
+    def __getitem__(self, selected: BoolArray) -> "_UsageEntries":
+        return _UsageEntries(self.resource[selected], self.flow[selected], self.demand[selected])
 
-    def loads(self, level: FloatArray, resources: int) -> FloatArray:
+    def resource_loads(self, level: FloatArray, resource_count: int) -> FloatArray:
         """Load on every resource at these levels of the activities."""
-        load = np.bincount(self.resource, self.demand * level[self.activity], minlength=resources)
+        load = np.bincount(self.resource, self.demand * level[self.flow], minlength=resource_count)
         return np.asarray(load, dtype=np.float64)
 
 
-def _levels_of_many(entries: _Entries, slack: FloatArray, ceiling: FloatArray) -> FloatArray:
+def _levels_vectorized(entries: _UsageEntries, slack: FloatArray, ceiling: FloatArray) -> FloatArray:
     """Level of every activity; `slack` is what is left of each resource, and is used up."""
     level, filled = ceiling.copy(), np.zeros_like(slack)
     while entries.demand.size:
         demand = np.bincount(entries.resource, entries.demand, minlength=slack.size)
         reached = np.divide(slack, demand, out=np.zeros_like(slack), where=demand > 0)
         np.maximum(filled, reached, out=filled)
-        level[entries.activity] = ceiling[entries.activity]
-        np.minimum.at(level, entries.activity, filled[entries.resource])
+        level[entries.flow] = ceiling[entries.flow]
+        np.minimum.at(level, entries.flow, filled[entries.resource])
         waiting = np.zeros(slack.size, dtype=bool)
-        waiting[entries.resource[level[entries.activity] < filled[entries.resource]]] = True
+        waiting[entries.resource[level[entries.flow] < filled[entries.resource]]] = True
         frozen = level == ceiling
-        frozen[entries.activity[~waiting[entries.resource]]] = True
-        slack -= entries[frozen[entries.activity]].loads(level, slack.size)
-        entries = entries[~frozen[entries.activity]]
+        frozen[entries.flow[~waiting[entries.resource]]] = True
+        slack -= entries[frozen[entries.flow]].resource_loads(level, slack.size)
+        entries = entries[~frozen[entries.flow]]
     return level
 
 
-def components(usage: Usage, *, activities: int, resources: int) -> Parts:
+def connected_components(usage: ResourceUsage, *, flow_count: int, resource_count: int) -> ConnectedComponents:
     """Label the connected parts of the graph of activities and resources.
 
     Parts are numbered in the order of their first activity, then (resources that nobody uses) of their resource. Roots
     are hooked on the smallest neighbouring root and paths halved until no usage crosses (Shiloach and Vishkin, An
     O(log n) Parallel Connectivity Algorithm, J. Algorithms 3(1), 1982).
     """
-    root = np.arange(activities + resources)
-    left, right = usage.activity, usage.resource + activities
-    while left.size:
-        np.minimum.at(root, np.maximum(left, right), np.minimum(left, right))
+    root = np.arange(flow_count + resource_count)
+    flow_root, resource_root = usage.flow, usage.resource + flow_count
+    while flow_root.size:
+        np.minimum.at(root, np.maximum(flow_root, resource_root), np.minimum(flow_root, resource_root))
         while not np.array_equal(root, shorter := root[root]):
             root = shorter
-        left, right = root[left], root[right]
-        left, right = left[left != right], right[left != right]
+        flow_root, resource_root = root[flow_root], root[resource_root]
+        flow_root, resource_root = flow_root[flow_root != resource_root], resource_root[flow_root != resource_root]
     label = np.unique(root, return_inverse=True)[1].astype(np.int64, copy=False)
-    return Parts(label[:activities], label[activities:])
+    return ConnectedComponents(label[:flow_count], label[flow_count:])
