@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from clustersim.collectives.library import Library, load_library
-from clustersim.collectives.tuner import Surveyor
+from clustersim.collectives.tuner import Tuner
 from clustersim.common.arrays import IntArray
 from clustersim.common.errors import InputError
 from clustersim.common.lru import Recent, each_one, lately
@@ -43,9 +43,9 @@ from clustersim.lowering.training_step import lower
 from clustersim.memory.ledger import Turns, in_turns
 from clustersim.model.kernels import Kernel
 from clustersim.model.training import Attention
-from clustersim.parallel.mesh import HOST_ROLE, Role
+from clustersim.parallel.mesh import HOST_GROUP, CommGroup
 from clustersim.parallel.plan import Plan
-from clustersim.parallel.process_groups import groups_of
+from clustersim.parallel.process_groups import groups_along_axes
 from clustersim.program.action import PipelineOrder
 from clustersim.program.program import BALANCED_LOADS, ProcessGroups, Program
 from clustersim.program.task import CollectiveType, CommOverlap, ComputeTask, HostOp, Segment
@@ -138,22 +138,24 @@ def require_offers(scenario: Scenario, program: Program) -> None:
 
 def _require_offers(scenario: Scenario, program: Program) -> None:
     switches, left = scenario.cost.switches, library_of(scenario)
-    surveyor = Surveyor(scenario.cluster.fabric, left)
+    surveyor = Tuner(scenario.cluster.fabric, left)
     every = (comm_op for one in program.programs for comm_op in one.comm_ops if not isinstance(comm_op, HostOp))
-    asked = dict.fromkeys((item.collective, item.comm_group) for item in every if item.collective in switches.bound)
+    asked = dict.fromkeys(
+        (item.collective, item.comm_group) for item in every if item.collective in switches.constrained_collectives
+    )
     for kind, role in asked:
-        if not left.offers_for(kind):
+        if not left.variants_for(kind):
             raise InputError(_nothing_left(scenario, kind))
         members = program.groups[role].members
         if members.size and members.shape[1] > 1:
-            surveyor.require(kind, members)
+            surveyor.require_supported(kind, members)
 
 
 def _nothing_left(scenario: Scenario, kind: CollectiveType) -> str:
     library = load_library(scenario.cluster.library)
-    own = ", ".join(dict.fromkeys(offer.name for offer in library.offers_for(kind)))
+    own = ", ".join(dict.fromkeys(offer.name for offer in library.variants_for(kind)))
     return (
-        f"with {scenario.cost.switches.words} nothing is left of {library.name} for {kind.value}, which the step "
+        f"with {scenario.cost.switches.description} nothing is left of {library.name} for {kind.value}, which the step "
         f"needs and which it does by {own or 'nothing'}; for one collective alone a list is written allreduce:tree"
     )
 
@@ -189,9 +191,9 @@ def machines_of(scenario: Setup) -> tuple[Machine, ...]:
     return tuple(_machine(scenario, kind) for kind in scenario.cluster.kinds()[0])
 
 
-def exchanges_within(scenario: Setup, roles: Iterable[Role]) -> ExchangeCost:
+def exchanges_within(scenario: Setup, roles: Iterable[CommGroup]) -> ExchangeCost:
     """What collectives of some roles take, alone on their links; of roles whose groups are on no pipeline's ways."""
-    return _between(scenario, groups_of(scenario.layout, roles))
+    return _between(scenario, groups_along_axes(scenario.layout, roles))
 
 
 def lowered(scenario: Scenario, plan: Plan) -> Program:
@@ -200,7 +202,7 @@ def lowered(scenario: Scenario, plan: Plan) -> Program:
     The last ones are remembered: much that scenarios are compared by, such as clusters and disturbances, changes none.
     """
     order, steps = order_of(scenario, plan), scenario.steps
-    key = plan.model, plan.training, plan.layout, plan.placement, plan.rows, order, steps
+    key = plan.model, plan.training, plan.layout, plan.placement, plan.expert_token_ratio, order, steps
     return _PROGRAMS.of(key, lambda: lower(plan, order, steps))
 
 
@@ -260,7 +262,7 @@ def _exchanges(scenario: Scenario, program: Program) -> Others:
     host, message = scenario.cluster.host, scenario.framework.message
     if message > 0.0:
         between = HandedMessages(between, message, program.groups)
-    if HOST_ROLE.name not in program.groups or host is None:
+    if HOST_GROUP.name not in program.groups or host is None:
         return between
     nodes = _nodes(scenario)
     return HostedExchanges(between, host, np.bincount(nodes)[nodes])
@@ -274,7 +276,7 @@ def _uneven(scenario: Scenario, program: Program, exchanges: Others) -> Others:
 
 def _nodes(scenario: Setup) -> IntArray:
     """The node of every rank: [ranks]."""
-    return scenario.cluster.fabric.nodes(np.arange(scenario.layout.world))
+    return scenario.cluster.fabric.nodes(np.arange(scenario.layout.world_size))
 
 
 def _between(scenario: Setup, groups: Mapping[str, ProcessGroups]) -> CommunicationCost | RecordedExchanges:
@@ -282,7 +284,7 @@ def _between(scenario: Setup, groups: Mapping[str, ProcessGroups]) -> Communicat
     model = CommunicationCost(cluster.fabric, library_of(scenario), groups)
     if settings.record is None or scenario.disturbances.network:
         return model  # what was measured on a healthy network does not say what a disturbed one does
-    bound = settings.switches.bound  # nor what the library does where the user has told it otherwise
+    bound = settings.switches.constrained_collectives  # nor what the library does where the user has told it otherwise
     rows = tuple(row for row in settings.record.collectives if row.call.collective not in bound)
     record = replace(settings.record, collectives=rows)
     return RecordedExchanges(model, record, groups, nodes=_nodes(scenario))
@@ -292,12 +294,12 @@ def library_of(scenario: Setup) -> Library:
     """The cluster's library, with what the user has left of its offers."""
     library = load_library(scenario.cluster.library)
     library = replace(library, published=library.published and scenario.cluster.measured)
-    return scenario.cost.switches.narrowed(library)
+    return scenario.cost.switches.apply_to(library)
 
 
 def _machines(scenario: Scenario) -> Machines:
     """What each rank's kernels run on: its accelerator, at the speed to which it is disturbed."""
-    world, places = scenario.layout.world, scenario.cluster.places
+    world, places = scenario.layout.world_size, scenario.cluster.places
     accelerators, kind = scenario.cluster.kinds()
     speeds, speed = np.unique(scenario.disturbances.speeds(places[:world]), return_inverse=True)
     pairs, of = np.unique(kind[:world] * len(speeds) + speed.reshape(-1), return_inverse=True)
@@ -335,7 +337,7 @@ def _in_step(scenario: Setup, accelerator: Accelerator, record: Record | None) -
     were made from, since these are compared by identity.
     """
     pace, asked = pace_of(accelerator.in_training, record), scenario.training.attention
-    rate = job_rate(pace, scenario.layout.world)
+    rate = job_rate(pace, scenario.layout.world_size)
     key = id(accelerator), id(record), rate, asked
     made, _ = _IN_STEP.of(key, lambda: (_paced(accelerator, record, pace, rate, asked), (accelerator, record)))
     return made

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from clustersim import Scenario, simulate
-from clustersim.collectives.phase import Arrangement, Flows, Phase, Rounds, phase
+from clustersim.collectives.phase import Flows, GroupTopology, LatencySteps, Phase, build_phase
 from clustersim.program.task import CollectiveType
 
 BOTH = (CollectiveType.ALL_GATHER, CollectiveType.REDUCE_SCATTER)
@@ -23,18 +23,18 @@ GIVEN = {
 
 
 class Doubling:
-    """An `Algorithm`: partners at distance d exchange 1/2d of the payload, in one round for each d."""
+    """An `CollectiveAlgorithm`: partners at distance d exchange 1/2d of the payload, in one round for each d."""
 
-    def phases(self, kind: CollectiveType, arrangement: Arrangement) -> tuple[Phase, ...]:
+    def phases(self, collective: CollectiveType, topology: GroupTopology) -> tuple[Phase, ...]:
         """One phase for each distance; none where it cannot do a collective."""
-        size, members, local = arrangement.size, arrangement.members, arrangement.rails
-        if kind not in BOTH or size & (size - 1):
+        size, members, local = topology.size, topology.members, topology.rails
+        if collective not in BOTH or size & (size - 1):
             return ()
         distances, place = [2**k for k in range(size.bit_length() - 1)], np.arange(size)
         return tuple(
-            phase(
+            build_phase(
                 Flows(members, members[:, place ^ distance], 0.5 / distance),
-                rounds=Rounds(local=1) if distance < local else Rounds(network=1),
+                latency_steps=LatencySteps(local=1) if distance < local else LatencySteps(network=1),
             )
             for distance in distances
         )

@@ -14,7 +14,7 @@ from clustersim.common.dtypes import DType
 from clustersim.cost.interference import Interference, KernelClass
 from clustersim.cost.segment import BlockCost
 from clustersim.model.kernels import Kernel, KernelKind
-from clustersim.parallel.mesh import NAMES
+from clustersim.parallel.mesh import DENSE_AXIS_NAMES
 from clustersim.program.action import Action, ActionKind
 from clustersim.program.program import ProcessGroups, Program, RankProgram
 from clustersim.program.task import (
@@ -325,7 +325,7 @@ def _expert_layouts(draw: st.DrawFn, degrees: dict[str, int], *, hybrid: bool) -
 @st.composite
 def _layouts(draw: st.DrawFn) -> dict[str, Any]:
     return {
-        "order": list(draw(st.permutations(NAMES))),
+        "order": list(draw(st.permutations(DENSE_AXIS_NAMES))),
         "sequence_parallel": draw(st.booleans()),
         "tensor_overlap": draw(st.booleans()),
         "backward_overlap": draw(st.booleans()),

@@ -11,7 +11,7 @@ import pytest
 
 from clustersim import Scenario, simulate
 from clustersim.build import assemble, exchanges_of, kernels_of
-from clustersim.collectives.tuner import surveyor
+from clustersim.collectives.tuner import cached_tuner
 from clustersim.common.errors import InputError
 from clustersim.cost.calibration_record import (
     BesideRow,
@@ -495,7 +495,7 @@ OTHERS = (
 
 @pytest.mark.parametrize("asked", [(), ("layout.data=zero1", "steps=2"), ("disturbances.slow=[{gpu: 3, speed: 0.9}]",)])
 def test_what_is_remembered_of_other_scenarios_changes_nothing(asked: tuple[str, ...]) -> None:
-    surveyor.cache_clear()
+    cached_tuner.cache_clear()
     first = simulate(scenario(*asked))
     for other in OTHERS:
         simulate(scenario(*other))

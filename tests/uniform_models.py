@@ -7,7 +7,7 @@ from clustersim.model.layer_stack import LayerRun
 from clustersim.model.operators import Layer, Shard
 from clustersim.model.training import Training
 from clustersim.model.transformer import Model, dimensions
-from clustersim.parallel.layer_partition import Stage
+from clustersim.parallel.layer_partition import PipelineStage
 
 
 def sizes(model: Model) -> SimpleNamespace:
@@ -21,7 +21,7 @@ def layer(model: Model, training: Training, shard: Shard) -> Layer:
     return layers.layer(model, spec, training, shard)
 
 
-def stage(model: Model, number: int, count: int, *, embedding: bool, head: bool) -> Stage:
+def stage(model: Model, number: int, count: int, *, embedding: bool, head: bool) -> PipelineStage:
     """A stage of so many layers of a model whose layers are equal."""
     (spec,) = model.specs
-    return Stage(number, (LayerRun(spec, count),) if count else (), embedding, head)
+    return PipelineStage(number, (LayerRun(spec, count),) if count else (), embedding, head)

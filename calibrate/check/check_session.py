@@ -157,7 +157,7 @@ def _layout(scenario: Scenario) -> str:
     degrees = {"tp": layout.tp, "dp": layout.dp, "ep": layout.ep, "pp": layout.pp}
     spread = [f"{axis} {degree}" for axis, degree in degrees.items() if degree > 1]
     if layout.dp > 1:
-        spread.append("fsdp" if layout.data.stage else "ddp")
+        spread.append("fsdp" if layout.data.zero_stage else "ddp")
     if layout.tp > 1 and layout.sequence_parallel:
         spread.append("sequence parallel")
     if layout.pp > 1:

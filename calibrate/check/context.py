@@ -63,7 +63,7 @@ class Here:
 
 def world_of(scenario: Scenario, environment: Mapping[str, str] = os.environ) -> World:
     """The processes that torchrun started, or this one; raise InputError where the layout needs other ones."""
-    ranks, needed = int(environment.get("WORLD_SIZE", "1")), scenario.layout.world
+    ranks, needed = int(environment.get("WORLD_SIZE", "1")), scenario.layout.world_size
     if ranks != needed:
         there = "1 process" if ranks == 1 else f"{ranks} processes"
         raise InputError(

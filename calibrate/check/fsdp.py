@@ -19,7 +19,7 @@ from calibrate.check.torch_dtypes import TORCH
 from calibrate.check.torch_model import Transformer, build
 from calibrate.check.trainer import Loop, building
 from calibrate.check.weight_update import Update
-from clustersim.parallel.data_parallel_strategy import FullyShard, GradientSync, Microbatches
+from clustersim.parallel.data_parallel_strategy import FullyShard, GradientSync, ReductionFrequency
 from clustersim.parallel.plan import Plan
 
 
@@ -30,16 +30,16 @@ def sharded(plan: Plan, strategy: FullyShard, device: torch.device, mesh: Device
     formats = plan.training.recipe.weights
     policy = MixedPrecisionPolicy(param_dtype=TORCH[formats.gathered], reduce_dtype=TORCH[formats.gradients])
     mesh = mesh or _mesh(strategy, device)
-    again = strategy.secondary or strategy.reshards(pipelined=False)
+    again = strategy.secondary or strategy.reshards_parameters(is_pipelined=False)
     for unit in _units(model):
         fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=False if unit is model.head else again)
     whole = fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=again)
-    _prefetch(model, strategy.ahead, device)
+    _prefetch(model, strategy.prefetch_depth, device)
     every = plan.layout.gradient_sync is GradientSync.EVERY_BACKWARD
 
     def around(last: bool) -> AbstractContextManager[object]:
         whole.set_requires_gradient_sync(last or every)
-        whole.set_requires_all_reduce(last or strategy.all_reduce is Microbatches.EVERY)
+        whole.set_requires_all_reduce(last or strategy.all_reduce is ReductionFrequency.PER_MICROBATCH)
         return nullcontext()
 
     return Loop(model, Update(list(model.parameters()), plan.training), around)

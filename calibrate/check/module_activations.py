@@ -40,4 +40,4 @@ class Held(Activations):
         if attention is None or attention.qk_norm or self.plan.model.positions is not Positions.ROTARY:
             return 0.0
         heads = (attention.heads + attention.kv_heads) // self.plan.layout.tp
-        return self.plan.shard.tokens * heads * attention.head_dim * self.width
+        return self.plan.layer_shard.tokens * heads * attention.head_dim * self.width

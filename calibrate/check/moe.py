@@ -86,7 +86,7 @@ class Mixture(nn.Module):
         self.label = Label(KernelKind.SOFTMAX, routine_of(routed.router))
         self.router = Linear(hidden, routed.experts, bias=False, fused=fused)
         self.experts = Experts(routed, hidden, routed.experts // self.ranks, fused=fused)
-        self.register_buffer("even", _even(plan.shard.tokens, routed), persistent=False)
+        self.register_buffer("even", _even(plan.layer_shard.tokens, routed), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, sequence, hidden] both ways."""

@@ -55,12 +55,12 @@ class Staged:
     def __init__(self, plan: Plan, schedule: Schedule, device: torch.device) -> None:
         rank = dist.get_rank()
         with building(plan, device):
-            parts: list[Transformer] = [build(plan, stage) for stage in plan.stages_of(rank)]
+            parts: list[Transformer] = [build(plan, stage) for stage in plan.stages_on_rank(rank)]
         self.model = nn.ModuleList(parts)
         self.update = Update(list(self.model.parameters()), plan.training, _summed)
         self.update.accumulate_in_epilogues(self.model)
         count = len(plan.stages)
-        numbers = [stage.number for stage in plan.stages_of(rank)]
+        numbers = [stage.index for stage in plan.stages_on_rank(rank)]
         self._stages = [_TimedStage(part, n, count, device) for part, n in zip(parts, numbers, strict=True)]
         self._plan, self._first, self._last = plan, 0 in numbers, count - 1 in numbers
         whole = self._stages if plan.placement.max_chunks > 1 else self._stages[0]

@@ -72,7 +72,7 @@ def as_trained(scenario: Scenario, *, on_cpu: bool) -> Scenario:
     changed = replace(scenario, training=replace(scenario.training, overheads=overheads))
     match scenario.layout.data:
         case FullyShard() as strategy if on_cpu:
-            return replace(changed, layout=replace(scenario.layout, data=replace(strategy, waits=True)))
+            return replace(changed, layout=replace(scenario.layout, data=replace(strategy, waits_for_reduction=True)))
     return changed
 
 

@@ -31,6 +31,6 @@ def _of_rank(spec: LayerSpec, layout: Layout) -> LayerSpec:
 
 
 def _own_experts(routed: RoutedMlp, layout: Layout) -> RoutedMlp:
-    experts, ffn = max(routed.experts // layout.ep, routed.top_k), routed.ffn // layout.expert_tensor
+    experts, ffn = max(routed.experts // layout.ep, routed.top_k), routed.ffn // layout.effective_etp
     router = routed.router if layout.ep == 1 else replace(routed.router, groups=1, limit=None)
     return replace(routed, experts=experts, ffn=ffn, shared=routed.shared // layout.tp, router=router)

@@ -35,7 +35,7 @@ def trainer_of(scenario: Scenario, device: torch.device) -> Trainer:
     """The model and strategy of this process."""
     plan = plan_of(scenario)
     match plan.layout:
-        case layout if layout.world == 1:
+        case layout if layout.world_size == 1:
             return single(plan, device)
         case layout if layout.tp > 1:
             return split(plan, device)
@@ -63,7 +63,7 @@ def _layout(scenario: Scenario) -> Iterator[str]:
     used = [f"{axis} {degree}" for axis, degree in layout.degrees.items() if degree > 1]
     if layout.cp > 1 or len(used) > 1:
         yield f"layout: {' x '.join(used)} cannot be checked: {ONE_AXIS}"
-    if layout.dp > 1 and not (isinstance(layout.data, DdpStrategy) or layout.data.stage == 3):
+    if layout.dp > 1 and not (isinstance(layout.data, DdpStrategy) or layout.data.zero_stage == 3):
         yield "layout.data: only ddp and fsdp can be checked"
     if layout.pp > 1 and type(scenario.schedule) not in SCHEDULES:
         yield f"schedule: {scenario.schedule.name} cannot be checked; gpipe, 1f1b and interleaved can"
@@ -98,7 +98,7 @@ def _model(scenario: Scenario) -> Iterator[str]:
     if any(None in (spec.attention, spec.mlp) for spec in model.specs):
         yield "model: layers without attention or without an MLP cannot be checked"
     yield from _layers(model)
-    sharded_weights = layout.dp > 1 and layout.data.stage > 0
+    sharded_weights = layout.dp > 1 and layout.data.zero_stage > 0
     if model.tied_embeddings and (layout.pp > 1 or sharded_weights):
         yield "model.tied_embeddings: stages and FSDP units cannot share a weight; set it to false"
     if layout.tp > 1 and layout.sequence_parallel and model.positions is Positions.LEARNED:
@@ -155,7 +155,7 @@ def _experts(scenario: Scenario) -> Iterator[str]:
     if not mixtures:
         return
     layout, training = scenario.layout, scenario.training
-    if layout.tp > 1 or layout.pp > 1 or layout.expert_tensor > 1:
+    if layout.tp > 1 or layout.pp > 1 or layout.effective_etp > 1:
         yield "layout: experts beside tp, pp or etp cannot be checked; set these to 1"
     if layout.dp > 1 and not isinstance(layout.data, DdpStrategy):
         yield "layout.data: experts can be checked beside ddp alone; set it to ddp"

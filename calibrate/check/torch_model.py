@@ -27,7 +27,7 @@ from clustersim.model.layer_stack import AnyMlp, DenseMlp, FullAttention, LayerS
 from clustersim.model.training import Attention as Core
 from clustersim.model.training import SelectiveRecompute, Training
 from clustersim.model.transformer import Model, Norm, Positions
-from clustersim.parallel.layer_partition import Stage
+from clustersim.parallel.layer_partition import PipelineStage
 from clustersim.parallel.plan import Plan
 
 Angles = tuple[Tensor, Tensor]
@@ -253,23 +253,23 @@ class Transformer(nn.Module):
         return loss
 
 
-def build(plan: Plan, stage: Stage) -> Transformer:
+def build(plan: Plan, stage: PipelineStage) -> Transformer:
     """A stage in the default device and format of torch, matrices whole, heads those of one tensor-parallel rank."""
     model, training = plan.model, plan.training
     made = Transformer(
-        Embedding(model) if stage.embedding else None,
+        Embedding(model) if stage.has_embedding else None,
         list(_layers(plan, stage)),
-        Head(model, training) if stage.head else None,
+        Head(model, training) if stage.has_head else None,
         lambda logits, targets: loss(logits, targets, training),
     )
     tie(made, model)
     return made
 
 
-def _layers(plan: Plan, stage: Stage) -> Iterator[Layer]:
+def _layers(plan: Plan, stage: PipelineStage) -> Iterator[Layer]:
     """A stage's layers; `supported` has refused those that lack a part."""
     angles = {attention: _angles(plan, attention.head_dim) for attention in plan.model.attentions}
-    for run, again, _ in plan.runs(stage):
+    for run, again, _ in plan.layer_runs(stage):
         match run.spec:
             case LayerSpec(FullAttention() as attention, DenseMlp() | RoutedMlp() as mlp):
                 for _ in range(run.count):

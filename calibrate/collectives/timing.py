@@ -116,7 +116,7 @@ class DeviceClock:
 
 
 def timed(lap: Lap, clock: Clock, device: torch.device, patience: Seconds) -> Spread:
-    """Repeat a lap until its median is known or `patience` seconds are over; the same on all ranks."""
+    """Repeat a lap until its median is known or `min_gap` seconds are over; the same on all ranks."""
     began, spent = perf_counter(), 0.0
     samples, _ = _batch(lap, clock, device, began, WARM_UP)
     kept: list[float] = []

@@ -19,15 +19,17 @@ from typing import Final
 import numpy as np
 
 from calibrate.fit.published_collectives import Benchmark
-from clustersim.collectives.library import Carrier, Generation, Library, Pipeline
-from clustersim.collectives.tuner import Choices, costs
+from clustersim.collectives.library import Library, NetworkConstants, NvlinkConstants, PipelineChunking
+from clustersim.collectives.tuner import VariantCosts, variant_seconds
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.units import Seconds
 from clustersim.hardware.link_technology import Technology
 
 VERBS: Final = (Technology.INFINIBAND, Technology.ROCE)  # whose messages NCCL's own constants are about
 INSIDE: Final = 0.4  # of a payload; 0.2 fits as well (12.8 % both), so the tables do not tell
-PIPELINES: Final = tuple(Pipeline(INSIDE, *item) for item in itertools.product((0.4, 0.6, 0.8, 1.0), (8e6, 12e6)))
+PIPELINES: Final = tuple(
+    PipelineChunking(INSIDE, *item) for item in itertools.product((0.4, 0.6, 0.8, 1.0), (8e6, 12e6))
+)
 LAUNCHES: Final[Sequence[Seconds]] = tuple(index * 1e-6 for index in range(16))
 LATENCIES: Final[Sequence[Seconds]] = tuple(
     element * 1e-6 for element in (0, 1, 2, 3, 5, 8, 12, 17, 25, 37, 55, 80, 120, 200, 300, 450, 650, 1000)
@@ -46,30 +48,31 @@ class Fit:
 
     def best(self, without: str | None = None) -> Library:
         """The library with the constants that fit the tables of all sources but one best."""
-        kept: dict[Technology | None, Generation] = {
-            make: replace(generation, launch=self._launch(make, generation.launch, without))
-            for make, generation in self._generations
+        kept: dict[Technology | None, NvlinkConstants] = {
+            make: replace(nvlink_constants, launch_seconds=self._launch(make, nvlink_constants.launch_seconds, without))
+            for make, nvlink_constants in self._generations
         }
-        networks: dict[Technology | None, Carrier] = {
-            make: replace(carrier, latency=self._latency(make, without)) for make, carrier in self._networks
+        networks: dict[Technology | None, NetworkConstants] = {
+            make: replace(network_constants, message_latency=self._latency(make, without))
+            for make, network_constants in self._networks
         }
         best = _least(self.pipelines, without)
         return replace(
             self.library,
-            generations={**self.library.generations, **kept},
-            networks={**self.library.networks, **networks},
+            nvlink_by_technology={**self.library.nvlink_by_technology, **kept},
+            network_by_technology={**self.library.network_by_technology, **networks},
             pipeline=self.library.pipeline if best is None else PIPELINES[best],
         )
 
     @property
-    def _generations(self) -> list[tuple[Technology, Generation]]:
+    def _generations(self) -> list[tuple[Technology, NvlinkConstants]]:
         makes = dict.fromkeys(table.place.generation for table in self.launches)
-        return [(make, self.library.generations[make]) for make in makes]
+        return [(make, self.library.nvlink_by_technology[make]) for make in makes]
 
     @property
-    def _networks(self) -> list[tuple[Technology, Carrier]]:
+    def _networks(self) -> list[tuple[Technology, NetworkConstants]]:
         makes = dict.fromkeys(table.place.network for table in self.latencies)
-        return [(make, self.library.networks[make]) for make in makes]
+        return [(make, self.library.network_by_technology[make]) for make in makes]
 
     def _launch(self, make: Technology, own: Seconds | None, without: str | None) -> Seconds | None:
         mine = {table: launch for table, launch in self.launches.items() if table.place.generation is make}
@@ -79,7 +82,7 @@ class Fit:
     def _latency(self, make: Technology, without: str | None) -> Seconds:
         mine = {table: latency for table, latency in self.latencies.items() if table.place.network is make}
         best = _least(mine, without)
-        return self.library.networks[None].latency if best is None else LATENCIES[best]
+        return self.library.network_by_technology[None].message_latency if best is None else LATENCIES[best]
 
 
 def _least(misfits: Mapping[Benchmark, FloatArray], without: str | None) -> int | None:
@@ -92,7 +95,7 @@ def _least(misfits: Mapping[Benchmark, FloatArray], without: str | None) -> int 
     return int(np.tensordot(weights, np.array([array for _, array in kept]), axes=1).argmin())
 
 
-def fit(surveys: Mapping[Benchmark, Choices], library: Library) -> Fit:
+def fit(surveys: Mapping[Benchmark, VariantCosts], library: Library) -> Fit:
     """Judge every candidate by every table that tells about it."""
     fitted = [table for table in surveys if table.fitted]
     other = [table for table in fitted if table.between and table.place.network not in VERBS]
@@ -109,20 +112,22 @@ def fit(surveys: Mapping[Benchmark, Choices], library: Library) -> Fit:
     )
 
 
-def _by_launch(table: Benchmark, choices: Choices) -> FloatArray:
-    launched = np.array([offer.launched for offer in choices.offers])
-    shipped = choices.library.launch_on(choices.makes)
+def _by_launch(table: Benchmark, choices: VariantCosts) -> FloatArray:
+    launched = np.array([offer.adds_launch for offer in choices.variants])
+    shipped = choices.library.launch_seconds_on(choices.technologies)
     extra = np.multiply.outer(np.array(LAUNCHES) - shipped, launched)[:, :, None]
     small = np.flatnonzero(~table.large)
-    seconds = [(extra + costs(choices, table.sizes[place]).seconds).min(axis=1).max(axis=1) for place in small]
+    seconds = [
+        (extra + variant_seconds(choices, table.sizes[place]).seconds).min(axis=1).max(axis=1) for place in small
+    ]
     return _misfit(table, np.stack(seconds, axis=1), small)
 
 
-def _by_pipeline(table: Benchmark, choices: Choices) -> FloatArray:
+def _by_pipeline(table: Benchmark, choices: VariantCosts) -> FloatArray:
     large = np.flatnonzero(table.large)
     found = [
-        _seconds(table, replace(choices, library=replace(choices.library, pipeline=pipeline)), large)
-        for pipeline in PIPELINES
+        _seconds(table, replace(choices, library=replace(choices.library, pipeline=pipeline_chunking)), large)
+        for pipeline_chunking in PIPELINES
     ]
     return _misfit(table, np.array(found), large)
 
@@ -135,11 +140,15 @@ def _by_latency(table: Benchmark, library: Library) -> FloatArray:
 
 def _with_latency(library: Library, table: Benchmark, latency: Seconds) -> Library:
     make = table.place.network
-    return replace(library, networks=dict(library.networks) | {make: replace(library.networks[make], latency=latency)})
+    return replace(
+        library,
+        network_by_technology=dict(library.network_by_technology)
+        | {make: replace(library.network_by_technology[make], message_latency=latency)},
+    )
 
 
-def _seconds(table: Benchmark, choices: Choices, places: IntArray) -> list[Seconds]:
-    return [float(costs(choices, table.sizes[place]).seconds.min(axis=0).max()) for place in places]
+def _seconds(table: Benchmark, choices: VariantCosts, places: IntArray) -> list[Seconds]:
+    return [float(variant_seconds(choices, table.sizes[place]).seconds.min(axis=0).max()) for place in places]
 
 
 def _misfit(table: Benchmark, seconds: FloatArray, places: IntArray) -> FloatArray:

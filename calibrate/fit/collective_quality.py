@@ -22,7 +22,7 @@ from calibrate.fit.collective_constants import Fit, fit
 from calibrate.fit.fit_quality import Quality
 from calibrate.fit.published_collectives import Benchmark, read_benchmarks
 from clustersim.collectives.library import Library, load_library
-from clustersim.collectives.tuner import Choices, choose
+from clustersim.collectives.tuner import VariantCosts, select_variants
 from clustersim.validation.error_statistics import grouped
 
 
@@ -53,14 +53,14 @@ class Judged:
         return self.errors.benchmark
 
 
-def compare(benchmark: Benchmark, choices: Choices) -> Errors:
+def compare(benchmark: Benchmark, choices: VariantCosts) -> Errors:
     """Predict every size of a benchmark; the slowest group counts."""
-    predicted = [choose(choices, size) for size in benchmark.sizes]
-    ratios = benchmark.ratios(np.array([choice.seconds.max() for choice in predicted]))
-    return Errors(benchmark, tuple(ratios.tolist()), tuple(item.offer.name for item in predicted))
+    predicted = [select_variants(choices, size) for size in benchmark.sizes]
+    ratios = benchmark.ratios(np.array([selection.seconds.max() for selection in predicted]))
+    return Errors(benchmark, tuple(ratios.tolist()), tuple(item.slowest_variant.name for item in predicted))
 
 
-def survey(library: Library) -> dict[Benchmark, Choices]:
+def survey(library: Library) -> dict[Benchmark, VariantCosts]:
     """Cost the library's offers for every published table that it is about."""
     tables = (table for table in read_benchmarks() if table.place.machine.library == library.name)
     return {table: table.place.survey(library) for table in tables}
@@ -73,7 +73,7 @@ def judge_tables(library: Library, fits: Fit) -> list[Judged]:
     return [_judged(table, choices, others[table.source]) for table, choices in tables.items()]
 
 
-def _judged(table: Benchmark, choices: Choices, others: Library) -> Judged:
+def _judged(table: Benchmark, choices: VariantCosts, others: Library) -> Judged:
     """Networks' constants are in what was surveyed, so the others' survey is their own."""
     return Judged(compare(table, choices), compare(table, table.place.survey(others)))
 
@@ -154,14 +154,18 @@ def _mape(errors: Sequence[Errors], *, large: bool) -> float:
 
 def _constants(library: Library) -> str:
     pipeline = library.pipeline
-    known = library.generations.items()
+    known = library.nvlink_by_technology.items()
     launches = (
-        f"{make.value} {generation.launch * 1e6:.0f} us"
-        for make, generation in known
-        if make and generation.launch is not None
+        f"{make.value} {nvlink_constants.launch_seconds * 1e6:.0f} us"
+        for make, nvlink_constants in known
+        if make and nvlink_constants.launch_seconds is not None
     )
-    networks = (f"{make.value} {network.latency * 1e6:.0f} us" for make, network in library.networks.items() if make)
-    cut = f"inside {pipeline.inside:.1f}, between {pipeline.between:.1f}, chunk {pipeline.chunk / 1e6:.0f} MB"
+    networks = (
+        f"{make.value} {network_constants.message_latency * 1e6:.0f} us"
+        for make, network_constants in library.network_by_technology.items()
+        if make
+    )
+    cut = f"inside {pipeline.intra_domain_fraction:.1f}, between {pipeline.inter_domain_fraction:.1f}, chunk {pipeline.max_chunk_bytes / 1e6:.0f} MB"
     return f"launch {', '.join(launches)}; latency {', '.join(networks)}; pipeline {cut}"
 
 

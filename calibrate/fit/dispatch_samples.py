@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from clustersim.collectives.library import Handling, Library, Medium, Offer
+from clustersim.collectives.library import AlgorithmVariant, Library, Medium, SmCopyCost
 from clustersim.collectives.phase_cost import MEDIUM_OF_KIND, effective_bandwidth
-from clustersim.collectives.tuner import Surveyor, choose
+from clustersim.collectives.tuner import Tuner, select_variants
 from clustersim.common.units import Bytes, BytesPerSecond, Seconds
 from clustersim.hardware.topology import LINK_KINDS
 from clustersim.program.task import CollectiveType, TokenDispatcher
@@ -69,8 +69,10 @@ class Row:
         back = self.sent.collective is CollectiveType.COMBINE
         share = constants[COMBINE] if back else 1.0
         rate, chunk = (constants[RATE_BACK], constants[CHUNK]) if back else (constants[RATE], 0.0)
-        handling = Handling(constants[ROW], rate, chunk / self.together if self.together else 0.0)
-        ceiling = (self.sent.sms or self.sent.library.sms) * handling.of(self.sent.routing.token_bytes, self.place.gpus)
+        handling = SmCopyCost(constants[ROW], rate, chunk / self.together if self.together else 0.0)
+        ceiling = (self.sent.sms or self.sent.library.sm_count) * handling.sm_rate(
+            self.sent.routing.token_bytes, self.place.gpus
+        )
         nvlink, network = self.loads[Medium.NVLINK], self.loads[Medium.NETWORK]
         inside = nvlink.size / min(nvlink.rate * constants[NVLINK] * share, ceiling)
         moving = max(inside, network.size / (network.rate * constants[NETWORK] * share))
@@ -86,11 +88,11 @@ def read_rows(path: Path = SHIPPED) -> list[Row]:
 def _row(case: Case) -> Row:
     place, sent = place_of(case), dispatched(case)
     fabric, members = place.fabric, np.arange(place.gpus)[None]
-    surveyor = Surveyor(fabric, sent.used(sent.library, place.gpus), sent.routing)
-    found = choose(surveyor.survey(sent.collective, members), sent.payload)
-    crossings = surveyor.own_loads(sent.collective, members, found.offer).crossings
-    spans = surveyor.arranged(members)[0].spans
-    bandwidth = effective_bandwidth(fabric.links, surveyor.library, found.offer, spans)[crossings.link_index]
+    surveyor = Tuner(fabric, sent.used(sent.library, place.gpus), sent.routing)
+    found = select_variants(surveyor.evaluate_variants(sent.collective, members), sent.payload)
+    crossings = surveyor.link_loads(sent.collective, members, found.slowest_variant).load_matrix
+    spans = surveyor.group_topologies(members)[0].domain_count
+    bandwidth = effective_bandwidth(fabric.links, surveyor.library, found.slowest_variant, spans)[crossings.link_index]
     size, nominal = sent.payload * crossings.seconds_per_byte * bandwidth, fabric.links.bandwidth[crossings.link_index]
     media = np.array([MEDIUM_OF_KIND[kind].value for kind in LINK_KINDS])[fabric.links.kind[crossings.link_index]]
     loads = {}
@@ -99,10 +101,10 @@ def _row(case: Case) -> Row:
         busiest = own[(size[own] / nominal[own]).argmax()] if len(own) else None
         loads[medium] = Load() if busiest is None else Load(float(size[busiest]), float(nominal[busiest]))
     measured = seconds_of(case, sent.counted(fabric, place.gpus))
-    rounds = found.offer.rounds[Medium.NETWORK] if spans > 1 else 0.0
-    latency = float(found.idle.max()) - rounds
-    handling = found.offer.handling
-    together = handling.together(place.gpus) if handling and handling.chunks else 0
+    rounds = found.slowest_variant.step_seconds[Medium.NETWORK] if spans > 1 else 0.0
+    latency = float(found.latency.max()) - rounds
+    handling = found.slowest_variant.sm_copy_cost
+    together = handling.tokens_per_chunk(place.gpus) if handling and handling.chunk_tokens else 0
     return Row(case.text("source"), place, sent, measured, latency, loads, together, case.is_yes("in_fit"))
 
 
@@ -112,21 +114,21 @@ def constants_of(library: Library) -> dict[str, float]:
         _offer(library, kind) for kind in (CollectiveType.DISPATCH, CollectiveType.COMBINE)
     )
     return {
-        NVLINK: library.generations[None].efficiency,
-        NETWORK: library.networks[None].efficiency,
-        ROUND: there.rounds[Medium.NETWORK],
+        NVLINK: library.nvlink_by_technology[None].efficiency,
+        NETWORK: library.network_by_technology[None].efficiency,
+        ROUND: there.step_seconds[Medium.NETWORK],
         COMBINE: back.efficiency,
-        ROW: passed.row,
+        ROW: passed.token_seconds,
         RATE: passed.rate,
         RATE_BACK: returned.rate,
-        CHUNK: returned.chunk,
-        KERNELS: library.kernels,
+        CHUNK: returned.chunk_seconds,
+        KERNELS: library.kernel_share,
     }
 
 
-def _offer(library: Library, kind: CollectiveType) -> tuple[Offer, Handling]:
+def _offer(library: Library, kind: CollectiveType) -> tuple[AlgorithmVariant, SmCopyCost]:
     """The one offer for a collective, and its handling of rows."""
-    (offer,) = library.offers_for(kind)
-    if offer.handling is None:
+    (offer,) = library.variants_for(kind)
+    if offer.sm_copy_cost is None:
         raise ValueError(f"{library.name}: no handling of {kind.value}")
-    return offer, offer.handling
+    return offer, offer.sm_copy_cost

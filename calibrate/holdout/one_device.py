@@ -56,7 +56,7 @@ def depths(scenario: Scenario) -> frozenset[int]:
 def _depths(scenario: Scenario) -> Iterator[int]:
     plan = plan_of(scenario)
     for rank in range(scenario.layout.pp):
-        yield sum(stage.layers for stage in plan.stages_of(rank))
+        yield sum(stage.layer_count for stage in plan.stages_on_rank(rank))
 
 
 def _of_one(cluster: Cluster, accelerator: str) -> Cluster:

@@ -36,7 +36,7 @@ def show_profile_difference(measured: Path, scenario: Scenario, named: tuple[Pat
     outputs.require([measured, file, *scenario.files])
     with waiting_for("reading"):
         traces = read_traces(measured)
-    world = scenario.layout.world
+    world = scenario.layout.world_size
     if traces.world != world:
         ranks = f"{traces.world:,} rank{'s' * (traces.world > 1)}"
         raise InputError(

@@ -16,7 +16,7 @@ from clustersim.model.presets import PRESETS
 from clustersim.model.recipe_files import load_recipe
 from clustersim.model.transformer import active_parameters, mtp_parameters, parameters
 from clustersim.scenario.config.reliability import load_reliability
-from clustersim.schedules.registry import NAMES
+from clustersim.schedules.registry import SCHEDULE_NAMES
 
 
 def print_shelves() -> None:
@@ -26,7 +26,7 @@ def print_shelves() -> None:
     console.print(_further(), highlight=False)
     for table in (_clusters(), _accelerators(), _recipes(), _prices(), _reliability()):
         console.print(table)
-    console.print(f"schedules: {', '.join(NAMES)}")
+    console.print(f"schedules: {', '.join(SCHEDULE_NAMES)}")
 
 
 def table_of(title: str, *columns: str) -> Table:

@@ -20,42 +20,42 @@ import numpy as np
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.units import Bytes
 
-FIRST: Final = 64.0  # bytes of the first factor of a pace
+CORRECTION_BASE_BYTES: Final = 64.0  # bytes of the first factor of a pace
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class ChunkSizeSteps:
     """Chunks from the largest down: (bytes, times), for payloads below `times` what all channels held before."""
 
-    largest: Bytes
-    smaller: tuple[tuple[Bytes, float], ...]
+    largest_chunk: Bytes
+    smaller_chunks: tuple[tuple[Bytes, float], ...]
 
-    def of(self, payload: Bytes, beside: FloatArray) -> FloatArray:
+    def chunk_bytes(self, payload: Bytes, concurrent_chunks: FloatArray) -> FloatArray:
         """Bytes of one chunk, where so many chunks move beside each other: [classes]."""
-        chunk = np.full(beside.shape, self.largest)
-        for size, times in self.smaller:
-            chunk = np.where((payload < times * beside * chunk) & (chunk > size), size, chunk)
+        chunk = np.full(concurrent_chunks.shape, self.largest_chunk)
+        for size, times in self.smaller_chunks:
+            chunk = np.where((payload < times * concurrent_chunks * chunk) & (chunk > size), size, chunk)
         return chunk
 
 
 @dataclass(frozen=True, slots=True)
-class Shapes:
+class GroupShapes:
     """Of groups, [classes] each. ranks: members; rails: routes out of each domain; spans: domains."""
 
     ranks: IntArray
     rails: IntArray
-    spans: IntArray
+    domain_counts: IntArray
 
     @classmethod
-    def beside(cls, parts: Sequence["Shapes"]) -> "Shapes":
+    def concatenate(cls, shapes: Sequence["GroupShapes"]) -> "GroupShapes":
         """Those of several sets."""
-        columns = ((part.ranks, part.rails, part.spans) for part in parts)
+        columns = ((shape.ranks, shape.rails, shape.domain_counts) for shape in shapes)
         return cls(*map(np.concatenate, zip(*columns, strict=True)))
 
 
-def paced(pace: Sequence[float], payload: Bytes) -> float:
+def correction_factor(factors: Sequence[float], payload: Bytes) -> float:
     """The part of its rate that a tree has at this size."""
-    if not pace or payload <= 0.0:
+    if not factors or payload <= 0.0:
         return 1.0
-    place = np.log2(max(payload / FIRST, 1.0))
-    return float(np.interp(place, np.arange(len(pace)), pace))
+    position = np.log2(max(payload / CORRECTION_BASE_BYTES, 1.0))
+    return float(np.interp(position, np.arange(len(factors)), factors))

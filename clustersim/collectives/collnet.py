@@ -3,8 +3,8 @@
 SHARP in InfiniBand switches: the head of each rail sends its k-th of the domain's sum once and receives the sum of all
 domains once, where a ring or a tree moves both twice. The switches form a tree over the leaves: each leaf sends one sum
 up and receives one, whatever it has below, so the flows are written between neighbouring domains, which load ports
-and uplinks alike. Inside a domain, NVLink's switches add (`NvlsSharp`: NCCL's NVLS with CollNet), every member sends
-each head its part (`CollNetDirect`, on an NVLink switch), or chains lead to the heads (`CollNetChain`).
+and uplinks alike. Inside a domain, NVLink's switches add (`CollNetNvlsAlgorithm`: NCCL's NVLS with CollNet), every member sends
+each head its part (`CollNetDirectAlgorithm`, on an NVLink switch), or chains lead to the heads (`CollNetChainAlgorithm`).
 
 Assumption: the switches add as fast as their ports carry; not checked against measurements.
 Reference: Graham et al., "Scalable Hierarchical Aggregation and Reduction Protocol (SHARP)", COMHPC 2016;
@@ -16,68 +16,93 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.collectives.double_binary_tree import both_ways
-from clustersim.collectives.nvls import inside
-from clustersim.collectives.phase import Arrangement, Flows, Phase, Rounds, phase
-from clustersim.collectives.tree import chains
+from clustersim.collectives.double_binary_tree import up_down_flows
+from clustersim.collectives.nvls import nvls_port_flows
+from clustersim.collectives.phase import Flows, GroupTopology, LatencySteps, Phase, build_phase
+from clustersim.collectives.tree import chain_flows
 from clustersim.common.arrays import IntArray
 from clustersim.program.task import CollectiveType
 
-MOST_DIRECT: Final = 9  # NCCL_MAX_DIRECT_ARITY and the head itself (src/enqueue.cc, updateCollCostTable)
-COLLNET: Final = frozenset({"collnet_chain", "collnet_direct", "collnet_nvls"})
+MAX_DIRECT_ARITY: Final = 9  # NCCL_MAX_DIRECT_ARITY and the head itself (src/enqueue.cc, updateCollCostTable)
+COLLNET_ALGORITHMS: Final = frozenset({"collnet_chain", "collnet_direct", "collnet_nvls"})
 """The names of these algorithms in libraries."""
 
 
 @dataclass(frozen=True, slots=True)
-class NvlsSharp:
+class CollNetNvlsAlgorithm:
     """All-reduce in NVLink's switches and in the network's."""
 
-    def phases(self, kind: CollectiveType, arrangement: Arrangement) -> tuple[Phase, ...]:
+    def phases(self, collective: CollectiveType, topology: GroupTopology) -> tuple[Phase, ...]:
         """One phase; several domains of at least two members, each under one NVLink switch."""
-        able = arrangement.spans > 1 and arrangement.rails > 1 and arrangement.switched
-        if kind is not CollectiveType.ALL_REDUCE or not able:
+        is_supported = topology.domain_count > 1 and topology.rails > 1 and topology.is_switched
+        if collective is not CollectiveType.ALL_REDUCE or not is_supported:
             return ()
-        return (phase(*inside(arrangement), _between(arrangement), rounds=Rounds(local=1, network=1)),)
+        return (
+            build_phase(
+                *nvls_port_flows(topology),
+                _inter_domain_flows(topology),
+                latency_steps=LatencySteps(local=1, network=1),
+            ),
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class CollNetDirect:
+class CollNetDirectAlgorithm:
     """All-reduce straight to the heads and in the network's switches."""
 
-    def phases(self, kind: CollectiveType, arrangement: Arrangement) -> tuple[Phase, ...]:
+    def phases(self, collective: CollectiveType, topology: GroupTopology) -> tuple[Phase, ...]:
         """One phase; several domains of two to nine members, each under one NVLink switch."""
-        able = arrangement.spans > 1 and arrangement.switched and 1 < max(arrangement.per_domain) <= MOST_DIRECT
-        if kind is not CollectiveType.ALL_REDUCE or not able:
+        is_supported = (
+            topology.domain_count > 1 and topology.is_switched and 1 < max(topology.domain_sizes) <= MAX_DIRECT_ARITY
+        )
+        if collective is not CollectiveType.ALL_REDUCE or not is_supported:
             return ()
-        parts = [flows for domain in arrangement.domains for flows in _to_heads(domain, arrangement.rails)]
-        return (phase(*parts, _between(arrangement), rounds=Rounds(local=2, network=1)),)
+        head_flows = [
+            flows for domains in topology.domains_by_size for flows in _member_head_flows(domains, topology.rails)
+        ]
+        return (
+            build_phase(*head_flows, _inter_domain_flows(topology), latency_steps=LatencySteps(local=2, network=1)),
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class CollNetChain:
+class CollNetChainAlgorithm:
     """All-reduce along chains inside domains and in the network's switches."""
 
-    def phases(self, kind: CollectiveType, arrangement: Arrangement) -> tuple[Phase, ...]:
+    def phases(self, collective: CollectiveType, topology: GroupTopology) -> tuple[Phase, ...]:
         """One phase; several domains of at most nine members."""
-        longest = max(arrangement.per_domain) - 1
-        if kind is not CollectiveType.ALL_REDUCE or arrangement.spans == 1 or longest >= MOST_DIRECT:
+        longest_chain = max(topology.domain_sizes) - 1
+        if (
+            collective is not CollectiveType.ALL_REDUCE
+            or topology.domain_count == 1
+            or longest_chain >= MAX_DIRECT_ARITY
+        ):
             return ()
-        parts = [flows for domain in arrangement.domains for flows in chains(domain, up=True, down=True)]
-        rounds = Rounds(local=2 * longest, network=1)
-        return (phase(*parts, _between(arrangement), rounds=rounds, stages=float(longest)),)
+        chain_flow_list = [
+            flows for domains in topology.domains_by_size for flows in chain_flows(domains, up=True, down=True)
+        ]
+        latency_steps = LatencySteps(local=2 * longest_chain, network=1)
+        return (
+            build_phase(
+                *chain_flow_list,
+                _inter_domain_flows(topology),
+                latency_steps=latency_steps,
+                fill_stages=float(longest_chain),
+            ),
+        )
 
 
-def _to_heads(domains: IntArray, rails: int) -> list[Flows]:
+def _member_head_flows(domains: IntArray, rails: int) -> list[Flows]:
     """Each member's part of the payload to every head of domains [groups, domains, members], and its sum back."""
     heads, local = domains[:, :, :rails], domains.shape[2]
     ends = np.broadcast_arrays(domains[:, :, :, None], heads[:, :, None, :])
-    members, own = (end.reshape(*domains.shape[:2], -1) for end in ends)
-    others = np.arange(local)[:, None] != np.arange(rails)
-    members, own = members[:, :, others.reshape(-1)], own[:, :, others.reshape(-1)]
-    return both_ways(members, own, 1 / rails, up=True, down=True) if members.size else []
+    members, targets = (gpus.reshape(*domains.shape[:2], -1) for gpus in ends)
+    is_other = np.arange(local)[:, None] != np.arange(rails)
+    members, targets = members[:, :, is_other.reshape(-1)], targets[:, :, is_other.reshape(-1)]
+    return up_down_flows(members, targets, 1 / rails, up=True, down=True) if members.size else []
 
 
-def _between(arrangement: Arrangement) -> Flows:
+def _inter_domain_flows(topology: GroupTopology) -> Flows:
     """A rail's part of the payload, out of each head and into each."""
-    heads = arrangement.heads
-    return Flows(heads, np.roll(heads, -1, axis=1), 1 / arrangement.rails)
+    heads = topology.heads
+    return Flows(heads, np.roll(heads, -1, axis=1), 1 / topology.rails)

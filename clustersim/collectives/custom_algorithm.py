@@ -1,9 +1,9 @@
 """How does data travel by an algorithm that somebody's own Python gives? It is asked, and its answer is checked.
 
-Such an algorithm is a class with the one method of `phase.Algorithm`, made without arguments. A scenario names it as it
+Such an algorithm is a class with the one method of `phase.CollectiveAlgorithm`, made without arguments. A scenario names it as it
 names a schedule (`my_module:MyAlgorithm`, see `plugins`), or by the name that an installed package gave it as an entry
 point of the group `clustersim.collectives`. What it costs beside its flows (rounds, protocols) are the constants of the
-library's own algorithm for the same collective, so both are compared by what they move (`Switches`).
+library's own algorithm for the same collective, so both are compared by what they move (`NcclOverrides`).
 
 Assumed, as of all algorithms: what is listed for a group follows from the places of its members alone, for groups that
 are alike are routed once. Checked is what can be said of any algorithm: flows stay in their group and carry something,
@@ -24,22 +24,22 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.collectives.phase import Algorithm, Arrangement, Flows, Phase
+from clustersim.collectives.phase import CollectiveAlgorithm, Flows, GroupTopology, Phase
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.errors import InputError, shown
 from clustersim.common.pickling import FieldState
 from clustersim.common.plugins import Asked, class_of, module_file, refusing
 from clustersim.program.task import CollectiveType
 
-GROUP: Final = "clustersim.collectives"
+ENTRY_POINT_GROUP: Final = "clustersim.collectives"
 """Of entry points."""
-_ASKED: Final = Asked("a collective algorithm", "my_module:MyAlgorithm", {"phases": "kind, arrangement"})
-_ROUNDING: Final = 1e-6
+_INTERFACE: Final = Asked("a collective algorithm", "my_module:MyAlgorithm", {"phases": "kind, arrangement"})
+_TOLERANCE: Final = 1e-6
 
 
 @dataclass(frozen=True)
-class Imported(FieldState):
-    """An algorithm in somebody's Python (an `Algorithm`).
+class CustomAlgorithm(FieldState):
+    """An algorithm in somebody's Python (an `CollectiveAlgorithm`).
 
     name: module:Class, or that of an entry point; folder: where the module's file is looked for first; code: tells two
     versions of that file apart.
@@ -47,107 +47,111 @@ class Imported(FieldState):
 
     name: str
     folder: Path
-    code: str
+    code_hash: str
 
     @cached_property
-    def algorithm(self) -> Algorithm:
+    def instance(self) -> CollectiveAlgorithm:
         """The algorithm itself; raise InputError where it cannot be imported or made."""
-        kind = class_of(self.name, self.folder, _ASKED) if ":" in self.name else _installed(self.name)
+        algorithm_class = (
+            class_of(self.name, self.folder, _INTERFACE) if ":" in self.name else _load_entry_point(self.name)
+        )
         with refusing(f"{self.name}()"):
-            made: Algorithm = kind()
-        return made
+            algorithm: CollectiveAlgorithm = algorithm_class()
+        return algorithm
 
-    def phases(self, kind: CollectiveType, arrangement: Arrangement) -> tuple[Phase, ...]:
+    def phases(self, collective: CollectiveType, topology: GroupTopology) -> tuple[Phase, ...]:
         """What it answers; raise InputError where it raises, or answers what does not do the collective."""
-        size, spans = arrangement.size, arrangement.spans
-        where = "one domain" if spans == 1 else f"{spans} domains"
-        with refusing(f"{self.name}.phases({kind.value}, groups of {size} in {where})"):
-            found = _phases(self.algorithm.phases(kind, _kept(arrangement)))
-            for item in found:
-                _require_rounds(item, len(arrangement.members))
-            if found:
-                _require(kind, arrangement, [part for phase in found for part in phase.parts])
-        return found
+        size, domain_count = topology.size, topology.domain_count
+        span_label = "one domain" if domain_count == 1 else f"{domain_count} domains"
+        with refusing(f"{self.name}.phases({collective.value}, groups of {size} in {span_label})"):
+            phases = _checked_phases(self.instance.phases(collective, _read_only(topology)))
+            for listed_phase in phases:
+                _require_latency_steps(listed_phase, len(topology.members))
+            if phases:
+                _require_valid_flows(collective, topology, [flows for phase in phases for flows in phase.flows])
+        return phases
 
 
-def imported(name: str, folder: Path) -> Imported:
+def load_custom_algorithm(name: str, folder: Path) -> CustomAlgorithm:
     """The algorithm of a name such as `my_module:MyAlgorithm`, or of an entry point; raise InputError without one."""
     file = module_file(name, folder)
     code = file.read_bytes() if ":" in name and file.is_file() else b""
-    found = Imported(name, folder.resolve(), hashlib.sha256(code).hexdigest())
-    _ = found.algorithm
-    return found
+    algorithm = CustomAlgorithm(name, folder.resolve(), hashlib.sha256(code).hexdigest())
+    _ = algorithm.instance
+    return algorithm
 
 
-def installed() -> tuple[str, ...]:
+def installed_algorithms() -> tuple[str, ...]:
     """The names that installed packages offer algorithms by."""
-    return tuple(sorted(entry_points(group=GROUP).names))
+    return tuple(sorted(entry_points(group=ENTRY_POINT_GROUP).names))
 
 
-def _installed(name: str) -> type[Algorithm]:
+def _load_entry_point(name: str) -> type[CollectiveAlgorithm]:
     """The class of an entry point."""
-    (found, *_) = entry_points(group=GROUP, name=name)
-    with refusing(f"entry point {name} of {GROUP} ({found.value})"):
-        kind: type[Algorithm] = found.load()
-        if not _ASKED.fits(kind):
-            raise InputError(f"is no class with {_ASKED.calls}")
-    return kind
+    (entry_point, *_) = entry_points(group=ENTRY_POINT_GROUP, name=name)
+    with refusing(f"entry point {name} of {ENTRY_POINT_GROUP} ({entry_point.value})"):
+        algorithm_class: type[CollectiveAlgorithm] = entry_point.load()
+        if not _INTERFACE.fits(algorithm_class):
+            raise InputError(f"is no class with {_INTERFACE.calls}")
+    return algorithm_class
 
 
-def _kept(arrangement: Arrangement) -> Arrangement:
+def _read_only(topology: GroupTopology) -> GroupTopology:
     """The same, whose groups nobody changes by accident: others are made of them, too."""
-    members = arrangement.members.view()
+    members = topology.members.view()
     members.flags.writeable = False
-    return replace(arrangement, members=members)
+    return replace(topology, members=members)
 
 
-def _phases(found: object) -> tuple[Phase, ...]:
-    phases = tuple(found) if isinstance(found, Iterable) else (found,)
-    for phase in phases:
-        if not isinstance(phase, Phase):
-            raise InputError(f"{shown(phase)} is no phase; clustersim.collectives.phase.phase makes one of flows")
+def _checked_phases(answer: object) -> tuple[Phase, ...]:
+    phases = tuple(answer) if isinstance(answer, Iterable) else (answer,)
+    for item in phases:
+        if not isinstance(item, Phase):
+            raise InputError(f"{shown(item)} is no phase; clustersim.collectives.phase.build_phase makes one of flows")
     return phases
 
 
-def _require_rounds(found: Phase, groups: int) -> None:
+def _require_latency_steps(listed_phase: Phase, group_count: int) -> None:
     """Refuse rounds that are no whole numbers from 0 on; raise InputError."""
-    for word in ("local", "network", "posts"):
-        given = getattr(found.rounds, word)
-        rounds = np.asarray(given)
-        whole = rounds.dtype.kind in "iu" and (rounds >= 0).all()
-        if not whole or rounds.shape not in ((), (groups,)):
+    for field_name in ("local", "network", "posts"):
+        value = getattr(listed_phase.latency_steps, field_name)
+        steps = np.asarray(value)
+        is_valid = steps.dtype.kind in "iu" and (steps >= 0).all()
+        if not is_valid or steps.shape not in ((), (group_count,)):
             raise InputError(
-                f"rounds: {word}: {shown(given)} is no whole number from 0 on, nor one for each of {groups} groups"
+                f"rounds: {field_name}: {shown(value)} is no whole number from 0 on, nor one for each of {group_count} groups"
             )
-    if not 0.0 <= found.stages < np.inf:
-        raise InputError(f"stages: {shown(found.stages)} is no number from 0 on")
+    if not 0.0 <= listed_phase.fill_stages < np.inf:
+        raise InputError(f"stages: {shown(listed_phase.fill_stages)} is no number from 0 on")
 
 
-def _require(kind: CollectiveType, arrangement: Arrangement, parts: list[Flows]) -> None:
+def _require_valid_flows(collective: CollectiveType, topology: GroupTopology, flow_list: list[Flows]) -> None:
     """Refuse flows that leave their group or carry too little; raise InputError."""
-    members = arrangement.members
-    owner = np.full(int(members.max()) + 1, -1)
-    owner[members] = np.arange(len(members))[:, None]
-    sent, received = np.zeros((2, len(owner)))
-    for part in parts:
-        sources, targets = np.asarray(part.sources), np.asarray(part.targets)
-        _require_flows(sources, targets, part.share, len(members))
+    members = topology.members
+    group_of_gpu = np.full(int(members.max()) + 1, -1)
+    group_of_gpu[members] = np.arange(len(members))[:, None]
+    sent, received = np.zeros((2, len(group_of_gpu)))
+    for flows in flow_list:
+        sources, targets = np.asarray(flows.sources), np.asarray(flows.targets)
+        _require_flow_shape(sources, targets, flows.share, len(members))
         for ends in (sources, targets):
-            rows = ends.reshape(len(members), -1)
-            own = owner[np.clip(rows, 0, len(owner) - 1)] == np.arange(len(members))[:, None]
-            stray = rows[~own | (rows < 0) | (rows >= len(owner))]
-            if len(stray):
-                raise InputError(f"a flow has an end at GPU {stray[0]}, which is not in its group")
-        moves = (sources != targets).reshape(-1) * float(part.share)
-        sent += np.bincount(sources.reshape(-1), moves, len(owner))
-        received += np.bincount(targets.reshape(-1), moves, len(owner))
-    _require_volume(kind, sent[members], received[members])
+            gpus_by_group = ends.reshape(len(members), -1)
+            is_member = (
+                group_of_gpu[np.clip(gpus_by_group, 0, len(group_of_gpu) - 1)] == np.arange(len(members))[:, None]
+            )
+            outsiders = gpus_by_group[~is_member | (gpus_by_group < 0) | (gpus_by_group >= len(group_of_gpu))]
+            if len(outsiders):
+                raise InputError(f"a flow has an end at GPU {outsiders[0]}, which is not in its group")
+        volume = (sources != targets).reshape(-1) * float(flows.share)
+        sent += np.bincount(sources.reshape(-1), volume, len(group_of_gpu))
+        received += np.bincount(targets.reshape(-1), volume, len(group_of_gpu))
+    _require_volume(collective, sent[members], received[members])
 
 
-def _require_flows(sources: IntArray, targets: IntArray, share: float, groups: int) -> None:
-    if sources.shape != targets.shape or sources.ndim < 2 or len(sources) != groups:
+def _require_flow_shape(sources: IntArray, targets: IntArray, share: float, group_count: int) -> None:
+    if sources.shape != targets.shape or sources.ndim < 2 or len(sources) != group_count:
         raise InputError(
-            f"flows from {sources.shape} to {targets.shape} GPUs; both ends have one shape, [{groups} groups, ...]"
+            f"flows from {sources.shape} to {targets.shape} GPUs; both ends have one shape, [{group_count} groups, ...]"
         )
     if not all(ends.dtype.kind == "i" for ends in (sources, targets)):
         raise InputError("ends of flows are GPU numbers, in arrays of whole numbers")
@@ -155,35 +159,35 @@ def _require_flows(sources: IntArray, targets: IntArray, share: float, groups: i
         raise InputError(f"a flow carries {share} of the payload; it must carry more than 0")
 
 
-def _require_volume(kind: CollectiveType, sent: FloatArray, received: FloatArray) -> None:
+def _require_volume(collective: CollectiveType, sent: FloatArray, received: FloatArray) -> None:
     """Refuse where a member sends or receives less than it must; sent, received: [groups, size] payloads."""
-    sends, receives, together = _least(kind, sent.shape[1])
-    for word, moved, least in (("sends", sent, sends), ("receives", received, receives)):
-        group, place = np.unravel_index(int(moved.argmin()), moved.shape)
-        if moved[group, place] < least * (1.0 - _ROUNDING):
+    min_sent, min_received, min_total = _min_volumes(collective, sent.shape[1])
+    for verb, volume, min_volume in (("sends", sent, min_sent), ("receives", received, min_received)):
+        group, member = np.unravel_index(int(volume.argmin()), volume.shape)
+        if volume[group, member] < min_volume * (1.0 - _TOLERANCE):
             raise InputError(
-                f"member {place} of a group {word} {moved[group, place]:.4g} payloads in all; "
-                f"no {kind.value} does with less than {least:.4g}"
+                f"member {member} of a group {verb} {volume[group, member]:.4g} payloads in all; "
+                f"no {collective.value} does with less than {min_volume:.4g}"
             )
     total = float(sent.sum(axis=1).min())
-    if total < together * (1.0 - _ROUNDING):
+    if total < min_total * (1.0 - _TOLERANCE):
         raise InputError(
-            f"members of a group send {total:.4g} payloads together; no {kind.value} does with less than {together:.4g}"
+            f"members of a group send {total:.4g} payloads together; no {collective.value} does with less than {min_total:.4g}"
         )
 
 
-def _least(kind: CollectiveType, size: int) -> tuple[float, float, float]:
+def _min_volumes(collective: CollectiveType, size: int) -> tuple[float, float, float]:
     """Payloads that each member sends and receives at least, and that all send together."""
-    part, rest = 1.0 / size, (size - 1.0) / size
+    share, other_shares = 1.0 / size, (size - 1.0) / size
     return {
         CollectiveType.ALL_REDUCE: (1.0, 1.0, 0.0),
-        CollectiveType.ALL_GATHER: (part, rest, 0.0),
-        CollectiveType.REDUCE_SCATTER: (rest, part, 0.0),
-        CollectiveType.ALL_TO_ALL: (rest, rest, 0.0),
-        CollectiveType.SHIFT: (rest, rest, 0.0),
+        CollectiveType.ALL_GATHER: (share, other_shares, 0.0),
+        CollectiveType.REDUCE_SCATTER: (other_shares, share, 0.0),
+        CollectiveType.ALL_TO_ALL: (other_shares, other_shares, 0.0),
+        CollectiveType.SHIFT: (other_shares, other_shares, 0.0),
         CollectiveType.BROADCAST: (0.0, 0.0, size - 1.0),
         CollectiveType.REDUCE: (0.0, 0.0, size - 1.0),
-        CollectiveType.SCATTER: (0.0, 0.0, rest),
-        CollectiveType.GATHER: (0.0, 0.0, rest),
+        CollectiveType.SCATTER: (0.0, 0.0, other_shares),
+        CollectiveType.GATHER: (0.0, 0.0, other_shares),
         CollectiveType.SEND_RECV: (0.0, 0.0, 1.0),
-    }[kind]
+    }[collective]

@@ -17,33 +17,33 @@ from math import comb
 from clustersim.program.task import TokenRouting
 
 
-def reached(routing: TokenRouting, first: float, last: float) -> float:
+def reached_token_fraction(routing: TokenRouting, first: float, last: float) -> float:
     """Part of the tokens that have an expert among those from `first` up to `last`, parts of all experts (0 to 1).
 
     >>> from clustersim.program.task import Dispatcher
     >>> reached(Routing(Dispatcher.DEEPEP, experts=4, top_k=2), 0.0, 0.5)  # one of six pairs is elsewhere
     0.8333333333333334
     """
-    each = routing.expert_count // routing.expert_group_count
+    group_size = routing.expert_count // routing.expert_group_count
     begin, end = round(first * routing.expert_count), round(last * routing.expert_count)
-    blocks = range(0, routing.expert_count, each)
-    inside = [max(0, min(end, block + each) - max(begin, block)) for block in blocks]
-    drawn = (
+    group_starts = range(0, routing.expert_count, group_size)
+    group_overlaps = [max(0, min(end, start + group_size) - max(begin, start)) for start in group_starts]
+    drawn_groups = (
         routing.expert_group_count
         if routing.max_groups_per_token is None
         else min(routing.max_groups_per_token, routing.expert_group_count)
     )
-    ways, experts = _drawn(inside, drawn), each * drawn
-    missed = sum(number * comb(experts - s, routing.top_k) for s, number in ways.items())
-    return 1.0 - missed / (comb(routing.expert_group_count, drawn) * comb(experts, routing.top_k))
+    draws_by_overlap, experts = _count_group_draws(group_overlaps, drawn_groups), group_size * drawn_groups
+    missed = sum(draws * comb(experts - overlap, routing.top_k) for overlap, draws in draws_by_overlap.items())
+    return 1.0 - missed / (comb(routing.expert_group_count, drawn_groups) * comb(experts, routing.top_k))
 
 
-def _drawn(inside: Sequence[int], drawn: int) -> Counter[int]:
+def _count_group_draws(group_overlaps: Sequence[int], drawn_groups: int) -> Counter[int]:
     """How many sets of so many groups have s experts in a block, of which each group has some: by s."""
-    ways: list[Counter[int]] = [Counter() for _ in range(drawn + 1)]
-    ways[0][0] = 1
-    for own in inside:
-        for count in range(drawn, 0, -1):
-            for s, number in ways[count - 1].items():
-                ways[count][s + own] += number
-    return ways[drawn]
+    draws: list[Counter[int]] = [Counter() for _ in range(drawn_groups + 1)]
+    draws[0][0] = 1
+    for group_overlap in group_overlaps:
+        for count in range(drawn_groups, 0, -1):
+            for overlap, draw_count in draws[count - 1].items():
+                draws[count][overlap + group_overlap] += draw_count
+    return draws[drawn_groups]

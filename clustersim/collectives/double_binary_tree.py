@@ -13,40 +13,40 @@ from clustersim.collectives.phase import Flows
 from clustersim.common.arrays import IntArray
 
 
-def depth(domains: int) -> int:
+def tree_depth(domain_count: int) -> int:
     """Levels of the tree below its root."""
-    return int(domains - 1).bit_length()
+    return int(domain_count - 1).bit_length()
 
 
-def tree_stages(domains: int) -> float:
+def tree_fill_stages(domain_count: int) -> float:
     """Chunk times from the leaves to the root and back: an inner node has two children, one of two domains has one."""
-    return float(depth(domains) if domains > 2 else 2 * depth(domains))
+    return float(tree_depth(domain_count) if domain_count > 2 else 2 * tree_depth(domain_count))
 
 
 def tree_flows(heads: IntArray, *, up: bool, down: bool) -> list[Flows]:
     """Flows of both trees over each rail, heads [groups, domains, rails]: to the roots, from them, or both."""
     domains, rails = heads.shape[1:]
     child, parent = binary_tree(domains)
-    parts: list[Flows] = []
+    flow_list: list[Flows] = []
     for shift in (0, 1):
         lower, upper = heads[:, (child + shift) % domains], heads[:, (parent + shift) % domains]
-        parts += both_ways(lower, upper, 0.5 / rails, up=up, down=down)
-    return parts
+        flow_list += up_down_flows(lower, upper, 0.5 / rails, up=up, down=down)
+    return flow_list
 
 
-def both_ways(child: IntArray, parent: IntArray, share: float, *, up: bool, down: bool) -> list[Flows]:
+def up_down_flows(child: IntArray, parent: IntArray, share: float, *, up: bool, down: bool) -> list[Flows]:
     """Flows from children to parents, from parents to children, or both."""
-    rising = [Flows(child, parent, share)] if up else []
-    falling = [Flows(parent, child, share)] if down else []
-    return rising + falling
+    up_flows = [Flows(child, parent, share)] if up else []
+    down_flows = [Flows(parent, child, share)] if down else []
+    return up_flows + down_flows
 
 
-def binary_tree(nodes: int) -> tuple[IntArray, IntArray]:
+def binary_tree(node_count: int) -> tuple[IntArray, IntArray]:
     """Children and their parents in a binary tree over 0 ... nodes-1 whose odd numbers are its leaves.
 
     Node 0 is the root and has one child; a node's lowest set bit is its height.
     """
-    child = np.arange(1, nodes, dtype=np.int64)
-    bit = child & -child
-    upper = (child ^ bit) | (bit << 1)
-    return child, np.where(upper < nodes, upper, child ^ bit)
+    child = np.arange(1, node_count, dtype=np.int64)
+    lowest_bit = child & -child
+    upper_parent = (child ^ lowest_bit) | (lowest_bit << 1)
+    return child, np.where(upper_parent < node_count, upper_parent, child ^ lowest_bit)

@@ -11,17 +11,17 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.collectives.multi_ring import woven
+from clustersim.collectives.multi_ring import spread_over_rings
 from clustersim.collectives.phase import Flows, Phase
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.hardware.rotation import Turn
 from clustersim.hardware.topology import Fabric, LinkTable
 
-_NONE: Final = np.uint64(2**64 - 1)  # link -1, without its sign
+_NO_LINK: Final = np.uint64(2**64 - 1)  # link -1, without its sign
 
 
 @dataclass(frozen=True, slots=True)
-class Routes:
+class FlowPaths:
     """The routes of flows that carry equally much. links: [hops, groups, flows], -1 for no link.
 
     latency: [groups, flows] seconds; share: what each flow carries.
@@ -33,50 +33,56 @@ class Routes:
 
 
 @dataclass(frozen=True, slots=True)
-class Routed:
+class FlowRoutes:
     """A phase on a fabric. parts: routes of the phase's parts; load: [links + 1] payloads per link, 0 for no link.
 
     orbits: links are orbits, because flows stand for their images.
     """
 
     phase: Phase
-    parts: tuple[Routes, ...]
-    load: FloatArray
-    orbits: bool = False
+    paths: tuple[FlowPaths, ...]
+    link_load: FloatArray
+    by_orbit: bool = False
 
 
-def route(phase: Phase, fabric: Fabric, turn: Turn | None = None) -> Routed:
+def route_phase(phase: Phase, fabric: Fabric, rotation: Turn | None = None) -> FlowRoutes:
     """Find the routes of all flows of a phase and add up the links' loads.
 
     turn: the flows are those of one place in each node, which stand for those of all.
     """
-    parts = tuple(_routes(flows, fabric, turn) for part in phase.parts for flows in woven(part, fabric))
-    if turn is None:
-        return Routed(phase, parts, _loads(parts, len(fabric.links.bandwidth)))
-    return Routed(phase, parts, _loads(parts, len(turn.first)) * np.append(turn.copies, 0.0), orbits=True)
+    paths = tuple(
+        _find_paths(ring_flows, fabric, rotation)
+        for flows in phase.flows
+        for ring_flows in spread_over_rings(flows, fabric)
+    )
+    if rotation is None:
+        return FlowRoutes(phase, paths, _link_loads(paths, len(fabric.links.bandwidth)))
+    return FlowRoutes(
+        phase, paths, _link_loads(paths, len(rotation.first)) * np.append(rotation.copies, 0.0), by_orbit=True
+    )
 
 
-def _routes(part: Flows, fabric: Fabric, turn: Turn | None) -> Routes:
-    paths = fabric.paths(part.sources.reshape(-1), part.targets.reshape(-1))
-    links = paths.links.T if turn is None else turn.orbit[paths.links.T]
-    shape = len(part.sources), part.sources[0].size
-    return Routes(links.reshape(-1, *shape), paths.latency.reshape(shape), part.share)
+def _find_paths(flows: Flows, fabric: Fabric, rotation: Turn | None) -> FlowPaths:
+    paths = fabric.paths(flows.sources.reshape(-1), flows.targets.reshape(-1))
+    links = paths.links.T if rotation is None else rotation.orbit[paths.links.T]
+    shape = len(flows.sources), flows.sources[0].size
+    return FlowPaths(links.reshape(-1, *shape), paths.latency.reshape(shape), flows.share)
 
 
-def _loads(parts: Sequence[Routes], links: int) -> FloatArray:
-    load = np.zeros(links + 1)
-    for part in parts:
-        for column in part.links:
-            first = _lowest(column)
+def _link_loads(paths: Sequence[FlowPaths], link_count: int) -> FloatArray:
+    load = np.zeros(link_count + 1)
+    for flow_paths in paths:
+        for hop_links in flow_paths.links:
+            first = _lowest_link(hop_links)
             if first >= 0:
-                crossed = np.bincount(column[column >= 0] - first)
-                load[first : first + len(crossed)] += crossed * part.share
+                flow_count = np.bincount(hop_links[hop_links >= 0] - first)
+                load[first : first + len(flow_count)] += flow_count * flow_paths.share
     return load
 
 
-def _lowest(links: IntArray) -> int:
+def _lowest_link(links: IntArray) -> int:
     """The lowest link where -1 means none; -1 if there is no other."""
-    return int(links.view(np.uint64).min(initial=_NONE).astype(np.int64))
+    return int(links.view(np.uint64).min(initial=_NO_LINK).astype(np.int64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,29 +93,29 @@ class LinkClasses:
     """
 
     table: LinkTable
-    starts: IntArray
-    number: IntArray
+    run_starts: IntArray
+    run_class: IntArray
 
-    def of(self, links: IntArray) -> IntArray:
+    def class_of(self, links: IntArray) -> IntArray:
         """The class of each link, of any shape; nonsense for -1."""
-        return self.number[np.searchsorted(self.starts, links, side="right") - 1]
+        return self.run_class[np.searchsorted(self.run_starts, links, side="right") - 1]
 
-    def among(self, links: IntArray) -> list[int]:
+    def classes_among(self, links: IntArray) -> list[int]:
         """The classes among links, where -1 means none; there may be more, since only the ends are looked at."""
-        first = _lowest(links)
+        first = _lowest_link(links)
         if first < 0:
             return []
-        begin, end = np.searchsorted(self.starts, [first, int(links.max())], side="right").tolist()
-        return sorted(set(self.number[begin - 1 : end].tolist()))
+        begin, end = np.searchsorted(self.run_starts, [first, int(links.max())], side="right").tolist()
+        return sorted(set(self.run_class[begin - 1 : end].tolist()))
 
 
-def link_classes(table: LinkTable) -> LinkClasses:
+def classify_links(table: LinkTable) -> LinkClasses:
     """Tell links apart by kind, bandwidth and technology; links of one class mostly have successive numbers."""
     if not len(table.kind):
         return LinkClasses(table, np.zeros(0, np.int64), np.zeros(0, np.int64))
     columns = (table.kind, table.bandwidth, table.technology)
     changes = reduce(np.logical_or, (np.diff(column) != 0 for column in columns))
-    starts = np.append(0, np.flatnonzero(changes) + 1)
-    seen = np.stack([column[starts] for column in columns])
-    _, first, number = np.unique(seen, axis=1, return_index=True, return_inverse=True)
-    return LinkClasses(table.of(starts[first]), starts, number.reshape(-1))
+    run_starts = np.append(0, np.flatnonzero(changes) + 1)
+    run_keys = np.stack([column[run_starts] for column in columns])
+    _, first, run_class = np.unique(run_keys, axis=1, return_index=True, return_inverse=True)
+    return LinkClasses(table.of(run_starts[first]), run_starts, run_class.reshape(-1))

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clustersim.collectives.flow_routes import Routed, Routes
-from clustersim.collectives.library import Library, Offer
+from clustersim.collectives.flow_routes import FlowPaths, FlowRoutes
+from clustersim.collectives.library import AlgorithmVariant, Library
 from clustersim.collectives.phase_cost import effective_bandwidth
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.hardware.topology import Fabric
@@ -18,112 +18,124 @@ from clustersim.symmetry.link_load_matrix import NO_LINK_LOADS, LinkLoadMatrix
 
 
 @dataclass(frozen=True, slots=True)
-class OwnLoads:
+class GroupLinkLoads:
     """What one offer asks of links in groups that communicate alone.
 
     per_byte, fill: [groups] seconds per byte of payload, and per byte of a chunk while pipelines fill; flow: [groups]
     payloads that the largest flow carries, on the wire; crossings: the links that it loads.
     """
 
-    per_byte: FloatArray
-    fill: FloatArray
-    flow: FloatArray
-    crossings: LinkLoadMatrix
+    seconds_per_byte: FloatArray
+    fill_seconds_per_byte: FloatArray
+    largest_flow: FloatArray
+    load_matrix: LinkLoadMatrix
 
 
-def own_loads(fabric: Fabric, library: Library, offer: Offer, phases: Sequence[Routed], spans: int) -> OwnLoads:
+def group_link_loads(
+    fabric: Fabric, library: Library, variant: AlgorithmVariant, flow_routes: Sequence[FlowRoutes], domain_count: int
+) -> GroupLinkLoads:
     """Add up the phases of an offer in groups over `spans` domains."""
-    bandwidth = np.append(effective_bandwidth(fabric.links, library, offer, spans), np.inf)
-    groups = len(phases[0].parts[0].latency)
-    per_byte, fill, flow = np.zeros((3, groups))
-    parts = [NO_LINK_LOADS]
-    for routed in phases:
-        crossings = _crossings(routed, bandwidth)
-        seconds = np.zeros(groups)
-        np.maximum.at(seconds, crossings.group_index, crossings.seconds_per_byte)
+    bandwidth = np.append(effective_bandwidth(fabric.links, library, variant, domain_count), np.inf)
+    group_count = len(flow_routes[0].paths[0].latency)
+    per_byte, fill, largest_flow = np.zeros((3, group_count))
+    matrices = [NO_LINK_LOADS]
+    for phase_routes in flow_routes:
+        load_matrix = _phase_load_matrix(phase_routes, bandwidth)
+        seconds = np.zeros(group_count)
+        np.maximum.at(seconds, load_matrix.group_index, load_matrix.seconds_per_byte)
         per_byte += seconds
-        fill += routed.phase.stages * seconds
-        flow += _largest(routed)
-        parts.append(crossings)
-    return OwnLoads(per_byte, fill, flow / offer.efficiency, _together(parts, per_byte))
+        fill += phase_routes.phase.fill_stages * seconds
+        largest_flow += _largest_flow_share(phase_routes)
+        matrices.append(load_matrix)
+    return GroupLinkLoads(per_byte, fill, largest_flow / variant.efficiency, _sum_phases(matrices, per_byte))
 
 
-def spread(parts: Sequence[tuple[IntArray, OwnLoads]], groups: int) -> OwnLoads:
+def scatter_to_groups(loads_by_set: Sequence[tuple[IntArray, GroupLinkLoads]], group_count: int) -> GroupLinkLoads:
     """Loads of all groups from those of some: each part says which groups it is about; the others ask for nothing."""
-    if len(parts) == 1 and len(parts[0][0]) == groups:
-        return parts[0][1]
-    per_byte, fill, flow = np.zeros((3, groups))
-    crossings = [NO_LINK_LOADS]
-    for own, loads in parts:
-        per_byte[own], fill[own], flow[own] = loads.per_byte, loads.fill, loads.flow
-        crossings.append(
+    if len(loads_by_set) == 1 and len(loads_by_set[0][0]) == group_count:
+        return loads_by_set[0][1]
+    per_byte, fill, largest_flow = np.zeros((3, group_count))
+    matrices = [NO_LINK_LOADS]
+    for group_indices, loads in loads_by_set:
+        per_byte[group_indices], fill[group_indices], largest_flow[group_indices] = (
+            loads.seconds_per_byte,
+            loads.fill_seconds_per_byte,
+            loads.largest_flow,
+        )
+        matrices.append(
             LinkLoadMatrix(
-                own[loads.crossings.group_index], loads.crossings.link_index, loads.crossings.seconds_per_byte
+                group_indices[loads.load_matrix.group_index],
+                loads.load_matrix.link_index,
+                loads.load_matrix.seconds_per_byte,
             )
         )
-    return OwnLoads(per_byte, fill, flow, _joined(crossings))
+    return GroupLinkLoads(per_byte, fill, largest_flow, _concatenate(matrices))
 
 
-def picked(offers: Mapping[int, OwnLoads], taken: IntArray) -> OwnLoads:
+def select_by_variant(loads_by_variant: Mapping[int, GroupLinkLoads], variant_index: IntArray) -> GroupLinkLoads:
     """Loads of groups that take different offers: group g takes offers[taken[g]], none where that is negative."""
-    if len(offers) == 1 and taken.min() >= 0:
-        return next(iter(offers.values()))
-    per_byte, fill, flow = np.zeros((3, len(taken)))
-    parts = [NO_LINK_LOADS]
-    for number, loads in offers.items():
-        own, mine = taken == number, taken[loads.crossings.group_index] == number
-        per_byte[own], fill[own], flow[own] = loads.per_byte[own], loads.fill[own], loads.flow[own]
-        parts.append(LinkLoadMatrix(*(column[mine] for column in _columns(loads.crossings))))
-    return OwnLoads(per_byte, fill, flow, _joined(parts))
+    if len(loads_by_variant) == 1 and variant_index.min() >= 0:
+        return next(iter(loads_by_variant.values()))
+    per_byte, fill, largest_flow = np.zeros((3, len(variant_index)))
+    matrices = [NO_LINK_LOADS]
+    for index, loads in loads_by_variant.items():
+        groups, entries = variant_index == index, variant_index[loads.load_matrix.group_index] == index
+        per_byte[groups], fill[groups], largest_flow[groups] = (
+            loads.seconds_per_byte[groups],
+            loads.fill_seconds_per_byte[groups],
+            loads.largest_flow[groups],
+        )
+        matrices.append(LinkLoadMatrix(*(column[entries] for column in _coo_columns(loads.load_matrix))))
+    return GroupLinkLoads(per_byte, fill, largest_flow, _concatenate(matrices))
 
 
-def _joined(parts: Sequence[LinkLoadMatrix]) -> LinkLoadMatrix:
-    return LinkLoadMatrix(*(np.concatenate(columns) for columns in zip(*map(_columns, parts), strict=True)))
+def _concatenate(matrices: Sequence[LinkLoadMatrix]) -> LinkLoadMatrix:
+    return LinkLoadMatrix(*(np.concatenate(columns) for columns in zip(*map(_coo_columns, matrices), strict=True)))
 
 
-def _columns(crossings: LinkLoadMatrix) -> tuple[IntArray, IntArray, FloatArray]:
-    return crossings.group_index, crossings.link_index, crossings.seconds_per_byte
+def _coo_columns(load_matrix: LinkLoadMatrix) -> tuple[IntArray, IntArray, FloatArray]:
+    return load_matrix.group_index, load_matrix.link_index, load_matrix.seconds_per_byte
 
 
-def _largest(routed: Routed) -> FloatArray:
+def _largest_flow_share(phase_routes: FlowRoutes) -> FloatArray:
     """The share of each group's largest flow: [groups]."""
-    parts = [(part.links >= 0).any(axis=(0, 2)) * part.share for part in routed.parts]
-    largest: FloatArray = np.max(parts, axis=0)
+    flow_shares = [(paths.links >= 0).any(axis=(0, 2)) * paths.share for paths in phase_routes.paths]
+    largest: FloatArray = np.max(flow_shares, axis=0)
     return largest
 
 
-def _crossings(routed: Routed, bandwidth: FloatArray) -> LinkLoadMatrix:
+def _phase_load_matrix(phase_routes: FlowRoutes, bandwidth: FloatArray) -> LinkLoadMatrix:
     """Seconds per byte that each group keeps each link busy in one phase."""
-    entries = [entry for part in routed.parts if part.share > 0 for entry in _entries(part)]
-    loads = _summed(_joined([NO_LINK_LOADS, *entries]), len(bandwidth))
+    entries = [entry for paths in phase_routes.paths if paths.share > 0 for entry in _hop_entries(paths)]
+    loads = _sum_duplicates(_concatenate([NO_LINK_LOADS, *entries]), len(bandwidth))
     return LinkLoadMatrix(loads.group_index, loads.link_index, loads.seconds_per_byte / bandwidth[loads.link_index])
 
 
-def _entries(part: Routes) -> Iterator[LinkLoadMatrix]:
+def _hop_entries(paths: FlowPaths) -> Iterator[LinkLoadMatrix]:
     """What each group loads, hop by hop."""
-    for links in part.links:
+    for links in paths.links:
         group, flow = np.nonzero(links >= 0)
-        yield LinkLoadMatrix(group, links[group, flow], np.full(len(group), part.share))
+        yield LinkLoadMatrix(group, links[group, flow], np.full(len(group), paths.share))
 
 
-def _together(parts: Sequence[LinkLoadMatrix], most: FloatArray) -> LinkLoadMatrix:
+def _sum_phases(matrices: Sequence[LinkLoadMatrix], max_seconds: FloatArray) -> LinkLoadMatrix:
     """Crossings of several phases; rounding cannot keep a link busier than the group is."""
-    loading = [part for part in parts if len(part.link_index)]
-    if len(loading) < 2:
-        return next(iter(loading), NO_LINK_LOADS)
-    links = max(int(part.link_index.max()) for part in loading) + 1
-    whole = _summed(_joined(loading), links)
+    nonempty = [matrix for matrix in matrices if len(matrix.link_index)]
+    if len(nonempty) < 2:
+        return next(iter(nonempty), NO_LINK_LOADS)
+    link_count = max(int(matrix.link_index.max()) for matrix in nonempty) + 1
+    total = _sum_duplicates(_concatenate(nonempty), link_count)
     return LinkLoadMatrix(
-        whole.group_index, whole.link_index, np.minimum(whole.seconds_per_byte, most[whole.group_index])
+        total.group_index, total.link_index, np.minimum(total.seconds_per_byte, max_seconds[total.group_index])
     )
 
 
-def _summed(entries: LinkLoadMatrix, links: int) -> LinkLoadMatrix:
+def _sum_duplicates(entries: LinkLoadMatrix, link_count: int) -> LinkLoadMatrix:
     """Add up entries of the same group and link. They come in sorted stretches, which a stable sort makes use of."""
-    pairs = entries.group_index * links + entries.link_index
+    pairs = entries.group_index * link_count + entries.link_index
     order = np.argsort(pairs, kind="stable")
     pairs = pairs[order]
     first = np.diff(pairs, prepend=-1) != 0
     total = np.bincount(np.cumsum(first) - 1, entries.seconds_per_byte[order]).astype(np.float64)
-    group, link = np.divmod(pairs[first], links)
+    group, link = np.divmod(pairs[first], link_count)
     return LinkLoadMatrix(group, link, total)

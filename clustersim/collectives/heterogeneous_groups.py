@@ -10,44 +10,56 @@ bit, and where all are of one shape there is nothing to assume.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from clustersim.collectives.flow_routes import Routed
+from clustersim.collectives.flow_routes import FlowRoutes
 from clustersim.collectives.phase import Phase
 from clustersim.common.arrays import FloatArray
 
 
-class Siblings:
+class HeterogeneousGroups:
     """Routes sets of groups beside each other; each algorithm when it is asked for, and once.
 
     sets: the phases of each set by algorithm, in the library's order, of those that it can take.
     """
 
-    def __init__(self, sets: Sequence[Mapping[str, tuple[Phase, ...]]], route: Callable[[Phase], Routed]) -> None:
-        self._sets = sets
+    def __init__(
+        self, phases_by_set: Sequence[Mapping[str, tuple[Phase, ...]]], route: Callable[[Phase], FlowRoutes]
+    ) -> None:
+        self._phases_by_set = phases_by_set
         self._route = route
-        self._routed: dict[tuple[int, str], tuple[Routed, ...]] = {}
-        self._loads: dict[str, list[FloatArray]] = {}
+        self._routes_cache: dict[tuple[int, str], tuple[FlowRoutes, ...]] = {}
+        self._loads_cache: dict[str, list[FloatArray]] = {}
 
-    def routed(self, number: int, algorithm: str) -> tuple[Routed, ...]:
+    def routes_of(self, set_index: int, algorithm: str) -> tuple[FlowRoutes, ...]:
         """The phases of an algorithm in one set; their loads are those of all sets."""
-        own = self._own(number, algorithm)
-        if len(self._sets) == 1:
-            return own
-        if algorithm not in self._loads:
-            loads = [self._meanwhile(index, algorithm, len(own)) for index in range(len(self._sets))]
-            self._loads[algorithm] = [sum(together[1:], together[0]) for together in zip(*loads, strict=True)]
-        return tuple(replace(item, load=load) for item, load in zip(own, self._loads[algorithm], strict=True))
+        set_routes = self._set_routes(set_index, algorithm)
+        if len(self._phases_by_set) == 1:
+            return set_routes
+        if algorithm not in self._loads_cache:
+            loads = [
+                self._concurrent_loads(other_index, algorithm, len(set_routes))
+                for other_index in range(len(self._phases_by_set))
+            ]
+            self._loads_cache[algorithm] = [
+                sum(phase_loads[1:], phase_loads[0]) for phase_loads in zip(*loads, strict=True)
+            ]
+        return tuple(
+            replace(phase_routes, link_load=load)
+            for phase_routes, load in zip(set_routes, self._loads_cache[algorithm], strict=True)
+        )
 
-    def _own(self, number: int, algorithm: str) -> tuple[Routed, ...]:
+    def _set_routes(self, set_index: int, algorithm: str) -> tuple[FlowRoutes, ...]:
         """The phases of one set by itself."""
-        key = (number, algorithm)
-        if key not in self._routed:
-            self._routed[key] = tuple(self._route(phase) for phase in self._sets[number][algorithm])
-        return self._routed[key]
+        key = (set_index, algorithm)
+        if key not in self._routes_cache:
+            self._routes_cache[key] = tuple(self._route(phase) for phase in self._phases_by_set[set_index][algorithm])
+        return self._routes_cache[key]
 
-    def _meanwhile(self, number: int, algorithm: str, phases: int) -> list[FloatArray]:
+    def _concurrent_loads(self, set_index: int, algorithm: str, phase_count: int) -> list[FloatArray]:
         """What one set loads in each of so many phases of an algorithm that another set takes."""
-        able = self._sets[number]
-        if algorithm in able:
-            return [routed.load for routed in self._own(number, algorithm)]
-        first, *others = (item.load for item in self._own(number, next(iter(able))))
-        return [sum(others, first) / phases] * phases
+        phases_by_algorithm = self._phases_by_set[set_index]
+        if algorithm in phases_by_algorithm:
+            return [phase_routes.link_load for phase_routes in self._set_routes(set_index, algorithm)]
+        first_load, *remaining_loads = (
+            phase_routes.link_load for phase_routes in self._set_routes(set_index, next(iter(phases_by_algorithm)))
+        )
+        return [sum(remaining_loads, first_load) / phase_count] * phase_count

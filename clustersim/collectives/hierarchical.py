@@ -12,59 +12,73 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.collectives.phase import Arrangement, Flows, Phase, Rounds, phase
+from clustersim.collectives.phase import Flows, GroupTopology, LatencySteps, Phase, build_phase
 from clustersim.common.arrays import IntArray
 from clustersim.program.task import CollectiveType
 
 
 @dataclass(frozen=True, slots=True)
-class Hierarchical:
+class HierarchicalAlgorithm:
     """Two levels, one after the other; needs several domains of several members."""
 
-    def phases(self, kind: CollectiveType, arrangement: Arrangement) -> tuple[Phase, ...]:
+    def phases(self, collective: CollectiveType, topology: GroupTopology) -> tuple[Phase, ...]:
         """Two or three phases; domains need equally many members."""
-        uneven = len(set(arrangement.per_domain)) > 1
-        if arrangement.spans < 2 or arrangement.rails < 2 or uneven:
+        is_uneven = len(set(topology.domain_sizes)) > 1
+        if topology.domain_count < 2 or topology.rails < 2 or is_uneven:
             return ()
-        turns = _TURNS.get(kind)
-        return turns(arrangement.heads) if turns else ()
+        build_phases = _PHASES_BY_COLLECTIVE.get(collective)
+        return build_phases(topology.heads) if build_phases else ()
 
 
-def _inside(members: IntArray) -> Phase:
+def _intra_domain_ring(members: IntArray) -> Phase:
     """A ring all-gather or reduce-scatter of the whole payload in each domain."""
-    local = members.shape[2]
-    ring = Flows(members, np.roll(members, -1, axis=2), (local - 1) / local)
-    return phase(ring, rounds=Rounds(local=local - 1))
+    domain_size = members.shape[2]
+    ring = Flows(members, np.roll(members, -1, axis=2), (domain_size - 1) / domain_size)
+    return build_phase(ring, latency_steps=LatencySteps(local=domain_size - 1))
 
 
-def _between(members: IntArray, passes: int) -> Phase:
+def _inter_domain_ring(members: IntArray, passes: int) -> Phase:
     """A ring over the domains on each rail, with the rail's part of the payload; all-reduce makes two passes."""
-    domains, local = members.shape[1:]
-    share = passes * (domains - 1) / domains / local
-    return phase(Flows(members, np.roll(members, -1, axis=1), share), rounds=Rounds(network=passes * (domains - 1)))
+    domains, domain_size = members.shape[1:]
+    share = passes * (domains - 1) / domains / domain_size
+    return build_phase(
+        Flows(members, np.roll(members, -1, axis=1), share), latency_steps=LatencySteps(network=passes * (domains - 1))
+    )
 
 
-def _exchange(members: IntArray, axis: int) -> Phase:
+def _all_to_all_along(members: IntArray, axis: int) -> Phase:
     """All-to-all along one axis of members [groups, domains, k]: every pair exchanges an equal part of the payload."""
     size = members.shape[axis]
-    parts = [Flows(members, np.roll(members, -offset, axis=axis), 1 / size, message=True) for offset in range(1, size)]
-    rounds = Rounds(local=1) if axis == 2 else Rounds(network=1, posts=size - 1)
-    return phase(*parts, rounds=rounds)
+    flow_list = [
+        Flows(members, np.roll(members, -offset, axis=axis), 1 / size, is_p2p=True) for offset in range(1, size)
+    ]
+    latency_steps = LatencySteps(local=1) if axis == 2 else LatencySteps(network=1, posts=size - 1)
+    return build_phase(*flow_list, latency_steps=latency_steps)
 
 
-def _broadcast(members: IntArray) -> tuple[Phase, ...]:
+def _broadcast_phases(members: IntArray) -> tuple[Phase, ...]:
     """The root scatters inside its domain, rails carry the parts on in a chain, domains gather."""
-    domains, local = members.shape[1:]
-    root = np.repeat(members[:, :1, :1], local - 1, axis=2)
-    scatter = phase(Flows(root, members[:, :1, 1:], 1 / local, message=True), rounds=Rounds(local=1))
-    chain = Flows(members[:, :-1], members[:, 1:], 1 / local)
-    return scatter, phase(chain, rounds=Rounds(network=domains - 1), stages=max(domains - 2, 0)), _inside(members)
+    domains, domain_size = members.shape[1:]
+    root = np.repeat(members[:, :1, :1], domain_size - 1, axis=2)
+    scatter = build_phase(
+        Flows(root, members[:, :1, 1:], 1 / domain_size, is_p2p=True), latency_steps=LatencySteps(local=1)
+    )
+    chain = Flows(members[:, :-1], members[:, 1:], 1 / domain_size)
+    return (
+        scatter,
+        build_phase(chain, latency_steps=LatencySteps(network=domains - 1), fill_stages=max(domains - 2, 0)),
+        _intra_domain_ring(members),
+    )
 
 
-_TURNS: Final[Mapping[CollectiveType, Callable[[IntArray], tuple[Phase, ...]]]] = {
-    CollectiveType.ALL_REDUCE: lambda members: (_inside(members), _between(members, 2), _inside(members)),
-    CollectiveType.ALL_GATHER: lambda members: (_between(members, 1), _inside(members)),
-    CollectiveType.REDUCE_SCATTER: lambda members: (_inside(members), _between(members, 1)),
-    CollectiveType.ALL_TO_ALL: lambda members: (_exchange(members, axis=2), _exchange(members, axis=1)),
-    CollectiveType.BROADCAST: _broadcast,
+_PHASES_BY_COLLECTIVE: Final[Mapping[CollectiveType, Callable[[IntArray], tuple[Phase, ...]]]] = {
+    CollectiveType.ALL_REDUCE: lambda members: (
+        _intra_domain_ring(members),
+        _inter_domain_ring(members, 2),
+        _intra_domain_ring(members),
+    ),
+    CollectiveType.ALL_GATHER: lambda members: (_inter_domain_ring(members, 1), _intra_domain_ring(members)),
+    CollectiveType.REDUCE_SCATTER: lambda members: (_intra_domain_ring(members), _inter_domain_ring(members, 1)),
+    CollectiveType.ALL_TO_ALL: lambda members: (_all_to_all_along(members, axis=2), _all_to_all_along(members, axis=1)),
+    CollectiveType.BROADCAST: _broadcast_phases,
 }

@@ -18,30 +18,35 @@ from itertools import accumulate
 
 import numpy as np
 
-from clustersim.collectives.dispatch_fanout import reached
-from clustersim.collectives.phase import Arrangement, Flows, Phase, Rounds, phase
+from clustersim.collectives.dispatch_fanout import reached_token_fraction
+from clustersim.collectives.phase import Flows, GroupTopology, LatencySteps, Phase, build_phase
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.program.task import CollectiveType, TokenRouting
 
-_DIGITS = 12  # shares that differ by rounding are equal
+_SHARE_DIGITS = 12  # shares that differ by rounding are equal
 
 
 @dataclass(frozen=True, slots=True)
-class Forwarded:
+class HierarchicalDispatch:
     """Tokens once to each domain, and on from there."""
 
-    def phases(self, kind: CollectiveType, arrangement: Arrangement) -> tuple[Phase, ...]:
+    def phases(self, collective: CollectiveType, topology: GroupTopology) -> tuple[Phase, ...]:
         """One phase for dispatch and combine, where tokens are routed over the groups."""
-        if kind not in (CollectiveType.DISPATCH, CollectiveType.COMBINE) or arrangement.routing is None:
+        if collective not in (CollectiveType.DISPATCH, CollectiveType.COMBINE) or topology.routing is None:
             return ()
-        crosses = arrangement.spans > 1
-        rounds = Rounds(local=1, network=int(crosses), posts=arrangement.spans - 1)
-        ways = _ways(arrangement, arrangement.routing)
-        return (phase(*_flows(ways, arrangement, back=kind is CollectiveType.COMBINE), rounds=rounds),)
+        crosses_domains = topology.domain_count > 1
+        latency_steps = LatencySteps(local=1, network=int(crosses_domains), posts=topology.domain_count - 1)
+        pattern = _flow_pattern(topology, topology.routing)
+        return (
+            build_phase(
+                *_group_by_share(pattern, topology, is_combine=collective is CollectiveType.COMBINE),
+                latency_steps=latency_steps,
+            ),
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class _Ways:
+class _FlowPattern:
     """Who sends to whom within a group, by place, and which part of the payload: [flows] each."""
 
     sources: IntArray
@@ -49,33 +54,47 @@ class _Ways:
     shares: FloatArray
 
 
-def _flows(ways: _Ways, arrangement: Arrangement, *, back: bool) -> Iterator[Flows]:
+def _group_by_share(pattern: _FlowPattern, topology: GroupTopology, *, is_combine: bool) -> Iterator[Flows]:
     """Flows that carry equally much, together."""
-    shares, number = np.unique(ways.shares, return_inverse=True)
-    for place, share in enumerate(shares.tolist()):
-        own = number == place
-        ahead, behind = arrangement.members[:, ways.sources[own]], arrangement.members[:, ways.targets[own]]
-        yield Flows(behind, ahead, share, message=True) if back else Flows(ahead, behind, share, message=True)
+    shares, share_ids = np.unique(pattern.shares, return_inverse=True)
+    for share_id, share in enumerate(shares.tolist()):
+        selected = share_ids == share_id
+        senders, receivers = (
+            topology.members[:, pattern.sources[selected]],
+            topology.members[:, pattern.targets[selected]],
+        )
+        yield (
+            Flows(receivers, senders, share, is_p2p=True)
+            if is_combine
+            else Flows(senders, receivers, share, is_p2p=True)
+        )
 
 
-def _ways(arrangement: Arrangement, routing: TokenRouting) -> _Ways:
+def _flow_pattern(topology: GroupTopology, routing: TokenRouting) -> _FlowPattern:
     """Over the network to the member at one's place, and from there to all others of the domain."""
-    sizes = arrangement.per_domain
-    ranks, places = np.arange(arrangement.size), np.concatenate([np.arange(size) for size in sizes])
+    sizes = topology.domain_sizes
+    ranks, local_ranks = np.arange(topology.size), np.concatenate([np.arange(size) for size in sizes])
     sources, targets, shares = [], [], []
     for begin, size in zip(accumulate(sizes, initial=0), sizes, strict=False):
         outside = ranks[(ranks < begin) | (ranks >= begin + size)]
-        sent = _part(routing, begin, begin + size, arrangement.size)
-        passed = [_part(routing, place, place + 1, arrangement.size) for place in range(begin, begin + size)]
-        through = np.bincount(places % size, minlength=size)
-        head, target = np.nonzero((through[:, None] > 0) & ~np.eye(size, dtype=bool))
+        domain_share = _payload_share(routing, begin, begin + size, topology.size)
+        member_shares = [
+            _payload_share(routing, member, member + 1, topology.size) for member in range(begin, begin + size)
+        ]
+        forwarded_count = np.bincount(local_ranks % size, minlength=size)
+        head, target = np.nonzero((forwarded_count[:, None] > 0) & ~np.eye(size, dtype=bool))
         sources += [outside, begin + head]
-        targets += [begin + places[outside] % size, begin + target]
-        shares += [np.full(len(outside), sent), through[head] * np.array(passed)[target]]
-    return _Ways(np.concatenate(sources), np.concatenate(targets), np.round(np.concatenate(shares), _DIGITS))
+        targets += [begin + local_ranks[outside] % size, begin + target]
+        shares += [np.full(len(outside), domain_share), forwarded_count[head] * np.array(member_shares)[target]]
+    return _FlowPattern(
+        np.concatenate(sources), np.concatenate(targets), np.round(np.concatenate(shares), _SHARE_DIGITS)
+    )
 
 
-def _part(routing: TokenRouting, first: int, last: int, size: int) -> float:
+def _payload_share(routing: TokenRouting, first: int, last: int, size: int) -> float:
     """Of the payload, what goes to the experts of members `first` up to `last`: one of a token's rows, or none."""
-    holders, cut = size // routing.expert_shard_size, routing.expert_shard_size
-    return reached(routing, first // cut / holders, -(-last // cut) / holders) / routing.top_k
+    holder_count, shard_size = size // routing.expert_shard_size, routing.expert_shard_size
+    return (
+        reached_token_fraction(routing, first // shard_size / holder_count, -(-last // shard_size) / holder_count)
+        / routing.top_k
+    )

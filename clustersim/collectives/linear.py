@@ -9,33 +9,37 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clustersim.collectives.phase import Arrangement, Flows, Phase, Rounds, phase
+from clustersim.collectives.phase import Flows, GroupTopology, LatencySteps, Phase, build_phase
 from clustersim.program.task import CollectiveType
 
 
 @dataclass(frozen=True, slots=True)
-class Star:
+class LinearAlgorithm:
     """All through the root; all-reduce is reduce, then broadcast."""
 
-    def phases(self, kind: CollectiveType, arrangement: Arrangement) -> tuple[Phase, ...]:
+    def phases(self, collective: CollectiveType, topology: GroupTopology) -> tuple[Phase, ...]:
         """One phase, or two for all-reduce."""
-        nth = 1 / arrangement.size
-        turns = {
+        nth_share = 1 / topology.size
+        steps_by_collective = {
             CollectiveType.BROADCAST: ((1.0, True),),
             CollectiveType.REDUCE: ((1.0, False),),
-            CollectiveType.SCATTER: ((nth, True),),
-            CollectiveType.GATHER: ((nth, False),),
+            CollectiveType.SCATTER: ((nth_share, True),),
+            CollectiveType.GATHER: ((nth_share, False),),
             CollectiveType.ALL_REDUCE: ((1.0, False), (1.0, True)),
         }
-        return tuple(_spokes(arrangement, share, outward=outward) for share, outward in turns.get(kind, ()))
+        return tuple(
+            _root_phase(topology, share, outward=outward) for share, outward in steps_by_collective.get(collective, ())
+        )
 
 
-def _spokes(arrangement: Arrangement, share: float, *, outward: bool) -> Phase:
-    others = arrangement.members[:, 1:]
-    root = np.broadcast_to(arrangement.members[:, :1], others.shape)
-    ends = (root, others) if outward else (others, root)
-    crosses = int(arrangement.spans > 1)
-    return phase(
-        Flows(*ends, share, message=True),
-        rounds=Rounds(local=1 - crosses, network=crosses, posts=crosses * others.shape[1]),
+def _root_phase(topology: GroupTopology, share: float, *, outward: bool) -> Phase:
+    peers = topology.members[:, 1:]
+    root = np.broadcast_to(topology.members[:, :1], peers.shape)
+    endpoints = (root, peers) if outward else (peers, root)
+    crosses_domains = int(topology.domain_count > 1)
+    return build_phase(
+        Flows(*endpoints, share, is_p2p=True),
+        latency_steps=LatencySteps(
+            local=1 - crosses_domains, network=crosses_domains, posts=crosses_domains * peers.shape[1]
+        ),
     )

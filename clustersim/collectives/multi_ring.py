@@ -16,46 +16,49 @@ from clustersim.hardware.direct_links import Paired, PairLinks
 from clustersim.hardware.topology import Fabric
 
 
-def woven(part: Flows, fabric: Fabric) -> tuple[Flows, ...]:
+def spread_over_rings(flows: Flows, fabric: Fabric) -> tuple[Flows, ...]:
     """The flows as rings over links of pairs carry them; themselves where there are none."""
-    if not isinstance(fabric, Paired) or fabric.pairs is None or part.message:
-        return (part,)
-    pairs, whole = fabric.pairs, (ends.reshape(len(ends), -1) for ends in (part.sources, part.targets))
-    sources, targets = (fabric.seats(ends) for ends in whole)
-    shares = _shares(sources, targets, pairs)
-    spread = shares.any(axis=2)
-    threads = [] if spread.all() else [(sources, np.where(spread, sources, targets), 1.0)]
-    here, first = sources[:, :, None], (sources - sources % pairs.places)[:, :, None]
+    if not isinstance(fabric, Paired) or fabric.pairs is None or flows.is_p2p:
+        return (flows,)
+    pairs, flow_ends = fabric.pairs, (ends.reshape(len(ends), -1) for ends in (flows.sources, flows.targets))
+    sources, targets = (fabric.seats(ends) for ends in flow_ends)
+    shares = _target_shares(sources, targets, pairs)
+    is_spread = shares.any(axis=2)
+    ring_flows = [] if is_spread.all() else [(sources, np.where(is_spread, sources, targets), 1.0)]
+    source, domain_start = sources[:, :, None], (sources - sources % pairs.places)[:, :, None]
     for share in np.unique(shares[shares > 0.0]).tolist():
-        there = np.where(shares == share, first + np.arange(pairs.places), here)
-        threads.append((np.broadcast_to(here, there.shape), there, share))
-    return tuple(Flows(fabric.seated(start), fabric.seated(end), part.share * share) for start, end, share in threads)
+        target = np.where(shares == share, domain_start + np.arange(pairs.places), source)
+        ring_flows.append((np.broadcast_to(source, target.shape), target, share))
+    return tuple(
+        Flows(fabric.seated(sources_of_ring), fabric.seated(targets_of_ring), flows.share * share)
+        for sources_of_ring, targets_of_ring, share in ring_flows
+    )
 
 
-def _shares(sources: IntArray, targets: IntArray, pairs: PairLinks) -> FloatArray:
+def _target_shares(sources: IntArray, targets: IntArray, pairs: PairLinks) -> FloatArray:
     """Part of each flow that goes to each place of its domain, [groups, flows, places]; none of what stays as it is.
 
     sources, targets: [groups, flows] seats.
     """
-    local = (sources // pairs.places == targets // pairs.places) & (sources != targets)
-    sets = _members(sources, targets, local, pairs.places)
+    is_local = (sources // pairs.places == targets // pairs.places) & (sources != targets)
+    member_bits = _domain_member_bits(sources, targets, is_local, pairs.places)
     shares = np.zeros((*sources.shape, pairs.places))
-    for members in np.unique(sets[local]).tolist():
-        spread = pairs.shares(members)
-        if spread is not None:
-            own = local & (sets == members)
-            shares[own] = spread[sources[own] % pairs.places]
+    for members in np.unique(member_bits[is_local]).tolist():
+        ring_shares = pairs.shares(members)
+        if ring_shares is not None:
+            selected = is_local & (member_bits == members)
+            shares[selected] = ring_shares[sources[selected] % pairs.places]
     return shares
 
 
-def _members(sources: IntArray, targets: IntArray, local: BoolArray, places: int) -> IntArray:
+def _domain_member_bits(sources: IntArray, targets: IntArray, is_local: BoolArray, domain_size: int) -> IntArray:
     """Which places of a flow's domain belong to its group, a bit for each: [groups, flows]."""
-    domain = sources // places
-    ends = np.bitwise_or(1 << sources % places, 1 << targets % places)
+    domain = sources // domain_size
+    ends = np.bitwise_or(1 << sources % domain_size, 1 << targets % domain_size)
     group = np.broadcast_to(np.arange(len(sources))[:, None], sources.shape)
-    _, place = np.unique(group * (int(domain.max(initial=0)) + 1) + domain, return_inverse=True)
-    place = place.reshape(sources.shape)
-    bits = np.zeros(int(place.max(initial=0)) + 1, np.int64)
-    np.bitwise_or.at(bits, place[local], ends[local])
-    found: IntArray = bits[place]
-    return found
+    _, domain_index = np.unique(group * (int(domain.max(initial=0)) + 1) + domain, return_inverse=True)
+    domain_index = domain_index.reshape(sources.shape)
+    bits = np.zeros(int(domain_index.max(initial=0)) + 1, np.int64)
+    np.bitwise_or.at(bits, domain_index[is_local], ends[is_local])
+    member_bits: IntArray = bits[domain_index]
+    return member_bits

@@ -9,7 +9,7 @@ from: one of its own that it does not choose by itself, or one of the user's (`i
 the user's cost is not known; they take the constants of the library's ring, or, for what no ring does, of the first
 algorithm that it lists.
 
-    algorithm   ring, tree: as here; NVLS and NVLSTree: `in_network`, inside one domain and across several; PAT:
+    algorithm   ring, tree: as here; NVLS and NVLSTree: `nvls`, inside one domain and across several; PAT:
                 `pat`; CollNetDirect, CollNetChain and NVLS with CollNet: `collnet`, where CollNet is on
     channels    of messages inside an NVLink domain (`Channels`). Rings and trees go at the rate of their links, however
                 many channels there are.
@@ -23,12 +23,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from clustersim.collectives.collnet import COLLNET
-from clustersim.collectives.library import Channels, Library, Offer
-from clustersim.collectives.phase import Algorithm
+from clustersim.collectives.collnet import COLLNET_ALGORITHMS
+from clustersim.collectives.library import AlgorithmVariant, Library, P2pChannelConstants
+from clustersim.collectives.phase import CollectiveAlgorithm
 from clustersim.program.task import CollectiveType
 
-CHOSEN: Final = (
+TUNED_COLLECTIVES: Final = (
     CollectiveType.ALL_REDUCE,
     CollectiveType.ALL_GATHER,
     CollectiveType.REDUCE_SCATTER,
@@ -36,28 +36,30 @@ CHOSEN: Final = (
     CollectiveType.REDUCE,
 )
 """Collectives with several algorithms, which NCCL's lists are about."""
-MESSAGES: Final = frozenset({CollectiveType.SEND_RECV, CollectiveType.SHIFT, CollectiveType.ALL_TO_ALL})
+P2P_COLLECTIVES: Final = frozenset({CollectiveType.SEND_RECV, CollectiveType.SHIFT, CollectiveType.ALL_TO_ALL})
 """Collectives that channels limit."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ChannelLimits:
     """Bounds on a number of channels, None: none. least, most: of collectives; messages_*: of messages alone."""
 
-    least: int | None = None
-    most: int | None = None
-    messages_least: int | None = None
-    messages_most: int | None = None
+    min_channels: int | None = None
+    max_channels: int | None = None
+    min_p2p_channels: int | None = None
+    max_p2p_channels: int | None = None
 
-    def of(self, channels: Channels) -> Channels:
+    def clamp_channels(self, channels: P2pChannelConstants) -> P2pChannelConstants:
         """The channels of messages within the bounds, as a power of two."""
-        own = _between(channels.all, self.least, self.most)
-        count = _between(min(own, self.messages_most or own), self.messages_least, None)
-        return replace(channels, all=1 << (count - 1).bit_length())
+        collective_channels = _clamp(channels.max_channels, self.min_channels, self.max_channels)
+        count = _clamp(
+            min(collective_channels, self.max_p2p_channels or collective_channels), self.min_p2p_channels, None
+        )
+        return replace(channels, max_channels=1 << (count - 1).bit_length())
 
 
 @dataclass(frozen=True, slots=True)
-class Switches:
+class NcclOverrides:
     """What a user told the library; what is not there is its own choice.
 
     algorithms, protocols: those that it may take, by collective; limits: of channels; forced: an algorithm by
@@ -67,60 +69,72 @@ class Switches:
 
     algorithms: Mapping[CollectiveType, frozenset[str]] = field(default_factory=dict)
     protocols: Mapping[CollectiveType, frozenset[str]] = field(default_factory=dict)
-    limits: Limits = field(default_factory=Limits)
+    channel_limits: ChannelLimits = field(default_factory=ChannelLimits)
     forced: Mapping[CollectiveType, str] = field(default_factory=dict)
     added: Mapping[CollectiveType, tuple[str, ...]] = field(default_factory=dict)
-    own: Mapping[str, Algorithm] = field(default_factory=dict)
-    collnet: bool = False
-    words: str = ""
+    custom_algorithms: Mapping[str, CollectiveAlgorithm] = field(default_factory=dict)
+    collnet_enabled: bool = False
+    description: str = ""
 
     @property
-    def bound(self) -> frozenset[CollectiveType]:
+    def constrained_collectives(self) -> frozenset[CollectiveType]:
         """Collectives that may not be done as the library would by itself."""
-        limited = MESSAGES if self.limits != Limits() else frozenset()
-        added = frozenset({CollectiveType.ALL_REDUCE}) if self.collnet else frozenset()
+        limited = P2P_COLLECTIVES if self.channel_limits != ChannelLimits() else frozenset()
+        added = frozenset({CollectiveType.ALL_REDUCE}) if self.collnet_enabled else frozenset()
         return frozenset({*self.algorithms, *self.protocols, *self.forced, *self.added, *limited, *added})
 
-    def narrowed(self, library: Library) -> Library:
+    def apply_to(self, library: Library) -> Library:
         """The library with what is left of its offers and channels; itself where nothing is said."""
-        if not self.bound:
+        if not self.constrained_collectives:
             return library
         return replace(
             library,
-            name=f"{library.name} with {self.words}",
-            offers=tuple(left for offer in (*library.offers, *self._owned(library)) for left in self._left(offer)),
-            own=self.own,
-            channels=None if library.channels is None else self.limits.of(library.channels),
+            name=f"{library.name} with {self.description}",
+            variants=tuple(
+                allowed
+                for variant in (*library.variants, *self._custom_variants(library))
+                for allowed in self._allowed_variants(variant)
+            ),
+            custom_algorithms=self.custom_algorithms,
+            p2p_channels=None
+            if library.p2p_channels is None
+            else self.channel_limits.clamp_channels(library.p2p_channels),
         )
 
-    def _owned(self, library: Library) -> Iterator[Offer]:
+    def _custom_variants(self, library: Library) -> Iterator[AlgorithmVariant]:
         """Offers of the user's algorithms, with the constants of the library's."""
-        named = [*self.forced.items(), *((kind, name) for kind, names in self.added.items() for name in names)]
-        for kind, name in ((kind, name) for kind, name in named if name in self.own):
-            able = [offer for offer in library.offers if kind in offer.collectives]
-            like = "ring" if "ring" in library.able(kind) else able[0].algorithm
-            for offer in (offer for offer in able if offer.algorithm == like):
-                yield replace(offer, algorithm=name, collectives=frozenset({kind}))
+        requested = [*self.forced.items(), *((kind, name) for kind, names in self.added.items() for name in names)]
+        for kind, name in ((kind, name) for kind, name in requested if name in self.custom_algorithms):
+            supporting = [variant for variant in library.variants if kind in variant.collectives]
+            reference = "ring" if "ring" in library.algorithms_for(kind) else supporting[0].algorithm
+            for variant in (variant for variant in supporting if variant.algorithm == reference):
+                yield replace(variant, algorithm=name, collectives=frozenset({kind}))
 
-    def _left(self, offer: Offer) -> Iterator[Offer]:
+    def _allowed_variants(self, variant: AlgorithmVariant) -> Iterator[AlgorithmVariant]:
         """What is left of an offer: for collectives that are forced to its algorithm or have it added, and others."""
-        name, free = offer.algorithm, [kind for kind in offer.collectives if kind not in self.forced]
-        added = frozenset(kind for kind in free if name in self.added.get(kind, ()) and self._works(kind, offer))
-        others = frozenset(kind for kind in free if kind not in added and self._allows(kind, offer))
-        told = added.union(kind for kind in offer.collectives if self.forced.get(kind) == name)
-        if told:
-            yield replace(offer, collectives=told, default=True)
+        name, unforced = variant.algorithm, [kind for kind in variant.collectives if kind not in self.forced]
+        added = frozenset(
+            kind for kind in unforced if name in self.added.get(kind, ()) and self._allows_protocol(kind, variant)
+        )
+        others = frozenset(kind for kind in unforced if kind not in added and self._is_allowed(kind, variant))
+        requested = added.union(kind for kind in variant.collectives if self.forced.get(kind) == name)
+        if requested:
+            yield replace(variant, collectives=requested, is_default=True)
         if others:
-            yield replace(offer, collectives=others, default=offer.default or (self.collnet and name in COLLNET))
+            yield replace(
+                variant,
+                collectives=others,
+                is_default=variant.is_default or (self.collnet_enabled and name in COLLNET_ALGORITHMS),
+            )
 
-    def _allows(self, kind: CollectiveType, offer: Offer) -> bool:
-        algorithms = self.algorithms.get(kind)
-        return (algorithms is None or offer.algorithm in algorithms) and self._works(kind, offer)
+    def _is_allowed(self, collective: CollectiveType, variant: AlgorithmVariant) -> bool:
+        algorithms = self.algorithms.get(collective)
+        return (algorithms is None or variant.algorithm in algorithms) and self._allows_protocol(collective, variant)
 
-    def _works(self, kind: CollectiveType, offer: Offer) -> bool:
-        protocols = self.protocols.get(kind)
-        return protocols is None or offer.protocol in protocols
+    def _allows_protocol(self, collective: CollectiveType, variant: AlgorithmVariant) -> bool:
+        protocols = self.protocols.get(collective)
+        return protocols is None or variant.protocol in protocols
 
 
-def _between(number: int, least: int | None, most: int | None) -> int:
-    return max(min(number, most or number), least or 1)
+def _clamp(count: int, lower: int | None, upper: int | None) -> int:
+    return max(min(count, upper or count), lower or 1)

@@ -15,39 +15,41 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clustersim.collectives.double_binary_tree import depth, tree_flows, tree_stages
-from clustersim.collectives.phase import Arrangement, Flows, Phase, Rounds, phase
+from clustersim.collectives.double_binary_tree import tree_depth, tree_fill_stages, tree_flows
+from clustersim.collectives.phase import Flows, GroupTopology, LatencySteps, Phase, build_phase
 from clustersim.common.arrays import IntArray
 from clustersim.program.task import CollectiveType
 
 
 @dataclass(frozen=True, slots=True)
-class InNetwork:
+class NvlsAlgorithm:
     """All-reduce in the NVLink switches of one domain, or of several joined by trees."""
 
-    def phases(self, kind: CollectiveType, arrangement: Arrangement) -> tuple[Phase, ...]:
+    def phases(self, collective: CollectiveType, topology: GroupTopology) -> tuple[Phase, ...]:
         """One phase; a domain needs at least two members."""
-        spans, heads = arrangement.spans, arrangement.heads
-        if kind is not CollectiveType.ALL_REDUCE or arrangement.rails < 2 or not arrangement.switched:
+        domain_count, heads = topology.domain_count, topology.heads
+        if collective is not CollectiveType.ALL_REDUCE or topology.rails < 2 or not topology.is_switched:
             return ()
-        ports = inside(arrangement)
-        if spans == 1:
-            return (phase(*ports, rounds=Rounds(local=1), stages=2.0),)  # a chunk is stored once it was loaded
-        rounds = Rounds(local=1, network=2 * depth(spans))
+        ports = nvls_port_flows(topology)
+        if domain_count == 1:
+            return (
+                build_phase(*ports, latency_steps=LatencySteps(local=1), fill_stages=2.0),
+            )  # a chunk is stored once it was loaded
+        latency_steps = LatencySteps(local=1, network=2 * tree_depth(domain_count))
         trees = tree_flows(heads, up=True, down=True)
-        return (phase(*ports, *trees, rounds=rounds, stages=tree_stages(spans)),)
+        return (build_phase(*ports, *trees, latency_steps=latency_steps, fill_stages=tree_fill_stages(domain_count)),)
 
 
-def inside(arrangement: Arrangement) -> list[Flows]:
+def nvls_port_flows(topology: GroupTopology) -> list[Flows]:
     """What loads ports: of heads what they load and store, of all members what is read from and stored to them."""
-    heads, rails = arrangement.heads, arrangement.rails
-    if len(set(arrangement.per_domain)) == 1:
-        return [_between_neighbours(heads, (rails + 1) / rails)]
+    heads, rails = topology.heads, topology.rails
+    if len(set(topology.domain_sizes)) == 1:
+        return [_neighbour_flows(heads, (rails + 1) / rails)]
     return [
-        _between_neighbours(heads, 1 / rails),
-        *(_between_neighbours(domain, 1.0) for domain in arrangement.domains),
+        _neighbour_flows(heads, 1 / rails),
+        *(_neighbour_flows(domains, 1.0) for domains in topology.domains_by_size),
     ]
 
 
-def _between_neighbours(members: IntArray, share: float) -> Flows:
+def _neighbour_flows(members: IntArray, share: float) -> Flows:
     return Flows(members, np.roll(members, -1, axis=2), share)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clustersim.collectives.library import Library, Makes
+from clustersim.collectives.library import Library, LinkTechnologies
 from clustersim.common.arrays import IntArray
 from clustersim.common.units import Bytes, Seconds
 from clustersim.hardware.topology import Fabric
@@ -19,53 +19,61 @@ from clustersim.program.task import CollectiveType
 
 
 @dataclass(frozen=True, slots=True)
-class Lanes:
+class P2pChannels:
     """Messages of each rank. message: part of the payload that one is; beside: at once; rounds: one after the other;
 
     ranks: of the communicator.
     """
 
-    message: float
-    beside: int
-    rounds: int
+    message_share: float
+    concurrent_messages: int
+    sequential_messages: int
     ranks: int
 
-    def seconds(self, payload: Bytes, library: Library, makes: Makes) -> Seconds:
+    def channel_seconds(self, payload: Bytes, library: Library, technologies: LinkTechnologies) -> Seconds:
         """What the channels take on such a machine; 0 where they do not limit messages."""
-        if library.channels is None:
+        if library.p2p_channels is None:
             return 0.0
-        size = self.message * payload
-        channels = min(library.channels.all, self.beside * library.channels.of(size, self.ranks))
-        return self.rounds * self.beside * size / (channels * library.channel_on(makes))
+        size = self.message_share * payload
+        channels = min(
+            library.p2p_channels.max_channels,
+            self.concurrent_messages * library.p2p_channels.channel_count(size, self.ranks),
+        )
+        return (
+            self.sequential_messages
+            * self.concurrent_messages
+            * size
+            / (channels * library.channel_rate_on(technologies))
+        )
 
 
-def lanes(kind: CollectiveType, members: IntArray, fabric: Fabric) -> Lanes | None:
+def p2p_channels(collective: CollectiveType, members: IntArray, fabric: Fabric) -> P2pChannels | None:
     """Of groups [groups, size]; None for collectives without messages, and where messages leave a domain.
 
     Pairs of a role (the neighbours in a pipeline) are of one communicator with all whom they are connected with.
     """
     size = members.shape[1]
-    if kind not in (CollectiveType.SEND_RECV, CollectiveType.SHIFT, CollectiveType.ALL_TO_ALL):
+    if collective not in (CollectiveType.SEND_RECV, CollectiveType.SHIFT, CollectiveType.ALL_TO_ALL):
         return None
     domains = fabric.domains(members)
     if (domains != domains[:, :1]).any():
         return None
-    if kind is CollectiveType.ALL_TO_ALL:
-        return Lanes(1.0 / size, beside=size - 1, rounds=1, ranks=size)
-    if kind is CollectiveType.SHIFT:
-        return Lanes(1.0 / size, beside=1, rounds=size - 1, ranks=size)
-    return Lanes(1.0, beside=1, rounds=1, ranks=connected(members))
+    if collective is CollectiveType.ALL_TO_ALL:
+        return P2pChannels(1.0 / size, concurrent_messages=size - 1, sequential_messages=1, ranks=size)
+    if collective is CollectiveType.SHIFT:
+        return P2pChannels(1.0 / size, concurrent_messages=1, sequential_messages=size - 1, ranks=size)
+    return P2pChannels(1.0, concurrent_messages=1, sequential_messages=1, ranks=largest_component_size(members))
 
 
-def connected(members: IntArray) -> int:
+def largest_component_size(members: IntArray) -> int:
     """How many are the most that groups [groups, size] connect, directly or by way of others."""
-    _, place = np.unique(members, return_inverse=True)
-    groups = place.reshape(members.shape)
-    label = np.arange(int(groups.max(initial=0)) + 1)
+    _, rank_index = np.unique(members, return_inverse=True)
+    member_index = rank_index.reshape(members.shape)
+    label = np.arange(int(member_index.max(initial=0)) + 1)
     while True:
-        least = label[groups].min(axis=1, keepdims=True)
-        lower = label.copy()
-        np.minimum.at(lower, groups, np.broadcast_to(least, groups.shape))
-        if np.array_equal(lower, label):
+        min_label = label[member_index].min(axis=1, keepdims=True)
+        lowered = label.copy()
+        np.minimum.at(lowered, member_index, np.broadcast_to(min_label, member_index.shape))
+        if np.array_equal(lowered, label):
             return int(np.bincount(label).max(initial=0))
-        label = lower[lower]
+        label = lowered[lowered]

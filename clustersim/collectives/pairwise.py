@@ -12,61 +12,63 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.collectives.phase import Arrangement, Flows, Phase, Rounds, phase
+from clustersim.collectives.phase import Flows, GroupTopology, LatencySteps, Phase, build_phase
 from clustersim.common.arrays import IntArray
 from clustersim.program.task import CollectiveType
 
-_FLOWS: Final = 2**20  # sample distances rather than list more flows than this ...
-_DISTANCES: Final = 127  # ... but never fewer distances than these; a prime has no common stride with domains
+_MAX_FLOWS: Final = 2**20  # sample distances rather than list more flows than this ...
+_MIN_DISTANCES: Final = 127  # ... but never fewer distances than these; a prime has no common stride with domains
 
 
 @dataclass(frozen=True, slots=True)
-class Pairwise:
+class PairwiseAlgorithm:
     """Direct flows."""
 
-    def phases(self, kind: CollectiveType, arrangement: Arrangement) -> tuple[Phase, ...]:
+    def phases(self, collective: CollectiveType, topology: GroupTopology) -> tuple[Phase, ...]:
         """One phase for send/recv (in groups of two), shift and all-to-all."""
-        if kind is CollectiveType.SEND_RECV and arrangement.size == 2:
-            return (_send(arrangement),)
-        if kind is CollectiveType.SHIFT:
-            return (_shift(arrangement),)
-        if kind is CollectiveType.ALL_TO_ALL:
-            return (_all_to_all(arrangement),)
+        if collective is CollectiveType.SEND_RECV and topology.size == 2:
+            return (_send_recv_phase(topology),)
+        if collective is CollectiveType.SHIFT:
+            return (_shift_phase(topology),)
+        if collective is CollectiveType.ALL_TO_ALL:
+            return (_all_to_all_phase(topology),)
         return ()
 
 
-def _send(arrangement: Arrangement) -> Phase:
+def _send_recv_phase(topology: GroupTopology) -> Phase:
     """From the first member to the second."""
-    members = arrangement.members
-    crosses = int(arrangement.spans > 1)
-    return phase(
-        Flows(members[:, :1], members[:, 1:], 1.0, message=True), rounds=Rounds(local=1 - crosses, network=crosses)
+    members = topology.members
+    crosses_domains = int(topology.domain_count > 1)
+    return build_phase(
+        Flows(members[:, :1], members[:, 1:], 1.0, is_p2p=True),
+        latency_steps=LatencySteps(local=1 - crosses_domains, network=crosses_domains),
     )
 
 
-def _shift(arrangement: Arrangement) -> Phase:
+def _shift_phase(topology: GroupTopology) -> Phase:
     """From each member to the next, one part at a time."""
-    members, hops = arrangement.members, arrangement.size - 1
-    network = hops if arrangement.spans > 1 else 0
-    around = Flows(members, np.roll(members, -1, axis=1), hops / arrangement.size, message=True)
-    return phase(around, rounds=Rounds(local=hops - network, network=network))
+    members, hops = topology.members, topology.size - 1
+    network_steps = hops if topology.domain_count > 1 else 0
+    ring_flow = Flows(members, np.roll(members, -1, axis=1), hops / topology.size, is_p2p=True)
+    return build_phase(ring_flow, latency_steps=LatencySteps(local=hops - network_steps, network=network_steps))
 
 
-def _all_to_all(arrangement: Arrangement) -> Phase:
+def _all_to_all_phase(topology: GroupTopology) -> Phase:
     """Every member to every other; messages to other domains are posted one after the other."""
-    members, size = arrangement.members, arrangement.size
-    distances = _sample(size, max(_DISTANCES, _FLOWS // members.size))
+    members, size = topology.members, topology.size
+    distances = _sample_distances(size, max(_MIN_DISTANCES, _MAX_FLOWS // members.size))
     share = (size - 1) / size / len(distances)
     targets = np.stack([np.roll(members, -int(distance), axis=1) for distance in distances], axis=2)
     sources = np.broadcast_to(members[:, :, None], targets.shape)
-    crosses = int(arrangement.spans > 1)
-    posts = crosses * (size - size // arrangement.spans)
-    return phase(
-        Flows(sources, targets, share, message=True), rounds=Rounds(local=1 - crosses, network=crosses, posts=posts)
+    crosses_domains = int(topology.domain_count > 1)
+    posts = crosses_domains * (size - size // topology.domain_count)
+    return build_phase(
+        Flows(sources, targets, share, is_p2p=True),
+        latency_steps=LatencySteps(local=1 - crosses_domains, network=crosses_domains, posts=posts),
     )
 
 
-def _sample(size: int, count: int) -> IntArray:
+def _sample_distances(size: int, count: int) -> IntArray:
     """Distances 1 ... size-1, or `count` evenly spread ones among them."""
     if size - 1 <= count:
         return np.arange(1, size)

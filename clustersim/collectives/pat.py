@@ -14,26 +14,26 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.collectives.phase import Arrangement, Flows, Phase, Rounds, phase
+from clustersim.collectives.phase import Flows, GroupTopology, LatencySteps, Phase, build_phase
 from clustersim.program.task import CollectiveType
 
-_KINDS: Final = (CollectiveType.ALL_GATHER, CollectiveType.REDUCE_SCATTER)
+_COLLECTIVES: Final = (CollectiveType.ALL_GATHER, CollectiveType.REDUCE_SCATTER)
 
 
 @dataclass(frozen=True, slots=True)
-class AggregatedTrees:
+class PatAlgorithm:
     """PAT; every block is also posted once, which leaves a latency that grows with the number of ranks."""
 
-    def phases(self, kind: CollectiveType, arrangement: Arrangement) -> tuple[Phase, ...]:
+    def phases(self, collective: CollectiveType, topology: GroupTopology) -> tuple[Phase, ...]:
         """One phase."""
-        members, size = arrangement.members, arrangement.size
-        if kind not in _KINDS or arrangement.spans != size:
+        members, size = topology.members, topology.size
+        if collective not in _COLLECTIVES or topology.domain_count != size:
             return ()
         offsets = np.arange(1, size)
         hops, blocks = np.unique(offsets & -offsets, return_counts=True)
-        direction = -1 if kind is CollectiveType.ALL_GATHER else 1
-        parts = [
+        direction = -1 if collective is CollectiveType.ALL_GATHER else 1
+        flow_list = [
             Flows(members, np.roll(members, direction * int(hop), axis=1), count / size)
             for hop, count in zip(hops, blocks, strict=True)
         ]
-        return (phase(*parts, rounds=Rounds(network=len(hops), posts=size)),)
+        return (build_phase(*flow_list, latency_steps=LatencySteps(network=len(hops), posts=size)),)

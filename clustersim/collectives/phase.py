@@ -25,7 +25,7 @@ from clustersim.symmetry.labels import unique_by_columns
 
 
 @dataclass(frozen=True, slots=True)
-class Rounds:
+class LatencySteps:
     """How many messages follow each other, each waiting for the one before, in each group: [groups] or a number.
 
     local: within a domain; network: between domains; posts: messages that one rank hands to its network interface one
@@ -36,13 +36,13 @@ class Rounds:
     network: IntArray | int = 0
     posts: IntArray | int = 0
 
-    def across(self, groups: int) -> "Rounds":
+    def broadcast_to(self, group_count: int) -> "LatencySteps":
         """Numbers for each of so many groups."""
-        return Rounds(*(np.broadcast_to(array, groups) for array in (self.local, self.network, self.posts)))
+        return LatencySteps(*(np.broadcast_to(steps, group_count) for steps in (self.local, self.network, self.posts)))
 
-    def of(self, groups: IntArray) -> "Rounds":
+    def select(self, group_indices: IntArray) -> "LatencySteps":
         """Those of some groups, where there are numbers for each."""
-        return Rounds(*(np.asarray(array)[groups] for array in (self.local, self.network, self.posts)))
+        return LatencySteps(*(np.asarray(steps)[group_indices] for steps in (self.local, self.network, self.posts)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +50,13 @@ class Flows:
     """Flows that carry equally much. sources, targets: GPU numbers, [groups, ...] of one shape.
 
     share: fraction of the payload that each flow carries over the whole phase. message: it is for the target alone, so
-    it takes the links of its own pair where no switch joins a domain (see `woven`).
+    it takes the links of its own pair where no switch joins a domain (see `spread_over_rings`).
     """
 
     sources: IntArray
     targets: IntArray
     share: float
-    message: bool = False
+    is_p2p: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,30 +67,30 @@ class Phase:
     its part of one chunk.
     """
 
-    parts: tuple[Flows, ...]
-    rounds: Rounds
-    stages: float = 1.0
+    flows: tuple[Flows, ...]
+    latency_steps: LatencySteps
+    fill_stages: float = 1.0
 
     @property
     def sources(self) -> IntArray:
         """[groups, flows]: the GPU that sends."""
-        return np.concatenate([part.sources.reshape(len(part.sources), -1) for part in self.parts], axis=1)
+        return np.concatenate([flows.sources.reshape(len(flows.sources), -1) for flows in self.flows], axis=1)
 
     @property
     def targets(self) -> IntArray:
         """[groups, flows]: the GPU that receives."""
-        return np.concatenate([part.targets.reshape(len(part.targets), -1) for part in self.parts], axis=1)
+        return np.concatenate([flows.targets.reshape(len(flows.targets), -1) for flows in self.flows], axis=1)
 
     @property
     def share(self) -> FloatArray:
         """[groups, flows]: fraction of the payload."""
         return np.concatenate(
-            [np.full((len(part.sources), part.sources[0].size), part.share) for part in self.parts], axis=1
+            [np.full((len(flows.sources), flows.sources[0].size), flows.share) for flows in self.flows], axis=1
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Arrangement:
+class GroupTopology:
     """Groups of one shape by domain. members: [groups, size] in order, the root first; per_domain: of each domain.
 
     switched: every domain's members share an NVLink domain. groups: [groups] which of the role's groups these are.
@@ -98,75 +98,77 @@ class Arrangement:
     """
 
     members: IntArray
-    per_domain: tuple[int, ...]
-    switched: bool
-    groups: IntArray
+    domain_sizes: tuple[int, ...]
+    is_switched: bool
+    group_indices: IntArray
     routing: TokenRouting | None = None
 
     @property
     def size(self) -> int:
         """Members of one group."""
-        return sum(self.per_domain)
+        return sum(self.domain_sizes)
 
     @property
-    def spans(self) -> int:
+    def domain_count(self) -> int:
         """How many domains each group crosses."""
-        return len(self.per_domain)
+        return len(self.domain_sizes)
 
     @property
     def rails(self) -> int:
         """Routes out of each domain: the members of the smallest."""
-        return min(self.per_domain)
+        return min(self.domain_sizes)
 
     @property
     def heads(self) -> IntArray:
         """[groups, domains, rails]: the first members of each domain, which hold its rails."""
-        return self.members[:, self._starts[:, None] + np.arange(self.rails)]
+        return self.members[:, self._domain_starts[:, None] + np.arange(self.rails)]
 
     @property
-    def beyond_the_first(self) -> "Arrangement":
+    def without_root_domain(self) -> "GroupTopology":
         """The same without the root's domain."""
-        own, *others = self.per_domain
-        return replace(self, members=self.members[:, own:], per_domain=tuple(others))
+        root_size, *other_sizes = self.domain_sizes
+        return replace(self, members=self.members[:, root_size:], domain_sizes=tuple(other_sizes))
 
     @property
-    def domains(self) -> tuple[IntArray, ...]:
+    def domains_by_size(self) -> tuple[IntArray, ...]:
         """The domains of each number of members: [groups, domains of so many, members] each."""
-        counts, starts = np.array(self.per_domain), self._starts
-        numbers = dict.fromkeys(self.per_domain)
-        return tuple(self.members[:, starts[counts == item][:, None] + np.arange(item)] for item in numbers)
+        counts, starts = np.array(self.domain_sizes), self._domain_starts
+        sizes = dict.fromkeys(self.domain_sizes)
+        return tuple(self.members[:, starts[counts == size][:, None] + np.arange(size)] for size in sizes)
 
     @property
-    def _starts(self) -> IntArray:
+    def _domain_starts(self) -> IntArray:
         """[domains]: place of each domain's first member."""
-        return np.cumsum((0, *self.per_domain[:-1]))
+        return np.cumsum((0, *self.domain_sizes[:-1]))
 
 
-class Algorithm(Protocol):
+class CollectiveAlgorithm(Protocol):
     """The seam of the shelf: what a collective algorithm must answer."""
 
-    def phases(self, kind: CollectiveType, arrangement: Arrangement) -> tuple[Phase, ...]:
+    def phases(self, collective: CollectiveType, topology: GroupTopology) -> tuple[Phase, ...]:
         """List what is moved; no phases if the algorithm cannot do this collective in groups of this shape."""
 
 
-def arrange(members: IntArray, fabric: Fabric) -> tuple[Arrangement, ...]:
+def group_topology(members: IntArray, fabric: Fabric) -> tuple[GroupTopology, ...]:
     """Order groups [groups, size] by domain, the first member's domain first; groups of each shape apart."""
-    domains, switched = _domains(members, fabric)
+    domains, switched = _domain_ids(members, fabric)
     distance = domains - domains[:, :1]
     distance[distance < 0] += int(domains.max(initial=0)) + 1
     if (np.diff(distance, axis=1) < 0).any():
         order = np.argsort(distance, axis=1, kind="stable")
         members, distance = np.take_along_axis(members, order, axis=1), np.take_along_axis(distance, order, axis=1)
     starts = np.diff(distance, axis=1, prepend=-1) != 0
-    shape, first = unique_by_columns([switched, _alike(starts)])
-    sets = (np.flatnonzero(shape == number) for number in range(len(first)))
+    shape_ids, first = unique_by_columns([switched, _shape_ids(starts)])
+    groups_by_shape = (np.flatnonzero(shape_ids == shape_id) for shape_id in range(len(first)))
     return tuple(
-        Arrangement(members[groups], _per_domain(starts[one]), bool(switched[one]), groups)
-        for groups, one in zip(sets, first.tolist(), strict=True)
+        GroupTopology(
+            members[group_indices], _domain_sizes(starts[first_group]), bool(switched[first_group]), group_indices
+        )
+        for group_indices, first_group in zip(groups_by_shape, first.tolist(), strict=True)
     )
 
 
-def _alike(starts: BoolArray) -> IntArray:
+def _shape_ids(starts: BoolArray) -> IntArray:
     """[groups] the same number for groups whose domains hold the same numbers of members."""
     if (starts == starts[0]).all():
         return np.zeros(len(starts), np.int64)
@@ -174,26 +176,26 @@ def _alike(starts: BoolArray) -> IntArray:
     return np.unique(packed, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
-def _per_domain(starts: BoolArray) -> tuple[int, ...]:
+def _domain_sizes(starts: BoolArray) -> tuple[int, ...]:
     """Members of each domain of one group; `starts` marks the first of each."""
     return tuple(np.diff(np.flatnonzero(np.append(starts, True))).tolist())
 
 
-def _domains(members: IntArray, fabric: Fabric) -> tuple[IntArray, BoolArray]:
+def _domain_ids(members: IntArray, fabric: Fabric) -> tuple[IntArray, BoolArray]:
     """NVLink domains, or nodes if these join several of a group; and whether it is the former, in each group."""
     domains, nodes = fabric.domains(members), fabric.nodes(members)
     if np.array_equal(nodes, domains):
         return domains, np.ones(len(members), dtype=np.bool_)
-    switched = _distinct(nodes) >= _distinct(domains)
+    switched = _count_distinct(nodes) >= _count_distinct(domains)
     return np.where(switched[:, None], domains, nodes), switched
 
 
-def _distinct(numbers: IntArray) -> IntArray:
+def _count_distinct(ids: IntArray) -> IntArray:
     """How many different numbers each row has."""
-    different: IntArray = 1 + np.count_nonzero(np.diff(np.sort(numbers, axis=1), axis=1), axis=1)
-    return different
+    counts: IntArray = 1 + np.count_nonzero(np.diff(np.sort(ids, axis=1), axis=1), axis=1)
+    return counts
 
 
-def phase(*parts: Flows, rounds: Rounds, stages: float = 1.0) -> Phase:
+def build_phase(*flows: Flows, latency_steps: LatencySteps, fill_stages: float = 1.0) -> Phase:
     """Join flows into one phase."""
-    return Phase(parts, rounds, stages)
+    return Phase(flows, latency_steps, fill_stages)

@@ -17,9 +17,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from clustersim.collectives.flow_routes import LinkClasses, Routed, Routes
-from clustersim.collectives.library import Generation, Library, Makes, Medium, Offer
-from clustersim.collectives.phase import Rounds
+from clustersim.collectives.flow_routes import FlowPaths, FlowRoutes, LinkClasses
+from clustersim.collectives.library import AlgorithmVariant, Library, LinkTechnologies, Medium, NvlinkConstants
+from clustersim.collectives.phase import LatencySteps
 from clustersim.common.arrays import BoolArray, FloatArray, IntArray
 from clustersim.common.units import Seconds
 from clustersim.hardware.link_technology import TECHNOLOGIES
@@ -34,11 +34,11 @@ MEDIUM_OF_KIND: Final[Mapping[LinkKind, Medium]] = {
     LinkKind.SPINE: Medium.NETWORK,
 }
 _MEDIA: Final = (Medium.NVLINK, Medium.PCIE, Medium.NETWORK)  # a route's medium is the last that it touches
-_MEDIUM_NUMBER: Final = np.array([_MEDIA.index(MEDIUM_OF_KIND[kind]) for kind in LINK_KINDS], dtype=np.int8)
+_MEDIUM_INDEX: Final = np.array([_MEDIA.index(MEDIUM_OF_KIND[kind]) for kind in LINK_KINDS], dtype=np.int8)
 
 
 @dataclass(frozen=True, slots=True)
-class Burden:
+class BottleneckLoad:
     """What flows mean to each group.
 
     busiest: [link classes, groups] the largest load on links of each class that the group crosses; pcie, network:
@@ -46,140 +46,183 @@ class Burden:
     routes that stay off the network and of those over it.
     """
 
-    busiest: FloatArray
-    pcie: BoolArray
-    network: BoolArray
-    near: FloatArray
-    far: FloatArray
+    max_load: FloatArray
+    uses_pcie: BoolArray
+    uses_network: BoolArray
+    local_latency: FloatArray
+    network_latency: FloatArray
 
     @property
-    def columns(self) -> list[FloatArray]:
+    def feature_columns(self) -> list[FloatArray]:
         """All that tells groups apart: [groups] each."""
-        return [*self.busiest, self.pcie.astype(np.float64), self.network.astype(np.float64), self.near, self.far]
+        return [
+            *self.max_load,
+            self.uses_pcie.astype(np.float64),
+            self.uses_network.astype(np.float64),
+            self.local_latency,
+            self.network_latency,
+        ]
 
-    def of(self, groups: IntArray) -> "Burden":
+    def select(self, group_indices: IntArray) -> "BottleneckLoad":
         """That of some of the groups."""
-        return Burden(
-            self.busiest[:, groups], self.pcie[groups], self.network[groups], self.near[groups], self.far[groups]
+        return BottleneckLoad(
+            self.max_load[:, group_indices],
+            self.uses_pcie[group_indices],
+            self.uses_network[group_indices],
+            self.local_latency[group_indices],
+            self.network_latency[group_indices],
         )
 
-    def beside(self, other: "Burden") -> "Burden":
+    def merge_max(self, other: "BottleneckLoad") -> "BottleneckLoad":
         """That of these flows and of others."""
-        return Burden(
-            busiest=np.maximum(self.busiest, other.busiest),
-            pcie=self.pcie | other.pcie,
-            network=self.network | other.network,
-            near=np.maximum(self.near, other.near),
-            far=np.maximum(self.far, other.far),
+        return BottleneckLoad(
+            max_load=np.maximum(self.max_load, other.max_load),
+            uses_pcie=self.uses_pcie | other.uses_pcie,
+            uses_network=self.uses_network | other.uses_network,
+            local_latency=np.maximum(self.local_latency, other.local_latency),
+            network_latency=np.maximum(self.network_latency, other.network_latency),
         )
 
 
-def burden(routed: Routed, classes: LinkClasses, library: Library) -> Burden:
+def bottleneck_load(flow_routes: FlowRoutes, classes: LinkClasses, library: Library) -> BottleneckLoad:
     """What a phase means to each group."""
-    return reduce(Burden.beside, (_burden(part, routed.load, classes, library) for part in routed.parts))
-
-
-def _burden(part: Routes, load: FloatArray, classes: LinkClasses, library: Library) -> Burden:
-    busiest = np.zeros((len(classes.table.kind), len(part.latency)))
-    medium = np.zeros(part.latency.shape, dtype=np.int8)
-    carrier, delay = _delays(classes.table, library), np.zeros(part.latency.shape)
-    for links in part.links:
-        carried, found = load[links], classes.among(links)
-        for item in found:
-            crossed, own = links >= 0, carried
-            if len(found) > 1:
-                crossed &= classes.of(links) == item
-                own = np.where(crossed, carried, 0.0)
-            np.maximum(busiest[item], own.max(axis=1, initial=0.0), out=busiest[item])
-            np.maximum(medium, crossed * _MEDIUM_NUMBER[classes.table.kind[item]], out=medium)
-            np.maximum(delay, crossed * carrier[item], out=delay)
-    beyond = np.maximum(part.latency - _included(medium, library), 0.0) + delay
-    network = medium == _MEDIA.index(Medium.NETWORK)
-    return Burden(
-        busiest=busiest,
-        pcie=(medium == _MEDIA.index(Medium.PCIE)).any(axis=1),
-        network=network.any(axis=1),
-        near=np.where(network, 0.0, beyond).max(axis=1, initial=0.0),
-        far=np.where(network, beyond, 0.0).max(axis=1, initial=0.0),
+    return reduce(
+        BottleneckLoad.merge_max,
+        (_path_bottleneck_load(paths, flow_routes.link_load, classes, library) for paths in flow_routes.paths),
     )
 
 
-def effective_bandwidth(table: LinkTable, library: Library, offer: Offer, spans: int) -> FloatArray:
+def _path_bottleneck_load(paths: FlowPaths, load: FloatArray, classes: LinkClasses, library: Library) -> BottleneckLoad:
+    max_load = np.zeros((len(classes.table.kind), len(paths.latency)))
+    medium = np.zeros(paths.latency.shape, dtype=np.int8)
+    network_delay, delay = _network_delays(classes.table, library), np.zeros(paths.latency.shape)
+    for links in paths.links:
+        hop_load, hop_classes = load[links], classes.classes_among(links)
+        for link_class in hop_classes:
+            crossed, class_load = links >= 0, hop_load
+            if len(hop_classes) > 1:
+                crossed &= classes.class_of(links) == link_class
+                class_load = np.where(crossed, hop_load, 0.0)
+            np.maximum(max_load[link_class], class_load.max(axis=1, initial=0.0), out=max_load[link_class])
+            np.maximum(medium, crossed * _MEDIUM_INDEX[classes.table.kind[link_class]], out=medium)
+            np.maximum(delay, crossed * network_delay[link_class], out=delay)
+    extra_latency = np.maximum(paths.latency - _included_latency(medium, library), 0.0) + delay
+    network = medium == _MEDIA.index(Medium.NETWORK)
+    return BottleneckLoad(
+        max_load=max_load,
+        uses_pcie=(medium == _MEDIA.index(Medium.PCIE)).any(axis=1),
+        uses_network=network.any(axis=1),
+        local_latency=np.where(network, 0.0, extra_latency).max(axis=1, initial=0.0),
+        network_latency=np.where(network, extra_latency, 0.0).max(axis=1, initial=0.0),
+    )
+
+
+def effective_bandwidth(table: LinkTable, library: Library, variant: AlgorithmVariant, domain_count: int) -> FloatArray:
     """Bytes/s that an offer reaches on each link, in groups over `spans` domains: [links]."""
-    medium, makes = _MEDIUM_NUMBER[table.kind], Makes.of(table)
-    on_nvlink, on_network = (medium == _MEDIA.index(item) for item in (Medium.NVLINK, Medium.NETWORK))
-    bandwidth: FloatArray = table.bandwidth * library.efficiency * offer.efficiency
-    for make in makes.networks:
-        links = on_network & (table.technology == TECHNOLOGIES.index(make))
-        bandwidth[links] = table.bandwidth[links] * library.network(make).efficiency * offer.efficiency
-    for make in makes.generations:
-        links = on_nvlink & (table.technology == TECHNOLOGIES.index(make))
-        factor, ceiling = _nvlink_limits(library.generation(make), offer, spans)
-        bandwidth[links] = np.minimum(table.bandwidth[links] * offer.efficiency * factor, min(ceiling, offer.ceiling))
+    medium, technologies = _MEDIUM_INDEX[table.kind], LinkTechnologies.from_links(table)
+    on_nvlink, on_network = (medium == _MEDIA.index(wanted) for wanted in (Medium.NVLINK, Medium.NETWORK))
+    bandwidth: FloatArray = table.bandwidth * library.pcie_efficiency * variant.efficiency
+    for technology in technologies.networks:
+        links = on_network & (table.technology == TECHNOLOGIES.index(technology))
+        bandwidth[links] = (
+            table.bandwidth[links] * library.network_constants(technology).efficiency * variant.efficiency
+        )
+    for technology in technologies.nvlink_generations:
+        links = on_nvlink & (table.technology == TECHNOLOGIES.index(technology))
+        factor, rate_limit = _nvlink_limits(library.nvlink_constants(technology), variant, domain_count)
+        bandwidth[links] = np.minimum(
+            table.bandwidth[links] * variant.efficiency * factor, min(rate_limit, variant.max_nvlink_rate)
+        )
     return bandwidth
 
 
-def _nvlink_limits(generation: Generation, offer: Offer, spans: int) -> tuple[float, float]:
+def _nvlink_limits(nvlink: NvlinkConstants, variant: AlgorithmVariant, domain_count: int) -> tuple[float, float]:
     """Share of nominal bandwidth, and the rate that cannot be exceeded, on NVLink ports of this generation."""
-    factor = generation.efficiency
-    if needs_switch(offer):
-        factor *= generation.in_network.share if generation.in_network else 1.0
-    if offer.capped and generation.low_latency is not None:
-        return factor, generation.low_latency[min(spans, 3) - 1]
+    factor = nvlink.efficiency
+    if needs_nvls(variant):
+        factor *= nvlink.nvls.bandwidth_share if nvlink.nvls else 1.0
+    if variant.is_ll_limited and nvlink.ll_rate_limits is not None:
+        return factor, nvlink.ll_rate_limits[min(domain_count, 3) - 1]
     return factor, np.inf
 
 
-def needs_switch(offer: Offer) -> bool:
+def needs_nvls(variant: AlgorithmVariant) -> bool:
     """Whether the switches of the NVLink domain must be able to add."""
-    return offer.algorithm in ("in_network", "collnet_nvls")
+    return variant.algorithm in ("in_network", "collnet_nvls")
 
 
-def time_phase(burden: Burden, rates: "Rates", latency: FloatArray, stages: float) -> FloatArray:
+def phase_coefficients(
+    bottleneck: BottleneckLoad, rates: "LinkClassRates", latency: FloatArray, fill_stages: float
+) -> FloatArray:
     """Coefficients [4, groups]: S bytes in chunks of c take latency + S * per_byte + c * fill seconds.
 
     The fourth is what NVLink alone takes of per_byte. latency: [groups] from `phase_latency`; stages: of the phase.
     """
-    busy = burden.busiest / rates.bandwidth[:, None]
-    per_byte, inside = busy.max(axis=0, initial=0.0), busy[rates.inside].max(axis=0, initial=0.0)
-    return np.stack([latency, per_byte, stages * per_byte, inside])
+    seconds_per_byte = bottleneck.max_load / rates.bandwidth[:, None]
+    per_byte, nvlink_per_byte = (
+        seconds_per_byte.max(axis=0, initial=0.0),
+        seconds_per_byte[rates.is_nvlink].max(axis=0, initial=0.0),
+    )
+    return np.stack([latency, per_byte, fill_stages * per_byte, nvlink_per_byte])
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class LinkClassRates:
     """Of link classes. bandwidth: [classes] from `effective_bandwidth`; inside: [classes] whether they are NVLink."""
 
     bandwidth: FloatArray
-    inside: BoolArray
+    is_nvlink: BoolArray
 
 
-def phase_latency(burden: Burden, rounds: Rounds, offer: Offer, *, alone: bool) -> FloatArray:
+def phase_latency(
+    bottleneck: BottleneckLoad, latency_steps: LatencySteps, variant: AlgorithmVariant, *, network_only: bool
+) -> FloatArray:
     """Seconds of latency of one phase in each group: start-up, dependent rounds and posts.
 
     alone: no domain holds a second member.
     """
-    local = np.where(burden.pcie, *_local(offer))
-    local = np.where(burden.network, np.maximum(local, offer.post), local) + burden.near
-    between = (offer.alone if alone else offer.rounds[Medium.NETWORK]) + burden.far
-    total: FloatArray = offer.startup + rounds.local * local + rounds.network * between + rounds.posts * offer.post
+    local_seconds = np.where(bottleneck.uses_pcie, *_local_step_seconds(variant))
+    local_seconds = (
+        np.where(bottleneck.uses_network, np.maximum(local_seconds, variant.post_seconds), local_seconds)
+        + bottleneck.local_latency
+    )
+    network_seconds = (
+        variant.network_only_step_seconds if network_only else variant.step_seconds[Medium.NETWORK]
+    ) + bottleneck.network_latency
+    total: FloatArray = (
+        variant.startup_seconds
+        + latency_steps.local * local_seconds
+        + latency_steps.network * network_seconds
+        + latency_steps.posts * variant.post_seconds
+    )
     return total
 
 
-def least_latency(rounds: Rounds, offer: Offer) -> Seconds:
+def min_phase_latency(latency_steps: LatencySteps, variant: AlgorithmVariant) -> Seconds:
     """What the rounds of a phase take at least in any group, whatever its routes."""
-    local, between = min(_local(offer)), min(offer.alone, offer.rounds[Medium.NETWORK])
-    counts = (float(np.min(array)) for array in (rounds.local, rounds.network, rounds.posts))
-    return offer.startup + sum(n * item for n, item in zip(counts, (local, between, offer.post), strict=True))
+    local_seconds, network_seconds = (
+        min(_local_step_seconds(variant)),
+        min(variant.network_only_step_seconds, variant.step_seconds[Medium.NETWORK]),
+    )
+    counts = (float(np.min(seconds)) for seconds in (latency_steps.local, latency_steps.network, latency_steps.posts))
+    return variant.startup_seconds + sum(
+        count * seconds
+        for count, seconds in zip(counts, (local_seconds, network_seconds, variant.post_seconds), strict=True)
+    )
 
 
-def _local(offer: Offer) -> tuple[float, float]:
-    return offer.rounds[Medium.PCIE], offer.rounds[Medium.NVLINK]
+def _local_step_seconds(variant: AlgorithmVariant) -> tuple[float, float]:
+    return variant.step_seconds[Medium.PCIE], variant.step_seconds[Medium.NVLINK]
 
 
-def _delays(table: LinkTable, library: Library) -> FloatArray:
+def _network_delays(table: LinkTable, library: Library) -> FloatArray:
     """What the network of each link adds to a message: [links]."""
-    makes = {TECHNOLOGIES.index(network): library.network(network).latency for network in Makes.of(table).networks}
-    return np.array([makes.get(item, 0.0) for item in table.technology.tolist()])
+    latency_by_technology = {
+        TECHNOLOGIES.index(technology): library.network_constants(technology).message_latency
+        for technology in LinkTechnologies.from_links(table).networks
+    }
+    return np.array([latency_by_technology.get(technology_id, 0.0) for technology_id in table.technology.tolist()])
 
 
-def _included(medium: NDArray[np.int8], library: Library) -> FloatArray:
-    return np.array([library.included[item] for item in _MEDIA])[medium]
+def _included_latency(medium: NDArray[np.int8], library: Library) -> FloatArray:
+    return np.array([library.included_latency[member] for member in _MEDIA])[medium]

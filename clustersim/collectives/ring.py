@@ -20,69 +20,69 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.collectives.phase import Arrangement, Flows, Phase, Rounds, phase
+from clustersim.collectives.phase import Flows, GroupTopology, LatencySteps, Phase, build_phase
 from clustersim.common.arrays import IntArray
 from clustersim.program.task import CollectiveType
 
-_PASSES: Final = {CollectiveType.ALL_REDUCE: 2, CollectiveType.ALL_GATHER: 1, CollectiveType.REDUCE_SCATTER: 1}
-_ROOTED: Final = (CollectiveType.BROADCAST, CollectiveType.REDUCE)
+_RING_PASSES: Final = {CollectiveType.ALL_REDUCE: 2, CollectiveType.ALL_GATHER: 1, CollectiveType.REDUCE_SCATTER: 1}
+_ROOTED_COLLECTIVES: Final = (CollectiveType.BROADCAST, CollectiveType.REDUCE)
 
 
 @dataclass(frozen=True, slots=True)
-class Ring:
+class RingAlgorithm:
     """One ring per member of a domain."""
 
-    def phases(self, kind: CollectiveType, arrangement: Arrangement) -> tuple[Phase, ...]:
+    def phases(self, collective: CollectiveType, topology: GroupTopology) -> tuple[Phase, ...]:
         """One phase for all collectives with a ring form."""
-        if kind in _PASSES:
-            return (_round_trip(arrangement, _PASSES[kind]),)
-        if kind in _ROOTED:
-            return (_chain(arrangement, kind),)
+        if collective in _RING_PASSES:
+            return (_ring_phase(topology, _RING_PASSES[collective]),)
+        if collective in _ROOTED_COLLECTIVES:
+            return (_chain_phase(topology, collective),)
         return ()
 
 
-def _round_trip(arrangement: Arrangement, passes: int) -> Phase:
+def _ring_phase(topology: GroupTopology, passes: int) -> Phase:
     """All-gather or reduce-scatter (one pass), or both one after the other."""
-    size = arrangement.size
-    network = passes * (arrangement.spans - 1)
-    rounds = Rounds(local=passes * (size - 1) - network, network=network)
-    return phase(*ring_flows(arrangement, passes * (size - 1) / size), rounds=rounds)
+    size = topology.size
+    network_steps = passes * (topology.domain_count - 1)
+    latency_steps = LatencySteps(local=passes * (size - 1) - network_steps, network=network_steps)
+    return build_phase(*ring_flows(topology, passes * (size - 1) / size), latency_steps=latency_steps)
 
 
-def ring_flows(arrangement: Arrangement, share: float) -> list[Flows]:
+def ring_flows(topology: GroupTopology, share: float) -> list[Flows]:
     """Flows of all rings; `share` of the payload passes each member."""
-    if arrangement.spans == 1:
-        members = arrangement.heads
+    if topology.domain_count == 1:
+        members = topology.heads
         return [Flows(members, np.roll(members, -1, axis=2), share)]
-    passed = [_passed(domains, share) for domains in arrangement.domains if domains.shape[2] > 1]
-    heads = arrangement.heads
-    return [*passed, Flows(heads, np.roll(heads, -1, axis=1), share / arrangement.rails)]
+    domain_rings = [_intra_domain_ring(domains, share) for domains in topology.domains_by_size if domains.shape[2] > 1]
+    heads = topology.heads
+    return [*domain_rings, Flows(heads, np.roll(heads, -1, axis=1), share / topology.rails)]
 
 
-def _passed(domains: IntArray, share: float) -> Flows:
+def _intra_domain_ring(domains: IntArray, share: float) -> Flows:
     """What passes each pair of neighbours inside domains [groups, domains, members]."""
-    count, local = domains.shape[1:]
-    forward = (np.arange(count) % 2 == 0)[None, :, None]
-    following = np.where(forward, np.roll(domains, -1, axis=2), np.roll(domains, 1, axis=2))
-    return Flows(domains, following, share * (local - 1) / local)
+    domain_count, domain_size = domains.shape[1:]
+    is_forward = (np.arange(domain_count) % 2 == 0)[None, :, None]
+    successors = np.where(is_forward, np.roll(domains, -1, axis=2), np.roll(domains, 1, axis=2))
+    return Flows(domains, successors, share * (domain_size - 1) / domain_size)
 
 
-def _chain(arrangement: Arrangement, kind: CollectiveType) -> Phase:
+def _chain_phase(topology: GroupTopology, collective: CollectiveType) -> Phase:
     """The rings without the hops back to the root."""
-    network = arrangement.spans - 1
-    rounds = Rounds(local=arrangement.size - 1 - network, network=network)
-    parts = _outwards(arrangement)
-    if kind is CollectiveType.REDUCE:
-        parts = [Flows(part.targets, part.sources, part.share) for part in parts]
-    return phase(*parts, rounds=rounds, stages=max(arrangement.size - 2, 0))
+    network_steps = topology.domain_count - 1
+    latency_steps = LatencySteps(local=topology.size - 1 - network_steps, network=network_steps)
+    flow_list = _broadcast_chain(topology)
+    if collective is CollectiveType.REDUCE:
+        flow_list = [Flows(flows.targets, flows.sources, flows.share) for flows in flow_list]
+    return build_phase(*flow_list, latency_steps=latency_steps, fill_stages=max(topology.size - 2, 0))
 
 
-def _outwards(arrangement: Arrangement) -> list[Flows]:
+def _broadcast_chain(topology: GroupTopology) -> list[Flows]:
     """From the root through its domain, on all rails from domain to domain, and through each of these."""
-    own = arrangement.members[:, : arrangement.per_domain[0]]
-    parts = [Flows(own[:, :-1], own[:, 1:], 1.0)] if own.shape[1] > 1 else []
-    if arrangement.spans == 1:
-        return parts
-    beyond, heads = arrangement.beyond_the_first, arrangement.heads
-    parts += [_passed(domains, 1.0) for domains in beyond.domains if domains.shape[2] > 1]
-    return [*parts, Flows(heads[:, :-1], heads[:, 1:], 1 / arrangement.rails)]
+    root_domain = topology.members[:, : topology.domain_sizes[0]]
+    flow_list = [Flows(root_domain[:, :-1], root_domain[:, 1:], 1.0)] if root_domain.shape[1] > 1 else []
+    if topology.domain_count == 1:
+        return flow_list
+    other_domains, heads = topology.without_root_domain, topology.heads
+    flow_list += [_intra_domain_ring(domains, 1.0) for domains in other_domains.domains_by_size if domains.shape[2] > 1]
+    return [*flow_list, Flows(heads[:, :-1], heads[:, 1:], 1 / topology.rails)]

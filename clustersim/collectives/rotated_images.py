@@ -15,41 +15,51 @@ from clustersim.hardware.rotation import Turn
 
 
 @dataclass(frozen=True, slots=True)
-class Images:
+class RotatedImages:
     """kept: the groups whose images are all groups; of: [groups] place in `kept` of the group that stands for each."""
 
-    kept: IntArray
-    of: IntArray
+    representatives: IntArray
+    representative_index: IntArray
 
 
-def images(members: IntArray, turn: Turn) -> Images | None:
+def rotated_images(members: IntArray, rotation: Turn) -> RotatedImages | None:
     """The groups [groups, size] on first places of nodes, if all others are their images; else None."""
-    places, leads = np.arange(turn.places), members[:, 0]
-    kept = np.flatnonzero(leads % turn.places == 0)
-    if len(kept) * turn.places != len(members) or (members[kept] % turn.places != 0).any():
+    local_ranks, first_members = np.arange(rotation.places), members[:, 0]
+    representatives = np.flatnonzero(first_members % rotation.places == 0)
+    if (
+        len(representatives) * rotation.places != len(members)
+        or (members[representatives] % rotation.places != 0).any()
+    ):
         return None
-    row = np.full(int(leads.max(initial=0)) + turn.places, -1)
-    row[leads] = np.arange(len(members))
-    rows = row[leads[kept][:, None] + places]
-    if any((members[rows[:, place]] != members[kept] + place).any() for place in places.tolist()):
+    group_of_leader = np.full(int(first_members.max(initial=0)) + rotation.places, -1)
+    group_of_leader[first_members] = np.arange(len(members))
+    image_groups = group_of_leader[first_members[representatives][:, None] + local_ranks]
+    if any(
+        (members[image_groups[:, local_rank]] != members[representatives] + local_rank).any()
+        for local_rank in local_ranks.tolist()
+    ):
         return None
-    of = np.empty(len(members), dtype=np.int64)
-    of[rows] = np.arange(len(kept))[:, None]
-    return Images(kept, of)
+    representative_index = np.empty(len(members), dtype=np.int64)
+    representative_index[image_groups] = np.arange(len(representatives))[:, None]
+    return RotatedImages(representatives, representative_index)
 
 
-def one_of_each(phase: Phase, turn: Turn) -> Phase | None:
+def representative_flows(phase: Phase, rotation: Turn) -> Phase | None:
     """One of the flows of a phase for each set of images, where its flows come in such sets; else None."""
-    if not all(_in_turn(ends, turn.places) for part in phase.parts for ends in (part.sources, part.targets)):
+    if not all(
+        _is_full_rotation(ends, rotation.places) for flows in phase.flows for ends in (flows.sources, flows.targets)
+    ):
         return None
-    parts = (Flows(part.sources[..., 0], part.targets[..., 0], part.share, part.message) for part in phase.parts)
-    return Phase(tuple(parts), phase.rounds, phase.stages)
+    representatives = (
+        Flows(flows.sources[..., 0], flows.targets[..., 0], flows.share, flows.is_p2p) for flows in phase.flows
+    )
+    return Phase(tuple(representatives), phase.latency_steps, phase.fill_stages)
 
 
-def _in_turn(gpus: IntArray, places: int) -> bool:
+def _is_full_rotation(gpus: IntArray, gpus_per_node: int) -> bool:
     """Whether the last axis leads from each GPU once round its node."""
-    if gpus.shape[-1] != places:
+    if gpus.shape[-1] != gpus_per_node:
         return False
     first = gpus[..., :1]
-    place = first % places
-    return bool((gpus == first - place + (place + np.arange(places)) % places).all())
+    local_rank = first % gpus_per_node
+    return bool((gpus == first - local_rank + (local_rank + np.arange(gpus_per_node)) % gpus_per_node).all())

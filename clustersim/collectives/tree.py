@@ -12,34 +12,36 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.collectives.double_binary_tree import both_ways, depth, tree_flows, tree_stages
-from clustersim.collectives.phase import Arrangement, Flows, Phase, Rounds, phase
+from clustersim.collectives.double_binary_tree import tree_depth, tree_fill_stages, tree_flows, up_down_flows
+from clustersim.collectives.phase import Flows, GroupTopology, LatencySteps, Phase, build_phase
 from clustersim.common.arrays import IntArray
 from clustersim.program.task import CollectiveType
 
-_UP: Final = (CollectiveType.ALL_REDUCE, CollectiveType.REDUCE)
-_DOWN: Final = (CollectiveType.ALL_REDUCE, CollectiveType.BROADCAST)
+_UP_COLLECTIVES: Final = (CollectiveType.ALL_REDUCE, CollectiveType.REDUCE)
+_DOWN_COLLECTIVES: Final = (CollectiveType.ALL_REDUCE, CollectiveType.BROADCAST)
 
 
 @dataclass(frozen=True, slots=True)
-class Tree:
+class TreeAlgorithm:
     """Double binary trees between domains, chains inside."""
 
-    def phases(self, kind: CollectiveType, arrangement: Arrangement) -> tuple[Phase, ...]:
+    def phases(self, collective: CollectiveType, topology: GroupTopology) -> tuple[Phase, ...]:
         """One phase: chains and trees are pipelined into each other."""
-        up, down = kind in _UP, kind in _DOWN
+        up, down = collective in _UP_COLLECTIVES, collective in _DOWN_COLLECTIVES
         if not (up or down):
             return ()
-        spans, longest, ways = arrangement.spans, max(arrangement.per_domain) - 1, up + down
-        parts = [flows for domain in arrangement.domains for flows in chains(domain, up=up, down=down)]
-        parts += tree_flows(arrangement.heads, up=up, down=down) if spans > 1 else []
-        rounds = Rounds(local=ways * longest, network=ways * depth(spans))
-        stages = tree_stages(spans) if spans > 1 else float(longest)
-        return (phase(*parts, rounds=rounds, stages=stages),)
+        domain_count, longest_chain, directions = topology.domain_count, max(topology.domain_sizes) - 1, up + down
+        flow_list = [flows for domains in topology.domains_by_size for flows in chain_flows(domains, up=up, down=down)]
+        flow_list += tree_flows(topology.heads, up=up, down=down) if domain_count > 1 else []
+        latency_steps = LatencySteps(local=directions * longest_chain, network=directions * tree_depth(domain_count))
+        stages = tree_fill_stages(domain_count) if domain_count > 1 else float(longest_chain)
+        return (build_phase(*flow_list, latency_steps=latency_steps, fill_stages=stages),)
 
 
-def chains(domains: IntArray, *, up: bool, down: bool) -> list[Flows]:
+def chain_flows(domains: IntArray, *, up: bool, down: bool) -> list[Flows]:
     """Flows inside domains [groups, domains, members]."""
-    local = domains.shape[2]
-    following = np.roll(domains, -1, axis=2)
-    return both_ways(domains, following, (local - 1) / local, up=up, down=down) if local > 1 else []
+    domain_size = domains.shape[2]
+    successors = np.roll(domains, -1, axis=2)
+    return (
+        up_down_flows(domains, successors, (domain_size - 1) / domain_size, up=up, down=down) if domain_size > 1 else []
+    )

@@ -14,25 +14,25 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from clustersim.collectives.chunking import Shapes, paced
-from clustersim.collectives.collnet import COLLNET
-from clustersim.collectives.flow_routes import LinkClasses, Routed, link_classes, route
-from clustersim.collectives.group_link_loads import OwnLoads, own_loads, spread
-from clustersim.collectives.heterogeneous_groups import Siblings
-from clustersim.collectives.library import Library, Makes, Offer
-from clustersim.collectives.p2p_channels import Lanes, lanes
-from clustersim.collectives.phase import Arrangement, Phase, Rounds, arrange
+from clustersim.collectives.chunking import GroupShapes, correction_factor
+from clustersim.collectives.collnet import COLLNET_ALGORITHMS
+from clustersim.collectives.flow_routes import FlowRoutes, LinkClasses, classify_links, route_phase
+from clustersim.collectives.group_link_loads import GroupLinkLoads, group_link_loads, scatter_to_groups
+from clustersim.collectives.heterogeneous_groups import HeterogeneousGroups
+from clustersim.collectives.library import AlgorithmVariant, Library, LinkTechnologies
+from clustersim.collectives.p2p_channels import P2pChannels, p2p_channels
+from clustersim.collectives.phase import GroupTopology, LatencySteps, Phase, group_topology
 from clustersim.collectives.phase_cost import (
-    Burden,
-    Rates,
-    burden,
+    BottleneckLoad,
+    LinkClassRates,
+    bottleneck_load,
     effective_bandwidth,
-    least_latency,
-    needs_switch,
+    min_phase_latency,
+    needs_nvls,
+    phase_coefficients,
     phase_latency,
-    time_phase,
 )
-from clustersim.collectives.rotated_images import images, one_of_each
+from clustersim.collectives.rotated_images import representative_flows, rotated_images
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.errors import InputError
 from clustersim.common.lru import Recent
@@ -43,13 +43,13 @@ from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkKind
 from clustersim.program.task import CollectiveType, TokenRouting
 from clustersim.symmetry.labels import unique_by_columns
 
-KEPT: Final = 16_000_000
+CACHE_BYTES: Final = 16_000_000
 """Bytes of surveys, and of loads, that are remembered: of some layouts of 16,384 GPUs, of hundreds of 512."""
-MANY: Final = 4  # domains, from which on trees among adding switches have smaller chunks
+SMALL_CHUNK_DOMAINS: Final = 4  # domains, from which on trees among adding switches have smaller chunks
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
+class VariantCosts:
     """What each offer would cost all groups of one role, for any payload.
 
     coefficients: [offers, 4, classes] latency (s), seconds per byte, fill (s/byte of chunk), seconds per byte of
@@ -58,18 +58,18 @@ class Choices:
     shapes: of groups; lanes: of messages, where all stay inside domains.
     """
 
-    offers: tuple[Offer, ...]
+    variants: tuple[AlgorithmVariant, ...]
     coefficients: FloatArray
-    group_class: IntArray
+    class_of_group: IntArray
     library: Library
-    floor: FloatArray
-    makes: Makes
-    shapes: Shapes
-    lanes: Lanes | None = None
+    lower_bound: FloatArray
+    technologies: LinkTechnologies
+    shapes: GroupShapes
+    p2p_channels: P2pChannels | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Selection:
     """The fastest offer in each group, and in the slowest one.
 
     seconds: [groups]; idle: [groups] the part of them in which no bytes move; narrow: [groups] the part by which bytes
@@ -79,133 +79,161 @@ class Choice:
     """
 
     seconds: FloatArray
-    idle: FloatArray
-    narrow: FloatArray
-    taken: IntArray
-    chunk: FloatArray
-    offers: tuple[Offer, ...]
-    offer: Offer
-    slowest: int
-    certain: bool
+    latency: FloatArray
+    channel_limit: FloatArray
+    variant_index: IntArray
+    chunk_bytes: FloatArray
+    variants: tuple[AlgorithmVariant, ...]
+    slowest_variant: AlgorithmVariant
+    slowest_group: int
+    is_certain: bool
 
 
-def choose(choices: Choices, payload: Bytes) -> Choice:
+def select_variants(variant_costs: VariantCosts, payload: Bytes) -> Selection:
     """The fastest offer for this payload, in each group; time of microseconds."""
-    found = costs(choices, payload)
-    seconds = found.seconds
+    by_variant = variant_seconds(variant_costs, payload)
+    seconds = by_variant.seconds
     best = seconds.argmin(axis=0)
-    each = np.arange(seconds.shape[1])
-    fastest = seconds[best, each]
-    worst = int(fastest.argmax())
-    groups = choices.group_class
-    return Choice(
-        seconds=fastest[groups],
-        idle=found.idle[best, each][groups],
-        narrow=found.narrow[best, each][groups],
-        taken=best[groups],
-        chunk=found.chunk[best, each][groups],
-        offers=choices.offers,
-        offer=choices.offers[int(best[worst])],
-        slowest=int((groups == worst).argmax()),
-        certain=bool((fastest < choices.floor).all()),
+    class_index = np.arange(seconds.shape[1])
+    fastest = seconds[best, class_index]
+    slowest_class = int(fastest.argmax())
+    class_of_group = variant_costs.class_of_group
+    return Selection(
+        seconds=fastest[class_of_group],
+        latency=by_variant.latency[best, class_index][class_of_group],
+        channel_limit=by_variant.channel_limit[best, class_index][class_of_group],
+        variant_index=best[class_of_group],
+        chunk_bytes=by_variant.chunk_bytes[best, class_index][class_of_group],
+        variants=variant_costs.variants,
+        slowest_variant=variant_costs.variants[int(best[slowest_class])],
+        slowest_group=int((class_of_group == slowest_class).argmax()),
+        is_certain=bool((fastest < variant_costs.lower_bound).all()),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class VariantSeconds:
     """Seconds of each offer, [offers, classes]: in which no bytes move, links move them, and what these take beyond.
 
     chunk: bytes of one.
     """
 
-    idle: FloatArray
-    moving: FloatArray
-    narrow: FloatArray
-    chunk: FloatArray
+    latency: FloatArray
+    transfer: FloatArray
+    channel_limit: FloatArray
+    chunk_bytes: FloatArray
 
     @property
     def seconds(self) -> FloatArray:
         """All of it."""
-        total: FloatArray = self.idle + self.moving + self.narrow
+        total: FloatArray = self.latency + self.transfer + self.channel_limit
         return total
 
 
-def costs(choices: Choices, payload: Bytes) -> Costs:
+def variant_seconds(variant_costs: VariantCosts, payload: Bytes) -> VariantSeconds:
     """What each offer takes."""
-    start = choices.library.launch_on(choices.makes)
-    launch = np.array([start if offer.launched else 0.0 for offer in choices.offers])
-    latency, per_byte, fill, inside = np.moveaxis(choices.coefficients, 1, 0)
-    chunk = np.stack([_chunk(offer, choices, payload) for offer in choices.offers])
-    idle = launch[:, None] + latency
-    idle[[payload > offer.most for offer in choices.offers]] = np.inf
-    moving = payload * per_byte + chunk * fill
-    least = np.stack(
-        [_least(offer, choices, payload, item) for offer, item in zip(choices.offers, inside, strict=True)]
+    launch_seconds = variant_costs.library.launch_seconds_on(variant_costs.technologies)
+    launch = np.array([launch_seconds if variant.adds_launch else 0.0 for variant in variant_costs.variants])
+    latency, per_byte, fill, nvlink_per_byte = np.moveaxis(variant_costs.coefficients, 1, 0)
+    chunk_bytes = np.stack([_chunk_bytes(variant, variant_costs, payload) for variant in variant_costs.variants])
+    latency_seconds = launch[:, None] + latency
+    latency_seconds[[payload > variant.max_payload for variant in variant_costs.variants]] = np.inf
+    transfer = payload * per_byte + chunk_bytes * fill
+    min_per_byte = np.stack(
+        [
+            _min_seconds_per_byte(variant, variant_costs, payload, nvlink_seconds)
+            for variant, nvlink_seconds in zip(variant_costs.variants, nvlink_per_byte, strict=True)
+        ]
     )
-    pace = np.array([paced(offer.pace, payload) for offer in choices.offers])
-    beyond = payload * (np.maximum(least, per_byte) / pace[:, None] - per_byte)
-    return Costs(idle, moving, np.maximum(_channelled(choices, payload)[:, None] - moving, beyond), chunk)
+    correction = np.array(
+        [correction_factor(variant.correction_factors, payload) for variant in variant_costs.variants]
+    )
+    rate_limited = payload * (np.maximum(min_per_byte, per_byte) / correction[:, None] - per_byte)
+    return VariantSeconds(
+        latency_seconds,
+        transfer,
+        np.maximum(_p2p_channel_seconds(variant_costs, payload)[:, None] - transfer, rate_limited),
+        chunk_bytes,
+    )
 
 
-def _least(offer: Offer, choices: Choices, payload: Bytes, inside: FloatArray) -> FloatArray:
+def _min_seconds_per_byte(
+    variant: AlgorithmVariant, variant_costs: VariantCosts, payload: Bytes, nvlink_per_byte: FloatArray
+) -> FloatArray:
     """Seconds per byte that an offer takes at least, whatever links allow: [classes]."""
-    shapes, floor = choices.shapes, np.zeros(len(inside))
-    for make in choices.makes.generations:
-        generation = choices.library.generation(make)
-        if offer.algorithm in generation.between:
-            two, more = generation.between[offer.algorithm]
-            ceiling = np.where(shapes.spans > 2, more, np.where(shapes.spans > 1, two, np.inf))
-            floor = np.maximum(floor, 2.0 * (shapes.ranks - 1) / shapes.ranks / ceiling)
-        if offer.ramped and generation.ramp:
-            floor = np.maximum(floor, inside * generation.ramp.slower(payload, shapes.ranks))
-        if offer.steps and generation.in_network:
-            handling = generation.in_network.handling
-            chunk = _step(offer, choices, payload) / _beside(choices)
-            slower = (1.0 + handling / chunk) / (1.0 + handling / offer.steps[0].largest)
-            floor = np.maximum(floor, inside * slower)
-    return floor
+    shapes, lower_bound = variant_costs.shapes, np.zeros(len(nvlink_per_byte))
+    for technology in variant_costs.technologies.nvlink_generations:
+        nvlink = variant_costs.library.nvlink_constants(technology)
+        if variant.algorithm in nvlink.bus_bandwidth_limits:
+            two_domains, more_domains = nvlink.bus_bandwidth_limits[variant.algorithm]
+            bandwidth_limit = np.where(
+                shapes.domain_counts > 2, more_domains, np.where(shapes.domain_counts > 1, two_domains, np.inf)
+            )
+            lower_bound = np.maximum(lower_bound, 2.0 * (shapes.ranks - 1) / shapes.ranks / bandwidth_limit)
+        if variant.uses_channel_ramp and nvlink.channel_ramp:
+            lower_bound = np.maximum(lower_bound, nvlink_per_byte * nvlink.channel_ramp.slowdown(payload, shapes.ranks))
+        if variant.chunk_steps and nvlink.nvls:
+            overhead_bytes = nvlink.nvls.chunk_overhead_bytes
+            chunk = _bytes_in_flight(variant, variant_costs, payload) / _concurrent_chunks(variant_costs)
+            slowdown = (1.0 + overhead_bytes / chunk) / (1.0 + overhead_bytes / variant.chunk_steps[0].largest_chunk)
+            lower_bound = np.maximum(lower_bound, nvlink_per_byte * slowdown)
+    return lower_bound
 
 
-def _channelled(choices: Choices, payload: Bytes) -> FloatArray:
+def _p2p_channel_seconds(variant_costs: VariantCosts, payload: Bytes) -> FloatArray:
     """What channels take at least to carry the messages of each offer: [offers]."""
-    if choices.lanes is None:
-        return np.zeros(len(choices.offers))
-    seconds = choices.lanes.seconds(payload, choices.library, choices.makes)
-    return np.array([seconds if offer.channelled else 0.0 for offer in choices.offers])
+    if variant_costs.p2p_channels is None:
+        return np.zeros(len(variant_costs.variants))
+    seconds = variant_costs.p2p_channels.channel_seconds(payload, variant_costs.library, variant_costs.technologies)
+    return np.array([seconds if variant.uses_p2p_channels else 0.0 for variant in variant_costs.variants])
 
 
-def _chunk(offer: Offer, choices: Choices, payload: Bytes) -> FloatArray:
+def _chunk_bytes(variant: AlgorithmVariant, variant_costs: VariantCosts, payload: Bytes) -> FloatArray:
     """Bytes of one chunk, [classes]; none for protocols that hand on every word."""
-    if offer.steps:
-        return np.minimum(_step(offer, choices, payload), payload)
-    if not offer.chunked:
-        return np.zeros(len(choices.shapes.ranks))
-    return (offer.pipeline or choices.library.pipeline).of(payload, choices.shapes.spans)
+    if variant.chunk_steps:
+        return np.minimum(_bytes_in_flight(variant, variant_costs, payload), payload)
+    if not variant.is_chunked:
+        return np.zeros(len(variant_costs.shapes.ranks))
+    return (variant.pipeline or variant_costs.library.pipeline).chunk_bytes(payload, variant_costs.shapes.domain_counts)
 
 
-def _step(offer: Offer, choices: Choices, payload: Bytes) -> FloatArray:
+def _bytes_in_flight(variant: AlgorithmVariant, variant_costs: VariantCosts, payload: Bytes) -> FloatArray:
     """Bytes that all channels and shares of a stepped offer hold at once: [classes]."""
-    spans, beside = choices.shapes.spans, _beside(choices)
-    one, few, many = (step.of(payload, beside) for step in offer.steps)
-    return np.where(spans == 1, one, np.where(spans < MANY, few, many)) * beside
+    domain_counts, concurrent_chunks = variant_costs.shapes.domain_counts, _concurrent_chunks(variant_costs)
+    single_domain_chunk, few_domains_chunk, large_span_chunk = (
+        steps.chunk_bytes(payload, concurrent_chunks) for steps in variant.chunk_steps
+    )
+    return (
+        np.where(
+            domain_counts == 1,
+            single_domain_chunk,
+            np.where(domain_counts < SMALL_CHUNK_DOMAINS, few_domains_chunk, large_span_chunk),
+        )
+        * concurrent_chunks
+    )
 
 
-def _beside(choices: Choices) -> FloatArray:
+def _concurrent_chunks(variant_costs: VariantCosts) -> FloatArray:
     """How many chunks of a stepped offer move beside each other: [classes]."""
-    rates = [choices.library.generation(make).in_network for make in choices.makes.generations]
-    one, several = np.max([rate.channels for rate in rates if rate] or [(1, 1)], axis=0)
-    beside: FloatArray = np.where(choices.shapes.spans == 1, one, several) * choices.shapes.rails.astype(np.float64)
-    return beside
+    nvls_constants = [
+        variant_costs.library.nvlink_constants(technology).nvls
+        for technology in variant_costs.technologies.nvlink_generations
+    ]
+    one_domain, several_domains = np.max([nvls.channels for nvls in nvls_constants if nvls] or [(1, 1)], axis=0)
+    chunks: FloatArray = np.where(
+        variant_costs.shapes.domain_counts == 1, one_domain, several_domains
+    ) * variant_costs.shapes.rails.astype(np.float64)
+    return chunks
 
 
 @lru_cache(maxsize=8)
-def surveyor(fabric: Fabric, library: Library, routing: TokenRouting | None = None) -> "Surveyor":
+def cached_tuner(fabric: Fabric, library: Library, routing: TokenRouting | None = None) -> "Tuner":
     """Who costs a library's offers on a fabric: the same for equal ones, as long as no others are asked for."""
-    return Surveyor(fabric, library, routing)
+    return Tuner(fabric, library, routing)
 
 
 @dataclass(frozen=True)
-class Surveyor(FieldState):
+class Tuner(FieldState):
     """Costs a library's offers on one fabric; routing: of the tokens that it sends to experts, if it does.
 
     It remembers what it was asked for last: layouts that are compared have many groups in common.
@@ -216,216 +244,280 @@ class Surveyor(FieldState):
     routing: TokenRouting | None = None
 
     @cached_property
-    def _surveyed(self) -> Recent[Choices]:
-        return Recent(KEPT)
+    def _cost_cache(self) -> Recent[VariantCosts]:
+        return Recent(CACHE_BYTES)
 
     @cached_property
-    def _loaded(self) -> Recent[OwnLoads]:
-        return Recent(KEPT)
+    def _load_cache(self) -> Recent[GroupLinkLoads]:
+        return Recent(CACHE_BYTES)
 
-    def survey(self, kind: CollectiveType, members: IntArray, payload: Bytes | None = None) -> Choices:
+    def evaluate_variants(
+        self, collective: CollectiveType, members: IntArray, payload: Bytes | None = None
+    ) -> VariantCosts:
         """Cost the offers for the groups [groups, size].
 
         payload: algorithms whose rounds alone take longer than others for it, in every group, are left out.
         """
-        key = kind, payload, members.shape, members.tobytes()
-        return self._surveyed.of(key, partial(self._survey, kind, members, payload))
+        key = collective, payload, members.shape, members.tobytes()
+        return self._cost_cache.of(key, partial(self._evaluate_variants, collective, members, payload))
 
-    def _survey(self, kind: CollectiveType, members: IntArray, payload: Bytes | None) -> Choices:
-        turned = images(members, self._turn) if self._turn else None
-        kept = members if turned is None else members[turned.kept]
-        tenders = [self._tender(kind, arrangement) for arrangement in self.arranged(kept)]
-        route_one = partial(self._route, turned=turned is not None, alone=len(tenders) == 1)
-        siblings = Siblings([tender.phases for tender in tenders], route_one)
-        beside = (partial(siblings.routed, number) for number in range(len(tenders)))
-        parts = [self._cheapest(*item, payload) for item in zip(tenders, beside, strict=True)]
-        choices = _side_by_side(parts, [tender.arrangement.groups for tender in tenders])
-        if self._makes.generations:
-            choices = replace(choices, lanes=lanes(kind, members, self.fabric))
-        return choices if turned is None else replace(choices, group_class=choices.group_class[turned.of])
-
-    def own_loads(self, kind: CollectiveType, members: IntArray, offer: Offer) -> OwnLoads:
-        """What an offer asks of links in each of the groups [groups, size] by itself, where they can take it."""
-        key = kind, self.library.offers.index(offer), members.shape, members.tobytes()
-        return self._loaded.of(key, partial(self._own_loads, kind, members, offer))
-
-    def _own_loads(self, kind: CollectiveType, members: IntArray, offer: Offer) -> OwnLoads:
-        parts = []
-        for arrangement in self.arranged(members):
-            routed = [
-                route(phase, self.fabric) for phase in self.library.algorithm(offer.algorithm).phases(kind, arrangement)
-            ]
-            if routed:
-                parts.append(
-                    (arrangement.groups, own_loads(self.fabric, self.library, offer, routed, arrangement.spans))
-                )
-        return spread(parts, len(members))
-
-    def require(self, kind: CollectiveType, members: IntArray) -> None:
-        """Raise InputError where the library can do nothing in one of the groups [groups, size]."""
-        turned = images(members, self._turn) if self._turn else None
-        for arrangement in self.arranged(members if turned is None else members[turned.kept]):
-            self._tender(kind, arrangement)
-
-    def arranged(self, members: IntArray) -> tuple[Arrangement, ...]:
-        """Groups [groups, size] in order of domains; of each shape apart."""
-        found = arrange(members, self.fabric)
+    def _evaluate_variants(self, collective: CollectiveType, members: IntArray, payload: Bytes | None) -> VariantCosts:
+        rotated = rotated_images(members, self._rotation) if self._rotation else None
+        representatives = members if rotated is None else members[rotated.representatives]
+        candidate_sets = [self._candidates(collective, topology) for topology in self.group_topologies(representatives)]
+        route_one = partial(self._route_phase, rotated=rotated is not None, single_shape=len(candidate_sets) == 1)
+        groups_by_shape = HeterogeneousGroups(
+            [candidates.phases_by_algorithm for candidates in candidate_sets], route_one
+        )
+        routers = (partial(groups_by_shape.routes_of, set_index) for set_index in range(len(candidate_sets)))
+        costs_by_set = [
+            self._cost_candidates(*cost_arguments, payload)
+            for cost_arguments in zip(candidate_sets, routers, strict=True)
+        ]
+        costs = _concatenate_costs(costs_by_set, [candidates.topology.group_indices for candidates in candidate_sets])
+        if self._technologies.nvlink_generations:
+            costs = replace(costs, p2p_channels=p2p_channels(collective, members, self.fabric))
         return (
-            found
-            if self.routing is None
-            else tuple(replace(arrangement, routing=self.routing) for arrangement in found)
+            costs
+            if rotated is None
+            else replace(costs, class_of_group=costs.class_of_group[rotated.representative_index])
         )
 
-    def _tender(self, kind: CollectiveType, arrangement: Arrangement) -> "_Tender":
+    def link_loads(self, collective: CollectiveType, members: IntArray, variant: AlgorithmVariant) -> GroupLinkLoads:
+        """What an offer asks of links in each of the groups [groups, size] by itself, where they can take it."""
+        key = collective, self.library.variants.index(variant), members.shape, members.tobytes()
+        return self._load_cache.of(key, partial(self._link_loads, collective, members, variant))
+
+    def _link_loads(self, collective: CollectiveType, members: IntArray, variant: AlgorithmVariant) -> GroupLinkLoads:
+        loads_by_shape = []
+        for topology in self.group_topologies(members):
+            flow_routes = [
+                route_phase(phase, self.fabric)
+                for phase in self.library.algorithm(variant.algorithm).phases(collective, topology)
+            ]
+            if flow_routes:
+                loads_by_shape.append(
+                    (
+                        topology.group_indices,
+                        group_link_loads(self.fabric, self.library, variant, flow_routes, topology.domain_count),
+                    )
+                )
+        return scatter_to_groups(loads_by_shape, len(members))
+
+    def require_supported(self, collective: CollectiveType, members: IntArray) -> None:
+        """Raise InputError where the library can do nothing in one of the groups [groups, size]."""
+        rotated = rotated_images(members, self._rotation) if self._rotation else None
+        for topology in self.group_topologies(members if rotated is None else members[rotated.representatives]):
+            self._candidates(collective, topology)
+
+    def group_topologies(self, members: IntArray) -> tuple[GroupTopology, ...]:
+        """Groups [groups, size] in order of domains; of each shape apart."""
+        topologies = group_topology(members, self.fabric)
+        return (
+            topologies
+            if self.routing is None
+            else tuple(replace(topology, routing=self.routing) for topology in topologies)
+        )
+
+    def _candidates(self, collective: CollectiveType, topology: GroupTopology) -> "_Candidates":
         """What the library offers for groups of this shape."""
-        without = self.library.without(self._makes) if arrangement.spans > 1 else frozenset()
-        offered = self.library.offers_for(kind)
-        able = [offer for offer in offered if self._possible(offer) and offer.works(without)]
-        names = dict.fromkeys(offer.algorithm for offer in able)
-        phases = {name: found for name in names if (found := self.library.algorithm(name).phases(kind, arrangement))}
-        offers = tuple(offer for offer in able if offer.algorithm in phases)
-        if not offers:
-            by = ", ".join(dict.fromkeys(offer.algorithm for offer in offered))
-            where = "in one NVLink domain" if arrangement.spans == 1 else f"over {arrangement.spans} NVLink domains"
-            raise InputError(
-                f"{self.library.name} cannot do {kind.value} by {by or 'anything'} in groups of {arrangement.size} "
-                f"{where} on this cluster"
+        unsupported = self.library.unsupported_on(self._technologies) if topology.domain_count > 1 else frozenset()
+        default_variants = self.library.variants_for(collective)
+        available = [
+            variant
+            for variant in default_variants
+            if self._fabric_supports(variant) and variant.is_available(unsupported)
+        ]
+        names = dict.fromkeys(variant.algorithm for variant in available)
+        phases = {
+            name: algorithm_phases
+            for name in names
+            if (algorithm_phases := self.library.algorithm(name).phases(collective, topology))
+        }
+        variants = tuple(variant for variant in available if variant.algorithm in phases)
+        if not variants:
+            tried_algorithms = ", ".join(dict.fromkeys(variant.algorithm for variant in default_variants))
+            span_label = (
+                "in one NVLink domain" if topology.domain_count == 1 else f"over {topology.domain_count} NVLink domains"
             )
-        return _Tender(offers, phases, arrangement)
+            raise InputError(
+                f"{self.library.name} cannot do {collective.value} by {tried_algorithms or 'anything'} in groups of {topology.size} "
+                f"{span_label} on this cluster"
+            )
+        return _Candidates(variants, phases, topology)
 
-    def _cheapest(
-        self, tender: "_Tender", routed: Callable[[str], tuple[Routed, ...]], payload: Bytes | None
-    ) -> Choices:
+    def _cost_candidates(
+        self, candidates: "_Candidates", route_algorithm: Callable[[str], tuple[FlowRoutes, ...]], payload: Bytes | None
+    ) -> VariantCosts:
         """Cost algorithm by algorithm, from the one that may take the least, until no other can be the fastest."""
-        floors = sorted((floor, name) for name, floor in tender.floors(self.library.launch_on(self._makes)).items())
-        borne: dict[str, tuple[_Borne, ...]] = {}
-        for (_, name), (floor, _) in pairwise([*floors, (math.inf, "")]):
-            borne[name] = tuple(self._borne(item) for item in routed(name))
-            if math.isinf(floor) or payload is not None:
-                choices = self._classified(tender, borne, floor)
-                if payload is not None and choose(choices, payload).certain:
+        lower_bounds = sorted(
+            (lower_bound, name)
+            for name, lower_bound in candidates.latency_lower_bounds(
+                self.library.launch_seconds_on(self._technologies)
+            ).items()
+        )
+        phase_loads: dict[str, tuple[_PhaseLoad, ...]] = {}
+        for (_, name), (lower_bound, _) in pairwise([*lower_bounds, (math.inf, "")]):
+            phase_loads[name] = tuple(self._phase_load(flow_routes) for flow_routes in route_algorithm(name))
+            if math.isinf(lower_bound) or payload is not None:
+                costs = self._cost_by_class(candidates, phase_loads, lower_bound)
+                if payload is not None and select_variants(costs, payload).is_certain:
                     break
-        return choices
+        return costs
 
-    def _possible(self, offer: Offer) -> bool:
+    def _fabric_supports(self, variant: AlgorithmVariant) -> bool:
         """Whether the fabric's switches can do what the offer needs."""
-        if offer.algorithm in COLLNET and not self.library.adds_between(self._makes):
+        if variant.algorithm in COLLNET_ALGORITHMS and not self.library.has_sharp(self._technologies):
             return False
-        return not needs_switch(offer) or self.library.adds_on(self._makes)
+        return not needs_nvls(variant) or self.library.has_nvls(self._technologies)
 
-    def _route(self, phase: Phase, *, turned: bool, alone: bool) -> Routed:
+    def _route_phase(self, phase: Phase, *, rotated: bool, single_shape: bool) -> FlowRoutes:
         """Route a phase; turned: groups stand for as many as a node has places; alone: no other loads are added."""
-        first = one_of_each(phase, self._turn) if self._turn and alone and not turned else None
-        turn = self._turn if turned or first else None
-        return route(first or phase, self.fabric, turn)
+        representative = (
+            representative_flows(phase, self._rotation) if self._rotation and single_shape and not rotated else None
+        )
+        rotation = self._rotation if rotated or representative else None
+        return route_phase(representative or phase, self.fabric, rotation)
 
-    def _borne(self, routed: Routed) -> "_Borne":
+    def _phase_load(self, flow_routes: FlowRoutes) -> "_PhaseLoad":
         """What a phase means to groups."""
-        classes = self._orbit_classes if routed.orbits else self._classes
-        found = burden(routed, classes, self.library)
-        return _Borne(found, routed.phase.rounds.across(len(found.near)), routed.phase.stages)
+        classes = self._orbit_classes if flow_routes.by_orbit else self._link_classes
+        bottleneck = bottleneck_load(flow_routes, classes, self.library)
+        return _PhaseLoad(
+            bottleneck,
+            flow_routes.phase.latency_steps.broadcast_to(len(bottleneck.local_latency)),
+            flow_routes.phase.fill_stages,
+        )
 
     @cached_property
-    def _makes(self) -> Makes:
-        return Makes.of(self._orbit_classes.table)
+    def _technologies(self) -> LinkTechnologies:
+        return LinkTechnologies.from_links(self._orbit_classes.table)
 
     @cached_property
-    def _turn(self) -> Turn | None:
+    def _rotation(self) -> Turn | None:
         return self.fabric.turn if isinstance(self.fabric, Turning) else None
 
     @cached_property
-    def _classes(self) -> LinkClasses:
-        return link_classes(self.fabric.links)
+    def _link_classes(self) -> LinkClasses:
+        return classify_links(self.fabric.links)
 
     @cached_property
     def _orbit_classes(self) -> LinkClasses:
         """Of orbits; the same classes, since links of an orbit are equal."""
-        if self._turn is None:
-            return self._classes
-        table, first = self.fabric.links, self._turn.first
-        return link_classes(table.of(first))
+        if self._rotation is None:
+            return self._link_classes
+        table, first = self.fabric.links, self._rotation.first
+        return classify_links(table.of(first))
 
-    def _classified(self, tender: "_Tender", borne: Mapping[str, tuple["_Borne", ...]], floor: Seconds) -> Choices:
+    def _cost_by_class(
+        self, candidates: "_Candidates", phase_loads: Mapping[str, tuple["_PhaseLoad", ...]], lower_bound: Seconds
+    ) -> VariantCosts:
         """Cost the offers once for all groups that bear the same, and merge groups with equal coefficients."""
-        offers = tuple(offer for offer in tender.offers if offer.algorithm in borne)
-        told = [column for found in borne.values() for item in found for column in item.columns]
-        bearing, first = unique_by_columns(told)
-        own = {name: [element.of(first) for element in found] for name, found in borne.items()}
-        table = np.stack([self._cost(offer, own[offer.algorithm], tender.arrangement) for offer in offers])
+        variants = tuple(variant for variant in candidates.variants if variant.algorithm in phase_loads)
+        columns = [
+            column
+            for algorithm_loads in phase_loads.values()
+            for phase_load in algorithm_loads
+            for column in phase_load.feature_columns
+        ]
+        load_class, first = unique_by_columns(columns)
+        distinct_loads = {
+            name: [phase_load.select(first) for phase_load in algorithm_loads]
+            for name, algorithm_loads in phase_loads.items()
+        }
+        table = np.stack(
+            [
+                self._variant_coefficients(variant, distinct_loads[variant.algorithm], candidates.topology)
+                for variant in variants
+            ]
+        )
         classes, merged = np.unique(table.reshape(-1, len(first)), axis=1, return_inverse=True)
-        coefficients = classes.reshape(len(offers), 4, -1)
-        shapes = tender.shapes(classes.shape[1])
-        least = np.full(classes.shape[1], floor)
-        return Choices(offers, coefficients, merged.reshape(-1)[bearing], self.library, least, self._makes, shapes)
+        coefficients = classes.reshape(len(variants), 4, -1)
+        shapes = candidates.group_shapes(classes.shape[1])
+        bounds = np.full(classes.shape[1], lower_bound)
+        return VariantCosts(
+            variants, coefficients, merged.reshape(-1)[load_class], self.library, bounds, self._technologies, shapes
+        )
 
-    def _cost(self, offer: Offer, borne: Sequence["_Borne"], arrangement: Arrangement) -> FloatArray:
+    def _variant_coefficients(
+        self, variant: AlgorithmVariant, phase_loads: Sequence["_PhaseLoad"], topology: GroupTopology
+    ) -> FloatArray:
         """[4, groups]: latency, seconds per byte, fill, seconds per byte of NVLink, in groups of this shape."""
-        alone = arrangement.spans == arrangement.size
+        network_only = topology.domain_count == topology.size
         table = self._orbit_classes.table
-        bandwidth = effective_bandwidth(table, self.library, offer, arrangement.spans)
-        rates = Rates(bandwidth, table.kind == LINK_KINDS.index(LinkKind.NVLINK))
-        total = np.zeros((4, len(borne[0].burden.near)))
-        for item in borne:
-            latency = phase_latency(item.burden, item.rounds, offer, alone=alone)
-            total += time_phase(item.burden, rates, latency, item.stages)
+        bandwidth = effective_bandwidth(table, self.library, variant, topology.domain_count)
+        rates = LinkClassRates(bandwidth, table.kind == LINK_KINDS.index(LinkKind.NVLINK))
+        total = np.zeros((4, len(phase_loads[0].bottleneck.local_latency)))
+        for phase_load in phase_loads:
+            latency = phase_latency(phase_load.bottleneck, phase_load.latency_steps, variant, network_only=network_only)
+            total += phase_coefficients(phase_load.bottleneck, rates, latency, phase_load.fill_stages)
         return total
 
 
-def _side_by_side(parts: Sequence[Choices], groups: Sequence[IntArray]) -> Choices:
+def _concatenate_costs(costs_by_set: Sequence[VariantCosts], groups: Sequence[IntArray]) -> VariantCosts:
     """The choices of all groups from those of sets; groups: which ones each set is about."""
-    if len(parts) == 1:
-        return parts[0]
-    library = parts[0].library
-    offers = tuple(offer for offer in library.offers if any(offer in part.offers for part in parts))
+    if len(costs_by_set) == 1:
+        return costs_by_set[0]
+    library = costs_by_set[0].library
+    variants = tuple(
+        variant for variant in library.variants if any(variant in costs.variants for costs in costs_by_set)
+    )
     impossible = np.array([math.inf, 0.0, 0.0, 0.0])
-    classes = [part.coefficients.shape[2] for part in parts]
-    table = np.broadcast_to(impossible[:, None], (len(offers), 4, sum(classes))).copy()
+    classes = [costs.coefficients.shape[2] for costs in costs_by_set]
+    table = np.broadcast_to(impossible[:, None], (len(variants), 4, sum(classes))).copy()
     group_class = np.empty(sum(map(len, groups)), dtype=np.int64)
-    for part, own, end in zip(parts, groups, np.cumsum(classes).tolist(), strict=True):
-        first = end - part.coefficients.shape[2]
-        table[[offers.index(offer) for offer in part.offers], :, first:end] = part.coefficients
-        group_class[own] = first + part.group_class
-    floor, shapes = np.concatenate([part.floor for part in parts]), Shapes.beside([part.shapes for part in parts])
-    return Choices(offers, table, group_class, library, floor, parts[0].makes, shapes)
+    for costs, group_indices, end in zip(costs_by_set, groups, np.cumsum(classes).tolist(), strict=True):
+        first = end - costs.coefficients.shape[2]
+        table[[variants.index(variant) for variant in costs.variants], :, first:end] = costs.coefficients
+        group_class[group_indices] = first + costs.class_of_group
+    lower_bound, shapes = (
+        np.concatenate([costs.lower_bound for costs in costs_by_set]),
+        GroupShapes.concatenate([costs.shapes for costs in costs_by_set]),
+    )
+    return VariantCosts(variants, table, group_class, library, lower_bound, costs_by_set[0].technologies, shapes)
 
 
 @dataclass(frozen=True, slots=True)
-class _Tender:
+class _Candidates:
     """What the library offers to groups of one shape: offers, and the phases of their algorithms in its order."""
 
-    offers: tuple[Offer, ...]
-    phases: Mapping[str, tuple[Phase, ...]]
-    arrangement: Arrangement
+    variants: tuple[AlgorithmVariant, ...]
+    phases_by_algorithm: Mapping[str, tuple[Phase, ...]]
+    topology: GroupTopology
 
-    def shapes(self, classes: int) -> Shapes:
+    def group_shapes(self, class_count: int) -> GroupShapes:
         """What so many classes of such groups look like."""
-        each = (self.arrangement.size, self.arrangement.rails, self.arrangement.spans)
-        return Shapes(*(np.full(classes, number) for number in each))
+        shape = (self.topology.size, self.topology.rails, self.topology.domain_count)
+        return GroupShapes(*(np.full(class_count, extent) for extent in shape))
 
-    def floors(self, launch: Seconds) -> dict[str, Seconds]:
+    def latency_lower_bounds(self, launch: Seconds) -> dict[str, Seconds]:
         """What each algorithm takes at least in any group, for any payload."""
-        floors: dict[str, Seconds] = {}
-        for offer in self.offers:
-            rounds = sum(least_latency(phase.rounds, offer) for phase in self.phases[offer.algorithm])
-            least = rounds + (launch if offer.launched else 0.0)
-            floors[offer.algorithm] = min(least, floors.get(offer.algorithm, math.inf))
-        return floors
+        lower_bounds: dict[str, Seconds] = {}
+        for variant in self.variants:
+            steps_seconds = sum(
+                min_phase_latency(phase.latency_steps, variant) for phase in self.phases_by_algorithm[variant.algorithm]
+            )
+            lower_bound = steps_seconds + (launch if variant.adds_launch else 0.0)
+            lower_bounds[variant.algorithm] = min(lower_bound, lower_bounds.get(variant.algorithm, math.inf))
+        return lower_bounds
 
 
 @dataclass(frozen=True, slots=True)
-class _Borne:
+class _PhaseLoad:
     """What one phase means to each group, and its rounds in each."""
 
-    burden: Burden
-    rounds: Rounds
-    stages: float
+    bottleneck: BottleneckLoad
+    latency_steps: LatencySteps
+    fill_stages: float
 
     @property
-    def columns(self) -> list[NDArray[Any]]:
+    def feature_columns(self) -> list[NDArray[Any]]:
         """All that tells groups apart: [groups] each."""
-        counts = (self.rounds.local, self.rounds.network, self.rounds.posts)
-        return [*self.burden.columns, *map(np.asarray, counts)]
+        counts = (self.latency_steps.local, self.latency_steps.network, self.latency_steps.posts)
+        return [*self.bottleneck.feature_columns, *map(np.asarray, counts)]
 
-    def of(self, groups: IntArray) -> "_Borne":
+    def select(self, group_indices: IntArray) -> "_PhaseLoad":
         """That of some of the groups."""
-        return _Borne(self.burden.of(groups), self.rounds.of(groups), self.stages)
+        return _PhaseLoad(
+            self.bottleneck.select(group_indices), self.latency_steps.select(group_indices), self.fill_stages
+        )

@@ -10,9 +10,9 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.collectives.group_link_loads import OwnLoads, picked
-from clustersim.collectives.library import Library, Offer, load_dispatcher
-from clustersim.collectives.tuner import Choice, Choices, Surveyor, choose, surveyor
+from clustersim.collectives.group_link_loads import GroupLinkLoads, select_by_variant
+from clustersim.collectives.library import AlgorithmVariant, Library, load_dispatcher
+from clustersim.collectives.tuner import Selection, Tuner, VariantCosts, cached_tuner, select_variants
 from clustersim.common.arrays import IntArray
 from clustersim.common.errors import InputError, nearest
 from clustersim.common.units import Bytes
@@ -40,14 +40,14 @@ class CommunicationCost:
         library: Library,
         groups: Mapping[str, ProcessGroups],
     ) -> None:
-        self._surveyor = surveyor(fabric, library)
+        self._surveyor = cached_tuner(fabric, library)
         self._groups = groups
-        self._surveyors: dict[tuple[TokenRouting, int], Surveyor] = {}
-        self._choices: dict[Kind, Choices] = {}
+        self._surveyors: dict[tuple[TokenRouting, int], Tuner] = {}
+        self._choices: dict[Kind, VariantCosts] = {}
         self._tiers: dict[tuple[str, int], str] = {}
         self._timings: dict[tuple[Kind, Bytes], ExchangeTiming] = {}
         self._demands: dict[tuple[Kind, Bytes], Demand] = {}
-        self._own: dict[tuple[Kind, tuple[str, ...], bytes], OwnLoads] = {}
+        self._own: dict[tuple[Kind, tuple[str, ...], bytes], GroupLinkLoads] = {}
 
     def exchange(self, exchange: CommOp) -> ExchangeTiming:
         """Seconds of one collective in each group of its role, all groups at once."""
@@ -61,13 +61,13 @@ class CommunicationCost:
         if groups.shape[1] < 2 or not len(groups):
             return ExchangeTiming(np.zeros(len(groups)), Provenance.ROOFLINE, Bound.LATENCY, "none", "gpu")
         choice = self._choose(exchange)
-        seconds, latency = float(choice.seconds[choice.slowest]), float(choice.idle[choice.slowest])
+        seconds, latency = float(choice.seconds[choice.slowest_group]), float(choice.latency[choice.slowest_group])
         return ExchangeTiming(
             seconds=choice.seconds,
-            provenance=self._provenance(exchange, choice.offer),
+            provenance=self._provenance(exchange, choice.slowest_variant),
             bound=Bound.LATENCY if latency > seconds / 2 else Bound.BANDWIDTH,
-            algorithm=choice.offer.name,
-            tier=self._tier(exchange.comm_group, choice.slowest),
+            algorithm=choice.slowest_variant.name,
+            tier=self._tier(exchange.comm_group, choice.slowest_group),
         )
 
     def demand(self, exchange: CommOp) -> Demand:
@@ -84,21 +84,21 @@ class CommunicationCost:
         if groups.shape[1] < 2 or not len(groups):
             return unshared
         choice = self._choose(exchange)
-        negligible = choice.seconds - choice.idle < NEGLIGIBLE * choice.idle
+        negligible = choice.seconds - choice.latency < NEGLIGIBLE * choice.latency
         if negligible.all():
             return unshared
-        taken = np.where(negligible, -1, choice.taken)
-        loads = self._loads(exchange, choice.offers, taken)
-        return _demand(choice, loads, payload) if len(loads.crossings.group_index) else unshared
+        taken = np.where(negligible, -1, choice.variant_index)
+        loads = self._loads(exchange, choice.variants, taken)
+        return _demand(choice, loads, payload) if len(loads.load_matrix.group_index) else unshared
 
-    def _loads(self, exchange: CommOp, offers: Sequence[Offer], taken: IntArray) -> OwnLoads:
+    def _loads(self, exchange: CommOp, offers: Sequence[AlgorithmVariant], taken: IntArray) -> GroupLinkLoads:
         """What the offers that the groups of a role take ask of links; nothing where the number taken is negative."""
         key = (kind_of(exchange), tuple(offer.name for offer in offers), taken.tobytes())
         if key not in self._own:
             members, asked = self._members(exchange.comm_group), self._surveyor_of(exchange)
             numbers = np.unique(taken[taken >= 0]).tolist()
-            parts = {n: asked.own_loads(exchange.collective, members, offers[n]) for n in numbers}
-            self._own[key] = picked(parts, taken)
+            parts = {n: asked.link_loads(exchange.collective, members, offers[n]) for n in numbers}
+            self._own[key] = select_by_variant(parts, taken)
         return self._own[key]
 
     def _tier(self, role: str, group: int) -> str:
@@ -107,30 +107,34 @@ class CommunicationCost:
             self._tiers[role, group] = self._surveyor.fabric.tier(self._members(role)[group])
         return self._tiers[role, group]
 
-    def _choose(self, exchange: CommOp) -> Choice:
+    def _choose(self, exchange: CommOp) -> Selection:
         """The fastest algorithm; what an earlier payload left out is surveyed where it may be faster."""
         key, payload = kind_of(exchange), exchange.payload
         if key not in self._choices:
             self._choices[key] = self._survey(exchange, payload)
-        choice = choose(self._choices[key], payload)
-        if choice.certain:
+        choice = select_variants(self._choices[key], payload)
+        if choice.is_certain:
             return choice
         self._choices[key] = self._survey(exchange, None)
-        return choose(self._choices[key], payload)
+        return select_variants(self._choices[key], payload)
 
-    def _survey(self, exchange: CommOp, payload: Bytes | None) -> Choices:
+    def _survey(self, exchange: CommOp, payload: Bytes | None) -> VariantCosts:
         members = self._members(exchange.comm_group)
-        return self._surveyor_of(exchange).survey(exchange.collective, members, payload=payload)
+        return self._surveyor_of(exchange).evaluate_variants(exchange.collective, members, payload=payload)
 
-    def _surveyor_of(self, exchange: CommOp) -> Surveyor:
+    def _surveyor_of(self, exchange: CommOp) -> Tuner:
         """The library's, or for tokens that kernels of their own send to experts, the dispatcher's."""
         routing = kind_of(exchange)[-1]
         if routing is None:
             return self._surveyor
         ranks = self._members(exchange.comm_group).shape[1]
         if (routing, ranks) not in self._surveyors:
-            kernels = load_dispatcher(routing.dispatcher).taking(routing.sm_count).passing(routing.token_bytes, ranks)
-            self._surveyors[routing, ranks] = surveyor(self._surveyor.fabric, kernels, routing)
+            kernels = (
+                load_dispatcher(routing.dispatcher)
+                .with_sm_count(routing.sm_count)
+                .with_token_bytes(routing.token_bytes, ranks)
+            )
+            self._surveyors[routing, ranks] = cached_tuner(self._surveyor.fabric, kernels, routing)
         return self._surveyors[routing, ranks]
 
     def _members(self, role: str) -> IntArray:
@@ -138,10 +142,12 @@ class CommunicationCost:
             raise InputError(f"there are no process groups {role!r}; {nearest(role, self._groups)}")
         return self._groups[role].members
 
-    def _provenance(self, exchange: CommOp, offer: Offer) -> Provenance:
+    def _provenance(self, exchange: CommOp, offer: AlgorithmVariant) -> Provenance:
         """Of what a library took; its constants were not fitted to an algorithm of the user's own."""
         library = self._surveyor_of(exchange).library
-        measured = library.published and self._surveyor.library.published and offer.algorithm not in library.own
+        measured = (
+            library.published and self._surveyor.library.published and offer.algorithm not in library.custom_algorithms
+        )
         return Provenance.PUBLISHED if measured else Provenance.ROOFLINE
 
 
@@ -150,15 +156,15 @@ def kind_of(exchange: CommOp) -> Kind:
     return exchange.comm_group, exchange.collective, exchange.routing if exchange.collective.is_token_routing else None
 
 
-def _demand(choice: Choice, loads: OwnLoads, payload: Bytes) -> Demand:
+def _demand(choice: Selection, loads: GroupLinkLoads, payload: Bytes) -> Demand:
     """What groups ask of links by the offers that they take; a group that crosses none is all latency."""
-    alone = loads.flow == 0.0
-    transfer = payload * loads.per_byte + choice.chunk * loads.fill
+    alone = loads.largest_flow == 0.0
+    transfer = payload * loads.seconds_per_byte + choice.chunk_bytes * loads.fill_seconds_per_byte
     return Demand(
-        latency=np.where(alone, choice.seconds, choice.idle + choice.narrow),
+        latency=np.where(alone, choice.seconds, choice.latency + choice.channel_limit),
         transfer=np.where(alone, 0.0, transfer),
-        per_byte=loads.per_byte,
-        flow=payload * loads.flow,
+        per_byte=loads.seconds_per_byte,
+        flow=payload * loads.largest_flow,
         payload=payload,
-        crossings=loads.crossings,
+        crossings=loads.load_matrix,
     )

@@ -14,11 +14,11 @@ from clustersim.common.arrays import FloatArray
 from clustersim.common.units import Seconds
 from clustersim.cost.host_transfers import Others
 from clustersim.cost.timing import Demand, ExchangeTiming
-from clustersim.parallel.process_groups import WAYS
+from clustersim.parallel.process_groups import P2P_DIRECTIONS
 from clustersim.program.program import ProcessGroups
 from clustersim.program.task import CommOp
 
-_ROLES = frozenset(role.name for role in WAYS)
+_ROLES = frozenset(role.name for role in P2P_DIRECTIONS)
 
 
 @dataclass(frozen=True, slots=True)

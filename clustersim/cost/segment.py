@@ -374,7 +374,7 @@ class _Parts:
             launching=launching,
             together=self._together(which),
             provenance=tuple([timing.provenance for timing in timings]),
-            bound=tuple([timing.bound for timing in timings]),
+            bound=tuple([timing.bottleneck for timing in timings]),
             error=tuple([timing.error for timing in timings]),
             longer=tuple([timing.in_situ_slowdown for timing in timings]),
         )

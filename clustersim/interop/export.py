@@ -13,7 +13,7 @@ from clustersim.common.errors import InputError, shown
 from clustersim.interop.import_result import Imported
 from clustersim.interop.model_equivalence import alike, apart, corrects
 from clustersim.model.training import NoRecompute
-from clustersim.parallel.layer_partition import ahead_at, dealt
+from clustersim.parallel.layer_partition import mtp_stage_index, partition_layers
 from clustersim.scenario import Scenario
 from clustersim.scenario.changes.diff import changed_keys
 
@@ -128,7 +128,7 @@ def _remark(key: str, mine: object, theirs: object) -> str:
 def _read_again(scenario: Scenario, writer: Writer, text: str) -> Scenario:
     """The scenario that the arguments say, on the scenario's cluster."""
     mine = scenario.to_mapping()
-    found = writer.read(text, place_of(scenario), "dgx-h100", scenario.layout.world)
+    found = writer.read(text, place_of(scenario), "dgx-h100", scenario.layout.world_size)
     kept = {key: value for key, value in mine.items() if key not in _READ}
     return Scenario.from_mapping({**found.mapping, **kept}, source=scenario.name, path=scenario.path)
 
@@ -169,12 +169,12 @@ def _layout(scenario: Scenario) -> dict[str, Any]:
     """What keys of `layout` stand for; of those without effect, all the same."""
     layout, split = scenario.layout, scenario.layout.layers_per_stage
     plain = {dataclass_field.name: getattr(layout, dataclass_field.name) for dataclass_field in fields(layout)}
-    counts = dealt(split, scenario.model.layers, scenario.placement)
+    counts = partition_layers(split, scenario.model.layers, scenario.placement)
     plain |= dict.fromkeys(("pipeline_overlap", "release_outputs"), False) if layout.pp == 1 else {}
     plain |= dict.fromkeys(("backward_overlap", "tensor_overlap", "sequence_parallel"), False) if layout.tp == 1 else {}
     plain |= {"data": None} if layout.cp * layout.dp == 1 else {}
     plain["order"] = [axis for axis in layout.order if layout.degrees[axis] > 1]
-    return plain | {"etp": layout.expert_tensor, "layers_per_stage": (counts, ahead_at(split, len(counts)))}
+    return plain | {"etp": layout.effective_etp, "layers_per_stage": (counts, mtp_stage_index(split, len(counts)))}
 
 
 def _training(scenario: Scenario) -> dict[str, Any]:
@@ -190,7 +190,7 @@ _STAND_FOR: Final = {"layout": _layout, "training": _training}
 
 def _headed(scenario: Scenario, writer: Writer, text: str, remarks: Sequence[str]) -> str:
     """The arguments below what is to be known of them, as comments."""
-    gpus = f"{scenario.layout.world:,} GPU{'s' if scenario.layout.world > 1 else ''}"
+    gpus = f"{scenario.layout.world_size:,} GPU{'s' if scenario.layout.world_size > 1 else ''}"
     on = f"{gpus} of {scenario.cluster.name}"
     lines = [
         f"{scenario.name} on {on} for {writer.program}, by clustersim",

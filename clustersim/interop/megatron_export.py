@@ -18,7 +18,7 @@ from clustersim.model.layer_stack import FullAttention, LatentAttention, Mlp, Ro
 from clustersim.model.training import Attention, FullRecompute, Loss, Optimizer, SelectiveRecompute
 from clustersim.model.transformer import Model, Positions
 from clustersim.parallel.data_parallel_strategy import DdpStrategy, FullyShard, Zero1
-from clustersim.parallel.layer_partition import Counted, Drawn, Ends, dealt
+from clustersim.parallel.layer_partition import AccountForEnds, EndRankLayers, PipelineLayoutString, partition_layers
 from clustersim.program.task import TokenDispatcher
 from clustersim.scenario import Scenario
 from clustersim.scenario.config.scenario import ScenarioFile
@@ -44,8 +44,8 @@ def megatron_text(scenario: Scenario) -> str:
         (*_training(scenario), *_GRAPHS[scenario.framework.captured]),
     )
     lines = [line for group in groups for line in _lines(map(_word, group))]
-    each = gcd(scenario.layout.world, scenario.cluster.gpus_per_node)
-    start = f"torchrun --nproc_per_node {each} --nnodes {scenario.layout.world // each} pretrain_gpt.py"
+    each = gcd(scenario.layout.world_size, scenario.cluster.gpus_per_node)
+    start = f"torchrun --nproc_per_node {each} --nnodes {scenario.layout.world_size // each} pretrain_gpt.py"
     return "#!/bin/bash\n" + " \\\n    ".join([start, *lines]) + "\n"
 
 
@@ -190,7 +190,7 @@ def _frequency(there: Sequence[bool]) -> str:
 
 
 def _layout(scenario: Scenario) -> Iterator[Flag]:
-    layout = scenario.layout.written
+    layout = scenario.layout.as_configured
     sizes = {
         "tensor-model-parallel-size": layout.tp,
         "context-parallel-size": layout.cp,
@@ -198,8 +198,8 @@ def _layout(scenario: Scenario) -> Iterator[Flag]:
         "expert-model-parallel-size": layout.ep,
     }
     yield from ((name, str(size)) for name, size in sizes.items() if size > 1)
-    if layout.expert_tensor != layout.tp:
-        yield "expert-tensor-parallel-size", str(layout.expert_tensor)
+    if layout.effective_etp != layout.tp:
+        yield "expert-tensor-parallel-size", str(layout.effective_etp)
     yield from [("use-tp-pp-dp-mapping",)] if layout.order == ("tp", "cp", "pp", "dp") else []
     flags = {
         "sequence-parallel": layout.sequence_parallel and layout.tp > 1,
@@ -222,7 +222,7 @@ def _data(scenario: Scenario) -> Iterator[Flag]:
         case DdpStrategy(overlap=overlap):
             yield from [("overlap-grad-reduce",)] if overlap else []
             yield from _bucket(scenario, layout.data.bucket)
-        case Zero1(stage=1, overlap=overlap, shard=shard):
+        case Zero1(zero_stage=1, overlap=overlap, shard=shard):
             yield ("use-distributed-optimizer",)
             yield from [("overlap-grad-reduce",), ("overlap-param-gather",)] if overlap else []
             if shard is not None:
@@ -233,7 +233,7 @@ def _data(scenario: Scenario) -> Iterator[Flag]:
             yield from [("torch-fsdp2-no-reshard-after-forward",)] if sharded.reshard_after_forward is False else []
         case Zero1() | FullyShard() as strategy:
             yield ("use-megatron-fsdp",)
-            yield "data-parallel-sharding-strategy", _word_of(SHARDED, f"zero{strategy.stage}") or "no_shard"
+            yield "data-parallel-sharding-strategy", _word_of(SHARDED, f"zero{strategy.zero_stage}") or "no_shard"
 
 
 def _bucket(scenario: Scenario, size: Bytes | None) -> Iterator[Flag]:
@@ -255,18 +255,18 @@ def _dispatcher(dispatcher: TokenDispatcher, sms: int | None) -> Iterator[Flag]:
 
 def _pipeline(scenario: Scenario) -> Iterator[Flag]:
     """How layers are split into stages, and how many stages each rank has."""
-    layout, layers, placement = scenario.layout.written, scenario.model.layers, scenario.placement
-    split, counts = layout.layers_per_stage, dealt(layout.layers_per_stage, layers, placement)
+    layout, layers, placement = scenario.layout.as_configured, scenario.model.layers, scenario.placement
+    split, counts = layout.layers_per_stage, partition_layers(layout.layers_per_stage, layers, placement)
     even = len(set(counts)) == 1
     match split:
-        case Ends(first=first, last=last):
+        case EndRankLayers(first=first, last=last):
             yield from [("decoder-first-pipeline-num-layers", str(first))] if first is not None else []
             yield from [("decoder-last-pipeline-num-layers", str(last))] if last is not None else []
-        case Counted(embedding=embedding, head=head):
+        case AccountForEnds(embedding=embedding, head=head):
             yield from [("account-for-embedding-in-pipeline-split",)] if embedding else []
             yield from [("account-for-loss-in-pipeline-split",)] if head else []
-        case Drawn() as drawn if any(drawn.ahead) or not even:
-            yield "pipeline-model-parallel-layout", _drawn(counts, drawn.ahead)
+        case PipelineLayoutString() as drawn if any(drawn.mtp_layer_counts) or not even:
+            yield "pipeline-model-parallel-layout", _drawn(counts, drawn.mtp_layer_counts)
             return
         case _ if not even:
             ahead = (*[0] * (len(counts) - 1), scenario.model.mtp_layers)

@@ -17,7 +17,7 @@ from clustersim.interop.megatron_arguments import Reading
 from clustersim.interop.megatron_model import read_model
 from clustersim.interop.shell_script import arguments_of, programs_of, world_of
 from clustersim.model.recipe_files import load_recipe
-from clustersim.parallel.pipeline_layout_string import read_stages
+from clustersim.parallel.pipeline_layout_string import parse_pipeline_layout
 
 RECIPES: Final = {
     "delayed": "fp8",
@@ -209,7 +209,7 @@ def _schedule(reading: Reading, pp: int) -> dict[str, Any]:
 def _stages(reading: Reading, drawn: str) -> Sequence[int]:
     """Layers of each stage of a layout string."""
     try:
-        return read_stages(drawn).layers
+        return parse_pipeline_layout(drawn).layer_counts
     except InputError as error:
         raise InputError(f"{reading.source}: --pipeline-model-parallel-layout: {error}") from None
 

@@ -21,7 +21,7 @@ from clustersim.parallel.data_parallel_strategy import DdpStrategy, FullyShard
 from clustersim.program.task import TokenDispatcher
 from clustersim.scenario import Scenario
 from clustersim.scenario.config.scenario import ScenarioFile
-from clustersim.schedules.csv_schedule import Listed
+from clustersim.schedules.csv_schedule import CsvSchedule
 
 _WORDS: Final = {ours: theirs for theirs, ours in SCHEDULES.items()}
 
@@ -82,7 +82,7 @@ def _compiled(scenario: Scenario) -> bool:
 
 
 def _training(scenario: Scenario) -> Table:
-    training, layout = scenario.training, scenario.layout.written
+    training, layout = scenario.training, scenario.layout.as_configured
     weights = training.recipe.weights
     local = training.microbatch if layout.pp == 1 else training.global_batch // layout.dp
     kept = "bfloat16" if weights.master is None and training.recipe.activations.value == "bf16" else "float32"
@@ -101,7 +101,7 @@ def _offloads(scenario: Scenario) -> bool:
 
 
 def _parallelism(scenario: Scenario) -> Table:
-    layout = scenario.layout.written
+    layout = scenario.layout.as_configured
     return {
         **_data(scenario),
         "tensor_parallel_degree": layout.tp,
@@ -114,7 +114,7 @@ def _parallelism(scenario: Scenario) -> Table:
 
 
 def _data(scenario: Scenario) -> Table:
-    layout = scenario.layout.written
+    layout = scenario.layout.as_configured
     match layout.data:
         case FullyShard() as sharded:
             cut = sharded.shard or layout.cp * layout.dp
@@ -125,7 +125,7 @@ def _data(scenario: Scenario) -> Table:
             shard, reshards = 1, None
         case _:
             chosen = ScenarioFile.model_validate(scenario.to_mapping()).layout.data.chosen[0]
-            written = f"zero{layout.data.stage}" if chosen == "zero" else chosen
+            written = f"zero{layout.data.zero_stage}" if chosen == "zero" else chosen
             raise InputError(f"{place_of(scenario)}: layout.data: torchtitan has no {written}; write ddp, fsdp or hsdp")
     word = next(word for word, stands in RESHARDS.items() if stands is reshards)
     return {
@@ -136,20 +136,20 @@ def _data(scenario: Scenario) -> Table:
 
 
 def _experts(scenario: Scenario) -> Table:
-    layout = scenario.layout.written
-    folded = {"expert_parallel_degree": layout.ep, "expert_tensor_parallel_degree": layout.expert_tensor}
+    layout = scenario.layout.as_configured
+    folded = {"expert_parallel_degree": layout.ep, "expert_tensor_parallel_degree": layout.effective_etp}
     return folded | ({"expert_parallel_comm_backend": "deepep"} if layout.dispatcher is TokenDispatcher.DEEPEP else {})
 
 
 def _pipeline(scenario: Scenario) -> Table:
     """Modules of each stage are listed where they are not those that torchtitan would deal."""
     schedule, split = scenario.schedule, scenario.layout.layers_per_stage
-    if isinstance(schedule, Listed) or schedule.name not in _WORDS:
+    if isinstance(schedule, CsvSchedule) or schedule.name not in _WORDS:
         raise InputError(
             f"{place_of(scenario)}: schedule: torchtitan has no {schedule.name} by name; write {', '.join(_WORDS)}"
         )
-    counts = layer_partition.dealt(split, scenario.model.layers, scenario.placement)
-    usual = len(counts) == scenario.layout.written.pp * (1 if single(schedule.name) else 2)
+    counts = layer_partition.partition_layers(split, scenario.model.layers, scenario.placement)
+    usual = len(counts) == scenario.layout.as_configured.pp * (1 if single(schedule.name) else 2)
     plain = usual and counts == dealt(scenario.model.layers, len(counts))
     overlaps = (
         {} if scenario.layout.overlap_expert_communication else {"pipeline_parallel_expert_parallel_overlap": False}
@@ -174,7 +174,9 @@ def _checkpoint(scenario: Scenario) -> Table:
         case SelectiveOperations():
             return {"mode": "selective", "selective_ac_option": "op", **early}
         case FullRecompute(layers=int(layers)):
-            counts = layer_partition.dealt(scenario.layout.layers_per_stage, scenario.model.layers, scenario.placement)
+            counts = layer_partition.partition_layers(
+                scenario.layout.layers_per_stage, scenario.model.layers, scenario.placement
+            )
             return {"mode": "selective", "selective_ac_option": str(max(1, max(counts) // layers)), **early}
     raise InputError(
         f"{place_of(scenario)}: training.recompute: torchtitan has none, full, selective_op and {{layers: 2}}"

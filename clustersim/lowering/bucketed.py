@@ -17,8 +17,8 @@ from clustersim.lowering.program_builder import Lowering, Pass
 from clustersim.lowering.task_list import buckets
 from clustersim.lowering.units import operations_of
 from clustersim.parallel.data_parallel_strategy import DdpStrategy, GradientSync, Zero1
-from clustersim.parallel.layer_partition import Stage
-from clustersim.parallel.mesh import WEIGHTS
+from clustersim.parallel.layer_partition import PipelineStage
+from clustersim.parallel.mesh import DP_GROUP
 from clustersim.parallel.parameter_groups import ParameterGroup
 from clustersim.program.action import FORWARD, ActionKind
 
@@ -35,12 +35,12 @@ class Bucketed:
     _gathered: dict[int, list[Gathers]] = field(default_factory=dict)
     _awaited: tuple[int, ...] = ()
 
-    def begin(self, low: Lowering, stages: Sequence[Stage]) -> None:
+    def begin(self, low: Lowering, stages: Sequence[PipelineStage]) -> None:
         """Gather the parameters that the previous step updated, in the order in which forward needs them."""
         if not (self._gathers and self.strategy.overlap):
             return
         for stage in stages:
-            self._gathered[stage.number] = self._gather(low, stage)
+            self._gathered[stage.index] = self._gather(low, stage)
 
     def run(self, low: Lowering, run: Pass) -> int:
         """One block, or pieces where gathers or full buckets cut it."""
@@ -50,26 +50,26 @@ class Bucketed:
             return self._forward(low, run)
         return self._backward(low, run) if self._reduces(low, run) else low.whole(run)
 
-    def reduce(self, low: Lowering, stages: Sequence[Stage], after: int) -> None:
+    def reduce(self, low: Lowering, stages: Sequence[PipelineStage], after: int) -> None:
         """Without overlap, reduce each stage's gradients in one piece after the last backward."""
         if low.sync is not GradientSync.AFTER_BACKWARD:
             return
         for stage in stages:
             for group in low.plan.trained_groups:
-                low.reducing += self._reduction(low, group, low.plan.parameters(stage, group.name), after)
+                low.reducing += self._reduction(low, group, low.plan.parameter_count(stage, group.name), after)
 
-    def end(self, low: Lowering, stages: Sequence[Stage], after: int) -> None:
+    def end(self, low: Lowering, stages: Sequence[PipelineStage], after: int) -> None:
         """Without overlap, gather the updated parameters at the end of the step."""
         if not self._gathers or self.strategy.overlap:
             return
         for stage in stages:
             for group in low.plan.trained_groups:
-                low.gather("gather parameters", [(group, low.plan.parameters(stage, group.name))], (after,))
+                low.gather("gather parameters", [(group, low.plan.parameter_count(stage, group.name))], (after,))
 
     @property
     def _gathers(self) -> bool:
         """Whether parameters are sharded between steps."""
-        return self.strategy.stage > 0
+        return self.strategy.zero_stage > 0
 
     def _reduces(self, low: Lowering, run: Pass) -> bool:
         """Whether gradients are reduced during a backward."""
@@ -80,7 +80,7 @@ class Bucketed:
     def _reduction(self, low: Lowering, group: ParameterGroup, parameters: int, after: int) -> tuple[int, ...]:
         return low.reduce("reduce gradients", group, parameters, (after,))
 
-    def _gather(self, low: Lowering, stage: Stage) -> list[Gathers]:
+    def _gather(self, low: Lowering, stage: PipelineStage) -> list[Gathers]:
         """Issue gathers of whole units, a bucket or more at a time: those after which each unit may run."""
         units = low.units.of(stage)
         gathered: list[Gathers] = [()] * len(units)
@@ -97,7 +97,7 @@ class Bucketed:
         return gathered
 
     def _forward(self, low: Lowering, run: Pass) -> int:
-        gathered = self._gathered.pop(run.stage.number, None)
+        gathered = self._gathered.pop(run.stage.index, None)
         if gathered is None:
             return low.whole(run)
         units = low.units.of(run.stage)
@@ -125,10 +125,10 @@ class Bucketed:
         self._awaited = after
         return task
 
-    def _bucket(self, low: Lowering, stage: Stage, group: ParameterGroup) -> float:
+    def _bucket(self, low: Lowering, stage: PipelineStage, group: ParameterGroup) -> float:
         """Parameters in a bucket of a stage's; Megatron-LM's rule counts dense weights' ranks, for experts, too."""
-        width, ranks = group.formats.gradients.bytes, low.plan.layout.size_of(WEIGHTS)
-        return self.strategy.bucket_bytes(ranks, width, first=low.plan.first_chunk(stage)) / width
+        width, ranks = group.formats.gradients.bytes, low.plan.layout.group_size(DP_GROUP)
+        return self.strategy.bucket_bytes(ranks, width, is_first_chunk=low.plan.is_first_chunk(stage)) / width
 
 
 def _runs(gathers: Sequence[Gathers]) -> list[tuple[int, int, Gathers]]:

@@ -23,8 +23,8 @@ from clustersim.lowering.units import Unit, in_order
 from clustersim.model.kernels import Kernel, MatmulShape, Operands
 from clustersim.model.memory_bound import copy
 from clustersim.model.transformer import Model, norm_parameters
-from clustersim.parallel.data_parallel_strategy import ByParameter
-from clustersim.parallel.layer_partition import Stage
+from clustersim.parallel.data_parallel_strategy import DeepspeedZero3Strategy
+from clustersim.parallel.layer_partition import PipelineStage
 from clustersim.program.action import ActionKind
 from clustersim.program.task import Operation, WorkType
 
@@ -53,11 +53,11 @@ class _Waiting:
 class OneByOne:
     """Gathers, runs and reduces parameter by parameter. _gathered: the last gather of all."""
 
-    strategy: ByParameter
+    strategy: DeepspeedZero3Strategy
     _gathered: tuple[int, ...] = ()
     _pieces: dict[tuple[int, ActionKind], list[Piece]] = field(default_factory=dict)
 
-    def begin(self, low: Lowering, stages: Sequence[Stage]) -> None:
+    def begin(self, low: Lowering, stages: Sequence[PipelineStage]) -> None:
         """Nothing to do: parameters are gathered when they are needed."""
 
     def run(self, low: Lowering, run: Pass) -> int:
@@ -75,10 +75,10 @@ class OneByOne:
             self._compute(low, waiting)
         return low.computed or 0
 
-    def reduce(self, low: Lowering, stages: Sequence[Stage], after: int) -> None:
+    def reduce(self, low: Lowering, stages: Sequence[PipelineStage], after: int) -> None:
         """Nothing to do: the backwards have reduced their gradients."""
 
-    def end(self, low: Lowering, stages: Sequence[Stage], after: int) -> None:
+    def end(self, low: Lowering, stages: Sequence[PipelineStage], after: int) -> None:
         """Nothing to do: the next step gathers what it needs."""
 
     def _of(self, unit: Unit, kind: ActionKind) -> list[Piece]:
@@ -99,7 +99,7 @@ class OneByOne:
         (group, *_) = low.plan.parameter_groups
         kernel = copy("copy of all ranks' parts", low.plan.training.recipe.activations, elements)
         work = WorkType.FORWARD if run.action.kind is ActionKind.FORWARD else WorkType.BACKWARD
-        operation = Operation(replace(kernel, calls=_CALLS * group.shards), work)
+        operation = Operation(replace(kernel, calls=_CALLS * group.shard_count), work)
         low.compute(Pass(run.stage, run.action, after), ("parts", elements, work), (operation,))
 
     def _compute(self, low: Lowering, waiting: _Waiting) -> None:

@@ -23,8 +23,8 @@ from clustersim.lowering.program_builder import Held, Lowering, Pass
 from clustersim.lowering.task_list import moved
 from clustersim.lowering.units import Unit, in_order
 from clustersim.model.memory_bound import copy
-from clustersim.parallel.data_parallel_strategy import FullyShard, GradientSync, Microbatches
-from clustersim.parallel.layer_partition import Stage
+from clustersim.parallel.data_parallel_strategy import FullyShard, GradientSync, ReductionFrequency
+from clustersim.parallel.layer_partition import PipelineStage
 from clustersim.program.action import ActionKind
 from clustersim.program.task import Operation, WorkType
 
@@ -52,7 +52,7 @@ class Sharded:
     _copied: dict[tuple[int, WorkType], tuple[Operation, ...]] = field(default_factory=dict)
     _made: dict[Hashable, _Made] = field(default_factory=dict)
 
-    def begin(self, low: Lowering, stages: Sequence[Stage]) -> None:
+    def begin(self, low: Lowering, stages: Sequence[PipelineStage]) -> None:
         """Nothing to do: parameters are gathered when they are needed."""
 
     def run(self, low: Lowering, run: Pass) -> int:
@@ -63,8 +63,8 @@ class Sharded:
             self._as_before(low, run)
         else:
             low.one_by_one(run)
-        if self.strategy.keeps(pipelined=low.plan.layout.pipelined):
-            self._kept.add(run.stage.number)
+        if self.strategy.keeps_unsharded(is_pipelined=low.plan.layout.is_pipelined):
+            self._kept.add(run.stage.index)
         return low.computed or 0
 
     def _as_before(self, low: Lowering, run: Pass) -> None:
@@ -89,7 +89,7 @@ class Sharded:
         gathered: dict[int, tuple[int, ...]] = {}
         issued = 0
         for place, unit in enumerate(units):
-            while issued < min(len(units), place + 1 + self.strategy.ahead):
+            while issued < min(len(units), place + 1 + self.strategy.prefetch_depth):
                 if wanted[issued]:
                     gathered[issued] = self._gather(low, units[issued], kind)
                 issued += 1
@@ -108,18 +108,20 @@ class Sharded:
         low.reducing += moved(made.reducing, further)
         self._awaited = moved(made.awaited, further)
 
-    def reduce(self, low: Lowering, stages: Sequence[Stage], after: int) -> None:
+    def reduce(self, low: Lowering, stages: Sequence[PipelineStage], after: int) -> None:
         """Nothing to do: the backwards have reduced their gradients."""
 
-    def end(self, low: Lowering, stages: Sequence[Stage], after: int) -> None:
+    def end(self, low: Lowering, stages: Sequence[PipelineStage], after: int) -> None:
         """Nothing to do: the next step gathers what it needs."""
 
     def _gathers(self, low: Lowering, run: Pass) -> bool:
         """Whether a pass gathers its units' parameters, backward all but the head's."""
         kind = run.action.kind
-        if run.stage.number in self._kept or kind is ActionKind.WEIGHT_GRADIENT:
+        if run.stage.index in self._kept or kind is ActionKind.WEIGHT_GRADIENT:
             return False
-        return kind is ActionKind.FORWARD or self.strategy.reshards(pipelined=low.plan.layout.pipelined)
+        return kind is ActionKind.FORWARD or self.strategy.reshards_parameters(
+            is_pipelined=low.plan.layout.is_pipelined
+        )
 
     def _gather(self, low: Lowering, unit: Unit, kind: ActionKind) -> tuple[int, ...]:
         after = () if low.computed is None else (low.computed,)
@@ -128,12 +130,12 @@ class Sharded:
 
     def _reduce(self, low: Lowering, run: Pass, unit: Unit, task: int) -> None:
         """Reduce the gradients of a unit, which are there after a task."""
-        last = run.action in low.last or self.strategy.all_reduce is Microbatches.EVERY
+        last = run.action in low.last or self.strategy.all_reduce is ReductionFrequency.PER_MICROBATCH
         reductions: tuple[int, ...] = ()
         for item in _held(low, unit):
             reductions += low.reduce(f"reduce {unit.name}", *item, (task,), across=last)
         low.reducing += reductions
-        self._awaited = reductions if self.strategy.waits else ()
+        self._awaited = reductions if self.strategy.waits_for_reduction else ()
 
     def _reduces(self, low: Lowering, run: Pass) -> bool:
         """Whether gradients are reduced during a pass."""
@@ -154,7 +156,7 @@ class Sharded:
 
     def _copy(self, low: Lowering, unit: Unit, work: WorkType) -> tuple[Operation, ...]:
         dtype = low.plan.training.recipe.activations
-        held = ((group, count) for group, count in _held(low, unit) if group.shards > 1)
+        held = ((group, count) for group, count in _held(low, unit) if group.shard_count > 1)
         gathered = sum(count * group.formats.gathered.bytes for group, count in held)
         elements = int(gathered / dtype.bytes)
         return (Operation(copy(f"copy {unit.name}", dtype, elements), work),)

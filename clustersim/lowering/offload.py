@@ -23,7 +23,7 @@ from typing import Final
 
 from clustersim.common.units import Bytes
 from clustersim.lowering.task_list import TaskList
-from clustersim.parallel.mesh import HOST_ROLE
+from clustersim.parallel.mesh import HOST_GROUP
 from clustersim.program.action import Action
 from clustersim.program.task import CollectiveTask, CollectiveType, HostOp, HostOpKind, Operation, Stream
 
@@ -48,7 +48,7 @@ class HostTasks:
 
     def run(self, what: HostOpKind, name: str, size: Bytes, after: Sequence[int]) -> int:
         """Add a copy, or work of the CPU, of so many bytes; return its number."""
-        exchange = HostOp(name, CollectiveType.SEND_RECV, HOST_ROLE.name, size, what)
+        exchange = HostOp(name, CollectiveType.SEND_RECV, HOST_GROUP.name, size, what)
         return self.tasks.add(_STREAMS[what], CollectiveTask(exchange, tuple(after)))
 
     def before(self, action: Action, operations: Sequence[Operation]) -> tuple[int, ...]:

@@ -19,8 +19,8 @@ from clustersim.model import batch_transfer, gradient_kernels, memory_bound, qua
 from clustersim.model.kernels import Kernel, KernelKind
 from clustersim.model.operators import Layer, Operator, Region
 from clustersim.model.overheads import Batches, LossReport
-from clustersim.parallel.layer_partition import Stage
-from clustersim.parallel.mesh import TENSOR_ROLE, WEIGHTS
+from clustersim.parallel.layer_partition import PipelineStage
+from clustersim.parallel.mesh import DP_GROUP, TP_GROUP
 from clustersim.program.action import FORWARD
 from clustersim.program.task import CollectiveType, CommOp, Operation, WorkType
 
@@ -28,21 +28,25 @@ LOSS_BYTES: Final = 4.0  # one fp32 number
 _TENSORS: Final = 2  # of a LayerNorm: weight and bias
 
 
-def zero_gradients(low: Lowering, stages: Sequence[Stage]) -> None:
+def zero_gradients(low: Lowering, stages: Sequence[PipelineStage]) -> None:
     """Set the buffers of gradients to zero."""
     plan = low.plan
-    parts = plan.layout.data.stage > 1 and not plan.sums_whole_gradients
+    parts = plan.layout.data.zero_stage > 1 and not plan.accumulates_full_gradients
     kernels: list[Kernel] = []
     for group in plan.trained_groups:
-        held = sum(plan.parameters(stage, group.name) for stage in stages)
-        kernels += gradient_kernels.zeroed(plan.training_of(group.formats), held / (group.shards if parts else 1))
+        held = sum(plan.parameter_count(stage, group.name) for stage in stages)
+        kernels += gradient_kernels.zeroed(
+            plan.with_weight_formats(group.formats), held / (group.shard_count if parts else 1)
+        )
     if kernels:
         low.beside("zero gradients", _optimizing(kernels), ())
 
 
-def cast_weights(low: Lowering, stages: Sequence[Stage]) -> None:
+def cast_weights(low: Lowering, stages: Sequence[PipelineStage]) -> None:
     """Make the copies of weights that products read in this step."""
-    matrices = (operator.cast for stage in stages for unit in low.plan.units(stage) for operator in unit.operators)
+    matrices = (
+        operator.cast for stage in stages for unit in low.plan.stage_units(stage) for operator in unit.operators
+    )
     kernels = quantization.cast_weights(low.plan.training.recipe, matrices)
     if kernels:
         low.beside("cast weights", _optimizing(kernels), ())
@@ -50,14 +54,14 @@ def cast_weights(low: Lowering, stages: Sequence[Stage]) -> None:
 
 def take_batch(low: Lowering, run: Pass) -> Pass:
     """The pass, behind what brings a microbatch's tokens, if something is to be done for that."""
-    training, ends = low.plan.training, run.stage.embedding or run.stage.head
+    training, ends = low.plan.training, run.stage.has_embedding or run.stage.has_head
     if run.action.kind is not FORWARD or not (ends or training.overheads.batches is Batches.PACKED):
         return run
     kernels = batch_transfer.made(training)
     if not kernels:
         return run
     sent = batch_transfer.sent(training) if low.plan.layout.tp > 1 else ()
-    broadcasts = [CommOp("broadcast batch", CollectiveType.BROADCAST, TENSOR_ROLE.name, size) for size in sent]
+    broadcasts = [CommOp("broadcast batch", CollectiveType.BROADCAST, TP_GROUP.name, size) for size in sent]
     does: list[CommOp | Kernel] = [*broadcasts, *kernels]
     operations = [Operation(doe, WorkType.FORWARD) for doe in does]
     task = low.beside("batch", operations, run.after)
@@ -66,29 +70,29 @@ def take_batch(low: Lowering, run: Pass) -> Pass:
 
 def report_loss(low: Lowering, run: Pass, done: int) -> tuple[int, ...]:
     """Average the loss of a microbatch, if that is done; return what the next pass waits for because of it."""
-    if not run.stage.head or run.action.kind is not FORWARD:
+    if not run.stage.has_head or run.action.kind is not FORWARD:
         return ()
     return _average_loss(low, done) if low.plan.training.overheads.loss is LossReport.MICROBATCH else ()
 
 
-def report_step(low: Lowering, stages: Sequence[Stage], done: int) -> None:
+def report_step(low: Lowering, stages: Sequence[PipelineStage], done: int) -> None:
     """Average the loss of a step behind its last task, if that is done."""
-    if low.plan.training.overheads.loss is LossReport.STEP and any(stage.head for stage in stages):
+    if low.plan.training.overheads.loss is LossReport.STEP and any(stage.has_head for stage in stages):
         _average_loss(low, done)
 
 
 def _average_loss(low: Lowering, done: int) -> tuple[int, ...]:
-    if low.plan.layout.size_of(WEIGHTS) == 1:
+    if low.plan.layout.group_size(DP_GROUP) == 1:
         return ()
-    return (low.communicate(CommOp("average loss", CollectiveType.ALL_REDUCE, WEIGHTS.name, LOSS_BYTES), (done,)),)
+    return (low.communicate(CommOp("average loss", CollectiveType.ALL_REDUCE, DP_GROUP.name, LOSS_BYTES), (done,)),)
 
 
-def sum_norms(low: Lowering, stages: Sequence[Stage]) -> None:
+def sum_norms(low: Lowering, stages: Sequence[PipelineStage]) -> None:
     """Sum gradients of norms, and of biases behind row-parallel products, over the ranks that split the sequence."""
     plan = low.plan
     if not (plan.training.overheads.norm_sums and plan.layout.sequence_parallel and plan.layout.tp > 1):
         return
-    found = [count for stage in stages for unit in plan.units(stage) for count in _split(unit)]
+    found = [count for stage in stages for unit in plan.stage_units(stage) for count in _split(unit)]
     if found:
         low.reducing.append(low.beside("sum norms", _flat_sum(low, found), tuple(low.reducing)))
 
@@ -102,7 +106,7 @@ def _flat_sum(low: Lowering, counts: Sequence[tuple[int, int]]) -> list[Operatio
         memory_bound.copy("norms.unflatten", dtype, elements),
     )
     size = float(elements * dtype.bytes)
-    exchange = CommOp("sum norm gradients", CollectiveType.ALL_REDUCE, TENSOR_ROLE.name, size, reduce_dtype=dtype)
+    exchange = CommOp("sum norm gradients", CollectiveType.ALL_REDUCE, TP_GROUP.name, size, reduce_dtype=dtype)
     each = replace(apart, launches=tensors)
     return [Operation(does, WorkType.OPTIMIZER) for does in (flat, exchange, each)]
 

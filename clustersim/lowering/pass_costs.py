@@ -28,7 +28,7 @@ def pass_costs(plan: Plan, kernels: KernelCost) -> PassCosts:
         forward=_seconds(units, kernels, ActionKind.FORWARD),
         input_gradient=_seconds(units, kernels, ActionKind.INPUT_GRADIENT),
         weight_gradient=_seconds(units, kernels, ActionKind.WEIGHT_GRADIENT),
-        waiting=sum(map(activations.waiting, plan.stages)) / sum(map(activations.kept, plan.stages)),
+        pending_memory_ratio=sum(map(activations.waiting, plan.stages)) / sum(map(activations.kept, plan.stages)),
     )
 
 

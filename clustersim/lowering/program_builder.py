@@ -21,10 +21,10 @@ from clustersim.lowering.units import Unit, Units, in_order
 from clustersim.model.gradient_kernels import before_reduction
 from clustersim.model.offload import NOTHING
 from clustersim.parallel.data_parallel_strategy import GradientSync
-from clustersim.parallel.layer_partition import Stage
+from clustersim.parallel.layer_partition import PipelineStage
 from clustersim.parallel.parameter_groups import ParameterGroup
 from clustersim.parallel.plan import Plan
-from clustersim.parallel.process_groups import WAYS
+from clustersim.parallel.process_groups import P2P_DIRECTIONS
 from clustersim.program.action import Action, ActionKind
 from clustersim.program.task import (
     CollectiveTask,
@@ -64,7 +64,7 @@ class Pass(NamedTuple):
     A named tuple, as actions: a step has tens of thousands of them.
     """
 
-    stage: Stage
+    stage: PipelineStage
     action: Action
     after: tuple[int, ...]
     arriving: tuple[Operation, ...] = ()
@@ -144,7 +144,7 @@ class Lowering:
         """Add a pass that nothing cuts, in one block; return its last compute task."""
         if self.cuts:
             return self.compute(run, self.units.shape(run.stage), self.operations(run))
-        key = run.stage.number, run.action.kind, bool(run.arriving)
+        key = run.stage.index, run.action.kind, bool(run.arriving)
         if key not in self._wholes:
             self._wholes[key] = self._block(run, self.units.shape(run.stage), self.operations(run))
         return self._issue(run, self._wholes[key])
@@ -156,7 +156,7 @@ class Lowering:
 
     def one_by_one(self, run: Pass) -> int:
         """Add a pass that nothing cuts, unit by unit; return its last compute task."""
-        key = run.stage.number, run.action.kind, bool(run.arriving)
+        key = run.stage.index, run.action.kind, bool(run.arriving)
         if key not in self._rows:
             self._rows[key] = self._row(run)
         first, runs = self._rows[key]
@@ -209,9 +209,9 @@ class Lowering:
         puts_off = self.paired and self.plan.layout.delay_wgrad and run.action.kind is ActionKind.BACKWARD
         if not puts_off:
             return self.units.operations(run.stage, run.action.kind)
-        if run.stage.number not in self._put_off:
-            self._put_off[run.stage.number] = put_off(self.units.of(run.stage))
-        return self._put_off[run.stage.number]
+        if run.stage.index not in self._put_off:
+            self._put_off[run.stage.index] = put_off(self.units.of(run.stage))
+        return self._put_off[run.stage.index]
 
     def _compute(self, run: Pass, key: Hashable, operations: Sequence[Operation]) -> int:
         return self._issue(run, self._block(run, key, operations))
@@ -247,17 +247,17 @@ class Lowering:
         return self._between[key]
 
     def _message(self, source: int, target: int) -> CommOp | None:
-        way, many = self.plan.placement.direction(source, target), self.plan.carried(min(source, target))
+        way, many = self.plan.placement.direction(source, target), self.plan.sent_activation_count(min(source, target))
         return self._messages.get((target > source, way, many))
 
     @cached_property
     def _messages(self) -> Mapping[tuple[bool, int, int], CommOp]:
         """By whether it goes forward, by its way, and by how many activations it carries."""
-        size = self.plan.activation / self.plan.layout.tp
+        size = self.plan.activation_bytes / self.plan.layout.tp
         return {
             (forward, way, many): CommOp(name, CollectiveType.SEND_RECV, role.name, many * size)
             for forward, name in ((True, "activations"), (False, "gradients"))
-            for role, way in WAYS.items()
+            for role, way in P2P_DIRECTIONS.items()
             for many in (1, 1 + self.plan.model.mtp_layers)
         }
 
@@ -287,12 +287,18 @@ class Lowering:
         payloads: dict[str, Bytes] = {}
         there: dict[str, Bytes] = {}
         for group, parameters in held:
-            second = again and group.secondary is not None
-            role, ranks = (group.secondary, group.seconds) if second else (group.shard, group.shards)
+            second = again and group.secondary_group is not None
+            role, ranks = (
+                (group.secondary_group, group.secondary_shard_count)
+                if second
+                else (group.shard_group, group.shard_count)
+            )
             if role is not None and ranks > 1 and parameters:
                 payloads[role.name] = payloads.get(role.name, 0.0) + parameters * group.formats.gathered.bytes
                 if self.plan.training.offload.shards and not second:
-                    there[role.name] = there.get(role.name, 0.0) + parameters * group.held.bytes / group.shards
+                    there[role.name] = (
+                        there.get(role.name, 0.0) + parameters * group.host_format.bytes / group.shard_count
+                    )
         exchanges = (CommOp(name, CollectiveType.ALL_GATHER, role, payload) for role, payload in payloads.items())
         return tuple((exchange, there.get(exchange.comm_group, 0.0)) for exchange in exchanges)
 
@@ -304,9 +310,9 @@ class Lowering:
         across: whether the second is done, too, or left to a later reduction. Where gradients are
         on the host, they go there once both are done. Return the last task, if there is one.
         """
-        if not group.trained or not parameters:
+        if not group.is_trained or not parameters:
             return ()
-        if group.ranks == 1:
+        if group.dp_size == 1:
             return self._unreduced(parameters * group.formats.gradients.bytes, after)
         key = name, group.name, parameters, across
         if key not in self._reductions:
@@ -325,23 +331,27 @@ class Lowering:
         self, name: str, group: ParameterGroup, parameters: int, *, across: bool
     ) -> tuple[Segment | None, tuple[CommOp, ...], Bytes]:
         """What is done to gradients of a group before they are reduced, their reductions, and bytes that then leave."""
-        kernels = before_reduction(self.plan.training_of(group.formats), parameters)
+        kernels = before_reduction(self.plan.with_weight_formats(group.formats), parameters)
         operations = [Operation(kernel, WorkType.BACKWARD) for kernel in kernels]
         prepared = self._block_beside("prepare gradients", operations) if operations else None
         form = group.formats.gradients
         payload = parameters * form.bytes
         exchanges: list[CommOp] = []
-        if group.shard is not None and group.shards > 1:
-            exchanges.append(CommOp(name, CollectiveType.REDUCE_SCATTER, group.shard.name, payload, reduce_dtype=form))
-        if across and group.replicate is not None and group.replicas > 1:
-            part = payload / group.shards if group.shards > 1 else payload
-            exchanges.append(CommOp(name, CollectiveType.ALL_REDUCE, group.replicate.name, part, reduce_dtype=form))
-        leave = (across or group.replicas == 1) and self.plan.training.offload.gradients
-        return prepared, tuple(exchanges), payload / group.shards if leave else 0.0
+        if group.shard_group is not None and group.shard_count > 1:
+            exchanges.append(
+                CommOp(name, CollectiveType.REDUCE_SCATTER, group.shard_group.name, payload, reduce_dtype=form)
+            )
+        if across and group.replicate_group is not None and group.replica_count > 1:
+            part = payload / group.shard_count if group.shard_count > 1 else payload
+            exchanges.append(
+                CommOp(name, CollectiveType.ALL_REDUCE, group.replicate_group.name, part, reduce_dtype=form)
+            )
+        leave = (across or group.replica_count == 1) and self.plan.training.offload.gradients
+        return prepared, tuple(exchanges), payload / group.shard_count if leave else 0.0
 
     def _unreduced(self, size: Bytes, after: Sequence[int]) -> tuple[int, ...]:
         """Send gradients that this rank alone has to the host, where others are reduced and sent (experts, say)."""
-        if self.plan.unreduced_gradients_leave or not self.plan.training.offload.gradients:
+        if self.plan.offloads_unreduced_gradients or not self.plan.training.offload.gradients:
             return ()
         return (self.host.run(HostOpKind.D2H, "offload gradients", size, after),)
 
@@ -349,16 +359,16 @@ class Lowering:
 class DataLowering(Protocol):
     """The seam between the pipeline and data parallelism: how passes become tasks of one rank."""
 
-    def begin(self, low: Lowering, stages: Sequence[Stage]) -> None:
+    def begin(self, low: Lowering, stages: Sequence[PipelineStage]) -> None:
         """Issue what the step starts with."""
 
     def run(self, low: Lowering, run: Pass) -> int:
         """Issue one pass; return the number of its last compute task."""
 
-    def reduce(self, low: Lowering, stages: Sequence[Stage], after: int) -> None:
+    def reduce(self, low: Lowering, stages: Sequence[PipelineStage], after: int) -> None:
         """Issue the gradient reductions that have not been issued during backward; `after` is the last compute task."""
 
-    def end(self, low: Lowering, stages: Sequence[Stage], after: int) -> None:
+    def end(self, low: Lowering, stages: Sequence[PipelineStage], after: int) -> None:
         """Issue what follows the optimizer, task `after`."""
 
 
@@ -366,15 +376,15 @@ class DataLowering(Protocol):
 class Plain:
     """No data parallelism."""
 
-    def begin(self, low: Lowering, stages: Sequence[Stage]) -> None:
+    def begin(self, low: Lowering, stages: Sequence[PipelineStage]) -> None:
         """Nothing to do."""
 
     def run(self, low: Lowering, run: Pass) -> int:
         """One block."""
         return low.whole(run)
 
-    def reduce(self, low: Lowering, stages: Sequence[Stage], after: int) -> None:
+    def reduce(self, low: Lowering, stages: Sequence[PipelineStage], after: int) -> None:
         """Nothing to do."""
 
-    def end(self, low: Lowering, stages: Sequence[Stage], after: int) -> None:
+    def end(self, low: Lowering, stages: Sequence[PipelineStage], after: int) -> None:
         """Nothing to do."""

@@ -18,8 +18,8 @@ from clustersim.lowering.task_list import Blocks, TaskList
 from clustersim.lowering.units import Unit, Units, operations_of
 from clustersim.model.kernels import KernelKind
 from clustersim.model.layers import gradient_norm, optimizer_step
-from clustersim.parallel.layer_partition import Stage
-from clustersim.parallel.mesh import WEIGHTS
+from clustersim.parallel.layer_partition import PipelineStage
+from clustersim.parallel.mesh import DP_GROUP
 from clustersim.parallel.parameter_groups import ParameterGroup
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import Action, ActionKind
@@ -33,7 +33,7 @@ def lower_naive(plan: Plan, groups: Mapping[str, ProcessGroups]) -> Program:
     """The program of one step: the first rank's, and that of all others."""
     blocks = Blocks()
     programs = tuple(_Rank(plan, blocks, root=root).program() for root in (True, False))
-    kind = np.minimum(np.arange(plan.layout.world), 1)
+    kind = np.minimum(np.arange(plan.layout.world_size), 1)
     used = {exchange.comm_group for program in programs for exchange in program.comm_ops}
     return Program(programs, kind, {role: group for role, group in groups.items() if role in used})
 
@@ -65,7 +65,7 @@ class _Rank:
             self._optimize(self._count(stage, self.plan.trained_groups))
         return self.tasks.program()
 
-    def _microbatch(self, units: tuple[Unit, ...], stage: Stage, microbatch: int) -> None:
+    def _microbatch(self, units: tuple[Unit, ...], stage: PipelineStage, microbatch: int) -> None:
         recipe, tokens = self.plan.training.recipe, self._tokens
         forward, backward = (Action(0, kind, microbatch) for kind in (ActionKind.FORWARD, ActionKind.BACKWARD))
         logits = tokens * self.plan.model.vocab * recipe.activations.bytes
@@ -82,11 +82,11 @@ class _Rank:
         gradients = self._count(stage, self.plan.trained_groups) * recipe.weights.gradients.bytes
         self._communicate("reduce gradients", CollectiveType.REDUCE, gradients)
 
-    def _count(self, stage: Stage, groups: Iterable[ParameterGroup]) -> int:
+    def _count(self, stage: PipelineStage, groups: Iterable[ParameterGroup]) -> int:
         """Parameters of some groups."""
-        return sum(self.plan.parameters(stage, group.name) for group in groups)
+        return sum(self.plan.parameter_count(stage, group.name) for group in groups)
 
-    def _stored(self, stage: Stage) -> Bytes:
+    def _stored(self, stage: PipelineStage) -> Bytes:
         """Bytes of all weights."""
         groups = self.plan.parameter_groups
         return sum(self._count(stage, (group,)) * group.formats.stored.bytes for group in groups)
@@ -103,7 +103,7 @@ class _Rank:
         self.last = (self.tasks.add(Stream.COMPUTE, ComputeTask(block, self.last, action)),)
 
     def _communicate(self, name: str, collective: CollectiveType, payload: Bytes) -> None:
-        task = CollectiveTask(CommOp(name, collective, WEIGHTS.name, float(payload)), self.last)
+        task = CollectiveTask(CommOp(name, collective, DP_GROUP.name, float(payload)), self.last)
         self.last = (self.tasks.add(Stream.DP, task),)
 
     @property

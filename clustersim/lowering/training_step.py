@@ -29,10 +29,10 @@ from clustersim.model.operators import DENSE, EXPERTS
 from clustersim.model.precision_recipe import WeightFormats
 from clustersim.model.training import Training
 from clustersim.parallel.data_parallel_strategy import NaiveDataParallel
-from clustersim.parallel.expert_load_factors import loads_of
-from clustersim.parallel.layer_partition import Stage
-from clustersim.parallel.mesh import EMBEDDING, EXPERT_PARTS, NEXT, PIPELINE, TENSOR_ROLE
-from clustersim.parallel.parameter_groups import one_copies
+from clustersim.parallel.expert_load_factors import build_load_factors
+from clustersim.parallel.layer_partition import PipelineStage
+from clustersim.parallel.mesh import EMBEDDING_GROUP, ETP_EP_GROUP, PIPELINE, PP_NEXT_GROUP, TP_GROUP
+from clustersim.parallel.parameter_groups import single_copy_groups
 from clustersim.parallel.plan import Plan
 from clustersim.parallel.process_groups import process_groups
 from clustersim.program.action import (
@@ -59,7 +59,7 @@ from clustersim.program.task import (
     Stream,
     WorkType,
 )
-from clustersim.schedules.validation import runs_in_pairs
+from clustersim.schedules.validation import runs_with_paired_sends
 
 NORM_BYTES = 4.0  # one fp32 sum of squares
 _NORM: Final = "gradient norm"
@@ -73,7 +73,7 @@ def lower(plan: Plan, order: PipelineOrder, steps: int = 1) -> Program:
 
     steps: for how many there are to be loads of experts.
     """
-    groups = process_groups(plan.layout, plan.placement, plan.tables)
+    groups = process_groups(plan.layout, plan.placement, plan.embedding_ranks)
     if isinstance(plan.layout.data, NaiveDataParallel):
         return lower_naive(plan, groups)
     blocks, units, backwards, together = Blocks(), Units(plan), _backwards(order), _sends_together(plan, order)
@@ -84,9 +84,9 @@ def lower(plan: Plan, order: PipelineOrder, steps: int = 1) -> Program:
     used = {exchange.comm_group for program in programs for exchange in program.comm_ops}
     return Program(
         programs=programs,
-        program_index=plan.layout.mesh.coordinate(PIPELINE),
+        program_index=plan.layout.mesh.rank_coordinates(PIPELINE),
         groups={role: group for role, group in groups.items() if role in used},
-        expert_loads=loads_of(plan, steps),
+        expert_loads=build_load_factors(plan, steps),
     )
 
 
@@ -106,7 +106,7 @@ def _last_backwards(steps: tuple[ScheduleEntry, ...]) -> frozenset[Action]:
 def _rank(low: Lowering, rank: int, steps: tuple[ScheduleEntry, ...]) -> RankProgram:
     """The tasks of every rank with this pipeline coordinate."""
     data = data_lowering(low.plan)
-    stages = low.plan.stages_of(rank)
+    stages = low.plan.stages_on_rank(rank)
     data.begin(low, stages)
     zero_gradients(low, stages)
     cast_weights(low, stages)
@@ -187,8 +187,8 @@ def _arrival(low: Lowering, stage: int, kind: ActionKind) -> tuple[CommOp | None
     message = _message(low, kind, source, stage)
     if message is None or layout.tp == 1 or layout.sequence_parallel:
         return message, ()
-    size = low.plan.carried(min(source, stage)) * low.plan.activation
-    gather = CommOp("gather stage input", CollectiveType.ALL_GATHER, TENSOR_ROLE.name, size)
+    size = low.plan.sent_activation_count(min(source, stage)) * low.plan.activation_bytes
+    gather = CommOp("gather stage input", CollectiveType.ALL_GATHER, TP_GROUP.name, size)
     return message, (Operation(gather, WorkType.FORWARD if forward else WorkType.BACKWARD),)
 
 
@@ -208,7 +208,7 @@ def _sends_together(plan: Plan, order: PipelineOrder) -> bool:
     if plan.layout.pipeline_overlap or plan.placement.max_chunks == 1:
         return False
     whole = plan.microbatches > plan.layout.pp and plan.microbatches % plan.layout.pp == 0
-    return whole and runs_in_pairs(order)
+    return whole and runs_with_paired_sends(order)
 
 
 def _send(low: Lowering, action: Action, done: int) -> tuple[int, ...]:
@@ -227,22 +227,26 @@ def _send(low: Lowering, action: Action, done: int) -> tuple[int, ...]:
     return () if low.plan.layout.pipeline_overlap else (task,)
 
 
-def _tie_embeddings(low: Lowering, stages: tuple[Stage, ...], after: int) -> None:
+def _tie_embeddings(low: Lowering, stages: tuple[PipelineStage, ...], after: int) -> None:
     """Add up the gradients of an embedding that several pipeline ranks hold."""
-    tables = low.plan.tables
-    holds = any(low.plan.placement.stage_ranks[stage.number] in tables for stage in stages)
+    tables = low.plan.embedding_ranks
+    holds = any(low.plan.placement.stage_ranks[stage.index] in tables for stage in stages)
     (dense,) = (group for group in low.plan.parameter_groups if group.name == DENSE)
-    if not (len(tables) > 1 and holds and dense.trained):
+    if not (len(tables) > 1 and holds and dense.is_trained):
         return
-    rows = low.plan.shard.rows(low.plan.model.vocab)
-    shards = dense.shards if low.plan.layout.data.stage > 1 else 1  # ZeRO-2 and -3 hold a part of the gradient
+    rows = low.plan.layer_shard.rows(low.plan.model.vocab)
+    shards = (
+        dense.shard_count if low.plan.layout.data.zero_stage > 1 else 1
+    )  # ZeRO-2 and -3 hold a part of the gradient
     form = dense.formats.gradients
     payload = float(rows * low.plan.model.hidden * form.bytes / shards)
-    exchange = CommOp("reduce tied embedding", CollectiveType.ALL_REDUCE, EMBEDDING.name, payload, reduce_dtype=form)
+    exchange = CommOp(
+        "reduce tied embedding", CollectiveType.ALL_REDUCE, EMBEDDING_GROUP.name, payload, reduce_dtype=form
+    )
     low.reducing.append(low.tasks.add(Stream.DP, CollectiveTask(exchange, (after, *low.reducing[-1:]))))
 
 
-def _optimize(low: Lowering, stages: tuple[Stage, ...], place: int | None) -> int:
+def _optimize(low: Lowering, stages: tuple[PipelineStage, ...], place: int | None) -> int:
     """Clip and apply the gradients that this rank updates; return the optimizer's task.
 
     place: on which pipeline rank, where the norm is handed on along the pipeline; None: it is summed at once.
@@ -306,14 +310,14 @@ def _update_on_host(
             yield task
 
 
-def _updated(plan: Plan, stages: tuple[Stage, ...]) -> Iterator[tuple[Training, float]]:
+def _updated(plan: Plan, stages: tuple[PipelineStage, ...]) -> Iterator[tuple[Training, float]]:
     """How many parameters a rank updates, those in the same formats together, as a training in these formats."""
     counts: dict[WeightFormats, float] = {}
     for group in plan.trained_groups:
-        held = sum(plan.parameters(stage, group.name) for stage in stages)
-        counts[group.formats] = counts.get(group.formats, 0.0) + held / group.shards
+        held = sum(plan.parameter_count(stage, group.name) for stage in stages)
+        counts[group.formats] = counts.get(group.formats, 0.0) + held / group.shard_count
     for formats, count in counts.items():
-        yield plan.training_of(formats), count
+        yield plan.with_weight_formats(formats), count
 
 
 def _norm(low: Lowering, kernels: list[Operation]) -> tuple[int, ...]:
@@ -324,7 +328,7 @@ def _norm(low: Lowering, kernels: list[Operation]) -> tuple[int, ...]:
 
 def _over_copies(low: Lowering, name: str, after: int) -> tuple[int, ...]:
     """Sum a number over all that hold one copy of the gradients together, of each group of weights."""
-    roles = one_copies(low.plan.layout, low.plan.trained_groups)
+    roles = single_copy_groups(low.plan.layout, low.plan.trained_groups)
     exchanges = (CommOp(name, CollectiveType.ALL_REDUCE, role.name, NORM_BYTES) for role in roles)
     return tuple(low.communicate(exchange, (after,)) for exchange in exchanges)
 
@@ -334,16 +338,16 @@ def _norm_so_far(low: Lowering, rank: int, kernels: list[Operation]) -> tuple[in
 
     Messages are tagged as the last weight gradient of a stage of the rank's number, which itself sends nothing.
     """
-    inside = [TENSOR_ROLE.name] if low.plan.layout.tp > 1 else []
-    if low.plan.layout.folded and any(group.name == EXPERTS for group in low.plan.trained_groups):
-        inside.append(EXPERT_PARTS.name)
+    inside = [TP_GROUP.name] if low.plan.layout.tp > 1 else []
+    if low.plan.layout.has_expert_mesh and any(group.name == EXPERTS for group in low.plan.trained_groups):
+        inside.append(ETP_EP_GROUP.name)
     sums = (CommOp(_NORM, CollectiveType.ALL_REDUCE, role, NORM_BYTES) for role in inside)
     kernels = [*kernels, *(Operation(comm_op, WorkType.OPTIMIZER) for comm_op in sums)]
     there: tuple[int, ...] = (_squares(low, kernels),)
-    for role in dict.fromkeys(group.shard for group in low.plan.trained_groups if group.shards > 1):
+    for role in dict.fromkeys(group.shard_group for group in low.plan.trained_groups if group.shard_count > 1):
         if role is not None:
             there = (low.communicate(CommOp(_NORM, CollectiveType.ALL_REDUCE, role.name, NORM_BYTES), there),)
-    message = CommOp(_NORM, CollectiveType.SEND_RECV, NEXT.name, NORM_BYTES)
+    message = CommOp(_NORM, CollectiveType.SEND_RECV, PP_NEXT_GROUP.name, NORM_BYTES)
     tag = Action(rank, ActionKind.WEIGHT_GRADIENT, low.plan.microbatches - 1)
     if rank > 0:
         there = (*there, low.tasks.add(Stream.RECEIVE, ReceiveTask(message, tag)))

@@ -15,17 +15,17 @@ from clustersim.memory.activations import Activations
 from clustersim.model.layer_stack import LayerSpec, Stack
 from clustersim.model.layers import Layer
 from clustersim.model.training import SelectiveOperations, SelectiveRecompute
-from clustersim.parallel.layer_partition import Stage
-from clustersim.parallel.plan import Plan, Run
+from clustersim.parallel.layer_partition import PipelineStage
+from clustersim.parallel.plan import Plan, StageLayers
 from clustersim.parallel.tensor_parallel import (
-    Sharding,
-    backward,
-    forward,
-    forward_again,
-    input_gradients,
-    modules_again,
-    operations_again,
-    weight_gradients,
+    LayerSharding,
+    backward_operations,
+    forward_operations,
+    input_gradient_operations,
+    recomputed_forward,
+    recomputed_modules,
+    recomputed_operations,
+    weight_gradient_operations,
 )
 from clustersim.program.action import ActionKind
 from clustersim.program.task import Operation
@@ -80,46 +80,46 @@ class Units:
     _shapes: dict[int, int] = field(default_factory=dict)
     _numbers: dict[tuple[Stack, bool, bool, tuple[int | None, ...]], int] = field(default_factory=dict)
 
-    def of(self, stage: Stage) -> tuple[Unit, ...]:
+    def of(self, stage: PipelineStage) -> tuple[Unit, ...]:
         """Units of a stage in model order."""
-        if stage.number not in self._known:
-            self._known[stage.number] = self._build(stage)
-        return self._known[stage.number]
+        if stage.index not in self._known:
+            self._known[stage.index] = self._build(stage)
+        return self._known[stage.index]
 
-    def shape(self, stage: Stage) -> int:
+    def shape(self, stage: PipelineStage) -> int:
         """A number that stages have in common whose work is equal."""
-        known = self._shapes.get(stage.number)
+        known = self._shapes.get(stage.index)
         if known is None:
-            what = stage.stack, stage.embedding, stage.head, self.plan.load_numbers(stage)
-            known = self._shapes[stage.number] = self._numbers.setdefault(what, len(self._numbers))
+            what = stage.stack, stage.has_embedding, stage.has_head, self.plan.load_indices(stage)
+            known = self._shapes[stage.index] = self._numbers.setdefault(what, len(self._numbers))
         return known
 
-    def operations(self, stage: Stage, kind: ActionKind) -> tuple[Operation, ...]:
+    def operations(self, stage: PipelineStage, kind: ActionKind) -> tuple[Operation, ...]:
         """Operations of a pass through a whole stage."""
-        found = self._operations.get((stage.number, kind))
+        found = self._operations.get((stage.index, kind))
         if found is None:
-            found = self._operations[stage.number, kind] = operations_of(self.of(stage), kind)
+            found = self._operations[stage.index, kind] = operations_of(self.of(stage), kind)
         return found
 
-    def _build(self, stage: Stage) -> tuple[Unit, ...]:
-        every = [run for run in self.plan.runs(stage) for _ in range(run.layers.count)]
-        layers = [self.layer(*item) for item in zip(every, self.plan.load_numbers(stage), strict=True)]
-        before = [self.embedding(self.plan.embedding)] if stage.embedding else []
-        further = [self.embedding(layer) for layer in self.plan.embeddings_of(stage)]
-        behind = len(layers) - stage.ahead
-        after = [self.head(self.plan.head_of(stage))] if stage.head else []
+    def _build(self, stage: PipelineStage) -> tuple[Unit, ...]:
+        every = [run for run in self.plan.layer_runs(stage) for _ in range(run.layers.count)]
+        layers = [self.layer(*item) for item in zip(every, self.plan.load_indices(stage), strict=True)]
+        before = [self.embedding(self.plan.embedding)] if stage.has_embedding else []
+        further = [self.embedding(mtp_embedding) for mtp_embedding in self.plan.mtp_embeddings(stage)]
+        behind = len(layers) - stage.mtp_layer_count
+        after = [self.head(self.plan.stage_head(stage))] if stage.has_head else []
         return (*before, *layers[:behind], *further, *layers[behind:], *after)
 
-    def layer(self, run: Run, load: int | None) -> Unit:
+    def layer(self, run: StageLayers, load: int | None) -> Unit:
         """A layer of a run; load: number of its own."""
-        spec, again = run.layers.spec, run.again
+        spec, again = run.layers.spec, run.recomputed
         met = id(spec), again, run.offloaded, load
         if met in self._met:
             return self._met[met]
         key = spec, again, run.offloaded, load
         found = self._layers.get(key)
         if found is None:
-            layer, sharding = self.plan.layers[spec], self.plan.sharding(spec, load=load)
+            layer, sharding = self.plan.layer_by_spec[spec], self.plan.layer_sharding(spec, load_index=load)
             found = _unit("layer", layer, sharding, self._repeated(layer, sharding, again=again))
             found = self._without_gradients(found)
             if run.offloaded:
@@ -128,31 +128,31 @@ class Units:
         self._met[met] = found
         return found
 
-    def _repeated(self, layer: Layer, sharding: Sharding, *, again: bool) -> list[Operation]:
+    def _repeated(self, layer: Layer, sharding: LayerSharding, *, again: bool) -> list[Operation]:
         """What is run again of a layer; again: the layer is among those that are recomputed in full."""
         early_stop = self.plan.training.early_stop
         match self.plan.training.recompute:
             case SelectiveRecompute(modules):
-                return modules_again(layer, sharding, modules, early_stop=early_stop)
+                return recomputed_modules(layer, sharding, modules, early_stop=early_stop)
             case SelectiveOperations():
-                return operations_again(layer, sharding, early_stop=early_stop)
-        return forward_again(layer, sharding, early_stop=early_stop) if again else []
+                return recomputed_operations(layer, sharding, early_stop=early_stop)
+        return recomputed_forward(layer, sharding, early_stop=early_stop) if again else []
 
     def embedding(self, first: Layer) -> Unit:
         """An embedding of the plan's."""
-        sharding = replace(self.plan.sharding(), enters=False)
+        sharding = replace(self.plan.layer_sharding(), has_sharded_input=False)
         return self._without_gradients(_unit("embedding", first, sharding, []))
 
     def head(self, last: Layer) -> Unit:
         """A head of the plan's."""
-        sharding = replace(self.plan.sharding(), leaves=False)
+        sharding = replace(self.plan.layer_sharding(), has_sharded_output=False)
         unit = _unit("head", last, sharding, [])
-        reductions = (1 + self.plan.model.mtp_layers) * sharding.over_vocabulary(self.plan.shard.tokens)
+        reductions = (1 + self.plan.model.mtp_layers) * sharding.vocab_parallel_loss(self.plan.layer_shard.tokens)
         return self._without_gradients(replace(unit, forward=(*unit.forward, *reductions), head=True))
 
     def _without_gradients(self, unit: Unit) -> Unit:
         """The unit, whose gradients go to the host after its backward if those of the plan do so unreduced."""
-        if not self.plan.unreduced_gradients_leave:
+        if not self.plan.offloads_unreduced_gradients:
             return unit
         groups = self.plan.trained_groups
         size = float(sum(unit.counts.get(group.name, 0) * group.formats.gradients.bytes for group in groups))
@@ -192,12 +192,12 @@ def _fetching(operations: tuple[Operation, ...], size: Bytes) -> tuple[Operation
     return *most, replace(last, is_last_use=True)
 
 
-def _unit(name: str, part: Layer, sharding: Sharding, again: list[Operation]) -> Unit:
+def _unit(name: str, part: Layer, sharding: LayerSharding, again: list[Operation]) -> Unit:
     return Unit(
         name=name,
-        forward=tuple(forward(part, sharding)),
-        backward=(*again, *backward(part, sharding)),
-        inputs=(*again, *input_gradients(part, sharding)),
-        weights=tuple(weight_gradients(part, sharding)),
+        forward=tuple(forward_operations(part, sharding)),
+        backward=(*again, *backward_operations(part, sharding)),
+        inputs=(*again, *input_gradient_operations(part, sharding)),
+        weights=tuple(weight_gradient_operations(part, sharding)),
         counts=part.counts,
     )

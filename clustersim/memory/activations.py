@@ -31,8 +31,8 @@ from clustersim.model.layer_stack import LayerSpec
 from clustersim.model.layers import Layer
 from clustersim.model.training import Loss, Recompute, SelectiveOperations, SelectiveRecompute
 from clustersim.parallel.data_parallel_strategy import FullyShard
-from clustersim.parallel.layer_partition import Stage
-from clustersim.parallel.plan import Plan, Run
+from clustersim.parallel.layer_partition import PipelineStage
+from clustersim.parallel.plan import Plan, StageLayers
 from clustersim.program.action import ActionKind
 
 
@@ -82,45 +82,45 @@ class Activations:
     plan: Plan
     _needs: dict[tuple[Hashable, ...], Needs] = field(init=False, repr=False, compare=False, default_factory=dict)
 
-    def needs(self, stage: Stage, kind: ActionKind) -> Needs:
+    def needs(self, stage: PipelineStage, kind: ActionKind) -> Needs:
         """`kept`, `waiting` and `passing` of a stage; worked out once for all that hold the same."""
-        key = stage.stack, stage.embedding, stage.head, self.plan.carried(stage.number), kind
+        key = stage.stack, stage.has_embedding, stage.has_head, self.plan.sent_activation_count(stage.index), kind
         if key not in self._needs:
             self._needs[key] = self.kept(stage), self.waiting(stage), self.passing(stage, kind)
         return self._needs[key]
 
-    def kept(self, stage: Stage) -> Bytes:
+    def kept(self, stage: PipelineStage) -> Bytes:
         """Bytes that one microbatch keeps on a stage from forward to backward."""
         return self._bytes(self.kept_parts(stage))
 
-    def waiting(self, stage: Stage) -> Bytes:
+    def waiting(self, stage: PipelineStage) -> Bytes:
         """Bytes that one microbatch keeps on a stage from its input gradients to its weight gradients."""
         counts = Counter(_ends(stage, Part.EMBEDDING_WAITING, Part.HEAD_WAITING))
         for run in stage.stack:
             counts[Part.LAYER_WAITING, run.spec] += run.count
         return self._bytes(counts)
 
-    def passing(self, stage: Stage, kind: ActionKind = ActionKind.BACKWARD) -> Bytes:
+    def passing(self, stage: PipelineStage, kind: ActionKind = ActionKind.BACKWARD) -> Bytes:
         """Bytes that a backward of one microbatch, or a half of it, needs at its fullest, beside what was kept."""
         return max((0.0, *map(self._bytes, self.moments(stage, kind))))
 
-    def kept_parts(self, stage: Stage) -> Counts:
+    def kept_parts(self, stage: PipelineStage) -> Counts:
         """What one microbatch keeps on a stage."""
-        sent = 0 if stage.head else self.plan.carried(stage.number)
+        sent = 0 if stage.has_head else self.plan.sent_activation_count(stage.index)
         counts = Counter({**_ends(stage, Part.EMBEDDING, Part.HEAD), (Part.OUTPUT, None): sent})
-        for run in self.plan.runs(stage):
+        for run in self.plan.layer_runs(stage):
             counts[_kept(run)] += 0 if run.offloaded else run.layers.count
         return counts
 
-    def kept_of(self, run: Run) -> Bytes:
+    def kept_of(self, run: StageLayers) -> Bytes:
         """Bytes that one microbatch keeps of one layer of a run, wherever they are."""
         return self.size(*_kept(run))
 
-    def hosted(self, stage: Stage) -> Bytes:
+    def hosted(self, stage: PipelineStage) -> Bytes:
         """Bytes that one microbatch keeps of a stage on the host."""
-        return sum(run.layers.count * self.kept_of(run) for run in self.plan.runs(stage) if run.offloaded)
+        return sum(run.layers.count * self.kept_of(run) for run in self.plan.layer_runs(stage) if run.offloaded)
 
-    def buffers(self, stages: Iterable[Stage]) -> Bytes:
+    def buffers(self, stages: Iterable[PipelineStage]) -> Bytes:
         """Bytes of offloaded layers that are on the device at once: of so many of the largest, if there are so many.
 
         A layer's are there from its forward's start until they are copied out, and from the start of the copy back
@@ -129,11 +129,11 @@ class Activations:
         activations = self.plan.training.offload.activations
         if activations is None:
             return 0.0
-        runs = [run for stage in stages for run in self.plan.runs(stage) if run.offloaded]
+        runs = [run for stage in stages for run in self.plan.layer_runs(stage) if run.offloaded]
         sizes = (size for run in runs for size in [self.kept_of(run)] * min(run.layers.count, activations.buffers))
         return sum(sorted(sizes, reverse=True)[: activations.buffers])
 
-    def moments(self, stage: Stage, kind: ActionKind = ActionKind.BACKWARD) -> Iterator[Counts]:
+    def moments(self, stage: PipelineStage, kind: ActionKind = ActionKind.BACKWARD) -> Iterator[Counts]:
         """What a pass needs beside what was kept, at the moments of which one is the fullest; freed parts are negative.
 
         Where more waits for the weights' half than was kept of a layer, the first such layer of a run is fullest.
@@ -143,12 +143,12 @@ class Activations:
             return
         whole = kind is ActionKind.BACKWARD
         freed: Counter[Kind] = Counter()
-        if stage.head:
+        if stage.has_head:
             yield {(Part.LOSS, None): 1}
             yield {(Part.CAST, None): 1, (Part.HEAD_GRADIENT, None): int(whole)}
             freed.update(_freed((Part.HEAD, None), 1, whole))
-        runs = self.plan.runs(stage)
-        for further, there in ((True, stage.ahead), (False, stage.embedding)):
+        runs = self.plan.layer_runs(stage)
+        for further, there in ((True, stage.mtp_layer_count), (False, stage.has_embedding)):
             for run in (item for item in reversed(runs) if item.layers.spec.ahead is further):
                 yield from _through(run, freed, whole)
                 freed.update(_freed_of(run, run.layers.count, whole))
@@ -166,8 +166,8 @@ class Activations:
 
     def weight_gradient(self, part: Layer) -> Bytes:
         """The gradient of the largest weight, before it is accumulated, or the largest weight that is unpacked."""
-        sharded = isinstance(self.plan.layout.data, FullyShard) and not self.plan.sums_whole_gradients
-        gathered = {group.name for group in self.plan.parameter_groups if sharded and group.shards > 1}
+        sharded = isinstance(self.plan.layout.data, FullyShard) and not self.plan.accumulates_full_gradients
+        gathered = {group.name for group in self.plan.parameter_groups if sharded and group.shard_count > 1}
         own = (operator for operator in part.operators if operator.weight_gradient and operator.group not in gathered)
         unpacked = max((operator.unpacked for operator in part.operators), default=0.0)
         return max(unpacked, float(max((operator.parameters for operator in own), default=0) * self.width))
@@ -175,7 +175,7 @@ class Activations:
     @property
     def output(self) -> Bytes:
         """Bytes of a stage's output that stay until its backward."""
-        shard = self.plan.shard
+        shard = self.plan.layer_shard
         return 0.0 if self.plan.layout.release_outputs else shard.residual_tokens * self.plan.model.hidden * self.width
 
     @property
@@ -205,11 +205,11 @@ class Activations:
     @property
     def logits(self) -> int:
         """Elements of the logits on this rank."""
-        return self.plan.shard.tokens * self.plan.shard.rows(self.plan.model.vocab)
+        return self.plan.layer_shard.tokens * self.plan.layer_shard.rows(self.plan.model.vocab)
 
     def kept_layer(self, spec: LayerSpec) -> Bytes:
         """Bytes of a layer whose forward is not run again as a whole."""
-        return kept_of_layer(self.plan.layers[spec], self.plan.training.recompute)
+        return kept_of_layer(self.plan.layer_by_spec[spec], self.plan.training.recompute)
 
 
 def kept_of_layer(layer: Layer, recompute: Recompute) -> Bytes:
@@ -234,27 +234,27 @@ _SIZES: Final[Mapping[Part, Callable[[Activations], Bytes]]] = {
     Part.HEAD_GRADIENT: lambda of: of.weight_gradient(of.plan.head),
 }
 _OF_LAYERS: Final[Mapping[Part, Callable[[Activations, LayerSpec], Bytes]]] = {
-    Part.INPUT: lambda of, spec: of.plan.layers[spec].input_bytes,
+    Part.INPUT: lambda of, spec: of.plan.layer_by_spec[spec].input_bytes,
     Part.LAYER: lambda of, spec: of.kept_layer(spec),
-    Part.WHOLE: lambda of, spec: of.plan.layers[spec].kept,
-    Part.LAYER_WAITING: lambda of, spec: of.plan.layers[spec].waiting,
-    Part.LAYER_GRADIENT: lambda of, spec: of.weight_gradient(of.plan.layers[spec]),
+    Part.WHOLE: lambda of, spec: of.plan.layer_by_spec[spec].kept,
+    Part.LAYER_WAITING: lambda of, spec: of.plan.layer_by_spec[spec].waiting,
+    Part.LAYER_GRADIENT: lambda of, spec: of.weight_gradient(of.plan.layer_by_spec[spec]),
 }
 LAYER_PARTS: Final = frozenset(_OF_LAYERS)
 """Parts of which each kind of layer has its own."""
 
 
-def _kept(run: Run) -> Kind:
+def _kept(run: StageLayers) -> Kind:
     """What a layer of a run keeps."""
-    return (Part.INPUT if run.again else Part.LAYER), run.layers.spec
+    return (Part.INPUT if run.recomputed else Part.LAYER), run.layers.spec
 
 
-def _ends(stage: Stage, embedding: Part, head: Part) -> dict[Kind, int]:
+def _ends(stage: PipelineStage, embedding: Part, head: Part) -> dict[Kind, int]:
     """The ends that a stage has, embeddings of further tokens among them."""
-    return {(embedding, None): stage.embedding + stage.ahead, (head, None): int(stage.head)}
+    return {(embedding, None): stage.has_embedding + stage.mtp_layer_count, (head, None): int(stage.has_head)}
 
 
-def _gradients(stage: Stage) -> Iterator[Counts]:
+def _gradients(stage: PipelineStage) -> Iterator[Counts]:
     """The gradient of the largest weight of each kind of part, one at a time."""
     ends = _ends(stage, Part.EMBEDDING_GRADIENT, Part.HEAD_GRADIENT)
     yield from ({kind: 1} for kind, there in ends.items() if there)
@@ -262,7 +262,7 @@ def _gradients(stage: Stage) -> Iterator[Counts]:
         yield {(Part.LAYER_GRADIENT, run.spec): 1}
 
 
-def _through(run: Run, freed: Counter[Kind], whole: bool) -> Iterator[Counts]:
+def _through(run: StageLayers, freed: Counter[Kind], whole: bool) -> Iterator[Counts]:
     """Moments of a backward through the layers of a run: in the last one, of halves in the first, too."""
     spec = run.layers.spec
     for passed in (0,) if whole else (0, run.layers.count - 1):
@@ -272,7 +272,7 @@ def _through(run: Run, freed: Counter[Kind], whole: bool) -> Iterator[Counts]:
         yield moment
 
 
-def _freed_of(run: Run, count: int, whole: bool) -> Counts:
+def _freed_of(run: StageLayers, count: int, whole: bool) -> Counts:
     """What backward frees once it has passed `count` layers of a run; what was on the host is not there to be freed."""
     freed = dict(_freed(_kept(run), count, whole))
     if run.offloaded:

@@ -74,12 +74,12 @@ def host_use(plan: Plan, order: PipelineOrder, nodes: IntArray, capacity: Bytes)
 
 def hosted(plan: Plan, pipeline_rank: int, actions: Iterable[Action]) -> dict[HostCategory, Bytes]:
     """Bytes on the host by category for one rank that runs these actions, at its fullest."""
-    offload, stages = plan.training.offload, plan.stages_of(pipeline_rank)
+    offload, stages = plan.training.offload, plan.stages_on_rank(pipeline_rank)
     updated = [
-        (group, offload.share * sum(plan.parameters(stage, group.name) for stage in stages) / group.shards)
+        (group, offload.share * sum(plan.parameter_count(stage, group.name) for stage in stages) / group.shard_count)
         for group in plan.parameter_groups
     ]
-    trained = [(group, count) for group, count in updated if group.trained]
+    trained = [(group, count) for group, count in updated if group.is_trained]
     return {
         HostCategory.ACTIVATIONS: _activations(plan, actions),
         HostCategory.OPTIMIZER: float(sum(count * _state_bytes(plan, group) for group, count in trained)),

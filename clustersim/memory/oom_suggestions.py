@@ -21,7 +21,7 @@ from clustersim.model.training import (
     SelectiveRecompute,
     Training,
 )
-from clustersim.parallel.data_parallel_strategy import BY_STAGE
+from clustersim.parallel.data_parallel_strategy import STRATEGY_BY_ZERO_STAGE
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 
@@ -80,8 +80,8 @@ def _with_full(ladder: Iterator[Candidate]) -> Iterator[Candidate]:
 def _recompute(plan: Plan) -> Iterator[Candidate]:
     """More and more recomputation."""
     now = plan.training.recompute
-    layers = max(stage.layers for stage in plan.stages)
-    done = max(map(plan.recomputed_layers, plan.stages))
+    layers = max(stage.layer_count for stage in plan.stages)
+    done = max(map(plan.recomputed_layer_count, plan.stages))
     if isinstance(now, NoRecompute):
         yield Candidate("training.recompute=selective", _trained(plan, recompute=SelectiveRecompute()))
     yield from _modules(plan)
@@ -98,7 +98,7 @@ def _modules(plan: Plan) -> Iterator[Candidate]:
 
     First what is cheap to make again, then whole mixtures, whose tokens travel again.
     """
-    there = {item.module for layer in plan.layers.values() for part in layer.operators for item in part.within}
+    there = {item.module for layer in plan.layer_by_spec.values() for part in layer.operators for item in part.within}
     match plan.training.recompute:
         case SelectiveRecompute(modules):
             now = modules
@@ -145,17 +145,19 @@ def _sharding(plan: Plan) -> Iterator[Candidate]:
 
     What ZeRO-2 and FSDP hold beside a pipeline is whole during the step (`parallel.data_parallel_strategy`), so they would help no more.
     """
-    most = 1 if plan.layout.pipelined else 3
-    if any(group.ranks > 1 for group in plan.parameter_groups):
-        for stage in range(plan.layout.data.stage + 1, most + 1):
-            yield Candidate(f"layout.data=zero{stage}", _spread(plan, replace(plan.layout, data=BY_STAGE[stage]())))
+    most = 1 if plan.layout.is_pipelined else 3
+    if any(group.dp_size > 1 for group in plan.parameter_groups):
+        for stage in range(plan.layout.data.zero_stage + 1, most + 1):
+            yield Candidate(
+                f"layout.data=zero{stage}", _spread(plan, replace(plan.layout, data=STRATEGY_BY_ZERO_STAGE[stage]()))
+            )
 
 
 def _wider(plan: Plan, domain: int) -> Iterator[Candidate]:
     """Tensor parallelism in place of data parallelism, inside the NVLink domain."""
     layout = plan.layout
     for factor in (2, 4, 8):
-        if layout.written.dp % factor == 0 and layout.tp * factor <= domain:
+        if layout.as_configured.dp % factor == 0 and layout.tp * factor <= domain:
             wider = replace(layout, tp=layout.tp * factor, dp=layout.dp // factor)
             yield Candidate(_words(wider), _spread(plan, wider))
 
@@ -165,7 +167,7 @@ def _deeper(plan: Plan) -> Iterator[Candidate]:
     layout = plan.layout
     again_even = " layout.layers_per_stage=even" if layout.layers_per_stage else ""
     for factor in (2, 4, 8):
-        if layout.written.dp % factor == 0:
+        if layout.as_configured.dp % factor == 0:
             deeper = replace(layout, pp=layout.pp * factor, dp=layout.dp // factor, layers_per_stage=None)
             yield Candidate(_words(deeper) + again_even, _spread(plan, deeper))
 
@@ -182,7 +184,7 @@ def _offload(plan: Plan) -> Iterator[Candidate]:
 
 
 def _words(layout: Layout) -> str:
-    written = layout.written
+    written = layout.as_configured
     return f"layout.tp={written.tp} layout.pp={written.pp} layout.dp={written.dp}"
 
 

@@ -29,8 +29,8 @@ from typing import ClassVar, Final
 
 from clustersim.common.units import Bytes
 
-DDP_BUCKET: Bytes = 25 * 2.0**20  # torch.nn.parallel.DistributedDataParallel: bucket_cap_mb=25, in MiB
-MEGATRON_BUCKET = 40_000_000  # parameters: Megatron-LM, DistributedDataParallelConfig.bucket_size
+DDP_BUCKET_BYTES: Bytes = 25 * 2.0**20  # torch.nn.parallel.DistributedDataParallel: bucket_cap_mb=25, in MiB
+MEGATRON_BUCKET_SIZE = 40_000_000  # parameters: Megatron-LM, DistributedDataParallelConfig.bucket_size
 MEGATRON_BUCKET_PER_RANK = 1_000_000  # ... or this many for each data-parallel rank, if that is more
 
 
@@ -42,11 +42,11 @@ class GradientSync(Enum):
     AFTER_BACKWARD = "after all backwards"
 
 
-class Microbatches(Enum):
+class ReductionFrequency(Enum):
     """After which microbatches gradients are reduced."""
 
-    EVERY = "every_microbatch"
-    LAST = "last_microbatch"
+    PER_MICROBATCH = "every_microbatch"
+    LAST_MICROBATCH = "last_microbatch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,22 +58,22 @@ class DdpStrategy:
     gradient_as_bucket_view.
     """
 
-    stage: ClassVar[int] = 0
-    within: ClassVar[int | None] = None
+    zero_stage: ClassVar[int] = 0
+    shard_size: ClassVar[int | None] = None
     secondary: ClassVar[int | None] = None
-    bucket: Bytes | None = DDP_BUCKET
+    bucket: Bytes | None = DDP_BUCKET_BYTES
     overlap: bool = True
 
-    def sync(self, *, pipelined: bool) -> GradientSync:  # noqa: ARG002 - the same with and without a pipeline
+    def gradient_sync(self, *, is_pipelined: bool) -> GradientSync:  # noqa: ARG002 - the same with and without a pipeline
         """When gradients are reduced."""
         return GradientSync.LAST_BACKWARD if self.overlap else GradientSync.AFTER_BACKWARD
 
-    def bucket_bytes(self, ranks: int, width: float, *, first: bool) -> Bytes:
+    def bucket_bytes(self, ranks: int, gradient_bytes: float, *, is_first_chunk: bool) -> Bytes:
         """Size of a bucket of gradients of `width` bytes each, which `ranks` ranks reduce.
 
         first: whether they are of the first chunk of the first pipeline rank.
         """
-        return _bucket(self.bucket, ranks, width, first=first)
+        return _bucket_bytes(self.bucket, ranks, gradient_bytes, is_first_chunk=is_first_chunk)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,24 +85,24 @@ class Zero1:
     groups of so many ranks).
     """
 
-    stage: ClassVar[int] = 1
+    zero_stage: ClassVar[int] = 1
     secondary: ClassVar[int | None] = None
     bucket: Bytes | None = None
     overlap: bool = True
     shard: int | None = None
 
     @property
-    def within(self) -> int | None:
+    def shard_size(self) -> int | None:
         """Ranks near each other that share something out, None: all that hold the same weights."""
         return self.shard
 
-    def sync(self, *, pipelined: bool) -> GradientSync:  # noqa: ARG002 - the same with and without a pipeline
+    def gradient_sync(self, *, is_pipelined: bool) -> GradientSync:  # noqa: ARG002 - the same with and without a pipeline
         """When gradients are reduced."""
         return GradientSync.LAST_BACKWARD if self.overlap else GradientSync.AFTER_BACKWARD
 
-    def bucket_bytes(self, ranks: int, width: float, *, first: bool) -> Bytes:
+    def bucket_bytes(self, ranks: int, gradient_bytes: float, *, is_first_chunk: bool) -> Bytes:
         """Size of a bucket of gradients of `width` bytes each, which `ranks` ranks reduce; first: as for DDP."""
-        return _bucket(self.bucket, ranks, width, first=first)
+        return _bucket_bytes(self.bucket, ranks, gradient_bytes, is_first_chunk=is_first_chunk)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +112,12 @@ class Zero2(Zero1):
     reduce: after which, None: every one, or the last with a pipeline, where no framework shards them before.
     """
 
-    stage: ClassVar[int] = 2
-    reduce: Microbatches | None = None
+    zero_stage: ClassVar[int] = 2
+    reduce: ReductionFrequency | None = None
 
-    def sync(self, *, pipelined: bool) -> GradientSync:
+    def gradient_sync(self, *, is_pipelined: bool) -> GradientSync:
         """When gradients are reduced."""
-        if _reduced(self.reduce, pipelined=pipelined) is Microbatches.EVERY:
+        if _reduction_frequency(self.reduce, is_pipelined=is_pipelined) is ReductionFrequency.PER_MICROBATCH:
             return GradientSync.EVERY_BACKWARD
         return GradientSync.LAST_BACKWARD if self.overlap else GradientSync.AFTER_BACKWARD
 
@@ -136,82 +136,88 @@ class FullyShard:
     waits: compute waits for each reduction (FSDP2 on a CPU, which has no streams); a scenario cannot say so.
     """
 
-    stage: ClassVar[int] = 3
+    zero_stage: ClassVar[int] = 3
     overlap: bool = True
     prefetch: int = 1
     reshard_after_forward: bool | None = None
     copies: bool = False
     shard: int | None = None
     secondary: int | None = None
-    reduce: Microbatches | None = None
-    all_reduce: Microbatches = Microbatches.EVERY
-    waits: bool = False
+    reduce: ReductionFrequency | None = None
+    all_reduce: ReductionFrequency = ReductionFrequency.PER_MICROBATCH
+    waits_for_reduction: bool = False
 
     @property
-    def ahead(self) -> int:
+    def prefetch_depth(self) -> int:
         """Units that are gathered before they are needed."""
         return self.prefetch if self.overlap else 0
 
     @property
-    def within(self) -> int | None:
+    def shard_size(self) -> int | None:
         """Ranks near each other that share something out, None: all that hold the same weights."""
         return self.shard or self.secondary
 
-    def sync(self, *, pipelined: bool) -> GradientSync:
+    def gradient_sync(self, *, is_pipelined: bool) -> GradientSync:
         """When gradients are reduced."""
-        every = _reduced(self.reduce, pipelined=pipelined) is Microbatches.EVERY
-        return GradientSync.EVERY_BACKWARD if every else GradientSync.LAST_BACKWARD
+        reduces_per_microbatch = (
+            _reduction_frequency(self.reduce, is_pipelined=is_pipelined) is ReductionFrequency.PER_MICROBATCH
+        )
+        return GradientSync.EVERY_BACKWARD if reduces_per_microbatch else GradientSync.LAST_BACKWARD
 
-    def reshards(self, *, pipelined: bool) -> bool:
+    def reshards_parameters(self, *, is_pipelined: bool) -> bool:
         """Whether what forward gathered is dropped after it."""
-        return not pipelined if self.reshard_after_forward is None else self.reshard_after_forward
+        return not is_pipelined if self.reshard_after_forward is None else self.reshard_after_forward
 
-    def keeps(self, *, pipelined: bool) -> bool:
+    def keeps_unsharded(self, *, is_pipelined: bool) -> bool:
         """Whether what the first forward gathered stays until the last backward."""
-        return pipelined and not self.reshards(pipelined=pipelined)
+        return is_pipelined and not self.reshards_parameters(is_pipelined=is_pipelined)
 
 
 @dataclass(frozen=True, slots=True)
-class ByParameter(FullyShard):
+class DeepspeedZero3Strategy(FullyShard):
     """ZeRO stage 3 as DeepSpeed first had it (March 2021): parameter by parameter (`lowering.deepspeed_zero3`)."""
 
 
-def _reduced(stated: Microbatches | None, *, pipelined: bool) -> Microbatches:
+def _reduction_frequency(configured: ReductionFrequency | None, *, is_pipelined: bool) -> ReductionFrequency:
     """After which microbatches gradients are reduced that need not wait for the last."""
-    return stated or (Microbatches.LAST if pipelined else Microbatches.EVERY)
+    return configured or (ReductionFrequency.LAST_MICROBATCH if is_pipelined else ReductionFrequency.PER_MICROBATCH)
 
 
-def _bucket(stated: Bytes | None, ranks: int, width: float, *, first: bool) -> Bytes:
-    if stated is not None:
-        return stated
-    return float(max(MEGATRON_BUCKET, MEGATRON_BUCKET_PER_RANK * ranks) * width) if first else math.inf
+def _bucket_bytes(configured: Bytes | None, ranks: int, gradient_bytes: float, *, is_first_chunk: bool) -> Bytes:
+    if configured is not None:
+        return configured
+    return (
+        float(max(MEGATRON_BUCKET_SIZE, MEGATRON_BUCKET_PER_RANK * ranks) * gradient_bytes)
+        if is_first_chunk
+        else math.inf
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class NaiveDataParallel:
     """torch.nn.DataParallel: one process scatters inputs and weights and gathers outputs on its first GPU."""
 
-    stage: ClassVar[int] = 0
-    within: ClassVar[int | None] = None
+    zero_stage: ClassVar[int] = 0
+    shard_size: ClassVar[int | None] = None
     secondary: ClassVar[int | None] = None
 
-    def sync(self, *, pipelined: bool) -> GradientSync:  # noqa: ARG002 - the same with and without a pipeline
+    def gradient_sync(self, *, is_pipelined: bool) -> GradientSync:  # noqa: ARG002 - the same with and without a pipeline
         """When gradients are reduced."""
         return GradientSync.AFTER_BACKWARD
 
 
-DataParallelism = DdpStrategy | Zero1 | Zero2 | FullyShard | NaiveDataParallel
-BY_STAGE: Final[Mapping[int, type[DdpStrategy | Zero1 | Zero2 | FullyShard]]] = MappingProxyType(
-    {strategy.stage: strategy for strategy in (DdpStrategy, Zero1, Zero2, FullyShard)}
+DataParallelStrategy = DdpStrategy | Zero1 | Zero2 | FullyShard | NaiveDataParallel
+STRATEGY_BY_ZERO_STAGE: Final[Mapping[int, type[DdpStrategy | Zero1 | Zero2 | FullyShard]]] = MappingProxyType(
+    {strategy.zero_stage: strategy for strategy in (DdpStrategy, Zero1, Zero2, FullyShard)}
 )
 """The usual strategy of each of ZeRO's stages."""
 
 
-def cut_over(strategy: DataParallelism, ranks: int | None) -> DataParallelism:
+def with_shard_size(strategy: DataParallelStrategy, shard_size: int | None) -> DataParallelStrategy:
     """The strategy with what it cuts over some of the ranks that hold the same weights cut over so many; None: all."""
     match strategy:
         case FullyShard(secondary=int()):
-            return replace(strategy, secondary=ranks)
+            return replace(strategy, secondary=shard_size)
         case Zero1() | FullyShard():
-            return replace(strategy, shard=ranks)
+            return replace(strategy, shard=shard_size)
     return strategy

@@ -16,36 +16,45 @@ from clustersim.parallel.plan import Plan
 from clustersim.program.program import BALANCED_LOADS, ExpertLoads
 
 
-def loads_of(plan: Plan, steps: int = 1) -> ExpertLoads:
+def build_load_factors(plan: Plan, steps: int = 1) -> ExpertLoads:
     """The loads of ranks by routed layer, and by step where steps differ, numbered as `Plan.load_number` has it."""
-    load = plan.uneven
+    load = plan.expert_load
     if load is None:
         return BALANCED_LOADS
-    times, place = steps if load.stepped else 1, plan.layout.coordinate(EXPERT)
-    every = [factors[place] for step in range(times) for factors in factors_of(plan, load, step)]
-    return ExpertLoads(np.stack(every), loads_per_step=len(every) // times if load.stepped else 0)
+    distinct_steps, ep_coordinates = steps if load.stepped else 1, plan.layout.rank_coordinates(EXPERT)
+    factors_by_layer = [
+        factors[ep_coordinates] for step in range(distinct_steps) for factors in layer_load_factors(plan, load, step)
+    ]
+    return ExpertLoads(
+        np.stack(factors_by_layer), loads_per_step=len(factors_by_layer) // distinct_steps if load.stepped else 0
+    )
 
 
-def factors_of(plan: Plan, load: ExpertLoad, step: int = 0) -> Iterator[FloatArray]:
+def layer_load_factors(plan: Plan, load: ExpertLoad, step: int = 0) -> Iterator[FloatArray]:
     """Of each layer with a load of its own, rows of each expert-parallel rank over their mean: [ep] each."""
-    ep, mixtures = plan.layout.ep, plan.model.routed
-    for number, routed in enumerate(mixtures if load.layered else mixtures[:1]):
-        blocks = load.shares(routed.experts, number, step).reshape(ep, -1)
-        yield blocks.sum(axis=1) * ep
+    ep, moe_layers = plan.layout.ep, plan.model.routed
+    for layer_index, moe in enumerate(moe_layers if load.layered else moe_layers[:1]):
+        shares_by_rank = load.shares(moe.experts, layer_index, step).reshape(ep, -1)
+        yield shares_by_rank.sum(axis=1) * ep
 
 
-def hottest(plan: Plan, steps: int = 1) -> float:
+def most_loaded_factor(plan: Plan, steps: int = 1) -> float:
     """Rows that come to the fullest rank over their mean, on average over the routed layers of its stages."""
-    load = plan.uneven
+    load = plan.expert_load
     if load is None:
         return 1.0
-    each = [list(factors_of(plan, load, step)) for step in range(steps if load.stepped else 1)]
-    numbers = [list(_numbers(plan, rank)) for rank in range(plan.layout.pp)]
-    means = (np.mean([factors[number] for number in own], axis=0) for factors in each for own in numbers if own)
+    factors_by_step = [list(layer_load_factors(plan, load, step)) for step in range(steps if load.stepped else 1)]
+    indices_by_rank = [list(_rank_load_indices(plan, rank)) for rank in range(plan.layout.pp)]
+    means = (
+        np.mean([factors[index] for index in indices], axis=0)
+        for factors in factors_by_step
+        for indices in indices_by_rank
+        if indices
+    )
     return max(1.0, *(float(mean.max()) for mean in means))
 
 
-def _numbers(plan: Plan, rank: int) -> Iterator[int]:
+def _rank_load_indices(plan: Plan, rank: int) -> Iterator[int]:
     """The loads of the routed layers on a pipeline rank."""
-    for stage in plan.stages_of(rank):
-        yield from (number for number in plan.load_numbers(stage) if number is not None)
+    for stage in plan.stages_on_rank(rank):
+        yield from (index for index in plan.load_indices(stage) if index is not None)

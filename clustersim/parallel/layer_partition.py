@@ -22,38 +22,38 @@ from clustersim.common.errors import InputError
 from clustersim.model.layer_stack import Stack, count, cut
 from clustersim.program.placement import Placement
 
-NOWHERE: Final[Mapping[int, Stack]] = MappingProxyType({})
+NO_MTP_LAYERS: Final[Mapping[int, Stack]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class PipelineStage:
     """Contents of one virtual stage."""
 
-    number: int
+    index: int
     stack: Stack
-    embedding: bool
-    head: bool
+    has_embedding: bool
+    has_head: bool
 
     @property
-    def layers(self) -> int:
+    def layer_count(self) -> int:
         """How many layers it holds."""
         return count(self.stack)
 
     @property
-    def parts(self) -> tuple[Stack, Stack]:
+    def stack_and_mtp(self) -> tuple[Stack, Stack]:
         """Its layers of the model's stack, and those that predict further tokens, which come behind them."""
         return tuple(run for run in self.stack if not run.spec.ahead), tuple(
             run for run in self.stack if run.spec.ahead
         )
 
     @property
-    def ahead(self) -> int:
+    def mtp_layer_count(self) -> int:
         """How many of its layers predict further tokens."""
-        return count(self.parts[1])
+        return count(self.stack_and_mtp[1])
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class AccountForEnds:
     """Embedding or logits count as a layer of their stage, and all stages have as many.
 
     Megatron-LM's account_for_embedding_in_pipeline_split and account_for_loss_in_pipeline_split.
@@ -62,13 +62,13 @@ class Counted:
     embedding: bool = False
     head: bool = False
 
-    def dealt(self, layers: int, placement: Placement) -> tuple[int, ...]:
+    def layer_counts(self, layers: int, placement: Placement) -> tuple[int, ...]:
         """Layers of each stage; raise InputError where they are not equal."""
         stages = len(placement.stage_ranks)
         slots = layers + self.embedding + self.head
         if slots % stages:
-            parts = [f"{layers} layers", *["the embedding"] * self.embedding, *["the head"] * self.head]
-            raise InputError(f"{' and '.join(parts)} are {slots} slots, which {stages} stages do not divide")
+            slot_labels = [f"{layers} layers", *["the embedding"] * self.embedding, *["the head"] * self.head]
+            raise InputError(f"{' and '.join(slot_labels)} are {slots} slots, which {stages} stages do not divide")
         counts = [slots // stages] * stages
         counts[0] -= self.embedding
         counts[-1] -= self.head
@@ -76,7 +76,7 @@ class Counted:
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
+class EndRankLayers:
     """How many layers the first and the last pipeline rank have, in all their chunks; the others have equal shares.
 
     Megatron-LM's num_layers_in_first_pipeline_stage and num_layers_in_last_pipeline_stage.
@@ -85,86 +85,98 @@ class Ends:
     first: int | None = None
     last: int | None = None
 
-    def dealt(self, layers: int, placement: Placement) -> tuple[int, ...]:
+    def layer_counts(self, layers: int, placement: Placement) -> tuple[int, ...]:
         """Layers of each stage; raise InputError where they do not divide."""
-        shares = self._shares(layers, placement.pipeline_size)
-        found = [divmod(shares[rank], len(placement.stages_on_rank(rank))) for rank in placement.stage_ranks]
-        if any(rest for _, rest in found):
+        rank_layers = self._rank_layer_counts(layers, placement.pipeline_size)
+        chunk_layers = [
+            divmod(rank_layers[rank], len(placement.stages_on_rank(rank))) for rank in placement.stage_ranks
+        ]
+        if any(remainder for _, remainder in chunk_layers):
             raise InputError(
-                f"{shares} layers of the pipeline ranks do not divide into {placement.max_chunks} chunks each"
+                f"{rank_layers} layers of the pipeline ranks do not divide into {placement.max_chunks} chunks each"
             )
-        return tuple(item for item, _ in found)
+        return tuple(stage_layers for stage_layers, _ in chunk_layers)
 
-    def _shares(self, layers: int, ranks: int) -> list[int]:
+    def _rank_layer_counts(self, layers: int, ranks: int) -> list[int]:
         """Layers of each pipeline rank."""
-        own = {rank: many for rank, many in ((0, self.first), (ranks - 1, self.last)) if many is not None}
-        left, others = layers - sum(own.values()), ranks - len(own)
-        if left < 0 or (left and not others) or (others and left % others):
-            said = " and ".join(f"{many} on rank {rank}" for rank, many in own.items())
-            raise InputError(f"{said} {_left_over(left, layers, others)}")
-        return [own.get(rank, left // others if others else 0) for rank in range(ranks)]
+        end_layers = {
+            rank: rank_layers
+            for rank, rank_layers in ((0, self.first), (ranks - 1, self.last))
+            if rank_layers is not None
+        }
+        remaining, other_ranks = layers - sum(end_layers.values()), ranks - len(end_layers)
+        if remaining < 0 or (remaining and not other_ranks) or (other_ranks and remaining % other_ranks):
+            end_labels = " and ".join(f"{rank_layers} on rank {rank}" for rank, rank_layers in end_layers.items())
+            raise InputError(f"{end_labels} {_describe_remainder(remaining, layers, other_ranks)}")
+        return [end_layers.get(rank, remaining // other_ranks if other_ranks else 0) for rank in range(ranks)]
 
 
-def _left_over(left: int, layers: int, others: int) -> str:
+def _describe_remainder(remaining: int, layers: int, other_ranks: int) -> str:
     """Why so many layers are too few, or do not divide among the ranks that are not at the ends."""
-    if left < 0:
+    if remaining < 0:
         return f"are more than the {layers} layers"
-    shared = f"which {others} other pipeline ranks do not share" if others else "and there is no other pipeline rank"
-    return f"leave {left} of {layers} layers, {shared}"
+    reason = (
+        f"which {other_ranks} other pipeline ranks do not share"
+        if other_ranks
+        else "and there is no other pipeline rank"
+    )
+    return f"leave {remaining} of {layers} layers, {reason}"
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class PipelineLayoutString:
     """What a layout string says: the model's layers of each stage, and those that predict further tokens."""
 
-    layers: tuple[int, ...]
-    ahead: tuple[int, ...]
+    layer_counts: tuple[int, ...]
+    mtp_layer_counts: tuple[int, ...]
 
 
-Split = tuple[int, ...] | Drawn | Counted | Ends | None
+LayerPartition = tuple[int, ...] | PipelineLayoutString | AccountForEnds | EndRankLayers | None
 """Layers of each stage, as they are given or by a rule; None: evenly."""
 
 
-def dealt(split: Split, layers: int, placement: Placement) -> tuple[int, ...]:
+def partition_layers(partition: LayerPartition, layers: int, placement: Placement) -> tuple[int, ...]:
     """Layers of each virtual stage, in model order; raise InputError where a rule has no answer."""
-    match split:
+    match partition:
         case None:
-            return split_layers(layers, len(placement.stage_ranks))
+            return partition_evenly(layers, len(placement.stage_ranks))
         case tuple():
-            return split
-        case Drawn(layers=drawn):
-            return drawn
-    return split.dealt(layers, placement)
+            return partition
+        case PipelineLayoutString(layer_counts=layer_counts):
+            return layer_counts
+    return partition.layer_counts(layers, placement)
 
 
-def ahead_at(split: Split, stages: int) -> int:
+def mtp_stage_index(partition: LayerPartition, stages: int) -> int:
     """The number of the stage, of so many, that layers which predict further tokens are on."""
-    match split:
-        case Drawn(ahead=drawn):
-            return next((stage for stage, many in enumerate(drawn) if many), stages - 1)
+    match partition:
+        case PipelineLayoutString(mtp_layer_counts=mtp_layer_counts):
+            return next((stage for stage, mtp_count in enumerate(mtp_layer_counts) if mtp_count), stages - 1)
     return stages - 1
 
 
-def split_layers(layers: int, stages: int) -> tuple[int, ...]:
+def partition_evenly(layers: int, stages: int) -> tuple[int, ...]:
     """Layers of each virtual stage, in model order.
 
     >>> split_layers(126, 16)
     (7, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 7)
     """
-    most = -(-layers // stages)
-    counts = [most] * stages
-    for place in range(most * stages - layers):
-        counts[-1 - place // 2 if place % 2 == 0 else place // 2] -= 1
+    max_layers = -(-layers // stages)
+    counts = [max_layers] * stages
+    for excess in range(max_layers * stages - layers):
+        counts[-1 - excess // 2 if excess % 2 == 0 else excess // 2] -= 1
     return tuple(counts)
 
 
-def stages(stack: Stack, counts: Sequence[int], ahead: Mapping[int, Stack] = NOWHERE) -> tuple[Stage, ...]:
+def build_stages(
+    stack: Stack, counts: Sequence[int], mtp_layers: Mapping[int, Stack] = NO_MTP_LAYERS
+) -> tuple[PipelineStage, ...]:
     """Virtual stages with the embedding on the first and final norm, logits and loss on the last.
 
     counts: of layers; ahead: by stage, layers that predict further tokens.
     """
-    last, firsts = len(counts) - 1, accumulate(counts, initial=0)
+    last, first_layers = len(counts) - 1, accumulate(counts, initial=0)
     return tuple(
-        Stage(number, (*cut(stack, first, layers), *ahead.get(number, ())), number == 0, number == last)
-        for number, (first, layers) in enumerate(zip(firsts, counts, strict=False))
+        PipelineStage(index, (*cut(stack, first, layers), *mtp_layers.get(index, ())), index == 0, index == last)
+        for index, (first, layers) in enumerate(zip(first_layers, counts, strict=False))
     )

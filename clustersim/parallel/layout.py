@@ -15,27 +15,27 @@ import numpy as np
 
 from clustersim.common.arrays import IntArray
 from clustersim.common.pickling import FieldState
-from clustersim.parallel.data_parallel_strategy import DataParallelism, DdpStrategy, GradientSync
-from clustersim.parallel.layer_partition import Split
+from clustersim.parallel.data_parallel_strategy import DataParallelStrategy, DdpStrategy, GradientSync
+from clustersim.parallel.layer_partition import LayerPartition
 from clustersim.parallel.mesh import (
-    AXES,
+    BASE_AXES,
     DATA,
-    DENSE,
+    DENSE_AXIS_NAMES,
+    DENSE_MESH,
     EXPERT,
     EXPERT_DATA,
+    EXPERT_MESH,
     EXPERT_REPLICATE,
     EXPERT_SHARD,
     EXPERT_TENSOR,
-    EXPERTS,
-    HYBRID,
-    HYBRID_EXPERTS,
+    HYBRID_EXPERT_MESH,
+    HYBRID_MESH,
     MESHES,
-    NAMES,
     REPLICATE,
     SHARD,
     Axis,
+    CommGroup,
     Mesh,
-    Role,
 )
 from clustersim.program.task import TokenDispatcher
 
@@ -67,7 +67,7 @@ class Layout(FieldState):
     etp: int | None = None
     dispatcher: TokenDispatcher = TokenDispatcher.ALL_TO_ALL
     dispatcher_sms: int | None = None
-    order: tuple[str, ...] = tuple(axis.name for axis in MESHES[DENSE])
+    order: tuple[str, ...] = tuple(axis.name for axis in MESHES[DENSE_MESH])
     sequence_parallel: bool = False
     tensor_overlap: bool = False
     backward_overlap: bool = True
@@ -77,23 +77,23 @@ class Layout(FieldState):
     overlap_shared_experts: bool = False
     mirrored: bool = False
     release_outputs: bool = True
-    data: DataParallelism = field(default_factory=DdpStrategy)
-    layers_per_stage: Split = None
+    data: DataParallelStrategy = field(default_factory=DdpStrategy)
+    layers_per_stage: LayerPartition = None
 
     @property
-    def world(self) -> int:
+    def world_size(self) -> int:
         """How many ranks the layout needs."""
         return self.mesh.size
 
     @property
-    def written(self) -> "Layout":
+    def as_configured(self) -> "Layout":
         """The layout as people say it: a pair of pipelines that run towards each other is one, of all of its ranks."""
         return replace(self, pp=2 * self.pp, dp=self.dp // 2, mirrored=False) if self.mirrored else self
 
     @property
     def degrees(self) -> dict[str, int]:
         """The degrees that make up all ranks, by the names of their axes in the usual order."""
-        return {name: getattr(self, name) for name in NAMES}
+        return {name: getattr(self, name) for name in DENSE_AXIS_NAMES}
 
     @property
     def all_degrees(self) -> dict[str, int]:
@@ -103,81 +103,86 @@ class Layout(FieldState):
     @property
     def axes(self) -> tuple[Axis, ...]:
         """The whole axes that the layout's ranks lie on, in the order of answers."""
-        return tuple(axis for axis in AXES if axis is not EXPERT or self.folded)
+        return tuple(axis for axis in BASE_AXES if axis is not EXPERT or self.has_expert_mesh)
 
     @property
-    def expert_tensor(self) -> int:
+    def effective_etp(self) -> int:
         """Over how many ranks each expert is cut."""
         return self.tp if self.etp is None else self.etp
 
     @property
-    def folded(self) -> bool:
+    def has_expert_mesh(self) -> bool:
         """Whether experts are spread over ranks in another way than what every token meets."""
-        return self.ep > 1 or self.expert_tensor != self.tp
+        return self.ep > 1 or self.effective_etp != self.tp
 
     @property
-    def pipelined(self) -> bool:
+    def is_pipelined(self) -> bool:
         """Whether layers are spread over pipeline ranks."""
         return self.pp > 1
 
     @property
     def gradient_sync(self) -> GradientSync:
         """When gradients are reduced."""
-        return self.data.sync(pipelined=self.pipelined)
+        return self.data.gradient_sync(is_pipelined=self.is_pipelined)
 
     @property
-    def hybrid(self) -> bool:
+    def is_hybrid_sharded(self) -> bool:
         """Whether some of the ranks that hold the same weights share them out among themselves only."""
-        return self.data.within not in (None, self.cp * self.dp)
+        return self.data.shard_size not in (None, self.cp * self.dp)
 
-    def size_of(self, role: Role) -> int:
+    def group_size(self, comm_group: CommGroup) -> int:
         """How many ranks a group of a role has that holds all who differ along its axes."""
-        degrees = self.meshes[role.mesh].degrees
-        return math.prod(degrees[axis.name] for axis in role.axes)
+        degrees = self.meshes[comm_group.mesh].degrees
+        return math.prod(degrees[axis.name] for axis in comm_group.axes)
 
     @property
     def mesh(self) -> Mesh:
         """The layout's ranks along its axes."""
-        return self.meshes[DENSE]
+        return self.meshes[DENSE_MESH]
 
     @cached_property
     def meshes(self) -> dict[str, Mesh]:
         """All meshes that lie over the layout's ranks, by their names; the parts of an axis lie in its place."""
-        degrees = self.degrees | self._parts
-        there = {DENSE: True, HYBRID: self.hybrid, EXPERTS: self.folded, HYBRID_EXPERTS: self.hybrid and self.folded}
+        degrees = self.degrees | self._sub_axis_degrees
+        is_present = {
+            DENSE_MESH: True,
+            HYBRID_MESH: self.is_hybrid_sharded,
+            EXPERT_MESH: self.has_expert_mesh,
+            HYBRID_EXPERT_MESH: self.is_hybrid_sharded and self.has_expert_mesh,
+        }
         return {
-            mesh: Mesh({axis.name: degrees[axis.name] for axis in self._ordered(axes)}, self._opposite(axes))
+            mesh: Mesh({axis.name: degrees[axis.name] for axis in self._ordered_axes(axes)}, self._mirrored_axis(axes))
             for mesh, axes in MESHES.items()
-            if there[mesh]
+            if is_present[mesh]
         }
 
-    def coordinate(self, axis: Axis) -> IntArray:
+    def rank_coordinates(self, axis: Axis) -> IntArray:
         """Coordinate of every rank on a whole axis: [ranks]; 0 on one that the layout does not have."""
-        meshes = (mesh for mesh in self.meshes.values() if axis.name in mesh.degrees)
-        found = next(meshes, None)
-        return np.zeros(self.world, dtype=np.int64) if found is None else found.coordinate(axis)
+        meshes = (candidate for candidate in self.meshes.values() if axis.name in candidate.degrees)
+        mesh = next(meshes, None)
+        return np.zeros(self.world_size, dtype=np.int64) if mesh is None else mesh.rank_coordinates(axis)
 
-    def _ordered(self, axes: tuple[Axis, ...]) -> Sequence[Axis]:
+    def _ordered_axes(self, axes: tuple[Axis, ...]) -> Sequence[Axis]:
         """The axes of a mesh as the layout orders them; a mesh that has others keeps its own order."""
-        places = {name: place for place, name in enumerate(self.order)}
-        if not all(axis.whole.name in places for axis in axes):
+        positions = {name: position for position, name in enumerate(self.order)}
+        if not all(axis.base_axis.name in positions for axis in axes):
             return axes
-        return sorted(axes, key=lambda axis: places[axis.whole.name])
+        return sorted(axes, key=lambda axis: positions[axis.base_axis.name])
 
-    def _opposite(self, axes: tuple[Axis, ...]) -> Axis | None:
+    def _mirrored_axis(self, axes: tuple[Axis, ...]) -> Axis | None:
         """The axis of a mesh whose second half is of pipelines that run the other way."""
-        data = (axis for axis in axes if axis.whole is DATA and axis not in (SHARD, EXPERT_SHARD))
-        return next(data) if self.mirrored else None
+        data_axes = (axis for axis in axes if axis.base_axis is DATA and axis not in (SHARD, EXPERT_SHARD))
+        return next(data_axes) if self.mirrored else None
 
     @property
-    def _parts(self) -> dict[str, int]:
+    def _sub_axis_degrees(self) -> dict[str, int]:
         """Degrees of the axes of experts, and of the parts of data-parallel axes, where there are any."""
-        cut = self.expert_tensor
-        same = max(1, self.tp * self.cp * self.dp // (cut * self.ep))
-        parts = {EXPERT_TENSOR.name: cut, EXPERT.name: self.ep, EXPERT_DATA.name: same}
-        if not self.hybrid:
-            return parts
-        shard = max(1, (self.data.within or 1) // self.cp)
+        etp = self.effective_etp
+        expert_dp = max(1, self.tp * self.cp * self.dp // (etp * self.ep))
+        sub_degrees = {EXPERT_TENSOR.name: etp, EXPERT.name: self.ep, EXPERT_DATA.name: expert_dp}
+        if not self.is_hybrid_sharded:
+            return sub_degrees
+        shard = max(1, (self.data.shard_size or 1) // self.cp)
         replicas = max(1, self.dp // shard)
-        parts |= {SHARD.name: shard, REPLICATE.name: replicas}
-        return parts | {EXPERT_SHARD.name: max(1, same // replicas), EXPERT_REPLICATE.name: replicas}
+        sub_degrees |= {SHARD.name: shard, REPLICATE.name: replicas}
+        return sub_degrees | {EXPERT_SHARD.name: max(1, expert_dp // replicas), EXPERT_REPLICATE.name: replicas}

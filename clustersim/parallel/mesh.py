@@ -3,10 +3,10 @@
 An axis is one way to spread work; a mesh gives each of its axes a degree and numbers ranks along them, the first axis
 fastest. Several meshes may lie over the same ranks, as attention's and the experts' do where both are folded onto the
 same GPUs (Liu et al. 2025, arXiv:2504.14960). A role names the groups that communicate with each other by a mesh and
-those of its axes along which their members differ: gradients, say, are reduced over groups of the role `WEIGHTS`.
+those of its axes along which their members differ: gradients, say, are reduced over groups of the role `DP_GROUP`.
 
 Hybrid sharding splits the data-parallel axis in two (`SHARD`, whose ranks are near each other, and `REPLICATE`), so it
-has a mesh of its own. A new axis is one entry of `MESHES` (and of `ROLES`, if it communicates by itself) and its degree
+has a mesh of its own. A new axis is one entry of `MESHES` (and of `COMM_GROUPS`, if it communicates by itself) and its degree
 in `layout`; who holds the same weights, what a breakdown calls its communication and in which colour pages draw it
 follow from the entry.
 """
@@ -34,68 +34,68 @@ class Axis:
     name: str
     label: str
     category: str
-    replicates: bool = False
-    inside: bool = False
-    part_of: "Axis | None" = None
+    replicates_weights: bool = False
+    within_layer: bool = False
+    parent: "Axis | None" = None
 
     @property
-    def whole(self) -> "Axis":
+    def base_axis(self) -> "Axis":
         """The axis that it is a part of, or itself."""
-        return self.part_of or self
+        return self.parent or self
 
 
-TENSOR: Final = Axis("tp", "tensor-parallel", "tensor", inside=True)
-CONTEXT: Final = Axis("cp", "context-parallel", "context", replicates=True, inside=True)
-DATA: Final = Axis("dp", "data-parallel", "data", replicates=True)
+TENSOR: Final = Axis("tp", "tensor-parallel", "tensor", within_layer=True)
+CONTEXT: Final = Axis("cp", "context-parallel", "context", replicates_weights=True, within_layer=True)
+DATA: Final = Axis("dp", "data-parallel", "data", replicates_weights=True)
 PIPELINE: Final = Axis("pp", "pipeline", "pipeline")
-EXPERT: Final = Axis("ep", "expert-parallel", "expert", inside=True)
-EXPERT_TENSOR: Final = Axis("etp", "tensor-parallel", "tensor", inside=True, part_of=TENSOR)
-EXPERT_DATA: Final = Axis("edp", "data-parallel", "data", replicates=True, part_of=DATA)
-SHARD: Final = Axis("dp_shard", "data-parallel", "data", replicates=True, part_of=DATA)
-REPLICATE: Final = Axis("dp_replicate", "data-parallel", "data", replicates=True, part_of=DATA)
-EXPERT_SHARD: Final = Axis("edp_shard", "data-parallel", "data", replicates=True, part_of=DATA)
-EXPERT_REPLICATE: Final = Axis("edp_replicate", "data-parallel", "data", replicates=True, part_of=DATA)
-DENSE: Final = "dense"
+EXPERT: Final = Axis("ep", "expert-parallel", "expert", within_layer=True)
+EXPERT_TENSOR: Final = Axis("etp", "tensor-parallel", "tensor", within_layer=True, parent=TENSOR)
+EXPERT_DATA: Final = Axis("edp", "data-parallel", "data", replicates_weights=True, parent=DATA)
+SHARD: Final = Axis("dp_shard", "data-parallel", "data", replicates_weights=True, parent=DATA)
+REPLICATE: Final = Axis("dp_replicate", "data-parallel", "data", replicates_weights=True, parent=DATA)
+EXPERT_SHARD: Final = Axis("edp_shard", "data-parallel", "data", replicates_weights=True, parent=DATA)
+EXPERT_REPLICATE: Final = Axis("edp_replicate", "data-parallel", "data", replicates_weights=True, parent=DATA)
+DENSE_MESH: Final = "dense"
 """The mesh of attention and of all weights that every token meets."""
-HYBRID: Final = "hybrid"
+HYBRID_MESH: Final = "hybrid"
 """The same where data parallelism shards weights over some of its ranks only."""
-EXPERTS: Final = "experts"
+EXPERT_MESH: Final = "experts"
 """The mesh of experts, where it is not the dense one: what each is cut over, then which of them a rank has."""
-HYBRID_EXPERTS: Final = "hybrid experts"
+HYBRID_EXPERT_MESH: Final = "hybrid experts"
 """The same where data parallelism shards weights over some of its ranks only."""
 MESHES: Final[Mapping[str, tuple[Axis, ...]]] = MappingProxyType(
     {
-        DENSE: (TENSOR, CONTEXT, DATA, PIPELINE),
-        HYBRID: (TENSOR, CONTEXT, SHARD, REPLICATE, PIPELINE),
-        EXPERTS: (EXPERT_TENSOR, EXPERT, EXPERT_DATA, PIPELINE),
-        HYBRID_EXPERTS: (EXPERT_TENSOR, EXPERT, EXPERT_SHARD, EXPERT_REPLICATE, PIPELINE),
+        DENSE_MESH: (TENSOR, CONTEXT, DATA, PIPELINE),
+        HYBRID_MESH: (TENSOR, CONTEXT, SHARD, REPLICATE, PIPELINE),
+        EXPERT_MESH: (EXPERT_TENSOR, EXPERT, EXPERT_DATA, PIPELINE),
+        HYBRID_EXPERT_MESH: (EXPERT_TENSOR, EXPERT, EXPERT_SHARD, EXPERT_REPLICATE, PIPELINE),
     }
 )
 """The axes of every mesh, in the usual order of ranks; all meshes of a layout have as many ranks."""
-AXES: Final = tuple(dict.fromkeys(axis for axes in MESHES.values() for axis in axes if axis.part_of is None))
+BASE_AXES: Final = tuple(dict.fromkeys(axis for axes in MESHES.values() for axis in axes if axis.parent is None))
 """All whole axes, in the order of answers."""
-HOST: Final = Axis("host", "host", "host")
+HOST_AXIS: Final = Axis("host", "host", "host")
 """No axis of a mesh: what each rank copies to and from its host, and what the host computes for it."""
-SERVED: Final = (*AXES, HOST)
+COMM_AXES: Final = (*BASE_AXES, HOST_AXIS)
 """All that time is spent on communication for, in the order of answers."""
-NAMES: Final = tuple(axis.name for axis in MESHES[DENSE])
+DENSE_AXIS_NAMES: Final = tuple(axis.name for axis in MESHES[DENSE_MESH])
 """The axes whose degrees make up all ranks together; those of experts are folded onto the same ranks."""
-SPOKEN: Final = (*(axis for axis in MESHES[DENSE] if axis is not DATA), DATA)
+DISPLAY_AXES: Final = (*(axis for axis in MESHES[DENSE_MESH] if axis is not DATA), DATA)
 """The dense mesh's axes as people list them: first what makes one replica of the model, then how many there are."""
 
 
-class Span(Enum):
+class GroupSpan(Enum):
     """Which ranks that differ along a role's axes form one group."""
 
     ALL = "all"
-    TABLES = "tables"  # those that hold the embedding's matrix
+    EMBEDDING_RANKS = "tables"  # those that hold the embedding's matrix
     NEXT = "next"  # each with the one after it, as sender and receiver
     PREVIOUS = "previous"  # each with the one before it
-    ACROSS = "across"  # each with the one opposite, in the pipeline that runs the other way
+    COUNTERPART = "across"  # each with the one opposite, in the pipeline that runs the other way
 
 
 @dataclass(frozen=True, slots=True)
-class Role:
+class CommGroup:
     """The groups of one purpose. axes: along which members differ; serves: the axis whose communication it counts as.
 
     label: what it is called where it is told apart from the axis that it serves; mesh: which of the layout's.
@@ -104,19 +104,19 @@ class Role:
     name: str
     label: str
     axes: tuple[Axis, ...]
-    serves: Axis
-    span: Span = Span.ALL
-    mesh: str = DENSE
+    accounted_axis: Axis
+    span: GroupSpan = GroupSpan.ALL
+    mesh: str = DENSE_MESH
 
     @property
-    def ordered(self) -> bool:
+    def is_p2p(self) -> bool:
         """Whether its groups are pairs of sender and receiver."""
-        return self.span in (Span.NEXT, Span.PREVIOUS, Span.ACROSS)
+        return self.span in (GroupSpan.NEXT, GroupSpan.PREVIOUS, GroupSpan.COUNTERPART)
 
     @property
-    def listed(self) -> str:
+    def report_name(self) -> str:
         """Under which name answers list what it moves: both directions of the pipeline are one."""
-        return self.serves.name if self.ordered else self.name
+        return self.accounted_axis.name if self.is_p2p else self.name
 
     @property
     def crosses_stages(self) -> bool:
@@ -124,74 +124,82 @@ class Role:
         return PIPELINE in self.axes
 
 
-TENSOR_ROLE: Final = Role("tp", "tp", (TENSOR,), TENSOR)
-CONTEXT_ROLE: Final = Role("cp", "cp", (CONTEXT,), CONTEXT)
-WEIGHTS: Final = Role("dp", "dp", tuple(axis for axis in MESHES[DENSE] if axis.replicates), DATA)
+TP_GROUP: Final = CommGroup("tp", "tp", (TENSOR,), TENSOR)
+CP_GROUP: Final = CommGroup("cp", "cp", (CONTEXT,), CONTEXT)
+DP_GROUP: Final = CommGroup("dp", "dp", tuple(axis for axis in MESHES[DENSE_MESH] if axis.replicates_weights), DATA)
 """Ranks that hold the same weights."""
-REPLICA: Final = Role("model", "replica", tuple(axis for axis in MESHES[DENSE] if not axis.replicates), DATA)
+MODEL_PARALLEL_GROUP: Final = CommGroup(
+    "model", "replica", tuple(axis for axis in MESHES[DENSE_MESH] if not axis.replicates_weights), DATA
+)
 """Ranks that hold one copy of the weights together."""
-WORLD: Final = Role("world", "all ranks", MESHES[DENSE], DATA)
-SHARDS: Final = Role("dp_shard", "dp within shards", (CONTEXT, SHARD), DATA, mesh=HYBRID)
+WORLD_GROUP: Final = CommGroup("world", "all ranks", MESHES[DENSE_MESH], DATA)
+DP_SHARD_GROUP: Final = CommGroup("dp_shard", "dp within shards", (CONTEXT, SHARD), DATA, mesh=HYBRID_MESH)
 """Ranks that weights are cut over, where not all that hold the same weights are."""
-REPLICAS: Final = Role("dp_replicate", "dp across replicas", (REPLICATE,), DATA, mesh=HYBRID)
-"""Ranks that hold the same part of weights which are cut over `SHARDS`."""
-INSTANCE: Final = Role(
-    "instance", "one sharded copy", tuple(axis for axis in MESHES[HYBRID] if axis is not REPLICATE), DATA, mesh=HYBRID
+DP_REPLICATE_GROUP: Final = CommGroup("dp_replicate", "dp across replicas", (REPLICATE,), DATA, mesh=HYBRID_MESH)
+"""Ranks that hold the same part of weights which are cut over `DP_SHARD_GROUP`."""
+SHARDED_REPLICA_GROUP: Final = CommGroup(
+    "instance",
+    "one sharded copy",
+    tuple(axis for axis in MESHES[HYBRID_MESH] if axis is not REPLICATE),
+    DATA,
+    mesh=HYBRID_MESH,
 )
 """Ranks that hold one copy of the sharded weights together."""
-EXPERT_ROLE: Final = Role("ep", "ep", (EXPERT,), EXPERT, mesh=EXPERTS)
+EP_GROUP: Final = CommGroup("ep", "ep", (EXPERT,), EXPERT, mesh=EXPERT_MESH)
 """Ranks that have each other's experts."""
-EXPERT_TENSOR_ROLE: Final = Role("etp", "etp", (EXPERT_TENSOR,), EXPERT, mesh=EXPERTS)
+ETP_GROUP: Final = CommGroup("etp", "etp", (EXPERT_TENSOR,), EXPERT, mesh=EXPERT_MESH)
 """Ranks that experts are cut over."""
-EXPERT_PARTS: Final = Role("etp_ep", "ep and etp", (EXPERT_TENSOR, EXPERT), EXPERT, mesh=EXPERTS)
+ETP_EP_GROUP: Final = CommGroup("etp_ep", "ep and etp", (EXPERT_TENSOR, EXPERT), EXPERT, mesh=EXPERT_MESH)
 """Ranks that have parts of all experts together."""
-EXPERT_WEIGHTS: Final = Role("edp", "dp of experts", (EXPERT_DATA,), DATA, mesh=EXPERTS)
+EDP_GROUP: Final = CommGroup("edp", "dp of experts", (EXPERT_DATA,), DATA, mesh=EXPERT_MESH)
 """Ranks that hold the same experts."""
-EXPERT_REPLICA: Final = Role(
+EXPERT_MODEL_PARALLEL_GROUP: Final = CommGroup(
     "expert_model",
     "replica of experts",
-    tuple(axis for axis in MESHES[EXPERTS] if not axis.replicates),
+    tuple(axis for axis in MESHES[EXPERT_MESH] if not axis.replicates_weights),
     DATA,
-    mesh=EXPERTS,
+    mesh=EXPERT_MESH,
 )
 """Ranks that hold one copy of all experts together."""
-EXPERT_SHARDS: Final = Role("edp_shard", "dp of experts within shards", (EXPERT_SHARD,), DATA, mesh=HYBRID_EXPERTS)
-EXPERT_REPLICAS: Final = Role(
-    "edp_replicate", "dp of experts across replicas", (EXPERT_REPLICATE,), DATA, mesh=HYBRID_EXPERTS
+EDP_SHARD_GROUP: Final = CommGroup(
+    "edp_shard", "dp of experts within shards", (EXPERT_SHARD,), DATA, mesh=HYBRID_EXPERT_MESH
 )
-EMBEDDING: Final = Role("embedding", "tied embeddings", (PIPELINE,), DATA, Span.TABLES)
+EDP_REPLICATE_GROUP: Final = CommGroup(
+    "edp_replicate", "dp of experts across replicas", (EXPERT_REPLICATE,), DATA, mesh=HYBRID_EXPERT_MESH
+)
+EMBEDDING_GROUP: Final = CommGroup("embedding", "tied embeddings", (PIPELINE,), DATA, GroupSpan.EMBEDDING_RANKS)
 """The pipeline ranks that hold an embedding which is the logits' matrix, too, or that of further tokens."""
-NEXT: Final = Role("pp_next", "pp", (PIPELINE,), PIPELINE, Span.NEXT)
-PREVIOUS: Final = Role("pp_previous", "pp", (PIPELINE,), PIPELINE, Span.PREVIOUS)
-ACROSS: Final = Role("pp_across", "pp", (DATA, PIPELINE), PIPELINE, Span.ACROSS)
+PP_NEXT_GROUP: Final = CommGroup("pp_next", "pp", (PIPELINE,), PIPELINE, GroupSpan.NEXT)
+PP_PREVIOUS_GROUP: Final = CommGroup("pp_previous", "pp", (PIPELINE,), PIPELINE, GroupSpan.PREVIOUS)
+PP_COUNTERPART_GROUP: Final = CommGroup("pp_across", "pp", (DATA, PIPELINE), PIPELINE, GroupSpan.COUNTERPART)
 """Ranks that hold the same stages for pipelines which run towards each other."""
-HOST_ROLE: Final = Role("host", "host", (), HOST)
+HOST_GROUP: Final = CommGroup("host", "host", (), HOST_AXIS)
 """Each rank by itself, with its host."""
 
-ROLES: Final[Mapping[str, Role]] = MappingProxyType(
+COMM_GROUPS: Final[Mapping[str, CommGroup]] = MappingProxyType(
     {
         role.name: role
         for role in (
-            TENSOR_ROLE,
-            CONTEXT_ROLE,
-            WEIGHTS,
-            SHARDS,
-            REPLICAS,
-            EXPERT_ROLE,
-            EXPERT_TENSOR_ROLE,
-            EXPERT_PARTS,
-            EXPERT_WEIGHTS,
-            EXPERT_REPLICA,
-            EXPERT_SHARDS,
-            EXPERT_REPLICAS,
-            NEXT,
-            PREVIOUS,
-            ACROSS,
-            EMBEDDING,
-            REPLICA,
-            INSTANCE,
-            WORLD,
-            HOST_ROLE,
+            TP_GROUP,
+            CP_GROUP,
+            DP_GROUP,
+            DP_SHARD_GROUP,
+            DP_REPLICATE_GROUP,
+            EP_GROUP,
+            ETP_GROUP,
+            ETP_EP_GROUP,
+            EDP_GROUP,
+            EXPERT_MODEL_PARALLEL_GROUP,
+            EDP_SHARD_GROUP,
+            EDP_REPLICATE_GROUP,
+            PP_NEXT_GROUP,
+            PP_PREVIOUS_GROUP,
+            PP_COUNTERPART_GROUP,
+            EMBEDDING_GROUP,
+            MODEL_PARALLEL_GROUP,
+            SHARDED_REPLICA_GROUP,
+            WORLD_GROUP,
+            HOST_GROUP,
         )
     }
 )
@@ -208,7 +216,7 @@ class Mesh:
     """
 
     degrees: Mapping[str, int]
-    mirrored: Axis | None = None
+    mirrored_axis: Axis | None = None
 
     @property
     def size(self) -> int:
@@ -216,7 +224,7 @@ class Mesh:
         return int(np.prod([*self.degrees.values()], dtype=np.int64))
 
     @property
-    def strides(self) -> dict[str, tuple[int, int]]:
+    def axis_strides(self) -> dict[str, tuple[int, int]]:
         """Degree of every axis, and how many ranks lie from one of its coordinates to the next as they are numbered.
 
         >>> Mesh({"tp": 2, "dp": 4}).strides
@@ -226,38 +234,40 @@ class Mesh:
         return {name: (degree, stride) for (name, degree), stride in zip(self.degrees.items(), strides, strict=False)}
 
     @property
-    def grid(self) -> IntArray:
+    def rank_grid(self) -> IntArray:
         """Rank numbers with one dimension for each axis, in reversed order: the axis with adjacent ranks is last.
 
         >>> Mesh({"dp": 4, "pp": 2}, mirrored=DATA).grid.tolist()
         [[0, 1, 6, 7], [2, 3, 4, 5]]
         """
-        if self.mirrored is None:
+        if self.mirrored_axis is None:
             return np.arange(self.size, dtype=np.int64).reshape([*self.degrees.values()][::-1])
-        pairs, pipeline = self.degrees[self.mirrored.name], self.degrees[PIPELINE.name]
-        written = Mesh({**self.degrees, self.mirrored.name: pairs // 2, PIPELINE.name: 2 * pipeline}).grid
-        ahead, back = np.split(written, 2, axis=self._dimension(PIPELINE))
-        opposite = np.flip(back, axis=self._dimension(PIPELINE))
-        return np.concatenate([ahead, opposite], axis=self._dimension(self.mirrored))
+        replica_count, pipeline_size = self.degrees[self.mirrored_axis.name], self.degrees[PIPELINE.name]
+        paired_grid = Mesh(
+            {**self.degrees, self.mirrored_axis.name: replica_count // 2, PIPELINE.name: 2 * pipeline_size}
+        ).rank_grid
+        first_half, second_half = np.split(paired_grid, 2, axis=self._dimension(PIPELINE))
+        counterparts = np.flip(second_half, axis=self._dimension(PIPELINE))
+        return np.concatenate([first_half, counterparts], axis=self._dimension(self.mirrored_axis))
 
-    def coordinate(self, axis: Axis) -> IntArray:
+    def rank_coordinates(self, axis: Axis) -> IntArray:
         """Coordinate of every rank on one axis: [ranks]."""
-        grid, dimension = self.grid, self._dimension(axis)
-        places = np.empty(self.size, dtype=np.int64)
-        places[grid] = np.arange(grid.shape[dimension]).reshape([-1] + [1] * (grid.ndim - 1 - dimension))
-        return places
+        grid, dimension = self.rank_grid, self._dimension(axis)
+        coordinates = np.empty(self.size, dtype=np.int64)
+        coordinates[grid] = np.arange(grid.shape[dimension]).reshape([-1] + [1] * (grid.ndim - 1 - dimension))
+        return coordinates
 
-    def members(self, *axes: Axis) -> IntArray:
+    def groups_along(self, *axes: Axis) -> IntArray:
         """Groups of the ranks that differ along some axes only, by coordinate: [groups, product of their degrees].
 
         >>> Mesh({"tp": 2, "dp": 2}).members(DATA).tolist()
         [[0, 2], [1, 3]]
         """
-        grid = self.grid
+        grid = self.rank_grid
         dimensions = sorted(self._dimension(axis) for axis in axes)
-        moved = np.moveaxis(grid, dimensions, range(grid.ndim - len(dimensions), grid.ndim))
+        transposed = np.moveaxis(grid, dimensions, range(grid.ndim - len(dimensions), grid.ndim))
         size = int(np.prod([grid.shape[dimension] for dimension in dimensions]))
-        return np.ascontiguousarray(moved.reshape(-1, size))
+        return np.ascontiguousarray(transposed.reshape(-1, size))
 
     def _dimension(self, axis: Axis) -> int:
         return len(self.degrees) - 1 - list(self.degrees).index(axis.name)

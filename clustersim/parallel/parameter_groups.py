@@ -21,38 +21,38 @@ from clustersim.model.precision_recipe import WeightFormats
 from clustersim.model.training import Training
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import (
-    EXPERT_REPLICA,
-    EXPERT_REPLICAS,
-    EXPERT_SHARDS,
-    EXPERT_WEIGHTS,
-    INSTANCE,
-    REPLICA,
-    REPLICAS,
-    SHARDS,
-    WEIGHTS,
-    WORLD,
-    Role,
+    DP_GROUP,
+    DP_REPLICATE_GROUP,
+    DP_SHARD_GROUP,
+    EDP_GROUP,
+    EDP_REPLICATE_GROUP,
+    EDP_SHARD_GROUP,
+    EXPERT_MODEL_PARALLEL_GROUP,
+    MODEL_PARALLEL_GROUP,
+    SHARDED_REPLICA_GROUP,
+    WORLD_GROUP,
+    CommGroup,
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Holders:
+class DataParallelGroups:
     """Who holds the same weights of a group.
 
     all: every rank that does; within: those near each other whom hybrid sharding cuts the weights over; across: those
     who hold the same part then.
     """
 
-    all: Role
-    within: Role
-    across: Role
+    full: CommGroup
+    shard: CommGroup
+    replicate: CommGroup
 
 
-_EVERYWHERE: Final = Holders(WEIGHTS, SHARDS, REPLICAS)
-_HOLDERS: Final[Mapping[str, Holders]] = MappingProxyType(
+_DENSE_GROUPS: Final = DataParallelGroups(DP_GROUP, DP_SHARD_GROUP, DP_REPLICATE_GROUP)
+_GROUPS_BY_NAME: Final[Mapping[str, DataParallelGroups]] = MappingProxyType(
     {
-        **dict.fromkeys((DENSE, NARROWED, QUANTIZED, ADAPTERS), _EVERYWHERE),
-        EXPERTS: Holders(EXPERT_WEIGHTS, EXPERT_SHARDS, EXPERT_REPLICAS),
+        **dict.fromkeys((DENSE, NARROWED, QUANTIZED, ADAPTERS), _DENSE_GROUPS),
+        EXPERTS: DataParallelGroups(EDP_GROUP, EDP_SHARD_GROUP, EDP_REPLICATE_GROUP),
     }
 )
 """The ranks that a strategy shares the weights of a group out to, or keeps equal."""
@@ -70,33 +70,33 @@ class ParameterGroup:
 
     name: str
     formats: WeightFormats
-    shard: Role | None = None
-    replicate: Role | None = None
-    shards: int = 1
-    replicas: int = 1
-    secondary: Role | None = None
-    seconds: int = 1
-    trained: bool = True
+    shard_group: CommGroup | None = None
+    replicate_group: CommGroup | None = None
+    shard_count: int = 1
+    replica_count: int = 1
+    secondary_group: CommGroup | None = None
+    secondary_shard_count: int = 1
+    is_trained: bool = True
 
     @property
-    def ranks(self) -> int:
+    def dp_size(self) -> int:
         """Ranks that reduce gradients with each other."""
-        return self.shards * self.replicas
+        return self.shard_count * self.replica_count
 
     @property
-    def held(self) -> DType:
+    def host_format(self) -> DType:
         """The format in which a host has them: as the optimizer updates them; frozen ones as they are computed with."""
-        return self.formats.held if self.trained else self.formats.stored
+        return self.formats.held if self.is_trained else self.formats.stored
 
 
 def parameter_groups(layout: Layout, training: Training, *, experts: bool = False) -> tuple[ParameterGroup, ...]:
     """The groups of a model's weights, as the layout's strategy spreads them. experts: whether the model has some."""
-    formats = _formats(training) | ({EXPERTS: training.recipe.matrices} if experts else {})
-    groups = (_group(layout, name, weight_formats) for name, weight_formats in formats.items())
-    return tuple(replace(group, trained=training.lora is None or group.name == ADAPTERS) for group in groups)
+    formats = _group_formats(training) | ({EXPERTS: training.recipe.matrices} if experts else {})
+    groups = (_parameter_group(layout, name, weight_formats) for name, weight_formats in formats.items())
+    return tuple(replace(group, is_trained=training.lora is None or group.name == ADAPTERS) for group in groups)
 
 
-def _formats(training: Training) -> dict[str, WeightFormats]:
+def _group_formats(training: Training) -> dict[str, WeightFormats]:
     """The groups that a model is trained as, with their formats."""
     formats, lora = training.recipe.weights, training.lora
     if lora is None:
@@ -105,27 +105,41 @@ def _formats(training: Training) -> dict[str, WeightFormats]:
     return {DENSE: formats, **quantized, ADAPTERS: formats}
 
 
-def _group(layout: Layout, name: str, formats: WeightFormats) -> ParameterGroup:
-    holders = _HOLDERS[name] if layout.folded else _EVERYWHERE
-    ranks = layout.size_of(holders.all)
-    if not layout.data.stage:
-        return ParameterGroup(name, formats, replicate=holders.all, replicas=ranks)
-    if not layout.hybrid:
-        return ParameterGroup(name, formats, shard=holders.all, shards=ranks)
-    within, across = layout.size_of(holders.within), layout.size_of(holders.across)
+def _parameter_group(layout: Layout, name: str, formats: WeightFormats) -> ParameterGroup:
+    dp_groups = _GROUPS_BY_NAME[name] if layout.has_expert_mesh else _DENSE_GROUPS
+    dp_size = layout.group_size(dp_groups.full)
+    if not layout.data.zero_stage:
+        return ParameterGroup(name, formats, replicate_group=dp_groups.full, replica_count=dp_size)
+    if not layout.is_hybrid_sharded:
+        return ParameterGroup(name, formats, shard_group=dp_groups.full, shard_count=dp_size)
+    shard_count, replica_count = layout.group_size(dp_groups.shard), layout.group_size(dp_groups.replicate)
     if layout.data.secondary:
-        return ParameterGroup(name, formats, shard=holders.all, shards=ranks, secondary=holders.within, seconds=within)
-    return ParameterGroup(name, formats, shard=holders.within, shards=within, replicate=holders.across, replicas=across)
+        return ParameterGroup(
+            name,
+            formats,
+            shard_group=dp_groups.full,
+            shard_count=dp_size,
+            secondary_group=dp_groups.shard,
+            secondary_shard_count=shard_count,
+        )
+    return ParameterGroup(
+        name,
+        formats,
+        shard_group=dp_groups.shard,
+        shard_count=shard_count,
+        replicate_group=dp_groups.replicate,
+        replica_count=replica_count,
+    )
 
 
-def one_copies(layout: Layout, groups: Iterable[ParameterGroup]) -> tuple[Role, ...]:
+def single_copy_groups(layout: Layout, groups: Iterable[ParameterGroup]) -> tuple[CommGroup, ...]:
     """For each of the groups the ranks that hold all its gradients once together, after they were reduced.
 
     Where experts lie on a mesh of their own and nothing is sharded, those are others than of dense weights. A sharded
     copy of all groups lies on the same ranks, so one collective does for all (Megatron-LM's ChainedOptimizer,
     `grads_states_parallel_group_is_shared` in megatron/core/optimizer/optimizer.py).
     """
-    if not layout.data.stage:
-        apart = EXPERT_REPLICA if layout.folded else REPLICA
-        return tuple(dict.fromkeys(apart if group.name == EXPERTS else REPLICA for group in groups))
-    return (INSTANCE,) if layout.hybrid and not layout.data.secondary else (WORLD,)
+    if not layout.data.zero_stage:
+        expert_group = EXPERT_MODEL_PARALLEL_GROUP if layout.has_expert_mesh else MODEL_PARALLEL_GROUP
+        return tuple(dict.fromkeys(expert_group if group.name == EXPERTS else MODEL_PARALLEL_GROUP for group in groups))
+    return (SHARDED_REPLICA_GROUP,) if layout.is_hybrid_sharded and not layout.data.secondary else (WORLD_GROUP,)

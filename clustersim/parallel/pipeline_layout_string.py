@@ -9,48 +9,48 @@ Reference: Megatron-LM, `--pipeline-model-parallel-layout`, megatron/core/transf
 import re
 
 from clustersim.common.errors import InputError, shown
-from clustersim.parallel.layer_partition import Drawn
+from clustersim.parallel.layer_partition import PipelineLayoutString
 
-_GROUP = re.compile(r"\(([^()]*)\)\*(\d+)")
-_LETTER = re.compile(r"([A-Za-z|])\*(\d+)")
-_MOST = 100_000  # letters of all stages: ten times the most layers
-_LETTERS = "E (embedding), t (layer), m (multi-token prediction) and L (loss)"
+_REPEATED_GROUP = re.compile(r"\(([^()]*)\)\*(\d+)")
+_REPEATED_LETTER = re.compile(r"([A-Za-z|])\*(\d+)")
+_MAX_LETTERS = 100_000  # letters of all stages: ten times the most layers
+_LETTERS_LABEL = "E (embedding), t (layer), m (multi-token prediction) and L (loss)"
 
 
-def read_stages(text: str) -> Drawn:
+def parse_pipeline_layout(text: str) -> PipelineLayoutString:
     """Layers of each virtual stage; raise InputError for what Megatron-LM does not have.
 
     >>> read_stages("Et*3|(tt|)*2mL")
     Drawn(layers=(3, 2, 2, 0), ahead=(0, 0, 0, 1))
     """
-    stages = _written_out(text).split("|")
-    whole = "".join(stages)
-    for letter in dict.fromkeys(whole):
+    stages = _expand_repeats(text).split("|")
+    letters = "".join(stages)
+    for letter in dict.fromkeys(letters):
         if letter not in "EtmL":
-            raise InputError(f"{shown(text)}: {letter!r} stands for nothing; {_LETTERS} are known")
-    if whole.count("E") != 1 or not whole.startswith("E"):
+            raise InputError(f"{shown(text)}: {letter!r} stands for nothing; {_LETTERS_LABEL} are known")
+    if letters.count("E") != 1 or not letters.startswith("E"):
         raise InputError(f"{shown(text)}: the embedding, E, comes first and once; such as Et|tt|tL")
-    if whole.count("L") != 1 or not whole.endswith("L"):
+    if letters.count("L") != 1 or not letters.endswith("L"):
         raise InputError(f"{shown(text)}: the loss, L, comes last and once; such as Et|tt|tL")
     if not stages[0].startswith("E") or not stages[-1].endswith("L"):
         raise InputError(f"{shown(text)}: a stage before the embedding or after the loss holds nothing")
-    ahead = tuple(stage.count("m") for stage in stages)
-    if "t" in whole.partition("m")[2] or len([*filter(None, ahead)]) > 1:
+    mtp_counts = tuple(stage.count("m") for stage in stages)
+    if "t" in letters.partition("m")[2] or len([*filter(None, mtp_counts)]) > 1:
         raise InputError(f"{shown(text)}: m comes behind all t, and all m on one stage; such as Et|tt|tm|L")
-    return Drawn(tuple(stage.count("t") for stage in stages), ahead)
+    return PipelineLayoutString(tuple(stage.count("t") for stage in stages), mtp_counts)
 
 
-def _written_out(text: str) -> str:
+def _expand_repeats(text: str) -> str:
     """The string without repetitions."""
-    plain = "".join(text.replace(",", "").split())
-    for bracket, other in ("()", ")("):
-        if plain.count(bracket) > plain.count(other):
-            raise InputError(f"{shown(text)}: a {bracket!r} without its {other!r}; write (tt|)*29")
-    for pattern in (_GROUP, _LETTER):
-        while match := pattern.search(plain):
-            if len(plain) + len(match[1]) * int(match[2][:7]) > _MOST:
-                raise InputError(f"{shown(text)}: is more than {_MOST:,} letters written out")
-            plain = plain[: match.start()] + match[1] * int(match[2]) + plain[match.end() :]
-    if left := re.search(r"[()*0-9]", plain):
-        raise InputError(f"{shown(text)}: {left[0]!r} repeats nothing; write (tt|)*29 or t*3")
-    return plain
+    expanded = "".join(text.replace(",", "").split())
+    for bracket, counterpart in ("()", ")("):
+        if expanded.count(bracket) > expanded.count(counterpart):
+            raise InputError(f"{shown(text)}: a {bracket!r} without its {counterpart!r}; write (tt|)*29")
+    for pattern in (_REPEATED_GROUP, _REPEATED_LETTER):
+        while match := pattern.search(expanded):
+            if len(expanded) + len(match[1]) * int(match[2][:7]) > _MAX_LETTERS:
+                raise InputError(f"{shown(text)}: is more than {_MAX_LETTERS:,} letters written out")
+            expanded = expanded[: match.start()] + match[1] * int(match[2]) + expanded[match.end() :]
+    if leftover := re.search(r"[()*0-9]", expanded):
+        raise InputError(f"{shown(text)}: {leftover[0]!r} repeats nothing; write (tt|)*29 or t*3")
+    return expanded

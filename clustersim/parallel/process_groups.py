@@ -12,54 +12,80 @@ import numpy as np
 
 from clustersim.common.arrays import IntArray
 from clustersim.parallel.layout import Layout
-from clustersim.parallel.mesh import ACROSS, DATA, NEXT, PIPELINE, PREVIOUS, ROLES, Role, Span
+from clustersim.parallel.mesh import (
+    COMM_GROUPS,
+    DATA,
+    PIPELINE,
+    PP_COUNTERPART_GROUP,
+    PP_NEXT_GROUP,
+    PP_PREVIOUS_GROUP,
+    CommGroup,
+    GroupSpan,
+)
 from clustersim.program import placement as places
 from clustersim.program.placement import Placement
 from clustersim.program.program import ProcessGroups
 
-WAYS = {NEXT: 1, PREVIOUS: -1, ACROSS: places.COUNTERPART}
+P2P_DIRECTIONS = {PP_NEXT_GROUP: 1, PP_PREVIOUS_GROUP: -1, PP_COUNTERPART_GROUP: places.COUNTERPART}
 """The way of a message (`Placement.direction`) by its role."""
 
 
 def process_groups(
-    layout: Layout, placement: Placement, tables: Sequence[int] | None = None
+    layout: Layout, placement: Placement, embedding_ranks: Sequence[int] | None = None
 ) -> dict[str, ProcessGroups]:
     """All groups of a layout by role; of a role that the layout has none of, nothing.
 
     tables: pipeline ranks that hold the embedding's matrix (None: those of the first and the last stage).
     """
-    ends = tables or tuple(dict.fromkeys((placement.stage_ranks[0], placement.stage_ranks[-1])))
+    table_ranks = embedding_ranks or tuple(dict.fromkeys((placement.stage_ranks[0], placement.stage_ranks[-1])))
     meshes = layout.meshes
-    made = {role.name: _groups(layout, role, placement, ends) for role in ROLES.values() if role.mesh in meshes}
-    return {name: groups for name, groups in made.items() if len(groups.members)}
+    groups_by_name = {
+        comm_group.name: _build_groups(layout, comm_group, placement, table_ranks)
+        for comm_group in COMM_GROUPS.values()
+        if comm_group.mesh in meshes
+    }
+    return {name: groups for name, groups in groups_by_name.items() if len(groups.members)}
 
 
-def groups_of(layout: Layout, roles: Iterable[Role]) -> dict[str, ProcessGroups]:
+def groups_along_axes(layout: Layout, comm_groups: Iterable[CommGroup]) -> dict[str, ProcessGroups]:
     """The groups of some roles that hold all who differ along axes, whatever the placement of stages."""
-    return {role.name: _whole(layout, role) for role in roles if role.mesh in layout.meshes}
+    return {
+        comm_group.name: _axis_groups(layout, comm_group)
+        for comm_group in comm_groups
+        if comm_group.mesh in layout.meshes
+    }
 
 
-def _whole(layout: Layout, role: Role) -> ProcessGroups:
-    return ProcessGroups(role.name, layout.meshes[role.mesh].members(*role.axes))
+def _axis_groups(layout: Layout, comm_group: CommGroup) -> ProcessGroups:
+    return ProcessGroups(comm_group.name, layout.meshes[comm_group.mesh].groups_along(*comm_group.axes))
 
 
-def _groups(layout: Layout, role: Role, placement: Placement, tables: Sequence[int]) -> ProcessGroups:
-    if role.span is Span.ALL:
-        return _whole(layout, role)
-    if role.span is Span.TABLES:
-        return ProcessGroups(role.name, _along(layout, [tables] if len(tables) > 1 else [], len(tables)))
-    hops = placement.edges(WAYS[role])
-    return ProcessGroups(role.name, _across(layout, hops) if role is ACROSS else _along(layout, hops), ordered=True)
+def _build_groups(
+    layout: Layout, comm_group: CommGroup, placement: Placement, embedding_ranks: Sequence[int]
+) -> ProcessGroups:
+    if comm_group.span is GroupSpan.ALL:
+        return _axis_groups(layout, comm_group)
+    if comm_group.span is GroupSpan.EMBEDDING_RANKS:
+        return ProcessGroups(
+            comm_group.name,
+            _pipeline_groups(layout, [embedding_ranks] if len(embedding_ranks) > 1 else [], len(embedding_ranks)),
+        )
+    edges = placement.edges(P2P_DIRECTIONS[comm_group])
+    return ProcessGroups(
+        comm_group.name,
+        _counterpart_pairs(layout, edges) if comm_group is PP_COUNTERPART_GROUP else _pipeline_groups(layout, edges),
+        ordered=True,
+    )
 
 
-def _along(layout: Layout, places: Sequence[Sequence[int]], size: int = 2) -> IntArray:
+def _pipeline_groups(layout: Layout, stage_ranks: Sequence[Sequence[int]], size: int = 2) -> IntArray:
     """Ranks with so many of these pipeline coordinates, on every line of the pipeline: [lines x places, size]."""
-    coordinates = np.array(places, dtype=np.int64).reshape(-1, size)
-    return np.ascontiguousarray(layout.mesh.members(PIPELINE)[:, coordinates].reshape(-1, size))
+    coordinates = np.array(stage_ranks, dtype=np.int64).reshape(-1, size)
+    return np.ascontiguousarray(layout.mesh.groups_along(PIPELINE)[:, coordinates].reshape(-1, size))
 
 
-def _across(layout: Layout, places: Sequence[tuple[int, int]]) -> IntArray:
+def _counterpart_pairs(layout: Layout, edges: Sequence[tuple[int, int]]) -> IntArray:
     """Ranks with one of these pipeline coordinates, and those opposite: [pairs, 2]."""
-    lines = layout.mesh.members(DATA)
-    lines = lines[np.isin(layout.coordinate(PIPELINE)[lines[:, 0]], [here for here, _ in places])]
-    return np.stack([lines, np.roll(lines, layout.dp // 2, axis=1)], axis=-1).reshape(-1, 2)
+    dp_lines = layout.mesh.groups_along(DATA)
+    dp_lines = dp_lines[np.isin(layout.rank_coordinates(PIPELINE)[dp_lines[:, 0]], [sender for sender, _ in edges])]
+    return np.stack([dp_lines, np.roll(dp_lines, layout.dp // 2, axis=1)], axis=-1).reshape(-1, 2)

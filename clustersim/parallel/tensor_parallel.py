@@ -33,21 +33,21 @@ from clustersim.model.layers import Layer, Operator, Region
 from clustersim.model.operators import Entry, Joining, Joint, until_saved
 from clustersim.model.recompute_modules import Module
 from clustersim.parallel.layout import Layout
-from clustersim.parallel.mesh import CONTEXT_ROLE, TENSOR_ROLE
-from clustersim.parallel.token_dispatch import Dispatch
+from clustersim.parallel.mesh import CP_GROUP, TP_GROUP
+from clustersim.parallel.token_dispatch import TokenDispatch
 from clustersim.program.task import CollectiveType, CommOp, CommOverlap, Operation, WorkType
 
 
 @dataclass(frozen=True, slots=True)
-class Operands:
+class GatheredOperands:
     """Operands that are cast before they are gathered. searched: ranks look for their largest element first."""
 
     format: DType
-    searched: bool = False
+    needs_amax: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Sharding:
+class LayerSharding:
     """What the collectives of a layer need to know.
 
     activation: bytes of the whole activation [batch, sequence / cp, hidden]; keys_values: bytes of the keys and values
@@ -57,61 +57,63 @@ class Sharding:
     """
 
     layout: Layout
-    activation: Bytes
-    keys_values: Bytes
+    activation_bytes: Bytes
+    kv_bytes: Bytes
     format: DType
-    enters: bool = True
-    leaves: bool = True
-    dispatch: Dispatch | None = None
-    operands: Operands | None = None
+    has_sharded_input: bool = True
+    has_sharded_output: bool = True
+    dispatch: TokenDispatch | None = None
+    operands: GatheredOperands | None = None
 
     @property
     def sequence_parallel(self) -> bool:
         """Whether replicated regions hold a part of the sequence."""
         return self.layout.sequence_parallel and self.layout.tp > 1
 
-    def enter(self, size: Bytes | None = None) -> CommOp | None:
+    def gather_input(self, size: Bytes | None = None) -> CommOp | None:
         """The collective before a column-parallel matmul, forward; size: of what comes in, None: an activation."""
-        gathers = self.sequence_parallel and self.enters
-        return self._exchange("gather input", CollectiveType.ALL_GATHER, size) if gathers else None
+        is_gathered = self.sequence_parallel and self.has_sharded_input
+        return self._comm_op("gather input", CollectiveType.ALL_GATHER, size) if is_gathered else None
 
-    def leave(self) -> CommOp | None:
+    def reduce_output(self) -> CommOp | None:
         """The collective after a row-parallel matmul, forward."""
-        if self.layout.tp == 1 or not self.leaves:
+        if self.layout.tp == 1 or not self.has_sharded_output:
             return None
-        return self._exchange("reduce output", self._reduction)
+        return self._comm_op("reduce output", self._reduction_type)
 
-    def enter_gradient(self) -> CommOp | None:
+    def gather_output_gradient(self) -> CommOp | None:
         """The collective before the backward of a row-parallel matmul."""
-        gathers = self.sequence_parallel and self.leaves
-        return self._exchange("gather output gradient", CollectiveType.ALL_GATHER) if gathers else None
+        is_gathered = self.sequence_parallel and self.has_sharded_output
+        return self._comm_op("gather output gradient", CollectiveType.ALL_GATHER) if is_gathered else None
 
-    def input_again(self, size: Bytes | None = None) -> CommOp | None:
+    def regather_input(self, size: Bytes | None = None) -> CommOp | None:
         """The collective beside the input gradient of a column-parallel matmul."""
-        gathers = self.sequence_parallel and self.enters
-        return self._exchange("gather input again", CollectiveType.ALL_GATHER, size) if gathers else None
+        is_gathered = self.sequence_parallel and self.has_sharded_input
+        return self._comm_op("gather input again", CollectiveType.ALL_GATHER, size) if is_gathered else None
 
-    def input_gradient(self, size: Bytes | None = None) -> CommOp | None:
+    def reduce_input_gradient(self, size: Bytes | None = None) -> CommOp | None:
         """The collective beside the weight gradient of a column-parallel matmul."""
-        if self.layout.tp == 1 or not self.enters:
+        if self.layout.tp == 1 or not self.has_sharded_input:
             return None
-        return self._exchange("reduce input gradient", self._reduction, size)
+        return self._comm_op("reduce input gradient", self._reduction_type, size)
 
-    def compared(self, gathered: CommOp | None, work: WorkType) -> list[Operation]:
+    def amax_operations(self, gathered: CommOp | None, work_type: WorkType) -> list[Operation]:
         """The largest element of a tensor over the ranks whose parts are gathered, where it is sought."""
-        if gathered is None or self.operands is None or not self.operands.searched:
+        if gathered is None or self.operands is None or not self.operands.needs_amax:
             return []
-        size, kind = float(DType.FP32.bytes), CollectiveType.ALL_REDUCE
-        return [Operation(CommOp("largest element", kind, TENSOR_ROLE.name, size, reduce_dtype=DType.FP32), work)]
+        size, collective = float(DType.FP32.bytes), CollectiveType.ALL_REDUCE
+        return [
+            Operation(CommOp("largest element", collective, TP_GROUP.name, size, reduce_dtype=DType.FP32), work_type)
+        ]
 
-    def ring(self, factor: float) -> "_Ring | None":
+    def kv_ring(self, factor: float) -> "_KvRing | None":
         """Keys and values (`factor` times their bytes) around the context-parallel ring."""
         if self.layout.cp == 1:
             return None
-        exchange = CommOp("ring of keys and values", CollectiveType.SHIFT, CONTEXT_ROLE.name, factor * self.keys_values)
-        return _Ring(exchange, self.layout.cp)
+        comm_op = CommOp("ring of keys and values", CollectiveType.SHIFT, CP_GROUP.name, factor * self.kv_bytes)
+        return _KvRing(comm_op, self.layout.cp)
 
-    def over_vocabulary(self, tokens: int) -> list[Operation]:
+    def vocab_parallel_loss(self, tokens: int) -> list[Operation]:
         """Maximum, target logit and sum of a loss over a split vocabulary: three FP32 numbers a token."""
         if self.layout.tp == 1:
             return []
@@ -119,32 +121,34 @@ class Sharding:
         payload = float(tokens * DType.FP32.bytes)
         return [
             Operation(
-                CommOp(name, CollectiveType.ALL_REDUCE, TENSOR_ROLE.name, payload, reduce_dtype=DType.FP32),
+                CommOp(name, CollectiveType.ALL_REDUCE, TP_GROUP.name, payload, reduce_dtype=DType.FP32),
                 WorkType.FORWARD,
             )
             for name in names
         ]
 
     @property
-    def _reduction(self) -> CollectiveType:
+    def _reduction_type(self) -> CollectiveType:
         return CollectiveType.REDUCE_SCATTER if self.sequence_parallel else CollectiveType.ALL_REDUCE
 
-    def _exchange(self, name: str, kind: CollectiveType, size: Bytes | None = None) -> CommOp:
-        payload = self.activation if size is None else size
-        if kind is CollectiveType.ALL_GATHER and self.operands is not None:
+    def _comm_op(self, name: str, collective: CollectiveType, size: Bytes | None = None) -> CommOp:
+        payload = self.activation_bytes if size is None else size
+        if collective is CollectiveType.ALL_GATHER and self.operands is not None:
             payload *= self.operands.format.bytes / self.format.bytes
-        return CommOp(name, kind, TENSOR_ROLE.name, payload, reduce_dtype=self.format if kind.is_reduction else None)
+        return CommOp(
+            name, collective, TP_GROUP.name, payload, reduce_dtype=self.format if collective.is_reduction else None
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class _Ring:
+class _KvRing:
     """An exchange that attention hides block by block."""
 
-    exchange: CommOp
-    blocks: int
+    comm_op: CommOp
+    block_count: int
 
 
-_JOINING: Final[Mapping[Joining, tuple[str, CollectiveType]]] = MappingProxyType(
+_JOIN_COLLECTIVES: Final[Mapping[Joining, tuple[str, CollectiveType]]] = MappingProxyType(
     {
         Joining.GATHERED: ("gather", CollectiveType.ALL_GATHER),
         Joining.SUMMED: ("sum", CollectiveType.ALL_REDUCE),
@@ -152,158 +156,193 @@ _JOINING: Final[Mapping[Joining, tuple[str, CollectiveType]]] = MappingProxyType
 )
 
 
-def _joints(joints: Iterable[Joint], work: WorkType) -> list[Operation]:
+def _join_operations(joints: Iterable[Joint], work_type: WorkType) -> list[Operation]:
     """The collectives that join tensors of which each rank has a part."""
-    return [Operation(_joint(joint), work) for joint in joints]
+    return [Operation(_join_comm_op(joint), work_type) for joint in joints]
 
 
-def _joint(joint: Joint) -> CommOp:
-    verb, kind = _JOINING[joint.how]
-    return CommOp(f"{verb} {joint.of}", kind, TENSOR_ROLE.name, joint.size)
+def _join_comm_op(joint: Joint) -> CommOp:
+    verb, collective = _JOIN_COLLECTIVES[joint.how]
+    return CommOp(f"{verb} {joint.of}", collective, TP_GROUP.name, joint.size)
 
 
-def forward(layer: Layer, sharding: Sharding) -> list[Operation]:
+def forward_operations(layer: Layer, sharding: LayerSharding) -> list[Operation]:
     """Operations of a layer's forward, with its collectives."""
-    return _forward(_places(layer.operators, sharding), sharding, WorkType.FORWARD)
+    return _build_forward(_placed_operators(layer.operators, sharding), sharding, WorkType.FORWARD)
 
 
-def forward_again(layer: Layer, sharding: Sharding, *, early_stop: bool) -> list[Operation]:
+def recomputed_forward(layer: Layer, sharding: LayerSharding, *, early_stop: bool) -> list[Operation]:
     """Operations that full recomputation runs again before a layer's backward."""
-    return _forward(_again(_places(layer.operators, sharding), early_stop=early_stop), sharding, WorkType.RECOMPUTE)
+    return _build_forward(
+        _until_early_stop(_placed_operators(layer.operators, sharding), early_stop=early_stop),
+        sharding,
+        WorkType.RECOMPUTE,
+    )
 
 
-def _forward(places: Sequence["_Place"], sharding: Sharding, work: WorkType) -> list[Operation]:
-    chunks = _chunks(sharding.layout)
-    made: list[_Made] = []
-    for place in places:
-        kernels = _attended(place, place.operator.forward, sharding.ring(1.0), work)
-        if place.enters:
-            gathered = sharding.enter(place.operator.entering)
-            kernels = sharding.compared(gathered, work) + _joined(gathered, kernels, 0, chunks)
-        if place.leaves:
-            kernels = _joined(sharding.leave(), kernels, len(kernels), chunks)
-        sent, returned = _routed(sharding, work, out=place.arrives, back=place.returns)
-        made.append((place, sent + kernels + _joints(place.operator.joints.result, work) + returned))
-    return _together(made, sharding)
+def _build_forward(
+    operators: Sequence["_PlacedOperator"], sharding: LayerSharding, work_type: WorkType
+) -> list[Operation]:
+    chunks = _overlap_chunk_count(sharding.layout)
+    operator_work: list[_OperatorWork] = []
+    for placed in operators:
+        kernels = _with_kv_ring(placed, placed.operator.forward, sharding.kv_ring(1.0), work_type)
+        if placed.starts_region:
+            gather = sharding.gather_input(placed.operator.entering)
+            kernels = sharding.amax_operations(gather, work_type) + _attach_comm_op(gather, kernels, 0, chunks)
+        if placed.ends_region:
+            kernels = _attach_comm_op(sharding.reduce_output(), kernels, len(kernels), chunks)
+        dispatch, combine = _moe_operations(
+            sharding, work_type, dispatches=placed.starts_experts, combines=placed.ends_experts
+        )
+        operator_work.append(
+            (placed, dispatch + kernels + _join_operations(placed.operator.joints.result, work_type) + combine)
+        )
+    return _overlap_shared_experts(operator_work, sharding)
 
 
-def backward(layer: Layer, sharding: Sharding) -> list[Operation]:
+def backward_operations(layer: Layer, sharding: LayerSharding) -> list[Operation]:
     """Operations of a layer's backward, with its collectives, in reverse order of the operators."""
-    beside = math.inf if sharding.layout.backward_overlap else _chunks(sharding.layout)
-    made: list[_Made] = []
-    for place in reversed(_places(layer.operators, sharding)):
-        inputs, weights = _inputs(place, sharding), _weights(place)
-        if place.gathers:
-            inputs = _joined(_input_again(place, sharding), inputs, 0, beside)
-        if place.enters:
-            weights = _joined(sharding.input_gradient(place.operator.entering), weights, 0, beside)
-        made.append((place, _completed(inputs + weights, place.operator.gradients, place.operator.group)))
-    return _together(made, sharding, backward=True)
+    overlap_chunks = math.inf if sharding.layout.backward_overlap else _overlap_chunk_count(sharding.layout)
+    operator_work: list[_OperatorWork] = []
+    for placed in reversed(_placed_operators(layer.operators, sharding)):
+        inputs, weights = _input_gradient(placed, sharding), _weight_gradient(placed)
+        if placed.regathers_input:
+            inputs = _attach_comm_op(_regather_input(placed, sharding), inputs, 0, overlap_chunks)
+        if placed.starts_region:
+            weights = _attach_comm_op(
+                sharding.reduce_input_gradient(placed.operator.entering), weights, 0, overlap_chunks
+            )
+        operator_work.append(
+            (placed, _mark_complete(inputs + weights, placed.operator.gradients, placed.operator.group))
+        )
+    return _overlap_shared_experts(operator_work, sharding, is_backward=True)
 
 
-def input_gradients(layer: Layer, sharding: Sharding) -> list[Operation]:
+def input_gradient_operations(layer: Layer, sharding: LayerSharding) -> list[Operation]:
     """Operations of the half of a backward that the stage before waits for; no weight gradient hides its sums."""
-    made: list[_Made] = []
-    for place in reversed(_places(layer.operators, sharding)):
-        inputs = _inputs(place, sharding)
-        if place.enters:
-            summed = sharding.input_gradient(place.operator.entering)
-            inputs = _joined(summed, inputs, len(inputs), _chunks(sharding.layout))
-        made.append((place, inputs))
-    return _together(made, sharding, backward=True)
+    operator_work: list[_OperatorWork] = []
+    for placed in reversed(_placed_operators(layer.operators, sharding)):
+        inputs = _input_gradient(placed, sharding)
+        if placed.starts_region:
+            reduction = sharding.reduce_input_gradient(placed.operator.entering)
+            inputs = _attach_comm_op(reduction, inputs, len(inputs), _overlap_chunk_count(sharding.layout))
+        operator_work.append((placed, inputs))
+    return _overlap_shared_experts(operator_work, sharding, is_backward=True)
 
 
-def weight_gradients(layer: Layer, sharding: Sharding) -> list[Operation]:
+def weight_gradient_operations(layer: Layer, sharding: LayerSharding) -> list[Operation]:
     """Operations of the other half; nothing hides that inputs are gathered again.
 
     Gradients of norms are there already; they count with the next weight's, or with the last one's.
     """
     operations: list[Operation] = []
-    early: dict[str, int] = {}
-    last: dict[str, int] = {}
-    for place in reversed(_places(layer.operators, sharding)):
-        weights, group = _weights(place), place.operator.group
-        if place.gathers:
-            weights = _joined(_input_again(place, sharding), weights, 0, 1)
-        complete = early.pop(group, 0) + place.operator.gradients
-        operations += _completed(weights, complete, group)
+    pending: dict[str, int] = {}
+    last_index: dict[str, int] = {}
+    for placed in reversed(_placed_operators(layer.operators, sharding)):
+        weights, group = _weight_gradient(placed), placed.operator.group
+        if placed.regathers_input:
+            weights = _attach_comm_op(_regather_input(placed, sharding), weights, 0, 1)
+        completed = pending.pop(group, 0) + placed.operator.gradients
+        operations += _mark_complete(weights, completed, group)
         if weights:
-            last[group] = len(operations) - 1
+            last_index[group] = len(operations) - 1
         else:
-            early[group] = complete
-    for group, complete in early.items():
-        if complete and group not in last:
-            raise ValueError(f"a layer has {complete} parameters of {group} and no weight gradient that completes them")
-        if complete:
-            at = last[group]
-            operations[at : at + 1] = _completed([operations[at]], complete + operations[at].gradient_count, group)
+            pending[group] = completed
+    for group, completed in pending.items():
+        if completed and group not in last_index:
+            raise ValueError(
+                f"a layer has {completed} parameters of {group} and no weight gradient that completes them"
+            )
+        if completed:
+            index = last_index[group]
+            operations[index : index + 1] = _mark_complete(
+                [operations[index]], completed + operations[index].gradient_count, group
+            )
     return operations
 
 
-def _inputs(place: "_Place", sharding: Sharding) -> list[Operation]:
+def _input_gradient(placed: "_PlacedOperator", sharding: LayerSharding) -> list[Operation]:
     """An operator's input gradient; the ring carries keys, values and the gradients of both."""
-    inputs = _attended(place, place.operator.input_gradient, sharding.ring(2.0), WorkType.BACKWARD)
-    if place.leaves:
-        gathered = sharding.enter_gradient()
-        inputs = sharding.compared(gathered, WorkType.BACKWARD) + _joined(gathered, inputs, 0, _chunks(sharding.layout))
-    sent, returned = _routed(sharding, WorkType.BACKWARD, out=place.returns, back=place.arrives)
-    inputs = sent + inputs + returned
-    joints = place.operator.joints
-    return [*_joints(joints.entering, WorkType.BACKWARD), *inputs, *_joints(joints.leaving, WorkType.BACKWARD)]
+    inputs = _with_kv_ring(placed, placed.operator.input_gradient, sharding.kv_ring(2.0), WorkType.BACKWARD)
+    if placed.ends_region:
+        gather = sharding.gather_output_gradient()
+        inputs = sharding.amax_operations(gather, WorkType.BACKWARD) + _attach_comm_op(
+            gather, inputs, 0, _overlap_chunk_count(sharding.layout)
+        )
+    dispatch, combine = _moe_operations(
+        sharding, WorkType.BACKWARD, dispatches=placed.ends_experts, combines=placed.starts_experts
+    )
+    inputs = dispatch + inputs + combine
+    joints = placed.operator.joints
+    return [
+        *_join_operations(joints.entering, WorkType.BACKWARD),
+        *inputs,
+        *_join_operations(joints.leaving, WorkType.BACKWARD),
+    ]
 
 
-def _routed(sharding: Sharding, work: WorkType, *, out: bool, back: bool) -> tuple[list[Operation], list[Operation]]:
+def _moe_operations(
+    sharding: LayerSharding, work_type: WorkType, *, dispatches: bool, combines: bool
+) -> tuple[list[Operation], list[Operation]]:
     """The exchanges by which tokens come to the ranks of experts before an operator, and leave behind it."""
     if sharding.dispatch is None:
         return [], []
-    again = work is WorkType.BACKWARD
-    sent = sharding.dispatch.there(again=again) if out else ()
-    returned = sharding.dispatch.back(again=again) if back else ()
-    return [Operation(comm_op, work) for comm_op in sent], [Operation(item, work) for item in returned]
+    is_backward = work_type is WorkType.BACKWARD
+    dispatch_ops = sharding.dispatch.dispatch_ops(is_backward=is_backward) if dispatches else ()
+    combine_ops = sharding.dispatch.combine_ops(is_backward=is_backward) if combines else ()
+    return [Operation(comm_op, work_type) for comm_op in dispatch_ops], [
+        Operation(comm_op, work_type) for comm_op in combine_ops
+    ]
 
 
-def _input_again(place: "_Place", sharding: Sharding) -> CommOp | None:
+def _regather_input(placed: "_PlacedOperator", sharding: LayerSharding) -> CommOp | None:
     """The collective that gathers a column-parallel matmul's input for its weight gradient, if that is still to do."""
-    reads = place.operator.weight_gradient and not place.operator.whole
-    return sharding.input_again(place.operator.entering) if reads else None
+    needs_input = placed.operator.weight_gradient and not placed.operator.whole
+    return sharding.regather_input(placed.operator.entering) if needs_input else None
 
 
-def _weights(place: "_Place") -> list[Operation]:
-    kernels, routed = place.operator.weight_gradient, place.operator.region is Region.ROUTED
-    return [Operation(kernel, WorkType.BACKWARD, load_index=place.load, on_expert_rank=routed) for kernel in kernels]
+def _weight_gradient(placed: "_PlacedOperator") -> list[Operation]:
+    kernels, on_expert_rank = placed.operator.weight_gradient, placed.operator.region is Region.ROUTED
+    return [
+        Operation(kernel, WorkType.BACKWARD, load_index=placed.load_index, on_expert_rank=on_expert_rank)
+        for kernel in kernels
+    ]
 
 
-def modules_again(layer: Layer, sharding: Sharding, modules: Set[Module], *, early_stop: bool) -> list[Operation]:
+def recomputed_modules(
+    layer: Layer, sharding: LayerSharding, modules: Set[Module], *, early_stop: bool
+) -> list[Operation]:
     """Operations that selective recomputation runs again before a layer's backward, one module after the other.
 
     A module whose result is dropped, too, is run to its end.
     """
-    places, again = _places(layer.operators, sharding), list[Operation]()
-    for module in (item for item in Module if item in modules):
-        inside = [place for place in places if place.operator.inside({module})]
-        inside = [*_again(inside, early_stop=early_stop and not module.drops_result)]
-        again += _forward(inside, sharding, WorkType.RECOMPUTE)
-    return again
+    operators, recomputed = _placed_operators(layer.operators, sharding), list[Operation]()
+    for module in (candidate for candidate in Module if candidate in modules):
+        module_operators = [placed for placed in operators if placed.operator.inside({module})]
+        module_operators = [*_until_early_stop(module_operators, early_stop=early_stop and not module.drops_result)]
+        recomputed += _build_forward(module_operators, sharding, WorkType.RECOMPUTE)
+    return recomputed
 
 
-def operations_again(layer: Layer, sharding: Sharding, *, early_stop: bool) -> list[Operation]:
+def recomputed_operations(layer: Layer, sharding: LayerSharding, *, early_stop: bool) -> list[Operation]:
     """Operations that selective recomputation by operations runs again: gathers too; sums are among what is kept."""
-    again: list[Operation] = []
-    for place in _again(_places(layer.operators, sharding), early_stop=early_stop):
-        kernels = _attended(place, place.operator.run_again, sharding.ring(1.0), WorkType.RECOMPUTE)
-        gathered = sharding.enter(place.operator.entering) if place.enters else None
-        again += _joined(gathered, kernels, 0, _chunks(sharding.layout)) if kernels else []
-        again += _joints(place.operator.joints.result if kernels else (), WorkType.RECOMPUTE)
-    return again
+    recomputed: list[Operation] = []
+    for placed in _until_early_stop(_placed_operators(layer.operators, sharding), early_stop=early_stop):
+        kernels = _with_kv_ring(placed, placed.operator.run_again, sharding.kv_ring(1.0), WorkType.RECOMPUTE)
+        gather = sharding.gather_input(placed.operator.entering) if placed.starts_region else None
+        recomputed += _attach_comm_op(gather, kernels, 0, _overlap_chunk_count(sharding.layout)) if kernels else []
+        recomputed += _join_operations(placed.operator.joints.result if kernels else (), WorkType.RECOMPUTE)
+    return recomputed
 
 
-def _again(places: Sequence["_Place"], *, early_stop: bool) -> Sequence["_Place"]:
+def _until_early_stop(operators: Sequence["_PlacedOperator"], *, early_stop: bool) -> Sequence["_PlacedOperator"]:
     """Of what is recomputed, what is run."""
-    return places[: until_saved([place.operator for place in places])] if early_stop else places
+    return operators[: until_saved([placed.operator for placed in operators])] if early_stop else operators
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _PlacedOperator:
     """An operator, whether something comes into a sharded region for it, it is the region's last, or a core's first.
 
     gathers: it is the first in backward that reads what came in; arrives, returns: it is the first, or the last, on the
@@ -311,111 +350,155 @@ class _Place:
     """
 
     operator: Operator
-    enters: bool
-    leaves: bool
-    attends: bool
-    gathers: bool
-    arrives: bool = False
-    returns: bool = False
-    load: int | None = None
+    starts_region: bool
+    ends_region: bool
+    starts_attention: bool
+    regathers_input: bool
+    starts_experts: bool = False
+    ends_experts: bool = False
+    load_index: int | None = None
 
 
-def _places(operators: Sequence[Operator], sharding: Sharding) -> list[_Place]:
-    load = None if sharding.dispatch is None else sharding.dispatch.load
+def _placed_operators(operators: Sequence[Operator], sharding: LayerSharding) -> list[_PlacedOperator]:
+    load_index = None if sharding.dispatch is None else sharding.dispatch.load_index
     sharded = [False, *(operator.region is Region.SHARDED for operator in operators), False]
-    routed = [False, *(operator.region is Region.ROUTED for operator in operators), False]
+    on_expert_rank = [False, *(operator.region is Region.ROUTED for operator in operators), False]
     cores = [False, *(operator.inside({Module.CORE}) for operator in operators)]
-    again = any(operator.entry is Entry.SAME for operator in operators)  # a parallel block, which is one region
+    has_parallel_block = any(
+        operator.entry is Entry.SAME for operator in operators
+    )  # a parallel block, which is one region
     return [
-        _Place(
+        _PlacedOperator(
             operator,
-            enters=(enters := (sharded[number] and not sharded[number - 1]) or operator.entry is Entry.OTHER),
-            leaves=sharded[number] and not sharded[number + 1],
-            attends=cores[number] and not cores[number - 1],
-            gathers=operator.entry is not None if again else enters,
-            arrives=routed[number] and not routed[number - 1],
-            returns=routed[number] and not routed[number + 1],
-            load=load if routed[number] else None,
+            starts_region=(
+                starts_region := (sharded[index] and not sharded[index - 1]) or operator.entry is Entry.OTHER
+            ),
+            ends_region=sharded[index] and not sharded[index + 1],
+            starts_attention=cores[index] and not cores[index - 1],
+            regathers_input=operator.entry is not None if has_parallel_block else starts_region,
+            starts_experts=on_expert_rank[index] and not on_expert_rank[index - 1],
+            ends_experts=on_expert_rank[index] and not on_expert_rank[index + 1],
+            load_index=load_index if on_expert_rank[index] else None,
         )
-        for number, operator in enumerate(operators, start=1)
+        for index, operator in enumerate(operators, start=1)
     ]
 
 
-_Made = tuple[_Place, list[Operation]]
+_OperatorWork = tuple[_PlacedOperator, list[Operation]]
 """An operator, and what is run for it."""
 
 
-def _together(made: Sequence[_Made], sharding: Sharding, *, backward: bool = False) -> list[Operation]:
+def _overlap_shared_experts(
+    operator_work: Sequence[_OperatorWork], sharding: LayerSharding, *, is_backward: bool = False
+) -> list[Operation]:
     """What is run for operators, in turn, or shared experts beside what travels if they are to be."""
-    shared = [(place, own) for place, own in made if place.operator.inside({Module.SHARED_EXPERTS})]
-    rest = [operation for place, own in made if not place.operator.inside({Module.SHARED_EXPERTS}) for operation in own]
-    sent = [number for number, item in enumerate(rest) if item.moe_comm is not None]
-    if not (sharding.layout.overlap_shared_experts and shared and sent):
-        return [element for _, own in made for element in own]
-    down = (number for number, (place, _) in enumerate(shared) if place.leaves)
-    cut = next(down, len(shared)) + backward  # recomputation that stops early does without it
-    halves = [[entry for _, own in half for entry in own] for half in (shared[:cut], shared[cut:])]
-    there = next(number for number in range(sent[0], len(rest)) if rest[number].moe_comm is None)
-    back = next(number for number in sent if number > there)
-    end = sent[-1] + 1
-    first, second = _beside(halves[0], rest[sent[0] : there]), _beside(halves[1], rest[back:end])
-    return [*rest[: sent[0]], *first, *rest[there:back], *second, *rest[end:]]
+    shared = [
+        (placed, operations) for placed, operations in operator_work if placed.operator.inside({Module.SHARED_EXPERTS})
+    ]
+    other_operations = [
+        operation
+        for placed, operations in operator_work
+        if not placed.operator.inside({Module.SHARED_EXPERTS})
+        for operation in operations
+    ]
+    moe_indices = [index for index, operation in enumerate(other_operations) if operation.moe_comm is not None]
+    if not (sharding.layout.overlap_shared_experts and shared and moe_indices):
+        return [operation for _, operations in operator_work for operation in operations]
+    second_matmuls = (index for index, (placed, _) in enumerate(shared) if placed.ends_region)
+    split_index = next(second_matmuls, len(shared)) + is_backward  # recomputation that stops early does without it
+    halves = [
+        [operation for _, operations in half for operation in operations]
+        for half in (shared[:split_index], shared[split_index:])
+    ]
+    dispatch_end = next(
+        index for index in range(moe_indices[0], len(other_operations)) if other_operations[index].moe_comm is None
+    )
+    combine_start = next(index for index in moe_indices if index > dispatch_end)
+    combine_end = moe_indices[-1] + 1
+    dispatch_overlapped, combine_overlapped = (
+        _overlap_longest(halves[0], other_operations[moe_indices[0] : dispatch_end]),
+        _overlap_longest(halves[1], other_operations[combine_start:combine_end]),
+    )
+    return [
+        *other_operations[: moe_indices[0]],
+        *dispatch_overlapped,
+        *other_operations[dispatch_end:combine_start],
+        *combine_overlapped,
+        *other_operations[combine_end:],
+    ]
 
 
-def _beside(operations: list[Operation], travel: list[Operation]) -> list[Operation]:
+def _overlap_longest(operations: list[Operation], moe_operations: list[Operation]) -> list[Operation]:
     """The longest exchange that travels beside the largest kernel, the others before and behind."""
     kernels = {
-        number: operation.body for number, operation in enumerate(operations) if isinstance(operation.body, Kernel)
+        index: operation.body for index, operation in enumerate(operations) if isinstance(operation.body, Kernel)
     }
-    exchanges = [item.moe_comm for item in travel if item.moe_comm is not None]
+    comm_ops = [operation.moe_comm for operation in moe_operations if operation.moe_comm is not None]
     if not kernels:
-        return [*operations, *travel]
-    at = max(kernels, key=lambda number: kernels[number].flops)
-    longest = max(range(len(exchanges)), key=lambda number: exchanges[number].payload)
-    both = replace(operations[at], body=CommOverlap(exchanges[longest], kernels[at], math.inf))
-    return [*operations[:at], *travel[:longest], both, *travel[longest + 1 :], *operations[at + 1 :]]
+        return [*operations, *moe_operations]
+    largest = max(kernels, key=lambda index: kernels[index].flops)
+    longest = max(range(len(comm_ops)), key=lambda index: comm_ops[index].payload)
+    overlapped = replace(operations[largest], body=CommOverlap(comm_ops[longest], kernels[largest], math.inf))
+    return [
+        *operations[:largest],
+        *moe_operations[:longest],
+        overlapped,
+        *moe_operations[longest + 1 :],
+        *operations[largest + 1 :],
+    ]
 
 
-def _attended(place: _Place, kernels: Sequence[Kernel], ring: _Ring | None, work: WorkType) -> list[Operation]:
+def _with_kv_ring(
+    placed: _PlacedOperator, kernels: Sequence[Kernel], ring: _KvRing | None, work_type: WorkType
+) -> list[Operation]:
     """Kernels of an operator; the attention core's first kernel hides the ring, one block of keys at a time."""
-    routed = place.operator.region is Region.ROUTED
-    operations = [Operation(kernel, work, load_index=place.load, on_expert_rank=routed) for kernel in kernels]
-    if ring is None or not place.attends or not operations:
+    on_expert_rank = placed.operator.region is Region.ROUTED
+    operations = [
+        Operation(kernel, work_type, load_index=placed.load_index, on_expert_rank=on_expert_rank) for kernel in kernels
+    ]
+    if ring is None or not placed.starts_attention or not operations:
         return operations
-    first, *others = operations
+    first, *remaining_operations = operations
     if not isinstance(kernel := first.body, Kernel):
         return operations
-    return [Operation(CommOverlap(ring.exchange, kernel, ring.blocks, is_ring=True), work), *others]
+    return [
+        Operation(CommOverlap(ring.comm_op, kernel, ring.block_count, is_ring=True), work_type),
+        *remaining_operations,
+    ]
 
 
-def _joined(exchange: CommOp | None, operations: list[Operation], place: int, chunks: float) -> list[Operation]:
+def _attach_comm_op(comm_op: CommOp | None, operations: list[Operation], index: int, chunks: float) -> list[Operation]:
     """Put an exchange before (place 0) or after the operations, pipelined with the nearest kernel if chunks > 1.
 
     What an operand is cast by comes before its gather.
     """
-    if exchange is None:
+    if comm_op is None:
         return operations
-    work, gathers = operations[0].work_type if operations else WorkType.BACKWARD, place == 0
-    place = next((at for at, operation in enumerate(operations) if not _casts(operation)), place) if gathers else place
-    nearest = min(place, len(operations) - 1)
+    work_type, is_gather = operations[0].work_type if operations else WorkType.BACKWARD, index == 0
+    index = (
+        next((first_index for first_index, operation in enumerate(operations) if not _is_cast(operation)), index)
+        if is_gather
+        else index
+    )
+    nearest = min(index, len(operations) - 1)
     if chunks > 1 and operations and isinstance(kernel := operations[nearest].body, Kernel):
-        local = gathers and not math.isinf(chunks)  # its first chunk is this rank's own
-        overlap = Operation(CommOverlap(exchange, kernel, chunks, local), work)
+        is_first_chunk_local = is_gather and not math.isinf(chunks)  # its first chunk is this rank's own
+        overlap = Operation(CommOverlap(comm_op, kernel, chunks, is_first_chunk_local), work_type)
         return [*operations[:nearest], overlap, *operations[nearest + 1 :]]
-    return [*operations[:place], Operation(exchange, work), *operations[place:]]
+    return [*operations[:index], Operation(comm_op, work_type), *operations[index:]]
 
 
-def _casts(operation: Operation) -> bool:
+def _is_cast(operation: Operation) -> bool:
     return operation.kernel is not None and operation.kernel.kind is KernelKind.CAST
 
 
-def _completed(operations: list[Operation], parameters: int, group: str) -> list[Operation]:
+def _mark_complete(operations: list[Operation], parameter_count: int, group: str) -> list[Operation]:
     """Mark the last operation as the one after which the operator's gradients are complete."""
-    if not operations or parameters == 0:
+    if not operations or parameter_count == 0:
         return operations
     last = operations[-1]
-    return [*operations[:-1], replace(last, gradient_count=parameters, parameter_group=group)]
+    return [*operations[:-1], replace(last, gradient_count=parameter_count, parameter_group=group)]
 
 
-def _chunks(layout: Layout) -> float:
+def _overlap_chunk_count(layout: Layout) -> float:
     return layout.tp if layout.tensor_overlap else 1

@@ -27,16 +27,16 @@ from clustersim.common.dtypes import DType
 from clustersim.common.units import Bytes
 from clustersim.model.layer_stack import RoutedMlp
 from clustersim.parallel.layout import Layout
-from clustersim.parallel.mesh import EXPERT_PARTS, EXPERT_ROLE, EXPERT_TENSOR_ROLE, TENSOR_ROLE
+from clustersim.parallel.mesh import EP_GROUP, ETP_EP_GROUP, ETP_GROUP, TP_GROUP
 from clustersim.program.task import CollectiveType, CommOp, TokenDispatcher, TokenRouting
 
-_COUNT: Final = 8  # bytes of how many rows an expert gets
-_CHOSEN: Final = 1  # bytes of whether a token goes to an expert
-_PROBABILITY: Final = DType.FP32
+_COUNT_BYTES: Final = 8  # bytes of how many rows an expert gets
+_ROUTING_MASK_BYTES: Final = 1  # bytes of whether a token goes to an expert
+_PROBABILITY_FORMAT: Final = DType.FP32
 
 
 @dataclass(frozen=True, slots=True)
-class Dispatch:
+class TokenDispatch:
     """The exchanges of a mixture.
 
     tokens: on one rank; row: bytes of one; format: of activations; load: its number; sent: in which other format rows
@@ -44,168 +44,241 @@ class Dispatch:
     """
 
     layout: Layout
-    routed: RoutedMlp
-    tokens: int
-    row: Bytes
+    moe: RoutedMlp
+    token_count: int
+    token_bytes: Bytes
     format: DType
-    load: int | None = None
-    sent: DType | None = None
+    load_index: int | None = None
+    wire_format: DType | None = None
 
-    def there(self, *, again: bool = False) -> tuple[CommOp, ...]:
+    def dispatch_ops(self, *, is_backward: bool = False) -> tuple[CommOp, ...]:
         """Rows go to the ranks of their experts; again: where they went before is known (backward)."""
-        return _WAYS[self.layout.dispatcher].there(self._leaving, again=again) if self._travel else ()
+        return (
+            _DISPATCHERS[self.layout.dispatcher].dispatch_ops(self._in_wire_format, is_backward=is_backward)
+            if self._communicates
+            else ()
+        )
 
     @property
-    def _leaving(self) -> "Dispatch":
+    def _in_wire_format(self) -> "TokenDispatch":
         """With rows as wide as they are sent."""
-        return self if self.sent is None else replace(self, row=self.row * self.sent.bytes / self.format.bytes)
+        return (
+            self
+            if self.wire_format is None
+            else replace(self, token_bytes=self.token_bytes * self.wire_format.bytes / self.format.bytes)
+        )
 
-    def back(self, *, again: bool = False) -> tuple[CommOp, ...]:
+    def combine_ops(self, *, is_backward: bool = False) -> tuple[CommOp, ...]:
         """What experts made of them comes back."""
-        return _WAYS[self.layout.dispatcher].back(self, again=again) if self._travel else ()
+        return (
+            _DISPATCHERS[self.layout.dispatcher].combine_ops(self, is_backward=is_backward)
+            if self._communicates
+            else ()
+        )
 
     @property
     def routing(self) -> TokenRouting:
         """Where rows go."""
-        layout, routed, limits = self.layout, self.routed, (self.routed.router.groups, self.routed.router.limit)
-        sizes = routed.experts, routed.top_k
-        cut, sms = layout.expert_tensor, layout.dispatcher_sms
+        layout, moe, group_limits = self.layout, self.moe, (self.moe.router.groups, self.moe.router.limit)
+        sizes = moe.experts, moe.top_k
+        shard_size, sm_count = layout.effective_etp, layout.dispatcher_sms
         return TokenRouting(
-            layout.dispatcher, *sizes, *limits, token_bytes=self.row, expert_shard_size=cut, sm_count=sms
+            layout.dispatcher,
+            *sizes,
+            *group_limits,
+            token_bytes=self.token_bytes,
+            expert_shard_size=shard_size,
+            sm_count=sm_count,
         )
 
     @property
-    def rows(self) -> Bytes:
+    def dispatched_bytes(self) -> Bytes:
         """Bytes of a row for each token and expert."""
-        return self.routed.rows(self.tokens) * self.row
+        return self.moe.rows(self.token_count) * self.token_bytes
 
     @property
-    def ranks(self) -> int:
+    def expert_rank_count(self) -> int:
         """Ranks that have parts of all experts together."""
-        return self.layout.ep * self.layout.expert_tensor
+        return self.layout.ep * self.layout.effective_etp
 
     @property
-    def held_by(self) -> str:
+    def expert_group(self) -> str:
         """The role of those ranks; those of tensor parallelism where experts are spread like all else."""
-        return EXPERT_PARTS.name if self.layout.folded else TENSOR_ROLE.name
+        return ETP_EP_GROUP.name if self.layout.has_expert_mesh else TP_GROUP.name
 
     @property
-    def cut_over(self) -> str:
+    def expert_tensor_group(self) -> str:
         """The role of the ranks that have parts of the same experts."""
-        return EXPERT_TENSOR_ROLE.name if self.layout.folded else TENSOR_ROLE.name
+        return ETP_GROUP.name if self.layout.has_expert_mesh else TP_GROUP.name
 
     @property
-    def _travel(self) -> bool:
-        return self.ranks > 1
+    def _communicates(self) -> bool:
+        return self.expert_rank_count > 1
 
 
-class _Way(Protocol):
+class _Dispatcher(Protocol):
     """What a dispatcher sends."""
 
-    def there(self, dispatch: Dispatch, *, again: bool) -> tuple[CommOp, ...]:
+    def dispatch_ops(self, dispatch: TokenDispatch, *, is_backward: bool) -> tuple[CommOp, ...]:
         """To the experts."""
 
-    def back(self, dispatch: Dispatch, *, again: bool) -> tuple[CommOp, ...]:
+    def combine_ops(self, dispatch: TokenDispatch, *, is_backward: bool) -> tuple[CommOp, ...]:
         """From the experts."""
 
 
 @dataclass(frozen=True, slots=True)
-class _AllToAll:
+class _AllToAllDispatcher:
     """A row for each expert, by the library."""
 
-    def there(self, dispatch: Dispatch, *, again: bool) -> tuple[CommOp, ...]:
-        known = again or dispatch.routed.capacity is not None
-        sent = self._sent("dispatch tokens", dispatch, awaits=not known)
-        if not again:
-            sent = (*sent, *self._probabilities("dispatch probabilities", dispatch))
-        if not known:
-            sent = (*self._counts(dispatch), *sent)
-        if dispatch.layout.expert_tensor == 1:
-            return sent
-        size = dispatch.layout.expert_tensor * dispatch.rows
+    def dispatch_ops(self, dispatch: TokenDispatch, *, is_backward: bool) -> tuple[CommOp, ...]:
+        is_size_static = is_backward or dispatch.moe.capacity is not None
+        comm_ops = self._all_to_all_ops("dispatch tokens", dispatch, host_sync=not is_size_static)
+        if not is_backward:
+            comm_ops = (*comm_ops, *self._probability_ops("dispatch probabilities", dispatch))
+        if not is_size_static:
+            comm_ops = (*self._count_ops(dispatch), *comm_ops)
+        if dispatch.layout.effective_etp == 1:
+            return comm_ops
+        size = dispatch.layout.effective_etp * dispatch.dispatched_bytes
         return (
-            *sent,
-            CommOp("gather rows", CollectiveType.ALL_GATHER, dispatch.cut_over, size, load_index=dispatch.load),
+            *comm_ops,
+            CommOp(
+                "gather rows",
+                CollectiveType.ALL_GATHER,
+                dispatch.expert_tensor_group,
+                size,
+                load_index=dispatch.load_index,
+            ),
         )
 
-    def back(self, dispatch: Dispatch, *, again: bool) -> tuple[CommOp, ...]:
-        sent = self._sent("combine tokens", dispatch)
-        if again:
-            sent = (*sent, *self._probabilities("gradients of probabilities", dispatch))
-        if dispatch.layout.expert_tensor == 1:
-            return sent
-        size, role = dispatch.layout.expert_tensor * dispatch.rows, dispatch.cut_over
-        kind, form = CollectiveType.REDUCE_SCATTER, dispatch.format
-        return (CommOp("sum parts of experts", kind, role, size, reduce_dtype=form, load_index=dispatch.load), *sent)
+    def combine_ops(self, dispatch: TokenDispatch, *, is_backward: bool) -> tuple[CommOp, ...]:
+        comm_ops = self._all_to_all_ops("combine tokens", dispatch)
+        if is_backward:
+            comm_ops = (*comm_ops, *self._probability_ops("gradients of probabilities", dispatch))
+        if dispatch.layout.effective_etp == 1:
+            return comm_ops
+        size, comm_group = dispatch.layout.effective_etp * dispatch.dispatched_bytes, dispatch.expert_tensor_group
+        collective, sum_format = CollectiveType.REDUCE_SCATTER, dispatch.format
+        return (
+            CommOp(
+                "sum parts of experts",
+                collective,
+                comm_group,
+                size,
+                reduce_dtype=sum_format,
+                load_index=dispatch.load_index,
+            ),
+            *comm_ops,
+        )
 
-    def _counts(self, dispatch: Dispatch) -> tuple[CommOp, ...]:
+    def _count_ops(self, dispatch: TokenDispatch) -> tuple[CommOp, ...]:
         """How many rows each expert gets from each rank."""
-        size = float(dispatch.ranks * dispatch.routed.experts * _COUNT)
-        return (CommOp("count rows", CollectiveType.ALL_GATHER, dispatch.held_by, size),)
+        size = float(dispatch.expert_rank_count * dispatch.moe.experts * _COUNT_BYTES)
+        return (CommOp("count rows", CollectiveType.ALL_GATHER, dispatch.expert_group, size),)
 
-    def _sent(self, name: str, dispatch: Dispatch, *, awaits: bool = False) -> tuple[CommOp, ...]:
+    def _all_to_all_ops(self, name: str, dispatch: TokenDispatch, *, host_sync: bool = False) -> tuple[CommOp, ...]:
         if dispatch.layout.ep == 1:
             return ()
-        kind, role, size = CollectiveType.ALL_TO_ALL, EXPERT_ROLE.name, dispatch.rows
-        return (CommOp(name, kind, role, size, routing=dispatch.routing, host_sync=awaits, load_index=dispatch.load),)
+        collective, comm_group, size = CollectiveType.ALL_TO_ALL, EP_GROUP.name, dispatch.dispatched_bytes
+        return (
+            CommOp(
+                name,
+                collective,
+                comm_group,
+                size,
+                routing=dispatch.routing,
+                host_sync=host_sync,
+                load_index=dispatch.load_index,
+            ),
+        )
 
-    def _probabilities(self, name: str, dispatch: Dispatch) -> tuple[CommOp, ...]:
+    def _probability_ops(self, name: str, dispatch: TokenDispatch) -> tuple[CommOp, ...]:
         if dispatch.layout.ep == 1:
             return ()
-        size = float(dispatch.routed.rows(dispatch.tokens) * _PROBABILITY.bytes)
-        kind, role = CollectiveType.ALL_TO_ALL, EXPERT_ROLE.name
-        return (CommOp(name, kind, role, size, routing=dispatch.routing, load_index=dispatch.load),)
+        size = float(dispatch.moe.rows(dispatch.token_count) * _PROBABILITY_FORMAT.bytes)
+        collective, comm_group = CollectiveType.ALL_TO_ALL, EP_GROUP.name
+        return (CommOp(name, collective, comm_group, size, routing=dispatch.routing, load_index=dispatch.load_index),)
 
 
 @dataclass(frozen=True, slots=True)
-class _AllGather:
+class _AllGatherDispatcher:
     """All tokens to all ranks."""
 
-    def there(self, dispatch: Dispatch, *, again: bool) -> tuple[CommOp, ...]:
-        tokens = self._gathered("dispatch tokens", dispatch, dispatch.row)
-        if again:
+    def dispatch_ops(self, dispatch: TokenDispatch, *, is_backward: bool) -> tuple[CommOp, ...]:
+        tokens = self._all_gather_op("dispatch tokens", dispatch, dispatch.token_bytes)
+        if is_backward:
             return (tokens,)
-        each = dispatch.routed.experts
-        chosen = self._gathered("gather routing", dispatch, float(each * _CHOSEN))
-        return (chosen, self._gathered("gather probabilities", dispatch, float(each * _PROBABILITY.bytes)), tokens)
+        expert_count = dispatch.moe.experts
+        routing_mask = self._all_gather_op("gather routing", dispatch, float(expert_count * _ROUTING_MASK_BYTES))
+        return (
+            routing_mask,
+            self._all_gather_op("gather probabilities", dispatch, float(expert_count * _PROBABILITY_FORMAT.bytes)),
+            tokens,
+        )
 
-    def back(self, dispatch: Dispatch, *, again: bool) -> tuple[CommOp, ...]:
-        tokens = self._summed("combine tokens", dispatch, dispatch.row, dispatch.format)
-        if not again:
+    def combine_ops(self, dispatch: TokenDispatch, *, is_backward: bool) -> tuple[CommOp, ...]:
+        tokens = self._reduce_scatter_op("combine tokens", dispatch, dispatch.token_bytes, dispatch.format)
+        if not is_backward:
             return (tokens,)
-        each = float(dispatch.routed.experts * _PROBABILITY.bytes)
-        return (tokens, self._summed("gradients of probabilities", dispatch, each, _PROBABILITY))
+        probability_bytes = float(dispatch.moe.experts * _PROBABILITY_FORMAT.bytes)
+        return (
+            tokens,
+            self._reduce_scatter_op("gradients of probabilities", dispatch, probability_bytes, _PROBABILITY_FORMAT),
+        )
 
-    def _gathered(self, name: str, dispatch: Dispatch, each: Bytes) -> CommOp:
-        size = dispatch.ranks * dispatch.tokens * each
-        return CommOp(name, CollectiveType.ALL_GATHER, dispatch.held_by, size, routing=dispatch.routing)
+    def _all_gather_op(self, name: str, dispatch: TokenDispatch, bytes_per_token: Bytes) -> CommOp:
+        size = dispatch.expert_rank_count * dispatch.token_count * bytes_per_token
+        return CommOp(name, CollectiveType.ALL_GATHER, dispatch.expert_group, size, routing=dispatch.routing)
 
-    def _summed(self, name: str, dispatch: Dispatch, each: Bytes, form: DType) -> CommOp:
-        size, kind = dispatch.ranks * dispatch.tokens * each, CollectiveType.REDUCE_SCATTER
-        return CommOp(name, kind, dispatch.held_by, size, reduce_dtype=form, routing=dispatch.routing)
+    def _reduce_scatter_op(
+        self, name: str, dispatch: TokenDispatch, bytes_per_token: Bytes, sum_format: DType
+    ) -> CommOp:
+        size, collective = (
+            dispatch.expert_rank_count * dispatch.token_count * bytes_per_token,
+            CollectiveType.REDUCE_SCATTER,
+        )
+        return CommOp(name, collective, dispatch.expert_group, size, reduce_dtype=sum_format, routing=dispatch.routing)
 
 
 @dataclass(frozen=True, slots=True)
-class _Kernels:
+class _FusedDispatcher:
     """Kernels of their own; probabilities are hundredths of the rows that they go with."""
 
-    def there(self, dispatch: Dispatch, *, again: bool) -> tuple[CommOp, ...]:
-        kind, role, size = CollectiveType.DISPATCH, dispatch.held_by, dispatch.rows
-        routing, load = dispatch.routing, dispatch.load
-        return (CommOp("dispatch tokens", kind, role, size, routing=routing, host_sync=not again, load_index=load),)
-
-    def back(self, dispatch: Dispatch, *, again: bool) -> tuple[CommOp, ...]:  # noqa: ARG002 - the same both ways
-        kind, role, size = CollectiveType.COMBINE, dispatch.held_by, dispatch.rows
-        routing, load = dispatch.routing, dispatch.load
+    def dispatch_ops(self, dispatch: TokenDispatch, *, is_backward: bool) -> tuple[CommOp, ...]:
+        collective, comm_group, size = CollectiveType.DISPATCH, dispatch.expert_group, dispatch.dispatched_bytes
+        routing, load = dispatch.routing, dispatch.load_index
         return (
-            CommOp("combine tokens", kind, role, size, reduce_dtype=dispatch.format, routing=routing, load_index=load),
+            CommOp(
+                "dispatch tokens",
+                collective,
+                comm_group,
+                size,
+                routing=routing,
+                host_sync=not is_backward,
+                load_index=load,
+            ),
+        )
+
+    def combine_ops(self, dispatch: TokenDispatch, *, is_backward: bool) -> tuple[CommOp, ...]:  # noqa: ARG002 - the same both ways
+        collective, comm_group, size = CollectiveType.COMBINE, dispatch.expert_group, dispatch.dispatched_bytes
+        routing, load = dispatch.routing, dispatch.load_index
+        return (
+            CommOp(
+                "combine tokens",
+                collective,
+                comm_group,
+                size,
+                reduce_dtype=dispatch.format,
+                routing=routing,
+                load_index=load,
+            ),
         )
 
 
-_WAYS: Final[dict[TokenDispatcher, _Way]] = {
-    TokenDispatcher.ALL_GATHER: _AllGather(),
-    TokenDispatcher.ALL_TO_ALL: _AllToAll(),
-    TokenDispatcher.DEEPEP: _Kernels(),
-    TokenDispatcher.DEEPEP_V2: _Kernels(),
-    TokenDispatcher.HYBRIDEP: _Kernels(),
+_DISPATCHERS: Final[dict[TokenDispatcher, _Dispatcher]] = {
+    TokenDispatcher.ALL_GATHER: _AllGatherDispatcher(),
+    TokenDispatcher.ALL_TO_ALL: _AllToAllDispatcher(),
+    TokenDispatcher.DEEPEP: _FusedDispatcher(),
+    TokenDispatcher.DEEPEP_V2: _FusedDispatcher(),
+    TokenDispatcher.HYBRIDEP: _FusedDispatcher(),
 }

@@ -156,7 +156,7 @@ def _smaller_microbatches(result: Answer) -> Changed | Untried:
 
 def _slow_rank(result: Answer) -> Changed | Untried:
     scenario = result.scenario
-    if scenario.layout.world == 1:
+    if scenario.layout.world_size == 1:
         return Untried("there is one rank")
     rank = _busiest(result)
     word = "pipeline rank" if scenario.placement.max_chunks > 1 else "stage"
@@ -180,8 +180,8 @@ def _hybrid(result: Answer) -> Changed | Untried:
     ranks = layout.cp * layout.dp
     if not isinstance(layout.data, FullyShard) or ranks == 1:
         return Untried("weights are not fully sharded")
-    if layout.hybrid:
-        return Untried(f"weights are cut over {layout.data.within:,} of {ranks:,} ranks now")
+    if layout.is_hybrid_sharded:
+        return Untried(f"weights are cut over {layout.data.shard_size:,} of {ranks:,} ranks now")
     for shards in (layout.cp * divisor for divisor in divisors(layout.dp)[:-1]):
         changed = with_dp_shard_size(scenario, shards)
         if shards > 1 and fits(changed):
@@ -193,7 +193,7 @@ def _other_dispatcher(result: Answer) -> Changed | Untried:
     """Kernels of their own in place of the library's collectives, or the reverse."""
     scenario = result.scenario
     layout, cluster = scenario.layout, scenario.cluster
-    if not layout.folded:
+    if not layout.has_expert_mesh:
         return Untried(_NO_EXPERTS)
     if layout.dispatcher.has_custom_kernels:
         other = TokenDispatcher.ALL_TO_ALL

@@ -52,7 +52,7 @@ class States:
     def _slowed(self, slower: Slower) -> Scenario:
         if not slower.nic:
             return with_slow_gpu(self._scenario, slower.left)
-        number = self._scenario.layout.world // 2
+        number = self._scenario.layout.world_size // 2
         place = int(self._scenario.cluster.places[number])
         return self._scenario.changed([f"disturbances.nics=[{{gpu: {place}, bandwidth: {slower.left!r}}}]"])
 
@@ -83,8 +83,8 @@ class States:
             batch *= training.global_batch // (layout.dp * training.microbatch)
         else:
             batch *= -(-training.global_batch // batch)
-        degrees = layout.written
-        gpus = layout.world // layout.dp * replicas
+        degrees = layout.as_configured
+        gpus = layout.world_size // layout.dp * replicas
         try:
             changed = self._scenario.changed(
                 [

@@ -92,7 +92,7 @@ class Site:
 
 def site_of(setup: Setup) -> Site:
     """That of a job on its cluster."""
-    gpus = setup.layout.world
+    gpus = setup.layout.world_size
     nodes, in_domain, leaf, nics, switches = _places(setup.cluster.fabric, gpus)
     asked = setup.reliability.rack
     return Site(

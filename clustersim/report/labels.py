@@ -18,15 +18,15 @@ from clustersim.model.offload import ActivationOffload, Offload, OptimizerOffloa
 from clustersim.model.recompute_modules import Module
 from clustersim.model.training import FullRecompute, NoRecompute, Recompute, SelectiveOperations, SelectiveRecompute
 from clustersim.parallel.data_parallel_strategy import (
-    ByParameter,
-    DataParallelism,
+    DataParallelStrategy,
     DdpStrategy,
+    DeepspeedZero3Strategy,
     FullyShard,
     NaiveDataParallel,
     Zero1,
 )
 from clustersim.parallel.layout import Layout
-from clustersim.parallel.mesh import EXPERT, EXPERT_TENSOR, SPOKEN
+from clustersim.parallel.mesh import DISPLAY_AXES, EXPERT, EXPERT_TENSOR
 from clustersim.results.number_formats import Formats
 from clustersim.results.utilization import masked
 
@@ -100,11 +100,11 @@ def row_names(scenario: "Scenario", kinds: int) -> RowNames:
 def layout_line(scenario: "Scenario") -> str:
     """Degrees, strategies and batch, in the order in which people give them."""
     layout, training, chunks = scenario.layout, scenario.training, scenario.placement.max_chunks
-    degrees = layout.written.degrees
+    degrees = layout.as_configured.degrees
     stops = training.early_stop and training.recompute != NoRecompute()
     words = [
-        *(f"{axis.name} {degrees[axis.name]:,}" for axis in SPOKEN if degrees[axis.name] > 1),
-        *(_experts(layout) if layout.folded else ()),
+        *(f"{axis.name} {degrees[axis.name]:,}" for axis in DISPLAY_AXES if degrees[axis.name] > 1),
+        *(_experts(layout) if layout.has_expert_mesh else ()),
         _data(layout.data) if layout.dp > 1 else "",
         scenario.schedule.name + (f", {chunks} chunks" if chunks > 1 else "") if layout.pp > 1 else "",
         _recompute(training.recompute) + (", stopped early" if stops else ""),
@@ -120,7 +120,7 @@ def layout_line(scenario: "Scenario") -> str:
 
 def _experts(layout: Layout) -> list[str]:
     """Over how many ranks experts are spread and cut, and how tokens reach them."""
-    cut = [] if layout.expert_tensor == layout.tp else [f"{EXPERT_TENSOR.name} {layout.expert_tensor:,}"]
+    cut = [] if layout.effective_etp == layout.tp else [f"{EXPERT_TENSOR.name} {layout.effective_etp:,}"]
     return [f"{EXPERT.name} {layout.ep:,}", *cut, f"{layout.dispatcher.value} dispatcher"]
 
 
@@ -137,7 +137,7 @@ def disturbed_line(scenario: "Scenario") -> str:
 def gpu_line(scenario: "Scenario") -> str:
     """The accelerator; where there are several, the number of each."""
     accelerators, kind = scenario.cluster.kinds()
-    counts = np.bincount(kind[: scenario.layout.world], minlength=len(accelerators)).tolist()
+    counts = np.bincount(kind[: scenario.layout.world_size], minlength=len(accelerators)).tolist()
     used = [(accelerator.name, count) for accelerator, count in zip(accelerators, counts, strict=True) if count]
     return used[0][0] if len(used) == 1 else f"({' + '.join(f'{count:,} {name}' for name, count in used)})"
 
@@ -195,7 +195,7 @@ def _members(change: LinkChange, fabric: Fabric) -> int:
         return 1
 
 
-def _data(strategy: DataParallelism) -> str:
+def _data(strategy: DataParallelStrategy) -> str:
     match strategy:
         case DdpStrategy():
             return "DDP"
@@ -204,8 +204,10 @@ def _data(strategy: DataParallelism) -> str:
         case FullyShard(secondary=int() as secondary):
             return f"ZeRO-3 (FSDP), secondary shards over {secondary}"
         case FullyShard():
-            return "ZeRO-3" + (", parameter by parameter" if isinstance(strategy, ByParameter) else " (FSDP)")
-        case Zero1(stage=stage, shard=shard):
+            return "ZeRO-3" + (
+                ", parameter by parameter" if isinstance(strategy, DeepspeedZero3Strategy) else " (FSDP)"
+            )
+        case Zero1(zero_stage=stage, shard=shard):
             return f"ZeRO-{stage}" + (f" over {shard}" if shard else "")
         case NaiveDataParallel():
             return "torch.nn.DataParallel"

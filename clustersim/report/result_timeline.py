@@ -14,7 +14,7 @@ from clustersim.common.arrays import IntArray
 from clustersim.common.units import format_bandwidth, format_flops, format_seconds
 from clustersim.cost.segment import BlockTiming
 from clustersim.model.kernels import Kernel
-from clustersim.parallel.mesh import HOST_ROLE
+from clustersim.parallel.mesh import HOST_GROUP
 from clustersim.program.placement import looped_placement
 from clustersim.program.task import CommOp, CommOverlap, ComputeTask, Segment, Stream, Task
 from clustersim.report.export.span_descriptions import action_of, exchange_label, look_of
@@ -67,7 +67,7 @@ def row_note(scenario: Scenario) -> str:
 
 def _lanes(result: Answer) -> dict[str, tuple[Stream, ...]]:
     """Those of the host only where it does anything, that of experts only where tokens travel beside computation."""
-    hosted = HOST_ROLE.name in result.program.groups
+    hosted = HOST_GROUP.name in result.program.groups
     experts = any(Stream.EP in program.streams for program in result.program.programs)
     return _LANES | (_HOST_LANES if hosted else {}) | (_EXPERTS_LANES if experts else {})
 

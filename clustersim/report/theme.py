@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Final
 
 from clustersim.memory.footprint import Category as Use
-from clustersim.parallel.mesh import ROLES, SERVED, Axis
+from clustersim.parallel.mesh import COMM_AXES, COMM_GROUPS, Axis
 from clustersim.results.time_categories import EXPOSED, Part
 
 _WHITE = 255
@@ -60,11 +60,11 @@ class Category(Enum):
 SERIES: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8D96A0")
 """Colours of what has none of its own, in turn."""
 CATEGORIES: tuple[Category, ...] = tuple(Category)
-AXIS_LOOKS: Final[Mapping[Axis, Category]] = {axis: Category[axis.category.upper()] for axis in SERVED}
+AXIS_LOOKS: Final[Mapping[Axis, Category]] = {axis: Category[axis.category.upper()] for axis in COMM_AXES}
 """The category of each axis's communication."""
 LISTED_LOOKS: Final[Mapping[str, tuple[str, Category]]] = {
     **{axis.name: (axis.name, look) for axis, look in AXIS_LOOKS.items()},
-    **{role.listed: (role.label, AXIS_LOOKS[role.serves]) for role in ROLES.values()},
+    **{role.report_name: (role.label, AXIS_LOOKS[role.accounted_axis]) for role in COMM_GROUPS.values()},
 }
 """Axes and roles as they are listed: in words, and their categories."""
 PART_LOOKS: Final[Mapping[Part, Category]] = {

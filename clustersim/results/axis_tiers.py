@@ -14,7 +14,7 @@ import numpy as np
 from clustersim.common.arrays import IntArray
 from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkKind, Tier
 from clustersim.parallel.layout import Layout
-from clustersim.parallel.mesh import DENSE, EXPERTS, MESHES, PIPELINE, Axis, Mesh
+from clustersim.parallel.mesh import DENSE_MESH, EXPERT_MESH, MESHES, PIPELINE, Axis, Mesh
 from clustersim.program.placement import Placement
 
 _NETWORK: Final = [LINK_KINDS.index(kind) for kind in (LinkKind.NIC, LinkKind.LEAF, LinkKind.SPINE)]
@@ -72,7 +72,7 @@ def _spans(layout: Layout, fabric: Fabric, placement: Placement) -> Iterator[Axi
     for mesh, axis in _axes(layout):
         size = mesh.degrees[axis.name]
         if size > 1:
-            groups = mesh.members(axis)
+            groups = mesh.groups_along(axis)
             stride = int(groups[0, 1] - groups[0, 0])
             kinds = _kinds_between(groups, fabric, wraps=axis is not PIPELINE or (size - 1, 0) in placement.edges(1))
             crossings = (*_inside(kinds), *_climbs(kinds))
@@ -81,9 +81,9 @@ def _spans(layout: Layout, fabric: Fabric, placement: Placement) -> Iterator[Axi
 
 def _axes(layout: Layout) -> Iterator[tuple[Mesh, Axis]]:
     """Each axis with the mesh that it is of; of experts' those that are not the dense ones'."""
-    for name in (DENSE, EXPERTS):
+    for name in (DENSE_MESH, EXPERT_MESH):
         if mesh := layout.meshes.get(name):
-            axes = {axis.name: axis for axis in MESHES[name] if name == DENSE or axis is not PIPELINE}
+            axes = {axis.name: axis for axis in MESHES[name] if name == DENSE_MESH or axis is not PIPELINE}
             yield from ((mesh, axes[degree]) for degree in mesh.degrees if degree in axes)
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.units import Seconds
 from clustersim.cost.segment import BlockTiming
-from clustersim.parallel.mesh import SERVED
+from clustersim.parallel.mesh import COMM_AXES
 from clustersim.results.intervals import Intervals, common
 from clustersim.results.time_breakdown import Breakdown, run_parts
 from clustersim.results.time_categories import EXPOSED, PART_OF_ROLE
@@ -35,7 +35,7 @@ _FIRST: Final = _PLACES[0]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Overlap:
-    """Seconds of one step (of several: the mean), by row, a class or a stage, and axis of `SERVED`: [rows, axes] each.
+    """Seconds of one step (of several: the mean), by row, a class or a stage, and axis of `COMM_AXES`: [rows, axes] each.
 
     step: seconds of the step.
     """
@@ -56,7 +56,7 @@ class Overlap:
         whole = np.bincount(row, weights)[:, None]
 
         def together(seconds: FloatArray) -> FloatArray:
-            mean: FloatArray = np.zeros((len(whole), len(SERVED)))
+            mean: FloatArray = np.zeros((len(whole), len(COMM_AXES)))
             np.add.at(mean, row, seconds * weights[:, None])
             return mean / whole
 
@@ -68,7 +68,7 @@ class Overlap:
 
 def overlap(rows: Rows, timing_of: TimingOf, parts: Breakdown) -> Overlap:
     """How communication meets computation on every class. parts: the same step's breakdown."""
-    trace, shape = rows.trace, (len(rows.ranks), len(SERVED))
+    trace, shape = rows.trace, (len(rows.ranks), len(COMM_AXES))
     moves = _moves(rows).joined()
     blocks = np.flatnonzero(rows.block >= 0)
     busy = Intervals(rows.owner[blocks], trace.start[blocks], trace.end[blocks])
@@ -91,30 +91,30 @@ def _moves(rows: Rows) -> Intervals:
     """What moves outside blocks; keys are class and axis."""
     row = np.flatnonzero(rows.exchange >= 0)
     axis = rows.tasks.part[rows.entry[row]] - _FIRST
-    return Intervals(rows.owner[row] * len(SERVED) + axis, rows.trace.start[row], rows.trace.end[row])
+    return Intervals(rows.owner[row] * len(COMM_AXES) + axis, rows.trace.start[row], rows.trace.end[row])
 
 
 def _meeting(moves: Intervals, busy: Intervals, classes: int) -> FloatArray:
     """How long moves are beside running blocks: [classes, axes]. moves: by class and axis; busy: by class."""
-    of_class = Intervals(moves.key // len(SERVED), moves.start, moves.end)
+    of_class = Intervals(moves.key // len(COMM_AXES), moves.start, moves.end)
     which, _, both = common(of_class, busy.sorted())
     met = Intervals(moves.key[which], both.start, both.end)
-    return met.total(classes * len(SERVED)).reshape(classes, len(SERVED))
+    return met.total(classes * len(COMM_AXES)).reshape(classes, len(COMM_AXES))
 
 
 def _inside(rows: Rows, runs: BlockRuns, timing_of: TimingOf) -> tuple[FloatArray, FloatArray]:
     """Exposed and hidden seconds of the exchanges inside blocks: [classes, axes] each."""
-    exposed, hidden = np.zeros((2, len(rows.ranks), len(SERVED)))
+    exposed, hidden = np.zeros((2, len(rows.ranks), len(COMM_AXES)))
     np.add.at(exposed, runs.owner, run_parts(rows, runs, timing_of)[:, _PLACES])
     different, which = timings(rows, runs, timing_of)
-    hides = np.array([_hides(timing) for _, timing in different]).reshape(-1, len(SERVED))[which]
+    hides = np.array([_hides(timing) for _, timing in different]).reshape(-1, len(COMM_AXES))[which]
     np.add.at(hidden, runs.owner, hides * runs.runs[:, None] + runs.hidden[:, _PLACES])
     return exposed, hidden
 
 
 def _hides(timing: BlockTiming) -> FloatArray:
     """Seconds in which a block's exchanges move behind the kernels beside them: [axes]."""
-    seconds, kernels = np.zeros(len(SERVED)), timing.kernels
+    seconds, kernels = np.zeros(len(COMM_AXES)), timing.kernels
     for place, both in timing.together.items():
         role = both.overlap.comm_op.comm_group
         moves = both.moves(float(kernels[place]), both.exchange)

@@ -20,7 +20,7 @@ from clustersim.common.units import KWH, Grams, Joules, Seconds, Watts
 from clustersim.hardware.power import Activity, Draw
 from clustersim.hardware.prices import Price, Quote
 from clustersim.model.kernels import PRODUCTS, Kernel
-from clustersim.parallel.mesh import HOST
+from clustersim.parallel.mesh import HOST_AXIS
 from clustersim.program.task import CommOverlap
 from clustersim.results.provenance import Item
 from clustersim.results.time_breakdown import Breakdown
@@ -28,8 +28,8 @@ from clustersim.results.time_categories import BUBBLES, EXPOSED, PARTS, Part
 from clustersim.results.utilization import TRILLION
 
 _HOUR: Final = 3600.0
-_WAITING: Final = (Part.LAUNCH, EXPOSED[HOST], *BUBBLES, Part.WAIT)
-_COMMUNICATING: Final = tuple(part for axis, part in EXPOSED.items() if axis != HOST)
+_WAITING: Final = (Part.LAUNCH, EXPOSED[HOST_AXIS], *BUBBLES, Part.WAIT)
+_COMMUNICATING: Final = tuple(part for axis, part in EXPOSED.items() if axis != HOST_AXIS)
 
 
 @dataclass(frozen=True, slots=True)

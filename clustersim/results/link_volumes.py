@@ -13,9 +13,9 @@ from typing import Protocol
 import numpy as np
 
 from clustersim.collectives.library import Library
-from clustersim.collectives.multi_ring import woven
+from clustersim.collectives.multi_ring import spread_over_rings
 from clustersim.collectives.phase import Flows
-from clustersim.collectives.tuner import Choice, Surveyor
+from clustersim.collectives.tuner import Selection, Tuner
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.cost.collective_cost import CommunicationCost, Kind, kind_of
 from clustersim.hardware.topology import LINK_KINDS, Fabric
@@ -77,25 +77,27 @@ def _nothing(groups: int) -> Carried:
     return Carried(none, none, np.zeros(0), np.zeros(groups), np.zeros((groups, len(LINK_KINDS))))
 
 
-def _algorithms(choice: Choice) -> tuple[tuple[str, ...], IntArray]:
+def _algorithms(choice: Selection) -> tuple[tuple[str, ...], IntArray]:
     """The algorithms that groups take, and which of them each takes: [groups]; protocols move the same bytes."""
-    names = [choice.offers[number].algorithm for number in range(len(choice.offers))]
-    used = tuple(dict.fromkeys(names[number] for number in np.unique(choice.taken).tolist()))
+    names = [choice.variants[number].algorithm for number in range(len(choice.variants))]
+    used = tuple(dict.fromkeys(names[number] for number in np.unique(choice.variant_index).tolist()))
     number = np.array([used.index(name) if name in used else -1 for name in names], np.int64)
-    return used, number[choice.taken]
+    return used, number[choice.variant_index]
 
 
 def _flows(
-    asked: Surveyor, kind: CollectiveType, members: IntArray, algorithms: Sequence[str], taken: IntArray
+    asked: Tuner, kind: CollectiveType, members: IntArray, algorithms: Sequence[str], taken: IntArray
 ) -> Iterator[tuple[IntArray, Flows]]:
     """Flows of groups that take an algorithm, and which groups these are. taken: [groups] the place of each one's."""
-    for arrangement in asked.arranged(members):
+    for group_topology in asked.group_topologies(members):
         for number, name in enumerate(algorithms):
-            own = taken[arrangement.groups] == number
-            phases = asked.library.algorithm(name).phases(kind, arrangement) if own.any() else ()
-            for part in (part for phase in phases for part in phase.parts if part.share > 0):
-                taking = Flows(part.sources[own], part.targets[own], part.share, part.message)
-                yield from ((arrangement.groups[own], thread) for thread in woven(taking, asked.fabric))
+            own = taken[group_topology.group_indices] == number
+            phases = asked.library.algorithm(name).phases(kind, group_topology) if own.any() else ()
+            for part in (part for phase in phases for part in phase.flows if part.share > 0):
+                taking = Flows(part.sources[own], part.targets[own], part.share, part.is_p2p)
+                yield from (
+                    (group_topology.group_indices[own], thread) for thread in spread_over_rings(taking, asked.fabric)
+                )
 
 
 def _counted(flows: Iterable[tuple[IntArray, Flows]], fabric: Fabric, groups: int) -> Carried:

@@ -16,7 +16,7 @@ from clustersim.memory.ledger import Ledger
 from clustersim.memory.oom_suggestions import remedies
 from clustersim.memory.timeline import capacities, ordered_ledgers, tightest
 from clustersim.model.offload import NOTHING
-from clustersim.parallel.expert_load_factors import hottest
+from clustersim.parallel.expert_load_factors import most_loaded_factor
 from clustersim.parallel.mesh import PIPELINE
 from clustersim.parallel.plan import Plan
 from clustersim.scenario import Scenario
@@ -46,7 +46,7 @@ class CheckReport:
 def check(scenario: Scenario) -> CheckReport:
     """Say whether a scenario fits in memory, and what would make it fit."""
     require(scenario)
-    if scenario.cost.switches.bound:
+    if scenario.cost.switches.constrained_collectives:
         require_offers(scenario, lowered(scenario, plan_of(scenario)))
     report = _report(scenario)
     full = report.peak_memory_bytes > report.memory_capacity_bytes
@@ -102,7 +102,7 @@ def checkpoint_bytes(scenario: Setup) -> Bytes:
 
 def footprint_of(scenario: Setup, plan: Plan) -> Footprint:
     """What stays in memory for the whole step; of the ranks to whose experts the most rows come."""
-    plan = replace(plan, rows=hottest(plan, scenario.steps))
+    plan = replace(plan, expert_token_ratio=most_loaded_factor(plan, scenario.steps))
     return Footprint(plan, scenario.framework, scenario.cluster.accelerator.context_bytes)
 
 
@@ -110,7 +110,7 @@ def capacities_of(scenario: Setup) -> tuple[Bytes, ...]:
     """Memory of the smallest GPU of each pipeline rank."""
     accelerators, kind = scenario.cluster.kinds()
     memory = np.array([accelerator.memory_bytes for accelerator in accelerators])
-    return capacities(memory[kind[: scenario.layout.world]], scenario.layout.mesh.coordinate(PIPELINE))
+    return capacities(memory[kind[: scenario.layout.world_size]], scenario.layout.mesh.rank_coordinates(PIPELINE))
 
 
 def host_use_of(scenario: Scenario) -> HostUse | None:
@@ -122,8 +122,8 @@ def _host_use(scenario: Setup, plan: Plan) -> HostUse | None:
     host = scenario.cluster.host
     if plan.training.offload == NOTHING or host is None:
         return None
-    stage = plan.layout.mesh.coordinate(PIPELINE)
-    nodes = scenario.cluster.fabric.nodes(np.arange(plan.layout.world))
+    stage = plan.layout.mesh.rank_coordinates(PIPELINE)
+    nodes = scenario.cluster.fabric.nodes(np.arange(plan.layout.world_size))
     by_stage = nodes[np.argsort(stage, kind="stable")].reshape(plan.layout.pp, -1)
     return host_use(plan, order_of(scenario, plan), by_stage, host.capacity)
 

@@ -385,7 +385,7 @@ class Answer(FieldState):
 
     def _own_rounds(self) -> Iterator[str]:
         """Where the user's own algorithms were taken, whose rounds cost what the library's do."""
-        for name in self.scenario.cost.switches.own:
+        for name in self.scenario.cost.switches.custom_algorithms:
             uses = [collective for collective in self.collectives if collective.algorithm.rpartition(" ")[0] == name]
             where = ", ".join(dict.fromkeys(f"{use.collective} of {use.group}" for use in uses)) or "nothing"
             yield f"what rounds and protocols of {name} cost (taken for {where}): constants are the library's own"

@@ -30,7 +30,7 @@ LEAST: Final = 0.01
 """Part of the median by which a straggler's kernels take longer at least, part of the step by which communication."""
 MOST: Final = 8
 """Stragglers that are named: ranks of one class count as one."""
-_INSIDE: Final = tuple(part for axis, part in EXPOSED.items() if axis.inside)
+_INSIDE: Final = tuple(part for axis, part in EXPOSED.items() if axis.within_layer)
 _MOVING: Final = ((Stream.DP, EXPOSED[DATA]), (Stream.RECEIVE, EXPOSED[PIPELINE]))
 _WAITS: Final = (*BUBBLES, Part.WAIT)
 _ROUNDING: Final = 1e-9  # of the step: what sums of times are off by

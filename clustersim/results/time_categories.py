@@ -16,7 +16,7 @@ import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.cost.segment import BlockTiming
-from clustersim.parallel.mesh import PIPELINE, ROLES, SERVED, Axis
+from clustersim.parallel.mesh import COMM_AXES, COMM_GROUPS, PIPELINE, Axis
 from clustersim.program.task import Segment, WorkType
 
 
@@ -29,7 +29,7 @@ class Part(Enum):
     OPTIMIZER = "optimizer"
     LAUNCH = "kernel launch"
     SLOWED = "slowed by communication"
-    for axis in SERVED:
+    for axis in COMM_AXES:
         vars()[f"EXPOSED_{axis.name.upper()}"] = f"exposed {axis.name}"
     BUBBLE_WARMUP = "bubble warm-up"
     BUBBLE_STEADY = "bubble steady"
@@ -45,7 +45,7 @@ class Part(Enum):
 PARTS: Final = tuple(Part)
 PLACES: Final[Mapping[Part, int]] = MappingProxyType({part: place for place, part in enumerate(PARTS)})
 KERNELS: Final = (Part.COMPUTE, Part.RECOMPUTE, Part.OPTIMIZER)
-EXPOSED: Final[Mapping[Axis, Part]] = MappingProxyType({axis: Part(f"exposed {axis.name}") for axis in SERVED})
+EXPOSED: Final[Mapping[Axis, Part]] = MappingProxyType({axis: Part(f"exposed {axis.name}") for axis in COMM_AXES})
 """By axis, in the usual order of axes; the host last."""
 BUBBLES: Final = (Part.BUBBLE_WARMUP, Part.BUBBLE_STEADY, Part.BUBBLE_COOLDOWN)
 
@@ -58,10 +58,12 @@ PART_OF_WORK: Final[Mapping[WorkType, Part]] = MappingProxyType(
     }
 )
 
-PART_OF_ROLE: Final[Mapping[str, Part]] = MappingProxyType({role.name: EXPOSED[role.serves] for role in ROLES.values()})
+PART_OF_ROLE: Final[Mapping[str, Part]] = MappingProxyType(
+    {role.name: EXPOSED[role.accounted_axis] for role in COMM_GROUPS.values()}
+)
 
-PIPELINE_ROLES: Final = frozenset(role.name for role in ROLES.values() if role.serves is PIPELINE)
-STAGE_CROSSING_ROLES: Final = frozenset(role.name for role in ROLES.values() if role.crosses_stages)
+PIPELINE_ROLES: Final = frozenset(role.name for role in COMM_GROUPS.values() if role.accounted_axis is PIPELINE)
+STAGE_CROSSING_ROLES: Final = frozenset(role.name for role in COMM_GROUPS.values() if role.crosses_stages)
 """Groups with members on several pipeline stages: who waits for them waits for the pipeline."""
 
 

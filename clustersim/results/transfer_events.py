@@ -12,7 +12,7 @@ import numpy as np
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.units import Seconds
 from clustersim.hardware.topology import LINK_KINDS, Fabric
-from clustersim.parallel.mesh import ROLES
+from clustersim.parallel.mesh import COMM_GROUPS
 from clustersim.program.task import CommOp, ReceiveTask
 from clustersim.results.link_volumes import Carried, Volumes
 from clustersim.results.trace_table import Rows
@@ -72,7 +72,7 @@ def kinds_of(rows: Rows, moves: Moves, volumes: Volumes) -> Iterator[Kind]:
     for (role, carried), payload in found.items():
         if carried.sent.any():
             first = rows.program.groups[role].members[:, 0]
-            yield Kind(ROLES[role].listed, carried, owner[first], payload, runs @ payload / rows.steps)
+            yield Kind(COMM_GROUPS[role].report_name, carried, owner[first], payload, runs @ payload / rows.steps)
 
 
 def _exchanges(rows: Rows, item: int) -> tuple[CommOp, ...]:

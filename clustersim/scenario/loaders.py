@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from clustersim.collectives.custom_algorithm import imported as imported_algorithm
-from clustersim.collectives.custom_algorithm import installed
+from clustersim.collectives.custom_algorithm import installed_algorithms
+from clustersim.collectives.custom_algorithm import load_custom_algorithm as imported_algorithm
 from clustersim.collectives.library import ALGORITHMS, Library
-from clustersim.collectives.phase import Algorithm
+from clustersim.collectives.phase import CollectiveAlgorithm
 from clustersim.common import data_files
 from clustersim.common.arrays import IntArray
 from clustersim.common.errors import InputError, nearest
@@ -35,12 +35,12 @@ from clustersim.scenario.config.scenario import ClusterSection, FrameworkSection
 from clustersim.scenario.config.schedule import Chunked, CsvSection, OrdersSection, PythonSection, ScheduleChoice
 from clustersim.scenario.file_cache import Readings
 from clustersim.scenario.reliability import Reliability
-from clustersim.schedules.csv_format import parse_listing
-from clustersim.schedules.csv_schedule import Listed, listed
-from clustersim.schedules.custom_schedule import imported
+from clustersim.schedules.csv_format import parse_csv
+from clustersim.schedules.csv_schedule import CsvSchedule, csv_schedule
+from clustersim.schedules.custom_schedule import load_custom_schedule
 from clustersim.schedules.dual_pipe import DualPipe
 from clustersim.schedules.dual_pipe_v import DualPipeV
-from clustersim.schedules.registry import schedule
+from clustersim.schedules.registry import build_schedule
 from clustersim.schedules.schedule import Schedule
 
 
@@ -88,13 +88,13 @@ def read_reliability(section: ReliabilitySection, base: Path) -> Reliability:
 
 def read_algorithm(
     name: str, kind: CollectiveType, library: Library, base: Path, readings: Readings
-) -> Algorithm | None:
+) -> CollectiveAlgorithm | None:
     """The user's algorithm of a name; None for one of the library's. Raises InputError."""
-    able = library.able(kind)
+    able = library.algorithms_for(kind)
     if name in able:
         return None
-    if name in ALGORITHMS or (":" not in name and name not in installed()):
-        legal = (*able, *installed())
+    if name in ALGORITHMS or (":" not in name and name not in installed_algorithms()):
+        legal = (*able, *installed_algorithms())
         raise InputError(f"library {library.name} does not offer {name!r} for {kind.value}; {nearest(name, legal)}")
     if not able or kind.is_token_routing:
         raise InputError(f"library {library.name} has no constants of {kind.value}, which {name} would take")
@@ -206,15 +206,15 @@ def read_schedule(choice: ScheduleChoice, base: Path, readings: Readings) -> Sch
         case CsvSection():
             return readings.of(_read_csv, options, base)
         case OrdersSection():
-            return listed(options.name, parse_listing("\n".join(options.rows), options.name), options.placement)
+            return csv_schedule(options.name, parse_csv("\n".join(options.rows), options.name), options.placement)
         case PythonSection():
-            return readings.of(imported, options.rule, options.arguments, base)
+            return readings.of(load_custom_schedule, options.rule, options.arguments, base)
         case Chunked():
-            return schedule(name, options.chunks)
-    return schedule(name)
+            return build_schedule(name, options.chunks)
+    return build_schedule(name)
 
 
-def _read_csv(section: CsvSection, base: Path) -> Listed:
+def _read_csv(section: CsvSection, base: Path) -> CsvSchedule:
     """The schedule of a CSV file as seen from the scenario."""
     path = data_files.beside(base, section.file)
     there = sorted(item.stem for item in base.glob("*.csv"))
@@ -224,7 +224,7 @@ def _read_csv(section: CsvSection, base: Path) -> Listed:
         if path.exists() or not there:
             raise
         raise InputError(f"{error}; {nearest(path.stem, there)} (of the CSV files beside the scenario)") from error
-    return listed(section.file, parse_listing(text, section.file), section.placement)
+    return csv_schedule(section.file, parse_csv(text, section.file), section.placement)
 
 
 def places_written_out(places: IntArray) -> list[int | str]:
@@ -233,8 +233,12 @@ def places_written_out(places: IntArray) -> list[int | str]:
     return [int(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
 
 
-def written_out(schedule: Listed) -> dict[str, Any]:
+def written_out(schedule: CsvSchedule) -> dict[str, Any]:
     """What a scenario says of a listed schedule, wherever it was read from."""
     return {
-        "orders": {"name": schedule.name, "placement": list(schedule.stages.stage_ranks), "rows": list(schedule.lines)},
+        "orders": {
+            "name": schedule.name,
+            "placement": list(schedule.stage_placement.stage_ranks),
+            "rows": list(schedule.csv_lines),
+        },
     }

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from clustersim.collectives.library import Library, load_library
-from clustersim.collectives.phase import Algorithm
+from clustersim.collectives.phase import CollectiveAlgorithm
 from clustersim.common import data_files
 from clustersim.common.arrays import IntArray
 from clustersim.common.errors import InputError
@@ -263,7 +263,7 @@ def _cost(
     found: list[str], section: CostSection, base: Path, cluster: Cluster, readings: Readings
 ) -> CostSettings | None:
     """The settings, whose algorithms the cluster's library must have, with their record."""
-    own: dict[str, Algorithm] = {}
+    own: dict[str, CollectiveAlgorithm] = {}
     for key, collective, name in section.named:
         library = readings.of(load_library, cluster.library)
         read_own = partial(loaders.read_algorithm, name, collective, library, base, readings)
@@ -280,13 +280,13 @@ def _cost(
 
 def _require_nccl(section: CostSection, library: Library) -> None:
     """Whether the library follows NCCL's variables, and has channels if any are limited."""
-    if not library.nccl:
+    if not library.follows_nccl_env:
         raise InputError(f"the cluster's library is {library.name}, which does not read NCCL's variables; leave it out")
-    twice = [kind for kind in section.collectives if kind in section.nccl.switches().bound]
+    twice = [kind for kind in section.collectives if kind in section.nccl.switches().constrained_collectives]
     if twice:
         raise InputError(f"speaks of {twice[0].value}, for which cost.collectives names an algorithm; keep one of them")
     limits = [name for name in section.nccl.names() if "NCHANNELS" in name]
-    if limits and library.channels is None:
+    if limits and library.p2p_channels is None:
         raise InputError(f"{limits[0]}: channels of {library.name} are not modelled; leave it out")
 
 

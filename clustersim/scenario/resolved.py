@@ -22,7 +22,7 @@ from clustersim.scenario.reliability import Reliability
 from clustersim.scenario.settings import CostSettings, EconomicsSettings
 from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.one_f_one_b import OneFOneB
-from clustersim.schedules.overlapped_1f1b import Combined
+from clustersim.schedules.overlapped_1f1b import Overlapped1F1B
 from clustersim.schedules.schedule import Schedule
 
 
@@ -66,7 +66,7 @@ class Setup:
     @property
     def tensor_beyond_domain(self) -> int:
         """How many tensor-parallel groups reach beyond one NVLink domain."""
-        domains = self.cluster.fabric.domains(self.layout.mesh.members(TENSOR))
+        domains = self.cluster.fabric.domains(self.layout.mesh.groups_along(TENSOR))
         return int(np.count_nonzero(domains.min(axis=1) != domains.max(axis=1)))
 
     @property
@@ -85,7 +85,7 @@ class Setup:
         """The schedule, 1F1B's in pairs where tokens travel to experts beside computation; others have them or not."""
         match self.schedule:
             case OneFOneB() | Interleaved() as plain if self.layout.overlap_expert_communication:
-                return Combined(plain)
+                return Overlapped1F1B(plain)
         return self.schedule
 
     @property

@@ -17,7 +17,7 @@ from clustersim.scenario.resolve import Origin, read, refer
 from clustersim.scenario.resolved import OtherJob, Setup
 from clustersim.scenario.validation_rules.cluster_warnings import machine_warnings
 from clustersim.scenario.validation_rules.warnings import warnings
-from clustersim.schedules.csv_schedule import Listed
+from clustersim.schedules.csv_schedule import CsvSchedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class Scenario(Setup):
 def _in_full(written: Mapping[str, Any], setup: Setup) -> dict[str, Any]:
     """What was written of a setup, with the orders that it named files of."""
     mapping = copy.deepcopy(dict(written))
-    if isinstance(setup.schedule, Listed):
+    if isinstance(setup.schedule, CsvSchedule):
         mapping["schedule"] = written_out(setup.schedule)
     placement = ScenarioFile.model_validate(mapping).cluster.placement
     if placement is not None and placement.order is not None:

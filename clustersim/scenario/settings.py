@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from clustersim.collectives.nccl_overrides import Switches
+from clustersim.collectives.nccl_overrides import NcclOverrides
 from clustersim.cost.calibration_record import Record
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.hardware.power import Draw, Powers
@@ -38,7 +38,7 @@ class CostSettings:
     symmetry: Symmetry = Symmetry.AUTO
     coalesce: bool = True
     network: Contention = Contention.SHARED
-    switches: Switches = field(default_factory=Switches)
+    switches: NcclOverrides = field(default_factory=NcclOverrides)
     interference: float | None = None
     record: Record | None = None
 

@@ -38,19 +38,21 @@ class BreadthFirst:
         """Stages in a loop: rank r of p holds r, r + p, ..."""
         return looped_placement(ranks, self.chunks)
 
-    def require(self, ranks: int, microbatches: int) -> None:
+    def require_supported(self, ranks: int, microbatches: int) -> None:
         """Any number of microbatches is legal."""
         require_positive(ranks, microbatches)
 
     def order(self, ranks: int, microbatches: int) -> PipelineOrder:
         """The actions of every pipeline rank."""
-        self.require(ranks, microbatches)
+        self.require_supported(ranks, microbatches)
         placement = self.placement(ranks)
         return tuple(_rank_order(placement.stages_on_rank(rank), microbatches) for rank in range(ranks))
 
 
 def _rank_order(stages: tuple[int, ...], microbatches: int) -> tuple[Action, ...]:
     ascending = range(microbatches)
-    forwards = [Action(stage, ActionKind.FORWARD, item) for stage in stages for item in ascending]
-    backwards = [Action(stage, ActionKind.BACKWARD, element) for stage in stages[::-1] for element in ascending[::-1]]
+    forwards = [Action(stage, ActionKind.FORWARD, microbatch) for stage in stages for microbatch in ascending]
+    backwards = [
+        Action(stage, ActionKind.BACKWARD, microbatch) for stage in stages[::-1] for microbatch in ascending[::-1]
+    ]
     return (*forwards, *backwards)

@@ -18,26 +18,26 @@ from clustersim.common.errors import InputError, shown
 from clustersim.program.action import Action, ActionKind, OverlappedPair, PipelineOrder, ScheduleEntry
 
 _ACTION: Final = re.compile(r"(\d{1,9})([FBIW])(\d{1,9})")
-_COMMUNICATES: Final = re.compile(r"\d+(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD)\d*")
+_COMM_ACTION: Final = re.compile(r"\d+(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD)\d*")
 _BOM: Final = "\ufeff"  # with which spreadsheets begin a file
-_PAIR: Final = re.compile(r"\(([^;]*);([^;]*)\)OVERLAP_F_B")
+_OVERLAPPED_PAIR: Final = re.compile(r"\(([^;]*);([^;]*)\)OVERLAP_F_B")
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class ParsedOrder:
     """An order that was read. whole: what errors call it; cells: of every action of each rank, from 0."""
 
-    whole: str
+    label: str
     order: PipelineOrder
     cells: tuple[tuple[int, ...], ...]
 
-    def row(self, rank: int) -> str:
+    def rank_label(self, rank: int) -> str:
         """Its row, counted from 1."""
-        return f"{self.whole}, row {rank + 1}"
+        return f"{self.label}, row {rank + 1}"
 
-    def step(self, rank: int, step: int) -> str:
+    def entry_label(self, rank: int, entry_index: int) -> str:
         """Its cell, counted from 1."""
-        return f"{self.row(rank)}, cell {self.cells[rank][step] + 1}"
+        return f"{self.rank_label(rank)}, cell {self.cells[rank][entry_index] + 1}"
 
 
 def parse_action(text: str) -> Action:
@@ -54,10 +54,10 @@ def parse_action(text: str) -> Action:
 
 def parse_order(text: str, source: str = "schedule") -> PipelineOrder:
     """Read a CSV with one row per rank; `source` names it in errors, which count rows and cells from 1."""
-    return parse_listing(text, source).order
+    return parse_csv(text, source).order
 
 
-def parse_listing(text: str, source: str) -> Listing:
+def parse_csv(text: str, source: str) -> ParsedOrder:
     """Read a CSV, and where in it each action stands. Blank lines at its end are no rows."""
     try:
         rows = list(csv.reader(io.StringIO(text.removeprefix(_BOM))))
@@ -65,37 +65,37 @@ def parse_listing(text: str, source: str) -> Listing:
         raise InputError(f"{source} is no CSV: {error}") from error
     while rows and not rows[-1]:
         rows.pop()
-    placed = [_row(cells, f"{source}, row {number}") for number, cells in enumerate(rows, start=1)]
-    order = tuple(tuple(step for _, step in row) for row in placed)
-    return Listing(source, order, tuple(tuple(cell for cell, _ in row) for row in placed))
+    parsed_rows = [_parse_row(cells, f"{source}, row {row_number}") for row_number, cells in enumerate(rows, start=1)]
+    order = tuple(tuple(step for _, step in row) for row in parsed_rows)
+    return ParsedOrder(source, order, tuple(tuple(cell for cell, _ in row) for row in parsed_rows))
 
 
-def parse_step(text: str) -> ScheduleEntry:
+def parse_entry(text: str) -> ScheduleEntry:
     """Read one action or a pair; raise InputError that names the text.
 
     >>> str(parse_step("(0F3;3B1)OVERLAP_F_B"))
     '(0F3;3B1)OVERLAP_F_B'
     """
-    found = _PAIR.fullmatch(text.strip())
-    if found is None:
+    match = _OVERLAPPED_PAIR.fullmatch(text.strip())
+    if match is None:
         return parse_action(text)
-    pair = OverlappedPair(parse_action(found[1]), parse_action(found[2]))
+    pair = OverlappedPair(parse_action(match[1]), parse_action(match[2]))
     if (pair.forward.kind, pair.backward.kind) != (ActionKind.FORWARD, ActionKind.BACKWARD):
         raise InputError(f"{shown(text)} is no pair; write a forward and a backward, such as '(0F3;3B1)OVERLAP_F_B'")
     return pair
 
 
-def _row(cells: list[str], where: str) -> list[tuple[int, ScheduleEntry]]:
+def _parse_row(cells: list[str], label: str) -> list[tuple[int, ScheduleEntry]]:
     """The steps of a row, with their cells."""
-    found: list[tuple[int, ScheduleEntry]] = []
+    entries: list[tuple[int, ScheduleEntry]] = []
     for cell, text in enumerate(cells):
-        if not text.strip() or _COMMUNICATES.fullmatch(text.strip()):
+        if not text.strip() or _COMM_ACTION.fullmatch(text.strip()):
             continue
         try:
-            found.append((cell, parse_step(text)))
+            entries.append((cell, parse_entry(text)))
         except InputError as error:
-            raise InputError(f"{where}, cell {cell + 1}: {error}") from error
-    return found
+            raise InputError(f"{label}, cell {cell + 1}: {error}") from error
+    return entries
 
 
 def format_order(order: PipelineOrder) -> str:

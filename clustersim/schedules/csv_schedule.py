@@ -12,105 +12,107 @@ from dataclasses import dataclass
 from clustersim.common.errors import InputError
 from clustersim.program.action import PipelineOrder, flatten_entries, flatten_entry
 from clustersim.program.placement import Placement
-from clustersim.schedules.csv_format import Listing, format_order
-from clustersim.schedules.validation import verify
+from clustersim.schedules.csv_format import ParsedOrder, format_order
+from clustersim.schedules.validation import validate_order
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class CsvSchedule:
     """An order that keeps the rules. name: of the file, or what the list is called; stages: on which rank each is."""
 
     name: str
-    rows: PipelineOrder
-    stages: Placement
+    rank_entries: PipelineOrder
+    stage_placement: Placement
 
     @property
     def microbatches(self) -> int:
         """How many microbatches it orders."""
-        return _microbatches(self.rows)
+        return _count_microbatches(self.rank_entries)
 
     @property
-    def lines(self) -> tuple[str, ...]:
+    def csv_lines(self) -> tuple[str, ...]:
         """The rows in torch's notation."""
-        return tuple(format_order(self.rows).splitlines())
+        return tuple(format_order(self.rank_entries).splitlines())
 
     def placement(self, ranks: int) -> Placement:
         """Where the list has its stages; raise InputError for another number of ranks."""
-        if ranks != self.stages.pipeline_size:
-            rows = _count(self.stages.pipeline_size, "row")
+        if ranks != self.stage_placement.pipeline_size:
+            row_label = _format_count(self.stage_placement.pipeline_size, "row")
             raise InputError(
-                f"{self.name} has {rows}, one for each pipeline rank, but layout.pp is {ranks}; "
-                f"pp {self.stages.pipeline_size} fits"
+                f"{self.name} has {row_label}, one for each pipeline rank, but layout.pp is {ranks}; "
+                f"pp {self.stage_placement.pipeline_size} fits"
             )
-        return self.stages
+        return self.stage_placement
 
-    def require(self, ranks: int, microbatches: int) -> None:
+    def require_supported(self, ranks: int, microbatches: int) -> None:
         """Raise InputError unless the numbers are the list's own."""
         self.placement(ranks)
         if microbatches != self.microbatches:
             raise InputError(
-                f"{self.name} is for {_count(self.microbatches, 'microbatch', 'es')}, but each replica has "
+                f"{self.name} is for {_format_count(self.microbatches, 'microbatch', 'es')}, but each replica has "
                 f"{microbatches}; training.global_batch {self.microbatches} x dp x training.microbatch fits"
             )
 
     def order(self, ranks: int, microbatches: int) -> PipelineOrder:
         """The list; raise InputError as `require` does."""
-        self.require(ranks, microbatches)
-        return self.rows
+        self.require_supported(ranks, microbatches)
+        return self.rank_entries
 
 
-def listed(name: str, listing: Listing, stages: Sequence[int] | None = None) -> Listed:
+def csv_schedule(name: str, parsed: ParsedOrder, stages: Sequence[int] | None = None) -> CsvSchedule:
     """The schedule of a list. stages: [stages] on which row each is, counted from 0; None: where its actions are.
 
-    Raises InputError that names the row and cell of what breaks the rules of `rules.verify`.
+    Raises InputError that names the row and cell of what breaks the rules of `rules.validate_order`.
     """
-    if not listing.order:
-        raise InputError(f"{listing.whole} has no rows; write one for each pipeline rank, such as 0F0,0B0")
-    placement = _placement(listing, _found(listing) if stages is None else stages)
-    verify(listing.order, placement=placement, microbatches=_microbatches(listing.order), places=listing)
-    return Listed(name, listing.order, placement)
+    if not parsed.order:
+        raise InputError(f"{parsed.label} has no rows; write one for each pipeline rank, such as 0F0,0B0")
+    placement = _placement(parsed, _find_stage_ranks(parsed) if stages is None else stages)
+    validate_order(parsed.order, placement=placement, microbatches=_count_microbatches(parsed.order), labels=parsed)
+    return CsvSchedule(name, parsed.order, placement)
 
 
-def _placement(listing: Listing, stages: Sequence[int]) -> Placement:
+def _placement(parsed: ParsedOrder, stages: Sequence[int]) -> Placement:
     try:
         placement = Placement(tuple(stages))
     except InputError as error:
-        raise InputError(f"{listing.whole}: {error}") from error
-    if placement.pipeline_size != len(listing.order):
-        rows = _count(len(listing.order), "row")
+        raise InputError(f"{parsed.label}: {error}") from error
+    if placement.pipeline_size != len(parsed.order):
+        row_label = _format_count(len(parsed.order), "row")
         raise InputError(
-            f"{listing.whole} has {rows}, but its placement is on {placement.pipeline_size} pipeline ranks"
+            f"{parsed.label} has {row_label}, but its placement is on {placement.pipeline_size} pipeline ranks"
         )
     return placement
 
 
-def _found(listing: Listing) -> list[int]:
+def _find_stage_ranks(parsed: ParsedOrder) -> list[int]:
     """In which row each stage's actions are."""
-    first: dict[int, tuple[int, int]] = {}
-    for rank, steps in enumerate(listing.order):
-        for step, action in ((step, action) for step, item in enumerate(steps) for action in flatten_entry(item)):
-            row, where = first.setdefault(action.stage, (rank, step))
-            if row != rank:
+    first_entry: dict[int, tuple[int, int]] = {}
+    for rank, entries in enumerate(parsed.order):
+        for entry_index, action in (
+            (entry_index, action) for entry_index, entry in enumerate(entries) for action in flatten_entry(entry)
+        ):
+            first_rank, first_index = first_entry.setdefault(action.stage, (rank, entry_index))
+            if first_rank != rank:
                 raise InputError(
-                    f"{listing.step(rank, step)}: {action} is of stage {action.stage}, which row {row + 1} has "
-                    f"(cell {listing.cells[row][where] + 1}); a stage is on one pipeline rank"
+                    f"{parsed.entry_label(rank, entry_index)}: {action} is of stage {action.stage}, which row {first_rank + 1} has "
+                    f"(cell {parsed.cells[first_rank][first_index] + 1}); a stage is on one pipeline rank"
                 )
-    for rank, actions in enumerate(listing.order):
-        if not actions:
-            raise InputError(f"{listing.row(rank)} has no actions; every pipeline rank holds a stage")
-    missing = next((stage for stage in range(len(first)) if stage not in first), None)
+    for rank, entries_of_rank in enumerate(parsed.order):
+        if not entries_of_rank:
+            raise InputError(f"{parsed.rank_label(rank)} has no actions; every pipeline rank holds a stage")
+    missing = next((stage for stage in range(len(first_entry)) if stage not in first_entry), None)
     if missing is not None:
-        last = max(first)
+        last = max(first_entry)
         raise InputError(
-            f"{listing.step(*first[last])}: stage {last} is unknown, as no row has stage {missing}; "
+            f"{parsed.entry_label(*first_entry[last])}: stage {last} is unknown, as no row has stage {missing}; "
             f"stages are numbered from 0 without gaps"
         )
-    return [first[stage][0] for stage in range(len(first))]
+    return [first_entry[stage][0] for stage in range(len(first_entry))]
 
 
-def _microbatches(order: PipelineOrder) -> int:
-    return 1 + max((action.microbatch for steps in order for action in flatten_entries(steps)), default=-1)
+def _count_microbatches(order: PipelineOrder) -> int:
+    return 1 + max((action.microbatch for entries in order for action in flatten_entries(entries)), default=-1)
 
 
-def _count(number: int, word: str, plural: str = "s") -> str:
-    return f"{number} {word}{plural if number != 1 else ''}"
+def _format_count(count: int, noun: str, plural: str = "s") -> str:
+    return f"{count} {noun}{plural if count != 1 else ''}"

@@ -1,9 +1,9 @@
 """In which order does a pipeline work whose order somebody's own Python gives? It is asked, and its answer is checked.
 
-A `Rule` is a class with two methods: `placement(ranks)`, which pipeline rank holds each stage, and
+A `CustomScheduleRule` is a class with two methods: `placement(ranks)`, which pipeline rank holds each stage, and
 `order(ranks, microbatches)`, the actions of each rank. Both may answer in plain lists and texts (`[0, 1, 1, 0]`,
 `[["0F0", "0B0"]]`), so a rule needs nothing of this package. It is asked again for every number of ranks and
-microbatches, once for each, and what it answers has to keep the rules of `rules.verify`.
+microbatches, once for each, and what it answers has to keep the rules of `rules.validate_order`.
 
 Where its class is found is said in `plugins`.
 """
@@ -20,13 +20,13 @@ from clustersim.common.pickling import FieldState
 from clustersim.common.plugins import RAISED, Asked, class_of, refusing, words
 from clustersim.program.action import Action, OverlappedPair, PipelineOrder, ScheduleEntry
 from clustersim.program.placement import Placement
-from clustersim.schedules.csv_format import parse_step
-from clustersim.schedules.validation import Counted, verify
+from clustersim.schedules.csv_format import parse_entry
+from clustersim.schedules.validation import IndexLabels, validate_order
 
-_ASKED: Final = Asked("a schedule", "my_module:MySchedule", {"placement": "ranks", "order": "ranks, microbatches"})
+_INTERFACE: Final = Asked("a schedule", "my_module:MySchedule", {"placement": "ranks", "order": "ranks, microbatches"})
 
 
-class Rule(Protocol):
+class CustomScheduleRule(Protocol):
     """What a schedule outside the package has to be; its constructor takes the scenario's `arguments`, if any."""
 
     def placement(self, ranks: int) -> Placement | Sequence[int]:
@@ -44,7 +44,7 @@ class Rule(Protocol):
 
 
 @dataclass(frozen=True)
-class Imported(FieldState):
+class CustomSchedule(FieldState):
     """A schedule in somebody's Python. name: module:Class; folder: where its file is looked for first.
 
     What it answered stays behind when it is pickled: another process imports it, and asks again.
@@ -55,81 +55,90 @@ class Imported(FieldState):
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
-    def rule(self) -> Rule:
+    def rule(self) -> CustomScheduleRule:
         """The rule itself; raise InputError where it cannot be imported or made."""
-        kind = class_of(self.name, self.folder, _ASKED)
+        rule_class = class_of(self.name, self.folder, _INTERFACE)
         try:
-            made: Rule = kind(**self.arguments)
+            rule: CustomScheduleRule = rule_class(**self.arguments)
         except RAISED as error:
-            given = ", ".join(f"{key}: {shown(value)}" for key, value in self.arguments.items())
-            raise InputError(f"{self.name} cannot be made with arguments {{{given}}}: {words(error)}") from error
-        return made
+            argument_text = ", ".join(f"{key}: {shown(value)}" for key, value in self.arguments.items())
+            raise InputError(
+                f"{self.name} cannot be made with arguments {{{argument_text}}}: {words(error)}"
+            ) from error
+        return rule
 
     def placement(self, ranks: int) -> Placement:
         """What the rule says; raise InputError where it refuses or says what is no placement."""
-        if ranks not in self._placements:
-            self._placements[ranks] = self._placed(ranks)
-        return self._placements[ranks]
+        if ranks not in self._placement_cache:
+            self._placement_cache[ranks] = self._call_placement(ranks)
+        return self._placement_cache[ranks]
 
-    def require(self, ranks: int, microbatches: int) -> None:
+    def require_supported(self, ranks: int, microbatches: int) -> None:
         """Ask for the order."""
         self.order(ranks, microbatches)
 
     def order(self, ranks: int, microbatches: int) -> PipelineOrder:
         """What the rule says; raise InputError where it refuses, or says what is no order of these numbers."""
-        asked = ranks, microbatches
-        if asked not in self._orders:
-            self._orders[asked] = self._ordered(ranks, microbatches)
-        return self._orders[asked]
+        key = ranks, microbatches
+        if key not in self._order_cache:
+            self._order_cache[key] = self._call_order(ranks, microbatches)
+        return self._order_cache[key]
 
     @cached_property
-    def _placements(self) -> dict[int, Placement]:
+    def _placement_cache(self) -> dict[int, Placement]:
         return {}
 
     @cached_property
-    def _orders(self) -> dict[tuple[int, int], PipelineOrder]:
+    def _order_cache(self) -> dict[tuple[int, int], PipelineOrder]:
         return {}
 
-    def _placed(self, ranks: int) -> Placement:
+    def _call_placement(self, ranks: int) -> Placement:
         call = f"{self.name}.placement({ranks})"
         with refusing(call):
             placement = self.rule.placement(ranks)
-            found = placement if isinstance(placement, Placement) else Placement(tuple(map(_rank, _each(placement))))
-        if found.pipeline_size != ranks:
-            raise InputError(f"{call} places stages on {found.pipeline_size} pipeline ranks, not on {ranks}")
-        return found
+            checked = (
+                placement
+                if isinstance(placement, Placement)
+                else Placement(tuple(map(_parse_rank, _list_items(placement))))
+            )
+        if checked.pipeline_size != ranks:
+            raise InputError(f"{call} places stages on {checked.pipeline_size} pipeline ranks, not on {ranks}")
+        return checked
 
-    def _ordered(self, ranks: int, microbatches: int) -> PipelineOrder:
+    def _call_order(self, ranks: int, microbatches: int) -> PipelineOrder:
         placement, call = self.placement(ranks), f"{self.name}.order({ranks}, {microbatches})"
         with refusing(call):
-            order = tuple(tuple(map(_step, _each(row))) for row in _each(self.rule.order(ranks, microbatches)))
-        verify(order, placement=placement, microbatches=microbatches, places=Counted(f"{call}:"))
+            order = tuple(
+                tuple(map(_parse_entry, _list_items(rank_entries)))
+                for rank_entries in _list_items(self.rule.order(ranks, microbatches))
+            )
+        validate_order(order, placement=placement, microbatches=microbatches, labels=IndexLabels(f"{call}:"))
         return order
 
 
-def imported(name: str, arguments: Mapping[str, Any], folder: Path) -> Imported:
+def load_custom_schedule(name: str, arguments: Mapping[str, Any], folder: Path) -> CustomSchedule:
     """The schedule of a name such as `my_module:MySchedule`; raise InputError where there is none."""
-    found = Imported(name, folder.resolve(), arguments)
-    _ = found.rule
-    return found
+    schedule = CustomSchedule(name, folder.resolve(), arguments)
+    _ = schedule.rule
+    return schedule
 
 
-def _each(value: object) -> Iterable[object]:
+def _list_items(value: object) -> Iterable[object]:
     """What is in a list that somebody's code gave, if it is one."""
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise InputError(f"{shown(value)} is not a list")
     return value
 
 
-def _rank(value: object) -> int:
+def _parse_rank(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, SupportsIndex) or index(value) < 0:
         raise InputError(f"{shown(value)} is no pipeline rank; it must give a whole number for each stage")
     return index(value)
 
 
-def _step(value: object) -> ScheduleEntry:
+def _parse_entry(value: object) -> ScheduleEntry:
     if isinstance(value, (Action, OverlappedPair)):
         return value
     if not isinstance(value, str):
         raise InputError(f"{shown(value)} is neither an Action nor a text such as '0F0'")
-    return parse_step(value)
+    return parse_entry(value)

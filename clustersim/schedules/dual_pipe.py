@@ -27,7 +27,7 @@ class DualPipe:
         """Down the ranks, across to the other pipeline, and back."""
         return Placement(DualPipeV().placement(ranks).stage_ranks, bidirectional=True)
 
-    def require(self, ranks: int, microbatches: int) -> None:
+    def require_supported(self, ranks: int, microbatches: int) -> None:
         """Raise InputError where a pipeline has fewer microbatches than stages."""
         require_positive(ranks, microbatches)
         if microbatches < 2 * ranks:
@@ -38,5 +38,5 @@ class DualPipe:
 
     def order(self, ranks: int, microbatches: int) -> PipelineOrder:
         """The steps of every rank of a pipeline, which are DualPipeV's; raise InputError as `require` does."""
-        self.require(ranks, microbatches)
+        self.require_supported(ranks, microbatches)
         return DualPipeV().order(ranks, microbatches)

@@ -35,7 +35,7 @@ class DualPipeV:
         """Down the ranks and back."""
         return Placement((*range(ranks), *reversed(range(ranks))))
 
-    def require(self, ranks: int, microbatches: int) -> None:
+    def require_supported(self, ranks: int, microbatches: int) -> None:
         """Raise InputError where there are fewer microbatches than stages."""
         require_positive(ranks, microbatches)
         if microbatches < 2 * ranks:
@@ -46,92 +46,95 @@ class DualPipeV:
 
     def order(self, ranks: int, microbatches: int) -> PipelineOrder:
         """The steps of every pipeline rank; raise InputError as `require` does."""
-        self.require(ranks, microbatches)
-        return tuple(_Rank(rank, ranks).order(microbatches) for rank in range(ranks))
+        self.require_supported(ranks, microbatches)
+        return tuple(_DualPipeRank(rank, ranks).build_entries(microbatches) for rank in range(ranks))
 
 
-class _Chunk:
+class _DualPipeChunk:
     """A stage, and its next microbatch each way."""
 
     def __init__(self, stage: int) -> None:
         self.stage = stage
         self._forwards, self._backwards = count(), count()
 
-    def forward(self) -> Action:
+    def next_forward(self) -> Action:
         """The next forward."""
         return Action(self.stage, _F, next(self._forwards))
 
-    def backward(self, kind: ActionKind) -> Action:
+    def next_backward(self, kind: ActionKind) -> Action:
         """The next backward, whole or its half of the inputs."""
         return Action(self.stage, kind, next(self._backwards))
 
 
 @dataclass(slots=True)
-class _Rank:
+class _DualPipeRank:
     """One rank of so many, and the weight gradients that it has put off."""
 
-    number: int
+    rank: int
     ranks: int
-    steps: list[ScheduleEntry] = field(default_factory=list)
-    _later: deque[Action] = field(default_factory=deque)
-    _down: _Chunk = field(init=False)
-    _up: _Chunk = field(init=False)
+    entries: list[ScheduleEntry] = field(default_factory=list)
+    _deferred_wgrads: deque[Action] = field(default_factory=deque)
+    _down: _DualPipeChunk = field(init=False)
+    _up: _DualPipeChunk = field(init=False)
 
     def __post_init__(self) -> None:
-        self._down, self._up = _Chunk(self.number), _Chunk(2 * self.ranks - 1 - self.number)
+        self._down, self._up = _DualPipeChunk(self.rank), _DualPipeChunk(2 * self.ranks - 1 - self.rank)
 
-    def order(self, microbatches: int) -> tuple[ScheduleEntry, ...]:
+    def build_entries(self, microbatches: int) -> tuple[ScheduleEntry, ...]:
         """The rank's steps."""
-        after = self.ranks - self.number - 1  # ranks from the next one on
-        self._warm_up(after)
-        self._pairs(microbatches - self.ranks - after)
-        for _ in range(after):
-            self.steps += [self._up.backward(_B), OverlappedPair(self._up.forward(), self._down.backward(_B))]
-        self._end(after)
-        return tuple(self.steps)
+        downstream_ranks = self.ranks - self.rank - 1  # ranks from the next one on
+        self._warm_up(downstream_ranks)
+        self._steady_state(microbatches - self.ranks - downstream_ranks)
+        for _ in range(downstream_ranks):
+            self.entries += [
+                self._up.next_backward(_B),
+                OverlappedPair(self._up.next_forward(), self._down.next_backward(_B)),
+            ]
+        self._cool_down(downstream_ranks)
+        return tuple(self.entries)
 
-    def _warm_up(self, after: int) -> None:
-        self.steps += [self._down.forward() for _ in range(2 * after)]
-        for _ in range(self.number + 1):
-            self.steps += [self._down.forward(), self._up.forward()]
-        for _ in range(after):
-            self._halved(self._up)
-            self._weights()
-            self.steps.append(self._up.forward())
+    def _warm_up(self, downstream_ranks: int) -> None:
+        self.entries += [self._down.next_forward() for _ in range(2 * downstream_ranks)]
+        for _ in range(self.rank + 1):
+            self.entries += [self._down.next_forward(), self._up.next_forward()]
+        for _ in range(downstream_ranks):
+            self._split_backward(self._up)
+            self._weight_gradient()
+            self.entries.append(self._up.next_forward())
 
-    def _pairs(self, rounds: int) -> None:
+    def _steady_state(self, rounds: int) -> None:
         """The steady state. The last rank's first forward and backward are of the V's turn, and not side by side."""
-        for done in range(rounds):
-            pair = OverlappedPair(self._down.forward(), self._up.backward(_B))
-            turns = done == 0 and self.number == self.ranks - 1
-            self.steps += [*pair] if turns else [pair]
-            self.steps.append(OverlappedPair(self._up.forward(), self._down.backward(_B)))
+        for round_index in range(rounds):
+            pair = OverlappedPair(self._down.next_forward(), self._up.next_backward(_B))
+            is_turn = round_index == 0 and self.rank == self.ranks - 1
+            self.entries += [*pair] if is_turn else [pair]
+            self.entries.append(OverlappedPair(self._up.next_forward(), self._down.next_backward(_B)))
 
-    def _end(self, after: int) -> None:
+    def _cool_down(self, downstream_ranks: int) -> None:
         """What is left of backward, whole at first, then in halves."""
-        left = 2 * (self.number + 1)
-        whole = self.number + 1
-        for place in range(left):
-            chunk = self._down if place % 2 else self._up
-            self._backward(chunk, halved=place >= whole)
-        for _ in range(after):
-            self._weights()
-            self._backward(self._down, halved=True)
-        for _ in range(self.number + 1):
-            self._weights()
+        backward_count = 2 * (self.rank + 1)
+        full_count = self.rank + 1
+        for index in range(backward_count):
+            chunk = self._down if index % 2 else self._up
+            self._backward(chunk, is_split=index >= full_count)
+        for _ in range(downstream_ranks):
+            self._weight_gradient()
+            self._backward(self._down, is_split=True)
+        for _ in range(self.rank + 1):
+            self._weight_gradient()
 
-    def _backward(self, chunk: _Chunk, *, halved: bool) -> None:
-        if halved:
-            self._halved(chunk)
+    def _backward(self, chunk: _DualPipeChunk, *, is_split: bool) -> None:
+        if is_split:
+            self._split_backward(chunk)
         else:
-            self.steps.append(chunk.backward(_B))
+            self.entries.append(chunk.next_backward(_B))
 
-    def _halved(self, chunk: _Chunk) -> None:
-        action = chunk.backward(_I)
-        self.steps.append(action)
-        self._later.append(action._replace(kind=_W))
+    def _split_backward(self, chunk: _DualPipeChunk) -> None:
+        action = chunk.next_backward(_I)
+        self.entries.append(action)
+        self._deferred_wgrads.append(action._replace(kind=_W))
 
-    def _weights(self) -> None:
+    def _weight_gradient(self) -> None:
         """The oldest weight gradient that was put off, if there is one."""
-        if self._later:
-            self.steps.append(self._later.popleft())
+        if self._deferred_wgrads:
+            self.entries.append(self._deferred_wgrads.popleft())

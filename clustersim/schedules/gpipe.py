@@ -24,13 +24,13 @@ class GPipe:
         """One stage on each rank."""
         return looped_placement(ranks)
 
-    def require(self, ranks: int, microbatches: int) -> None:
+    def require_supported(self, ranks: int, microbatches: int) -> None:
         """Any number of microbatches is legal."""
         require_positive(ranks, microbatches)
 
     def order(self, ranks: int, microbatches: int) -> PipelineOrder:
         """The actions of every pipeline rank."""
-        self.require(ranks, microbatches)
+        self.require_supported(ranks, microbatches)
         kinds = (ActionKind.FORWARD, ActionKind.BACKWARD)
         return tuple(
             tuple(Action(rank, kind, microbatch) for kind in kinds for microbatch in range(microbatches))

@@ -10,8 +10,8 @@ from itertools import chain
 from clustersim.program.action import Action
 
 
-def alternate(forwards: Sequence[Action], backwards: Sequence[Action], warmup: int) -> tuple[Action, ...]:
+def interleave_1f1b(forwards: Sequence[Action], backwards: Sequence[Action], warmup: int) -> tuple[Action, ...]:
     """Run `warmup` forwards, then a forward and a backward in turn, then the backwards that are left."""
-    steady = len(forwards) - warmup
-    pairs = zip(forwards[warmup:], backwards[:steady], strict=True)
-    return (*forwards[:warmup], *chain.from_iterable(pairs), *backwards[steady:])
+    steady_count = len(forwards) - warmup
+    pairs = zip(forwards[warmup:], backwards[:steady_count], strict=True)
+    return (*forwards[:warmup], *chain.from_iterable(pairs), *backwards[steady_count:])

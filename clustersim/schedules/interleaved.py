@@ -18,7 +18,7 @@ from typing import ClassVar
 from clustersim.common.errors import InputError
 from clustersim.program.action import Action, ActionKind, PipelineOrder
 from clustersim.program.placement import Placement, looped_placement
-from clustersim.schedules.interleave_1f1b import alternate
+from clustersim.schedules.interleave_1f1b import interleave_1f1b
 from clustersim.schedules.schedule import require_positive
 
 
@@ -39,50 +39,50 @@ class Interleaved:
         """Stages in a loop: rank r of p holds r, r + p, ..."""
         return looped_placement(ranks, self.chunks)
 
-    def require(self, ranks: int, microbatches: int) -> None:
+    def require_supported(self, ranks: int, microbatches: int) -> None:
         """Raise InputError where microbatches do not divide into rounds."""
         require_positive(ranks, microbatches)
-        if not _legal(ranks, microbatches):
-            raise InputError(_refusal(ranks, microbatches))
+        if not _is_supported(ranks, microbatches):
+            raise InputError(_describe_refusal(ranks, microbatches))
 
     def order(self, ranks: int, microbatches: int) -> PipelineOrder:
         """The actions of every pipeline rank; raise InputError as `require` does."""
-        self.require(ranks, microbatches)
+        self.require_supported(ranks, microbatches)
         placement = self.placement(ranks)
         return tuple(self._rank_order(rank, placement, microbatches) for rank in range(ranks))
 
     def _rank_order(self, rank: int, placement: Placement, microbatches: int) -> tuple[Action, ...]:
         ranks, stages = placement.pipeline_size, placement.stages_on_rank(rank)
-        size = microbatches // _rounds(ranks, microbatches)
-        warmup = (self.chunks - 1) * size + 2 * (ranks - 1 - rank)
-        forwards = _passes(ActionKind.FORWARD, stages, microbatches, size)
-        backwards = _passes(ActionKind.BACKWARD, stages[::-1], microbatches, size)
-        return alternate(forwards, backwards, min(warmup, len(forwards)))
+        round_size = microbatches // _round_count(ranks, microbatches)
+        warmup = (self.chunks - 1) * round_size + 2 * (ranks - 1 - rank)
+        forwards = _round_passes(ActionKind.FORWARD, stages, microbatches, round_size)
+        backwards = _round_passes(ActionKind.BACKWARD, stages[::-1], microbatches, round_size)
+        return interleave_1f1b(forwards, backwards, min(warmup, len(forwards)))
 
 
-def _passes(kind: ActionKind, stages: Sequence[int], microbatches: int, size: int) -> list[Action]:
+def _round_passes(kind: ActionKind, stages: Sequence[int], microbatches: int, round_size: int) -> list[Action]:
     """Rounds of `size` microbatches through `stages`, one stage after the other."""
     return [
         Action(stage, kind, microbatch)
-        for first in range(0, microbatches, size)
+        for round_start in range(0, microbatches, round_size)
         for stage in stages
-        for microbatch in range(first, first + size)
+        for microbatch in range(round_start, round_start + round_size)
     ]
 
 
-def _rounds(ranks: int, microbatches: int) -> int:
+def _round_count(ranks: int, microbatches: int) -> int:
     return max(1, microbatches // ranks)
 
 
-def _legal(ranks: int, microbatches: int) -> bool:
-    return microbatches % _rounds(ranks, microbatches) == 0
+def _is_supported(ranks: int, microbatches: int) -> bool:
+    return microbatches % _round_count(ranks, microbatches) == 0
 
 
-def _refusal(ranks: int, microbatches: int) -> str:
-    rounds = _rounds(ranks, microbatches)
-    fewer = next(m for m in range(microbatches - 1, 0, -1) if _legal(ranks, m))
-    more = next(m for m in range(microbatches + 1, microbatches + ranks + 1) if _legal(ranks, m))
+def _describe_refusal(ranks: int, microbatches: int) -> str:
+    round_count = _round_count(ranks, microbatches)
+    fewer = next(m for m in range(microbatches - 1, 0, -1) if _is_supported(ranks, m))
+    more = next(m for m in range(microbatches + 1, microbatches + ranks + 1) if _is_supported(ranks, m))
     return (
-        f"interleaved on {ranks} pipeline ranks cannot split {microbatches} microbatches into {rounds} "
+        f"interleaved on {ranks} pipeline ranks cannot split {microbatches} microbatches into {round_count} "
         f"equal rounds; {fewer} and {more} microbatches fit"
     )

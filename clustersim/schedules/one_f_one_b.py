@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from clustersim.program.action import BACKWARD, FORWARD, Action, PipelineOrder
 from clustersim.program.placement import Placement, looped_placement
-from clustersim.schedules.interleave_1f1b import alternate
+from clustersim.schedules.interleave_1f1b import interleave_1f1b
 from clustersim.schedules.schedule import require_positive
 
 
@@ -25,17 +25,17 @@ class OneFOneB:
         """One stage on each rank."""
         return looped_placement(ranks)
 
-    def require(self, ranks: int, microbatches: int) -> None:
+    def require_supported(self, ranks: int, microbatches: int) -> None:
         """Any number of microbatches is legal."""
         require_positive(ranks, microbatches)
 
     def order(self, ranks: int, microbatches: int) -> PipelineOrder:
         """The actions of every pipeline rank."""
-        self.require(ranks, microbatches)
+        self.require_supported(ranks, microbatches)
         return tuple(_rank_order(rank, min(ranks - 1 - rank, microbatches), microbatches) for rank in range(ranks))
 
 
 def _rank_order(stage: int, warmup: int, microbatches: int) -> tuple[Action, ...]:
     forwards = [Action(stage, FORWARD, microbatch) for microbatch in range(microbatches)]
     backwards = [Action(stage, BACKWARD, microbatch) for microbatch in range(microbatches)]
-    return alternate(forwards, backwards, warmup)
+    return interleave_1f1b(forwards, backwards, warmup)

@@ -19,34 +19,34 @@ from clustersim.schedules.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)
-class Combined:
+class Overlapped1F1B:
     """1F1B or its interleaved form, in pairs."""
 
-    plain: Schedule
+    base: Schedule
 
     @property
     def name(self) -> str:
         """As the plain schedule is called."""
-        return self.plain.name
+        return self.base.name
 
     def placement(self, ranks: int) -> Placement:
         """That of the plain schedule."""
-        return self.plain.placement(ranks)
+        return self.base.placement(ranks)
 
-    def require(self, ranks: int, microbatches: int) -> None:
+    def require_supported(self, ranks: int, microbatches: int) -> None:
         """Raise InputError where the plain schedule does."""
-        self.plain.require(ranks, microbatches)
+        self.base.require_supported(ranks, microbatches)
 
     def order(self, ranks: int, microbatches: int) -> PipelineOrder:
         """The steps of every pipeline rank; raise InputError as `require` does."""
-        return tuple(_paired(row) for row in self.plain.order(ranks, microbatches))
+        return tuple(_pair_passes(entries) for entries in self.base.order(ranks, microbatches))
 
 
-def _paired(steps: tuple[ScheduleEntry, ...]) -> tuple[ScheduleEntry, ...]:
+def _pair_passes(entries: tuple[ScheduleEntry, ...]) -> tuple[ScheduleEntry, ...]:
     """A rank's passes, from the first backward on in pairs with the forwards that are still to come then."""
-    actions = flatten_entries(steps)
+    actions = flatten_entries(entries)
     forwards = [action for action in actions if action.kind is ActionKind.FORWARD]
     backwards = [action for action in actions if action.kind is not ActionKind.FORWARD]
     warmup = actions.index(backwards[0])
-    pairs = [OverlappedPair(*item) for item in zip(forwards[warmup:], backwards, strict=False)]
+    pairs = [OverlappedPair(*passes) for passes in zip(forwards[warmup:], backwards, strict=False)]
     return (*forwards[:warmup], *pairs, *backwards[len(pairs) :])

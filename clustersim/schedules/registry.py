@@ -20,7 +20,7 @@ from clustersim.schedules.zero_bubble import ZeroBubble
 from clustersim.schedules.zero_bubble_v import ZeroBubbleV
 
 _ZERO_BUBBLE: Final = {f"zb-{memory}p": partial(ZeroBubble, memory) for memory in (1, 2)}
-_PLAIN: Final[Mapping[str, Callable[[], Schedule]]] = MappingProxyType(
+_FIXED_SCHEDULES: Final[Mapping[str, Callable[[], Schedule]]] = MappingProxyType(
     {
         GPipe.name: GPipe,
         OneFOneB.name: OneFOneB,
@@ -30,26 +30,26 @@ _PLAIN: Final[Mapping[str, Callable[[], Schedule]]] = MappingProxyType(
         DualPipe.name: DualPipe,
     }
 )
-_CHUNKED: Final[Mapping[str, Callable[[int], Schedule]]] = MappingProxyType(
+_CHUNKED_SCHEDULES: Final[Mapping[str, Callable[[int], Schedule]]] = MappingProxyType(
     {Interleaved.name: Interleaved, BreadthFirst.name: BreadthFirst}
 )
-CHUNKED: Final = tuple(_CHUNKED)
+CHUNKED_SCHEDULES: Final = tuple(_CHUNKED_SCHEDULES)
 """Those with a choice of model chunks per rank."""
-NAMES: Final = (*_PLAIN, *_CHUNKED)
+SCHEDULE_NAMES: Final = (*_FIXED_SCHEDULES, *_CHUNKED_SCHEDULES)
 
 
-def schedule(name: str, chunks: int | None = None) -> Schedule:
+def build_schedule(name: str, chunks: int | None = None) -> Schedule:
     """The schedule of that name with that many model chunks per rank; None is the fewest that it can have.
 
     >>> schedule("interleaved", 4)
     Interleaved(chunks=4)
     """
-    if name in _CHUNKED:
-        return _CHUNKED[name](2 if chunks is None else chunks)
-    if name not in _PLAIN:
-        raise InputError(f"there is no schedule {name!r}; {nearest(name, NAMES)}")
+    if name in _CHUNKED_SCHEDULES:
+        return _CHUNKED_SCHEDULES[name](2 if chunks is None else chunks)
+    if name not in _FIXED_SCHEDULES:
+        raise InputError(f"there is no schedule {name!r}; {nearest(name, SCHEDULE_NAMES)}")
     if chunks is not None:
         raise InputError(
-            f"schedule {name} leaves no choice of model chunks per rank; {' and '.join(CHUNKED)} take {chunks}"
+            f"schedule {name} leaves no choice of model chunks per rank; {' and '.join(CHUNKED_SCHEDULES)} take {chunks}"
         )
-    return _PLAIN[name]()
+    return _FIXED_SCHEDULES[name]()

@@ -21,7 +21,7 @@ class Schedule(Protocol):
     def placement(self, ranks: int) -> Placement:
         """Which of so many pipeline ranks holds which stage; raise InputError where it is not for so many."""
 
-    def require(self, ranks: int, microbatches: int) -> None:
+    def require_supported(self, ranks: int, microbatches: int) -> None:
         """Raise InputError where the schedule cannot run these numbers."""
 
     def order(self, ranks: int, microbatches: int) -> PipelineOrder:

@@ -32,9 +32,9 @@ from clustersim.program.placement import Placement, looped_placement
 from clustersim.schedules.schedule import require_positive
 from clustersim.schedules.validation import dry_run
 
-_GRIDS: Final = (3, 5, 10)  # steps of time in a forward
+_TIME_GRIDS: Final = (3, 5, 10)  # steps of time in a forward
 _F, _I, _W = ActionKind.FORWARD, ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT
-_TOWARDS: Final = MappingProxyType({_F: 1, _I: -1, _W: 0})  # to which stage a pass's output goes
+_OUTPUT_DIRECTION: Final = MappingProxyType({_F: 1, _I: -1, _W: 0})  # to which stage a pass's output goes
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class PassCosts:
     forward: float = 1.0
     input_gradient: float = 1.0
     weight_gradient: float = 1.0
-    waiting: float = 1.0
+    pending_memory_ratio: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,42 +66,44 @@ class ZeroBubble:
         """One stage on each rank."""
         return looped_placement(ranks)
 
-    def require(self, ranks: int, microbatches: int) -> None:
+    def require_supported(self, ranks: int, microbatches: int) -> None:
         """Any number of microbatches is legal."""
         require_positive(ranks, microbatches)
 
     def order(self, ranks: int, microbatches: int) -> PipelineOrder:
         """The actions of every pipeline rank."""
-        self.require(ranks, microbatches)
-        choices = product(_GRIDS, (True, False))
-        benches = [self._bench(ranks, microbatches, grid=grid, patient=patient) for grid, patient in choices]
-        return min((bench.run() for bench in benches), key=self._longest)
+        self.require_supported(ranks, microbatches)
+        options = product(_TIME_GRIDS, (True, False))
+        schedulers = [
+            self._build_scheduler(ranks, microbatches, grid=grid, is_patient=is_patient) for grid, is_patient in options
+        ]
+        return min((scheduler.build_order() for scheduler in schedulers), key=self._max_rank_span)
 
-    def _bench(self, ranks: int, microbatches: int, *, grid: int, patient: bool) -> "_Bench":
+    def _build_scheduler(self, ranks: int, microbatches: int, *, grid: int, is_patient: bool) -> "_ListScheduler":
         durations = _durations(self.costs, grid)
-        return _Bench(
-            ranks=tuple(_Rank(stage) for stage in range(ranks)),
+        return _ListScheduler(
+            ranks=tuple(_ZeroBubbleRank(stage) for stage in range(ranks)),
             microbatches=microbatches,
             durations=durations,
-            room=float(self.memory * ranks),
-            waiting=self.costs.waiting,
-            patience=durations[_W] if patient else 0,
+            memory_limit=float(self.memory * ranks),
+            pending_memory_ratio=self.costs.pending_memory_ratio,
+            min_gap=durations[_W] if is_patient else 0,
         )
 
-    def _longest(self, order: PipelineOrder) -> float:
+    def _max_rank_span(self, order: PipelineOrder) -> float:
         costs = self.costs
         backward = costs.input_gradient + costs.weight_gradient
-        return dry_run(order, forward=costs.forward, backward=backward, weight=costs.weight_gradient).longest
+        return dry_run(order, forward=costs.forward, backward=backward, weight=costs.weight_gradient).max_rank_span
 
 
 def _durations(costs: PassCosts, grid: int) -> dict[ActionKind, int]:
     """Steps of time that passes take, at least one, where a forward takes `grid` of them."""
-    seconds = {_F: costs.forward, _I: costs.input_gradient, _W: costs.weight_gradient}
-    return {kind: max(1, round(grid * item / costs.forward)) for kind, item in seconds.items()}
+    costs_by_kind = {_F: costs.forward, _I: costs.input_gradient, _W: costs.weight_gradient}
+    return {kind: max(1, round(grid * cost / costs.forward)) for kind, cost in costs_by_kind.items()}
 
 
 @dataclass(slots=True)
-class _Rank:
+class _ZeroBubbleRank:
     """A pipeline rank whose order is being found.
 
     forwards, inputs: when each `F` and `I` begun so far ends; weights: how many `W` have begun; free: when it is.
@@ -109,27 +111,27 @@ class _Rank:
 
     stage: int
     actions: list[Action] = field(default_factory=list)
-    forwards: list[int] = field(default_factory=list)
-    inputs: list[int] = field(default_factory=list)
-    weights: int = 0
-    free: int = 0
-    forward_next: bool = True
+    forward_ends: list[int] = field(default_factory=list)
+    input_ends: list[int] = field(default_factory=list)
+    weight_count: int = 0
+    free_at: int = 0
+    prefers_forward: bool = True
 
-    def run(self, kind: ActionKind, end: int) -> None:
+    def start_pass(self, kind: ActionKind, end: int) -> None:
         """Begin the next pass of a kind, which ends then."""
-        self.free = end
+        self.free_at = end
         if kind is _W:
-            self.actions.append(Action(self.stage, kind, self.weights))
-            self.weights += 1
+            self.actions.append(Action(self.stage, kind, self.weight_count))
+            self.weight_count += 1
             return
-        ends = self.forwards if kind is _F else self.inputs
+        ends = self.forward_ends if kind is _F else self.input_ends
         self.actions.append(Action(self.stage, kind, len(ends)))
         ends.append(end)
-        self.forward_next = kind is _I
+        self.prefers_forward = kind is _I
 
 
 @dataclass(slots=True)
-class _Bench:
+class _ListScheduler:
     """Where the order is found, in order of time.
 
     durations: steps of time by kind; room: microbatches' activations that a rank may keep when it begins a forward;
@@ -137,62 +139,62 @@ class _Bench:
     a `W`.
     """
 
-    ranks: tuple[_Rank, ...]
+    ranks: tuple[_ZeroBubbleRank, ...]
     microbatches: int
     durations: Mapping[ActionKind, int]
-    room: float
-    waiting: float
-    patience: int
+    memory_limit: float
+    pending_memory_ratio: float
+    min_gap: int
 
-    def run(self) -> PipelineOrder:
+    def build_order(self) -> PipelineOrder:
         """Run all passes; return their order. Ranks free at one time choose last stage first, as gradients come."""
-        awake = [(0, 0)]
-        while awake:
-            now, place = heapq.heappop(awake)
-            rank = self.ranks[-place]
-            kind = self._choice(rank, now) if rank.free <= now else None
+        events = [(0, 0)]
+        while events:
+            now, negative_stage = heapq.heappop(events)
+            rank = self.ranks[-negative_stage]
+            kind = self._choose_pass(rank, now) if rank.free_at <= now else None
             if kind is not None:
-                rank.run(kind, now + self.durations[kind])
-                for stage in {rank.stage, rank.stage + _TOWARDS[kind]}:
+                rank.start_pass(kind, now + self.durations[kind])
+                for stage in {rank.stage, rank.stage + _OUTPUT_DIRECTION[kind]}:
                     if 0 <= stage < len(self.ranks):
-                        heapq.heappush(awake, (rank.free, -stage))
+                        heapq.heappush(events, (rank.free_at, -stage))
         return tuple(tuple(rank.actions) for rank in self.ranks)
 
-    def _choice(self, rank: _Rank, now: int) -> ActionKind | None:
+    def _choose_pass(self, rank: _ZeroBubbleRank, now: int) -> ActionKind | None:
         """What a free rank runs; None: it waits."""
-        forward, gradient = self._forward_comes(rank), self._gradient_comes(rank)
-        if forward <= now and (rank.forward_next or gradient > now):
+        forward_time, gradient_time = self._forward_ready_time(rank), self._gradient_ready_time(rank)
+        if forward_time <= now and (rank.prefers_forward or gradient_time > now):
             return _F
-        if gradient <= now:
-            return _I if self._may_wait(rank) else _W
-        gap = min(forward, gradient) - now
-        return _W if rank.weights < len(rank.inputs) and gap >= self.patience else None
+        if gradient_time <= now:
+            return _I if self._fits_pending(rank) else _W
+        gap = min(forward_time, gradient_time) - now
+        return _W if rank.weight_count < len(rank.input_ends) and gap >= self.min_gap else None
 
-    def _kept(self, rank: _Rank) -> float:
+    def _held_activations(self, rank: _ZeroBubbleRank) -> float:
         """Microbatches' activations that a rank keeps."""
-        inputs = len(rank.inputs)
-        return len(rank.forwards) - inputs + self.waiting * (inputs - rank.weights)
+        input_count = len(rank.input_ends)
+        return len(rank.forward_ends) - input_count + self.pending_memory_ratio * (input_count - rank.weight_count)
 
-    def _may_wait(self, rank: _Rank) -> bool:
+    def _fits_pending(self, rank: _ZeroBubbleRank) -> bool:
         """Whether there is memory for what one more input gradient leaves; else some weight gradient is to be run."""
-        return rank.weights == len(rank.inputs) or self._kept(rank) <= self.room
+        return rank.weight_count == len(rank.input_ends) or self._held_activations(rank) <= self.memory_limit
 
-    def _forward_comes(self, rank: _Rank) -> float:
+    def _forward_ready_time(self, rank: _ZeroBubbleRank) -> float:
         """When the next forward may run; infinite: there is none, no memory for it, or it is not known yet."""
-        forwards = len(rank.forwards)
-        if forwards == self.microbatches or self._kept(rank) + 1 > self.room:
+        forward_count = len(rank.forward_ends)
+        if forward_count == self.microbatches or self._held_activations(rank) + 1 > self.memory_limit:
             return math.inf
-        return _end(self.ranks[rank.stage - 1].forwards, forwards) if rank.stage else 0.0
+        return _pass_end(self.ranks[rank.stage - 1].forward_ends, forward_count) if rank.stage else 0.0
 
-    def _gradient_comes(self, rank: _Rank) -> float:
+    def _gradient_ready_time(self, rank: _ZeroBubbleRank) -> float:
         """When the next input gradient may run; infinite: there is none, or it is not known yet."""
-        inputs = len(rank.inputs)
-        if inputs == len(rank.forwards):
+        input_count = len(rank.input_ends)
+        if input_count == len(rank.forward_ends):
             return math.inf
-        last = rank.stage == len(self.ranks) - 1
-        return 0.0 if last else _end(self.ranks[rank.stage + 1].inputs, inputs)
+        is_last_stage = rank.stage == len(self.ranks) - 1
+        return 0.0 if is_last_stage else _pass_end(self.ranks[rank.stage + 1].input_ends, input_count)
 
 
-def _end(ends: Sequence[int], number: int) -> float:
+def _pass_end(ends: Sequence[int], pass_index: int) -> float:
     """When a pass ends; infinite: it has not begun."""
-    return ends[number] if number < len(ends) else math.inf
+    return ends[pass_index] if pass_index < len(ends) else math.inf

@@ -36,28 +36,30 @@ class ZeroBubbleV:
         """Down the ranks and back."""
         return Placement((*range(ranks), *reversed(range(ranks))))
 
-    def require(self, ranks: int, microbatches: int) -> None:
+    def require_supported(self, ranks: int, microbatches: int) -> None:
         """Any number of microbatches is legal."""
         require_positive(ranks, microbatches)
 
     def order(self, ranks: int, microbatches: int) -> PipelineOrder:
         """The actions of every pipeline rank."""
-        self.require(ranks, microbatches)
-        many = max(2 * ranks - 1, microbatches)
+        self.require_supported(ranks, microbatches)
+        padded_microbatches = max(2 * ranks - 1, microbatches)
         return tuple(
-            tuple(action for action in _rank_order(rank, ranks, many) if action.microbatch < microbatches)
+            tuple(
+                action for action in _rank_order(rank, ranks, padded_microbatches) if action.microbatch < microbatches
+            )
             for rank in range(ranks)
         )
 
 
-class _Chunk:
+class _ZbvChunk:
     """A stage, and its next microbatch of each kind."""
 
     def __init__(self, stage: int) -> None:
         self._stage = stage
         self._next = {kind: count() for kind in (_F, _I, _W)}
 
-    def run(self, *kinds: ActionKind) -> Iterator[Action]:
+    def next_passes(self, *kinds: ActionKind) -> Iterator[Action]:
         """The next passes of these kinds."""
         for kind in kinds:
             yield Action(self._stage, kind, next(self._next[kind]))
@@ -65,28 +67,28 @@ class _Chunk:
 
 def _rank_order(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
     """The actions of one rank; at least 2 ranks - 1 microbatches."""
-    down, up = _Chunk(rank), _Chunk(2 * ranks - 1 - rank)
-    after = ranks - rank  # ranks from this one on
-    yield from down.run(*[_F] * (2 * after - 1))
+    down, up = _ZbvChunk(rank), _ZbvChunk(2 * ranks - 1 - rank)
+    remaining_ranks = ranks - rank  # ranks from this one on
+    yield from down.next_passes(*[_F] * (2 * remaining_ranks - 1))
     for _ in range(rank):
-        yield from up.run(_F)
-        yield from down.run(_F)
-    for _ in range(after):
-        yield from up.run(_F, _I, _W)
-    yield from _steady(down, up, microbatches - ranks, forwards=microbatches - (2 * ranks - rank - 1))
+        yield from up.next_passes(_F)
+        yield from down.next_passes(_F)
+    for _ in range(remaining_ranks):
+        yield from up.next_passes(_F, _I, _W)
+    yield from _steady_state(down, up, microbatches - ranks, forwards=microbatches - (2 * ranks - rank - 1))
     for _ in range(rank):
-        yield from down.run(_I)
-        yield from up.run(_I)
-    for _ in range(after):
-        yield from down.run(_I, _W)
-    yield from up.run(*[_W] * rank)
-    yield from down.run(*[_W] * rank)
+        yield from down.next_passes(_I)
+        yield from up.next_passes(_I)
+    for _ in range(remaining_ranks):
+        yield from down.next_passes(_I, _W)
+    yield from up.next_passes(*[_W] * rank)
+    yield from down.next_passes(*[_W] * rank)
 
 
-def _steady(down: _Chunk, up: _Chunk, rounds: int, *, forwards: int) -> Iterator[Action]:
+def _steady_state(down: _ZbvChunk, up: _ZbvChunk, rounds: int, *, forwards: int) -> Iterator[Action]:
     """A microbatch through both chunks each way; there are forwards down in the first rounds only."""
-    for done in range(rounds):
-        if done < forwards:
-            yield from down.run(_F)
-        yield from down.run(_I, _W)
-        yield from up.run(_F, _I, _W)
+    for round_index in range(rounds):
+        if round_index < forwards:
+            yield from down.next_passes(_F)
+        yield from down.next_passes(_I, _W)
+        yield from up.next_passes(_F, _I, _W)

@@ -54,8 +54,8 @@ def facts_of(scenario: Scenario, launch_share: float) -> Facts:
     traits = {
         Trait.NODES: float(several),
         Trait.TENSOR: float(scenario.tensor_beyond_domain > 0),
-        Trait.PIPELINE: float(layout.pipelined),
-        Trait.SHARDED: float(layout.data.stage == 3 and layout.dp * layout.cp > 1),
+        Trait.PIPELINE: float(layout.is_pipelined),
+        Trait.SHARDED: float(layout.data.zero_stage == 3 and layout.dp * layout.cp > 1),
         Trait.LAUNCH: launch_share,
     }
     return Facts(accelerators_of(scenario), kinds_of(scenario), amounts_of(scenario), traits)
@@ -64,7 +64,7 @@ def facts_of(scenario: Scenario, launch_share: float) -> Facts:
 def accelerators_of(scenario: Scenario) -> frozenset[str]:
     """Names of the job's accelerators."""
     accelerators, kind = scenario.cluster.kinds()
-    return frozenset(accelerators[item].name for item in np.unique(kind[: scenario.layout.world]))
+    return frozenset(accelerators[item].name for item in np.unique(kind[: scenario.layout.world_size]))
 
 
 def kinds_of(scenario: Scenario) -> frozenset[str]:
@@ -75,19 +75,19 @@ def kinds_of(scenario: Scenario) -> frozenset[str]:
 def amounts_of(scenario: Scenario) -> dict[str, int]:
     """How far spread and how long, by what is counted."""
     layout = scenario.layout
-    whole = {"GPUs": layout.world, "tokens": scenario.training.sequence}
-    return whole | {"tp": layout.tp, "cp": layout.cp, "pp": layout.written.pp}
+    whole = {"GPUs": layout.world_size, "tokens": scenario.training.sequence}
+    return whole | {"tp": layout.tp, "cp": layout.cp, "pp": layout.as_configured.pp}
 
 
 def _domains(scenario: Scenario) -> int:
-    return len(np.unique(scenario.cluster.fabric.domains(np.arange(scenario.layout.world))))
+    return len(np.unique(scenario.cluster.fabric.domains(np.arange(scenario.layout.world_size))))
 
 
 def _software(scenario: Scenario) -> Iterator[str]:
     yield f"framework {scenario.framework.name}"
     yield f"precision {scenario.training.recipe.name}"
     yield f"attention {scenario.training.attention.value}"
-    if scenario.layout.world > 1:
+    if scenario.layout.world_size > 1:
         yield f"collectives of {scenario.cluster.library}"
     if scenario.cluster.mixed:
         yield "mixed accelerators"
@@ -97,10 +97,12 @@ def _strategies(scenario: Scenario) -> Iterator[str]:
     layout, training = scenario.layout, scenario.training
     if layout.dp * layout.cp > 1:
         naive = isinstance(layout.data, NaiveDataParallel)
-        yield "naive data parallelism" if naive else f"ZeRO-{layout.data.stage}" if layout.data.stage else "DDP"
-    if layout.hybrid:
+        yield (
+            "naive data parallelism" if naive else f"ZeRO-{layout.data.zero_stage}" if layout.data.zero_stage else "DDP"
+        )
+    if layout.is_hybrid_sharded:
         yield "hybrid sharding"
-    if layout.pipelined:
+    if layout.is_pipelined:
         yield f"schedule {scenario.schedule.name}"
     if training.lora is not None:
         yield "LoRA"

@@ -7,7 +7,7 @@ filled in by the habits of its software (`framework_defaults`), the same for all
 import re
 from typing import Any, Final
 
-from clustersim.parallel.mesh import NAMES
+from clustersim.parallel.mesh import DENSE_AXIS_NAMES
 from clustersim.schedules import registry
 from clustersim.uncertainty.model_file import kind_of
 from clustersim.validation.cases import CannotPredictError, Case
@@ -42,7 +42,7 @@ _FURTHER: Final = re.compile(r"\bMTP (\d+)|\bmtp-num-layers (\d+)")  # layers th
 _MODULES: Final = "modules:"  # of which names follow, joined by +
 SIMULATED: Final = "simulated"
 """How `step_time_origin` begins where nobody measured the time."""
-SCHEDULES: Final = ("", *registry.NAMES)
+SCHEDULES: Final = ("", *registry.SCHEDULE_NAMES)
 
 
 def scenario_mapping(case: Case) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def _splits_sequence(case: Case) -> bool:
 
 
 def _layout(case: Case, software: Software) -> dict[str, Any]:
-    degrees = {axis: case.whole(axis, 1) for axis in NAMES}
+    degrees = {axis: case.whole(axis, 1) for axis in DENSE_AXIS_NAMES}
     section: dict[str, Any] = {
         **degrees,
         "sequence_parallel": _splits_sequence(case) and degrees["tp"] > 1,
@@ -182,7 +182,7 @@ def _schedule(case: Case) -> Any:
         return "1f1b"
     # without a stated number of chunks, the finest interleaving: one layer each
     finest = -(-case.whole("layers") // case.whole("pp"))
-    return {name: {"chunks": case.whole("vpp", finest)}} if name in registry.CHUNKED else name
+    return {name: {"chunks": case.whole("vpp", finest)}} if name in registry.CHUNKED_SCHEDULES else name
 
 
 def _training(case: Case, software: Software) -> dict[str, Any]:

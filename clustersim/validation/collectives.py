@@ -17,10 +17,10 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.collectives.collnet import COLLNET
+from clustersim.collectives.collnet import COLLNET_ALGORITHMS
 from clustersim.collectives.library import Library, load_library
-from clustersim.collectives.nccl_overrides import Switches
-from clustersim.collectives.tuner import Choices, Surveyor, choose
+from clustersim.collectives.nccl_overrides import NcclOverrides
+from clustersim.collectives.tuner import Tuner, VariantCosts, select_variants
 from clustersim.common.arrays import FloatArray
 from clustersim.common.errors import InputError, nearest, shown
 from clustersim.common.units import BytesPerSecond, Seconds
@@ -198,22 +198,24 @@ class Place:
         whole = max(self.machine.node, self.per_node)
         return count * ports.rate / (self.per_node if ports.count and count <= self.per_node else whole)
 
-    def survey(self, library: Library) -> Choices:
+    def survey(self, library: Library) -> VariantCosts:
         """Cost all offers; nccl-tests' send/recv sends from each rank to the next."""
         members = np.arange(self.gpus)[None]
         if self.collective is CollectiveType.SEND_RECV:
             members = np.stack([members[0], np.roll(members[0], -1)], axis=1)
-        return Surveyor(self.fabric, self._switches.narrowed(library)).survey(self.collective, members)
+        return Tuner(self.fabric, self._switches.apply_to(library)).evaluate_variants(self.collective, members)
 
     @property
-    def _switches(self) -> Switches:
+    def _switches(self) -> NcclOverrides:
         """What the benchmark told the library."""
         match self.algorithm:
             case "":
-                return Switches()
+                return NcclOverrides()
             case "collnet":
-                return Switches({self.collective: COLLNET}, collnet=True, words=self.algorithm)
-        return Switches(forced={self.collective: self.algorithm}, words=self.algorithm)
+                return NcclOverrides(
+                    {self.collective: COLLNET_ALGORITHMS}, collnet_enabled=True, description=self.algorithm
+                )
+        return NcclOverrides(forced={self.collective: self.algorithm}, description=self.algorithm)
 
     def seen(self, seconds: FloatArray) -> FloatArray:
         """What the benchmark sees of collectives that take so long."""
@@ -280,18 +282,18 @@ def _lines(first: Case, case: Case) -> tuple[str, str]:
     return f"line {first.line}: ", f"line {case.line}: "
 
 
-def _surveyed(place: Place) -> Choices:
+def _surveyed(place: Place) -> VariantCosts:
     try:
         return place.survey(load_library(place.machine.library))
     except InputError as error:
         raise CannotPredictError("; ".join(str(error).splitlines()), owed=False) from error
 
 
-def _comparison(case: Case, place: Place, choices: Choices) -> Comparison:
+def _comparison(case: Case, place: Place, choices: VariantCosts) -> Comparison:
     measured, predicted, skipped, owed = math.nan, None, None, True
     try:
         size, measured = case.number("bytes"), seconds_of(case)
-        predicted = float(place.seen(choose(choices, size).seconds.max()))
+        predicted = float(place.seen(select_variants(choices, size).seconds.max()))
     except CannotPredictError as refusal:
         skipped, owed = str(refusal), refusal.owed
     factors = _factors(case, str(place.nodes))

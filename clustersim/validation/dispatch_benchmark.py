@@ -18,10 +18,10 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.collectives.dispatch_fanout import reached
+from clustersim.collectives.dispatch_fanout import reached_token_fraction
 from clustersim.collectives.library import Library, load_dispatcher
-from clustersim.collectives.phase import Arrangement
-from clustersim.collectives.tuner import Surveyor, choose
+from clustersim.collectives.phase import GroupTopology
+from clustersim.collectives.tuner import Tuner, select_variants
 from clustersim.common.units import Bytes, Seconds
 from clustersim.hardware.topology import Fabric
 from clustersim.program.task import CollectiveType, TokenDispatcher, TokenRouting
@@ -65,25 +65,25 @@ class Dispatched:
 
     def used(self, library: Library, gpus: int) -> Library:
         """Constants of a dispatcher as the row has it: on its SMs and GPUs, with rows of its size."""
-        return library.taking(self.sms).passing(self.routing.token_bytes, gpus)
+        return library.with_sm_count(self.sms).with_token_bytes(self.routing.token_bytes, gpus)
 
     def seconds(self, fabric: Fabric, gpus: int, library: Library | None = None) -> Seconds:
         """What it takes on so many GPUs, by shipped constants or others."""
         used = self.used(library or self.library, gpus)
-        choices = Surveyor(fabric, used, self.routing).survey(self.collective, np.arange(gpus)[None])
-        called = float(choose(choices, self.payload).seconds.max())
-        return called * (used.kernels if self.kernels else 1.0)
+        choices = Tuner(fabric, used, self.routing).evaluate_variants(self.collective, np.arange(gpus)[None])
+        called = float(select_variants(choices, self.payload).seconds.max())
+        return called * (used.kernel_share if self.kernels else 1.0)
 
     def counted(self, fabric: Fabric, gpus: int) -> Bytes:
         """The bytes that bandwidths are of."""
-        arranged = Surveyor(fabric, self.library, self.routing).arranged(np.arange(gpus)[None])[0]
+        arranged = Tuner(fabric, self.library, self.routing).group_topologies(np.arange(gpus)[None])[0]
         return self.tokens * self.routing.token_bytes * _copies(arranged, self.routing)
 
 
-def _copies(arranged: Arrangement, routing: TokenRouting) -> float:
+def _copies(arranged: GroupTopology, routing: TokenRouting) -> float:
     """How often a token is counted: once for each domain, or for each rank of one."""
-    parts = arranged.spans if arranged.spans > 1 else arranged.size
-    return sum(reached(routing, part / parts, (part + 1) / parts) for part in range(parts))
+    parts = arranged.domain_count if arranged.domain_count > 1 else arranged.size
+    return sum(reached_token_fraction(routing, part / parts, (part + 1) / parts) for part in range(parts))
 
 
 def dispatched(case: Case) -> Dispatched:

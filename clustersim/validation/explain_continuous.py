@@ -142,7 +142,7 @@ class OneSlowGpu:
 
     def reach(self, scenario: Scenario, *, longer: bool) -> Reach | None:
         """No GPU makes a step shorter, and one that is alone has nobody to wait for it."""
-        return Reach(1.0, MOST_TIMES) if longer and scenario.layout.world > 1 else None
+        return Reach(1.0, MOST_TIMES) if longer and scenario.layout.world_size > 1 else None
 
     def apply(self, scenario: Scenario, strength: float) -> Scenario:
         """strength: times as long, so one over the speed."""
@@ -165,7 +165,7 @@ class Jittered:
 
     def reach(self, scenario: Scenario, *, longer: bool) -> Reach | None:
         """From the scenario's own jitter, of whatever distribution."""
-        world, jitter = scenario.layout.world, scenario.jitter
+        world, jitter = scenario.layout.world_size, scenario.jitter
         if not 1 < world <= MOST_JITTERED or (jitter is None and not longer):
             return None
         none = 0.0 if jitter is None else jitter.std

@@ -27,7 +27,7 @@ from clustersim.memory.ledger import Ledger
 from clustersim.model.layer_stack import BlockForm
 from clustersim.model.presets import PRESETS
 from clustersim.model.transformer import Model, Positions, dimensions
-from clustersim.parallel.mesh import AXES, DATA, PIPELINE
+from clustersim.parallel.mesh import BASE_AXES, DATA, PIPELINE
 from clustersim.results.memory_check import ledgers_of
 from clustersim.scenario import Scenario
 from clustersim.validation.cases import PUBLISHED, CannotPredictError, Case, read_cases
@@ -99,7 +99,7 @@ class Holding:
             return (stages - 1,)
         if rank in _FULLEST:
             return range(stages)
-        if rank.isdecimal() and len(rank) < _DIGITS and int(rank) < self.scenario.layout.world:
+        if rank.isdecimal() and len(rank) < _DIGITS and int(rank) < self.scenario.layout.world_size:
             return (int(self._stage_of_rank[int(rank)]),)
         named = {"first pipeline stage": (0,), "last pipeline stage": (stages - 1,), _ENDS: (0, stages - 1)}
         named |= {f"stage {stage}": (stage,) for stage in range(stages)}
@@ -109,7 +109,7 @@ class Holding:
 
     @cached_property
     def _stage_of_rank(self) -> list[int]:
-        stages: list[int] = self.scenario.layout.mesh.coordinate(PIPELINE).tolist()
+        stages: list[int] = self.scenario.layout.mesh.rank_coordinates(PIPELINE).tolist()
         return stages
 
 
@@ -296,7 +296,7 @@ def _defaults(case: Case) -> dict[str, str]:
     """What dp and the batch are, where the other axes are known."""
     try:
         gpus, micro = case.whole("n_gpus"), case.whole("micro_batch")
-        replica = math.prod(case.whole(axis.name, 1) for axis in AXES if axis is not DATA)
+        replica = math.prod(case.whole(axis.name, 1) for axis in BASE_AXES if axis is not DATA)
         dp, pp = case.whole(DATA.name, max(1, gpus // replica)), case.whole(PIPELINE.name, 1)
     except CannotPredictError:
         return {}

@@ -17,7 +17,7 @@ from clustersim.build import Assembly, assemble
 from clustersim.common.units import Seconds
 from clustersim.cost.roofline import Roofline
 from clustersim.model.kernels import Kernel
-from clustersim.parallel.tensor_parallel import backward, forward
+from clustersim.parallel.tensor_parallel import backward_operations, forward_operations
 from clustersim.program.task import CommOp, Operation, TokenDispatcher
 from clustersim.scenario import Scenario
 from clustersim.validation.cases import CannotPredictError, Case
@@ -41,13 +41,13 @@ _SUMS: Final = ".accumulate"  # of gradients: there is nothing to add to
 
 def layer_parts(case: Case) -> Mapping[str, Seconds]:
     """Seconds of each kernel and exchange of a row, by name; raise CannotPredictError for other layers."""
-    ways, way = {"fwd": forward, "bwd": backward}, case.text("direction")
+    ways, way = {"fwd": forward_operations, "bwd": backward_operations}, case.text("direction")
     if way not in ways or case.text("dtype") not in _PRECISIONS:
         raise CannotPredictError(f"layers {way or 'both ways'} in {case.text('dtype')} are not modelled", owed=False)
     scenario = Scenario.from_mapping(_mapping(case), source=case.text("case_id"))
     assembly = assemble(scenario)
-    ((spec, layer),) = assembly.plan.layers.items()
-    return _timed(scenario, assembly, ways[way](layer, assembly.plan.sharding(spec)))
+    ((spec, layer),) = assembly.plan.layer_by_spec.items()
+    return _timed(scenario, assembly, ways[way](layer, assembly.plan.layer_sharding(spec)))
 
 
 def _timed(scenario: Scenario, assembly: Assembly, operations: Iterable[Operation]) -> Mapping[str, Seconds]:

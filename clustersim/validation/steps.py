@@ -10,7 +10,7 @@ from typing import Final
 
 from clustersim.common.errors import InputError
 from clustersim.common.units import Seconds
-from clustersim.parallel.mesh import SPOKEN
+from clustersim.parallel.mesh import DISPLAY_AXES
 from clustersim.results.simulation_result import Answer
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
@@ -140,6 +140,6 @@ def _scale(case: Case) -> str:
 
 def _axes(case: Case) -> str:
     """Parallel axes with a degree above one, and ZeRO: `tp+pp`, `dp (ZeRO-3)`."""
-    used = [axis.name for axis in SPOKEN if case.text(axis.name) not in ("", "1")]
+    used = [axis.name for axis in DISPLAY_AXES if case.text(axis.name) not in ("", "1")]
     stage = case.text("zero_stage")
     return ("+".join(used) or "none") + (f" (ZeRO-{stage})" if stage not in ("", "0") else "")

@@ -32,7 +32,7 @@ def test_every_event_of_a_clock_is_counted(size: int) -> None:
 @pytest.mark.parametrize("mapping", [case for case, _ in CASES.values()])
 def test_a_case_is_a_legal_scenario_that_uses_its_whole_cluster(mapping) -> None:
     scenario = Scenario.from_mapping(mapping())
-    assert scenario.layout.world == scenario.cluster.gpus
+    assert scenario.layout.world_size == scenario.cluster.gpus
     assert not scenario.warnings
 
 

@@ -95,7 +95,7 @@ def test_groups_and_tiers_are_the_layouts(made: Made, ask: Ask) -> None:
         for role in ("pp_next", "pp_previous") if layout.pp > 1 else ():
             to = [int(other) for one, other in groups[role].members if one == rank]
             assert ask(f"groups.partners(settings, more, '{role}')", settings, rank) == to
-        place = {axis.name: int(layout.coordinate(axis)[rank]) for axis in layout.axes}
+        place = {axis.name: int(layout.rank_coordinates(axis)[rank]) for axis in layout.axes}
         told = ask("groups.coordinates(settings, more)", settings, rank)
         assert {name: told[name] for name in place} == place
 

@@ -11,7 +11,7 @@ import pytest
 from clustersim import Scenario, simulate
 from clustersim.common.units import Dimension, parse_quantity
 from clustersim.parallel.layout import Layout
-from clustersim.parallel.mesh import PIPELINE, SPOKEN
+from clustersim.parallel.mesh import DISPLAY_AXES, PIPELINE
 from clustersim.report.draw.rank_heatmap import Heatmap, dominant_of, heatmap_card
 from clustersim.report.draw.timeline_figure import timeline_card
 from clustersim.report.html_document import document
@@ -56,7 +56,7 @@ def written(tmp_path: Path, heatmap: Heatmap | None) -> Path:
 
 def by_stage(result: Answer) -> list[int]:
     """All ranks in the order of the rows."""
-    axes = [result.scenario.layout.coordinate(axis) for axis in result.scenario.layout.axes]
+    axes = [result.scenario.layout.rank_coordinates(axis) for axis in result.scenario.layout.axes]
     return np.lexsort(axes).tolist()
 
 
@@ -129,7 +129,7 @@ def test_another_order_puts_replicas_together(open_page: Callable[..., Any], tmp
     page.until(lambda: page.drawn("heatmap") > 1)
     found = dominant_of(result)
     assert found is not None
-    axes = [result.scenario.layout.mesh.coordinate(axis) for axis in SPOKEN]
+    axes = [result.scenario.layout.mesh.rank_coordinates(axis) for axis in DISPLAY_AXES]
     row = np.lexsort(axes).tolist().index(SLOW)
     assert page.js(ROWS)[row][2] == found.dominant.category[found.dominant.ranks.tolist().index(SLOW)].tolist()
 
@@ -185,15 +185,15 @@ def test_a_rank_leads_to_its_row_of_the_timeline_where_there_is_one(
 def test_of_many_ranks_some_are_drawn_and_all_when_zoomed(open_page: Callable[..., Any], tmp_path: Path) -> None:
     """131,072 ranks, one of them unlike all others: it is seen from afar, and zoomed in there are single rows."""
     layout, bins, unlike = Layout(tp=8, pp=16, dp=1024), 90, 70_000
-    representative = np.arange(16)[layout.mesh.coordinate(PIPELINE)] * 8192
+    representative = np.arange(16)[layout.mesh.rank_coordinates(PIPELINE)] * 8192
     representative[unlike] = unlike
     ranks = np.unique(representative)
     category = np.random.default_rng(0).integers(0, len(PARTS), (len(ranks), bins)).astype(np.uint8)
     known = DominantParts(ranks, representative, np.full((len(ranks), len(PARTS)), 0.5), category, 6.5)
-    page = open_page(written(tmp_path, Heatmap(known, layout, np.arange(layout.world) // 8)), width=390, dark=True)
+    page = open_page(written(tmp_path, Heatmap(known, layout, np.arange(layout.world_size) // 8)), width=390, dark=True)
     rows = page.js(ROWS)
     assert 256 <= len(rows) <= 512
-    row = np.lexsort([layout.coordinate(axis) for axis in layout.axes]).tolist().index(unlike)
+    row = np.lexsort([layout.rank_coordinates(axis) for axis in layout.axes]).tolist().index(unlike)
     own = category[ranks.tolist().index(unlike)].tolist()
     assert next(cells for low, high, cells in rows if low < row < high) == own
     page.relayout("heatmap", {"yaxis.range[0]": row + 4.5, "yaxis.range[1]": row - 5.5})

@@ -202,7 +202,7 @@ def test_a_rank_of_a_layout_is_one_process(stage: Stage) -> None:
         "training.global_batch=8",
     )
     one = one_device(given_, CPU)
-    assert one.layout.world == one.cluster.gpus == 1
+    assert one.layout.world_size == one.cluster.gpus == 1
     assert one.model.layers == 3
     assert one.model.vocab == given_.model.vocab // 2
     assert [attention.heads for attention in one.model.attentions] == [2]

@@ -224,7 +224,7 @@ def test_one_rank_alone_multiplies_the_matrices_of_the_scenario_s_ranks(tp: int)
     own = {kernel.shape for kernel in all_kernels_of(given) if isinstance(kernel.shape, MatmulShape)}
     cut = alone(given, 1e15)
     assert {item.shape for item in kernels_of(cut) if isinstance(item.shape, MatmulShape)} == own
-    assert (cut.model.layers, cut.layout.world, cut.microbatches) == (MOST, 1, 1)
+    assert (cut.model.layers, cut.layout.world_size, cut.microbatches) == (MOST, 1, 1)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

@@ -63,7 +63,7 @@ def _moved(action: Callable[[], Any]) -> int:
             nonlocal moved
             result = operator(*args, **(kwargs or {}))
             declared = operator._schema
-            is_view = any(given.alias_info and not given.alias_info.is_write for given in declared.returns)
+            is_view = any(given.alias_info and not given.alias_info.is_write for given in declared.ends_experts)
             if is_view or operator.__name__.startswith(_FEW):
                 return result
             writes = [

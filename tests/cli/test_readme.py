@@ -103,7 +103,7 @@ def test_the_scenario_in_readme_is_one() -> None:
     from clustersim.scenario import Scenario
 
     (block,) = re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
-    assert Scenario.from_mapping(yaml.safe_load(block)).layout.world == 512
+    assert Scenario.from_mapping(yaml.safe_load(block)).layout.world_size == 512
 
 
 def test_the_commands_in_the_table_are_the_commands() -> None:
@@ -124,7 +124,7 @@ def test_the_scenario_of_the_manual_is_a_scenario_and_so_are_the_parts_that_repl
     assert (len(parts), len(beside)) == (6, 1)
     assert whole.keys() == ScenarioFile.keys().keys()
     for part in ({}, *(part for part in parts if part not in beside)):
-        assert Scenario.from_mapping({**whole, **part}, source="scenario.md").layout.world == 16384
+        assert Scenario.from_mapping({**whole, **part}, source="scenario.md").layout.world_size == 16384
 
 
 def test_the_jobs_of_the_manual_train_beside_another(tmp_path: Path) -> None:

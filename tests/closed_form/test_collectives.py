@@ -18,16 +18,16 @@ import pytest
 
 from clustersim.collectives.library import (
     ALGORITHMS,
-    Carrier,
-    Generation,
-    InNetworkRate,
+    AlgorithmVariant,
     Library,
     Medium,
-    Offer,
-    Pipeline,
+    NetworkConstants,
+    NvlinkConstants,
+    NvlsConstants,
+    PipelineChunking,
 )
-from clustersim.collectives.nccl_overrides import Switches
-from clustersim.collectives.tuner import Surveyor, choose
+from clustersim.collectives.nccl_overrides import NcclOverrides
+from clustersim.collectives.tuner import Tuner, select_variants
 from clustersim.hardware.clos_fabric import ClosFabric
 from clustersim.hardware.clos_spec import Leaf, Network, Nics, Node, NvLink, Port, Spine
 from clustersim.hardware.ecmp import Spread
@@ -40,7 +40,7 @@ NVLINK, NIC = 200e9, 20e9
 def ideal(chunk: float = 0.0) -> Library:
     none = dict.fromkeys(Medium, 0.0)
     offers = tuple(
-        Offer(
+        AlgorithmVariant(
             name,
             "ideal",
             frozenset(CollectiveType),
@@ -49,18 +49,20 @@ def ideal(chunk: float = 0.0) -> Library:
             0.0,
             0.0,
             1.0,
-            chunked=True,
-            capped=False,
-            default=True,
-            launched=False,
+            is_chunked=True,
+            is_ll_limited=False,
+            is_default=True,
+            adds_launch=False,
         )
         for name in ALGORITHMS
     )
     generations, networks = (
-        {None: Generation(1.0, InNetworkRate(1.0, (1, 1), 0.0), None)},
-        {None: Carrier(1.0, 0.0, frozenset())},
+        {None: NvlinkConstants(1.0, NvlsConstants(1.0, (1, 1), 0.0), None)},
+        {None: NetworkConstants(1.0, 0.0, frozenset())},
     )
-    return Library("ideal", generations, networks, 1.0, none, 0.0, Pipeline(1.0, 1.0, chunk), offers, published=False)
+    return Library(
+        "ideal", generations, networks, 1.0, none, 0.0, PipelineChunking(1.0, 1.0, chunk), offers, published=False
+    )
 
 
 def cluster(gpus: int, per_node: int, *, nodes_per_leaf: int = 1 << 20, oversubscription: float = 1.0) -> ClosFabric:
@@ -76,8 +78,8 @@ def cluster(gpus: int, per_node: int, *, nodes_per_leaf: int = 1 << 20, oversubs
 
 
 def time(kind: CollectiveType, members: np.ndarray, fabric: ClosFabric, algorithm: str, library: Library | None = None):
-    told = Switches(forced={kind: algorithm}, words=algorithm).narrowed(library or ideal())
-    return choose(Surveyor(fabric, told).survey(kind, members), S).seconds
+    told = NcclOverrides(forced={kind: algorithm}, description=algorithm).apply_to(library or ideal())
+    return select_variants(Tuner(fabric, told).evaluate_variants(kind, members), S).seconds
 
 
 def route_latency(fabric: ClosFabric, source: int, target: int) -> float:

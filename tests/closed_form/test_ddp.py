@@ -7,7 +7,13 @@ complete b after backward began; the first layer and the embedding, complete at 
 
 import pytest
 
-from clustersim.parallel.data_parallel_strategy import DataParallelism, DdpStrategy, NaiveDataParallel, Zero1, Zero2
+from clustersim.parallel.data_parallel_strategy import (
+    DataParallelStrategy,
+    DdpStrategy,
+    NaiveDataParallel,
+    Zero1,
+    Zero2,
+)
 from clustersim.parallel.layout import Layout
 from clustersim.program.task import CollectiveType, CommOp
 from tests.closed_form.fixed_durations import Fixed, Seconds, Step
@@ -18,7 +24,7 @@ ALL = EMBEDDING + 2 * LAYER + HEAD
 BUCKET = 4.0 * (HEAD + LAYER)
 
 
-def step(data: DataParallelism, microbatches: int = 1, dp: int = 2) -> Step:
+def step(data: DataParallelStrategy, microbatches: int = 1, dp: int = 2) -> Step:
     return Step(2, Layout(dp=dp, data=data), microbatches=microbatches)
 
 

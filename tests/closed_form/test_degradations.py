@@ -104,7 +104,7 @@ def test_a_slow_rank_slows_its_whole_pipeline_replica(microbatches: int, stage: 
     alone = Disturbed(Step(LAYERS, Layout(pp=2), OneFOneB(), microbatches), Fixed(F, B), {stage: 0.5}).ran
     assert ran.seconds == pytest.approx(alone.seconds)
     usual = Disturbed(Step(LAYERS, Layout(pp=2), OneFOneB(), microbatches), Fixed(F, B)).ran
-    replica = set(layout.mesh.members(TENSOR, PIPELINE)[0].tolist())
+    replica = set(layout.mesh.groups_along(TENSOR, PIPELINE)[0].tolist())
     assert slow in replica
     for rank in set(range(8)) - replica:
         assert waited(ran, rank) == pytest.approx(ran.seconds - usual.seconds + waited(usual, 0))

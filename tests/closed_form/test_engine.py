@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from clustersim.parallel.data_parallel_strategy import DataParallelism, DdpStrategy, FullyShard, Zero1, Zero2
+from clustersim.parallel.data_parallel_strategy import DataParallelStrategy, DdpStrategy, FullyShard, Zero1, Zero2
 from clustersim.parallel.layout import Layout
 from clustersim.schedules.one_f_one_b import OneFOneB
 from tests.closed_form.fixed_durations import Fixed, Step
@@ -54,7 +54,7 @@ def test_context_parallelism_hides_its_ring_behind_the_other_blocks(ring: float)
 
 @pytest.mark.parametrize("data", [DdpStrategy(bucket=1.0), Zero1(bucket=1.0), Zero2(), FullyShard()])
 @pytest.mark.parametrize("dp", [1, 2])
-def test_parts_of_an_activation_are_gathered_once_on_arrival(dp: int, data: DataParallelism) -> None:
+def test_parts_of_an_activation_are_gathered_once_on_arrival(dp: int, data: DataParallelStrategy) -> None:
     """Without sequence parallelism each of tp ranks sends a part, and the next stage gathers them: once each way.
 
     Into however many pieces data parallelism cuts the pass, only the first of them gathers.

@@ -8,7 +8,7 @@ it all the time takes k (1 + φ).
 import pytest
 
 from clustersim.cost.interference import Interference
-from clustersim.parallel.data_parallel_strategy import DataParallelism, DdpStrategy, FullyShard
+from clustersim.parallel.data_parallel_strategy import DataParallelStrategy, DdpStrategy, FullyShard
 from clustersim.parallel.layout import Layout
 from clustersim.program.task import CollectiveType, CommOp
 from tests.closed_form.degraded_step import Disturbed, Ran
@@ -26,7 +26,7 @@ def lost(seconds: float, interference: float) -> float:
     return seconds * interference / (1 + interference)
 
 
-def ddp(reduction: float, interference: float, data: DataParallelism | None = None) -> Ran:
+def ddp(reduction: float, interference: float, data: DataParallelStrategy | None = None) -> Ran:
     """Four layers, each with one reduction at the end of its backward (`only_projections`)."""
     step = Step(LAYERS, Layout(dp=2, data=data or DdpStrategy(bucket=1.0)))
     return Disturbed(step, only_projections(reduction), interference=interference).ran

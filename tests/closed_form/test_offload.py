@@ -9,7 +9,7 @@ from clustersim import Scenario, simulate
 from clustersim.cost.host_transfers import HostedExchanges
 from clustersim.hardware.host_memory import HostMemory
 from clustersim.model.transformer import parameters
-from clustersim.parallel.mesh import HOST_ROLE
+from clustersim.parallel.mesh import HOST_GROUP
 from clustersim.program.task import (
     CollectiveTask,
     CollectiveType,
@@ -79,7 +79,7 @@ class _Nothing:
 )
 def test_gpus_share_what_the_hosts_memory_can_do(sharers: int, what: HostOpKind, seconds: float) -> None:
     cost = HostedExchanges(_Nothing(), SECONDS, np.full(3, sharers))  # type: ignore[arg-type]
-    exchange = HostOp("copy", CollectiveType.SEND_RECV, HOST_ROLE.name, 100e9, what)
+    exchange = HostOp("copy", CollectiveType.SEND_RECV, HOST_GROUP.name, 100e9, what)
     assert cost.exchange(exchange).seconds == pytest.approx(np.full(3, seconds))
     demand = cost.demand(exchange)
     assert demand.latency == pytest.approx(np.full(3, seconds))  # it loads no link of the network

@@ -14,24 +14,24 @@ from clustersim.model.precision_recipe import mixed
 from clustersim.model.presets import preset
 from clustersim.model.training import Training
 from clustersim.model.transformer import parameters
-from clustersim.parallel.data_parallel_strategy import DataParallelism, DdpStrategy, FullyShard, Zero1, Zero2
+from clustersim.parallel.data_parallel_strategy import DataParallelStrategy, DdpStrategy, FullyShard, Zero1, Zero2
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 
 MODEL = preset("megatron-7.5b")
 FP16 = mixed(compute=DType.FP16, gradients=DType.FP16)
 STATES = (Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER)
-STAGES: list[DataParallelism] = [DdpStrategy(), Zero1(), Zero2(), FullyShard()]
+STAGES: list[DataParallelStrategy] = [DdpStrategy(), Zero1(), Zero2(), FullyShard()]
 
 
-def bytes_per_parameter(data: DataParallelism, ranks: int) -> float:
+def bytes_per_parameter(data: DataParallelStrategy, ranks: int) -> float:
     plan = Plan(MODEL, Training(2048, ranks, recipe=FP16), Layout(dp=ranks, data=data))
     held = Footprint(plan, load_framework(), context=0.0).resident(0)
     return sum(held[category] for category in STATES) / parameters(MODEL)
 
 
 @pytest.mark.parametrize(("data", "gigabytes"), list(zip(STAGES, [120.0, 31.4, 16.6, 1.9], strict=True)))
-def test_figure_1(data: DataParallelism, gigabytes: float) -> None:
+def test_figure_1(data: DataParallelStrategy, gigabytes: float) -> None:
     """7.5 B parameters, 64 ranks; the paper prints three digits and two."""
     assert bytes_per_parameter(data, 64) * 7.5 == pytest.approx(gigabytes, abs=0.05)
 

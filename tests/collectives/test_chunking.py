@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from clustersim.collectives.chunking import Steps, paced
-from clustersim.collectives.library import Pipeline, Ramp, load_library
+from clustersim.collectives.chunking import ChunkSizeSteps, correction_factor
+from clustersim.collectives.library import ChannelRamp, PipelineChunking, load_library
 from clustersim.program.task import CollectiveType
 
 KIB, MIB = 2**10, 2**20
-ONE = Steps(128.0 * KIB, ((64.0 * KIB, 64.0), (32.0 * KIB, 8.0), (16.0 * KIB, 2.0)))
+ONE = ChunkSizeSteps(128.0 * KIB, ((64.0 * KIB, 64.0), (32.0 * KIB, 8.0), (16.0 * KIB, 2.0)))
 
 
 @pytest.mark.parametrize(
@@ -17,31 +17,33 @@ ONE = Steps(128.0 * KIB, ((64.0 * KIB, 64.0), (32.0 * KIB, 8.0), (16.0 * KIB, 2.
 )
 def test_chunks_of_an_adding_switch_of_eight_h100_are_those_of_nccl(payload, chunk):
     """16 channels times 8 heads: 64 x 128 x 128 KiB is 1 GiB, then 8 x 128 x 64 KiB and 2 x 128 x 32 KiB."""
-    assert ONE.of(payload, np.array([128.0])) == chunk * KIB
+    assert ONE.chunk_bytes(payload, np.array([128.0])) == chunk * KIB
 
 
 def test_a_tree_has_ncc_ls_factor_at_a_power_of_two_and_what_lies_between_elsewhere():
     pace = (1.0, 0.5, 0.7)
-    assert [paced(pace, size) for size in (1.0, 64.0, 128.0, 256.0, 1e12)] == [1.0, 1.0, 0.5, 0.7, 0.7]
-    assert paced(pace, 64.0 * 2**0.5) == pytest.approx(0.75)
-    assert paced((), 1e6) == 1.0
+    assert [correction_factor(pace, size) for size in (1.0, 64.0, 128.0, 256.0, 1e12)] == [1.0, 1.0, 0.5, 0.7, 0.7]
+    assert correction_factor(pace, 64.0 * 2**0.5) == pytest.approx(0.75)
+    assert correction_factor((), 1e6) == 1.0
 
 
 def test_a_ring_of_few_bytes_uses_few_channels():
     """One channel for every 4 KiB of each of 8 ranks: 64 KiB go over 2 of 24."""
-    ramp = Ramp(24, 4.0 * KIB)
-    assert ramp.slower(64.0 * KIB, np.array([8])) == 12.0
-    assert ramp.slower(MIB, np.array([8])) == 1.0
+    ramp = ChannelRamp(24, 4.0 * KIB)
+    assert ramp.slowdown(64.0 * KIB, np.array([8])) == 12.0
+    assert ramp.slowdown(MIB, np.array([8])) == 1.0
 
 
 def test_pieces_are_smaller_where_nothing_waits_for_a_network():
-    assert Pipeline(0.25, 0.5, 8.0).of(12.0, np.array([1, 2, 3])).tolist() == [3.0, 6.0, 6.0]
-    assert Pipeline(0.25, 0.5, 8.0).of(1000.0, np.array([1, 2])).tolist() == [8.0, 8.0]
+    assert PipelineChunking(0.25, 0.5, 8.0).chunk_bytes(12.0, np.array([1, 2, 3])).tolist() == [3.0, 6.0, 6.0]
+    assert PipelineChunking(0.25, 0.5, 8.0).chunk_bytes(1000.0, np.array([1, 2])).tolist() == [8.0, 8.0]
 
 
 def test_trees_of_the_shipped_library_have_the_whole_table_of_ncc_l():
     paces = [
-        offer.pace for offer in load_library("nccl").offers_for(CollectiveType.ALL_REDUCE) if offer.algorithm == "tree"
+        offer.correction_factors
+        for offer in load_library("nccl").variants_for(CollectiveType.ALL_REDUCE)
+        if offer.algorithm == "tree"
     ]
     assert [len(pace) for pace in paces] == [20, 22, 24]  # what follows is 1, or the last of 24
     assert all(min(pace) >= 0.4 and max(pace) <= 1.0 for pace in paces)

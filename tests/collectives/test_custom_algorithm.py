@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from clustersim import Result, Scenario, simulate
 from clustersim.collectives import custom_algorithm as room
-from clustersim.collectives.custom_algorithm import Imported, imported
+from clustersim.collectives.custom_algorithm import CustomAlgorithm, load_custom_algorithm
 from clustersim.collectives.library import ALGORITHMS
-from clustersim.collectives.phase import arrange
+from clustersim.collectives.phase import group_topology
 from clustersim.common.errors import InputError
 from clustersim.program.task import CollectiveType
 from tests.collectives.fake_fabric import FakeFabric
@@ -107,8 +107,8 @@ def test_what_an_algorithm_must_move_at_least_is_what_all_of_the_library_do(
     counts: list[int], name: str, kind: CollectiveType
 ) -> None:
     members = [6 * domain + place for domain, count in enumerate(counts) for place in range(count)]
-    (arrangement,) = arrange(np.array([members]), FakeFabric(6 * len(counts), 6))
-    asked = Imported(name, Path(), "")
+    (arrangement,) = group_topology(np.array([members]), FakeFabric(6 * len(counts), 6))
+    asked = CustomAlgorithm(name, Path(), "")
     vars(asked)["algorithm"] = ALGORITHMS[name]
     assert len(asked.phases(kind, arrangement)) == len(ALGORITHMS[name].phases(kind, arrangement))
 
@@ -173,8 +173,8 @@ def test_a_candidate_is_taken_where_it_is_faster_and_slows_no_collective() -> No
 
 def test_one_of_the_librarys_own_may_be_added_that_it_does_not_choose(folder: Path) -> None:
     own = result_of(folder, candidates={"all_reduce": "hierarchical"})
-    assert own.scenario.cost.switches.own == {}
-    offers = own.scenario.cost.switches.narrowed(room_library()).offers_for(CollectiveType.ALL_REDUCE)
+    assert own.scenario.cost.switches.custom_algorithms == {}
+    offers = own.scenario.cost.switches.apply_to(room_library()).variants_for(CollectiveType.ALL_REDUCE)
     assert {"ring", "tree", "hierarchical"} < {offer.algorithm for offer in offers}
 
 
@@ -185,14 +185,14 @@ def room_library() -> Any:
 
 
 def test_what_was_measured_of_the_librarys_own_does_not_count_where_another_may_be_taken(folder: Path) -> None:
-    assert scenario(folder, {"candidates": {"all_gather": "mine:Copied"}}).cost.switches.bound == {
+    assert scenario(folder, {"candidates": {"all_gather": "mine:Copied"}}).cost.switches.constrained_collectives == {
         CollectiveType.ALL_GATHER
     }
 
 
 def test_a_protocol_that_nccl_may_not_take_is_not_taken_for_an_own_algorithm(folder: Path) -> None:
     found = result_of(folder, candidates={"all_gather": "mine:Copied"}, nccl={"NCCL_PROTO": "Simple"})
-    offers = found.scenario.cost.switches.narrowed(room_library()).offers_for(CollectiveType.ALL_GATHER)
+    offers = found.scenario.cost.switches.apply_to(room_library()).variants_for(CollectiveType.ALL_GATHER)
     mine = [offer for offer in offers if offer.algorithm == "mine:Copied"]
     assert [offer.protocol for offer in mine] == ["Simple"]
 
@@ -253,9 +253,9 @@ def test_installed_algorithms_have_names(folder: Path, monkeypatch: pytest.Monke
     (folder / "package_of_mine.py").write_text(MINE)
     monkeypatch.syspath_prepend(str(folder))
     found = {
-        "around": EntryPoint("around", "package_of_mine:Copied", room.GROUP),
-        "gone": EntryPoint("gone", "package_of_mine:Gone", room.GROUP),
-        "less": EntryPoint("less", "package_of_mine:Lacking", room.GROUP),
+        "around": EntryPoint("around", "package_of_mine:Copied", room.ENTRY_POINT_GROUP),
+        "gone": EntryPoint("gone", "package_of_mine:Gone", room.ENTRY_POINT_GROUP),
+        "less": EntryPoint("less", "package_of_mine:Lacking", room.ENTRY_POINT_GROUP),
     }
     monkeypatch.setattr(
         room,
@@ -279,5 +279,5 @@ def test_a_scenario_with_an_own_algorithm_travels_and_comes_again(folder: Path) 
     assert Scenario.from_mapping(one.to_mapping(), path=one.path) == one
     assert folder / "mine.py" in one.files
     (folder / "mine.py").write_text(MINE + "\n# edited\n")
-    assert imported("mine:Copied", folder) != one.cost.switches.own["mine:Copied"]
-    assert one.changed("steps=2").cost.switches.own == one.cost.switches.own
+    assert load_custom_algorithm("mine:Copied", folder) != one.cost.switches.custom_algorithms["mine:Copied"]
+    assert one.changed("steps=2").cost.switches.custom_algorithms == one.cost.switches.custom_algorithms

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.collectives.flow_routes import Routed, route
-from clustersim.collectives.heterogeneous_groups import Siblings
+from clustersim.collectives.flow_routes import FlowRoutes, route_phase
+from clustersim.collectives.heterogeneous_groups import HeterogeneousGroups
 from clustersim.collectives.library import ALGORITHMS, load_library
-from clustersim.collectives.phase import arrange
-from clustersim.collectives.tuner import Choice, Surveyor, choose
+from clustersim.collectives.phase import group_topology
+from clustersim.collectives.tuner import Selection, Tuner, select_variants
 from clustersim.cost.collective_cost import CommunicationCost
 from clustersim.cost.timing import Demand
 from clustersim.hardware.cluster import load_cluster
@@ -29,12 +29,12 @@ PAYLOADS = st.sampled_from([1e3, 1e5, 1e7, 1e9])
 SIXES = np.arange(24).reshape(4, 6)  # over nodes of 8: 6 | 2 + 4 | 4 + 2 | 6
 
 
-def taken(fabric: Fabric, kind: CollectiveType, members: np.ndarray, payload: float) -> Choice:
-    return choose(Surveyor(fabric, NCCL).survey(kind, members), payload)
+def taken(fabric: Fabric, kind: CollectiveType, members: np.ndarray, payload: float) -> Selection:
+    return select_variants(Tuner(fabric, NCCL).evaluate_variants(kind, members), payload)
 
 
-def names(choice: Choice) -> list[str]:
-    return [choice.offers[number].name for number in choice.taken]
+def names(choice: Selection) -> list[str]:
+    return [choice.variants[number].name for number in choice.variant_index]
 
 
 def broken(gpu: int) -> Fabric:
@@ -75,10 +75,10 @@ def test_only_the_node_of_a_dead_nvlink_port_cannot_add_in_its_switches():
 
 def test_groups_that_differ_in_shape_or_place_are_arranged_apart():
     fabric = FakeFabric(24, 8)
-    inside, narrow, wide = sorted(arrange(SIXES, fabric), key=lambda each: each.groups[0])
-    assert (inside.per_domain, inside.groups.tolist()) == ((6,), [0, 3])
-    assert (narrow.per_domain, narrow.groups.tolist()) == ((2, 4), [1])
-    assert (wide.per_domain, wide.groups.tolist()) == ((4, 2), [2])
+    inside, narrow, wide = sorted(group_topology(SIXES, fabric), key=lambda each: each.group_indices[0])
+    assert (inside.domain_sizes, inside.group_indices.tolist()) == ((6,), [0, 3])
+    assert (narrow.domain_sizes, narrow.group_indices.tolist()) == ((2, 4), [1])
+    assert (wide.domain_sizes, wide.group_indices.tolist()) == ((4, 2), [2])
 
 
 @given(st.sampled_from([2, 3, 4, 6, 8, 12, 16, 24]), KINDS, PAYLOADS)
@@ -88,7 +88,7 @@ def test_groups_that_share_no_link_take_what_each_takes_alone(size, kind, payloa
     members = np.arange(48).reshape(-1, size)
     together = taken(fabric, kind, members, payload)
     alone = [taken(fabric, kind, group[None], payload) for group in members]
-    assert together.seconds.tolist() == [float(choice.seconds[0]) for choice in alone]
+    assert together.seconds.tolist() == [float(selection.seconds[0]) for selection in alone]
     assert names(together) == [names(item)[0] for item in alone]
 
 
@@ -118,32 +118,32 @@ def test_sets_that_share_a_link_slow_each_other(kind):
     assert together == pytest.approx(np.full(2, sum(alone)), rel=1e-3)
 
 
-def routed_by_set(kind: CollectiveType) -> tuple[Siblings, list[dict[str, tuple[Routed, ...]]]]:
+def routed_by_set(kind: CollectiveType) -> tuple[HeterogeneousGroups, list[dict[str, tuple[FlowRoutes, ...]]]]:
     """The even and the uneven set beside each other, and each by itself."""
     fabric, members = across_racks(1e9)
     able = [
-        {name: phases for name in ALGORITHMS if (phases := ALGORITHMS[name].phases(kind, arrangement))}
-        for arrangement in arrange(members, fabric)
+        {name: phases for name in ALGORITHMS if (phases := ALGORITHMS[name].phases(kind, item))}
+        for item in group_topology(members, fabric)
     ]
-    own = [{name: tuple(route(item, fabric) for item in found[name]) for name in found} for found in able]
-    return Siblings(able, lambda phase: route(phase, fabric)), own
+    own = [{name: tuple(route_phase(element, fabric) for element in found[name]) for name in found} for found in able]
+    return HeterogeneousGroups(able, lambda phase: route_phase(phase, fabric)), own
 
 
 def test_an_algorithm_is_taken_by_all_that_can():
     siblings, own = routed_by_set(CollectiveType.ALL_REDUCE)
     for number in (0, 1):
-        (tree,) = siblings.routed(number, "tree")
-        assert tree.load == pytest.approx(own[0]["tree"][0].load + own[1]["tree"][0].load)
+        (tree,) = siblings.routes_of(number, "tree")
+        assert tree.link_load == pytest.approx(own[0]["tree"][0].link_load + own[1]["tree"][0].link_load)
 
 
 def test_those_that_cannot_load_their_links_evenly_over_its_phases():
     """The uneven group has no hierarchy: its ring's load is spread over the three phases of the even group's."""
     siblings, own = routed_by_set(CollectiveType.ALL_REDUCE)
     (even,) = [number for number, found in enumerate(own) if "hierarchical" in found]
-    phases = siblings.routed(even, "hierarchical")
+    phases = siblings.routes_of(even, "hierarchical")
     assert len(phases) == 3
     for together, alone in zip(phases, own[even]["hierarchical"], strict=True):
-        assert together.load == pytest.approx(alone.load + own[1 - even]["ring"][0].load / 3)
+        assert together.link_load == pytest.approx(alone.link_load + own[1 - even]["ring"][0].link_load / 3)
 
 
 @given(st.permutations(range(24)).map(np.array), st.sampled_from([2, 3, 4, 6]), KINDS, PAYLOADS)

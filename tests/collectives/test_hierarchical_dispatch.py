@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.collectives.dispatch_fanout import reached
-from clustersim.collectives.hierarchical_dispatch import Forwarded
-from clustersim.collectives.library import Handling, load_dispatcher
-from clustersim.collectives.phase import Arrangement, Phase, arrange
-from clustersim.collectives.tuner import Surveyor, choose
+from clustersim.collectives.dispatch_fanout import reached_token_fraction
+from clustersim.collectives.hierarchical_dispatch import HierarchicalDispatch
+from clustersim.collectives.library import SmCopyCost, load_dispatcher
+from clustersim.collectives.phase import GroupTopology, Phase, group_topology
+from clustersim.collectives.tuner import Tuner, select_variants
 from clustersim.program.task import CollectiveType, TokenDispatcher, TokenRouting
 from tests.collectives.fake_fabric import FakeFabric
 from tests.conftest import examples
@@ -51,19 +51,19 @@ def test_tokens_that_reach_a_block_of_experts_are_those_of_all_choices(
     last = data.draw(st.integers(first + 1, routing.expert_count))
     every = choices(routing)
     some = sum(number for chosen, number in every.items() if any(first <= expert < last for expert in chosen))
-    assert reached(routing, first / routing.expert_count, last / routing.expert_count) == pytest.approx(
+    assert reached_token_fraction(routing, first / routing.expert_count, last / routing.expert_count) == pytest.approx(
         some / every.total()
     )
 
 
-def arranged(per_domain: list[int], routing: TokenRouting) -> Arrangement:
+def arranged(per_domain: list[int], routing: TokenRouting) -> GroupTopology:
     """One group with so many members in each of the domains."""
     members = [WIDEST * domain + place for domain, count in enumerate(per_domain) for place in range(count)]
-    (found,) = arrange(np.array([members]), FakeFabric(WIDEST * len(per_domain), WIDEST))
-    return Arrangement(found.members, found.per_domain, found.switched, found.groups, routing)
+    (found,) = group_topology(np.array([members]), FakeFabric(WIDEST * len(per_domain), WIDEST))
+    return GroupTopology(found.members, found.domain_sizes, found.is_switched, found.group_indices, routing)
 
 
-def walked(arrangement: Arrangement, routing: TokenRouting) -> Counter[tuple[int, int]]:
+def walked(arrangement: GroupTopology, routing: TokenRouting) -> Counter[tuple[int, int]]:
     """Tokens that go from GPU to GPU, in parts of one token's rows: every rank sends one of every choice."""
     every, gpus = choices(routing), arrangement.members[0].tolist()
     held = routing.expert_count // (len(gpus) // routing.expert_shard_size)
@@ -108,9 +108,9 @@ def test_flows_are_what_tokens_do_one_by_one(per_domain: list[int], routing: Tok
     """Once over the network to each domain with one of its experts, then once to each rank that has one."""
     arrangement = arranged(per_domain, routing)
     expected = walked(arrangement, routing)
-    there = flows(Forwarded().phases(CollectiveType.DISPATCH, arrangement))
+    there = flows(HierarchicalDispatch().phases(CollectiveType.DISPATCH, arrangement))
     assert {hop: share for hop, share in there.items() if share} == pytest.approx(expected)
-    back = flows(Forwarded().phases(CollectiveType.COMBINE, arrangement))
+    back = flows(HierarchicalDispatch().phases(CollectiveType.COMBINE, arrangement))
     assert {(target, source): share for (source, target), share in back.items()} == pytest.approx(there)
 
 
@@ -120,15 +120,17 @@ def test_two_nodes_of_two_by_hand() -> None:
     So a rank sends 5/6 of a token to the other node, and 1/2 to each rank of which it is the head there, and its own.
     A token's rows are two, so the ports carry 5/12 of the payload, and 2 x 1/4.
     """
-    (phase,) = Forwarded().phases(CollectiveType.DISPATCH, arranged([2, 2], TokenRouting(TokenDispatcher.DEEPEP, 4, 2)))
+    (phase,) = HierarchicalDispatch().phases(
+        CollectiveType.DISPATCH, arranged([2, 2], TokenRouting(TokenDispatcher.DEEPEP, 4, 2))
+    )
     crosses = (phase.sources // WIDEST != phase.targets // WIDEST)[0]
     assert phase.share[0][crosses].tolist() == pytest.approx([5 / 12] * 4)
     assert phase.share[0][~crosses].tolist() == pytest.approx([2 * 1 / 4] * 4)
 
 
 def test_tokens_without_a_routing_are_not_sent() -> None:
-    (found,) = arrange(np.arange(4)[None], FakeFabric(4, 4))
-    assert Forwarded().phases(CollectiveType.DISPATCH, found) == ()
+    (found,) = group_topology(np.arange(4)[None], FakeFabric(4, 4))
+    assert HierarchicalDispatch().phases(CollectiveType.DISPATCH, found) == ()
 
 
 @pytest.mark.parametrize("dispatcher", [TokenDispatcher.DEEPEP, TokenDispatcher.DEEPEP_V2, TokenDispatcher.HYBRIDEP])
@@ -138,9 +140,9 @@ def test_a_smaller_limit_of_nodes_sends_less(dispatcher: TokenDispatcher) -> Non
 
     def seconds(limit: int | None) -> float:
         routing = TokenRouting(dispatcher, 64, 8, 8, limit, token_bytes=14336.0)
-        library = load_dispatcher(dispatcher).passing(routing.token_bytes, 64)
-        choices = Surveyor(fabric, library, routing).survey(CollectiveType.DISPATCH, members)
-        return float(choose(choices, 4096 * 8 * 14336.0).seconds[0])
+        library = load_dispatcher(dispatcher).with_token_bytes(routing.token_bytes, 64)
+        choices = Tuner(fabric, library, routing).evaluate_variants(CollectiveType.DISPATCH, members)
+        return float(select_variants(choices, 4096 * 8 * 14336.0).seconds[0])
 
     times = [seconds(limit) for limit in (1, 2, 4, None)]
     assert times == sorted(times)
@@ -149,7 +151,7 @@ def test_a_smaller_limit_of_nodes_sends_less(dispatcher: TokenDispatcher) -> Non
 
 def test_smaller_chunks_of_rows_pass_fewer_bytes() -> None:
     """By hand: 1 us for a row, 1 us for its bytes and 4 us for a chunk are 3 us with four rows in it, 6 us with one."""
-    handling = Handling(row=1e-6, rate=1e9, chunk=4e-6, chunks=((16, 4), (32, 1)))
-    assert handling.of(1000.0, 16) == pytest.approx(1000 / 3e-6)
-    assert handling.of(1000.0, 17) == handling.of(1000.0, 64) == pytest.approx(1000 / 6e-6)
-    assert Handling(row=1e-6, rate=1e9).of(1000.0, 64) == pytest.approx(1000 / 2e-6)
+    handling = SmCopyCost(token_seconds=1e-6, rate=1e9, chunk_seconds=4e-6, chunk_tokens=((16, 4), (32, 1)))
+    assert handling.sm_rate(1000.0, 16) == pytest.approx(1000 / 3e-6)
+    assert handling.sm_rate(1000.0, 17) == handling.sm_rate(1000.0, 64) == pytest.approx(1000 / 6e-6)
+    assert SmCopyCost(token_seconds=1e-6, rate=1e9).sm_rate(1000.0, 64) == pytest.approx(1000 / 2e-6)

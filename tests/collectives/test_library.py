@@ -12,13 +12,13 @@ from clustersim.program.task import CollectiveType
 def test_shipped_libraries_offer_every_collective(name):
     library = load_library(name)
     for kind in (collective_type for collective_type in CollectiveType if not collective_type.is_token_routing):
-        assert library.offers_for(kind)
+        assert library.variants_for(kind)
 
 
 def test_hierarchical_is_offered_only_by_name():
     library = load_library("nccl")
-    assert "hierarchical" not in {offer.algorithm for offer in library.offers_for(CollectiveType.ALL_REDUCE)}
-    assert "hierarchical" in library.able(CollectiveType.ALL_REDUCE)
+    assert "hierarchical" not in {offer.algorithm for offer in library.variants_for(CollectiveType.ALL_REDUCE)}
+    assert "hierarchical" in library.algorithms_for(CollectiveType.ALL_REDUCE)
 
 
 def test_unknown_library_is_refused_with_the_nearest_name():

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.collectives.library import ALGORITHMS, load_library
-from clustersim.collectives.multi_ring import woven
-from clustersim.collectives.nccl_overrides import Switches
-from clustersim.collectives.phase import arrange
-from clustersim.collectives.tuner import Surveyor, choose
+from clustersim.collectives.multi_ring import spread_over_rings
+from clustersim.collectives.nccl_overrides import NcclOverrides
+from clustersim.collectives.phase import group_topology
+from clustersim.collectives.tuner import Tuner, select_variants
 from clustersim.hardware.clos_fabric import ClosFabric
 from clustersim.hardware.cluster import load_cluster
 from clustersim.hardware.rank_mapping import Placed
@@ -24,8 +24,10 @@ NCCL, RCCL = load_library("nccl"), load_library("rccl")
 
 
 def seconds(fabric, library, kind, members, algorithm=None, payload=LARGE):
-    told = Switches(forced={kind: algorithm} if algorithm else {}, words=f"{algorithm}")
-    return choose(Surveyor(fabric, told.narrowed(library)).survey(kind, np.array(members)), payload).seconds
+    told = NcclOverrides(forced={kind: algorithm} if algorithm else {}, description=f"{algorithm}")
+    return select_variants(
+        Tuner(fabric, told.apply_to(library)).evaluate_variants(kind, np.array(members)), payload
+    ).seconds
 
 
 def switched(fabric, part=1.0):
@@ -99,10 +101,10 @@ GROUPS = st.sets(st.integers(0, 31), min_size=2, max_size=16).map(sorted)
 @given(members=GROUPS, name=st.sampled_from(["ring", "tree"]), fabric=st.sampled_from([MESH, CUBE]))
 def test_weaving_moves_no_byte_more_or_less(members, name, fabric):
     """Every member sends as much inside and outside its domain as the algorithm says; what leaves it stays as it is."""
-    for arrangement in arrange(np.array([members]), fabric):
-        for phase in ALGORITHMS[name].phases(CollectiveType.ALL_REDUCE, arrangement):
-            for part in phase.parts:
-                threads = woven(part, fabric)
+    for item in group_topology(np.array([members]), fabric):
+        for phase in ALGORITHMS[name].phases(CollectiveType.ALL_REDUCE, item):
+            for part in phase.flows:
+                threads = spread_over_rings(part, fabric)
                 for inside in (True, False):
                     assert sent([part], fabric, inside) == pytest.approx(sent(threads, fabric, inside))
 
@@ -118,9 +120,9 @@ def sent(parts, fabric, inside):
 
 def test_with_a_switch_flows_stay_as_they_are():
     fabric = load_cluster("dgx-h100", 16).fabric
-    (each,) = arrange(np.arange(16)[None], fabric)
+    (each,) = group_topology(np.arange(16)[None], fabric)
     (phase,) = ALGORITHMS["ring"].phases(CollectiveType.ALL_REDUCE, each)
-    assert all(woven(part, fabric) == (part,) for part in phase.parts)
+    assert all(spread_over_rings(part, fabric) == (part,) for part in phase.flows)
 
 
 def test_ranks_in_another_order_have_the_same_rings():

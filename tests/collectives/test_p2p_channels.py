@@ -5,15 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from clustersim.collectives.library import Channels, load_library
-from clustersim.collectives.p2p_channels import connected, lanes
-from clustersim.collectives.tuner import Surveyor, choose
+from clustersim.collectives.library import P2pChannelConstants, load_library
+from clustersim.collectives.p2p_channels import largest_component_size, p2p_channels
+from clustersim.collectives.tuner import Tuner, select_variants
 from clustersim.cost.collective_cost import CommunicationCost
 from clustersim.hardware.cluster import load_cluster
 from clustersim.program.program import ProcessGroups
 from clustersim.program.task import CollectiveType, CommOp
 
-CHANNELS = Channels(all=32, least=65536.0, most=2.0**24)
+CHANNELS = P2pChannelConstants(max_channels=32, bytes_per_channel=65536.0, max_bytes_per_channel=2.0**24)
 KIB, MIB = 2**10, 2**20
 
 
@@ -23,39 +23,39 @@ KIB, MIB = 2**10, 2**20
 )
 def test_a_message_among_eight_has_four_of_32_channels_and_more_if_it_is_large(message, expected):
     """NCCL's scheduleP2pTasksToPlan halves 32 until 8 ranks have 4 each; addP2pToPlan doubles parts above 16 MiB."""
-    assert CHANNELS.of(message, ranks=8) == expected
+    assert CHANNELS.channel_count(message, ranks=8) == expected
 
 
 def test_two_ranks_share_all_channels_and_many_have_one_each():
-    assert CHANNELS.of(64 * MIB, ranks=2) == 16
-    assert CHANNELS.of(MIB, ranks=100) == 1
+    assert CHANNELS.channel_count(64 * MIB, ranks=2) == 16
+    assert CHANNELS.channel_count(MIB, ranks=100) == 1
 
 
 def test_pairs_are_of_the_communicator_that_they_connect():
     ring = np.array([[0, 1], [1, 2], [2, 3], [3, 0], [8, 9]])
-    assert connected(ring) == 4
-    assert connected(np.array([[9, 8], [7, 8], [6, 7], [5, 6], [4, 5]])) == 6
+    assert largest_component_size(ring) == 4
+    assert largest_component_size(np.array([[9, 8], [7, 8], [6, 7], [5, 6], [4, 5]])) == 6
 
 
 def test_what_leaves_a_domain_is_not_limited_by_channels():
     fabric = load_cluster("hgx-b200", 16).fabric
-    assert lanes(CollectiveType.SEND_RECV, np.array([[0, 8]]), fabric) is None
-    assert lanes(CollectiveType.ALL_REDUCE, np.array([[0, 1]]), fabric) is None
-    assert lanes(CollectiveType.ALL_TO_ALL, np.arange(8)[None], fabric) is not None
+    assert p2p_channels(CollectiveType.SEND_RECV, np.array([[0, 8]]), fabric) is None
+    assert p2p_channels(CollectiveType.ALL_REDUCE, np.array([[0, 1]]), fabric) is None
+    assert p2p_channels(CollectiveType.ALL_TO_ALL, np.arange(8)[None], fabric) is not None
 
 
 def test_a_message_takes_its_bytes_over_its_channels():
     """64 MiB among eight go over 4 channels of 21 GB/s; twice as much over twice as many takes as long."""
     fabric, library = load_cluster("hgx-b200", 8).fabric, load_library("nccl")
     ring = np.stack([np.arange(8), np.roll(np.arange(8), -1)], axis=1)
-    choices = Surveyor(fabric, library).survey(CollectiveType.SEND_RECV, ring)
-    small, large, double = (choose(choices, size) for size in (8.0, 64.0 * MIB, 128.0 * MIB))
-    latency = choose(choices, 32.0 * KIB).idle.max()  # of the Simple protocol, which large messages take
+    choices = Tuner(fabric, library).evaluate_variants(CollectiveType.SEND_RECV, ring)
+    small, large, double = (select_variants(choices, size) for size in (8.0, 64.0 * MIB, 128.0 * MIB))
+    latency = select_variants(choices, 32.0 * KIB).latency.max()  # of the Simple protocol, which large messages take
     assert large.seconds.max() == pytest.approx(latency + 64 * MIB / (4 * 21e9), rel=0.01)
     assert double.seconds.max() == pytest.approx(large.seconds.max(), rel=0.01)
-    free = replace(library, channels=None)
-    assert choose(replace(choices, library=free), 8.0).seconds.max() == small.seconds.max()
-    assert choose(replace(choices, library=free), 64.0 * MIB).seconds.max() < large.seconds.max() / 2
+    free = replace(library, p2p_channels=None)
+    assert select_variants(replace(choices, library=free), 8.0).seconds.max() == small.seconds.max()
+    assert select_variants(replace(choices, library=free), 64.0 * MIB).seconds.max() < large.seconds.max() / 2
 
 
 def test_alone_on_a_shared_network_a_message_takes_what_its_channels_take():

@@ -52,12 +52,12 @@ def test_large_messages_approach_the_measured_rate():
 def test_the_shipped_constants_are_the_fitted_ones():
     best = fitted().best()
     assert best.pipeline == LIBRARY.pipeline
-    assert best.generations == LIBRARY.generations
-    assert best.networks == LIBRARY.networks
+    assert best.nvlink_by_technology == LIBRARY.nvlink_by_technology
+    assert best.network_by_technology == LIBRARY.network_by_technology
 
 
 def test_what_is_left_out_changes_nothing_but_constants_that_are_fitted():
     without = fitted().best("vultr-b200")
-    assert without.offers == LIBRARY.offers
-    for make, network in without.networks.items():
-        assert network.efficiency == pytest.approx(LIBRARY.networks[make].efficiency)
+    assert without.variants == LIBRARY.variants
+    for make, network_constants in without.network_by_technology.items():
+        assert network_constants.efficiency == pytest.approx(LIBRARY.network_by_technology[make].efficiency)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from clustersim.collectives.library import load_library
-from clustersim.collectives.phase import arrange
-from clustersim.collectives.ring import Ring
-from clustersim.collectives.rotated_images import images, one_of_each
-from clustersim.collectives.tree import Tree
-from clustersim.collectives.tuner import Surveyor, choose
+from clustersim.collectives.phase import group_topology
+from clustersim.collectives.ring import RingAlgorithm
+from clustersim.collectives.rotated_images import representative_flows, rotated_images
+from clustersim.collectives.tree import TreeAlgorithm
+from clustersim.collectives.tuner import Tuner, select_variants
 from clustersim.hardware.clos_fabric import ClosFabric
 from clustersim.hardware.cluster import load_cluster
 from clustersim.hardware.ecmp import Hashed
@@ -59,11 +59,13 @@ def test_what_stands_for_its_images_costs_what_all_cost(name: str, layout: Layou
         for kind in (collective_type for collective_type in CollectiveType if not collective_type.is_token_routing):
             if kind is CollectiveType.SEND_RECV and groups.members.shape[1] != 2:
                 continue
-            turned, plain = (Surveyor(item, NCCL).survey(kind, groups.members) for item in (fabric, Still(fabric)))
+            turned, plain = (
+                Tuner(item, NCCL).evaluate_variants(kind, groups.members) for item in (fabric, Still(fabric))
+            )
             for payload in PAYLOADS:
-                mine, theirs = choose(turned, payload), choose(plain, payload)
+                mine, theirs = select_variants(turned, payload), select_variants(plain, payload)
                 assert mine.seconds == pytest.approx(theirs.seconds, rel=1e-12)
-                assert mine.taken.tolist() == theirs.taken.tolist()
+                assert mine.variant_index.tolist() == theirs.variant_index.tolist()
 
 
 def test_a_turn_leads_every_route_to_the_route_of_the_turned_ends() -> None:
@@ -98,40 +100,42 @@ def test_only_groups_whose_images_are_groups_stand_for_them() -> None:
     fabric = fabric_of("dgx-h100", 64)
     assert fabric.turn is not None
     rails = np.arange(64).reshape(8, 8).T
-    found = images(rails, fabric.turn)
+    found = rotated_images(rails, fabric.turn)
     assert found is not None
-    assert (found.kept.tolist(), found.of.tolist()) == ([0], [0] * 8)
+    assert (found.representatives.tolist(), found.representative_index.tolist()) == ([0], [0] * 8)
     crossed = rails.copy()
     crossed[[0, 1], 3] = crossed[[1, 0], 3]
-    assert images(crossed, fabric.turn) is None
-    assert images(rails[:7], fabric.turn) is None
+    assert rotated_images(crossed, fabric.turn) is None
+    assert rotated_images(rails[:7], fabric.turn) is None
 
 
 def test_flows_over_whole_nodes_come_in_sets_of_images() -> None:
     fabric = fabric_of("dgx-h100", 64)
     assert fabric.turn is not None
-    (world,) = arrange(np.arange(64)[None], fabric)
-    (phase,) = Ring().phases(CollectiveType.ALL_GATHER, world)
-    found = one_of_each(phase, fabric.turn)
+    (world,) = group_topology(np.arange(64)[None], fabric)
+    (phase,) = RingAlgorithm().phases(CollectiveType.ALL_GATHER, world)
+    found = representative_flows(phase, fabric.turn)
     assert found is not None
     assert len(set((found.sources // 8).ravel().tolist())) == 8
     assert found.sources.size * 8 == phase.sources.size
-    assert all(one_of_each(item, fabric.turn) for item in Tree().phases(CollectiveType.ALL_REDUCE, world))
-    (fours,) = arrange(np.arange(64).reshape(16, 4), fabric)
-    (halves,) = Ring().phases(CollectiveType.ALL_GATHER, fours)
-    assert one_of_each(halves, fabric.turn) is None
+    assert all(
+        representative_flows(item, fabric.turn) for item in TreeAlgorithm().phases(CollectiveType.ALL_REDUCE, world)
+    )
+    (fours,) = group_topology(np.arange(64).reshape(16, 4), fabric)
+    (halves,) = RingAlgorithm().phases(CollectiveType.ALL_GATHER, fours)
+    assert representative_flows(halves, fabric.turn) is None
 
 
 @pytest.mark.parametrize("kind", [CollectiveType.ALL_REDUCE, CollectiveType.ALL_GATHER])
 @pytest.mark.parametrize("payload", PAYLOADS)
 def test_an_algorithm_left_out_could_not_have_been_the_fastest(kind: CollectiveType, payload: float) -> None:
-    surveyor, members = Surveyor(fabric_of("dgx-h100"), NCCL), np.arange(512)[None]
-    some, every = surveyor.survey(kind, members, payload), surveyor.survey(kind, members)
-    assert choose(some, payload).seconds.tolist() == choose(every, payload).seconds.tolist()
-    assert choose(some, payload).offer == choose(every, payload).offer
-    assert len(some.offers) == len(every.offers) or choose(some, payload).certain
+    surveyor, members = Tuner(fabric_of("dgx-h100"), NCCL), np.arange(512)[None]
+    some, every = surveyor.evaluate_variants(kind, members, payload), surveyor.evaluate_variants(kind, members)
+    assert select_variants(some, payload).seconds.tolist() == select_variants(every, payload).seconds.tolist()
+    assert select_variants(some, payload).slowest_variant == select_variants(every, payload).slowest_variant
+    assert len(some.variants) == len(every.variants) or select_variants(some, payload).is_certain
 
 
 def test_small_payloads_leave_slow_algorithms_out() -> None:
-    some = Surveyor(fabric_of("dgx-h100"), NCCL).survey(CollectiveType.ALL_REDUCE, np.arange(512)[None], 4.0)
-    assert {offer.algorithm for offer in some.offers} == {"tree"}
+    some = Tuner(fabric_of("dgx-h100"), NCCL).evaluate_variants(CollectiveType.ALL_REDUCE, np.arange(512)[None], 4.0)
+    assert {offer.algorithm for offer in some.variants} == {"tree"}

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from clustersim.collectives.library import load_library
-from clustersim.collectives.nccl_overrides import Switches
-from clustersim.collectives.tuner import Surveyor, choose
+from clustersim.collectives.nccl_overrides import NcclOverrides
+from clustersim.collectives.tuner import Tuner, select_variants
 from clustersim.common.errors import InputError
 from clustersim.hardware.cluster import load_cluster
 from clustersim.hardware.link_technology import Technology
@@ -18,8 +18,8 @@ KINDS = [kind for kind in CollectiveType if not kind.is_token_routing]
 
 
 def taken(kind, members, payload, fabric=H100, algorithm=None):
-    told = Switches(forced={kind: algorithm} if algorithm else {}, words=f"{algorithm}")
-    return choose(Surveyor(fabric, told.narrowed(load_library("nccl"))).survey(kind, members), payload)
+    told = NcclOverrides(forced={kind: algorithm} if algorithm else {}, description=f"{algorithm}")
+    return select_variants(Tuner(fabric, told.apply_to(load_library("nccl"))).evaluate_variants(kind, members), payload)
 
 
 def test_small_messages_take_a_low_latency_protocol_and_large_ones_full_bandwidth():
@@ -65,21 +65,29 @@ def test_permuting_the_groups_of_a_symmetric_cluster_permutes_the_answer(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_time_grows_with_the_payload(kind):
     members = np.arange(64).reshape(-1, 2 if kind is CollectiveType.SEND_RECV else 16)
-    survey = Surveyor(H100, load_library("nccl")).survey(kind, members)
-    seconds = [choose(survey, payload).seconds.max() for payload in np.geomspace(1, 1e10, 60)]
+    survey = Tuner(H100, load_library("nccl")).evaluate_variants(kind, members)
+    seconds = [select_variants(survey, payload).seconds.max() for payload in np.geomspace(1, 1e10, 60)]
     assert (np.diff(seconds) > 0).all()
 
 
 def test_switches_that_add_between_nodes_halve_what_ports_carry():
     """SHARP moves each rail's part out and in once, rings and trees twice; only InfiniBand has it."""
     members, payload = np.arange(1024)[None], 4.0 * 2**30
-    sharp = Switches(collnet=True).narrowed(load_library("nccl"))
+    sharp = NcclOverrides(collnet_enabled=True).apply_to(load_library("nccl"))
     fabric = load_cluster("dgx-a100", 1024).fabric
     without, with_sharp = (
-        float(choose(Surveyor(fabric, library).survey(CollectiveType.ALL_REDUCE, members), payload).seconds[0])
+        float(
+            select_variants(
+                Tuner(fabric, library).evaluate_variants(CollectiveType.ALL_REDUCE, members), payload
+            ).seconds[0]
+        )
         for library in (load_library("nccl"), sharp)
     )
     assert 0.5 <= with_sharp / without <= 0.65  # chains inside the nodes and filling take the rest
     roce = load_cluster("llama3-roce", 1024).fabric
-    (offer,) = {choose(Surveyor(roce, sharp).survey(CollectiveType.ALL_REDUCE, members), payload).offer.algorithm}
+    (offer,) = {
+        select_variants(
+            Tuner(roce, sharp).evaluate_variants(CollectiveType.ALL_REDUCE, members), payload
+        ).slowest_variant.algorithm
+    }
     assert not offer.startswith("collnet")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from clustersim.collectives.library import load_library
-from clustersim.collectives.nccl_overrides import Switches
+from clustersim.collectives.nccl_overrides import NcclOverrides
 from clustersim.common import data_files
 from clustersim.common.errors import InputError
 from clustersim.cost.collective_cost import CommunicationCost
@@ -38,8 +38,8 @@ def roles(gpus: int) -> dict[str, ProcessGroups]:
 
 
 def cost(gpus: int = 64, oversubscription: float = 1.0, library: str = "nccl", **overrides: str) -> CommunicationCost:
-    chosen = Switches(forced={CollectiveType(kind): name for kind, name in overrides.items()})
-    return CommunicationCost(pod(gpus, oversubscription), chosen.narrowed(load_library(library)), roles(gpus))
+    chosen = NcclOverrides(forced={CollectiveType(kind): name for kind, name in overrides.items()})
+    return CommunicationCost(pod(gpus, oversubscription), chosen.apply_to(load_library(library)), roles(gpus))
 
 
 def exchange(kind: CollectiveType, role: str, payload: float) -> CommOp:

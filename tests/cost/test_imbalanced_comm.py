@@ -80,7 +80,7 @@ def test_all_gathers_bring_all_tokens_to_all() -> None:
 def routed_kernels(plan: Plan, load: float) -> list[Kernel]:
     """The kernels on the experts' ranks of a rank with so many times the mean rows."""
     spec = plan.model.specs[-1]
-    found = layer(plan.model, spec, plan.training, replace(plan.shard, load=load))
+    found = layer(plan.model, spec, plan.training, replace(plan.layer_shard, load=load))
     operators = [operator for operator in found.operators if operator.region is Region.ROUTED]
     return [kernel for item in operators for kernel in (*item.forward, *item.input_gradient, *item.weight_gradient)]
 

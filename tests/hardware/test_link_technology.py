@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.collectives.library import Makes, load_library
-from clustersim.collectives.tuner import Surveyor, choose
+from clustersim.collectives.library import LinkTechnologies, load_library
+from clustersim.collectives.tuner import Tuner, select_variants
 from clustersim.common.errors import InputError
 from clustersim.hardware.cluster import load_cluster
 from clustersim.hardware.graph_fabric import GraphFabric
@@ -19,7 +19,9 @@ NCCL = load_library("nccl")
 
 def seconds(overrides, payload, kind=CollectiveType.ALL_REDUCE, gpus=16):
     fabric = load_cluster("dgx-h100", gpus, overrides).fabric
-    return float(choose(Surveyor(fabric, NCCL).survey(kind, np.arange(gpus)[None]), payload).seconds.max())
+    return float(
+        select_variants(Tuner(fabric, NCCL).evaluate_variants(kind, np.arange(gpus)[None]), payload).seconds.max()
+    )
 
 
 @examples(30)
@@ -39,7 +41,7 @@ def test_more_bandwidth_of_one_generation_is_never_slower(generation, rate, more
 
 def test_an_unnamed_generation_is_the_accelerators():
     fabric = load_cluster("dgx-h100", 16, {"node.nvlink.generation": None, "accelerator": "a100-sxm-80gb"}).fabric
-    assert Makes.of(fabric.links).generations == (Technology.NVLINK3,)
+    assert LinkTechnologies.from_links(fabric.links).nvlink_generations == (Technology.NVLINK3,)
 
 
 def test_a_generation_that_nobody_names_is_missing_and_an_unknown_one_is_refused():
@@ -53,15 +55,22 @@ def test_a_generation_that_nobody_names_is_missing_and_an_unknown_one_is_refused
 
 def test_a_library_without_constants_of_a_make_says_which_it_has():
     with pytest.raises(InputError, match="library rccl has no constants of nvlink4 links; it has xgmi4"):
-        load_library("rccl").generation(Technology.NVLINK4)
-    assert load_library("gloo").generation(Technology.NVLINK4) == load_library("gloo").generation(Technology.XGMI4)
+        load_library("rccl").nvlink_constants(Technology.NVLINK4)
+    assert load_library("gloo").nvlink_constants(Technology.NVLINK4) == load_library("gloo").nvlink_constants(
+        Technology.XGMI4
+    )
 
 
 def test_networks_differ_by_their_constants_alone():
     """The same ports: a message over EFA takes longer, over TCPX much longer, and TCPX has no low-latency protocols."""
     small = {name: seconds({"node.nic.network": name}, 8.0) for name in NETWORKS}
     assert small["infiniband"] < small["efa"] < small["efa1"] < small["tcpx"]
-    assert NCCL.without(Makes((Technology.NVLINK4,), (Technology.TCPX,))) == {"LL", "LL128", "tree", "in_network"}
+    assert NCCL.unsupported_on(LinkTechnologies((Technology.NVLINK4,), (Technology.TCPX,))) == {
+        "LL",
+        "LL128",
+        "tree",
+        "in_network",
+    }
 
 
 def test_a_machine_of_two_generations_has_each_links_rate_and_the_worst_of_what_concerns_all():
@@ -70,12 +79,14 @@ def test_a_machine_of_two_generations_has_each_links_rate_and_the_worst_of_what_
     for source, target, edge in graph.edges(data=True):
         if edge["kind"] == "nvlink" and "nvswitch1" in (source, target):
             edge["technology"], edge["bandwidth"] = "nvlink3", 300e9
-    mixed = Makes.of(GraphFabric(graph).links)
-    assert mixed.generations == (Technology.NVLINK3, Technology.NVLINK4)
-    assert not NCCL.adds_on(mixed)
-    launches = [NCCL.generations[generation].launch for generation in mixed.generations]
-    assert NCCL.launch_on(mixed) == max(launches)
-    choice = choose(
-        Surveyor(GraphFabric(graph), NCCL).survey(CollectiveType.ALL_REDUCE, np.arange(16).reshape(2, 8)), 1e9
+    mixed = LinkTechnologies.from_links(GraphFabric(graph).links)
+    assert mixed.nvlink_generations == (Technology.NVLINK3, Technology.NVLINK4)
+    assert not NCCL.has_nvls(mixed)
+    launches = [
+        NCCL.nvlink_by_technology[nvlink_generation].launch_seconds for nvlink_generation in mixed.nvlink_generations
+    ]
+    assert NCCL.launch_seconds_on(mixed) == max(launches)
+    choice = select_variants(
+        Tuner(GraphFabric(graph), NCCL).evaluate_variants(CollectiveType.ALL_REDUCE, np.arange(16).reshape(2, 8)), 1e9
     )
     assert choice.seconds[1] > 1.3 * choice.seconds[0]

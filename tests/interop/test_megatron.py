@@ -102,7 +102,7 @@ def test_the_repository_s_examples_are_read_whole(name: str) -> None:
     text, gpus = MEGATRON[name]
     found = read_megatron(text, "run", gpus=gpus)
     assert found.passed_over == ()
-    assert Scenario.from_mapping(found.mapping).layout.world == gpus
+    assert Scenario.from_mapping(found.mapping).layout.world_size == gpus
 
 
 @pytest.mark.parametrize("name", ["gpt3-175b", "llama3-8b", "mixtral-8x7b"])
@@ -132,7 +132,7 @@ def test_deepseek_v3_shards_all_and_predicts_a_further_token() -> None:
     made = Scenario.from_mapping(read(DEEPSEEK_V3, 256))
     own = Scenario.from_mapping({**read(DEEPSEEK_V3, 256), "model": {"preset": "deepseek-v3", "mtp_layers": 1}})
     assert parameters(made.model) == parameters(own.model)
-    assert (made.layout.data.stage, made.layout.dispatcher.value) == (3, "hybridep")
+    assert (made.layout.data.zero_stage, made.layout.dispatcher.value) == (3, "hybridep")
 
 
 def test_defaults_are_megatron_s() -> None:

@@ -28,7 +28,7 @@ def exported(program: str, scenario: Scenario) -> Exported:
 
 def again(program: str, scenario: Scenario) -> Scenario:
     """A scenario by way of its arguments, on its own cluster."""
-    found = READERS[program](exported(program, scenario).text, scenario.name, "dgx-h100", scenario.layout.world)
+    found = READERS[program](exported(program, scenario).text, scenario.name, "dgx-h100", scenario.layout.world_size)
     mapping = {key: value for key, value in scenario.to_mapping().items() if key not in found.mapping}
     return Scenario.from_mapping({**mapping, **found.mapping, "cluster": scenario.to_mapping()["cluster"]})
 
@@ -37,7 +37,7 @@ def assert_comes_back(program: str, scenario: Scenario) -> None:
     """Nothing of what arguments said is lost or changed on the way out and in."""
     out = exported(program, scenario)
     assert out.remarks == ()
-    back = imported(program, out.text, scenario.layout.world)
+    back = imported(program, out.text, scenario.layout.world_size)
     assert alike(back.model, scenario.model)
     assert list(open_keys(scenario, back)) == []
     assert WRITERS[program].text(back) == WRITERS[program].text(scenario)

@@ -45,7 +45,7 @@ def test_the_examples_are_read_whole(name: str) -> None:
     text, gpus, known = TORCHTITAN[name]
     found = read_torchtitan(text, name, gpus=gpus)
     made = Scenario.from_mapping(found.mapping)
-    assert made.layout.world == gpus
+    assert made.layout.world_size == gpus
     assert found.passed_over == ()
     if known is not None:
         assert parameters(made.model) == parameters(preset(known))
@@ -162,9 +162,9 @@ def test_layers_of_each_stage_and_modules_say_the_same() -> None:
 def test_experts_are_cut_as_all_else_without_expert_parallelism() -> None:
     mixture = '[model]\nname = "llama4"\nflavor = "debugmodel"\n'
     keys = "tensor_parallel_degree = 2\nexpert_tensor_parallel_degree = 1\n"
-    assert scenario(parallelism(keys, mixture), 8).layout.expert_tensor == 2
+    assert scenario(parallelism(keys, mixture), 8).layout.effective_etp == 2
     folded = scenario(parallelism(f"{keys}expert_parallel_degree = 4", mixture), 8).layout
-    assert (folded.ep, folded.expert_tensor) == (4, 1)
+    assert (folded.ep, folded.effective_etp) == (4, 1)
 
 
 @pytest.mark.parametrize(

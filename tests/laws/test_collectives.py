@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.collectives.library import load_library
-from clustersim.collectives.tuner import Surveyor, choose
+from clustersim.collectives.tuner import Tuner, select_variants
 from clustersim.common.arrays import IntArray
 from clustersim.hardware.clos_fabric import ClosFabric
 from clustersim.hardware.clos_spec import Leaf, Network, Nics, Node, NvLink, Port, Spine
@@ -88,7 +88,7 @@ def asked(draw: st.DrawFn) -> tuple[Machine, IntArray, CollectiveType, float]:
 
 def seconds(machine: Machine, members: IntArray, kind: CollectiveType, payload: float) -> np.ndarray:
     """What each group takes."""
-    return choose(Surveyor(machine.fabric, NCCL).survey(kind, members), payload).seconds
+    return select_variants(Tuner(machine.fabric, NCCL).evaluate_variants(kind, members), payload).seconds
 
 
 def faster(port: Port, factor: float) -> Port:

@@ -80,7 +80,7 @@ def test_folded_is_unfolded_where_something_is_wrong(scenario: Scenario) -> None
 def test_coalesced_is_fine_grained_where_something_is_wrong(scenario: Scenario) -> None:
     whole, fine = simulate(scenario), simulate(scenario.changed("cost.coalesce=false"))
     same(whole.trace, fine.trace, relative=1e-9)
-    rank = scenario.layout.world - 1
+    rank = scenario.layout.world_size - 1
     mine, other = whole.operations(rank), fine.operations(rank)
     assert np.abs(mine.end - other.end).max(initial=0.0) <= 1e-9 * fine.trace.makespan
 

@@ -43,7 +43,7 @@ def test_it_takes_what_dual_pipe_v_takes_and_what_crosses_over(
     halved = Step(2 * half, Layout(**degrees), DualPipeV(), microbatches).seconds(fixed)
     assert halved <= both <= halved + 2 * microbatches * message
     if overlap:
-        assert halved == dry_run(DualPipeV().order(half, microbatches), forward=1, backward=2, weight=1).finish
+        assert halved == dry_run(DualPipeV().order(half, microbatches), forward=1, backward=2, weight=1).makespan
 
 
 PLAN: dict[str, Any] = {
@@ -97,7 +97,7 @@ def test_a_slow_rank_is_felt_by_both_pipelines() -> None:
     """The rank opposite has its stages, too: either of the two slows the step alike where messages are alike."""
     mapping = {**PLAN, "layout": {"pp": 4, "ep": 1}, "training": {"sequence": 512, "global_batch": 32}}
     layout = Scenario.from_mapping(mapping).layout
-    place = layout.written.mesh.coordinate(PIPELINE)
+    place = layout.as_configured.mesh.rank_coordinates(PIPELINE)
     taken = []
     for at in (1, 2):
         rank = int(np.flatnonzero(place == at)[0])

@@ -12,7 +12,7 @@ from clustersim.build import assemble, plan_of
 from clustersim.engine.engine import simulate_scalar
 from clustersim.engine.vectorized.engine import VectorizedEngine
 from clustersim.model.moe_expert_load import DrawnLoad, MeasuredLoad
-from clustersim.parallel.expert_load_factors import factors_of, loads_of
+from clustersim.parallel.expert_load_factors import build_load_factors, layer_load_factors
 from clustersim.program.task import TokenDispatcher
 from clustersim.results.memory_check import peak_memory
 from tests.conftest import examples
@@ -112,13 +112,13 @@ def test_whose_ranks_are_alike_may_trade_loads(rows: list[int], places: list[int
 def test_no_row_is_lost_between_ranks(load: object, layout: dict[str, Any], steps: int) -> None:
     """What comes to the ranks of a group is what they send: loads are 1 on average, in every layer and step."""
     plan = plan_of(scenario := loaded(load, layout, steps=steps))
-    assert plan.uneven is not None
+    assert plan.expert_load is not None
     for step in range(steps):
-        for factors in factors_of(plan, plan.uneven, step):
+        for factors in layer_load_factors(plan, plan.expert_load, step):
             assert factors.sum() == pytest.approx(layout["ep"], rel=1e-12)
-    loads = loads_of(plan, scenario.steps)
-    drawn = isinstance(plan.uneven, DrawnLoad)
-    assert len(loads.factors) == (4 * steps if drawn else 4 if plan.uneven.layered else 1)
+    loads = build_load_factors(plan, scenario.steps)
+    drawn = isinstance(plan.expert_load, DrawnLoad)
+    assert len(loads.factors) == (4 * steps if drawn else 4 if plan.expert_load.layered else 1)
     assert loads.loads_per_step == (4 if drawn else 0)
     groups = assemble(scenario).program.groups
     role = "etp_ep" if "etp_ep" in groups else "ep"
@@ -162,7 +162,7 @@ def test_experts_with_a_capacity_take_that_many_rows() -> None:
     scenario = loaded(2.0, {"ep": 16})
     capped = {"count": EXPERTS, "top_k": 2, "ffn": 512, "capacity": 1.0}
     with_capacity = scenario.changed(f"model.experts={capped}")
-    assert plan_of(with_capacity).uneven is None
+    assert plan_of(with_capacity).expert_load is None
     assert (
         simulate(with_capacity).step_time == simulate(with_capacity.changed("training.expert_load=balanced")).step_time
     )

@@ -12,7 +12,7 @@ from clustersim.build import plan_of
 from clustersim.memory.footprint import Category
 from clustersim.model.layer_stack import RoutedMlp
 from clustersim.parallel.layout import Layout
-from clustersim.parallel.mesh import EXPERTS, PIPELINE, ROLES
+from clustersim.parallel.mesh import COMM_GROUPS, EXPERT_MESH, PIPELINE
 from clustersim.parallel.process_groups import process_groups
 from clustersim.program.placement import looped_placement
 from clustersim.results.memory_check import footprint_of
@@ -20,7 +20,7 @@ from tests.conftest import examples
 from tests.laws.timelines import same
 from tests.strategies import CLUSTERS, mappings
 
-SHARED_OUT = {name for name, role in ROLES.items() if role.mesh == EXPERTS}
+SHARED_OUT = {name for name, role in COMM_GROUPS.items() if role.mesh == EXPERT_MESH}
 ONE = {"count": 1, "top_k": 1, "ffn": 128}
 
 
@@ -91,13 +91,13 @@ def test_every_rank_has_its_place_among_experts_on_its_own_stage(layout: Layout)
 
     Ranks with parts of all experts and ranks with the same experts meet in one rank at most.
     """
-    assume(layout.folded)
-    stage = layout.mesh.coordinate(PIPELINE)
+    assume(layout.has_expert_mesh)
+    stage = layout.mesh.rank_coordinates(PIPELINE)
     groups = process_groups(layout, looped_placement(layout.pp))
     for name in SHARED_OUT:
         members = groups[name].members
-        assert sorted(members.reshape(-1).tolist()) == list(range(layout.world))
-        if not ROLES[name].crosses_stages:
+        assert sorted(members.reshape(-1).tolist()) == list(range(layout.world_size))
+        if not COMM_GROUPS[name].crosses_stages:
             assert (stage[members] == stage[members[:, :1]]).all()
     parts, same_experts = groups["etp_ep"].members, groups["edp"].members
     assert parts.shape[1] * same_experts.shape[1] == layout.tp * layout.cp * layout.dp
@@ -116,8 +116,8 @@ def test_memory_of_experts_of_all_ranks_is_what_the_model_has(mapping: dict[str,
     (group,) = (parameter_group for parameter_group in plan.parameter_groups if parameter_group.name == "experts")
     footprint = footprint_of(scenario, plan)
     counts = (footprint.weights(rank)["experts"][0] for rank in range(layout.pp))
-    held = sum(counts) * footprint.per_parameter(group)[Category.PARAMETERS] * layout.world / layout.pp
+    held = sum(counts) * footprint.per_parameter(group)[Category.PARAMETERS] * layout.world_size / layout.pp
     matrices = 3 if mapping["model"]["family"] == "llama" else 2
     layers = sum(run.count for run in scenario.model.stack if isinstance(run.spec.mlp, RoutedMlp))
-    replicas = layout.tp * layout.cp * layout.dp // (layout.ep * layout.expert_tensor)
+    replicas = layout.tp * layout.cp * layout.dp // (layout.ep * layout.effective_etp)
     assert held == pytest.approx(2 * layers * 4 * matrices * 64 * 128 * (replicas if data == "ddp" else 1))

@@ -49,7 +49,7 @@ def test_all_ranks_hold_the_model_and_copies_of_the_embedding(mapping: dict[str,
     scenario = Scenario.from_mapping(mapping)
     plan, layout = plan_of(scenario), scenario.layout
     held = [footprint_of(scenario, plan).weights(rank) for rank in range(layout.pp)]
-    spread = {"dense": 1, "narrow": 1, "experts": layout.ep * layout.expert_tensor}
-    copies = (len(plan.tables) - 1) * scenario.model.vocab * scenario.model.hidden
+    spread = {"dense": 1, "narrow": 1, "experts": layout.ep * layout.effective_etp}
+    copies = (len(plan.embedding_ranks) - 1) * scenario.model.vocab * scenario.model.hidden
     whole = sum(count * spread[name] for item in held for name, (count, _) in item.items())
     assert whole == parameters(scenario.model) + copies

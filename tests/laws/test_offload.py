@@ -155,7 +155,8 @@ def test_what_is_copied_is_what_the_device_no_longer_keeps(scenario: Scenario) -
     answer, plan, whole = simulate(offloads), plan_of(offloads), plan_of(on(offloads, FAST, NOTHING))
     for pipeline_rank in range(plan.layout.pp):
         dropped = sum(
-            Activations(whole).kept(stage) - Activations(plan).kept(stage) for stage in plan.stages_of(pipeline_rank)
+            Activations(whole).kept(stage) - Activations(plan).kept(stage)
+            for stage in plan.stages_on_rank(pipeline_rank)
         )
         rank = int(np.flatnonzero(answer.program.program_index == pipeline_rank)[0])
         for way in (HostOpKind.D2H, HostOpKind.H2D):
@@ -201,7 +202,7 @@ def test_offload_never_needs_more_of_the_device(scenario: Scenario) -> None:
         if isinstance(item.schedule, ZeroBubble | ZeroBubbleV) or (
             isinstance(recompute, FullRecompute) and recompute.layers
         ):
-            more = max(Activations(plan).buffers(plan.stages_of(rank)) for rank in range(plan.layout.pp))
+            more = max(Activations(plan).buffers(plan.stages_on_rank(rank)) for rank in range(plan.layout.pp))
         if not item.training.offload.shards:  # shards on their way need buffers, which a tiny model notices
             without = peak_memory(on(item, FAST, NOTHING))
             assert peak_memory(item) <= without * (1.0 + 1e-9) + more * item.framework.fragmentation

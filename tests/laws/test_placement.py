@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from clustersim import Scenario, simulate
 from clustersim.collectives.library import load_library
-from clustersim.collectives.tuner import Surveyor, choose
+from clustersim.collectives.tuner import Tuner, select_variants
 from clustersim.hardware.allocation import shuffled
 from clustersim.hardware.cluster import load_cluster
 from clustersim.hardware.rank_mapping import Placed
@@ -46,7 +46,7 @@ def test_ranks_that_are_the_machines_gpus_take_exactly_what_they_take_unplaced(
 ) -> None:
     """To the last digit."""
     plain = scenario.changed(f"cost.network={network}")
-    assert answers(plain.changed(f"cluster.placement.order=[0-{plain.layout.world - 1}]")) == answers(plain)
+    assert answers(plain.changed(f"cluster.placement.order=[0-{plain.layout.world_size - 1}]")) == answers(plain)
 
 
 @given(scenarios("one switch"), st.integers(0, 2**32))
@@ -113,10 +113,13 @@ def test_turns_of_scattered_nodes_cost_what_all_ranks_cost(layout: Layout) -> No
     for groups in process_groups(layout, looped_placement(layout.pp)).values():
         if groups.members.shape[1] > 1:
             turned, plain = (
-                Surveyor(placed, NCCL).survey(CollectiveType.ALL_REDUCE, groups.members) for placed in (fabric, still)
+                Tuner(placed, NCCL).evaluate_variants(CollectiveType.ALL_REDUCE, groups.members)
+                for placed in (fabric, still)
             )
             for payload in (4.0, 1e5, 1e9):
-                assert choose(turned, payload).seconds == pytest.approx(choose(plain, payload).seconds, rel=1e-9)
+                assert select_variants(turned, payload).seconds == pytest.approx(
+                    select_variants(plain, payload).seconds, rel=1e-9
+                )
 
 
 def test_what_is_wrong_with_the_machine_hurts_the_rank_that_is_there() -> None:

@@ -17,9 +17,9 @@ from tests.strategies import scenarios
 
 def replicas_swapped(layout: Layout, order: Sequence[int]) -> IntArray:
     """The GPU of each rank after replica i has moved to where replica order[i] was: [ranks]."""
-    ranks = layout.mesh.grid
+    ranks = layout.mesh.rank_grid
     axis = ranks.ndim - 1 - layout.order.index("dp")
-    moved = np.empty(layout.world, dtype=np.int64)
+    moved = np.empty(layout.world_size, dtype=np.int64)
     moved[ranks.ravel()] = np.take(ranks, order, axis=axis).ravel()
     return moved
 

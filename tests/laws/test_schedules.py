@@ -13,9 +13,9 @@ from clustersim import Result, Scenario, simulate
 from clustersim.common.errors import InputError
 from clustersim.parallel.layout import Layout
 from clustersim.schedules.breadth_first import BreadthFirst
-from clustersim.schedules.csv_format import format_order, parse_listing
-from clustersim.schedules.csv_schedule import listed
-from clustersim.schedules.registry import CHUNKED, NAMES, schedule
+from clustersim.schedules.csv_format import format_order, parse_csv
+from clustersim.schedules.csv_schedule import csv_schedule
+from clustersim.schedules.registry import CHUNKED_SCHEDULES, SCHEDULE_NAMES, build_schedule
 from clustersim.schedules.validation import dry_run
 from tests.closed_form.fixed_durations import Fixed, Step
 from tests.conftest import examples
@@ -25,7 +25,9 @@ SMALL: dict[str, Any] = {
     "cluster": {"name": "dgx-h100", "gpus": 8},
 }
 TWICE = "dualpipe"  # two pipelines towards each other, which no CSV can say
-FIXED = [name for name in NAMES if not name.endswith("p") and name != TWICE]  # their order depends on no durations
+FIXED = [
+    name for name in SCHEDULE_NAMES if not name.endswith("p") and name != TWICE
+]  # their order depends on no durations
 
 
 def plan(pp: int, microbatches: int, schedule: object, **layout: object) -> dict[str, Any]:
@@ -50,7 +52,7 @@ LAYOUTS = st.fixed_dictionaries(
 def test_a_shelfs_order_from_a_file_is_the_shelfs(name: str, pp: int, rounds: int, layout: dict[str, object]) -> None:
     """Step time, parts, memory and all: to the last digit, also once the file is gone and with what changes."""
     rounds += name == "dualpipev"  # two stages on each rank, a microbatch for each at least
-    order = schedule(name).order(pp, rounds * pp)
+    order = build_schedule(name).order(pp, rounds * pp)
     of_shelf = Scenario.from_mapping(plan(pp, rounds * pp, name, **layout))
     with TemporaryDirectory() as folder:
         (Path(folder) / "my.csv").write_text(format_order(order))
@@ -66,10 +68,10 @@ def test_a_shelfs_order_from_a_file_is_the_shelfs(name: str, pp: int, rounds: in
 @st.composite
 def shuffled(draw: st.DrawFn) -> tuple[str, int, int]:
     """An order of the shelf in which some passes of a rank have changed places: CSV, ranks, microbatches."""
-    names = [name for name in NAMES if name != TWICE]
+    names = [name for name in SCHEDULE_NAMES if name != TWICE]
     name, ranks, rounds = draw(st.sampled_from(names)), draw(st.integers(1, 4)), draw(st.integers(1, 2))
     rounds += name == "dualpipev"  # two stages on each rank, a microbatch for each at least
-    rows = [[*map(str, row)] for row in schedule(name).order(ranks, ranks * rounds)]
+    rows = [[*map(str, row)] for row in build_schedule(name).order(ranks, ranks * rounds)]
     for _ in range(draw(st.integers(0, 6))):
         row = draw(st.sampled_from(rows))
         one = draw(st.integers(0, len(row) - 1))
@@ -89,14 +91,14 @@ def test_whatever_the_rules_accept_runs_and_takes_what_a_dry_run_takes(
     """
     text, ranks, microbatches = written
     try:
-        found = listed("my.csv", parse_listing(text, "my.csv"))
+        found = csv_schedule("my.csv", parse_csv(text, "my.csv"))
     except InputError as error:
         assert "my.csv" in str(error)
         return
-    stages = len(found.stages.stage_ranks)
+    stages = len(found.stage_placement.stage_ranks)
     step = Step(stages, Layout(pp=ranks, pipeline_overlap=overlap), found, microbatches)
     taken = step.seconds(Fixed(forward=1.0, backward=1.0, weight=1.0))
-    dry = dry_run(found.order(ranks, microbatches), forward=1, backward=2, weight=1).finish
+    dry = dry_run(found.order(ranks, microbatches), forward=1, backward=2, weight=1).makespan
     assert taken == dry if overlap else taken >= dry
 
 
@@ -105,7 +107,7 @@ def test_an_order_that_cannot_wait_for_backwards_sends_its_forwards_at_once(pp: 
     """Breadth-first order, sends not overlapped: the next rank needs the last forward before it has any gradient."""
     step = Step(2 * pp, Layout(pp=pp, pipeline_overlap=False), BreadthFirst(2), microbatches)
     taken = step.seconds(Fixed(forward=1.0, backward=2.0))
-    assert taken == dry_run(BreadthFirst(2).order(pp, microbatches), forward=1, backward=2).finish
+    assert taken == dry_run(BreadthFirst(2).order(pp, microbatches), forward=1, backward=2).makespan
 
 
 def torch_rows(name: str, ranks: int, microbatches: int, *, comms: bool = False) -> list[str]:
@@ -151,7 +153,7 @@ def test_torchs_interleaved_zero_bubble_runs_with_zb_h1s_bubble(pp: int, microba
         rows = torch_rows("InterleavedZeroBubble", pp, microbatches, comms=comms)
         scenario = Scenario.from_mapping(plan(pp, microbatches, {"orders": {"rows": rows}}))
         order = scenario.schedule.order(pp, microbatches)
-        finish.append(dry_run(order, forward=1, backward=2, weight=1).finish)
+        finish.append(dry_run(order, forward=1, backward=2, weight=1).makespan)
         require_laws(simulate(scenario))
     halved, merged = finish
     assert halved == 3 * 2 * microbatches + pp - 1 <= merged
@@ -166,4 +168,4 @@ def test_torchs_other_forms_run(name: str, pp: int, microbatches: int) -> None:
 
 
 def test_all_of_the_shelf_is_covered() -> None:
-    assert set(FIXED) == {"1f1b", "gpipe", "zb-v", "dualpipev", *CHUNKED}
+    assert set(FIXED) == {"1f1b", "gpipe", "zb-v", "dualpipev", *CHUNKED_SCHEDULES}

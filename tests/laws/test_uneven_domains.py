@@ -5,7 +5,7 @@ import pytest
 
 from clustersim import Scenario, simulate
 from clustersim.collectives.library import load_library
-from clustersim.collectives.tuner import Surveyor, choose
+from clustersim.collectives.tuner import Tuner, select_variants
 from clustersim.hardware.cluster import load_cluster
 from clustersim.program.task import CollectiveType
 
@@ -40,8 +40,8 @@ def test_any_even_number_of_a_rack_reduces_about_as_fast_as_its_neighbours() -> 
     times = []
     for gpus in range(4, 290, 2):
         fabric = load_cluster("gb200-nvl72", -(-gpus // 4) * 4).fabric
-        choices = Surveyor(fabric, library).survey(CollectiveType.ALL_REDUCE, np.arange(gpus)[None])
-        times.append(float(choose(choices, GIB).seconds[0]))
+        choices = Tuner(fabric, library).evaluate_variants(CollectiveType.ALL_REDUCE, np.arange(gpus)[None])
+        times.append(float(select_variants(choices, GIB).seconds[0]))
     ratios = np.array(times[1:]) / np.array(times[:-1])
     assert ratios.max() <= 1.2
     assert ratios.min() >= 1 / 1.2

@@ -10,10 +10,10 @@ from clustersim.model.presets import preset
 from clustersim.model.training import Training
 from clustersim.model.transformer import parameters
 from clustersim.parallel.data_parallel_strategy import (
-    DataParallelism,
+    DataParallelStrategy,
     DdpStrategy,
     FullyShard,
-    Microbatches,
+    ReductionFrequency,
     Zero1,
     Zero2,
 )
@@ -27,7 +27,7 @@ HUGE = 1e12
 PARAMETERS = parameters(SMALL)
 
 
-def program(data: DataParallelism, microbatches: int = 2) -> RankProgram:
+def program(data: DataParallelStrategy, microbatches: int = 2) -> RankProgram:
     training = replace(TRAINING, global_batch=4 * microbatches, gradient_clipping=False)
     (only,) = lowered(planned(Layout(dp=4, data=data), training)).programs
     return only
@@ -61,7 +61,7 @@ def test_zero_2_reduces_after_every_microbatch() -> None:
     ],
 )
 def test_without_overlap_everything_follows_the_last_backward(
-    data: DataParallelism, kinds: list[CollectiveType]
+    data: DataParallelStrategy, kinds: list[CollectiveType]
 ) -> None:
     only = program(data)
     words = data_words(only)
@@ -88,7 +88,7 @@ def test_zero_2_without_overlap_reduces_before_the_next_pass_starts() -> None:
     ],
 )
 def test_a_step_communicates_every_parameter_so_many_times(
-    make: Callable[..., DataParallelism], reductions: int, gathers: int, overlap: bool
+    make: Callable[..., DataParallelStrategy], reductions: int, gathers: int, overlap: bool
 ) -> None:
     """Gradients are fp32 (4 bytes), gathered parameters bf16 (2), over three microbatches."""
     sent = collectives(program(make(bucket=10_000.0, overlap=overlap), microbatches=3))
@@ -129,7 +129,7 @@ def test_a_bucket_waits_for_the_backward_piece_that_fills_it_and_the_optimizer_f
 
 
 def test_backward_in_pieces_is_backward() -> None:
-    def backward(data: DataParallelism) -> list[object]:
+    def backward(data: DataParallelStrategy) -> list[object]:
         tasks = [task for task in program(data, microbatches=1).tasks if isinstance(task, ComputeTask)]
         return [
             operation
@@ -180,14 +180,14 @@ def test_megatrons_bucket_is_40_million_parameters_or_a_million_per_rank() -> No
 
 
 @pytest.mark.parametrize("strategy", [Zero1(), DdpStrategy(bucket=None)])
-def test_only_the_first_chunk_of_the_first_pipeline_rank_has_megatrons_buckets(strategy: DataParallelism) -> None:
+def test_only_the_first_chunk_of_the_first_pipeline_rank_has_megatrons_buckets(strategy: DataParallelStrategy) -> None:
     """All others reduce each chunk's gradients at once (Megatron-LM: `pp_rank > 0`, `model_chunk_idx > 0`).
 
     8 of 32 layers a chunk: with 16 ranks 40 M elements make three buckets of a layer, and one of the embedding.
     """
     training = Training(1024, 64, gradient_clipping=False)
     plan = planned(Layout(dp=16, pp=2, data=strategy), training, preset("llama3-8b"), chunks=2)
-    kind = CollectiveType.REDUCE_SCATTER if strategy.stage else CollectiveType.ALL_REDUCE
+    kind = CollectiveType.REDUCE_SCATTER if strategy.zero_stage else CollectiveType.ALL_REDUCE
     counts = [
         sum(collective.collective is kind for collective in collectives(program)) for program in lowered(plan).programs
     ]
@@ -207,12 +207,12 @@ def test_zero_2_beside_a_pipeline_reduces_gradients_as_zero_1_does(overlap: bool
     layout = Layout(dp=4, pp=2, data=Zero2(overlap=overlap))
     one = told(lowered(planned(replace(layout, data=Zero1(overlap=overlap)), chunks=2)))
     assert told(lowered(planned(layout, chunks=2))) == one
-    always = replace(layout, data=Zero2(overlap=overlap, reduce=Microbatches.EVERY))
+    always = replace(layout, data=Zero2(overlap=overlap, reduce=ReductionFrequency.PER_MICROBATCH))
     assert told(lowered(planned(always, chunks=2))) != one
 
 
 def test_zero_2_can_reduce_once_without_a_pipeline() -> None:
-    data = Zero2(bucket=HUGE, reduce=Microbatches.LAST)
+    data = Zero2(bucket=HUGE, reduce=ReductionFrequency.LAST_MICROBATCH)
     assert data_words(program(data)) == data_words(program(Zero1(bucket=HUGE)))
 
 
@@ -239,7 +239,7 @@ def test_every_virtual_stage_reduces_and_gathers_its_own_part() -> None:
     training = replace(TRAINING, gradient_clipping=False)
     plan = planned(Layout(dp=2, pp=2, data=Zero1()), training, chunks=2)
     for rank, rank_program in enumerate(lowered(plan).programs):
-        held = sum(plan.parameters(stage) for stage in plan.stages_of(rank))
+        held = sum(plan.parameter_count(stage) for stage in plan.stages_on_rank(rank))
         kinds = {
             kind: sum(x.payload for x in collectives(rank_program) if x.collective is kind) for kind in CollectiveType
         }

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from clustersim.model.training import FullRecompute, NoRecompute, Recompute
-from clustersim.parallel.data_parallel_strategy import ByParameter
+from clustersim.parallel.data_parallel_strategy import DeepspeedZero3Strategy
 from clustersim.parallel.layout import Layout
 from clustersim.program.action import ActionKind
 from clustersim.program.program import RankProgram
@@ -22,7 +22,7 @@ MATRICES = {"attention.qkv": 3 * H * H, "attention.out": H * H, "mlp.up": H * F,
 
 
 def program(recompute: Recompute = NoRecompute()) -> RankProgram:  # noqa: B008 - frozen
-    layout = Layout(dp=RANKS, data=ByParameter())
+    layout = Layout(dp=RANKS, data=DeepspeedZero3Strategy())
     (found,) = lowered(planned(layout, replace(TRAINING, global_batch=RANKS, recompute=recompute))).programs
     return found
 
@@ -46,7 +46,7 @@ def test_each_matrix_is_gathered_for_forward_recomputation_and_backward(
 def test_every_gradient_is_reduced_by_itself() -> None:
     """A layer has twelve: matrices and biases of four products, weights and biases of two norms; FP32 here."""
     reduced, plan = sent(program(), CollectiveType.REDUCE_SCATTER), planned(Layout())
-    assert sum(payload for _, payload in reduced) == 4.0 * plan.parameters(plan.stages[0])
+    assert sum(payload for _, payload in reduced) == 4.0 * plan.parameter_count(plan.stages[0])
     of_layers = [payload for name, payload in reduced if name.removeprefix("reduce ") in MATRICES]
     assert len(of_layers) == LAYERS * 12
     assert Counter(of_layers)[4.0 * MATRICES["attention.qkv"]] == LAYERS
@@ -83,7 +83,7 @@ def test_the_host_makes_a_view_and_a_copy_for_each_rank_at_every_collective() ->
 
 def test_it_computes_what_full_sharding_does() -> None:
     """Only the copies of parts come on top."""
-    layouts = (Layout(dp=RANKS, data=data) for data in (ByParameter(), Layout().data))
+    layouts = (Layout(dp=RANKS, data=data) for data in (DeepspeedZero3Strategy(), Layout().data))
     training = replace(TRAINING, global_batch=RANKS)
     ours, plain = (
         [

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from clustersim.lowering.fsdp import Sharded
 from clustersim.model.training import FullRecompute
 from clustersim.model.transformer import head_parameters, parameters
-from clustersim.parallel.data_parallel_strategy import FullyShard, Microbatches
+from clustersim.parallel.data_parallel_strategy import FullyShard, ReductionFrequency
 from clustersim.parallel.layout import Layout
 from clustersim.program.program import RankProgram
 from clustersim.program.task import CollectiveTask, CollectiveType, ComputeTask
@@ -193,14 +193,14 @@ def test_beside_a_pipeline_the_last_backward_reduces() -> None:
 
 def test_resharding_and_reducing_always_can_be_asked_for_beside_a_pipeline() -> None:
     """Every microbatch gathers for both passes (the head once) and reduces."""
-    first, last = staged(FullyShard(reshard_after_forward=True, reduce=Microbatches.EVERY))
+    first, last = staged(FullyShard(reshard_after_forward=True, reduce=ReductionFrequency.PER_MICROBATCH))
     assert first == {"gather embedding": 6, "gather layer": 12, "reduce embedding": 3, "reduce layer": 6}
     assert last == {"gather head": 3, "gather layer": 12, "reduce head": 3, "reduce layer": 6}
 
 
 def test_no_sync_reduces_once_without_a_pipeline_and_gathers_always() -> None:
     """FSDP's `no_sync`, `set_requires_gradient_sync(False)`: parameters are still dropped after every pass."""
-    words = Counter(data_words(program(FullyShard(reduce=Microbatches.LAST), microbatches=3)))
+    words = Counter(data_words(program(FullyShard(reduce=ReductionFrequency.LAST_MICROBATCH), microbatches=3)))
     assert (words["reduce layer"], words["gather layer"], words["gather head"]) == (4, 3 * 8, 3)
 
 
@@ -210,8 +210,8 @@ ANY = st.builds(
     reshard_after_forward=st.sampled_from([None, True, False]),
     copies=st.booleans(),
     shard=st.sampled_from([None, 2]),
-    reduce=st.sampled_from([None, *Microbatches]),
-    all_reduce=st.sampled_from(Microbatches),
+    reduce=st.sampled_from([None, *ReductionFrequency]),
+    all_reduce=st.sampled_from(ReductionFrequency),
     waits=st.booleans(),
 )
 ORDERS = st.sampled_from([(1, OneFOneB()), (2, OneFOneB()), (2, ZeroBubble(1)), (3, ZeroBubble(2))])

@@ -13,16 +13,16 @@ from clustersim.memory.footprint import Category, Footprint
 from clustersim.model.framework import Framework
 from clustersim.model.transformer import head_parameters, parameters
 from clustersim.parallel.data_parallel_strategy import (
-    DataParallelism,
+    DataParallelStrategy,
     DdpStrategy,
     FullyShard,
-    Microbatches,
+    ReductionFrequency,
     Zero1,
     Zero2,
-    cut_over,
+    with_shard_size,
 )
 from clustersim.parallel.layout import Layout
-from clustersim.parallel.mesh import REPLICAS, SHARDS, WEIGHTS
+from clustersim.parallel.mesh import DP_GROUP, DP_REPLICATE_GROUP, DP_SHARD_GROUP
 from clustersim.program.task import CollectiveType, CommOp
 from tests.conftest import examples
 from tests.lowering.plans import SMALL, TRAINING, collectives, lowered, planned, told
@@ -53,26 +53,28 @@ def test_what_hsdp_moves_by_hand(cp: int, shard: int) -> None:
     """
     layout = Layout(cp=cp, dp=16 // cp, data=FullyShard(shard=shard))
     assert moved(exchanges(layout)) == {
-        (SHARDS.name, CollectiveType.ALL_GATHER): 2 * (2 * ALL - HEAD),
-        (SHARDS.name, CollectiveType.REDUCE_SCATTER): 4 * ALL,
-        (REPLICAS.name, CollectiveType.ALL_REDUCE): 4 * ALL / shard,
+        (DP_SHARD_GROUP.name, CollectiveType.ALL_GATHER): 2 * (2 * ALL - HEAD),
+        (DP_SHARD_GROUP.name, CollectiveType.REDUCE_SCATTER): 4 * ALL,
+        (DP_REPLICATE_GROUP.name, CollectiveType.ALL_REDUCE): 4 * ALL / shard,
     }
-    assert (layout.size_of(SHARDS), layout.size_of(REPLICAS)) == (shard, 16 // shard)
+    assert (layout.group_size(DP_SHARD_GROUP), layout.group_size(DP_REPLICATE_GROUP)) == (shard, 16 // shard)
 
 
 def test_megatrons_optimizer_instances_gather_and_scatter_within_and_sum_across() -> None:
     layout = Layout(dp=8, data=Zero1(shard=2))
     assert moved(exchanges(layout, microbatches=3)) == {
-        (SHARDS.name, CollectiveType.ALL_GATHER): 2 * ALL,
-        (SHARDS.name, CollectiveType.REDUCE_SCATTER): 4 * ALL,
-        (REPLICAS.name, CollectiveType.ALL_REDUCE): 4 * ALL / 2,
+        (DP_SHARD_GROUP.name, CollectiveType.ALL_GATHER): 2 * ALL,
+        (DP_SHARD_GROUP.name, CollectiveType.REDUCE_SCATTER): 4 * ALL,
+        (DP_REPLICATE_GROUP.name, CollectiveType.ALL_REDUCE): 4 * ALL / 2,
     }
 
 
 def test_mics_sums_across_replicas_once_and_fsdp_after_every_microbatch() -> None:
-    once = moved(exchanges(Layout(dp=8, data=FullyShard(shard=2, all_reduce=Microbatches.LAST)), microbatches=3))
+    once = moved(
+        exchanges(Layout(dp=8, data=FullyShard(shard=2, all_reduce=ReductionFrequency.LAST_MICROBATCH)), microbatches=3)
+    )
     each = moved(exchanges(Layout(dp=8, data=FullyShard(shard=2)), microbatches=3))
-    across = REPLICAS.name, CollectiveType.ALL_REDUCE
+    across = DP_REPLICATE_GROUP.name, CollectiveType.ALL_REDUCE
     assert (once.pop(across), each.pop(across)) == (4 * ALL / 2, 3 * 4 * ALL / 2)
     assert once == each
 
@@ -80,14 +82,14 @@ def test_mics_sums_across_replicas_once_and_fsdp_after_every_microbatch() -> Non
 def test_secondary_shards_serve_backward_and_nothing_else() -> None:
     """ZeRO++ (arXiv:2306.10209, section 3.2): forward and gradients span all ranks, backward gathers within."""
     assert moved(exchanges(Layout(dp=8, data=FullyShard(secondary=2)), microbatches=2)) == {
-        (WEIGHTS.name, CollectiveType.ALL_GATHER): 2 * 2 * ALL,
-        (SHARDS.name, CollectiveType.ALL_GATHER): 2 * 2 * (ALL - HEAD),
-        (WEIGHTS.name, CollectiveType.REDUCE_SCATTER): 2 * 4 * ALL,
+        (DP_GROUP.name, CollectiveType.ALL_GATHER): 2 * 2 * ALL,
+        (DP_SHARD_GROUP.name, CollectiveType.ALL_GATHER): 2 * 2 * (ALL - HEAD),
+        (DP_GROUP.name, CollectiveType.REDUCE_SCATTER): 2 * 4 * ALL,
     }
 
 
 @pytest.mark.parametrize("data", [FullyShard(shard=2), Zero1(shard=2), FullyShard(secondary=2), Zero2(shard=2)])
-def test_memory_by_hand(data: DataParallelism) -> None:
+def test_memory_by_hand(data: DataParallelStrategy) -> None:
     """Parameters (2 bytes), gradients (4) and optimizer states (12) are cut over two of eight ranks.
 
     With secondary shards they are cut over all, beside a second copy of the parameters over two.
@@ -96,7 +98,7 @@ def test_memory_by_hand(data: DataParallelism) -> None:
     held = Footprint(plan, Framework(1.0, 0.0), 0.0).resident(0)
     cut = 8 if data.secondary else 2
     copied = 2 * ALL / 2 if data.secondary else 0
-    expected = [size * ALL / (cut if data.stage >= stage else 1) for stage, size in ((3, 2), (2, 4), (1, 12))]
+    expected = [size * ALL / (cut if data.zero_stage >= stage else 1) for stage, size in ((3, 2), (2, 4), (1, 12))]
     found = [held[item] for item in (Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER)]
     assert found == pytest.approx([expected[0] + copied, *expected[1:]])
 
@@ -108,12 +110,12 @@ BOUNDS = st.tuples(st.sampled_from([1, 2]), st.sampled_from([2, 4]), st.sampled_
 @examples(40)
 @given(SHARDED, BOUNDS)
 def test_one_replica_is_the_strategy_that_cuts_weights_over_all(
-    data: DataParallelism, bounds: tuple[int, int, int, int]
+    data: DataParallelStrategy, bounds: tuple[int, int, int, int]
 ) -> None:
     cp, dp, pp, microbatches = bounds
     training = replace(TRAINING, global_batch=dp * microbatches)
     plain = planned(Layout(cp=cp, dp=dp, pp=pp, data=data), training)
-    hybrid = planned(Layout(cp=cp, dp=dp, pp=pp, data=cut_over(data, cp * dp)), training)
+    hybrid = planned(Layout(cp=cp, dp=dp, pp=pp, data=with_shard_size(data, cp * dp)), training)
     one, other = lowered(plain), lowered(hybrid)
     assert told(one) == told(other)
     assert {name: group.members.tolist() for name, group in one.groups.items()} == {
@@ -126,14 +128,14 @@ def test_one_replica_is_the_strategy_that_cuts_weights_over_all(
 
 @examples(30)
 @given(SHARDED, st.sampled_from([2, 4]), st.integers(1, 3))
-def test_one_shard_is_ddp(data: DataParallelism, dp: int, microbatches: int) -> None:
+def test_one_shard_is_ddp(data: DataParallelStrategy, dp: int, microbatches: int) -> None:
     """Nothing is gathered, gradients are all-reduced as often as the strategy reduces them, and memory is DDP's."""
     training = replace(TRAINING, global_batch=dp * microbatches, gradient_clipping=False)
-    plan = planned(Layout(dp=dp, data=cut_over(data, 1)), training)
+    plan = planned(Layout(dp=dp, data=with_shard_size(data, 1)), training)
     ddp = replace(plan, layout=replace(plan.layout, data=DdpStrategy()))
     (only,) = lowered(plan).programs
-    often = microbatches if data.stage > 1 else 1
-    assert moved(collectives(only)) == {(REPLICAS.name, CollectiveType.ALL_REDUCE): often * 4 * ALL}
+    often = microbatches if data.zero_stage > 1 else 1
+    assert moved(collectives(only)) == {(DP_REPLICATE_GROUP.name, CollectiveType.ALL_REDUCE): often * 4 * ALL}
     uses = (Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER, Category.GATHERED)
     one, other = (Footprint(item, Framework(1.0, 0.0), 0.0).resident(0) for item in (plan, ddp))
     assert [one[use] for use in uses] == [other[use] for use in uses]
@@ -155,13 +157,13 @@ def test_the_norm_is_summed_over_one_sharded_copy() -> None:
 def test_shards_are_neighbours_on_the_data_parallel_axis(order: tuple[str, ...]) -> None:
     """Groups of both parts of the axis cover those of the whole one, and every rank is in one of each."""
     layout = Layout(tp=2, cp=2, dp=4, pp=2, order=order, data=FullyShard(shard=4))
-    hybrid, dense = layout.meshes[SHARDS.mesh], layout.mesh
-    within, across = (hybrid.members(*role.axes) for role in (SHARDS, REPLICAS))
-    whole = {frozenset(group) for group in dense.members(*WEIGHTS.axes).tolist()}
+    hybrid, dense = layout.meshes[DP_SHARD_GROUP.mesh], layout.mesh
+    within, across = (hybrid.groups_along(*role.axes) for role in (DP_SHARD_GROUP, DP_REPLICATE_GROUP))
+    whole = {frozenset(group) for group in dense.groups_along(*DP_GROUP.axes).tolist()}
     for group in whole:
         inner = [set(item) for item in within.tolist() if set(item) <= group]
         outer = [set(element) for element in across.tolist() if set(element) <= group]
         assert set().union(*inner) == set().union(*outer) == group
         assert all(len(one & other) == 1 for one in inner for other in outer)
-    stride = dense.members(WEIGHTS.axes[1])[0]
+    stride = dense.groups_along(DP_GROUP.axes[1])[0]
     assert {int(entry) for entry in stride[:2]} <= next(set(each) for each in within.tolist() if stride[0] in each)

@@ -17,7 +17,7 @@ from clustersim.model.precision_recipe import mixed
 from clustersim.model.training import FullRecompute, SelectiveOperations, Training
 from clustersim.model.transformer import adapter_parameters, parameters, resized
 from clustersim.parallel.data_parallel_strategy import (
-    DataParallelism,
+    DataParallelStrategy,
     DdpStrategy,
     FullyShard,
     NaiveDataParallel,
@@ -29,7 +29,7 @@ from clustersim.parallel.plan import Plan
 from clustersim.program.action import ActionKind
 from clustersim.program.program import Program, RankProgram
 from clustersim.program.task import CollectiveTask, CollectiveType, ComputeTask, Operation
-from clustersim.schedules.registry import schedule
+from clustersim.schedules.registry import build_schedule
 from tests.conftest import examples
 from tests.lowering.plans import SMALL, lowered, operations
 from tests.memory.rank_memory import resident
@@ -42,7 +42,7 @@ TRAINING = Training(sequence=64, global_batch=8, lora=LORA)
 H, WIDE, T = 64, 128, 64
 """hidden and all heads, the MLP's width, tokens of a microbatch"""
 
-STRATEGIES: list[DataParallelism] = [
+STRATEGIES: list[DataParallelStrategy] = [
     DdpStrategy(), DdpStrategy(overlap=False), Zero1(), Zero1(overlap=False), Zero2(), FullyShard(), NaiveDataParallel(),
 ]  # fmt: skip
 
@@ -72,7 +72,7 @@ def of_weights(kernel: Kernel) -> bool:
 
 @pytest.mark.parametrize("base", [None, DType.NF4])
 @pytest.mark.parametrize("data", STRATEGIES, ids=repr)
-def test_no_frozen_weight_has_a_gradient_anywhere(data: DataParallelism, base: DType | None) -> None:
+def test_no_frozen_weight_has_a_gradient_anywhere(data: DataParallelStrategy, base: DType | None) -> None:
     """No kernel computes one, no operation completes one, and what is reduced are adapters' gradients alone, in FP32.
 
     ZeRO-2 and ZeRO-3 reduce those of each of the four microbatches, and so does torch.nn.DataParallel.
@@ -90,7 +90,7 @@ def test_no_frozen_weight_has_a_gradient_anywhere(data: DataParallelism, base: D
 @pytest.mark.parametrize("name", ["1f1b", "gpipe", "interleaved", "zb-1p"])
 @pytest.mark.parametrize("tp", [1, 2])
 def test_a_pipeline_of_any_kind_updates_and_reduces_adapters_alone(name: str, tp: int) -> None:
-    order = schedule(name, 2) if name == "interleaved" else schedule(name)
+    order = build_schedule(name, 2) if name == "interleaved" else build_schedule(name)
     layout = Layout(tp=tp, pp=2, dp=2, sequence_parallel=tp > 1)
     plan = Plan(resized(SMALL, tied_embeddings=True), TRAINING, layout, order.placement)
     program = lower(plan, order.order(2, plan.microbatches))
@@ -108,7 +108,7 @@ def test_a_pipeline_of_any_kind_updates_and_reduces_adapters_alone(name: str, tp
     [(DdpStrategy(), (1, 1, 1)), (Zero1(), (1, 1, 4)), (Zero2(), (1, 4, 4)), (FullyShard(), (4, 4, 4))],
 )
 @pytest.mark.parametrize("base", [None, DType.NF4])
-def test_memory_of_states(stage: DataParallelism, parts: tuple[int, int, int], base: DType | None) -> None:
+def test_memory_of_states(stage: DataParallelStrategy, parts: tuple[int, int, int], base: DType | None) -> None:
     """Frozen: 2 bytes of each, or 4.127 bits of the layers' matrices; adapters: 2, gradients 4, states 12 bytes."""
     plan = plan_of(Layout(dp=4, data=stage), replace(LORA, base=base))
     held, adapters = resident(plan), adapter_parameters(SMALL, LORA)
@@ -152,17 +152,19 @@ def test_parameters_that_never_change_are_not_gathered_again_after_a_step() -> N
     targets=st.sets(st.sampled_from(TARGETS), min_size=1).map(lambda chosen: tuple(sorted(chosen, key=TARGETS.index))),
 )
 def test_all_ranks_of_a_replica_hold_and_update_every_adapter_once(
-    rank: int, tp: int, pp: int, dp: int, data: DataParallelism, targets: tuple[Target, ...]
+    rank: int, tp: int, pp: int, dp: int, data: DataParallelStrategy, targets: tuple[Target, ...]
 ) -> None:
     """Frozen counts are those of the model, whatever stands beside; states of adapters are 12 bytes, each once."""
     lora = Lora(rank, targets, 16.0)
     plan = plan_of(Layout(tp=tp, pp=pp, dp=dp, data=data), lora, global_batch=8)
     whole = Plan(SMALL, replace(TRAINING, lora=None), plan.layout)
-    adapters = [plan.parameters(stage, ADAPTERS) for stage in plan.stages]
+    adapters = [plan.parameter_count(stage, ADAPTERS) for stage in plan.stages]
     assert sum(adapters) * tp == adapter_parameters(SMALL, lora)
-    assert [plan.parameters(stage, DENSE) for stage in plan.stages] == list(map(whole.parameters, whole.stages))
+    assert [plan.parameter_count(stage, DENSE) for stage in plan.stages] == list(
+        map(whole.parameter_count, whole.stages)
+    )
     states = sum(resident(plan, stage)[Category.OPTIMIZER] for stage in range(pp))
-    assert states * tp * (dp if data.stage else 1) == pytest.approx(12 * adapter_parameters(SMALL, lora))
+    assert states * tp * (dp if data.zero_stage else 1) == pytest.approx(12 * adapter_parameters(SMALL, lora))
 
 
 def narrow(split: bool) -> dict[ActionKind, list[tuple[str, float]]]:

@@ -15,16 +15,16 @@ from clustersim.model.operators import EXPERTS
 from clustersim.parallel.data_parallel_strategy import DdpStrategy, FullyShard, Zero1, Zero2
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import (
-    EXPERT_REPLICA,
-    EXPERT_REPLICAS,
-    EXPERT_SHARDS,
-    EXPERT_WEIGHTS,
-    INSTANCE,
-    REPLICA,
-    REPLICAS,
-    SHARDS,
-    WEIGHTS,
-    WORLD,
+    DP_GROUP,
+    DP_REPLICATE_GROUP,
+    DP_SHARD_GROUP,
+    EDP_GROUP,
+    EDP_REPLICATE_GROUP,
+    EDP_SHARD_GROUP,
+    EXPERT_MODEL_PARALLEL_GROUP,
+    MODEL_PARALLEL_GROUP,
+    SHARDED_REPLICA_GROUP,
+    WORLD_GROUP,
 )
 from clustersim.program.task import CollectiveType, CommOp, HostOp
 from clustersim.schedules.zero_bubble import ZeroBubble
@@ -54,22 +54,22 @@ def moved(found: list[CommOp], role: str) -> dict[CollectiveType, float]:
 def test_gradients_of_experts_are_summed_over_their_own_replicas(ep: int, etp: int, replicas: int) -> None:
     layout = Layout(dp=8, ep=ep, etp=etp, data=DdpStrategy())
     found = sent(layout, gradient_clipping=False)
-    assert layout.size_of(EXPERT_WEIGHTS) == replicas
-    assert moved(found, EXPERT_WEIGHTS.name) == {CollectiveType.ALL_REDUCE: 3 * 4 * ALL_EXPERTS / (ep * etp)}
-    dense = planned(layout, model=MIXED).parameters(planned(layout, model=MIXED).stages[0]) - 3 * ALL_EXPERTS // (
+    assert layout.group_size(EDP_GROUP) == replicas
+    assert moved(found, EDP_GROUP.name) == {CollectiveType.ALL_REDUCE: 3 * 4 * ALL_EXPERTS / (ep * etp)}
+    dense = planned(layout, model=MIXED).parameter_count(planned(layout, model=MIXED).stages[0]) - 3 * ALL_EXPERTS // (
         ep * etp
     )
-    assert moved(found, WEIGHTS.name) == {CollectiveType.ALL_REDUCE: 4 * dense}
+    assert moved(found, DP_GROUP.name) == {CollectiveType.ALL_REDUCE: 4 * dense}
 
 
 def test_experts_of_all_ranks_have_no_replica_and_nothing_to_reduce() -> None:
-    assert moved(sent(Layout(dp=8, ep=8, data=DdpStrategy())), EXPERT_WEIGHTS.name) == {}
+    assert moved(sent(Layout(dp=8, ep=8, data=DdpStrategy())), EDP_GROUP.name) == {}
 
 
 def test_zero1_scatters_and_gathers_experts_over_their_replicas() -> None:
     found = sent(Layout(dp=8, ep=2, data=Zero1()))
     experts = 3 * ALL_EXPERTS / 2
-    assert moved(found, EXPERT_WEIGHTS.name) == {
+    assert moved(found, EDP_GROUP.name) == {
         CollectiveType.REDUCE_SCATTER: 4 * experts,
         CollectiveType.ALL_GATHER: 2 * experts,
     }
@@ -79,7 +79,7 @@ def test_fsdp_cuts_both_groups_of_weights_over_their_own_ranks() -> None:
     """Two microbatches, each gathered for forward and for backward and reduced."""
     found = sent(Layout(dp=8, ep=2, data=FullyShard()))
     experts = 3 * ALL_EXPERTS / 2
-    assert moved(found, EXPERT_WEIGHTS.name) == {
+    assert moved(found, EDP_GROUP.name) == {
         CollectiveType.REDUCE_SCATTER: 2 * 4 * experts,
         CollectiveType.ALL_GATHER: 2 * 2 * 2 * experts,
     }
@@ -88,20 +88,22 @@ def test_fsdp_cuts_both_groups_of_weights_over_their_own_ranks() -> None:
 def test_hybrid_sharding_has_replicas_of_both_groups() -> None:
     """8 ranks are 2 copies of 4 ranks; with ep 2 an expert is cut over 2 ranks of a copy."""
     layout = Layout(dp=8, ep=2, data=FullyShard(shard=4))
-    sizes = [layout.size_of(role) for role in (SHARDS, REPLICAS, EXPERT_SHARDS, EXPERT_REPLICAS)]
+    sizes = [
+        layout.group_size(role) for role in (DP_SHARD_GROUP, DP_REPLICATE_GROUP, EDP_SHARD_GROUP, EDP_REPLICATE_GROUP)
+    ]
     assert sizes == [4, 2, 2, 2]
     found = sent(layout)
     experts = 3 * ALL_EXPERTS / 2
-    assert moved(found, EXPERT_SHARDS.name)[CollectiveType.REDUCE_SCATTER] == 2 * 4 * experts
-    assert moved(found, EXPERT_REPLICAS.name) == {CollectiveType.ALL_REDUCE: 2 * 4 * experts / 2}
+    assert moved(found, EDP_SHARD_GROUP.name)[CollectiveType.REDUCE_SCATTER] == 2 * 4 * experts
+    assert moved(found, EDP_REPLICATE_GROUP.name) == {CollectiveType.ALL_REDUCE: 2 * 4 * experts / 2}
 
 
 def test_a_stage_without_experts_sends_nothing_of_them() -> None:
     """Megatron-LM has no buffer of experts where there are none; the first of four stages is dense."""
     for data in (DdpStrategy(), DdpStrategy(overlap=False), Zero1(), Zero1(overlap=False), FullyShard()):
         layout = Layout(dp=4, pp=4, ep=2, data=data)
-        assert not moved(sent(layout), EXPERT_WEIGHTS.name), data
-        assert moved(sent(layout, 1), EXPERT_WEIGHTS.name), data
+        assert not moved(sent(layout), EDP_GROUP.name), data
+        assert moved(sent(layout, 1), EDP_GROUP.name), data
 
 
 def test_buckets_of_experts_hold_experts_only_and_are_as_large_as_those_of_dense_weights() -> None:
@@ -118,11 +120,14 @@ def test_buckets_of_experts_hold_experts_only_and_are_as_large_as_those_of_dense
 @pytest.mark.parametrize(
     ("layout", "roles"),
     [
-        (Layout(dp=8, ep=4), {REPLICA: 1, EXPERT_REPLICA: 4}),
-        (Layout(tp=2, dp=4, pp=2, ep=4, etp=1, sequence_parallel=True), {REPLICA: 4, EXPERT_REPLICA: 8}),
-        (Layout(dp=8), {REPLICA: 1}),
-        (Layout(dp=8, ep=4, data=Zero1()), {WORLD: 8}),
-        (Layout(dp=8, ep=2, data=Zero1(shard=4)), {INSTANCE: 4}),
+        (Layout(dp=8, ep=4), {MODEL_PARALLEL_GROUP: 1, EXPERT_MODEL_PARALLEL_GROUP: 4}),
+        (
+            Layout(tp=2, dp=4, pp=2, ep=4, etp=1, sequence_parallel=True),
+            {MODEL_PARALLEL_GROUP: 4, EXPERT_MODEL_PARALLEL_GROUP: 8},
+        ),
+        (Layout(dp=8), {MODEL_PARALLEL_GROUP: 1}),
+        (Layout(dp=8, ep=4, data=Zero1()), {WORLD_GROUP: 8}),
+        (Layout(dp=8, ep=2, data=Zero1(shard=4)), {SHARDED_REPLICA_GROUP: 4}),
     ],
 )
 def test_the_norm_is_summed_over_one_copy_of_each_group_of_weights(layout: Layout, roles: dict[object, int]) -> None:
@@ -134,7 +139,7 @@ def test_the_norm_is_summed_over_one_copy_of_each_group_of_weights(layout: Layou
         if comm_op.name == "gradient norm"
     ]
     assert norms == [role.name for role in roles] * layout.pp
-    assert {role: layout.size_of(role) for role in roles} == roles
+    assert {role: layout.group_size(role) for role in roles} == roles
 
 
 def test_zero_bubble_sums_squares_of_experts_over_their_parts_before_they_are_handed_on() -> None:
@@ -156,8 +161,8 @@ def test_all_ranks_together_hold_every_expert_as_often_as_there_are_replicas(
 ) -> None:
     layout = Layout(tp=tp, dp=8, pp=2, ep=ep, etp=etp, sequence_parallel=tp > 1, layers_per_stage=counts)
     plan = planned(layout, model=MIXED)
-    held = sum(plan.parameters(stage, EXPERTS) for stage in plan.stages) * layout.world // layout.pp
-    replicas = layout.size_of(EXPERT_WEIGHTS if layout.folded else WEIGHTS)
+    held = sum(plan.parameter_count(stage, EXPERTS) for stage in plan.stages) * layout.world_size // layout.pp
+    replicas = layout.group_size(EDP_GROUP if layout.has_expert_mesh else DP_GROUP)
     assert held == 3 * ALL_EXPERTS * replicas
     assert replicas == prod((layout.tp, layout.dp)) // (ep * etp)
 
@@ -170,6 +175,6 @@ def test_gradients_of_all_weights_go_to_the_host_whoever_reduces_them(ep: int, s
     plan = planned(layout, replace(TRAINING, global_batch=8, gradient_clipping=False, offload=offload), MIXED)
     hosts = [collective for collective in collectives(lowered(plan).programs[0]) if isinstance(collective, HostOp)]
     experts = 3 * ALL_EXPERTS / ep
-    dense = plan.parameters(plan.stages[0]) - experts
+    dense = plan.parameter_count(plan.stages[0]) - experts
     left = sum(host.payload for host in hosts if host.name == "offload gradients")
     assert left == pytest.approx(4 * (dense / 8 + experts / shards))

@@ -11,7 +11,7 @@ from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.program.task import CollectiveTask, CommOp, ComputeTask, Operation, Segment, Stream
 from clustersim.schedules.one_f_one_b import OneFOneB
-from clustersim.schedules.overlapped_1f1b import Combined
+from clustersim.schedules.overlapped_1f1b import Overlapped1F1B
 from tests.lowering.plans import lowered
 from tests.lowering.test_moe import MIXED, TRAINING
 
@@ -65,7 +65,7 @@ def test_gradients_of_experts_are_behind_the_tokens_that_leave_them() -> None:
 @pytest.mark.parametrize("delayed", [False, True])
 def test_a_backward_and_a_forward_take_turns(delayed: bool) -> None:
     """Between two turns of one pass there is one of the other, as long as both have some; the backward's is first."""
-    (program,) = lowered(plan(delay_wgrad=delayed), Combined(OneFOneB())).programs
+    (program,) = lowered(plan(delay_wgrad=delayed), Overlapped1F1B(OneFOneB())).programs
     tasks = [(task, stream) for task, stream in zip(program.tasks, program.streams, strict=True)]
     pair = [task.action for task, _ in tasks if isinstance(task, ComputeTask) and task.action is not None]
     both = [str(item) for item in pair if str(item) in ("0F1", "0B0")]

@@ -13,7 +13,7 @@ from clustersim.model.framework import load_framework
 from clustersim.model.kernels import Kernel
 from clustersim.model.transformer import Model, Positions, mtp_parameters, parameters
 from clustersim.parallel.data_parallel_strategy import DdpStrategy, FullyShard, Zero1
-from clustersim.parallel.layer_partition import Drawn
+from clustersim.parallel.layer_partition import PipelineLayoutString
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import ActionKind
@@ -23,13 +23,13 @@ from tests.lowering.plans import SMALL, TRAINING, collectives, lowered, operatio
 ROTARY = replace(SMALL, positions=Positions.ROTARY)
 FURTHER = replace(ROTARY, mtp_layers=2)
 TABLE, ACTIVATION = 256 * 64, 2 * 64 * 64
-ALONE = Drawn((2, 1, 1, 0), (0, 0, 2, 0))
+ALONE = PipelineLayoutString((2, 1, 1, 0), (0, 0, 2, 0))
 
 
 def held(plan: Plan) -> list[int]:
     """Parameters of each pipeline rank."""
     ranks = range(plan.layout.pp)
-    return [sum(plan.parameters(stage) for stage in plan.stages_of(rank)) for rank in ranks]
+    return [sum(plan.parameter_count(stage) for stage in plan.stages_on_rank(rank)) for rank in ranks]
 
 
 def messages(plan: Plan) -> dict[tuple[int, str], float]:
@@ -59,7 +59,7 @@ def test_all_ranks_hold_the_model_and_copies_of_the_embedding(layout: Layout, *,
     """Once where the embedding is, once where further tokens are looked up, once where logits are tied to it."""
     model = replace(FURTHER, tied_embeddings=tied_embeddings)
     plan = planned(layout, model=model)
-    assert sum(held(plan)) == parameters(model) + (len(plan.tables) - 1) * TABLE
+    assert sum(held(plan)) == parameters(model) + (len(plan.embedding_ranks) - 1) * TABLE
 
 
 @pytest.mark.parametrize(
@@ -76,12 +76,12 @@ def test_those_that_hold_the_embedding_sum_its_gradient(
     layout: Layout, tables: object, *, tied_embeddings: bool
 ) -> None:
     plan = planned(layout, model=replace(FURTHER, tied_embeddings=tied_embeddings))
-    assert plan.tables == tables
+    assert plan.embedding_ranks == tables
     found = tied(plan)
-    assert set(found) == (set(plan.tables) if len(plan.tables) > 1 else set())
+    assert set(found) == (set(plan.embedding_ranks) if len(plan.embedding_ranks) > 1 else set())
     assert {comm_op.payload for comm_op in found.values()} <= {4.0 * TABLE}
     groups = lowered(plan).groups
-    assert len(plan.tables) == 1 or groups["embedding"].members.tolist() == [list(plan.tables)]
+    assert len(plan.embedding_ranks) == 1 or groups["embedding"].members.tolist() == [list(plan.embedding_ranks)]
 
 
 def test_stages_behind_theirs_are_sent_what_each_of_them_made() -> None:
@@ -96,7 +96,7 @@ def test_stages_behind_theirs_are_sent_what_each_of_them_made() -> None:
 
 
 @pytest.mark.parametrize(("split", "at"), [(None, 3), (ALONE, 2)])
-def test_kernels_are_on_the_stage_that_has_the_layers(split: Drawn | None, at: int) -> None:
+def test_kernels_are_on_the_stage_that_has_the_layers(split: PipelineLayoutString | None, at: int) -> None:
     program = lowered(planned(Layout(pp=4, layers_per_stage=split), model=FURTHER))
     for rank, rank_program in enumerate(program.programs):
         names = [op.body.name for op in operations(rank_program, ActionKind.FORWARD) if isinstance(op.body, Kernel)]
@@ -164,11 +164,13 @@ def test_memory_of_stages_by_hand() -> None:
     plan, plain = planned(layout, model=FURTHER), planned(replace(layout, layers_per_stage=(2, 1, 1, 0)), model=ROTARY)
     made, before = Activations(plan), Activations(plain)
     (run,) = FURTHER.ahead
-    layers = 2 * plan.layers[run.spec].kept
+    layers = 2 * plan.layer_by_spec[run.spec].kept
     assert made.kept(plan.stages[2]) - before.kept(plain.stages[2]) == layers + 2 * 8 * 64 + 2 * ACTIVATION
     assert made.kept(plan.stages[3]) == plan.head.kept == before.size(Part.HEAD) + 2 * (ACTIVATION + _loss(ROTARY))
     held = (Footprint(item, load_framework(), 0.0) for item in (plan, plain))
-    wide, narrow = ([footprint.receives(footprint.plan.stages_of(rank)) for rank in range(4)] for footprint in held)
+    wide, narrow = (
+        [footprint.receives(footprint.plan.stages_on_rank(rank)) for rank in range(4)] for footprint in held
+    )
     assert [more - less for more, less in zip(wide, narrow, strict=True)] == [0, 0, 2 * ACTIVATION, 2 * ACTIVATION]
 
 
@@ -178,6 +180,6 @@ def _loss(model: Model) -> float:
 
 
 def test_without_them_programs_are_what_they_were() -> None:
-    layout = Layout(pp=4, layers_per_stage=Drawn((1, 1, 1, 1), (0, 0, 0, 0)))
+    layout = Layout(pp=4, layers_per_stage=PipelineLayoutString((1, 1, 1, 1), (0, 0, 0, 0)))
     drawn, even = (lowered(planned(item, model=ROTARY)) for item in (layout, Layout(pp=4)))
     assert told(drawn) == told(even)

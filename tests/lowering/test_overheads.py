@@ -48,7 +48,7 @@ def test_gradients_are_zeroed_first() -> None:
         plan = _plan()
         assert _blocks(program)[0] == "zero gradients"
         (zeroed,) = _named(program, "gradients.zero")
-        assert zeroed.bytes == 2 * sum(plan.parameters(stage) for stage in plan.stages_of(rank))
+        assert zeroed.bytes == 2 * sum(plan.parameter_count(stage) for stage in plan.stages_on_rank(rank))
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -56,7 +56,7 @@ def test_every_reduced_gradient_is_averaged_once(overlap: bool) -> None:
     layout = replace(LAYOUT, data=Zero1(overlap=overlap))
     for rank, program in enumerate(lowered(_plan(layout, averaging=True)).programs):
         plan = _plan(layout)
-        held = sum(plan.parameters(stage) for stage in plan.stages_of(rank))
+        held = sum(plan.parameter_count(stage) for stage in plan.stages_on_rank(rank))
         assert sum(kernel.bytes for kernel in _named(program, "gradients.average")) == 2 * 2 * held
         prepared = [
             n for n, task in enumerate(program.tasks) if getattr(task, "segment", None) and _is(task, "prepare")
@@ -78,7 +78,7 @@ def test_a_scaled_loss_costs_a_pass_and_an_all_reduce_before_the_norm() -> None:
     assert _blocks(program)[-3:] == ["unscale gradients", "gradient norm", "optimizer"]
     names = [exchange.name for exchange in collectives(program)]
     assert names[-2:] == ["found infinite", "gradient norm"]
-    held = sum(_plan().parameters(stage) for stage in _plan().stages_of(0))
+    held = sum(_plan().parameter_count(stage) for stage in _plan().stages_on_rank(0))
     widened, unscaled = (_named(program, f"optimizer.{name}")[0].bytes / held for name in ("widen", "unscale"))
     assert (widened, unscaled) == (2 + 4, 4 + 4)  # what is unscaled is the copy
     assert _named(program, "optimizer.gradient_norm")[0].bytes == 4 * held  # and so is what the norm reads

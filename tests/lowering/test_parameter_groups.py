@@ -14,9 +14,9 @@ from clustersim.memory.footprint import Category, Footprint
 from clustersim.model.framework import Framework
 from clustersim.model.layer_stack import LayerSpec
 from clustersim.model.operators import DENSE, Layer
-from clustersim.parallel.data_parallel_strategy import DataParallelism, DdpStrategy, FullyShard, Zero1, Zero2
+from clustersim.parallel.data_parallel_strategy import DataParallelStrategy, DdpStrategy, FullyShard, Zero1, Zero2
 from clustersim.parallel.layout import Layout
-from clustersim.parallel.mesh import CONTEXT_ROLE, WEIGHTS
+from clustersim.parallel.mesh import CP_GROUP, DP_GROUP
 from clustersim.parallel.parameter_groups import ParameterGroup
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import Action, ActionKind
@@ -34,17 +34,17 @@ class TwoGroups(Plan):
     """MLPs are a group of their own, over the context-parallel ranks; the rest is over all four."""
 
     @cached_property
-    def layers(self) -> dict[LayerSpec, Layer]:
-        return {spec: replace(layer, operators=_marked(layer)) for spec, layer in super().layers.items()}
+    def layer_by_spec(self) -> dict[LayerSpec, Layer]:
+        return {spec: replace(layer, operators=_marked(layer)) for spec, layer in super().layer_by_spec.items()}
 
     @cached_property
     def parameter_groups(self) -> tuple[ParameterGroup, ...]:
         formats = self.training.recipe.weights
-        if self.layout.data.stage:
-            dense = ParameterGroup(DENSE, formats, shard=WEIGHTS, shards=4)
-            return dense, ParameterGroup(MLP, formats, shard=CONTEXT_ROLE, shards=2)
-        dense = ParameterGroup(DENSE, formats, replicate=WEIGHTS, replicas=4)
-        return dense, ParameterGroup(MLP, formats, replicate=CONTEXT_ROLE, replicas=2)
+        if self.layout.data.zero_stage:
+            dense = ParameterGroup(DENSE, formats, shard_group=DP_GROUP, shard_count=4)
+            return dense, ParameterGroup(MLP, formats, shard_group=CP_GROUP, shard_count=2)
+        dense = ParameterGroup(DENSE, formats, replicate_group=DP_GROUP, replica_count=4)
+        return dense, ParameterGroup(MLP, formats, replicate_group=CP_GROUP, replica_count=2)
 
 
 class Hybrid(Plan):
@@ -53,7 +53,7 @@ class Hybrid(Plan):
     @cached_property
     def parameter_groups(self) -> tuple[ParameterGroup, ...]:
         formats = self.training.recipe.weights
-        return (ParameterGroup(DENSE, formats, CONTEXT_ROLE, WEIGHTS, shards=2, replicas=2),)
+        return (ParameterGroup(DENSE, formats, CP_GROUP, DP_GROUP, shard_count=2, replica_count=2),)
 
 
 def _marked(layer: Layer) -> tuple:
@@ -61,7 +61,7 @@ def _marked(layer: Layer) -> tuple:
     return tuple(replace(operator, group=MLP) if operator.name in linears else operator for operator in layer.operators)
 
 
-def program(kind: type[Plan], data: DataParallelism, microbatches: int = 1) -> RankProgram:
+def program(kind: type[Plan], data: DataParallelStrategy, microbatches: int = 1) -> RankProgram:
     training = replace(TRAINING, global_batch=2 * microbatches, gradient_clipping=False)
     (only,) = lowered(kind(SMALL, training, replace(LAYOUT, data=data))).programs
     return only
@@ -84,13 +84,13 @@ STRATEGIES = [
 
 
 @pytest.mark.parametrize("data", STRATEGIES)
-def test_each_groups_gradients_are_reduced_once_over_its_own_role(data: DataParallelism) -> None:
-    kind = CollectiveType.REDUCE_SCATTER if data.stage else CollectiveType.ALL_REDUCE
+def test_each_groups_gradients_are_reduced_once_over_its_own_role(data: DataParallelStrategy) -> None:
+    kind = CollectiveType.REDUCE_SCATTER if data.zero_stage else CollectiveType.ALL_REDUCE
     assert moved(program(TwoGroups, data), kind) == {"dp": 4 * (IN_ALL - IN_MLPS), "cp": 4 * IN_MLPS}
 
 
 @pytest.mark.parametrize("data", [item for item in STRATEGIES if item.stage])
-def test_each_groups_parameters_are_gathered_over_its_own_role(data: DataParallelism) -> None:
+def test_each_groups_parameters_are_gathered_over_its_own_role(data: DataParallelStrategy) -> None:
     """Once a step; with stage 3 again for backward, but for the head's, which follows at once."""
     again = 2 if isinstance(data, FullyShard) else 1
     head = (256 * 64 + 2 * 64) * (again - 1)
@@ -99,7 +99,7 @@ def test_each_groups_parameters_are_gathered_over_its_own_role(data: DataParalle
 
 
 @pytest.mark.parametrize("data", STRATEGIES)
-def test_a_step_waits_for_every_reduction(data: DataParallelism) -> None:
+def test_a_step_waits_for_every_reduction(data: DataParallelStrategy) -> None:
     only = program(TwoGroups, data)
     reductions = {
         number
@@ -111,11 +111,11 @@ def test_a_step_waits_for_every_reduction(data: DataParallelism) -> None:
 
 
 @pytest.mark.parametrize("data", [DdpStrategy(), Zero1(), Zero2(), FullyShard()])
-def test_memory_is_cut_by_each_groups_own_ranks(data: DataParallelism) -> None:
+def test_memory_is_cut_by_each_groups_own_ranks(data: DataParallelStrategy) -> None:
     held = Footprint(TwoGroups(SMALL, TRAINING, replace(LAYOUT, data=data)), Framework(1.0, 0.0), 0.0).resident(0)
 
     def share(stage: int, width: int) -> float:
-        dense, mlp = (4, 2) if data.stage >= stage else (1, 1)
+        dense, mlp = (4, 2) if data.zero_stage >= stage else (1, 1)
         return width * ((IN_ALL - IN_MLPS) / dense + IN_MLPS / mlp)
 
     assert held[Category.PARAMETERS] == share(3, 2)
@@ -124,7 +124,7 @@ def test_memory_is_cut_by_each_groups_own_ranks(data: DataParallelism) -> None:
 
 
 @pytest.mark.parametrize(("data", "dense", "mlp"), [(DdpStrategy(), 1, 1), (Zero1(), 4, 2), (FullyShard(), 4, 2)])
-def test_a_rank_updates_its_part_of_each_group(data: DataParallelism, dense: int, mlp: int) -> None:
+def test_a_rank_updates_its_part_of_each_group(data: DataParallelStrategy, dense: int, mlp: int) -> None:
     only = program(TwoGroups, data)
     (optimizer,) = (
         task.segment for task in only.tasks if isinstance(task, ComputeTask) and task.segment.name == "optimizer"
@@ -143,9 +143,9 @@ class Apart(TwoGroups):
 
 
 @pytest.mark.parametrize("data", STRATEGIES)
-def test_a_group_that_is_whole_and_on_one_rank_is_neither_gathered_nor_reduced(data: DataParallelism) -> None:
+def test_a_group_that_is_whole_and_on_one_rank_is_neither_gathered_nor_reduced(data: DataParallelStrategy) -> None:
     only = program(Apart, data)
-    kind = CollectiveType.REDUCE_SCATTER if data.stage else CollectiveType.ALL_REDUCE
+    kind = CollectiveType.REDUCE_SCATTER if data.zero_stage else CollectiveType.ALL_REDUCE
     assert moved(only, kind) == {"dp": 4 * (IN_ALL - IN_MLPS)}
     assert set(moved(only, CollectiveType.ALL_GATHER)) <= {"dp"}
     assert all(number >= 0 for task in only.tasks for number in task.depends_on)

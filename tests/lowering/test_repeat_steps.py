@@ -10,7 +10,7 @@ from clustersim.common.errors import ClusterSimError
 from clustersim.engine.engine import simulate_program
 from clustersim.lowering.repeat_steps import repeat
 from clustersim.parallel.data_parallel_strategy import (
-    DataParallelism,
+    DataParallelStrategy,
     DdpStrategy,
     FullyShard,
     NaiveDataParallel,
@@ -40,7 +40,7 @@ STRATEGIES = [
 ]
 
 
-def one_step(data: DataParallelism, *, clipping: bool = True, pp: int = 1) -> Program:
+def one_step(data: DataParallelStrategy, *, clipping: bool = True, pp: int = 1) -> Program:
     training = replace(TRAINING, gradient_clipping=clipping)
     return lowered(planned(Layout(dp=2, pp=pp, data=data), training))
 
@@ -160,7 +160,7 @@ def test_the_gathers_that_fsdp_prefetches_first_wait_for_the_optimizer(overlap: 
 
 
 @pytest.mark.parametrize("data", [*STRATEGIES, NaiveDataParallel()])
-def test_without_pipelining_n_steps_take_n_times_one(data: DataParallelism) -> None:
+def test_without_pipelining_n_steps_take_n_times_one(data: DataParallelStrategy) -> None:
     """Every rank does the same, its last task ends when all else has ended, and the next step starts from there."""
     made = one_step(data)
     once = played(made).makespan
@@ -185,7 +185,7 @@ def test_a_rank_that_is_done_goes_on_and_its_messages_are_not_mixed_up() -> None
 
 @pytest.mark.parametrize("data", STRATEGIES)
 @pytest.mark.parametrize("clipping", [True, False])
-def test_the_pipeline_overlaps_steps_but_never_its_own_passes(data: DataParallelism, clipping: bool) -> None:
+def test_the_pipeline_overlaps_steps_but_never_its_own_passes(data: DataParallelStrategy, clipping: bool) -> None:
     """The second stage may still run its optimizer while the first begins the next step: at most n times one step."""
     made = one_step(data, clipping=clipping, pp=2)
     once, thrice = played(made), played(repeat(made, 3))

@@ -9,7 +9,7 @@ from clustersim.lowering.pass_costs import pass_costs, profiled
 from clustersim.lowering.training_step import NORM_BYTES
 from clustersim.lowering.units import Units
 from clustersim.model.training import FullRecompute, NoRecompute, Recompute, SelectiveRecompute
-from clustersim.parallel.data_parallel_strategy import DataParallelism, DdpStrategy, FullyShard, Zero1, Zero2
+from clustersim.parallel.data_parallel_strategy import DataParallelStrategy, DdpStrategy, FullyShard, Zero1, Zero2
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import ActionKind
@@ -86,7 +86,7 @@ def test_only_input_gradients_wait_and_send() -> None:
     assert not any(task.depends_on for task in halves)
 
 
-def strategy(data: DataParallelism, microbatches: int = 2) -> list[str]:
+def strategy(data: DataParallelStrategy, microbatches: int = 2) -> list[str]:
     training = replace(PLAIN, global_batch=2 * microbatches)
     return data_words(lowered(planned(Layout(dp=2, data=data), training), ZeroBubble(1)).programs[0])
 

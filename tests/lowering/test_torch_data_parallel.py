@@ -37,7 +37,7 @@ def test_a_step_is_what_data_parallel_py_does() -> None:
 def test_payloads() -> None:
     """Whole batch: 4 sequences of 64 tokens; vocabulary 256 in bf16; weights bf16, gradients fp32."""
     plan = planned(LAYOUT, ONE)
-    held = plan.parameters(plan.stages[0])
+    held = plan.parameter_count(plan.stages[0])
     expected = [
         (CollectiveType.BROADCAST, 2 * held),
         (CollectiveType.SCATTER, 256 * 8),

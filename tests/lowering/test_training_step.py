@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from clustersim.model.presets import preset
 from clustersim.model.training import FullRecompute, Training
-from clustersim.parallel.data_parallel_strategy import DataParallelism, DdpStrategy, FullyShard, Zero1, Zero2
+from clustersim.parallel.data_parallel_strategy import DataParallelStrategy, DdpStrategy, FullyShard, Zero1, Zero2
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import ActionKind
@@ -228,7 +228,7 @@ def test_a_tied_embedding_is_reduced_over_the_stages_that_hold_it(pp: int) -> No
 
 @pytest.mark.parametrize(("data", "parts"), [(DdpStrategy(), 1), (Zero1(), 1), (Zero2(), 4), (FullyShard(), 4)])
 def test_of_a_tied_embedding_each_rank_reduces_the_part_of_the_gradient_that_it_holds(
-    data: DataParallelism, parts: int
+    data: DataParallelStrategy, parts: int
 ) -> None:
     model = replace(SMALL, tied_embeddings=True)
     program = lowered(planned(Layout(pp=2, dp=4, data=data), Training(64, 4), model))
@@ -268,7 +268,7 @@ def test_without_clipping_there_is_no_norm() -> None:
 
 
 @pytest.mark.parametrize(("data", "share"), [(DdpStrategy(), 1), (Zero1(), 4), (Zero2(), 4), (FullyShard(), 4)])
-def test_the_optimizer_updates_its_shard(data: DataParallelism, share: int) -> None:
+def test_the_optimizer_updates_its_shard(data: DataParallelStrategy, share: int) -> None:
     def moved(layout: Layout) -> float:
         tasks: tuple[Task, ...] = lowered(planned(layout, replace(PLAIN, global_batch=4))).programs[0].tasks
         last = tasks[-1]
@@ -296,19 +296,19 @@ def test_ends_without_layers_still_hold_embedding_and_head() -> None:
     model = preset("llama3-405b")
     plan = Plan(model, Training(64, 16), Layout(pp=16), partial(looped_placement, chunks_per_rank=8))
     program = lowered(plan)
-    assert (plan.stages[0].layers, plan.stages[-1].layers) == (0, 0)
+    assert (plan.stages[0].layer_count, plan.stages[-1].layer_count) == (0, 0)
     marked = [
         sum(operation.gradient_count for operation in operations(rank, ActionKind.BACKWARD))
         for rank in program.programs
     ]
-    held = [sum(plan.parameters(stage) for stage in plan.stages_of(rank)) for rank in range(16)]
+    held = [sum(plan.parameter_count(stage) for stage in plan.stages_on_rank(rank)) for rank in range(16)]
     assert marked == held
 
 
 @given(PLANS)
 def test_one_microbatchs_backward_completes_the_gradients_of_the_rank(plan: Plan) -> None:
     for rank, program in enumerate(lowered(plan).programs):
-        held = sum(plan.parameters(stage) for stage in plan.stages_of(rank))
+        held = sum(plan.parameter_count(stage) for stage in plan.stages_on_rank(rank))
         assert sum(operation.gradient_count for operation in operations(program, ActionKind.BACKWARD)) == held
 
 

@@ -36,7 +36,7 @@ def test_stages_together_hold_the_whole_model(name: str, pp: int) -> None:
     model = preset(name)
     plan = planned(Layout(pp=pp), Training(1024, 8), model)
     twice = model.vocab * model.hidden if model.tied_embeddings and pp > 1 else 0
-    assert sum(plan.parameters(stage) for stage in plan.stages) == parameters(model) + twice
+    assert sum(plan.parameter_count(stage) for stage in plan.stages) == parameters(model) + twice
 
 
 @pytest.mark.parametrize("name", ["llama3-8b", "gpt3-175b", "llama2-70b"])
@@ -53,7 +53,7 @@ def test_tensor_ranks_together_hold_the_model_and_copies_of_what_is_not_split(na
     repeated = model.layers * (2 * norm_parameters(model) + biases) + norm_parameters(model)
     if name.startswith("gpt"):
         repeated += model.max_positions * model.hidden
-    held = tp * sum(plan.parameters(stage) for stage in plan.stages)
+    held = tp * sum(plan.parameter_count(stage) for stage in plan.stages)
     assert held == parameters(model) + (tp - 1) * repeated
 
 
@@ -64,7 +64,7 @@ def test_backward_completes_every_gradient_of_its_stage(name: str, recompute: Re
     units = Units(plan)
     for part in plan.stages:
         marked = sum(operation.gradient_count for unit in units.of(part) for operation in unit.backward)
-        assert marked == plan.parameters(part)
+        assert marked == plan.parameter_count(part)
 
 
 def test_units_are_the_embedding_the_layers_and_the_head() -> None:
@@ -76,7 +76,7 @@ def test_units_are_the_embedding_the_layers_and_the_head() -> None:
 
 def test_a_tied_matrix_counts_once_where_both_ends_are_on_one_stage() -> None:
     tied = planned(Layout(), model=replace(SMALL, tied_embeddings=True))
-    assert tied.parameters(tied.stages[0]) == parameters(tied.model)
+    assert tied.parameter_count(tied.stages[0]) == parameters(tied.model)
     (kernel,) = [
         operation.kernel
         for operation in Units(tied).of(tied.stages[0])[-1].backward

@@ -12,14 +12,14 @@ import pytest
 from clustersim import Scenario
 from clustersim.common.errors import InputError
 from clustersim.lowering.training_step import lower
-from clustersim.parallel.data_parallel_strategy import DataParallelism, DdpStrategy, FullyShard, Zero1
+from clustersim.parallel.data_parallel_strategy import DataParallelStrategy, DdpStrategy, FullyShard, Zero1
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import Action, ActionKind, PipelineOrder
 from clustersim.program.placement import Placement, looped_placement
 from clustersim.program.task import CollectiveTask, ComputeTask, ReceiveTask, SendTask
 from clustersim.scenario.validation_rules.consistency import problems
-from clustersim.schedules.validation import dry_run, verify
+from clustersim.schedules.validation import dry_run, validate_order
 from tests.closed_form.fixed_durations import Fixed, Step
 from tests.lowering.plans import SMALL, TRAINING
 
@@ -35,7 +35,7 @@ class There:
     def placement(self, ranks: int) -> Placement:
         return Placement((*range(ranks), *reversed(range(ranks))))
 
-    def require(self, ranks: int, microbatches: int) -> None:
+    def require_supported(self, ranks: int, microbatches: int) -> None:
         """Any numbers."""
 
     def order(self, ranks: int, microbatches: int) -> PipelineOrder:
@@ -60,10 +60,10 @@ def plan(pp: int, **layout: object) -> Plan:
 @pytest.mark.parametrize("pp", [1, 2, 3, 4])
 def test_the_order_is_legal_on_its_placement_and_on_no_loop(pp: int) -> None:
     order = There().order(pp, MICROBATCHES)
-    verify(order, placement=There().placement(pp), microbatches=MICROBATCHES)
+    validate_order(order, placement=There().placement(pp), microbatches=MICROBATCHES)
     if pp > 1:
         with pytest.raises(InputError, match="is not of this rank's stages"):
-            verify(order, placement=looped_placement(pp, 2), microbatches=MICROBATCHES)
+            validate_order(order, placement=looped_placement(pp, 2), microbatches=MICROBATCHES)
 
 
 @pytest.mark.parametrize("pp", [1, 2, 3, 4])
@@ -89,12 +89,12 @@ def test_the_rank_with_embedding_and_head_holds_the_tied_matrix_once_and_sums_no
     of = plan(pp)
     last = of.stages[-1]
     assert of.placement.stage_ranks[0] == of.placement.stage_ranks[-1] == 0
-    assert of.head_of(last).parameters == 2 * 64  # the final norm alone
+    assert of.stage_head(last).parameters == 2 * 64  # the final norm alone
     program = lower(of, There().order(pp, MICROBATCHES))
     assert "embedding" not in program.groups
     assert not any(isinstance(task, CollectiveTask) for rank_program in program.programs for task in rank_program.tasks)
-    held = sum(of.parameters(stage) for rank in range(pp) for stage in of.stages_of(rank))
-    assert held == sum(map(of.parameters, of.stages))
+    held = sum(of.parameter_count(stage) for rank in range(pp) for stage in of.stages_on_rank(rank))
+    assert held == sum(map(of.parameter_count, of.stages))
 
 
 @pytest.mark.parametrize("data", [DdpStrategy(bucket=1e12), Zero1(bucket=1e12)])
@@ -116,7 +116,7 @@ def test_the_engine_takes_as_long_as_a_dry_run(pp: int) -> None:
     """Equal layers of one forward and two backward seconds each, and messages that take no time."""
     step = Step(2 * pp, Layout(pp=pp), There(), MICROBATCHES)
     fixed = Fixed(forward=1.0, backward=2.0)
-    expected = dry_run(There().order(pp, MICROBATCHES)).finish
+    expected = dry_run(There().order(pp, MICROBATCHES)).makespan
     assert step.seconds(fixed) == pytest.approx(expected)
     passes = [task for task in step.program.programs[0].tasks if isinstance(task, ComputeTask) and task.action]
     assert len(passes) == 4 * MICROBATCHES
@@ -140,7 +140,7 @@ class Halved(There):
 
 @pytest.mark.parametrize("data", [DdpStrategy(), Zero1(), FullyShard()])
 @pytest.mark.parametrize("pp", [1, 2, 4])
-def test_the_norm_so_far_is_handed_on_from_rank_to_rank(pp: int, data: DataParallelism) -> None:
+def test_the_norm_so_far_is_handed_on_from_rank_to_rank(pp: int, data: DataParallelStrategy) -> None:
     """With clipping, and backward in halves: rank r waits for r - 1, whatever stages they hold; nothing is lost."""
     step = Step(2 * pp, Layout(pp=pp, dp=2, data=data), Halved(), MICROBATCHES, training={"gradient_clipping": True})
     sent = [
@@ -166,9 +166,9 @@ class Partly(Halved):
 def test_gradients_pass_between_whole_backwards_and_halves(pp: int) -> None:
     """Legal by rule 4 of `schedules.rules`; that the norm is handed on is decided for all ranks at once."""
     order, placement = Partly().order(pp, MICROBATCHES), Partly().placement(pp)
-    verify(order, placement=placement, microbatches=MICROBATCHES)
+    validate_order(order, placement=placement, microbatches=MICROBATCHES)
     step = Step(2 * pp, Layout(pp=pp), Partly(), MICROBATCHES, training={"gradient_clipping": True})
-    assert step.seconds(Fixed(forward=1.0, backward=2.0)) == pytest.approx(dry_run(order, weight=0.0).finish)
+    assert step.seconds(Fixed(forward=1.0, backward=2.0)) == pytest.approx(dry_run(order, weight=0.0).makespan)
 
 
 @dataclass(frozen=True)

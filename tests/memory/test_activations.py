@@ -20,7 +20,7 @@ from clustersim.model.training import (
 )
 from clustersim.model.transformer import Model
 from clustersim.parallel.data_parallel_strategy import FullyShard
-from clustersim.parallel.layer_partition import Stage
+from clustersim.parallel.layer_partition import PipelineStage
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.results.memory_check import peak_memory
@@ -43,7 +43,7 @@ def activations(model: Model, microbatch: int, layout: Layout, recompute: Recomp
     return Activations(Plan(model, training, layout))
 
 
-def part(made: Activations, layers: int = LAYERS, *, embedding: bool = False, head: bool = False) -> Stage:
+def part(made: Activations, layers: int = LAYERS, *, embedding: bool = False, head: bool = False) -> PipelineStage:
     return stage(made.plan.model, 0 if embedding else 1, layers, embedding=embedding, head=head)
 
 

@@ -14,11 +14,11 @@ from clustersim.model.presets import preset
 from clustersim.model.training import Optimizer, Training
 from clustersim.model.transformer import layer_parameters, parameters
 from clustersim.parallel.data_parallel_strategy import (
-    DataParallelism,
+    DataParallelStrategy,
     DdpStrategy,
     FullyShard,
-    Microbatches,
     NaiveDataParallel,
+    ReductionFrequency,
     Zero1,
     Zero2,
 )
@@ -41,7 +41,7 @@ def plan(layout: Layout, training: Training = TRAINING) -> Plan:
 def test_memory_and_lowering_count_the_same_parameters(name: str, layout: Layout) -> None:
     of = Plan(preset(name), Training(1024, 8), layout)
     for rank in range(layout.pp):
-        held = sum(of.parameters(stage) for stage in of.stages_of(rank))
+        held = sum(of.parameter_count(stage) for stage in of.stages_on_rank(rank))
         assert resident(of, rank)[Category.PARAMETERS] == 2 * held
 
 
@@ -84,18 +84,18 @@ def test_without_resharding_zero_3_holds_all_weights() -> None:
 
 
 @pytest.mark.parametrize("data", [Zero2(), FullyShard()])
-def test_whole_gradients_and_weights_stay_beside_a_pipeline(data: DataParallelism) -> None:
+def test_whole_gradients_and_weights_stay_beside_a_pipeline(data: DataParallelStrategy) -> None:
     """Gradients are summed whole until the last of several microbatches; FSDP's weights stay gathered."""
     held = resident(plan(Layout(dp=8, pp=2, data=data), replace(TRAINING, global_batch=16)))
     on_first = LLAMA.vocab * LLAMA.hidden + 16 * layer_parameters(LLAMA, *LLAMA.specs)
     assert held[Category.GRADIENTS] == 4 * on_first
-    assert held[Category.GATHERED] == (2 * on_first if data.stage == 3 else 0)
-    assert held[Category.PARAMETERS] == 2 * on_first / (8 if data.stage == 3 else 1)
+    assert held[Category.GATHERED] == (2 * on_first if data.zero_stage == 3 else 0)
+    assert held[Category.PARAMETERS] == 2 * on_first / (8 if data.zero_stage == 3 else 1)
     assert held[Category.OPTIMIZER] == 12 * on_first / 8
 
 
 @pytest.mark.parametrize("data", [DdpStrategy(), Zero1(), Zero2(), FullyShard()])
-def test_nothing_is_gathered_where_nothing_is_sharded(data: DataParallelism) -> None:
+def test_nothing_is_gathered_where_nothing_is_sharded(data: DataParallelStrategy) -> None:
     layout = Layout(dp=1, data=data) if data == FullyShard() else Layout(dp=8, data=data)
     assert resident(plan(layout))[Category.GATHERED] == 0.0
 
@@ -111,12 +111,12 @@ def test_zero_2_fills_a_bucket_of_whole_gradients() -> None:
 
 def test_zero_2_beside_a_pipeline_fills_a_bucket_of_a_whole_chunk() -> None:
     """All but the first pipeline rank's first chunk are one bucket (Megatron-LM), where every microbatch is reduced."""
-    of = plan(Layout(dp=4, pp=2, data=Zero2(reduce=Microbatches.EVERY)))
+    of = plan(Layout(dp=4, pp=2, data=Zero2(reduce=ReductionFrequency.PER_MICROBATCH)))
     messages = 2 * 2 * 8192 * LLAMA.hidden  # an activation and a gradient, bf16
     second = 16 * layer_parameters(LLAMA, *LLAMA.specs) + LLAMA.vocab * LLAMA.hidden + LLAMA.hidden
     assert resident(of, 0)[Category.MESSAGES] == 40e6 * 4 + messages
     assert resident(of, 1)[Category.MESSAGES] == 4 * second + messages
-    chunks = replace(of, place=partial(looped_placement, chunks_per_rank=2))
+    chunks = replace(of, placement_rule=partial(looped_placement, chunks_per_rank=2))
     assert resident(chunks, 1)[Category.MESSAGES] < 4 * second
 
 
@@ -164,4 +164,4 @@ def test_gradients_that_were_converted_stay_as_they_were_made() -> None:
         training = replace(TRAINING, overheads=replace(NONE, accumulation=how))
         whole = plan(Layout(dp=4), training)
         held.append(resident(whole)[Category.GRADIENTS])
-    assert held[1] - held[0] == 2.0 * whole.parameters(whole.stages[0])
+    assert held[1] - held[0] == 2.0 * whole.parameter_count(whole.stages[0])

@@ -14,12 +14,12 @@ from clustersim.model.precision_recipe import mixed
 from clustersim.model.presets import preset
 from clustersim.model.training import FullRecompute, Training
 from clustersim.model.transformer import parameters, resized
-from clustersim.parallel.data_parallel_strategy import FullyShard, Microbatches, Zero1
+from clustersim.parallel.data_parallel_strategy import FullyShard, ReductionFrequency, Zero1
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.program.task import CollectiveTask, HostOp, HostOpKind
 from clustersim.results.memory_check import check, host_use_of
-from clustersim.schedules.registry import schedule
+from clustersim.schedules.registry import build_schedule
 from tests.memory.rank_memory import ledger_of, resident
 
 MODEL = resized(preset("llama3-8b"), layers=8)
@@ -34,7 +34,7 @@ def plan(offload: Offload, layout: Layout | None = None, **training: object) -> 
 
 
 def on_host(of: Plan, rank: int = 0, order: str = "gpipe") -> dict[HostCategory, float]:
-    return hosted(of, rank, schedule(order).order(of.layout.pp, of.microbatches)[rank])
+    return hosted(of, rank, build_schedule(order).order(of.layout.pp, of.microbatches)[rank])
 
 
 def test_activations_of_all_microbatches_in_flight_are_there() -> None:
@@ -55,7 +55,10 @@ def test_the_device_keeps_buffers_for_layers_on_their_way(prefetch: int, buffers
     of, whole = plan(Offload(ActivationOffload(prefetch=prefetch))), plan(Offload())
     assert resident(of)[Category.OFFLOAD] == buffers * LAYER
     assert resident(whole)[Category.OFFLOAD] == 0.0
-    fewer = ledger_of(whole, order=schedule("gpipe")).activations - ledger_of(of, order=schedule("gpipe")).activations
+    fewer = (
+        ledger_of(whole, order=build_schedule("gpipe")).activations
+        - ledger_of(of, order=build_schedule("gpipe")).activations
+    )
     assert fewer.max() == 4 * 8 * LAYER
 
 
@@ -125,10 +128,10 @@ def test_shards_on_the_host_take_parameters_gradients_and_states_along() -> None
 
 @pytest.mark.parametrize("states", [ShardOffload(), OptimizerOffload(gradients=True)])
 @pytest.mark.parametrize(("microbatches", "all_reduce", "width"), [
-    (2, Microbatches.LAST, 4), (2, Microbatches.EVERY, 0), (1, Microbatches.LAST, 0),
+    (2, ReductionFrequency.LAST_MICROBATCH, 4), (2, ReductionFrequency.PER_MICROBATCH, 0), (1, ReductionFrequency.LAST_MICROBATCH, 0),
 ])  # fmt: skip
 def test_parts_of_gradients_stay_until_they_have_crossed_replicas(
-    states: ShardOffload | OptimizerOffload, microbatches: int, all_reduce: Microbatches, width: int
+    states: ShardOffload | OptimizerOffload, microbatches: int, all_reduce: ReductionFrequency, width: int
 ) -> None:
     """What goes to the host is done: a device keeps its half of gradients that a later microbatch sums across."""
     layout = Layout(dp=4, data=FullyShard(shard=2, all_reduce=all_reduce))
@@ -226,6 +229,6 @@ def test_frozen_shards_are_copied_as_they_are_computed_with() -> None:
         comm_op.payload for comm_op in tasks if isinstance(comm_op, HostOp) and comm_op.kind is HostOpKind.H2D
     )
     plan = plan_of(answer.scenario)
-    frozen, adapters = (sum(plan.parameters(stage, name) for stage in plan.stages) for name in (DENSE, ADAPTERS))
+    frozen, adapters = (sum(plan.parameter_count(stage, name) for stage in plan.stages) for name in (DENSE, ADAPTERS))
     head = 128256 * 4096 + 4096
     assert fetched == pytest.approx((2 * (2 * frozen - head) + 4 * 2 * adapters) / 8)

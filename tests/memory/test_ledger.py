@@ -63,8 +63,8 @@ def test_interleaving_costs_a_factor_on_the_first_stage(pp: int, chunks: int) ->
     """
     of = plan(pp, 2 * pp, chunks)
     activations = Activations(of)
-    (kept,) = {activations.kept(stage) for stage in of.stages_of(1)}
-    (passing,) = {activations.passing(stage) for stage in of.stages_of(1)}
+    (kept,) = {activations.kept(stage) for stage in of.stages_on_rank(1)}
+    (passing,) = {activations.passing(stage) for stage in of.stages_on_rank(1)}
     in_flight = (ledger_of(of, 1, Interleaved(chunks)).peak_activations - passing) / kept
     assert in_flight + 2 == pytest.approx(pp * chunks * (1 + (pp - 1) / (pp * chunks)))
 
@@ -185,8 +185,8 @@ def test_halves_free_what_was_kept_one_after_the_other(recompute: Recompute) -> 
     of = Plan(MODEL, Training(2048, 1, recompute=recompute), Layout(tp=8, pp=4))
     activations = Activations(of)
     for stage in of.stages:
-        turns = in_turns([Action(stage.number, kind, 0) for kind in (F, I, W)])
-        made = ordered_ledger(Footprint(of, BARE, 0.0), activations, stage.number, turns)
+        turns = in_turns([Action(stage.index, kind, 0) for kind in (F, I, W)])
+        made = ordered_ledger(Footprint(of, BARE, 0.0), activations, stage.index, turns)
         kept, waiting = activations.kept(stage), activations.waiting(stage)
         extra = activations.passing(stage, I), activations.passing(stage, W)
         expected = [kept, kept + extra[0], waiting, waiting + extra[1], 0.0]
@@ -199,7 +199,7 @@ def test_halves_wait_for_more_than_full_recomputation_kept() -> None:
     activations, stage = Activations(of), of.stages[1]
     assert activations.waiting(stage) == 16 * activations.kept(stage)
     least = activations.waiting(stage) - activations.kept(stage)
-    assert activations.passing(stage, I) >= least * (stage.layers - 1) / stage.layers
+    assert activations.passing(stage, I) >= least * (stage.layer_count - 1) / stage.layer_count
 
 
 @pytest.mark.parametrize("memory", [1, 2])
@@ -218,6 +218,6 @@ def test_zero_bubble_with_whole_gradients_exceeds_its_limit_by_one_microbatchs_d
     passing = max(activations.passing(stage, kind) for stage in of.stages for kind in (I, W))
     assert waiting > 1.5 * kept
     parts = sum(map(activations.waiting, of.stages)) / sum(map(activations.kept, of.stages))
-    order = ZeroBubble(memory, PassCosts(waiting=parts))
+    order = ZeroBubble(memory, PassCosts(pending_memory_ratio=parts))
     peaks = [ledger_of(of, rank, order).peak_activations for rank in range(16)]
     assert max(peaks) <= (16 * memory - 1) * kept + waiting + passing

@@ -80,7 +80,7 @@ def test_remedies_keep_the_gpus_and_the_batch(name: str) -> None:
     of = CASES[name]
     for suggestion in check(of).suggestions:
         changed = of.changed(*overrides(suggestion))
-        assert changed.layout.world == of.layout.world
+        assert changed.layout.world_size == of.layout.world_size
         assert changed.training.global_batch == of.training.global_batch
 
 

@@ -55,7 +55,7 @@ def _moved(action: Callable[[], Any]) -> tuple[_Trace, Any]:
         def __torch_dispatch__(self, operator: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
             result = operator(*args, **(kwargs or {}))
             schema = operator._schema
-            is_view = any(given.alias_info and not given.alias_info.is_write for given in schema.returns)
+            is_view = any(given.alias_info and not given.alias_info.is_write for given in schema.ends_experts)
             skipped = ("detach", "empty", "profiler", "_local_scalar", "_record_function")
             if is_view or operator.__name__.startswith(skipped):
                 return result

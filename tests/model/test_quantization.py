@@ -24,7 +24,7 @@ from clustersim.model.recipe_files import load_recipe
 from clustersim.model.training import Training
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
-from clustersim.parallel.token_dispatch import Dispatch
+from clustersim.parallel.token_dispatch import TokenDispatch
 from clustersim.program.task import CollectiveType, ComputeTask
 from clustersim.schedules.one_f_one_b import OneFOneB
 from tests.conftest import examples
@@ -77,8 +77,10 @@ def test_operands_of_one_layer_by_hand() -> None:
 def test_weights_are_cast_once_a_step_and_both_copies_are_kept() -> None:
     """With one rank: L layers of P elements in matrices are read (2 bytes) and written twice in FP8 (1 byte each)."""
     plan = Plan(MODEL, Training(T, 4, recipe=load_recipe("fp8").as_run(**ON_HOPPER)), Layout())
-    elements = sum(operator.cast for operator in plan.layers[MODEL.specs[0]].operators)
-    assert elements == sum(item.parameters for item in plan.layers[MODEL.specs[0]].operators if item.linear is not None)
+    elements = sum(operator.cast for operator in plan.layer_by_spec[MODEL.specs[0]].operators)
+    assert elements == sum(
+        item.parameters for item in plan.layer_by_spec[MODEL.specs[0]].operators if item.linear is not None
+    )
     (program,) = lower(plan, OneFOneB().order(1, 4)).programs
     tasks = [task.segment.operations for task in program.tasks if isinstance(task, ComputeTask)]
     found = [
@@ -155,8 +157,8 @@ def test_layers_at_the_ends_have_no_narrow_products() -> None:
     plan = Plan(MODEL, Training(T, 1, recipe=recipe), Layout())
     wide = [run.spec.wide for run in plan.stages[0].stack for _ in range(run.count)]
     assert wide == [True] + [False] * (MODEL.layers - 3) + [True] * 2
-    ends = plan.layers[plan.stages[0].stack[0].spec]
-    assert ends == Plan(MODEL, Training(T, 1), Layout()).layers[MODEL.specs[0]]
+    ends = plan.layer_by_spec[plan.stages[0].stack[0].spec]
+    assert ends == Plan(MODEL, Training(T, 1), Layout()).layer_by_spec[MODEL.specs[0]]
     assert wide_ends(MODEL.stack, 99, 99)[0].count == MODEL.layers
 
 
@@ -223,8 +225,8 @@ def test_tokens_that_travel_narrow_are_cast_before_and_once_more_behind() -> Non
     assert casts["experts.down.transpose_output_gradient"].bytes == 2 * T * H * 2 * width
     assert casts["experts.down.cast_input"].bytes == 2 * T * 256 * (2 + 2 * width)
     layout = Layout(dp=4, ep=4)
-    sent = Dispatch(layout, routed, T, 2.0 * H, DType.BF16, sent=DType.FP8_BLOCKWISE)
-    plain = replace(sent, sent=None)
-    rows = {comm_op.name: comm_op.payload for comm_op in sent.there()}["dispatch tokens"]
-    assert rows == {item.name: item.payload for item in plain.there()}["dispatch tokens"] * width / 2
-    assert sent.back() == plain.back()
+    sent = TokenDispatch(layout, routed, T, 2.0 * H, DType.BF16, wire_format=DType.FP8_BLOCKWISE)
+    plain = replace(sent, wire_format=None)
+    rows = {dispatch_op.name: dispatch_op.payload for dispatch_op in sent.dispatch_ops()}["dispatch tokens"]
+    assert rows == {comm_op.name: comm_op.payload for comm_op in plain.dispatch_ops()}["dispatch tokens"] * width / 2
+    assert sent.combine_ops() == plain.combine_ops()

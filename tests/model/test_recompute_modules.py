@@ -14,7 +14,7 @@ from clustersim.model.training import SelectiveRecompute, Training
 from clustersim.model.transformer import Model
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
-from clustersim.parallel.tensor_parallel import forward, modules_again
+from clustersim.parallel.tensor_parallel import forward_operations, recomputed_modules
 from clustersim.program.task import CollectiveType, Operation, TokenDispatcher, WorkType
 
 S, B, TOP_K, FFN, SHARED = 64, 2, 2, 96, 48
@@ -37,13 +37,13 @@ def plan(of: Model, *modules: Module, layout: Layout | None = None, **training: 
 
 def dropped(of: Model, *modules: Module, layout: Layout | None = None, **training: object) -> float:
     """Bytes that a layer does not keep."""
-    layer = plan(of, *modules, layout=layout, **training).layers[of.specs[0]]
+    layer = plan(of, *modules, layout=layout, **training).layer_by_spec[of.specs[0]]
     return layer.kept - layer.kept_beside(frozenset(modules))
 
 
 def again(made: Plan, *modules: Module, early_stop: bool = False) -> list[Operation]:
     spec = made.model.specs[0]
-    return modules_again(made.layers[spec], made.sharding(spec), set(modules), early_stop=early_stop)
+    return recomputed_modules(made.layer_by_spec[spec], made.layer_sharding(spec), set(modules), early_stop=early_stop)
 
 
 def names(operations: list[Operation]) -> list[str]:
@@ -135,7 +135,7 @@ def test_what_latent_attentions_up_projections_drop(
 def test_experts_in_a_loop_do_what_a_grouped_product_does() -> None:
     """As many products as experts, of the same work, and what they move with it."""
     loop, grouped = (
-        plan(MIXTURE, overheads=Overheads(grouping=item)).layers[MIXTURE.specs[0]]
+        plan(MIXTURE, overheads=Overheads(grouping=item)).layer_by_spec[MIXTURE.specs[0]]
         for item in (Grouping.LOOP, Grouping.STREAMS)
     )
     for one, other in zip(loop.operators, grouped.operators, strict=True):
@@ -149,7 +149,7 @@ def test_experts_in_a_loop_do_what_a_grouped_product_does() -> None:
 
 def test_frozen_layers_keep_what_a_recomputed_module_reads() -> None:
     """A frozen MLP keeps no input for its products' gradients; that of the whole stays, for it is run again."""
-    kept = plan(DENSE, lora=Lora(1, (Target.Q,), alpha=1.0)).layers[DENSE.specs[0]]
+    kept = plan(DENSE, lora=Lora(1, (Target.Q,), alpha=1.0)).layer_by_spec[DENSE.specs[0]]
     of_mlp = [operator for operator in kept.operators if operator.inside({Module.MLP})]
     assert sum(item.kept for item in of_mlp) == GATED * FFN - BF16 * S * B * FFN  # gate and up
     assert sum(element.kept_beside({Module.MLP}) for element in of_mlp) == X
@@ -170,12 +170,15 @@ def test_a_recomputed_mixture_dispatches_and_combines_again(dispatcher: TokenDis
     """All that forward does between the mixture's norm and its sum with the residual stream, exchanges included."""
     made = plan(MIXTURE, layout=Layout(dp=4, ep=4, dispatcher=dispatcher))
     spec = MIXTURE.specs[0]
-    ahead = [operation.body for operation in forward(made.layers[spec], made.sharding(spec))]
+    ahead = [
+        forward_operation.body
+        for forward_operation in forward_operations(made.layer_by_spec[spec], made.layer_sharding(spec))
+    ]
     mixture = again(made, Module.MIXTURE)
-    assert all(item.work_type is WorkType.RECOMPUTE for item in mixture)
-    assert [element.body for element in mixture] == ahead[-len(mixture) - 1 : -1]
+    assert all(operation.work_type is WorkType.RECOMPUTE for operation in mixture)
+    assert [item.body for item in mixture] == ahead[-len(mixture) - 1 : -1]
     assert (names(mixture)[0], names(mixture)[-1]) == ("mlp.router", "mlp.sum")
-    assert sum(entry.comm_op is not None for entry in mixture) >= 2
+    assert sum(element.comm_op is not None for element in mixture) >= 2
 
 
 def test_modules_of_a_mixture_are_run_again_by_themselves_and_within_it_once_more() -> None:

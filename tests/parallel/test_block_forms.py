@@ -10,7 +10,13 @@ from clustersim.model.training import Training
 from clustersim.model.transformer import resized
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
-from clustersim.parallel.tensor_parallel import backward, forward, input_gradients, operations_again, weight_gradients
+from clustersim.parallel.tensor_parallel import (
+    backward_operations,
+    forward_operations,
+    input_gradient_operations,
+    recomputed_operations,
+    weight_gradient_operations,
+)
 from clustersim.program.task import CollectiveType, CommOp, Operation
 from tests.parallel.test_tensor_parallel import SMALL
 
@@ -27,9 +33,9 @@ def passes(block: BlockForm, layout: Layout) -> tuple[list[Operation], list[Oper
     """Forward, backward, and backward in halves."""
     plan = Plan(resized(SMALL, block=block), Training(32, 1), layout)
     (spec,) = plan.model.specs
-    layer, sharding = plan.layers[spec], plan.sharding(spec)
-    halves = [*input_gradients(layer, sharding), *weight_gradients(layer, sharding)]
-    return forward(layer, sharding), backward(layer, sharding), halves
+    layer, sharding = plan.layer_by_spec[spec], plan.layer_sharding(spec)
+    halves = [*input_gradient_operations(layer, sharding), *weight_gradient_operations(layer, sharding)]
+    return forward_operations(layer, sharding), backward_operations(layer, sharding), halves
 
 
 @pytest.mark.parametrize("block", BlockForm)
@@ -65,7 +71,7 @@ def test_a_parallel_block_gathers_its_input_before_the_mlps_weights_need_it() ->
 @pytest.mark.parametrize("layout", [WHOLE, SPLIT], ids=["whole", "split"])
 def test_every_gradient_is_complete_once(block: BlockForm, layout: Layout) -> None:
     plan = Plan(resized(SMALL, block=block), Training(32, 1), layout)
-    (layer,) = plan.layers.values()
+    (layer,) = plan.layer_by_spec.values()
     _, _, halves = passes(block, layout)
     assert sum(operation.gradient_count for operation in halves) == layer.parameters
 
@@ -75,7 +81,7 @@ def test_selective_operations_run_a_sharded_input_again(block: BlockForm) -> Non
     """Torchtitan's `op`: products are kept by turns, so inputs are gathered again wherever a product is run again."""
     plan = Plan(resized(SMALL, block=block), Training(32, 1), SPLIT)
     (spec,) = plan.model.specs
-    again = operations_again(plan.layers[spec], plan.sharding(spec), early_stop=False)
+    again = recomputed_operations(plan.layer_by_spec[spec], plan.layer_sharding(spec), early_stop=False)
     assert len(sent(again)) == SUMS[block][1]
 
 
@@ -86,7 +92,7 @@ def test_a_window_leaves_the_ring_as_it_is() -> None:
     rings = []
     for plan in (full, narrow):
         (spec,) = plan.model.specs
-        rings.append(sent(forward(plan.layers[spec], plan.sharding(spec))))
+        rings.append(sent(forward_operations(plan.layer_by_spec[spec], plan.layer_sharding(spec))))
     assert rings[0] == rings[1]
     assert replace(rings[0][0], payload=0.0).collective is CollectiveType.SHIFT
 
@@ -102,16 +108,18 @@ def test_adapters_beside_any_block(form: BlockForm, layout: Layout, targets: tup
     training = Training(32, 1, lora=Lora(4, targets, alpha=8.0))
     plan = Plan(resized(SMALL, block=form), training, layout)
     (spec,) = plan.model.specs
-    layer, sharding = plan.layers[spec], plan.sharding(spec)
-    for operations, sums in zip((forward(layer, sharding), backward(layer, sharding)), SUMS[form], strict=True):
+    layer, sharding = plan.layer_by_spec[spec], plan.layer_sharding(spec)
+    for operations, sums in zip(
+        (forward_operations(layer, sharding), backward_operations(layer, sharding)), SUMS[form], strict=True
+    ):
         names = [comm_op.name for comm_op in sent(operations) if "adapter" not in comm_op.name]
         assert sum(name.startswith("reduce") for name in names) == sums
         assert "gather input again" not in names
-    halves = [*input_gradients(layer, sharding), *weight_gradients(layer, sharding)]
-    for operations in (halves, backward(layer, sharding)):
+    halves = [*input_gradient_operations(layer, sharding), *weight_gradient_operations(layer, sharding)]
+    for operations in (halves, backward_operations(layer, sharding)):
         assert sum(operation.gradient_count for operation in operations) == sum(
             operator.gradients for operator in layer.operators
         )
     if layout is SPLIT:
-        gathers = [item for item in sent(forward(layer, sharding)) if item.name == "gather input"]
+        gathers = [item for item in sent(forward_operations(layer, sharding)) if item.name == "gather input"]
         assert len(gathers) == SUMS[form][1]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from clustersim.model.presets import preset
 from clustersim.model.training import Training
-from clustersim.parallel.layer_partition import split_layers, stages
+from clustersim.parallel.layer_partition import build_stages, partition_evenly
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.program.placement import looped_placement
@@ -19,20 +19,20 @@ SIZES = st.tuples(st.integers(1, 200), st.integers(1, 200))
 @given(SIZES)
 def test_no_layer_is_lost(sizes: tuple[int, int]) -> None:
     layers, count = sizes
-    assert sum(split_layers(layers, count)) == layers
-    assert len(split_layers(layers, count)) == count
+    assert sum(partition_evenly(layers, count)) == layers
+    assert len(partition_evenly(layers, count)) == count
 
 
 @given(SIZES)
 def test_stages_differ_by_one_layer_at_most(sizes: tuple[int, int]) -> None:
-    counts = split_layers(*sizes)
+    counts = partition_evenly(*sizes)
     assert 0 <= max(counts) - min(counts) <= 1
 
 
 @given(SIZES)
 def test_the_lighter_stages_are_at_the_ends_and_the_last_comes_first(sizes: tuple[int, int]) -> None:
     """The ends also hold embedding and logits; logits cost more, so the end has at least as many light stages."""
-    counts = split_layers(*sizes)
+    counts = partition_evenly(*sizes)
     most = max(counts)
     light = [number for number, layers in enumerate(counts) if layers < most]
     front = sum(number < len(counts) / 2 for number in light)
@@ -53,27 +53,32 @@ def test_the_lighter_stages_are_at_the_ends_and_the_last_comes_first(sizes: tupl
     ],
 )
 def test_known_splits(layers: int, count: int, expected: tuple[int, ...]) -> None:
-    assert split_layers(layers, count) == expected
+    assert partition_evenly(layers, count) == expected
 
 
 def test_embedding_and_head_are_on_the_ends() -> None:
-    first, *middle, last = stages(preset("llama3-8b").stack, (2, 2, 2, 1))
-    assert (first.embedding, first.head) == (True, False)
-    assert (last.embedding, last.head) == (False, True)
-    assert not any(stage.embedding or stage.head for stage in middle)
-    (only,) = stages(preset("llama3-8b").stack, (3,))
-    assert only.embedding
-    assert only.head
+    first, *middle, last = build_stages(preset("llama3-8b").stack, (2, 2, 2, 1))
+    assert (first.has_embedding, first.has_head) == (True, False)
+    assert (last.has_embedding, last.has_head) == (False, True)
+    assert not any(stage.has_embedding or stage.has_head for stage in middle)
+    (only,) = build_stages(preset("llama3-8b").stack, (3,))
+    assert only.has_embedding
+    assert only.has_head
 
 
 def test_virtual_stages_go_round_the_ranks() -> None:
     """Rank r of p holds stages r, r + p, r + 2p, ... (torch.distributed.pipelining, Megatron's interleaving)."""
     plan = Plan(preset("llama3-8b"), Training(1024, 8), Layout(pp=4), partial(looped_placement, chunks_per_rank=2))
-    assert [[stage.number for stage in plan.stages_of(rank)] for rank in range(4)] == [[0, 4], [1, 5], [2, 6], [3, 7]]
-    assert sum(stage.layers for rank in range(4) for stage in plan.stages_of(rank)) == 32
+    assert [[stage.index for stage in plan.stages_on_rank(rank)] for rank in range(4)] == [
+        [0, 4],
+        [1, 5],
+        [2, 6],
+        [3, 7],
+    ]
+    assert sum(stage.layer_count for rank in range(4) for stage in plan.stages_on_rank(rank)) == 32
 
 
 def test_a_plan_takes_the_layers_that_it_is_given() -> None:
     given_layers = (9, 8, 8, 7)
     plan = Plan(preset("llama3-8b"), Training(1024, 8), Layout(pp=4, layers_per_stage=given_layers))
-    assert tuple(stage.layers for stage in plan.stages) == given_layers
+    assert tuple(stage.layer_count for stage in plan.stages) == given_layers

@@ -95,9 +95,9 @@ def test_a_stage_keeps_what_its_layers_keep(stack: tuple[LayerRun, ...], recompu
     (stage,) = plan.stages
     partly = NoRecompute() if isinstance(recompute, FullRecompute) else recompute
     expected = plan.embedding.kept + plan.head.kept
-    for run, again, _ in plan.runs(stage):
+    for run, again, _ in plan.layer_runs(stage):
         alone = Plan(stacked((LayerRun(run.spec, 1),)), Training(1024, 1, recompute=partly), Layout())
-        own = Activations(alone).kept(replace(alone.stages[0], embedding=False, head=False))
+        own = Activations(alone).kept(replace(alone.stages[0], has_embedding=False, has_head=False))
         expected += run.count * (1024 * 4096 * 2 if again else own)
     assert Activations(plan).kept(stage) == expected
 

@@ -5,8 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.common.errors import InputError
-from clustersim.parallel.layer_partition import Counted, Drawn, Ends, dealt, split_layers
-from clustersim.parallel.pipeline_layout_string import read_stages
+from clustersim.parallel.layer_partition import (
+    AccountForEnds,
+    EndRankLayers,
+    PipelineLayoutString,
+    partition_evenly,
+    partition_layers,
+)
+from clustersim.parallel.pipeline_layout_string import parse_pipeline_layout
 from clustersim.program.placement import Placement, looped_placement
 
 
@@ -24,7 +30,7 @@ from clustersim.program.placement import Placement, looped_placement
     ],
 )
 def test_known_strings(text: str, counts: tuple[int, ...]) -> None:
-    assert read_stages(text) == Drawn(counts, (0,) * len(counts))
+    assert parse_pipeline_layout(text) == PipelineLayoutString(counts, (0,) * len(counts))
 
 
 @pytest.mark.parametrize(
@@ -32,8 +38,8 @@ def test_known_strings(text: str, counts: tuple[int, ...]) -> None:
     [("Et*3|(tt|)*29m|L", 30, 1), ("Et|(tt|)*30mL", 31, 1), ("EtmmL", 0, 2), ("Et|tm*3|L", 1, 3)],
 )
 def test_layers_that_predict_further_tokens_are_on_one_stage(text: str, at: int, many: int) -> None:
-    found = read_stages(text)
-    assert found.ahead == tuple(many * (stage == at) for stage in range(len(found.layers)))
+    found = parse_pipeline_layout(text)
+    assert found.mtp_layer_counts == tuple(many * (stage == at) for stage in range(len(found.layer_counts)))
 
 
 @pytest.mark.parametrize(
@@ -60,21 +66,21 @@ def test_layers_that_predict_further_tokens_are_on_one_stage(text: str, at: int,
 )
 def test_bad_strings_are_refused(text: str, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
-        read_stages(text)
+        parse_pipeline_layout(text)
 
 
 @given(st.integers(1, 20), st.integers(1, 8))
 def test_a_string_of_the_even_split_is_the_even_split(stages: int, each: int) -> None:
     body = "|".join(["t" * each] * stages)
-    assert read_stages(f"E{body}L").layers == split_layers(stages * each, stages)
-    assert read_stages(f"E(t*{each}|)*{stages}L").layers[:-1] == split_layers(stages * each, stages)
+    assert parse_pipeline_layout(f"E{body}L").layer_counts == partition_evenly(stages * each, stages)
+    assert parse_pipeline_layout(f"E(t*{each}|)*{stages}L").layer_counts[:-1] == partition_evenly(stages * each, stages)
 
 
 @given(st.integers(1, 16), st.integers(1, 4), st.booleans(), st.booleans())
 def test_counted_ends_take_a_layers_place(pp: int, chunks: int, embedding: bool, head: bool) -> None:
     """Every stage has as many slots; embedding and logits fill one each."""
     placement, layers = looped_placement(pp, chunks), 3 * pp * chunks - embedding - head
-    counts = dealt(Counted(embedding, head), layers, placement)
+    counts = partition_layers(AccountForEnds(embedding, head), layers, placement)
     slots = list(counts)
     slots[0] += embedding
     slots[-1] += head
@@ -86,35 +92,35 @@ def test_ranks_at_the_ends_have_layers_of_their_own(pp: int, chunks: int, first:
     """Shares of a rank's chunks are equal, and those of all other ranks."""
     layers = chunks * (first + last + 2 * (pp - 2))
     placement = looped_placement(pp, chunks)
-    counts = dealt(Ends(chunks * first, chunks * last), layers, placement)
+    counts = partition_layers(EndRankLayers(chunks * first, chunks * last), layers, placement)
     shares = [[counts[stage] for stage in placement.stages_on_rank(rank)] for rank in range(pp)]
     assert shares == [[first] * chunks, *[[2] * chunks] * (pp - 2), [last] * chunks]
 
 
 def test_rules_go_by_ranks_whatever_the_placement() -> None:
     v_shape = Placement((0, 1, 2, 2, 1, 0))
-    assert dealt(Ends(first=2), 10, v_shape) == (1, 2, 2, 2, 2, 1)
-    assert dealt(Counted(head=True), 11, v_shape) == (2, 2, 2, 2, 2, 1)
+    assert partition_layers(EndRankLayers(first=2), 10, v_shape) == (1, 2, 2, 2, 2, 1)
+    assert partition_layers(AccountForEnds(head=True), 11, v_shape) == (2, 2, 2, 2, 2, 1)
 
 
 @pytest.mark.parametrize(
     ("rule", "layers", "sentence"),
     [
-        (Counted(embedding=True), 32, "32 layers and the embedding are 33 slots, which 4 stages do not divide"),
-        (Ends(first=7), 32, "7 on rank 0 leave 25 of 32 layers, which 3 other pipeline ranks do not share"),
-        (Ends(first=40, last=1), 32, "40 on rank 0 and 1 on rank 3 are more than the 32 layers"),
+        (AccountForEnds(embedding=True), 32, "32 layers and the embedding are 33 slots, which 4 stages do not divide"),
+        (EndRankLayers(first=7), 32, "7 on rank 0 leave 25 of 32 layers, which 3 other pipeline ranks do not share"),
+        (EndRankLayers(first=40, last=1), 32, "40 on rank 0 and 1 on rank 3 are more than the 32 layers"),
     ],
 )
-def test_rules_without_an_answer_are_refused(rule: Counted | Ends, layers: int, sentence: str) -> None:
+def test_rules_without_an_answer_are_refused(rule: AccountForEnds | EndRankLayers, layers: int, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
-        dealt(rule, layers, looped_placement(4))
+        partition_layers(rule, layers, looped_placement(4))
 
 
 def test_ends_alone_must_hold_all_layers() -> None:
     with pytest.raises(InputError, match="3 on rank 0 and 4 on rank 1 leave 1 of 8 layers, and there is no other"):
-        dealt(Ends(first=3, last=4), 8, looped_placement(2))
+        partition_layers(EndRankLayers(first=3, last=4), 8, looped_placement(2))
 
 
 def test_chunks_that_do_not_divide_a_ranks_share_are_refused() -> None:
     with pytest.raises(InputError, match="do not divide into 2 chunks each"):
-        dealt(Ends(first=3, last=1), 8, looped_placement(4, 2))
+        partition_layers(EndRankLayers(first=3, last=1), 8, looped_placement(4, 2))

@@ -17,25 +17,25 @@ def test_microbatches_share_a_replicas_part_of_the_batch() -> None:
 
 def test_context_parallel_ranks_hold_the_same_weights() -> None:
     (dense,) = plan(Layout(dp=4, cp=2), Training(1024, 4)).parameter_groups
-    assert dense.ranks == 8
+    assert dense.dp_size == 8
 
 
 def test_context_parallelism_splits_queries_and_not_keys() -> None:
-    shard = plan(Layout(cp=4), Training(4096, 2, microbatch=2)).shard
+    shard = plan(Layout(cp=4), Training(4096, 2, microbatch=2)).layer_shard
     assert (shard.batch, shard.sequence, shard.keys) == (2, 1024, 4096)
 
 
 def test_the_activation_between_layers_is_batch_x_sequence_x_hidden() -> None:
     """2 x 4096 / 4 x 4096 elements of two bytes, whole over the tensor-parallel ranks."""
-    assert plan(Layout(cp=4, tp=2), Training(4096, 2, microbatch=2)).activation == 2 * 1024 * 4096 * 2
+    assert plan(Layout(cp=4, tp=2), Training(4096, 2, microbatch=2)).activation_bytes == 2 * 1024 * 4096 * 2
 
 
 def test_the_ring_carries_keys_and_values_of_this_ranks_heads() -> None:
     """8 key/value heads over tp 2 are 4 of 128; keys and values of 4096 tokens, two bytes each."""
-    sharding = plan(Layout(cp=4, tp=2), Training(4096, 1)).sharding(*preset("llama3-8b").specs)
-    assert sharding.keys_values == 2 * 4096 * 4 * 128 * 2
+    sharding = plan(Layout(cp=4, tp=2), Training(4096, 1)).layer_sharding(*preset("llama3-8b").specs)
+    assert sharding.kv_bytes == 2 * 4096 * 4 * 128 * 2
 
 
 def test_more_tensor_parallelism_than_key_value_heads_repeats_a_head() -> None:
-    sharding = plan(Layout(cp=2, tp=16), Training(4096, 1)).sharding(*preset("llama3-8b").specs)
-    assert sharding.keys_values == 2 * 4096 * 1 * 128 * 2
+    sharding = plan(Layout(cp=2, tp=16), Training(4096, 1)).layer_sharding(*preset("llama3-8b").specs)
+    assert sharding.kv_bytes == 2 * 4096 * 1 * 128 * 2

@@ -10,33 +10,45 @@ from hypothesis import strategies as st
 
 from clustersim.parallel.data_parallel_strategy import FullyShard
 from clustersim.parallel.layout import Layout
-from clustersim.parallel.mesh import CONTEXT, DATA, DENSE, EXPERTS, MESHES, NAMES, PIPELINE, ROLES, SERVED, TENSOR, Axis
+from clustersim.parallel.mesh import (
+    COMM_AXES,
+    COMM_GROUPS,
+    CONTEXT,
+    DATA,
+    DENSE_AXIS_NAMES,
+    DENSE_MESH,
+    EXPERT_MESH,
+    MESHES,
+    PIPELINE,
+    TENSOR,
+    Axis,
+)
 from clustersim.parallel.process_groups import process_groups
 from clustersim.program.placement import Placement, looped_placement
 from clustersim.schedules.dual_pipe import DualPipe
 
 LAYOUTS = st.builds(
     lambda degrees, order: Layout(**degrees, order=tuple(order)),
-    st.fixed_dictionaries({name: st.integers(1, 4) for name in NAMES}),
-    st.permutations(NAMES),
+    st.fixed_dictionaries({name: st.integers(1, 4) for name in DENSE_AXIS_NAMES}),
+    st.permutations(DENSE_AXIS_NAMES),
 )
 
 
 @given(LAYOUTS)
 def test_a_rank_is_its_coordinates_in_mixed_radix(layout: Layout) -> None:
-    rank, stride = np.zeros(layout.world, dtype=int), 1
-    for axis in sorted(MESHES[DENSE], key=lambda axis: layout.order.index(axis.name)):
-        rank += stride * layout.mesh.coordinate(axis)
+    rank, stride = np.zeros(layout.world_size, dtype=int), 1
+    for axis in sorted(MESHES[DENSE_MESH], key=lambda axis: layout.order.index(axis.name)):
+        rank += stride * layout.mesh.rank_coordinates(axis)
         stride *= layout.degrees[axis.name]
-    assert rank.tolist() == list(range(layout.world))
+    assert rank.tolist() == list(range(layout.world_size))
 
 
-@given(LAYOUTS, st.sets(st.sampled_from(MESHES[DENSE]), min_size=1))
+@given(LAYOUTS, st.sets(st.sampled_from(MESHES[DENSE_MESH]), min_size=1))
 def test_groups_hold_the_ranks_that_differ_on_their_axes_only(layout: Layout, axes: set[Axis]) -> None:
-    groups = layout.mesh.members(*axes)
+    groups = layout.mesh.groups_along(*axes)
     assert groups.shape[1] == np.prod([layout.degrees[axis.name] for axis in axes])
-    for axis in MESHES[DENSE]:
-        of_members = layout.mesh.coordinate(axis)[groups]
+    for axis in MESHES[DENSE_MESH]:
+        of_members = layout.mesh.rank_coordinates(axis)[groups]
         if axis not in axes:
             assert (of_members == of_members[:, :1]).all()
 
@@ -45,7 +57,7 @@ def test_groups_hold_the_ranks_that_differ_on_their_axes_only(layout: Layout, ax
 def test_each_rank_is_in_one_group_of_a_symmetric_role(layout: Layout) -> None:
     for role, groups in process_groups(layout, looped_placement(layout.pp)).items():
         if not groups.ordered and role != "embedding":
-            assert sorted(groups.members.reshape(-1)) == list(range(layout.world)), role
+            assert sorted(groups.members.reshape(-1)) == list(range(layout.world_size)), role
 
 
 @given(LAYOUTS)
@@ -65,7 +77,7 @@ def test_sizes_of_roles(layout: Layout) -> None:
     assert sizes["cp"] == layout.cp
     assert sizes["dp"] == layout.dp * layout.cp
     assert sizes["model"] == layout.tp * layout.pp
-    assert sizes["world"] == layout.world
+    assert sizes["world"] == layout.world_size
     assert ("pp_next" in sizes) == ("embedding" in sizes) == (layout.pp > 1)
 
 
@@ -75,10 +87,10 @@ def test_megatrons_default_order_puts_tensor_ranks_side_by_side() -> None:
     8 tensor groups [g0, g1] [g2, g3] ...; 4 pipeline groups [g0, g4, g8, g12] ...; 8 data groups [g0, g2] [g1, g3] ...
     """
     layout = Layout(tp=2, pp=4, dp=2)
-    assert layout.mesh.members(TENSOR).tolist() == [[rank, rank + 1] for rank in range(0, 16, 2)]
-    assert layout.mesh.members(PIPELINE).tolist() == [[rank, rank + 4, rank + 8, rank + 12] for rank in range(4)]
+    assert layout.mesh.groups_along(TENSOR).tolist() == [[rank, rank + 1] for rank in range(0, 16, 2)]
+    assert layout.mesh.groups_along(PIPELINE).tolist() == [[rank, rank + 4, rank + 8, rank + 12] for rank in range(4)]
     expected = [[0, 2], [1, 3], [4, 6], [5, 7], [8, 10], [9, 11], [12, 14], [13, 15]]
-    assert sorted(layout.mesh.members(DATA).tolist()) == expected
+    assert sorted(layout.mesh.groups_along(DATA).tolist()) == expected
 
 
 def test_llama_3s_order_puts_data_parallel_ranks_farthest_apart() -> None:
@@ -91,7 +103,7 @@ def test_llama_3s_order_puts_data_parallel_ranks_farthest_apart() -> None:
 
 
 def test_the_mesh_has_the_slowest_axis_first() -> None:
-    assert Layout(tp=2, dp=3, pp=5).mesh.grid.shape == (5, 3, 1, 2)
+    assert Layout(tp=2, dp=3, pp=5).mesh.rank_grid.shape == (5, 3, 1, 2)
 
 
 def pairs(layout: Layout, placement: Placement, role: str) -> list[list[int]]:
@@ -111,8 +123,8 @@ def test_pairs_of_several_chunks_send_once_and_receive_once_on_every_rank(role: 
     if layout.pp == 1:
         assert not len(found)
         return
-    assert sorted(found[:, 0]) == sorted(found[:, 1]) == list(range(layout.world))
-    stage = layout.mesh.coordinate(PIPELINE)
+    assert sorted(found[:, 0]) == sorted(found[:, 1]) == list(range(layout.world_size))
+    stage = layout.mesh.rank_coordinates(PIPELINE)
     assert ((stage[found[:, 1]] - stage[found[:, 0]] - step) % layout.pp == 0).all()
 
 
@@ -121,8 +133,8 @@ def test_a_pair_differs_in_its_pipeline_coordinate_only(layout: Layout) -> None:
     for role, step in (("pp_next", 1), ("pp_previous", -1)):
         found = np.array(pairs(layout, looped_placement(layout.pp), role), dtype=int).reshape(-1, 2)
         for axis in (TENSOR, CONTEXT, DATA):
-            assert (np.diff(layout.mesh.coordinate(axis)[found], axis=1) == 0).all()
-        assert (np.diff(layout.mesh.coordinate(PIPELINE)[found], axis=1) == step).all()
+            assert (np.diff(layout.mesh.rank_coordinates(axis)[found], axis=1) == 0).all()
+        assert (np.diff(layout.mesh.rank_coordinates(PIPELINE)[found], axis=1) == step).all()
 
 
 def test_in_a_v_neighbours_send_both_ways_and_nobody_wraps() -> None:
@@ -154,11 +166,11 @@ def test_two_meshes_over_the_same_ranks_share_their_pipeline() -> None:
     """
     layout = Layout(tp=4, dp=2, pp=2, ep=4, etp=1)
     groups = process_groups(layout, looped_placement(2))
-    assert layout.world == 16
-    assert layout.size_of(ROLES["ep"]) == 4
+    assert layout.world_size == 16
+    assert layout.group_size(COMM_GROUPS["ep"]) == 4
     assert groups["ep"].members.tolist() == groups["tp"].members.tolist()
     assert groups["edp"].members.tolist() == groups["dp"].members.tolist()
-    assert (layout.meshes[EXPERTS].coordinate(PIPELINE) == layout.mesh.coordinate(PIPELINE)).all()
+    assert (layout.meshes[EXPERT_MESH].rank_coordinates(PIPELINE) == layout.mesh.rank_coordinates(PIPELINE)).all()
 
 
 def test_experts_that_are_spread_like_all_else_have_no_groups_of_their_own() -> None:
@@ -176,12 +188,12 @@ def test_hybrid_sharding_keeps_its_replicas_of_experts() -> None:
 
 def test_every_axis_is_served_by_a_role_and_every_role_lies_on_its_mesh() -> None:
     meshes = Layout(dp=4, ep=2, data=FullyShard(shard=2)).meshes
-    assert {role.serves for role in ROLES.values()} == set(SERVED)
-    for role in ROLES.values():
+    assert {role.accounted_axis for role in COMM_GROUPS.values()} == set(COMM_AXES)
+    for role in COMM_GROUPS.values():
         assert {axis.name for axis in role.axes} <= set(meshes[role.mesh].degrees), role
 
 
-@given(st.integers(2, 4), st.integers(1, 3), st.integers(1, 2), st.permutations(NAMES))
+@given(st.integers(2, 4), st.integers(1, 3), st.integers(1, 2), st.permutations(DENSE_AXIS_NAMES))
 def test_pipelines_towards_each_other_are_dual_pipe(half: int, dp: int, tp: int, order: list[str]) -> None:
     """On the line of pp = 2 half ranks as they are numbered: rank r has the stages r and pp - 1 - r, each a copy.
 
@@ -190,15 +202,15 @@ def test_pipelines_towards_each_other_are_dual_pipe(half: int, dp: int, tp: int,
     """
     layout = Layout(tp=tp, pp=half, dp=2 * dp, order=tuple(order), mirrored=True)
     groups = process_groups(layout, DualPipe().placement(half))
-    lines = layout.written.mesh.members(PIPELINE)
+    lines = layout.as_configured.mesh.groups_along(PIPELINE)
     pairs = {(a, b) for line in lines.tolist() for one in range(2 * half - 1) for a, b in permuted(line[one : one + 2])}
     sent = [tuple(pair) for role in ("pp_next", "pp_previous", "pp_across") for pair in groups[role].members.tolist()]
     assert set(sent) == pairs
-    place = layout.written.mesh.coordinate(PIPELINE)
-    assert np.minimum(place, 2 * half - 1 - place).tolist() == layout.coordinate(PIPELINE).tolist()
+    place = layout.as_configured.mesh.rank_coordinates(PIPELINE)
+    assert np.minimum(place, 2 * half - 1 - place).tolist() == layout.rank_coordinates(PIPELINE).tolist()
     same = {frozenset(group) for group in groups["dp"].members.tolist()}
-    tensor = layout.written.mesh.coordinate(TENSOR)
-    alike = [[rank for rank in range(layout.world) if (place[rank] in (at, 2 * half - 1 - at)) and tensor[rank] == of]
+    tensor = layout.as_configured.mesh.rank_coordinates(TENSOR)
+    alike = [[rank for rank in range(layout.world_size) if (place[rank] in (at, 2 * half - 1 - at)) and tensor[rank] == of]
              for at in range(half) for of in range(tp)]  # fmt: skip
     assert same == {frozenset(group) for group in alike}
 

@@ -10,7 +10,12 @@ from clustersim.build import plan_of
 from clustersim.model.kernels import Kernel
 from clustersim.model.layer_stack import RoutedMlp
 from clustersim.parallel.plan import Plan
-from clustersim.parallel.tensor_parallel import backward, forward, forward_again, input_gradients
+from clustersim.parallel.tensor_parallel import (
+    backward_operations,
+    forward_operations,
+    input_gradient_operations,
+    recomputed_forward,
+)
 from clustersim.program.task import CommOp, CommOverlap, Operation
 
 
@@ -22,8 +27,8 @@ def plan(*, beside: bool, tp: int = 1) -> Plan:
 
 
 def operations(of: Plan, way) -> list[Operation]:
-    (spec,) = (layer for layer in of.layers if isinstance(layer.mlp, RoutedMlp))
-    return way(of.layers[spec], of.sharding(spec))
+    (spec,) = (layer_spec for layer_spec in of.layer_by_spec if isinstance(layer_spec.mlp, RoutedMlp))
+    return way(of.layer_by_spec[spec], of.layer_sharding(spec))
 
 
 def names(made: list[Operation]) -> list[tuple[str, ...]]:
@@ -41,9 +46,9 @@ def names(made: list[Operation]) -> list[tuple[str, ...]]:
 @pytest.mark.parametrize(
     ("way", "tp", "there", "back"),
     [
-        (forward, 1, "up", "down"), (forward, 2, "up", "down"), (backward, 1, "down", "up"),
-        (input_gradients, 1, "down", "up"), (input_gradients, 2, "down", "up"),
-        (backward, 2, "down", "activation"),
+        (forward_operations, 1, "up", "down"), (forward_operations, 2, "up", "down"), (backward_operations, 1, "down", "up"),
+        (input_gradient_operations, 1, "down", "up"), (input_gradient_operations, 2, "down", "up"),
+        (backward_operations, 2, "down", "activation"),
     ],
 )  # fmt: skip
 def test_products_before_the_activation_hide_one_way_and_those_behind_it_the_other(way, tp, there, back) -> None:
@@ -54,10 +59,10 @@ def test_products_before_the_activation_hide_one_way_and_those_behind_it_the_oth
     assert tokens == {"dispatch tokens": there, "combine tokens": back}
 
 
-AGAIN = [partial(forward_again, early_stop=element) for element in (False, True)]
+AGAIN = [partial(recomputed_forward, early_stop=element) for element in (False, True)]
 
 
-@pytest.mark.parametrize("way", [forward, backward, input_gradients, *AGAIN])
+@pytest.mark.parametrize("way", [forward_operations, backward_operations, input_gradient_operations, *AGAIN])
 @pytest.mark.parametrize("tp", [1, 2])
 def test_nothing_is_run_twice_or_left_out(way, tp: int) -> None:
     apart, beside = (operations(plan(beside=item, tp=tp), way) for item in (False, True))
@@ -77,4 +82,4 @@ def test_without_tokens_that_travel_nothing_changes() -> None:
     of = plan(beside=True)
     alone = replace(of, layout=replace(of.layout, ep=1))
     apart = replace(alone, layout=replace(alone.layout, overlap_shared_experts=False))
-    assert operations(alone, forward) == operations(apart, forward)
+    assert operations(alone, forward_operations) == operations(apart, forward_operations)

@@ -21,7 +21,13 @@ from clustersim.model.training import Attention, Training
 from clustersim.model.transformer import Model, Norm, Positions, resized, uniform
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
-from clustersim.parallel.tensor_parallel import backward, forward, forward_again, modules_again, operations_again
+from clustersim.parallel.tensor_parallel import (
+    backward_operations,
+    forward_operations,
+    recomputed_forward,
+    recomputed_modules,
+    recomputed_operations,
+)
 from clustersim.program.task import CollectiveType, CommOp, CommOverlap, Operation, WorkType
 from tests.parallel.operation_listing import golden, listing
 
@@ -44,8 +50,10 @@ def plan(layout: Layout, model: Model = SMALL, sequence: int = 32) -> Plan:
 
 
 def both(of: Plan) -> tuple[list[Operation], list[Operation]]:
-    layer = of.layers[of.model.specs[0]]
-    return forward(layer, of.sharding(of.model.specs[0])), backward(layer, of.sharding(of.model.specs[0]))
+    layer = of.layer_by_spec[of.model.specs[0]]
+    return forward_operations(layer, of.layer_sharding(of.model.specs[0])), backward_operations(
+        layer, of.layer_sharding(of.model.specs[0])
+    )
 
 
 def exchanges(operations: list[Operation]) -> list[CommOp]:
@@ -70,12 +78,17 @@ def test_a_layers_operations_are_those_of_the_golden_listing(name: str) -> None:
 def test_embedding_and_head_under_sequence_parallelism() -> None:
     """Tokens come in whole and leave scattered; the head gathers, and the loss leaves nothing to reduce."""
     of = plan(Layout(tp=2, sequence_parallel=True))
-    table, last = (part(of.model, of.training, of.shard) for part in (layers.embedding, layers.head))
+    table, last = (part(of.model, of.training, of.layer_shard) for part in (layers.embedding, layers.head))
     into, out = (
-        replace(of.sharding(of.model.specs[0]), enters=False),
-        replace(of.sharding(of.model.specs[0]), leaves=False),
+        replace(of.layer_sharding(of.model.specs[0]), has_sharded_input=False),
+        replace(of.layer_sharding(of.model.specs[0]), has_sharded_output=False),
     )
-    operations = [*forward(table, into), *backward(table, into), *forward(last, out), *backward(last, out)]
+    operations = [
+        *forward_operations(table, into),
+        *backward_operations(table, into),
+        *forward_operations(last, out),
+        *backward_operations(last, out),
+    ]
     assert listing(operations) == golden("embedding_and_head_tp2_sequence_parallel")
 
 
@@ -154,7 +167,7 @@ def test_sequence_parallelism_splits_the_replicated_kernels(tp: int) -> None:
 def test_every_parameters_gradient_is_marked_complete_once(name: str) -> None:
     of = plan(LAYOUTS[name])
     ahead, back = both(of)
-    assert sum(operation.gradient_count for operation in back) == of.layers[of.model.specs[0]].parameters
+    assert sum(operation.gradient_count for operation in back) == of.layer_by_spec[of.model.specs[0]].parameters
     assert not any(item.gradient_count for item in ahead)
 
 
@@ -170,7 +183,9 @@ def test_the_ring_carries_keys_and_values_forward_and_their_gradients_too_in_bac
 def test_selective_recomputation_runs_the_core_and_nothing_else(attention: Attention) -> None:
     training = Training(32, 1, attention=attention)
     of = Plan(SMALL, training, Layout(tp=2, sequence_parallel=True))
-    again = modules_again(of.layers[SMALL.specs[0]], of.sharding(SMALL.specs[0]), {Module.CORE}, early_stop=False)
+    again = recomputed_modules(
+        of.layer_by_spec[SMALL.specs[0]], of.layer_sharding(SMALL.specs[0]), {Module.CORE}, early_stop=False
+    )
     names = [operation.kernel.name for operation in again if operation.kernel]
     core = ["scores", "softmax", "context"] if attention is Attention.STANDARD else ["core"]
     assert [name.removeprefix("attention.") for name in names] == core
@@ -182,7 +197,9 @@ def again(model: Model, layout: Layout, attention: Attention = Attention.FLASH) 
     """What selective recomputation by operations runs again of a layer."""
     training = Training(32, 1, attention=attention)
     of = Plan(model, training, layout)
-    return operations_again(of.layers[model.specs[0]], of.sharding(of.model.specs[0]), early_stop=False)
+    return recomputed_operations(
+        of.layer_by_spec[model.specs[0]], of.layer_sharding(of.model.specs[0]), early_stop=False
+    )
 
 
 def products(operations: list[Operation]) -> dict[str, int]:
@@ -252,9 +269,9 @@ def test_without_overlap_in_backward_tensor_overlap_still_cuts_its_collectives_i
 def test_full_recomputation_repeats_forward_with_its_collectives() -> None:
     """Megatron's checkpoint runs the layer's whole forward again, its reductions included."""
     of = plan(Layout(tp=2, sequence_parallel=True))
-    layer = of.layers[of.model.specs[0]]
-    again = forward_again(layer, of.sharding(of.model.specs[0]), early_stop=False)
+    layer = of.layer_by_spec[of.model.specs[0]]
+    again = recomputed_forward(layer, of.layer_sharding(of.model.specs[0]), early_stop=False)
     assert [operation.body for operation in again] == [
-        item.body for item in forward(layer, of.sharding(of.model.specs[0]))
+        forward_operation.body for forward_operation in forward_operations(layer, of.layer_sharding(of.model.specs[0]))
     ]
-    assert {element.work_type for element in again} == {WorkType.RECOMPUTE}
+    assert {item.work_type for item in again} == {WorkType.RECOMPUTE}

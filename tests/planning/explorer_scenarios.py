@@ -13,7 +13,7 @@ from clustersim.common.errors import InputError
 from clustersim.planning.explorer import explorer_data, settings
 from clustersim.results.explorer_tables import Exploration
 from clustersim.scenario import Scenario
-from clustersim.schedules.registry import CHUNKED
+from clustersim.schedules.registry import CHUNKED_SCHEDULES
 
 SCENARIOS: Final[dict[str, dict[str, Any]]] = {
     "llama": {
@@ -143,13 +143,13 @@ class Explored:
         if at["precision"] != 0:
             name = self.exploration.formats[at["precision"]]
             yield f"training.precision={_PRECISIONS.get(name, name.removeprefix('recipe '))}"
-        chunks = at["chunks"] if at["schedule"] in CHUNKED else 1
+        chunks = at["chunks"] if at["schedule"] in CHUNKED_SCHEDULES else 1
         yield f"cluster.gpus={at['gpus']}"
         experts = ("ep", "etp", "dispatcher") if "ep" in at else ()
         yield from (f"layout.{axis}={at[axis]}" for axis in ("tp", "cp", "pp", *experts))
         yield f"layout.dp={max(1, at['gpus'] // (at['tp'] * at['cp'] * at['pp']))}"
         yield f"layout.sequence_parallel={'true' if at['split'] else 'false'}"
-        if zero != self.scenario.layout.data.stage:
+        if zero != self.scenario.layout.data.zero_stage:
             yield f"layout.data={_DATA[zero]}"
         own = self.scenario.layout.layers_per_stage
         if own is not None and (at["model"] != 0 or (isinstance(own, tuple) and len(own) != at["pp"] * chunks)):

@@ -13,7 +13,7 @@ from clustersim.common.errors import InputError
 from clustersim.lowering.training_step import lower
 from clustersim.memory.footprint import Category
 from clustersim.model.layer_stack import RoutedMlp
-from clustersim.parallel.mesh import EXPERT_WEIGHTS, PIPELINE, REPLICAS, SHARDS
+from clustersim.parallel.mesh import DP_REPLICATE_GROUP, DP_SHARD_GROUP, EDP_GROUP, PIPELINE
 from clustersim.parallel.plan import Plan
 from clustersim.parallel.process_groups import process_groups
 from clustersim.planning.explorer.expert_traffic import CUT, SPREAD
@@ -23,8 +23,8 @@ from clustersim.program.program import RankProgram
 from clustersim.program.task import CollectiveTask, CollectiveType, ComputeTask, SendTask
 from clustersim.results.memory_check import ledgers_of, peak_memory
 from clustersim.scenario import Scenario
-from clustersim.schedules.registry import schedule
-from clustersim.schedules.validation import dry_run, peak_in_flight
+from clustersim.schedules.registry import build_schedule
+from clustersim.schedules.validation import dry_run, peak_in_flight_microbatches
 from tests.planning.explorer_page import ZERO, Page
 from tests.planning.explorer_scenarios import MIXTURES, SAMPLES, SCENARIOS, Explored, explored, few_choices
 from tests.small_pipeline import pipeline
@@ -112,7 +112,7 @@ def sent(program: RankProgram, role: str, members: int) -> float:
 def sent_to_experts(program: RankProgram, scenario: Scenario) -> dict[str, float]:
     """Bytes that other ranks get of a rank's rows in a step: to others' experts (ep), for parts of the same (etp)."""
     layout, (mixture,) = scenario.layout, scenario.model.mixtures
-    cut, own, total = layout.expert_tensor, mixture.experts // layout.ep, {"ep": 0.0, "etp": 0.0}
+    cut, own, total = layout.effective_etp, mixture.experts // layout.ep, {"ep": 0.0, "etp": 0.0}
     every = (task.segment.comm_ops for task in program.tasks if isinstance(task, ComputeTask))
     for exchange in (comm_op for exchanges in every for comm_op in exchanges):
         if exchange.name in CUT:
@@ -155,15 +155,15 @@ def test_exchanges_are_those_of_the_program(known: Explored) -> None:
         plan = Plan(scenario.model, scenario.training, layout, scenario.schedule.placement)
         program = lower(plan, scenario.schedule.order(layout.pp, scenario.microbatches))
         members = {"tp": layout.tp, "cp": layout.cp, "dp": layout.dp * layout.cp, "pp": 1, "embedding": 2}
-        parts = {role.name: layout.size_of(role) for role in (SHARDS, REPLICAS) if layout.hybrid}
+        parts = {role.name: layout.group_size(role) for role in (DP_SHARD_GROUP, DP_REPLICATE_GROUP) if layout.hybrid}
         for rank in {0, layout.pp - 1, layout.pp // 2}:
             expected = {role: sent(program.programs[rank], role, count) for role, count in members.items()}
             expected["dp"] += sum(sent(program.programs[rank], role, count) for role, count in parts.items())
             if scenario.model.mixtures:
-                edp = layout.size_of(EXPERT_WEIGHTS) if layout.folded else 1
+                edp = layout.group_size(EDP_GROUP) if layout.has_expert_mesh else 1
                 expected |= {"edp": sent(program.programs[rank], "edp", edp)}
                 expected |= sent_to_experts(program.programs[rank], scenario)
-                if not layout.folded:  # all weights are reduced as one
+                if not layout.has_expert_mesh:  # all weights are reduced as one
                     found = page.traffic(settings, rank)
                     assert found["dp"] + found["edp"] == pytest.approx(expected["dp"], rel=1e-9)
                     expected |= {role: found[role] for role in ("dp", "edp")}
@@ -171,7 +171,7 @@ def test_exchanges_are_those_of_the_program(known: Explored) -> None:
             roles.update(role for role, size in expected.items() if size)
             roles.update(parts)
     assert {"tp", "cp", "dp", "pp"} <= set(roles)
-    assert ("dp_shard" in roles) == known.scenario.layout.hybrid
+    assert ("dp_shard" in roles) == known.scenario.layout.is_hybrid_sharded
 
 
 ORDERS = [("1f1b", None), ("gpipe", None), *product(("interleaved", "bfs"), (2, 3, 5, 8))]
@@ -180,7 +180,7 @@ ORDERS = [("1f1b", None), ("gpipe", None), *product(("interleaved", "bfs"), (2, 
 @pytest.mark.parametrize(("name", "chunks"), ORDERS)
 def test_more_microbatches_follow_from_fewer(name: str, chunks: int | None) -> None:
     """What is told of many is what playing them in full says: the bubble, and the fullest moment of any stages."""
-    of, extended = schedule(name, chunks), 0
+    of, extended = build_schedule(name, chunks), 0
     for pp in (2, 3, 4, 8, 12):
         for microbatches in (1, 2, pp, 2 * pp, 3 * pp, 4 * pp, 5 * pp, 5 * pp + 1, 9 * pp, 13 * pp - 1, 16 * pp):
             try:
@@ -188,7 +188,7 @@ def test_more_microbatches_follow_from_fewer(name: str, chunks: int | None) -> N
             except InputError:
                 continue
             told, whole = answer(of, pp, microbatches, play), play(of, pp, microbatches)
-            assert told.finish == pytest.approx(dry_run(order).finish, rel=1e-12)
+            assert told.finish == pytest.approx(dry_run(order).makespan, rel=1e-12)
             assert told == whole
             extended += steady(of, pp, microbatches) > 0
     assert extended >= 10
@@ -197,7 +197,7 @@ def test_more_microbatches_follow_from_fewer(name: str, chunks: int | None) -> N
 @pytest.mark.parametrize(("name", "chunks"), ORDERS)
 def test_moments_hold_the_fullest_of_any_stages(name: str, chunks: int | None) -> None:
     """For random bytes of stages: the maximum over the moments is that of the whole order, action by action."""
-    of, chance = schedule(name, chunks), np.random.default_rng(0)
+    of, chance = build_schedule(name, chunks), np.random.default_rng(0)
     for pp, microbatches in ((2, 2), (4, 4), (4, 8), (3, 12), (8, 16)):
         order, held = of.order(pp, microbatches), play(of, pp, microbatches).held
         for rank, actions in enumerate(order):
@@ -212,7 +212,9 @@ def test_moments_hold_the_fullest_of_any_stages(name: str, chunks: int | None) -
                     now += kept[place] if forward else -kept[place]
                 told = max(passing[place] + np.dot(numbers, kept) for place, *numbers in held[rank])
                 assert told == pytest.approx(most, rel=1e-12)
-        assert tuple(max(sum(moment[1:]) for moment in moments) for moments in held) == peak_in_flight(order)
+        assert tuple(max(sum(moment[1:]) for moment in moments) for moments in held) == peak_in_flight_microbatches(
+            order
+        )
 
 
 def test_bubbles_are_those_of_a_dry_run(known: Explored) -> None:
@@ -221,7 +223,7 @@ def test_bubbles_are_those_of_a_dry_run(known: Explored) -> None:
         run = dry_run(scenario.schedule.order(scenario.layout.pp, scenario.microbatches))
         busy = 3 * scenario.microbatches * scenario.placement.chunks
         assert known.exploration.tables.schedules.answer(found)["bubble"] == pytest.approx(
-            1 - busy / run.finish, abs=1e-12
+            1 - busy / run.makespan, abs=1e-12
         )
 
 
@@ -231,11 +233,14 @@ def test_stages_and_partners_are_the_plans(known: Explored) -> None:
         layout, found = scenario.layout, page.settings(settings)
         plan = Plan(scenario.model, scenario.training, layout, scenario.schedule.placement)
         groups = process_groups(layout, plan.placement)
-        partners, along_pp = known.exploration.tables.partners.answer(found), layout.mesh.coordinate(PIPELINE)
+        partners, along_pp = known.exploration.tables.partners.answer(found), layout.mesh.rank_coordinates(PIPELINE)
         for rank, stages in enumerate(page.ranks(found)):
-            expected = [(stage.layers, stage.embedding, stage.head) for stage in plan.stages_of(rank)]
-            assert [(item["layers"], item["embedding"], item["head"]) for item in stages] == expected
-            first = sum(element.layers for element in plan.stages[: plan.stages_of(rank)[0].number])
+            expected = [
+                (pipeline_stage.layer_count, pipeline_stage.has_embedding, pipeline_stage.has_head)
+                for pipeline_stage in plan.stages_on_rank(rank)
+            ]
+            assert [(stage["layers"], stage["embedding"], stage["head"]) for stage in stages] == expected
+            first = sum(item.layer_count for item in plan.stages[: plan.stages_on_rank(rank)[0].index])
             assert stages[0]["first"] == first
             for role in ("pp_next", "pp_previous") if layout.pp > 1 else ():
                 pairs = groups[role].members

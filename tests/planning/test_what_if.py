@@ -258,7 +258,7 @@ def test_weights_are_cut_over_as_few_ranks_as_fit() -> None:
     smallest = next(scenario for scenario in by_hand if check(scenario).fits)
     case = cases_of(simulate(Scenario.from_mapping(plan)))["hybrid_sharding"]
     assert smallest is not by_hand[0]
-    assert f"over {smallest.layout.data.within} of 16" in case.words
+    assert f"over {smallest.layout.data.shard_size} of 16" in case.words
     assert tried(case).step_time == simulate(smallest).step_time
 
 

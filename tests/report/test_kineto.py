@@ -17,7 +17,7 @@ from clustersim.common.dtypes import COMPUTED, NARROW, DType
 from clustersim.common.errors import OutputError
 from clustersim.model.attention import Core
 from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Operands
-from clustersim.parallel.mesh import NAMES
+from clustersim.parallel.mesh import DENSE_AXIS_NAMES
 from clustersim.report.export import write_traces
 from clustersim.report.export.kineto_kernels import called_kernel
 from clustersim.report.export.write_traces import require_directory, write_kineto_files
@@ -103,7 +103,7 @@ def test_what_moves_inside_passes_is_hidden_and_exposed_as_the_page_says(
     computing = merged([event for event in events if not is_communication(event)])
     own = [item for item in events if is_communication(item)]
     moving = merged([element for element in own if element["args"]["Process Group Description"] == axis])
-    place, beside = NAMES.index(axis), common(computing, moving)
+    place, beside = DENSE_AXIS_NAMES.index(axis), common(computing, moving)
     assert len(result.trace.contention.event) > 0
     assert beside == pytest.approx(found.hidden[0, place], rel=1e-5)
     assert seconds(moving) - beside == pytest.approx(found.exposed[0, place], rel=1e-5, abs=1e-9)

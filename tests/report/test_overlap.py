@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from clustersim import Scenario, simulate
-from clustersim.parallel.mesh import NAMES, SERVED
+from clustersim.parallel.mesh import COMM_AXES, DENSE_AXIS_NAMES
 from clustersim.report.labels import RowNames
 from clustersim.report.panels.overlap import StageOverlap, overlap_card, overlap_figure, overlap_of
 from clustersim.report.row_selection import MOST_ROWS
@@ -26,7 +26,7 @@ def made(stages: int, hidden: float, exposed: float, beside: float, word: str = 
     """Each stage moves data of one axis, dp, and computes longer than the one before by more than is seen as equal."""
 
     def column(seconds: float, rows: int) -> np.ndarray:
-        return np.where(np.arange(len(SERVED)) == NAMES.index("dp"), seconds, np.zeros((rows, 1)))
+        return np.where(np.arange(len(COMM_AXES)) == DENSE_AXIS_NAMES.index("dp"), seconds, np.zeros((rows, 1)))
 
     def rows(count: int) -> Overlap:
         alone, *moving = (column(item, count) for item in (5.0, hidden, exposed, beside))
@@ -84,8 +84,8 @@ def test_a_results_stages_have_a_bar_for_each_axis_that_moves() -> None:
     result = simulate(Scenario.from_mapping(SCENARIO))
     found = overlap_of(result)
     assert found is not None
-    assert [SERVED[place].name for place in found.axes] == ["tp", "dp", "pp"]
-    exposed = [result.breakdown.mean()[f"exposed {axis.name}"] for axis in SERVED]
+    assert [COMM_AXES[place].name for place in found.axes] == ["tp", "dp", "pp"]
+    exposed = [result.breakdown.mean()[f"exposed {axis.name}"] for axis in COMM_AXES]
     assert found.total.exposed[0].tolist() == pytest.approx(exposed)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from clustersim import Scenario, simulate
 from clustersim.parallel.layout import Layout
-from clustersim.parallel.mesh import DENSE, EXPERT, MESHES
+from clustersim.parallel.mesh import DENSE_MESH, EXPERT, MESHES
 from clustersim.report.draw.rank_heatmap import Heatmap, dominant_of, heatmap_card, heatmap_figure
 from clustersim.report.figure import Figure
 from clustersim.results.dominant_categories import DominantParts
@@ -25,7 +25,9 @@ LAPTOP: dict[str, Any] = {
 def made(representative: np.ndarray, ranks: np.ndarray, layout: Layout = LAYOUT, bins: int = 10) -> Heatmap:
     category = np.full((len(ranks), bins), Part.WAIT.place, dtype=np.uint8)
     seconds = np.zeros((len(ranks), len(PARTS)))
-    return Heatmap(DominantParts(ranks, representative, seconds, category, 1.0), layout, np.arange(layout.world) // 8)
+    return Heatmap(
+        DominantParts(ranks, representative, seconds, category, 1.0), layout, np.arange(layout.world_size) // 8
+    )
 
 
 def array(figure: Figure, name: str) -> list[float]:
@@ -46,16 +48,16 @@ def test_every_rank_finds_the_row_of_its_class_or_that_there_is_none() -> None:
 def test_degrees_and_strides_give_every_ranks_coordinates(order: tuple[str, ...]) -> None:
     layout = Layout(tp=2, pp=3, dp=4, order=order)
     axes = heatmap_figure(made(np.arange(24), np.arange(24), layout)).facts["axes"]
-    for axis in MESHES[DENSE]:
+    for axis in MESHES[DENSE_MESH]:
         degree, stride = axes[axis.name]
-        assert (np.arange(24) // stride % degree == layout.mesh.coordinate(axis)).all()
+        assert (np.arange(24) // stride % degree == layout.mesh.rank_coordinates(axis)).all()
 
 
 def test_ranks_have_a_place_among_experts_and_can_stand_by_it() -> None:
     layout = Layout(tp=2, pp=2, dp=4, ep=2, etp=2)
     facts = heatmap_figure(made(np.arange(16), np.arange(16), layout)).facts
     degree, stride = facts["axes"]["ep"]
-    assert (np.arange(16) // stride % degree == layout.coordinate(EXPERT)).all()
+    assert (np.arange(16) // stride % degree == layout.rank_coordinates(EXPERT)).all()
     assert facts["told"] == [("pp", "dp", "cp", "tp", "ep"), ("dp", "pp", "cp", "tp", "ep"), facts["orders"][2]]
     places = [np.arange(16) // facts["axes"][axis][1] % facts["axes"][axis][0] for axis in facts["orders"][2]]
     assert len(set(zip(*(item.tolist() for item in places), strict=True))) == 16, "every rank stands once"
@@ -87,5 +89,5 @@ def test_the_largest_heatmap_is_a_small_part_of_a_page() -> None:
     ranks = np.arange(0, 131072, 64)
     category = np.random.default_rng(0).integers(0, len(PARTS), (2048, 720)).astype(np.uint8)
     known = DominantParts(ranks, np.arange(131072), np.zeros((2048, len(PARTS))), category, 1.0)
-    figure = heatmap_figure(Heatmap(known, layout, np.arange(layout.world) // 8))
+    figure = heatmap_figure(Heatmap(known, layout, np.arange(layout.world_size) // 8))
     assert sum(len(item["z"]) for item in figure.arrays.values()) < 2e6

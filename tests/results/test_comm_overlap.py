@@ -7,7 +7,7 @@ from hypothesis import given
 from clustersim import Scenario, simulate
 from clustersim.cost.segment import SideBySide
 from clustersim.parallel import mesh
-from clustersim.parallel.mesh import NAMES, SERVED
+from clustersim.parallel.mesh import COMM_AXES, DENSE_AXIS_NAMES
 from clustersim.program.task import CommOverlap as Beside
 from clustersim.program.task import ComputeTask, Operation, Segment, Stream, WorkType
 from clustersim.results.comm_overlap import Overlap, overlap
@@ -42,7 +42,7 @@ def folded(case: Case) -> Overlap:
 
 def of_axis(case: Case, axis: str, row: int = 0) -> dict[str, float]:
     found = folded(case)
-    values = {kind: float(getattr(found, kind)[row, NAMES.index(axis)]) for kind in KINDS}
+    values = {kind: float(getattr(found, kind)[row, DENSE_AXIS_NAMES.index(axis)]) for kind in KINDS}
     values["neither"] = found.step - sum(values.values())
     return {kind: seconds for kind, seconds in values.items() if abs(seconds) > 1e-12}
 
@@ -66,7 +66,7 @@ def test_kinds_fit_into_the_step_and_exposed_is_the_breakdowns(case: Case) -> No
 def test_data_moves_as_long_as_its_rows_last(case: Case) -> None:
     """The data stream's rows follow each other, so their seconds add up; those of the compute stream may coincide."""
     trace, rows = case.trace, case.joined
-    moving = folded(case).moving[:, NAMES.index("dp")]
+    moving = folded(case).moving[:, DENSE_AXIS_NAMES.index("dp")]
     for place, rank in enumerate(rows.ranks.tolist()):
         of_rank = (trace.rank == rank) & (rows.tasks.part[rows.entry] == EXPOSED[mesh.DATA].place)
         data = (trace.end - trace.start)[of_rank & (trace.stream == DATA)].sum()
@@ -134,7 +134,7 @@ def test_stages_are_means_of_their_ranks() -> None:
     """Three ranks of a class that computes for 1 s, one of a class that computes for 5 s."""
     case = Case((Row(FORWARD, 0, 1), Row(FORWARD, 0, 5, rank=1)), (0, 1, 0, 0))
     mean = folded(case).mean(np.array([0, 0]), case.joined.weights)
-    assert mean.alone[0].tolist() == [2.0] * len(SERVED)
+    assert mean.alone[0].tolist() == [2.0] * len(COMM_AXES)
 
 
 def test_intervals_that_touch_are_one_and_keys_stay_apart() -> None:

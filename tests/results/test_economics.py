@@ -10,7 +10,7 @@ from clustersim.cost.timing import Provenance
 from clustersim.hardware.power import Activity, Draw
 from clustersim.hardware.prices import Price, Quote
 from clustersim.model.kernels import Kernel, KernelKind
-from clustersim.parallel.mesh import DATA, HOST
+from clustersim.parallel.mesh import DATA, HOST_AXIS
 from clustersim.program.task import CommOp, CommOverlap
 from clustersim.results.economics import Economics, Gpus, activity_seconds
 from clustersim.results.provenance import Item
@@ -99,7 +99,7 @@ def test_parts_of_a_breakdown_are_activities() -> None:
     seconds = np.zeros((2, len(PARTS)))
     for part, value in (
         (Part.COMPUTE, 3.0), (Part.RECOMPUTE, 1.0), (Part.OPTIMIZER, 1.0), (Part.SLOWED, 1.0), (EXPOSED[DATA], 2.0),
-        (Part.LAUNCH, 0.25), (EXPOSED[HOST], 0.25), (Part.BUBBLE_STEADY, 0.5), (Part.WAIT, 1.0),
+        (Part.LAUNCH, 0.25), (EXPOSED[HOST_AXIS], 0.25), (Part.BUBBLE_STEADY, 0.5), (Part.WAIT, 1.0),
     ):  # fmt: skip
         seconds[0, part.place] = value
     seconds[1, Part.WAIT.place] = 10.0

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from clustersim import Scenario, simulate
 from clustersim.collectives.library import load_library
-from clustersim.collectives.nccl_overrides import Switches
+from clustersim.collectives.nccl_overrides import NcclOverrides
 from clustersim.hardware.cluster import load_cluster
 from clustersim.hardware.topology import LINK_KINDS, LinkKind
 from clustersim.program.program import ProcessGroups
@@ -29,8 +29,8 @@ from tests.strategies import scenarios
 def metered(cluster: str, gpus: int, members: list[list[int]], algorithm: str) -> Metered:
     loaded = load_cluster(cluster, gpus=gpus)
     groups = {"tp": ProcessGroups("tp", np.array(members))}
-    chosen = Switches(forced=dict.fromkeys(CollectiveType, algorithm))
-    return Metered(loaded.fabric, chosen.narrowed(load_library(loaded.library)), groups)
+    chosen = NcclOverrides(forced=dict.fromkeys(CollectiveType, algorithm))
+    return Metered(loaded.fabric, chosen.apply_to(load_library(loaded.library)), groups)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_exchanges_that_differ_in_payload_alone_share_what_they_carry() -> None:
 def use(result: Answer, bins: int = 50) -> NetworkUse | None:
     cluster, settings = result.scenario.cluster, result.scenario.cost
     groups = result.program.groups
-    volumes = Metered(cluster.fabric, settings.switches.narrowed(load_library(cluster.library)), groups)
+    volumes = Metered(cluster.fabric, settings.switches.apply_to(load_library(cluster.library)), groups)
     return network_use(read_rows(result.trace, result.program, result.scenario.steps), cluster.fabric, volumes, bins)
 
 

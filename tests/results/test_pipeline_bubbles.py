@@ -28,7 +28,7 @@ def folded(schedule: Schedule, ranks: int, microbatches: int) -> Breakdown:
     """Run the schedule; each action waits for a message of no length from the stage before (or behind) it."""
     order = schedule.order(ranks, microbatches)
     last = ranks * schedule.placement(ranks).max_chunks - 1
-    ends = dry_run(order).ends
+    ends = dry_run(order).end_times
     done = {action: end for row, when in zip(order, ends, strict=True) for action, end in zip(row, when, strict=True)}
     rows: list[Row] = []
     for rank, actions in enumerate(order):

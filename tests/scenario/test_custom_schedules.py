@@ -12,9 +12,9 @@ from clustersim.common.errors import InputError
 from clustersim.scenario import Scenario
 from clustersim.schedules.breadth_first import BreadthFirst
 from clustersim.schedules.csv_format import format_order
-from clustersim.schedules.csv_schedule import Listed
+from clustersim.schedules.csv_schedule import CsvSchedule
 from clustersim.schedules.one_f_one_b import OneFOneB
-from clustersim.schedules.registry import NAMES, schedule
+from clustersim.schedules.registry import SCHEDULE_NAMES, build_schedule
 from clustersim.schedules.zero_bubble_v import ZeroBubbleV
 
 RULE = """
@@ -70,7 +70,9 @@ def test_a_word_of_the_shelf_may_have_options(plan: Plan, written: object, expec
 
 
 def test_every_name_of_the_shelf_is_a_word(plan: Plan) -> None:
-    assert [plan(name, "layout.pp=4", "layout.dp=4").schedule for name in NAMES] == [schedule(name) for name in NAMES]
+    assert [plan(name, "layout.pp=4", "layout.dp=4").schedule for name in SCHEDULE_NAMES] == [
+        build_schedule(name) for name in SCHEDULE_NAMES
+    ]
 
 
 def test_a_csv_is_read_once_and_written_out_wherever_the_scenario_goes(plan: Plan, tmp_path: Path) -> None:
@@ -84,7 +86,7 @@ def test_a_csv_is_read_once_and_written_out_wherever_the_scenario_goes(plan: Pla
     again = Scenario.from_mapping(mapping)
     assert again.schedule == scenario.schedule
     assert again.to_mapping() == mapping
-    assert isinstance(again.schedule, Listed)
+    assert isinstance(again.schedule, CsvSchedule)
     assert again.changed("schedule.orders.name=other").schedule.name == "other"
 
 

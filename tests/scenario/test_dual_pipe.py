@@ -26,8 +26,12 @@ def read(*overrides: str) -> Scenario:
 def test_it_is_said_as_one_pipeline_and_run_as_two() -> None:
     scenario = read()
     assert (scenario.layout.pp, scenario.layout.dp, scenario.layout.mirrored) == (4, 8, True)
-    assert (scenario.layout.written.pp, scenario.layout.written.dp, scenario.layout.written.mirrored) == (8, 4, False)
-    assert scenario.layout.world == scenario.layout.written.world == 32
+    assert (
+        scenario.layout.as_configured.pp,
+        scenario.layout.as_configured.dp,
+        scenario.layout.as_configured.mirrored,
+    ) == (8, 4, False)
+    assert scenario.layout.world_size == scenario.layout.as_configured.world_size == 32
     assert scenario.run_schedule == DualPipe()
     assert scenario.microbatches == 8
     assert layout_line(scenario).startswith("pp 8 · dp 4 · ep 4")

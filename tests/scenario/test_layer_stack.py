@@ -9,7 +9,7 @@ from clustersim import Scenario, simulate
 from clustersim.common.errors import InputError
 from clustersim.model.layer_stack import BlockForm, FullAttention, LayerRun, QkNorm, specs
 from clustersim.model.transformer import parameters
-from clustersim.parallel.layer_partition import Counted, Drawn, Ends
+from clustersim.parallel.layer_partition import AccountForEnds, EndRankLayers, PipelineLayoutString
 from clustersim.results.time_categories import Part
 
 PLAN: dict[str, Any] = {
@@ -125,13 +125,13 @@ def test_bad_layers_are_refused(model: str, sentence: str) -> None:
         ("even", None),
         ("null", None),
         ("[9, 9, 7, 7]", (9, 9, 7, 7)),
-        ("Et*9|t*9|t*7|t*7L", Drawn((9, 9, 7, 7), (0,) * 4)),
-        ("{embedding: true, head: true}", Counted(embedding=True, head=True)),
-        ("{first: 7, last: 7}", Ends(7, 7)),
+        ("Et*9|t*9|t*7|t*7L", PipelineLayoutString((9, 9, 7, 7), (0,) * 4)),
+        ("{embedding: true, head: true}", AccountForEnds(embedding=True, head=True)),
+        ("{first: 7, last: 7}", EndRankLayers(7, 7)),
     ],
 )
 def test_splits_are_read_kept_and_changed(written: str, split: object) -> None:
-    model = "model.layers=30" if isinstance(split, Counted) else "model.layers=32"
+    model = "model.layers=30" if isinstance(split, AccountForEnds) else "model.layers=32"
     scenario = read(model, f"layout.layers_per_stage={written}")
     assert scenario.layout.layers_per_stage == split
     answer = simulate(scenario).to_json()

@@ -224,7 +224,7 @@ def test_what_experts_do_not_go_with_is_said(
 ) -> None:
     mapping = {**PLAN, "layout": layout, "training": PLAN["training"] | training}
     if problem is None:
-        assert Scenario.from_mapping(mapping).layout.world == 64
+        assert Scenario.from_mapping(mapping).layout.world_size == 64
         return
     with pytest.raises(InputError, match=problem):
         Scenario.from_mapping(mapping)

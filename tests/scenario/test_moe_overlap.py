@@ -8,7 +8,7 @@ from clustersim import Scenario
 from clustersim.common.errors import InputError
 from clustersim.schedules.dual_pipe_v import DualPipeV
 from clustersim.schedules.interleaved import Interleaved
-from clustersim.schedules.overlapped_1f1b import Combined
+from clustersim.schedules.overlapped_1f1b import Overlapped1F1B
 
 PLAN: dict[str, Any] = {
     "model": "deepseek-v2-lite",
@@ -24,7 +24,7 @@ def read(*overrides: str) -> Scenario:
 
 
 def test_1f1b_is_run_in_pairs_where_tokens_travel_beside_computation() -> None:
-    assert read().run_schedule == Combined(Interleaved(2))
+    assert read().run_schedule == Overlapped1F1B(Interleaved(2))
     assert read("layout.overlap_expert_communication=false").run_schedule == Interleaved(2)
 
 

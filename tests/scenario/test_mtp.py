@@ -9,7 +9,7 @@ import pytest
 from clustersim import Scenario
 from clustersim.common.errors import InputError
 from clustersim.model.layer_stack import RoutedMlp
-from clustersim.parallel.layer_partition import Drawn
+from clustersim.parallel.layer_partition import PipelineLayoutString
 from clustersim.planning.explorer.explorer_data import explore
 
 PLAN: dict[str, Any] = {
@@ -57,11 +57,11 @@ def test_a_config_says_how_many_there_are(tmp_path: Path) -> None:
 
 def test_a_layout_string_has_a_place_for_them() -> None:
     split = read("layout.layers_per_stage=Et*9|t*9|t*7|t*7mL").layout.layers_per_stage
-    assert split == Drawn((9, 9, 7, 7), (0, 0, 0, 1))
+    assert split == PipelineLayoutString((9, 9, 7, 7), (0, 0, 0, 1))
     alone = read("layout.layers_per_stage=Et*11|t*11|t*10|mL")
-    assert alone.layout.layers_per_stage == Drawn((11, 11, 10, 0), (0, 0, 0, 1))
+    assert alone.layout.layers_per_stage == PipelineLayoutString((11, 11, 10, 0), (0, 0, 0, 1))
     between = read("layout.layers_per_stage=Et*16|t*16|m|L")
-    assert between.layout.layers_per_stage == Drawn((16, 16, 0, 0), (0, 0, 1, 0))
+    assert between.layout.layers_per_stage == PipelineLayoutString((16, 16, 0, 0), (0, 0, 1, 0))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim import Scenario, simulate
-from clustersim.collectives.nccl_overrides import CHOSEN
+from clustersim.collectives.nccl_overrides import TUNED_COLLECTIVES
 from clustersim.common.errors import InputError
 from clustersim.program.task import CollectiveType
 from clustersim.results.memory_check import check
@@ -25,7 +25,7 @@ ELEMENTS = {
     "nvlstree": {"in_network"},
     "pat": {"aggregated_trees"},
 }
-WORDS = {kind: kind.value.replace("_", "") for kind in CHOSEN}
+WORDS = {kind: kind.value.replace("_", "") for kind in TUNED_COLLECTIVES}
 
 
 WHOLE_NODES = ["layout.tp=8", "layout.dp=8"]
@@ -61,13 +61,17 @@ def test_lists_have_the_grammar_of_nccl() -> None:
     assert protocols[CollectiveType.ALL_REDUCE] == {"LL128"}
 
 
-@given(st.dictionaries(st.sampled_from(CHOSEN), st.sets(st.sampled_from(sorted(ELEMENTS)), min_size=1), min_size=1))
+@given(
+    st.dictionaries(
+        st.sampled_from(TUNED_COLLECTIVES), st.sets(st.sampled_from(sorted(ELEMENTS)), min_size=1), min_size=1
+    )
+)
 @examples(100)
 def test_what_is_listed_for_a_collective_is_allowed_for_it_alone(lists: dict[CollectiveType, set[str]]) -> None:
     text = ";".join(f"{WORDS[kind]}:{','.join(sorted(names))}" for kind, names in lists.items())
     assert algorithms(text) == {kind: set().union(*map(ELEMENTS.get, names)) for kind, names in lists.items()}
     first = next(iter(lists.values()))
-    assert set(algorithms(",".join(first))) == set(CHOSEN)
+    assert set(algorithms(",".join(first))) == set(TUNED_COLLECTIVES)
 
 
 def test_switched_off_nvls_is_not_chosen(mapping: dict[str, Any]) -> None:

@@ -46,7 +46,7 @@ def test_what_a_file_says_is_where_ranks_are(
 ) -> None:
     scenario = Scenario.from_mapping(mapping, [f"cluster.placement={placement}"])
     assert scenario.cluster.places.tolist() == list(places)
-    assert scenario.cluster.gpus == scenario.layout.world == 16
+    assert scenario.cluster.gpus == scenario.layout.world_size == 16
 
 
 def test_none_is_no_placement(mapping: dict[str, Any]) -> None:

@@ -19,8 +19,8 @@ from clustersim.model.transformer import Positions
 from clustersim.parallel.data_parallel_strategy import (
     DdpStrategy,
     FullyShard,
-    Microbatches,
     NaiveDataParallel,
+    ReductionFrequency,
     Zero1,
     Zero2,
 )
@@ -61,20 +61,28 @@ def test_an_inline_model_has_its_familys_usual_parts(mapping: dict[str, Any]) ->
         ({"fsdp": {"copies": False}}, FullyShard()),  # FSDP1's flat parameters
         ("zero1", Zero1()),
         ("zero2", Zero2()),
-        ("zero3", FullyShard(all_reduce=Microbatches.LAST)),  # as MiCS does, if it is sharded over some ranks only
+        (
+            "zero3",
+            FullyShard(all_reduce=ReductionFrequency.LAST_MICROBATCH),
+        ),  # as MiCS does, if it is sharded over some ranks only
         ("fsdp", FullyShard(copies=True)),
         ({"hsdp": {"shard": 8}}, FullyShard(copies=True, shard=8)),
         (
             {"hsdp": {"shard": 8, "all_reduce": "last_microbatch", "reduce": "every_microbatch"}},
-            FullyShard(copies=True, shard=8, all_reduce=Microbatches.LAST, reduce=Microbatches.EVERY),
+            FullyShard(
+                copies=True,
+                shard=8,
+                all_reduce=ReductionFrequency.LAST_MICROBATCH,
+                reduce=ReductionFrequency.PER_MICROBATCH,
+            ),
         ),
         (
             {"fsdp": {"secondary": 8, "reshard_after_forward": True}},
             FullyShard(copies=True, secondary=8, reshard_after_forward=True),
         ),
         ({"zero": {"stage": 1, "shard": 8}}, Zero1(shard=8)),
-        ({"zero": {"stage": 2, "reduce": "last_microbatch"}}, Zero2(reduce=Microbatches.LAST)),
-        ({"zero": {"stage": 3, "shard": 8}}, FullyShard(shard=8, all_reduce=Microbatches.LAST)),
+        ({"zero": {"stage": 2, "reduce": "last_microbatch"}}, Zero2(reduce=ReductionFrequency.LAST_MICROBATCH)),
+        ({"zero": {"stage": 3, "shard": 8}}, FullyShard(shard=8, all_reduce=ReductionFrequency.LAST_MICROBATCH)),
         ({"ddp": {"bucket": "megatron"}}, DdpStrategy(bucket=None)),
         ({"zero": {"stage": 1, "bucket": "megatron"}}, Zero1()),
         ({"zero": {"stage": 2, "bucket": "500 MB"}}, Zero2(bucket=500e6)),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from clustersim.common.errors import InputError
 from clustersim.program.action import Action, ActionKind, OverlappedPair
-from clustersim.schedules.csv_format import format_order, parse_action, parse_listing, parse_order
+from clustersim.schedules.csv_format import format_order, parse_action, parse_csv, parse_order
 
 ACTIONS = st.builds(Action, st.integers(0, 999), st.sampled_from(ActionKind), st.integers(0, 9999))
 
@@ -45,9 +45,9 @@ def test_what_torch_communicates_is_read_and_forgotten() -> None:
 
 
 def test_places_are_those_of_the_file() -> None:
-    listing = parse_listing("0F0,,0B0\n1UNSHARD,(1F0;1B0)OVERLAP_F_B,,1W0\n\n", "my.csv")
+    listing = parse_csv("0F0,,0B0\n1UNSHARD,(1F0;1B0)OVERLAP_F_B,,1W0\n\n", "my.csv")
     assert len(listing.order) == 2
-    assert [listing.step(*place) for place in ((0, 0), (0, 1), (1, 0), (1, 1))] == [
+    assert [listing.entry_label(*place) for place in ((0, 0), (0, 1), (1, 0), (1, 1))] == [
         "my.csv, row 1, cell 1", "my.csv, row 1, cell 3", "my.csv, row 2, cell 2", "my.csv, row 2, cell 4",
     ]  # fmt: skip
 

@@ -5,26 +5,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.common.errors import InputError
-from clustersim.schedules.csv_format import format_order, parse_listing
-from clustersim.schedules.csv_schedule import Listed, listed
-from clustersim.schedules.registry import NAMES, schedule
+from clustersim.schedules.csv_format import format_order, parse_csv
+from clustersim.schedules.csv_schedule import CsvSchedule, csv_schedule
+from clustersim.schedules.registry import SCHEDULE_NAMES, build_schedule
 from tests.conftest import examples
 
 GOOD = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
 
 
-def read(text: str, stages: list[int] | None = None) -> Listed:
-    return listed("my.csv", parse_listing(text, "my.csv"), stages)
+def read(text: str, stages: list[int] | None = None) -> CsvSchedule:
+    return csv_schedule("my.csv", parse_csv(text, "my.csv"), stages)
 
 
-@given(st.sampled_from(NAMES), st.integers(1, 5), st.integers(1, 3))
+@given(st.sampled_from(SCHEDULE_NAMES), st.integers(1, 5), st.integers(1, 3))
 @examples(60)
 def test_a_shelfs_order_is_itself_again_with_its_placement(name: str, ranks: int, rounds: int) -> None:
-    of, microbatches = schedule(name), 2 * ranks * rounds  # of chunks in a V as many as there are stages
+    of, microbatches = build_schedule(name), 2 * ranks * rounds  # of chunks in a V as many as there are stages
     found = read(format_order(of.order(ranks, microbatches)))
     assert found.order(ranks, microbatches) == of.order(ranks, microbatches)
     assert found.placement(ranks).stage_ranks == of.placement(ranks).stage_ranks
-    assert read("\n".join(found.lines), list(found.stages.stage_ranks)) == found
+    assert read("\n".join(found.csv_lines), list(found.stage_placement.stage_ranks)) == found
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from clustersim.common.errors import InputError
 from clustersim.program.action import Action, ActionKind
 from clustersim.program.placement import Placement, looped_placement
-from clustersim.schedules.custom_schedule import Imported, imported
+from clustersim.schedules.custom_schedule import CustomSchedule, load_custom_schedule
 from clustersim.schedules.one_f_one_b import OneFOneB
 
 BASE = """
@@ -27,16 +27,16 @@ class Base:
         back = many[::-1] if self.reverse else many
         return [[f"{rank}F{m}" for m in many] + [f"{rank}B{m}" for m in back] for rank in range(ranks)]
 """
-Make = Callable[..., Imported]
+Make = Callable[..., CustomSchedule]
 
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
     """The class of a module with some more lines."""
 
-    def made(lines: str = "", name: str = "Base", **arguments: object) -> Imported:
+    def made(lines: str = "", name: str = "Base", **arguments: object) -> CustomSchedule:
         (tmp_path / "mine.py").write_text(BASE + lines)
-        return imported(f"mine:{name}", arguments, tmp_path)
+        return load_custom_schedule(f"mine:{name}", arguments, tmp_path)
 
     return made
 
@@ -51,7 +51,7 @@ def test_texts_and_lists_are_an_order_and_a_placement(make: Make) -> None:
 def test_a_rule_is_asked_once_for_each_pair_of_numbers(make: Make) -> None:
     found = make()
     for _ in range(2):
-        found.require(2, 3)
+        found.require_supported(2, 3)
         found.order(2, 3)
         found.order(2, 4)
     assert found.rule.asked == 2  # type: ignore[attr-defined]
@@ -64,7 +64,7 @@ def test_a_rule_may_answer_in_this_packages_words(tmp_path: Path) -> None:
         "    placement = OneFOneB.placement\n"
         "    order = lambda self, ranks, microbatches: OneFOneB().order(ranks, microbatches)\n"
     )
-    found = imported("own:Mine", {}, tmp_path)
+    found = load_custom_schedule("own:Mine", {}, tmp_path)
     assert isinstance(found.placement(2), Placement)
     assert found.order(2, 3) == OneFOneB().order(2, 3)
     assert found.order(2, 3)[1][0] == Action(1, ActionKind.FORWARD, 0)
@@ -72,18 +72,18 @@ def test_a_rule_may_answer_in_this_packages_words(tmp_path: Path) -> None:
 
 def test_a_class_on_pythons_path_is_found_and_a_file_beside_the_scenario_comes_first(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="pathlib has no class Base"):
-        imported("pathlib:Base", {}, tmp_path)
+        load_custom_schedule("pathlib:Base", {}, tmp_path)
     (tmp_path / "pathlib.py").write_text(BASE)
-    assert imported("pathlib:Base", {}, tmp_path).order(1, 1)
+    assert load_custom_schedule("pathlib:Base", {}, tmp_path).order(1, 1)
     assert sys.modules["pathlib"].Path is Path
 
 
 def test_a_file_is_run_as_it_is_when_a_scenario_is_read_and_imports_what_lies_beside_it(tmp_path: Path) -> None:
     (tmp_path / "beside_mine.py").write_text("BACK = True\n")
     (tmp_path / "mine.py").write_text("from beside_mine import BACK\n" + BASE.replace("reverse=False", "reverse=BACK"))
-    first = imported("mine:Base", {}, tmp_path)
+    first = load_custom_schedule("mine:Base", {}, tmp_path)
     (tmp_path / "mine.py").write_text(BASE)
-    second = imported("mine:Base", {}, tmp_path)
+    second = load_custom_schedule("mine:Base", {}, tmp_path)
     assert [found.order(1, 2)[0][2].microbatch for found in (first, second)] == [1, 0]
     assert str(tmp_path) not in sys.path
 
@@ -92,9 +92,9 @@ def test_files_of_one_name_in_two_folders_are_two(tmp_path: Path) -> None:
     for folder, reverse in (("a", False), ("b", True)):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "mine.py").write_text(BASE.replace("reverse=False", f"reverse={reverse}"))
-    found = [imported("mine:Base", {}, tmp_path / folder) for folder in "ab"]
+    found = [load_custom_schedule("mine:Base", {}, tmp_path / folder) for folder in "ab"]
     assert found[0] != found[1]
-    assert [item.order(1, 2)[0][2].microbatch for item in found] == [0, 1]
+    assert [custom_schedule.order(1, 2)[0][2].microbatch for custom_schedule in found] == [0, 1]
 
 
 def test_it_travels_by_its_name_and_is_imported_again(make: Make) -> None:
@@ -136,7 +136,7 @@ def test_what_is_no_schedule_is_refused(make: Make, tmp_path: Path, name: str, s
     (tmp_path / "leaving.py").write_text("import sys\nsys.exit(4)\n")
     (tmp_path / "wanting.py").write_text("import not_there\n")
     with pytest.raises(InputError, match=sentence):
-        imported(name, {}, tmp_path)
+        load_custom_schedule(name, {}, tmp_path)
 
 
 def test_arguments_that_the_class_does_not_take_are_shown(make: Make) -> None:
@@ -184,4 +184,4 @@ def test_arguments_that_the_class_does_not_take_are_shown(make: Make) -> None:
 def test_a_wrong_answer_is_named_by_its_call(make: Make, body: str, sentence: str) -> None:
     found = make(f"class Wrong(Base):\n    {body}\n", "Wrong")
     with pytest.raises(InputError, match=f"^mine:Wrong.{sentence}"):
-        found.require(2, 3)
+        found.require_supported(2, 3)

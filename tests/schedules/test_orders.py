@@ -17,10 +17,10 @@ from clustersim.schedules.dual_pipe_v import DualPipeV
 from clustersim.schedules.gpipe import GPipe
 from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.one_f_one_b import OneFOneB
-from clustersim.schedules.overlapped_1f1b import Combined
-from clustersim.schedules.registry import schedule
+from clustersim.schedules.overlapped_1f1b import Overlapped1F1B
+from clustersim.schedules.registry import build_schedule
 from clustersim.schedules.schedule import Schedule
-from clustersim.schedules.validation import dry_run, peak_in_flight, verify
+from clustersim.schedules.validation import dry_run, peak_in_flight_microbatches, validate_order
 from clustersim.schedules.zero_bubble_v import ZeroBubbleV
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
@@ -93,10 +93,10 @@ def test_dual_pipe_v_has_its_authors_bubble(ranks: int, microbatches: int, saved
         sum(pair if isinstance(step, OverlappedPair) else 1.0 + (step.kind is B) for step in steps) for steps in order
     ]
     bubble = (ranks - 1) * (pair + 2.0 - 3.0 * 1.0)
-    assert run.finish - min(work) == pytest.approx(bubble)
+    assert run.makespan - min(work) == pytest.approx(bubble)
     assert saved or len(set(work)) == 1
-    assert peak_in_flight(order) == (2 * ranks + 1,) * ranks
-    verify(order, placement=DualPipeV().placement(ranks), microbatches=microbatches)
+    assert peak_in_flight_microbatches(order) == (2 * ranks + 1,) * ranks
+    validate_order(order, placement=DualPipeV().placement(ranks), microbatches=microbatches)
 
 
 def test_dual_pipe_v_needs_a_microbatch_for_each_stage() -> None:
@@ -108,7 +108,7 @@ def test_dual_pipe_v_needs_a_microbatch_for_each_stage() -> None:
 def test_combined_1f1b_runs_the_same_passes_one_forward_earlier(ranks: int, microbatches: int, chunks: int) -> None:
     """Each kind of pass comes in the plain order, and no backward reads what the forward beside it makes."""
     plain = Interleaved(chunks)
-    combined = Combined(plain)
+    combined = Overlapped1F1B(plain)
     order = combined.order(ranks, microbatches)
     for steps, actions in zip(order, plain.order(ranks, microbatches), strict=True):
         for kind in (F, B):
@@ -116,16 +116,16 @@ def test_combined_1f1b_runs_the_same_passes_one_forward_earlier(ranks: int, micr
                 item for item in flatten_entries(actions) if item.kind is kind
             ]
         assert all(pair.forward[::2] != pair.backward[::2] for pair in steps if isinstance(pair, OverlappedPair))
-    verify(order, placement=combined.placement(ranks), microbatches=microbatches)
-    before = peak_in_flight(plain.order(ranks, microbatches))
+    validate_order(order, placement=combined.placement(ranks), microbatches=microbatches)
+    before = peak_in_flight_microbatches(plain.order(ranks, microbatches))
     passes = chunks * microbatches
-    assert peak_in_flight(order) == tuple(min(element + 1, passes) for element in before)
+    assert peak_in_flight_microbatches(order) == tuple(min(element + 1, passes) for element in before)
 
 
 def test_combined_1f1b_without_a_pipeline_has_each_forward_beside_the_backward_before() -> None:
     """Megatron-LM, `combined_1f1b_schedule_for_no_pipelining`."""
     written = "0F0,(0F1;0B0)OVERLAP_F_B,(0F2;0B1)OVERLAP_F_B,0B2\n"
-    assert format_order(Combined(OneFOneB()).order(1, 3)) == written
+    assert format_order(Overlapped1F1B(OneFOneB()).order(1, 3)) == written
 
 
 @pytest.mark.parametrize("chunks", [2, 3])
@@ -139,7 +139,7 @@ def test_breadth_first_is_torchs(ranks: int, microbatches: int, chunks: int) -> 
 def test_golden_order(path: Path) -> None:
     name, shape, *chunks = path.stem.split("_")
     ranks, microbatches = map(int, shape.split("x"))
-    chosen = schedule(name, int(chunks[0].removeprefix("chunks")) if chunks else None)
+    chosen = build_schedule(name, int(chunks[0].removeprefix("chunks")) if chunks else None)
     assert chosen.order(ranks, microbatches) == parse_order(path.read_text(encoding="utf-8"))
 
 
@@ -158,7 +158,7 @@ def shapes(draw: st.DrawFn) -> tuple[Schedule, int, int]:
 @given(shapes())
 def test_every_order_keeps_the_rules(shape: tuple[Schedule, int, int]) -> None:
     chosen, ranks, microbatches = shape
-    verify(chosen.order(ranks, microbatches), placement=chosen.placement(ranks), microbatches=microbatches)
+    validate_order(chosen.order(ranks, microbatches), placement=chosen.placement(ranks), microbatches=microbatches)
 
 
 @given(shapes())
@@ -179,13 +179,13 @@ def test_no_order_beats_the_ideal_time_plus_one_way_through_the_pipeline(
     """
     chosen, ranks, microbatches = shape
     assume(chosen.placement(ranks).stage_ranks[-1] == ranks - 1)  # in a V the last stage is on the first rank
-    finish = dry_run(chosen.order(ranks, microbatches), forward=forward, backward=backward).finish
+    finish = dry_run(chosen.order(ranks, microbatches), forward=forward, backward=backward).makespan
     least = (chosen.placement(ranks).max_chunks * microbatches + ranks - 1) * (forward + backward)
     assert finish >= least * (1 - 1e-12)
 
 
 def bubble(order: PipelineOrder, ideal: float, forward: float, backward: float) -> float:
-    return (dry_run(order, forward=forward, backward=backward).finish - ideal) / ideal
+    return (dry_run(order, forward=forward, backward=backward).makespan - ideal) / ideal
 
 
 @given(st.sampled_from([GPipe(), OneFOneB()]), st.integers(1, 8), st.integers(1, 24), st.floats(0.1, 5))
@@ -229,7 +229,7 @@ def test_bubble_of_breadth_first_is_that_of_interleaved_and_it_keeps_everything(
     idle = ranks - 1 + (chunks - 1) * max(0, ranks - microbatches)
     expected = idle / (chunks * microbatches)
     assert bubble(order, ideal, 1, backward) == pytest.approx(expected, abs=1e-12)
-    assert peak_in_flight(order) == (chunks * microbatches,) * ranks
+    assert peak_in_flight_microbatches(order) == (chunks * microbatches,) * ranks
 
 
 @given(st.integers(1, 9), st.integers(0, 20))
@@ -244,15 +244,17 @@ def test_zb_v_never_waits_and_keeps_what_1f1b_keeps(ranks: int, more: int) -> No
     microbatches = 2 * ranks - 1 + more
     order = ZeroBubbleV().order(ranks, microbatches)
     run = dry_run(order, forward=1, backward=2, weight=1)
-    assert [(row[0], row[-1]) for row in run.ends] == [(rank + 1, rank + 6 * microbatches) for rank in range(ranks)]
-    assert peak_in_flight(order) == (2 * ranks,) * ranks
+    assert [(row[0], row[-1]) for row in run.end_times] == [
+        (rank + 1, rank + 6 * microbatches) for rank in range(ranks)
+    ]
+    assert peak_in_flight_microbatches(order) == (2 * ranks,) * ranks
 
 
 @given(st.integers(1, 9), st.integers(1, 30))
 def test_activations_in_flight(ranks: int, microbatches: int) -> None:
     """GPipe keeps all microbatches; 1F1B p - r on rank r, one more than its warm-up."""
-    assert peak_in_flight(GPipe().order(ranks, microbatches)) == (microbatches,) * ranks
-    assert peak_in_flight(OneFOneB().order(ranks, microbatches)) == tuple(
+    assert peak_in_flight_microbatches(GPipe().order(ranks, microbatches)) == (microbatches,) * ranks
+    assert peak_in_flight_microbatches(OneFOneB().order(ranks, microbatches)) == tuple(
         min(ranks - rank, microbatches) for rank in range(ranks)
     )
 
@@ -260,14 +262,14 @@ def test_activations_in_flight(ranks: int, microbatches: int) -> None:
 @given(st.integers(1, 6), st.integers(1, 4), st.integers(2, 5))
 def test_interleaved_keeps_its_warmup_and_one_more(ranks: int, rounds: int, chunks: int) -> None:
     """Warm-up of (v - 1) p + 2 (p - 1 - r) chunk passes (Narayanan et al. 2021), and never more than all m v."""
-    peaks = peak_in_flight(Interleaved(chunks).order(ranks, rounds * ranks))
+    peaks = peak_in_flight_microbatches(Interleaved(chunks).order(ranks, rounds * ranks))
     most = rounds * ranks * chunks
     assert peaks == tuple(min((chunks - 1) * ranks + 2 * (ranks - 1 - rank) + 1, most) for rank in range(ranks))
 
 
 def test_one_rank_has_no_bubble_and_no_idle_order() -> None:
     for chosen in (GPipe(), OneFOneB(), Interleaved(3), BreadthFirst(3), ZeroBubbleV()):
-        assert dry_run(chosen.order(1, 4)).finish == 4 * chosen.placement(1).max_chunks * 3
+        assert dry_run(chosen.order(1, 4)).makespan == 4 * chosen.placement(1).max_chunks * 3
 
 
 def test_stages_are_numbered_through_the_model() -> None:

@@ -9,14 +9,14 @@ from clustersim.schedules.dual_pipe_v import DualPipeV
 from clustersim.schedules.gpipe import GPipe
 from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.one_f_one_b import OneFOneB
-from clustersim.schedules.registry import NAMES, schedule
+from clustersim.schedules.registry import SCHEDULE_NAMES, build_schedule
 from clustersim.schedules.zero_bubble import ZeroBubble
 from clustersim.schedules.zero_bubble_v import ZeroBubbleV
 
 
 def test_every_name_makes_the_schedule_that_knows_itself_by_it() -> None:
-    assert [schedule(name).name for name in NAMES] == list(NAMES)
-    assert [schedule(name) for name in NAMES] == [
+    assert [build_schedule(name).name for name in SCHEDULE_NAMES] == list(SCHEDULE_NAMES)
+    assert [build_schedule(name) for name in SCHEDULE_NAMES] == [
         GPipe(), OneFOneB(), ZeroBubble(1), ZeroBubble(2), ZeroBubbleV(), DualPipeV(), DualPipe(),
         Interleaved(2), BreadthFirst(2),
     ]  # fmt: skip
@@ -38,4 +38,4 @@ def test_every_name_makes_the_schedule_that_knows_itself_by_it() -> None:
 )
 def test_a_wrong_name_or_number_of_chunks_is_refused(name: str, chunks: int | None, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
-        schedule(name, chunks)
+        build_schedule(name, chunks)

@@ -13,7 +13,7 @@ from clustersim.program.placement import looped_placement
 from clustersim.schedules.csv_format import format_order, parse_order
 from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.schedules.schedule import Schedule
-from clustersim.schedules.validation import dry_run, peak_in_flight, verify
+from clustersim.schedules.validation import dry_run, peak_in_flight_microbatches, validate_order
 from clustersim.schedules.zero_bubble import PassCosts, ZeroBubble
 
 F, I, W = ActionKind.FORWARD, ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT  # noqa: E741 - their letters
@@ -96,7 +96,7 @@ def test_every_order_keeps_the_rules_and_survives_its_text_form(
     memory: int, ranks: int, microbatches: int, costs: PassCosts
 ) -> None:
     order = ZeroBubble(memory, costs).order(ranks, microbatches)
-    verify(order, placement=looped_placement(ranks), microbatches=microbatches)
+    validate_order(order, placement=looped_placement(ranks), microbatches=microbatches)
     assert parse_order(format_order(order)) == order
 
 
@@ -107,24 +107,24 @@ def test_no_rank_keeps_more_than_its_memory(memory: int, ranks: int, microbatche
     Where more waits of a microbatch than was kept, a rank that is full of p microbatches exceeds that by the difference
     with its first input gradient, and never more: then a weight gradient runs first.
     """
-    change = {F: 1.0, I: costs.waiting - 1.0, W: -costs.waiting}
+    change = {F: 1.0, I: costs.pending_memory_ratio - 1.0, W: -costs.pending_memory_ratio}
     for actions in ZeroBubble(memory, costs).order(ranks, microbatches):
         peak = max(accumulate(change[action.kind] for action in actions))
-        assert peak <= memory * ranks + max(0.0, costs.waiting - 1.0) + 1e-9
+        assert peak <= memory * ranks + max(0.0, costs.pending_memory_ratio - 1.0) + 1e-9
 
 
 @given(st.integers(2, 7), st.integers(1, 20))
 def test_equal_passes_keep_at_most_p_or_2p_microbatches(ranks: int, microbatches: int) -> None:
     for memory in (1, 2):
         order = ZeroBubble(memory).order(ranks, microbatches)
-        verify(order, placement=looped_placement(ranks), microbatches=microbatches)
-        assert max(peak_in_flight(order)) <= memory * ranks
+        validate_order(order, placement=looped_placement(ranks), microbatches=microbatches)
+        assert max(peak_in_flight_microbatches(order)) <= memory * ranks
 
 
 def finish(schedule: Schedule, ranks: int, microbatches: int, costs: PassCosts) -> float:
     backward, weight = costs.input_gradient + costs.weight_gradient, costs.weight_gradient
     order = schedule.order(ranks, microbatches)
-    return dry_run(order, forward=costs.forward, backward=backward, weight=weight).longest + costs.forward
+    return dry_run(order, forward=costs.forward, backward=backward, weight=weight).max_rank_span + costs.forward
 
 
 @pytest.mark.parametrize(("ranks", "microbatches"), [(2, 3), (4, 4), (4, 12), (8, 24)])

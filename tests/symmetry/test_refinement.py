@@ -21,7 +21,9 @@ NOTHING = RankProgram((), ())
 def program_of(layout: Layout, *roles: str) -> Program:
     """Every pipeline rank has a program of its own."""
     groups = process_groups(layout, looped_placement(layout.pp))
-    return Program((NOTHING,) * layout.pp, layout.mesh.coordinate(PIPELINE), {role: groups[role] for role in roles})
+    return Program(
+        (NOTHING,) * layout.pp, layout.mesh.rank_coordinates(PIPELINE), {role: groups[role] for role in roles}
+    )
 
 
 def plain(ranks: int, groups: Mapping[str, list[list[int]]], kind: list[int] | None = None) -> Program:
@@ -51,7 +53,7 @@ def test_replicas_of_a_pipeline_rank_are_one_class() -> None:
     program = program_of(layout, "tp", "cp", "dp", "model", "world", "pp_next", "pp_previous", "embedding")
     found = symmetry_classes(program, {})
     assert found.count == 3
-    assert partition(found.rank_colours) == partition(layout.mesh.coordinate(PIPELINE))
+    assert partition(found.rank_colours) == partition(layout.mesh.rank_coordinates(PIPELINE))
     assert found.representative.tolist() == [16 * stage for stage in range(3) for _ in range(16)]
 
 

@@ -31,7 +31,7 @@ ALONE = {"tp": "1", "pp": "1", "dp": "8", "cp": "1", "schedule": ""}
 def test_a_row_says_over_how_many_ranks_weights_are_cut(cells: dict[str, str], data: dict[str, Any]) -> None:
     mapping = scenario_mapping(case(**ALONE, year="2024", **cells))
     assert mapping["layout"]["data"] == data
-    assert Scenario.from_mapping(mapping).layout.world == 8
+    assert Scenario.from_mapping(mapping).layout.world_size == 8
 
 
 @pytest.mark.parametrize(("gpu", "network", "ports"), [("b300", "6400G", 8), ("gb300", "3200G", 4)])
@@ -55,11 +55,11 @@ def test_replicas_that_do_not_divide_are_no_prediction() -> None:
         scenario_mapping(case(**ALONE, zero_stage="3", hsdp_replicas="3"))
 
 
-@pytest.mark.parametrize("name", registry.NAMES)
+@pytest.mark.parametrize("name", registry.SCHEDULE_NAMES)
 def test_a_rows_schedule_is_one_of_the_shelf(name: str) -> None:
-    chunks = 2 if name in registry.CHUNKED else None
+    chunks = 2 if name in registry.CHUNKED_SCHEDULES else None
     scenario = Scenario.from_mapping(scenario_mapping(case(schedule=name, vpp="2", pp="4", dp="1", layers="8")))
-    assert scenario.schedule == registry.schedule(name, chunks)
+    assert scenario.schedule == registry.build_schedule(name, chunks)
 
 
 def test_another_schedule_is_not_modelled() -> None:

@@ -212,7 +212,7 @@ def test_what_megatrons_command_line_says_of_experts_is_read(tmp_path: Path) -> 
         scenario_of(item)
         for item in cases(tmp_path, EXPERTS | {"notes": words}, EXPERTS | {"notes": f"{words}; moe-grouped-gemm True"})
     )
-    assert plain.layout.expert_tensor == 2
+    assert plain.layout.effective_etp == 2
     assert plain.layout.sequence_parallel, "left open, as experts beside tensor parallelism need it"
     assert plain.layout.dispatcher is TokenDispatcher.ALL_GATHER
     assert (plain.training.grouping, grouped.training.grouping) == (Grouping.LOOP, Grouping.STREAMS)

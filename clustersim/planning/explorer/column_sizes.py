@@ -126,7 +126,7 @@ def _columns(space: Space, **settings: Any) -> Iterator[tuple[str, Row]]:
     for kind in range(space.kinds):
         spec = space.kind(settings["model"], kind)
         yield from ((of_kind(name, kind), row) for name, row in _layer(space, spec, once, twice))
-    units = once.embedding, once.head, once.head_of(once.stages[0])
+    units = once.embedding, once.head, once.stage_head(once.stages[0])
     yield from ((name, _constant(unit.parameters)) for name, unit in zip(OF_ENDS, units, strict=True))
     yield from zip(SENT, _sent(once), strict=False)
 
@@ -143,9 +143,9 @@ def _layer(space: Space, spec: LayerSpec, once: Plan, twice: Plan) -> Iterator[t
         yield part.value, _measured(part, spec, once, twice)
     for mode in space.selective:
         way = recompute(mode)
-        sizes = (kept_of_layer(plan.layers[spec], way) for plan in (once, twice))
+        sizes = (kept_of_layer(plan.layer_by_spec[spec], way) for plan in (once, twice))
         yield kept(mode), _by_tokens(once.training.sequence, *sizes)
-    layer = once.layers[spec]
+    layer = once.layer_by_spec[spec]
     for group, name in of_layers(space).items():
         yield name, _constant(layer.counts.get(group, 0))
     yield CAST, _constant(sum(operator.cast for operator in layer.operators))
@@ -185,7 +185,7 @@ def _sent(plan: Plan) -> Iterator[Row]:
     Then of keys and values; last a message.
     """
     tokens, others = plan.training.sequence, (plan.layout.tp - 1) / plan.layout.tp
-    sharding, whole = plan.sharding(plan.model.specs[0]), plan.activation / tokens * others
+    sharding, whole = plan.layer_sharding(plan.model.specs[0]), plan.activation_bytes / tokens * others
     wide = sharding.format.bytes
     narrow = wide if sharding.operands is None else sharding.operands.format.bytes
     yield [0, whole, 0, 0]
@@ -193,7 +193,7 @@ def _sent(plan: Plan) -> Iterator[Row]:
     yield [0, others, 0, 0]
     yield [0, others * wide, 0, 0]
     yield [0, others * narrow, 0, 0]
-    of_keys = sharding.keys_values / tokens
+    of_keys = sharding.kv_bytes / tokens
     yield [0, -of_keys, 0, of_keys]  # all ranks' keys but for its own
     message = Lowering(replace(plan, layout=replace(plan.layout, pp=2)), Units(plan), Blocks()).message(0, 1)
     yield [0, 0.0 if message is None else message.payload / tokens, 0, 0]

@@ -11,11 +11,11 @@ on is not counted.
 from collections.abc import Iterator
 from typing import Any, Final
 
-from clustersim.collectives.dispatch_fanout import reached
+from clustersim.collectives.dispatch_fanout import reached_token_fraction
 from clustersim.common.units import Bytes
 from clustersim.model.layer_stack import RoutedMlp
 from clustersim.parallel.plan import Plan
-from clustersim.parallel.token_dispatch import Dispatch
+from clustersim.parallel.token_dispatch import TokenDispatch
 from clustersim.planning.explorer.settings import Space
 from clustersim.program.task import CollectiveType, CommOp, TokenDispatcher, TokenRouting
 from clustersim.results.explorer_tables import Table
@@ -33,26 +33,31 @@ _KERNELS: Final = (TokenDispatcher.DEEPEP, TokenDispatcher.DEEPEP_V2, TokenDispa
 _FORWARDED: Final = (CollectiveType.DISPATCH, CollectiveType.COMBINE)
 
 
-def dispatch_of(plan: Plan) -> Dispatch:
+def dispatch_of(plan: Plan) -> TokenDispatch:
     """How tokens travel in the model's mixture."""
-    found = (plan.sharding(spec).dispatch for spec in plan.model.specs if isinstance(spec.mlp, RoutedMlp))
+    found = (plan.layer_sharding(spec).dispatch for spec in plan.model.specs if isinstance(spec.mlp, RoutedMlp))
     return next(item for item in found if item is not None)
 
 
 def sent_of_experts(plan: Plan) -> Iterator[tuple[str, Bytes]]:
     """Bytes that a rank sends of each exchange around experts, by its name."""
     dispatch = dispatch_of(plan)
-    ways = (dispatch.there(), dispatch.back(), dispatch.there(again=True), dispatch.back(again=True))
+    ways = (
+        dispatch.dispatch_ops(),
+        dispatch.combine_ops(),
+        dispatch.dispatch_ops(is_backward=True),
+        dispatch.combine_ops(is_backward=True),
+    )
     for exchange in (comm_op for way in ways for comm_op in way):
         yield exchange.name, exchange.payload * sent(dispatch, exchange)
 
 
-def sent(dispatch: Dispatch, exchange: CommOp) -> float:
+def sent(dispatch: TokenDispatch, exchange: CommOp) -> float:
     """Part of an exchange's payload that leaves a rank."""
-    ep, cut = dispatch.layout.ep, dispatch.layout.expert_tensor
+    ep, cut = dispatch.layout.ep, dispatch.layout.effective_etp
     if exchange.collective in _FORWARDED:
         ranks = _reached(dispatch.routing, ep, 1)
-        return sum(ranks) / ep * (ep * cut - 1) / dispatch.routed.top_k
+        return sum(ranks) / ep * (ep * cut - 1) / dispatch.moe.top_k
     if exchange.collective is CollectiveType.ALL_TO_ALL:
         return 1 - 1 / ep
     return 1 - 1 / (cut if exchange.name in CUT else ep * cut)
@@ -60,7 +65,7 @@ def sent(dispatch: Dispatch, exchange: CommOp) -> float:
 
 def _reached(routing: TokenRouting, ep: int, width: int) -> list[float]:
     """Parts of the tokens that have an expert on each of `ep` ranks, or on so many neighbours of them."""
-    return [reached(routing, place / ep, (place + width) / ep) for place in range(0, ep, width)]
+    return [reached_token_fraction(routing, place / ep, (place + width) / ep) for place in range(0, ep, width)]
 
 
 def sends(space: Space) -> Table | None:
@@ -76,9 +81,9 @@ def sends(space: Space) -> Table | None:
         if ep * etp == 1 or [*check_spread(there)]:
             return None
         dispatch = dispatch_of(Plan(there.model, there.training, there.layout, there.schedule.placement))
-        routing, row, width = dispatch.routing, dispatch.row, TokenDispatcher(dispatcher)
+        routing, row, width = dispatch.routing, dispatch.token_bytes, TokenDispatcher(dispatcher)
         if width not in _KERNELS:
-            each = row if width is TokenDispatcher.ALL_GATHER else row * dispatch.routed.top_k / ep
+            each = row if width is TokenDispatcher.ALL_GATHER else row * dispatch.moe.top_k / ep
             return {"ranks": [each] * ep, "all": width is TokenDispatcher.ALL_GATHER, "nodes": None}
         blocks = {many: [row * part for part in _reached(routing, ep, many)] for many in divisors(ep)}
         return {"ranks": blocks[1], "all": True, "nodes": blocks}

@@ -159,7 +159,7 @@ def _check_mixture(scenario: Scenario) -> None:
     """Raise InputError for what the page does not know beside experts."""
     layout, model = scenario.layout, scenario.model
     unknown = {
-        f"layout.data: cuts weights over {layout.data.within} of the ranks that hold them": layout.data.within,
+        f"layout.data: cuts weights over {layout.data.shard_size} of the ranks that hold them": layout.data.shard_size,
         f"layout.order: {list(layout.order)} does not begin with tp and end with pp": (
             (layout.order[0], layout.order[-1]) != (TENSOR.name, PIPELINE.name)
         ),

@@ -73,7 +73,7 @@ def studies(scenario: Scenario, done: Callable[[int], None]) -> tuple[Study, ...
 
 
 def _asked(scenario: Scenario) -> Iterator[_Asked]:
-    layout, batch, own = scenario.layout.written, scenario.training.global_batch, _own(scenario)
+    layout, batch, own = scenario.layout.as_configured, scenario.training.global_batch, _own(scenario)
     sizes = list(_sizes(own))
     fixed = f"tp {layout.tp}, pp {layout.pp}" + (f", cp {layout.cp}" if layout.cp > 1 else "")
     yield _Asked(
@@ -98,7 +98,7 @@ def _asked(scenario: Scenario) -> Iterator[_Asked]:
         yield _Asked(
             "experts",
             "where experts are",
-            f"Experts over more and fewer ranks, and each dispatcher, all else as it is: etp {layout.expert_tensor}.",
+            f"Experts over more and fewer ranks, and each dispatcher, all else as it is: etp {layout.effective_etp}.",
             tuple((_experts_label(scenario, element), element) for element in _spread(scenario, own)),
         )
     if layout.dp * layout.cp > 1:
@@ -111,7 +111,7 @@ def _asked(scenario: Scenario) -> Iterator[_Asked]:
 
 
 def _own(scenario: Scenario) -> _Variant:
-    layout = scenario.layout.written
+    layout = scenario.layout.as_configured
     return _Variant(scenario.cluster.gpus, layout.tp, layout.pp, layout.dp, scenario.training.global_batch)
 
 
@@ -153,7 +153,7 @@ def _spread(scenario: Scenario, own: _Variant) -> Iterator[_Variant]:
 
 
 def _experts_label(scenario: Scenario, variant: _Variant) -> str:
-    layout = scenario.layout.written
+    layout = scenario.layout.as_configured
     return f"ep {variant.ep or layout.ep}, {(variant.dispatcher or layout.dispatcher).value}"
 
 
@@ -165,12 +165,12 @@ def _stages(scenario: Scenario) -> Iterator[tuple[str, int | None]]:
     """Every stage in words; the scenario's own as it is."""
     own = scenario.layout.data
     for stage, name in enumerate(("DDP (ZeRO 0)", "ZeRO 1", "ZeRO 2", "ZeRO 3")):
-        yield name, None if own.stage == stage and not isinstance(own, NaiveDataParallel) else stage
+        yield name, None if own.zero_stage == stage and not isinstance(own, NaiveDataParallel) else stage
 
 
 def _changes(scenario: Scenario, variant: _Variant) -> Iterator[str]:
     """What makes a variant of the scenario."""
-    layout: Layout = scenario.layout.written
+    layout: Layout = scenario.layout.as_configured
     yield from _PLAIN
     yield f"cluster.gpus={variant.gpus}"
     yield f"layout.cp={layout.cp}"
@@ -183,7 +183,7 @@ def _changes(scenario: Scenario, variant: _Variant) -> Iterator[str]:
         yield "schedule=1f1b"
     if variant.ep is not None:
         yield f"layout.ep={variant.ep}"
-        yield f"layout.etp={layout.expert_tensor}"
+        yield f"layout.etp={layout.effective_etp}"
     if variant.dispatcher is not None:
         yield f"layout.dispatcher={variant.dispatcher.value}"
     if variant.zero is not None:

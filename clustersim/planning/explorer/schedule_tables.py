@@ -108,9 +108,9 @@ def play(schedule: Schedule, pp: int, microbatches: int) -> Played:
     """Play a step in full."""
     order = schedule.order(pp, microbatches)
     plan = Plan(preset("llama-tiny"), Training(1, microbatches), Layout(pp=pp), schedule.placement)
-    places = [{stage.number: place for place, stage in enumerate(plan.stages_of(rank))} for rank in range(pp)]
+    places = [{stage.index: place for place, stage in enumerate(plan.stages_on_rank(rank))} for rank in range(pp)]
     held = [_moments(flatten_entries(steps), place) for steps, place in zip(order, places, strict=True)]
-    return Played(dry_run(order, forward=_FORWARD, backward=_BACKWARD).finish, held)
+    return Played(dry_run(order, forward=_FORWARD, backward=_BACKWARD).makespan, held)
 
 
 def _moments(actions: Sequence[Action], places: Mapping[int, int]) -> list[Moment]:

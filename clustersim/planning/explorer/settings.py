@@ -18,9 +18,14 @@ from clustersim.model.presets import preset
 from clustersim.model.recompute_modules import Module
 from clustersim.model.training import FullRecompute, NoRecompute, Recompute, SelectiveOperations, SelectiveRecompute
 from clustersim.model.transformer import Model, every_projection, resized
-from clustersim.parallel.data_parallel_strategy import BY_STAGE, DataParallelism, NaiveDataParallel, cut_over
-from clustersim.parallel.layer_partition import Drawn, Split
-from clustersim.parallel.mesh import NAMES
+from clustersim.parallel.data_parallel_strategy import (
+    STRATEGY_BY_ZERO_STAGE,
+    DataParallelStrategy,
+    NaiveDataParallel,
+    with_shard_size,
+)
+from clustersim.parallel.layer_partition import LayerPartition, PipelineLayoutString
+from clustersim.parallel.mesh import DENSE_AXIS_NAMES
 from clustersim.parallel.plan import Plan
 from clustersim.program.task import TokenDispatcher
 from clustersim.results.explorer_tables import Setting, Table
@@ -35,7 +40,7 @@ from clustersim.scenario.validation_rules.consistency import (
     check_widths,
 )
 from clustersim.scenario.validation_rules.precision import as_run
-from clustersim.schedules.registry import CHUNKED, schedule
+from clustersim.schedules.registry import CHUNKED_SCHEDULES, build_schedule
 from clustersim.schedules.schedule import Schedule
 
 RECOMPUTES: Final[Mapping[str, Recompute]] = {
@@ -46,7 +51,7 @@ RECOMPUTES: Final[Mapping[str, Recompute]] = {
 }
 SCHEDULES: Final = ("1f1b", "gpipe", "interleaved", "bfs")
 """Those of the shelf whose order does not depend on durations, and whose backwards are whole."""
-PLAYED: Final = tuple(type(schedule(name)) for name in SCHEDULES)
+PLAYED: Final = tuple(type(build_schedule(name)) for name in SCHEDULES)
 OFFERED: Final[Mapping[str, tuple[int, ...]]] = {
     "tp": (1, 2, 4, 8, 16, 32, 64),
     "cp": (1, 2, 4, 8, 16),
@@ -107,11 +112,11 @@ class Space:
     @cached_property
     def start(self) -> dict[str, Setting]:
         """The scenario's settings, in the order in which the page has its controls."""
-        layout, training = self.scenario.layout.written, self.scenario.training
-        experts = {"ep": layout.ep, "etp": layout.expert_tensor, "dispatcher": layout.dispatcher.value}
+        layout, training = self.scenario.layout.as_configured, self.scenario.training
+        experts = {"ep": layout.ep, "etp": layout.effective_etp, "dispatcher": layout.dispatcher.value}
         return {
             "model": 0, "gpus": self.scenario.cluster.gpus, "tp": layout.tp, "pp": layout.pp, "cp": layout.cp,
-            **(experts if self.mixture else {}), "zero": layout.data.stage, "recompute": self._recompute,
+            **(experts if self.mixture else {}), "zero": layout.data.zero_stage, "recompute": self._recompute,
             "microbatch": training.microbatch,
             "sequence": training.sequence, "batch": training.global_batch, "schedule": self._schedule.name,
             "chunks": max(2, chunks_of(self._schedule)), "precision": 0, "split": layout.sequence_parallel,
@@ -138,7 +143,7 @@ class Space:
     def _schedule(self) -> Schedule:
         """The scenario's schedule, or the plain one where it is not offered."""
         own = self.scenario.schedule
-        return own if isinstance(own, PLAYED) else schedule(SCHEDULES[0])
+        return own if isinstance(own, PLAYED) else build_schedule(SCHEDULES[0])
 
     @property
     def _recompute(self) -> str:
@@ -237,8 +242,8 @@ class Space:
         known = _followed(settings)
         model, order = known["model"], self.schedule(settings)
         layout = replace(
-            self.scenario.layout.written,
-            **{axis: known[axis] for axis in NAMES},
+            self.scenario.layout.as_configured,
+            **{axis: known[axis] for axis in DENSE_AXIS_NAMES},
             ep=known["ep"],
             etp=known["etp"],
             dispatcher=TokenDispatcher(known.get("dispatcher", self.scenario.layout.dispatcher)),
@@ -258,7 +263,7 @@ class Space:
         )
         return replace(
             self.scenario, model=kind, layout=layout, training=training,
-            cluster=replace(self.scenario.cluster, gpus=known.get("gpus", layout.world)), schedule=order, steps=1,
+            cluster=replace(self.scenario.cluster, gpus=known.get("gpus", layout.world_size)), schedule=order, steps=1,
         )  # fmt: skip
 
     def plan(self, **settings: Any) -> Plan:
@@ -269,21 +274,21 @@ class Space:
         there = self.at(**settings)
         layout = there.layout
         if [*check_shards(there), *check_secondary(there)]:
-            layout = replace(layout, data=cut_over(layout.data, None))
+            layout = replace(layout, data=with_shard_size(layout.data, None))
         return Plan(there.model, there.training, layout, there.schedule.placement)
 
     def schedule(self, settings: Mapping[str, Any]) -> Schedule:
         """The schedule of some settings; chunks count where it has any choice of them."""
         chunks = settings.get("chunks", 1)
         name = settings.get("schedule", "interleaved" if chunks > 1 else "1f1b")
-        return schedule(name, max(2, chunks)) if name in CHUNKED else schedule(name)
+        return build_schedule(name, max(2, chunks)) if name in CHUNKED_SCHEDULES else build_schedule(name)
 
-    def strategy(self, stage: int) -> DataParallelism:
+    def strategy(self, stage: int) -> DataParallelStrategy:
         """The scenario's strategy at its own ZeRO stage, the usual one at others (as `layout.data=zero2` means it)."""
         own = self.scenario.layout.data
-        if own.stage == stage and not isinstance(own, NaiveDataParallel):
+        if own.zero_stage == stage and not isinstance(own, NaiveDataParallel):
             return own
-        return BY_STAGE[stage]()
+        return STRATEGY_BY_ZERO_STAGE[stage]()
 
     def recipe(self, precision: int, zero: int) -> Recipe:
         """Number formats as they are run at a ZeRO stage."""
@@ -302,10 +307,10 @@ class Space:
         """The scenario's adapters, beside those matrices of a model that its file means."""
         return None if self._asked is None else self._asked.adapters(every_projection(model))
 
-    def _layers_per_stage(self, model: int | None, stages: int) -> Split:
+    def _layers_per_stage(self, model: int | None, stages: int) -> LayerPartition:
         """The scenario's own, where they are those of so many stages of its model; a rule holds for any."""
         own = self.scenario.layout.layers_per_stage
-        counts = own.layers if isinstance(own, Drawn) else own
+        counts = own.layer_counts if isinstance(own, PipelineLayoutString) else own
         if model != 0 or (isinstance(counts, tuple) and len(counts) != stages):
             return None
         return own

@@ -21,7 +21,7 @@ from clustersim.model.presets import preset
 from clustersim.model.training import FullRecompute, Training
 from clustersim.model.transformer import Model, resized
 from clustersim.parallel.data_parallel_strategy import FullyShard
-from clustersim.parallel.layer_partition import Stage
+from clustersim.parallel.layer_partition import PipelineStage
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.planning.explorer.column_sizes import (
@@ -107,11 +107,11 @@ class _Rows:
         """Numbers by name as a row."""
         return [counts.get(name, 0) for name in self.columns]
 
-    def stages(self, most: int, embedding: bool, head: bool) -> Iterator[Stage]:
+    def stages(self, most: int, embedding: bool, head: bool) -> Iterator[PipelineStage]:
         """A stage of each content; of layers of one kind, of up to so many, from which others follow."""
         specs = self.model.specs
         stacks = self.space.contents or [(LayerRun(specs[0], layers),) * bool(layers) for layers in range(most + 3)]
-        return (Stage(1, stack, embedding, head) for stack in stacks)
+        return (PipelineStage(1, stack, embedding, head) for stack in stacks)
 
     def kept(self, recompute: str, embedding: bool, head: bool) -> list[Row]:
         of = self._activations(recompute)
@@ -155,7 +155,7 @@ class _Rows:
     def gathered(self, dropped: bool, embedding: bool, head: bool) -> list[list[Row]]:
         """Parameters of units that ZeRO-3 has gathered at once: neighbours, or all where none are dropped."""
         strategy = self.space.strategy(3)
-        ahead = strategy.ahead if isinstance(strategy, FullyShard) else 0
+        ahead = strategy.prefetch_depth if isinstance(strategy, FullyShard) else 0
         found = []
         for stage in self.stages(ahead, embedding, head):
             units = self._units(stage)
@@ -164,12 +164,12 @@ class _Rows:
             found.append([self._whole(item) for item in dict.fromkeys(map(tuple, windows))])
         return found
 
-    def _units(self, stage: Stage) -> list[tuple[str, ...]]:
+    def _units(self, stage: PipelineStage) -> list[tuple[str, ...]]:
         """Columns of the parameters of each unit of a stage."""
         first, last, only = OF_ENDS
         kinds = (self.model.specs.index(run.spec) for run in stage.stack for _ in range(run.count))
         layers = [tuple(of_kind(name, kind) for name in of_layers(self.space).values()) for kind in kinds]
-        before, after = [(first,)] * stage.embedding, [(only if stage.embedding else last,)] * stage.head
+        before, after = [(first,)] * stage.has_embedding, [(only if stage.has_embedding else last,)] * stage.has_head
         return [*before, *layers, *after]
 
     def _whole(self, units: Iterable[tuple[str, ...]]) -> Row:
@@ -275,7 +275,7 @@ class _Small:
         for pp in (3, 1):
             plan = self._plan(pp)
             for stage, program in zip(plan.stages, programs(plan), strict=True):
-                found[stage.embedding, stage.head] = self._roles(plan, exchanges(program))
+                found[stage.has_embedding, stage.has_head] = self._roles(plan, exchanges(program))
         return found
 
     def _plan(self, pp: int) -> Plan:
@@ -307,7 +307,7 @@ def _column(plan: Plan, exchange: CommOp) -> tuple[str, str, float]:
         case "tp":
             return "tp", *_within_layers(plan, exchange)
         case "cp":
-            return "cp", "keys and values to cp", plan.sharding(plan.model.specs[0]).keys_values
+            return "cp", "keys and values to cp", plan.layer_sharding(plan.model.specs[0]).kv_bytes
         case "pp_next" | "pp_previous":
             return "pp", "message", exchange.payload
         case "embedding":  # of two ranks each sends half of twice the gradient
@@ -318,12 +318,12 @@ def _column(plan: Plan, exchange: CommOp) -> tuple[str, str, float]:
 def _within_layers(plan: Plan, exchange: CommOp) -> tuple[str, float]:
     """What tensor-parallel ranks send: an activation, narrower ones (adapters, latent attention), or single bytes."""
     operand = exchange.name in _OPERANDS
-    if exchange.payload == plan.activation:
-        return "operand to tp" if operand else "activation to tp", plan.activation
+    if exchange.payload == plan.activation_bytes:
+        return "operand to tp" if operand else "activation to tp", plan.activation_bytes
     if operand or "adapter" in exchange.name or exchange.collective is not CollectiveType.ALL_REDUCE:
         name = "elements of operands to tp" if operand else "elements of tokens to tp"
-        return name, plan.shard.tokens * plan.training.recipe.activations.bytes
-    return "tokens to tp", plan.shard.tokens
+        return name, plan.layer_shard.tokens * plan.training.recipe.activations.bytes
+    return "tokens to tp", plan.layer_shard.tokens
 
 
 def programs(plan: Plan) -> tuple[RankProgram, ...]:

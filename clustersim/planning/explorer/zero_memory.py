@@ -24,10 +24,10 @@ from clustersim.model.presets import preset
 from clustersim.model.quantization import kept_copies
 from clustersim.model.training import Training
 from clustersim.model.transformer import resized
-from clustersim.parallel.data_parallel_strategy import DdpStrategy, FullyShard, GradientSync, cut_over
-from clustersim.parallel.layer_partition import Stage
+from clustersim.parallel.data_parallel_strategy import DdpStrategy, FullyShard, GradientSync, with_shard_size
+from clustersim.parallel.layer_partition import PipelineStage
 from clustersim.parallel.layout import Layout
-from clustersim.parallel.mesh import EXPERT, NAMES, REPLICAS, SHARDS, WEIGHTS
+from clustersim.parallel.mesh import DENSE_AXIS_NAMES, DP_GROUP, DP_REPLICATE_GROUP, DP_SHARD_GROUP, EXPERT
 from clustersim.parallel.parameter_groups import ParameterGroup
 from clustersim.parallel.plan import Plan
 from clustersim.planning.explorer.column_sizes import BESIDE_DENSE, OF_ENDS, OF_LAYERS, Row, columns, of_kind
@@ -39,7 +39,7 @@ _LENGTH: Final = 128
 _MEASURED: Final = (DENSE, QUANTIZED, ADAPTERS)
 _SHARDS: Final = 2  # of small plans with hybrid sharding
 _SHAPES: Final[tuple[dict[str, int], ...]] = ({}, {"wider": 2}, {"ranks": 2})
-_ROLES: Final = (WEIGHTS.name, SHARDS.name, REPLICAS.name)
+_ROLES: Final = (DP_GROUP.name, DP_SHARD_GROUP.name, DP_REPLICATE_GROUP.name)
 _TIED: Final = "gpt2-small"  # its embedding's matrix is the logits', too
 
 
@@ -82,7 +82,7 @@ def sharing(space: Space) -> Table:
             plan.parameter_groups[0],
             [stays.per_parameter(parameter_group) for parameter_group in plan.parameter_groups],
         )
-        few = replicas if plan.layout.hybrid else min(replicas, 2)
+        few = replicas if plan.layout.is_hybrid_sharded else min(replicas, 2)
         there = told(alike, zero, few, pipelined, several, experts_shared)
         return {
             "resident": {use.value: [item[use] for item in resident] for use in SHARDED},
@@ -92,11 +92,11 @@ def sharing(space: Space) -> Table:
             ],
             **_gathers(plan),
             "there": [there.get(name, 1) for name in names],
-            "dp": _sent(group, *moved(alike, zero, pipelined, plan.layout.hybrid)),
-            "tied": 1 / group.shards if strategy.stage > 1 else 1.0,
-            "shards": group.shards,
+            "dp": _sent(group, *moved(alike, zero, pipelined, plan.layout.is_hybrid_sharded)),
+            "tied": 1 / group.shard_count if strategy.zero_stage > 1 else 1.0,
+            "shards": group.shard_count,
             "every": plan.layout.gradient_sync is GradientSync.EVERY_BACKWARD,
-            "again": isinstance(strategy, FullyShard) and strategy.reshards(pipelined=pipelined),
+            "again": isinstance(strategy, FullyShard) and strategy.reshards_parameters(is_pipelined=pipelined),
         }
 
     shared = ("experts_shared",) if space.mixture else ()
@@ -113,15 +113,16 @@ def _gathers(plan: Plan) -> dict[str, Any]:
     """What ZeRO-3 gathers of each group's parameters, and whole gradients of them beside."""
     strategy, groups = plan.layout.data, plan.parameter_groups
     whole = isinstance(strategy, FullyShard)
-    reduces = whole and not plan.sums_whole_gradients
-    sharded = [whole and group.shards > 1 for group in groups]
+    reduces = whole and not plan.accumulates_full_gradients
+    sharded = [whole and group.shard_count > 1 for group in groups]
     return {
         "gathered": [cut * group.formats.gathered.bytes for cut, group in zip(sharded, groups, strict=True)],
         "reduced": [
-            reduces * cut * group.trained * group.formats.gradients.bytes
+            reduces * cut * group.is_trained * group.formats.gradients.bytes
             for cut, group in zip(sharded, groups, strict=True)
         ],
-        "dropped": isinstance(strategy, FullyShard) and strategy.reshards(pipelined=plan.layout.pipelined),
+        "dropped": isinstance(strategy, FullyShard)
+        and strategy.reshards_parameters(is_pipelined=plan.layout.is_pipelined),
     }
 
 
@@ -182,14 +183,14 @@ Moved = dict[str, Row]
 
 def _sent(group: ParameterGroup, none: Moved, one: Moved) -> list[list[float]]:
     """Bytes that a parameter sends, without and with one microbatch, in groups of their real size: [2][columns]."""
-    part = _SHARDS / group.shards if group.replicate is REPLICAS else 1.0
-    whole = (group.shard, group.shards, 1.0), (group.secondary, group.seconds, 1.0)
-    parts = (*whole, (group.replicate, group.replicas, part))
+    part = _SHARDS / group.shard_count if group.replicate_group is DP_REPLICATE_GROUP else 1.0
+    whole = (group.shard_group, group.shard_count, 1.0), (group.secondary_group, group.secondary_shard_count, 1.0)
+    parts = (*whole, (group.replicate_group, group.replica_count, part))
     weights = {role.name: part * (1 - 1 / ranks) for role, ranks, part in parts if role is not None}
     return [
         [
             sum(moved[role][column] * weight for role, weight in weights.items())
-            for column in range(len(none[WEIGHTS.name]))
+            for column in range(len(none[DP_GROUP.name]))
         ]
         for moved in (none, one)
     ]
@@ -209,7 +210,7 @@ class _AsIf(Layout):
     as_if: bool = False
 
     @property
-    def pipelined(self) -> bool:
+    def is_pipelined(self) -> bool:
         """Whether layers are spread over pipeline ranks, for data parallelism."""
         return self.as_if
 
@@ -254,7 +255,7 @@ class _Small:
         more = lora and replace(lora, rank=lora.rank * ranks, targets=(Target.O,))  # of any a parameter sends the same
         recipe = self.space.recipe(self.precision, self.zero)
         training = Training(_LENGTH, replicas * microbatches, recipe=recipe, lora=more)
-        data = cut_over(self.space.strategy(self.zero), _SHARDS if self.hybrid else None)
+        data = with_shard_size(self.space.strategy(self.zero), _SHARDS if self.hybrid else None)
         layout = _AsIf(dp=replicas, pp=pp, data=data, layers_per_stage=(1,) * pp, as_if=self.pipelined)
         model = preset(_TIED)
         (mlp,) = model.mlps
@@ -272,7 +273,7 @@ def _by_group(plans: Sequence[Plan], sent: Sequence[float]) -> list[float]:
 
 
 def _layer(plan: Plan) -> Layer:
-    (layer,) = plan.layers.values()
+    (layer,) = plan.layer_by_spec.values()
     return layer
 
 
@@ -289,7 +290,7 @@ def _buffers(plan: Plan) -> list[dict[str, float]]:
 def buffers(space: Space) -> Iterator[Table]:
     """Bytes of the process groups of each axis, by its degree, and of those that hybrid sharding has beside."""
     communicator = space.scenario.framework.communicator
-    for axis in (*NAMES, EXPERT.name) if space.mixture else NAMES:
+    for axis in (*DENSE_AXIS_NAMES, EXPERT.name) if space.mixture else DENSE_AXIS_NAMES:
         yield space.table(lambda **one: _footprint(space, space.plan(**one)).groups * communicator, axis)
 
     def hybrid(zero: int, replicas: int, pipelined: bool) -> float:
@@ -304,7 +305,7 @@ def workspaces(space: Space) -> tuple[Bytes, ...]:
     """Bytes that libraries take, by the content of a stage."""
     framework, plan = space.scenario.framework, space.plan()
     alike = (plan.model.stack,) * 2  # as many for any number of layers
-    stages = (Stage(0, stack, embedding=False, head=False) for stack in space.contents or alike)
+    stages = (PipelineStage(0, stack, has_embedding=False, has_head=False) for stack in space.contents or alike)
     return tuple(framework.workspace + _footprint(space, plan).grouped_workspace((stage,)) for stage in stages)
 
 
@@ -313,7 +314,7 @@ def receives(space: Space) -> Table:
 
     def ask(pp: int, chunks: int) -> float:
         plan = space.plan(pp=pp, chunks=chunks)
-        return _footprint(space, plan).receives(plan.stages) / plan.activation
+        return _footprint(space, plan).receives(plan.stages) / plan.activation_bytes
 
     return space.table(ask, "pp", "chunks")
 

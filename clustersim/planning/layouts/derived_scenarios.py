@@ -87,7 +87,7 @@ def _with(setup: Setup, numbers: dict[str, Any]) -> Setup:
     """The setup with other numbers; raise InputError for a pipeline that has no middle to run towards."""
     named = {key.removeprefix("layout."): number for key, number in numbers.items() if key != MICROBATCH}
     if setup.layout.mirrored and {PP, DP} & numbers.keys():
-        own = setup.layout.written
+        own = setup.layout.as_configured
         named["pp"], named["dp"] = mirrored_degrees(named.get("pp", own.pp), named.get("dp", own.dp))
     training = setup.training
     if MICROBATCH in numbers:

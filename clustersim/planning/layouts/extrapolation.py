@@ -39,11 +39,11 @@ from clustersim.schedules.dual_pipe import DualPipe
 from clustersim.schedules.dual_pipe_v import DualPipeV
 from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.one_f_one_b import OneFOneB
-from clustersim.schedules.overlapped_1f1b import Combined
+from clustersim.schedules.overlapped_1f1b import Overlapped1F1B
 from clustersim.schedules.zero_bubble_v import ZeroBubbleV
 from clustersim.simulation import simulate
 
-_STEADY: Final = (OneFOneB, Interleaved, Combined, ZeroBubbleV, DualPipeV, DualPipe)
+_STEADY: Final = (OneFOneB, Interleaved, Overlapped1F1B, ZeroBubbleV, DualPipeV, DualPipe)
 """Schedules in which forwards and backwards alternate, in a pattern that each microbatch repeats."""
 NEAR: Final = 5e-3
 """The part of a step by which it may be too long; 1.1e-3 was the most of 950 random layouts."""
@@ -193,4 +193,4 @@ def _is_steady(scenario: Scenario) -> bool:
 def _in_rounds(scenario: Scenario) -> bool:
     """Whether microbatches go round all ranks, then through the next chunk of each."""
     schedule = scenario.run_schedule
-    return isinstance(schedule.plain if isinstance(schedule, Combined) else schedule, Interleaved)
+    return isinstance(schedule.base if isinstance(schedule, Overlapped1F1B) else schedule, Interleaved)

@@ -122,7 +122,7 @@ def _gpus(setup: Setup, least: Least) -> Iterator[Gpus]:
         Activity.WAITING: least.seconds - products - streaming,
     }
     for number, accelerator in enumerate(accelerators):
-        ranks = int(np.count_nonzero(kind[: setup.layout.world] == number))
+        ranks = int(np.count_nonzero(kind[: setup.layout.world_size] == number))
         if ranks:
             quote, draw = setup.economics.quote(accelerator, setup.cluster.name), setup.economics.draw(accelerator)
             yield Gpus(accelerator.name, ranks, seconds, quote, draw)

@@ -30,14 +30,14 @@ from clustersim.cost.timing import ExchangeCost
 from clustersim.lowering.units import Unit, Units
 from clustersim.model.kernels import PRODUCTS
 from clustersim.parallel.data_parallel_strategy import DdpStrategy
-from clustersim.parallel.layer_partition import Stage
-from clustersim.parallel.mesh import EXPERT_PARTS, EXPERT_ROLE, EXPERT_TENSOR_ROLE, TENSOR_ROLE
+from clustersim.parallel.layer_partition import PipelineStage
+from clustersim.parallel.mesh import EP_GROUP, ETP_EP_GROUP, ETP_GROUP, TP_GROUP
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import ActionKind
 from clustersim.program.task import CollectiveType, CommOp
 from clustersim.scenario.resolved import Setup
 
-_ROLES: Final = (TENSOR_ROLE, EXPERT_ROLE, EXPERT_TENSOR_ROLE, EXPERT_PARTS)
+_ROLES: Final = (TP_GROUP, EP_GROUP, ETP_GROUP, ETP_EP_GROUP)
 _NAMES: Final = tuple(role.name for role in _ROLES)
 _USES: Final = 4
 PRODUCTS_OF, STREAMING_OF, _BETWEEN, _BESIDE = range(_USES)
@@ -117,21 +117,21 @@ class Passes:
         for stage in plan.stages:
             self._count(stage)
 
-    def _count(self, stage: Stage) -> None:
+    def _count(self, stage: PipelineStage) -> None:
         plan = self._plan
-        for run in plan.runs(stage):
+        for run in plan.layer_runs(stage):
             one = run._replace(layers=replace(run.layers, count=1))
             self._add(stage, _Piece(one, partial(Units.layer, run=one, load=None)), run.layers.count)
-        first = [plan.embedding] if stage.embedding else []
-        for layer in (*first, *plan.embeddings_of(stage)):
+        first = [plan.embedding] if stage.has_embedding else []
+        for layer in (*first, *plan.mtp_embeddings(stage)):
             self._add(stage, _Piece(("embedding", layer.parameters), partial(Units.embedding, first=layer)))
-        if stage.head:
-            head = plan.head_of(stage)
+        if stage.has_head:
+            head = plan.stage_head(stage)
             self._add(stage, _Piece(("head", head.parameters), partial(Units.head, last=head)))
 
-    def _add(self, stage: Stage, piece: _Piece, many: int = 1) -> None:
+    def _add(self, stage: PipelineStage, piece: _Piece, many: int = 1) -> None:
         _, counts = self._counts.setdefault(piece.key, (piece, np.zeros(len(self._plan.stages))))
-        counts[stage.number] += many
+        counts[stage.index] += many
 
     @cached_property
     def _pieces(self) -> _Pieces:
@@ -147,7 +147,7 @@ class Passes:
     def _exchanges(self) -> ExchangeCost:
         setup, layout = self._setup, self._setup.layout
         cluster, cost, wrong = setup.cluster, setup.cost, setup.disturbances
-        mesh = *layout.all_degrees.items(), layout.expert_tensor, layout.order, layout.mirrored
+        mesh = *layout.all_degrees.items(), layout.effective_etp, layout.order, layout.mirrored
         key = id(cluster.fabric), cluster.library, cluster.measured, id(cost), id(wrong), mesh
         found, _ = _EXCHANGES.of(key, lambda: (exchanges_within(setup, _ROLES), (cluster, cost, wrong)))
         return found
@@ -213,4 +213,4 @@ class Passes:
         """What a collective counts as; None: as nothing."""
         if self._uneven or exchange.comm_group not in _NAMES:
             return None
-        return _BETWEEN if exchange.comm_group == TENSOR_ROLE.name or not self._beside else _BESIDE
+        return _BETWEEN if exchange.comm_group == TP_GROUP.name or not self._beside else _BESIDE

@@ -12,7 +12,7 @@ from typing import Final
 
 from clustersim.model.training import FullRecompute
 from clustersim.parallel.data_parallel_strategy import DdpStrategy, FullyShard
-from clustersim.parallel.layer_partition import dealt
+from clustersim.parallel.layer_partition import partition_layers
 from clustersim.planning.layouts.config_keys import (
     CP,
     DATA,
@@ -76,7 +76,7 @@ def word_of(value: str) -> str:
 
 
 def _divided(setup: Setup, job: Job) -> Iterator[str]:
-    layout, gpus = setup.layout.written, setup.cluster.gpus
+    layout, gpus = setup.layout.as_configured, setup.cluster.gpus
     each = layout.tp * layout.cp * layout.pp
     if gpus % each:
         yield f"degrees do not divide the GPUs: tp x cp x pp {each} does not divide {gpus}"
@@ -140,7 +140,7 @@ def _whole_shards(setup: Setup, _: Values) -> Iterator[str]:
 def _all_layers(setup: Setup, _: Values) -> Iterator[str]:
     recompute = setup.training.recompute
     if isinstance(recompute, FullRecompute) and recompute.layers is not None:
-        most = max(dealt(setup.layout.layers_per_stage, setup.model.layers, setup.placement))
+        most = max(partition_layers(setup.layout.layers_per_stage, setup.model.layers, setup.placement))
         if recompute.layers == most:
             yield f"{SAME}: {recompute.layers} layers are all of a stage with {most}"
 

@@ -78,7 +78,7 @@ class Job:
 
         Raises InputError for a schedule that so many pipeline ranks cannot have.
         """
-        setup, own = self.setup, self.setup.layout.written
+        setup, own = self.setup, self.setup.layout.as_configured
         tp, cp, pp = (self._number(key, values) for key in DEGREES)
         dp = max(1, setup.cluster.gpus // (tp * cp * pp))
         schedule = self._object(SCHEDULE, values, OneFOneB(), setup.schedule)
@@ -118,7 +118,7 @@ class Job:
         """A degree."""
         if key in self.values:
             return int(values.get(key, 1))
-        degree: int = getattr(self.setup.layout.written, key.partition(".")[2])
+        degree: int = getattr(self.setup.layout.as_configured, key.partition(".")[2])
         return degree
 
     def _object(self, key: str, values: Mapping[str, str], plain: T, own: T) -> T:
@@ -199,7 +199,7 @@ def _written(scenario: Scenario, key: str) -> str:
 
 def _usual(setup: Setup) -> dict[str, tuple[str, ...]]:
     """The default values of keys that vary."""
-    layout, training, model = setup.layout.written, setup.training, setup.model
+    layout, training, model = setup.layout.as_configured, setup.training, setup.model
     gpus, domain = setup.cluster.gpus, setup.cluster.units.domain
     heads = math.gcd(*(attention.heads for attention in model.attentions))
     routed = _routed(setup)

@@ -98,7 +98,7 @@ class Space:
 
     def _overrides(self, job: Job, setup: Setup, values: Mapping[str, str]) -> Iterator[str]:
         """What is chosen, and what follows from it."""
-        layout = setup.layout.written
+        layout = setup.layout.as_configured
         yield from (f"{key}={job.spelt(key, value, layout)}" for key, value in values.items())
         if TP in values and job.follows:
             yield f"{SEQUENCE_PARALLEL}={'true' if layout.sequence_parallel else 'false'}"

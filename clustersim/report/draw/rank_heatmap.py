@@ -11,7 +11,7 @@ import numpy as np
 
 from clustersim.common.arrays import IntArray
 from clustersim.parallel.layout import Layout
-from clustersim.parallel.mesh import DATA, DENSE, EXPERT, EXPERT_DATA, EXPERT_TENSOR, EXPERTS, MESHES, PIPELINE
+from clustersim.parallel.mesh import DATA, DENSE_MESH, EXPERT, EXPERT_DATA, EXPERT_MESH, EXPERT_TENSOR, MESHES, PIPELINE
 from clustersim.report.draw.charts import plot
 from clustersim.report.figure import Figure, axis, packed, time_scale
 from clustersim.report.html_document import Card, drawn
@@ -21,7 +21,7 @@ from clustersim.results.dominant_categories import DominantParts, dominant_parts
 from clustersim.results.simulation_result import Answer
 from clustersim.results.time_categories import BUBBLES, EXPOSED, PARTS, Part
 
-_WITHIN: Final = tuple(axis.name for axis in reversed(MESHES[DENSE]) if axis not in (DATA, PIPELINE))
+_WITHIN: Final = tuple(axis.name for axis in reversed(MESHES[DENSE_MESH]) if axis not in (DATA, PIPELINE))
 _ORDERS: Final = {
     "by stage": (PIPELINE.name, DATA.name, *_WITHIN),
     "by replica": (DATA.name, PIPELINE.name, *_WITHIN),
@@ -95,13 +95,13 @@ def heatmap_figure(heatmap: Heatmap) -> Figure:
 
 def _facts(heatmap: Heatmap, size: float) -> dict[str, Any]:
     orders = list(_orders(heatmap.layout).values())
-    meshes = (mesh for name, mesh in heatmap.layout.written.meshes.items() if name in (DENSE, EXPERTS))
+    meshes = (mesh for name, mesh in heatmap.layout.as_configured.meshes.items() if name in (DENSE_MESH, EXPERT_MESH))
     return {
         "parts": [
             {"name": part.value, "colour": PART_LOOKS[part].colour, "key": key(PART_LOOKS[part]), "sign": _sign(part)}
             for part in PARTS
         ],
-        "axes": {name: place for mesh in meshes for name, place in mesh.strides.items()},
+        "axes": {name: place for mesh in meshes for name, place in mesh.axis_strides.items()},
         "orders": orders,
         "told": [_told(axes, heatmap.layout) for axes in orders],
         "bins": heatmap.dominant.category.shape[1],
@@ -113,7 +113,7 @@ def _facts(heatmap: Heatmap, size: float) -> dict[str, Any]:
 
 def _told(axes: tuple[str, ...], layout: Layout) -> tuple[str, ...]:
     """The coordinates that are told of a rank: the order's, and which experts it has."""
-    return axes if EXPERT.name in axes or not layout.folded else (*axes, EXPERT.name)
+    return axes if EXPERT.name in axes or not layout.has_expert_mesh else (*axes, EXPERT.name)
 
 
 def _sign(part: Part) -> str:

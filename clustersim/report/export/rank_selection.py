@@ -75,9 +75,9 @@ def trace_ranks(result: Answer, ranks: Sequence[int]) -> tuple[TraceRank, ...]:
     and for how many ranks of its class one is written alone.
     """
     layout, stands, slow = result.scenario.layout, result.trace.representative, result.stragglers.named
-    places = {axis.name: layout.coordinate(axis) for axis in layout.axes}
+    places = {axis.name: layout.rank_coordinates(axis) for axis in layout.axes}
     members, written = result.trace.represented_counts, np.bincount(stands[list(ranks)], minlength=result.ranks)
-    axes = [axis.name for axis in layout.axes if axis.inside and layout.all_degrees[axis.name] > 1]
+    axes = [axis.name for axis in layout.axes if axis.within_layer and layout.all_degrees[axis.name] > 1]
     found = []
     for rank in ranks:
         simulated, place = int(stands[rank]), {axis: int(array[rank]) for axis, array in places.items()}
@@ -97,20 +97,20 @@ def _named(layout: Layout, word: str, choice: str) -> tuple[Sequence[int], int]:
     slowest = 0
     match kind, bool(colon), number.isdecimal():
         case "all", False, _:
-            ranks = range(layout.world)
+            ranks = range(layout.world_size)
         case "stage", _, True:
-            ranks = np.flatnonzero(layout.mesh.coordinate(PIPELINE) == int(number)).tolist()
+            ranks = np.flatnonzero(layout.mesh.rank_coordinates(PIPELINE) == int(number)).tolist()
         case "slowest", _, True:
-            slowest = int(number) if int(number) <= layout.world else 0
+            slowest = int(number) if int(number) <= layout.world_size else 0
         case _, False, _ if kind.isdecimal():
-            ranks = range(int(kind), min(int(kind) + 1, layout.world))
-        case _, _, True if kind.isdecimal() and int(number) <= layout.world:
+            ranks = range(int(kind), min(int(kind) + 1, layout.world_size))
+        case _, _, True if kind.isdecimal() and int(number) <= layout.world_size:
             ranks = range(int(kind), int(number))
     if not ranks and not slowest:
-        last, few = layout.world - 1, min(8, layout.world)
+        last, few = layout.world_size - 1, min(8, layout.world_size)
         raise InputError(
             f"--ranks {choice}: {word or 'an empty word'} does not name ranks from 0 to {last:,}; write one or several "
             f"of {last} (one rank), 0:{few} (0 to {few - 1}), stage:{layout.pp - 1} (all ranks of a pipeline rank, 0 "
-            f"to {layout.pp - 1}), slowest:{min(4, layout.world)} (at most {layout.world:,}), all; separated by commas"
+            f"to {layout.pp - 1}), slowest:{min(4, layout.world_size)} (at most {layout.world_size:,}), all; separated by commas"
         )
     return ranks, slowest

@@ -12,7 +12,7 @@ import numpy as np
 from clustersim.cost.segment import BlockTiming
 from clustersim.cost.timing import ExchangeTiming, Provenance
 from clustersim.model.kernels import AttentionShape, Kernel, MatmulShape, Routine, Shape, StreamShape
-from clustersim.parallel.mesh import ROLES
+from clustersim.parallel.mesh import COMM_GROUPS
 from clustersim.program.action import Action
 from clustersim.program.task import (
     CollectiveTask,
@@ -92,7 +92,7 @@ def operation_label(operation: Operation, timing: BlockTiming, place: int, algor
     alone = exchange if kernel is None else None
     return Label(
         kind="kernel" if exchange is None else "exchange" if kernel is None else "overlap",
-        category=AXIS_LOOKS[ROLES[alone.comm_group].serves] if alone else Category[operation.work_type.name],
+        category=AXIS_LOOKS[COMM_GROUPS[alone.comm_group].accounted_axis] if alone else Category[operation.work_type.name],
         name=" + ".join(item.name for item in (kernel, exchange) if item is not None),
         work=operation.work_type.value, kernel=kernel, exchange=exchange,
         bytes=np.nan if exchange is None else float(exchange.payload),
@@ -132,7 +132,7 @@ def exchange_label(task: CollectiveTask | SendTask | ReceiveTask, timing: Exchan
 def look_of(task: Task) -> Category:
     """The category of a task: of a pass that is no action, what its last operation is for."""
     if not isinstance(task, ComputeTask):
-        return AXIS_LOOKS[ROLES[task.comm_op.comm_group].serves]
+        return AXIS_LOOKS[COMM_GROUPS[task.comm_op.comm_group].accounted_axis]
     if task.action is not None:
         return Category[task.action.kind.name]
     return Category[task.segment.operations[-1].work_type.name] if task.segment.operations else Category.COMPUTE

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clustersim.common.errors import InputError
-from clustersim.parallel.mesh import AXES, PIPELINE
+from clustersim.parallel.mesh import BASE_AXES, PIPELINE
 from clustersim.program.task import Stream
 from clustersim.report.export.rank_selection import TraceRank
 from clustersim.report.export.span_descriptions import STREAM_NAMES, action_of
@@ -35,7 +35,7 @@ COLUMNS: Final[Mapping[str, tuple[str, str]]] = {
     "rank": (INTEGER, "global rank"),
     "simulated_rank": (INTEGER, "the rank that was simulated for it: itself, or one with provably equal times"),
     "stage": (INTEGER, "pipeline rank"),
-    **{axis.name: (INTEGER, f"coordinate on the {axis.label} axis, if the layout has it") for axis in AXES},
+    **{axis.name: (INTEGER, f"coordinate on the {axis.label} axis, if the layout has it") for axis in BASE_AXES},
     "stream": (WORD, "which of the rank's streams"),
     "kind": (WORD, "pass, kernel, exchange, overlap (a kernel and an exchange), collective, send or receive"),
     "category": (WORD, "what the page calls and colours it"),
@@ -86,7 +86,7 @@ def columns_of(result: Answer, rank: TraceRank, spans: Spans) -> Columns:
     trace, cause = spans.trace, spans.of_tasks(spans.trace.critical_predecessor, -1)
     actions, placement = [action_of(task) for task in spans.program.tasks], result.scenario.placement
     there = np.where(trace.rank[cause] == rank.simulated, rank.rank, trace.rank[cause])
-    of_rank = {axis.name: rank.coordinates.get(axis.name, -1) for axis in AXES}
+    of_rank = {axis.name: rank.coordinates.get(axis.name, -1) for axis in BASE_AXES}
     of_rank |= {"rank": rank.rank, "simulated_rank": rank.simulated, "stage": rank.coordinates[PIPELINE.name]}
     of_task = {
         "step": spans.program.step_indices(result.scenario.steps),

@@ -14,7 +14,7 @@ import numpy as np
 
 from clustersim.common.arrays import FloatArray
 from clustersim.common.units import format_seconds
-from clustersim.parallel.mesh import SERVED
+from clustersim.parallel.mesh import COMM_AXES
 from clustersim.report.draw.charts import Drawn, bar, plot, ticks, words_in
 from clustersim.report.figure import MUTED, SURFACE, Figure, axis, legend, marker, time_scale, typed
 from clustersim.report.html_document import Card, drawn
@@ -40,7 +40,7 @@ class StageOverlap:
 
     @property
     def axes(self) -> list[int]:
-        """The places in `SERVED` of those that move anything."""
+        """The places in `COMM_AXES` of those that move anything."""
         moving: list[int] = np.flatnonzero(self.overlap.moving.max(axis=0) > 0).tolist()
         return moving
 
@@ -69,7 +69,7 @@ def overlap_card(stages: StageOverlap) -> Card:
         figure=overlap_figure(stages),
         stages=stages,
         bars=stages.bars,
-        axes=SERVED,
+        axes=COMM_AXES,
         axis_name=axis_name,
         unbroken=unbroken,
     )
@@ -99,13 +99,13 @@ def overlap_figure(stages: StageOverlap) -> Figure:
 
 
 def _bars(labels: Sequence[str], axes: list[int], kinds: FloatArray, size: float) -> Iterator[Drawn]:
-    """Each axis and kind that lasts. axes: places in `SERVED`; kinds: [rows, kinds, axes] seconds; size: of a unit."""
+    """Each axis and kind that lasts. axes: places in `COMM_AXES`; kinds: [rows, kinds, axes] seconds; size: of a unit."""
     begins = np.cumsum(np.insert(kinds, 0, 0.0, axis=1), axis=1)
     for number, place in enumerate(axes):
         for kind, (words, look) in enumerate(_kinds(place)):
             seconds = kinds[:, kind, number]
             hover = [
-                f"<b>{escape(label)}</b>, {SERVED[place].name}<br>{words}: {format_seconds(item)}"
+                f"<b>{escape(label)}</b>, {COMM_AXES[place].name}<br>{words}: {format_seconds(item)}"
                 for label, item in zip(labels, seconds.tolist(), strict=True)
             ]
             if seconds.any():
@@ -125,14 +125,14 @@ def _middles(rows: int, axes: list[int]) -> FloatArray:
 
 def _names(axes: list[int], ends: FloatArray) -> Drawn:
     """The name of the axis at the end of each bar."""
-    names = [SERVED[place].name for place in axes for _ in ends]
+    names = [COMM_AXES[place].name for place in axes for _ in ends]
     look = {"textfont": {"size": 9, "color": MUTED}, "cliponaxis": False, "showlegend": False}
     return words_in(typed(ends.T.ravel()), typed(_middles(len(ends), axes).ravel()), names, **look)
 
 
 def _kinds(place: int) -> Iterator[tuple[str, Drawn]]:
     """Name and look of each kind of time; computation alone has one legend entry for all axes."""
-    name, look = SERVED[place].name, AXIS_LOOKS[SERVED[place]]
+    name, look = COMM_AXES[place].name, AXIS_LOOKS[COMM_AXES[place]]
     yield _ALONE, marker(Category.COMPUTE)
     yield f"{name} hidden", _patterned(look, "/")
     yield f"{name} exposed", marker(look)

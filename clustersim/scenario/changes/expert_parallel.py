@@ -8,7 +8,7 @@ import numpy as np
 
 from clustersim.model.moe_expert_load import ExpertLoad
 from clustersim.parallel.layout import Layout
-from clustersim.parallel.mesh import EXPERT, EXPERT_TENSOR, EXPERTS
+from clustersim.parallel.mesh import EXPERT, EXPERT_MESH, EXPERT_TENSOR
 from clustersim.program.task import TokenDispatcher
 from clustersim.scenario.nearest_values import divisors
 from clustersim.scenario.scenario import Scenario
@@ -31,23 +31,23 @@ def with_experts_over(scenario: Scenario, ranks: int) -> Scenario:
 
 def _over(layout: Layout, ranks: int) -> Layout:
     """How far each expert is cut stays as it is, be it said or not."""
-    return replace(layout, ep=ranks, etp=layout.expert_tensor)
+    return replace(layout, ep=ranks, etp=layout.effective_etp)
 
 
 def spreads(scenario: Scenario) -> Iterator[int]:
     """Over how many ranks the experts of every layer can be spread, ascending."""
-    layout = scenario.layout.written
+    layout = scenario.layout.as_configured
     room = layout.tp * layout.cp * layout.dp
     experts = math.gcd(*(mixture.experts for mixture in scenario.model.mixtures if mixture.alone is None))
-    yield from (divisor for divisor in divisors(experts) if room % (divisor * layout.expert_tensor) == 0)
+    yield from (divisor for divisor in divisors(experts) if room % (divisor * layout.effective_etp) == 0)
 
 
 def within_domains(scenario: Scenario, ranks: int) -> bool:
     """Whether all that tokens reach is in their NVLink domain, with experts over so many ranks; PCIe's is a node."""
-    mesh = _over(scenario.layout, ranks).meshes.get(EXPERTS)
+    mesh = _over(scenario.layout, ranks).meshes.get(EXPERT_MESH)
     if mesh is None:
         return True
     cluster = scenario.cluster
-    groups = cluster.places[mesh.members(EXPERT, EXPERT_TENSOR)]
+    groups = cluster.places[mesh.groups_along(EXPERT, EXPERT_TENSOR)]
     domains = cluster.fabric.domains(groups)
     return bool(np.all(domains == domains[:, :1]))

@@ -21,7 +21,7 @@ _TO_NICS: Final = (LinkKind.PCIE, LinkKind.HOST)
 
 def network_links(scenario: Scenario) -> tuple[LinkKind, ...]:
     """Kinds of links from node to node, if the layout's ranks are on several."""
-    nodes = scenario.cluster.fabric.nodes(np.arange(scenario.layout.world))
+    nodes = scenario.cluster.fabric.nodes(np.arange(scenario.layout.world_size))
     return _there(scenario, NETWORK) if len(np.unique(nodes)) > 1 else ()
 
 
@@ -35,12 +35,12 @@ def links_to_nics(scenario: Scenario, bandwidth: float) -> tuple[LinkKind, ...]:
 
 def nvlink(scenario: Scenario) -> tuple[LinkKind, ...]:
     """NVLink (or xGMI), where there is any and ranks to use it."""
-    return _there(scenario, (LinkKind.NVLINK,)) if scenario.layout.world > 1 else ()
+    return _there(scenario, (LinkKind.NVLINK,)) if scenario.layout.world_size > 1 else ()
 
 
 def pcie_links(scenario: Scenario) -> tuple[LinkKind, ...]:
     """Where there is no NVLink: PCIe, and what joins root complexes."""
-    several = scenario.layout.world > 1
+    several = scenario.layout.world_size > 1
     return _there(scenario, _TO_NICS) if several and not nvlink(scenario) else ()
 
 

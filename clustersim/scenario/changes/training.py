@@ -7,7 +7,7 @@ import numpy as np
 from clustersim.hardware.degradation import Slow
 from clustersim.model.offload import NOTHING
 from clustersim.model.training import Recompute
-from clustersim.parallel.data_parallel_strategy import cut_over
+from clustersim.parallel.data_parallel_strategy import with_shard_size
 from clustersim.scenario.scenario import Scenario
 
 
@@ -53,7 +53,7 @@ def without_overheads(scenario: Scenario) -> Scenario:
 def with_dp_shard_size(scenario: Scenario, ranks: int) -> Scenario:
     """What data parallelism shards is cut over so many of the ranks that hold the same weights."""
     layout = scenario.layout
-    return replace(scenario, layout=replace(layout, data=cut_over(layout.data, ranks)))
+    return replace(scenario, layout=replace(layout, data=with_shard_size(layout.data, ranks)))
 
 
 def with_slow_gpu(scenario: Scenario, speed: float, rank: int | None = None) -> Scenario:
@@ -63,13 +63,13 @@ def with_slow_gpu(scenario: Scenario, speed: float, rank: int | None = None) -> 
     stage; the first has spare time where it has a layer less.
     """
     return _slowed(
-        scenario, (int(scenario.cluster.places[scenario.layout.world // 2 if rank is None else rank]),), speed
+        scenario, (int(scenario.cluster.places[scenario.layout.world_size // 2 if rank is None else rank]),), speed
     )
 
 
 def with_slow_node(scenario: Scenario, speed: float) -> Scenario:
     """The kernels of all GPUs of a node in the middle of the world run at a part of their speed."""
-    nodes = scenario.cluster.fabric.nodes(np.arange(scenario.layout.world))
+    nodes = scenario.cluster.fabric.nodes(np.arange(scenario.layout.world_size))
     there = np.flatnonzero(nodes == nodes[len(nodes) // 2])
     return _slowed(scenario, tuple(scenario.cluster.places[there].tolist()), speed)
 

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from clustersim.collectives.phase import Algorithm
+from clustersim.collectives.phase import CollectiveAlgorithm
 from clustersim.common.errors import nearest, shown
 from clustersim.cost.calibration_record import Record
 from clustersim.program.task import CollectiveType
@@ -104,11 +104,13 @@ class CostSection(Section):
         yield from (("collectives", kind, name) for kind, name in self.collectives.items())
         yield from (("candidates", kind, name) for kind, names in self.candidates.items() for name in names)
 
-    def settings(self, record: Record | None, own: Mapping[str, Algorithm]) -> CostSettings:
+    def settings(self, record: Record | None, own: Mapping[str, CollectiveAlgorithm]) -> CostSettings:
         """The settings as the inside knows them, with the record and the user's algorithms that were read."""
         told = self.nccl.switches()
         forced = (f"{kind.value} by {name}" for kind, name in self.collectives.items())
         added = (f"{' and '.join(names)} beside its own for {kind.value}" for kind, names in self.candidates.items())
-        words = " and ".join((*forced, *added, *([told.words] if told.words else [])))
-        switches = replace(told, forced=self.collectives, added=self.candidates, own=own, words=words)
+        words = " and ".join((*forced, *added, *([told.description] if told.description else [])))
+        switches = replace(
+            told, forced=self.collectives, added=self.candidates, custom_algorithms=own, description=words
+        )
         return CostSettings(self.symmetry, self.coalesce, self.network, switches, self.interference, record)

@@ -7,14 +7,14 @@ from pydantic import Field, model_validator
 
 from clustersim.model.layer_stack import MOST_LAYERS
 from clustersim.parallel.data_parallel_strategy import (
-    BY_STAGE,
-    DDP_BUCKET,
-    ByParameter,
-    DataParallelism,
+    DDP_BUCKET_BYTES,
+    STRATEGY_BY_ZERO_STAGE,
+    DataParallelStrategy,
     DdpStrategy,
+    DeepspeedZero3Strategy,
     FullyShard,
-    Microbatches,
     NaiveDataParallel,
+    ReductionFrequency,
 )
 from clustersim.scenario.config_reader import Choice, Degree, Section, member, mistake, size_or
 
@@ -27,12 +27,12 @@ Bucket = Annotated[float | None, size_or("megatron")]
 class Ddp(Section):
     """Bucketed all-reduce of gradients."""
 
-    bucket: Bucket = DDP_BUCKET
+    bucket: Bucket = DDP_BUCKET_BYTES
     """bytes of gradients that are reduced at once; megatron: max(40 M, 1 M a rank) elements"""
     overlap: bool = True
     """reductions run beside backward"""
 
-    def strategy(self) -> DataParallelism:
+    def strategy(self) -> DataParallelStrategy:
         """The strategy as the inside knows it."""
         return DdpStrategy(bucket=self.bucket, overlap=self.overlap)
 
@@ -50,7 +50,7 @@ class Fsdp(Section):
     """what is gathered is copied into each parameter (FSDP2; not FSDP1)"""
     secondary: Degree | None = None
     """ranks of a second copy of the parameters, from which backward gathers (hpZ of ZeRO++); left out: none"""
-    reduce: Annotated[Microbatches | None, member(Microbatches)] = None
+    reduce: Annotated[ReductionFrequency | None, member(ReductionFrequency)] = None
     """when gradients are reduced; left out: every_microbatch, with a pipeline last_microbatch"""
 
     @model_validator(mode="after")
@@ -59,7 +59,7 @@ class Fsdp(Section):
             raise mistake("has both shard and secondary, which cut the ranks in two ways; keep one")
         return self
 
-    def strategy(self) -> DataParallelism:
+    def strategy(self) -> DataParallelStrategy:
         """The strategy as the inside knows it."""
         return FullyShard(**self.model_dump())
 
@@ -70,7 +70,7 @@ class Hsdp(Fsdp):
     example: ClassVar[str] = "{shard: 64}"
     shard: Degree = Field(examples=[8])
     """ranks that weights are cut over; they are equal on the rest"""
-    all_reduce: Annotated[Microbatches, member(Microbatches)] = Microbatches.EVERY
+    all_reduce: Annotated[ReductionFrequency, member(ReductionFrequency)] = ReductionFrequency.PER_MICROBATCH
     """when gradients are summed across replicas"""
 
 
@@ -88,7 +88,7 @@ class ZeroStage(Fsdp):
     shard: Degree | None = None
     """ranks that states are cut over (Megatron-LM's optimizer instances, DeepSpeed's MiCS); left out: all that hold
     the same weights"""
-    all_reduce: Annotated[Microbatches, member(Microbatches)] = Microbatches.LAST
+    all_reduce: Annotated[ReductionFrequency, member(ReductionFrequency)] = ReductionFrequency.LAST_MICROBATCH
     """of stage 3: when gradients are summed across replicas"""
 
     @model_validator(mode="after")
@@ -99,9 +99,9 @@ class ZeroStage(Fsdp):
                 raise mistake(f"{key} is of ZeRO stage {stages}; this is {self.stage}")
         return self
 
-    def strategy(self) -> DataParallelism:
+    def strategy(self) -> DataParallelStrategy:
         """The strategy as the inside knows it."""
-        chosen = BY_STAGE[self.stage]
+        chosen = STRATEGY_BY_ZERO_STAGE[self.stage]
         said = (field.name for field in fields(chosen) if field.name in type(self).model_fields)
         return chosen(**{name: getattr(self, name) for name in said})
 
@@ -109,15 +109,15 @@ class ZeroStage(Fsdp):
 class ZeroByParameter(Section):
     """DeepSpeed's first ZeRO-3, of March 2021, which has no options here."""
 
-    def strategy(self) -> DataParallelism:
+    def strategy(self) -> DataParallelStrategy:
         """The strategy as the inside knows it."""
-        return ByParameter()
+        return DeepspeedZero3Strategy()
 
 
 class Naive(Section):
     """torch.nn.DataParallel, which has no options."""
 
-    def strategy(self) -> DataParallelism:
+    def strategy(self) -> DataParallelStrategy:
         """The strategy as the inside knows it."""
         return NaiveDataParallel()
 
@@ -148,7 +148,7 @@ class DataChoice(Choice):
     data_parallel: Naive | None = None
     """torch.nn.DataParallel"""
 
-    def strategy(self) -> DataParallelism:
+    def strategy(self) -> DataParallelStrategy:
         """The chosen strategy as the inside knows it."""
         _, options = self.chosen
         return options.strategy()  # type: ignore[no-any-return]

@@ -7,16 +7,16 @@ from pydantic import Field, model_validator
 
 from clustersim.common.errors import InputError, shown
 from clustersim.model.layer_stack import MOST_LAYERS
-from clustersim.parallel.layer_partition import Counted, Drawn, Ends, Split
-from clustersim.parallel.mesh import DATA, DENSE, MESHES
-from clustersim.parallel.pipeline_layout_string import read_stages
+from clustersim.parallel.layer_partition import AccountForEnds, EndRankLayers, LayerPartition, PipelineLayoutString
+from clustersim.parallel.mesh import DATA, DENSE_MESH, MESHES
+from clustersim.parallel.pipeline_layout_string import parse_pipeline_layout
 from clustersim.program.task import TokenDispatcher
 from clustersim.scenario.config.data_parallel import DataChoice, Ddp
 from clustersim.scenario.config_reader import Degree, Layers, Section, member, mistake, reads
 
 _MOST_SMS = 10_000
 
-_ORDER = tuple(axis.name for axis in MESHES[DENSE])
+_ORDER = tuple(axis.name for axis in MESHES[DENSE_MESH])
 
 
 def _axes(value: object) -> object:
@@ -30,7 +30,7 @@ def _notation(value: object) -> object:
     if value == "even" or not isinstance(value, str):
         return None if value == "even" else value
     try:
-        return read_stages(value)
+        return parse_pipeline_layout(value)
     except InputError as error:
         raise mistake(f"{error}; or write {StagesSection.example}") from error
 
@@ -41,7 +41,7 @@ class StagesSection(Section):
     example: ClassVar[str] = "even, [8, 8], 'Et*8|t*8L', {embedding: true, head: true} or {first: 7, last: 7}"
     counts: list[Annotated[int, Field(ge=0, le=MOST_LAYERS)]] | None = None
     """layers of each stage (a list alone will do); left out: even"""
-    layout: Annotated[Drawn | None, reads(_notation, "even, or a string of stages", "Et*8|t*8L")] = None
+    layout: Annotated[PipelineLayoutString | None, reads(_notation, "even, or a string of stages", "Et*8|t*8L")] = None
     """`even`, or a layout string of Megatron-LM, such as `Et*7|(t*8|)*2t*9L` (a string alone will do); left out:
     even"""
     embedding: bool = False
@@ -70,15 +70,15 @@ class StagesSection(Section):
             raise mistake(f"says more than one of counts, layout, embedding or head, and first or last; {self.example}")
         return self
 
-    def split(self) -> Split:
+    def split(self) -> LayerPartition:
         """The rule as the inside knows it."""
         if self.layout is not None:
             return self.layout
         if self.counts is not None:
             return tuple(self.counts)
         if self.embedding or self.head:
-            return Counted(self.embedding, self.head)
-        return Ends(self.first, self.last) if (self.first, self.last) != (None, None) else None
+            return AccountForEnds(self.embedding, self.head)
+        return EndRankLayers(self.first, self.last) if (self.first, self.last) != (None, None) else None
 
 
 class LayoutSection(Section):
@@ -128,4 +128,4 @@ class LayoutSection(Section):
     @property
     def replica(self) -> int:
         """Ranks of one data-parallel replica: the product of the other degrees."""
-        return math.prod(getattr(self, axis.name) for axis in MESHES[DENSE] if axis is not DATA)
+        return math.prod(getattr(self, axis.name) for axis in MESHES[DENSE_MESH] if axis is not DATA)

@@ -12,13 +12,13 @@ from typing import Annotated, ClassVar, Final, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from clustersim.collectives.library import ALGORITHMS
-from clustersim.collectives.nccl_overrides import CHOSEN, Limits, Switches
+from clustersim.collectives.nccl_overrides import TUNED_COLLECTIVES, ChannelLimits, NcclOverrides
 from clustersim.common.errors import nearest, shown
 from clustersim.program.task import CollectiveType
 from clustersim.scenario.config_reader import Section, mistake, reads
 
 MOST_CHANNELS: Final = 64  # MAXCHANNELS of src/include/device.h
-_FUNCTIONS: Final = {kind.value.replace("_", ""): kind for kind in CHOSEN}
+_FUNCTIONS: Final = {kind.value.replace("_", ""): kind for kind in TUNED_COLLECTIVES}
 _ALGORITHMS: Final[Mapping[str, tuple[str, ...]]] = {
     "tree": ("tree",),
     "ring": ("ring",),
@@ -57,7 +57,7 @@ def _allowed(text: str, names: Mapping[str, tuple[str, ...]]) -> Allowed:
         function, colon, elements = entry.rpartition(":")
         if place and not colon:
             raise mistake(f"{shown(entry)} names no collective; only the first entry is for all, as in NCCL")
-        kinds = (_function(function),) if colon else CHOSEN
+        kinds = (_function(function),) if colon else TUNED_COLLECTIVES
         allowed |= dict.fromkeys(kinds, _elements(elements, names))
     return allowed
 
@@ -135,18 +135,20 @@ class NcclSection(Section):
                 raise mistake(f"NCCL_MIN_{name} {least} is above NCCL_MAX_{name} {most}; {most} or less fits")
         return self
 
-    def switches(self) -> Switches:
+    def switches(self) -> NcclOverrides:
         """The switches as the inside knows them."""
         algorithms = {} if self.algorithms is None else _allowed(self.algorithms, _ALGORITHMS)
         if self.nvls == 0:
             every = frozenset(ALGORITHMS)
-            algorithms = {kind: algorithms.get(kind, every) - {"in_network", "collnet_nvls"} for kind in CHOSEN}
-        return Switches(
+            algorithms = {
+                kind: algorithms.get(kind, every) - {"in_network", "collnet_nvls"} for kind in TUNED_COLLECTIVES
+            }
+        return NcclOverrides(
             algorithms=algorithms,
             protocols={} if self.protocols is None else _allowed(self.protocols, _PROTOCOLS),
-            limits=Limits(self.least, self.most, self.messages_least, self.messages_most),
-            collnet=self.collnet == 1,
-            words=" and ".join(self.names()),
+            channel_limits=ChannelLimits(self.least, self.most, self.messages_least, self.messages_most),
+            collnet_enabled=self.collnet == 1,
+            description=" and ".join(self.names()),
         )
 
     def names(self) -> list[str]:

@@ -16,8 +16,8 @@ from clustersim.common.errors import InputError, shown
 from clustersim.model.layer_stack import MOST_LAYERS
 from clustersim.model.offload import NOTHING, ActivationOffload, Offload, OptimizerOffload, ShardOffload
 from clustersim.parallel.data_parallel_strategy import FullyShard, GradientSync, NaiveDataParallel
-from clustersim.parallel.layer_partition import dealt
-from clustersim.parallel.mesh import WEIGHTS
+from clustersim.parallel.layer_partition import partition_layers
+from clustersim.parallel.mesh import DP_GROUP
 from clustersim.parallel.parameter_groups import parameter_groups
 from clustersim.scenario.config_reader import Layers, Section, mistake, reads, share
 from clustersim.scenario.resolved import Setup
@@ -135,7 +135,7 @@ def _not_naive(scenario: Setup) -> Iterator[str]:
 def _has_layers(scenario: Setup) -> Iterator[str]:
     activations = scenario.training.offload.activations
     try:
-        most = max(dealt(scenario.layout.layers_per_stage, scenario.model.layers, scenario.placement))
+        most = max(partition_layers(scenario.layout.layers_per_stage, scenario.model.layers, scenario.placement))
     except InputError:  # told of the layout
         return
     if activations is not None and (activations.layers or 0) > most:
@@ -149,7 +149,7 @@ def _reduces_in_time(scenario: Setup) -> Iterator[str]:
     """Gradients that are whole until the last microbatch cannot leave before; shards go as FSDP reduces them."""
     layout, states = scenario.layout, scenario.training.offload.states
     asked = isinstance(states, OptimizerOffload) and states.gradients
-    alone = layout.size_of(WEIGHTS) == 1
+    alone = layout.group_size(DP_GROUP) == 1
     if asked and not alone and layout.gradient_sync is not GradientSync.EVERY_BACKWARD:
         yield (
             "training.offload.gradients: they are reduced after the last microbatch only, and are whole on the device "
@@ -163,10 +163,12 @@ def _has_shards(scenario: Setup) -> Iterator[str]:
         return
     if not isinstance(layout.data, FullyShard):
         why = "layout.data is not fsdp or zero3"
-    elif all(group.shards == 1 for group in parameter_groups(layout, scenario.training)):
-        why = f"{'shard' if layout.hybrid else 'dp x cp ='} 1 leaves nothing to shard"
-    elif any(group.shards == 1 for group in parameter_groups(layout, scenario.training, experts=layout.folded)):
-        why = f"ep {layout.ep} x etp {layout.expert_tensor} leaves nothing of experts to shard"
+    elif all(group.shard_count == 1 for group in parameter_groups(layout, scenario.training)):
+        why = f"{'shard' if layout.is_hybrid_sharded else 'dp x cp ='} 1 leaves nothing to shard"
+    elif any(
+        group.shard_count == 1 for group in parameter_groups(layout, scenario.training, experts=layout.has_expert_mesh)
+    ):
+        why = f"ep {layout.ep} x etp {layout.effective_etp} leaves nothing of experts to shard"
     else:
         return
     yield f"training.offload.parameters: only sharded parameters are offloaded, and {why}; optimizer: true fits"

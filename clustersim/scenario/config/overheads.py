@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Annotated
 
 from clustersim.model.overheads import NONE, Accumulation, Batches, Grouping, LossReport, Overheads
-from clustersim.parallel.data_parallel_strategy import DataParallelism, FullyShard
+from clustersim.parallel.data_parallel_strategy import DataParallelStrategy, FullyShard
 from clustersim.scenario.config_reader import Section, Tokens, member
 
 
@@ -57,7 +57,7 @@ class OverheadsSection(Section):
     batches: Annotated[Batches | None, member(Batches)] = None
     """how batches come to the device; left out: the framework's"""
 
-    def choice(self, framework: Overheads, data: DataParallelism) -> Overheads:
+    def choice(self, framework: Overheads, data: DataParallelStrategy) -> Overheads:
         """What is done under a strategy of data parallelism, where the framework does what the file does not name.
 
         FSDP2 copies gradients into the buffer that it reduces, whatever else is fused.
@@ -68,6 +68,6 @@ class OverheadsSection(Section):
         return replace(usual, **named)
 
 
-def overheads_of(section: OverheadsSection | None, framework: Overheads, data: DataParallelism) -> Overheads:
+def overheads_of(section: OverheadsSection | None, framework: Overheads, data: DataParallelStrategy) -> Overheads:
     """What a section says; none: nothing is done beside the model."""
     return NONE if section is None else section.choice(framework, data)

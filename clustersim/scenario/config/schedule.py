@@ -6,7 +6,7 @@ from pydantic import Field
 
 from clustersim.model.layer_stack import MOST_LAYERS
 from clustersim.scenario.config_reader import Choice, Name, Section
-from clustersim.schedules.registry import NAMES
+from clustersim.schedules.registry import SCHEDULE_NAMES
 
 
 class Flat(Section):
@@ -57,7 +57,7 @@ class PythonSection(Section):
 class ScheduleChoice(Choice):
     """`schedule`: one pipeline schedule, of the shelf or from outside; `my.csv` and `my_module:MySchedule` will do."""
 
-    words: ClassVar[dict[str, Any]] = {name: {name: {}} for name in NAMES}
+    words: ClassVar[dict[str, Any]] = {name: {name: {}} for name in SCHEDULE_NAMES}
     one_f_one_b: Flat | None = Field(None, alias="1f1b")
     """one forward, one backward"""
     gpipe: Flat | None = None

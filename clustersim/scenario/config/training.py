@@ -25,7 +25,7 @@ from clustersim.model.training import (
     SelectiveRecompute,
     Training,
 )
-from clustersim.parallel.data_parallel_strategy import DataParallelism
+from clustersim.parallel.data_parallel_strategy import DataParallelStrategy
 from clustersim.scenario.config.expert_load import ExpertLoadSection, balanced_or
 from clustersim.scenario.config.lora import LoraSection
 from clustersim.scenario.config.offload import OffloadSection
@@ -214,7 +214,7 @@ class TrainingSection(Section):
     overheads: Annotated[OverheadsSection | None, BeforeValidator(or_none)] = OverheadsSection()
     """work beside the model that differs from the framework's, or none: nothing of it; left out: the framework's"""
 
-    def step(self, there: frozenset[Projection], framework: Framework, data: DataParallelism) -> Training:
+    def step(self, there: frozenset[Projection], framework: Framework, data: DataParallelStrategy) -> Training:
         """The training step as the inside knows it.
 
         there: the model's projections; framework: what it usually does; data: the strategy of data parallelism.

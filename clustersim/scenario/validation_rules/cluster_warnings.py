@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from clustersim.collectives.phase import arrange
-from clustersim.collectives.ring import Ring
+from clustersim.collectives.phase import group_topology
+from clustersim.collectives.ring import RingAlgorithm
 from clustersim.common import data_files
 from clustersim.common.arrays import IntArray
 from clustersim.common.mapping_reader import flat
@@ -25,7 +25,13 @@ from clustersim.hardware.cluster import Cluster
 from clustersim.hardware.degradation import DeadLink
 from clustersim.hardware.link_technology import TECHNOLOGIES
 from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkKind
-from clustersim.parallel.mesh import EXPERT_REPLICA, HOST_ROLE, INSTANCE, REPLICA, WORLD
+from clustersim.parallel.mesh import (
+    EXPERT_MODEL_PARALLEL_GROUP,
+    HOST_GROUP,
+    MODEL_PARALLEL_GROUP,
+    SHARDED_REPLICA_GROUP,
+    WORLD_GROUP,
+)
 from clustersim.parallel.process_groups import process_groups
 from clustersim.program.task import CollectiveType
 from clustersim.scenario.resolved import Setup
@@ -37,7 +43,10 @@ _OWN: Final = MappingProxyType(
 )
 """Keys of a cluster that belong to its accelerator, and how they are called."""
 _TIERS: Final = MappingProxyType({"leaf": LinkKind.LEAF, "spine": LinkKind.SPINE})
-_LITTLE: Final = frozenset(role.name for role in (WORLD, REPLICA, EXPERT_REPLICA, INSTANCE, HOST_ROLE))
+_LITTLE: Final = frozenset(
+    role.name
+    for role in (WORLD_GROUP, MODEL_PARALLEL_GROUP, EXPERT_MODEL_PARALLEL_GROUP, SHARDED_REPLICA_GROUP, HOST_GROUP)
+)
 """Roles that send some bytes a step, or none over the network."""
 
 Keys = Mapping[str, Any]
@@ -186,9 +195,9 @@ def _transfers(members: IntArray, fabric: Fabric, *, ordered: bool) -> Iterator[
     if ordered:
         yield members[:, 0], members[:, 1]
         return
-    for arrangement in arrange(members, fabric):
-        for phase in Ring().phases(CollectiveType.ALL_REDUCE, arrangement):
-            for part in phase.parts:
+    for arrangement in group_topology(members, fabric):
+        for phase in RingAlgorithm().phases(CollectiveType.ALL_REDUCE, arrangement):
+            for part in phase.flows:
                 yield part.sources.reshape(-1), part.targets.reshape(-1)
 
 

@@ -14,10 +14,10 @@ from clustersim.model.lora import Target
 from clustersim.model.offload import NOTHING
 from clustersim.model.training import FullRecompute
 from clustersim.model.transformer import Model, Positions, projections
-from clustersim.parallel.data_parallel_strategy import ByParameter, FullyShard, NaiveDataParallel
-from clustersim.parallel.layer_partition import dealt, split_layers
+from clustersim.parallel.data_parallel_strategy import DeepspeedZero3Strategy, FullyShard, NaiveDataParallel
+from clustersim.parallel.layer_partition import partition_evenly, partition_layers
 from clustersim.parallel.layout import Layout
-from clustersim.parallel.mesh import SPOKEN, Axis
+from clustersim.parallel.mesh import DISPLAY_AXES, Axis
 from clustersim.scenario.config.offload import check_offload
 from clustersim.scenario.config_reader import MOST_TOKENS, MOST_WIDTH
 from clustersim.scenario.nearest_values import around, divisors, multiples_around
@@ -74,10 +74,10 @@ def _sizes(model: Model) -> Iterator[str]:
 def check_degrees(scenario: Setup) -> Iterator[str]:
     """Whether the degrees make as many ranks as the cluster has GPUs."""
     layout, gpus = scenario.layout, scenario.cluster.gpus
-    if layout.world == gpus:
+    if layout.world_size == gpus:
         return
-    product, fits = _product(layout.written, SPOKEN), _degrees_that_fit(scenario)
-    yield f"layout: {product} = {layout.world} ranks, but the cluster has {gpus} GPUs; {fits}"
+    product, fits = _product(layout.as_configured, DISPLAY_AXES), _degrees_that_fit(scenario)
+    yield f"layout: {product} = {layout.world_size} ranks, but the cluster has {gpus} GPUs; {fits}"
 
 
 def check_placement(scenario: Setup) -> Iterator[str]:
@@ -90,14 +90,14 @@ def check_placement(scenario: Setup) -> Iterator[str]:
 
 def _degrees_that_fit(scenario: Setup) -> str:
     """The change of one degree that fits, or of one degree beside dp, or of the cluster."""
-    layout, gpus = scenario.layout.written, scenario.cluster.gpus
+    layout, gpus = scenario.layout.as_configured, scenario.cluster.gpus
     degrees = layout.degrees
-    for axis in reversed(SPOKEN):
-        others = layout.world // degrees[axis.name]
+    for axis in reversed(DISPLAY_AXES):
+        others = layout.world_size // degrees[axis.name]
         if gpus % others == 0:
             return f"{axis.name} {gpus // others} fits"
-    *of_replica, data = SPOKEN
-    replica = layout.world // degrees[data.name]
+    *of_replica, data = DISPLAY_AXES
+    replica = layout.world_size // degrees[data.name]
     for axis in reversed(of_replica):
         degree = degrees[axis.name]
         room = divisors(gpus // (replica // degree)) if gpus % (replica // degree) == 0 else []
@@ -148,20 +148,20 @@ def check_layers(scenario: Setup) -> Iterator[str]:
     layers, stages = scenario.model.layers, len(scenario.placement.stage_ranks)
     shape = _shape(scenario)
     try:
-        counts = dealt(scenario.layout.layers_per_stage, layers, scenario.placement)
+        counts = partition_layers(scenario.layout.layers_per_stage, layers, scenario.placement)
     except InputError as error:
-        yield f"layout.layers_per_stage: {error}; such as {list(split_layers(layers, stages))}, or even"
+        yield f"layout.layers_per_stage: {error}; such as {list(partition_evenly(layers, stages))}, or even"
         return
     if len(counts) != stages or sum(counts) != layers:
         yield (
             f"layout.layers_per_stage: {len(counts)} stage{'s' * (len(counts) > 1)} with {sum(counts)} layers, "
-            f"but {shape} and {scenario.model.name} has {layers} layers; such as {list(split_layers(layers, stages))}"
+            f"but {shape} and {scenario.model.name} has {layers} layers; such as {list(partition_evenly(layers, stages))}"
         )
     elif further := undrawn(scenario):
         yield further
     elif _idle_stages(counts := with_further(scenario, counts)) and layers >= stages:
         idle = counts[1:-1].index(0) + 1 if 0 in counts[1:-1] else 0
-        even = list(split_layers(layers, stages))
+        even = list(partition_evenly(layers, stages))
         yield f"layout.layers_per_stage: stage {idle} of {shape} holds nothing; such as {even}"
     elif _idle_stages(counts):
         yield f"layout.pp: {shape}, but {scenario.model.name} has only {layers} layers; {_fewer_stages(scenario)}"
@@ -169,7 +169,7 @@ def check_layers(scenario: Setup) -> Iterator[str]:
 
 def _shape(scenario: Setup) -> str:
     """How many stages there are, and why."""
-    pp, stages = scenario.layout.written.pp, len(scenario.placement.stage_ranks)
+    pp, stages = scenario.layout.as_configured.pp, len(scenario.placement.stage_ranks)
     chunks = 1 if scenario.layout.mirrored else scenario.placement.max_chunks
     if stages == pp * chunks:
         return f"pp {pp} x {chunks} chunks = {stages} stages"
@@ -186,14 +186,14 @@ def check_recomputed(scenario: Setup) -> Iterator[str]:
     recompute, split = scenario.training.recompute, scenario.layout.layers_per_stage
     if not isinstance(recompute, FullRecompute) or [*check_layers(scenario)]:
         return
-    most = max(dealt(split, scenario.model.layers, scenario.placement))
+    most = max(partition_layers(split, scenario.model.layers, scenario.placement))
     if (recompute.layers or 0) > most:
         yield f"training.recompute.layers: {recompute.layers}, but no stage holds more than {most} layers; {most} fits"
 
 
 def _fewer_stages(scenario: Setup) -> str:
     layers, layout = scenario.model.layers, scenario.layout
-    each = len(scenario.placement.stage_ranks) // layout.written.pp
+    each = len(scenario.placement.stage_ranks) // layout.as_configured.pp
     legal = [pp for pp in divisors(scenario.cluster.gpus // (layout.tp * layout.cp)) if pp * each <= layers]
     return f"pp {legal[-1]} fits" if legal else f"at most {layers} stages fit"
 
@@ -201,7 +201,7 @@ def _fewer_stages(scenario: Setup) -> str:
 def check_batch(scenario: Setup) -> Iterator[str]:
     """Whether replicas and their schedule can share out the batch."""
     batch, micro, dp = scenario.training.global_batch, scenario.training.microbatch, scenario.layout.dp
-    ways = f"dp {scenario.layout.written.dp} x 2 ways of {scenario.schedule.name}"
+    ways = f"dp {scenario.layout.as_configured.dp} x 2 ways of {scenario.schedule.name}"
     pipelines = ways if scenario.layout.mirrored else f"dp {dp}"
     if batch < dp * micro:
         fed = batch // micro
@@ -224,7 +224,7 @@ def check_batch(scenario: Setup) -> Iterator[str]:
 
 def _fed_by(scenario: Setup) -> str:
     """A layout of the same GPUs that the batch can feed: more tensor parallelism, or else a larger batch."""
-    layout, training, model = scenario.layout.written, scenario.training, scenario.model
+    layout, training, model = scenario.layout.as_configured, scenario.training, scenario.model
     sequences, pipelines = training.global_batch // training.microbatch, scenario.layout.dp
     for factor in divisors(layout.dp):
         tp, dp = layout.tp * factor, layout.dp // factor
@@ -239,7 +239,7 @@ def _order(scenario: Setup) -> Iterator[str]:
         yield f"schedule: {scenario.schedule.name} needs a pipeline, but layout.pp is 1; write 1f1b"
         return
     try:
-        scenario.run_schedule.require(scenario.layout.pp, scenario.microbatches)
+        scenario.run_schedule.require_supported(scenario.layout.pp, scenario.microbatches)
     except InputError as error:
         yield f"schedule: {error}"
 
@@ -310,17 +310,17 @@ def _naive(scenario: Setup) -> Iterator[str]:
     layout, node = scenario.layout, scenario.cluster.gpus_per_node
     if not isinstance(layout.data, NaiveDataParallel):
         return
-    if layout.world > layout.dp or scenario.cluster.nodes > 1:
+    if layout.world_size > layout.dp or scenario.cluster.nodes > 1:
         yield (
             f"layout.data: data_parallel is one process on one node of {node} GPUs, but the layout is "
-            f"{_product(layout, SPOKEN)}; use ddp"
+            f"{_product(layout, DISPLAY_AXES)}; use ddp"
         )
 
 
 def check_shards(scenario: Setup) -> Iterator[str]:
     """Whether the ranks that hold the same weights fall into groups that share them out."""
-    layout = scenario.layout.written
-    within, ranks = layout.data.within, layout.cp * layout.dp
+    layout = scenario.layout.as_configured
+    within, ranks = layout.data.shard_size, layout.cp * layout.dp
     legal = [layout.cp * divisor for divisor in divisors(layout.dp)]
     if within is not None and within not in legal:
         key = "secondary" if layout.data.secondary else "shard"
@@ -333,8 +333,8 @@ def check_shards(scenario: Setup) -> Iterator[str]:
 
 def check_secondary(scenario: Setup) -> Iterator[str]:
     """Whether backward gathers from the second copy of the weights, if there is one."""
-    data, pipelined = scenario.layout.data, scenario.layout.pipelined
-    if isinstance(data, FullyShard) and data.secondary and not data.reshards(pipelined=pipelined):
+    data, pipelined = scenario.layout.data, scenario.layout.is_pipelined
+    if isinstance(data, FullyShard) and data.secondary and not data.reshards_parameters(is_pipelined=pipelined):
         why = "beside a pipeline what forward gathers stays" if pipelined else "reshard_after_forward is false"
         yield (
             f"layout.data: secondary {data.secondary} is for backward's gathers, and there are none ({why}); leave it "
@@ -345,11 +345,11 @@ def check_secondary(scenario: Setup) -> Iterator[str]:
 def check_by_parameter(scenario: Setup) -> Iterator[str]:
     """Whether DeepSpeed's first ZeRO-3 runs beside what else the scenario has."""
     layout, training = scenario.layout, scenario.training
-    if not isinstance(layout.data, ByParameter):
+    if not isinstance(layout.data, DeepspeedZero3Strategy):
         return
     beside = {
         "model.experts": bool(scenario.model.mixtures),
-        f"layout.pp {layout.written.pp}": layout.pp > 1,
+        f"layout.pp {layout.as_configured.pp}": layout.pp > 1,
         "training.lora": training.lora is not None,
         "training.offload": training.offload != NOTHING,
     }

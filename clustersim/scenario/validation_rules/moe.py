@@ -21,8 +21,8 @@ from clustersim.scenario.resolved import Setup
 def check_experts(scenario: Setup) -> Iterator[str]:
     """Whether there are experts to be spread."""
     layout, model = scenario.layout, scenario.model
-    if not _mixtures(scenario) and layout.folded:
-        key, degree = ("ep", layout.ep) if layout.ep > 1 else ("etp", layout.expert_tensor)
+    if not _mixtures(scenario) and layout.has_expert_mesh:
+        key, degree = ("ep", layout.ep) if layout.ep > 1 else ("etp", layout.effective_etp)
         yield f"layout.{key}: {degree} spreads experts, but {model.name} has none; leave it out"
 
 
@@ -39,7 +39,7 @@ def check_dispatcher(scenario: Setup) -> Iterator[str]:
 def check_folded(scenario: Setup) -> Iterator[str]:
     """Whether experts can be folded onto the ranks of all else."""
     if _mixtures(scenario):
-        yield from _folded(scenario.layout.written)
+        yield from _folded(scenario.layout.as_configured)
 
 
 def check_tokens_of_experts(scenario: Setup) -> Iterator[str]:
@@ -66,18 +66,18 @@ def _mixtures(scenario: Setup) -> list[RoutedMlp]:
 def _folded(layout: Layout) -> Iterator[str]:
     """Whether the ranks of tp, cp and dp are as many as experts are spread over, or several times so many."""
     room = layout.tp * layout.cp * layout.dp
-    if room % (layout.ep * layout.expert_tensor):
+    if room % (layout.ep * layout.effective_etp):
         yield (
-            f"layout.ep: {layout.ep} x etp {layout.expert_tensor} does not divide the {room} ranks of tp x cp x dp "
+            f"layout.ep: {layout.ep} x etp {layout.effective_etp} does not divide the {room} ranks of tp x cp x dp "
             f"that experts are folded onto; {_fitting(layout, room)}"
         )
-    elif layout.folded:
+    elif layout.has_expert_mesh:
         yield from _apart(layout)
 
 
 def _apart(layout: Layout) -> Iterator[str]:
     """Whether what else the layout has goes with experts that are spread in another way than all else."""
-    if layout.pipelined and layout.order[-1] != PIPELINE.name:
+    if layout.is_pipelined and layout.order[-1] != PIPELINE.name:
         legal = [*(axis for axis in layout.order if axis != PIPELINE.name), PIPELINE.name]
         yield (
             f"layout.order: {list(layout.order)} has pp before its end, which experts on ranks of their own need last; "
@@ -85,17 +85,17 @@ def _apart(layout: Layout) -> Iterator[str]:
         )
     if isinstance(layout.data, NaiveDataParallel):
         yield f"layout.data: data_parallel copies the whole model to each GPU, and ep is {layout.ep}; use ddp"
-    room, within = layout.tp * (layout.data.within or 0), layout.data.within
-    if within and layout.cp * layout.dp % within == 0 and room % (layout.ep * layout.expert_tensor):
+    room, within = layout.tp * (layout.data.shard_size or 0), layout.data.shard_size
+    if within and layout.cp * layout.dp % within == 0 and room % (layout.ep * layout.effective_etp):
         key = "secondary" if layout.data.secondary else "shard"
         yield (
             f"layout.data: {key} {within} x tp {layout.tp} = {room} ranks are one copy of the weights, which "
-            f"ep {layout.ep} x etp {layout.expert_tensor} does not divide; {_fitting(layout, room)}"
+            f"ep {layout.ep} x etp {layout.effective_etp} does not divide; {_fitting(layout, room)}"
         )
 
 
 def _fitting(layout: Layout, room: int) -> str:
-    legal = [divisor for divisor in divisors(room) if room % (divisor * layout.expert_tensor) == 0]
+    legal = [divisor for divisor in divisors(room) if room % (divisor * layout.effective_etp) == 0]
     return f"ep {around(layout.ep, legal)} fits" if legal else "a smaller etp fits"
 
 
@@ -156,9 +156,9 @@ def _spread(scenario: Setup, routed: RoutedMlp) -> Iterator[str]:
     if routed.experts % layout.ep:
         legal = around(layout.ep, divisors(routed.experts))
         yield f"layout.ep: {layout.ep} does not divide the {routed.experts} experts of {name}; ep {legal} fits"
-    if routed.ffn % layout.expert_tensor:
-        legal = around(layout.expert_tensor, divisors(routed.ffn))
-        cut = f"layout.etp: {layout.expert_tensor} does not divide expert width {routed.ffn}"
+    if routed.ffn % layout.effective_etp:
+        legal = around(layout.effective_etp, divisors(routed.ffn))
+        cut = f"layout.etp: {layout.effective_etp} does not divide expert width {routed.ffn}"
         yield f"{cut} of {name}; etp {legal} fits"
     if routed.shared % layout.tp:
         legal = around(layout.tp, divisors(routed.shared))

@@ -11,14 +11,14 @@ from collections.abc import Iterator
 
 from clustersim.model.recompute_modules import Module
 from clustersim.model.training import FullRecompute, SelectiveRecompute
-from clustersim.parallel.data_parallel_strategy import ByParameter, FullyShard
+from clustersim.parallel.data_parallel_strategy import DeepspeedZero3Strategy, FullyShard
 from clustersim.program.task import TokenDispatcher
 from clustersim.scenario.resolved import Setup
-from clustersim.schedules.csv_schedule import Listed
-from clustersim.schedules.custom_schedule import Imported
+from clustersim.schedules.csv_schedule import CsvSchedule
+from clustersim.schedules.custom_schedule import CustomSchedule
 from clustersim.schedules.dual_pipe import DualPipe
 from clustersim.schedules.dual_pipe_v import DualPipeV
-from clustersim.schedules.overlapped_1f1b import Combined
+from clustersim.schedules.overlapped_1f1b import Overlapped1F1B
 
 _KEY = "layout.overlap_expert_communication: true"
 
@@ -32,7 +32,7 @@ def check_overlap(scenario: Setup) -> Iterator[str]:
         )
     elif layout.delay_wgrad:
         yield f"layout.delay_wgrad: true puts gradients off behind what travels beside computation; write {_KEY}, too"
-    if layout.delay_wgrad and isinstance(layout.data, FullyShard | ByParameter):
+    if layout.delay_wgrad and isinstance(layout.data, FullyShard | DeepspeedZero3Strategy):
         yield "layout.delay_wgrad: true is not modelled where each backward gathers weights; use zero1, or write false"
 
 
@@ -80,9 +80,9 @@ def _recomputed(scenario: Setup) -> Iterator[str]:
 def _paired(scenario: Setup) -> Iterator[str]:
     """Whether the schedule has forwards beside backwards."""
     schedule = scenario.run_schedule
-    if isinstance(schedule, DualPipe | DualPipeV | Listed | Imported):
+    if isinstance(schedule, DualPipe | DualPipeV | CsvSchedule | CustomSchedule):
         return
-    if not isinstance(schedule, Combined):
+    if not isinstance(schedule, Overlapped1F1B):
         yield f"needs forwards beside backwards, which schedule {schedule.name} has not; dualpipev and interleaved fit"
     elif scenario.layout.pp > 1 and scenario.placement.max_chunks == 1:
         yield f"needs several chunks in a pipeline, and schedule {schedule.name} has one; interleaved and dualpipev fit"

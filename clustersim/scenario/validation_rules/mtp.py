@@ -6,7 +6,7 @@ Checks of them beside layout and training, each of which says in one sentence wh
 from collections.abc import Iterator
 
 from clustersim.model.transformer import Positions
-from clustersim.parallel.layer_partition import Drawn, ahead_at
+from clustersim.parallel.layer_partition import PipelineLayoutString, mtp_stage_index
 from clustersim.scenario.nearest_values import around, divisors
 from clustersim.scenario.resolved import Setup
 
@@ -14,9 +14,9 @@ from clustersim.scenario.resolved import Setup
 def undrawn(scenario: Setup) -> str | None:
     """Whether a layout string has a place for all layers that predict further tokens."""
     model, split = scenario.model, scenario.layout.layers_per_stage
-    if not isinstance(split, Drawn) or sum(split.ahead) == model.mtp_layers:
+    if not isinstance(split, PipelineLayoutString) or sum(split.mtp_layer_counts) == model.mtp_layers:
         return None
-    drawn, many = sum(split.ahead), model.mtp_layers
+    drawn, many = sum(split.mtp_layer_counts), model.mtp_layers
     return (
         f"layout.layers_per_stage: has {drawn} m, but {model.name} has {many} layers that predict further tokens; "
         f"write {many or 'no'} m, or model.mtp_layers {drawn}"
@@ -25,7 +25,7 @@ def undrawn(scenario: Setup) -> str | None:
 
 def with_further(scenario: Setup, counts: tuple[int, ...]) -> tuple[int, ...]:
     """Layers of each stage, with those that predict further tokens."""
-    at, further = ahead_at(scenario.layout.layers_per_stage, len(counts)), scenario.model.mtp_layers
+    at, further = mtp_stage_index(scenario.layout.layers_per_stage, len(counts)), scenario.model.mtp_layers
     return tuple(count + further * (stage == at) for stage, count in enumerate(counts))
 
 

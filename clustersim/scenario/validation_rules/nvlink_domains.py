@@ -12,7 +12,15 @@ from typing import Final
 import numpy as np
 
 from clustersim.common.arrays import BoolArray, IntArray
-from clustersim.parallel.mesh import CONTEXT_ROLE, HYBRID, REPLICAS, SHARDS, TENSOR_ROLE, WEIGHTS, Role
+from clustersim.parallel.mesh import (
+    CP_GROUP,
+    DP_GROUP,
+    DP_REPLICATE_GROUP,
+    DP_SHARD_GROUP,
+    HYBRID_MESH,
+    TP_GROUP,
+    CommGroup,
+)
 from clustersim.scenario.nearest_values import divisors, multiples_around
 from clustersim.scenario.resolved import Setup
 
@@ -21,7 +29,7 @@ _WHOLE: Final = "the machine's own order (no cluster.placement)"
 
 def straddling(scenario: Setup) -> Iterator[str]:
     """Sentences about groups that reach beyond domains, and about those that fill them unevenly."""
-    domains = scenario.cluster.fabric.domains(np.arange(scenario.layout.world))
+    domains = scenario.cluster.fabric.domains(np.arange(scenario.layout.world_size))
     yield from _beyond(scenario, domains)
     if _largest(domains) > 1:
         yield from _uneven(scenario, domains)
@@ -29,10 +37,10 @@ def straddling(scenario: Setup) -> Iterator[str]:
 
 def _beyond(scenario: Setup, domains: IntArray) -> Iterator[str]:
     """Tensor-parallel groups that leave a domain; context-parallel ones if some do and some do not."""
-    for role in (TENSOR_ROLE, CONTEXT_ROLE):
+    for role in (TP_GROUP, CP_GROUP):
         groups = _groups(scenario, role)
         split = int(np.count_nonzero(_spread(domains[groups])))
-        if split and (role is TENSOR_ROLE or split < len(groups)):
+        if split and (role is TP_GROUP or split < len(groups)):
             degree, most = groups.shape[1], _largest(domains)
             yield (
                 f"{split:,} of {len(groups):,} {_words(role, degree)} reach beyond one NVLink domain "
@@ -55,34 +63,34 @@ def _uneven(scenario: Setup, domains: IntArray) -> Iterator[str]:
             )
 
 
-def _roles(scenario: Setup) -> tuple[Role, ...]:
+def _roles(scenario: Setup) -> tuple[CommGroup, ...]:
     """Roles whose groups exchange much, and all at once."""
-    hybrid = HYBRID in scenario.layout.meshes
-    return (TENSOR_ROLE, CONTEXT_ROLE, *((SHARDS, REPLICAS) if hybrid else (WEIGHTS,)))
+    hybrid = HYBRID_MESH in scenario.layout.meshes
+    return (TP_GROUP, CP_GROUP, *((DP_SHARD_GROUP, DP_REPLICATE_GROUP) if hybrid else (DP_GROUP,)))
 
 
-def _groups(scenario: Setup, role: Role) -> IntArray:
-    return scenario.layout.meshes[role.mesh].members(*role.axes)
+def _groups(scenario: Setup, role: CommGroup) -> IntArray:
+    return scenario.layout.meshes[role.mesh].groups_along(*role.axes)
 
 
-def _words(role: Role, degree: int) -> str:
-    return f"{role.serves.label} groups ({role.label} {degree:,})"
+def _words(role: CommGroup, degree: int) -> str:
+    return f"{role.accounted_axis.label} groups ({role.label} {degree:,})"
 
 
 def _better(scenario: Setup) -> str:
     """What would be even, and inside for tensor parallelism: ranks on each domain, or else GPUs of the job."""
-    world, whole = scenario.layout.world, scenario.cluster.units.domain
+    world, whole = scenario.layout.world_size, scenario.cluster.units.domain
     for ranks in reversed([divisor for divisor in divisors(world) if whole / 2 <= divisor <= whole]):
         if not any(_bad(scenario, role, ranks) for role in _roles(scenario)):
             return f"; {_WHOLE if ranks == whole else f'cluster.placement {{per_domain: {ranks}}} alone'} is even"
     return f"; {multiples_around(world, whole)} GPUs fill whole domains" if world % whole else ""
 
 
-def _bad(scenario: Setup, role: Role, ranks: int) -> bool:
+def _bad(scenario: Setup, role: CommGroup, ranks: int) -> bool:
     """Whether groups of a role would lie badly on domains of so many ranks."""
     domains = _groups(scenario, role) // ranks
     least, most = _members(domains)
-    return bool((least != most).any() or (role is TENSOR_ROLE and _spread(domains).any()))
+    return bool((least != most).any() or (role is TP_GROUP and _spread(domains).any()))
 
 
 def _spread(domains: IntArray) -> BoolArray:

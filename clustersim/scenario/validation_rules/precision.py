@@ -14,7 +14,7 @@ from clustersim.common.errors import InputError
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
 from clustersim.model.precision_recipe import Recipe
 from clustersim.model.training import Attention
-from clustersim.parallel.data_parallel_strategy import DataParallelism, FullyShard
+from clustersim.parallel.data_parallel_strategy import DataParallelStrategy, FullyShard
 from clustersim.scenario.nearest_values import multiples_around
 from clustersim.scenario.resolved import Setup
 
@@ -22,7 +22,7 @@ _BLOCKS: Final = {DType.MXFP8: 32}
 _BLOCK: Final = 16
 
 
-def as_run(recipe: Recipe, accelerator: Accelerator, data: DataParallelism) -> Recipe:
+def as_run(recipe: Recipe, accelerator: Accelerator, data: DataParallelStrategy) -> Recipe:
     """A recipe as an accelerator reads operands, and as a strategy holds weights."""
     by_rows, sharded = accelerator.efficiency.matmul.by_rows, isinstance(data, FullyShard)
     return recipe.as_run(by_rows=by_rows, sharded=sharded)
@@ -74,7 +74,7 @@ def check_blocks(scenario: Setup) -> Iterator[str]:
     sizes = [
         ("hidden", model.hidden, 1),
         *(("ffn", mlp.ffn, layout.tp) for mlp in model.mlps),
-        *(("experts.ffn", mixture.ffn, layout.expert_tensor) for mixture in model.mixtures),
+        *(("experts.ffn", mixture.ffn, layout.effective_etp) for mixture in model.mixtures),
         *(("heads x head_dim", attention.heads * attention.head_dim, layout.tp) for attention in model.attentions),
     ]
     for key, size, parts in sizes:

@@ -36,7 +36,7 @@ def modules_that_nobody_has(scenario: Setup) -> Iterator[str]:
     recompute = scenario.training.recompute
     if not isinstance(recompute, SelectiveRecompute):
         return
-    layers = Plan(scenario.model, scenario.training, scenario.layout).layers.values()
+    layers = Plan(scenario.model, scenario.training, scenario.layout).layer_by_spec.values()
     there = {item.module for layer in layers for operator in layer.operators for item in operator.within}
     for module in (element for element in Module if element in recompute.modules - there):
         within = " of its own" if module is Module.LAYERNORM else ""

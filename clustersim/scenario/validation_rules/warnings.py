@@ -10,8 +10,8 @@ from itertools import chain
 
 import numpy as np
 
-from clustersim.collectives.library import Makes, load_library
-from clustersim.collectives.nccl_overrides import Limits
+from clustersim.collectives.library import LinkTechnologies, load_library
+from clustersim.collectives.nccl_overrides import ChannelLimits
 from clustersim.common.dtypes import DType
 from clustersim.hardware.degradation import DeadLink
 from clustersim.hardware.topology import LinkKind
@@ -79,7 +79,7 @@ def _long_rotary(scenario: Setup) -> Iterator[str]:
 
 
 def _unfolded(scenario: Setup) -> Iterator[str]:
-    ranks, passes = scenario.layout.world, 2 * scenario.microbatches * scenario.placement.max_chunks
+    ranks, passes = scenario.layout.world_size, 2 * scenario.microbatches * scenario.placement.max_chunks
     if scenario.cost.symmetry is Symmetry.OFF and ranks > MANY_RANKS:
         yield (
             f"cost.symmetry off simulates all {ranks:,} ranks: {ranks:,} x {passes:,} = {ranks * passes:,} "
@@ -89,7 +89,7 @@ def _unfolded(scenario: Setup) -> Iterator[str]:
 
 def _one_by_one(scenario: Setup) -> Iterator[str]:
     """About 10 ms and 250 kB a rank for the passes of a usual step (`tests/benchmarks/README.md`)."""
-    ranks, cause = scenario.layout.world, _all_differ(scenario)
+    ranks, cause = scenario.layout.world_size, _all_differ(scenario)
     many = ranks > MANY_RANKS or _tasks(scenario) > MANY_ONE_BY_ONE
     if scenario.cost.network is Contention.SHARED and cause and many:
         yield (
@@ -118,7 +118,7 @@ def _many_spans(scenario: Setup) -> Iterator[str]:
     fewer = f"{fit:,} step{'s' * (fit > 1)}, " if fit and steps > 1 else ""
     folded = "cost.symmetry auto, " if scenario.jitter is None else ""
     yield (
-        f"{cause}: about {tasks / 1e6:,.0f} million tasks of {scenario.layout.world:,} ranks in {steps:,} "
+        f"{cause}: about {tasks / 1e6:,.0f} million tasks of {scenario.layout.world_size:,} ranks in {steps:,} "
         f"step{'s' * (steps > 1)} take some {tasks * GB_PER_TASK:,.0f} GB of memory and "
         f"{tasks * SECONDS_PER_TASK:,.0f} s; {folded}{fewer}or a smaller layout.dp and global_batch takes less"
     )
@@ -137,14 +137,14 @@ def _tasks(scenario: Setup) -> float:
     sharded = isinstance(layout.data, FullyShard)
     units = scenario.model.layers / (layout.pp * chunks) if sharded else 0.0
     passes = 2 * scenario.microbatches * chunks
-    return layout.world * passes * (TASKS_PER_PASS + TASKS_PER_UNIT * units) * scenario.steps
+    return layout.world_size * passes * (TASKS_PER_PASS + TASKS_PER_UNIT * units) * scenario.steps
 
 
 def _split_tensor_groups(scenario: Setup) -> Iterator[str]:
     """Blocks of a tensor-parallel group that is out of step meet other groups' exchange by exchange."""
     if scenario.cost.network is Contention.NONE or _tasks(scenario) <= MANY_SPLIT:
         return
-    disturbances, groups = scenario.disturbances, scenario.layout.mesh.members(TENSOR)
+    disturbances, groups = scenario.disturbances, scenario.layout.mesh.groups_along(TENSOR)
     speeds = disturbances.speeds(scenario.cluster.places)[groups]
     slow = bool((speeds.min(axis=1) != speeds.max(axis=1)).any())
     lasting = len(disturbances.links) > len(disturbances.passing)
@@ -161,7 +161,7 @@ def _split_tensor_groups(scenario: Setup) -> Iterator[str]:
 def _sharded_pipeline(scenario: Setup) -> Iterator[str]:
     """What is sharded beyond the optimizer's states beside a pipeline (DeepSpeed: `runtime/pipe/engine.py`)."""
     layout = scenario.layout
-    if not layout.pipelined or layout.data.stage < 2:
+    if not layout.is_pipelined or layout.data.zero_stage < 2:
         return
     if layout.gradient_sync is GradientSync.EVERY_BACKWARD:
         yield (
@@ -248,11 +248,11 @@ def _of_other_jobs(scenario: Setup) -> Iterator[str]:
 
 def _channels_of_messages(scenario: Setup) -> Iterator[str]:
     """Only messages are sent on channels here, and only where the rate of one is known do these limit them."""
-    limits = scenario.cost.switches.limits
-    if limits == Limits():
+    limits = scenario.cost.switches.channel_limits
+    if limits == ChannelLimits():
         return
-    library, makes = load_library(scenario.cluster.library), Makes.of(scenario.cluster.fabric.links)
-    if math.isinf(library.channel_on(makes)):
+    library, makes = load_library(scenario.cluster.library), LinkTechnologies.from_links(scenario.cluster.fabric.links)
+    if math.isinf(library.channel_rate_on(makes)):
         yield "cost.nccl: numbers of channels change nothing; the rate of a channel is not known for these GPUs"
     else:
         yield (
@@ -262,10 +262,10 @@ def _channels_of_messages(scenario: Setup) -> Iterator[str]:
 
 
 def _switches_that_cannot_add(scenario: Setup) -> Iterator[str]:
-    if not scenario.cost.switches.collnet:
+    if not scenario.cost.switches.collnet_enabled:
         return
-    library, makes = load_library(scenario.cluster.library), Makes.of(scenario.cluster.fabric.links)
-    if not library.adds_between(makes):
+    library, makes = load_library(scenario.cluster.library), LinkTechnologies.from_links(scenario.cluster.fabric.links)
+    if not library.has_sharp(makes):
         networks = " and ".join(network.value for network in makes.networks) or "no network"
         yield (
             f"cost.nccl: NCCL_COLLNET_ENABLE changes nothing; switches of {networks} do not add, those of InfiniBand do"
