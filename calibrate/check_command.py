@@ -17,6 +17,6 @@ def command(options: argparse.Namespace) -> None:
     """Check one scenario."""
     require_torch()
     from calibrate.host.measure import host_rows
-    from clustersim.cost.measured_host import states_of
+    from clustersim.cost.measured_host import host_states
 
-    check(options, lambda given, here: host_rows(given, here, _PATIENCE, states_of(given.framework, given.layout)))
+    check(options, lambda given, here: host_rows(given, here, _PATIENCE, host_states(given.framework, given.layout)))

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Final, NamedTuple
 
 from clustersim.common.data_files import is_path
-from clustersim.common.errors import ClusterSimError, InputError, nearest
+from clustersim.common.errors import ClusterSimError, InputError, suggest_nearest
 
 BAD_INPUT: Final = 2
 INTERRUPTED: Final = 130
@@ -94,7 +94,7 @@ def _chosen(given: Sequence[str]) -> tuple[Command, Sequence[str], str | None]:
 
 def _unknown(word: str) -> str:
     if not is_path(word):
-        return f"there is no calibration {word!r}; {nearest(word, COMMANDS)}"
+        return f"there is no calibration {word!r}; {suggest_nearest(word, COMMANDS)}"
     return f"what of {word}? measure a scenario with --for {word}, check one with --check {word}, or report a record"
 
 

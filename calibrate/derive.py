@@ -15,10 +15,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from clustersim.common.errors import InputError, nearest
-from clustersim.cost.calibration_record import Device, Origin, Record
-from clustersim.cost.record_file import read_record, require_own, write_record
-from clustersim.cost.record_scaling import scaled
+from clustersim.common.errors import InputError, suggest_nearest
+from clustersim.cost.calibration_record import CalibrationRecord, DeviceInfo, RecordOrigin
+from clustersim.cost.record_file import read_record, require_same_origin, write_record
+from clustersim.cost.record_scaling import scale_record
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
 
 
@@ -57,22 +57,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def command(options: argparse.Namespace) -> None:
     """Read a record, carry it over and write it."""
     found = derived(read_record(options.record), options.to)
-    require_own(options.output, Origin.DERIVED)
+    require_same_origin(options.output, RecordOrigin.DERIVED)
     write_record(found, options.output)
     print(f"wrote {options.output}")
 
 
-def derived(record: Record, to: str) -> Record:
+def derived(record: CalibrationRecord, to: str) -> CalibrationRecord:
     """The record of an accelerator with the same compute die; raise InputError where it has another."""
     source = record.device.accelerator
     die = _die(source, to)
     known, wanted = load_accelerator(source), load_accelerator(to)
     ratio = wanted.memory_bandwidth / known.memory_bandwidth
-    found = scaled(record, compute=die.rates[to] / die.rates[source], bandwidth=ratio)
+    found = scale_record(record, compute=die.rates[to] / die.rates[source], bandwidth=ratio)
     return replace(
         found,
         device=_device(record.device, wanted),
-        origin=Origin.DERIVED,
+        origin=RecordOrigin.DERIVED,
         derivation=f"{found.derivation}; of one compute die: {die.source}",
     )
 
@@ -80,7 +80,9 @@ def derived(record: Record, to: str) -> Record:
 def _die(source: str, to: str) -> Die:
     """The die of both."""
     if to not in _DIE:
-        raise InputError(f"--to: no accelerator {to!r} with a die that others share is known; {nearest(to, _DIE)}")
+        raise InputError(
+            f"--to: no accelerator {to!r} with a die that others share is known; {suggest_nearest(to, _DIE)}"
+        )
     die = _DIE[to]
     others = [name for name in die.rates if name != to]
     if source not in others:
@@ -91,6 +93,6 @@ def _die(source: str, to: str) -> Die:
     return die
 
 
-def _device(measured: Device, wanted: Accelerator) -> Device:
+def _device(measured: DeviceInfo, wanted: Accelerator) -> DeviceInfo:
     """The machine that the record stands for: the measured one's software, the other's memory, and no name."""
     return replace(measured, accelerator=wanted.name, name="", memory_bytes=wanted.memory_bytes)

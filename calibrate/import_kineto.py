@@ -30,7 +30,14 @@ from calibrate.fit.alpha_beta import fit_calls
 from clustersim.common.dtypes import DType
 from clustersim.common.errors import InputError
 from clustersim.common.units import Seconds
-from clustersim.cost.calibration_record import Call, CollectiveRow, Conditions, Device, Record, Spread
+from clustersim.cost.calibration_record import (
+    CalibrationRecord,
+    CollectiveCall,
+    CollectiveSample,
+    DeviceInfo,
+    MeasurementConditions,
+    TimeStatistics,
+)
 from clustersim.cost.record_file import write_record
 from clustersim.hardware.cluster import Cluster, load_cluster
 from clustersim.interop.device_names import same_chip
@@ -65,13 +72,13 @@ def command(options: argparse.Namespace) -> None:
     rows = tuple(_rows(found.seconds, traces.source))
     if not rows:
         raise InputError(f"{traces.source}: has no collective of a known group and payload{_left_out(found)}")
-    device = Device(cluster.accelerator.name, traces.device, collectives=Path(cluster.library).stem)
-    conditions = Conditions(
+    device = DeviceInfo(cluster.accelerator.name, traces.device, collectives=Path(cluster.library).stem)
+    conditions = MeasurementConditions(
         date=datetime.now(UTC).date().isoformat(),
         command=shlex.join(["python", "-m", "calibrate", *sys.argv[1:]]),
         method=METHOD,
     )
-    record = added(Record(device, conditions, collectives=rows), output)
+    record = added(CalibrationRecord(device, conditions, collectives=rows), output)
     record = replace(record, collective_fits=fit_calls(record.collectives))
     write_record(record, output)
     _print(found, record, output)
@@ -84,14 +91,14 @@ class _Found:
     left_out: how many kernels are of no call, by why.
     """
 
-    seconds: Mapping[Call, list[Seconds]]
+    seconds: Mapping[CollectiveCall, list[Seconds]]
     partly: int
     left_out: Mapping[str, int]
 
 
 def _found(traces: Traces, cluster: Cluster) -> _Found:
     calls = {moved: _call(moved, cluster) for rank in traces.ranks for moved in _moves(rank)}
-    seconds: dict[Call, list[Seconds]] = defaultdict(list)
+    seconds: dict[CollectiveCall, list[Seconds]] = defaultdict(list)
     left_out: Counter[str] = Counter()
     partly = 0
     for (moved, _), took in met(traces.ranks).items():
@@ -108,7 +115,7 @@ def _moves(spans: RankSpans) -> Iterable[Moved]:
     return {label.moved for label in spans.labels if label.moved is not None}
 
 
-def _call(moved: Moved, cluster: Cluster) -> Call | str:
+def _call(moved: Moved, cluster: Cluster) -> CollectiveCall | str:
     """What a record calls it, or why it has no row."""
     collective = _KNOWN.get(moved.name)
     if collective is None or not moved.payload:
@@ -121,16 +128,16 @@ def _call(moved: Moved, cluster: Cluster) -> Call | str:
     if len(set(nodes.values())) > 1:
         return "groups that lie unevenly on nodes"
     form = _FORMATS.get(moved.reduces, DType.FP32)
-    return Call(collective, moved.payload, moved.ranks, len(nodes), form)
+    return CollectiveCall(collective, moved.payload, moved.ranks, len(nodes), form)
 
 
-def _rows(seconds: Mapping[Call, list[Seconds]], source: str) -> Iterator[CollectiveRow]:
+def _rows(seconds: Mapping[CollectiveCall, list[Seconds]], source: str) -> Iterator[CollectiveSample]:
     for call, some in seconds.items():
         p5, median, p95 = (float(value) for value in np.percentile(some, (5, 50, 95)))
-        yield CollectiveRow(call, Spread(median, p5, p95, len(some)), source)
+        yield CollectiveSample(call, TimeStatistics(median, p5, p95, len(some)), source)
 
 
-def _print(found: _Found, record: Record, output: Path) -> None:
+def _print(found: _Found, record: CalibrationRecord, output: Path) -> None:
     if found.partly:
         many = sum(map(len, found.seconds.values()))
         words = "have no traces of some members, so waiting for these may be in their times"

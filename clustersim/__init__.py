@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from clustersim.scenario import Scenario
 
 __all__ = ["Result", "Scenario", "check", "simulate"]
-_HOME = {
+_EXPORTED_FROM = {
     "Result": "clustersim.report.rendered_result",
     "Scenario": "clustersim.scenario",
     "check": "clustersim.results.memory_check",
@@ -23,9 +23,9 @@ _HOME = {
 
 def __getattr__(name: str) -> Any:
     """Import a name's module when it is first asked for, so that `import clustersim` costs nothing."""
-    if name not in _HOME:
+    if name not in _EXPORTED_FROM:
         raise AttributeError(f"module 'clustersim' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+    return getattr(import_module(_EXPORTED_FROM[name]), name)
 
 
 def __dir__() -> list[str]:

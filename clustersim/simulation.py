@@ -13,143 +13,176 @@ from typing import Any
 
 import numpy as np
 
-from clustersim.build import Assembly, assemble, assemble_together, library_of
+from clustersim.build import PreparedSimulation, build_co_scheduled, build_simulation, resolved_library
 from clustersim.common.arrays import FloatArray
 from clustersim.common.errors import InputError
-from clustersim.common.gc_control import uncollected
+from clustersim.common.gc_control import gc_disabled
 from clustersim.common.units import Seconds
 from clustersim.engine.co_scheduled import CoScheduledJob, simulate_co_scheduled
 from clustersim.engine.engine import simulate_program
 from clustersim.engine.recording.operation_log import OperationSpanLog
 from clustersim.engine.recording.operation_trace import OperationTraceReader
-from clustersim.memory.timeline import timed_ledgers
+from clustersim.memory.timeline import ledgers_from_trace
 from clustersim.results.co_located_jobs import ROUNDING, Neighbour, lasts
 from clustersim.results.link_volumes import Metered
-from clustersim.results.memory_check import footprint_of
-from clustersim.results.simulation_result import Answer
+from clustersim.results.memory_check import build_footprint
+from clustersim.results.simulation_result import SimulationResult
 from clustersim.results.step_times import step_times
 from clustersim.results.trace_table import Rows, read_rows
 from clustersim.scenario import Scenario
-from clustersim.scenario.config.scenario import MOST_STEPS
+from clustersim.scenario.config.scenario import MAX_STEPS
 from clustersim.trace.trace import Trace
 
 
-def simulate(scenario: Scenario) -> Answer:
+def simulate(scenario: Scenario) -> SimulationResult:
     """Simulate training steps."""
-    with uncollected():
-        return _simulated(scenario)
+    with gc_disabled():
+        return _simulate(scenario)
 
 
-def _simulated(scenario: Scenario) -> Answer:
+def _simulate(scenario: Scenario) -> SimulationResult:
     started = perf_counter()
-    made = assemble(scenario)
-    alone = _answer(scenario, made, _run(scenario, made), started)
-    return _together(scenario, alone, started) if scenario.jobs else alone
+    prepared = build_simulation(scenario)
+    isolated = _result(scenario, prepared, _run_isolated(scenario, prepared), started)
+    return _simulate_co_located(scenario, isolated, started) if scenario.co_scheduled_jobs else isolated
 
 
-def _answer(
-    scenario: Scenario, made: Assembly, inside: OperationTraceReader, started: Seconds, **beside: Any
-) -> Answer:
-    program, trace = made.program, inside.trace
-    return Answer(
+def _result(
+    scenario: Scenario,
+    prepared: PreparedSimulation,
+    operation_trace: OperationTraceReader,
+    started: Seconds,
+    **co_located: Any,
+) -> SimulationResult:
+    program, trace = prepared.program, operation_trace.trace
+    return SimulationResult(
         scenario=scenario,
         program=program,
         trace=trace,
-        cost=made.cost,
-        inside=inside,
-        ledgers=tuple(timed_ledgers(footprint_of(scenario, made.plan), program, trace)),
-        wall=perf_counter() - started,
-        **beside,
+        cost=prepared.cost,
+        operation_trace=operation_trace,
+        ledgers=tuple(ledgers_from_trace(build_footprint(scenario, prepared.plan), program, trace)),
+        wall_seconds=perf_counter() - started,
+        **co_located,
     )
 
 
-def _run(scenario: Scenario, made: Assembly) -> OperationTraceReader:
+def _run_isolated(scenario: Scenario, prepared: PreparedSimulation) -> OperationTraceReader:
     """Run one rank of each class."""
     coalesce, jitter = scenario.cost.coalesce, scenario.jitter
-    trace, written = simulate_program(
-        made.program, made.classes, made.cost, coalesce=coalesce, contention_map=made.shares, jitter=jitter
+    trace, span_log = simulate_program(
+        prepared.program,
+        prepared.classes,
+        prepared.cost,
+        coalesce=coalesce,
+        contention_map=prepared.contention,
+        jitter=jitter,
     )
-    return _inside(scenario, made, trace, written)
+    return _operation_trace(scenario, prepared, trace, span_log)
 
 
-def _inside(scenario: Scenario, made: Assembly, trace: Trace, written: OperationSpanLog) -> OperationTraceReader:
-    return OperationTraceReader(made.program, made.classes, made.cost, scenario.jitter, trace, written)
+def _operation_trace(
+    scenario: Scenario, prepared: PreparedSimulation, trace: Trace, span_log: OperationSpanLog
+) -> OperationTraceReader:
+    return OperationTraceReader(prepared.program, prepared.classes, prepared.cost, scenario.jitter, trace, span_log)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Ran:
+class _JobRun:
     """A job that ran, maybe beside others. start: when it began."""
 
     scenario: Scenario
-    made: Assembly
-    inside: OperationTraceReader
+    prepared: PreparedSimulation
+    operation_trace: OperationTraceReader
     start: Seconds
 
     @property
     def step_times(self) -> FloatArray:
         """Seconds of each of its steps."""
-        return step_times(self.rows, self.start)
+        return step_times(self.trace_table, self.start)
 
     @property
-    def rows(self) -> Rows:
+    def trace_table(self) -> Rows:
         """Its trace and program."""
-        return read_rows(self.inside.trace, self.inside.program, self.scenario.steps)
+        return read_rows(self.operation_trace.trace, self.operation_trace.program, self.scenario.steps)
 
-    def enough(self, until: Seconds) -> int:
+    def steps_needed(self, until: Seconds) -> int:
         """How many steps it needs to last until then: as many as it has, if it did."""
-        lasted, steps = lasts(self.inside.trace, self.inside.program), self.scenario.steps
-        if lasted >= until * (1.0 - ROUNDING):
+        busy_until, steps = lasts(self.operation_trace.trace, self.operation_trace.program), self.scenario.steps
+        if busy_until >= until * (1.0 - ROUNDING):
             return steps
-        return max(steps + 1, ceil(steps * (until - self.start) / (lasted - self.start)))
+        return max(steps + 1, ceil(steps * (until - self.start) / (busy_until - self.start)))
 
-    def neighbour(self, until: Seconds) -> Neighbour:
+    def co_located_job(self, until: Seconds) -> Neighbour:
         """It, as it went beside the first job, which was done then."""
-        volumes = Metered(self.scenario.cluster.fabric, library_of(self.scenario), self.inside.program.groups)
-        found = Neighbour(
-            self.scenario.name, self.start, until, self.rows, self.inside.rank_spans, volumes, np.zeros(0)
+        volumes = Metered(
+            self.scenario.cluster.fabric, resolved_library(self.scenario), self.operation_trace.program.groups
         )
-        alone = _ran([replace(self.scenario, steps=len(found.step_times))], [self.start])[0]
-        return replace(found, alone=alone.step_times)
+        job = Neighbour(
+            self.scenario.name,
+            self.start,
+            until,
+            self.trace_table,
+            self.operation_trace.rank_spans,
+            volumes,
+            np.zeros(0),
+        )
+        isolated = _run_jobs([replace(self.scenario, steps=len(job.step_times))], [self.start])[0]
+        return replace(job, alone=isolated.step_times)
 
 
-def _together(scenario: Scenario, alone: Answer, started: Seconds) -> Answer:
+def _simulate_co_located(scenario: Scenario, isolated: SimulationResult, started: Seconds) -> SimulationResult:
     """The answer where other jobs are on the machine; alone: that without them."""
-    jobs = zip(scenario.others, scenario.jobs, strict=True)
-    steps = [_guess(other, job.start, alone.trace.makespan) for other, job in jobs]
-    mine, *others = _beside(scenario, steps)
-    while (enough := [ran.enough(mine.inside.trace.makespan) for ran in others]) != steps:
-        steps = enough
-        mine, *others = _beside(scenario, steps)
-    neighbours = tuple(item.neighbour(mine.inside.trace.makespan) for item in others)
-    return _answer(scenario, mine.made, mine.inside, started, neighbours=neighbours, alone=alone.step_time)
+    jobs = zip(scenario.co_scheduled_scenarios, scenario.co_scheduled_jobs, strict=True)
+    step_counts = [_estimate_steps(other, job.start_offset, isolated.trace.makespan) for other, job in jobs]
+    main_run, *other_runs = _run_with_co_located(scenario, step_counts)
+    while (
+        needed := [other_run.steps_needed(main_run.operation_trace.trace.makespan) for other_run in other_runs]
+    ) != step_counts:
+        step_counts = needed
+        main_run, *other_runs = _run_with_co_located(scenario, step_counts)
+    co_located_jobs = tuple(job_run.co_located_job(main_run.operation_trace.trace.makespan) for job_run in other_runs)
+    return _result(
+        scenario,
+        main_run.prepared,
+        main_run.operation_trace,
+        started,
+        neighbours=co_located_jobs,
+        alone=isolated.step_time,
+    )
 
 
-def _guess(other: Scenario, start: Seconds, until: Seconds) -> int:
+def _estimate_steps(other: Scenario, start: Seconds, until: Seconds) -> int:
     """How many steps of another job last until then, if nobody slows it."""
-    (alone,) = _ran([other], [start])
-    return max(ceil((until - start) / float(alone.step_times.sum()) * (1.0 - ROUNDING)), 1)
+    (isolated,) = _run_jobs([other], [start])
+    return max(ceil((until - start) / float(isolated.step_times.sum()) * (1.0 - ROUNDING)), 1)
 
 
-def _beside(scenario: Scenario, steps: Sequence[int]) -> list[_Ran]:
+def _run_with_co_located(scenario: Scenario, step_counts: Sequence[int]) -> list[_JobRun]:
     """A job beside others that take so many steps; raise InputError for more than can be."""
-    for entry, count in enumerate(steps):
-        if count > MOST_STEPS:
+    for entry, count in enumerate(step_counts):
+        if count > MAX_STEPS:
             raise InputError(
                 f"{scenario.path or scenario.name}: disturbances.jobs.{entry}: {count:,} of its steps pass while this "
-                f"job runs; {MOST_STEPS:,} are the most"
+                f"job runs; {MAX_STEPS:,} are the most"
             )
-    others = (replace(other, steps=count) for other, count in zip(scenario.others, steps, strict=True))
-    return _ran([scenario, *others], [0.0, *(job.start for job in scenario.jobs)])
+    co_located = (
+        replace(item, steps=count) for item, count in zip(scenario.co_scheduled_scenarios, step_counts, strict=True)
+    )
+    return _run_jobs([scenario, *co_located], [0.0, *(job.start_offset for job in scenario.co_scheduled_jobs)])
 
 
-def _ran(scenarios: Sequence[Scenario], starts: Sequence[Seconds]) -> list[_Ran]:
+def _run_jobs(scenarios: Sequence[Scenario], starts: Sequence[Seconds]) -> list[_JobRun]:
     """Jobs that run together, one rank of each class of each."""
-    every = [*zip(scenarios, assemble_together(scenarios), starts, strict=True)]
-    ran = simulate_co_scheduled([_job(*item) for item in every])
+    jobs = [*zip(scenarios, build_co_scheduled(scenarios), starts, strict=True)]
+    traces = simulate_co_scheduled([_engine_job(*item) for item in jobs])
     return [
-        _Ran(job, made, _inside(job, made, *spans), start) for (job, made, start), spans in zip(every, ran, strict=True)
+        _JobRun(job, prepared, _operation_trace(job, prepared, *spans), start)
+        for (job, prepared, start), spans in zip(jobs, traces, strict=True)
     ]
 
 
-def _job(scenario: Scenario, made: Assembly, start: Seconds) -> CoScheduledJob:
-    return CoScheduledJob(made.cost, made.classes, made.shares, scenario.cost.coalesce, scenario.jitter, start)
+def _engine_job(scenario: Scenario, prepared: PreparedSimulation, start: Seconds) -> CoScheduledJob:
+    return CoScheduledJob(
+        prepared.cost, prepared.classes, prepared.contention, scenario.cost.coalesce, scenario.jitter, start
+    )

@@ -29,7 +29,7 @@ def study(sequences: int) -> None:
     alone = 0.0
     for gpus in (8, 16, 32, 64, 128, 256, 512, 1024):
         batch = sequences * gpus
-        answer = simulate(base.changed(f"layout.dp={gpus}", f"training.global_batch={batch}")).to_json()
+        answer = simulate(base.with_overrides(f"layout.dp={gpus}", f"training.global_batch={batch}")).to_json()
         alone = alone or answer["tokens_per_s_per_gpu"]
         efficiency = answer["tokens_per_s_per_gpu"] / alone
         exposed = answer["breakdown_s"]["exposed dp"] / answer["step_time_s"]

@@ -49,9 +49,11 @@ def main() -> None:
     }.items():
         result = simulate(Scenario.from_mapping(GIVEN | {"cost": cost}, path=Path(__file__)))
         print(f"{words:12} {1e3 * result.step_time:.2f} ms a step")
-        for collective in result.collectives:
-            size, time = collective.payload / 1e6, 1e6 * collective.seconds
-            print(f"  {collective.collective:14} {size:7.3f} MB in {time:4.0f} us by {collective.algorithm}")
+        for selected_algorithm in result.selected_algorithms:
+            size, time = selected_algorithm.payload / 1e6, 1e6 * selected_algorithm.seconds
+            print(
+                f"  {selected_algorithm.collective:14} {size:7.3f} MB in {time:4.0f} us by {selected_algorithm.algorithm}"
+            )
 
 
 if __name__ == "__main__":

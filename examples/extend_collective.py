@@ -34,7 +34,7 @@ class HalvingDoubling:
 def main() -> None:
     print("nodes  algorithm         sent per GPU   1 GB over the links  rounds")
     for nodes in (1, 2, 16):
-        fabric = load_cluster("dgx-h100", gpus=8 * nodes).fabric
+        fabric = load_cluster("dgx-h100", gpu_count=8 * nodes).fabric
         (group,) = group_topology(np.arange(8 * nodes)[None], fabric)
         for algorithm in (RingAlgorithm(), HalvingDoubling()):
             found = algorithm.phases(CollectiveType.ALL_REDUCE, group)

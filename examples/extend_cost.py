@@ -8,9 +8,9 @@ import tempfile
 from pathlib import Path
 
 from clustersim import Scenario, simulate
-from clustersim.build import kernels_of
+from clustersim.build import distinct_kernels
 from clustersim.cost.record_file import write_record
-from clustersim.cost.synthetic_record import computed
+from clustersim.cost.synthetic_record import record_from_function
 from clustersim.model.kernels import Kernel
 
 GIVEN = {
@@ -29,13 +29,16 @@ def seconds(kernel: Kernel) -> float:
 
 def main() -> None:
     scenarios = {words: Scenario.from_mapping({**GIVEN, "layout": layout}) for words, layout in LAYOUTS.items()}
-    kernels = [kernel for item in scenarios.values() for kernel in kernels_of(item)]
-    record = computed(seconds, kernels, accelerator="h100-sxm-80gb", words="a roofline")
+    kernels = [kernel for item in scenarios.values() for kernel in distinct_kernels(item)]
+    record = record_from_function(seconds, kernels, accelerator="h100-sxm-80gb", description="a roofline")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "own.json"
         write_record(record, path)
         for layout, scenario in scenarios.items():
-            for source, element in {"model": scenario, "roofline": scenario.changed(f"cost.record={path}")}.items():
+            for source, element in {
+                "model": scenario,
+                "roofline": scenario.with_overrides(f"cost.record={path}"),
+            }.items():
                 answer = simulate(element).to_json()
                 compute = answer["breakdown_s"]["compute"]
                 print(f"{layout}  {source:9} {answer['step_time_s']:.3f} s a step, compute {compute:.3f} s")

@@ -33,8 +33,8 @@ def main() -> None:
     for name, neighbour in NEIGHBOURS.items():
         jobs = {"scenario": {"name": name, **neighbour}, "start": "20 ms"}
         result = simulate(Scenario.from_mapping({**mine, "disturbances": {"jobs": jobs}}))
-        (other,) = result.neighbours
-        print(f"beside {name:12} {result.alone:.4f} s a step become {result.step_time:.4f} s")
+        (other,) = result.co_located_jobs
+        print(f"beside {name:12} {result.isolated_step_time:.4f} s a step become {result.step_time:.4f} s")
         times = f"{other.alone.mean():.4f} s a step become {other.step_times.mean():.4f} s"
         print(f"    {other.ended:2} of its steps   {times}")
 

@@ -37,7 +37,7 @@ def networks() -> "dict[str, nx.Graph[str]]":  # each for 64 nodes of 8 GPUs
     fly = nx.disjoint_union_all([nx.complete_graph(8) for _ in range(8)])
     fly.add_edges_from((8 * a + b, 8 * b + a) for a in range(8) for b in range(a))
     return {
-        "dgx-h100": load_cluster("dgx-h100", NODES * PER_NODE).graph(),
+        "dgx-h100": load_cluster("dgx-h100", NODES * PER_NODE).to_graph(),
         "torus": nodes(torus, "s{node}"),
         "dragonfly": nodes(fly, "s{node}"),
         "rail-only": nodes(nx.empty_graph(PER_NODE), "s{place}"),

@@ -18,7 +18,7 @@ HANDED_OUT = [rack + 4 * turn for rack in range(4) for turn in range(4)]  # rack
 
 def shortest_way_round() -> list[int]:
     """The nodes in an order in which neighbours are near each other."""
-    machine = load_cluster("dgx-h100", NODES * PER_NODE, {"fabric": FABRIC}).graph()
+    machine = load_cluster("dgx-h100", NODES * PER_NODE, {"fabric": FABRIC}).to_graph()
     between = nx.Graph()
     for one, other in combinations(HANDED_OUT, 2):
         hops = nx.shortest_path_length(machine, f"nic{one}.0", f"nic{other}.0")

@@ -27,7 +27,7 @@ def main() -> None:
         result = simulate(Scenario.from_mapping(MAPPING, overrides=[f"layout.data={strategy}"]))
         held = result.to_json()["stages"][0]["memory_bytes"]
         states = sum(held[name] for name in STATES)
-        print(f"{strategy:8} {states / 1e9:10.1f} GB {result.peak_memory / 1e9:7.1f} GB  {result.fits}")
+        print(f"{strategy:8} {states / 1e9:10.1f} GB {result.peak_memory / 1e9:7.1f} GB  {result.fits_in_memory}")
 
 
 if __name__ == "__main__":

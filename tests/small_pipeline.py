@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from clustersim.report.terminal.run import render_run
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 
@@ -23,28 +23,30 @@ PIPELINE: dict[str, Any] = {  # stage 2 is ranks 8 to 11
 
 def pipeline(*overrides: str) -> Scenario:
     """Two replicas of four stages of two layers on two nodes, changed."""
-    return Scenario.from_mapping(PIPELINE, overrides, source="small")
+    return Scenario.from_mapping(PIPELINE, overrides, default_name="small")
 
 
 @cache
-def simulated(*overrides: str) -> Answer:
+def simulated(*overrides: str) -> SimulationResult:
     """Its step."""
     return simulate(pipeline(*overrides))
 
 
-def said(result: Answer, **values: Any) -> Answer:
+def said(result: SimulationResult, **values: Any) -> SimulationResult:
     """A result that says so of itself, whatever it is; of methods what they answer."""
 
     def told(name: str, value: Any) -> Any:
-        return (lambda _: value) if inspect.isfunction(getattr(Answer, name, None)) else value
+        return (lambda _: value) if inspect.isfunction(getattr(SimulationResult, name, None)) else value
 
     own = {dataclass_field.name for dataclass_field in fields(result)}
-    kind = type("Said", (Answer,), {name: told(name, value) for name, value in values.items() if name not in own})
-    given: Answer = kind(*(values.get(item.name, getattr(result, item.name)) for item in fields(result)))
+    kind = type(
+        "Said", (SimulationResult,), {name: told(name, value) for name, value in values.items() if name not in own}
+    )
+    given: SimulationResult = kind(*(values.get(item.name, getattr(result, item.name)) for item in fields(result)))
     return given
 
 
-def printed(result: Answer, width: int = 100, *, terminal: bool = False) -> str:
+def printed(result: SimulationResult, width: int = 100, *, terminal: bool = False) -> str:
     """What the terminal says of it."""
     colours = "truecolor" if terminal else "auto"
     console = Console(file=io.StringIO(), width=width, force_terminal=terminal, color_system=colours)

@@ -12,7 +12,7 @@ from clustersim import Scenario
 from clustersim.common.arrays import FloatArray
 from clustersim.common.dtypes import DType
 from clustersim.cost.interference import Interference, KernelClass
-from clustersim.cost.segment import BlockCost
+from clustersim.cost.segment import SegmentCost
 from clustersim.model.kernels import Kernel, KernelKind
 from clustersim.parallel.mesh import DENSE_AXIS_NAMES
 from clustersim.program.action import Action, ActionKind
@@ -162,16 +162,16 @@ def _tables(draw: st.DrawFn) -> Interference:
     return Interference(draw(parts), draw(parts))
 
 
-INTERFERENCES = st.sampled_from([0.0, 0.5]).map(Interference.equal) | _tables()
+INTERFERENCES = st.sampled_from([0.0, 0.5]).map(Interference.uniform) | _tables()
 
 
-def fold(program: Program, cost: BlockCost) -> SymmetryClasses:
+def fold(program: Program, cost: SegmentCost) -> SymmetryClasses:
     """Classes of the ranks that do the same at these costs."""
     seconds: dict[str, list[FloatArray]] = {role: [] for role in program.groups}
     for exchange in sorted({comm_op for made in program.programs for comm_op in made.comm_ops}, key=repr):
-        seconds[exchange.comm_group].append(cost.exchange_timing(exchange).seconds)
+        seconds[exchange.comm_group].append(cost.comm_timing_by_group(exchange).seconds)
     costs = {role: np.stack(columns, axis=1) for role, columns in seconds.items()}
-    return symmetry_classes(program, costs, device_model=cost.machines.of)
+    return symmetry_classes(program, costs, device_model=cost.device_models.index_of_rank)
 
 
 CLUSTERS: dict[str, dict[str, Any]] = {

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from clustersim import Scenario, simulate
-from clustersim.model.transformer import matrix_parameters
+from clustersim.model.transformer import matrix_parameter_count
 from clustersim.report.rendered_result import Result
-from clustersim.results.simulation_result import HEALTHY, NOT_MODELLED, NOT_SHARED
+from clustersim.results.simulation_result import HEALTHY_CLUSTER_NOTE, MODEL_LIMITATIONS, NETWORK_LIMITATIONS
 from clustersim.scenario import Contention
 
 # What the JSON answer promised when it was first published: keys are added, never renamed or dropped.
@@ -87,7 +87,7 @@ def test_rates_follow_from_the_step_time(answer: dict[str, Any]) -> None:
 def test_model_flop_are_six_per_parameter_and_token_and_attention(result: Result, answer: dict[str, Any]) -> None:
     """PaLM appendix B: 6 N + 12 L H Q T per token, full attention matrix."""
     model = result.scenario.model
-    per_token = 6 * matrix_parameters(model) + 12 * 32 * 32 * 128 * 4096
+    per_token = 6 * matrix_parameter_count(model) + 12 * 32 * 32 * 128 * 4096
     expected = per_token * answer["tokens_per_s_per_gpu"] / 1e12
     assert answer["model_tflops_per_gpu"] == pytest.approx(expected)
 
@@ -95,7 +95,7 @@ def test_model_flop_are_six_per_parameter_and_token_and_attention(result: Result
 def test_with_causal_attention_a_query_counts_the_keys_before_it(result: Result, answer: dict[str, Any]) -> None:
     """6 N + 12 L H Q (T + 1)/2 per token."""
     attention = 12 * 32 * 32 * 128 * 4096
-    products = 6 * matrix_parameters(result.scenario.model)
+    products = 6 * matrix_parameter_count(result.scenario.model)
     expected = (products + attention * 4097 / 8192) / (products + attention)
     assert answer["mfu_causal"] / answer["mfu"] == pytest.approx(expected)
 
@@ -110,7 +110,7 @@ def test_full_recomputation_adds_a_forward_of_the_layers() -> None:
     again = simulate(Scenario.from_mapping(mapping))
     model = again.scenario.model
     logits = 2 * model.vocab * model.hidden
-    forward = 2 * matrix_parameters(model) + 4 * 32 * 32 * 128 * 4096
+    forward = 2 * matrix_parameter_count(model) + 4 * 32 * 32 * 128 * 4096
     assert again.hfu() / again.mfu() == pytest.approx((4 * forward - logits) / (3 * forward))
 
 
@@ -120,14 +120,18 @@ def test_fractions_are_fractions(answer: dict[str, Any]) -> None:
 
 
 def test_what_is_not_modelled_is_said(answer: dict[str, Any]) -> None:
-    assert answer["not_modelled"] == [NOT_SHARED[Contention.SHARED], HEALTHY, *NOT_MODELLED]
+    assert answer["not_modelled"] == [NETWORK_LIMITATIONS[Contention.SHARED], HEALTHY_CLUSTER_NOTE, *MODEL_LIMITATIONS]
 
 
 def test_the_network_is_said(answer: dict[str, Any]) -> None:
     assert answer["network"] == "shared"
     alone = simulate(Scenario.from_mapping(MAPPING, overrides=["cost.network=uncontended"])).to_json()
     assert alone["network"] == "uncontended"
-    assert alone["not_modelled"] == [NOT_SHARED[Contention.NONE], HEALTHY, *NOT_MODELLED]
+    assert alone["not_modelled"] == [
+        NETWORK_LIMITATIONS[Contention.UNCONTENDED],
+        HEALTHY_CLUSTER_NOTE,
+        *MODEL_LIMITATIONS,
+    ]
 
 
 def test_names_and_numbers_of_ranks(answer: dict[str, Any]) -> None:
@@ -143,9 +147,9 @@ def test_names_and_numbers_of_ranks(answer: dict[str, Any]) -> None:
 def test_suggestions_are_warnings() -> None:
     mapping = {**MAPPING, "layout": {"dp": 16}}
     tight = simulate(Scenario.from_mapping(mapping))
-    assert not tight.fits
-    assert tight.to_json()["warnings"] == [*tight.scenario.warnings, *tight.suggestions]
-    assert tight.suggestions
+    assert not tight.fits_in_memory
+    assert tight.to_json()["warnings"] == [*tight.scenario.warnings, *tight.oom_suggestions]
+    assert tight.oom_suggestions
 
 
 def test_a_notebook_shows_a_fragment_and_a_file_the_page(result: Result, tmp_path: Any) -> None:
@@ -173,7 +177,7 @@ def test_a_step_time_is_the_mean_of_several_and_their_distribution_is_told() -> 
     spread = answer["step_time_distribution_s"]
     assert (spread["min"], spread["p50"], spread["max"]) == pytest.approx(tuple(sorted(times)))
     assert sum(answer["breakdown_s"].values()) == pytest.approx(answer["step_time_s"])
-    assert HEALTHY not in answer["not_modelled"]
+    assert HEALTHY_CLUSTER_NOTE not in answer["not_modelled"]
 
 
 def test_a_slow_gpu_is_the_straggler_and_waits_least_of_its_pipeline_rank(answer: dict[str, Any]) -> None:

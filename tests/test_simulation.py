@@ -10,30 +10,30 @@ import numpy as np
 import pytest
 
 from clustersim import Scenario, simulate
-from clustersim.build import assemble, exchanges_of, kernels_of
+from clustersim.build import build_simulation, distinct_comm_calls, distinct_kernels
 from clustersim.collectives.tuner import cached_tuner
 from clustersim.common.errors import InputError
 from clustersim.cost.calibration_record import (
-    BesideRow,
-    Call,
-    CollectiveRow,
-    Conditions,
-    Device,
-    KernelRow,
-    Record,
-    Spread,
+    CalibrationRecord,
+    CollectiveCall,
+    CollectiveSample,
+    DeviceInfo,
+    InterferenceSample,
+    KernelSample,
+    MeasurementConditions,
+    TimeStatistics,
 )
-from clustersim.cost.device_models import slowest
+from clustersim.cost.device_models import slowest_deviation
 from clustersim.cost.interference import KernelClass
 from clustersim.cost.roofline import Roofline
 from clustersim.cost.timing import Provenance
-from clustersim.hardware.efficiency import InTraining
-from clustersim.memory.footprint import Category
+from clustersim.hardware.efficiency import TrainingDerating
+from clustersim.memory.footprint import MemoryCategory
 from clustersim.model.kernels import KernelKind
-from clustersim.model.training import Attention
+from clustersim.model.training import AttentionBackend
 from clustersim.program.task import CollectiveType, ComputeTask
 from clustersim.results.memory_check import check, peak_memory
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 from clustersim.results.time_categories import PARTS, Part
 from clustersim.scenario.settings import Symmetry
 from tests.small_pipeline import pipeline
@@ -52,7 +52,7 @@ def scenario(*overrides: str, **sections: Any) -> Scenario:
 
 
 @cache
-def simulated(*overrides: str) -> Answer:
+def simulated(*overrides: str) -> SimulationResult:
     return simulate(scenario(*overrides))
 
 
@@ -81,16 +81,16 @@ SMALL = (
 
 
 @pytest.fixture(scope="module", params=[*VARIANTS, "one process"])
-def result(request: pytest.FixtureRequest) -> Answer:
+def result(request: pytest.FixtureRequest) -> SimulationResult:
     return simulated(*VARIANTS.get(request.param, SMALL))
 
 
-def test_the_breakdown_sums_to_the_step_on_every_rank(result: Answer) -> None:
-    for rank in range(result.ranks):
+def test_the_breakdown_sums_to_the_step_on_every_rank(result: SimulationResult) -> None:
+    for rank in range(result.rank_count):
         assert sum(result.breakdown.of(rank).values()) == pytest.approx(result.step_time)
 
 
-def test_every_part_is_there_and_none_is_negative(result: Answer) -> None:
+def test_every_part_is_there_and_none_is_negative(result: SimulationResult) -> None:
     mean = result.breakdown.mean()
     assert set(mean) == {str(part.value) if hasattr(part, "value") else str(part) for part in PARTS}
     assert min(mean.values()) >= -1e-12
@@ -106,9 +106,9 @@ TINY = (
 def test_a_gpu_that_waits_for_its_host_says_so(jitter: str) -> None:
     """Kernels of some µs that the host needs 64 µs each to launch: most of the step is launching, on every rank."""
     tiny = scenario(*TINY, f"disturbances.jitter={jitter}")
-    hosts = (replace(tiny.framework, launch=launch, backward_launch=launch) for launch in (64e-6, 0.0))
+    hosts = (replace(tiny.framework, launch_seconds=launch, backward_launch_seconds=launch) for launch in (64e-6, 0.0))
     late, ready = (simulate(replace(tiny, framework=host)) for host in hosts)
-    for rank in range(late.ranks):
+    for rank in range(late.rank_count):
         parts = late.breakdown.of(rank)
         assert sum(parts.values()) == pytest.approx(late.step_time)
         assert parts["kernel launch"] > 0.5 * late.step_time
@@ -129,22 +129,26 @@ def test_the_slowest_of_the_gpus_sets_the_pace_of_products() -> None:
     usual = scenario("cost.interference=0")
     gpu = usual.cluster.accelerator
     seconds = []
-    for pace in (InTraining(), InTraining(sustained=0.94), InTraining(sustained=0.94, spread=0.05)):
-        cluster = replace(usual.cluster, accelerator=replace(gpu, in_training=pace))
+    for pace in (
+        TrainingDerating(),
+        TrainingDerating(sustained_ratio=0.94),
+        TrainingDerating(sustained_ratio=0.94, gpu_spread=0.05),
+    ):
+        cluster = replace(usual.cluster, accelerator=replace(gpu, derating=pace))
         seconds.append(simulate(replace(usual, cluster=cluster)).step_time)
     ideal, warm, uneven = seconds
     assert ideal < warm < ideal / 0.94
-    assert warm < uneven < warm * (1 + 0.05 * slowest(16))
+    assert warm < uneven < warm * (1 + 0.05 * slowest_deviation(16))
 
 
 @pytest.mark.parametrize(("attention", "times"), [("flash2", 1.6), ("flash1", 3.2)])
 def test_older_attention_takes_its_times_longer_and_nothing_else_does(attention: str, times: float) -> None:
-    """One GPU's step takes longer by (times - 1) of its attention: `flash2` of H100's file, for flash1 twice that."""
+    """One GPU's step takes longer by (times - 1) of its attention: `flash2_slowdown` of H100's file, for flash1 twice that."""
     alone = scenario("cluster.gpus=1", "model.layers=2", layout={}, training={"sequence": 4096, "global_batch": 1})
-    assert alone.cluster.accelerator.in_training.flash2 == 1.6
-    alone = replace(alone, framework=replace(alone.framework, launch=0.0, backward_launch=0.0))
+    assert alone.cluster.accelerator.derating.flash2_slowdown == 1.6
+    alone = replace(alone, framework=replace(alone.framework, launch_seconds=0.0, backward_launch_seconds=0.0))
     newest, older = (
-        simulate(replace(alone, training=replace(alone.training, attention=Attention(item))))
+        simulate(replace(alone, training=replace(alone.training, attention=AttentionBackend(item))))
         for item in ("flash", attention)
     )
 
@@ -152,13 +156,13 @@ def test_older_attention_takes_its_times_longer_and_nothing_else_does(attention:
     assert older.step_time - newest.step_time == pytest.approx((times - 1) * attention_seconds(newest))
 
 
-def attention_seconds(result: Answer) -> float:
+def attention_seconds(result: SimulationResult) -> float:
     """Seconds of flash attention in a step of one GPU."""
     blocks = [task.segment for task in result.program.programs[0].tasks if isinstance(task, ComputeTask)]
     return sum(
         seconds
         for block in blocks
-        for operation, seconds in zip(block.operations, result.cost.block(0, block).durations, strict=True)
+        for operation, seconds in zip(block.operations, result.cost.time_segment(0, block).durations, strict=True)
         if operation.kernel is not None and operation.kernel.name.startswith("attention.core")
     )
 
@@ -178,24 +182,24 @@ def test_selective_operations_cost_less_time_than_full_recomputation_and_less_me
     assert 0 < selective.breakdown.total(Part.RECOMPUTE) < full.breakdown.total(Part.RECOMPUTE)
 
 
-def test_provenance_sums_to_one(result: Answer) -> None:
-    assert sum(result.provenance.values()) == pytest.approx(1.0)
-    assert all(share >= 0 for share in result.provenance.values())
+def test_provenance_sums_to_one(result: SimulationResult) -> None:
+    assert sum(result.provenance_shares.values()) == pytest.approx(1.0)
+    assert all(share >= 0 for share in result.provenance_shares.values())
 
 
-def test_the_critical_path_fills_the_step(result: Answer) -> None:
+def test_the_critical_path_fills_the_step(result: SimulationResult) -> None:
     """It is a chain without gaps from the start to the last end, so its parts sum to the step time."""
-    assert sum(result.path_parts.values()) == pytest.approx(result.step_time)
+    assert sum(result.critical_path_breakdown.values()) == pytest.approx(result.step_time)
 
 
-def test_checked_memory_is_simulated_memory(result: Answer) -> None:
+def test_checked_memory_is_simulated_memory(result: SimulationResult) -> None:
     """The peak follows from the order of passes; simulated times change nothing."""
     assert result.peak_memory == pytest.approx(check(result.scenario).peak_memory_bytes, rel=1e-12)
-    assert result.fits is check(result.scenario).fits
+    assert result.fits_in_memory is check(result.scenario).fits
     assert result.memory_capacity == check(result.scenario).memory_capacity_bytes
 
 
-def test_ledgers_follow_the_trace(result: Answer) -> None:
+def test_ledgers_follow_the_trace(result: SimulationResult) -> None:
     """Activations are there from the start of the first pass, also where it is cut into pieces."""
     for pipeline_rank, made in enumerate(result.ledgers):
         rank = int(np.flatnonzero(result.program.program_index == pipeline_rank)[0])
@@ -209,30 +213,30 @@ def test_ledgers_follow_the_trace(result: Answer) -> None:
         assert abs(made.activations[-1]) <= 1e-9 * made.peak_activations
 
 
-def test_fewer_ranks_are_simulated_than_there_are(result: Answer) -> None:
-    assert 1 <= result.simulated_ranks < result.ranks
+def test_fewer_ranks_are_simulated_than_there_are(result: SimulationResult) -> None:
+    assert 1 <= result.simulated_rank_count < result.rank_count
 
 
-def test_spans_are_the_operations_of_the_simulated_ranks(result: Answer) -> None:
+def test_spans_are_the_operations_of_the_simulated_ranks(result: SimulationResult) -> None:
     """Kernels and collectives: as many as one finds by going through the simulated ranks' tasks."""
     count = 0
     for rank in result.trace.simulated_ranks.tolist():
         tasks = result.program.programs[int(result.program.program_index[rank])].tasks
         assert len(result.trace.rank_events(rank)) == len(tasks)
         count += sum(len(task.segment.operations) if hasattr(task, "segment") else 1 for task in tasks)
-    assert result.spans == count
+    assert result.operation_count == count
 
 
-def test_folding_changes_no_answer(result: Answer) -> None:
+def test_folding_changes_no_answer(result: SimulationResult) -> None:
     """Every rank on its own: the same step, breakdown, memory; only more ranks and spans."""
     cost = replace(result.scenario.cost, symmetry=Symmetry.OFF)
     unfolded = simulate(replace(result.scenario, cost=cost))
-    assert unfolded.simulated_ranks == unfolded.ranks == result.ranks
+    assert unfolded.simulated_rank_count == unfolded.rank_count == result.rank_count
     assert unfolded.step_time == pytest.approx(result.step_time, rel=1e-12)
     assert unfolded.breakdown.mean() == pytest.approx(result.breakdown.mean())
     assert unfolded.peak_memory == pytest.approx(result.peak_memory)
-    assert unfolded.flops == result.flops
-    assert dict(unfolded.provenance) == pytest.approx(dict(result.provenance))
+    assert unfolded.model_flops == result.model_flops
+    assert dict(unfolded.provenance_shares) == pytest.approx(dict(result.provenance_shares))
 
 
 def test_check_does_not_simulate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,21 +254,21 @@ def test_a_layout_that_does_not_fit_is_simulated_flagged_and_helped() -> None:
     """8 B parameters x 18 bytes = 145 GB on one H100 of 80."""
     result = simulated("layout={dp: 16}")
     assert result.step_time > 0
-    assert not result.fits
-    assert result.suggestions == check(result.scenario).suggestions
-    assert result.suggestions
-    assert set(result.suggestions) < set(result.warnings) | {""}
+    assert not result.fits_in_memory
+    assert result.oom_suggestions == check(result.scenario).suggestions
+    assert result.oom_suggestions
+    assert set(result.oom_suggestions) < set(result.warnings) | {""}
 
 
 def test_what_fits_has_no_suggestions() -> None:
-    assert simulated().suggestions == ()
+    assert simulated().oom_suggestions == ()
 
 
 def test_fragmentation_and_context_are_counted() -> None:
-    parts = simulated().ledgers[0].at_peak()
-    assert parts[Category.CONTEXT] == scenario().cluster.accelerator.context_bytes > 0
-    assert parts[Category.FRAGMENTATION] > 0
-    assert parts[Category.COMMUNICATION] > 0
+    parts = simulated().ledgers[0].peak_by_category()
+    assert parts[MemoryCategory.CONTEXT] == scenario().cluster.accelerator.context_bytes > 0
+    assert parts[MemoryCategory.FRAGMENTATION] > 0
+    assert parts[MemoryCategory.COMMUNICATION] > 0
 
 
 def test_the_same_scenario_gives_the_same_trace() -> None:
@@ -292,9 +296,9 @@ def test_131072_ranks() -> None:
         }
     )
     result = simulate(large)
-    assert result.ranks == 131072
-    assert result.simulated_ranks <= 1024
-    assert result.fits
+    assert result.rank_count == 131072
+    assert result.simulated_rank_count <= 1024
+    assert result.fits_in_memory
     assert 1.0 < result.step_time < 60.0
 
 
@@ -303,10 +307,10 @@ def test_a_single_gpu() -> None:
     alone = simulate(
         scenario("model=gpt2-small", "cluster.gpus=1", "layout={}", "training.sequence=1024", "training.global_batch=2")
     )
-    assert alone.ranks == alone.simulated_ranks == 1
+    assert alone.rank_count == alone.simulated_rank_count == 1
     parts = alone.breakdown.mean()
     assert sum(seconds for name, seconds in parts.items() if "communication" in name or "exposed" in name) == 0.0
-    assert alone.ledgers[0].at_peak()[Category.COMMUNICATION] == 0.0
+    assert alone.ledgers[0].peak_by_category()[MemoryCategory.COMMUNICATION] == 0.0
 
 
 @pytest.mark.parametrize("answer", [simulate, check])
@@ -325,31 +329,31 @@ def test_parts_that_no_longer_agree_are_refused(answer: Callable[[Scenario], obj
 def test_collectives_of_a_machine_that_nobody_measured_are_no_published_ones() -> None:
     """On the changed machine what is left of `published` are kernels: H100's own constants."""
     changed = {"name": "dgx-h100", "gpus": 16, "node": {"nvlink": {"bandwidth": "7 GB/s"}}}
-    assert simulated().provenance["published"] == pytest.approx(1)
-    assert 0 < simulate(scenario(cluster=changed)).provenance["published"] < 0.9
+    assert simulated().provenance_shares["published"] == pytest.approx(1)
+    assert 0 < simulate(scenario(cluster=changed)).provenance_shares["published"] < 0.9
 
 
 def test_each_stage_has_the_memory_of_its_smallest_gpu_and_the_peak_is_the_mean_of_all() -> None:
     """The second stage is on the second node, of GPUs with half the memory and a third of the peak."""
     mixed = {"name": "dgx-h100", "gpus": 16, "mixed": {"node": 1, "accelerator": "a100-sxm-40gb"}}
     result = simulate(scenario(cluster=mixed))
-    big, small = result.scenario.cluster.kinds()[0]
-    assert result.capacities == (big.memory_bytes, small.memory_bytes)
+    big, small = result.scenario.cluster.accelerator_kinds()[0]
+    assert result.memory_capacities == (big.memory_bytes, small.memory_bytes)
     precision = result.scenario.training.recipe.compute
-    assert result.peak_flops == (big.peak_of(precision) + small.peak_of(precision)) / 2
+    assert result.peak_flops == (big.peak_flops(precision) + small.peak_flops(precision)) / 2
     report = check(scenario(cluster=mixed))
     assert report.memory_capacity_bytes == result.memory_capacity
     assert report.peak_memory_bytes == result.peak_memory
     both = {"name": "dgx-h100", "gpus": 16, "mixed": {"node": 0, "accelerator": "a100-sxm-40gb"}}
     spread = simulate(scenario("layout.order=[tp, pp, cp, dp]", cluster=both))
-    assert spread.capacities == (small.memory_bytes, small.memory_bytes), "each stage has GPUs of both nodes"
+    assert spread.memory_capacities == (small.memory_bytes, small.memory_bytes), "each stage has GPUs of both nodes"
 
 
 def test_several_steps_are_answered_by_their_mean() -> None:
     one, three = simulated(), simulated("steps=3")
     assert three.step_times.sum() == pytest.approx(three.trace.makespan)
     assert three.step_time == pytest.approx(three.step_times.mean())
-    assert three.flops == one.flops
+    assert three.model_flops == one.model_flops
     assert three.peak_memory == one.peak_memory
     assert sum(three.breakdown.mean().values()) == pytest.approx(three.step_time)
 
@@ -364,27 +368,33 @@ def test_interference_costs_time_and_can_be_turned_off() -> None:
     assert usual.scenario.cluster.accelerator.interference == 0.19
 
 
-def recorded(calls: dict[Call, float]) -> Record:
-    rows = tuple(CollectiveRow(call, Spread(seconds, seconds, seconds, 20)) for call, seconds in calls.items())
-    return Record(
-        Device("h100-sxm-80gb", "a test's GPU"), Conditions("2026-11-20", "none", "made up"), collectives=rows
+def recorded(calls: dict[CollectiveCall, float]) -> CalibrationRecord:
+    rows = tuple(
+        CollectiveSample(call, TimeStatistics(seconds, seconds, seconds, 20)) for call, seconds in calls.items()
+    )
+    return CalibrationRecord(
+        DeviceInfo("h100-sxm-80gb", "a test's GPU"),
+        MeasurementConditions("2026-11-20", "none", "made up"),
+        collectives=rows,
     )
 
 
 def test_who_says_by_which_part_kernels_and_collectives_are_slowed() -> None:
     """The scenario before the record, the record before the accelerator's file; a record knows kinds and classes."""
     case = scenario("layout.data=zero1")
-    norm = next(kernel for kernel in kernels_of(case) if kernel.kind is KernelKind.NORM)
+    norm = next(kernel for kernel in distinct_kernels(case) if kernel.kind is KernelKind.NORM)
     assert norm.shape is not None
-    time = Spread(1.0, 1.0, 1.0, 9)
-    row = KernelRow(norm.name, norm.kind, norm.dtype, norm.shape, norm.flops, norm.bytes, norm.launches, time)
-    gathered = Call(CollectiveType.ALL_GATHER, 1e6, 8, 1)
-    pair = BesideRow(row, "all_gather", Spread(1.5, 1.5, 1.5, 9), gathered, time, Spread(3.0, 3.0, 3.0, 9))
+    time = TimeStatistics(1.0, 1.0, 1.0, 9)
+    row = KernelSample(norm.name, norm.kind, norm.dtype, norm.shape, norm.flops, norm.bytes, norm.launches, time)
+    gathered = CollectiveCall(CollectiveType.ALL_GATHER, 1e6, 8, 1)
+    pair = InterferenceSample(
+        row, "all_gather", TimeStatistics(1.5, 1.5, 1.5, 9), gathered, time, TimeStatistics(3.0, 3.0, 3.0, 9)
+    )
     reduced = replace(pair, beside="all_reduce", call=None, together=time, call_alone=None, call_together=None)
     record = replace(recorded({}), beside=(pair, reduced))
     measured = replace(case, cost=replace(case.cost, record=record))
     said = replace(measured, cost=replace(measured.cost, interference=0.07))
-    tables = [assemble(item).cost.machines.kinds[0].interference for item in (case, measured, said)]
+    tables = [build_simulation(item).cost.device_models.models[0].interference for item in (case, measured, said)]
     both = [(kind, KernelClass.MEMORY) for kind in (CollectiveType.ALL_GATHER, CollectiveType.ALL_REDUCE)]
     assert [[table.kernels[element] for element in both] for table in tables] == [[0.19] * 2, [0.5, 0.0], [0.07] * 2]
     assert [[table.collectives[entry] for entry in both] for table in tables] == [[0.0] * 2, [2.0] * 2, [0.0] * 2]
@@ -394,12 +404,14 @@ def test_one_number_for_all_kinds_is_that_number_to_the_last_digit() -> None:
     """Whether the scenario says it, or a record in which every pair was slowed by it."""
     case = scenario("layout.data=zero1")
     rows = []
-    for kernel in kernels_of(case):
+    for kernel in distinct_kernels(case):
         if kernel.shape is not None and kernel.kind in (KernelKind.MATMUL, KernelKind.NORM):
-            time = Spread(1.0, 1.0, 1.0, 9)
+            time = TimeStatistics(1.0, 1.0, 1.0, 9)
             known = (kernel.name, kernel.kind, kernel.dtype, kernel.shape, kernel.flops, kernel.bytes, kernel.launches)
-            together = Spread(1.5, 1.5, 1.5, 9)
-            rows += [BesideRow(KernelRow(*known, time), kind, together) for kind in ("all_gather", "reduce")]
+            together = TimeStatistics(1.5, 1.5, 1.5, 9)
+            rows += [
+                InterferenceSample(KernelSample(*known, time), kind, together) for kind in ("all_gather", "reduce")
+            ]
     record = replace(recorded({}), beside=tuple(rows))
     by_record = simulate(replace(case, cost=replace(case.cost, record=record)))
     by_number = simulate(replace(case, cost=replace(case.cost, interference=0.5)))
@@ -411,19 +423,19 @@ def test_one_number_for_all_kinds_is_that_number_to_the_last_digit() -> None:
 def test_a_record_s_collectives_take_what_was_measured() -> None:
     """Without overlap a step is longer by as much as its one reduction."""
     plain = scenario("layout.tp=1", "layout.pp=1", "layout.dp=16", "layout.data.ddp.overlap=false")
-    reduction = next(call for call in exchanges_of(plain) if call.payload > 1e6)
+    reduction = next(call for call in distinct_comm_calls(plain) if call.payload > 1e6)
     assert (reduction.ranks, reduction.nodes) == (16, 2)
     took = [
         simulate(replace(plain, cost=replace(plain.cost, record=recorded({reduction: seconds}))))
         for seconds in (1.0, 3.0)
     ]
     assert took[1].step_time == pytest.approx(took[0].step_time + 2.0)
-    assert took[1].provenance["measured"] > took[0].provenance["measured"] > 0
+    assert took[1].provenance_shares["measured"] > took[0].provenance_shares["measured"] > 0
 
 
 def test_a_record_is_left_aside_where_it_cannot_answer() -> None:
     """On a disturbed network, and for algorithms that the user has chosen."""
-    calls = dict.fromkeys(exchanges_of(scenario()), 1e-3)
+    calls = dict.fromkeys(distinct_comm_calls(scenario()), 1e-3)
     kinds = {call.collective.value for call in calls} & {"all_gather", "reduce_scatter", "all_reduce"}
     forced = {"collectives": dict.fromkeys(kinds, "ring")}
     for case, uses in (
@@ -432,22 +444,31 @@ def test_a_record_is_left_aside_where_it_cannot_answer() -> None:
         (scenario(cost=forced), True),  # messages of the pipeline still
     ):
         result = simulate(replace(case, cost=replace(case.cost, record=recorded(calls))))
-        assert (result.provenance["measured"] > 0) == uses
-    chosen = {item.does.collective.value for item in result.items if item.provenance is Provenance.MEASURED}  # type: ignore[union-attr]
+        assert (result.provenance_shares["measured"] > 0) == uses
+    chosen = {item.does.collective.value for item in result.busy_time_items if item.provenance is Provenance.MEASURED}  # type: ignore[union-attr]
     assert chosen == {call.collective.value for call in calls} - kinds
 
 
 def as_modelled(case: Scenario) -> Scenario:
     """With a record that says of every kernel of the scenario what the model says of it by itself."""
     gpu, rows = case.cluster.accelerator, []
-    for kernel in kernels_of(case):
-        took = Roofline(gpu).kernel(kernel).seconds
-        assert kernel.shape is not None
-        amounts = kernel.flops, kernel.bytes, kernel.launches
+    for distinct_kernel in distinct_kernels(case):
+        took = Roofline(gpu).time_kernel(distinct_kernel).seconds
+        assert distinct_kernel.shape is not None
+        amounts = distinct_kernel.flops, distinct_kernel.bytes, distinct_kernel.launches
         rows.append(
-            KernelRow(kernel.name, kernel.kind, kernel.dtype, kernel.shape, *amounts, Spread(took, took, took, 20))
+            KernelSample(
+                distinct_kernel.name,
+                distinct_kernel.kind,
+                distinct_kernel.dtype,
+                distinct_kernel.shape,
+                *amounts,
+                TimeStatistics(took, took, took, 20),
+            )
         )
-    record = Record(Device(gpu.name, "this machine"), Conditions("2026-11-22", "", ""), tuple(rows))
+    record = CalibrationRecord(
+        DeviceInfo(gpu.name, "this machine"), MeasurementConditions("2026-11-22", "", ""), tuple(rows)
+    )
     return replace(case, cost=replace(case.cost, record=record))
 
 
@@ -465,7 +486,7 @@ def test_a_record_of_what_the_model_says_changes_no_digit_of_the_step(overrides:
     """What a step does to kernels alone it does whoever timed them: their pace, the slowest GPU, older attention."""
     case = scenario("model.layers=4", *overrides)
     modelled, recorded = simulate(case), simulate(as_modelled(case))
-    assert recorded.provenance["measured"] > 0.5
+    assert recorded.provenance_shares["measured"] > 0.5
     assert recorded.step_time == modelled.step_time
     assert recorded.breakdown.mean() == modelled.breakdown.mean()
 
@@ -474,15 +495,23 @@ def test_the_pace_of_a_step_that_was_not_measured_is_told() -> None:
     """One GPU alone: of its measured products each takes 1/sustained times as long, which the band has below it."""
     alone = scenario("cluster.gpus=1", "model.layers=2", layout={}, training={"sequence": 4096, "global_batch": 1})
     told = simulate(as_modelled(alone))
-    sustained = alone.cluster.accelerator.in_training.sustained
-    assert told.in_step.longer == pytest.approx(1 / sustained, rel=0.01)  # less 5.5 us of each that are no arithmetic
-    assert f"{told.in_step.share:.0%} as kernels alone, times {told.in_step.longer:.3f}" in told.experience
-    assert told.to_json()["in_step"] == {"share": told.in_step.share, "times_longer": told.in_step.longer}
-    gpu = replace(alone.cluster.accelerator, in_training=InTraining())
+    sustained = alone.cluster.accelerator.derating.sustained_ratio
+    assert told.in_situ_slowdown.longer == pytest.approx(
+        1 / sustained, rel=0.01
+    )  # less 5.5 us of each that are no arithmetic
+    assert (
+        f"{told.in_situ_slowdown.share:.0%} as kernels alone, times {told.in_situ_slowdown.longer:.3f}"
+        in told.interval_description
+    )
+    assert told.to_json()["in_step"] == {
+        "share": told.in_situ_slowdown.share,
+        "times_longer": told.in_situ_slowdown.longer,
+    }
+    gpu = replace(alone.cluster.accelerator, derating=TrainingDerating())
     cool = simulate(as_modelled(replace(alone, cluster=replace(alone.cluster, accelerator=gpu))))
-    assert cool.in_step.share == 0.0
-    assert "alone" not in cool.experience
-    assert told.band[0] < cool.step_time < told.step_time
+    assert cool.in_situ_slowdown.share == 0.0
+    assert "alone" not in cool.interval_description
+    assert told.step_time_interval[0] < cool.step_time < told.step_time
 
 
 OTHERS = (
@@ -508,9 +537,9 @@ def test_what_is_remembered_of_other_scenarios_changes_nothing(asked: tuple[str,
 def test_a_program_is_lowered_once_for_what_changes_none_of_it() -> None:
     """Slow GPUs change no task; a batch and a placement of stages do."""
     same = pipeline("disturbances={slow: [{gpu: 3, speed: 0.9}]}")
-    assert assemble(pipeline()).program is assemble(same).program
+    assert build_simulation(pipeline()).program is build_simulation(same).program
     for change in ("training.global_batch=32", "schedule={interleaved: {chunks: 2}}", "training.recompute=full"):
-        assert assemble(pipeline(change)).program is not assemble(pipeline()).program
+        assert build_simulation(pipeline(change)).program is not build_simulation(pipeline()).program
 
 
 @pytest.mark.parametrize(

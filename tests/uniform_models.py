@@ -3,25 +3,25 @@
 from types import SimpleNamespace
 
 from clustersim.model import layers
-from clustersim.model.layer_stack import LayerRun
-from clustersim.model.operators import Layer, Shard
+from clustersim.model.layer_stack import LayerGroup
+from clustersim.model.operators import LayerOperators, LayerShard
 from clustersim.model.training import Training
-from clustersim.model.transformer import Model, dimensions
+from clustersim.model.transformer import TransformerModel, uniform_dimensions
 from clustersim.parallel.layer_partition import PipelineStage
 
 
-def sizes(model: Model) -> SimpleNamespace:
+def sizes(model: TransformerModel) -> SimpleNamespace:
     """Dimensions as attributes."""
-    return SimpleNamespace(**dimensions(model))
+    return SimpleNamespace(**uniform_dimensions(model))
 
 
-def layer(model: Model, training: Training, shard: Shard) -> Layer:
+def layer(model: TransformerModel, training: Training, shard: LayerShard) -> LayerOperators:
     """A layer of a model whose layers are equal."""
-    (spec,) = model.specs
-    return layers.layer(model, spec, training, shard)
+    (spec,) = model.distinct_specs
+    return layers.transformer_layer(model, spec, training, shard)
 
 
-def stage(model: Model, number: int, count: int, *, embedding: bool, head: bool) -> PipelineStage:
+def stage(model: TransformerModel, number: int, count: int, *, embedding: bool, head: bool) -> PipelineStage:
     """A stage of so many layers of a model whose layers are equal."""
-    (spec,) = model.specs
-    return PipelineStage(number, (LayerRun(spec, count),) if count else (), embedding, head)
+    (spec,) = model.distinct_specs
+    return PipelineStage(number, (LayerGroup(spec, count),) if count else (), embedding, head)

@@ -18,7 +18,13 @@ from calibrate.check.supported import require_supported
 from calibrate.check.training_setup import training
 from clustersim.common.errors import InputError
 from clustersim.common.units import Seconds
-from clustersim.cost.calibration_record import Origin, Outcome, Record, UnderLoad, signature
+from clustersim.cost.calibration_record import (
+    CalibrationRecord,
+    DeviceTelemetry,
+    MeasurementOutcome,
+    RecordOrigin,
+    signature_of,
+)
 from clustersim.cost.record_file import read_record
 from clustersim.model.kernels import Kernel
 from clustersim.scenario import Scenario
@@ -45,8 +51,8 @@ def checked(scenario: Scenario, here: Here, asked: Asked) -> Comparison:
     free = min(here.gathered(here.alone()))
     room = Room(free) if record else Room.shared(free, here.device.torch)
     cut = as_trained(fitted_layers(scenario, room, asked.layers), on_cpu=here.device.torch.type == "cpu")
-    if cut.model.layers != scenario.model.layers:
-        note(here, f"training {cut.model.layers} of the {scenario.model.layers} layers of {cut.model.name}")
+    if cut.model.layer_count != scenario.model.layer_count:
+        note(here, f"training {cut.model.layer_count} of the {scenario.model.layer_count} layers of {cut.model.name}")
     rounds = _measured(cut, here, Turns(asked.rounds, asked.steps, measuring=record is None, host=asked.host))
     record = record or record_of(cut, rounds, here)
     predicted = predict(cut, record)
@@ -57,8 +63,8 @@ def checked(scenario: Scenario, here: Here, asked: Asked) -> Comparison:
         name=cut.name,
         device=f"{here.device.name} ({torch.get_num_threads()} threads)",
         layout=_layout(cut),
-        layers=cut.model.layers,
-        layers_of=scenario.model.layers,
+        layers=cut.model.layer_count,
+        layers_of=scenario.model.layer_count,
         steps=len(times),
         fastest=min(times),
         beside=rounds.beside,
@@ -68,13 +74,15 @@ def checked(scenario: Scenario, here: Here, asked: Asked) -> Comparison:
     )
 
 
-def clocks(kernels: Mapping[Kernel, Seconds], record: Record, under: UnderLoad | None) -> Clocks | None:
+def clocks(
+    kernels: Mapping[Kernel, Seconds], record: CalibrationRecord, under: DeviceTelemetry | None
+) -> Clocks | None:
     """The clock at which kernels were measured, each as long as it is predicted to last, and that of steps."""
     rows = {row.signature: row.under for row in record.kernels}
     known = [
         (seconds, state.sm_clock_mhz)
         for kernel, seconds in kernels.items()
-        if (name := signature(kernel)) and (state := rows.get(name)) and state.sm_clock_mhz
+        if (name := signature_of(kernel)) and (state := rows.get(name)) and state.sm_clock_mhz
     ]
     whole = sum(seconds for seconds, _ in known)
     if under is None or not under.sm_clock_mhz or not whole:
@@ -82,12 +90,12 @@ def clocks(kernels: Mapping[Kernel, Seconds], record: Record, under: UnderLoad |
     return Clocks(sum(seconds * clock for seconds, clock in known) / whole, under.sm_clock_mhz)
 
 
-def modelled(kernels: Mapping[Kernel, Seconds], record: Record) -> tuple[Modelled, ...]:
+def modelled(kernels: Mapping[Kernel, Seconds], record: CalibrationRecord) -> tuple[Modelled, ...]:
     """The kernels of a prediction that a record has no time of, and why, those with most seconds first."""
     rows = {row.signature: row for row in record.kernels}
     found = []
     for kernel, seconds in kernels.items():
-        known = signature(kernel)
+        known = signature_of(kernel)
         row = None if known is None else rows.get(known)
         if row is None or row.time is None:
             why = "the record has no such kernel" if row is None else f"{_words(row.outcome)}: {row.source}"
@@ -95,7 +103,7 @@ def modelled(kernels: Mapping[Kernel, Seconds], record: Record) -> tuple[Modelle
     return tuple(sorted(found, key=lambda each: -each.seconds))
 
 
-def _words(outcome: Outcome) -> str:
+def _words(outcome: MeasurementOutcome) -> str:
     return outcome.value.replace("_", " ")
 
 
@@ -109,12 +117,12 @@ def _measured(scenario: Scenario, here: Here, turns: Turns) -> Rounds:
     return together(here.world, run)
 
 
-def _record(scenario: Scenario, path: Path, device: str) -> Record:
+def _record(scenario: Scenario, path: Path, device: str) -> CalibrationRecord:
     """The record to predict with: of the scenario's accelerator, and not measured on another device than this one."""
     record, wanted = read_record(path), scenario.cluster.accelerator.name
     if record.device.accelerator != wanted:
         raise InputError(f"{path}: device.accelerator: {record.device.accelerator} is not the scenario's, {wanted}")
-    if record.origin is Origin.MEASURED and record.device.name != device:
+    if record.origin is RecordOrigin.MEASURED and record.device.name != device:
         raise InputError(
             f"{path}: device.name: {record.device.name} was measured, and this is {device}; check it there, or leave "
             "--record out to measure here"

@@ -14,10 +14,10 @@ from calibrate.check.prediction import peak_allocated
 from calibrate.collectives.process_groups import World, joined, local_device
 from calibrate.devices.device import TorchDevice, find
 from calibrate.kernels.pytorch_ops import allocated
-from clustersim.build import kernels_of
+from clustersim.build import distinct_kernels
 from clustersim.common.errors import InputError
 from clustersim.common.units import Bytes, format_bytes
-from clustersim.model.layer_stack import cut
+from clustersim.model.layer_stack import slice_layers
 from clustersim.scenario import Scenario
 
 USABLE: Final = 0.9  # of the free memory
@@ -124,7 +124,7 @@ class Room:
         peak = peak_allocated(scenario)
         if peak > self.trained or self.whole is None or self.device is None:
             return peak <= self.trained
-        largest = max(allocated(kernel, self.device) for kernel in kernels_of(scenario))
+        largest = max(allocated(kernel, self.device) for kernel in distinct_kernels(scenario))
         return peak + largest / MEASURED <= self.whole
 
 
@@ -135,7 +135,7 @@ def fitted_layers(scenario: Scenario, room: Room, layers: int | None) -> Scenari
         if not fewest <= layers:
             raise InputError(f"--layers: {layers} is too few; {fewest} is the fewest for {fewest} stages")
         return truncated(scenario, layers)
-    legal = (scenario.model.layers, *reversed(range(fewest, scenario.model.layers, fewest)))
+    legal = (scenario.model.layer_count, *reversed(range(fewest, scenario.model.layer_count, fewest)))
     fitting = (each for count in legal if room.holds(each := truncated(scenario, count)))
     found = next(fitting, None)
     if found is not None:
@@ -151,10 +151,12 @@ def fitted_layers(scenario: Scenario, room: Room, layers: int | None) -> Scenari
 
 def truncated(scenario: Scenario, layers: int) -> Scenario:
     """The scenario with the first so many layers of its model."""
-    if layers == scenario.model.layers:
+    if layers == scenario.model.layer_count:
         return scenario
     layout = replace(scenario.layout, layers_per_stage=None)
-    return replace(scenario, model=replace(scenario.model, stack=cut(scenario.model.stack, 0, layers)), layout=layout)
+    return replace(
+        scenario, model=replace(scenario.model, stack=slice_layers(scenario.model.stack, 0, layers)), layout=layout
+    )
 
 
 def note(here: Here, text: str) -> None:

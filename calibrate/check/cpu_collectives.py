@@ -20,13 +20,15 @@ from calibrate.collectives.operations import Member, prepared
 from calibrate.collectives.process_groups import largest
 from calibrate.collectives.timing import Lap
 from calibrate.kernels.pytorch_ops import prepare
-from clustersim.cost.calibration_record import Call, CollectiveRow, KernelRow, Spread
+from clustersim.cost.calibration_record import CollectiveCall, CollectiveSample, KernelSample, TimeStatistics
 
 LAPS: Final = 24
 WARM_UP: Final = 3
 
 
-def measure_between(calls: Sequence[Call], kernels: Sequence[KernelRow], here: Here) -> list[CollectiveRow]:
+def measure_between(
+    calls: Sequence[CollectiveCall], kernels: Sequence[KernelSample], here: Here
+) -> list[CollectiveSample]:
     """Calls of all processes, each behind the longest kernel; those of fewer ranks are left out."""
     timed = [row for row in kernels if row.time is not None]
     longest = max(timed, key=lambda row: row.kernel.flops)
@@ -35,7 +37,7 @@ def measure_between(calls: Sequence[Call], kernels: Sequence[KernelRow], here: H
     member = Member(_world(), ranks, here.world.rank, here.device.torch)
     whole = [call for call in calls if call.ranks == here.world.ranks]
     return [
-        CollectiveRow(call, _timed(prepared(call.collective, member.of(call.format), call.payload).lap, run))
+        CollectiveSample(call, _timed(prepared(call.collective, member.of(call.format), call.payload).lap, run))
         for call in whole
     ]
 
@@ -44,7 +46,7 @@ def _world() -> Any:
     return dist.group.WORLD
 
 
-def _timed(lap: Lap, run: Callable[[], object]) -> Spread:
+def _timed(lap: Lap, run: Callable[[], object]) -> TimeStatistics:
     starts, ends = torch.zeros(2, LAPS + WARM_UP, dtype=torch.float64)
     for turn in range(LAPS + WARM_UP):
         lap.prepare()
@@ -55,4 +57,4 @@ def _timed(lap: Lap, run: Callable[[], object]) -> Spread:
     cpu = torch.device("cpu")
     seconds = ((largest(ends, cpu) - largest(starts, cpu)) / lap.trips).numpy()[WARM_UP:]
     low, high = (float(value) for value in np.percentile(seconds, (5, 95)))
-    return Spread(max(float(seconds.mean()), 1e-9), low, high, LAPS)
+    return TimeStatistics(max(float(seconds.mean()), 1e-9), low, high, LAPS)

@@ -35,7 +35,7 @@ def reducing(
     ignore(model, list(without))  # type: ignore[no-untyped-call]
     whole = sum(weight.nbytes for name, weight in model.named_parameters() if name not in without)
     of_gradients = strategy.bucket_bytes(
-        plan.layout.dp, plan.training.recipe.weights.gradients.bytes, is_first_chunk=True
+        plan.layout.dp, plan.training.recipe.weight_formats.gradients.bytes, is_first_chunk=True
     )
     bucket = of_gradients if strategy.overlap else whole
     return DistributedDataParallel(model, bucket_cap_mb=bucket / _MEBIBYTE, gradient_as_bucket_view=True)

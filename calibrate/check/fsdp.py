@@ -27,7 +27,7 @@ def sharded(plan: Plan, strategy: FullyShard, device: torch.device, mesh: Device
     """Every rank holds a part of each weight, in the format that the optimizer updates; mesh: None: all processes."""
     with building(plan, device, held_weights=True):
         model = build(plan, plan.stages[0])
-    formats = plan.training.recipe.weights
+    formats = plan.training.recipe.weight_formats
     policy = MixedPrecisionPolicy(param_dtype=TORCH[formats.gathered], reduce_dtype=TORCH[formats.gradients])
     mesh = mesh or _mesh(strategy, device)
     again = strategy.secondary or strategy.reshards_parameters(is_pipelined=False)

@@ -23,22 +23,22 @@ from calibrate.devices.device import TorchDevice
 from calibrate.devices.telemetry import mean
 from calibrate.kernels import measure as kernel_rows
 from calibrate.kernels.timing import QUICK
-from clustersim.build import exchanges_of, kernels_of
+from clustersim.build import distinct_comm_calls, distinct_kernels
 from clustersim.cost.calibration_record import (
-    BesideRow,
-    CollectiveRow,
-    Conditions,
-    HostRow,
-    KernelRow,
-    Record,
-    Spread,
-    UnderLoad,
+    CalibrationRecord,
+    CollectiveSample,
+    DeviceTelemetry,
+    HostLaunchSample,
+    InterferenceSample,
+    KernelSample,
+    MeasurementConditions,
+    TimeStatistics,
 )
 from clustersim.program.task import CollectiveType
 from clustersim.scenario import Scenario
 
 T = TypeVar("T")
-HostOf = Callable[[Scenario, TorchDevice], Iterable[HostRow]]
+HostOf = Callable[[Scenario, TorchDevice], Iterable[HostLaunchSample]]
 """What a device's host needs for the launches of a scenario's steps: `calibrate.host`, which builds on this room."""
 
 WARM_UP: Final = 2  # steps: torch makes optimizer states in the first, DDP orders its buckets after it
@@ -54,13 +54,13 @@ class Rounds:
     process's device during steps.
     """
 
-    kernels: tuple[KernelRow, ...]
-    collectives: tuple[CollectiveRow, ...]
+    kernels: tuple[KernelSample, ...]
+    collectives: tuple[CollectiveSample, ...]
     steps: tuple[StepTime, ...]
     profiles: tuple[Profile, ...]
-    beside: tuple[BesideRow, ...]
-    host: tuple[HostRow, ...] = ()
-    under: UnderLoad | None = None
+    beside: tuple[InterferenceSample, ...]
+    host: tuple[HostLaunchSample, ...] = ()
+    under: DeviceTelemetry | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +79,13 @@ class Turns:
 def run_rounds(scenario: Scenario, trainer: Trainer, batch: Batch, here: Here, turns: Turns) -> Rounds:
     """Measure and train in turns."""
     train(trainer, batch, here, WARM_UP)
-    kernels: list[KernelRow] = []
-    calls: list[CollectiveRow] = []
+    kernels: list[KernelSample] = []
+    calls: list[CollectiveSample] = []
     times: list[StepTime] = []
     profiles: list[Profile] = []
-    together: list[BesideRow] = []
-    host: list[HostRow] = []
-    states: list[UnderLoad] = []
+    together: list[InterferenceSample] = []
+    host: list[HostLaunchSample] = []
+    states: list[DeviceTelemetry] = []
     sharing = min(_SHARED, turns.rounds)
     for turn in range(turns.rounds):
         if turns.measuring:
@@ -134,19 +134,19 @@ def typical(steps: Sequence[StepTime]) -> StepTime:
     return StepTime(median(item.seconds for item in steps), parts)
 
 
-def record_of(scenario: Scenario, rounds: Rounds, here: Here) -> Record:
+def record_of(scenario: Scenario, rounds: Rounds, here: Here) -> CalibrationRecord:
     """What was measured, as a record of the scenario's accelerator."""
     device = here.device.describe(scenario.cluster.accelerator.name)
     if here.world.ranks > 1:
         device = replace(device, collectives=library(here.device.torch))
-    conditions = Conditions(
+    conditions = MeasurementConditions(
         date=datetime.now(UTC).date().isoformat(),
         command="calibrate --check",
         method=f"{QUICK}; median over rounds between training steps",
         processes=here.world.ranks,
         after=here.device.conditions(),
     )
-    return Record(
+    return CalibrationRecord(
         device,
         conditions,
         kernels=rounds.kernels,
@@ -156,19 +156,19 @@ def record_of(scenario: Scenario, rounds: Rounds, here: Here) -> Record:
     )
 
 
-def _kernels(scenario: Scenario, here: Here) -> Iterable[KernelRow]:
-    return kernel_rows.rows(kernels_of(scenario), here.device, QUICK)
+def _kernels(scenario: Scenario, here: Here) -> Iterable[KernelSample]:
+    return kernel_rows.rows(distinct_kernels(scenario), here.device, QUICK)
 
 
-def _calls(scenario: Scenario, here: Here, kernels: Sequence[KernelRow]) -> list[CollectiveRow]:
-    calls = [call for call in exchanges_of(scenario) if call.ranks > 1]
+def _calls(scenario: Scenario, here: Here, kernels: Sequence[KernelSample]) -> list[CollectiveSample]:
+    calls = [call for call in distinct_comm_calls(scenario) if call.ranks > 1]
 
     if calls and here.device.torch.type == "cpu" and here.world.nodes == 1:
         return measure_between(calls, kernels, here)
     return measure_calls(calls, here.device, patience=PATIENCE) if calls else []
 
 
-def _pairs(scenario: Scenario, kernels: Sequence[KernelRow], calls: Sequence[CollectiveRow]) -> list[Pair]:
+def _pairs(scenario: Scenario, kernels: Sequence[KernelSample], calls: Sequence[CollectiveSample]) -> list[Pair]:
     """Kernels and collectives that are beside each other in a step: collectives of replicas, not those of experts."""
     if scenario.layout.dp == 1:
         return []
@@ -177,11 +177,11 @@ def _pairs(scenario: Scenario, kernels: Sequence[KernelRow], calls: Sequence[Col
     return [(kernel, call) for call in largest_calls(of_replicas) for kernel in heaviest]
 
 
-def _beside(pairs: Sequence[Pair], here: Here) -> list[BesideRow]:
-    return [row for row in beside(pairs, here.device, rounds=1) if isinstance(row, BesideRow)] if pairs else []
+def _beside(pairs: Sequence[Pair], here: Here) -> list[InterferenceSample]:
+    return [row for row in beside(pairs, here.device, rounds=1) if isinstance(row, InterferenceSample)] if pairs else []
 
 
-def pooled_kernels(rows: Iterable[KernelRow]) -> tuple[KernelRow, ...]:
+def pooled_kernels(rows: Iterable[KernelSample]) -> tuple[KernelSample, ...]:
     """One row of each kernel: the median of its medians."""
     return tuple(
         replace(same[0], time=_pooled([row.time for row in same if row.time is not None]))
@@ -189,13 +189,13 @@ def pooled_kernels(rows: Iterable[KernelRow]) -> tuple[KernelRow, ...]:
     )
 
 
-def pooled_calls(rows: Iterable[CollectiveRow]) -> tuple[CollectiveRow, ...]:
+def pooled_calls(rows: Iterable[CollectiveSample]) -> tuple[CollectiveSample, ...]:
     """One row of each call: the median of its medians."""
     alike = _alike(rows, lambda row: row.call)
     return tuple(replace(same[0], time=_pooled([row.time for row in same]) or same[0].time) for same in alike)
 
 
-def pooled_host(rows: Iterable[HostRow]) -> tuple[HostRow, ...]:
+def pooled_host(rows: Iterable[HostLaunchSample]) -> tuple[HostLaunchSample, ...]:
     """One row of each state: medians of its seconds."""
     return tuple(
         replace(
@@ -208,10 +208,10 @@ def pooled_host(rows: Iterable[HostRow]) -> tuple[HostRow, ...]:
     )
 
 
-def pooled_beside(rows: Iterable[BesideRow]) -> tuple[BesideRow, ...]:
+def pooled_beside(rows: Iterable[InterferenceSample]) -> tuple[InterferenceSample, ...]:
     """One row of each kernel beside each call: that with the median of slowings."""
     alike = _alike(rows, lambda row: (row.kernel.signature, row.call))
-    return tuple(sorted(same, key=lambda row: row.slowing)[(len(same) - 1) // 2] for same in alike)
+    return tuple(sorted(same, key=lambda row: row.kernel_slowdown)[(len(same) - 1) // 2] for same in alike)
 
 
 def _alike(rows: Iterable[T], key: Callable[[T], object]) -> list[list[T]]:
@@ -221,12 +221,12 @@ def _alike(rows: Iterable[T], key: Callable[[T], object]) -> list[list[T]]:
     return list(found.values())
 
 
-def _pooled(times: Sequence[Spread]) -> Spread | None:
+def _pooled(times: Sequence[TimeStatistics]) -> TimeStatistics | None:
     if not times:
         return None
-    return Spread(
+    return TimeStatistics(
         seconds=median(time.seconds for time in times),
-        p5=min(spread.p5 for spread in times),
+        p5=min(time_statistics.p5 for time_statistics in times),
         p95=max(item.p95 for item in times),
         repetitions=sum(element.repetitions for element in times),
         dropped=sum(entry.dropped for entry in times),

@@ -13,31 +13,31 @@ from dataclasses import dataclass
 
 from clustersim.common.dtypes import DType
 from clustersim.common.units import Bytes
-from clustersim.memory.activations import Activations, Part
+from clustersim.memory.activations import ActivationKind, Activations
 from clustersim.model.layer_stack import LayerSpec
-from clustersim.model.transformer import Positions
+from clustersim.model.transformer import PositionEncoding
 
-_LAYERS = (Part.LAYER, Part.WHOLE)
+_LAYERS = (ActivationKind.LAYER_SAVED, ActivationKind.LAYER_FULL)
 
 
 @dataclass(frozen=True)
 class Held(Activations):
     """Bytes of activations of one rank of a plan, as the modules here keep them."""
 
-    def size(self, part: Part, spec: LayerSpec | None = None) -> Bytes:
+    def bytes_of(self, kind: ActivationKind, spec: LayerSpec | None = None) -> Bytes:
         """Bytes of a part; spec: of which kind of layer, if it is a layer's."""
-        turned = 0.0 if spec is None or part not in _LAYERS else self._turned(spec)
-        return super().size(part, spec) + turned
+        turned = 0.0 if spec is None or kind not in _LAYERS else self._turned(spec)
+        return super().bytes_of(kind, spec) + turned
 
     @property
-    def loss_width(self) -> Bytes:
+    def loss_gradient_bytes(self) -> Bytes:
         """Bytes of the logits' gradients beside what the loss keeps, per logit."""
-        return 3.0 * DType.FP32.bytes if self.plan.layout.tp > 1 else super().loss_width
+        return 3.0 * DType.FP32.bytes if self.plan.layout.tp > 1 else super().loss_gradient_bytes
 
     def _turned(self, spec: LayerSpec) -> Bytes:
         """Queries and keys as the product made them."""
         attention = spec.attention
-        if attention is None or attention.qk_norm or self.plan.model.positions is not Positions.ROTARY:
+        if attention is None or attention.qk_norm or self.plan.model.positions is not PositionEncoding.ROTARY:
             return 0.0
         heads = (attention.heads + attention.kv_heads) // self.plan.layout.tp
-        return self.plan.layer_shard.tokens * heads * attention.head_dim * self.width
+        return self.plan.layer_shard.tokens * heads * attention.head_dim * self.element_bytes

@@ -25,8 +25,8 @@ from calibrate.kernels import formulas, moe_formulas
 from calibrate.kernels.pytorch_ops.grouped_gemm import multiply
 from clustersim.model import memory_bound as passes
 from clustersim.model.kernels import KernelKind
-from clustersim.model.layer_stack import Mlp, RoutedMlp, Scores
-from clustersim.model.moe_router import routine_of
+from clustersim.model.layer_stack import MlpType, MoeMlp, ScoreFunction
+from clustersim.model.moe_router import top_k_op
 from clustersim.model.overheads import Grouping, Overheads
 from clustersim.parallel.plan import Plan
 
@@ -53,10 +53,10 @@ class Sent:
 class Experts(nn.Module):
     """The experts of one rank: products of each one's rows with its own matrices."""
 
-    def __init__(self, routed: RoutedMlp, hidden: int, count: int, *, fused: bool) -> None:
+    def __init__(self, routed: MoeMlp, hidden: int, count: int, *, fused: bool) -> None:
         super().__init__()
         self.form, self.fused = routed.form, fused
-        wide = 2 * routed.ffn if routed.form is Mlp.SWIGLU else routed.ffn
+        wide = 2 * routed.ffn if routed.form is MlpType.SWIGLU else routed.ffn
         self.up = nn.Parameter(torch.empty(count, wide, hidden).normal_(std=_SPREAD))
         self.down = nn.Parameter(torch.empty(count, hidden, routed.ffn).normal_(std=_SPREAD))
 
@@ -65,8 +65,8 @@ class Experts(nn.Module):
         ends = sizes.cumsum(0).int()
         with labelled(PRODUCTS):
             made = multiply(rows, self.up, ends)
-        with labelled(streaming(passes.activation(self.form, fused=self.fused))):
-            made = formulas.swiglu(made, fused=self.fused) if self.form is Mlp.SWIGLU else formulas.gelu(made)
+        with labelled(streaming(passes.activation_spec(self.form, fused=self.fused))):
+            made = formulas.swiglu(made, fused=self.fused) if self.form is MlpType.SWIGLU else formulas.gelu(made)
         with labelled(WEIGHTING):
             made = formulas.weighted(made, weights.to(made.dtype).unsqueeze(1), fused=self.fused)
         with labelled(PRODUCTS):
@@ -79,11 +79,11 @@ class Mixture(nn.Module):
 
     even: Tensor
 
-    def __init__(self, plan: Plan, routed: RoutedMlp) -> None:
+    def __init__(self, plan: Plan, routed: MoeMlp) -> None:
         super().__init__()
         hidden, fused = plan.model.hidden, plan.training.fused
         self.routed, self.ranks = routed, plan.layout.ep
-        self.label = Label(KernelKind.SOFTMAX, routine_of(routed.router))
+        self.label = Label(KernelKind.SOFTMAX, top_k_op(routed.router))
         self.router = Linear(hidden, routed.experts, bias=False, fused=fused)
         self.experts = Experts(routed, hidden, routed.experts // self.ranks, fused=fused)
         self.register_buffer("even", _even(plan.layer_shard.tokens, routed), persistent=False)
@@ -105,7 +105,7 @@ class Mixture(nn.Module):
 
     def _chosen(self, logits: Tensor) -> moe_formulas.Choice:
         router, count = self.routed.router, self.routed.top_k
-        if router.groups == 1 and router.scores is Scores.SOFTMAX:
+        if router.groups == 1 and router.scores is ScoreFunction.SOFTMAX:
             return moe_formulas.softmax_choice(logits + self.even, count)
         return moe_formulas.sigmoid_choice(logits, count, self.even, grouped=router.groups > 1)
 
@@ -143,7 +143,7 @@ def _by_expert(come: Tensor) -> tuple[Tensor, Tensor]:
     return order, torch.argsort(order)
 
 
-def _even(tokens: int, routed: RoutedMlp) -> Tensor:
+def _even(tokens: int, routed: MoeMlp) -> Tensor:
     """[tokens, experts] in FP32: each token's experts are behind those of the token before it."""
     pattern = torch.zeros(tokens, routed.experts, dtype=torch.float32)
     first = torch.arange(tokens).unsqueeze(1) * routed.top_k

@@ -11,8 +11,8 @@ from typing import Final
 
 from torch.autograd import profiler
 
-from clustersim.model.kernels import Kernel, KernelKind, Routine, StreamShape
-from clustersim.model.memory_bound import Streaming
+from clustersim.model.kernels import Kernel, KernelKind, MemoryBoundOp, MemoryBoundShape
+from clustersim.model.memory_bound import MemoryBoundSpec
 
 _OURS: Final = "clustersim"
 
@@ -25,13 +25,13 @@ class Label:
     """
 
     kind: KernelKind
-    routine: Routine | None = None
+    routine: MemoryBoundOp | None = None
     backward: bool = False
 
     @classmethod
     def of(cls, kernel: Kernel) -> "Label":
         """The label of a kernel of the plan."""
-        if isinstance(kernel.shape, StreamShape):
+        if isinstance(kernel.shape, MemoryBoundShape):
             return cls(kernel.kind, kernel.shape.routine, kernel.shape.backward)
         return cls(kernel.kind)
 
@@ -52,26 +52,26 @@ class Label:
 PRODUCT: Final = Label(KernelKind.MATMUL)
 ATTENTION: Final = Label(KernelKind.ATTENTION_FORWARD)
 ATTENTION_BACKWARD: Final = Label(KernelKind.ATTENTION_BACKWARD)
-ACCUMULATE: Final = Label(KernelKind.COPY, Routine.ACCUMULATE)
-BIAS_GRADIENT: Final = Label(KernelKind.COPY, Routine.BIAS_GRADIENT)
-GRADIENT_SUM: Final = Label(KernelKind.RESIDUAL, Routine.RESIDUAL)
+ACCUMULATE: Final = Label(KernelKind.COPY, MemoryBoundOp.ACCUMULATE)
+BIAS_GRADIENT: Final = Label(KernelKind.COPY, MemoryBoundOp.BIAS_GRADIENT)
+GRADIENT_SUM: Final = Label(KernelKind.RESIDUAL, MemoryBoundOp.RESIDUAL)
 PRODUCTS: Final = Label(KernelKind.GROUPED_MATMUL)
-ROW_MAP: Final = Label(KernelKind.COPY, Routine.ROW_MAP)
-PERMUTE: Final = Label(KernelKind.COPY, Routine.PERMUTE)
-UNPERMUTE: Final = Label(KernelKind.COPY, Routine.UNPERMUTE)
-WEIGHTING: Final = Label(KernelKind.RESIDUAL, Routine.WEIGHTING)
-LOOKUP: Final = Label(KernelKind.EMBEDDING, Routine.LOOKUP)
-POSITIONS: Final = Label(KernelKind.EMBEDDING, Routine.POSITIONS)
+ROW_MAP: Final = Label(KernelKind.COPY, MemoryBoundOp.ROW_MAP)
+PERMUTE: Final = Label(KernelKind.COPY, MemoryBoundOp.PERMUTE)
+UNPERMUTE: Final = Label(KernelKind.COPY, MemoryBoundOp.UNPERMUTE)
+WEIGHTING: Final = Label(KernelKind.RESIDUAL, MemoryBoundOp.WEIGHTING)
+LOOKUP: Final = Label(KernelKind.EMBEDDING, MemoryBoundOp.LOOKUP)
+POSITIONS: Final = Label(KernelKind.EMBEDDING, MemoryBoundOp.POSITIONS)
 
 
-def optimizer(routine: Routine) -> Label:
+def optimizer(routine: MemoryBoundOp) -> Label:
     """A part of what follows the last backward."""
     return Label(KernelKind.OPTIMIZER, routine)
 
 
-def streaming(over: Streaming) -> Label:
+def streaming(over: MemoryBoundSpec) -> Label:
     """The forward of a streaming operator."""
-    return Label(over.kind, over.routine)
+    return Label(over.kind, over.op)
 
 
 def named(name: str) -> Label | None:
@@ -80,7 +80,7 @@ def named(name: str) -> Label | None:
     if ours != _OURS:
         return None
     kind, _, routine = words.partition("/")
-    return Label(KernelKind(kind), Routine(routine) if routine else None)
+    return Label(KernelKind(kind), MemoryBoundOp(routine) if routine else None)
 
 
 def labelled(label: Label) -> AbstractContextManager[object]:

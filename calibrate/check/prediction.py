@@ -13,17 +13,17 @@ import numpy as np
 
 from calibrate.check.module_activations import Held
 from calibrate.check.phase_timer import TIMED, Part
-from clustersim.build import plan_of
+from clustersim.build import build_plan
 from clustersim.common.units import Bytes, Seconds
-from clustersim.cost.calibration_record import Record
+from clustersim.cost.calibration_record import CalibrationRecord
 from clustersim.memory.footprint import Footprint
-from clustersim.memory.ledger import in_turns, ordered_ledger
+from clustersim.memory.ledger import ledger_from_order, pass_order
 from clustersim.model.framework import Framework
 from clustersim.model.kernels import Kernel, KernelKind
 from clustersim.parallel.data_parallel_strategy import FullyShard
 from clustersim.program.action import ActionKind
 from clustersim.program.task import ComputeTask, Stream
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from clustersim.uncertainty.expected_error import Expectation
@@ -45,11 +45,11 @@ class Prediction:
     kernels: Mapping[Kernel, Seconds]
 
 
-def predict(scenario: Scenario, record: Record | None) -> Prediction:
+def predict(scenario: Scenario, record: CalibrationRecord | None) -> Prediction:
     """Simulate one step with what was measured; None: with what the scenario says."""
     cost = scenario.cost if record is None else replace(scenario.cost, record=record)
     result = simulate(replace(scenario, cost=cost, steps=1))
-    ranks = range(result.ranks)
+    ranks = range(result.rank_count)
     parts = [_parts(result, rank) for rank in ranks]
     kernels = _kernels(result)
     kinds: dict[KernelKind, Seconds] = {}
@@ -60,8 +60,8 @@ def predict(scenario: Scenario, record: Record | None) -> Prediction:
         parts={part: float(np.mean([item[part] for item in parts])) for part in Part},
         kinds=kinds,
         peak=peak_allocated(scenario),
-        provenance=dict(result.provenance),
-        expectation=result.expectation,
+        provenance=dict(result.provenance_shares),
+        expectation=result.kernel_time_uncertainty,
         kernels=kernels,
     )
 
@@ -78,11 +78,13 @@ def as_trained(scenario: Scenario, *, on_cpu: bool) -> Scenario:
 
 def peak_allocated(scenario: Scenario) -> Bytes:
     """Bytes that the fullest rank's tensors take."""
-    plan = plan_of(scenario)
-    footprint = Footprint(plan, Framework(fragmentation=1.0, communicator=0.0), context=0.0)
-    order = scenario.run_schedule.order(plan.layout.pp, plan.microbatches)
+    plan = build_plan(scenario)
+    footprint = Footprint(plan, Framework(fragmentation=1.0, communicator_bytes=0.0), context_bytes=0.0)
+    order = scenario.effective_schedule.order(plan.layout.pp, plan.microbatches)
     activations = Held(plan)
-    return max(ordered_ledger(footprint, activations, rank, in_turns(item)).peak for rank, item in enumerate(order))
+    return max(
+        ledger_from_order(footprint, activations, rank, pass_order(item)).peak for rank, item in enumerate(order)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ class _Run:
     end: Seconds
 
 
-def _runs(result: Answer, rank: int) -> Iterator[_Run]:
+def _runs(result: SimulationResult, rank: int) -> Iterator[_Run]:
     trace = result.trace
     tasks = result.program.programs[int(result.program.program_index[rank])].tasks
     for row in trace.rank_events(int(trace.representative[rank]), Stream.COMPUTE).tolist():
@@ -103,7 +105,7 @@ def _runs(result: Answer, rank: int) -> Iterator[_Run]:
             yield _Run(task, float(trace.start[row]), float(trace.end[row]))
 
 
-def _parts(result: Answer, rank: int) -> dict[Part, Seconds]:
+def _parts(result: SimulationResult, rank: int) -> dict[Part, Seconds]:
     """What precedes the first pass (zeroing gradients) is `OTHER`, what follows the last one the optimizer's."""
     seconds, runs = dict.fromkeys(TIMED, 0.0), list(_runs(result, rank))
     waits = result.scenario.layout.pp > 1
@@ -122,15 +124,15 @@ def _parts(result: Answer, rank: int) -> dict[Part, Seconds]:
     return {**seconds, Part.OTHER: result.step_time - sum(seconds.values())}
 
 
-def _kernels(result: Answer) -> dict[Kernel, Seconds]:
+def _kernels(result: SimulationResult) -> dict[Kernel, Seconds]:
     """Seconds of each kernel in a step, means over ranks."""
     seconds: dict[Kernel, Seconds] = {}
-    for rank in range(result.ranks):
+    for rank in range(result.rank_count):
         for run in _runs(result, rank):
-            timing = result.cost.block(int(result.trace.representative[rank]), run.task.segment)
-            running = (timing.kernels - timing.launching).tolist()
+            timing = result.cost.time_segment(int(result.trace.representative[rank]), run.task.segment)
+            running = (timing.kernel_seconds - timing.launch_stalls).tolist()
             for operation, duration in zip(run.task.segment.operations, running, strict=True):
                 if operation.kernel is not None:
-                    part = duration / result.ranks
+                    part = duration / result.rank_count
                     seconds[operation.kernel] = seconds.get(operation.kernel, 0.0) + part
     return seconds

@@ -8,7 +8,7 @@ from typing import Any
 from calibrate.check.phase_timer import Part
 from calibrate.collectives.tables import beside_table
 from clustersim.common.units import Bytes, Seconds, format_bytes, format_seconds
-from clustersim.cost.calibration_record import BesideRow, slowed
+from clustersim.cost.calibration_record import InterferenceSample, kernel_slowdowns
 
 SHOWN = 6  # kernels that were not measured
 
@@ -68,7 +68,7 @@ class Comparison:
     predicted_peak: Bytes
     measured_peak: Bytes
     provenance: Mapping[str, float]
-    beside: tuple[BesideRow, ...] = ()
+    beside: tuple[InterferenceSample, ...] = ()
     modelled: tuple[Modelled, ...] = ()
     clocks: Clocks | None = None
 
@@ -99,7 +99,7 @@ class Comparison:
             "sm_clock_mhz": None if self.clocks is None else asdict(self.clocks),
             "interference": {
                 f"{kind.value} beside {kernel_class.value} kernels": part
-                for (kind, kernel_class), part in slowed(self.beside).items()
+                for (kind, kernel_class), part in kernel_slowdowns(self.beside).items()
             },
             "provenance_share": dict(self.provenance),
             "not_measured": [

@@ -15,15 +15,21 @@ from calibrate.check.pipeline_parallel import SCHEDULES, Staged
 from calibrate.check.single_process import single
 from calibrate.check.tensor_parallel import split
 from calibrate.check.trainer import Trainer
-from clustersim.build import plan_of
+from clustersim.build import build_plan
 from clustersim.common.errors import InputError
-from clustersim.hardware.degradation import Disturbances
+from clustersim.hardware.degradation import Degradations
 from clustersim.model.layer_stack import BlockForm, FullAttention, LatentAttention, QkNorm
-from clustersim.model.offload import NOTHING
+from clustersim.model.offload import NO_OFFLOAD
 from clustersim.model.overheads import Grouping
-from clustersim.model.precision_recipe import Products
-from clustersim.model.training import Attention, FullRecompute, Loss, SelectiveOperations, SelectiveRecompute
-from clustersim.model.transformer import Model, Positions
+from clustersim.model.precision_recipe import MatmulFormats
+from clustersim.model.training import (
+    AttentionBackend,
+    FullRecompute,
+    LossImplementation,
+    SelectiveOpRecompute,
+    SelectiveRecompute,
+)
+from clustersim.model.transformer import PositionEncoding, TransformerModel
 from clustersim.parallel.data_parallel_strategy import DdpStrategy, FullyShard
 from clustersim.program.task import TokenDispatcher
 from clustersim.scenario import Scenario
@@ -33,7 +39,7 @@ ONE_AXIS = "one of dp (ddp or fsdp), tp and pp can be checked at a time"
 
 def trainer_of(scenario: Scenario, device: torch.device) -> Trainer:
     """The model and strategy of this process."""
-    plan = plan_of(scenario)
+    plan = build_plan(scenario)
     match plan.layout:
         case layout if layout.world_size == 1:
             return single(plan, device)
@@ -69,16 +75,18 @@ def _layout(scenario: Scenario) -> Iterator[str]:
         yield f"schedule: {scenario.schedule.name} cannot be checked; gpipe, 1f1b and interleaved can"
     if layout.tensor_overlap and layout.tp > 1:
         yield "layout.tensor_overlap: DTensor does not cut collectives; set it to false"
-    fewest = min((attention.kv_heads for attention in scenario.model.attentions), default=layout.tp)
+    fewest = min(
+        (distinct_attention.kv_heads for distinct_attention in scenario.model.distinct_attentions), default=layout.tp
+    )
     if layout.tp > fewest:
         yield f"layout.tp: DTensor cannot repeat {fewest} kv_heads over {layout.tp} ranks"
 
 
 def _formats(scenario: Scenario) -> Iterator[str]:
-    recipe, formats = scenario.training.recipe, scenario.training.recipe.weights
-    if recipe.products != Products.all_in(formats.stored):
+    recipe, formats = scenario.training.recipe, scenario.training.recipe.weight_formats
+    if recipe.matmul_formats != MatmulFormats.uniform(formats.stored):
         yield "training.precision: only products in one format, that of the weights, can be checked"
-    wide = formats.held
+    wide = formats.updated
     if {formats.gradients.bytes, formats.moments.bytes} != {wide.bytes}:
         yield f"training.precision: torch's optimizers want gradients and moments in the weights' format, {wide.value}"
     ddp = scenario.layout.dp > 1 and isinstance(scenario.layout.data, DdpStrategy)
@@ -95,27 +103,27 @@ def _model(scenario: Scenario) -> Iterator[str]:
         yield "training.lora: adapters beside frozen weights cannot be checked; set it to none"
     if model.mtp_layers:
         yield "model.mtp_layers: layers that predict further tokens cannot be checked; set it to 0"
-    if any(None in (spec.attention, spec.mlp) for spec in model.specs):
+    if any(None in (spec.attention, spec.mlp) for spec in model.distinct_specs):
         yield "model: layers without attention or without an MLP cannot be checked"
     yield from _layers(model)
     sharded_weights = layout.dp > 1 and layout.data.zero_stage > 0
     if model.tied_embeddings and (layout.pp > 1 or sharded_weights):
         yield "model.tied_embeddings: stages and FSDP units cannot share a weight; set it to false"
-    if layout.tp > 1 and layout.sequence_parallel and model.positions is Positions.LEARNED:
+    if layout.tp > 1 and layout.sequence_parallel and model.positions is PositionEncoding.LEARNED:
         yield "layout.sequence_parallel: learned positions are not split by sequence; set model.positions to rotary"
-    if scenario.training.attention is Attention.FLASH1:
+    if scenario.training.attention is AttentionBackend.FLASH1:
         yield "training.attention: torch has no flash1; flash, flash2 and standard can be checked"
     yield from _recomputed(scenario)
     yield from _experts(scenario)
-    if scenario.training.offload != NOTHING:
+    if scenario.training.offload != NO_OFFLOAD:
         yield "training.offload: what is on the host cannot be checked; set it to none"
-    if layout.tp > 1 and scenario.training.loss is not Loss.TORCH:
+    if layout.tp > 1 and scenario.training.loss is not LossImplementation.TORCH:
         yield "training.loss: DTensor's loss over a split vocabulary is PyTorch's; set it to torch"
 
 
 def _recomputed(scenario: Scenario) -> Iterator[str]:
     match scenario.training.recompute:
-        case SelectiveOperations():
+        case SelectiveOpRecompute():
             yield "training.recompute: selective_op cannot be checked; none, selective, full and {layers: 4} can"
         case SelectiveRecompute(modules) if modules != SelectiveRecompute().modules:
             yield "training.recompute.modules: only core_attn alone can be checked; write selective"
@@ -129,29 +137,29 @@ def _late(scenario: Scenario) -> Iterator[str]:
         yield "training.recompute: fused products save too late for early_stop; set it or training.fused to false"
 
 
-def _layers(model: Model) -> Iterator[str]:
+def _layers(model: TransformerModel) -> Iterator[str]:
     """What the real model has no module for."""
-    if any(isinstance(attention, LatentAttention) for attention in model.attentions):
+    if any(isinstance(distinct_attention, LatentAttention) for distinct_attention in model.distinct_attentions):
         yield "model: latent attention cannot be checked"
-    if any(spec.block is not BlockForm.PRE_NORM for spec in model.specs):
+    if any(spec.block is not BlockForm.PRE_NORM for spec in model.distinct_specs):
         yield "model.block: only pre_norm layers can be checked"
-    if any(item.window is not None for item in model.attentions):
+    if any(item.window is not None for item in model.distinct_attentions):
         yield "model.window: torch's SDPA has no sliding window; set it to full"
-    if any(isinstance(element, FullAttention) and element.sinks for element in model.attentions):
+    if any(isinstance(element, FullAttention) and element.sinks for element in model.distinct_attentions):
         yield "model.sinks: torch's SDPA has no sinks; set it to false"
-    if any(entry.rotary != 1 for entry in model.attentions) and model.positions is Positions.ROTARY:
+    if any(entry.rotary != 1 for entry in model.distinct_attentions) and model.positions is PositionEncoding.ROTARY:
         yield "model.rotary: only whole heads that are turned can be checked, in every layer"
-    if any(each.qk_norm is QkNorm.WHOLE for each in model.attentions):
+    if any(each.qk_norm is QkNorm.ALL_HEADS for each in model.distinct_attentions):
         yield "model.qk_norm: only norms of each head can be checked; set it to true or false"
-    if model.logit_softcap or any(each.softcap for each in model.attentions):
+    if model.logit_softcap or any(each.softcap for each in model.distinct_attentions):
         yield "model.softcap and model.logit_softcap: capped scores and logits cannot be checked; set them to false"
-    if model.embedding_norm or model.positions is Positions.ALIBI or model.spare_positions or model.head_bias:
+    if model.embedding_norm or model.positions is PositionEncoding.ALIBI or model.spare_positions or model.head_bias:
         yield "model: a norm of the embedding, ALiBi, spare positions and a bias of the logits cannot be checked"
 
 
 def _experts(scenario: Scenario) -> Iterator[str]:
     """What mixtures are not checked with; of experts by themselves, what the modules do not have."""
-    mixtures = [mixture for mixture in scenario.model.mixtures if mixture.alone is None]
+    mixtures = [distinct_moe for distinct_moe in scenario.model.distinct_moes if distinct_moe.single_dense_mlp is None]
     if not mixtures:
         return
     layout, training = scenario.layout, scenario.training
@@ -163,7 +171,7 @@ def _experts(scenario: Scenario) -> Iterator[str]:
         yield f"layout.ep: {layout.ep} of {layout.dp} replicas cannot be checked; 1 and {layout.dp} can"
     if layout.ep > 1 and layout.dispatcher is not TokenDispatcher.ALL_TO_ALL:
         yield "layout.dispatcher: torch has all_to_all alone; set it to alltoall"
-    if any(routed_mlp.capacity is not None or routed_mlp.bias or routed_mlp.shared_gate for routed_mlp in mixtures):
+    if any(mixture.capacity is not None or mixture.bias or mixture.shared_gate for mixture in mixtures):
         yield "model.experts: capacity, bias and shared_gate cannot be checked; set them to none and false"
     if training.fused or isinstance(training.recompute, FullRecompute):
         yield "training: experts beside fused kernels or full recomputation cannot be checked; set fused to false"
@@ -178,7 +186,7 @@ def _experts(scenario: Scenario) -> Iterator[str]:
 
 
 def _machine(scenario: Scenario) -> Iterator[str]:
-    if scenario.framework.compiled or scenario.framework.cuda_graphs:
+    if scenario.framework.compiled or scenario.framework.uses_cuda_graphs:
         yield "framework: the real step is neither compiled nor captured; set compiled and cuda_graphs to false"
-    if scenario.disturbances != Disturbances() or scenario.jitter is not None or scenario.cluster.mixed:
+    if scenario.degradations != Degradations() or scenario.jitter is not None or scenario.cluster.accelerator_overrides:
         yield "disturbances: this machine has its own; leave them out, and mixed accelerators too"

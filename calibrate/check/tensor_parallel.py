@@ -27,8 +27,8 @@ from calibrate.check.operator_labels import labelled, streaming
 from calibrate.check.torch_model import build, tie
 from calibrate.check.trainer import Loop, building
 from calibrate.check.weight_update import Update
-from clustersim.model.memory_bound import loss
-from clustersim.model.training import Loss
+from clustersim.model.memory_bound import loss_spec
+from clustersim.model.training import LossImplementation
 from clustersim.parallel.plan import Plan
 
 
@@ -62,5 +62,5 @@ def _styles(model: nn.Module, *, sequence: bool) -> Mapping[str, ParallelStyle]:
 
 
 def _loss(logits: Tensor, targets: Tensor) -> Tensor:
-    with labelled(streaming(loss(Loss.TORCH))):
+    with labelled(streaming(loss_spec(LossImplementation.TORCH))):
         return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())

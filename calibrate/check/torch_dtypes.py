@@ -7,7 +7,7 @@ from typing import Final
 import torch
 
 from clustersim.common.dtypes import DType
-from clustersim.model.precision_recipe import Recipe
+from clustersim.model.precision_recipe import PrecisionRecipe
 
 TORCH: Final[Mapping[DType, torch.dtype]] = MappingProxyType(
     {
@@ -19,6 +19,6 @@ TORCH: Final[Mapping[DType, torch.dtype]] = MappingProxyType(
 )
 
 
-def allow_tf32(recipe: Recipe) -> None:
+def allow_tf32(recipe: PrecisionRecipe) -> None:
     """Let FP32 products run on tensor cores as TF32 where the scenario computes in it, and only there."""
     torch.set_float32_matmul_precision("high" if recipe.compute is DType.TF32 else "highest")

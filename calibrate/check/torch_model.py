@@ -23,10 +23,10 @@ from calibrate.check.operator_labels import ATTENTION, LOOKUP, POSITIONS, PRODUC
 from calibrate.check.torch_dtypes import TORCH
 from calibrate.kernels import formulas
 from clustersim.model import memory_bound as passes
-from clustersim.model.layer_stack import AnyMlp, DenseMlp, FullAttention, LayerSpec, Mlp, RoutedMlp
-from clustersim.model.training import Attention as Core
+from clustersim.model.layer_stack import DenseMlp, FullAttention, LayerSpec, MlpSpec, MlpType, MoeMlp
+from clustersim.model.training import AttentionBackend as Core
 from clustersim.model.training import SelectiveRecompute, Training
-from clustersim.model.transformer import Model, Norm, Positions
+from clustersim.model.transformer import Norm, PositionEncoding, TransformerModel
 from clustersim.parallel.layer_partition import PipelineStage
 from clustersim.parallel.plan import Plan
 
@@ -55,7 +55,7 @@ class NormLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension."""
-        with labelled(streaming(passes.norm(self.form, fused=self.fused))):
+        with labelled(streaming(passes.norm_spec(self.form, fused=self.fused))):
             if self.form is Norm.LAYERNORM:
                 return formulas.layernorm(x, self.weight, self.bias)
             return formulas.rmsnorm(x, self.weight, fused=self.fused)
@@ -103,7 +103,7 @@ class Attention(nn.Module):
     def _turned(self, x: Tensor) -> Tensor:
         if self.angles is None:
             return x
-        with labelled(streaming(passes.rotary(fused=self.training_plan.fused))):
+        with labelled(streaming(passes.rotary_spec(fused=self.training_plan.fused))):
             cos, sin = self.angles
             return formulas.rotary(x.transpose(1, 2), cos, sin, fused=self.training_plan.fused).transpose(1, 2)
 
@@ -121,7 +121,7 @@ def _standard(q: Tensor, k: Tensor, v: Tensor, training: Training, *, dropout: b
         k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
     with labelled(PRODUCT):
         scores = q @ (k / k.shape[-1] ** 0.5).transpose(2, 3)
-    with labelled(streaming(passes.softmax(fused=training.fused))):
+    with labelled(streaming(passes.softmax_spec(fused=training.fused))):
         weights = formulas.softmax(scores, fused=training.fused)
     if dropout:
         with labelled(streaming(passes.SCORE_DROPOUT)):
@@ -133,18 +133,18 @@ def _standard(q: Tensor, k: Tensor, v: Tensor, training: Training, *, dropout: b
 class FeedForward(nn.Module):
     """The MLP. With SwiGLU `up` makes gate and up in one product."""
 
-    def __init__(self, model: Model, training: Training, spec: DenseMlp) -> None:
+    def __init__(self, model: TransformerModel, training: Training, spec: DenseMlp) -> None:
         super().__init__()
         self.form, self.fused = spec.form, training.fused
-        width = 2 * spec.ffn if spec.form is Mlp.SWIGLU else spec.ffn
+        width = 2 * spec.ffn if spec.form is MlpType.SWIGLU else spec.ffn
         self.up = Linear(model.hidden, width, bias=model.linear_bias, fused=training.fused)
         self.down = Linear(spec.ffn, model.hidden, bias=model.linear_bias, fused=training.fused)
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, sequence, hidden] both ways."""
         made = self.up(x)
-        with labelled(streaming(passes.activation(self.form, fused=self.fused))):
-            made = formulas.swiglu(made, fused=self.fused) if self.form is Mlp.SWIGLU else formulas.gelu(made)
+        with labelled(streaming(passes.activation_spec(self.form, fused=self.fused))):
+            made = formulas.swiglu(made, fused=self.fused) if self.form is MlpType.SWIGLU else formulas.gelu(made)
         result: Tensor = self.down(made)
         return result
 
@@ -152,7 +152,7 @@ class FeedForward(nn.Module):
 class Beside(nn.Module):
     """A mixture, and shared experts that every token passes."""
 
-    def __init__(self, plan: Plan, routed: RoutedMlp) -> None:
+    def __init__(self, plan: Plan, routed: MoeMlp) -> None:
         super().__init__()
         self.fused = plan.training.fused
         self.routed = Mixture(plan, routed)
@@ -161,7 +161,7 @@ class Beside(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[batch, sequence, hidden] both ways."""
         made, shared = self.routed(x), self.shared(x)
-        with labelled(streaming(passes.residual(dropout=False, fused=self.fused))):
+        with labelled(streaming(passes.residual_spec(dropout=False, fused=self.fused))):
             return formulas.residual(made, shared)
 
 
@@ -189,7 +189,7 @@ class Layer(nn.Module):
         return self._joined(x, self.mlp(self.mlp_norm(x)))
 
     def _joined(self, x: Tensor, branch: Tensor) -> Tensor:
-        with labelled(streaming(passes.residual(dropout=self.dropout, fused=self.fused))):
+        with labelled(streaming(passes.residual_spec(dropout=self.dropout, fused=self.fused))):
             if self.dropout:
                 return formulas.residual_dropout(x, branch, fused=self.fused)
             return formulas.residual(x, branch)
@@ -198,11 +198,11 @@ class Layer(nn.Module):
 class Embedding(nn.Module):
     """Tokens, and learned positions if the model has them."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: TransformerModel) -> None:
         super().__init__()
         self.dropout = model.dropout
         self.tokens = nn.Embedding(model.vocab, model.hidden)
-        if model.positions is Positions.LEARNED:
+        if model.positions is PositionEncoding.LEARNED:
             self.positions = nn.Parameter(torch.zeros(model.max_positions, model.hidden))
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -221,7 +221,7 @@ class Embedding(nn.Module):
 class Head(nn.Module):
     """Final norm and logits."""
 
-    def __init__(self, model: Model, training: Training) -> None:
+    def __init__(self, model: TransformerModel, training: Training) -> None:
         super().__init__()
         self.norm = NormLayer(model.norm, model.hidden, fused=training.fused)
         self.logits = Linear(model.hidden, model.vocab, bias=False, fused=training.fused)
@@ -268,26 +268,26 @@ def build(plan: Plan, stage: PipelineStage) -> Transformer:
 
 def _layers(plan: Plan, stage: PipelineStage) -> Iterator[Layer]:
     """A stage's layers; `supported` has refused those that lack a part."""
-    angles = {attention: _angles(plan, attention.head_dim) for attention in plan.model.attentions}
+    angles = {attention: _angles(plan, attention.head_dim) for attention in plan.model.distinct_attentions}
     for run, again, _ in plan.layer_runs(stage):
         match run.spec:
-            case LayerSpec(FullAttention() as attention, DenseMlp() | RoutedMlp() as mlp):
+            case LayerSpec(FullAttention() as attention, DenseMlp() | MoeMlp() as mlp):
                 for _ in range(run.count):
                     yield Layer(plan, Attention(plan, attention, angles[attention]), _mlp(plan, mlp), again=again)
 
 
-def _mlp(plan: Plan, mlp: AnyMlp) -> nn.Module:
+def _mlp(plan: Plan, mlp: MlpSpec) -> nn.Module:
     match mlp:
         case DenseMlp():
             return FeedForward(plan.model, plan.training, mlp)
-        case RoutedMlp(alone=DenseMlp() as only):
+        case MoeMlp(single_dense_mlp=DenseMlp() as only):
             return FeedForward(plan.model, plan.training, only)
-        case RoutedMlp(shared=0):
+        case MoeMlp(shared=0):
             return Mixture(plan, mlp)
     return Beside(plan, mlp)
 
 
-def tie(made: Transformer, model: Model) -> None:
+def tie(made: Transformer, model: TransformerModel) -> None:
     """Let the logits' matrix be the embedding's, where the model has them tied and the stage both."""
     if model.tied_embeddings and made.embedding is not None and made.head is not None:
         made.head.logits.weight = made.embedding.tokens.weight
@@ -295,13 +295,13 @@ def tie(made: Transformer, model: Model) -> None:
 
 def loss(logits: Tensor, targets: Tensor, training: Training) -> Tensor:
     """Mean loss of logits [batch, sequence, vocabulary] and targets [batch, sequence]."""
-    with labelled(streaming(passes.loss(training.loss))):
+    with labelled(streaming(passes.loss_spec(training.loss))):
         return formulas.cross_entropy(logits.flatten(0, 1), targets.flatten(), training.loss)
 
 
 def _angles(plan: Plan, head_dim: int) -> Angles | None:
     """Cosines and sines [sequence, head_dim] of rotary positions, both halves alike; None where they are learned."""
-    if plan.model.positions is not Positions.ROTARY:
+    if plan.model.positions is not PositionEncoding.ROTARY:
         return None
     dtype = TORCH[plan.training.recipe.activations]
     places = torch.arange(0, head_dim, 2, dtype=torch.float32)

@@ -78,8 +78,8 @@ def random_batch(plan: Plan, device: torch.device) -> Batch:
 @contextmanager
 def building(plan: Plan, device: torch.device, *, held_weights: bool = False) -> Iterator[None]:
     """Make weights on the device in the format that computes, or in that which the optimizer holds."""
-    formats, before = plan.training.recipe.weights, torch.get_default_dtype()
-    torch.set_default_dtype(TORCH[formats.held if held_weights else formats.stored])
+    formats, before = plan.training.recipe.weight_formats, torch.get_default_dtype()
+    torch.set_default_dtype(TORCH[formats.updated if held_weights else formats.stored])
     try:
         with device:
             yield

@@ -10,7 +10,7 @@ from calibrate.check.supported import trainer_of
 from calibrate.check.torch_dtypes import allow_tf32
 from calibrate.check.trainer import Batch, Trainer, random_batch
 from calibrate.kernels.training_errors import refusal
-from clustersim.build import plan_of
+from clustersim.build import build_plan
 from clustersim.scenario import Scenario
 
 
@@ -24,12 +24,12 @@ def training(scenario: Scenario, here: Here) -> Iterator[tuple[Trainer, Batch]]:
     allow_tf32(scenario.training.recipe)
     torch.manual_seed(here.world.rank if scenario.layout.dp > 1 else 0)
     try:
-        batch = random_batch(plan_of(scenario), here.device.torch)
+        batch = random_batch(build_plan(scenario), here.device.torch)
         yield trainer_of(scenario, here.device.torch), batch
     except Exception as error:
-        layers = "layer does" if scenario.model.layers == 1 else "layers do"
+        layers = "layer does" if scenario.model.layer_count == 1 else "layers do"
         too_large = (
-            f"{scenario.model.layers} {layers} not fit on {here.device.name} beside what is there; use fewer --layers, "
+            f"{scenario.model.layer_count} {layers} not fit on {here.device.name} beside what is there; use fewer --layers, "
             "or a smaller training.microbatch"
         )
         said = refusal(error, here.device, too_large)

@@ -1,7 +1,7 @@
 """How do gradients become new weights? Buffers of gradients, clipping, and torch's own optimizers.
 
 Gradients stay in memory from step to step and are zeroed, so that autograd adds to them in place. Where they are
-wider than the weights that compute, autograd's gradient is added to a buffer (`accumulate`) and freed at once. The
+wider than the weights that compute, autograd's gradient is added to a buffer (`accumulate_kernels`) and freed at once. The
 optimizer updates the master weights if there are any, and the compute weights are refreshed from them. Weights whose
 gradients a strategy spreads over ranks (DTensors) and those that it does not form groups of their own, since torch's
 lists of tensors (foreach) take one kind only.
@@ -23,13 +23,13 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from calibrate.check.fused_linear import Linear
 from calibrate.check.operator_labels import labelled, optimizer
 from calibrate.check.torch_dtypes import TORCH
-from clustersim.model.kernels import Routine
+from clustersim.model.kernels import MemoryBoundOp
 from clustersim.model.training import Optimizer, Training
 
 _RATE, _MOMENTUM = 1e-4, 0.9
 LIMIT: Final = 1e3
 """Of the norm: above what random weights have, as in a steady run, in which it is rarely exceeded."""
-_ROUTINES = {Optimizer.ADAM: Routine.ADAM, Optimizer.SGD: Routine.SGD}
+_ROUTINES = {Optimizer.ADAM: MemoryBoundOp.ADAM, Optimizer.SGD: MemoryBoundOp.SGD}
 OverRanks = Callable[[Tensor], Tensor]
 """Sum of squares of one rank's own gradients to that of the whole model's."""
 
@@ -50,8 +50,8 @@ class Update:
     _own: list[nn.Parameter] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        formats = self.training.recipe.weights
-        wide, narrow = TORCH[formats.held], TORCH[formats.stored]
+        formats = self.training.recipe.weight_formats
+        wide, narrow = TORCH[formats.updated], TORCH[formats.stored]
         self.weights = list(self.weights)
         if wide is narrow or all(weight.dtype is wide for weight in self.weights):
             self._masters = self.weights
@@ -104,11 +104,11 @@ class Update:
 
     def _clip(self) -> None:
         """Fused optimizers scale where the norm exceeds the limit, for which the host waits; else whatever it is."""
-        with labelled(optimizer(Routine.GRADIENT_NORM)):
+        with labelled(optimizer(MemoryBoundOp.GRADIENT_NORM)):
             norm = self._norm()
         if self.training.fused and float(norm) <= LIMIT:
             return
-        with labelled(optimizer(Routine.GRADIENT_CLIP)):
+        with labelled(optimizer(MemoryBoundOp.GRADIENT_CLIP)):
             for group in filter(None, self._groups()):
                 clip_grads_with_norm_(group, LIMIT, norm, foreach=True)
 

@@ -27,11 +27,18 @@ from calibrate.collectives.tables import beside_line, beside_table, fit_table, r
 from calibrate.fit.alpha_beta import fit_calls
 from calibrate.imbalanced_shares import VARIATIONS, shares
 from calibrate.torch_requirement import require_torch
-from clustersim.build import exchanges_of, kernels_of
+from clustersim.build import distinct_comm_calls, distinct_kernels
 from clustersim.common.dtypes import DType
-from clustersim.common.errors import InputError, nearest
+from clustersim.common.errors import InputError, suggest_nearest
 from clustersim.common.units import Bytes, Dimension, Seconds, format_seconds, parse_quantity
-from clustersim.cost.calibration_record import BesideRow, Call, CollectiveRow, Conditions, Record, signature
+from clustersim.cost.calibration_record import (
+    CalibrationRecord,
+    CollectiveCall,
+    CollectiveSample,
+    InterferenceSample,
+    MeasurementConditions,
+    signature_of,
+)
 from clustersim.cost.record_file import write_record
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.program.task import CollectiveType
@@ -57,13 +64,13 @@ PATIENCE: Final = 1.0  # seconds for one call, if the budget has as much
 
 
 def measure_calls(
-    calls: Sequence[Call],
+    calls: Sequence[CollectiveCall],
     device: "TorchDevice",
     *,
     budget: Seconds | None = None,
     patience: Seconds = PATIENCE,
-    arrived: Callable[["CollectiveRow | Skipped"], None] | None = None,
-) -> list[CollectiveRow]:
+    arrived: Callable[["CollectiveSample | Skipped"], None] | None = None,
+) -> list[CollectiveSample]:
     """Measure calls inside an initialised torch.distributed; all ranks call it alike and get the same rows.
 
     budget: seconds for all of them, None for as long as it takes; patience: for each, at most; arrived: told of each
@@ -71,23 +78,25 @@ def measure_calls(
     """
     from calibrate.collectives.sweep import sweep
 
-    rows: list[CollectiveRow] = []
+    rows: list[CollectiveSample] = []
     for result in sweep(calls, device, budget=budget, patience=patience):
         if arrived is not None:
             arrived(result)
-        if isinstance(result, CollectiveRow):
+        if isinstance(result, CollectiveSample):
             rows.append(result)
     return rows
 
 
-def calls_for(world: "World", sizes: Sequence[Bytes], formats: Sequence[DType] = (DType.FP32,)) -> tuple[Call, ...]:
+def calls_for(
+    world: "World", sizes: Sequence[Bytes], formats: Sequence[DType] = (DType.FP32,)
+) -> tuple[CollectiveCall, ...]:
     """Every collective at every size, in all groups that the processes divide into; send_recv in pairs.
 
     formats: that reductions sum in; what only moves bytes is measured once.
     """
     pairs = tuple((2, nodes) for nodes in (1, 2) if world.groups(2, nodes))
     return tuple(
-        Call(collective, size, ranks, nodes, form)
+        CollectiveCall(collective, size, ranks, nodes, form)
         for ranks, nodes in sorted({*world.layouts(), *pairs})
         for collective in MEASURED
         if ((ranks, nodes) in (pairs if collective is CollectiveType.SEND_RECV else world.layouts()))
@@ -97,7 +106,7 @@ def calls_for(world: "World", sizes: Sequence[Bytes], formats: Sequence[DType] =
     )
 
 
-def uneven(calls: Iterable[Call]) -> tuple[Call, ...]:
+def uneven(calls: Iterable[CollectiveCall]) -> tuple[CollectiveCall, ...]:
     """All-to-alls of these with uneven parts."""
     return tuple(
         replace(call, shares=shares(call.ranks, variation))
@@ -107,7 +116,7 @@ def uneven(calls: Iterable[Call]) -> tuple[Call, ...]:
     )
 
 
-def in_formats(calls: Iterable[Call], formats: Sequence[DType]) -> tuple[Call, ...]:
+def in_formats(calls: Iterable[CollectiveCall], formats: Sequence[DType]) -> tuple[CollectiveCall, ...]:
     """Calls whose reductions sum in these formats."""
     asked = (
         replace(call, format=form)
@@ -192,7 +201,7 @@ def _formats(text: str | None) -> tuple[DType, ...] | None:
     words = [word.strip().lower() for word in text.split(",")]
     for word in words:
         if word not in names:
-            raise InputError(f"--dtype: reductions are not measured in {word!r}; {nearest(word, names)}")
+            raise InputError(f"--dtype: reductions are not measured in {word!r}; {suggest_nearest(word, names)}")
     return tuple(dict.fromkeys(names[word] for word in words))
 
 
@@ -211,7 +220,7 @@ def _plan(
     world: "World",
     device: "TorchDevice",
     grid: tuple[Sequence[Bytes], Sequence[DType] | None],
-) -> tuple[tuple[Call, ...], Record, tuple["Pair", ...]]:
+) -> tuple[tuple[CollectiveCall, ...], CalibrationRecord, tuple["Pair", ...]]:
     """Calls that are still to be measured, the record that they go into, and kernels that are to be beside which."""
     from calibrate.collectives.interference import PAYLOADS, heaviest_kernels, largest_calls, usual_calls, usual_kernels
 
@@ -226,54 +235,54 @@ def _plan(
         kernels = usual_kernels(device)
     else:
         scenario = Scenario.load(options.scenario, options.overrides)
-        calls = tuple(call for call in exchanges_of(scenario) if call.ranks > 1)
+        calls = tuple(call for call in distinct_comm_calls(scenario) if call.ranks > 1)
         calls = (calls if formats is None else in_formats(calls, formats)) + uneven(calls)
-        some, kernels = largest_calls(calls), heaviest_kernels(kernels_of(scenario))
+        some, kernels = largest_calls(calls), heaviest_kernels(distinct_kernels(scenario))
     known = {row.call for row in record.collectives}
     beside = {(row.kernel.signature, row.call) for row in record.beside}
-    pairs = tuple((kernel, call) for call in some for kernel in kernels if (signature(kernel), call) not in beside)
+    pairs = tuple((kernel, call) for call in some for kernel in kernels if (signature_of(kernel), call) not in beside)
     return tuple(call for call in calls if call not in known), record, pairs
 
 
-def _record(options: argparse.Namespace, world: "World", device: "TorchDevice") -> Record:
+def _record(options: argparse.Namespace, world: "World", device: "TorchDevice") -> CalibrationRecord:
     from calibrate.collectives.process_groups import library, torchrun
     from calibrate.collectives.timing import METHOD
     from calibrate.devices.device import accelerator_of
 
     accelerator = load_accelerator(accelerator_of(device, options.accelerator))
     found = replace(device.describe(accelerator.name), collectives=library(device.torch))
-    conditions = Conditions(
+    conditions = MeasurementConditions(
         date=datetime.now(UTC).date().isoformat(),
         command=shlex.join([*torchrun(world), "-m", "calibrate", *sys.argv[1:]]),
         method=METHOD,
         before=device.conditions(),
     )
-    return added(Record(found, conditions), _path(options))
+    return added(CalibrationRecord(found, conditions), _path(options))
 
 
 @dataclass(slots=True)
 class _Keeper:
     """Writes rows as they come, and shows them; calls: how many are to come, by themselves and beside kernels."""
 
-    record: Record
+    record: CalibrationRecord
     output: Path | None
     calls: int
     began: Seconds = field(default_factory=perf_counter)
     done: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
 
-    def keep(self, result: "CollectiveRow | BesideRow | Skipped") -> None:
+    def keep(self, result: "CollectiveSample | InterferenceSample | Skipped") -> None:
         """One more call is done, by itself or beside a kernel, or passed over."""
         self.done += 1
         match result:
-            case CollectiveRow():
+            case CollectiveSample():
                 self._say(replace(self.record, collectives=(*self.record.collectives, result)), row_line(result))
-            case BesideRow():
+            case InterferenceSample():
                 self._say(replace(self.record, beside=(*self.record.beside, result)), beside_line(result))
             case _:
                 self.reasons[result.why] += 1
 
-    def _say(self, record: Record, line: str) -> None:
+    def _say(self, record: CalibrationRecord, line: str) -> None:
         self.record = record
         self._write()
         print(f"[{self.done}/{self.calls}, {self._left()}] {line}", file=sys.stderr, flush=True)

@@ -33,7 +33,7 @@ from calibrate.devices.device import TorchDevice
 from calibrate.devices.stopwatch import Action
 from calibrate.kernels.timing import spread
 from clustersim.common.units import Seconds
-from clustersim.cost.calibration_record import Spread
+from clustersim.cost.calibration_record import TimeStatistics
 
 _CALLS: Final = 3  # at least, one after the other
 _LASTING: Final = 0.02  # seconds that they last alone, at least (on a CPU fewer calls, if one lasts as long)
@@ -52,10 +52,10 @@ _LONGEST: Final = 0.5  # seconds that the GPU is kept waiting, at most
 class Together:
     """A kernel and a collective alone and beside each other: one run, one call; None: was not measured."""
 
-    alone: Spread
-    together: Spread
-    call_alone: Spread
-    call_together: Spread | None
+    alone: TimeStatistics
+    together: TimeStatistics
+    call_alone: TimeStatistics
+    call_together: TimeStatistics | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +225,7 @@ def within(marks: Sequence[Seconds], others: Sequence[Seconds]) -> list[Seconds]
     return [end - begin for begin, end in pairwise(marks) if others[0] <= begin and end <= others[-1]]
 
 
-def _spread(samples: Sequence[Seconds | None]) -> Spread | None:
+def _spread(samples: Sequence[Seconds | None]) -> TimeStatistics | None:
     """Of all samples; None where one is missing."""
     found = [sample for sample in samples if sample is not None]
     return spread(found) if len(found) == len(samples) else None

@@ -19,10 +19,10 @@ from calibrate.kernels.measure import row
 from calibrate.kernels.pytorch_ops import prepare, settings
 from calibrate.kernels.timing import QUICK
 from clustersim.common.units import Bytes
-from clustersim.cost.calibration_record import BesideRow, Call, KernelRow
-from clustersim.cost.interference import KernelClass, class_of
+from clustersim.cost.calibration_record import CollectiveCall, InterferenceSample, KernelSample
+from clustersim.cost.interference import KernelClass, kernel_class_of
 from clustersim.model import memory_bound
-from clustersim.model.attention import Core
+from clustersim.model.attention import AttentionCore
 from clustersim.model.kernels import AttentionShape, Kernel, KernelKind
 from clustersim.program.task import CollectiveType
 
@@ -36,7 +36,7 @@ PAYLOADS: Final = {"cuda": 2.0**27, "cpu": 2.0**26}  # bytes, where no scenario 
 ROUNDS: Final = 5
 _FEW: Final = 1e-3  # of the largest payload: below that a kind of collective is not looked at
 
-Pair = tuple[Kernel, Call]
+Pair = tuple[Kernel, CollectiveCall]
 
 
 def usual_kernels(device: TorchDevice) -> tuple[Kernel, ...]:
@@ -44,17 +44,21 @@ def usual_kernels(device: TorchDevice) -> tuple[Kernel, ...]:
     matmul, size = typical_kernel(device), SIZES[device.torch.type]
     heads = max(1, size // 256)
     shape = AttentionShape(1, size // 2, size // 2, heads, heads, 128, causal=True)
-    (attention,) = Core(shape, matmul.dtype, dropout=False, fused=True).flash()
+    (attention,) = AttentionCore(shape, matmul.dtype, dropout=False, fused=True).flash_operators()
     total = memory_bound.GRADIENT_SUM.forward_kernel(
-        "beside.sum", matmul.dtype, memory_bound.GRADIENT_SUM.over(size, size)
+        "beside.sum", matmul.dtype, memory_bound.GRADIENT_SUM.shape_for(size, size)
     )
     return matmul, *attention.forward, total
 
 
-def usual_calls(world: World, payload: Bytes) -> tuple[Call, ...]:
+def usual_calls(world: World, payload: Bytes) -> tuple[CollectiveCall, ...]:
     """One collective of each kind of the whole world, and messages between two ranks."""
-    pair = Call(CollectiveType.SEND_RECV, payload, 2, 1 if world.per_node > 1 else 2)
-    whole = (Call(kind, payload, world.ranks, world.nodes) for kind in KINDS if kind is not CollectiveType.SEND_RECV)
+    pair = CollectiveCall(CollectiveType.SEND_RECV, payload, 2, 1 if world.per_node > 1 else 2)
+    whole = (
+        CollectiveCall(kind, payload, world.ranks, world.nodes)
+        for kind in KINDS
+        if kind is not CollectiveType.SEND_RECV
+    )
     return (*whole, pair)
 
 
@@ -62,9 +66,9 @@ def heaviest_kernels(kernels: Iterable[Kernel]) -> tuple[Kernel, ...]:
     """Of each class the kernel that computes, or else moves, the most; no optimizer, as these wait for collectives."""
     found: dict[KernelClass, Kernel] = {}
     for kernel in kernels:
-        known = found.get(class_of(kernel.kind))
+        known = found.get(kernel_class_of(kernel.kind))
         if _beside_any(kernel) and (known is None or _weight(kernel) > _weight(known)):
-            found[class_of(kernel.kind)] = kernel
+            found[kernel_class_of(kernel.kind)] = kernel
     return tuple(found.values())
 
 
@@ -74,12 +78,12 @@ def _beside_any(kernel: Kernel) -> bool:
 
 
 def _weight(kernel: Kernel) -> float:
-    return kernel.bytes if class_of(kernel.kind) is KernelClass.MEMORY else kernel.flops
+    return kernel.bytes if kernel_class_of(kernel.kind) is KernelClass.MEMORY else kernel.flops
 
 
-def largest_calls(calls: Iterable[Call]) -> tuple[Call, ...]:
+def largest_calls(calls: Iterable[CollectiveCall]) -> tuple[CollectiveCall, ...]:
     """Of each kind of collective the call with the largest payload; none of those whose few bytes slow nothing."""
-    found: dict[CollectiveType, Call] = {}
+    found: dict[CollectiveType, CollectiveCall] = {}
     for call in calls:
         if call.ranks > 1 and (call.collective not in found or call.payload > found[call.collective].payload):
             found[call.collective] = call
@@ -87,7 +91,9 @@ def largest_calls(calls: Iterable[Call]) -> tuple[Call, ...]:
     return tuple(call for call in found.values() if call.payload >= _FEW * most)
 
 
-def beside(pairs: Sequence[Pair], device: TorchDevice, *, rounds: int = ROUNDS) -> Iterator[BesideRow | Skipped]:
+def beside(
+    pairs: Sequence[Pair], device: TorchDevice, *, rounds: int = ROUNDS
+) -> Iterator[InterferenceSample | Skipped]:
     """Kernels beside calls, in the order of the calls' groups; all ranks call it alike and get the same."""
     sides: Sides = SideBySide(device, rounds) if device.torch.type == "cuda" else LostTime(device, rounds)
     alone = {kernel: _measured(kernel, device) for kernel in dict.fromkeys(kernel for kernel, _ in pairs)}
@@ -99,13 +105,15 @@ def beside(pairs: Sequence[Pair], device: TorchDevice, *, rounds: int = ROUNDS) 
             yield _beside((call, lap), alone[kernel], sides, device)
 
 
-def _measured(kernel: Kernel, device: TorchDevice) -> KernelRow:
+def _measured(kernel: Kernel, device: TorchDevice) -> KernelSample:
     """The kernel alone, without a time where any rank has none."""
     found = row(kernel, device, QUICK)
     return found if least(float(found.time is not None), device.torch) == 1.0 else replace(found, time=None)
 
 
-def _beside(moved: tuple[Call, Lap], kernel: KernelRow, sides: Sides, device: TorchDevice) -> BesideRow | Skipped:
+def _beside(
+    moved: tuple[CollectiveCall, Lap], kernel: KernelSample, sides: Sides, device: TorchDevice
+) -> InterferenceSample | Skipped:
     call, lap = moved
     if kernel.time is None:
         return Skipped(call, f"beside {kernel.name}, which could not be run by itself ({kernel.outcome.value})")
@@ -113,10 +121,10 @@ def _beside(moved: tuple[Call, Lap], kernel: KernelRow, sides: Sides, device: To
     if found is None:
         return Skipped(call, f"beside {kernel.name}: no memory for both, or nothing of them was beside each other")
     alone, times = replace(kernel, time=found.alone), (found.call_alone, found.call_together)
-    return BesideRow(alone, call.collective.value, found.together, call, *times)
+    return InterferenceSample(alone, call.collective.value, found.together, call, *times)
 
 
-def _together(kernel: KernelRow, lap: Lap, sides: Sides, device: TorchDevice) -> Together | None:
+def _together(kernel: KernelSample, lap: Lap, sides: Sides, device: TorchDevice) -> Together | None:
     with settings(kernel.kernel, device.torch):
         run = _prepared(kernel.kernel, device)
         found = None if run is None else sides.together(Work(run, kernel.launches), lap)

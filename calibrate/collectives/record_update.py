@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from clustersim.common.errors import InputError
-from clustersim.cost.calibration_record import Record, merged
+from clustersim.cost.calibration_record import CalibrationRecord, merge_records
 from clustersim.cost.record_file import read_record
 
 
-def added(record: Record, output: Path | None) -> Record:
+def added(record: CalibrationRecord, output: Path | None) -> CalibrationRecord:
     """The record, on top of what the file holds if it is there; raise InputError where that is of another device."""
     if output is None or not output.exists():
         return record
@@ -25,7 +25,7 @@ def added(record: Record, output: Path | None) -> Record:
         command=_both(before.command, now.command),
     )
     try:
-        return replace(merged(there, replace(record, conditions=conditions)), kernel_fit=there.kernel_fit)
+        return replace(merge_records(there, replace(record, conditions=conditions)), kernel_fit=there.kernel_fit)
     except InputError as error:
         raise InputError(f"{output}: {error}") from error
 

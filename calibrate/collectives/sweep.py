@@ -20,7 +20,7 @@ from calibrate.devices.device import TorchDevice
 from clustersim.common.dtypes import DType
 from clustersim.common.errors import InputError
 from clustersim.common.units import Bytes, Seconds, format_bytes
-from clustersim.cost.calibration_record import Call, CollectiveRow
+from clustersim.cost.calibration_record import CollectiveCall, CollectiveSample
 from clustersim.program.task import CollectiveType
 
 T = TypeVar("T")
@@ -33,13 +33,13 @@ _USABLE: Final = 0.8  # of the memory that is free
 class Skipped:
     """A call that was not measured, and why."""
 
-    call: Call
+    call: CollectiveCall
     why: str
 
 
 def sweep(
-    calls: Sequence[Call], device: TorchDevice, *, budget: Seconds | None, patience: Seconds
-) -> Iterator[CollectiveRow | Skipped]:
+    calls: Sequence[CollectiveCall], device: TorchDevice, *, budget: Seconds | None, patience: Seconds
+) -> Iterator[CollectiveSample | Skipped]:
     """Measure calls, in the order of their groups; every rank gets the same.
 
     device: where this rank's data lie; budget: seconds for all of them; patience: for each. Raise InputError where a
@@ -62,7 +62,7 @@ def sweep(
                 left -= 1
 
 
-def laps(calls: Sequence[Call], device: TorchDevice) -> Iterator[tuple[Call, Lap | Skipped]]:
+def laps(calls: Sequence[CollectiveCall], device: TorchDevice) -> Iterator[tuple[CollectiveCall, Lap | Skipped]]:
     """Calls ready to be run as often as their turn lasts, in the order of their groups, or why they are not."""
     world = joined_world()
     for (ranks, nodes), alike in _by_group(calls).items():
@@ -76,22 +76,22 @@ def laps(calls: Sequence[Call], device: TorchDevice) -> Iterator[tuple[Call, Lap
                 yield call, bench.ready(call)
 
 
-def _by_group(calls: Sequence[Call]) -> dict[tuple[int, int], list[Call]]:
-    alike: dict[tuple[int, int], list[Call]] = {}
+def _by_group(calls: Sequence[CollectiveCall]) -> dict[tuple[int, int], list[CollectiveCall]]:
+    alike: dict[tuple[int, int], list[CollectiveCall]] = {}
     for call in calls:
         alike.setdefault((call.ranks, call.nodes), []).append(call)
     return alike
 
 
-def _unfit(call: Call, world: World) -> str:
+def _unfit(call: CollectiveCall, world: World) -> str:
     return f"{_group(call)} do not fit the {world.ranks} processes on {_nodes(world.nodes)}"
 
 
-def _words(call: Call) -> str:
+def _words(call: CollectiveCall) -> str:
     return call.collective.value if call.format is DType.FP32 else f"{call.collective.value} in {call.format.value}"
 
 
-def _group(call: Call) -> str:
+def _group(call: CollectiveCall) -> str:
     return f"{call.ranks} ranks on {_nodes(call.nodes)}"
 
 
@@ -114,20 +114,20 @@ class _Bench:
     member: Member | None
     checked: set[tuple[CollectiveType, DType, tuple[float, ...]]] = field(default_factory=set)
 
-    def measured(self, call: Call, patience: Seconds) -> CollectiveRow | Skipped:
+    def measured(self, call: CollectiveCall, patience: Seconds) -> CollectiveSample | Skipped:
         """One call, or why not."""
         if patience <= 0.0:
             return Skipped(call, "the time was over; started again with the same record it goes on")
         lap = self.ready(call)
         if isinstance(lap, Skipped):
             return lap
-        return CollectiveRow(call, timed(lap, self._clock(), self.device.torch, patience))
+        return CollectiveSample(call, timed(lap, self._clock(), self.device.torch, patience))
 
-    def ready(self, call: Call) -> Lap | Skipped:
+    def ready(self, call: CollectiveCall) -> Lap | Skipped:
         """One call with its buffers, whose result is right, or why not."""
         if call.collective is CollectiveType.SEND_RECV and call.ranks != 2:
             return Skipped(call, f"send_recv has 2 ranks, not {call.ranks}")
-        need, free = COPIES * call.payload * call.hottest, self._free()
+        need, free = COPIES * call.payload * call.max_share, self._free()
         if need > _USABLE * free:
             return Skipped(call, f"{format_bytes(need)} of memory a process; {format_bytes(free)} are free")
         lap = self._lap(call) if self._checked(call) else None
@@ -140,12 +140,12 @@ class _Bench:
         sharing = 1 if self.device.torch.type == "cuda" else self.world.per_node
         return least((self.device.free_bytes() or math.inf) / sharing, self.device.torch)
 
-    def _lap(self, call: Call) -> Lap | None:
+    def _lap(self, call: CollectiveCall) -> Lap | None:
         """The call with its buffers; None where a rank could not have them."""
         found = self._agreed(lambda: self._prepared(call, call.payload))
         return None if found is None else found.lap
 
-    def _checked(self, call: Call) -> bool:
+    def _checked(self, call: CollectiveCall) -> bool:
         """Refuse a collective whose result is wrong, in whichever group; whether there was memory to look."""
         known = call.collective, call.format, call.shares
         if known in self.checked:
@@ -159,7 +159,7 @@ class _Bench:
         self.checked.add(known)
         return True
 
-    def _prepared(self, call: Call, payload: Bytes) -> Prepared:
+    def _prepared(self, call: CollectiveCall, payload: Bytes) -> Prepared:
         return (
             _IDLE
             if self.member is None

@@ -6,19 +6,26 @@ from typing import Final
 
 from clustersim.common.dtypes import DType
 from clustersim.common.units import format_bandwidth, format_bytes, format_seconds
-from clustersim.cost.calibration_record import BesideRow, Call, CollectiveFit, CollectiveRow, hindered, slowed
+from clustersim.cost.calibration_record import (
+    CollectiveCall,
+    CollectiveFit,
+    CollectiveSample,
+    InterferenceSample,
+    comm_slowdowns,
+    kernel_slowdowns,
+)
 from clustersim.cost.interference import KernelClass
 
 _STILL: Final = 10.0
 """Part from which one waits for the other, and a percentage says nothing more."""
 
 
-def row_line(row: CollectiveRow) -> str:
+def row_line(row: CollectiveSample) -> str:
     """What was called, how long it took, and the payload over that time (nccl-tests' algbw)."""
     call, time = row.call, row.time
     rate = format_bandwidth(call.payload / time.seconds)
     times = f"{format_seconds(time.seconds):>9} ({format_seconds(time.p5)} to {format_seconds(time.p95)})"
-    shares = f", {call.hottest:.2f} x an even part at most" if call.shares else ""
+    shares = f", {call.max_share:.2f} x an even part at most" if call.shares else ""
     what = f"{_named(call):<20}{format_bytes(call.payload):>10}  {_shape(call.ranks, call.nodes)}"
     return f"{what}  {times}  {rate}{shares}"
 
@@ -36,7 +43,7 @@ def fit_table(fits: Sequence[CollectiveFit]) -> str:
     return "\n".join(lines)
 
 
-def uneven_table(rows: Sequence[CollectiveRow]) -> str:
+def uneven_table(rows: Sequence[CollectiveSample]) -> str:
     """By which part all-to-alls take longer where their parts are uneven; empty without any."""
     times = {row.call: row.time.seconds for row in rows}
     lines = [f"{'uneven parts':<20}{'payload':>10}  {'group':<20}{'largest':>10}{'longer':>10}"]
@@ -44,20 +51,20 @@ def uneven_table(rows: Sequence[CollectiveRow]) -> str:
         even = times.get(replace(call, shares=()))
         if call.shares and even is not None:
             what = f"{_named(call):<20}{format_bytes(call.payload):>10}  {_shape(call.ranks, call.nodes):<20}"
-            lines.append(f"{what}{call.hottest:>8.2f} x{seconds / even - 1.0:>+10.0%}")
+            lines.append(f"{what}{call.max_share:>8.2f} x{seconds / even - 1.0:>+10.0%}")
     return "\n".join(lines) if len(lines) > 1 else ""
 
 
-def beside_line(row: BesideRow) -> str:
+def beside_line(row: InterferenceSample) -> str:
     """What was beside what, and by which part the kernel, and the collective, took longer."""
-    call = "" if row.call_together is None else f", the collective {_longer(row.hindrance)}"
+    call = "" if row.call_together is None else f", the collective {_longer(row.comm_slowdown)}"
     size = "" if row.call is None else format_bytes(row.call.payload)
-    return f"{row.beside:<15}{size:>10}  beside {row.kernel.name}: it takes {_longer(row.slowing)}{call}"
+    return f"{row.beside:<15}{size:>10}  beside {row.kernel.name}: it takes {_longer(row.kernel_slowdown)}{call}"
 
 
-def beside_table(rows: Sequence[BesideRow]) -> str:
+def beside_table(rows: Sequence[InterferenceSample]) -> str:
     """By which part kernels of each class, and collectives, take longer beside each other; empty without any."""
-    kernels, calls = slowed(rows), hindered(rows)
+    kernels, calls = kernel_slowdowns(rows), comm_slowdowns(rows)
     if not kernels:
         return ""
     lines = [
@@ -77,7 +84,7 @@ def _longer(part: float) -> str:
     return f"+{part:.0%}" if part < _STILL else "stand still"
 
 
-def _named(what: Call | CollectiveFit) -> str:
+def _named(what: CollectiveCall | CollectiveFit) -> str:
     form = "" if what.format is DType.FP32 else f" {what.format.value}"
     return f"{what.collective.value}{form}"
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from calibrate.collectives.process_groups import largest
 from calibrate.kernels.timing import spread
 from clustersim.common.units import Seconds
-from clustersim.cost.calibration_record import Spread
+from clustersim.cost.calibration_record import TimeStatistics
 
 WARM_UP: Final = 3
 BATCH: Final = 16  # laps between two decisions, at most
@@ -115,7 +115,7 @@ class DeviceClock:
         return torch.zeros(count, dtype=torch.float64), torch.tensor(elapsed, dtype=torch.float64)
 
 
-def timed(lap: Lap, clock: Clock, device: torch.device, patience: Seconds) -> Spread:
+def timed(lap: Lap, clock: Clock, device: torch.device, patience: Seconds) -> TimeStatistics:
     """Repeat a lap until its median is known or `min_gap` seconds are over; the same on all ranks."""
     began, spent = perf_counter(), 0.0
     samples, _ = _batch(lap, clock, device, began, WARM_UP)

@@ -14,7 +14,7 @@ from typing import Final
 from calibrate.devices.device import TorchDevice
 from calibrate.devices.load_generator import Filler
 from clustersim.common.units import Seconds, format_seconds
-from clustersim.cost.calibration_record import Moment, UnderLoad
+from clustersim.cost.calibration_record import DeviceTelemetry, TelemetrySample
 
 PART: Final = "soak"
 _LOOKS: Final = 0.5  # seconds between two
@@ -25,12 +25,12 @@ Pace = tuple[Seconds, float]
 """When, and how fast then: the SM clock, or products per second."""
 
 
-def soak(device: TorchDevice, seconds: Seconds, say: Callable[[str], None]) -> tuple[Moment, ...]:
+def soak(device: TorchDevice, seconds: Seconds, say: Callable[[str], None]) -> tuple[TelemetrySample, ...]:
     """Warm a device for so long at most; what it was like meanwhile. say: is told how it ended."""
     began, filler = perf_counter(), device.filler()
     if filler is None:
-        return (Moment(0.0, PART, device.state()),)
-    moments: list[Moment] = []
+        return (TelemetrySample(0.0, PART, device.state()),)
+    moments: list[TelemetrySample] = []
     paces: list[Pace] = []
     while (drift := _drift(paces)) is None or abs(drift) >= _DRIFT:
         if perf_counter() - began >= seconds:
@@ -41,11 +41,11 @@ def soak(device: TorchDevice, seconds: Seconds, say: Callable[[str], None]) -> t
     return tuple(moments)
 
 
-def _look(device: TorchDevice, filler: Filler, began: Seconds) -> Moment:
+def _look(device: TorchDevice, filler: Filler, began: Seconds) -> TelemetrySample:
     """Some products, and the device as it was on average while they ran: a driver takes longer than what is ahead."""
     with device.watched() as seen:
         filler.run(_LOOKS)
-    return Moment(perf_counter() - began, PART, seen.under or UnderLoad())
+    return TelemetrySample(perf_counter() - began, PART, seen.under or DeviceTelemetry())
 
 
 def _drift(paces: Sequence[Pace]) -> float | None:

@@ -23,7 +23,7 @@ from calibrate.devices.stopwatch import Action, Load
 from calibrate.devices.telemetry_sampling import Watch
 from clustersim.common.dtypes import DType
 from clustersim.common.units import Bytes, Seconds
-from clustersim.cost.calibration_record import Device, UnderLoad
+from clustersim.cost.calibration_record import DeviceInfo, DeviceTelemetry
 
 _CACHES: Final = Path("/sys/devices/system/cpu/cpu0/cache")
 _USUAL_CACHE: Final = 32 * 2.0**20  # where the system does not say
@@ -82,10 +82,10 @@ class CpuDevice:
         """Whether it multiplies matrices of that format."""
         return dtype in _SUPPORTED
 
-    def describe(self, accelerator: str) -> Device:
+    def describe(self, accelerator: str) -> DeviceInfo:
         """As a record has it; compute units are threads, which compute one process's kernels."""
         threads = torch.get_num_threads()
-        return Device(
+        return DeviceInfo(
             accelerator,
             self.name,
             memory_bytes=float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")),
@@ -96,9 +96,9 @@ class CpuDevice:
             environment=system_info.environment(),
         )
 
-    def state(self) -> UnderLoad:
+    def state(self) -> DeviceTelemetry:
         """The mean clock of its cores, where the system tells."""
-        return UnderLoad(sm_clock_mhz=system_info.core_clock_mhz())
+        return DeviceTelemetry(sm_clock_mhz=system_info.core_clock_mhz())
 
     def conditions(self) -> Mapping[str, float]:
         """The cores' mean clock and the load of the machine over the last minute."""

@@ -31,7 +31,7 @@ from calibrate.devices.telemetry import Sensor
 from calibrate.devices.telemetry_sampling import Watch, watching
 from clustersim.common.dtypes import DType
 from clustersim.common.units import Bytes, Seconds
-from clustersim.cost.calibration_record import Device, UnderLoad
+from clustersim.cost.calibration_record import DeviceInfo, DeviceTelemetry
 
 _AHEAD: Final = 1.5  # times what launching took last
 _FIRST: Final = 1e-4  # seconds that a launch may take, before one was seen
@@ -143,11 +143,11 @@ class CudaDevice:
         """Whether PyTorch multiplies matrices of that format on it."""
         return multiplies(self.number, dtype)
 
-    def describe(self, accelerator: str) -> Device:
+    def describe(self, accelerator: str) -> DeviceInfo:
         """As a record has it."""
         properties = torch.cuda.get_device_properties(self.number)
         set_to = self._sensor.facts()
-        return Device(
+        return DeviceInfo(
             accelerator,
             self.name,
             memory_bytes=float(properties.total_memory),
@@ -165,7 +165,7 @@ class CudaDevice:
             environment=system_info.environment(),
         )
 
-    def state(self) -> UnderLoad:
+    def state(self) -> DeviceTelemetry:
         """Its clocks, power and temperature now, as far as its driver tells."""
         return self._sensor.state()
 

@@ -16,12 +16,12 @@ from calibrate.devices.glibc_heap import keep_freed
 from calibrate.devices.load_generator import Filler
 from calibrate.devices.stopwatch import Action, Load, Stopwatch
 from calibrate.devices.telemetry_sampling import Watch
-from clustersim.common.data_files import find as find_shipped
-from clustersim.common.data_files import names
+from clustersim.common.data_files import find_file as find_shipped
+from clustersim.common.data_files import list_names
 from clustersim.common.dtypes import DType
-from clustersim.common.errors import ClusterSimError, InputError, nearest
+from clustersim.common.errors import ClusterSimError, InputError, suggest_nearest
 from clustersim.common.units import Bytes, Seconds
-from clustersim.cost.calibration_record import Device, UnderLoad
+from clustersim.cost.calibration_record import DeviceInfo, DeviceTelemetry
 
 # Words that are in a device's own name, and what clustersim calls it; the first line whose words are all there counts.
 # Names as drivers give them: NVIDIA's B300 is "NVIDIA B300 SXM6 AC"; PCIe cards of the H800 say so, the others do not.
@@ -72,10 +72,10 @@ class TorchDevice(Protocol):
     def supports(self, dtype: DType) -> bool:
         """Whether it multiplies matrices of that format."""
 
-    def describe(self, accelerator: str) -> Device:
+    def describe(self, accelerator: str) -> DeviceInfo:
         """As a record has it; accelerator: its name in clustersim (see `accelerator_of`)."""
 
-    def state(self) -> UnderLoad:
+    def state(self) -> DeviceTelemetry:
         """Clocks, power and temperature now, as far as it tells them."""
 
     def conditions(self) -> Mapping[str, float]:
@@ -132,7 +132,7 @@ def find(name: str | None) -> TorchDevice:
             return CudaDevice(torch.cuda.current_device())
         case None:
             return CudaDevice(torch.cuda.current_device()) if torch.cuda.is_available() else _cpu()
-    raise InputError(f"there is no device {name!r}; {nearest(name, ['cuda', 'cpu'])}")
+    raise InputError(f"there is no device {name!r}; {suggest_nearest(name, ['cuda', 'cpu'])}")
 
 
 def _cpu() -> CpuDevice:
@@ -144,7 +144,7 @@ def accelerator_of(device: TorchDevice, accelerator: str | None) -> str:
     """The accelerator that a device is; raise InputError where that cannot be told, or where the name is unknown."""
     if accelerator is not None:
         find_shipped("accelerators", accelerator)
-        if device.torch.type == "cpu" and accelerator in names("accelerators") and accelerator != _CPU:
+        if device.torch.type == "cpu" and accelerator in list_names("accelerators") and accelerator != _CPU:
             raise InputError(
                 f"--accelerator: {device.name} is no {accelerator}; of a CPU, name {_CPU} or a file of your own"
             )
@@ -157,7 +157,7 @@ def accelerator_of(device: TorchDevice, accelerator: str | None) -> str:
                 return known
     raise InputError(
         f"{device.name} is no accelerator that clustersim knows by that name; say which it is with --accelerator: "
-        f"{', '.join(names('accelerators'))}, or the path of your own file"
+        f"{', '.join(list_names('accelerators'))}, or the path of your own file"
     )
 
 

@@ -17,7 +17,7 @@ from calibrate.devices.device import TorchDevice
 from calibrate.devices.load_generator import Batch
 from calibrate.devices.sample_statistics import spread
 from clustersim.common.units import Seconds
-from clustersim.cost.calibration_record import GpuRow
+from clustersim.cost.calibration_record import GpuSample
 
 _WARM: Final = 2.0  # seconds, in which power limits have met the clocks
 _SECONDS: Final = 2.0  # of samples
@@ -39,7 +39,7 @@ class Line:
             self._waiting.append(self.gpu.filler().batch())
 
 
-def gpu_rows(device: TorchDevice) -> tuple[GpuRow, ...]:
+def gpu_rows(device: TorchDevice) -> tuple[GpuSample, ...]:
     """A product on every GPU at once, the median of many; none on a CPU, which is the node's only one."""
     if device.filler() is None:
         return ()
@@ -51,7 +51,7 @@ def gpu_rows(device: TorchDevice) -> tuple[GpuRow, ...]:
         seen = [stack.enter_context(line.gpu.watched()) for line in lines]
         _go_on(lines, _SECONDS)
     found = zip(lines, seen, strict=True)
-    return tuple(GpuRow(f"cuda:{line.gpu.number}", spread(line.samples), watch.under) for line, watch in found)
+    return tuple(GpuSample(f"cuda:{line.gpu.number}", spread(line.samples), watch.under) for line, watch in found)
 
 
 def _go_on(lines: list[Line], seconds: Seconds) -> None:

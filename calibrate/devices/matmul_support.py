@@ -14,7 +14,7 @@ from typing import Final
 
 import torch
 
-from clustersim.common.dtypes import NARROW, DType
+from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
 
 _ADA, _HOPPER, _BLACKWELL, _LATER = (8, 9), (9, 0), (10, 0), (99, 0)
 _CAPABILITIES: Final = MappingProxyType(  # from which one, and before which
@@ -46,7 +46,7 @@ def multiplies(number: int, dtype: DType) -> bool:
     if torch.version.hip is None:
         since, until = _CAPABILITIES[dtype]
         return since <= torch.cuda.get_device_capability(number) < until
-    if dtype in NARROW:
+    if dtype in LOW_PRECISION_DTYPES:
         return _architecture(number).startswith(_ARCHITECTURES.get(dtype, ()))
     return dtype is not DType.TF32
 

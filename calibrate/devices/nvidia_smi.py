@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from calibrate.devices.telemetry import Facts, reasons
-from clustersim.cost.calibration_record import UnderLoad
+from clustersim.cost.calibration_record import DeviceTelemetry
 
 _PATIENCE: Final = 30.0  # seconds after which it is ended; who waits for its answer has given up before
 _STATE: Final = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu")
@@ -24,10 +24,10 @@ class Smi:
     name: str
     reasons: str
 
-    def state(self) -> UnderLoad:
+    def state(self) -> DeviceTelemetry:
         """Now; 0 for what it does not tell."""
         sm, memory, power, temperature, mask = self._asked((*_STATE, self.reasons) if self.reasons else _STATE)
-        return UnderLoad(
+        return DeviceTelemetry(
             _number(sm), _number(memory), _number(power), _number(temperature), reasons(int(_number(mask)))
         )
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from calibrate.devices.telemetry import Facts, reasons
-from clustersim.cost.calibration_record import UnderLoad
+from clustersim.cost.calibration_record import DeviceTelemetry
 
 Answer = TypeVar("Answer")
 
@@ -17,7 +17,7 @@ class Nvml:
     handle: Any
     whole: bool
 
-    def state(self) -> UnderLoad:
+    def state(self) -> DeviceTelemetry:
         """Now; 0 for what this GPU or driver does not tell."""
         import pynvml
 
@@ -25,7 +25,7 @@ class Nvml:
         mask = told(pynvml.nvmlDeviceGetCurrentClocksEventReasons, None)  # since driver 535
         if mask is None:
             mask = told(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, 0)
-        return UnderLoad(
+        return DeviceTelemetry(
             sm_clock_mhz=float(told(pynvml.nvmlDeviceGetClockInfo, 0, pynvml.NVML_CLOCK_SM)),
             memory_clock_mhz=float(told(pynvml.nvmlDeviceGetClockInfo, 0, pynvml.NVML_CLOCK_MEM)),
             power_w=1e-3 * told(pynvml.nvmlDeviceGetPowerUsage, 0),

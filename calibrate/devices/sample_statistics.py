@@ -13,7 +13,7 @@ import numpy as np
 
 from clustersim.common.arrays import FloatArray
 from clustersim.common.units import Seconds
-from clustersim.cost.calibration_record import Spread
+from clustersim.cost.calibration_record import TimeStatistics
 
 NORMAL: Final = 1.4826  # standard deviations in a median absolute deviation, of a normal distribution
 OUTLYING: Final = 5.0  # standard deviations
@@ -21,12 +21,12 @@ _FEW: Final = 8  # samples
 _ROUNDING: Final = 1e-3  # of the median: below that samples are equal
 
 
-def spread(samples: Sequence[Seconds]) -> Spread:
+def spread(samples: Sequence[Seconds]) -> TimeStatistics:
     """Median and percentiles of samples, without those that are far from all others."""
     every = np.array(samples)
     kept = every if len(every) < _FEW else every[np.abs(every - np.median(every)) <= _allowed(every)]
     p5, median, p95 = (float(value) for value in np.percentile(kept, (5, 50, 95)))
-    return Spread(median, p5, p95, repetitions=len(kept), dropped=len(every) - len(kept))
+    return TimeStatistics(median, p5, p95, repetitions=len(kept), dropped=len(every) - len(kept))
 
 
 def deviation(samples: FloatArray) -> float:

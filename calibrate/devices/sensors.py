@@ -19,7 +19,7 @@ import torch
 from calibrate.devices import nvidia_smi, nvml
 from calibrate.devices.telemetry import Facts, Sensor
 from clustersim.common.units import Seconds
-from clustersim.cost.calibration_record import UnderLoad
+from clustersim.cost.calibration_record import DeviceTelemetry
 
 _PATIENCE: Final = 20.0  # seconds that a driver may take; nvidia-smi takes some on a node that was idle
 _SELDOM: Final = 10.0  # seconds for which an answer holds that itself takes tenths of a second
@@ -31,9 +31,9 @@ Answer = TypeVar("Answer")
 class Mute:
     """Nothing here can tell."""
 
-    def state(self) -> UnderLoad:
+    def state(self) -> DeviceTelemetry:
         """Not known."""
-        return UnderLoad()
+        return DeviceTelemetry()
 
     def facts(self) -> Facts:
         """Not known."""
@@ -48,9 +48,9 @@ class Patient:
         nothing: Sensor = Mute()
         self._sensor = self._ask(find, nothing)
 
-    def state(self) -> UnderLoad:
+    def state(self) -> DeviceTelemetry:
         """Now, as far as it is known."""
-        return self._ask(lambda: self._sensor.state(), UnderLoad())
+        return self._ask(lambda: self._sensor.state(), DeviceTelemetry())
 
     def facts(self) -> Facts:
         """What it is set to, as far as it is known."""
@@ -80,9 +80,9 @@ class Seldom:
 
     def __init__(self, sensor: Sensor) -> None:
         self._sensor = sensor
-        self._last: tuple[Seconds, UnderLoad] | None = None
+        self._last: tuple[Seconds, DeviceTelemetry] | None = None
 
-    def state(self) -> UnderLoad:
+    def state(self) -> DeviceTelemetry:
         """Now, or a little ago."""
         if self._last is None or monotonic() - self._last[0] > _SELDOM:
             self._last = monotonic(), self._sensor.state()
@@ -99,9 +99,9 @@ class Rocm:
 
     number: int
 
-    def state(self) -> UnderLoad:
+    def state(self) -> DeviceTelemetry:
         """Now."""
-        return UnderLoad(
+        return DeviceTelemetry(
             sm_clock_mhz=self._told(torch.cuda.clock_rate),
             power_w=self._told(torch.cuda.power_draw),
             temperature_c=self._told(torch.cuda.temperature),

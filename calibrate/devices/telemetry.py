@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from clustersim.cost.calibration_record import UnderLoad
+from clustersim.cost.calibration_record import DeviceTelemetry
 
 _IDLE: Final = 0x1  # a reason for a low clock, but not what keeps a GPU that works from a higher one
 _REASONS: Final = {  # nvml.h: nvmlClocksEventReason..., formerly nvmlClocksThrottleReason...
@@ -34,7 +34,7 @@ class Facts:
 class Sensor(Protocol):
     """What tells the state of one GPU."""
 
-    def state(self) -> UnderLoad:
+    def state(self) -> DeviceTelemetry:
         """Now."""
 
     def facts(self) -> Facts:
@@ -47,12 +47,12 @@ def reasons(mask: int) -> tuple[str, ...]:
     return tuple(_REASONS.get(bit, hex(bit)) for bit in bits if bit != _IDLE)
 
 
-def mean(states: Sequence[UnderLoad]) -> UnderLoad | None:
+def mean(states: Sequence[DeviceTelemetry]) -> DeviceTelemetry | None:
     """Means of what was told, and all reasons; None where nothing was."""
-    told = [state for state in states if state != UnderLoad()]
+    told = [state for state in states if state != DeviceTelemetry()]
     if not told:
         return None
-    return UnderLoad(
+    return DeviceTelemetry(
         sm_clock_mhz=_mean([state.sm_clock_mhz for state in told]),
         memory_clock_mhz=_mean([state.memory_clock_mhz for state in told]),
         power_w=_mean([state.power_w for state in told]),

@@ -8,7 +8,7 @@ from typing import Final
 from calibrate.devices.stopwatch import Action
 from calibrate.devices.telemetry import mean
 from clustersim.common.units import Seconds
-from clustersim.cost.calibration_record import UnderLoad
+from clustersim.cost.calibration_record import DeviceTelemetry
 
 _BETWEEN: Final = 0.05  # seconds; drivers refresh power ten times a second
 
@@ -17,16 +17,16 @@ class Watch:
     """What was seen so far."""
 
     def __init__(self) -> None:
-        self.states: list[UnderLoad] = []
+        self.states: list[DeviceTelemetry] = []
 
     @property
-    def under(self) -> UnderLoad | None:
+    def under(self) -> DeviceTelemetry | None:
         """The means of it; None where the device tells nothing."""
         return mean(self.states)
 
 
 @contextmanager
-def watching(look: Callable[[], UnderLoad]) -> Iterator[Watch]:
+def watching(look: Callable[[], DeviceTelemetry]) -> Iterator[Watch]:
     """Look at a device again and again while the block runs, and once when it ends before the first look."""
     watch = Watch()
     end = repeated(lambda: watch.states.append(look()), _BETWEEN)

@@ -15,7 +15,7 @@ import numpy as np
 
 from clustersim.common.arrays import FloatArray
 from clustersim.common.dtypes import DType
-from clustersim.cost.calibration_record import CollectiveFit, CollectiveRow, Residual
+from clustersim.cost.calibration_record import CollectiveFit, CollectiveSample, FitResidual
 from clustersim.program.task import CollectiveType
 
 Shape = tuple[CollectiveType, int, int, DType]
@@ -23,27 +23,27 @@ Shape = tuple[CollectiveType, int, int, DType]
 LEAST: Final = 3  # payloads: two constants, and something to judge them by
 
 
-def fit_calls(rows: Iterable[CollectiveRow]) -> tuple[CollectiveFit, ...]:
+def fit_calls(rows: Iterable[CollectiveSample]) -> tuple[CollectiveFit, ...]:
     """A fit for each collective and shape of group, with even parts; none where its rows cannot tell a bandwidth.
 
     That takes three different payloads, and times that grow with them.
     """
-    shapes: dict[Shape, list[CollectiveRow]] = {}
-    for row in (collective_row for collective_row in rows if not collective_row.call.shares):
+    shapes: dict[Shape, list[CollectiveSample]] = {}
+    for row in (collective_sample for collective_sample in rows if not collective_sample.call.shares):
         call = row.call
         shapes.setdefault((call.collective, call.ranks, call.nodes, call.format), []).append(row)
     fits = (_fit(shape, alike) for shape, alike in shapes.items())
     return tuple(fit for fit in fits if fit is not None)
 
 
-def _fit(shape: Shape, rows: Sequence[CollectiveRow]) -> CollectiveFit | None:
+def _fit(shape: Shape, rows: Sequence[CollectiveSample]) -> CollectiveFit | None:
     payloads = np.array([row.call.payload for row in rows])
     seconds = np.array([row.time.seconds for row in rows])
     alpha, pace = _line(payloads, seconds)
     if len(set(payloads.tolist())) < LEAST or pace <= 0.0:
         return None
     error = float(np.mean(np.abs((alpha + pace * payloads) / seconds - 1.0)))
-    residual = Residual(len(rows), error, _left_out(payloads, seconds))
+    residual = FitResidual(len(rows), error, _left_out(payloads, seconds))
     collective, ranks, nodes, form = shape
     return CollectiveFit(collective, ranks, nodes, alpha, 1.0 / pace, residual, form)
 

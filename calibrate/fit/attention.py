@@ -100,7 +100,7 @@ def _constants(share: float, causal: float, head: float, key: float, block: floa
 def _full_rate(accelerator: Accelerator, constants: AttentionEfficiency, rows: Sequence[AttentionRow]) -> FloatArray:
     """Seconds of every row's arithmetic at a share of 1."""
     loads = (attention_load(accelerator, constants, row.shape, _scores(row)) for row in rows)
-    peaks = (accelerator.peak_of(row.dtype) for row in rows)
+    peaks = (accelerator.peak_flops(row.dtype) for row in rows)
     return np.array([row.flops / peak * load for row, peak, load in zip(rows, peaks, loads, strict=True)])
 
 
@@ -110,4 +110,4 @@ def _memory(accelerator: Accelerator, rows: Sequence[AttentionRow]) -> FloatArra
 
 
 def _scores(row: AttentionRow) -> float:
-    return row.flops / row.shape.score_flops(backward=row.backward)
+    return row.flops / row.shape.flops_per_score(backward=row.backward)

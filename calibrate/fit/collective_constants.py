@@ -23,9 +23,9 @@ from clustersim.collectives.library import Library, NetworkConstants, NvlinkCons
 from clustersim.collectives.tuner import VariantCosts, variant_seconds
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.units import Seconds
-from clustersim.hardware.link_technology import Technology
+from clustersim.hardware.link_technology import LinkTechnology
 
-VERBS: Final = (Technology.INFINIBAND, Technology.ROCE)  # whose messages NCCL's own constants are about
+VERBS: Final = (LinkTechnology.INFINIBAND, LinkTechnology.ROCE)  # whose messages NCCL's own constants are about
 INSIDE: Final = 0.4  # of a payload; 0.2 fits as well (12.8 % both), so the tables do not tell
 PIPELINES: Final = tuple(
     PipelineChunking(INSIDE, *item) for item in itertools.product((0.4, 0.6, 0.8, 1.0), (8e6, 12e6))
@@ -48,11 +48,11 @@ class Fit:
 
     def best(self, without: str | None = None) -> Library:
         """The library with the constants that fit the tables of all sources but one best."""
-        kept: dict[Technology | None, NvlinkConstants] = {
+        kept: dict[LinkTechnology | None, NvlinkConstants] = {
             make: replace(nvlink_constants, launch_seconds=self._launch(make, nvlink_constants.launch_seconds, without))
             for make, nvlink_constants in self._generations
         }
-        networks: dict[Technology | None, NetworkConstants] = {
+        networks: dict[LinkTechnology | None, NetworkConstants] = {
             make: replace(network_constants, message_latency=self._latency(make, without))
             for make, network_constants in self._networks
         }
@@ -65,21 +65,21 @@ class Fit:
         )
 
     @property
-    def _generations(self) -> list[tuple[Technology, NvlinkConstants]]:
+    def _generations(self) -> list[tuple[LinkTechnology, NvlinkConstants]]:
         makes = dict.fromkeys(table.place.generation for table in self.launches)
         return [(make, self.library.nvlink_by_technology[make]) for make in makes]
 
     @property
-    def _networks(self) -> list[tuple[Technology, NetworkConstants]]:
+    def _networks(self) -> list[tuple[LinkTechnology, NetworkConstants]]:
         makes = dict.fromkeys(table.place.network for table in self.latencies)
         return [(make, self.library.network_by_technology[make]) for make in makes]
 
-    def _launch(self, make: Technology, own: Seconds | None, without: str | None) -> Seconds | None:
+    def _launch(self, make: LinkTechnology, own: Seconds | None, without: str | None) -> Seconds | None:
         mine = {table: launch for table, launch in self.launches.items() if table.place.generation is make}
         best = _least(mine, without)
         return own if best is None else LAUNCHES[best]
 
-    def _latency(self, make: Technology, without: str | None) -> Seconds:
+    def _latency(self, make: LinkTechnology, without: str | None) -> Seconds:
         mine = {table: latency for table, latency in self.latencies.items() if table.place.network is make}
         best = _least(mine, without)
         return self.library.network_by_technology[None].message_latency if best is None else LATENCIES[best]

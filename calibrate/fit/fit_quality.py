@@ -13,7 +13,7 @@ import numpy as np
 from calibrate.fit.grid_search import Winner
 from calibrate.fit.published_kernels import AttentionRow, CastRow, GroupedRow, MatmulRow, MatmulSet
 from clustersim.common.arrays import FloatArray
-from clustersim.hardware.efficiency import Efficiency
+from clustersim.hardware.efficiency import KernelEfficiency
 
 Row = MatmulRow | MatmulSet | AttentionRow | GroupedRow | CastRow
 LARGE: Final = 1e12  # FLOP from which a matmul counts as large
@@ -105,7 +105,7 @@ class Unseen:
 class Fits:
     """Recommended constants by accelerator, and how well they predict."""
 
-    efficiencies: Mapping[str, Efficiency]
+    efficiencies: Mapping[str, KernelEfficiency]
     judged: Sequence[Judged]
 
     @property

@@ -18,7 +18,7 @@ from calibrate.fit.grid_search import Winner, factors
 from clustersim.common.arrays import FloatArray
 from clustersim.common.dtypes import DType
 from clustersim.common.units import FlopPerSecond, Seconds
-from clustersim.cost.calibration_record import KernelRow
+from clustersim.cost.calibration_record import KernelSample
 from clustersim.hardware.accelerator import Accelerator
 
 ROOM: Final = 4.0  # how far above the best measured rate one is searched that no datasheet bounds
@@ -33,7 +33,7 @@ class Timed:
     """A row that was measured, and its place among them."""
 
     place: int
-    row: KernelRow
+    row: KernelSample
     seconds: Seconds
 
 

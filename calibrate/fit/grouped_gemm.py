@@ -18,33 +18,33 @@ from clustersim.common.arrays import FloatArray
 from clustersim.common.units import Seconds
 from clustersim.cost.grouped_gemm import grouped_seconds
 from clustersim.hardware.accelerator import Accelerator
-from clustersim.hardware.efficiency import GroupedEfficiency
+from clustersim.hardware.efficiency import GroupedGemmEfficiency
 from clustersim.model.kernels import MatmulShape
 
 SHARES: Final = steps(0.3, 0.9, 0.02)
 EDGES: Final = (0.0, 16.0, 32.0, 48.0)
 PROLOGUES: Final = (0.0, 64.0, 128.0, 192.0, 256.0)
-_Candidates = Mapping[tuple[float, ...], GroupedEfficiency]
+_Candidates = Mapping[tuple[float, ...], GroupedGemmEfficiency]
 CALLS: Final = tuple(call * 1e-6 for call in steps(8.0, 10.0, 0.2))
 
 
 def fit_grouped(
     accelerator: Accelerator, rows: Sequence[GroupedRow], call: Seconds | None
-) -> tuple[GroupedEfficiency, Winner]:
+) -> tuple[GroupedGemmEfficiency, Winner]:
     """The best share, edge, prologue and call (unless given) of those on streams; kernel_share is set to the share."""
     search, calls = _search(rows), CALLS if call is None else (call,)
     for edge, prologue in combinations(EDGES, PROLOGUES):
         _offer(search, accelerator, rows, _candidates(SHARES, edge, prologue, calls))
     winner = search.winner()
     share, edge, prologue, called = winner.constants
-    return GroupedEfficiency(share, share, prologue, edge, round(called, 9)), winner
+    return GroupedGemmEfficiency(share, share, prologue, edge, round(called, 9)), winner
 
 
-def fit_scaled_kernel(accelerator: Accelerator, rows: Sequence[GroupedRow]) -> tuple[GroupedEfficiency, Winner]:
+def fit_scaled_kernel(accelerator: Accelerator, rows: Sequence[GroupedRow]) -> tuple[GroupedGemmEfficiency, Winner]:
     """Of one kernel in a format with scales: its own share, if that predicts unseen rows better than what is kept."""
-    known, dtype = accelerator.efficiency.experts, rows[0].dtype
+    known, dtype = accelerator.efficiency.expert_matmul, rows[0].dtype
     kept: _Candidates = {(): known}
-    own: _Candidates = {(float(share),): known.with_kernel_share(dtype, float(share)) for share in SHARES}
+    own: _Candidates = {(float(share),): known.with_kernel_fraction(dtype, float(share)) for share in SHARES}
     winners = [_best_of(accelerator, rows, candidates) for candidates in (kept, own)]
     winner = supported(winners, np.array([row.seconds for row in rows]))
     return own.get(winner.constants, known), winner
@@ -58,9 +58,9 @@ def _best_of(accelerator: Accelerator, rows: Sequence[GroupedRow], candidates: _
     return search.winner()
 
 
-def fit_kernel_share(accelerator: Accelerator, rows: Sequence[GroupedRow]) -> tuple[GroupedEfficiency, Winner]:
+def fit_kernel_share(accelerator: Accelerator, rows: Sequence[GroupedRow]) -> tuple[GroupedGemmEfficiency, Winner]:
     """The best share of one kernel for all experts; all other constants are known."""
-    known, search = accelerator.efficiency.experts, _search(rows)
+    known, search = accelerator.efficiency.expert_matmul, _search(rows)
     _offer(search, accelerator, rows, _candidates(SHARES, known.edge, known.prologue, (known.call,)))
     winner = search.winner()
     return replace(known, kernel_share=winner.constants[0]), winner
@@ -89,17 +89,17 @@ def _offer(
 def _busy(accelerator: Accelerator, rows: Sequence[GroupedRow], constants: tuple[float, ...]) -> FloatArray:
     """[kernels] of all rows, one behind the other: seconds on the device."""
     share, edge, prologue, call = constants
-    return _timed(accelerator, rows, GroupedEfficiency(share, share, prologue, edge, call))
+    return _timed(accelerator, rows, GroupedGemmEfficiency(share, share, prologue, edge, call))
 
 
-def _timed(accelerator: Accelerator, rows: Sequence[GroupedRow], own: GroupedEfficiency) -> FloatArray:
+def _timed(accelerator: Accelerator, rows: Sequence[GroupedRow], own: GroupedGemmEfficiency) -> FloatArray:
     """[kernels] of all rows, by constants of products of experts."""
     inside = replace(accelerator, efficiency=replace(accelerator.efficiency, grouped=own))
     kernels = [kernel for row in rows for kernel in row.kernels]
     shapes = [kernel.shape for kernel in kernels if isinstance(kernel.shape, MatmulShape)]
     sizes = np.array([(shape.m, shape.n, shape.k, shape.batch) for shape in shapes], dtype=np.float64).T
     moved = np.array([kernel.bytes for kernel in kernels])
-    compute, memory = grouped_seconds(inside, kernels[0].dtype, sizes, moved, streamed=rows[0].streamed)
+    compute, memory = grouped_seconds(inside, kernels[0].dtype, sizes, moved, multi_stream=rows[0].streamed)
     return np.hypot(compute, memory) + accelerator.efficiency.kernel_latency
 
 

@@ -26,9 +26,9 @@ from calibrate.fit.matmul_constants import Row, fit_scaled
 from calibrate.fit.memory_bound import CAST_PARTS
 from calibrate.fit.published_kernels import CastRow, casts, matmul_sets, matmuls
 from clustersim.common.arrays import FloatArray
-from clustersim.common.dtypes import NARROW, DType
+from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
-from clustersim.hardware.efficiency import Efficiency, MatmulEfficiency
+from clustersim.hardware.efficiency import KernelEfficiency, MatmulEfficiency
 
 DIGITS: Final = 2  # of a derived share
 INSTEAD: Final[Mapping[DType, DType]] = {DType.FP8_BLOCKWISE: DType.MXFP8}
@@ -42,7 +42,7 @@ class Relative:
     the other formats where there is no sibling.
     """
 
-    sibling: Efficiency | None
+    sibling: KernelEfficiency | None
     fp8: float
 
 
@@ -62,7 +62,7 @@ def fit_formats(
     return _with(known, _derived(known.efficiency.matmul, relative.sibling, fitted)), judged
 
 
-def fit_casts(accelerator: Accelerator, sibling: Efficiency | None) -> tuple[float, list[Judged]]:
+def fit_casts(accelerator: Accelerator, sibling: KernelEfficiency | None) -> tuple[float, list[Judged]]:
     """The bandwidth that casts reach, relative to other streaming kernels."""
     rows = [row for row in casts() if row.accelerator == accelerator.name]
     if not rows:
@@ -78,14 +78,14 @@ def fit_casts(accelerator: Accelerator, sibling: Efficiency | None) -> tuple[flo
     return winner.constants[0], [Judged(accelerator.name, "casts", rows, winner)]
 
 
-def scaled_kernels(efficiency: Efficiency, sibling: Efficiency) -> Mapping[DType, float]:
+def scaled_kernels(efficiency: KernelEfficiency, sibling: KernelEfficiency) -> Mapping[DType, float]:
     """Shares of one kernel for all experts as far from those of other products as a sibling's."""
-    own, known = efficiency.matmul.shares, sibling.experts.kernel_shares
+    own, known = efficiency.matmul.shares, sibling.expert_matmul.kernel_shares
     both = (dtype for dtype in known if dtype in own)
     return {dtype: round(known[dtype] * own[dtype] / sibling.matmul.shares[dtype], DIGITS) for dtype in both}
 
 
-def with_others_kernels(efficiency: Efficiency) -> Efficiency:
+def with_others_kernels(efficiency: KernelEfficiency) -> KernelEfficiency:
     """The same where another format's kernels run a format's products of experts."""
     grouped, listed = efficiency.grouped, efficiency.matmul.shares
     if grouped is None:
@@ -99,33 +99,33 @@ def _known(accelerator: Accelerator, relative: Relative) -> Accelerator:
     """The accelerator with FP8's share, which the others' are relative to; nothing of the others."""
     listed = load_accelerator(accelerator.name).efficiency.matmul.shares
     matmul = replace(accelerator.efficiency.matmul, shares={}, prologues={}, starts={})
-    base = matmul.share if relative.sibling is None else relative.sibling.matmul.share_of(DType.FP8)
+    base = matmul.share if relative.sibling is None else relative.sibling.matmul.peak_fraction_of(DType.FP8)
     share = round(base * relative.fp8, DIGITS)
-    found = replace(matmul, shares=dict.fromkeys((item for item in NARROW if item in listed), share))
+    found = replace(matmul, shares=dict.fromkeys((item for item in LOW_PRECISION_DTYPES if item in listed), share))
     if relative.sibling is not None and DType.FP8 in listed:
         found = _like(found, DType.FP8, relative.sibling.matmul, DType.FP8)
     return _with(accelerator, found)
 
 
-def _derived(matmul: MatmulEfficiency, sibling: Efficiency | None, fitted: set[DType]) -> MatmulEfficiency:
+def _derived(matmul: MatmulEfficiency, sibling: KernelEfficiency | None, fitted: set[DType]) -> MatmulEfficiency:
     """What has no rows."""
     rest = [d_type for d_type in matmul.shares if d_type not in fitted and d_type is not DType.FP8]
     instead = [item for item in rest if INSTEAD.get(item) in matmul.shares]
     for dtype in (element for element in rest if element not in instead):
         if sibling is None or dtype not in sibling.matmul.shares:
             raise ValueError(f"{dtype.value}: neither published for this accelerator nor known of a sibling")
-        ratio = matmul.share_of(DType.FP8) / sibling.matmul.share_of(DType.FP8)
-        share = round(sibling.matmul.share_of(dtype) * ratio, DIGITS)
-        matmul = _like(matmul.with_share(dtype, share), dtype, sibling.matmul, dtype)
+        ratio = matmul.peak_fraction_of(DType.FP8) / sibling.matmul.peak_fraction_of(DType.FP8)
+        share = round(sibling.matmul.peak_fraction_of(dtype) * ratio, DIGITS)
+        matmul = _like(matmul.with_peak_fraction(dtype, share), dtype, sibling.matmul, dtype)
     for dtype in instead:
         other = INSTEAD[dtype]
-        matmul = _like(matmul.with_share(dtype, matmul.share_of(other)), dtype, matmul, other)
+        matmul = _like(matmul.with_peak_fraction(dtype, matmul.peak_fraction_of(other)), dtype, matmul, other)
     return matmul
 
 
 def _like(matmul: MatmulEfficiency, dtype: DType, known: MatmulEfficiency, other: DType) -> MatmulEfficiency:
     """With the prologue and start that another format has of its own."""
-    return matmul.with_own(dtype, known.prologues.get(other), known.starts.get(other))
+    return matmul.with_format_overheads(dtype, known.prologues.get(other), known.starts.get(other))
 
 
 def _rows(dtype: DType, names: Sequence[str]) -> list[Row]:

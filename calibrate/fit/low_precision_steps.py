@@ -25,7 +25,7 @@ from clustersim.common.units import Seconds
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
-from clustersim.uncertainty.model_file import NARROW, NARROW_MIXTURES
+from clustersim.uncertainty.model_file import LOW_PRECISION_MOE_STEPS, LOW_PRECISION_STEPS
 from clustersim.validation.case_scenario import experience_of
 from clustersim.validation.cases import CannotPredictError, Case
 from clustersim.validation.framework_defaults import has_experts
@@ -56,7 +56,9 @@ class Narrow:
 
 def tabulated(cases: Iterable[Case], pool: Executor) -> list[Narrow]:
     """The measured steps in narrow formats of quality A and B that can be predicted."""
-    found = pool.map(_tabulate, [case for case in cases if experience_of(case) in (NARROW, NARROW_MIXTURES)])
+    found = pool.map(
+        _tabulate, [case for case in cases if experience_of(case) in (LOW_PRECISION_STEPS, LOW_PRECISION_MOE_STEPS)]
+    )
     return [item for item in found if item is not None]
 
 
@@ -73,7 +75,7 @@ def _tabulate(case: Case) -> Narrow | None:
 
 def _seconds(scenario: Scenario, rate: float) -> Seconds:
     accelerator = scenario.cluster.accelerator
-    changed = replace(accelerator, in_training=replace(accelerator.in_training, narrow=rate))
+    changed = replace(accelerator, derating=replace(accelerator.derating, low_precision_ratio=rate))
     return predicted_seconds(simulate(replace(scenario, cluster=replace(scenario.cluster, accelerator=changed))))
 
 
@@ -120,7 +122,7 @@ def judged_narrow(table: Sequence[Narrow]) -> list[NarrowQuality]:
 
 
 def _error(each: Narrow, rates: Mapping[str, float]) -> float:
-    own = load_accelerator(each.accelerator).in_training.sustained
+    own = load_accelerator(each.accelerator).derating.sustained_ratio
     return float(np.expm1(each.errors(np.array([rates.get(each.accelerator, own)]))[0]))
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from calibrate.fit.grid_search import GridSearch, Winner, combinations, steps, supported
 from calibrate.fit.published_kernels import MatmulRow, MatmulSet
 from clustersim.common.arrays import FloatArray
-from clustersim.common.dtypes import NARROW, DType
+from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
 from clustersim.common.units import Seconds
 from clustersim.cost.matmul_tiles import alignment_rate, matmul_options
 from clustersim.hardware.accelerator import Accelerator
@@ -47,8 +47,8 @@ class MatmulGrid:
 
 def own_matmul(accelerator: Accelerator, dtype: DType) -> MatmulGrid:
     """The accelerator's own constants of a format, nothing searched."""
-    constants, latencies = accelerator.efficiency.matmul, np.array([accelerator.efficiency.start_of(dtype)])
-    share, prologue = np.array([constants.share_of(dtype)]), constants.prologue_of(dtype)
+    constants, latencies = accelerator.efficiency.matmul, np.array([accelerator.efficiency.kernel_latency_of(dtype)])
+    share, prologue = np.array([constants.peak_fraction_of(dtype)]), constants.prologue_of(dtype)
     return MatmulGrid(share, (constants.edge,), (prologue,), latencies)
 
 
@@ -77,7 +77,7 @@ def fit_matmul(
     latencies = LATENCIES if latency is None else np.array([latency])
     winner = search_matmul(accelerator, rows, MatmulGrid(SHARES, EDGES, PROLOGUES, latencies, even))
     share, edge, prologue, late = winner.constants
-    found = replace(accelerator.efficiency.matmul.at(share), edge=edge, prologue=prologue)
+    found = replace(accelerator.efficiency.matmul.with_uniform_fraction(share), edge=edge, prologue=prologue)
     return found, late, winner
 
 
@@ -89,7 +89,7 @@ def fit_scaled(accelerator: Accelerator, rows: Sequence[Row]) -> tuple[MatmulEff
     share, _, prologue, start = winner.constants
     prologues = None if prologue == matmul.prologue else prologue
     starts = None if start == accelerator.efficiency.kernel_latency else start
-    return matmul.with_share(dtype, share).with_own(dtype, prologues, starts), winner
+    return matmul.with_peak_fraction(dtype, share).with_format_overheads(dtype, prologues, starts), winner
 
 
 def _supported(accelerator: Accelerator, rows: Sequence[Row], grid: MatmulGrid) -> Winner:
@@ -116,8 +116,8 @@ def _busy(
 ) -> Iterator[tuple[float, FloatArray]]:
     """[products] seconds of those of every row for every share, without the start of the kernel."""
     matmul, dtype = accelerator.efficiency.matmul, rows[0].dtype
-    known = matmul.with_share(dtype, 1.0) if dtype in NARROW else matmul
-    full = replace(known.at(1.0), edge=edge, prologue=prologue, prologues={})
+    known = matmul.with_peak_fraction(dtype, 1.0) if dtype in LOW_PRECISION_DTYPES else matmul
+    full = replace(known.with_uniform_fraction(1.0), edge=edge, prologue=prologue, prologues={})
     whole = replace(accelerator, efficiency=replace(accelerator.efficiency, matmul=full))
     compute, memory = _options(whole, [product for row in rows for product in row.products])
     for share in shares:

@@ -29,25 +29,25 @@ from calibrate.fit.grid_search import Winner, supported
 from calibrate.fit.matmul_constants import EDGES, PROLOGUES, MatmulGrid, own_matmul, search_matmul
 from calibrate.fit.published_kernels import MatmulRow
 from clustersim.common.arrays import FloatArray
-from clustersim.common.dtypes import NARROW
+from clustersim.common.dtypes import LOW_PRECISION_DTYPES
 from clustersim.common.units import FlopPerSecond
 from clustersim.hardware.accelerator import Accelerator
-from clustersim.model.kernels import GROUPED, KernelKind, MatmulShape
+from clustersim.model.kernels import GROUPED_MATMUL_KINDS, KernelKind, MatmulShape
 
 
 def fit_formats(state: State, rows: Sequence[Timed]) -> State:
     """The reference format first, then the rates of all others; rows: of all kinds."""
     formats = by_format(timed for timed in rows if timed.row.kind is KernelKind.MATMUL)
-    dense = [dtype for dtype in formats if dtype not in NARROW]
+    dense = [dtype for dtype in formats if dtype not in LOW_PRECISION_DTYPES]
     if dense:
         reference = max(dense, key=lambda dtype: sum(item.row.flops for item in formats[dtype]))
         state = _fit_reference(state, formats[reference], _free(state, rows))
         for dtype in dense:
             if dtype is not reference:
                 state = _fit_format(state, formats[dtype])
-    for scaled in (formats[element] for element in NARROW if element in formats):
+    for scaled in (formats[element] for element in LOW_PRECISION_DTYPES if element in formats):
         state = _fit_scaled(state, scaled)
-    return _known(state, (entry for entry in rows if entry.row.kind in GROUPED))
+    return _known(state, (entry for entry in rows if entry.row.kind in GROUPED_MATMUL_KINDS))
 
 
 def _free(state: State, rows: Sequence[Timed]) -> FloatArray:
@@ -86,13 +86,15 @@ def _fit_format(state: State, rows: Sequence[Timed]) -> State:
 def _fit_scaled(state: State, rows: Sequence[Timed]) -> State:
     """The share of its peak that a format with scales has."""
     dtype, own = rows[0].row.dtype, state.accelerator.efficiency.matmul
-    known = with_constants(state.accelerator, matmul=own.with_share(dtype, own.share_of(dtype)))
+    known = with_constants(state.accelerator, matmul=own.with_peak_fraction(dtype, own.peak_fraction_of(dtype)))
     rate, winner, scale = _fit_rate(replace(state, accelerator=known), rows)
     peak = scale.nominal(winner.constants[0])
-    before = state.accelerator.peak.get(dtype.arithmetic, peak)
-    for d_type in (share for share in own.shares if share.arithmetic is dtype.arithmetic):
-        own = own.with_share(d_type, own.share_of(d_type) * before / peak)  # their rates stay
-    return state.fitted(rows, winner, matmul=own.with_share(dtype, rate / peak)).with_peak(dtype.arithmetic, peak)
+    before = state.accelerator.peak.get(dtype.peak_dtype, peak)
+    for d_type in (share for share in own.shares if share.peak_dtype is dtype.peak_dtype):
+        own = own.with_peak_fraction(d_type, own.peak_fraction_of(d_type) * before / peak)  # their rates stay
+    return state.fitted(rows, winner, matmul=own.with_peak_fraction(dtype, rate / peak)).with_peak(
+        dtype.peak_dtype, peak
+    )
 
 
 def _known(state: State, rows: Iterable[Timed]) -> State:
@@ -100,10 +102,10 @@ def _known(state: State, rows: Iterable[Timed]) -> State:
     for dtype, same in by_format(rows).items():
         accelerator = state.accelerator
         if dtype not in accelerator.formats:
-            own, peak = accelerator.efficiency.matmul, accelerator.peak.get(dtype.arithmetic, ROOM * best_rate(same))
-            matmul = own.with_share(dtype, own.share) if dtype in NARROW else own
+            own, peak = accelerator.efficiency.matmul, accelerator.peak.get(dtype.peak_dtype, ROOM * best_rate(same))
+            matmul = own.with_peak_fraction(dtype, own.share) if dtype in LOW_PRECISION_DTYPES else own
             known = replace(state, accelerator=with_constants(accelerator, matmul=matmul))
-            state = known.with_peak(dtype.arithmetic, peak)
+            state = known.with_peak(dtype.peak_dtype, peak)
     return state
 
 
@@ -118,7 +120,7 @@ def _fit_rate(state: State, rows: Sequence[Timed]) -> tuple[FlopPerSecond, Winne
 
 def _scale(state: State, rows: Sequence[Timed]) -> tuple[Scale, Accelerator]:
     """The rate whose parts are searched, and the accelerator with it for a peak, at the same rate of matmuls."""
-    accelerator, dtype = state.accelerator, rows[0].row.dtype.arithmetic
+    accelerator, dtype = state.accelerator, rows[0].row.dtype.peak_dtype
     nominal, matmul = accelerator.peak.get(dtype, 0.0), accelerator.efficiency.matmul
     scale = state.scale(nominal, best_rate(rows))
     part = (nominal or scale.rate) / scale.rate

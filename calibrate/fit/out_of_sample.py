@@ -15,13 +15,13 @@ from typing import Final
 
 from clustersim.common.errors import InputError
 from clustersim.common.files import write_text_atomically
-from clustersim.uncertainty.model_file import STEPS
-from clustersim.uncertainty.step_features import Facts, Trait
+from clustersim.uncertainty.model_file import DENSE_STEPS
+from clustersim.uncertainty.step_features import Feature, StepFeatures
 
 FOLDER: Final = Path(__file__).parents[1] / "published"
 AMOUNTS: Final = ("GPUs", "tokens", "tp", "cp", "pp")
 _WORDS: Final = ("case_id", "source", "error", "accelerators", "kinds")
-_COLUMNS: Final = (*_WORDS, *AMOUNTS, *(trait.name.lower() for trait in Trait))
+_COLUMNS: Final = (*_WORDS, *AMOUNTS, *(trait.name.lower() for trait in Feature))
 _BETWEEN: Final = "; "
 
 
@@ -32,7 +32,7 @@ class LeftOut:
     case_id: str
     source: str
     error: float
-    facts: Facts
+    facts: StepFeatures
 
 
 def write_left_out(rows: Iterable[LeftOut], path: str | Path) -> None:
@@ -46,20 +46,20 @@ def write_left_out(rows: Iterable[LeftOut], path: str | Path) -> None:
 
 def _cells(row: LeftOut) -> dict[str, str]:
     facts = row.facts
-    names = {"accelerators": facts.accelerators, "kinds": facts.kinds}
+    names = {"accelerators": facts.accelerators, "kinds": facts.categories}
     return {
         "case_id": row.case_id,
         "source": row.source,
         "error": f"{row.error:.4f}",
         **{name: _BETWEEN.join(sorted(values)) for name, values in names.items()},
-        **{name: str(facts.amounts[name]) for name in AMOUNTS},
-        **{trait.name.lower(): f"{share:.4g}" for trait, share in facts.traits.items()},
+        **{name: str(facts.quantities[name]) for name in AMOUNTS},
+        **{trait.name.lower(): f"{share:.4g}" for trait, share in facts.feature_shares.items()},
     }
 
 
 def left_out_file(kind: str, folder: Path = FOLDER) -> Path:
     """The table of a kind of steps."""
-    return folder / ("left_out.csv" if kind == STEPS else f"left_out_{kind}.csv")
+    return folder / ("left_out.csv" if kind == DENSE_STEPS else f"left_out_{kind}.csv")
 
 
 def read_left_out(path: Path) -> list[LeftOut]:
@@ -76,7 +76,7 @@ def read_left_out(path: Path) -> list[LeftOut]:
 def _row(cells: Mapping[str, str]) -> LeftOut:
     accelerators, kinds = (frozenset(cells[name].split(_BETWEEN)) for name in ("accelerators", "kinds"))
     amounts = {name: int(cells[name]) for name in AMOUNTS}
-    traits = {trait: float(cells[trait.name.lower()]) for trait in Trait}
+    traits = {trait: float(cells[trait.name.lower()]) for trait in Feature}
     return LeftOut(
-        cells["case_id"], cells["source"], float(cells["error"]), Facts(accelerators, kinds, amounts, traits)
+        cells["case_id"], cells["source"], float(cells["error"]), StepFeatures(accelerators, kinds, amounts, traits)
     )

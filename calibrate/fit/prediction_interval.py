@@ -36,23 +36,23 @@ from calibrate.fit.repeatability import repeat_deviation
 from calibrate.fit.step_constants import LEAST
 from calibrate.fit.step_table import SIBLINGS
 from clustersim.common.arrays import BoolArray, FloatArray, IntArray
-from clustersim.common.data_files import find, names, read_mapping
+from clustersim.common.data_files import find_file, list_names, read_mapping
 from clustersim.common.errors import InputError
 from clustersim.common.files import write_text_atomically
-from clustersim.uncertainty.model_file import KINDS, STEPS, as_mapping, key_of
+from clustersim.uncertainty.model_file import DENSE_STEPS, MODEL_NAMES, component_key, model_to_dict
 from clustersim.uncertainty.prediction_interval import (
-    ALL,
-    SHARE,
-    TERMS,
-    Coverage,
-    Experience,
-    Gap,
-    Term,
-    loads,
-    regimes,
+    ALL_STEPS,
+    INTERVAL_COVERAGE,
+    VARIANCE_COMPONENTS,
+    BaseComponent,
+    StratumCoverage,
+    UncertaintyModel,
+    VarianceComponent,
+    component_loads,
+    strata_of,
 )
-from clustersim.uncertainty.step_features import VISIBLE
-from clustersim.uncertainty.validated_domain import Known
+from clustersim.uncertainty.step_features import MIN_VISIBLE_SHARE
+from clustersim.uncertainty.validated_domain import ValidatedDomain
 from clustersim.validation.case_scenario import experience_of
 from clustersim.validation.framework_defaults import software_of
 from clustersim.validation.steps import read_steps
@@ -61,18 +61,18 @@ FEWEST: Final = 4  # sources
 SUPPORT: Final = 3  # sources that a term needs for a variance of its own
 ROUNDS: Final = 500  # of the search for variances
 _ROUNDING: Final = 1e-9
-GAPS: Final = tuple(Gap)[1:]
+GAPS: Final = tuple(BaseComponent)[1:]
 
 
-def known_of(rows: Sequence[LeftOut]) -> Known:
+def known_of(rows: Sequence[LeftOut]) -> ValidatedDomain:
     """What some steps measured."""
     counts = Counter(name for row in rows for name in row.facts.accelerators)
     chips: Counter[str] = Counter()
     for name, count in counts.items():
         chips[SIBLINGS.get(name, name)] += count
     measured = [name for name, count in counts.items() if count >= LEAST]
-    siblings = [name for name in names("accelerators") if chips[SIBLINGS.get(name, name)] >= LEAST]
-    return Known.of((row.facts for row in rows), measured, siblings)
+    siblings = [name for name in list_names("accelerators") if chips[SIBLINGS.get(name, name)] >= LEAST]
+    return ValidatedDomain.from_steps((row.facts for row in rows), measured, siblings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,11 @@ def evidence(rows: Sequence[LeftOut]) -> Evidence:
     """What some steps tell about terms."""
     counts = Counter(row.source for row in rows)
     known = {source: known_of([row for row in rows if row.source != source]) for source in counts}
-    load = [[found[term] for term in TERMS] for row in rows for found in (loads(row.facts, known[row.source]),)]
+    load = [
+        [found[term] for term in VARIANCE_COMPONENTS]
+        for row in rows
+        for found in (component_loads(row.facts, known[row.source]),)
+    ]
     return Evidence(
         np.array(load),
         np.array([row.error for row in rows]),
@@ -103,7 +107,7 @@ def evidence(rows: Sequence[LeftOut]) -> Evidence:
 
 def variances(seen: Evidence) -> FloatArray:
     """The likeliest variance of each term; of what was not measured not below that of any step: [terms]."""
-    mean, terms = float(seen.weight @ seen.error**2 / seen.weight.sum()), len(TERMS)
+    mean, terms = float(seen.weight @ seen.error**2 / seen.weight.sum()), len(VARIANCE_COMPONENTS)
     load, squares = np.vstack([seen.load, np.eye(terms)]), np.append(seen.error**2, np.full(terms, mean))
     weight, free = np.append(seen.weight, np.full(terms, 1.0 / terms)), _supported(seen)
     found = np.full(terms, mean)
@@ -111,12 +115,12 @@ def variances(seen: Evidence) -> FloatArray:
         whole = load @ found
         step = np.sqrt((load.T @ (weight * squares / whole**2)) / (load.T @ (weight / whole)))
         found = np.where(free, found * step, found)
-    return np.where([term in GAPS for term in TERMS], np.maximum(found, found[0]), found)
+    return np.where([term in GAPS for term in VARIANCE_COMPONENTS], np.maximum(found, found[0]), found)
 
 
 def _supported(seen: Evidence) -> BoolArray:
     """Whether enough sources have a term: [terms]."""
-    columns = (seen.load >= VISIBLE).T
+    columns = (seen.load >= MIN_VISIBLE_SHARE).T
     return np.array([len(np.unique(seen.source[there])) >= SUPPORT for there in columns])
 
 
@@ -128,7 +132,7 @@ def quantile(rows: Sequence[LeftOut]) -> float:
     sizes, weight = unseen_deviations(rows)
     order = np.argsort(sizes)
     reached = np.cumsum(weight[order]) / weight.sum()
-    return student(sources - 1) * float(sizes[order][np.searchsorted(reached, SHARE - _ROUNDING)])
+    return student(sources - 1) * float(sizes[order][np.searchsorted(reached, INTERVAL_COVERAGE - _ROUNDING)])
 
 
 def unseen_deviations(rows: Sequence[LeftOut]) -> tuple[FloatArray, FloatArray]:
@@ -148,17 +152,25 @@ def student(freedom: int) -> float:
     >>> round(student(11) * 1.645, 2)
     1.8
     """
-    z = NormalDist().inv_cdf((1.0 + SHARE) / 2.0)
+    z = NormalDist().inv_cdf((1.0 + INTERVAL_COVERAGE) / 2.0)
     return 1.0 + (z**2 + 1.0) / (4.0 * freedom) + (5.0 * z**4 + 16.0 * z**2 + 3.0) / (96.0 * freedom**2)
 
 
-def fit(rows: Sequence[LeftOut], repeat: float) -> Experience:
+def fit(rows: Sequence[LeftOut], repeat: float) -> UncertaintyModel:
     """The band that some steps support; what is known is all of them."""
     found = np.sqrt(variances(evidence(rows))).tolist()
-    deviations: dict[Term, float] = {term: round(item, 4) for term, item in zip(TERMS, found, strict=True)}
+    deviations: dict[VarianceComponent, float] = {
+        term: round(item, 4) for term, item in zip(VARIANCE_COMPONENTS, found, strict=True)
+    }
     sources = len({row.source for row in rows})
-    return Experience(
-        len(rows), sources, round(quantile(rows), 3), round(repeat, 4), deviations, known_of(rows), unseen={}
+    return UncertaintyModel(
+        len(rows),
+        sources,
+        round(quantile(rows), 3),
+        round(repeat, 4),
+        deviations,
+        known_of(rows),
+        coverage_by_stratum={},
     )
 
 
@@ -185,23 +197,23 @@ def _judge(rows: Sequence[LeftOut], source: str, repeat: float) -> Iterator[Judg
     band = fit([row for row in rows if row.source != source], repeat)
     for row in rows:
         if row.source == source:
-            words = regimes(row.facts, band.known)
-            yield Judged(row, words, math.log(band.expected(row.facts).high))
+            words = strata_of(row.facts, band.domain)
+            yield Judged(row, words, math.log(band.prediction_interval(row.facts).high))
 
 
-def coverage(steps: Sequence[Judged]) -> Coverage:
+def coverage(steps: Sequence[Judged]) -> StratumCoverage:
     """How many are inside, sources counted alike."""
     by_source: dict[str, list[bool]] = {}
     for step in steps:
         by_source.setdefault(step.row.source, []).append(step.inside)
-    return Coverage(len(steps), len(by_source), round(fmean(fmean(inside) for inside in by_source.values()), 3))
+    return StratumCoverage(len(steps), len(by_source), round(fmean(fmean(inside) for inside in by_source.values()), 3))
 
 
-def unseen(steps: Sequence[Judged]) -> dict[str, Coverage]:
+def unseen(steps: Sequence[Judged]) -> dict[str, StratumCoverage]:
     """The coverage of all steps, and of those of each regime."""
     names_of = dict.fromkeys(name for step in steps for name in step.regimes)
     parts = {name: [item for item in steps if name in item.regimes] for name in names_of}
-    return {ALL: coverage(steps), **{name: coverage(parts[name]) for name in sorted(parts)}}
+    return {ALL_STEPS: coverage(steps), **{name: coverage(parts[name]) for name in sorted(parts)}}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -212,9 +224,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--kind",
-        choices=KINDS,
-        default=STEPS,
-        help=f"steps that have a band of their own; default: {STEPS}",
+        choices=MODEL_NAMES,
+        default=DENSE_STEPS,
+        help=f"steps that have a band of their own; default: {DENSE_STEPS}",
     )
     parser.add_argument("--write", metavar="FILE", help="write the band, as to topologies/experience/steps.yaml")
     parser.add_argument("--markdown", action="store_true", help="print the table of regimes as Markdown")
@@ -226,31 +238,38 @@ def command(options: argparse.Namespace) -> None:
     known = [case for case in of_kind if software_of(case).known]  # elsewhere versions differ
     rows, repeat = read_left_out(options.left_out or left_out_file(options.kind)), repeat_deviation(known)
     steps = judged(rows, repeat)
-    experience = replace(fit(rows, repeat), unseen=unseen(steps))
+    experience = replace(fit(rows, repeat), coverage_by_stratum=unseen(steps))
     lines = regime_lines(experience, steps)
     print("\n".join(lines) if options.markdown else "\n".join([*_terms(experience), "", *_plain(lines)]))
     if options.write is not None:
         write_experience(experience, options.write, options.kind)
 
 
-def _terms(experience: Experience) -> Iterator[str]:
-    yield f"{experience.cases} left-out steps of {experience.sources} sources"
+def _terms(experience: UncertaintyModel) -> Iterator[str]:
+    yield f"{experience.step_count} left-out steps of {experience.source_count} sources"
     for term, deviation in experience.deviations.items():
-        yield f"{key_of(term):12s} {deviation:7.1%}  {term.value}"
-    yield f"{'repeat':12s} {experience.repeat:7.1%}  equal steps, published twice"
+        yield f"{component_key(term):12s} {deviation:7.1%}  {term.value}"
+    yield f"{'repeat':12s} {experience.repeat_deviation:7.1%}  equal steps, published twice"
     yield f"expected within {experience.quantile:.2f} deviations"
 
 
 HEAD: Final = ("regime", "cases", "sources", "typical error", "band", "inside")
 
 
-def regime_lines(experience: Experience, steps: Sequence[Judged]) -> list[str]:
+def regime_lines(experience: UncertaintyModel, steps: Sequence[Judged]) -> list[str]:
     """A Markdown table of how unseen steps of each regime were met: typical errors are medians of absolute ones."""
     lines = [f"| {' | '.join(HEAD)} |", "|---|---:|---:|---:|---:|---:|"]
-    for name, covered in experience.unseen.items():
-        mine = [step for step in steps if name in (ALL, *step.regimes)]
+    for name, covered in experience.coverage_by_stratum.items():
+        mine = [step for step in steps if name in (ALL_STEPS, *step.regimes)]
         typical, width = (weighted_median([(item.row.source, of(item)) for item in mine]) for of in (_size, _width))
-        cells = (name, covered.cases, covered.sources, f"{typical:.0%}", _ends(width), f"{covered.inside:.0%}")
+        cells = (
+            name,
+            covered.step_count,
+            covered.source_count,
+            f"{typical:.0%}",
+            _ends(width),
+            f"{covered.covered_share:.0%}",
+        )
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return lines
 
@@ -282,8 +301,8 @@ def _plain(lines: Sequence[str]) -> Iterator[str]:
         yield f"{name:<{widths[0]}}  {'  '.join(cells)}"
 
 
-def write_experience(experience: Experience, path: str, name: str = STEPS) -> None:
+def write_experience(experience: UncertaintyModel, path: str, name: str = DENSE_STEPS) -> None:
     """Write the file with the texts of a shipped one; raise OutputError if it cannot be written."""
-    texts: Mapping[str, Any] = read_mapping(find("experience", name))
-    content = {"description": texts["description"], **as_mapping(experience), "sources": texts["sources"]}
+    texts: Mapping[str, Any] = read_mapping(find_file("experience", name))
+    content = {"description": texts["description"], **model_to_dict(experience), "sources": texts["sources"]}
     write_text_atomically(path, yaml.safe_dump(content, sort_keys=False, width=120, allow_unicode=True))

@@ -45,11 +45,11 @@ from calibrate.fit.published_kernels import (
 )
 from calibrate.fit.published_records import write_records
 from clustersim.collectives.library import load_library
-from clustersim.common.dtypes import NARROW, DType
+from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
 from clustersim.common.files import write_text_atomically
 from clustersim.common.units import Seconds
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
-from clustersim.hardware.efficiency import Efficiency, GroupedEfficiency
+from clustersim.hardware.efficiency import GroupedGemmEfficiency, KernelEfficiency
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ ATTENTION_OF: Final = {"b200-sxm-180gb": "gb200", "b300-sxm-288gb": "gb300"}
 
 def fit() -> Fits:
     """Fit every target and derive the others; deterministic, a few seconds."""
-    efficiencies: dict[str, Efficiency] = {}
+    efficiencies: dict[str, KernelEfficiency] = {}
     judged: list[Judged] = []
     for target in TARGETS:
         sibling = efficiencies[target.latency_of] if target.latency_of else None
@@ -128,13 +128,13 @@ def fit() -> Fits:
 
 
 def _fit_experts(
-    efficiencies: Mapping[str, Efficiency], judged: Sequence[Judged]
-) -> tuple[Mapping[str, Efficiency], Sequence[Judged]]:
+    efficiencies: Mapping[str, KernelEfficiency], judged: Sequence[Judged]
+) -> tuple[Mapping[str, KernelEfficiency], Sequence[Judged]]:
     """Fit the products of experts of all accelerators that have rows; those of the others are relative to them.
 
     Rates keep their distance to those of other products.
     """
-    fitted: dict[str, GroupedEfficiency] = {}
+    fitted: dict[str, GroupedGemmEfficiency] = {}
     found, call = list(judged), None
     for name in (item for item in EXPERTS if item in efficiencies):
         accelerator = replace(load_accelerator(name), efficiency=efficiencies[name])
@@ -153,8 +153,8 @@ def _fit_experts(
 
 
 def _fit_scaled_experts(
-    efficiencies: Mapping[str, Efficiency], siblings: Mapping[str, str], judged: Sequence[Judged]
-) -> tuple[Mapping[str, Efficiency], Sequence[Judged]]:
+    efficiencies: Mapping[str, KernelEfficiency], siblings: Mapping[str, str], judged: Sequence[Judged]
+) -> tuple[Mapping[str, KernelEfficiency], Sequence[Judged]]:
     """The same in formats with scales, of products in one kernel; one that is known keeps its distance to others."""
     own, found = dict(efficiencies), list(judged)
     for name, efficiency in efficiencies.items():
@@ -173,11 +173,15 @@ def _fit_scaled_experts(
 def _scaled_experts_of(name: str) -> list[list[GroupedRow]]:
     """An accelerator's products of experts in each format with scales."""
     rows = [row for row in grouped_products() if row.accelerator == name and not row.streamed]
-    return [same for same in ([row for row in rows if row.dtype is dtype] for dtype in NARROW) if same]
+    return [same for same in ([row for row in rows if row.dtype is dtype] for dtype in LOW_PRECISION_DTYPES) if same]
 
 
-def _fit_products(accelerator: Accelerator, call: Seconds | None) -> tuple[GroupedEfficiency, list[Judged]]:
-    rows = [row for row in grouped_products() if row.accelerator == accelerator.name and row.dtype not in NARROW]
+def _fit_products(accelerator: Accelerator, call: Seconds | None) -> tuple[GroupedGemmEfficiency, list[Judged]]:
+    rows = [
+        row
+        for row in grouped_products()
+        if row.accelerator == accelerator.name and row.dtype not in LOW_PRECISION_DTYPES
+    ]
     streamed, kernel = [row for row in rows if row.streamed], [row for row in rows if not row.streamed]
     constants, winner = fit_grouped(accelerator, streamed, call)
     judged = [Judged(accelerator.name, "experts on streams", streamed, winner)]
@@ -187,7 +191,7 @@ def _fit_products(accelerator: Accelerator, call: Seconds | None) -> tuple[Group
     return own, [*judged, Judged(accelerator.name, "experts in one kernel", kernel, winner)]
 
 
-def _relative(grouped: GroupedEfficiency, known: Efficiency, own: Efficiency) -> GroupedEfficiency:
+def _relative(grouped: GroupedGemmEfficiency, known: KernelEfficiency, own: KernelEfficiency) -> GroupedGemmEfficiency:
     ratio = own.matmul.share / known.matmul.share
     share, kernel_share = (round(item * ratio, DIGITS) for item in (grouped.share, grouped.kernel_share))
     return replace(grouped, share=share, kernel_share=kernel_share)
@@ -197,7 +201,7 @@ def _with(accelerator: Accelerator, **constants: Any) -> Accelerator:
     return replace(accelerator, efficiency=replace(accelerator.efficiency, **constants))
 
 
-def _fit(target: Target, sibling: Efficiency | None) -> tuple[Accelerator, list[Judged]]:
+def _fit(target: Target, sibling: KernelEfficiency | None) -> tuple[Accelerator, list[Judged]]:
     accelerator = _with(load_accelerator(target.name), published=True, memory=_memory_share(target.name, sibling))
     accelerator, qualities = _fit_matmuls(accelerator, sibling, target)
     rows = [row for row in attentions() if row.accelerator in (target.name, *target.same_chip)]
@@ -208,7 +212,7 @@ def _fit(target: Target, sibling: Efficiency | None) -> tuple[Accelerator, list[
 def _fit_attention(
     accelerator: Accelerator, rows: Sequence[AttentionRow], *, even: bool = False
 ) -> tuple[Accelerator, list[Judged]]:
-    wide = [row for row in rows if row.dtype not in NARROW]
+    wide = [row for row in rows if row.dtype not in LOW_PRECISION_DTYPES]
     forward = [row for row in wide if not row.backward]
     backward = [row for row in wide if row.backward]
     ahead, winner_ahead = fit_attention(accelerator, forward, 1.0, even=even)
@@ -218,7 +222,7 @@ def _fit_attention(
         Judged(accelerator.name, "attention backward", backward, winner_back),
     ]
     fitted = _with(accelerator, attention_forward=ahead, attention_backward=back)
-    for dtype in NARROW:
+    for dtype in LOW_PRECISION_DTYPES:
         same = [row for row in rows if row.dtype is dtype]
         if same:
             fitted, found = _fit_faster(fitted, same)
@@ -236,7 +240,7 @@ def _fit_faster(accelerator: Accelerator, rows: Sequence[AttentionRow]) -> tuple
     return _with(accelerator, **constants), judged
 
 
-def _with_others_attention(efficiencies: Mapping[str, Efficiency]) -> dict[str, Efficiency]:
+def _with_others_attention(efficiencies: Mapping[str, KernelEfficiency]) -> dict[str, KernelEfficiency]:
     """Accelerators without rows of attention in formats with scales are as fast in them as those with the same chip."""
     found = dict(efficiencies)
     for name, other in ATTENTION_OF.items():
@@ -253,7 +257,7 @@ def _with_others_attention(efficiencies: Mapping[str, Efficiency]) -> dict[str, 
 
 
 def _fit_matmuls(
-    accelerator: Accelerator, sibling: Efficiency | None, target: Target
+    accelerator: Accelerator, sibling: KernelEfficiency | None, target: Target
 ) -> tuple[Accelerator, list[Judged]]:
     dense = _matmuls_of(target.name)
     known = sibling.kernel_latency if sibling else None
@@ -265,7 +269,7 @@ def _fit_matmuls(
     return _with(scaled, casts=share), [Judged(target.name, "matmul", dense, winner), *found, *cast]
 
 
-def _derive(derivation: Derivation, known: Mapping[str, Efficiency]) -> tuple[Accelerator, Relative]:
+def _derive(derivation: Derivation, known: Mapping[str, KernelEfficiency]) -> tuple[Accelerator, Relative]:
     """The sibling's constants, with this accelerator's tiles, bandwidth and distance from its best matmul.
 
     And what its formats with scales are relative to.
@@ -292,7 +296,7 @@ def _derive(derivation: Derivation, known: Mapping[str, Efficiency]) -> tuple[Ac
     return derived, _relative_to(derived, derivation.scaled_like or derivation.sibling, known)
 
 
-def _relative_to(accelerator: Accelerator, name: str, known: Mapping[str, Efficiency]) -> Relative:
+def _relative_to(accelerator: Accelerator, name: str, known: Mapping[str, KernelEfficiency]) -> Relative:
     """FP8's distance from a sibling's is that of their best matmuls in it, or in BF16."""
     reference = load_accelerator(name)
     dense = _ratio(_best_share(accelerator, DType.BF16), _best_share(reference, DType.BF16), 1.0)
@@ -323,20 +327,20 @@ def _fit_few(accelerator: Accelerator, relative: Relative) -> tuple[Accelerator,
 
 def _matmuls_of(name: str) -> list[MatmulRow]:
     """An accelerator's rows in formats without scales."""
-    return [row for row in matmuls() if row.accelerator == name and row.dtype not in NARROW]
+    return [row for row in matmuls() if row.accelerator == name and row.dtype not in LOW_PRECISION_DTYPES]
 
 
 def _best_share(accelerator: Accelerator, dtype: DType) -> float | None:
     """Part of the peak that the best matmul of a search reached, where one is known."""
     rate = best_rates().get((accelerator.name, dtype))
-    return None if rate is None else rate / accelerator.peak_of(dtype)
+    return None if rate is None else rate / accelerator.peak_flops(dtype)
 
 
 def _ratio(share: float | None, reference: float | None, unknown: float) -> float:
     return unknown if share is None or reference is None else share / reference
 
 
-def _memory_share(name: str, sibling: Efficiency | None) -> float:
+def _memory_share(name: str, sibling: KernelEfficiency | None) -> float:
     """Mean of the measured bandwidths over the datasheet's; the sibling's where none is known."""
     measured = bandwidths().get(name, [])
     if sibling is not None and not measured:
@@ -364,8 +368,8 @@ def command(options: argparse.Namespace) -> None:
 
 def _write_json(fits: Fits, collectives: Sequence[Quality], target: str) -> None:
     qualities = [asdict(quality) for quality in (*fits.qualities, *collectives)]
-    efficiency = {name: _named(asdict(item)) for name, item in fits.efficiencies.items()}
-    unseen = [asdict(element) for element in fits.unseen]
+    efficiency = {name: _named(asdict(kernel_efficiency)) for name, kernel_efficiency in fits.efficiencies.items()}
+    unseen = [asdict(item) for item in fits.unseen]
     text = json.dumps({"qualities": qualities, "unseen": unseen, "efficiency": efficiency}, indent=2) + "\n"
     if target == "-":
         sys.stdout.write(text)
@@ -389,7 +393,7 @@ def _constants(fits: Fits) -> list[str]:
     return lines
 
 
-def _listed(efficiency: Efficiency) -> list[str]:
+def _listed(efficiency: KernelEfficiency) -> list[str]:
     matmul = efficiency.matmul
     sizes = f"prologue {matmul.prologue:g}, edge {matmul.edge:g}"
     shares = "".join(f", {_scaled(efficiency, dtype)}" for dtype in matmul.shares)
@@ -407,7 +411,7 @@ def _listed(efficiency: Efficiency) -> list[str]:
     return [*lines, f"memory {efficiency.memory:g}{casts}, kernel_latency {efficiency.kernel_latency * 1e6:g} us"]
 
 
-def _scaled(efficiency: Efficiency, dtype: DType) -> str:
+def _scaled(efficiency: KernelEfficiency, dtype: DType) -> str:
     """What is a format's own."""
     matmul = efficiency.matmul
     prologue = f" (prologue {matmul.prologues[dtype]:g})" if dtype in matmul.prologues else ""

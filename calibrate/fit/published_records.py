@@ -24,25 +24,25 @@ from calibrate.fit.published_kernels import AttentionRow, CastRow, GroupedRow, M
 from clustersim.common.errors import OutputError
 from clustersim.common.units import Seconds
 from clustersim.cost.calibration_record import (
-    Call,
+    CalibrationRecord,
+    CollectiveCall,
     CollectiveFit,
-    CollectiveRow,
-    Conditions,
-    Device,
+    CollectiveSample,
+    DeviceInfo,
+    FitResidual,
     KernelFit,
-    KernelRow,
-    Origin,
-    Record,
-    Residual,
-    Spread,
-    family,
+    KernelSample,
+    MeasurementConditions,
+    RecordOrigin,
+    TimeStatistics,
+    family_of,
 )
-from clustersim.cost.record_file import require_own, write_record
+from clustersim.cost.record_file import require_same_origin, write_record
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.model.kernels import KernelKind
 from clustersim.validation.kernels import flash_kernel
 
-CONDITIONS: Final = Conditions(
+CONDITIONS: Final = MeasurementConditions(
     date="",
     command="python -m calibrate fit-published --records",
     method="published by others, each row by its source; a single value each, or the median of several sources",
@@ -62,61 +62,63 @@ def write_records(fits: Fits, folder: Path) -> None:
         raise OutputError(f"{folder}: cannot be made ({error.strerror})") from error
     made = {folder / f"{name}.json": record for name, record in records(fits).items()}
     for path in made:
-        require_own(path, Origin.PUBLISHED)
+        require_same_origin(path, RecordOrigin.PUBLISHED)
     for path, record in made.items():
         write_record(record, path)
 
 
-def records(fits: Fits) -> dict[str, Record]:
+def records(fits: Fits) -> dict[str, CalibrationRecord]:
     """The record of every accelerator of which kernels or collectives were published."""
     kernels, collectives = _kernels(), _collectives()
     names = sorted({*kernels, *collectives})
     return {name: _record(name, kernels.get(name, ()), collectives.get(name, ()), fits) for name in names}
 
 
-def _record(name: str, kernels: Sequence[KernelRow], collectives: Sequence[CollectiveRow], fits: Fits) -> Record:
-    return Record(
-        device=Device(name, load_accelerator(name).description),
+def _record(
+    name: str, kernels: Sequence[KernelSample], collectives: Sequence[CollectiveSample], fits: Fits
+) -> CalibrationRecord:
+    return CalibrationRecord(
+        device=DeviceInfo(name, load_accelerator(name).description),
         conditions=CONDITIONS,
         kernels=tuple(kernels),
         collectives=tuple(collectives),
         kernel_fit=_kernel_fit(name, fits),
         collective_fits=tuple(map(_rounded, fit_calls(collectives))),
-        origin=Origin.PUBLISHED,
+        origin=RecordOrigin.PUBLISHED,
         derivation=DERIVATION,
     )
 
 
-def _kernels() -> dict[str, list[KernelRow]]:
-    found: dict[str, dict[Hashable, list[KernelRow]]] = {}
+def _kernels() -> dict[str, list[KernelSample]]:
+    found: dict[str, dict[Hashable, list[KernelSample]]] = {}
     for accelerator, row in [*map(_matmul, matmuls()), *map(_attention, attentions())]:
         found.setdefault(accelerator, {}).setdefault(row.signature, []).append(row)
     return {name: [_one(same) for same in rows.values()] for name, rows in found.items()}
 
 
-def _one(same: Sequence[KernelRow]) -> KernelRow:
+def _one(same: Sequence[KernelSample]) -> KernelSample:
     """One row of those of one kernel."""
     return replace(same[0], time=_spread([row.time.seconds for row in same if row.time]), source=_sources(same))
 
 
-def _spread(seconds: Sequence[Seconds]) -> Spread:
-    return Spread(float(np.median(seconds)), min(seconds), max(seconds), len(seconds))
+def _spread(seconds: Sequence[Seconds]) -> TimeStatistics:
+    return TimeStatistics(float(np.median(seconds)), min(seconds), max(seconds), len(seconds))
 
 
-def _sources(rows: Iterable[KernelRow | CollectiveRow]) -> str:
+def _sources(rows: Iterable[KernelSample | CollectiveSample]) -> str:
     return "; ".join(dict.fromkeys(row.source for row in rows))
 
 
-def _matmul(row: MatmulRow) -> tuple[str, KernelRow]:
+def _matmul(row: MatmulRow) -> tuple[str, KernelSample]:
     time, shape = _spread([row.seconds]), row.shape
     known = ("matmul", KernelKind.MATMUL, row.dtype, shape, row.flops, row.moved, 1)
-    return row.accelerator, KernelRow(*known, time, source=row.source)
+    return row.accelerator, KernelSample(*known, time, source=row.source)
 
 
-def _attention(row: AttentionRow) -> tuple[str, KernelRow]:
+def _attention(row: AttentionRow) -> tuple[str, KernelSample]:
     kernel, time = flash_kernel(row.shape, row.dtype, backward=row.backward), _spread([row.seconds])
     known = (kernel.name, kernel.kind, kernel.dtype, row.shape, kernel.flops, kernel.bytes, 1)
-    return row.accelerator, KernelRow(*known, time, source=row.source)
+    return row.accelerator, KernelSample(*known, time, source=row.source)
 
 
 def _kernel_fit(name: str, fits: Fits) -> KernelFit | None:
@@ -135,7 +137,7 @@ def _kernel_fit(name: str, fits: Fits) -> KernelFit | None:
     )
 
 
-def _residuals(judged: Iterable[Judged]) -> Mapping[str, Residual]:
+def _residuals(judged: Iterable[Judged]) -> Mapping[str, FitResidual]:
     """By family; attention fitted with a sibling's rows is judged by them too."""
     errors: dict[str, list[tuple[float, float]]] = {}
     for item in judged:
@@ -144,21 +146,21 @@ def _residuals(judged: Iterable[Judged]) -> Mapping[str, Residual]:
             if isinstance(row, GroupedRow | MatmulSet | CastRow):  # of which records have none
                 continue
             pair = (abs(predicted / row.seconds - 1.0), abs(left_out / row.seconds - 1.0))
-            errors.setdefault(family(_row(row).signature), []).append(pair)
+            errors.setdefault(family_of(_row(row).signature), []).append(pair)
     return {name: _residual(pairs) for name, pairs in errors.items()}
 
 
-def _row(row: MatmulRow | AttentionRow) -> KernelRow:
+def _row(row: MatmulRow | AttentionRow) -> KernelSample:
     return _matmul(row)[1] if isinstance(row, MatmulRow) else _attention(row)[1]
 
 
-def _residual(pairs: Sequence[tuple[float, float]]) -> Residual:
+def _residual(pairs: Sequence[tuple[float, float]]) -> FitResidual:
     error, left_out = np.mean(pairs, axis=0).tolist()
-    return Residual(len(pairs), round(error, _DIGITS), round(left_out, _DIGITS))
+    return FitResidual(len(pairs), round(error, _DIGITS), round(left_out, _DIGITS))
 
 
-def _collectives() -> dict[str, list[CollectiveRow]]:
-    found: dict[str, dict[Call, list[CollectiveRow]]] = {}
+def _collectives() -> dict[str, list[CollectiveSample]]:
+    found: dict[str, dict[CollectiveCall, list[CollectiveSample]]] = {}
     for table in read_benchmarks():
         if table.place.algorithm or table.place.nodes > 1 or table.place.alike:
             continue
@@ -167,13 +169,13 @@ def _collectives() -> dict[str, list[CollectiveRow]]:
     return {name: [_one_call(same) for same in rows.values()] for name, rows in found.items()}
 
 
-def _rows(table: Benchmark) -> Iterable[CollectiveRow]:
+def _rows(table: Benchmark) -> Iterable[CollectiveSample]:
     for size, seconds in zip(table.sizes, table.measured, strict=True):
-        call = Call(table.place.collective, size, table.place.gpus, 1)
-        yield CollectiveRow(call, _spread([seconds]), f"{table.source}: {table.locator}")
+        call = CollectiveCall(table.place.collective, size, table.place.gpus, 1)
+        yield CollectiveSample(call, _spread([seconds]), f"{table.source}: {table.locator}")
 
 
-def _one_call(same: Sequence[CollectiveRow]) -> CollectiveRow:
+def _one_call(same: Sequence[CollectiveSample]) -> CollectiveSample:
     return replace(same[0], time=_spread([row.time.seconds for row in same]), source=_sources(same))
 
 
@@ -183,7 +185,7 @@ def _rounded(fit: CollectiveFit) -> CollectiveFit:
         fit,
         alpha=_to_digits(fit.alpha),
         beta=_to_digits(fit.beta),
-        residual=Residual(residual.rows, round(residual.error, _DIGITS), round(residual.left_out, _DIGITS)),
+        residual=FitResidual(residual.rows, round(residual.error, _DIGITS), round(residual.left_out, _DIGITS)),
     )
 
 

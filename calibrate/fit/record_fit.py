@@ -56,21 +56,28 @@ from calibrate.fit.memory_bound import StreamRow, fit_casts, fit_streaming
 from calibrate.fit.published_kernels import AttentionRow
 from clustersim.common.arrays import FloatArray
 from clustersim.common.units import Seconds
-from clustersim.cost.calibration_record import CopyRow, Device, KernelFit, Record, Residual, family
+from clustersim.cost.calibration_record import (
+    CalibrationRecord,
+    CopySample,
+    DeviceInfo,
+    FitResidual,
+    KernelFit,
+    family_of,
+)
 from clustersim.cost.roofline import Roofline
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.hardware.efficiency import AttentionEfficiency
-from clustersim.model.kernels import AttentionShape, KernelKind, StreamShape
+from clustersim.model.kernels import AttentionShape, KernelKind, MemoryBoundShape
 
 
-def fitted(record: Record, accelerator: Accelerator) -> Record:
+def fitted(record: CalibrationRecord, accelerator: Accelerator) -> CalibrationRecord:
     """The record with the constants that its rows support; without kernels (or collectives) there is no fit of them."""
     timed = [row for row in record.kernels if row.time is not None]
     fit = fit_kernels(record, accelerator) if timed else None
     return replace(record, kernel_fit=fit, collective_fits=fit_calls(record.collectives))
 
 
-def fit_kernels(record: Record, accelerator: Accelerator) -> KernelFit:
+def fit_kernels(record: CalibrationRecord, accelerator: Accelerator) -> KernelFit:
     """The kernel model fitted to the record's rows, of which at least one was measured."""
     times = ((row, row.time.seconds) for row in record.kernels if row.time is not None)
     rows = [Timed(place, row, seconds) for place, (row, seconds) in enumerate(times)]
@@ -90,7 +97,7 @@ def fit_kernels(record: Record, accelerator: Accelerator) -> KernelFit:
     )
 
 
-def _ground(record: Record, accelerator: Accelerator) -> State:
+def _ground(record: CalibrationRecord, accelerator: Accelerator) -> State:
     """The device's own numbers in place of the file's, before anything is searched."""
     device = record.device
     units = device.compute_units or (device.threads if _is_cpu(device) else 0) or accelerator.compute_units
@@ -98,19 +105,19 @@ def _ground(record: Record, accelerator: Accelerator) -> State:
     return State(replace(found, compute_units=units), _is_cpu(device))
 
 
-def _launch_interval(record: Record, accelerator: Accelerator) -> Seconds:
+def _launch_interval(record: CalibrationRecord, accelerator: Accelerator) -> Seconds:
     known = record.launch_interval
     return accelerator.efficiency.launch_interval if known is None else known
 
 
-def _is_cpu(device: Device) -> bool:
+def _is_cpu(device: DeviceInfo) -> bool:
     """Whether the machine computes with its processor."""
     return device.threads > 0
 
 
-def _fit_streaming(state: State, rows: Sequence[Timed], copies: Iterable[CopyRow]) -> State:
+def _fit_streaming(state: State, rows: Sequence[Timed], copies: Iterable[CopySample]) -> State:
     """Part of the memory bandwidth, and the latency of a kernel."""
-    chosen = [timed for timed in rows if isinstance(timed.row.shape, StreamShape) and not _casts(timed)]
+    chosen = [timed for timed in rows if isinstance(timed.row.shape, MemoryBoundShape) and not _casts(timed)]
     streams = _streams(chosen)
     copied = [StreamRow(2.0 * row.bytes, 1, row.time.seconds) for row in copies if row.route == "device"]
     if not (streams or copied):
@@ -150,7 +157,7 @@ def _fit_attention(state: State, accelerator: Accelerator, rows: Sequence[Timed]
     name, dtype = rows[0].row.kind.value, rows[0].row.dtype
     state, measured = _with_peaks(state, rows), _attentions(rows)
     own: AttentionEfficiency = getattr(accelerator.efficiency, name)
-    peak = state.accelerator.peak_of(dtype)
+    peak = state.accelerator.peak_flops(dtype)
     given = own_attention(replace(own, share=own.share * accelerator.peak.get(dtype, peak) / peak))
     winners = [search_attention(state.accelerator, measured, grid) for grid in (given, replace(given, shares=SHARES))]
     masks = MASKS if any(attention_row.shape.causal for attention_row in measured) else given.masks
@@ -184,16 +191,16 @@ def _attentions(rows: Iterable[Timed]) -> list[AttentionRow]:
     ]
 
 
-def _families(state: State, rows: Sequence[Timed]) -> tuple[dict[str, float], dict[str, Residual]]:
+def _families(state: State, rows: Sequence[Timed]) -> tuple[dict[str, float], dict[str, FitResidual]]:
     """By family: the factor that its rows support, if any, and how the model with it meets them."""
     roofline, ratios = Roofline(state.accelerator), dict[str, list[tuple[float, float]]]()
     for timed in rows:
-        predicted = roofline.kernel(timed.row.kernel).seconds
+        predicted = roofline.time_kernel(timed.row.kernel).seconds
         left_out = state.left_out.get(timed.place, predicted)
         pair = (predicted / timed.seconds, left_out / timed.seconds)
-        ratios.setdefault(family(timed.row.signature), []).append(pair)
+        ratios.setdefault(family_of(timed.row.signature), []).append(pair)
     factors: dict[str, float] = {}
-    residuals: dict[str, Residual] = {}
+    residuals: dict[str, FitResidual] = {}
     for name, pairs in ratios.items():
         fitted, left_out = np.array(pairs).T
         factor, others = _factor(fitted), _factors_of_others(left_out)
@@ -201,7 +208,7 @@ def _families(state: State, rows: Sequence[Timed]) -> tuple[dict[str, float], di
         if error < WORTH * plain:
             factors[name], fitted, left_out = factor, fitted * factor, left_out * others
         errors = (float(np.abs(element - 1.0).mean()) for element in (fitted, left_out))
-        residuals[name] = Residual(len(pairs), *errors)
+        residuals[name] = FitResidual(len(pairs), *errors)
     return factors, residuals
 
 

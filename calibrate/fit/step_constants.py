@@ -32,11 +32,11 @@ from calibrate.fit.out_of_sample import LeftOut, left_out_file, write_left_out
 from calibrate.fit.step_table import ACCELERATORS, HOSTS, Tabulated, tabulate
 from calibrate.fit.transferred_steps import Paces, Unfitted, judge_unfitted
 from clustersim.common.arrays import FloatArray
-from clustersim.common.data_files import names
+from clustersim.common.data_files import list_names
 from clustersim.common.files import write_text_atomically
 from clustersim.common.units import Seconds
 from clustersim.model.framework import load_framework
-from clustersim.uncertainty.model_file import STEPS
+from clustersim.uncertainty.model_file import DENSE_STEPS
 from clustersim.validation.case_scenario import experience_of
 from clustersim.validation.cases import Case
 from clustersim.validation.steps import read_steps
@@ -71,7 +71,7 @@ def thinned(cases: Sequence[Case], most: int = STRIDE_ABOVE) -> list[Case]:
     """Measured dense cases of quality A and B; of sources with more than `most`, an even choice."""
     groups: dict[str, list[Case]] = {}
     for case in cases:
-        if experience_of(case) == STEPS:
+        if experience_of(case) == DENSE_STEPS:
             groups.setdefault(case.text("source"), []).append(case)
     return [case for group in groups.values() for case in group[:: -(-len(group) // most)]]
 
@@ -85,8 +85,8 @@ def fit(table: Sequence[Tabulated]) -> Constants:
     table = [item for item in table if item.known]
     found = Constants(
         sustained=dict.fromkeys(ACCELERATORS, 1.0),
-        launch={name: load_framework(name).launch for name in names("frameworks")},
-        backward={name: load_framework(name).backward_launch for name in names("frameworks")},
+        launch={name: load_framework(name).launch_seconds for name in list_names("frameworks")},
+        backward={name: load_framework(name).backward_launch_seconds for name in list_names("frameworks")},
     )
     for _ in range(ROUNDS):
         before = asdict(found)
@@ -235,10 +235,10 @@ def command(options: argparse.Namespace) -> None:
             print(f"{len(cases) - len(table)} of {len(cases)} cases cannot be predicted", file=sys.stderr)
         found, without = fit(table), fitted_without(table)
         unfitted = judge_unfitted(published, *_paces(found, without, tabulated(published, pool)), pool)
-    qualities = {STEPS: judged(table, found, without)}
+    qualities = {DENSE_STEPS: judged(table, found, without)}
     qualities |= {kind: judged_unfitted(steps) for kind, steps in unfitted.items()}
     if options.left_out is not None:
-        rows = {STEPS: left_out(table, without)}
+        rows = {DENSE_STEPS: left_out(table, without)}
         rows |= {kind: [step.left_out for step in steps] for kind, steps in unfitted.items()}
         for kind, element in rows.items():
             write_left_out(element, left_out_file(kind, Path(options.left_out)))

@@ -16,7 +16,7 @@ from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.units import Seconds
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
-from clustersim.uncertainty.step_features import Facts, facts_of
+from clustersim.uncertainty.step_features import StepFeatures, extract_step_features
 from clustersim.validation.cases import CannotPredictError, Case
 from clustersim.validation.framework_defaults import software_of
 from clustersim.validation.steps import predicted_seconds, scenario_of
@@ -62,7 +62,7 @@ class Tabulated:
     known: bool
     measured: Seconds
     seconds: FloatArray
-    facts: Facts
+    facts: StepFeatures
 
     def errors(self, sustained: FloatArray, launch: FloatArray, backward: FloatArray) -> FloatArray:
         """Logarithm of predicted over measured, for so many choices of constants: [choices]."""
@@ -103,7 +103,7 @@ def tabulate(case: Case) -> Tabulated | None:
         software_of(case).known,
         measured,
         _predicted(scenario),
-        facts_of(scenario, simulate(scenario).breakdown.launch_share),
+        extract_step_features(scenario, simulate(scenario).breakdown.launch_share),
     )
 
 
@@ -123,8 +123,8 @@ def _predicted(scenario: Scenario) -> FloatArray:
 def _seconds(scenario: Scenario, sustained: float, launch: Seconds, backward: Seconds) -> Seconds:
     """The step under other constants."""
     accelerator = scenario.cluster.accelerator
-    pace = replace(accelerator.in_training, sustained=sustained)
-    cluster = replace(scenario.cluster, accelerator=replace(accelerator, in_training=pace))
-    framework = replace(scenario.framework, launch=launch, backward_launch=backward)
+    pace = replace(accelerator.derating, sustained_ratio=sustained)
+    cluster = replace(scenario.cluster, accelerator=replace(accelerator, derating=pace))
+    framework = replace(scenario.framework, launch_seconds=launch, backward_launch_seconds=backward)
     result = simulate(replace(scenario, cluster=cluster, framework=framework))
     return predicted_seconds(result)

@@ -18,8 +18,8 @@ from calibrate.fit.step_table import SIBLINGS
 from clustersim.common.units import Seconds
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
-from clustersim.uncertainty.model_file import STEPS
-from clustersim.uncertainty.step_features import Facts, facts_of
+from clustersim.uncertainty.model_file import DENSE_STEPS
+from clustersim.uncertainty.step_features import StepFeatures, extract_step_features
 from clustersim.validation.case_scenario import experience_of
 from clustersim.validation.cases import CannotPredictError, Case
 from clustersim.validation.steps import predicted_seconds, scenario_of
@@ -42,7 +42,7 @@ class Unfitted:
     kind: str
     seen: float
     unseen: float
-    facts: Facts
+    facts: StepFeatures
 
     @property
     def left_out(self) -> LeftOut:
@@ -54,7 +54,7 @@ def judge_unfitted(
     cases: Sequence[Case], found: Paces, without: Mapping[str, Paces], pool: Executor
 ) -> dict[str, list[Unfitted]]:
     """By kind, those of quality A and B that can be predicted; without: the constants that have not seen a source."""
-    unfitted = [case for case in cases if experience_of(case) not in (None, STEPS)]
+    unfitted = [case for case in cases if experience_of(case) not in (None, DENSE_STEPS)]
     judged = pool.map(partial(judge_step, found=found, without=without), unfitted)
     by_kind: dict[str, list[Unfitted]] = {}
     for item in judged:
@@ -72,13 +72,13 @@ def judge_step(case: Case, found: Paces, without: Mapping[str, Paces]) -> Unfitt
         return None
     source = case.text("source")
     seen, unseen = (_seconds(scenario, paces) / measured - 1.0 for paces in (found, without.get(source, found)))
-    facts = facts_of(scenario, simulate(scenario).breakdown.launch_share)
+    facts = extract_step_features(scenario, simulate(scenario).breakdown.launch_share)
     return None if kind is None else Unfitted(case.text("case_id"), source, kind, seen, unseen, facts)
 
 
 def _seconds(scenario: Scenario, paces: Paces) -> Seconds:
     accelerator = scenario.cluster.accelerator
-    own, name = accelerator.in_training, SIBLINGS.get(accelerator.name, accelerator.name)
-    sustained, narrow = paces.sustained.get(name, own.sustained), paces.narrow.get(name, own.narrow)
-    changed = replace(accelerator, in_training=replace(own, sustained=sustained, narrow=narrow))
+    own, name = accelerator.derating, SIBLINGS.get(accelerator.name, accelerator.name)
+    sustained, narrow = paces.sustained.get(name, own.sustained_ratio), paces.narrow.get(name, own.low_precision_ratio)
+    changed = replace(accelerator, derating=replace(own, sustained_ratio=sustained, low_precision_ratio=narrow))
     return predicted_seconds(simulate(replace(scenario, cluster=replace(scenario.cluster, accelerator=changed))))

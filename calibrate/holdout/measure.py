@@ -22,15 +22,17 @@ from calibrate.holdout.one_device import depths, one_device
 from calibrate.holdout.variants import LEAST, Variant, variants
 from clustersim.common.errors import InputError
 from clustersim.common.units import Seconds
-from clustersim.cost.calibration_record import Record, StepRow
+from clustersim.cost.calibration_record import CalibrationRecord, HoldoutStep
 from clustersim.scenario import Scenario
-from clustersim.uncertainty.step_features import kinds_of
+from clustersim.uncertainty.step_features import step_categories
 
 TURNS: Final = 3
 _ROOM: Final = 0.5  # of the free memory: the rest is the allocator's and the libraries'
 
 
-def step_rows(scenario: Scenario, device: TorchDevice, record: Record, seconds: Seconds) -> tuple[StepRow, ...]:
+def step_rows(
+    scenario: Scenario, device: TorchDevice, record: CalibrationRecord, seconds: Seconds
+) -> tuple[HoldoutStep, ...]:
     """Steps of the scenario as one device runs them, predicted and measured, in about so many seconds.
 
     None where none can be run here or the record says nothing of them; a line on stderr says why.
@@ -45,7 +47,7 @@ def step_rows(scenario: Scenario, device: TorchDevice, record: Record, seconds: 
     return tuple(run.row for run in runs if run.times)
 
 
-def variants_of(scenario: Scenario, device: TorchDevice, record: Record, seconds: Seconds) -> list[Variant]:
+def variants_of(scenario: Scenario, device: TorchDevice, record: CalibrationRecord, seconds: Seconds) -> list[Variant]:
     """The steps that `step_rows` runs, with their predictions; raise InputError where there are none."""
     if not any(row.time is not None for row in record.kernels):
         raise InputError("the record has no kernels to predict them with")
@@ -63,11 +65,11 @@ class _Run:
     over: bool = False
 
     @property
-    def row(self) -> StepRow:
+    def row(self) -> HoldoutStep:
         """The step, predicted and measured."""
         predicted = self.variant.predicted
-        kinds = tuple(sorted(kinds_of(self.variant.scenario)))
-        return StepRow(
+        kinds = tuple(sorted(step_categories(self.variant.scenario)))
+        return HoldoutStep(
             self.variant.what, predicted.seconds, median(self.times), predicted.expectation.per_kernel, kinds
         )
 

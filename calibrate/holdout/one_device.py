@@ -14,13 +14,13 @@ from dataclasses import replace
 
 from calibrate.check.moe import HABITS
 from calibrate.check.rank_model import one_rank
-from clustersim.build import plan_of
+from clustersim.build import build_plan
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
 from clustersim.hardware.cluster import Cluster
-from clustersim.hardware.degradation import Disturbances
+from clustersim.hardware.degradation import Degradations
 from clustersim.model.framework import load_framework
-from clustersim.model.layer_stack import cut
-from clustersim.model.offload import NOTHING
+from clustersim.model.layer_stack import slice_layers
+from clustersim.model.offload import NO_OFFLOAD
 from clustersim.model.training import Training
 from clustersim.parallel.layout import Layout
 from clustersim.scenario import Scenario
@@ -31,7 +31,7 @@ from clustersim.schedules.one_f_one_b import OneFOneB
 def one_device(scenario: Scenario, accelerator: str) -> Scenario:
     """The scenario of one process on the accelerator of that name; raise InputError where there is none of it."""
     layout, model = scenario.layout, scenario.model
-    first_layers = replace(model, stack=cut(model.stack, 0, max(_depths(scenario))))
+    first_layers = replace(model, stack=slice_layers(model.stack, 0, max(_depths(scenario))))
     return replace(
         scenario,
         name=f"{scenario.name} on one device",
@@ -42,7 +42,7 @@ def one_device(scenario: Scenario, accelerator: str) -> Scenario:
         training=_of_replica(scenario.training, cp=layout.cp, dp=layout.dp),
         cost=CostSettings(),
         framework=load_framework(),
-        disturbances=Disturbances(),
+        degradations=Degradations(),
         jitter=None,
         steps=1,
     )
@@ -54,7 +54,7 @@ def depths(scenario: Scenario) -> frozenset[int]:
 
 
 def _depths(scenario: Scenario) -> Iterator[int]:
-    plan = plan_of(scenario)
+    plan = build_plan(scenario)
     for rank in range(scenario.layout.pp):
         yield sum(stage.layer_count for stage in plan.stages_on_rank(rank))
 
@@ -63,7 +63,7 @@ def _of_one(cluster: Cluster, accelerator: str) -> Cluster:
     """One of the cluster's GPUs, which is the accelerator that was measured."""
     there: Accelerator = cluster.accelerator
     kind = there if there.name == accelerator else load_accelerator(accelerator)
-    return replace(cluster.placed(cluster.places[:1]), accelerator=kind, mixed=())
+    return replace(cluster.with_rank_mapping(cluster.machine_gpu_ids[:1]), accelerator=kind, accelerator_overrides=())
 
 
 def _of_replica(training: Training, *, cp: int, dp: int) -> Training:
@@ -72,6 +72,6 @@ def _of_replica(training: Training, *, cp: int, dp: int) -> Training:
         sequence=training.sequence // cp,
         global_batch=training.global_batch // dp,
         early_stop=training.early_stop and not training.fused,
-        offload=NOTHING,
+        offload=NO_OFFLOAD,
         overheads=HABITS,
     )

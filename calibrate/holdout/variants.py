@@ -18,7 +18,7 @@ from calibrate.check.measurement import WARM_UP
 from calibrate.check.prediction import Prediction, predict
 from clustersim.common.errors import InputError
 from clustersim.common.units import Bytes, Seconds, format_seconds
-from clustersim.cost.calibration_record import Record
+from clustersim.cost.calibration_record import CalibrationRecord
 from clustersim.scenario import Scenario
 
 LEAST: Final = WARM_UP + 1  # steps that must fit into a variant's time
@@ -36,13 +36,15 @@ class Variant:
     @property
     def what(self) -> str:
         """The step, in words."""
-        deep, count = self.scenario.model.layers, self.scenario.microbatches
+        deep, count = self.scenario.model.layer_count, self.scenario.microbatch_count
         layers = "1 layer" if deep == 1 else f"{deep:,} layers"
         microbatches = "1 microbatch" if count == 1 else f"{count:,} microbatches"
         return f"{layers}, {microbatches} of {self.scenario.training.microbatch:,}"
 
 
-def variants(one: Scenario, seen: frozenset[int], record: Record, room: Bytes, seconds: Seconds) -> list[Variant]:
+def variants(
+    one: Scenario, seen: frozenset[int], record: CalibrationRecord, room: Bytes, seconds: Seconds
+) -> list[Variant]:
     """Steps of one device, each within its part of so many seconds; seen: numbers of layers to be avoided.
 
     Raise InputError where none fits into the memory or the time.
@@ -63,7 +65,7 @@ def variants(one: Scenario, seen: frozenset[int], record: Record, room: Bytes, s
 
 def _unseen(one: Scenario, seen: frozenset[int], room: Bytes) -> Iterator[Scenario]:
     usual = _batched(one, one.training.microbatch)
-    most = fitted_layers(usual, Room(room), None).model.layers
+    most = fitted_layers(usual, Room(room), None).model.layer_count
     depth = _avoiding(seen | {most}, most)
     yield truncated(usual, depth)
     other = _batched(one, _NARROW if one.training.microbatch >= _WIDE else _WIDE)
@@ -84,7 +86,7 @@ def _batched(one: Scenario, microbatch: int) -> Scenario:
     return replace(one, training=replace(one.training, microbatch=microbatch, global_batch=count * microbatch))
 
 
-def _within(scenario: Scenario, record: Record, seconds: Seconds) -> Variant | None:
+def _within(scenario: Scenario, record: CalibrationRecord, seconds: Seconds) -> Variant | None:
     """The step, or the longest shorter one of which the fewest steps fit into the time."""
     made = (_variant(item, record) for item in _shorter(scenario))
     return next((variant for variant in made if LEAST * variant.predicted.seconds <= seconds), None)
@@ -93,15 +95,15 @@ def _within(scenario: Scenario, record: Record, seconds: Seconds) -> Variant | N
 def _shorter(scenario: Scenario) -> Iterator[Scenario]:
     """The step, with ever fewer microbatches, then with ever fewer layers."""
     yield scenario
-    while scenario.microbatches > 1:
+    while scenario.microbatch_count > 1:
         training = scenario.training
-        batch = scenario.microbatches // 2 * training.microbatch
+        batch = scenario.microbatch_count // 2 * training.microbatch
         scenario = replace(scenario, training=replace(training, global_batch=batch))
         yield scenario
-    while scenario.model.layers > 1:
-        scenario = truncated(scenario, scenario.model.layers // 2)
+    while scenario.model.layer_count > 1:
+        scenario = truncated(scenario, scenario.model.layer_count // 2)
         yield scenario
 
 
-def _variant(scenario: Scenario, record: Record) -> Variant:
+def _variant(scenario: Scenario, record: CalibrationRecord) -> Variant:
     return Variant(scenario, predict(scenario, record))

@@ -28,7 +28,7 @@ from calibrate.kernels import measure as kernel_rows
 from calibrate.kernels.formulas import Unsupported
 from calibrate.kernels.timing import QUICK
 from clustersim.common.units import Seconds, format_seconds
-from clustersim.cost.calibration_record import HostRow, HostState, Signature, signature
+from clustersim.cost.calibration_record import HostLaunchSample, HostState, KernelSignature, signature_of
 from clustersim.scenario import Scenario
 
 _WARM: Final = 3  # rounds, in the first of which layers are compiled
@@ -57,7 +57,7 @@ class Host:
 
 def host_rows(
     scenario: Scenario, device: TorchDevice, seconds: Seconds, states: Collection[HostState] = tuple(HostState)
-) -> tuple[HostRow, ...]:
+) -> tuple[HostLaunchSample, ...]:
     """What launching takes in each state that can be had here; the others are left out, with a sentence on stderr.
 
     seconds: for rounds of all of them, to which comes what it takes to build and to compile; states: that are asked
@@ -69,7 +69,7 @@ def host_rows(
     return tuple(row for row in rows if row is not None)
 
 
-def _measured(state: HostState, scenario: Scenario, host: Host) -> HostRow | None:
+def _measured(state: HostState, scenario: Scenario, host: Host) -> HostLaunchSample | None:
     row = None
     try:
         with MAKES[state](scenario, host.device) as passes:
@@ -81,10 +81,10 @@ def _measured(state: HostState, scenario: Scenario, host: Host) -> HostRow | Non
     return row
 
 
-def _row(state: HostState, passes: Passes, host: Host) -> HostRow:
+def _row(state: HostState, passes: Passes, host: Host) -> HostLaunchSample:
     took, both = typical(passes, host), counted(passes.plan)
     if state is HostState.GRAPH:
-        return HostRow(state, took.forward, took.backward, (both[0].launches, both[1].launches))
+        return HostLaunchSample(state, took.forward, took.backward, (both[0].launches, both[1].launches))
     if took.behind > _BEHIND * (took.forward + took.backward):
         raise Unsupported(
             f"the device was done {format_seconds(took.behind)} after launches that took "
@@ -92,7 +92,7 @@ def _row(state: HostState, passes: Passes, host: Host) -> HostRow:
         )
     forward, backward = (item.launches for item in both)
     alone = _alone(both, host.device) if _is_cpu(host.device) else (0.0, 0.0)
-    return HostRow(state, took.forward / forward, took.backward / backward, (forward, backward), alone)
+    return HostLaunchSample(state, took.forward / forward, took.backward / backward, (forward, backward), alone)
 
 
 def typical(passes: Passes, host: Host) -> Round:
@@ -126,9 +126,9 @@ def _alone(both: tuple[Counted, Counted], device: TorchDevice) -> tuple[Seconds,
     return forward, backward
 
 
-def _seconds(each: Counted, times: Mapping[Signature, Seconds]) -> Iterator[Seconds]:
+def _seconds(each: Counted, times: Mapping[KernelSignature, Seconds]) -> Iterator[Seconds]:
     for operation in each.operations:
-        known = None if operation.kernel is None else signature(operation.kernel)
+        known = None if operation.kernel is None else signature_of(operation.kernel)
         yield 0.0 if known is None else times.get(known, 0.0)
 
 

@@ -14,13 +14,13 @@ from calibrate.check.moe import HABITS
 from calibrate.check.torch_dtypes import TORCH
 from calibrate.devices.device import TorchDevice
 from clustersim.common.errors import InputError
-from clustersim.cost.host_launch import launches
+from clustersim.cost.host_launch import launch_count
 from clustersim.lowering.units import Units, operations_of
-from clustersim.model.layer_stack import BlockForm, DenseMlp, FullAttention, LayerRun, LayerSpec, QkNorm, RoutedMlp
-from clustersim.model.offload import NOTHING
-from clustersim.model.precision_recipe import Products, Recipe, mixed
-from clustersim.model.training import Attention, Loss, NoRecompute, Training
-from clustersim.model.transformer import Model, Positions
+from clustersim.model.layer_stack import BlockForm, DenseMlp, FullAttention, LayerGroup, LayerSpec, MoeMlp, QkNorm
+from clustersim.model.offload import NO_OFFLOAD
+from clustersim.model.precision_recipe import MatmulFormats, PrecisionRecipe, mixed_precision
+from clustersim.model.training import AttentionBackend, LossImplementation, NoRecompute, Training
+from clustersim.model.transformer import PositionEncoding, TransformerModel
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import ActionKind
@@ -44,7 +44,7 @@ class Counted:
     @property
     def launches(self) -> int:
         """Of kernels and collectives."""
-        return sum(launches(operation.body) for operation in self.operations)
+        return sum(launch_count(operation.body) for operation in self.operations)
 
 
 def tiny_plan(scenario: Scenario, device: TorchDevice, layout: Layout) -> Plan:
@@ -59,14 +59,14 @@ def counted(plan: Plan) -> tuple[Counted, Counted]:
     return Counted(operations_of(units, ActionKind.FORWARD)), Counted(operations_of(units, ActionKind.BACKWARD))
 
 
-def _model(model: Model) -> Model:
+def _model(model: TransformerModel) -> TransformerModel:
     return replace(
         model,
-        stack=(LayerRun(_layer(model), min(LAYERS, model.layers)),),
+        stack=(LayerGroup(_layer(model), min(LAYERS, model.layer_count)),),
         hidden=WIDTH,
         vocab=WIDTH,
         max_positions=TOKENS,
-        positions=Positions.LEARNED if model.positions is Positions.LEARNED else Positions.ROTARY,
+        positions=PositionEncoding.LEARNED if model.positions is PositionEncoding.LEARNED else PositionEncoding.ROTARY,
         tied_embeddings=False,
         embedding_norm=False,
         logit_softcap=False,
@@ -76,29 +76,29 @@ def _model(model: Model) -> Model:
     )
 
 
-def _layer(model: Model) -> LayerSpec:
+def _layer(model: TransformerModel) -> LayerSpec:
     for run in sorted(model.stack, key=lambda run: -run.count):
         match run.spec:
-            case LayerSpec(FullAttention() as attention, DenseMlp() | RoutedMlp() as mlp):
+            case LayerSpec(FullAttention() as attention, DenseMlp() | MoeMlp() as mlp):
                 return LayerSpec(_attention(attention), _mlp(mlp), BlockForm.PRE_NORM)
     raise InputError(f"model: no layer of {model.name} has both attention and an MLP, and only such can be built here")
 
 
 def _attention(attention: FullAttention) -> FullAttention:
     shared = attention.kv_heads < attention.heads
-    normed = None if attention.qk_norm is None else QkNorm.HEADS
+    normed = None if attention.qk_norm is None else QkNorm.PER_HEAD
     return FullAttention(HEADS, HEADS // 2 if shared else HEADS, HEAD_DIM, attention.qkv_bias, normed)
 
 
-def _mlp(mlp: DenseMlp | RoutedMlp) -> DenseMlp | RoutedMlp:
+def _mlp(mlp: DenseMlp | MoeMlp) -> DenseMlp | MoeMlp:
     """As wide as all else; of a mixture as many of its experts as tokens need."""
     match mlp:
         case DenseMlp():
             return replace(mlp, ffn=WIDTH)
-        case RoutedMlp(experts, top_k, shared=shared):
+        case MoeMlp(experts, top_k, shared=shared):
             few = min(experts, EXPERTS)
             chosen, wide = min(top_k, few), WIDTH if shared else 0
-            return RoutedMlp(few, chosen, WIDTH, mlp.form, wide, router=replace(mlp.router, groups=1, limit=None))
+            return MoeMlp(few, chosen, WIDTH, mlp.form, wide, router=replace(mlp.router, groups=1, limit=None))
 
 
 def _training(training: Training, *, on_cpu: bool, split: bool) -> Training:
@@ -109,16 +109,16 @@ def _training(training: Training, *, on_cpu: bool, split: bool) -> Training:
         microbatch=1,
         recipe=_recipe(training.recipe),
         recompute=NoRecompute(),
-        attention=Attention.FLASH if training.attention is Attention.FLASH1 else training.attention,
-        loss=Loss.TORCH if split or on_cpu else training.loss,
+        attention=AttentionBackend.FLASH if training.attention is AttentionBackend.FLASH1 else training.attention,
+        loss=LossImplementation.TORCH if split or on_cpu else training.loss,
         fused=training.fused and not on_cpu,
-        offload=NOTHING,
+        offload=NO_OFFLOAD,
         lora=None,
         overheads=HABITS,
     )
 
 
-def _recipe(recipe: Recipe) -> Recipe:
+def _recipe(recipe: PrecisionRecipe) -> PrecisionRecipe:
     """The scenario's formats where torch multiplies in them, else BF16."""
-    stored = recipe.weights.stored
-    return recipe if stored in TORCH and recipe.products == Products.all_in(stored) else mixed()
+    stored = recipe.weight_formats.stored
+    return recipe if stored in TORCH and recipe.matmul_formats == MatmulFormats.uniform(stored) else mixed_precision()

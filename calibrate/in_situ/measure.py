@@ -29,9 +29,9 @@ from calibrate.kernels.timing import Method
 from calibrate.kernels.training_errors import refusal
 from clustersim.common.errors import InputError
 from clustersim.common.units import Seconds
-from clustersim.cost.calibration_record import ChainRow, KernelRow, Signature, family, signature
+from clustersim.cost.calibration_record import InSituSample, KernelSample, KernelSignature, family_of, signature_of
 from clustersim.model.kernels import Kernel
-from clustersim.model.precision_recipe import Recipe
+from clustersim.model.precision_recipe import PrecisionRecipe
 from clustersim.scenario import Scenario
 
 SECONDS: Final = 60.0
@@ -40,7 +40,7 @@ _ROOM: Final = 0.5  # of the free memory; kernels alone need some beside the mod
 _SAMPLES: Final = 3  # of a kernel in each turn, at least
 
 Say = Callable[[str], None]
-Alone = Callable[[Kernel, Seconds], KernelRow]
+Alone = Callable[[Kernel, Seconds], KernelSample]
 """Measures a kernel by itself, for so many seconds."""
 
 
@@ -50,7 +50,7 @@ def _say(text: str) -> None:
 
 def chain_rows(
     scenario: Scenario, device: TorchDevice, seconds: Seconds = SECONDS, *, say: Say = _say
-) -> tuple[ChainRow, ...]:
+) -> tuple[InSituSample, ...]:
     """Factors of a scenario's kernels; none, and why is said, where this device cannot run such layers.
 
     seconds: for all of it, of which half goes to real layers.
@@ -73,7 +73,7 @@ def chain_rows(
     return ()
 
 
-def compared(chain: Chain, measure: Alone, seconds: Seconds, say: Say) -> tuple[ChainRow, ...]:
+def compared(chain: Chain, measure: Alone, seconds: Seconds, say: Say) -> tuple[InSituSample, ...]:
     """Turns of a chain and of its kernels alone, as rows by family."""
     parts = _by_label(chain.kernels)
     turns = list(_turns(chain, measure, seconds))
@@ -89,10 +89,10 @@ class _Turn:
     """Seconds of labels in the chain, and of kernels alone."""
 
     chain: Mapping[Label, Seconds]
-    alone: Mapping[Signature, KernelRow]
+    alone: Mapping[KernelSignature, KernelSample]
 
 
-_Kernels = Mapping[Signature, int]
+_Kernels = Mapping[KernelSignature, int]
 
 
 def _turns(chain: Chain, measure: Alone, seconds: Seconds) -> Iterator[_Turn]:
@@ -116,9 +116,9 @@ def _turn(chain: Chain, measure: Alone, seconds: Seconds) -> _Turn:
 
 def _by_label(kernels: Mapping[Kernel, int]) -> Mapping[Label, _Kernels]:
     """How often each signature runs, by its label."""
-    found: dict[Label, dict[Signature, int]] = {}
+    found: dict[Label, dict[KernelSignature, int]] = {}
     for kernel, count in kernels.items():
-        if (known := signature(kernel)) is not None:
+        if (known := signature_of(kernel)) is not None:
             same = found.setdefault(Label.of(kernel), {})
             same[known] = same.get(known, 0) + count
     return found
@@ -132,29 +132,33 @@ def _missing(label: Label, kernels: _Kernels, turns: Sequence[_Turn]) -> str:
     return "" if all(turn.chain.get(label, 0.0) > 0.0 for turn in turns) else "the profiler saw nothing of it"
 
 
-def _rows(label: Label, kernels: _Kernels, turns: Sequence[_Turn]) -> Iterator[ChainRow]:
+def _rows(label: Label, kernels: _Kernels, turns: Sequence[_Turn]) -> Iterator[InSituSample]:
     """A row for each family of a label."""
     factor = median(turn.chain[label] / _alone(kernels, turn) for turn in turns)
-    for name in dict.fromkeys(map(family, kernels)):
-        same = {item: count for item, count in kernels.items() if family(item) == name}
+    for name in dict.fromkeys(map(family_of, kernels)):
+        same = {
+            kernel_signature: count
+            for kernel_signature, count in kernels.items()
+            if family_of(kernel_signature) == name
+        }
         isolated = median(_alone(same, turn) for turn in turns)
-        yield ChainRow(name, sum(same.values()), isolated, factor * isolated)
+        yield InSituSample(name, sum(same.values()), isolated, factor * isolated)
 
 
 def _alone(kernels: _Kernels, turn: _Turn) -> Seconds:
-    times = ((turn.alone[item].time, count) for item, count in kernels.items())
+    times = ((turn.alone[kernel_signature].time, count) for kernel_signature, count in kernels.items())
     return sum(time.seconds * count for time, count in times if time is not None)
 
 
 def _measured_on(device: TorchDevice) -> Alone:
-    def measure(kernel: Kernel, seconds: Seconds) -> KernelRow:
+    def measure(kernel: Kernel, seconds: Seconds) -> KernelSample:
         return kernel_rows.row(kernel, device, replace(Method(), seconds=seconds, least=_SAMPLES))
 
     return measure
 
 
 @contextmanager
-def _precision(recipe: Recipe) -> Iterator[None]:
+def _precision(recipe: PrecisionRecipe) -> Iterator[None]:
     """TF32 where the scenario computes in it; all is as before afterwards."""
     before = torch.get_float32_matmul_precision()
     allow_tf32(recipe)

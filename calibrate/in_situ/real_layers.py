@@ -22,7 +22,7 @@ from calibrate.check.supported import trainer_of
 from calibrate.check.trainer import Batch, Trainer, random_batch, step
 from calibrate.devices.device import TorchDevice
 from calibrate.in_situ.profiler_overhead import Writing, host_writing, profiler, turnover
-from clustersim.build import plan_of
+from clustersim.build import build_plan
 from clustersim.common.units import Seconds
 from clustersim.lowering.training_step import lower
 from clustersim.model.kernels import Kernel
@@ -62,7 +62,7 @@ class RealLayers:
 
     def __post_init__(self) -> None:
         self.trainer = trainer_of(self.scenario, self.device.torch)
-        self.batch = random_batch(plan_of(self.scenario), self.device.torch)
+        self.batch = random_batch(build_plan(self.scenario), self.device.torch)
         self.device.host_seconds(self._step, WARM_UP)
         self._writing = None if self.device.torch.type == "cuda" else host_writing()
 
@@ -100,7 +100,7 @@ class RealLayers:
 
 def kernels_of(scenario: Scenario) -> Mapping[Kernel, int]:
     """The kernels of the only rank's step, and how often each runs."""
-    plan = plan_of(scenario)
+    plan = build_plan(scenario)
     (program,) = lower(plan, scenario.schedule.order(1, plan.microbatches)).programs
     blocks = [task.segment for task in program.tasks if isinstance(task, ComputeTask)]
     return Counter(

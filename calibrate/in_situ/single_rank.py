@@ -20,24 +20,24 @@ from clustersim.model.layer_stack import (
     BlockForm,
     DenseMlp,
     FullAttention,
-    LayerRun,
+    LayerGroup,
     LayerSpec,
+    MoeMlp,
     QkNorm,
-    RoutedMlp,
-    joined,
+    merge_groups,
 )
-from clustersim.model.offload import NOTHING
-from clustersim.model.precision_recipe import Recipe
+from clustersim.model.offload import NO_OFFLOAD
+from clustersim.model.precision_recipe import PrecisionRecipe
 from clustersim.model.training import (
-    Attention,
+    AttentionBackend,
     FullRecompute,
     NoRecompute,
     Recompute,
-    SelectiveOperations,
+    SelectiveOpRecompute,
     SelectiveRecompute,
     Training,
 )
-from clustersim.model.transformer import Model, Positions
+from clustersim.model.transformer import PositionEncoding, TransformerModel
 from clustersim.parallel.layout import Layout
 from clustersim.scenario import Scenario
 from clustersim.schedules.gpipe import GPipe
@@ -54,13 +54,13 @@ def alone(scenario: Scenario, room: Bytes) -> Scenario:
         model=one_rank(_runnable_layers(scenario.model), layout),
         layout=Layout(),
         schedule=GPipe(),
-        training=_runnable(replace(scenario.training, sequence=sequence), routed=bool(scenario.model.mixtures)),
+        training=_runnable(replace(scenario.training, sequence=sequence), routed=bool(scenario.model.distinct_moes)),
     )
-    return fitted_layers(truncated(cut, min(MOST, cut.model.layers)), Room(room), None)
+    return fitted_layers(truncated(cut, min(MOST, cut.model.layer_count)), Room(room), None)
 
 
-def _runnable_layers(model: Model) -> Model:
-    stack = joined(LayerRun(spec, run.count) for run in model.stack if (spec := _plain(run.spec)) is not None)
+def _runnable_layers(model: TransformerModel) -> TransformerModel:
+    stack = merge_groups(LayerGroup(spec, run.count) for run in model.stack if (spec := _plain(run.spec)) is not None)
     if not stack:
         raise InputError(
             f"{model.name}: no layer has both attention with heads' own keys and an MLP, so there is no chain of "
@@ -69,7 +69,7 @@ def _runnable_layers(model: Model) -> Model:
     return replace(
         model,
         stack=stack,
-        positions=Positions.ROTARY if model.positions is Positions.ALIBI else model.positions,
+        positions=PositionEncoding.ROTARY if model.positions is PositionEncoding.ALIBI else model.positions,
         embedding_norm=False,
         logit_softcap=False,
         spare_positions=0,
@@ -81,10 +81,10 @@ def _runnable_layers(model: Model) -> Model:
 def _plain(spec: LayerSpec) -> LayerSpec | None:
     """A layer as the real model has it; None where it lacks a part."""
     match spec:
-        case LayerSpec(FullAttention() as attention, DenseMlp() | RoutedMlp() as mlp):
+        case LayerSpec(FullAttention() as attention, DenseMlp() | MoeMlp() as mlp):
             plain = replace(
                 attention,
-                qk_norm=None if attention.qk_norm is None else QkNorm.HEADS,
+                qk_norm=None if attention.qk_norm is None else QkNorm.PER_HEAD,
                 window=None,
                 rotary=1.0,
                 softcap=False,
@@ -94,11 +94,11 @@ def _plain(spec: LayerSpec) -> LayerSpec | None:
     return None
 
 
-def _plain_mlp(mlp: DenseMlp | RoutedMlp) -> DenseMlp | RoutedMlp:
+def _plain_mlp(mlp: DenseMlp | MoeMlp) -> DenseMlp | MoeMlp:
     match mlp:
         case DenseMlp():
             return mlp
-        case RoutedMlp():
+        case MoeMlp():
             return replace(mlp, bias=False, shared_gate=False, capacity=None)
 
 
@@ -114,8 +114,8 @@ def _runnable(training: Training, *, routed: bool) -> Training:
         recipe=_of_torch(training.recipe),
         recompute=_recomputed(training.recompute, routed=routed),
         early_stop=training.early_stop and not training.fused,  # fused products save too late for it
-        attention=Attention.FLASH2 if training.attention is Attention.FLASH1 else training.attention,
-        offload=NOTHING,
+        attention=AttentionBackend.FLASH2 if training.attention is AttentionBackend.FLASH1 else training.attention,
+        offload=NO_OFFLOAD,
         lora=None,
         overheads=HABITS,
     )
@@ -124,7 +124,7 @@ def _runnable(training: Training, *, routed: bool) -> Training:
 def _recomputed(recompute: Recompute, *, routed: bool) -> Recompute:
     """What the real model can run again, or nothing: the kernels are the same."""
     match recompute:
-        case SelectiveOperations():
+        case SelectiveOpRecompute():
             return NoRecompute()
         case SelectiveRecompute(modules) if modules != SelectiveRecompute().modules:
             return NoRecompute()
@@ -133,9 +133,9 @@ def _recomputed(recompute: Recompute, *, routed: bool) -> Recompute:
     return recompute
 
 
-def _of_torch(recipe: Recipe) -> Recipe:
+def _of_torch(recipe: PrecisionRecipe) -> PrecisionRecipe:
     """Products in the activations' format, and an optimizer whose gradients and moments are in that of its weights."""
     stored = recipe.activations
-    held = recipe.weights.master or stored
-    weights = replace(recipe.weights, stored=stored, gathered=stored, gradients=held, moments=held)
-    return replace(recipe.wide, weights=weights)
+    held = recipe.weight_formats.master or stored
+    weights = replace(recipe.weight_formats, stored=stored, gathered=stored, gradients=held, moments=held)
+    return replace(recipe.high_precision, weight_formats=weights)

@@ -18,7 +18,7 @@ from calibrate.devices.device import TorchDevice
 from calibrate.devices.stopwatch import Action
 from calibrate.kernels.timing import Method, measure
 from clustersim.common.units import Bytes, Seconds, format_bytes
-from clustersim.cost.calibration_record import CopyRow
+from clustersim.cost.calibration_record import CopySample
 
 _SIZES: Final = tuple(2**power for power in range(20, 31, 2))  # 1 MiB to 1 GiB
 _PART: Final = 0.1  # of the free memory that a copy may take
@@ -27,7 +27,7 @@ _LAUNCHES: Final = 2000
 _ROUNDS: Final = 7
 
 
-def copies(device: TorchDevice, method: Method, known: Container[tuple[str, Bytes]] = ()) -> Iterator[CopyRow]:
+def copies(device: TorchDevice, method: Method, known: Container[tuple[str, Bytes]] = ()) -> Iterator[CopySample]:
     """Copies of all sizes that fit, on each route, but for those known already; those without memory are said."""
     routes = ("device",) if device.torch.type == "cpu" else ("device", "host_to_device", "device_to_host")
     for route in routes:
@@ -39,7 +39,7 @@ def copies(device: TorchDevice, method: Method, known: Container[tuple[str, Byte
                 yield found
 
 
-def _copy_if_there_is_memory(device: TorchDevice, route: str, size: int, method: Method) -> CopyRow | None:
+def _copy_if_there_is_memory(device: TorchDevice, route: str, size: int, method: Method) -> CopySample | None:
     """Pinned memory is limited by the host's free memory, by containers and by the driver, and none of them says so."""
     try:
         return copy(device, route, size, method)
@@ -52,14 +52,14 @@ def _copy_if_there_is_memory(device: TorchDevice, route: str, size: int, method:
     return None
 
 
-def copy(device: TorchDevice, route: str, size: int, method: Method) -> CopyRow:
+def copy(device: TorchDevice, route: str, size: int, method: Method) -> CopySample:
     """One copy; small ones with the cache flushed before each."""
     flushed = method.cold and size < device.cache_bytes
     watch = device.stopwatch(flushed=flushed)
     runs = max(_RUNS, device.flushes) if flushed else _RUNS
     time = measure(watch, device.ready(lambda: copying(device, route, size)), replace(method, batch=runs))
     device.release()
-    return CopyRow(route, float(size), time)
+    return CopySample(route, float(size), time)
 
 
 def copying(device: TorchDevice, route: str, size: Bytes) -> Action:

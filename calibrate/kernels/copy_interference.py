@@ -20,9 +20,9 @@ from calibrate.kernels.pytorch_ops import prepare, settings
 from calibrate.kernels.timing import Method, spread
 from clustersim.common.dtypes import DType
 from clustersim.common.units import Bytes, Seconds
-from clustersim.cost.calibration_record import COPY, BesideRow, KernelRow
+from clustersim.cost.calibration_record import COPY, InterferenceSample, KernelSample
 from clustersim.model.kernels import Kernel, MatmulShape
-from clustersim.model.linear import product
+from clustersim.model.linear import matmul_kernel
 
 Octets = NDArray[np.uint8]
 
@@ -40,17 +40,17 @@ def typical_kernel(device: TorchDevice) -> Kernel:
 
 def usual_kernel(dtype: DType, size: int) -> Kernel:
     """A square product of a linear layer."""
-    return product("beside.matmul", dtype, MatmulShape(size, size, size), result=dtype.bytes)
+    return matmul_kernel("beside.matmul", dtype, MatmulShape(size, size, size), result_bytes=dtype.bytes)
 
 
-def beside_copy(kernel: Kernel, device: TorchDevice, method: Method) -> BesideRow | None:
+def beside_copy(kernel: Kernel, device: TorchDevice, method: Method) -> InterferenceSample | None:
     """A kernel alone and beside copies in the device's memory; None where the kernel cannot be measured."""
     size = min(_COPIED, 0.05 * device.free_bytes())
     load = _copy_thread if device.torch.type == "cpu" else _copy_stream
     return _beside(row(kernel, device, method), device, load(device, size))
 
 
-def _beside(alone: KernelRow, device: TorchDevice, load: Load) -> BesideRow | None:
+def _beside(alone: KernelSample, device: TorchDevice, load: Load) -> InterferenceSample | None:
     """A fixed number of rounds, the first of which is not counted."""
     if alone.time is None:
         return None
@@ -59,7 +59,7 @@ def _beside(alone: KernelRow, device: TorchDevice, load: Load) -> BesideRow | No
         action = prepare(alone.kernel, device.torch)
         watch = device.stopwatch(beside=load)
         samples = [watch.time(action, repeats) / repeats for _ in range(_ROUNDS + 1)]
-    return BesideRow(alone, COPY, spread(samples[1:]))
+    return InterferenceSample(alone, COPY, spread(samples[1:]))
 
 
 def _copy_thread(_device: TorchDevice, size: Bytes) -> Load:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention.bias import causal_lower_right
 
-from clustersim.model.training import Loss
+from clustersim.model.training import LossImplementation
 
 EPSILON: Final = 1e-5  # of norms, as in Llama's and GPT-2's config.json
 SCALE: Final = 2.0  # alpha / rank of an adapter; it changes no time
@@ -146,14 +146,14 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
     return functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
 
 
-def cross_entropy(logits: Tensor, targets: Tensor, form: Loss) -> Tensor:
+def cross_entropy(logits: Tensor, targets: Tensor, form: LossImplementation) -> Tensor:
     """Mean softmax cross-entropy of logits [tokens, vocabulary] and targets [tokens], in FP32."""
     match form:
-        case Loss.TORCH:
+        case LossImplementation.TORCH:
             return _cross_entropy(logits, targets)
-        case Loss.FUSED | Loss.CHUNKED:  # of all tokens, or of a part of them at a time
+        case LossImplementation.FUSED | LossImplementation.CHUNKED:  # of all tokens, or of a part of them at a time
             return _formula(_cross_entropy, logits, fused=True)(logits, targets)
-        case Loss.VOCAB_PARALLEL:
+        case LossImplementation.VOCAB_PARALLEL:
             losses: Tensor = _VocabParallel.apply(logits, targets)  # type: ignore[no-untyped-call]
             return losses.mean()
 

@@ -17,8 +17,8 @@ from calibrate.kernels.measure import Preparation, distinct, row, timed
 from calibrate.kernels.pytorch_ops import grouped_gemm
 from calibrate.kernels.pytorch_ops.scaled_matmul import BLOCKS
 from calibrate.kernels.timing import Method
-from clustersim.cost.calibration_record import Record, Signature, UnevenRow, signature
-from clustersim.model.kernels import GROUPED, Kernel, MatmulShape, Operands
+from clustersim.cost.calibration_record import CalibrationRecord, ImbalancedGemmSample, KernelSignature, signature_of
+from clustersim.model.kernels import GROUPED_MATMUL_KINDS, Kernel, MatmulLayout, MatmulShape
 
 Asked = tuple[Kernel, tuple[int, ...]]
 
@@ -28,34 +28,37 @@ def uneven(kernels: Iterable[Kernel]) -> list[Asked]:
     heaviest: dict[tuple[object, ...], Kernel] = {}
     for kernel in distinct(kernels):
         match kernel.shape:
-            case MatmulShape(batch=groups) as shape if kernel.kind in GROUPED and groups > 1:
+            case MatmulShape(batch=groups) as shape if kernel.kind in GROUPED_MATMUL_KINDS and groups > 1:
                 key = kernel.kind, kernel.dtype, shape.operands, shape.accumulated
                 if key not in heaviest or kernel.flops > heaviest[key].flops:
                     heaviest[key] = kernel
     return [(kernel, _rows(kernel, variation)) for kernel in heaviest.values() for variation in VARIATIONS]
 
 
-def missing(kernels: Iterable[Kernel], record: Record) -> list[Asked]:
+def missing(kernels: Iterable[Kernel], record: CalibrationRecord) -> list[Asked]:
     """Those that a record lacks, and whose even kernel it has a time of."""
-    known = {(uneven_row.kernel.signature, uneven_row.rows) for uneven_row in record.uneven}
-    timed: set[Signature | None] = {
-        kernel_row.signature for kernel_row in record.kernels if kernel_row.time is not None
+    known = {
+        (imbalanced_gemm_sample.kernel.signature, imbalanced_gemm_sample.rows)
+        for imbalanced_gemm_sample in record.uneven
+    }
+    timed: set[KernelSignature | None] = {
+        kernel_sample.signature for kernel_sample in record.kernels if kernel_sample.time is not None
     }
     return [
         (kernel, rows)
         for kernel, rows in uneven(kernels)
-        if signature(kernel) in timed and (signature(kernel), rows) not in known
+        if signature_of(kernel) in timed and (signature_of(kernel), rows) not in known
     ]
 
 
-def uneven_rows(asked: Iterable[Asked], device: TorchDevice, method: Method) -> Iterator[UnevenRow]:
+def uneven_rows(asked: Iterable[Asked], device: TorchDevice, method: Method) -> Iterator[ImbalancedGemmSample]:
     """Each of them measured; the even kernel's row says where the device cannot run it."""
     for kernel, rows in asked:
         even = row(kernel, device, method)
         if even.time is not None:
             time, _ = timed(kernel, device, method, _preparing(rows))
             device.release()
-            yield UnevenRow(even, rows, time)
+            yield ImbalancedGemmSample(even, rows, time)
 
 
 def _preparing(rows: Sequence[int]) -> Preparation:
@@ -71,6 +74,6 @@ def _rows(kernel: Kernel, variation: float) -> tuple[int, ...]:
     shape = kernel.shape
     if not isinstance(shape, MatmulShape):
         raise TypeError(f"{kernel.name} has no sizes")
-    each = shape.k if shape.operands is Operands.TN else shape.m
+    each = shape.k if shape.operands is MatmulLayout.TN else shape.m
     block = BLOCKS.get(kernel.dtype, 1)
     return tuple(block * many for many in whole_rows(shape.batch, variation, each * shape.batch // block))

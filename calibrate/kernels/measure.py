@@ -19,7 +19,13 @@ from calibrate.kernels.compiler import lacks, sentence
 from calibrate.kernels.pytorch_ops.actions import Rotation
 from calibrate.kernels.timing import Method, measure
 from clustersim.common.units import format_bytes
-from clustersim.cost.calibration_record import KernelRow, Outcome, Spread, UnderLoad, signature
+from clustersim.cost.calibration_record import (
+    DeviceTelemetry,
+    KernelSample,
+    MeasurementOutcome,
+    TimeStatistics,
+    signature_of,
+)
 from clustersim.model.kernels import Kernel
 
 _CACHES: Final = 2.0  # times the last cache that rotated operands take
@@ -44,17 +50,17 @@ class Arrangement:
 
 def distinct(kernels: Iterable[Kernel]) -> list[Kernel]:
     """One kernel of each signature, in the order in which they come; those without a shape are left out."""
-    found = {known: kernel for kernel in kernels if (known := signature(kernel)) is not None}
+    found = {known: kernel for kernel in kernels if (known := signature_of(kernel)) is not None}
     return list(found.values())
 
 
-def rows(kernels: Iterable[Kernel], device: TorchDevice, method: Method) -> Iterator[KernelRow]:
+def rows(kernels: Iterable[Kernel], device: TorchDevice, method: Method) -> Iterator[KernelSample]:
     """Measure kernels one after the other, each signature once."""
     for kernel in distinct(kernels):
         yield row(kernel, device, method)
 
 
-def row(kernel: Kernel, device: TorchDevice, method: Method) -> KernelRow:
+def row(kernel: Kernel, device: TorchDevice, method: Method) -> KernelSample:
     """Measure one kernel; kernel.shape must be given.
 
     Raise KernelFailedError where nothing can be measured on the device after it.
@@ -62,7 +68,7 @@ def row(kernel: Kernel, device: TorchDevice, method: Method) -> KernelRow:
     if kernel.shape is None:
         raise ValueError(f"{kernel.name}: nothing says what it computes")
     name, kind, launches = kernel.name, kernel.kind, kernel.launches
-    made = KernelRow(name, kind, kernel.dtype, kernel.shape, kernel.flops, kernel.bytes, launches, time=None)
+    made = KernelSample(name, kind, kernel.dtype, kernel.shape, kernel.flops, kernel.bytes, launches, time=None)
     try:
         time, under = timed(kernel, device, method)
         found = replace(made, time=time, under=under)
@@ -87,7 +93,7 @@ def arrangement(kernel: Kernel, device: TorchDevice, method: Method) -> Arrangem
 class KernelFailedError(DeviceLostError):
     """After a kernel this process cannot use the device any more; row: of the kernel, for a record to keep."""
 
-    def __init__(self, row: KernelRow, device: str) -> None:
+    def __init__(self, row: KernelSample, device: str) -> None:
         super().__init__(row.name, device, row.source, "its row says so, and the same command goes on without it")
         self.row = row
 
@@ -98,7 +104,7 @@ class _TooLargeError(Exception):
 
 def timed(
     kernel: Kernel, device: TorchDevice, method: Method, make: Preparation | None = None
-) -> tuple[Spread, UnderLoad | None]:
+) -> tuple[TimeStatistics, DeviceTelemetry | None]:
     """What a kernel takes, and the device under it; make: prepares it in another way.
 
     Raise whatever PyTorch raises for it, and Unsupported where the device has no such kernel.
@@ -124,17 +130,19 @@ def _rotation(make: Callable[[], Action], copies: int) -> Action:
     return actions[0] if copies == 1 else Rotation(actions)
 
 
-def _failed(made: KernelRow, device: TorchDevice, error: Exception) -> KernelRow:
+def _failed(made: KernelSample, device: TorchDevice, error: Exception) -> KernelSample:
     """What PyTorch refuses is not measured; what leaves the device unusable is not survived."""
     match error:
         case pytorch_ops.Unsupported():
-            return replace(made, outcome=Outcome.UNSUPPORTED, source=str(error))
+            return replace(made, outcome=MeasurementOutcome.UNSUPPORTED, source=str(error))
         case _TooLargeError():
-            return replace(made, outcome=Outcome.OUT_OF_MEMORY, source=str(error))
+            return replace(made, outcome=MeasurementOutcome.OUT_OF_MEMORY, source=str(error))
     if not device.survives(error):
-        raise KernelFailedError(replace(made, outcome=Outcome.FAILED, source=sentence(error)), device.name) from error
+        raise KernelFailedError(
+            replace(made, outcome=MeasurementOutcome.FAILED, source=sentence(error)), device.name
+        ) from error
     if device.out_of_memory(error):
-        return replace(made, outcome=Outcome.OUT_OF_MEMORY, source="memory ran out while it ran")
+        return replace(made, outcome=MeasurementOutcome.OUT_OF_MEMORY, source="memory ran out while it ran")
     if (lacking := lacks(error)) is not None:
-        return replace(made, outcome=Outcome.NO_COMPILER, source=lacking)
-    return replace(made, outcome=Outcome.UNSUPPORTED, source=sentence(error))
+        return replace(made, outcome=MeasurementOutcome.NO_COMPILER, source=lacking)
+    return replace(made, outcome=MeasurementOutcome.UNSUPPORTED, source=sentence(error))

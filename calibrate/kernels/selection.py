@@ -19,14 +19,27 @@ from calibrate.kernels.measure import distinct, row
 from calibrate.kernels.progress import Advance
 from calibrate.kernels.session import Parts, Session, measured
 from calibrate.kernels.timing import QUICK, Method
-from clustersim.common.dtypes import NARROW, DType
+from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
 from clustersim.common.units import Seconds
-from clustersim.cost.calibration_record import COPY, KernelRow, Outcome, Record, Signature, signature
+from clustersim.cost.calibration_record import (
+    COPY,
+    CalibrationRecord,
+    KernelSample,
+    KernelSignature,
+    MeasurementOutcome,
+    signature_of,
+)
 from clustersim.model import memory_bound
 from clustersim.model.kernels import Kernel
 from clustersim.scenario import Scenario
 
-_GPU: Final = (DType.BF16, DType.FP16, DType.TF32, DType.FP32, *NARROW)  # formats of a grid, the most used first
+_GPU: Final = (
+    DType.BF16,
+    DType.FP16,
+    DType.TF32,
+    DType.FP32,
+    *LOW_PRECISION_DTYPES,
+)  # formats of a grid, the most used first
 _CPU: Final = (DType.FP32, DType.BF16)
 _GRID_PART: Final = 1 / 2500  # of the budget that one run may take: some hundred kernels, some runs of each
 _COPYING: Final = 0.2  # seconds for each copy
@@ -50,7 +63,7 @@ def measure(
     method: Method | None = None,
     budget: Seconds | None = None,
     advance: Advance | None = None,
-) -> list[KernelRow]:
+) -> list[KernelSample]:
     """Measure kernels, each signature once; rows in the order of the kernels.
 
     method: `timing.Method()` if none is given, `timing.QUICK` for a comparison within one run; budget: seconds for all
@@ -61,7 +74,7 @@ def measure(
         rows[made.signature] = made
         if advance is not None:
             advance(made.name)
-    return [rows[known] for known in dict.fromkeys(map(signature, kernels)) if known in rows]
+    return [rows[known] for known in dict.fromkeys(map(signature_of, kernels)) if known in rows]
 
 
 def kernels_for(wishes: Wishes, device: TorchDevice) -> list[Kernel]:
@@ -82,20 +95,20 @@ def _grid(wishes: Wishes, device: TorchDevice) -> list[Kernel]:
     return [*(kernel for kernel in found if not wishes.formats or in_format(kernel) in wanted), *lacking]
 
 
-def failing(record: Record) -> frozenset[Signature]:
+def failing(record: CalibrationRecord) -> frozenset[KernelSignature]:
     """Kernels after which the device was lost; they are not run again."""
-    return frozenset(row.signature for row in record.kernels if row.outcome is Outcome.FAILED)
+    return frozenset(row.signature for row in record.kernels if row.outcome is MeasurementOutcome.FAILED)
 
 
-def pace(device: TorchDevice, dtype: DType, failed: Container[Signature | None] = ()) -> Pace:
+def pace(device: TorchDevice, dtype: DType, failed: Container[KernelSignature | None] = ()) -> Pace:
     """How fast the device is, by one product and one sum; roughly, where one of them has failed."""
     size = SIZES[device.torch.type]
     product = usual_kernel(dtype, size)
     total = memory_bound.GRADIENT_SUM.forward_kernel(
-        "pace.sum", dtype, memory_bound.GRADIENT_SUM.over(2 * size, 2 * size)
+        "pace.sum", dtype, memory_bound.GRADIENT_SUM.shape_for(2 * size, 2 * size)
     )
     flops, bandwidth = (
-        None if signature(kernel) in failed else row(kernel, device, QUICK).time for kernel in (product, total)
+        None if signature_of(kernel) in failed else row(kernel, device, QUICK).time for kernel in (product, total)
     )
     return Pace(
         ROUGHLY.flops if flops is None else product.flops / flops.seconds,
@@ -106,11 +119,13 @@ def pace(device: TorchDevice, dtype: DType, failed: Container[Signature | None] 
 def measure_machine(session: Session, device: TorchDevice, method: Method, seconds: Seconds) -> None:
     """The launch interval, a matmul beside a copy, the node's GPUs, and copies for so many seconds; each once."""
     known = session.gathered()
-    empty = Record(known.device, known.conditions)
+    empty = CalibrationRecord(known.device, known.conditions)
     if known.launch_interval is None:
         session.extend(replace(empty, launch_interval=launch_interval(device)))
     typical = typical_kernel(device)
-    if not any(beside_row.beside == COPY for beside_row in known.beside) and signature(typical) not in failing(known):
+    if not any(interference_sample.beside == COPY for interference_sample in known.beside) and signature_of(
+        typical
+    ) not in failing(known):
         found = beside_copy(typical, device, method)
         session.extend(replace(empty, beside=() if found is None else (found,)))
     if not (known.gpus or _is_cpu(device)):
@@ -123,10 +138,10 @@ def measure_machine(session: Session, device: TorchDevice, method: Method, secon
     session.save()
 
 
-def has_machine(record: Record, device: TorchDevice) -> bool:
+def has_machine(record: CalibrationRecord, device: TorchDevice) -> bool:
     """Whether a record has what `measure_machine` measures."""
-    failed = signature(typical_kernel(device)) in failing(record)
-    beside = failed or any(beside_row.beside == COPY for beside_row in record.beside)
+    failed = signature_of(typical_kernel(device)) in failing(record)
+    beside = failed or any(interference_sample.beside == COPY for interference_sample in record.beside)
     return bool(record.launch_interval and record.copies and beside and (record.gpus or _is_cpu(device)))
 
 

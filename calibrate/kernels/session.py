@@ -21,15 +21,15 @@ from calibrate.kernels.timing import Method
 from clustersim.common.errors import InputError
 from clustersim.common.units import Seconds
 from clustersim.cost.calibration_record import (
-    Conditions,
-    Device,
-    KernelRow,
-    Moment,
-    Outcome,
-    Record,
-    StepRow,
-    merged,
-    signature,
+    CalibrationRecord,
+    DeviceInfo,
+    HoldoutStep,
+    KernelSample,
+    MeasurementConditions,
+    MeasurementOutcome,
+    TelemetrySample,
+    merge_records,
+    signature_of,
 )
 from clustersim.cost.record_file import read_record, write_record
 from clustersim.model.kernels import Kernel
@@ -45,38 +45,42 @@ Clock = Callable[[], Seconds]
 class Session:
     """A record that grows, and its file."""
 
-    def __init__(self, path: Path, device: Device, conditions: Conditions) -> None:
+    def __init__(self, path: Path, device: DeviceInfo, conditions: MeasurementConditions) -> None:
         """Go on with the file if there is one; raise InputError where it is of another device."""
-        empty = Record(device, conditions)
+        empty = CalibrationRecord(device, conditions)
         self.path = path
         self._fits = read_record(path) if path.exists() else empty
         self.record = _merged_with(path, self._fits, empty) if path.exists() else empty
-        self._new: list[KernelRow] = []
+        self._new: list[KernelSample] = []
         self._saved = monotonic()
 
-    def add(self, measured: KernelRow) -> None:
+    def add(self, measured: KernelSample) -> None:
         """One more kernel, written if it is time to, or if it may be the last."""
         self._new.append(measured)
-        if monotonic() - self._saved >= _SAVED or measured.outcome is Outcome.FAILED:
+        if monotonic() - self._saved >= _SAVED or measured.outcome is MeasurementOutcome.FAILED:
             self.save()
 
-    def extend(self, other: Record) -> None:
+    def extend(self, other: CalibrationRecord) -> None:
         """All rows of another record."""
-        self.record = merged(self.gathered(), other)
+        self.record = merge_records(self.gathered(), other)
 
-    def seen(self, moments: Sequence[Moment]) -> None:
+    def seen(self, moments: Sequence[TelemetrySample]) -> None:
         """How the device was meanwhile, which no prediction rests on."""
         found = self.gathered()
         self.record = replace(found, moments=(*found.moments, *moments))
 
-    def predicted(self, steps: Sequence[StepRow]) -> None:
+    def predicted(self, steps: Sequence[HoldoutStep]) -> None:
         """Steps that were predicted from all rows so far; they count until another row comes."""
         self.record = replace(self.gathered(), steps=tuple(steps))
 
     def missing(self, kernels: Sequence[Kernel]) -> list[Kernel]:
         """Those kernels that the record has no row of, or that may be measured now, each signature once."""
-        known = {kernel_row.signature for kernel_row in self.gathered().kernels if kernel_row.outcome not in _again()}
-        return [kernel for kernel in distinct(kernels) if signature(kernel) not in known]
+        known = {
+            kernel_sample.signature
+            for kernel_sample in self.gathered().kernels
+            if kernel_sample.outcome not in _again()
+        }
+        return [kernel for kernel in distinct(kernels) if signature_of(kernel) not in known]
 
     def save(self) -> None:
         """Write the record; the fits that it came with stay until it is fitted again."""
@@ -84,12 +88,14 @@ class Session:
         write_record(kept, self.path)
         self._saved = monotonic()
 
-    def fit(self, fitted: Callable[[Record], Record]) -> Record:
+    def fit(self, fitted: Callable[[CalibrationRecord], CalibrationRecord]) -> CalibrationRecord:
         """Fit the record to its rows so far."""
         self._fits = self.record = fitted(self.gathered())
         return self.record
 
-    def finish(self, after: Mapping[str, float], fitted: Callable[[Record], Record]) -> Record:
+    def finish(
+        self, after: Mapping[str, float], fitted: Callable[[CalibrationRecord], CalibrationRecord]
+    ) -> CalibrationRecord:
         """Fit the record and write it; after: the device's conditions now."""
         found = self.gathered()
         self.record = replace(found, conditions=replace(found.conditions, after=dict(after)))
@@ -97,30 +103,34 @@ class Session:
         self.save()
         return self.record
 
-    def gathered(self) -> Record:
+    def gathered(self) -> CalibrationRecord:
         """All rows so far."""
         if self._new:
-            rows = Record(self.record.device, self.record.conditions, tuple(self._new))
-            self.record, self._new = merged(self.record, rows), []
+            rows = CalibrationRecord(self.record.device, self.record.conditions, tuple(self._new))
+            self.record, self._new = merge_records(self.record, rows), []
         return self.record
 
 
-def _again() -> Sequence[Outcome]:
+def _again() -> Sequence[MeasurementOutcome]:
     """Outcomes that may be another one now: somebody else may have had the memory, a compiler may be there."""
-    return (Outcome.OUT_OF_MEMORY, Outcome.NO_COMPILER) if compiler.present() else (Outcome.OUT_OF_MEMORY,)
+    return (
+        (MeasurementOutcome.OUT_OF_MEMORY, MeasurementOutcome.NO_COMPILER)
+        if compiler.present()
+        else (MeasurementOutcome.OUT_OF_MEMORY,)
+    )
 
 
-def _merged_with(path: Path, there: Record, empty: Record) -> Record:
+def _merged_with(path: Path, there: CalibrationRecord, empty: CalibrationRecord) -> CalibrationRecord:
     try:
-        return replace(merged(there, empty), steps=there.steps)
+        return replace(merge_records(there, empty), steps=there.steps)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
 
 
-def conditions(device: TorchDevice, command: str, method: Method) -> Conditions:
+def conditions(device: TorchDevice, command: str, method: Method) -> MeasurementConditions:
     """How a session measures that begins now."""
     today = datetime.now(UTC).date().isoformat()
-    return Conditions(today, command, str(method), before=dict(device.conditions()))
+    return MeasurementConditions(today, command, str(method), before=dict(device.conditions()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +170,7 @@ class Parts:
 
 def measured(
     kernels: Sequence[Kernel], device: TorchDevice, parts: Parts, method: Method, *, clock: Clock = monotonic
-) -> Iterator[KernelRow]:
+) -> Iterator[KernelSample]:
     """Measure kernels as their parts of the budget allow.
 
     Raise KernelFailedError after the row of the kernel that nothing can be measured after.

@@ -17,7 +17,7 @@ import numpy as np
 from calibrate.devices.sample_statistics import NORMAL, OUTLYING, deviation, spread
 from calibrate.devices.stopwatch import Action, Stopwatch
 from clustersim.common.units import Seconds
-from clustersim.cost.calibration_record import Spread
+from clustersim.cost.calibration_record import TimeStatistics
 
 __all__ = ["QUICK", "Method", "measure", "spread"]
 
@@ -56,7 +56,7 @@ QUICK: Final = Method(seconds=0.05, least=3, most=20, error=0.01)
 """Good enough for a comparison within one run."""
 
 
-def measure(watch: Stopwatch, action: Action, method: Method, *, round_of: int = 1) -> Spread:
+def measure(watch: Stopwatch, action: Action, method: Method, *, round_of: int = 1) -> TimeStatistics:
     """Time an action; round_of: runs after which it starts over with the same operands."""
     once = _warm(watch, action, round_of)
     repeats = max(1, min(method.batch, math.ceil(method.sample / once)))

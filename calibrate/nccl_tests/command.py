@@ -31,9 +31,16 @@ from calibrate.nccl_tests.json_reader import read_json
 from calibrate.nccl_tests.run import Place, Run, Sample
 from calibrate.nccl_tests.text_reader import read_text
 from clustersim.common.dtypes import DType
-from clustersim.common.errors import InputError, nearest, shown
+from clustersim.common.errors import InputError, format_value, suggest_nearest
 from clustersim.common.units import Seconds
-from clustersim.cost.calibration_record import Call, CollectiveRow, Conditions, Device, Record, Spread
+from clustersim.cost.calibration_record import (
+    CalibrationRecord,
+    CollectiveCall,
+    CollectiveSample,
+    DeviceInfo,
+    MeasurementConditions,
+    TimeStatistics,
+)
 from clustersim.cost.record_file import write_record
 from clustersim.hardware.cluster import Cluster, load_cluster
 from clustersim.interop.device_names import same_chip
@@ -82,7 +89,7 @@ def command(options: argparse.Namespace) -> None:
         if run.warnings:
             print(f"{run.where}: NCCL warned {len(run.warnings)} times, first of: {run.warnings[0]}", file=sys.stderr)
     output = Path(options.output)
-    record = added(Record(_device(runs, cluster), _conditions(runs, options), collectives=rows), output)
+    record = added(CalibrationRecord(_device(runs, cluster), _conditions(runs, options), collectives=rows), output)
     record = replace(record, collective_fits=fit_calls(record.collectives))
     write_record(record, output)
     shapes = Counter((row.call.collective.value, row.call.ranks, row.call.nodes) for row in rows)
@@ -105,10 +112,10 @@ def read_runs(path: Path) -> tuple[Run, ...]:
     return (read_json(path, text),) if text.lstrip().startswith("{") else read_text(path, text)
 
 
-def _rows(runs: Iterable[Run], cluster: Cluster, options: argparse.Namespace) -> Iterator[CollectiveRow]:
+def _rows(runs: Iterable[Run], cluster: Cluster, options: argparse.Namespace) -> Iterator[CollectiveSample]:
     """A row for each call, of all its samples."""
-    samples: dict[Call, list[Seconds]] = {}
-    origin: dict[Call, tuple[str, int]] = {}
+    samples: dict[CollectiveCall, list[Seconds]] = {}
+    origin: dict[CollectiveCall, tuple[str, int]] = {}
     for run in runs:
         collective, shape = _collective(run, options.collective), _shape(run, cluster, options)
         for sample in run.samples:
@@ -125,7 +132,7 @@ def _rows(runs: Iterable[Run], cluster: Cluster, options: argparse.Namespace) ->
         source, iterations = origin[call]
         source = f"{source}, means of {iterations} iterations"
         p5, median, p95 = (float(value) for value in np.percentile(seconds, (5, 50, 95)))
-        yield CollectiveRow(call, Spread(median, p5, p95, len(seconds)), source)
+        yield CollectiveSample(call, TimeStatistics(median, p5, p95, len(seconds)), source)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -136,18 +143,18 @@ class Shape:
     nodes: int
 
 
-def _call(collective: CollectiveType, sample: Sample, shape: Shape) -> Call:
+def _call(collective: CollectiveType, sample: Sample, shape: Shape) -> CollectiveCall:
     if collective is CollectiveType.SEND_RECV:
-        return Call(collective, sample.size, 2, min(2, shape.nodes))
+        return CollectiveCall(collective, sample.size, 2, min(2, shape.nodes))
     form = _summed(sample) if collective.is_reduction else DType.FP32
-    return Call(collective, sample.size, shape.ranks, shape.nodes, form)
+    return CollectiveCall(collective, sample.size, shape.ranks, shape.nodes, form)
 
 
 def _summed(sample: Sample) -> DType:
     """The format that a reduction sums in."""
     if sample.type not in _FORMATS:
         raise InputError(
-            f"{sample.where}: sums {shown(sample.type)}, which no training does; run with -d {' or '.join(_FORMATS)}"
+            f"{sample.where}: sums {format_value(sample.type)}, which no training does; run with -d {' or '.join(_FORMATS)}"
         )
     return _FORMATS[sample.type]
 
@@ -191,7 +198,7 @@ def _spelt(name: str) -> CollectiveType | None:
 
 
 def _choices(name: str) -> str:
-    return nearest(name, [collective.value for collective in _COLLECTIVES.values()])
+    return suggest_nearest(name, [collective.value for collective in _COLLECTIVES.values()])
 
 
 def _named(file: str) -> CollectiveType | None:
@@ -252,7 +259,7 @@ def _require_legal(run: Run, cluster: Cluster, shape: Shape) -> None:
         )
 
 
-def _device(runs: Sequence[Run], cluster: Cluster) -> Device:
+def _device(runs: Sequence[Run], cluster: Cluster) -> DeviceInfo:
     """What the runs ran on; raise InputError where that is not the cluster's accelerator, or differs."""
     names = _one("device", [(run, place.device) for run in runs for place in run.places])
     versions = _one("NCCL version", [(run, run.version) for run in runs if run.version])
@@ -262,7 +269,7 @@ def _device(runs: Sequence[Run], cluster: Cluster) -> Device:
             "name the cluster that it ran on"
         )
     library = Path(cluster.library).stem
-    return Device(cluster.accelerator.name, names, collectives=f"{library} {versions}" if versions else "")
+    return DeviceInfo(cluster.accelerator.name, names, collectives=f"{library} {versions}" if versions else "")
 
 
 def _one(what: str, found: Sequence[tuple[Run, str]]) -> str:
@@ -273,8 +280,8 @@ def _one(what: str, found: Sequence[tuple[Run, str]]) -> str:
     return found[0][1] if found else ""
 
 
-def _conditions(runs: Sequence[Run], options: argparse.Namespace) -> Conditions:
-    return Conditions(
+def _conditions(runs: Sequence[Run], options: argparse.Namespace) -> MeasurementConditions:
+    return MeasurementConditions(
         date=max(run.date for run in runs) or datetime.now(UTC).date().isoformat(),
         command=shlex.join(["python", "-m", "calibrate", *sys.argv[1:]]),
         method=METHOD.format("in-place" if options.in_place else "out-of-place"),

@@ -13,7 +13,7 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from calibrate.nccl_tests.run import Place, Run, Sample, version_of
-from clustersim.common.errors import InputError, shown
+from clustersim.common.errors import InputError, format_value
 
 VERSIONS: Final = (1, 2, 3)
 
@@ -69,7 +69,7 @@ def read_json(path: Path, text: str) -> Run:
     """The run of a file; raise InputError that names the file and the key."""
     report = _report(path, _content(path, text))
     for error in filter(None, report.errors):
-        raise InputError(f"{path}: errors: the run had an error: {shown(error)}")
+        raise InputError(f"{path}: errors: the run had an error: {format_value(error)}")
     return Run(
         file=path.name,
         where=str(path),
@@ -91,8 +91,8 @@ def _content(path: Path, text: str) -> dict[str, Any]:
     version = content.get("version")
     if version not in VERSIONS or not {"config", "results"} <= content.keys():
         raise InputError(
-            f"{path}: is not what nccl-tests -J writes in version 1 to 3: version is {shown(version)}, "
-            f"and the keys are {shown(', '.join(content))}"
+            f"{path}: is not what nccl-tests -J writes in version 1 to 3: version is {format_value(version)}, "
+            f"and the keys are {format_value(', '.join(content))}"
         )
     if "out_of_bounds" not in content:
         raise InputError(f"{path}: out_of_bounds: is missing, so the run broke off")
@@ -105,7 +105,7 @@ def _report(path: Path, content: dict[str, Any]) -> _Report:
     except ValidationError as error:
         found = error.errors()[0]
         key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in found["loc"]).removeprefix(".")
-        raise InputError(f"{path}: {key}: {shown(found['input'])} is refused: {found['msg'].lower()}") from error
+        raise InputError(f"{path}: {key}: {format_value(found['input'])} is refused: {found['msg'].lower()}") from error
 
 
 def _places(config: _Config) -> Iterator[Place]:

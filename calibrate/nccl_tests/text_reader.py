@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from calibrate.nccl_tests.run import Place, Run, Sample, version_of
-from clustersim.common.errors import InputError, shown
+from clustersim.common.errors import InputError, format_value
 from clustersim.common.units import Seconds
 
 _PREFIX: Final = re.compile(
@@ -49,7 +49,7 @@ def read_text(path: Path, text: str) -> tuple[Run, ...]:
     lines = list(_whole_lines(text))
     for number, line in lines:
         if _ERRORS.search(line):
-            raise InputError(f"{path}: line {number}: the run had an error: {shown(line.strip())}")
+            raise InputError(f"{path}: line {number}: the run had an error: {format_value(line.strip())}")
     runs = tuple(_run(path, part) for part in _parts(path, lines))
     if not runs:
         raise InputError(f"{path}: has no run of nccl-tests: no line starts with '# nThread'")

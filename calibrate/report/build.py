@@ -14,7 +14,7 @@ from calibrate.report.step_effects import beside_section, chain_section, host_se
 from calibrate.report.telemetry import gpus_section, load_section
 from calibrate.report.transfers import collectives_section, copies_section
 from clustersim.common.errors import InputError
-from clustersim.cost.calibration_record import Origin, Record
+from clustersim.cost.calibration_record import CalibrationRecord, RecordOrigin
 from clustersim.hardware.accelerator import Accelerator
 
 _BY_CALIBRATE: Final = "clustersim calibrate --for SCENARIO"
@@ -30,7 +30,7 @@ class Report:
     """
 
     name: str
-    record: Record
+    record: CalibrationRecord
     shipped: Accelerator | None
     sections: tuple[Section, ...]
     lacks: tuple[str, ...]
@@ -53,13 +53,13 @@ class Report:
         return json.dumps(content, indent=2, allow_nan=False)
 
 
-def is_empty(record: Record) -> bool:
+def is_empty(record: CalibrationRecord) -> bool:
     """Whether a record holds nothing that was measured."""
     rows = (record.kernels, record.collectives, record.copies, record.beside, record.chain, record.host, record.gpus)
     return not any((*rows, record.moments, record.steps, record.launch_interval))
 
 
-def report_of(name: str, record: Record, shipped: Accelerator | None) -> Report:
+def report_of(name: str, record: CalibrationRecord, shipped: Accelerator | None) -> Report:
     """What a record says; raise InputError where that is nothing."""
     if is_empty(record):
         raise InputError(f"{name}: holds no measurements; {_BY_CALIBRATE} -o {name} makes some")
@@ -67,7 +67,7 @@ def report_of(name: str, record: Record, shipped: Accelerator | None) -> Report:
     return Report(name, record, shipped, sections, tuple(_lacks(record, shipped)))
 
 
-def _sections(record: Record, shipped: Accelerator | None) -> Iterator[Section]:
+def _sections(record: CalibrationRecord, shipped: Accelerator | None) -> Iterator[Section]:
     """What the record says something of, in the order of questions: is it true, how fast, why, what else."""
     most, under = ceiling(record, shipped), any(row.under is not None for row in record.kernels)
     if record.steps:
@@ -90,7 +90,7 @@ def _sections(record: Record, shipped: Accelerator | None) -> Iterator[Section]:
             yield section(record)
 
 
-def _contents(record: Record) -> list[tuple[str, bool, str]]:
+def _contents(record: CalibrationRecord) -> list[tuple[str, bool, str]]:
     """What a record may hold, whether it does, and how it comes there."""
     under, is_cpu = any(row.under is not None for row in record.kernels), record.device.threads > 0
     return [
@@ -106,12 +106,12 @@ def _contents(record: Record) -> list[tuple[str, bool, str]]:
     ]
 
 
-def _lacks(record: Record, shipped: Accelerator | None) -> Iterator[str]:
+def _lacks(record: CalibrationRecord, shipped: Accelerator | None) -> Iterator[str]:
     missing: dict[str, list[str]] = {}
     for what, there, command in _contents(record):
         if not there:
             missing.setdefault(command, []).append(what)
-    own = record.origin is Origin.MEASURED
+    own = record.origin is RecordOrigin.MEASURED
     for command, lost in missing.items():
         yield ", ".join(lost) + f" ({command})" * own
     if shipped is None:
@@ -119,7 +119,7 @@ def _lacks(record: Record, shipped: Accelerator | None) -> Iterator[str]:
         yield f"a datasheet: clustersim ships no {name}; name a file of your own with --accelerator FILE.yaml"
 
 
-def _facts(record: Record) -> dict[str, str]:
+def _facts(record: CalibrationRecord) -> dict[str, str]:
     device, conditions, state = record.device, record.conditions, steady(record)
     software = {"driver": device.driver, "CUDA": device.cuda, "PyTorch": device.torch, "cuDNN": device.cudnn}
     software |= {"cuBLAS": device.cublas, "": device.collectives, "attention": device.attention}

@@ -8,7 +8,7 @@ from calibrate.report.build import Report, report_of
 from clustersim.common import data_files
 from clustersim.common.errors import InputError
 from clustersim.common.files import require_writable, write_text_atomically
-from clustersim.cost.calibration_record import Record
+from clustersim.cost.calibration_record import CalibrationRecord
 from clustersim.cost.record_file import read_record
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
 
@@ -44,16 +44,16 @@ def command(options: argparse.Namespace) -> None:
 
 def load_report(name: str, accelerator: str | None = None) -> Report:
     """The report of a record's file, or of a shipped one's name."""
-    path = Path(name) if data_files.is_path(name) or Path(name).exists() else data_files.find("records", name)
+    path = Path(name) if data_files.is_path(name) or Path(name).exists() else data_files.find_file("records", name)
     record = read_record(path)
     return report_of(name, record, _shipped_for(record, accelerator))
 
 
-def _shipped_for(record: Record, accelerator: str | None) -> Accelerator | None:
+def _shipped_for(record: CalibrationRecord, accelerator: str | None) -> Accelerator | None:
     """The accelerator that a record stands for, None where clustersim has no file of that name."""
     if accelerator is not None:
         return load_accelerator(accelerator)
-    known = record.device.accelerator in data_files.names("accelerators")
+    known = record.device.accelerator in data_files.list_names("accelerators")
     return load_accelerator(record.device.accelerator) if known else None
 
 

@@ -14,7 +14,7 @@ from typing import Final
 from calibrate.report.section import Section
 from clustersim.common.dtypes import DType
 from clustersim.common.units import format_bandwidth, format_flops, format_seconds
-from clustersim.cost.calibration_record import KernelFit, KernelRow, Record, slowed
+from clustersim.cost.calibration_record import CalibrationRecord, KernelFit, KernelSample, kernel_slowdowns
 from clustersim.cost.matmul_tiles import matmul_rate
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.model.kernels import KernelKind
@@ -38,7 +38,7 @@ class Constant:
         return None if self.here is None or not self.shipped else self.here / self.shipped
 
 
-def constants(record: Record, shipped: Accelerator) -> list[Constant]:
+def constants(record: CalibrationRecord, shipped: Accelerator) -> list[Constant]:
     """Of the record's device, beside those that are shipped."""
     found = [*_sustained(record, shipped)]
     if record.kernel_fit is not None:
@@ -46,7 +46,7 @@ def constants(record: Record, shipped: Accelerator) -> list[Constant]:
     return found
 
 
-def _fitted(record: Record, fit: KernelFit, shipped: Accelerator) -> Iterator[Constant]:
+def _fitted(record: CalibrationRecord, fit: KernelFit, shipped: Accelerator) -> Iterator[Constant]:
     """Constants of the kernel model; of formats that were measured."""
     here = replace(
         shipped,
@@ -61,7 +61,7 @@ def _fitted(record: Record, fit: KernelFit, shipped: Accelerator) -> Iterator[Co
         yield Constant(f"matmul_{dtype.value}", f"matmul {dtype.value}, largest tile", format_flops, *rates)
     for kind in _ATTENTION:
         for dtype in _formats(measured, kind, shipped, here):
-            rates = (item.peak_of(dtype) * _share(item, kind) for item in (shipped, here))
+            rates = (item.peak_flops(dtype) * _share(item, kind) for item in (shipped, here))
             name = f"{kind.value.replace('_', ' ')} {dtype.value}, main loop"
             yield Constant(f"{kind.value}_{dtype.value}", name, format_flops, *rates)
     moved = (element.memory_bandwidth * element.efficiency.memory for element in (shipped, here))
@@ -70,7 +70,7 @@ def _fitted(record: Record, fit: KernelFit, shipped: Accelerator) -> Iterator[Co
     yield Constant("kernel_latency", "latency of a kernel", format_seconds, *latencies)
 
 
-def _formats(rows: list[KernelRow], kind: KernelKind, *both: Accelerator) -> list[DType]:
+def _formats(rows: list[KernelSample], kind: KernelKind, *both: Accelerator) -> list[DType]:
     """Formats of which kernels of a kind were measured, and both know a rate."""
     found = dict.fromkeys(row.dtype for row in rows if row.kind is kind)
     return [dtype for dtype in found if all(dtype in accelerator.formats for accelerator in both)]
@@ -82,21 +82,21 @@ def _share(accelerator: Accelerator, kind: KernelKind) -> float:
     return (efficiency.attention_forward if forward else efficiency.attention_backward).share
 
 
-def _sustained(record: Record, shipped: Accelerator) -> Iterator[Constant]:
+def _sustained(record: CalibrationRecord, shipped: Accelerator) -> Iterator[Constant]:
     """What holds for kernels within a step, and on several GPUs."""
     interval = record.launch_interval
     yield Constant("launch_interval", "launch interval", format_seconds, shipped.efficiency.launch_interval, interval)
     products = [row for row in record.chain if row.family.startswith(KernelKind.MATMUL.value)]
     pace = sum(row.isolated for row in products) / sum(row.in_chain for row in products) if products else None
     yield Constant(
-        "sustained", "products in a step, pace relative to alone", _ratio, shipped.in_training.sustained, pace
+        "sustained", "products in a step, pace relative to alone", _ratio, shipped.derating.sustained_ratio, pace
     )
-    parts = slowed(record.beside).values()
+    parts = kernel_slowdowns(record.beside).values()
     slowing = fmean(parts) if parts else None
     yield Constant("interference", "kernels beside collectives, longer by", _percent, shipped.interference, slowing)
     times = [row.time.seconds for row in record.gpus]
     spread = pstdev(times) / fmean(times) if len(times) > 1 else None
-    yield Constant("spread", "GPU to GPU, standard deviation", _percent, shipped.in_training.spread, spread)
+    yield Constant("spread", "GPU to GPU, standard deviation", _percent, shipped.derating.gpu_spread, spread)
 
 
 def _ratio(value: float) -> str:
@@ -107,7 +107,7 @@ def _percent(value: float) -> str:
     return f"{value:.1%}"
 
 
-def constants_section(record: Record, shipped: Accelerator) -> Section:
+def constants_section(record: CalibrationRecord, shipped: Accelerator) -> Section:
     """The constants that the record says something of, with ratios."""
     known = [constant for constant in constants(record, shipped) if constant.here is not None]
     source = "fitted to published measurements" if shipped.efficiency.published else "from datasheets and siblings"

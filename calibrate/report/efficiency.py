@@ -21,8 +21,8 @@ from clustersim.common.units import (
     format_flops,
     format_seconds,
 )
-from clustersim.cost.calibration_record import KernelRow, Record, family
-from clustersim.cost.timing import Bound
+from clustersim.cost.calibration_record import CalibrationRecord, KernelSample, family_of
+from clustersim.cost.timing import Bottleneck
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.model.kernels import AttentionShape, MatmulShape
 from clustersim.report.export.span_descriptions import shape_words
@@ -47,19 +47,19 @@ class Ceiling:
 class Reached:
     """A kernel that was measured. rate: bytes/s where memory bounds it, else FLOP/s; share: of the device's."""
 
-    row: KernelRow
+    row: KernelSample
     seconds: Seconds
-    bound: Bound
+    bound: Bottleneck
     rate: float
     share: float
 
     @property
     def rate_words(self) -> str:
         """The rate with its unit."""
-        return format_bandwidth(self.rate) if self.bound is Bound.MEMORY else format_flops(self.rate)
+        return format_bandwidth(self.rate) if self.bound is Bottleneck.MEMORY else format_flops(self.rate)
 
 
-def ceiling(record: Record, accelerator: Accelerator | None) -> Ceiling | None:
+def ceiling(record: CalibrationRecord, accelerator: Accelerator | None) -> Ceiling | None:
     """Of the record's device; None where neither a file nor a fit says anything."""
     fit, is_cpu = record.kernel_fit, record.device.threads > 0
     if accelerator is not None and not (is_cpu and fit):
@@ -68,34 +68,34 @@ def ceiling(record: Record, accelerator: Accelerator | None) -> Ceiling | None:
     return None if fit is None else Ceiling(fit.peak, fit.memory_bandwidth, datasheet=False)
 
 
-def reached(record: Record, most: Ceiling) -> list[Reached]:
+def reached(record: CalibrationRecord, most: Ceiling) -> list[Reached]:
     """What each measured kernel reached; those of a format without a peak are left out."""
     found = (_of(row, row.time.seconds, most) for row in record.kernels if row.time is not None)
     return [item for item in found if item is not None]
 
 
-def _of(row: KernelRow, seconds: Seconds, most: Ceiling) -> Reached | None:
+def _of(row: KernelSample, seconds: Seconds, most: Ceiling) -> Reached | None:
     memory = row.bytes / most.bandwidth
     multiplies = isinstance(row.shape, MatmulShape | AttentionShape)
-    peak = row.dtype.arithmetic
+    peak = row.dtype.peak_dtype
     if multiplies and peak not in most.flops:
         return None
     compute = row.flops / most.flops[peak] if multiplies else 0.0
     if memory >= compute:
-        return Reached(row, seconds, Bound.MEMORY, row.bytes / seconds, memory / seconds)
-    return Reached(row, seconds, Bound.COMPUTE, row.flops / seconds, compute / seconds)
+        return Reached(row, seconds, Bottleneck.MEMORY, row.bytes / seconds, memory / seconds)
+    return Reached(row, seconds, Bottleneck.COMPUTE, row.flops / seconds, compute / seconds)
 
 
 def by_family(kernels: list[Reached]) -> dict[str, list[Reached]]:
     """Kernels by family, the most efficient first; families in the order of the time that their kernels take."""
     families: dict[str, list[Reached]] = {}
     for kernel in kernels:
-        families.setdefault(family(kernel.row.signature), []).append(kernel)
+        families.setdefault(family_of(kernel.row.signature), []).append(kernel)
     ordered = sorted(families.items(), key=lambda item: -sum(element.seconds for element in item[1]))
     return {name: sorted(found, key=lambda each: -each.share) for name, found in ordered}
 
 
-def efficiency_section(record: Record, most: Ceiling) -> Section:
+def efficiency_section(record: CalibrationRecord, most: Ceiling) -> Section:
     """Best, median and worst shape of every family."""
     families = by_family(reached(record, most))
     rows = tuple(row for found in families.values() for row in _rows(found))
@@ -113,9 +113,9 @@ def efficiency_section(record: Record, most: Ceiling) -> Section:
     )
 
 
-def family_words(row: KernelRow) -> str:
+def family_words(row: KernelSample) -> str:
     """The family of a kernel, for people."""
-    return family(row.signature).replace("_", " ")
+    return family_of(row.signature).replace("_", " ")
 
 
 def _chosen(found: list[Reached]) -> Iterator[tuple[str, Reached]]:
@@ -141,7 +141,7 @@ def _content(name: str, found: list[Reached]) -> dict[str, object]:
 
 
 def _kernel(each: Reached) -> dict[str, object]:
-    flops = None if each.bound is Bound.MEMORY else each.rate
+    flops = None if each.bound is Bottleneck.MEMORY else each.rate
     return {
         "name": each.row.name,
         "shape": shape_words(each.row.shape),

@@ -9,7 +9,7 @@ from calibrate.report.efficiency import Reached, family_words
 from calibrate.report.telemetry import bands, over_time
 from calibrate.report.transfers import by_call, call_words
 from clustersim.common.units import format_bandwidth, format_bytes, format_seconds
-from clustersim.cost.calibration_record import ChainRow, Moment, Record
+from clustersim.cost.calibration_record import CalibrationRecord, InSituSample, TelemetrySample
 from clustersim.model.kernels import KernelKind
 from clustersim.report.draw.charts import bar, chart, level, plot
 from clustersim.report.export.span_descriptions import shape_words
@@ -65,7 +65,7 @@ def _hover(each: Reached) -> str:
     return "<br>".join((name, escape(shape_words(each.row.shape)), reaches, f"bound by {each.bound.value}"))
 
 
-def load_figure(record: Record) -> Figure:
+def load_figure(record: CalibrationRecord) -> Figure:
     """Clock and power over time, as far as the device says them, with its parts as bands."""
     moments = over_time(record.moments)
     scale = time_scale(moments[-1].seconds)
@@ -94,7 +94,7 @@ class _Told:
 
     name: str
     unit: str
-    of: Callable[[Moment], float | None]
+    of: Callable[[TelemetrySample], float | None]
 
 
 _TOLD: Final = (
@@ -109,22 +109,22 @@ def _panel(told: _Told, place: int, many: int) -> dict[str, Any]:
     return axis(f"{told.name} [{told.unit}]", domain=[bottom + _GAP if place + 1 < many else bottom, top], nticks=5)
 
 
-def _line(told: _Told, moments: Sequence[Moment], scale: Scale, place: int) -> dict[str, Any]:
+def _line(told: _Told, moments: Sequence[TelemetrySample], scale: Scale, place: int) -> dict[str, Any]:
     return {
         "type": "scatter", "mode": "lines+markers", "name": told.name, "yaxis": f"y{place + 1}",
-        "x": [moment.seconds / scale.size for moment in moments], "y": [told.of(item) for item in moments],
-        "text": [_moment_words(element) for element in moments], "marker": {"size": 4}, "line": {"color": _COLOURS[place]},
+        "x": [moment.seconds / scale.size for moment in moments], "y": [told.of(telemetry_sample) for telemetry_sample in moments],
+        "text": [_moment_words(item) for item in moments], "marker": {"size": 4}, "line": {"color": _COLOURS[place]},
         "hovertemplate": f"%{{text}}<br>{told.name} %{{y:,.0f}} {told.unit}<extra></extra>",
     }  # fmt: skip
 
 
-def _moment_words(moment: Moment) -> str:
+def _moment_words(moment: TelemetrySample) -> str:
     words = f"<b>{escape(moment.part)}</b>, {format_seconds(moment.seconds)}"
     held = ", ".join(moment.state.throttled)
     return f"{words}<br>held down by {escape(held)}" if held else words
 
 
-def _bands(moments: Sequence[Moment], scale: Scale) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+def _bands(moments: Sequence[TelemetrySample], scale: Scale) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """A rectangle for each part that was run, and its name above it."""
     found = bands(moments)
     ends = [begin for _, begin, _ in found[1:]] + [found[-1][2]]
@@ -145,7 +145,7 @@ def _bands(moments: Sequence[Moment], scale: Scale) -> list[tuple[dict[str, Any]
     ]  # fmt: skip
 
 
-def chain_figure(rows: Sequence[ChainRow]) -> Figure:
+def chain_figure(rows: Sequence[InSituSample]) -> Figure:
     """A bar for each family: times that it takes what it takes alone."""
     ordered = sorted(rows, key=lambda row: -row.in_chain)
     labels = [escape(row.family.replace("_", " ")) for row in ordered]
@@ -161,7 +161,7 @@ def chain_figure(rows: Sequence[ChainRow]) -> Figure:
     return chart("chain", [bars], x, height=height, narrow=narrow, shapes=[one], bargap=0.35)
 
 
-def collectives_figure(record: Record) -> Figure:
+def collectives_figure(record: CalibrationRecord) -> Figure:
     """A line for each collective and number of ranks: bytes over seconds, by payload."""
     groups = list(by_call(record).values())
     traces: Traces = [

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from calibrate.report.section import Section
 from calibrate.report.transfers import call_words
 from clustersim.common.units import Seconds, format_bytes, format_seconds
-from clustersim.cost.calibration_record import Record, Spread, family
+from clustersim.cost.calibration_record import CalibrationRecord, TimeStatistics, family_of
 from clustersim.model.kernels import MatmulShape
 
 
@@ -38,7 +38,7 @@ class Uneven:
         return {"what": self.what, "size": self.size, "hottest": self.hottest, **times}
 
 
-def uneven_section(record: Record) -> Section:
+def uneven_section(record: CalibrationRecord) -> Section:
     """Products of experts, then all-to-alls."""
     found = [*_products(record), *_calls(record)]
     return Section(
@@ -52,28 +52,28 @@ def uneven_section(record: Record) -> Section:
     )
 
 
-def has_uneven(record: Record) -> bool:
+def has_uneven(record: CalibrationRecord) -> bool:
     """Whether anything with uneven parts was measured."""
     return bool(record.uneven) or any(row.call.shares for row in record.collectives)
 
 
-def _products(record: Record) -> Iterator[Uneven]:
+def _products(record: CalibrationRecord) -> Iterator[Uneven]:
     for row in record.uneven:
         even, shape = row.kernel.time, row.kernel.shape
         if isinstance(shape, MatmulShape):
             size = f"{shape.batch} x {shape.m} x {shape.n} x {shape.k} {shape.operands.value}"
-            words = family(row.kernel.signature).replace("_", " ")
-            yield Uneven(words, size, row.hottest, _seconds(even), row.time.seconds)
+            words = family_of(row.kernel.signature).replace("_", " ")
+            yield Uneven(words, size, row.imbalance, _seconds(even), row.time.seconds)
 
 
-def _calls(record: Record) -> Iterator[Uneven]:
+def _calls(record: CalibrationRecord) -> Iterator[Uneven]:
     times = {row.call: row.time for row in record.collectives}
     for row in record.collectives:
         if row.call.shares:
             even = times.get(replace(row.call, shares=()))
             size = format_bytes(row.call.payload)
-            yield Uneven(call_words(row.call), size, row.call.hottest, _seconds(even), row.time.seconds)
+            yield Uneven(call_words(row.call), size, row.call.max_share, _seconds(even), row.time.seconds)
 
 
-def _seconds(time: Spread | None) -> Seconds | None:
+def _seconds(time: TimeStatistics | None) -> Seconds | None:
     return None if time is None else time.seconds

@@ -48,7 +48,11 @@ def _load(report: Report) -> Figure | None:
     """Of a device that was looked at again and again; a CPU is once for each part, which the table says as well."""
     moments = report.record.moments
     known = any(moment.state.sm_clock_mhz or moment.state.power_w for moment in moments)
-    return load_figure(report.record) if known and len(moments) > _FEW * len({item.part for item in moments}) else None
+    return (
+        load_figure(report.record)
+        if known and len(moments) > _FEW * len({telemetry_sample.part for telemetry_sample in moments})
+        else None
+    )
 
 
 _FIGURES: Final[dict[str, Drawn]] = {

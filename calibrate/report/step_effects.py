@@ -3,11 +3,11 @@
 from calibrate.report.format import chain_factor
 from calibrate.report.section import Section
 from clustersim.common.units import format_bytes, format_seconds
-from clustersim.cost.calibration_record import BesideRow, Record, Spread
+from clustersim.cost.calibration_record import CalibrationRecord, InterferenceSample, TimeStatistics
 from clustersim.report.export.span_descriptions import shape_words
 
 
-def chain_section(record: Record) -> Section:
+def chain_section(record: CalibrationRecord) -> Section:
     """Factors by family, those that weigh most first; all of them at the end."""
     ordered = sorted(record.chain, key=lambda row: -row.in_chain)
     lines = [
@@ -49,7 +49,7 @@ def chain_section(record: Record) -> Section:
     )
 
 
-def host_section(record: Record) -> Section:
+def host_section(record: CalibrationRecord) -> Section:
     """Seconds of each launch."""
     return Section(
         key="host",
@@ -72,7 +72,7 @@ def host_section(record: Record) -> Section:
     )
 
 
-def steps_section(record: Record) -> Section:
+def steps_section(record: CalibrationRecord) -> Section:
     """Unseen steps beside their prediction."""
     return Section(
         key="steps",
@@ -90,7 +90,7 @@ def steps_section(record: Record) -> Section:
     )
 
 
-def beside_section(record: Record) -> Section:
+def beside_section(record: CalibrationRecord) -> Section:
     """What kernels and other work do to each other."""
     return Section(
         key="interference",
@@ -102,7 +102,7 @@ def beside_section(record: Record) -> Section:
                 "kernel": shape_words(row.kernel.shape),
                 "beside": row.beside,
                 "payload_bytes": None if row.call is None else row.call.payload,
-                "longer": row.slowing,
+                "longer": row.kernel_slowdown,
                 "call_longer": _longer(row.call_alone, row.call_together),
             }
             for row in record.beside
@@ -111,7 +111,7 @@ def beside_section(record: Record) -> Section:
     )
 
 
-def _beside(row: BesideRow) -> tuple[str, ...]:
+def _beside(row: InterferenceSample) -> tuple[str, ...]:
     call, time, other = row.call, row.kernel.time, _longer(row.call_alone, row.call_together)
     what = row.beside.replace("_", " ")
     if call is not None:
@@ -121,10 +121,10 @@ def _beside(row: BesideRow) -> tuple[str, ...]:
         what,
         "" if time is None else format_seconds(time.seconds),
         format_seconds(row.together.seconds),
-        f"{row.slowing:+.1%}",
+        f"{row.kernel_slowdown:+.1%}",
         "" if other is None else f"{other:+.1%}",
     )
 
 
-def _longer(alone: Spread | None, together: Spread | None) -> float | None:
+def _longer(alone: TimeStatistics | None, together: TimeStatistics | None) -> float | None:
     return None if alone is None or together is None else together.seconds / alone.seconds - 1.0

@@ -12,13 +12,13 @@ from statistics import median
 
 from calibrate.report.section import Section
 from clustersim.common.units import format_seconds
-from clustersim.cost.calibration_record import GpuRow, Moment, Record, UnderLoad
+from clustersim.cost.calibration_record import CalibrationRecord, DeviceTelemetry, GpuSample, TelemetrySample
 from clustersim.report.figure import share_words
 
 
-def over_time(moments: Sequence[Moment]) -> list[Moment]:
+def over_time(moments: Sequence[TelemetrySample]) -> list[TelemetrySample]:
     """Moments of all sessions, one after the other."""
-    found: list[Moment] = []
+    found: list[TelemetrySample] = []
     base, last = 0.0, 0.0
     for moment in moments:
         if moment.seconds < last:
@@ -28,10 +28,13 @@ def over_time(moments: Sequence[Moment]) -> list[Moment]:
     return found
 
 
-def load_section(record: Record) -> Section:
+def load_section(record: CalibrationRecord) -> Section:
     """The device by part."""
     parts = dict.fromkeys(moment.part for moment in record.moments)
-    groups = {part: [item.state for item in record.moments if item.part == part] for part in parts}
+    groups = {
+        part: [telemetry_sample.state for telemetry_sample in record.moments if telemetry_sample.part == part]
+        for part in parts
+    }
     states = [row.under for row in record.kernels if row.under is not None]
     groups |= {"kernels' rows": states} if states else {}
     return Section(
@@ -48,17 +51,17 @@ def load_section(record: Record) -> Section:
     )
 
 
-def _state(states: Sequence[UnderLoad]) -> tuple[str, ...]:
+def _state(states: Sequence[DeviceTelemetry]) -> tuple[str, ...]:
     throttled = ", ".join(f"{name} {share_words(share)}" for name, share in throttles(states).items())
     return (
         _spread([state.sm_clock_mhz for state in states], "MHz"),
-        _spread([under_load.power_w for under_load in states], "W"),
+        _spread([device_telemetry.power_w for device_telemetry in states], "W"),
         _spread([item.temperature_c for item in states], "°C"),
         throttled or "nothing",
     )
 
 
-def throttles(states: Sequence[UnderLoad]) -> dict[str, float]:
+def throttles(states: Sequence[DeviceTelemetry]) -> dict[str, float]:
     """What kept clocks down, by the share of looks in which it did."""
     counted = Counter(name for state in states for name in state.throttled)
     return {name: many / len(states) for name, many in counted.most_common()}
@@ -73,7 +76,7 @@ def _spread(values: Sequence[float], unit: str) -> str:
     return f"{median(known):,.0f} {unit} ({min(known):,.0f} to {max(known):,.0f})"
 
 
-def _content(states: Sequence[UnderLoad]) -> dict[str, object]:
+def _content(states: Sequence[DeviceTelemetry]) -> dict[str, object]:
     def middle(values: Sequence[float]) -> float | None:
         known = [value for value in values if value]
         return median(known) if known else None
@@ -81,19 +84,19 @@ def _content(states: Sequence[UnderLoad]) -> dict[str, object]:
     return {
         "looks": len(states),
         "sm_clock_mhz": middle([state.sm_clock_mhz for state in states]),
-        "power_w": middle([under_load.power_w for under_load in states]),
+        "power_w": middle([device_telemetry.power_w for device_telemetry in states]),
         "temperature_c": middle([item.temperature_c for item in states]),
         "throttled_share": throttles(states),
     }
 
 
-def bands(moments: Sequence[Moment]) -> list[tuple[str, float, float]]:
+def bands(moments: Sequence[TelemetrySample]) -> list[tuple[str, float, float]]:
     """Parts with their first and last second, in order of time."""
     runs = [(part, list(run)) for part, run in groupby(moments, key=lambda each: each.part)]
     return [(part, run[0].seconds, run[-1].seconds) for part, run in runs]
 
 
-def gpus_section(record: Record) -> Section:
+def gpus_section(record: CalibrationRecord) -> Section:
     """How far the GPUs of the node differ."""
     fastest = min(row.time.seconds for row in record.gpus)
     return Section(
@@ -113,5 +116,5 @@ def gpus_section(record: Record) -> Section:
     )
 
 
-def _under(row: GpuRow) -> str:
+def _under(row: GpuSample) -> str:
     return "" if row.under is None else f"{row.under.sm_clock_mhz:,.0f} MHz, {row.under.power_w:,.0f} W"

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from calibrate.report.section import Section
 from clustersim.common.dtypes import DType
 from clustersim.common.units import format_bandwidth, format_bytes, format_seconds
-from clustersim.cost.calibration_record import Call, CollectiveRow, Record
+from clustersim.cost.calibration_record import CalibrationRecord, CollectiveCall, CollectiveSample
 from clustersim.program.task import CollectiveType
 
 Key = tuple[CollectiveType, int, int, DType]
 
 
-def copies_section(record: Record) -> Section:
+def copies_section(record: CalibrationRecord) -> Section:
     """Copies by route; each byte is read once and written once."""
     return Section(
         key="copies",
@@ -34,9 +34,9 @@ def copies_section(record: Record) -> Section:
     )
 
 
-def by_call(record: Record) -> dict[Key, list[CollectiveRow]]:
+def by_call(record: CalibrationRecord) -> dict[Key, list[CollectiveSample]]:
     """Collectives with even parts by kind, ranks and nodes, the smallest payload first."""
-    groups: dict[Key, list[CollectiveRow]] = {}
+    groups: dict[Key, list[CollectiveSample]] = {}
     even = (collective for collective in record.collectives if not collective.call.shares)
     for row in sorted(even, key=lambda each: each.call.payload):
         call = row.call
@@ -44,14 +44,14 @@ def by_call(record: Record) -> dict[Key, list[CollectiveRow]]:
     return dict(sorted(groups.items(), key=lambda item: (item[0][0].value, *item[0][1:3], item[0][3].value)))
 
 
-def call_words(call: Call) -> str:
+def call_words(call: CollectiveCall) -> str:
     """A collective without its payload."""
     nodes = f" on {call.nodes} nodes" if call.nodes > 1 else ""
     form = "" if call.format is DType.FP32 else f" in {call.format.value}"
     return f"{call.collective.value.replace('_', ' ')}{form}, {call.ranks} ranks{nodes}"
 
 
-def collectives_section(record: Record) -> Section:
+def collectives_section(record: CalibrationRecord) -> Section:
     """The smallest and the largest payload of each kind."""
     groups = by_call(record)
     return Section(
@@ -64,7 +64,7 @@ def collectives_section(record: Record) -> Section:
     )
 
 
-def _collective(rows: Sequence[CollectiveRow]) -> tuple[str, ...]:
+def _collective(rows: Sequence[CollectiveSample]) -> tuple[str, ...]:
     first, last = rows[0], rows[-1]
     return (
         call_words(first.call),
@@ -77,7 +77,7 @@ def _collective(rows: Sequence[CollectiveRow]) -> tuple[str, ...]:
     )
 
 
-def _content(key: Key, rows: Sequence[CollectiveRow]) -> dict[str, object]:
+def _content(key: Key, rows: Sequence[CollectiveSample]) -> dict[str, object]:
     return {
         "collective": key[0].value,
         "ranks": key[1],

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Final
 
 from calibrate.report.format import summary_lines
 from calibrate.torch_requirement import require_torch
-from clustersim.common.dtypes import COMPUTED, DType
+from clustersim.common.dtypes import COMPUTE_DTYPES, DType
 from clustersim.common.errors import InputError
 from clustersim.common.files import require_writable
 from clustersim.common.units import Dimension, Seconds, parse_quantity
-from clustersim.cost.calibration_record import Record
+from clustersim.cost.calibration_record import CalibrationRecord
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.scenario import Scenario
 
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     changes = "change a value of the scenarios, such as layout.tp=4"
     parser.add_argument("--set", dest="overrides", metavar="KEY=VALUE", action="append", default=[], help=changes)
     parser.add_argument("--grid", action="store_true", help="measure a general grid (also if nothing is asked for)")
-    formats = [item.value for item in COMPUTED]
+    formats = [item.value for item in COMPUTE_DTYPES]
     some = f"of the grid these number formats (default: what the device has of {', '.join(formats)})"
     parser.add_argument("--formats", metavar="FORMAT", nargs="+", choices=formats, default=[], help=some)
     models = "measure layers of models at usual degrees (default: Llama 3 8B, 70B and 405B)"
@@ -84,7 +84,7 @@ def command(options: argparse.Namespace) -> None:
     print(summary(record, bench.session.path))
 
 
-def summary(record: Record, path: Path) -> str:
+def summary(record: CalibrationRecord, path: Path) -> str:
     """What a record holds now, and how it is used, for people."""
     use = [f"use: clustersim run SCENARIO.yaml --set cost.record={path}", f"see: clustersim calibrate report {path}"]
     return "\n".join([f"{path}: {record.device.name}", *(f"  {line}" for line in summary_lines(record)), *use])

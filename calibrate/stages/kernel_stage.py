@@ -16,7 +16,7 @@ from calibrate.kernels.session import Parts, measured
 from calibrate.stages.stage import Bench
 from calibrate.stages.stage_telemetry import looked_at
 from clustersim.common.units import Seconds
-from clustersim.cost.calibration_record import Record
+from clustersim.cost.calibration_record import CalibrationRecord
 from clustersim.cost.roofline import Roofline
 from clustersim.model.kernels import Kernel
 
@@ -66,7 +66,7 @@ class Kernels:
         )  # rows of others say that the device lacks them, or what it does beyond its file
 
         def predicted(kernel: Kernel) -> Seconds:
-            modelled = roofline.kernel(kernel).seconds if kernel.dtype in known else 0.0
+            modelled = roofline.time_kernel(kernel).seconds if kernel.dtype in known else 0.0
             return max(modelled, rough.seconds(kernel))
 
         left = Parts(max(0.0, seconds - (monotonic() - began)), predicted)
@@ -85,7 +85,7 @@ def _measure_uneven(bench: Bench, seconds: Seconds) -> None:
         if monotonic() - began > seconds:
             return
         found = tuple(uneven_rows([asked], bench.device, replace(bench.method, seconds=_UNEVEN)))
-        bench.session.extend(replace(Record(known.device, known.conditions), uneven=found))
+        bench.session.extend(replace(CalibrationRecord(known.device, known.conditions), uneven=found))
     bench.session.save()
 
 

@@ -16,10 +16,10 @@ from calibrate.stages.plan import Planned
 from calibrate.stages.stage import Bench
 from clustersim.common.errors import InputError
 from clustersim.common.units import format_seconds
-from clustersim.cost.calibration_record import Record
+from clustersim.cost.calibration_record import CalibrationRecord
 
 
-def run(bench: Bench, plan: Sequence[Planned]) -> Record:
+def run(bench: Bench, plan: Sequence[Planned]) -> CalibrationRecord:
     """Measure what is planned, fit the record and write it."""
     try:
         for planned in plan:
@@ -30,7 +30,7 @@ def run(bench: Bench, plan: Sequence[Planned]) -> Record:
     return finish(bench)
 
 
-def finish(bench: Bench) -> Record:
+def finish(bench: Bench) -> CalibrationRecord:
     """Fit what there is, and write it."""
     return bench.session.finish(bench.device.conditions(), lambda record: fitted(record, bench.accelerator))
 

@@ -16,7 +16,7 @@ from calibrate.devices.device import TorchDevice
 from calibrate.kernels.session import Session
 from calibrate.kernels.timing import Method
 from clustersim.common.units import Seconds
-from clustersim.cost.calibration_record import Record, signature
+from clustersim.cost.calibration_record import CalibrationRecord, signature_of
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.model.kernels import Kernel
 from clustersim.scenario import Scenario
@@ -45,14 +45,14 @@ class Bench:
         return self.device.torch.type == "cpu"
 
     @property
-    def record(self) -> Record:
+    def record(self) -> CalibrationRecord:
         """All rows so far."""
         return self.session.gathered()
 
     @property
-    def empty(self) -> Record:
+    def empty(self) -> CalibrationRecord:
         """A record of this device, to be filled with new rows."""
-        return Record(self.record.device, self.record.conditions)
+        return CalibrationRecord(self.record.device, self.record.conditions)
 
     @property
     def plan(self) -> Scenario:
@@ -65,7 +65,7 @@ class Bench:
     def new(self) -> Sequence[Kernel]:
         """Kernels of which there was no row when the session began; those that failed are tried again, and no news."""
         known = {row.signature for row in self.record.kernels}
-        return [kernel for kernel in self.asked if signature(kernel) not in known]
+        return [kernel for kernel in self.asked if signature_of(kernel) not in known]
 
 
 class Part(Protocol):

@@ -13,7 +13,7 @@ from typing import Final
 from calibrate.devices.telemetry_sampling import repeated
 from calibrate.stages.stage import Bench
 from clustersim.common.units import Seconds
-from clustersim.cost.calibration_record import Moment
+from clustersim.cost.calibration_record import TelemetrySample
 
 _BETWEEN: Final[Seconds] = 2.0  # 600 moments in twenty minutes
 
@@ -21,10 +21,10 @@ _BETWEEN: Final[Seconds] = 2.0  # 600 moments in twenty minutes
 @contextmanager
 def looked_at(bench: Bench, part: str) -> Iterator[None]:
     """Look at the device while the block runs; the session keeps what was seen, however the block ends."""
-    moments: list[Moment] = []
+    moments: list[TelemetrySample] = []
 
     def look() -> None:
-        moments.append(Moment(monotonic() - bench.began, part, bench.device.state()))
+        moments.append(TelemetrySample(monotonic() - bench.began, part, bench.device.state()))
 
     end = look if bench.is_cpu else repeated(look, _BETWEEN)
     try:

@@ -16,7 +16,7 @@ import typer
 
 from clustersim.cli import completion
 from clustersim.common.errors import ClusterSimError, OutputError
-from clustersim.common.gc_control import look_seldom
+from clustersim.common.gc_control import raise_gc_threshold
 
 BAD_INPUT = 2
 DOES_NOT_FIT = 3
@@ -45,7 +45,7 @@ Html = Annotated[str | None, typer.Option("--html", metavar="FILE", help="Write 
 
 def main() -> None:
     """Run the command line; mistakes of the user are one sentence on stderr and exit status 2."""
-    look_seldom()
+    raise_gc_threshold()
     _prepare_streams()
     try:
         _run_app()
@@ -406,11 +406,11 @@ def schema(
 ) -> None:
     """Print the JSON Schema of scenario files, with which editors complete and check them."""
     from clustersim.cli.outputs import STDOUT, write_json
-    from clustersim.scenario.key_reference import reference
+    from clustersim.scenario.key_reference import render_key_reference
     from clustersim.scenario.schema import scenario_schema
 
     if markdown:
-        typer.echo(reference(scenario_schema()), nl=False)
+        typer.echo(render_key_reference(scenario_schema()), nl=False)
     else:
         write_json(scenario_schema(), STDOUT)
 

@@ -8,7 +8,7 @@ from clustersim.common.units import format_bytes
 from clustersim.scenario import Scenario
 
 if TYPE_CHECKING:
-    from clustersim.results.memory_check import CheckReport
+    from clustersim.results.memory_check import MemoryCheckReport
 
 
 def check_scenario(file: Path, overrides: Sequence[str]) -> bool:
@@ -27,7 +27,11 @@ def check_scenario(file: Path, overrides: Sequence[str]) -> bool:
     return report.fits
 
 
-def _host(report: "CheckReport") -> str:
+def _host(report: "MemoryCheckReport") -> str:
     """What the fullest host holds, where anything is offloaded."""
     host = report.host
-    return "" if host is None else f", {format_bytes(host.memory)} of {format_bytes(host.capacity)} on the fullest host"
+    return (
+        ""
+        if host is None
+        else f", {format_bytes(host.total_bytes)} of {format_bytes(host.capacity)} on the fullest host"
+    )

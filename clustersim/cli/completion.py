@@ -20,17 +20,17 @@ def data_files(incomplete: str) -> list[str]:
 
 def clusters(incomplete: str) -> list[str]:
     """Names of shipped clusters, the last one of a list with commas."""
-    from clustersim.common.data_files import names
+    from clustersim.common.data_files import list_names
 
     before, comma, last = incomplete.rpartition(",")
-    return [f"{before}{comma}{name}" for name in _beginning(last, names("clusters"))]
+    return [f"{before}{comma}{name}" for name in _beginning(last, list_names("clusters"))]
 
 
 def cluster_or_file(incomplete: str) -> list[str]:
     """A shipped cluster, or a data file."""
-    from clustersim.common.data_files import names
+    from clustersim.common.data_files import list_names
 
-    return [*_beginning(incomplete, names("clusters")), *data_files(incomplete)]
+    return [*_beginning(incomplete, list_names("clusters")), *data_files(incomplete)]
 
 
 def keys(incomplete: str) -> list[str]:

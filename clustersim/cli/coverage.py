@@ -57,7 +57,7 @@ def show_coverage(file: Path, overrides: Sequence[str], json: str | None, *, eve
     from clustersim.simulation import simulate
 
     result = simulate(scenario)
-    shares, found, steps = result.provenance, lines(result.items), result.tried
+    shares, found, steps = result.provenance_shares, lines(result.busy_time_items), result.holdout_validation
     if json is not None:
         content = {"provenance_share": dict(shares), "lines": [line.to_json() for line in found]}
         write_json({**content, "record_steps": None if steps is None else steps.to_json()}, json)
@@ -65,7 +65,7 @@ def show_coverage(file: Path, overrides: Sequence[str], json: str | None, *, eve
         shown = [line for line in found if every or line.provenance not in COVERED]
         _print(scenario, shares, shown, every=every)
         if steps is not None:
-            print(f"the record {steps.words}")
+            print(f"the record {steps.description}")
         for hint in _hints(scenario, overrides, shown):
             print(hint)
 

@@ -17,11 +17,11 @@ from clustersim.common.errors import InputError
 from clustersim.common.units import Seconds, format_step_time
 from clustersim.interop.kineto import is_traces
 from clustersim.scenario import Scenario
-from clustersim.scenario.config.scenario import ScenarioFile
+from clustersim.scenario.config.scenario import ScenarioConfig
 
 if TYPE_CHECKING:
     from clustersim.report.result_difference import Difference
-    from clustersim.results.simulation_result import Answer
+    from clustersim.results.simulation_result import SimulationResult
 
 ROUNDING: Final = 1e-6  # part of a step time by which machines differ
 _PLACES: Final = "paths in a result are looked for beside its file and in the working directory"
@@ -36,7 +36,7 @@ class Side:
     title: str
     recorded: Seconds | None = None
 
-    def note(self, name: str, result: "Answer") -> list[str]:
+    def note(self, name: str, result: "SimulationResult") -> list[str]:
         """What must be said where a result answered otherwise than this version."""
         if self.recorded is None or abs(self.recorded - result.step_time) <= ROUNDING * result.step_time:
             return []
@@ -77,7 +77,7 @@ def show_difference(first: Path, second: Path | None, overrides: Sequence[str], 
         _print(difference)
         for path in outputs.files.values():
             announce(path)
-    return results[1].fits
+    return results[1].fits_in_memory
 
 
 def read_side(file: Path, overrides: Sequence[str] = ()) -> Side:
@@ -85,7 +85,7 @@ def read_side(file: Path, overrides: Sequence[str] = ()) -> Side:
     mapping = read_mapping(file)
     if "scenario" in mapping:
         return _recorded(file, mapping, overrides)
-    if file.suffix == ".json" and not mapping.keys() & ScenarioFile.keys().keys():
+    if file.suffix == ".json" and not mapping.keys() & ScenarioConfig.key_types().keys():
         raise InputError(f"{file}: is neither a scenario nor a result that `clustersim run --json` wrote")
     scenario = Scenario.load(file, overrides)
     return Side(scenario, file, _title(scenario, file, overrides))
@@ -100,7 +100,7 @@ def _recorded(file: Path, mapping: Mapping[str, Any], overrides: Sequence[str]) 
             f"{file}: has a scenario, but not the name and step_time_s of a result; `clustersim run --json` writes both"
         )
     try:
-        scenario = Scenario.from_mapping(written, overrides, source=name, path=file)
+        scenario = Scenario.from_mapping(written, overrides, default_name=name, path=file)
     except InputError as error:
         raise InputError(f"{error} ({_PLACES})" if "cannot be read" in str(error) else str(error)) from error
     title = _title(scenario, file, overrides)
@@ -114,7 +114,7 @@ def _title(scenario: Scenario, file: Path, overrides: Sequence[str]) -> str:
     return f"{name} with {', '.join(overrides)}" if overrides else name
 
 
-def _compared(results: "Sequence[Answer]", sides: Sequence[Side]) -> "Difference":
+def _compared(results: "Sequence[SimulationResult]", sides: Sequence[Side]) -> "Difference":
     from clustersim.report.result_difference import difference_of
 
     first, second = results
@@ -122,7 +122,7 @@ def _compared(results: "Sequence[Answer]", sides: Sequence[Side]) -> "Difference
     return difference_of(first, second, (sides[0].title, sides[1].title), tuple(notes))
 
 
-def _write_page(difference: "Difference", results: "Sequence[Answer]", path: str) -> None:
+def _write_page(difference: "Difference", results: "Sequence[SimulationResult]", path: str) -> None:
     from clustersim.common.files import write_text_atomically
     from clustersim.report.result_difference_page import difference_page
 

@@ -20,7 +20,7 @@ from clustersim.scenario import Scenario
 
 if TYPE_CHECKING:
     from clustersim.results.profile_difference import ProfileDifference
-    from clustersim.results.simulation_result import Answer
+    from clustersim.results.simulation_result import SimulationResult
 
 
 def show_profile_difference(measured: Path, scenario: Scenario, named: tuple[Path, str], outputs: Outputs) -> bool:
@@ -56,7 +56,7 @@ def show_profile_difference(measured: Path, scenario: Scenario, named: tuple[Pat
     return difference.fits
 
 
-def _compared(traces: Traces, result: "Answer", title: str) -> "ProfileDifference":
+def _compared(traces: Traces, result: "SimulationResult", title: str) -> "ProfileDifference":
     from clustersim.results.profile_difference import ProfileDifference
     from clustersim.results.profiled_step import median_step, waiting
 
@@ -67,18 +67,18 @@ def _compared(traces: Traces, result: "Answer", title: str) -> "ProfileDifferenc
     return ProfileDifference(
         titles=(_measured_title(traces, len(steps[0].step_times)), title),
         steps=steps,
-        fits=result.fits,
+        fits=result.fits_in_memory,
         waiting=waited,
         notes=tuple(_notes(traces, result, waited)),
     )
 
 
-def _predicted(result: "Answer", ranks: Sequence[int]) -> Traces:
+def _predicted(result: "SimulationResult", ranks: Sequence[int]) -> Traces:
     """What the profiler would have seen of some ranks of a simulated step."""
     return traces_of(result.scenario.name, _written(result, ranks))
 
 
-def _written(result: "Answer", ranks: Sequence[int]) -> Iterator[tuple[Path, Any]]:
+def _written(result: "SimulationResult", ranks: Sequence[int]) -> Iterator[tuple[Path, Any]]:
     from clustersim.report.export.kineto import write_kineto
     from clustersim.report.export.rank_selection import trace_ranks
     from clustersim.report.export.span_table import Export
@@ -96,12 +96,12 @@ def _measured_title(traces: Traces, steps: int) -> str:
     return f"{traces.source} ({of}, {ranks}{f', {traces.device}' if traces.device else ''})"
 
 
-def _notes(traces: Traces, result: "Answer", waited: Seconds) -> Iterator[str]:
+def _notes(traces: Traces, result: "SimulationResult", waited: Seconds) -> Iterator[str]:
     missing = sorted(set(range(traces.world)) - {rank.rank for rank in traces.ranks})
     if missing:
         few = ", ".join(map(str, missing[:4])) + (f" and {len(missing) - 4:,} more" if len(missing) > 4 else "")
         yield f"A has no traces of {'rank' if len(missing) == 1 else 'ranks'} {few}; both means leave them out"
-    accelerators, _ = result.scenario.cluster.kinds()
+    accelerators, _ = result.scenario.cluster.accelerator_kinds()
     if traces.device and not any(same_chip(traces.device, accelerator.name) for accelerator in accelerators):
         yield f"A ran on {traces.device}, and B is of {accelerators[0].name}"
     if len(traces.ranks[0].numbers) == 1:
@@ -111,7 +111,7 @@ def _notes(traces: Traces, result: "Answer", waited: Seconds) -> Iterator[str]:
     if any(label.moved for rank_spans in traces.ranks for label in rank_spans.labels):
         known = f" (here {format_seconds(waited)}, where all members have traces)" if waited else ""
         yield f"A's collectives last while they wait for other ranks, too{known}, B's while data move alone"
-    if not result.fits:
+    if not result.fits_in_memory:
         yield f"B does not fit in memory; its step of {format_step_time(result.step_time)} could not be run"
 
 

@@ -48,7 +48,7 @@ def _print(explanation: "Explanation") -> None:
     lines: list[Text | Table] = [
         Text(explanation.verdict, style="bold"),
         Text(f"{result.scenario.name}: MFU {result.mfu():.1%} expected, {_measured_mfu(explanation):.1%} measured"),
-        Text(f"trust: {result.experience}", style="dim"),
+        Text(f"trust: {result.interval_description}", style="dim"),
         Text(),
         Text("where the expected time goes"),
         breakdown_table(times_of(result)),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from clustersim.cli.outputs import STDOUT, announce
-from clustersim.common.errors import InputError, nearest
+from clustersim.common.errors import InputError, suggest_nearest
 from clustersim.common.files import require_writable, write_text_atomically
 from clustersim.interop.export import export
 from clustersim.interop.registry import WRITERS
@@ -25,7 +25,9 @@ def export_for(program: str, file: Path, overrides: Sequence[str], out: str, *, 
 
         return export_step(file, overrides, out, force=force)
     if program not in WRITERS:
-        raise InputError(f"{program!r} is no program that is written for; {nearest(program, [CHAKRA, *WRITERS])}")
+        raise InputError(
+            f"{program!r} is no program that is written for; {suggest_nearest(program, [CHAKRA, *WRITERS])}"
+        )
     if force:
         raise InputError(f"--force is for execution traces (export {CHAKRA}); arguments of {program} are never large")
     _export_scenario(program, file, overrides, out)

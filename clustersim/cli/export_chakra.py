@@ -39,13 +39,13 @@ def export_step(file: Path, overrides: Sequence[str], out: str, *, force: bool =
     for remark in writer.remarks:
         print(f"note: not said: {remark}", file=sys.stderr)
     if not force:
-        _require_size(folder, len(writer.rank(0)) * result.ranks)
-    names = {_name(rank): rank for rank in range(result.ranks)}
+        _require_size(folder, len(writer.rank(0)) * result.rank_count)
+    names = {_name(rank): rank for rank in range(result.rank_count)}
     _write(writer, folder, names)
     for remark in before - names.keys() - {GROUPS}:
         (folder / remark).unlink()
-    announce(folder, f" ({result.ranks:,} ranks, {len(writer.groups):,} groups)")
-    return result.fits
+    announce(folder, f" ({result.rank_count:,} ranks, {len(writer.groups):,} groups)")
+    return result.fits_in_memory
 
 
 def _write(writer: "ChakraWriter", folder: Path, names: dict[str, int]) -> None:

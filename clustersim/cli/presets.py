@@ -7,14 +7,14 @@ from rich.console import Console
 from rich.table import Table
 
 from clustersim.common import data_files
-from clustersim.common.dtypes import NARROW
+from clustersim.common.dtypes import LOW_PRECISION_DTYPES
 from clustersim.common.units import format_bandwidth, format_bytes, format_flops
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.hardware.cluster import load_cluster
-from clustersim.hardware.prices import load_prices
+from clustersim.hardware.prices import load_price_list
 from clustersim.model.presets import PRESETS
 from clustersim.model.recipe_files import load_recipe
-from clustersim.model.transformer import active_parameters, mtp_parameters, parameters
+from clustersim.model.transformer import active_parameter_count, mtp_parameter_count, parameter_count
 from clustersim.scenario.config.reliability import load_reliability
 from clustersim.schedules.registry import SCHEDULE_NAMES
 
@@ -45,17 +45,18 @@ def _models() -> Table:
     for name, preset in sorted(PRESETS.items()):
         model = preset.model
         heads, kv_heads = (
-            _each(getattr(attention, key) for attention in model.attentions) for key in ("heads", "kv_heads")
+            _each(getattr(distinct_attention, key) for distinct_attention in model.distinct_attentions)
+            for key in ("heads", "kv_heads")
         )
-        sizes = (f"{model.layers:,}", f"{model.hidden:,}", heads, kv_heads, f"{model.vocab:,}")
-        table.add_row(name, _billions(parameters(model)), _billions(active_parameters(model)), *sizes)
+        sizes = (f"{model.layer_count:,}", f"{model.hidden:,}", heads, kv_heads, f"{model.vocab:,}")
+        table.add_row(name, _billions(parameter_count(model)), _billions(active_parameter_count(model)), *sizes)
     return table
 
 
 def _further() -> str:
     """What was released beside the models: layers that predict further tokens."""
     found = [
-        f"{name} {preset.mtp_layers} ({_billions(mtp_parameters(replace(preset.model, mtp_layers=preset.mtp_layers)))})"
+        f"{name} {preset.mtp_layers} ({_billions(mtp_parameter_count(replace(preset.model, mtp_layers=preset.mtp_layers)))})"
         for name, preset in sorted(PRESETS.items())
         if preset.mtp_layers
     ]
@@ -79,20 +80,20 @@ def _each(sizes: Iterable[int]) -> str:
 
 def _clusters() -> Table:
     table = table_of("cluster", "name", "GPUs", "per node", "accelerator", "description")
-    for name in data_files.names("clusters"):
+    for name in data_files.list_names("clusters"):
         cluster = load_cluster(name)
-        counts = (f"{cluster.gpus:,}", str(cluster.gpus_per_node))
+        counts = (f"{cluster.gpu_count:,}", str(cluster.gpus_per_node))
         table.add_row(name, *counts, cluster.accelerator.name, cluster.description)
     return table
 
 
 def _accelerators() -> Table:
     table = table_of("accelerator", "name", "memory", "bandwidth", "dense peak", "formats with scales")
-    for name in data_files.names("accelerators"):
+    for name in data_files.list_names("accelerators"):
         gpu = load_accelerator(name)
         dtype, peak = max(gpu.peak.items(), key=lambda item: (item[0].bytes == 2, item[1]))
         memory = format_bytes(gpu.memory_bytes)
-        narrow = ", ".join(d_type.value for d_type in gpu.formats if d_type in NARROW)
+        narrow = ", ".join(d_type.value for d_type in gpu.formats if d_type in LOW_PRECISION_DTYPES)
         bandwidth = format_bandwidth(gpu.memory_bandwidth)
         table.add_row(name, memory, bandwidth, f"{format_flops(peak)} {dtype.value}", narrow)
     return table
@@ -100,7 +101,7 @@ def _accelerators() -> Table:
 
 def _recipes() -> Table:
     table = table_of("recipe of number formats (training.precision)", "name", "products", "description")
-    for name in data_files.names("recipes"):
+    for name in data_files.list_names("recipes"):
         recipe = load_recipe(name)
         table.add_row(name, recipe.compute.value, recipe.description)
     return table
@@ -108,15 +109,15 @@ def _recipes() -> Table:
 
 def _prices() -> Table:
     table = table_of("price list (economics.price_per_gpu_hour)", "name", "read", "accelerators", "description")
-    for name in data_files.names("prices"):
-        found = load_prices(name)
-        table.add_row(name, str(found.read), str(len(found.gpu_hour)), found.description)
+    for name in data_files.list_names("prices"):
+        found = load_price_list(name)
+        table.add_row(name, str(found.read_date), str(len(found.price_per_gpu_hour)), found.description)
     return table
 
 
 def _reliability() -> Table:
     table = table_of("what breaks, how often (reliability.preset)", "name", "kinds", "description")
-    for name in data_files.names("reliability"):
+    for name in data_files.list_names("reliability"):
         found = load_reliability(name)
         table.add_row(name, str(len(found.failures)), found.description)
     return table

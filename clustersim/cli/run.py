@@ -11,7 +11,7 @@ from clustersim.cli.progress import waiting_for
 from clustersim.scenario import Scenario
 
 if TYPE_CHECKING:
-    from clustersim.results.simulation_result import Answer
+    from clustersim.results.simulation_result import SimulationResult
 
 
 def run_scenario(file: Path, overrides: Sequence[str], outputs: Outputs) -> bool:
@@ -39,7 +39,7 @@ def answer(scenario: Scenario, inputs: Sequence[Path], outputs: Outputs) -> bool
         _print(result)
         for option, path in (outputs.files | outputs.traces).items():
             announce(path, notes.get(option, ""))
-    return result.fits
+    return result.fits_in_memory
 
 
 def _require_ranks(scenario: Scenario, outputs: Outputs) -> None:
@@ -52,13 +52,13 @@ def _require_ranks(scenario: Scenario, outputs: Outputs) -> None:
 
 def _announce_wait(scenario: Scenario) -> None:
     """Say beforehand what takes long; the answer says it again."""
-    from clustersim.scenario.validation_rules.warnings import long_waits
+    from clustersim.scenario.validation_rules.warnings import slow_simulation_warnings
 
-    for warning in long_waits(scenario):
+    for warning in slow_simulation_warnings(scenario):
         print(f"warning: {warning}", file=sys.stderr, flush=True)
 
 
-def _write_traces(result: "Answer", outputs: Outputs) -> dict[str, str]:
+def _write_traces(result: "SimulationResult", outputs: Outputs) -> dict[str, str]:
     """Write what is written span by span; say by option of how many ranks, if not of all."""
     if not outputs.traces:
         return {}
@@ -68,7 +68,7 @@ def _write_traces(result: "Answer", outputs: Outputs) -> dict[str, str]:
     return {option: _write_spans(result, option, ranks, outputs) for option in outputs.traces}
 
 
-def _write_spans(result: "Answer", option: str, ranks: list[int], outputs: Outputs) -> str:
+def _write_spans(result: "SimulationResult", option: str, ranks: list[int], outputs: Outputs) -> str:
     """Write one kind of trace; the note that says of how many ranks it is."""
     from clustersim.report.export.write_traces import MOST_BYTES, write_kineto_files, write_spans, write_trace
 
@@ -78,11 +78,15 @@ def _write_spans(result: "Answer", option: str, ranks: list[int], outputs: Outpu
         _announce_trace(result, path, ranks)
     count = write(result, path, ranks, most=math.inf if outputs.choice.force else MOST_BYTES)
     if outputs.choice.ranks:
-        return f" ({count:,} of {result.ranks:,} ranks)"
-    return f" ({count:,} of {result.simulated_ranks:,} simulated ranks)" if count < result.simulated_ranks else ""
+        return f" ({count:,} of {result.rank_count:,} ranks)"
+    return (
+        f" ({count:,} of {result.simulated_rank_count:,} simulated ranks)"
+        if count < result.simulated_rank_count
+        else ""
+    )
 
 
-def _announce_trace(result: "Answer", path: Path, ranks: list[int]) -> None:
+def _announce_trace(result: "SimulationResult", path: Path, ranks: list[int]) -> None:
     """Say how much is about to be written, where that takes a while."""
     from clustersim.report.export.write_traces import MANY_SPANS, spans_of
 
@@ -91,7 +95,7 @@ def _announce_trace(result: "Answer", path: Path, ranks: list[int]) -> None:
         print(f"writing about {spans:,} spans to {path}", file=sys.stderr, flush=True)
 
 
-def _write_page(result: "Answer", path: str) -> None:
+def _write_page(result: "SimulationResult", path: str) -> None:
     """Write the page, with changes of the scenario and a published run that are simulated for it."""
     from clustersim.common.files import write_text_atomically
     from clustersim.planning.what_if import what_ifs
@@ -101,7 +105,7 @@ def _write_page(result: "Answer", path: str) -> None:
     write_text_atomically(path, run_page(result, what_ifs(result), nearest_run(result.scenario)))
 
 
-def _print(result: "Answer") -> None:
+def _print(result: "SimulationResult") -> None:
     from rich.console import Console
 
     from clustersim.report.terminal.run import render_run

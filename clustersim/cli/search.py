@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from clustersim.cli.outputs import Outputs, announce, write_json
 from clustersim.cli.progress import following
-from clustersim.common.data_files import read_yaml
+from clustersim.common.data_files import parse_yaml
 from clustersim.common.errors import InputError
 from clustersim.scenario import Scenario
 
@@ -103,7 +103,7 @@ def _pair(option: str, text: str) -> tuple[str, str]:
 def _values(key: str, text: str) -> list[str]:
     """The values of a list with commas, of which mappings are one."""
     try:
-        values = read_yaml(f"[{text}]")
+        values = parse_yaml(f"[{text}]")
     except InputError as error:
         raise InputError(f"--vary {key}={text}: {error}") from error
     listed = values if isinstance(values, list) else [values]

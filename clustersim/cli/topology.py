@@ -11,11 +11,11 @@ from rich.text import Text
 from clustersim.cli.outputs import Outputs, announce
 from clustersim.cli.presets import table_of
 from clustersim.common import data_files
-from clustersim.common.errors import InputError, nearest
+from clustersim.common.errors import InputError, suggest_nearest
 from clustersim.common.units import format_bandwidth
-from clustersim.hardware.cluster import Cluster, describe, load_cluster
+from clustersim.hardware.cluster import Cluster, describe_tiers, load_cluster
 from clustersim.hardware.graph_io import is_graph
-from clustersim.hardware.topology import Tier
+from clustersim.hardware.topology import FabricTier
 from clustersim.report.panels.topology import crossing_words, picture, size_words, tier_names
 from clustersim.results.axis_tiers import AxisSpan, axis_spans
 
@@ -35,7 +35,7 @@ def show_topology(name: str, overrides: Sequence[str], gpus: int | None, html: s
         from clustersim.report.panels.topology import topology_page
 
         write_text_atomically(html, topology_page(picture(cluster, spans)))
-    tiers, console = describe(cluster), Console()
+    tiers, console = describe_tiers(cluster), Console()
     console.print(Text.assemble((cluster.name, "bold"), f"  {size_words(cluster)}\n{cluster.description}"))
     console.print(_tier_table(tiers))
     if spans:
@@ -59,16 +59,16 @@ def _read(name: str, overrides: Sequence[str], gpus: int | None) -> tuple[Cluste
             f"--set {overrides[0]}: {name} is a cluster, and --set changes keys of a scenario; name a scenario file, "
             "or leave --set out (--gpus changes the size of a cluster)"
         )
-    cluster = load_cluster(name, gpus=gpus)
+    cluster = load_cluster(name, gpu_count=gpus)
     return cluster, (), list(cluster.files)
 
 
 def _require_shipped(name: str) -> None:
-    known = data_files.names("clusters")
+    known = data_files.list_names("clusters")
     if name not in known:
         raise InputError(
             f"there is no cluster {name!r}, and that is not the path of a scenario or topology file (.yaml, .yml, "
-            f".json); {nearest(name, known)}"
+            f".json); {suggest_nearest(name, known)}"
         )
 
 
@@ -87,16 +87,16 @@ def _scenario(
 
     scenario = Scenario.load(path, overrides)
     cluster, layout = scenario.cluster, scenario.layout
-    if gpus not in (None, cluster.gpus):
+    if gpus not in (None, cluster.gpu_count):
         raise InputError(
-            f"--gpus {gpus:,}: {path} is a scenario, whose layout needs {cluster.gpus:,} GPUs; leave --gpus out, or "
+            f"--gpus {gpus:,}: {path} is a scenario, whose layout needs {cluster.gpu_count:,} GPUs; leave --gpus out, or "
             "change the layout (--set layout.dp=2)"
         )
     spans = axis_spans(layout, cluster.fabric, scenario.placement)
     return cluster, spans, [path, *cluster.files]
 
 
-def _tier_table(tiers: Sequence[Tier]) -> Table:
+def _tier_table(tiers: Sequence[FabricTier]) -> Table:
     rated = any(tier.oversubscription is not None for tier in tiers)
     table = table_of("", "tier", "count", "bandwidth of each", *["oversubscribed"] * rated)
     for name, tier in zip(tier_names(tiers), tiers, strict=True):
@@ -105,7 +105,7 @@ def _tier_table(tiers: Sequence[Tier]) -> Table:
     return table
 
 
-def _axis_table(spans: Sequence[AxisSpan], names: Sequence[str], tiers: Sequence[Tier]) -> Table:
+def _axis_table(spans: Sequence[AxisSpan], names: Sequence[str], tiers: Sequence[FabricTier]) -> Table:
     """Which axis crosses which tier, between neighbours of its groups."""
     table = table_of("", "axis", "GPUs", "groups", "stride", "nodes", "up to")
     table.add_column("links between neighbours")

@@ -13,7 +13,7 @@ from typing import Any
 
 from clustersim.cli.outputs import Outputs, announce, write_json
 from clustersim.cli.validation_kinds import KINDS, MOST_BEFORE_ID, SHOW, Choice, Kind, is_table, load_kind, near_ids
-from clustersim.common.errors import InputError, nearest, shown
+from clustersim.common.errors import InputError, format_value, suggest_nearest
 from clustersim.validation.cases import Case
 from clustersim.validation.summary import Summary
 
@@ -35,7 +35,7 @@ def run_validation(words: Sequence[str], choice: Choice, outputs: Outputs) -> No
             validate_table(load_kind(kind, choice), Path(file), choice, outputs)
         case _:
             more = " ".join(words[2:])
-            raise InputError(f"validate takes a kind and one file or case, not also {shown(more)}")
+            raise InputError(f"validate takes a kind and one file or case, not also {format_value(more)}")
 
 
 def _is_kind(word: str) -> bool:
@@ -49,7 +49,7 @@ def _is_kind(word: str) -> bool:
         )
     if is_table(word):
         raise InputError(f"{word}: say what it holds ({', '.join(KINDS)}), as in clustersim validate steps {word}")
-    raise InputError(f"validate {shown(word)}: there is no such kind; {nearest(word, (*KINDS, SHOW))}")
+    raise InputError(f"validate {format_value(word)}: there is no such kind; {suggest_nearest(word, (*KINDS, SHOW))}")
 
 
 def validate_table(kind: Kind, file: Path | None, choice: Choice, outputs: Outputs) -> None:
@@ -80,7 +80,7 @@ def validate_shipped(choice: Choice, outputs: Outputs) -> None:
 
 
 def _none_chosen(choice: Choice, cases: Sequence[Case]) -> InputError:
-    return InputError(f"--only {shown(choice.only)}: no case id contains it; {near_ids(choice.only, cases)}")
+    return InputError(f"--only {format_value(choice.only)}: no case id contains it; {near_ids(choice.only, cases)}")
 
 
 def _answer(summaries: Sequence[Summary], content: Mapping[str, Any], title: str, outputs: Outputs) -> None:

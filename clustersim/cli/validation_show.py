@@ -11,7 +11,7 @@ from clustersim.cli.outputs import Outputs, announce, write_json
 from clustersim.cli.progress import waiting_for
 from clustersim.cli.validation_kinds import KINDS, Choice, Kind, is_table, kind_of, load_kind, near_ids
 from clustersim.cli.validation_table import WORDS
-from clustersim.common.errors import InputError, nearest, shown
+from clustersim.common.errors import InputError, format_value, suggest_nearest
 from clustersim.common.units import format_seconds, format_step_time
 from clustersim.validation.case_scenario import is_measured
 from clustersim.validation.cases import CannotPredictError, Case
@@ -19,7 +19,7 @@ from clustersim.validation.comparison import Comparison
 from clustersim.validation.summary import finite
 
 if TYPE_CHECKING:
-    from clustersim.results.simulation_result import Answer
+    from clustersim.results.simulation_result import SimulationResult
 
 
 def show_case(which: Sequence[str], case_id: str, choice: Choice, outputs: Outputs) -> None:
@@ -48,14 +48,16 @@ def _find(case_id: str, choice: Choice) -> tuple[Kind, list[Case]]:
         if found:
             return kind, found
         every += cases
-    raise InputError(f"there is no published case {shown(case_id)}; {near_ids(case_id, every)}")
+    raise InputError(f"there is no published case {format_value(case_id)}; {near_ids(case_id, every)}")
 
 
 def _in_file(which: Sequence[str], case_id: str, choice: Choice) -> tuple[Kind, list[Case]]:
     """The rows of a file with that id, and what the file holds; raise InputError with the nearest ids."""
     *kinds, name = which
     if any(kind not in KINDS for kind in kinds):
-        raise InputError(f"validate show {shown(kinds[0])}: there is no such kind; {nearest(kinds[0], KINDS)}")
+        raise InputError(
+            f"validate show {format_value(kinds[0])}: there is no such kind; {suggest_nearest(kinds[0], KINDS)}"
+        )
     if is_table(case_id) and not is_table(name):
         raise InputError(f"validate show: the file comes first, as in clustersim validate show {case_id} {name}")
     path = Path(name)
@@ -64,7 +66,7 @@ def _in_file(which: Sequence[str], case_id: str, choice: Choice) -> tuple[Kind, 
     found = [case for case in cases if case.text("case_id") == case_id]
     if not found:
         listed = f"clustersim validate {kind.name} {path} --json -"
-        raise InputError(f"{path}: has no case {shown(case_id)}; {near_ids(case_id, cases, listed)}")
+        raise InputError(f"{path}: has no case {format_value(case_id)}; {near_ids(case_id, cases, listed)}")
     return kind, found
 
 
@@ -89,7 +91,7 @@ def _show_step(case: Case, outputs: Outputs) -> None:
             announce(path)
 
 
-def _simulated(case: Case) -> "tuple[dict[str, Any] | None, Answer | None, str | None]":
+def _simulated(case: Case) -> "tuple[dict[str, Any] | None, SimulationResult | None, str | None]":
     """What a scenario file would hold, the answer, and why there is none; as many of them as there are."""
     from clustersim.simulation import simulate
     from clustersim.validation.case_scenario import scenario_mapping
@@ -104,7 +106,7 @@ def _simulated(case: Case) -> "tuple[dict[str, Any] | None, Answer | None, str |
         return mapping, None, str(refusal)
 
 
-def _write_page(result: "Answer | None", reason: str | None, path: str) -> None:
+def _write_page(result: "SimulationResult | None", reason: str | None, path: str) -> None:
     from clustersim.common.files import write_text_atomically
     from clustersim.report.run_page import run_page
 
@@ -113,7 +115,9 @@ def _write_page(result: "Answer | None", reason: str | None, path: str) -> None:
     write_text_atomically(path, run_page(result))
 
 
-def _print_step(case: Case, comparison: Comparison, mapping: "dict[str, Any] | None", result: "Answer | None") -> None:
+def _print_step(
+    case: Case, comparison: Comparison, mapping: "dict[str, Any] | None", result: "SimulationResult | None"
+) -> None:
     from rich.console import Console
 
     from clustersim.report.terminal.run import render_run

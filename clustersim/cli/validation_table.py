@@ -10,7 +10,7 @@ from rich.text import Text
 
 from clustersim.cli.presets import table_of
 from clustersim.common.units import format_bytes, format_number, format_step_time
-from clustersim.uncertainty.model_file import load_experience
+from clustersim.uncertainty.model_file import load_uncertainty_model
 from clustersim.validation.error_statistics import Inside, Macro, Quality, by_source
 from clustersim.validation.layout_ranking import Ranking
 from clustersim.validation.memory import Verdict
@@ -103,8 +103,8 @@ def _bands(bands: Mapping[str, Inside]) -> Table:
 
 def band_cells(regime: str, inside: Inside) -> tuple[str, ...]:
     """The cells below BANDED, but for the first."""
-    published = load_experience().unseen.get(regime)
-    unseen = None if published is None else published.inside
+    published = load_uncertainty_model().coverage_by_stratum.get(regime)
+    unseen = None if published is None else published.covered_share
     return f"{inside.n:,}", f"{inside.sources:,}", percent(inside.share), percent(unseen)
 
 

@@ -26,19 +26,19 @@ import numpy as np
 
 from clustersim.collectives.phase import CollectiveAlgorithm, Flows, GroupTopology, Phase
 from clustersim.common.arrays import FloatArray, IntArray
-from clustersim.common.errors import InputError, shown
-from clustersim.common.pickling import FieldState
-from clustersim.common.plugins import Asked, class_of, module_file, refusing
+from clustersim.common.errors import InputError, format_value
+from clustersim.common.pickling import FieldPickling
+from clustersim.common.plugins import PluginInterface, as_input_errors, load_class, module_file
 from clustersim.program.task import CollectiveType
 
 ENTRY_POINT_GROUP: Final = "clustersim.collectives"
 """Of entry points."""
-_INTERFACE: Final = Asked("a collective algorithm", "my_module:MyAlgorithm", {"phases": "kind, arrangement"})
+_INTERFACE: Final = PluginInterface("a collective algorithm", "my_module:MyAlgorithm", {"phases": "kind, arrangement"})
 _TOLERANCE: Final = 1e-6
 
 
 @dataclass(frozen=True)
-class CustomAlgorithm(FieldState):
+class CustomAlgorithm(FieldPickling):
     """An algorithm in somebody's Python (an `CollectiveAlgorithm`).
 
     name: module:Class, or that of an entry point; folder: where the module's file is looked for first; code: tells two
@@ -53,9 +53,9 @@ class CustomAlgorithm(FieldState):
     def instance(self) -> CollectiveAlgorithm:
         """The algorithm itself; raise InputError where it cannot be imported or made."""
         algorithm_class = (
-            class_of(self.name, self.folder, _INTERFACE) if ":" in self.name else _load_entry_point(self.name)
+            load_class(self.name, self.folder, _INTERFACE) if ":" in self.name else _load_entry_point(self.name)
         )
-        with refusing(f"{self.name}()"):
+        with as_input_errors(f"{self.name}()"):
             algorithm: CollectiveAlgorithm = algorithm_class()
         return algorithm
 
@@ -63,7 +63,7 @@ class CustomAlgorithm(FieldState):
         """What it answers; raise InputError where it raises, or answers what does not do the collective."""
         size, domain_count = topology.size, topology.domain_count
         span_label = "one domain" if domain_count == 1 else f"{domain_count} domains"
-        with refusing(f"{self.name}.phases({collective.value}, groups of {size} in {span_label})"):
+        with as_input_errors(f"{self.name}.phases({collective.value}, groups of {size} in {span_label})"):
             phases = _checked_phases(self.instance.phases(collective, _read_only(topology)))
             for listed_phase in phases:
                 _require_latency_steps(listed_phase, len(topology.members))
@@ -89,10 +89,10 @@ def installed_algorithms() -> tuple[str, ...]:
 def _load_entry_point(name: str) -> type[CollectiveAlgorithm]:
     """The class of an entry point."""
     (entry_point, *_) = entry_points(group=ENTRY_POINT_GROUP, name=name)
-    with refusing(f"entry point {name} of {ENTRY_POINT_GROUP} ({entry_point.value})"):
+    with as_input_errors(f"entry point {name} of {ENTRY_POINT_GROUP} ({entry_point.value})"):
         algorithm_class: type[CollectiveAlgorithm] = entry_point.load()
-        if not _INTERFACE.fits(algorithm_class):
-            raise InputError(f"is no class with {_INTERFACE.calls}")
+        if not _INTERFACE.is_implemented_by(algorithm_class):
+            raise InputError(f"is no class with {_INTERFACE.method_signatures}")
     return algorithm_class
 
 
@@ -107,7 +107,9 @@ def _checked_phases(answer: object) -> tuple[Phase, ...]:
     phases = tuple(answer) if isinstance(answer, Iterable) else (answer,)
     for item in phases:
         if not isinstance(item, Phase):
-            raise InputError(f"{shown(item)} is no phase; clustersim.collectives.phase.build_phase makes one of flows")
+            raise InputError(
+                f"{format_value(item)} is no phase; clustersim.collectives.phase.build_phase makes one of flows"
+            )
     return phases
 
 
@@ -119,10 +121,10 @@ def _require_latency_steps(listed_phase: Phase, group_count: int) -> None:
         is_valid = steps.dtype.kind in "iu" and (steps >= 0).all()
         if not is_valid or steps.shape not in ((), (group_count,)):
             raise InputError(
-                f"rounds: {field_name}: {shown(value)} is no whole number from 0 on, nor one for each of {group_count} groups"
+                f"rounds: {field_name}: {format_value(value)} is no whole number from 0 on, nor one for each of {group_count} groups"
             )
     if not 0.0 <= listed_phase.fill_stages < np.inf:
-        raise InputError(f"stages: {shown(listed_phase.fill_stages)} is no number from 0 on")
+        raise InputError(f"stages: {format_value(listed_phase.fill_stages)} is no number from 0 on")
 
 
 def _require_valid_flows(collective: CollectiveType, topology: GroupTopology, flow_list: list[Flows]) -> None:

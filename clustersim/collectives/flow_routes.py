@@ -14,7 +14,7 @@ import numpy as np
 from clustersim.collectives.multi_ring import spread_over_rings
 from clustersim.collectives.phase import Flows, Phase
 from clustersim.common.arrays import FloatArray, IntArray
-from clustersim.hardware.rotation import Turn
+from clustersim.hardware.rotation import FabricRotation
 from clustersim.hardware.topology import Fabric, LinkTable
 
 _NO_LINK: Final = np.uint64(2**64 - 1)  # link -1, without its sign
@@ -45,7 +45,7 @@ class FlowRoutes:
     by_orbit: bool = False
 
 
-def route_phase(phase: Phase, fabric: Fabric, rotation: Turn | None = None) -> FlowRoutes:
+def route_phase(phase: Phase, fabric: Fabric, rotation: FabricRotation | None = None) -> FlowRoutes:
     """Find the routes of all flows of a phase and add up the links' loads.
 
     turn: the flows are those of one place in each node, which stand for those of all.
@@ -58,13 +58,16 @@ def route_phase(phase: Phase, fabric: Fabric, rotation: Turn | None = None) -> F
     if rotation is None:
         return FlowRoutes(phase, paths, _link_loads(paths, len(fabric.links.bandwidth)))
     return FlowRoutes(
-        phase, paths, _link_loads(paths, len(rotation.first)) * np.append(rotation.copies, 0.0), by_orbit=True
+        phase,
+        paths,
+        _link_loads(paths, len(rotation.first_link)) * np.append(rotation.multiplicity, 0.0),
+        by_orbit=True,
     )
 
 
-def _find_paths(flows: Flows, fabric: Fabric, rotation: Turn | None) -> FlowPaths:
-    paths = fabric.paths(flows.sources.reshape(-1), flows.targets.reshape(-1))
-    links = paths.links.T if rotation is None else rotation.orbit[paths.links.T]
+def _find_paths(flows: Flows, fabric: Fabric, rotation: FabricRotation | None) -> FlowPaths:
+    paths = fabric.find_paths(flows.sources.reshape(-1), flows.targets.reshape(-1))
+    links = paths.links.T if rotation is None else rotation.orbit_of_link[paths.links.T]
     shape = len(flows.sources), flows.sources[0].size
     return FlowPaths(links.reshape(-1, *shape), paths.latency.reshape(shape), flows.share)
 
@@ -118,4 +121,4 @@ def classify_links(table: LinkTable) -> LinkClasses:
     run_starts = np.append(0, np.flatnonzero(changes) + 1)
     run_keys = np.stack([column[run_starts] for column in columns])
     _, first, run_class = np.unique(run_keys, axis=1, return_index=True, return_inverse=True)
-    return LinkClasses(table.of(run_starts[first]), run_starts, run_class.reshape(-1))
+    return LinkClasses(table.select(run_starts[first]), run_starts, run_class.reshape(-1))

@@ -33,9 +33,14 @@ from clustersim.collectives.ring import RingAlgorithm
 from clustersim.collectives.tree import TreeAlgorithm
 from clustersim.common import data_files
 from clustersim.common.arrays import FloatArray, IntArray
-from clustersim.common.errors import InputError, nearest
+from clustersim.common.errors import InputError, suggest_nearest
 from clustersim.common.units import Bytes, BytesPerSecond, Dimension, Seconds, parse_quantity
-from clustersim.hardware.link_technology import GENERATIONS, NETWORKS, TECHNOLOGIES, Technology
+from clustersim.hardware.link_technology import (
+    NETWORK_TECHNOLOGIES,
+    SCALE_UP_TECHNOLOGIES,
+    TECHNOLOGIES,
+    LinkTechnology,
+)
 from clustersim.hardware.topology import LINK_KINDS, NETWORK_KINDS, LinkKind, LinkTable
 from clustersim.program.task import CollectiveType, TokenDispatcher
 
@@ -64,8 +69,8 @@ T = TypeVar("T")
 class LinkTechnologies:
     """Of what makes a machine's links are: the generations of its NVLink, and its networks."""
 
-    nvlink_generations: tuple[Technology, ...]
-    networks: tuple[Technology, ...]
+    nvlink_generations: tuple[LinkTechnology, ...]
+    networks: tuple[LinkTechnology, ...]
 
     @classmethod
     def from_links(cls, table: LinkTable) -> "LinkTechnologies":
@@ -272,8 +277,8 @@ class Library:
     """
 
     name: str
-    nvlink_by_technology: Mapping[Technology | None, NvlinkConstants]
-    network_by_technology: Mapping[Technology | None, NetworkConstants]
+    nvlink_by_technology: Mapping[LinkTechnology | None, NvlinkConstants]
+    network_by_technology: Mapping[LinkTechnology | None, NetworkConstants]
     pcie_efficiency: float
     included_latency: Mapping[Medium, Seconds]
     launch_seconds: Seconds
@@ -327,7 +332,7 @@ class Library:
 
     def has_sharp(self, technologies: LinkTechnologies) -> bool:
         """Whether the network's switches of such a machine can add (SHARP)."""
-        return technologies.networks == (Technology.INFINIBAND,)
+        return technologies.networks == (LinkTechnology.INFINIBAND,)
 
     def unsupported_on(self, technologies: LinkTechnologies) -> frozenset[str]:
         """Protocols and algorithms that are not to be had between the nodes of such a machine."""
@@ -335,11 +340,11 @@ class Library:
             *(self.network_constants(technology).unsupported for technology in technologies.networks)
         )
 
-    def nvlink_constants(self, technology: Technology) -> NvlinkConstants:
+    def nvlink_constants(self, technology: LinkTechnology) -> NvlinkConstants:
         """The constants of a generation; raise InputError where the library has none."""
         return _select_constants(self.nvlink_by_technology, technology, self.name)
 
-    def network_constants(self, technology: Technology) -> NetworkConstants:
+    def network_constants(self, technology: LinkTechnology) -> NetworkConstants:
         """The constants of a network; raise InputError where the library has none."""
         return _select_constants(self.network_by_technology, technology, self.name)
 
@@ -356,7 +361,7 @@ class Library:
         return self.custom_algorithms[name] if name in self.custom_algorithms else ALGORITHMS[name]
 
 
-def _select_constants(by_technology: Mapping[Technology | None, T], technology: Technology, library: str) -> T:
+def _select_constants(by_technology: Mapping[LinkTechnology | None, T], technology: LinkTechnology, library: str) -> T:
     constants = by_technology.get(technology, by_technology.get(None))
     if constants is None:
         names = [listed_technology.value for listed_technology in by_technology if listed_technology]
@@ -366,12 +371,12 @@ def _select_constants(by_technology: Mapping[Technology | None, T], technology: 
 
 def load_library(name: str) -> Library:
     """Read a shipped library (nccl, rccl, gloo) or a file that ends in .yaml, .yml or .json."""
-    return _load_library_file(data_files.find("libraries", name))
+    return _load_library_file(data_files.find_file("libraries", name))
 
 
 def load_dispatcher(dispatcher: TokenDispatcher) -> Library:
     """Read the constants of kernels that send tokens to experts; raise InputError if there are none of a dispatcher."""
-    return _load_library_file(data_files.find("dispatchers", dispatcher.value))
+    return _load_library_file(data_files.find_file("dispatchers", dispatcher.value))
 
 
 def _load_library_file(path: Path) -> Library:
@@ -381,15 +386,15 @@ def _load_library_file(path: Path) -> Library:
 @lru_cache(maxsize=16)
 def _parse_library_text(path: Path, text: str) -> Library:
     """A library as its file says it is now: every simulation asks for some, which mostly stay the same."""
-    content = data_files.mapping_of(path, text)
+    content = data_files.parse_mapping(path, text)
     try:
         return _build_library(path, content)
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(
-            f"{data_files.described(path)}: is not a library file: {error!r} is missing or has the wrong form"
+            f"{data_files.display_name(path)}: is not a library file: {error!r} is missing or has the wrong form"
         ) from error
     except (InputError, ValueError) as error:
-        raise InputError(f"{data_files.described(path)}: {error}") from error
+        raise InputError(f"{data_files.display_name(path)}: {error}") from error
 
 
 def _build_library(path: Path, content: Mapping[str, Any]) -> Library:
@@ -397,10 +402,12 @@ def _build_library(path: Path, content: Mapping[str, Any]) -> Library:
     return Library(
         name=path.stem,
         nvlink_by_technology={
-            _read_technology(name, GENERATIONS): _read_nvlink(entry) for name, entry in content["generations"].items()
+            _read_technology(name, SCALE_UP_TECHNOLOGIES): _read_nvlink(entry)
+            for name, entry in content["generations"].items()
         },
         network_by_technology={
-            _read_technology(name, NETWORKS): _read_network(entry) for name, entry in content["networks"].items()
+            _read_technology(name, NETWORK_TECHNOLOGIES): _read_network(entry)
+            for name, entry in content["networks"].items()
         },
         pcie_efficiency=float(links["pcie"]["efficiency"]),
         included_latency={medium: _parse_seconds(links[medium.value]["included"]) for medium in Medium},
@@ -420,10 +427,12 @@ def _read_p2p_channels(entry: Mapping[str, Any]) -> P2pChannelConstants:
     return P2pChannelConstants(int(entry["all"]), bytes_per_channel, max_bytes)
 
 
-def _read_technology(name: str, technologies: Mapping[str, Technology]) -> Technology | None:
+def _read_technology(name: str, technologies: Mapping[str, LinkTechnology]) -> LinkTechnology | None:
     """Which make constants are of; None: of any that is not listed."""
     if name not in (*technologies, ANY_TECHNOLOGY):
-        raise InputError(f"there are no links of make {name!r}; {nearest(name, (*technologies, ANY_TECHNOLOGY))}")
+        raise InputError(
+            f"there are no links of make {name!r}; {suggest_nearest(name, (*technologies, ANY_TECHNOLOGY))}"
+        )
     return technologies.get(name)
 
 
@@ -466,7 +475,9 @@ def _read_nvls(entry: Mapping[str, Any]) -> NvlsConstants:
 
 def _read_variant(entry: Mapping[str, Any]) -> AlgorithmVariant:
     if entry["algorithm"] not in ALGORITHMS:
-        raise InputError(f"there is no algorithm {entry['algorithm']!r}; {nearest(entry['algorithm'], ALGORITHMS)}")
+        raise InputError(
+            f"there is no algorithm {entry['algorithm']!r}; {suggest_nearest(entry['algorithm'], ALGORITHMS)}"
+        )
     step_seconds = {medium: _parse_seconds(entry["rounds"][medium.value]) for medium in Medium}
     return AlgorithmVariant(
         algorithm=entry["algorithm"],

@@ -12,42 +12,42 @@ import numpy as np
 
 from clustersim.collectives.phase import Flows
 from clustersim.common.arrays import BoolArray, FloatArray, IntArray
-from clustersim.hardware.direct_links import Paired, PairLinks
+from clustersim.hardware.direct_links import DirectLinks, HasDirectLinks
 from clustersim.hardware.topology import Fabric
 
 
 def spread_over_rings(flows: Flows, fabric: Fabric) -> tuple[Flows, ...]:
     """The flows as rings over links of pairs carry them; themselves where there are none."""
-    if not isinstance(fabric, Paired) or fabric.pairs is None or flows.is_p2p:
+    if not isinstance(fabric, HasDirectLinks) or fabric.direct_links is None or flows.is_p2p:
         return (flows,)
-    pairs, flow_ends = fabric.pairs, (ends.reshape(len(ends), -1) for ends in (flows.sources, flows.targets))
-    sources, targets = (fabric.seats(ends) for ends in flow_ends)
+    pairs, flow_ends = fabric.direct_links, (ends.reshape(len(ends), -1) for ends in (flows.sources, flows.targets))
+    sources, targets = (fabric.domain_slots(ends) for ends in flow_ends)
     shares = _target_shares(sources, targets, pairs)
     is_spread = shares.any(axis=2)
     ring_flows = [] if is_spread.all() else [(sources, np.where(is_spread, sources, targets), 1.0)]
-    source, domain_start = sources[:, :, None], (sources - sources % pairs.places)[:, :, None]
+    source, domain_start = sources[:, :, None], (sources - sources % pairs.domain_size)[:, :, None]
     for share in np.unique(shares[shares > 0.0]).tolist():
-        target = np.where(shares == share, domain_start + np.arange(pairs.places), source)
+        target = np.where(shares == share, domain_start + np.arange(pairs.domain_size), source)
         ring_flows.append((np.broadcast_to(source, target.shape), target, share))
     return tuple(
-        Flows(fabric.seated(sources_of_ring), fabric.seated(targets_of_ring), flows.share * share)
+        Flows(fabric.gpus_at_slots(sources_of_ring), fabric.gpus_at_slots(targets_of_ring), flows.share * share)
         for sources_of_ring, targets_of_ring, share in ring_flows
     )
 
 
-def _target_shares(sources: IntArray, targets: IntArray, pairs: PairLinks) -> FloatArray:
+def _target_shares(sources: IntArray, targets: IntArray, pairs: DirectLinks) -> FloatArray:
     """Part of each flow that goes to each place of its domain, [groups, flows, places]; none of what stays as it is.
 
     sources, targets: [groups, flows] seats.
     """
-    is_local = (sources // pairs.places == targets // pairs.places) & (sources != targets)
-    member_bits = _domain_member_bits(sources, targets, is_local, pairs.places)
-    shares = np.zeros((*sources.shape, pairs.places))
+    is_local = (sources // pairs.domain_size == targets // pairs.domain_size) & (sources != targets)
+    member_bits = _domain_member_bits(sources, targets, is_local, pairs.domain_size)
+    shares = np.zeros((*sources.shape, pairs.domain_size))
     for members in np.unique(member_bits[is_local]).tolist():
-        ring_shares = pairs.shares(members)
+        ring_shares = pairs.ring_shares(members)
         if ring_shares is not None:
             selected = is_local & (member_bits == members)
-            shares[selected] = ring_shares[sources[selected] % pairs.places]
+            shares[selected] = ring_shares[sources[selected] % pairs.domain_size]
     return shares
 
 

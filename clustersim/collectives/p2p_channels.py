@@ -55,7 +55,7 @@ def p2p_channels(collective: CollectiveType, members: IntArray, fabric: Fabric) 
     size = members.shape[1]
     if collective not in (CollectiveType.SEND_RECV, CollectiveType.SHIFT, CollectiveType.ALL_TO_ALL):
         return None
-    domains = fabric.domains(members)
+    domains = fabric.domain_ids(members)
     if (domains != domains[:, :1]).any():
         return None
     if collective is CollectiveType.ALL_TO_ALL:

@@ -183,7 +183,7 @@ def _domain_sizes(starts: BoolArray) -> tuple[int, ...]:
 
 def _domain_ids(members: IntArray, fabric: Fabric) -> tuple[IntArray, BoolArray]:
     """NVLink domains, or nodes if these join several of a group; and whether it is the former, in each group."""
-    domains, nodes = fabric.domains(members), fabric.nodes(members)
+    domains, nodes = fabric.domain_ids(members), fabric.node_ids(members)
     if np.array_equal(nodes, domains):
         return domains, np.ones(len(members), dtype=np.bool_)
     switched = _count_distinct(nodes) >= _count_distinct(domains)

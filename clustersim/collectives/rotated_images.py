@@ -11,7 +11,7 @@ import numpy as np
 
 from clustersim.collectives.phase import Flows, Phase
 from clustersim.common.arrays import IntArray
-from clustersim.hardware.rotation import Turn
+from clustersim.hardware.rotation import FabricRotation
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,16 +22,16 @@ class RotatedImages:
     representative_index: IntArray
 
 
-def rotated_images(members: IntArray, rotation: Turn) -> RotatedImages | None:
+def rotated_images(members: IntArray, rotation: FabricRotation) -> RotatedImages | None:
     """The groups [groups, size] on first places of nodes, if all others are their images; else None."""
-    local_ranks, first_members = np.arange(rotation.places), members[:, 0]
-    representatives = np.flatnonzero(first_members % rotation.places == 0)
+    local_ranks, first_members = np.arange(rotation.period), members[:, 0]
+    representatives = np.flatnonzero(first_members % rotation.period == 0)
     if (
-        len(representatives) * rotation.places != len(members)
-        or (members[representatives] % rotation.places != 0).any()
+        len(representatives) * rotation.period != len(members)
+        or (members[representatives] % rotation.period != 0).any()
     ):
         return None
-    group_of_leader = np.full(int(first_members.max(initial=0)) + rotation.places, -1)
+    group_of_leader = np.full(int(first_members.max(initial=0)) + rotation.period, -1)
     group_of_leader[first_members] = np.arange(len(members))
     image_groups = group_of_leader[first_members[representatives][:, None] + local_ranks]
     if any(
@@ -44,10 +44,10 @@ def rotated_images(members: IntArray, rotation: Turn) -> RotatedImages | None:
     return RotatedImages(representatives, representative_index)
 
 
-def representative_flows(phase: Phase, rotation: Turn) -> Phase | None:
+def representative_flows(phase: Phase, rotation: FabricRotation) -> Phase | None:
     """One of the flows of a phase for each set of images, where its flows come in such sets; else None."""
     if not all(
-        _is_full_rotation(ends, rotation.places) for flows in phase.flows for ends in (flows.sources, flows.targets)
+        _is_full_rotation(ends, rotation.period) for flows in phase.flows for ends in (flows.sources, flows.targets)
     ):
         return None
     representatives = (

@@ -1,7 +1,7 @@
 """Which algorithm does a library take?
 
 The fastest that it offers for this collective, these groups and this payload, by the model's own estimate, as NCCL's
-tuner does; or the one that the user named. Groups of different shapes choose apart, beside each other (`siblings`).
+tuner does; or the one that the user named. Groups of different shapes choose apart, beside each other (`same_chip_accelerators`).
 """
 
 import math
@@ -35,10 +35,10 @@ from clustersim.collectives.phase_cost import (
 from clustersim.collectives.rotated_images import representative_flows, rotated_images
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.errors import InputError
-from clustersim.common.lru import Recent
-from clustersim.common.pickling import FieldState
+from clustersim.common.lru import LruCache
+from clustersim.common.pickling import FieldPickling
 from clustersim.common.units import Bytes, Seconds
-from clustersim.hardware.rotation import Turn, Turning
+from clustersim.hardware.rotation import FabricRotation, HasRotation
 from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkKind
 from clustersim.program.task import CollectiveType, TokenRouting
 from clustersim.symmetry.labels import unique_by_columns
@@ -233,7 +233,7 @@ def cached_tuner(fabric: Fabric, library: Library, routing: TokenRouting | None 
 
 
 @dataclass(frozen=True)
-class Tuner(FieldState):
+class Tuner(FieldPickling):
     """Costs a library's offers on one fabric; routing: of the tokens that it sends to experts, if it does.
 
     It remembers what it was asked for last: layouts that are compared have many groups in common.
@@ -244,12 +244,12 @@ class Tuner(FieldState):
     routing: TokenRouting | None = None
 
     @cached_property
-    def _cost_cache(self) -> Recent[VariantCosts]:
-        return Recent(CACHE_BYTES)
+    def _cost_cache(self) -> LruCache[VariantCosts]:
+        return LruCache(CACHE_BYTES)
 
     @cached_property
-    def _load_cache(self) -> Recent[GroupLinkLoads]:
-        return Recent(CACHE_BYTES)
+    def _load_cache(self) -> LruCache[GroupLinkLoads]:
+        return LruCache(CACHE_BYTES)
 
     def evaluate_variants(
         self, collective: CollectiveType, members: IntArray, payload: Bytes | None = None
@@ -259,7 +259,7 @@ class Tuner(FieldState):
         payload: algorithms whose rounds alone take longer than others for it, in every group, are left out.
         """
         key = collective, payload, members.shape, members.tobytes()
-        return self._cost_cache.of(key, partial(self._evaluate_variants, collective, members, payload))
+        return self._cost_cache.get_or_compute(key, partial(self._evaluate_variants, collective, members, payload))
 
     def _evaluate_variants(self, collective: CollectiveType, members: IntArray, payload: Bytes | None) -> VariantCosts:
         rotated = rotated_images(members, self._rotation) if self._rotation else None
@@ -286,7 +286,7 @@ class Tuner(FieldState):
     def link_loads(self, collective: CollectiveType, members: IntArray, variant: AlgorithmVariant) -> GroupLinkLoads:
         """What an offer asks of links in each of the groups [groups, size] by itself, where they can take it."""
         key = collective, self.library.variants.index(variant), members.shape, members.tobytes()
-        return self._load_cache.of(key, partial(self._link_loads, collective, members, variant))
+        return self._load_cache.get_or_compute(key, partial(self._link_loads, collective, members, variant))
 
     def _link_loads(self, collective: CollectiveType, members: IntArray, variant: AlgorithmVariant) -> GroupLinkLoads:
         loads_by_shape = []
@@ -394,8 +394,8 @@ class Tuner(FieldState):
         return LinkTechnologies.from_links(self._orbit_classes.table)
 
     @cached_property
-    def _rotation(self) -> Turn | None:
-        return self.fabric.turn if isinstance(self.fabric, Turning) else None
+    def _rotation(self) -> FabricRotation | None:
+        return self.fabric.rotation if isinstance(self.fabric, HasRotation) else None
 
     @cached_property
     def _link_classes(self) -> LinkClasses:
@@ -406,8 +406,8 @@ class Tuner(FieldState):
         """Of orbits; the same classes, since links of an orbit are equal."""
         if self._rotation is None:
             return self._link_classes
-        table, first = self.fabric.links, self._rotation.first
-        return classify_links(table.of(first))
+        table, first = self.fabric.links, self._rotation.first_link
+        return classify_links(table.select(first))
 
     def _cost_by_class(
         self, candidates: "_Candidates", phase_loads: Mapping[str, tuple["_PhaseLoad", ...]], lower_bound: Seconds

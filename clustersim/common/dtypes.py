@@ -49,14 +49,14 @@ class DType(IdentityEnum):
         return self.bits / 8
 
     @property
-    def number(self) -> Bytes:
+    def unscaled_bytes(self) -> Bytes:
         """Bytes of one number, without scales, which lie elsewhere."""
-        return 1.0 if self in _EIGHT_BITS else 0.5 if self is DType.NVFP4 else self.bytes
+        return 1.0 if self in _EIGHT_BIT_DTYPES else 0.5 if self is DType.NVFP4 else self.bytes
 
     @property
-    def arithmetic(self) -> "DType":
+    def peak_dtype(self) -> "DType":
         """The format to whose peak a product's rate is compared: scales are applied beside the multiplications."""
-        return DType.FP8 if self in _EIGHT_BITS else self
+        return DType.FP8 if self in _EIGHT_BIT_DTYPES else self
 
 
 _BITS: Final = {
@@ -71,8 +71,8 @@ _BITS: Final = {
     DType.NVFP4: 4.0 + 8 / 16,
     DType.NF4: 4.0 + 8 / 64 + 32 / (64 * 256),
 }
-_EIGHT_BITS: Final = (DType.FP8, DType.FP8_ROWWISE, DType.FP8_BLOCKWISE, DType.MXFP8)
-NARROW: Final = (*_EIGHT_BITS, DType.NVFP4)
+_EIGHT_BIT_DTYPES: Final = (DType.FP8, DType.FP8_ROWWISE, DType.FP8_BLOCKWISE, DType.MXFP8)
+LOW_PRECISION_DTYPES: Final = (*_EIGHT_BIT_DTYPES, DType.NVFP4)
 """Formats whose numbers share scales and are computed with."""
-COMPUTED: Final = tuple(dtype for dtype in DType if dtype is not DType.NF4)
+COMPUTE_DTYPES: Final = tuple(dtype for dtype in DType if dtype is not DType.NF4)
 """The formats that are computed with."""

@@ -4,7 +4,7 @@
     ├── InputError        the user's file, option or value is wrong (exit status 2)
     └── OutputError       an answer cannot be written where it was asked for (exit status 2)
 
-`shown` and `nearest` build the parts of a sentence that repeat a value and that say what would be legal.
+`format_value` and `suggest_nearest` build the parts of a sentence that repeat a value and that say what would be legal.
 """
 
 import difflib
@@ -24,7 +24,7 @@ class OutputError(ClusterSimError):
     """A result that cannot be written."""
 
 
-class _Words(reprlib.Repr):
+class _YamlRepr(reprlib.Repr):
     """Values in the words of a YAML file; long and deep ones are cut, also those that contain themselves."""
 
     def __init__(self) -> None:
@@ -38,17 +38,17 @@ class _Words(reprlib.Repr):
         return "true" if value else "false"
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     """A value in the words of a YAML file, cut to a readable length.
 
     >>> shown(None), shown(True), shown("16k"), shown(1000000), shown([1, None])
     ('nothing', 'true', "'16k'", '1,000,000', '[1, nothing]')
     """
-    text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else _Words().repr(value)
+    text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else _YamlRepr().repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def nearest(word: str, choices: Iterable[str], *, elsewhere: Iterable[str] = ()) -> str:
+def suggest_nearest(word: str, choices: Iterable[str], *, unlisted: Iterable[str] = ()) -> str:
     """End a sentence about an unknown `word` with its nearest match, or with all choices.
 
     Case does not matter, and a beginning counts as a match. Choices may be dotted keys, of which the last part counts,
@@ -62,30 +62,30 @@ def nearest(word: str, choices: Iterable[str], *, elsewhere: Iterable[str] = ())
     'choose one of a, b'
     """
     names = sorted(set(choices))
-    close = _close(word, names) or _close(word, sorted(set(elsewhere)))
+    close = _closest_names(word, names) or _closest_names(word, sorted(set(unlisted)))
     return f"did you mean {' or '.join(close)}?" if close else f"choose one of {', '.join(names)}"
 
 
-def _close(word: str, names: list[str]) -> list[str]:
+def _closest_names(word: str, names: list[str]) -> list[str]:
     """The names that a word is most likely meant to be: siblings of a dotted key, then any name, then any last part."""
     parent, _, last = word.rpartition(".")
     siblings = [name for name in names if name.rpartition(".")[0] == parent]
     return (
-        _matches(last, {name: name.rpartition(".")[2] for name in siblings})
-        or _matches(word, {name: name for name in names})
-        or _matches(last, {name: name.rpartition(".")[2] for name in names})
+        _match_spelling(last, {name: name.rpartition(".")[2] for name in siblings})
+        or _match_spelling(word, {name: name for name in names})
+        or _match_spelling(last, {name: name.rpartition(".")[2] for name in names})
     )
 
 
-def _matches(word: str, spelt: dict[str, str]) -> list[str]:
+def _match_spelling(word: str, spellings: dict[str, str]) -> list[str]:
     """Names whose spelling is the word, begins with it, or is near it; the first of these that finds any."""
-    folded = {name: spelling.casefold() for name, spelling in spelt.items()}
-    sought = word.casefold()
-    same = _having(folded, {sought})
-    beginning = [name for name, spelling in folded.items() if len(sought) > 1 and spelling.startswith(sought)]
-    near = difflib.get_close_matches(sought, sorted(set(folded.values())), n=1, cutoff=0.6)
-    return same or beginning or _having(folded, near)
+    folded = {name: spelling.casefold() for name, spelling in spellings.items()}
+    folded_word = word.casefold()
+    exact = _names_spelled(folded, {folded_word})
+    prefixed = [name for name, spelling in folded.items() if len(folded_word) > 1 and spelling.startswith(folded_word)]
+    near = difflib.get_close_matches(folded_word, sorted(set(folded.values())), n=1, cutoff=0.6)
+    return exact or prefixed or _names_spelled(folded, near)
 
 
-def _having(folded: dict[str, str], spellings: Collection[str]) -> list[str]:
+def _names_spelled(folded: dict[str, str], spellings: Collection[str]) -> list[str]:
     return [name for name, spelling in folded.items() if spelling in spellings]

@@ -19,14 +19,16 @@ def atomic_file(path: str | Path) -> Iterator[IO[bytes]]:
 
     Raises OutputError when the directory is missing or not writable, the path is a directory or the disk is full.
     """
-    target = _target(path)
-    whole = whole_files([target]) if target.is_file() or not target.exists() else contextlib.nullcontext([target])
-    with one_sentence(path), whole as (partial,), partial.open("wb") as file:
+    target = _resolve_target(path)
+    replacement = (
+        atomic_files([target]) if target.is_file() or not target.exists() else contextlib.nullcontext([target])
+    )
+    with as_output_error(path), replacement as (partial,), partial.open("wb") as file:
         yield file
 
 
 @contextlib.contextmanager
-def whole_files(targets: Sequence[Path]) -> Iterator[list[Path]]:
+def atomic_files(targets: Sequence[Path]) -> Iterator[list[Path]]:
     """Where to write files; all take their own names when the block ends without an error, else they go."""
     partial = [target.with_name(f".{target.name[:32]}.{os.getpid()}.part") for target in targets]
     try:
@@ -39,11 +41,11 @@ def whole_files(targets: Sequence[Path]) -> Iterator[list[Path]]:
 
 
 @contextlib.contextmanager
-def one_sentence(path: str | Path, said: tuple[type[Exception], ...] = (OSError,)) -> Iterator[None]:
+def as_output_error(path: str | Path, caught: tuple[type[Exception], ...] = (OSError,)) -> Iterator[None]:
     """Raise OutputError for what is said of `path`. said: by the system, unless names are looked at, too."""
     try:
         yield
-    except said as error:
+    except caught as error:
         raise OutputError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error})") from error
 
 
@@ -55,17 +57,17 @@ def write_text_atomically(path: str | Path, text: str) -> None:
 
 def require_writable(path: str | Path) -> None:
     """Raise OutputError now if `path` could not be written later; nothing is created."""
-    target = _target(path)
-    places = [target] if target.exists() else []
-    places += [target.parent] if target.is_file() or not target.exists() else []
-    if not all(os.access(place, os.W_OK) for place in places):
+    target = _resolve_target(path)
+    checked = [target] if target.exists() else []
+    checked += [target.parent] if target.is_file() or not target.exists() else []
+    if not all(os.access(checked_path, os.W_OK) for checked_path in checked):
         raise OutputError(f"{path}: cannot be written (no permission)")
 
 
-def _target(path: str | Path) -> Path:
+def _resolve_target(path: str | Path) -> Path:
     """The file that a link names, but a pipe or device by its own name, as theirs in /proc cannot be opened."""
     named = Path(path)
-    with one_sentence(path, (OSError, ValueError)):  # a name that is too long, a NUL
+    with as_output_error(path, (OSError, ValueError)):  # a name that is too long, a NUL
         if named.is_dir():
             raise OutputError(f"{path}: is a directory; name a file in it")
         special = named.exists() and not named.is_file()

@@ -9,20 +9,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-_NEW_OBJECTS: Final = 100_000
+_GC_THRESHOLD: Final = 100_000
 """After Python's own 700 it would walk what is imported 191 times at the start."""
 
 
-def look_seldom() -> None:
+def raise_gc_threshold() -> None:
     """Look for it less often, from now on in this process."""
-    gc.set_threshold(_NEW_OBJECTS)
+    gc.set_threshold(_GC_THRESHOLD)
 
 
 @contextmanager
-def seldom() -> Iterator[None]:
+def infrequent_gc() -> Iterator[None]:
     """Look for it less often here."""
     before = gc.get_threshold()
-    look_seldom()
+    raise_gc_threshold()
     try:
         yield
     finally:
@@ -30,12 +30,12 @@ def seldom() -> Iterator[None]:
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def gc_disabled() -> Iterator[None]:
     """Do not look for it here: it costs a simulation a third of its time. What there is of it is found right behind."""
-    collected = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if collected:
+        if was_enabled:
             gc.enable()

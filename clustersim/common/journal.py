@@ -18,16 +18,18 @@ from clustersim.common.errors import InputError, OutputError
 from clustersim.common.files import write_text_atomically
 
 
-class Kept:
+class Journal:
     """Lines of a calculation. known: those from before; path: of the file, None: it is kept nowhere."""
 
-    def __init__(self, known: list[dict[str, Any]], lines: IO[str] | None = None, path: Path | None = None) -> None:
-        self.known, self.path = known, path
+    def __init__(self, entries: list[dict[str, Any]], lines: IO[str] | None = None, path: Path | None = None) -> None:
+        self.entries, self.path = entries, path
         self._lines = lines
 
     @classmethod
     @contextmanager
-    def opened(cls, path: Path | None, what: str, told: Mapping[str, Any], files: Iterable[Path]) -> Iterator["Kept"]:
+    def open_or_resume(
+        cls, path: Path | None, kind: str, inputs: Mapping[str, Any], files: Iterable[Path]
+    ) -> Iterator["Journal"]:
         """Begin, or go on with what a file has; raise InputError where that is another calculation.
 
         what: the key of the first line, a word for the calculation; told: what tells it from others; files: those that
@@ -37,44 +39,46 @@ class Kept:
             yield cls([])
             return
         try:
-            name = _name({**told, "version": version("clustersim"), "files": [*map(_content_of, files)]})
+            fingerprint = _fingerprint(
+                {**inputs, "version": version("clustersim"), "files": [*map(_file_digest, files)]}
+            )
             path.parent.mkdir(parents=True, exist_ok=True)
-            known = _read(path, what, name) if path.exists() else []
-            whole = "".join(f"{json.dumps(item, separators=(',', ':'))}\n" for item in [{what: name}, *known])
-            write_text_atomically(path, whole)  # without a line that was cut off
+            entries = _read_entries(path, kind, fingerprint) if path.exists() else []
+            text = "".join(f"{json.dumps(item, separators=(',', ':'))}\n" for item in [{kind: fingerprint}, *entries])
+            write_text_atomically(path, text)  # without a line that was cut off
             lines = path.open("a", encoding="utf-8")
         except OSError as error:
             raise OutputError(f"{path}: cannot be written ({error.strerror})") from error
         with lines:
-            yield cls(known, lines, path)
+            yield cls(entries, lines, path)
 
-    def add(self, content: dict[str, Any]) -> None:
+    def append(self, entry: dict[str, Any]) -> None:
         """Keep a line."""
         if self._lines is not None:
-            self._lines.write(json.dumps(content, separators=(",", ":")) + "\n")
+            self._lines.write(json.dumps(entry, separators=(",", ":")) + "\n")
             self._lines.flush()
             os.fsync(self._lines.fileno())
 
 
-def _name(told: Mapping[str, Any]) -> str:
-    return sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
+def _fingerprint(inputs: Mapping[str, Any]) -> str:
+    return sha256(json.dumps(inputs, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def _content_of(path: Path) -> str:
+def _file_digest(path: Path) -> str:
     return sha256(path.read_bytes()).hexdigest()
 
 
-def _read(path: Path, what: str, name: str) -> list[dict[str, Any]]:
+def _read_entries(path: Path, kind: str, fingerprint: str) -> list[dict[str, Any]]:
     """The lines behind the first; raise InputError where that names another calculation."""
     lines = path.read_text(encoding="utf-8").splitlines()
-    whole = [content for content in map(_content, lines) if content is not None]
-    if not whole or whole[0].get(what) != name:
+    complete = [content for content in map(_parse_line, lines) if content is not None]
+    if not complete or complete[0].get(kind) != fingerprint:
         differs = "what it was asked for, or a file that it reads, differs"
-        raise InputError(f"{path}: is of another {what} ({differs}); name another folder")
-    return whole[1:]
+        raise InputError(f"{path}: is of another {kind} ({differs}); name another folder")
+    return complete[1:]
 
 
-def _content(line: str) -> dict[str, Any] | None:
+def _parse_line(line: str) -> dict[str, Any] | None:
     try:
         content = json.loads(line)
     except ValueError:

@@ -16,82 +16,84 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Recent(Generic[T]):
+class LruCache(Generic[T]):
     """Results by key, those that were asked for last, together no larger than `most`.
 
     size: of a result; without it, bytes of its arrays, and of those in its key.
     """
 
-    def __init__(self, most: int, size: Callable[[T], int] | None = None) -> None:
-        self._most, self._held, self._size = most, 0, size
-        self._known: dict[Hashable, tuple[T, int]] = {}
+    def __init__(self, max_size: int, size: Callable[[T], int] | None = None) -> None:
+        self._max_size, self._total_size, self._size = max_size, 0, size
+        self._entries: dict[Hashable, tuple[T, int]] = {}
         self._lock = Lock()
 
-    def of(self, key: tuple[Hashable, ...], make: Callable[[], T]) -> T:
+    def get_or_compute(self, key: tuple[Hashable, ...], compute: Callable[[], T]) -> T:
         """The result of this key; made where it is not known."""
         with self._lock:
-            known = self._known.pop(key, None)
-            if known is not None:
-                self._known[key] = known  # asked for last
-                return known[0]
-        made = make()
-        size = _bytes(key, made) if self._size is None else self._size(made)
+            entry = self._entries.pop(key, None)
+            if entry is not None:
+                self._entries[key] = entry  # asked for last
+                return entry[0]
+        result = compute()
+        size = _entry_bytes(key, result) if self._size is None else self._size(result)
         with self._lock:
-            self._keep(key, made, size)
-        return made
+            self._insert(key, result, size)
+        return result
 
-    def _keep(self, key: Hashable, made: T, size: int) -> None:
-        if size > self._most or key in self._known:
+    def _insert(self, key: Hashable, result: T, size: int) -> None:
+        if size > self._max_size or key in self._entries:
             return
-        self._known[key], self._held = (made, size), self._held + size
-        while self._held > self._most:
-            self._held -= self._known.pop(next(iter(self._known)))[1]
+        self._entries[key], self._total_size = (result, size), self._total_size + size
+        while self._total_size > self._max_size:
+            self._total_size -= self._entries.pop(next(iter(self._entries)))[1]
 
 
-def each_one(_: object) -> int:
+def unit_size(_: object) -> int:
     """The size of a result of which only the number is bounded."""
     return 1
 
 
-def lately(most: int) -> Callable[[Callable[P, T]], Callable[P, T]]:
+def lru_memoize(max_entries: int) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Remember the last `most` results of a function; what cannot be hashed is worked out each time."""
 
-    def remembering(function: Callable[P, T]) -> Callable[P, T]:
-        known = lru_cache(maxsize=most)(function)
+    def decorator(function: Callable[P, T]) -> Callable[P, T]:
+        cached = lru_cache(maxsize=max_entries)(function)
 
         @wraps(function)
-        def remembered(*args: P.args, **kwargs: P.kwargs) -> T:
+        def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
             try:
                 hash((*args, *kwargs.values()))
             except TypeError:
                 return function(*args, **kwargs)
-            return known(*args, **kwargs)  # type: ignore[arg-type]
+            return cached(*args, **kwargs)  # type: ignore[arg-type]
 
-        return remembered
+        return wrapper
 
-    return remembering
+    return decorator
 
 
-def _bytes(key: tuple[Hashable, ...], made: object) -> int:
+def _entry_bytes(key: tuple[Hashable, ...], result: object) -> int:
     """Bytes of a result, whose arrays are frozen, and of its key."""
-    return sum(map(_frozen, _arrays(made))) + sum(len(part) for part in key if isinstance(part, bytes))
+    return sum(map(_freeze, _iterate_arrays(result))) + sum(
+        len(component) for component in key if isinstance(component, bytes)
+    )
 
 
-def _arrays(found: Any) -> Iterable[np.ndarray[Any, Any]]:
+def _iterate_arrays(value: Any) -> Iterable[np.ndarray[Any, Any]]:
     """All arrays in a result: itself, or in the fields of dataclasses, in tuples and in mappings."""
-    if isinstance(found, np.ndarray):
-        yield found
-    elif isinstance(found, tuple):
-        for item in found:
-            yield from _arrays(item)
-    elif isinstance(found, Mapping):
-        yield from _arrays(tuple(found.values()))
-    elif is_dataclass(found):
-        for field in fields(found):
-            yield from _arrays(getattr(found, field.name))
+    if isinstance(value, np.ndarray):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _iterate_arrays(item)
+    elif isinstance(value, Mapping):
+        yield from _iterate_arrays(tuple(value.values()))
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from _iterate_arrays(getattr(value, field.name))
 
 
-def _frozen(array: np.ndarray[Any, Any]) -> int:
+def _freeze(array: np.ndarray[Any, Any]) -> int:
     """Let nobody write into an array; return its bytes."""
     array.flags.writeable = False
     return array.nbytes

@@ -4,7 +4,7 @@ from dataclasses import Field, fields
 from typing import Any, ClassVar
 
 
-class FieldState:
+class FieldPickling:
     """A dataclass whose state is its fields: what cached properties found is left behind, and found again if needed."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]

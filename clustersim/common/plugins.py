@@ -15,46 +15,46 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from clustersim.common.errors import InputError, nearest, shown
+from clustersim.common.errors import InputError, format_value, suggest_nearest
 
-RAISED: Final = (Exception, SystemExit)
+PLUGIN_EXCEPTIONS: Final = (Exception, SystemExit)
 """What somebody's code may raise; where it leaves the program, that is a refusal, too."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PluginInterface:
     """What a class has to be. word: for people, with its article; example: of a name; methods: with their arguments."""
 
-    word: str
+    label: str
     example: str
     methods: Mapping[str, str]
 
-    def lacking(self, kind: object) -> list[str]:
+    def missing_methods(self, cls: object) -> list[str]:
         """Methods that a class does not have."""
-        return [method for method in self.methods if not callable(getattr(kind, method, None))]
+        return [method for method in self.methods if not callable(getattr(cls, method, None))]
 
     @property
-    def calls(self) -> str:
+    def method_signatures(self) -> str:
         """The methods as they are called."""
         return " and ".join(f"{method}({arguments})" for method, arguments in self.methods.items())
 
-    def fits(self, value: object) -> bool:
+    def is_implemented_by(self, value: object) -> bool:
         """Whether something is such a class."""
-        return isinstance(value, type) and not self.lacking(value)
+        return isinstance(value, type) and not self.missing_methods(value)
 
 
 @contextmanager
-def refusing(call: str) -> Iterator[None]:
+def as_input_errors(call: str) -> Iterator[None]:
     """Whatever somebody's code raises in a call is a refusal with its words."""
     try:
         yield
     except InputError as error:
         raise InputError(f"{call}: {error}") from error
-    except RAISED as error:
-        raise InputError(f"{call}: {words(error)}") from error
+    except PLUGIN_EXCEPTIONS as error:
+        raise InputError(f"{call}: {format_exception(error)}") from error
 
 
-def words(error: BaseException) -> str:
+def format_exception(error: BaseException) -> str:
     """What somebody's code raised, in a line; its class alone where it has no text, or raises for that, too."""
     try:
         text = " ".join(str(error).split())
@@ -68,42 +68,46 @@ def module_file(name: str, folder: Path) -> Path:
     return folder.joinpath(*name.partition(":")[0].split(".")).with_suffix(".py")
 
 
-def class_of(name: str, folder: Path, asked: Asked) -> type[Any]:
+def load_class(name: str, folder: Path, interface: PluginInterface) -> type[Any]:
     """The class of a name such as `my_module:MyClass`; raise InputError where there is none that is as asked."""
     module_name, colon, class_name = name.partition(":")
-    if not colon or not all(part.isidentifier() for part in (*module_name.split("."), class_name)):
-        raise InputError(f"{shown(name)} names no class; write module:Class, such as {asked.example}")
+    if not colon or not all(component.isidentifier() for component in (*module_name.split("."), class_name)):
+        raise InputError(f"{format_value(name)} names no class; write module:Class, such as {interface.example}")
     if module_name.endswith(".py"):
         raise InputError(
-            f"{shown(name)} names a file; write its module, {module_name.removesuffix('.py')}:{class_name}"
+            f"{format_value(name)} names a file; write its module, {module_name.removesuffix('.py')}:{class_name}"
         )
-    module = _module(module_name, module_file(name, folder))
-    kind = vars(module).get(class_name)
-    if not isinstance(kind, type):
-        others = [item for item, value in vars(module).items() if asked.fits(value)]
-        remedy = nearest(class_name, others) if others else f"it has none with {asked.calls}"
+    module = _load_module(module_name, module_file(name, folder))
+    cls = vars(module).get(class_name)
+    if not isinstance(cls, type):
+        candidates = [item for item, value in vars(module).items() if interface.is_implemented_by(value)]
+        remedy = (
+            suggest_nearest(class_name, candidates) if candidates else f"it has none with {interface.method_signatures}"
+        )
         raise InputError(f"{name}: module {module_name} has no class {class_name}; {remedy}")
-    lacking = asked.lacking(kind)
-    if lacking:
-        raise InputError(f"{name} has no method {' and no method '.join(lacking)}; {asked.word} has {asked.calls}")
-    return kind
+    missing = interface.missing_methods(cls)
+    if missing:
+        raise InputError(
+            f"{name} has no method {' and no method '.join(missing)}; {interface.label} has {interface.method_signatures}"
+        )
+    return cls
 
 
-def _module(name: str, file: Path) -> ModuleType:
+def _load_module(name: str, file: Path) -> ModuleType:
     """The module of a file, run anew, or one that Python finds."""
     try:
-        return _run(file) if file.is_file() else import_module(name)
+        return _execute_file(file) if file.is_file() else import_module(name)
     except ModuleNotFoundError as error:
         if error.name != name.partition(".")[0] and error.name != name:
-            raise InputError(f"module {name} cannot be imported: {words(error)}") from error
-        there = [path.stem for path in sorted(file.parent.glob("*.py"))]
-        remedy = f"; {nearest(name, there)}" if there else ""
+            raise InputError(f"module {name} cannot be imported: {format_exception(error)}") from error
+        available = [path.stem for path in sorted(file.parent.glob("*.py"))]
+        remedy = f"; {suggest_nearest(name, available)}" if available else ""
         raise InputError(f"there is no module {name}, neither {file} nor where Python looks{remedy}") from error
-    except RAISED as error:
-        raise InputError(f"module {name} cannot be imported: {words(error)}") from error
+    except PLUGIN_EXCEPTIONS as error:
+        raise InputError(f"module {name} cannot be imported: {format_exception(error)}") from error
 
 
-def _run(file: Path) -> ModuleType:
+def _execute_file(file: Path) -> ModuleType:
     """Run a file as a module that is known by its path, so that files of one name in two folders are two modules."""
     module = ModuleType(str(file))
     module.__file__ = str(file)

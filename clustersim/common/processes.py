@@ -10,16 +10,16 @@ from threading import Thread
 from typing import Final, TypeVar
 
 from clustersim.common.errors import ClusterSimError
-from clustersim.common.gc_control import look_seldom, seldom
+from clustersim.common.gc_control import infrequent_gc, raise_gc_threshold
 
 K = TypeVar("K")
 T = TypeVar("T")
-AHEAD: Final = 2
+TASKS_PER_WORKER: Final = 2
 """Tasks for each worker, so that none waits."""
 
 
 @contextmanager
-def running(workers: int, executor: Executor | None = None) -> Iterator[Executor]:
+def worker_pool(workers: int, executor: Executor | None = None) -> Iterator[Executor]:
     """An executor of so many processes, or the given one, which stays open.
 
     Raises ClusterSimError where one of the processes ended before its work was done.
@@ -27,20 +27,22 @@ def running(workers: int, executor: Executor | None = None) -> Iterator[Executor
     if executor is not None:
         yield executor
     elif workers == 1:
-        with seldom():
-            yield _Here()
+        with infrequent_gc():
+            yield _InlineExecutor()
     else:
-        pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_begin)
+        pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_init_worker)
         try:
             yield pool
         except BrokenExecutor as error:
-            told = "a worker process ended before its work was done, as where memory is short"
-            raise ClusterSimError(f"workers: {told}; --workers {workers // 2} takes less") from error
+            reason = "a worker process ended before its work was done, as where memory is short"
+            raise ClusterSimError(f"workers: {reason}; --workers {workers // 2} takes less") from error
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def as_done(pool: Executor, most: int, take: Callable[[], tuple[K, Callable[[], T]] | None]) -> Iterator[tuple[K, T]]:
+def iterate_completed(
+    pool: Executor, max_pending: int, next_task: Callable[[], tuple[K, Callable[[], T]] | None]
+) -> Iterator[tuple[K, T]]:
     """What tasks make of it, with their keys, as they are done; `most` of them are under way at a time.
 
     take: the next task, asked for when a worker is free for it; None where there is none until others have ended.
@@ -49,8 +51,8 @@ def as_done(pool: Executor, most: int, take: Callable[[], tuple[K, Callable[[], 
     pending: dict[Future[T], K] = {}
     try:
         while True:
-            while len(pending) < most and (taken := take()) is not None:
-                pending[pool.submit(taken[1])] = taken[0]
+            while len(pending) < max_pending and (task := next_task()) is not None:
+                pending[pool.submit(task[1])] = task[0]
             if not pending:
                 return
             done, _ = wait(pending, return_when=FIRST_COMPLETED)
@@ -61,7 +63,7 @@ def as_done(pool: Executor, most: int, take: Callable[[], tuple[K, Callable[[], 
             future.cancel()
 
 
-class _Here(Executor):
+class _InlineExecutor(Executor):
     """Runs what it is given at once, in this process."""
 
     def submit(self, fn, /, *args, **kwargs):  # type: ignore[no-untyped-def]
@@ -71,17 +73,17 @@ class _Here(Executor):
         return future
 
 
-def _begin() -> None:
+def _init_worker() -> None:
     """Begin a process of many tasks.
 
     Ctrl-C is for the process that was asked; it ends the others, which end with it where it is killed.
     """
-    look_seldom()
+    raise_gc_threshold()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    Thread(target=_end_with_parent, daemon=True).start()
+    Thread(target=_exit_with_parent, daemon=True).start()
 
 
-def _end_with_parent() -> None:
+def _exit_with_parent() -> None:
     parent = parent_process()
     if parent is not None:
         parent.join()

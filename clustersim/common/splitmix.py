@@ -9,25 +9,25 @@ import numpy as np
 
 from clustersim.common.arrays import HashArray
 
-_STEP: Final = np.uint64(0x9E3779B97F4A7C15)
-_FIRST: Final = np.uint64(0xBF58476D1CE4E5B9)
-_SECOND: Final = np.uint64(0x94D049BB133111EB)
+_GOLDEN_GAMMA: Final = np.uint64(0x9E3779B97F4A7C15)
+_MULTIPLIER_1: Final = np.uint64(0xBF58476D1CE4E5B9)
+_MULTIPLIER_2: Final = np.uint64(0x94D049BB133111EB)
 
 
-def splitmix64(words: HashArray) -> HashArray:
+def splitmix64(states: HashArray) -> HashArray:
     """What the generator gives from each state; a bijection of 64-bit words of any shape, in which 0 is not fixed."""
-    return finalized(words + _STEP)
+    return splitmix64_finalize(states + _GOLDEN_GAMMA)
 
 
-def finalized(words: HashArray) -> HashArray:
+def splitmix64_finalize(values: HashArray) -> HashArray:
     """SplitMix64's finalizer: every bit of the input changes each bit of the output about half of the time; 0 stays 0.
 
     A bijection of 64-bit words of any shape.
     """
-    mixed = words >> np.uint64(30)
-    mixed ^= words
-    mixed *= _FIRST  # in place, as there may be millions of them
+    mixed = values >> np.uint64(30)
+    mixed ^= values
+    mixed *= _MULTIPLIER_1  # in place, as there may be millions of them
     mixed ^= mixed >> np.uint64(27)
-    mixed *= _SECOND
+    mixed *= _MULTIPLIER_2
     mixed ^= mixed >> np.uint64(31)
     return mixed

@@ -10,7 +10,7 @@ import re
 from enum import Enum
 from typing import Final
 
-from clustersim.common.errors import InputError, shown
+from clustersim.common.errors import InputError, format_value
 
 Seconds = float
 Bytes = float
@@ -21,13 +21,13 @@ Watts = float
 Joules = float
 Grams = float
 
-KWH: Final = 3.6e6
+JOULES_PER_KWH: Final = 3.6e6
 """Joules."""
 _DECIMAL: Final = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
 _BINARY: Final = {f"{prefix}i": 2.0 ** (10 * power) for power, prefix in enumerate("KMGTPE", start=1)}
-_SIZES: Final = {**_DECIMAL, **_BINARY}
-_NUMBER: Final = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([^\s\d].*?)\s*$")
-_LONG_TIMES: Final = (
+_PREFIXES: Final = {**_DECIMAL, **_BINARY}
+_QUANTITY_PATTERN: Final = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([^\s\d].*?)\s*$")
+_TWO_UNIT_RANGES: Final = (
     (2 * 3600.0, "min", "s", 1.0, 60),
     (48 * 3600.0, "h", "min", 60.0, 60),
     (math.inf, "d", "h", 3600.0, 24),
@@ -35,8 +35,8 @@ _LONG_TIMES: Final = (
 """Seconds below which it holds, the larger and the smaller unit, seconds and number of the smaller in the larger."""
 
 
-def _sized(*bases: tuple[str, float]) -> dict[str, float]:
-    return {prefix + base: factor * scale for base, scale in bases for prefix, factor in _SIZES.items()}
+def _prefixed_units(*bases: tuple[str, float]) -> dict[str, float]:
+    return {prefix + base: factor * scale for base, scale in bases for prefix, factor in _PREFIXES.items()}
 
 
 class Dimension(Enum):
@@ -46,14 +46,17 @@ class Dimension(Enum):
         "1.3 us",
         {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0, "d": 86400.0},
     )
-    SIZE = ("80 GiB", _sized(("B", 1.0), ("bit", 0.125), ("b", 0.125)))
+    SIZE = ("80 GiB", _prefixed_units(("B", 1.0), ("bit", 0.125), ("b", 0.125)))
     BANDWIDTH = (
         "400 Gbit/s",
-        {**_sized(("B/s", 1.0), ("bit/s", 0.125), ("b/s", 0.125)), **_sized(("bps", 0.125))},
+        {**_prefixed_units(("B/s", 1.0), ("bit/s", 0.125), ("b/s", 0.125)), **_prefixed_units(("bps", 0.125))},
     )
     COMPUTE = ("989 TFLOP/s", {prefix + "FLOP/s": factor for prefix, factor in _DECIMAL.items()})
     POWER = ("700 W", {"W": 1.0, "kW": 1e3, "MW": 1e6})
-    FOOTPRINT = ("400 g/kWh", {"g/kWh": 1.0 / KWH, "kg/kWh": 1e3 / KWH})  # grams of CO2 for a joule
+    FOOTPRINT = (
+        "400 g/kWh",
+        {"g/kWh": 1.0 / JOULES_PER_KWH, "kg/kWh": 1e3 / JOULES_PER_KWH},
+    )  # grams of CO2 for a joule
 
     @property
     def example(self) -> str:
@@ -76,14 +79,14 @@ def parse_quantity(text: object, dimension: Dimension) -> float:
     """
     kind = dimension.name.lower()
     if isinstance(text, bool) or not isinstance(text, str):
-        raise InputError(f"{shown(text)} has no unit; a {kind} is a string such as {dimension.example!r}")
-    match = _NUMBER.match(text)
+        raise InputError(f"{format_value(text)} has no unit; a {kind} is a string such as {dimension.example!r}")
+    match = _QUANTITY_PATTERN.match(text)
     if match is None:
         raise InputError(f"{text!r} is not a {kind}; write a number and a unit such as {dimension.example!r}")
-    number, unit = float(match[1]), match[2]
+    amount, unit = float(match[1]), match[2]
     if unit not in dimension.factors:
         raise InputError(f"{text!r} has unit {unit!r}, which is not a unit of {kind}; write e.g. {dimension.example!r}")
-    return number * dimension.factors[unit]
+    return amount * dimension.factors[unit]
 
 
 def format_number(value: float) -> str:
@@ -96,7 +99,7 @@ def format_number(value: float) -> str:
     return f"{rounded:,.0f}" if abs(rounded) >= 1000 else f"{rounded:.4g}"
 
 
-def _scaled(value: float, unit: str, prefixes: dict[str, float]) -> str:
+def _format_with_prefix(value: float, unit: str, prefixes: dict[str, float]) -> str:
     chosen, factor = "", 1.0
     for prefix, size in prefixes.items():
         if prefix != "k" and abs(value) >= size > factor:
@@ -110,7 +113,7 @@ def format_bytes(value: Bytes) -> str:
     >>> format_bytes(80 * 2**30)
     '80 GiB'
     """
-    return _scaled(value, "B", {"": 1.0, **_BINARY})
+    return _format_with_prefix(value, "B", {"": 1.0, **_BINARY})
 
 
 def format_bandwidth(value: BytesPerSecond) -> str:
@@ -119,7 +122,7 @@ def format_bandwidth(value: BytesPerSecond) -> str:
     >>> format_bandwidth(50e9)
     '50 GB/s'
     """
-    return _scaled(value, "B/s", _DECIMAL)
+    return _format_with_prefix(value, "B/s", _DECIMAL)
 
 
 def format_flops(value: FlopPerSecond) -> str:
@@ -128,7 +131,7 @@ def format_flops(value: FlopPerSecond) -> str:
     >>> format_flops(989e12)
     '989 TFLOP/s'
     """
-    return _scaled(value, "FLOP/s", _DECIMAL)
+    return _format_with_prefix(value, "FLOP/s", _DECIMAL)
 
 
 def format_power(value: Watts) -> str:
@@ -137,7 +140,7 @@ def format_power(value: Watts) -> str:
     >>> format_power(653.2), format_power(16.7e6)
     ('653.2 W', '16.7 MW')
     """
-    return f"{value / 1e3:.4g} kW" if 1e3 <= abs(value) < 1e6 else _scaled(value, "W", _DECIMAL)
+    return f"{value / 1e3:.4g} kW" if 1e3 <= abs(value) < 1e6 else _format_with_prefix(value, "W", _DECIMAL)
 
 
 def format_energy(value: Joules) -> str:
@@ -147,7 +150,7 @@ def format_energy(value: Joules) -> str:
     ('1 kWh', '33.33 GWh')
     """
     hours = value / 3600.0
-    return f"{hours / 1e3:.4g} kWh" if 1e3 <= abs(hours) < 1e6 else _scaled(hours, "Wh", _DECIMAL)
+    return f"{hours / 1e3:.4g} kWh" if 1e3 <= abs(hours) < 1e6 else _format_with_prefix(hours, "Wh", _DECIMAL)
 
 
 def format_seconds(value: Seconds) -> str:
@@ -159,7 +162,7 @@ def format_seconds(value: Seconds) -> str:
     ('12 min 34 s', '5 h 33 min', '3 d 4 h')
     """
     if 120 < abs(value) < math.inf:
-        return _two_units(value)
+        return _format_two_units(value)
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)):
         if abs(value) >= size:
             return f"{value / size:.4g} {unit}"
@@ -180,7 +183,7 @@ def format_step_time(value: Seconds) -> str:
     return f"{value / 1e-9:#.4g} ns"
 
 
-def format_signed(value: Seconds) -> str:
+def format_signed_seconds(value: Seconds) -> str:
     """A difference of times for people, with its sign.
 
     >>> format_signed(-0.5), format_signed(0.0), format_signed(2.0)
@@ -189,8 +192,10 @@ def format_signed(value: Seconds) -> str:
     return f"{'-' if value < 0 else '+'}{format_seconds(abs(value))}"
 
 
-def _two_units(value: Seconds) -> str:
+def _format_two_units(value: Seconds) -> str:
     """Minutes and seconds up to two hours, hours and minutes up to two days, then days and hours."""
-    _, large, small, size, each = next(row for row in _LONG_TIMES if abs(value) < row[0])
-    many, rest = divmod(round(abs(value) / size), each)
-    return f"{'-' if value < 0 else ''}{many:,} {large} {rest} {small}"
+    _, large, small, size, small_per_large = next(
+        unit_range for unit_range in _TWO_UNIT_RANGES if abs(value) < unit_range[0]
+    )
+    large_count, small_count = divmod(round(abs(value) / size), small_per_large)
+    return f"{'-' if value < 0 else ''}{large_count:,} {large} {small_count} {small}"

@@ -19,92 +19,101 @@ from clustersim.collectives.library import Library
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.errors import InputError
 from clustersim.common.units import Bytes, Seconds
-from clustersim.cost.collective_cost import CommunicationCost
-from clustersim.hardware.degradation import Disturbances, SlowLink
+from clustersim.cost.collective_cost import CollectiveCost
+from clustersim.hardware.degradation import Degradations, SlowLinkEffect
 from clustersim.hardware.topology import Fabric
 from clustersim.program.program import ProcessGroups
 from clustersim.program.task import CollectiveType, CommOp
 
-FIRST = 1e12
+STRICT_PRIORITY_SHARE = 1e12
 """The share of what comes before all others: theirs are seconds for each byte of a flow."""
-_OTHERS = "others"
+_BACKGROUND = "others"
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class TrafficPattern:
     """A collective or message of others.
 
     gpus: the machine's numbers, the root or sender first; start: when it first begins; every: after so many seconds
     again, or when the last time has ended if that is later, infinite: not again; until: it does not begin after that.
     """
 
-    gpus: tuple[int, ...]
+    gpu_ids: tuple[int, ...]
     collective: CollectiveType
     payload: Bytes
-    start: Seconds = 0.0
-    every: Seconds = inf
-    until: Seconds = inf
+    start_seconds: Seconds = 0.0
+    period_seconds: Seconds = inf
+    end_seconds: Seconds = inf
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Other:
+class BackgroundFlow:
     """What others ask of links. link: [links] numbers; busy: [links] seconds of each for a second of work.
 
     latency: seconds before anything moves; seconds: of work; share: by which links are divided; start, every, until: as
-    in `Traffic`.
+    in `TrafficPattern`.
     """
 
-    link: IntArray
-    busy: FloatArray
+    link_ids: IntArray
+    link_seconds: FloatArray
     latency: Seconds
-    seconds: Seconds
-    share: float
-    start: Seconds
-    every: Seconds
-    until: Seconds
+    transfer_seconds: Seconds
+    fair_share: float
+    start_seconds: Seconds
+    period_seconds: Seconds
+    end_seconds: Seconds
 
 
-def others(
-    traffic: Iterable[Traffic], disturbances: Disturbances, fabric: Fabric, library: Library
-) -> tuple[Other, ...]:
+def background_flows(
+    patterns: Iterable[TrafficPattern], degradations: Degradations, fabric: Fabric, library: Library
+) -> tuple[BackgroundFlow, ...]:
     """All that is on links beside a step. fabric: the machine's, whose links are the job's, too.
 
     Raises InputError, whose sentence begins with the entry, for a collective that the library cannot do.
     """
-    return (*_sent(traffic, fabric, library), *_lacking(disturbances, fabric))
+    return (*_traffic_flows(patterns, fabric, library), *_slow_link_flows(degradations, fabric))
 
 
-def loaded_by(found: Iterable[Other]) -> IntArray:
+def loaded_links(flows: Iterable[BackgroundFlow]) -> IntArray:
     """The links that any of the others loads, ascending."""
-    return np.unique(np.concatenate([np.zeros(0, np.int64), *(other.link for other in found)]))
+    return np.unique(np.concatenate([np.zeros(0, np.int64), *(flow.link_ids for flow in flows)]))
 
 
-def _sent(traffic: Iterable[Traffic], fabric: Fabric, library: Library) -> Iterator[Other]:
+def _traffic_flows(patterns: Iterable[TrafficPattern], fabric: Fabric, library: Library) -> Iterator[BackgroundFlow]:
     """What moves bytes over links."""
-    for entry, item in enumerate(traffic):
-        members = np.array(item.gpus, np.int64)[None]
-        model = CommunicationCost(fabric, library, {_OTHERS: ProcessGroups(_OTHERS, members, ordered=True)})
+    for entry, pattern in enumerate(patterns):
+        members = np.array(pattern.gpu_ids, np.int64)[None]
+        model = CollectiveCost(fabric, library, {_BACKGROUND: ProcessGroups(_BACKGROUND, members, ordered=True)})
         try:
-            demand = model.demand(CommOp(_OTHERS, item.collective, _OTHERS, item.payload))
+            demand = model.link_demand(CommOp(_BACKGROUND, pattern.collective, _BACKGROUND, pattern.payload))
         except InputError as error:
             raise InputError(f"traffic.{entry}: {error}") from error
         if demand.transfer[0] > 0.0:
-            yield Other(
-                link=demand.crossings.link_index,
-                busy=demand.crossings.seconds_per_byte / demand.per_byte[0],
+            yield BackgroundFlow(
+                link_ids=demand.link_loads.link_index,
+                link_seconds=demand.link_loads.seconds_per_byte / demand.per_byte[0],
                 latency=float(demand.latency[0]),
-                seconds=float(demand.transfer[0]),
-                share=float(demand.transfer[0] / demand.flow[0]),
-                start=item.start,
-                every=item.every,
-                until=item.until,
+                transfer_seconds=float(demand.transfer[0]),
+                fair_share=float(demand.transfer[0] / demand.flow[0]),
+                start_seconds=pattern.start_seconds,
+                period_seconds=pattern.period_seconds,
+                end_seconds=pattern.end_seconds,
             )
 
 
-def _lacking(disturbances: Disturbances, fabric: Fabric) -> Iterator[Other]:
+def _slow_link_flows(degradations: Degradations, fabric: Fabric) -> Iterator[BackgroundFlow]:
     """What slow links lack for a while."""
-    for change in disturbances.passing:
-        if change.during is not None and isinstance(change.what, SlowLink):
-            (start, end), lacking = change.during, 1.0 - change.what.bandwidth
-            for number in change.numbers(fabric) if lacking > 0.0 else ():
-                yield Other(np.array([number]), np.array([lacking]), 0.0, end - start, FIRST, start, inf, inf)
+    for degradation in degradations.temporary_links:
+        if degradation.active_period is not None and isinstance(degradation.effect, SlowLinkEffect):
+            (start, end), lost_share = degradation.active_period, 1.0 - degradation.effect.bandwidth_fraction
+            for link_id in degradation.link_ids(fabric) if lost_share > 0.0 else ():
+                yield BackgroundFlow(
+                    np.array([link_id]),
+                    np.array([lost_share]),
+                    0.0,
+                    end - start,
+                    STRICT_PRIORITY_SHARE,
+                    start,
+                    inf,
+                    inf,
+                )

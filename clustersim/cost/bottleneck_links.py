@@ -22,96 +22,99 @@ from typing import Final
 import numpy as np
 
 from clustersim.common.arrays import BoolArray, FloatArray, IntArray
-from clustersim.cost.timing import Demand, DemandCost
-from clustersim.hardware.topology import LINK_KINDS, Ends, Fabric, LinkKind, LinkTable
+from clustersim.cost.timing import LinkDemand, LinkDemandCost
+from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkEndpoints, LinkKind, LinkTable
 from clustersim.program.program import Program
 from clustersim.program.task import CommOp
 from clustersim.symmetry.link_load_matrix import LinkLoadMatrix
 
-UPWARDS: Final = ((LinkKind.SPINE, LinkKind.LEAF), (LinkKind.LEAF, LinkKind.NIC))
+UPLINK_TIERS: Final = ((LinkKind.SPINE, LinkKind.LEAF), (LinkKind.LEAF, LinkKind.NIC))
 """Links of a switch to the tier above, and those from the tier below; from the top down."""
-INWARDS: Final = ((LinkKind.PCIE, LinkKind.NIC),)
+HOST_LINK_TIERS: Final = ((LinkKind.PCIE, LinkKind.NIC),)
 """Links of a NIC to its host, and to the network: what comes through one goes through the other."""
-ROUNDING: Final = 1e-9
+TOLERANCE: Final = 1e-9
 """Parts of its time by which a link may be kept busy for longer than its neighbours."""
 
 
 @dataclass(frozen=True, slots=True)
-class BindingDemands:
-    """What exchanges ask of the links that can decide (a `DemandCost`). parts: of all crossings those of such links."""
+class BottleneckLinkDemands:
+    """What exchanges ask of the links that can decide (a `LinkDemandCost`). parts: of all crossings those of such links."""
 
-    demands: DemandCost
-    parts: Mapping[LinkLoadMatrix, LinkLoadMatrix]
+    full_demands: LinkDemandCost
+    bottleneck_loads: Mapping[LinkLoadMatrix, LinkLoadMatrix]
 
-    def demand(self, exchange: CommOp) -> Demand:
+    def link_demand(self, comm_op: CommOp) -> LinkDemand:
         """What one collective asks of links in each group of its role."""
-        demand = self.demands.demand(exchange)
-        return replace(demand, crossings=self.parts[demand.crossings])
+        demand = self.full_demands.link_demand(comm_op)
+        return replace(demand, link_loads=self.bottleneck_loads[demand.link_loads])
 
 
-def binding_demands(
-    asked: Iterable[tuple[Program, DemandCost]], fabric: Fabric, loaded: Iterable[int] = ()
-) -> tuple[BindingDemands, ...]:
+def restrict_to_bottleneck_links(
+    jobs: Iterable[tuple[Program, LinkDemandCost]], fabric: Fabric, loaded_links: Iterable[int] = ()
+) -> tuple[BottleneckLinkDemands, ...]:
     """Leave out of the demands of programs that share a fabric the links that cannot decide for any of them.
 
     loaded: links that others load, too.
     """
-    jobs = tuple(asked)
-    every = ((demands, exchange) for program, demands in jobs for exchange in program.comm_ops)
-    crossings = dict.fromkeys(demands.demand(exchange).crossings for demands, exchange in every)
-    parts = _parts(tuple(crossings), fabric, tuple(loaded))
-    return tuple(BindingDemands(demands, parts) for _, demands in jobs)
+    job_demands = tuple(jobs)
+    job_comm_ops = ((demands, comm_op) for program, demands in job_demands for comm_op in program.comm_ops)
+    link_loads = dict.fromkeys(demands.link_demand(comm_op).link_loads for demands, comm_op in job_comm_ops)
+    bottleneck_loads = _bottleneck_loads(tuple(link_loads), fabric, tuple(loaded_links))
+    return tuple(BottleneckLinkDemands(demands, bottleneck_loads) for _, demands in job_demands)
 
 
 @lru_cache(maxsize=4)
-def _parts(
-    crossings: tuple[LinkLoadMatrix, ...], fabric: Fabric, loaded: tuple[int, ...]
+def _bottleneck_loads(
+    link_loads: tuple[LinkLoadMatrix, ...], fabric: Fabric, loaded_links: tuple[int, ...]
 ) -> Mapping[LinkLoadMatrix, LinkLoadMatrix]:
     """Of each of some crossings the part on links that can decide.
 
     Remembered, since surveys of the same groups give the same crossings again (they are compared by identity).
     """
-    kept = binding(crossings, fabric.links, fabric.ends)
-    kept[list(loaded)] = True  # what rests on the tier below is full where others fill it
-    parts = ((crossing, kept[crossing.link_index]) for crossing in crossings)
-    return {
-        link_load_matrix: link_load_matrix if own.all() else _some(link_load_matrix, own)
-        for link_load_matrix, own in parts
-    }
+    is_bottleneck = bottleneck_link_mask(link_loads, fabric.links, fabric.link_endpoints)
+    is_bottleneck[list(loaded_links)] = True  # what rests on the tier below is full where others fill it
+    kept_entries = ((matrix, is_bottleneck[matrix.link_index]) for matrix in link_loads)
+    return {matrix: matrix if kept.all() else _select_entries(matrix, kept) for matrix, kept in kept_entries}
 
 
-def binding(crossings: Sequence[LinkLoadMatrix], links: LinkTable, ends: Ends) -> BoolArray:
+def bottleneck_link_mask(link_loads: Sequence[LinkLoadMatrix], links: LinkTable, ends: LinkEndpoints) -> BoolArray:
     """Whether each link can decide how fast anything goes that crosses links so: [links]."""
-    kept = np.zeros(len(links.kind), dtype=np.bool_)
-    for crossing in crossings:
-        kept[crossing.link_index] = True
-    by_kind = [_by_kind(link_load_matrix, links.kind) for link_load_matrix in crossings]
-    for upper, lower in (*UPWARDS, *INWARDS):
-        found = [(parts[upper], parts[lower]) for parts in by_kind if len(parts[upper].link_index)]
-        for near, far in ((ends.source, ends.target), (ends.target, ends.source)) if found else ():
-            below = _Below.of(kept & (links.kind == LINK_KINDS.index(lower)), links.bandwidth, far, ends.vertices)
-            rests = kept & (links.kind == LINK_KINDS.index(upper)) & (below.bandwidth[near] > 0)
-            for above, under in found:
-                rests[below.exceeded(under, _some(above, rests[above.link_index]), near)] = False
-            kept &= ~rests
-    return kept
+    is_bottleneck = np.zeros(len(links.kind), dtype=np.bool_)
+    for matrix in link_loads:
+        is_bottleneck[matrix.link_index] = True
+    by_kind = [_loads_by_link_kind(matrix, links.kind) for matrix in link_loads]
+    for upper, lower in (*UPLINK_TIERS, *HOST_LINK_TIERS):
+        tier_loads = [(loads[upper], loads[lower]) for loads in by_kind if len(loads[upper].link_index)]
+        for near_end, far_end in ((ends.source, ends.target), (ends.target, ends.source)) if tier_loads else ():
+            lower_links = _LowerTierLinks.from_mask(
+                is_bottleneck & (links.kind == LINK_KINDS.index(lower)), links.bandwidth, far_end, ends.vertex_count
+            )
+            is_redundant = (
+                is_bottleneck & (links.kind == LINK_KINDS.index(upper)) & (lower_links.bandwidth[near_end] > 0)
+            )
+            for upper_loads, lower_loads in tier_loads:
+                is_redundant[
+                    lower_links.links_exceeding(
+                        lower_loads, _select_entries(upper_loads, is_redundant[upper_loads.link_index]), near_end
+                    )
+                ] = False
+            is_bottleneck &= ~is_redundant
+    return is_bottleneck
 
 
-def _by_kind(crossings: LinkLoadMatrix, kind: IntArray) -> dict[LinkKind, LinkLoadMatrix]:
+def _loads_by_link_kind(link_loads: LinkLoadMatrix, kind_of_link: IntArray) -> dict[LinkKind, LinkLoadMatrix]:
     """What crosses links of the kinds that there are rules for."""
-    own = kind[crossings.link_index]
-    kinds = dict.fromkeys(item for pair in (*UPWARDS, *INWARDS) for item in pair)
-    return {link_kind: _some(crossings, own == LINK_KINDS.index(link_kind)) for link_kind in kinds}
+    entry_kind = kind_of_link[link_loads.link_index]
+    kinds = dict.fromkeys(link_kind for pair in (*UPLINK_TIERS, *HOST_LINK_TIERS) for link_kind in pair)
+    return {link_kind: _select_entries(link_loads, entry_kind == LINK_KINDS.index(link_kind)) for link_kind in kinds}
 
 
-def _some(crossings: LinkLoadMatrix, chosen: BoolArray) -> LinkLoadMatrix:
-    return LinkLoadMatrix(
-        crossings.group_index[chosen], crossings.link_index[chosen], crossings.seconds_per_byte[chosen]
-    )
+def _select_entries(link_loads: LinkLoadMatrix, mask: BoolArray) -> LinkLoadMatrix:
+    return LinkLoadMatrix(link_loads.group_index[mask], link_loads.link_index[mask], link_loads.seconds_per_byte[mask])
 
 
 @dataclass(frozen=True, slots=True)
-class _Below:
+class _LowerTierLinks:
     """Links of one tier by the switches at their upper ends.
 
     weight: [links] the part of its switch's bandwidth that each has, 0 of other links; at: [links] that switch;
@@ -119,31 +122,35 @@ class _Below:
     """
 
     weight: FloatArray
-    at: IntArray
+    switch: IntArray
     bandwidth: FloatArray
 
     @classmethod
-    def of(cls, chosen: BoolArray, bandwidth: FloatArray, at: IntArray, vertices: int) -> "_Below":
+    def from_mask(cls, mask: BoolArray, bandwidth: FloatArray, switch: IntArray, vertices: int) -> "_LowerTierLinks":
         """The chosen links."""
-        own = np.where(chosen, bandwidth, 0.0)
-        whole = np.bincount(at, own, minlength=vertices).astype(np.float64)
-        return cls(np.divide(own, whole[at], out=np.zeros_like(own), where=chosen), at, whole)
+        selected_bandwidth = np.where(mask, bandwidth, 0.0)
+        switch_bandwidth = np.bincount(switch, selected_bandwidth, minlength=vertices).astype(np.float64)
+        return cls(
+            np.divide(selected_bandwidth, switch_bandwidth[switch], out=np.zeros_like(selected_bandwidth), where=mask),
+            switch,
+            switch_bandwidth,
+        )
 
-    def exceeded(self, lower: LinkLoadMatrix, upper: LinkLoadMatrix, at: IntArray) -> IntArray:
+    def links_exceeding(self, lower: LinkLoadMatrix, upper: LinkLoadMatrix, switch: IntArray) -> IntArray:
         """Links above switches that some group keeps busier than the links below them: numbers, some maybe twice."""
-        lower = _some(lower, self.weight[lower.link_index] > 0.0)
+        lower = _select_entries(lower, self.weight[lower.link_index] > 0.0)
         if not len(lower.link_index) or not len(upper.link_index):
             return upper.link_index
-        keys = self._keys(lower, self.at)
+        keys = self._group_switch_keys(lower, self.switch)
         order = np.argsort(keys, kind="stable")
         first = np.flatnonzero(np.diff(keys[order], prepend=-1))
         busy = np.add.reduceat((lower.seconds_per_byte * self.weight[lower.link_index])[order], first)
-        there, sought = keys[order][first], self._keys(upper, at)
-        place = np.minimum(np.searchsorted(there, sought), len(there) - 1)
-        most = np.where(there[place] == sought, busy[place], 0.0) * (1.0 + ROUNDING)
-        exceeded: IntArray = upper.link_index[upper.seconds_per_byte > most]
+        switch_keys, upper_keys = keys[order][first], self._group_switch_keys(upper, switch)
+        index = np.minimum(np.searchsorted(switch_keys, upper_keys), len(switch_keys) - 1)
+        limit = np.where(switch_keys[index] == upper_keys, busy[index], 0.0) * (1.0 + TOLERANCE)
+        exceeded: IntArray = upper.link_index[upper.seconds_per_byte > limit]
         return exceeded
 
-    def _keys(self, crossings: LinkLoadMatrix, at: IntArray) -> IntArray:
+    def _group_switch_keys(self, link_loads: LinkLoadMatrix, switch: IntArray) -> IntArray:
         """A number for each pair of a group and the switch at an end of a link that it crosses."""
-        return crossings.group_index * len(self.bandwidth) + at[crossings.link_index]
+        return link_loads.group_index * len(self.bandwidth) + switch[link_loads.link_index]

@@ -13,22 +13,22 @@ from typing import Any, Final
 from clustersim.common.dtypes import DType
 from clustersim.common.errors import InputError
 from clustersim.common.units import Bytes, BytesPerSecond, Flop, FlopPerSecond, Seconds
-from clustersim.cost.interference import Interference, KernelClass, Parts, class_of
-from clustersim.hardware.efficiency import Efficiency
-from clustersim.model.kernels import Kernel, KernelKind, Routine, Shape, StreamShape
-from clustersim.model.training import Attention
+from clustersim.cost.interference import Interference, KernelClass, SlowdownTable, kernel_class_of
+from clustersim.hardware.efficiency import KernelEfficiency
+from clustersim.model.kernels import Kernel, KernelKind, KernelShape, MemoryBoundOp, MemoryBoundShape
+from clustersim.model.training import AttentionBackend
 from clustersim.program.task import CollectiveType, CommOp
 
-VERSION: Final = 2
-READABLE: Final = (1, VERSION)
+FORMAT_VERSION: Final = 2
+READABLE_VERSIONS: Final = (1, FORMAT_VERSION)
 """Versions that can be read. 2 adds the device under load, chain factors, the host, what collectives lose, steps."""
 
 COPY: Final = "copy"
 """What is beside a kernel where it is no collective: copies in the device's memory."""
-_COLLECTIVES: Final = {kind.value: kind for kind in CollectiveType}
+_COLLECTIVE_BY_LABEL: Final = {kind.value: kind for kind in CollectiveType}
 
 
-class Origin(Enum):
+class RecordOrigin(Enum):
     """Where the rows come from."""
 
     MEASURED = "measured"  # on the machine that the record names
@@ -36,7 +36,7 @@ class Origin(Enum):
     DERIVED = "derived"  # from the record of another accelerator, as `derivation` says
 
 
-class Outcome(Enum):
+class MeasurementOutcome(Enum):
     """What became of a row that was to be measured."""
 
     MEASURED = "measured"
@@ -47,7 +47,7 @@ class Outcome(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class TimeStatistics:
     """Repeated measurements of one thing: median seconds, percentiles, how many were kept and how many dropped."""
 
     seconds: Seconds
@@ -63,7 +63,7 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class UnderLoad:
+class DeviceTelemetry:
     """A device while it works: means over what was sampled meanwhile, 0 where it does not say.
 
     throttled: what kept its clocks down, as the driver calls it (`sw_power_cap`, `hw_thermal_slowdown`).
@@ -77,25 +77,25 @@ class UnderLoad:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class TelemetrySample:
     """The device so many seconds after a session of measuring began, in a part of it (`soak`, `kernels`, `chain`)."""
 
     seconds: Seconds
     part: str
-    state: UnderLoad
+    state: DeviceTelemetry
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
+class KernelSignature:
     """What makes two kernels the same measurement; their names do not."""
 
     kind: KernelKind
     dtype: DType
-    shape: Shape
+    shape: KernelShape
 
 
 @dataclass(frozen=True, slots=True)
-class KernelRow:
+class KernelSample:
     """One kernel. flops, bytes, launches: as `model` counts them; time: None unless it was measured.
 
     under: the device while it was measured, None where it does not say.
@@ -104,19 +104,19 @@ class KernelRow:
     name: str
     kind: KernelKind
     dtype: DType
-    shape: Shape
+    shape: KernelShape
     flops: Flop
     bytes: Bytes
     launches: int
-    time: Spread | None
-    outcome: Outcome = Outcome.MEASURED
+    time: TimeStatistics | None
+    outcome: MeasurementOutcome = MeasurementOutcome.MEASURED
     source: str = ""
-    under: UnderLoad | None = None
+    under: DeviceTelemetry | None = None
 
     @property
-    def signature(self) -> Signature:
+    def signature(self) -> KernelSignature:
         """What was measured."""
-        return Signature(self.kind, self.dtype, self.shape)
+        return KernelSignature(self.kind, self.dtype, self.shape)
 
     @property
     def kernel(self) -> Kernel:
@@ -125,7 +125,7 @@ class KernelRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CollectiveCall:
     """A collective of `ranks` ranks on `nodes` nodes, as many on each; payload: as `program.task.Collective` says.
 
     format: that a reduction sums in; what only moves bytes has none of its own, and stands as FP32; shares: of an
@@ -140,88 +140,88 @@ class Call:
     shares: tuple[float, ...] = ()
 
     @property
-    def hottest(self) -> float:
+    def max_share(self) -> float:
         """The largest share."""
         return max(self.shares, default=1.0)
 
 
-def summed_in(exchange: CommOp) -> DType:
-    """The format of an exchange as records name it (see `Call`); TF32 is a way of multiplying, and summed as FP32."""
-    known = exchange.reduce_dtype
-    if known is None or known is DType.TF32 or not exchange.collective.is_reduction:
+def reduction_dtype(comm_op: CommOp) -> DType:
+    """The format of an exchange as records name it (see `CollectiveCall`); TF32 is a way of multiplying, and summed as FP32."""
+    dtype = comm_op.reduce_dtype
+    if dtype is None or dtype is DType.TF32 or not comm_op.collective.is_reduction:
         return DType.FP32
-    return known
+    return dtype
 
 
 @dataclass(frozen=True, slots=True)
-class CollectiveRow:
+class CollectiveSample:
     """One collective, run by all groups of that size at the same time, as a layout's groups do."""
 
-    call: Call
-    time: Spread
+    call: CollectiveCall
+    time: TimeStatistics
     source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class UnevenRow:
+class ImbalancedGemmSample:
     """Products of experts whose groups have different numbers of rows, beside the same with as many in each.
 
     kernel: with even groups; rows: of each group, about as many together; time: with these.
     """
 
-    kernel: KernelRow
+    kernel: KernelSample
     rows: tuple[int, ...]
-    time: Spread
+    time: TimeStatistics
 
     @property
-    def hottest(self) -> float:
+    def imbalance(self) -> float:
         """Rows of the fullest group over their mean."""
         return max(self.rows) * len(self.rows) / sum(self.rows)
 
     @property
-    def slowing(self) -> float:
+    def slowdown(self) -> float:
         """The part by which uneven groups take longer (below zero: less long)."""
-        even = self.kernel.time
-        return 0.0 if even is None else self.time.seconds / even.seconds - 1.0
+        balanced = self.kernel.time
+        return 0.0 if balanced is None else self.time.seconds / balanced.seconds - 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class CopyRow:
+class CopySample:
     """One copy of so many bytes (each read once and written once): device memory, or between host and device."""
 
     route: str
     bytes: Bytes
-    time: Spread
+    time: TimeStatistics
 
 
 @dataclass(frozen=True, slots=True)
-class BesideRow:
+class InterferenceSample:
     """One kernel alone, and while something else runs on the same device (`beside`: a copy, a collective).
 
     call: the collective, None: a copy; call_alone, call_together: what it takes by itself, and beside such kernels.
     """
 
-    kernel: KernelRow
+    kernel: KernelSample
     beside: str
-    together: Spread
-    call: Call | None = None
-    call_alone: Spread | None = None
-    call_together: Spread | None = None
+    together: TimeStatistics
+    call: CollectiveCall | None = None
+    call_alone: TimeStatistics | None = None
+    call_together: TimeStatistics | None = None
 
     @property
-    def slowing(self) -> float:
+    def kernel_slowdown(self) -> float:
         """The part by which the kernel took longer."""
-        return 0.0 if self.kernel.time is None else _part(self.kernel.time, self.together)
+        return 0.0 if self.kernel.time is None else _slowdown_ratio(self.kernel.time, self.together)
 
     @property
-    def hindrance(self) -> float:
+    def comm_slowdown(self) -> float:
         """The part by which the collective took longer; 0 where that was not measured."""
-        alone, together = self.call_alone, self.call_together
-        return 0.0 if alone is None or together is None else _part(alone, together)
+        isolated, overlapped = self.call_alone, self.call_together
+        return 0.0 if isolated is None or overlapped is None else _slowdown_ratio(isolated, overlapped)
 
 
 @dataclass(frozen=True, slots=True)
-class ChainRow:
+class InSituSample:
     """Kernels of a family in a real layer: seconds of all of them by themselves, and one after the other in it."""
 
     family: str
@@ -246,7 +246,7 @@ class HostState(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class HostRow:
+class HostLaunchSample:
     """Seconds that the host needs for each launch of a step in a state; of a graph, for each graph.
 
     launches: of forward and of backward that were counted; alone: what of those seconds, forward's and backward's, is
@@ -261,7 +261,7 @@ class HostRow:
 
 
 @dataclass(frozen=True, slots=True)
-class StepRow:
+class HoldoutStep:
     """A real step that the record was not measured for, and what it predicts.
 
     what: such as `4 layers, 2 microbatches of 1`; of_rows: by what part errors of the record's own rows, all of one
@@ -281,16 +281,16 @@ class StepRow:
 
 
 @dataclass(frozen=True, slots=True)
-class GpuRow:
+class GpuSample:
     """One GPU of the node, beside the others: a product under load. place: its number or its own name."""
 
     place: str
-    time: Spread
-    under: UnderLoad | None = None
+    time: TimeStatistics
+    under: DeviceTelemetry | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Residual:
+class FitResidual:
     """How well a model meets its rows: mean absolute errors; left_out: of each row from the fit to the others."""
 
     rows: int
@@ -303,32 +303,32 @@ class KernelFit:
     """The kernel model of `cost.roofline` fitted to the rows.
 
     peak, memory_bandwidth, compute_units: what stands for the datasheet's inside the model; factors: what a family of
-    kernels (see `family`) takes relative to the model, 1 where it is not named; residuals: by family, factors included.
+    kernels (see `family_of`) takes relative to the model, 1 where it is not named; residuals: by family, factors included.
     """
 
     peak: Mapping[DType, FlopPerSecond]
     memory_bandwidth: BytesPerSecond
     compute_units: int
-    efficiency: Efficiency
+    efficiency: KernelEfficiency
     factors: Mapping[str, float]
-    residuals: Mapping[str, Residual]
+    residuals: Mapping[str, FitResidual]
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveFit:
-    """Seconds = alpha + payload / beta, for one collective, number of ranks and of nodes, and format (see `Call`)."""
+    """Seconds = alpha + payload / beta, for one collective, number of ranks and of nodes, and format (see `CollectiveCall`)."""
 
     collective: CollectiveType
     ranks: int
     nodes: int
     alpha: Seconds
     beta: BytesPerSecond
-    residual: Residual
+    residual: FitResidual
     format: DType = DType.FP32
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class DeviceInfo:
     """The machine. accelerator: its name in clustersim; name: its own; empty or 0: unknown.
 
     collectives: library and version (`nccl 2.27.5`, `gloo`); threads: of the CPU that each process computes with;
@@ -356,7 +356,7 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class Conditions:
+class MeasurementConditions:
     """How the rows were measured. processes: that measured at the same time on this machine.
 
     before, after: clocks and temperature as the device gives them, empty where it does not.
@@ -371,7 +371,7 @@ class Conditions:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class CalibrationRecord:
     """A calibration record. derivation: how a derived or published one came about.
 
     uneven: products of experts with uneven groups; moments: the device over the time of measuring; chain: what a real
@@ -379,24 +379,24 @@ class Record:
     as the rest predicts them.
     """
 
-    device: Device
-    conditions: Conditions
-    kernels: tuple[KernelRow, ...] = ()
-    collectives: tuple[CollectiveRow, ...] = ()
-    copies: tuple[CopyRow, ...] = ()
-    beside: tuple[BesideRow, ...] = ()
-    uneven: tuple[UnevenRow, ...] = ()
+    device: DeviceInfo
+    conditions: MeasurementConditions
+    kernels: tuple[KernelSample, ...] = ()
+    collectives: tuple[CollectiveSample, ...] = ()
+    copies: tuple[CopySample, ...] = ()
+    beside: tuple[InterferenceSample, ...] = ()
+    uneven: tuple[ImbalancedGemmSample, ...] = ()
     launch_interval: Seconds | None = None
     kernel_fit: KernelFit | None = None
     collective_fits: tuple[CollectiveFit, ...] = ()
-    moments: tuple[Moment, ...] = ()
-    chain: tuple[ChainRow, ...] = ()
-    host: tuple[HostRow, ...] = ()
-    gpus: tuple[GpuRow, ...] = ()
-    steps: tuple[StepRow, ...] = ()
-    origin: Origin = Origin.MEASURED
+    moments: tuple[TelemetrySample, ...] = ()
+    chain: tuple[InSituSample, ...] = ()
+    host: tuple[HostLaunchSample, ...] = ()
+    gpus: tuple[GpuSample, ...] = ()
+    steps: tuple[HoldoutStep, ...] = ()
+    origin: RecordOrigin = RecordOrigin.MEASURED
     derivation: str = ""
-    version: int = VERSION
+    version: int = FORMAT_VERSION
 
     @property
     def interference(self) -> Interference | None:
@@ -404,59 +404,68 @@ class Record:
 
         A copy within the device's memory takes far more of its bandwidth than a collective does, and says nothing here.
         """
-        measured = slowed(self.beside)
-        return Interference.of(measured, hindered(self.beside)) if measured else None
+        slowdowns = kernel_slowdowns(self.beside)
+        return Interference.from_measurements(slowdowns, comm_slowdowns(self.beside)) if slowdowns else None
 
     @property
-    def attention(self) -> Attention:
+    def attention_library(self) -> AttentionBackend:
         """The flash attention that the rows are of: PyTorch's (FlashAttention-2 since 2.2), or the fastest there is."""
-        return Attention.FLASH2 if self.device.torch else Attention.FLASH
+        return AttentionBackend.FLASH2 if self.device.torch else AttentionBackend.FLASH
 
 
-def _part(alone: Spread, together: Spread) -> float:
-    return max(0.0, together.seconds / alone.seconds - 1.0)
+def _slowdown_ratio(isolated: TimeStatistics, overlapped: TimeStatistics) -> float:
+    return max(0.0, overlapped.seconds / isolated.seconds - 1.0)
 
 
-def slowed(rows: Iterable[BesideRow]) -> Parts:
+def kernel_slowdowns(samples: Iterable[InterferenceSample]) -> SlowdownTable:
     """By which part kernels took longer beside collectives, of each pair that was measured all rows together."""
-    return _parts((row, row.together, row.slowing) for row in rows if row.kernel.time is not None)
+    return _slowdowns_by_pair(
+        (sample, sample.together, sample.kernel_slowdown) for sample in samples if sample.kernel.time is not None
+    )
 
 
-def hindered(rows: Iterable[BesideRow]) -> Parts:
+def comm_slowdowns(samples: Iterable[InterferenceSample]) -> SlowdownTable:
     """The same of the collectives."""
-    return _parts((row, row.call_together, row.hindrance) for row in rows if row.call_together is not None)
+    return _slowdowns_by_pair(
+        (sample, sample.call_together, sample.comm_slowdown) for sample in samples if sample.call_together is not None
+    )
 
 
-def _parts(measured: Iterable[tuple[BesideRow, Spread, float]]) -> Parts:
+def _slowdowns_by_pair(measured: Iterable[tuple[InterferenceSample, TimeStatistics, float]]) -> SlowdownTable:
     pairs: dict[tuple[CollectiveType, KernelClass], list[tuple[Seconds, Seconds]]] = {}
-    for row, together, part in measured:
-        if row.beside in _COLLECTIVES:
-            times = together.seconds, together.seconds / (1.0 + part)
-            pairs.setdefault((_COLLECTIVES[row.beside], class_of(row.kernel.kind)), []).append(times)
+    for sample, overlapped, slowdown in measured:
+        if sample.beside in _COLLECTIVE_BY_LABEL:
+            times = overlapped.seconds, overlapped.seconds / (1.0 + slowdown)
+            pairs.setdefault((_COLLECTIVE_BY_LABEL[sample.beside], kernel_class_of(sample.kernel.kind)), []).append(
+                times
+            )
     return {
-        pair: sum(item[0] for item in some) / sum(element[1] for element in some) - 1.0 for pair, some in pairs.items()
+        pair: sum(seconds[0] for seconds in pair_times) / sum(seconds[1] for seconds in pair_times) - 1.0
+        for pair, pair_times in pairs.items()
     }
 
 
-def signature(kernel: Kernel) -> Signature | None:
+def signature_of(kernel: Kernel) -> KernelSignature | None:
     """What a kernel is looked up by; None where nothing says what it computes."""
-    return None if kernel.shape is None else Signature(kernel.kind, kernel.dtype, kernel.shape)
+    return None if kernel.shape is None else KernelSignature(kernel.kind, kernel.dtype, kernel.shape)
 
 
-def family(signature: Signature) -> str:
+def family_of(signature: KernelSignature) -> str:
     """Kernels whose measurements tell about each other: by kind (and routine), number format and direction.
 
     Such as `matmul bf16`, `attention_backward bf16`, `rmsnorm backward fused bf16`, `quantize fused bf16 mxfp8`.
     """
     shape = signature.shape
-    if isinstance(shape, StreamShape):
-        words = (shape.routine.value, "backward" * shape.backward, "fused" * shape.fused)
-        made = shape.formats[:1] if shape.routine is Routine.QUANTIZE else ()
-        return " ".join((*filter(None, words), signature.dtype.value, *(d_type.value for d_type in made)))
+    if isinstance(shape, MemoryBoundShape):
+        labels = (shape.routine.value, "backward" * shape.backward, "fused" * shape.fused)
+        output_formats = shape.formats[:1] if shape.routine is MemoryBoundOp.QUANTIZE else ()
+        return " ".join(
+            (*filter(None, labels), signature.dtype.value, *(output_format.value for output_format in output_formats))
+        )
     return f"{signature.kind.value} {signature.dtype.value}"
 
 
-def merged(first: Record, second: Record) -> Record:
+def merge_records(first: CalibrationRecord, second: CalibrationRecord) -> CalibrationRecord:
     """Rows of both, the second's where both have measured the same.
 
     Without fits, and without steps that were predicted: they belong to the rows before.
@@ -466,25 +475,31 @@ def merged(first: Record, second: Record) -> Record:
     conditions = second.conditions
     _require_equal("origin", first.origin.value, second.origin.value)
     _require_equal("processes", first.conditions.processes, conditions.processes)
-    kernels = {row.signature: row for row in first.kernels}
-    kernels |= {row.signature: row for row in second.kernels if row.time is not None or not _timed(kernels, row)}
-    collectives = {row.call: row for row in (*first.collectives, *second.collectives)}
-    copies = {(row.route, row.bytes): row for row in (*first.copies, *second.copies)}
-    beside = {(row.kernel.signature, row.beside, row.call): row for row in (*first.beside, *second.beside)}
-    uneven = {(row.kernel.signature, row.rows): row for row in (*first.uneven, *second.uneven)}
+    kernels = {sample.signature: sample for sample in first.kernels}
+    kernels |= {
+        sample.signature: sample
+        for sample in second.kernels
+        if sample.time is not None or not _has_time(kernels, sample)
+    }
+    collectives = {sample.call: sample for sample in (*first.collectives, *second.collectives)}
+    copies = {(sample.route, sample.bytes): sample for sample in (*first.copies, *second.copies)}
+    interference = {
+        (sample.kernel.signature, sample.beside, sample.call): sample for sample in (*first.beside, *second.beside)
+    }
+    imbalanced = {(sample.kernel.signature, sample.rows): sample for sample in (*first.uneven, *second.uneven)}
     interval = first.launch_interval if second.launch_interval is None else second.launch_interval
     return replace(
         second,
-        device=_same(first.device, second.device),
+        device=_merged_device(first.device, second.device),
         conditions=replace(conditions, before=first.conditions.before or conditions.before),
         kernels=tuple(kernels.values()),
         collectives=tuple(collectives.values()),
         copies=tuple(copies.values()),
-        beside=tuple(beside.values()),
-        uneven=tuple(uneven.values()),
+        beside=tuple(interference.values()),
+        uneven=tuple(imbalanced.values()),
         moments=first.moments + second.moments,
         chain=second.chain or first.chain,
-        host=tuple({row.state: row for row in (*first.host, *second.host)}.values()),
+        host=tuple({sample.state: sample for sample in (*first.host, *second.host)}.values()),
         gpus=second.gpus or first.gpus,
         steps=second.steps,
         launch_interval=interval,
@@ -494,37 +509,37 @@ def merged(first: Record, second: Record) -> Record:
     )
 
 
-def _timed(known: Mapping[Signature, KernelRow], row: KernelRow) -> bool:
+def _has_time(samples: Mapping[KernelSignature, KernelSample], sample: KernelSample) -> bool:
     """Whether the same kernel has a time among those."""
-    there = known.get(row.signature)
-    return there is not None and there.time is not None
+    other = samples.get(sample.signature)
+    return other is not None and other.time is not None
 
 
-def _same(first: Device, second: Device) -> Device:
+def _merged_device(first: DeviceInfo, second: DeviceInfo) -> DeviceInfo:
     """The device that both describe; what one of them does not know is the other's."""
-    known: dict[str, Any] = {}
-    for dataclass_field in fields(Device):
-        mine, other = getattr(first, dataclass_field.name), getattr(second, dataclass_field.name)
-        if isinstance(mine, Mapping):
-            known[dataclass_field.name] = _environment(mine, other)
+    values: dict[str, Any] = {}
+    for device_field in fields(DeviceInfo):
+        value, other = getattr(first, device_field.name), getattr(second, device_field.name)
+        if isinstance(value, Mapping):
+            values[device_field.name] = _merged_environment(value, other)
             continue
-        if mine and other:
-            _require_equal(dataclass_field.name, mine, other)
-        known[dataclass_field.name] = mine if mine or other is None else other
-    return Device(**known)
+        if value and other:
+            _require_equal(device_field.name, value, other)
+        values[device_field.name] = value if value or other is None else other
+    return DeviceInfo(**values)
 
 
-def _environment(first: Mapping[str, str], second: Mapping[str, str]) -> Mapping[str, str]:
+def _merged_environment(first: Mapping[str, str], second: Mapping[str, str]) -> Mapping[str, str]:
     """The variables of both; a starter such as torchrun sets some, so one may have what the other has not."""
     for name in sorted(first.keys() & second.keys()):
         _require_equal(name, first[name], second[name])
     return {**first, **second}
 
 
-def _require_equal(what: str, first: object, second: object) -> None:
+def _require_equal(label: str, first: object, second: object) -> None:
     if first == second:
         return
-    threads = "; on a CPU, OMP_NUM_THREADS sets both (torchrun sets it to 1)" * (what in ("compute_units", "threads"))
+    hint = "; on a CPU, OMP_NUM_THREADS sets both (torchrun sets it to 1)" * (label in ("compute_units", "threads"))
     raise InputError(
-        f"records of {what} {first} and of {what} {second} cannot be merged; keep a record for each of them{threads}"
+        f"records of {label} {first} and of {label} {second} cannot be merged; keep a record for each of them{hint}"
     )

@@ -14,10 +14,10 @@ from typing import TypeVar
 import numpy as np
 
 from clustersim.common.arrays import IntArray
-from clustersim.cost.background_traffic import Other
-from clustersim.cost.contention import Sharing, sharing
-from clustersim.cost.rank_equivalence import crossed, told_by
-from clustersim.cost.timing import DemandCost, ExchangeCost
+from clustersim.cost.background_traffic import BackgroundFlow
+from clustersim.cost.contention import ContentionMap, map_contention
+from clustersim.cost.rank_equivalence import group_features, simulated_link_loads
+from clustersim.cost.timing import CommCost, LinkDemandCost
 from clustersim.hardware.topology import LinkTable
 from clustersim.program.program import ProcessGroups, Program
 from clustersim.symmetry.labels import compact_labels
@@ -28,70 +28,84 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Job:
+class ContendingJob:
     """One of several jobs on a machine. machine: [ranks] number, from 0 on, of what each rank runs on."""
 
     program: Program
-    cost: ExchangeCost
-    sharing: Sharing
-    machine: IntArray
+    comm_cost: CommCost
+    contention: ContentionMap
+    model_index: IntArray
 
 
-def sharings(
-    asked: Sequence[tuple[Program, DemandCost]], owners: Sequence[IntArray], beside: tuple[Other, ...]
-) -> tuple[Sharing, ...]:
+def map_job_contention(
+    jobs: Sequence[tuple[Program, LinkDemandCost]], owners: Sequence[IntArray], background: tuple[BackgroundFlow, ...]
+) -> tuple[ContentionMap, ...]:
     """Which exchanges of each job share links. owners: as in `sharing`, by job; beside: what else loads links.
 
     What is beside comes with the first job alone, as it is there once.
     """
-    crosses = [_crossed_by(*item) for item in asked] if len(asked) > 1 else []
-    found: list[Sharing] = []
-    for number, ((program, demands), owner) in enumerate(zip(asked, owners, strict=True)):
-        others = crosses[:number] + crosses[number + 1 :]
-        found.append(sharing(program, demands, owner, beside, others))
-    return (found[0], *(replace(element, others=()) for element in found[1:]))
+    job_links = [_crossed_links(*job) for job in jobs] if len(jobs) > 1 else []
+    maps: list[ContentionMap] = []
+    for index, ((program, demands), owner) in enumerate(zip(jobs, owners, strict=True)):
+        other_job_links = job_links[:index] + job_links[index + 1 :]
+        maps.append(map_contention(program, demands, owner, background, other_job_links))
+    return (maps[0], *(replace(contention_map, background=()) for contention_map in maps[1:]))
 
 
-def _crossed_by(program: Program, demands: DemandCost) -> IntArray:
+def _crossed_links(program: Program, demands: LinkDemandCost) -> IntArray:
     """The links that a job crosses, ascending."""
-    crossings = dict.fromkeys(demands.demand(exchange).crossings for exchange in program.comm_ops)
-    return np.unique(np.concatenate([np.zeros(0, np.int64), *(crossing.link_index for crossing in crossings)]))
+    link_loads = dict.fromkeys(demands.link_demand(comm_op).link_loads for comm_op in program.comm_ops)
+    return np.unique(np.concatenate([np.zeros(0, np.int64), *(loads.link_index for loads in link_loads)]))
 
 
-def alike_together(jobs: Sequence[Job], links: LinkTable) -> tuple[SymmetryClasses, ...]:
+def joint_equivalence_classes(jobs: Sequence[ContendingJob], links: LinkTable) -> tuple[SymmetryClasses, ...]:
     """Classes of each job's ranks and groups, and of the links, which are the same for all."""
-    first = np.cumsum([0, *(job.program.world_size for job in jobs)]).tolist()
-    kinds = np.cumsum([0, *(len(job.program.programs) for job in jobs)]).tolist()
-    crossings = [crossed(job.program, job.sharing, links) for job in jobs]
-    found = symmetry_classes(
-        Program((), np.concatenate([kind + job.program.program_index for kind, job in zip(kinds, jobs, strict=False)]),
-                _named(_moved(job.program.groups, rank) for rank, job in zip(first, jobs, strict=False))),
-        _named(told_by(job.program, job.cost, job.sharing) for job in jobs),
-        LinkTraffic(crossings[0].link_colours, _named(crossing.matrices for crossing in crossings)),
-        device_model=np.concatenate([job.machine for job in jobs]),
+    rank_offsets = np.cumsum([0, *(job.program.world_size for job in jobs)]).tolist()
+    program_offsets = np.cumsum([0, *(len(job.program.programs) for job in jobs)]).tolist()
+    link_loads = [simulated_link_loads(job.program, job.contention, links) for job in jobs]
+    joint_classes = symmetry_classes(
+        Program((), np.concatenate([program_offset + job.program.program_index for program_offset, job in zip(program_offsets, jobs, strict=False)]),
+                _key_by_job(_offset_ranks(job.program.groups, rank_offset) for rank_offset, job in zip(rank_offsets, jobs, strict=False))),
+        _key_by_job(group_features(job.program, job.comm_cost, job.contention) for job in jobs),
+        LinkTraffic(link_loads[0].link_colours, _key_by_job(job_loads.matrices for job_loads in link_loads)),
+        device_model=np.concatenate([job.model_index for job in jobs]),
     )  # fmt: skip
-    own = zip(jobs, pairwise(first), strict=True)
-    return tuple(_part(found, number, job.program, ranks) for number, (job, ranks) in enumerate(own))
+    job_ranges = zip(jobs, pairwise(rank_offsets), strict=True)
+    return tuple(
+        _classes_of_job(joint_classes, index, job.program, rank_range)
+        for index, (job, rank_range) in enumerate(job_ranges)
+    )
 
 
-def _named(by_role: Iterable[Mapping[str, T]]) -> dict[str, T]:
+def _key_by_job(job_groups: Iterable[Mapping[str, T]]) -> dict[str, T]:
     """What each job has by role, by role and job."""
-    return {_role(number, role): item for number, one in enumerate(by_role) for role, item in one.items()}
+    return {
+        _job_comm_group(job, comm_group): value
+        for job, groups in enumerate(job_groups)
+        for comm_group, value in groups.items()
+    }
 
 
-def _role(job: int, role: str) -> str:
-    return f"{job} {role}"
+def _job_comm_group(job: int, comm_group: str) -> str:
+    return f"{job} {comm_group}"
 
 
-def _moved(groups: Mapping[str, ProcessGroups], first: int) -> dict[str, ProcessGroups]:
+def _offset_ranks(groups: Mapping[str, ProcessGroups], rank_offset: int) -> dict[str, ProcessGroups]:
     """Groups of ranks that are numbered from `first` on."""
-    return {role: replace(group, members=group.members + first) for role, group in groups.items()}
+    return {comm_group: replace(group, members=group.members + rank_offset) for comm_group, group in groups.items()}
 
 
-def _part(found: SymmetryClasses, number: int, program: Program, ranks: tuple[int, int]) -> SymmetryClasses:
+def _classes_of_job(
+    joint_classes: SymmetryClasses, job: int, program: Program, rank_range: tuple[int, int]
+) -> SymmetryClasses:
     """The classes of one job: its ranks are those from the first to before the last of all."""
-    mine = slice(*ranks)
-    groups = {role: found.group_colours[_role(number, role)] for role in program.groups}
+    job_slice = slice(*rank_range)
+    groups = {
+        comm_group: joint_classes.group_colours[_job_comm_group(job, comm_group)] for comm_group in program.groups
+    }
     return SymmetryClasses(
-        compact_labels(found.rank_colours[mine]), found.representative[mine] - ranks[0], groups, found.link_colours
+        compact_labels(joint_classes.rank_colours[job_slice]),
+        joint_classes.representative[job_slice] - rank_range[0],
+        groups,
+        joint_classes.link_colours,
     )

@@ -14,22 +14,22 @@ from clustersim.collectives.group_link_loads import GroupLinkLoads, select_by_va
 from clustersim.collectives.library import AlgorithmVariant, Library, load_dispatcher
 from clustersim.collectives.tuner import Selection, Tuner, VariantCosts, cached_tuner, select_variants
 from clustersim.common.arrays import IntArray
-from clustersim.common.errors import InputError, nearest
+from clustersim.common.errors import InputError, suggest_nearest
 from clustersim.common.units import Bytes
-from clustersim.cost.timing import Bound, Demand, ExchangeTiming, Provenance
+from clustersim.cost.timing import Bottleneck, CommTiming, LinkDemand, Provenance
 from clustersim.hardware.topology import Fabric
 from clustersim.program.program import ProcessGroups
 from clustersim.program.task import CollectiveType, CommOp, TokenRouting
 from clustersim.symmetry.link_load_matrix import NO_LINK_LOADS
 
-Kind = tuple[str, CollectiveType, TokenRouting | None]
+CommKey = tuple[str, CollectiveType, TokenRouting | None]
 """Role, collective, and where tokens go if kernels of their own send them."""
-NEGLIGIBLE: Final = 0.1
+NEGLIGIBLE_FRACTION: Final = 0.1
 """A group whose bytes move for less than this part of its latency loads no shared link."""
 
 
-class CommunicationCost:
-    """Times exchanges on a fabric with a library (an `ExchangeCost`).
+class CollectiveCost:
+    """Times exchanges on a fabric with a library (an `CommCost`).
 
     groups: process groups by role. Groups of one member take no time. Results are remembered inside the instance.
     """
@@ -40,131 +40,140 @@ class CommunicationCost:
         library: Library,
         groups: Mapping[str, ProcessGroups],
     ) -> None:
-        self._surveyor = cached_tuner(fabric, library)
+        self._tuner = cached_tuner(fabric, library)
         self._groups = groups
-        self._surveyors: dict[tuple[TokenRouting, int], Tuner] = {}
-        self._choices: dict[Kind, VariantCosts] = {}
-        self._tiers: dict[tuple[str, int], str] = {}
-        self._timings: dict[tuple[Kind, Bytes], ExchangeTiming] = {}
-        self._demands: dict[tuple[Kind, Bytes], Demand] = {}
-        self._own: dict[tuple[Kind, tuple[str, ...], bytes], GroupLinkLoads] = {}
+        self._dispatch_tuners: dict[tuple[TokenRouting, int], Tuner] = {}
+        self._variant_costs: dict[CommKey, VariantCosts] = {}
+        self._tier_cache: dict[tuple[str, int], str] = {}
+        self._timing_cache: dict[tuple[CommKey, Bytes], CommTiming] = {}
+        self._demand_cache: dict[tuple[CommKey, Bytes], LinkDemand] = {}
+        self._link_load_cache: dict[tuple[CommKey, tuple[str, ...], bytes], GroupLinkLoads] = {}
 
-    def exchange(self, exchange: CommOp) -> ExchangeTiming:
+    def time_comm_op(self, comm_op: CommOp) -> CommTiming:
         """Seconds of one collective in each group of its role, all groups at once."""
-        key = kind_of(exchange), exchange.payload
-        if key not in self._timings:
-            self._timings[key] = self._time(exchange)
-        return self._timings[key]
+        key = comm_key(comm_op), comm_op.payload
+        if key not in self._timing_cache:
+            self._timing_cache[key] = self._comm_timing(comm_op)
+        return self._timing_cache[key]
 
-    def _time(self, exchange: CommOp) -> ExchangeTiming:
-        groups = self._members(exchange.comm_group)
+    def _comm_timing(self, comm_op: CommOp) -> CommTiming:
+        groups = self._members(comm_op.comm_group)
         if groups.shape[1] < 2 or not len(groups):
-            return ExchangeTiming(np.zeros(len(groups)), Provenance.ROOFLINE, Bound.LATENCY, "none", "gpu")
-        choice = self._choose(exchange)
-        seconds, latency = float(choice.seconds[choice.slowest_group]), float(choice.latency[choice.slowest_group])
-        return ExchangeTiming(
-            seconds=choice.seconds,
-            provenance=self._provenance(exchange, choice.slowest_variant),
-            bound=Bound.LATENCY if latency > seconds / 2 else Bound.BANDWIDTH,
-            algorithm=choice.slowest_variant.name,
-            tier=self._tier(exchange.comm_group, choice.slowest_group),
+            return CommTiming(np.zeros(len(groups)), Provenance.ROOFLINE, Bottleneck.LATENCY, "none", "gpu")
+        selection = self._select_variant(comm_op)
+        seconds, latency = (
+            float(selection.seconds[selection.slowest_group]),
+            float(selection.latency[selection.slowest_group]),
+        )
+        return CommTiming(
+            seconds=selection.seconds,
+            provenance=self._provenance(comm_op, selection.slowest_variant),
+            bottleneck=Bottleneck.LATENCY if latency > seconds / 2 else Bottleneck.BANDWIDTH,
+            algorithm=selection.slowest_variant.name,
+            tier=self._tier(comm_op.comm_group, selection.slowest_group),
         )
 
-    def demand(self, exchange: CommOp) -> Demand:
+    def link_demand(self, comm_op: CommOp) -> LinkDemand:
         """What one collective asks of shared links in each group of its role, by the offer that it takes."""
-        key = kind_of(exchange), exchange.payload
-        if key not in self._demands:
-            self._demands[key] = self._ask(exchange)
-        return self._demands[key]
+        key = comm_key(comm_op), comm_op.payload
+        if key not in self._demand_cache:
+            self._demand_cache[key] = self._evaluate_demand(comm_op)
+        return self._demand_cache[key]
 
-    def _ask(self, exchange: CommOp) -> Demand:
-        seconds, groups, payload = self.exchange(exchange).seconds, self._members(exchange.comm_group), exchange.payload
-        nothing = np.zeros(len(groups))
-        unshared = Demand(seconds, nothing, nothing, nothing, payload, NO_LINK_LOADS)
+    def _evaluate_demand(self, comm_op: CommOp) -> LinkDemand:
+        seconds, groups, payload = (
+            self.time_comm_op(comm_op).seconds,
+            self._members(comm_op.comm_group),
+            comm_op.payload,
+        )
+        zeros = np.zeros(len(groups))
+        unshared = LinkDemand(seconds, zeros, zeros, zeros, payload, NO_LINK_LOADS)
         if groups.shape[1] < 2 or not len(groups):
             return unshared
-        choice = self._choose(exchange)
-        negligible = choice.seconds - choice.latency < NEGLIGIBLE * choice.latency
+        selection = self._select_variant(comm_op)
+        negligible = selection.seconds - selection.latency < NEGLIGIBLE_FRACTION * selection.latency
         if negligible.all():
             return unshared
-        taken = np.where(negligible, -1, choice.variant_index)
-        loads = self._loads(exchange, choice.variants, taken)
-        return _demand(choice, loads, payload) if len(loads.load_matrix.group_index) else unshared
+        variant_index = np.where(negligible, -1, selection.variant_index)
+        loads = self._selected_link_loads(comm_op, selection.variants, variant_index)
+        return _demand_of_selection(selection, loads, payload) if len(loads.load_matrix.group_index) else unshared
 
-    def _loads(self, exchange: CommOp, offers: Sequence[AlgorithmVariant], taken: IntArray) -> GroupLinkLoads:
+    def _selected_link_loads(
+        self, comm_op: CommOp, variants: Sequence[AlgorithmVariant], variant_index: IntArray
+    ) -> GroupLinkLoads:
         """What the offers that the groups of a role take ask of links; nothing where the number taken is negative."""
-        key = (kind_of(exchange), tuple(offer.name for offer in offers), taken.tobytes())
-        if key not in self._own:
-            members, asked = self._members(exchange.comm_group), self._surveyor_of(exchange)
-            numbers = np.unique(taken[taken >= 0]).tolist()
-            parts = {n: asked.link_loads(exchange.collective, members, offers[n]) for n in numbers}
-            self._own[key] = select_by_variant(parts, taken)
-        return self._own[key]
+        key = (comm_key(comm_op), tuple(variant.name for variant in variants), variant_index.tobytes())
+        if key not in self._link_load_cache:
+            members, tuner = self._members(comm_op.comm_group), self._tuner_for(comm_op)
+            used_indices = np.unique(variant_index[variant_index >= 0]).tolist()
+            loads_by_variant = {n: tuner.link_loads(comm_op.collective, members, variants[n]) for n in used_indices}
+            self._link_load_cache[key] = select_by_variant(loads_by_variant, variant_index)
+        return self._link_load_cache[key]
 
-    def _tier(self, role: str, group: int) -> str:
+    def _tier(self, comm_group: str, group: int) -> str:
         """The highest tier that traffic of one group of a role crosses."""
-        if (role, group) not in self._tiers:
-            self._tiers[role, group] = self._surveyor.fabric.tier(self._members(role)[group])
-        return self._tiers[role, group]
+        if (comm_group, group) not in self._tier_cache:
+            self._tier_cache[comm_group, group] = self._tuner.fabric.highest_tier(self._members(comm_group)[group])
+        return self._tier_cache[comm_group, group]
 
-    def _choose(self, exchange: CommOp) -> Selection:
+    def _select_variant(self, comm_op: CommOp) -> Selection:
         """The fastest algorithm; what an earlier payload left out is surveyed where it may be faster."""
-        key, payload = kind_of(exchange), exchange.payload
-        if key not in self._choices:
-            self._choices[key] = self._survey(exchange, payload)
-        choice = select_variants(self._choices[key], payload)
-        if choice.is_certain:
-            return choice
-        self._choices[key] = self._survey(exchange, None)
-        return select_variants(self._choices[key], payload)
+        key, payload = comm_key(comm_op), comm_op.payload
+        if key not in self._variant_costs:
+            self._variant_costs[key] = self._evaluate_variants(comm_op, payload)
+        selection = select_variants(self._variant_costs[key], payload)
+        if selection.is_certain:
+            return selection
+        self._variant_costs[key] = self._evaluate_variants(comm_op, None)
+        return select_variants(self._variant_costs[key], payload)
 
-    def _survey(self, exchange: CommOp, payload: Bytes | None) -> VariantCosts:
-        members = self._members(exchange.comm_group)
-        return self._surveyor_of(exchange).evaluate_variants(exchange.collective, members, payload=payload)
+    def _evaluate_variants(self, comm_op: CommOp, payload: Bytes | None) -> VariantCosts:
+        members = self._members(comm_op.comm_group)
+        return self._tuner_for(comm_op).evaluate_variants(comm_op.collective, members, payload=payload)
 
-    def _surveyor_of(self, exchange: CommOp) -> Tuner:
+    def _tuner_for(self, comm_op: CommOp) -> Tuner:
         """The library's, or for tokens that kernels of their own send to experts, the dispatcher's."""
-        routing = kind_of(exchange)[-1]
+        routing = comm_key(comm_op)[-1]
         if routing is None:
-            return self._surveyor
-        ranks = self._members(exchange.comm_group).shape[1]
-        if (routing, ranks) not in self._surveyors:
-            kernels = (
+            return self._tuner
+        ranks = self._members(comm_op.comm_group).shape[1]
+        if (routing, ranks) not in self._dispatch_tuners:
+            dispatch_library = (
                 load_dispatcher(routing.dispatcher)
                 .with_sm_count(routing.sm_count)
                 .with_token_bytes(routing.token_bytes, ranks)
             )
-            self._surveyors[routing, ranks] = cached_tuner(self._surveyor.fabric, kernels, routing)
-        return self._surveyors[routing, ranks]
+            self._dispatch_tuners[routing, ranks] = cached_tuner(self._tuner.fabric, dispatch_library, routing)
+        return self._dispatch_tuners[routing, ranks]
 
-    def _members(self, role: str) -> IntArray:
-        if role not in self._groups:
-            raise InputError(f"there are no process groups {role!r}; {nearest(role, self._groups)}")
-        return self._groups[role].members
+    def _members(self, comm_group: str) -> IntArray:
+        if comm_group not in self._groups:
+            raise InputError(f"there are no process groups {comm_group!r}; {suggest_nearest(comm_group, self._groups)}")
+        return self._groups[comm_group].members
 
-    def _provenance(self, exchange: CommOp, offer: AlgorithmVariant) -> Provenance:
+    def _provenance(self, comm_op: CommOp, variant: AlgorithmVariant) -> Provenance:
         """Of what a library took; its constants were not fitted to an algorithm of the user's own."""
-        library = self._surveyor_of(exchange).library
-        measured = (
-            library.published and self._surveyor.library.published and offer.algorithm not in library.custom_algorithms
+        library = self._tuner_for(comm_op).library
+        is_published = (
+            library.published and self._tuner.library.published and variant.algorithm not in library.custom_algorithms
         )
-        return Provenance.PUBLISHED if measured else Provenance.ROOFLINE
+        return Provenance.PUBLISHED if is_published else Provenance.ROOFLINE
 
 
-def kind_of(exchange: CommOp) -> Kind:
+def comm_key(comm_op: CommOp) -> CommKey:
     """What tells exchanges apart beside their payloads: the routing counts where tokens are sent by it."""
-    return exchange.comm_group, exchange.collective, exchange.routing if exchange.collective.is_token_routing else None
+    return comm_op.comm_group, comm_op.collective, comm_op.routing if comm_op.collective.is_token_routing else None
 
 
-def _demand(choice: Selection, loads: GroupLinkLoads, payload: Bytes) -> Demand:
+def _demand_of_selection(selection: Selection, loads: GroupLinkLoads, payload: Bytes) -> LinkDemand:
     """What groups ask of links by the offers that they take; a group that crosses none is all latency."""
-    alone = loads.largest_flow == 0.0
-    transfer = payload * loads.seconds_per_byte + choice.chunk_bytes * loads.fill_seconds_per_byte
-    return Demand(
-        latency=np.where(alone, choice.seconds, choice.latency + choice.channel_limit),
-        transfer=np.where(alone, 0.0, transfer),
+    crosses_no_link = loads.largest_flow == 0.0
+    transfer = payload * loads.seconds_per_byte + selection.chunk_bytes * loads.fill_seconds_per_byte
+    return LinkDemand(
+        latency=np.where(crosses_no_link, selection.seconds, selection.latency + selection.channel_limit),
+        transfer=np.where(crosses_no_link, 0.0, transfer),
         per_byte=loads.seconds_per_byte,
         flow=payload * loads.largest_flow,
         payload=payload,
-        crossings=loads.load_matrix,
+        link_loads=loads.load_matrix,
     )

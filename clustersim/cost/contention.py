@@ -15,117 +15,119 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from clustersim.common.arrays import BoolArray, IntArray
-from clustersim.cost.background_traffic import Other, loaded_by
-from clustersim.cost.timing import Demand, DemandCost, ExchangeCost, ExchangeTiming
+from clustersim.cost.background_traffic import BackgroundFlow, loaded_links
+from clustersim.cost.timing import CommCost, CommTiming, LinkDemand, LinkDemandCost
 from clustersim.program.program import Program
 from clustersim.program.task import OVERLAPPING_STREAMS, CommOp
 from clustersim.symmetry.link_load_matrix import LinkLoadMatrix
 
 
 @dataclass(frozen=True, slots=True)
-class Sharing:
+class ContentionMap:
     """demands: what exchanges ask of links; inside: of the exchanges of blocks, which groups share links with others.
 
     inside: [groups] by exchange; only of exchanges of which any group does. own: [groups] likewise, which of these
     share links with nobody while the data streams of their members are idle. others: what is on links beside.
     """
 
-    demands: DemandCost
-    inside: Mapping[CommOp, BoolArray]
-    own: Mapping[CommOp, BoolArray]
-    others: tuple[Other, ...] = ()
+    demands: LinkDemandCost
+    contended: Mapping[CommOp, BoolArray]
+    self_only: Mapping[CommOp, BoolArray]
+    background: tuple[BackgroundFlow, ...] = ()
 
-    def demand(self, exchange: CommOp) -> Demand:
+    def link_demand(self, comm_op: CommOp) -> LinkDemand:
         """What one collective asks of links in each group of its role."""
-        return self.demands.demand(exchange)
+        return self.demands.link_demand(comm_op)
 
 
 @dataclass(frozen=True, slots=True)
-class Alone:
-    """Times exchanges (an `ExchangeCost`) as if groups that share links inside blocks had them for themselves.
+class UncontendedComm:
+    """Times exchanges (an `CommCost`) as if groups that share links inside blocks had them for themselves.
 
     What sharing adds is found out by simulation; sources of durations let all groups of a role share their links.
     """
 
-    cost: ExchangeCost
-    sharing: Sharing
-    _known: dict[CommOp, ExchangeTiming] = field(init=False, default_factory=dict)
+    comm_cost: CommCost
+    contention: ContentionMap
+    _cache: dict[CommOp, CommTiming] = field(init=False, default_factory=dict)
 
-    def exchange(self, exchange: CommOp) -> ExchangeTiming:
+    def time_comm_op(self, comm_op: CommOp) -> CommTiming:
         """Time one collective in each group of its role."""
-        known = self._known.get(exchange)
-        if known is None:
-            known = self._known[exchange] = self._timed(exchange)
-        return known
+        cached = self._cache.get(comm_op)
+        if cached is None:
+            cached = self._cache[comm_op] = self._uncontended_timing(comm_op)
+        return cached
 
-    def _timed(self, exchange: CommOp) -> ExchangeTiming:
-        timing, shares = self.cost.exchange(exchange), self.sharing.inside.get(exchange)
-        if shares is None:
+    def _uncontended_timing(self, comm_op: CommOp) -> CommTiming:
+        timing, contended = self.comm_cost.time_comm_op(comm_op), self.contention.contended.get(comm_op)
+        if contended is None:
             return timing
-        demand = self.sharing.demand(exchange)
-        return replace(timing, seconds=np.where(shares, demand.latency + demand.transfer, timing.seconds))
+        demand = self.contention.link_demand(comm_op)
+        return replace(timing, seconds=np.where(contended, demand.latency + demand.transfer, timing.seconds))
 
 
-def sharing(
+def map_contention(
     program: Program,
-    demands: DemandCost,
+    demands: LinkDemandCost,
     owner: IntArray,
-    beside: tuple[Other, ...] = (),
-    jobs: Iterable[IntArray] = (),
-) -> Sharing:
+    background: tuple[BackgroundFlow, ...] = (),
+    other_job_links: Iterable[IntArray] = (),
+) -> ContentionMap:
     """Find out which exchanges of a program share links. owner: [links] the rank whose port a link is, -1: none's.
 
     beside: what loads links beside the program; jobs: links that other jobs cross, numbers of each.
     """
-    loaded = np.isin(np.arange(len(owner)), np.concatenate([loaded_by(beside), *jobs]))
-    crossed = loaded | _crossed_twice(program.comm_ops, demands, len(owner))
-    others = loaded | (crossed & _crossed_by_others(program, demands, owner))
-    shares: dict[CommOp, BoolArray] = {}
-    own: dict[CommOp, BoolArray] = {}
-    for exchange in program.comm_ops:
-        if exchange not in program.segment_comm_ops:
+    has_background = np.isin(np.arange(len(owner)), np.concatenate([loaded_links(background), *other_job_links]))
+    is_shared = has_background | _links_of_several_groups(program.comm_ops, demands, len(owner))
+    is_shared_with_others = has_background | (is_shared & _links_of_non_owners(program, demands, owner))
+    contended: dict[CommOp, BoolArray] = {}
+    self_only: dict[CommOp, BoolArray] = {}
+    for comm_op in program.comm_ops:
+        if comm_op not in program.segment_comm_ops:
             continue
-        crossings = demands.demand(exchange).crossings
-        groups, meets = np.zeros((2, len(program.groups[exchange.comm_group].members)), dtype=np.bool_)
-        groups[crossings.group_index[crossed[crossings.link_index]]] = True
-        meets[crossings.group_index[others[crossings.link_index]]] = True
-        if groups.any():
-            shares[exchange], own[exchange] = groups, groups & ~meets
-    return Sharing(demands, shares, own, beside)
-
-
-def _crossed_by_others(program: Program, demands: DemandCost, owner: IntArray) -> BoolArray:
-    """For each link whether any but its owner's collectives, in blocks and beside them, crosses it."""
-    every = (issued_comm_op for one in program.programs for issued_comm_op in one.issued_comm_ops)
-    elsewhere = {exchange for stream, exchange in every if stream not in OVERLAPPING_STREAMS}
-    crossed = np.zeros(len(owner), dtype=np.bool_)
-    owned = (owner >= 0) & (owner < program.world_size)
-    asked = (
-        (comm_op.comm_group, demands.demand(comm_op).crossings, comm_op in elsewhere) for comm_op in program.comm_ops
-    )
-    for role, crossings, beyond in dict.fromkeys(asked):  # exchanges that differ in payload alone cross the same
-        mine = owned[crossings.link_index] & (
-            program.group_indices[role][owner[crossings.link_index]] == crossings.group_index
+        link_loads = demands.link_demand(comm_op).link_loads
+        group_contended, group_meets_others = np.zeros(
+            (2, len(program.groups[comm_op.comm_group].members)), dtype=np.bool_
         )
-        crossed[crossings.link_index if beyond else crossings.link_index[~mine]] = True
-    return crossed
+        group_contended[link_loads.group_index[is_shared[link_loads.link_index]]] = True
+        group_meets_others[link_loads.group_index[is_shared_with_others[link_loads.link_index]]] = True
+        if group_contended.any():
+            contended[comm_op], self_only[comm_op] = group_contended, group_contended & ~group_meets_others
+    return ContentionMap(demands, contended, self_only, background)
 
 
-def _crossed_twice(exchanges: Iterable[CommOp], demands: DemandCost, links: int) -> BoolArray:
+def _links_of_non_owners(program: Program, demands: LinkDemandCost, owner: IntArray) -> BoolArray:
+    """For each link whether any but its owner's collectives, in blocks and beside them, crosses it."""
+    issued_ops = (issued for rank_program in program.programs for issued in rank_program.issued_comm_ops)
+    other_stream_ops = {comm_op for stream, comm_op in issued_ops if stream not in OVERLAPPING_STREAMS}
+    is_crossed = np.zeros(len(owner), dtype=np.bool_)
+    has_owner = (owner >= 0) & (owner < program.world_size)
+    loads = ((op.comm_group, demands.link_demand(op).link_loads, op in other_stream_ops) for op in program.comm_ops)
+    for comm_group, link_loads, any_stream in dict.fromkeys(
+        loads
+    ):  # exchanges that differ in payload alone cross the same
+        is_owner_group = has_owner[link_loads.link_index] & (
+            program.group_indices[comm_group][owner[link_loads.link_index]] == link_loads.group_index
+        )
+        is_crossed[link_loads.link_index if any_stream else link_loads.link_index[~is_owner_group]] = True
+    return is_crossed
+
+
+def _links_of_several_groups(comm_ops: Iterable[CommOp], demands: LinkDemandCost, link_count: int) -> BoolArray:
     """For each link whether groups of several roles, or several groups of one, cross it."""
-    by_role: dict[str, dict[LinkLoadMatrix, None]] = {}
-    for exchange in exchanges:
-        by_role.setdefault(exchange.comm_group, {})[demands.demand(exchange).crossings] = None
-    twice, once = np.zeros((2, links), dtype=np.bool_)
-    for crossings in by_role.values():
-        group = np.full(links, -1, dtype=np.int64)
-        for crossing in crossings:
-            before = group[crossing.link_index]
-            group[crossing.link_index] = crossing.group_index  # of several groups on one link, one stays
-            differs = (before >= 0) & (before != crossing.group_index) | (
-                group[crossing.link_index] != crossing.group_index
+    loads_by_group: dict[str, dict[LinkLoadMatrix, None]] = {}
+    for comm_op in comm_ops:
+        loads_by_group.setdefault(comm_op.comm_group, {})[demands.link_demand(comm_op).link_loads] = None
+    is_shared, is_crossed = np.zeros((2, link_count), dtype=np.bool_)
+    for group_loads in loads_by_group.values():
+        group = np.full(link_count, -1, dtype=np.int64)
+        for link_loads in group_loads:
+            previous = group[link_loads.link_index]
+            group[link_loads.link_index] = link_loads.group_index  # of several groups on one link, one stays
+            differs = (previous >= 0) & (previous != link_loads.group_index) | (
+                group[link_loads.link_index] != link_loads.group_index
             )
-            twice[crossing.link_index[differs]] = True
-        twice |= once & (group >= 0)
-        once |= group >= 0
-    return twice
+            is_shared[link_loads.link_index[differs]] = True
+        is_shared |= is_crossed & (group >= 0)
+        is_crossed |= group >= 0
+    return is_shared

@@ -16,47 +16,47 @@ from clustersim.common.arrays import BoolArray, FloatArray
 
 TOLERANCE: Final = 1e-6
 """How far outside still counts as on the hull, in the coordinates' unit (of logarithms: a millionth)."""
-_ROUNDS: Final = 200  # rounding could make the last ones repeat each other
+_MAX_ITERATIONS: Final = 200  # rounding could make the last ones repeat each other
 
 
-def inside(points: FloatArray, point: FloatArray) -> bool:
+def is_in_convex_hull(points: FloatArray, point: FloatArray) -> bool:
     """Whether a point [dimensions] lies in the convex hull of points [points, dimensions]."""
     if not len(points):
         return False
-    low, high = points.min(axis=0) - TOLERANCE, points.max(axis=0) + TOLERANCE
-    if ((point < low) | (point > high)).any():
+    lower, upper = points.min(axis=0) - TOLERANCE, points.max(axis=0) + TOLERANCE
+    if ((point < lower) | (point > upper)).any():
         return False
     matrix = np.vstack([(points - point).T, np.ones(len(points))])
     target = np.append(np.zeros(len(point)), 1.0)
-    return _distance(matrix, target) <= TOLERANCE
+    return _nnls_distance(matrix, target) <= TOLERANCE
 
 
-def _distance(matrix: FloatArray, target: FloatArray) -> float:
+def _nnls_distance(matrix: FloatArray, target: FloatArray) -> float:
     """How near the columns come to the target with weights that are not negative."""
     weights = np.zeros(matrix.shape[1])
-    used = np.zeros(matrix.shape[1], dtype=np.bool_)
-    rest = target
-    for _ in range(_ROUNDS):
-        gain = np.where(used, -np.inf, rest @ matrix)
+    active = np.zeros(matrix.shape[1], dtype=np.bool_)
+    residual = target
+    for _ in range(_MAX_ITERATIONS):
+        gain = np.where(active, -np.inf, residual @ matrix)
         best = int(gain.argmax())
-        if np.linalg.norm(rest) <= TOLERANCE or gain[best] <= 1e-12:
+        if np.linalg.norm(residual) <= TOLERANCE or gain[best] <= 1e-12:
             break
-        used[best] = True
-        _settle(matrix, target, weights, used)
-        rest = target - matrix @ weights
-    return float(np.linalg.norm(rest))
+        active[best] = True
+        _solve_active_set(matrix, target, weights, active)
+        residual = target - matrix @ weights
+    return float(np.linalg.norm(residual))
 
 
-def _settle(matrix: FloatArray, target: FloatArray, weights: FloatArray, used: BoolArray) -> None:
+def _solve_active_set(matrix: FloatArray, target: FloatArray, weights: FloatArray, active: BoolArray) -> None:
     """Bring the weights in use to their best values, giving up those that would become negative on the way."""
     while True:
-        wanted = np.zeros_like(weights)
-        wanted[used] = np.linalg.lstsq(matrix[:, used], target, rcond=None)[0]
-        negative = used & (wanted <= 0.0)
+        solution = np.zeros_like(weights)
+        solution[active] = np.linalg.lstsq(matrix[:, active], target, rcond=None)[0]
+        negative = active & (solution <= 0.0)
         if not negative.any():
-            weights[:] = wanted
+            weights[:] = solution
             return
-        step = (weights[negative] / (weights[negative] - wanted[negative])).min()
-        weights += step * (wanted - weights)
-        used &= weights > 1e-14
-        weights[~used] = 0.0
+        step = (weights[negative] / (weights[negative] - solution[negative])).min()
+        weights += step * (solution - weights)
+        active &= weights > 1e-14
+        weights[~active] = 0.0

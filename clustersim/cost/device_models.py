@@ -11,54 +11,54 @@ from statistics import NormalDist
 import numpy as np
 
 from clustersim.common.arrays import IntArray
-from clustersim.cost.host_launch import Host, Launching
-from clustersim.cost.interference import NONE, Interference
-from clustersim.cost.timing import KernelCost, Timing
+from clustersim.cost.host_launch import AsyncHost, HostModel
+from clustersim.cost.interference import NO_INTERFERENCE, Interference
+from clustersim.cost.timing import KernelCost, KernelTiming
 from clustersim.model.kernels import Kernel
 
 
-def slowest(gpus: int) -> float:
+def slowest_deviation(gpu_count: int) -> float:
     """By how many standard deviations the slowest of so many GPUs is expected to be slower than the mean one.
 
     The expected largest of a normal sample, by Blom's approximation (Statistical Estimates and Transformed
     Beta-Variables, 1958). A step waits for all of its ranks, so the slowest sets the pace.
     """
-    return 0.0 if gpus < 2 else NormalDist().inv_cdf((gpus - 0.375) / (gpus + 0.25))
+    return 0.0 if gpu_count < 2 else NormalDist().inv_cdf((gpu_count - 0.375) / (gpu_count + 0.25))
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class DeviceModel:
     """kernels: how long they take alone; interference: how they and collectives slow each other.
 
     launching: what the host needs to launch them.
     """
 
     kernels: KernelCost
-    interference: Interference = NONE
-    launching: Host = field(default_factory=Launching)
+    interference: Interference = NO_INTERFERENCE
+    host: HostModel = field(default_factory=AsyncHost)
 
 
 @dataclass(frozen=True, slots=True)
-class Slowed:
+class ThrottledKernels:
     """Kernels at a part `speed` of their normal speed (a `KernelCost`)."""
 
     kernels: KernelCost
     speed: float
 
-    def kernel(self, kernel: Kernel) -> Timing:
+    def time_kernel(self, kernel: Kernel) -> KernelTiming:
         """Time one kernel alone."""
-        timing = self.kernels.kernel(kernel)
+        timing = self.kernels.time_kernel(kernel)
         return replace(timing, seconds=timing.seconds / self.speed)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Machines:
+class DeviceModels:
     """kinds: the machines there are; of: [ranks] number of each rank's machine."""
 
-    kinds: tuple[Machine, ...]
-    of: IntArray
+    models: tuple[DeviceModel, ...]
+    index_of_rank: IntArray
 
     @classmethod
-    def equal(cls, machine: Machine, ranks: int) -> "Machines":
+    def uniform(cls, model: DeviceModel, rank_count: int) -> "DeviceModels":
         """The same machine for all ranks."""
-        return cls((machine,), np.zeros(ranks, dtype=np.int64))
+        return cls((model,), np.zeros(rank_count, dtype=np.int64))

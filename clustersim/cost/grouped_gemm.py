@@ -28,64 +28,70 @@ from dataclasses import replace
 import numpy as np
 
 from clustersim.common.arrays import FloatArray
-from clustersim.common.dtypes import NARROW, DType
-from clustersim.cost.matmul_tiles import Work, alignment_rate, matmul_options
+from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
+from clustersim.cost.matmul_tiles import KernelWork, alignment_rate, matmul_options
 from clustersim.hardware.accelerator import Accelerator
-from clustersim.hardware.efficiency import Efficiency
+from clustersim.hardware.efficiency import KernelEfficiency
 from clustersim.model.kernels import Kernel, KernelKind, MatmulShape
 
 
-def grouped_work(accelerator: Accelerator, kernel: Kernel, rate: float) -> Work:
+def grouped_work(accelerator: Accelerator, kernel: Kernel, in_step_rate: float) -> KernelWork:
     """Of products of experts; rate: arithmetic within a training step relative to kernels by themselves."""
     if not isinstance(kernel.shape, MatmulShape):
         raise TypeError(f"{kernel.name} has no sizes")
-    shape, streamed = kernel.shape, kernel.kind is KernelKind.STREAMED_MATMULS
+    shape, multi_stream = kernel.shape, kernel.kind is KernelKind.STREAMED_MATMULS
     sizes = np.array([[shape.m], [shape.n], [shape.k], [shape.batch]], dtype=np.float64)
-    compute, memory = grouped_seconds(accelerator, kernel.dtype, sizes, np.array([kernel.bytes]), streamed=streamed)
-    slower = alignment_rate(accelerator, kernel.dtype, shape)
-    busy = float(compute[0]) / (slower * _sustained(accelerator.efficiency, kernel.dtype, rate, streamed=streamed))
-    moved = float(memory[0]) / slower
-    calls = shape.batch * accelerator.efficiency.experts.call if streamed else 0.0
-    return Work(busy, moved, calls, float(np.hypot(busy, moved)))
+    compute, memory = grouped_seconds(
+        accelerator, kernel.dtype, sizes, np.array([kernel.bytes]), multi_stream=multi_stream
+    )
+    alignment = alignment_rate(accelerator, kernel.dtype, shape)
+    compute_seconds = float(compute[0]) / (
+        alignment * _sustained_rate(accelerator.efficiency, kernel.dtype, in_step_rate, multi_stream=multi_stream)
+    )
+    memory_seconds = float(memory[0]) / alignment
+    host_seconds = shape.batch * accelerator.efficiency.expert_matmul.call if multi_stream else 0.0
+    return KernelWork(compute_seconds, memory_seconds, host_seconds, float(np.hypot(compute_seconds, memory_seconds)))
 
 
 def grouped_seconds(
-    accelerator: Accelerator, dtype: DType, sizes: FloatArray, moved: FloatArray, *, streamed: bool
+    accelerator: Accelerator, dtype: DType, sizes: FloatArray, moved_bytes: FloatArray, *, multi_stream: bool
 ) -> tuple[FloatArray, FloatArray]:
     """[products] arithmetic and memory seconds of many aligned groups of products, on streams or in one kernel.
 
     sizes: [4, products] rows m, n, k, groups; moved: [products] bytes of all groups if every operand passes once.
     """
-    inside = _inside(accelerator, dtype, streamed=streamed)
-    alone = sizes.copy()
-    alone[3] = 1.0
-    compute, memory = matmul_options(inside, dtype, sizes, moved)
-    chosen = (
-        np.hypot(*matmul_options(inside, dtype, alone, moved / sizes[3])) if streamed else np.hypot(compute, memory)
+    grouped_accelerator = _with_grouped_constants(accelerator, dtype, multi_stream=multi_stream)
+    single_sizes = sizes.copy()
+    single_sizes[3] = 1.0
+    compute, memory = matmul_options(grouped_accelerator, dtype, sizes, moved_bytes)
+    criterion = (
+        np.hypot(*matmul_options(grouped_accelerator, dtype, single_sizes, moved_bytes / sizes[3]))
+        if multi_stream
+        else np.hypot(compute, memory)
     )
-    best = np.argmin(chosen, axis=1)[:, None]
+    best = np.argmin(criterion, axis=1)[:, None]
     return np.take_along_axis(compute, best, 1)[:, 0], np.take_along_axis(memory, best, 1)[:, 0]
 
 
-def _inside(accelerator: Accelerator, dtype: DType, *, streamed: bool) -> Accelerator:
+def _with_grouped_constants(accelerator: Accelerator, dtype: DType, *, multi_stream: bool) -> Accelerator:
     """The accelerator with the constants that products of experts have in a format."""
     efficiency = accelerator.efficiency
-    matmul, grouped = efficiency.matmul, efficiency.experts
-    alike = matmul.at(_share(efficiency, dtype, streamed=streamed))
+    matmul, grouped = efficiency.matmul, efficiency.expert_matmul
+    single_share = matmul.with_uniform_fraction(_peak_share(efficiency, dtype, multi_stream=multi_stream))
     prologue = grouped.prologue + (matmul.prologue_of(dtype) - matmul.prologue)
-    own = replace(alike, prologue=prologue, edge=grouped.edge, prologues={})
-    return replace(accelerator, efficiency=replace(efficiency, matmul=own))
+    constants = replace(single_share, prologue=prologue, edge=grouped.edge, prologues={})
+    return replace(accelerator, efficiency=replace(efficiency, matmul=constants))
 
 
-def _share(efficiency: Efficiency, dtype: DType, *, streamed: bool) -> float:
+def _peak_share(efficiency: KernelEfficiency, dtype: DType, *, multi_stream: bool) -> float:
     """Their part of a format's peak."""
-    matmul, grouped = efficiency.matmul, efficiency.experts
-    share = grouped.share if streamed else grouped.kernel_share
-    kept = share * matmul.share_of(dtype) / matmul.share if dtype in NARROW else share
-    return kept if streamed else grouped.kernel_shares.get(dtype, kept)
+    matmul, grouped = efficiency.matmul, efficiency.expert_matmul
+    share = grouped.share if multi_stream else grouped.kernel_share
+    scaled_share = share * matmul.peak_fraction_of(dtype) / matmul.share if dtype in LOW_PRECISION_DTYPES else share
+    return scaled_share if multi_stream else grouped.kernel_shares.get(dtype, scaled_share)
 
 
-def _sustained(efficiency: Efficiency, dtype: DType, rate: float, *, streamed: bool) -> float:
+def _sustained_rate(efficiency: KernelEfficiency, dtype: DType, in_step_rate: float, *, multi_stream: bool) -> float:
     """Their rate in a step relative to that by themselves: all of it, where that is below what products sustain."""
-    own = _share(efficiency, dtype, streamed=streamed)
-    return min(max(1.0, rate), rate * max(1.0, efficiency.matmul.share_of(dtype) / own))
+    peak_share = _peak_share(efficiency, dtype, multi_stream=multi_stream)
+    return min(max(1.0, in_step_rate), in_step_rate * max(1.0, efficiency.matmul.peak_fraction_of(dtype) / peak_share))

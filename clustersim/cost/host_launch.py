@@ -26,7 +26,7 @@ Where passes take turns (`Segment.interleaved`, `lowering.moe_overlap`), the hos
 runs. Assumed: that puts it far enough ahead that the part waits only for what all its launches take longer than its
 kernels. Exchanges are between the parts, so that the device does not wait for what the host has to know.
 
-A host that computes what it launches (a CPU; `SameThread`) hides nothing: what it does for a launch comes before its
+A host that computes what it launches (a CPU; `SyncHost`) hides nothing: what it does for a launch comes before its
 kernel. Kernels that were timed by themselves contain their own dispatch; the rest (the modules' Python, autograd's
 engine, hooks, what finds out how distributed tensors lie) is added to each of them, launch by launch, and for a
 collective as for a kernel beside it. The optimizer is timed as it is run, so nothing is added to that.
@@ -46,37 +46,44 @@ from clustersim.model.kernels import Kernel
 from clustersim.program.task import CommOp, CommOverlap, Segment, WorkType
 
 
-class Host(Protocol):
+class HostModel(Protocol):
     """What launches the operations of a block."""
 
-    def waits(self, block: Segment, seconds: FloatArray) -> FloatArray:
+    def launch_stalls(self, segment: Segment, seconds: FloatArray) -> FloatArray:
         """[runs, operations] how long the device waits for the host, from what operations take without waiting."""
 
 
 @dataclass(frozen=True, slots=True)
-class SameThread:
-    """A host that computes what it launches (a `Host`).
+class SyncHost:
+    """A host that computes what it launches (a `HostModel`).
 
     forward, backward: seconds of each launch that kernels by themselves do not contain.
     """
 
-    forward: Seconds
-    backward: Seconds
+    forward_seconds: Seconds
+    backward_seconds: Seconds
 
-    def waits(self, block: Segment, seconds: FloatArray) -> FloatArray:
+    def launch_stalls(self, segment: Segment, seconds: FloatArray) -> FloatArray:
         """[runs, operations] what the host does before each; the optimizer's kernels contain it.
 
         What it does for an exchange is counted at the kernel that comes next (or, behind the last, at that).
         """
-        each = {WorkType.FORWARD: self.forward, WorkType.RECOMPUTE: self.forward, WorkType.BACKWARD: self.backward}
-        counts = (launches(operation.body) * each.get(operation.work_type, 0.0) for operation in block.operations)
-        each_run = np.fromiter(counts, np.float64, seconds.shape[1])
-        return np.broadcast_to(_at_kernels(block, each_run[None, :]), seconds.shape)
+        seconds_by_work_type = {
+            WorkType.FORWARD: self.forward_seconds,
+            WorkType.RECOMPUTE: self.forward_seconds,
+            WorkType.BACKWARD: self.backward_seconds,
+        }
+        host_seconds = (
+            launch_count(operation.body) * seconds_by_work_type.get(operation.work_type, 0.0)
+            for operation in segment.operations
+        )
+        operation_seconds = np.fromiter(host_seconds, np.float64, seconds.shape[1])
+        return np.broadcast_to(_shift_to_kernels(segment, operation_seconds[None, :]), seconds.shape)
 
 
 @dataclass(frozen=True, slots=True)
-class Launching:
-    """Seconds that a host needs which is no part of the device (a `Host`).
+class AsyncHost:
+    """Seconds that a host needs which is no part of the device (a `HostModel`).
 
     forward, backward: for one kernel of forward (and the optimizer) and of backward; collective: for one collective,
     None: as for a kernel beside it; call: for one tensor operation of a loop; graph: for what is captured and launched
@@ -84,126 +91,150 @@ class Launching:
     and back, are not captured.
     """
 
-    forward: Seconds = 0.0
-    backward: Seconds = 0.0
-    collective: Seconds | None = None
-    call: Seconds = 0.0
-    graph: Seconds | None = None
-    outside_experts: bool = False
+    forward_seconds: Seconds = 0.0
+    backward_seconds: Seconds = 0.0
+    collective_seconds: Seconds | None = None
+    call_seconds: Seconds = 0.0
+    graph_seconds: Seconds | None = None
+    excludes_experts: bool = False
 
-    def waits(self, block: Segment, seconds: FloatArray) -> FloatArray:
+    def launch_stalls(self, segment: Segment, seconds: FloatArray) -> FloatArray:
         """[runs, operations] how long the GPU waits for the host, from what operations take without waiting.
 
         Waiting before an operation that an exchange is part of is counted at the kernel that comes next (or, behind
         the last, at that); a block without kernels by themselves does not wait.
         """
-        if not (self.graph or self.forward or self.backward or self.collective or self.call) or not block.operations:
+        if (
+            not (
+                self.graph_seconds
+                or self.forward_seconds
+                or self.backward_seconds
+                or self.collective_seconds
+                or self.call_seconds
+            )
+            or not segment.operations
+        ):
             return np.zeros(seconds.shape)
-        captured = self._captured(block)
-        launches, each = self._launched(block, captured)
-        awaits = any(exchange.host_sync for exchange in block.distinct_comm_ops)
-        free = np.flatnonzero(~captured).tolist() if awaits else []
-        cuts = [place for place in free if place and _awaits(block, place)]
-        waited = _overrun if block.interleaved else _waited
-        return _at_kernels(block, waited(launches, each, seconds, cuts))
+        captured = self._captured_mask(segment)
+        launch_counts, launch_seconds = self._operation_launches(segment, captured)
+        has_host_sync = any(comm_op.host_sync for comm_op in segment.distinct_comm_ops)
+        uncaptured = np.flatnonzero(~captured).tolist() if has_host_sync else []
+        sync_points = [index for index in uncaptured if index and _has_host_sync(segment, index)]
+        stall_model = _stalls_interleaved if segment.interleaved else _stalls_in_order
+        return _shift_to_kernels(segment, stall_model(launch_counts, launch_seconds, seconds, sync_points))
 
-    def _captured(self, block: Segment) -> BoolArray:
+    def _captured_mask(self, segment: Segment) -> BoolArray:
         """[operations] whether each is in a graph."""
-        if self.graph is None:
-            return np.zeros(len(block.operations), dtype=np.bool_)
-        if not self.outside_experts:
-            return np.ones(len(block.operations), dtype=np.bool_)
+        if self.graph_seconds is None:
+            return np.zeros(len(segment.operations), dtype=np.bool_)
+        if not self.excludes_experts:
+            return np.ones(len(segment.operations), dtype=np.bool_)
         return np.array(
-            [
-                not (distinct_operation.on_expert_rank or distinct_operation.moe_comm)
-                for distinct_operation in block.distinct_operations
-            ]
-        )[block.operation_index]
+            [not (operation.on_expert_rank or operation.moe_comm) for operation in segment.distinct_operations]
+        )[segment.operation_index]
 
-    def _launched(self, block: Segment, captured: BoolArray) -> tuple[IntArray, FloatArray]:
+    def _operation_launches(self, segment: Segment, captured: BoolArray) -> tuple[IntArray, FloatArray]:
         """[operations] launches, and seconds for each; all of a graph comes with its first."""
-        launches, each = self._one_by_one(block)
-        first = captured & ~np.concatenate(([False], captured[:-1]))
-        own = np.where(first, self.graph or 0.0, 0.0)
-        return np.where(captured, 1, launches), np.where(captured, own, each)
+        launch_counts, launch_seconds = self._eager_launches(segment)
+        starts_graph = captured & ~np.concatenate(([False], captured[:-1]))
+        graph_seconds = np.where(starts_graph, self.graph_seconds or 0.0, 0.0)
+        return np.where(captured, 1, launch_counts), np.where(captured, graph_seconds, launch_seconds)
 
-    def _one_by_one(self, block: Segment) -> tuple[IntArray, FloatArray]:
+    def _eager_launches(self, segment: Segment) -> tuple[IntArray, FloatArray]:
         """[operations] launches, and seconds for each: the mean where an operation has kernels and collectives."""
-        counts = np.array([_launches(operation.body) for operation in block.distinct_operations])[block.operation_index]
-        backward = np.array([operation.work_type is WorkType.BACKWARD for operation in block.distinct_operations])[
-            block.operation_index
+        counts = np.array([_launch_counts(operation.body) for operation in segment.distinct_operations])[
+            segment.operation_index
         ]
-        kernel = np.where(backward, self.backward, self.forward)
-        collective = kernel if self.collective is None else np.full(len(kernel), self.collective)
-        launches: IntArray = counts.sum(axis=1)
-        seconds = np.stack([kernel, collective, np.full(len(kernel), self.call)], axis=1)
-        each: FloatArray = (counts * seconds).sum(axis=1) / launches
-        return launches, each
+        is_backward = np.array([operation.work_type is WorkType.BACKWARD for operation in segment.distinct_operations])[
+            segment.operation_index
+        ]
+        kernel_seconds = np.where(is_backward, self.backward_seconds, self.forward_seconds)
+        collective_seconds = (
+            kernel_seconds if self.collective_seconds is None else np.full(len(kernel_seconds), self.collective_seconds)
+        )
+        launch_counts: IntArray = counts.sum(axis=1)
+        seconds = np.stack(
+            [kernel_seconds, collective_seconds, np.full(len(kernel_seconds), self.call_seconds)], axis=1
+        )
+        launch_seconds: FloatArray = (counts * seconds).sum(axis=1) / launch_counts
+        return launch_counts, launch_seconds
 
 
-def _waited(launches: IntArray, each: FloatArray, seconds: FloatArray, cuts: Sequence[int]) -> FloatArray:
+def _stalls_in_order(
+    launch_counts: IntArray, launch_seconds: FloatArray, seconds: FloatArray, sync_points: Sequence[int]
+) -> FloatArray:
     """[runs, operations] how long the GPU waits, in parts that the host begins with it."""
     count = seconds.shape[1]
-    parts = [(a, b, float(each[0]) if a == 0 else 0.0) for a, b in pairwise((0, *cuts, count))]
-    late = [_late(launches[a:b], each[a:b], seconds[:, a:b], ahead=ahead) for a, b, ahead in parts]
-    return np.concatenate(late, axis=1)
+    sections = [(a, b, float(launch_seconds[0]) if a == 0 else 0.0) for a, b in pairwise((0, *sync_points, count))]
+    stalls = [
+        _launch_delay(launch_counts[a:b], launch_seconds[a:b], seconds[:, a:b], lead=lead) for a, b, lead in sections
+    ]
+    return np.concatenate(stalls, axis=1)
 
 
-def _overrun(launches: IntArray, each: FloatArray, seconds: FloatArray, _: Sequence[int]) -> FloatArray:
+def _stalls_interleaved(
+    launch_counts: IntArray, launch_seconds: FloatArray, seconds: FloatArray, _: Sequence[int]
+) -> FloatArray:
     """[runs, operations] how much longer all launches take than what is launched, at the last of them."""
-    late = np.zeros(seconds.shape)
-    late[:, -1] = np.maximum((launches * each).sum() - seconds.sum(axis=1), 0.0)
-    return late
+    stalls = np.zeros(seconds.shape)
+    stalls[:, -1] = np.maximum((launch_counts * launch_seconds).sum() - seconds.sum(axis=1), 0.0)
+    return stalls
 
 
-def _awaits(block: Segment, place: int) -> bool:
-    exchange = block.operations[place].comm_op
-    return exchange is not None and exchange.host_sync
+def _has_host_sync(segment: Segment, index: int) -> bool:
+    comm_op = segment.operations[index].comm_op
+    return comm_op is not None and comm_op.host_sync
 
 
-def _late(launches: IntArray, each: FloatArray, seconds: FloatArray, *, ahead: Seconds) -> FloatArray:
+def _launch_delay(
+    launch_counts: IntArray, launch_seconds: FloatArray, seconds: FloatArray, *, lead: Seconds
+) -> FloatArray:
     """[runs, operations] how long the GPU waits before and within operations of so many launches, of `each` seconds.
 
     ahead: by how much the host begins before the GPU.
     """
-    issued = np.cumsum(np.repeat(each, launches))
-    part = np.repeat(seconds / launches, launches, axis=1)
-    idle = np.maximum(issued - ahead - (np.cumsum(part, axis=1) - part), 0.0)
-    waited = np.maximum.accumulate(idle, axis=1)[:, np.cumsum(launches) - 1]  # so far
-    waited[:, -1] = np.maximum(waited[:, -1], issued[-1] - np.ascontiguousarray(part).sum(axis=1))
-    late: FloatArray = np.diff(waited, prepend=0.0, axis=1)
-    return late
+    issue_times = np.cumsum(np.repeat(launch_seconds, launch_counts))
+    kernel_seconds = np.repeat(seconds / launch_counts, launch_counts, axis=1)
+    lateness = np.maximum(issue_times - lead - (np.cumsum(kernel_seconds, axis=1) - kernel_seconds), 0.0)
+    cumulative_stall = np.maximum.accumulate(lateness, axis=1)[:, np.cumsum(launch_counts) - 1]  # so far
+    cumulative_stall[:, -1] = np.maximum(
+        cumulative_stall[:, -1], issue_times[-1] - np.ascontiguousarray(kernel_seconds).sum(axis=1)
+    )
+    stalls: FloatArray = np.diff(cumulative_stall, prepend=0.0, axis=1)
+    return stalls
 
 
-def _at_kernels(block: Segment, late: FloatArray) -> FloatArray:
+def _shift_to_kernels(segment: Segment, stalls: FloatArray) -> FloatArray:
     """The same waits, each at the next kernel that runs by itself."""
-    own = np.flatnonzero(
-        np.array([isinstance(distinct_operation.body, Kernel) for distinct_operation in block.distinct_operations])[
-            block.operation_index
+    kernel_indices = np.flatnonzero(
+        np.array([isinstance(operation.body, Kernel) for operation in segment.distinct_operations])[
+            segment.operation_index
         ]
     )
-    waits, count = np.zeros(late.shape), late.shape[1]
-    if len(own):
-        following = own[np.minimum(np.searchsorted(own, np.arange(count)), len(own) - 1)]
-        for run, item in zip(waits, late, strict=True):
-            np.add.at(run, following, item)
-    return waits
+    kernel_stalls, count = np.zeros(stalls.shape), stalls.shape[1]
+    if len(kernel_indices):
+        next_kernel = kernel_indices[
+            np.minimum(np.searchsorted(kernel_indices, np.arange(count)), len(kernel_indices) - 1)
+        ]
+        for run, run_stalls in zip(kernel_stalls, stalls, strict=True):
+            np.add.at(run, next_kernel, run_stalls)
+    return kernel_stalls
 
 
-def launches(does: Kernel | CommOp | CommOverlap) -> int:
+def launch_count(body: Kernel | CommOp | CommOverlap) -> int:
     """How many kernels and collectives the host launches for an operation."""
-    return sum(_launches(does)[:2])
+    return sum(_launch_counts(body)[:2])
 
 
-def _launches(does: Kernel | CommOp | CommOverlap) -> tuple[int, int, int]:
+def _launch_counts(body: Kernel | CommOp | CommOverlap) -> tuple[int, int, int]:
     """What the host launches for an operation: kernels, collectives, and calls of a loop."""
-    match does:
+    match body:
         case CommOp():
             return 0, 1, 0
         case CommOverlap(kernel=kernel, chunk_count=chunks):
-            pieces = 1 if math.isinf(chunks) else int(chunks)
-            return kernel.launches * pieces, pieces, 0
-        case Kernel(calls=0) as kernel:
+            chunk_count = 1 if math.isinf(chunks) else int(chunks)
+            return kernel.launches * chunk_count, chunk_count, 0
+        case Kernel(host_calls=0) as kernel:
             return kernel.launches, 0, 0
         case kernel:
-            return 0, 0, kernel.calls
+            return 0, 0, kernel.host_calls

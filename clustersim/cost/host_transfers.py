@@ -12,49 +12,53 @@ from typing import Protocol
 import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
-from clustersim.cost.timing import Bound, Demand, DemandCost, ExchangeCost, ExchangeTiming, Provenance
+from clustersim.cost.timing import Bottleneck, CommCost, CommTiming, LinkDemand, LinkDemandCost, Provenance
 from clustersim.hardware.host_memory import HostMemory
 from clustersim.program.task import CommOp, HostOp, HostOpKind
 from clustersim.symmetry.link_load_matrix import NO_LINK_LOADS
 
 
-class Others(ExchangeCost, DemandCost, Protocol):
+class CommModel(CommCost, LinkDemandCost, Protocol):
     """What times the exchanges between ranks."""
 
 
 @dataclass(frozen=True, slots=True)
-class HostedExchanges:
+class HostTransferCost:
     """Times what ranks do with their hosts, and by `others` what they do with each other.
 
-    An `ExchangeCost` and a `DemandCost`. sharers: [ranks] GPUs that use the memory of each rank's host at
+    An `CommCost` and a `LinkDemandCost`. sharers: [ranks] GPUs that use the memory of each rank's host at
     the same time.
     """
 
-    others: Others
-    host: HostMemory
-    sharers: IntArray
+    base: CommModel
+    host_memory: HostMemory
+    sharing_gpus: IntArray
 
-    def exchange(self, exchange: CommOp) -> ExchangeTiming:
+    def time_comm_op(self, comm_op: CommOp) -> CommTiming:
         """Seconds of one exchange in each group of its role."""
-        if not isinstance(exchange, HostOp):
-            return self.others.exchange(exchange)
-        seconds = self._seconds(exchange)
-        bound = Bound.HOST_MEMORY if exchange.kind is HostOpKind.ON_HOST else Bound.HOST_LINK
-        return ExchangeTiming(seconds, Provenance.ROOFLINE, bound, "copy", "host")
+        if not isinstance(comm_op, HostOp):
+            return self.base.time_comm_op(comm_op)
+        seconds = self._host_seconds(comm_op)
+        bound = Bottleneck.HOST_MEMORY if comm_op.kind is HostOpKind.ON_HOST else Bottleneck.HOST_LINK
+        return CommTiming(seconds, Provenance.ROOFLINE, bound, "copy", "host")
 
-    def demand(self, exchange: CommOp) -> Demand:
+    def link_demand(self, comm_op: CommOp) -> LinkDemand:
         """What one exchange asks of the network's links: of the host's, nothing that is shared."""
-        if not isinstance(exchange, HostOp):
-            return self.others.demand(exchange)
-        nothing = np.zeros(len(self.sharers))
-        return Demand(self.exchange(exchange).seconds, nothing, nothing, nothing, exchange.payload, NO_LINK_LOADS)
+        if not isinstance(comm_op, HostOp):
+            return self.base.link_demand(comm_op)
+        zeros = np.zeros(len(self.sharing_gpus))
+        return LinkDemand(self.time_comm_op(comm_op).seconds, zeros, zeros, zeros, comm_op.payload, NO_LINK_LOADS)
 
-    def _seconds(self, exchange: HostOp) -> FloatArray:
+    def _host_seconds(self, comm_op: HostOp) -> FloatArray:
         """Of each rank."""
-        part = self.host.bandwidth / self.sharers
-        match exchange.kind:
+        memory_bandwidth = self.host_memory.bandwidth / self.sharing_gpus
+        match comm_op.kind:
             case HostOpKind.D2H:
-                return self.host.latency + exchange.payload / np.minimum(self.host.to_host, part)
+                return self.host_memory.latency + comm_op.payload / np.minimum(
+                    self.host_memory.to_host, memory_bandwidth
+                )
             case HostOpKind.H2D:
-                return self.host.latency + exchange.payload / np.minimum(self.host.from_host, part)
-        return exchange.payload / (part * self.host.update)
+                return self.host_memory.latency + comm_op.payload / np.minimum(
+                    self.host_memory.from_host, memory_bandwidth
+                )
+        return comm_op.payload / (memory_bandwidth * self.host_memory.optimizer_fraction)

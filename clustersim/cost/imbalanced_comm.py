@@ -14,113 +14,126 @@ import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.units import Bytes
-from clustersim.cost.host_transfers import Others
-from clustersim.cost.timing import Demand, ExchangeTiming
+from clustersim.cost.host_transfers import CommModel
+from clustersim.cost.timing import CommTiming, LinkDemand
 from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkKind
 from clustersim.program.program import Program
 from clustersim.program.task import CommOp
 from clustersim.symmetry.link_load_matrix import LinkLoadMatrix
 
-_NVLINK = LINK_KINDS.index(LinkKind.NVLINK)
+_NVLINK_KIND = LINK_KINDS.index(LinkKind.NVLINK)
 
 
 @dataclass(frozen=True, slots=True)
-class UnevenExchanges:
-    """Times exchanges of a program with loads, those without by `even` (an `ExchangeCost` and a `DemandCost`)."""
+class ImbalancedComm:
+    """Times exchanges of a program with loads, those without by `even` (an `CommCost` and a `LinkDemandCost`)."""
 
-    even: Others
+    balanced: CommModel
     program: Program
     fabric: Fabric
-    _times: dict[CommOp, FloatArray] = field(default_factory=dict)
-    _timings: dict[CommOp, ExchangeTiming] = field(default_factory=dict)
-    _crossings: dict[tuple[bytes, tuple[int, ...]], LinkLoadMatrix] = field(default_factory=dict)
+    _factor_cache: dict[CommOp, FloatArray] = field(default_factory=dict)
+    _timing_cache: dict[CommOp, CommTiming] = field(default_factory=dict)
+    _link_load_cache: dict[tuple[bytes, tuple[int, ...]], LinkLoadMatrix] = field(default_factory=dict)
 
-    def exchange(self, exchange: CommOp) -> ExchangeTiming:
+    def time_comm_op(self, comm_op: CommOp) -> CommTiming:
         """Seconds of one exchange in each group of its role."""
-        if exchange.load_index is None:
-            return self.even.exchange(exchange)
-        if exchange not in self._timings:
-            self._timings[exchange] = self._time(exchange)
-        return self._timings[exchange]
+        if comm_op.load_index is None:
+            return self.balanced.time_comm_op(comm_op)
+        if comm_op not in self._timing_cache:
+            self._timing_cache[comm_op] = self._imbalanced_timing(comm_op)
+        return self._timing_cache[comm_op]
 
-    def demand(self, exchange: CommOp) -> Demand:
+    def link_demand(self, comm_op: CommOp) -> LinkDemand:
         """What one exchange asks of links in each group of its role."""
-        if exchange.load_index is None:
-            return self.even.demand(exchange)
-        times = self._fullest(exchange)
-        parts = {time: self.even.demand(_larger(exchange, time)) for time in np.unique(times).tolist()}
+        if comm_op.load_index is None:
+            return self.balanced.link_demand(comm_op)
+        factors = self._payload_factors(comm_op)
+        demands = {
+            factor: self.balanced.link_demand(_scale_payload(comm_op, factor)) for factor in np.unique(factors).tolist()
+        }
         latency, transfer, per_byte, flow = (
-            _picked(times, {item: getattr(demand, name) for item, demand in parts.items()})
+            _select_by_factor(factors, {factor: getattr(demand, name) for factor, demand in demands.items()})
             for name in ("latency", "transfer", "per_byte", "flow")
         )
-        crossings = self._joined(times, {element: demand.crossings for element, demand in parts.items()})
-        return Demand(latency, transfer, per_byte, flow, exchange.payload, crossings)
+        link_loads = self._merged_link_loads(factors, {factor: demand.link_loads for factor, demand in demands.items()})
+        return LinkDemand(latency, transfer, per_byte, flow, comm_op.payload, link_loads)
 
-    def _time(self, exchange: CommOp) -> ExchangeTiming:
-        times = self._fullest(exchange)
-        parts = {time: self.even.exchange(_larger(exchange, time)) for time in np.unique(times).tolist()}
-        seconds = _picked(times, {item: timing.seconds for item, timing in parts.items()})
-        return replace(parts[float(times[seconds.argmax()])], seconds=seconds)
+    def _imbalanced_timing(self, comm_op: CommOp) -> CommTiming:
+        factors = self._payload_factors(comm_op)
+        timings = {
+            factor: self.balanced.time_comm_op(_scale_payload(comm_op, factor))
+            for factor in np.unique(factors).tolist()
+        }
+        seconds = _select_by_factor(factors, {factor: timing.seconds for factor, timing in timings.items()})
+        return replace(timings[float(factors[seconds.argmax()])], seconds=seconds)
 
-    def _fullest(self, exchange: CommOp) -> FloatArray:
+    def _payload_factors(self, comm_op: CommOp) -> FloatArray:
         """By how much each group's payload counts as larger than an even one's: [groups]."""
-        if exchange not in self._times:
-            self._times[exchange] = self._larger_by(exchange)
-        return self._times[exchange]
+        if comm_op not in self._factor_cache:
+            self._factor_cache[comm_op] = self._compute_factors(comm_op)
+        return self._factor_cache[comm_op]
 
-    def _larger_by(self, exchange: CommOp) -> FloatArray:
-        members = self.program.groups[exchange.comm_group].members
-        factors = self.program.expert_loads.factors[exchange.load_index or 0][members]
-        rank: FloatArray = factors.max(axis=1)
-        if not exchange.collective.is_token_routing:
-            return rank
-        inside = self._inside(exchange, len(members))
-        return np.maximum(_by_node(self.fabric.nodes(members), factors), rank * inside)
+    def _compute_factors(self, comm_op: CommOp) -> FloatArray:
+        members = self.program.groups[comm_op.comm_group].members
+        factors = self.program.expert_loads.factors[comm_op.load_index or 0][members]
+        rank_factor: FloatArray = factors.max(axis=1)
+        if not comm_op.collective.is_token_routing:
+            return rank_factor
+        nvlink_share = self._nvlink_share(comm_op, len(members))
+        return np.maximum(_max_node_load(self.fabric.node_ids(members), factors), rank_factor * nvlink_share)
 
-    def _inside(self, exchange: CommOp, groups: int) -> FloatArray:
+    def _nvlink_share(self, comm_op: CommOp, group_count: int) -> FloatArray:
         """Of what the busiest link of each group takes for an even payload, what its busiest NVLink port does."""
-        crossings = self.even.demand(replace(exchange, load_index=None)).crossings
-        own = self.fabric.links.kind[crossings.link_index] == _NVLINK
-        every, nvlink = np.zeros((2, groups))
-        np.maximum.at(every, crossings.group_index, crossings.seconds_per_byte)
-        np.maximum.at(nvlink, crossings.group_index[own], crossings.seconds_per_byte[own])
-        return np.divide(nvlink, every, out=np.ones(groups), where=every > 0.0)
+        link_loads = self.balanced.link_demand(replace(comm_op, load_index=None)).link_loads
+        is_nvlink = self.fabric.links.kind[link_loads.link_index] == _NVLINK_KIND
+        max_load, nvlink_load = np.zeros((2, group_count))
+        np.maximum.at(max_load, link_loads.group_index, link_loads.seconds_per_byte)
+        np.maximum.at(nvlink_load, link_loads.group_index[is_nvlink], link_loads.seconds_per_byte[is_nvlink])
+        return np.divide(nvlink_load, max_load, out=np.ones(group_count), where=max_load > 0.0)
 
-    def _joined(self, times: FloatArray, parts: Mapping[float, LinkLoadMatrix]) -> LinkLoadMatrix:
+    def _merged_link_loads(
+        self, factors: FloatArray, loads_by_factor: Mapping[float, LinkLoadMatrix]
+    ) -> LinkLoadMatrix:
         """What groups cross that count as so much larger; one object for the same, since they are told apart by it."""
-        different = dict.fromkeys(parts.values())
-        if len(different) == 1:
-            return next(iter(different))
-        numbers = {link_load_matrix: number for number, link_load_matrix in enumerate(different)}
-        taken = _picked(times, {item: np.full(len(times), float(numbers[part])) for item, part in parts.items()})
-        key = taken.tobytes(), tuple(map(id, different))
-        if key not in self._crossings:
-            pairs = [(element, taken[element.group_index] == number) for element, number in numbers.items()]
+        distinct = dict.fromkeys(loads_by_factor.values())
+        if len(distinct) == 1:
+            return next(iter(distinct))
+        index_of = {loads: index for index, loads in enumerate(distinct)}
+        group_source = _select_by_factor(
+            factors,
+            {factor: np.full(len(factors), float(index_of[source])) for factor, source in loads_by_factor.items()},
+        )
+        key = group_source.tobytes(), tuple(map(id, distinct))
+        if key not in self._link_load_cache:
+            selections = [(loads, group_source[loads.group_index] == index) for loads, index in index_of.items()]
             columns = [
-                (entry.group_index[own], entry.link_index[own], entry.seconds_per_byte[own]) for entry, own in pairs
+                (loads.group_index[mask], loads.link_index[mask], loads.seconds_per_byte[mask])
+                for loads, mask in selections
             ]
-            self._crossings[key] = LinkLoadMatrix(*(np.concatenate(column) for column in zip(*columns, strict=True)))
-        return self._crossings[key]
+            self._link_load_cache[key] = LinkLoadMatrix(
+                *(np.concatenate(column) for column in zip(*columns, strict=True))
+            )
+        return self._link_load_cache[key]
 
 
-def _larger(exchange: CommOp, times: float) -> CommOp:
-    payload: Bytes = exchange.payload * times
-    return replace(exchange, payload=payload, load_index=None)
+def _scale_payload(comm_op: CommOp, factor: float) -> CommOp:
+    payload: Bytes = comm_op.payload * factor
+    return replace(comm_op, payload=payload, load_index=None)
 
 
-def _picked(times: FloatArray, parts: Mapping[float, FloatArray]) -> FloatArray:
+def _select_by_factor(factors: FloatArray, values_by_factor: Mapping[float, FloatArray]) -> FloatArray:
     """For each group the entry of the part that its number names: [groups]."""
-    found = np.zeros(len(times))
-    for item, values in parts.items():
-        own = times == item
-        found[own] = values[own]
-    return found
+    selected = np.zeros(len(factors))
+    for factor, values in values_by_factor.items():
+        mask = factors == factor
+        selected[mask] = values[mask]
+    return selected
 
 
-def _by_node(nodes: IntArray, factors: FloatArray) -> FloatArray:
+def _max_node_load(nodes: IntArray, factors: FloatArray) -> FloatArray:
     """The mean of the fullest node's members in each group: [groups] of [groups, members]."""
-    most = np.zeros(len(nodes))
-    for number, (own, values) in enumerate(zip(nodes, factors, strict=True)):
-        place = np.unique(own, return_inverse=True)[1].reshape(-1)
-        most[number] = (np.bincount(place, values) / np.bincount(place)).max()
-    return most
+    max_load = np.zeros(len(nodes))
+    for group, (group_nodes, values) in enumerate(zip(nodes, factors, strict=True)):
+        node_index = np.unique(group_nodes, return_inverse=True)[1].reshape(-1)
+        max_load[group] = (np.bincount(node_index, values) / np.bincount(node_index)).max()
+    return max_load

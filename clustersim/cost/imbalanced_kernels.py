@@ -7,35 +7,35 @@ other, so that no tile's edge is met by all at once. A kernel over the mean rows
 from dataclasses import dataclass, field
 from typing import Final
 
-from clustersim.cost.timing import KernelCost, Timing
+from clustersim.cost.timing import KernelCost, KernelTiming
 from clustersim.model.kernels import Kernel
 
-_STEPS: Final = 64
+_STEPS_PER_LOAD: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedKernels:
+class ImbalancedKernels:
     """Times kernels over so many times their rows, and remembers the times in between by the kernels' identity."""
 
     kernels: KernelCost
-    _known: dict[tuple[int, int], Timing] = field(default_factory=dict)
-    _seen: dict[int, Kernel] = field(default_factory=dict)  # so that no other takes the place of one
+    _cache: dict[tuple[int, int], KernelTiming] = field(default_factory=dict)
+    _pinned: dict[int, Kernel] = field(default_factory=dict)  # so that no other takes the place of one
 
-    def kernel(self, kernel: Kernel, rows: float) -> Timing:
+    def time_kernel(self, kernel: Kernel, load_factor: float) -> KernelTiming:
         """A kernel over `rows` times its rows."""
-        whole, part = divmod(rows * _STEPS, 1.0)
-        below = self._at(kernel, int(whole))
-        if part == 0.0:
+        step, fraction = divmod(load_factor * _STEPS_PER_LOAD, 1.0)
+        below = self._time_at_step(kernel, int(step))
+        if fraction == 0.0:
             return below
-        above = self._at(kernel, int(whole) + 1)
-        seconds = below.seconds + part * (above.seconds - below.seconds)
-        return Timing(seconds, below.provenance, above.bound, below.error, below.longer)
+        above = self._time_at_step(kernel, int(step) + 1)
+        seconds = below.seconds + fraction * (above.seconds - below.seconds)
+        return KernelTiming(seconds, below.provenance, above.bottleneck, below.error, below.in_situ_slowdown)
 
-    def _at(self, kernel: Kernel, step: int) -> Timing:
+    def _time_at_step(self, kernel: Kernel, step: int) -> KernelTiming:
         key = id(kernel), step
-        known = self._known.get(key)
-        if known is None:
-            self._seen[id(kernel)] = kernel
-            more = kernel if step == _STEPS else kernel.loaded(step / _STEPS)
-            known = self._known[key] = self.kernels.kernel(more)
-        return known
+        cached = self._cache.get(key)
+        if cached is None:
+            self._pinned[id(kernel)] = kernel
+            scaled = kernel if step == _STEPS_PER_LOAD else kernel.scale_rows(step / _STEPS_PER_LOAD)
+            cached = self._cache[key] = self.kernels.time_kernel(scaled)
+        return cached

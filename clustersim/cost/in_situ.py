@@ -12,43 +12,46 @@ step.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from clustersim.cost.calibration_record import ChainRow, Record, Signature, family
-from clustersim.cost.timing import Timing
+from clustersim.cost.calibration_record import CalibrationRecord, InSituSample, KernelSignature, family_of
+from clustersim.cost.timing import KernelTiming
 from clustersim.model.kernels import KernelKind
 
 
 @dataclass(frozen=True, slots=True)
-class InChain:
+class InSituFactors:
     """Factors by family, by kind of kernel, and of all; without rows every factor is 1."""
 
-    families: Mapping[str, float] = field(default_factory=dict)
-    kinds: Mapping[KernelKind, float] = field(default_factory=dict)
-    every: float = 1.0
+    by_family: Mapping[str, float] = field(default_factory=dict)
+    by_kind: Mapping[KernelKind, float] = field(default_factory=dict)
+    overall: float = 1.0
 
     @classmethod
-    def of(cls, record: Record) -> "InChain":
+    def from_record(cls, record: CalibrationRecord) -> "InSituFactors":
         """Those of a record, whose kernels say which kind a family is of."""
         if not record.chain:
             return cls()
-        kinds = {family(row.signature): row.kind for row in record.kernels}
-        known = {kind: [row for row in record.chain if kinds.get(row.family) is kind] for kind in set(kinds.values())}
+        kinds = {family_of(sample.signature): sample.kind for sample in record.kernels}
+        samples_by_kind = {
+            kind: [sample for sample in record.chain if kinds.get(sample.family) is kind]
+            for kind in set(kinds.values())
+        }
         return cls(
-            {row.family: row.factor for row in record.chain},
-            {kind: mean_factor(rows) for kind, rows in known.items() if rows},
+            {sample.family: sample.factor for sample in record.chain},
+            {kind: mean_factor(samples) for kind, samples in samples_by_kind.items() if samples},
             mean_factor(record.chain),
         )
 
-    def timing(self, alone: Timing, kind: KernelKind, sought: Signature | None) -> Timing:
+    def apply(self, isolated: KernelTiming, kind: KernelKind, signature: KernelSignature | None) -> KernelTiming:
         """What a kernel takes in a step, from what it takes alone."""
-        measured = None if sought is None else self.families.get(family(sought))
-        if measured is not None:
-            return replace(alone, seconds=alone.seconds * measured)
-        factor = self.kinds.get(kind, self.every)
-        error = None if alone.error is None else alone.error + abs(factor - 1.0)
-        return replace(alone, seconds=alone.seconds * factor, error=error)
+        family_factor = None if signature is None else self.by_family.get(family_of(signature))
+        if family_factor is not None:
+            return replace(isolated, seconds=isolated.seconds * family_factor)
+        factor = self.by_kind.get(kind, self.overall)
+        error = None if isolated.error is None else isolated.error + abs(factor - 1.0)
+        return replace(isolated, seconds=isolated.seconds * factor, error=error)
 
 
-def mean_factor(rows: Iterable[ChainRow]) -> float:
+def mean_factor(samples: Iterable[InSituSample]) -> float:
     """The factor of some families together, of which there is one at least."""
-    known = tuple(rows)
-    return sum(row.in_chain for row in known) / sum(row.isolated for row in known)
+    measured = tuple(samples)
+    return sum(sample.in_chain for sample in measured) / sum(sample.isolated for sample in measured)

@@ -25,77 +25,85 @@ class KernelClass(IdentityEnum):
     MEMORY = "memory-bound"  # everything else streams its operands
 
 
-Parts = Mapping[tuple[CollectiveType, KernelClass], float]
+SlowdownTable = Mapping[tuple[CollectiveType, KernelClass], float]
 """By which part something takes longer, by who is beside whom."""
 
-CLASSES: Final = tuple(KernelClass)
-_CLASS: Final = {
+KERNEL_CLASSES: Final = tuple(KernelClass)
+_CLASS_OF_KIND: Final = {
     KernelKind.MATMUL: KernelClass.COMPUTE,
     KernelKind.GROUPED_MATMUL: KernelClass.COMPUTE,
     KernelKind.STREAMED_MATMULS: KernelClass.COMPUTE,
     KernelKind.ATTENTION_FORWARD: KernelClass.ATTENTION,
     KernelKind.ATTENTION_BACKWARD: KernelClass.ATTENTION,
 }
-_LIKE: Final = {CollectiveType.SHIFT: CollectiveType.SEND_RECV}
+_SAME_TRANSFERS: Final = {CollectiveType.SHIFT: CollectiveType.SEND_RECV}
 """Of the same transfers: a shift is messages to the next member and from the previous one."""
 
 
-def class_of(kind: KernelKind) -> KernelClass:
+def kernel_class_of(kind: KernelKind) -> KernelClass:
     """The class of a kind of kernels."""
-    return _CLASS.get(kind, KernelClass.MEMORY)
+    return _CLASS_OF_KIND.get(kind, KernelClass.MEMORY)
 
 
 @dataclass(frozen=True, slots=True)
 class Interference:
     """Parts by which kernels, and collectives, take longer while they run beside each other; of every pair."""
 
-    kernels: Parts
-    collectives: Parts
+    kernels: SlowdownTable
+    collectives: SlowdownTable
 
     @classmethod
-    def equal(cls, part: float) -> Self:
+    def uniform(cls, slowdown: float) -> Self:
         """One number for all kernels beside whatever collective, which is not slowed."""
-        return cls(_filled({_FIRST: part}), _filled({}))
+        return cls(_complete_table({_ANY_PAIR: slowdown}), _complete_table({}))
 
     @classmethod
-    def of(cls, kernels: Parts, collectives: Parts) -> Self:
+    def from_measurements(cls, kernels: SlowdownTable, collectives: SlowdownTable) -> Self:
         """From what was measured of some pairs.
 
         A class that was not measured beside a collective is slowed as the mean of those that were; what stands for a
         collective that was not is its likes, or the mean of those that were; where nothing was, nothing is slowed.
         """
-        return cls(_filled(kernels), _filled(collectives))
+        return cls(_complete_table(kernels), _complete_table(collectives))
 
 
-_FIRST: Final = (CollectiveType.ALL_REDUCE, KernelClass.COMPUTE)
+_ANY_PAIR: Final = (CollectiveType.ALL_REDUCE, KernelClass.COMPUTE)
 
 
-def _filled(some: Parts) -> Parts:
+def _complete_table(measured: SlowdownTable) -> SlowdownTable:
     """Parts of all pairs, from those of some."""
-    known = {kind: _row(kind, some) for kind in dict.fromkeys(kind for kind, _ in some)}
-    rest = [_mean(row[place] for row in known.values()) for place in range(len(CLASSES))]
-    rows = {kind: known.get(kind) or known.get(_LIKE.get(kind, kind)) or rest for kind in CollectiveType}
-    return {(kind, CLASSES[place]): rows[kind][place] for kind, place in product(CollectiveType, range(len(CLASSES)))}
+    by_collective = {kind: _class_slowdowns(kind, measured) for kind in dict.fromkeys(kind for kind, _ in measured)}
+    mean_slowdowns = [
+        _exact_mean(slowdowns[index] for slowdowns in by_collective.values()) for index in range(len(KERNEL_CLASSES))
+    ]
+    completed = {
+        kind: by_collective.get(kind) or by_collective.get(_SAME_TRANSFERS.get(kind, kind)) or mean_slowdowns
+        for kind in CollectiveType
+    }
+    return {
+        (kind, KERNEL_CLASSES[index]): completed[kind][index]
+        for kind, index in product(CollectiveType, range(len(KERNEL_CLASSES)))
+    }
 
 
-def _row(kind: CollectiveType, some: Parts) -> list[float]:
+def _class_slowdowns(kind: CollectiveType, measured: SlowdownTable) -> list[float]:
     """Parts of all classes beside one collective of which some are known."""
-    usual = _mean(part for (collective_type, _), part in some.items() if collective_type is kind)
-    return [some.get((kind, kernel_class), usual) for kernel_class in CLASSES]
+    mean_slowdown = _exact_mean(slowdown for (collective, _), slowdown in measured.items() if collective is kind)
+    return [measured.get((kind, kernel_class), mean_slowdown) for kernel_class in KERNEL_CLASSES]
 
 
-def _mean(parts: Iterable[float]) -> float:
+def _exact_mean(slowdowns: Iterable[float]) -> float:
     """Of equal parts that part, to the last digit."""
-    every = list(parts)
-    return 0.0 if not every else every[0] if len(set(every)) == 1 else mean(every)
+    values = list(slowdowns)
+    return 0.0 if not values else values[0] if len(set(values)) == 1 else mean(values)
 
 
-NONE: Final = Interference.equal(0.0)
-_Row = tuple[tuple[float, ...], ...]
+NO_INTERFERENCE: Final = Interference.uniform(0.0)
+_Level = tuple[tuple[float, ...], ...]
 """Parts by machine and class."""
 
 
-class Paces:
+class InterferenceTable:
     """Which collectives of a program make a difference to kernels that others do not make?
 
     Number 0 is no collective; kinds that slow kernels of every class alike, on every machine, have one number. Two at
@@ -104,29 +112,36 @@ class Paces:
     longer.
     """
 
-    __slots__ = ("_both", "_number", "rows")
+    __slots__ = ("_combined_level", "_level_of", "levels")
 
-    def __init__(self, machines: Sequence[Interference], kinds: Iterable[CollectiveType], *, together: bool) -> None:
-        found: dict[_Row, int] = {}
-        self._number: dict[CollectiveType, int] = {}
+    def __init__(
+        self, interferences: Sequence[Interference], kinds: Iterable[CollectiveType], *, may_coincide: bool
+    ) -> None:
+        level_index: dict[_Level, int] = {}
+        self._level_of: dict[CollectiveType, int] = {}
         for kind in kinds:
-            row = tuple(tuple(machine.kernels[kind, kernel_class] for kernel_class in CLASSES) for machine in machines)
-            self._number[kind] = found.setdefault(row, len(found) + 1)
-        self._both: dict[tuple[int, int], int] = {}
-        for first, second in product([*found], repeat=2) if together else ():
-            slower = tuple(tuple(map(max, *item)) for item in zip(first, second, strict=True))
-            self._both[found[first], found[second]] = found.setdefault(slower, len(found) + 1)
-        self.rows = list(found)
+            level = tuple(
+                tuple(interference.kernels[kind, kernel_class] for kernel_class in KERNEL_CLASSES)
+                for interference in interferences
+            )
+            self._level_of[kind] = level_index.setdefault(level, len(level_index) + 1)
+        self._combined_level: dict[tuple[int, int], int] = {}
+        for first, second in product([*level_index], repeat=2) if may_coincide else ():
+            combined = tuple(tuple(map(max, *slowdown_pairs)) for slowdown_pairs in zip(first, second, strict=True))
+            self._combined_level[level_index[first], level_index[second]] = level_index.setdefault(
+                combined, len(level_index) + 1
+            )
+        self.levels = list(level_index)
 
     @property
     def kinds(self) -> Iterable[CollectiveType]:
         """The collectives that may be beside kernels."""
-        return self._number.keys()
+        return self._level_of.keys()
 
-    def number(self, kind: CollectiveType) -> int:
+    def level_of(self, kind: CollectiveType) -> int:
         """Number of a collective that may be beside kernels."""
-        return self._number[kind]
+        return self._level_of[kind]
 
-    def both(self, first: int, second: int) -> int:
+    def combined_level(self, first: int, second: int) -> int:
         """Number of two collectives at once, by their numbers."""
-        return self._both[first, second] if first and second else first or second
+        return self._combined_level[first, second] if first and second else first or second

@@ -3,7 +3,7 @@
 Every kernel of every rank takes its time multiplied by a factor with mean 1 (exponential: at least 1), drawn anew each
 time that it runs. Factors of one rank depend on the seed and the rank alone, so they are the same whoever else is
 simulated, and can be drawn again for one rank. Draws are independent; slow drifts (temperature, clocks) are what
-`Slow` disturbances are for.
+`SlowGpus` disturbances are for.
 
 Reference: Philox (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), a counter-based generator.
 """
@@ -18,7 +18,7 @@ import numpy as np
 
 from clustersim.common.arrays import FloatArray
 
-MOST_NORMAL: Final = 0.1
+MAX_NORMAL_STD: Final = 0.1
 """Standard deviations of the normal distribution above which a factor below zero would be drawn sooner or later."""
 
 
@@ -38,28 +38,28 @@ class Jitter:
     distribution: Distribution = Distribution.NORMAL
     seed: int = 0
 
-    def factors(self, rank: int, count: int) -> FloatArray:
+    def rank_factors(self, rank: int, count: int) -> FloatArray:
         """Factors of the first `count` operations that a rank runs: [count]."""
-        drawn = np.empty(count)
-        self.draw([self.generator(rank)], drawn[None, :])
-        return drawn
+        factors = np.empty(count)
+        self.draw_factors([self.rank_generator(rank)], factors[None, :])
+        return factors
 
-    def generator(self, rank: int) -> np.random.Generator:
+    def rank_generator(self, rank: int) -> np.random.Generator:
         """What a rank's factors are drawn from, one after the other."""
         return np.random.Generator(np.random.Philox(key=[self.seed, rank]))
 
-    def draw(self, generators: Sequence[np.random.Generator], out: FloatArray) -> None:
+    def draw_factors(self, generators: Sequence[np.random.Generator], out: FloatArray) -> None:
         """Draw the next factors of some ranks: out [ranks, count]."""
         exponential = self.distribution is Distribution.EXPONENTIAL
-        for generator, row in zip(generators, out, strict=True):
+        for generator, rank_factors in zip(generators, out, strict=True):
             if exponential:
-                generator.standard_exponential(out=row)
+                generator.standard_exponential(out=rank_factors)
             else:
-                generator.standard_normal(out=row)
+                generator.standard_normal(out=rank_factors)
         if self.distribution is Distribution.LOGNORMAL:
-            spread = sqrt(log1p(self.std**2))
-            out *= spread
-            out -= spread**2 / 2
+            sigma = sqrt(log1p(self.std**2))
+            out *= sigma
+            out -= sigma**2 / 2
             np.exp(out, out=out)
         else:
             out *= self.std

@@ -15,69 +15,76 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from clustersim.cost.calibration_record import Signature, family
-from clustersim.model.kernels import ROUTING, AttentionShape, MatmulShape, Routine, Shape, StreamShape
+from clustersim.cost.calibration_record import KernelSignature, family_of
+from clustersim.model.kernels import (
+    TOKEN_ROUTING_OPS,
+    AttentionShape,
+    KernelShape,
+    MatmulShape,
+    MemoryBoundOp,
+    MemoryBoundShape,
+)
 
 LAYOUT_DISTANCE: Final = math.log(2.0)
 
-_ELEMENTWISE: Final = frozenset(
+_ELEMENTWISE_ROUTINES: Final = frozenset(
     {
-        Routine.GELU,
-        Routine.RESIDUAL,
-        Routine.RESIDUAL_DROPOUT,
-        Routine.DROPOUT,
-        Routine.COPY,
-        Routine.ACCUMULATE,
-        Routine.ZERO,
-        Routine.UNSCALE,
-        Routine.ADAM,
-        Routine.SGD,
-        Routine.GRADIENT_NORM,
-        Routine.GRADIENT_CLIP,
+        MemoryBoundOp.GELU,
+        MemoryBoundOp.RESIDUAL,
+        MemoryBoundOp.RESIDUAL_DROPOUT,
+        MemoryBoundOp.DROPOUT,
+        MemoryBoundOp.COPY,
+        MemoryBoundOp.ACCUMULATE,
+        MemoryBoundOp.ZERO,
+        MemoryBoundOp.UNSCALE,
+        MemoryBoundOp.ADAM,
+        MemoryBoundOp.SGD,
+        MemoryBoundOp.GRADIENT_NORM,
+        MemoryBoundOp.GRADIENT_CLIP,
     }
 )
-_TABLES: Final = frozenset({Routine.LOOKUP, Routine.POSITIONS, *ROUTING})
+_TABLE_ROUTINES: Final = frozenset({MemoryBoundOp.LOOKUP, MemoryBoundOp.POSITIONS, *TOKEN_ROUTING_OPS})
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class KernelFeatures:
     """Where a kernel lies.
 
     kin: what kernels that are compared have in common; layout: what those have in common between which one lies;
     point: logarithms of its sizes, as many for all of a kin.
     """
 
-    kin: Hashable
+    comparable_key: Hashable
     layout: tuple[Enum | None, ...]
-    point: tuple[float, ...]
+    log_sizes: tuple[float, ...]
 
 
-def place(signature: Signature) -> Place:
+def extract_features(signature: KernelSignature) -> KernelFeatures:
     """Where a kernel lies among its like."""
     shape = signature.shape
-    sizes = tuple(math.log(max(1, size)) for size in _sizes(shape))
-    named = family(signature)
+    sizes = tuple(math.log(max(1, size)) for size in _shape_sizes(shape))
+    family_name = family_of(signature)
     match shape:
         case MatmulShape(operands=operands, accumulated=accumulated):
-            return Place(named, (operands, accumulated), sizes)
+            return KernelFeatures(family_name, (operands, accumulated), sizes)
         case AttentionShape(causal=causal, window=window):
-            return Place((named, causal, window is None), (), sizes)
-        case StreamShape(Routine.QUANTIZE, formats=formats, table=reads):
-            return Place((named, formats, reads), (), sizes)
-        case StreamShape(formats=formats):
-            return Place((named, formats), (), sizes)
+            return KernelFeatures((family_name, causal, window is None), (), sizes)
+        case MemoryBoundShape(MemoryBoundOp.QUANTIZE, formats=formats, table=reads):
+            return KernelFeatures((family_name, formats, reads), (), sizes)
+        case MemoryBoundShape(formats=formats):
+            return KernelFeatures((family_name, formats), (), sizes)
 
 
-def _sizes(shape: Shape) -> tuple[float, ...]:
+def _shape_sizes(shape: KernelShape) -> tuple[float, ...]:
     match shape:
         case MatmulShape(m, n, k, batch):
             return m, n, k, batch
         case AttentionShape(batch, query, key, heads, kv_heads, head_dim, window=window) as shape:
-            sizes = (batch * heads, query, key, heads / kv_heads, (head_dim + shape.values) / 2)
+            sizes = (batch * heads, query, key, heads / kv_heads, (head_dim + shape.value_head_dim) / 2)
             return sizes if window is None else (*sizes, window)
-        case StreamShape(routine, rows, width) if routine in _ELEMENTWISE:
+        case MemoryBoundShape(routine, rows, width) if routine in _ELEMENTWISE_ROUTINES:
             return (rows * width,)
-        case StreamShape(routine, rows, width, table=table) if routine in _TABLES:
+        case MemoryBoundShape(routine, rows, width, table=table) if routine in _TABLE_ROUTINES:
             return rows, width, table
-        case StreamShape(rows=rows, width=width):
+        case MemoryBoundShape(rows=rows, width=width):
             return rows, width

@@ -38,7 +38,7 @@ RANGE: Final = 2.0
 NOISE: Final = 0.3
 LEVEL: Final = 10.0
 NEIGHBOURS: Final = 16
-_AT_ONCE: Final = 256  # points whose neighbours' covariances are in memory
+_BATCH_SIZE: Final = 256  # points whose neighbours' covariances are in memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,45 +48,45 @@ class Kriging:
     points: FloatArray
     values: FloatArray
 
-    def at(self, point: FloatArray) -> float:
+    def predict(self, point: FloatArray) -> float:
         """The value expected at a point [dimensions]."""
-        return float(self._expected(_squared(point[None], self.points))[0])
+        return float(self._predict_batch(_squared_distances(point[None], self.points))[0])
 
-    def left_out(self) -> FloatArray:
+    def leave_one_out(self) -> FloatArray:
         """The value expected at every point from the others: [points]; zero where there is no other."""
         if len(self.points) < 2:
             return np.zeros(len(self.points))
-        parts = []
-        for first in range(0, len(self.points), _AT_ONCE):
-            part = self.points[first : first + _AT_ONCE]
-            squared = _squared(part, self.points)
-            own = np.arange(len(part))
-            squared[own, first + own] = np.inf
-            parts.append(self._expected(squared))
-        return np.concatenate(parts)
+        batches = []
+        for start in range(0, len(self.points), _BATCH_SIZE):
+            batch = self.points[start : start + _BATCH_SIZE]
+            squared = _squared_distances(batch, self.points)
+            index = np.arange(len(batch))
+            squared[index, start + index] = np.inf
+            batches.append(self._predict_batch(squared))
+        return np.concatenate(batches)
 
-    def _expected(self, squared: FloatArray) -> FloatArray:
+    def _predict_batch(self, squared_distances: FloatArray) -> FloatArray:
         """Values at places by their squared distances from the points: [places, points], infinite: not used."""
-        usable = int(np.isfinite(squared[0]).sum())
+        usable = int(np.isfinite(squared_distances[0]).sum())
         count = min(NEIGHBOURS, usable)
-        near = np.argpartition(squared, count - 1, axis=1)[:, :count]
-        around = self.points[near]
-        between = _covariance(_squared(around, around)) + NOISE * np.eye(count)
-        towards = _covariance(np.take_along_axis(squared, near, axis=1))
-        weights = np.linalg.solve(between, towards[..., None])[..., 0]
-        expected: FloatArray = (weights * self.values[near]).sum(axis=1)
+        neighbours = np.argpartition(squared_distances, count - 1, axis=1)[:, :count]
+        neighbour_points = self.points[neighbours]
+        covariance = _matern_covariance(_squared_distances(neighbour_points, neighbour_points)) + NOISE * np.eye(count)
+        target_covariance = _matern_covariance(np.take_along_axis(squared_distances, neighbours, axis=1))
+        weights = np.linalg.solve(covariance, target_covariance[..., None])[..., 0]
+        expected: FloatArray = (weights * self.values[neighbours]).sum(axis=1)
         return expected
 
 
-def _squared(first: FloatArray, second: FloatArray) -> FloatArray:
+def _squared_distances(first: FloatArray, second: FloatArray) -> FloatArray:
     """Squared distances: [.., first, second] of [.., first, dimensions] and [.., second, dimensions]."""
     products = first @ np.swapaxes(second, -1, -2)
     lengths = (first**2).sum(axis=-1)[..., :, None] + (second**2).sum(axis=-1)[..., None, :]
     return np.asarray(np.maximum(lengths - 2.0 * products, 0.0), dtype=np.float64)
 
 
-def _covariance(squared: FloatArray) -> FloatArray:
+def _matern_covariance(squared_distances: FloatArray) -> FloatArray:
     """Of points at squared distances."""
-    scaled = np.sqrt(3.0 * squared) / RANGE
+    scaled = np.sqrt(3.0 * squared_distances) / RANGE
     covariance: FloatArray = LEVEL + (1.0 + scaled) * np.exp(-scaled)
     return covariance

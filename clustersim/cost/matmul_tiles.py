@@ -15,12 +15,12 @@ from clustersim.common.units import FlopPerSecond, Seconds
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.model.kernels import MatmulShape
 
-SPLITS: Final = (1, 2, 4, 8, 16)  # ways to split k that libraries ship
+K_SPLITS: Final = (1, 2, 4, 8, 16)  # ways to split k that libraries ship
 PARTIAL_BYTES: Final = 8.0  # a partial sum is written and read once in FP32
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class KernelWork:
     """Time that a kernel's arithmetic and its memory traffic take, each alone.
 
     calls: what its host needs at least; together: of arithmetic and memory, where the longer does not hide the other.
@@ -28,29 +28,32 @@ class Work:
 
     compute: Seconds
     memory: Seconds
-    calls: Seconds = 0.0
-    together: Seconds | None = None
+    host_seconds: Seconds = 0.0
+    combined: Seconds | None = None
 
     @property
     def seconds(self) -> Seconds:
         """How long the device is busy."""
-        return max(self.compute, self.memory) if self.together is None else self.together
+        return max(self.compute, self.memory) if self.combined is None else self.combined
 
 
 def matmul_rate(accelerator: Accelerator, dtype: DType) -> FlopPerSecond:
     """FLOP/s of all compute units inside the main loop of the library's largest tile."""
-    return accelerator.peak_of(dtype) * accelerator.efficiency.matmul.share_of(dtype)
+    return accelerator.peak_flops(dtype) * accelerator.efficiency.matmul.peak_fraction_of(dtype)
 
 
 def alignment_rate(accelerator: Accelerator, dtype: DType, shape: MatmulShape) -> float:
     """Rate of a matmul relative to one whose rows can be loaded in whole vectors; results have 16 bits at least."""
-    *operands, result = shape.rows
-    rows = [*(row * dtype.number for row in operands), result * max(dtype.number, DType.BF16.bytes)]
-    return accelerator.alignment.rate(rows, batched=shape.batch > 1)
+    *operands, result = shape.contiguous_elements
+    row_bytes = [
+        *(elements * dtype.unscaled_bytes for elements in operands),
+        result * max(dtype.unscaled_bytes, DType.BF16.bytes),
+    ]
+    return accelerator.alignment.relative_rate(row_bytes, batched=shape.batch > 1)
 
 
 def matmul_options(
-    accelerator: Accelerator, dtype: DType, sizes: FloatArray, moved: FloatArray
+    accelerator: Accelerator, dtype: DType, sizes: FloatArray, moved_bytes: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
     """Arithmetic and memory seconds of many aligned matmuls under every tile and split that the library has.
 
@@ -58,7 +61,7 @@ def matmul_options(
     [matmuls, options].
     """
     matmul, units = accelerator.efficiency.matmul, accelerator.compute_units
-    options = np.array([(m, n, split) for m, n in matmul.tiles for split in SPLITS], dtype=np.float64).T
+    options = np.array([(m, n, split) for m, n in matmul.tiles for split in K_SPLITS], dtype=np.float64).T
     tile_m, tile_n, split = options[:, None, :]
     m, n, k, batch = sizes[:, :, None]
     perimeter = (1.0 + matmul.edge / tile_m) * (1.0 + matmul.edge / tile_n)
@@ -66,5 +69,5 @@ def matmul_options(
     waves = np.ceil(np.ceil(m / tile_m) * np.ceil(n / tile_n) * batch * split / units)
     compute = waves * tile_flops * units / matmul_rate(accelerator, dtype)
     partial = np.where(split > 1.0, split * m * n * batch * PARTIAL_BYTES, 0.0)
-    memory = (moved[:, None] + partial) / (accelerator.memory_bandwidth * accelerator.efficiency.memory)
+    memory = (moved_bytes[:, None] + partial) / (accelerator.memory_bandwidth * accelerator.efficiency.memory)
     return compute, memory

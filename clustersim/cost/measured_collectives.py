@@ -21,143 +21,152 @@ import numpy as np
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.dtypes import DType
 from clustersim.common.units import Bytes
-from clustersim.cost.calibration_record import CollectiveRow, Record, Spread, summed_in
-from clustersim.cost.collective_cost import Kind, kind_of
-from clustersim.cost.measured_kernels import own_error, standing
-from clustersim.cost.payload_curve import Curve, Reading
-from clustersim.cost.timing import Bound, Demand, DemandCost, ExchangeCost, ExchangeTiming
+from clustersim.cost.calibration_record import CalibrationRecord, CollectiveSample, TimeStatistics, reduction_dtype
+from clustersim.cost.collective_cost import CommKey, comm_key
+from clustersim.cost.measured_kernels import local_error, provenance_of
+from clustersim.cost.payload_curve import CurveEstimate, PayloadCurve
+from clustersim.cost.timing import Bottleneck, CommCost, CommTiming, LinkDemand, LinkDemandCost
 from clustersim.program.program import ProcessGroups
 from clustersim.program.task import CollectiveType, CommOp
 
-ALGORITHM: Final = "as recorded"
-_Key = tuple[CollectiveType, int, int]  # ranks and nodes of a group
-_Asked = tuple[Kind, Bytes, DType | None]
+RECORDED_ALGORITHM: Final = "as recorded"
+_GroupShape = tuple[CollectiveType, int, int]  # ranks and nodes of a group
+_CacheKey = tuple[CommKey, Bytes, DType | None]
 
 
-class Model(ExchangeCost, DemandCost, Protocol):
+class FallbackCommModel(CommCost, LinkDemandCost, Protocol):
     """What times the exchanges that a record does not cover, such as `cost.collective_cost`."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Covered:
+class _Coverage:
     """What the record says of one exchange. groups: by curve; readings: of those whose payload it covers."""
 
-    which: IntArray
-    readings: Mapping[int, tuple[Curve, Reading]]
+    node_count: IntArray
+    estimates: Mapping[int, tuple[PayloadCurve, CurveEstimate]]
 
-    def seconds(self, otherwise: FloatArray) -> FloatArray:
+    def apply_to(self, modelled: FloatArray) -> FloatArray:
         """Of every group: [groups]."""
-        seconds = otherwise.copy()
-        for number, (_, reading) in self.readings.items():
-            seconds[self.which == number] = reading.seconds
+        seconds = modelled.copy()
+        for nodes, (_, estimate) in self.estimates.items():
+            seconds[self.node_count == nodes] = estimate.seconds
         return seconds
 
 
-class RecordedExchanges:
-    """Times exchanges (an `ExchangeCost` and a `DemandCost`): from a record where it covers them, else from a model.
+class MeasuredCollectives:
+    """Times exchanges (an `CommCost` and a `LinkDemandCost`): from a record where it covers them, else from a model.
 
     groups: process groups by role; nodes: [ranks] the node of each. Groups of one member take no time.
     Results are remembered inside the instance.
     """
 
-    def __init__(self, model: Model, record: Record, groups: Mapping[str, ProcessGroups], *, nodes: IntArray) -> None:
-        self._model, self._groups, self._homes = model, groups, nodes
+    def __init__(
+        self,
+        model: FallbackCommModel,
+        record: CalibrationRecord,
+        groups: Mapping[str, ProcessGroups],
+        *,
+        nodes: IntArray,
+    ) -> None:
+        self._model, self._groups, self._node_of_rank = model, groups, nodes
         self._origin = record.origin
-        self._curves = _curves(record)
-        self._spans: dict[str, IntArray] = {}
-        self._timings: dict[_Asked, ExchangeTiming] = {}
-        self._demands: dict[_Asked, Demand] = {}
+        self._curves = _curves_by_shape(record)
+        self._node_counts: dict[str, IntArray] = {}
+        self._timing_cache: dict[_CacheKey, CommTiming] = {}
+        self._demand_cache: dict[_CacheKey, LinkDemand] = {}
 
-    def exchange(self, exchange: CommOp) -> ExchangeTiming:
+    def time_comm_op(self, comm_op: CommOp) -> CommTiming:
         """Seconds of one collective in each group of its role, all groups at once."""
-        key = (kind_of(exchange), exchange.payload, exchange.reduce_dtype)
-        if key not in self._timings:
-            self._timings[key] = self._time(exchange)
-        return self._timings[key]
+        key = (comm_key(comm_op), comm_op.payload, comm_op.reduce_dtype)
+        if key not in self._timing_cache:
+            self._timing_cache[key] = self._comm_timing(comm_op)
+        return self._timing_cache[key]
 
-    def demand(self, exchange: CommOp) -> Demand:
+    def link_demand(self, comm_op: CommOp) -> LinkDemand:
         """What one collective asks of shared links in each group of its role."""
-        key = (kind_of(exchange), exchange.payload, exchange.reduce_dtype)
-        if key not in self._demands:
-            self._demands[key] = self._ask(exchange)
-        return self._demands[key]
+        key = (comm_key(comm_op), comm_op.payload, comm_op.reduce_dtype)
+        if key not in self._demand_cache:
+            self._demand_cache[key] = self._scaled_demand(comm_op)
+        return self._demand_cache[key]
 
-    def _time(self, exchange: CommOp) -> ExchangeTiming:
-        modelled = self._model.exchange(exchange)
-        covered = self._covered(exchange)
-        if not covered.readings:
+    def _comm_timing(self, comm_op: CommOp) -> CommTiming:
+        modelled = self._model.time_comm_op(comm_op)
+        coverage = self._coverage(comm_op)
+        if not coverage.estimates:
             return modelled
-        seconds = covered.seconds(modelled.seconds)
-        slowest = covered.readings.get(int(covered.which[seconds.argmax()]))
+        seconds = coverage.apply_to(modelled.seconds)
+        slowest = coverage.estimates.get(int(coverage.node_count[seconds.argmax()]))
         if slowest is None:
             return replace(modelled, seconds=seconds)
-        curve, reading = slowest
-        return ExchangeTiming(
+        curve, estimate = slowest
+        return CommTiming(
             seconds=seconds,
-            provenance=standing(self._origin, reading.provenance),
-            bound=Bound.LATENCY if curve.floor > reading.seconds / 2.0 else Bound.BANDWIDTH,
-            algorithm=ALGORITHM,
+            provenance=provenance_of(self._origin, estimate.provenance),
+            bottleneck=Bottleneck.LATENCY
+            if curve.smallest_payload_seconds > estimate.seconds / 2.0
+            else Bottleneck.BANDWIDTH,
+            algorithm=RECORDED_ALGORITHM,
             tier=modelled.tier,
-            error=own_error(self._origin, reading.error),
+            error=local_error(self._origin, estimate.error),
         )
 
-    def _ask(self, exchange: CommOp) -> Demand:
-        demand, modelled = self._model.demand(exchange), self._model.exchange(exchange).seconds
-        seconds = self.exchange(exchange).seconds
-        longer = np.divide(seconds, modelled, out=np.ones_like(seconds), where=modelled > 0.0)
-        if (longer == 1.0).all():
+    def _scaled_demand(self, comm_op: CommOp) -> LinkDemand:
+        demand, modelled = self._model.link_demand(comm_op), self._model.time_comm_op(comm_op).seconds
+        seconds = self.time_comm_op(comm_op).seconds
+        slowdown = np.divide(seconds, modelled, out=np.ones_like(seconds), where=modelled > 0.0)
+        if (slowdown == 1.0).all():
             return demand
-        return replace(demand, latency=demand.latency * longer, transfer=demand.transfer * longer)
+        return replace(demand, latency=demand.latency * slowdown, transfer=demand.transfer * slowdown)
 
-    def _covered(self, exchange: CommOp) -> _Covered:
+    def _coverage(self, comm_op: CommOp) -> _Coverage:
         """Readings by the number of nodes that groups span; those that the record does not know are missing."""
-        if exchange.comm_group not in self._groups:
-            return _Covered(np.zeros(0, np.int64), {})  # the model says what groups there are
-        members = self._groups[exchange.comm_group].members
-        which = self._nodes(exchange.comm_group, members)
-        readings: dict[int, tuple[Curve, Reading]] = {}
-        for nodes in np.unique(which[which > 0]).tolist():
-            curve = self._curve((exchange.collective, members.shape[1], nodes), summed_in(exchange))
-            reading = None if curve is None else curve.at(exchange.payload)
-            if curve is not None and reading is not None:
-                readings[nodes] = curve, reading
-        return _Covered(which, readings)
+        if comm_op.comm_group not in self._groups:
+            return _Coverage(np.zeros(0, np.int64), {})  # the model says what groups there are
+        members = self._groups[comm_op.comm_group].members
+        node_count = self._node_count(comm_op.comm_group, members)
+        estimates: dict[int, tuple[PayloadCurve, CurveEstimate]] = {}
+        for nodes in np.unique(node_count[node_count > 0]).tolist():
+            curve = self._curve((comm_op.collective, members.shape[1], nodes), reduction_dtype(comm_op))
+            estimate = None if curve is None else curve.estimate(comm_op.payload)
+            if curve is not None and estimate is not None:
+                estimates[nodes] = curve, estimate
+        return _Coverage(node_count, estimates)
 
-    def _curve(self, key: _Key, form: DType) -> Curve | None:
+    def _curve(self, key: _GroupShape, dtype: DType) -> PayloadCurve | None:
         """Of the format that is summed in; where that is not known, or was not measured, FP32's, else any."""
-        known = self._curves.get(key, {})
-        return known.get(form) or known.get(DType.FP32) or next(iter(known.values()), None)
+        curves = self._curves.get(key, {})
+        return curves.get(dtype) or curves.get(DType.FP32) or next(iter(curves.values()), None)
 
-    def _nodes(self, role: str, members: IntArray) -> IntArray:
+    def _node_count(self, comm_group: str, members: IntArray) -> IntArray:
         """Nodes that each group of a role spans: [groups], 0 where it has more ranks on one than on another."""
-        if role not in self._spans:
-            self._spans[role] = _evenly_spanned(self._homes[members])
-        return self._spans[role]
+        if comm_group not in self._node_counts:
+            self._node_counts[comm_group] = _even_node_count(self._node_of_rank[members])
+        return self._node_counts[comm_group]
 
 
-def _evenly_spanned(nodes: IntArray) -> IntArray:
+def _even_node_count(nodes: IntArray) -> IntArray:
     """How many different nodes are in each row, 0 if not all equally often: [groups] of [groups, members]."""
     ordered = np.sort(nodes, axis=1)
-    new = np.ones(ordered.shape, dtype=np.bool_)
-    new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
-    spans = new.sum(axis=1)
-    each = np.maximum(1, ordered.shape[1] // np.maximum(1, spans))
-    expected = np.arange(ordered.shape[1]) % each[:, None] == 0
-    even: IntArray = np.where((new == expected).all(axis=1), spans, 0)
-    return even
+    starts_node = np.ones(ordered.shape, dtype=np.bool_)
+    starts_node[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    node_count = starts_node.sum(axis=1)
+    ranks_per_node = np.maximum(1, ordered.shape[1] // np.maximum(1, node_count))
+    expected = np.arange(ordered.shape[1]) % ranks_per_node[:, None] == 0
+    even_count: IntArray = np.where((starts_node == expected).all(axis=1), node_count, 0)
+    return even_count
 
 
-def _curves(record: Record) -> Mapping[_Key, Mapping[DType, Curve]]:
+def _curves_by_shape(record: CalibrationRecord) -> Mapping[_GroupShape, Mapping[DType, PayloadCurve]]:
     """By group, and by the format that is summed in, in the order of the record."""
     fits = {(fit.collective, fit.ranks, fit.nodes, fit.format): fit for fit in record.collective_fits}
-    times: dict[_Key, dict[DType, dict[Bytes, Spread]]] = {}
-    for row in (collective for collective in record.collectives if not collective.call.shares):
-        times.setdefault(_key(row), {}).setdefault(row.call.format, {})[row.call.payload] = row.time
+    times: dict[_GroupShape, dict[DType, dict[Bytes, TimeStatistics]]] = {}
+    for sample in (candidate for candidate in record.collectives if not candidate.call.shares):
+        times.setdefault(_group_shape(sample), {}).setdefault(sample.call.format, {})[sample.call.payload] = sample.time
     return {
-        key: {form: Curve(measured, fits.get((*key, form))) for form, measured in formats.items()}
-        for key, formats in times.items()
+        key: {dtype: PayloadCurve(payload_times, fits.get((*key, dtype))) for dtype, payload_times in by_dtype.items()}
+        for key, by_dtype in times.items()
     }
 
 
-def _key(row: CollectiveRow) -> _Key:
-    return row.call.collective, row.call.ranks, row.call.nodes
+def _group_shape(sample: CollectiveSample) -> _GroupShape:
+    return sample.call.collective, sample.call.ranks, sample.call.nodes

@@ -1,7 +1,7 @@
 """How long does a host need for a launch, as it was measured?
 
 Rows of a record's host stand for its own accelerator's host, for frameworks that launch in the same way
-(`Framework.recorded`), and where they were measured: those of published and derived records are of other machines. The
+(`Framework.measured_host_use`), and where they were measured: those of published and derived records are of other machines. The
 usual pace is that of eager modules, or of compiled ones. Sharded parameters come with hooks, tensor parallelism with
 DTensor's dispatch; each adds what its own row is longer than the eager one. Compiled layers have no such dispatch left.
 Assumed: what they add does not depend on each other.
@@ -14,86 +14,100 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from clustersim.common.units import Seconds
-from clustersim.cost.calibration_record import HostRow, HostState, Origin, Record
-from clustersim.cost.host_launch import Host, Launching, SameThread
-from clustersim.model.framework import Captured, Framework, Recorded
+from clustersim.cost.calibration_record import CalibrationRecord, HostLaunchSample, HostState, RecordOrigin
+from clustersim.cost.host_launch import AsyncHost, HostModel, SyncHost
+from clustersim.model.framework import Framework, GraphCapture, MeasuredHostUse
 from clustersim.parallel.data_parallel_strategy import FullyShard
 from clustersim.parallel.layout import Layout
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class LaunchSeconds:
     """Seconds for a launch of forward and of backward."""
 
     forward: Seconds
     backward: Seconds
 
     @classmethod
-    def of(cls, row: HostRow, *, beyond: bool = False) -> "Pace":
+    def from_sample(cls, sample: HostLaunchSample, *, exclude_kernels: bool = False) -> "LaunchSeconds":
         """A row's; beyond: without what is in kernels that are timed by themselves."""
-        alone = row.alone if beyond else (0.0, 0.0)
-        return cls(max(0.0, row.forward - alone[0]), max(0.0, row.backward - alone[1]))
+        in_kernels = sample.alone if exclude_kernels else (0.0, 0.0)
+        return cls(max(0.0, sample.forward - in_kernels[0]), max(0.0, sample.backward - in_kernels[1]))
 
-    def plus(self, longer: "Pace", base: "Pace") -> "Pace":
+    def with_extra(self, slower: "LaunchSeconds", base: "LaunchSeconds") -> "LaunchSeconds":
         """The pace, and what a longer one takes more than its base."""
-        return Pace(
-            self.forward + max(0.0, longer.forward - base.forward),
-            self.backward + max(0.0, longer.backward - base.backward),
+        return LaunchSeconds(
+            self.forward + max(0.0, slower.forward - base.forward),
+            self.backward + max(0.0, slower.backward - base.backward),
         )
 
 
-def host_rows(record: Record | None) -> Mapping[HostState, HostRow]:
+def host_samples(record: CalibrationRecord | None) -> Mapping[HostState, HostLaunchSample]:
     """What a record says of its own machine's host; nothing without an eager row, to which the others are compared."""
-    if record is None or record.origin is not Origin.MEASURED:
+    if record is None or record.origin is not RecordOrigin.MEASURED:
         return {}
-    rows = {row.state: row for row in record.host}
-    return rows if HostState.EAGER in rows else {}
+    samples = {sample.state: sample for sample in record.host}
+    return samples if HostState.EAGER in samples else {}
 
 
-def computes(record: Record) -> bool:
+def is_compute_host(record: CalibrationRecord) -> bool:
     """Whether the host is what computes: a CPU has threads of its own."""
     return record.device.threads > 0
 
 
-def host_of(record: Record | None, framework: Framework, layout: Layout) -> Host:
+def host_model(record: CalibrationRecord | None, framework: Framework, layout: Layout) -> HostModel:
     """What launches a rank's kernels: the framework's own constants, or the measured host where it stands for them."""
-    graph, parts = framework.graph if framework.cuda_graphs else None, framework.captured is Captured.OUTSIDE_EXPERTS
-    paces = framework.launch, framework.backward_launch, framework.collective, framework.call
-    own = Launching(*paces, graph, outside_experts=parts)
-    rows = host_rows(record)
-    if record is None or not rows or framework.recorded is Recorded.NOTHING:
-        return own
-    if computes(record):
-        pace = _pace(rows, framework, layout, beyond=True)
-        return SameThread(pace.forward, pace.backward)
-    pace = _pace(rows, framework, layout, beyond=False)
-    captured = rows.get(HostState.GRAPH)
-    if framework.cuda_graphs and captured is not None:
-        own = replace(own, graph=(captured.forward + captured.backward) / 2.0)
-    return replace(own, forward=pace.forward, backward=pace.backward)
+    graph, excludes_experts = (
+        framework.graph_launch_seconds if framework.uses_cuda_graphs else None,
+        framework.graph_capture is GraphCapture.OUTSIDE_EXPERTS,
+    )
+    launch_seconds = (
+        framework.launch_seconds,
+        framework.backward_launch_seconds,
+        framework.collective_seconds,
+        framework.eager_call_seconds,
+    )
+    framework_host = AsyncHost(*launch_seconds, graph, excludes_experts=excludes_experts)
+    samples = host_samples(record)
+    if record is None or not samples or framework.measured_host_use is MeasuredHostUse.NOTHING:
+        return framework_host
+    if is_compute_host(record):
+        measured = _launch_seconds(samples, framework, layout, exclude_kernels=True)
+        return SyncHost(measured.forward, measured.backward)
+    measured = _launch_seconds(samples, framework, layout, exclude_kernels=False)
+    graph_sample = samples.get(HostState.GRAPH)
+    if framework.uses_cuda_graphs and graph_sample is not None:
+        framework_host = replace(framework_host, graph_seconds=(graph_sample.forward + graph_sample.backward) / 2.0)
+    return replace(framework_host, forward_seconds=measured.forward, backward_seconds=measured.backward)
 
 
-def states_of(framework: Framework, layout: Layout) -> tuple[HostState, ...]:
+def host_states(framework: Framework, layout: Layout) -> tuple[HostState, ...]:
     """The states that say what a step's launches take: that of its layers, and what is added to them."""
-    if framework.recorded is Recorded.NOTHING:
+    if framework.measured_host_use is MeasuredHostUse.NOTHING:
         return ()
-    own = framework.recorded is Recorded.TORCH
-    there = {
+    uses_torch_modules = framework.measured_host_use is MeasuredHostUse.TORCH
+    applies = {
         HostState.EAGER: True,
-        HostState.COMPILED: own and framework.compiled,
-        HostState.DTENSOR: own and layout.tp > 1 and not framework.compiled,
-        HostState.FSDP: own and layout.dp * layout.cp > 1 and isinstance(layout.data, FullyShard),
-        HostState.GRAPH: framework.cuda_graphs,
+        HostState.COMPILED: uses_torch_modules and framework.compiled,
+        HostState.DTENSOR: uses_torch_modules and layout.tp > 1 and not framework.compiled,
+        HostState.FSDP: uses_torch_modules and layout.dp * layout.cp > 1 and isinstance(layout.data, FullyShard),
+        HostState.GRAPH: framework.uses_cuda_graphs,
     }
-    return tuple(state for state, needed in there.items() if needed)
+    return tuple(state for state, is_needed in applies.items() if is_needed)
 
 
-def _pace(rows: Mapping[HostState, HostRow], framework: Framework, layout: Layout, *, beyond: bool) -> Pace:
+def _launch_seconds(
+    samples: Mapping[HostState, HostLaunchSample], framework: Framework, layout: Layout, *, exclude_kernels: bool
+) -> LaunchSeconds:
     """What launches take; what was not measured adds nothing."""
-    known = replace(framework, compiled=framework.compiled and HostState.COMPILED in rows)
-    paces = {state: Pace.of(rows[state], beyond=beyond) for state in states_of(known, layout) if state in rows}
-    eager = paces[HostState.EAGER]
-    found = paces.get(HostState.COMPILED, eager)
+    measurable = replace(framework, compiled=framework.compiled and HostState.COMPILED in samples)
+    seconds_by_state = {
+        state: LaunchSeconds.from_sample(samples[state], exclude_kernels=exclude_kernels)
+        for state in host_states(measurable, layout)
+        if state in samples
+    }
+    eager = seconds_by_state[HostState.EAGER]
+    total = seconds_by_state.get(HostState.COMPILED, eager)
     for state in (HostState.DTENSOR, HostState.FSDP):
-        found = found.plus(paces.get(state, eager), eager)
-    return found
+        total = total.with_extra(seconds_by_state.get(state, eager), eager)
+    return total

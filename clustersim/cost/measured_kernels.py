@@ -28,28 +28,37 @@ import numpy as np
 
 from clustersim.common.arrays import FloatArray
 from clustersim.common.units import Seconds
-from clustersim.cost.calibration_record import KernelFit, KernelRow, Origin, Outcome, Record, Spread, family, signature
-from clustersim.cost.convex_hull import inside
-from clustersim.cost.in_situ import InChain
-from clustersim.cost.kernel_features import LAYOUT_DISTANCE, Place, place
+from clustersim.cost.calibration_record import (
+    CalibrationRecord,
+    KernelFit,
+    KernelSample,
+    MeasurementOutcome,
+    RecordOrigin,
+    TimeStatistics,
+    family_of,
+    signature_of,
+)
+from clustersim.cost.convex_hull import is_in_convex_hull
+from clustersim.cost.in_situ import InSituFactors
+from clustersim.cost.kernel_features import LAYOUT_DISTANCE, KernelFeatures, extract_features
 from clustersim.cost.kriging import Kriging
-from clustersim.cost.measured_host import computes, host_rows
+from clustersim.cost.measured_host import host_samples, is_compute_host
 from clustersim.cost.roofline import Roofline
-from clustersim.cost.timing import Bound, Provenance, Timing
+from clustersim.cost.timing import Bottleneck, KernelTiming, Provenance
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.model.kernels import Kernel
 
-_STANDING: Final = {Origin.PUBLISHED: Provenance.PUBLISHED, Origin.DERIVED: Provenance.DERIVED}
+_PROVENANCE_OF_ORIGIN: Final = {RecordOrigin.PUBLISHED: Provenance.PUBLISHED, RecordOrigin.DERIVED: Provenance.DERIVED}
 
 
-def standing(origin: Origin, provenance: Provenance) -> Provenance:
+def provenance_of(origin: RecordOrigin, provenance: Provenance) -> Provenance:
     """What a duration rests on, if it was found so in a record of this origin."""
-    return _STANDING.get(origin, provenance)
+    return _PROVENANCE_OF_ORIGIN.get(origin, provenance)
 
 
-def own_error(origin: Origin, error: float | None) -> float | None:
+def local_error(origin: RecordOrigin, error: float | None) -> float | None:
     """What a record's error says of this machine: nothing, where others measured, or another machine."""
-    return error if origin is Origin.MEASURED else None
+    return error if origin is RecordOrigin.MEASURED else None
 
 
 def fitted_model(fit: KernelFit | None, accelerator: Accelerator) -> Roofline:
@@ -67,158 +76,180 @@ def fitted_model(fit: KernelFit | None, accelerator: Accelerator) -> Roofline:
     )
 
 
-def _launched_each(accelerator: Accelerator, interval: Seconds) -> Roofline:
+def _with_launch_interval(accelerator: Accelerator, interval: Seconds) -> Roofline:
     """The kernel model of a host that launches a kernel each so often."""
     return Roofline(replace(accelerator, efficiency=replace(accelerator.efficiency, launch_interval=interval)))
 
 
-class RecordedKernels:
+class MeasuredKernels:
     """A source of kernel durations for one accelerator (a `KernelCost`); remembers the kernels that it has timed.
 
     record: of this accelerator (the door has checked); accelerator: gives what the record's fit does not. model: the
     kernel model of what was measured, launches included.
     """
 
-    def __init__(self, record: Record, accelerator: Accelerator) -> None:
+    def __init__(self, record: CalibrationRecord, accelerator: Accelerator) -> None:
         self._origin, self._fit = record.origin, record.kernel_fit
         fitted = fitted_model(record.kernel_fit, accelerator).accelerator
-        measured, own = record.launch_interval, fitted.efficiency.launch_interval
-        hidden = bool(host_rows(record)) and not computes(record)
-        self._interval = 0.0 if hidden else own if measured is None else measured
-        self.model = _launched_each(fitted, self._interval)
-        self._model = _launched_each(fitted, 0.0)
-        self._rows = {row.signature: time for row, time in _timed(record.kernels)}
-        self._chain = InChain.of(record)
-        self._kin = _by_kin(record.kernels)
-        self._kindred: dict[Hashable, _Kindred] = {}
-        self._timings: dict[Kernel, Timing] = {}
+        measured_interval, fitted_interval = record.launch_interval, fitted.efficiency.launch_interval
+        launches_hidden = bool(host_samples(record)) and not is_compute_host(record)
+        self._interval = 0.0 if launches_hidden else fitted_interval if measured_interval is None else measured_interval
+        self.model = _with_launch_interval(fitted, self._interval)
+        self._device_model = _with_launch_interval(fitted, 0.0)
+        self._time_by_signature = {sample.signature: time for sample, time in _with_time(record.kernels)}
+        self._in_situ = InSituFactors.from_record(record)
+        self._samples_by_family = _group_by_family(record.kernels)
+        self._neighbourhoods: dict[Hashable, _FamilySamples] = {}
+        self._cache: dict[Kernel, KernelTiming] = {}
 
-    def kernel(self, kernel: Kernel) -> Timing:
+    def time_kernel(self, kernel: Kernel) -> KernelTiming:
         """Time one kernel on one accelerator: alone, or in a step where the record says how that differs."""
-        timing = self._timings.get(kernel)
+        timing = self._cache.get(kernel)
         if timing is None:
-            within = self._chain.timing(self._time(kernel), kernel.kind, signature(kernel))
-            timing = self._timings[kernel] = self._launched(within, kernel.launches)
+            in_situ = self._in_situ.apply(self._device_time(kernel), kernel.kind, signature_of(kernel))
+            timing = self._cache[kernel] = self._at_least_launch_time(in_situ, kernel.launches)
         return timing
 
-    def _launched(self, timing: Timing, launches: int) -> Timing:
+    def _at_least_launch_time(self, timing: KernelTiming, launch_count: int) -> KernelTiming:
         """No kernel takes less than the host needs to launch it."""
-        floor = launches * self._interval
-        return timing if floor <= timing.seconds else replace(timing, seconds=floor, bound=Bound.LAUNCH)
+        launch_seconds = launch_count * self._interval
+        return (
+            timing
+            if launch_seconds <= timing.seconds
+            else replace(timing, seconds=launch_seconds, bottleneck=Bottleneck.LAUNCH)
+        )
 
-    def _time(self, kernel: Kernel) -> Timing:
-        modelled, sought = self._model.kernel(kernel), signature(kernel)
-        if sought is None:
-            return self._beyond(modelled, None)
-        row = self._rows.get(sought)
-        if row is not None:
-            return self._recorded(modelled, row.seconds, self._dispersion(row, family(sought)), Provenance.MEASURED)
-        between = self._between(place(sought), modelled.seconds)
-        if between is not None:
-            return self._recorded(modelled, *between, Provenance.INTERPOLATED)
-        return self._beyond(modelled, family(sought))
+    def _device_time(self, kernel: Kernel) -> KernelTiming:
+        modelled, key = self._device_model.time_kernel(kernel), signature_of(kernel)
+        if key is None:
+            return self._extrapolate(modelled, None)
+        statistics = self._time_by_signature.get(key)
+        if statistics is not None:
+            return self._measured_timing(
+                modelled, statistics.seconds, self._dispersion(statistics, family_of(key)), Provenance.MEASURED
+            )
+        interpolated = self._interpolate(extract_features(key), modelled.seconds)
+        if interpolated is not None:
+            return self._measured_timing(modelled, *interpolated, Provenance.INTERPOLATED)
+        return self._extrapolate(modelled, family_of(key))
 
-    def _dispersion(self, row: Spread, named: str) -> float | None:
+    def _dispersion(self, statistics: TimeStatistics, family_name: str) -> float | None:
         """How far repetitions of a row lie apart; where there is one alone, the family's residual."""
-        if row.dispersion is not None:
-            return row.dispersion
-        residual = None if self._fit is None else self._fit.residuals.get(named)
+        if statistics.dispersion is not None:
+            return statistics.dispersion
+        residual = None if self._fit is None else self._fit.residuals.get(family_name)
         return None if residual is None else residual.left_out
 
-    def _recorded(self, modelled: Timing, seconds: Seconds, error: float | None, provenance: Provenance) -> Timing:
-        return Timing(seconds, standing(self._origin, provenance), modelled.bound, own_error(self._origin, error))
+    def _measured_timing(
+        self, modelled: KernelTiming, seconds: Seconds, error: float | None, provenance: Provenance
+    ) -> KernelTiming:
+        return KernelTiming(
+            seconds, provenance_of(self._origin, provenance), modelled.bottleneck, local_error(self._origin, error)
+        )
 
-    def _between(self, sought: Place, modelled: Seconds) -> tuple[Seconds, float] | None:
+    def _interpolate(self, features: KernelFeatures, modelled: Seconds) -> tuple[Seconds, float] | None:
         """Seconds and their error, where measured rows lie around."""
-        if sought.kin not in self._kin:
+        if features.comparable_key not in self._samples_by_family:
             return None
-        if sought.kin not in self._kindred:
-            self._kindred[sought.kin] = _kindred(self._kin[sought.kin], self._model)
-        kindred = self._kindred[sought.kin]
-        return (modelled * kindred.factor(sought), kindred.error) if kindred.around(sought) else None
+        if features.comparable_key not in self._neighbourhoods:
+            self._neighbourhoods[features.comparable_key] = _family_samples(
+                self._samples_by_family[features.comparable_key], self._device_model
+            )
+        neighbourhood = self._neighbourhoods[features.comparable_key]
+        return (
+            (modelled * neighbourhood.factor(features), neighbourhood.error)
+            if neighbourhood.encloses(features)
+            else None
+        )
 
-    def _beyond(self, modelled: Timing, named: str | None) -> Timing:
+    def _extrapolate(self, modelled: KernelTiming, family_name: str | None) -> KernelTiming:
         """What the model says, which was fitted to the record or is the accelerator's own."""
         if self._fit is None:
             return modelled
         left_out = {name: residual.left_out for name, residual in self._fit.residuals.items()}
-        error = left_out.get(named or "", max(left_out.values(), default=None))
-        seconds = modelled.seconds * self._fit.factors.get(named or "", 1.0)
+        error = left_out.get(family_name or "", max(left_out.values(), default=None))
+        seconds = modelled.seconds * self._fit.factors.get(family_name or "", 1.0)
         return replace(
             modelled,
             seconds=seconds,
-            provenance=standing(self._origin, Provenance.FITTED),
-            error=own_error(self._origin, error),
+            provenance=provenance_of(self._origin, Provenance.FITTED),
+            error=local_error(self._origin, error),
         )
 
 
 @dataclass(frozen=True)
-class _Kindred:
+class _FamilySamples:
     """Measured rows that are compared with each other.
 
     points: [rows, sizes]; ratios: [rows] logarithms of measured over modelled seconds; layouts: one of each row.
     """
 
-    points: FloatArray
-    ratios: FloatArray
+    log_sizes: FloatArray
+    log_ratios: FloatArray
     layouts: Sequence[tuple[object, ...]]
-    _alike: dict[tuple[object, ...], FloatArray] = field(default_factory=dict, repr=False, compare=False)
+    _points_by_layout: dict[tuple[object, ...], FloatArray] = field(default_factory=dict, repr=False, compare=False)
 
-    def around(self, sought: Place) -> bool:
+    def encloses(self, features: KernelFeatures) -> bool:
         """Whether rows of the same layout lie around."""
-        if sought.layout not in self._alike:
-            same = np.array([layout == sought.layout for layout in self.layouts])
-            self._alike[sought.layout] = self.points[same]
-        return inside(self._alike[sought.layout], np.array(sought.point))
+        if features.layout not in self._points_by_layout:
+            same_layout = np.array([layout == features.layout for layout in self.layouts])
+            self._points_by_layout[features.layout] = self.log_sizes[same_layout]
+        return is_in_convex_hull(self._points_by_layout[features.layout], np.array(features.log_sizes))
 
-    def factor(self, sought: Place) -> float:
+    def factor(self, features: KernelFeatures) -> float:
         """Measured over modelled seconds, as expected from the rows."""
-        point = np.append(sought.point, self._marks([sought.layout])[0])
-        return math.exp(self._kriging.at(point))
+        point = np.append(features.log_sizes, self._layout_coordinates([features.layout])[0])
+        return math.exp(self._kriging.predict(point))
 
     @cached_property
     def error(self) -> float:
         """Mean error of rows that are predicted from the others, as a part of what was measured."""
-        return float(np.abs(np.expm1(self._kriging.left_out() - self.ratios)).mean())
+        return float(np.abs(np.expm1(self._kriging.leave_one_out() - self.log_ratios)).mean())
 
     @cached_property
     def _kriging(self) -> Kriging:
-        return Kriging(np.hstack([self.points, self._marks(self.layouts)]), self.ratios)
+        return Kriging(np.hstack([self.log_sizes, self._layout_coordinates(self.layouts)]), self.log_ratios)
 
     @cached_property
-    def _columns(self) -> tuple[tuple[int, object], ...]:
+    def _layout_features(self) -> tuple[tuple[int, object], ...]:
         """What a layout may be, by its place in it."""
-        return tuple(dict.fromkeys(item for layout in self.layouts for item in enumerate(layout)))
+        return tuple(dict.fromkeys(feature for layout in self.layouts for feature in enumerate(layout)))
 
-    def _marks(self, layouts: Sequence[tuple[object, ...]]) -> FloatArray:
+    def _layout_coordinates(self, layouts: Sequence[tuple[object, ...]]) -> FloatArray:
         """Coordinates of layouts, which put two that differ in one thing at their distance: [layouts, things]."""
-        marked = [[layout[at] == thing for at, thing in self._columns] for layout in layouts]
-        return np.array(marked, dtype=np.float64).reshape(len(layouts), -1) * LAYOUT_DISTANCE / math.sqrt(2.0)
+        one_hot = [[layout[position] == value for position, value in self._layout_features] for layout in layouts]
+        return np.array(one_hot, dtype=np.float64).reshape(len(layouts), -1) * LAYOUT_DISTANCE / math.sqrt(2.0)
 
 
 @dataclass(frozen=True, slots=True)
-class _Measured:
+class _MeasuredKernel:
     """A kernel, its place among others, and what it took."""
 
-    place: Place
+    features: KernelFeatures
     kernel: Kernel
     seconds: Seconds
 
 
-def _kindred(rows: Sequence[_Measured], model: Roofline) -> _Kindred:
+def _family_samples(samples: Sequence[_MeasuredKernel], model: Roofline) -> _FamilySamples:
     """Rows of one kin, relative to a model."""
-    points = np.array([row.place.point for row in rows])
-    ratios = np.array([math.log(row.seconds / model.kernel(row.kernel).seconds) for row in rows])
-    return _Kindred(points, ratios, [row.place.layout for row in rows])
+    log_sizes = np.array([sample.features.log_sizes for sample in samples])
+    log_ratios = np.array([math.log(sample.seconds / model.time_kernel(sample.kernel).seconds) for sample in samples])
+    return _FamilySamples(log_sizes, log_ratios, [sample.features.layout for sample in samples])
 
 
-def _timed(rows: Iterable[KernelRow]) -> Iterable[tuple[KernelRow, Spread]]:
-    return ((row, row.time) for row in rows if row.outcome is Outcome.MEASURED and row.time is not None)
+def _with_time(samples: Iterable[KernelSample]) -> Iterable[tuple[KernelSample, TimeStatistics]]:
+    return (
+        (sample, sample.time)
+        for sample in samples
+        if sample.outcome is MeasurementOutcome.MEASURED and sample.time is not None
+    )
 
 
-def _by_kin(rows: Iterable[KernelRow]) -> Mapping[Hashable, list[_Measured]]:
-    found: dict[Hashable, list[_Measured]] = {}
-    for row, time in _timed(rows):
-        where = place(row.signature)
-        found.setdefault(where.kin, []).append(_Measured(where, row.kernel, time.seconds))
-    return found
+def _group_by_family(samples: Iterable[KernelSample]) -> Mapping[Hashable, list[_MeasuredKernel]]:
+    samples_by_family: dict[Hashable, list[_MeasuredKernel]] = {}
+    for sample, time in _with_time(samples):
+        features = extract_features(sample.signature)
+        samples_by_family.setdefault(features.comparable_key, []).append(
+            _MeasuredKernel(features, sample.kernel, time.seconds)
+        )
+    return samples_by_family

@@ -18,12 +18,12 @@ import numpy as np
 
 from clustersim.common.arrays import FloatArray
 from clustersim.common.units import Bytes, Seconds
-from clustersim.cost.calibration_record import CollectiveFit, Spread
+from clustersim.cost.calibration_record import CollectiveFit, TimeStatistics
 from clustersim.cost.timing import Provenance
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class CurveEstimate:
     """What a curve says of one payload."""
 
     seconds: Seconds
@@ -32,34 +32,34 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Curve:
+class PayloadCurve:
     """times: by payload, of one collective in groups of one size on so many nodes; fit: None if there is none."""
 
-    times: Mapping[Bytes, Spread]
+    times: Mapping[Bytes, TimeStatistics]
     fit: CollectiveFit | None
 
-    def at(self, payload: Bytes) -> Reading | None:
+    def estimate(self, payload: Bytes) -> CurveEstimate | None:
         """What a payload takes; None where nothing says it."""
         time = self.times.get(payload)
         if time is not None:
             error = time.dispersion
-            return Reading(time.seconds, Provenance.MEASURED, self._error if error is None else error)
+            return CurveEstimate(time.seconds, Provenance.MEASURED, self._error if error is None else error)
         if self._payloads[0] < payload < self._payloads[-1]:
-            seconds = float(_line(np.array([payload]), self._payloads, self._seconds)[0])
-            return Reading(seconds, Provenance.INTERPOLATED, self._error)
+            seconds = float(_interpolate_loglog(np.array([payload]), self._payloads, self._seconds)[0])
+            return CurveEstimate(seconds, Provenance.INTERPOLATED, self._error)
         if self.fit is None:
             return None
-        return Reading(self._beyond(payload, self.fit.alpha), Provenance.FITTED, self.fit.residual.left_out)
+        return CurveEstimate(self._extrapolate(payload, self.fit.alpha), Provenance.FITTED, self.fit.residual.left_out)
 
-    def _beyond(self, payload: Bytes, alpha: Seconds) -> Seconds:
+    def _extrapolate(self, payload: Bytes, alpha: Seconds) -> Seconds:
         """A payload below or above all measured ones."""
-        end = 0 if payload < self._payloads[0] else -1
-        measured, seconds = float(self._payloads[end]), float(self._seconds[end])
+        nearest = 0 if payload < self._payloads[0] else -1
+        measured, seconds = float(self._payloads[nearest]), float(self._seconds[nearest])
         latency = min(alpha, seconds)
         return latency + (seconds - latency) * payload / measured
 
     @property
-    def floor(self) -> Seconds:
+    def smallest_payload_seconds(self) -> Seconds:
         """What the smallest measured payload takes: nearly all of it latency."""
         return float(self._seconds[0])
 
@@ -79,12 +79,15 @@ class Curve:
             return None
         if len(payloads) < 3:
             return math.sqrt(float(seconds.max() / seconds.min())) - 1.0
-        places = range(1, len(payloads) - 1)
-        ends = ((payloads[[at - 1, at + 1]], seconds[[at - 1, at + 1]]) for at in places)
-        left_out = [_line(payloads[[at]], *end)[0] for at, end in zip(places, ends, strict=True)]
+        inner = range(1, len(payloads) - 1)
+        neighbours = ((payloads[[index - 1, index + 1]], seconds[[index - 1, index + 1]]) for index in inner)
+        left_out = [
+            _interpolate_loglog(payloads[[index]], *neighbour)[0]
+            for index, neighbour in zip(inner, neighbours, strict=True)
+        ]
         return float(np.abs(np.array(left_out) / seconds[1:-1] - 1.0).mean())
 
 
-def _line(payload: FloatArray, payloads: FloatArray, seconds: FloatArray) -> FloatArray:
+def _interpolate_loglog(payload: FloatArray, payloads: FloatArray, seconds: FloatArray) -> FloatArray:
     """Straight between the logarithms of payloads above zero."""
     return np.exp(np.interp(np.log(payload), np.log(payloads), np.log(seconds)))

@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 
 from clustersim.common.arrays import BoolArray, FloatArray, IntArray
-from clustersim.cost.background_traffic import loaded_by
-from clustersim.cost.contention import Sharing
-from clustersim.cost.timing import ExchangeCost
+from clustersim.cost.background_traffic import loaded_links
+from clustersim.cost.contention import ContentionMap
+from clustersim.cost.timing import CommCost
 from clustersim.hardware.topology import LinkTable
 from clustersim.program.program import Program
 from clustersim.program.task import CommOp
@@ -20,86 +20,103 @@ from clustersim.symmetry.link_load_matrix import LinkColourRefinement, LinkLoadM
 from clustersim.symmetry.refinement import SymmetryClasses, singleton_classes, symmetry_classes
 
 
-def alike(program: Program, cost: ExchangeCost, *, machine: IntArray | None = None) -> SymmetryClasses:
+def equivalence_classes(
+    program: Program, comm_cost: CommCost, *, model_index: IntArray | None = None
+) -> SymmetryClasses:
     """Classes of ranks where every exchange takes its own time."""
-    columns = [(exchange.comm_group, cost.exchange(exchange).seconds) for exchange in program.comm_ops]
-    return symmetry_classes(program, _stacked(columns), device_model=machine)
+    columns = [(comm_op.comm_group, comm_cost.time_comm_op(comm_op).seconds) for comm_op in program.comm_ops]
+    return symmetry_classes(program, _feature_matrices(columns), device_model=model_index)
 
 
-def alike_shared(
+def contended_classes(
     program: Program,
-    cost: ExchangeCost,
-    sharing: Sharing,
+    comm_cost: CommCost,
+    contention: ContentionMap,
     links: LinkTable,
     *,
-    machine: IntArray | None = None,
+    model_index: IntArray | None = None,
 ) -> SymmetryClasses:
     """Classes of ranks, groups and links where exchanges share the network."""
     return symmetry_classes(
-        program, told_by(program, cost, sharing), crossed(program, sharing, links), device_model=machine
+        program,
+        group_features(program, comm_cost, contention),
+        simulated_link_loads(program, contention, links),
+        device_model=model_index,
     )
 
 
-def told_by(program: Program, cost: ExchangeCost, sharing: Sharing) -> dict[str, FloatArray]:
+def group_features(program: Program, comm_cost: CommCost, contention: ContentionMap) -> dict[str, FloatArray]:
     """What exchanges take in each group, or ask of links that they share, in columns by role."""
     columns: list[tuple[str, FloatArray]] = []
-    for exchange in program.comm_ops:
-        seconds, shares = cost.exchange(exchange).seconds, _shares(program, sharing, exchange)
-        columns.append((exchange.comm_group, np.where(shares, -1.0, seconds)))
-        if shares.any():
-            demand = sharing.demand(exchange)
-            asked = (demand.latency, demand.transfer, demand.flow)
-            columns += [(exchange.comm_group, np.where(shares, column, 0.0)) for column in asked]
-    return _stacked(columns)
+    for comm_op in program.comm_ops:
+        seconds, contended = comm_cost.time_comm_op(comm_op).seconds, _simulated_groups(program, contention, comm_op)
+        columns.append((comm_op.comm_group, np.where(contended, -1.0, seconds)))
+        if contended.any():
+            demand = contention.link_demand(comm_op)
+            demand_columns = (demand.latency, demand.transfer, demand.flow)
+            columns += [(comm_op.comm_group, np.where(contended, column, 0.0)) for column in demand_columns]
+    return _feature_matrices(columns)
 
 
-def unfolded_classes(program: Program, sharing: Sharing, links: LinkTable) -> SymmetryClasses:
+def unfolded_classes(program: Program, contention: ContentionMap, links: LinkTable) -> SymmetryClasses:
     """Every rank and group its own class; links are alike that the same groups keep busy for as long."""
-    apart = singleton_classes(program)
+    singletons = singleton_classes(program)
     colours = LinkColourRefinement(
-        crossed(program, sharing, links),
-        {role: len(group_colour) for role, group_colour in apart.group_colours.items()},
+        simulated_link_loads(program, contention, links),
+        {comm_group: len(group_labels) for comm_group, group_labels in singletons.group_colours.items()},
     )
-    colours.refine(apart.group_colours)
-    return replace(apart, link_colours=colours.colour)
+    colours.refine(singletons.group_colours)
+    return replace(singletons, link_colours=colours.colour)
 
 
-def _shares(program: Program, sharing: Sharing, exchange: CommOp) -> BoolArray:
+def _simulated_groups(program: Program, contention: ContentionMap, comm_op: CommOp) -> BoolArray:
     """Which groups of an exchange are simulated on the network: [groups]."""
-    groups = len(program.groups[exchange.comm_group].members)
-    outside = exchange in program.task_comm_ops
-    return np.ones(groups, dtype=np.bool_) if outside else sharing.inside.get(exchange, np.zeros(groups, np.bool_))
+    group_count = len(program.groups[comm_op.comm_group].members)
+    is_standalone = comm_op in program.task_comm_ops
+    return (
+        np.ones(group_count, dtype=np.bool_)
+        if is_standalone
+        else contention.contended.get(comm_op, np.zeros(group_count, np.bool_))
+    )
 
 
-def crossed(program: Program, sharing: Sharing, links: LinkTable) -> LinkTraffic:
+def simulated_link_loads(program: Program, contention: ContentionMap, links: LinkTable) -> LinkTraffic:
     """What exchanges cross that are simulated on the network."""
-    crossings: dict[str, dict[tuple[LinkLoadMatrix, bytes], LinkLoadMatrix]] = {}
-    for exchange in program.comm_ops:
-        shares = _shares(program, sharing, exchange)
-        every, known = sharing.demand(exchange).crossings, crossings.setdefault(exchange.comm_group, {})
-        key = every, shares.tobytes()
-        if shares.any() and key not in known:
-            own = shares[every.group_index]
-            known[key] = (
-                every
-                if own.all()
-                else LinkLoadMatrix(every.group_index[own], every.link_index[own], every.seconds_per_byte[own])
+    loads_by_group: dict[str, dict[tuple[LinkLoadMatrix, bytes], LinkLoadMatrix]] = {}
+    for comm_op in program.comm_ops:
+        simulated = _simulated_groups(program, contention, comm_op)
+        full, group_loads = (
+            contention.link_demand(comm_op).link_loads,
+            loads_by_group.setdefault(comm_op.comm_group, {}),
+        )
+        key = full, simulated.tobytes()
+        if simulated.any() and key not in group_loads:
+            selected = simulated[full.group_index]
+            group_loads[key] = (
+                full
+                if selected.all()
+                else LinkLoadMatrix(
+                    full.group_index[selected], full.link_index[selected], full.seconds_per_byte[selected]
+                )
             )
-    return LinkTraffic(_kinds(links, sharing), {role: tuple(crossing.values()) for role, crossing in crossings.items()})
+    return LinkTraffic(
+        _initial_link_labels(links, contention),
+        {comm_group: tuple(loads.values()) for comm_group, loads in loads_by_group.items()},
+    )
 
 
-def _stacked(columns: list[tuple[str, FloatArray]]) -> dict[str, FloatArray]:
+def _feature_matrices(columns: list[tuple[str, FloatArray]]) -> dict[str, FloatArray]:
     """Columns that tell groups of one role apart, side by side."""
-    telling: dict[str, list[FloatArray]] = {}
-    for role, column in columns:
+    varying: dict[str, list[FloatArray]] = {}
+    for comm_group, column in columns:
         if column.size and column.min() < column.max():
-            telling.setdefault(role, []).append(column)
-    return {role: np.stack(found, axis=1) for role, found in telling.items()}
+            varying.setdefault(comm_group, []).append(column)
+    return {comm_group: np.stack(group_columns, axis=1) for comm_group, group_columns in varying.items()}
 
 
-def _kinds(links: LinkTable, sharing: Sharing) -> IntArray:
+def _initial_link_labels(links: LinkTable, contention: ContentionMap) -> IntArray:
     """First colours of links: equal kind and bandwidth; those that others load are each of its own."""
-    apart = np.zeros(len(links.kind), np.int64)
-    loaded = loaded_by(sharing.others)
-    apart[loaded] = 1 + np.arange(len(loaded))
-    return pair_labels(pair_labels(links.kind, label_values(links.bandwidth)), apart)
+    singleton_labels = np.zeros(len(links.kind), np.int64)
+    background_links = loaded_links(contention.background)
+    singleton_labels[background_links] = 1 + np.arange(len(background_links))
+    return pair_labels(pair_labels(links.kind, label_values(links.bandwidth)), singleton_labels)

@@ -15,44 +15,44 @@ from typing import Any, Final
 from pydantic import TypeAdapter
 
 from clustersim.common.data_files import read_mapping
-from clustersim.common.errors import InputError, OutputError, shown
+from clustersim.common.errors import InputError, OutputError, format_value
 from clustersim.common.files import write_text_atomically
-from clustersim.cost.calibration_record import READABLE, VERSION, Origin, Record
-from clustersim.cost.deserialize import decode
-from clustersim.cost.record_validation import require_measured
+from clustersim.cost.calibration_record import FORMAT_VERSION, READABLE_VERSIONS, CalibrationRecord, RecordOrigin
+from clustersim.cost.deserialize import deserialize
+from clustersim.cost.record_validation import validate_record
 
-_LISTS: Final = (
+_SAMPLE_LISTS: Final = (
     "kernels", "collectives", "copies", "beside", "uneven", "collective_fits", "moments", "chain", "host", "gpus",
     "steps",
 )  # fmt: skip
 
 
 @cache
-def _adapter() -> TypeAdapter[Record]:
-    return TypeAdapter(Record)
+def _type_adapter() -> TypeAdapter[CalibrationRecord]:
+    return TypeAdapter(CalibrationRecord)
 
 
-def read_record(path: Path) -> Record:
+def read_record(path: Path) -> CalibrationRecord:
     """Read a record; raise InputError that names the file, the key and the value."""
     content = read_mapping(path)
     version = content.get("version")
-    if version is None or ("device" not in content and version in READABLE):
+    if version is None or ("device" not in content and version in READABLE_VERSIONS):
         raise InputError(f"{path}: is no calibration record: {'device' if version else 'version'} is missing")
-    if version not in READABLE:
-        known = " or ".join(map(str, READABLE))
+    if version not in READABLE_VERSIONS:
+        versions = " or ".join(map(str, READABLE_VERSIONS))
         raise InputError(
-            f"{path}: version: {shown(version)} is not {known}, which this clustersim reads; "
+            f"{path}: version: {format_value(version)} is not {versions}, which this clustersim reads; "
             "calibrate into another file"
         )
     try:
-        record: Record = replace(decode(content, Record), version=VERSION)
-        require_measured(record)
+        record: CalibrationRecord = replace(deserialize(content, CalibrationRecord), version=FORMAT_VERSION)
+        validate_record(record)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
     return record
 
 
-def write_record(record: Record, path: Path) -> None:
+def write_record(record: CalibrationRecord, path: Path) -> None:
     """Write a record, whole or not at all; raise OutputError where that cannot be done."""
     try:
         write_text_atomically(path, record_text(record))
@@ -60,21 +60,21 @@ def write_record(record: Record, path: Path) -> None:
         raise OutputError(f"{path}: cannot be written: it would hold a number that is not finite") from error
 
 
-def require_own(path: Path, origin: Origin) -> None:
+def require_same_origin(path: Path, origin: RecordOrigin) -> None:
     """Raise InputError where writing a record of this origin would replace anything but another one of it."""
     if path.exists() and read_record(path).origin is not origin:
         raise InputError(f"{path}: is there already, and is no {origin.value} record; name another file")
 
 
-def record_text(record: Record) -> str:
+def record_text(record: CalibrationRecord) -> str:
     """The file's text."""
-    content = _adapter().dump_python(record, mode="json")
-    entries = [f"  {json.dumps(key)}: {_value(key, value)}" for key, value in content.items()]
+    content = _type_adapter().dump_python(record, mode="json")
+    entries = [f"  {json.dumps(key)}: {_format_value(key, value)}" for key, value in content.items()]
     return "{\n" + ",\n".join(entries) + "\n}\n"
 
 
-def _value(key: str, value: Any) -> str:
-    if key not in _LISTS or not value:
+def _format_value(key: str, value: Any) -> str:
+    if key not in _SAMPLE_LISTS or not value:
         return json.dumps(value, allow_nan=False)
-    rows = ",\n".join(f"    {json.dumps(row, allow_nan=False)}" for row in value)
-    return f"[\n{rows}\n  ]"
+    lines = ",\n".join(f"    {json.dumps(item, allow_nan=False)}" for item in value)
+    return f"[\n{lines}\n  ]"

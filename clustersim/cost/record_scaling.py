@@ -12,17 +12,25 @@ from dataclasses import replace
 from typing import Final
 
 from clustersim.common.errors import InputError
-from clustersim.cost.calibration_record import BesideRow, CopyRow, KernelFit, KernelRow, Origin, Record, Spread
+from clustersim.cost.calibration_record import (
+    CalibrationRecord,
+    CopySample,
+    InterferenceSample,
+    KernelFit,
+    KernelSample,
+    RecordOrigin,
+    TimeStatistics,
+)
 from clustersim.cost.measured_kernels import fitted_model
 from clustersim.cost.roofline import Roofline
-from clustersim.cost.timing import Bound
+from clustersim.cost.timing import Bottleneck
 from clustersim.hardware.accelerator import load_accelerator
 
-DEVICE_MEMORY: Final = "device"
+DEVICE_MEMORY_ROUTE: Final = "device"
 """The route of copies within device memory (`cost.record.CopyRow`)."""
 
 
-def scaled(record: Record, *, compute: float, bandwidth: float) -> Record:
+def scale_record(record: CalibrationRecord, *, compute: float, bandwidth: float) -> CalibrationRecord:
     """The record of an accelerator with so many times the compute rate and the memory bandwidth.
 
     The device is still named as the one that was measured. Raise InputError where a ratio is not above zero, or where
@@ -31,50 +39,53 @@ def scaled(record: Record, *, compute: float, bandwidth: float) -> Record:
     for name, ratio in (("compute", compute), ("bandwidth", bandwidth)):
         if not 0.0 < ratio < math.inf:
             raise InputError(f"scale.{name}: {ratio!r} is not a ratio above zero; 1.0 leaves times as they are")
-    ratios = {Bound.COMPUTE: compute, Bound.MEMORY: bandwidth}
+    ratios = {Bottleneck.COMPUTE: compute, Bottleneck.MEMORY: bandwidth}
     model = fitted_model(record.kernel_fit, load_accelerator(record.device.accelerator))
     return replace(
         record,
-        kernels=tuple(_row(row, _ratio(row, model, ratios)) for row in record.kernels),
-        copies=tuple(_copy(copy, bandwidth) for copy in record.copies),
-        beside=tuple(_beside(beside_row, _ratio(beside_row.kernel, model, ratios)) for beside_row in record.beside),
-        kernel_fit=None if record.kernel_fit is None else _fit(record.kernel_fit, compute, bandwidth),
+        kernels=tuple(_scale_kernel(sample, _bottleneck_ratio(sample, model, ratios)) for sample in record.kernels),
+        copies=tuple(_scale_copy(copy, bandwidth) for copy in record.copies),
+        beside=tuple(
+            _scale_interference(interference, _bottleneck_ratio(interference.kernel, model, ratios))
+            for interference in record.beside
+        ),
+        kernel_fit=None if record.kernel_fit is None else _scale_fit(record.kernel_fit, compute, bandwidth),
         steps=(),
-        origin=Origin.DERIVED,
-        derivation=_derivation(record, compute, bandwidth),
+        origin=RecordOrigin.DERIVED,
+        derivation=_describe_derivation(record, compute, bandwidth),
     )
 
 
-def _ratio(row: KernelRow, model: Roofline, ratios: Mapping[Bound, float]) -> float:
-    return ratios.get(model.kernel(row.kernel).bound, 1.0)
+def _bottleneck_ratio(sample: KernelSample, model: Roofline, ratios: Mapping[Bottleneck, float]) -> float:
+    return ratios.get(model.time_kernel(sample.kernel).bottleneck, 1.0)
 
 
-def _row(row: KernelRow, ratio: float) -> KernelRow:
-    return row if row.time is None else replace(row, time=_faster(row.time, ratio))
+def _scale_kernel(sample: KernelSample, ratio: float) -> KernelSample:
+    return sample if sample.time is None else replace(sample, time=_scale_time(sample.time, ratio))
 
 
-def _copy(copy: CopyRow, bandwidth: float) -> CopyRow:
-    return replace(copy, time=_faster(copy.time, bandwidth)) if copy.route == DEVICE_MEMORY else copy
+def _scale_copy(sample: CopySample, bandwidth: float) -> CopySample:
+    return replace(sample, time=_scale_time(sample.time, bandwidth)) if sample.route == DEVICE_MEMORY_ROUTE else sample
 
 
-def _beside(each: BesideRow, ratio: float) -> BesideRow:
+def _scale_interference(sample: InterferenceSample, ratio: float) -> InterferenceSample:
     """Both faster by the same, so that the kernel is slowed by the same part."""
-    return replace(each, kernel=_row(each.kernel, ratio), together=_faster(each.together, ratio))
+    return replace(sample, kernel=_scale_kernel(sample.kernel, ratio), together=_scale_time(sample.together, ratio))
 
 
-def _faster(time: Spread, ratio: float) -> Spread:
+def _scale_time(time: TimeStatistics, ratio: float) -> TimeStatistics:
     return replace(time, seconds=time.seconds / ratio, p5=time.p5 / ratio, p95=time.p95 / ratio)
 
 
-def _fit(fit: KernelFit, compute: float, bandwidth: float) -> KernelFit:
+def _scale_fit(fit: KernelFit, compute: float, bandwidth: float) -> KernelFit:
     peak = {dtype: rate * compute for dtype, rate in fit.peak.items()}
     return replace(fit, peak=peak, memory_bandwidth=fit.memory_bandwidth * bandwidth)
 
 
-def _derivation(record: Record, compute: float, bandwidth: float) -> str:
-    device, before = record.device, f"{record.derivation}; then " if record.derivation else ""
+def _describe_derivation(record: CalibrationRecord, compute: float, bandwidth: float) -> str:
+    device, previous = record.device, f"{record.derivation}; then " if record.derivation else ""
     return (
-        f"{before}times of {device.name or device.accelerator} ({device.accelerator}, {record.conditions.date}), "
+        f"{previous}times of {device.name or device.accelerator} ({device.accelerator}, {record.conditions.date}), "
         f"divided by {compute:g} where compute bounds a kernel and by {bandwidth:g} where memory bandwidth does; "
         f"launches, collectives and copies to the host as they were"
     )

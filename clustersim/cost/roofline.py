@@ -29,15 +29,23 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from clustersim.common.dtypes import NARROW, DType
+from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
 from clustersim.common.errors import InputError
 from clustersim.common.units import Bytes, FlopPerSecond, Seconds
 from clustersim.cost.grouped_gemm import grouped_work
-from clustersim.cost.matmul_tiles import Work, alignment_rate, matmul_options, matmul_rate
-from clustersim.cost.timing import Bound, Provenance, Timing
+from clustersim.cost.matmul_tiles import KernelWork, alignment_rate, matmul_options, matmul_rate
+from clustersim.cost.timing import Bottleneck, KernelTiming, Provenance
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.hardware.efficiency import AttentionEfficiency
-from clustersim.model.kernels import GROUPED, AttentionShape, Kernel, KernelKind, MatmulShape, Routine, StreamShape
+from clustersim.model.kernels import (
+    GROUPED_MATMUL_KINDS,
+    AttentionShape,
+    Kernel,
+    KernelKind,
+    MatmulShape,
+    MemoryBoundOp,
+    MemoryBoundShape,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,85 +57,92 @@ class Roofline:
     """
 
     accelerator: Accelerator
-    rate: float = 1.0
-    narrow: float = 1.0
-    _timings: dict[Kernel, Timing] = field(default_factory=dict, repr=False, compare=False)
+    in_step_rate: float = 1.0
+    low_precision_factor: float = 1.0
+    _cache: dict[Kernel, KernelTiming] = field(default_factory=dict, repr=False, compare=False)
 
-    def kernel(self, kernel: Kernel) -> Timing:
+    def time_kernel(self, kernel: Kernel) -> KernelTiming:
         """Time one kernel alone on one accelerator."""
-        timing = self._timings.get(kernel)
+        timing = self._cache.get(kernel)
         if timing is None:
-            timing = self._timings[kernel] = self._time(kernel)
+            timing = self._cache[kernel] = self._kernel_timing(kernel)
         return timing
 
-    def _time(self, kernel: Kernel) -> Timing:
+    def _kernel_timing(self, kernel: Kernel) -> KernelTiming:
         efficiency = self.accelerator.efficiency
-        work = self._work(kernel)
-        latency = kernel.launches * self._start(kernel)
-        floor = max(kernel.launches * efficiency.launch_interval, work.calls)
-        busy = work.seconds
-        seconds = max(busy + latency, floor)
+        work = self._kernel_work(kernel)
+        launch_latency = kernel.launches * self._kernel_latency(kernel)
+        host_seconds = max(kernel.launches * efficiency.launch_interval, work.host_seconds)
+        busy_seconds = work.seconds
+        seconds = max(busy_seconds + launch_latency, host_seconds)
         provenance = Provenance.PUBLISHED if efficiency.published else Provenance.ROOFLINE
-        if busy < seconds - busy:
-            return Timing(seconds, provenance, Bound.LAUNCH)
-        return Timing(seconds, provenance, Bound.COMPUTE if work.compute > work.memory else Bound.MEMORY)
+        if busy_seconds < seconds - busy_seconds:
+            return KernelTiming(seconds, provenance, Bottleneck.LAUNCH)
+        return KernelTiming(
+            seconds, provenance, Bottleneck.COMPUTE if work.compute > work.memory else Bottleneck.MEMORY
+        )
 
-    def _work(self, kernel: Kernel) -> Work:
-        if kernel.kind in GROUPED and isinstance(kernel.shape, MatmulShape):
-            return grouped_work(self.accelerator, kernel, self._pace(kernel))
-        work = self._alone(kernel)
-        return replace(work, compute=work.compute / self._pace(kernel))
+    def _kernel_work(self, kernel: Kernel) -> KernelWork:
+        if kernel.kind in GROUPED_MATMUL_KINDS and isinstance(kernel.shape, MatmulShape):
+            return grouped_work(self.accelerator, kernel, self._arithmetic_rate(kernel))
+        work = self._isolated_work(kernel)
+        return replace(work, compute=work.compute / self._arithmetic_rate(kernel))
 
-    def _alone(self, kernel: Kernel) -> Work:
+    def _isolated_work(self, kernel: Kernel) -> KernelWork:
         if isinstance(kernel.shape, MatmulShape):
-            return self._matmul(kernel, kernel.shape)
+            return self._matmul_work(kernel, kernel.shape)
         if isinstance(kernel.shape, AttentionShape):
-            return self._attention(kernel, kernel.shape)
-        if isinstance(kernel.shape, StreamShape) and kernel.shape.routine is Routine.QUANTIZE:
-            return Work(
-                kernel.flops / self._rate(kernel), self._stream(kernel.bytes) / self.accelerator.efficiency.casts
+            return self._attention_work(kernel, kernel.shape)
+        if isinstance(kernel.shape, MemoryBoundShape) and kernel.shape.routine is MemoryBoundOp.QUANTIZE:
+            return KernelWork(
+                kernel.flops / self._unshaped_rate(kernel),
+                self._memory_seconds(kernel.bytes) / self.accelerator.efficiency.casts,
             )
-        return Work(kernel.flops / self._rate(kernel), self._stream(kernel.bytes))
+        return KernelWork(kernel.flops / self._unshaped_rate(kernel), self._memory_seconds(kernel.bytes))
 
-    def _start(self, kernel: Kernel) -> Seconds:
+    def _kernel_latency(self, kernel: Kernel) -> Seconds:
         """Seconds of start and drain of one device kernel."""
         efficiency = self.accelerator.efficiency
-        alone = kernel.kind is KernelKind.MATMUL
-        return efficiency.start_of(kernel.dtype) if alone else efficiency.kernel_latency
+        is_matmul = kernel.kind is KernelKind.MATMUL
+        return efficiency.kernel_latency_of(kernel.dtype) if is_matmul else efficiency.kernel_latency
 
-    def _pace(self, kernel: Kernel) -> float:
+    def _arithmetic_rate(self, kernel: Kernel) -> float:
         """Arithmetic of a kernel within a step relative to it by itself."""
-        return self.rate * self.narrow if kernel.dtype in NARROW else self.rate
+        return (
+            self.in_step_rate * self.low_precision_factor if kernel.dtype in LOW_PRECISION_DTYPES else self.in_step_rate
+        )
 
-    def _rate(self, kernel: Kernel) -> FlopPerSecond:
+    def _unshaped_rate(self, kernel: Kernel) -> FlopPerSecond:
         """Rate of a kernel without a shape: matmul units for a matmul, vector units for anything else."""
-        if kernel.kind in (KernelKind.MATMUL, *GROUPED):
+        if kernel.kind in (KernelKind.MATMUL, *GROUPED_MATMUL_KINDS):
             return matmul_rate(self.accelerator, kernel.dtype)
-        return self.accelerator.peak_of(DType.FP32)
+        return self.accelerator.peak_flops(DType.FP32)
 
-    def _stream(self, size: Bytes) -> Seconds:
-        return size / (self.accelerator.memory_bandwidth * self.accelerator.efficiency.memory)
+    def _memory_seconds(self, byte_count: Bytes) -> Seconds:
+        return byte_count / (self.accelerator.memory_bandwidth * self.accelerator.efficiency.memory)
 
-    def _matmul(self, kernel: Kernel, shape: MatmulShape) -> Work:
+    def _matmul_work(self, kernel: Kernel, shape: MatmulShape) -> KernelWork:
         sizes = np.array([[shape.m], [shape.n], [shape.k], [shape.batch]], dtype=np.float64)
         compute, memory = matmul_options(self.accelerator, kernel.dtype, sizes, np.array([kernel.bytes]))
         best = int(np.argmin(np.maximum(compute, memory)))
         rate = alignment_rate(self.accelerator, kernel.dtype, shape)
-        return Work(float(compute[0, best]) / rate, float(memory[0, best]) / rate)
+        return KernelWork(float(compute[0, best]) / rate, float(memory[0, best]) / rate)
 
-    def _attention(self, kernel: Kernel, shape: AttentionShape) -> Work:
+    def _attention_work(self, kernel: Kernel, shape: AttentionShape) -> KernelWork:
         backward = kernel.kind is KernelKind.ATTENTION_BACKWARD
         efficiency = self.accelerator.efficiency
         constants = efficiency.attention_backward if backward else efficiency.attention_forward
-        scores = kernel.flops / shape.score_flops(backward=backward)
-        wide = DType.BF16 if kernel.dtype in NARROW else kernel.dtype
-        rate = self.accelerator.peak_of(wide) * constants.share * self._faster(kernel.dtype, constants)
+        scores = kernel.flops / shape.flops_per_score(backward=backward)
+        base_dtype = DType.BF16 if kernel.dtype in LOW_PRECISION_DTYPES else kernel.dtype
+        rate = (
+            self.accelerator.peak_flops(base_dtype) * constants.share * self._attention_speedup(kernel.dtype, constants)
+        )
         load = attention_load(self.accelerator, constants, shape, scores)
-        return Work(kernel.flops / rate * load, self._stream(kernel.bytes))
+        return KernelWork(kernel.flops / rate * load, self._memory_seconds(kernel.bytes))
 
-    def _faster(self, dtype: DType, constants: AttentionEfficiency) -> float:
+    def _attention_speedup(self, dtype: DType, constants: AttentionEfficiency) -> float:
         """How many times as fast as in BF16 attention is in a format; raise InputError where it has no kernel."""
-        if dtype not in NARROW:
+        if dtype not in LOW_PRECISION_DTYPES:
             return 1.0
         if dtype not in constants.formats:
             raise InputError(f"{self.accelerator.name} has no attention in {dtype.value}")
@@ -142,17 +157,21 @@ def attention_load(
     constants: of its direction; scores: score elements computed, over all sequences and heads; causal attention
     computes about half of all.
     """
-    rows = shape.batch * shape.heads * shape.query
-    blocks = shape.batch * shape.heads * np.ceil(shape.query / constants.block)
-    keys = scores / rows
-    edges = shape.causal + (shape.window is not None)  # the diagonal, and where a window begins
-    mean = keys + edges * constants.block / 2.0 + constants.key_overhead  # half of the block on an edge is masked
-    reached = shape.key if shape.window is None else min(shape.key, shape.window + constants.block)
-    longest = reached + constants.key_overhead
-    waves = blocks / accelerator.compute_units
-    busiest = max(waves * mean, longest) if shape.causal else np.ceil(waves) * mean
-    padding = blocks * constants.block / rows
-    padded = accelerator.alignment.padded(shape.head_dim) + accelerator.alignment.padded(shape.values)
-    head = (padded + 2 * constants.head_overhead) / (shape.head_dim + shape.values)
+    query_rows = shape.batch * shape.heads * shape.query
+    segments = shape.batch * shape.heads * np.ceil(shape.query / constants.block)
+    keys = scores / query_rows
+    masked_edges = shape.causal + (shape.window is not None)  # the diagonal, and where a window begins
+    mean_keys = (
+        keys + masked_edges * constants.block / 2.0 + constants.key_overhead
+    )  # half of the block on an edge is masked
+    visible_keys = shape.key if shape.window is None else min(shape.key, shape.window + constants.block)
+    max_keys = visible_keys + constants.key_overhead
+    waves = segments / accelerator.compute_units
+    max_load = max(waves * mean_keys, max_keys) if shape.causal else np.ceil(waves) * mean_keys
+    padding = segments * constants.block / query_rows
+    padded = accelerator.alignment.padded_head_dim(shape.head_dim) + accelerator.alignment.padded_head_dim(
+        shape.value_head_dim
+    )
+    head = (padded + 2 * constants.head_overhead) / (shape.head_dim + shape.value_head_dim)
     mask = constants.causal if shape.causal else 1.0
-    return float(busiest / (waves * keys) * padding * head / mask)
+    return float(max_load / (waves * keys) * padding * head / mask)

@@ -20,21 +20,21 @@ import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.units import Seconds
-from clustersim.cost.device_models import Machine, Machines
-from clustersim.cost.imbalanced_kernels import LoadedKernels
-from clustersim.cost.interference import CLASSES, Paces, class_of
-from clustersim.cost.timing import Bound, ExchangeCost, ExchangeTiming, Provenance, Timing
+from clustersim.cost.device_models import DeviceModel, DeviceModels
+from clustersim.cost.imbalanced_kernels import ImbalancedKernels
+from clustersim.cost.interference import KERNEL_CLASSES, InterferenceTable, kernel_class_of
+from clustersim.cost.timing import Bottleneck, CommCost, CommTiming, KernelTiming, Provenance
 from clustersim.model.kernels import Kernel, KernelKind
 from clustersim.program.program import Program
 from clustersim.program.task import CollectiveType, CommOp, CommOverlap, Operation, Segment, Stream
 from clustersim.symmetry.labels import label_rows, pair_labels
 
-_Some = TypeVar("_Some", float, FloatArray)
+_ScalarOrArray = TypeVar("_ScalarOrArray", float, FloatArray)
 """Seconds of one kernel, or of many."""
 
 
 @dataclass(frozen=True, slots=True)
-class SideBySide:
+class OverlapModel:
     """A kernel and an exchange that are one operation (`Overlap`).
 
     exchange: seconds that it takes alone; interference, hindrance: the parts by which the kernel and the exchange take
@@ -42,55 +42,73 @@ class SideBySide:
     """
 
     overlap: CommOverlap
-    exchange: Seconds
-    interference: float
-    hindrance: float = 0.0
+    comm_seconds: Seconds
+    kernel_slowdown: float
+    comm_slowdown: float = 0.0
 
-    def slowed(self, kernel: Seconds, exchange: Seconds) -> Seconds:
+    def kernel_delay(self, kernel_seconds: Seconds, comm_seconds: Seconds) -> Seconds:
         """By how much an exchange of so many seconds slows a kernel: until either ends."""
-        return self._slowed(kernel, exchange, min)
+        return self._kernel_delay(kernel_seconds, comm_seconds, min)
 
-    def moves(self, kernel: Seconds, exchange: Seconds) -> Seconds:
+    def comm_duration(self, kernel_seconds: Seconds, comm_seconds: Seconds) -> Seconds:
         """How long an exchange moves data that takes so many seconds alone, beside a kernel."""
-        return exchange + self._hindered(kernel, exchange, min)
+        return comm_seconds + self._comm_delay(kernel_seconds, comm_seconds, min)
 
-    def runs(self, kernel: Seconds, exchange: Seconds) -> Seconds:
+    def kernel_duration(self, kernel_seconds: Seconds, comm_seconds: Seconds) -> Seconds:
         """How long a kernel runs beside an exchange of so many seconds; what is left of `of` is exposed."""
-        return kernel + self.slowed(kernel, exchange)
+        return kernel_seconds + self.kernel_delay(kernel_seconds, comm_seconds)
 
-    def seconds(self, kernels: FloatArray) -> FloatArray:
+    def durations(self, kernel_seconds: FloatArray) -> FloatArray:
         """How long each of some kernels and the exchange take, from what they take alone: any shape."""
-        return self._both(kernels, self.exchange, np.minimum, np.maximum)
+        return self._overlapped_duration(kernel_seconds, self.comm_seconds, np.minimum, np.maximum)
 
-    def of(self, kernel: Seconds, exchange: Seconds) -> Seconds:
+    def duration(self, kernel_seconds: Seconds, comm_seconds: Seconds) -> Seconds:
         """`seconds` of one kernel, beside an exchange that takes so long."""
-        return self._both(kernel, exchange, min, max)
+        return self._overlapped_duration(kernel_seconds, comm_seconds, min, max)
 
-    def _slowed(self, kernel: _Some, exchange: Seconds, least: Callable[[_Some, Any], _Some]) -> _Some:
-        longest = exchange * (1.0 + self.hindrance)
-        return least(kernel * self.interference, longest * self.interference / (1.0 + self.interference))
-
-    def _hindered(self, kernel: _Some, exchange: Seconds, least: Callable[[_Some, Any], _Some]) -> _Some:
-        longest = kernel * (1.0 + self.interference)
-        return least(longest * self.hindrance / (1.0 + self.hindrance), exchange * self.hindrance)
-
-    def _both(
+    def _kernel_delay(
         self,
-        kernel: _Some,
-        exchange: Seconds,
-        least: Callable[[_Some, Any], _Some],
-        most: Callable[[_Some, Any], _Some],
-    ) -> _Some:
-        runs = kernel + self._slowed(kernel, exchange, least)
-        moves = exchange + self._hindered(kernel, exchange, least) if self.hindrance else exchange
+        kernel_seconds: _ScalarOrArray,
+        comm_seconds: Seconds,
+        minimum: Callable[[_ScalarOrArray, Any], _ScalarOrArray],
+    ) -> _ScalarOrArray:
+        slowed_comm = comm_seconds * (1.0 + self.comm_slowdown)
+        return minimum(
+            kernel_seconds * self.kernel_slowdown, slowed_comm * self.kernel_slowdown / (1.0 + self.kernel_slowdown)
+        )
+
+    def _comm_delay(
+        self,
+        kernel_seconds: _ScalarOrArray,
+        comm_seconds: Seconds,
+        minimum: Callable[[_ScalarOrArray, Any], _ScalarOrArray],
+    ) -> _ScalarOrArray:
+        slowed_kernel = kernel_seconds * (1.0 + self.kernel_slowdown)
+        return minimum(
+            slowed_kernel * self.comm_slowdown / (1.0 + self.comm_slowdown), comm_seconds * self.comm_slowdown
+        )
+
+    def _overlapped_duration(
+        self,
+        kernel_seconds: _ScalarOrArray,
+        comm_seconds: Seconds,
+        minimum: Callable[[_ScalarOrArray, Any], _ScalarOrArray],
+        maximum: Callable[[_ScalarOrArray, Any], _ScalarOrArray],
+    ) -> _ScalarOrArray:
+        kernel_busy = kernel_seconds + self._kernel_delay(kernel_seconds, comm_seconds, minimum)
+        comm_busy = (
+            comm_seconds + self._comm_delay(kernel_seconds, comm_seconds, minimum)
+            if self.comm_slowdown
+            else comm_seconds
+        )
         chunks = self.overlap.chunk_count
         if self.overlap.is_ring:
-            return most(runs, moves + runs / chunks)
-        return most(runs, moves) + least(runs, moves) / chunks
+            return maximum(kernel_busy, comm_busy + kernel_busy / chunks)
+        return maximum(kernel_busy, comm_busy) + minimum(kernel_busy, comm_busy) / chunks
 
 
 @dataclass(frozen=True, slots=True)
-class BlockTiming:
+class SegmentTiming:
     """Timing of every operation of a block, in the block's order.
 
     durations: [operations] seconds; offsets: [operations + 1] seconds from the block's start, their running sum;
@@ -103,14 +121,14 @@ class BlockTiming:
 
     durations: tuple[Seconds, ...]
     offsets: FloatArray
-    exposed: FloatArray
-    slowed: FloatArray
-    launching: FloatArray
-    together: Mapping[int, SideBySide]
+    exposed_comm: FloatArray
+    overlap_delay: FloatArray
+    launch_stalls: FloatArray
+    overlaps: Mapping[int, OverlapModel]
     provenance: tuple[Provenance, ...]
-    bound: tuple[Bound, ...]
+    bottleneck: tuple[Bottleneck, ...]
     error: tuple[float | None, ...]
-    longer: tuple[float, ...]
+    in_situ_slowdown: tuple[float, ...]
 
     @property
     def seconds(self) -> Seconds:
@@ -118,277 +136,309 @@ class BlockTiming:
         return float(self.offsets[-1])
 
     @property
-    def kernels(self) -> FloatArray:
+    def kernel_seconds(self) -> FloatArray:
         """[operations] what the kernels of each take alone, launched by their host."""
-        return np.array(self.durations) - self.exposed - self.slowed
+        return np.array(self.durations) - self.exposed_comm - self.overlap_delay
 
-    def rest(self, kernels: FloatArray) -> FloatArray:
+    def fixed(self, kernel_seconds: FloatArray) -> FloatArray:
         """What operations last longer than their kernels, where these take other times: [.., operations] both."""
-        rest = self.exposed + self.slowed
-        if self.together:
-            rest = np.broadcast_to(rest, kernels.shape).copy()
-        for place, both in self.together.items():
-            kernel = kernels[..., place]
-            rest[..., place] = both.seconds(kernel) - kernel
-        return rest
+        fixed_seconds = self.exposed_comm + self.overlap_delay
+        if self.overlaps:
+            fixed_seconds = np.broadcast_to(fixed_seconds, kernel_seconds.shape).copy()
+        for index, overlap in self.overlaps.items():
+            kernel = kernel_seconds[..., index]
+            fixed_seconds[..., index] = overlap.durations(kernel) - kernel
+        return fixed_seconds
 
 
-class BlockCost:
+class SegmentCost:
     """Times blocks and exchanges for the ranks of one program."""
 
-    def __init__(self, program: Program, machines: Machines, exchanges: ExchangeCost) -> None:
+    def __init__(self, program: Program, device_models: DeviceModels, comm_cost: CommCost) -> None:
         self.program = program
-        self.machines = machines
-        self._exchanges = exchanges
-        self._rows = program.group_indices
-        self._loads = [np.unique(factor, return_inverse=True)[1].reshape(-1) for factor in program.expert_loads.factors]
-        self._first: dict[Segment, Segment] = {}
-        self._alike: dict[tuple[int, ...], Segment] = {}
-        self._numbers: dict[Segment, IntArray] = {}
-        self._timings: dict[tuple[Segment, int], BlockTiming] = {}
-        self._operations: dict[tuple[int, int], _Timed] = {}
-        self._kernels: dict[tuple[int, int], Timing] = {}
-        self._loaded = [LoadedKernels(kind.kernels) for kind in machines.kinds]
-        outside = (exchange.collective for rank_program in program.programs for exchange in rank_program.task_comm_ops)
-        together = any(Stream.EP in item.streams for item in program.programs)
-        self._paces = Paces([kind.interference for kind in machines.kinds], dict.fromkeys(outside), together=together)
-        self._slowings: dict[tuple[Segment, int], FloatArray] = {}
-        self._speeds: dict[tuple[int, Segment, CollectiveType], float] = {}
+        self.device_models = device_models
+        self._comm_cost = comm_cost
+        self._group_indices = program.group_indices
+        self._load_classes = [
+            np.unique(load_factors, return_inverse=True)[1].reshape(-1) for load_factors in program.expert_loads.factors
+        ]
+        self._canonical: dict[Segment, Segment] = {}
+        self._canonical_by_key: dict[tuple[int, ...], Segment] = {}
+        self._timing_classes: dict[Segment, IntArray] = {}
+        self._timing_cache: dict[tuple[Segment, int], SegmentTiming] = {}
+        self._operation_cache: dict[tuple[int, int], _TimedOperation] = {}
+        self._kernel_cache: dict[tuple[int, int], KernelTiming] = {}
+        self._imbalanced_kernels = [ImbalancedKernels(kind.kernels) for kind in device_models.models]
+        standalone_collectives = (
+            comm_op.collective for rank_program in program.programs for comm_op in rank_program.task_comm_ops
+        )
+        may_coincide = any(Stream.EP in rank_program.streams for rank_program in program.programs)
+        self._interference = InterferenceTable(
+            [kind.interference for kind in device_models.models],
+            dict.fromkeys(standalone_collectives),
+            may_coincide=may_coincide,
+        )
+        self._slowdown_cache: dict[tuple[Segment, int], FloatArray] = {}
+        self._comm_speed_cache: dict[tuple[int, Segment, CollectiveType], float] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what is known by identities, which are others elsewhere."""
         return {**vars(self), "_alike": {}, "_operations": {}, "_kernels": {}}
 
-    def block(self, rank: int, block: Segment) -> BlockTiming:
+    def time_segment(self, rank: int, segment: Segment) -> SegmentTiming:
         """Timing of a block on one rank."""
-        block = self._first_of(block)
-        key = block, int(self.numbers(block)[rank])
-        if key not in self._timings:
-            self._time(rank, block)
-        return self._timings[key]
+        segment = self._canonical_segment(segment)
+        key = segment, int(self.timing_classes(segment)[rank])
+        if key not in self._timing_cache:
+            self._time_segment(rank, segment)
+        return self._timing_cache[key]
 
-    def _first_of(self, block: Segment) -> Segment:
+    def _canonical_segment(self, segment: Segment) -> Segment:
         """The first block that was asked for with the same operations: it is timed for all of them.
 
         Operations are told by their identity: layers share them, and to compare them takes longer than to time them.
         """
-        known = self._first.get(block)
-        if known is None:
-            key = block.interleaved, *map(id, block.operations)
-            known = self._first[block] = self._alike.setdefault(key, block)
-        return known
+        cached = self._canonical.get(segment)
+        if cached is None:
+            key = segment.interleaved, *map(id, segment.operations)
+            cached = self._canonical[segment] = self._canonical_by_key.setdefault(key, segment)
+        return cached
 
-    def numbers(self, block: Segment) -> IntArray:
+    def timing_classes(self, segment: Segment) -> IntArray:
         """[ranks] ranks with equal numbers share the block's timing."""
-        block = self._first_of(block)
-        known = self._numbers.get(block)
-        if known is None:
-            known = self._numbers[block] = self._numbered(block)
-        return known
+        segment = self._canonical_segment(segment)
+        cached = self._timing_classes.get(segment)
+        if cached is None:
+            cached = self._timing_classes[segment] = self._classify_ranks(segment)
+        return cached
 
     @property
-    def apart(self) -> IntArray:
+    def rank_features(self) -> IntArray:
         """[ranks] ranks with equal numbers have equal machines, and equal loads."""
         return (
-            pair_labels(self.machines.of, label_rows(np.stack(self._loads, axis=1)))
-            if self._loads
-            else self.machines.of
+            pair_labels(self.device_models.index_of_rank, label_rows(np.stack(self._load_classes, axis=1)))
+            if self._load_classes
+            else self.device_models.index_of_rank
         )
 
-    def _numbered(self, block: Segment) -> IntArray:
-        numbers = self.machines.of
-        for load in dict.fromkeys(distinct_operation.load_index for distinct_operation in block.distinct_operations):
-            if load is not None:
-                numbers = pair_labels(numbers, self._loads[load])
-        for exchange in block.distinct_comm_ops:
-            seconds = self._exchanges.exchange(exchange).seconds
+    def _classify_ranks(self, segment: Segment) -> IntArray:
+        classes = self.device_models.index_of_rank
+        for load_index in dict.fromkeys(operation.load_index for operation in segment.distinct_operations):
+            if load_index is not None:
+                classes = pair_labels(classes, self._load_classes[load_index])
+        for comm_op in segment.distinct_comm_ops:
+            seconds = self._comm_cost.time_comm_op(comm_op).seconds
             if (seconds == seconds[0]).all():
                 continue
-            speeds = np.unique(seconds, return_inverse=True)[1].reshape(-1)[self._rows[exchange.comm_group]]
-            numbers = np.unique(numbers * (len(seconds) + 1) + speeds, return_inverse=True)[1].reshape(-1)
-        return numbers
+            seconds_class = np.unique(seconds, return_inverse=True)[1].reshape(-1)[
+                self._group_indices[comm_op.comm_group]
+            ]
+            classes = np.unique(classes * (len(seconds) + 1) + seconds_class, return_inverse=True)[1].reshape(-1)
+        return classes
 
-    def exchange(self, rank: int, exchange: CommOp) -> Timing:
+    def comm_timing(self, rank: int, comm_op: CommOp) -> KernelTiming:
         """Duration of an exchange in the group of one rank (its first member, for pairs)."""
-        timing = self._exchanges.exchange(exchange)
-        row = self._rows[exchange.comm_group][rank]
-        return Timing(float(timing.seconds[row]), timing.provenance, timing.bound, timing.error)
+        timing = self._comm_cost.time_comm_op(comm_op)
+        group_index = self._group_indices[comm_op.comm_group][rank]
+        return KernelTiming(float(timing.seconds[group_index]), timing.provenance, timing.bottleneck, timing.error)
 
-    def exchange_timing(self, exchange: CommOp) -> ExchangeTiming:
+    def comm_timing_by_group(self, comm_op: CommOp) -> CommTiming:
         """Duration of an exchange in every group of its role."""
-        return self._exchanges.exchange(exchange)
+        return self._comm_cost.time_comm_op(comm_op)
 
-    def exchange_seconds(self, ranks: IntArray, exchange: CommOp) -> FloatArray:
+    def comm_seconds(self, ranks: IntArray, comm_op: CommOp) -> FloatArray:
         """Seconds of an exchange in the group of each of some ranks (their first members, for pairs)."""
-        seconds: FloatArray = self._exchanges.exchange(exchange).seconds[self._rows[exchange.comm_group][ranks]]
+        seconds: FloatArray = self._comm_cost.time_comm_op(comm_op).seconds[
+            self._group_indices[comm_op.comm_group][ranks]
+        ]
         return seconds
 
-    def pace(self, exchange: CommOp) -> int:
+    def interference_level(self, comm_op: CommOp) -> int:
         """At which pace kernels go while a collective of the data stream is beside them; 0 is alone."""
-        return self._paces.number(exchange.collective)
+        return self._interference.level_of(comm_op.collective)
 
-    def pace_of_both(self, first: int, second: int) -> int:
+    def combined_interference_level(self, first: int, second: int) -> int:
         """At which pace kernels go beside two collectives of different streams; 0 is none."""
-        return self._paces.both(first, second)
+        return self._interference.combined_level(first, second)
 
-    def slowing(self, rank: int, block: Segment) -> FloatArray:
+    def slowdown(self, rank: int, segment: Segment) -> FloatArray:
         """The part by which kernels of a rank's block take longer at each pace from 1 on: [paces - 1, operations]."""
-        block, machine = self._first_of(block), int(self.machines.of[rank])
-        known = self._slowings.get((block, machine))
-        if known is None:
-            kernels = (distinct_operation.kernel for distinct_operation in block.distinct_operations)
-            places = np.array([0 if kernel is None else _PLACES[kernel.kind] for kernel in kernels], dtype=np.int64)
-            rows = np.array([row[machine] for row in self._paces.rows], dtype=np.float64).reshape(-1, len(CLASSES))
-            known = self._slowings[block, machine] = rows[:, places[block.operation_index]]
-        return known
+        segment, model_index = self._canonical_segment(segment), int(self.device_models.index_of_rank[rank])
+        cached = self._slowdown_cache.get((segment, model_index))
+        if cached is None:
+            kernels = (operation.kernel for operation in segment.distinct_operations)
+            class_indices = np.array(
+                [0 if kernel is None else _CLASS_INDEX[kernel.kind] for kernel in kernels], dtype=np.int64
+            )
+            slowdown_table = np.array(
+                [levels[model_index] for levels in self._interference.levels], dtype=np.float64
+            ).reshape(-1, len(KERNEL_CLASSES))
+            cached = self._slowdown_cache[segment, model_index] = slowdown_table[
+                :, class_indices[segment.operation_index]
+            ]
+        return cached
 
     @cached_property
-    def hinders(self) -> bool:
+    def compute_slows_comm(self) -> bool:
         """Whether kernels slow any collective of the data stream."""
-        tables = [kind.interference.collectives for kind in self.machines.kinds]
+        comm_slowdowns = [kind.interference.collectives for kind in self.device_models.models]
         return any(
-            table[kind, kernel_class] > 0.0
-            for table in tables
-            for kind in self._paces.kinds
-            for kernel_class in CLASSES
+            slowdowns[kind, kernel_class] > 0.0
+            for slowdowns in comm_slowdowns
+            for kind in self._interference.kinds
+            for kernel_class in KERNEL_CLASSES
         )
 
-    def speed(self, rank: int, block: Segment, exchange: CommOp) -> float:
+    def comm_speed(self, rank: int, segment: Segment, comm_op: CommOp) -> float:
         """At which part of its own pace a collective goes beside a rank's block, on average over all of that."""
-        key = int(self.numbers(block)[rank]), block, exchange.collective
-        if key not in self._speeds:
-            self._speeds[key] = self._speed(rank, block, exchange)
-        return self._speeds[key]
+        key = int(self.timing_classes(segment)[rank]), segment, comm_op.collective
+        if key not in self._comm_speed_cache:
+            self._comm_speed_cache[key] = self._comm_speed(rank, segment, comm_op)
+        return self._comm_speed_cache[key]
 
-    def _speed(self, rank: int, block: Segment, exchange: CommOp) -> float:
-        timing, table = self.block(rank, block), self._machine(rank).interference.collectives
-        kernels = timing.kernels * (1.0 + self.slowing(rank, block)[self.pace(exchange) - 1])
-        rest = timing.rest(timing.kernels)
+    def _comm_speed(self, rank: int, segment: Segment, comm_op: CommOp) -> float:
+        timing, comm_slowdowns = self.time_segment(rank, segment), self._device_model(rank).interference.collectives
+        kernels = timing.kernel_seconds * (1.0 + self.slowdown(rank, segment)[self.interference_level(comm_op) - 1])
+        fixed = timing.fixed(timing.kernel_seconds)
         kinds = (
-            KernelKind.MATMUL if operation.kernel is None else operation.kernel.kind for operation in block.operations
+            KernelKind.MATMUL if operation.kernel is None else operation.kernel.kind for operation in segment.operations
         )
-        longer = np.array([table[exchange.collective, class_of(kind)] for kind in kinds])
-        whole = float((kernels + rest).sum())
-        return float((kernels / (1.0 + longer) + rest).sum()) / whole if whole > 0.0 else 1.0
+        slowdown = np.array([comm_slowdowns[comm_op.collective, kernel_class_of(kind)] for kind in kinds])
+        total = float((kernels + fixed).sum())
+        return float((kernels / (1.0 + slowdown) + fixed).sum()) / total if total > 0.0 else 1.0
 
-    def slows(self, ranks: IntArray) -> bool:
+    def comm_slows_compute(self, ranks: IntArray) -> bool:
         """Whether a collective of the data stream slows any kernel of these ranks."""
-        machines = np.unique(self.machines.of[ranks]).tolist()
-        return any(part > 0.0 for row in self._paces.rows for machine in machines for part in row[machine])
-
-    def _machine(self, rank: int) -> Machine:
-        return self.machines.kinds[int(self.machines.of[rank])]
-
-    def _time(self, rank: int, block: Segment) -> None:
-        """Time a block on a rank, and where ranks have unlike loads on all of equal machines, since most will ask."""
-        numbers, machine = self.numbers(block), int(self.machines.of[rank])
-        ranks = [rank]
-        if any(distinct_operation.load_index is not None for distinct_operation in block.distinct_operations):
-            same = np.flatnonzero(self.machines.of == machine)
-            ranks = same[np.unique(numbers[same], return_index=True)[1]].tolist()
-        parts = [self._parts(item, block) for item in ranks]
-        seconds = np.stack([element.seconds for element in parts])
-        waits = self.machines.kinds[machine].launching.waits(block, seconds)
-        for entry, part, own, launching in zip(ranks, parts, seconds, waits, strict=True):
-            self._timings[block, int(numbers[entry])] = part.timing(own, launching)
-
-    def _parts(self, rank: int, block: Segment) -> "_Parts":
-        return _Parts(
-            [self._operation(rank, operation) for operation in block.distinct_operations], block.operation_index
+        model_indices = np.unique(self.device_models.index_of_rank[ranks]).tolist()
+        return any(
+            slowdown > 0.0
+            for level in self._interference.levels
+            for model_index in model_indices
+            for slowdown in level[model_index]
         )
 
-    def _operation(self, rank: int, operation: Operation) -> "_Timed":
+    def _device_model(self, rank: int) -> DeviceModel:
+        return self.device_models.models[int(self.device_models.index_of_rank[rank])]
+
+    def _time_segment(self, rank: int, segment: Segment) -> None:
+        """Time a block on a rank, and where ranks have unlike loads on all of equal machines, since most will ask."""
+        classes, model_index = self.timing_classes(segment), int(self.device_models.index_of_rank[rank])
+        ranks = [rank]
+        if any(distinct_operation.load_index is not None for distinct_operation in segment.distinct_operations):
+            same_model_ranks = np.flatnonzero(self.device_models.index_of_rank == model_index)
+            ranks = same_model_ranks[np.unique(classes[same_model_ranks], return_index=True)[1]].tolist()
+        rank_segments = [self._rank_segment(item, segment) for item in ranks]
+        seconds = np.stack([element.seconds for element in rank_segments])
+        stalls = self.device_models.models[model_index].host.launch_stalls(segment, seconds)
+        for entry, rank_segment, rank_seconds, launch_stalls in zip(ranks, rank_segments, seconds, stalls, strict=True):
+            self._timing_cache[segment, int(classes[entry])] = rank_segment.to_segment_timing(
+                rank_seconds, launch_stalls
+            )
+
+    def _rank_segment(self, rank: int, segment: Segment) -> "_RankSegment":
+        return _RankSegment(
+            [self._timed_operation(rank, operation) for operation in segment.distinct_operations],
+            segment.operation_index,
+        )
+
+    def _timed_operation(self, rank: int, operation: Operation) -> "_TimedOperation":
         """An operation of the program's on a rank, remembered by its identity: blocks share many of them."""
         key = rank, id(operation)
-        known = self._operations.get(key)
-        if known is None:
-            known = self._operations[key] = self._time_operation(rank, operation)
-        return known
+        cached = self._operation_cache.get(key)
+        if cached is None:
+            cached = self._operation_cache[key] = self._time_operation(rank, operation)
+        return cached
 
-    def _time_operation(self, rank: int, operation: Operation) -> "_Timed":
-        machine = int(self.machines.of[rank])
+    def _time_operation(self, rank: int, operation: Operation) -> "_TimedOperation":
+        model_index = int(self.device_models.index_of_rank[rank])
         match operation.body:
-            case CommOp() as exchange:
-                timing = self.exchange(rank, exchange)
+            case CommOp() as comm_op:
+                timing = self.comm_timing(rank, comm_op)
                 return timing, (timing.seconds, 0.0), None
             case CommOverlap() as overlap:
-                return self._overlapped(rank, overlap)
+                return self._time_overlap(rank, overlap)
             case kernel if operation.load_index is not None:
-                rows = float(self.program.expert_loads.factors[operation.load_index, rank])
-                return self._loaded[machine].kernel(kernel, rows), _ALL_KERNEL, None
+                load_factor = float(self.program.expert_loads.factors[operation.load_index, rank])
+                return self._imbalanced_kernels[model_index].time_kernel(kernel, load_factor), _NO_COMM, None
             case kernel:
-                return self._kernel(machine, kernel), _ALL_KERNEL, None
+                return self._time_kernel(model_index, kernel), _NO_COMM, None
 
-    def _kernel(self, machine: int, kernel: Kernel) -> Timing:
+    def _time_kernel(self, model_index: int, kernel: Kernel) -> KernelTiming:
         """A kernel of the program's, remembered by its identity: to hash it takes longer."""
-        key = machine, id(kernel)
-        known = self._kernels.get(key)
-        if known is None:
-            known = self._kernels[key] = self.machines.kinds[machine].kernels.kernel(kernel)
-        return known
+        key = model_index, id(kernel)
+        cached = self._kernel_cache.get(key)
+        if cached is None:
+            cached = self._kernel_cache[key] = self.device_models.models[model_index].kernels.time_kernel(kernel)
+        return cached
 
-    def _overlapped(self, rank: int, overlap: CommOverlap) -> "_Timed":
+    def _time_overlap(self, rank: int, overlap: CommOverlap) -> "_TimedOperation":
         """Timing of a kernel and an exchange side by side."""
-        machine, exchange = self._machine(rank), self.exchange(rank, overlap.comm_op)
-        kernel = _in_pieces(machine, overlap.kernel, overlap.chunk_count)
-        pair = overlap.comm_op.collective, class_of(overlap.kernel.kind)
-        slowing = machine.interference
-        both = SideBySide(overlap, exchange.seconds, slowing.kernels[pair], slowing.collectives[pair])
-        slowed = both.slowed(kernel.seconds, exchange.seconds)
-        seconds = both.of(kernel.seconds, exchange.seconds)
-        moves = both.moves(kernel.seconds, exchange.seconds)
-        longer = exchange if moves > kernel.seconds + slowed else kernel
-        return replace(longer, seconds=seconds), (seconds - kernel.seconds - slowed, slowed), both
+        device_model, comm = self._device_model(rank), self.comm_timing(rank, overlap.comm_op)
+        kernel = _time_chunked_kernel(device_model, overlap.kernel, overlap.chunk_count)
+        pair = overlap.comm_op.collective, kernel_class_of(overlap.kernel.kind)
+        interference = device_model.interference
+        model = OverlapModel(overlap, comm.seconds, interference.kernels[pair], interference.collectives[pair])
+        kernel_delay = model.kernel_delay(kernel.seconds, comm.seconds)
+        seconds = model.duration(kernel.seconds, comm.seconds)
+        comm_duration = model.comm_duration(kernel.seconds, comm.seconds)
+        dominant = comm if comm_duration > kernel.seconds + kernel_delay else kernel
+        return replace(dominant, seconds=seconds), (seconds - kernel.seconds - kernel_delay, kernel_delay), model
 
 
-_Timed = tuple[Timing, tuple[Seconds, Seconds], SideBySide | None]
+_TimedOperation = tuple[KernelTiming, tuple[Seconds, Seconds], OverlapModel | None]
 """An operation on one rank: its timing, of it exposed communication and what that slows, and both if they are two."""
-_ALL_KERNEL: Final = 0.0, 0.0
+_NO_COMM: Final = 0.0, 0.0
 """Nothing of it is communication."""
-_PLACES: Final = {kind: CLASSES.index(class_of(kind)) for kind in KernelKind}
+_CLASS_INDEX: Final = {kind: KERNEL_CLASSES.index(kernel_class_of(kind)) for kind in KernelKind}
 """The place of each kind's class."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
+class _RankSegment:
     """A block's operations on one rank. timed: the different ones; which: [operations] of these each is."""
 
-    timed: list[_Timed]
-    which: IntArray
+    timed_operations: list[_TimedOperation]
+    operation_index: IntArray
 
     @property
     def seconds(self) -> FloatArray:
         """[operations] seconds of each."""
-        return np.array([timing.seconds for timing, _, _ in self.timed], dtype=np.float64)[self.which]
+        return np.array([timing.seconds for timing, _, _ in self.timed_operations], dtype=np.float64)[
+            self.operation_index
+        ]
 
-    def timing(self, seconds: FloatArray, launching: FloatArray) -> BlockTiming:
-        """Put together; seconds: those of each; launching: [operations], as `BlockTiming` has it."""
-        durations, which = (seconds + launching).tolist(), self.which.tolist()
-        parts = np.array([part for _, part, _ in self.timed], dtype=np.float64).reshape(-1, 2)[self.which]
-        timings = [self.timed[number][0] for number in which]
-        return BlockTiming(
+    def to_segment_timing(self, seconds: FloatArray, launch_stalls: FloatArray) -> SegmentTiming:
+        """Put together; seconds: those of each; launching: [operations], as `SegmentTiming` has it."""
+        durations, indices = (seconds + launch_stalls).tolist(), self.operation_index.tolist()
+        comm_shares = np.array([share for _, share, _ in self.timed_operations], dtype=np.float64).reshape(-1, 2)[
+            self.operation_index
+        ]
+        timings = [self.timed_operations[index][0] for index in indices]
+        return SegmentTiming(
             durations=tuple(durations),
             offsets=np.concatenate(([0.0], np.cumsum(durations))),
-            exposed=parts[:, 0],
-            slowed=parts[:, 1],
-            launching=launching,
-            together=self._together(which),
+            exposed_comm=comm_shares[:, 0],
+            overlap_delay=comm_shares[:, 1],
+            launch_stalls=launch_stalls,
+            overlaps=self._overlaps(indices),
             provenance=tuple([timing.provenance for timing in timings]),
-            bound=tuple([timing.bottleneck for timing in timings]),
+            bottleneck=tuple([timing.bottleneck for timing in timings]),
             error=tuple([timing.error for timing in timings]),
-            longer=tuple([timing.in_situ_slowdown for timing in timings]),
+            in_situ_slowdown=tuple([timing.in_situ_slowdown for timing in timings]),
         )
 
-    def _together(self, which: list[int]) -> dict[int, SideBySide]:
+    def _overlaps(self, indices: list[int]) -> dict[int, OverlapModel]:
         """Operations that are two, by their place."""
-        there = {number: both for number, (_, _, both) in enumerate(self.timed) if both is not None}
-        return {place: there[number] for place, number in enumerate(which) if number in there} if there else {}
+        models = {index: model for index, (_, _, model) in enumerate(self.timed_operations) if model is not None}
+        return (
+            {position: models[number] for position, number in enumerate(indices) if number in models} if models else {}
+        )
 
 
-def _in_pieces(machine: Machine, kernel: Kernel, chunks: float) -> Timing:
+def _time_chunked_kernel(device_model: DeviceModel, kernel: Kernel, chunks: float) -> KernelTiming:
     """A kernel that is run in so many pieces, one after the other; in one where it need not be cut."""
     if math.isinf(chunks):
-        return machine.kernels.kernel(kernel)
-    pieces = int(chunks)
-    timing = machine.kernels.kernel(kernel.piece(pieces))
-    return replace(timing, seconds=timing.seconds * pieces)
+        return device_model.kernels.time_kernel(kernel)
+    chunk_count = int(chunks)
+    timing = device_model.kernels.time_kernel(kernel.split_into(chunk_count))
+    return replace(timing, seconds=timing.seconds * chunk_count)

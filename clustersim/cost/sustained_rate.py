@@ -20,105 +20,126 @@ from dataclasses import dataclass, field, replace
 from statistics import mean, stdev
 from typing import Final
 
-from clustersim.cost.calibration_record import GpuRow, Record
-from clustersim.cost.device_models import slowest
+from clustersim.cost.calibration_record import CalibrationRecord, GpuSample
+from clustersim.cost.device_models import slowest_deviation
 from clustersim.cost.roofline import Roofline
-from clustersim.cost.timing import MEASURED_HERE, KernelCost, Provenance, Timing
-from clustersim.hardware.efficiency import InTraining
+from clustersim.cost.timing import LOCALLY_MEASURED, KernelCost, KernelTiming, Provenance
+from clustersim.hardware.efficiency import TrainingDerating
 from clustersim.model.kernels import Kernel, KernelKind
-from clustersim.model.training import Attention
+from clustersim.model.training import AttentionBackend
 
-FLASH1: Final = 2.0
+FLASH1_SLOWDOWN: Final = 2.0
 """Times that FlashAttention takes relative to FlashAttention-2."""
 
-_ATTENTION: Final = (KernelKind.ATTENTION_FORWARD, KernelKind.ATTENTION_BACKWARD)
+_ATTENTION_KINDS: Final = (KernelKind.ATTENTION_FORWARD, KernelKind.ATTENTION_BACKWARD)
 
 
-def pace_of(published: InTraining, record: Record | None) -> InTraining:
+def unmeasured_effects(published: TrainingDerating, record: CalibrationRecord | None) -> TrainingDerating:
     """What a step does to the pace of kernels that is not in their times yet."""
     if record is None or not record.chain:
         return published
-    return replace(published, sustained=1.0, narrow=None, spread=_spread(record.gpus, published.spread))
+    return replace(
+        published,
+        sustained_ratio=1.0,
+        low_precision_ratio=None,
+        gpu_spread=_gpu_spread(record.gpus, published.gpu_spread),
+    )
 
 
-def _spread(gpus: Sequence[GpuRow], published: float) -> float:
+def _gpu_spread(gpus: Sequence[GpuSample], published: float) -> float:
     """Standard deviation of times from GPU to GPU, relative to their mean."""
-    seconds = [gpu_row.time.seconds for gpu_row in gpus]
+    seconds = [sample.time.seconds for sample in gpus]
     return published if len(seconds) < 2 else stdev(seconds) / mean(seconds)
 
 
-def job_rate(pace: InTraining, gpus: int) -> float:
+def job_rate(effects: TrainingDerating, gpus: int) -> float:
     """Arithmetic rate of a job's GPUs relative to that of single kernels on a mean one: the slowest sets it."""
-    return pace.sustained / (1.0 + pace.spread * slowest(gpus))
+    return effects.sustained_ratio / (1.0 + effects.gpu_spread * slowest_deviation(gpus))
 
 
-def older_attention(pace: InTraining, asked: Attention, timed: Attention = Attention.FLASH) -> float:
+def attention_ratio(
+    effects: TrainingDerating, requested: AttentionBackend, measured: AttentionBackend = AttentionBackend.FLASH
+) -> float:
     """How many times longer the flash attention takes that a training asks for than the one that was timed.
 
     At least 1: what was timed is not taken to be slower than this machine's libraries allow.
     """
-    return max(1.0, _times(pace, asked) / _times(pace, timed))
+    return max(1.0, _relative_attention_seconds(effects, requested) / _relative_attention_seconds(effects, measured))
 
 
-def _times(pace: InTraining, attention: Attention) -> float:
+def _relative_attention_seconds(effects: TrainingDerating, attention: AttentionBackend) -> float:
     """Relative to the fastest flash attention that there is for the accelerator."""
     match attention:
-        case Attention.FLASH2:
-            return pace.flash2
-        case Attention.FLASH1:
-            return FLASH1 * pace.flash2
+        case AttentionBackend.FLASH2:
+            return effects.flash2_slowdown
+        case AttentionBackend.FLASH1:
+            return FLASH1_SLOWDOWN * effects.flash2_slowdown
     return 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class InStep:
+class SustainedKernels:
     """Kernels as they are within a step (a `KernelCost`).
 
     alone: times kernels by themselves; model, within: the kernel model of the same hardware, of kernels by themselves
     and at the rate of a step; attention: times that flash attention takes.
     """
 
-    alone: KernelCost
-    model: Roofline
-    within: Roofline
-    attention: float
-    _known: dict[Kernel, Timing] = field(init=False, repr=False, compare=False, default_factory=dict)
+    isolated: KernelCost
+    isolated_model: Roofline
+    in_step_model: Roofline
+    attention_slowdown: float
+    _cache: dict[Kernel, KernelTiming] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     @classmethod
-    def of(cls, alone: KernelCost, model: Roofline, *, rate: float, attention: float, narrow: float = 1.0) -> "InStep":
+    def from_rate(
+        cls,
+        isolated: KernelCost,
+        model: Roofline,
+        *,
+        rate: float,
+        attention_slowdown: float,
+        low_precision_factor: float = 1.0,
+    ) -> "SustainedKernels":
         """Kernels of a step whose arithmetic runs at a `rate` relative to kernels alone.
 
         narrow: how many times that in formats with scales.
         """
-        return cls(alone, model, Roofline(model.accelerator, rate, narrow), attention)
+        return cls(isolated, model, Roofline(model.accelerator, rate, low_precision_factor), attention_slowdown)
 
-    def kernel(self, kernel: Kernel) -> Timing:
+    def time_kernel(self, kernel: Kernel) -> KernelTiming:
         """Time one kernel."""
-        known = self._known.get(kernel)
-        if known is None:
-            known = self._known[kernel] = self._timed(kernel)
-        return known
+        cached = self._cache.get(kernel)
+        if cached is None:
+            cached = self._cache[kernel] = self._time_in_step(kernel)
+        return cached
 
-    def _timed(self, kernel: Kernel) -> Timing:
-        timing = self._paced(kernel, self.alone.kernel(kernel))
-        return _older(timing, self.attention) if kernel.kind in _ATTENTION and self.attention > 1.0 else timing
+    def _time_in_step(self, kernel: Kernel) -> KernelTiming:
+        timing = self._apply_rate(kernel, self.isolated.time_kernel(kernel))
+        return (
+            _older_attention_timing(timing, self.attention_slowdown)
+            if kernel.kind in _ATTENTION_KINDS and self.attention_slowdown > 1.0
+            else timing
+        )
 
-    def _paced(self, kernel: Kernel, timing: Timing) -> Timing:
-        modelled, within = self.model.kernel(kernel), self.within.kernel(kernel)
-        if modelled.seconds == within.seconds:
+    def _apply_rate(self, kernel: Kernel, timing: KernelTiming) -> KernelTiming:
+        isolated, in_step = self.isolated_model.time_kernel(kernel), self.in_step_model.time_kernel(kernel)
+        if isolated.seconds == in_step.seconds:
             return timing
-        longer = within.seconds / modelled.seconds
+        slowdown = in_step.seconds / isolated.seconds
         return replace(
             timing,
             # alone times `longer`, so written that what the model says of a kernel alone gives what it says of it here
-            seconds=within.seconds + (timing.seconds - modelled.seconds) * longer,
-            bound=within.bound if timing.bound is modelled.bound else timing.bound,
-            error=None if timing.error is None else timing.error + abs(longer - 1.0),
-            longer=longer,
+            seconds=in_step.seconds + (timing.seconds - isolated.seconds) * slowdown,
+            bottleneck=in_step.bottleneck if timing.bottleneck is isolated.bottleneck else timing.bottleneck,
+            error=None if timing.error is None else timing.error + abs(slowdown - 1.0),
+            in_situ_slowdown=slowdown,
         )
 
 
-def _older(timing: Timing, times: float) -> Timing:
+def _older_attention_timing(timing: KernelTiming, slowdown: float) -> KernelTiming:
     """The flash attention of an older library: not what was measured, if anything was."""
-    older = replace(timing, seconds=timing.seconds * times)
-    return replace(older, provenance=Provenance.DERIVED, error=None) if timing.provenance in MEASURED_HERE else older
+    slowed = replace(timing, seconds=timing.seconds * slowdown)
+    return (
+        replace(slowed, provenance=Provenance.DERIVED, error=None) if timing.provenance in LOCALLY_MEASURED else slowed
+    )

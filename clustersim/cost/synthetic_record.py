@@ -7,53 +7,60 @@ A row for each kernel that has a shape, by which records know kernels again. Wha
 from collections.abc import Callable, Iterable
 from math import isfinite
 
-from clustersim.common.errors import InputError, shown
-from clustersim.common.plugins import refusing
+from clustersim.common.errors import InputError, format_value
+from clustersim.common.plugins import as_input_errors
 from clustersim.common.units import Seconds
 from clustersim.cost.calibration_record import (
-    Conditions,
-    Device,
-    KernelRow,
-    Origin,
-    Record,
-    Signature,
-    Spread,
-    signature,
+    CalibrationRecord,
+    DeviceInfo,
+    KernelSample,
+    KernelSignature,
+    MeasurementConditions,
+    RecordOrigin,
+    TimeStatistics,
+    signature_of,
 )
 from clustersim.model.kernels import Kernel
 
 
-def computed(
-    seconds: Callable[[Kernel], Seconds | None], kernels: Iterable[Kernel], *, accelerator: str, words: str
-) -> Record:
+def record_from_function(
+    kernel_seconds: Callable[[Kernel], Seconds | None], kernels: Iterable[Kernel], *, accelerator: str, description: str
+) -> CalibrationRecord:
     """The record of an accelerator whose kernels take what a function says alone; words: what the function is.
 
     Raises InputError where the function raises, or gives what is no time above zero.
     """
-    rows: dict[Signature, KernelRow] = {}
+    samples: dict[KernelSignature, KernelSample] = {}
     for kernel in kernels:
-        sought = signature(kernel)
-        if sought is not None and sought not in rows and (taken := _taken(seconds, kernel)) is not None:
-            rows[sought] = _row(kernel, sought, taken)
-    device, conditions = Device(accelerator, words), Conditions(date="", command="", method="computed")
-    return Record(device, conditions, tuple(rows.values()), origin=Origin.DERIVED, derivation=words)
+        key = signature_of(kernel)
+        if key is not None and key not in samples and (duration := _evaluate(kernel_seconds, kernel)) is not None:
+            samples[key] = _kernel_sample(kernel, key, duration)
+    device, conditions = (
+        DeviceInfo(accelerator, description),
+        MeasurementConditions(date="", command="", method="computed"),
+    )
+    return CalibrationRecord(
+        device, conditions, tuple(samples.values()), origin=RecordOrigin.DERIVED, derivation=description
+    )
 
 
-def _taken(seconds: Callable[[Kernel], Seconds | None], kernel: Kernel) -> Seconds | None:
+def _evaluate(kernel_seconds: Callable[[Kernel], Seconds | None], kernel: Kernel) -> Seconds | None:
     """What the function says of a kernel."""
-    with refusing(f"{getattr(seconds, '__name__', 'the function')}({kernel.name})"):
-        taken = seconds(kernel)
-        if taken is None:
+    with as_input_errors(f"{getattr(kernel_seconds, '__name__', 'the function')}({kernel.name})"):
+        duration = kernel_seconds(kernel)
+        if duration is None:
             return None
-        if not (isfinite(taken) and taken > 0.0):
-            raise InputError(f"{shown(taken)} is no time above zero, in seconds; None leaves the kernel to the model")
-        return float(taken)
+        if not (isfinite(duration) and duration > 0.0):
+            raise InputError(
+                f"{format_value(duration)} is no time above zero, in seconds; None leaves the kernel to the model"
+            )
+        return float(duration)
 
 
-def _row(kernel: Kernel, named: Signature, taken: Seconds) -> KernelRow:
-    return KernelRow(
+def _kernel_sample(kernel: Kernel, kernel_signature: KernelSignature, duration: Seconds) -> KernelSample:
+    return KernelSample(
         kernel.name,
-        *(named.kind, named.dtype, named.shape),
+        *(kernel_signature.kind, kernel_signature.dtype, kernel_signature.shape),
         *(kernel.flops, kernel.bytes, kernel.launches),
-        time=Spread(taken, taken, taken, repetitions=1),
+        time=TimeStatistics(duration, duration, duration, repetitions=1),
     )

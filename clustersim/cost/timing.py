@@ -22,11 +22,11 @@ class Provenance(Enum):
     ROOFLINE = "roofline"  # analytic, from datasheet peaks
 
 
-MEASURED_HERE: Final = (Provenance.MEASURED, Provenance.INTERPOLATED, Provenance.FITTED)
+LOCALLY_MEASURED: Final = (Provenance.MEASURED, Provenance.INTERPOLATED, Provenance.FITTED)
 """What rests on a record of this machine."""
 
 
-class Bound(Enum):
+class Bottleneck(Enum):
     """What limits a piece of work."""
 
     COMPUTE = "compute"
@@ -39,7 +39,7 @@ class Bound(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class KernelTiming:
     """Duration of one kernel or collective alone on its hardware.
 
     error: the part by which the real duration is expected to differ, from the dispersion of what was measured or from
@@ -49,29 +49,29 @@ class Timing:
 
     seconds: Seconds
     provenance: Provenance
-    bound: Bound
+    bottleneck: Bottleneck
     error: float | None = None
-    longer: float = 1.0
+    in_situ_slowdown: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class ExchangeTiming:
+class CommTiming:
     """Duration of one collective in every group of its role.
 
     seconds: [groups]; for people, algorithm: what the slowest group takes; tier: the highest that two of its members
-    have between them (a ring may stay below it); error: as in `Timing`.
+    have between them (a ring may stay below it); error: as in `KernelTiming`.
     """
 
     seconds: FloatArray
     provenance: Provenance
-    bound: Bound
+    bottleneck: Bottleneck
     algorithm: str
     tier: str
     error: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class LinkDemand:
     """What one collective asks of shared links in every group of its role.
 
     latency: [groups] seconds in which nothing moves; transfer: [groups] seconds that its bytes take where the group has
@@ -85,25 +85,25 @@ class Demand:
     per_byte: FloatArray
     flow: FloatArray
     payload: Bytes
-    crossings: LinkLoadMatrix
+    link_loads: LinkLoadMatrix
 
 
 class KernelCost(Protocol):
     """The seam between the engine and sources of kernel durations."""
 
-    def kernel(self, kernel: Kernel) -> Timing:
+    def time_kernel(self, kernel: Kernel) -> KernelTiming:
         """Time one kernel alone on one GPU."""
 
 
-class ExchangeCost(Protocol):
+class CommCost(Protocol):
     """The seam between the engine and sources of collective durations."""
 
-    def exchange(self, exchange: CommOp) -> ExchangeTiming:
+    def time_comm_op(self, comm_op: CommOp) -> CommTiming:
         """Time one collective in each group of its role, all groups of the role at once."""
 
 
-class DemandCost(Protocol):
+class LinkDemandCost(Protocol):
     """The seam between the engine's shared network and sources of what collectives ask of it."""
 
-    def demand(self, exchange: CommOp) -> Demand:
+    def link_demand(self, comm_op: CommOp) -> LinkDemand:
         """What one collective asks of links in each group of its role."""

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from clustersim.common.units import Seconds
-from clustersim.cost.contention import Sharing
+from clustersim.cost.contention import ContentionMap
 from clustersim.cost.jitter import Jitter
-from clustersim.cost.segment import BlockCost
+from clustersim.cost.segment import SegmentCost
 from clustersim.engine.engine import collect_results, create_ranks
 from clustersim.engine.kernel.environment import SimEnvironment
 from clustersim.engine.kernel.network.fluid_network import FluidNetwork
@@ -25,9 +25,9 @@ from clustersim.trace.trace import Trace
 class CoScheduledJob:
     """What one job runs. cost: knows its program, too; classes: its own, of links that are all jobs'; start: when."""
 
-    cost: BlockCost
+    cost: SegmentCost
     classes: SymmetryClasses
-    contention_map: Sharing | None
+    contention_map: ContentionMap | None
     coalesce: bool = True
     jitter: Jitter | None = None
     start: Seconds = 0.0

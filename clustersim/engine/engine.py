@@ -9,9 +9,9 @@ depends on that order, so the trace is the same on every run.
 from typing import Final
 
 from clustersim.common.errors import ClusterSimError
-from clustersim.cost.contention import Sharing
+from clustersim.cost.contention import ContentionMap
 from clustersim.cost.jitter import Jitter
-from clustersim.cost.segment import BlockCost
+from clustersim.cost.segment import SegmentCost
 from clustersim.engine.fast_forward.steady_state import watch_steady_state
 from clustersim.engine.recording.operation_log import OperationSpanLog
 from clustersim.engine.recording.recorder import Recorder
@@ -33,10 +33,10 @@ class DeadlockError(ClusterSimError):
 def simulate_program(
     program: Program,
     classes: SymmetryClasses,
-    cost: BlockCost,
+    cost: SegmentCost,
     *,
     coalesce: bool = True,
-    contention_map: Sharing | None = None,
+    contention_map: ContentionMap | None = None,
     jitter: Jitter | None = None,
 ) -> tuple[Trace, OperationSpanLog]:
     """Run one rank of every class; return its spans, and those of operations run one by one.
@@ -48,7 +48,7 @@ def simulate_program(
     if (
         coalesce
         and contention_map is None
-        and not cost.hinders
+        and not cost.compute_slows_comm
         and _vectorizing_pays(program, classes)
         and can_vectorize(program)
     ):
@@ -66,10 +66,10 @@ def _vectorizing_pays(program: Program, classes: SymmetryClasses) -> bool:
 def simulate_scalar(
     program: Program,
     classes: SymmetryClasses,
-    cost: BlockCost,
+    cost: SegmentCost,
     *,
     coalesce: bool = True,
-    contention_map: Sharing | None = None,
+    contention_map: ContentionMap | None = None,
     jitter: Jitter | None = None,
 ) -> tuple[Trace, OperationSpanLog]:
     """`simulate_program`, rank by rank in a simpy environment."""

@@ -10,26 +10,26 @@ from types import MappingProxyType
 from typing import Final
 
 from clustersim.common import data_files
-from clustersim.common.dtypes import COMPUTED, NARROW, DType
-from clustersim.common.errors import InputError, nearest, shown
-from clustersim.common.mapping_reader import Section
+from clustersim.common.dtypes import COMPUTE_DTYPES, LOW_PRECISION_DTYPES, DType
+from clustersim.common.errors import InputError, format_value, suggest_nearest
+from clustersim.common.mapping_reader import MappingReader
 from clustersim.common.units import Bytes, BytesPerSecond, Dimension, FlopPerSecond, Seconds
-from clustersim.hardware.alignment import Alignment
+from clustersim.hardware.alignment import KernelAlignment
 from clustersim.hardware.efficiency import (
     AttentionEfficiency,
-    Efficiency,
-    GroupedEfficiency,
-    InTraining,
+    GroupedGemmEfficiency,
+    KernelEfficiency,
     MatmulEfficiency,
+    TrainingDerating,
 )
-from clustersim.hardware.link_technology import Technology
-from clustersim.hardware.power import Power
+from clustersim.hardware.link_technology import LinkTechnology
+from clustersim.hardware.power import PowerSpec
 from clustersim.hardware.technology_reader import read_generation
 
-MOST_UNITS: Final = 1_000_000  # compute units, or rows of an attention block: a typing error beyond
-MOST_SUSTAINED: Final = 1.25  # of the published single kernels' rate
-MOST_FASTER: Final = 4.0  # attention in a format with scales than in BF16
-MOST_INTERFERENCE: Final = 10.0  # kernels that take eleven times as long: a percentage by mistake beyond
+MAX_COMPUTE_UNITS: Final = 1_000_000  # compute units, or rows of an attention block: a typing error beyond
+MAX_SUSTAINED_RATIO: Final = 1.25  # of the published single kernels' rate
+MAX_FORMAT_SPEEDUP: Final = 4.0  # attention in a format with scales than in BF16
+MAX_INTERFERENCE: Final = 10.0  # kernels that take eleven times as long: a percentage by mistake beyond
 _PROVENANCE: Final = MappingProxyType({"published": True, "roofline": False})
 
 
@@ -54,164 +54,176 @@ class Accelerator:
     compute_units: int
     context_bytes: Bytes
     interference: float
-    efficiency: Efficiency
+    efficiency: KernelEfficiency
     sources: Mapping[str, str]
-    in_training: InTraining = field(default_factory=InTraining)
-    alignment: Alignment = field(default_factory=Alignment)
-    nvlink: Technology | None = None
-    host_pace: float = 1.0
-    power: Power | None = None
+    derating: TrainingDerating = field(default_factory=TrainingDerating)
+    alignment: KernelAlignment = field(default_factory=KernelAlignment)
+    nvlink: LinkTechnology | None = None
+    host_launch_ratio: float = 1.0
+    power: PowerSpec | None = None
 
-    def peak_of(self, dtype: DType) -> FlopPerSecond:
+    def peak_flops(self, dtype: DType) -> FlopPerSecond:
         """Dense peak in FLOP/s; raise InputError that lists the formats that this accelerator has."""
         if dtype not in self.formats:
-            formats = ", ".join(known.value for known in self.formats)
+            formats = ", ".join(dtype_name.value for dtype_name in self.formats)
             raise InputError(f"{self.name} has no {dtype.value} peak; it computes in {formats}")
-        return self.peak[dtype.arithmetic]
+        return self.peak[dtype.peak_dtype]
 
     @property
     def formats(self) -> tuple[DType, ...]:
         """The formats that it computes in; of those with scales only what there are kernels for."""
-        shares = self.efficiency.matmul.shares
-        legal = (item for item in COMPUTED if item not in NARROW or item in shares)
-        return tuple(element for element in legal if element.arithmetic in self.peak)
+        fractions = self.efficiency.matmul.shares
+        candidates = (item for item in COMPUTE_DTYPES if item not in LOW_PRECISION_DTYPES or item in fractions)
+        return tuple(candidate for candidate in candidates if candidate.peak_dtype in self.peak)
 
 
 def load_accelerator(name_or_path: str) -> Accelerator:
     """Read a shipped accelerator by name (`h100-sxm-80gb`) or any accelerator file by path."""
-    path = data_files.find("accelerators", name_or_path)
-    section = Section(path, data_files.read_mapping(path))
+    path = data_files.find_file("accelerators", name_or_path)
+    section = MappingReader(path, data_files.read_mapping(path))
     accelerator = Accelerator(
         name=path.stem,
-        description=section.text("description"),
-        peak=_peak(section.section("peak")),
-        memory_bytes=section.quantity("memory", Dimension.SIZE),
-        memory_bandwidth=section.quantity("memory_bandwidth", Dimension.BANDWIDTH),
-        compute_units=section.count("compute_units", most=MOST_UNITS),
-        context_bytes=section.quantity("context", Dimension.SIZE, zero=True),
-        interference=_interference(section),
-        efficiency=_efficiency(section.section("efficiency")),
-        in_training=_in_training(section.section("in_training")) if section.has("in_training") else InTraining(),
-        alignment=_alignment(section.section("alignment")) if section.has("alignment") else Alignment(),
-        sources=section.section("sources").texts(),
-        nvlink=read_generation(section, None, key="nvlink") if section.has("nvlink") else None,
-        host_pace=section.number("host_pace") if section.has("host_pace") else 1.0,
-        power=Power.read(section.section("power")) if section.has("power") else None,
+        description=section.get_text("description"),
+        peak=_read_peak(section.get_section("peak")),
+        memory_bytes=section.get_quantity("memory", Dimension.SIZE),
+        memory_bandwidth=section.get_quantity("memory_bandwidth", Dimension.BANDWIDTH),
+        compute_units=section.get_int("compute_units", max_value=MAX_COMPUTE_UNITS),
+        context_bytes=section.get_quantity("context", Dimension.SIZE, allow_zero=True),
+        interference=_read_interference(section),
+        efficiency=_read_efficiency(section.get_section("efficiency")),
+        derating=_read_derating(section.get_section("in_training"))
+        if section.has_key("in_training")
+        else TrainingDerating(),
+        alignment=_read_alignment(section.get_section("alignment"))
+        if section.has_key("alignment")
+        else KernelAlignment(),
+        sources=section.get_section("sources").get_text_mapping(),
+        nvlink=read_generation(section, None, key="nvlink") if section.has_key("nvlink") else None,
+        host_launch_ratio=section.get_float("host_pace") if section.has_key("host_pace") else 1.0,
+        power=PowerSpec.from_section(section.get_section("power")) if section.has_key("power") else None,
     )
-    section.finish()
+    section.reject_unknself_keys()
     return accelerator
 
 
-def _peak(section: Section) -> Mapping[DType, FlopPerSecond]:
-    formats = {dtype.value: dtype for dtype in COMPUTED}
-    for key in section.names():
+def _read_peak(section: MappingReader) -> Mapping[DType, FlopPerSecond]:
+    formats = {dtype.value: dtype for dtype in COMPUTE_DTYPES}
+    for key in section.key_names():
         if key not in formats:
-            raise section.refuse(key, f"unknown number format; {nearest(key, formats)}")
-    return {formats[key]: section.quantity(key, Dimension.COMPUTE) for key in section.names()}
+            raise section.input_error(key, f"unknown number format; {suggest_nearest(key, formats)}")
+    return {formats[key]: section.get_quantity(key, Dimension.COMPUTE) for key in section.key_names()}
 
 
-def _interference(section: Section) -> float:
-    value = section.number("interference")
-    if value > MOST_INTERFERENCE:
-        raise section.refuse("interference", f"{shown(value)} is above {MOST_INTERFERENCE:g}; 0.2 means 20 % longer")
+def _read_interference(section: MappingReader) -> float:
+    value = section.get_float("interference")
+    if value > MAX_INTERFERENCE:
+        raise section.input_error(
+            "interference", f"{format_value(value)} is above {MAX_INTERFERENCE:g}; 0.2 means 20 % longer"
+        )
     return value
 
 
-def _efficiency(section: Section) -> Efficiency:
-    provenance = section.choice("provenance", *_PROVENANCE, required=True)
-    return Efficiency(
+def _read_efficiency(section: MappingReader) -> KernelEfficiency:
+    provenance = section.get_choice("provenance", *_PROVENANCE, required=True)
+    return KernelEfficiency(
         published=_PROVENANCE[provenance],
-        matmul=_matmul(section.section("matmul")),
-        attention_forward=_attention(section.section("attention_forward")),
-        attention_backward=_attention(section.section("attention_backward")),
-        memory=section.share("memory"),
-        kernel_latency=section.quantity("kernel_latency", Dimension.TIME, zero=True),
-        launch_interval=section.quantity("launch_interval", Dimension.TIME, zero=True),
-        grouped=_grouped(section.section("grouped")) if section.has("grouped") else None,
-        casts=section.share("casts") if section.has("casts") else 1.0,
+        matmul=_read_matmul(section.get_section("matmul")),
+        attention_forward=_read_attention(section.get_section("attention_forward")),
+        attention_backward=_read_attention(section.get_section("attention_backward")),
+        memory=section.get_fraction("memory"),
+        kernel_latency=section.get_quantity("kernel_latency", Dimension.TIME, allow_zero=True),
+        launch_interval=section.get_quantity("launch_interval", Dimension.TIME, allow_zero=True),
+        grouped=_read_grouped(section.get_section("grouped")) if section.has_key("grouped") else None,
+        casts=section.get_fraction("casts") if section.has_key("casts") else 1.0,
     )
 
 
-def _in_training(section: Section) -> InTraining:
-    return InTraining(
-        sustained=section.ratio("sustained", most=MOST_SUSTAINED),
-        spread=section.number("spread"),
-        flash2=section.number("flash2", low=1.0),
-        narrow=section.ratio("narrow", most=MOST_SUSTAINED) if section.has("narrow") else None,
+def _read_derating(section: MappingReader) -> TrainingDerating:
+    return TrainingDerating(
+        sustained_ratio=section.get_ratio("sustained", max_value=MAX_SUSTAINED_RATIO),
+        gpu_spread=section.get_float("spread"),
+        flash2_slowdown=section.get_float("flash2", min_value=1.0),
+        low_precision_ratio=section.get_ratio("narrow", max_value=MAX_SUSTAINED_RATIO)
+        if section.has_key("narrow")
+        else None,
     )
 
 
-def _alignment(section: Section) -> Alignment:
-    unaligned, batched = section.share("unaligned"), section.share("batched")
+def _read_alignment(section: MappingReader) -> KernelAlignment:
+    unaligned, batched = section.get_fraction("unaligned"), section.get_fraction("batched")
     if batched > unaligned:
-        raise section.refuse("batched", f"{shown(batched)} is above unaligned {shown(unaligned)}")
-    return Alignment(unaligned, batched, _head_dims(section))
+        raise section.input_error("batched", f"{format_value(batched)} is above unaligned {format_value(unaligned)}")
+    return KernelAlignment(unaligned, batched, _read_head_dims(section))
 
 
-def _head_dims(section: Section) -> tuple[int, ...]:
-    sizes = section.value("head_dims")
+def _read_head_dims(section: MappingReader) -> tuple[int, ...]:
+    sizes = section.get_value("head_dims")
     if not isinstance(sizes, list) or not all(type(size) is int and size > 0 for size in sizes):
-        raise section.refuse("head_dims", f"{sizes!r} is not a list of positive whole numbers")
+        raise section.input_error("head_dims", f"{sizes!r} is not a list of positive whole numbers")
     if sizes != sorted(set(sizes)):
-        raise section.refuse("head_dims", f"{sizes!r} does not ascend")
+        raise section.input_error("head_dims", f"{sizes!r} does not ascend")
     return tuple(sizes)
 
 
-def _matmul(section: Section) -> MatmulEfficiency:
+def _read_matmul(section: MappingReader) -> MatmulEfficiency:
     return MatmulEfficiency(
-        share=section.share("share"),
-        prologue=section.number("prologue"),
-        edge=section.number("edge"),
-        tiles=_tiles(section),
-        shares=_of_formats(section, "shares", Section.share),
-        by_rows=section.flag("by_rows"),
-        prologues=_of_formats(section, "prologues", Section.number),
-        starts=_of_formats(section, "starts", _start),
+        share=section.get_fraction("share"),
+        prologue=section.get_float("prologue"),
+        edge=section.get_float("edge"),
+        tiles=_read_tiles(section),
+        shares=_read_by_format(section, "shares", MappingReader.get_fraction),
+        by_rows=section.get_bool("by_rows"),
+        prologues=_read_by_format(section, "prologues", MappingReader.get_float),
+        starts=_read_by_format(section, "starts", _read_kernel_latency),
     )
 
 
-def _of_formats(section: Section, key: str, read: Callable[[Section, str], float]) -> Mapping[DType, float]:
+def _read_by_format(
+    section: MappingReader, key: str, read: Callable[[MappingReader, str], float]
+) -> Mapping[DType, float]:
     """A constant of each format with scales that has one of its own."""
-    if not section.has(key):
+    if not section.has_key(key):
         return {}
-    own, formats = section.section(key), {dtype.value: dtype for dtype in NARROW}
-    for name in own.names():
+    by_format, formats = section.get_section(key), {dtype.value: dtype for dtype in LOW_PRECISION_DTYPES}
+    for name in by_format.key_names():
         if name not in formats:
-            raise own.refuse(name, f"no format with scales; {nearest(name, formats)}")
-    return {formats[name]: read(own, name) for name in own.names()}
+            raise by_format.input_error(name, f"no format with scales; {suggest_nearest(name, formats)}")
+    return {formats[name]: read(by_format, name) for name in by_format.key_names()}
 
 
-def _start(section: Section, key: str) -> Seconds:
-    return section.quantity(key, Dimension.TIME, zero=True)
+def _read_kernel_latency(section: MappingReader, key: str) -> Seconds:
+    return section.get_quantity(key, Dimension.TIME, allow_zero=True)
 
 
-def _grouped(section: Section) -> GroupedEfficiency:
-    return GroupedEfficiency(
-        share=section.share("share"),
-        kernel_share=section.share("kernel_share"),
-        prologue=section.number("prologue"),
-        edge=section.number("edge"),
-        call=section.quantity("call", Dimension.TIME, zero=True),
-        kernel_shares=_of_formats(section, "kernel_shares", Section.share),
+def _read_grouped(section: MappingReader) -> GroupedGemmEfficiency:
+    return GroupedGemmEfficiency(
+        share=section.get_fraction("share"),
+        kernel_share=section.get_fraction("kernel_share"),
+        prologue=section.get_float("prologue"),
+        edge=section.get_float("edge"),
+        call=section.get_quantity("call", Dimension.TIME, allow_zero=True),
+        kernel_shares=_read_by_format(section, "kernel_shares", MappingReader.get_fraction),
     )
 
 
-def _tiles(section: Section) -> tuple[tuple[int, int], ...]:
-    tiles = section.value("tiles")
+def _read_tiles(section: MappingReader) -> tuple[tuple[int, int], ...]:
+    tiles = section.get_value("tiles")
     if not isinstance(tiles, list) or not tiles:
-        raise section.refuse("tiles", f"{tiles!r} is not a list of [m, n] pairs")
+        raise section.input_error("tiles", f"{tiles!r} is not a list of [m, n] pairs")
     for tile in tiles:
         if not isinstance(tile, list) or len(tile) != 2 or not all(type(side) is int and side > 0 for side in tile):
-            raise section.refuse("tiles", f"{tile!r} is not a pair [m, n] of positive whole numbers")
+            raise section.input_error("tiles", f"{tile!r} is not a pair [m, n] of positive whole numbers")
     return tuple((m, n) for m, n in tiles)
 
 
-def _attention(section: Section) -> AttentionEfficiency:
+def _read_attention(section: MappingReader) -> AttentionEfficiency:
     return AttentionEfficiency(
-        share=section.share("share"),
-        causal=section.share("causal"),
-        head_overhead=section.number("head_overhead"),
-        key_overhead=section.number("key_overhead"),
-        block=section.count("block", most=MOST_UNITS),
-        formats=_of_formats(section, "formats", lambda own, name: own.ratio(name, most=MOST_FASTER)),
+        share=section.get_fraction("share"),
+        causal=section.get_fraction("causal"),
+        head_overhead=section.get_float("head_overhead"),
+        key_overhead=section.get_float("key_overhead"),
+        block=section.get_int("block", max_value=MAX_COMPUTE_UNITS),
+        formats=_read_by_format(
+            section, "formats", lambda by_format, name: by_format.get_ratio(name, max_value=MAX_FORMAT_SPEEDUP)
+        ),
     )

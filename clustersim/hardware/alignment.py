@@ -22,11 +22,11 @@ from typing import Final
 
 from clustersim.common.units import Bytes
 
-VECTOR: Final = 16
+ALIGNMENT_BYTES: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Alignment:
+class KernelAlignment:
     """What sizes that fit badly cost.
 
     unaligned: rate of a product with rows that are no multiples of 16 bytes, relative to one whose rows are; batched:
@@ -34,22 +34,22 @@ class Alignment:
     (none: it takes any as it is).
     """
 
-    unaligned: float = 1.0
-    batched: float = 1.0
+    unaligned_rate: float = 1.0
+    batched_unaligned_rate: float = 1.0
     head_dims: tuple[int, ...] = ()
 
-    def rate(self, rows: Iterable[Bytes], *, batched: bool = False) -> float:
+    def relative_rate(self, row_bytes: Iterable[Bytes], *, batched: bool = False) -> float:
         """Relative rate of a product whose operands and result have rows of so many bytes."""
-        if all(row % VECTOR == 0 for row in rows):
+        if all(size % ALIGNMENT_BYTES == 0 for size in row_bytes):
             return 1.0
-        return self.batched if batched else self.unaligned
+        return self.batched_unaligned_rate if batched else self.unaligned_rate
 
-    def padded(self, head_dim: int) -> int:
+    def padded_head_dim(self, head_dim: int) -> int:
         """The head dimension that flash attention computes; beyond its largest, a multiple of its last step."""
         if not self.head_dims:
             return head_dim
-        for known in self.head_dims:
-            if head_dim <= known:
-                return known
-        before, last = (0, *self.head_dims)[-2:]
-        return last + -(-(head_dim - last) // (last - before)) * (last - before)
+        for supported in self.head_dims:
+            if head_dim <= supported:
+                return supported
+        previous, last = (0, *self.head_dims)[-2:]
+        return last + -(-(head_dim - last) // (last - previous)) * (last - previous)

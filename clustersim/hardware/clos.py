@@ -23,272 +23,286 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from clustersim.common.arrays import BoolArray, IntArray
-from clustersim.common.pickling import FieldState
+from clustersim.common.pickling import FieldPickling
 from clustersim.hardware import clos_graph, clos_link_lookup, clos_tiers
-from clustersim.hardware.clos_spec import Network, Node
-from clustersim.hardware.clos_wiring import Counts, LinkRun, Wiring, count, wire
-from clustersim.hardware.direct_links import PairLinks
+from clustersim.hardware.clos_spec import NetworkSpec, NodeSpec
+from clustersim.hardware.clos_wiring import ClosCounts, ClosWiring, LinkRange, build_wiring, count_components
+from clustersim.hardware.direct_links import DirectLinks
 from clustersim.hardware.link_technology import TECHNOLOGIES
-from clustersim.hardware.rotation import Turn, turn_of
-from clustersim.hardware.topology import LINK_KINDS, Ends, Link, LinkTable, Paths, Tier
+from clustersim.hardware.rotation import FabricRotation, find_rotation
+from clustersim.hardware.topology import LINK_KINDS, FabricTier, LinkEndpoints, LinkInfo, LinkTable, Paths
 
 if TYPE_CHECKING:
     import networkx as nx
 
 
 @dataclass(frozen=True)
-class Clos(FieldState):
+class ClosTopology(FieldPickling):
     """`gpus` GPUs in nodes of one kind under one network; without a network they must lie within one node's reach.
 
     Not slotted: links and their numbers are worked out once, when first asked for.
     """
 
-    node: Node
-    network: Network | None
-    gpus: int
+    node: NodeSpec
+    network: NetworkSpec | None
+    gpu_count: int
 
     @property
-    def most(self) -> int:
+    def max_gpus(self) -> int:
         """How many GPUs such a cluster can have."""
-        return self.node.reach if self.network is None else self.network.nodes * self.node.gpus
+        return self.node.scale_up_gpus if self.network is None else self.network.max_nodes * self.node.gpu_count
 
     @cached_property
-    def counts(self) -> Counts:
+    def counts(self) -> ClosCounts:
         """How many nodes, units, leaves, pods, spines and cores there are."""
-        return count(self.gpus, self.node, self.network)
+        return count_components(self.gpu_count, self.node, self.network)
 
     @cached_property
-    def wiring(self) -> Wiring:
+    def wiring(self) -> ClosWiring:
         """The runs of links."""
-        return wire(self.counts, self.node, self.network)
+        return build_wiring(self.counts, self.node, self.network)
 
     @property
-    def pairs(self) -> PairLinks | None:
+    def direct_links(self) -> DirectLinks | None:
         """The links of pairs of GPUs in an NVLink domain; None where a switch joins them, or there is no NVLink."""
-        return self.node.nvlink.pairs if self.node.nvlink else None
+        return self.node.nvlink.direct_links if self.node.nvlink else None
 
-    def seats(self, gpus: IntArray) -> IntArray:
+    def domain_slots(self, gpus: IntArray) -> IntArray:
         """Where GPUs stand (any shape): the machine's own numbers."""
         return gpus
 
-    def seated(self, seats: IntArray) -> IntArray:
+    def gpus_at_slots(self, slots: IntArray) -> IntArray:
         """Which GPUs stand there (any shape)."""
-        return seats
+        return slots
 
     @cached_property
-    def _over(self) -> IntArray:
+    def _relay(self) -> IntArray:
         """The place of a domain by which data gets from one to another, [places, places], of those that are there."""
-        return self.pairs.first(min(self.gpus, self.pairs.places)).over if self.pairs else np.zeros((0, 0), np.int64)
+        return (
+            self.direct_links.restrict_to_first(min(self.gpu_count, self.direct_links.domain_size)).relay
+            if self.direct_links
+            else np.zeros((0, 0), np.int64)
+        )
 
     @cached_property
     def links(self) -> LinkTable:
         """Properties of every link."""
-        runs = self.wiring.runs()
-        counts = [run.count for run in runs]
+        link_ranges = self.wiring.link_ranges()
+        counts = [link_range.count for link_range in link_ranges]
         return LinkTable(
-            kind=np.repeat(np.array([LINK_KINDS.index(run.kind) for run in runs], np.int64), counts),
-            bandwidth=np.repeat(np.array([run.port.bandwidth for run in runs]), counts),
-            latency=np.repeat(np.array([run.port.latency for run in runs]), counts),
+            kind=np.repeat(
+                np.array([LINK_KINDS.index(link_range.kind) for link_range in link_ranges], np.int64), counts
+            ),
+            bandwidth=np.repeat(np.array([link_range.port.bandwidth for link_range in link_ranges]), counts),
+            latency=np.repeat(np.array([link_range.port.latency for link_range in link_ranges]), counts),
             technology=np.repeat(
-                np.array([TECHNOLOGIES.index(self.node.technology(run.kind)) for run in runs], np.int64), counts
+                np.array(
+                    [TECHNOLOGIES.index(self.node.link_technology(link_range.kind)) for link_range in link_ranges],
+                    np.int64,
+                ),
+                counts,
             ),
         )
 
     @cached_property
-    def _nics(self) -> IntArray:
+    def _gpu_nics(self) -> IntArray:
         """The NIC of every GPU: [gpus]."""
-        return self.node.nic(np.arange(self.gpus))
+        return self.node.nic_ids(np.arange(self.gpu_count))
 
     @cached_property
-    def _leaves(self) -> IntArray:
+    def _gpu_leaves(self) -> IntArray:
         """The leaf switch of every GPU's NIC: [gpus]."""
-        return self.leaves(self._nics)
+        return self.leaf_ids(self._gpu_nics)
 
     @cached_property
-    def _pods(self) -> IntArray:
+    def _gpu_pods(self) -> IntArray:
         """The pod of every GPU: [gpus]."""
-        return self.pods(self._leaves)
+        return self.pod_ids(self._gpu_leaves)
 
     @cached_property
-    def turn(self) -> Turn | None:
+    def rotation(self) -> FabricRotation | None:
         """How GPUs can change places in their nodes, where that changes nothing else."""
-        return turn_of(self.counts, self.node, self.network, self.wiring)
+        return find_rotation(self.counts, self.node, self.network, self.wiring)
 
-    def domains(self, gpus: IntArray) -> IntArray:
+    def domain_ids(self, gpus: IntArray) -> IntArray:
         """The NVLink domain of each GPU (any shape)."""
         return gpus // self.node.domain_gpus
 
-    def nodes(self, gpus: IntArray) -> IntArray:
+    def node_ids(self, gpus: IntArray) -> IntArray:
         """The node of each GPU (any shape)."""
-        return gpus // self.node.gpus
+        return gpus // self.node.gpu_count
 
-    def leaves(self, nics: IntArray) -> IntArray:
+    def leaf_ids(self, nics: IntArray) -> IntArray:
         """The leaf switch of each NIC (any shape), both numbered through the cluster."""
         if self.network is None:
             return np.zeros_like(nics)
-        return self.network.leaf.switch(nics, self.node.nics_per_node)
+        return self.network.leaf.leaf_ids(nics, self.node.nics_per_node)
 
-    def pods(self, leaves: IntArray) -> IntArray:
+    def pod_ids(self, leaves: IntArray) -> IntArray:
         """The pod of each leaf switch (any shape)."""
         if self.network is None:
             return np.zeros_like(leaves)
-        return leaves // (self.network.leaf.switches * self.network.units_per_pod)
+        return leaves // (self.network.leaf.switches_per_unit * self.network.units_per_pod)
 
-    def paths(self, sources: IntArray, targets: IntArray) -> Paths:
+    def find_paths(self, sources: IntArray, targets: IntArray) -> Paths:
         """Routes of transfers from sources[i] to targets[i], both [n]."""
         sources, targets = np.asarray(sources, np.int64), np.asarray(targets, np.int64)
-        hops = [hop for hop in self._hops(sources, targets) if hop.used.any()]
+        hops = [hop for hop in self._all_hops(sources, targets) if hop.is_used.any()]
         links, latency = np.empty((len(hops), len(sources)), np.int64), np.zeros(len(sources))
-        for column, hop in zip(links, hops, strict=True):
-            column[:] = np.where(hop.used, hop.run.first + hop.index_in_range, -1)
-            latency += hop.used * hop.run.port.latency
+        for link_ids, hop in zip(links, hops, strict=True):
+            link_ids[:] = np.where(hop.is_used, hop.link_range.first_id + hop.index_in_range, -1)
+            latency += hop.is_used * hop.link_range.port.latency
         return Paths(links.T, latency)
 
-    def _hops(self, sources: IntArray, targets: IntArray) -> Iterator["_Hop"]:
+    def _all_hops(self, sources: IntArray, targets: IntArray) -> Iterator["_RouteHop"]:
         """The hops of all routes, in the order of travel."""
         wiring, node = self.wiring, self.node
-        distant = sources // node.reach != targets // node.reach
+        distant = sources // node.scale_up_gpus != targets // node.scale_up_gpus
         local = ~distant & (sources != targets)
-        by_nvlink = local & (self.domains(sources) == self.domains(targets)) & (node.nvlink is not None)
+        by_nvlink = local & (self.domain_ids(sources) == self.domain_ids(targets)) & (node.nvlink is not None)
         by_pcie = distant | (local & ~by_nvlink)
-        if self.pairs:
-            yield from self._across_pairs(self.pairs, sources, targets, by_nvlink)
-        yield _Hop(wiring.nvlink.up, sources, by_nvlink & node.switched)
-        yield _Hop(wiring.pcie.up, sources, by_pcie)
+        if self.direct_links:
+            yield from self._direct_link_hops(self.direct_links, sources, targets, by_nvlink)
+        yield _RouteHop(wiring.nvlink.up, sources, by_nvlink & node.has_nvswitch)
+        yield _RouteHop(wiring.pcie.up, sources, by_pcie)
         if node.host:
-            yield from self._across_host(node.bridge(sources), node.bridge(targets), local & by_pcie)
+            yield from self._host_hops(node.bridge_ids(sources), node.bridge_ids(targets), local & by_pcie)
         if distant.any():
-            yield from self._across_network(sources, targets, distant)
-        yield _Hop(wiring.pcie.down, targets, by_pcie)
-        yield _Hop(wiring.nvlink.down, targets, by_nvlink & node.switched)
+            yield from self._network_hops(sources, targets, distant)
+        yield _RouteHop(wiring.pcie.down, targets, by_pcie)
+        yield _RouteHop(wiring.nvlink.down, targets, by_nvlink & node.has_nvswitch)
 
-    def _across_pairs(
-        self, pairs: PairLinks, sources: IntArray, targets: IntArray, used: BoolArray
-    ) -> Iterator["_Hop"]:
+    def _direct_link_hops(
+        self, direct_links: DirectLinks, sources: IntArray, targets: IntArray, is_used: BoolArray
+    ) -> Iterator["_RouteHop"]:
         """Hops over links from GPU to GPU, by way of a third one where a pair has none."""
-        domain, here = np.divmod(sources, pairs.places)
-        there = np.where(used, targets % pairs.places, here)
-        over = self._over[here, there]
-        for start, end in ((here, over), (over, there)):
-            for width, way in zip(pairs.widths, self.wiring.pairs, strict=True):
-                linked = pairs.count[start, end] == width
-                place = domain * len(pairs.pairs(width)) + pairs.number[start, end]
-                yield _Hop(way.up, place, linked & (start < end))
-                yield _Hop(way.down, place, linked & (start > end))
+        domain, source_index = np.divmod(sources, direct_links.domain_size)
+        target_index = np.where(is_used, targets % direct_links.domain_size, source_index)
+        relay = self._relay[source_index, target_index]
+        for start, end in ((source_index, relay), (relay, target_index)):
+            for link_count, duplex in zip(direct_links.distinct_link_counts, self.wiring.direct_links, strict=True):
+                linked = direct_links.link_matrix[start, end] == link_count
+                index = domain * len(direct_links.pairs_with(link_count)) + direct_links.pair_index[start, end]
+                yield _RouteHop(duplex.up, index, linked & (start < end))
+                yield _RouteHop(duplex.down, index, linked & (start > end))
 
-    def _across_host(self, sources: IntArray, targets: IntArray, used: BoolArray) -> Iterator["_Hop"]:
+    def _host_hops(self, sources: IntArray, targets: IntArray, is_used: BoolArray) -> Iterator["_RouteHop"]:
         """Hops between root complexes of one node."""
-        crosses = used & (sources != targets)
-        yield _Hop(self.wiring.host.up, sources, crosses)
-        yield _Hop(self.wiring.host.down, targets, crosses)
+        crosses = is_used & (sources != targets)
+        yield _RouteHop(self.wiring.host.up, sources, crosses)
+        yield _RouteHop(self.wiring.host.down, targets, crosses)
 
-    def _across_network(self, sources: IntArray, targets: IntArray, used: BoolArray) -> Iterator["_Hop"]:
+    def _network_hops(self, sources: IntArray, targets: IntArray, is_used: BoolArray) -> Iterator["_RouteHop"]:
         """Hops from the source's PCIe link to the target's, through their NICs."""
         wiring, node = self.wiring, self.node
-        sending, receiving = self._nics[sources], self._nics[targets]
+        sending, receiving = self._gpu_nics[sources], self._gpu_nics[targets]
         if node.host:
-            yield from self._across_host(node.bridge(sources), node.nic_bridge(sending), used)
-            yield _Hop(wiring.riser.up, sending, used)
-        yield _Hop(wiring.nic.up, sending, used)
+            yield from self._host_hops(node.bridge_ids(sources), node.nic_bridge_ids(sending), is_used)
+            yield _RouteHop(wiring.riser.up, sending, is_used)
+        yield _RouteHop(wiring.nic.up, sending, is_used)
         if self.counts.spines:
-            yield from self._across_switches(sources, targets, used)
-        yield _Hop(wiring.nic.down, receiving, used)
+            yield from self._switch_hops(sources, targets, is_used)
+        yield _RouteHop(wiring.nic.down, receiving, is_used)
         if node.host:
-            yield _Hop(wiring.riser.down, receiving, used)
-            yield from self._across_host(node.nic_bridge(receiving), node.bridge(targets), used)
+            yield _RouteHop(wiring.riser.down, receiving, is_used)
+            yield from self._host_hops(node.nic_bridge_ids(receiving), node.bridge_ids(targets), is_used)
 
-    def _across_switches(self, sources: IntArray, targets: IntArray, used: BoolArray) -> Iterator["_Hop"]:
+    def _switch_hops(self, sources: IntArray, targets: IntArray, is_used: BoolArray) -> Iterator["_RouteHop"]:
         """Hops between the leaves of GPUs."""
         spines, cores = self.counts.spines, max(1, self.counts.cores)
-        spine, core = self._way(sources, targets)
-        low, high = self._leaves[sources], self._leaves[targets]
-        climbs = used & (low != high)
-        yield _Hop(self.wiring.leaf.up, low * spines + spine, climbs)
+        spine, core = self._choose_spine_and_core(sources, targets)
+        source_leaf, target_leaf = self._gpu_leaves[sources], self._gpu_leaves[targets]
+        climbs = is_used & (source_leaf != target_leaf)
+        yield _RouteHop(self.wiring.leaf.up, source_leaf * spines + spine, climbs)
         if self.counts.cores:
-            here, there = self._pods[sources], self._pods[targets]
-            crosses = used & (here != there)
-            yield _Hop(self.wiring.spine.up, (here * spines + spine) * cores + core, crosses)
-            yield _Hop(self.wiring.spine.down, (there * spines + spine) * cores + core, crosses)
-        yield _Hop(self.wiring.leaf.down, high * spines + spine, climbs)
+            source_pod, target_pod = self._gpu_pods[sources], self._gpu_pods[targets]
+            crosses = is_used & (source_pod != target_pod)
+            yield _RouteHop(self.wiring.spine.up, (source_pod * spines + spine) * cores + core, crosses)
+            yield _RouteHop(self.wiring.spine.down, (target_pod * spines + spine) * cores + core, crosses)
+        yield _RouteHop(self.wiring.leaf.down, target_leaf * spines + spine, climbs)
 
-    def _way(self, sources: IntArray, targets: IntArray) -> tuple[IntArray, IntArray]:
+    def _choose_spine_and_core(self, sources: IntArray, targets: IntArray) -> tuple[IntArray, IntArray]:
         """The spine of each transfer and, above it, the core of the plane that both pods share."""
         spines, cores = self.counts.spines, max(1, self.counts.cores)
         if self.network is None or spines * cores == 1:
             return np.zeros(1, np.int64), np.zeros(1, np.int64)  # for all transfers
-        choice = self.network.ecmp.choose(sources, targets)
+        choice = self.network.ecmp.choose_paths(sources, targets)
         spine = (choice % np.uint64(spines)).astype(np.int64)
         return spine, (choice // np.uint64(spines) % np.uint64(cores)).astype(np.int64)
 
-    def link(self, number: int) -> Link:
+    def link_info(self, link_id: int) -> LinkInfo:
         """One link, for people."""
-        for run in self.wiring.runs():
-            if run.first <= number < run.first + run.count:
-                source, target = run.ends(number - run.first)
-                return Link(run.kind, source, target, run.port.bandwidth, run.port.latency)
-        raise IndexError(f"link {number} is not among the {len(self.links.kind)} links of this fabric")
+        for link_range in self.wiring.link_ranges():
+            if link_range.first_id <= link_id < link_range.first_id + link_range.count:
+                source, target = link_range.endpoint_names(link_id - link_range.first_id)
+                return LinkInfo(link_range.kind, source, target, link_range.port.bandwidth, link_range.port.latency)
+        raise IndexError(f"link {link_id} is not among the {len(self.links.kind)} links of this fabric")
 
     @cached_property
-    def ends(self) -> Ends:
+    def link_endpoints(self) -> LinkEndpoints:
         """What stands at the ends of every link."""
-        runs, layers = self.wiring.runs(), self.wiring.layers
-        return Ends(
-            source=np.concatenate([run.source.vertices(run.count) for run in runs]),
-            target=np.concatenate([run.target.vertices(run.count) for run in runs]),
-            vertices=sum(layer.count for layer in layers),
+        link_ranges, tiers = self.wiring.link_ranges(), self.wiring.tiers
+        return LinkEndpoints(
+            source=np.concatenate([link_range.source.vertex_ids(link_range.count) for link_range in link_ranges]),
+            target=np.concatenate([link_range.target.vertex_ids(link_range.count) for link_range in link_ranges]),
+            vertex_count=sum(tier.count for tier in tiers),
         )
 
-    def find(self, source: str, target: str) -> int:
+    def find_link(self, source: str, target: str) -> int:
         """The number of the link between two ends; raise InputError that says what is near."""
-        return clos_link_lookup.find(self.wiring, source, target)
+        return clos_link_lookup.find_link(self.wiring, source, target)
 
-    def members(self, number: int) -> int:
+    def parallel_link_count(self, link_id: int) -> int:
         """How many parallel links one link stands for."""
-        return next(run.members for run in self.wiring.runs() if number < run.first + run.count)
+        return next(
+            link_range.parallel_links
+            for link_range in self.wiring.link_ranges()
+            if link_id < link_range.first_id + link_range.count
+        )
 
-    def nics(self, gpus: IntArray) -> IntArray:
+    def nic_links(self, gpus: IntArray) -> IntArray:
         """Links of the NICs that serve GPUs, both directions, each link once; none where there is no network."""
-        way = self.wiring.nic
-        if not way.up.count:
+        duplex = self.wiring.nic
+        if not duplex.up.count:
             return np.empty(0, np.int64)
-        nics = np.unique(self.node.nic(np.asarray(gpus, np.int64)))
-        return np.concatenate([way.up.first + nics, way.down.first + nics])
+        nic_ids = np.unique(self.node.nic_ids(np.asarray(gpus, np.int64)))
+        return np.concatenate([duplex.up.first_id + nic_ids, duplex.down.first_id + nic_ids])
 
-    def tier(self, gpus: Sequence[int] | IntArray) -> str:
+    def highest_tier(self, gpus: Sequence[int] | IntArray) -> str:
         """The highest tier that traffic among these GPUs crosses: gpu, nvlink, host, leaf, spine or core.
 
         If the GPUs lie out of each other's reach and have several leaves, then some two of them differ in both: were
         all pairs out of reach on one leaf, each GPU would share that leaf with everyone.
         """
-        numbers = np.asarray(gpus, np.int64)
-        if _alike(numbers):
+        gpu_ids = np.asarray(gpus, np.int64)
+        if _all_equal(gpu_ids):
             return "gpu"
-        if _alike(numbers // self.node.reach):
-            return "nvlink" if self.node.nvlink and _alike(self.domains(numbers)) else "host"
-        leaves = self.leaves(self.node.nic(numbers))
-        if _alike(leaves):
+        if _all_equal(gpu_ids // self.node.scale_up_gpus):
+            return "nvlink" if self.node.nvlink and _all_equal(self.domain_ids(gpu_ids)) else "host"
+        leaves = self.leaf_ids(self.node.nic_ids(gpu_ids))
+        if _all_equal(leaves):
             return "leaf"
-        return "spine" if _alike(self.pods(leaves)) else "core"
+        return "spine" if _all_equal(self.pod_ids(leaves)) else "core"
 
-    def tiers(self) -> tuple[Tier, ...]:
+    def describe_tiers(self) -> tuple[FabricTier, ...]:
         """What the fabric is built of, from the GPUs up."""
-        return clos_tiers.tiers(self.counts, self.node, self.network)
+        return clos_tiers.describe_tiers(self.counts, self.node, self.network)
 
-    def graph(self) -> "nx.DiGraph[str]":
+    def to_graph(self) -> "nx.DiGraph[str]":
         """The fabric as a graph; a bundle of spread links ends at one switch that stands for its whole layer."""
-        whole = clos_graph.graph(self.gpus, self.wiring, self.node)
+        graph = clos_graph.build_graph(self.gpu_count, self.wiring, self.node)
         if self.network is not None:
-            whole.graph.update(self.network.ecmp.keys)
-        return whole
+            graph.graph.update(self.network.ecmp.file_keys)
+        return graph
 
 
-class _Hop(NamedTuple):
+class _RouteHop(NamedTuple):
     """The place-th link of a run, on those routes that use it."""
 
-    run: LinkRun
+    link_range: LinkRange
     index_in_range: IntArray
-    used: BoolArray
+    is_used: BoolArray
 
 
-def _alike(values: IntArray) -> bool:
+def _all_equal(values: IntArray) -> bool:
     return bool((values == values[0]).all())

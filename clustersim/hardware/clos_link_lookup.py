@@ -3,46 +3,46 @@
 import numpy as np
 
 from clustersim.common.errors import InputError
-from clustersim.hardware.clos_wiring import Wiring
-from clustersim.hardware.vertex_tier import Layer
+from clustersim.hardware.clos_wiring import ClosWiring
+from clustersim.hardware.vertex_tier import VertexTier
 
-MOST_LISTED = 4
+MAX_LISTED = 4
 
 
-def find(wiring: Wiring, source: str, target: str) -> int:
+def find_link(wiring: ClosWiring, source: str, target: str) -> int:
     """The number of the link from one end to another; raise InputError that says what is near."""
-    ends = _vertex(wiring, source), _vertex(wiring, target)
-    onwards: list[str] = []
-    for run in wiring.runs():
-        if not run.count or not _within(run.source.layer, ends[0]):
+    vertices = _find_vertex(wiring, source), _find_vertex(wiring, target)
+    reachable: list[str] = []
+    for link_range in wiring.link_ranges():
+        if not link_range.count or not _contains_vertex(link_range.source.tier, vertices[0]):
             continue
-        leaving = np.flatnonzero(run.source.vertices(run.count) == ends[0])
-        targets = run.target.layer.first + run.target.place(leaving)
-        if ends[1] in targets:
-            return run.first + int(leaving[targets == ends[1]][0])
-        onwards += [run.target.name(int(index)) for index in leaving[[0, -1][: len(leaving)]]]
-    raise InputError(f"no link leads from {source} to {target}; from {source} links lead to {_list(onwards)}")
+        indices = np.flatnonzero(link_range.source.vertex_ids(link_range.count) == vertices[0])
+        targets = link_range.target.tier.first_id + link_range.target.vertex_index(indices)
+        if vertices[1] in targets:
+            return link_range.first_id + int(indices[targets == vertices[1]][0])
+        reachable += [link_range.target.vertex_name(int(index)) for index in indices[[0, -1][: len(indices)]]]
+    raise InputError(f"no link leads from {source} to {target}; from {source} links lead to {_format_names(reachable)}")
 
 
-def _vertex(wiring: Wiring, name: str) -> int:
+def _find_vertex(wiring: ClosWiring, name: str) -> int:
     """The number of a vertex."""
-    layers = [layer for layer in wiring.layers if layer.count]
-    for layer in layers:
-        vertex = layer.find(name)
+    tiers = [tier for tier in wiring.tiers if tier.count]
+    for tier in tiers:
+        vertex = tier.find_vertex(name)
         if vertex is not None:
             return vertex
-    word = name.rstrip("0123456789.")
-    alike = [layer.span for layer in layers if layer.word == word]
-    if alike:
-        raise InputError(f"there is no {name}; there are {' and '.join(alike)}")
-    some = ", ".join(layer.name(0) for layer in layers)
-    raise InputError(f"there is no {name} in this cluster; names are such as {some}")
+    prefix = name.rstrip("0123456789.")
+    spans = [tier.name_range for tier in tiers if tier.kind == prefix]
+    if spans:
+        raise InputError(f"there is no {name}; there are {' and '.join(spans)}")
+    examples = ", ".join(tier.vertex_name(0) for tier in tiers)
+    raise InputError(f"there is no {name} in this cluster; names are such as {examples}")
 
 
-def _within(layer: Layer, vertex: int) -> bool:
-    return layer.first <= vertex < layer.first + layer.count
+def _contains_vertex(tier: VertexTier, vertex: int) -> bool:
+    return tier.first_id <= vertex < tier.first_id + tier.count
 
 
-def _list(names: list[str]) -> str:
+def _format_names(names: list[str]) -> str:
     """Some names, each once."""
-    return ", ".join(list(dict.fromkeys(names))[:MOST_LISTED]) or "nowhere"
+    return ", ".join(list(dict.fromkeys(names))[:MAX_LISTED]) or "nowhere"

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 
 from clustersim.common.arrays import IntArray
 from clustersim.common.units import BytesPerSecond, Seconds
-from clustersim.hardware.direct_links import PairLinks
+from clustersim.hardware.direct_links import DirectLinks
 from clustersim.hardware.ecmp import Ecmp
-from clustersim.hardware.link_technology import Technology
+from clustersim.hardware.link_technology import LinkTechnology
 from clustersim.hardware.topology import NETWORK_KINDS, LinkKind
 
 
@@ -31,72 +31,76 @@ class Port:
 
 
 @dataclass(frozen=True, slots=True)
-class NvLink:
+class NvlinkSpec:
     """An NVLink (or xGMI) domain of `gpus` GPUs, and what each of them can send in all.
 
     generation: of NVLink; pairs: the links of every pair of GPUs, whose bandwidths a GPU's port is the sum of, None: a
     switch joins them; port.latency is from GPU to GPU; whole: GPUs of a whole domain, where a job has a part of each.
     """
 
-    gpus: int
+    gpu_count: int
     port: Port
-    generation: Technology = Technology.NVLINK4
-    pairs: PairLinks | None = None
-    whole: int | None = None
+    generation: LinkTechnology = LinkTechnology.NVLINK4
+    direct_links: DirectLinks | None = None
+    full_domain_gpus: int | None = None
 
     @property
-    def link(self) -> Port:
+    def link_port(self) -> Port:
         """One link of a pair; a GPU's whole port where a switch joins them."""
-        return Port(self.port.bandwidth / self.pairs.per_gpu, self.port.latency) if self.pairs else self.port
+        return (
+            Port(self.port.bandwidth / self.direct_links.max_links_per_gpu, self.port.latency)
+            if self.direct_links
+            else self.port
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class HostBridgeSpec:
     """GPU pairs pass the host: `bridges` root complexes per node, and the port of each towards the others."""
 
-    bridges: int
+    bridge_count: int
     port: Port
 
 
 @dataclass(frozen=True, slots=True)
-class Nics:
+class NicSpec:
     """Network ports of a node, at most one per GPU; neighbouring GPUs share a NIC where there are fewer."""
 
     per_node: int
     port: Port
-    network: Technology = Technology.INFINIBAND
+    network: LinkTechnology = LinkTechnology.INFINIBAND
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class NodeSpec:
     """A node of `gpus` GPUs; pcie is each GPU's link to its NIC (or root complex, where there is a `host`)."""
 
-    gpus: int
+    gpu_count: int
     pcie: Port | None = None
-    nvlink: NvLink | None = None
-    host: Host | None = None
-    nics: Nics | None = None
+    nvlink: NvlinkSpec | None = None
+    host: HostBridgeSpec | None = None
+    nics: NicSpec | None = None
 
-    def technology(self, kind: LinkKind) -> Technology:
+    def link_technology(self, kind: LinkKind) -> LinkTechnology:
         """The make of links of this kind; switches are of the network that the NICs are of."""
         if kind is LinkKind.NVLINK and self.nvlink:
             return self.nvlink.generation
-        return self.nics.network if kind in NETWORK_KINDS and self.nics else Technology.PCIE
+        return self.nics.network if kind in NETWORK_KINDS and self.nics else LinkTechnology.PCIE
 
     @property
     def domain_gpus(self) -> int:
         """GPUs of one NVLink domain; 1 without NVLink."""
-        return self.nvlink.gpus if self.nvlink else 1
+        return self.nvlink.gpu_count if self.nvlink else 1
 
     @property
-    def switched(self) -> bool:
+    def has_nvswitch(self) -> bool:
         """Whether a switch joins the GPUs of an NVLink domain."""
-        return self.nvlink is not None and self.nvlink.pairs is None
+        return self.nvlink is not None and self.nvlink.direct_links is None
 
     @property
-    def reach(self) -> int:
+    def scale_up_gpus(self) -> int:
         """How many neighbouring GPUs reach each other without a NIC."""
-        return max(self.domain_gpus, self.gpus if self.host else 1)
+        return max(self.domain_gpus, self.gpu_count if self.host else 1)
 
     @property
     def nics_per_node(self) -> int:
@@ -104,78 +108,86 @@ class Node:
         return self.nics.per_node if self.nics else 0
 
     @property
-    def bridges(self) -> int:
+    def bridges_per_node(self) -> int:
         """Root complexes of one node that GPU traffic passes; 0 where it does not pass the host."""
-        return self.host.bridges if self.host else 0
+        return self.host.bridge_count if self.host else 0
 
-    def nic(self, gpus: IntArray) -> IntArray:
+    def nic_ids(self, gpus: IntArray) -> IntArray:
         """The NIC that each GPU uses, numbered through the cluster."""
-        return gpus // self.gpus * self.nics_per_node + gpus % self.gpus * self.nics_per_node // self.gpus
+        return (
+            gpus // self.gpu_count * self.nics_per_node + gpus % self.gpu_count * self.nics_per_node // self.gpu_count
+        )
 
-    def bridge(self, gpus: IntArray) -> IntArray:
+    def bridge_ids(self, gpus: IntArray) -> IntArray:
         """The root complex of each GPU, numbered through the cluster."""
-        return gpus // self.gpus * self.bridges + gpus % self.gpus * self.bridges // self.gpus
+        return (
+            gpus // self.gpu_count * self.bridges_per_node
+            + gpus % self.gpu_count * self.bridges_per_node // self.gpu_count
+        )
 
-    def nic_bridge(self, nics: IntArray) -> IntArray:
+    def nic_bridge_ids(self, nics: IntArray) -> IntArray:
         """The root complex of each NIC, numbered through the cluster."""
         count = self.nics_per_node
-        return nics // count * self.bridges + nics % count * self.bridges // count
+        return nics // count * self.bridges_per_node + nics % count * self.bridges_per_node // count
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
+class LeafSpec:
     """Units of `nodes` nodes under `switches` leaves each; NIC i of a node is on leaf i modulo `switches`."""
 
-    nodes: int
-    switches: int
+    nodes_per_unit: int
+    switches_per_unit: int
     latency: Seconds
     oversubscription: float = 1.0
 
-    def switch(self, nics: IntArray, per_node: int) -> IntArray:
+    def leaf_ids(self, nics: IntArray, nics_per_node: int) -> IntArray:
         """The leaf of each NIC (any shape), both numbered through the cluster; per_node: NICs of a node."""
-        return nics // per_node // self.nodes * self.switches + nics % per_node % self.switches
+        return (
+            nics // nics_per_node // self.nodes_per_unit * self.switches_per_unit
+            + nics % nics_per_node % self.switches_per_unit
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Spine:
+class SpineSpec:
     """Pods of `units` units; ports: links at the NICs' rate that one switch takes, None: one switch per leaf uplink."""
 
-    units: int
+    units_per_pod: int
     latency: Seconds
     oversubscription: float = 1.0
-    ports: int | None = None
+    port_count: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Core:
-    """Up to `pods` pods; ports: as in `Spine`, None: one switch for the i-th spines of all pods."""
+class CoreSpec:
+    """Up to `pods` pods; ports: as in `SpineSpec`, None: one switch for the i-th spines of all pods."""
 
-    pods: int
+    max_pods: int
     latency: Seconds
-    ports: int | None = None
+    port_count: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class NetworkSpec:
     """The switches above the NICs: one, two or three tiers."""
 
-    leaf: Leaf
+    leaf: LeafSpec
     ecmp: Ecmp
-    spine: Spine | None = None
-    core: Core | None = None
+    spine: SpineSpec | None = None
+    core: CoreSpec | None = None
 
     @property
     def units_per_pod(self) -> int:
         """Units that reach each other without a core switch."""
-        return self.spine.units if self.spine else 1
+        return self.spine.units_per_pod if self.spine else 1
 
     @property
-    def nodes(self) -> int:
+    def max_nodes(self) -> int:
         """The most nodes that this network connects."""
-        return self.leaf.nodes * self.units_per_pod * (self.core.pods if self.core else 1)
+        return self.leaf.nodes_per_unit * self.units_per_pod * (self.core.max_pods if self.core else 1)
 
 
-def even_part(gpus: int, node: int, domain: int) -> int:
+def even_domain_gpus(job_gpus: int, node_gpus: int, domain_gpus: int) -> int:
     """GPUs that a job of so many uses of each NVLink domain, in whole nodes and as evenly as these allow.
 
     All of a domain that is no larger than a node, or that holds the job.
@@ -183,11 +195,15 @@ def even_part(gpus: int, node: int, domain: int) -> int:
     >>> even_part(80, node=4, domain=72), even_part(60, node=4, domain=72), even_part(24, node=8, domain=8)
     (40, 72, 8)
     """
-    most, nodes = domain // node, -(-gpus // node)
-    return domain if nodes <= most or most < 2 else -(-nodes // -(-nodes // most)) * node
+    nodes_per_domain, nodes = domain_gpus // node_gpus, -(-job_gpus // node_gpus)
+    return (
+        domain_gpus
+        if nodes <= nodes_per_domain or nodes_per_domain < 2
+        else -(-nodes // -(-nodes // nodes_per_domain)) * node_gpus
+    )
 
 
-def spread_evenly(node: Node, network: Network | None, gpus: int) -> tuple[Node, Network | None]:
+def spread_evenly(node: NodeSpec, network: NetworkSpec | None, job_gpus: int) -> tuple[NodeSpec, NetworkSpec | None]:
     """The part of NVLink domains of several nodes that a job of `gpus` gets, and of the switches above them.
 
     A scheduler hands such domains out in equal blocks of nodes (SLURM's topology/block, --segment): 80 GPUs on racks of
@@ -201,33 +217,38 @@ def spread_evenly(node: Node, network: Network | None, gpus: int) -> tuple[Node,
     >>> node.domain_gpus, above.leaf.nodes, uplinks(node, above).leaf == uplinks(racks, network).leaf
     (40, 10, True)
     """
-    part = even_part(gpus, node.gpus, node.domain_gpus)
-    if node.nvlink is None or part == node.domain_gpus:
+    used_domain_gpus = even_domain_gpus(job_gpus, node.gpu_count, node.domain_gpus)
+    if node.nvlink is None or used_domain_gpus == node.domain_gpus:
         return node, network
-    most, used = node.domain_gpus // node.gpus, part // node.gpus
-    spread = replace(node, nvlink=replace(node.nvlink, gpus=part, whole=node.domain_gpus))
-    if network is None or network.leaf.nodes % most:
+    nodes_per_domain, used_nodes = node.domain_gpus // node.gpu_count, used_domain_gpus // node.gpu_count
+    spread = replace(node, nvlink=replace(node.nvlink, gpu_count=used_domain_gpus, full_domain_gpus=node.domain_gpus))
+    if network is None or network.leaf.nodes_per_unit % nodes_per_domain:
         return spread, network
     leaf = network.leaf
-    units, left_over = leaf.nodes // most * used, leaf.oversubscription * used / most
-    return spread, replace(network, leaf=replace(leaf, nodes=units, oversubscription=left_over))
+    nodes_per_unit, oversubscription = (
+        leaf.nodes_per_unit // nodes_per_domain * used_nodes,
+        leaf.oversubscription * used_nodes / nodes_per_domain,
+    )
+    return spread, replace(
+        network, leaf=replace(leaf, nodes_per_unit=nodes_per_unit, oversubscription=oversubscription)
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class Uplinks:
+class UplinkRates:
     """What leads up from the switches of a network under one kind of node.
 
-    leaf: bytes/s that one leaf sends up, over `per_leaf` parallel links, one to each spine of its pod; pod: bytes/s
-    that all spines of one pod send up, over `per_spine` parallel links each. Links have about the NICs' rate.
+    leaf: bytes/s that one leaf sends up, over `links_per_leaf` parallel links, one to each spine of its pod; pod: bytes/s
+    that all spines of one pod send up, over `links_per_spine` parallel links each. Links have about the NICs' rate.
     """
 
     leaf: BytesPerSecond
-    per_leaf: int
+    links_per_leaf: int
     pod: BytesPerSecond
-    per_spine: int
+    links_per_spine: int
 
 
-def uplinks(node: Node, network: Network) -> Uplinks:
+def uplink_rates(node: NodeSpec, network: NetworkSpec) -> UplinkRates:
     """Divide the NICs' bandwidth by the oversubscription of each tier.
 
     >>> from clustersim.hardware.ecmp import Spread
@@ -237,12 +258,14 @@ def uplinks(node: Node, network: Network) -> Uplinks:
     Uplinks(leaf=1600000000000.0, per_leaf=32, pod=25600000000000.0, per_spine=16)
     """
     rate = node.nics.port.bandwidth if node.nics else 0.0
-    leaves, spine = network.leaf, network.spine
+    leaf_spec, spine = network.leaf, network.spine
     if spine is None:
-        return Uplinks(leaf=0.0, per_leaf=0, pod=0.0, per_spine=0)
-    leaf = leaves.nodes * node.nics_per_node * rate / leaves.switches / leaves.oversubscription
-    per_leaf = max(1, round(leaf / rate))
+        return UplinkRates(leaf=0.0, links_per_leaf=0, pod=0.0, links_per_spine=0)
+    leaf = (
+        leaf_spec.nodes_per_unit * node.nics_per_node * rate / leaf_spec.switches_per_unit / leaf_spec.oversubscription
+    )
+    links_per_leaf = max(1, round(leaf / rate))
     if network.core is None:
-        return Uplinks(leaf, per_leaf, pod=0.0, per_spine=0)
-    pod = spine.units * leaves.switches * leaf / spine.oversubscription
-    return Uplinks(leaf, per_leaf, pod, per_spine=max(1, round(pod / per_leaf / rate)))
+        return UplinkRates(leaf, links_per_leaf, pod=0.0, links_per_spine=0)
+    pod = spine.units_per_pod * leaf_spec.switches_per_unit * leaf / spine.oversubscription
+    return UplinkRates(leaf, links_per_leaf, pod, links_per_spine=max(1, round(pod / links_per_leaf / rate)))

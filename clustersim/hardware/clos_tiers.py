@@ -3,49 +3,57 @@
 One row per tier, from the GPUs up, worked out from the shape alone, whatever the number of GPUs.
 """
 
-from clustersim.hardware.clos_spec import Network, Node, uplinks
-from clustersim.hardware.clos_wiring import Counts
-from clustersim.hardware.topology import Tier
+from clustersim.hardware.clos_spec import NetworkSpec, NodeSpec, uplink_rates
+from clustersim.hardware.clos_wiring import ClosCounts
+from clustersim.hardware.topology import FabricTier
 
 
-def tiers(counts: Counts, node: Node, network: Network | None) -> tuple[Tier, ...]:
+def describe_tiers(counts: ClosCounts, node: NodeSpec, network: NetworkSpec | None) -> tuple[FabricTier, ...]:
     """Rows for what lies inside nodes and domains, then for the network."""
-    return (*_inside(counts, node), *(_network(counts, node, network) if network else ()))
+    return (*_scale_up_tiers(counts, node), *(_network_tiers(counts, node, network) if network else ()))
 
 
-def _inside(counts: Counts, node: Node) -> list[Tier]:
+def _scale_up_tiers(counts: ClosCounts, node: NodeSpec) -> list[FabricTier]:
     port = node.nvlink.port if node.nvlink else node.pcie
-    rows = [Tier("gpu", counts.gpus, port.bandwidth if port else 0.0, None)]
-    if node.nvlink and node.switched:
-        domains = -(-counts.gpus // node.nvlink.gpus)
-        rows.append(Tier("nvswitch", domains, node.nvlink.gpus * node.nvlink.port.bandwidth, None))
+    tiers = [FabricTier("gpu", counts.gpus, port.bandwidth if port else 0.0, None)]
+    if node.nvlink and node.has_nvswitch:
+        domains = -(-counts.gpus // node.nvlink.gpu_count)
+        tiers.append(FabricTier("nvswitch", domains, node.nvlink.gpu_count * node.nvlink.port.bandwidth, None))
     if node.host:
-        rows.append(Tier("host", counts.nodes * node.host.bridges, node.host.port.bandwidth, None))
+        tiers.append(FabricTier("host", counts.nodes * node.host.bridge_count, node.host.port.bandwidth, None))
     if node.nics:
-        rows.append(Tier("nic", counts.nodes * node.nics.per_node, node.nics.port.bandwidth, None))
-    return rows
+        tiers.append(FabricTier("nic", counts.nodes * node.nics.per_node, node.nics.port.bandwidth, None))
+    return tiers
 
 
-def _network(counts: Counts, node: Node, network: Network) -> list[Tier]:
-    rates, leaf, spine, core = uplinks(node, network), network.leaf, network.spine, network.core
+def _network_tiers(counts: ClosCounts, node: NodeSpec, network: NetworkSpec) -> list[FabricTier]:
+    rates, leaf, spine, core = uplink_rates(node, network), network.leaf, network.spine, network.core
     if spine is None or not counts.spines:
-        down = leaf.nodes * node.nics_per_node * (node.nics.port.bandwidth if node.nics else 0.0) / leaf.switches
-        return [Tier("leaf", counts.leaves, down, None)]
-    rows = [Tier("leaf", counts.leaves, rates.leaf, leaf.oversubscription)]
-    below, above = counts.leaves * rates.per_leaf, counts.pods * rates.per_leaf * rates.per_spine
+        down = (
+            leaf.nodes_per_unit
+            * node.nics_per_node
+            * (node.nics.port.bandwidth if node.nics else 0.0)
+            / leaf.switches_per_unit
+        )
+        return [FabricTier("leaf", counts.leaves, down, None)]
+    tiers = [FabricTier("leaf", counts.leaves, rates.leaf, leaf.oversubscription)]
+    links_below, links_above = (
+        counts.leaves * rates.links_per_leaf,
+        counts.pods * rates.links_per_leaf * rates.links_per_spine,
+    )
     if core is None or not counts.cores:
-        spines = _switches(below, spine.ports, rates.per_leaf)
-        return [*rows, Tier("spine", spines, counts.leaves * rates.leaf / spines, None)]
-    spines = _switches(below + above, spine.ports, counts.pods * rates.per_leaf)
-    cores = _switches(above, core.ports, rates.per_leaf)
+        spines = _switch_count(links_below, spine.port_count, rates.links_per_leaf)
+        return [*tiers, FabricTier("spine", spines, counts.leaves * rates.leaf / spines, None)]
+    spines = _switch_count(links_below + links_above, spine.port_count, counts.pods * rates.links_per_leaf)
+    cores = _switch_count(links_above, core.port_count, rates.links_per_leaf)
     total = counts.pods * rates.pod
     return [
-        *rows,
-        Tier("spine", spines, total / spines, spine.oversubscription),
-        Tier("core", cores, total / cores, None),
+        *tiers,
+        FabricTier("spine", spines, total / spines, spine.oversubscription),
+        FabricTier("core", cores, total / cores, None),
     ]
 
 
-def _switches(links: int, ports: int | None, otherwise: int) -> int:
+def _switch_count(link_count: int, port_count: int | None, default: int) -> int:
     """How many switches take so many links."""
-    return -(-links // ports) if ports else otherwise
+    return -(-link_count // port_count) if port_count else default

@@ -12,59 +12,59 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from clustersim.common.arrays import IntArray
-from clustersim.hardware.clos_spec import Network, Node, NvLink, Port, uplinks
+from clustersim.hardware.clos_spec import NetworkSpec, NodeSpec, NvlinkSpec, Port, uplink_rates
 from clustersim.hardware.topology import LinkKind
-from clustersim.hardware.vertex_tier import Layer, number_layers
+from clustersim.hardware.vertex_tier import VertexTier, number_tiers
 
-Place = Callable[[IntArray], IntArray]
+EndpointIndex = Callable[[IntArray], IntArray]
 """Which vertex of a layer the i-th link of a run ends at."""
 
-_NOTHING = Port(bandwidth=0.0, latency=0.0)
+_NULL_PORT = Port(bandwidth=0.0, latency=0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class RangeEndpoint:
     """One end of all links of a run."""
 
-    layer: Layer
-    place: Place
+    tier: VertexTier
+    vertex_index: EndpointIndex
 
-    def name(self, index: int) -> str:
+    def vertex_name(self, index: int) -> str:
         """The name of what stands at this end of the i-th link."""
-        return self.layer.name(int(self.place(np.array([index]))[0]))
+        return self.tier.vertex_name(int(self.vertex_index(np.array([index]))[0]))
 
-    def vertices(self, count: int) -> IntArray:
-        """Vertex numbers at this end of the first `count` links."""
-        return self.layer.first + self.place(np.arange(count))
+    def vertex_ids(self, count: int) -> IntArray:
+        """Vertex numbers at this end of the first `count_components` links."""
+        return self.tier.first_id + self.vertex_index(np.arange(count))
 
 
 @dataclass(frozen=True, slots=True)
-class LinkRun:
-    """`count` equal links numbered from `first`, each of which stands for `members` parallel ones."""
+class LinkRange:
+    """`count_components` equal links numbered from `first`, each of which stands for `members` parallel ones."""
 
     kind: LinkKind
-    first: int
+    first_id: int
     count: int
     port: Port
-    source: End
-    target: End
-    members: int = 1
+    source: RangeEndpoint
+    target: RangeEndpoint
+    parallel_links: int = 1
 
-    def ends(self, index: int) -> tuple[str, str]:
+    def endpoint_names(self, index: int) -> tuple[str, str]:
         """The names of the i-th link's source and target."""
-        return self.source.name(index), self.target.name(index)
+        return self.source.vertex_name(index), self.target.vertex_name(index)
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class DuplexRange:
     """A run of links away from the GPUs and its twin back."""
 
-    up: LinkRun
-    down: LinkRun
+    up: LinkRange
+    down: LinkRange
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class ClosCounts:
     """How many of each thing a cluster of some GPUs has.
 
     spines: links of their own that a leaf has upwards (1 where they are spread); cores: the same of a spine. Both are 0
@@ -81,114 +81,124 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Wiring:
+class ClosWiring:
     """All links of a cluster, in the order of their numbers, and the layers of what they join.
 
     pairs: links from GPU to GPU, the narrowest pairs first; nvlink: links to switches, where there are no such pairs.
     """
 
-    nvlink: Way
-    pairs: tuple[Way, ...]
-    pcie: Way
-    host: Way
-    riser: Way
-    nic: Way
-    leaf: Way
-    spine: Way
-    layers: tuple[Layer, ...]
+    nvlink: DuplexRange
+    direct_links: tuple[DuplexRange, ...]
+    pcie: DuplexRange
+    host: DuplexRange
+    riser: DuplexRange
+    nic: DuplexRange
+    leaf: DuplexRange
+    spine: DuplexRange
+    tiers: tuple[VertexTier, ...]
 
-    def ways(self) -> tuple[Way, ...]:
+    def duplex_ranges(self) -> tuple[DuplexRange, ...]:
         """Every way, from the GPUs up."""
-        return self.nvlink, *self.pairs, self.pcie, self.host, self.riser, self.nic, self.leaf, self.spine
+        return self.nvlink, *self.direct_links, self.pcie, self.host, self.riser, self.nic, self.leaf, self.spine
 
-    def runs(self) -> list[LinkRun]:
+    def link_ranges(self) -> list[LinkRange]:
         """Every run, in the order of link numbers."""
-        return [run for way in self.ways() for run in (way.up, way.down)]
+        return [link_range for duplex in self.duplex_ranges() for link_range in (duplex.up, duplex.down)]
 
 
-def count(gpus: int, node: Node, network: Network | None) -> Counts:
+def count_components(gpu_count: int, node: NodeSpec, network: NetworkSpec | None) -> ClosCounts:
     """Whole and partial nodes, units and pods that hold `gpus` GPUs."""
-    nodes = _ceil(gpus, node.gpus)
+    nodes = _ceil_div(gpu_count, node.gpu_count)
     if network is None:
-        return Counts(gpus, nodes, units=0, leaves=0, pods=0, spines=0, cores=0)
-    units, rates = _ceil(nodes, network.leaf.nodes), uplinks(node, network)
-    leaves, pods = units * network.leaf.switches, _ceil(units, network.units_per_pod)
-    spines = network.ecmp.ways(rates.per_leaf) if network.spine and leaves > 1 else 0
-    cores = network.ecmp.ways(rates.per_spine) if network.core and pods > 1 else 0
-    return Counts(gpus, nodes, units, leaves, pods, spines, cores)
+        return ClosCounts(gpu_count, nodes, units=0, leaves=0, pods=0, spines=0, cores=0)
+    units, rates = _ceil_div(nodes, network.leaf.nodes_per_unit), uplink_rates(node, network)
+    leaves, pods = units * network.leaf.switches_per_unit, _ceil_div(units, network.units_per_pod)
+    spines = network.ecmp.distinct_links(rates.links_per_leaf) if network.spine and leaves > 1 else 0
+    cores = network.ecmp.distinct_links(rates.links_per_spine) if network.core and pods > 1 else 0
+    return ClosCounts(gpu_count, nodes, units, leaves, pods, spines, cores)
 
 
-def _ceil(value: int, unit: int) -> int:
+def _ceil_div(value: int, unit: int) -> int:
     return -(-value // unit)
 
 
 @dataclass(frozen=True, slots=True)
-class _Joint:
+class _Connection:
     """What a way joins: its ends, the lower one first, and how many parallel links each of its links stands for."""
 
-    lower: End
-    upper: End
-    members: int = 1
+    lower: RangeEndpoint
+    upper: RangeEndpoint
+    parallel_links: int = 1
 
 
-class _Numbering:
+class _LinkNumbering:
     """Hands out link numbers, one run after the other."""
 
     def __init__(self) -> None:
-        self._next = 0
+        self._next_id = 0
 
-    def way(self, kind: LinkKind, count: int, joint: _Joint, *, up: Port, down: Port) -> Way:
+    def add_duplex(self, kind: LinkKind, count: int, connection: _Connection, *, up: Port, down: Port) -> DuplexRange:
         """A run and its twin with the ends exchanged."""
-        first, self._next = self._next, self._next + 2 * count
-        return Way(
-            up=LinkRun(kind, first, count, up, joint.lower, joint.upper, joint.members),
-            down=LinkRun(kind, first + count, count, down, joint.upper, joint.lower, joint.members),
+        first_id, self._next_id = self._next_id, self._next_id + 2 * count
+        return DuplexRange(
+            up=LinkRange(kind, first_id, count, up, connection.lower, connection.upper, connection.parallel_links),
+            down=LinkRange(
+                kind, first_id + count, count, down, connection.upper, connection.lower, connection.parallel_links
+            ),
         )
 
-    def even(self, kind: LinkKind, count: int, port: Port | None, joint: _Joint) -> Way:
+    def add_symmetric(self, kind: LinkKind, count: int, port: Port | None, connection: _Connection) -> DuplexRange:
         """A way with equal directions; without a port there are no links."""
-        return self.way(kind, count if port else 0, joint, up=port or _NOTHING, down=port or _NOTHING)
+        return self.add_duplex(kind, count if port else 0, connection, up=port or _NULL_PORT, down=port or _NULL_PORT)
 
 
 @dataclass(frozen=True, slots=True)
-class _Layers:
+class _VertexTiers:
     """Everything that stands at the end of a link, in the order of vertex numbers."""
 
-    gpu: Layer
-    nvswitch: Layer
-    bridge: Layer
-    root: Layer
-    nic: Layer
-    leaf: Layer
-    spine: Layer
-    core: Layer
+    gpu: VertexTier
+    nvswitch: VertexTier
+    bridge: VertexTier
+    root: VertexTier
+    nic: VertexTier
+    leaf: VertexTier
+    spine: VertexTier
+    core: VertexTier
 
 
-def wire(counts: Counts, node: Node, network: Network | None) -> Wiring:
+def build_wiring(counts: ClosCounts, node: NodeSpec, network: NetworkSpec | None) -> ClosWiring:
     """Number all links of a cluster, and what they join."""
-    new, layers, nics = _Numbering(), _layers(counts, node, network), counts.nodes * node.nics_per_node
-    nvlink = _half(node.nvlink.port if node.nvlink and not node.nvlink.pairs else None)
-    return Wiring(
-        nvlink=new.even(LinkKind.NVLINK, counts.gpus, nvlink, _nvlink(layers, node)),
-        pairs=tuple(_pair_ways(new, layers, node.nvlink)) if node.nvlink else (),
-        pcie=new.even(LinkKind.PCIE, counts.gpus if node.host or node.nics else 0, node.pcie, _pcie(layers, node)),
-        host=new.even(LinkKind.HOST, *_bridges(counts, node), _host(layers, node)),
-        riser=new.even(LinkKind.PCIE, nics if node.host else 0, node.pcie, _riser(layers, node)),
-        nic=_nic_way(new, layers, node, network),
-        leaf=_leaf_way(new, layers, node, network),
-        spine=_spine_way(new, layers, node, network),
-        layers=tuple(getattr(layers, field.name) for field in fields(layers)),
+    numbering, tiers, nic_count = (
+        _LinkNumbering(),
+        _build_tiers(counts, node, network),
+        counts.nodes * node.nics_per_node,
+    )
+    nvlink_port = _half_latency(node.nvlink.port if node.nvlink and not node.nvlink.direct_links else None)
+    return ClosWiring(
+        nvlink=numbering.add_symmetric(LinkKind.NVLINK, counts.gpus, nvlink_port, _nvlink_connection(tiers, node)),
+        direct_links=tuple(_direct_link_ranges(numbering, tiers, node.nvlink)) if node.nvlink else (),
+        pcie=numbering.add_symmetric(
+            LinkKind.PCIE, counts.gpus if node.host or node.nics else 0, node.pcie, _pcie_connection(tiers, node)
+        ),
+        host=numbering.add_symmetric(LinkKind.HOST, *_host_links(counts, node), _host_connection(tiers, node)),
+        riser=numbering.add_symmetric(
+            LinkKind.PCIE, nic_count if node.host else 0, node.pcie, _riser_connection(tiers, node)
+        ),
+        nic=_nic_ranges(numbering, tiers, node, network),
+        leaf=_leaf_ranges(numbering, tiers, node, network),
+        spine=_spine_ranges(numbering, tiers, node, network),
+        tiers=tuple(getattr(tiers, field.name) for field in fields(tiers)),
     )
 
 
-def _layers(counts: Counts, node: Node, network: Network | None) -> _Layers:
+def _build_tiers(counts: ClosCounts, node: NodeSpec, network: NetworkSpec | None) -> _VertexTiers:
     """Vertices by layer: the word of their names, how many they are, and how many share the first number of a name."""
-    bridges, rails = node.bridges, network.leaf.switches if network else 1
+    bridges, rails = node.bridges_per_node, network.leaf.switches_per_unit if network else 1
     spines, cores = counts.spines, counts.cores
-    return _Layers(
-        *number_layers(
+    return _VertexTiers(
+        *number_tiers(
             ("gpu", counts.gpus, None),
-            ("nvswitch", _ceil(counts.gpus, node.domain_gpus) if node.switched else 0, None),
+            ("nvswitch", _ceil_div(counts.gpus, node.domain_gpus) if node.has_nvswitch else 0, None),
             ("host", counts.nodes * bridges, bridges),
             ("host", counts.nodes if bridges > 1 else 0, None),
             ("nic", counts.nodes * node.nics_per_node if network else 0, node.nics_per_node),
@@ -199,91 +209,126 @@ def _layers(counts: Counts, node: Node, network: Network | None) -> _Layers:
     )
 
 
-def _half(port: Port | None) -> Port | None:
+def _half_latency(port: Port | None) -> Port | None:
     """Each of two links in a row has half of the latency between their far ends."""
     return Port(port.bandwidth, port.latency / 2) if port else None
 
 
-def _bridges(counts: Counts, node: Node) -> tuple[int, Port | None]:
-    if node.host is None or node.host.bridges == 1:
+def _host_links(counts: ClosCounts, node: NodeSpec) -> tuple[int, Port | None]:
+    if node.host is None or node.host.bridge_count == 1:
         return 0, None
-    return counts.nodes * node.host.bridges, _half(node.host.port)
+    return counts.nodes * node.host.bridge_count, _half_latency(node.host.port)
 
 
-def _same(index: IntArray) -> IntArray:
+def _identity(index: IntArray) -> IntArray:
     return index
 
 
-def _nvlink(layers: _Layers, node: Node) -> _Joint:
-    return _Joint(End(layers.gpu, _same), End(layers.nvswitch, lambda gpu: gpu // node.domain_gpus))
+def _nvlink_connection(tiers: _VertexTiers, node: NodeSpec) -> _Connection:
+    return _Connection(
+        RangeEndpoint(tiers.gpu, _identity), RangeEndpoint(tiers.nvswitch, lambda gpu: gpu // node.domain_gpus)
+    )
 
 
-def _pair_ways(new: _Numbering, layers: _Layers, nvlink: NvLink) -> Iterator[Way]:
+def _direct_link_ranges(numbering: _LinkNumbering, tiers: _VertexTiers, nvlink: NvlinkSpec) -> Iterator[DuplexRange]:
     """Up: from the lower to the higher GPU of a pair. Pairs of a domain come in the order of their higher GPU.
 
     So those of a domain that is partly there are the first ones.
     """
-    if nvlink.pairs is None:
+    if nvlink.direct_links is None:
         return
-    domains, rest = divmod(layers.gpu.count, nvlink.gpus)
-    for width in nvlink.pairs.widths:
-        pairs, links = nvlink.pairs.pairs(width), Port(nvlink.link.bandwidth * width, nvlink.link.latency)
-        count = domains * len(pairs) + int(np.count_nonzero(pairs[:, 1] < rest))
-        low, high = (End(layers.gpu, _pair_end(pairs[:, side], nvlink.gpus)) for side in (0, 1))
-        yield new.even(LinkKind.NVLINK, count, links, _Joint(low, high, members=width))
+    domains, remainder = divmod(tiers.gpu.count, nvlink.gpu_count)
+    for link_count in nvlink.direct_links.distinct_link_counts:
+        pairs, port = (
+            nvlink.direct_links.pairs_with(link_count),
+            Port(nvlink.link_port.bandwidth * link_count, nvlink.link_port.latency),
+        )
+        count = domains * len(pairs) + int(np.count_nonzero(pairs[:, 1] < remainder))
+        low, high = (RangeEndpoint(tiers.gpu, _pair_endpoint(pairs[:, side], nvlink.gpu_count)) for side in (0, 1))
+        yield numbering.add_symmetric(LinkKind.NVLINK, count, port, _Connection(low, high, parallel_links=link_count))
 
 
-def _pair_end(places: IntArray, domain: int) -> Place:
+def _pair_endpoint(local_indices: IntArray, domain_gpus: int) -> EndpointIndex:
     """The GPU at one end of the i-th pair; places: [pairs of a domain]."""
-    return lambda index: index // len(places) * domain + places[index % len(places)]
+    return lambda index: index // len(local_indices) * domain_gpus + local_indices[index % len(local_indices)]
 
 
-def _pcie(layers: _Layers, node: Node) -> _Joint:
-    return _Joint(End(layers.gpu, _same), End(layers.bridge, node.bridge) if node.host else End(layers.nic, node.nic))
+def _pcie_connection(tiers: _VertexTiers, node: NodeSpec) -> _Connection:
+    return _Connection(
+        RangeEndpoint(tiers.gpu, _identity),
+        RangeEndpoint(tiers.bridge, node.bridge_ids) if node.host else RangeEndpoint(tiers.nic, node.nic_ids),
+    )
 
 
-def _host(layers: _Layers, node: Node) -> _Joint:
-    return _Joint(End(layers.bridge, _same), End(layers.root, lambda bridge: bridge // node.bridges))
+def _host_connection(tiers: _VertexTiers, node: NodeSpec) -> _Connection:
+    return _Connection(
+        RangeEndpoint(tiers.bridge, _identity),
+        RangeEndpoint(tiers.root, lambda bridge: bridge // node.bridges_per_node),
+    )
 
 
-def _riser(layers: _Layers, node: Node) -> _Joint:
-    return _Joint(End(layers.bridge, node.nic_bridge), End(layers.nic, _same))
+def _riser_connection(tiers: _VertexTiers, node: NodeSpec) -> _Connection:
+    return _Connection(RangeEndpoint(tiers.bridge, node.nic_bridge_ids), RangeEndpoint(tiers.nic, _identity))
 
 
-def _nic_way(new: _Numbering, layers: _Layers, node: Node, network: Network | None) -> Way:
+def _nic_ranges(
+    numbering: _LinkNumbering, tiers: _VertexTiers, node: NodeSpec, network: NetworkSpec | None
+) -> DuplexRange:
     if node.nics is None or network is None:
-        return new.even(LinkKind.NIC, 0, None, _Joint(End(layers.nic, _same), End(layers.leaf, _same)))
+        return numbering.add_symmetric(
+            LinkKind.NIC,
+            0,
+            None,
+            _Connection(RangeEndpoint(tiers.nic, _identity), RangeEndpoint(tiers.leaf, _identity)),
+        )
     up, leaf = node.nics.port, network.leaf
-    joint = _Joint(End(layers.nic, _same), End(layers.leaf, lambda nics: leaf.switch(nics, node.nics_per_node)))
+    connection = _Connection(
+        RangeEndpoint(tiers.nic, _identity),
+        RangeEndpoint(tiers.leaf, lambda nics: leaf.leaf_ids(nics, node.nics_per_node)),
+    )
     down = Port(up.bandwidth, leaf.latency + up.latency)
-    return new.way(LinkKind.NIC, layers.nic.count, joint, up=up, down=down)
+    return numbering.add_duplex(LinkKind.NIC, tiers.nic.count, connection, up=up, down=down)
 
 
-def _leaf_way(new: _Numbering, layers: _Layers, node: Node, network: Network | None) -> Way:
-    spines = layers.spine.per or 0
+def _leaf_ranges(
+    numbering: _LinkNumbering, tiers: _VertexTiers, node: NodeSpec, network: NetworkSpec | None
+) -> DuplexRange:
+    spines = tiers.spine.per_group or 0
     if network is None or network.spine is None or not spines:
-        return new.even(LinkKind.LEAF, 0, None, _Joint(End(layers.leaf, _same), End(layers.spine, _same)))
-    rates, per_pod = uplinks(node, network), network.leaf.switches * network.spine.units
+        return numbering.add_symmetric(
+            LinkKind.LEAF,
+            0,
+            None,
+            _Connection(RangeEndpoint(tiers.leaf, _identity), RangeEndpoint(tiers.spine, _identity)),
+        )
+    rates, per_pod = uplink_rates(node, network), network.leaf.switches_per_unit * network.spine.units_per_pod
     bandwidth = rates.leaf / spines
     up, down = Port(bandwidth, network.leaf.latency), Port(bandwidth, network.spine.latency)
-    joint = _Joint(
-        End(layers.leaf, lambda index: index // spines),
-        End(layers.spine, lambda index: index // spines // per_pod * spines + index % spines),
-        members=rates.per_leaf // spines,
+    connection = _Connection(
+        RangeEndpoint(tiers.leaf, lambda index: index // spines),
+        RangeEndpoint(tiers.spine, lambda index: index // spines // per_pod * spines + index % spines),
+        parallel_links=rates.links_per_leaf // spines,
     )
-    return new.way(LinkKind.LEAF, layers.leaf.count * spines, joint, up=up, down=down)
+    return numbering.add_duplex(LinkKind.LEAF, tiers.leaf.count * spines, connection, up=up, down=down)
 
 
-def _spine_way(new: _Numbering, layers: _Layers, node: Node, network: Network | None) -> Way:
-    spines, cores = layers.spine.per or 0, layers.core.per or 0
+def _spine_ranges(
+    numbering: _LinkNumbering, tiers: _VertexTiers, node: NodeSpec, network: NetworkSpec | None
+) -> DuplexRange:
+    spines, cores = tiers.spine.per_group or 0, tiers.core.per_group or 0
     if network is None or network.spine is None or network.core is None or not cores:
-        return new.even(LinkKind.SPINE, 0, None, _Joint(End(layers.spine, _same), End(layers.core, _same)))
-    rates = uplinks(node, network)
+        return numbering.add_symmetric(
+            LinkKind.SPINE,
+            0,
+            None,
+            _Connection(RangeEndpoint(tiers.spine, _identity), RangeEndpoint(tiers.core, _identity)),
+        )
+    rates = uplink_rates(node, network)
     bandwidth = rates.pod / (spines * cores)
     up, down = Port(bandwidth, network.spine.latency), Port(bandwidth, network.core.latency)
-    joint = _Joint(
-        End(layers.spine, lambda index: index // cores),
-        End(layers.core, lambda index: index // cores % spines * cores + index % cores),
-        members=rates.per_leaf * rates.per_spine // (spines * cores),
+    connection = _Connection(
+        RangeEndpoint(tiers.spine, lambda index: index // cores),
+        RangeEndpoint(tiers.core, lambda index: index // cores % spines * cores + index % cores),
+        parallel_links=rates.links_per_leaf * rates.links_per_spine // (spines * cores),
     )
-    return new.way(LinkKind.SPINE, layers.spine.count * cores, joint, up=up, down=down)
+    return numbering.add_duplex(LinkKind.SPINE, tiers.spine.count * cores, connection, up=up, down=down)

@@ -15,28 +15,28 @@ import numpy as np
 from clustersim.common import data_files
 from clustersim.common.arrays import IntArray
 from clustersim.common.errors import InputError
-from clustersim.common.mapping_reader import Section, flat
+from clustersim.common.mapping_reader import MappingReader, flatten_keys
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
-from clustersim.hardware.allocation import Allocation, Units
-from clustersim.hardware.clos import Clos
+from clustersim.hardware.allocation import Allocation, UnitSizes
+from clustersim.hardware.clos import ClosTopology
 from clustersim.hardware.clos_reader import read_clos, read_ecmp
 from clustersim.hardware.graph_fabric import GraphFabric
-from clustersim.hardware.graph_io import is_graph, read_graph, written
+from clustersim.hardware.graph_io import is_graph, read_graph, to_file_graph
 from clustersim.hardware.host_memory import HostMemory
-from clustersim.hardware.rank_mapping import Placed
-from clustersim.hardware.topology import Fabric, Tier
+from clustersim.hardware.rank_mapping import RankMappedFabric
+from clustersim.hardware.topology import Fabric, FabricTier
 
 if TYPE_CHECKING:
     import networkx as nx
 
-MOST_GPUS: Final = 2**20
+MAX_GPUS: Final = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Mixed:
+class AcceleratorOverride:
     """Nodes with another accelerator than the cluster's main one."""
 
-    nodes: tuple[int, ...]
+    node_ids: tuple[int, ...]
     accelerator: Accelerator
 
 
@@ -56,189 +56,212 @@ class Cluster:
     description: str
     accelerator: Accelerator
     fabric: Fabric
-    gpus: int
+    gpu_count: int
     gpus_per_node: int
     library: str
     sources: Mapping[str, str]
-    measured: bool
+    is_measured: bool
     files: tuple[Path, ...] = field(compare=False)
-    mixed: tuple[Mixed, ...] = ()
-    host: HostMemory | None = None
-    stated: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    accelerator_overrides: tuple[AcceleratorOverride, ...] = ()
+    host_memory: HostMemory | None = None
+    file_values: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
-    def nodes(self) -> int:
+    def node_count(self) -> int:
         """How many nodes have GPUs of the cluster."""
-        return int(self.fabric.nodes(np.arange(self.gpus)).max()) + 1
+        return int(self.fabric.node_ids(np.arange(self.gpu_count)).max()) + 1
 
     @property
     def machine(self) -> Fabric:
         """The fabric with the machine's own numbers of GPUs and nodes."""
-        return self.fabric.machine if isinstance(self.fabric, Placed) else self.fabric
+        return self.fabric.machine if isinstance(self.fabric, RankMappedFabric) else self.fabric
 
     @property
-    def places(self) -> IntArray:
+    def machine_gpu_ids(self) -> IntArray:
         """The GPU of the machine that each of the job's is: [gpus]."""
-        return self.fabric.places[: self.gpus] if isinstance(self.fabric, Placed) else np.arange(self.gpus)
+        return (
+            self.fabric.gpu_ids[: self.gpu_count]
+            if isinstance(self.fabric, RankMappedFabric)
+            else np.arange(self.gpu_count)
+        )
 
     @property
-    def units(self) -> Units:
+    def unit_sizes(self) -> UnitSizes:
         """GPUs of a node and of the largest NVLink domain."""
         machine = self.machine
-        if isinstance(machine, Clos):
+        if isinstance(machine, ClosTopology):
             nvlink = machine.node.nvlink
-            return Units(self.gpus_per_node, (nvlink and nvlink.whole) or machine.node.domain_gpus)
-        return Units(self.gpus_per_node, int(np.bincount(machine.domains(np.arange(machine.gpus))).max()))
+            return UnitSizes(self.gpus_per_node, (nvlink and nvlink.full_domain_gpus) or machine.node.domain_gpus)
+        return UnitSizes(self.gpus_per_node, int(np.bincount(machine.domain_ids(np.arange(machine.gpu_count))).max()))
 
-    def placed(self, places: IntArray) -> "Cluster":
+    def with_rank_mapping(self, gpu_ids: IntArray) -> "Cluster":
         """The machine for a job on some of its GPUs: rank r on places[r]."""
-        return replace(self, fabric=Placed(self.machine, places), gpus=len(places))
+        return replace(self, fabric=RankMappedFabric(self.machine, gpu_ids), gpu_count=len(gpu_ids))
 
-    def graph(self) -> "nx.DiGraph[str]":
+    def to_graph(self) -> "nx.DiGraph[str]":
         """The machine as a graph whose node-link data is the file of a cluster; bandwidths and latencies have units.
 
         Read back, it is the same machine, link for link; routes are then searched. Of what a scenario adds, links that
         are slow or dead are so in the graph; a placement and nodes with other accelerators are not in it.
         """
         _, accelerator, library, *_ = self.files
-        about: dict[str, Any] = {
+        attributes: dict[str, Any] = {
             "description": self.description,
-            "accelerator": data_files.named(accelerator),
-            "library": data_files.named(library),
-            "measured": self.measured,
+            "accelerator": data_files.portable_name(accelerator),
+            "library": data_files.portable_name(library),
+            "measured": self.is_measured,
         }
         if self.sources:
-            about["sources"] = dict(self.sources)
-        if self.host is not None:
-            about["host_memory"] = self.host.written()
-        return written(self.machine.graph(), about)
+            attributes["sources"] = dict(self.sources)
+        if self.host_memory is not None:
+            attributes["host_memory"] = self.host_memory.to_section()
+        return to_file_graph(self.machine.to_graph(), attributes)
 
-    def kinds(self) -> tuple[tuple[Accelerator, ...], IntArray]:
+    def accelerator_kinds(self) -> tuple[tuple[Accelerator, ...], IntArray]:
         """The accelerators that are there, and which of them each GPU is, [gpus]; one kind alone is number 0."""
-        nodes = self.machine.nodes(self.places)
-        parts = [(self.accelerator, ~np.isin(nodes, [node for part in self.mixed for node in part.nodes]))]
-        parts += [(part.accelerator, np.isin(nodes, part.nodes)) for part in self.mixed]
+        nodes = self.machine.node_ids(self.machine_gpu_ids)
+        masks = [
+            (
+                self.accelerator,
+                ~np.isin(nodes, [node for override in self.accelerator_overrides for node in override.node_ids]),
+            )
+        ]
+        masks += [(override.accelerator, np.isin(nodes, override.node_ids)) for override in self.accelerator_overrides]
         kinds: list[Accelerator] = []
-        kind = np.zeros(self.gpus, np.int64)
-        for accelerator, there in parts:
-            if there.any():
+        kind_index = np.zeros(self.gpu_count, np.int64)
+        for accelerator, mask in masks:
+            if mask.any():
                 kinds += [accelerator] * (accelerator not in kinds)
-                kind[there] = kinds.index(accelerator)
-        return tuple(kinds), kind
+                kind_index[mask] = kinds.index(accelerator)
+        return tuple(kinds), kind_index
 
 
-def mix(cluster: Cluster, parts: Sequence[tuple[tuple[int, ...], str]]) -> Cluster:
+def with_accelerators(cluster: Cluster, overrides: Sequence[tuple[tuple[int, ...], str]]) -> Cluster:
     """The cluster with other accelerators (a name or a path) on some nodes, which must exist."""
-    mixed = tuple(Mixed(nodes, load_accelerator(name)) for nodes, name in parts)
-    files = (data_files.find("accelerators", name) for _, name in parts)
-    return replace(cluster, mixed=mixed, measured=False, files=(*cluster.files, *files)) if mixed else cluster
+    accelerator_overrides = tuple(AcceleratorOverride(node_ids, load_accelerator(name)) for node_ids, name in overrides)
+    files = (data_files.find_file("accelerators", name) for _, name in overrides)
+    return (
+        replace(cluster, accelerator_overrides=accelerator_overrides, is_measured=False, files=(*cluster.files, *files))
+        if accelerator_overrides
+        else cluster
+    )
 
 
 def load_machine(
-    name_or_path: str, allocation: Allocation, gpus: int | None = None, overrides: Mapping[str, Any] | None = None
+    name_or_path: str, allocation: Allocation, job_gpus: int | None = None, overrides: Mapping[str, Any] | None = None
 ) -> Cluster:
     """As `load_cluster`, but with as many GPUs as a machine needs to give a job `gpus` of them (None: the file's own).
 
     Where the fabric connects fewer it is as large as it can be. Raises InputError.
     """
-    machine = _load(name_or_path, None if gpus is None else 1, overrides, evenly=False)
-    if not isinstance(machine.fabric, Clos):  # a graph is as large as it is
-        return replace(machine, gpus=machine.fabric.gpus)
-    size = min(max(allocation.machine(gpus, machine.units), machine.gpus), machine.fabric.most, MOST_GPUS)
-    return machine if size == machine.gpus else _load(name_or_path, size, overrides, evenly=False)
+    machine = _load_cluster(name_or_path, None if job_gpus is None else 1, overrides, evenly=False)
+    if not isinstance(machine.fabric, ClosTopology):  # a graph is as large as it is
+        return replace(machine, gpu_count=machine.fabric.gpu_count)
+    size = min(
+        max(allocation.machine_gpus(job_gpus, machine.unit_sizes), machine.gpu_count), machine.fabric.max_gpus, MAX_GPUS
+    )
+    return machine if size == machine.gpu_count else _load_cluster(name_or_path, size, overrides, evenly=False)
 
 
-def load_cluster(name_or_path: str, gpus: int | None = None, overrides: Mapping[str, Any] | None = None) -> Cluster:
+def load_cluster(
+    name_or_path: str, gpu_count: int | None = None, overrides: Mapping[str, Any] | None = None
+) -> Cluster:
     """Read a shipped cluster by name, or any cluster or graph file by path.
 
     gpus: how many, instead of the file's own number; overrides: values for keys of the file, dotted
     ({"fabric.spine.oversubscription": 7}) or nested. NVLink domains of several nodes are filled evenly. Raises
     InputError.
     """
-    return _load(name_or_path, gpus, overrides, evenly=True)
+    return _load_cluster(name_or_path, gpu_count, overrides, evenly=True)
 
 
-def _load(name_or_path: str, gpus: int | None, overrides: Mapping[str, Any] | None, *, evenly: bool) -> Cluster:
-    path = data_files.find("clusters", name_or_path)
+def _load_cluster(
+    name_or_path: str, gpu_count: int | None, overrides: Mapping[str, Any] | None, *, evenly: bool
+) -> Cluster:
+    path = data_files.find_file("clusters", name_or_path)
     content = data_files.read_mapping(path)
     if is_graph(content):
-        return _graph_cluster(Section(path, content, {"graph": overrides or {}}), path, gpus)
-    cluster = _clos_cluster(Section(path, content, overrides), path, gpus, evenly=evenly)
-    return replace(cluster, measured=cluster.measured and not overrides, stated=flat(content))
+        return _read_graph_cluster(MappingReader(path, content, {"graph": overrides or {}}), path, gpu_count)
+    cluster = _read_clos_cluster(MappingReader(path, content, overrides), path, gpu_count, evenly=evenly)
+    return replace(cluster, is_measured=cluster.is_measured and not overrides, file_values=flatten_keys(content))
 
 
-def describe(cluster: Cluster) -> tuple[Tier, ...]:
+def describe_tiers(cluster: Cluster) -> tuple[FabricTier, ...]:
     """What the cluster's fabric is built of, one row per tier, from the GPUs up."""
-    return cluster.fabric.tiers()
+    return cluster.fabric.describe_tiers()
 
 
-def _clos_cluster(section: Section, path: Path, gpus: int | None, *, evenly: bool) -> Cluster:
-    node = section.section("node")
-    per_node = node.count("gpus", most=MOST_GPUS)
-    stated = section.count("gpus", most=MOST_GPUS)
-    count = _legal(section, stated if gpus is None else gpus, per_node)
-    accelerator = load_accelerator(section.on_shelf("accelerator", "accelerators"))
+def _read_clos_cluster(section: MappingReader, path: Path, gpu_count: int | None, *, evenly: bool) -> Cluster:
+    node = section.get_section("node")
+    per_node = node.get_int("gpus", max_value=MAX_GPUS)
+    file_count = section.get_int("gpus", max_value=MAX_GPUS)
+    count = _require_full_nodes(section, file_count if gpu_count is None else gpu_count, per_node)
+    accelerator = load_accelerator(section.get_data_file("accelerator", "accelerators"))
     fabric = read_clos(section, count, accelerator.nvlink, evenly=evenly)
-    cluster = _cluster(section, path, fabric, accelerator=accelerator, per_node=per_node)
-    cluster = replace(cluster, host=_host(node))
-    section.finish()
+    cluster = _read_cluster(section, path, fabric, accelerator=accelerator, per_node=per_node)
+    cluster = replace(cluster, host_memory=_read_host_memory(node))
+    section.reject_unknself_keys()
     return cluster
 
 
-def _graph_cluster(section: Section, path: Path, gpus: int | None) -> Cluster:
-    about = section.section("graph")
-    accelerator = load_accelerator(about.on_shelf("accelerator", "accelerators"))
-    fabric = _graph_fabric(section, accelerator)
-    sizes = np.bincount(fabric.nodes(np.arange(fabric.gpus))).tolist()
-    if len(set(sizes)) > 1:
-        raise section.refuse("nodes", f"hosts have {min(sizes)} to {max(sizes)} GPUs; all must have the same number")
-    count = _legal(section, fabric.gpus if gpus is None else gpus, sizes[0])
-    if count > fabric.gpus:
-        raise section.refuse("gpus", f"{count:,} GPUs do not fit; the graph has {fabric.gpus:,}")
-    cluster = _cluster(about, path, fabric, accelerator=accelerator, per_node=sizes[0])
-    cluster = replace(cluster, gpus=count, host=_host(about))
-    section.finish()
+def _read_graph_cluster(section: MappingReader, path: Path, gpu_count: int | None) -> Cluster:
+    attributes = section.get_section("graph")
+    accelerator = load_accelerator(attributes.get_data_file("accelerator", "accelerators"))
+    fabric = _read_graph_fabric(section, accelerator)
+    gpus_per_node = np.bincount(fabric.node_ids(np.arange(fabric.gpu_count))).tolist()
+    if len(set(gpus_per_node)) > 1:
+        raise section.input_error(
+            "nodes", f"hosts have {min(gpus_per_node)} to {max(gpus_per_node)} GPUs; all must have the same number"
+        )
+    count = _require_full_nodes(section, fabric.gpu_count if gpu_count is None else gpu_count, gpus_per_node[0])
+    if count > fabric.gpu_count:
+        raise section.input_error("gpus", f"{count:,} GPUs do not fit; the graph has {fabric.gpu_count:,}")
+    cluster = _read_cluster(attributes, path, fabric, accelerator=accelerator, per_node=gpus_per_node[0])
+    cluster = replace(cluster, gpu_count=count, host_memory=_read_host_memory(attributes))
+    section.reject_unknself_keys()
     return cluster
 
 
-def _graph_fabric(section: Section, accelerator: Accelerator) -> GraphFabric:
-    graph, ecmp = read_graph(section, accelerator.nvlink), read_ecmp(section.section("graph"))
+def _read_graph_fabric(section: MappingReader, accelerator: Accelerator) -> GraphFabric:
+    graph, ecmp = read_graph(section, accelerator.nvlink), read_ecmp(section.get_section("graph"))
     try:
         return GraphFabric(graph, ecmp)
     except InputError as error:
-        raise section.refuse("edges", str(error)) from error
+        raise section.input_error("edges", str(error)) from error
 
 
-def _host(section: Section) -> HostMemory | None:
+def _read_host_memory(section: MappingReader) -> HostMemory | None:
     """What is said of the hosts' memory, if anything is."""
-    return HostMemory.read(section.section("host_memory")) if section.has("host_memory") else None
+    return HostMemory.from_section(section.get_section("host_memory")) if section.has_key("host_memory") else None
 
 
-def _cluster(section: Section, path: Path, fabric: Fabric, *, accelerator: Accelerator, per_node: int) -> Cluster:
-    name = section.on_shelf("accelerator", "accelerators")
-    library = section.on_shelf("library", "libraries") if section.has("library") else "nccl"
+def _read_cluster(
+    section: MappingReader, path: Path, fabric: Fabric, *, accelerator: Accelerator, per_node: int
+) -> Cluster:
+    name = section.get_data_file("accelerator", "accelerators")
+    library = section.get_data_file("library", "libraries") if section.has_key("library") else "nccl"
     return Cluster(
         name=path.stem,
-        description=section.text("description") if section.has("description") else path.stem,
+        description=section.get_text("description") if section.has_key("description") else path.stem,
         accelerator=accelerator,
         fabric=fabric,
-        gpus=fabric.gpus,
+        gpu_count=fabric.gpu_count,
         gpus_per_node=per_node,
         library=library,
-        sources=section.section("sources").texts() if section.has("sources") else {},
-        measured=section.flag("measured"),
-        files=(path, data_files.find("accelerators", name), data_files.find("libraries", library)),
+        sources=section.get_section("sources").get_text_mapping() if section.has_key("sources") else {},
+        is_measured=section.get_bool("measured"),
+        files=(path, data_files.find_file("accelerators", name), data_files.find_file("libraries", library)),
     )
 
 
-def _legal(section: Section, gpus: int, per_node: int) -> int:
+def _require_full_nodes(section: MappingReader, gpu_count: int, per_node: int) -> int:
     """Check a number of GPUs on its own: not absurd, and whole nodes or a part of one."""
-    if not 1 <= gpus <= MOST_GPUS:
-        raise section.refuse("gpus", f"{gpus:,} GPUs are out of range; a cluster has 1 to {MOST_GPUS:,}")
-    if gpus > per_node and gpus % per_node:
-        below = gpus // per_node * per_node
-        raise section.refuse(
+    if not 1 <= gpu_count <= MAX_GPUS:
+        raise section.input_error("gpus", f"{gpu_count:,} GPUs are out of range; a cluster has 1 to {MAX_GPUS:,}")
+    if gpu_count > per_node and gpu_count % per_node:
+        below = gpu_count // per_node * per_node
+        raise section.input_error(
             "gpus",
-            f"{gpus:,} GPUs are not a multiple of the {per_node} per node; {below:,} or {below + per_node:,} are",
+            f"{gpu_count:,} GPUs are not a multiple of the {per_node} per node; {below:,} or {below + per_node:,} are",
         )
-    return gpus
+    return gpu_count

@@ -6,28 +6,30 @@ Breadth first over lists of links, all links of a step at once, so that 100,000 
 import numpy as np
 
 from clustersim.common.arrays import BoolArray, IntArray
-from clustersim.hardware.topology import Ends
+from clustersim.hardware.topology import LinkEndpoints
 
 
-def islands(ends: Ends, alive: BoolArray, gpus: IntArray) -> tuple[IntArray, IntArray] | None:
+def find_partition(
+    endpoints: LinkEndpoints, is_alive: BoolArray, gpu_ids: IntArray
+) -> tuple[IntArray, IntArray] | None:
     """Two sets of some GPUs, of which the first cannot reach the second; None if every one reaches every other.
 
     alive: [links]; gpus: [n] ascending. If one GPU reaches all and all reach it, then all reach each other.
     """
-    source, target = ends.source[alive], ends.target[alive]
-    beyond = _unreached(source, target, ends.vertices, gpus)
-    if beyond.any():
-        return gpus[~beyond], gpus[beyond]
-    behind = _unreached(target, source, ends.vertices, gpus)
-    return (gpus[behind], gpus[~behind]) if behind.any() else None
+    source, target = endpoints.source[is_alive], endpoints.target[is_alive]
+    is_unreached = _is_unreached(source, target, endpoints.vertex_count, gpu_ids)
+    if is_unreached.any():
+        return gpu_ids[~is_unreached], gpu_ids[is_unreached]
+    cannot_reach = _is_unreached(target, source, endpoints.vertex_count, gpu_ids)
+    return (gpu_ids[cannot_reach], gpu_ids[~cannot_reach]) if cannot_reach.any() else None
 
 
-def _unreached(source: IntArray, target: IntArray, vertices: int, gpus: IntArray) -> BoolArray:
+def _is_unreached(source: IntArray, target: IntArray, vertex_count: int, gpu_ids: IntArray) -> BoolArray:
     """Which of some GPUs no way leads to from the first of them: [gpus]."""
-    found: BoolArray = np.zeros(vertices, np.bool_)
-    found[gpus[0]], known, before = True, 1, 0
-    while known > before and not found[gpus].all():
-        found[target[found[source]]] = True
-        known, before = int(np.count_nonzero(found)), known
-    unreached: BoolArray = ~found[gpus]
-    return unreached
+    is_reached: BoolArray = np.zeros(vertex_count, np.bool_)
+    is_reached[gpu_ids[0]], reached_count, previous_count = True, 1, 0
+    while reached_count > previous_count and not is_reached[gpu_ids].all():
+        is_reached[target[is_reached[source]]] = True
+        reached_count, previous_count = int(np.count_nonzero(is_reached)), reached_count
+    is_unreached: BoolArray = ~is_reached[gpu_ids]
+    return is_unreached

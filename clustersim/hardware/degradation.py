@@ -22,148 +22,161 @@ import numpy as np
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.errors import InputError
 from clustersim.common.units import Seconds
-from clustersim.hardware.connectivity import islands
+from clustersim.hardware.connectivity import find_partition
 from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkKind
 
-SHARED_TIERS: Final = (LinkKind.NIC, LinkKind.LEAF, LinkKind.SPINE)
+SHARED_LINK_KINDS: Final = (LinkKind.NIC, LinkKind.LEAF, LinkKind.SPINE)
 """Links that other users of a cluster may load: all that are not inside a node."""
 
 
 @dataclass(frozen=True, slots=True)
-class Slow:
+class SlowGpus:
     """GPUs whose kernels run at `speed` of the normal one."""
 
-    gpus: tuple[int, ...]
+    gpu_ids: tuple[int, ...]
     speed: float
 
 
 @dataclass(frozen=True, slots=True)
-class SlowNic:
+class DegradedNics:
     """The NICs that serve some GPUs have a part of their bandwidth, in both directions; 0: they are dead."""
 
-    gpus: tuple[int, ...]
-    bandwidth: float
+    gpu_ids: tuple[int, ...]
+    bandwidth_fraction: float
 
 
 @dataclass(frozen=True, slots=True)
-class SlowLink:
+class SlowLinkEffect:
     """A link has a part of its bandwidth."""
 
-    bandwidth: float
+    bandwidth_fraction: float
 
-    def left(self, members: int) -> float:  # noqa: ARG002 - all members of a bundle alike
+    def remaining_fraction(self, link_count: int) -> float:  # noqa: ARG002 - all members of a bundle alike
         """Part of the bandwidth that is left."""
-        return self.bandwidth
+        return self.bandwidth_fraction
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLink:
+class DeadLinkEffect:
     """A link is gone, or so many members of a bundle of parallel links."""
 
-    lost: int = 1
+    lost_count: int = 1
 
-    def left(self, members: int) -> float:
+    def remaining_fraction(self, link_count: int) -> float:
         """Part of the bandwidth that is left; raise InputError if the bundle has fewer members."""
-        if self.lost > members:
-            what = "a single link" if members == 1 else f"a bundle of {members} links"
-            raise InputError(f"it is {what}, of which {self.lost} cannot be dead")
-        return 1.0 - self.lost / members
+        if self.lost_count > link_count:
+            link_label = "a single link" if link_count == 1 else f"a bundle of {link_count} links"
+            raise InputError(f"it is {link_label}, of which {self.lost_count} cannot be dead")
+        return 1.0 - self.lost_count / link_count
 
 
 @dataclass(frozen=True, slots=True)
-class LinkChange:
-    """What is wrong with the link between two ends, named as by `Fabric.link`; both_ways: and with its twin.
+class LinkDegradation:
+    """What is wrong with the link between two ends, named as by `Fabric.link_info`; both_ways: and with its twin.
 
     during: from when to when (of slow links), None: at all times.
     """
 
     source: str
     target: str
-    what: SlowLink | DeadLink
-    both_ways: bool = True
-    during: tuple[Seconds, Seconds] | None = None
+    effect: SlowLinkEffect | DeadLinkEffect
+    both_directions: bool = True
+    active_period: tuple[Seconds, Seconds] | None = None
 
-    def numbers(self, fabric: Fabric) -> list[int]:
+    def link_ids(self, fabric: Fabric) -> list[int]:
         """Link numbers; raise InputError if there is no such link."""
-        first = fabric.find(self.source, self.target)
-        return [first, fabric.find(self.target, self.source)] if self.both_ways else [first]
+        forward = fabric.find_link(self.source, self.target)
+        return [forward, fabric.find_link(self.target, self.source)] if self.both_directions else [forward]
 
 
 @dataclass(frozen=True, slots=True)
-class Disturbances:
+class Degradations:
     """All that is wrong; what several entries say of one GPU or link multiplies. background: load by kind of link."""
 
-    slow: tuple[Slow, ...] = ()
-    nics: tuple[SlowNic, ...] = ()
-    links: tuple[LinkChange, ...] = ()
-    background: Mapping[LinkKind, float] = field(default_factory=dict)
+    slow_gpus: tuple[SlowGpus, ...] = ()
+    nics: tuple[DegradedNics, ...] = ()
+    links: tuple[LinkDegradation, ...] = ()
+    background_load: Mapping[LinkKind, float] = field(default_factory=dict)
 
     @property
-    def network(self) -> bool:
+    def affects_network(self) -> bool:
         """Whether links are at all times not as they should be."""
-        lasting = any(link.during is None for link in self.links)
-        return bool(self.nics or lasting or any(self.background.values()))
+        has_permanent = any(link.active_period is None for link in self.links)
+        return bool(self.nics or has_permanent or any(self.background_load.values()))
 
     @property
-    def passing(self) -> tuple[LinkChange, ...]:
+    def temporary_links(self) -> tuple[LinkDegradation, ...]:
         """Links that are slow for a while."""
-        return tuple(link for link in self.links if link.during is not None)
+        return tuple(link for link in self.links if link.active_period is not None)
 
-    def speeds(self, gpus: IntArray) -> FloatArray:
+    def gpu_speeds(self, gpu_ids: IntArray) -> FloatArray:
         """Speed of some of the machine's GPUs relative to an undisturbed one: [gpus]."""
-        speeds: FloatArray = np.ones(len(gpus))
-        for slow in self.slow:
-            speeds[np.isin(gpus, slow.gpus)] *= slow.speed
+        speeds: FloatArray = np.ones(len(gpu_ids))
+        for slow in self.slow_gpus:
+            speeds[np.isin(gpu_ids, slow.gpu_ids)] *= slow.speed
         return speeds
 
 
-def disturbed(fabric: Fabric, disturbances: Disturbances, used: IntArray | None = None) -> Fabric:
+def degrade_fabric(fabric: Fabric, degradations: Degradations, used_gpus: IntArray | None = None) -> Fabric:
     """The fabric as its disturbances leave it; itself if they leave it alone.
 
     used: the GPUs that must still reach each other, None: all. Raises InputError, whose sentence starts
     with the entry (`links.0: ...`), for what does not exist and for GPUs that are cut off.
     """
-    left = np.ones(len(fabric.links.kind))
-    _load(fabric, disturbances.background, left)
-    for entry, nic in enumerate(disturbances.nics):
-        numbers = fabric.nics(np.array(nic.gpus, np.int64))
-        if not len(numbers):
-            raise InputError(f"nics.{entry}: {in_ranges(np.array(nic.gpus))} has no NIC in this cluster")
-        left[numbers] *= nic.bandwidth
-    links = zip(disturbances.links, placed(fabric, disturbances.links), strict=True)
-    for entry, (change, found) in enumerate(links):
-        with _naming(f"links.{entry}"):
-            for number in found if change.during is None else ():
-                left[number] *= change.what.left(fabric.members(number))
-    if not left.all():
-        _refuse_islands(fabric, disturbances, left, np.arange(fabric.gpus) if used is None else np.sort(used))
-    return fabric if (left == 1.0).all() else fabric.changed(left)
+    bandwidth_fraction = np.ones(len(fabric.links.kind))
+    _apply_background_load(fabric, degradations.background_load, bandwidth_fraction)
+    for entry, nic in enumerate(degradations.nics):
+        nic_link_ids = fabric.nic_links(np.array(nic.gpu_ids, np.int64))
+        if not len(nic_link_ids):
+            raise InputError(f"nics.{entry}: {format_id_ranges(np.array(nic.gpu_ids))} has no NIC in this cluster")
+        bandwidth_fraction[nic_link_ids] *= nic.bandwidth_fraction
+    links = zip(degradations.links, resolve_link_ids(fabric, degradations.links), strict=True)
+    for entry, (degradation, link_ids) in enumerate(links):
+        with _prefix_errors(f"links.{entry}"):
+            for link_id in link_ids if degradation.active_period is None else ():
+                bandwidth_fraction[link_id] *= degradation.effect.remaining_fraction(
+                    fabric.parallel_link_count(link_id)
+                )
+    if not bandwidth_fraction.all():
+        _require_connected(
+            fabric,
+            degradations,
+            bandwidth_fraction,
+            np.arange(fabric.gpu_count) if used_gpus is None else np.sort(used_gpus),
+        )
+    return fabric if (bandwidth_fraction == 1.0).all() else fabric.with_degraded_links(bandwidth_fraction)
 
 
-def _load(fabric: Fabric, background: Mapping[LinkKind, float], left: FloatArray) -> None:
-    for kind, load in background.items():
+def _apply_background_load(
+    fabric: Fabric, background_load: Mapping[LinkKind, float], bandwidth_fraction: FloatArray
+) -> None:
+    for kind, load in background_load.items():
         loaded = fabric.links.kind == LINK_KINDS.index(kind)
         if not loaded.any():
-            there = [name.value for name in SHARED_TIERS if (fabric.links.kind == LINK_KINDS.index(name)).any()]
-            raise InputError(f"background.{kind.value}: this cluster has no such links; {_there(there)}")
-        left[loaded] *= 1.0 - load
+            available = [
+                name.value for name in SHARED_LINK_KINDS if (fabric.links.kind == LINK_KINDS.index(name)).any()
+            ]
+            raise InputError(
+                f"background.{kind.value}: this cluster has no such links; {_available_kinds_message(available)}"
+            )
+        bandwidth_fraction[loaded] *= 1.0 - load
 
 
-def _there(kinds: Sequence[str]) -> str:
+def _available_kinds_message(kinds: Sequence[str]) -> str:
     return f"it has {', '.join(kinds)}" if kinds else "it has none beyond its nodes"
 
 
-def placed(fabric: Fabric, changes: Sequence[LinkChange]) -> list[list[int]]:
-    """Numbers of the links of each change; raise InputError, as `disturbed` does, for a link that does not exist."""
-    found = []
-    for entry, change in enumerate(changes):
-        with _naming(f"links.{entry}"):
-            found.append(change.numbers(fabric))
-    return found
+def resolve_link_ids(fabric: Fabric, degradations: Sequence[LinkDegradation]) -> list[list[int]]:
+    """Numbers of the links of each change; raise InputError, as `degrade_fabric` does, for a link that does not exist."""
+    link_ids = []
+    for entry, degradation in enumerate(degradations):
+        with _prefix_errors(f"links.{entry}"):
+            link_ids.append(degradation.link_ids(fabric))
+    return link_ids
 
 
 @contextmanager
-def _naming(key: str) -> Iterator[None]:
+def _prefix_errors(key: str) -> Iterator[None]:
     """Whose entry an error is about."""
     try:
         yield
@@ -171,37 +184,45 @@ def _naming(key: str) -> Iterator[None]:
         raise InputError(f"{key}: {error}") from error
 
 
-def _refuse_islands(fabric: Fabric, disturbances: Disturbances, left: FloatArray, gpus: IntArray) -> None:
+def _require_connected(
+    fabric: Fabric, degradations: Degradations, bandwidth_fraction: FloatArray, gpus: IntArray
+) -> None:
     """Name the first entry after which GPUs are cut off, and which."""
-    if islands(fabric.ends, left > 0.0, gpus) is None:
+    if find_partition(fabric.link_endpoints, bandwidth_fraction > 0.0, gpus) is None:
         return
-    alive = np.ones(len(left), np.bool_)
-    for key, what, numbers in _entries(fabric, disturbances):
-        alive[numbers] = left[numbers] > 0.0
-        apart = islands(fabric.ends, alive, gpus)
-        if apart is not None:
-            raise InputError(f"{key}: without {what}, {in_ranges(apart[0])} cannot reach {in_ranges(apart[1])}")
+    alive = np.ones(len(bandwidth_fraction), np.bool_)
+    for key, label, link_ids in _dead_link_entries(fabric, degradations):
+        alive[link_ids] = bandwidth_fraction[link_ids] > 0.0
+        partition = find_partition(fabric.link_endpoints, alive, gpus)
+        if partition is not None:
+            raise InputError(
+                f"{key}: without {label}, {format_id_ranges(partition[0])} cannot reach {format_id_ranges(partition[1])}"
+            )
 
 
-def _entries(fabric: Fabric, disturbances: Disturbances) -> Iterator[tuple[str, str, IntArray]]:
+def _dead_link_entries(fabric: Fabric, degradations: Degradations) -> Iterator[tuple[str, str, IntArray]]:
     """Key, name and link numbers of every entry that may name dead links."""
-    for entry, nic in enumerate(disturbances.nics):
-        gpus = np.array(nic.gpus, np.int64)
-        yield f"nics.{entry}", f"the NIC{'s' * (len(gpus) > 1)} of {in_ranges(gpus)}", fabric.nics(gpus)
-    for entry, (change, numbers) in enumerate(zip(disturbances.links, placed(fabric, disturbances.links), strict=True)):
-        ends = f"between {change.source} and" if change.both_ways else f"from {change.source} to"
-        members = fabric.members(numbers[0])
-        links = "the link" if members == 1 else f"the {members} links"
-        yield f"links.{entry}", f"{links} {ends} {change.target}", np.array(numbers)
+    for entry, nic in enumerate(degradations.nics):
+        gpus = np.array(nic.gpu_ids, np.int64)
+        yield f"nics.{entry}", f"the NIC{'s' * (len(gpus) > 1)} of {format_id_ranges(gpus)}", fabric.nic_links(gpus)
+    for entry, (degradation, link_ids) in enumerate(
+        zip(degradations.links, resolve_link_ids(fabric, degradations.links), strict=True)
+    ):
+        endpoints = (
+            f"between {degradation.source} and" if degradation.both_directions else f"from {degradation.source} to"
+        )
+        link_count = fabric.parallel_link_count(link_ids[0])
+        links = "the link" if link_count == 1 else f"the {link_count} links"
+        yield f"links.{entry}", f"{links} {endpoints} {degradation.target}", np.array(link_ids)
 
 
-def in_ranges(numbers: IntArray, word: str = "GPU") -> str:
+def format_id_ranges(ids: IntArray, noun: str = "GPU") -> str:
     """GPUs (or what the word says) by their numbers, in ranges.
 
     >>> in_ranges(np.array([4])), in_ranges(np.array([0, 1, 2, 3, 8])), in_ranges(np.arange(0, 40, 2))
     ('GPU 4', 'GPUs 0-3, 8', 'GPUs 0, 2, 4 and 17 more')
     """
-    runs = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
-    words = ", ".join(f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[:3])
-    more = sum(map(len, runs[3:]))
-    return f"{word}{'s' * (len(numbers) > 1)} {words}{f' and {more} more' if more else ''}"
+    spans = np.split(ids, np.flatnonzero(np.diff(ids) != 1) + 1)
+    ranges = ", ".join(f"{span[0]}" if len(span) == 1 else f"{span[0]}-{span[-1]}" for span in spans[:3])
+    omitted = sum(map(len, spans[3:]))
+    return f"{noun}{'s' * (len(ids) > 1)} {ranges}{f' and {omitted} more' if omitted else ''}"

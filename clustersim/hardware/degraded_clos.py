@@ -13,253 +13,267 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from clustersim.common.arrays import BoolArray, FloatArray, IntArray
-from clustersim.common.pickling import FieldState
-from clustersim.hardware.clos import Clos
-from clustersim.hardware.direct_links import PairLinks
-from clustersim.hardware.rerouting import Detours, Labels, Machine
-from clustersim.hardware.routing_rules import ANYHOW, Rule, first_rule, next_rule
-from clustersim.hardware.topology import LINK_KINDS, VERTEX_KINDS, Ends, Fabric, Link, LinkKind, LinkTable, Paths, Tier
-from clustersim.hardware.vertex_tier import Layer
+from clustersim.common.pickling import FieldPickling
+from clustersim.hardware.clos import ClosTopology
+from clustersim.hardware.direct_links import DirectLinks
+from clustersim.hardware.rerouting import RerouteSearch, SearchGraph, SearchLabels
+from clustersim.hardware.routing_rules import UNRESTRICTED, RoutingRule, first_rule, next_rule
+from clustersim.hardware.topology import (
+    LINK_KINDS,
+    VERTEX_KINDS,
+    Fabric,
+    FabricTier,
+    LinkEndpoints,
+    LinkInfo,
+    LinkKind,
+    LinkTable,
+    Paths,
+)
+from clustersim.hardware.vertex_tier import VertexTier
 
 if TYPE_CHECKING:
     import networkx as nx
 
-_SWITCHED = [LINK_KINDS.index(LinkKind.LEAF), LINK_KINDS.index(LinkKind.SPINE)]
+_SWITCH_LINK_KINDS = [LINK_KINDS.index(LinkKind.LEAF), LINK_KINDS.index(LinkKind.SPINE)]
 
 
 @dataclass(frozen=True, eq=False)
-class DisturbedClos(FieldState):
+class DegradedClos(FieldPickling):
     """A regular cluster and what is left of each link's bandwidth, [links]; 0 is a dead link.
 
     Not slotted: what is worked out once is kept. In `links` a dead link keeps its bandwidth; nobody uses it.
     """
 
-    healthy: Clos
-    left: FloatArray
+    healthy: ClosTopology
+    bandwidth_fraction: FloatArray
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, DisturbedClos):
+        if not isinstance(other, DegradedClos):
             return NotImplemented
-        return self.healthy == other.healthy and np.array_equal(self.left, other.left)
+        return self.healthy == other.healthy and np.array_equal(self.bandwidth_fraction, other.bandwidth_fraction)
 
     def __hash__(self) -> int:
-        return hash((self.healthy, self.left.tobytes()))
+        return hash((self.healthy, self.bandwidth_fraction.tobytes()))
 
     @property
-    def gpus(self) -> int:
+    def gpu_count(self) -> int:
         """How many GPUs the fabric connects."""
-        return self.healthy.gpus
+        return self.healthy.gpu_count
 
     @cached_property
     def links(self) -> LinkTable:
         """Properties of every link."""
         table = self.healthy.links
-        return replace(table, bandwidth=table.bandwidth * np.where(self._dead, 1.0, self.left))
+        return replace(table, bandwidth=table.bandwidth * np.where(self._is_dead, 1.0, self.bandwidth_fraction))
 
     @property
-    def pairs(self) -> PairLinks | None:
+    def direct_links(self) -> DirectLinks | None:
         """The links of pairs in the healthy cluster: around a dead one its neighbours pass on what it carried."""
-        return self.healthy.pairs
+        return self.healthy.direct_links
 
-    def seats(self, gpus: IntArray) -> IntArray:
+    def domain_slots(self, gpus: IntArray) -> IntArray:
         """Where GPUs stand (any shape): the machine's own numbers."""
         return gpus
 
-    def seated(self, seats: IntArray) -> IntArray:
+    def gpus_at_slots(self, slots: IntArray) -> IntArray:
         """Which GPUs stand there (any shape)."""
-        return seats
+        return slots
 
     @property
-    def ends(self) -> Ends:
+    def link_endpoints(self) -> LinkEndpoints:
         """What stands at the ends of every link."""
-        return self.healthy.ends
+        return self.healthy.link_endpoints
 
     @cached_property
-    def _dead(self) -> BoolArray:
-        dead: BoolArray = self.left == 0.0
-        return dead
+    def _is_dead(self) -> BoolArray:
+        is_dead: BoolArray = self.bandwidth_fraction == 0.0
+        return is_dead
 
     @cached_property
-    def _dead_or_none(self) -> BoolArray:
+    def _is_dead_padded(self) -> BoolArray:
         """By link number, and false for number -1."""
-        return np.append(self._dead, False)
+        return np.append(self._is_dead, False)
 
     @cached_property
-    def _any_dead(self) -> bool:
-        return bool(self._dead.any())
+    def _has_dead_links(self) -> bool:
+        return bool(self._is_dead.any())
 
     @cached_property
-    def _domains(self) -> IntArray:
+    def _domain_ids(self) -> IntArray:
         """Domains of all GPUs, [gpus], numbered as their first GPUs come."""
-        gpus, way = np.arange(self.gpus), self.healthy.wiring.nvlink
-        domains = self.healthy.domains(gpus)
-        if not way.up.count:
+        gpus, duplex = np.arange(self.gpu_count), self.healthy.wiring.nvlink
+        domains = self.healthy.domain_ids(gpus)
+        if not duplex.up.count:
             return domains
-        cut = self._dead[way.up.first + gpus] | self._dead[way.down.first + gpus]
-        own = domains * (self.gpus + 1) + np.where(cut, gpus + 1, 0)
-        _, first, label = np.unique(own, return_index=True, return_inverse=True)
+        is_disconnected = self._is_dead[duplex.up.first_id + gpus] | self._is_dead[duplex.down.first_id + gpus]
+        keys = domains * (self.gpu_count + 1) + np.where(is_disconnected, gpus + 1, 0)
+        _, first, label = np.unique(keys, return_index=True, return_inverse=True)
         return np.argsort(np.argsort(first))[label.reshape(-1)]
 
-    def domains(self, gpus: IntArray) -> IntArray:
+    def domain_ids(self, gpus: IntArray) -> IntArray:
         """The NVLink domain of each GPU (any shape)."""
-        return self._domains[gpus] if self._any_dead else self.healthy.domains(gpus)
+        return self._domain_ids[gpus] if self._has_dead_links else self.healthy.domain_ids(gpus)
 
-    def nodes(self, gpus: IntArray) -> IntArray:
+    def node_ids(self, gpus: IntArray) -> IntArray:
         """The node of each GPU (any shape)."""
-        return self.healthy.nodes(gpus)
+        return self.healthy.node_ids(gpus)
 
-    def paths(self, sources: IntArray, targets: IntArray) -> Paths:
+    def find_paths(self, sources: IntArray, targets: IntArray) -> Paths:
         """Routes of transfers from sources[i] to targets[i], both [n]."""
         sources, targets = np.asarray(sources, np.int64), np.asarray(targets, np.int64)
-        paths = self.healthy.paths(sources, targets)
-        if not self._any_dead:
+        paths = self.healthy.find_paths(sources, targets)
+        if not self._has_dead_links:
             return paths
-        broken = np.flatnonzero(self._broken(paths, sources, targets))
-        for fabric in self._rehashed:
+        broken = np.flatnonzero(self._is_broken(paths, sources, targets))
+        for fabric in self._rehashed_fabrics:
             if not len(broken):
                 break
-            again = fabric.paths(sources[broken], targets[broken])
-            mended = ~self._broken(again, sources[broken], targets[broken])
-            paths = _put(paths, broken[mended], Paths(again.links[mended], again.latency[mended]))
-            broken = broken[~mended]
-        return _put(paths, broken, self._detours(sources[broken], targets[broken])) if len(broken) else paths
+            rehashed = fabric.find_paths(sources[broken], targets[broken])
+            is_repaired = ~self._is_broken(rehashed, sources[broken], targets[broken])
+            paths = _replace_paths(
+                paths, broken[is_repaired], Paths(rehashed.links[is_repaired], rehashed.latency[is_repaired])
+            )
+            broken = broken[~is_repaired]
+        return _replace_paths(paths, broken, self._reroute(sources[broken], targets[broken])) if len(broken) else paths
 
-    def _broken(self, paths: Paths, sources: IntArray, targets: IntArray) -> BoolArray:
+    def _is_broken(self, paths: Paths, sources: IntArray, targets: IntArray) -> BoolArray:
         """Which routes use a dead link, or an NVLink domain that is none any more: [n]."""
-        split = (self.healthy.domains(sources) == self.healthy.domains(targets)) & (
-            self.domains(sources) != self.domains(targets)
+        domain_split = (self.healthy.domain_ids(sources) == self.healthy.domain_ids(targets)) & (
+            self.domain_ids(sources) != self.domain_ids(targets)
         )
-        broken: BoolArray = split | self._dead_or_none[paths.links].any(axis=1)
+        broken: BoolArray = domain_split | self._is_dead_padded[paths.links].any(axis=1)
         return broken
 
     @cached_property
-    def _rehashed(self) -> tuple[Clos, ...]:
+    def _rehashed_fabrics(self) -> tuple[ClosTopology, ...]:
         """The healthy cluster with other hashes; none where no hashed link is dead."""
         network = self.healthy.network
-        if network is None or not np.isin(self.links.kind[self._dead], _SWITCHED).any():
+        if network is None or not np.isin(self.links.kind[self._is_dead], _SWITCH_LINK_KINDS).any():
             return ()
-        return tuple(replace(self.healthy, network=replace(network, ecmp=ecmp)) for ecmp in network.ecmp.others())
+        return tuple(replace(self.healthy, network=replace(network, ecmp=ecmp)) for ecmp in network.ecmp.rehashed())
 
-    def _detours(self, sources: IntArray, targets: IntArray) -> Paths:
+    def _reroute(self, sources: IntArray, targets: IntArray) -> Paths:
         """Routes found by search, kept per pair; one search for all targets of a source under one rule."""
         pairs = list(zip(sources.tolist(), targets.tolist(), strict=True))
-        waiting: dict[tuple[int, Rule], list[int]] = {}
+        pending: dict[tuple[int, RoutingRule], list[int]] = {}
         for source, target in dict.fromkeys(pairs):
-            if (source, target) not in self._found:
-                waiting.setdefault((source, self._rule(source, target)), []).append(target)
-        for (source, rule), missing in waiting.items():
-            self._search(source, rule, missing)
-        return self._as_paths([self._found[pair] for pair in pairs])
+            if (source, target) not in self._route_cache:
+                pending.setdefault((source, self._first_rule(source, target)), []).append(target)
+        for (source, rule), missing in pending.items():
+            self._search_routes(source, rule, missing)
+        return self._to_paths([self._route_cache[pair] for pair in pairs])
 
-    def _search(self, source: int, rule: Rule, targets: list[int]) -> None:
+    def _search_routes(self, source: int, rule: RoutingRule, targets: list[int]) -> None:
         """Find routes under a rule; whatever it leaves unreached is searched under the next one, at last everywhere."""
-        if rule not in self._searches:
-            self._searches[rule] = Detours(self._machine, rule)
-        search = self._searches[rule]
-        rest = self._trace(source, search, search.search(source, np.array(targets)), targets)
-        if rest and rule == ANYHOW:
-            rest = self._trace(source, search, search.search_everywhere(source, np.array(rest)), rest)
-        if rest:
-            self._search(source, next_rule(rule), rest)
+        if rule not in self._search_cache:
+            self._search_cache[rule] = RerouteSearch(self._search_graph, rule)
+        search = self._search_cache[rule]
+        unreached = self._trace_routes(source, search, search.search_nearby(source, np.array(targets)), targets)
+        if unreached and rule == UNRESTRICTED:
+            unreached = self._trace_routes(
+                source, search, search.search_everywhere(source, np.array(unreached)), unreached
+            )
+        if unreached:
+            self._search_routes(source, next_rule(rule), unreached)
 
-    def _trace(self, source: int, search: Detours, labels: Labels, targets: list[int]) -> list[int]:
+    def _trace_routes(self, source: int, search: RerouteSearch, labels: SearchLabels, targets: list[int]) -> list[int]:
         """Keep the routes to the targets that were reached; the others."""
-        for target, choice in zip(targets, self._choices(source, np.array(targets)), strict=True):
-            if labels.reached(target):
-                self._found[source, target] = search.trace(labels, target, choice)
-        return [target for target in targets if not labels.reached(target)]
+        for target, choice in zip(targets, self._ecmp_choices(source, np.array(targets)), strict=True):
+            if labels.is_reached(target):
+                self._route_cache[source, target] = search.trace_route(labels, target, choice)
+        return [target for target in targets if not labels.is_reached(target)]
 
-    def _choices(self, source: int, targets: IntArray) -> list[int]:
+    def _ecmp_choices(self, source: int, targets: IntArray) -> list[int]:
         """Which of several equal routes each transfer takes."""
         network = self.healthy.network
         if network is None:
             return [0] * len(targets)
-        return network.ecmp.choose(np.full(len(targets), source), targets).tolist()  # type: ignore[no-any-return]
+        return network.ecmp.choose_paths(np.full(len(targets), source), targets).tolist()  # type: ignore[no-any-return]
 
     @cached_property
-    def _found(self) -> dict[tuple[int, int], tuple[int, ...]]:
+    def _route_cache(self) -> dict[tuple[int, int], tuple[int, ...]]:
         return {}
 
     @cached_property
-    def _searches(self) -> dict[Rule, Detours]:
+    def _search_cache(self) -> dict[RoutingRule, RerouteSearch]:
         return {}
 
     @cached_property
-    def _machine(self) -> Machine:
-        layers = self.healthy.wiring.layers
-        kinds = np.repeat([VERTEX_KINDS.index(layer.word) for layer in layers], [layer.count for layer in layers])
-        blocks = np.concatenate([self._blocks(layer) for layer in layers])
-        return Machine(self.links, self.ends, ~self._dead, kinds, blocks)
+    def _search_graph(self) -> SearchGraph:
+        tiers = self.healthy.wiring.tiers
+        kinds = np.repeat([VERTEX_KINDS.index(tier.kind) for tier in tiers], [tier.count for tier in tiers])
+        block_ids = np.concatenate([self._block_ids(tier) for tier in tiers])
+        return SearchGraph(self.links, self.link_endpoints, ~self._is_dead, kinds, block_ids)
 
-    def _blocks(self, layer: Layer) -> IntArray:
+    def _block_ids(self, tier: VertexTier) -> IntArray:
         """Which node, or NVLink domain of several nodes, each vertex of a layer is in; -1 for switches between them."""
-        node, index = self.healthy.node, np.arange(layer.count)
+        node, index = self.healthy.node, np.arange(tier.count)
         first_gpu = {
             "gpu": index,
             "nvswitch": index * node.domain_gpus,
-            "host": index // (layer.per or 1) * node.gpus,
-            "nic": index // (layer.per or 1) * node.gpus,
+            "host": index // (tier.per_group or 1) * node.gpu_count,
+            "nic": index // (tier.per_group or 1) * node.gpu_count,
         }
-        return first_gpu.get(layer.word, index - index - 1) // max(node.domain_gpus, node.gpus)
+        return first_gpu.get(tier.kind, index - index - 1) // max(node.domain_gpus, node.gpu_count)
 
-    def _rule(self, source: int, target: int) -> Rule:
-        ends = np.array([source, target])
-        domains, nodes = self.domains(ends), self.nodes(ends)
+    def _first_rule(self, source: int, target: int) -> RoutingRule:
+        pair = np.array([source, target])
+        domains, nodes = self.domain_ids(pair), self.node_ids(pair)
         return first_rule(same_domain=bool(domains[0] == domains[1]), same_node=bool(nodes[0] == nodes[1]))
 
-    def _as_paths(self, routes: list[tuple[int, ...]]) -> Paths:
+    def _to_paths(self, routes: list[tuple[int, ...]]) -> Paths:
         links = np.full((len(routes), max(map(len, routes))), -1, np.int64)
-        for row, route in zip(links, routes, strict=True):
-            row[: len(route)] = route
+        for path, route in zip(links, routes, strict=True):
+            path[: len(route)] = route
         return Paths(links, np.append(self.links.latency, 0.0)[links].sum(axis=1))
 
-    def link(self, number: int) -> Link:
+    def link_info(self, link_id: int) -> LinkInfo:
         """One link, for people."""
-        return replace(self.healthy.link(number), bandwidth=float(self.links.bandwidth[number]))
+        return replace(self.healthy.link_info(link_id), bandwidth=float(self.links.bandwidth[link_id]))
 
-    def find(self, source: str, target: str) -> int:
+    def find_link(self, source: str, target: str) -> int:
         """The number of the link between two ends; raise InputError that says what is near."""
-        return self.healthy.find(source, target)
+        return self.healthy.find_link(source, target)
 
-    def members(self, number: int) -> int:
+    def parallel_link_count(self, link_id: int) -> int:
         """How many parallel links one link stood for when all were alive."""
-        return self.healthy.members(number)
+        return self.healthy.parallel_link_count(link_id)
 
-    def nics(self, gpus: IntArray) -> IntArray:
+    def nic_links(self, gpus: IntArray) -> IntArray:
         """Links of the NICs that serve GPUs, both directions, each link once; none where there is no network."""
-        return self.healthy.nics(gpus)
+        return self.healthy.nic_links(gpus)
 
-    def changed(self, left: FloatArray) -> Fabric:
+    def with_degraded_links(self, bandwidth_fraction: FloatArray) -> Fabric:
         """The same machine with the left part of what is left by now."""
-        return DisturbedClos(self.healthy, self.left * left)
+        return DegradedClos(self.healthy, self.bandwidth_fraction * bandwidth_fraction)
 
-    def tier(self, gpus: Sequence[int] | IntArray) -> str:
+    def highest_tier(self, gpus: Sequence[int] | IntArray) -> str:
         """The highest tier that traffic among these GPUs crosses where all links are alive."""
-        return self.healthy.tier(gpus)
+        return self.healthy.highest_tier(gpus)
 
-    def tiers(self) -> tuple[Tier, ...]:
+    def describe_tiers(self) -> tuple[FabricTier, ...]:
         """What the fabric is built of, without disturbances."""
-        return self.healthy.tiers()
+        return self.healthy.describe_tiers()
 
-    def graph(self) -> "nx.DiGraph[str]":
+    def to_graph(self) -> "nx.DiGraph[str]":
         """The fabric as a graph, without its dead links."""
-        graph = self.healthy.graph()
-        for number in np.flatnonzero(self.left != 1.0).tolist():
-            link = self.link(number)
-            if self._dead[number]:
+        graph = self.healthy.to_graph()
+        for link_id in np.flatnonzero(self.bandwidth_fraction != 1.0).tolist():
+            link = self.link_info(link_id)
+            if self._is_dead[link_id]:
                 graph.remove_edge(link.source, link.target)
             else:
                 graph.edges[link.source, link.target]["bandwidth"] = link.bandwidth
         return graph
 
 
-def _put(paths: Paths, rows: IntArray, others: Paths) -> Paths:
+def _replace_paths(paths: Paths, indices: IntArray, replacements: Paths) -> Paths:
     """Replace the routes of some rows."""
-    width = max(paths.links.shape[1], others.links.shape[1])
+    width = max(paths.links.shape[1], replacements.links.shape[1])
     links = np.full((len(paths.links), width), -1, np.int64)
     links[:, : paths.links.shape[1]] = paths.links
-    links[rows] = -1
-    links[rows[:, None], np.arange(others.links.shape[1])] = others.links
+    links[indices] = -1
+    links[indices[:, None], np.arange(replacements.links.shape[1])] = replacements.links
     latency = paths.latency.copy()
-    latency[rows] = others.latency
+    latency[indices] = replacements.latency
     return Paths(links, latency)

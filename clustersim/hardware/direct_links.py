@@ -21,168 +21,170 @@ from typing import Final, Protocol, runtime_checkable
 import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
-from clustersim.common.pickling import FieldState
+from clustersim.common.pickling import FieldPickling
 
-MOST_PLACES: Final = 16
-MOST_SEARCHED: Final = 8  # places of a domain whose pairs differ
-_MOST_STEPS: Final = 20_000  # of a search for rings; the largest set that was found by then is taken
+MAX_DOMAIN_GPUS: Final = 16
+MAX_SEARCHED_GPUS: Final = 8  # places of a domain whose pairs differ
+_MAX_SEARCH_STEPS: Final = 20_000  # of a search for rings; the largest set that was found by then is taken
 
 Ring = tuple[int, ...]
 """Places in the order in which data passes them, the smallest first."""
 
 
 @dataclass(frozen=True)
-class PairLinks(FieldState):
+class DirectLinks(FieldPickling):
     """counts: [places][places] links between two places of a domain, as many both ways.
 
     Not slotted: tables are worked out once, when first asked for.
     """
 
-    counts: tuple[tuple[int, ...], ...]
+    link_counts: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def full(cls, places: int) -> "PairLinks":
+    def fully_connected(cls, gpu_count: int) -> "DirectLinks":
         """One link for every pair."""
-        return cls(tuple(tuple(int(here != there) for there in range(places)) for here in range(places)))
+        return cls(tuple(tuple(int(source != target) for target in range(gpu_count)) for source in range(gpu_count)))
 
     @classmethod
-    def listed(cls, places: int, links: Sequence[tuple[int, int]]) -> "PairLinks":
+    def from_pairs(cls, gpu_count: int, links: Sequence[tuple[int, int]]) -> "DirectLinks":
         """A link for every pair that is listed; pairs that are listed twice have two."""
-        counts = np.zeros((places, places), np.int64)
-        for here, there in links:
-            counts[here, there] += 1
-            counts[there, here] += 1
+        counts = np.zeros((gpu_count, gpu_count), np.int64)
+        for source, target in links:
+            counts[source, target] += 1
+            counts[target, source] += 1
         return cls(tuple(map(tuple, counts.tolist())))
 
-    def first(self, places: int) -> "PairLinks":
+    def restrict_to_first(self, gpu_count: int) -> "DirectLinks":
         """The links among the first so many places."""
-        return PairLinks(tuple(row[:places] for row in self.counts[:places]))
+        return DirectLinks(tuple(counts[:gpu_count] for counts in self.link_counts[:gpu_count]))
 
     @property
-    def places(self) -> int:
+    def domain_size(self) -> int:
         """GPUs of a domain."""
-        return len(self.counts)
+        return len(self.link_counts)
 
     @cached_property
-    def count(self) -> IntArray:
+    def link_matrix(self) -> IntArray:
         """Links of each pair: [places, places]."""
-        return np.array(self.counts, np.int64)
+        return np.array(self.link_counts, np.int64)
 
     @property
-    def per_gpu(self) -> int:
+    def max_links_per_gpu(self) -> int:
         """Links of the GPU that has most."""
-        return int(self.count.sum(axis=1).max())
+        return int(self.link_matrix.sum(axis=1).max())
 
     @cached_property
-    def widths(self) -> tuple[int, ...]:
+    def distinct_link_counts(self) -> tuple[int, ...]:
         """The numbers of links that linked pairs have."""
-        return tuple(int(width) for width in np.unique(self.count) if width)
+        return tuple(int(link_count) for link_count in np.unique(self.link_matrix) if link_count)
 
-    def pairs(self, width: int) -> IntArray:
+    def pairs_with(self, link_count: int) -> IntArray:
         """Pairs of so many links, [pairs, 2], the lower place first, in the order of the higher one."""
-        high, low = np.nonzero(np.tril(self.count) == width)
+        high, low = np.nonzero(np.tril(self.link_matrix) == link_count)
         return np.stack([low, high], axis=1)
 
     @cached_property
-    def number(self) -> IntArray:
+    def pair_index(self) -> IntArray:
         """Which of the pairs of equally many links each is: [places, places]; -1 where there are no links."""
-        number = np.full_like(self.count, -1)
-        for width in self.widths:
-            low, high = self.pairs(width).T
-            number[low, high] = number[high, low] = np.arange(len(low))
-        return number
+        pair_index = np.full_like(self.link_matrix, -1)
+        for link_count in self.distinct_link_counts:
+            low, high = self.pairs_with(link_count).T
+            pair_index[low, high] = pair_index[high, low] = np.arange(len(low))
+        return pair_index
 
     @cached_property
-    def over(self) -> IntArray:
+    def relay(self) -> IntArray:
         """The place by which data gets from one to the other, [places, places]: the other itself where they are linked.
 
         -1 where no place between has links to both.
         """
-        narrower = np.minimum(self.count[:, :, None], self.count[None, :, :])  # from, by way of, to
-        best = np.where(narrower.max(axis=1) > 0, narrower.argmax(axis=1), -1)
-        there = np.arange(self.places)
-        linked = (self.count > 0) | (there[:, None] == there[None, :])
-        return np.where(linked, there[None, :], best)
+        bottleneck = np.minimum(self.link_matrix[:, :, None], self.link_matrix[None, :, :])  # from, by way of, to
+        best = np.where(bottleneck.max(axis=1) > 0, bottleneck.argmax(axis=1), -1)
+        targets = np.arange(self.domain_size)
+        is_linked = (self.link_matrix > 0) | (targets[:, None] == targets[None, :])
+        return np.where(is_linked, targets[None, :], best)
 
-    def shares(self, members: int) -> FloatArray | None:
+    def ring_shares(self, members: int) -> FloatArray | None:
         """Part of what each member sends that goes to each other one, [places, places]; rows of members sum to 1.
 
         members: a bit for each place; None where no ring leads through all.
         """
-        if members not in self._shares:
-            self._shares[members] = self._spread([place for place in range(self.places) if members >> place & 1])
-        return self._shares[members]
+        if members not in self._ring_share_cache:
+            self._ring_share_cache[members] = self._compute_ring_shares(
+                [index for index in range(self.domain_size) if members >> index & 1]
+            )
+        return self._ring_share_cache[members]
 
     @cached_property
-    def _shares(self) -> dict[int, FloatArray | None]:
+    def _ring_share_cache(self) -> dict[int, FloatArray | None]:
         return {}
 
-    def _spread(self, group: Sequence[int]) -> FloatArray | None:
-        inside = self.count[np.ix_(group, group)]
-        rows, columns = np.ix_(group, group)
-        shares = np.zeros(self.count.shape)
-        others = inside[~np.eye(len(group), dtype=np.bool_)]
-        if (others == others[:1]).all():
-            if not others.any():
+    def _compute_ring_shares(self, group: Sequence[int]) -> FloatArray | None:
+        member_links = self.link_matrix[np.ix_(group, group)]
+        row_indices, column_indices = np.ix_(group, group)
+        ring_shares = np.zeros(self.link_matrix.shape)
+        off_diagonal = member_links[~np.eye(len(group), dtype=np.bool_)]
+        if (off_diagonal == off_diagonal[:1]).all():
+            if not off_diagonal.any():
                 return None
-            shares[rows, columns] = (1.0 - np.eye(len(group))) / (len(group) - 1)
-            return shares
-        rings = most_rings(inside)
+            ring_shares[row_indices, column_indices] = (1.0 - np.eye(len(group))) / (len(group) - 1)
+            return ring_shares
+        rings = max_disjoint_rings(member_links)
         for ring in rings:
-            for here, there in zip(ring, (*ring[1:], ring[0]), strict=True):
-                shares[group[here], group[there]] += 1.0 / len(rings)
-        return shares if rings else None
+            for source, target in zip(ring, (*ring[1:], ring[0]), strict=True):
+                ring_shares[group[source], group[target]] += 1.0 / len(rings)
+        return ring_shares if rings else None
 
 
 @runtime_checkable
-class Paired(Protocol):
+class HasDirectLinks(Protocol):
     """A fabric that knows the links of its pairs of GPUs."""
 
     @property
-    def pairs(self) -> PairLinks | None:
+    def direct_links(self) -> DirectLinks | None:
         """None where switches join the GPUs of a domain."""
 
-    def seats(self, gpus: IntArray) -> IntArray:
+    def domain_slots(self, gpus: IntArray) -> IntArray:
         """Where GPUs stand in the machine (any shape): seat modulo `pairs.places` is the place in a domain."""
 
-    def seated(self, seats: IntArray) -> IntArray:
-        """The GPUs that stand there (any shape); the inverse of `seats`."""
+    def gpus_at_slots(self, slots: IntArray) -> IntArray:
+        """The GPUs that stand there (any shape); the inverse of `domain_slots`."""
 
 
-def most_rings(counts: IntArray) -> list[Ring]:
+def max_disjoint_rings(link_matrix: IntArray) -> list[Ring]:
     """The largest set of rings through all places that share no link in the same direction; counts: links of pairs.
 
     >>> most_rings(np.array([[0, 1, 1], [1, 0, 2], [1, 2, 0]]))
     [(0, 1, 2), (0, 2, 1)]
     """
-    known, bound = list(_rings(counts)), int(counts.sum(axis=1).min())
+    candidates, bound = list(_enumerate_rings(link_matrix)), int(link_matrix.sum(axis=1).min())
     best: list[Ring] = []
     steps = 0
-    waiting: list[tuple[int, list[Ring], IntArray]] = [(0, [], counts)]
-    while waiting and len(best) < bound and steps < _MOST_STEPS:
-        start, taken, left = waiting.pop()
+    pending: list[tuple[int, list[Ring], IntArray]] = [(0, [], link_matrix)]
+    while pending and len(best) < bound and steps < _MAX_SEARCH_STEPS:
+        start, chosen, free_links = pending.pop()
         steps += 1
-        best = max(best, taken, key=len)
-        for number in range(len(known) - 1, start - 1, -1):  # the first one is looked at first
-            rest = _without(left, known[number])
-            if rest is not None and len(taken) + 1 + int(rest.sum(axis=1).min()) > len(best):
-                waiting.append((number, [*taken, known[number]], rest))
+        best = max(best, chosen, key=len)
+        for index in range(len(candidates) - 1, start - 1, -1):  # the first one is looked at first
+            remaining = _remove_ring(free_links, candidates[index])
+            if remaining is not None and len(chosen) + 1 + int(remaining.sum(axis=1).min()) > len(best):
+                pending.append((index, [*chosen, candidates[index]], remaining))
     return best
 
 
-def _rings(counts: IntArray, begun: Ring = (0,)) -> Iterator[Ring]:
+def _enumerate_rings(link_matrix: IntArray, prefix: Ring = (0,)) -> Iterator[Ring]:
     """Every ring from place 0 through all others over pairs that have links."""
-    if len(begun) == len(counts):
-        if counts[begun[-1], 0]:
-            yield begun
+    if len(prefix) == len(link_matrix):
+        if link_matrix[prefix[-1], 0]:
+            yield prefix
         return
-    for place in np.flatnonzero(counts[begun[-1]]).tolist():
-        if place not in begun:
-            yield from _rings(counts, (*begun, place))
+    for index in np.flatnonzero(link_matrix[prefix[-1]]).tolist():
+        if index not in prefix:
+            yield from _enumerate_rings(link_matrix, (*prefix, index))
 
 
-def _without(left: IntArray, ring: Ring) -> IntArray | None:
+def _remove_ring(free_links: IntArray, ring: Ring) -> IntArray | None:
     """What a ring leaves of the links in each direction; None if it needs one that is taken."""
-    rest = left.copy()
-    rest[list(ring), [*ring[1:], ring[0]]] -= 1
-    return rest if rest.min() >= 0 else None
+    remaining = free_links.copy()
+    remaining[list(ring), [*ring[1:], ring[0]]] -= 1
+    return remaining if remaining.min() >= 0 else None

@@ -9,41 +9,52 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.common.errors import shown
-from clustersim.common.mapping_reader import Section
-from clustersim.hardware.direct_links import MOST_PLACES, MOST_SEARCHED, PairLinks
+from clustersim.common.errors import format_value
+from clustersim.common.mapping_reader import MappingReader
+from clustersim.hardware.direct_links import MAX_DOMAIN_GPUS, MAX_SEARCHED_GPUS, DirectLinks
 
 _ALL: Final = "all"
 
 
-def read_pairs(section: Section, gpus: int) -> PairLinks:
+def read_direct_links(section: MappingReader, gpu_count: int) -> DirectLinks:
     """Links of pairs: `all` for one each, or a list of pairs of places in a domain, one entry for each link."""
-    links = section.value("links")
-    most = MOST_SEARCHED if isinstance(links, list) else MOST_PLACES
-    if gpus > most:
-        raise section.refuse("links", f"join at most {most} GPUs; leave links out where a switch joins {gpus}")
+    links = section.get_value("links")
+    max_gpus = MAX_SEARCHED_GPUS if isinstance(links, list) else MAX_DOMAIN_GPUS
+    if gpu_count > max_gpus:
+        raise section.input_error(
+            "links", f"join at most {max_gpus} GPUs; leave links out where a switch joins {gpu_count}"
+        )
     if links == _ALL:
-        return PairLinks.full(gpus)
+        return DirectLinks.fully_connected(gpu_count)
     if not isinstance(links, list):
-        raise section.refuse("links", f"{shown(links)} is neither {_ALL} nor a list of pairs [i, j] of GPUs")
+        raise section.input_error(
+            "links", f"{format_value(links)} is neither {_ALL} nor a list of pairs [i, j] of GPUs"
+        )
     for link in links:
-        if not _is_pair(link, gpus):
-            raise section.refuse("links", f"{shown(link)} is not a pair [i, j] of two GPUs from 0 to {gpus - 1}")
-    return _even(section, PairLinks.listed(gpus, links))
+        if not _is_pair(link, gpu_count):
+            raise section.input_error(
+                "links", f"{format_value(link)} is not a pair [i, j] of two GPUs from 0 to {gpu_count - 1}"
+            )
+    return _require_regular(section, DirectLinks.from_pairs(gpu_count, links))
 
 
-def _is_pair(link: object, gpus: int) -> bool:
+def _is_pair(link: object, gpu_count: int) -> bool:
     match link:
-        case [here, there] if type(here) is int and type(there) is int:
-            return here != there and min(here, there) >= 0 and max(here, there) < gpus
+        case [source, target] if type(source) is int and type(target) is int:
+            return source != target and min(source, target) >= 0 and max(source, target) < gpu_count
     return False
 
 
-def _even(section: Section, pairs: PairLinks) -> PairLinks:
+def _require_regular(section: MappingReader, direct_links: DirectLinks) -> DirectLinks:
     """Links of which every GPU has equally many, and that lead from each to every other over one GPU at most."""
-    most, least = int(pairs.count.sum(axis=1).max()), int(pairs.count.sum(axis=1).min())
-    if most != least:
-        raise section.refuse("links", f"give GPUs {least} to {most} links each; all must have equally many")
-    for here, there in np.argwhere(pairs.over < 0).tolist():
-        raise section.refuse("links", f"join GPUs {here} and {there} neither directly nor over one other GPU")
-    return pairs
+    max_links, min_links = (
+        int(direct_links.link_matrix.sum(axis=1).max()),
+        int(direct_links.link_matrix.sum(axis=1).min()),
+    )
+    if max_links != min_links:
+        raise section.input_error(
+            "links", f"give GPUs {min_links} to {max_links} links each; all must have equally many"
+        )
+    for source, target in np.argwhere(direct_links.relay < 0).tolist():
+        raise section.input_error("links", f"join GPUs {source} and {target} neither directly nor over one other GPU")
+    return direct_links

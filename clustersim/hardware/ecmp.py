@@ -15,69 +15,69 @@ import numpy as np
 from clustersim.common.arrays import HashArray, IntArray
 from clustersim.common.splitmix import splitmix64
 
-REHASHES: Final = 32  # then the dead links are so many that routes are searched
+MAX_REHASHES: Final = 32  # then the dead links are so many that routes are searched
 
 
 class Ecmp(Protocol):
     """How equal-cost ways are used."""
 
-    def ways(self, parallel: int) -> int:
+    def distinct_links(self, parallel_links: int) -> int:
         """How many links of their own `parallel` physical links are."""
 
-    def choose(self, sources: IntArray, targets: IntArray) -> HashArray:
+    def choose_paths(self, sources: IntArray, targets: IntArray) -> HashArray:
         """A number per transfer, [n]; modulo the ways it says which one the transfer takes."""
 
-    def others(self) -> "Iterator[Ecmp]":
+    def rehashed(self) -> "Iterator[Ecmp]":
         """Other choices, for transfers that met a dead link."""
 
     @property
-    def keys(self) -> Mapping[str, str | int]:
+    def file_keys(self) -> Mapping[str, str | int]:
         """What a cluster's file says of it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class SpreadEcmp:
     """Ideal ECMP: parallel links are one bundle; where a single route must be named, the first one."""
 
-    def ways(self, parallel: int) -> int:  # noqa: ARG002 - a bundle is one link however many links it has
+    def distinct_links(self, parallel_links: int) -> int:  # noqa: ARG002 - a bundle is one link however many links it has
         """One link for the whole bundle."""
         return 1
 
-    def choose(self, sources: IntArray, targets: IntArray) -> HashArray:  # noqa: ARG002 - the first way for everyone
+    def choose_paths(self, sources: IntArray, targets: IntArray) -> HashArray:  # noqa: ARG002 - the first way for everyone
         """Zero for every transfer."""
         return np.zeros(len(sources), np.uint64)
 
-    def others(self) -> Iterator[Ecmp]:
+    def rehashed(self) -> Iterator[Ecmp]:
         """None: a bundle is one link."""
         return iter(())
 
     @property
-    def keys(self) -> Mapping[str, str | int]:
+    def file_keys(self) -> Mapping[str, str | int]:
         """That they are spread."""
         return {"ecmp": "spread"}
 
 
 @dataclass(frozen=True, slots=True)
-class Hashed:
+class HashedEcmp:
     """Each pair of ends takes one way, chosen by a hash of the pair and the seed."""
 
     seed: int
 
-    def ways(self, parallel: int) -> int:
+    def distinct_links(self, parallel_links: int) -> int:
         """Every physical link is a link of its own."""
-        return parallel
+        return parallel_links
 
-    def choose(self, sources: IntArray, targets: IntArray) -> HashArray:
+    def choose_paths(self, sources: IntArray, targets: IntArray) -> HashArray:
         """A 64-bit hash per transfer."""
         seed = splitmix64(np.full(len(sources), self.seed, np.uint64))
         return splitmix64(splitmix64(seed ^ sources.astype(np.uint64)) ^ targets.astype(np.uint64))
 
-    def others(self) -> Iterator[Ecmp]:
+    def rehashed(self) -> Iterator[Ecmp]:
         """Other hashes of the same pairs: what is hashed to a dead link spreads evenly over the living ones."""
-        for attempt in range(1, REHASHES + 1):
-            yield Hashed(int(splitmix64(np.array([self.seed, attempt], np.uint64)).sum() >> np.uint64(1)))
+        for attempt in range(1, MAX_REHASHES + 1):
+            yield HashedEcmp(int(splitmix64(np.array([self.seed, attempt], np.uint64)).sum() >> np.uint64(1)))
 
     @property
-    def keys(self) -> Mapping[str, str | int]:
+    def file_keys(self) -> Mapping[str, str | int]:
         """That they are hashed, and how."""
         return {"ecmp": "hashed", "seed": self.seed}

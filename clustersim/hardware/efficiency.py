@@ -11,7 +11,7 @@ References: NVIDIA, "Matrix Multiplication Background User's Guide" (tile and wa
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from clustersim.common.dtypes import NARROW, DType
+from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
 from clustersim.common.units import Seconds
 
 
@@ -20,7 +20,7 @@ class MatmulEfficiency:
     """Constants of a library's matrix multiplication.
 
     share: part of the peak that a compute unit sustains inside the main loop of the largest tile (clocks under load
-    included); shares: the same for the formats with scales that it has kernels for, scales included (`dtypes.NARROW`);
+    included); shares: the same for the formats with scales that it has kernels for, scales included (`dtypes.LOW_PRECISION_DTYPES`);
     prologue: columns of k that filling and draining a tile's pipeline costs; edge: rows that a tile's perimeter costs,
     so that small tiles are slower per FLOP; tiles: the (m, n) shapes that the library has kernels for; by_rows:
     operands in formats with scales are read along what a product sums over alone, so that two products of one need two
@@ -37,15 +37,15 @@ class MatmulEfficiency:
     prologues: Mapping[DType, float] = field(default_factory=dict)
     starts: Mapping[DType, Seconds] = field(default_factory=dict)
 
-    def share_of(self, dtype: DType) -> float:
+    def peak_fraction_of(self, dtype: DType) -> float:
         """The part of the peak of a format; of one with scales that has none of its own, as of others."""
-        return self.shares.get(dtype, self.share) if dtype in NARROW else self.share
+        return self.shares.get(dtype, self.share) if dtype in LOW_PRECISION_DTYPES else self.share
 
     def prologue_of(self, dtype: DType) -> float:
         """Columns of k that filling and draining a tile's pipeline costs in a format."""
         return self.prologues.get(dtype, self.prologue)
 
-    def at(self, share: float) -> "MatmulEfficiency":
+    def with_uniform_fraction(self, share: float) -> "MatmulEfficiency":
         """The same with one share for all formats."""
         return replace(self, share=share, shares=dict.fromkeys(self.shares, share))
 
@@ -54,23 +54,25 @@ class MatmulEfficiency:
         shares = {dtype: share * ratio for dtype, share in self.shares.items()}
         return replace(self, share=self.share * ratio, shares=shares)
 
-    def with_share(self, dtype: DType, share: float) -> "MatmulEfficiency":
+    def with_peak_fraction(self, dtype: DType, share: float) -> "MatmulEfficiency":
         """The same with a format with scales at a share of its own."""
         return replace(self, shares={**self.shares, dtype: share})
 
-    def with_own(self, dtype: DType, prologue: float | None, start: Seconds | None) -> "MatmulEfficiency":
+    def with_format_overheads(
+        self, dtype: DType, prologue: float | None, kernel_latency: Seconds | None
+    ) -> "MatmulEfficiency":
         """The same with a prologue and a start of a format with scales' own; None: as of the others."""
         prologues = {key: value for key, value in self.prologues.items() if key is not dtype}
         starts = {key: value for key, value in self.starts.items() if key is not dtype}
         return replace(
             self,
             prologues=prologues if prologue is None else {**prologues, dtype: prologue},
-            starts=starts if start is None else {**starts, dtype: start},
+            starts=starts if kernel_latency is None else {**starts, dtype: kernel_latency},
         )
 
 
 @dataclass(frozen=True, slots=True)
-class GroupedEfficiency:
+class GroupedGemmEfficiency:
     """Constants of the products of several experts (`cost.grouped_gemm`).
 
     share: part of the peak in the main loop of products that a library launches one by one on several streams;
@@ -86,9 +88,9 @@ class GroupedEfficiency:
     call: Seconds
     kernel_shares: Mapping[DType, float] = field(default_factory=dict)
 
-    def with_kernel_share(self, dtype: DType, share: float) -> "GroupedEfficiency":
+    def with_kernel_fraction(self, dtype: DType, fraction: float) -> "GroupedGemmEfficiency":
         """The same with one kernel in a format with scales at a share of its own."""
-        return replace(self, kernel_shares={**self.kernel_shares, dtype: share})
+        return replace(self, kernel_shares={**self.kernel_shares, dtype: fraction})
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ class AttentionEfficiency:
 
 
 @dataclass(frozen=True, slots=True)
-class Efficiency:
+class KernelEfficiency:
     """All constants of the kernel model for one accelerator.
 
     published: fitted to published measurements of this accelerator (not derived from a sibling); grouped: of products
@@ -127,10 +129,10 @@ class Efficiency:
     memory: float
     kernel_latency: Seconds
     launch_interval: Seconds
-    grouped: GroupedEfficiency | None = None
+    grouped: GroupedGemmEfficiency | None = None
     casts: float = 1.0
 
-    def start_of(self, dtype: DType) -> Seconds:
+    def kernel_latency_of(self, dtype: DType) -> Seconds:
         """Seconds of start and drain of a product's kernel in a format."""
         return self.matmul.starts.get(dtype, self.kernel_latency)
 
@@ -140,14 +142,14 @@ class Efficiency:
         return tuple(dtype for dtype in self.attention_forward.formats if dtype in self.attention_backward.formats)
 
     @property
-    def experts(self) -> GroupedEfficiency:
+    def expert_matmul(self) -> GroupedGemmEfficiency:
         """The constants of products of experts."""
-        own = self.matmul
-        return self.grouped or GroupedEfficiency(own.share, own.share, own.prologue, own.edge, 0.0)
+        matmul = self.matmul
+        return self.grouped or GroupedGemmEfficiency(matmul.share, matmul.share, matmul.prologue, matmul.edge, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class InTraining:
+class TrainingDerating:
     """How kernels of a training step differ from the same kernels by themselves.
 
     sustained: their arithmetic rate relative to that of single kernels, as the power limit leaves it under a mix of
@@ -158,12 +160,12 @@ class InTraining:
     fastest there is.
     """
 
-    sustained: float = 1.0
-    spread: float = 0.0
-    flash2: float = 1.0
-    narrow: float | None = None
+    sustained_ratio: float = 1.0
+    gpu_spread: float = 0.0
+    flash2_slowdown: float = 1.0
+    low_precision_ratio: float | None = None
 
     @property
-    def faster(self) -> float:
+    def low_precision_speedup(self) -> float:
         """How many times the sustained rate of other products those in formats with scales have."""
-        return 1.0 if self.narrow is None else self.narrow / self.sustained
+        return 1.0 if self.low_precision_ratio is None else self.low_precision_ratio / self.sustained_ratio

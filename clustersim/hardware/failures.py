@@ -14,21 +14,23 @@ from enum import Enum
 from functools import cached_property
 from typing import Final
 
-from clustersim.common.errors import InputError, nearest, shown
+from clustersim.common.errors import InputError, format_value, suggest_nearest
 from clustersim.common.units import Dimension, Seconds, parse_quantity
 
-_SECONDS: Final = {"hour": 3600.0, "day": 86400.0, "week": 604800.0, "month": 2629800.0, "year": 31557600.0}
-_MANY: Final = {"": 1.0, "thousand": 1e3, "million": 1e6, "billion": 1e9}
-_NUMBER: Final = r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)"
-_PER: Final = re.compile(
-    rf"\s*{_NUMBER}\s*(%?)\s*(?:per|/)\s*(?:{_NUMBER}|(thousand|million|billion))?\s*([a-z]+)-([a-z]+?)s?\s*$"
+_UNIT_SECONDS: Final = {"hour": 3600.0, "day": 86400.0, "week": 604800.0, "month": 2629800.0, "year": 31557600.0}
+_MULTIPLIERS: Final = {"": 1.0, "thousand": 1e3, "million": 1e6, "billion": 1e9}
+_NUMBER_PATTERN: Final = r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)"
+_RATE_PER_TIME: Final = re.compile(
+    rf"\s*{_NUMBER_PATTERN}\s*(%?)\s*(?:per|/)\s*(?:{_NUMBER_PATTERN}|(thousand|million|billion))?\s*([a-z]+)-([a-z]+?)s?\s*$"
 )
-_COUNTED: Final = re.compile(rf"\s*{_NUMBER}\s+in\s+{_NUMBER}\s*([a-z]+?)s?\s+of\s+{_NUMBER}\s+([a-z]+)\s*$")
-_SHORT: Final = {"h": "hour", "d": "day", "w": "week"}
+_COUNT_IN_PERIOD: Final = re.compile(
+    rf"\s*{_NUMBER_PATTERN}\s+in\s+{_NUMBER_PATTERN}\s*([a-z]+?)s?\s+of\s+{_NUMBER_PATTERN}\s+([a-z]+)\s*$"
+)
+_UNIT_ABBREVIATIONS: Final = {"h": "hour", "d": "day", "w": "week"}
 RATE_EXAMPLE: Final = "'6.5 per 1000 node-days' or '148 in 54 days of 16384 gpus'"
 
 
-class Component(Enum):
+class FailureComponent(Enum):
     """What breaks; the value is what files call it."""
 
     GPU = "gpu"
@@ -40,7 +42,7 @@ class Component(Enum):
     JOB = "job"
 
 
-class Effect(Enum):
+class FailureEffect(Enum):
     """What it does to the job.
 
     STOP: it ends. HANG: it stands still until a timeout. CORRUPT: it goes on with wrong numbers until that is found.
@@ -54,7 +56,7 @@ class Effect(Enum):
     PLANNED = "planned"
 
 
-class Takes(Enum):
+class FailureDomain(Enum):
     """Which nodes are lost with it, until they are repaired."""
 
     NOTHING = "nothing"
@@ -64,76 +66,76 @@ class Takes(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
+class FailureRate:
     """Events per second of each component of a kind."""
 
-    component: Component
+    component: FailureComponent
     per_second: float
 
 
 @dataclass(frozen=True)
-class Length:
+class DurationDistribution:
     """How long something takes: always the median, or, where the mean is above it, lognormal."""
 
     median: Seconds
     mean: Seconds
 
     @classmethod
-    def always(cls, seconds: Seconds) -> "Length":
+    def constant(cls, seconds: Seconds) -> "DurationDistribution":
         """The same each time."""
         return cls(seconds, seconds)
 
     @property
-    def varies(self) -> bool:
+    def is_random(self) -> bool:
         """Whether it is not always the same."""
         return self.mean > self.median
 
     @cached_property
     def sigma(self) -> float:
         """Standard deviation of the logarithm: a lognormal mean is exp(sigma^2 / 2) medians."""
-        return math.sqrt(2.0 * math.log(self.mean / self.median)) if self.varies else 0.0
+        return math.sqrt(2.0 * math.log(self.mean / self.median)) if self.is_random else 0.0
 
-    def at(self, deviation: float) -> Seconds:
+    def at_z_score(self, z_score: float) -> Seconds:
         """How long it takes so many standard deviations above the middle."""
-        return self.median * math.exp(self.sigma * deviation) if self.mean > self.median else self.median
+        return self.median * math.exp(self.sigma * z_score) if self.mean > self.median else self.median
 
 
-NO_TIME: Final = Length.always(0.0)
+ZERO_DURATION: Final = DurationDistribution.constant(0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Slower:
+class FailureSlowdown:
     """What is left of a part that is slow: of a GPU's speed, or of a NIC's bandwidth (`nic`)."""
 
-    left: float
-    nic: bool = False
+    remaining_fraction: float
+    affects_nic: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class FailureMode:
     """A kind of failure.
 
-    rate: None where `trace` has the times, in seconds from its beginning, and `trace_ends`, how long it is; shape: of a
+    rate: None where `trace` has the times, in seconds from its beginning, and `trace_duration`, how long it is; shape: of a
     Weibull distribution of the life of a component (1: exponential, a rate that does not depend on age); detection:
     until the job is known to have ended; found: until what is slow or wrong is noticed; repair: until lost nodes are
     spares; uncertain: its rate is of other clusters.
     """
 
     name: str
-    rate: Rate
-    effect: Effect = Effect.STOP
-    takes: Takes = Takes.NODE
-    shape: float = 1.0
-    trace: tuple[Seconds, ...] = ()
-    trace_ends: Seconds = 0.0
-    detection: Length = NO_TIME
-    found: Length = NO_TIME
-    repair: Length = NO_TIME
-    slower: Slower | None = None
-    uncertain: bool = False
+    rate: FailureRate
+    effect: FailureEffect = FailureEffect.STOP
+    failure_domain: FailureDomain = FailureDomain.NODE
+    weibull_shape: float = 1.0
+    event_times: tuple[Seconds, ...] = ()
+    trace_duration: Seconds = 0.0
+    detection_time: DurationDistribution = ZERO_DURATION
+    discovery_time: DurationDistribution = ZERO_DURATION
+    repair_time: DurationDistribution = ZERO_DURATION
+    slowdown: FailureSlowdown | None = None
+    is_rate_uncertain: bool = False
 
 
-def parse_rate(text: object) -> Rate:
+def parse_rate(text: object) -> FailureRate:
     """Read how often something happens to each component; raise InputError that names the value and an example.
 
     >>> round(86400.0 * parse_rate("6.5 per 1000 node-days").per_second, 9)
@@ -142,55 +144,65 @@ def parse_rate(text: object) -> Rate:
     148.0
     """
     if not isinstance(text, str):
-        raise InputError(f"{shown(text)} has no unit; a rate is a text such as {RATE_EXAMPLE}")
-    if match := _COUNTED.match(text):
-        count, length, unit, number, component = match.groups()
-        over = float(length) * _time(text, unit) * float(number)
-        return _rate(text, component, float(count), over)
-    if match := _PER.match(text):
-        count, percent, many, word, component, unit = match.groups()
-        over = (float(many) if many else _MANY[word or ""]) * _time(text, unit)
-        return _rate(text, component, float(count) * (0.01 if percent else 1.0), over)
-    raise InputError(f"{shown(text)} is not a rate; write such as {RATE_EXAMPLE}")
+        raise InputError(f"{format_value(text)} has no unit; a rate is a text such as {RATE_EXAMPLE}")
+    if match := _COUNT_IN_PERIOD.match(text):
+        count, length, unit, component_count, component = match.groups()
+        component_seconds = float(length) * _unit_seconds(text, unit) * float(component_count)
+        return _build_rate(text, component, float(count), component_seconds)
+    if match := _RATE_PER_TIME.match(text):
+        count, percent, multiplier, multiplier_word, component, unit = match.groups()
+        component_seconds = (float(multiplier) if multiplier else _MULTIPLIERS[multiplier_word or ""]) * _unit_seconds(
+            text, unit
+        )
+        return _build_rate(text, component, float(count) * (0.01 if percent else 1.0), component_seconds)
+    raise InputError(f"{format_value(text)} is not a rate; write such as {RATE_EXAMPLE}")
 
 
-def _time(text: str, unit: str) -> float:
-    full = _SHORT.get(unit, unit)
-    if full not in _SECONDS:
-        raise InputError(f"{shown(text)} has unit {unit!r}, which is no time; {nearest(unit, _SECONDS)}")
-    return _SECONDS[full]
+def _unit_seconds(text: str, unit: str) -> float:
+    unit_name = _UNIT_ABBREVIATIONS.get(unit, unit)
+    if unit_name not in _UNIT_SECONDS:
+        raise InputError(
+            f"{format_value(text)} has unit {unit!r}, which is no time; {suggest_nearest(unit, _UNIT_SECONDS)}"
+        )
+    return _UNIT_SECONDS[unit_name]
 
 
-def _rate(text: str, component: str, count: float, over: float) -> Rate:
-    named = {item.value: item for item in Component}
-    component = next(
-        (element for element in (component, component[:-1], component[:-2]) if element in named), component
-    )
-    if component not in named:
-        raise InputError(f"{shown(text)}: {component!r} is no component; {nearest(component, named)}")
-    if not 0.0 <= count < math.inf or not 0.0 < over < math.inf:
-        raise InputError(f"{shown(text)} is not a finite rate from zero up; write such as {RATE_EXAMPLE}")
-    return Rate(named[component], count / over)
+def _build_rate(text: str, component: str, count: float, component_seconds: float) -> FailureRate:
+    components = {failure_component.value: failure_component for failure_component in FailureComponent}
+    component = next((item for item in (component, component[:-1], component[:-2]) if item in components), component)
+    if component not in components:
+        raise InputError(
+            f"{format_value(text)}: {component!r} is no component; {suggest_nearest(component, components)}"
+        )
+    if not 0.0 <= count < math.inf or not 0.0 < component_seconds < math.inf:
+        raise InputError(f"{format_value(text)} is not a finite rate from zero up; write such as {RATE_EXAMPLE}")
+    return FailureRate(components[component], count / component_seconds)
 
 
-def parse_length(value: object) -> Length:
+def parse_duration_distribution(value: object) -> DurationDistribution:
     """Read a duration, or the median and the mean of durations that differ; raise InputError.
 
     >>> parse_length({"median": "222 s", "mean": "2334 s"}).mean
     2334.0
     """
     if not isinstance(value, dict):
-        return Length.always(_seconds(value))
+        return DurationDistribution.constant(_parse_seconds(value))
     if sorted(value) != ["mean", "median"]:
-        raise InputError(f"{shown(value)} is not a duration; write such as 5 min, or {{median: 222 s, mean: 2334 s}}")
-    found = Length(_seconds(value["median"]), _seconds(value["mean"]))
-    if found.mean < found.median or (found.median == 0.0 and found.mean > 0.0):
-        raise InputError(f"{shown(value)}: the mean of a lognormal duration is not below its median, which is above 0")
-    return found
+        raise InputError(
+            f"{format_value(value)} is not a duration; write such as 5 min, or {{median: 222 s, mean: 2334 s}}"
+        )
+    distribution = DurationDistribution(_parse_seconds(value["median"]), _parse_seconds(value["mean"]))
+    if distribution.mean < distribution.median or (distribution.median == 0.0 and distribution.mean > 0.0):
+        raise InputError(
+            f"{format_value(value)}: the mean of a lognormal duration is not below its median, which is above 0"
+        )
+    return distribution
 
 
-def _seconds(value: object) -> Seconds:
+def _parse_seconds(value: object) -> Seconds:
     seconds = parse_quantity(value, Dimension.TIME)
     if not 0.0 <= seconds < math.inf:
-        raise InputError(f"{shown(value)} is {'below zero' if seconds < 0.0 else 'not finite'}; write such as 5 min")
+        raise InputError(
+            f"{format_value(value)} is {'below zero' if seconds < 0.0 else 'not finite'}; write such as 5 min"
+        )
     return seconds

@@ -11,11 +11,11 @@ Reference: networkx, readwrite.json_graph.node_link_data (edges under "edges", b
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from clustersim.common.mapping_reader import Section
+from clustersim.common.mapping_reader import MappingReader
 from clustersim.common.units import Dimension
-from clustersim.hardware.ecmp import Spread
+from clustersim.hardware.ecmp import SpreadEcmp
 from clustersim.hardware.graph_tiers import vertex_kinds
-from clustersim.hardware.link_technology import Technology
+from clustersim.hardware.link_technology import LinkTechnology
 from clustersim.hardware.technology_reader import read_generation, read_network_kind
 from clustersim.hardware.topology import LINK_KINDS, NETWORK_KINDS, VERTEX_KINDS, LinkKind
 
@@ -30,7 +30,7 @@ def is_graph(content: Mapping[str, Any]) -> bool:
     return "nodes" in content
 
 
-def read_graph(section: Section, own: Technology | None = None) -> "nx.DiGraph[str]":
+def read_graph(section: MappingReader, default_generation: LinkTechnology | None = None) -> "nx.DiGraph[str]":
     """A directed graph with SI attributes; raise InputError that names the vertex or edge that cannot be used.
 
     own: the NVLink generation of the accelerator, if it has one.
@@ -38,69 +38,79 @@ def read_graph(section: Section, own: Technology | None = None) -> "nx.DiGraph[s
     import networkx as nx  # 0.15 s that regular clusters do not need
 
     graph: nx.DiGraph[str] = nx.DiGraph()
-    directed = section.flag("directed")
-    section.flag("multigraph")
-    for vertex in section.entries("nodes", "id"):
+    directed = section.get_bool("directed")
+    section.get_bool("multigraph")
+    for vertex in section.get_entries("nodes", "id"):
         _add_vertex(graph, vertex)
-    for edge in section.entries("links" if section.has("links") else "edges", "source", "target"):
-        _add_edge(graph, edge, both_ways=not directed, own=own)
+    for edge in section.get_entries("links" if section.has_key("links") else "edges", "source", "target"):
+        _add_edge(graph, edge, both_directions=not directed, default_generation=default_generation)
     if "gpu" not in vertex_kinds(graph).values():
-        raise section.refuse("nodes", "none of them is of kind gpu")
+        raise section.input_error("nodes", "none of them is of kind gpu")
     return graph
 
 
-def _add_vertex(graph: "nx.DiGraph[str]", vertex: Section) -> None:
-    name = vertex.name("id")
+def _add_vertex(graph: "nx.DiGraph[str]", vertex: MappingReader) -> None:
+    name = vertex.get_name("id")
     if name in graph:
-        raise vertex.refuse("id", "there is such a node already")
-    kind = vertex.choice("kind", *VERTEX_KINDS, required=True)
-    if kind == "gpu" or vertex.has("node"):
-        graph.add_node(name, kind=kind, node=vertex.name("node"))
+        raise vertex.input_error("id", "there is such a node already")
+    kind = vertex.get_choice("kind", *VERTEX_KINDS, required=True)
+    if kind == "gpu" or vertex.has_key("node"):
+        graph.add_node(name, kind=kind, node=vertex.get_name("node"))
     else:
         graph.add_node(name, kind=kind)
 
 
-def _add_edge(graph: "nx.DiGraph[str]", edge: Section, *, both_ways: bool, own: Technology | None) -> None:
-    ends = edge.name("source"), edge.name("target")
-    for key, name in zip(("source", "target"), ends, strict=True):
+def _add_edge(
+    graph: "nx.DiGraph[str]", edge: MappingReader, *, both_directions: bool, default_generation: LinkTechnology | None
+) -> None:
+    endpoints = edge.get_name("source"), edge.get_name("target")
+    for key, name in zip(("source", "target"), endpoints, strict=True):
         if name not in graph:
-            raise edge.refuse(key, f"there is no node {name!r}")
-    if ends[0] == ends[1]:
-        raise edge.refuse("target", "the edge ends where it starts")
-    kind = LinkKind(edge.choice("kind", *_LINK_KINDS, required=True))
+            raise edge.input_error(key, f"there is no node {name!r}")
+    if endpoints[0] == endpoints[1]:
+        raise edge.input_error("target", "the edge ends where it starts")
+    kind = LinkKind(edge.get_choice("kind", *_LINK_KINDS, required=True))
     link = {
         "kind": kind.value,
-        "technology": _technology(edge, kind, own).value,
-        "bandwidth": edge.quantity("bandwidth", Dimension.BANDWIDTH),
-        "latency": edge.quantity("latency", Dimension.TIME, zero=True),
+        "technology": _read_technology(edge, kind, default_generation).value,
+        "bandwidth": edge.get_quantity("bandwidth", Dimension.BANDWIDTH),
+        "latency": edge.get_quantity("latency", Dimension.TIME, allow_zero=True),
     }
-    for source, target in (ends, ends[::-1]) if both_ways else (ends,):
+    for source, target in (endpoints, endpoints[::-1]) if both_directions else (endpoints,):
         if graph.has_edge(source, target):
-            raise edge.refuse("target", "there is such an edge already; write parallel links as one of their bandwidth")
+            raise edge.input_error(
+                "target", "there is such an edge already; write parallel links as one of their bandwidth"
+            )
         graph.add_edge(source, target, **link)
 
 
-def _technology(edge: Section, kind: LinkKind, own: Technology | None) -> Technology:
+def _read_technology(edge: MappingReader, kind: LinkKind, default_generation: LinkTechnology | None) -> LinkTechnology:
     if kind is LinkKind.NVLINK:
-        return read_generation(edge, own)
-    return read_network_kind(edge) if kind in NETWORK_KINDS else Technology.PCIE
+        return read_generation(edge, default_generation)
+    return read_network_kind(edge) if kind in NETWORK_KINDS else LinkTechnology.PCIE
 
 
-def _named(kind: LinkKind, technology: str) -> dict[str, str]:
+def _technology_attribute(kind: LinkKind, technology: str) -> dict[str, str]:
     """The key of a file that says of what make an edge is."""
     if kind is LinkKind.NVLINK:
         return {"generation": technology}
     return {"network": technology} if kind in NETWORK_KINDS else {}
 
 
-def written(graph: "nx.DiGraph[str]", about: Mapping[str, Any]) -> "nx.DiGraph[str]":
+def to_file_graph(graph: "nx.DiGraph[str]", attributes: Mapping[str, Any]) -> "nx.DiGraph[str]":
     """The same graph with attributes as files have them; about: more of the graph's own. `read_graph` reads it back."""
     import networkx as nx
 
-    whole: nx.DiGraph[str] = nx.DiGraph(**{**Spread().keys, **graph.graph, **about})
-    whole.add_nodes_from(graph.nodes(data=True))
-    whole.add_nodes_from((gpu, {"node": str(node)}) for gpu, node in graph.nodes(data="node") if node is not None)
+    file_graph: nx.DiGraph[str] = nx.DiGraph(**{**SpreadEcmp().file_keys, **graph.graph, **attributes})
+    file_graph.add_nodes_from(graph.nodes(data=True))
+    file_graph.add_nodes_from((gpu, {"node": str(node)}) for gpu, node in graph.nodes(data="node") if node is not None)
     for source, target, link in graph.edges(data=True):
         ports = {"bandwidth": f"{link['bandwidth']!r} B/s", "latency": f"{link['latency']!r} s"}
-        whole.add_edge(source, target, kind=link["kind"], **_named(LinkKind(link["kind"]), link["technology"]), **ports)
-    return whole
+        file_graph.add_edge(
+            source,
+            target,
+            kind=link["kind"],
+            **_technology_attribute(LinkKind(link["kind"]), link["technology"]),
+            **ports,
+        )
+    return file_graph

@@ -10,20 +10,22 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from clustersim.common.arrays import IntArray
-from clustersim.common.errors import nearest
-from clustersim.hardware.topology import LINK_KINDS, VERTEX_KINDS, Fabric, LinkKind, Tier
+from clustersim.common.errors import suggest_nearest
+from clustersim.hardware.topology import LINK_KINDS, VERTEX_KINDS, Fabric, FabricTier, LinkKind
 
 if TYPE_CHECKING:
     import networkx as nx
 
-_INSIDE: Final = (LinkKind.PCIE, LinkKind.HOST)
-_KINDS: Final[dict[str, tuple[LinkKind, ...]]] = {
+_INTRA_NODE_KINDS: Final = (LinkKind.PCIE, LinkKind.HOST)
+_TIER_KINDS: Final[dict[str, tuple[LinkKind, ...]]] = {
     "nvlink": (LinkKind.NVLINK,),
-    "host": (LinkKind.NVLINK, *_INSIDE),
-    "leaf": (*_INSIDE, LinkKind.NIC),
-    "spine": (*_INSIDE, LinkKind.NIC, LinkKind.LEAF),
+    "host": (LinkKind.NVLINK, *_INTRA_NODE_KINDS),
+    "leaf": (*_INTRA_NODE_KINDS, LinkKind.NIC),
+    "spine": (*_INTRA_NODE_KINDS, LinkKind.NIC, LinkKind.LEAF),
 }
-_ABOVE: Final[dict[str, tuple[str, ...]]] = {  # where a vertex sends upwards: the first of these kinds that it has
+_KINDS_ABOVE: Final[
+    dict[str, tuple[str, ...]]
+] = {  # where a vertex sends upwards: the first of these kinds that it has
     "gpu": ("nvswitch", "gpu", "host", "nic", "leaf", "switch"),
     "host": ("host", "nic"),
     "nic": ("leaf", "switch", "spine", "core"),
@@ -31,10 +33,10 @@ _ABOVE: Final[dict[str, tuple[str, ...]]] = {  # where a vertex sends upwards: t
     "spine": ("core", "switch"),
     "switch": ("spine", "core"),
 }
-MOST_LISTED: Final = 8
-_SWITCHES: Final = ("leaf", "switch", "spine")
+MAX_LISTED: Final = 8
+_SWITCH_KINDS: Final = ("leaf", "switch", "spine")
 
-Place = tuple[str, int]  # kind of a vertex and, for a plain switch, how high it is
+TierKey = tuple[str, int]  # kind of a vertex and, for a plain switch, how high it is
 
 
 def vertex_kinds(graph: "nx.DiGraph[str]") -> dict[str, str]:
@@ -42,111 +44,128 @@ def vertex_kinds(graph: "nx.DiGraph[str]") -> dict[str, str]:
     return {name: attributes["kind"] for name, attributes in graph.nodes(data=True)}
 
 
-def levels(graph: "nx.DiGraph[str]", gpus: list[str]) -> dict[str, IntArray]:
+def label_by_tier(graph: "nx.DiGraph[str]", gpus: list[str]) -> dict[str, IntArray]:
     """For each tier, from the lowest, a label per GPU, [gpus]; equal labels are connected. Labels count from 0."""
-    return {tier: _labels(_part(graph, tier, kinds), gpus) for tier, kinds in _KINDS.items()}
+    return {tier: _component_labels(_tier_subgraph(graph, tier, kinds), gpus) for tier, kinds in _TIER_KINDS.items()}
 
 
-def _part(graph: "nx.DiGraph[str]", tier: str, kinds: tuple[LinkKind, ...]) -> "nx.DiGraph[str]":
+def _tier_subgraph(graph: "nx.DiGraph[str]", tier: str, kinds: tuple[LinkKind, ...]) -> "nx.DiGraph[str]":
     """The graph with only links of some kinds; inside a host, traffic does not pass through NICs."""
     names = {kind.value for kind in kinds}
-    kept = [(source, target) for source, target, edge in graph.edges(data=True) if edge["kind"] in names]
-    part = graph.edge_subgraph(kept)
+    edges = [(source, target) for source, target, edge in graph.edges(data=True) if edge["kind"] in names]
+    subgraph = graph.edge_subgraph(edges)
     if tier != "host":
-        return part
-    return part.subgraph([name for name in part if graph.nodes[name]["kind"] != "nic"])
+        return subgraph
+    return subgraph.subgraph([name for name in subgraph if graph.nodes[name]["kind"] != "nic"])
 
 
-def _labels(part: "nx.DiGraph[str]", gpus: list[str]) -> IntArray:
+def _component_labels(subgraph: "nx.DiGraph[str]", gpus: list[str]) -> IntArray:
     import networkx as nx  # 0.15 s that regular clusters do not need
 
-    component = {name: index for index, names in enumerate(nx.strongly_connected_components(part)) for name in names}
-    alone = len(component)  # a GPU without any such link is a component of its own
-    found = [component.get(gpu, alone + index) for index, gpu in enumerate(gpus)]
-    order = {label: place for place, label in enumerate(dict.fromkeys(found))}
-    return np.array([order[label] for label in found], np.int64)
+    component = {
+        name: index for index, names in enumerate(nx.strongly_connected_components(subgraph)) for name in names
+    }
+    first_singleton = len(component)  # a GPU without any such link is a component of its own
+    components = [component.get(gpu, first_singleton + index) for index, gpu in enumerate(gpus)]
+    order = {label: position for position, label in enumerate(dict.fromkeys(components))}
+    return np.array([order[label] for label in components], np.int64)
 
 
-def reached(graph: "nx.DiGraph[str]", source: str, *, backwards: bool) -> set[str]:
+def reachable_vertices(graph: "nx.DiGraph[str]", source: str, *, backwards: bool) -> set[str]:
     """Vertices to which some way leads from `source`, or from which some way leads to it."""
     import networkx as nx  # 0.15 s that regular clusters do not need
 
     return nx.ancestors(graph, source) if backwards else nx.descendants(graph, source)
 
 
-def tiers(graph: "nx.DiGraph[str]") -> tuple[Tier, ...]:
+def describe_tiers(graph: "nx.DiGraph[str]") -> tuple[FabricTier, ...]:
     """One row per kind of vertex, with averages over the vertices of that kind; plain switches by their height."""
-    heights = _heights(graph)
-    members: dict[Place, list[str]] = {(kind, 0): [] for kind in VERTEX_KINDS}
+    heights = _switch_heights(graph)
+    members: dict[TierKey, list[str]] = {(kind, 0): [] for kind in VERTEX_KINDS}
     members |= {("switch", height): [] for height in sorted(set(heights.values()))}
-    places = {name: (kind, heights.get(name, 0)) for name, kind in vertex_kinds(graph).items()}
-    for name, place in places.items():
-        members[place].append(name)
-    ordered = sorted(members, key=lambda place: (VERTEX_KINDS.index(place[0]), place[1]))
-    return tuple(_tier(graph, place, members[place], places) for place in ordered if members[place])
+    tier_keys = {name: (kind, heights.get(name, 0)) for name, kind in vertex_kinds(graph).items()}
+    for name, key in tier_keys.items():
+        members[key].append(name)
+    ordered = sorted(members, key=lambda key: (VERTEX_KINDS.index(key[0]), key[1]))
+    return tuple(_build_tier(graph, key, members[key], tier_keys) for key in ordered if members[key])
 
 
-def _heights(graph: "nx.DiGraph[str]") -> dict[str, int]:
+def _switch_heights(graph: "nx.DiGraph[str]") -> dict[str, int]:
     """How many links every plain switch is above the nearest GPU, counted from the lowest switches as 0."""
     import networkx as nx  # 0.15 s that regular clusters do not need
 
     kinds = vertex_kinds(graph)
     gpus = {name for name, kind in kinds.items() if kind == "gpu"}
     hops = nx.multi_source_dijkstra_path_length(graph, gpus, weight=None)
-    found = {name: int(hops.get(name, 1)) for name, kind in kinds.items() if kind == "switch"}
-    return {name: height - min(found.values()) for name, height in found.items()}
+    heights = {name: int(hops.get(name, 1)) for name, kind in kinds.items() if kind == "switch"}
+    return {name: height - min(heights.values()) for name, height in heights.items()}
 
 
-def _tier(graph: "nx.DiGraph[str]", place: Place, names: list[str], places: dict[str, Place]) -> Tier:
-    sent = _bandwidths(places, ((target, edge) for _, target, edge in graph.out_edges(names, data=True)))
-    above = _above(place, sent)
+def _build_tier(graph: "nx.DiGraph[str]", key: TierKey, names: list[str], tier_keys: dict[str, TierKey]) -> FabricTier:
+    sent_bandwidth = _bandwidth_by_tier(
+        tier_keys, ((target, edge) for _, target, edge in graph.out_edges(names, data=True))
+    )
+    above = _tiers_above(key, sent_bandwidth)
     if not above:
-        return Tier(place[0], len(names), sum(sent.values()) / len(names), None)
-    received = _bandwidths(places, ((source, edge) for source, _, edge in graph.in_edges(names, data=True)))
-    below = sum(bandwidth for lower, bandwidth in received.items() if lower not in above and lower != place)
-    upwards = sum(sent[higher] for higher in above)
-    return Tier(place[0], len(names), upwards / len(names), below / upwards if place[0] in _SWITCHES else None)
+        return FabricTier(key[0], len(names), sum(sent_bandwidth.values()) / len(names), None)
+    received_bandwidth = _bandwidth_by_tier(
+        tier_keys, ((source, edge) for source, _, edge in graph.in_edges(names, data=True))
+    )
+    below = sum(bandwidth for lower, bandwidth in received_bandwidth.items() if lower not in above and lower != key)
+    upwards = sum(sent_bandwidth[higher] for higher in above)
+    return FabricTier(key[0], len(names), upwards / len(names), below / upwards if key[0] in _SWITCH_KINDS else None)
 
 
-def _above(place: Place, sent: dict[Place, float]) -> list[Place]:
+def _tiers_above(key: TierKey, sent_bandwidth: dict[TierKey, float]) -> list[TierKey]:
     """The places that vertices of this one send upwards to."""
-    kind, height = place
+    kind, height = key
     if kind == "switch":
-        return [higher for higher in sent if higher[0] in _ABOVE[kind] or (higher[0] == kind and higher[1] > height)]
-    first = next((higher for higher in _ABOVE.get(kind, ()) if higher in {known for known, _ in sent}), None)
-    return [higher for higher in sent if higher[0] == first]
+        return [
+            higher
+            for higher in sent_bandwidth
+            if higher[0] in _KINDS_ABOVE[kind] or (higher[0] == kind and higher[1] > height)
+        ]
+    next_kind = next(
+        (higher for higher in _KINDS_ABOVE.get(kind, ()) if higher in {sent_kind for sent_kind, _ in sent_bandwidth}),
+        None,
+    )
+    return [higher for higher in sent_bandwidth if higher[0] == next_kind]
 
 
-def _bandwidths(places: dict[str, Place], edges: Iterable[tuple[str, dict[str, Any]]]) -> dict[Place, float]:
+def _bandwidth_by_tier(
+    tier_keys: dict[str, TierKey], edges: Iterable[tuple[str, dict[str, Any]]]
+) -> dict[TierKey, float]:
     """Sum of bandwidths by the place of the vertex at the other end."""
-    sums: dict[Place, float] = {}
+    sums: dict[TierKey, float] = {}
     for name, edge in edges:
-        sums[places[name]] = sums.get(places[name], 0.0) + edge["bandwidth"]
+        sums[tier_keys[name]] = sums.get(tier_keys[name], 0.0) + edge["bandwidth"]
     return sums
 
 
-def nics(fabric: Fabric, gpu: int) -> IntArray:
+def nearest_nic_links(fabric: Fabric, gpu: int) -> IntArray:
     """The nearest links of kind nic on the ways from a GPU over PCIe and host links, and on the ways to it."""
-    source, target = fabric.ends.source, fabric.ends.target
-    return np.concatenate([_nearest(fabric, source, target, gpu), _nearest(fabric, target, source, gpu)])
+    source, target = fabric.link_endpoints.source, fabric.link_endpoints.target
+    return np.concatenate(
+        [_nearest_nic_links(fabric, source, target, gpu), _nearest_nic_links(fabric, target, source, gpu)]
+    )
 
 
-def _nearest(fabric: Fabric, here: IntArray, there: IntArray, gpu: int) -> IntArray:
+def _nearest_nic_links(fabric: Fabric, near_ends: IntArray, far_ends: IntArray, gpu: int) -> IntArray:
     """NIC links from the vertices first met that have some; `here` and `there` are the ends in the order of search."""
-    inside = np.isin(fabric.links.kind, [LINK_KINDS.index(kind) for kind in _INSIDE])
-    nic = fabric.links.kind == LINK_KINDS.index(LinkKind.NIC)
-    layer, seen = np.array([gpu]), np.zeros(fabric.ends.vertices, np.bool_)
-    while len(layer):
-        found = np.flatnonzero(nic & np.isin(here, layer))
-        if len(found):
-            return found
-        seen[layer] = True
-        onwards = np.unique(there[inside & np.isin(here, layer)])
-        layer = onwards[~seen[onwards] & (onwards >= fabric.gpus)]
+    is_intra_node = np.isin(fabric.links.kind, [LINK_KINDS.index(kind) for kind in _INTRA_NODE_KINDS])
+    is_nic = fabric.links.kind == LINK_KINDS.index(LinkKind.NIC)
+    frontier, visited = np.array([gpu]), np.zeros(fabric.link_endpoints.vertex_count, np.bool_)
+    while len(frontier):
+        nic_links = np.flatnonzero(is_nic & np.isin(near_ends, frontier))
+        if len(nic_links):
+            return nic_links
+        visited[frontier] = True
+        neighbors = np.unique(far_ends[is_intra_node & np.isin(near_ends, frontier)])
+        frontier = neighbors[~visited[neighbors] & (neighbors >= fabric.gpu_count)]
     return np.empty(0, np.int64)
 
 
-def near(name: str, names: Sequence[str]) -> str:
+def suggest_vertex(name: str, names: Sequence[str]) -> str:
     """End a sentence about an unknown vertex with the nearest name, or with some."""
-    few = names if len(names) <= MOST_LISTED else [*names[: MOST_LISTED - 1], names[-1]]
-    return nearest(name, few, elsewhere=names)
+    listed = names if len(names) <= MAX_LISTED else [*names[: MAX_LISTED - 1], names[-1]]
+    return suggest_nearest(name, listed, unlisted=names)

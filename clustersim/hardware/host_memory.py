@@ -11,7 +11,7 @@ bandwidth that is measured.
 from dataclasses import dataclass
 from typing import Self
 
-from clustersim.common.mapping_reader import Section
+from clustersim.common.mapping_reader import MappingReader
 from clustersim.common.units import Bytes, BytesPerSecond, Dimension, Seconds
 
 
@@ -29,22 +29,22 @@ class HostMemory:
     to_host: BytesPerSecond
     from_host: BytesPerSecond
     latency: Seconds
-    update: float
+    optimizer_fraction: float
 
     @classmethod
-    def read(cls, section: Section) -> Self:
+    def from_section(cls, section: MappingReader) -> Self:
         """From a `host_memory` section of a cluster file."""
         return cls(
-            capacity=section.quantity("capacity", Dimension.SIZE),
-            bandwidth=section.quantity("bandwidth", Dimension.BANDWIDTH),
-            to_host=section.quantity("to_host", Dimension.BANDWIDTH),
-            from_host=section.quantity("from_host", Dimension.BANDWIDTH),
-            latency=section.quantity("latency", Dimension.TIME, zero=True),
-            update=section.share("update"),
+            capacity=section.get_quantity("capacity", Dimension.SIZE),
+            bandwidth=section.get_quantity("bandwidth", Dimension.BANDWIDTH),
+            to_host=section.get_quantity("to_host", Dimension.BANDWIDTH),
+            from_host=section.get_quantity("from_host", Dimension.BANDWIDTH),
+            latency=section.get_quantity("latency", Dimension.TIME, allow_zero=True),
+            optimizer_fraction=section.get_fraction("update"),
         )
 
-    def written(self) -> dict[str, str | float]:
+    def to_section(self) -> dict[str, str | float]:
         """The section as `read` reads it."""
         sizes = {"capacity": f"{self.capacity!r} B", "latency": f"{self.latency!r} s"}
         rates = {key: f"{getattr(self, key)!r} B/s" for key in ("bandwidth", "to_host", "from_host")}
-        return {**sizes, **rates, "update": self.update}
+        return {**sizes, **rates, "update": self.optimizer_fraction}

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Final
 
 
-class Technology(Enum):
+class LinkTechnology(Enum):
     """The make of a link, in the words of files."""
 
     PCIE = "pcie"  # PCIe and what joins the sockets of a host
@@ -29,24 +29,30 @@ class Technology(Enum):
     TCP = "tcp"  # plain sockets
 
 
-TECHNOLOGIES: Final = tuple(Technology)
-GENERATIONS: Final = {
+TECHNOLOGIES: Final = tuple(LinkTechnology)
+SCALE_UP_TECHNOLOGIES: Final = {
     item.value: item
-    for item in (Technology.NVLINK2, Technology.NVLINK3, Technology.NVLINK4, Technology.NVLINK5, Technology.XGMI4)
+    for item in (
+        LinkTechnology.NVLINK2,
+        LinkTechnology.NVLINK3,
+        LinkTechnology.NVLINK4,
+        LinkTechnology.NVLINK5,
+        LinkTechnology.XGMI4,
+    )
 }
 """Of links that join the GPUs of an NVLink domain, by name."""
-NETWORKS: Final = {
+NETWORK_TECHNOLOGIES: Final = {
     element.value: element
     for element in (
-        Technology.INFINIBAND,
-        Technology.ROCE,
-        Technology.EFA1,
-        Technology.EFA,
-        Technology.TCPX,
-        Technology.TCPXO,
-        Technology.SLINGSHOT,
-        Technology.OMNIPATH,
-        Technology.TCP,
+        LinkTechnology.INFINIBAND,
+        LinkTechnology.ROCE,
+        LinkTechnology.EFA1,
+        LinkTechnology.EFA,
+        LinkTechnology.TCPX,
+        LinkTechnology.TCPXO,
+        LinkTechnology.SLINGSHOT,
+        LinkTechnology.OMNIPATH,
+        LinkTechnology.TCP,
     )
 }
 """Of links that join nodes, by name; the first is meant where a file names none."""

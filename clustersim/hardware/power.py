@@ -13,44 +13,46 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from clustersim.common.data_files import find, read_mapping
+from clustersim.common.data_files import find_file, read_mapping
 from clustersim.common.errors import InputError
-from clustersim.common.mapping_reader import Section
+from clustersim.common.mapping_reader import MappingReader
 from clustersim.common.units import Dimension, Watts, format_power
 
 
-class Activity(Enum):
+class GpuActivity(Enum):
     """What a GPU does, as far as it is told apart by what it draws."""
 
-    PRODUCTS = "products"  # matrix products and attention
-    STREAMING = "streaming"  # all other kernels
+    MATMUL = "products"  # matrix products and attention
+    MEMORY_BOUND = "streaming"  # all other kernels
     COMMUNICATING = "communicating"  # while nothing hides it
     WAITING = "waiting"  # for other ranks, for the host, for copies
 
 
 @dataclass(frozen=True, slots=True)
-class Power:
+class PowerSpec:
     """What an accelerator's file says. idle: None where nobody measured it; node: of a whole node, for each GPU."""
 
     tdp: Watts
     idle: Watts | None = None
-    node: Watts | None = None
+    node_share: Watts | None = None
 
     @classmethod
-    def read(cls, section: Section) -> "Power":
+    def from_section(cls, section: MappingReader) -> "PowerSpec":
         """From the accelerator's own section; raise InputError where parts are more than the whole."""
-        tdp = section.quantity("tdp", Dimension.POWER)
-        idle = section.quantity("idle", Dimension.POWER) if section.has("idle") else None
-        node = section.quantity("node", Dimension.POWER) if section.has("node") else None
+        tdp = section.get_quantity("tdp", Dimension.POWER)
+        idle = section.get_quantity("idle", Dimension.POWER) if section.has_key("idle") else None
+        node = section.get_quantity("node", Dimension.POWER) if section.has_key("node") else None
         if idle is not None and idle > tdp:
-            raise section.refuse("idle", f"{format_power(idle)} is above tdp {format_power(tdp)}")
+            raise section.input_error("idle", f"{format_power(idle)} is above tdp {format_power(tdp)}")
         if node is not None and node < tdp:
-            raise section.refuse("node", f"{format_power(node)} is below tdp {format_power(tdp)}; it contains the GPU")
+            raise section.input_error(
+                "node", f"{format_power(node)} is below tdp {format_power(tdp)}; it contains the GPU"
+            )
         return cls(tdp, idle, node)
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class PowerFractions:
     """Parts of the limit that activities draw. waiting: where an accelerator's file does not say it.
 
     rest: the part that the rest of a node draws of what its rated power leaves beside the GPUs' limits.
@@ -64,15 +66,15 @@ class Shares:
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class PowerDraw:
     """What one GPU draws while it does each thing, and what its part of the rest of the node does; None: not known."""
 
-    gpu: Mapping[Activity, Watts]
-    rest: Watts | None
+    by_activity: Mapping[GpuActivity, Watts]
+    node_rest: Watts | None
 
 
 @dataclass(frozen=True, slots=True)
-class Powers:
+class PowerOverrides:
     """What somebody says of power in place of data files, of every accelerator; None: nothing said."""
 
     tdp: Watts | None = None
@@ -82,56 +84,59 @@ class Powers:
     streaming: float | None = None
     communicating: float | None = None
 
-    def draw(self, power: Power | None) -> Draw | None:
+    def resolve_draw(self, power: PowerSpec | None) -> PowerDraw | None:
         """What an accelerator draws; None where no limit is known. Raises InputError for one that draws below idle."""
         tdp = self.tdp if self.tdp is not None or power is None else power.tdp
         if tdp is None:
             return None
-        shares = self._shares(load_shares())
-        draw = Draw(_by_activity(tdp, self._idle(power, tdp, shares), shares), self._rest(power, shares))
+        fractions = self._override_fractions(load_power_fractions())
+        draw = PowerDraw(
+            _draw_by_activity(tdp, self._idle_watts(power, tdp, fractions), fractions),
+            self._node_rest_watts(power, fractions),
+        )
         _require_above_idle(draw)
         return draw
 
-    def _idle(self, power: Power | None, tdp: Watts, shares: Shares) -> Watts:
+    def _idle_watts(self, power: PowerSpec | None, tdp: Watts, fractions: PowerFractions) -> Watts:
         if self.idle is not None and self.idle > tdp:
             raise InputError(f"idle {format_power(self.idle)} is above tdp {format_power(tdp)}")
-        known = self.idle if self.idle is not None or power is None else power.idle
-        return min(shares.waiting * tdp if known is None else known, tdp)
+        idle = self.idle if self.idle is not None or power is None else power.idle
+        return min(fractions.waiting * tdp if idle is None else idle, tdp)
 
-    def _rest(self, power: Power | None, shares: Shares) -> Watts | None:
+    def _node_rest_watts(self, power: PowerSpec | None, fractions: PowerFractions) -> Watts | None:
         """A limit that is said (a power cap) leaves the rest of the node as it is."""
-        if self.rest is not None or power is None or power.node is None:
+        if self.rest is not None or power is None or power.node_share is None:
             return self.rest
-        return shares.rest * (power.node - power.tdp)
+        return fractions.rest * (power.node_share - power.tdp)
 
-    def _shares(self, shares: Shares) -> Shares:
-        said = {name: getattr(self, name) for name in ("products", "streaming", "communicating")}
-        return replace(shares, **{name: share for name, share in said.items() if share is not None})
+    def _override_fractions(self, fractions: PowerFractions) -> PowerFractions:
+        overrides = {name: getattr(self, name) for name in ("products", "streaming", "communicating")}
+        return replace(fractions, **{name: fraction for name, fraction in overrides.items() if fraction is not None})
 
 
-def load_shares(name_or_path: str = "activities") -> Shares:
+def load_power_fractions(name_or_path: str = "activities") -> PowerFractions:
     """Read topologies/power/NAME.yaml, or a file of the same form."""
-    path = find("power", name_or_path)
-    section = Section(path, read_mapping(path))
-    section.text("description")
-    shares = Shares(*(section.share(key) for key in Shares.__slots__))
-    section.section("sources").texts()
-    section.finish()
-    return shares
+    path = find_file("power", name_or_path)
+    section = MappingReader(path, read_mapping(path))
+    section.get_text("description")
+    fractions = PowerFractions(*(section.get_fraction(key) for key in PowerFractions.__slots__))
+    section.get_section("sources").get_text_mapping()
+    section.reject_unknself_keys()
+    return fractions
 
 
-def _by_activity(tdp: Watts, idle: Watts, shares: Shares) -> dict[Activity, Watts]:
+def _draw_by_activity(tdp: Watts, idle: Watts, fractions: PowerFractions) -> dict[GpuActivity, Watts]:
     return {
-        Activity.PRODUCTS: shares.products * tdp,
-        Activity.STREAMING: shares.streaming * tdp,
-        Activity.COMMUNICATING: shares.communicating * tdp,
-        Activity.WAITING: idle,
+        GpuActivity.MATMUL: fractions.products * tdp,
+        GpuActivity.MEMORY_BOUND: fractions.streaming * tdp,
+        GpuActivity.COMMUNICATING: fractions.communicating * tdp,
+        GpuActivity.WAITING: idle,
     }
 
 
-def _require_above_idle(draw: Draw) -> None:
-    idle = draw.gpu[Activity.WAITING]
-    for activity, watts in draw.gpu.items():
+def _require_above_idle(draw: PowerDraw) -> None:
+    idle = draw.by_activity[GpuActivity.WAITING]
+    for activity, watts in draw.by_activity.items():
         if watts < idle:
             raise InputError(
                 f"{activity.value} draws {format_power(watts)}, less than a GPU that is idle ({format_power(idle)}); "

@@ -15,9 +15,9 @@ from functools import cache
 from statistics import median
 from typing import Final
 
-from clustersim.common.data_files import find, names, read_mapping
-from clustersim.common.errors import InputError, nearest, shown
-from clustersim.common.mapping_reader import Section
+from clustersim.common.data_files import find_file, list_names, read_mapping
+from clustersim.common.errors import InputError, format_value, suggest_nearest
+from clustersim.common.mapping_reader import MappingReader
 
 _PRICE: Final = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Z]{3})\s*$")
 _EXAMPLE: Final = "'2.49 USD'"
@@ -41,20 +41,22 @@ class PriceList:
 
     name: str
     description: str
-    read: date
-    gpu_hour: Mapping[str, Price]
+    read_date: date
+    price_per_gpu_hour: Mapping[str, Price]
     clusters: tuple[str, ...]
     sources: Mapping[str, str]
 
-    def quote(self, accelerator: str) -> "Quote":
+    def quote_price(self, accelerator: str) -> "PriceQuote":
         """Its price of an accelerator; raise InputError that names those that it has."""
-        if accelerator not in self.gpu_hour:
-            raise InputError(f"{self.name} has no price of {accelerator}; it has those of {', '.join(self.gpu_hour)}")
-        return Quote(self.gpu_hour[accelerator], f"{self.description}, read {self.read}")
+        if accelerator not in self.price_per_gpu_hour:
+            raise InputError(
+                f"{self.name} has no price of {accelerator}; it has those of {', '.join(self.price_per_gpu_hour)}"
+            )
+        return PriceQuote(self.price_per_gpu_hour[accelerator], f"{self.description}, read {self.read_date}")
 
 
 @dataclass(frozen=True, slots=True)
-class Quote:
+class PriceQuote:
     """The price of an hour of one GPU, and where it is from, in words."""
 
     price: Price
@@ -68,17 +70,19 @@ def parse_price(value: object) -> Price:
     Price(amount=2.49, currency='USD')
     """
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        raise InputError(f"{shown(value)} has no currency; write e.g. {_EXAMPLE}")
+        raise InputError(f"{format_value(value)} has no currency; write e.g. {_EXAMPLE}")
     match = _PRICE.match(value) if isinstance(value, str) else None
     if match is None:
-        raise InputError(f"{shown(value)} is not a price; write an amount and a currency such as {_EXAMPLE}")
+        raise InputError(f"{format_value(value)} is not a price; write an amount and a currency such as {_EXAMPLE}")
     amount = float(match[1])
     if not 0.0 <= amount < math.inf:
-        raise InputError(f"{shown(value)} is {'below zero' if amount < 0.0 else 'not finite'}; write e.g. {_EXAMPLE}")
+        raise InputError(
+            f"{format_value(value)} is {'below zero' if amount < 0.0 else 'not finite'}; write e.g. {_EXAMPLE}"
+        )
     return Price(amount, match[2])
 
 
-def is_list(value: object) -> bool:
+def is_price_list_name(value: object) -> bool:
     """Whether a value is meant as the name of a price list.
 
     >>> is_list("oci"), is_list("2.49 USD"), is_list("nan")
@@ -88,58 +92,65 @@ def is_list(value: object) -> bool:
 
 
 @cache
-def load_prices(name_or_path: str) -> PriceList:
+def load_price_list(name_or_path: str) -> PriceList:
     """Read topologies/prices/NAME.yaml, or a file of the same form."""
-    path = find("prices", name_or_path)
-    section = Section(path, read_mapping(path))
-    described, read = section.text("description"), _day(section)
-    gpu_hour = _prices(section.section("gpu_hour"))
-    clusters, sources = tuple(section.words("clusters")), section.section("sources").texts()
-    section.finish()
-    return PriceList(path.stem, described, read, gpu_hour, clusters, sources)
+    path = find_file("prices", name_or_path)
+    section = MappingReader(path, read_mapping(path))
+    description, read_date = section.get_text("description"), _read_date(section)
+    gpu_hour = _read_prices(section.get_section("gpu_hour"))
+    clusters, sources = tuple(section.get_text_list("clusters")), section.get_section("sources").get_text_mapping()
+    section.reject_unknself_keys()
+    return PriceList(path.stem, description, read_date, gpu_hour, clusters, sources)
 
 
-def quote(accelerator: str, cluster: str) -> Quote | None:
+def quote_list_price(accelerator: str, cluster: str) -> PriceQuote | None:
     """The list price of an accelerator in a cluster, by their names; None where nobody lists it."""
-    lists = [found for found in map(load_prices, names("prices")) if accelerator in found.gpu_hour]
-    own = [found for found in lists if cluster in found.clusters]
-    if own or len(lists) == 1:
-        return (own or lists)[0].quote(accelerator)
-    return _median([found.gpu_hour[accelerator] for found in lists], [found.read for found in lists])
+    lists = [
+        price_list
+        for price_list in map(load_price_list, list_names("prices"))
+        if accelerator in price_list.price_per_gpu_hour
+    ]
+    cluster_lists = [price_list for price_list in lists if cluster in price_list.clusters]
+    if cluster_lists or len(lists) == 1:
+        return (cluster_lists or lists)[0].quote_price(accelerator)
+    return _median_quote(
+        [price_list.price_per_gpu_hour[accelerator] for price_list in lists],
+        [price_list.read_date for price_list in lists],
+    )
 
 
-def quote_of(name: str, accelerator: str) -> Quote:
+def quote_from_list(name: str, accelerator: str) -> PriceQuote:
     """The price of an accelerator in a list; raise InputError where there is no such list, or no such price."""
-    return load_prices(name).quote(accelerator)
+    return load_price_list(name).quote_price(accelerator)
 
 
-def _median(prices: list[Price], read: list[date]) -> Quote | None:
+def _median_quote(prices: list[Price], read_dates: list[date]) -> PriceQuote | None:
     """The middle of list prices, all in one currency (a test holds the shelf to it)."""
     if not prices:
         return None
     amounts = sorted(price.amount for price in prices)
     low, high = Price(amounts[0], prices[0].currency), Price(amounts[-1], prices[0].currency)
-    days = f"{min(read)} to {max(read)}" if min(read) < max(read) else f"{min(read)}"
-    words = f"median of {len(prices)} clouds' list prices ({low.amount:g} to {high}), read {days}"
-    return Quote(Price(median(amounts), prices[0].currency), words)
+    days = f"{min(read_dates)} to {max(read_dates)}" if min(read_dates) < max(read_dates) else f"{min(read_dates)}"
+    description = f"median of {len(prices)} clouds' list prices ({low.amount:g} to {high}), read {days}"
+    return PriceQuote(Price(median(amounts), prices[0].currency), description)
 
 
-def _prices(section: Section) -> dict[str, Price]:
-    known = names("accelerators")
-    found = {}
-    for key in section.names():
-        if key not in known:
-            raise section.refuse(key, f"there is no such accelerator; {nearest(key, known)}")
+def _read_prices(section: MappingReader) -> dict[str, Price]:
+    accelerators = list_names("accelerators")
+    prices = {}
+    for key in section.key_names():
+        if key not in accelerators:
+            raise section.input_error(key, f"there is no such accelerator; {suggest_nearest(key, accelerators)}")
         try:
-            found[key] = parse_price(section.value(key))
+            prices[key] = parse_price(section.get_value(key))
         except InputError as error:
-            raise section.refuse(key, str(error)) from error
-    return found
+            raise section.input_error(key, str(error)) from error
+    return prices
 
 
-def _day(section: Section) -> date:
-    text = section.text("read")
+def _read_date(section: MappingReader) -> date:
+    text = section.get_text("read")
     try:
         return date.fromisoformat(text)
     except ValueError as error:
-        raise section.refuse("read", f"{shown(text)} is not a day; write e.g. '2026-11-23'") from error
+        raise section.input_error("read", f"{format_value(text)} is not a day; write e.g. '2026-11-23'") from error

@@ -17,49 +17,49 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
-from clustersim.common.pickling import FieldState
-from clustersim.hardware.direct_links import Paired, PairLinks
-from clustersim.hardware.rotation import Turn, Turning
-from clustersim.hardware.topology import Ends, Fabric, Link, LinkTable, Paths, Tier
+from clustersim.common.pickling import FieldPickling
+from clustersim.hardware.direct_links import DirectLinks, HasDirectLinks
+from clustersim.hardware.rotation import FabricRotation, HasRotation
+from clustersim.hardware.topology import Fabric, FabricTier, LinkEndpoints, LinkInfo, LinkTable, Paths
 
 if TYPE_CHECKING:
     import networkx as nx
 
 
 @dataclass(frozen=True, eq=False)
-class Placed(FieldState):
+class RankMappedFabric(FieldPickling):
     """A machine as ranks see it. places: [ranks] the GPU of the machine on which each rank runs, all different.
 
     Not slotted: what is worked out once is kept.
     """
 
     machine: Fabric
-    places: IntArray
+    gpu_ids: IntArray
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Placed):
+        if not isinstance(other, RankMappedFabric):
             return NotImplemented
-        return self.machine == other.machine and np.array_equal(self.places, other.places)
+        return self.machine == other.machine and np.array_equal(self.gpu_ids, other.gpu_ids)
 
     def __hash__(self) -> int:
-        return hash((self.machine, self.places.tobytes()))
+        return hash((self.machine, self.gpu_ids.tobytes()))
 
     @cached_property
-    def _gpu(self) -> IntArray:
+    def _gpu_of_rank(self) -> IntArray:
         """The GPU of every rank, and after them those that the job does not use: [gpus]."""
-        idle = np.ones(self.machine.gpus, np.bool_)
-        idle[self.places] = False
-        return np.concatenate([self.places, np.flatnonzero(idle)])
+        is_idle = np.ones(self.machine.gpu_count, np.bool_)
+        is_idle[self.gpu_ids] = False
+        return np.concatenate([self.gpu_ids, np.flatnonzero(is_idle)])
 
     @cached_property
-    def _rank(self) -> IntArray:
+    def _rank_of_gpu(self) -> IntArray:
         """The number here of every GPU of the machine: [gpus]."""
-        return np.argsort(self._gpu)
+        return np.argsort(self._gpu_of_rank)
 
     @property
-    def gpus(self) -> int:
+    def gpu_count(self) -> int:
         """How many GPUs the machine connects."""
-        return self.machine.gpus
+        return self.machine.gpu_count
 
     @property
     def links(self) -> LinkTable:
@@ -67,89 +67,89 @@ class Placed(FieldState):
         return self.machine.links
 
     @cached_property
-    def _domains(self) -> IntArray:
-        return _as_they_come(self.machine.domains(self._gpu))
+    def _domain_ids(self) -> IntArray:
+        return _renumber_by_first_use(self.machine.domain_ids(self._gpu_of_rank))
 
     @cached_property
-    def _nodes(self) -> IntArray:
-        return _as_they_come(self.machine.nodes(self._gpu))
+    def _node_ids(self) -> IntArray:
+        return _renumber_by_first_use(self.machine.node_ids(self._gpu_of_rank))
 
-    def domains(self, gpus: IntArray) -> IntArray:
+    def domain_ids(self, gpus: IntArray) -> IntArray:
         """The NVLink domain of each rank (any shape)."""
-        return self._domains[gpus]
+        return self._domain_ids[gpus]
 
-    def nodes(self, gpus: IntArray) -> IntArray:
+    def node_ids(self, gpus: IntArray) -> IntArray:
         """The node of each rank (any shape)."""
-        return self._nodes[gpus]
+        return self._node_ids[gpus]
 
-    def paths(self, sources: IntArray, targets: IntArray) -> Paths:
+    def find_paths(self, sources: IntArray, targets: IntArray) -> Paths:
         """Routes of transfers from sources[i] to targets[i], both [n]."""
-        return self.machine.paths(self._gpu[sources], self._gpu[targets])
+        return self.machine.find_paths(self._gpu_of_rank[sources], self._gpu_of_rank[targets])
 
-    def link(self, number: int) -> Link:
+    def link_info(self, link_id: int) -> LinkInfo:
         """One link, for people."""
-        return self.machine.link(number)
+        return self.machine.link_info(link_id)
 
     @cached_property
-    def ends(self) -> Ends:
+    def link_endpoints(self) -> LinkEndpoints:
         """What stands at the ends of every link."""
-        ends = self.machine.ends
-        number = np.concatenate([self._rank, np.arange(self.gpus, ends.vertices)])
-        return replace(ends, source=number[ends.source], target=number[ends.target])
+        endpoints = self.machine.link_endpoints
+        vertex_ids = np.concatenate([self._rank_of_gpu, np.arange(self.gpu_count, endpoints.vertex_count)])
+        return replace(endpoints, source=vertex_ids[endpoints.source], target=vertex_ids[endpoints.target])
 
-    def find(self, source: str, target: str) -> int:
+    def find_link(self, source: str, target: str) -> int:
         """The number of the link between two ends, named as in the machine."""
-        return self.machine.find(source, target)
+        return self.machine.find_link(source, target)
 
-    def members(self, number: int) -> int:
+    def parallel_link_count(self, link_id: int) -> int:
         """How many parallel links one link stands for."""
-        return self.machine.members(number)
+        return self.machine.parallel_link_count(link_id)
 
-    def nics(self, gpus: IntArray) -> IntArray:
+    def nic_links(self, gpus: IntArray) -> IntArray:
         """Links of the NICs that serve ranks, both directions, each link once."""
-        return self.machine.nics(self._gpu[gpus])
+        return self.machine.nic_links(self._gpu_of_rank[gpus])
 
-    def changed(self, left: FloatArray) -> "Placed":
+    def with_degraded_links(self, bandwidth_fraction: FloatArray) -> "RankMappedFabric":
         """The same ranks on the machine with the left part of every link's bandwidth, [links]."""
-        return Placed(self.machine.changed(left), self.places)
+        return RankMappedFabric(self.machine.with_degraded_links(bandwidth_fraction), self.gpu_ids)
 
-    def tier(self, gpus: Sequence[int] | IntArray) -> str:
+    def highest_tier(self, gpus: Sequence[int] | IntArray) -> str:
         """The highest tier that traffic among these ranks crosses."""
-        return self.machine.tier(self._gpu[np.asarray(gpus, np.int64)])
+        return self.machine.highest_tier(self._gpu_of_rank[np.asarray(gpus, np.int64)])
 
-    def tiers(self) -> tuple[Tier, ...]:
+    def describe_tiers(self) -> tuple[FabricTier, ...]:
         """What the machine is built of, from the GPUs up."""
-        return self.machine.tiers()
+        return self.machine.describe_tiers()
 
-    def graph(self) -> "nx.DiGraph[str]":
+    def to_graph(self) -> "nx.DiGraph[str]":
         """The whole machine as a graph."""
-        return self.machine.graph()
+        return self.machine.to_graph()
 
     @property
-    def pairs(self) -> PairLinks | None:
+    def direct_links(self) -> DirectLinks | None:
         """The links of pairs of the machine's GPUs; None where switches join them."""
-        return self.machine.pairs if isinstance(self.machine, Paired) else None
+        return self.machine.direct_links if isinstance(self.machine, HasDirectLinks) else None
 
-    def seats(self, gpus: IntArray) -> IntArray:
+    def domain_slots(self, gpus: IntArray) -> IntArray:
         """Where ranks stand (any shape): the numbers of their GPUs in the machine."""
-        return self._gpu[gpus]
+        return self._gpu_of_rank[gpus]
 
-    def seated(self, seats: IntArray) -> IntArray:
+    def gpus_at_slots(self, slots: IntArray) -> IntArray:
         """Which ranks stand there (any shape)."""
-        return self._rank[seats]
+        return self._rank_of_gpu[slots]
 
     @cached_property
-    def turn(self) -> Turn | None:
+    def rotation(self) -> FabricRotation | None:
         """How ranks can change places: as the machine's GPUs can, where every node has its ranks in its GPUs' order."""
-        turn = self.machine.turn if isinstance(self.machine, Turning) else None
-        if turn is None or len(self.places) % turn.places:
+        rotation = self.machine.rotation if isinstance(self.machine, HasRotation) else None
+        if rotation is None or len(self.gpu_ids) % rotation.period:
             return None
-        nodes = self.places.reshape(-1, turn.places)
-        whole = (nodes[:, 0] % turn.places == 0).all() and (np.diff(nodes, axis=1) == 1).all()
-        return turn if whole else None
+        node_gpus = self.gpu_ids.reshape(-1, rotation.period)
+        has_full_nodes = (node_gpus[:, 0] % rotation.period == 0).all() and (np.diff(node_gpus, axis=1) == 1).all()
+        return rotation if has_full_nodes else None
 
 
-def _as_they_come(labels: IntArray) -> IntArray:
+def _renumber_by_first_use(labels: IntArray) -> IntArray:
     """Labels renumbered 0, 1, ... in the order in which each is first met."""
     _, first, label = np.unique(labels, return_index=True, return_inverse=True)
     order: IntArray = np.argsort(np.argsort(first))[label.reshape(-1)]

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from clustersim.common.arrays import BoolArray, IntArray
-from clustersim.hardware.routing_rules import Rule
-from clustersim.hardware.topology import LINK_KINDS, VERTEX_KINDS, Ends, LinkTable
+from clustersim.hardware.routing_rules import RoutingRule
+from clustersim.hardware.topology import LINK_KINDS, VERTEX_KINDS, LinkEndpoints, LinkTable
 
-_NEVER = np.iinfo(np.int64).max
+_UNREACHED = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class SearchGraph:
     """What a search needs to know: links, which of them are alive [links], and of every vertex its kind and block.
 
     kinds: [vertices] index into VERTEX_KINDS; blocks: [vertices] which node (or NVLink domain of several nodes) it is
@@ -27,14 +27,14 @@ class Machine:
     """
 
     links: LinkTable
-    ends: Ends
-    alive: BoolArray
-    kinds: IntArray
-    blocks: IntArray
+    link_endpoints: LinkEndpoints
+    is_alive: BoolArray
+    vertex_kinds: IntArray
+    block_ids: IntArray
 
 
 @dataclass(frozen=True, slots=True)
-class Labels:
+class SearchLabels:
     """What a search found: hops and least latency (femtoseconds, whole) to each vertex; [vertices] each.
 
     home: the only block that routes leave, None: any.
@@ -42,80 +42,95 @@ class Labels:
 
     hops: IntArray
     latency: IntArray
-    home: int | None
+    home_block: int | None
 
-    def reached(self, vertex: int) -> bool:
+    def is_reached(self, vertex: int) -> bool:
         """Whether there is a route to a vertex."""
-        return bool(self.hops[vertex] != _NEVER)
+        return bool(self.hops[vertex] != _UNREACHED)
 
 
-class Detours:
+class RerouteSearch:
     """Searches over the living links of one rule."""
 
-    def __init__(self, machine: Machine, rule: Rule) -> None:
-        kinds = [LINK_KINDS.index(kind) for kind in rule.kinds]
-        used = np.flatnonzero(machine.alive & np.isin(machine.links.kind, kinds))
-        self._numbers = used[np.argsort(machine.ends.target[used], kind="stable")]
-        self._source, self._target = machine.ends.source[self._numbers], machine.ends.target[self._numbers]
-        self._latency = np.rint(machine.links.latency[self._numbers] * 1e15).astype(np.int64)
-        self._passable: BoolArray = ~np.isin(machine.kinds, [VERTEX_KINDS.index(kind) for kind in rule.barred])
-        self._first = np.searchsorted(self._target, np.arange(machine.ends.vertices + 1))
-        self._blocks = machine.blocks
-        self._left = np.where(self._blocks[self._target] < 0, self._blocks[self._source], -1)  # the block, by link
-        block = np.maximum(self._blocks[self._source], self._blocks[self._target])
-        self._by_block = np.argsort(block, kind="stable")
-        self._first_of_block = np.searchsorted(block[self._by_block], np.arange(-1, int(block.max(initial=-1)) + 2))
+    def __init__(self, graph: SearchGraph, rule: RoutingRule) -> None:
+        kinds = [LINK_KINDS.index(kind) for kind in rule.link_kinds]
+        usable = np.flatnonzero(graph.is_alive & np.isin(graph.links.kind, kinds))
+        self._link_ids = usable[np.argsort(graph.link_endpoints.target[usable], kind="stable")]
+        self._source, self._target = (
+            graph.link_endpoints.source[self._link_ids],
+            graph.link_endpoints.target[self._link_ids],
+        )
+        self._latency = np.rint(graph.links.latency[self._link_ids] * 1e15).astype(np.int64)
+        self._is_passable: BoolArray = ~np.isin(
+            graph.vertex_kinds, [VERTEX_KINDS.index(kind) for kind in rule.barred_kinds]
+        )
+        self._first_by_target = np.searchsorted(self._target, np.arange(graph.link_endpoints.vertex_count + 1))
+        self._block_ids = graph.block_ids
+        self._left_block = np.where(
+            self._block_ids[self._target] < 0, self._block_ids[self._source], -1
+        )  # the block, by link
+        link_block = np.maximum(self._block_ids[self._source], self._block_ids[self._target])
+        self._links_by_block = np.argsort(link_block, kind="stable")
+        self._first_of_block = np.searchsorted(
+            link_block[self._links_by_block], np.arange(-1, int(link_block.max(initial=-1)) + 2)
+        )
 
-    def search(self, source: int, targets: IntArray) -> Labels:
+    def search_nearby(self, source: int, targets: IntArray) -> SearchLabels:
         """Label vertices until all targets are found or nothing is left."""
-        home = int(self._blocks[source])
-        blocks = np.unique(np.append(self._blocks[targets], [home, -1]))
-        links = [self._by_block[slice(*self._first_of_block[block + 1 : block + 3])] for block in blocks.tolist()]
-        return self._label(source, targets, np.concatenate(links), home)
+        home_block = int(self._block_ids[source])
+        blocks = np.unique(np.append(self._block_ids[targets], [home_block, -1]))
+        links = [self._links_by_block[slice(*self._first_of_block[block + 1 : block + 3])] for block in blocks.tolist()]
+        return self._breadth_first(source, targets, np.concatenate(links), home_block)
 
-    def search_everywhere(self, source: int, targets: IntArray) -> Labels:
+    def search_everywhere(self, source: int, targets: IntArray) -> SearchLabels:
         """Label vertices, and let all nodes forward."""
-        return self._label(source, targets, np.arange(len(self._numbers)), None)
+        return self._breadth_first(source, targets, np.arange(len(self._link_ids)), None)
 
-    def _label(self, source: int, targets: IntArray, links: IntArray, home: int | None) -> Labels:
+    def _breadth_first(self, source: int, targets: IntArray, links: IntArray, home_block: int | None) -> SearchLabels:
         """Label what some of the links lead to."""
-        hops, latency = np.full((2, len(self._passable)), _NEVER)
+        hops, latency = np.full((2, len(self._is_passable)), _UNREACHED)
         hops[source], latency[source], depth = 0, 0, 0
-        links = links[self._allowed(links, home)]
+        links = links[self._is_allowed(links, home_block)]
         start, end = self._source[links], self._target[links]
-        while (hops[targets] == _NEVER).any():
-            steps = np.flatnonzero((hops[start] == depth) & (hops[end] > depth))
-            steps = steps[self._passable[start[steps]] | (depth == 0)]
-            if not len(steps):
+        while (hops[targets] == _UNREACHED).any():
+            frontier_links = np.flatnonzero((hops[start] == depth) & (hops[end] > depth))
+            frontier_links = frontier_links[self._is_passable[start[frontier_links]] | (depth == 0)]
+            if not len(frontier_links):
                 break
             depth += 1
-            hops[end[steps]] = depth
-            np.minimum.at(latency, end[steps], latency[start[steps]] + self._latency[links[steps]])
-        return Labels(hops, latency, home)
+            hops[end[frontier_links]] = depth
+            np.minimum.at(
+                latency, end[frontier_links], latency[start[frontier_links]] + self._latency[links[frontier_links]]
+            )
+        return SearchLabels(hops, latency, home_block)
 
-    def _allowed(self, links: IntArray, home: int | None) -> BoolArray:
-        """Which links leave no block but `home`: [links]."""
-        left = self._left[links]
-        allowed: BoolArray = (left < 0) | (left == home) if home is not None else np.ones(len(links), np.bool_)
+    def _is_allowed(self, links: IntArray, home_block: int | None) -> BoolArray:
+        """Which links leave no block but `home_block`: [links]."""
+        left_block = self._left_block[links]
+        allowed: BoolArray = (
+            (left_block < 0) | (left_block == home_block) if home_block is not None else np.ones(len(links), np.bool_)
+        )
         return allowed
 
-    def trace(self, labels: Labels, target: int, choice: int) -> tuple[int, ...]:
+    def trace_route(self, labels: SearchLabels, target: int, choice: int) -> tuple[int, ...]:
         """Links of one of the shortest routes to a found vertex; `choice` picks among equals, digit by digit."""
         links: list[int] = []
         while labels.hops[target]:
-            last = self._last_steps(labels, target)
-            choice, digit = divmod(choice, len(last))
-            step = last[digit]
-            target = int(self._source[step])
-            links.append(int(self._numbers[step]))
+            candidates = self._predecessor_links(labels, target)
+            choice, digit = divmod(choice, len(candidates))
+            link = candidates[digit]
+            target = int(self._source[link])
+            links.append(int(self._link_ids[link]))
         return tuple(reversed(links))
 
-    def _last_steps(self, labels: Labels, target: int) -> IntArray:
+    def _predecessor_links(self, labels: SearchLabels, target: int) -> IntArray:
         """The last steps of all shortest routes to a vertex; those from barred vertices only at the source itself."""
-        steps = np.arange(self._first[target], self._first[target + 1])
-        source = self._source[steps]
-        through = (self._passable[source] | (labels.hops[source] == 0)) & self._allowed(steps, labels.home)
-        nearer = through & (labels.hops[source] == labels.hops[target] - 1)
-        steps, source = steps[nearer], source[nearer]
-        shortest: IntArray = steps[labels.latency[source] + self._latency[steps] == labels.latency[target]]
+        candidates = np.arange(self._first_by_target[target], self._first_by_target[target + 1])
+        source = self._source[candidates]
+        is_usable = (self._is_passable[source] | (labels.hops[source] == 0)) & self._is_allowed(
+            candidates, labels.home_block
+        )
+        is_closer = is_usable & (labels.hops[source] == labels.hops[target] - 1)
+        candidates, source = candidates[is_closer], source[is_closer]
+        shortest: IntArray = candidates[labels.latency[source] + self._latency[candidates] == labels.latency[target]]
         return shortest

@@ -15,30 +15,30 @@ from clustersim.hardware.topology import LINK_KINDS, LinkKind
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class RoutingRule:
     """Routes use links of these kinds and pass through no vertex of the barred kinds."""
 
-    kinds: frozenset[LinkKind]
-    barred: frozenset[str] = frozenset()
+    link_kinds: frozenset[LinkKind]
+    barred_kinds: frozenset[str] = frozenset()
 
 
-WITHIN_DOMAIN: Final = Rule(frozenset({LinkKind.NVLINK}))
-WITHIN_NODE: Final = Rule(frozenset({LinkKind.PCIE, LinkKind.HOST}), barred=frozenset({"gpu", "nic"}))
-BY_NETWORK: Final = Rule(frozenset(LINK_KINDS) - WITHIN_DOMAIN.kinds, barred=frozenset({"gpu"}))
-ANYHOW: Final = Rule(frozenset(LINK_KINDS))
+WITHIN_DOMAIN: Final = RoutingRule(frozenset({LinkKind.NVLINK}))
+WITHIN_NODE: Final = RoutingRule(frozenset({LinkKind.PCIE, LinkKind.HOST}), barred_kinds=frozenset({"gpu", "nic"}))
+VIA_NETWORK: Final = RoutingRule(frozenset(LINK_KINDS) - WITHIN_DOMAIN.link_kinds, barred_kinds=frozenset({"gpu"}))
+UNRESTRICTED: Final = RoutingRule(frozenset(LINK_KINDS))
 
-RULES: Final = (WITHIN_DOMAIN, WITHIN_NODE, BY_NETWORK, ANYHOW)
+RULES: Final = (WITHIN_DOMAIN, WITHIN_NODE, VIA_NETWORK, UNRESTRICTED)
 
 
-def first_rule(*, same_domain: bool, same_node: bool) -> Rule:
+def first_rule(*, same_domain: bool, same_node: bool) -> RoutingRule:
     """The rule that a transfer follows if it can."""
     if same_domain:
         return WITHIN_DOMAIN
-    return WITHIN_NODE if same_node else BY_NETWORK
+    return WITHIN_NODE if same_node else VIA_NETWORK
 
 
-def next_rule(rule: Rule) -> Rule:
+def next_rule(rule: RoutingRule) -> RoutingRule:
     """The rule where one leaves no route; raise ValueError where no rule can."""
-    if rule == ANYHOW:
+    if rule == UNRESTRICTED:
         raise ValueError("there is no route between two GPUs that are cut off from each other")
-    return BY_NETWORK if rule == WITHIN_NODE else ANYHOW
+    return VIA_NETWORK if rule == WITHIN_NODE else UNRESTRICTED

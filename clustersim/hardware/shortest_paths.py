@@ -7,52 +7,58 @@ it is kept, so that one of several equal routes can be chosen afterwards. Refere
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-Step = tuple[int, int]  # previous vertex, link number
-Edge = tuple[int, int, int]  # next vertex, link number, latency in femtoseconds (whole, so that equal sums are equal)
-Mesh = dict[int, list[Edge]]
+Predecessor = tuple[int, int]  # previous vertex, link number
+AdjacentEdge = tuple[
+    int, int, int
+]  # next vertex, link number, latency in femtoseconds (whole, so that equal sums are equal)
+Adjacency = dict[int, list[AdjacentEdge]]
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class ShortestPathTree:
     """What a search found: the least latency to each vertex, and the last steps of all routes that attain it."""
 
     latency: dict[int, int]
-    steps: dict[int, list[Step]] = field(default_factory=dict)
+    predecessors: dict[int, list[Predecessor]] = field(default_factory=dict)
 
 
-def search(mesh: Mesh, source: int, targets: AbstractSet[int], barred: AbstractSet[int]) -> Reached:
+def search_shortest(
+    adjacency: Adjacency, source: int, targets: AbstractSet[int], barred: AbstractSet[int]
+) -> ShortestPathTree:
     """Search until all targets are found or nothing is left; routes pass through no barred vertex."""
-    reached, layer, missing = Reached({source: 0}), [source], set(targets)
-    while layer and missing:
-        found = Reached({})
-        for vertex in layer:
+    tree, level, missing = ShortestPathTree({source: 0}), [source], set(targets)
+    while level and missing:
+        next_level = ShortestPathTree({})
+        for vertex in level:
             if vertex == source or vertex not in barred:
-                _expand(mesh.get(vertex, []), vertex, reached, found)
-        reached.latency.update(found.latency)
-        reached.steps.update(found.steps)
-        missing -= found.latency.keys()
-        layer = list(found.latency)
-    return reached
+                _expand_vertex(adjacency.get(vertex, []), vertex, tree, next_level)
+        tree.latency.update(next_level.latency)
+        tree.predecessors.update(next_level.predecessors)
+        missing -= next_level.latency.keys()
+        level = list(next_level.latency)
+    return tree
 
 
-def _expand(edges: list[Edge], vertex: int, reached: Reached, found: Reached) -> None:
+def _expand_vertex(
+    edges: list[AdjacentEdge], vertex: int, tree: ShortestPathTree, next_level: ShortestPathTree
+) -> None:
     """Add the edges of one vertex to the next layer."""
-    so_far = reached.latency[vertex]
+    distance = tree.latency[vertex]
     for target, link, latency in edges:
-        if target in reached.latency:
+        if target in tree.latency:
             continue
-        total, best = so_far + latency, found.latency.get(target)
+        total, best = distance + latency, next_level.latency.get(target)
         if best is None or total < best:
-            found.latency[target], found.steps[target] = total, [(vertex, link)]
+            next_level.latency[target], next_level.predecessors[target] = total, [(vertex, link)]
         elif total == best:
-            found.steps[target].append((vertex, link))
+            next_level.predecessors[target].append((vertex, link))
 
 
-def trace(reached: Reached, target: int, choice: int) -> tuple[int, ...]:
+def trace_route(tree: ShortestPathTree, target: int, choice: int) -> tuple[int, ...]:
     """Links of one route to a found vertex; `choice` picks among equals, digit by digit, 0 the smallest number."""
     links: list[int] = []
-    while steps := reached.steps.get(target):
-        choice, digit = divmod(choice, len(steps))
-        target, link = sorted(steps)[digit]
+    while predecessors := tree.predecessors.get(target):
+        choice, digit = divmod(choice, len(predecessors))
+        target, link = sorted(predecessors)[digit]
         links.append(link)
     return tuple(reversed(links))

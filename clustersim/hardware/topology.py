@@ -2,7 +2,7 @@
 
 A fabric is a set of directed links, each with a bandwidth (per direction) and a latency, and a routing rule that
 says which links a transfer from one GPU to another loads. Links are numbered; a `LinkTable` holds their properties
-as arrays, and `Fabric.paths` answers for many pairs at once, because one collective of 16,384 ranks asks for tens of
+as arrays, and `find_paths` answers for many pairs at once, because one collective of 16,384 ranks asks for tens of
 thousands of routes. A bundle of parallel links over which traffic is spread evenly (ideal ECMP) is one link of the
 bundle's whole bandwidth.
 """
@@ -39,7 +39,7 @@ VERTEX_KINDS: tuple[str, ...] = ("gpu", "nvswitch", "host", "nic", "leaf", "swit
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class LinkInfo:
     """One directed link, described for people."""
 
     kind: LinkKind
@@ -62,22 +62,24 @@ class LinkTable:
     latency: FloatArray
     technology: IntArray
 
-    def of(self, links: IntArray) -> "LinkTable":
+    def select(self, link_ids: IntArray) -> "LinkTable":
         """Properties of some of the links."""
-        return LinkTable(self.kind[links], self.bandwidth[links], self.latency[links], self.technology[links])
+        return LinkTable(
+            self.kind[link_ids], self.bandwidth[link_ids], self.latency[link_ids], self.technology[link_ids]
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
+class LinkEndpoints:
     """What stands at the ends of every link, [links] each; vertices 0 ... gpus-1 are the GPUs; vertices: how many."""
 
     source: IntArray
     target: IntArray
-    vertices: int
+    vertex_count: int
 
-    def owner(self, gpus: int) -> IntArray:
+    def port_owner(self, gpu_count: int) -> IntArray:
         """The GPU whose port each link is, of two the one that sends, -1 where neither end is one: [links]."""
-        return np.where(self.source < gpus, self.source, np.where(self.target < gpus, self.target, -1))
+        return np.where(self.source < gpu_count, self.source, np.where(self.target < gpu_count, self.target, -1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ class Paths:
 
 
 @dataclass(frozen=True, slots=True)
-class Tier:
+class FabricTier:
     """One tier of a fabric, described for people.
 
     kind: gpu, nvswitch, host, nic, leaf, spine or core; count: how many there are; bandwidth: bytes/s that one of them
@@ -114,51 +116,51 @@ class Fabric(Protocol):
         """Equal for equal fabrics: what is worked out for one is remembered for all that are equal."""
 
     @property
-    def gpus(self) -> int:
+    def gpu_count(self) -> int:
         """How many GPUs the fabric connects; GPU numbers are 0 ... gpus-1, node by node."""
 
     @property
     def links(self) -> LinkTable:
         """Properties of every link."""
 
-    def domains(self, gpus: IntArray) -> IntArray:
+    def domain_ids(self, gpus: IntArray) -> IntArray:
         """The NVLink domain of each GPU (any shape): GPUs of one domain reach each other without a NIC."""
 
-    def nodes(self, gpus: IntArray) -> IntArray:
+    def node_ids(self, gpus: IntArray) -> IntArray:
         """The node (host) of each GPU (any shape)."""
 
-    def paths(self, sources: IntArray, targets: IntArray) -> Paths:
+    def find_paths(self, sources: IntArray, targets: IntArray) -> Paths:
         """Routes of transfers from sources[i] to targets[i], both [n]; equal ends have a route of no links."""
 
-    def link(self, number: int) -> Link:
+    def link_info(self, link_id: int) -> LinkInfo:
         """One link, for people."""
 
     @property
-    def ends(self) -> Ends:
+    def link_endpoints(self) -> LinkEndpoints:
         """What stands at the ends of every link."""
 
-    def find(self, source: str, target: str) -> int:
+    def find_link(self, source: str, target: str) -> int:
         """The number of the link between two ends named as in `link`; raise InputError that says what is near."""
 
-    def members(self, number: int) -> int:
+    def parallel_link_count(self, link_id: int) -> int:
         """How many parallel links one link stands for."""
 
-    def nics(self, gpus: IntArray) -> IntArray:
+    def nic_links(self, gpus: IntArray) -> IntArray:
         """Links of the NICs that serve GPUs, both directions, each link once; none where there is no network."""
 
-    def changed(self, left: FloatArray) -> "Fabric":
+    def with_degraded_links(self, bandwidth_fraction: FloatArray) -> "Fabric":
         """The same machine with the left part of every link's bandwidth, [links]; no route uses a link with 0 left.
 
-        Where GPUs are cut off, asking for a route between them is an error of the caller's (`reach.islands`).
+        Where GPUs are cut off, asking for a route between them is an error of the caller's (`reach.find_partition`).
         """
 
-    def tier(self, gpus: Sequence[int] | IntArray) -> str:
+    def highest_tier(self, gpus: Sequence[int] | IntArray) -> str:
         """The highest tier that traffic among these GPUs crosses: gpu, nvlink, host, leaf, spine or core."""
 
-    def tiers(self) -> tuple[Tier, ...]:
+    def describe_tiers(self) -> tuple[FabricTier, ...]:
         """What the fabric is built of, from the GPUs up; computed without building the graph."""
 
-    def graph(self) -> "nx.DiGraph[str]":
+    def to_graph(self) -> "nx.DiGraph[str]":
         """The whole fabric as a graph: nodes have `kind`, edges have `kind`, `bandwidth` and `latency`.
 
         The graph's own attributes say how equal routes are chosen, as files do (`ecmp`, `seed`).

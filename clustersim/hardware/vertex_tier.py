@@ -13,23 +13,27 @@ _NAME: Final = re.compile(r"([a-z]+)(\d{1,9})(?:\.(\d{1,9}))?")
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class VertexTier:
     """`count` vertices numbered from `first`; per: how many names share a first number, None: they have only one."""
 
-    word: str
-    first: int
+    kind: str
+    first_id: int
     count: int
-    per: int | None
+    per_group: int | None
 
-    def name(self, index: int) -> str:
+    def vertex_name(self, index: int) -> str:
         """The name of the index-th vertex.
 
         >>> Layer("leaf", 0, 16, per=8).name(9), Layer("gpu", 0, 16, per=None).name(9)
         ('leaf1.1', 'gpu9')
         """
-        return f"{self.word}{index}" if self.per is None else f"{self.word}{index // self.per}.{index % self.per}"
+        return (
+            f"{self.kind}{index}"
+            if self.per_group is None
+            else f"{self.kind}{index // self.per_group}.{index % self.per_group}"
+        )
 
-    def find(self, name: str) -> int | None:
+    def find_vertex(self, name: str) -> int | None:
         """The number of the vertex of this name, None if it is not in this layer.
 
         >>> leaves = Layer("leaf", 100, 16, per=8)
@@ -37,25 +41,27 @@ class Layer:
         (109, None, None, None)
         """
         match = _NAME.fullmatch(name)
-        if match is None or match[1] != self.word or (match[3] is None) != (self.per is None):
+        if match is None or match[1] != self.kind or (match[3] is None) != (self.per_group is None):
             return None
-        if self.per is None:
+        if self.per_group is None:
             index = int(match[2])
-        elif int(match[3]) < self.per:
-            index = int(match[2]) * self.per + int(match[3])
+        elif int(match[3]) < self.per_group:
+            index = int(match[2]) * self.per_group + int(match[3])
         else:
             return None
-        return self.first + index if index < self.count else None
+        return self.first_id + index if index < self.count else None
 
     @property
-    def span(self) -> str:
+    def name_range(self) -> str:
         """The names of the first and the last vertex."""
-        return self.name(0) if self.count == 1 else f"{self.name(0)} to {self.name(self.count - 1)}"
+        return (
+            self.vertex_name(0) if self.count == 1 else f"{self.vertex_name(0)} to {self.vertex_name(self.count - 1)}"
+        )
 
 
-def number_layers(*layers: tuple[str, int, int | None]) -> Iterator[Layer]:
+def number_tiers(*tiers: tuple[str, int, int | None]) -> Iterator[VertexTier]:
     """Layers of (word, count, per), numbered one after the other."""
-    first = 0
-    for word, count, per in layers:
-        yield Layer(word, first, count, per)
-        first += count
+    first_id = 0
+    for kind, count, per_group in tiers:
+        yield VertexTier(kind, first_id, count, per_group)
+        first_id += count

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
-from clustersim.common.lru import Recent, each_one
+from clustersim.common.lru import LruCache, unit_size
 from clustersim.common.units import Seconds
 from clustersim.interop.protobuf import chosen, content, delimited, number, numbers, text
 from clustersim.model.kernels import Kernel
@@ -51,7 +51,7 @@ from clustersim.program.task import (
 )
 
 if TYPE_CHECKING:
-    from clustersim.results.simulation_result import Answer
+    from clustersim.results.simulation_result import SimulationResult
 
 VERSION: Final = "0.0.4"
 
@@ -105,9 +105,9 @@ class _Node:
 class ChakraWriter:
     """Writes ranks of one answer; ranks that stand for each other share most of what is written."""
 
-    def __init__(self, result: "Answer") -> None:
+    def __init__(self, result: "SimulationResult") -> None:
         self.result = result
-        self._nodes: Recent[tuple[_Node, ...]] = Recent(_KEPT, each_one)
+        self._nodes: LruCache[tuple[_Node, ...]] = LruCache(_KEPT, unit_size)
 
     @cached_property
     def groups(self) -> dict[int, list[int]]:
@@ -127,16 +127,18 @@ class ChakraWriter:
             "parts that go round a ring are written as all-gather": CollectiveType.SHIFT in kinds,
             "a reduce is written as reduce-scatter, a scatter or a gather as all-gather": not kinds.isdisjoint(_OF_ONE),
             "broadcasts last as long as here, whatever the network": CollectiveType.BROADCAST in kinds,
-            "links that are slow or dead, as the network is ASTRA-sim's own": scenario.disturbances.network
-            or bool(scenario.disturbances.passing),
-            "what others send on the network": bool(scenario.traffic or scenario.jobs),
+            "links that are slow or dead, as the network is ASTRA-sim's own": scenario.degradations.affects_network
+            or bool(scenario.degradations.temporary_links),
+            "what others send on the network": bool(scenario.background_traffic or scenario.co_scheduled_jobs),
         }
         return tuple(words for words, there in said.items() if there)
 
     def rank(self, rank: int) -> bytes:
         """The file of one rank."""
         simulated = int(self.result.trace.representative[rank])
-        made = self._nodes.of((simulated,), lambda: tuple(_Drafts(self.result, simulated, self._tags).nodes()))
+        made = self._nodes.get_or_compute(
+            (simulated,), lambda: tuple(_Drafts(self.result, simulated, self._tags).nodes())
+        )
         head = text(1, VERSION) + content(2, _attribute("schema", text(_STRING, f"1.0.2-chakra.{VERSION}")))
         nodes = (node.fixed + self._own(node, rank) for node in made)
         return b"".join(map(delimited, (head, *nodes)))
@@ -175,14 +177,14 @@ class ChakraWriter:
 
     @cached_property
     def _rows(self) -> dict[str, IntArray]:
-        return {role: self.result.program.groups[role].group_indices(self.result.ranks) for role in self._roles}
+        return {role: self.result.program.groups[role].group_indices(self.result.rank_count) for role in self._roles}
 
     @cached_property
     def _pairs(self) -> dict[tuple[str, int], IntArray]:
         """The pair of a role in which each rank is the sender (0) or the receiver (1)."""
         pairs = {role: groups for role, groups in self.result.program.groups.items() if groups.ordered}
         return {
-            (role, place): groups.group_indices(self.result.ranks, member_index=place)
+            (role, place): groups.group_indices(self.result.rank_count, member_index=place)
             for role, groups in pairs.items()
             for place in range(2)
         }
@@ -201,7 +203,7 @@ class ChakraWriter:
 class _Drafts:
     """Nodes of a simulated rank, in the order of its tasks."""
 
-    def __init__(self, result: "Answer", rank: int, tags: Mapping[tuple[str, object], int]) -> None:
+    def __init__(self, result: "SimulationResult", rank: int, tags: Mapping[tuple[str, object], int]) -> None:
         self.result, self.rank, self.tags = result, rank, tags
         self.program = result.program.programs[int(result.program.program_index[rank])]
         self.ids = count()
@@ -214,7 +216,7 @@ class _Drafts:
         """All nodes; each waits for such as come before it."""
         done: list[_Ids] = []  # the last nodes of each task
         behind: dict[Stream, int] = {}
-        inside = self.result.operations(self.rank)
+        inside = self.result.operation_spans(self.rank)
         first = np.searchsorted(inside.task, np.arange(len(self.program.tasks) + 1))
         columns = np.stack([inside.start, inside.end, inside.exposed_delay], axis=1)
         for place, (task, stream) in enumerate(zip(self.program.tasks, self.program.streams, strict=True)):
@@ -236,10 +238,10 @@ class _Drafts:
 
     def _block(self, task: ComputeTask, waits: _Ids, times: FloatArray) -> Generator[_Node, None, _Ids]:
         """Nodes of a block's operations, one behind the other; returns the last ones."""
-        timing = self.result.cost.block(self.rank, task.segment)
+        timing = self.result.cost.time_segment(self.rank, task.segment)
         for place, operation in enumerate(task.segment.operations):
             start, end, exposed = times[place].tolist()
-            alone = float(timing.exposed[place]) + exposed if place in timing.together else 0.0
+            alone = float(timing.exposed_comm[place]) + exposed if place in timing.overlaps else 0.0
             waits = yield from self._operation(operation, waits, max(0.0, end - start - alone))
         return waits
 
@@ -291,10 +293,10 @@ class _Drafts:
 
     def _lasts(self, exchange: CommOp, place: int | None = None) -> bytes:
         """What an exchange takes alone in the rank's group, of pairs that in which it has a place."""
-        row = self.result.program.groups[exchange.comm_group].group_indices(self.result.ranks, member_index=place)[
+        row = self.result.program.groups[exchange.comm_group].group_indices(self.result.rank_count, member_index=place)[
             self.rank
         ]
-        return _lasts(round(1e6 * float(self.result.cost.exchange_timing(exchange).seconds[row])))
+        return _lasts(round(1e6 * float(self.result.cost.comm_timing_by_group(exchange).seconds[row])))
 
     def _host(self, own: int, place: int, exchange: HostOp, waits: _Ids) -> _Node:
         """A copy, or what the host computes, which takes what it takes in the simulation."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any, Final
 
-from clustersim.common.errors import InputError, shown
+from clustersim.common.errors import InputError, format_value
 from clustersim.interop.import_result import Imported
 from clustersim.interop.model_equivalence import alike, apart, corrects
 from clustersim.model.training import NoRecompute
@@ -58,7 +58,7 @@ def export(scenario: Scenario, writer: Writer) -> Exported:
     said, asked = _read_again(scenario, writer, text), scenario
     remarks = []
     if scenario.framework.name != writer.framework:
-        asked = scenario.changed(f"framework={writer.framework}")
+        asked = scenario.with_overrides(f"framework={writer.framework}")
         remarks.append(_remark("framework", scenario.framework.name, writer.framework))
     remarks += [_remark(*difference) for difference in _differences(asked, said, writer.program)]
     return Exported(_headed(scenario, writer, text, remarks), tuple(remarks))
@@ -122,7 +122,7 @@ def _inside(key: str, mine: Any, theirs: Any) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _remark(key: str, mine: object, theirs: object) -> str:
-    return f"{key}: {shown(mine)} in the scenario, {shown(theirs)} with these arguments"
+    return f"{key}: {format_value(mine)} in the scenario, {format_value(theirs)} with these arguments"
 
 
 def _read_again(scenario: Scenario, writer: Writer, text: str) -> Scenario:
@@ -130,7 +130,7 @@ def _read_again(scenario: Scenario, writer: Writer, text: str) -> Scenario:
     mine = scenario.to_mapping()
     found = writer.read(text, place_of(scenario), "dgx-h100", scenario.layout.world_size)
     kept = {key: value for key, value in mine.items() if key not in _READ}
-    return Scenario.from_mapping({**found.mapping, **kept}, source=scenario.name, path=scenario.path)
+    return Scenario.from_mapping({**found.mapping, **kept}, default_name=scenario.name, path=scenario.path)
 
 
 def _differences(asked: Scenario, said: Scenario, program: str) -> Iterator[tuple[str, Any, Any]]:
@@ -140,7 +140,7 @@ def _differences(asked: Scenario, said: Scenario, program: str) -> Iterator[tupl
     for key, mine, theirs in open_keys(asked, said):
         if _essential(key):
             raise InputError(
-                f"{place_of(asked)}: {key}: {shown(mine)} cannot be said to {program}, only {shown(theirs)}"
+                f"{place_of(asked)}: {key}: {format_value(mine)} cannot be said to {program}, only {format_value(theirs)}"
             )
         yield key, mine, theirs
 
@@ -169,7 +169,7 @@ def _layout(scenario: Scenario) -> dict[str, Any]:
     """What keys of `layout` stand for; of those without effect, all the same."""
     layout, split = scenario.layout, scenario.layout.layers_per_stage
     plain = {dataclass_field.name: getattr(layout, dataclass_field.name) for dataclass_field in fields(layout)}
-    counts = partition_layers(split, scenario.model.layers, scenario.placement)
+    counts = partition_layers(split, scenario.model.layer_count, scenario.placement)
     plain |= dict.fromkeys(("pipeline_overlap", "release_outputs"), False) if layout.pp == 1 else {}
     plain |= dict.fromkeys(("backward_overlap", "tensor_overlap", "sequence_parallel"), False) if layout.tp == 1 else {}
     plain |= {"data": None} if layout.cp * layout.dp == 1 else {}

@@ -21,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
-from clustersim.common.errors import InputError, shown
+from clustersim.common.errors import InputError, format_value
 from clustersim.interop.kernel_names import label_of
 from clustersim.results.profiled_step import RankSpans, SpanLabel
 
@@ -220,7 +220,7 @@ def _events(file: Path, content: Any) -> list[Event]:
     version = content.get("schemaVersion")
     if version != _VERSION:
         raise InputError(
-            f"{file}: schemaVersion: {shown(version)} is not {_VERSION}, which PyTorch's profiler writes and this "
+            f"{file}: schemaVersion: {format_value(version)} is not {_VERSION}, which PyTorch's profiler writes and this "
             "program reads; another tool wrote the trace, or another version of it"
         )
     return [item for item in content["traceEvents"] if isinstance(item, dict)]
@@ -283,7 +283,7 @@ def _stream(event: Event) -> int:
 def _count(file: Path, holder: Mapping[str, Any], key: str, default: int) -> int:
     value = holder.get(key, default)
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise InputError(f"{file}: {key}: {shown(value)} is not a whole number")
+        raise InputError(f"{file}: {key}: {format_value(value)} is not a whole number")
     return value
 
 
@@ -291,7 +291,9 @@ def _time(file: Path, event: Event, key: str) -> float:
     """Microseconds."""
     value = event.get(key)
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
-        raise InputError(f"{file}: {key} of {shown(event.get('name'))}: {shown(value)} is no number of microseconds")
+        raise InputError(
+            f"{file}: {key} of {format_value(event.get('name'))}: {format_value(value)} is no number of microseconds"
+        )
     if key == "dur" and value < 0:
-        raise InputError(f"{file}: dur of {shown(event.get('name'))}: {shown(value)} is below zero")
+        raise InputError(f"{file}: dur of {format_value(event.get('name'))}: {format_value(value)} is below zero")
     return float(value)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Final
 
-from clustersim.common.errors import InputError, nearest
+from clustersim.common.errors import InputError, suggest_nearest
 from clustersim.interop.shell_script import Arguments
 
 _MISSPELT: Final = 0.9
@@ -144,5 +144,5 @@ class Reading:
         """What one of several words stands for."""
         word = self.word(name, default) or default
         if word not in choices:
-            raise self.error(name, f"{word!r} is not known; {nearest(word, choices)}")
+            raise self.error(name, f"{word!r} is not known; {suggest_nearest(word, choices)}")
         return choices[word]

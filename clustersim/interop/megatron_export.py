@@ -13,15 +13,15 @@ from typing import Final
 from clustersim.common.units import Bytes
 from clustersim.interop.megatron_import import RECIPES, SHARDED
 from clustersim.interop.megatron_model import NORMS, POSITIONS, skipping
-from clustersim.model.framework import Captured
-from clustersim.model.layer_stack import FullAttention, LatentAttention, Mlp, RoutedMlp, Scores, specs
-from clustersim.model.training import Attention, FullRecompute, Loss, Optimizer, SelectiveRecompute
-from clustersim.model.transformer import Model, Positions
+from clustersim.model.framework import GraphCapture
+from clustersim.model.layer_stack import FullAttention, LatentAttention, MlpType, MoeMlp, ScoreFunction, layer_specs
+from clustersim.model.training import AttentionBackend, FullRecompute, LossImplementation, Optimizer, SelectiveRecompute
+from clustersim.model.transformer import PositionEncoding, TransformerModel
 from clustersim.parallel.data_parallel_strategy import DdpStrategy, FullyShard, Zero1
 from clustersim.parallel.layer_partition import AccountForEnds, EndRankLayers, PipelineLayoutString, partition_layers
 from clustersim.program.task import TokenDispatcher
 from clustersim.scenario import Scenario
-from clustersim.scenario.config.scenario import ScenarioFile
+from clustersim.scenario.config.scenario import ScenarioConfig
 from clustersim.schedules.interleaved import Interleaved
 
 _PADDED: Final = 128
@@ -29,10 +29,13 @@ _WIDTH: Final = 100
 
 Flag = tuple[str, ...]
 """An argument without its dashes, and what follows it."""
-_GRAPHS: Final[Mapping[Captured, Sequence[Flag]]] = {
-    Captured.NOTHING: (),
-    Captured.ALL: (("cuda-graph-impl", "local"),),
-    Captured.OUTSIDE_EXPERTS: (("cuda-graph-impl", "transformer_engine"), ("cuda-graph-scope", "attn", "moe_router")),
+_GRAPHS: Final[Mapping[GraphCapture, Sequence[Flag]]] = {
+    GraphCapture.NOTHING: (),
+    GraphCapture.ALL: (("cuda-graph-impl", "local"),),
+    GraphCapture.OUTSIDE_EXPERTS: (
+        ("cuda-graph-impl", "transformer_engine"),
+        ("cuda-graph-scope", "attn", "moe_router"),
+    ),
 }
 
 
@@ -41,7 +44,7 @@ def megatron_text(scenario: Scenario) -> str:
     groups = (
         _model(scenario.model, scenario),
         _layout(scenario),
-        (*_training(scenario), *_GRAPHS[scenario.framework.captured]),
+        (*_training(scenario), *_GRAPHS[scenario.framework.graph_capture]),
     )
     lines = [line for group in groups for line in _lines(map(_word, group))]
     each = gcd(scenario.layout.world_size, scenario.cluster.gpus_per_node)
@@ -64,23 +67,23 @@ def _word(flag: Flag) -> str:
     return " ".join([f"--{flag[0]}", *map(quote, flag[1:])])
 
 
-def _model(model: Model, scenario: Scenario) -> Iterator[Flag]:
-    layers = specs(model.stack)
+def _model(model: TransformerModel, scenario: Scenario) -> Iterator[Flag]:
+    layers = layer_specs(model.stack)
     attention = layers[0].attention
-    routed = next((layer.mlp for layer in layers if isinstance(layer.mlp, RoutedMlp)), None)
+    routed = next((layer.mlp for layer in layers if isinstance(layer.mlp, MoeMlp)), None)
     dense = next(
         (
             layer_spec.mlp
             for layer_spec in layers
-            if layer_spec.mlp is not None and not isinstance(layer_spec.mlp, RoutedMlp)
+            if layer_spec.mlp is not None and not isinstance(layer_spec.mlp, MoeMlp)
         ),
         routed,
     )
-    yield "num-layers", str(model.layers)
+    yield "num-layers", str(model.layer_count)
     yield "hidden-size", str(model.hidden)
     if dense is not None:
         yield "ffn-hidden-size", str(dense.ffn)
-        yield from [("swiglu",)] if dense.form is Mlp.SWIGLU else []
+        yield from [("swiglu",)] if dense.form is MlpType.SWIGLU else []
     match attention:
         case FullAttention() as full:
             yield from _full(full, model)
@@ -91,14 +94,14 @@ def _model(model: Model, scenario: Scenario) -> Iterator[Flag]:
     yield from _form(model)
     yield from _vocabulary(model, scenario.layout.tp)
     yield "seq-length", str(scenario.training.sequence)
-    positions = model.max_positions if model.positions is Positions.LEARNED else scenario.training.sequence
+    positions = model.max_positions if model.positions is PositionEncoding.LEARNED else scenario.training.sequence
     yield "max-position-embeddings", str(positions)
     yield from [("mtp-num-layers", str(model.mtp_layers))] if model.mtp_layers else []
     if routed is not None:
-        yield from _experts(routed, [isinstance(item.mlp, RoutedMlp) for item in layers])
+        yield from _experts(routed, [isinstance(item.mlp, MoeMlp) for item in layers])
 
 
-def _full(full: FullAttention, model: Model) -> Iterator[Flag]:
+def _full(full: FullAttention, model: TransformerModel) -> Iterator[Flag]:
     yield "num-attention-heads", str(full.heads)
     if full.kv_heads != full.heads:
         yield ("group-query-attention",)
@@ -113,9 +116,11 @@ def _full(full: FullAttention, model: Model) -> Iterator[Flag]:
         yield "rotary-percent", str(full.rotary)
 
 
-def _windows(model: Model) -> Iterator[Flag]:
+def _windows(model: TransformerModel) -> Iterator[Flag]:
     """A window of tokens before each, and in which layers there is none."""
-    windows = [spec.attention.window for spec in specs(model.stack) if spec.attention is not None]
+    windows = [
+        layer_spec.attention.window for layer_spec in layer_specs(model.stack) if layer_spec.attention is not None
+    ]
     size = next((window for window in windows if window is not None), None)
     if size is None:
         return
@@ -138,7 +143,7 @@ def _latent(latent: LatentAttention) -> Iterator[Flag]:
     yield "v-head-dim", str(latent.value_dim)
 
 
-def _form(model: Model) -> Iterator[Flag]:
+def _form(model: TransformerModel) -> Iterator[Flag]:
     norm = _word_of(NORMS, model.norm.value)
     positions = _word_of(POSITIONS, model.positions.value)
     yield from [("normalization", norm)] if norm and norm != "LayerNorm" else []
@@ -152,14 +157,14 @@ def _form(model: Model) -> Iterator[Flag]:
         yield "hidden-dropout", "0.0"
 
 
-def _vocabulary(model: Model, tp: int) -> Iterator[Flag]:
+def _vocabulary(model: TransformerModel, tp: int) -> Iterator[Flag]:
     """Entries, and a multiple of which they are padded so that they stay as many."""
     yield "vocab-size", str(model.vocab)
     if model.vocab % (_PADDED * tp):
         yield "make-vocab-size-divisible-by", str(gcd(_PADDED, model.vocab // tp) or 1)
 
 
-def _experts(routed: RoutedMlp, there: list[bool]) -> Iterator[Flag]:
+def _experts(routed: MoeMlp, there: list[bool]) -> Iterator[Flag]:
     router = routed.router
     yield "num-experts", str(routed.experts)
     yield "moe-router-topk", str(routed.top_k)
@@ -167,7 +172,7 @@ def _experts(routed: RoutedMlp, there: list[bool]) -> Iterator[Flag]:
     yield from [("moe-layer-freq", _frequency(there))] if not all(there) else []
     yield from [("moe-shared-expert-intermediate-size", str(routed.shared))] if routed.shared else []
     yield from [("moe-shared-expert-gate",)] if routed.shared_gate else []
-    yield from [("moe-router-score-function", "sigmoid")] if router.scores is Scores.SIGMOID else []
+    yield from [("moe-router-score-function", "sigmoid")] if router.scores is ScoreFunction.SIGMOID else []
     yield from [("moe-router-enable-expert-bias",)] if router.bias else []
     yield from [("moe-router-num-groups", str(router.groups))] if router.groups > 1 else []
     yield from [("moe-router-group-topk", str(router.limit))] if router.limit else []
@@ -211,7 +216,7 @@ def _layout(scenario: Scenario) -> Iterator[Flag]:
     }
     yield from ((name,) for name, given in flags.items() if given)
     yield from _data(scenario)
-    if any(isinstance(run.spec.mlp, RoutedMlp) for run in scenario.model.stack):
+    if any(isinstance(run.spec.mlp, MoeMlp) for run in scenario.model.stack):
         yield from _dispatcher(layout.dispatcher, layout.dispatcher_sms)
     yield from _pipeline(scenario) if layout.pp > 1 else ()
 
@@ -239,7 +244,7 @@ def _data(scenario: Scenario) -> Iterator[Flag]:
 def _bucket(scenario: Scenario, size: Bytes | None) -> Iterator[Flag]:
     """In elements; None is Megatron-LM's rule."""
     if size is not None:
-        yield "ddp-bucket-size", str(round(size / scenario.training.recipe.weights.gradients.bytes))
+        yield "ddp-bucket-size", str(round(size / scenario.training.recipe.weight_formats.gradients.bytes))
 
 
 def _dispatcher(dispatcher: TokenDispatcher, sms: int | None) -> Iterator[Flag]:
@@ -255,7 +260,7 @@ def _dispatcher(dispatcher: TokenDispatcher, sms: int | None) -> Iterator[Flag]:
 
 def _pipeline(scenario: Scenario) -> Iterator[Flag]:
     """How layers are split into stages, and how many stages each rank has."""
-    layout, layers, placement = scenario.layout.as_configured, scenario.model.layers, scenario.placement
+    layout, layers, placement = scenario.layout.as_configured, scenario.model.layer_count, scenario.placement
     split, counts = layout.layers_per_stage, partition_layers(layout.layers_per_stage, layers, placement)
     even = len(set(counts)) == 1
     match split:
@@ -301,14 +306,14 @@ def _training(scenario: Scenario) -> Iterator[Flag]:
         case SelectiveRecompute(modules=modules):
             yield "recompute-granularity", "selective"
             yield "recompute-modules", *sorted(module.value for module in modules)
-    yield from [("attention-backend", "unfused")] if training.attention is Attention.STANDARD else []
-    yield from [("cross-entropy-loss-fusion",)] if training.loss is Loss.FUSED else []
+    yield from [("attention-backend", "unfused")] if training.attention is AttentionBackend.STANDARD else []
+    yield from [("cross-entropy-loss-fusion",)] if training.loss is LossImplementation.FUSED else []
     yield from [("optimizer", "sgd")] if training.optimizer is Optimizer.SGD else []
     yield from [("clip-grad", "0.0")] if not training.gradient_clipping else []
 
 
 def _precision(scenario: Scenario) -> Iterator[Flag]:
-    said = ScenarioFile.model_validate(scenario.to_mapping()).training.precision
+    said = ScenarioConfig.model_validate(scenario.to_mapping()).training.precision
     recipe = _word_of(RECIPES, said.compute)
     half = "fp16" if said.compute == "fp16" else "bf16"
     yield from [(half,)] if said.compute not in ("fp32", "tf32") else []
@@ -322,7 +327,7 @@ def _precision(scenario: Scenario) -> Iterator[Flag]:
         yield ("first-last-layers-bf16",)
         yield "num-layers-at-start-in-bf16", str(said.first_layers)
         yield "num-layers-at-end-in-bf16", str(said.last_layers)
-    formats = scenario.training.recipe.weights
+    formats = scenario.training.recipe.weight_formats
     if half == "bf16" and formats.gradients.value == "bf16":
         yield ("grad-reduce-in-bf16",)
     if half == "fp16" and formats.gradients.value == "fp32":

@@ -259,7 +259,7 @@ def _precision(reading: Reading) -> dict[str, Any]:
 
 def _stored(recipe: str) -> dict[str, str]:
     """Matrices in the format of their products; those of MXFP8 are gathered wide and then cast."""
-    narrow = load_recipe(recipe).products.narrow
+    narrow = load_recipe(recipe).matmul_formats.low_precision
     stored = {} if narrow is None else {"stored": narrow.value}
     return stored | ({"gathered": "bf16"} if recipe == "mxfp8" else {})
 

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 
-from clustersim.model.layer_stack import LayerRun, RoutedMlp, specs
-from clustersim.model.transformer import Model, Positions
+from clustersim.model.layer_stack import LayerGroup, MoeMlp, layer_specs
+from clustersim.model.transformer import PositionEncoding, TransformerModel
 
 
-def alike(one: Model, other: Model) -> bool:
+def alike(one: TransformerModel, other: TransformerModel) -> bool:
     """Whether two models are the same but for names, positions without a table, and corrections of routers.
 
     These choose experts beside their scores; a framework that has them has them for every mixture.
@@ -15,15 +15,15 @@ def alike(one: Model, other: Model) -> bool:
     return _bare(one) == _bare(other)
 
 
-def apart(one: Model, other: Model) -> list[str]:
+def apart(one: TransformerModel, other: TransformerModel) -> list[str]:
     """By which of their properties two models are not alike, in the words of `model` as far as it has them."""
     mine, theirs = _bare(one), _bare(other)
     found = [
         dataclass_field.name
-        for dataclass_field in fields(Model)
+        for dataclass_field in fields(TransformerModel)
         if getattr(mine, dataclass_field.name) != getattr(theirs, dataclass_field.name)
     ]
-    pairs = zip(specs(mine.stack), specs(theirs.stack), strict=False)
+    pairs = zip(layer_specs(mine.stack), layer_specs(theirs.stack), strict=False)
     first = next(((a, b) for a, b in pairs if a != b), None)
     if "stack" not in found or first is None:
         return ["layers" if name == "stack" else name for name in found]
@@ -41,26 +41,26 @@ def _fields_apart(one: object, other: object) -> list[str]:
     return found
 
 
-def corrects(model: Model) -> bool:
+def corrects(model: TransformerModel) -> bool:
     """Whether routers have a correction."""
-    routed = (run.spec.mlp for run in model.stack if isinstance(run.spec.mlp, RoutedMlp))
+    routed = (run.spec.mlp for run in model.stack if isinstance(run.spec.mlp, MoeMlp))
     return any(mlp.router.bias for mlp in routed)
 
 
-def has_experts(model: Model) -> bool:
+def has_experts(model: TransformerModel) -> bool:
     """Whether it is a mixture of experts."""
-    return any(isinstance(run.spec.mlp, RoutedMlp) for run in model.stack)
+    return any(isinstance(run.spec.mlp, MoeMlp) for run in model.stack)
 
 
-def _bare(model: Model) -> Model:
-    positions = model.max_positions if model.positions is Positions.LEARNED else 0
+def _bare(model: TransformerModel) -> TransformerModel:
+    positions = model.max_positions if model.positions is PositionEncoding.LEARNED else 0
     return replace(model, name="", max_positions=positions, stack=tuple(_corrected(model)))
 
 
-def _corrected(model: Model) -> Iterator[LayerRun]:
+def _corrected(model: TransformerModel) -> Iterator[LayerGroup]:
     for run in model.stack:
         match run.spec.mlp:
-            case RoutedMlp() as routed:
+            case MoeMlp() as routed:
                 mlp = replace(routed, router=replace(routed.router, bias=True))
                 yield replace(run, spec=replace(run.spec, mlp=mlp))
             case _:

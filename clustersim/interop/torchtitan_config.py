@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
-from clustersim.common.errors import InputError, nearest, shown
+from clustersim.common.errors import InputError, format_value, suggest_nearest
 
 _QUIET: Final = object()
 """Stands for the default of a key that moves no step."""
@@ -108,7 +108,7 @@ class Job:
         """What one of several words stands for."""
         value = self._value(section, key, str, "a word in quotes")
         if value not in choices:
-            raise self.error(section, key, f"{shown(value)} is not known; {nearest(value, choices)}")
+            raise self.error(section, key, f"{format_value(value)} is not known; {suggest_nearest(value, choices)}")
         return choices[value]
 
     def text(self, section: str, key: str) -> str:
@@ -125,7 +125,7 @@ class Job:
         """A whole number, at least `low`, or -1 where that is torchtitan's default."""
         value: int = self._value(section, key, int, "a whole number")
         if value < low and value != KEYS[section][key]:
-            raise self.error(section, key, f"{shown(value)} is less than {low}")
+            raise self.error(section, key, f"{format_value(value)} is less than {low}")
         return value
 
     def whole_or_none(self, section: str, key: str) -> int | None:
@@ -136,14 +136,14 @@ class Job:
         """A list of words."""
         value: list[str] = self._value(section, key, list, "a list of words in quotes")
         if not all(isinstance(item, str) for item in value):
-            raise self.error(section, key, f"{shown(value)} is not a list of words in quotes")
+            raise self.error(section, key, f"{format_value(value)} is not a list of words in quotes")
         return value
 
     def lists(self, section: str, key: str) -> list[list[str]]:
         """A list of lists of words."""
         value: list[list[str]] = self._value(section, key, list, "a list of lists")
         if not all(isinstance(item, list) and all(isinstance(word, str) for word in item) for item in value):
-            raise self.error(section, key, f"{shown(value)} is not a list of lists of words in quotes")
+            raise self.error(section, key, f"{format_value(value)} is not a list of lists of words in quotes")
         return value
 
     def says(self, section: str, key: str) -> bool:
@@ -162,7 +162,7 @@ class Job:
         self._asked.add((section, key))
         value = self._said.get(section, {}).get(key, KEYS[section][key])
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise self.error(section, key, f"{shown(value)} is not {called}")
+            raise self.error(section, key, f"{format_value(value)} is not {called}")
         return value
 
     def _sections(self, content: Mapping[str, Any], above: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -174,7 +174,9 @@ class Job:
                     f"{self.source}: {section} is a section, not a value; write [{section}] above its keys"
                 )
             if not isinstance(value, dict):
-                raise InputError(f"{self.source}: {section} stands in no section; {nearest(name, self._dotted())}")
+                raise InputError(
+                    f"{self.source}: {section} stands in no section; {suggest_nearest(name, self._dotted())}"
+                )
             if section in _GROUPS:
                 yield from self._sections(value, f"{section}.")
                 continue
@@ -195,4 +197,4 @@ class Job:
 def _instead(name: str, choices: Collection[str], section: str = "") -> str:
     """What a name is called now, or the nearest that there is."""
     now = _OLDER.get(f"{section}.{name}" if section else name)
-    return nearest(name, choices) if now is None else f"since it was renamed it is {now}"
+    return suggest_nearest(name, choices) if now is None else f"since it was renamed it is {now}"

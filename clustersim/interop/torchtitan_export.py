@@ -14,13 +14,13 @@ from clustersim.interop.model_equivalence import apart, has_experts
 from clustersim.interop.torchtitan_flavors import FLAVORS, flavor_of, model_of
 from clustersim.interop.torchtitan_import import LINEAR, RECIPES, RESHARDS
 from clustersim.interop.torchtitan_pipeline import MODULES, SCHEDULES, dealt, modules, single
-from clustersim.model.training import FullRecompute, NoRecompute, SelectiveOperations
-from clustersim.model.transformer import Model
+from clustersim.model.training import FullRecompute, NoRecompute, SelectiveOpRecompute
+from clustersim.model.transformer import TransformerModel
 from clustersim.parallel import layer_partition
 from clustersim.parallel.data_parallel_strategy import DdpStrategy, FullyShard
 from clustersim.program.task import TokenDispatcher
 from clustersim.scenario import Scenario
-from clustersim.scenario.config.scenario import ScenarioFile
+from clustersim.scenario.config.scenario import ScenarioConfig
 from clustersim.schedules.csv_schedule import CsvSchedule
 
 _WORDS: Final = {ours: theirs for theirs, ours in SCHEDULES.items()}
@@ -61,10 +61,12 @@ def _model(scenario: Scenario) -> Table:
     return {"name": found.name, "flavor": found.flavor, "converters": [*converters, *grouped]}
 
 
-def _nearest(model: Model) -> str:
+def _nearest(model: TransformerModel) -> str:
     """A model, and how the flavor of as many layers of its width differs from it."""
-    sizes = (model.layers, model.hidden)
-    near = next((flavor for flavor in FLAVORS if (model_of(flavor).layers, model_of(flavor).hidden) == sizes), None)
+    sizes = (model.layer_count, model.hidden)
+    near = next(
+        (flavor for flavor in FLAVORS if (model_of(flavor).layer_count, model_of(flavor).hidden) == sizes), None
+    )
     if near is None:
         known = sorted({item.name for item in FLAVORS})
         return f"{model.name}, of {sizes[0]} layers of {sizes[1]:,}; it has {', '.join(known)}"
@@ -72,7 +74,7 @@ def _nearest(model: Model) -> str:
 
 
 def _converter(scenario: Scenario) -> str:
-    compute = ScenarioFile.model_validate(scenario.to_mapping()).training.precision.compute
+    compute = ScenarioConfig.model_validate(scenario.to_mapping()).training.precision.compute
     kind = "mx" if compute == "mxfp8" else "float8" if compute in RECIPES.values() else ""
     return next((name for name, stands in LINEAR.items() if stands == kind), "")
 
@@ -83,7 +85,7 @@ def _compiled(scenario: Scenario) -> bool:
 
 def _training(scenario: Scenario) -> Table:
     training, layout = scenario.training, scenario.layout.as_configured
-    weights = training.recipe.weights
+    weights = training.recipe.weight_formats
     local = training.microbatch if layout.pp == 1 else training.global_batch // layout.dp
     kept = "bfloat16" if weights.master is None and training.recipe.activations.value == "bf16" else "float32"
     return {
@@ -97,7 +99,7 @@ def _training(scenario: Scenario) -> Table:
 
 
 def _offloads(scenario: Scenario) -> bool:
-    return ScenarioFile.model_validate(scenario.to_mapping()).training.offload.parameters
+    return ScenarioConfig.model_validate(scenario.to_mapping()).training.offload.parameters
 
 
 def _parallelism(scenario: Scenario) -> Table:
@@ -124,7 +126,7 @@ def _data(scenario: Scenario) -> Table:
         case DdpStrategy():
             shard, reshards = 1, None
         case _:
-            chosen = ScenarioFile.model_validate(scenario.to_mapping()).layout.data.chosen[0]
+            chosen = ScenarioConfig.model_validate(scenario.to_mapping()).layout.data.chosen[0]
             written = f"zero{layout.data.zero_stage}" if chosen == "zero" else chosen
             raise InputError(f"{place_of(scenario)}: layout.data: torchtitan has no {written}; write ddp, fsdp or hsdp")
     word = next(word for word, stands in RESHARDS.items() if stands is reshards)
@@ -148,9 +150,9 @@ def _pipeline(scenario: Scenario) -> Table:
         raise InputError(
             f"{place_of(scenario)}: schedule: torchtitan has no {schedule.name} by name; write {', '.join(_WORDS)}"
         )
-    counts = layer_partition.partition_layers(split, scenario.model.layers, scenario.placement)
+    counts = layer_partition.partition_layers(split, scenario.model.layer_count, scenario.placement)
     usual = len(counts) == scenario.layout.as_configured.pp * (1 if single(schedule.name) else 2)
-    plain = usual and counts == dealt(scenario.model.layers, len(counts))
+    plain = usual and counts == dealt(scenario.model.layer_count, len(counts))
     overlaps = (
         {} if scenario.layout.overlap_expert_communication else {"pipeline_parallel_expert_parallel_overlap": False}
     )
@@ -171,11 +173,11 @@ def _checkpoint(scenario: Scenario) -> Table:
             return {"mode": "none"}
         case FullRecompute(layers=None):
             return {"mode": "full", **early}
-        case SelectiveOperations():
+        case SelectiveOpRecompute():
             return {"mode": "selective", "selective_ac_option": "op", **early}
         case FullRecompute(layers=int(layers)):
             counts = layer_partition.partition_layers(
-                scenario.layout.layers_per_stage, scenario.model.layers, scenario.placement
+                scenario.layout.layers_per_stage, scenario.model.layer_count, scenario.placement
             )
             return {"mode": "selective", "selective_ac_option": str(max(1, max(counts) // layers)), **early}
     raise InputError(
@@ -187,7 +189,7 @@ def _quantize(scenario: Scenario) -> Mapping[str, Table]:
     kind = LINEAR.get(_converter(scenario))
     if kind is None:
         return {}
-    said = ScenarioFile.model_validate(scenario.to_mapping()).training.precision
+    said = ScenarioConfig.model_validate(scenario.to_mapping()).training.precision
     experts = has_experts(scenario.model)
     linear: dict[str, Any] = {"filter_fqns": ["output", "router.gate"] if experts else ["output"]}
     if said.compute == RECIPES["rowwise"]:

@@ -12,12 +12,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from clustersim.common.errors import InputError, nearest
+from clustersim.common.errors import InputError, suggest_nearest
 from clustersim.interop.model_equivalence import alike
-from clustersim.model.training import Attention
-from clustersim.model.transformer import Model
-from clustersim.scenario.config.model import ModelSection
-from clustersim.scenario.file_cache import Readings
+from clustersim.model.training import AttentionBackend
+from clustersim.model.transformer import TransformerModel
+from clustersim.scenario.config.model import ModelConfig
+from clustersim.scenario.file_cache import ReadCache
 from clustersim.scenario.model import read_model
 
 _BIAS: Final = {"experts": {"router_bias": True}}
@@ -37,9 +37,9 @@ class Flavor:
     masked: bool = False
 
     @property
-    def attention(self) -> Attention:
+    def attention(self) -> AttentionBackend:
         """The attention core."""
-        return Attention.FLASH2 if self.masked or self.name == "gpt_oss" else Attention.FLASH
+        return AttentionBackend.FLASH2 if self.masked or self.name == "gpt_oss" else AttentionBackend.FLASH
 
 
 def _dims(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, **other: Any) -> dict[str, Any]:
@@ -113,20 +113,20 @@ def flavor(name: str, asked: str, source: str) -> Flavor:
     """The flavor of a model; raise InputError with the nearest names if there is none."""
     names = [item.name for item in FLAVORS]
     if name not in names:
-        raise InputError(f"{source}: [model] name: {name!r} is not known; {nearest(name, names)}")
+        raise InputError(f"{source}: [model] name: {name!r} is not known; {suggest_nearest(name, names)}")
     known = {element.flavor: element for element in FLAVORS if element.name == name}
     if asked not in known:
-        raise InputError(f"{source}: [model] flavor: {name} has no {asked!r} here; {nearest(asked, known)}")
+        raise InputError(f"{source}: [model] flavor: {name} has no {asked!r} here; {suggest_nearest(asked, known)}")
     return known[asked]
 
 
-def flavor_of(model: Model, attention: Attention) -> Flavor | None:
+def flavor_of(model: TransformerModel, attention: AttentionBackend) -> Flavor | None:
     """The first flavor that is alike, one with the attention core if there is one; None: there is none."""
     found = [item for item in FLAVORS if alike(model_of(item), model)]
     return next((element for element in found if element.attention is attention), found[0] if found else None)
 
 
 @cache
-def model_of(asked: Flavor) -> Model:
+def model_of(asked: Flavor) -> TransformerModel:
     """The model that a flavor stands for."""
-    return read_model(ModelSection.model_validate(asked.section), Path(), 1, Readings())
+    return read_model(ModelConfig.model_validate(asked.section), Path(), 1, ReadCache())

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from clustersim.common.errors import InputError, nearest
+from clustersim.common.errors import InputError, suggest_nearest
 from clustersim.interop.import_result import Imported
 from clustersim.interop.model_equivalence import has_experts
 from clustersim.interop.torchtitan_config import Job
 from clustersim.interop.torchtitan_flavors import Flavor, flavor, model_of
 from clustersim.interop.torchtitan_pipeline import stages_of
-from clustersim.model.training import Attention
+from clustersim.model.training import AttentionBackend
 
 DDP_BUCKET: Final = "100 MiB"
 """`bucket_cap_mb` of apply_ddp in models/llama3/infra/parallelize.py."""
@@ -75,7 +75,7 @@ def read_torchtitan(text: str, source: str, cluster: str = "dgx-h100", gpus: int
         raise job.error(
             "parallelism", "pipeline_parallel_degree", f"torchtitan has no pipeline of {named.name}; write 1"
         )
-    counts, schedule = stages_of(job, model.layers, degrees.pp)
+    counts, schedule = stages_of(job, model.layer_count, degrees.pp)
     enabled, components = job.flag("compile", "enable"), job.words("compile", "components")
     compiled = enabled and "model" in components
     assumed = [*_assumed(job, named), *_assumed_layers(job, counts)]
@@ -86,7 +86,7 @@ def read_torchtitan(text: str, source: str, cluster: str = "dgx-h100", gpus: int
         | ({"layers_per_stage": list(counts)} if degrees.pp > 1 else {}),
         **schedule,
         "training": _training(job, degrees, counts, compiled=compiled)
-        | ({} if named.attention is Attention.FLASH else {"attention": named.attention.value}),
+        | ({} if named.attention is AttentionBackend.FLASH else {"attention": named.attention.value}),
         "framework": {"name": "pytorch", "compiled": True} if compiled else "pytorch",
     }
     return Imported(mapping, job.passed_over, tuple(assumed))
@@ -276,7 +276,9 @@ def _converters(job: Job) -> str | None:
     asked = job.words("model", "converters")
     for item in asked:
         if item not in (*LINEAR, *_GROUPED):
-            raise job.error("model", "converters", f"{item!r} is not known; {nearest(item, (*LINEAR, *_GROUPED))}")
+            raise job.error(
+                "model", "converters", f"{item!r} is not known; {suggest_nearest(item, (*LINEAR, *_GROUPED))}"
+            )
     linear = {LINEAR[element] for element in asked if element in LINEAR}
     grouped = {entry.rpartition(".")[2] for entry in asked if entry in _GROUPED}
     if len(linear | grouped) > 1 or (grouped and not linear):

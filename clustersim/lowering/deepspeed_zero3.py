@@ -20,9 +20,9 @@ from dataclasses import dataclass, field, replace
 
 from clustersim.lowering.program_builder import Lowering, Pass
 from clustersim.lowering.units import Unit, in_order
-from clustersim.model.kernels import Kernel, MatmulShape, Operands
-from clustersim.model.memory_bound import copy
-from clustersim.model.transformer import Model, norm_parameters
+from clustersim.model.kernels import Kernel, MatmulLayout, MatmulShape
+from clustersim.model.memory_bound import copy_kernel
+from clustersim.model.transformer import TransformerModel, norm_parameter_count
 from clustersim.parallel.data_parallel_strategy import DeepspeedZero3Strategy
 from clustersim.parallel.layer_partition import PipelineStage
 from clustersim.program.action import ActionKind
@@ -97,9 +97,9 @@ class OneByOne:
     def _copy(self, low: Lowering, run: Pass, elements: int, after: tuple[int, ...]) -> None:
         """The loop over all ranks' parts of a parameter."""
         (group, *_) = low.plan.parameter_groups
-        kernel = copy("copy of all ranks' parts", low.plan.training.recipe.activations, elements)
+        kernel = copy_kernel("copy of all ranks' parts", low.plan.training.recipe.activations, elements)
         work = WorkType.FORWARD if run.action.kind is ActionKind.FORWARD else WorkType.BACKWARD
-        operation = Operation(replace(kernel, calls=_CALLS * group.shard_count), work)
+        operation = Operation(replace(kernel, host_calls=_CALLS * group.shard_count), work)
         low.compute(Pass(run.stage, run.action, after), ("parts", elements, work), (operation,))
 
     def _compute(self, low: Lowering, waiting: _Waiting) -> None:
@@ -130,20 +130,22 @@ def pieces(unit: Unit, kind: ActionKind) -> Iterator[Piece]:
 def _matrix(kernel: Kernel | None) -> tuple[str, int] | None:
     """The linear layer whose parameter a kernel reads, and its elements."""
     match kernel:
-        case Kernel(shape=MatmulShape(n=n, k=k, batch=1, operands=Operands.NT | Operands.NN)):
+        case Kernel(shape=MatmulShape(n=n, k=k, batch=1, operands=MatmulLayout.NT | MatmulLayout.NN)):
             return kernel.name.removesuffix(".input_gradient"), n * k
     return None
 
 
-def gradients(operations: Sequence[Operation], model: Model) -> Iterator[int]:
+def gradients(operations: Sequence[Operation], model: TransformerModel) -> Iterator[int]:
     """Elements of each gradient that operations complete: matrices and biases, both vectors of layer norms, tables."""
     matrix = 0
     for operation in operations:
         match operation.kernel:
-            case Kernel(shape=MatmulShape(m=m, n=n, batch=1, operands=Operands.TN)):
+            case Kernel(shape=MatmulShape(m=m, n=n, batch=1, operands=MatmulLayout.TN)):
                 matrix = m * n
         if operation.gradient_count:
             half = operation.gradient_count // 2
-            first = matrix or (half if operation.gradient_count == norm_parameters(model) == 2 * model.hidden else 0)
+            first = matrix or (
+                half if operation.gradient_count == norm_parameter_count(model) == 2 * model.hidden else 0
+            )
             yield from (item for item in (first, operation.gradient_count - first) if item)
             matrix = 0

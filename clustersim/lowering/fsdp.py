@@ -22,7 +22,7 @@ from typing import NamedTuple
 from clustersim.lowering.program_builder import Held, Lowering, Pass
 from clustersim.lowering.task_list import moved
 from clustersim.lowering.units import Unit, in_order
-from clustersim.model.memory_bound import copy
+from clustersim.model.memory_bound import copy_kernel
 from clustersim.parallel.data_parallel_strategy import FullyShard, GradientSync, ReductionFrequency
 from clustersim.parallel.layer_partition import PipelineStage
 from clustersim.program.action import ActionKind
@@ -159,7 +159,7 @@ class Sharded:
         held = ((group, count) for group, count in _held(low, unit) if group.shard_count > 1)
         gathered = sum(count * group.formats.gathered.bytes for group, count in held)
         elements = int(gathered / dtype.bytes)
-        return (Operation(copy(f"copy {unit.name}", dtype, elements), work),)
+        return (Operation(copy_kernel(f"copy {unit.name}", dtype, elements), work),)
 
 
 def _held(low: Lowering, unit: Unit) -> Held:

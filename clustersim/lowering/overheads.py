@@ -17,8 +17,8 @@ from typing import Final
 from clustersim.lowering.program_builder import Lowering, Pass
 from clustersim.model import batch_transfer, gradient_kernels, memory_bound, quantization
 from clustersim.model.kernels import Kernel, KernelKind
-from clustersim.model.operators import Layer, Operator, Region
-from clustersim.model.overheads import Batches, LossReport
+from clustersim.model.operators import LayerOperators, Operator, ParallelRegion
+from clustersim.model.overheads import BatchTransfer, LossReport
 from clustersim.parallel.layer_partition import PipelineStage
 from clustersim.parallel.mesh import DP_GROUP, TP_GROUP
 from clustersim.program.action import FORWARD
@@ -35,7 +35,7 @@ def zero_gradients(low: Lowering, stages: Sequence[PipelineStage]) -> None:
     kernels: list[Kernel] = []
     for group in plan.trained_groups:
         held = sum(plan.parameter_count(stage, group.name) for stage in stages)
-        kernels += gradient_kernels.zeroed(
+        kernels += gradient_kernels.zero_gradient_kernels(
             plan.with_weight_formats(group.formats), held / (group.shard_count if parts else 1)
         )
     if kernels:
@@ -45,9 +45,12 @@ def zero_gradients(low: Lowering, stages: Sequence[PipelineStage]) -> None:
 def cast_weights(low: Lowering, stages: Sequence[PipelineStage]) -> None:
     """Make the copies of weights that products read in this step."""
     matrices = (
-        operator.cast for stage in stages for unit in low.plan.stage_units(stage) for operator in unit.operators
+        operator.cached_cast_elements
+        for stage in stages
+        for unit in low.plan.stage_units(stage)
+        for operator in unit.operators
     )
-    kernels = quantization.cast_weights(low.plan.training.recipe, matrices)
+    kernels = quantization.weight_cast_kernels(low.plan.training.recipe, matrices)
     if kernels:
         low.beside("cast weights", _optimizing(kernels), ())
 
@@ -55,12 +58,12 @@ def cast_weights(low: Lowering, stages: Sequence[PipelineStage]) -> None:
 def take_batch(low: Lowering, run: Pass) -> Pass:
     """The pass, behind what brings a microbatch's tokens, if something is to be done for that."""
     training, ends = low.plan.training, run.stage.has_embedding or run.stage.has_head
-    if run.action.kind is not FORWARD or not (ends or training.overheads.batches is Batches.PACKED):
+    if run.action.kind is not FORWARD or not (ends or training.overheads.batches is BatchTransfer.PACKED):
         return run
-    kernels = batch_transfer.made(training)
+    kernels = batch_transfer.batch_kernels(training)
     if not kernels:
         return run
-    sent = batch_transfer.sent(training) if low.plan.layout.tp > 1 else ()
+    sent = batch_transfer.broadcast_sizes(training) if low.plan.layout.tp > 1 else ()
     broadcasts = [CommOp("broadcast batch", CollectiveType.BROADCAST, TP_GROUP.name, size) for size in sent]
     does: list[CommOp | Kernel] = [*broadcasts, *kernels]
     operations = [Operation(doe, WorkType.FORWARD) for doe in does]
@@ -99,11 +102,11 @@ def sum_norms(low: Lowering, stages: Sequence[PipelineStage]) -> None:
 
 def _flat_sum(low: Lowering, counts: Sequence[tuple[int, int]]) -> list[Operation]:
     """An all-reduce of tensors in one buffer. counts: elements and tensors of each operator."""
-    dtype = low.plan.training.recipe.weights.gradients
+    dtype = low.plan.training.recipe.weight_formats.gradients
     elements, tensors = (sum(item) for item in zip(*counts, strict=True))
     flat, apart = (
-        memory_bound.copy("norms.flatten", dtype, elements),
-        memory_bound.copy("norms.unflatten", dtype, elements),
+        memory_bound.copy_kernel("norms.flatten", dtype, elements),
+        memory_bound.copy_kernel("norms.unflatten", dtype, elements),
     )
     size = float(elements * dtype.bytes)
     exchange = CommOp("sum norm gradients", CollectiveType.ALL_REDUCE, TP_GROUP.name, size, reduce_dtype=dtype)
@@ -111,20 +114,20 @@ def _flat_sum(low: Lowering, counts: Sequence[tuple[int, int]]) -> list[Operatio
     return [Operation(does, WorkType.OPTIMIZER) for does in (flat, exchange, each)]
 
 
-def _split(unit: Layer) -> Iterator[tuple[int, int]]:
+def _split(unit: LayerOperators) -> Iterator[tuple[int, int]]:
     """Elements and tensors whose gradients are sums of tokens that tensor-parallel ranks have split."""
     for operator in unit.operators:
-        if operator.trained and _is_norm(operator):
-            yield operator.parameters, _TENSORS
+        if operator.trainable and _is_norm(operator):
+            yield operator.parameter_count, _TENSORS
         linear = operator.linear
-        if operator.trained and linear is not None and linear.rows and linear.bias_tokens:
+        if operator.trainable and linear is not None and linear.row_parallel and linear.bias_tokens:
             yield linear.outputs, 1
 
 
 def _is_norm(operator: Operator) -> bool:
     """Whether it is a norm of whole tokens."""
     norms = any(kernel.kind is KernelKind.NORM for kernel in operator.forward)
-    return norms and operator.region is Region.REPLICATED
+    return norms and operator.region is ParallelRegion.REPLICATED
 
 
 def _optimizing(kernels: Sequence[Kernel]) -> list[Operation]:

@@ -28,10 +28,11 @@ def pass_costs(plan: Plan, kernels: KernelCost) -> PassCosts:
         forward=_seconds(units, kernels, ActionKind.FORWARD),
         input_gradient=_seconds(units, kernels, ActionKind.INPUT_GRADIENT),
         weight_gradient=_seconds(units, kernels, ActionKind.WEIGHT_GRADIENT),
-        pending_memory_ratio=sum(map(activations.waiting, plan.stages)) / sum(map(activations.kept, plan.stages)),
+        pending_memory_ratio=sum(map(activations.wgrad_bytes, plan.stages))
+        / sum(map(activations.saved_bytes, plan.stages)),
     )
 
 
 def _seconds(units: Units, kernels: KernelCost, kind: ActionKind) -> Seconds:
     operations = (operation for stage in units.plan.stages for operation in units.operations(stage, kind))
-    return sum(kernels.kernel(item.kernel).seconds for item in operations if item.kernel is not None)
+    return sum(kernels.time_kernel(item.kernel).seconds for item in operations if item.kernel is not None)

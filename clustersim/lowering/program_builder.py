@@ -18,8 +18,8 @@ from clustersim.lowering.moe_overlap import legs, put_off
 from clustersim.lowering.offload import HostTasks, pieces
 from clustersim.lowering.task_list import Blocks, TaskList
 from clustersim.lowering.units import Unit, Units, in_order
-from clustersim.model.gradient_kernels import before_reduction
-from clustersim.model.offload import NOTHING
+from clustersim.model.gradient_kernels import pre_reduction_kernels
+from clustersim.model.offload import NO_OFFLOAD
 from clustersim.parallel.data_parallel_strategy import GradientSync
 from clustersim.parallel.layer_partition import PipelineStage
 from clustersim.parallel.parameter_groups import ParameterGroup
@@ -107,7 +107,7 @@ class Lowering:
     def host(self) -> HostTasks:
         """What the rank does with its host."""
         activations = self.plan.training.offload.activations
-        return HostTasks(self.tasks, 0 if activations is None else activations.buffers)
+        return HostTasks(self.tasks, 0 if activations is None else activations.buffer_count)
 
     @cached_property
     def sync(self) -> GradientSync:
@@ -117,7 +117,7 @@ class Lowering:
     @cached_property
     def _stays(self) -> bool:
         """Whether nothing of a pass goes to the host, so that no block is cut for it."""
-        return self.plan.training.offload == NOTHING
+        return self.plan.training.offload == NO_OFFLOAD
 
     @property
     def cuts(self) -> bool:
@@ -295,7 +295,7 @@ class Lowering:
             )
             if role is not None and ranks > 1 and parameters:
                 payloads[role.name] = payloads.get(role.name, 0.0) + parameters * group.formats.gathered.bytes
-                if self.plan.training.offload.shards and not second:
+                if self.plan.training.offload.offloads_shards and not second:
                     there[role.name] = (
                         there.get(role.name, 0.0) + parameters * group.host_format.bytes / group.shard_count
                     )
@@ -331,7 +331,7 @@ class Lowering:
         self, name: str, group: ParameterGroup, parameters: int, *, across: bool
     ) -> tuple[Segment | None, tuple[CommOp, ...], Bytes]:
         """What is done to gradients of a group before they are reduced, their reductions, and bytes that then leave."""
-        kernels = before_reduction(self.plan.with_weight_formats(group.formats), parameters)
+        kernels = pre_reduction_kernels(self.plan.with_weight_formats(group.formats), parameters)
         operations = [Operation(kernel, WorkType.BACKWARD) for kernel in kernels]
         prepared = self._block_beside("prepare gradients", operations) if operations else None
         form = group.formats.gradients
@@ -346,12 +346,12 @@ class Lowering:
             exchanges.append(
                 CommOp(name, CollectiveType.ALL_REDUCE, group.replicate_group.name, part, reduce_dtype=form)
             )
-        leave = (across or group.replica_count == 1) and self.plan.training.offload.gradients
+        leave = (across or group.replica_count == 1) and self.plan.training.offload.offloads_gradients
         return prepared, tuple(exchanges), payload / group.shard_count if leave else 0.0
 
     def _unreduced(self, size: Bytes, after: Sequence[int]) -> tuple[int, ...]:
         """Send gradients that this rank alone has to the host, where others are reduced and sent (experts, say)."""
-        if self.plan.offloads_unreduced_gradients or not self.plan.training.offload.gradients:
+        if self.plan.offloads_unreduced_gradients or not self.plan.training.offload.offloads_gradients:
             return ()
         return (self.host.run(HostOpKind.D2H, "offload gradients", size, after),)
 

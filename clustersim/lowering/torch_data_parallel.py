@@ -17,7 +17,7 @@ from clustersim.common.units import Bytes
 from clustersim.lowering.task_list import Blocks, TaskList
 from clustersim.lowering.units import Unit, Units, operations_of
 from clustersim.model.kernels import KernelKind
-from clustersim.model.layers import gradient_norm, optimizer_step
+from clustersim.model.layers import gradient_norm_kernels, optimizer_step_kernels
 from clustersim.parallel.layer_partition import PipelineStage
 from clustersim.parallel.mesh import DP_GROUP
 from clustersim.parallel.parameter_groups import ParameterGroup
@@ -79,7 +79,7 @@ class _Rank:
             self._compute("loss gradient", _loss(whole.backward), backward)
         self._communicate("scatter gradients of logits", CollectiveType.SCATTER, logits)
         self._compute("backward", _without_loss(operations_of(units, backward.kind)), backward)
-        gradients = self._count(stage, self.plan.trained_groups) * recipe.weights.gradients.bytes
+        gradients = self._count(stage, self.plan.trained_groups) * recipe.weight_formats.gradients.bytes
         self._communicate("reduce gradients", CollectiveType.REDUCE, gradients)
 
     def _count(self, stage: PipelineStage, groups: Iterable[ParameterGroup]) -> int:
@@ -93,9 +93,9 @@ class _Rank:
 
     def _optimize(self, parameters: int) -> None:
         training = self.plan.training
-        kernels = optimizer_step(training, parameters)
+        kernels = optimizer_step_kernels(training, parameters)
         if training.gradient_clipping:
-            kernels = (*gradient_norm(training, parameters), *kernels)
+            kernels = (*gradient_norm_kernels(training, parameters), *kernels)
         self._compute("optimizer", [Operation(kernel, WorkType.OPTIMIZER) for kernel in kernels], None)
 
     def _compute(self, name: str, operations: list[Operation], action: Action | None) -> None:

@@ -22,9 +22,9 @@ from clustersim.lowering.program_builder import DataLowering, Lowering, Pass
 from clustersim.lowering.task_list import Blocks
 from clustersim.lowering.torch_data_parallel import lower_naive
 from clustersim.lowering.units import Units
-from clustersim.model.gradient_kernels import as_read, unscaled, unscales, widened
+from clustersim.model.gradient_kernels import unscale_kernels, unscales_gradients, upcast_kernels, with_upcast_gradients
 from clustersim.model.kernels import Kernel
-from clustersim.model.layers import gradient_norm, optimizer_step
+from clustersim.model.layers import gradient_norm_kernels, optimizer_step_kernels
 from clustersim.model.operators import DENSE, EXPERTS
 from clustersim.model.precision_recipe import WeightFormats
 from clustersim.model.training import Training
@@ -234,7 +234,7 @@ def _tie_embeddings(low: Lowering, stages: tuple[PipelineStage, ...], after: int
     (dense,) = (group for group in low.plan.parameter_groups if group.name == DENSE)
     if not (len(tables) > 1 and holds and dense.is_trained):
         return
-    rows = low.plan.layer_shard.rows(low.plan.model.vocab)
+    rows = low.plan.layer_shard.vocab_rows(low.plan.model.vocab)
     shards = (
         dense.shard_count if low.plan.layout.data.zero_stage > 1 else 1
     )  # ZeRO-2 and -3 hold a part of the gradient
@@ -254,14 +254,20 @@ def _optimize(low: Lowering, stages: tuple[PipelineStage, ...], place: int | Non
     plan = low.plan
     updated = list(_updated(plan, stages))
     ready = _ready(low, updated, at_once=place is None)
-    updated = [(as_read(training), count) for training, count in updated]
+    updated = [(with_upcast_gradients(training), count) for training, count in updated]
     after = tuple(low.reducing)
     if plan.training.gradient_clipping:
-        kernels = [*ready, *(step for training, count in updated for step in _steps(gradient_norm(training, count)))]
+        kernels = [
+            *ready,
+            *(step for training, count in updated for step in _steps(gradient_norm_kernels(training, count))),
+        ]
         after, ready = _norm(low, kernels) if place is None else _norm_so_far(low, place, kernels), []
     share = plan.training.offload.share
     here = [(training, (1.0 - share) * count) for training, count in updated if share < 1.0]
-    steps = [*ready, *(operation for training, count in here for operation in _steps(optimizer_step(training, count)))]
+    steps = [
+        *ready,
+        *(operation for training, count in here for operation in _steps(optimizer_step_kernels(training, count))),
+    ]
     back = list(_update_on_host(low, sum(len(low.units.of(stage)) for stage in stages), updated, after))
     if not back:
         return _update_here(low, steps, after)
@@ -276,11 +282,15 @@ def _ready(low: Lowering, updated: list[tuple[Training, float]], *, at_once: boo
     Whether the gradients of an FP16 run are finite all ranks of a model hear before anything else is done with them;
     where the norm is handed on along the pipeline (not `at_once`) they hear it with that.
     """
-    if low.plan.training.offload.gradients:
+    if low.plan.training.offload.offloads_gradients:
         return []
-    made = [step for training, count in updated for step in _steps(widened(training, count))]
-    made += [operation for training, count in updated for operation in _steps(unscaled(as_read(training), count))]
-    if not (at_once and unscales(low.plan.training)):
+    made = [step for training, count in updated for step in _steps(upcast_kernels(training, count))]
+    made += [
+        operation
+        for training, count in updated
+        for operation in _steps(unscale_kernels(with_upcast_gradients(training), count))
+    ]
+    if not (at_once and unscales_gradients(low.plan.training)):
         return made
     task = low.beside("unscale gradients", made, low.reducing)
     low.reducing = [*_over_copies(low, "found infinite", task)]
@@ -298,14 +308,14 @@ def _update_on_host(
     """Update the host's part of the parameters, in so many pieces; yield the tasks after which weights are there."""
     offload = low.plan.training.offload
     for training, count in (item for item in updated if item[1] and offload.states is not None):
-        part, formats = offload.share * count / pieces, training.recipe.weights
-        (kernel,) = optimizer_step(replace(training, fused=True), part)
+        part, formats = offload.share * count / pieces, training.recipe.weight_formats
+        (kernel,) = optimizer_step_kernels(replace(training, fused=True), part)
         for _ in range(pieces):
             ready = after
-            if not offload.gradients:
+            if not offload.offloads_gradients:
                 ready = (low.host.run(HostOpKind.D2H, "offload gradients", part * formats.gradients.bytes, after),)
             task = low.host.run(HostOpKind.ON_HOST, "optimizer on the host", kernel.bytes, ready)
-            if not offload.shards:
+            if not offload.offloads_shards:
                 task = low.host.run(HostOpKind.H2D, "fetch weights", part * formats.stored.bytes, (task,))
             yield task
 
@@ -359,7 +369,7 @@ def _norm_so_far(low: Lowering, rank: int, kernels: list[Operation]) -> tuple[in
 def _squares(low: Lowering, operations: list[Operation]) -> int:
     """Sum the squares of this rank's gradients once they are reduced, where they are; return the task."""
     after = tuple(low.reducing)
-    if low.plan.training.offload.gradients:
+    if low.plan.training.offload.offloads_gradients:
         read = sum(operation.kernel.bytes for operation in operations if operation.kernel is not None)
         after = (low.host.run(HostOpKind.ON_HOST, f"{_NORM} on the host", read, after),)
         operations = [operation for operation in operations if operation.kernel is None]

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 
 from clustersim.common.units import Bytes
 from clustersim.memory.activations import Activations
-from clustersim.model.layer_stack import LayerSpec, Stack
-from clustersim.model.layers import Layer
-from clustersim.model.training import SelectiveOperations, SelectiveRecompute
+from clustersim.model.layer_stack import LayerSpec, LayerStack
+from clustersim.model.layers import LayerOperators
+from clustersim.model.training import SelectiveOpRecompute, SelectiveRecompute
 from clustersim.parallel.layer_partition import PipelineStage
 from clustersim.parallel.plan import Plan, StageLayers
 from clustersim.parallel.tensor_parallel import (
@@ -78,7 +78,7 @@ class Units:
     _met: dict[tuple[int, bool, bool, int | None], Unit] = field(default_factory=dict)
     _operations: dict[tuple[int, ActionKind], tuple[Operation, ...]] = field(default_factory=dict)
     _shapes: dict[int, int] = field(default_factory=dict)
-    _numbers: dict[tuple[Stack, bool, bool, tuple[int | None, ...]], int] = field(default_factory=dict)
+    _numbers: dict[tuple[LayerStack, bool, bool, tuple[int | None, ...]], int] = field(default_factory=dict)
 
     def of(self, stage: PipelineStage) -> tuple[Unit, ...]:
         """Units of a stage in model order."""
@@ -123,27 +123,27 @@ class Units:
             found = _unit("layer", layer, sharding, self._repeated(layer, sharding, again=again))
             found = self._without_gradients(found)
             if run.offloaded:
-                found = _copied(found, Activations(self.plan).kept_of(run))
+                found = _copied(found, Activations(self.plan).layer_bytes_of(run))
             self._layers[key] = found
         self._met[met] = found
         return found
 
-    def _repeated(self, layer: Layer, sharding: LayerSharding, *, again: bool) -> list[Operation]:
+    def _repeated(self, layer: LayerOperators, sharding: LayerSharding, *, again: bool) -> list[Operation]:
         """What is run again of a layer; again: the layer is among those that are recomputed in full."""
         early_stop = self.plan.training.early_stop
         match self.plan.training.recompute:
             case SelectiveRecompute(modules):
                 return recomputed_modules(layer, sharding, modules, early_stop=early_stop)
-            case SelectiveOperations():
+            case SelectiveOpRecompute():
                 return recomputed_operations(layer, sharding, early_stop=early_stop)
         return recomputed_forward(layer, sharding, early_stop=early_stop) if again else []
 
-    def embedding(self, first: Layer) -> Unit:
+    def embedding(self, first: LayerOperators) -> Unit:
         """An embedding of the plan's."""
         sharding = replace(self.plan.layer_sharding(), has_sharded_input=False)
         return self._without_gradients(_unit("embedding", first, sharding, []))
 
-    def head(self, last: Layer) -> Unit:
+    def head(self, last: LayerOperators) -> Unit:
         """A head of the plan's."""
         sharding = replace(self.plan.layer_sharding(), has_sharded_output=False)
         unit = _unit("head", last, sharding, [])
@@ -192,12 +192,12 @@ def _fetching(operations: tuple[Operation, ...], size: Bytes) -> tuple[Operation
     return *most, replace(last, is_last_use=True)
 
 
-def _unit(name: str, part: Layer, sharding: LayerSharding, again: list[Operation]) -> Unit:
+def _unit(name: str, part: LayerOperators, sharding: LayerSharding, again: list[Operation]) -> Unit:
     return Unit(
         name=name,
         forward=tuple(forward_operations(part, sharding)),
         backward=(*again, *backward_operations(part, sharding)),
         inputs=(*again, *input_gradient_operations(part, sharding)),
         weights=tuple(weight_gradient_operations(part, sharding)),
-        counts=part.counts,
+        counts=part.parameters_by_group,
     )

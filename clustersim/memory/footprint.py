@@ -23,11 +23,11 @@ from clustersim.common.enums import IdentityEnum
 from clustersim.common.units import Bytes
 from clustersim.memory.activations import Activations
 from clustersim.model.framework import Framework
-from clustersim.model.layer_stack import RoutedMlp
-from clustersim.model.operators import EXPERTS, Layer
+from clustersim.model.layer_stack import MoeMlp
+from clustersim.model.operators import EXPERTS, LayerOperators
 from clustersim.model.overheads import Accumulation, Grouping
 from clustersim.model.precision_recipe import WeightFormats
-from clustersim.model.quantization import kept_copies
+from clustersim.model.quantization import cached_weight_bytes
 from clustersim.model.training import Optimizer
 from clustersim.parallel.data_parallel_strategy import FullyShard, NaiveDataParallel, Zero2
 from clustersim.parallel.layer_partition import PipelineStage
@@ -36,7 +36,7 @@ from clustersim.parallel.parameter_groups import ParameterGroup
 from clustersim.parallel.plan import Plan
 
 
-class Category(IdentityEnum):
+class MemoryCategory(IdentityEnum):
     """What memory is used for; the value is its name in answers."""
 
     PARAMETERS = "parameters"
@@ -53,11 +53,16 @@ class Category(IdentityEnum):
     FRAGMENTATION = "fragmentation"
 
 
-SHARDED: Final = (Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER)
+SHARDED_CATEGORIES: Final = (MemoryCategory.PARAMETERS, MemoryCategory.GRADIENTS, MemoryCategory.OPTIMIZER)
 """What there is of every parameter, and ZeRO shards."""
-STATES: Final = (*SHARDED, Category.COPIES, Category.COMMUNICATION, Category.CONTEXT)
+CONSTANT_CATEGORIES: Final = (
+    *SHARDED_CATEGORIES,
+    MemoryCategory.COPIES,
+    MemoryCategory.COMMUNICATION,
+    MemoryCategory.CONTEXT,
+)
 """What stays for the whole step, whatever the microbatches and what is computed again."""
-Weights = tuple[float, Bytes]
+WeightUse = tuple[float, Bytes]
 """Parameters, and bytes of them, their gradients and optimizer states."""
 
 
@@ -67,43 +72,51 @@ class Footprint:
 
     plan: Plan
     framework: Framework
-    context: Bytes
+    context_bytes: Bytes
 
-    def resident(self, pipeline_rank: int) -> dict[Category, Bytes]:
+    def resident_bytes(self, pipeline_rank: int) -> dict[MemoryCategory, Bytes]:
         """Bytes by category that a rank holds for the whole step; activations and fragmentation are not among them."""
-        stages, held = self.plan.stages_on_rank(pipeline_rank), self._held(pipeline_rank)
-        buckets = sum(self._fullest_bucket(group, stages) for group, _ in held)
-        each = [(self.per_parameter(group), count) for group, count in held]
+        stages, group_counts = self.plan.stages_on_rank(pipeline_rank), self._parameters_by_group(pipeline_rank)
+        bucket_bytes = sum(self._largest_bucket(group, stages) for group, _ in group_counts)
+        sizes_and_counts = [(self.bytes_per_parameter(group), count) for group, count in group_counts]
         return {
-            **{use: sum(count * sizes[use] for sizes, count in each) for use in SHARDED},
-            Category.COPIES: self.copies(stages),
-            Category.GATHERED: self.gathered(stages),
-            Category.OFFLOAD: Activations(self.plan).buffers(stages) + self.passing(stages),
-            Category.MESSAGES: self.receives(stages) + buckets,
-            Category.WORKSPACE: self.framework.workspace + self.grouped_workspace(stages),
-            Category.COMMUNICATION: self.groups * self.framework.communicator,
-            Category.CONTEXT: self.context,
+            **{
+                category: sum(count * sizes[category] for sizes, count in sizes_and_counts)
+                for category in SHARDED_CATEGORIES
+            },
+            MemoryCategory.COPIES: self.low_precision_copy_bytes(stages),
+            MemoryCategory.GATHERED: self.gathered_bytes(stages),
+            MemoryCategory.OFFLOAD: Activations(self.plan).offload_buffer_bytes(stages) + self.in_transit_bytes(stages),
+            MemoryCategory.MESSAGES: self.receive_buffer_bytes(stages) + bucket_bytes,
+            MemoryCategory.WORKSPACE: self.framework.workspace_bytes + self.grouped_workspace_bytes(stages),
+            MemoryCategory.COMMUNICATION: self.communicator_count * self.framework.communicator_bytes,
+            MemoryCategory.CONTEXT: self.context_bytes,
         }
 
-    def copies(self, stages: Iterable[PipelineStage]) -> Bytes:
+    def low_precision_copy_bytes(self, stages: Iterable[PipelineStage]) -> Bytes:
         """Copies of weights in the format of products, of some stages."""
         elements = sum(
-            operator.cast for stage in stages for unit in self.plan.stage_units(stage) for operator in unit.operators
+            operator.cached_cast_elements
+            for stage in stages
+            for unit in self.plan.stage_units(stage)
+            for operator in unit.operators
         )
-        return kept_copies(self.plan.training.recipe, elements)
+        return cached_weight_bytes(self.plan.training.recipe, elements)
 
-    def weights(self, pipeline_rank: int) -> dict[str, Weights]:
+    def weights_by_group(self, pipeline_rank: int) -> dict[str, WeightUse]:
         """By name of its group, parameters that a rank computes with, and bytes of them, gradients and states."""
-        held = self._held(pipeline_rank)
-        return {group.name: (count, count * sum(self.per_parameter(group).values())) for group, count in held}
+        group_counts = self._parameters_by_group(pipeline_rank)
+        return {
+            group.name: (count, count * sum(self.bytes_per_parameter(group).values())) for group, count in group_counts
+        }
 
-    def experts_and_others(self, pipeline_rank: int) -> tuple[Weights, Weights]:
+    def split_experts(self, pipeline_rank: int) -> tuple[WeightUse, WeightUse]:
         """What experts take on a pipeline rank, and all other weights."""
-        weights = self.weights(pipeline_rank)
+        weights = self.weights_by_group(pipeline_rank)
         experts = weights.pop(EXPERTS, (0.0, 0.0))
         return experts, (sum(count for count, _ in weights.values()), sum(size for _, size in weights.values()))
 
-    def saved(self) -> Bytes:
+    def checkpoint_bytes(self) -> Bytes:
         """Bytes of a checkpoint of the whole model: trained weights as stored, their master copies and moments.
 
         What several ranks hold of the same is counted once; frozen weights are not saved.
@@ -112,11 +125,11 @@ class Footprint:
         return sum(
             count * ranks / group.dp_size * (group.formats.stored.bytes + self._state_bytes(group))
             for pipeline_rank in range(self.plan.layout.pp)
-            for group, count in self._held(pipeline_rank)
+            for group, count in self._parameters_by_group(pipeline_rank)
             if group.is_trained
         )
 
-    def _held(self, pipeline_rank: int) -> list[tuple[ParameterGroup, float]]:
+    def _parameters_by_group(self, pipeline_rank: int) -> list[tuple[ParameterGroup, float]]:
         """Parameters of each group on a pipeline rank's stages, before ZeRO shards them."""
         stages = self.plan.stages_on_rank(pipeline_rank)
         return [
@@ -124,18 +137,18 @@ class Footprint:
             for group in self.plan.parameter_groups
         ]
 
-    def grouped_workspace(self, stages: tuple[PipelineStage, ...]) -> Bytes:
+    def grouped_workspace_bytes(self, stages: tuple[PipelineStage, ...]) -> Bytes:
         """What libraries take for grouped products, where the layers of some stages have them."""
-        mixtures = any(mixture.alone is None for mixture in _mixtures(stages))
-        grouped = self.plan.training.grouping is not Grouping.LOOP
-        return self.framework.grouped_workspace if mixtures and grouped else 0.0
+        has_grouped_experts = any(moe.single_dense_mlp is None for moe in _moe_layers(stages))
+        is_grouped = self.plan.training.grouping is not Grouping.LOOP
+        return self.framework.grouped_workspace_bytes if has_grouped_experts and is_grouped else 0.0
 
-    def per_parameter(self, group: ParameterGroup) -> dict[Category, Bytes]:
+    def bytes_per_parameter(self, group: ParameterGroup) -> dict[MemoryCategory, Bytes]:
         """Bytes by category for each parameter of a group on a rank."""
-        states = (1.0 - self.plan.training.offload.share) * self._state_bytes(group) / self._shards(group, 1)
+        states = (1.0 - self.plan.training.offload.share) * self._state_bytes(group) / self._shard_count(group, 1)
         gradients = self._gradient_bytes(group) + self._extra_gradient_bytes(group)
-        own = self._parameter_bytes(group), gradients, states
-        return dict(zip(SHARDED, own, strict=True))
+        sizes = self._parameter_bytes(group), gradients, states
+        return dict(zip(SHARDED_CATEGORIES, sizes, strict=True))
 
     def _extra_gradient_bytes(self, group: ParameterGroup) -> Bytes:
         """Bytes of a parameter's gradients as backward made them, where these stay.
@@ -144,17 +157,23 @@ class Footprint:
         with the next step's `zero_grad`).
         """
         training = self.plan.with_weight_formats(group.formats)
-        if not group.is_trained or training.offload.gradients:
+        if not group.is_trained or training.offload.offloads_gradients:
             return 0.0
         converts = training.accumulation is Accumulation.CONVERTED
-        made = training.recipe.activations
-        return made.bytes if converts and made is not group.formats.gradients else 0.0
+        produced = training.recipe.activations
+        return produced.bytes if converts and produced is not group.formats.gradients else 0.0
 
     def _parameter_bytes(self, group: ParameterGroup) -> Bytes:
         """Bytes of a parameter, unless it is on the host, and of backward's copy of it."""
-        own = 0.0 if self.plan.training.offload.shards else group.formats.stored.bytes / self._shards(group, 3)
+        stored = (
+            0.0
+            if self.plan.training.offload.offloads_shards
+            else group.formats.stored.bytes / self._shard_count(group, 3)
+        )
         return (
-            own if group.secondary_group is None else own + group.formats.gathered.bytes / group.secondary_shard_count
+            stored
+            if group.secondary_group is None
+            else stored + group.formats.gathered.bytes / group.secondary_shard_count
         )
 
     def _gradient_bytes(self, group: ParameterGroup) -> Bytes:
@@ -163,61 +182,68 @@ class Footprint:
             return 0.0
         if self.plan.accumulates_full_gradients:
             return group.formats.gradients.bytes
-        leave = self.plan.training.offload.gradients and not self.plan.accumulates_sharded_gradients(group)
-        return 0.0 if leave else group.formats.gradients.bytes / self._shards(group, 2)
+        offloaded = self.plan.training.offload.offloads_gradients and not self.plan.accumulates_sharded_gradients(group)
+        return 0.0 if offloaded else group.formats.gradients.bytes / self._shard_count(group, 2)
 
     def _state_bytes(self, group: ParameterGroup) -> Bytes:
         """Bytes of master weights and moments per parameter; of frozen ones there are none."""
         if not group.is_trained:
             return 0.0
         moments = 2 if self.plan.training.optimizer is Optimizer.ADAM else 1
-        copied = 0.0 if group.formats.copy is None else group.formats.copy.bytes
-        return moments * group.formats.moments.bytes + copied
+        master_bytes = 0.0 if group.formats.master_copy is None else group.formats.master_copy.bytes
+        return moments * group.formats.moments.bytes + master_bytes
 
-    def _shards(self, group: ParameterGroup, stage: int) -> int:
+    def _shard_count(self, group: ParameterGroup, stage: int) -> int:
         """Ranks over which ZeRO spreads what its stage `stage` shards."""
         return group.shard_count if self.plan.layout.data.zero_stage >= stage else 1
 
-    def gathered(self, stages: tuple[PipelineStage, ...]) -> Bytes:
+    def gathered_bytes(self, stages: tuple[PipelineStage, ...]) -> Bytes:
         """Whole units that ZeRO-3 holds at once, neighbours on their stage, and one unit's whole gradients."""
         match self.plan.layout.data:
             case FullyShard() as strategy:
                 groups, trained = self.plan.parameter_groups, self.plan.trained_groups
                 units = [self.plan.stage_units(stage) for stage in stages]
-                whole = [[_whole(unit, groups, lambda formats: formats.gathered) for unit in item] for item in units]
-                dropped = strategy.reshards_parameters(is_pipelined=self.plan.layout.is_pipelined)
-                held = _fullest(whole, strategy.prefetch_depth + 1) if dropped else sum(map(sum, whole))
+                unit_bytes = [
+                    [_gathered_unit_bytes(unit, groups, lambda formats: formats.gathered) for unit in stage_units]
+                    for stage_units in units
+                ]
+                reshards = strategy.reshards_parameters(is_pipelined=self.plan.layout.is_pipelined)
+                parameter_bytes = (
+                    _max_window(unit_bytes, strategy.prefetch_depth + 1) if reshards else sum(map(sum, unit_bytes))
+                )
                 if self.plan.accumulates_full_gradients:
-                    return held
-                every = (unit for element in units for unit in element)
-                return held + max(_whole(unit, trained, lambda formats: formats.gradients) for unit in every)
+                    return parameter_bytes
+                all_units = (unit for stage_units in units for unit in stage_units)
+                return parameter_bytes + max(
+                    _gathered_unit_bytes(unit, trained, lambda formats: formats.gradients) for unit in all_units
+                )
         return 0.0
 
-    def passing(self, stages: tuple[PipelineStage, ...]) -> Bytes:
+    def in_transit_bytes(self, stages: tuple[PipelineStage, ...]) -> Bytes:
         """What is on its way: shards of parameters from the host to their gathers, and gradients of one unit to it.
 
         Of gradients that nobody reduces, those of the unit whose backward runs are there, too.
         """
-        offload, ahead = self.plan.training.offload, 0
-        if isinstance(self.plan.layout.data, FullyShard) and offload.shards:
-            ahead = self.plan.layout.data.prefetch_depth + 1
-        away = (2 if self.plan.offloads_unreduced_gradients else 1) * offload.gradients
+        offload, prefetched = self.plan.training.offload, 0
+        if isinstance(self.plan.layout.data, FullyShard) and offload.offloads_shards:
+            prefetched = self.plan.layout.data.prefetch_depth + 1
+        leaving = (2 if self.plan.offloads_unreduced_gradients else 1) * offload.offloads_gradients
         units = {id(unit): unit for stage in stages for unit in self.plan.stage_units(stage)}.values()
         return max(
             sum(
-                unit.counts.get(group.name, 0) / self._shards(group, 2)
-                * (ahead * group.host_format.bytes + away * group.is_trained * group.formats.gradients.bytes)
+                unit.parameters_by_group.get(group.name, 0) / self._shard_count(group, 2)
+                * (prefetched * group.host_format.bytes + leaving * group.is_trained * group.formats.gradients.bytes)
                 for group in self.plan.parameter_groups
             )
             for unit in units
         )  # fmt: skip
 
-    def _fullest_bucket(self, group: ParameterGroup, stages: Iterable[PipelineStage]) -> Bytes:
+    def _largest_bucket(self, group: ParameterGroup, stages: Iterable[PipelineStage]) -> Bytes:
         """The largest of the buckets that a rank's stages fill in turn."""
         counts = [(stage, float(self.plan.parameter_count(stage, group.name))) for stage in stages]
-        return max(self.bucket(group, count, first=self.plan.is_first_chunk(stage)) for stage, count in counts)
+        return max(self.bucket_bytes(group, count, is_first=self.plan.is_first_chunk(stage)) for stage, count in counts)
 
-    def bucket(self, group: ParameterGroup, count: float, *, first: bool) -> Bytes:
+    def bucket_bytes(self, group: ParameterGroup, count: float, *, is_first: bool) -> Bytes:
         """A bucket of a stage's `count` whole gradients of a group, where those of ZeRO-2 wait for their reduction.
 
         first: whether the stage is the first pipeline rank's first.
@@ -228,41 +254,47 @@ class Footprint:
             ):
                 width = group.formats.gradients.bytes
                 ranks = self.plan.layout.group_size(DP_GROUP)
-                return min(strategy.bucket_bytes(ranks, width, is_first_chunk=first), count * width)
+                return min(strategy.bucket_bytes(ranks, width, is_first_chunk=is_first), count * width)
         return 0.0
 
     @property
-    def groups(self) -> int:
+    def communicator_count(self) -> int:
         """Process groups that the rank is in (those of one member need no buffers)."""
         layout = self.plan.layout
         if isinstance(layout.data, NaiveDataParallel):
             return 1
         return sum(degree > 1 for degree in layout.all_degrees.values()) + layout.is_hybrid_sharded
 
-    def receives(self, stages: Iterable[PipelineStage]) -> Bytes:
+    def receive_buffer_bytes(self, stages: Iterable[PipelineStage]) -> Bytes:
         """A posted activation and a posted gradient for each virtual stage, of what stages send there.
 
         A rank with fewer stages than others has as many.
         """
         if self.plan.layout.pp == 1:
             return 0.0
-        wider = sum(
-            self.plan.sent_activation_count(at) - 1 for stage in stages for at in (stage.index - 1, stage.index)
+        extra_copies = sum(
+            self.plan.sent_activation_count(boundary) - 1
+            for stage in stages
+            for boundary in (stage.index - 1, stage.index)
         )
-        return (2 * self.plan.placement.max_chunks + wider) * self.plan.activation_bytes / self.plan.layout.tp
+        return (2 * self.plan.placement.max_chunks + extra_copies) * self.plan.activation_bytes / self.plan.layout.tp
 
 
-def _fullest(stages: Iterable[Sequence[Bytes]], many: int) -> Bytes:
+def _max_window(stages: Iterable[Sequence[Bytes]], count: int) -> Bytes:
     """The largest sum of so many neighbours of one stage."""
-    return max(sum(units[place : place + many]) for units in stages for place in range(max(1, len(units) - many + 1)))
+    return max(sum(units[start : start + count]) for units in stages for start in range(max(1, len(units) - count + 1)))
 
 
-def _mixtures(stages: Iterable[PipelineStage]) -> Iterable[RoutedMlp]:
+def _moe_layers(stages: Iterable[PipelineStage]) -> Iterable[MoeMlp]:
     """The mixtures of experts of some stages."""
-    return (run.spec.mlp for stage in stages for run in stage.stack if isinstance(run.spec.mlp, RoutedMlp))
+    return (run.spec.mlp for stage in stages for run in stage.stack if isinstance(run.spec.mlp, MoeMlp))
 
 
-def _whole(unit: Layer, groups: Iterable[ParameterGroup], kept: Callable[[WeightFormats], DType]) -> Bytes:
+def _gathered_unit_bytes(
+    unit: LayerOperators, groups: Iterable[ParameterGroup], dtype_of: Callable[[WeightFormats], DType]
+) -> Bytes:
     """Bytes of those of a unit's parameters that are sharded, gathered. kept: in which of their formats."""
-    sharded = (group for group in groups if group.shard_count > 1)
-    return float(sum(unit.counts.get(group.name, 0) * kept(group.formats).bytes for group in sharded))
+    sharded_groups = (group for group in groups if group.shard_count > 1)
+    return float(
+        sum(unit.parameters_by_group.get(group.name, 0) * dtype_of(group.formats).bytes for group in sharded_groups)
+    )

@@ -33,46 +33,48 @@ class HostCategory(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class HostUse:
+class HostMemoryUse:
     """The fullest node. held: bytes by category; capacity: bytes that its host has."""
 
-    held: Mapping[HostCategory, Bytes]
+    bytes_by_category: Mapping[HostCategory, Bytes]
     capacity: Bytes
 
     @property
-    def memory(self) -> Bytes:
+    def total_bytes(self) -> Bytes:
         """Bytes that its ranks need on the host."""
-        return sum(self.held.values())
+        return sum(self.bytes_by_category.values())
 
     @property
     def fits(self) -> bool:
         """Whether the host has as much."""
-        return self.memory <= self.capacity
+        return self.total_bytes <= self.capacity
 
     @property
     def problems(self) -> tuple[str, ...]:
         """What is wrong where it does not fit, with the numbers."""
         if self.fits:
             return ()
-        parts = ", ".join(f"{use.value} {format_bytes(size)}" for use, size in self.held.items() if size)
+        breakdown = ", ".join(
+            f"{category.value} {format_bytes(size)}" for category, size in self.bytes_by_category.items() if size
+        )
         return (
-            f"host memory does not fit: what the ranks of a node offload is {format_bytes(self.memory)} ({parts}), and "
+            f"host memory does not fit: what the ranks of a node offload is {format_bytes(self.total_bytes)} ({breakdown}), and "
             f"its host has {format_bytes(self.capacity)}; offload less (training.offload), or use more nodes",
         )
 
 
-def host_use(plan: Plan, order: PipelineOrder, nodes: IntArray, capacity: Bytes) -> HostUse:
+def host_memory_use(plan: Plan, order: PipelineOrder, nodes: IntArray, capacity: Bytes) -> HostMemoryUse:
     """Memory of the node whose ranks need most. nodes: [pipeline ranks, n] the node of every rank, by pipeline rank."""
-    held = [hosted(plan, rank, flatten_entries(steps)) for rank, steps in enumerate(order)]
-    table = np.array([[item[category] for category in HostCategory] for item in held])
-    of_node = np.zeros((int(nodes.max()) + 1, len(HostCategory)))
-    for rank, row in enumerate(nodes):
-        np.add.at(of_node, row, table[rank])
-    fullest = of_node[int(of_node.sum(axis=1).argmax())]
-    return HostUse(dict(zip(HostCategory, fullest.tolist(), strict=True)), capacity)
+    rank_bytes = [rank_host_bytes(plan, rank, flatten_entries(entries)) for rank, entries in enumerate(order)]
+    byte_table = np.array([[sizes[category] for category in HostCategory] for sizes in rank_bytes])
+    node_bytes = np.zeros((int(nodes.max()) + 1, len(HostCategory)))
+    for rank, rank_nodes in enumerate(nodes):
+        np.add.at(node_bytes, rank_nodes, byte_table[rank])
+    max_node = node_bytes[int(node_bytes.sum(axis=1).argmax())]
+    return HostMemoryUse(dict(zip(HostCategory, max_node.tolist(), strict=True)), capacity)
 
 
-def hosted(plan: Plan, pipeline_rank: int, actions: Iterable[Action]) -> dict[HostCategory, Bytes]:
+def rank_host_bytes(plan: Plan, pipeline_rank: int, actions: Iterable[Action]) -> dict[HostCategory, Bytes]:
     """Bytes on the host by category for one rank that runs these actions, at its fullest."""
     offload, stages = plan.training.offload, plan.stages_on_rank(pipeline_rank)
     updated = [
@@ -81,11 +83,11 @@ def hosted(plan: Plan, pipeline_rank: int, actions: Iterable[Action]) -> dict[Ho
     ]
     trained = [(group, count) for group, count in updated if group.is_trained]
     return {
-        HostCategory.ACTIVATIONS: _activations(plan, actions),
+        HostCategory.ACTIVATIONS: _peak_activation_bytes(plan, actions),
         HostCategory.OPTIMIZER: float(sum(count * _state_bytes(plan, group) for group, count in trained)),
         HostCategory.GRADIENTS: float(sum(count * group.formats.gradients.bytes for group, count in trained)),
         HostCategory.PARAMETERS: float(
-            sum(count * group.formats.stored.bytes for group, count in updated if offload.shards)
+            sum(count * group.formats.stored.bytes for group, count in updated if offload.offloads_shards)
         ),
     }
 
@@ -93,13 +95,13 @@ def hosted(plan: Plan, pipeline_rank: int, actions: Iterable[Action]) -> dict[Ho
 def _state_bytes(plan: Plan, group: ParameterGroup) -> Bytes:
     """Of each parameter that the CPU updates: its moments, and the weights that it updates unless they are counted."""
     formats, moments = group.formats, 2 if plan.training.optimizer is Optimizer.ADAM else 1
-    own = formats.copy or (None if plan.training.offload.shards else formats.stored)
-    return moments * formats.moments.bytes + (0.0 if own is None else own.bytes)
+    weight_format = formats.master_copy or (None if plan.training.offload.offloads_shards else formats.stored)
+    return moments * formats.moments.bytes + (0.0 if weight_format is None else weight_format.bytes)
 
 
-def _activations(plan: Plan, actions: Iterable[Action]) -> Bytes:
+def _peak_activation_bytes(plan: Plan, actions: Iterable[Action]) -> Bytes:
     """The most that microbatches in flight have there: from forward until backward, or its first half, is done."""
-    sizes = [Activations(plan).hosted(stage) for stage in plan.stages]
+    sizes = [Activations(plan).host_bytes(stage) for stage in plan.stages]
     signs = {ActionKind.FORWARD: 1.0, ActionKind.WEIGHT_GRADIENT: 0.0}
     changes = [signs.get(action.kind, -1.0) * sizes[action.stage] for action in actions]
     return float(np.cumsum(changes).max(initial=0.0))

@@ -16,13 +16,13 @@ from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.dtypes import DType
 from clustersim.common.units import Bytes, Seconds
 from clustersim.memory.activations import Activations
-from clustersim.memory.footprint import Category, Footprint
+from clustersim.memory.footprint import Footprint, MemoryCategory
 from clustersim.parallel.data_parallel_strategy import NaiveDataParallel
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import Action, ActionKind, ScheduleEntry, flatten_entries
 
 
-class Pass(NamedTuple):
+class TimedPass(NamedTuple):
     """One action and when it ran (any increasing numbers will do where only the peak is asked)."""
 
     action: Action
@@ -30,22 +30,22 @@ class Pass(NamedTuple):
     end: Seconds
 
 
-class Turns(NamedTuple):
+class PassOrder(NamedTuple):
     """Passes that run one after the other. kinds: stages and kinds of actions; numbers: [passes] of their kinds."""
 
-    kinds: tuple[tuple[int, ActionKind], ...]
-    numbers: IntArray
+    pass_types: tuple[tuple[int, ActionKind], ...]
+    type_indices: IntArray
 
 
-def in_turns(steps: Iterable[ScheduleEntry]) -> Turns:
+def pass_order(entries: Iterable[ScheduleEntry]) -> PassOrder:
     """Passes of steps, those of pairs one after the other."""
-    known: dict[tuple[int, ActionKind], int] = {}
-    numbers = [known.setdefault(action[:2], len(known)) for action in flatten_entries(steps)]
-    return Turns((*known,), np.array(numbers, dtype=np.int64))
+    index_of_type: dict[tuple[int, ActionKind], int] = {}
+    type_indices = [index_of_type.setdefault(action[:2], len(index_of_type)) for action in flatten_entries(entries)]
+    return PassOrder((*index_of_type,), np.array(type_indices, dtype=np.int64))
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger:
+class MemoryLedger:
     """Memory of one rank over time.
 
     times: [events] seconds, ascending; activations: [events] bytes from that time on; resident: bytes by category that
@@ -54,7 +54,7 @@ class Ledger:
 
     times: FloatArray
     activations: FloatArray
-    resident: Mapping[Category, Bytes]
+    resident: Mapping[MemoryCategory, Bytes]
     fragmentation: float
 
     @property
@@ -62,83 +62,97 @@ class Ledger:
         """The most bytes that activations take."""
         return float(self.activations.max(initial=0.0))
 
-    def at_peak(self) -> dict[Category, Bytes]:
+    def peak_by_category(self) -> dict[MemoryCategory, Bytes]:
         """Bytes by category when memory is fullest; they sum to `peak`."""
-        parts = dict(self.resident)
-        parts[Category.ACTIVATIONS] = self.peak_activations
-        allocated = sum(size for category, size in parts.items() if category not in _OUTSIDE)
-        parts[Category.FRAGMENTATION] = allocated * (self.fragmentation - 1)
-        return parts
+        by_category = dict(self.resident)
+        by_category[MemoryCategory.ACTIVATIONS] = self.peak_activations
+        allocated = sum(size for category, size in by_category.items() if category not in _NOT_ALLOCATED)
+        by_category[MemoryCategory.FRAGMENTATION] = allocated * (self.fragmentation - 1)
+        return by_category
 
     def over_time(self) -> tuple[FloatArray, FloatArray]:
         """Seconds, at first 0, when no activations are held yet; bytes from each on by category: [categories, times].
 
         What is activations' alone changes, and the allocator rounds it up by a part.
         """
-        missing, peak = self.peak_activations - np.append(0.0, self.activations), self.at_peak()
-        less = {Category.ACTIVATIONS: missing, Category.FRAGMENTATION: missing * (self.fragmentation - 1)}
-        held = [np.full(len(missing), peak.get(category, 0.0)) - less.get(category, 0.0) for category in Category]
-        return np.append(0.0, self.times), np.array(held)
+        below_peak, peak = self.peak_activations - np.append(0.0, self.activations), self.peak_by_category()
+        reduction = {
+            MemoryCategory.ACTIVATIONS: below_peak,
+            MemoryCategory.FRAGMENTATION: below_peak * (self.fragmentation - 1),
+        }
+        bytes_by_category = [
+            np.full(len(below_peak), peak.get(category, 0.0)) - reduction.get(category, 0.0)
+            for category in MemoryCategory
+        ]
+        return np.append(0.0, self.times), np.array(bytes_by_category)
 
     @property
     def peak(self) -> Bytes:
         """The most bytes that the rank needs."""
-        return sum(self.at_peak().values())
+        return sum(self.peak_by_category().values())
 
 
 # held by the driver and by the communication library, not by the framework's allocator
-_OUTSIDE = (Category.CONTEXT, Category.COMMUNICATION)
+_NOT_ALLOCATED = (MemoryCategory.CONTEXT, MemoryCategory.COMMUNICATION)
 
 
-def ledger(footprint: Footprint, activations: Activations, pipeline_rank: int, passes: Iterable[Pass]) -> Ledger:
+def ledger_from_passes(
+    footprint: Footprint, activations: Activations, pipeline_rank: int, passes: Iterable[TimedPass]
+) -> MemoryLedger:
     """The ledger of a rank that runs these passes."""
-    changes = np.array([*_changes(activations, passes)], dtype=np.float64).reshape(-1, 3)
+    changes = np.array([*_byte_changes(activations, passes)], dtype=np.float64).reshape(-1, 3)
     times, _, sizes = np.ascontiguousarray(changes[np.lexsort(changes.T[::-1])].T)
-    return Ledger(times, np.cumsum(sizes), footprint.resident(pipeline_rank), footprint.framework.fragmentation)
+    return MemoryLedger(
+        times, np.cumsum(sizes), footprint.resident_bytes(pipeline_rank), footprint.framework.fragmentation
+    )
 
 
-def ordered_ledger(footprint: Footprint, activations: Activations, pipeline_rank: int, turns: Turns) -> Ledger:
+def ledger_from_order(
+    footprint: Footprint, activations: Activations, pipeline_rank: int, order: PassOrder
+) -> MemoryLedger:
     """The ledger of a rank that runs these passes one after the other, at the times 0, 1, 2 ...
 
     A pair's peak is the same side by side: its backward has freed nothing before its forward has begun.
     """
-    sizes = np.array([_change(activations, *item) for item in turns.kinds])
-    frees = np.array([kind is not ActionKind.FORWARD for _, kind in turns.kinds])
-    events = np.stack([np.ones_like(frees), frees], axis=1)[turns.numbers]  # [passes, 2] its begin, its end
-    times = np.arange(len(turns.numbers))[:, None] + np.array([0.0, 1.0])
-    held = np.cumsum(sizes[turns.numbers][events])
-    return Ledger(times[events], held, footprint.resident(pipeline_rank), footprint.framework.fragmentation)
+    sizes = np.array([_pass_change(activations, *pass_type) for pass_type in order.pass_types])
+    frees = np.array([kind is not ActionKind.FORWARD for _, kind in order.pass_types])
+    events = np.stack([np.ones_like(frees), frees], axis=1)[order.type_indices]  # [passes, 2] its begin, its end
+    times = np.arange(len(order.type_indices))[:, None] + np.array([0.0, 1.0])
+    bytes_held = np.cumsum(sizes[order.type_indices][events])
+    return MemoryLedger(
+        times[events], bytes_held, footprint.resident_bytes(pipeline_rank), footprint.framework.fragmentation
+    )
 
 
-def _changes(activations: Activations, passes: Iterable[Pass]) -> Iterable[tuple[Seconds, int, Bytes]]:
+def _byte_changes(activations: Activations, passes: Iterable[TimedPass]) -> Iterable[tuple[Seconds, int, Bytes]]:
     """(time, order at equal times: freed before allocated, bytes)."""
-    known: dict[tuple[int, ActionKind], tuple[Bytes, Bytes]] = {}
+    changes_by_type: dict[tuple[int, ActionKind], tuple[Bytes, Bytes]] = {}
     for action, start, end in passes:
         key = action.stage, action.kind
-        if key not in known:
-            known[key] = _change(activations, *key)
-        begins, ends = known[key]
-        yield start, 1, begins
+        if key not in changes_by_type:
+            changes_by_type[key] = _pass_change(activations, *key)
+        allocated, released = changes_by_type[key]
+        yield start, 1, allocated
         if action.kind is not ActionKind.FORWARD:
-            yield end, 0, ends
+            yield end, 0, released
 
 
-def _change(activations: Activations, stage: int, kind: ActionKind) -> tuple[Bytes, Bytes]:
+def _pass_change(activations: Activations, stage: int, kind: ActionKind) -> tuple[Bytes, Bytes]:
     """By how many bytes a rank holds more when a pass begins, and when it ends."""
-    kept, waiting, passing = activations.needs(activations.plan.stages[stage], kind)
-    kept += _outputs(activations.plan)
+    saved, for_wgrad, transient = activations.stage_bytes(activations.plan.stages[stage], kind)
+    saved += _gathered_logit_bytes(activations.plan)
     match kind:
         case ActionKind.FORWARD:
-            return kept, 0.0
+            return saved, 0.0
         case ActionKind.BACKWARD:
-            return passing, -kept - passing
+            return transient, -saved - transient
         case ActionKind.INPUT_GRADIENT:
-            return passing, waiting - kept - passing
+            return transient, for_wgrad - saved - transient
         case ActionKind.WEIGHT_GRADIENT:
-            return passing, -waiting - passing
+            return transient, -for_wgrad - transient
 
 
-def _outputs(plan: Plan) -> Bytes:
+def _gathered_logit_bytes(plan: Plan) -> Bytes:
     """Logits of all GPUs (compute format and fp32) that torch.nn.DataParallel gathers on its first."""
     if not isinstance(plan.layout.data, NaiveDataParallel):
         return 0.0

@@ -31,18 +31,18 @@ from dataclasses import dataclass, replace
 from clustersim.common.dtypes import DType
 from clustersim.common.units import Flop
 from clustersim.model import memory_bound
-from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Operands
-from clustersim.model.linear import product
-from clustersim.model.memory_bound import Streaming
-from clustersim.model.operators import Operator, Region, within
-from clustersim.model.overheads import NONE, Overheads
-from clustersim.model.precision_recipe import Cast
-from clustersim.model.quantization import quantize
-from clustersim.model.recompute_modules import Module
-from clustersim.model.training import Attention
+from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MatmulLayout, MatmulShape
+from clustersim.model.linear import matmul_kernel
+from clustersim.model.memory_bound import MemoryBoundSpec
+from clustersim.model.operators import Operator, ParallelRegion, assign_module
+from clustersim.model.overheads import NO_OVERHEADS, Overheads
+from clustersim.model.precision_recipe import OperandCast
+from clustersim.model.quantization import quantize_kernels
+from clustersim.model.recompute_modules import RecomputeModule
+from clustersim.model.training import AttentionBackend
 
-VECTOR = 16  # bytes that a kernel loads at once: head dimensions are multiples of it (flash_attn_interface.py)
-_COPIED = 4  # tensors: queries, keys, values and result, or the gradients of these
+VECTOR_BYTES = 16  # bytes that a kernel loads at once: head dimensions are multiples of it (flash_attn_interface.py)
+_PADDED_TENSORS = 4  # tensors: queries, keys, values and result, or the gradients of these
 
 
 def causal_factor(shape: AttentionShape) -> float:
@@ -54,36 +54,36 @@ def causal_factor(shape: AttentionShape) -> float:
     """
     if not shape.causal:
         return 1.0
-    return seen_keys(shape.key, shape.window) / shape.key
+    return mean_attended_keys(shape.key, shape.window) / shape.key
 
 
-def seen_keys(keys: int, window: int | None) -> float:
+def mean_attended_keys(keys: int, window: int | None) -> float:
     """How many keys a causal query sees, the mean over as many queries: (keys + 1) / 2.
 
     With a window of w, w (2 keys - w + 1) / (2 keys): the first w queries see 1 to w keys, all others w.
     """
-    reached = reached_keys(keys, window)
-    return reached * (2 * keys - reached + 1) / (2 * keys)
+    max_keys = max_attended_keys(keys, window)
+    return max_keys * (2 * keys - max_keys + 1) / (2 * keys)
 
 
-def reached_keys(keys: int, window: int | None) -> int:
+def max_attended_keys(keys: int, window: int | None) -> int:
     """How many keys a causal query sees at most."""
     return keys if window is None else min(window, keys)
 
 
-def full_matrix(kernel: Kernel, shape: AttentionShape) -> Flop:
+def full_matrix_flops(kernel: Kernel, shape: AttentionShape) -> Flop:
     """FLOP of a kernel by the convention: no causal halving, and as many keys for each query as its window has."""
-    return kernel.flops / causal_factor(shape) * (reached_keys(shape.key, shape.window) / shape.key)
+    return kernel.flops / causal_factor(shape) * (max_attended_keys(shape.key, shape.window) / shape.key)
 
 
-def flash_flops(shape: AttentionShape) -> float:
+def flash_forward_flops(shape: AttentionShape) -> float:
     """FLOP of a flash attention forward: 2 b q k heads (head_dim + that of values) x causal factor."""
-    full = 2.0 * shape.batch * shape.query * shape.key * shape.heads * (shape.head_dim + shape.values)
-    return full * causal_factor(shape)
+    full_flops = 2.0 * shape.batch * shape.query * shape.key * shape.heads * (shape.head_dim + shape.value_head_dim)
+    return full_flops * causal_factor(shape)
 
 
 @dataclass(frozen=True, slots=True)
-class Core:
+class AttentionCore:
     """The attention core of one layer on one rank.
 
     dtype: of queries, keys, values and scores; softcap: of these; sinks: every head has a learned score of its own;
@@ -95,160 +95,172 @@ class Core:
     dropout: bool
     fused: bool
     softcap: bool = False
-    overheads: Overheads = NONE
+    overheads: Overheads = NO_OVERHEADS
     sinks: bool = False
-    narrow: DType | None = None
+    low_precision: DType | None = None
 
     @property
-    def _parameters(self) -> int:
+    def _sink_count(self) -> int:
         """A score of each head."""
         return self.shape.heads if self.sinks else 0
 
     @property
-    def _statistics(self) -> int:
+    def _softmax_rows(self) -> int:
         return self.shape.batch * self.shape.heads * self.shape.query
 
     @property
-    def _queries(self) -> int:
+    def _query_elements(self) -> int:
         return self.shape.batch * self.shape.query * self.shape.heads * self.shape.head_dim
 
     @property
-    def _keys(self) -> int:
+    def _key_elements(self) -> int:
         return self.shape.batch * self.shape.key * self.shape.kv_heads * self.shape.head_dim
 
     @property
-    def _values(self) -> int:
-        return self.shape.batch * self.shape.key * self.shape.kv_heads * self.shape.values
+    def _value_elements(self) -> int:
+        return self.shape.batch * self.shape.key * self.shape.kv_heads * self.shape.value_head_dim
 
     @property
-    def _results(self) -> int:
-        return self.shape.batch * self.shape.query * self.shape.heads * self.shape.values
+    def _output_elements(self) -> int:
+        return self.shape.batch * self.shape.query * self.shape.heads * self.shape.value_head_dim
 
-    def padding(self) -> Iterator[Operator]:
+    def padding_operators(self) -> Iterator[Operator]:
         """Copies of queries, keys and values with rows of 16 bytes, and of the result without what was added."""
-        if self.shape.head_dim * self.dtype.bytes % VECTOR == 0:
+        if self.shape.head_dim * self.dtype.bytes % VECTOR_BYTES == 0:
             return
-        elements = self._queries + self._keys + self._values + self._results
-        copied = replace(memory_bound.copy("attention.padding", self.dtype, elements), launches=_COPIED)
-        back = replace(copied, name="attention.padding.input_gradient")
-        yield Operator("attention.padding", Region.SHARDED, (copied,), (back,), again=())
+        elements = self._query_elements + self._key_elements + self._value_elements + self._output_elements
+        forward = replace(memory_bound.copy_kernel("attention.padding", self.dtype, elements), launches=_PADDED_TENSORS)
+        backward = replace(forward, name="attention.padding.input_gradient")
+        yield Operator("attention.padding", ParallelRegion.SHARDED, (forward,), (backward,), recompute_override=())
 
-    def flash(self) -> Iterator[Operator]:
+    def flash_operators(self) -> Iterator[Operator]:
         """One fused kernel each way; dropout keeps the random state only."""
-        results, logarithms = self._results, 4.0 * self._statistics
-        width, read = self.dtype.bytes, (self.narrow or self.dtype).bytes
-        flops, scores = flash_flops(self.shape), self.shape.score_flops
+        output_elements, logsumexp_bytes = self._output_elements, 4.0 * self._softmax_rows
+        activation_bytes, operand_bytes = self.dtype.bytes, (self.low_precision or self.dtype).bytes
+        flops, flops_per_score = flash_forward_flops(self.shape), self.shape.flops_per_score
         # reads q, k, v, writes the result; backward reads these and the result's gradient, writes three gradients
-        operands = self._queries + self._keys + self._values
-        read_forward = operands * read + results * width + logarithms
-        read_backward = (operands + results) * (read + width) + logarithms
+        operand_elements = self._query_elements + self._key_elements + self._value_elements
+        forward_bytes = operand_elements * operand_bytes + output_elements * activation_bytes + logsumexp_bytes
+        backward_bytes = (operand_elements + output_elements) * (operand_bytes + activation_bytes) + logsumexp_bytes
         if self.sinks:  # of each head; backward reads logarithms and sums of each query once more
-            read_forward += self._parameters * width
-            read_backward += 2 * (self._parameters * width + logarithms)
-        dtype = self.narrow or self.dtype
-        forward = Kernel("attention.core", KernelKind.ATTENTION_FORWARD, dtype, flops, read_forward, self.shape)
+            forward_bytes += self._sink_count * activation_bytes
+            backward_bytes += 2 * (self._sink_count * activation_bytes + logsumexp_bytes)
+        dtype = self.low_precision or self.dtype
+        forward = Kernel("attention.core", KernelKind.ATTENTION_FORWARD, dtype, flops, forward_bytes, self.shape)
         backward = Kernel(
             "attention.core.input_gradient",
             KernelKind.ATTENTION_BACKWARD,
             dtype,
-            scores(backward=True) / scores(backward=False) * flops,
-            read_backward,
+            flops_per_score(backward=True) / flops_per_score(backward=False) * flops,
+            backward_bytes,
             self.shape,
         )
         yield Operator(
             "attention.core",
-            Region.SHARDED,
-            (*self._cast("input", operands), forward),
-            (*self._cast("output_gradient", results), backward),
-            parameters=self._parameters,
-            kept=logarithms,
-            again=(),
-            results=results * width + logarithms,
-            returned=results * width,
-            saves_late=True,
+            ParallelRegion.SHARDED,
+            (*self._cast_kernels("input", operand_elements), forward),
+            (*self._cast_kernels("output_gradient", output_elements), backward),
+            parameter_count=self._sink_count,
+            saved_bytes=logsumexp_bytes,
+            recompute_override=(),
+            saved_output_bytes=output_elements * activation_bytes + logsumexp_bytes,
+            backward_output_bytes=output_elements * activation_bytes,
+            saves_outputs=True,
         )
 
-    def _cast(self, of: str, elements: int) -> tuple[Kernel, ...]:
+    def _cast_kernels(self, operand: str, elements: int) -> tuple[Kernel, ...]:
         """What flash attention reads, brought into its format."""
-        if self.narrow is None:
+        if self.low_precision is None:
             return ()
-        cast = Cast(reads=1, copies=1 if self.narrow is DType.FP8 else 2)
-        return quantize(f"attention.core.cast_{of}", cast, (elements, 1), wide=self.dtype, narrow=self.narrow)
+        cast = OperandCast(reads=1, copies=1 if self.low_precision is DType.FP8 else 2)
+        return quantize_kernels(
+            f"attention.core.cast_{operand}",
+            cast,
+            (elements, 1),
+            high_precision=self.dtype,
+            low_precision=self.low_precision,
+        )
 
-    def standard(self) -> Iterator[Operator]:
+    def standard_operators(self) -> Iterator[Operator]:
         """Scores, softmax, dropout of the softmax, and its product with the values."""
-        yield self._scores()
+        yield self._scores_operator()
         if self.softcap:
-            yield self._matrix_pass("attention.softcap", memory_bound.softcap(fused=self.fused))
+            yield self._score_matrix_operator("attention.softcap", memory_bound.softcap_spec(fused=self.fused))
         if self.sinks:
-            yield self._sink()
-        yield self._matrix_pass("attention.softmax", self._softmax)
+            yield self._sink_operator()
+        yield self._score_matrix_operator("attention.softmax", self._softmax_spec)
         if self.dropout:
-            yield self._matrix_pass("attention.dropout", memory_bound.SCORE_DROPOUT)
-        yield self._context()
+            yield self._score_matrix_operator("attention.dropout", memory_bound.SCORE_DROPOUT)
+        yield self._context_operator()
 
-    def _sink(self) -> Operator:
+    def _sink_operator(self) -> Operator:
         """Scores with one more column, whose gradient is the sum of that column's."""
-        name, elements = "attention.sink", self._statistics * (self.shape.key + 1)
-        copied = memory_bound.copy(name, self.dtype, elements)
-        back = replace(copied, name=f"{name}.input_gradient")
-        return Operator(name, Region.SHARDED, (copied,), (back,), parameters=self._parameters)
+        name, elements = "attention.sink", self._softmax_rows * (self.shape.key + 1)
+        forward = memory_bound.copy_kernel(name, self.dtype, elements)
+        backward = replace(forward, name=f"{name}.input_gradient")
+        return Operator(name, ParallelRegion.SHARDED, (forward,), (backward,), parameter_count=self._sink_count)
 
-    def _product(self, name: str, operands: Operands, *, m: int, n: int, k: int) -> Kernel:
+    def _batched_matmul(self, name: str, operands: MatmulLayout, *, m: int, n: int, k: int) -> Kernel:
         shape = MatmulShape(m, n, k, batch=self.shape.batch * self.shape.heads, operands=operands)
-        return product(name, self.dtype, shape, result=self.dtype.bytes)
+        return matmul_kernel(name, self.dtype, shape, result_bytes=self.dtype.bytes)
 
     @property
-    def _softmax(self) -> Streaming:
+    def _softmax_spec(self) -> MemoryBoundSpec:
         """Fused only for as many keys and heads as the kernel takes (Megatron-LM, megatron/model/fused_softmax.py)."""
         if self.sinks:
-            return memory_bound.softmax(fused=False)
-        most = self.overheads.softmax_keys
-        outside = most is not None and (self.shape.key > most or self.shape.batch * self.shape.heads % 4 != 0)
-        return memory_bound.MEGATRON_SOFTMAX if self.fused and outside else memory_bound.softmax(fused=self.fused)
+            return memory_bound.softmax_spec(fused=False)
+        max_keys = self.overheads.softmax_keys
+        is_unsupported = max_keys is not None and (
+            self.shape.key > max_keys or self.shape.batch * self.shape.heads % 4 != 0
+        )
+        return (
+            memory_bound.MEGATRON_SOFTMAX
+            if self.fused and is_unsupported
+            else memory_bound.softmax_spec(fused=self.fused)
+        )
 
-    def _copies(self, name: str, *elements: int) -> tuple[Kernel, ...]:
+    def _copy_kernels(self, name: str, *element_counts: int) -> tuple[Kernel, ...]:
         """Copies of so many elements each, where attention makes them."""
         if not self.overheads.attention_copies:
             return ()
-        return tuple(memory_bound.copy(name, self.dtype, element) for element in elements)
+        return tuple(memory_bound.copy_kernel(name, self.dtype, elements) for elements in element_counts)
 
-    def _scores(self) -> Operator:
+    def _scores_operator(self) -> Operator:
         query, key, head = self.shape.query, self.shape.key, self.shape.head_dim
-        queries, keys = self._queries, self._keys
+        queries, keys = self._query_elements, self._key_elements
         backward = (
-            self._product("attention.scores.query_gradient", Operands.NN, m=query, n=head, k=key),
-            self._product("attention.scores.key_gradient", Operands.TN, m=key, n=head, k=query),
-            *self._copies("attention.scores.scale_gradient", queries, keys),
-            *self._copies("attention.split_gradient", queries + keys + self._values),
+            self._batched_matmul("attention.scores.query_gradient", MatmulLayout.NN, m=query, n=head, k=key),
+            self._batched_matmul("attention.scores.key_gradient", MatmulLayout.TN, m=key, n=head, k=query),
+            *self._copy_kernels("attention.scores.scale_gradient", queries, keys),
+            *self._copy_kernels("attention.split_gradient", queries + keys + self._value_elements),
         )
-        forward = self._product("attention.scores", Operands.NT, m=query, n=key, k=head)
-        return Operator("attention.scores", Region.SHARDED, (forward,), backward)
+        forward = self._batched_matmul("attention.scores", MatmulLayout.NT, m=query, n=key, k=head)
+        return Operator("attention.scores", ParallelRegion.SHARDED, (forward,), backward)
 
-    def _context(self) -> Operator:
-        query, key, head = self.shape.query, self.shape.key, self.shape.values
+    def _context_operator(self) -> Operator:
+        query, key, head = self.shape.query, self.shape.key, self.shape.value_head_dim
         backward = (
-            self._product("attention.context.score_gradient", Operands.NT, m=query, n=key, k=head),
-            self._product("attention.context.value_gradient", Operands.TN, m=key, n=head, k=query),
+            self._batched_matmul("attention.context.score_gradient", MatmulLayout.NT, m=query, n=key, k=head),
+            self._batched_matmul("attention.context.value_gradient", MatmulLayout.TN, m=key, n=head, k=query),
         )
-        forward = self._product("attention.context", Operands.NN, m=query, n=head, k=key)
-        reordered = self._copies("attention.context.reorder", self._results)
-        return Operator("attention.context", Region.SHARDED, (forward, *reordered), backward)
+        forward = self._batched_matmul("attention.context", MatmulLayout.NN, m=query, n=head, k=key)
+        reorder = self._copy_kernels("attention.context.reorder", self._output_elements)
+        return Operator("attention.context", ParallelRegion.SHARDED, (forward, *reorder), backward)
 
-    def _matrix_pass(self, name: str, over: Streaming) -> Operator:
-        scores = over.over(self._statistics, self.shape.key)
+    def _score_matrix_operator(self, name: str, spec: MemoryBoundSpec) -> Operator:
+        scores = spec.shape_for(self._softmax_rows, self.shape.key)
         return Operator(
             name,
-            Region.SHARDED,
-            (over.forward_kernel(name, self.dtype, scores),),
-            over.backward_kernels(name, self.dtype, scores),
-            kept=over.kept.bytes(self.dtype, scores.elements),
-            saves_late=over.saves_late,
+            ParallelRegion.SHARDED,
+            (spec.forward_kernel(name, self.dtype, scores),),
+            spec.backward_kernels(name, self.dtype, scores),
+            saved_bytes=spec.saved.bytes(self.dtype, scores.elements),
+            saves_outputs=spec.saves_outputs,
         )
 
 
-def operators(core: Core, attention: Attention) -> tuple[Operator, ...]:
+def attention_operators(core: AttentionCore, backend: AttentionBackend) -> tuple[Operator, ...]:
     """The operators of the attention core, in forward order."""
-    if attention is Attention.STANDARD:
-        return tuple(within(core.standard(), Module.CORE))
-    return (*core.padding(), *within(core.flash(), Module.CORE))
+    if backend is AttentionBackend.STANDARD:
+        return tuple(assign_module(core.standard_operators(), RecomputeModule.CORE_ATTENTION))
+    return (*core.padding_operators(), *assign_module(core.flash_operators(), RecomputeModule.CORE_ATTENTION))

@@ -9,7 +9,7 @@ appendix A.
 Layers that predict further tokens count with their projection and their logits (Megatron-LM,
 megatron/training/training.py, `num_floating_point_operations`).
 
-Causal attention computes only what its mask leaves, about half; counted so (`Keys.SEEN`), long contexts have fewer
+Causal attention computes only what its mask leaves, about half; counted so (`CAUSAL`), long contexts have fewer
 FLOP, as FlashAttention-2 (arXiv:2307.08691, section 4.1) and the causal MFU of DeepSeek-V3 (arXiv:2505.09343, table 4)
 count them.
 
@@ -20,38 +20,45 @@ attention counts as ever.
 from enum import Enum
 
 from clustersim.common.units import Flop
-from clustersim.model.attention import reached_keys, seen_keys
+from clustersim.model.attention import max_attended_keys, mean_attended_keys
 from clustersim.model.layer_stack import LatentAttention, LayerSpec
 from clustersim.model.lora import Lora
 from clustersim.model.training import Training
-from clustersim.model.transformer import Model, adapter_parameters, matrix_parameters
+from clustersim.model.transformer import TransformerModel, adapter_parameter_count, matrix_parameter_count
 
 
-class Keys(Enum):
+class AttentionFlopConvention(Enum):
     """Which keys count for a query of attention."""
 
-    ALL = "all"  # the convention: a full matrix, of as many keys as a window has
-    SEEN = "seen"  # those that the causal mask leaves, the mean over a sequence
+    FULL = "all"  # the convention: a full matrix, of as many keys as a window has
+    CAUSAL = "seen"  # those that the causal mask leaves, the mean over a sequence
 
 
-def token_flops(model: Model, sequence: int, lora: Lora | None = None, keys: Keys = Keys.ALL) -> Flop:
+def token_flops(
+    model: TransformerModel,
+    sequence: int,
+    lora: Lora | None = None,
+    convention: AttentionFlopConvention = AttentionFlopConvention.FULL,
+) -> Flop:
     """Model FLOP of one token in a sequence of so many, forward and backward; lora: beside frozen weights."""
-    scores = sum(run.count * _score_width(run.spec, sequence, keys) for run in model.every)
-    matrices = matrix_parameters(model)
-    products = 6.0 * matrices if lora is None else 4.0 * matrices + 6.0 * adapter_parameters(model, lora)
-    return products + 12.0 * scores
+    score_width = sum(group.count * _score_width(group.spec, sequence, convention) for group in model.full_stack)
+    matrices = matrix_parameter_count(model)
+    matmul_flops = 6.0 * matrices if lora is None else 4.0 * matrices + 6.0 * adapter_parameter_count(model, lora)
+    return matmul_flops + 12.0 * score_width
 
 
-def _score_width(spec: LayerSpec, sequence: int, keys: Keys) -> float:
+def _score_width(spec: LayerSpec, sequence: int, convention: AttentionFlopConvention) -> float:
     """Width of the queries (of queries and values, the mean) times the keys that count for each."""
     attention = spec.attention
     if attention is None:
         return 0
-    count = reached_keys if keys is Keys.ALL else seen_keys
-    values = attention.value_dim if isinstance(attention, LatentAttention) else attention.head_dim
-    return attention.heads * (attention.head_dim + values) / 2 * count(sequence, attention.window)
+    key_count = max_attended_keys if convention is AttentionFlopConvention.FULL else mean_attended_keys
+    value_dim = attention.value_dim if isinstance(attention, LatentAttention) else attention.head_dim
+    return attention.heads * (attention.head_dim + value_dim) / 2 * key_count(sequence, attention.window)
 
 
-def model_flops(model: Model, training: Training, keys: Keys = Keys.ALL) -> Flop:
+def model_flops(
+    model: TransformerModel, training: Training, convention: AttentionFlopConvention = AttentionFlopConvention.FULL
+) -> Flop:
     """Model FLOP of one step of the whole job."""
-    return training.global_batch * training.sequence * token_flops(model, training.sequence, training.lora, keys)
+    return training.global_batch * training.sequence * token_flops(model, training.sequence, training.lora, convention)

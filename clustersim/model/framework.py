@@ -4,7 +4,7 @@ A framework's host (the CPU process that drives one GPU) launches kernels one af
 can: `launch` is what it needs for one kernel of forward, with the Python around it, `backward_launch` of backward, with
 autograd and the hooks of parameters. Kernels are those that the simulator counts, of which some are several in reality.
 `collective` is what it needs for one collective: the library's own launch, the events and waits by which streams follow
-each other, and the object that the caller may wait for. `experts_launch` is what a kernel of a model with experts
+each other, and the object that the caller may wait for. `moe_launch_seconds` is what a kernel of a model with experts
 needs, whichever pass it is of: such a model's kernels are short, and its host gets ahead of them less often, so that
 what a launch costs is seen. With CUDA graphs the kernels and collectives of a pass are captured once and launched
 together, which takes `graph`: of the whole of a pass (Megatron-Core's `full_iteration`, or a graph for each layer,
@@ -26,18 +26,20 @@ from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Final
 
-from clustersim.common.data_files import find, read_mapping
+from clustersim.common.data_files import find_file, read_mapping
 from clustersim.common.errors import InputError
-from clustersim.common.mapping_reader import Section
+from clustersim.common.mapping_reader import MappingReader
 from clustersim.common.units import Bytes, Dimension, Seconds
-from clustersim.model.overheads import NONE, Accumulation, Batches, Grouping, LossReport, Overheads
+from clustersim.model.overheads import NO_OVERHEADS, Accumulation, BatchTransfer, Grouping, LossReport, Overheads
 
-FLAGS: Final = tuple(dataclass_field.name for dataclass_field in fields(Overheads) if dataclass_field.type is bool)
+OVERHEAD_FLAGS: Final = tuple(
+    dataclass_field.name for dataclass_field in fields(Overheads) if dataclass_field.type is bool
+)
 """Overheads that are either there or not."""
-_MOST_KEYS: Final = 2**31
+_MAX_SOFTMAX_KEYS: Final = 2**31
 
 
-class Captured(Enum):
+class GraphCapture(Enum):
     """What of a pass is in CUDA graphs."""
 
     NOTHING = "nothing"
@@ -45,7 +47,7 @@ class Captured(Enum):
     ALL = "all"
 
 
-class Recorded(Enum):
+class MeasuredHostUse(Enum):
     """Which of a record's rows of a host (`cost.record.HostState`) stand for a framework's own launches."""
 
     NOTHING = "nothing"  # its Python and autograd are others
@@ -54,7 +56,7 @@ class Recorded(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Runs:
+class SupportedLayouts:
     """What a framework runs, in the words of scenario files: strategies of data parallelism, and schedules."""
 
     data: tuple[str, ...] = ("ddp", "zero1", "zero2", "fsdp", "hsdp")
@@ -78,124 +80,140 @@ class Framework:
     """
 
     fragmentation: float
-    communicator: Bytes
-    workspace: Bytes = 0.0
-    grouped_workspace: Bytes = 0.0
+    communicator_bytes: Bytes
+    workspace_bytes: Bytes = 0.0
+    grouped_workspace_bytes: Bytes = 0.0
     release_outputs: bool = True
-    launch: Seconds = 0.0
-    backward_launch: Seconds = 0.0
-    message: Seconds = 0.0
-    collective: Seconds | None = None
-    call: Seconds = 0.0
-    graph: Seconds | None = None
-    experts_launch: Seconds | None = None
-    captured: Captured = Captured.NOTHING
+    launch_seconds: Seconds = 0.0
+    backward_launch_seconds: Seconds = 0.0
+    p2p_seconds: Seconds = 0.0
+    collective_seconds: Seconds | None = None
+    eager_call_seconds: Seconds = 0.0
+    graph_launch_seconds: Seconds | None = None
+    moe_launch_seconds: Seconds | None = None
+    graph_capture: GraphCapture = GraphCapture.NOTHING
     compiled: bool = False
-    recorded: Recorded = Recorded.NOTHING
+    measured_host_use: MeasuredHostUse = MeasuredHostUse.NOTHING
     early_stop: bool = False
     name: str = "framework"
-    overheads: Overheads = NONE
-    runs: Runs = Runs()
+    overheads: Overheads = NO_OVERHEADS
+    supported_layouts: SupportedLayouts = SupportedLayouts()
 
     @property
-    def cuda_graphs(self) -> bool:
+    def uses_cuda_graphs(self) -> bool:
         """Whether anything is captured."""
-        return self.captured is not Captured.NOTHING
+        return self.graph_capture is not GraphCapture.NOTHING
 
-    def with_experts(self, pace: float = 1.0) -> "Framework":
+    def with_moe_launches(self, host_slowdown: float = 1.0) -> "Framework":
         """The same, as it launches a model with experts on a host that takes `pace` times as long as an x86 server."""
-        if self.experts_launch is None:
+        if self.moe_launch_seconds is None:
             return self
-        launch = pace * self.experts_launch
-        return replace(self, launch=launch, backward_launch=launch, experts_launch=None)
+        launch_seconds = host_slowdown * self.moe_launch_seconds
+        return replace(
+            self, launch_seconds=launch_seconds, backward_launch_seconds=launch_seconds, moe_launch_seconds=None
+        )
 
-    def with_graphs(self, captured: Captured = Captured.ALL) -> "Framework":
+    def with_cuda_graphs(self, graph_capture: GraphCapture = GraphCapture.ALL) -> "Framework":
         """The same, its passes captured in CUDA graphs; raise InputError where it has none."""
-        if self.graph is None:
+        if self.graph_launch_seconds is None:
             raise InputError(f"cuda_graphs: {self.name} captures none; leave it out, or name a framework that does")
-        return replace(self, captured=captured)
+        return replace(self, graph_capture=graph_capture)
 
     def with_compiled(self) -> "Framework":
         """The same, its layers compiled; raise InputError where it compiles none."""
-        if self.recorded is not Recorded.TORCH:
+        if self.measured_host_use is not MeasuredHostUse.TORCH:
             raise InputError(
                 f"compiled: {self.name} compiles no layers; leave it out, or name a framework that does: pytorch"
             )
         return replace(self, compiled=True)
 
-    def launching(self, forward: Seconds | None, backward: Seconds | None) -> "Framework":
+    def with_launch_seconds(self, forward_seconds: Seconds | None, backward_seconds: Seconds | None) -> "Framework":
         """The same, with what somebody says of its launches, for which no record stands any more; None: nothing said.
 
         Backward's take as long as forward's unless that is said.
         """
-        if forward is None and backward is None:
+        if forward_seconds is None and backward_seconds is None:
             return self
-        launch = self.launch if forward is None else forward
-        own = launch if backward is None else backward
-        given = replace(self, launch=launch, backward_launch=own, recorded=Recorded.NOTHING)
-        return replace(given, experts_launch=None)
+        launch_seconds = self.launch_seconds if forward_seconds is None else forward_seconds
+        backward_launch_seconds = launch_seconds if backward_seconds is None else backward_seconds
+        changed = replace(
+            self,
+            launch_seconds=launch_seconds,
+            backward_launch_seconds=backward_launch_seconds,
+            measured_host_use=MeasuredHostUse.NOTHING,
+        )
+        return replace(changed, moe_launch_seconds=None)
 
 
 def load_framework(name_or_path: str = "pytorch") -> Framework:
     """Read topologies/frameworks/NAME.yaml, or a file of the same form."""
-    path = find("frameworks", name_or_path)
-    section = Section(path, read_mapping(path))
-    memory, host, checkpoint = (section.section(name) for name in ("memory", "host", "checkpoint"))
+    path = find_file("frameworks", name_or_path)
+    section = MappingReader(path, read_mapping(path))
+    memory, host, checkpoint = (section.get_section(name) for name in ("memory", "host", "checkpoint"))
     framework = Framework(
-        fragmentation=memory.number("fragmentation", low=1.0),
-        communicator=memory.quantity("communicator", Dimension.SIZE, zero=True),
-        workspace=memory.quantity("workspace", Dimension.SIZE, zero=True),
-        grouped_workspace=_size(memory, "grouped_workspace"),
-        release_outputs=memory.flag("release_outputs"),
-        launch=host.quantity("launch", Dimension.TIME, zero=True),
-        backward_launch=host.quantity("backward_launch", Dimension.TIME, zero=True),
-        message=host.quantity("message", Dimension.TIME, zero=True),
-        collective=_seconds(host, "collective"),
-        call=host.quantity("call", Dimension.TIME, zero=True),
-        graph=_seconds(host, "graph"),
-        experts_launch=_seconds(host, "experts_launch"),
-        recorded=Recorded(host.choice("recorded", *(recorded.value for recorded in Recorded))),
-        early_stop=checkpoint.flag("early_stop"),
+        fragmentation=memory.get_float("fragmentation", min_value=1.0),
+        communicator_bytes=memory.get_quantity("communicator", Dimension.SIZE, allow_zero=True),
+        workspace_bytes=memory.get_quantity("workspace", Dimension.SIZE, allow_zero=True),
+        grouped_workspace_bytes=_read_bytes(memory, "grouped_workspace"),
+        release_outputs=memory.get_bool("release_outputs"),
+        launch_seconds=host.get_quantity("launch", Dimension.TIME, allow_zero=True),
+        backward_launch_seconds=host.get_quantity("backward_launch", Dimension.TIME, allow_zero=True),
+        p2p_seconds=host.get_quantity("message", Dimension.TIME, allow_zero=True),
+        collective_seconds=_read_seconds(host, "collective"),
+        eager_call_seconds=host.get_quantity("call", Dimension.TIME, allow_zero=True),
+        graph_launch_seconds=_read_seconds(host, "graph"),
+        moe_launch_seconds=_read_seconds(host, "experts_launch"),
+        measured_host_use=MeasuredHostUse(host.get_choice("recorded", *(member.value for member in MeasuredHostUse))),
+        early_stop=checkpoint.get_bool("early_stop"),
         name=path.stem,
-        overheads=_overheads(section.section("overheads")) if section.has("overheads") else NONE,
-        runs=_runs(section.section("runs")) if section.has("runs") else Runs(),
+        overheads=_read_overheads(section.get_section("overheads")) if section.has_key("overheads") else NO_OVERHEADS,
+        supported_layouts=_read_supported_layouts(section.get_section("runs"))
+        if section.has_key("runs")
+        else SupportedLayouts(),
     )
-    section.text("description")
-    section.section("sources").texts()
-    section.finish()
+    section.get_text("description")
+    section.get_section("sources").get_text_mapping()
+    section.reject_unknself_keys()
     return framework
 
 
-def _runs(section: Section) -> Runs:
-    return Runs(
-        **{dataclass_field.name: tuple(section.words(dataclass_field.name)) for dataclass_field in fields(Runs)}
+def _read_supported_layouts(section: MappingReader) -> SupportedLayouts:
+    return SupportedLayouts(
+        **{
+            layout_field.name: tuple(section.get_text_list(layout_field.name))
+            for layout_field in fields(SupportedLayouts)
+        }
     )
 
 
-def _overheads(section: Section) -> Overheads:
+def _read_overheads(section: MappingReader) -> Overheads:
     """What a framework does; nothing of what the file does not name."""
-    named = (
-        section.choice("accumulation", *(accumulation.value for accumulation in Accumulation))
-        if section.has("accumulation")
+    accumulation = (
+        section.get_choice("accumulation", *(member.value for member in Accumulation))
+        if section.has_key("accumulation")
         else None
     )
-    grouping = section.choice("grouping", *(item.value for item in Grouping)) if section.has("grouping") else None
-    flags = {name: section.flag(name) for name in FLAGS}
+    grouping = (
+        section.get_choice("grouping", *(member.value for member in Grouping)) if section.has_key("grouping") else None
+    )
+    flags = {name: section.get_bool(name) for name in OVERHEAD_FLAGS}
     return Overheads(
         **flags,
-        accumulation=None if named is None else Accumulation(named),
+        accumulation=None if accumulation is None else Accumulation(accumulation),
         grouping=None if grouping is None else Grouping(grouping),
-        softmax_keys=section.count("softmax_keys", most=_MOST_KEYS) if section.has("softmax_keys") else None,
-        loss=LossReport(section.choice("loss", *(loss_report.value for loss_report in LossReport))),
-        batches=Batches(section.choice("batches", *(Batch.value for Batch in Batches))),
+        softmax_keys=section.get_int("softmax_keys", max_value=_MAX_SOFTMAX_KEYS)
+        if section.has_key("softmax_keys")
+        else None,
+        loss=LossReport(section.get_choice("loss", *(member.value for member in LossReport))),
+        batches=BatchTransfer(section.get_choice("batches", *(member.value for member in BatchTransfer))),
     )
 
 
-def _size(section: Section, key: str) -> Bytes:
+def _read_bytes(section: MappingReader, key: str) -> Bytes:
     """Bytes; none where the file does not name them."""
-    return section.quantity(key, Dimension.SIZE, zero=True) if section.has(key) else 0.0
+    return section.get_quantity(key, Dimension.SIZE, allow_zero=True) if section.has_key(key) else 0.0
 
 
-def _seconds(host: Section, key: str) -> Seconds | None:
+def _read_seconds(host: MappingReader, key: str) -> Seconds | None:
     """What the host needs for something, if the file says so."""
-    return host.quantity(key, Dimension.TIME, zero=True) if host.has(key) else None
+    return host.get_quantity(key, Dimension.TIME, allow_zero=True) if host.has_key(key) else None

@@ -11,64 +11,79 @@ megatron/core/optimizer/optimizer.py (`_copy_model_grads_to_main_grads`, `_unsca
 from dataclasses import replace
 
 from clustersim.common.dtypes import DType
-from clustersim.model.kernels import Kernel, KernelKind, Routine, StreamShape
+from clustersim.model.kernels import Kernel, KernelKind, MemoryBoundOp, MemoryBoundShape
 from clustersim.model.training import Training
 
 
-def zeroed(training: Training, parameters: float) -> tuple[Kernel, ...]:
+def zero_gradient_kernels(training: Training, parameter_count: float) -> tuple[Kernel, ...]:
     """The start of a step, if buffers are zeroed then."""
-    dtype = training.recipe.weights.gradients
-    return (_over("gradients.zero", Routine.ZERO, dtype, parameters, 1),) if training.overheads.zeroing else ()
+    dtype = training.recipe.weight_formats.gradients
+    return (
+        (_buffer_kernel("gradients.zero", MemoryBoundOp.ZERO, dtype, parameter_count, 1),)
+        if training.overheads.zeroing
+        else ()
+    )
 
 
-def before_reduction(training: Training, parameters: float) -> tuple[Kernel, ...]:
+def pre_reduction_kernels(training: Training, parameter_count: float) -> tuple[Kernel, ...]:
     """What is done to gradients of so many parameters before they are reduced."""
-    dtype = training.recipe.weights.gradients
-    checked = (_over("gradients.check", Routine.GRADIENT_NORM, dtype, parameters, 1),)
-    averaged = (_over("gradients.average", Routine.SCALE, dtype, parameters, 2),)
+    dtype = training.recipe.weight_formats.gradients
+    check_kernels = (_buffer_kernel("gradients.check", MemoryBoundOp.GRADIENT_NORM, dtype, parameter_count, 1),)
+    average_kernels = (_buffer_kernel("gradients.average", MemoryBoundOp.SCALE, dtype, parameter_count, 2),)
     overheads = training.overheads
-    return (checked if overheads.checking else ()) + (averaged if overheads.averaging else ())
+    return (check_kernels if overheads.checking else ()) + (average_kernels if overheads.averaging else ())
 
 
-def widened(training: Training, parameters: float) -> tuple[Kernel, ...]:
+def upcast_kernels(training: Training, parameter_count: float) -> tuple[Kernel, ...]:
     """The copy that the optimizer reads, if it reads one."""
-    if not widens(training):
+    if not upcasts_gradients(training):
         return ()
-    made, wanted = training.recipe.weights.gradients, training.recipe.weights.held
-    shape = StreamShape(Routine.COPY, 1, round(parameters), fused=True, formats=(wanted,))
-    moved = float(parameters * (made.bytes + wanted.bytes))
-    return (Kernel("optimizer.widen", KernelKind.OPTIMIZER, made, flops=0.0, bytes=moved, shape=shape),)
+    gradient_dtype, master_dtype = training.recipe.weight_formats.gradients, training.recipe.weight_formats.updated
+    shape = MemoryBoundShape(MemoryBoundOp.COPY, 1, round(parameter_count), fused=True, formats=(master_dtype,))
+    moved_bytes = float(parameter_count * (gradient_dtype.bytes + master_dtype.bytes))
+    return (Kernel("optimizer.widen", KernelKind.OPTIMIZER, gradient_dtype, flops=0.0, bytes=moved_bytes, shape=shape),)
 
 
-def unscaled(training: Training, parameters: float) -> tuple[Kernel, ...]:
+def unscale_kernels(training: Training, parameter_count: float) -> tuple[Kernel, ...]:
     """FP16's division by the scale of the loss, with the look for what is not finite."""
-    if not unscales(training):
+    if not unscales_gradients(training):
         return ()
-    return (_over("optimizer.unscale", Routine.UNSCALE, training.recipe.weights.gradients, parameters, 2),)
+    return (
+        _buffer_kernel(
+            "optimizer.unscale", MemoryBoundOp.UNSCALE, training.recipe.weight_formats.gradients, parameter_count, 2
+        ),
+    )
 
 
-def widens(training: Training) -> bool:
+def upcasts_gradients(training: Training) -> bool:
     """Whether gradients are narrower than the weights that the optimizer updates, and it reads a copy that is not."""
-    weights = training.recipe.weights
-    return training.overheads.widening and weights.gradients.bytes < weights.held.bytes
+    weights = training.recipe.weight_formats
+    return training.overheads.widening and weights.gradients.bytes < weights.updated.bytes
 
 
-def unscales(training: Training) -> bool:
+def unscales_gradients(training: Training) -> bool:
     """Whether the loss is scaled: FP16's range is so small that gradients would vanish."""
     return training.overheads.unscaling and training.recipe.compute is DType.FP16
 
 
-def as_read(training: Training) -> Training:
+def with_upcast_gradients(training: Training) -> Training:
     """The training with gradients in the format in which its optimizer reads them."""
-    if not widens(training):
+    if not upcasts_gradients(training):
         return training
-    weights = training.recipe.weights
-    return replace(training, recipe=replace(training.recipe, weights=replace(weights, gradients=weights.held)))
+    weights = training.recipe.weight_formats
+    return replace(
+        training, recipe=replace(training.recipe, weight_formats=replace(weights, gradients=weights.updated))
+    )
 
 
-def _over(name: str, routine: Routine, dtype: DType, parameters: float, passes: int) -> Kernel:
+def _buffer_kernel(name: str, op: MemoryBoundOp, dtype: DType, parameter_count: float, pass_count: int) -> Kernel:
     """A kernel over a buffer of so many gradients; passes: reads and writes."""
-    shape = StreamShape(routine, 1, round(parameters), fused=True)
+    shape = MemoryBoundShape(op, 1, round(parameter_count), fused=True)
     return Kernel(
-        name, KernelKind.OPTIMIZER, dtype, flops=0.0, bytes=float(parameters * passes * dtype.bytes), shape=shape
+        name,
+        KernelKind.OPTIMIZER,
+        dtype,
+        flops=0.0,
+        bytes=float(parameter_count * pass_count * dtype.bytes),
+        shape=shape,
     )

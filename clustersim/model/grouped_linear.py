@@ -11,13 +11,13 @@ from typing import Final
 
 from clustersim.common.dtypes import DType
 from clustersim.common.units import Bytes
-from clustersim.model.kernels import Kernel, KernelKind, MatmulShape, Operands
-from clustersim.model.linear import product
-from clustersim.model.memory_bound import accumulate
+from clustersim.model.kernels import Kernel, KernelKind, MatmulLayout, MatmulShape
+from clustersim.model.linear import matmul_kernel
+from clustersim.model.memory_bound import accumulate_kernels
 from clustersim.model.overheads import Accumulation, Grouping
-from clustersim.model.precision_recipe import Products, Recipe
+from clustersim.model.precision_recipe import MatmulFormats, PrecisionRecipe
 
-_KINDS: Final = {
+_KERNEL_KINDS: Final = {
     Grouping.STREAMS: KernelKind.STREAMED_MATMULS,
     Grouping.KERNEL: KernelKind.GROUPED_MATMUL,
     Grouping.FUSED: KernelKind.STREAMED_MATMULS,
@@ -32,54 +32,63 @@ class GroupedLinear:
     """
 
     name: str
-    experts: int
+    expert_count: int
     tokens: int
     inputs: int
     outputs: int
-    formats: Products
+    formats: MatmulFormats
     bias: bool = False
     grouping: Grouping = Grouping.STREAMS
 
     @property
-    def parameters(self) -> int:
+    def parameter_count(self) -> int:
         """Elements of all experts' weights and biases."""
-        return self.experts * self.outputs * (self.inputs + self.bias)
+        return self.expert_count * self.outputs * (self.inputs + self.bias)
 
     @property
-    def rows(self) -> int:
+    def tokens_per_expert(self) -> int:
         """Tokens of one expert, rounded up."""
-        return -(-self.tokens // self.experts)
+        return -(-self.tokens // self.expert_count)
 
-    def forward(self, recipe: Recipe) -> tuple[Kernel, ...]:
+    def forward(self, recipe: PrecisionRecipe) -> tuple[Kernel, ...]:
         """The outputs of all experts."""
-        shape = MatmulShape(self.rows, self.outputs, self.inputs, self.experts)
-        return self._kernels(self.name, self.formats.forward, shape, recipe.activations.bytes)
+        shape = MatmulShape(self.tokens_per_expert, self.outputs, self.inputs, self.expert_count)
+        return self._expert_matmuls(self.name, self.formats.forward, shape, recipe.activations.bytes)
 
-    def input_gradient(self, recipe: Recipe) -> tuple[Kernel, ...]:
+    def input_gradient(self, recipe: PrecisionRecipe) -> tuple[Kernel, ...]:
         """The gradients of the inputs."""
-        shape = MatmulShape(self.rows, self.inputs, self.outputs, self.experts, Operands.NN)
+        shape = MatmulShape(self.tokens_per_expert, self.inputs, self.outputs, self.expert_count, MatmulLayout.NN)
         name = f"{self.name}.input_gradient"
-        return self._kernels(name, self.formats.input_gradient, shape, recipe.activations.bytes)
+        return self._expert_matmuls(name, self.formats.input_gradient, shape, recipe.activations.bytes)
 
-    def weight_gradient(self, recipe: Recipe, how: Accumulation) -> tuple[Kernel, ...]:
+    def weight_gradient(self, recipe: PrecisionRecipe, accumulation: Accumulation) -> tuple[Kernel, ...]:
         """The gradients of all weights, added to what is accumulated."""
         name, operands, gradients = (
             f"{self.name}.weight_gradient",
             self.formats.weight_gradient,
-            recipe.weights.gradients,
+            recipe.weight_formats.gradients,
         )
-        shape = MatmulShape(self.outputs, self.inputs, self.rows, self.experts, Operands.TN)
-        if how is Accumulation.FUSED:
-            return self._kernels(name, operands, replace(shape, accumulated=gradients), 2 * gradients.bytes)
-        sizes, made = (self.experts * self.outputs, self.inputs), recipe.activations
-        summed = accumulate(f"{self.name}.accumulate", sizes, made=made, accumulated=gradients, how=how)
-        return (*self._kernels(name, operands, shape, made.bytes), *summed)
+        shape = MatmulShape(self.outputs, self.inputs, self.tokens_per_expert, self.expert_count, MatmulLayout.TN)
+        if accumulation is Accumulation.FUSED:
+            return self._expert_matmuls(name, operands, replace(shape, accumulated=gradients), 2 * gradients.bytes)
+        sizes, product_dtype = (self.expert_count * self.outputs, self.inputs), recipe.activations
+        accumulation_kernels = accumulate_kernels(
+            f"{self.name}.accumulate",
+            sizes,
+            gradient_dtype=product_dtype,
+            accumulator_dtype=gradients,
+            accumulation=accumulation,
+        )
+        return (*self._expert_matmuls(name, operands, shape, product_dtype.bytes), *accumulation_kernels)
 
-    def _kernels(self, name: str, dtype: DType, shape: MatmulShape, result: Bytes) -> tuple[Kernel, ...]:
+    def _expert_matmuls(self, name: str, dtype: DType, shape: MatmulShape, result_bytes: Bytes) -> tuple[Kernel, ...]:
         """The kernel for the products of all experts, or one for each; of one expert, a library's like any other."""
         flops = 2.0 * self.tokens * self.inputs * self.outputs  # of whole tokens, however they are rounded
-        kind = _KINDS.get(self.grouping)
-        if kind is None or (self.experts == 1 and self.grouping is Grouping.STREAMS):
-            each = replace(product(name, dtype, replace(shape, batch=1), result=result), flops=flops / self.experts)
-            return (each,) * self.experts
-        return (replace(product(name, dtype, shape, result=result), kind=kind, flops=flops),)
+        kind = _KERNEL_KINDS.get(self.grouping)
+        if kind is None or (self.expert_count == 1 and self.grouping is Grouping.STREAMS):
+            expert_kernel = replace(
+                matmul_kernel(name, dtype, replace(shape, batch=1), result_bytes=result_bytes),
+                flops=flops / self.expert_count,
+            )
+            return (expert_kernel,) * self.expert_count
+        return (replace(matmul_kernel(name, dtype, shape, result_bytes=result_bytes), kind=kind, flops=flops),)

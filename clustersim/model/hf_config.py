@@ -13,59 +13,72 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from clustersim.common.data_files import read_mapping
-from clustersim.common.errors import InputError, nearest
-from clustersim.model.hf_dbrx import dbrx
-from clustersim.model.hf_fields import Config
-from clustersim.model.hf_gpt import bloom, falcon, gpt2, opt, phi
-from clustersim.model.hf_llama import LLAMA_KINDS
-from clustersim.model.hf_mla import LATENT, latent
-from clustersim.model.transformer import Model
+from clustersim.common.errors import InputError, suggest_nearest
+from clustersim.model.hf_dbrx import read_dbrx
+from clustersim.model.hf_fields import HfConfig
+from clustersim.model.hf_gpt import read_bloom, read_falcon, read_gpt2, read_opt, read_phi
+from clustersim.model.hf_llama import LLAMA_FAMILIES
+from clustersim.model.hf_mla import MLA_FAMILIES, read_mla_model
+from clustersim.model.transformer import TransformerModel
 
 _EXPERT_KEYS: Final = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _STATE_SPACE: Final = "a state-space layer (Mamba), of which no published kernel times are known here,"
-_LINEAR: Final = "a layer with linear attention"
-_NOT_MODELLED: Final = {
+_LINEAR_ATTENTION: Final = "a layer with linear attention"
+_UNSUPPORTED_KEYS: Final = {
     "hybrid_override_pattern": _STATE_SPACE,
     "layers_block_type": _STATE_SPACE,
     "mamba_d_state": _STATE_SPACE,
     "mamba_num_heads": _STATE_SPACE,
     "ssm_state_size": _STATE_SPACE,
-    "linear_num_key_heads": _LINEAR,
-    "linear_attn_config": _LINEAR,
+    "linear_num_key_heads": _LINEAR_ATTENTION,
+    "linear_attn_config": _LINEAR_ATTENTION,
     "index_topk": "sparse attention to keys that an indexer chooses",
 }
-_ROUTED: Final = (*(name for name, kind in LLAMA_KINDS.items() if kind.mixture is not None), *LATENT, "dbrx")
-_TEXT_OF: Final = {"gemma3": "gemma3_text", "llama4": "llama4_text"}
+_MOE_FAMILIES: Final = (
+    *(name for name, kind in LLAMA_FAMILIES.items() if kind.moe_keys is not None),
+    *MLA_FAMILIES,
+    "dbrx",
+)
+_TEXT_FAMILIES: Final = {"gemma3": "gemma3_text", "llama4": "llama4_text"}
 
-FAMILIES: Final[Mapping[str, Callable[[Config], Model]]] = MappingProxyType(
-    {name: kind.read for name, kind in LLAMA_KINDS.items()}
-    | {"gpt2": gpt2, "opt": opt, "bloom": bloom, "falcon": falcon, "phi": phi, "dbrx": dbrx}
-    | dict.fromkeys(LATENT, latent)
+MODEL_READERS: Final[Mapping[str, Callable[[HfConfig], TransformerModel]]] = MappingProxyType(
+    {name: kind.read_model for name, kind in LLAMA_FAMILIES.items()}
+    | {
+        "gpt2": read_gpt2,
+        "opt": read_opt,
+        "bloom": read_bloom,
+        "falcon": read_falcon,
+        "phi": read_phi,
+        "dbrx": read_dbrx,
+    }
+    | dict.fromkeys(MLA_FAMILIES, read_mla_model)
 )
 
 
-def config_file(path: Path) -> Path:
+def config_path(path: Path) -> Path:
     """The path itself, or the `config.json` in a folder."""
     return path / "config.json" if os.path.isdir(path) else path  # noqa: PTH112 - false also for what can be no path
 
 
-def read_hf_config(path: Path) -> Model:
+def read_hf_config(path: Path) -> TransformerModel:
     """Read a `config.json`, or the one in a folder; raise InputError naming the file and the key at fault."""
-    found = config_file(path)
-    content: Mapping[str, Any] = read_mapping(found)
+    file_path = config_path(path)
+    content: Mapping[str, Any] = read_mapping(file_path)
     family = content.get("model_type")
-    known = ", ".join((*FAMILIES, *_TEXT_OF))
+    family_names = ", ".join((*MODEL_READERS, *_TEXT_FAMILIES))
     if not isinstance(family, str):
-        raise InputError(f"{found}: has no model_type; families that are read: {known}")
-    if family in _TEXT_OF:
-        family, content = _TEXT_OF[family], _text(found, content)
-    _refuse(found, family, content)
-    if family not in FAMILIES:
-        raise InputError(f"{found}: model_type {family!r} is not known; {nearest(family, [*FAMILIES, *_TEXT_OF])}")
-    return FAMILIES[family](Config(found, content, family))
+        raise InputError(f"{file_path}: has no model_type; families that are read: {family_names}")
+    if family in _TEXT_FAMILIES:
+        family, content = _TEXT_FAMILIES[family], _text_config(file_path, content)
+    _refuse_unsupported(file_path, family, content)
+    if family not in MODEL_READERS:
+        raise InputError(
+            f"{file_path}: model_type {family!r} is not known; {suggest_nearest(family, [*MODEL_READERS, *_TEXT_FAMILIES])}"
+        )
+    return MODEL_READERS[family](HfConfig(file_path, content, family))
 
 
-def _text(path: Path, content: Mapping[str, Any]) -> Mapping[str, Any]:
+def _text_config(path: Path, content: Mapping[str, Any]) -> Mapping[str, Any]:
     """The part of a model with pictures that is about text; all of it where it is not apart."""
     text = content.get("text_config", content)
     if not isinstance(text, Mapping):
@@ -73,18 +86,20 @@ def _text(path: Path, content: Mapping[str, Any]) -> Mapping[str, Any]:
     return text
 
 
-def _refuse(path: Path, family: str, content: Mapping[str, Any]) -> None:
-    said = [key for key in _NOT_MODELLED if content.get(key)]
-    if said:
-        raise InputError(f"{path}: {said[0]} is {content[said[0]]!r}: {_NOT_MODELLED[said[0]]} is not simulated")
+def _refuse_unsupported(path: Path, family: str, content: Mapping[str, Any]) -> None:
+    unsupported = [key for key in _UNSUPPORTED_KEYS if content.get(key)]
+    if unsupported:
+        raise InputError(
+            f"{path}: {unsupported[0]} is {content[unsupported[0]]!r}: {_UNSUPPORTED_KEYS[unsupported[0]]} is not simulated"
+        )
     experts = [key for key in _EXPERT_KEYS if content.get(key)]
-    if experts and family not in _ROUTED:
+    if experts and family not in _MOE_FAMILIES:
         raise InputError(
             f"{path}: {experts[0]} is {content[experts[0]]}, but mixtures of experts are not read of model_type"
-            f" {family!r}; of {', '.join(_ROUTED)}"
+            f" {family!r}; of {', '.join(_MOE_FAMILIES)}"
         )
-    if content.get("kv_lora_rank") and family not in LATENT:
+    if content.get("kv_lora_rank") and family not in MLA_FAMILIES:
         raise InputError(
             f"{path}: kv_lora_rank is {content['kv_lora_rank']}, but latent attention is not read of model_type"
-            f" {family!r}; of {', '.join(LATENT)}"
+            f" {family!r}; of {', '.join(MLA_FAMILIES)}"
         )

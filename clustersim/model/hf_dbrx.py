@@ -7,38 +7,38 @@ Reference: transformers, src/transformers/models/dbrx/configuration_dbrx.py; dat
 from collections.abc import Mapping
 
 from clustersim.common.errors import InputError
-from clustersim.model.hf_fields import Config
-from clustersim.model.layer_stack import FullAttention, LayerRun, LayerSpec, Mlp, RoutedMlp
-from clustersim.model.transformer import Model, Norm, Positions
+from clustersim.model.hf_fields import HfConfig
+from clustersim.model.layer_stack import FullAttention, LayerGroup, LayerSpec, MlpType, MoeMlp
+from clustersim.model.transformer import Norm, PositionEncoding, TransformerModel
 
 
-def dbrx(config: Config) -> Model:
+def read_dbrx(config: HfConfig) -> TransformerModel:
     """Read the model; raise InputError naming file and key."""
-    hidden, heads = config.positive("d_model"), config.positive("n_heads")
-    config.dividing("n_heads", heads, "d_model", hidden)
-    attention, experts = _part(config, "attn_config"), _part(config, "ffn_config")
-    routed = RoutedMlp(
-        experts.positive("moe_num_experts", 4),
-        experts.positive("moe_top_k", 1),
-        experts.positive("ffn_hidden_size"),
-        Mlp.SWIGLU,
+    hidden, heads = config.positive_int("d_model"), config.positive_int("n_heads")
+    config.require_divides("n_heads", heads, "d_model", hidden)
+    attention, experts = _section(config, "attn_config"), _section(config, "ffn_config")
+    moe = MoeMlp(
+        experts.positive_int("moe_num_experts", 4),
+        experts.positive_int("moe_top_k", 1),
+        experts.positive_int("ffn_hidden_size"),
+        MlpType.SWIGLU,
     )
-    spec = LayerSpec(FullAttention(heads, attention.positive("kv_n_heads", 1), hidden // heads), routed)
-    return Model(
+    spec = LayerSpec(FullAttention(heads, attention.positive_int("kv_n_heads", 1), hidden // heads), moe)
+    return TransformerModel(
         name=config.name,
-        stack=(LayerRun(spec, config.positive("n_layers")),),
+        stack=(LayerGroup(spec, config.positive_int("n_layers")),),
         hidden=hidden,
-        vocab=config.positive("vocab_size"),
-        max_positions=config.positive("max_seq_len"),
+        vocab=config.positive_int("vocab_size"),
+        max_positions=config.positive_int("max_seq_len"),
         norm=Norm.LAYERNORM,
-        positions=Positions.ROTARY,
-        tied_embeddings=config.truth("tie_word_embeddings", default=False),
+        positions=PositionEncoding.ROTARY,
+        tied_embeddings=config.boolean("tie_word_embeddings", default=False),
         linear_bias=False,
     )
 
 
-def _part(config: Config, key: str) -> Config:
-    found = config.content.get(key)
-    if not isinstance(found, Mapping):
-        raise InputError(f"{config.path}: {key} is {found!r}, not a mapping, which a dbrx model needs")
-    return Config(config.path, found, f"dbrx {key}")
+def _section(config: HfConfig, key: str) -> HfConfig:
+    section = config.content.get(key)
+    if not isinstance(section, Mapping):
+        raise InputError(f"{config.path}: {key} is {section!r}, not a mapping, which a dbrx model needs")
+    return HfConfig(config.path, section, f"dbrx {key}")

@@ -6,21 +6,21 @@ from pathlib import Path
 from typing import Any
 
 from clustersim.common.errors import InputError
-from clustersim.model.layer_stack import MOST_AHEAD, MOST_LAYERS
+from clustersim.model.layer_stack import MAX_LAYERS, MAX_MTP_LAYERS
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-_FURTHER = "num_nextn_predict_layers"
+_MTP_KEY = "num_nextn_predict_layers"
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
+class HfConfig:
     """A configuration and the file that it comes from."""
 
     path: Path
     content: Mapping[str, Any]
     family: str
 
-    def positive(self, key: str, default: int | None = None) -> int:
+    def positive_int(self, key: str, default: int | None = None) -> int:
         """A whole number above zero; `default` if the key is missing or null."""
         value = self.content.get(key)
         if value is None and default is not None:
@@ -31,7 +31,7 @@ class Config:
             raise InputError(f"{self.path}: {key} is {value!r}, not a whole number above 0")
         return value
 
-    def whole(self, key: str, default: int) -> int:
+    def nonnegative_int(self, key: str, default: int) -> int:
         """A whole number from zero; `default` if the key is missing or null."""
         value = self.content.get(key)
         if value is None:
@@ -41,21 +41,21 @@ class Config:
         return value
 
     @property
-    def further(self) -> int:
+    def mtp_layer_count(self) -> int:
         """How many layers predict further tokens."""
-        value = self.whole(_FURTHER, 0)
-        if value > MOST_AHEAD:
-            raise InputError(f"{self.path}: {_FURTHER} {value} is too large; {MOST_AHEAD} is the most")
+        value = self.nonnegative_int(_MTP_KEY, 0)
+        if value > MAX_MTP_LAYERS:
+            raise InputError(f"{self.path}: {_MTP_KEY} {value} is too large; {MAX_MTP_LAYERS} is the most")
         return value
 
-    def layers(self, key: str) -> int:
+    def layer_count(self, key: str) -> int:
         """How many layers there are, few enough to be told one by one."""
-        value = self.positive(key)
-        if value > MOST_LAYERS:
-            raise InputError(f"{self.path}: {key} {value:,} is too large; {MOST_LAYERS:,} is the most")
+        value = self.positive_int(key)
+        if value > MAX_LAYERS:
+            raise InputError(f"{self.path}: {key} {value:,} is too large; {MAX_LAYERS:,} is the most")
         return value
 
-    def truth(self, key: str, *, default: bool) -> bool:
+    def boolean(self, key: str, *, default: bool) -> bool:
         """True or false; `default` if the key is missing or null."""
         value = self.content.get(key)
         if value is None:
@@ -64,7 +64,7 @@ class Config:
             raise InputError(f"{self.path}: {key} is {value!r}, not true or false")
         return value
 
-    def rate(self, key: str, default: float) -> float:
+    def fraction_below_one(self, key: str, default: float) -> float:
         """A number from 0 to below 1; `default` if the key is missing or null."""
         value = self.content.get(key)
         if value is None:
@@ -73,57 +73,57 @@ class Config:
             raise InputError(f"{self.path}: {key} is {value!r}, not a number from 0 to below 1")
         return float(value)
 
-    def number(self, key: str) -> float | None:
+    def positive_number(self, key: str) -> float | None:
         """A number above zero; None if the key is missing or null."""
         value = self.content.get(key)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or value <= 0):
             raise InputError(f"{self.path}: {key} is {value!r}, not a number above 0")
         return value
 
-    def turned(self, default: float) -> float:
+    def rotary_fraction(self, default: float) -> float:
         """The share of each head that rotary positions turn (partial_rotary_factor, since 2025 in rope_parameters)."""
-        key, nested = "partial_rotary_factor", self.content.get("rope_parameters")
-        value = self.content.get(key, nested.get(key) if isinstance(nested, Mapping) else None)
+        key, rope_parameters = "partial_rotary_factor", self.content.get("rope_parameters")
+        value = self.content.get(key, rope_parameters.get(key) if isinstance(rope_parameters, Mapping) else None)
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
             raise InputError(f"{self.path}: {key} is {value!r}, not a number above 0 and up to 1")
         return float(value)
 
-    def each_layer(self, key: str, legal: tuple[Any, ...], layers: int) -> list[Any] | None:
+    def per_layer_values(self, key: str, legal: tuple[Any, ...], layer_count: int) -> list[Any] | None:
         """One of the legal values for each layer; None if the key is missing or null."""
         value = self.content.get(key)
         if value is None:
             return None
-        if not isinstance(value, list) or len(value) != layers:
-            many = f"{len(value)} values" if isinstance(value, list) else repr(value)
-            raise InputError(f"{self.path}: {key} is {many}, not one for each of the {layers} layers")
-        for layer, item in enumerate(value):
-            if item not in legal:
-                words = " and ".join(map(str, legal))
-                raise InputError(f"{self.path}: {key} of layer {layer} is {item!r}; {words} are modelled")
+        if not isinstance(value, list) or len(value) != layer_count:
+            given = f"{len(value)} values" if isinstance(value, list) else repr(value)
+            raise InputError(f"{self.path}: {key} is {given}, not one for each of the {layer_count} layers")
+        for layer, layer_value in enumerate(value):
+            if layer_value not in legal:
+                legal_values = " and ".join(map(str, legal))
+                raise InputError(f"{self.path}: {key} of layer {layer} is {layer_value!r}; {legal_values} are modelled")
         return value
 
-    def places(self, key: str, layers: int) -> frozenset[int] | None:
+    def layer_indices(self, key: str, layer_count: int) -> frozenset[int] | None:
         """The layers that are listed, counted from 0; None if the key is missing or null."""
         value = self.content.get(key)
         if value is None:
             return None
-        legal = range(layers)
-        if not isinstance(value, list) or not all(type(item) is int and item in legal for item in value):
-            raise InputError(f"{self.path}: {key} is {value!r}, not a list of layers from 0 to {layers - 1}")
+        legal = range(layer_count)
+        if not isinstance(value, list) or not all(type(index) is int and index in legal for index in value):
+            raise InputError(f"{self.path}: {key} is {value!r}, not a list of layers from 0 to {layer_count - 1}")
         return frozenset(value)
 
-    def refuse(self, key: str, wanted: object, *, default: object) -> None:
+    def require_value(self, key: str, required: object, *, default: object) -> None:
         """Raise InputError unless a key is missing or has the only value that is modelled."""
         value = self.content.get(key, default)
-        if value != wanted:
-            raise InputError(f"{self.path}: {key} {value!r} is not modelled for {self.family}; {wanted!r} is")
+        if value != required:
+            raise InputError(f"{self.path}: {key} {value!r} is not modelled for {self.family}; {required!r} is")
 
-    def dividing(self, key: str, part: int, whole_key: str, whole: int) -> None:
+    def require_divides(self, key: str, divisor: int, total_key: str, total: int) -> None:
         """Raise InputError unless `part` divides `whole`."""
-        if whole % part:
-            raise InputError(f"{self.path}: {key} {part} does not divide {whole_key} {whole}")
+        if total % divisor:
+            raise InputError(f"{self.path}: {key} {divisor} does not divide {total_key} {total}")
 
     @property
     def name(self) -> str:

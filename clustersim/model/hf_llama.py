@@ -11,92 +11,101 @@ from types import MappingProxyType
 from typing import Final
 
 from clustersim.common.errors import InputError
-from clustersim.model.hf_fields import FULL, SLIDING, Config
-from clustersim.model.hf_moe import MIXTURES, Mixture
+from clustersim.model.hf_fields import FULL, SLIDING, HfConfig
+from clustersim.model.hf_moe import MOE_CONFIG_KEYS, MoeConfigKeys
 from clustersim.model.layer_stack import (
     BlockForm,
     DenseMlp,
     FullAttention,
-    LayerRun,
+    LayerGroup,
     LayerSpec,
-    Mlp,
+    LayerStack,
+    MlpType,
     QkNorm,
-    Stack,
-    joined,
-    stacked,
+    merge_groups,
+    stack_layers,
 )
-from clustersim.model.transformer import Model, Norm, Positions
+from clustersim.model.transformer import Norm, PositionEncoding, TransformerModel
 
-Windows = Callable[[Config, int], list[int | None]]
+WindowRule = Callable[[HfConfig, int], list[int | None]]
 """The window of each of so many layers; None: all tokens."""
 
 
-def everywhere(config: Config, layers: int) -> list[int | None]:
+def uniform_windows(config: HfConfig, layers: int) -> list[int | None]:
     """Every layer has it, if the file does (phi3)."""
-    return [_window(config)] * layers
+    return [_sliding_window(config)] * layers
 
 
-def mistral(config: Config, layers: int) -> list[int | None]:
+def mistral_windows(config: HfConfig, layers: int) -> list[int | None]:
     """Every layer has it; `sliding_window` that is left out is 4096, null is none."""
-    window = 4096 if "sliding_window" not in config.content else _window(config)
+    window = 4096 if "sliding_window" not in config.content else _sliding_window(config)
     return [window] * layers
 
 
-def switched(config: Config, layers: int) -> list[int | None]:
+def upper_layer_windows(config: HfConfig, layers: int) -> list[int | None]:
     """Layers from `max_window_layers` on have it, if `use_sliding_window` (qwen2, qwen3)."""
-    first = config.content.get("max_window_layers", 28)
-    if isinstance(first, bool) or not isinstance(first, int) or first < 0:
-        raise InputError(f"{config.path}: max_window_layers is {first!r}, not a whole number from 0")
-    local = [place >= first for place in range(layers)]
-    return _where(local, config.positive("sliding_window", 4096)) if _switched_on(config) else [None] * layers
+    first_layer = config.content.get("max_window_layers", 28)
+    if isinstance(first_layer, bool) or not isinstance(first_layer, int) or first_layer < 0:
+        raise InputError(f"{config.path}: max_window_layers is {first_layer!r}, not a whole number from 0")
+    has_window = [layer >= first_layer for layer in range(layers)]
+    return (
+        _masked_windows(has_window, config.positive_int("sliding_window", 4096))
+        if _uses_sliding_window(config)
+        else [None] * layers
+    )
 
 
-def alternating(config: Config, layers: int) -> list[int | None]:
+def alternating_windows(config: HfConfig, layers: int) -> list[int | None]:
     """Every second layer has it, the first among them (gemma2)."""
-    return _where([place % 2 == 0 for place in range(layers)], config.positive("sliding_window", 4096))
+    return _masked_windows([layer % 2 == 0 for layer in range(layers)], config.positive_int("sliding_window", 4096))
 
 
-def patterned(config: Config, layers: int) -> list[int | None]:
+def interleaved_windows(config: HfConfig, layers: int) -> list[int | None]:
     """All but every `sliding_window_pattern`-th layer have it (gemma3)."""
-    every = config.positive("sliding_window_pattern", 6)
-    return _where([(place + 1) % every > 0 for place in range(layers)], config.positive("sliding_window", 4096))
+    period = config.positive_int("sliding_window_pattern", 6)
+    return _masked_windows(
+        [(layer + 1) % period > 0 for layer in range(layers)], config.positive_int("sliding_window", 4096)
+    )
 
 
-def unturned(config: Config, layers: int) -> list[int | None]:
+def nope_layer_windows(config: HfConfig, layers: int) -> list[int | None]:
     """Layers without rotary positions have it, if `use_sliding_window` (smollm3)."""
-    window = _window(config) if _switched_on(config) else None
-    return _where([share == 0 for share in _nope(config, layers)], window)
+    window = _sliding_window(config) if _uses_sliding_window(config) else None
+    return _masked_windows([fraction == 0 for fraction in _rotary_fractions(config, layers)], window)
 
 
-def chunked(config: Config, layers: int) -> list[int | None]:
+def chunked_windows(config: HfConfig, layers: int) -> list[int | None]:
     """Layers with rotary positions have it: chunks of `attention_chunk_size`, within which all tokens before are seen.
 
     Longer sequences are counted as if a window slid, which has twice as many keys (llama4).
     """
-    return _where([share > 0 for share in _nope(config, layers)], config.positive("attention_chunk_size", 8192))
+    return _masked_windows(
+        [fraction > 0 for fraction in _rotary_fractions(config, layers)],
+        config.positive_int("attention_chunk_size", 8192),
+    )
 
 
-def _where(local: list[bool], window: int | None) -> list[int | None]:
-    return [window if here else None for here in local]
+def _masked_windows(has_window: list[bool], window: int | None) -> list[int | None]:
+    return [window if windowed else None for windowed in has_window]
 
 
-def _window(config: Config) -> int | None:
-    return None if config.content.get("sliding_window") is None else config.positive("sliding_window")
+def _sliding_window(config: HfConfig) -> int | None:
+    return None if config.content.get("sliding_window") is None else config.positive_int("sliding_window")
 
 
-def _switched_on(config: Config) -> bool:
-    return config.truth("use_sliding_window", default=False)
+def _uses_sliding_window(config: HfConfig) -> bool:
+    return config.boolean("use_sliding_window", default=False)
 
 
-def _nope(config: Config, layers: int) -> list[float]:
+def _rotary_fractions(config: HfConfig, layers: int) -> list[float]:
     """The share of each head that each layer turns: SmolLM3 leaves every 4th layer unturned."""
-    every = config.positive("no_rope_layer_interval", 4)
-    said = config.each_layer("no_rope_layers", (0, 1), layers)
-    return [float(turned) for turned in said or [(place + 1) % every > 0 for place in range(layers)]]
+    period = config.positive_int("no_rope_layer_interval", 4)
+    listed = config.per_layer_values("no_rope_layers", (0, 1), layers)
+    return [float(fraction) for fraction in listed or [(layer + 1) % period > 0 for layer in range(layers)]]
 
 
 @dataclass(frozen=True, slots=True)
-class LlamaKind:
+class LlamaFamily:
     """What distinguishes a family.
 
     head_dim: its default (None: hidden / heads); defaults: of other sizes. qkv_bias: queries, keys and values have
@@ -109,111 +118,119 @@ class LlamaKind:
     """
 
     qkv_bias: bool = False
-    biases: bool = False
-    bias_of_qkv: bool = False
-    bias_of_attention: bool = False
+    allows_linear_bias: bool = False
+    attention_bias_is_qkv: bool = False
+    attention_bias_is_all: bool = False
     qk_norm: QkNorm | None = None
-    norm_said: bool = False
-    tied: bool = False
+    reads_qk_norm: bool = False
+    tied_embeddings: bool = False
     head_dim: int | None = None
     block: BlockForm = BlockForm.PRE_NORM
-    windows: Windows | None = None
-    rotary: float = 1.0
-    nope: bool = False
-    mixture: Mixture | None = None
+    windows: WindowRule | None = None
+    rotary_fraction: float = 1.0
+    has_nope_layers: bool = False
+    moe_keys: MoeConfigKeys | None = None
     sinks: bool = False
-    softcaps: Mapping[str, float | None] = field(default_factory=dict)
+    softcap_defaults: Mapping[str, float | None] = field(default_factory=dict)
     defaults: Mapping[str, int] = field(default_factory=dict)
-    further: bool = False
+    has_mtp: bool = False
 
-    def read(self, config: Config) -> Model:
+    def read_model(self, config: HfConfig) -> TransformerModel:
         """Read the model; raise InputError naming file and key."""
-        bias = self._linear_bias(config)
-        return Model(
+        bias = self._read_linear_bias(config)
+        return TransformerModel(
             name=config.name,
-            stack=self._stack(config, bias),
-            hidden=self._size(config, "hidden_size"),
-            vocab=self._size(config, "vocab_size"),
-            max_positions=self._size(config, "max_position_embeddings"),
+            stack=self._read_stack(config, bias),
+            hidden=self._dimension(config, "hidden_size"),
+            vocab=self._dimension(config, "vocab_size"),
+            max_positions=self._dimension(config, "max_position_embeddings"),
             norm=Norm.RMSNORM,
-            positions=Positions.ROTARY,
-            tied_embeddings=config.truth("tie_word_embeddings", default=self.tied),
+            positions=PositionEncoding.ROTARY,
+            tied_embeddings=config.boolean("tie_word_embeddings", default=self.tied_embeddings),
             linear_bias=bias,
-            logit_softcap=self._capped(config, "final_logit_softcapping"),
-            mtp_layers=config.further if self.further else 0,
+            logit_softcap=self._has_softcap(config, "final_logit_softcapping"),
+            mtp_layers=config.mtp_layer_count if self.has_mtp else 0,
         )
 
-    def _stack(self, config: Config, bias: bool) -> Stack:
-        attentions = self._attentions(config, bias)
-        if self.mixture is None:
-            mlp = DenseMlp(self._size(config, "intermediate_size"), Mlp.SWIGLU)
-            return joined(LayerRun(LayerSpec(attention, mlp, self.block), many) for attention, many in attentions)
-        every = [attention for attention, many in attentions for _ in range(many)]
-        mlps = self.mixture.read(config, len(every))
-        return stacked(LayerSpec(*item, self.block) for item in zip(every, mlps, strict=True))
+    def _read_stack(self, config: HfConfig, bias: bool) -> LayerStack:
+        attentions = self._read_attentions(config, bias)
+        if self.moe_keys is None:
+            mlp = DenseMlp(self._dimension(config, "intermediate_size"), MlpType.SWIGLU)
+            return merge_groups(
+                LayerGroup(LayerSpec(attention, mlp, self.block), layer_count) for attention, layer_count in attentions
+            )
+        all_attentions = [attention for attention, layer_count in attentions for _ in range(layer_count)]
+        mlps = self.moe_keys.read_mlps(config, len(all_attentions))
+        return stack_layers(LayerSpec(*pair, self.block) for pair in zip(all_attentions, mlps, strict=True))
 
-    def _size(self, config: Config, key: str) -> int:
-        return config.positive(key, self.defaults.get(key))
+    def _dimension(self, config: HfConfig, key: str) -> int:
+        return config.positive_int(key, self.defaults.get(key))
 
-    def _attentions(self, config: Config, bias: bool) -> list[tuple[FullAttention, int]]:
+    def _read_attentions(self, config: HfConfig, bias: bool) -> list[tuple[FullAttention, int]]:
         """The attention of each layer, or of all of them."""
-        differ = self.windows is not None or self.nope or self.mixture is not None
+        differ = self.windows is not None or self.has_nope_layers or self.moe_keys is not None
         key = "num_hidden_layers"
-        alike, layers = (1, config.layers(key)) if differ else (config.positive(key), 1)
-        heads = self._size(config, "num_attention_heads")
-        kv_heads = config.positive("num_key_value_heads", self.defaults.get("num_key_value_heads", heads))
-        config.dividing("num_key_value_heads", kv_heads, "num_attention_heads", heads)
-        qkv = config.truth("attention_bias", default=False) if self.bias_of_qkv else bias or self.qkv_bias
-        turned = _nope(config, layers) if self.nope else [config.turned(self.rotary)] * layers
-        head_dim, softcap = self._head_dim(config, heads), self._capped(config, "attn_logit_softcapping")
-        normed = QkNorm.HEADS if config.truth("use_qk_norm", default=False) and self.norm_said else self.qk_norm
+        repeat_count, listed_count = (1, config.layer_count(key)) if differ else (config.positive_int(key), 1)
+        heads = self._dimension(config, "num_attention_heads")
+        kv_heads = config.positive_int("num_key_value_heads", self.defaults.get("num_key_value_heads", heads))
+        config.require_divides("num_key_value_heads", kv_heads, "num_attention_heads", heads)
+        qkv = config.boolean("attention_bias", default=False) if self.attention_bias_is_qkv else bias or self.qkv_bias
+        rotary_fractions = (
+            _rotary_fractions(config, listed_count)
+            if self.has_nope_layers
+            else [config.rotary_fraction(self.rotary_fraction)] * listed_count
+        )
+        head_dim, softcap = self._read_head_dim(config, heads), self._has_softcap(config, "attn_logit_softcapping")
+        qk_norm = (
+            QkNorm.PER_HEAD if config.boolean("use_qk_norm", default=False) and self.reads_qk_norm else self.qk_norm
+        )
         return [
-            (FullAttention(heads, kv_heads, head_dim, qkv, normed, window, share, softcap, self.sinks), alike)
-            for window, share in zip(self._windows(config, layers), turned, strict=True)
+            (FullAttention(heads, kv_heads, head_dim, qkv, qk_norm, window, rotary, softcap, self.sinks), repeat_count)
+            for window, rotary in zip(self._layer_windows(config, listed_count), rotary_fractions, strict=True)
         ]
 
-    def _windows(self, config: Config, layers: int) -> list[int | None]:
+    def _layer_windows(self, config: HfConfig, layers: int) -> list[int | None]:
         """The window of each layer: by `layer_types`, which files since 2025 have, or as the family has them."""
         if self.windows is None:
             return [None] * layers
-        said = config.each_layer("layer_types", (FULL, SLIDING), layers)
-        if said is None:
+        layer_types = config.per_layer_values("layer_types", (FULL, SLIDING), layers)
+        if layer_types is None:
             return self.windows(config, layers)
-        local = [kind == SLIDING for kind in said]
-        return _where(local, config.positive("sliding_window") if any(local) else None)
+        has_window = [kind == SLIDING for kind in layer_types]
+        return _masked_windows(has_window, config.positive_int("sliding_window") if any(has_window) else None)
 
-    def _head_dim(self, config: Config, heads: int) -> int:
-        hidden = self._size(config, "hidden_size")
+    def _read_head_dim(self, config: HfConfig, heads: int) -> int:
+        hidden = self._dimension(config, "hidden_size")
         if config.content.get("head_dim") is None and self.head_dim is None:
-            config.dividing("num_attention_heads", heads, "hidden_size", hidden)
-        return config.positive("head_dim", self.head_dim or max(1, hidden // heads))
+            config.require_divides("num_attention_heads", heads, "hidden_size", hidden)
+        return config.positive_int("head_dim", self.head_dim or max(1, hidden // heads))
 
-    def _linear_bias(self, config: Config) -> bool:
-        if self.bias_of_attention:
-            return config.truth("attention_bias", default=True)
-        attention = config.truth("attention_bias", default=False) and not self.bias_of_qkv
-        mlp = config.truth("mlp_bias", default=False)
-        if attention != mlp or (attention and not self.biases):
+    def _read_linear_bias(self, config: HfConfig) -> bool:
+        if self.attention_bias_is_all:
+            return config.boolean("attention_bias", default=True)
+        attention = config.boolean("attention_bias", default=False) and not self.attention_bias_is_qkv
+        mlp = config.boolean("mlp_bias", default=False)
+        if attention != mlp or (attention and not self.allows_linear_bias):
             raise InputError(
                 f"{config.path}: attention_bias {attention} with mlp_bias {mlp} is not modelled"
-                f" for {config.family}; " + ("set both alike" if self.biases else "set both false")
+                f" for {config.family}; " + ("set both alike" if self.allows_linear_bias else "set both false")
             )
         return attention
 
-    def _capped(self, config: Config, key: str) -> bool:
-        if key not in self.softcaps:
+    def _has_softcap(self, config: HfConfig, key: str) -> bool:
+        if key not in self.softcap_defaults:
             return False
-        return (self.softcaps[key] if key not in config.content else config.number(key)) is not None
+        return (self.softcap_defaults[key] if key not in config.content else config.positive_number(key)) is not None
 
 
-_NO_CAPS: Final = {"attn_logit_softcapping": None, "final_logit_softcapping": None}
-_GEMMA3: Final = LlamaKind(
-    qk_norm=QkNorm.HEADS,
-    tied=True,
+_NO_SOFTCAPS: Final = {"attn_logit_softcapping": None, "final_logit_softcapping": None}
+_GEMMA3: Final = LlamaFamily(
+    qk_norm=QkNorm.PER_HEAD,
+    tied_embeddings=True,
     head_dim=256,
     block=BlockForm.SANDWICH,
-    windows=patterned,
-    softcaps=_NO_CAPS,
+    windows=interleaved_windows,
+    softcap_defaults=_NO_SOFTCAPS,
     defaults={
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
@@ -222,36 +239,49 @@ _GEMMA3: Final = LlamaKind(
     },
 )
 
-LLAMA_KINDS: Final[Mapping[str, LlamaKind]] = MappingProxyType(
+LLAMA_FAMILIES: Final[Mapping[str, LlamaFamily]] = MappingProxyType(
     {
-        "llama": LlamaKind(biases=True),
-        "mistral": LlamaKind(windows=mistral),
-        "qwen2": LlamaKind(qkv_bias=True, windows=switched),
-        "qwen3": LlamaKind(qk_norm=QkNorm.HEADS, head_dim=128, windows=switched),
-        "gemma": LlamaKind(tied=True, head_dim=256),
-        "gemma2": LlamaKind(
-            tied=True,
+        "llama": LlamaFamily(allows_linear_bias=True),
+        "mistral": LlamaFamily(windows=mistral_windows),
+        "qwen2": LlamaFamily(qkv_bias=True, windows=upper_layer_windows),
+        "qwen3": LlamaFamily(qk_norm=QkNorm.PER_HEAD, head_dim=128, windows=upper_layer_windows),
+        "gemma": LlamaFamily(tied_embeddings=True, head_dim=256),
+        "gemma2": LlamaFamily(
+            tied_embeddings=True,
             head_dim=256,
             block=BlockForm.SANDWICH,
-            windows=alternating,
-            softcaps={"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+            windows=alternating_windows,
+            softcap_defaults={"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
         ),
         "gemma3_text": _GEMMA3,
-        "olmo2": LlamaKind(qk_norm=QkNorm.WHOLE, block=BlockForm.POST_NORM),
-        "phi3": LlamaKind(windows=everywhere),
-        "smollm3": LlamaKind(tied=True, nope=True, windows=unturned),
-        "glm": LlamaKind(bias_of_qkv=True, head_dim=128, rotary=0.5),
-        "mixtral": LlamaKind(windows=everywhere, mixture=MIXTURES["mixtral"]),
-        "olmoe": LlamaKind(qk_norm=QkNorm.WHOLE, mixture=MIXTURES["olmoe"]),
-        "qwen2_moe": LlamaKind(qkv_bias=True, windows=switched, mixture=MIXTURES["qwen2_moe"]),
-        "qwen3_moe": LlamaKind(qk_norm=QkNorm.HEADS, head_dim=128, windows=switched, mixture=MIXTURES["qwen3_moe"]),
-        "gpt_oss": LlamaKind(
-            bias_of_attention=True, head_dim=64, windows=alternating, sinks=True, mixture=MIXTURES["gpt_oss"]
+        "olmo2": LlamaFamily(qk_norm=QkNorm.ALL_HEADS, block=BlockForm.POST_NORM),
+        "phi3": LlamaFamily(windows=uniform_windows),
+        "smollm3": LlamaFamily(tied_embeddings=True, has_nope_layers=True, windows=nope_layer_windows),
+        "glm": LlamaFamily(attention_bias_is_qkv=True, head_dim=128, rotary_fraction=0.5),
+        "mixtral": LlamaFamily(windows=uniform_windows, moe_keys=MOE_CONFIG_KEYS["mixtral"]),
+        "olmoe": LlamaFamily(qk_norm=QkNorm.ALL_HEADS, moe_keys=MOE_CONFIG_KEYS["olmoe"]),
+        "qwen2_moe": LlamaFamily(qkv_bias=True, windows=upper_layer_windows, moe_keys=MOE_CONFIG_KEYS["qwen2_moe"]),
+        "qwen3_moe": LlamaFamily(
+            qk_norm=QkNorm.PER_HEAD, head_dim=128, windows=upper_layer_windows, moe_keys=MOE_CONFIG_KEYS["qwen3_moe"]
         ),
-        "llama4_text": LlamaKind(nope=True, windows=chunked, mixture=MIXTURES["llama4_text"]),
-        "glm4_moe": LlamaKind(
-            bias_of_qkv=True, norm_said=True, head_dim=128, rotary=0.5, mixture=MIXTURES["glm4_moe"], further=True
+        "gpt_oss": LlamaFamily(
+            attention_bias_is_all=True,
+            head_dim=64,
+            windows=alternating_windows,
+            sinks=True,
+            moe_keys=MOE_CONFIG_KEYS["gpt_oss"],
         ),
-        "glm4": LlamaKind(bias_of_qkv=True, head_dim=128, rotary=0.5, block=BlockForm.SANDWICH),
+        "llama4_text": LlamaFamily(
+            has_nope_layers=True, windows=chunked_windows, moe_keys=MOE_CONFIG_KEYS["llama4_text"]
+        ),
+        "glm4_moe": LlamaFamily(
+            attention_bias_is_qkv=True,
+            reads_qk_norm=True,
+            head_dim=128,
+            rotary_fraction=0.5,
+            moe_keys=MOE_CONFIG_KEYS["glm4_moe"],
+            has_mtp=True,
+        ),
+        "glm4": LlamaFamily(attention_bias_is_qkv=True, head_dim=128, rotary_fraction=0.5, block=BlockForm.SANDWICH),
     }
 )

@@ -10,42 +10,43 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from clustersim.model.hf_fields import Config
-from clustersim.model.hf_moe import MIXTURES, Mixture
-from clustersim.model.layer_stack import LatentAttention, LayerSpec, stacked
-from clustersim.model.transformer import Model, Norm, Positions
+from clustersim.model.hf_fields import HfConfig
+from clustersim.model.hf_moe import MOE_CONFIG_KEYS, MoeConfigKeys
+from clustersim.model.layer_stack import LatentAttention, LayerSpec, stack_layers
+from clustersim.model.transformer import Norm, PositionEncoding, TransformerModel
 
-LATENT: Final[Mapping[str, Mixture]] = MappingProxyType(
-    {"deepseek_v2": MIXTURES["deepseek_v2"]} | dict.fromkeys(("deepseek_v3", "kimi_k2"), MIXTURES["deepseek_v3"])
+MLA_FAMILIES: Final[Mapping[str, MoeConfigKeys]] = MappingProxyType(
+    {"deepseek_v2": MOE_CONFIG_KEYS["deepseek_v2"]}
+    | dict.fromkeys(("deepseek_v3", "kimi_k2"), MOE_CONFIG_KEYS["deepseek_v3"])
 )
 """By family, what it calls the parts of its mixture."""
 
 
-def latent(config: Config) -> Model:
+def read_mla_model(config: HfConfig) -> TransformerModel:
     """Read the model; raise InputError naming file and key."""
-    config.refuse("attention_bias", False, default=False)
-    attention = _attention(config)
-    mlps = LATENT[config.family].read(config, config.layers("num_hidden_layers"))
-    return Model(
+    config.require_value("attention_bias", False, default=False)
+    attention = _read_attention(config)
+    mlps = MLA_FAMILIES[config.family].read_mlps(config, config.layer_count("num_hidden_layers"))
+    return TransformerModel(
         name=config.name,
-        stack=stacked(LayerSpec(attention, mlp) for mlp in mlps),
-        hidden=config.positive("hidden_size"),
-        vocab=config.positive("vocab_size"),
-        max_positions=config.positive("max_position_embeddings"),
+        stack=stack_layers(LayerSpec(attention, mlp) for mlp in mlps),
+        hidden=config.positive_int("hidden_size"),
+        vocab=config.positive_int("vocab_size"),
+        max_positions=config.positive_int("max_position_embeddings"),
         norm=Norm.RMSNORM,
-        positions=Positions.ROTARY,
-        tied_embeddings=config.truth("tie_word_embeddings", default=False),
+        positions=PositionEncoding.ROTARY,
+        tied_embeddings=config.boolean("tie_word_embeddings", default=False),
         linear_bias=False,
-        mtp_layers=config.further,
+        mtp_layers=config.mtp_layer_count,
     )
 
 
-def _attention(config: Config) -> LatentAttention:
+def _read_attention(config: HfConfig) -> LatentAttention:
     return LatentAttention(
-        heads=config.positive("num_attention_heads"),
-        query_rank=config.whole("q_lora_rank", 0) or None,
-        kv_rank=config.positive("kv_lora_rank"),
-        nope=config.positive("qk_nope_head_dim"),
-        rope=config.positive("qk_rope_head_dim"),
-        value_dim=config.positive("v_head_dim"),
+        heads=config.positive_int("num_attention_heads"),
+        query_rank=config.nonnegative_int("q_lora_rank", 0) or None,
+        kv_rank=config.positive_int("kv_lora_rank"),
+        nope=config.positive_int("qk_nope_head_dim"),
+        rope=config.positive_int("qk_rope_head_dim"),
+        value_dim=config.positive_int("v_head_dim"),
     )

@@ -11,14 +11,14 @@ from types import MappingProxyType
 from typing import Final
 
 from clustersim.common.errors import InputError
-from clustersim.model.hf_fields import Config
-from clustersim.model.layer_stack import AnyMlp, DenseMlp, Mlp, RoutedMlp, Router, Scores
+from clustersim.model.hf_fields import HfConfig
+from clustersim.model.layer_stack import DenseMlp, MlpSpec, MlpType, MoeMlp, Router, ScoreFunction
 
-_SCORES: Final = {"softmax": Scores.SOFTMAX, "sigmoid": Scores.SIGMOID}
+_SCORE_FUNCTIONS: Final = {"softmax": ScoreFunction.SOFTMAX, "sigmoid": ScoreFunction.SIGMOID}
 
 
 @dataclass(frozen=True, slots=True)
-class Mixture:
+class MoeConfigKeys:
     """What a family calls the parts of its mixture, and what it has that files do not say.
 
     experts, top_k, ffn: keys; dense: the key of the width of layers without experts (None: all have some); shared: the
@@ -33,105 +33,110 @@ class Mixture:
     experts: str
     top_k: str
     ffn: str
-    dense: str | None = None
-    shared: str | None = None
+    dense_ffn: str | None = None
+    shared_count: str | None = None
     shared_ffn: str | None = None
-    shared_always: bool = False
+    always_shared: bool = False
     shared_gate: bool = False
     bias: bool = False
-    step: str | None = None
-    listed: str | None = None
-    chosen: str | None = None
-    from_zero: bool = False
-    first: str | None = None
-    scores: Scores = Scores.SOFTMAX
-    corrected: bool = False
+    moe_layer_step: str | None = None
+    dense_layers: str | None = None
+    moe_layers: str | None = None
+    counts_from_zero: bool = False
+    first_dense_count: str | None = None
+    scores: ScoreFunction = ScoreFunction.SOFTMAX
+    correction_bias: bool = False
 
-    def read(self, config: Config, layers: int) -> list[AnyMlp]:
+    def read_mlps(self, config: HfConfig, layers: int) -> list[MlpSpec]:
         """The MLP of each layer."""
-        routed = self._routed(config)
-        if self.dense is None:
-            return [routed] * layers
-        sparse = self._sparse(config, layers)
-        if all(sparse):
-            return [routed] * layers
-        dense = DenseMlp(config.positive(self.dense), Mlp.SWIGLU)
-        return [routed if experts else dense for experts in sparse]
+        moe = self._read_moe(config)
+        if self.dense_ffn is None:
+            return [moe] * layers
+        is_moe_layer = self._moe_layer_mask(config, layers)
+        if all(is_moe_layer):
+            return [moe] * layers
+        dense = DenseMlp(config.positive_int(self.dense_ffn), MlpType.SWIGLU)
+        return [moe if is_moe else dense for is_moe in is_moe_layer]
 
-    def _routed(self, config: Config) -> RoutedMlp:
-        experts, top_k, ffn = (config.positive(key) for key in (self.experts, self.top_k, self.ffn))
+    def _read_moe(self, config: HfConfig) -> MoeMlp:
+        experts, top_k, ffn = (config.positive_int(key) for key in (self.experts, self.top_k, self.ffn))
         if top_k > experts:
             raise InputError(
                 f"{config.path}: {self.top_k} {top_k} is above {self.experts} {experts}; at most {experts} fits"
             )
-        return RoutedMlp(
+        return MoeMlp(
             experts,
             top_k,
             ffn,
-            Mlp.SWIGLU,
-            shared=self._shared(config, ffn),
+            MlpType.SWIGLU,
+            shared=self._shared_ffn(config, ffn),
             shared_gate=self.shared_gate,
             bias=self.bias,
-            router=self._router(config, experts),
+            router=self._read_router(config, experts),
         )
 
-    def _shared(self, config: Config, ffn: int) -> int:
+    def _shared_ffn(self, config: HfConfig, ffn: int) -> int:
         if self.shared_ffn is not None:
-            return config.positive(self.shared_ffn)
-        if self.shared is not None:
-            return ffn * config.whole(self.shared, 0)
-        return ffn if self.shared_always else 0
+            return config.positive_int(self.shared_ffn)
+        if self.shared_count is not None:
+            return ffn * config.nonnegative_int(self.shared_count, 0)
+        return ffn if self.always_shared else 0
 
-    def _router(self, config: Config, experts: int) -> Router:
-        said = config.content.get("scoring_func")
-        if said is not None and said not in _SCORES:
-            raise InputError(f"{config.path}: scoring_func {said!r} is not modelled; {' and '.join(_SCORES)} are")
-        groups = config.positive("n_group", 1)
-        config.dividing("n_group", groups, self.experts, experts)
-        limit = config.positive("topk_group", groups)
-        scores = self.scores if said is None else _SCORES[said]
-        return Router(scores, groups, limit if limit < groups else None, self.corrected)
+    def _read_router(self, config: HfConfig, experts: int) -> Router:
+        scoring = config.content.get("scoring_func")
+        if scoring is not None and scoring not in _SCORE_FUNCTIONS:
+            raise InputError(
+                f"{config.path}: scoring_func {scoring!r} is not modelled; {' and '.join(_SCORE_FUNCTIONS)} are"
+            )
+        groups = config.positive_int("n_group", 1)
+        config.require_divides("n_group", groups, self.experts, experts)
+        max_groups = config.positive_int("topk_group", groups)
+        scores = self.scores if scoring is None else _SCORE_FUNCTIONS[scoring]
+        return Router(scores, groups, max_groups if max_groups < groups else None, self.correction_bias)
 
-    def _sparse(self, config: Config, layers: int) -> list[bool]:
+    def _moe_layer_mask(self, config: HfConfig, layers: int) -> list[bool]:
         """Whether each layer has experts."""
-        if self.chosen is not None and (places := config.places(self.chosen, layers)) is not None:
-            return [place in places for place in range(layers)]
-        first = config.whole(self.first, 0) if self.first else 0
-        every = config.positive(self.step, 1) if self.step else 1
-        ahead = 0 if self.from_zero else 1
-        dense = (config.places(self.listed, layers) if self.listed else None) or frozenset()
-        return [place >= first and (place + ahead) % every == 0 and place not in dense for place in range(layers)]
+        if self.moe_layers is not None and (indices := config.layer_indices(self.moe_layers, layers)) is not None:
+            return [layer in indices for layer in range(layers)]
+        first_moe_layer = config.nonnegative_int(self.first_dense_count, 0) if self.first_dense_count else 0
+        step = config.positive_int(self.moe_layer_step, 1) if self.moe_layer_step else 1
+        index_offset = 0 if self.counts_from_zero else 1
+        dense = (config.layer_indices(self.dense_layers, layers) if self.dense_layers else None) or frozenset()
+        return [
+            layer >= first_moe_layer and (layer + index_offset) % step == 0 and layer not in dense
+            for layer in range(layers)
+        ]
 
 
-_QWEN: Final = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
-_DEEPSEEK: Final = ("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size")
-MIXTURES: Final[Mapping[str, Mixture]] = MappingProxyType(
+_QWEN_KEYS: Final = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
+_DEEPSEEK_KEYS: Final = ("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size")
+MOE_CONFIG_KEYS: Final[Mapping[str, MoeConfigKeys]] = MappingProxyType(
     {
-        "mixtral": Mixture("num_local_experts", "num_experts_per_tok", "intermediate_size"),
-        "olmoe": Mixture("num_experts", "num_experts_per_tok", "intermediate_size"),
-        "qwen2_moe": Mixture(
-            *_QWEN, dense="intermediate_size", shared_ffn="shared_expert_intermediate_size", shared_gate=True,
-            step="decoder_sparse_step", listed="mlp_only_layers",
+        "mixtral": MoeConfigKeys("num_local_experts", "num_experts_per_tok", "intermediate_size"),
+        "olmoe": MoeConfigKeys("num_experts", "num_experts_per_tok", "intermediate_size"),
+        "qwen2_moe": MoeConfigKeys(
+            *_QWEN_KEYS, dense_ffn="intermediate_size", shared_ffn="shared_expert_intermediate_size", shared_gate=True,
+            moe_layer_step="decoder_sparse_step", dense_layers="mlp_only_layers",
         ),
-        "qwen3_moe": Mixture(
-            *_QWEN, dense="intermediate_size", step="decoder_sparse_step", listed="mlp_only_layers"
+        "qwen3_moe": MoeConfigKeys(
+            *_QWEN_KEYS, dense_ffn="intermediate_size", moe_layer_step="decoder_sparse_step", dense_layers="mlp_only_layers"
         ),
-        "gpt_oss": Mixture("num_local_experts", "num_experts_per_tok", "intermediate_size", bias=True),
-        "llama4_text": Mixture(
-            "num_local_experts", "num_experts_per_tok", "intermediate_size", dense="intermediate_size_mlp",
-            shared_always=True, step="interleave_moe_layer_step", chosen="moe_layers", scores=Scores.SIGMOID,
+        "gpt_oss": MoeConfigKeys("num_local_experts", "num_experts_per_tok", "intermediate_size", bias=True),
+        "llama4_text": MoeConfigKeys(
+            "num_local_experts", "num_experts_per_tok", "intermediate_size", dense_ffn="intermediate_size_mlp",
+            always_shared=True, moe_layer_step="interleave_moe_layer_step", moe_layers="moe_layers", scores=ScoreFunction.SIGMOID,
         ),
-        "glm4_moe": Mixture(
-            *_DEEPSEEK, dense="intermediate_size", shared="n_shared_experts", first="first_k_dense_replace",
-            scores=Scores.SIGMOID, corrected=True,
+        "glm4_moe": MoeConfigKeys(
+            *_DEEPSEEK_KEYS, dense_ffn="intermediate_size", shared_count="n_shared_experts", first_dense_count="first_k_dense_replace",
+            scores=ScoreFunction.SIGMOID, correction_bias=True,
         ),
-        "deepseek_v2": Mixture(
-            *_DEEPSEEK, dense="intermediate_size", shared="n_shared_experts", first="first_k_dense_replace",
-            step="moe_layer_freq", from_zero=True,
+        "deepseek_v2": MoeConfigKeys(
+            *_DEEPSEEK_KEYS, dense_ffn="intermediate_size", shared_count="n_shared_experts", first_dense_count="first_k_dense_replace",
+            moe_layer_step="moe_layer_freq", counts_from_zero=True,
         ),
-        "deepseek_v3": Mixture(
-            *_DEEPSEEK, dense="intermediate_size", shared="n_shared_experts", first="first_k_dense_replace",
-            step="moe_layer_freq", from_zero=True, scores=Scores.SIGMOID, corrected=True,
+        "deepseek_v3": MoeConfigKeys(
+            *_DEEPSEEK_KEYS, dense_ffn="intermediate_size", shared_count="n_shared_experts", first_dense_count="first_k_dense_replace",
+            moe_layer_step="moe_layer_freq", counts_from_zero=True, scores=ScoreFunction.SIGMOID, correction_bias=True,
         ),
     }
 )  # fmt: skip

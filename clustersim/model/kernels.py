@@ -34,7 +34,7 @@ class KernelKind(IdentityEnum):
     CAST = "cast"  # into a format with scales
 
 
-PRODUCTS: Final = frozenset(
+TENSOR_CORE_KINDS: Final = frozenset(
     {
         KernelKind.MATMUL,
         KernelKind.GROUPED_MATMUL,
@@ -46,11 +46,11 @@ PRODUCTS: Final = frozenset(
 """Kernels that matrix units do; all others stream through memory."""
 
 
-GROUPED: Final = frozenset({KernelKind.STREAMED_MATMULS, KernelKind.GROUPED_MATMUL})
+GROUPED_MATMUL_KINDS: Final = frozenset({KernelKind.STREAMED_MATMULS, KernelKind.GROUPED_MATMUL})
 """Products of experts."""
 
 
-class Operands(IdentityEnum):
+class MatmulLayout(IdentityEnum):
     """How the operands A[m, k] and B[k, n] of a product lie in memory: N row by row, T transposed.
 
     With weights [outputs, inputs], a linear layer's forward is NT, its input gradient NN, its weight gradient TN.
@@ -73,18 +73,18 @@ class MatmulShape:
     n: int
     k: int
     batch: int = 1
-    operands: Operands = Operands.NT
+    operands: MatmulLayout = MatmulLayout.NT
     accumulated: DType | None = None
 
     @property
-    def rows(self) -> tuple[int, int, int]:
+    def contiguous_elements(self) -> tuple[int, int, int]:
         """How many elements lie next to each other in A, B and C."""
         match self.operands:
-            case Operands.NT:
+            case MatmulLayout.NT:
                 return self.k, self.k, self.n
-            case Operands.NN:
+            case MatmulLayout.NN:
                 return self.k, self.n, self.n
-            case Operands.TN:
+            case MatmulLayout.TN:
                 return self.m, self.n, self.n
 
 
@@ -107,20 +107,22 @@ class AttentionShape:
     value_dim: int | None = None
 
     @property
-    def values(self) -> int:
+    def value_head_dim(self) -> int:
         """The head dimension of values and results."""
         return self.head_dim if self.value_dim is None else self.value_dim
 
-    def score_flops(self, *, backward: bool) -> int:
+    def flops_per_score(self, *, backward: bool) -> int:
         """FLOP of flash attention for each score: forward QK' and PV; backward five products, one of them again.
 
         Of the five (Dao 2023, arXiv:2307.08691, section 4.1) the scores and the gradients of queries and keys are as
         long as keys, the gradients of the softmax and of the values as values.
         """
-        return 2 * (3 * self.head_dim + 2 * self.values) if backward else 2 * (self.head_dim + self.values)
+        return (
+            2 * (3 * self.head_dim + 2 * self.value_head_dim) if backward else 2 * (self.head_dim + self.value_head_dim)
+        )
 
 
-class Routine(IdentityEnum):
+class MemoryBoundOp(IdentityEnum):
     """What a kernel that streams its operands through memory computes."""
 
     LAYERNORM = "layernorm"
@@ -166,14 +168,16 @@ class Routine(IdentityEnum):
     GRADIENT_CLIP = "gradient_clip"
 
 
-CHOICES: Final = frozenset({Routine.TOP_K, Routine.TOP_K_SIGMOID, Routine.TOP_K_GROUPED})
+TOP_K_OPS: Final = frozenset({MemoryBoundOp.TOP_K, MemoryBoundOp.TOP_K_SIGMOID, MemoryBoundOp.TOP_K_GROUPED})
 """How experts are chosen."""
-ROUTING: Final = frozenset({*CHOICES, Routine.ROW_MAP, Routine.PERMUTE, Routine.UNPERMUTE})
+TOKEN_ROUTING_OPS: Final = frozenset(
+    {*TOP_K_OPS, MemoryBoundOp.ROW_MAP, MemoryBoundOp.PERMUTE, MemoryBoundOp.UNPERMUTE}
+)
 """How tokens come to their experts and back."""
 
 
 @dataclass(frozen=True, slots=True)
-class StreamShape:
+class MemoryBoundShape:
     """A routine over [rows, width] elements.
 
     backward: its input gradient; fused: one kernel that passes every operand once, not one for each term of its formula
@@ -181,7 +185,7 @@ class StreamShape:
     often what is cast is read; formats: of further operands, as the routine says.
     """
 
-    routine: Routine
+    routine: MemoryBoundOp
     rows: int
     width: int
     backward: bool = False
@@ -195,7 +199,7 @@ class StreamShape:
         return self.rows * self.width
 
 
-Shape = MatmulShape | AttentionShape | StreamShape
+KernelShape = MatmulShape | AttentionShape | MemoryBoundShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,50 +217,52 @@ class Kernel:
     dtype: DType
     flops: Flop
     bytes: Bytes
-    shape: Shape | None = None
+    shape: KernelShape | None = None
     launches: int = 1
-    calls: int = 0
+    host_calls: int = 0
 
-    def loaded(self, rows: float) -> "Kernel":
+    def scale_rows(self, ratio: float) -> "Kernel":
         """The same over so many times the rows, but at least one: matrices of weights stay as they are.
 
         A product's rows are those of its result, but of a weight gradient (TN) those that it sums over.
         """
         match self.shape:
-            case MatmulShape() as product:
-                many = product.k if product.operands is Operands.TN else product.m
-                changed = max(1, round(many * rows))
-                more = replace(product, k=changed) if product.operands is Operands.TN else replace(product, m=changed)
-                kept = self.dtype.bytes * product.n * product.k * product.batch
-                if product.operands is Operands.TN:
-                    kept = self.bytes - self.dtype.bytes * product.k * (product.m + product.n) * product.batch
-                size = kept + (self.bytes - kept) * changed / many
-                return replace(self, flops=self.flops * changed / many, bytes=size, shape=more)
-            case StreamShape() as streamed:
-                changed = max(1, round(streamed.rows * rows))
-                reads = streamed.routine is Routine.QUANTIZE
-                table = streamed.table if reads else round(streamed.table * changed / streamed.rows)
-                times, shape = changed / streamed.rows, replace(streamed, rows=changed, table=table)
-                return replace(self, flops=self.flops * times, bytes=self.bytes * times, shape=shape)
-        return replace(self, flops=self.flops * rows, bytes=self.bytes * rows)
+            case MatmulShape() as matmul:
+                row_count = matmul.k if matmul.operands is MatmulLayout.TN else matmul.m
+                new_rows = max(1, round(row_count * ratio))
+                new_shape = (
+                    replace(matmul, k=new_rows) if matmul.operands is MatmulLayout.TN else replace(matmul, m=new_rows)
+                )
+                weight_bytes = self.dtype.bytes * matmul.n * matmul.k * matmul.batch
+                if matmul.operands is MatmulLayout.TN:
+                    weight_bytes = self.bytes - self.dtype.bytes * matmul.k * (matmul.m + matmul.n) * matmul.batch
+                new_bytes = weight_bytes + (self.bytes - weight_bytes) * new_rows / row_count
+                return replace(self, flops=self.flops * new_rows / row_count, bytes=new_bytes, shape=new_shape)
+            case MemoryBoundShape() as memory_bound:
+                new_rows = max(1, round(memory_bound.rows * ratio))
+                is_quantize = memory_bound.routine is MemoryBoundOp.QUANTIZE
+                table = memory_bound.table if is_quantize else round(memory_bound.table * new_rows / memory_bound.rows)
+                actual_ratio, shape = new_rows / memory_bound.rows, replace(memory_bound, rows=new_rows, table=table)
+                return replace(self, flops=self.flops * actual_ratio, bytes=self.bytes * actual_ratio, shape=shape)
+        return replace(self, flops=self.flops * ratio, bytes=self.bytes * ratio)
 
-    def piece(self, pieces: int) -> "Kernel":
+    def split_into(self, split_count: int) -> "Kernel":
         """One of several kernels that together do the same: a matmul by its rows, attention by its keys.
 
         The operand that is not cut (B of a matmul, the queries and the result of attention) passes with every piece.
         """
         match self.shape:
-            case MatmulShape(m, n, k) as product:
-                rows = -(-m // pieces)
-                cut = (rows * k + rows * n + k * n) / (m * k + m * n + k * n)
-                shape: Shape = replace(product, m=rows)
-                return replace(self, flops=self.flops / pieces, bytes=self.bytes * cut, shape=shape)
-            case AttentionShape() as whole:
-                queries, keys = whole.query * whole.heads, whole.key * whole.kv_heads
-                cut = (queries + keys / pieces) / (queries + keys)
-                shape = replace(whole, key=-(-whole.key // pieces))
-                return replace(self, flops=self.flops / pieces, bytes=self.bytes * cut, shape=shape)
-            case StreamShape() as streamed:
-                shape = replace(streamed, rows=-(-streamed.rows // pieces))
-                return replace(self, flops=self.flops / pieces, bytes=self.bytes / pieces, shape=shape)
-        return replace(self, flops=self.flops / pieces, bytes=self.bytes / pieces)
+            case MatmulShape(m, n, k) as matmul:
+                rows = -(-m // split_count)
+                bytes_ratio = (rows * k + rows * n + k * n) / (m * k + m * n + k * n)
+                shape: KernelShape = replace(matmul, m=rows)
+                return replace(self, flops=self.flops / split_count, bytes=self.bytes * bytes_ratio, shape=shape)
+            case AttentionShape() as attention:
+                queries, keys = attention.query * attention.heads, attention.key * attention.kv_heads
+                bytes_ratio = (queries + keys / split_count) / (queries + keys)
+                shape = replace(attention, key=-(-attention.key // split_count))
+                return replace(self, flops=self.flops / split_count, bytes=self.bytes * bytes_ratio, shape=shape)
+            case MemoryBoundShape() as memory_bound:
+                shape = replace(memory_bound, rows=-(-memory_bound.rows // split_count))
+                return replace(self, flops=self.flops / split_count, bytes=self.bytes / split_count, shape=shape)
+        return replace(self, flops=self.flops / split_count, bytes=self.bytes / split_count)

@@ -13,7 +13,7 @@ from math import ceil
 from clustersim.common.enums import IdentityEnum
 
 
-class Mlp(IdentityEnum):
+class MlpType(IdentityEnum):
     """GELU has two matrices (so does squared ReLU); SWIGLU has three (gate, up, down; so has gated GELU)."""
 
     GELU = "gelu"
@@ -23,8 +23,8 @@ class Mlp(IdentityEnum):
 class QkNorm(Enum):
     """HEADS normalises each query and key head by itself (Qwen 3, Gemma 3), WHOLE all of them as one (OLMo 2)."""
 
-    HEADS = "heads"
-    WHOLE = "whole"
+    PER_HEAD = "heads"
+    ALL_HEADS = "whole"
 
 
 class BlockForm(IdentityEnum):
@@ -42,17 +42,17 @@ class BlockForm(IdentityEnum):
     PARALLEL_NORMS = "parallel_norms"
 
     @property
-    def before(self) -> bool:
+    def has_pre_norm(self) -> bool:
         """Whether attention and MLP read what a norm made."""
         return self is not BlockForm.POST_NORM
 
     @property
-    def after(self) -> bool:
+    def has_post_norm(self) -> bool:
         """Whether a norm is between attention or MLP and the sum with the residual stream."""
         return self in (BlockForm.POST_NORM, BlockForm.SANDWICH)
 
     @property
-    def parallel(self) -> bool:
+    def is_parallel(self) -> bool:
         """Whether attention and MLP read the same input."""
         return self in (BlockForm.PARALLEL, BlockForm.PARALLEL_NORMS)
 
@@ -137,7 +137,7 @@ class LatentAttention:
         return self.heads * (self.nope + self.value_dim)
 
 
-Attention = FullAttention | LatentAttention
+AttentionSpec = FullAttention | LatentAttention
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +145,10 @@ class DenseMlp:
     """An MLP that every token passes. ffn: its width."""
 
     ffn: int
-    form: Mlp
+    form: MlpType
 
 
-class Scores(IdentityEnum):
+class ScoreFunction(IdentityEnum):
     """What a router makes of its logits: SOFTMAX over the experts, or each expert's SIGMOID (DeepSeek-V3)."""
 
     SOFTMAX = "softmax"
@@ -164,14 +164,14 @@ class Router:
     weight selects the experts beside their scores (DeepSeek-V3, arXiv:2412.19437, section 2.1.2).
     """
 
-    scores: Scores = Scores.SOFTMAX
+    scores: ScoreFunction = ScoreFunction.SOFTMAX
     groups: int = 1
     limit: int | None = None
     bias: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class RoutedMlp:
+class MoeMlp:
     """A mixture of experts: every token passes `top_k` of so many MLPs, chosen by a router, and the shared ones.
 
     ffn: width of each expert; shared: width of the shared experts together (0: there are none); shared_gate: what these
@@ -183,14 +183,14 @@ class RoutedMlp:
     experts: int
     top_k: int
     ffn: int
-    form: Mlp
+    form: MlpType
     shared: int = 0
     shared_gate: bool = False
     bias: bool = False
     router: Router = Router()
     capacity: float | None = None
 
-    def rows(self, tokens: int) -> int:
+    def routed_tokens(self, tokens: int) -> int:
         """Rows that experts take of so many tokens of one rank.
 
         >>> RoutedMlp(8, 2, 4, Mlp.GELU).rows(100), RoutedMlp(8, 2, 4, Mlp.GELU, capacity=1.25).rows(100)
@@ -201,13 +201,13 @@ class RoutedMlp:
         return self.experts * ceil(self.capacity * tokens * self.top_k / self.experts)
 
     @property
-    def alone(self) -> DenseMlp | None:
+    def single_dense_mlp(self) -> DenseMlp | None:
         """The dense MLP that a single expert without others is; None: there is something to choose, or to add."""
-        added = self.shared or self.capacity is not None
-        return DenseMlp(self.ffn, self.form) if self.experts == 1 and not added else None
+        has_more = self.shared or self.capacity is not None
+        return DenseMlp(self.ffn, self.form) if self.experts == 1 and not has_more else None
 
 
-AnyMlp = DenseMlp | RoutedMlp
+MlpSpec = DenseMlp | MoeMlp
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,80 +219,85 @@ class LayerSpec:
     recipe says of others.
     """
 
-    attention: Attention | None
-    mlp: AnyMlp | None
+    attention: AttentionSpec | None
+    mlp: MlpSpec | None
     block: BlockForm = BlockForm.PRE_NORM
-    ahead: bool = False
-    wide: bool = False
+    is_mtp: bool = False
+    high_precision: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class LayerRun:
+class LayerGroup:
     """Equal layers that follow each other."""
 
     spec: LayerSpec
     count: int
 
 
-Stack = tuple[LayerRun, ...]
-MOST_LAYERS = 10_000  # of a model
-MOST_AHEAD = 64  # of these that predict further tokens
+LayerStack = tuple[LayerGroup, ...]
+MAX_LAYERS = 10_000  # of a model
+MAX_MTP_LAYERS = 64  # of these that predict further tokens
 
 
-def count(stack: Stack) -> int:
+def layer_count(stack: LayerStack) -> int:
     """How many layers a stack has."""
-    return sum(run.count for run in stack)
+    return sum(group.count for group in stack)
 
 
-def joined(runs: Iterable[LayerRun]) -> Stack:
+def merge_groups(groups: Iterable[LayerGroup]) -> LayerStack:
     """The stack of some runs, of which equal neighbours become one.
 
     >>> wide, narrow = LayerSpec(None, DenseMlp(4, Mlp.GELU)), LayerSpec(None, DenseMlp(2, Mlp.GELU))
     >>> [run.count for run in joined([LayerRun(wide, 1), LayerRun(wide, 2), LayerRun(narrow, 1)])]
     [3, 1]
     """
-    equal = groupby(runs, key=lambda run: run.spec)
-    return tuple(LayerRun(spec, sum(run.count for run in same)) for spec, same in equal)
+    grouped = groupby(groups, key=lambda group: group.spec)
+    return tuple(LayerGroup(spec, sum(group.count for group in equal_groups)) for spec, equal_groups in grouped)
 
 
-def stacked(specs: Iterable[LayerSpec]) -> Stack:
+def stack_layers(specs: Iterable[LayerSpec]) -> LayerStack:
     """The stack of some layers, one by one in their order."""
-    return joined(LayerRun(spec, 1) for spec in specs)
+    return merge_groups(LayerGroup(layer, 1) for layer in specs)
 
 
-def specs(stack: Stack) -> tuple[LayerSpec, ...]:
+def layer_specs(stack: LayerStack) -> tuple[LayerSpec, ...]:
     """The layers of a stack, one by one."""
-    return tuple(run.spec for run in stack for _ in range(run.count))
+    return tuple(group.spec for group in stack for _ in range(group.count))
 
 
-def cut(stack: Stack, first: int, layers: int) -> Stack:
+def slice_layers(stack: LayerStack, first: int, slice_count: int) -> LayerStack:
     """Some layers of a stack, from the layer `first` on.
 
     >>> wide, narrow = LayerSpec(None, DenseMlp(4, Mlp.GELU)), LayerSpec(None, DenseMlp(2, Mlp.GELU))
     >>> [run.count for run in cut((LayerRun(wide, 3), LayerRun(narrow, 5)), 2, 4)]
     [1, 3]
     """
-    return tuple(_cut(stack, first, first + layers))
+    return tuple(_slice_groups(stack, first, first + slice_count))
 
 
-def wide_ends(stack: Stack, first: int, last: int) -> Stack:
+def high_precision_ends(stack: LayerStack, first_count: int, last_count: int) -> LayerStack:
     """A stack whose first and last layers, so many, have products in the format of activations.
 
     >>> narrow = LayerSpec(None, DenseMlp(4, Mlp.GELU))
     >>> [(run.spec.wide, run.count) for run in wide_ends((LayerRun(narrow, 8),), 1, 2)]
     [(True, 1), (False, 5), (True, 2)]
     """
-    layers = count(stack)
-    inner = max(first, layers - last)
-    ends = (cut(stack, 0, min(first, inner)), cut(stack, inner, layers - inner))
-    before, after = ((LayerRun(replace(run.spec, wide=True), run.count) for run in end) for end in ends)
-    return joined((*before, *cut(stack, first, inner - first), *after))
+    total = layer_count(stack)
+    inner_begin = max(first_count, total - last_count)
+    ends = (
+        slice_layers(stack, 0, min(first_count, inner_begin)),
+        slice_layers(stack, inner_begin, total - inner_begin),
+    )
+    before, after = (
+        (LayerGroup(replace(group.spec, high_precision=True), group.count) for group in end) for end in ends
+    )
+    return merge_groups((*before, *slice_layers(stack, first_count, inner_begin - first_count), *after))
 
 
-def _cut(stack: Stack, begin: int, end: int) -> Iterator[LayerRun]:
-    at = 0
-    for run in stack:
-        inside = min(end, at + run.count) - max(begin, at)
-        if inside > 0:
-            yield LayerRun(run.spec, inside)
-        at += run.count
+def _slice_groups(stack: LayerStack, begin: int, end: int) -> Iterator[LayerGroup]:
+    offset = 0
+    for group in stack:
+        overlap = min(end, offset + group.count) - max(begin, offset)
+        if overlap > 0:
+            yield LayerGroup(group.spec, overlap)
+        offset += group.count

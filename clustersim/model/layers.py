@@ -21,60 +21,62 @@ from typing import Final
 from clustersim.common.dtypes import DType
 from clustersim.common.units import Bytes
 from clustersim.model import memory_bound
-from clustersim.model.attention import Core, operators
-from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, Routine, StreamShape
-from clustersim.model.layer_stack import (
-    BlockForm,
-    DenseMlp,
-    FullAttention,
-    LatentAttention,
-    LayerSpec,
-    QkNorm,
-    RoutedMlp,
-)
-from clustersim.model.linear import Linear
+from clustersim.model.attention import AttentionCore, attention_operators
+from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MemoryBoundOp, MemoryBoundShape
+from clustersim.model.layer_stack import BlockForm, DenseMlp, FullAttention, LatentAttention, LayerSpec, MoeMlp, QkNorm
+from clustersim.model.linear import LinearLayer
 from clustersim.model.lora import Projection
-from clustersim.model.lora_layers import adapted
-from clustersim.model.memory_bound import Streaming
-from clustersim.model.mla import latent
-from clustersim.model.mlp import dense, half_again
-from clustersim.model.moe_layer import mixture
-from clustersim.model.mtp import ahead, copied, read_bytes
-from clustersim.model.operators import DENSE, NARROWED, Entry, Layer, Operator, Region, Shard, reading, within
-from clustersim.model.optimizer_kernels import gradient_norm, optimizer_step
+from clustersim.model.lora_layers import apply_lora
+from clustersim.model.memory_bound import MemoryBoundSpec
+from clustersim.model.mla import mla_operators
+from clustersim.model.mlp import mlp_operators, recompute_alternate
+from clustersim.model.moe_layer import moe_operators
+from clustersim.model.mtp import concat_operator, mtp_input_bytes, mtp_operators
+from clustersim.model.operators import (
+    DENSE,
+    LOW_PRECISION_LAYERS,
+    LayerOperators,
+    LayerShard,
+    Operator,
+    ParallelRegion,
+    RegionInput,
+    assign_module,
+    mark_module_reader,
+)
+from clustersim.model.optimizer_kernels import gradient_norm_kernels, optimizer_step_kernels
 from clustersim.model.overheads import Accumulation
-from clustersim.model.precision_recipe import Products
-from clustersim.model.recompute_modules import Module, Within
+from clustersim.model.precision_recipe import MatmulFormats
+from clustersim.model.recompute_modules import ModuleMembership, RecomputeModule
 from clustersim.model.sharded_layer import (
-    OnRank,
-    fork,
+    RankContext,
     linear_operator,
+    memory_bound_operator,
+    model_norm_spec,
     norm_operator,
-    normed,
-    residual_sum,
-    residual_wide,
-    streamed,
+    residual_add_operator,
+    residual_fork_operator,
+    residual_stream_operator,
 )
 from clustersim.model.training import Training
-from clustersim.model.transformer import Model, Positions
+from clustersim.model.transformer import PositionEncoding, TransformerModel
 
 __all__ = [
-    "Layer",
+    "LayerOperators",
     "Operator",
-    "Region",
-    "Shard",
-    "embedding",
-    "gradient_norm",
-    "head",
-    "layer",
-    "optimizer_step",
+    "ParallelRegion",
+    "LayerShard",
+    "embedding_layer",
+    "gradient_norm_kernels",
+    "head_layer",
+    "transformer_layer",
+    "optimizer_step_kernels",
 ]
 
 _TOKEN_ID_BYTES = 8  # torch.long
 
 
 @dataclass(frozen=True, slots=True)
-class _Heads:
+class _LocalHeads:
     """Attention's dimensions on one rank."""
 
     attention: FullAttention
@@ -106,271 +108,348 @@ class _Heads:
         return None if window is None or window >= keys else window
 
 
-_REMEMBERED: Final = 256
+_CACHE_SIZE: Final = 256
 """Layers of so many plans: those of the candidates of a search differ in few things, and mostly not in their layers."""
 
 
-@lru_cache(maxsize=_REMEMBERED)
-def layer(model: Model, spec: LayerSpec, training: Training, shard: Shard) -> Layer:
+@lru_cache(maxsize=_CACHE_SIZE)
+def transformer_layer(
+    model: TransformerModel, spec: LayerSpec, training: Training, shard: LayerShard
+) -> LayerOperators:
     """One transformer layer. Degrees must divide heads and ffn (the scenario door has checked)."""
-    rank = OnRank(model, training.wide if spec.wide else training, shard)
-    attention = _attended(rank, spec)
-    mlp = _mlp(rank, spec)
-    made, read = _operators(rank, spec, attention, mlp), rank.input_bytes
-    if spec.ahead:
-        made, read = ahead(rank, made), read_bytes(rank)
-    if rank.training.recipe.apart:
-        made = tuple(replace(operator, group=NARROWED) if operator.group == DENSE else operator for operator in made)
-    return adapted(Layer(made, read), training, shard)
+    rank = RankContext(model, training.high_precision if spec.high_precision else training, shard)
+    attention = _attention_branch(rank, spec)
+    mlp = _mlp_operators(rank, spec)
+    operators, input_bytes = _layer_operators(rank, spec, attention, mlp), rank.residual_bytes
+    if spec.is_mtp:
+        operators, input_bytes = mtp_operators(rank, operators), mtp_input_bytes(rank)
+    if rank.training.recipe.has_matrix_formats:
+        operators = tuple(
+            replace(operator, parameter_group=LOW_PRECISION_LAYERS) if operator.parameter_group == DENSE else operator
+            for operator in operators
+        )
+    return apply_lora(LayerOperators(operators, input_bytes), training, shard)
 
 
-def _operators(rank: OnRank, spec: LayerSpec, attention: list[Operator], mlp: list[Operator]) -> tuple[Operator, ...]:
-    if spec.block.parallel and attention and mlp:
-        return (*_beside(rank, spec.block, attention, mlp),)
+def _layer_operators(
+    rank: RankContext, spec: LayerSpec, attention: list[Operator], mlp: list[Operator]
+) -> tuple[Operator, ...]:
+    if spec.block.is_parallel and attention and mlp:
+        return (*_parallel_block(rank, spec.block, attention, mlp),)
     branches = {
         "attention": (attention, isinstance(spec.attention, FullAttention)),
         "mlp": (mlp, isinstance(spec.mlp, DenseMlp)),
     }
     return tuple(
         operator
-        for name, (made, plain) in branches.items()
-        if made
-        for operator in _joined(rank, spec.block, name, _normed(rank, spec.block, name, made, plain=plain))
+        for name, (branch, is_plain) in branches.items()
+        if branch
+        for operator in _add_residual(
+            rank, spec.block, name, _add_norm(rank, spec.block, name, branch, starts_linear=is_plain)
+        )
     )
 
 
-def _joined(rank: OnRank, block: BlockForm, name: str, made: list[Operator]) -> list[Operator]:
+def _add_residual(rank: RankContext, block: BlockForm, name: str, branch: list[Operator]) -> list[Operator]:
     """A branch of the residual stream, with its norms and its sum with it."""
-    after = [norm_operator(rank, f"{name}.post_norm", forks=False)] if block.after else []
-    return [*made, *after, residual_sum(rank, f"{name}.residual")]
+    post_norm = [norm_operator(rank, f"{name}.post_norm", forks=False)] if block.has_post_norm else []
+    return [*branch, *post_norm, residual_add_operator(rank, f"{name}.residual")]
 
 
-def _normed(rank: OnRank, block: BlockForm, name: str, made: list[Operator], *, plain: bool) -> list[Operator]:
+def _add_norm(
+    rank: RankContext, block: BlockForm, name: str, branch: list[Operator], *, starts_linear: bool
+) -> list[Operator]:
     """A branch and the norm before it. plain: a linear layer is first, within which the norm may be."""
-    if not block.before:
-        return [fork(rank, f"{name}.fork"), *made]
-    if not (plain and rank.training.overheads.norm_in_linear):
-        return [_norm_module(rank, f"{name}.norm"), *reading(made, Module.LAYERNORM)]
-    first, *others = made
-    beside = tuple(Within(item.module) for item in first.within)
-    norm = replace(norm_operator(rank, f"{name}.norm"), within=first.within)
-    return [norm, replace(first, within=beside), *others]
+    if not block.has_pre_norm:
+        return [residual_fork_operator(rank, f"{name}.fork"), *branch]
+    if not (starts_linear and rank.training.overheads.norm_in_linear):
+        return [_module_norm(rank, f"{name}.norm"), *mark_module_reader(branch, RecomputeModule.LAYERNORM)]
+    first, *remaining = branch
+    memberships = tuple(ModuleMembership(membership.module) for membership in first.memberships)
+    norm = replace(norm_operator(rank, f"{name}.norm"), memberships=first.memberships)
+    return [norm, replace(first, memberships=memberships), *remaining]
 
 
-def _norm_module(rank: OnRank, name: str) -> Operator:
+def _module_norm(rank: RankContext, name: str) -> Operator:
     """A norm before a branch, which is a module."""
-    (made,) = within([norm_operator(rank, name)], Module.LAYERNORM, rank.input_bytes)
-    return made
+    (operator,) = assign_module([norm_operator(rank, name)], RecomputeModule.LAYERNORM, rank.residual_bytes)
+    return operator
 
 
-def _beside(rank: OnRank, block: BlockForm, attention: list[Operator], mlp: list[Operator]) -> list[Operator]:
+def _parallel_block(
+    rank: RankContext, block: BlockForm, attention: list[Operator], mlp: list[Operator]
+) -> list[Operator]:
     """Attention and MLP that read the same input; what both keep of it is counted once."""
-    (qkv, *rest), (up, *others) = (reading(branch, Module.LAYERNORM) for branch in (attention, mlp))
-    total = replace(_summed(rank, "block.sum"), region=Region.SHARDED)
-    residual = residual_sum(rank, "block.residual")
-    if block is BlockForm.PARALLEL_NORMS:
-        first, second = _norm_module(rank, "attention.norm"), _norm_module(rank, "mlp.norm")
-        second = replace(second, kept=second.kept - rank.input_bytes, within=(Within(Module.LAYERNORM),))
-        return [first, second, qkv, *rest, replace(up, entry=Entry.OTHER), *others, total, residual]
-    read = rank.shared(rank.residual)
-    both = _summed(rank, "block.gradient_sum").forward
-    qkv = replace(qkv, input_gradient=(*qkv.input_gradient, *both))
-    shared = tuple(Within(item.module) for item in up.within)  # the input of the MLP's module, too
-    up = replace(
-        up, entry=Entry.SAME, kept=up.kept - read, waiting=up.waiting - read, read=up.read - read, within=shared
+    (qkv, *attention_rest), (up, *mlp_rest) = (
+        mark_module_reader(branch, RecomputeModule.LAYERNORM) for branch in (attention, mlp)
     )
-    return [_norm_module(rank, "block.norm"), qkv, *rest, up, *others, total, residual]
+    total = replace(_branch_sum(rank, "block.sum"), region=ParallelRegion.SHARDED)
+    residual = residual_add_operator(rank, "block.residual")
+    if block is BlockForm.PARALLEL_NORMS:
+        attention_norm, mlp_norm = _module_norm(rank, "attention.norm"), _module_norm(rank, "mlp.norm")
+        mlp_norm = replace(
+            mlp_norm,
+            saved_bytes=mlp_norm.saved_bytes - rank.residual_bytes,
+            memberships=(ModuleMembership(RecomputeModule.LAYERNORM),),
+        )
+        return [
+            attention_norm,
+            mlp_norm,
+            qkv,
+            *attention_rest,
+            replace(up, region_input=RegionInput.OTHER),
+            *mlp_rest,
+            total,
+            residual,
+        ]
+    shared_bytes = rank.shared_input_bytes(rank.residual_elements)
+    gradient_sum = _branch_sum(rank, "block.gradient_sum").forward
+    qkv = replace(qkv, input_gradient=(*qkv.input_gradient, *gradient_sum))
+    memberships = tuple(
+        ModuleMembership(membership.module) for membership in up.memberships
+    )  # the input of the MLP's module, too
+    up = replace(
+        up,
+        region_input=RegionInput.SAME,
+        saved_bytes=up.saved_bytes - shared_bytes,
+        deferred_wgrad_bytes=up.deferred_wgrad_bytes - shared_bytes,
+        wgrad_input_bytes=up.wgrad_input_bytes - shared_bytes,
+        memberships=memberships,
+    )
+    return [_module_norm(rank, "block.norm"), qkv, *attention_rest, up, *mlp_rest, total, residual]
 
 
-def _summed(rank: OnRank, name: str) -> Operator:
+def _branch_sum(rank: RankContext, name: str) -> Operator:
     """Both branches' results for all tokens of this rank; the gradient passes unchanged."""
-    over = memory_bound.residual(dropout=False, fused=rank.training.fused)
-    return streamed(Region.REPLICATED, name, rank.dtype, over, (over.over(rank.shard.tokens, rank.model.hidden),))
+    spec = memory_bound.residual_spec(dropout=False, fused=rank.training.fused)
+    return memory_bound_operator(
+        ParallelRegion.REPLICATED, name, rank.dtype, spec, (spec.shape_for(rank.shard.tokens, rank.model.hidden),)
+    )
 
 
-@lru_cache(maxsize=_REMEMBERED)
-def embedding(model: Model, training: Training, shard: Shard) -> Layer:
+@lru_cache(maxsize=_CACHE_SIZE)
+def embedding_layer(model: TransformerModel, training: Training, shard: LayerShard) -> LayerOperators:
     """Token lookup (each rank looks up its part of the vocabulary), learned positions, norm, dropout."""
-    rank = OnRank(model, training, shard)
-    chosen = [_tokens(rank)]
-    if model.positions is Positions.LEARNED:
-        chosen.append(_positions(rank))
+    rank = RankContext(model, training, shard)
+    operators = [_token_embedding(rank)]
+    if model.positions is PositionEncoding.LEARNED:
+        operators.append(_position_embedding(rank))
     if model.embedding_norm:
-        chosen.append(norm_operator(rank, "embedding.norm", forks=False))
+        operators.append(norm_operator(rank, "embedding.norm", forks=False))
     if model.dropout:
-        chosen.append(residual_wide(rank, "embedding.dropout", memory_bound.DROPOUT))
-    return adapted(Layer(tuple(chosen), float(shard.tokens * _TOKEN_ID_BYTES)), training, shard)
+        operators.append(residual_stream_operator(rank, "embedding.dropout", memory_bound.DROPOUT))
+    return apply_lora(LayerOperators(tuple(operators), float(shard.tokens * _TOKEN_ID_BYTES)), training, shard)
 
 
-@lru_cache(maxsize=_REMEMBERED)
-def head(model: Model, training: Training, shard: Shard) -> Layer:
+@lru_cache(maxsize=_CACHE_SIZE)
+def head_layer(model: TransformerModel, training: Training, shard: LayerShard) -> LayerOperators:
     """Final norm, logits, loss. The logits' weight is counted here, tied or not; FP8 leaves the logits in BF16.
 
     Layers that predict further tokens have logits and a loss each, of the same weight; hidden states of all are put
     behind each other (Megatron-LM, megatron/core/transformer/multi_token_prediction.py, `process_mtp_loss`). The final
     norm counts here, too, which Megatron-LM runs with the last layer of the stack.
     """
-    rank, further = OnRank(model, training, shard), model.mtp_layers
-    made = [norm_operator(rank, "head.norm", forks=False)]
-    if further:
-        made.append(copied(rank, "head.concat", 1 + further))
-    first, *others = _predicted(rank)
-    made += [first, *others]
+    rank, mtp_count = RankContext(model, training, shard), model.mtp_layers
+    operators = [norm_operator(rank, "head.norm", forks=False)]
+    if mtp_count:
+        operators.append(concat_operator(rank, "head.concat", 1 + mtp_count))
+    first_logits, *remaining = _logits_and_loss(rank)
+    operators += [first_logits, *remaining]
     # backward runs the first last, with which the gradient of the weight is complete
-    again = replace(first, parameters=0, entry=Entry.OTHER, linear=None)
-    made += further * [again, *others]
-    return adapted(Layer(tuple(made), rank.input_bytes), training, shard)
+    mtp_logits = replace(first_logits, parameter_count=0, region_input=RegionInput.OTHER, linear=None)
+    operators += mtp_count * [mtp_logits, *remaining]
+    return apply_lora(LayerOperators(tuple(operators), rank.residual_bytes), training, shard)
 
 
-def _predicted(rank: OnRank) -> list[Operator]:
+def _logits_and_loss(rank: RankContext) -> list[Operator]:
     """Logits and loss of one hidden state for each token."""
     model, training, shard = rank.model, rank.training, rank.shard
     bias_tokens = shard.tokens if model.head_bias else 0
-    logits = Linear("head.logits", shard.tokens, model.hidden, rank.vocab, Products.all_in(rank.dtype), bias_tokens)
-    made = [linear_operator(rank, logits, rank.input_bytes)]
+    logits = LinearLayer(
+        "head.logits", shard.tokens, model.hidden, rank.vocab_rows, MatmulFormats.uniform(rank.dtype), bias_tokens
+    )
+    operators = [linear_operator(rank, logits, rank.residual_bytes)]
     if model.logit_softcap:
-        made.append(_over_logits(rank, "head.softcap", memory_bound.softcap(fused=training.fused)))
-    return [*made, _over_logits(rank, "head.loss", memory_bound.loss(training.loss))]
+        operators.append(_logits_operator(rank, "head.softcap", memory_bound.softcap_spec(fused=training.fused)))
+    return [*operators, _logits_operator(rank, "head.loss", memory_bound.loss_spec(training.loss))]
 
 
-def _over_logits(rank: OnRank, name: str, over: Streaming) -> Operator:
-    return streamed(Region.SHARDED, name, rank.dtype, over, (over.over(rank.shard.tokens, rank.vocab),))
+def _logits_operator(rank: RankContext, name: str, op_spec: MemoryBoundSpec) -> Operator:
+    return memory_bound_operator(
+        ParallelRegion.SHARDED, name, rank.dtype, op_spec, (op_spec.shape_for(rank.shard.tokens, rank.vocab_rows),)
+    )
 
 
-def _mlp(rank: OnRank, spec: LayerSpec) -> list[Operator]:
+def _mlp_operators(rank: RankContext, spec: LayerSpec) -> list[Operator]:
     match spec.mlp:
         case DenseMlp() as mlp:
-            return within(dense(rank, mlp, behind_norm=_norm_inside(rank, spec)), Module.MLP, rank.input_bytes)
-        case RoutedMlp(alone=DenseMlp() as mlp):
-            return within(dense(rank, mlp, behind_norm=_norm_inside(rank, spec)), Module.MLP, rank.input_bytes)
-        case RoutedMlp() as routed:
-            return within(mixture(rank, routed), Module.MIXTURE, rank.input_bytes)
+            return assign_module(
+                mlp_operators(rank, mlp, after_norm=_has_fused_norm(rank, spec)),
+                RecomputeModule.MLP,
+                rank.residual_bytes,
+            )
+        case MoeMlp(single_dense_mlp=DenseMlp() as mlp):
+            return assign_module(
+                mlp_operators(rank, mlp, after_norm=_has_fused_norm(rank, spec)),
+                RecomputeModule.MLP,
+                rank.residual_bytes,
+            )
+        case MoeMlp() as moe:
+            return assign_module(moe_operators(rank, moe), RecomputeModule.MOE, rank.residual_bytes)
     return []
 
 
-def _attended(rank: OnRank, spec: LayerSpec) -> list[Operator]:
+def _attention_branch(rank: RankContext, spec: LayerSpec) -> list[Operator]:
     match spec.attention:
         case FullAttention() as attention:
-            return _attention(rank, _Heads(attention, rank.shard.tp), behind_norm=_norm_inside(rank, spec))
+            return _attention_operators(
+                rank, _LocalHeads(attention, rank.shard.tp), after_norm=_has_fused_norm(rank, spec)
+            )
         case LatentAttention() as attention:
-            return latent(rank, attention)
+            return mla_operators(rank, attention)
     return []
 
 
-def _attention(rank: OnRank, own: _Heads, *, behind_norm: bool) -> list[Operator]:
+def _attention_operators(rank: RankContext, local: _LocalHeads, *, after_norm: bool) -> list[Operator]:
     model, shard = rank.model, rank.shard
-    chosen = [_qkv(rank, own, behind_norm=behind_norm)]
-    if own.attention.qk_norm is not None:
-        chosen.append(_qk_norm(rank, own, own.attention.qk_norm))
-    if model.positions is Positions.ROTARY and own.attention.rotary > 0:
-        chosen.append(_rotary(rank, own))
+    operators = [_qkv_operator(rank, local, after_norm=after_norm)]
+    if local.attention.qk_norm is not None:
+        operators.append(_qk_norm_operator(rank, local, local.attention.qk_norm))
+    if model.positions is PositionEncoding.ROTARY and local.attention.rotary > 0:
+        operators.append(_rotary_operator(rank, local))
     shape = AttentionShape(
-        *(shard.batch, shard.sequence, shard.keys, own.heads, own.kv_heads, own.head_dim),
+        *(shard.batch, shard.sequence, shard.keys, local.heads, local.kv_heads, local.head_dim),
         causal=True,
-        window=own.window(shard.keys),
+        window=local.window(shard.keys),
     )
-    core = Core(
-        *(shape, rank.dtype, model.dropout, rank.training.fused, own.attention.softcap),
-        *(rank.training.overheads, own.attention.sinks, rank.training.recipe.attention),
+    core = AttentionCore(
+        *(shape, rank.dtype, model.dropout, rank.training.fused, local.attention.softcap),
+        *(rank.training.overheads, local.attention.sinks, rank.training.recipe.attention),
     )
-    chosen += operators(core, rank.training.attention)
+    operators += attention_operators(core, rank.training.attention)
     bias_tokens = shard.residual_tokens if model.linear_bias else 0
-    parts = ((Projection.O, model.hidden),)
-    out = Linear("attention.out", shard.tokens, own.query_width, model.hidden, rank.products, bias_tokens, parts, True)
-    chosen.append(linear_operator(rank, out, rank.saved(shard.tokens * own.query_width)))
-    return chosen
+    projections = ((Projection.O, model.hidden),)
+    out = LinearLayer(
+        "attention.out",
+        shard.tokens,
+        local.query_width,
+        model.hidden,
+        rank.matmul_formats,
+        bias_tokens,
+        projections,
+        True,
+    )
+    operators.append(linear_operator(rank, out, rank.saved_input_bytes(shard.tokens * local.query_width)))
+    return operators
 
 
-def _qkv(rank: OnRank, own: _Heads, *, behind_norm: bool) -> Operator:
-    tokens, width = rank.shard.tokens, own.query_width + 2 * own.kv_width
-    bias_tokens = tokens if own.attention.qkv_bias else 0
-    added = bias_tokens and rank.training.overheads.bias_adds
-    parts = ((Projection.Q, own.query_width), (Projection.K, own.kv_width), (Projection.V, own.kv_width))
-    linear = Linear("attention.qkv", tokens, rank.model.hidden, width, rank.products, bias_tokens, parts)
-    made = linear_operator(rank, linear, rank.saved(rank.residual), behind_norm=behind_norm)
-    made = replace(made, kept=made.kept + tokens * width * rank.dtype.bytes)
-    if added:
-        bias = memory_bound.BIAS_ADD.over(tokens, width)
+def _qkv_operator(rank: RankContext, local: _LocalHeads, *, after_norm: bool) -> Operator:
+    tokens, width = rank.shard.tokens, local.query_width + 2 * local.kv_width
+    bias_tokens = tokens if local.attention.qkv_bias else 0
+    adds_bias = bias_tokens and rank.training.overheads.bias_adds
+    projections = ((Projection.Q, local.query_width), (Projection.K, local.kv_width), (Projection.V, local.kv_width))
+    linear = LinearLayer(
+        "attention.qkv", tokens, rank.model.hidden, width, rank.matmul_formats, bias_tokens, projections
+    )
+    operator = linear_operator(rank, linear, rank.saved_input_bytes(rank.residual_elements), after_norm=after_norm)
+    operator = replace(operator, saved_bytes=operator.saved_bytes + tokens * width * rank.dtype.bytes)
+    if adds_bias:
+        bias = memory_bound.BIAS_ADD.shape_for(tokens, width)
         kernel = memory_bound.BIAS_ADD.forward_kernel("attention.qkv.bias", rank.dtype, bias)
-        made = replace(made, forward=(*made.forward, kernel))
-    return half_again(rank, made, replace(linear, outputs=own.kv_width, bias_tokens=0))  # of q, k, v the second
+        operator = replace(operator, forward=(*operator.forward, kernel))
+    return recompute_alternate(
+        rank, operator, replace(linear, outputs=local.kv_width, bias_tokens=0)
+    )  # of q, k, v the second
 
 
-def _norm_inside(rank: OnRank, spec: LayerSpec) -> bool:
+def _has_fused_norm(rank: RankContext, spec: LayerSpec) -> bool:
     """Whether a norm is within the first linear layer of plain attention or of a dense MLP."""
-    return spec.block.before and not spec.block.parallel and rank.training.overheads.norm_in_linear
+    return spec.block.has_pre_norm and not spec.block.is_parallel and rank.training.overheads.norm_in_linear
 
 
-def _qk_norm(rank: OnRank, own: _Heads, form: QkNorm) -> Operator:
-    over, tokens = normed(rank), rank.shard.tokens
-    if form is QkNorm.WHOLE:
-        shapes = tuple(over.over(tokens, width) for width in (own.query_width, own.kv_width))
+def _qk_norm_operator(rank: RankContext, local: _LocalHeads, form: QkNorm) -> Operator:
+    spec, tokens = model_norm_spec(rank), rank.shard.tokens
+    if form is QkNorm.ALL_HEADS:
+        shapes = tuple(spec.shape_for(tokens, width) for width in (local.query_width, local.kv_width))
     else:
-        shapes = tuple(over.over(rows, own.head_dim) for rows in _heads(rank, own))
-    made = streamed(Region.SHARDED, "attention.qk_norm", rank.dtype, over, shapes)
-    return replace(made, parameters=own.query_width + own.kv_width if form is QkNorm.WHOLE else 2 * own.head_dim)
+        shapes = tuple(spec.shape_for(rows, local.head_dim) for rows in _head_rows(rank, local))
+    operator = memory_bound_operator(ParallelRegion.SHARDED, "attention.qk_norm", rank.dtype, spec, shapes)
+    return replace(
+        operator, parameter_count=local.query_width + local.kv_width if form is QkNorm.ALL_HEADS else 2 * local.head_dim
+    )
 
 
-def _rotary(rank: OnRank, own: _Heads) -> Operator:
+def _rotary_operator(rank: RankContext, local: _LocalHeads) -> Operator:
     """Fused kernels pass whole heads; the formula as written turns a part of each and puts it beside the rest."""
-    over, heads = memory_bound.rotary(fused=rank.training.fused), _heads(rank, own)
-    turned = own.head_dim if rank.training.fused else max(1, round(own.head_dim * own.attention.rotary))
-    shapes = tuple(over.over(rows, turned, table=rank.shard.sequence) for rows in heads)
-    made = streamed(Region.SHARDED, "attention.rotary", rank.dtype, over, shapes)
-    if turned == own.head_dim:
-        return made
-    name, elements = "attention.rotary.beside", sum(heads) * own.head_dim
-    beside = (memory_bound.copy(name, rank.dtype, elements),)
-    return replace(made, forward=made.forward + beside, input_gradient=beside + made.input_gradient)
+    spec, head_rows = memory_bound.rotary_spec(fused=rank.training.fused), _head_rows(rank, local)
+    rotated_dim = local.head_dim if rank.training.fused else max(1, round(local.head_dim * local.attention.rotary))
+    shapes = tuple(spec.shape_for(rows, rotated_dim, table=rank.shard.sequence) for rows in head_rows)
+    operator = memory_bound_operator(ParallelRegion.SHARDED, "attention.rotary", rank.dtype, spec, shapes)
+    if rotated_dim == local.head_dim:
+        return operator
+    name, elements = "attention.rotary.beside", sum(head_rows) * local.head_dim
+    copies = (memory_bound.copy_kernel(name, rank.dtype, elements),)
+    return replace(operator, forward=operator.forward + copies, input_gradient=copies + operator.input_gradient)
 
 
-def _heads(rank: OnRank, own: _Heads) -> tuple[int, ...]:
+def _head_rows(rank: RankContext, local: _LocalHeads) -> tuple[int, ...]:
     """Heads of all tokens that one kernel works on: fused those of queries and keys, else each by themselves."""
-    queries, keys = rank.shard.tokens * own.heads, rank.shard.tokens * own.kv_heads
-    return (queries + keys,) if rank.training.fused else (queries, keys)
+    query_rows, key_rows = rank.shard.tokens * local.heads, rank.shard.tokens * local.kv_heads
+    return (query_rows + key_rows,) if rank.training.fused else (query_rows, key_rows)
 
 
-def _tokens(rank: OnRank) -> Operator:
+def _token_embedding(rank: RankContext) -> Operator:
     """Lookup; the weight gradient is dense as in PyTorch: zeros, the tokens' rows added, the whole accumulated."""
     tokens, hidden, width = rank.shard.tokens, rank.model.hidden, rank.dtype.bytes
-    weights = rank.vocab * hidden
-    rows = float(tokens * hidden * width)
-    name, shape = "embedding.tokens", StreamShape(Routine.LOOKUP, tokens, hidden, fused=True, table=rank.vocab)
-    gradients, how = rank.training.recipe.weights.gradients, rank.training.accumulation
-    added = Accumulation.ADDED if how is Accumulation.FUSED else how  # no product makes it
-    summed = memory_bound.accumulate(
-        f"{name}.accumulate", (rank.vocab, hidden), made=rank.dtype, accumulated=gradients, how=added
+    weights = rank.vocab_rows * hidden
+    row_bytes = float(tokens * hidden * width)
+    name, shape = (
+        "embedding.tokens",
+        MemoryBoundShape(MemoryBoundOp.LOOKUP, tokens, hidden, fused=True, table=rank.vocab_rows),
+    )
+    gradients, accumulation = rank.training.recipe.weight_formats.gradients, rank.training.accumulation
+    gradient_accumulation = (
+        Accumulation.ADDED if accumulation is Accumulation.FUSED else accumulation
+    )  # no product makes it
+    accumulate = memory_bound.accumulate_kernels(
+        f"{name}.accumulate",
+        (rank.vocab_rows, hidden),
+        gradient_dtype=rank.dtype,
+        accumulator_dtype=gradients,
+        accumulation=gradient_accumulation,
     )
     return Operator(
         name,
-        Region.SHARDED,
-        (_lookup(name, rank.dtype, 2 * rows + tokens * _TOKEN_ID_BYTES, shape),),
+        ParallelRegion.SHARDED,
+        (_lookup_kernel(name, rank.dtype, 2 * row_bytes + tokens * _TOKEN_ID_BYTES, shape),),
         weight_gradient=(
-            _lookup(f"{name}.weight_gradient", rank.dtype, weights * width + 3 * rows, replace(shape, backward=True)),
-            *summed,
+            _lookup_kernel(
+                f"{name}.weight_gradient", rank.dtype, weights * width + 3 * row_bytes, replace(shape, backward=True)
+            ),
+            *accumulate,
         ),
-        parameters=weights,
-        kept=float(tokens * _TOKEN_ID_BYTES),
-        waiting=float(tokens * _TOKEN_ID_BYTES) + rows,
+        parameter_count=weights,
+        saved_bytes=float(tokens * _TOKEN_ID_BYTES),
+        deferred_wgrad_bytes=float(tokens * _TOKEN_ID_BYTES) + row_bytes,
     )
 
 
-def _positions(rank: OnRank) -> Operator:
+def _position_embedding(rank: RankContext) -> Operator:
     """The table is added to each sequence; its gradient is the sum over sequences."""
-    rows = float(rank.residual * rank.dtype.bytes)
-    tokens, hidden, table = rank.shard.residual_tokens, rank.model.hidden, rank.model.position_rows
-    gradients = rank.training.recipe.weights.gradients
-    shape = StreamShape(Routine.POSITIONS, tokens, hidden, fused=True, table=table, formats=(gradients,))
-    gradient = rows + 2.0 * table * hidden * gradients.bytes
-    name, back = "embedding.positions", replace(shape, backward=True)
+    row_bytes = float(rank.residual_elements * rank.dtype.bytes)
+    tokens, hidden, table = rank.shard.residual_tokens, rank.model.hidden, rank.model.position_table_rows
+    gradients = rank.training.recipe.weight_formats.gradients
+    shape = MemoryBoundShape(MemoryBoundOp.POSITIONS, tokens, hidden, fused=True, table=table, formats=(gradients,))
+    gradient_bytes = row_bytes + 2.0 * table * hidden * gradients.bytes
+    name, backward = "embedding.positions", replace(shape, backward=True)
     return Operator(
         name,
-        Region.REPLICATED,
-        (_lookup(name, rank.dtype, 3 * rows, shape),),
-        weight_gradient=(_lookup(f"{name}.weight_gradient", rank.dtype, gradient, back),),
-        parameters=table * hidden,
+        ParallelRegion.REPLICATED,
+        (_lookup_kernel(name, rank.dtype, 3 * row_bytes, shape),),
+        weight_gradient=(_lookup_kernel(f"{name}.weight_gradient", rank.dtype, gradient_bytes, backward),),
+        parameter_count=table * hidden,
     )
 
 
-def _lookup(name: str, dtype: DType, moved: Bytes, shape: StreamShape) -> Kernel:
-    return Kernel(name, KernelKind.EMBEDDING, dtype, flops=0.0, bytes=moved, shape=shape)
+def _lookup_kernel(name: str, dtype: DType, moved_bytes: Bytes, shape: MemoryBoundShape) -> Kernel:
+    return Kernel(name, KernelKind.EMBEDDING, dtype, flops=0.0, bytes=moved_bytes, shape=shape)

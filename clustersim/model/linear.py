@@ -12,22 +12,22 @@ from dataclasses import dataclass, replace
 
 from clustersim.common.dtypes import DType
 from clustersim.common.units import Bytes
-from clustersim.model.kernels import Kernel, KernelKind, MatmulShape, Operands
+from clustersim.model.kernels import Kernel, KernelKind, MatmulLayout, MatmulShape
 from clustersim.model.lora import Projection
-from clustersim.model.memory_bound import BIAS_GRADIENT, accumulate
+from clustersim.model.memory_bound import BIAS_GRADIENT, accumulate_kernels
 from clustersim.model.overheads import Accumulation
-from clustersim.model.precision_recipe import Products, Recipe
+from clustersim.model.precision_recipe import MatmulFormats, PrecisionRecipe
 
 
-def product(name: str, dtype: DType, shape: MatmulShape, *, result: Bytes) -> Kernel:
+def matmul_kernel(name: str, dtype: DType, shape: MatmulShape, *, result_bytes: Bytes) -> Kernel:
     """A matrix product whose operands are `dtype`; result: bytes that it moves per element of its result."""
     m, n, k = shape.m, shape.n, shape.k
-    moved = shape.batch * ((m * k + k * n) * dtype.bytes + m * n * result)
-    return Kernel(name, KernelKind.MATMUL, dtype, 2.0 * shape.batch * m * n * k, float(moved), shape)
+    moved_bytes = shape.batch * ((m * k + k * n) * dtype.bytes + m * n * result_bytes)
+    return Kernel(name, KernelKind.MATMUL, dtype, 2.0 * shape.batch * m * n * k, float(moved_bytes), shape)
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
+class LinearLayer:
     """A linear layer on one rank: [tokens, inputs] to [tokens, outputs].
 
     formats: of the operands; bias_tokens: tokens whose gradient this rank sums for the bias (0: there is no bias);
@@ -39,46 +39,52 @@ class Linear:
     tokens: int
     inputs: int
     outputs: int
-    formats: Products
+    formats: MatmulFormats
     bias_tokens: int = 0
-    parts: tuple[tuple[Projection, int], ...] = ()
-    rows: bool = False
+    projections: tuple[tuple[Projection, int], ...] = ()
+    row_parallel: bool = False
 
     @property
-    def parameters(self) -> int:
+    def parameter_count(self) -> int:
         """Weight and bias elements."""
         return self.outputs * (self.inputs + (1 if self.bias_tokens else 0))
 
-    def forward(self, recipe: Recipe) -> tuple[Kernel, ...]:
+    def forward(self, recipe: PrecisionRecipe) -> tuple[Kernel, ...]:
         """The output of the layer."""
         shape = MatmulShape(self.tokens, self.outputs, self.inputs)
-        return (product(self.name, self.formats.forward, shape, result=recipe.activations.bytes),)
+        return (matmul_kernel(self.name, self.formats.forward, shape, result_bytes=recipe.activations.bytes),)
 
-    def input_gradient(self, recipe: Recipe) -> tuple[Kernel, ...]:
+    def input_gradient(self, recipe: PrecisionRecipe) -> tuple[Kernel, ...]:
         """The gradient of the input."""
-        shape = MatmulShape(self.tokens, self.inputs, self.outputs, operands=Operands.NN)
+        shape = MatmulShape(self.tokens, self.inputs, self.outputs, operands=MatmulLayout.NN)
         name = f"{self.name}.input_gradient"
-        return (product(name, self.formats.input_gradient, shape, result=recipe.activations.bytes),)
+        return (matmul_kernel(name, self.formats.input_gradient, shape, result_bytes=recipe.activations.bytes),)
 
-    def weight_gradient(self, recipe: Recipe, how: Accumulation) -> tuple[Kernel, ...]:
+    def weight_gradient(self, recipe: PrecisionRecipe, accumulation: Accumulation) -> tuple[Kernel, ...]:
         """The gradients of weight and bias, added to what is accumulated."""
         if not self.bias_tokens:
-            return self._weight_gradient(recipe, how)
-        bias = BIAS_GRADIENT.over(self.bias_tokens, self.outputs)
-        summed = BIAS_GRADIENT.forward_kernel(f"{self.name}.bias_gradient", recipe.activations, bias)
-        return (*self._weight_gradient(recipe, how), summed)
+            return self._weight_gradient(recipe, accumulation)
+        bias = BIAS_GRADIENT.shape_for(self.bias_tokens, self.outputs)
+        bias_gradient = BIAS_GRADIENT.forward_kernel(f"{self.name}.bias_gradient", recipe.activations, bias)
+        return (*self._weight_gradient(recipe, accumulation), bias_gradient)
 
-    def _weight_gradient(self, recipe: Recipe, how: Accumulation) -> tuple[Kernel, ...]:
+    def _weight_gradient(self, recipe: PrecisionRecipe, accumulation: Accumulation) -> tuple[Kernel, ...]:
         name, operands, gradients = (
             f"{self.name}.weight_gradient",
             self.formats.weight_gradient,
-            recipe.weights.gradients,
+            recipe.weight_formats.gradients,
         )
-        shape = MatmulShape(self.outputs, self.inputs, self.tokens, operands=Operands.TN)
-        if how is Accumulation.FUSED:
-            added = replace(shape, accumulated=gradients)
-            return (product(name, operands, added, result=2 * gradients.bytes),)
-        made = product(name, operands, shape, result=recipe.activations.bytes)
+        shape = MatmulShape(self.outputs, self.inputs, self.tokens, operands=MatmulLayout.TN)
+        if accumulation is Accumulation.FUSED:
+            accumulating_shape = replace(shape, accumulated=gradients)
+            return (matmul_kernel(name, operands, accumulating_shape, result_bytes=2 * gradients.bytes),)
+        gradient = matmul_kernel(name, operands, shape, result_bytes=recipe.activations.bytes)
         sizes = self.outputs, self.inputs
-        summed = accumulate(f"{self.name}.accumulate", sizes, made=recipe.activations, accumulated=gradients, how=how)
-        return (made, *summed)
+        accumulation_kernels = accumulate_kernels(
+            f"{self.name}.accumulate",
+            sizes,
+            gradient_dtype=recipe.activations,
+            accumulator_dtype=gradients,
+            accumulation=accumulation,
+        )
+        return (gradient, *accumulation_kernels)

@@ -27,7 +27,7 @@ class Projection(Enum):
     DOWN = "down"
 
 
-class Target(Enum):
+class LoraTarget(Enum):
     """What an adapter stands beside; the value is its name in files."""
 
     Q = "q"
@@ -41,12 +41,12 @@ class Target(Enum):
     DOWN = "down"
 
     @property
-    def covers(self) -> tuple[Projection, ...]:
+    def projections(self) -> tuple[Projection, ...]:
         """The projections that share the adapter."""
         match self:
-            case Target.QKV:
+            case LoraTarget.QKV:
                 return (Projection.Q, Projection.K, Projection.V)
-            case Target.GATE_UP:
+            case LoraTarget.GATE_UP:
                 return (Projection.GATE, Projection.UP)
         return (Projection(self.value),)
 
@@ -60,7 +60,7 @@ class Lora:
     """
 
     rank: int
-    targets: tuple[Target, ...]
+    targets: tuple[LoraTarget, ...]
     alpha: float
     dropout: float = 0.0
     base: DType | None = None

@@ -32,107 +32,144 @@ from clustersim.common.dtypes import DType
 from clustersim.common.units import Bytes
 from clustersim.model import memory_bound
 from clustersim.model.kernels import Kernel
-from clustersim.model.linear import Linear
+from clustersim.model.linear import LinearLayer
 from clustersim.model.lora import Lora
-from clustersim.model.memory_bound import Streaming
+from clustersim.model.memory_bound import MemoryBoundSpec
 from clustersim.model.operators import (
     ADAPTERS,
     QUANTIZED,
-    Entry,
-    Joining,
-    Joint,
-    Joints,
-    Layer,
+    LayerOperators,
+    LayerShard,
     Operator,
-    Region,
-    Shard,
+    ParallelRegion,
+    RegionInput,
+    TpCollective,
+    TpCollectives,
+    TpCombine,
 )
-from clustersim.model.precision_recipe import Products
-from clustersim.model.recompute_modules import Within
+from clustersim.model.precision_recipe import MatmulFormats
+from clustersim.model.recompute_modules import ModuleMembership
 from clustersim.model.training import Training
 
 
-def adapted(layer: Layer, training: Training, shard: Shard) -> Layer:
+def apply_lora(layer: LayerOperators, training: Training, shard: LayerShard) -> LayerOperators:
     """The layer as it is trained: itself, or frozen, with the adapters of the training."""
     if training.lora is None:
         return layer
-    below = not any(operator.linear for operator in layer.operators)  # the embedding: nothing flows back through it
-    made: list[Operator] = []
-    for before, operator in pairwise((None, *layer.operators)):
+    is_embedding = not any(
+        operator.linear for operator in layer.operators
+    )  # the embedding: nothing flows back through it
+    operators: list[Operator] = []
+    for previous, operator in pairwise((None, *layer.operators)):
         if operator is not None:
-            beside = _beside(operator, 0.0 if before is None else before.returned, training, shard)
-            made += _entered(operator, [*beside], kept=any(item.whole for item in made) and not training.lora.dropout)
-    if below:
-        made = [replace(operator, input_gradient=(), kept=0.0) for operator in made]
-    return replace(layer, operators=tuple(made))
+            with_adapters = _wrap_with_adapters(
+                operator, 0.0 if previous is None else previous.backward_output_bytes, training, shard
+            )
+            operators += _assign_region_input(
+                operator,
+                [*with_adapters],
+                input_saved=any(adapter_operator.saves_full_input for adapter_operator in operators)
+                and not training.lora.dropout,
+            )
+    if is_embedding:
+        operators = [replace(operator, input_gradient=(), saved_bytes=0.0) for operator in operators]
+    return replace(layer, operators=tuple(operators))
 
 
-def _entered(operator: Operator, made: list[Operator], *, kept: bool) -> list[Operator]:
+def _assign_region_input(operator: Operator, operators: list[Operator], *, input_saved: bool) -> list[Operator]:
     """A layer with its adapters, of which the first reads what comes into the region for it.
 
     kept: adapters before it keep their input, which is this layer's, too, where both read the same.
     """
-    if operator.entry is None:
-        return made
-    first, *others = (replace(item, entry=None) for item in made)
-    shared = kept and first.whole and operator.entry is Entry.SAME
-    bytes_kept, waiting = (0.0, first.waiting - first.kept) if shared else (first.kept, first.waiting)
-    read = min(first.read, bytes_kept)
-    return [replace(first, entry=operator.entry, kept=bytes_kept, waiting=waiting, read=read), *others]
+    if operator.region_input is None:
+        return operators
+    first, *remaining = (replace(adapter_operator, region_input=None) for adapter_operator in operators)
+    shared = input_saved and first.saves_full_input and operator.region_input is RegionInput.SAME
+    saved_bytes, deferred_wgrad_bytes = (
+        (0.0, first.deferred_wgrad_bytes - first.saved_bytes)
+        if shared
+        else (first.saved_bytes, first.deferred_wgrad_bytes)
+    )
+    wgrad_input_bytes = min(first.wgrad_input_bytes, saved_bytes)
+    return [
+        replace(
+            first,
+            region_input=operator.region_input,
+            saved_bytes=saved_bytes,
+            deferred_wgrad_bytes=deferred_wgrad_bytes,
+            wgrad_input_bytes=wgrad_input_bytes,
+        ),
+        *remaining,
+    ]
 
 
-def _beside(operator: Operator, returned: Bytes, training: Training, shard: Shard) -> Iterator[Operator]:
+def _wrap_with_adapters(
+    operator: Operator, backward_result_bytes: Bytes, training: Training, shard: LayerShard
+) -> Iterator[Operator]:
     """A frozen operator, with the halves of its adapters around it, or before it where its inputs are split.
 
     returned: bytes that the backward of the operator before reads of its result, which this one keeps in its place.
     """
     lora, linear = training.lora, operator.linear
-    adapters = () if lora is None or linear is None else tuple(_adapters(linear, lora, training, shard))
-    frozen = _frozen(operator, returned if operator.read else 0.0)
-    if linear is None or lora is None or not linear.parts:
+    adapters = () if lora is None or linear is None else tuple(_sharded_adapters(linear, lora, training, shard))
+    frozen = _freeze_operator(operator, backward_result_bytes if operator.wgrad_input_bytes else 0.0)
+    if linear is None or lora is None or not linear.projections:
         yield frozen
         return
-    stored = frozen if lora.base is None else _quantized(frozen, linear, lora.base)
+    base_operator = frozen if lora.base is None else _add_dequantization(frozen, linear, lora.base)
     if not adapters:
-        yield stored
+        yield base_operator
         return
-    around = _Around(linear, lora, training, shard, adapters)
-    if around.shares_input:  # the adapters keep it
-        stored = replace(stored, kept=operator.kept - operator.read)
-    inward, outward = around.inward, around.outward
-    if around.shares_input and not shard.sequence_parallel:
-        inward = replace(inward, reads=operator.reads, read=inward.kept)
+    adapter_pair = _LoraOperators(linear, lora, training, shard, adapters)
+    if adapter_pair.shares_input:  # the adapters keep it
+        base_operator = replace(base_operator, saved_bytes=operator.saved_bytes - operator.wgrad_input_bytes)
+    lora_a, lora_b = adapter_pair.lora_a, adapter_pair.lora_b
+    if adapter_pair.shares_input and not shard.sequence_parallel:
+        lora_a = replace(lora_a, reads_module=operator.reads_module, wgrad_input_bytes=lora_a.saved_bytes)
     # a frozen layer runs before its adapters, whatever joins them, so it has run when these save
-    late = replace(stored, saves_late=True)
-    yield from _placed(operator, (inward, outward, late) if linear.rows else (inward, stored, outward))
+    base_after_adapters = replace(base_operator, saves_outputs=True)
+    yield from _assign_modules(
+        operator, (lora_a, lora_b, base_after_adapters) if linear.row_parallel else (lora_a, base_operator, lora_b)
+    )
 
 
-def _placed(operator: Operator, made: Iterable[Operator]) -> Iterator[Operator]:
+def _assign_modules(operator: Operator, operators: Iterable[Operator]) -> Iterator[Operator]:
     """A layer with its adapters in the modules that it is in, whose inputs the first of them keeps."""
-    inside = operator.within
-    for item in made:
-        yield replace(item, within=inside)
-        inside = tuple(Within(module) for module, _ in operator.within)
+    memberships = operator.memberships
+    for wrapped in operators:
+        yield replace(wrapped, memberships=memberships)
+        memberships = tuple(ModuleMembership(module) for module, _ in operator.memberships)
 
 
-def _frozen(operator: Operator, returned: Bytes) -> Operator:
+def _freeze_operator(operator: Operator, backward_result_bytes: Bytes) -> Operator:
     """An operator without gradients of weights, which keeps no more than input gradients read."""
-    kept = operator.kept - operator.read + returned
-    return replace(operator, weight_gradient=(), kept=kept, waiting=0.0, read=0.0, trained=False)
-
-
-def _quantized(operator: Operator, linear: Linear, base: DType) -> Operator:
-    """An operator that unpacks its weights before each product."""
-    made = linear.formats.forward
-    name = f"{linear.name}.dequantize"
-    unpack = memory_bound.dequantize(name, base, made, rows=linear.outputs, width=linear.inputs)
+    saved_bytes = operator.saved_bytes - operator.wgrad_input_bytes + backward_result_bytes
     return replace(
         operator,
-        forward=(unpack, *operator.forward),
-        input_gradient=(unpack, *operator.input_gradient),
-        again=(unpack, *operator.again) if operator.again else operator.again,
-        group=QUANTIZED,
-        unpacked=float(max(outputs for _, outputs in linear.parts) * linear.inputs * made.bytes),
+        weight_gradient=(),
+        saved_bytes=saved_bytes,
+        deferred_wgrad_bytes=0.0,
+        wgrad_input_bytes=0.0,
+        trainable=False,
+    )
+
+
+def _add_dequantization(operator: Operator, linear: LinearLayer, base: DType) -> Operator:
+    """An operator that unpacks its weights before each product."""
+    compute_dtype = linear.formats.forward
+    name = f"{linear.name}.dequantize"
+    dequantize = memory_bound.dequantize_kernel(name, base, compute_dtype, rows=linear.outputs, width=linear.inputs)
+    return replace(
+        operator,
+        forward=(dequantize, *operator.forward),
+        input_gradient=(dequantize, *operator.input_gradient),
+        recompute_override=(dequantize, *operator.recompute_override)
+        if operator.recompute_override
+        else operator.recompute_override,
+        parameter_group=QUANTIZED,
+        dequantized_bytes=float(
+            max(outputs for _, outputs in linear.projections) * linear.inputs * compute_dtype.bytes
+        ),
     )
 
 
@@ -140,32 +177,34 @@ def _quantized(operator: Operator, linear: Linear, base: DType) -> Operator:
 class _Adapter:
     """The two products beside some projections of a linear layer, and the outputs of these on this rank."""
 
-    a: Linear
-    b: Linear
-    outputs: int
+    a: LinearLayer
+    b: LinearLayer
+    base_outputs: int
 
 
-def _adapters(linear: Linear, lora: Lora, training: Training, shard: Shard) -> Iterator[_Adapter]:
+def _sharded_adapters(linear: LinearLayer, lora: Lora, training: Training, shard: LayerShard) -> Iterator[_Adapter]:
     """The adapters of a linear layer on one rank."""
-    formats, parts = Products.all_in(training.recipe.activations), dict(linear.parts)
+    formats, projection_outputs = MatmulFormats.uniform(training.recipe.activations), dict(linear.projections)
     for target in lora.targets:
-        outputs = sum(parts.get(projection, 0) for projection in target.covers)
+        outputs = sum(projection_outputs.get(projection, 0) for projection in target.projections)
         if not outputs:
             continue
-        name = f"{linear.name}.{target.value}" if len(parts) > 1 else linear.name
-        rank, cut = (lora.rank, -(-outputs // shard.tp)) if linear.rows else (lora.rank // shard.tp, outputs)
-        a = Linear(f"{name}.lora_a", linear.tokens, linear.inputs, rank, formats)
-        yield _Adapter(a, Linear(f"{name}.lora_b", linear.tokens, lora.rank, cut, formats), outputs)
+        name = f"{linear.name}.{target.value}" if len(projection_outputs) > 1 else linear.name
+        rank, sharded_outputs = (
+            (lora.rank, -(-outputs // shard.tp)) if linear.row_parallel else (lora.rank // shard.tp, outputs)
+        )
+        a = LinearLayer(f"{name}.lora_a", linear.tokens, linear.inputs, rank, formats)
+        yield _Adapter(a, LinearLayer(f"{name}.lora_b", linear.tokens, lora.rank, sharded_outputs, formats), outputs)
 
 
 @dataclass(frozen=True, slots=True)
-class _Around:
+class _LoraOperators:
     """The adapters of one linear layer, as two operators: all products A, and all products B."""
 
-    linear: Linear
+    linear: LinearLayer
     lora: Lora
     training: Training
-    shard: Shard
+    shard: LayerShard
     adapters: tuple[_Adapter, ...]
 
     @property
@@ -174,94 +213,115 @@ class _Around:
         return not self.lora.dropout
 
     @property
-    def inward(self) -> Operator:
+    def lora_a(self) -> Operator:
         """From the inputs to the rank."""
-        made = self._operator("lora_a", [adapter.a for adapter in self.adapters])
+        operator = self._matmul_operator("lora_a", [adapter.a for adapter in self.adapters])
         inputs = self.linear.tokens, self.linear.inputs
-        names = [f"{item.a.name}.gradient_sum" for item in self.adapters]
-        summed = [self._streamed(memory_bound.GRADIENT_SUM, name, inputs) for name in names]
-        kept = self._bytes(*inputs)
+        names = [f"{adapter.a.name}.gradient_sum" for adapter in self.adapters]
+        gradient_sums = [self._memory_bound_kernel(memory_bound.GRADIENT_SUM, name, inputs) for name in names]
+        saved_bytes = self._activation_bytes(*inputs)
         if not self.shares_input:
-            made, kept = self._dropped(made), len(self.adapters) * (kept + inputs[0] * inputs[1])
+            operator, saved_bytes = (
+                self._add_dropout(operator),
+                len(self.adapters) * (saved_bytes + inputs[0] * inputs[1]),
+            )
         return replace(
-            made,
-            input_gradient=(*made.input_gradient, *summed),
-            kept=kept,
-            waiting=kept + sum(self._bytes(element.a.tokens, element.a.outputs) for element in self.adapters),
-            whole=True,
-            joints=Joints(result=self._narrow(Joining.SUMMED if self.linear.rows else Joining.GATHERED)),
+            operator,
+            input_gradient=(*operator.input_gradient, *gradient_sums),
+            saved_bytes=saved_bytes,
+            deferred_wgrad_bytes=saved_bytes
+            + sum(self._activation_bytes(adapter.a.tokens, adapter.a.outputs) for adapter in self.adapters),
+            saves_full_input=True,
+            tp_collectives=TpCollectives(
+                after_forward=self._rank_collectives(TpCombine.SUM if self.linear.row_parallel else TpCombine.GATHER)
+            ),
         )
 
     @property
-    def outward(self) -> Operator:
+    def lora_b(self) -> Operator:
         """From the rank to the outputs, and their sum with the frozen layer's."""
-        made = self._operator("lora_b", [adapter.b for adapter in self.adapters])
-        scaled = [(item.b.name, (self._tokens, item.outputs)) for item in self.adapters]
-        over = memory_bound.SCALED_SUM[self.training.fused]
-        kept = sum(self._bytes(element.b.tokens, element.b.inputs) for element in self.adapters)
-        wide = self._wide
+        operator = self._matmul_operator("lora_b", [adapter.b for adapter in self.adapters])
+        output_shapes = [(adapter.b.name, (self._output_tokens, adapter.base_outputs)) for adapter in self.adapters]
+        scaled_sum = memory_bound.SCALED_SUM[self.training.fused]
+        saved_bytes = sum(self._activation_bytes(adapter.b.tokens, adapter.b.inputs) for adapter in self.adapters)
+        output_collectives = self._output_collectives
         return replace(
-            made,
-            forward=(*made.forward, *(self._streamed(over, f"{name}.scaled_sum", shape) for name, shape in scaled)),
-            input_gradient=(
-                *(self._streamed(memory_bound.SCALE, f"{name}.scale", shape) for name, shape in scaled),
-                *made.input_gradient,
+            operator,
+            forward=(
+                *operator.forward,
+                *(self._memory_bound_kernel(scaled_sum, f"{name}.scaled_sum", shape) for name, shape in output_shapes),
             ),
-            kept=kept,
-            waiting=kept + sum(self._bytes(entry.b.tokens, entry.b.outputs) for entry in self.adapters),
-            joints=Joints(
-                result=wide,
-                entering=wide if self.shard.sequence_parallel else (),
-                leaving=self._narrow(Joining.SUMMED),
+            input_gradient=(
+                *(
+                    self._memory_bound_kernel(memory_bound.SCALE, f"{name}.scale", shape)
+                    for name, shape in output_shapes
+                ),
+                *operator.input_gradient,
+            ),
+            saved_bytes=saved_bytes,
+            deferred_wgrad_bytes=saved_bytes
+            + sum(self._activation_bytes(adapter.b.tokens, adapter.b.outputs) for adapter in self.adapters),
+            tp_collectives=TpCollectives(
+                after_forward=output_collectives,
+                before_backward=output_collectives if self.shard.sequence_parallel else (),
+                after_input_gradient=self._rank_collectives(TpCombine.SUM),
             ),
         )
 
     @property
-    def _tokens(self) -> int:
+    def _output_tokens(self) -> int:
         """Tokens at which the adapters' results meet the frozen layer's."""
-        return self.shard.residual_tokens if self.linear.rows else self.shard.tokens
+        return self.shard.residual_tokens if self.linear.row_parallel else self.shard.tokens
 
     @property
-    def _wide(self) -> tuple[Joint, ...]:
+    def _output_collectives(self) -> tuple[TpCollective, ...]:
         """The results of B that were split by columns beside a layer whose own result is whole."""
-        if self.shard.tp == 1 or not self.linear.rows:
+        if self.shard.tp == 1 or not self.linear.row_parallel:
             return ()
         return tuple(
-            Joint(Joining.GATHERED, self._bytes(adapter.b.tokens, adapter.outputs)) for adapter in self.adapters
+            TpCollective(TpCombine.GATHER, self._activation_bytes(adapter.b.tokens, adapter.base_outputs))
+            for adapter in self.adapters
         )
 
-    def _narrow(self, how: Joining) -> tuple[Joint, ...]:
+    def _rank_collectives(self, combine: TpCombine) -> tuple[TpCollective, ...]:
         """What is between A and B."""
         if self.shard.tp == 1:
             return ()
-        return tuple(Joint(how, self._bytes(adapter.b.tokens, adapter.b.inputs)) for adapter in self.adapters)
-
-    def _operator(self, name: str, linears: Sequence[Linear]) -> Operator:
-        """The products of some linear layers as one operator."""
-        recipe, how = self.training.recipe, self.training.accumulation
-        return Operator(
-            f"{self.linear.name}.{name}",
-            Region.SHARDED,
-            forward=tuple(kernel for linear in linears for kernel in linear.forward(recipe)),
-            input_gradient=tuple(kernel for item in linears for kernel in item.input_gradient(recipe)),
-            weight_gradient=tuple(kernel for element in linears for kernel in element.weight_gradient(recipe, how)),
-            parameters=sum(entry.parameters for entry in linears),
-            group=ADAPTERS,
+        return tuple(
+            TpCollective(combine, self._activation_bytes(adapter.b.tokens, adapter.b.inputs))
+            for adapter in self.adapters
         )
 
-    def _dropped(self, made: Operator) -> Operator:
+    def _matmul_operator(self, name: str, linears: Sequence[LinearLayer]) -> Operator:
+        """The products of some linear layers as one operator."""
+        recipe, accumulation = self.training.recipe, self.training.accumulation
+        return Operator(
+            f"{self.linear.name}.{name}",
+            ParallelRegion.SHARDED,
+            forward=tuple(kernel for linear in linears for kernel in linear.forward(recipe)),
+            input_gradient=tuple(kernel for linear in linears for kernel in linear.input_gradient(recipe)),
+            weight_gradient=tuple(
+                kernel for linear in linears for kernel in linear.weight_gradient(recipe, accumulation)
+            ),
+            parameter_count=sum(linear.parameter_count for linear in linears),
+            parameter_group=ADAPTERS,
+        )
+
+    def _add_dropout(self, operator: Operator) -> Operator:
         """The products A of inputs of which dropout has left a part."""
-        over = memory_bound.DROPOUT
-        shape = over.over(self.linear.tokens, self.linear.inputs)
+        dropout = memory_bound.DROPOUT
+        shape = dropout.shape_for(self.linear.tokens, self.linear.inputs)
         names = [f"{adapter.a.name}.dropout" for adapter in self.adapters]
         dtype = self.training.recipe.activations
-        dropouts = (over.forward_kernel(name, dtype, shape) for name in names)
-        masks = (kernel for name in names for kernel in over.backward_kernels(name, dtype, shape))
-        return replace(made, forward=(*dropouts, *made.forward), input_gradient=(*made.input_gradient, *masks))
+        dropouts = (dropout.forward_kernel(name, dtype, shape) for name in names)
+        masks = (kernel for name in names for kernel in dropout.backward_kernels(name, dtype, shape))
+        return replace(
+            operator, forward=(*dropouts, *operator.forward), input_gradient=(*operator.input_gradient, *masks)
+        )
 
-    def _streamed(self, over: Streaming, name: str, shape: tuple[int, int]) -> Kernel:
-        return over.forward_kernel(name, self.training.recipe.activations, over.over(*shape))
+    def _memory_bound_kernel(self, spec: MemoryBoundSpec, name: str, shape: tuple[int, int]) -> Kernel:
+        return spec.forward_kernel(name, self.training.recipe.activations, spec.shape_for(*shape))
 
-    def _bytes(self, rows: int, width: int) -> Bytes:
+    def _activation_bytes(self, rows: int, width: int) -> Bytes:
         """Bytes of an activation."""
         return float(rows * width * self.training.recipe.activations.bytes)

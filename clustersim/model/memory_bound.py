@@ -16,15 +16,15 @@ from typing import Final
 
 from clustersim.common.dtypes import DType
 from clustersim.common.units import Bytes
-from clustersim.model.kernels import Kernel, KernelKind, Routine, StreamShape
-from clustersim.model.layer_stack import Mlp
+from clustersim.model.kernels import Kernel, KernelKind, MemoryBoundOp, MemoryBoundShape
+from clustersim.model.layer_stack import MlpType
 from clustersim.model.overheads import Accumulation
-from clustersim.model.training import Loss
+from clustersim.model.training import LossImplementation
 from clustersim.model.transformer import Norm
 
 
 @dataclass(frozen=True, slots=True)
-class Passes:
+class MemoryPasses:
     """Reads and writes per element: in the activation's format, in FP32, of one mask byte; kernels launched."""
 
     activation: int
@@ -37,242 +37,297 @@ class Passes:
         return float(elements) * (self.activation * dtype.bytes + self.fp32 * DType.FP32.bytes + self.mask)
 
 
-_SAVE_RESULTS: Final = (KernelKind.NORM, KernelKind.SOFTMAX, KernelKind.LOSS)
+_OUTPUT_SAVING_KINDS: Final = (KernelKind.NORM, KernelKind.SOFTMAX, KernelKind.LOSS)
 
 
 @dataclass(frozen=True, slots=True)
-class Streaming:
+class MemoryBoundSpec:
     """A streaming operator: passes forward and backward, and what it keeps in between. None: there is no kernel."""
 
     kind: KernelKind
-    routine: Routine
-    forward: Passes
-    backward: Passes | None
-    kept: Passes = Passes(0)
+    op: MemoryBoundOp
+    forward: MemoryPasses
+    backward: MemoryPasses | None
+    saved: MemoryPasses = MemoryPasses(0)
     fused: bool = False
 
     @property
-    def saves_late(self) -> bool:
+    def saves_outputs(self) -> bool:
         """Whether backward reads what forward makes: a mask, statistics, a softmax."""
-        return self.kept.mask > 0 or self.kind in _SAVE_RESULTS
+        return self.saved.mask > 0 or self.kind in _OUTPUT_SAVING_KINDS
 
-    def over(self, rows: int, width: int, table: int = 0) -> StreamShape:
+    def shape_for(self, rows: int, width: int, table: int = 0) -> MemoryBoundShape:
         """The forward routine over so many elements; table: rows of what it looks up."""
-        return StreamShape(self.routine, rows, width, fused=self.fused, table=table)
+        return MemoryBoundShape(self.op, rows, width, fused=self.fused, table=table)
 
-    def forward_kernel(self, name: str, dtype: DType, shape: StreamShape) -> Kernel:
+    def forward_kernel(self, name: str, dtype: DType, shape: MemoryBoundShape) -> Kernel:
         """The forward kernel over a shape."""
-        return _kernel(name, self.kind, dtype, shape, self.forward)
+        return _memory_bound_kernel(name, self.kind, dtype, shape, self.forward)
 
-    def backward_kernels(self, name: str, dtype: DType, shape: StreamShape) -> tuple[Kernel, ...]:
+    def backward_kernels(self, name: str, dtype: DType, shape: MemoryBoundShape) -> tuple[Kernel, ...]:
         """The kernels of the input gradient over a (forward) shape; none if the gradient passes unchanged."""
         if self.backward is None:
             return ()
-        return (_kernel(f"{name}.input_gradient", self.kind, dtype, replace(shape, backward=True), self.backward),)
+        return (
+            _memory_bound_kernel(
+                f"{name}.input_gradient", self.kind, dtype, replace(shape, backward=True), self.backward
+            ),
+        )
 
 
-def _kernel(name: str, kind: KernelKind, dtype: DType, shape: StreamShape, passes: Passes) -> Kernel:
-    moved = passes.bytes(dtype, shape.elements)
-    return Kernel(name, kind, dtype, flops=0.0, bytes=moved, shape=shape, launches=passes.launches)
+def _memory_bound_kernel(
+    name: str, kind: KernelKind, dtype: DType, shape: MemoryBoundShape, passes: MemoryPasses
+) -> Kernel:
+    moved_bytes = passes.bytes(dtype, shape.elements)
+    return Kernel(name, kind, dtype, flops=0.0, bytes=moved_bytes, shape=shape, launches=passes.launches)
 
 
 # Elements are those of the activation that is normalised.
-_NORMS = MappingProxyType(
+_NORM_SPECS = MappingProxyType(
     {
-        (Norm.LAYERNORM, True): Streaming(
-            KernelKind.NORM, Routine.LAYERNORM, Passes(2), Passes(3), kept=Passes(1), fused=True
-        ),
-        (Norm.RMSNORM, True): Streaming(
-            KernelKind.NORM, Routine.RMSNORM, Passes(2), Passes(3), kept=Passes(1), fused=True
-        ),
-        (Norm.LAYERNORM, False): Streaming(
-            KernelKind.NORM, Routine.LAYERNORM, Passes(2), Passes(5, launches=2), kept=Passes(1)
-        ),
-        (Norm.RMSNORM, False): Streaming(
+        (Norm.LAYERNORM, True): MemoryBoundSpec(
             KernelKind.NORM,
-            Routine.RMSNORM,
-            Passes(4, fp32=7, launches=8),
-            Passes(8, fp32=19, launches=16),
-            kept=Passes(1, fp32=1),
+            MemoryBoundOp.LAYERNORM,
+            MemoryPasses(2),
+            MemoryPasses(3),
+            saved=MemoryPasses(1),
+            fused=True,
+        ),
+        (Norm.RMSNORM, True): MemoryBoundSpec(
+            KernelKind.NORM, MemoryBoundOp.RMSNORM, MemoryPasses(2), MemoryPasses(3), saved=MemoryPasses(1), fused=True
+        ),
+        (Norm.LAYERNORM, False): MemoryBoundSpec(
+            KernelKind.NORM,
+            MemoryBoundOp.LAYERNORM,
+            MemoryPasses(2),
+            MemoryPasses(5, launches=2),
+            saved=MemoryPasses(1),
+        ),
+        (Norm.RMSNORM, False): MemoryBoundSpec(
+            KernelKind.NORM,
+            MemoryBoundOp.RMSNORM,
+            MemoryPasses(4, fp32=7, launches=8),
+            MemoryPasses(8, fp32=19, launches=16),
+            saved=MemoryPasses(1, fp32=1),
         ),
     }
 )
 # Elements are those of the activation's result. SwiGLU reads gate and up.
-_GELU = Streaming(KernelKind.ACTIVATION, Routine.GELU, Passes(2), Passes(3), kept=Passes(1), fused=True)
-_SWIGLU_FUSED = Streaming(KernelKind.ACTIVATION, Routine.SWIGLU, Passes(3), Passes(5), kept=Passes(2), fused=True)
-_SWIGLU_UNFUSED = Streaming(
-    KernelKind.ACTIVATION, Routine.SWIGLU, Passes(5, launches=2), Passes(9, launches=3), kept=Passes(3)
+_GELU = MemoryBoundSpec(
+    KernelKind.ACTIVATION, MemoryBoundOp.GELU, MemoryPasses(2), MemoryPasses(3), saved=MemoryPasses(1), fused=True
+)
+_SWIGLU_FUSED = MemoryBoundSpec(
+    KernelKind.ACTIVATION, MemoryBoundOp.SWIGLU, MemoryPasses(3), MemoryPasses(5), saved=MemoryPasses(2), fused=True
+)
+_SWIGLU_UNFUSED = MemoryBoundSpec(
+    KernelKind.ACTIVATION,
+    MemoryBoundOp.SWIGLU,
+    MemoryPasses(5, launches=2),
+    MemoryPasses(9, launches=3),
+    saved=MemoryPasses(3),
 )
 # Elements are those of queries and keys together, or, unfused, of each.
-_ROTARY_FUSED = Streaming(KernelKind.ROTARY, Routine.ROTARY, Passes(2), Passes(2), fused=True)
-_ROTARY_UNFUSED = Streaming(KernelKind.ROTARY, Routine.ROTARY, Passes(10, launches=5), Passes(14, launches=7))
+_ROTARY_FUSED = MemoryBoundSpec(KernelKind.ROTARY, MemoryBoundOp.ROTARY, MemoryPasses(2), MemoryPasses(2), fused=True)
+_ROTARY_UNFUSED = MemoryBoundSpec(
+    KernelKind.ROTARY, MemoryBoundOp.ROTARY, MemoryPasses(10, launches=5), MemoryPasses(14, launches=7)
+)
 # Residual: the gradient passes unchanged, dropout masks it.
-_RESIDUAL = Streaming(KernelKind.RESIDUAL, Routine.RESIDUAL, Passes(3), None, fused=True)
-_RESIDUAL_DROPOUT_FUSED = Streaming(
+_RESIDUAL = MemoryBoundSpec(KernelKind.RESIDUAL, MemoryBoundOp.RESIDUAL, MemoryPasses(3), None, fused=True)
+_RESIDUAL_DROPOUT_FUSED = MemoryBoundSpec(
     KernelKind.RESIDUAL,
-    Routine.RESIDUAL_DROPOUT,
-    Passes(3, mask=1),
-    Passes(2, mask=1),
-    kept=Passes(0, mask=1),
+    MemoryBoundOp.RESIDUAL_DROPOUT,
+    MemoryPasses(3, mask=1),
+    MemoryPasses(2, mask=1),
+    saved=MemoryPasses(0, mask=1),
     fused=True,
 )
-_RESIDUAL_DROPOUT_UNFUSED = Streaming(
+_RESIDUAL_DROPOUT_UNFUSED = MemoryBoundSpec(
     KernelKind.RESIDUAL,
-    Routine.RESIDUAL_DROPOUT,
-    Passes(5, mask=1, launches=2),
-    Passes(2, mask=1),
-    kept=Passes(0, mask=1),
+    MemoryBoundOp.RESIDUAL_DROPOUT,
+    MemoryPasses(5, mask=1, launches=2),
+    MemoryPasses(2, mask=1),
+    saved=MemoryPasses(0, mask=1),
 )
 # Elements are scores. The dropout of scores also keeps its result, which the product with the values reads.
-_SOFTMAX_FUSED = Streaming(KernelKind.SOFTMAX, Routine.SOFTMAX, Passes(2), Passes(3), kept=Passes(1), fused=True)
-_SOFTMAX_UNFUSED = Streaming(
-    KernelKind.SOFTMAX, Routine.SOFTMAX, Passes(4, launches=2), Passes(5, launches=2), kept=Passes(1)
+_SOFTMAX_FUSED = MemoryBoundSpec(
+    KernelKind.SOFTMAX, MemoryBoundOp.SOFTMAX, MemoryPasses(2), MemoryPasses(3), saved=MemoryPasses(1), fused=True
+)
+_SOFTMAX_UNFUSED = MemoryBoundSpec(
+    KernelKind.SOFTMAX,
+    MemoryBoundOp.SOFTMAX,
+    MemoryPasses(4, launches=2),
+    MemoryPasses(5, launches=2),
+    saved=MemoryPasses(1),
 )
 # Megatron-LM's `FusedScaleMaskSoftmax` where its kernel does not do. Forward: to FP32 (1 + 1), scale (2), mask (2 and
 # the mask), softmax (2), back (1 + 1). Backward: to FP32 (1 + 1), softmax (3), mask (2 and the mask), scale (2), back.
-MEGATRON_SOFTMAX = Streaming(
+MEGATRON_SOFTMAX = MemoryBoundSpec(
     KernelKind.SOFTMAX,
-    Routine.SOFTMAX,
-    Passes(2, fp32=8, mask=1, launches=5),
-    Passes(2, fp32=9, mask=1, launches=5),
-    kept=Passes(0, fp32=1),
+    MemoryBoundOp.SOFTMAX,
+    MemoryPasses(2, fp32=8, mask=1, launches=5),
+    MemoryPasses(2, fp32=9, mask=1, launches=5),
+    saved=MemoryPasses(0, fp32=1),
 )
 # Elements are scores or logits: cap x tanh(x / cap). Backward reads the result's gradient and the tanh.
-_SOFTCAP_FUSED = Streaming(KernelKind.ACTIVATION, Routine.SOFTCAP, Passes(2), Passes(3), kept=Passes(1), fused=True)
-_SOFTCAP_UNFUSED = Streaming(
-    KernelKind.ACTIVATION, Routine.SOFTCAP, Passes(6, launches=3), Passes(7, launches=3), kept=Passes(1)
+_SOFTCAP_FUSED = MemoryBoundSpec(
+    KernelKind.ACTIVATION, MemoryBoundOp.SOFTCAP, MemoryPasses(2), MemoryPasses(3), saved=MemoryPasses(1), fused=True
 )
-SCORE_DROPOUT = Streaming(
-    KernelKind.DROPOUT, Routine.DROPOUT, Passes(2, mask=1), Passes(2, mask=1), kept=Passes(1, mask=1), fused=True
+_SOFTCAP_UNFUSED = MemoryBoundSpec(
+    KernelKind.ACTIVATION,
+    MemoryBoundOp.SOFTCAP,
+    MemoryPasses(6, launches=3),
+    MemoryPasses(7, launches=3),
+    saved=MemoryPasses(1),
 )
-DROPOUT = Streaming(
-    KernelKind.DROPOUT, Routine.DROPOUT, Passes(2, mask=1), Passes(2, mask=1), kept=Passes(0, mask=1), fused=True
+SCORE_DROPOUT = MemoryBoundSpec(
+    KernelKind.DROPOUT,
+    MemoryBoundOp.DROPOUT,
+    MemoryPasses(2, mask=1),
+    MemoryPasses(2, mask=1),
+    saved=MemoryPasses(1, mask=1),
+    fused=True,
+)
+DROPOUT = MemoryBoundSpec(
+    KernelKind.DROPOUT,
+    MemoryBoundOp.DROPOUT,
+    MemoryPasses(2, mask=1),
+    MemoryPasses(2, mask=1),
+    saved=MemoryPasses(0, mask=1),
+    fused=True,
 )
 # Elements are logits; their softmax is kept in FP32 (Korthikanti et al. 2022, section 4.3: 4sbv), or they themselves.
-_LOSSES = MappingProxyType(
+_LOSS_SPECS = MappingProxyType(
     {
-        Loss.FUSED: Streaming(
+        LossImplementation.FUSED: MemoryBoundSpec(
             KernelKind.LOSS,
-            Routine.LOSS_FUSED,
-            Passes(1, fp32=1),
-            Passes(1, fp32=1),
-            kept=Passes(0, fp32=1),
+            MemoryBoundOp.LOSS_FUSED,
+            MemoryPasses(1, fp32=1),
+            MemoryPasses(1, fp32=1),
+            saved=MemoryPasses(0, fp32=1),
             fused=True,
         ),
-        Loss.CHUNKED: Streaming(
-            KernelKind.LOSS, Routine.LOSS_CHUNKED, Passes(1), Passes(2), kept=Passes(1), fused=True
-        ),
-        Loss.TORCH: Streaming(
+        LossImplementation.CHUNKED: MemoryBoundSpec(
             KernelKind.LOSS,
-            Routine.LOSS_TORCH,
-            Passes(1, fp32=3, launches=3),
-            Passes(1, fp32=5, launches=3),
-            kept=Passes(0, fp32=1),
+            MemoryBoundOp.LOSS_CHUNKED,
+            MemoryPasses(1),
+            MemoryPasses(2),
+            saved=MemoryPasses(1),
+            fused=True,
+        ),
+        LossImplementation.TORCH: MemoryBoundSpec(
+            KernelKind.LOSS,
+            MemoryBoundOp.LOSS_TORCH,
+            MemoryPasses(1, fp32=3, launches=3),
+            MemoryPasses(1, fp32=5, launches=3),
+            saved=MemoryPasses(0, fp32=1),
         ),
         # Megatron-LM, megatron/core/tensor_parallel/cross_entropy.py. Forward: to FP32 (1 + 1), maximum (1), subtract,
         # exponential (2 each), sum (1), divide (2). Backward: multiply (2), back to the activation's format (1 + 1).
-        Loss.VOCAB_PARALLEL: Streaming(
+        LossImplementation.VOCAB_PARALLEL: MemoryBoundSpec(
             KernelKind.LOSS,
-            Routine.LOSS_VOCAB_PARALLEL,
-            Passes(1, fp32=9, launches=6),
-            Passes(1, fp32=3, launches=2),
-            kept=Passes(0, fp32=1),
+            MemoryBoundOp.LOSS_VOCAB_PARALLEL,
+            MemoryPasses(1, fp32=9, launches=6),
+            MemoryPasses(1, fp32=3, launches=2),
+            saved=MemoryPasses(0, fp32=1),
         ),
     }
 )
 # An adapter's result, scaled, is added to what it stands beside; backward scales the gradient.
 SCALED_SUM = MappingProxyType(
     {
-        True: Streaming(KernelKind.RESIDUAL, Routine.SCALED_SUM, Passes(3), None, fused=True),
-        False: Streaming(KernelKind.RESIDUAL, Routine.SCALED_SUM, Passes(5, launches=2), None),
+        True: MemoryBoundSpec(KernelKind.RESIDUAL, MemoryBoundOp.SCALED_SUM, MemoryPasses(3), None, fused=True),
+        False: MemoryBoundSpec(KernelKind.RESIDUAL, MemoryBoundOp.SCALED_SUM, MemoryPasses(5, launches=2), None),
     }
 )
-SCALE = Streaming(KernelKind.RESIDUAL, Routine.SCALE, Passes(2), None, fused=True)
+SCALE = MemoryBoundSpec(KernelKind.RESIDUAL, MemoryBoundOp.SCALE, MemoryPasses(2), None, fused=True)
 # A residual stream forks before each norm: backward adds the two gradients.
 GRADIENT_SUM = _RESIDUAL
-BIAS_ADD = Streaming(KernelKind.RESIDUAL, Routine.BIAS_ADD, Passes(2), None, fused=True)
+BIAS_ADD = MemoryBoundSpec(KernelKind.RESIDUAL, MemoryBoundOp.BIAS_ADD, MemoryPasses(2), None, fused=True)
 # The bias gradient sums the output's gradient over the tokens.
-BIAS_GRADIENT = Streaming(KernelKind.COPY, Routine.BIAS_GRADIENT, Passes(1), None, fused=True)
+BIAS_GRADIENT = MemoryBoundSpec(KernelKind.COPY, MemoryBoundOp.BIAS_GRADIENT, MemoryPasses(1), None, fused=True)
 
 
-def norm(form: Norm, *, fused: bool) -> Streaming:
+def norm_spec(norm_type: Norm, *, fused: bool) -> MemoryBoundSpec:
     """Passes of a norm."""
-    return _NORMS[form, fused]
+    return _NORM_SPECS[norm_type, fused]
 
 
-def activation(mlp: Mlp, *, fused: bool) -> Streaming:
+def activation_spec(mlp_type: MlpType, *, fused: bool) -> MemoryBoundSpec:
     """Passes of the MLP's activation, per element of its result."""
-    if mlp is Mlp.GELU:
+    if mlp_type is MlpType.GELU:
         return _GELU
     return _SWIGLU_FUSED if fused else _SWIGLU_UNFUSED
 
 
-def rotary(*, fused: bool) -> Streaming:
+def rotary_spec(*, fused: bool) -> MemoryBoundSpec:
     """Passes of rotary positions over queries and keys; unfused over each of them by itself."""
     return _ROTARY_FUSED if fused else _ROTARY_UNFUSED
 
 
-def residual(*, dropout: bool, fused: bool) -> Streaming:
+def residual_spec(*, dropout: bool, fused: bool) -> MemoryBoundSpec:
     """Passes of the sum with the residual, with dropout of the branch if the model has it."""
     if not dropout:
         return _RESIDUAL
     return _RESIDUAL_DROPOUT_FUSED if fused else _RESIDUAL_DROPOUT_UNFUSED
 
 
-def softmax(*, fused: bool) -> Streaming:
+def softmax_spec(*, fused: bool) -> MemoryBoundSpec:
     """Passes of mask and softmax over a score matrix."""
     return _SOFTMAX_FUSED if fused else _SOFTMAX_UNFUSED
 
 
-def softcap(*, fused: bool) -> Streaming:
+def softcap_spec(*, fused: bool) -> MemoryBoundSpec:
     """Passes of a tanh that caps scores or logits."""
     return _SOFTCAP_FUSED if fused else _SOFTCAP_UNFUSED
 
 
-def loss(form: Loss) -> Streaming:
+def loss_spec(loss_type: LossImplementation) -> MemoryBoundSpec:
     """Passes of softmax cross-entropy over the logits."""
-    return _LOSSES[form]
+    return _LOSS_SPECS[loss_type]
 
 
-def copy(name: str, dtype: DType, elements: int) -> Kernel:
+def copy_kernel(name: str, dtype: DType, elements: int) -> Kernel:
     """Copy so many elements from one place in memory to another."""
-    shape = StreamShape(Routine.COPY, elements, 1, fused=True)
-    return Kernel(name, KernelKind.COPY, dtype, flops=0.0, bytes=Passes(2).bytes(dtype, elements), shape=shape)
+    shape = MemoryBoundShape(MemoryBoundOp.COPY, elements, 1, fused=True)
+    return Kernel(name, KernelKind.COPY, dtype, flops=0.0, bytes=MemoryPasses(2).bytes(dtype, elements), shape=shape)
 
 
-def accumulate(
-    name: str, sizes: tuple[int, int], *, made: DType, accumulated: DType, how: Accumulation
+def accumulate_kernels(
+    name: str, size: tuple[int, int], *, gradient_dtype: DType, accumulator_dtype: DType, accumulation: Accumulation
 ) -> tuple[Kernel, ...]:
     """Add a gradient of sizes [rows, width] to what is accumulated; made, accumulated: the formats of the two.
 
     None where the product that makes it has added it.
     """
-    match how:
+    match accumulation:
         case Accumulation.FUSED:
             return ()
         case Accumulation.COPIED:
-            return (converted(name, made, accumulated, sizes),)
-        case Accumulation.CONVERTED if made is not accumulated:
-            copied = converted(f"{name}.convert", made, accumulated, sizes)
-            return (copied, _added(name, sizes, made=accumulated, accumulated=accumulated))
-    return (_added(name, sizes, made=made, accumulated=accumulated),)
+            return (convert_kernel(name, gradient_dtype, accumulator_dtype, size),)
+        case Accumulation.CONVERTED if gradient_dtype is not accumulator_dtype:
+            convert = convert_kernel(f"{name}.convert", gradient_dtype, accumulator_dtype, size)
+            return (
+                convert,
+                _add_kernel(name, size, gradient_dtype=accumulator_dtype, accumulator_dtype=accumulator_dtype),
+            )
+    return (_add_kernel(name, size, gradient_dtype=gradient_dtype, accumulator_dtype=accumulator_dtype),)
 
 
-def _added(name: str, sizes: tuple[int, int], *, made: DType, accumulated: DType) -> Kernel:
-    shape = StreamShape(Routine.ACCUMULATE, *sizes, fused=True, formats=(accumulated,))
-    moved = float(shape.elements * (made.bytes + 2 * accumulated.bytes))
-    return Kernel(name, KernelKind.COPY, made, flops=0.0, bytes=moved, shape=shape)
+def _add_kernel(name: str, size: tuple[int, int], *, gradient_dtype: DType, accumulator_dtype: DType) -> Kernel:
+    shape = MemoryBoundShape(MemoryBoundOp.ACCUMULATE, *size, fused=True, formats=(accumulator_dtype,))
+    moved_bytes = float(shape.elements * (gradient_dtype.bytes + 2 * accumulator_dtype.bytes))
+    return Kernel(name, KernelKind.COPY, gradient_dtype, flops=0.0, bytes=moved_bytes, shape=shape)
 
 
-def converted(name: str, made: DType, target: DType, sizes: tuple[int, int]) -> Kernel:
+def convert_kernel(name: str, source: DType, target: DType, size: tuple[int, int]) -> Kernel:
     """A tensor of sizes [rows, width], written in another format."""
-    shape = StreamShape(Routine.COPY, *sizes, fused=True, formats=(target,))
-    moved = float(shape.elements * (made.bytes + target.bytes))
-    return Kernel(name, KernelKind.COPY, made, flops=0.0, bytes=moved, shape=shape)
+    shape = MemoryBoundShape(MemoryBoundOp.COPY, *size, fused=True, formats=(target,))
+    moved_bytes = float(shape.elements * (source.bytes + target.bytes))
+    return Kernel(name, KernelKind.COPY, source, flops=0.0, bytes=moved_bytes, shape=shape)
 
 
-def dequantize(name: str, stored: DType, made: DType, *, rows: int, width: int) -> Kernel:
+def dequantize_kernel(name: str, stored: DType, compute_dtype: DType, *, rows: int, width: int) -> Kernel:
     """Weights [rows, width] in the format of products, from those that are stored, in one kernel."""
-    shape = StreamShape(Routine.DEQUANTIZE, rows, width, fused=True, formats=(stored,))
-    moved = float(shape.elements * (stored.bytes + made.bytes))
-    return Kernel(name, KernelKind.COPY, made, flops=0.0, bytes=moved, shape=shape)
+    shape = MemoryBoundShape(MemoryBoundOp.DEQUANTIZE, rows, width, fused=True, formats=(stored,))
+    moved_bytes = float(shape.elements * (stored.bytes + compute_dtype.bytes))
+    return Kernel(name, KernelKind.COPY, compute_dtype, flops=0.0, bytes=moved_bytes, shape=shape)

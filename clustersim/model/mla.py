@@ -15,121 +15,172 @@ Reference: DeepSeek-AI 2024, arXiv:2405.04434, section 2.1; arXiv:2412.19437, se
 
 from dataclasses import replace
 
-from clustersim.model.attention import Core, operators
-from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, Routine, StreamShape
+from clustersim.model.attention import AttentionCore, attention_operators
+from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MemoryBoundOp, MemoryBoundShape
 from clustersim.model.layer_stack import LatentAttention
-from clustersim.model.linear import Linear
-from clustersim.model.operators import Entry, Operator, Region
-from clustersim.model.recompute_modules import Module, Within
-from clustersim.model.sharded_layer import OnRank, gradient_sum, linear_operator, normed, streamed
+from clustersim.model.linear import LinearLayer
+from clustersim.model.operators import Operator, ParallelRegion, RegionInput
+from clustersim.model.recompute_modules import ModuleMembership, RecomputeModule
+from clustersim.model.sharded_layer import (
+    RankContext,
+    gradient_sum_kernel,
+    linear_operator,
+    memory_bound_operator,
+    model_norm_spec,
+)
 
 
-def latent(rank: OnRank, own: LatentAttention) -> list[Operator]:
+def mla_operators(rank: RankContext, attention: LatentAttention) -> list[Operator]:
     """The operators of latent attention between its norm and the sum with the residual stream."""
-    return [*_vectors(rank, own), *_heads(rank, own), *_core(rank, own), _out(rank, own)]
+    return [
+        *_latent_operators(rank, attention),
+        *_head_operators(rank, attention),
+        *_core_operators(rank, attention),
+        _output_operator(rank, attention),
+    ]
 
 
-def _vectors(rank: OnRank, own: LatentAttention) -> list[Operator]:
+def _latent_operators(rank: RankContext, attention: LatentAttention) -> list[Operator]:
     """The latent vectors of queries, if they have one, and of keys and values, each with its norm."""
-    down = _down(rank, "attention.kv_down", own.kv_rank + own.rope)
-    read = rank.shared(rank.residual)  # what makes the queries keeps it, too
-    down = replace(down, kept=down.kept - read, waiting=down.waiting - read, read=down.read - read)
-    down = replace(down, input_gradient=(*down.input_gradient, gradient_sum(rank, "attention.kv_down")))
-    keys_values = [down, _norm(rank, "attention.kv_norm", own.kv_rank)]
-    if own.query_rank is None:
+    kv_down = _down_projection(rank, "attention.kv_down", attention.kv_rank + attention.rope)
+    shared_bytes = rank.shared_input_bytes(rank.residual_elements)  # what makes the queries keeps it, too
+    kv_down = replace(
+        kv_down,
+        saved_bytes=kv_down.saved_bytes - shared_bytes,
+        deferred_wgrad_bytes=kv_down.deferred_wgrad_bytes - shared_bytes,
+        wgrad_input_bytes=kv_down.wgrad_input_bytes - shared_bytes,
+    )
+    kv_down = replace(kv_down, input_gradient=(*kv_down.input_gradient, gradient_sum_kernel(rank, "attention.kv_down")))
+    keys_values = [kv_down, _latent_norm(rank, "attention.kv_norm", attention.kv_rank)]
+    if attention.query_rank is None:
         return keys_values
-    queries = _down(rank, "attention.query_down", own.query_rank)
-    return [queries, _norm(rank, "attention.query_norm", own.query_rank), *keys_values]
+    queries = _down_projection(rank, "attention.query_down", attention.query_rank)
+    return [queries, _latent_norm(rank, "attention.query_norm", attention.query_rank), *keys_values]
 
 
-def _heads(rank: OnRank, own: LatentAttention) -> list[Operator]:
+def _head_operators(rank: RankContext, attention: LatentAttention) -> list[Operator]:
     """Queries, keys and values of this rank's heads, with their rotary positions."""
     tp = rank.shard.tp
-    queries = _queries(rank, own)
-    keys_values = _up(rank, "attention.kv_up", own.kv_rank, own.kv_width // tp)
-    whole = _whole(rank, own.kv_rank + own.rope)  # the rotary key comes into the region, too
-    kept = rank.shard.tokens * (own.query_width + own.heads * (own.head_dim + own.value_dim)) // tp * rank.dtype.bytes
-    turned = replace(_rotary(rank, own), kept=float(kept))
-    return [queries, replace(keys_values, entry=Entry.OTHER, entering=whole), turned]
+    queries = _query_operator(rank, attention)
+    keys_values = _up_projection(rank, "attention.kv_up", attention.kv_rank, attention.kv_width // tp)
+    full_bytes = _full_bytes(rank, attention.kv_rank + attention.rope)  # the rotary key comes into the region, too
+    saved_bytes = (
+        rank.shard.tokens
+        * (attention.query_width + attention.heads * (attention.head_dim + attention.value_dim))
+        // tp
+        * rank.dtype.bytes
+    )
+    rotary = replace(_rotary_operator(rank, attention), saved_bytes=float(saved_bytes))
+    return [queries, replace(keys_values, region_input=RegionInput.OTHER, region_input_bytes=full_bytes), rotary]
 
 
-def _queries(rank: OnRank, own: LatentAttention) -> Operator:
+def _query_operator(rank: RankContext, attention: LatentAttention) -> Operator:
     """Queries of this rank's heads, from their latent vector or from the input itself."""
-    name, width = "attention.query_up", own.query_width // rank.shard.tp
-    if own.query_rank is not None:
-        return _up(rank, name, own.query_rank, width)
-    made = linear_operator(rank, _columns(rank, name, rank.model.hidden, width), _read(rank))
-    return replace(made, linear=None, within=(Within(Module.LATENT_UP, made.read),), reads=Module.LAYERNORM)
+    name, width = "attention.query_up", attention.query_width // rank.shard.tp
+    if attention.query_rank is not None:
+        return _up_projection(rank, name, attention.query_rank, width)
+    operator = linear_operator(rank, _up_linear(rank, name, rank.model.hidden, width), _saved_input_bytes(rank))
+    return replace(
+        operator,
+        linear=None,
+        memberships=(ModuleMembership(RecomputeModule.MLA_UP_PROJECTION, operator.wgrad_input_bytes),),
+        reads_module=RecomputeModule.LAYERNORM,
+    )
 
 
-def _rotary(rank: OnRank, own: LatentAttention) -> Operator:
+def _rotary_operator(rank: RankContext, attention: LatentAttention) -> Operator:
     """Turn a part of each query in place; write keys with the rotary key, and values apart."""
-    tokens, heads = rank.shard.tokens, own.heads // rank.shard.tp
-    turned = 2 * heads * own.rope
-    written = heads * (own.nope + own.value_dim) + own.rope + heads * (own.head_dim + own.value_dim)
-    shape = StreamShape(Routine.ROTARY, tokens * heads, own.rope, fused=rank.training.fused, table=rank.shard.sequence)
-    copies = 0 if rank.training.fused else 2 * heads * (2 * own.head_dim + own.value_dim)
-    moved = float(tokens * (turned + written + copies) * rank.dtype.bytes)
+    tokens, heads = rank.shard.tokens, attention.heads // rank.shard.tp
+    rotated_elements = 2 * heads * attention.rope
+    written_elements = (
+        heads * (attention.nope + attention.value_dim)
+        + attention.rope
+        + heads * (attention.head_dim + attention.value_dim)
+    )
+    shape = MemoryBoundShape(
+        MemoryBoundOp.ROTARY, tokens * heads, attention.rope, fused=rank.training.fused, table=rank.shard.sequence
+    )
+    copied_elements = 0 if rank.training.fused else 2 * heads * (2 * attention.head_dim + attention.value_dim)
+    moved_bytes = float(tokens * (rotated_elements + written_elements + copied_elements) * rank.dtype.bytes)
     launches = 2 if rank.training.fused else 8
-    forward = Kernel("attention.rotary", KernelKind.ROTARY, rank.dtype, 0.0, moved, shape, launches)
-    back = replace(forward, name="attention.rotary.input_gradient", shape=replace(shape, backward=True))
-    return Operator("attention.rotary", Region.SHARDED, (forward,), (back,), within=(Within(Module.LATENT_UP),))
+    forward = Kernel("attention.rotary", KernelKind.ROTARY, rank.dtype, 0.0, moved_bytes, shape, launches)
+    backward = replace(forward, name="attention.rotary.input_gradient", shape=replace(shape, backward=True))
+    return Operator(
+        "attention.rotary",
+        ParallelRegion.SHARDED,
+        (forward,),
+        (backward,),
+        memberships=(ModuleMembership(RecomputeModule.MLA_UP_PROJECTION),),
+    )
 
 
-def _core(rank: OnRank, own: LatentAttention) -> tuple[Operator, ...]:
-    shard, heads = rank.shard, own.heads // rank.shard.tp
+def _core_operators(rank: RankContext, attention: LatentAttention) -> tuple[Operator, ...]:
+    shard, heads = rank.shard, attention.heads // rank.shard.tp
     shape = AttentionShape(
-        *(shard.batch, shard.sequence, shard.keys, heads, heads, own.head_dim), causal=True, value_dim=own.value_dim
+        *(shard.batch, shard.sequence, shard.keys, heads, heads, attention.head_dim),
+        causal=True,
+        value_dim=attention.value_dim,
     )
     training = rank.training
-    core = Core(
+    core = AttentionCore(
         *(shape, rank.dtype, rank.model.dropout, training.fused),
         overheads=training.overheads,
-        narrow=training.recipe.attention,
+        low_precision=training.recipe.attention,
     )
-    return operators(core, rank.training.attention)
+    return attention_operators(core, rank.training.attention)
 
 
-def _out(rank: OnRank, own: LatentAttention) -> Operator:
-    tokens, width = rank.shard.tokens, own.heads * own.value_dim // rank.shard.tp
-    out = Linear("attention.out", tokens, width, rank.model.hidden, rank.products, rows=True)
-    return linear_operator(rank, out, rank.saved(tokens * width))
+def _output_operator(rank: RankContext, attention: LatentAttention) -> Operator:
+    tokens, width = rank.shard.tokens, attention.heads * attention.value_dim // rank.shard.tp
+    out = LinearLayer("attention.out", tokens, width, rank.model.hidden, rank.matmul_formats, row_parallel=True)
+    return linear_operator(rank, out, rank.saved_input_bytes(tokens * width))
 
 
-def _down(rank: OnRank, name: str, outputs: int) -> Operator:
+def _down_projection(rank: RankContext, name: str, outputs: int) -> Operator:
     """A product on the rank's own tokens, whole on every tensor-parallel rank."""
-    linear = Linear(name, rank.shard.residual_tokens, rank.model.hidden, outputs, rank.products)
-    return replace(linear_operator(rank, linear, _read(rank)), region=Region.REPLICATED, linear=None)
+    linear = LinearLayer(name, rank.shard.residual_tokens, rank.model.hidden, outputs, rank.matmul_formats)
+    return replace(
+        linear_operator(rank, linear, _saved_input_bytes(rank)), region=ParallelRegion.REPLICATED, linear=None
+    )
 
 
-def _up(rank: OnRank, name: str, inputs: int, outputs: int) -> Operator:
+def _up_projection(rank: RankContext, name: str, inputs: int, outputs: int) -> Operator:
     """A product by heads, of a latent vector that comes into the sharded region."""
-    read = rank.saved(rank.shard.residual_tokens * inputs)
-    within_norm = rank.training.overheads.norm_in_linear
-    made = linear_operator(rank, _columns(rank, name, inputs, outputs), read, behind_norm=within_norm)
-    comes = 0.0 if within_norm else read
-    return replace(made, linear=None, entering=_whole(rank, inputs), within=(Within(Module.LATENT_UP, comes),))
+    input_bytes = rank.saved_input_bytes(rank.shard.residual_tokens * inputs)
+    after_norm = rank.training.overheads.norm_in_linear
+    operator = linear_operator(rank, _up_linear(rank, name, inputs, outputs), input_bytes, after_norm=after_norm)
+    module_input_bytes = 0.0 if after_norm else input_bytes
+    return replace(
+        operator,
+        linear=None,
+        region_input_bytes=_full_bytes(rank, inputs),
+        memberships=(ModuleMembership(RecomputeModule.MLA_UP_PROJECTION, module_input_bytes),),
+    )
 
 
-def _columns(rank: OnRank, name: str, inputs: int, outputs: int) -> Linear:
-    return Linear(name, rank.shard.tokens, inputs, outputs, rank.products)
+def _up_linear(rank: RankContext, name: str, inputs: int, outputs: int) -> LinearLayer:
+    return LinearLayer(name, rank.shard.tokens, inputs, outputs, rank.matmul_formats)
 
 
-def _norm(rank: OnRank, name: str, width: int) -> Operator:
+def _latent_norm(rank: RankContext, name: str, width: int) -> Operator:
     """The norm of a latent vector, which is of the up projections' module where it is within their linear layers."""
-    over = normed(rank)
-    made = streamed(Region.REPLICATED, name, rank.dtype, over, (over.over(rank.shard.residual_tokens, width),))
+    spec = model_norm_spec(rank)
+    operator = memory_bound_operator(
+        ParallelRegion.REPLICATED, name, rank.dtype, spec, (spec.shape_for(rank.shard.residual_tokens, width),)
+    )
     if rank.training.overheads.norm_in_linear:
-        comes = float(rank.shard.residual_tokens * width * rank.dtype.bytes)
-        made = replace(made, within=(Within(Module.LATENT_UP, comes),))
-    return replace(made, parameters=width)
+        module_input_bytes = float(rank.shard.residual_tokens * width * rank.dtype.bytes)
+        operator = replace(
+            operator, memberships=(ModuleMembership(RecomputeModule.MLA_UP_PROJECTION, module_input_bytes),)
+        )
+    return replace(operator, parameter_count=width)
 
 
-def _read(rank: OnRank) -> float:
+def _saved_input_bytes(rank: RankContext) -> float:
     """Bytes of the input as backward reads it."""
-    return float(rank.saved(rank.residual))
+    return float(rank.saved_input_bytes(rank.residual_elements))
 
 
-def _whole(rank: OnRank, width: int) -> float:
+def _full_bytes(rank: RankContext, width: int) -> float:
     """Bytes of all tokens' rows of so many elements, whole over tensor-parallel ranks."""
     return float(rank.shard.tokens * width * rank.dtype.bytes)

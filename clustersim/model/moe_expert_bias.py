@@ -18,39 +18,53 @@ from typing import Final
 
 from clustersim.common.dtypes import DType
 from clustersim.common.units import Bytes
-from clustersim.model.kernels import Kernel, KernelKind, Routine, StreamShape
+from clustersim.model.kernels import Kernel, KernelKind, MemoryBoundOp, MemoryBoundShape
 from clustersim.model.operators import Operator
 
-_CLAMP: Final = 4  # passes over gate and up: read and write both, and put them together
-_CLAMP_BACK: Final = 5  # the gradient, the input, the result; and put together
-_CLAMPS: Final = 3  # launches, both ways
-_BIAS: Final = 6  # passes over the rows: the bias times probabilities, the sum, and together
-_BIAS_BACK: Final = 6  # two products of the gradient and their sums
-_OF_EACH: Final = 2  # launches of each expert: product and sum
-_OF_EACH_BACK: Final = 4
+_CLAMP_PASSES: Final = 4  # passes over gate and up: read and write both, and put them together
+_CLAMP_BACKWARD_PASSES: Final = 5  # the gradient, the input, the result; and put together
+_CLAMP_LAUNCHES: Final = 3  # launches, both ways
+_BIAS_PASSES: Final = 6  # passes over the rows: the bias times probabilities, the sum, and together
+_BIAS_BACKWARD_PASSES: Final = 6  # two products of the gradient and their sums
+_EXPERT_LAUNCHES: Final = 2  # launches of each expert: product and sum
+_EXPERT_BACKWARD_LAUNCHES: Final = 4
 
 
-def clamped(activation: Operator, dtype: DType, rows: int, width: int) -> Operator:
+def add_clamp(activation: Operator, dtype: DType, rows: int, width: int) -> Operator:
     """An activation whose input [rows, width] is limited before; what was limited is kept, too."""
-    shape, size = StreamShape(Routine.COPY, rows, width), rows * width * dtype.bytes
-    ahead = _kernel("experts.clamp", dtype, shape, _CLAMP * size, _CLAMPS)
-    behind = _kernel("experts.clamp.input_gradient", dtype, shape, _CLAMP_BACK * size, _CLAMPS)
+    shape, tensor_bytes = MemoryBoundShape(MemoryBoundOp.COPY, rows, width), rows * width * dtype.bytes
+    forward = _copy_kernel("experts.clamp", dtype, shape, _CLAMP_PASSES * tensor_bytes, _CLAMP_LAUNCHES)
+    backward = _copy_kernel(
+        "experts.clamp.input_gradient", dtype, shape, _CLAMP_BACKWARD_PASSES * tensor_bytes, _CLAMP_LAUNCHES
+    )
     return replace(
         activation,
-        forward=(ahead, *activation.forward),
-        input_gradient=(*activation.input_gradient, behind),
-        kept=activation.kept + size,
+        forward=(forward, *activation.forward),
+        input_gradient=(*activation.input_gradient, backward),
+        saved_bytes=activation.saved_bytes + tensor_bytes,
     )
 
 
-def biased(product: Operator, dtype: DType, experts: int, shape: tuple[int, int]) -> Operator:
+def add_expert_bias(grouped_matmul: Operator, dtype: DType, expert_count: int, shape: tuple[int, int]) -> Operator:
     """A grouped product to [rows, width] whose experts' biases are added behind it, times probabilities."""
-    stream = StreamShape(Routine.BIAS_ADD, *shape)
-    size = stream.elements * dtype.bytes
-    behind = _kernel("experts.bias", dtype, stream, _BIAS * size, _OF_EACH * experts + 1)
-    ahead = _kernel("experts.bias.gradient", dtype, stream, _BIAS_BACK * size, _OF_EACH_BACK * experts)
-    return replace(product, forward=(*product.forward, behind), input_gradient=(ahead, *product.input_gradient))
+    bias_shape = MemoryBoundShape(MemoryBoundOp.BIAS_ADD, *shape)
+    tensor_bytes = bias_shape.elements * dtype.bytes
+    forward = _copy_kernel(
+        "experts.bias", dtype, bias_shape, _BIAS_PASSES * tensor_bytes, _EXPERT_LAUNCHES * expert_count + 1
+    )
+    backward = _copy_kernel(
+        "experts.bias.gradient",
+        dtype,
+        bias_shape,
+        _BIAS_BACKWARD_PASSES * tensor_bytes,
+        _EXPERT_BACKWARD_LAUNCHES * expert_count,
+    )
+    return replace(
+        grouped_matmul,
+        forward=(*grouped_matmul.forward, forward),
+        input_gradient=(backward, *grouped_matmul.input_gradient),
+    )
 
 
-def _kernel(name: str, dtype: DType, shape: StreamShape, moved: Bytes, launches: int) -> Kernel:
-    return Kernel(name, KernelKind.COPY, dtype, flops=0.0, bytes=float(moved), shape=shape, launches=launches)
+def _copy_kernel(name: str, dtype: DType, shape: MemoryBoundShape, moved_bytes: Bytes, launches: int) -> Kernel:
+    return Kernel(name, KernelKind.COPY, dtype, flops=0.0, bytes=float(moved_bytes), shape=shape, launches=launches)

@@ -24,77 +24,79 @@ class ExpertLoad(Protocol):
     """The seam: what a load must answer."""
 
     @property
-    def layered(self) -> bool:
+    def varies_by_layer(self) -> bool:
         """Whether layers differ."""
 
     @property
-    def stepped(self) -> bool:
+    def varies_by_step(self) -> bool:
         """Whether steps differ."""
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """For people."""
 
-    def shares(self, experts: int, layer: int, step: int) -> FloatArray:
+    def expert_shares(self, expert_count: int, layer: int, step: int) -> FloatArray:
         """The part of all rows that each expert gets in a routed layer and step, both from 0: [experts], sum 1."""
 
 
 @dataclass(frozen=True, slots=True)
-class MeasuredLoad:
+class MeasuredExpertLoad:
     """rows: of each expert, in any unit: of all layers [1][experts], or of each routed layer [layers][experts]."""
 
-    rows: tuple[tuple[float, ...], ...]
+    token_counts: tuple[tuple[float, ...], ...]
 
     @property
-    def layered(self) -> bool:
+    def varies_by_layer(self) -> bool:
         """Whether layers differ."""
-        return len(self.rows) > 1
+        return len(self.token_counts) > 1
 
     @property
-    def stepped(self) -> bool:
+    def varies_by_step(self) -> bool:
         """Steps are alike."""
         return False
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """For people."""
-        return "as measured, layer by layer" if self.layered else "as measured"
+        return "as measured, layer by layer" if self.varies_by_layer else "as measured"
 
-    def shares(self, experts: int, layer: int, step: int) -> FloatArray:  # noqa: ARG002 - as many as were measured
+    def expert_shares(self, expert_count: int, layer: int, step: int) -> FloatArray:  # noqa: ARG002 - as many as were measured
         """Those of a layer: [experts]."""
-        rows = np.array(self.rows[layer if self.layered else 0], dtype=np.float64)
-        parts: FloatArray = rows / rows.sum()
-        return parts
+        counts = np.array(self.token_counts[layer if self.varies_by_layer else 0], dtype=np.float64)
+        shares: FloatArray = counts / counts.sum()
+        return shares
 
 
 @dataclass(frozen=True, slots=True)
-class DrawnLoad:
+class RandomExpertLoad:
     """variation: standard deviation of an expert's rows over their mean, at least 0; seed: the same, the same loads."""
 
     variation: float
     seed: int = 0
 
     @property
-    def layered(self) -> bool:
+    def varies_by_layer(self) -> bool:
         """Every layer is drawn."""
         return True
 
     @property
-    def stepped(self) -> bool:
+    def varies_by_step(self) -> bool:
         """So is every step."""
         return True
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """For people."""
         return f"drawn, with a variation of {self.variation:g} (seed {self.seed})"
 
-    def shares(self, experts: int, layer: int, step: int) -> FloatArray:
+    def expert_shares(self, expert_count: int, layer: int, step: int) -> FloatArray:
         """Drawn parts: [experts]."""
         if self.variation == 0.0:
-            return np.full(experts, 1.0 / experts)
+            return np.full(expert_count, 1.0 / expert_count)
         generator = np.random.Generator(np.random.Philox(np.random.SeedSequence((self.seed, layer, step))))
-        drawn = generator.standard_gamma(1.0 / self.variation**2, experts)
-        total = float(drawn.sum())
-        parts: FloatArray = drawn / total if total > 0.0 else np.eye(1, experts, int(generator.integers(experts)))[0]
-        return parts
+        samples = generator.standard_gamma(1.0 / self.variation**2, expert_count)
+        total = float(samples.sum())
+        shares: FloatArray = (
+            samples / total if total > 0.0 else np.eye(1, expert_count, int(generator.integers(expert_count)))[0]
+        )
+        return shares

@@ -19,181 +19,231 @@ from typing import Final
 from clustersim.common.dtypes import DType
 from clustersim.model import memory_bound
 from clustersim.model.grouped_linear import GroupedLinear
-from clustersim.model.kernels import Kernel, KernelKind, Routine, StreamShape
-from clustersim.model.layer_stack import DenseMlp, Mlp, RoutedMlp
-from clustersim.model.linear import Linear
-from clustersim.model.mlp import dense
-from clustersim.model.moe_expert_bias import biased, clamped
-from clustersim.model.moe_router import Copies, chosen, moved, permuted, summed
-from clustersim.model.operators import EXPERTS, Operator, Region, reading, within
+from clustersim.model.kernels import Kernel, KernelKind, MemoryBoundOp, MemoryBoundShape
+from clustersim.model.layer_stack import DenseMlp, MlpType, MoeMlp
+from clustersim.model.linear import LinearLayer
+from clustersim.model.mlp import mlp_operators
+from clustersim.model.moe_expert_bias import add_clamp, add_expert_bias
+from clustersim.model.moe_router import (
+    TokenPermutation,
+    data_kernel,
+    permute_operator,
+    router_operators,
+    unpermute_operator,
+)
+from clustersim.model.operators import EXPERTS, Operator, ParallelRegion, assign_module, mark_module_reader
 from clustersim.model.overheads import Grouping
-from clustersim.model.precision_recipe import Products
-from clustersim.model.quantization import Operands, linear_casts
-from clustersim.model.recompute_modules import Module
-from clustersim.model.sharded_layer import OnRank, gradient_sum, linear_operator, residual_wide, streamed
+from clustersim.model.precision_recipe import MatmulFormats
+from clustersim.model.quantization import LinearOperands, linear_casts
+from clustersim.model.recompute_modules import RecomputeModule
+from clustersim.model.sharded_layer import (
+    RankContext,
+    gradient_sum_kernel,
+    linear_operator,
+    memory_bound_operator,
+    residual_stream_operator,
+)
 
-_WEIGHTED: Final = 2.0  # times the elements: read and written
-_WEIGHTED_BACK: Final = 3.0  # the gradient, what was weighted, and its gradient, in one pass
-_APART_BACK: Final = 6.0  # a product of the gradient for each operand; one of them is summed, in 3 launches
+_WEIGHTING_PASSES: Final = 2.0  # times the elements: read and written
+_WEIGHTING_BACKWARD_PASSES: Final = 3.0  # the gradient, what was weighted, and its gradient, in one pass
+_UNFUSED_BACKWARD_PASSES: Final = (
+    6.0  # a product of the gradient for each operand; one of them is summed, in 3 launches
+)
 
 
-def mixture(rank: OnRank, routed: RoutedMlp) -> list[Operator]:
+def moe_operators(rank: RankContext, moe: MoeMlp) -> list[Operator]:
     """The operators of a mixture between its norm and the sum with the residual stream."""
-    experts = _Experts(rank, routed)
-    shared = _shared(rank, routed) if routed.shared else []
-    copied = [] if experts.copied_there else [permuted(rank, routed)]
-    back = [] if experts.copied_there else [summed(rank, routed)]
-    return [*chosen(rank, routed), *copied, *experts.operators(), *back, *shared]
+    experts = _LocalExperts(rank, moe)
+    shared = _shared_experts(rank, moe) if moe.shared else []
+    permute = [] if experts.permutes_after_dispatch else [permute_operator(rank, moe)]
+    unpermute = [] if experts.permutes_after_dispatch else [unpermute_operator(rank, moe)]
+    return [*router_operators(rank, moe), *permute, *experts.expert_operators(), *unpermute, *shared]
 
 
-def _shared(rank: OnRank, routed: RoutedMlp) -> list[Operator]:
+def _shared_experts(rank: RankContext, moe: MoeMlp) -> list[Operator]:
     """The shared experts, and the sum of what they make with the routed ones'."""
-    up, *others = dense(rank, DenseMlp(routed.shared, routed.form), "shared")
-    others += _gate(rank) if routed.shared_gate else []
-    read = rank.shared(rank.residual)  # the router keeps it, too
-    up = replace(up, kept=up.kept - read, waiting=up.waiting - read, read=up.read - read)
-    up = replace(up, input_gradient=(*up.input_gradient, gradient_sum(rank, "shared.up")))
+    up, *remaining = mlp_operators(rank, DenseMlp(moe.shared, moe.form), "shared")
+    remaining += _shared_gate(rank) if moe.shared_gate else []
+    shared_bytes = rank.shared_input_bytes(rank.residual_elements)  # the router keeps it, too
+    up = replace(
+        up,
+        saved_bytes=up.saved_bytes - shared_bytes,
+        deferred_wgrad_bytes=up.deferred_wgrad_bytes - shared_bytes,
+        wgrad_input_bytes=up.wgrad_input_bytes - shared_bytes,
+    )
+    up = replace(up, input_gradient=(*up.input_gradient, gradient_sum_kernel(rank, "shared.up")))
     return [
-        *within((up, *others), Module.SHARED_EXPERTS),
-        residual_wide(rank, "mlp.sum", memory_bound.residual(dropout=False, fused=rank.training.fused)),
+        *assign_module((up, *remaining), RecomputeModule.SHARED_EXPERTS),
+        residual_stream_operator(rank, "mlp.sum", memory_bound.residual_spec(dropout=False, fused=rank.training.fused)),
     ]
 
 
-def _gate(rank: OnRank) -> list[Operator]:
+def _shared_gate(rank: RankContext) -> list[Operator]:
     """A weight for each token, and what the shared experts made times it; both are kept."""
     tokens, hidden = rank.shard.residual_tokens, rank.model.hidden
-    linear = Linear("shared.gate", tokens, hidden, 1, Products.all_in(rank.dtype))
-    made = replace(linear_operator(rank, linear, 0.0), region=Region.REPLICATED, linear=None)  # the router keeps it
-    shape = StreamShape(Routine.WEIGHTING, tokens, hidden, fused=rank.training.fused)
-    forward, back = _weighting("shared.scale", rank.dtype, shape)
-    kept = float(shape.elements * rank.dtype.bytes)
-    return [made, Operator("shared.scale", Region.REPLICATED, (forward,), (back,), kept=kept)]
+    linear = LinearLayer("shared.gate", tokens, hidden, 1, MatmulFormats.uniform(rank.dtype))
+    gate = replace(
+        linear_operator(rank, linear, 0.0), region=ParallelRegion.REPLICATED, linear=None
+    )  # the router keeps it
+    shape = MemoryBoundShape(MemoryBoundOp.WEIGHTING, tokens, hidden, fused=rank.training.fused)
+    forward, backward = _weighting_kernels("shared.scale", rank.dtype, shape)
+    saved_bytes = float(shape.elements * rank.dtype.bytes)
+    return [gate, Operator("shared.scale", ParallelRegion.REPLICATED, (forward,), (backward,), saved_bytes=saved_bytes)]
 
 
-def _weighting(name: str, dtype: DType, shape: StreamShape) -> tuple[Kernel, Kernel]:
+def _weighting_kernels(name: str, dtype: DType, shape: MemoryBoundShape) -> tuple[Kernel, Kernel]:
     """Rows times a number each, and the gradients of both."""
-    size, kind, behind = shape.elements * dtype.bytes, KernelKind.RESIDUAL, replace(shape, backward=True)
-    back, launches = (_WEIGHTED_BACK, 1) if shape.fused else (_APART_BACK, 3)
+    tensor_bytes, kind, backward_shape = (
+        shape.elements * dtype.bytes,
+        KernelKind.RESIDUAL,
+        replace(shape, backward=True),
+    )
+    backward_passes, launches = (_WEIGHTING_BACKWARD_PASSES, 1) if shape.fused else (_UNFUSED_BACKWARD_PASSES, 3)
     return (
-        moved(name, kind, dtype, shape, _WEIGHTED * size),
-        moved(f"{name}.input_gradient", kind, dtype, behind, back * size, launches=launches),
+        data_kernel(name, kind, dtype, shape, _WEIGHTING_PASSES * tensor_bytes),
+        data_kernel(
+            f"{name}.input_gradient", kind, dtype, backward_shape, backward_passes * tensor_bytes, launches=launches
+        ),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Experts:
+class _LocalExperts:
     """What one rank does with the tokens that were sent to its experts."""
 
-    rank: OnRank
-    routed: RoutedMlp
+    rank: RankContext
+    moe: MoeMlp
 
     @property
-    def experts(self) -> int:
+    def expert_count(self) -> int:
         """Experts on this rank."""
-        return self.routed.experts // self.rank.shard.ep
+        return self.moe.experts // self.rank.shard.ep
 
     @property
     def tokens(self) -> int:
         """Rows that come to this rank, of all ranks that send to it."""
-        even = self.routed.rows(self.rank.shard.residual_tokens) * self.rank.shard.etp
-        return even if self.rank.shard.load == 1.0 else max(1, round(even * self.rank.shard.load))
+        balanced = self.moe.routed_tokens(self.rank.shard.residual_tokens) * self.rank.shard.etp
+        return balanced if self.rank.shard.load_factor == 1.0 else max(1, round(balanced * self.rank.shard.load_factor))
 
     @property
     def ffn(self) -> int:
         """Width of an expert on this rank."""
-        return self.routed.ffn // self.rank.shard.etp
+        return self.moe.ffn // self.rank.shard.etp
 
     @property
-    def _fused(self) -> bool:
+    def _is_fused(self) -> bool:
         """Whether the products' kernels do what is between them."""
         return self.rank.training.grouping is Grouping.FUSED
 
     @property
-    def copied_there(self) -> bool:
+    def permutes_after_dispatch(self) -> bool:
         """Whether tokens are copied for each expert here."""
-        return self.rank.shard.copied_there and self.rank.shard.ep * self.rank.shard.etp > 1
+        return self.rank.shard.permute_after_dispatch and self.rank.shard.ep * self.rank.shard.etp > 1
 
     @property
-    def _copies(self) -> Copies:
+    def _permutation(self) -> TokenPermutation:
         """The tokens that came, each once, and a row for each of them and of these experts."""
-        routed, every = self.routed, self.rank.shard.residual_tokens * self.rank.shard.etp * self.rank.shard.ep
-        missed = comb(routed.experts - self.experts, routed.top_k) / comb(routed.experts, routed.top_k)
-        came = min(every, every * (1.0 - missed) * self.rank.shard.load)
-        return Copies(self.rank, round(came), self.tokens, self.experts, Region.ROUTED)
+        moe, source_tokens = self.moe, self.rank.shard.residual_tokens * self.rank.shard.etp * self.rank.shard.ep
+        miss_probability = comb(moe.experts - self.expert_count, moe.top_k) / comb(moe.experts, moe.top_k)
+        received = min(source_tokens, source_tokens * (1.0 - miss_probability) * self.rank.shard.load_factor)
+        return TokenPermutation(self.rank, round(received), self.tokens, self.expert_count, ParallelRegion.EXPERT)
 
-    def operators(self) -> list[Operator]:
+    def expert_operators(self) -> list[Operator]:
         """Sorted by expert, through the MLP, and back in the order in which they came."""
-        rank, form = self.rank, self.routed.form
-        over = memory_bound.activation(form, fused=rank.training.fused)
-        made = streamed(Region.ROUTED, "experts.activation", rank.dtype, over, (over.over(self.tokens, self.ffn),))
-        made = replace(made, kept=made.kept + self.tokens * DType.FP32.bytes)  # the probability of each row
-        if form is Mlp.GELU or not rank.training.fused:
-            made = self._weighted(made)
-        gated = 2 if form is Mlp.SWIGLU else 1
-        if self._fused:
-            made = replace(made, forward=(), input_gradient=())
-        comes = float(self.tokens * (gated * self.ffn * rank.dtype.bytes + DType.FP32.bytes))
-        down = self._grouped("experts.down", self.ffn, rank.model.hidden, first=False)
-        if self.routed.bias:
-            made = clamped(made, rank.dtype, self.tokens, gated * self.ffn)
-            down = biased(down, rank.dtype, self.experts, (self.tokens, rank.model.hidden))
-        products = [
-            self._grouped("experts.up", rank.model.hidden, gated * self.ffn, first=True),
-            *within([made], Module.EXPERTS_ACTIVATION, comes),
-            *reading([down], Module.EXPERTS_ACTIVATION),
+        rank, form = self.rank, self.moe.form
+        spec = memory_bound.activation_spec(form, fused=rank.training.fused)
+        activation = memory_bound_operator(
+            ParallelRegion.EXPERT, "experts.activation", rank.dtype, spec, (spec.shape_for(self.tokens, self.ffn),)
+        )
+        activation = replace(
+            activation, saved_bytes=activation.saved_bytes + self.tokens * DType.FP32.bytes
+        )  # the probability of each row
+        if form is MlpType.GELU or not rank.training.fused:
+            activation = self._add_weighting(activation)
+        up_factor = 2 if form is MlpType.SWIGLU else 1
+        if self._is_fused:
+            activation = replace(activation, forward=(), input_gradient=())
+        module_input_bytes = float(self.tokens * (up_factor * self.ffn * rank.dtype.bytes + DType.FP32.bytes))
+        down = self._grouped_operator("experts.down", self.ffn, rank.model.hidden, is_up=False)
+        if self.moe.bias:
+            activation = add_clamp(activation, rank.dtype, self.tokens, up_factor * self.ffn)
+            down = add_expert_bias(down, rank.dtype, self.expert_count, (self.tokens, rank.model.hidden))
+        matmuls = [
+            self._grouped_operator("experts.up", rank.model.hidden, up_factor * self.ffn, is_up=True),
+            *assign_module([activation], RecomputeModule.MOE_ACTIVATION, module_input_bytes),
+            *mark_module_reader([down], RecomputeModule.MOE_ACTIVATION),
         ]
-        if self.copied_there:
-            return [self._copies.made("experts.sort"), *products, self._copies.summed("experts.unsort")]
-        if self.experts == 1 or rank.shard.ep == 1:
-            return products
-        return [self._sorted("experts.sort"), *products, self._sorted("experts.unsort")]
+        if self.permutes_after_dispatch:
+            return [
+                self._permutation.permute_operator("experts.sort"),
+                *matmuls,
+                self._permutation.unpermute_operator("experts.unsort"),
+            ]
+        if self.expert_count == 1 or rank.shard.ep == 1:
+            return matmuls
+        return [self._sort_operator("experts.sort"), *matmuls, self._sort_operator("experts.unsort")]
 
-    def _weighted(self, activation: Operator) -> Operator:
+    def _add_weighting(self, activation: Operator) -> Operator:
         """The activation, whose result is multiplied by the tokens' scores in kernels that are not fused with it."""
-        shape = StreamShape(Routine.WEIGHTING, self.tokens, self.ffn)
-        forward, both = _weighting("experts.weighting", self.rank.dtype, shape)
+        shape = MemoryBoundShape(MemoryBoundOp.WEIGHTING, self.tokens, self.ffn)
+        forward, backward = _weighting_kernels("experts.weighting", self.rank.dtype, shape)
         return replace(
             activation,
             forward=(*activation.forward, forward),
-            input_gradient=(both, *activation.input_gradient),
-            kept=activation.kept + shape.elements * self.rank.dtype.bytes,
+            input_gradient=(backward, *activation.input_gradient),
+            saved_bytes=activation.saved_bytes + shape.elements * self.rank.dtype.bytes,
         )
 
-    def _operands(self, name: str, inputs: int, outputs: int, *, first: bool) -> Operands:
+    def _linear_operands(self, name: str, inputs: int, outputs: int, *, is_up: bool) -> LinearOperands:
         """Of the first product the input comes from the tokens' ranks, of the last its output's gradient."""
-        sent = self.rank.training.recipe.dispatched is not None
-        own = self.rank.shard.residual_tokens
-        came, came_back = (own if sent and first else self.tokens), (own if sent and not first else self.tokens)
-        whole = Operands(name, self.tokens, inputs, outputs, came, came_back, matrices=self.experts)
-        return replace(whole, sent=sent and first, sent_back=sent and not first)
+        quantized_dispatch = self.rank.training.recipe.dispatch_format is not None
+        local_tokens = self.rank.shard.residual_tokens
+        input_tokens, gradient_tokens = (
+            (local_tokens if quantized_dispatch and is_up else self.tokens),
+            (local_tokens if quantized_dispatch and not is_up else self.tokens),
+        )
+        operands = LinearOperands(
+            name, self.tokens, inputs, outputs, input_tokens, gradient_tokens, matrix_count=self.expert_count
+        )
+        return replace(
+            operands,
+            input_dispatched=quantized_dispatch and is_up,
+            gradient_dispatched=quantized_dispatch and not is_up,
+        )
 
-    def _grouped(self, name: str, inputs: int, outputs: int, *, first: bool) -> Operator:
+    def _grouped_operator(self, name: str, inputs: int, outputs: int, *, is_up: bool) -> Operator:
         rank, recipe = self.rank, self.rank.training.recipe
-        sizes = self.experts, self.tokens, inputs, outputs
-        linear = GroupedLinear(name, *sizes, rank.products, self.routed.bias, rank.training.grouping)
-        read = rank.saved(self.tokens * inputs)
-        casts = linear_casts(recipe, rank.products, self._operands(name, inputs, outputs, first=first))
-        before, behind = casts.forward, casts.backward
-        if self._fused:  # what is between the two products
-            before, behind = (before, ()) if first else ((), behind)
+        sizes = self.expert_count, self.tokens, inputs, outputs
+        linear = GroupedLinear(name, *sizes, rank.matmul_formats, self.moe.bias, rank.training.grouping)
+        input_bytes = rank.saved_input_bytes(self.tokens * inputs)
+        casts = linear_casts(recipe, rank.matmul_formats, self._linear_operands(name, inputs, outputs, is_up=is_up))
+        forward_casts, backward_casts = casts.forward, casts.backward
+        if self._is_fused:  # what is between the two products
+            forward_casts, backward_casts = (forward_casts, ()) if is_up else ((), backward_casts)
         return Operator(
             name,
-            Region.ROUTED,
-            (*before, *linear.forward(recipe)),
-            (*behind, *linear.input_gradient(recipe)),
+            ParallelRegion.EXPERT,
+            (*forward_casts, *linear.forward(recipe)),
+            (*backward_casts, *linear.input_gradient(recipe)),
             (*casts.weight_gradient, *linear.weight_gradient(recipe, rank.training.accumulation)),
-            parameters=linear.parameters,
-            group=EXPERTS,
-            kept=read,
-            waiting=read + self.tokens * outputs * rank.waits(rank.products).bytes,
-            read=read,
-            cast=casts.weights,
+            parameter_count=linear.parameter_count,
+            parameter_group=EXPERTS,
+            saved_bytes=input_bytes,
+            deferred_wgrad_bytes=input_bytes
+            + self.tokens * outputs * rank.deferred_gradient_dtype(rank.matmul_formats).bytes,
+            wgrad_input_bytes=input_bytes,
+            cached_cast_elements=casts.cached_weight_elements,
         )
 
-    def _sorted(self, name: str) -> Operator:
+    def _sort_operator(self, name: str) -> Operator:
         """Rows in another order, both ways; without a fused kernel chunks are joined, which moves as much."""
         rank, hidden = self.rank, self.rank.model.hidden
-        shape = StreamShape(Routine.PERMUTE, self.tokens, hidden, fused=True, table=self.tokens)
-        size = 2.0 * shape.elements * rank.dtype.bytes
-        back = moved(f"{name}.input_gradient", KernelKind.COPY, rank.dtype, shape, size)
-        return Operator(name, Region.ROUTED, (moved(name, KernelKind.COPY, rank.dtype, shape, size),), (back,))
+        shape = MemoryBoundShape(MemoryBoundOp.PERMUTE, self.tokens, hidden, fused=True, table=self.tokens)
+        moved_bytes = 2.0 * shape.elements * rank.dtype.bytes
+        backward = data_kernel(f"{name}.input_gradient", KernelKind.COPY, rank.dtype, shape, moved_bytes)
+        return Operator(
+            name,
+            ParallelRegion.EXPERT,
+            (data_kernel(name, KernelKind.COPY, rank.dtype, shape, moved_bytes),),
+            (backward,),
+        )

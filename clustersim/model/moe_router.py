@@ -41,182 +41,211 @@ from typing import Final
 
 from clustersim.common.dtypes import DType
 from clustersim.common.units import Bytes
-from clustersim.model.kernels import Kernel, KernelKind, Routine, StreamShape
-from clustersim.model.layer_stack import RoutedMlp, Router, Scores
-from clustersim.model.linear import Linear
-from clustersim.model.operators import Joining, Joint, Joints, Operator, Region
-from clustersim.model.precision_recipe import Products
-from clustersim.model.sharded_layer import OnRank, gradient_sum, linear_operator
+from clustersim.model.kernels import Kernel, KernelKind, MemoryBoundOp, MemoryBoundShape
+from clustersim.model.layer_stack import MoeMlp, Router, ScoreFunction
+from clustersim.model.linear import LinearLayer
+from clustersim.model.operators import Operator, ParallelRegion, TpCollective, TpCollectives, TpCombine
+from clustersim.model.precision_recipe import MatmulFormats
+from clustersim.model.sharded_layer import RankContext, gradient_sum_kernel, linear_operator
 
-_INDEX: Final = 8  # bytes of PyTorch's indices
-_ENTRY: Final = 4  # of a map of rows
-_SORTS: Final = 2  # launches of a top-k beside its pass
-_SELECTIONS: Final = 6  # launches that make indices of who is chosen
-_MAPS: Final = 2  # launches that make a map of rows
-_NOTED: Final = 2  # launches that note a loss, or begin its gradient
-_CHOICE: Final = "mlp.top_k"
+_INDEX_BYTES: Final = 8  # bytes of PyTorch's indices
+_ROW_MAP_ENTRY_BYTES: Final = 4  # of a map of rows
+_SORT_LAUNCHES: Final = 2  # launches of a top-k beside its pass
+_SELECTION_LAUNCHES: Final = 6  # launches that make indices of who is chosen
+_ROW_MAP_LAUNCHES: Final = 2  # launches that make a map of rows
+_LOSS_LAUNCHES: Final = 2  # launches that note a loss, or begin its gradient
+_TOP_K_NAME: Final = "mlp.top_k"
 
 
-def chosen(rank: OnRank, routed: RoutedMlp) -> list[Operator]:
+def router_operators(rank: RankContext, moe: MoeMlp) -> list[Operator]:
     """The router, the choice of experts, and the loss of their load."""
-    balance = [_balance(rank, routed)] if rank.training.overheads.router_loss else []
-    return [_router(rank, routed), _choice(rank, routed), *balance]
+    balance = [_balance_loss_operator(rank, moe)] if rank.training.overheads.router_loss else []
+    return [_logits_operator(rank, moe), _top_k_operator(rank, moe), *balance]
 
 
-def permuted(rank: OnRank, routed: RoutedMlp) -> Operator:
+def permute_operator(rank: RankContext, moe: MoeMlp) -> Operator:
     """A row for each token and expert, in the order of the experts."""
-    return _copies(rank, routed).made("mlp.permute")
+    return _local_permutation(rank, moe).permute_operator("mlp.permute")
 
 
-def summed(rank: OnRank, routed: RoutedMlp) -> Operator:
+def unpermute_operator(rank: RankContext, moe: MoeMlp) -> Operator:
     """Each token's rows, summed."""
-    return _copies(rank, routed).summed("mlp.unpermute")
+    return _local_permutation(rank, moe).unpermute_operator("mlp.unpermute")
 
 
-def moved(name: str, kind: KernelKind, dtype: DType, shape: StreamShape, size: Bytes, *, launches: int = 1) -> Kernel:
+def data_kernel(
+    name: str, kind: KernelKind, dtype: DType, shape: MemoryBoundShape, moved_bytes: Bytes, *, launches: int = 1
+) -> Kernel:
     """A kernel that moves so many bytes."""
-    return Kernel(name, kind, dtype, flops=0.0, bytes=float(size), shape=shape, launches=launches)
+    return Kernel(name, kind, dtype, flops=0.0, bytes=float(moved_bytes), shape=shape, launches=launches)
 
 
-def _router(rank: OnRank, routed: RoutedMlp) -> Operator:
+def _logits_operator(rank: RankContext, moe: MoeMlp) -> Operator:
     """Logits of all experts for each token; backward adds what comes back to the gradient of the experts' inputs."""
     tokens, hidden = rank.shard.residual_tokens, rank.model.hidden
-    copied = rank.training.overheads.router_fp32
-    formats = Products.all_in(DType.FP32 if copied else rank.dtype)
-    linear = Linear("mlp.router", tokens, hidden, routed.experts, formats, tokens if routed.bias else 0)
-    made = linear_operator(rank, linear, rank.input_bytes)
-    added = (gradient_sum(rank, "mlp.router"),)
-    back = (*made.input_gradient, *added)
-    if copied:
-        shape = StreamShape(Routine.COPY, tokens, hidden, fused=True, formats=(DType.FP32,))
-        size = shape.elements * (rank.dtype.bytes + DType.FP32.bytes)
-        copy = moved("mlp.router.copy", KernelKind.COPY, rank.dtype, shape, size)
-        made = replace(made, forward=(copy, *made.forward))
-        back = (made.input_gradient[0], replace(copy, name="mlp.router.copy.input_gradient"), *back[1:])
-    return replace(made, region=Region.REPLICATED, linear=None, input_gradient=back)
+    uses_fp32 = rank.training.overheads.router_fp32
+    formats = MatmulFormats.uniform(DType.FP32 if uses_fp32 else rank.dtype)
+    linear = LinearLayer("mlp.router", tokens, hidden, moe.experts, formats, tokens if moe.bias else 0)
+    operator = linear_operator(rank, linear, rank.residual_bytes)
+    gradient_sum = (gradient_sum_kernel(rank, "mlp.router"),)
+    backward = (*operator.input_gradient, *gradient_sum)
+    if uses_fp32:
+        shape = MemoryBoundShape(MemoryBoundOp.COPY, tokens, hidden, fused=True, formats=(DType.FP32,))
+        copy_bytes = shape.elements * (rank.dtype.bytes + DType.FP32.bytes)
+        copy = data_kernel("mlp.router.copy", KernelKind.COPY, rank.dtype, shape, copy_bytes)
+        operator = replace(operator, forward=(copy, *operator.forward))
+        backward = (operator.input_gradient[0], replace(copy, name="mlp.router.copy.input_gradient"), *backward[1:])
+    return replace(operator, region=ParallelRegion.REPLICATED, linear=None, input_gradient=backward)
 
 
-def _choice(rank: OnRank, routed: RoutedMlp) -> Operator:
+def _top_k_operator(rank: RankContext, moe: MoeMlp) -> Operator:
     """Probabilities and the map of who is chosen; backward the gradient of the logits."""
-    sizes = rank.shard.residual_tokens, routed.experts
-    shape = StreamShape(routine_of(routed.router), *sizes, fused=True, table=routed.top_k)
-    scores, marks = shape.elements * DType.FP32.bytes, shape.elements
+    sizes = rank.shard.residual_tokens, moe.experts
+    shape = MemoryBoundShape(top_k_op(moe.router), *sizes, fused=True, table=moe.top_k)
+    score_bytes, mask_bytes = shape.elements * DType.FP32.bytes, shape.elements
     if not rank.training.overheads.router_unfused:
-        return _chosen_by(_CHOICE, shape, (3 * scores + marks, 3 * scores + marks), (1, 1), float(scores + marks))
-    unfused, passes = replace(shape, fused=False), _passes(routed)
-    back = passes - 2
-    moves, launches = (2 * passes * scores, 2 * back * scores), (passes + _SORTS, back)
-    return _chosen_by(_CHOICE, unfused, moves, launches, float(2 * scores + marks))
+        return _score_operator(
+            _TOP_K_NAME,
+            shape,
+            (3 * score_bytes + mask_bytes, 3 * score_bytes + mask_bytes),
+            (1, 1),
+            float(score_bytes + mask_bytes),
+        )
+    unfused, forward_passes = replace(shape, fused=False), _score_passes(moe)
+    backward_passes = forward_passes - 2
+    moved_bytes, launches = (
+        (2 * forward_passes * score_bytes, 2 * backward_passes * score_bytes),
+        (forward_passes + _SORT_LAUNCHES, backward_passes),
+    )
+    return _score_operator(_TOP_K_NAME, unfused, moved_bytes, launches, float(2 * score_bytes + mask_bytes))
 
 
-def _chosen_by(
-    name: str, shape: StreamShape, sizes: tuple[Bytes, Bytes], launches: tuple[int, int], kept: Bytes
+def _score_operator(
+    name: str, shape: MemoryBoundShape, moved_bytes: tuple[Bytes, Bytes], launches: tuple[int, int], saved_bytes: Bytes
 ) -> Operator:
     """Kernels over scores that move so many bytes, and are launched so many times, forward and backward."""
     kind = KernelKind.SOFTMAX
-    forward = moved(name, kind, DType.FP32, shape, sizes[0], launches=launches[0])
-    behind = replace(shape, backward=True)
-    back = moved(f"{name}.input_gradient", kind, DType.FP32, behind, sizes[1], launches=launches[1])
-    return Operator(name, Region.REPLICATED, (forward,), (back,), kept=kept, saves_late=True)
+    forward = data_kernel(name, kind, DType.FP32, shape, moved_bytes[0], launches=launches[0])
+    backward_shape = replace(shape, backward=True)
+    backward = data_kernel(
+        f"{name}.input_gradient", kind, DType.FP32, backward_shape, moved_bytes[1], launches=launches[1]
+    )
+    return Operator(
+        name, ParallelRegion.REPLICATED, (forward,), (backward,), saved_bytes=saved_bytes, saves_outputs=True
+    )
 
 
-def routine_of(router: Router) -> Routine:
+def top_k_op(router: Router) -> MemoryBoundOp:
     """How experts are chosen; what changes is how often logits are passed. Sigmoids are taken to have a bias."""
     if router.groups > 1:
-        return Routine.TOP_K_GROUPED
-    return Routine.TOP_K_SIGMOID if router.scores is Scores.SIGMOID else Routine.TOP_K
+        return MemoryBoundOp.TOP_K_GROUPED
+    return MemoryBoundOp.TOP_K_SIGMOID if router.scores is ScoreFunction.SIGMOID else MemoryBoundOp.TOP_K
 
 
-def _passes(routed: RoutedMlp) -> int:
+def _score_passes(moe: MoeMlp) -> int:
     """How often one operation after the other passes what has an entry for each token and expert."""
-    router = routed.router
-    scored = 2 if router.scores is Scores.SIGMOID else 0
-    return 5 + scored + router.bias + (5 if router.groups > 1 else 0)
+    router = moe.router
+    sigmoid_passes = 2 if router.scores is ScoreFunction.SIGMOID else 0
+    return 5 + sigmoid_passes + router.bias + (5 if router.groups > 1 else 0)
 
 
-def _balance(rank: OnRank, routed: RoutedMlp) -> Operator:
+def _balance_loss_operator(rank: RankContext, moe: MoeMlp) -> Operator:
     """The loss of the load; its gradient is added to that of the logits."""
-    shape = StreamShape(Routine.BALANCE, rank.shard.residual_tokens, routed.experts, fused=True)
-    scores, marks = shape.elements * DType.FP32.bytes, shape.elements
-    sizes, launches = (3 * scores + 2 * marks, 7 * scores), (3 + _NOTED, 3 + _NOTED)
+    shape = MemoryBoundShape(MemoryBoundOp.BALANCE, rank.shard.residual_tokens, moe.experts, fused=True)
+    score_bytes, mask_bytes = shape.elements * DType.FP32.bytes, shape.elements
+    moved_bytes, launches = (
+        (3 * score_bytes + 2 * mask_bytes, 7 * score_bytes),
+        (3 + _LOSS_LAUNCHES, 3 + _LOSS_LAUNCHES),
+    )
     if rank.training.overheads.router_unfused:
-        shape, scored = replace(shape, fused=False), 2 if routed.router.scores is Scores.SIGMOID else 0
-        ahead, back = 7 + scored, 3 + scored
-        sizes, launches = (2 * ahead * scores, 2 * back * scores), (ahead + _SORTS + 3 + _NOTED, back + _NOTED)
-    made = _chosen_by("mlp.balance", shape, sizes, launches, float(scores))
-    counts = (Joint(Joining.SUMMED, float(routed.experts * _INDEX), "experts' load"),) if rank.shard.tp > 1 else ()
-    return replace(made, joints=Joints(result=counts))
+        shape, sigmoid_passes = replace(shape, fused=False), 2 if moe.router.scores is ScoreFunction.SIGMOID else 0
+        forward_passes, backward_passes = 7 + sigmoid_passes, 3 + sigmoid_passes
+        moved_bytes, launches = (
+            (2 * forward_passes * score_bytes, 2 * backward_passes * score_bytes),
+            (forward_passes + _SORT_LAUNCHES + 3 + _LOSS_LAUNCHES, backward_passes + _LOSS_LAUNCHES),
+        )
+    operator = _score_operator("mlp.balance", shape, moved_bytes, launches, float(score_bytes))
+    count_reduction = (
+        (TpCollective(TpCombine.SUM, float(moe.experts * _INDEX_BYTES), "experts' load"),) if rank.shard.tp > 1 else ()
+    )
+    return replace(operator, tp_collectives=TpCollectives(after_forward=count_reduction))
 
 
-def _copies(rank: OnRank, routed: RoutedMlp) -> "Copies":
+def _local_permutation(rank: RankContext, moe: MoeMlp) -> "TokenPermutation":
     tokens = rank.shard.residual_tokens
-    return Copies(rank, tokens, routed.rows(tokens), routed.experts, Region.REPLICATED)
+    return TokenPermutation(rank, tokens, moe.routed_tokens(tokens), moe.experts, ParallelRegion.REPLICATED)
 
 
 @dataclass(frozen=True, slots=True)
-class Copies:
+class TokenPermutation:
     """Tokens on one rank, and a row for each of them and of each of its experts, of so many that it may have."""
 
-    rank: OnRank
+    rank: RankContext
     tokens: int
-    rows: int
-    experts: int
-    region: Region
+    routed_tokens: int
+    expert_count: int
+    region: ParallelRegion
 
-    def made(self, name: str) -> Operator:
+    def permute_operator(self, name: str) -> Operator:
         """A row for each token and expert, in the order of the experts; backward sums a token's rows."""
-        kept = self.rows * _INDEX if self._unfused else self._entries
-        made = self._operator(name, Routine.PERMUTE, (self._made, self._summed))
-        forward = (self._map(f"{name}.map"), *made.forward)
-        return replace(made, forward=forward, kept=float(kept), saves_late=True)
+        saved_bytes = self.routed_tokens * _INDEX_BYTES if self._is_unfused else self._row_map_bytes
+        operator = self._movement_operator(name, MemoryBoundOp.PERMUTE, (self._permute_bytes, self._unpermute_bytes))
+        forward = (self._row_map_kernel(f"{name}.map"), *operator.forward)
+        return replace(operator, forward=forward, saved_bytes=float(saved_bytes), saves_outputs=True)
 
-    def summed(self, name: str) -> Operator:
+    def unpermute_operator(self, name: str) -> Operator:
         """Each token's rows, summed; backward copies the gradient for each."""
-        return self._operator(name, Routine.UNPERMUTE, (self._summed, self._made))
+        return self._movement_operator(name, MemoryBoundOp.UNPERMUTE, (self._unpermute_bytes, self._permute_bytes))
 
-    def _map(self, name: str) -> Kernel:
+    def _row_map_kernel(self, name: str) -> Kernel:
         """Where each row comes from, of who is chosen."""
-        shape = StreamShape(Routine.ROW_MAP, self.tokens, self.experts, fused=not self._unfused, table=self.rows)
-        launches = _SELECTIONS if self._unfused else _MAPS
-        return moved(name, KernelKind.COPY, DType.FP32, shape, self._mapped, launches=launches)
+        shape = MemoryBoundShape(
+            MemoryBoundOp.ROW_MAP, self.tokens, self.expert_count, fused=not self._is_unfused, table=self.routed_tokens
+        )
+        launches = _SELECTION_LAUNCHES if self._is_unfused else _ROW_MAP_LAUNCHES
+        return data_kernel(name, KernelKind.COPY, DType.FP32, shape, self._row_map_traffic, launches=launches)
 
-    def _operator(self, name: str, routine: Routine, sizes: tuple[Bytes, Bytes]) -> Operator:
+    def _movement_operator(self, name: str, op: MemoryBoundOp, moved_bytes: tuple[Bytes, Bytes]) -> Operator:
         """Forward and backward move so many bytes."""
         dtype, kind = self.rank.dtype, KernelKind.COPY
-        shape = StreamShape(routine, self.tokens, self.rank.model.hidden, fused=not self._unfused, table=self.rows)
-        behind = replace(shape, backward=True)
-        forward = moved(name, kind, dtype, shape, sizes[0])
-        back = moved(f"{name}.input_gradient", kind, dtype, behind, sizes[1])
-        return Operator(name, self.region, (forward,), (back,))
+        shape = MemoryBoundShape(
+            op, self.tokens, self.rank.model.hidden, fused=not self._is_unfused, table=self.routed_tokens
+        )
+        backward_shape = replace(shape, backward=True)
+        forward = data_kernel(name, kind, dtype, shape, moved_bytes[0])
+        backward = data_kernel(f"{name}.input_gradient", kind, dtype, backward_shape, moved_bytes[1])
+        return Operator(name, self.region, (forward,), (backward,))
 
     @property
-    def _unfused(self) -> bool:
+    def _is_unfused(self) -> bool:
         return self.rank.training.overheads.permute_unfused
 
     @property
-    def _entries(self) -> Bytes:
+    def _row_map_bytes(self) -> Bytes:
         """The map of rows."""
-        return self.tokens * (2 * self.experts + 1) * _ENTRY
+        return self.tokens * (2 * self.expert_count + 1) * _ROW_MAP_ENTRY_BYTES
 
     @property
-    def _mapped(self) -> Bytes:
+    def _row_map_traffic(self) -> Bytes:
         """The map is made; or indices are selected by who is chosen."""
-        if not self._unfused:
-            return 2 * self._entries
-        return 2 * self.tokens * self.experts * (1 + DType.FP32.bytes) + self.rows * _INDEX
+        if not self._is_unfused:
+            return 2 * self._row_map_bytes
+        return 2 * self.tokens * self.expert_count * (1 + DType.FP32.bytes) + self.routed_tokens * _INDEX_BYTES
 
     @property
-    def _made(self) -> Bytes:
+    def _permute_bytes(self) -> Bytes:
         """Every token is read and its rows are written; or each row is read and written."""
-        form = self.rank.training.recipe.dispatched or self.rank.dtype
+        dispatch_dtype = self.rank.training.recipe.dispatch_format or self.rank.dtype
         return (
-            self._wide(2 * self.rows if self._unfused else self.tokens + self.rows) * form.bytes / self.rank.dtype.bytes
+            self._hidden_bytes(2 * self.routed_tokens if self._is_unfused else self.tokens + self.routed_tokens)
+            * dispatch_dtype.bytes
+            / self.rank.dtype.bytes
         )
 
     @property
-    def _summed(self) -> Bytes:
+    def _unpermute_bytes(self) -> Bytes:
         """Rows are read and tokens written; or rows are added to zeros, whose sums are read and written."""
-        return self._wide(self.tokens + (3 if self._unfused else 1) * self.rows)
+        return self._hidden_bytes(self.tokens + (3 if self._is_unfused else 1) * self.routed_tokens)
 
-    def _wide(self, rows: int) -> Bytes:
+    def _hidden_bytes(self, rows: int) -> Bytes:
         return float(rows * self.rank.model.hidden * self.rank.dtype.bytes)

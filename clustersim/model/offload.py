@@ -23,11 +23,11 @@ class ActivationOffload:
     prefetch: int = 1
 
     @property
-    def buffers(self) -> int:
+    def buffer_count(self) -> int:
         """How many layers have what they keep on the device at once."""
         return self.prefetch + 1
 
-    def of(self, layers: int) -> int:
+    def offloaded_layers(self, layers: int) -> int:
         """How many of a stage's layers do so."""
         return math.ceil(self.share * layers) if self.layers is None else min(self.layers, layers)
 
@@ -69,15 +69,15 @@ class Offload:
         return 0.0
 
     @property
-    def gradients(self) -> bool:
+    def offloads_gradients(self) -> bool:
         """Whether gradients are on the host, where they go during backward."""
-        return self.shards or (isinstance(self.states, OptimizerOffload) and self.states.gradients)
+        return self.offloads_shards or (isinstance(self.states, OptimizerOffload) and self.states.gradients)
 
     @property
-    def shards(self) -> bool:
+    def offloads_shards(self) -> bool:
         """Whether shards of parameters and gradients are on the host."""
         return isinstance(self.states, ShardOffload)
 
 
-NOTHING = Offload()
+NO_OFFLOAD = Offload()
 """Everything stays on the device."""

@@ -13,14 +13,14 @@ from itertools import chain, repeat
 
 from clustersim.common.units import Bytes
 from clustersim.model.kernels import Kernel
-from clustersim.model.linear import Linear
-from clustersim.model.recompute_modules import Module, Within
+from clustersim.model.linear import LinearLayer
+from clustersim.model.recompute_modules import ModuleMembership, RecomputeModule
 
 DENSE = "dense"
 """The group of weights that every token meets."""
 EXPERTS = "experts"
 """The group of weights that only the tokens routed to them meet."""
-NARROWED = "narrow"
+LOW_PRECISION_LAYERS = "narrow"
 """Layers whose matrices are kept or gathered in the format of their products, norms counted with them."""
 QUANTIZED = "quantized"
 """Frozen matrices that are kept in fewer bits than they are computed with."""
@@ -28,18 +28,18 @@ ADAPTERS = "adapters"
 """Small matrices that are trained beside frozen ones."""
 
 
-class Region(Enum):
+class ParallelRegion(Enum):
     """SHARDED is split over tp by heads, columns or vocabulary; REPLICATED is not, or by sequence.
 
     ROUTED is on the ranks of the experts that tokens were sent to.
     """
 
     SHARDED = "sharded"
-    ROUTED = "routed"
+    EXPERT = "routed"
     REPLICATED = "replicated"
 
 
-class Entry(Enum):
+class RegionInput(Enum):
     """What an operator reads of its sharded region's inputs, if it is not the region's first.
 
     SAME: what the first reads, too; OTHER: another activation, which comes into the region for it.
@@ -50,7 +50,7 @@ class Entry(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class LayerShard:
     """What one rank holds of a microbatch and of a layer.
 
     batch: sequences in the microbatch; sequence: tokens of each on this rank (global sequence / cp); keys: tokens that
@@ -67,17 +67,17 @@ class Shard:
     sequence_parallel: bool = False
     ep: int = 1
     etp: int = 1
-    copied_there: bool = False
-    load: float = 1.0
+    permute_after_dispatch: bool = False
+    load_factor: float = 1.0
 
     @property
     def tokens(self) -> int:
         """Tokens that SHARDED operators see."""
         return self.batch * self.sequence
 
-    def rows(self, vocab: int) -> int:
+    def vocab_rows(self, vocab_size: int) -> int:
         """Rows of a vocabulary's table on one rank, rounded up where tp does not divide them."""
-        return -(-vocab // self.tp)
+        return -(-vocab_size // self.tp)
 
     @property
     def residual_tokens(self) -> int:
@@ -85,35 +85,35 @@ class Shard:
         return self.tokens // self.tp if self.sequence_parallel else self.tokens
 
 
-class Joining(Enum):
+class TpCombine(Enum):
     """What tensor-parallel ranks make of their parts of a small tensor: GATHERED columns, or their SUM."""
 
-    GATHERED = "gathered"
-    SUMMED = "summed"
+    GATHER = "gathered"
+    SUM = "summed"
 
 
 @dataclass(frozen=True, slots=True)
-class Joint:
+class TpCollective:
     """A tensor of which each tensor-parallel rank has a part, some columns or a term.
 
     size: bytes of the whole; of: what it is.
     """
 
-    how: Joining
-    size: Bytes
-    of: str = "adapter"
+    combine: TpCombine
+    full_bytes: Bytes
+    tensor_name: str = "adapter"
 
 
 @dataclass(frozen=True, slots=True)
-class Joints:
+class TpCollectives:
     """What is joined inside a sharded region, of an operator.
 
     result: behind its forward; entering: before its backward; leaving: behind its input gradient.
     """
 
-    result: tuple[Joint, ...] = ()
-    entering: tuple[Joint, ...] = ()
-    leaving: tuple[Joint, ...] = ()
+    after_forward: tuple[TpCollective, ...] = ()
+    before_backward: tuple[TpCollective, ...] = ()
+    after_input_gradient: tuple[TpCollective, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,112 +136,116 @@ class Operator:
     """
 
     name: str
-    region: Region
+    region: ParallelRegion
     forward: tuple[Kernel, ...]
     input_gradient: tuple[Kernel, ...] = ()
     weight_gradient: tuple[Kernel, ...] = ()
-    parameters: int = 0
-    group: str = DENSE
-    kept: Bytes = 0.0
-    waiting: Bytes = 0.0
-    within: tuple[Within, ...] = ()
-    reads: Module | None = None
-    again: tuple[Kernel, ...] | None = None
-    results: Bytes = 0.0
-    entry: Entry | None = None
-    linear: Linear | None = None
-    read: Bytes = 0.0
-    returned: Bytes = 0.0
-    trained: bool = True
-    whole: bool = False
-    joints: Joints = Joints()
-    unpacked: Bytes = 0.0
-    saves_late: bool = False
-    entering: Bytes | None = None
-    cast: int = 0
+    parameter_count: int = 0
+    parameter_group: str = DENSE
+    saved_bytes: Bytes = 0.0
+    deferred_wgrad_bytes: Bytes = 0.0
+    memberships: tuple[ModuleMembership, ...] = ()
+    reads_module: RecomputeModule | None = None
+    recompute_override: tuple[Kernel, ...] | None = None
+    saved_output_bytes: Bytes = 0.0
+    region_input: RegionInput | None = None
+    linear: LinearLayer | None = None
+    wgrad_input_bytes: Bytes = 0.0
+    backward_output_bytes: Bytes = 0.0
+    trainable: bool = True
+    saves_full_input: bool = False
+    tp_collectives: TpCollectives = TpCollectives()
+    dequantized_bytes: Bytes = 0.0
+    saves_outputs: bool = False
+    region_input_bytes: Bytes | None = None
+    cached_cast_elements: int = 0
 
-    def inside(self, modules: Set[Module]) -> bool:
+    def is_in_modules(self, modules: Set[RecomputeModule]) -> bool:
         """Whether it is in one of some modules."""
-        return any(item.module in modules for item in self.within)
+        return any(membership.module in modules for membership in self.memberships)
 
-    def kept_beside(self, recomputed: Set[Module]) -> Bytes:
+    def saved_bytes_with_recompute(self, recomputed: Set[RecomputeModule]) -> Bytes:
         """Bytes that stay from forward to backward where some modules are recomputed."""
-        dropped = self.reads in recomputed
-        if self.inside(recomputed):
-            return 0.0 if dropped else min(item.comes for item in self.within if item.module in recomputed)
-        return self.kept - self.read if dropped else self.kept
+        input_discarded = self.reads_module in recomputed
+        if self.is_in_modules(recomputed):
+            return (
+                0.0
+                if input_discarded
+                else min(membership.input_bytes for membership in self.memberships if membership.module in recomputed)
+            )
+        return self.saved_bytes - self.wgrad_input_bytes if input_discarded else self.saved_bytes
 
     @property
-    def gradients(self) -> int:
+    def gradient_count(self) -> int:
         """Parameters that have gradients."""
-        return self.parameters if self.trained else 0
+        return self.parameter_count if self.trainable else 0
 
     @property
-    def run_again(self) -> tuple[Kernel, ...]:
+    def recompute_kernels(self) -> tuple[Kernel, ...]:
         """What selective recomputation by operations runs again."""
-        return self.forward if self.again is None else self.again
+        return self.forward if self.recompute_override is None else self.recompute_override
 
     @property
-    def saves(self) -> bool:
+    def saves_for_backward(self) -> bool:
         """Whether autograd saves anything for its backward: what it reads, what it makes, or its weights."""
         return bool(self.input_gradient or self.weight_gradient)
 
 
-def within(made: Iterable[Operator], module: Module, comes: Bytes = 0.0) -> list[Operator]:
+def assign_module(operators: Iterable[Operator], module: RecomputeModule, input_bytes: Bytes = 0.0) -> list[Operator]:
     """Operators as those of a module. comes: bytes of the module's inputs that the first of them keeps."""
-    sizes = chain((comes,), repeat(0.0))
+    sizes = chain((input_bytes,), repeat(0.0))
     return [
-        replace(operator, within=(*operator.within, Within(module, size)))
-        for operator, size in zip(made, sizes, strict=False)
+        replace(operator, memberships=(*operator.memberships, ModuleMembership(module, size)))
+        for operator, size in zip(operators, sizes, strict=False)
     ]
 
 
-def reading(made: Sequence[Operator], module: Module) -> list[Operator]:
+def mark_module_reader(operators: Sequence[Operator], module: RecomputeModule) -> list[Operator]:
     """Operators of which the first reads the result of a module."""
-    return [replace(operator, reads=module) for operator in made[:1]] + list(made[1:])
+    return [replace(operator, reads_module=module) for operator in operators[:1]] + list(operators[1:])
 
 
-def until_saved(operators: Sequence[Operator]) -> int:
+def early_stop_count(operators: Sequence[Operator]) -> int:
     """How many of the operators run until all that backward needs is saved.
 
     torch.utils.checkpoint without `use_reentrant` runs a forward again under hooks that count what is saved, and stops
     at the last (`_recomputation_hook` raises `_StopRecomputationError`). Autograd saves inputs before an operator runs
     and what it makes behind it, so a last linear layer is not run again, nor a sum behind it, which saves nothing.
     """
-    last = max((place for place, operator in enumerate(operators) if operator.saves), default=-1)
-    return last + 1 if last < 0 or operators[last].saves_late else last
+    last_saving = max((index for index, operator in enumerate(operators) if operator.saves_for_backward), default=-1)
+    return last_saving + 1 if last_saving < 0 or operators[last_saving].saves_outputs else last_saving
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class LayerOperators:
     """Operators in forward order. input_bytes: the input on this rank, which is all that full recomputation keeps."""
 
     operators: tuple[Operator, ...]
     input_bytes: Bytes
 
     @property
-    def parameters(self) -> int:
+    def parameter_count(self) -> int:
         """Parameters on this rank."""
-        return sum(operator.parameters for operator in self.operators)
+        return sum(operator.parameter_count for operator in self.operators)
 
     @property
-    def counts(self) -> dict[str, int]:
+    def parameters_by_group(self) -> dict[str, int]:
         """Parameters on this rank by their group."""
-        found: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for operator in self.operators:
-            found[operator.group] = found.get(operator.group, 0) + operator.parameters
-        return found
+            counts[operator.parameter_group] = counts.get(operator.parameter_group, 0) + operator.parameter_count
+        return counts
 
     @property
-    def kept(self) -> Bytes:
+    def saved_bytes(self) -> Bytes:
         """Bytes kept for backward if nothing is recomputed."""
-        return sum(operator.kept for operator in self.operators)
+        return sum(operator.saved_bytes for operator in self.operators)
 
-    def kept_beside(self, recomputed: Set[Module]) -> Bytes:
+    def saved_bytes_with_recompute(self, recomputed: Set[RecomputeModule]) -> Bytes:
         """Bytes kept for backward where some modules are recomputed."""
-        return sum(operator.kept_beside(recomputed) for operator in self.operators)
+        return sum(operator.saved_bytes_with_recompute(recomputed) for operator in self.operators)
 
     @property
-    def waiting(self) -> Bytes:
+    def deferred_wgrad_bytes(self) -> Bytes:
         """Bytes kept from the gradient of the input to those of the weights."""
-        return sum(operator.waiting for operator in self.operators)
+        return sum(operator.deferred_wgrad_bytes for operator in self.operators)

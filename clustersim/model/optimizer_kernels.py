@@ -11,56 +11,68 @@ from dataclasses import replace
 
 from clustersim.common.dtypes import DType
 from clustersim.common.units import Bytes
-from clustersim.model.kernels import Kernel, KernelKind, Routine, StreamShape
+from clustersim.model.kernels import Kernel, KernelKind, MemoryBoundOp, MemoryBoundShape
 from clustersim.model.precision_recipe import WeightFormats
 from clustersim.model.training import Optimizer, Training
 
 
-def optimizer_step(training: Training, parameters: float) -> tuple[Kernel, ...]:
+def optimizer_step_kernels(training: Training, parameter_count: float) -> tuple[Kernel, ...]:
     """One update of so many parameters on this rank."""
-    formats, adam = training.recipe.weights, training.optimizer is Optimizer.ADAM
-    fused, unfused = _ADAM if adam else _SGD
-    weights, gradients, moments, launches = fused if training.fused else unfused
-    held = formats.held
-    width = weights * held.bytes + gradients * formats.gradients.bytes + moments * formats.moments.bytes
-    copied = _copy_bytes(formats, fused=training.fused)
-    kernels = launches + (1 if copied and not training.fused else 0)
-    copy = (formats.stored,) if copied else ()
-    shape = _shape(Routine.ADAM if adam else Routine.SGD, training, parameters)
-    shape = replace(shape, formats=(formats.gradients, formats.moments, *copy))
-    return (_kernel("optimizer.step", held, parameters * (width + copied), shape, kernels),)
+    formats, adam = training.recipe.weight_formats, training.optimizer is Optimizer.ADAM
+    fused, unfused = _ADAM_PASSES if adam else _SGD_PASSES
+    weight_passes, gradient_passes, moment_passes, launches = fused if training.fused else unfused
+    updated_dtype = formats.updated
+    update_bytes = (
+        weight_passes * updated_dtype.bytes
+        + gradient_passes * formats.gradients.bytes
+        + moment_passes * formats.moments.bytes
+    )
+    copy_bytes = _copy_bytes(formats, fused=training.fused)
+    kernel_count = launches + (1 if copy_bytes and not training.fused else 0)
+    copy_format = (formats.stored,) if copy_bytes else ()
+    shape = _update_shape(MemoryBoundOp.ADAM if adam else MemoryBoundOp.SGD, training, parameter_count)
+    shape = replace(shape, formats=(formats.gradients, formats.moments, *copy_format))
+    return (
+        _optimizer_kernel(
+            "optimizer.step", updated_dtype, parameter_count * (update_bytes + copy_bytes), shape, kernel_count
+        ),
+    )
 
 
-def gradient_norm(training: Training, parameters: float) -> tuple[Kernel, ...]:
+def gradient_norm_kernels(training: Training, parameter_count: float) -> tuple[Kernel, ...]:
     """The norm of the gradients on this rank: one read.
 
     Unfused, PyTorch's clip_grad_norm_ scales them whatever the norm; fused optimizers scale only when it is exceeded,
     which in a steady run is rare.
     """
-    dtype = training.recipe.weights.gradients
-    over = _shape(Routine.GRADIENT_NORM, training, parameters)
-    norm = _kernel("optimizer.gradient_norm", dtype, parameters * dtype.bytes, over)
+    dtype = training.recipe.weight_formats.gradients
+    norm_shape = _update_shape(MemoryBoundOp.GRADIENT_NORM, training, parameter_count)
+    norm = _optimizer_kernel("optimizer.gradient_norm", dtype, parameter_count * dtype.bytes, norm_shape)
     if training.fused:
         return (norm,)
-    scaled = _shape(Routine.GRADIENT_CLIP, training, parameters)
-    return (norm, _kernel("optimizer.gradient_clip", dtype, parameters * 2 * dtype.bytes, scaled))
+    clip_shape = _update_shape(MemoryBoundOp.GRADIENT_CLIP, training, parameter_count)
+    return (norm, _optimizer_kernel("optimizer.gradient_clip", dtype, parameter_count * 2 * dtype.bytes, clip_shape))
 
 
 # Passes over (weights, gradients, moments and scratch), launches: fused, unfused.
-_ADAM = ((2, 1, 4, 1), (4, 2, 14, 8))
-_SGD = ((2, 1, 2, 1), (2, 1, 5, 3))
+_ADAM_PASSES = ((2, 1, 4, 1), (4, 2, 14, 8))
+_SGD_PASSES = ((2, 1, 2, 1), (2, 1, 5, 3))
 
 
 def _copy_bytes(formats: WeightFormats, *, fused: bool) -> Bytes:
     """Bytes per parameter to refresh the weights that are computed with from the master weights."""
-    if formats.copy is None:
+    if formats.master_copy is None:
         return 0.0
-    return formats.stored.bytes + (0.0 if fused else formats.copy.bytes)
+    return formats.stored.bytes + (0.0 if fused else formats.master_copy.bytes)
 
 
-def _shape(routine: Routine, training: Training, parameters: float) -> StreamShape:
-    return StreamShape(routine, 1, round(parameters), fused=training.fused)
+def _update_shape(op: MemoryBoundOp, training: Training, parameter_count: float) -> MemoryBoundShape:
+    return MemoryBoundShape(op, 1, round(parameter_count), fused=training.fused)
 
 
-def _kernel(name: str, dtype: DType, moved: Bytes, shape: StreamShape, launches: int = 1) -> Kernel:
-    return Kernel(name, KernelKind.OPTIMIZER, dtype, flops=0.0, bytes=float(moved), shape=shape, launches=launches)
+def _optimizer_kernel(
+    name: str, dtype: DType, moved_bytes: Bytes, shape: MemoryBoundShape, launches: int = 1
+) -> Kernel:
+    return Kernel(
+        name, KernelKind.OPTIMIZER, dtype, flops=0.0, bytes=float(moved_bytes), shape=shape, launches=launches
+    )

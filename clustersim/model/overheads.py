@@ -51,7 +51,7 @@ class LossReport(Enum):
     MICROBATCH = "microbatch"
 
 
-class Batches(Enum):
+class BatchTransfer(Enum):
     """How a microbatch comes to tensor-parallel ranks. LOADED: each reads its own.
 
     PACKED: at every stage, the sizes are sent, waited for, and then all tokens at once, of which masks are made on the
@@ -110,10 +110,10 @@ class Overheads:
     grouping: Grouping | None = None
     softmax_keys: int | None = None
     loss: LossReport = LossReport.NEVER
-    batches: Batches = Batches.LOADED
+    batches: BatchTransfer = BatchTransfer.LOADED
 
     @property
-    def of_layers(self) -> "Overheads":
+    def layer_implementation(self) -> "Overheads":
         """How norms and experts are run, which is no work beside the model, and nothing else."""
         return Overheads(
             norm_in_linear=self.norm_in_linear,
@@ -125,5 +125,5 @@ class Overheads:
         )
 
 
-NONE: Final = Overheads()
+NO_OVERHEADS: Final = Overheads()
 """Nothing beside the model."""

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Self
 
-from clustersim.common.dtypes import NARROW, DType
+from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
 
 
 @dataclass(frozen=True, slots=True)
-class Products:
+class MatmulFormats:
     """Formats of the operands of a linear layer's products. weight_gradient: in it the layer's input is saved, too."""
 
     forward: DType
@@ -24,19 +24,19 @@ class Products:
     weight_gradient: DType
 
     @classmethod
-    def all_in(cls, dtype: DType) -> Self:
+    def uniform(cls, dtype: DType) -> Self:
         """All three in one format."""
         return cls(dtype, dtype, dtype)
 
     @property
-    def narrow(self) -> DType | None:
+    def low_precision(self) -> DType | None:
         """The format with scales of the first that has one."""
         formats = (self.forward, self.input_gradient, self.weight_gradient)
-        return next((d_type for d_type in formats if d_type in NARROW), None)
+        return next((dtype for dtype in formats if dtype in LOW_PRECISION_DTYPES), None)
 
 
 @dataclass(frozen=True, slots=True)
-class Cast:
+class OperandCast:
     """How an operand comes into the format of products.
 
     reads: how often kernels read it in the format it is in, each time a kernel; copies: how many they write, by rows
@@ -47,22 +47,22 @@ class Cast:
     copies: int
 
     @property
-    def launches(self) -> int:
+    def launch_count(self) -> int:
         """Kernels."""
         return max(self.reads, min(self.copies, 1))
 
     @property
-    def searched(self) -> bool:
+    def has_amax_pass(self) -> bool:
         """Whether the largest element is looked for first."""
         return self.reads > 1
 
     @property
-    def by_rows(self) -> "Cast":
+    def rowwise_only(self) -> "OperandCast":
         """The same where accelerators read operands either way, so that one copy does for both products."""
         return replace(self, copies=max(0, self.copies - 1))
 
 
-class WeightCasts(Enum):
+class WeightCastTiming(Enum):
     """When weights are cast: once a STEP, and kept until its end; or in each PASS."""
 
     STEP = "step"
@@ -70,7 +70,7 @@ class WeightCasts(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Casts:
+class OperandCasts:
     """How operands come into the format of products.
 
     input, output_gradient, weight: of a linear layer; behind_norm: of an input that a norm in the same linear layer
@@ -80,28 +80,30 @@ class Casts:
     gathered: tensor-parallel ranks gather operands that are cast.
     """
 
-    input: Cast
-    behind_norm: Cast
-    output_gradient: Cast
-    weight: Cast
-    input_again: Cast | None = None
-    weight_again: Cast | None = None
-    weights: WeightCasts = WeightCasts.STEP
-    transposed: bool = False
-    gathered: bool = True
+    input: OperandCast
+    behind_norm: OperandCast
+    output_gradient: OperandCast
+    weight: OperandCast
+    input_backward: OperandCast | None = None
+    weight_backward: OperandCast | None = None
+    weight_timing: WeightCastTiming = WeightCastTiming.STEP
+    uses_transpose: bool = False
+    gathers_quantized: bool = True
 
     @property
-    def in_passes(self) -> "Casts":
+    def cast_per_pass(self) -> "OperandCasts":
         """The same where nothing is kept from one pass to the next."""
-        return replace(self, weights=WeightCasts.PASS)
+        return replace(self, weight_timing=WeightCastTiming.PASS)
 
     @property
-    def by_rows(self) -> "Casts":
+    def rowwise_only(self) -> "OperandCasts":
         """The same on accelerators that read operands either way."""
-        if not self.transposed:
+        if not self.uses_transpose:
             return self
-        of = {name: getattr(self, name).by_rows for name in ("input", "behind_norm", "output_gradient", "weight")}
-        return replace(self, transposed=False, **of)
+        rowwise = {
+            name: getattr(self, name).rowwise_only for name in ("input", "behind_norm", "output_gradient", "weight")
+        }
+        return replace(self, uses_transpose=False, **rowwise)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,18 +122,18 @@ class WeightFormats:
     moments: DType
 
     @property
-    def held(self) -> DType:
+    def updated(self) -> DType:
         """The format of the weights that the optimizer updates."""
         return self.stored if self.master is None else self.master
 
     @property
-    def copy(self) -> DType | None:
+    def master_copy(self) -> DType | None:
         """The format of master weights beside the stored ones; None: those are their own master."""
         return None if self.master is self.stored else self.master
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class PrecisionRecipe:
     """Number formats of a training run.
 
     casts: how operands come into them, None: as they are made; attention: the format of the attention core's products,
@@ -142,79 +144,79 @@ class Recipe:
     it is, where it has them.
     """
 
-    products: Products
+    matmul_formats: MatmulFormats
     activations: DType
-    weights: WeightFormats
-    casts: Casts | None = None
+    weight_formats: WeightFormats
+    casts: OperandCasts | None = None
     stored: DType | None = None
     gathered: DType | None = None
-    dispatched: DType | None = None
+    dispatch_format: DType | None = None
     attention: DType | None = None
-    first: int = 0
-    last: int = 0
-    called: str = field(default="", compare=False)
+    first_layers: int = 0
+    last_layers: int = 0
+    label: str = field(default="", compare=False)
     description: str = field(default="", compare=False)
 
     @property
     def compute(self) -> DType:
         """The format that a run is called by, to whose peak its use is compared: that of forward's products."""
-        return self.products.forward
+        return self.matmul_formats.forward
 
     @property
     def name(self) -> str:
         """What users call it."""
-        return self.called or self.compute.value
+        return self.label or self.compute.value
 
     @property
-    def apart(self) -> bool:
+    def has_matrix_formats(self) -> bool:
         """Whether matrices with narrow products are kept or gathered in other formats than all else."""
-        return self.matrices != self.weights
+        return self.matrix_formats != self.weight_formats
 
     @property
-    def matrices(self) -> WeightFormats:
+    def matrix_formats(self) -> WeightFormats:
         """Formats of matrices with narrow products."""
-        own = self.weights
-        return replace(own, stored=self.stored or own.stored, gathered=self.gathered or own.gathered)
+        weights = self.weight_formats
+        return replace(weights, stored=self.stored or weights.stored, gathered=self.gathered or weights.gathered)
 
     @property
-    def saved(self) -> DType:
+    def saved_input_format(self) -> DType:
         """The format in which a linear layer saves its input."""
-        again = self.casts is not None and self.casts.input_again is not None
-        return self.activations if again else self.products.weight_gradient
+        cast_in_backward = self.casts is not None and self.casts.input_backward is not None
+        return self.activations if cast_in_backward else self.matmul_formats.weight_gradient
 
     @property
     def casts_inputs(self) -> bool:
         """Whether each linear layer saves a copy of its input that it has made itself."""
-        return self.casts is not None and self.casts.input_again is None
+        return self.casts is not None and self.casts.input_backward is None
 
-    def as_run(self, *, by_rows: bool, sharded: bool) -> Self:
+    def for_hardware(self, *, tn_only: bool, weights_sharded: bool) -> Self:
         """The same on accelerators that read operands by rows alone, or either way; sharded: weights come and go."""
         if self.casts is None:
             return self
-        casts = self.casts if by_rows else self.casts.by_rows
-        return replace(self, casts=casts.in_passes if sharded else casts)
+        casts = self.casts if tn_only else self.casts.rowwise_only
+        return replace(self, casts=casts.cast_per_pass if weights_sharded else casts)
 
     @property
-    def wide(self) -> Self:
+    def high_precision(self) -> Self:
         """The same with all products in the format of activations."""
         return replace(
             self,
-            products=Products.all_in(self.activations),
+            matmul_formats=MatmulFormats.uniform(self.activations),
             casts=None,
             stored=None,
             gathered=None,
-            dispatched=None,
+            dispatch_format=None,
             attention=None,
         )
 
 
-def mixed(
+def mixed_precision(
     compute: DType = DType.BF16,
     *,
     gradients: DType = DType.FP32,
     master: DType | None = DType.FP32,
     moments: DType = DType.FP32,
-) -> Recipe:
+) -> PrecisionRecipe:
     """Products, activations and weights in one format, optimizer states in others."""
     weights = WeightFormats(compute, compute, gradients, master, moments)
-    return Recipe(Products.all_in(compute), compute, weights)
+    return PrecisionRecipe(MatmulFormats.uniform(compute), compute, weights)

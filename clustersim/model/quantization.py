@@ -31,11 +31,11 @@ True
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from clustersim.common.dtypes import NARROW, DType
+from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
 from clustersim.common.units import Bytes
-from clustersim.model.kernels import Kernel, KernelKind, Routine, StreamShape
-from clustersim.model.linear import Linear
-from clustersim.model.precision_recipe import Cast, Products, Recipe, WeightCasts
+from clustersim.model.kernels import Kernel, KernelKind, MemoryBoundOp, MemoryBoundShape
+from clustersim.model.linear import LinearLayer
+from clustersim.model.precision_recipe import MatmulFormats, OperandCast, PrecisionRecipe, WeightCastTiming
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +48,11 @@ class LinearCasts:
     forward: tuple[Kernel, ...] = ()
     backward: tuple[Kernel, ...] = ()
     weight_gradient: tuple[Kernel, ...] = ()
-    weights: int = 0
+    cached_weight_elements: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Operands:
+class LinearOperands:
     """A linear layer's operands as one rank has them.
 
     tokens, inputs, outputs: rows of its input, and columns of it and of its output; came, came_back: rows of its input
@@ -65,131 +65,184 @@ class Operands:
     tokens: int
     inputs: int
     outputs: int
-    came: int
-    came_back: int
-    matrices: int = 1
-    behind_norm: bool = False
-    sent: bool = False
-    sent_back: bool = False
+    local_input_tokens: int
+    local_gradient_tokens: int
+    matrix_count: int = 1
+    after_norm: bool = False
+    input_dispatched: bool = False
+    gradient_dispatched: bool = False
 
     @classmethod
-    def of(cls, linear: Linear, own: int, *, behind_norm: bool = False) -> "Operands":
+    def from_linear(cls, linear: LinearLayer, residual_tokens: int, *, after_norm: bool = False) -> "LinearOperands":
         """Those of a linear layer; own: tokens of the residual stream on this rank."""
-        few = min(linear.tokens, own)
-        came = (linear.tokens, few) if linear.rows else (few, linear.tokens)
-        return cls(linear.name, linear.tokens, linear.inputs, linear.outputs, *came, behind_norm=behind_norm)
+        local_tokens = min(linear.tokens, residual_tokens)
+        local_sizes = (linear.tokens, local_tokens) if linear.row_parallel else (local_tokens, linear.tokens)
+        return cls(linear.name, linear.tokens, linear.inputs, linear.outputs, *local_sizes, after_norm=after_norm)
 
 
-def linear_casts(recipe: Recipe, products: Products, operands: Operands) -> LinearCasts:
+def linear_casts(recipe: PrecisionRecipe, formats: MatmulFormats, operands: LinearOperands) -> LinearCasts:
     """What is cast for a linear layer whose products have these formats."""
-    casts, narrow = recipe.casts, products.narrow
-    if casts is None or narrow is None:
+    casts, low_precision = recipe.casts, formats.low_precision
+    if casts is None or low_precision is None:
         return LinearCasts()
-    make = _Made(operands, products, recipe.activations, narrow)
-    passes, comes = casts.weights is WeightCasts.PASS, recipe.matrices.gathered in NARROW
+    builder = _CastBuilder(operands, formats, recipe.activations, low_precision)
+    cast_per_pass, gathered_quantized = (
+        casts.weight_timing is WeightCastTiming.PASS,
+        recipe.matrix_formats.gathered in LOW_PRECISION_DTYPES,
+    )
     return LinearCasts(
-        make.input(casts.behind_norm if operands.behind_norm else casts.input)
-        + (make.weight(casts.weight) if passes and not comes else ()),
-        make.gradient(casts.output_gradient, transposed=casts.transposed)
-        + (make.weight_transposed() if comes and casts.weight_again else make.weight(casts.weight_again)),
-        make.again(casts.input_again, transposed=casts.transposed),
-        0 if passes else operands.matrices * operands.inputs * operands.outputs,
+        builder.input_casts(casts.behind_norm if operands.after_norm else casts.input)
+        + (builder.weight_casts(casts.weight) if cast_per_pass and not gathered_quantized else ()),
+        builder.output_gradient_casts(casts.output_gradient, transposed=casts.uses_transpose)
+        + (
+            builder.weight_transpose()
+            if gathered_quantized and casts.weight_backward
+            else builder.weight_casts(casts.weight_backward)
+        ),
+        builder.backward_input_casts(casts.input_backward, transposed=casts.uses_transpose),
+        0 if cast_per_pass else operands.matrix_count * operands.inputs * operands.outputs,
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
+class _CastBuilder:
     """The casts of some operands."""
 
-    operands: Operands
-    products: Products
-    wide: DType
-    narrow: DType
+    operands: LinearOperands
+    formats: MatmulFormats
+    high_precision: DType
+    low_precision: DType
 
-    def input(self, cast: Cast) -> tuple[Kernel, ...]:
+    def input_casts(self, cast: OperandCast) -> tuple[Kernel, ...]:
         """The input's, for forward and the weights' gradient."""
-        own, used = self.operands, (self.products.forward, self.products.weight_gradient)
-        return self._cast("input", _by_rows(cast, own.sent), (own.came, own.inputs), used)
+        operands, formats = self.operands, (self.formats.forward, self.formats.weight_gradient)
+        return self._quantize_operand(
+            "input",
+            _rowwise_if_dispatched(cast, operands.input_dispatched),
+            (operands.local_input_tokens, operands.inputs),
+            formats,
+        )
 
-    def gradient(self, cast: Cast, *, transposed: bool) -> tuple[Kernel, ...]:
+    def output_gradient_casts(self, cast: OperandCast, *, transposed: bool) -> tuple[Kernel, ...]:
         """The output gradient's, for both gradients."""
-        own, used = self.operands, (self.products.input_gradient, self.products.weight_gradient)
-        made = self._cast("output_gradient", _by_rows(cast, own.sent_back), (own.came_back, own.outputs), used)
-        there = own.sent_back or (transposed and own.came_back < own.tokens)
-        return made + self._transposed("output_gradient", (own.tokens, own.outputs), there=there)
+        operands, formats = self.operands, (self.formats.input_gradient, self.formats.weight_gradient)
+        casts = self._quantize_operand(
+            "output_gradient",
+            _rowwise_if_dispatched(cast, operands.gradient_dispatched),
+            (operands.local_gradient_tokens, operands.outputs),
+            formats,
+        )
+        needs_transpose = operands.gradient_dispatched or (
+            transposed and operands.local_gradient_tokens < operands.tokens
+        )
+        return casts + self._transpose_operand(
+            "output_gradient", (operands.tokens, operands.outputs), needed=needs_transpose
+        )
 
-    def again(self, cast: Cast | None, *, transposed: bool) -> tuple[Kernel, ...]:
+    def backward_input_casts(self, cast: OperandCast | None, *, transposed: bool) -> tuple[Kernel, ...]:
         """The input's, where it was saved as it was, or is gathered again."""
-        own, used = self.operands, (self.products.weight_gradient,)
-        made = () if cast is None else self._cast("input_again", cast, (own.came, own.inputs), used)
-        there = own.sent or (transposed and own.came < own.tokens)
-        return made + self._transposed("input_again", (own.tokens, own.inputs), there=there)
+        operands, formats = self.operands, (self.formats.weight_gradient,)
+        casts = (
+            ()
+            if cast is None
+            else self._quantize_operand("input_again", cast, (operands.local_input_tokens, operands.inputs), formats)
+        )
+        needs_transpose = operands.input_dispatched or (transposed and operands.local_input_tokens < operands.tokens)
+        return casts + self._transpose_operand(
+            "input_again", (operands.tokens, operands.inputs), needed=needs_transpose
+        )
 
-    def weight(self, cast: Cast | None) -> tuple[Kernel, ...]:
+    def weight_casts(self, cast: OperandCast | None) -> tuple[Kernel, ...]:
         """The weights', in a pass."""
-        own, used = self.operands, (self.products.forward, self.products.input_gradient)
-        return () if cast is None else self._cast("weight", cast, (own.matrices * own.outputs, own.inputs), used)
+        operands, formats = self.operands, (self.formats.forward, self.formats.input_gradient)
+        return (
+            ()
+            if cast is None
+            else self._quantize_operand(
+                "weight", cast, (operands.matrix_count * operands.outputs, operands.inputs), formats
+            )
+        )
 
-    def weight_transposed(self) -> tuple[Kernel, ...]:
+    def weight_transpose(self) -> tuple[Kernel, ...]:
         """The weights' other copy, where they have come in the format of products."""
-        own = self.operands
-        return self._transposed("weight", (own.matrices * own.outputs, own.inputs), there=True)
+        operands = self.operands
+        return self._transpose_operand(
+            "weight", (operands.matrix_count * operands.outputs, operands.inputs), needed=True
+        )
 
-    def _cast(self, of: str, cast: Cast, sizes: tuple[int, int], used: Iterable[DType]) -> tuple[Kernel, ...]:
+    def _quantize_operand(
+        self, operand: str, cast: OperandCast, sizes: tuple[int, int], formats: Iterable[DType]
+    ) -> tuple[Kernel, ...]:
         """As many copies as there are products in the format that want one."""
-        wanted = sum(d_type in NARROW for d_type in used)
-        if not wanted:
+        copy_count = sum(dtype in LOW_PRECISION_DTYPES for dtype in formats)
+        if not copy_count:
             return ()
-        own = replace(cast, copies=min(cast.copies, wanted))
-        return quantize(f"{self.operands.name}.cast_{of}", own, sizes, wide=self.wide, narrow=self.narrow)
+        limited_cast = replace(cast, copies=min(cast.copies, copy_count))
+        return quantize_kernels(
+            f"{self.operands.name}.cast_{operand}",
+            limited_cast,
+            sizes,
+            high_precision=self.high_precision,
+            low_precision=self.low_precision,
+        )
 
-    def _transposed(self, of: str, sizes: tuple[int, int], *, there: bool) -> tuple[Kernel, ...]:
-        wanted = there and self.products.weight_gradient in NARROW
-        return (transpose(f"{self.operands.name}.transpose_{of}", sizes, self.narrow),) if wanted else ()
+    def _transpose_operand(self, operand: str, sizes: tuple[int, int], *, needed: bool) -> tuple[Kernel, ...]:
+        needs_kernel = needed and self.formats.weight_gradient in LOW_PRECISION_DTYPES
+        return (
+            (transpose_kernel(f"{self.operands.name}.transpose_{operand}", sizes, self.low_precision),)
+            if needs_kernel
+            else ()
+        )
 
 
-def _by_rows(cast: Cast, sent: bool) -> Cast:
+def _rowwise_if_dispatched(cast: OperandCast, dispatched: bool) -> OperandCast:
     """Of what is sent only the copy by rows is made; the other one is made of what has come."""
-    return replace(cast, copies=min(1, cast.copies)) if sent else cast
+    return replace(cast, copies=min(1, cast.copies)) if dispatched else cast
 
 
-def quantize(name: str, cast: Cast, sizes: tuple[int, int], *, wide: DType, narrow: DType) -> tuple[Kernel, ...]:
+def quantize_kernels(
+    name: str, cast: OperandCast, sizes: tuple[int, int], *, high_precision: DType, low_precision: DType
+) -> tuple[Kernel, ...]:
     """The kernels, counted as one, that bring a tensor of sizes [rows, width] into a format with scales."""
-    if not cast.launches:
+    if not cast.launch_count:
         return ()
-    shape = StreamShape(Routine.QUANTIZE, *sizes, fused=True, table=cast.reads, formats=(narrow,) * cast.copies)
-    moved = float(shape.elements * (cast.reads * wide.bytes + cast.copies * narrow.bytes))
-    return (Kernel(name, KernelKind.CAST, wide, 0.0, moved, shape, cast.launches),)
+    shape = MemoryBoundShape(
+        MemoryBoundOp.QUANTIZE, *sizes, fused=True, table=cast.reads, formats=(low_precision,) * cast.copies
+    )
+    moved_bytes = float(shape.elements * (cast.reads * high_precision.bytes + cast.copies * low_precision.bytes))
+    return (Kernel(name, KernelKind.CAST, high_precision, 0.0, moved_bytes, shape, cast.launch_count),)
 
 
-def transpose(name: str, sizes: tuple[int, int], narrow: DType) -> Kernel:
+def transpose_kernel(name: str, sizes: tuple[int, int], low_precision: DType) -> Kernel:
     """The kernel that makes a column-wise copy of a row-wise one that has come from other ranks."""
-    shape = StreamShape(Routine.QUANTIZE, *sizes, fused=True, table=1, formats=(narrow,))
-    return Kernel(name, KernelKind.CAST, narrow, 0.0, 2.0 * shape.elements * narrow.bytes, shape)
+    shape = MemoryBoundShape(MemoryBoundOp.QUANTIZE, *sizes, fused=True, table=1, formats=(low_precision,))
+    return Kernel(name, KernelKind.CAST, low_precision, 0.0, 2.0 * shape.elements * low_precision.bytes, shape)
 
 
-def cast_weights(recipe: Recipe, matrices: Iterable[int]) -> tuple[Kernel, ...]:
+def weight_cast_kernels(recipe: PrecisionRecipe, element_counts: Iterable[int]) -> tuple[Kernel, ...]:
     """The kernels that cast weights at the beginning of a step. matrices: elements of each."""
-    casts, narrow = recipe.casts, recipe.products.narrow
-    if casts is None or narrow is None:
+    casts, low_precision = recipe.casts, recipe.matmul_formats.low_precision
+    if casts is None or low_precision is None:
         return ()
-    sizes = [size for size in matrices if size]
-    if not sizes:
+    nonzero_counts = [size for size in element_counts if size]
+    if not nonzero_counts:
         return ()
-    whole = sum(sizes), 1
-    if recipe.matrices.gathered not in NARROW:
-        (made,) = quantize("weights.cast", casts.weight, whole, wide=recipe.activations, narrow=narrow)
+    total_size = sum(nonzero_counts), 1
+    if recipe.matrix_formats.gathered not in LOW_PRECISION_DTYPES:
+        (kernel,) = quantize_kernels(
+            "weights.cast", casts.weight, total_size, high_precision=recipe.activations, low_precision=low_precision
+        )
     elif casts.weight.copies > 1:
-        made = transpose("weights.transpose", whole, narrow)
+        kernel = transpose_kernel("weights.transpose", total_size, low_precision)
     else:
         return ()
-    return (replace(made, launches=made.launches * len(sizes)),)
+    return (replace(kernel, launches=kernel.launches * len(nonzero_counts)),)
 
 
-def kept_copies(recipe: Recipe, elements: int) -> Bytes:
+def cached_weight_bytes(recipe: PrecisionRecipe, elements: int) -> Bytes:
     """Bytes of the copies of so many elements of weights that are kept beside them for the step."""
-    casts, narrow = recipe.casts, recipe.products.narrow
-    if casts is None or narrow is None or not elements:
+    casts, low_precision = recipe.casts, recipe.matmul_formats.low_precision
+    if casts is None or low_precision is None or not elements:
         return 0.0
-    there = recipe.matrices.stored in NARROW  # one of them is what is stored
-    return float(elements * (casts.weight.copies - there) * narrow.bytes)
+    stored_quantized = recipe.matrix_formats.stored in LOW_PRECISION_DTYPES  # one of them is what is stored
+    return float(elements * (casts.weight.copies - stored_quantized) * low_precision.bytes)

@@ -7,50 +7,62 @@ code of the library that does so.
 
 from typing import Final
 
-from clustersim.common.data_files import find, read_mapping
-from clustersim.common.dtypes import COMPUTED, DType
-from clustersim.common.mapping_reader import Section
-from clustersim.model.precision_recipe import Cast, Casts, Products, Recipe, WeightCasts, WeightFormats
+from clustersim.common.data_files import find_file, read_mapping
+from clustersim.common.dtypes import COMPUTE_DTYPES, DType
+from clustersim.common.mapping_reader import MappingReader
+from clustersim.model.precision_recipe import (
+    MatmulFormats,
+    OperandCast,
+    OperandCasts,
+    PrecisionRecipe,
+    WeightCastTiming,
+    WeightFormats,
+)
 
-_MOST: Final = 8  # kernels or copies of one operand
+_MAX_COUNT: Final = 8  # kernels or copies of one operand
 _OPERANDS: Final = ("input", "behind_norm", "output_gradient", "weight")
-_AGAIN: Final = ("input_again", "weight_again")
+_BACKWARD_OPERANDS: Final = ("input_again", "weight_again")
 
 
-def load_recipe(name_or_path: str) -> Recipe:
+def load_recipe(name_or_path: str) -> PrecisionRecipe:
     """Read topologies/recipes/NAME.yaml, or a file of the same form."""
-    path = find("recipes", name_or_path)
-    section = Section(path, read_mapping(path))
-    wide = DType(section.choice("activations", DType.BF16.value, DType.FP16.value))
-    weights = WeightFormats(wide, wide, DType.FP32, DType.FP32, DType.FP32)
-    products, casts = _products(section.section("products")), _casts(section.section("casts"))
-    description = section.text("description")
-    section.section("sources").texts()
-    section.finish()
-    return Recipe(products, wide, weights, casts, called=path.stem, description=description)
+    path = find_file("recipes", name_or_path)
+    section = MappingReader(path, read_mapping(path))
+    activations = DType(section.get_choice("activations", DType.BF16.value, DType.FP16.value))
+    weights = WeightFormats(activations, activations, DType.FP32, DType.FP32, DType.FP32)
+    formats, casts = _read_formats(section.get_section("products")), _read_casts(section.get_section("casts"))
+    description = section.get_text("description")
+    section.get_section("sources").get_text_mapping()
+    section.reject_unknself_keys()
+    return PrecisionRecipe(formats, activations, weights, casts, label=path.stem, description=description)
 
 
-def _products(section: Section) -> Products:
-    formats = [item.value for item in COMPUTED]
-    return Products(*(DType(section.choice(key, *formats, required=True)) for key in Products.__slots__))
+def _read_formats(section: MappingReader) -> MatmulFormats:
+    formats = [dtype.value for dtype in COMPUTE_DTYPES]
+    return MatmulFormats(*(DType(section.get_choice(key, *formats, required=True)) for key in MatmulFormats.__slots__))
 
 
-def _casts(section: Section) -> Casts:
-    there = [*_OPERANDS, *(name for name in _AGAIN if section.has(name))]
-    each = {name: _cast(section.section(name)) for name in there}
-    weights = WeightCasts(section.choice("weights", *(WeightCast.value for WeightCast in WeightCasts), required=True))
-    return Casts(
-        input=each["input"],
-        behind_norm=each["behind_norm"],
-        output_gradient=each["output_gradient"],
-        weight=each["weight"],
-        input_again=each.get("input_again"),
-        weight_again=each.get("weight_again"),
-        weights=weights,
-        transposed=section.flag("transposed"),
-        gathered=section.flag("gathered"),
+def _read_casts(section: MappingReader) -> OperandCasts:
+    operands = [*_OPERANDS, *(name for name in _BACKWARD_OPERANDS if section.has_key(name))]
+    casts = {name: _read_cast(section.get_section(name)) for name in operands}
+    weights = WeightCastTiming(
+        section.get_choice("weights", *(casts.value for casts in WeightCastTiming), required=True)
+    )
+    return OperandCasts(
+        input=casts["input"],
+        behind_norm=casts["behind_norm"],
+        output_gradient=casts["output_gradient"],
+        weight=casts["weight"],
+        input_backward=casts.get("input_again"),
+        weight_backward=casts.get("weight_again"),
+        weight_timing=weights,
+        uses_transpose=section.get_bool("transposed"),
+        gathers_quantized=section.get_bool("gathered"),
     )
 
 
-def _cast(section: Section) -> Cast:
-    return Cast(section.count("reads", most=_MOST, least=0), section.count("copies", most=_MOST, least=0))
+def _read_cast(section: MappingReader) -> OperandCast:
+    return OperandCast(
+        section.get_int("reads", max_value=_MAX_COUNT, min_value=0),
+        section.get_int("copies", max_value=_MAX_COUNT, min_value=0),
+    )

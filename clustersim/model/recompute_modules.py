@@ -27,25 +27,25 @@ from clustersim.common.enums import IdentityEnum
 from clustersim.common.units import Bytes
 
 
-class Module(IdentityEnum):
+class RecomputeModule(IdentityEnum):
     """A part of a layer that can be recomputed; the value is Megatron-LM's name for it."""
 
     LAYERNORM = "layernorm"
-    LATENT_UP = "mla_up_proj"
-    CORE = "core_attn"
+    MLA_UP_PROJECTION = "mla_up_proj"
+    CORE_ATTENTION = "core_attn"
     MLP = "mlp"
-    MIXTURE = "moe"
+    MOE = "moe"
     SHARED_EXPERTS = "shared_experts"
-    EXPERTS_ACTIVATION = "moe_act"
+    MOE_ACTIVATION = "moe_act"
 
     @property
-    def drops_result(self) -> bool:
+    def discards_output(self) -> bool:
         """Whether its result is dropped, too, and made again for the operator that reads it."""
-        return self in (Module.LAYERNORM, Module.LATENT_UP, Module.EXPERTS_ACTIVATION)
+        return self in (RecomputeModule.LAYERNORM, RecomputeModule.MLA_UP_PROJECTION, RecomputeModule.MOE_ACTIVATION)
 
 
-class Within(NamedTuple):
+class ModuleMembership(NamedTuple):
     """That an operator is in a module. comes: bytes of the module's inputs, which stay, that this operator keeps."""
 
-    module: Module
-    comes: Bytes = 0.0
+    module: RecomputeModule
+    input_bytes: Bytes = 0.0

@@ -6,13 +6,13 @@ from typing import Self
 
 from clustersim.model.lora import Lora
 from clustersim.model.moe_expert_load import ExpertLoad
-from clustersim.model.offload import NOTHING, Offload
-from clustersim.model.overheads import NONE, Accumulation, Grouping, Overheads
-from clustersim.model.precision_recipe import Recipe, mixed
-from clustersim.model.recompute_modules import Module
+from clustersim.model.offload import NO_OFFLOAD, Offload
+from clustersim.model.overheads import NO_OVERHEADS, Accumulation, Grouping, Overheads
+from clustersim.model.precision_recipe import PrecisionRecipe, mixed_precision
+from clustersim.model.recompute_modules import RecomputeModule
 
 
-class Attention(Enum):
+class AttentionBackend(Enum):
     """FLASH, one fused kernel that keeps no score matrix, by the fastest library for the GPU; STANDARD writes scores.
 
     FLASH2 and FLASH1 are FlashAttention's second version (since July 2023, PyTorch's since 2.2) and its first (Triton's
@@ -37,11 +37,11 @@ class SelectiveRecompute:
     Mostly the attention core alone: scores, softmax, context (Korthikanti et al. 2022).
     """
 
-    modules: frozenset[Module] = frozenset({Module.CORE})
+    modules: frozenset[RecomputeModule] = frozenset({RecomputeModule.CORE_ATTENTION})
 
 
 @dataclass(frozen=True, slots=True)
-class SelectiveOperations:
+class SelectiveOpRecompute:
     """Keep the results of flash attention and of every second matrix product of a layer, run all else again.
 
     Queries, keys and values, and the MLP's first two matrices, are products of their own (torchtitan's `selective`
@@ -59,10 +59,10 @@ class FullRecompute:
     layers: int | None = None
 
 
-Recompute = NoRecompute | SelectiveRecompute | SelectiveOperations | FullRecompute
+Recompute = NoRecompute | SelectiveRecompute | SelectiveOpRecompute | FullRecompute
 
 
-class Loss(Enum):
+class LossImplementation(Enum):
     """How softmax cross-entropy is computed over the logits.
 
     VOCAB_PARALLEL is Megatron-LM's, one operation after the other in FP32; TORCH is PyTorch's log-softmax and negative
@@ -98,23 +98,23 @@ class Training:
     sequence: int
     global_batch: int
     microbatch: int = 1
-    recipe: Recipe = field(default_factory=mixed)
+    recipe: PrecisionRecipe = field(default_factory=mixed_precision)
     recompute: Recompute = field(default_factory=NoRecompute)
     early_stop: bool = False
-    attention: Attention = Attention.FLASH
-    loss: Loss = Loss.VOCAB_PARALLEL
+    attention: AttentionBackend = AttentionBackend.FLASH
+    loss: LossImplementation = LossImplementation.VOCAB_PARALLEL
     optimizer: Optimizer = Optimizer.ADAM
     gradient_clipping: bool = True
     fused: bool = True  # norms, activation, rotary, residual and optimizer are fused kernels
-    offload: Offload = NOTHING
+    offload: Offload = NO_OFFLOAD
     lora: Lora | None = None
-    overheads: Overheads = NONE
+    overheads: Overheads = NO_OVERHEADS
     expert_load: ExpertLoad | None = None
 
     @property
-    def wide(self) -> Self:
+    def high_precision(self) -> Self:
         """The same with all products in the format of activations."""
-        return replace(self, recipe=self.recipe.wide)
+        return replace(self, recipe=self.recipe.high_precision)
 
     @property
     def accumulation(self) -> Accumulation:

@@ -12,20 +12,20 @@ from typing import Any, Final
 
 from clustersim.common.errors import InputError
 from clustersim.model.layer_stack import (
-    Attention,
+    AttentionSpec,
     BlockForm,
     DenseMlp,
     FullAttention,
     LatentAttention,
-    LayerRun,
+    LayerGroup,
     LayerSpec,
-    Mlp,
+    LayerStack,
+    MlpType,
+    MoeMlp,
     QkNorm,
-    RoutedMlp,
-    Stack,
-    count,
-    cut,
-    joined,
+    layer_count,
+    merge_groups,
+    slice_layers,
 )
 from clustersim.model.lora import Lora, Projection
 
@@ -37,7 +37,7 @@ class Norm(Enum):
     RMSNORM = "rmsnorm"
 
 
-class Positions(Enum):
+class PositionEncoding(Enum):
     """Learned positions are a table added to the embedding; rotary ones are applied to queries and keys.
 
     ALIBI adds a slope to the scores and has no parameters.
@@ -49,7 +49,7 @@ class Positions(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class TransformerModel:
     """A decoder-only transformer. stack: its layers in order.
 
     linear_bias: the attention output and the MLP have biases; tied_embeddings: the logits matrix is the embedding;
@@ -60,12 +60,12 @@ class Model:
     """
 
     name: str
-    stack: Stack
+    stack: LayerStack
     hidden: int
     vocab: int
     max_positions: int
     norm: Norm
-    positions: Positions
+    positions: PositionEncoding
     tied_embeddings: bool
     linear_bias: bool
     dropout: bool = False
@@ -76,291 +76,301 @@ class Model:
     mtp_layers: int = 0
 
     @property
-    def layers(self) -> int:
+    def layer_count(self) -> int:
         """How many layers there are, without those that predict further tokens."""
-        return count(self.stack)
+        return layer_count(self.stack)
 
     @property
-    def ahead(self) -> Stack:
+    def mtp_stack(self) -> LayerStack:
         """The layers that predict further tokens."""
-        kinds = (replace(run.spec, ahead=True) for run in self.stack[-1:])
-        return tuple(LayerRun(spec, self.mtp_layers) for spec in kinds) if self.mtp_layers else ()
+        mtp_specs = (replace(group.spec, is_mtp=True) for group in self.stack[-1:])
+        return tuple(LayerGroup(spec, self.mtp_layers) for spec in mtp_specs) if self.mtp_layers else ()
 
     @property
-    def every(self) -> Stack:
+    def full_stack(self) -> LayerStack:
         """All layers, those that predict further tokens last."""
-        return (*self.stack, *self.ahead)
+        return (*self.stack, *self.mtp_stack)
 
     @property
-    def specs(self) -> tuple[LayerSpec, ...]:
+    def distinct_specs(self) -> tuple[LayerSpec, ...]:
         """The different kinds of layers, in the order in which they first come."""
-        return tuple(dict.fromkeys(run.spec for run in self.every))
+        return tuple(dict.fromkeys(group.spec for group in self.full_stack))
 
     @property
-    def attentions(self) -> tuple[Attention, ...]:
+    def distinct_attentions(self) -> tuple[AttentionSpec, ...]:
         """The different kinds of attention, in the order in which they first come."""
-        return tuple(dict.fromkeys(spec.attention for spec in self.specs if spec.attention is not None))
+        return tuple(dict.fromkeys(spec.attention for spec in self.distinct_specs if spec.attention is not None))
 
     @property
-    def position_rows(self) -> int:
+    def position_table_rows(self) -> int:
         """Rows of the table of learned positions."""
         return self.max_positions + self.spare_positions
 
     @property
-    def mlps(self) -> tuple[DenseMlp, ...]:
+    def distinct_dense_mlps(self) -> tuple[DenseMlp, ...]:
         """The different kinds of dense MLP, in the order in which they first come."""
-        return tuple(dict.fromkeys(spec.mlp for spec in self.specs if isinstance(spec.mlp, DenseMlp)))
+        return tuple(dict.fromkeys(spec.mlp for spec in self.distinct_specs if isinstance(spec.mlp, DenseMlp)))
 
     @property
-    def routed(self) -> tuple[RoutedMlp, ...]:
+    def moe_layers(self) -> tuple[MoeMlp, ...]:
         """The mixture of each layer that has one, in model order."""
-        runs = ((run.spec.mlp, run.count) for run in self.every)
-        return tuple(mlp for mlp, count in runs if isinstance(mlp, RoutedMlp) for _ in range(count))
+        mlp_counts = ((group.spec.mlp, group.count) for group in self.full_stack)
+        return tuple(mlp for mlp, count in mlp_counts if isinstance(mlp, MoeMlp) for _ in range(count))
 
     @property
-    def mixtures(self) -> tuple[RoutedMlp, ...]:
+    def distinct_moes(self) -> tuple[MoeMlp, ...]:
         """The different mixtures of experts, in the order in which they first come."""
-        return tuple(dict.fromkeys(spec.mlp for spec in self.specs if isinstance(spec.mlp, RoutedMlp)))
+        return tuple(dict.fromkeys(spec.mlp for spec in self.distinct_specs if isinstance(spec.mlp, MoeMlp)))
 
 
-_OF_MODEL: Final = tuple(field.name for field in fields(Model) if field.name != "stack")
-_OF_ATTENTION: Final = tuple(field.name for field in fields(FullAttention))
-_NOT_LATENT: Final = tuple(name for name in _OF_ATTENTION if name != "heads")
-_OF_MLP: Final = {"ffn": "ffn", "mlp": "form"}
+_MODEL_FIELDS: Final = tuple(field.name for field in fields(TransformerModel) if field.name != "stack")
+_ATTENTION_FIELDS: Final = tuple(field.name for field in fields(FullAttention))
+_NON_MLA_FIELDS: Final = tuple(name for name in _ATTENTION_FIELDS if name != "heads")
+_MLP_FIELDS: Final = {"ffn": "ffn", "mlp": "form"}
 
 
-def uniform(*, layers: int, ffn: int, mlp: Mlp, block: BlockForm = BlockForm.PRE_NORM, **dimensions: Any) -> Model:
-    """A model of equal layers; dimensions: the fields of `FullAttention`, and of `Model` but for its stack."""
-    attention = FullAttention(**{name: dimensions.pop(name) for name in _OF_ATTENTION if name in dimensions})
-    return Model(stack=(LayerRun(LayerSpec(attention, DenseMlp(ffn, mlp), block), layers),), **dimensions)
+def uniform_model(
+    *, layers: int, ffn: int, mlp: MlpType, block: BlockForm = BlockForm.PRE_NORM, **dimensions: Any
+) -> TransformerModel:
+    """A model of equal layers; dimensions: the fields of `FullAttention`, and of `TransformerModel` but for its stack."""
+    attention = FullAttention(**{name: dimensions.pop(name) for name in _ATTENTION_FIELDS if name in dimensions})
+    return TransformerModel(stack=(LayerGroup(LayerSpec(attention, DenseMlp(ffn, mlp), block), layers),), **dimensions)
 
 
-def dimensions(model: Model) -> dict[str, Any]:
-    """What `uniform` takes to make the model; raise InputError where its layers differ."""
+def uniform_dimensions(model: TransformerModel) -> dict[str, Any]:
+    """What `uniform_model` takes to make the model; raise InputError where its layers differ."""
     match model.stack:
-        case (LayerRun(LayerSpec(FullAttention() as attention, DenseMlp() as mlp, block), layers),):
-            of_layer = {"layers": layers, "ffn": mlp.ffn, "mlp": mlp.form, "block": block}
-            of_attention = {name: getattr(attention, name) for name in _OF_ATTENTION}
-            return of_layer | of_attention | {name: getattr(model, name) for name in _OF_MODEL}
+        case (LayerGroup(LayerSpec(FullAttention() as attention, DenseMlp() as mlp, block), layers),):
+            layer_dimensions = {"layers": layers, "ffn": mlp.ffn, "mlp": mlp.form, "block": block}
+            attention_dimensions = {name: getattr(attention, name) for name in _ATTENTION_FIELDS}
+            return layer_dimensions | attention_dimensions | {name: getattr(model, name) for name in _MODEL_FIELDS}
     raise InputError(f"{model.name} has layers that differ: there are no dimensions that all of them have")
 
 
-def resized(model: Model, layers: int | None = None, **changes: Any) -> Model:
+def resize_model(model: TransformerModel, layers: int | None = None, **changes: Any) -> TransformerModel:
     """The model with some dimensions changed, those of layers in all its layers; layers: how many it keeps.
 
     Raise InputError for more layers than it has, where they differ.
     """
-    whole = {name: changes.pop(name) for name in _OF_MODEL if name in changes}
-    stack = model.stack if layers is None else _lengthened(model, layers)
-    return replace(model, stack=joined(LayerRun(changed(run.spec, **changes), run.count) for run in stack), **whole)
-
-
-def changed(spec: LayerSpec, **changes: Any) -> LayerSpec:
-    """A layer with other dimensions: those of its attention, of its MLP (ffn, mlp), or its block, as it has them."""
-    if isinstance(spec.attention, LatentAttention) and (
-        wrong := [change for change in changes if change in _NOT_LATENT]
-    ):
-        raise InputError(f"{wrong[0]}: latent attention has heads of its own dimensions; leave it out")
-    of_mlp = {_OF_MLP[name]: value for name, value in changes.items() if name in _OF_MLP}
-    of_attention = {name: value for name, value in changes.items() if name not in (*_OF_MLP, "block")}
-    match spec.mlp:
-        case RoutedMlp():  # whose experts have a width of their own
-            of_mlp.pop("ffn", None)
-    return LayerSpec(
-        None if spec.attention is None else replace(spec.attention, **of_attention),
-        None if spec.mlp is None else replace(spec.mlp, **of_mlp),
-        changes.get("block", spec.block),
-        spec.ahead,
+    model_changes = {name: changes.pop(name) for name in _MODEL_FIELDS if name in changes}
+    stack = model.stack if layers is None else _resize_stack(model, layers)
+    return replace(
+        model,
+        stack=merge_groups(LayerGroup(change_layer(group.spec, **changes), group.count) for group in stack),
+        **model_changes,
     )
 
 
-def _lengthened(model: Model, layers: int) -> Stack:
+def change_layer(spec: LayerSpec, **changes: Any) -> LayerSpec:
+    """A layer with other dimensions: those of its attention, of its MLP (ffn, mlp), or its block, as it has them."""
+    if isinstance(spec.attention, LatentAttention) and (
+        unsupported := [key for key in changes if key in _NON_MLA_FIELDS]
+    ):
+        raise InputError(f"{unsupported[0]}: latent attention has heads of its own dimensions; leave it out")
+    mlp_changes = {_MLP_FIELDS[name]: value for name, value in changes.items() if name in _MLP_FIELDS}
+    attention_changes = {name: value for name, value in changes.items() if name not in (*_MLP_FIELDS, "block")}
+    match spec.mlp:
+        case MoeMlp():  # whose experts have a width of their own
+            mlp_changes.pop("ffn", None)
+    return LayerSpec(
+        None if spec.attention is None else replace(spec.attention, **attention_changes),
+        None if spec.mlp is None else replace(spec.mlp, **mlp_changes),
+        changes.get("block", spec.block),
+        spec.is_mtp,
+    )
+
+
+def _resize_stack(model: TransformerModel, layers: int) -> LayerStack:
     """The first layers of a model, or more where all are equal."""
-    if layers <= model.layers:
-        return cut(model.stack, 0, layers)
+    if layers <= model.layer_count:
+        return slice_layers(model.stack, 0, layers)
     if len(model.stack) > 1:
         raise InputError(
-            f"{model.name} has {model.layers} layers that differ, so nothing says what {layers} would be; "
-            f"at most {model.layers} fits"
+            f"{model.name} has {model.layer_count} layers that differ, so nothing says what {layers} would be; "
+            f"at most {model.layer_count} fits"
         )
-    return tuple(LayerRun(run.spec, layers) for run in model.stack)
+    return tuple(LayerGroup(group.spec, layers) for group in model.stack)
 
 
-def norm_parameters(model: Model) -> int:
+def norm_parameter_count(model: TransformerModel) -> int:
     """Parameters of one norm over the hidden dimension."""
     return model.hidden * (2 if model.norm is Norm.LAYERNORM else 1)
 
 
-def projections(model: Model, spec: LayerSpec) -> dict[Projection, tuple[int, int]]:
+def projection_sizes(model: TransformerModel, spec: LayerSpec) -> dict[Projection, tuple[int, int]]:
     """The matrices of one layer, and how many inputs and outputs each has."""
-    found: dict[Projection, tuple[int, int]] = {}
+    sizes: dict[Projection, tuple[int, int]] = {}
     if isinstance(attention := spec.attention, FullAttention):
-        queries, keys = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
-        found |= {Projection.Q: (model.hidden, queries), Projection.K: (model.hidden, keys)}
-        found |= {Projection.V: (model.hidden, keys), Projection.O: (queries, model.hidden)}
-    mlp = spec.mlp.alone if isinstance(spec.mlp, RoutedMlp) else spec.mlp
-    return found if mlp is None else found | _mlp_projections(model, mlp)
+        query_width, kv_width = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
+        sizes |= {Projection.Q: (model.hidden, query_width), Projection.K: (model.hidden, kv_width)}
+        sizes |= {Projection.V: (model.hidden, kv_width), Projection.O: (query_width, model.hidden)}
+    mlp = spec.mlp.single_dense_mlp if isinstance(spec.mlp, MoeMlp) else spec.mlp
+    return sizes if mlp is None else sizes | _mlp_projection_sizes(model, mlp)
 
 
-def _mlp_projections(model: Model, mlp: DenseMlp) -> dict[Projection, tuple[int, int]]:
-    gate = {Projection.GATE: (model.hidden, mlp.ffn)} if mlp.form is Mlp.SWIGLU else {}
+def _mlp_projection_sizes(model: TransformerModel, mlp: DenseMlp) -> dict[Projection, tuple[int, int]]:
+    gate = {Projection.GATE: (model.hidden, mlp.ffn)} if mlp.form is MlpType.SWIGLU else {}
     return {**gate, Projection.UP: (model.hidden, mlp.ffn), Projection.DOWN: (mlp.ffn, model.hidden)}
 
 
-def every_projection(model: Model) -> frozenset[Projection]:
+def all_projections(model: TransformerModel) -> frozenset[Projection]:
     """The matrices that some layer or expert has."""
-    found = {projection for spec in model.specs for projection in projections(model, spec)}
-    single = (DenseMlp(mixture.ffn, mixture.form) for mixture in model.mixtures)
-    return frozenset(found.union(*(_mlp_projections(model, dense_mlp) for dense_mlp in single)))
+    layer_projections = {projection for spec in model.distinct_specs for projection in projection_sizes(model, spec)}
+    expert_mlps = (DenseMlp(moe.ffn, moe.form) for moe in model.distinct_moes)
+    return frozenset(layer_projections.union(*(_mlp_projection_sizes(model, mlp) for mlp in expert_mlps)))
 
 
-def adapter_parameters(model: Model, lora: Lora) -> int:
+def adapter_parameter_count(model: TransformerModel, lora: Lora) -> int:
     """Parameters of all adapters: of each so many ranks of its inputs and of its outputs."""
-    return sum(run.count * _adapter_parameters(projections(model, run.spec), lora) for run in model.stack)
+    return sum(
+        group.count * _layer_adapter_parameters(projection_sizes(model, group.spec), lora) for group in model.stack
+    )
 
 
-def _adapter_parameters(there: Mapping[Projection, tuple[int, int]], lora: Lora) -> int:
+def _layer_adapter_parameters(sizes_by_projection: Mapping[Projection, tuple[int, int]], lora: Lora) -> int:
     count = 0
     for target in lora.targets:
-        sizes = [there[projection] for projection in target.covers if projection in there]
+        sizes = [
+            sizes_by_projection[projection] for projection in target.projections if projection in sizes_by_projection
+        ]
         count += lora.rank * (sizes[0][0] + sum(outputs for _, outputs in sizes)) if sizes else 0
     return count
 
 
-def layer_parameters(model: Model, spec: LayerSpec) -> int:
+def layer_parameter_count(model: TransformerModel, spec: LayerSpec) -> int:
     """Parameters of one layer: attention and MLP, and its norms."""
-    attention = 0 if spec.attention is None else _attention_parameters(model, spec.attention)
+    attention = 0 if spec.attention is None else _attention_parameter_count(model, spec.attention)
     match spec.mlp:
         case DenseMlp() as dense:
-            mlp = _mlp_parameters(model, dense)
-        case RoutedMlp() as routed:
-            mlp = mixture_parameters(model, routed, routed.experts)
+            mlp = _mlp_parameter_count(model, dense)
+        case MoeMlp() as moe:
+            mlp = moe_parameter_count(model, moe, moe.experts)
         case None:
             mlp = 0
-    joined_to = _joining_matrix(model) + 3 * norm_parameters(model) if spec.ahead else 0
-    return attention + mlp + joined_to + _norms(spec) * norm_parameters(model)
+    mtp_projection = _mtp_projection_elements(model) + 3 * norm_parameter_count(model) if spec.is_mtp else 0
+    return attention + mlp + mtp_projection + _norm_count(spec) * norm_parameter_count(model)
 
 
-def _joining_matrix(model: Model) -> int:
+def _mtp_projection_elements(model: TransformerModel) -> int:
     """Elements of the matrix that makes the input of a layer which predicts a further token, [2 hidden -> hidden]."""
     return 2 * model.hidden**2
 
 
-def _norms(spec: LayerSpec) -> int:
+def _norm_count(spec: LayerSpec) -> int:
     """Norms of a layer over the hidden dimension."""
-    branches = sum(part is not None for part in (spec.attention, spec.mlp))
+    branches = sum(branch is not None for branch in (spec.attention, spec.mlp))
     if spec.block is BlockForm.PARALLEL:
         return 1
-    return branches * (spec.block.before + spec.block.after)
+    return branches * (spec.block.has_pre_norm + spec.block.has_post_norm)
 
 
-def embedding_parameters(model: Model) -> int:
+def embedding_parameter_count(model: TransformerModel) -> int:
     """Parameters of the token table, of learned positions and of a norm."""
-    positions = model.position_rows if model.positions is Positions.LEARNED else 0
-    normed = norm_parameters(model) if model.embedding_norm else 0
-    return (model.vocab + positions) * model.hidden + normed
+    positions = model.position_table_rows if model.positions is PositionEncoding.LEARNED else 0
+    norm = norm_parameter_count(model) if model.embedding_norm else 0
+    return (model.vocab + positions) * model.hidden + norm
 
 
-def head_parameters(model: Model) -> int:
+def head_parameter_count(model: TransformerModel) -> int:
     """Parameters of the final norm, of a logits matrix that is not tied to the embedding, and of its bias."""
     matrix = 0 if model.tied_embeddings else model.vocab * model.hidden
-    return norm_parameters(model) + matrix + (model.vocab if model.head_bias else 0)
+    return norm_parameter_count(model) + matrix + (model.vocab if model.head_bias else 0)
 
 
-def parameters(model: Model) -> int:
+def parameter_count(model: TransformerModel) -> int:
     """Parameters of the whole model, tied ones once, with those of layers that predict further tokens."""
-    layers = sum(run.count * layer_parameters(model, run.spec) for run in model.every)
-    return layers + embedding_parameters(model) + head_parameters(model)
+    layers = sum(group.count * layer_parameter_count(model, group.spec) for group in model.full_stack)
+    return layers + embedding_parameter_count(model) + head_parameter_count(model)
 
 
-def mtp_parameters(model: Model) -> int:
+def mtp_parameter_count(model: TransformerModel) -> int:
     """Parameters of the layers that predict further tokens; embedding and logits matrix are the model's own."""
-    return sum(run.count * layer_parameters(model, run.spec) for run in model.ahead)
+    return sum(group.count * layer_parameter_count(model, group.spec) for group in model.mtp_stack)
 
 
-def layer_matrix_parameters(model: Model, spec: LayerSpec) -> int:
+def layer_matrix_parameter_count(model: TransformerModel, spec: LayerSpec) -> int:
     """Parameters of one layer that multiply a token's activations: matrices, without biases and norms.
 
     Of a mixture those of the experts that one token passes.
     """
-    found = 0
+    total = 0
     match spec.attention:
         case FullAttention(heads, kv_heads, head_dim):
-            found += 2 * model.hidden * (heads + kv_heads) * head_dim
-        case LatentAttention() as latent:
-            found += _latent_matrices(model, latent)
+            total += 2 * model.hidden * (heads + kv_heads) * head_dim
+        case LatentAttention() as mla:
+            total += _mla_matrix_elements(model, mla)
     match spec.mlp:
         case DenseMlp(ffn, form):
-            found += model.hidden * _matrices(form) * ffn
-        case RoutedMlp() as routed:
-            found += _mixture_matrices(model, routed, routed.top_k)
-    return found + (_joining_matrix(model) if spec.ahead else 0)
+            total += model.hidden * _mlp_matrix_count(form) * ffn
+        case MoeMlp() as moe:
+            total += _moe_matrix_elements(model, moe, moe.top_k)
+    return total + (_mtp_projection_elements(model) if spec.is_mtp else 0)
 
 
-def matrix_parameters(model: Model) -> int:
+def matrix_parameter_count(model: TransformerModel) -> int:
     """Parameters that multiply activations: the layers' matrices and the logits matrix, tied or not.
 
     The logits matrix counts once more for each layer that predicts a further token.
     """
-    layers = sum(run.count * layer_matrix_parameters(model, run.spec) for run in model.every)
+    layers = sum(group.count * layer_matrix_parameter_count(model, group.spec) for group in model.full_stack)
     return layers + (1 + model.mtp_layers) * model.vocab * model.hidden
 
 
-def _latent_matrices(model: Model, latent: LatentAttention) -> int:
+def _mla_matrix_elements(model: TransformerModel, mla: LatentAttention) -> int:
     """Elements of the matrices that make queries, keys and values, and of that of the output."""
-    hidden, rank = model.hidden, latent.query_rank
-    queries = hidden * latent.query_width if rank is None else rank * (hidden + latent.query_width)
-    keys_values = hidden * (latent.kv_rank + latent.rope) + latent.kv_rank * latent.kv_width
-    return queries + keys_values + latent.heads * latent.value_dim * hidden
+    hidden, rank = model.hidden, mla.query_rank
+    queries = hidden * mla.query_width if rank is None else rank * (hidden + mla.query_width)
+    keys_values = hidden * (mla.kv_rank + mla.rope) + mla.kv_rank * mla.kv_width
+    return queries + keys_values + mla.heads * mla.value_dim * hidden
 
 
-def _attention_parameters(model: Model, attention: Attention) -> int:
+def _attention_parameter_count(model: TransformerModel, attention: AttentionSpec) -> int:
     if isinstance(attention, LatentAttention):
-        return _latent_matrices(model, attention) + (attention.query_rank or 0) + attention.kv_rank
+        return _mla_matrix_elements(model, attention) + (attention.query_rank or 0) + attention.kv_rank
     query, key_value = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
     weights = model.hidden * (2 * query + 2 * key_value)
     biases = (query + 2 * key_value if attention.qkv_bias else 0) + (model.hidden if model.linear_bias else 0)
     biases += attention.heads if attention.sinks else 0
     match attention.qk_norm:
-        case QkNorm.HEADS:
+        case QkNorm.PER_HEAD:
             return weights + biases + 2 * attention.head_dim
-        case QkNorm.WHOLE:
+        case QkNorm.ALL_HEADS:
             return weights + biases + query + key_value
     return weights + biases
 
 
-def mixture_parameters(model: Model, routed: RoutedMlp, experts: int) -> int:
+def moe_parameter_count(model: TransformerModel, moe: MoeMlp, expert_count: int) -> int:
     """Parameters of a mixture with so many of its experts: router, experts, shared experts and their gate."""
-    if (alone := routed.alone) is not None:
-        return _mlp_parameters(model, alone)
-    up = 2 * routed.ffn if routed.form is Mlp.SWIGLU else routed.ffn
-    biases = routed.experts + experts * (up + model.hidden) if routed.bias else 0
-    return _mixture_matrices(model, routed, experts) + biases
+    if (dense := moe.single_dense_mlp) is not None:
+        return _mlp_parameter_count(model, dense)
+    up = 2 * moe.ffn if moe.form is MlpType.SWIGLU else moe.ffn
+    biases = moe.experts + expert_count * (up + model.hidden) if moe.bias else 0
+    return _moe_matrix_elements(model, moe, expert_count) + biases
 
 
-def _mixture_matrices(model: Model, routed: RoutedMlp, experts: int) -> int:
+def _moe_matrix_elements(model: TransformerModel, moe: MoeMlp, expert_count: int) -> int:
     """Elements of the matrices of a mixture with so many of its experts."""
-    if (alone := routed.alone) is not None:
-        return model.hidden * _matrices(alone.form) * alone.ffn
-    gate = model.hidden if routed.shared_gate else 0
-    width = experts * routed.ffn + routed.shared
-    return model.hidden * (routed.experts + _matrices(routed.form) * width) + gate
+    if (dense := moe.single_dense_mlp) is not None:
+        return model.hidden * _mlp_matrix_count(dense.form) * dense.ffn
+    gate = model.hidden if moe.shared_gate else 0
+    width = expert_count * moe.ffn + moe.shared
+    return model.hidden * (moe.experts + _mlp_matrix_count(moe.form) * width) + gate
 
 
-def _matrices(form: Mlp) -> int:
+def _mlp_matrix_count(form: MlpType) -> int:
     """Matrices of an MLP."""
-    return 3 if form is Mlp.SWIGLU else 2
+    return 3 if form is MlpType.SWIGLU else 2
 
 
-def active_parameters(model: Model) -> int:
+def active_parameter_count(model: TransformerModel) -> int:
     """Parameters of the whole model that one token meets: of mixtures, the experts that it passes."""
-    mixtures = [(run.count, run.spec.mlp) for run in model.every if isinstance(run.spec.mlp, RoutedMlp)]
-    every = sum(count * mixture_parameters(model, routed_mlp, routed_mlp.experts) for count, routed_mlp in mixtures)
-    met = sum(count * mixture_parameters(model, item, item.top_k) for count, item in mixtures)
-    return parameters(model) - every + met
+    moe_counts = [(group.count, group.spec.mlp) for group in model.full_stack if isinstance(group.spec.mlp, MoeMlp)]
+    total_count = sum(count * moe_parameter_count(model, moe, moe.experts) for count, moe in moe_counts)
+    active_count = sum(count * moe_parameter_count(model, moe, moe.top_k) for count, moe in moe_counts)
+    return parameter_count(model) - total_count + active_count
 
 
-def _mlp_parameters(model: Model, mlp: DenseMlp) -> int:
-    up = 2 * mlp.ffn if mlp.form is Mlp.SWIGLU else mlp.ffn
+def _mlp_parameter_count(model: TransformerModel, mlp: DenseMlp) -> int:
+    up = 2 * mlp.ffn if mlp.form is MlpType.SWIGLU else mlp.ffn
     biases = up + model.hidden if model.linear_bias else 0
     return model.hidden * (up + mlp.ffn) + biases

@@ -21,20 +21,20 @@ def build_load_factors(plan: Plan, steps: int = 1) -> ExpertLoads:
     load = plan.expert_load
     if load is None:
         return BALANCED_LOADS
-    distinct_steps, ep_coordinates = steps if load.stepped else 1, plan.layout.rank_coordinates(EXPERT)
+    distinct_steps, ep_coordinates = steps if load.varies_by_step else 1, plan.layout.rank_coordinates(EXPERT)
     factors_by_layer = [
         factors[ep_coordinates] for step in range(distinct_steps) for factors in layer_load_factors(plan, load, step)
     ]
     return ExpertLoads(
-        np.stack(factors_by_layer), loads_per_step=len(factors_by_layer) // distinct_steps if load.stepped else 0
+        np.stack(factors_by_layer), loads_per_step=len(factors_by_layer) // distinct_steps if load.varies_by_step else 0
     )
 
 
 def layer_load_factors(plan: Plan, load: ExpertLoad, step: int = 0) -> Iterator[FloatArray]:
     """Of each layer with a load of its own, rows of each expert-parallel rank over their mean: [ep] each."""
-    ep, moe_layers = plan.layout.ep, plan.model.routed
-    for layer_index, moe in enumerate(moe_layers if load.layered else moe_layers[:1]):
-        shares_by_rank = load.shares(moe.experts, layer_index, step).reshape(ep, -1)
+    ep, moe_layers = plan.layout.ep, plan.model.moe_layers
+    for layer_index, moe in enumerate(moe_layers if load.varies_by_layer else moe_layers[:1]):
+        shares_by_rank = load.expert_shares(moe.experts, layer_index, step).reshape(ep, -1)
         yield shares_by_rank.sum(axis=1) * ep
 
 
@@ -43,7 +43,9 @@ def most_loaded_factor(plan: Plan, steps: int = 1) -> float:
     load = plan.expert_load
     if load is None:
         return 1.0
-    factors_by_step = [list(layer_load_factors(plan, load, step)) for step in range(steps if load.stepped else 1)]
+    factors_by_step = [
+        list(layer_load_factors(plan, load, step)) for step in range(steps if load.varies_by_step else 1)
+    ]
     indices_by_rank = [list(_rank_load_indices(plan, rank)) for rank in range(plan.layout.pp)]
     means = (
         np.mean([factors[index] for index in indices], axis=0)

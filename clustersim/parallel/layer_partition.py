@@ -19,10 +19,10 @@ from types import MappingProxyType
 from typing import Final
 
 from clustersim.common.errors import InputError
-from clustersim.model.layer_stack import Stack, count, cut
+from clustersim.model.layer_stack import LayerStack, layer_count, slice_layers
 from clustersim.program.placement import Placement
 
-NO_MTP_LAYERS: Final[Mapping[int, Stack]] = MappingProxyType({})
+NO_MTP_LAYERS: Final[Mapping[int, LayerStack]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,26 +30,26 @@ class PipelineStage:
     """Contents of one virtual stage."""
 
     index: int
-    stack: Stack
+    stack: LayerStack
     has_embedding: bool
     has_head: bool
 
     @property
     def layer_count(self) -> int:
         """How many layers it holds."""
-        return count(self.stack)
+        return layer_count(self.stack)
 
     @property
-    def stack_and_mtp(self) -> tuple[Stack, Stack]:
+    def stack_and_mtp(self) -> tuple[LayerStack, LayerStack]:
         """Its layers of the model's stack, and those that predict further tokens, which come behind them."""
-        return tuple(run for run in self.stack if not run.spec.ahead), tuple(
-            run for run in self.stack if run.spec.ahead
+        return tuple(run for run in self.stack if not run.spec.is_mtp), tuple(
+            run for run in self.stack if run.spec.is_mtp
         )
 
     @property
     def mtp_layer_count(self) -> int:
         """How many of its layers predict further tokens."""
-        return count(self.stack_and_mtp[1])
+        return layer_count(self.stack_and_mtp[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ def partition_evenly(layers: int, stages: int) -> tuple[int, ...]:
 
 
 def build_stages(
-    stack: Stack, counts: Sequence[int], mtp_layers: Mapping[int, Stack] = NO_MTP_LAYERS
+    stack: LayerStack, counts: Sequence[int], mtp_layers: Mapping[int, LayerStack] = NO_MTP_LAYERS
 ) -> tuple[PipelineStage, ...]:
     """Virtual stages with the embedding on the first and final norm, logits and loss on the last.
 
@@ -177,6 +177,8 @@ def build_stages(
     """
     last, first_layers = len(counts) - 1, accumulate(counts, initial=0)
     return tuple(
-        PipelineStage(index, (*cut(stack, first, layers), *mtp_layers.get(index, ())), index == 0, index == last)
+        PipelineStage(
+            index, (*slice_layers(stack, first, layers), *mtp_layers.get(index, ())), index == 0, index == last
+        )
         for index, (first, layers) in enumerate(zip(first_layers, counts, strict=False))
     )

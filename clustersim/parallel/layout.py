@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from clustersim.common.arrays import IntArray
-from clustersim.common.pickling import FieldState
+from clustersim.common.pickling import FieldPickling
 from clustersim.parallel.data_parallel_strategy import DataParallelStrategy, DdpStrategy, GradientSync
 from clustersim.parallel.layer_partition import LayerPartition
 from clustersim.parallel.mesh import (
@@ -41,7 +41,7 @@ from clustersim.program.task import TokenDispatcher
 
 
 @dataclass(frozen=True)
-class Layout(FieldState):
+class Layout(FieldPickling):
     """Degrees of parallelism. layers_per_stage: of each virtual stage in model order, or the rule that deals them.
 
     ep: over how many ranks the experts of a mixture are spread; etp: over how many each of them is cut (None: tp), both

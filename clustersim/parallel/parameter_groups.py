@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Final
 
 from clustersim.common.dtypes import DType
-from clustersim.model.operators import ADAPTERS, DENSE, EXPERTS, NARROWED, QUANTIZED
+from clustersim.model.operators import ADAPTERS, DENSE, EXPERTS, LOW_PRECISION_LAYERS, QUANTIZED
 from clustersim.model.precision_recipe import WeightFormats
 from clustersim.model.training import Training
 from clustersim.parallel.layout import Layout
@@ -51,7 +51,7 @@ class DataParallelGroups:
 _DENSE_GROUPS: Final = DataParallelGroups(DP_GROUP, DP_SHARD_GROUP, DP_REPLICATE_GROUP)
 _GROUPS_BY_NAME: Final[Mapping[str, DataParallelGroups]] = MappingProxyType(
     {
-        **dict.fromkeys((DENSE, NARROWED, QUANTIZED, ADAPTERS), _DENSE_GROUPS),
+        **dict.fromkeys((DENSE, LOW_PRECISION_LAYERS, QUANTIZED, ADAPTERS), _DENSE_GROUPS),
         EXPERTS: DataParallelGroups(EDP_GROUP, EDP_SHARD_GROUP, EDP_REPLICATE_GROUP),
     }
 )
@@ -86,21 +86,24 @@ class ParameterGroup:
     @property
     def host_format(self) -> DType:
         """The format in which a host has them: as the optimizer updates them; frozen ones as they are computed with."""
-        return self.formats.held if self.is_trained else self.formats.stored
+        return self.formats.updated if self.is_trained else self.formats.stored
 
 
 def parameter_groups(layout: Layout, training: Training, *, experts: bool = False) -> tuple[ParameterGroup, ...]:
     """The groups of a model's weights, as the layout's strategy spreads them. experts: whether the model has some."""
-    formats = _group_formats(training) | ({EXPERTS: training.recipe.matrices} if experts else {})
+    formats = _group_formats(training) | ({EXPERTS: training.recipe.matrix_formats} if experts else {})
     groups = (_parameter_group(layout, name, weight_formats) for name, weight_formats in formats.items())
     return tuple(replace(group, is_trained=training.lora is None or group.name == ADAPTERS) for group in groups)
 
 
 def _group_formats(training: Training) -> dict[str, WeightFormats]:
     """The groups that a model is trained as, with their formats."""
-    formats, lora = training.recipe.weights, training.lora
+    formats, lora = training.recipe.weight_formats, training.lora
     if lora is None:
-        return {DENSE: formats, **({NARROWED: training.recipe.matrices} if training.recipe.apart else {})}
+        return {
+            DENSE: formats,
+            **({LOW_PRECISION_LAYERS: training.recipe.matrix_formats} if training.recipe.has_matrix_formats else {}),
+        }
     quantized = {} if lora.base is None else {QUANTIZED: replace(formats, stored=lora.base, gathered=lora.base)}
     return {DENSE: formats, **quantized, ADAPTERS: formats}
 

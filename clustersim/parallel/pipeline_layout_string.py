@@ -8,7 +8,7 @@ Reference: Megatron-LM, `--pipeline-model-parallel-layout`, megatron/core/transf
 
 import re
 
-from clustersim.common.errors import InputError, shown
+from clustersim.common.errors import InputError, format_value
 from clustersim.parallel.layer_partition import PipelineLayoutString
 
 _REPEATED_GROUP = re.compile(r"\(([^()]*)\)\*(\d+)")
@@ -27,16 +27,16 @@ def parse_pipeline_layout(text: str) -> PipelineLayoutString:
     letters = "".join(stages)
     for letter in dict.fromkeys(letters):
         if letter not in "EtmL":
-            raise InputError(f"{shown(text)}: {letter!r} stands for nothing; {_LETTERS_LABEL} are known")
+            raise InputError(f"{format_value(text)}: {letter!r} stands for nothing; {_LETTERS_LABEL} are known")
     if letters.count("E") != 1 or not letters.startswith("E"):
-        raise InputError(f"{shown(text)}: the embedding, E, comes first and once; such as Et|tt|tL")
+        raise InputError(f"{format_value(text)}: the embedding, E, comes first and once; such as Et|tt|tL")
     if letters.count("L") != 1 or not letters.endswith("L"):
-        raise InputError(f"{shown(text)}: the loss, L, comes last and once; such as Et|tt|tL")
+        raise InputError(f"{format_value(text)}: the loss, L, comes last and once; such as Et|tt|tL")
     if not stages[0].startswith("E") or not stages[-1].endswith("L"):
-        raise InputError(f"{shown(text)}: a stage before the embedding or after the loss holds nothing")
+        raise InputError(f"{format_value(text)}: a stage before the embedding or after the loss holds nothing")
     mtp_counts = tuple(stage.count("m") for stage in stages)
     if "t" in letters.partition("m")[2] or len([*filter(None, mtp_counts)]) > 1:
-        raise InputError(f"{shown(text)}: m comes behind all t, and all m on one stage; such as Et|tt|tm|L")
+        raise InputError(f"{format_value(text)}: m comes behind all t, and all m on one stage; such as Et|tt|tm|L")
     return PipelineLayoutString(tuple(stage.count("t") for stage in stages), mtp_counts)
 
 
@@ -45,12 +45,12 @@ def _expand_repeats(text: str) -> str:
     expanded = "".join(text.replace(",", "").split())
     for bracket, counterpart in ("()", ")("):
         if expanded.count(bracket) > expanded.count(counterpart):
-            raise InputError(f"{shown(text)}: a {bracket!r} without its {counterpart!r}; write (tt|)*29")
+            raise InputError(f"{format_value(text)}: a {bracket!r} without its {counterpart!r}; write (tt|)*29")
     for pattern in (_REPEATED_GROUP, _REPEATED_LETTER):
         while match := pattern.search(expanded):
             if len(expanded) + len(match[1]) * int(match[2][:7]) > _MAX_LETTERS:
-                raise InputError(f"{shown(text)}: is more than {_MAX_LETTERS:,} letters written out")
+                raise InputError(f"{format_value(text)}: is more than {_MAX_LETTERS:,} letters written out")
             expanded = expanded[: match.start()] + match[1] * int(match[2]) + expanded[match.end() :]
     if leftover := re.search(r"[()*0-9]", expanded):
-        raise InputError(f"{shown(text)}: {leftover[0]!r} repeats nothing; write (tt|)*29 or t*3")
+        raise InputError(f"{format_value(text)}: {leftover[0]!r} repeats nothing; write (tt|)*29 or t*3")
     return expanded

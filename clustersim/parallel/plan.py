@@ -8,20 +8,20 @@ from typing import NamedTuple
 
 from clustersim.common.units import Bytes
 from clustersim.model.layer_stack import (
-    Attention,
+    AttentionSpec,
     LatentAttention,
-    LayerRun,
+    LayerGroup,
     LayerSpec,
-    RoutedMlp,
-    Stack,
-    cut,
-    wide_ends,
+    LayerStack,
+    MoeMlp,
+    high_precision_ends,
+    slice_layers,
 )
-from clustersim.model.layers import Layer, Shard, embedding, head, layer
+from clustersim.model.layers import LayerOperators, LayerShard, embedding_layer, head_layer, transformer_layer
 from clustersim.model.moe_expert_load import ExpertLoad
 from clustersim.model.precision_recipe import WeightFormats
 from clustersim.model.training import FullRecompute, Training
-from clustersim.model.transformer import Model
+from clustersim.model.transformer import TransformerModel
 from clustersim.parallel.data_parallel_strategy import FullyShard, GradientSync, ReductionFrequency
 from clustersim.parallel.layer_partition import PipelineStage, build_stages, mtp_stage_index, partition_layers
 from clustersim.parallel.layout import Layout
@@ -35,7 +35,7 @@ from clustersim.program.task import TokenDispatcher
 class StageLayers(NamedTuple):
     """Equal layers of a stage. again: their whole forward is run again; offloaded: what they keep goes to the host."""
 
-    layers: LayerRun
+    layers: LayerGroup
     recomputed: bool
     offloaded: bool
 
@@ -48,7 +48,7 @@ class Plan:
     the ranks in question, over their mean.
     """
 
-    model: Model
+    model: TransformerModel
     training: Training
     layout: Layout
     placement_rule: Callable[[int], Placement] = looped_placement
@@ -65,18 +65,18 @@ class Plan:
         return self.training.global_batch // (self.layout.dp * self.training.microbatch)
 
     @cached_property
-    def stack(self) -> Stack:
+    def stack(self) -> LayerStack:
         """The model's layers, those at its ends without narrow products where the recipe says so."""
         recipe = self.training.recipe
-        if recipe.casts is None or not (recipe.first or recipe.last):
+        if recipe.casts is None or not (recipe.first_layers or recipe.last_layers):
             return self.model.stack
-        return wide_ends(self.model.stack, recipe.first, recipe.last)
+        return high_precision_ends(self.model.stack, recipe.first_layers, recipe.last_layers)
 
     @cached_property
     def stages(self) -> tuple[PipelineStage, ...]:
         """Virtual stages in model order."""
-        counts = partition_layers(self.layout.layers_per_stage, self.model.layers, self.placement)
-        return build_stages(self.stack, counts, {self._mtp_stage: self.model.ahead})
+        counts = partition_layers(self.layout.layers_per_stage, self.model.layer_count, self.placement)
+        return build_stages(self.stack, counts, {self._mtp_stage: self.model.mtp_stack})
 
     @cached_property
     def _mtp_stage(self) -> int:
@@ -95,32 +95,32 @@ class Plan:
         return tuple(dict.fromkeys([ranks[0], *mtp_ranks, *([ranks[-1]] if model.tied_embeddings else [])]))
 
     @cached_property
-    def layer_by_spec(self) -> Mapping[LayerSpec, Layer]:
+    def layer_by_spec(self) -> Mapping[LayerSpec, LayerOperators]:
         """Every kind of layer on one rank."""
-        specs = dict.fromkeys((*self.model.specs, *(run.spec for run in self.stack)))
-        return {spec: layer(self.model, spec, self.training, self.layer_shard) for spec in specs}
+        specs = dict.fromkeys((*self.model.distinct_specs, *(run.spec for run in self.stack)))
+        return {spec: transformer_layer(self.model, spec, self.training, self.layer_shard) for spec in specs}
 
     @cached_property
-    def embedding(self) -> Layer:
+    def embedding(self) -> LayerOperators:
         """The embedding on one rank."""
-        return embedding(self.model, self.training, self.layer_shard)
+        return embedding_layer(self.model, self.training, self.layer_shard)
 
     @cached_property
-    def head(self) -> Layer:
+    def head(self) -> LayerOperators:
         """Final norm, logits and loss on one rank, with logits weights of their own."""
-        return head(self.model, self.training, self.layer_shard)
+        return head_layer(self.model, self.training, self.layer_shard)
 
     @cached_property
-    def tied_head(self) -> Layer:
+    def tied_head(self) -> LayerOperators:
         """The head beside the embedding whose matrix it uses, so that its logits have no weights of their own."""
-        matrix = self.layer_shard.rows(self.model.vocab) * self.model.hidden
+        matrix = self.layer_shard.vocab_rows(self.model.vocab) * self.model.hidden
         operators = [
-            replace(operator, parameters=operator.parameters - matrix) if operator.linear else operator
+            replace(operator, parameter_count=operator.parameter_count - matrix) if operator.linear else operator
             for operator in self.head.operators
         ]
         return replace(self.head, operators=tuple(operators))
 
-    def stage_head(self, stage: PipelineStage) -> Layer:
+    def stage_head(self, stage: PipelineStage) -> LayerOperators:
         """The head as it is on a stage that has it; its rank may have the embedding, too."""
         has_embedding = self._shares_rank(stage, 0) or (
             self.model.mtp_layers > 0 and self._shares_rank(stage, self._mtp_stage)
@@ -132,17 +132,17 @@ class Plan:
         return self.placement.stage_ranks[stage.index] == self.placement.stage_ranks[other_index]
 
     @cached_property
-    def shared_embedding(self) -> Layer:
+    def shared_embedding(self) -> LayerOperators:
         """The embedding beside another on the same rank, whose weights it uses (if they are cut, as gathered there)."""
-        operators = (replace(operator, parameters=0) for operator in self.embedding.operators)
+        operators = (replace(operator, parameter_count=0) for operator in self.embedding.operators)
         return replace(self.embedding, operators=tuple(operators))
 
-    def mtp_embeddings(self, stage: PipelineStage) -> tuple[Layer, ...]:
+    def mtp_embeddings(self, stage: PipelineStage) -> tuple[LayerOperators, ...]:
         """The embeddings of further tokens on a stage that predicts some; the rank may have its weights already."""
         first = self.shared_embedding if self._shares_rank(stage, 0) else self.embedding
         return (first, *[self.shared_embedding] * (stage.mtp_layer_count - 1)) if stage.mtp_layer_count else ()
 
-    def stage_units(self, stage: PipelineStage) -> tuple[Layer, ...]:
+    def stage_units(self, stage: PipelineStage) -> tuple[LayerOperators, ...]:
         """A stage's embedding, layers and head, as far as it has them."""
         return tuple(unit for unit, unit_count in self._counted_units(stage) for _ in range(unit_count))
 
@@ -150,10 +150,11 @@ class Plan:
         """Parameters of a stage on one rank. group: those of one group only."""
         units = self._counted_units(stage)
         return sum(
-            unit_count * (unit.parameters if group is None else unit.counts.get(group, 0)) for unit, unit_count in units
+            unit_count * (unit.parameter_count if group is None else unit.parameters_by_group.get(group, 0))
+            for unit, unit_count in units
         )
 
-    def _counted_units(self, stage: PipelineStage) -> list[tuple[Layer, int]]:
+    def _counted_units(self, stage: PipelineStage) -> list[tuple[LayerOperators, int]]:
         """Equal neighbours among the units of a stage, and how many they are."""
         embedding_units = [(self.embedding, 1)] if stage.has_embedding else []
         mtp_units = [(mtp_embedding, 1) for mtp_embedding in self.mtp_embeddings(stage)]
@@ -164,8 +165,8 @@ class Plan:
     @property
     def expert_load(self) -> ExpertLoad | None:
         """How rows are spread over experts, where ranks have more or fewer of them."""
-        is_uneven = self.layout.ep > 1 and all(moe.capacity is None for moe in self.model.mixtures)
-        return self.training.expert_load if is_uneven and self.model.mixtures else None
+        is_uneven = self.layout.ep > 1 and all(moe.capacity is None for moe in self.model.distinct_moes)
+        return self.training.expert_load if is_uneven and self.model.distinct_moes else None
 
     def load_indices(self, stage: PipelineStage) -> tuple[int | None, ...]:
         """For each layer of a stage the number of its load (`program.ExpertLoads`), None where all ranks do the same."""
@@ -180,7 +181,7 @@ class Plan:
         counters = count(), count(sum(_moe_layer_count(run) for stack, _ in stacks_by_stage for run in stack))
         return tuple(
             tuple(
-                (next(counter) if load.layered else 0) if _moe_layer_count(run) else None
+                (next(counter) if load.varies_by_layer else 0) if _moe_layer_count(run) else None
                 for counter, stack in zip(counters, stacks, strict=True)
                 for run in stack
                 for _ in range(run.count)
@@ -191,7 +192,7 @@ class Plan:
     @cached_property
     def parameter_groups(self) -> tuple[ParameterGroup, ...]:
         """The groups into which the weights fall."""
-        experts = any(moe.alone is None for moe in self.model.mixtures)
+        experts = any(moe.single_dense_mlp is None for moe in self.model.distinct_moes)
         return parameter_groups(self.layout, self.training, experts=experts)
 
     @cached_property
@@ -201,7 +202,7 @@ class Plan:
 
     def with_weight_formats(self, formats: WeightFormats) -> Training:
         """The training as one whose weights are all in these formats."""
-        return replace(self.training, recipe=replace(self.training.recipe, weights=formats))
+        return replace(self.training, recipe=replace(self.training.recipe, weight_formats=formats))
 
     @property
     def accumulates_full_gradients(self) -> bool:
@@ -232,12 +233,12 @@ class Plan:
     @property
     def offloads_unreduced_gradients(self) -> bool:
         """Whether gradients go to the host as backward makes them, because no other rank has some to add."""
-        return self.training.offload.gradients and all(group.dp_size == 1 for group in self.parameter_groups)
+        return self.training.offload.offloads_gradients and all(group.dp_size == 1 for group in self.parameter_groups)
 
     def offloaded_layer_count(self, stage: PipelineStage) -> int:
         """How many layers of a stage, its first, have what they keep on the host."""
         activations = self.training.offload.activations
-        return 0 if activations is None else activations.of(stage.layer_count)
+        return 0 if activations is None else activations.offloaded_layers(stage.layer_count)
 
     def layer_runs(self, stage: PipelineStage) -> tuple[StageLayers, ...]:
         """A stage's layers in order, as runs of equal ones that are treated alike."""
@@ -246,13 +247,13 @@ class Plan:
         return tuple(
             StageLayers(run, recomputed=begin < recomputed_count, offloaded=begin < offloaded_count)
             for begin, end in pairwise(edges)
-            for run in cut(stage.stack, begin, end - begin)
+            for run in slice_layers(stage.stack, begin, end - begin)
         )
 
     @cached_property
-    def layer_shard(self) -> Shard:
+    def layer_shard(self) -> LayerShard:
         """What one rank holds of a microbatch and a layer."""
-        return Shard(
+        return LayerShard(
             batch=self.training.microbatch,
             sequence=self.training.sequence // self.layout.cp,
             keys=self.training.sequence,
@@ -260,8 +261,8 @@ class Plan:
             sequence_parallel=self.layout.sequence_parallel,
             ep=self.layout.ep,
             etp=self.layout.effective_etp,
-            copied_there=self.layout.dispatcher is not TokenDispatcher.ALL_TO_ALL,
-            load=self.expert_token_ratio,
+            permute_after_dispatch=self.layout.dispatcher is not TokenDispatcher.ALL_TO_ALL,
+            load_factor=self.expert_token_ratio,
         )
 
     @cached_property
@@ -276,11 +277,11 @@ class Plan:
         sharding = LayerSharding(self.layout, self.activation_bytes, 0.0, activation_format)
         if spec is None:
             return sharding
-        casts, low_precision = self.training.recipe.casts, self.training.recipe.products.narrow
-        if casts is not None and casts.gathered and low_precision is not None and not spec.wide:
-            sharding = replace(sharding, operands=GatheredOperands(low_precision, needs_amax=casts.input.searched))
-        if isinstance(spec.mlp, RoutedMlp):
-            wire_format = None if spec.wide else self.training.recipe.dispatched
+        casts, low_precision = self.training.recipe.casts, self.training.recipe.matmul_formats.low_precision
+        if casts is not None and casts.gathers_quantized and low_precision is not None and not spec.high_precision:
+            sharding = replace(sharding, operands=GatheredOperands(low_precision, needs_amax=casts.input.has_amax_pass))
+        if isinstance(spec.mlp, MoeMlp):
+            wire_format = None if spec.high_precision else self.training.recipe.dispatch_format
             token_count, token_bytes = (
                 self.layer_shard.residual_tokens,
                 float(self.model.hidden * activation_format.bytes),
@@ -293,7 +294,7 @@ class Plan:
             )
         return sharding if spec.attention is None else replace(sharding, kv_bytes=self._kv_bytes(spec.attention))
 
-    def _kv_bytes(self, attention: Attention) -> Bytes:
+    def _kv_bytes(self, attention: AttentionSpec) -> Bytes:
         """Bytes of the keys and values of the whole sequence on one tensor-parallel rank."""
         kv_heads = max(1, attention.kv_heads // self.layout.tp)
         value_dim = attention.value_dim if isinstance(attention, LatentAttention) else attention.head_dim
@@ -309,6 +310,6 @@ class Plan:
         return tuple(self.stages[stage] for stage in self.placement.stages_on_rank(pipeline_rank))
 
 
-def _moe_layer_count(run: LayerRun) -> int:
+def _moe_layer_count(run: LayerGroup) -> int:
     """How many layers of a run have experts."""
-    return run.count if isinstance(run.spec.mlp, RoutedMlp) else 0
+    return run.count if isinstance(run.spec.mlp, MoeMlp) else 0

@@ -29,9 +29,9 @@ from typing import Final
 from clustersim.common.dtypes import DType
 from clustersim.common.units import Bytes
 from clustersim.model.kernels import Kernel, KernelKind
-from clustersim.model.layers import Layer, Operator, Region
-from clustersim.model.operators import Entry, Joining, Joint, until_saved
-from clustersim.model.recompute_modules import Module
+from clustersim.model.layers import LayerOperators, Operator, ParallelRegion
+from clustersim.model.operators import RegionInput, TpCollective, TpCombine, early_stop_count
+from clustersim.model.recompute_modules import RecomputeModule
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import CP_GROUP, TP_GROUP
 from clustersim.parallel.token_dispatch import TokenDispatch
@@ -148,30 +148,30 @@ class _KvRing:
     block_count: int
 
 
-_JOIN_COLLECTIVES: Final[Mapping[Joining, tuple[str, CollectiveType]]] = MappingProxyType(
+_JOIN_COLLECTIVES: Final[Mapping[TpCombine, tuple[str, CollectiveType]]] = MappingProxyType(
     {
-        Joining.GATHERED: ("gather", CollectiveType.ALL_GATHER),
-        Joining.SUMMED: ("sum", CollectiveType.ALL_REDUCE),
+        TpCombine.GATHER: ("gather", CollectiveType.ALL_GATHER),
+        TpCombine.SUM: ("sum", CollectiveType.ALL_REDUCE),
     }
 )
 
 
-def _join_operations(joints: Iterable[Joint], work_type: WorkType) -> list[Operation]:
+def _join_operations(joints: Iterable[TpCollective], work_type: WorkType) -> list[Operation]:
     """The collectives that join tensors of which each rank has a part."""
     return [Operation(_join_comm_op(joint), work_type) for joint in joints]
 
 
-def _join_comm_op(joint: Joint) -> CommOp:
-    verb, collective = _JOIN_COLLECTIVES[joint.how]
-    return CommOp(f"{verb} {joint.of}", collective, TP_GROUP.name, joint.size)
+def _join_comm_op(joint: TpCollective) -> CommOp:
+    verb, collective = _JOIN_COLLECTIVES[joint.combine]
+    return CommOp(f"{verb} {joint.tensor_name}", collective, TP_GROUP.name, joint.full_bytes)
 
 
-def forward_operations(layer: Layer, sharding: LayerSharding) -> list[Operation]:
+def forward_operations(layer: LayerOperators, sharding: LayerSharding) -> list[Operation]:
     """Operations of a layer's forward, with its collectives."""
     return _build_forward(_placed_operators(layer.operators, sharding), sharding, WorkType.FORWARD)
 
 
-def recomputed_forward(layer: Layer, sharding: LayerSharding, *, early_stop: bool) -> list[Operation]:
+def recomputed_forward(layer: LayerOperators, sharding: LayerSharding, *, early_stop: bool) -> list[Operation]:
     """Operations that full recomputation runs again before a layer's backward."""
     return _build_forward(
         _until_early_stop(_placed_operators(layer.operators, sharding), early_stop=early_stop),
@@ -188,7 +188,7 @@ def _build_forward(
     for placed in operators:
         kernels = _with_kv_ring(placed, placed.operator.forward, sharding.kv_ring(1.0), work_type)
         if placed.starts_region:
-            gather = sharding.gather_input(placed.operator.entering)
+            gather = sharding.gather_input(placed.operator.region_input_bytes)
             kernels = sharding.amax_operations(gather, work_type) + _attach_comm_op(gather, kernels, 0, chunks)
         if placed.ends_region:
             kernels = _attach_comm_op(sharding.reduce_output(), kernels, len(kernels), chunks)
@@ -196,12 +196,18 @@ def _build_forward(
             sharding, work_type, dispatches=placed.starts_experts, combines=placed.ends_experts
         )
         operator_work.append(
-            (placed, dispatch + kernels + _join_operations(placed.operator.joints.result, work_type) + combine)
+            (
+                placed,
+                dispatch
+                + kernels
+                + _join_operations(placed.operator.tp_collectives.after_forward, work_type)
+                + combine,
+            )
         )
     return _overlap_shared_experts(operator_work, sharding)
 
 
-def backward_operations(layer: Layer, sharding: LayerSharding) -> list[Operation]:
+def backward_operations(layer: LayerOperators, sharding: LayerSharding) -> list[Operation]:
     """Operations of a layer's backward, with its collectives, in reverse order of the operators."""
     overlap_chunks = math.inf if sharding.layout.backward_overlap else _overlap_chunk_count(sharding.layout)
     operator_work: list[_OperatorWork] = []
@@ -211,27 +217,27 @@ def backward_operations(layer: Layer, sharding: LayerSharding) -> list[Operation
             inputs = _attach_comm_op(_regather_input(placed, sharding), inputs, 0, overlap_chunks)
         if placed.starts_region:
             weights = _attach_comm_op(
-                sharding.reduce_input_gradient(placed.operator.entering), weights, 0, overlap_chunks
+                sharding.reduce_input_gradient(placed.operator.region_input_bytes), weights, 0, overlap_chunks
             )
         operator_work.append(
-            (placed, _mark_complete(inputs + weights, placed.operator.gradients, placed.operator.group))
+            (placed, _mark_complete(inputs + weights, placed.operator.gradient_count, placed.operator.parameter_group))
         )
     return _overlap_shared_experts(operator_work, sharding, is_backward=True)
 
 
-def input_gradient_operations(layer: Layer, sharding: LayerSharding) -> list[Operation]:
+def input_gradient_operations(layer: LayerOperators, sharding: LayerSharding) -> list[Operation]:
     """Operations of the half of a backward that the stage before waits for; no weight gradient hides its sums."""
     operator_work: list[_OperatorWork] = []
     for placed in reversed(_placed_operators(layer.operators, sharding)):
         inputs = _input_gradient(placed, sharding)
         if placed.starts_region:
-            reduction = sharding.reduce_input_gradient(placed.operator.entering)
+            reduction = sharding.reduce_input_gradient(placed.operator.region_input_bytes)
             inputs = _attach_comm_op(reduction, inputs, len(inputs), _overlap_chunk_count(sharding.layout))
         operator_work.append((placed, inputs))
     return _overlap_shared_experts(operator_work, sharding, is_backward=True)
 
 
-def weight_gradient_operations(layer: Layer, sharding: LayerSharding) -> list[Operation]:
+def weight_gradient_operations(layer: LayerOperators, sharding: LayerSharding) -> list[Operation]:
     """Operations of the other half; nothing hides that inputs are gathered again.
 
     Gradients of norms are there already; they count with the next weight's, or with the last one's.
@@ -240,10 +246,10 @@ def weight_gradient_operations(layer: Layer, sharding: LayerSharding) -> list[Op
     pending: dict[str, int] = {}
     last_index: dict[str, int] = {}
     for placed in reversed(_placed_operators(layer.operators, sharding)):
-        weights, group = _weight_gradient(placed), placed.operator.group
+        weights, group = _weight_gradient(placed), placed.operator.parameter_group
         if placed.regathers_input:
             weights = _attach_comm_op(_regather_input(placed, sharding), weights, 0, 1)
-        completed = pending.pop(group, 0) + placed.operator.gradients
+        completed = pending.pop(group, 0) + placed.operator.gradient_count
         operations += _mark_complete(weights, completed, group)
         if weights:
             last_index[group] = len(operations) - 1
@@ -274,11 +280,11 @@ def _input_gradient(placed: "_PlacedOperator", sharding: LayerSharding) -> list[
         sharding, WorkType.BACKWARD, dispatches=placed.ends_experts, combines=placed.starts_experts
     )
     inputs = dispatch + inputs + combine
-    joints = placed.operator.joints
+    joints = placed.operator.tp_collectives
     return [
-        *_join_operations(joints.entering, WorkType.BACKWARD),
+        *_join_operations(joints.before_backward, WorkType.BACKWARD),
         *inputs,
-        *_join_operations(joints.leaving, WorkType.BACKWARD),
+        *_join_operations(joints.after_input_gradient, WorkType.BACKWARD),
     ]
 
 
@@ -298,12 +304,12 @@ def _moe_operations(
 
 def _regather_input(placed: "_PlacedOperator", sharding: LayerSharding) -> CommOp | None:
     """The collective that gathers a column-parallel matmul's input for its weight gradient, if that is still to do."""
-    needs_input = placed.operator.weight_gradient and not placed.operator.whole
-    return sharding.regather_input(placed.operator.entering) if needs_input else None
+    needs_input = placed.operator.weight_gradient and not placed.operator.saves_full_input
+    return sharding.regather_input(placed.operator.region_input_bytes) if needs_input else None
 
 
 def _weight_gradient(placed: "_PlacedOperator") -> list[Operation]:
-    kernels, on_expert_rank = placed.operator.weight_gradient, placed.operator.region is Region.ROUTED
+    kernels, on_expert_rank = placed.operator.weight_gradient, placed.operator.region is ParallelRegion.EXPERT
     return [
         Operation(kernel, WorkType.BACKWARD, load_index=placed.load_index, on_expert_rank=on_expert_rank)
         for kernel in kernels
@@ -311,34 +317,36 @@ def _weight_gradient(placed: "_PlacedOperator") -> list[Operation]:
 
 
 def recomputed_modules(
-    layer: Layer, sharding: LayerSharding, modules: Set[Module], *, early_stop: bool
+    layer: LayerOperators, sharding: LayerSharding, modules: Set[RecomputeModule], *, early_stop: bool
 ) -> list[Operation]:
     """Operations that selective recomputation runs again before a layer's backward, one module after the other.
 
     A module whose result is dropped, too, is run to its end.
     """
     operators, recomputed = _placed_operators(layer.operators, sharding), list[Operation]()
-    for module in (candidate for candidate in Module if candidate in modules):
-        module_operators = [placed for placed in operators if placed.operator.inside({module})]
-        module_operators = [*_until_early_stop(module_operators, early_stop=early_stop and not module.drops_result)]
+    for module in (candidate for candidate in RecomputeModule if candidate in modules):
+        module_operators = [placed for placed in operators if placed.operator.is_in_modules({module})]
+        module_operators = [*_until_early_stop(module_operators, early_stop=early_stop and not module.discards_output)]
         recomputed += _build_forward(module_operators, sharding, WorkType.RECOMPUTE)
     return recomputed
 
 
-def recomputed_operations(layer: Layer, sharding: LayerSharding, *, early_stop: bool) -> list[Operation]:
+def recomputed_operations(layer: LayerOperators, sharding: LayerSharding, *, early_stop: bool) -> list[Operation]:
     """Operations that selective recomputation by operations runs again: gathers too; sums are among what is kept."""
     recomputed: list[Operation] = []
     for placed in _until_early_stop(_placed_operators(layer.operators, sharding), early_stop=early_stop):
-        kernels = _with_kv_ring(placed, placed.operator.run_again, sharding.kv_ring(1.0), WorkType.RECOMPUTE)
-        gather = sharding.gather_input(placed.operator.entering) if placed.starts_region else None
+        kernels = _with_kv_ring(placed, placed.operator.recompute_kernels, sharding.kv_ring(1.0), WorkType.RECOMPUTE)
+        gather = sharding.gather_input(placed.operator.region_input_bytes) if placed.starts_region else None
         recomputed += _attach_comm_op(gather, kernels, 0, _overlap_chunk_count(sharding.layout)) if kernels else []
-        recomputed += _join_operations(placed.operator.joints.result if kernels else (), WorkType.RECOMPUTE)
+        recomputed += _join_operations(
+            placed.operator.tp_collectives.after_forward if kernels else (), WorkType.RECOMPUTE
+        )
     return recomputed
 
 
 def _until_early_stop(operators: Sequence["_PlacedOperator"], *, early_stop: bool) -> Sequence["_PlacedOperator"]:
     """Of what is recomputed, what is run."""
-    return operators[: until_saved([placed.operator for placed in operators])] if early_stop else operators
+    return operators[: early_stop_count([placed.operator for placed in operators])] if early_stop else operators
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,21 +369,22 @@ class _PlacedOperator:
 
 def _placed_operators(operators: Sequence[Operator], sharding: LayerSharding) -> list[_PlacedOperator]:
     load_index = None if sharding.dispatch is None else sharding.dispatch.load_index
-    sharded = [False, *(operator.region is Region.SHARDED for operator in operators), False]
-    on_expert_rank = [False, *(operator.region is Region.ROUTED for operator in operators), False]
-    cores = [False, *(operator.inside({Module.CORE}) for operator in operators)]
+    sharded = [False, *(operator.region is ParallelRegion.SHARDED for operator in operators), False]
+    on_expert_rank = [False, *(operator.region is ParallelRegion.EXPERT for operator in operators), False]
+    cores = [False, *(operator.is_in_modules({RecomputeModule.CORE_ATTENTION}) for operator in operators)]
     has_parallel_block = any(
-        operator.entry is Entry.SAME for operator in operators
+        operator.region_input is RegionInput.SAME for operator in operators
     )  # a parallel block, which is one region
     return [
         _PlacedOperator(
             operator,
             starts_region=(
-                starts_region := (sharded[index] and not sharded[index - 1]) or operator.entry is Entry.OTHER
+                starts_region := (sharded[index] and not sharded[index - 1])
+                or operator.region_input is RegionInput.OTHER
             ),
             ends_region=sharded[index] and not sharded[index + 1],
             starts_attention=cores[index] and not cores[index - 1],
-            regathers_input=operator.entry is not None if has_parallel_block else starts_region,
+            regathers_input=operator.region_input is not None if has_parallel_block else starts_region,
             starts_experts=on_expert_rank[index] and not on_expert_rank[index - 1],
             ends_experts=on_expert_rank[index] and not on_expert_rank[index + 1],
             load_index=load_index if on_expert_rank[index] else None,
@@ -393,12 +402,14 @@ def _overlap_shared_experts(
 ) -> list[Operation]:
     """What is run for operators, in turn, or shared experts beside what travels if they are to be."""
     shared = [
-        (placed, operations) for placed, operations in operator_work if placed.operator.inside({Module.SHARED_EXPERTS})
+        (placed, operations)
+        for placed, operations in operator_work
+        if placed.operator.is_in_modules({RecomputeModule.SHARED_EXPERTS})
     ]
     other_operations = [
         operation
         for placed, operations in operator_work
-        if not placed.operator.inside({Module.SHARED_EXPERTS})
+        if not placed.operator.is_in_modules({RecomputeModule.SHARED_EXPERTS})
         for operation in operations
     ]
     moe_indices = [index for index, operation in enumerate(other_operations) if operation.moe_comm is not None]
@@ -452,7 +463,7 @@ def _with_kv_ring(
     placed: _PlacedOperator, kernels: Sequence[Kernel], ring: _KvRing | None, work_type: WorkType
 ) -> list[Operation]:
     """Kernels of an operator; the attention core's first kernel hides the ring, one block of keys at a time."""
-    on_expert_rank = placed.operator.region is Region.ROUTED
+    on_expert_rank = placed.operator.region is ParallelRegion.EXPERT
     operations = [
         Operation(kernel, work_type, load_index=placed.load_index, on_expert_rank=on_expert_rank) for kernel in kernels
     ]

@@ -25,7 +25,7 @@ from typing import Final, Protocol
 
 from clustersim.common.dtypes import DType
 from clustersim.common.units import Bytes
-from clustersim.model.layer_stack import RoutedMlp
+from clustersim.model.layer_stack import MoeMlp
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import EP_GROUP, ETP_EP_GROUP, ETP_GROUP, TP_GROUP
 from clustersim.program.task import CollectiveType, CommOp, TokenDispatcher, TokenRouting
@@ -44,7 +44,7 @@ class TokenDispatch:
     """
 
     layout: Layout
-    moe: RoutedMlp
+    moe: MoeMlp
     token_count: int
     token_bytes: Bytes
     format: DType
@@ -94,7 +94,7 @@ class TokenDispatch:
     @property
     def dispatched_bytes(self) -> Bytes:
         """Bytes of a row for each token and expert."""
-        return self.moe.rows(self.token_count) * self.token_bytes
+        return self.moe.routed_tokens(self.token_count) * self.token_bytes
 
     @property
     def expert_rank_count(self) -> int:
@@ -195,7 +195,7 @@ class _AllToAllDispatcher:
     def _probability_ops(self, name: str, dispatch: TokenDispatch) -> tuple[CommOp, ...]:
         if dispatch.layout.ep == 1:
             return ()
-        size = float(dispatch.moe.rows(dispatch.token_count) * _PROBABILITY_FORMAT.bytes)
+        size = float(dispatch.moe.routed_tokens(dispatch.token_count) * _PROBABILITY_FORMAT.bytes)
         collective, comm_group = CollectiveType.ALL_TO_ALL, EP_GROUP.name
         return (CommOp(name, collective, comm_group, size, routing=dispatch.routing, load_index=dispatch.load_index),)
 

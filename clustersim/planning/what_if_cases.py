@@ -16,30 +16,36 @@ import numpy as np
 
 from clustersim.common.dtypes import DType
 from clustersim.hardware.topology import LinkKind
-from clustersim.model.moe_expert_load import DrawnLoad
-from clustersim.model.offload import NOTHING
+from clustersim.model.moe_expert_load import RandomExpertLoad
+from clustersim.model.offload import NO_OFFLOAD
 from clustersim.model.training import FullRecompute, NoRecompute, Recompute
 from clustersim.parallel.data_parallel_strategy import FullyShard
 from clustersim.program.task import TokenDispatcher
-from clustersim.results.memory_check import fits
-from clustersim.results.simulation_result import Answer
+from clustersim.results.memory_check import fits_in_memory
+from clustersim.results.simulation_result import SimulationResult
 from clustersim.results.time_categories import KERNELS, Part
 from clustersim.scenario import Scenario
 from clustersim.scenario.changes.expert_parallel import (
-    spreads,
+    ep_fits_domains,
+    feasible_ep_degrees,
     with_dispatcher,
-    with_experts_over,
-    with_load,
-    within_domains,
+    with_expert_load,
+    with_expert_parallelism,
 )
-from clustersim.scenario.changes.kernels import efficiency_of, with_products
-from clustersim.scenario.changes.links import links_to_nics, network_links, nvlink, pcie_links, with_links
-from clustersim.scenario.changes.precision import usual_recipe, with_recipe
+from clustersim.scenario.changes.kernels import effective_efficiency, with_matmul_slowdown
+from clustersim.scenario.changes.links import (
+    network_link_kinds,
+    nic_path_bottlenecks,
+    nvlink_kinds,
+    pcie_link_kinds,
+    with_link_bandwidth,
+)
+from clustersim.scenario.changes.precision import default_recipe_name, with_recipe
 from clustersim.scenario.changes.training import (
-    with_batch,
     with_cuda_graphs,
     with_dp_shard_size,
-    with_microbatch,
+    with_global_batch_factor,
+    with_microbatch_size,
     with_recompute,
     with_slow_gpu,
     without_offload,
@@ -74,7 +80,7 @@ class Changed:
     more: str = ""
 
 
-Change = Callable[[Answer], Changed | Untried]
+Change = Callable[[SimulationResult], Changed | Untried]
 
 
 def _every(_: Scenario) -> bool:
@@ -82,7 +88,7 @@ def _every(_: Scenario) -> bool:
 
 
 def _mixture(scenario: Scenario) -> bool:
-    return bool(scenario.model.mixtures)
+    return bool(scenario.model.distinct_moes)
 
 
 def _narrow(scenario: Scenario) -> bool:
@@ -91,7 +97,9 @@ def _narrow(scenario: Scenario) -> bool:
 
 def _computing_in(dtype: DType) -> Callable[[Scenario], bool]:
     """Whether every accelerator of the job has kernels for a format."""
-    return lambda scenario: all(dtype in kind.formats for kind in scenario.cluster.kinds()[0])
+    return lambda scenario: all(
+        dtype in accelerator_kind.formats for accelerator_kind in scenario.cluster.accelerator_kinds()[0]
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,70 +119,70 @@ class Case:
 
 
 def _links(kinds: Callable[[Scenario], tuple[LinkKind, ...]], bandwidth: float, nowhere: str) -> Change:
-    def change(result: Answer) -> Changed | Untried:
+    def change(result: SimulationResult) -> Changed | Untried:
         there = kinds(result.scenario)
-        return Changed(with_links(result.scenario, there, bandwidth)) if there else Untried(nowhere)
+        return Changed(with_link_bandwidth(result.scenario, there, bandwidth)) if there else Untried(nowhere)
 
     return change
 
 
-def _faster_network(result: Answer) -> Changed | Untried:
+def _faster_network(result: SimulationResult) -> Changed | Untried:
     """With what leads to its NICs, where that would be slower: else nothing would change."""
     scenario = result.scenario
-    there = network_links(scenario)
+    there = network_link_kinds(scenario)
     if not there:
         return Untried(_NO_NETWORK)
-    slower = links_to_nics(scenario, TWICE)
+    slower = nic_path_bottlenecks(scenario, TWICE)
     more = f", {' and '.join(_LINK_WORDS[kind] for kind in slower)} too" if slower else ""
-    return Changed(with_links(scenario, (*there, *slower), TWICE), more)
+    return Changed(with_link_bandwidth(scenario, (*there, *slower), TWICE), more)
 
 
 def _node_links(scenario: Scenario) -> tuple[LinkKind, ...]:
-    return nvlink(scenario) or pcie_links(scenario)
+    return nvlink_kinds(scenario) or pcie_link_kinds(scenario)
 
 
-def _faster_products(result: Answer) -> Changed | Untried:
+def _faster_products(result: SimulationResult) -> Changed | Untried:
     """Not where a share of the peak would be above all of it: then less than the change was made."""
-    efficiency = efficiency_of(result.scenario)
+    efficiency = effective_efficiency(result.scenario)
     parts = efficiency.matmul, efficiency.attention_forward, efficiency.attention_backward
     most = max(part.share for part in parts)
     if most * MORE > 1.0:
         return Untried(f"kernels reach {most:.0%} of the peak already")
-    return Changed(with_products(result.scenario, 1.0 / MORE))
+    return Changed(with_matmul_slowdown(result.scenario, 1.0 / MORE))
 
 
-def _larger_batch(result: Answer) -> Changed | Untried:
-    return Changed(with_batch(result.scenario, 2))
+def _larger_batch(result: SimulationResult) -> Changed | Untried:
+    return Changed(with_global_batch_factor(result.scenario, 2))
 
 
-def _smaller_microbatches(result: Answer) -> Changed | Untried:
+def _smaller_microbatches(result: SimulationResult) -> Changed | Untried:
     sequences = result.scenario.training.microbatch
     if sequences % 2:
         return Untried(f"a microbatch of {sequences} sequence{'s' * (sequences > 1)} has no half")
-    return Changed(with_microbatch(result.scenario, sequences // 2))
+    return Changed(with_microbatch_size(result.scenario, sequences // 2))
 
 
-def _slow_rank(result: Answer) -> Changed | Untried:
+def _slow_rank(result: SimulationResult) -> Changed | Untried:
     scenario = result.scenario
     if scenario.layout.world_size == 1:
         return Untried("there is one rank")
     rank = _busiest(result)
     word = "pipeline rank" if scenario.placement.max_chunks > 1 else "stage"
     stage = f", {word} {result.program.program_index[rank]}" if scenario.layout.pp > 1 else ""
-    return Changed(with_slow_gpu(scenario, SLOW, rank), f": GPU {scenario.cluster.places[rank]:,}{stage}")
+    return Changed(with_slow_gpu(scenario, SLOW, rank), f": GPU {scenario.cluster.machine_gpu_ids[rank]:,}{stage}")
 
 
-def _busiest(result: Answer) -> int:
+def _busiest(result: SimulationResult) -> int:
     """The first of the ranks whose kernels take longest, but for those that are slow already."""
     parts = result.breakdown
     kernels = parts.seconds[:, [part.place for part in KERNELS]].sum(axis=1)
-    speeds = result.scenario.disturbances.speeds(result.scenario.cluster.places)
+    speeds = result.scenario.degradations.gpu_speeds(result.scenario.cluster.machine_gpu_ids)
     owner = np.searchsorted(parts.ranks, parts.representative)
     healthy = np.where(speeds == speeds.max(), kernels[owner], -1.0)
     return int(np.argmax(healthy >= (1.0 - _ROUNDING) * healthy.max()))
 
 
-def _hybrid(result: Answer) -> Changed | Untried:
+def _hybrid(result: SimulationResult) -> Changed | Untried:
     """Over as few ranks as memory allows: then gathers and reductions go least far."""
     scenario, layout = result.scenario, result.scenario.layout
     ranks = layout.cp * layout.dp
@@ -184,12 +192,12 @@ def _hybrid(result: Answer) -> Changed | Untried:
         return Untried(f"weights are cut over {layout.data.shard_size:,} of {ranks:,} ranks now")
     for shards in (layout.cp * divisor for divisor in divisors(layout.dp)[:-1]):
         changed = with_dp_shard_size(scenario, shards)
-        if shards > 1 and fits(changed):
+        if shards > 1 and fits_in_memory(changed):
             return Changed(changed, f": over {shards:,} of {ranks:,}")
     return Untried(f"weights that are cut over fewer than all {ranks:,} ranks do not fit")
 
 
-def _other_dispatcher(result: Answer) -> Changed | Untried:
+def _other_dispatcher(result: SimulationResult) -> Changed | Untried:
     """Kernels of their own in place of the library's collectives, or the reverse."""
     scenario = result.scenario
     layout, cluster = scenario.layout, scenario.cluster
@@ -198,42 +206,42 @@ def _other_dispatcher(result: Answer) -> Changed | Untried:
     if layout.dispatcher.has_custom_kernels:
         other = TokenDispatcher.ALL_TO_ALL
     else:
-        beyond = len(np.unique(cluster.fabric.domains(cluster.places))) < cluster.nodes
+        beyond = len(np.unique(cluster.fabric.domain_ids(cluster.machine_gpu_ids))) < cluster.node_count
         other = TokenDispatcher.HYBRIDEP if beyond else TokenDispatcher.DEEPEP
     return Changed(with_dispatcher(scenario, other), f": {other.value}, not {layout.dispatcher.value}")
 
 
-def _other_load(result: Answer) -> Changed | Untried:
+def _other_load(result: SimulationResult) -> Changed | Untried:
     """Loads that are drawn where they are even, and even ones where they are not."""
     scenario = result.scenario
     if scenario.layout.ep == 1:
         return Untried("every rank has all experts, so it gets as many rows as any other")
-    if any(mixture.capacity is not None for mixture in scenario.model.mixtures):
+    if any(distinct_moe.capacity is not None for distinct_moe in scenario.model.distinct_moes):
         return Untried("experts take as many rows as their capacity is, whoever is chosen")
-    load = None if scenario.training.expert_load else DrawnLoad(VARIATION)
-    return Changed(with_load(scenario, load), ": evenly" if load is None else f": {load.words}")
+    load = None if scenario.training.expert_load else RandomExpertLoad(VARIATION)
+    return Changed(with_expert_load(scenario, load), ": evenly" if load is None else f": {load.description}")
 
 
 def _experts(*, inside: bool) -> Change:
     """The widest spread that stays inside NVLink domains, or the narrowest that does not."""
 
-    def change(result: Answer) -> Changed | Untried:
+    def change(result: SimulationResult) -> Changed | Untried:
         scenario = result.scenario
-        if not any(mixture.alone is None for mixture in scenario.model.mixtures):
+        if not any(distinct_moe.single_dense_mlp is None for distinct_moe in scenario.model.distinct_moes):
             return Untried(_NO_EXPERTS)
-        if within_domains(scenario, scenario.layout.ep) is inside:
+        if ep_fits_domains(scenario, scenario.layout.ep) is inside:
             return Untried(f"tokens {'stay inside' if inside else 'leave'} their NVLink domain now")
-        found = [ranks for ranks in spreads(scenario) if within_domains(scenario, ranks) is inside]
+        found = [ranks for ranks in feasible_ep_degrees(scenario) if ep_fits_domains(scenario, ranks) is inside]
         if not found:
             return Untried(f"no legal ep is {'inside' if inside else 'across'} NVLink domains")
         ranks = found[-1] if inside else found[0]
-        return Changed(with_experts_over(scenario, ranks), f": ep {ranks}, not {scenario.layout.ep}")
+        return Changed(with_expert_parallelism(scenario, ranks), f": ep {ranks}, not {scenario.layout.ep}")
 
     return change
 
 
 def _recompute(policy: Recompute, already: str) -> Change:
-    def change(result: Answer) -> Changed | Untried:
+    def change(result: SimulationResult) -> Changed | Untried:
         scenario = result.scenario
         return Untried(already) if scenario.training.recompute == policy else Changed(with_recompute(scenario, policy))
 
@@ -243,38 +251,40 @@ def _recompute(policy: Recompute, already: str) -> Change:
 def _products_in(dtype: DType) -> Change:
     """By the usual recipe."""
 
-    def change(result: Answer) -> Changed | Untried:
+    def change(result: SimulationResult) -> Changed | Untried:
         scenario, own = result.scenario, result.scenario.training.recipe
-        name = usual_recipe(scenario, dtype)
-        if own.products.forward is dtype or own.name == name:
+        name = default_recipe_name(scenario, dtype)
+        if own.matmul_formats.forward is dtype or own.name == name:
             return Untried(f"they are in {own.name} now")
         return Changed(with_recipe(scenario, name), f" ({name})")
 
     return change
 
 
-def _no_offload(result: Answer) -> Changed | Untried:
+def _no_offload(result: SimulationResult) -> Changed | Untried:
     scenario = result.scenario
-    offloads = scenario.training.offload != NOTHING
+    offloads = scenario.training.offload != NO_OFFLOAD
     return Changed(without_offload(scenario)) if offloads else Untried("nothing is on the host now")
 
 
-def _no_overheads(result: Answer) -> Changed | Untried:
+def _no_overheads(result: SimulationResult) -> Changed | Untried:
     overheads = result.scenario.training.overheads
-    there = overheads != overheads.of_layers
+    there = overheads != overheads.layer_implementation
     return Changed(without_overheads(result.scenario)) if there else Untried("nothing is done beside the model now")
 
 
-def _cuda_graphs(result: Answer) -> Changed | Untried:
+def _cuda_graphs(result: SimulationResult) -> Changed | Untried:
     framework = result.scenario.framework
-    if framework.cuda_graphs or framework.graph is None:
-        return Untried("passes are captured now" if framework.cuda_graphs else f"{framework.name} captures none")
+    if framework.uses_cuda_graphs or framework.graph_launch_seconds is None:
+        return Untried("passes are captured now" if framework.uses_cuda_graphs else f"{framework.name} captures none")
     waits = result.breakdown.total(Part.LAUNCH)
     return Changed(with_cuda_graphs(result.scenario)) if waits else Untried("no GPU waits for its host")
 
 
 CASES: Final = (
-    Case("network_less", "network links at 0.9x bandwidth", _links(network_links, LESS, _NO_NETWORK), modelled=True),
+    Case(
+        "network_less", "network links at 0.9x bandwidth", _links(network_link_kinds, LESS, _NO_NETWORK), modelled=True
+    ),
     Case("network_twice", "network links at 2x bandwidth", _faster_network, modelled=True),
     Case(
         "node_links_less",

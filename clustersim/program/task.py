@@ -16,7 +16,7 @@ import numpy as np
 from clustersim.common.arrays import IntArray
 from clustersim.common.dtypes import DType
 from clustersim.common.enums import IdentityEnum
-from clustersim.common.pickling import FieldState
+from clustersim.common.pickling import FieldPickling
 from clustersim.common.units import Bytes
 from clustersim.model.kernels import Kernel
 from clustersim.model.operators import DENSE
@@ -213,7 +213,7 @@ class Operation:
 
 
 @dataclass(frozen=True, eq=False)
-class Segment(FieldState):
+class Segment(FieldPickling):
     """Operations that run back to back on the compute stream. Compared by identity: blocks are shared.
 
     takes_turns: another pass's operations are run, and launched, right before.

@@ -6,12 +6,12 @@ from typing import Final
 
 from clustersim.common.errors import InputError
 from clustersim.common.units import Bytes, Seconds
-from clustersim.hardware.failures import Effect
+from clustersim.hardware.failures import FailureEffect
 from clustersim.reliability.checkpoint_timeline import Saving
 from clustersim.reliability.failure_domains import Site, site_of
 from clustersim.results.memory_check import checkpoint_bytes
-from clustersim.scenario.reliability import Checkpoints, Interval, Reliability, Write
-from clustersim.scenario.resolved import Setup
+from clustersim.scenario.reliability import CheckpointIntervalRule, CheckpointPolicy, CheckpointWrite, ReliabilityModel
+from clustersim.scenario.resolved import ResolvedScenario
 
 LEAST: Final[Seconds] = 1e-3
 """Of a checkpoint, where an interval is worked out from it."""
@@ -52,55 +52,59 @@ class Storing:
         return Saving(max(interval, least), self.block, self.drain, drag, self.stored_every, self.peers)
 
 
-def storing(scenario: Setup) -> Storing:
+def storing(scenario: ResolvedScenario) -> Storing:
     """How long the checkpoints of a scenario take, from their bytes and the bandwidths on the way."""
     said, site = scenario.reliability.checkpoint, site_of(scenario)
     size = checkpoint_bytes(scenario) if said.size is None else said.size
     write = size / _rate(said, said.bandwidth, site.nodes)
     read = size / _rate(said, said.read_bandwidth, site.nodes)
-    if said.write is Write.SYNC:
+    if said.write is CheckpointWrite.SYNC:
         return Storing(size, write, read, said.overhead + write, 0.0, 0.0, 1, peers=False)
-    host = scenario.cluster.host
+    host = scenario.cluster.host_memory
     copy = size / site.gpus / (_HOST_LINK if host is None else host.to_host)
-    every = said.stored_every if said.write is Write.PEERS else 1
-    peers = said.write is Write.PEERS
+    every = said.stored_every if said.write is CheckpointWrite.PEERS else 1
+    peers = said.write is CheckpointWrite.PEERS
     return Storing(size, write, read, said.snapshot + copy, said.overhead + write, said.interference, every, peers)
 
 
-def _rate(said: Checkpoints, bandwidth: float, nodes: int) -> float:
+def _rate(said: CheckpointPolicy, bandwidth: float, nodes: int) -> float:
     """Bytes per second of the storage, or of all nodes' ways to it, whichever is less."""
-    return min(bandwidth, math.inf if said.per_node is None else said.per_node * nodes)
+    return min(bandwidth, math.inf if said.bandwidth_per_node is None else said.bandwidth_per_node * nodes)
 
 
-def mean_time_to_interruption(reliability: Reliability, site: Site) -> Seconds:
+def mean_time_to_interruption(reliability: ReliabilityModel, site: Site) -> Seconds:
     """How long a job is up on average until it ends unplanned, if things break independently of age; inf: for ever."""
-    ends = (failure for failure in reliability.failures if failure.effect in {Effect.STOP, Effect.HANG, Effect.CORRUPT})
-    rate = sum(end.rate.per_second * site.counts.of(end.rate.component) for end in ends) * reliability.scale
+    ends = (
+        failure
+        for failure in reliability.failures
+        if failure.effect in {FailureEffect.STOP, FailureEffect.HANG, FailureEffect.CORRUPT}
+    )
+    rate = sum(end.rate.per_second * site.counts.of(end.rate.component) for end in ends) * reliability.rate_factor
     return 1.0 / rate if rate > 0.0 else math.inf
 
 
-def in_repair(reliability: Reliability, site: Site) -> float:
+def in_repair(reliability: ReliabilityModel, site: Site) -> float:
     """How many nodes are in repair at a time, on average: as many as are lost a second, times the seconds of a repair.
 
     Little 1961, "A proof for the queuing formula L = lambda W", Operations Research 9(3).
     """
-    return reliability.scale * sum(
+    return reliability.rate_factor * sum(
         failure.rate.per_second
         * site.counts.of(failure.rate.component)
-        * failure.repair.mean
-        * len(site.taken(failure.takes, 0))
+        * failure.repair_time.mean
+        * len(site.taken(failure.failure_domain, 0))
         for failure in reliability.failures
     )
 
 
-def formula(reliability: Reliability, storing: Storing, between: Seconds, work: Seconds) -> Seconds:
+def formula(reliability: ReliabilityModel, storing: Storing, between: Seconds, work: Seconds) -> Seconds:
     """The interval that is said, or Young's, or Daly's; where nothing breaks there is only the last checkpoint."""
     asked, cost = reliability.checkpoint.interval, max(storing.cost, LEAST)
-    if not isinstance(asked, Interval):
+    if not isinstance(asked, CheckpointIntervalRule):
         return asked
     if math.isinf(between):
         return work
-    return min(work, young(cost, between) if asked is Interval.YOUNG else daly(cost, between))
+    return min(work, young(cost, between) if asked is CheckpointIntervalRule.YOUNG else daly(cost, between))
 
 
 def young(cost: Seconds, between: Seconds) -> Seconds:
@@ -119,9 +123,9 @@ def daly(cost: Seconds, between: Seconds) -> Seconds:
     return young(cost, between) * (1.0 + math.sqrt(part) / 3.0 + part / 9.0) - cost
 
 
-def work_of(scenario: Setup, step_time: Seconds) -> tuple[Seconds, float]:
+def work_of(scenario: ResolvedScenario, step_time: Seconds) -> tuple[Seconds, float]:
     """Seconds of the healthy job for the tokens of a run, and the tokens; raise InputError where none are said."""
-    tokens = scenario.economics.tokens
+    tokens = scenario.economics.training_tokens
     if tokens is None:
         raise InputError(
             "how many tokens the run is of is not said; write --set economics.tokens=15T (goodput: --tokens 15T)"

@@ -8,13 +8,13 @@ what slows a job slows it as much with fewer replicas.
 
 from clustersim.common.errors import ClusterSimError
 from clustersim.common.units import Seconds
-from clustersim.hardware.failures import Slower
+from clustersim.hardware.failures import FailureSlowdown
 from clustersim.reliability.failure_domains import site_of
-from clustersim.results.memory_check import fits
-from clustersim.results.simulation_result import Answer
+from clustersim.results.memory_check import fits_in_memory
+from clustersim.results.simulation_result import SimulationResult
 from clustersim.scenario import Scenario
 from clustersim.scenario.changes.training import with_slow_gpu
-from clustersim.scenario.reliability import Elastic
+from clustersim.scenario.reliability import ElasticPolicy
 from clustersim.simulation import simulate
 
 HEALTHY = "healthy"
@@ -23,15 +23,15 @@ HEALTHY = "healthy"
 class States:
     """Those of one scenario. healthy: its result; seconds: step times by name, as they were asked for."""
 
-    def __init__(self, scenario: Scenario, healthy: Answer) -> None:
+    def __init__(self, scenario: Scenario, healthy: SimulationResult) -> None:
         self._scenario, self.healthy = scenario, healthy
         self._site = site_of(scenario)
         self._tokens = float(scenario.training.global_batch)
         self.seconds: dict[str, Seconds] = {HEALTHY: healthy.step_time}
-        self._slow: dict[Slower, tuple[str, float]] = {}
+        self._slow: dict[FailureSlowdown, tuple[str, float]] = {}
         self._fewer: dict[int, tuple[str, float]] = {}
 
-    def __call__(self, missing: int, slower: Slower | None) -> tuple[str, float]:
+    def __call__(self, missing: int, slower: FailureSlowdown | None) -> tuple[str, float]:
         """The name of a state, and work per second in it: of the healthy job's; 0 where it cannot run."""
         if not missing and slower is None:
             return HEALTHY, 1.0
@@ -41,20 +41,22 @@ class States:
             return fewer or slow or (HEALTHY, 1.0)
         return f"{fewer[0]}, {slow[0]}", fewer[1] * slow[1]
 
-    def _with_slower(self, slower: Slower) -> tuple[str, float]:
+    def _with_slower(self, slower: FailureSlowdown) -> tuple[str, float]:
         if slower not in self._slow:
-            name = f"a {'NIC' if slower.nic else 'GPU'} at {100 * slower.left:g} %"
+            name = f"a {'NIC' if slower.affects_nic else 'GPU'} at {100 * slower.remaining_fraction:g} %"
             step = simulate(self._slowed(slower)).step_time
             self.seconds[name] = step
             self._slow[slower] = name, self.healthy.step_time / step
         return self._slow[slower]
 
-    def _slowed(self, slower: Slower) -> Scenario:
-        if not slower.nic:
-            return with_slow_gpu(self._scenario, slower.left)
+    def _slowed(self, slower: FailureSlowdown) -> Scenario:
+        if not slower.affects_nic:
+            return with_slow_gpu(self._scenario, slower.remaining_fraction)
         number = self._scenario.layout.world_size // 2
-        place = int(self._scenario.cluster.places[number])
-        return self._scenario.changed([f"disturbances.nics=[{{gpu: {place}, bandwidth: {slower.left!r}}}]"])
+        place = int(self._scenario.cluster.machine_gpu_ids[number])
+        return self._scenario.with_overrides(
+            [f"disturbances.nics=[{{gpu: {place}, bandwidth: {slower.remaining_fraction!r}}}]"]
+        )
 
     def _with_fewer(self, missing: int) -> tuple[str, float]:
         if missing not in self._fewer:
@@ -79,27 +81,27 @@ class States:
         """The scenario with fewer of them; None where its parts do not agree, or do not fit in memory."""
         layout, training = self._scenario.layout, self._scenario.training
         batch = replicas * training.microbatch
-        if self._scenario.reliability.elastic is Elastic.SHRINK_BATCH:
+        if self._scenario.reliability.elastic is ElasticPolicy.SHRINK_BATCH:
             batch *= training.global_batch // (layout.dp * training.microbatch)
         else:
             batch *= -(-training.global_batch // batch)
         degrees = layout.as_configured
         gpus = layout.world_size // layout.dp * replicas
         try:
-            changed = self._scenario.changed(
+            changed = self._scenario.with_overrides(
                 [
                     f"layout.dp={degrees.dp * replicas // layout.dp}",
                     f"cluster.gpus={gpus}",
                     f"training.global_batch={batch}",
                 ]
             )
-            return changed if changed.layout.dp == replicas and fits(changed) else None
+            return changed if changed.layout.dp == replicas and fits_in_memory(changed) else None
         except ClusterSimError:
             return None
 
     def _pace(self, replicas: int, step: Seconds) -> float:
         """Work per second; a batch that is kept counts as what it is, though the last microbatches are not full."""
         part = 1.0
-        if self._scenario.reliability.elastic is Elastic.SHRINK_BATCH:
+        if self._scenario.reliability.elastic is ElasticPolicy.SHRINK_BATCH:
             part = replicas / self._scenario.layout.dp
         return part * self.healthy.step_time / step

@@ -7,9 +7,9 @@ from typing import Final
 import numpy as np
 
 from clustersim.common.arrays import IntArray
-from clustersim.hardware.failures import Component, Takes
+from clustersim.hardware.failures import FailureComponent, FailureDomain
 from clustersim.hardware.topology import Fabric
-from clustersim.scenario.resolved import Setup
+from clustersim.scenario.resolved import ResolvedScenario
 
 RACK: Final = 4
 """Nodes of a rack where an NVLink domain is one node: four DGX H100 (NVIDIA DGX SuperPOD reference architecture, H100,
@@ -26,18 +26,18 @@ class Counts:
     switches: int
     racks: int
 
-    def of(self, component: Component) -> int:
+    def of(self, component: FailureComponent) -> int:
         """How many of a kind; every NIC has one link to its switch."""
         match component:
-            case Component.GPU:
+            case FailureComponent.GPU:
                 return self.gpus
-            case Component.NODE:
+            case FailureComponent.NODE:
                 return self.nodes
-            case Component.NIC | Component.LINK:
+            case FailureComponent.NIC | FailureComponent.LINK:
                 return self.nics
-            case Component.SWITCH:
+            case FailureComponent.SWITCH:
                 return self.switches
-            case Component.RACK:
+            case FailureComponent.RACK:
                 return self.racks
         return 1
 
@@ -70,15 +70,15 @@ class Site:
         """The rack of a node."""
         return node // self.per_rack
 
-    def taken(self, takes: Takes, node: int) -> tuple[int, ...]:
+    def taken(self, takes: FailureDomain, node: int) -> tuple[int, ...]:
         """The nodes that are lost with what breaks at one of them."""
         match takes:
-            case Takes.NODE:
+            case FailureDomain.NODE:
                 return (node,)
-            case Takes.RACK:
+            case FailureDomain.RACK:
                 first = self.rack(node) * self.per_rack
                 return tuple(range(first, min(first + self.per_rack, self.nodes)))
-            case Takes.LEAF:
+            case FailureDomain.LEAF:
                 return self._under[self.leaf[node]]
         return ()
 
@@ -90,11 +90,11 @@ class Site:
         return {leaf: tuple(nodes) for leaf, nodes in under.items()}
 
 
-def site_of(setup: Setup) -> Site:
+def site_of(setup: ResolvedScenario) -> Site:
     """That of a job on its cluster."""
     gpus = setup.layout.world_size
     nodes, in_domain, leaf, nics, switches = _places(setup.cluster.fabric, gpus)
-    asked = setup.reliability.rack
+    asked = setup.reliability.rack_nodes
     return Site(
         gpus=gpus,
         nodes=nodes,
@@ -110,7 +110,7 @@ def site_of(setup: Setup) -> Site:
 @lru_cache(maxsize=8)
 def _places(fabric: Fabric, gpus: int) -> tuple[int, int, tuple[int, ...], int, int]:
     """Nodes of a job, nodes of an NVLink domain, by node its first switch, NICs, and such switches."""
-    nodes, domains = (_numbered(of(np.arange(gpus))) for of in (fabric.nodes, fabric.domains))
+    nodes, domains = (_numbered(of(np.arange(gpus))) for of in (fabric.node_ids, fabric.domain_ids))
     many = int(nodes.max()) + 1
     return many, max(1, round(many / (int(domains.max()) + 1))), *_leaves(fabric, nodes)
 
@@ -128,12 +128,12 @@ def _leaves(fabric: Fabric, nodes: IntArray) -> tuple[tuple[int, ...], int, int]
 
     Of the two ends of a NIC's links the switch is the one with more of them.
     """
-    ends = fabric.ends
-    links = fabric.nics(np.arange(len(nodes)))
+    ends = fabric.link_endpoints
+    links = fabric.nic_links(np.arange(len(nodes)))
     if not len(links):
         return tuple(range(int(nodes.max()) + 1)), 0, 0
-    many = np.bincount(ends.source[links], minlength=ends.vertices) + np.bincount(
-        ends.target[links], minlength=ends.vertices
+    many = np.bincount(ends.source[links], minlength=ends.vertex_count) + np.bincount(
+        ends.target[links], minlength=ends.vertex_count
     )
 
     def switch(of: IntArray) -> IntArray:
@@ -141,5 +141,5 @@ def _leaves(fabric: Fabric, nodes: IntArray) -> tuple[tuple[int, ...], int, int]
         return np.where(many[source] > many[target], source, target)
 
     _, firsts = np.unique(nodes, return_index=True)
-    leaf = tuple(int(switch(fabric.nics(firsts[node : node + 1])[:1])[0]) for node in range(len(firsts)))
+    leaf = tuple(int(switch(fabric.nic_links(firsts[node : node + 1])[:1])[0]) for node in range(len(firsts)))
     return leaf, len(links) // 2, len(np.unique(switch(links)))

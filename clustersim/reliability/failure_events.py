@@ -15,9 +15,9 @@ import numpy as np
 
 from clustersim.common.arrays import FloatArray
 from clustersim.common.units import Seconds
-from clustersim.hardware.failures import Failure
+from clustersim.hardware.failures import FailureMode
 from clustersim.reliability.failure_domains import Site
-from clustersim.scenario.reliability import Reliability
+from clustersim.scenario.reliability import ReliabilityModel
 
 DRAWS: Final = 11
 """Standard normal numbers that an event brings along, one for each length that it may cause."""
@@ -39,19 +39,19 @@ class _Times(Protocol):
         """Times after those that were asked for earlier, sorted."""
 
 
-def events_of(reliability: Reliability, site: Site, seed: int, run: int, window: Seconds) -> Iterator[Event]:
+def events_of(reliability: ReliabilityModel, site: Site, seed: int, run: int, window: Seconds) -> Iterator[Event]:
     """Failures of a run in order, without end (none where nothing breaks), drawn for so many seconds at a time."""
-    drawn = rate_factor(reliability.spread, seed, run)
+    drawn = rate_factor(reliability.rate_geometric_std, seed, run)
     kinds = [
         _Kind(
             place,
             failure,
             site,
-            reliability.scale * (drawn if failure.uncertain else 1.0),
+            reliability.rate_factor * (drawn if failure.is_rate_uncertain else 1.0),
             _key(seed, run, _number(failure.name)),
         )
         for place, failure in enumerate(reliability.failures)
-        if failure.rate.per_second * site.counts.of(failure.rate.component) * reliability.scale > 0.0
+        if failure.rate.per_second * site.counts.of(failure.rate.component) * reliability.rate_factor > 0.0
     ]
     end = 0.0
     while kinds:
@@ -80,7 +80,7 @@ class _Kind:
     """Failures of one kind. factor: times its rate; key: of its generators, one for each thing that is drawn."""
 
     place: int
-    failure: Failure
+    failure: FailureMode
     site: Site
     factor: float
     key: int
@@ -90,12 +90,12 @@ class _Kind:
         rate = self.failure.rate.per_second * self.factor
         when, self._where, self._draws = (np.random.default_rng(self.key + place) for place in range(3))
         self._times: _Times
-        if self.failure.trace:
-            self._times = _Traced(self.failure.trace, self.failure.trace_ends, self.factor, when)
-        elif self.failure.shape == 1.0:
+        if self.failure.event_times:
+            self._times = _Traced(self.failure.event_times, self.failure.trace_duration, self.factor, when)
+        elif self.failure.weibull_shape == 1.0:
             self._times = _Poisson(rate * many, when)
         else:
-            self._times = _Renewals(rate, self.failure.shape, many, when)
+            self._times = _Renewals(rate, self.failure.weibull_shape, many, when)
 
     def until(self, end: Seconds) -> list[Event]:
         """Those that follow, until a time."""

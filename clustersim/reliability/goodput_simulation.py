@@ -16,10 +16,10 @@ from typing import Any, Final
 import numpy as np
 
 from clustersim.common.errors import InputError
-from clustersim.common.journal import Kept
-from clustersim.common.processes import running
+from clustersim.common.journal import Journal
+from clustersim.common.processes import worker_pool
 from clustersim.common.units import Seconds, format_seconds
-from clustersim.hardware.failures import NO_TIME, Length
+from clustersim.hardware.failures import ZERO_DURATION, DurationDistribution
 from clustersim.reliability.checkpoint_cost import (
     LEAST,
     Storing,
@@ -36,9 +36,9 @@ from clustersim.reliability.failure_domains import Site, site_of
 from clustersim.reliability.job_simulation import Terms
 from clustersim.reliability.monte_carlo import Runs, plain
 from clustersim.results.goodput import DAY, Change, Checkpointing, Goodput, Point, Run
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 from clustersim.scenario import Scenario
-from clustersim.scenario.reliability import Interval, Reliability, Restart
+from clustersim.scenario.reliability import CheckpointIntervalRule, ReliabilityModel, RestartTimes
 from clustersim.simulation import simulate
 
 RUNS: Final = 1000
@@ -80,7 +80,7 @@ def goodput(  # noqa: PLR0913 - one job, said in full
     work_of(scenario, 1.0)  # before anything is simulated
     told = {"scenario": scenario.to_mapping(), "seed": seed}
     path = None if store is None else store / NAME
-    with Kept.opened(path, "calculation", told, scenario.files) as kept, running(workers) as pool:
+    with Journal.open_or_resume(path, "calculation", told, scenario.files) as kept, worker_pool(workers) as pool:
         task = _Task(scenario, seed, pool, workers, progress or _silent)
         found = task.run(runs, kept, curves=curves)
     return replace(found, wall=perf_counter() - started)
@@ -108,7 +108,7 @@ class _Task:
     warnings: list[str] = field(default_factory=list)
 
     @cached_property
-    def result(self) -> Answer:
+    def result(self) -> SimulationResult:
         """The healthy step."""
         return simulate(self.scenario)
 
@@ -138,15 +138,15 @@ class _Task:
         return Runs(self.pool, self.workers, pace, self.seed)
 
     @property
-    def said(self) -> Reliability:
+    def said(self) -> ReliabilityModel:
         return self.scenario.reliability
 
-    def run(self, many: int, kept: Kept, *, curves: bool) -> Goodput:
+    def run(self, many: int, kept: Journal, *, curves: bool) -> Goodput:
         """All of it."""
         between = mean_time_to_interruption(self.said, self.site)
         first = formula(self.said, self.storing, between, self.work)
         nodes, spares = self._spares(first, curves=curves)
-        reliability = replace(self.said, spares=replace(self.said.spares, nodes=nodes))
+        reliability = replace(self.said, spares=replace(self.said.spares, shared_nodes=nodes))
         interval, intervals = self._interval(reliability, between, first, curves=curves)
         terms = self._terms(reliability, self.storing, interval)
         made, complete = self._make(terms, many, kept)
@@ -159,15 +159,15 @@ class _Task:
             tokens=work_of(self.scenario, self.result.step_time)[1],
             ideal=self.work,
             step_time=self.result.step_time,
-            step_band=self.result.band,
+            step_band=self.result.step_time_interval,
             gpus=self.site.gpus,
             nodes=self.site.nodes,
-            spare_nodes=nodes + self.said.spares.per_rack * self.site.counts.racks,
+            spare_nodes=nodes + self.said.spares.nodes_per_rack * self.site.counts.racks,
             runs=made,
             seed=self.seed,
             preset=self.said.preset,
             description=self.said.description,
-            spread=self.said.spread,
+            spread=self.said.rate_geometric_std,
             mean_time=between,
             checkpoint=self._checkpointing(terms, between),
             step_times=dict(self.states.seconds),
@@ -184,7 +184,7 @@ class _Task:
             sources=self.said.sources,
         )
 
-    def _terms(self, reliability: Reliability, storing: Storing, interval: Seconds) -> Terms:
+    def _terms(self, reliability: ReliabilityModel, storing: Storing, interval: Seconds) -> Terms:
         return Terms(
             reliability=reliability,
             site=self.site,
@@ -200,7 +200,7 @@ class _Task:
 
     def _spares(self, interval: Seconds, *, curves: bool) -> tuple[int, list[Point]]:
         """How many nodes stand by, and the curve of it; no more are tried than let nobody wait."""
-        asked = self.said.spares.nodes
+        asked = self.said.spares.shared_nodes
         if asked is not None and asked > self.site.nodes:
             raise InputError(
                 f"{self.scenario.name}: reliability.spares.nodes: {asked:,} are more than the {self.site.nodes:,} "
@@ -211,7 +211,7 @@ class _Task:
         points: list[Point] = []
         for nodes in self._tried(asked):
             self.tell("trying numbers of spares", len(points), 0)
-            said = replace(self.said, spares=replace(self.said.spares, nodes=nodes))
+            said = replace(self.said, spares=replace(self.said.spares, shared_nodes=nodes))
             made = self._few(self._terms(said, self.storing, interval))
             part = _part(made) * self.site.nodes / (self.site.nodes + nodes)
             points.insert(0, Point(nodes, part, _days(made)))
@@ -222,18 +222,18 @@ class _Task:
 
     def _tried(self, asked: int | None) -> list[int]:
         """Numbers of spares, from more than ever are in repair at a time down; what is asked for among them."""
-        broken = in_repair(self.said, self.site) * self.said.spread**2
+        broken = in_repair(self.said, self.site) * self.said.rate_geometric_std**2
         enough = broken + 4.0 * math.sqrt(broken)
         below = [item for item in _SPARES if item < enough and item <= self.site.nodes]
         above = [element for element in _SPARES if enough <= element <= self.site.nodes][:1]
         return sorted({*below, *above, *([] if asked is None else [asked])}, reverse=True)
 
     def _interval(
-        self, said: Reliability, between: Seconds, first: Seconds, *, curves: bool
+        self, said: ReliabilityModel, between: Seconds, first: Seconds, *, curves: bool
     ) -> tuple[Seconds, list[Point]]:
         """How often checkpoints come, and the curve of it."""
         asked = self.said.checkpoint.interval
-        best = asked is Interval.BEST
+        best = asked is CheckpointIntervalRule.OPTIMAL
         if math.isinf(between) or not (best or curves):
             return first, []
         middle = min(first, daly(max(self.storing.cost, LEAST), between)) if best else first
@@ -262,21 +262,21 @@ class _Task:
             changed = storing(replace(self.scenario, reliability=said))
             now = mean_time_to_interruption(said, self.site)
             then = interval
-            if isinstance(said.checkpoint.interval, Interval) and not math.isinf(between):
+            if isinstance(said.checkpoint.interval, CheckpointIntervalRule) and not math.isinf(between):
                 then *= daly(max(changed.cost, LEAST), now) / daly(max(self.storing.cost, LEAST), between)
             found.append(Change(words, _days(self._few(self._terms(said, changed, then))), before))
         return found
 
     # All runs
 
-    def _make(self, terms: Terms, many: int, kept: Kept) -> tuple[list[Run], bool]:
+    def _make(self, terms: Terms, many: int, kept: Journal) -> tuple[list[Run], bool]:
         """The runs, those that are kept already among them; whether all are there."""
-        made = {run.number: run for run in (Run(**item["run"]) for item in kept.known if "run" in item)}
+        made = {run.number: run for run in (Run(**entry["run"]) for entry in kept.entries if "run" in entry)}
         made = {number: run for number, run in made.items() if number < many}
 
         def done(run: Run) -> None:
             made[run.number] = run
-            kept.add({"run": plain(run)})
+            kept.append({"run": plain(run)})
             self.tell("simulating runs", len(made), many)
 
         complete = True
@@ -318,29 +318,29 @@ class _Task:
             self.warnings.append(
                 f"storage takes a checkpoint in {format_seconds(least)} at the soonest; so often they come"
             )
-        if not self.result.fits:
+        if not self.result.fits_in_memory:
             self.warnings.append("the job does not fit in memory: it would not run at all")
-        if self.said.spread > 1.0 and any(failure.uncertain for failure in self.said.failures):
+        if self.said.rate_geometric_std > 1.0 and any(failure.is_rate_uncertain for failure in self.said.failures):
             self.warnings.append(
                 f"rates are those of preset {self.said.preset}, of other clusters than yours: each run draws them "
-                f"anew, up to {self.said.spread:g} times more or less in two of three; reliability.failures says yours"
+                f"anew, up to {self.said.rate_geometric_std:g} times more or less in two of three; reliability.failures says yours"
             )
 
 
-def _what_ifs(said: Reliability) -> Iterator[tuple[str, Reliability]]:
+def _what_ifs(said: ReliabilityModel) -> Iterator[tuple[str, ReliabilityModel]]:
     """What may be otherwise, in words."""
     storage = said.checkpoint
     faster = replace(
         storage,
         bandwidth=2.0 * storage.bandwidth,
         read_bandwidth=2.0 * storage.read_bandwidth,
-        per_node=None if storage.per_node is None else 2.0 * storage.per_node,
+        bandwidth_per_node=None if storage.bandwidth_per_node is None else 2.0 * storage.bandwidth_per_node,
     )
-    yield "half the failures", replace(said, scale=0.5 * said.scale)
+    yield "half the failures", replace(said, rate_factor=0.5 * said.rate_factor)
     yield "twice the storage bandwidth", replace(said, checkpoint=faster)
-    quick = Restart(schedule=Length.always(_QUICK), load=NO_TIME)
+    quick = RestartTimes(schedule=DurationDistribution.constant(_QUICK), load=ZERO_DURATION)
     yield "every restart in 2 minutes", replace(said, restart=quick)
-    at_once = tuple(replace(failure, detection=NO_TIME) for failure in said.failures)
+    at_once = tuple(replace(failure, detection_time=ZERO_DURATION) for failure in said.failures)
     yield "failures noticed at once", replace(said, failures=at_once)
 
 

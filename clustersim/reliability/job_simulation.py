@@ -14,13 +14,13 @@ from typing import Any, Final, NamedTuple
 import simpy
 
 from clustersim.common.units import Seconds
-from clustersim.hardware.failures import Effect, Failure, Length, Slower
+from clustersim.hardware.failures import DurationDistribution, FailureEffect, FailureMode, FailureSlowdown
 from clustersim.reliability.checkpoint_timeline import Saving
 from clustersim.reliability.failure_domains import Site
 from clustersim.reliability.failure_events import Event
 from clustersim.reliability.node_pool import Pool
 from clustersim.results.goodput import Piece, Run
-from clustersim.scenario.reliability import Elastic, Reliability, Restart
+from clustersim.scenario.reliability import ElasticPolicy, ReliabilityModel, RestartTimes
 
 Process = Generator[Any, Any, Any]
 NOTHING: Final = "nothing"
@@ -43,7 +43,7 @@ class Skipped(Enum):
     KEPT = 2
 
 
-Pace = Callable[[int, Slower | None], tuple[str, float]]
+Pace = Callable[[int, FailureSlowdown | None], tuple[str, float]]
 """The name of a state of the cluster with so many nodes missing and something slow, and work per second in it: of the
 healthy job's; 0 where it cannot run. The number of nodes is 0 where all are there."""
 
@@ -55,7 +55,7 @@ class Terms:
     stop: for how long a checkpoint blocks behind which the job is ended.
     """
 
-    reliability: Reliability
+    reliability: ReliabilityModel
     site: Site
     saving: Saving
     work: Seconds
@@ -84,10 +84,10 @@ class Stop(NamedTuple):
     """
 
     cause: str
-    detection: Length
+    detection: DurationDistribution
     draws: Sequence[float]
     nodes: tuple[int, ...] = ()
-    repair: Length | None = None
+    repair: DurationDistribution | None = None
     planned: bool = False
     back_to: Seconds | None = None
     lasts: Seconds = 0.0
@@ -139,12 +139,12 @@ class Job:
         self._said = terms.reliability
         self._env = simpy.Environment()
         self._sums = _Sums()
-        self._pool = Pool(self._env, terms.site, self._said.spares, self._said.crews, self._come_back)
-        self._slow: dict[int, tuple[Slower, float]] = {}
+        self._pool = Pool(self._env, terms.site, self._said.spares, self._said.repair_slots, self._come_back)
+        self._slow: dict[int, tuple[FailureSlowdown, float]] = {}
         self._ups: list[_Up] = []
         self._progress = self._stored = 0.0
         parts = _lengths(self._said.restart, terms.load)
-        self._lengths = [item for item in parts if item[1].varies or item[2] is not Skipped.NEVER]
+        self._lengths = [item for item in parts if item[1].is_random or item[2] is not Skipped.NEVER]
         self._always = self._said.restart.init_per_rank * terms.site.gpus
         self._always += sum(element[1].mean for element in parts if element not in self._lengths)
         self._regrows = self._waits = False
@@ -152,7 +152,7 @@ class Job:
         self._next = next(events, None)
         self._process = self._env.process(self._run())
         if self._said.maintenance is not None:
-            self._env.process(self._maintain(self._said.maintenance.every, self._said.maintenance.lasts))
+            self._env.process(self._maintain(self._said.maintenance.period, self._said.maintenance.duration))
 
     def run(self, number: int = 0) -> Run:
         """Run it to its end, or for as long as it may take. number: of the run, by which it is known."""
@@ -191,20 +191,22 @@ class Job:
             return NOTHING  # nothing is there that could break
         failure = self._said.failures[event.failure]
         self._sums.failures[failure.name] += 1
-        unnoticed = failure.effect is Effect.SLOW or failure.effect is Effect.CORRUPT
+        unnoticed = failure.effect is FailureEffect.SLOW or failure.effect is FailureEffect.CORRUPT
         return event if unnoticed else self._stop(failure, event)
 
-    def _stop(self, failure: Failure, event: Event, back_to: Seconds | None = None) -> Stop:
-        nodes = self._terms.site.taken(failure.takes, event.node)
-        planned = failure.effect is Effect.PLANNED or failure.effect is Effect.SLOW
-        return Stop(failure.name, failure.detection, event.draws, nodes, failure.repair, planned, back_to)
+    def _stop(self, failure: FailureMode, event: Event, back_to: Seconds | None = None) -> Stop:
+        nodes = self._terms.site.taken(failure.failure_domain, event.node)
+        planned = failure.effect is FailureEffect.PLANNED or failure.effect is FailureEffect.SLOW
+        return Stop(failure.name, failure.detection_time, event.draws, nodes, failure.repair_time, planned, back_to)
 
     def _maintain(self, every: Seconds, lasts: Seconds) -> Process:
         while True:
             yield self._env.timeout(every)
             if not self._process.is_alive:
                 return
-            self._process.interrupt(Stop("maintenance", Length.always(0.0), (), planned=True, lasts=lasts))
+            self._process.interrupt(
+                Stop("maintenance", DurationDistribution.constant(0.0), (), planned=True, lasts=lasts)
+            )
 
     def _come_back(self) -> None:
         """A node is repaired: a job that waits looks again, one that runs without it takes it if more replicas run."""
@@ -214,7 +216,7 @@ class Job:
             self._process.interrupt(NOTHING)
         elif self._regrows and self._pace_now()[1] > self._ups[-1].segments[-1][3]:
             self._regrows = False
-            self._process.interrupt(Stop("nodes are back", Length.always(0.0), (), planned=True))
+            self._process.interrupt(Stop("nodes are back", DurationDistribution.constant(0.0), (), planned=True))
 
     # Up and down
 
@@ -266,9 +268,9 @@ class Job:
     def _begin(self, event: Event) -> None:
         """A part is slow, or numbers are wrong, from now on."""
         failure = self._said.failures[event.failure]
-        if failure.slower is not None:
-            self._slow[event.node] = (failure.slower, self._terms.pace(0, failure.slower)[1])
-        self._env.process(self._find(_Noticed(event, self._env.now), failure.found.at(event.draws[1])))
+        if failure.slowdown is not None:
+            self._slow[event.node] = (failure.slowdown, self._terms.pace(0, failure.slowdown)[1])
+        self._env.process(self._find(_Noticed(event, self._env.now), failure.discovery_time.at_z_score(event.draws[1])))
 
     def _find(self, noticed: _Noticed, after: Seconds) -> Process:
         yield self._env.timeout(after)
@@ -278,9 +280,9 @@ class Job:
     def _notice(self, found: _Noticed) -> Stop | None:
         """A slow node is replaced, or lives with it no longer; wrong numbers are gone back behind."""
         failure, node = self._said.failures[found.event.failure], found.event.node
-        if failure.effect is Effect.CORRUPT:
+        if failure.effect is FailureEffect.CORRUPT:
             return self._stop(failure, found.event, back_to=found.began)
-        if self._slow.pop(node, None) is None or not self._said.quarantine:
+        if self._slow.pop(node, None) is None or not self._said.replaces_slow_nodes:
             return None
         return self._stop(failure, found.event)
 
@@ -354,7 +356,7 @@ class Job:
         while later is not None:
             stop, later = later, None
             self._lose(stop)
-            parts = [(DETECTION, stop.detection.at(_draw(stop, 0))), (MAINTENANCE, stop.lasts)]
+            parts = [(DETECTION, stop.detection.at_z_score(_draw(stop, 0))), (MAINTENANCE, stop.lasts)]
             at_hand = self._pool.fill()
             if not at_hand:
                 later = yield from self._spend(parts, stop.cause)
@@ -372,7 +374,7 @@ class Job:
         for number, node in enumerate(stop.nodes):
             if node not in self._pool.missing:
                 self._slow.pop(node, None)
-                self._pool.lose(node, 0.0 if repair is None else repair.at(_draw(stop, 2 + number % 2)))
+                self._pool.lose(node, 0.0 if repair is None else repair.at_z_score(_draw(stop, 2 + number % 2)))
 
     def _wait(self, stop: Stop) -> Process:
         """Wait until the job can run with the nodes that there are: with all, or with as many as it can do with."""
@@ -388,7 +390,7 @@ class Job:
         return None
 
     def _can_shrink(self) -> bool:
-        return self._said.elastic is not Elastic.WAIT and self._terms.pace(len(self._pool.missing), None)[1] > 0.0
+        return self._said.elastic is not ElasticPolicy.WAIT and self._terms.pace(len(self._pool.missing), None)[1] > 0.0
 
     def _restart(self, stop: Stop, *, at_hand: bool) -> Seconds:
         """How long the job takes to begin again. at_hand: whether spares were there at once."""
@@ -396,7 +398,7 @@ class Job:
         seconds = self._always
         for number, length, skipped in self._lengths:
             if not (skipped is Skipped.PLANNED and stop.planned) and not (skipped is Skipped.KEPT and kept):
-                seconds += length.at(_draw(stop, 4 + number))
+                seconds += length.at_z_score(_draw(stop, 4 + number))
         return seconds
 
     def _spend(self, parts: list[tuple[str, Seconds]], cause: str) -> Process:
@@ -418,7 +420,7 @@ class Job:
         """What something does to a job that is down already: what runs no step is neither slow nor wrong."""
         if isinstance(cause, _Noticed):
             failure = self._said.failures[cause.event.failure]
-            if failure.effect is Effect.CORRUPT:
+            if failure.effect is FailureEffect.CORRUPT:
                 back = self._safe_before(cause.began)
                 if back < self._progress:
                     self._sums.losses[LOST_WORK] += self._progress - back
@@ -446,7 +448,7 @@ class Job:
             self._record.append(Piece(since, self._env.now, state))
 
 
-def _lengths(said: Restart, load: Seconds) -> list[tuple[int, Length, Skipped]]:
+def _lengths(said: RestartTimes, load: Seconds) -> list[tuple[int, DurationDistribution, Skipped]]:
     """What a restart takes, with the number of its draw, and when it is not needed; without what takes no time."""
     parts = (
         (said.diagnosis, Skipped.PLANNED),
@@ -454,7 +456,7 @@ def _lengths(said: Restart, load: Seconds) -> list[tuple[int, Length, Skipped]]:
         (said.schedule, Skipped.KEPT),
         (said.image, Skipped.KEPT),
         (said.init, Skipped.NEVER),
-        (said.load or Length.always(load), Skipped.NEVER),
+        (said.load or DurationDistribution.constant(load), Skipped.NEVER),
         (said.warmup, Skipped.NEVER),
     )
     return [(number, length, skipped) for number, (length, skipped) in enumerate(parts) if length.mean > 0.0]

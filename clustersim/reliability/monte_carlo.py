@@ -7,15 +7,15 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from typing import Final
 
-from clustersim.common.gc_control import uncollected
-from clustersim.common.processes import AHEAD, as_done
-from clustersim.hardware.failures import Slower
+from clustersim.common.gc_control import gc_disabled
+from clustersim.common.processes import TASKS_PER_WORKER, iterate_completed
+from clustersim.hardware.failures import FailureSlowdown
 from clustersim.reliability.failure_events import events_of
 from clustersim.reliability.job_simulation import HEALTHY, Job, Terms
 from clustersim.results.goodput import Piece, Run
 
-State = tuple[int, Slower | None]
-Simulate = Callable[[int, Slower | None], tuple[str, float]]
+State = tuple[int, FailureSlowdown | None]
+Simulate = Callable[[int, FailureSlowdown | None], tuple[str, float]]
 _WINDOW: Final = 1.15  # of the work: for how long failures are drawn at a time
 
 
@@ -29,7 +29,7 @@ class Known:
 
     paces: tuple[tuple[State, tuple[str, float]], ...] = ()
 
-    def __call__(self, missing: int, slower: Slower | None) -> tuple[str, float]:
+    def __call__(self, missing: int, slower: FailureSlowdown | None) -> tuple[str, float]:
         """The name of a state and work per second in it."""
         if not missing and slower is None:
             return HEALTHY, 1.0
@@ -68,7 +68,9 @@ class Runs:
             number = waiting.pop()
             return number, partial(_run, packed[0], self.seed, number)
 
-        for number, run in as_done(self.pool, 1 if self.workers == 1 else AHEAD * self.workers, take):
+        for number, run in iterate_completed(
+            self.pool, 1 if self.workers == 1 else TASKS_PER_WORKER * self.workers, take
+        ):
             if isinstance(run, Run):
                 found[number] = run
                 if done is not None:
@@ -85,7 +87,7 @@ class Runs:
         _job(replace(terms, pace=self._pace), self.seed, number, record).run()
         return record
 
-    def _pace(self, missing: int, slower: Slower | None) -> tuple[str, float]:
+    def _pace(self, missing: int, slower: FailureSlowdown | None) -> tuple[str, float]:
         """The pace in a state, simulated if it was not yet."""
         if (missing, slower) not in self._paces:
             self._paces[missing, slower] = self.simulate(missing, slower)
@@ -116,12 +118,12 @@ def _run(packed: bytes, seed: int, number: int) -> Run | State:
     terms = _unpacked(packed)
     asked: list[State] = []
 
-    def pace(missing: int, slower: Slower | None) -> tuple[str, float]:
+    def pace(missing: int, slower: FailureSlowdown | None) -> tuple[str, float]:
         asked[:] = [(missing, slower)]
         return terms.pace(missing, slower)
 
     try:
-        with uncollected():
+        with gc_disabled():
             return _job(replace(terms, pace=pace), seed, number).run(number)
     except _UnknownState:
         return asked[0]

@@ -7,7 +7,7 @@ import simpy
 
 from clustersim.common.units import Seconds
 from clustersim.reliability.failure_domains import Site
-from clustersim.scenario.reliability import Spares
+from clustersim.scenario.reliability import SparePool
 
 
 class Pool:
@@ -21,16 +21,16 @@ class Pool:
         self,
         env: simpy.Environment,
         site: Site,
-        spares: Spares,
+        spares: SparePool,
         crews: int | None,
         comes_back: Callable[[], None],
     ) -> None:
         self._env, self._site, self._comes_back = env, site, comes_back
         self.missing: set[int] = set()
-        self._idle = spares.nodes or 0
+        self._idle = spares.shared_nodes or 0
         racks = site.counts.racks
-        self._in_rack = dict.fromkeys(range(racks), spares.per_rack) if spares.per_rack else {}
-        self._all = site.nodes + self._idle + spares.per_rack * racks
+        self._in_rack = dict.fromkeys(range(racks), spares.nodes_per_rack) if spares.nodes_per_rack else {}
+        self._all = site.nodes + self._idle + spares.nodes_per_rack * racks
         self._in_repair = 0
         self._crews = None if crews is None else simpy.Resource(env, crews)
         self._since, self._seconds = 0.0, {"job": 0.0, "idle": 0.0, "repair": 0.0}

@@ -14,7 +14,7 @@ import numpy as np
 
 from clustersim.common.arrays import FloatArray
 from clustersim.common.units import Seconds
-from clustersim.hardware.failures import Slower
+from clustersim.hardware.failures import FailureSlowdown
 from clustersim.reliability.checkpoint_cost import (
     Storing,
     formula,
@@ -27,8 +27,8 @@ from clustersim.reliability.failure_domains import Site, site_of
 from clustersim.reliability.failure_events import events_of
 from clustersim.reliability.goodput_simulation import LONGEST, MOST_FAILURES
 from clustersim.reliability.job_simulation import HEALTHY, Job, Pace, Terms
-from clustersim.scenario.reliability import Reliability
-from clustersim.scenario.resolved import Setup
+from clustersim.scenario.reliability import ReliabilityModel
+from clustersim.scenario.resolved import ResolvedScenario
 
 RUNS: Final = 8
 _DAY: Final = 86400.0
@@ -47,19 +47,21 @@ class Estimate:
     spare_nodes: int
 
 
-def estimate(setup: Setup, seconds: Seconds) -> Estimate:
+def estimate(setup: ResolvedScenario, seconds: Seconds) -> Estimate:
     """The run of a scenario whose step takes so many seconds; raise InputError where it does not say its tokens."""
     work, _ = work_of(setup, seconds)
     terms = _terms(*_said(setup), work)
     runs = [_job(terms, number).run(number) for number in range(RUNS)]
     wall = sum(run.wall for run in runs)
-    beside = (terms.reliability.spares.nodes or 0) + terms.reliability.spares.per_rack * terms.site.counts.racks
+    beside = (
+        terms.reliability.spares.shared_nodes or 0
+    ) + terms.reliability.spares.nodes_per_rack * terms.site.counts.racks
     return Estimate(
         wall / RUNS / _DAY, sum(run.work for run in runs) / wall, terms.saving.compute, terms.site.nodes, beside
     )
 
 
-def least_days(setup: Setup, seconds: Seconds) -> float:
+def least_days(setup: ResolvedScenario, seconds: Seconds) -> float:
     """Days that `estimate` does not undercut where a step takes so many seconds at least.
 
     Runs that differ in nothing but the work to do are the same until the first of them ends. So where one of more work
@@ -74,17 +76,17 @@ def least_days(setup: Setup, seconds: Seconds) -> float:
     return whole / RUNS / _DAY
 
 
-def _said(setup: Setup) -> tuple[Reliability, Site, Storing]:
+def _said(setup: ResolvedScenario) -> tuple[ReliabilityModel, Site, Storing]:
     """What a run depends on beside its work; layouts of one job on one cluster have it in common."""
     said, site, stored = setup.reliability, replace(site_of(setup), replica=1), storing(setup)
-    if said.spares.nodes is not None:
+    if said.spares.shared_nodes is not None:
         return said, site, stored
-    broken = in_repair(said, site) * said.spread**2
+    broken = in_repair(said, site) * said.rate_geometric_std**2
     spares = min(site.nodes, math.ceil(broken + 2.0 * math.sqrt(broken)))
-    return replace(said, spares=replace(said.spares, nodes=spares)), site, stored
+    return replace(said, spares=replace(said.spares, shared_nodes=spares)), site, stored
 
 
-def _terms(said: Reliability, site: Site, stored: Storing, work: Seconds) -> Terms:
+def _terms(said: ReliabilityModel, site: Site, stored: Storing, work: Seconds) -> Terms:
     between = mean_time_to_interruption(said, site)
     return Terms(
         reliability=said,
@@ -103,7 +105,7 @@ def _job(terms: Terms, number: int) -> Job:
 
 
 @lru_cache(maxsize=32)
-def _marks(said: Reliability, site: Site, stored: Storing) -> list[tuple[FloatArray, FloatArray]]:
+def _marks(said: ReliabilityModel, site: Site, stored: Storing) -> list[tuple[FloatArray, FloatArray]]:
     """Of each of the runs times, in order, and the most work that was done by then."""
     terms, found = _terms(said, site, stored, _LONG), []
     for number in range(RUNS):
@@ -117,8 +119,8 @@ def _marks(said: Reliability, site: Site, stored: Storing) -> list[tuple[FloatAr
 
 
 def _near(site: Site) -> Pace:
-    def pace(missing: int, slower: Slower | None) -> tuple[str, float]:
-        rate = (1.0 - missing / site.nodes) * (1.0 if slower is None else slower.left)
+    def pace(missing: int, slower: FailureSlowdown | None) -> tuple[str, float]:
+        rate = (1.0 - missing / site.nodes) * (1.0 if slower is None else slower.remaining_fraction)
         return (HEALTHY if rate == 1.0 else f"{rate:.1%} of the pace"), rate
 
     return pace

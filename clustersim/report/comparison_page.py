@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from clustersim.common.units import format_signed
+from clustersim.common.units import format_signed_seconds
 from clustersim.report import labels
 from clustersim.report.draw.charts import chart, diamond, in_lines, points
 from clustersim.report.draw.timeline_figure import timeline_card
@@ -21,10 +21,10 @@ from clustersim.report.row_selection import shown_ranks
 from clustersim.report.step_breakdown import times_of
 
 if TYPE_CHECKING:
-    from clustersim.results.simulation_result import Answer
+    from clustersim.results.simulation_result import SimulationResult
 
 
-def comparison_page(results: "Mapping[str, Answer]", title: str, shown: str) -> str:
+def comparison_page(results: "Mapping[str, SimulationResult]", title: str, shown: str) -> str:
     """The page as HTML text."""
     close = results[shown]
     timeline = timeline_of(close, ranks := shown_ranks(close))
@@ -41,7 +41,7 @@ def comparison_page(results: "Mapping[str, Answer]", title: str, shown: str) -> 
     return document(title, cards)
 
 
-def difference_figure(results: "Mapping[str, Answer]") -> Figure:
+def difference_figure(results: "Mapping[str, SimulationResult]") -> Figure:
     """For each answer but the first a bar to each side: by how much parts are longer and shorter."""
     base, *others = (times_of(result).step for result in results.values())
     changes = np.array([other - base for other in others]).reshape(len(others), -1)
@@ -50,7 +50,7 @@ def difference_figure(results: "Mapping[str, Answer]") -> Figure:
     scale = time_scale(float(np.abs(whole).max(initial=0.0)))
     net = points(
         "step", typed(whole / scale.size), labels, diamond("@ink", 1.5),
-        customdata=[format_signed(value) for value in whole.tolist()],
+        customdata=[format_signed_seconds(value) for value in whole.tolist()],
         hovertemplate="<b>%{y}</b><br>step: %{customdata}<extra></extra>",
     )  # fmt: skip
     return chart(

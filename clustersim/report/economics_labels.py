@@ -3,7 +3,7 @@
 from clustersim.common.units import Grams, Watts, format_energy, format_number, format_power, format_seconds
 from clustersim.hardware.prices import Price
 from clustersim.results.economics import Economics
-from clustersim.scenario.settings import GIVEN
+from clustersim.scenario.settings import USER_STATED
 
 UNKNOWN = "unknown"
 
@@ -94,7 +94,7 @@ def power_words(found: Economics) -> str:
 
 
 def _per_hour(price: Price, found: Economics) -> str:
-    listed = "" if found.price_source == GIVEN else " (list)"
+    listed = "" if found.price_source == USER_STATED else " (list)"
     return f"{money(price.amount, price.currency)}/GPU h{listed}"
 
 

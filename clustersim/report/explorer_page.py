@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 from markupsafe import Markup
 
-from clustersim.memory.footprint import Category as Use
+from clustersim.memory.footprint import MemoryCategory as Use
 from clustersim.report.draw.charts import plot
 from clustersim.report.figure import Figure, axis, legend, packed, script_json
 from clustersim.report.html_document import document, drawn

@@ -12,19 +12,19 @@ import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.units import Seconds
-from clustersim.cost.segment import BlockTiming
+from clustersim.cost.segment import SegmentTiming
 from clustersim.program.task import ComputeTask, Segment
 from clustersim.report.export.span_descriptions import Label, operation_label
 from clustersim.report.theme import CATEGORIES
 from clustersim.report.timeline_data import KernelLabel, Kernels
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 
 MOST_OPERATIONS: Final = 1_000_000
 _ROUNDING: Final = 1e-9  # of the makespan
 _LINES: Final = ("kernel", "dtype", "shape"), ("collective", "group")
 
 
-def kernels_of(result: Answer, rows: IntArray, most: int = MOST_OPERATIONS) -> Kernels:
+def kernels_of(result: SimulationResult, rows: IntArray, most: int = MOST_OPERATIONS) -> Kernels:
     """What runs inside spans that are these rows of the trace; at most so many operations that no template shares."""
     templates = _Templates(result, most, _ROUNDING * result.trace.makespan)
     template = np.full(len(rows), -1)
@@ -43,13 +43,13 @@ class _Templates:
     identity, and the timings, so that they stay alive and ids apart.
     """
 
-    result: Answer
+    result: SimulationResult
     most: int
     rounding: Seconds
     columns: list[tuple[IntArray, FloatArray, FloatArray]] = field(default_factory=list)
     numbers: dict[object, int] = field(default_factory=dict)
     labels: dict[KernelLabel, int] = field(default_factory=dict)
-    worded: dict[tuple[Segment, int], tuple[IntArray, BlockTiming]] = field(default_factory=dict)
+    worded: dict[tuple[Segment, int], tuple[IntArray, SegmentTiming]] = field(default_factory=dict)
     own: int = 0
     left_out: int = 0
 
@@ -58,7 +58,7 @@ class _Templates:
         trace = self.result.trace
         tasks = self.result.program.programs[int(self.result.program.program_index[rank])].tasks
         blocks = {number: task.segment for number, task in enumerate(tasks) if isinstance(task, ComputeTask)}
-        timings = {block: self.result.cost.block(rank, block) for block in dict.fromkeys(blocks.values())}
+        timings = {block: self.result.cost.time_segment(rank, block) for block in dict.fromkeys(blocks.values())}
         task = trace.task[rows].tolist()
         alone = np.array([timings[blocks[item]].seconds if item in blocks else np.nan for item in task])
         off = np.abs(trace.end[rows] - trace.start[rows] - alone)
@@ -72,7 +72,7 @@ class _Templates:
             template[varied] = self._varied(rank, rows[varied], [blocks[task[at]] for at in varied.tolist()])
         return template
 
-    def _alone(self, block: Segment, timing: BlockTiming) -> int:
+    def _alone(self, block: Segment, timing: SegmentTiming) -> int:
         """The template of runs that take what their block takes alone."""
         key, labels = (block, id(timing)), self._labels(block, timing)
         duration = np.array(timing.durations)
@@ -88,14 +88,14 @@ class _Templates:
             return [-1] * len(rows)
         self.own += int(sizes[allowed - 1])
         tasks, starts = trace.task[rows[:allowed]].tolist(), trace.start[rows[:allowed]].tolist()
-        operations = self.result.operations(rank, frozenset(tasks))
+        operations = self.result.operation_spans(rank, frozenset(tasks))
         first = np.searchsorted(operations.task, np.arange(int(operations.task.max()) + 2))
         templates = []
         for number, start, block in zip(tasks, starts, blocks[:allowed], strict=True):
             chosen = slice(int(first[number]), int(first[number + 1]))
             begins, ends = operations.start[chosen], operations.end[chosen]
             gap, duration = begins - np.concatenate(([start], ends[:-1])), ends - begins
-            labels = self._labels(block, self.result.cost.block(rank, block))
+            labels = self._labels(block, self.result.cost.time_segment(rank, block))
             gap = np.where(gap > self.rounding, gap, 0.0)
             key = (labels.tobytes(), gap.astype(np.float32).tobytes(), duration.astype(np.float32).tobytes())
             templates.append(self._add(key, labels, gap, duration))
@@ -107,7 +107,7 @@ class _Templates:
             self.columns.append((labels, gap, duration))
         return self.numbers[key]
 
-    def _labels(self, block: Segment, timing: BlockTiming) -> IntArray:
+    def _labels(self, block: Segment, timing: SegmentTiming) -> IntArray:
         key = (block, id(timing))
         if key not in self.worded:
             words = (operation_label(operation, timing, place) for place, operation in enumerate(block.operations))

@@ -9,14 +9,14 @@ import numpy as np
 
 from clustersim.common.errors import InputError
 from clustersim.common.units import format_bytes, format_flops, format_seconds
-from clustersim.cost.background_traffic import Traffic
+from clustersim.cost.background_traffic import TrafficPattern
 from clustersim.cost.timing import Provenance
-from clustersim.hardware.degradation import DeadLink, Disturbances, LinkChange, in_ranges
+from clustersim.hardware.degradation import DeadLinkEffect, Degradations, LinkDegradation, format_id_ranges
 from clustersim.hardware.topology import Fabric, LinkKind
 from clustersim.model.lora import Lora
 from clustersim.model.offload import ActivationOffload, Offload, OptimizerOffload, ShardOffload
-from clustersim.model.recompute_modules import Module
-from clustersim.model.training import FullRecompute, NoRecompute, Recompute, SelectiveOperations, SelectiveRecompute
+from clustersim.model.recompute_modules import RecomputeModule
+from clustersim.model.training import FullRecompute, NoRecompute, Recompute, SelectiveOpRecompute, SelectiveRecompute
 from clustersim.parallel.data_parallel_strategy import (
     DataParallelStrategy,
     DdpStrategy,
@@ -112,7 +112,7 @@ def layout_line(scenario: "Scenario") -> str:
         _offload(training.offload),
         training.recipe.name,
         f"{training.global_batch:,} sequences of {training.sequence:,} tokens a step",
-        f"{'2 x ' * layout.mirrored}{scenario.microbatches:,} microbatch{'es' * (scenario.microbatches > 1)} "
+        f"{'2 x ' * layout.mirrored}{scenario.microbatch_count:,} microbatch{'es' * (scenario.microbatch_count > 1)} "
         f"of {training.microbatch}",
     ]
     return " · ".join(filter(None, words))
@@ -126,9 +126,9 @@ def _experts(layout: Layout) -> list[str]:
 
 def disturbed_line(scenario: "Scenario") -> str:
     """What is wrong with the cluster, in one line; empty if nothing is."""
-    words = list(_wrong(scenario.disturbances, scenario.cluster.fabric))
-    words += _few([f"beside {job.setup.name}" for job in scenario.jobs])
-    words += _few([_traffic(traffic) for traffic in scenario.traffic])
+    words = list(_wrong(scenario.degradations, scenario.cluster.fabric))
+    words += _few([f"beside {co_scheduled_job.resolved.name}" for co_scheduled_job in scenario.co_scheduled_jobs])
+    words += _few([_traffic(traffic_pattern) for traffic_pattern in scenario.background_traffic])
     if (jitter := scenario.jitter) is not None:
         words.append(f"jitter {_percent(jitter.std)} ({jitter.distribution.value}, seed {jitter.seed})")
     return "; ".join(words)
@@ -136,23 +136,25 @@ def disturbed_line(scenario: "Scenario") -> str:
 
 def gpu_line(scenario: "Scenario") -> str:
     """The accelerator; where there are several, the number of each."""
-    accelerators, kind = scenario.cluster.kinds()
+    accelerators, kind = scenario.cluster.accelerator_kinds()
     counts = np.bincount(kind[: scenario.layout.world_size], minlength=len(accelerators)).tolist()
     used = [(accelerator.name, count) for accelerator, count in zip(accelerators, counts, strict=True) if count]
     return used[0][0] if len(used) == 1 else f"({' + '.join(f'{count:,} {name}' for name, count in used)})"
 
 
-def _wrong(disturbances: Disturbances, fabric: Fabric) -> Iterator[str]:
+def _wrong(disturbances: Degradations, fabric: Fabric) -> Iterator[str]:
     """Slow GPUs, NICs and links, and what others load."""
-    yield from _few([f"{_gpus(slow.gpus)} at {_percent(slow.speed)} speed" for slow in disturbances.slow])
+    yield from _few(
+        [f"{_gpus(slow_gpus.gpu_ids)} at {_percent(slow_gpus.speed)} speed" for slow_gpus in disturbances.slow_gpus]
+    )
     yield from _few(
         [
-            f"NICs of {_gpus(nic.gpus)} {f'at {_percent(nic.bandwidth)}' if nic.bandwidth else 'dead'}"
+            f"NICs of {_gpus(nic.gpu_ids)} {f'at {_percent(nic.bandwidth_fraction)}' if nic.bandwidth_fraction else 'dead'}"
             for nic in disturbances.nics
         ]
     )
     yield from _few([_link(link, fabric) for link in disturbances.links])
-    for kind, load in disturbances.background.items():
+    for kind, load in disturbances.background_load.items():
         yield f"{_percent(load)} of every {kind.value} link loaded by others"
 
 
@@ -163,34 +165,36 @@ def _few(words: Sequence[str]) -> list[str]:
 
 
 def _gpus(gpus: Sequence[int]) -> str:
-    return in_ranges(np.unique(np.array(gpus, dtype=np.int64)))
+    return format_id_ranges(np.unique(np.array(gpus, dtype=np.int64)))
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.4g} %"
 
 
-def _link(change: LinkChange, fabric: Fabric) -> str:
+def _link(change: LinkDegradation, fabric: Fabric) -> str:
     """A link or, of a bundle, how many of its members."""
-    ends = f"{change.source} {'-' if change.both_ways else '->'} {change.target}"
+    ends = f"{change.source} {'-' if change.both_directions else '->'} {change.target}"
     members = _members(change, fabric)
-    if isinstance(change.what, DeadLink):
-        return f"link {ends} dead" if members == 1 else f"{change.what.lost} of {members} links {ends} dead"
-    when = "" if change.during is None else f" from {' to '.join(map(format_seconds, change.during))}"
-    return f"{'link' if members == 1 else f'{members} links'} {ends} at {_percent(change.what.bandwidth)}{when}"
+    if isinstance(change.effect, DeadLinkEffect):
+        return f"link {ends} dead" if members == 1 else f"{change.effect.lost_count} of {members} links {ends} dead"
+    when = "" if change.active_period is None else f" from {' to '.join(map(format_seconds, change.active_period))}"
+    return (
+        f"{'link' if members == 1 else f'{members} links'} {ends} at {_percent(change.effect.bandwidth_fraction)}{when}"
+    )
 
 
-def _traffic(sent: Traffic) -> str:
+def _traffic(sent: TrafficPattern) -> str:
     """What others send, and how often."""
-    again = "once" if isinf(sent.every) else f"every {format_seconds(sent.every)}"
+    again = "once" if isinf(sent.period_seconds) else f"every {format_seconds(sent.period_seconds)}"
     what = f"others' {sent.collective.value} of {format_bytes(sent.payload)}"
-    return f"{what} among {len(sent.gpus):,} GPUs {again}"
+    return f"{what} among {len(sent.gpu_ids):,} GPUs {again}"
 
 
-def _members(change: LinkChange, fabric: Fabric) -> int:
+def _members(change: LinkDegradation, fabric: Fabric) -> int:
     """How many parallel links are between the ends; a graph, where each link is one, forgets those that are dead."""
     try:
-        return fabric.members(fabric.find(change.source, change.target))
+        return fabric.parallel_link_count(fabric.find_link(change.source, change.target))
     except InputError:
         return 1
 
@@ -244,10 +248,10 @@ def _recompute(policy: Recompute) -> str:
         case NoRecompute():
             return "no recompute"
         case SelectiveRecompute(modules) if policy != SelectiveRecompute():
-            return f"recompute of {', '.join(module.value for module in Module if module in modules)}"
+            return f"recompute of {', '.join(recompute_module.value for recompute_module in RecomputeModule if recompute_module in modules)}"
         case SelectiveRecompute():
             return "selective recompute"
-        case SelectiveOperations():
+        case SelectiveOpRecompute():
             return "selective recompute by operations"
         case FullRecompute(layers=None):
             return "full recompute"

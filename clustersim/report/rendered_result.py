@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 from clustersim.results.what_if import WhatIfs
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate as _answer
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as plotly
 
 
-class Result(Answer):
+class Result(SimulationResult):
     """An answer that can be looked at. Pages take a while to import, so each method imports what it draws with."""
 
     def to_html(self, what_ifs: WhatIfs | None = None) -> str:

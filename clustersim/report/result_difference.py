@@ -17,14 +17,14 @@ from clustersim.common.units import (
     format_bytes,
     format_number,
     format_seconds,
-    format_signed,
+    format_signed_seconds,
     format_step_time,
 )
 from clustersim.report.labels import stage_name
 from clustersim.report.step_breakdown import ROUNDING
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 from clustersim.results.time_categories import PARTS, Part, named_parts
-from clustersim.scenario.changes.diff import Changed, changed_keys, other_files
+from clustersim.scenario.changes.diff import ChangedKey, changed_keys, changed_referenced_files
 
 MOST_WORDS: Final = 60  # characters of a text in a list
 
@@ -39,7 +39,7 @@ class Difference:
     """
 
     titles: tuple[str, str]
-    inputs: tuple[Changed, ...]
+    inputs: tuple[ChangedKey, ...]
     notes: tuple[str, ...]
     step_times: FloatArray
     parts: FloatArray
@@ -74,7 +74,7 @@ class Difference:
 
     def words(self, seconds: Seconds) -> str:
         """A difference of times; none where it is only rounding."""
-        return format_signed(seconds) if self.visible(seconds) else "0 s"
+        return format_signed_seconds(seconds) if self.visible(seconds) else "0 s"
 
     def amounts(self, part: Part) -> tuple[str, str, str]:
         """A part in both, and by how much it is longer."""
@@ -93,7 +93,8 @@ class Difference:
             "first": {"title": self.titles[0], **{key: first[key] for key in ("name", *_NUMBERS)}},
             "second": {"title": self.titles[1], **{key: second[key] for key in ("name", *_NUMBERS)}},
             "inputs": [
-                {"key": changed.key, "first": changed.first, "second": changed.second} for changed in self.inputs
+                {"key": changed_key.key, "first": changed_key.first, "second": changed_key.second}
+                for changed_key in self.inputs
             ],
             "delta": {key: second[key] - first[key] for key in _NUMBERS if key != "fits"},
             "parts_s": self._named(self.parts),
@@ -109,15 +110,20 @@ class Difference:
         return named_parts([part.value for part in self.present], parts[:, [part.place for part in self.present]])
 
 
-def difference_of(first: Answer, second: Answer, titles: tuple[str, str], notes: tuple[str, ...] = ()) -> Difference:
+def difference_of(
+    first: SimulationResult, second: SimulationResult, titles: tuple[str, str], notes: tuple[str, ...] = ()
+) -> Difference:
     """Compare two answers."""
     answers = first.to_json(), second.to_json()
-    tokens = [item.scenario.training.global_batch * item.scenario.training.sequence for item in (first, second)]
+    tokens = [
+        simulation_result.scenario.training.global_batch * simulation_result.scenario.training.sequence
+        for simulation_result in (first, second)
+    ]
     times = tokens[1] / tokens[0]
     work = [] if times == 1.0 else [f"a step of B has {times:.4g} times the tokens; compare tokens/s per GPU"]
     others = [
         f"{name}: both name it by the same words, but the files differ"
-        for name in other_files(first.scenario, second.scenario)
+        for name in changed_referenced_files(first.scenario, second.scenario)
     ]
     rows = len(first.ledgers) if first.scenario.placement == second.scenario.placement else 0
     return Difference(
@@ -126,9 +132,9 @@ def difference_of(first: Answer, second: Answer, titles: tuple[str, str], notes:
         notes=(*notes, *work, *others),
         step_times=np.array([first.step_time, second.step_time]),
         parts=np.array([_seconds(answer["breakdown_s"]) for answer in answers]),
-        stages=np.array(
-            [[_seconds(row["breakdown_s"]) for row in element["stages"][:rows]] for element in answers]
-        ).reshape(2, rows, len(PARTS)),
+        stages=np.array([[_seconds(row["breakdown_s"]) for row in item["stages"][:rows]] for item in answers]).reshape(
+            2, rows, len(PARTS)
+        ),
         row_labels=tuple(stage_name(first.scenario, row) for row in range(rows)),
         answers=answers,
     )
@@ -185,7 +191,7 @@ def _part(first: float, second: float) -> str:
 
 
 def _seconds_and_part(first: Seconds, second: Seconds) -> str:
-    return f"{format_signed(second - first)} ({_part(first, second)})"
+    return f"{format_signed_seconds(second - first)} ({_part(first, second)})"
 
 
 def _points(first: float, second: float) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from clustersim.common.arrays import FloatArray
-from clustersim.common.units import Seconds, format_signed, format_step_time
+from clustersim.common.units import Seconds, format_signed_seconds, format_step_time
 from clustersim.report import result_difference as said
 from clustersim.report.draw.charts import Drawn, bar, chart, in_lines, ticks
 from clustersim.report.draw.timeline_figure import timeline_caption, timeline_figure
@@ -27,10 +27,10 @@ from clustersim.report.timeline_arrays import MOST_BYTES, drawing
 from clustersim.report.timeline_data import Timeline
 
 if TYPE_CHECKING:
-    from clustersim.results.simulation_result import Answer
+    from clustersim.results.simulation_result import SimulationResult
 
 
-def difference_page(difference: Difference, results: "Sequence[Answer]") -> str:
+def difference_page(difference: Difference, results: "Sequence[SimulationResult]") -> str:
     """The page as HTML text."""
     waterfall = difference_waterfall(difference) if difference.different else None
     stages = stages_figure(difference) if waterfall and len(difference.row_labels) > 1 else None
@@ -52,8 +52,8 @@ def difference_waterfall(difference: Difference) -> Figure:
     bars = [
         bar(
             part.value, [part.value], [delta / scale.size], marker(PART_LOOKS[part]), base=[start / scale.size],
-            text=[format_signed(delta)], textposition="outside", cliponaxis=False,
-            hovertemplate=f"<b>{part.value}</b><br>{format_signed(delta)} in B<extra></extra>",
+            text=[format_signed_seconds(delta)], textposition="outside", cliponaxis=False,
+            hovertemplate=f"<b>{part.value}</b><br>{format_signed_seconds(delta)} in B<extra></extra>",
         )
         for part, delta, start in zip(parts, deltas, ends[:-1].tolist(), strict=True)
     ]  # fmt: skip

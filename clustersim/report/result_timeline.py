@@ -12,7 +12,7 @@ import numpy as np
 
 from clustersim.common.arrays import IntArray
 from clustersim.common.units import format_bandwidth, format_flops, format_seconds
-from clustersim.cost.segment import BlockTiming
+from clustersim.cost.segment import SegmentTiming
 from clustersim.model.kernels import Kernel
 from clustersim.parallel.mesh import HOST_GROUP
 from clustersim.program.placement import looped_placement
@@ -24,7 +24,7 @@ from clustersim.report.kernel_templates import kernels_of
 from clustersim.report.labels import row_word, stage_name
 from clustersim.report.theme import CATEGORIES
 from clustersim.report.timeline_data import Path, Row, Spans, Timeline
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 from clustersim.scenario import Scenario
 
 _LANES: Final = {
@@ -37,7 +37,7 @@ _EXPERTS_LANES: Final = {"experts": (Stream.EP,)}
 _MOST_KERNELS: Final = 4
 
 
-def timeline_of(result: Answer, ranks: Sequence[int]) -> Timeline:
+def timeline_of(result: SimulationResult, ranks: Sequence[int]) -> Timeline:
     """Spans of these simulated ranks, a row for each, what runs inside them, and the critical path on them."""
     scenario = result.scenario
     stages = np.minimum(result.program.program_index[list(ranks)], scenario.layout.pp - 1).tolist()
@@ -65,24 +65,24 @@ def row_note(scenario: Scenario) -> str:
     return prose("row_note", placement=placement, in_turn=in_turn, mirrored=scenario.layout.mirrored)
 
 
-def _lanes(result: Answer) -> dict[str, tuple[Stream, ...]]:
+def _lanes(result: SimulationResult) -> dict[str, tuple[Stream, ...]]:
     """Those of the host only where it does anything, that of experts only where tokens travel beside computation."""
     hosted = HOST_GROUP.name in result.program.groups
     experts = any(Stream.EP in program.streams for program in result.program.programs)
     return _LANES | (_HOST_LANES if hosted else {}) | (_EXPERTS_LANES if experts else {})
 
 
-def _places(result: Answer, ranks: Sequence[int]) -> IntArray:
+def _places(result: SimulationResult, ranks: Sequence[int]) -> IntArray:
     """The timeline's row and lane of each row of the trace, -1 where there is none: [2, rows]."""
-    row = np.full(result.ranks, -1)
+    row = np.full(result.rank_count, -1)
     row[ranks] = np.arange(len(ranks))
     lanes = {stream: lane for lane, streams in enumerate(_lanes(result).values()) for stream in streams}
     lane = np.array([lanes.get(stream, -1) for stream in Stream])
     return np.stack((row[result.trace.rank], lane[result.trace.stream]))
 
 
-def _path(result: Answer, places: IntArray) -> Path:
-    path = result.path[places[1, result.path] >= 0]
+def _path(result: SimulationResult, places: IntArray) -> Path:
+    path = result.critical_path[places[1, result.critical_path] >= 0]
     shown = places[0, path] >= 0
     follows = np.concatenate((shown[:1], shown[:-1]))[shown]
     path = path[shown]
@@ -90,7 +90,7 @@ def _path(result: Answer, places: IntArray) -> Path:
     return Path(row, lane, result.trace.start[path], result.trace.end[path], follows)
 
 
-def _spans(result: Answer, ranks: Sequence[int], shown: IntArray, places: IntArray) -> Spans:
+def _spans(result: SimulationResult, ranks: Sequence[int], shown: IntArray, places: IntArray) -> Spans:
     """Some rows of the trace. places: of them."""
     trace, (row, lane) = result.trace, places
     number = np.full(len(trace) + 1, -1)  # the last entry serves cause -1
@@ -103,11 +103,11 @@ def _spans(result: Answer, ranks: Sequence[int], shown: IntArray, places: IntArr
         waiting=waiting, start=trace.start[shown], end=trace.end[shown], bytes=columns[3].astype(np.float64),
         name=columns[4], detail=columns[5], cause=number[sent_cause(trace, shown)],
         waited=trace.waited[shown], slowed=trace.slowed[shown], texts=tuple(texts),
-        per_step=result.scenario.microbatches if result.scenario.steps > 1 else 0,
+        per_step=result.scenario.microbatch_count if result.scenario.steps > 1 else 0,
     )  # fmt: skip
 
 
-def _task_columns(result: Answer, ranks: Sequence[int], texts: dict[str, int]) -> IntArray:
+def _task_columns(result: SimulationResult, ranks: Sequence[int], texts: dict[str, int]) -> IntArray:
     """Category, microbatch, chunk, bytes, name and detail of every task: [columns, stages, tasks]."""
     programs = [result.program.programs[int(result.program.program_index[rank])] for rank in ranks]
     table = np.full((6, len(ranks), max(len(program.tasks) for program in programs)), -1)
@@ -122,7 +122,7 @@ def _task_columns(result: Answer, ranks: Sequence[int], texts: dict[str, int]) -
 class _Words:
     """Words for the tasks of one rank. texts: with their numbers; known: of what was already put into words."""
 
-    result: Answer
+    result: SimulationResult
     rank: int
     texts: dict[str, int]
     known: dict[Segment | CommOp, tuple[int, int]] = field(default_factory=dict)
@@ -144,12 +144,12 @@ class _Words:
     def _words(self, task: Task) -> tuple[str, str]:
         if isinstance(task, ComputeTask):
             return task.segment.name, self._kernels(task.segment)
-        label = exchange_label(task, self.result.cost.exchange_timing(task.comm_op))
+        label = exchange_label(task, self.result.cost.comm_timing_by_group(task.comm_op))
         return label.does, label.detail
 
     def _kernels(self, block: Segment) -> str:
         """The operations of a block that take longest, equal ones together: how long, bound by what, at which rate."""
-        timing = self.result.cost.block(self.rank, block)
+        timing = self.result.cost.time_segment(self.rank, block)
         places: dict[Kernel | CommOp | CommOverlap, list[int]] = {}
         for place, operation in enumerate(block.operations):
             places.setdefault(operation.body, []).append(place)
@@ -157,14 +157,14 @@ class _Words:
         return "\n".join(_line(block, timing, equal) for equal in longest)
 
 
-def _line(block: Segment, timing: BlockTiming, equal: Sequence[int]) -> str:
+def _line(block: Segment, timing: SegmentTiming, equal: Sequence[int]) -> str:
     """How often an operation runs, and each run's duration, rate and bound. equal: its places in the block."""
     operation, seconds = block.operations[equal[0]], timing.durations[equal[0]]
     kernel = operation.kernel
     count = f"{len(equal)} × " if len(equal) > 1 else ""
     name = " + ".join(item.name for item in (kernel, operation.comm_op) if item is not None)
     rate = _rate(seconds, kernel.flops if kernel else 0.0, kernel.bytes if kernel else 0.0)
-    return f"  {count}{name} {format_seconds(seconds)}{rate}, {timing.bound[equal[0]].value}"
+    return f"  {count}{name} {format_seconds(seconds)}{rate}, {timing.bottleneck[equal[0]].value}"
 
 
 def _rate(seconds: float, flops: float, moved: float) -> str:

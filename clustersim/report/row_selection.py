@@ -8,7 +8,7 @@ import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.report.figure import wrapped
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 from clustersim.results.tolerance_groups import alike
 
 _Item = TypeVar("_Item")
@@ -98,7 +98,7 @@ def shown_rows(rows: int, most: int = MOST_ROWS) -> IntArray:
     return np.round(np.linspace(0, rows - 1, most)).astype(np.int64)
 
 
-def shown_ranks(result: Answer) -> list[int]:
+def shown_ranks(result: SimulationResult) -> list[int]:
     """Simulated ranks that say most: of each pipeline rank one, and stragglers, each beside one that is not.
 
     Of many pipeline ranks some are shown, evenly spaced. Of a pipeline rank's ranks the one is shown on which the
@@ -107,9 +107,11 @@ def shown_ranks(result: Answer) -> list[int]:
     """
     trace, kind, stands_for = result.trace, result.program.program_index, result.trace.represented_counts
     on_path = np.bincount(
-        trace.rank[result.path], trace.end[result.path] - trace.start[result.path], minlength=result.ranks
+        trace.rank[result.critical_path],
+        trace.end[result.critical_path] - trace.start[result.critical_path],
+        minlength=result.rank_count,
     )
-    order = np.lexsort((np.arange(result.ranks), -stands_for, -on_path))
+    order = np.lexsort((np.arange(result.rank_count), -stands_for, -on_path))
     of_kind, first = np.unique(kind[order], return_index=True)
     stages = of_kind < len(result.ledgers)
     leading = order[first[stages]]

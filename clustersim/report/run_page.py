@@ -26,18 +26,20 @@ from clustersim.report.row_selection import shown_ranks
 from clustersim.report.step_breakdown import times_of
 from clustersim.report.timeline_arrays import drawing
 from clustersim.results.nearest_run import NearestRun
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 from clustersim.results.what_if import WhatIfs
 
 _VERDICT_PIXELS = 1040  # in a notebook of 1280; a frame cannot ask for what its content needs, and narrower ones scroll
 
 
-def run_page(result: Answer, what_ifs: WhatIfs | None = None, nearest: NearestRun | None = None) -> str:
+def run_page(result: SimulationResult, what_ifs: WhatIfs | None = None, nearest: NearestRun | None = None) -> str:
     """The whole page as HTML text; what_ifs: changes that were simulated; nearest: the published run most like it."""
     return document(result.scenario.name, list(cards(result, what_ifs, nearest)))
 
 
-def cards(result: Answer, what_ifs: WhatIfs | None = None, nearest: NearestRun | None = None) -> Iterator[Card]:
+def cards(
+    result: SimulationResult, what_ifs: WhatIfs | None = None, nearest: NearestRun | None = None
+) -> Iterator[Card]:
     """The parts of the page, from top to bottom."""
     ranks = shown_ranks(result)
     times, timeline = times_of(result, ranks), timeline_of(result, ranks)
@@ -65,7 +67,7 @@ def cards(result: Answer, what_ifs: WhatIfs | None = None, nearest: NearestRun |
     yield foot_card(result)
 
 
-def fragment(result: Answer) -> str:
+def fragment(result: SimulationResult) -> str:
     """What a notebook shows: the verdict and the timeline in a frame of their own, as HTML for `_repr_html_`.
 
     The frame holds a whole document, so that neither the notebook's style nor a second result disturbs it, and it

@@ -8,7 +8,7 @@ import numpy as np
 
 from clustersim.common.arrays import FloatArray
 from clustersim.common.units import Seconds
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 from clustersim.results.time_categories import PARTS, Part
 
 ROUNDING: Final = 1e-9
@@ -40,7 +40,7 @@ class Times:
         return [part for part in PARTS if most[part.place] > ROUNDING * self.whole]
 
 
-def times_of(result: Answer, ranks: Sequence[int] = ()) -> Times:
+def times_of(result: SimulationResult, ranks: Sequence[int] = ()) -> Times:
     """The mean over all ranks, the critical path, and some ranks."""
 
     def settled(parts: Mapping[str, Seconds]) -> FloatArray:
@@ -48,10 +48,10 @@ def times_of(result: Answer, ranks: Sequence[int] = ()) -> Times:
         return np.where(np.abs(seconds) > ROUNDING * result.step_time, seconds, 0.0)
 
     stages = np.array([settled(result.breakdown.of(rank)) for rank in ranks]).reshape(len(ranks), len(PARTS))
-    return Times(settled(result.breakdown.mean()), settled(result.path_parts), stages, ideal_of(result))
+    return Times(settled(result.breakdown.mean()), settled(result.critical_path_breakdown), stages, ideal_of(result))
 
 
-def ideal_of(result: Answer) -> Seconds:
+def ideal_of(result: SimulationResult) -> Seconds:
     """Seconds that the model's FLOP take at the peak; 0 where kernels are not longer, as they skip what is counted."""
     ideal, compute = result.mfu() * result.step_time, result.breakdown.mean()[Part.COMPUTE.value]
     return ideal if ideal < compute else 0.0

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Final
 
-from clustersim.memory.footprint import Category as Use
+from clustersim.memory.footprint import MemoryCategory as Use
 from clustersim.parallel.mesh import COMM_AXES, COMM_GROUPS, Axis
 from clustersim.results.time_categories import EXPOSED, Part
 

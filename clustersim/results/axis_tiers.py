@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from clustersim.common.arrays import IntArray
-from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkKind, Tier
+from clustersim.hardware.topology import LINK_KINDS, Fabric, FabricTier, LinkKind
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import DENSE_MESH, EXPERT_MESH, MESHES, PIPELINE, Axis, Mesh
 from clustersim.program.placement import Placement
@@ -38,7 +38,7 @@ class Crossing:
     climb: int
     part: float
 
-    def level(self, tiers: Sequence[Tier]) -> int:
+    def level(self, tiers: Sequence[FabricTier]) -> int:
         """The tier to which such links lead up, counted from the GPUs as 0. tiers: of the cluster."""
         kinds = [tier.kind for tier in tiers]
         if self.climb == 0:
@@ -91,7 +91,7 @@ def _kinds_between(groups: IntArray, fabric: Fabric, *, wraps: bool) -> IntArray
     """Kinds of the links between neighbours in the order of travel, -1 for none: [pairs, hops]."""
     pairs = slice(None) if wraps else slice(-1)
     sources, targets = groups[:, pairs].reshape(-1), np.roll(groups, -1, axis=1)[:, pairs].reshape(-1)
-    links = fabric.paths(sources, targets).links
+    links = fabric.find_paths(sources, targets).links
     kinds: IntArray = np.where(links >= 0, fabric.links.kind[links], -1)
     return kinds
 
@@ -115,5 +115,5 @@ def _climbs(kinds: IntArray) -> Iterator[Crossing]:
 
 
 def _nodes(groups: IntArray, fabric: Fabric) -> int:
-    nodes = np.sort(fabric.nodes(groups), axis=1)
+    nodes = np.sort(fabric.node_ids(groups), axis=1)
     return int((1 + np.count_nonzero(np.diff(nodes, axis=1), axis=1)).max())

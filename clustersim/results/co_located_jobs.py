@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from clustersim.common.arrays import FloatArray
-from clustersim.common.pickling import FieldState
+from clustersim.common.pickling import FieldPickling
 from clustersim.common.units import Seconds
 from clustersim.program.program import Program
 from clustersim.program.task import ComputeTask
@@ -27,7 +27,7 @@ ROUNDING: Final = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
-class Neighbour(FieldState):
+class Neighbour(FieldPickling):
     """Another job. start: when it began; until: when the job that is asked about was done, on the same clock.
 
     rows, operations, volumes: as of that job; alone: [steps] seconds of its steps with nobody beside it.

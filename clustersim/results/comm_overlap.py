@@ -22,7 +22,7 @@ import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.units import Seconds
-from clustersim.cost.segment import BlockTiming
+from clustersim.cost.segment import SegmentTiming
 from clustersim.parallel.mesh import COMM_AXES
 from clustersim.results.intervals import Intervals, common
 from clustersim.results.time_breakdown import Breakdown, run_parts
@@ -112,11 +112,11 @@ def _inside(rows: Rows, runs: BlockRuns, timing_of: TimingOf) -> tuple[FloatArra
     return exposed, hidden
 
 
-def _hides(timing: BlockTiming) -> FloatArray:
+def _hides(timing: SegmentTiming) -> FloatArray:
     """Seconds in which a block's exchanges move behind the kernels beside them: [axes]."""
-    seconds, kernels = np.zeros(len(COMM_AXES)), timing.kernels
-    for place, both in timing.together.items():
+    seconds, kernels = np.zeros(len(COMM_AXES)), timing.kernel_seconds
+    for place, both in timing.overlaps.items():
         role = both.overlap.comm_op.comm_group
-        moves = both.moves(float(kernels[place]), both.exchange)
-        seconds[PART_OF_ROLE[role].place - _FIRST] += moves - timing.exposed[place]
+        moves = both.comm_duration(float(kernels[place]), both.comm_seconds)
+        seconds[PART_OF_ROLE[role].place - _FIRST] += moves - timing.exposed_comm[place]
     return seconds

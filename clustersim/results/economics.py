@@ -16,10 +16,10 @@ from typing import Any, Final
 import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
-from clustersim.common.units import KWH, Grams, Joules, Seconds, Watts
-from clustersim.hardware.power import Activity, Draw
-from clustersim.hardware.prices import Price, Quote
-from clustersim.model.kernels import PRODUCTS, Kernel
+from clustersim.common.units import JOULES_PER_KWH, Grams, Joules, Seconds, Watts
+from clustersim.hardware.power import GpuActivity, PowerDraw
+from clustersim.hardware.prices import Price, PriceQuote
+from clustersim.model.kernels import TENSOR_CORE_KINDS, Kernel
 from clustersim.parallel.mesh import HOST_AXIS
 from clustersim.program.task import CommOverlap
 from clustersim.results.provenance import Item
@@ -41,9 +41,9 @@ class Gpus:
 
     name: str
     number: int
-    seconds: Mapping[Activity, Seconds]
-    quote: Quote | None
-    draw: Draw | None
+    seconds: Mapping[GpuActivity, Seconds]
+    quote: PriceQuote | None
+    draw: PowerDraw | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Economics:
     @property
     def without_node(self) -> tuple[str, ...]:
         """Beside which GPUs the rest of their nodes is left out, in sentences."""
-        missing = [gpus.name for gpus in self.gpus if gpus.draw is not None and gpus.draw.rest is None]
+        missing = [gpus.name for gpus in self.gpus if gpus.draw is not None and gpus.draw.node_rest is None]
         return tuple(f"nodes of {name} count as GPUs alone; economics.power.rest says the rest" for name in missing)
 
     @property
@@ -131,11 +131,11 @@ class Economics:
         drawn = [(item, item.draw) for item in self.gpus if item.draw is not None]
         found = {
             activity.value: sum(
-                element.number * element.seconds[activity] * draw.gpu[activity] for element, draw in drawn
+                element.number * element.seconds[activity] * draw.by_activity[activity] for element, draw in drawn
             )
-            for activity in Activity
+            for activity in GpuActivity
         }
-        found["rest of nodes"] = sum(entry.number * self.step_time * (draw.rest or 0.0) for entry, draw in drawn)
+        found["rest of nodes"] = sum(entry.number * self.step_time * (draw.node_rest or 0.0) for entry, draw in drawn)
         return {**found, "facility": (self.pue - 1.0) * sum(found.values())}
 
     @property
@@ -161,7 +161,7 @@ class Economics:
         return (
             None
             if parts is None
-            else sum(parts[activity.value] for activity in Activity) / self.step_time / self.number
+            else sum(parts[gpu_activity.value] for gpu_activity in GpuActivity) / self.step_time / self.number
         )
 
     @property
@@ -182,7 +182,9 @@ class Economics:
         if any(gpus.draw is None for gpus in self.gpus):
             return None
         drawn = [(item.number, item.draw) for item in self.gpus if item.draw is not None]
-        return self.pue * sum(many * (draw.gpu[Activity.WAITING] + (draw.rest or 0.0)) for many, draw in drawn)
+        return self.pue * sum(
+            many * (draw.by_activity[GpuActivity.WAITING] + (draw.node_rest or 0.0)) for many, draw in drawn
+        )
 
     @property
     def carbon_per_step(self) -> Grams | None:
@@ -215,10 +217,11 @@ class Economics:
             "cost_per_trillion_tokens": self.cost_per_trillion_tokens,
             "time_of_run_s": self.time_of_run,
             "cost_of_run": self.cost_of_run,
-            "energy_per_step_kwh": _in(KWH, self.energy_per_step),
-            "energy_per_step_by_activity_kwh": parts and {name: energy / KWH for name, energy in parts.items()},
-            "energy_per_trillion_tokens_kwh": _in(KWH, self.energy_per_trillion_tokens),
-            "energy_of_run_kwh": _in(KWH, self.energy_of_run),
+            "energy_per_step_kwh": _in(JOULES_PER_KWH, self.energy_per_step),
+            "energy_per_step_by_activity_kwh": parts
+            and {name: energy / JOULES_PER_KWH for name, energy in parts.items()},
+            "energy_per_trillion_tokens_kwh": _in(JOULES_PER_KWH, self.energy_per_trillion_tokens),
+            "energy_of_run_kwh": _in(JOULES_PER_KWH, self.energy_of_run),
             "gpu_power_w": self.gpu_power,
             "power_per_gpu_w": self.power_per_gpu,
             "power_w": self.power,
@@ -231,21 +234,21 @@ class Economics:
         }
 
 
-def activity_seconds(parts: Breakdown, items: Iterable[Item], ranks: IntArray) -> dict[Activity, Seconds]:
+def activity_seconds(parts: Breakdown, items: Iterable[Item], ranks: IntArray) -> dict[GpuActivity, Seconds]:
     """Seconds of each activity on some ranks, the mean over them; they sum to the step time."""
     of_rank = parts.seconds[np.searchsorted(parts.ranks, parts.representative[ranks])]
     return _by_activity(of_rank.mean(axis=0), _products_share(items))
 
 
-def _by_activity(seconds: FloatArray, products: float) -> dict[Activity, Seconds]:
+def _by_activity(seconds: FloatArray, products: float) -> dict[GpuActivity, Seconds]:
     communicating = float(seconds[[part.place for part in _COMMUNICATING]].sum())
     waiting = float(seconds[[part.place for part in _WAITING]].sum())
     kernels = float(seconds[[part.place for part in PARTS if part not in (*_COMMUNICATING, *_WAITING)]].sum())
     return {
-        Activity.PRODUCTS: kernels * products,
-        Activity.STREAMING: kernels * (1.0 - products),
-        Activity.COMMUNICATING: communicating,
-        Activity.WAITING: waiting,
+        GpuActivity.MATMUL: kernels * products,
+        GpuActivity.MEMORY_BOUND: kernels * (1.0 - products),
+        GpuActivity.COMMUNICATING: communicating,
+        GpuActivity.WAITING: waiting,
     }
 
 
@@ -256,7 +259,7 @@ def _products_share(items: Iterable[Item]) -> float:
         kernel = item.does.kernel if isinstance(item.does, CommOverlap) else item.does
         if isinstance(kernel, Kernel):
             whole += item.seconds
-            products += item.seconds * (kernel.kind in PRODUCTS)
+            products += item.seconds * (kernel.kind in TENSOR_CORE_KINDS)
     return products / whole if whole > 0.0 else 0.0
 
 

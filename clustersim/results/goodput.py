@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from clustersim.common.units import KWH, Bytes, Joules, Seconds
+from clustersim.common.units import JOULES_PER_KWH, Bytes, Joules, Seconds
 
 DAY: Final = 86400.0
 PERCENTILES: Final = (10, 50, 90)
@@ -233,7 +233,7 @@ class Goodput:
             },
             "cost": self.cost,
             "currency": self.currency or None,
-            "energy_mwh": None if energy is None else energy / KWH / 1e3,
+            "energy_mwh": None if energy is None else energy / JOULES_PER_KWH / 1e3,
             "nodes": self.nodes,
             "spare_nodes": self.spare_nodes,
             "preset": self.preset,

@@ -14,7 +14,7 @@ import numpy as np
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.errors import InputError
 from clustersim.common.units import Seconds
-from clustersim.hardware.topology import Fabric, Link
+from clustersim.hardware.topology import Fabric, LinkInfo
 from clustersim.program.task import CommOp, ComputeTask, HostOp, ReceiveTask
 from clustersim.results.link_volumes import Volumes
 from clustersim.results.trace_table import Rows
@@ -29,7 +29,7 @@ MOST: Final = 50_000_000
 class LinkLoads:
     """Bytes on links over time. links: [links] as people know them; edges: [bins + 1] s; moved: [links, bins] bytes."""
 
-    links: tuple[Link, ...]
+    links: tuple[LinkInfo, ...]
     edges: FloatArray
     moved: FloatArray
 
@@ -94,7 +94,7 @@ def link_loads(senders: Sequence[Sender], fabric: Fabric, *, links: Sequence[tup
     """
     if bins < 1:
         raise InputError(f"bins: {bins}; 1 is the fewest")
-    named = [fabric.find(*ends) for ends in links]
+    named = [fabric.find_link(*ends) for ends in links]
     moved = [item for sender in senders for item in sender.moved()]
     chosen = np.array(named, np.int64) if named else _loaded(moved, len(fabric.links.kind))
     if len(chosen) * bins > MOST:
@@ -110,7 +110,9 @@ def link_loads(senders: Sequence[Sender], fabric: Fabric, *, links: Sequence[tup
             loads = np.bincount(place[link[mine]], amount[mine], minlength=len(chosen))
             over_time = spread_over_time(*_within(element, whole), width, bins)
             total[loads > 0.0] += loads[loads > 0.0, None] * over_time
-    return LinkLoads(tuple(map(fabric.link, chosen.tolist())), width * np.arange(bins + 1, dtype=np.float64), total)
+    return LinkLoads(
+        tuple(map(fabric.link_info, chosen.tolist())), width * np.arange(bins + 1, dtype=np.float64), total
+    )
 
 
 def _within(moved: _Moved, whole: Seconds) -> tuple[FloatArray, FloatArray, FloatArray]:

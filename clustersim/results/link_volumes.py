@@ -17,7 +17,7 @@ from clustersim.collectives.multi_ring import spread_over_rings
 from clustersim.collectives.phase import Flows
 from clustersim.collectives.tuner import Selection, Tuner
 from clustersim.common.arrays import FloatArray, IntArray
-from clustersim.cost.collective_cost import CommunicationCost, Kind, kind_of
+from clustersim.cost.collective_cost import CollectiveCost, CommKey, comm_key
 from clustersim.hardware.topology import LINK_KINDS, Fabric
 from clustersim.program.program import ProcessGroups
 from clustersim.program.task import CollectiveType, CommOp
@@ -46,7 +46,7 @@ class Volumes(Protocol):
         """What one collective carries in each group of its role."""
 
 
-class Metered(CommunicationCost):
+class Metered(CollectiveCost):
     """A cost of communication that also says how many bytes go where (`Volumes`)."""
 
     def __init__(
@@ -56,19 +56,19 @@ class Metered(CommunicationCost):
         groups: Mapping[str, ProcessGroups],
     ) -> None:
         super().__init__(fabric, library, groups)
-        self._carried: dict[tuple[Kind, tuple[str, ...], bytes], Carried] = {}
+        self._carried: dict[tuple[CommKey, tuple[str, ...], bytes], Carried] = {}
 
     def carried(self, exchange: CommOp) -> Carried:
         """What one collective carries in each group of its role, by the algorithms that the groups take."""
         groups = self._members(exchange.comm_group)
         if groups.shape[1] < 2 or not len(groups):
             return _nothing(len(groups))
-        algorithms, taken = _algorithms(self._choose(exchange))
-        key = kind_of(exchange), algorithms, taken.tobytes()
+        algorithms, taken = _algorithms(self._select_variant(exchange))
+        key = comm_key(exchange), algorithms, taken.tobytes()
         if key not in self._carried:
-            asked = self._surveyor_of(exchange)
+            asked = self._tuner_for(exchange)
             flows = _flows(asked, exchange.collective, groups, algorithms, taken)
-            self._carried[key] = _counted(flows, self._surveyor.fabric, len(groups))
+            self._carried[key] = _counted(flows, self._tuner.fabric, len(groups))
         return self._carried[key]
 
 
@@ -105,7 +105,7 @@ def _counted(flows: Iterable[tuple[IntArray, Flows]], fabric: Fabric, groups: in
     columns: list[tuple[IntArray, IntArray, FloatArray]] = [(total.group, total.link, total.share)]
     for own, part in flows:
         sources, targets = part.sources.reshape(-1), part.targets.reshape(-1)
-        links = fabric.paths(sources, targets).links
+        links = fabric.find_paths(sources, targets).links
         flow, hop = np.nonzero(links >= 0)
         group, link = np.repeat(own, part.sources[0].size), links[flow, hop]
         columns.append((group[flow], link, np.full(len(flow), part.share)))

@@ -20,7 +20,7 @@ import numpy as np
 
 from clustersim.common.arrays import BoolArray, FloatArray, IntArray
 from clustersim.common.units import Bytes, BytesPerSecond, Seconds
-from clustersim.hardware.topology import LINK_KINDS, Fabric, Link, LinkKind
+from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkInfo, LinkKind
 from clustersim.results.link_volumes import Volumes
 from clustersim.results.trace_table import Rows
 from clustersim.results.transfer_events import Kind, bytes_over_time, kinds_of, moves_of
@@ -63,7 +63,7 @@ class BusyLink:
     axis.
     """
 
-    link: Link
+    link: LinkInfo
     alike: int
     parallel: int
     seconds: Seconds
@@ -137,10 +137,10 @@ def _tiers(moved: FloatArray, carried: dict[str, FloatArray], fabric: Fabric, ro
 
 def _usable(fabric: Fabric, gpus: int) -> BoolArray:
     """Links that do not end at a GPU beyond the first ones, which are the job's: [links]."""
-    if fabric.gpus <= gpus:
+    if fabric.gpu_count <= gpus:
         return np.ones(len(fabric.links.kind), np.bool_)
-    ends = fabric.ends
-    foreign = [(end >= gpus) & (end < fabric.gpus) for end in (ends.source, ends.target)]
+    ends = fabric.link_endpoints
+    foreign = [(end >= gpus) & (end < fabric.gpu_count) for end in (ends.source, ends.target)]
     usable: BoolArray = ~(foreign[0] | foreign[1])
     return usable
 
@@ -165,9 +165,9 @@ def _busiest(carried: dict[str, FloatArray], fabric: Fabric, step: Seconds) -> I
         own = dict(zip(carried, loads[:, first[item]].tolist(), strict=True))
         busy = float(seconds[item])
         yield BusyLink(
-            link=fabric.link(int(links[first[item]])),
+            link=fabric.link_info(int(links[first[item]])),
             alike=int(alike[item]),
-            parallel=fabric.members(int(links[first[item]])),
+            parallel=fabric.parallel_link_count(int(links[first[item]])),
             seconds=busy,
             utilisation=busy / step,
             carried={axis: amount for axis, amount in own.items() if amount > 0.0},

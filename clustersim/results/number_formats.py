@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from clustersim.common.dtypes import DType
 from clustersim.common.units import Flop, FlopPerSecond, Seconds
-from clustersim.model.kernels import PRODUCTS, Kernel, KernelKind
+from clustersim.model.kernels import TENSOR_CORE_KINDS, Kernel, KernelKind
 from clustersim.program.task import Segment
 from clustersim.results.provenance import Item
 from clustersim.results.trace_table import Rows
@@ -61,6 +61,6 @@ def _flops(block: Segment) -> dict[DType, Flop]:
     """FLOP of a block's products by format."""
     found: dict[DType, Flop] = {}
     for kernel in (operation.kernel for operation in block.operations):
-        if kernel is not None and kernel.kind in PRODUCTS:
+        if kernel is not None and kernel.kind in TENSOR_CORE_KINDS:
             found[kernel.dtype] = found.get(kernel.dtype, 0.0) + kernel.flops
     return found

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from clustersim.common.arrays import FloatArray
-from clustersim.common.units import Seconds, format_signed
+from clustersim.common.units import Seconds, format_signed_seconds
 from clustersim.results.profiled_step import SPAN_KINDS, SPAN_PARTS, Moved, ProfiledStep
 from clustersim.results.time_categories import named_parts
 
@@ -83,7 +83,7 @@ class ProfileDifference:
 
     def words(self, seconds: Seconds) -> str:
         """A difference of times; none where it is only rounding."""
-        return format_signed(seconds) if self.visible(seconds) else "0 s"
+        return format_signed_seconds(seconds) if self.visible(seconds) else "0 s"
 
     def to_json(self) -> dict[str, Any]:
         """Plain data: seconds, bytes; of each number first, second and second minus first."""

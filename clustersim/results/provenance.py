@@ -18,8 +18,8 @@ import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.units import Seconds
-from clustersim.cost.segment import BlockTiming
-from clustersim.cost.timing import MEASURED_HERE, ExchangeTiming, Provenance
+from clustersim.cost.segment import SegmentTiming
+from clustersim.cost.timing import LOCALLY_MEASURED, CommTiming, Provenance
 from clustersim.model.kernels import Kernel
 from clustersim.program.task import CommOp, CommOverlap, Segment
 from clustersim.results.trace_table import WHOLE, Rows, Span, TimingOf, block_runs, timings
@@ -52,7 +52,7 @@ class InStep:
 
 
 def items(
-    rows: Rows, timing_of: TimingOf, exchange_timing: Callable[[CommOp], ExchangeTiming], span: Span = WHOLE
+    rows: Rows, timing_of: TimingOf, exchange_timing: Callable[[CommOp], CommTiming], span: Span = WHOLE
 ) -> tuple[Item, ...]:
     """What the ranks do, longest first; span: when what counts begins."""
     start, (since, until) = rows.trace.start, span
@@ -76,7 +76,7 @@ def provenance_share(found: Iterable[Item]) -> dict[str, float]:
 def in_step(found: Sequence[Item]) -> InStep:
     """What was measured alone and takes longer within a step."""
     whole = sum(item.seconds for item in found)
-    paced = [item for item in found if item.provenance in MEASURED_HERE and item.longer != 1.0]
+    paced = [item for item in found if item.provenance in LOCALLY_MEASURED and item.longer != 1.0]
     seconds = sum(item.seconds for item in paced)
     alone = sum(item.seconds / item.longer for item in paced)
     return InStep(seconds / whole, seconds / alone) if paced else InStep(0.0, 1.0)
@@ -113,9 +113,9 @@ class _Keys:
         """The number of one."""
         return self.numbers.setdefault(key, len(self.numbers))
 
-    def of_block(self, block: Segment, timing: BlockTiming) -> IntArray:
+    def of_block(self, block: Segment, timing: SegmentTiming) -> IntArray:
         """Those of the operations of a block: [operations]."""
-        sources = zip(timing.provenance, timing.error, timing.longer, strict=True)
+        sources = zip(timing.provenance, timing.error, timing.in_situ_slowdown, strict=True)
         numbers: list[int] = []
         for operation, (source, error, longer) in zip(block.operations, sources, strict=True):
             place = id(operation.body), id(source), error, longer
@@ -132,11 +132,11 @@ def _in_blocks(rows: Rows, row: IntArray, timing_of: TimingOf, keys: _Keys) -> I
     different, which = timings(rows, runs, timing_of)
     times = np.bincount(which, runs.runs * rows.weights[runs.owner], minlength=len(different))
     for (block, timing), count in zip(different, times.tolist(), strict=True):
-        yield keys.of_block(block, timing), (np.array(timing.durations) - timing.launching) * count
+        yield keys.of_block(block, timing), (np.array(timing.durations) - timing.launch_stalls) * count
 
 
 def _exchanges(
-    rows: Rows, row: IntArray, exchange_timing: Callable[[CommOp], ExchangeTiming], keys: _Keys
+    rows: Rows, row: IntArray, exchange_timing: Callable[[CommOp], CommTiming], keys: _Keys
 ) -> Iterator[_Spent]:
     trace, exchange = rows.trace, rows.exchange
     chosen = row[exchange[row] >= 0]

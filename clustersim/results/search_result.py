@@ -7,7 +7,15 @@ from importlib import import_module
 from typing import Any, Final
 
 from clustersim.common.errors import InputError
-from clustersim.common.units import KWH, Bytes, Joules, Seconds, format_energy, format_number, format_step_time
+from clustersim.common.units import (
+    JOULES_PER_KWH,
+    Bytes,
+    Joules,
+    Seconds,
+    format_energy,
+    format_number,
+    format_step_time,
+)
 
 RIVALS: Final = 4
 """Layouts that are compared where something is other than supposed."""
@@ -65,7 +73,7 @@ class Layout:
             "memory_headroom_bytes": self.headroom,
             "cost_per_trillion_tokens": self.cost,
             "currency": self.currency or None,
-            "energy_per_trillion_tokens_kwh": None if self.energy is None else self.energy / KWH,
+            "energy_per_trillion_tokens_kwh": None if self.energy is None else self.energy / JOULES_PER_KWH,
             "breakdown_s": dict(self.breakdown),
             **({} if self.run is None else {"run": dict(self.run)}),
             "tied_with_best": self.tied,

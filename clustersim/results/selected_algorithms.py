@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from clustersim.common.units import Bytes, Seconds
-from clustersim.cost.timing import ExchangeTiming
+from clustersim.cost.timing import CommTiming
 from clustersim.program.program import Program
 from clustersim.program.task import CommOp, HostOp
 
@@ -31,7 +31,7 @@ class Taken:
         return {named.get(key, key): value for key, value in asdict(self).items()}
 
 
-def taken(program: Program, timing: Callable[[CommOp], ExchangeTiming]) -> tuple[Taken, ...]:
+def taken(program: Program, timing: Callable[[CommOp], CommTiming]) -> tuple[Taken, ...]:
     """Every distinct collective and message between ranks of a step."""
     found: list[Taken] = []
     for exchange in (comm_op for comm_op in program.comm_ops if not isinstance(comm_op, HostOp)):

@@ -7,18 +7,18 @@ from typing import Any, Final
 
 import numpy as np
 
-from clustersim.build import library_of
+from clustersim.build import resolved_library
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.dtypes import DType
-from clustersim.common.pickling import FieldState
+from clustersim.common.pickling import FieldPickling
 from clustersim.common.units import Bytes, Flop, FlopPerSecond, Seconds, format_step_time
-from clustersim.cost.segment import BlockCost
+from clustersim.cost.segment import SegmentCost
 from clustersim.engine.recording.operation_trace import OperationTraceReader
-from clustersim.hardware.degradation import Disturbances
-from clustersim.memory.footprint import Category
-from clustersim.memory.host_memory import HostUse
-from clustersim.memory.ledger import Ledger
-from clustersim.model.flops import Keys, model_flops
+from clustersim.hardware.degradation import Degradations
+from clustersim.memory.footprint import MemoryCategory
+from clustersim.memory.host_memory import HostMemoryUse
+from clustersim.memory.ledger import MemoryLedger
+from clustersim.model.flops import AttentionFlopConvention, model_flops
 from clustersim.program.program import Program
 from clustersim.program.task import ComputeTask
 from clustersim.results.co_located_jobs import Neighbour
@@ -27,7 +27,7 @@ from clustersim.results.economics import Economics, Gpus, activity_seconds
 from clustersim.results.expert_imbalance import FullestRank, fullest_rank
 from clustersim.results.link_loads import LinkLoads, Sender, link_loads
 from clustersim.results.link_volumes import Metered
-from clustersim.results.memory_check import capacities_of, host_use_of, suggest_memory_fixes
+from clustersim.results.memory_check import max_host_use, memory_capacities, suggest_memory_fixes
 from clustersim.results.network_utilization import BINS
 from clustersim.results.number_formats import Formats, cast_seconds, executed_flops
 from clustersim.results.provenance import InStep, Item, expectation, in_step, items, provenance_share
@@ -49,36 +49,38 @@ from clustersim.results.utilization import (
 )
 from clustersim.scenario import Contention, Scenario
 from clustersim.trace.trace import OperationSpans, Trace
-from clustersim.uncertainty.describe_interval import experience_words
+from clustersim.uncertainty.describe_interval import describe_interval
 from clustersim.uncertainty.expected_error import Expectation
-from clustersim.uncertainty.holdout import Tried, tried
-from clustersim.uncertainty.model_file import kind_of, load_experience
-from clustersim.uncertainty.prediction_interval import Expected, Experience, Measured
-from clustersim.uncertainty.step_features import facts_of
+from clustersim.uncertainty.holdout import HoldoutResult, holdout_result
+from clustersim.uncertainty.model_file import load_uncertainty_model, uncertainty_model_name
+from clustersim.uncertainty.prediction_interval import LocalEvidence, RelativeInterval, UncertaintyModel
+from clustersim.uncertainty.step_features import extract_step_features
 
-NOT_SHARED: Final[Mapping[Contention, str]] = {
-    Contention.NONE: "contention between collectives of different kinds (each kind shares links among its own groups)",
+NETWORK_LIMITATIONS: Final[Mapping[Contention, str]] = {
+    Contention.UNCONTENDED: "contention between collectives of different kinds (each kind shares links among its own groups)",
     Contention.SHARED: "queues and congestion control of the network: links are shared fairly, as fluids",
 }
-_VISIBLE: Final = 5e-4  # of the busy time
+_MIN_REPORTED_SHARE: Final = 5e-4  # of the busy time
 PERCENTILES: Final[Mapping[str, int]] = {"min": 0, "p5": 5, "p50": 50, "p95": 95, "max": 100}
-HEALTHY: Final = "stragglers and jitter: all GPUs and links are healthy (`disturbances` says otherwise)"
-NOT_MODELLED: Final = (
+HEALTHY_CLUSTER_NOTE: Final = "stragglers and jitter: all GPUs and links are healthy (`disturbances` says otherwise)"
+MODEL_LIMITATIONS: Final = (
     "slowing of collectives by kernels beside them, and of kernels by messages between stages",
     "clock throttling, failures",
     "data loaders, logging, checkpoints, Python overhead beyond kernel launches",
     "small reductions of gradients of key and value heads held by several ranks",
 )
-BALANCED: Final = "uneven loads of experts: each gets as many tokens as any other"
-NOT_OF_HOSTS: Final = (
+BALANCED_EXPERTS_NOTE: Final = "uneven loads of experts: each gets as many tokens as any other"
+HOST_LIMITATIONS: Final = (
     "contention of copies to and from the host with what NICs send over the same PCIe, and with kernels",
     "rounding up of pinned memory, host memory of the system itself, adding up gradients on the host",
 )
-NOT_OF_JOBS: Final = "hosts that jobs share: each launches kernels, and copies to its host, as if it were alone there"
+CO_LOCATED_JOBS_LIMITATION: Final = (
+    "hosts that jobs share: each launches kernels, and copies to its host, as if it were alone there"
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Flops:
+class StepFlops:
     """FLOP of the model's whole step on all ranks, by the convention of `results.utilization`.
 
     causal: with attention as its causal mask leaves it.
@@ -89,7 +91,7 @@ class Flops:
 
 
 @dataclass(frozen=True, repr=False)
-class Answer(FieldState):
+class SimulationResult(FieldPickling):
     """Simulated training steps. What is said of a step is the mean over them.
 
     Fields are what only a run tells; all else follows from them, and is worked out when it is first asked for: a search
@@ -102,16 +104,16 @@ class Answer(FieldState):
     scenario: Scenario
     program: Program
     trace: Trace
-    cost: BlockCost
-    inside: OperationTraceReader
-    ledgers: tuple[Ledger, ...]
-    wall: Seconds
-    neighbours: tuple[Neighbour, ...] = ()
-    alone: Seconds | None = None
+    cost: SegmentCost
+    operation_trace: OperationTraceReader
+    ledgers: tuple[MemoryLedger, ...]
+    wall_seconds: Seconds
+    co_located_jobs: tuple[Neighbour, ...] = ()
+    isolated_step_time: Seconds | None = None
 
     def __repr__(self) -> str:
         """One line: the answer, not its parts."""
-        kind, fits = type(self).__name__, "fits" if self.fits else "does not fit"
+        kind, fits = type(self).__name__, "fits" if self.fits_in_memory else "does not fit"
         return f"<{kind} {self.scenario.name}: step {format_step_time(self.step_time)}, MFU {self.mfu():.1%}, {fits}>"
 
     @property
@@ -122,155 +124,177 @@ class Answer(FieldState):
     @cached_property
     def step_times(self) -> FloatArray:
         """Seconds of each step."""
-        return step_times(self.rows)
+        return step_times(self.trace_table)
 
     @cached_property
     def breakdown(self) -> Breakdown:
         """Where every second of each rank's step goes."""
-        return breakdown(self.rows, self.cost.block)
+        return breakdown(self.trace_table, self.cost.time_segment)
 
     @cached_property
-    def capacities(self) -> tuple[Bytes, ...]:
+    def memory_capacities(self) -> tuple[Bytes, ...]:
         """Bytes of the smallest GPU of each pipeline rank."""
-        return capacities_of(self.scenario)
+        return memory_capacities(self.scenario)
 
     @cached_property
-    def host(self) -> HostUse | None:
+    def host_memory(self) -> HostMemoryUse | None:
         """Memory of the fullest node's host; None where nothing is offloaded."""
-        return host_use_of(self.scenario)
+        return max_host_use(self.scenario)
 
     @cached_property
-    def suggestions(self) -> tuple[str, ...]:
+    def oom_suggestions(self) -> tuple[str, ...]:
         """Changes that would make a scenario fit that does not."""
-        full = any(ledger.peak > most for ledger, most in zip(self.ledgers, self.capacities, strict=True))
-        return suggest_memory_fixes(self.scenario) if full else ()
+        exceeds_memory = any(
+            ledger.peak > capacity for ledger, capacity in zip(self.ledgers, self.memory_capacities, strict=True)
+        )
+        return suggest_memory_fixes(self.scenario) if exceeds_memory else ()
 
     @cached_property
-    def path(self) -> IntArray:
+    def critical_path(self) -> IntArray:
         """Trace rows of the critical path."""
         return critical_path(self.trace)
 
     @cached_property
-    def path_parts(self) -> Mapping[str, Seconds]:
+    def critical_path_breakdown(self) -> Mapping[str, Seconds]:
         """Seconds of the critical path by part."""
-        return path_summary(self.rows, self.cost.block)
+        return path_summary(self.trace_table, self.cost.time_segment)
 
     @cached_property
-    def items(self) -> tuple[Item, ...]:
+    def busy_time_items(self) -> tuple[Item, ...]:
         """What all ranks spend their busy time on, longest first."""
-        return items(self.rows, self.cost.block, self.cost.exchange_timing)
+        return items(self.trace_table, self.cost.time_segment, self.cost.comm_timing_by_group)
 
     @cached_property
-    def collectives(self) -> tuple[Taken, ...]:
+    def selected_algorithms(self) -> tuple[Taken, ...]:
         """By which algorithm each collective and message travels, and what it takes alone."""
-        return taken(self.program, self.cost.exchange_timing)
+        return taken(self.program, self.cost.comm_timing_by_group)
 
     @cached_property
-    def flops(self) -> Flops:
+    def model_flops(self) -> StepFlops:
         """The model's FLOP of a step, by the convention and with causal attention."""
         model, training = self.scenario.model, self.scenario.training
-        return Flops(model_flops(model, training), model_flops(model, training, Keys.SEEN))
+        return StepFlops(model_flops(model, training), model_flops(model, training, AttentionFlopConvention.CAUSAL))
 
     @cached_property
     def recomputed_flops(self) -> Flop:
         """FLOP of a step that are done again, on all ranks."""
-        return recomputed_flops(self.rows) / self.scenario.steps
+        return recomputed_flops(self.trace_table) / self.scenario.steps
 
     @cached_property
-    def provenance(self) -> Mapping[str, float]:
+    def provenance_shares(self) -> Mapping[str, float]:
         """Share of busy time by where durations come from."""
-        return provenance_share(self.items)
+        return provenance_share(self.busy_time_items)
 
     @cached_property
-    def expectation(self) -> Expectation:
+    def kernel_time_uncertainty(self) -> Expectation:
         """By how much the sources of durations expect the answer to differ."""
-        return expectation(self.items)
+        return expectation(self.busy_time_items)
 
     @cached_property
-    def in_step(self) -> InStep:
+    def in_situ_slowdown(self) -> InStep:
         """What was measured on kernels alone and takes longer within the step, by a factor that was not."""
-        return in_step(self.items)
+        return in_step(self.busy_time_items)
 
     @cached_property
-    def expected(self) -> Expected:
+    def relative_interval(self) -> RelativeInterval:
         """How far the step time may be from what is predicted, and why: times it."""
-        facts, found, steps = facts_of(self.scenario, self.breakdown.launch_share), self.expectation, self.tried
-        if steps is None:
-            return self._published.expected(facts, Measured(found.error, found.unknown))
-        return steps.added_to(self._published).expected(facts, steps.measured(found))
+        features, uncertainty, holdout = (
+            extract_step_features(self.scenario, self.breakdown.launch_share),
+            self.kernel_time_uncertainty,
+            self.holdout_validation,
+        )
+        if holdout is None:
+            return self._interval_model.prediction_interval(
+                features, LocalEvidence(uncertainty.error, uncertainty.unknown)
+            )
+        return holdout.extend(self._interval_model).prediction_interval(features, holdout.local_evidence(uncertainty))
 
     @cached_property
-    def tried(self) -> Tried | None:
+    def holdout_validation(self) -> HoldoutResult | None:
         """Real steps that the record predicted; None without, or where no kernel rests on what it measured here."""
-        return tried(self.scenario.cost.record) if self.expectation.kernels > 0.0 else None
+        return holdout_result(self.scenario.cost.record) if self.kernel_time_uncertainty.kernels > 0.0 else None
 
     @property
-    def band(self) -> tuple[Seconds, Seconds]:
+    def step_time_interval(self) -> tuple[Seconds, Seconds]:
         """Between what and what the step time is expected."""
-        return self.step_time * self.expected.low, self.step_time * self.expected.high
+        return self.step_time * self.relative_interval.low, self.step_time * self.relative_interval.high
 
     @property
-    def experience(self) -> str:
+    def interval_description(self) -> str:
         """The band, and on what it rests, in a sentence."""
-        return experience_words(self._published, self.expected, self.band, self._known)
+        return describe_interval(
+            self._interval_model, self.relative_interval, self.step_time_interval, self._measurement_description
+        )
 
     @cached_property
-    def _published(self) -> Experience:
+    def _interval_model(self) -> UncertaintyModel:
         """How far published steps of its kind were from predictions."""
-        model, products = self.scenario.model, self.scenario.training.recipe.products
-        return load_experience(kind_of(mixture=bool(model.mixtures), narrow=products.narrow is not None))
+        model, matmul_formats = self.scenario.model, self.scenario.training.recipe.matmul_formats
+        return load_uncertainty_model(
+            uncertainty_model_name(
+                moe=bool(model.distinct_moes), low_precision=matmul_formats.low_precision is not None
+            )
+        )
 
     @property
-    def _known(self) -> str:
+    def _measurement_description(self) -> str:
         """What was measured on the machine itself, empty where nothing was."""
-        known = 1.0 - self.expectation.unknown
-        if known < _VISIBLE:
+        measured_share = 1.0 - self.kernel_time_uncertainty.unknown
+        if measured_share < _MIN_REPORTED_SHARE:
             return ""
-        rests = f"{known:.0%} of the busy time rests on {self._measured_on}"
-        if self.tried is None:
-            return f"{rests}, within {self.expectation.error / known:.1%}{self._paced}"
-        return f"{rests}, which {self.tried.words}{self._beyond}{self._paced}"
+        evidence = f"{measured_share:.0%} of the busy time rests on {self._record_description}"
+        if self.holdout_validation is None:
+            return f"{evidence}, within {self.kernel_time_uncertainty.error / measured_share:.1%}{self._in_situ_description}"
+        return f"{evidence}, which {self.holdout_validation.description}{self._extra_uncertainty_description}{self._in_situ_description}"
 
     @property
-    def _beyond(self) -> str:
+    def _extra_uncertainty_description(self) -> str:
         """How much worse kernels are known than those of the steps that were tried; nothing where they are not."""
-        beyond = 0.0 if self.tried is None else self.tried.beyond(self.expectation)
-        return f", and whose kernels are less well known here, by {beyond:.1%}" if beyond >= _VISIBLE else ""
+        extra_uncertainty = (
+            0.0
+            if self.holdout_validation is None
+            else self.holdout_validation.excess_kernel_error(self.kernel_time_uncertainty)
+        )
+        return (
+            f", and whose kernels are less well known here, by {extra_uncertainty:.1%}"
+            if extra_uncertainty >= _MIN_REPORTED_SHARE
+            else ""
+        )
 
     @property
-    def _measured_on(self) -> str:
+    def _record_description(self) -> str:
         record = self.scenario.cost.record
         return "measurements" if record is None else f"the record of {record.device.name} of {record.conditions.date}"
 
     @property
-    def _paced(self) -> str:
+    def _in_situ_description(self) -> str:
         """What a step does to kernels that were measured alone; nothing where it does nothing."""
-        found = self.in_step
-        if found.share < _VISIBLE:
+        slowdown = self.in_situ_slowdown
+        if slowdown.share < _MIN_REPORTED_SHARE:
             return ""
-        return f" ({found.share:.0%} as kernels alone, times {found.longer:.3f} for {self._pace})"
+        return f" ({slowdown.share:.0%} as kernels alone, times {slowdown.longer:.3f} for {self._in_situ_source})"
 
     @property
-    def _pace(self) -> str:
+    def _in_situ_source(self) -> str:
         """What is not in the times of kernels, and where it is from."""
         record = self.scenario.cost.record
         if record is None or not record.chain:
             return "the pace of a step and of the slowest GPU: from published steps, not measured here"
-        known = "as GPUs of its node differ" if len(record.gpus) > 1 else "from published steps, not measured here"
-        return f"the pace of the slowest GPU: {known}"
+        source = "as GPUs of its node differ" if len(record.gpus) > 1 else "from published steps, not measured here"
+        return f"the pace of the slowest GPU: {source}"
 
     @property
-    def step_time_distribution(self) -> dict[str, Seconds]:
+    def step_time_percentiles(self) -> dict[str, Seconds]:
         """Least, median, most and some percentiles of the step times."""
-        return {name: float(np.percentile(self.step_times, part)) for name, part in PERCENTILES.items()}
+        return {name: float(np.percentile(self.step_times, percentile)) for name, percentile in PERCENTILES.items()}
 
     @property
-    def ranks(self) -> int:
+    def rank_count(self) -> int:
         """World size."""
         return self.program.world_size
 
     @property
-    def simulated_ranks(self) -> int:
+    def simulated_rank_count(self) -> int:
         """How many ranks were run; each stands for all ranks that provably do the same at the same time."""
         return len(self.trace.simulated_ranks)
 
@@ -281,87 +305,93 @@ class Answer(FieldState):
         return tokens_per_second(training.global_batch, training.sequence, self.step_time)
 
     @property
-    def gpu_hours(self) -> float:
+    def gpu_hours_per_trillion_tokens(self) -> float:
         """Hours of all GPUs together for a trillion tokens, as papers give them."""
-        return gpu_hours(self.tokens_per_second / self.ranks)
+        return gpu_hours(self.tokens_per_second / self.rank_count)
 
     @cached_property
     def economics(self) -> Economics:
         """What the step costs and what energy it takes, as far as prices and powers are known."""
-        said, training = self.scenario.economics, self.scenario.training
+        settings, training = self.scenario.economics, self.scenario.training
         tokens = float(training.global_batch * training.sequence)
-        gpus = tuple(self.gpus_of(self.breakdown, self.items))
-        return Economics(gpus, self.step_time, tokens, said.pue, said.carbon, said.tokens)
+        gpus = tuple(self.gpu_groups(self.breakdown, self.busy_time_items))
+        return Economics(
+            gpus, self.step_time, tokens, settings.pue, settings.carbon_intensity, settings.training_tokens
+        )
 
-    def gpus_of(self, parts: Breakdown, every: Iterable[Item]) -> Iterator[Gpus]:
+    def gpu_groups(self, time_breakdown: Breakdown, time_items: Iterable[Item]) -> Iterator[Gpus]:
         """The job's GPUs by accelerator; parts: their seconds; every: items of the same time."""
-        said, cluster = self.scenario.economics, self.scenario.cluster
-        accelerators, kind = cluster.kinds()
-        for number, accelerator in enumerate(accelerators):
-            ranks = np.flatnonzero(kind[: self.ranks] == number)
+        settings, cluster = self.scenario.economics, self.scenario.cluster
+        accelerators, kind = cluster.accelerator_kinds()
+        for kind_index, accelerator in enumerate(accelerators):
+            ranks = np.flatnonzero(kind[: self.rank_count] == kind_index)
             if len(ranks):
-                seconds = activity_seconds(parts, every, ranks)
-                priced, drawn = said.quote(accelerator, cluster.name), said.draw(accelerator)
-                yield Gpus(accelerator.name, len(ranks), seconds, priced, drawn)
+                seconds = activity_seconds(time_breakdown, time_items, ranks)
+                price, power_draw = settings.gpu_hour_quote(accelerator, cluster.name), settings.power_draw(accelerator)
+                yield Gpus(accelerator.name, len(ranks), seconds, price, power_draw)
 
     @cached_property
-    def fullest_experts(self) -> FullestRank | None:
+    def most_loaded_expert_rank(self) -> FullestRank | None:
         """Whose experts get the most rows; None where all get as many."""
         return fullest_rank(self.program)
 
     @property
-    def flops_per_gpu(self) -> FlopPerSecond:
+    def achieved_flops_per_gpu(self) -> FlopPerSecond:
         """Model FLOP per second that each GPU achieves."""
-        return model_flops_per_rank(self.flops.model, seconds=self.step_time, ranks=self.ranks)
+        return model_flops_per_rank(self.model_flops.model, seconds=self.step_time, ranks=self.rank_count)
 
     @property
     def peak_flops(self) -> FlopPerSecond:
         """Dense peak of one GPU in the compute format, the mean over GPUs."""
-        return self._peak_in(self.scenario.training.recipe.compute)
+        return self._mean_peak_flops(self.scenario.training.recipe.compute)
 
-    def _peak_in(self, dtype: DType) -> FlopPerSecond:
-        accelerators, kind = self.scenario.cluster.kinds()
-        peaks = [accelerator.peak_of(dtype) for accelerator in accelerators]
-        return float(np.array(peaks)[kind[: self.ranks]].mean())
+    def _mean_peak_flops(self, dtype: DType) -> FlopPerSecond:
+        accelerators, kind = self.scenario.cluster.accelerator_kinds()
+        peaks = [accelerator.peak_flops(dtype) for accelerator in accelerators]
+        return float(np.array(peaks)[kind[: self.rank_count]].mean())
 
     @cached_property
-    def formats(self) -> Formats | None:
+    def format_usage(self) -> Formats | None:
         """In which formats FLOP are, and what casts cost; None where nothing is cast."""
         recipe = self.scenario.training.recipe
         if recipe.casts is None:
             return None
-        steps, wide = self.scenario.steps, recipe.activations
-        casts = cast_seconds(self.items, ranks=self.ranks, steps=steps)
-        peaks = recipe.compute, self.peak_flops, wide, self._peak_in(wide)
-        return Formats(executed_flops(self.rows, steps), casts, *peaks)
+        steps, high_precision = self.scenario.steps, recipe.activations
+        casts = cast_seconds(self.busy_time_items, ranks=self.rank_count, steps=steps)
+        peaks = recipe.compute, self.peak_flops, high_precision, self._mean_peak_flops(high_precision)
+        return Formats(executed_flops(self.trace_table, steps), casts, *peaks)
 
     @property
-    def fullest(self) -> int:
+    def peak_memory_pipeline_rank(self) -> int:
         """The pipeline rank that needs most of its memory."""
-        return int(np.argmax([ledger.peak / most for ledger, most in zip(self.ledgers, self.capacities, strict=True)]))
+        return int(
+            np.argmax(
+                [ledger.peak / capacity for ledger, capacity in zip(self.ledgers, self.memory_capacities, strict=True)]
+            )
+        )
 
     @property
     def peak_memory(self) -> Bytes:
         """Bytes that the fullest GPU needs."""
-        return self.ledgers[self.fullest].peak
+        return self.ledgers[self.peak_memory_pipeline_rank].peak
 
     @property
     def memory_capacity(self) -> Bytes:
         """Bytes that the fullest GPU has."""
-        return self.capacities[self.fullest]
+        return self.memory_capacities[self.peak_memory_pipeline_rank]
 
     @property
-    def fits(self) -> bool:
+    def fits_in_memory(self) -> bool:
         """Whether every GPU's peak is within its capacity, and what is offloaded within the hosts'."""
-        return self.peak_memory <= self.memory_capacity and (self.host is None or self.host.fits)
+        return self.peak_memory <= self.memory_capacity and (self.host_memory is None or self.host_memory.fits)
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """What is legal and still likely a mistake, and what would make a scenario fit that does not."""
-        host = () if self.host is None else self.host.problems
-        return (*self.scenario.warnings, *host, *self._conventions(), *self.suggestions)
+        host = () if self.host_memory is None else self.host_memory.problems
+        return (*self.scenario.warnings, *host, *self._flop_convention_warnings(), *self.oom_suggestions)
 
-    def _conventions(self) -> tuple[str, ...]:
+    def _flop_convention_warnings(self) -> tuple[str, ...]:
         """A word where the usual way of counting FLOP misleads."""
         if self.hfu() < 1:
             return ()
@@ -372,35 +402,42 @@ class Answer(FieldState):
         )
 
     @property
-    def not_modelled(self) -> tuple[str, ...]:
+    def model_limitations(self) -> tuple[str, ...]:
         """What the answer leaves out."""
-        given = self.scenario.disturbances != Disturbances() or self.scenario.cluster.mixed
-        disturbed = self.scenario.jitter is not None or given or self.scenario.shares_links
-        host = () if self.host is None else NOT_OF_HOSTS
-        even = self.scenario.training.expert_load is None
-        routed = (BALANCED,) if self.scenario.model.mixtures and even else ()
-        healthy = () if disturbed else (HEALTHY,)
-        shared = (NOT_SHARED[self.scenario.cost.network], *((NOT_OF_JOBS,) if self.scenario.jobs else ()))
-        return (*shared, *self._own_rounds(), *healthy, *routed, *NOT_MODELLED, *host)
+        has_degradations = self.scenario.degradations != Degradations() or self.scenario.cluster.accelerator_overrides
+        models_stragglers = self.scenario.jitter is not None or has_degradations or self.scenario.has_background_load
+        host = () if self.host_memory is None else HOST_LIMITATIONS
+        is_balanced = self.scenario.training.expert_load is None
+        moe_notes = (BALANCED_EXPERTS_NOTE,) if self.scenario.model.distinct_moes and is_balanced else ()
+        health_notes = () if models_stragglers else (HEALTHY_CLUSTER_NOTE,)
+        shared = (
+            NETWORK_LIMITATIONS[self.scenario.cost.network],
+            *((CO_LOCATED_JOBS_LIMITATION,) if self.scenario.co_scheduled_jobs else ()),
+        )
+        return (*shared, *self._custom_algorithm_notes(), *health_notes, *moe_notes, *MODEL_LIMITATIONS, *host)
 
-    def _own_rounds(self) -> Iterator[str]:
+    def _custom_algorithm_notes(self) -> Iterator[str]:
         """Where the user's own algorithms were taken, whose rounds cost what the library's do."""
-        for name in self.scenario.cost.switches.custom_algorithms:
-            uses = [collective for collective in self.collectives if collective.algorithm.rpartition(" ")[0] == name]
-            where = ", ".join(dict.fromkeys(f"{use.collective} of {use.group}" for use in uses)) or "nothing"
-            yield f"what rounds and protocols of {name} cost (taken for {where}): constants are the library's own"
+        for name in self.scenario.cost.nccl_overrides.custom_algorithms:
+            uses = [
+                selected_algorithm
+                for selected_algorithm in self.selected_algorithms
+                if selected_algorithm.algorithm.rpartition(" ")[0] == name
+            ]
+            used_for = ", ".join(dict.fromkeys(f"{use.collective} of {use.group}" for use in uses)) or "nothing"
+            yield f"what rounds and protocols of {name} cost (taken for {used_for}): constants are the library's own"
 
     @property
-    def spans(self) -> int:
+    def operation_count(self) -> int:
         """Operations (kernels and collectives) on the simulated ranks; those inside blocks are kept as offsets."""
-        sizes = [
+        operation_counts = [
             sum(len(task.segment.operations) if isinstance(task, ComputeTask) else 1 for task in program.tasks)
             for program in self.program.programs
         ]
-        return int(np.array(sizes)[self.program.program_index[self.trace.simulated_ranks]].sum())
+        return int(np.array(operation_counts)[self.program.program_index[self.trace.simulated_ranks]].sum())
 
     @cached_property
-    def rows(self) -> Rows:
+    def trace_table(self) -> Rows:
         """The trace joined with the program, for further analysis."""
         return read_rows(self.trace, self.program, self.scenario.steps)
 
@@ -412,21 +449,21 @@ class Answer(FieldState):
         )
 
     @cached_property
-    def waits(self) -> Waits:
+    def wait_times(self) -> Waits:
         """How long the ranks of each program wait for others."""
         return find_waits(self.breakdown, self.program.program_index)
 
-    def operations(self, rank: int, tasks: frozenset[int] | None = None) -> OperationSpans:
+    def operation_spans(self, rank: int, task_ids: frozenset[int] | None = None) -> OperationSpans:
         """When each kernel and collective inside the blocks of a rank (or of some of its tasks) ran.
 
         Worked out when asked for.
         """
-        return self.inside.rank_spans(rank, tasks)
+        return self.operation_trace.rank_spans(rank, task_ids)
 
     @property
-    def volumes(self) -> Metered:
+    def network_volumes(self) -> Metered:
         """What knows how many bytes each collective and message puts on which links."""
-        return Metered(self.scenario.cluster.fabric, library_of(self.scenario), self.program.groups)
+        return Metered(self.scenario.cluster.fabric, resolved_library(self.scenario), self.program.groups)
 
     def link_loads(self, *links: tuple[str, str], bins: int = BINS) -> LinkLoads:
         """Bytes per second on links over time, in bins of equal length of the whole run.
@@ -436,23 +473,25 @@ class Answer(FieldState):
         that are not there.
         """
         senders = (
-            Sender(self.rows, self.volumes, self.operations),
-            *(neighbour.sender for neighbour in self.neighbours),
+            Sender(self.trace_table, self.network_volumes, self.operation_spans),
+            *(co_located_job.sender for co_located_job in self.co_located_jobs),
         )
         return link_loads(senders, self.scenario.cluster.fabric, links=links, bins=bins)
 
     def mfu(self) -> float:
         """Model FLOP utilization (see `analysis.utilization.CONVENTION`)."""
-        return mfu(self.flops.model, seconds=self.step_time, ranks=self.ranks, peak=self.peak_flops)
+        return mfu(self.model_flops.model, seconds=self.step_time, ranks=self.rank_count, peak=self.peak_flops)
 
     def mfu_causal(self) -> float:
         """Model FLOP utilization that counts attention as its causal mask leaves it."""
-        return mfu(self.flops.causal, seconds=self.step_time, ranks=self.ranks, peak=self.peak_flops)
+        return mfu(self.model_flops.causal, seconds=self.step_time, ranks=self.rank_count, peak=self.peak_flops)
 
     def hfu(self) -> float:
         """Hardware FLOP utilization: recomputation counts."""
-        again = self.recomputed_flops
-        return hfu(self.flops.model, again, seconds=self.step_time, ranks=self.ranks, peak=self.peak_flops)
+        recomputed = self.recomputed_flops
+        return hfu(
+            self.model_flops.model, recomputed, seconds=self.step_time, ranks=self.rank_count, peak=self.peak_flops
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The answer as plain data: seconds, bytes, fractions."""
@@ -461,14 +500,14 @@ class Answer(FieldState):
             "scenario": self.scenario.to_mapping(),
             "step_time_s": self.step_time,
             "step_times_s": self.step_times.tolist(),
-            "step_time_alone_s": self.alone,
-            "jobs": [neighbour.to_json() for neighbour in self.neighbours],
-            "step_time_distribution_s": self.step_time_distribution,
+            "step_time_alone_s": self.isolated_step_time,
+            "jobs": [co_located_job.to_json() for co_located_job in self.co_located_jobs],
+            "step_time_distribution_s": self.step_time_percentiles,
             "tokens_per_s": self.tokens_per_second,
-            "tokens_per_s_per_gpu": self.tokens_per_second / self.ranks,
-            "gpu_hours_per_trillion_tokens": self.gpu_hours,
+            "tokens_per_s_per_gpu": self.tokens_per_second / self.rank_count,
+            "gpu_hours_per_trillion_tokens": self.gpu_hours_per_trillion_tokens,
             "economics": self.economics.to_json(),
-            "model_tflops_per_gpu": self.flops_per_gpu / 1e12,
+            "model_tflops_per_gpu": self.achieved_flops_per_gpu / 1e12,
             "mfu": self.mfu(),
             "mfu_causal": self.mfu_causal(),
             "hfu": self.hfu(),
@@ -477,67 +516,75 @@ class Answer(FieldState):
             "exposed_communication_fraction": exposed_fraction(self.breakdown),
             "peak_memory_bytes": self.peak_memory,
             "memory_capacity_bytes": self.memory_capacity,
-            "fits": self.fits,
-            "host_memory": self._host(),
-            "expert_loads": self._expert_loads(),
-            "formats": self._formats(),
+            "fits": self.fits_in_memory,
+            "host_memory": self._host_json(),
+            "expert_loads": self._expert_load_json(),
+            "formats": self._formats_json(),
             "breakdown_s": self.breakdown.mean(),
-            "critical_path_s": dict(self.path_parts),
-            "stages": [self._stage(rank) for rank in range(len(self.ledgers))],
-            "stragglers": self._stragglers(),
-            "provenance_share": dict(self.provenance),
-            "in_step": {"share": self.in_step.share, "times_longer": self.in_step.longer},
-            "step_time_band_s": list(self.band),
-            "record_steps": self._record_steps(),
-            "regimes": list(self.expected.regimes),
-            "unmeasured": list(self.expected.unmeasured),
-            "experience": self.experience,
+            "critical_path_s": dict(self.critical_path_breakdown),
+            "stages": [self._stage_json(rank) for rank in range(len(self.ledgers))],
+            "stragglers": self._stragglers_json(),
+            "provenance_share": dict(self.provenance_shares),
+            "in_step": {"share": self.in_situ_slowdown.share, "times_longer": self.in_situ_slowdown.longer},
+            "step_time_band_s": list(self.step_time_interval),
+            "record_steps": self._holdout_json(),
+            "regimes": list(self.relative_interval.strata),
+            "unmeasured": list(self.relative_interval.extrapolations),
+            "experience": self.interval_description,
             "network": self.scenario.cost.network.value,
-            "collectives": [collective.to_json() for collective in self.collectives],
-            "ranks": self.ranks,
-            "simulated_ranks": self.simulated_ranks,
-            "spans": self.spans,
-            "simulate_wall_s": self.wall,
+            "collectives": [selected_algorithm.to_json() for selected_algorithm in self.selected_algorithms],
+            "ranks": self.rank_count,
+            "simulated_ranks": self.simulated_rank_count,
+            "spans": self.operation_count,
+            "simulate_wall_s": self.wall_seconds,
             "warnings": list(self.warnings),
-            "not_modelled": list(self.not_modelled),
+            "not_modelled": list(self.model_limitations),
         }
 
-    def _record_steps(self) -> dict[str, Any] | None:
+    def _holdout_json(self) -> dict[str, Any] | None:
         """Real steps that the record predicted; None where it has none."""
-        return None if self.tried is None else self.tried.to_json()
+        return None if self.holdout_validation is None else self.holdout_validation.to_json()
 
-    def _formats(self) -> dict[str, Any] | None:
+    def _formats_json(self) -> dict[str, Any] | None:
         """Formats of products, and what casts into them cost; None where nothing is cast."""
-        found = self.formats
-        if found is None:
+        usage = self.format_usage
+        if usage is None:
             return None
         return {
-            "flop_share": {dtype.value: share for dtype, share in found.shares.items()},
-            "casts_s": found.casts,
-            "mfu_peak": found.peak.value,
-            "mfu_peak_tflops": found.peak_flops / 1e12,
-            f"mfu_of_{found.wide.value}_peak": found.of_wide(self.mfu()),
+            "flop_share": {dtype.value: share for dtype, share in usage.shares.items()},
+            "casts_s": usage.casts,
+            "mfu_peak": usage.peak.value,
+            "mfu_peak_tflops": usage.peak_flops / 1e12,
+            f"mfu_of_{usage.wide.value}_peak": usage.of_wide(self.mfu()),
         }
 
-    def _expert_loads(self) -> dict[str, Any] | None:
+    def _expert_load_json(self) -> dict[str, Any] | None:
         """How uneven ranks' experts are; None where they are even."""
-        fullest, load = self.fullest_experts, self.scenario.training.expert_load
-        if fullest is None or load is None:
+        most_loaded, load = self.most_loaded_expert_rank, self.scenario.training.expert_load
+        if most_loaded is None or load is None:
             return None
-        over = {"layer_over_mean": fullest.layer, "rank": fullest.rank, "rank_over_mean": fullest.rows}
-        return {"load": load.words, **over}
+        load_ratios = {
+            "layer_over_mean": most_loaded.layer,
+            "rank": most_loaded.rank,
+            "rank_over_mean": most_loaded.rows,
+        }
+        return {"load": load.description, **load_ratios}
 
-    def _host(self) -> dict[str, Any] | None:
+    def _host_json(self) -> dict[str, Any] | None:
         """Memory of the fullest node's host; None where nothing is offloaded."""
-        if self.host is None:
+        if self.host_memory is None:
             return None
-        held = {category.value: size for category, size in self.host.held.items()}
-        return {"memory_bytes": self.host.memory, "capacity_bytes": self.host.capacity, "by_use_bytes": held}
+        bytes_by_use = {category.value: size for category, size in self.host_memory.bytes_by_category.items()}
+        return {
+            "memory_bytes": self.host_memory.total_bytes,
+            "capacity_bytes": self.host_memory.capacity,
+            "by_use_bytes": bytes_by_use,
+        }
 
-    def _stage(self, pipeline_rank: int) -> dict[str, Any]:
+    def _stage_json(self, pipeline_rank: int) -> dict[str, Any]:
         """Breakdown and memory of one pipeline rank."""
         rank = int(np.flatnonzero(self.program.program_index == pipeline_rank)[0])
-        memory, waits = self.ledgers[pipeline_rank].at_peak(), self.waits
+        memory, waits = self.ledgers[pipeline_rank].peak_by_category(), self.wait_times
         return {
             "pipeline_rank": pipeline_rank,
             "breakdown_s": self.breakdown.of(rank),
@@ -547,12 +594,12 @@ class Answer(FieldState):
                 "most": float(waits.most[pipeline_rank]),
             },
             "peak_memory_bytes": self.ledgers[pipeline_rank].peak,
-            "memory_bytes": {category.value: memory.get(category, 0.0) for category in Category},
+            "memory_bytes": {category.value: memory.get(category, 0.0) for category in MemoryCategory},
         }
 
-    def _stragglers(self) -> dict[str, Any]:
+    def _stragglers_json(self) -> dict[str, Any]:
         """How many ranks are slow, and the slowest."""
-        found = self.stragglers
+        stragglers = self.stragglers
         slowest = [
             {
                 "ranks": list(straggler.ranks),
@@ -562,6 +609,6 @@ class Answer(FieldState):
                 "communication_longer_s": straggler.delay,
                 "waits_s": straggler.waits,
             }
-            for straggler in found.slowest
+            for straggler in stragglers.slowest
         ]
-        return {"ranks": found.ranks, "slowest": slowest}
+        return {"ranks": stragglers.ranks, "slowest": slowest}

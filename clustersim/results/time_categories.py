@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
-from clustersim.cost.segment import BlockTiming
+from clustersim.cost.segment import SegmentTiming
 from clustersim.parallel.mesh import COMM_AXES, COMM_GROUPS, PIPELINE, Axis
 from clustersim.program.task import Segment, WorkType
 
@@ -86,18 +86,18 @@ class BlockParts:
         exchange = [PART_OF_ROLE[role].place for role in roles.values()]
         return cls(*(np.array(element, dtype=np.int64) for element in (kernel, [*roles], exchange)))
 
-    def kernels(self, timing: BlockTiming) -> FloatArray:
+    def kernels(self, timing: SegmentTiming) -> FloatArray:
         """Seconds of each part in which kernels run, as they take alone: [parts]."""
         seconds: FloatArray = np.zeros(len(PARTS))
-        seconds += np.bincount(self.kernel, timing.kernels - timing.launching, minlength=len(PARTS))
-        seconds[Part.LAUNCH.place] += float(timing.launching.sum())
+        seconds += np.bincount(self.kernel, timing.kernel_seconds - timing.launch_stalls, minlength=len(PARTS))
+        seconds[Part.LAUNCH.place] += float(timing.launch_stalls.sum())
         return seconds
 
-    def exchanges(self, timing: BlockTiming) -> FloatArray:
+    def exchanges(self, timing: SegmentTiming) -> FloatArray:
         """Seconds of exposed communication, and those by which it slows kernels of its own operation: [parts]."""
         seconds: FloatArray = np.zeros(len(PARTS))
-        seconds += np.bincount(self.exchange, timing.exposed[self.moving], minlength=len(PARTS))
-        seconds[Part.SLOWED.place] = timing.slowed.sum()
+        seconds += np.bincount(self.exchange, timing.exposed_comm[self.moving], minlength=len(PARTS))
+        seconds[Part.SLOWED.place] = timing.overlap_delay.sum()
         return seconds
 
 

@@ -13,14 +13,14 @@ import numpy as np
 
 from clustersim.common.arrays import BoolArray, FloatArray, IntArray
 from clustersim.common.units import Seconds
-from clustersim.cost.segment import BlockTiming
+from clustersim.cost.segment import SegmentTiming
 from clustersim.program.action import Action, ActionKind
 from clustersim.program.program import Program
 from clustersim.program.task import CommOp, ComputeTask, Segment, Task
 from clustersim.results.time_categories import PART_OF_ROLE, PIPELINE_ROLES, PLACES, STAGE_CROSSING_ROLES
 from clustersim.trace.trace import Trace
 
-TimingOf = Callable[[int, Segment], BlockTiming]
+TimingOf = Callable[[int, Segment], SegmentTiming]
 """Timing of a block on a rank."""
 
 Span = tuple[Seconds, Seconds]
@@ -189,10 +189,10 @@ def _part_of_operations(rows: Rows, row: IntArray, operation: IntArray) -> IntAr
     return found
 
 
-def timings(rows: Rows, runs: BlockRuns, timing_of: TimingOf) -> tuple[list[tuple[Segment, BlockTiming]], IntArray]:
+def timings(rows: Rows, runs: BlockRuns, timing_of: TimingOf) -> tuple[list[tuple[Segment, SegmentTiming]], IntArray]:
     """The different blocks and timings among runs, and which of them each pair has: [pairs]."""
     found: dict[tuple[int, int], int] = {}
-    different: list[tuple[Segment, BlockTiming]] = []
+    different: list[tuple[Segment, SegmentTiming]] = []
     which = np.empty(len(runs.owner), dtype=np.int64)
     ranks = rows.ranks[runs.owner].tolist()
     for pair, (rank, number) in enumerate(zip(ranks, runs.block.tolist(), strict=True)):

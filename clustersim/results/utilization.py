@@ -9,8 +9,8 @@ section 6.3 and appendix A for hardware FLOP.
 from typing import Final
 
 from clustersim.common.units import Flop, FlopPerSecond, Seconds
-from clustersim.model.attention import full_matrix
-from clustersim.model.kernels import PRODUCTS, AttentionShape, Kernel
+from clustersim.model.attention import full_matrix_flops
+from clustersim.model.kernels import TENSOR_CORE_KINDS, AttentionShape, Kernel
 from clustersim.program.task import Segment, WorkType
 from clustersim.results.time_breakdown import Breakdown
 from clustersim.results.time_categories import BUBBLES, EXPOSED, PARTS
@@ -85,8 +85,8 @@ def _fraction(seconds: Seconds, parts: Breakdown) -> float:
 
 def _recomputed(block: Segment) -> Flop:
     kernels = (operation.kernel for operation in block.operations if operation.work_type is WorkType.RECOMPUTE)
-    return sum(_full_matrix(kernel) for kernel in kernels if kernel is not None and kernel.kind in PRODUCTS)
+    return sum(_full_matrix(kernel) for kernel in kernels if kernel is not None and kernel.kind in TENSOR_CORE_KINDS)
 
 
 def _full_matrix(kernel: Kernel) -> Flop:
-    return full_matrix(kernel, kernel.shape) if isinstance(kernel.shape, AttentionShape) else kernel.flops
+    return full_matrix_flops(kernel, kernel.shape) if isinstance(kernel.shape, AttentionShape) else kernel.flops

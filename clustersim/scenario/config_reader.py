@@ -15,150 +15,159 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from clustersim.common.errors import InputError, nearest, shown
+from clustersim.common.errors import InputError, format_value, suggest_nearest
 from clustersim.common.units import Dimension, parse_quantity
-from clustersim.hardware.cluster import MOST_GPUS
-from clustersim.model.layer_stack import MOST_LAYERS
+from clustersim.hardware.cluster import MAX_GPUS
+from clustersim.model.layer_stack import MAX_LAYERS
 
-MOST_TOKENS = 2**31  # of one sequence, and sequences of one step
-MOST_WIDTH = 2**24  # hidden, ffn, heads, vocab
+MAX_TOKENS = 2**31  # of one sequence, and sequences of one step
+MAX_WIDTH = 2**24  # hidden, ffn, heads, vocab
 
 
-def mistake(sentence: str) -> PydanticCustomError:
+def config_error(message: str) -> PydanticCustomError:
     """An error whose text reaches the user as it stands."""
-    return PydanticCustomError("mistake", "{sentence}", {"sentence": sentence})
+    return PydanticCustomError("mistake", "{sentence}", {"sentence": message})
 
 
 @dataclass(frozen=True)
-class Reader:
+class ValueParser:
     """What reads a value that users write, and for the schema what that may be, in words and as far as a type says it.
 
     The type is looked at when a schema is made: to do so when sections are imported would slow every command.
     """
 
-    read: Callable[..., object]
-    legal: str
+    parse: Callable[..., object]
+    allowed: str
     examples: tuple[str, ...] = ()
-    of: Any = Any
+    schema_type: Any = Any
 
     def __call__(self, value: object) -> object:
         """Read a value."""
-        return self.read(value)
+        return self.parse(value)
 
 
-def reads(read: Callable[..., object], legal: str, *examples: str, of: Any = Any) -> BeforeValidator:
-    """A validator that reads what users write; legal, examples, of: as in `Reader`."""
-    return BeforeValidator(Reader(read, legal, examples, of))
+def value_parser(parse: Callable[..., object], allowed: str, *examples: str, schema_type: Any = Any) -> BeforeValidator:
+    """A validator that reads what users write; legal, examples, of: as in `ValueParser`."""
+    return BeforeValidator(ValueParser(parse, allowed, examples, schema_type))
 
 
-def quantity(dimension: Dimension) -> str:
+def quantity_label(dimension: Dimension) -> str:
     """What a quantity is called in words."""
     return f"a {dimension.name.lower()} with its unit"
 
 
-def member(kind: type[Enum], *legal: Enum, absent: str | None = None) -> BeforeValidator:
+def enum_parser(enum_type: type[Enum], *choices: Enum, none_word: str | None = None) -> BeforeValidator:
     """Read the value of an enum's member; `legal` narrows the choice, the word `absent` is read as None."""
-    names: dict[str, Enum | None] = {str(choice.value): choice for choice in legal or tuple(kind)}
-    if absent is not None:
-        names[absent] = None
+    names: dict[str, Enum | None] = {str(choice.value): choice for choice in choices or tuple(enum_type)}
+    if none_word is not None:
+        names[none_word] = None
 
-    def read(value: object) -> object:
+    def parse(value: object) -> object:
         if isinstance(value, str) and value in names:
             return names[value]
-        raise mistake(f"{shown(value)} is unknown; {nearest(str(value), names)}")
+        raise config_error(f"{format_value(value)} is unknown; {suggest_nearest(str(value), names)}")
 
-    return BeforeValidator(read, json_schema_input_type=Literal[tuple(names)])
+    return BeforeValidator(parse, json_schema_input_type=Literal[tuple(names)])
 
 
-def _size(value: object) -> float:
+def _parse_size(value: object) -> float:
     try:
         amount = parse_quantity(value, Dimension.SIZE)
     except InputError as error:
-        raise mistake(str(error)) from error
+        raise config_error(str(error)) from error
     if amount <= 0:
-        raise mistake(f"{shown(value)} is not above zero; write e.g. '25 MiB'")
+        raise config_error(f"{format_value(value)} is not above zero; write e.g. '25 MiB'")
     if not math.isfinite(amount):
-        raise mistake(f"{shown(value)} is not finite; write e.g. '25 MiB'")
+        raise config_error(f"{format_value(value)} is not finite; write e.g. '25 MiB'")
     return amount
 
 
-def moment(value: object) -> float:
+def parse_timestamp(value: object) -> float:
     """Read seconds."""
     try:
         amount = parse_quantity(value, Dimension.TIME)
     except InputError as error:
-        raise mistake(str(error)) from error
+        raise config_error(str(error)) from error
     if not math.isfinite(amount):
-        raise mistake(f"{shown(value)} is not finite; write e.g. '10 us'")
+        raise config_error(f"{format_value(value)} is not finite; write e.g. '10 us'")
     return amount
 
 
-def duration(value: object) -> float:
+def parse_duration(value: object) -> float:
     """Read seconds, none of them below zero."""
-    amount = moment(value)
+    amount = parse_timestamp(value)
     if amount < 0.0:
-        raise mistake(f"{shown(value)} is below zero; write e.g. '10 us'")
+        raise config_error(f"{format_value(value)} is below zero; write e.g. '10 us'")
     return amount
 
 
-def or_none(value: object) -> object:
+def none_from_word(value: object) -> object:
     """The word `none` is nothing."""
     return None if value == "none" else value
 
 
-def size_or(word: str) -> BeforeValidator:
+def size_or_word_parser(word: str) -> BeforeValidator:
     """Read a size, or a word that is read as None."""
 
-    def read(value: object) -> float | None:
+    def parse(value: object) -> float | None:
         if value == word:
             return None
         try:
-            return _size(value)
+            return _parse_size(value)
         except PydanticCustomError as error:
-            raise mistake(f"{error.message()}, or {word}") from error
+            raise config_error(f"{error.message()}, or {word}") from error
 
-    return reads(read, f"{quantity(Dimension.SIZE)}, or {word}", "25 MiB")
+    return value_parser(parse, f"{quantity_label(Dimension.SIZE)}, or {word}", "25 MiB")
 
 
 _PERCENT = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*%\s*$")
 _TEXT_NUMBER = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))[eE]([+-]?\d{1,2})")
 
 
-def share(least: float, most: float, remedy: str = "") -> BeforeValidator:
+def fraction_parser(minimum: float, maximum: float, hint: str = "") -> BeforeValidator:
     """Read a share, a number or a percentage (`0.9` or `90 %`), from `least` to `most`.
 
     A number above 1 is refused, since it is nearly always a percentage without its sign. remedy: ends the refusal of
     what is too small.
     """
 
-    def read(value: object) -> float:
+    def parse(value: object) -> float:
         match = _PERCENT.match(value) if isinstance(value, str) else None
-        number = float(match[1]) / 100 if match else value
-        if isinstance(number, bool) or not isinstance(number, (int, float)):
-            meant = yaml_number(value)
-            raise mistake(
-                meant or f"{shown(value)} is not a share; write a number or a percentage, such as 0.1 or 10 %"
+        fraction = float(match[1]) / 100 if match else value
+        if isinstance(fraction, bool) or not isinstance(fraction, (int, float)):
+            yaml_message = yaml_number_message(value)
+            raise config_error(
+                yaml_message
+                or f"{format_value(value)} is not a share; write a number or a percentage, such as 0.1 or 10 %"
             )
-        if match is None and number > 1:
-            raise mistake(_without_sign(number, least, most))
-        if not least <= number <= most:
-            legal = f"{100 * least:g} % and {100 * most:g} %" if match else f"{least:g} and {min(most, 1.0):g}"
-            raise mistake(f"{shown(value)} is not between {legal}{remedy if number < least else ''}")
-        return float(number)
+        if match is None and fraction > 1:
+            raise config_error(_missing_percent_message(fraction, minimum, maximum))
+        if not minimum <= fraction <= maximum:
+            allowed_range = (
+                f"{100 * minimum:g} % and {100 * maximum:g} %" if match else f"{minimum:g} and {min(maximum, 1.0):g}"
+            )
+            raise config_error(
+                f"{format_value(value)} is not between {allowed_range}{hint if fraction < minimum else ''}"
+            )
+        return float(fraction)
 
-    plain = f"{least:g} to {min(most, 1.0):g}"
-    return reads(read, f"a share: {plain}, or {100 * least:g} % to {100 * most:,g} %", of=float | str)
+    decimal_range = f"{minimum:g} to {min(maximum, 1.0):g}"
+    return value_parser(
+        parse, f"a share: {decimal_range}, or {100 * minimum:g} % to {100 * maximum:,g} %", schema_type=float | str
+    )
 
 
-def _without_sign(number: float, least: float, most: float) -> str:
+def _missing_percent_message(value: float, minimum: float, maximum: float) -> str:
     """What is wrong with a number above 1, and the percentages that it may stand for."""
-    legal = [f"{item:,.12g} %" for item in (number, 100 * number) if least <= item / 100 <= most]
-    if not legal:
-        return f"{shown(number)} is more than all of it; the most is {100 * most:g} %"
-    return f"{shown(number)} is more than all of it; write {' (or '.join(legal)}{')' * (len(legal) - 1)}"
+    candidates = [f"{item:,.12g} %" for item in (value, 100 * value) if minimum <= item / 100 <= maximum]
+    if not candidates:
+        return f"{format_value(value)} is more than all of it; the most is {100 * maximum:g} %"
+    return (
+        f"{format_value(value)} is more than all of it; write {' (or '.join(candidates)}{')' * (len(candidates) - 1)}"
+    )
 
 
-def yaml_number(value: object, *, whole: bool = False) -> str:
+def yaml_number_message(value: object, *, integer: bool = False) -> str:
     """What is wrong with a number that YAML 1.1 reads as a text (it wants a point and a sign); empty if it is not that.
 
     >>> yaml_number("1e9")
@@ -169,31 +178,35 @@ def yaml_number(value: object, *, whole: bool = False) -> str:
     match = _TEXT_NUMBER.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         return ""
-    mantissa, power = match[1], int(match[2])
-    plain = f"{Decimal(f'{mantissa}e{power}'):f}"
-    exponent = f"{mantissa}{'' if '.' in mantissa else '.0'}e{power:+d}"
-    legal = [plain] if whole else [exponent, plain]
-    return f"{shown(value)} is a text in YAML; write {' or '.join(legal)}" if not (whole and "." in plain) else ""
+    mantissa, exponent = match[1], int(match[2])
+    decimal_text = f"{Decimal(f'{mantissa}e{exponent}'):f}"
+    float_text = f"{mantissa}{'' if '.' in mantissa else '.0'}e{exponent:+d}"
+    spellings = [decimal_text] if integer else [float_text, decimal_text]
+    return (
+        f"{format_value(value)} is a text in YAML; write {' or '.join(spellings)}"
+        if not (integer and "." in decimal_text)
+        else ""
+    )
 
 
-def _named(value: str) -> str:
+def _require_non_empty(value: str) -> str:
     if not value.strip():
-        raise mistake("is empty; write a name")
+        raise config_error("is empty; write a name")
     return value
 
 
-Duration = Annotated[float, reads(duration, quantity(Dimension.TIME), "10 us")]
-Moment = Annotated[float, reads(moment, quantity(Dimension.TIME), "-10 ms")]
-Degree = Annotated[int, Field(ge=1, le=MOST_GPUS)]
-Width = Annotated[int, Field(ge=1, le=MOST_WIDTH)]
-Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
-Ends = Annotated[int, Field(ge=0, le=MOST_LAYERS)]
-Layers = Annotated[int, Field(ge=1, le=MOST_LAYERS)]
-Size = Annotated[float, reads(_size, quantity(Dimension.SIZE), "25 MiB")]
-Name = Annotated[str, AfterValidator(_named)]
+Duration = Annotated[float, value_parser(parse_duration, quantity_label(Dimension.TIME), "10 us")]
+Timestamp = Annotated[float, value_parser(parse_timestamp, quantity_label(Dimension.TIME), "-10 ms")]
+Degree = Annotated[int, Field(ge=1, le=MAX_GPUS)]
+Width = Annotated[int, Field(ge=1, le=MAX_WIDTH)]
+TokenCount = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+LayerCountOrZero = Annotated[int, Field(ge=0, le=MAX_LAYERS)]
+LayerCount = Annotated[int, Field(ge=1, le=MAX_LAYERS)]
+SizeBytes = Annotated[float, value_parser(_parse_size, quantity_label(Dimension.SIZE), "25 MiB")]
+NonEmptyText = Annotated[str, AfterValidator(_require_non_empty)]
 
 
-class Section(BaseModel):
+class ConfigModel(BaseModel):
     """A part of the file.
 
     short: the key that a bare word (or number) stands for, if any; example: what a user may write, if one says more
@@ -201,72 +214,72 @@ class Section(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-    short: ClassVar[str | None] = None
+    shorthand_key: ClassVar[str | None] = None
     example: ClassVar[str] = ""
 
     @classmethod
-    def written_out(cls, value: object) -> object:
+    def expand_shorthand(cls, value: object) -> object:
         """The mapping that a shorthand stands for; anything else as it is."""
-        bare = isinstance(value, (str, int, float)) and not isinstance(value, bool)
-        return {cls.short: value} if cls.short is not None and bare else value
+        is_scalar = isinstance(value, (str, int, float)) and not isinstance(value, bool)
+        return {cls.shorthand_key: value} if cls.shorthand_key is not None and is_scalar else value
 
     @model_validator(mode="before")
     @classmethod
-    def _expand(cls, value: object) -> object:
-        return cls.written_out(value)
+    def _expand_before_validation(cls, value: object) -> object:
+        return cls.expand_shorthand(value)
 
     @classmethod
-    def keys(cls) -> dict[str, Any]:
+    def key_types(cls) -> dict[str, Any]:
         """The legal keys, as the file writes them, with the types of their values."""
         return {field.alias or name: field.annotation for name, field in cls.model_fields.items()}
 
     @classmethod
-    def at(cls, path: Iterable[int | str]) -> "type[Section] | None":
+    def config_at(cls, path: Iterable[int | str]) -> "type[ConfigModel] | None":
         """The section that a path of keys leads to; None where it leads to a plain value or nowhere."""
-        section: type[Section] | None = cls
-        named = False  # whether a name that the user gave comes next
+        model: type[ConfigModel] | None = cls
+        is_user_named = False  # whether a name that the user gave comes next
         for key in path:
-            if isinstance(key, int) or named:  # the place in a list of sections
-                named = False
+            if isinstance(key, int) or is_user_named:  # the place in a list of sections
+                is_user_named = False
                 continue
-            annotation = section.keys().get(key) if section is not None else None
-            named = get_origin(annotation) is dict
-            section = _section_in(annotation)
-        return section
+            annotation = model.key_types().get(key) if model is not None else None
+            is_user_named = get_origin(annotation) is dict
+            model = _model_in_annotation(annotation)
+        return model
 
 
-def _section_in(annotation: object) -> type[Section] | None:
-    if isinstance(annotation, type) and issubclass(annotation, Section):
+def _model_in_annotation(annotation: object) -> type[ConfigModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, ConfigModel):
         return annotation
-    return next(filter(None, map(_section_in, get_args(annotation))), None)
+    return next(filter(None, map(_model_in_annotation, get_args(annotation))), None)
 
 
-class Shipped(Section):
+class PresetOrPathConfig(ConfigModel):
     """Something that is shipped under a name or read from a file; a bare word that ends like a file is a path."""
 
-    path: Name | None = None
+    path: NonEmptyText | None = None
     """a file in place of a name, beside the scenario; left out: none"""
 
     @classmethod
-    def written_out(cls, value: object) -> object:
+    def expand_shorthand(cls, value: object) -> object:
         """A file's name is `path`, another word is the name."""
         if isinstance(value, str) and value.endswith((".json", ".yaml", ".yml")):
             return {"path": value}
-        return super().written_out(value)
+        return super().expand_shorthand(value)
 
 
-class Choice(Section):
+class OneOfConfig(ConfigModel):
     """A mapping with exactly one key, the name of what is chosen; its value holds the options, or nothing."""
 
-    words: ClassVar[dict[str, Any]] = {}  # bare words and what they stand for
+    shorthands: ClassVar[dict[str, Any]] = {}  # bare words and what they stand for
 
     @classmethod
-    def written_out(cls, value: object) -> object:
+    def expand_shorthand(cls, value: object) -> object:
         """A bare word is a choice without options."""
         if isinstance(value, str):
-            if value not in cls.words:
-                raise mistake(f"{shown(value)} is unknown; {nearest(value, cls.words)}")
-            return cls.words[value]
+            if value not in cls.shorthands:
+                raise config_error(f"{format_value(value)} is unknown; {suggest_nearest(value, cls.shorthands)}")
+            return cls.shorthands[value]
         if isinstance(value, dict):
             return {name: {} if options is None else options for name, options in value.items()}
         return value
@@ -274,7 +287,7 @@ class Choice(Section):
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
         if len(self.model_fields_set) != 1:
-            raise mistake(f"needs exactly one of {', '.join(self.keys())}")
+            raise config_error(f"needs exactly one of {', '.join(self.key_types())}")
         return self
 
     @property

@@ -10,97 +10,107 @@ import numpy as np
 
 from clustersim.common import data_files
 from clustersim.common.errors import InputError
-from clustersim.cost.background_traffic import Traffic
-from clustersim.hardware.cluster import Cluster, mix
-from clustersim.hardware.degradation import Disturbances, Slow, SlowNic, placed
+from clustersim.cost.background_traffic import TrafficPattern
+from clustersim.hardware.cluster import Cluster, with_accelerators
+from clustersim.hardware.degradation import Degradations, DegradedNics, SlowGpus, resolve_link_ids
 from clustersim.hardware.topology import Fabric
-from clustersim.scenario.config.degradations import DisturbancesSection, GpusSection, MixedSection, TrafficSection
+from clustersim.scenario.config.degradations import (
+    BackgroundTrafficConfig,
+    DegradationsConfig,
+    GpuSelectionConfig,
+    MixedNodesConfig,
+)
 
 
-def read_mixed(sections: Iterable[MixedSection], base: Path, cluster: Cluster) -> Cluster:
+def apply_mixed_nodes(sections: Iterable[MixedNodesConfig], base_dir: Path, cluster: Cluster) -> Cluster:
     """The cluster with other accelerators on some nodes; raise InputError for nodes that do not exist or come twice."""
-    parts: list[tuple[tuple[int, ...], str]] = []
+    replacements: list[tuple[tuple[int, ...], str]] = []
     for entry, section in enumerate(sections):
-        nodes = _numbers(f"mixed.{entry}", "node", (*section.node, *section.nodes), cluster.nodes)
-        parts.append((nodes, _accelerator(f"mixed.{entry}", section.accelerator, base)))
-    _refuse_twice("mixed", [nodes for nodes, _ in parts], lambda node: f"node {node}")
-    return mix(cluster, parts)
+        nodes = _expand_ids(f"mixed.{entry}", "node", (*section.node, *section.nodes), cluster.node_count)
+        replacements.append((nodes, _find_accelerator(f"mixed.{entry}", section.accelerator, base_dir)))
+    _refuse_duplicates("mixed", [nodes for nodes, _ in replacements], lambda node: f"node {node}")
+    return with_accelerators(cluster, replacements)
 
 
-def _accelerator(key: str, name: str, base: Path) -> str:
-    place = str(data_files.beside(base, name)) if data_files.is_path(name) else name
+def _find_accelerator(key: str, name: str, base_dir: Path) -> str:
+    name_or_path = str(data_files.resolve_relative(base_dir, name)) if data_files.is_path(name) else name
     try:
-        data_files.find("accelerators", place)
+        data_files.find_file("accelerators", name_or_path)
     except InputError as error:
         raise InputError(f"{key}.accelerator: {error}") from error
-    return place
+    return name_or_path
 
 
-def read_disturbances(section: DisturbancesSection, cluster: Cluster) -> Disturbances:
+def read_degradations(config: DegradationsConfig, cluster: Cluster) -> Degradations:
     """What is wrong; raise InputError for what does not exist or is named by two entries."""
     slow = [
-        Slow(_chosen(f"slow.{entry}", slow_section, cluster), slow_section.speed)
-        for entry, slow_section in enumerate(section.slow)
+        SlowGpus(_selected_gpus(f"slow.{entry}", slow_gpu_config, cluster), slow_gpu_config.speed)
+        for entry, slow_gpu_config in enumerate(config.slow)
     ]
-    nics = [SlowNic(_chosen(f"nics.{entry}", nic, cluster), nic.left) for entry, nic in enumerate(section.nics)]
-    links = tuple(link.change() for link in section.links)
-    found = Disturbances(tuple(slow), tuple(nics), links, section.background.loads())
-    _refuse_ambiguous(found, cluster.fabric)
-    return found
+    nics = [
+        DegradedNics(_selected_gpus(f"nics.{entry}", nic, cluster), nic.bandwidth_fraction)
+        for entry, nic in enumerate(config.nics)
+    ]
+    links = tuple(link.link_change() for link in config.links)
+    degradations = Degradations(tuple(slow), tuple(nics), links, config.background.load_by_kind())
+    _refuse_ambiguous(degradations, cluster.fabric)
+    return degradations
 
 
-def read_traffic(sections: Iterable[TrafficSection], cluster: Cluster) -> tuple[Traffic, ...]:
+def read_background_traffic(
+    sections: Iterable[BackgroundTrafficConfig], cluster: Cluster
+) -> tuple[TrafficPattern, ...]:
     """What others send; raise InputError for GPUs that do not exist or come twice in one entry."""
-    found: list[Traffic] = []
+    flows: list[TrafficPattern] = []
     for entry, section in enumerate(sections):
-        listed = [gpu for item in section.gpus for gpu in item]
-        gpus = _numbers(f"traffic.{entry}", "GPU", section.gpus, cluster.machine.gpus)
-        if len(gpus) < len(listed):
-            raise InputError(f"traffic.{entry}: a GPU comes twice in {len(listed):,}; keep one")
-        found.append(section.traffic(gpus))
-    return tuple(found)
+        given_ids = [gpu for item in section.gpus for gpu in item]
+        gpus = _expand_ids(f"traffic.{entry}", "GPU", section.gpus, cluster.machine.gpu_count)
+        if len(gpus) < len(given_ids):
+            raise InputError(f"traffic.{entry}: a GPU comes twice in {len(given_ids):,}; keep one")
+        flows.append(section.background_flow(gpus))
+    return tuple(flows)
 
 
-def _refuse_ambiguous(found: Disturbances, fabric: Fabric) -> None:
+def _refuse_ambiguous(degradations: Degradations, fabric: Fabric) -> None:
     """Two entries that say different things of one GPU, NIC or link are likelier a mistake than a product."""
 
-    def link(number: int) -> str:
-        named = fabric.link(number)
-        return f"the link from {named.source} to {named.target}"
+    def describe_link(link_id: int) -> str:
+        endpoints = fabric.link_info(link_id)
+        return f"the link from {endpoints.source} to {endpoints.target}"
 
-    for key, entries in (("slow", found.slow), ("nics", found.nics)):
-        _refuse_twice(key, [entry.gpus for entry in entries], lambda gpu: f"GPU {gpu:,}")
-    ports = [fabric.nics(np.array(nic.gpus, np.int64)).tolist() for nic in found.nics]
-    _refuse_twice("nics", ports, lambda number: f"{link(number)}, which GPUs share,")
-    _refuse_twice("links", placed(fabric, found.links), link)
+    for key, entries in (("slow", degradations.slow_gpus), ("nics", degradations.nics)):
+        _refuse_duplicates(key, [entry.gpu_ids for entry in entries], lambda gpu: f"GPU {gpu:,}")
+    ports = [fabric.nic_links(np.array(nic.gpu_ids, np.int64)).tolist() for nic in degradations.nics]
+    _refuse_duplicates("nics", ports, lambda link_id: f"{describe_link(link_id)}, which GPUs share,")
+    _refuse_duplicates("links", resolve_link_ids(fabric, degradations.links), describe_link)
 
 
-def _refuse_twice(key: str, entries: Sequence[Iterable[int]], name: Callable[[int], str]) -> None:
+def _refuse_duplicates(key: str, entries: Sequence[Iterable[int]], describe: Callable[[int], str]) -> None:
     """Refuse a number that two entries of a list have."""
-    first: dict[int, int] = {}
-    for entry, numbers in enumerate(entries):
-        for number in numbers:
-            if number in first:
-                raise InputError(f"{key}.{entry}: {name(number)} is in {key}.{first[number]} already; keep one")
-        first.update(dict.fromkeys(numbers, entry))
+    first_entry: dict[int, int] = {}
+    for entry, ids in enumerate(entries):
+        for id_ in ids:
+            if id_ in first_entry:
+                raise InputError(f"{key}.{entry}: {describe(id_)} is in {key}.{first_entry[id_]} already; keep one")
+        first_entry.update(dict.fromkeys(ids, entry))
 
 
-def _chosen(key: str, section: GpusSection, cluster: Cluster) -> tuple[int, ...]:
+def _selected_gpus(key: str, section: GpuSelectionConfig, cluster: Cluster) -> tuple[int, ...]:
     """The GPUs that a section names, each once."""
-    gpus = _numbers(key, "GPU", (*section.gpu, *section.gpus), cluster.gpus)
-    nodes = _numbers(key, "node", (*section.node, *section.nodes), cluster.nodes)
+    gpus = _expand_ids(key, "GPU", (*section.gpu, *section.gpus), cluster.gpu_count)
+    nodes = _expand_ids(key, "node", (*section.node, *section.nodes), cluster.node_count)
     if nodes:
-        homes = cluster.fabric.nodes(np.arange(cluster.gpus))
-        gpus = (*gpus, *np.flatnonzero(np.isin(homes, nodes)).tolist())
+        node_ids = cluster.fabric.node_ids(np.arange(cluster.gpu_count))
+        gpus = (*gpus, *np.flatnonzero(np.isin(node_ids, nodes)).tolist())
     return tuple(dict.fromkeys(gpus))
 
 
-def _numbers(key: str, word: str, ranges: Iterable[range], count: int) -> tuple[int, ...]:
+def _expand_ids(key: str, noun: str, ranges: Iterable[range], count: int) -> tuple[int, ...]:
     """The numbers of some ranges, each once, all below `count`."""
-    found: dict[int, None] = {}
+    ids: dict[int, None] = {}
     for item in ranges:
         if item.stop > count:
-            legal = f"{word}s are 0 to {count - 1:,}" if count > 1 else f"there is only {word} 0"
-            raise InputError(f"{key}: there is no {word} {max(item.start, count):,}; {legal}")
-        found.update(dict.fromkeys(item))
-    return tuple(found)
+            valid_range = f"{noun}s are 0 to {count - 1:,}" if count > 1 else f"there is only {noun} 0"
+            raise InputError(f"{key}: there is no {noun} {max(item.start, count):,}; {valid_range}")
+        ids.update(dict.fromkeys(item))
+    return tuple(ids)

@@ -10,11 +10,11 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from clustersim.common.errors import InputError, nearest, shown
-from clustersim.scenario.config_reader import Section, yaml_number
+from clustersim.common.errors import InputError, format_value, suggest_nearest
+from clustersim.scenario.config_reader import ConfigModel, yaml_number_message
 
-_MOST_KEYS = 6
-_SENTENCES = {
+_MAX_KEYS_SHOWN = 6
+_MESSAGES = {
     "int_type": "{value} is not a whole number (no unit, no quotes)",
     "bool_type": "{value} is neither true nor false",
     "float_type": "{value} is not a number (no unit, no quotes)",
@@ -26,7 +26,7 @@ _SENTENCES = {
 }
 
 
-def refuse(source: str, problems: Sequence[str]) -> InputError:
+def combined_error(source: str, problems: Sequence[str]) -> InputError:
     """One error for all problems of one file: a sentence, or a count and one line for each."""
     if len(problems) == 1:
         return InputError(f"{source}: {problems[0]}")
@@ -34,83 +34,93 @@ def refuse(source: str, problems: Sequence[str]) -> InputError:
     return InputError(f"{source}: {len(problems)} problems{lines}")
 
 
-def translate(error: ValidationError, root: type[Section], written: Mapping[str, Any]) -> list[str]:
+def translate_validation_error(
+    error: ValidationError, root_model: type[ConfigModel], raw_mapping: Mapping[str, Any]
+) -> list[str]:
     """Sentences for pydantic's error about `written`, which should have been a `root`."""
-    return [_sentence(detail, root, written) for detail in error.errors(include_url=False)]
+    return [_message(detail, root_model, raw_mapping) for detail in error.errors(include_url=False)]
 
 
-def _sentence(detail: ErrorDetails, root: type[Section], written: Mapping[str, Any]) -> str:
+def _message(detail: ErrorDetails, root_model: type[ConfigModel], raw_mapping: Mapping[str, Any]) -> str:
     kind, location = detail["type"], detail["loc"]
     if kind == "extra_forbidden":
-        return f"{_dotted(location)}: unknown key; {_remedy(location, root)}"
-    key = _dotted(_as_written(location, written, missing=kind == "missing"))
-    return f"{key}: {_wrong(detail, root)}"
+        return f"{_dotted_path(location)}: unknown key; {_unknown_key_hint(location, root_model)}"
+    key = _dotted_path(_user_location(location, raw_mapping, missing=kind == "missing"))
+    return f"{key}: {_describe_problem(detail, root_model)}"
 
 
-def _wrong(detail: ErrorDetails, root: type[Section]) -> str:
+def _describe_problem(detail: ErrorDetails, root_model: type[ConfigModel]) -> str:
     """What is wrong with a value, and what to write."""
     kind, location, value = detail["type"], detail["loc"], detail["input"]
     if kind == "missing":
-        return f"is missing{_example(location, root)}"
+        return f"is missing{_missing_key_example(location, root_model)}"
     if kind == "model_type":
-        return f"{shown(value)} is not a mapping of keys to values{_keys(root.at(location) or root)}"
-    if kind == "int_type" and (meant := _whole(value)):
-        return meant
-    template = _SENTENCES.get(kind)
-    return detail["msg"] if template is None else template.format(value=shown(value), **detail.get("ctx", {}))
+        return f"{format_value(value)} is not a mapping of keys to values{_describe_keys(root_model.config_at(location) or root_model)}"
+    if kind == "int_type" and (integer_message := _integer_message(value)):
+        return integer_message
+    template = _MESSAGES.get(kind)
+    return detail["msg"] if template is None else template.format(value=format_value(value), **detail.get("ctx", {}))
 
 
-def _whole(value: object) -> str:
+def _integer_message(value: object) -> str:
     """What is wrong with a whole number that is written as another kind of value; empty if it is none."""
     if isinstance(value, float) and value.is_integer():
-        return f"{shown(value)} has a point; write {int(value)}"
-    return yaml_number(value, whole=True)
+        return f"{format_value(value)} has a point; write {int(value)}"
+    return yaml_number_message(value, integer=True)
 
 
-def _example(location: tuple[int | str, ...], root: type[Section]) -> str:
+def _missing_key_example(location: tuple[int | str, ...], root_model: type[ConfigModel]) -> str:
     """What may be written for a key that is missing."""
-    section, key = root.at(location[:-1]) or root, location[-1]
-    examples = section.model_fields[str(key)].examples if key in section.model_fields else None
+    model, key = root_model.config_at(location[:-1]) or root_model, location[-1]
+    examples = model.model_fields[str(key)].examples if key in model.model_fields else None
     return f"; write {key}: {examples[0]}" if examples else ""
 
 
-def _keys(section: type[Section]) -> str:
+def _describe_keys(model: type[ConfigModel]) -> str:
     """What may be written for a section."""
-    if section.example:
-        return f"; write {section.example}"
-    keys = list(section.keys())
-    return f"; its keys are {', '.join(keys[:_MOST_KEYS])}{' and others' * (len(keys) > _MOST_KEYS)}" if keys else ""
-
-
-def _remedy(location: tuple[int | str, ...], root: type[Section]) -> str:
-    """What an unknown key may have meant: a key beside it, or one of another section."""
-    legal = (root.at(location[:-1]) or root).keys()
-    if not legal:
-        return f"{location[-2]} has no options"
-    if len(location) > 2:  # too deep for a key that was meant for another section
-        return nearest(str(location[-1]), legal)
-    if len(location) > 1 and location[-1] in root.keys():  # noqa: SIM118
-        return f"did you mean {location[-1]}, a key of the whole file?"
-    sections = {key: section.keys() for key in root.keys() if (section := root.at([key])) is not None}  # noqa: SIM118
-    return nearest(
-        str(location[-1]), legal, elsewhere=[f"{key}.{inner}" for key in sections for inner in sections[key]]
+    if model.example:
+        return f"; write {model.example}"
+    keys = list(model.key_types())
+    return (
+        f"; its keys are {', '.join(keys[:_MAX_KEYS_SHOWN])}{' and others' * (len(keys) > _MAX_KEYS_SHOWN)}"
+        if keys
+        else ""
     )
 
 
-def _dotted(location: Iterable[int | str]) -> str:
-    return ".".join(str(part) for part in location) or "the file"
+def _unknown_key_hint(location: tuple[int | str, ...], root_model: type[ConfigModel]) -> str:
+    """What an unknown key may have meant: a key beside it, or one of another section."""
+    allowed = (root_model.config_at(location[:-1]) or root_model).key_types()
+    if not allowed:
+        return f"{location[-2]} has no options"
+    if len(location) > 2:  # too deep for a key that was meant for another section
+        return suggest_nearest(str(location[-1]), allowed)
+    if len(location) > 1 and location[-1] in root_model.key_types():  # noqa: SIM118
+        return f"did you mean {location[-1]}, a key of the whole file?"
+    sections = {
+        key: section.key_types()
+        for key in root_model.key_types()
+        if (section := root_model.config_at([key])) is not None
+    }  # noqa: SIM118
+    return suggest_nearest(
+        str(location[-1]), allowed, unlisted=[f"{key}.{inner}" for key in sections for inner in sections[key]]
+    )
 
 
-def _as_written(location: tuple[int | str, ...], written: object, *, missing: bool) -> tuple[int | str, ...]:
+def _dotted_path(location: Iterable[int | str]) -> str:
+    return ".".join(str(key) for key in location) or "the file"
+
+
+def _user_location(location: tuple[int | str, ...], raw_value: object, *, missing: bool) -> tuple[int | str, ...]:
     """Cut a location where the user's own nesting ends; an entry that stands without its list is entry 0 of it."""
-    kept: list[int | str] = []
-    for part in location:
-        if isinstance(written, Mapping) and isinstance(part, int):
-            kept.append(part)
+    user_keys: list[int | str] = []
+    for key in location:
+        if isinstance(raw_value, Mapping) and isinstance(key, int):
+            user_keys.append(key)
             continue
-        in_list = isinstance(written, list) and isinstance(part, int)
-        if not in_list and not (isinstance(written, Mapping) and part in written):
-            return location if missing else tuple(kept)
-        kept.append(part)
-        written = written[part]  # type: ignore[index]
-    return tuple(kept)
+        in_list = isinstance(raw_value, list) and isinstance(key, int)
+        if not in_list and not (isinstance(raw_value, Mapping) and key in raw_value):
+            return location if missing else tuple(user_keys)
+        user_keys.append(key)
+        raw_value = raw_value[key]  # type: ignore[index]
+    return tuple(user_keys)

@@ -13,35 +13,37 @@ Arguments = TypeVarTuple("Arguments")
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class CachedRead:
     """What a function made of its arguments, which are or name what it reads."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     value: Any
 
-    def answers(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> bool:
+    def matches(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> bool:
         """Whether this is what the function would give for the arguments."""
         return self.function == function and self.arguments == arguments
 
 
-class Readings:
+class ReadCache:
     """Reads what neither was read earlier nor asked for already; `kept` is all that was asked for."""
 
-    def __init__(self, earlier: Iterable[Reading] = ()) -> None:
-        self._earlier = tuple(earlier)
-        self._kept: list[Reading] = []
+    def __init__(self, previous: Iterable[CachedRead] = ()) -> None:
+        self._previous = tuple(previous)
+        self._entries: list[CachedRead] = []
 
     @property
-    def kept(self) -> tuple[Reading, ...]:
+    def entries(self) -> tuple[CachedRead, ...]:
         """What was asked for, to be remembered."""
-        return tuple(self._kept)
+        return tuple(self._entries)
 
-    def of(self, function: Callable[[*Arguments], T], *arguments: *Arguments) -> T:
+    def get_or_read(self, function: Callable[[*Arguments], T], *arguments: *Arguments) -> T:
         """What the function gives for the arguments; called only where no equal ones were asked for before."""
-        known = (item for item in (*self._kept, *self._earlier) if item.answers(function, arguments))
-        reading = next(known, None) or Reading(function, arguments, function(*arguments))
-        if not any(element is reading for element in self._kept):
-            self._kept.append(reading)
-        value: T = reading.value
+        matching = (
+            cached_read for cached_read in (*self._entries, *self._previous) if cached_read.matches(function, arguments)
+        )
+        entry = next(matching, None) or CachedRead(function, arguments, function(*arguments))
+        if not any(item is entry for item in self._entries):
+            self._entries.append(entry)
+        value: T = entry.value
         return value

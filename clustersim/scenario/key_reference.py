@@ -25,119 +25,129 @@ _PREFIXES: Final = ("k", "K", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "
 Schema = Mapping[str, Any]
 
 
-def reference(schema: Schema) -> str:
+def render_key_reference(schema: Schema) -> str:
     """The page, in Markdown, of a schema such as `scenario_schema`."""
-    places = _places(schema)
-    shown = {id(section): path for path, section in places.items()}
-    parts = [_HEAD, *_units(), *(_table(path, section, schema, shown) for path, section in places.items())]
-    return "\n".join(parts)
+    sections_by_path = _sections_by_path(schema)
+    path_by_section_id = {id(section): path for path, section in sections_by_path.items()}
+    blocks = [
+        _HEAD,
+        *_units_table(),
+        *(_section_table(path, section, schema, path_by_section_id) for path, section in sections_by_path.items()),
+    ]
+    return "\n".join(blocks)
 
 
-def _units() -> Iterator[str]:
+def _units_table() -> Iterator[str]:
     """Units of quantities."""
     yield "A quantity is a string with its unit; G is 10⁹, Gi is 2³⁰, b a bit, B a byte:\n"
     yield "| quantity | units | for example |\n|---|---|---|"
     for dimension in Dimension:
-        yield f"| {dimension.name.lower()} | {_multiples([*dimension.factors])} | `{dimension.example}` |"
+        yield f"| {dimension.name.lower()} | {_format_units([*dimension.factors])} | `{dimension.example}` |"
     yield ""
 
 
-def _multiples(units: list[str]) -> str:
+def _format_units(units: list[str]) -> str:
     """Few units by name, of many those that others are multiples of."""
-    plain = [unit for unit in units if not any(unit == f"{prefix}{other}" for prefix in _PREFIXES for other in units)]
-    found = [prefix for prefix in _PREFIXES if f"{prefix}{plain[0]}" in units]
-    few = len(units) < len(_PREFIXES)
-    return _words(units) if few else f"{_words(plain)}, and with {_words(found)}"
+    base_units = [
+        unit for unit in units if not any(unit == f"{prefix}{other}" for prefix in _PREFIXES for other in units)
+    ]
+    prefixes = [prefix for prefix in _PREFIXES if f"{prefix}{base_units[0]}" in units]
+    is_short = len(units) < len(_PREFIXES)
+    return _code_list(units) if is_short else f"{_code_list(base_units)}, and with {_code_list(prefixes)}"
 
 
-def _places(schema: Schema) -> dict[str, Schema]:
+def _sections_by_path(schema: Schema) -> dict[str, Schema]:
     """Every section that has keys, by the path of keys where it comes first."""
-    found: dict[str, Schema] = {_TOP: schema}
+    sections: dict[str, Schema] = {_TOP: schema}
     queue = [("", schema)]
     while queue:
         path, section = queue.pop(0)
         for key, value in section["properties"].items():
-            for inner, name in _sections(value, schema):
-                below = f"{path}{key}{name}"
-                if not any(inner is item for item in found.values()):
-                    found[below] = inner
-                    queue.append((f"{below}.", inner))
-    return {path: found[path] for path in sorted(found, key=lambda path: _rank(path, schema))}
+            for inner, name in _nested_sections(value, schema):
+                inner_path = f"{path}{key}{name}"
+                if not any(inner is item for item in sections.values()):
+                    sections[inner_path] = inner
+                    queue.append((f"{inner_path}.", inner))
+    return {path: sections[path] for path in sorted(sections, key=lambda path: _sort_key(path, schema))}
 
 
-def _rank(path: str, schema: Schema) -> tuple[int, ...]:
+def _sort_key(path: str, schema: Schema) -> tuple[int, ...]:
     """Sections come in the order of the file, each followed by those inside."""
-    order = [*schema["properties"]]
-    return (-1,) if path == _TOP else (order.index(path.split(".")[0]),)
+    top_keys = [*schema["properties"]]
+    return (-1,) if path == _TOP else (top_keys.index(path.split(".")[0]),)
 
 
-def _sections(value: Schema, schema: Schema, name: str = "") -> Iterator[tuple[Schema, str]]:
+def _nested_sections(value: Schema, schema: Schema, name: str = "") -> Iterator[tuple[Schema, str]]:
     """Sections with keys that a value may be, and what stands in their path behind the key."""
     if "$ref" in value:
-        yield from _sections(_resolved(value, schema), schema, name)
+        yield from _nested_sections(_resolve_ref(value, schema), schema, name)
     for item in value.get("anyOf", ()):
-        yield from _sections(item, schema, name)
+        yield from _nested_sections(item, schema, name)
     if "items" in value:
-        yield from _sections(value["items"], schema, name)
+        yield from _nested_sections(value["items"], schema, name)
     if isinstance(value.get("additionalProperties"), Mapping):
-        yield from _sections(value["additionalProperties"], schema, f"{name}.NAME")
+        yield from _nested_sections(value["additionalProperties"], schema, f"{name}.NAME")
     if value.get("properties"):
         yield value, name
 
 
-def _resolved(value: Schema, schema: Schema) -> Schema:
-    found: Schema = schema["$defs"][value["$ref"].rsplit("/", 1)[-1]]
-    return found
+def _resolve_ref(value: Schema, schema: Schema) -> Schema:
+    target: Schema = schema["$defs"][value["$ref"].rsplit("/", 1)[-1]]
+    return target
 
 
-def _table(path: str, section: Schema, schema: Schema, shown: Mapping[int, str]) -> str:
+def _section_table(path: str, section: Schema, schema: Schema, path_by_section_id: Mapping[int, str]) -> str:
     """A heading, what the section is, and a row for each of its keys."""
-    lines = [f"## {path}", "", *_introduction(path, section, schema), *_COLUMNS]
+    lines = [f"## {path}", "", *_section_introduction(path, section, schema), *_COLUMNS]
     for key, value in section["properties"].items():
-        cells = (f"`{key}`", _legal(value, schema, shown), *reversed(_meaning(key, value, section, schema)))
+        cells = (
+            f"`{key}`",
+            _describe_allowed(value, schema, path_by_section_id),
+            *reversed(_meaning_and_default(key, value, section, schema)),
+        )
         lines.append(f"| {' | '.join(cell.replace('|', _PIPE) for cell in cells)} |")
     return "\n".join([*lines, ""])
 
 
-def _introduction(path: str, section: Schema, schema: Schema) -> Iterator[str]:
+def _section_introduction(path: str, section: Schema, schema: Schema) -> Iterator[str]:
     """What the section's own words say, without its key, and what may be written in place of a mapping."""
     description = section.get("description", "").split("\n\n")[0]
     if path != _TOP and description:
         yield from (f"{' '.join(description.split())}", "")
     if "maxProperties" in section:
         yield from ("One key at a time.", "")
-    for item in _whole(section, schema):
-        if "enum" in item:
-            yield from (f"A word alone: {_words(item['enum'])}.", "")
-        elif "$comment" in item:
-            alone = "A word or a number alone " if item["$comment"].startswith("is ") else "Also written: "
-            yield from (f"{alone}{item['$comment']}.", "")
+    for shorthand_schema in _shorthand_schemas(section, schema):
+        if "enum" in shorthand_schema:
+            yield from (f"A word alone: {_code_list(shorthand_schema['enum'])}.", "")
+        elif "$comment" in shorthand_schema:
+            lead = "A word or a number alone " if shorthand_schema["$comment"].startswith("is ") else "Also written: "
+            yield from (f"{lead}{shorthand_schema['$comment']}.", "")
 
 
-def _whole(section: Schema, schema: Schema) -> Iterator[Schema]:
+def _shorthand_schemas(section: Schema, schema: Schema) -> Iterator[Schema]:
     """What may stand in a section's place."""
     for item in schema["$defs"].values():
-        parts = item.get("anyOf", ())
-        if any(part is section for part in parts):
-            for other in (part for part in parts if part is not section):
+        alternatives = item.get("anyOf", ())
+        if any(alternative is section for alternative in alternatives):
+            for other in (alternative for alternative in alternatives if alternative is not section):
                 yield from other.get("anyOf", [other])
 
 
-def _meaning(key: str, value: Schema, section: Schema, schema: Schema) -> tuple[str, str]:
+def _meaning_and_default(key: str, value: Schema, section: Schema, schema: Schema) -> tuple[str, str]:
     """What a key means, and what holds without it."""
-    meaning, _, told = value["description"].partition(_LEFT_OUT)
-    if told:
-        return meaning, told
+    meaning, _, default_text = value["description"].partition(_LEFT_OUT)
+    if default_text:
+        return meaning, default_text
     if key in section.get("required", ()):
         return meaning, "needed"
     if "default" in value:
-        return meaning, _default(value)
+        return meaning, _format_default(value)
     if "maxProperties" in section:
         return meaning, "another one"
-    return meaning, "its keys' own" if [*_sections(value, schema)] else "nothing"
+    return meaning, "its keys' own" if [*_nested_sections(value, schema)] else "nothing"
 
 
-def _default(value: Schema) -> str:
+def _format_default(value: Schema) -> str:
     default = value["default"]
     if isinstance(default, bool):
         return f"`{str(default).lower()}`"
@@ -146,61 +156,70 @@ def _default(value: Schema) -> str:
     return f"`{default:g}`" if isinstance(default, float) else f"`{default}`"
 
 
-def _legal(value: Schema, schema: Schema, shown: Mapping[int, str]) -> str:
+def _describe_allowed(value: Schema, schema: Schema, path_by_section_id: Mapping[int, str]) -> str:
     """The legal values in words."""
     if "$ref" in value:
-        return _legal(_resolved(value, schema), schema, shown)
+        return _describe_allowed(_resolve_ref(value, schema), schema, path_by_section_id)
     if "enum" in value:
-        return _words(value["enum"])
+        return _code_list(value["enum"])
     comment = value.get("$comment", "").removeprefix("is ")
-    if comment and id(value) not in shown and "not" not in value and value.get("type") != ["string", "number"]:
-        links = dict.fromkeys(_link(shown[id(item)]) for item, _ in _sections(value, schema))
+    if (
+        comment
+        and id(value) not in path_by_section_id
+        and "not" not in value
+        and value.get("type") != ["string", "number"]
+    ):
+        links = dict.fromkeys(
+            _section_link(path_by_section_id[id(item)]) for item, _ in _nested_sections(value, schema)
+        )
         examples = (
             [f"such as {', '.join(f'`{element}`' for element in value['examples'])}"] if "examples" in value else []
         )
         return ", ".join([comment, *examples, *(f"see {link}" for link in links)])
     if "anyOf" in value:
-        texts = dict.fromkeys(filter(None, (_legal(entry, schema, shown) for entry in value["anyOf"])))
+        texts = dict.fromkeys(
+            filter(None, (_describe_allowed(entry, schema, path_by_section_id) for entry in value["anyOf"]))
+        )
         return ", or ".join(texts)
-    return _of_type(value, schema, shown)
+    return _describe_type(value, schema, path_by_section_id)
 
 
-def _of_type(value: Schema, schema: Schema, shown: Mapping[int, str]) -> str:
+def _describe_type(value: Schema, schema: Schema, path_by_section_id: Mapping[int, str]) -> str:
     match value.get("type"):
         case "integer" | "number":
-            return _numbers(value)
+            return _describe_number_range(value)
         case "array":
-            return f"a list: {_legal(value['items'], schema, shown)}"
+            return f"a list: {_describe_allowed(value['items'], schema, path_by_section_id)}"
         case "object":
-            return _mapping(value, schema, shown)
+            return _describe_mapping(value, schema, path_by_section_id)
         case other:
             return {"boolean": "`true`, `false`", "string": "a name"}.get(str(other), "")
 
 
-def _mapping(value: Schema, schema: Schema, shown: Mapping[int, str]) -> str:
+def _describe_mapping(value: Schema, schema: Schema, path_by_section_id: Mapping[int, str]) -> str:
     inner = value.get("additionalProperties")
-    if id(value) in shown:
-        return f"see {_link(shown[id(value)])}"
+    if id(value) in path_by_section_id:
+        return f"see {_section_link(path_by_section_id[id(value)])}"
     if isinstance(inner, Mapping):
-        return f"by name: {_legal(inner, schema, shown)}"
+        return f"by name: {_describe_allowed(inner, schema, path_by_section_id)}"
     return "no options" if inner is False else "a mapping"
 
 
-def _numbers(value: Schema) -> str:
-    least, most = value.get("minimum", value.get("exclusiveMinimum")), value.get("maximum")
-    if least is None:
+def _describe_number_range(value: Schema) -> str:
+    minimum, maximum = value.get("minimum", value.get("exclusiveMinimum")), value.get("maximum")
+    if minimum is None:
         return "a number"
-    words = f"{'above ' if 'exclusiveMinimum' in value else ''}{_plain(least)}"
-    return words if most is None else f"{words} to {_plain(most)}"
+    lower_text = f"{'above ' if 'exclusiveMinimum' in value else ''}{_format_number(minimum)}"
+    return lower_text if maximum is None else f"{lower_text} to {_format_number(maximum)}"
 
 
-def _plain(number: float) -> str:
-    return f"{number:,}" if isinstance(number, int) else f"{number:,g}"
+def _format_number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:,g}"
 
 
-def _words(words: list[str]) -> str:
-    return ", ".join(f"`{word}`" for word in words)
+def _code_list(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
-def _link(path: str) -> str:
+def _section_link(path: str) -> str:
     return f"[{path}](#{path.lower().replace('.', '').replace(' ', '-')})"

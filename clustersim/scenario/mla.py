@@ -7,37 +7,40 @@ from dataclasses import replace
 from typing import Any, Final
 
 from clustersim.common.errors import InputError
-from clustersim.model.layer_stack import Attention, FullAttention, LatentAttention, joined
-from clustersim.model.transformer import Model, Positions
-from clustersim.scenario.config.model import LatentSection, ModelSection
+from clustersim.model.layer_stack import AttentionSpec, FullAttention, LatentAttention, merge_groups
+from clustersim.model.transformer import PositionEncoding, TransformerModel
+from clustersim.scenario.config.model import MlaConfig, ModelConfig
 
-_NOT_ITS: Final = ("kv_heads", "head_dim", "qkv_bias", "qk_norm", "window", "rotary", "softcap")
-_NEEDED: Final = ("kv_rank", "nope", "rope", "value_dim")
+_EXCLUDED_KEYS: Final = ("kv_heads", "head_dim", "qkv_bias", "qk_norm", "window", "rotary", "softcap")
+_REQUIRED_KEYS: Final = ("kv_rank", "nope", "rope", "value_dim")
 
 
-def with_latent(model: Model, section: ModelSection) -> Model:
+def with_mla(model: TransformerModel, config: ModelConfig) -> TransformerModel:
     """The model with the latent attention that the section gives all of its layers."""
-    given = section.latent
-    if given is None:
+    mla_config = config.latent
+    if mla_config is None:
         return model
-    if wrong := [key for key in _NOT_ITS if key in section.of_layer]:
-        raise InputError(f"{wrong[0]}: latent attention has heads of its own dimensions; leave it out")
-    if model.positions is not Positions.ROTARY:
+    if conflicting := [key for key in _EXCLUDED_KEYS if key in config.layer_dimensions]:
+        raise InputError(f"{conflicting[0]}: latent attention has heads of its own dimensions; leave it out")
+    if model.positions is not PositionEncoding.ROTARY:
         raise InputError(f"latent needs rotary positions; {model.name} has {model.positions.value} ones")
-    said = given.model_dump(exclude_none=True)
-    if said.get("query_rank") == 0:
-        said["query_rank"] = None
-    runs = (replace(run, spec=replace(run.spec, attention=_attention(run.spec.attention, said))) for run in model.stack)
-    return replace(model, stack=joined(runs))
+    given_keys = mla_config.model_dump(exclude_none=True)
+    if given_keys.get("query_rank") == 0:
+        given_keys["query_rank"] = None
+    layer_groups = (
+        replace(group, spec=replace(group.spec, attention=_apply_mla(group.spec.attention, given_keys)))
+        for group in model.stack
+    )
+    return replace(model, stack=merge_groups(layer_groups))
 
 
-def _attention(own: Attention | None, said: dict[str, Any]) -> Attention | None:
-    match own:
+def _apply_mla(attention: AttentionSpec | None, given_keys: dict[str, Any]) -> AttentionSpec | None:
+    match attention:
         case None:
             return None
         case LatentAttention():
-            return replace(own, **said)
+            return replace(attention, **given_keys)
         case FullAttention(heads=heads):
-            if missing := [key for key in _NEEDED if key not in said]:
-                raise InputError(f"latent: lacks {', '.join(missing)}; write such as {LatentSection.example}")
-            return LatentAttention(**{"heads": heads, "query_rank": None, **said})
+            if missing := [key for key in _REQUIRED_KEYS if key not in given_keys]:
+                raise InputError(f"latent: lacks {', '.join(missing)}; write such as {MlaConfig.example}")
+            return LatentAttention(**{"heads": heads, "query_rank": None, **given_keys})

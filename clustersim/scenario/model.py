@@ -10,29 +10,36 @@ from pathlib import Path
 from typing import Any, Final
 
 from clustersim.common import data_files
-from clustersim.common.errors import InputError, nearest
+from clustersim.common.errors import InputError, suggest_nearest
 from clustersim.model.hf_config import read_hf_config
-from clustersim.model.layer_stack import LayerRun, LayerSpec, Mlp, joined, specs, stacked
-from clustersim.model.presets import preset
-from clustersim.model.transformer import Model, Norm, Positions, changed, resized, uniform
-from clustersim.scenario.config.model import ModelSection
-from clustersim.scenario.file_cache import Readings
-from clustersim.scenario.mla import with_latent
-from clustersim.scenario.moe import check_width, mixed, with_experts
+from clustersim.model.layer_stack import LayerGroup, LayerSpec, MlpType, layer_specs, merge_groups, stack_layers
+from clustersim.model.presets import load_preset
+from clustersim.model.transformer import (
+    Norm,
+    PositionEncoding,
+    TransformerModel,
+    change_layer,
+    resize_model,
+    uniform_model,
+)
+from clustersim.scenario.config.model import ModelConfig
+from clustersim.scenario.file_cache import ReadCache
+from clustersim.scenario.mla import with_mla
+from clustersim.scenario.moe import check_ffn_used, with_experts, with_group_experts
 
-_FAMILIES: Final[dict[str, dict[str, Any]]] = {
+_FAMILY_DEFAULTS: Final[dict[str, dict[str, Any]]] = {
     "llama": {  # Touvron et al. 2023, section 2.2
-        "mlp": Mlp.SWIGLU,
+        "mlp": MlpType.SWIGLU,
         "norm": Norm.RMSNORM,
-        "positions": Positions.ROTARY,
+        "positions": PositionEncoding.ROTARY,
         "tied_embeddings": False,
         "linear_bias": False,
         "qkv_bias": False,
     },
     "gpt": {  # Radford et al. 2019, section 2.3
-        "mlp": Mlp.GELU,
+        "mlp": MlpType.GELU,
         "norm": Norm.LAYERNORM,
-        "positions": Positions.LEARNED,
+        "positions": PositionEncoding.LEARNED,
         "tied_embeddings": True,
         "linear_bias": True,
         "qkv_bias": True,
@@ -40,103 +47,121 @@ _FAMILIES: Final[dict[str, dict[str, Any]]] = {
 }
 
 
-def read_model(section: ModelSection, base: Path, sequence: int, readings: Readings) -> Model:
+def read_model(config: ModelConfig, base_dir: Path, sequence: int, read_cache: ReadCache) -> TransformerModel:
     """The model that a section names or describes, with the section's own dimensions on top."""
-    if section.preset is not None and section.path is not None:
-        raise InputError(f"has both preset {section.preset!r} and path {section.path!r}; keep one")
-    if section.preset is not None:
-        return _layered(_resized(preset(section.preset), section), section)
-    if section.path is not None:
-        found = readings.of(read_hf_config, data_files.beside(base, section.path))
-        return _layered(_resized(found, section), section)
-    return _layered(_inline(section, sequence), section)
+    if config.preset is not None and config.path is not None:
+        raise InputError(f"has both preset {config.preset!r} and path {config.path!r}; keep one")
+    if config.preset is not None:
+        return _apply_layer_differences(_apply_dimensions(load_preset(config.preset), config), config)
+    if config.path is not None:
+        hf_model = read_cache.get_or_read(read_hf_config, data_files.resolve_relative(base_dir, config.path))
+        return _apply_layer_differences(_apply_dimensions(hf_model, config), config)
+    return _apply_layer_differences(_inline_model(config, sequence), config)
 
 
-def _resized(model: Model, section: ModelSection) -> Model:
+def _apply_dimensions(model: TransformerModel, config: ModelConfig) -> TransformerModel:
     """A model with the section's dimensions. A window is that of the layers that have one, or of all if none has."""
-    given = section.dimensions
-    window = given.get("window")
-    if section.global_every is not None:
-        known = {attention.window for attention in model.attentions if attention.window is not None}
-        return resized(model, **{**({"window": known.pop()} if len(known) == 1 else {}), **given})
+    dimensions = config.dimensions
+    window = dimensions.get("window")
+    if config.global_every is not None:
+        windows = {
+            distinct_attention.window
+            for distinct_attention in model.distinct_attentions
+            if distinct_attention.window is not None
+        }
+        return resize_model(model, **{**({"window": windows.pop()} if len(windows) == 1 else {}), **dimensions})
     if window is None:
-        return resized(model, **given)
-    some = any(item.window is not None for item in model.attentions)
-    plain = resized(model, **{key: value for key, value in given.items() if key != "window"})
-    windowed = (
-        LayerRun(changed(run.spec, window=window) if _windowed(run.spec) or not some else run.spec, run.count)
-        for run in plain.stack
+        return resize_model(model, **dimensions)
+    has_windows = any(item.window is not None for item in model.distinct_attentions)
+    resized_model = resize_model(model, **{key: value for key, value in dimensions.items() if key != "window"})
+    layer_groups = (
+        LayerGroup(
+            change_layer(run.spec, window=window) if _has_window(run.spec) or not has_windows else run.spec, run.count
+        )
+        for run in resized_model.stack
     )
-    return replace(plain, stack=joined(windowed))
+    return replace(resized_model, stack=merge_groups(layer_groups))
 
 
-def _windowed(spec: LayerSpec) -> bool:
+def _has_window(spec: LayerSpec) -> bool:
     return spec.attention is not None and spec.attention.window is not None
 
 
-def _inline(section: ModelSection, sequence: int) -> Model:
-    given = section.dimensions
-    if section.stack is not None:
-        given.setdefault("layers", sum(run.layers for run in section.stack))
-    if (experts := section.experts) is not None and experts.ffn is not None and not experts.placed:
-        given.setdefault("ffn", experts.ffn)  # of no layer: all have experts
-    missing = [key for key in ("layers", "hidden", "heads", "vocab", "ffn") if key not in given]
+def _inline_model(config: ModelConfig, sequence: int) -> TransformerModel:
+    dimensions = config.dimensions
+    if config.stack is not None:
+        dimensions.setdefault("layers", sum(run.layers for run in config.stack))
+    if (experts := config.experts) is not None and experts.ffn is not None and not experts.selects_layers:
+        dimensions.setdefault("ffn", experts.ffn)  # of no layer: all have experts
+    missing = [key for key in ("layers", "hidden", "heads", "vocab", "ffn") if key not in dimensions]
     if missing:
         raise InputError(f"lacks {', '.join(missing)}; give them, or a preset or path to start from")
-    family = section.family or "llama"
-    if family not in _FAMILIES:
-        raise InputError(f"family {family!r} is unknown; {nearest(family, _FAMILIES)}")
-    own = "head_dim" in given or section.latent is not None
-    if not own and section.hidden % section.heads:  # type: ignore[operator]
-        raise InputError(f"hidden {section.hidden} is not a multiple of heads {section.heads}; give head_dim")
-    usual = {
+    family = config.family or "llama"
+    if family not in _FAMILY_DEFAULTS:
+        raise InputError(f"family {family!r} is unknown; {suggest_nearest(family, _FAMILY_DEFAULTS)}")
+    has_head_dim = "head_dim" in dimensions or config.latent is not None
+    if not has_head_dim and config.hidden % config.heads:  # type: ignore[operator]
+        raise InputError(f"hidden {config.hidden} is not a multiple of heads {config.heads}; give head_dim")
+    defaults = {
         "name": "inline model",
-        "kv_heads": given["heads"],
-        "head_dim": given["hidden"] // given["heads"],
+        "kv_heads": dimensions["heads"],
+        "head_dim": dimensions["hidden"] // dimensions["heads"],
         "max_positions": sequence,
     }
-    return uniform(**{**_FAMILIES[family], **usual, **given})
+    return uniform_model(**{**_FAMILY_DEFAULTS[family], **defaults, **dimensions})
 
 
-def _layered(model: Model, section: ModelSection) -> Model:
+def _apply_layer_differences(model: TransformerModel, config: ModelConfig) -> TransformerModel:
     """The model with the layers that the section lets differ."""
-    model = with_experts(with_latent(model, section), section)
-    if section.stack is not None:
-        model = _stacked(model, section)
-    if section.preset is not None or section.path is not None:  # what describes a model may say widths of no layer
-        check_width(model, section.ffn)
-    for key, item, change in (
-        ("window", section.global_every, {"window": None}),
-        ("rotary", section.nope_every, {"rotary": 0.0}),
+    model = with_experts(with_mla(model, config), config)
+    if config.stack is not None:
+        model = _apply_stack(model, config)
+    if config.preset is not None or config.path is not None:  # what describes a model may say widths of no layer
+        check_ffn_used(model, config.ffn)
+    for key, period, overrides in (
+        ("window", config.global_every, {"window": None}),
+        ("rotary", config.nope_every, {"rotary": 0.0}),
     ):
-        if item is not None:
-            model = _repeated(model, key, item, change)
-    if model.positions is not Positions.ROTARY and any(attention.rotary != 1 for attention in model.attentions):
+        if period is not None:
+            model = _change_periodic_layers(model, key, period, overrides)
+    if model.positions is not PositionEncoding.ROTARY and any(
+        distinct_attention.rotary != 1 for distinct_attention in model.distinct_attentions
+    ):
         raise InputError(f"rotary needs rotary positions; {model.name} has {model.positions.value} ones")
     return model
 
 
-def _stacked(model: Model, section: ModelSection) -> Model:
+def _apply_stack(model: TransformerModel, config: ModelConfig) -> TransformerModel:
     """The model with the runs of `stack`."""
-    runs, written = section.stack or [], sum(run.layers for run in section.stack or [])
+    runs, layer_count = config.stack or [], sum(run.layers for run in config.stack or [])
     if len(model.stack) > 1:
         raise InputError(f"stack: the layers of {model.name} differ already, so nothing says what a run changes")
-    if section.layers not in (None, written):
-        raise InputError(f"stack: has {written} layers, but layers is {section.layers}; leave layers out")
+    if config.layers not in (None, layer_count):
+        raise InputError(f"stack: has {layer_count} layers, but layers is {config.layers}; leave layers out")
     if not runs:
         raise InputError("stack: has no run; write such as [{layers: 1, ffn: 8192}, {layers: 31}]")
     spec = model.stack[0].spec
     return replace(
         model,
-        stack=joined(LayerRun(mixed(changed(spec, **run.of_layer), run, section.ffn), run.layers) for run in runs),
+        stack=merge_groups(
+            LayerGroup(with_group_experts(change_layer(spec, **run.layer_dimensions), run, config.ffn), run.layers)
+            for run in runs
+        ),
     )
 
 
-def _repeated(model: Model, key: str, every: int, change: dict[str, Any]) -> Model:
+def _change_periodic_layers(
+    model: TransformerModel, key: str, period: int, overrides: dict[str, Any]
+) -> TransformerModel:
     """The model with every so-manieth layer changed; raise InputError where that changes nothing."""
-    if key == "window" and not any(attention.window for attention in model.attentions):
-        raise InputError(f"global_every {every} needs a window, which the other layers have; such as window: 4096")
-    if key == "rotary" and model.positions is not Positions.ROTARY:
-        raise InputError(f"nope_every {every} needs rotary positions; {model.name} has {model.positions.value} ones")
-    layers = enumerate(specs(model.stack), start=1)
-    return replace(model, stack=stacked(spec if at % every else changed(spec, **change) for at, spec in layers))
+    if key == "window" and not any(distinct_attention.window for distinct_attention in model.distinct_attentions):
+        raise InputError(f"global_every {period} needs a window, which the other layers have; such as window: 4096")
+    if key == "rotary" and model.positions is not PositionEncoding.ROTARY:
+        raise InputError(f"nope_every {period} needs rotary positions; {model.name} has {model.positions.value} ones")
+    layers = enumerate(layer_specs(model.stack), start=1)
+    return replace(
+        model,
+        stack=stack_layers(
+            spec if layer_index % period else change_layer(spec, **overrides) for layer_index, spec in layers
+        ),
+    )

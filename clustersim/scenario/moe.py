@@ -9,106 +9,116 @@ from dataclasses import replace
 from typing import Final, TypeVar
 
 from clustersim.common.errors import InputError
-from clustersim.model.layer_stack import AnyMlp, DenseMlp, LayerSpec, RoutedMlp, Router, specs, stacked
-from clustersim.model.transformer import Model
-from clustersim.scenario.config.model import ExpertsSection, ModelSection, PlacedExpertsSection, RunSection
+from clustersim.model.layer_stack import DenseMlp, LayerSpec, MlpSpec, MoeMlp, Router, layer_specs, stack_layers
+from clustersim.model.transformer import TransformerModel
+from clustersim.scenario.config.model import ExpertsConfig, LayerGroupConfig, ModelConfig, ModelExpertsConfig
 
-_Kind = TypeVar("_Kind", DenseMlp, RoutedMlp)
-_ROUTER: Final = {"router": "scores", "router_bias": "bias", "groups": "groups", "limit": "limit"}
-_MIXTURE: Final = {"count": "experts"} | {
+_MlpType = TypeVar("_MlpType", DenseMlp, MoeMlp)
+_ROUTER_FIELDS: Final = {"router": "scores", "router_bias": "bias", "groups": "groups", "limit": "limit"}
+_MOE_FIELDS: Final = {"count": "experts"} | {
     key: key for key in ("top_k", "ffn", "shared", "shared_gate", "bias", "capacity")
 }
-_PLACES: Final = frozenset(PlacedExpertsSection.model_fields) - frozenset(ExpertsSection.model_fields)
+_PLACEMENT_KEYS: Final = frozenset(ModelExpertsConfig.model_fields) - frozenset(ExpertsConfig.model_fields)
 
 
-def with_experts(model: Model, section: ModelSection) -> Model:
+def with_experts(model: TransformerModel, config: ModelConfig) -> TransformerModel:
     """The model with the experts that the section gives all of its layers, or those that it says."""
-    given = section.experts
-    if given is None:
+    experts = config.experts
+    if experts is None:
         return model
-    if given.placed or given.count == 0 or not model.mixtures:
-        return _placed(model, given, section.ffn)
+    if experts.selects_layers or experts.count == 0 or not model.distinct_moes:
+        return _select_moe_layers(model, experts, config.ffn)
     layers = (
-        replace(spec, mlp=_mlp(spec.mlp, given, None)) if isinstance(spec.mlp, RoutedMlp) else spec
-        for spec in specs(model.stack)
+        replace(spec, mlp=_replace_mlp(spec.mlp, experts, None)) if isinstance(spec.mlp, MoeMlp) else spec
+        for spec in layer_specs(model.stack)
     )
-    return replace(model, stack=stacked(layers))
+    return replace(model, stack=stack_layers(layers))
 
 
-def check_width(model: Model, ffn: int | None) -> None:
+def check_ffn_used(model: TransformerModel, ffn: int | None) -> None:
     """Raise InputError where a width is given that no mixture took, and there is no dense MLP."""
-    experts_only = bool(model.mixtures) and not model.mlps
-    if ffn is not None and experts_only and all(routed.ffn != ffn for routed in model.mixtures):
+    experts_only = bool(model.distinct_moes) and not model.distinct_dense_mlps
+    if ffn is not None and experts_only and all(routed.ffn != ffn for routed in model.distinct_moes):
         raise InputError(f"ffn: {model.name} has no dense MLP; experts.ffn is the width of its experts")
 
 
-def mixed(spec: LayerSpec, run: RunSection, ffn: int | None) -> LayerSpec:
+def with_group_experts(spec: LayerSpec, group: LayerGroupConfig, ffn: int | None) -> LayerSpec:
     """A layer of a run with the experts that the run gives it; with a dense MLP where it gives none.
 
     ffn: the width of a dense MLP where the run has none.
     """
-    given, mlp = run.experts, spec.mlp
-    if mlp is None or given is None:
-        if run.ffn is not None and isinstance(mlp, RoutedMlp):
+    experts, mlp = group.experts, spec.mlp
+    if mlp is None or experts is None:
+        if group.ffn is not None and isinstance(mlp, MoeMlp):
             raise InputError("stack: ffn is of a dense MLP, and the layer has experts; give experts.ffn")
         return spec
-    if run.ffn is not None and given.ffn is not None:
+    if group.ffn is not None and experts.ffn is not None:
         raise InputError("stack: has ffn beside experts.ffn, and the layer has no dense MLP; leave ffn out")
-    return replace(spec, mlp=_mlp(mlp, given, run.ffn or ffn))
+    return replace(spec, mlp=_replace_mlp(mlp, experts, group.ffn or ffn))
 
 
-def _placed(model: Model, given: PlacedExpertsSection, ffn: int | None) -> Model:
+def _select_moe_layers(model: TransformerModel, experts: ModelExpertsConfig, ffn: int | None) -> TransformerModel:
     """The model with experts in the layers that `dense_layers` and `every` leave, and a dense MLP in the others.
 
     Where all its mixtures, or all its dense MLPs, are equal, new ones are as these.
     """
-    first, every = given.dense_layers or 0, given.every or 1
-    if first >= model.layers:
-        raise InputError(f"experts.dense_layers: {first} leaves none of the {model.layers} layers of {model.name}")
-    if every > model.layers:
-        raise InputError(f"experts.every: {every} is above the {model.layers} layers of {model.name}")
-    routed, dense = _only(model.mixtures), _only(model.mlps)
+    first_moe_layer, period = experts.dense_layers or 0, experts.every or 1
+    if first_moe_layer >= model.layer_count:
+        raise InputError(
+            f"experts.dense_layers: {first_moe_layer} leaves none of the {model.layer_count} layers of {model.name}"
+        )
+    if period > model.layer_count:
+        raise InputError(f"experts.every: {period} is above the {model.layer_count} layers of {model.name}")
+    moe_template, dense_template = _single_or_none(model.distinct_moes), _single_or_none(model.distinct_dense_mlps)
 
-    def mlp(at: int, own: AnyMlp | None) -> AnyMlp | None:
-        if own is None:
+    def layer_mlp(layer_index: int, original_mlp: MlpSpec | None) -> MlpSpec | None:
+        if original_mlp is None:
             return None
-        if at >= first and (at + 1) % every == 0:
-            return _mlp(routed or own, given, ffn)
-        return _dense(dense or own, ffn)
+        if layer_index >= first_moe_layer and (layer_index + 1) % period == 0:
+            return _replace_mlp(moe_template or original_mlp, experts, ffn)
+        return _dense_mlp(dense_template or original_mlp, ffn)
 
     return replace(
-        model, stack=stacked(replace(spec, mlp=mlp(at, spec.mlp)) for at, spec in enumerate(specs(model.stack)))
+        model,
+        stack=stack_layers(
+            replace(spec, mlp=layer_mlp(layer_index, spec.mlp))
+            for layer_index, spec in enumerate(layer_specs(model.stack))
+        ),
     )
 
 
-def _only(kinds: tuple[_Kind, ...]) -> _Kind | None:
-    return kinds[0] if len(kinds) == 1 else None
+def _single_or_none(mlps: tuple[_MlpType, ...]) -> _MlpType | None:
+    return mlps[0] if len(mlps) == 1 else None
 
 
-def _mlp(mlp: AnyMlp, given: ExpertsSection, ffn: int | None) -> AnyMlp:
+def _replace_mlp(mlp: MlpSpec, experts: ExpertsConfig, ffn: int | None) -> MlpSpec:
     """What an MLP becomes: a mixture as the section describes it beside what it has, or dense where it has none."""
-    said = given.model_dump(exclude_none=True)
-    if given.count == 0:
-        if idle := [key for key in said if key not in _PLACES and said[key] and key != "count"]:
-            raise InputError(f"experts: has a count of 0, and {idle[0]}, which is of experts; leave one of them out")
-        return _dense(mlp, ffn)
-    of_router = {name: said[key] for key, name in _ROUTER.items() if key in said}
-    of_mixture = {name: said[key] for key, name in _MIXTURE.items() if key in said}
+    given_keys = experts.model_dump(exclude_none=True)
+    if experts.count == 0:
+        if extra_keys := [
+            key for key in given_keys if key not in _PLACEMENT_KEYS and given_keys[key] and key != "count"
+        ]:
+            raise InputError(
+                f"experts: has a count of 0, and {extra_keys[0]}, which is of experts; leave one of them out"
+            )
+        return _dense_mlp(mlp, ffn)
+    router_fields = {name: given_keys[key] for key, name in _ROUTER_FIELDS.items() if key in given_keys}
+    moe_fields = {name: given_keys[key] for key, name in _MOE_FIELDS.items() if key in given_keys}
     match mlp:
-        case RoutedMlp() as routed:
-            return replace(routed, **of_mixture, router=replace(routed.router, **of_router))
+        case MoeMlp() as routed:
+            return replace(routed, **moe_fields, router=replace(routed.router, **router_fields))
         case DenseMlp(width, form):
-            missing = [key for key in ("count", "top_k") if key not in said]
+            missing = [key for key in ("count", "top_k") if key not in given_keys]
             if missing:
-                raise InputError(f"experts: lacks {', '.join(missing)}; write such as {ExpertsSection.example}")
-            return RoutedMlp(**{"ffn": width, "form": form, **of_mixture}, router=Router(**of_router))
+                raise InputError(f"experts: lacks {', '.join(missing)}; write such as {ExpertsConfig.example}")
+            return MoeMlp(**{"ffn": width, "form": form, **moe_fields}, router=Router(**router_fields))
 
 
-def _dense(mlp: AnyMlp, ffn: int | None) -> DenseMlp:
+def _dense_mlp(mlp: MlpSpec, ffn: int | None) -> DenseMlp:
     match mlp:
         case DenseMlp():
             return mlp if ffn is None else replace(mlp, ffn=ffn)
-        case RoutedMlp(form=form):
+        case MoeMlp(form=form):
             if ffn is None:
                 raise InputError("ffn: the model has no dense MLP, so nothing says how wide one is; give ffn")
             return DenseMlp(ffn, form)

@@ -10,48 +10,50 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from clustersim.common.data_files import read_yaml
-from clustersim.common.errors import InputError, shown
-from clustersim.scenario.config.scenario import ScenarioFile
-from clustersim.scenario.config_reader import Choice
+from clustersim.common.data_files import parse_yaml
+from clustersim.common.errors import InputError, format_value
+from clustersim.scenario.config.scenario import ScenarioConfig
+from clustersim.scenario.config_reader import OneOfConfig
 
 
-def apply(mapping: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+def apply_overrides(mapping: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
     """A copy of the mapping with every `key=value` applied, the last one winning."""
-    changed = copy.deepcopy(dict(mapping))
+    result = copy.deepcopy(dict(mapping))
     for override in [overrides] if isinstance(overrides, str) else overrides:
-        path, value = _read(override)
-        _set(changed, path, copy.deepcopy(value))
-    return changed
+        path, value = _parse_override(override)
+        _set_value(result, path, copy.deepcopy(value))
+    return result
 
 
 @lru_cache(maxsize=1024)  # a search names the same ones again and again
-def _read(override: str) -> tuple[tuple[str, ...], object]:
-    key, sign, text = override.partition("=")
+def _parse_override(override: str) -> tuple[tuple[str, ...], object]:
+    key, separator, text = override.partition("=")
     path = tuple(key.strip().split("."))
-    if not sign or not all(path):
+    if not separator or not all(path):
         raise InputError(f"--set {override}: write a dotted key and a value, such as --set layout.tp=4")
     try:
-        return path, read_yaml(text)
+        return path, parse_yaml(text)
     except InputError as error:
         raise InputError(f"--set {override}: {error}") from error
 
 
-def _set(mapping: dict[str, Any], path: Sequence[str], value: object) -> None:
+def _set_value(mapping: dict[str, Any], path: Sequence[str], value: object) -> None:
     for depth, key in enumerate(path[:-1], start=1):
-        mapping[key] = _inner(path, depth, mapping.get(key))
+        mapping[key] = _child_mapping(path, depth, mapping.get(key))
         mapping = mapping[key]
     mapping[path[-1]] = value
 
 
-def _inner(path: Sequence[str], depth: int, value: object) -> dict[str, Any]:
+def _child_mapping(path: Sequence[str], depth: int, value: object) -> dict[str, Any]:
     """The mapping at path[:depth] that the next key goes into; a choice's new key replaces its old one."""
-    section = ScenarioFile.at(path[:depth])
-    if section is not None and value is not None:
-        value = section.written_out(value)
+    model = ScenarioConfig.config_at(path[:depth])
+    if model is not None and value is not None:
+        value = model.expand_shorthand(value)
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise InputError(f"--set {'.'.join(path)}: {'.'.join(path[:depth])} is {shown(value)}, which has no keys")
-    replaces = section is not None and issubclass(section, Choice) and path[depth] not in value
+        raise InputError(
+            f"--set {'.'.join(path)}: {'.'.join(path[:depth])} is {format_value(value)}, which has no keys"
+        )
+    replaces = model is not None and issubclass(model, OneOfConfig) and path[depth] not in value
     return {} if replaces else copy.deepcopy(value)

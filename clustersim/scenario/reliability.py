@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from clustersim.common.units import Bytes, BytesPerSecond, Seconds
-from clustersim.hardware.failures import NO_TIME, Failure, Length
+from clustersim.hardware.failures import ZERO_DURATION, DurationDistribution, FailureMode
 
-TYPICAL = "typical"
+DEFAULT_PRESET = "typical"
 """The preset of clusters of which nothing is said: the mean of those that published their failures."""
 
 
-class Write(Enum):
+class CheckpointWrite(Enum):
     """Where a checkpoint goes while steps wait.
 
     SYNC: to storage. ASYNC: to the host's memory, from there to storage beside further steps. PEERS: to the memory of
@@ -23,15 +23,15 @@ class Write(Enum):
     PEERS = "peers"
 
 
-class Interval(Enum):
+class CheckpointIntervalRule(Enum):
     """How the time between checkpoints is chosen. BEST: that with the least expected time of the run."""
 
-    BEST = "best"
+    OPTIMAL = "best"
     YOUNG = "young"
     DALY = "daly"
 
 
-class Elastic(Enum):
+class ElasticPolicy(Enum):
     """What a job does that lacks nodes.
 
     WAIT: for repair. KEEP_BATCH: go on with fewer replicas, which do more microbatches. SHRINK_BATCH: go on with fewer
@@ -44,26 +44,26 @@ class Elastic(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Restart:
+class RestartTimes:
     """What a restart takes, one behind the other. init: of communicators, and `init_per_rank` more for each rank.
 
     load: of the checkpoint, None: its bytes over the storage's bandwidth; only_failed: the other nodes keep their place
     and processes, so that nothing is scheduled or started where a spare is at hand.
     """
 
-    diagnosis: Length = NO_TIME
-    drain: Length = NO_TIME
-    schedule: Length = NO_TIME
-    image: Length = NO_TIME
-    init: Length = NO_TIME
+    diagnosis: DurationDistribution = ZERO_DURATION
+    drain: DurationDistribution = ZERO_DURATION
+    schedule: DurationDistribution = ZERO_DURATION
+    image: DurationDistribution = ZERO_DURATION
+    init: DurationDistribution = ZERO_DURATION
     init_per_rank: Seconds = 0.0
-    load: Length | None = None
-    warmup: Length = NO_TIME
+    load: DurationDistribution | None = None
+    warmup: DurationDistribution = ZERO_DURATION
     only_failed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoints:
+class CheckpointPolicy:
     """How often the state is kept, and how fast.
 
     interval: from the end of one to the beginning of the next; size: bytes, None: as the memory model has it;
@@ -72,12 +72,12 @@ class Checkpoints:
     the part by which steps are slower meanwhile; stored_every: with PEERS, every so manieth goes to storage, too.
     """
 
-    write: Write = Write.SYNC
-    interval: Interval | Seconds = Interval.BEST
+    write: CheckpointWrite = CheckpointWrite.SYNC
+    interval: CheckpointIntervalRule | Seconds = CheckpointIntervalRule.OPTIMAL
     size: Bytes | None = None
     bandwidth: BytesPerSecond = 0.0
     read_bandwidth: BytesPerSecond = 0.0
-    per_node: BytesPerSecond | None = None
+    bandwidth_per_node: BytesPerSecond | None = None
     overhead: Seconds = 0.0
     snapshot: Seconds = 0.0
     interference: float = 0.0
@@ -85,23 +85,23 @@ class Checkpoints:
 
 
 @dataclass(frozen=True, slots=True)
-class Maintenance:
+class MaintenanceWindow:
     """The whole cluster is down for a while, now and then, behind a checkpoint."""
 
-    every: Seconds
-    lasts: Seconds
+    period: Seconds
+    duration: Seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Spares:
+class SparePool:
     """Nodes that stand by. nodes: for any place, None: as many as is best; per_rack: in each rack, for that alone."""
 
-    nodes: int | None = None
-    per_rack: int = 0
+    shared_nodes: int | None = None
+    nodes_per_rack: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Reliability:
+class ReliabilityModel:
     """All that is said. preset: what is not said otherwise is from there; scale: times all rates.
 
     spread: geometric standard deviation of the rates of all hardware together, since nobody knows those of the next
@@ -109,17 +109,17 @@ class Reliability:
     is replaced when that is found; crews: how many nodes are repaired at a time, None: all; sources: by dotted key.
     """
 
-    preset: str = TYPICAL
+    preset: str = DEFAULT_PRESET
     description: str = ""
-    failures: tuple[Failure, ...] = ()
-    scale: float = 1.0
-    spread: float = 1.0
-    restart: Restart = Restart()
-    checkpoint: Checkpoints = Checkpoints()
-    spares: Spares = Spares()
-    elastic: Elastic = Elastic.WAIT
-    rack: int | None = None
-    quarantine: bool = True
-    crews: int | None = None
-    maintenance: Maintenance | None = None
+    failures: tuple[FailureMode, ...] = ()
+    rate_factor: float = 1.0
+    rate_geometric_std: float = 1.0
+    restart: RestartTimes = RestartTimes()
+    checkpoint: CheckpointPolicy = CheckpointPolicy()
+    spares: SparePool = SparePool()
+    elastic: ElasticPolicy = ElasticPolicy.WAIT
+    rack_nodes: int | None = None
+    replaces_slow_nodes: bool = True
+    repair_slots: int | None = None
+    maintenance: MaintenanceWindow | None = None
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)

@@ -19,125 +19,149 @@ from clustersim.common import data_files
 from clustersim.common.arrays import IntArray
 from clustersim.common.errors import InputError
 from clustersim.hardware.cluster import Cluster
-from clustersim.hardware.degradation import Disturbances, disturbed
-from clustersim.hardware.rank_mapping import Placed
-from clustersim.model.transformer import every_projection
+from clustersim.hardware.degradation import Degradations, degrade_fabric
+from clustersim.hardware.rank_mapping import RankMappedFabric
+from clustersim.model.transformer import all_projections
 from clustersim.scenario import loaders
-from clustersim.scenario.co_scheduled import Listed, among, disagreements, mapping_of
-from clustersim.scenario.config.cost import CostSection
-from clustersim.scenario.config.scenario import ScenarioFile
-from clustersim.scenario.degradations import read_disturbances, read_mixed, read_traffic
-from clustersim.scenario.error_messages import refuse, translate
-from clustersim.scenario.file_cache import Reading, Readings
+from clustersim.scenario.co_scheduled import CoScheduledSpec, allocation_among, find_conflicts, read_job_mapping
+from clustersim.scenario.config.cost import CostConfig
+from clustersim.scenario.config.scenario import ScenarioConfig
+from clustersim.scenario.degradations import apply_mixed_nodes, read_background_traffic, read_degradations
+from clustersim.scenario.error_messages import combined_error, translate_validation_error
+from clustersim.scenario.file_cache import CachedRead, ReadCache
 from clustersim.scenario.model import read_model
-from clustersim.scenario.resolved import OtherJob, Setup
+from clustersim.scenario.resolved import ResolvedJob, ResolvedScenario
 from clustersim.scenario.settings import Contention, CostSettings, EconomicsSettings
 from clustersim.scenario.validation_rules import consistency
-from clustersim.scenario.validation_rules.precision import as_run
+from clustersim.scenario.validation_rules.precision import effective_recipe
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class ScenarioSource:
     """Where a mapping comes from. name: of the scenario if the mapping has none; path: the file, if there is one."""
 
     name: str
     path: Path | None = None
 
     @property
-    def source(self) -> str:
+    def label(self) -> str:
         """What errors call it."""
         return str(self.path or self.name)
 
-    def of_job(self, path: Path | None) -> "Origin":
+    def for_co_scheduled_job(self, path: Path | None) -> "ScenarioSource":
         """Of another job, which this one's names: in its own file, or here."""
-        return Origin("job", self.path) if path is None else Origin(path.stem, path)
+        return ScenarioSource("job", self.path) if path is None else ScenarioSource(path.stem, path)
 
     @property
-    def base(self) -> Path:
+    def base_dir(self) -> Path:
         """Where paths in it start."""
         return Path() if self.path is None else self.path.parent
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class LoadedScenario:
     """A setup, checked, and what it was read from. changes: what replaces keys of the cluster's file."""
 
-    setup: Setup
-    changes: Mapping[str, Any]
+    resolved: ResolvedScenario
+    cluster_overrides: Mapping[str, Any]
     files: tuple[Path, ...]
-    readings: tuple[Reading, ...]
+    cached_reads: tuple[CachedRead, ...]
 
 
-def read(written: Mapping[str, Any], origin: Origin, earlier: Iterable[Reading] = ()) -> Found:
+def resolve_scenario(
+    raw_mapping: Mapping[str, Any], source: ScenarioSource, previous_reads: Iterable[CachedRead] = ()
+) -> LoadedScenario:
     """Look up and check what a file would hold; raise InputError that lists what is wrong.
 
     earlier: what was read for a scenario that this one is a change of.
     """
-    file, readings = _validated(written, origin), Readings(earlier)
-    setup = _referred(file, origin, readings)
-    found = consistency.problems(setup)
-    if found:
-        raise refuse(origin.source, found)
-    files = loaders.files(file, setup.cluster, origin.base, readings)
-    files = (*files, *(path for job in setup.jobs for path in job.files))
-    return Found(setup, file.cluster.changes, files, readings.kept)
+    config, read_cache = _parse_config(raw_mapping, source), ReadCache(previous_reads)
+    resolved = _resolve_config(config, source, read_cache)
+    problems = consistency.find_problems(resolved)
+    if problems:
+        raise combined_error(source.label, problems)
+    files = loaders.referenced_files(config, resolved.cluster, source.base_dir, read_cache)
+    files = (*files, *(file for job in resolved.co_scheduled_jobs for file in job.files))
+    return LoadedScenario(resolved, config.cluster.overrides, files, read_cache.entries)
 
 
-def refer(written: Mapping[str, Any], origin: Origin, earlier: Iterable[Reading] = ()) -> Setup:
+def resolve_unchecked(
+    raw_mapping: Mapping[str, Any], source: ScenarioSource, previous_reads: Iterable[CachedRead] = ()
+) -> ResolvedScenario:
     """Look up what a file would hold, whose parts need not agree; raise InputError for keys, values and names."""
-    return _referred(_validated(written, origin), origin, Readings(earlier))
+    return _resolve_config(_parse_config(raw_mapping, source), source, ReadCache(previous_reads))
 
 
-def _validated(written: Mapping[str, Any], origin: Origin) -> ScenarioFile:
+def _parse_config(raw_mapping: Mapping[str, Any], source: ScenarioSource) -> ScenarioConfig:
     try:
-        return ScenarioFile.model_validate(written)
+        return ScenarioConfig.model_validate(raw_mapping)
     except ValidationError as error:
-        raise refuse(origin.source, translate(error, ScenarioFile, written)) from None
+        raise combined_error(source.label, translate_validation_error(error, ScenarioConfig, raw_mapping)) from None
 
 
 @dataclass(frozen=True, slots=True)
-class _Machine:
+class _ClusterView:
     """A machine as a job sees it. others: the other jobs that are there, and the GPU of each of their ranks."""
 
     cluster: Cluster
-    disturbances: Disturbances
-    others: tuple[tuple[Listed, IntArray], ...] = ()
+    degradations: Degradations
+    co_scheduled: tuple[tuple[CoScheduledSpec, IntArray], ...] = ()
 
 
-def _referred(file: ScenarioFile, origin: Origin, readings: Readings, place: _Machine | None = None) -> Setup:
+def _resolve_config(
+    config: ScenarioConfig, source: ScenarioSource, read_cache: ReadCache, given_view: _ClusterView | None = None
+) -> ResolvedScenario:
     """Look up what the file refers to by name or path. place: of a job that is on another's machine."""
-    found: list[str] = []
-    base = origin.base
-    model = _try(found, "model: ", lambda: read_model(file.model, base, file.training.sequence, readings))
-    schedule = _try(found, "schedule: ", lambda: loaders.read_schedule(file.schedule, base, readings))
-    listed = [] if place is not None else _listed(found, file, origin, readings)
-    machine = place or _machine(found, file, origin, readings, listed)
-    framework = _try(found, "framework: ", lambda: readings.of(loaders.read_framework, file.framework, base))
-    cost = None if machine is None else _cost(found, file.cost, base, machine.cluster, readings)
-    if found or model is None or schedule is None or machine is None or framework is None or cost is None:
-        raise refuse(origin.source, found)
-    cluster, disturbances = machine.cluster, machine.disturbances
-    traffic = _try(found, "disturbances.", lambda: read_traffic(file.disturbances.traffic, cluster))
-    jobs = tuple(_jobs(found, origin, readings, machine))
-    sharing = ("traffic", traffic), ("links.during", disturbances.passing), ("jobs", jobs)
-    beside = [key for key, given in sharing if given and place is None]
-    if beside and cost.network is Contention.NONE:
-        found.append(f"disturbances.{beside[0]}: links are not shared with cost.network uncontended; write shared")
-    economics = _economics(found, file, cluster)
-    reliability = _try(found, "reliability.", lambda: readings.of(loaders.read_reliability, file.reliability, base))
-    if found or reliability is None or traffic is None:
-        raise refuse(origin.source, found)
-    if any(mixture.experts > 1 for mixture in model.mixtures):  # one expert is an MLP
-        framework = framework.with_experts(cluster.accelerator.host_pace)
-    layout = _try(found, "layout.", partial(loaders.read_layout, file.layout, cluster.gpus, framework, schedule))
+    problems: list[str] = []
+    base_dir = source.base_dir
+    model = _collect_error(
+        problems, "model: ", lambda: read_model(config.model, base_dir, config.training.sequence, read_cache)
+    )
+    schedule = _collect_error(
+        problems, "schedule: ", lambda: loaders.read_schedule(config.schedule, base_dir, read_cache)
+    )
+    job_specs = [] if given_view is not None else _co_scheduled_specs(problems, config, source, read_cache)
+    view = given_view or _cluster_view(problems, config, source, read_cache, job_specs)
+    framework = _collect_error(
+        problems, "framework: ", lambda: read_cache.get_or_read(loaders.read_framework, config.framework, base_dir)
+    )
+    cost = None if view is None else _cost_settings(problems, config.cost, base_dir, view.cluster, read_cache)
+    if problems or model is None or schedule is None or view is None or framework is None or cost is None:
+        raise combined_error(source.label, problems)
+    cluster, degradations = view.cluster, view.degradations
+    background_traffic = _collect_error(
+        problems, "disturbances.", lambda: read_background_traffic(config.disturbances.traffic, cluster)
+    )
+    co_scheduled_jobs = tuple(_resolve_co_scheduled_jobs(problems, source, read_cache, view))
+    link_sharers = (
+        ("traffic", background_traffic),
+        ("links.during", degradations.temporary_links),
+        ("jobs", co_scheduled_jobs),
+    )
+    active_sharers = [key for key, value in link_sharers if value and given_view is None]
+    if active_sharers and cost.network is Contention.UNCONTENDED:
+        problems.append(
+            f"disturbances.{active_sharers[0]}: links are not shared with cost.network uncontended; write shared"
+        )
+    economics = _economics_settings(problems, config, cluster)
+    reliability = _collect_error(
+        problems, "reliability.", lambda: read_cache.get_or_read(loaders.read_reliability, config.reliability, base_dir)
+    )
+    if problems or reliability is None or background_traffic is None:
+        raise combined_error(source.label, problems)
+    if any(mixture.experts > 1 for mixture in model.distinct_moes):  # one expert is an MLP
+        framework = framework.with_moe_launches(cluster.accelerator.host_launch_ratio)
+    layout = _collect_error(
+        problems, "layout.", partial(loaders.read_layout, config.layout, cluster.gpu_count, framework, schedule)
+    )
     if layout is None:
-        raise refuse(origin.source, found)
-    training = file.training.step(every_projection(model), framework, layout.data)
-    training = replace(training, recipe=as_run(training.recipe, cluster.accelerator, layout.data))
-    return Setup(
-        name=file.name or origin.name,
+        raise combined_error(source.label, problems)
+    training = config.training.training_step(all_projections(model), framework, layout.data)
+    training = replace(training, recipe=effective_recipe(training.recipe, cluster.accelerator, layout.data))
+    return ResolvedScenario(
+        name=config.name or source.name,
         model=model,
         cluster=cluster,
         layout=layout,
@@ -145,102 +169,164 @@ def _referred(file: ScenarioFile, origin: Origin, readings: Readings, place: _Ma
         training=training,
         cost=cost,
         framework=framework,
-        disturbances=disturbances,
-        traffic=traffic,
-        jobs=jobs,
-        jitter=None if file.disturbances.jitter is None else file.disturbances.jitter.jitter(),
-        steps=file.steps,
+        degradations=degradations,
+        background_traffic=background_traffic,
+        co_scheduled_jobs=co_scheduled_jobs,
+        jitter=None if config.disturbances.jitter is None else config.disturbances.jitter.jitter_model(),
+        steps=config.steps,
         economics=economics,
         reliability=reliability,
     )
 
 
-def _machine(
-    found: list[str], file: ScenarioFile, origin: Origin, readings: Readings, jobs: Sequence[Listed]
-) -> _Machine | None:
+def _cluster_view(
+    problems: list[str],
+    config: ScenarioConfig,
+    source: ScenarioSource,
+    read_cache: ReadCache,
+    job_specs: Sequence[CoScheduledSpec],
+) -> _ClusterView | None:
     """The cluster with its other accelerators and its disturbances, as the job sees it. jobs: the others."""
-    base, gpus, section = origin.base, loaders.wanted_gpus(file.cluster, file.layout), file.cluster
-    many = len(found)
-    allocation = _try(found, "cluster.", lambda: readings.of(loaders.read_allocation, section.placement, base))
-    if len(found) > many:
+    base_dir, gpus, section = (
+        source.base_dir,
+        loaders.requested_gpu_count(config.cluster, config.layout),
+        config.cluster,
+    )
+    problem_count = len(problems)
+    allocation = _collect_error(
+        problems, "cluster.", lambda: read_cache.get_or_read(loaders.read_allocation, section.placement, base_dir)
+    )
+    if len(problems) > problem_count:
         return None
-    allocation = among(allocation, jobs)
-    plain = _try(found, "cluster: ", lambda: readings.of(loaders.read_cluster, section, base, gpus, allocation))
-    if plain is None:
+    allocation = allocation_among(allocation, job_specs)
+    full_cluster = _collect_error(
+        problems, "cluster: ", lambda: read_cache.get_or_read(loaders.read_cluster, section, base_dir, gpus, allocation)
+    )
+    if full_cluster is None:
         return None
-    mixed = _try(found, "cluster.", lambda: readings.of(read_mixed, section.mixed, base, plain))
-    disturbances = _try(found, "disturbances.", lambda: read_disturbances(file.disturbances, plain))
-    job = _try(found, "cluster.", lambda: loaders.placed(plain, allocation, gpus))
-    if mixed is None or disturbances is None or job is None:
+    mixed = _collect_error(
+        problems, "cluster.", lambda: read_cache.get_or_read(apply_mixed_nodes, section.mixed, base_dir, full_cluster)
+    )
+    degradations = _collect_error(
+        problems, "disturbances.", lambda: read_degradations(config.disturbances, full_cluster)
+    )
+    job_cluster = _collect_error(problems, "cluster.", lambda: loaders.job_view(full_cluster, allocation, gpus))
+    if mixed is None or degradations is None or job_cluster is None:
         return None
-    others = tuple(_others(found, jobs, plain, job.places))
-    for used in (array for _, array in others if not found):
-        _try(found, "disturbances.", partial(disturbed, plain.fabric, disturbances, used))
-    fabric = _try(found, "disturbances.", lambda: disturbed(plain.fabric, disturbances, job.places))
-    return None if fabric is None else _Machine(_placed(replace(mixed, fabric=fabric), job), disturbances, others)
+    co_scheduled = tuple(_allocate_co_scheduled_jobs(problems, job_specs, full_cluster, job_cluster.machine_gpu_ids))
+    for job_gpus in (array for _, array in co_scheduled if not problems):
+        _collect_error(problems, "disturbances.", partial(degrade_fabric, full_cluster.fabric, degradations, job_gpus))
+    fabric = _collect_error(
+        problems,
+        "disturbances.",
+        lambda: degrade_fabric(full_cluster.fabric, degradations, job_cluster.machine_gpu_ids),
+    )
+    return (
+        None
+        if fabric is None
+        else _ClusterView(_restrict_to_job(replace(mixed, fabric=fabric), job_cluster), degradations, co_scheduled)
+    )
 
 
-def _others(
-    found: list[str], jobs: Iterable[Listed], machine: Cluster, mine: IntArray
-) -> Iterator[tuple[Listed, IntArray]]:
+def _allocate_co_scheduled_jobs(
+    problems: list[str], job_specs: Iterable[CoScheduledSpec], cluster: Cluster, main_job_gpus: IntArray
+) -> Iterator[tuple[CoScheduledSpec, IntArray]]:
     """Where other jobs are, each on GPUs of its own. mine: those of the first."""
-    used = {"this job's": mine}
-    for job in jobs:
-        places = _try(found, f"{job.key}.", partial(job.places, machine, used))
-        if places is not None:
-            used[f"{job.key}'s"] = places
-            yield job, places
+    gpus_by_owner = {"this job's": main_job_gpus}
+    for job_spec in job_specs:
+        gpu_ids = _collect_error(problems, f"{job_spec.key}.", partial(job_spec.gpu_ids, cluster, gpus_by_owner))
+        if gpu_ids is not None:
+            gpus_by_owner[f"{job_spec.key}'s"] = gpu_ids
+            yield job_spec, gpu_ids
 
 
-def _placed(machine: Cluster, job: Cluster) -> Cluster:
+def _restrict_to_job(cluster: Cluster, job_cluster: Cluster) -> Cluster:
     """A machine as the job sees it that has these places of it."""
-    return machine.placed(job.places) if isinstance(job.fabric, Placed) else machine
+    return (
+        cluster.with_rank_mapping(job_cluster.machine_gpu_ids)
+        if isinstance(job_cluster.fabric, RankMappedFabric)
+        else cluster
+    )
 
 
-def _listed(found: list[str], file: ScenarioFile, origin: Origin, readings: Readings) -> list[Listed]:
+def _co_scheduled_specs(
+    problems: list[str], config: ScenarioConfig, source: ScenarioSource, read_cache: ReadCache
+) -> list[CoScheduledSpec]:
     """The other jobs that a file names, as far as their own files say."""
-    read = (partial(_one_listed, entry, file, origin, readings) for entry in range(len(file.disturbances.jobs)))
-    jobs = [_try(found, f"disturbances.jobs.{entry}.", item) for entry, item in enumerate(read)]
-    return [job for job in jobs if job is not None]
+    loaders = (
+        partial(_co_scheduled_spec, entry, config, source, read_cache) for entry in range(len(config.disturbances.jobs))
+    )
+    job_specs = [
+        _collect_error(problems, f"disturbances.jobs.{entry}.", loader) for entry, loader in enumerate(loaders)
+    ]
+    return [job_spec for job_spec in job_specs if job_spec is not None]
 
 
-def _one_listed(entry: int, file: ScenarioFile, origin: Origin, readings: Readings) -> Listed:
-    section, base = file.disturbances.jobs[entry], origin.base
-    given = readings.of(loaders.read_allocation, section.placement, base)
-    said = section.scenario
-    path = data_files.beside(base, said) if isinstance(said, str) else None
-    with _naming("scenario: "):
-        written = readings.of(mapping_of, data_files.beside(base, said)) if isinstance(said, str) else said
-        source = origin.of_job(path)
-        theirs = _validated(written, source)
-        if wrong := [*disagreements((file.cluster, base), theirs, source.base)]:
-            raise refuse(source.source, wrong)
-        own = readings.of(loaders.read_allocation, theirs.cluster.placement, source.base)
-    return Listed(f"disturbances.jobs.{entry}", path, written, theirs, given, own, section.start)
+def _co_scheduled_spec(
+    entry_index: int, config: ScenarioConfig, source: ScenarioSource, read_cache: ReadCache
+) -> CoScheduledSpec:
+    section, base_dir = config.disturbances.jobs[entry_index], source.base_dir
+    assigned_allocation = read_cache.get_or_read(loaders.read_allocation, section.placement, base_dir)
+    path_or_mapping = section.scenario
+    path = data_files.resolve_relative(base_dir, path_or_mapping) if isinstance(path_or_mapping, str) else None
+    with _prefix_errors("scenario: "):
+        raw_mapping = (
+            read_cache.get_or_read(read_job_mapping, data_files.resolve_relative(base_dir, path_or_mapping))
+            if isinstance(path_or_mapping, str)
+            else path_or_mapping
+        )
+        job_source = source.for_co_scheduled_job(path)
+        job_config = _parse_config(raw_mapping, job_source)
+        if problems := [*find_conflicts((config.cluster, base_dir), job_config, job_source.base_dir)]:
+            raise combined_error(job_source.label, problems)
+        requested_allocation = read_cache.get_or_read(
+            loaders.read_allocation, job_config.cluster.placement, job_source.base_dir
+        )
+    return CoScheduledSpec(
+        f"disturbances.jobs.{entry_index}",
+        path,
+        raw_mapping,
+        job_config,
+        assigned_allocation,
+        requested_allocation,
+        section.start,
+    )
 
 
-def _jobs(found: list[str], origin: Origin, readings: Readings, machine: _Machine) -> Iterator[OtherJob]:
+def _resolve_co_scheduled_jobs(
+    problems: list[str], source: ScenarioSource, read_cache: ReadCache, view: _ClusterView
+) -> Iterator[ResolvedJob]:
     """The other jobs on the machine of one."""
-    for listed, places in machine.others:
-        place = _Machine(machine.cluster.placed(places), machine.disturbances)
-        job = _try(
-            found, f"{listed.key}.scenario: ", partial(_job, listed, origin.of_job(listed.path), readings, place)
+    for co_scheduled_spec, gpu_ids in view.co_scheduled:
+        job_view = _ClusterView(view.cluster.with_rank_mapping(gpu_ids), view.degradations)
+        job = _collect_error(
+            problems,
+            f"{co_scheduled_spec.key}.scenario: ",
+            partial(
+                _resolve_co_scheduled_job,
+                co_scheduled_spec,
+                source.for_co_scheduled_job(co_scheduled_spec.path),
+                read_cache,
+                job_view,
+            ),
         )
         yield from () if job is None else (job,)
 
 
-def _job(listed: Listed, origin: Origin, readings: Readings, place: _Machine) -> OtherJob:
+def _resolve_co_scheduled_job(
+    spec: CoScheduledSpec, source: ScenarioSource, read_cache: ReadCache, view: _ClusterView
+) -> ResolvedJob:
     """Another job, at its place."""
-    setup = _referred(listed.file, origin, readings, place)
-    if wrong := consistency.problems(setup):
-        raise refuse(origin.source, wrong)
-    files = loaders.files(listed.file, setup.cluster, origin.base, readings)
-    own = () if listed.path is None else (listed.path,)
-    return OtherJob(setup, listed.start, listed.path, listed.written, (*own, *files))
+    resolved = _resolve_config(spec.config, source, read_cache, view)
+    if problems := consistency.find_problems(resolved):
+        raise combined_error(source.label, problems)
+    files = loaders.referenced_files(spec.config, resolved.cluster, source.base_dir, read_cache)
+    job_file = () if spec.path is None else (spec.path,)
+    return ResolvedJob(resolved, spec.start_offset, spec.path, spec.raw_mapping, (*job_file, *files))
 
 
 @contextmanager
-def _naming(key: str) -> Iterator[None]:
+def _prefix_errors(key: str) -> Iterator[None]:
     """Whose value errors are about."""
     try:
         yield
@@ -248,52 +334,64 @@ def _naming(key: str) -> Iterator[None]:
         raise InputError(f"{key}{error}") from error
 
 
-def _economics(found: list[str], file: ScenarioFile, cluster: Cluster) -> EconomicsSettings:
+def _economics_settings(problems: list[str], config: ScenarioConfig, cluster: Cluster) -> EconomicsSettings:
     """The settings; a price list that is named must have all accelerators, and what is said of power must fit them."""
-    settings = file.economics.settings()
+    settings = config.economics.economics_settings()
     if settings == EconomicsSettings():
         return settings
-    for accelerator in cluster.kinds()[0]:
-        _try(found, "economics.price_per_gpu_hour: ", partial(settings.quote, accelerator, cluster.name))
-        _try(found, "economics.power: ", partial(settings.draw, accelerator))
+    for accelerator in cluster.accelerator_kinds()[0]:
+        _collect_error(
+            problems, "economics.price_per_gpu_hour: ", partial(settings.gpu_hour_quote, accelerator, cluster.name)
+        )
+        _collect_error(problems, "economics.power: ", partial(settings.power_draw, accelerator))
     return settings
 
 
-def _cost(
-    found: list[str], section: CostSection, base: Path, cluster: Cluster, readings: Readings
+def _cost_settings(
+    problems: list[str], section: CostConfig, base_dir: Path, cluster: Cluster, read_cache: ReadCache
 ) -> CostSettings | None:
     """The settings, whose algorithms the cluster's library must have, with their record."""
-    own: dict[str, CollectiveAlgorithm] = {}
-    for key, collective, name in section.named:
-        library = readings.of(load_library, cluster.library)
-        read_own = partial(loaders.read_algorithm, name, collective, library, base, readings)
-        algorithm = _try(found, f"cost.{key}.{collective.value}: ", read_own)
-        own |= {} if algorithm is None else {name: algorithm}
+    user_algorithms: dict[str, CollectiveAlgorithm] = {}
+    for key, collective, name in section.named_algorithms:
+        library = read_cache.get_or_read(load_library, cluster.library)
+        read_algorithm = partial(loaders.read_algorithm, name, collective, library, base_dir, read_cache)
+        algorithm = _collect_error(problems, f"cost.{key}.{collective.value}: ", read_algorithm)
+        user_algorithms |= {} if algorithm is None else {name: algorithm}
     if section.nccl.model_fields_set:
-        _try(found, "cost.nccl: ", lambda: _require_nccl(section, readings.of(load_library, cluster.library)))
+        _collect_error(
+            problems,
+            "cost.nccl: ",
+            lambda: _require_nccl(section, read_cache.get_or_read(load_library, cluster.library)),
+        )
     if section.record is None:
-        return section.settings(None, own)
-    named = section.record
-    record = _try(found, "cost.record: ", lambda: loaders.read_costs(named, base, cluster, readings))
-    return None if record is None else section.settings(record, own)
+        return section.cost_settings(None, user_algorithms)
+    record_config = section.record
+    record = _collect_error(
+        problems, "cost.record: ", lambda: loaders.read_cost_record(record_config, base_dir, cluster, read_cache)
+    )
+    return None if record is None else section.cost_settings(record, user_algorithms)
 
 
-def _require_nccl(section: CostSection, library: Library) -> None:
+def _require_nccl(section: CostConfig, library: Library) -> None:
     """Whether the library follows NCCL's variables, and has channels if any are limited."""
     if not library.follows_nccl_env:
         raise InputError(f"the cluster's library is {library.name}, which does not read NCCL's variables; leave it out")
-    twice = [kind for kind in section.collectives if kind in section.nccl.switches().constrained_collectives]
-    if twice:
-        raise InputError(f"speaks of {twice[0].value}, for which cost.collectives names an algorithm; keep one of them")
-    limits = [name for name in section.nccl.names() if "NCHANNELS" in name]
+    conflicting = [
+        kind for kind in section.collectives if kind in section.nccl.nccl_overrides().constrained_collectives
+    ]
+    if conflicting:
+        raise InputError(
+            f"speaks of {conflicting[0].value}, for which cost.collectives names an algorithm; keep one of them"
+        )
+    limits = [name for name in section.nccl.set_variables() if "NCHANNELS" in name]
     if limits and library.p2p_channels is None:
         raise InputError(f"{limits[0]}: channels of {library.name} are not modelled; leave it out")
 
 
-def _try(found: list[str], prefix: str, read: Callable[[], T]) -> T | None:
-    """What `read` returns; None if it refuses, for which the sentence joins those that were found."""
+def _collect_error(problems: list[str], prefix: str, read: Callable[[], T]) -> T | None:
+    """What `resolve_scenario` returns; None if it refuses, for which the sentence joins those that were found."""
     try:
         return read()
     except InputError as error:
-        found.append(f"{prefix}{error}")
+        problems.append(f"{prefix}{error}")
         return None

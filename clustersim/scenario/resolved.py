@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 
 from clustersim.common.units import Seconds
-from clustersim.cost.background_traffic import Traffic
+from clustersim.cost.background_traffic import TrafficPattern
 from clustersim.cost.jitter import Jitter
 from clustersim.hardware.cluster import Cluster
-from clustersim.hardware.degradation import Disturbances
+from clustersim.hardware.degradation import Degradations
 from clustersim.model.framework import Framework, load_framework
 from clustersim.model.training import Training
-from clustersim.model.transformer import Model
+from clustersim.model.transformer import TransformerModel
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import TENSOR
 from clustersim.program.placement import Placement
-from clustersim.scenario.reliability import Reliability
+from clustersim.scenario.reliability import ReliabilityModel
 from clustersim.scenario.settings import CostSettings, EconomicsSettings
 from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.one_f_one_b import OneFOneB
@@ -27,7 +27,7 @@ from clustersim.schedules.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class ResolvedScenario:
     """Training steps of a model on a cluster; every rank of the layout is one of the cluster's GPUs.
 
     framework: the software, which launches kernels and holds memory of its own;
@@ -38,20 +38,20 @@ class Setup:
     """
 
     name: str
-    model: Model
+    model: TransformerModel
     cluster: Cluster
     layout: Layout
     schedule: Schedule
     training: Training
     cost: CostSettings = field(default_factory=CostSettings)
     framework: Framework = field(default_factory=load_framework)
-    disturbances: Disturbances = field(default_factory=Disturbances)
+    degradations: Degradations = field(default_factory=Degradations)
     jitter: Jitter | None = None
-    traffic: tuple[Traffic, ...] = ()
-    jobs: tuple["OtherJob", ...] = ()
+    background_traffic: tuple[TrafficPattern, ...] = ()
+    co_scheduled_jobs: tuple["ResolvedJob", ...] = ()
     steps: int = 1
     economics: EconomicsSettings = field(default_factory=EconomicsSettings)
-    reliability: Reliability = field(default_factory=Reliability)
+    reliability: ReliabilityModel = field(default_factory=ReliabilityModel)
 
     @property
     def placement(self) -> Placement:
@@ -59,51 +59,51 @@ class Setup:
         return self.schedule.placement(self.layout.pp)
 
     @property
-    def shares_links(self) -> bool:
+    def has_background_load(self) -> bool:
         """Whether others are on the links for a part of the time: their traffic, or other jobs."""
-        return bool(self.traffic or self.jobs)
+        return bool(self.background_traffic or self.co_scheduled_jobs)
 
     @property
-    def tensor_beyond_domain(self) -> int:
+    def cross_domain_tp_group_count(self) -> int:
         """How many tensor-parallel groups reach beyond one NVLink domain."""
-        domains = self.cluster.fabric.domains(self.layout.mesh.groups_along(TENSOR))
+        domains = self.cluster.fabric.domain_ids(self.layout.mesh.groups_along(TENSOR))
         return int(np.count_nonzero(domains.min(axis=1) != domains.max(axis=1)))
 
     @property
-    def run_layout(self) -> Layout:
+    def effective_layout(self) -> Layout:
         """The layout with what of it the cluster lets run.
 
         The user buffers of `tensor_overlap` are CUDA multicast memory, written by peers over NVLink: there are none
         between domains (NVIDIA/TransformerEngine issue 1071; pull request 1470 for domains of several nodes). All
         groups of a step run the same program, so if one reaches beyond its domain none has them.
         """
-        split = self.layout.tensor_overlap and self.tensor_beyond_domain > 0
-        return replace(self.layout, tensor_overlap=False) if split else self.layout
+        lacks_user_buffers = self.layout.tensor_overlap and self.cross_domain_tp_group_count > 0
+        return replace(self.layout, tensor_overlap=False) if lacks_user_buffers else self.layout
 
     @property
-    def run_schedule(self) -> Schedule:
+    def effective_schedule(self) -> Schedule:
         """The schedule, 1F1B's in pairs where tokens travel to experts beside computation; others have them or not."""
         match self.schedule:
-            case OneFOneB() | Interleaved() as plain if self.layout.overlap_expert_communication:
-                return Overlapped1F1B(plain)
+            case OneFOneB() | Interleaved() as base_schedule if self.layout.overlap_expert_communication:
+                return Overlapped1F1B(base_schedule)
         return self.schedule
 
     @property
-    def microbatches(self) -> int:
+    def microbatch_count(self) -> int:
         """How many microbatches each replica runs in a step."""
         return self.training.global_batch // (self.layout.dp * self.training.microbatch)
 
 
 @dataclass(frozen=True, slots=True)
-class OtherJob:
+class ResolvedJob:
     """A job that trains on other GPUs of the machine, step after step.
 
     setup: its own, on those GPUs, with the machine's disturbances; start: when its first step begins, before this job's
     below zero; path, written, files: as of a scenario.
     """
 
-    setup: Setup
-    start: Seconds = 0.0
+    resolved: ResolvedScenario
+    start_offset: Seconds = 0.0
     path: Path | None = field(default=None, compare=False)
-    written: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    raw_mapping: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     files: tuple[Path, ...] = field(default=(), compare=False)

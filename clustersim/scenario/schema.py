@@ -16,17 +16,17 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from clustersim.scenario.config.scenario import ScenarioFile
-from clustersim.scenario.config_reader import Choice, Reader, Section, Shipped
+from clustersim.scenario.config.scenario import ScenarioConfig
+from clustersim.scenario.config_reader import ConfigModel, OneOfConfig, PresetOrPathConfig, ValueParser
 
-_READERS: Final = (Section, Shipped, Choice)
+_BASE_MODELS: Final = (ConfigModel, PresetOrPathConfig, OneOfConfig)
 _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 
 def scenario_schema() -> dict[str, Any]:
     """The schema of a scenario file."""
-    found = ScenarioFile.model_json_schema(schema_generator=_Sections)
-    return {"$schema": _DIALECT, "title": "clustersim scenario", **_plain(found)}
+    generated = ScenarioConfig.model_json_schema(schema_generator=_ConfigSchemaGenerator)
+    return {"$schema": _DIALECT, "title": "clustersim scenario", **_strip_schema(generated)}
 
 
 def dotted_keys() -> tuple[str, ...]:
@@ -34,116 +34,135 @@ def dotted_keys() -> tuple[str, ...]:
 
     Keys inside lists, and those that a user names, are not among them.
     """
-    return tuple(_keys(ScenarioFile, ""))
+    return tuple(_iter_dotted_keys(ScenarioConfig, ""))
 
 
-def _keys(section: type[Section], prefix: str) -> Iterator[str]:
-    for key, annotation in section.keys().items():
-        kinds = [kind for kind in _kinds(annotation) if kind is not NoneType]
-        inner = [item for item in kinds if isinstance(item, type) and issubclass(item, Section)]
-        if len(inner) < len(kinds) or any(_shorthand(element) is not None for element in inner):
+def _iter_dotted_keys(model: type[ConfigModel], prefix: str) -> Iterator[str]:
+    for key, annotation in model.key_types().items():
+        value_types = [value_type for value_type in _value_types(annotation) if value_type is not NoneType]
+        nested_models = [item for item in value_types if isinstance(item, type) and issubclass(item, ConfigModel)]
+        if len(nested_models) < len(value_types) or any(
+            _shorthand_schema(nested_model) is not None for nested_model in nested_models
+        ):
             yield f"{prefix}{key}"
-        for entry in inner:
-            yield from _keys(entry, f"{prefix}{key}.")
+        for element in nested_models:
+            yield from _iter_dotted_keys(element, f"{prefix}{key}.")
 
 
-def _kinds(annotation: object) -> Iterator[object]:
+def _value_types(annotation: object) -> Iterator[object]:
     """The types that a value may have."""
     if get_origin(annotation) in {Annotated, Union, UnionType}:
         for get_arg in get_args(annotation)[: 1 if get_origin(annotation) is Annotated else None]:
-            yield from _kinds(get_arg)
+            yield from _value_types(get_arg)
     else:
         yield annotation
 
 
-class _Sections(GenerateJsonSchema):
+class _ConfigSchemaGenerator(GenerateJsonSchema):
     """Sections as users write them: also by their shorthand, and what a validator reads as it likes."""
 
     def function_before_schema(self, schema: core_schema.BeforeValidatorFunctionSchema) -> JsonSchemaValue:
         """What stands behind something that reads a value first."""
-        reader = schema["function"]["function"]
-        if isinstance(reader, Reader):
-            examples = {"examples": [*reader.examples]} if reader.examples else {}
-            typed = self.generate_inner(TypeAdapter(reader.of).core_schema)
-            return {**typed, "$comment": reader.legal, **examples}
+        parser = schema["function"]["function"]
+        if isinstance(parser, ValueParser):
+            examples = {"examples": [*parser.examples]} if parser.examples else {}
+            type_schema = self.generate_inner(TypeAdapter(parser.schema_type).core_schema)
+            return {**type_schema, "$comment": parser.allowed, **examples}
         if "json_schema_input_schema" in schema:
             return self.generate_inner(schema["json_schema_input_schema"])
-        return self.generate_inner(schema["schema"]) if _is_of_section(schema) else {}
+        return self.generate_inner(schema["schema"]) if _is_model_validator(schema) else {}
 
     def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
         """A section, or its shorthand."""
-        written = super().model_schema(schema)
-        words = _words(schema["cls"])
-        for key, value in written["properties"].items():
-            value["description"] = words[key]
-        if issubclass(schema["cls"], Choice):
-            written |= {"minProperties": 1, "maxProperties": 1}
-        short = _shorthand(schema["cls"])
-        return written if short is None else {"anyOf": [short, written]}
+        mapping_schema = super().model_schema(schema)
+        descriptions = _key_descriptions(schema["cls"])
+        for key, value in mapping_schema["properties"].items():
+            value["description"] = descriptions[key]
+        if issubclass(schema["cls"], OneOfConfig):
+            mapping_schema |= {"minProperties": 1, "maxProperties": 1}
+        shorthand = _shorthand_schema(schema["cls"])
+        return mapping_schema if shorthand is None else {"anyOf": [shorthand, mapping_schema]}
 
 
-def _words(section: type[Section]) -> dict[str, str]:
+def _key_descriptions(model: type[ConfigModel]) -> dict[str, str]:
     """What each key means: the string below it in the source, in one line.
 
     Read here, and not when sections are imported, because most commands need no words. Raises TypeError for a key
     without any.
     """
-    found = {name: words for item in reversed(section.__mro__) if item not in _READERS for name, words in _below(item)}
-    found = {**dict(_below(Shipped)), **found} if issubclass(section, Shipped) else found
-    fields = section.model_fields.items()
-    missing = [name for name, _ in fields if name not in found]
+    descriptions = {
+        name: description
+        for item in reversed(model.__mro__)
+        if item not in _BASE_MODELS
+        for name, description in _field_docstrings(item)
+    }
+    descriptions = (
+        {**dict(_field_docstrings(PresetOrPathConfig)), **descriptions}
+        if issubclass(model, PresetOrPathConfig)
+        else descriptions
+    )
+    fields = model.model_fields.items()
+    missing = [name for name, _ in fields if name not in descriptions]
     if missing:
-        raise TypeError(f"{section.__name__}.{missing[0]} says nowhere what it means; write a string below it")
-    return {field.alias or name: found[name] for name, field in fields}
+        raise TypeError(f"{model.__name__}.{missing[0]} says nowhere what it means; write a string below it")
+    return {field.alias or name: descriptions[name] for name, field in fields}
 
 
-def _below(section: type) -> Iterator[tuple[str, str]]:
+def _field_docstrings(model: type) -> Iterator[tuple[str, str]]:
     """Keys of a class itself, and the strings below them."""
-    if not issubclass(section, Section):
+    if not issubclass(model, ConfigModel):
         return
-    (defined,) = ast.parse(dedent(inspect.getsource(section))).body
-    for key, words in pairwise(getattr(defined, "body", ())):
-        match key, words:
+    (class_node,) = ast.parse(dedent(inspect.getsource(model))).body
+    for statement, next_statement in pairwise(getattr(class_node, "body", ())):
+        match statement, next_statement:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
                 yield name, " ".join(text.split())
 
 
-def _is_of_section(schema: Any) -> bool:
+def _is_model_validator(schema: Any) -> bool:
     """Whether validators stand before the keys of a section, and not before a value."""
     while "schema" in schema:
         schema = schema["schema"]
     return bool(schema["type"] == "model-fields")
 
 
-def _shorthand(section: type) -> JsonSchemaValue | None:
+def _shorthand_schema(model: type) -> JsonSchemaValue | None:
     """What a section may be written as beside a mapping."""
-    if not issubclass(section, Section):
+    if not issubclass(model, ConfigModel):
         return None
-    own = all("written_out" not in vars(item) for item in section.__mro__ if item not in _READERS)
-    if issubclass(section, Choice) and section.words:
-        return {"enum": [*section.words]} if own else {"anyOf": [{"enum": [*section.words]}, {"type": "string"}]}
-    if not own:
-        return {"not": {"type": "object"}, **_comment(section.example)}
-    return None if section.short is None else {"type": ["string", "number"], **_comment(f"is `{section.short}`")}
+    uses_default_expansion = all("written_out" not in vars(item) for item in model.__mro__ if item not in _BASE_MODELS)
+    if issubclass(model, OneOfConfig) and model.shorthands:
+        return (
+            {"enum": [*model.shorthands]}
+            if uses_default_expansion
+            else {"anyOf": [{"enum": [*model.shorthands]}, {"type": "string"}]}
+        )
+    if not uses_default_expansion:
+        return {"not": {"type": "object"}, **_schema_comment(model.example)}
+    return (
+        None
+        if model.shorthand_key is None
+        else {"type": ["string", "number"], **_schema_comment(f"is `{model.shorthand_key}`")}
+    )
 
 
-def _comment(words: str) -> JsonSchemaValue:
-    return {"$comment": words} if words else {}
+def _schema_comment(text: str) -> JsonSchemaValue:
+    return {"$comment": text} if text else {}
 
 
-def _plain(schema: Any) -> Any:
+def _strip_schema(schema: Any) -> Any:
     """Without titles, which repeat keys, and without defaults that are written out in other words than a file's."""
     if isinstance(schema, list):
-        return [_plain(item) for item in schema]
+        return [_strip_schema(item) for item in schema]
     if not isinstance(schema, Mapping):
         return schema
     keys = {
         key: value
         for key, value in schema.items()
-        if not (key == "title" and isinstance(value, str)) and not (key == "default" and not _told(value))
+        if not (key == "title" and isinstance(value, str)) and not (key == "default" and not _is_scalar(value))
     }
-    return {key: _plain(value) for key, value in keys.items()}
+    return {key: _strip_schema(value) for key, value in keys.items()}
 
 
-def _told(default: object) -> bool:
+def _is_scalar(default: object) -> bool:
     return isinstance(default, (bool, int, float, str))

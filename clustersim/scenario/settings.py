@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from clustersim.collectives.nccl_overrides import NcclOverrides
-from clustersim.cost.calibration_record import Record
+from clustersim.cost.calibration_record import CalibrationRecord
 from clustersim.hardware.accelerator import Accelerator
-from clustersim.hardware.power import Draw, Powers
-from clustersim.hardware.prices import Price, Quote, quote, quote_of
+from clustersim.hardware.power import PowerDraw, PowerOverrides
+from clustersim.hardware.prices import Price, PriceQuote, quote_from_list, quote_list_price
 
 
 class Symmetry(Enum):
@@ -23,7 +23,7 @@ class Contention(Enum):
     Without it a network port may carry more than its bandwidth, and layouts that send all over it look too fast.
     """
 
-    NONE = "uncontended"
+    UNCONTENDED = "uncontended"
     SHARED = "shared"
 
 
@@ -38,12 +38,12 @@ class CostSettings:
     symmetry: Symmetry = Symmetry.AUTO
     coalesce: bool = True
     network: Contention = Contention.SHARED
-    switches: NcclOverrides = field(default_factory=NcclOverrides)
+    nccl_overrides: NcclOverrides = field(default_factory=NcclOverrides)
     interference: float | None = None
-    record: Record | None = None
+    record: CalibrationRecord | None = None
 
 
-GIVEN = "given"
+USER_STATED = "given"
 """Where a price is from that somebody said."""
 
 
@@ -56,21 +56,21 @@ class EconomicsSettings:
     not said.
     """
 
-    price: Price | str | None = None
+    gpu_hour_price: Price | str | None = None
     pue: float = 1.0
-    carbon: float | None = None
-    tokens: float | None = None
-    powers: Powers = field(default_factory=Powers)
+    carbon_intensity: float | None = None
+    training_tokens: float | None = None
+    powers: PowerOverrides = field(default_factory=PowerOverrides)
 
-    def quote(self, accelerator: Accelerator, cluster: str) -> Quote | None:
+    def gpu_hour_quote(self, accelerator: Accelerator, cluster: str) -> PriceQuote | None:
         """The price of an hour of a GPU and where it is from; None where there is none. Raises InputError."""
-        match self.price:
+        match self.gpu_hour_price:
             case None:
-                return quote(accelerator.name, cluster)
+                return quote_list_price(accelerator.name, cluster)
             case str() as name:
-                return quote_of(name, accelerator.name)
-        return Quote(self.price, GIVEN)
+                return quote_from_list(name, accelerator.name)
+        return PriceQuote(self.gpu_hour_price, USER_STATED)
 
-    def draw(self, accelerator: Accelerator) -> Draw | None:
+    def power_draw(self, accelerator: Accelerator) -> PowerDraw | None:
         """What a GPU and its part of a node draw; None where that is not known. Raises InputError."""
-        return self.powers.draw(accelerator.power)
+        return self.powers.resolve_draw(accelerator.power)

@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from clustersim.common.errors import InputError, shown
+from clustersim.common.errors import InputError, format_value
 from clustersim.program.action import Action, ActionKind, OverlappedPair, PipelineOrder, ScheduleEntry
 
 _ACTION: Final = re.compile(r"(\d{1,9})([FBIW])(\d{1,9})")
@@ -48,7 +48,9 @@ def parse_action(text: str) -> Action:
     """
     match = _ACTION.fullmatch(text.strip())
     if match is None:
-        raise InputError(f"{shown(text)} is not an action; write stage, F, B, I or W, and microbatch, such as '0F0'")
+        raise InputError(
+            f"{format_value(text)} is not an action; write stage, F, B, I or W, and microbatch, such as '0F0'"
+        )
     return Action(int(match[1]), ActionKind(match[2]), int(match[3]))
 
 
@@ -81,7 +83,9 @@ def parse_entry(text: str) -> ScheduleEntry:
         return parse_action(text)
     pair = OverlappedPair(parse_action(match[1]), parse_action(match[2]))
     if (pair.forward.kind, pair.backward.kind) != (ActionKind.FORWARD, ActionKind.BACKWARD):
-        raise InputError(f"{shown(text)} is no pair; write a forward and a backward, such as '(0F3;3B1)OVERLAP_F_B'")
+        raise InputError(
+            f"{format_value(text)} is no pair; write a forward and a backward, such as '(0F3;3B1)OVERLAP_F_B'"
+        )
     return pair
 
 

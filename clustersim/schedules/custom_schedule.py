@@ -15,15 +15,17 @@ from operator import index
 from pathlib import Path
 from typing import Any, Final, Protocol, SupportsIndex
 
-from clustersim.common.errors import InputError, shown
-from clustersim.common.pickling import FieldState
-from clustersim.common.plugins import RAISED, Asked, class_of, refusing, words
+from clustersim.common.errors import InputError, format_value
+from clustersim.common.pickling import FieldPickling
+from clustersim.common.plugins import PLUGIN_EXCEPTIONS, PluginInterface, as_input_errors, format_exception, load_class
 from clustersim.program.action import Action, OverlappedPair, PipelineOrder, ScheduleEntry
 from clustersim.program.placement import Placement
 from clustersim.schedules.csv_format import parse_entry
 from clustersim.schedules.validation import IndexLabels, validate_order
 
-_INTERFACE: Final = Asked("a schedule", "my_module:MySchedule", {"placement": "ranks", "order": "ranks, microbatches"})
+_INTERFACE: Final = PluginInterface(
+    "a schedule", "my_module:MySchedule", {"placement": "ranks", "order": "ranks, microbatches"}
+)
 
 
 class CustomScheduleRule(Protocol):
@@ -44,7 +46,7 @@ class CustomScheduleRule(Protocol):
 
 
 @dataclass(frozen=True)
-class CustomSchedule(FieldState):
+class CustomSchedule(FieldPickling):
     """A schedule in somebody's Python. name: module:Class; folder: where its file is looked for first.
 
     What it answered stays behind when it is pickled: another process imports it, and asks again.
@@ -57,13 +59,13 @@ class CustomSchedule(FieldState):
     @cached_property
     def rule(self) -> CustomScheduleRule:
         """The rule itself; raise InputError where it cannot be imported or made."""
-        rule_class = class_of(self.name, self.folder, _INTERFACE)
+        rule_class = load_class(self.name, self.folder, _INTERFACE)
         try:
             rule: CustomScheduleRule = rule_class(**self.arguments)
-        except RAISED as error:
-            argument_text = ", ".join(f"{key}: {shown(value)}" for key, value in self.arguments.items())
+        except PLUGIN_EXCEPTIONS as error:
+            argument_text = ", ".join(f"{key}: {format_value(value)}" for key, value in self.arguments.items())
             raise InputError(
-                f"{self.name} cannot be made with arguments {{{argument_text}}}: {words(error)}"
+                f"{self.name} cannot be made with arguments {{{argument_text}}}: {format_exception(error)}"
             ) from error
         return rule
 
@@ -94,7 +96,7 @@ class CustomSchedule(FieldState):
 
     def _call_placement(self, ranks: int) -> Placement:
         call = f"{self.name}.placement({ranks})"
-        with refusing(call):
+        with as_input_errors(call):
             placement = self.rule.placement(ranks)
             checked = (
                 placement
@@ -107,7 +109,7 @@ class CustomSchedule(FieldState):
 
     def _call_order(self, ranks: int, microbatches: int) -> PipelineOrder:
         placement, call = self.placement(ranks), f"{self.name}.order({ranks}, {microbatches})"
-        with refusing(call):
+        with as_input_errors(call):
             order = tuple(
                 tuple(map(_parse_entry, _list_items(rank_entries)))
                 for rank_entries in _list_items(self.rule.order(ranks, microbatches))
@@ -126,13 +128,13 @@ def load_custom_schedule(name: str, arguments: Mapping[str, Any], folder: Path) 
 def _list_items(value: object) -> Iterable[object]:
     """What is in a list that somebody's code gave, if it is one."""
     if isinstance(value, str) or not isinstance(value, Iterable):
-        raise InputError(f"{shown(value)} is not a list")
+        raise InputError(f"{format_value(value)} is not a list")
     return value
 
 
 def _parse_rank(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, SupportsIndex) or index(value) < 0:
-        raise InputError(f"{shown(value)} is no pipeline rank; it must give a whole number for each stage")
+        raise InputError(f"{format_value(value)} is no pipeline rank; it must give a whole number for each stage")
     return index(value)
 
 
@@ -140,5 +142,5 @@ def _parse_entry(value: object) -> ScheduleEntry:
     if isinstance(value, (Action, OverlappedPair)):
         return value
     if not isinstance(value, str):
-        raise InputError(f"{shown(value)} is neither an Action nor a text such as '0F0'")
+        raise InputError(f"{format_value(value)} is neither an Action nor a text such as '0F0'")
     return parse_entry(value)

@@ -8,7 +8,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final
 
-from clustersim.common.errors import InputError, nearest
+from clustersim.common.errors import InputError, suggest_nearest
 from clustersim.schedules.breadth_first import BreadthFirst
 from clustersim.schedules.dual_pipe import DualPipe
 from clustersim.schedules.dual_pipe_v import DualPipeV
@@ -47,7 +47,7 @@ def build_schedule(name: str, chunks: int | None = None) -> Schedule:
     if name in _CHUNKED_SCHEDULES:
         return _CHUNKED_SCHEDULES[name](2 if chunks is None else chunks)
     if name not in _FIXED_SCHEDULES:
-        raise InputError(f"there is no schedule {name!r}; {nearest(name, SCHEDULE_NAMES)}")
+        raise InputError(f"there is no schedule {name!r}; {suggest_nearest(name, SCHEDULE_NAMES)}")
     if chunks is not None:
         raise InputError(
             f"schedule {name} leaves no choice of model chunks per rank; {' and '.join(CHUNKED_SCHEDULES)} take {chunks}"

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from clustersim.common.arrays import FloatArray, HashArray, IntArray
-from clustersim.common.splitmix import finalized, splitmix64
+from clustersim.common.splitmix import splitmix64, splitmix64_finalize
 from clustersim.symmetry.labels import label_values, pair_labels
 
 
@@ -65,7 +65,9 @@ class LinkColourRefinement:
         self._link_index = np.concatenate([NO_LINK_LOADS.link_index, *(matrix.link_index for _, matrix in matrices)])
         matrix_label = np.repeat(np.arange(len(matrices)), [len(matrix.link_index) for _, matrix in matrices])
         seconds = np.concatenate([NO_LINK_LOADS.seconds_per_byte, *(matrix.seconds_per_byte for _, matrix in matrices)])
-        self._entry_hashes = finalized(finalized(matrix_label.astype(np.uint64)) ^ seconds.view(np.uint64))
+        self._entry_hashes = splitmix64_finalize(
+            splitmix64_finalize(matrix_label.astype(np.uint64)) ^ seconds.view(np.uint64)
+        )
 
     @property
     def count(self) -> int:
@@ -74,7 +76,7 @@ class LinkColourRefinement:
 
     def group_colours(self) -> dict[str, IntArray]:
         """For each role the colour of every group by the links that it crosses: [groups]."""
-        mixed = finalized(self._entry_hashes ^ splitmix64(self.colour.astype(np.uint64))[self._link_index])
+        mixed = splitmix64_finalize(self._entry_hashes ^ splitmix64(self.colour.astype(np.uint64))[self._link_index])
         hashes = _hash_sums(self._group_index, mixed, sum(self._group_counts.values()))
         colours = label_values(hashes)
         return {
@@ -87,7 +89,7 @@ class LinkColourRefinement:
         if not len(self._link_index):
             return
         colour = np.concatenate([group_colours[comm_group] for comm_group in self._group_offsets])
-        mixed = finalized(self._entry_hashes ^ splitmix64(colour.astype(np.uint64))[self._group_index])
+        mixed = splitmix64_finalize(self._entry_hashes ^ splitmix64(colour.astype(np.uint64))[self._group_index])
         hashes = _hash_sums(self._link_index, mixed, len(self.colour))
         self.colour = pair_labels(self.colour, label_values(hashes))
 

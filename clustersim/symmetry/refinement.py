@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clustersim.common.arrays import FloatArray, IntArray
-from clustersim.common.lru import Recent
+from clustersim.common.lru import LruCache
 from clustersim.program.program import ProcessGroups, Program
 from clustersim.symmetry.labels import compact_labels, label_rows, label_values, pair_labels
 from clustersim.symmetry.link_load_matrix import NO_TRAFFIC, LinkColourRefinement, LinkTraffic
@@ -46,7 +46,7 @@ class SymmetryClasses:
         return int(self.rank_colours.max()) + 1
 
 
-_CACHE: Final = Recent[SymmetryClasses](CACHE_BYTES)
+_CACHE: Final = LruCache[SymmetryClasses](CACHE_BYTES)
 
 
 def singleton_classes(program: Program, link_count: int = 0) -> SymmetryClasses:
@@ -88,7 +88,7 @@ def symmetry_classes(
     )
     matrix_counts = tuple((comm_group, len(matrices)) for comm_group, matrices in traffic.matrices.items())
     key = shapes, matrix_counts, *(array.tobytes() for array in inputs)
-    return _CACHE.of(key, lambda: _refine_until_stable(program.groups, rank_colours, initial, traffic))
+    return _CACHE.get_or_compute(key, lambda: _refine_until_stable(program.groups, rank_colours, initial, traffic))
 
 
 def _refinement_inputs(

@@ -3,34 +3,49 @@
 from typing import Final
 
 from clustersim.common.units import Seconds, format_step_time
-from clustersim.uncertainty.prediction_interval import SHARE, Expected, Experience, Gap
+from clustersim.uncertainty.prediction_interval import (
+    INTERVAL_COVERAGE,
+    BaseComponent,
+    RelativeInterval,
+    UncertaintyModel,
+)
 
-_GAPS: Final = frozenset(gap.value for gap in Gap)
-_MOST: Final = 4  # of what was not measured that is named
+_BASE_LABELS: Final = frozenset(gap.value for gap in BaseComponent)
+_MAX_LISTED: Final = 4  # of what was not measured that is named
 
 
-def experience_words(experience: Experience, expected: Expected, band: tuple[Seconds, Seconds], known: str) -> str:
+def describe_interval(
+    model: UncertaintyModel, interval: RelativeInterval, seconds_range: tuple[Seconds, Seconds], local_label: str
+) -> str:
     """The sentence; known: what was measured on the machine itself, empty where nothing was."""
-    low, high = map(format_step_time, band)
-    parts = (
-        f"expect {low} to {high} ({expected.low - 1.0:+.0%} to {expected.high - 1.0:+.0%}): ",
-        _met(experience, expected),
-        f"; nothing like {_listed(expected.unmeasured)} was measured: wider" if expected.unmeasured else "",
-        f"; {known}: narrower, but for what a framework adds (clustersim calibrate --check)" if known else "",
+    low, high = map(format_step_time, seconds_range)
+    clauses = (
+        f"expect {low} to {high} ({interval.low - 1.0:+.0%} to {interval.high - 1.0:+.0%}): ",
+        _describe_coverage(model, interval),
+        f"; nothing like {_join_limited(interval.extrapolations)} was measured: wider"
+        if interval.extrapolations
+        else "",
+        f"; {local_label}: narrower, but for what a framework adds (clustersim calibrate --check)"
+        if local_label
+        else "",
     )
-    return "".join(parts)
+    return "".join(clauses)
 
 
-def _met(experience: Experience, expected: Expected) -> str:
+def _describe_coverage(model: UncertaintyModel, interval: RelativeInterval) -> str:
     """How far unseen steps were, and of how many sources the steps of each of its regimes are."""
-    told = {name: experience.unseen[name].sources for name in expected.regimes if name in experience.unseen}
-    like = ", ".join(f"{name} {sources}" for name, sources in told.items() if name not in _GAPS)
+    sources_by_stratum = {
+        name: model.coverage_by_stratum[name].source_count
+        for name in interval.strata
+        if name in model.coverage_by_stratum
+    }
+    strata = ", ".join(f"{name} {sources}" for name, sources in sources_by_stratum.items() if name not in _BASE_LABELS)
     return (
-        f"{SHARE:.0%} of {experience.cases} published steps were so near, predicted without their source "
-        f"(sources: {experience.sources}{', ' if like else ''}{like})"
+        f"{INTERVAL_COVERAGE:.0%} of {model.step_count} published steps were so near, predicted without their source "
+        f"(sources: {model.source_count}{', ' if strata else ''}{strata})"
     )
 
 
-def _listed(names: tuple[str, ...]) -> str:
-    more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
-    return " or ".join(names[:_MOST]) + more
+def _join_limited(names: tuple[str, ...]) -> str:
+    remainder = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+    return " or ".join(names[:_MAX_LISTED]) + remainder

@@ -6,7 +6,7 @@ errors of its rows: those are of kernels alone, and whether they add up in a ste
 
 Why the largest: of n + 1 errors that are alike, the last one is the largest once in n + 1, whatever their distribution.
 So the largest of three holds the next step three times in four. What equal steps differ by, which every band has on top
-(`Experience.repeat`, as many deviations as hold nine in ten), makes of it nine in ten, as long as errors deviate by no
+(`UncertaintyModel.repeat_deviation`, as many deviations as hold nine in ten), makes of it nine in ten, as long as errors deviate by no
 more than n times that (a test draws them): three steps by 7 %.
 
 Two things keep it from being carried too far. Where the rows of a scenario's kernels are known worse than those of the
@@ -20,22 +20,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from clustersim.cost.calibration_record import Origin, Record, StepRow
+from clustersim.cost.calibration_record import CalibrationRecord, HoldoutStep, RecordOrigin
 from clustersim.uncertainty.expected_error import Expectation
-from clustersim.uncertainty.prediction_interval import Experience, Measured
+from clustersim.uncertainty.prediction_interval import LocalEvidence, UncertaintyModel
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class HoldoutResult:
     """Real steps beside their predictions, one at least. accelerator: on which."""
 
     accelerator: str
-    steps: Sequence[StepRow]
+    steps: Sequence[HoldoutStep]
 
     @property
-    def largest(self) -> float:
+    def max_error(self) -> float:
         """The error of the step that was the furthest off by the logarithm."""
-        return max((step.error for step in self.steps), key=_away)
+        return max((step.error for step in self.steps), key=_abs_log_error)
 
     @property
     def bias(self) -> float:
@@ -43,12 +43,12 @@ class Tried:
         return sum(step.error for step in self.steps) / len(self.steps)
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """What they say, in a clause."""
         count = len(self.steps)
-        many = "1 real step" if count == 1 else f"{count:,} real steps"
+        step_label = "1 real step" if count == 1 else f"{count:,} real steps"
         bias = "" if count == 1 else f"; bias {self.bias:+.1%}"
-        return f"predicted {many} that it was not measured for within {abs(self.largest):.1%} (largest error{bias})"
+        return f"predicted {step_label} that it was not measured for within {abs(self.max_error):.1%} (largest error{bias})"
 
     def to_json(self) -> dict[str, Any]:
         """The steps as plain data: seconds, and errors as parts of what was measured."""
@@ -56,30 +56,32 @@ class Tried:
             {"what": step.what, "predicted_s": step.predicted, "measured_s": step.measured, "error": step.error}
             for step in self.steps
         ]
-        return {"largest_error": self.largest, "bias": self.bias, "steps": steps}
+        return {"largest_error": self.max_error, "bias": self.bias, "steps": steps}
 
-    def measured(self, found: Expectation) -> Measured:
+    def local_evidence(self, expectation: Expectation) -> LocalEvidence:
         """What is known of a step by them; found: what the sources of its durations say of themselves."""
-        of_kernels = found.kernels * math.expm1(_away(self.largest)) + self.beyond(found)
-        return Measured(max(0.0, found.error - found.of_kernels) + of_kernels, found.unknown)
+        kernel_error = expectation.kernels * math.expm1(_abs_log_error(self.max_error)) + self.excess_kernel_error(
+            expectation
+        )
+        return LocalEvidence(max(0.0, expectation.error - expectation.of_kernels) + kernel_error, expectation.unknown)
 
-    def beyond(self, found: Expectation) -> float:
+    def excess_kernel_error(self, expectation: Expectation) -> float:
         """By how much worse kernels are known than those of the steps were, as a part of the busy time."""
-        return max(0.0, found.of_kernels - found.kernels * max(step.of_rows for step in self.steps))
+        return max(0.0, expectation.of_kernels - expectation.kernels * max(step.of_rows for step in self.steps))
 
-    def added_to(self, experience: Experience) -> Experience:
+    def extend(self, model: UncertaintyModel) -> UncertaintyModel:
         """Experience that has these steps, too."""
-        kinds = frozenset(kind for step in self.steps for kind in step.kinds)
-        return replace(experience, known=experience.known.beside(self.accelerator, kinds))
+        categories = frozenset(category for step in self.steps for category in step.kinds)
+        return replace(model, domain=model.domain.with_steps(self.accelerator, categories))
 
 
-def tried(record: Record | None) -> Tried | None:
+def holdout_result(record: CalibrationRecord | None) -> HoldoutResult | None:
     """What a record's own steps say; None where it has none, or was not measured on the machine that it stands for."""
-    if record is None or not record.steps or record.origin is not Origin.MEASURED:
+    if record is None or not record.steps or record.origin is not RecordOrigin.MEASURED:
         return None
-    return Tried(record.device.accelerator, record.steps)
+    return HoldoutResult(record.device.accelerator, record.steps)
 
 
-def _away(error: float) -> float:
+def _abs_log_error(error: float) -> float:
     """How far an error is from none, by the logarithm of measured over predicted time."""
     return abs(math.log1p(error))

@@ -5,92 +5,97 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from clustersim.common.data_files import find, mapping_of, read_text
-from clustersim.common.mapping_reader import Section
-from clustersim.uncertainty.prediction_interval import TERMS, Coverage, Experience, Term
-from clustersim.uncertainty.validated_domain import Known
+from clustersim.common.data_files import find_file, parse_mapping, read_text
+from clustersim.common.mapping_reader import MappingReader
+from clustersim.uncertainty.prediction_interval import (
+    VARIANCE_COMPONENTS,
+    StratumCoverage,
+    UncertaintyModel,
+    VarianceComponent,
+)
+from clustersim.uncertainty.validated_domain import ValidatedDomain
 
-STEPS: Final = "steps"
-MIXTURES: Final = "mixtures"
-NARROW: Final = "narrow"
-NARROW_MIXTURES: Final = "narrow_mixtures"
-KINDS: Final = (STEPS, MIXTURES, NARROW, NARROW_MIXTURES)
+DENSE_STEPS: Final = "steps"
+MOE_STEPS: Final = "mixtures"
+LOW_PRECISION_STEPS: Final = "narrow"
+LOW_PRECISION_MOE_STEPS: Final = "narrow_mixtures"
+MODEL_NAMES: Final = (DENSE_STEPS, MOE_STEPS, LOW_PRECISION_STEPS, LOW_PRECISION_MOE_STEPS)
 """Kinds of steps with an experience of their own, as files name them: of dense models in BF16 first."""
-_MOST: Final = 10**9  # of any count
+_MAX_COUNT: Final = 10**9  # of any count
 
 
-def kind_of(*, mixture: bool, narrow: bool) -> str:
+def uncertainty_model_name(*, moe: bool, low_precision: bool) -> str:
     """The kind of a step. mixture: of a model with experts; narrow: with products in formats with scales."""
-    return KINDS[mixture + 2 * narrow]
+    return MODEL_NAMES[moe + 2 * low_precision]
 
 
-def load_experience(name_or_path: str = STEPS) -> Experience:
+def load_uncertainty_model(name_or_path: str = DENSE_STEPS) -> UncertaintyModel:
     """Read topologies/experience/NAME.yaml, or a file of the same form; raise InputError for a bad one."""
-    path = find("experience", name_or_path)
-    return _parsed(path, read_text(path))
+    path = find_file("experience", name_or_path)
+    return _parse_model(path, read_text(path))
 
 
 @lru_cache(maxsize=8)
-def _parsed(path: Path, text: str) -> Experience:
+def _parse_model(path: Path, text: str) -> UncertaintyModel:
     """Of the text of a file: every answer asks for it, and reading YAML takes as long as a tenth of a step."""
-    file = Section(path, mapping_of(path, text))
-    published, deviations = file.section("published"), file.section("deviations")
-    experience = Experience(
-        cases=published.count("cases", most=_MOST),
-        sources=published.count("sources", most=_MOST),
-        quantile=file.number("quantile"),
-        repeat=file.number("repeat"),
-        deviations={term: deviations.number(key_of(term)) for term in TERMS},
-        known=_known(file.section("measured")),
-        unseen=_unseen(file.section("unseen")),
+    reader = MappingReader(path, parse_mapping(path, text))
+    published, deviations = reader.get_section("published"), reader.get_section("deviations")
+    model = UncertaintyModel(
+        step_count=published.get_int("cases", max_value=_MAX_COUNT),
+        source_count=published.get_int("sources", max_value=_MAX_COUNT),
+        quantile=reader.get_float("quantile"),
+        repeat_deviation=reader.get_float("repeat"),
+        deviations={component: deviations.get_float(component_key(component)) for component in VARIANCE_COMPONENTS},
+        domain=_parse_domain(reader.get_section("measured")),
+        coverage_by_stratum=_parse_coverage(reader.get_section("unseen")),
     )
-    file.text("description")
-    file.section("sources").texts()
-    file.finish()
-    return experience
+    reader.get_text("description")
+    reader.get_section("sources").get_text_mapping()
+    reader.reject_unknself_keys()
+    return model
 
 
-def key_of(term: Term) -> str:
+def component_key(component: VarianceComponent) -> str:
     """What files call a term."""
-    return term.name.lower()
+    return component.name.lower()
 
 
-def _known(section: Section) -> Known:
-    most = section.section("most")
-    return Known(
-        frozenset(section.words("accelerators")),
-        frozenset(section.words("siblings")),
-        frozenset(section.words("kinds")),
-        {name: most.count(name, most=_MOST) for name in most.names()},
+def _parse_domain(section: MappingReader) -> ValidatedDomain:
+    max_quantities = section.get_section("most")
+    return ValidatedDomain(
+        frozenset(section.get_text_list("accelerators")),
+        frozenset(section.get_text_list("siblings")),
+        frozenset(section.get_text_list("kinds")),
+        {name: max_quantities.get_int(name, max_value=_MAX_COUNT) for name in max_quantities.key_names()},
     )
 
 
-def _unseen(section: Section) -> dict[str, Coverage]:
-    found = {}
-    for regime in section.names():
-        each = section.section(regime)
-        cases, sources = (each.count(key, most=_MOST) for key in ("cases", "sources"))
-        found[regime] = Coverage(cases, sources, each.number("inside"))
-    return found
+def _parse_coverage(section: MappingReader) -> dict[str, StratumCoverage]:
+    coverage_by_stratum = {}
+    for stratum in section.key_names():
+        stratum_section = section.get_section(stratum)
+        step_count, source_count = (stratum_section.get_int(key, max_value=_MAX_COUNT) for key in ("cases", "sources"))
+        coverage_by_stratum[stratum] = StratumCoverage(step_count, source_count, stratum_section.get_float("inside"))
+    return coverage_by_stratum
 
 
-def as_mapping(experience: Experience) -> dict[str, Any]:
+def model_to_dict(model: UncertaintyModel) -> dict[str, Any]:
     """What a file of it holds, but for its texts."""
-    known = experience.known
+    domain = model.domain
     return {
-        "published": {"cases": experience.cases, "sources": experience.sources},
-        "quantile": experience.quantile,
-        "repeat": experience.repeat,
-        "deviations": {key_of(term): deviation for term, deviation in experience.deviations.items()},
+        "published": {"cases": model.step_count, "sources": model.source_count},
+        "quantile": model.quantile,
+        "repeat": model.repeat_deviation,
+        "deviations": {component_key(component): deviation for component, deviation in model.deviations.items()},
         "measured": {
-            "accelerators": sorted(known.accelerators),
-            "siblings": sorted(known.siblings),
-            "kinds": sorted(known.kinds),
-            "most": dict(known.most),
+            "accelerators": sorted(domain.accelerators),
+            "siblings": sorted(domain.same_chip_accelerators),
+            "kinds": sorted(domain.categories),
+            "most": dict(domain.max_quantities),
         },
-        "unseen": {regime: _coverage(coverage) for regime, coverage in experience.unseen.items()},
+        "unseen": {stratum: _coverage_to_dict(coverage) for stratum, coverage in model.coverage_by_stratum.items()},
     }
 
 
-def _coverage(coverage: Coverage) -> Mapping[str, Any]:
-    return {"cases": coverage.cases, "sources": coverage.sources, "inside": coverage.inside}
+def _coverage_to_dict(coverage: StratumCoverage) -> Mapping[str, Any]:
+    return {"cases": coverage.step_count, "sources": coverage.source_count, "inside": coverage.covered_share}

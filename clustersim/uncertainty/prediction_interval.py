@@ -21,15 +21,15 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from clustersim.uncertainty.step_features import VISIBLE, Facts, Trait
-from clustersim.uncertainty.validated_domain import Known
+from clustersim.uncertainty.step_features import MIN_VISIBLE_SHARE, Feature, StepFeatures
+from clustersim.uncertainty.validated_domain import ValidatedDomain
 
-ALL: Final = "all steps"
-SHARE: Final = 0.9  # of unseen steps that a band holds
+ALL_STEPS: Final = "all steps"
+INTERVAL_COVERAGE: Final = 0.9  # of unseen steps that a band holds
 _ONE_NODE: Final = "one node"
 
 
-class Gap(Enum):
+class BaseComponent(Enum):
     """What adds to the variance of every step, and of steps of which not all was measured."""
 
     ANY = "any step"
@@ -38,87 +38,109 @@ class Gap(Enum):
     DOUBLING = "a doubling beyond what was measured"
 
 
-Term = Gap | Trait
-TERMS: Final[tuple[Term, ...]] = (Gap.ANY, *Trait, Gap.ACCELERATOR, Gap.KIND, Gap.DOUBLING)
+VarianceComponent = BaseComponent | Feature
+VARIANCE_COMPONENTS: Final[tuple[VarianceComponent, ...]] = (
+    BaseComponent.ANY,
+    *Feature,
+    BaseComponent.ACCELERATOR,
+    BaseComponent.KIND,
+    BaseComponent.DOUBLING,
+)
 
 
-def loads(facts: Facts, known: Known) -> dict[Term, float]:
+def component_loads(features: StepFeatures, domain: ValidatedDomain) -> dict[VarianceComponent, float]:
     """How much of each term a step has."""
-    traits: dict[Term, float] = {trait: facts.traits[trait] for trait in Trait}
-    gaps: dict[Term, float] = {
-        Gap.ACCELERATOR: float(len(known.strangers(facts))),
-        Gap.KIND: float(len(known.unmeasured(facts))),
-        Gap.DOUBLING: sum(known.beyond(facts).values()),
+    feature_loads: dict[VarianceComponent, float] = {feature: features.feature_shares[feature] for feature in Feature}
+    extrapolation_loads: dict[VarianceComponent, float] = {
+        BaseComponent.ACCELERATOR: float(len(domain.unmeasured_accelerators(features))),
+        BaseComponent.KIND: float(len(domain.unmeasured_categories(features))),
+        BaseComponent.DOUBLING: sum(domain.extrapolation_doublings(features).values()),
     }
-    return {Gap.ANY: 1.0, **traits, **gaps}
+    return {BaseComponent.ANY: 1.0, **feature_loads, **extrapolation_loads}
 
 
-def regimes(facts: Facts, known: Known) -> tuple[str, ...]:
+def strata_of(features: StepFeatures, domain: ValidatedDomain) -> tuple[str, ...]:
     """The regimes that a step belongs to, in words: whether it has a network, its traits, and its gaps."""
-    found = loads(facts, known)
-    there = tuple(term.value for term in TERMS[1:] if found[term] >= VISIBLE)
-    return there if facts.traits[Trait.NODES] else (_ONE_NODE, *there)
+    component_load = component_loads(features, domain)
+    strata = tuple(
+        component.value for component in VARIANCE_COMPONENTS[1:] if component_load[component] >= MIN_VISIBLE_SHARE
+    )
+    return strata if features.feature_shares[Feature.NODES] else (_ONE_NODE, *strata)
 
 
 @dataclass(frozen=True, slots=True)
-class Coverage:
+class StratumCoverage:
     """Of unseen steps of one regime: cases of so many sources, and the share inside, sources counted alike."""
 
-    cases: int
-    sources: int
-    inside: float
+    step_count: int
+    source_count: int
+    covered_share: float
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class LocalEvidence:
     """What was measured of a step itself. error: part by which what is known differs; unknown: part of busy time."""
 
-    error: float = 0.0
-    unknown: float = 1.0
+    relative_error: float = 0.0
+    unmeasured_share: float = 1.0
 
 
-NOTHING_MEASURED: Final = Measured()
+NO_EVIDENCE: Final = LocalEvidence()
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class RelativeInterval:
     """A band. low, high: times the predicted time; regimes: of the step; unmeasured: what of it was not measured."""
 
     low: float
     high: float
-    regimes: tuple[str, ...]
-    unmeasured: tuple[str, ...]
+    strata: tuple[str, ...]
+    extrapolations: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Experience:
+class UncertaintyModel:
     """What unseen steps tell: `cases` of so many sources; unseen: how many of each regime were inside their bands.
 
     deviations: standard deviation of the logarithm by term; repeat: the same of equal steps.
     """
 
-    cases: int
-    sources: int
+    step_count: int
+    source_count: int
     quantile: float
-    repeat: float
-    deviations: Mapping[Term, float]
-    known: Known
-    unseen: Mapping[str, Coverage]
+    repeat_deviation: float
+    deviations: Mapping[VarianceComponent, float]
+    domain: ValidatedDomain
+    coverage_by_stratum: Mapping[str, StratumCoverage]
 
-    def expected(self, facts: Facts, measured: Measured = NOTHING_MEASURED) -> Expected:
+    def prediction_interval(self, features: StepFeatures, evidence: LocalEvidence = NO_EVIDENCE) -> RelativeInterval:
         """The band of a step, symmetric in the logarithm."""
-        width = math.log1p(measured.error) + self.quantile * math.sqrt(self.variance(facts, measured.unknown))
-        return Expected(math.exp(-width), math.exp(width), regimes(facts, self.known), self._unmeasured(facts))
+        half_width = math.log1p(evidence.relative_error) + self.quantile * math.sqrt(
+            self.error_variance(features, evidence.unmeasured_share)
+        )
+        return RelativeInterval(
+            math.exp(-half_width),
+            math.exp(half_width),
+            strata_of(features, self.domain),
+            self._extrapolations(features),
+        )
 
-    def variance(self, facts: Facts, unknown: float = 1.0) -> float:
+    def error_variance(self, features: StepFeatures, unmeasured_share: float = 1.0) -> float:
         """Of the logarithm of measured over predicted time; unknown: part of the busy time that nobody measured."""
-        parts = {term: load * self.deviations[term] ** 2 for term, load in loads(facts, self.known).items()}
-        steady = min(self.repeat**2, parts[Gap.ANY])
-        parts[Gap.ANY] = steady + unknown * (parts[Gap.ANY] - steady)
-        parts[Gap.ACCELERATOR] *= unknown
-        return sum(parts.values())
+        variances = {
+            component: load * self.deviations[component] ** 2
+            for component, load in component_loads(features, self.domain).items()
+        }
+        repeat_variance = min(self.repeat_deviation**2, variances[BaseComponent.ANY])
+        variances[BaseComponent.ANY] = repeat_variance + unmeasured_share * (
+            variances[BaseComponent.ANY] - repeat_variance
+        )
+        variances[BaseComponent.ACCELERATOR] *= unmeasured_share
+        return sum(variances.values())
 
-    def _unmeasured(self, facts: Facts) -> tuple[str, ...]:
-        most, beyond = self.known.most, self.known.beyond(facts)
-        larger = (f"{name} {facts.amounts[name]:,} (at most {most.get(name, 1):,})" for name in beyond)
-        return (*self.known.unmeasured(facts), *larger)
+    def _extrapolations(self, features: StepFeatures) -> tuple[str, ...]:
+        max_quantities, doublings = self.domain.max_quantities, self.domain.extrapolation_doublings(features)
+        exceeded = (
+            f"{name} {features.quantities[name]:,} (at most {max_quantities.get(name, 1):,})" for name in doublings
+        )
+        return (*self.domain.unmeasured_categories(features), *exceeded)

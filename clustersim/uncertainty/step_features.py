@@ -17,10 +17,10 @@ from clustersim.model.offload import Offload
 from clustersim.parallel.data_parallel_strategy import NaiveDataParallel
 from clustersim.scenario import Scenario
 
-VISIBLE: Final = 0.05  # of a step: a trait with a smaller share of it is not told
+MIN_VISIBLE_SHARE: Final = 0.05  # of a step: a trait with a smaller share of it is not told
 
 
-class Trait(Enum):
+class Feature(Enum):
     """What published steps were found to be harder to predict by."""
 
     NODES = "several nodes"
@@ -31,74 +31,88 @@ class Trait(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class StepFeatures:
     """accelerators: their names; kinds: software, strategies and formats, in words; amounts: by what they count.
 
     traits: how much of each there is, from 0 to 1: whether, or the part of the step's time.
     """
 
     accelerators: frozenset[str]
-    kinds: frozenset[str]
-    amounts: Mapping[str, int]
-    traits: Mapping[Trait, float]
+    categories: frozenset[str]
+    quantities: Mapping[str, int]
+    feature_shares: Mapping[Feature, float]
 
     @property
-    def had(self) -> frozenset[str]:
+    def all_categories(self) -> frozenset[str]:
         """Kinds, and the traits that show."""
-        return self.kinds | {trait.value for trait, share in self.traits.items() if share >= VISIBLE}
+        return self.categories | {
+            feature.value for feature, share in self.feature_shares.items() if share >= MIN_VISIBLE_SHARE
+        }
 
 
-def facts_of(scenario: Scenario, launch_share: float) -> Facts:
+def extract_step_features(scenario: Scenario, launch_share: float) -> StepFeatures:
     """What a step is like, of which the GPU waits for launches for `launch_share`. Nodes are NVLink domains."""
-    layout, several = scenario.layout, _domains(scenario) > 1
-    traits = {
-        Trait.NODES: float(several),
-        Trait.TENSOR: float(scenario.tensor_beyond_domain > 0),
-        Trait.PIPELINE: float(layout.is_pipelined),
-        Trait.SHARDED: float(layout.data.zero_stage == 3 and layout.dp * layout.cp > 1),
-        Trait.LAUNCH: launch_share,
+    layout, is_multi_domain = scenario.layout, _domain_count(scenario) > 1
+    feature_shares = {
+        Feature.NODES: float(is_multi_domain),
+        Feature.TENSOR: float(scenario.cross_domain_tp_group_count > 0),
+        Feature.PIPELINE: float(layout.is_pipelined),
+        Feature.SHARDED: float(layout.data.zero_stage == 3 and layout.dp * layout.cp > 1),
+        Feature.LAUNCH: launch_share,
     }
-    return Facts(accelerators_of(scenario), kinds_of(scenario), amounts_of(scenario), traits)
+    return StepFeatures(
+        accelerator_names(scenario), step_categories(scenario), step_quantities(scenario), feature_shares
+    )
 
 
-def accelerators_of(scenario: Scenario) -> frozenset[str]:
+def accelerator_names(scenario: Scenario) -> frozenset[str]:
     """Names of the job's accelerators."""
-    accelerators, kind = scenario.cluster.kinds()
-    return frozenset(accelerators[item].name for item in np.unique(kind[: scenario.layout.world_size]))
+    accelerators, kind = scenario.cluster.accelerator_kinds()
+    return frozenset(accelerators[index].name for index in np.unique(kind[: scenario.layout.world_size]))
 
 
-def kinds_of(scenario: Scenario) -> frozenset[str]:
+def step_categories(scenario: Scenario) -> frozenset[str]:
     """Software, strategies and formats, in words."""
-    return frozenset((*_software(scenario), *_strategies(scenario), *_layers(scenario.model.specs)))
+    return frozenset(
+        (
+            *_software_categories(scenario),
+            *_strategy_categories(scenario),
+            *_layer_categories(scenario.model.distinct_specs),
+        )
+    )
 
 
-def amounts_of(scenario: Scenario) -> dict[str, int]:
+def step_quantities(scenario: Scenario) -> dict[str, int]:
     """How far spread and how long, by what is counted."""
     layout = scenario.layout
-    whole = {"GPUs": layout.world_size, "tokens": scenario.training.sequence}
-    return whole | {"tp": layout.tp, "cp": layout.cp, "pp": layout.as_configured.pp}
+    sizes = {"GPUs": layout.world_size, "tokens": scenario.training.sequence}
+    return sizes | {"tp": layout.tp, "cp": layout.cp, "pp": layout.as_configured.pp}
 
 
-def _domains(scenario: Scenario) -> int:
-    return len(np.unique(scenario.cluster.fabric.domains(np.arange(scenario.layout.world_size))))
+def _domain_count(scenario: Scenario) -> int:
+    return len(np.unique(scenario.cluster.fabric.domain_ids(np.arange(scenario.layout.world_size))))
 
 
-def _software(scenario: Scenario) -> Iterator[str]:
+def _software_categories(scenario: Scenario) -> Iterator[str]:
     yield f"framework {scenario.framework.name}"
     yield f"precision {scenario.training.recipe.name}"
     yield f"attention {scenario.training.attention.value}"
     if scenario.layout.world_size > 1:
         yield f"collectives of {scenario.cluster.library}"
-    if scenario.cluster.mixed:
+    if scenario.cluster.accelerator_overrides:
         yield "mixed accelerators"
 
 
-def _strategies(scenario: Scenario) -> Iterator[str]:
+def _strategy_categories(scenario: Scenario) -> Iterator[str]:
     layout, training = scenario.layout, scenario.training
     if layout.dp * layout.cp > 1:
-        naive = isinstance(layout.data, NaiveDataParallel)
+        is_torch_data_parallel = isinstance(layout.data, NaiveDataParallel)
         yield (
-            "naive data parallelism" if naive else f"ZeRO-{layout.data.zero_stage}" if layout.data.zero_stage else "DDP"
+            "naive data parallelism"
+            if is_torch_data_parallel
+            else f"ZeRO-{layout.data.zero_stage}"
+            if layout.data.zero_stage
+            else "DDP"
         )
     if layout.is_hybrid_sharded:
         yield "hybrid sharding"
@@ -106,17 +120,17 @@ def _strategies(scenario: Scenario) -> Iterator[str]:
         yield f"schedule {scenario.schedule.name}"
     if training.lora is not None:
         yield "LoRA"
-    yield from _offloaded(training.offload)
+    yield from _offload_categories(training.offload)
 
 
-def _offloaded(offload: Offload) -> Iterator[str]:
+def _offload_categories(offload: Offload) -> Iterator[str]:
     if offload.activations is not None:
         yield "activations on the host"
     if offload.states is not None:
         yield "optimizer states on the host"
 
 
-def _layers(specs: tuple[LayerSpec, ...]) -> Iterator[str]:
+def _layer_categories(specs: tuple[LayerSpec, ...]) -> Iterator[str]:
     """What layers have that not all have."""
     for spec in specs:
         yield f"{spec.block.value.replace('_', ' ')} layers"

@@ -11,49 +11,53 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
-from clustersim.uncertainty.step_features import Facts
+from clustersim.uncertainty.step_features import StepFeatures
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class ValidatedDomain:
     """accelerators, siblings: their names; kinds: those that some step had, and traits; most: each amount's largest."""
 
     accelerators: frozenset[str]
-    siblings: frozenset[str]
-    kinds: frozenset[str]
-    most: Mapping[str, int]
+    same_chip_accelerators: frozenset[str]
+    categories: frozenset[str]
+    max_quantities: Mapping[str, int]
 
     @classmethod
-    def of(cls, facts: Iterable[Facts], accelerators: Iterable[str], siblings: Iterable[str]) -> Self:
+    def from_steps(
+        cls, step_features: Iterable[StepFeatures], accelerators: Iterable[str], same_chip_accelerators: Iterable[str]
+    ) -> Self:
         """What some steps had; accelerators, siblings: whose pace is known, and with whose chip it is."""
-        seen = tuple(facts)
-        kinds = frozenset(kind for item in seen for kind in item.had)
-        most: dict[str, int] = {}
-        for element in seen:
-            for name, amount in element.amounts.items():
-                most[name] = max(amount, most.get(name, 0))
+        steps = tuple(step_features)
+        categories = frozenset(category for step in steps for category in step.all_categories)
+        max_quantities: dict[str, int] = {}
+        for step in steps:
+            for name, quantity in step.quantities.items():
+                max_quantities[name] = max(quantity, max_quantities.get(name, 0))
         measured = frozenset(accelerators)
-        return cls(measured, frozenset(siblings) - measured, kinds, most)
+        return cls(measured, frozenset(same_chip_accelerators) - measured, categories, max_quantities)
 
-    def beside(self, accelerator: str, kinds: Iterable[str]) -> Self:
+    def with_steps(self, accelerator: str, categories: Iterable[str]) -> Self:
         """What is known with steps of these kinds on an accelerator as well."""
-        return replace(self, accelerators=self.accelerators | {accelerator}, kinds=self.kinds | frozenset(kinds))
+        return replace(
+            self, accelerators=self.accelerators | {accelerator}, categories=self.categories | frozenset(categories)
+        )
 
-    def strangers(self, facts: Facts) -> tuple[str, ...]:
+    def unmeasured_accelerators(self, features: StepFeatures) -> tuple[str, ...]:
         """The accelerators of which neither they nor a sibling were measured."""
-        return tuple(sorted(facts.accelerators - self.accelerators - self.siblings))
+        return tuple(sorted(features.accelerators - self.accelerators - self.same_chip_accelerators))
 
-    def unmeasured(self, facts: Facts) -> tuple[str, ...]:
+    def unmeasured_categories(self, features: StepFeatures) -> tuple[str, ...]:
         """The kinds that no step had, accelerators among them (a sibling is one of them)."""
-        accelerators = sorted(facts.accelerators - self.accelerators)
-        return (*(f"accelerator {name}" for name in accelerators), *sorted(facts.had - self.kinds))
+        accelerators = sorted(features.accelerators - self.accelerators)
+        return (*(f"accelerator {name}" for name in accelerators), *sorted(features.all_categories - self.categories))
 
-    def beyond(self, facts: Facts) -> dict[str, float]:
+    def extrapolation_doublings(self, features: StepFeatures) -> dict[str, float]:
         """The amounts that are larger than any, with the doublings by which they are."""
-        return dict(self._beyond(facts))
+        return dict(self._iter_extrapolation(features))
 
-    def _beyond(self, facts: Facts) -> Iterator[tuple[str, float]]:
-        for name, amount in facts.amounts.items():
-            most = self.most.get(name, 1)
-            if amount > most:
-                yield name, math.log2(amount / most)
+    def _iter_extrapolation(self, features: StepFeatures) -> Iterator[tuple[str, float]]:
+        for name, quantity in features.quantities.items():
+            maximum = self.max_quantities.get(name, 1)
+            if quantity > maximum:
+                yield name, math.log2(quantity / maximum)

@@ -4,7 +4,7 @@ Tables name GPUs as `b200` or `v100-32gb`; the names of shipped accelerators are
 """
 
 from clustersim.common import data_files
-from clustersim.common.errors import nearest
+from clustersim.common.errors import suggest_nearest
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
 from clustersim.hardware.cluster import load_cluster
 from clustersim.validation.cases import CannotPredictError, Case
@@ -19,8 +19,8 @@ def accelerator_of(case: Case) -> Accelerator:
     if gpu in PLACES:
         place = PLACES[gpu]
         return load_accelerator(place.accelerator) if place.accelerator else load_cluster(place.cluster).accelerator
-    names = data_files.names("accelerators")
+    names = data_files.list_names("accelerators")
     if gpu not in names:
-        known = nearest(gpu, (*PLACES, *names))
+        known = suggest_nearest(gpu, (*PLACES, *names))
         raise CannotPredictError(f"gpu {gpu}: there is no such accelerator; {known}", owed=False)
     return load_accelerator(gpu)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from clustersim.parallel.mesh import DENSE_AXIS_NAMES
 from clustersim.schedules import registry
-from clustersim.uncertainty.model_file import kind_of
+from clustersim.uncertainty.model_file import uncertainty_model_name
 from clustersim.validation.cases import CannotPredictError, Case
 from clustersim.validation.cluster_lookup import cluster_section
 from clustersim.validation.framework_defaults import Software, has_experts, software_of
@@ -84,7 +84,7 @@ def experience_of(case: Case) -> str | None:
     """
     if not (is_known(case) and is_measured(case)):
         return None
-    return kind_of(mixture=has_experts(case), narrow=not is_wide(case))
+    return uncertainty_model_name(moe=has_experts(case), low_precision=not is_wide(case))
 
 
 def is_measured(case: Case) -> bool:

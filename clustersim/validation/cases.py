@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from clustersim.common.errors import InputError, shown
+from clustersim.common.errors import InputError, format_value
 
 MOST: Final = 1e18  # beyond which no count, size or time is; and below its inverse
 _Row = dict[str | Any, str | Any]
@@ -68,7 +68,7 @@ class Case:
         return int(value)
 
     def _unreadable(self, column: str, text: str, wanted: str) -> str:
-        said = f"{shown(text)} is not {wanted}" if text else "is not stated"
+        said = f"{format_value(text)} is not {wanted}" if text else "is not stated"
         return f"line {self.line}: {column} {said}"
 
 

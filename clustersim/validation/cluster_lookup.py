@@ -7,7 +7,7 @@ that the row states; where it states none, the shipped cluster's.
 from dataclasses import dataclass
 from typing import Any, Final
 
-from clustersim.common.errors import InputError, nearest
+from clustersim.common.errors import InputError, suggest_nearest
 from clustersim.common.units import BytesPerSecond
 from clustersim.validation.cases import CannotPredictError, Case
 from clustersim.validation.interconnect_notation import Interconnect, Ports, read_interconnect
@@ -54,7 +54,7 @@ def cluster_section(case: Case) -> dict[str, Any]:
     gpu = _OF_SOURCES.get((case.text("source"), case.text("gpu")), case.text("gpu"))
     if gpu not in PLACES:
         raise CannotPredictError(
-            f"gpu {gpu or 'is not stated'}: there is no such machine; {nearest(gpu, PLACES)}", owed=False
+            f"gpu {gpu or 'is not stated'}: there is no such machine; {suggest_nearest(gpu, PLACES)}", owed=False
         )
     place = PLACES[gpu]
     section: dict[str, Any] = {"name": place.cluster, "gpus": case.whole("n_gpus")}

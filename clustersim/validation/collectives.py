@@ -22,13 +22,13 @@ from clustersim.collectives.library import Library, load_library
 from clustersim.collectives.nccl_overrides import NcclOverrides
 from clustersim.collectives.tuner import Tuner, VariantCosts, select_variants
 from clustersim.common.arrays import FloatArray
-from clustersim.common.errors import InputError, nearest, shown
+from clustersim.common.errors import InputError, format_value, suggest_nearest
 from clustersim.common.units import BytesPerSecond, Seconds
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
 from clustersim.hardware.clos_fabric import ClosFabric
-from clustersim.hardware.clos_spec import Leaf, Network, Nics, Node, NvLink, Port, spread_evenly
-from clustersim.hardware.ecmp import Spread
-from clustersim.hardware.link_technology import Technology
+from clustersim.hardware.clos_spec import LeafSpec, NetworkSpec, NicSpec, NodeSpec, NvlinkSpec, Port, spread_evenly
+from clustersim.hardware.ecmp import SpreadEcmp
+from clustersim.hardware.link_technology import LinkTechnology
 from clustersim.program.task import CollectiveType
 from clustersim.validation.accelerator_lookup import accelerator_of
 from clustersim.validation.cases import PUBLISHED, CannotPredictError, Case, read_cases
@@ -63,8 +63,8 @@ _PLACE: Final = (
 )
 _ALIKE: Final = {"v100-16gb": "v100-sxm-32gb", "gh200": "h100-sxm-96gb"}  # with the same links
 _EARLIER: Final = {  # networks that tables call alike, by what they join
-    (Technology.EFA, Technology.NVLINK2): Technology.EFA1,
-    (Technology.EFA, Technology.NVLINK3): Technology.EFA1,
+    (LinkTechnology.EFA, LinkTechnology.NVLINK2): LinkTechnology.EFA1,
+    (LinkTechnology.EFA, LinkTechnology.NVLINK3): LinkTechnology.EFA1,
 }
 # What torch.distributed does on the host between an event and the launch: 8 H200 timed call by call take 39 us from 32
 # KiB to 512 KiB (ml-engineering), 16 to 21 us when 8 H100 are timed in a loop (dgxc-nccl).
@@ -120,7 +120,7 @@ class Place:
 
     gpu: str
     accelerator: str
-    own: Technology
+    own: LinkTechnology
     launch: Seconds
     gpus: int
     per_node: int
@@ -152,14 +152,14 @@ class Place:
         return whole * ((there - 1) / (self.machine.node - 1) if self.machine.mesh else 1.0)
 
     @property
-    def network(self) -> Technology:
+    def network(self) -> LinkTechnology:
         """Of what make the network is; InfiniBand where the row says nothing."""
         stated = self.joined.ports.kind if self.joined.ports else None
-        network = stated or Technology.INFINIBAND
+        network = stated or LinkTechnology.INFINIBAND
         return _EARLIER.get((network, self.generation), network)
 
     @property
-    def generation(self) -> Technology:
+    def generation(self) -> LinkTechnology:
         """Of NVLink or xGMI."""
         return self.joined.generation or self.own
 
@@ -177,13 +177,13 @@ class Place:
     def fabric(self) -> ClosFabric:
         """Nodes with NVSwitch and one network port per GPU, under one tier of rail switches."""
         gpus, nic = self.nodes * self.per_node, Port(self._network, _LATENCY)
-        node = Node(
-            gpus=self.per_node,
+        node = NodeSpec(
+            gpu_count=self.per_node,
             pcie=Port(self.machine.pcie, _LATENCY),
-            nvlink=NvLink(self.domain, Port(self.port, _LATENCY), self.generation),
-            nics=Nics(self.per_node, nic, self.network),
+            nvlink=NvlinkSpec(self.domain, Port(self.port, _LATENCY), self.generation),
+            nics=NicSpec(self.per_node, nic, self.network),
         )
-        network = Network(Leaf(self.nodes, self.per_node, _LATENCY), Spread())
+        network = NetworkSpec(LeafSpec(self.nodes, self.per_node, _LATENCY), SpreadEcmp())
         return ClosFabric(*spread_evenly(node, network, gpus), gpus)
 
     @property
@@ -367,7 +367,7 @@ def _called(case: Case) -> bool:
     timed = case.text("timed")
     if timed not in ("", "call"):
         raise CannotPredictError(
-            f"line {case.line}: timed {shown(timed)}: write call where each call was timed by itself, else nothing",
+            f"line {case.line}: timed {format_value(timed)}: write call where each call was timed by itself, else nothing",
             owed=False,
         )
     return timed == "call"
@@ -384,7 +384,7 @@ def _collective(case: Case) -> CollectiveType:
         raise CannotPredictError(f"collective {name}: kernels for decoding, which training does not use", owed=False)
     if name not in known:
         raise CannotPredictError(
-            f"collective {name or 'is not stated'}: not modelled; {nearest(name, {*known, *KINDS})}", owed=False
+            f"collective {name or 'is not stated'}: not modelled; {suggest_nearest(name, {*known, *KINDS})}", owed=False
         )
     return CollectiveType(name)
 
@@ -392,5 +392,7 @@ def _collective(case: Case) -> CollectiveType:
 def _algorithm(case: Case) -> str:
     name = case.text("algo").lower()
     if name not in _ALGORITHMS:
-        raise CannotPredictError(f"algo {case.text('algo')}: not modelled; {nearest(name, _ALGORITHMS)}", owed=False)
+        raise CannotPredictError(
+            f"algo {case.text('algo')}: not modelled; {suggest_nearest(name, _ALGORITHMS)}", owed=False
+        )
     return _ALGORITHMS[name]

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean, median
 from typing import Any, TypeVar
 
-from clustersim.uncertainty.prediction_interval import ALL
+from clustersim.uncertainty.prediction_interval import ALL_STEPS
 from clustersim.validation.comparison import Comparison
 
 T = TypeVar("T")
@@ -111,7 +111,7 @@ def macro(qualities: Iterable[Quality]) -> Macro | None:
 def insides(comparisons: Iterable[Comparison]) -> dict[str, Inside]:
     """How many measurements lie in their bands: of all, and of every regime, those of most cases first."""
     judged = [comparison for comparison in comparisons if comparison.band is not None]
-    groups: dict[str, list[Comparison]] = {ALL: judged} if judged else {}
+    groups: dict[str, list[Comparison]] = {ALL_STEPS: judged} if judged else {}
     for element in judged:
         for regime in element.band.regimes if element.band is not None else ():
             groups.setdefault(regime, []).append(element)

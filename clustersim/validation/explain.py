@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from clustersim.common.errors import InputError, shown
+from clustersim.common.errors import InputError, format_value
 from clustersim.common.units import Dimension, Seconds, format_flops, format_step_time, parse_quantity
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from clustersim.validation.explain_continuous import CONTINUOUS, MOST_JITTERED, Continuous
@@ -87,7 +87,7 @@ class Explanation:
     plausible first, none where there is no gap or the floor is above what was measured.
     """
 
-    result: Answer
+    result: SimulationResult
     measured: Seconds
     floor: Seconds
     causes: tuple[Cause, ...]
@@ -105,7 +105,7 @@ class Explanation:
     @property
     def inside_band(self) -> bool:
         """Whether what was measured lies where the scenario's step time is expected."""
-        low, high = self.result.band
+        low, high = self.result.step_time_interval
         return low <= self.measured <= high
 
     @property
@@ -116,7 +116,7 @@ class Explanation:
     @property
     def verdict(self) -> str:
         """The answer in a sentence."""
-        low, high = map(format_step_time, self.result.band)
+        low, high = map(format_step_time, self.result.step_time_interval)
         where = "inside the band, so reasonable" if self.inside_band else "outside the band"
         if self.below_floor:
             where = "below what is physically possible"
@@ -151,7 +151,7 @@ class Explanation:
 
     def _untried(self) -> Iterator[str]:
         """Jitter, where too many ranks would differ."""
-        ranks = self.result.ranks
+        ranks = self.result.rank_count
         if self.difference > 0 and ranks > MOST_JITTERED:
             yield (
                 f"Jitter of every kernel is not tried: {ranks:,} ranks that all differ take long to simulate "
@@ -164,8 +164,8 @@ class Explanation:
         return {
             "name": result.scenario.name,
             "expected_s": self.expected,
-            "band_s": list(result.band),
-            "experience": result.experience,
+            "band_s": list(result.step_time_interval),
+            "experience": result.interval_description,
             "measured_s": self.measured,
             "difference": self.difference,
             "inside_band": self.inside_band,
@@ -186,9 +186,9 @@ def measured_time(text: str) -> Seconds:
     try:
         seconds = parse_quantity(text, Dimension.TIME)
     except InputError:
-        raise InputError(f"{shown(text)} is not the time of a step; {wanted}") from None
+        raise InputError(f"{format_value(text)} is not the time of a step; {wanted}") from None
     if not 0.0 < seconds < math.inf:
-        raise InputError(f"{shown(text)} is not a time that a step can take; {wanted}")
+        raise InputError(f"{format_value(text)} is not a time that a step can take; {wanted}")
     return seconds
 
 
@@ -229,7 +229,7 @@ def _plausibility(cause: Cause) -> tuple[bool, float]:
     return not cause.explains, cause.effort if cause.explains else abs(cause.share - 1.0)
 
 
-def _switched(result: Answer, gap: Gap, switches: Sequence[Switch]) -> Iterator[Cause]:
+def _switched(result: SimulationResult, gap: Gap, switches: Sequence[Switch]) -> Iterator[Cause]:
     """Every switch that can be put the other way; they need no strength, so no effort."""
     for switch in switches:
         scenario = switch.flipped(result.scenario, longer=gap.longer)
@@ -237,8 +237,8 @@ def _switched(result: Answer, gap: Gap, switches: Sequence[Switch]) -> Iterator[
             yield _switch_cause(switch, simulate(scenario), result, gap)
 
 
-def _switch_cause(switch: Switch, changed: Answer, result: Answer, gap: Gap) -> Cause:
-    fits, share = changed.fits or not result.fits, gap.share(changed.step_time)
+def _switch_cause(switch: Switch, changed: SimulationResult, result: SimulationResult, gap: Gap) -> Cause:
+    fits, share = changed.fits_in_memory or not result.fits_in_memory, gap.share(changed.step_time)
     what = switch.words(longer=gap.longer) + ("" if fits else ", but would not fit in memory")
     return Cause(switch.name, what, None, changed.step_time, share, fits and abs(share - 1.0) <= ALL, 0.0)
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from clustersim.common.units import Seconds, format_seconds
-from clustersim.cost.jitter import MOST_NORMAL, Distribution, Jitter
+from clustersim.cost.jitter import MAX_NORMAL_STD, Distribution, Jitter
 from clustersim.hardware.topology import LinkKind
 from clustersim.scenario import Scenario
-from clustersim.scenario.changes.kernels import efficiency_of, with_products, with_streaming
-from clustersim.scenario.changes.links import network_links, nvlink, pcie_links, with_links
+from clustersim.scenario.changes.kernels import effective_efficiency, with_matmul_slowdown, with_memory_bound_slowdown
+from clustersim.scenario.changes.links import network_link_kinds, nvlink_kinds, pcie_link_kinds, with_link_bandwidth
 from clustersim.scenario.changes.training import with_slow_gpu
 
 MOST_TIMES: Final = 10.0  # as long: what is slower is broken, not slow
@@ -63,13 +63,13 @@ class Products:
 
     def reach(self, scenario: Scenario, *, longer: bool) -> Reach:
         """Up to the whole peak."""
-        efficiency = efficiency_of(scenario)
+        efficiency = effective_efficiency(scenario)
         parts = efficiency.matmul, efficiency.attention_forward, efficiency.attention_backward
         return Reach(1.0, MOST_TIMES if longer else min(part.share for part in parts))
 
     def apply(self, scenario: Scenario, strength: float) -> Scenario:
         """strength: times as long."""
-        return with_products(scenario, strength)
+        return with_matmul_slowdown(scenario, strength)
 
     def words(self, strength: float) -> str:
         """`matmuls and attention 1.31x slower`."""
@@ -88,11 +88,11 @@ class Streaming:
 
     def reach(self, scenario: Scenario, *, longer: bool) -> Reach:
         """Up to the whole memory bandwidth."""
-        return Reach(1.0, MOST_TIMES if longer else efficiency_of(scenario).memory)
+        return Reach(1.0, MOST_TIMES if longer else effective_efficiency(scenario).memory)
 
     def apply(self, scenario: Scenario, strength: float) -> Scenario:
         """strength: times as long."""
-        return with_streaming(scenario, strength)
+        return with_memory_bound_slowdown(scenario, strength)
 
     def words(self, strength: float) -> str:
         """`memory-bound kernels 1.5x slower`."""
@@ -123,7 +123,7 @@ class Links:
 
     def apply(self, scenario: Scenario, strength: float) -> Scenario:
         """strength: times as long, so one over the part of the bandwidth."""
-        return with_links(scenario, self.kinds(scenario), 1.0 / strength)
+        return with_link_bandwidth(scenario, self.kinds(scenario), 1.0 / strength)
 
     def words(self, strength: float) -> str:
         """`NICs and switches at 37 % of the bandwidth`."""
@@ -169,7 +169,7 @@ class Jittered:
         if not 1 < world <= MOST_JITTERED or (jitter is None and not longer):
             return None
         none = 0.0 if jitter is None else jitter.std
-        return Reach(none, MOST_NORMAL if longer else 0.0) if none < MOST_NORMAL else None
+        return Reach(none, MAX_NORMAL_STD if longer else 0.0) if none < MAX_NORMAL_STD else None
 
     def apply(self, scenario: Scenario, strength: float) -> Scenario:
         """strength: standard deviation."""
@@ -193,15 +193,15 @@ class Launches:
 
     def reach(self, scenario: Scenario, *, longer: bool) -> Reach | None:
         """Down to no time at all, as with CUDA graphs."""
-        none = scenario.framework.launch
+        none = scenario.framework.launch_seconds
         reach = Reach(none, MOST_LAUNCH if longer else 0.0)
         return reach if (none < MOST_LAUNCH if longer else none > 0.0) else None
 
     def apply(self, scenario: Scenario, strength: float) -> Scenario:
         """strength: seconds that the host needs for one kernel or collective of forward; those of backward go along."""
         framework = scenario.framework
-        ratio = framework.backward_launch / framework.launch if framework.launch else 1.0
-        slower = replace(framework, launch=strength, backward_launch=strength * ratio)
+        ratio = framework.backward_launch_seconds / framework.launch_seconds if framework.launch_seconds else 1.0
+        slower = replace(framework, launch_seconds=strength, backward_launch_seconds=strength * ratio)
         return replace(scenario, framework=slower)
 
     def words(self, strength: float) -> str:
@@ -218,9 +218,9 @@ class Launches:
 CONTINUOUS: Final[tuple[Continuous, ...]] = (
     Products(),
     Streaming(),
-    Links("network", "NICs and switches", network_links),
-    Links("nvlink", "NVLink", nvlink),
-    Links("pcie", "PCIe and host links", pcie_links),
+    Links("network", "NICs and switches", network_link_kinds),
+    Links("nvlink", "NVLink", nvlink_kinds),
+    Links("pcie", "PCIe and host links", pcie_link_kinds),
     OneSlowGpu(),
     Jittered(),
     Launches(),

@@ -10,15 +10,15 @@ from collections import Counter
 from clustersim.common.dtypes import DType
 from clustersim.common.units import FlopPerSecond, Seconds
 from clustersim.hardware.accelerator import Accelerator
-from clustersim.model.kernels import PRODUCTS
+from clustersim.model.kernels import TENSOR_CORE_KINDS
 from clustersim.program.program import RankProgram
 from clustersim.program.task import ComputeTask, Segment
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 
 
-def floor_of(result: Answer) -> Seconds:
+def floor_of(result: SimulationResult) -> Seconds:
     """Seconds of a step in which the rank that has most to do does nothing else, at the peak of the fastest GPU."""
-    accelerators, _ = result.scenario.cluster.kinds()
+    accelerators, _ = result.scenario.cluster.accelerator_kinds()
     ranks = (_products(program, accelerators) for program in result.program.programs)
     return max(ranks, default=0.0) / result.scenario.steps
 
@@ -34,9 +34,9 @@ def _in_block(block: Segment, accelerators: tuple[Accelerator, ...]) -> Seconds:
     return sum(
         kernel.flops / _peak(kernel.dtype, accelerators)
         for kernel in kernels
-        if kernel is not None and kernel.kind in PRODUCTS
+        if kernel is not None and kernel.kind in TENSOR_CORE_KINDS
     )
 
 
 def _peak(dtype: DType, accelerators: tuple[Accelerator, ...]) -> FlopPerSecond:
-    return max(accelerator.peak_of(dtype) for accelerator in accelerators)
+    return max(accelerator.peak_flops(dtype) for accelerator in accelerators)

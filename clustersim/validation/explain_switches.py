@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from clustersim.model.overheads import NONE
-from clustersim.model.training import Attention, FullRecompute, NoRecompute
+from clustersim.model.overheads import NO_OVERHEADS
+from clustersim.model.training import AttentionBackend, FullRecompute, NoRecompute
 from clustersim.parallel.data_parallel_strategy import NaiveDataParallel
 from clustersim.scenario import Scenario
-from clustersim.scenario.validation_rules.consistency import problems
+from clustersim.scenario.validation_rules.consistency import find_problems
 
 Put = Callable[[Scenario, bool], Scenario | None]
 """The scenario with a switch on or off; None where that is not possible or changes nothing."""
@@ -30,7 +30,7 @@ class Switch:
     def flipped(self, scenario: Scenario, *, longer: bool) -> Scenario | None:
         """The scenario with the switch off (to be longer) or on; None where it is so already or would be illegal."""
         changed = self.put(scenario, not longer)
-        return None if changed is None or problems(changed) else changed
+        return None if changed is None or find_problems(changed) else changed
 
     def words(self, *, longer: bool) -> str:
         """What would be so."""
@@ -65,19 +65,19 @@ def _fused(scenario: Scenario, on: bool) -> Scenario | None:
 
 def _flash(scenario: Scenario, on: bool) -> Scenario | None:
     """Any flash attention may have been none; instead of none it was the fastest."""
-    standard = scenario.training.attention is Attention.STANDARD
-    return _attention(scenario, Attention.FLASH if on else Attention.STANDARD) if standard is on else None
+    standard = scenario.training.attention is AttentionBackend.STANDARD
+    return _attention(scenario, AttentionBackend.FLASH if on else AttentionBackend.STANDARD) if standard is on else None
 
 
 def _newest_flash(scenario: Scenario, on: bool) -> Scenario | None:
     """The fastest library's, or FlashAttention-2."""
     attention = scenario.training.attention
-    if attention not in ((Attention.FLASH2, Attention.FLASH1) if on else (Attention.FLASH,)):
+    if attention not in ((AttentionBackend.FLASH2, AttentionBackend.FLASH1) if on else (AttentionBackend.FLASH,)):
         return None
-    return _attention(scenario, Attention.FLASH if on else Attention.FLASH2)
+    return _attention(scenario, AttentionBackend.FLASH if on else AttentionBackend.FLASH2)
 
 
-def _attention(scenario: Scenario, attention: Attention) -> Scenario:
+def _attention(scenario: Scenario, attention: AttentionBackend) -> Scenario:
     return replace(scenario, training=replace(scenario.training, attention=attention))
 
 
@@ -90,15 +90,19 @@ def _nothing_recomputed(scenario: Scenario, on: bool) -> Scenario | None:
 def _overheads(scenario: Scenario, on: bool) -> Scenario | None:
     """Without what its framework does beside the model."""
     training = scenario.training
-    return replace(scenario, training=replace(training, overheads=NONE)) if on and training.overheads != NONE else None
+    return (
+        replace(scenario, training=replace(training, overheads=NO_OVERHEADS))
+        if on and training.overheads != NO_OVERHEADS
+        else None
+    )
 
 
 def _all_equal(scenario: Scenario, on: bool) -> Scenario | None:
     """Without the scenario's own slow GPUs and jitter."""
-    disturbances = scenario.disturbances
-    if not on or not (disturbances.slow or scenario.jitter):
+    disturbances = scenario.degradations
+    if not on or not (disturbances.slow_gpus or scenario.jitter):
         return None
-    return replace(scenario, disturbances=replace(disturbances, slow=()), jitter=None)
+    return replace(scenario, degradations=replace(disturbances, slow_gpus=()), jitter=None)
 
 
 SWITCHES: Final = (

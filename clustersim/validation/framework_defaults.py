@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from clustersim.model.framework import Captured
+from clustersim.model.framework import GraphCapture
 from clustersim.validation.cases import CannotPredictError, Case
 from clustersim.validation.training_precision import (
     BRIDGE,
@@ -307,7 +307,7 @@ def _captured(case: Case) -> bool | str:
     """What of passes is in CUDA graphs."""
     notes = case.text("notes")
     if has_experts(case) and _LAYERS.search(notes):
-        return Captured.OUTSIDE_EXPERTS.value
+        return GraphCapture.OUTSIDE_EXPERTS.value
     return _GRAPHS.search(notes) is not None and not (has_experts(case) and _PARTS.search(notes))
 
 

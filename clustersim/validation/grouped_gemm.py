@@ -17,15 +17,15 @@ from clustersim.common.dtypes import DType
 from clustersim.model.grouped_linear import GroupedLinear
 from clustersim.model.kernels import Kernel
 from clustersim.model.overheads import Accumulation, Grouping
-from clustersim.model.precision_recipe import Cast, Products, Recipe, mixed
-from clustersim.model.quantization import quantize
+from clustersim.model.precision_recipe import MatmulFormats, OperandCast, PrecisionRecipe, mixed_precision
+from clustersim.model.quantization import quantize_kernels
 from clustersim.validation.cases import CannotPredictError, Case
 from clustersim.validation.matmul_formats import format_of, has_casts, result_of
 
 _ONE_KERNEL: Final = ("torch", "DeepGEMM")
 _OTHERS: Final = ("DeepSeek",)
 _FORWARD: Final = "DeepGEMM"
-_ONCE: Final = Cast(reads=1, copies=1)
+_ONCE: Final = OperandCast(reads=1, copies=1)
 _READ: Final = {"f": ("input", "weight"), "d": ("output", "weight"), "w": ("output", "input")}
 _PARTS: Final = {"fwd": "f", "dgrad": "d", "wgrad": "w", "bwd": "dw", "fwd+bwd": "fdw"}
 
@@ -47,27 +47,29 @@ def grouped_of(case: Case) -> tuple[Kernel, ...]:
 
 def _casts(linear: GroupedLinear, dtype: DType, direction: str) -> tuple[Kernel, ...]:
     """Of both operands of each product of a direction."""
-    weight = linear.experts * linear.outputs, linear.inputs
+    weight = linear.expert_count * linear.outputs, linear.inputs
     tensors = {"input": (linear.tokens, linear.inputs), "output": (linear.tokens, linear.outputs), "weight": weight}
     used = [name for part in _PARTS[direction] for name in _READ[part]]
     return tuple(
-        kernel for name in used for kernel in quantize(name, _ONCE, tensors[name], wide=DType.BF16, narrow=dtype)
+        kernel
+        for name in used
+        for kernel in quantize_kernels(name, _ONCE, tensors[name], high_precision=DType.BF16, low_precision=dtype)
     )
 
 
 def _linear(case: Case, dtype: DType, grouping: Grouping) -> GroupedLinear:
     groups, rows = case.whole("groups"), case.whole("m")
     tokens = rows if case.text("flop_convention") == "6mnk" else rows * groups
-    formats = Products.all_in(dtype)
+    formats = MatmulFormats.uniform(dtype)
     return GroupedLinear("experts", groups, tokens, case.whole("k"), case.whole("n"), formats, grouping=grouping)
 
 
-def _recipe(gradients: DType) -> Recipe:
-    usual = mixed()
-    return replace(usual, weights=replace(usual.weights, gradients=gradients))
+def _recipe(gradients: DType) -> PrecisionRecipe:
+    usual = mixed_precision()
+    return replace(usual, weight_formats=replace(usual.weight_formats, gradients=gradients))
 
 
-def _parts(linear: GroupedLinear, recipe: Recipe, direction: str, *, added: bool) -> tuple[Kernel, ...]:
+def _parts(linear: GroupedLinear, recipe: PrecisionRecipe, direction: str, *, added: bool) -> tuple[Kernel, ...]:
     """The products of a direction; a weight gradient that is not added to others is written by itself."""
     how = Accumulation.FUSED if added else Accumulation.ADDED
     made = {

@@ -18,26 +18,26 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from clustersim.common.errors import InputError, nearest
+from clustersim.common.errors import InputError, suggest_nearest
 from clustersim.common.units import BytesPerSecond
-from clustersim.hardware.link_technology import GENERATIONS, Technology
+from clustersim.hardware.link_technology import SCALE_UP_TECHNOLOGIES, LinkTechnology
 
 _KINDS: Final = {
-    "ib": Technology.INFINIBAND,
-    **{f"ib-{speed}": Technology.INFINIBAND for speed in ("fdr", "edr", "hdr", "ndr", "xdr")},
-    "roce": Technology.ROCE,
-    "efa": Technology.EFA,
-    "efa1": Technology.EFA1,
-    "tcpx": Technology.TCPX,
-    "tcpxo": Technology.TCPXO,
-    "slingshot": Technology.SLINGSHOT,
-    "opa": Technology.OMNIPATH,
-    "tcp": Technology.TCP,
+    "ib": LinkTechnology.INFINIBAND,
+    **{f"ib-{speed}": LinkTechnology.INFINIBAND for speed in ("fdr", "edr", "hdr", "ndr", "xdr")},
+    "roce": LinkTechnology.ROCE,
+    "efa": LinkTechnology.EFA,
+    "efa1": LinkTechnology.EFA1,
+    "tcpx": LinkTechnology.TCPX,
+    "tcpxo": LinkTechnology.TCPXO,
+    "slingshot": LinkTechnology.SLINGSHOT,
+    "opa": LinkTechnology.OMNIPATH,
+    "tcp": LinkTechnology.TCP,
     "unknown": None,
-    "unknown-roce": Technology.ROCE,
+    "unknown-roce": LinkTechnology.ROCE,
 }
 _OWN: Final = ("nvlink", "xgmi")
-_INSIDE: Final = (*GENERATIONS, *_OWN, "nvl72", "PCIe3", "PCIe4", "PCIe5", "PCIe6", "unknown")
+_INSIDE: Final = (*SCALE_UP_TECHNOLOGIES, *_OWN, "nvl72", "PCIe3", "PCIe4", "PCIe5", "PCIe6", "unknown")
 _PORTS: Final = re.compile(r"(?:(\d+)x)?(\d+)G(?:-([a-z-]+))?( per GPU)?")
 _COMMENT: Final = re.compile(r" \(.*\)$")
 _RATED: Final = re.compile(r"(\w+)-(\d+)GB/s")
@@ -56,7 +56,7 @@ class Ports:
 
     count: int | None = None
     rate: BytesPerSecond | None = None
-    kind: Technology | None = None
+    kind: LinkTechnology | None = None
     per_gpu: bool = False
 
 
@@ -64,7 +64,7 @@ class Ports:
 class Interconnect:
     """What is stated; None: not. rate: of a GPU's NVLink, per direction; domain: GPUs of one; pcie: its generation."""
 
-    generation: Technology | None = None
+    generation: LinkTechnology | None = None
     rate: BytesPerSecond | None = None
     domain: int | None = None
     pcie: int | None = None
@@ -87,11 +87,11 @@ def read_interconnect(text: str) -> Interconnect:
 
 
 def _inside(word: str, ports: Ports | None) -> Interconnect:
-    if word in GENERATIONS:
-        return Interconnect(GENERATIONS[word], ports=ports)
+    if word in SCALE_UP_TECHNOLOGIES:
+        return Interconnect(SCALE_UP_TECHNOLOGIES[word], ports=ports)
     rated, domain, pcie = (item.fullmatch(word) for item in (_RATED, _DOMAIN, _PCIE))
-    if rated and rated[1] in GENERATIONS:
-        return Interconnect(GENERATIONS[rated[1]], _whole(rated[2], word) * 1e9 / 2.0, ports=ports)
+    if rated and rated[1] in SCALE_UP_TECHNOLOGIES:
+        return Interconnect(SCALE_UP_TECHNOLOGIES[rated[1]], _whole(rated[2], word) * 1e9 / 2.0, ports=ports)
     if domain:
         return Interconnect(domain=_whole(domain[1], word), ports=ports)
     if pcie:
@@ -120,4 +120,4 @@ def _whole(digits: str, word: str) -> int:
 
 
 def _unknown(word: str, known: tuple[str, ...]) -> InputError:
-    return InputError(f"interconnect: unknown word {word!r}; {nearest(word, known)}")
+    return InputError(f"interconnect: unknown word {word!r}; {suggest_nearest(word, known)}")

@@ -14,14 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from clustersim.common.dtypes import NARROW, DType
+from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
 from clustersim.common.errors import InputError
 from clustersim.common.units import Seconds
 from clustersim.cost.roofline import Roofline
-from clustersim.model.attention import Core
-from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Operands
-from clustersim.model.precision_recipe import Cast
-from clustersim.model.quantization import quantize
+from clustersim.model.attention import AttentionCore
+from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MatmulLayout, MatmulShape
+from clustersim.model.precision_recipe import OperandCast
+from clustersim.model.quantization import quantize_kernels
 from clustersim.validation.accelerator_lookup import accelerator_of
 from clustersim.validation.cases import PUBLISHED, CannotPredictError, Case, read_cases
 from clustersim.validation.comparison import Comparison
@@ -51,7 +51,7 @@ NEEDED: Final = (
 )
 BEST_OF_SEARCH: Final = "best shape of a search"
 # cuBLAS names operands column by column, so that its TN is a linear layer's forward, as which those without count.
-_OPERANDS: Final = {"TN": Operands.NT, "NN": Operands.NN, "NT": Operands.TN, "": Operands.NT}
+_OPERANDS: Final = {"TN": MatmulLayout.NT, "NN": MatmulLayout.NN, "NT": MatmulLayout.TN, "": MatmulLayout.NT}
 _NO_KERNEL: Final = {
     "attention_peak": "a peak that a text states, without its shape",
     "hbm_stream_triad": "a bandwidth, not a kernel's time",
@@ -119,10 +119,12 @@ def matmul_of(case: Case) -> Kernel:
 def cast_of(case: Case) -> Kernel:
     """The kernel that brings a tensor of `m` rows of `k` elements into a format with scales; one copy is written."""
     name = result_of(case)
-    if name not in {item.value for item in NARROW}:
+    if name not in {item.value for item in LOW_PRECISION_DTYPES}:
         raise CannotPredictError(f"dtype {case.text('dtype') or 'is not stated'}: no cast that is modelled", owed=False)
     sizes = case.whole("m"), case.whole("k")
-    (kernel,) = quantize("cast", Cast(1, 1), sizes, wide=format_of(case), narrow=DType(name))
+    (kernel,) = quantize_kernels(
+        "cast", OperandCast(1, 1), sizes, high_precision=format_of(case), low_precision=DType(name)
+    )
     return kernel
 
 
@@ -178,14 +180,16 @@ def _value_dim(case: Case) -> int | None:
 def timed_attention(shape: AttentionShape, dtype: DType, *, backward: bool) -> Kernel:
     """Flash attention whose FLOP are counted as published rates count them."""
     scores = shape.batch * shape.heads * shape.query * shape.key * (0.5 if shape.causal else 1.0)
-    flops = scores * shape.score_flops(backward=backward)
+    flops = scores * shape.flops_per_score(backward=backward)
     return replace(flash_kernel(shape, dtype, backward=backward), flops=flops)
 
 
 def flash_kernel(shape: AttentionShape, dtype: DType, *, backward: bool) -> Kernel:
     """Flash attention of a shape as a training step runs it."""
-    narrow = dtype if dtype in NARROW else None
-    (operator,) = Core(shape, DType.BF16 if narrow else dtype, dropout=False, fused=True, narrow=narrow).flash()
+    narrow = dtype if dtype in LOW_PRECISION_DTYPES else None
+    (operator,) = AttentionCore(
+        shape, DType.BF16 if narrow else dtype, dropout=False, fused=True, low_precision=narrow
+    ).flash_operators()
     return operator.input_gradient[-1] if backward else operator.forward[-1]
 
 
@@ -220,7 +224,7 @@ def _seconds(case: Case, source: Roofline | CannotPredictError) -> tuple[Seconds
     kernels = kernels_of(case)
     if isinstance(source, CannotPredictError):
         raise source
-    return seconds_of(case, kernels), sum(source.kernel(kernel).seconds for kernel in kernels)
+    return seconds_of(case, kernels), sum(source.time_kernel(kernel).seconds for kernel in kernels)
 
 
 def _roofline(case: Case) -> Roofline | CannotPredictError:
@@ -247,7 +251,7 @@ def _format_name(case: Case) -> str:
         return "not stated"
 
 
-def _operands(case: Case) -> Operands:
+def _operands(case: Case) -> MatmulLayout:
     if case.text("layout") not in _OPERANDS:
         raise CannotPredictError(f"line {case.line}: layout {case.text('layout')} is none of TN, NN, NT", owed=False)
     return _OPERANDS[case.text("layout")]

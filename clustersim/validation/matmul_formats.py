@@ -10,15 +10,15 @@ benchmarks/gemm/benchmark_gemm.py). Delayed scaling is never without.
 from dataclasses import replace
 from typing import Final
 
-from clustersim.common.dtypes import COMPUTED, NARROW, DType
+from clustersim.common.dtypes import COMPUTE_DTYPES, LOW_PRECISION_DTYPES, DType
 from clustersim.model.kernels import Kernel, MatmulShape
-from clustersim.model.quantization import quantize
+from clustersim.model.quantization import quantize_kernels
 from clustersim.model.recipe_files import load_recipe
 from clustersim.validation.accelerator_lookup import accelerator_of
 from clustersim.validation.cases import CannotPredictError, Case
 
 _DELAYED: Final = "fp8 delayed scaling"
-_NAMES: Final = {item.value: item for item in COMPUTED} | {
+_NAMES: Final = {item.value: item for item in COMPUTE_DTYPES} | {
     "fp8 current scaling": DType.FP8,
     _DELAYED: DType.FP8,
     "fp8 rowwise": DType.FP8_ROWWISE,
@@ -53,7 +53,7 @@ def result_of(case: Case) -> str:
 
 def has_casts(case: Case) -> bool:
     """Whether a row was timed with its casts."""
-    return format_of(case) in NARROW and (_operand(case) == _DELAYED or _WITH_CASTS in case.text("notes"))
+    return format_of(case) in LOW_PRECISION_DTYPES and (_operand(case) == _DELAYED or _WITH_CASTS in case.text("notes"))
 
 
 def casts_of(case: Case, shape: MatmulShape) -> tuple[Kernel, ...]:
@@ -64,13 +64,17 @@ def casts_of(case: Case, shape: MatmulShape) -> tuple[Kernel, ...]:
     if name not in _RECIPES:
         raise CannotPredictError(f"how operands were cast to {name} is not stated", owed=False)
     recipe = load_recipe(_RECIPES[name])
-    casts = recipe.as_run(by_rows=accelerator_of(case).efficiency.matmul.by_rows, sharded=False).casts
+    casts = recipe.for_hardware(tn_only=accelerator_of(case).efficiency.matmul.by_rows, weights_sharded=False).casts
     if casts is None:
         return ()
     weight = replace(casts.weight, copies=min(casts.weight.copies, 1))
     return (
-        *quantize("input", casts.input, (shape.m, shape.k), wide=recipe.activations, narrow=narrow),
-        *quantize("weight", weight, (shape.n, shape.k), wide=recipe.activations, narrow=narrow),
+        *quantize_kernels(
+            "input", casts.input, (shape.m, shape.k), high_precision=recipe.activations, low_precision=narrow
+        ),
+        *quantize_kernels(
+            "weight", weight, (shape.n, shape.k), high_precision=recipe.activations, low_precision=narrow
+        ),
     )
 
 

@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Final
 
 from clustersim.common.units import Bytes
-from clustersim.memory.footprint import SHARDED, Category
-from clustersim.memory.ledger import Ledger
+from clustersim.memory.footprint import SHARDED_CATEGORIES, MemoryCategory
+from clustersim.memory.ledger import MemoryLedger
 from clustersim.model.layer_stack import BlockForm
 from clustersim.model.presets import PRESETS
-from clustersim.model.transformer import Model, Positions, dimensions
+from clustersim.model.transformer import PositionEncoding, TransformerModel, uniform_dimensions
 from clustersim.parallel.mesh import BASE_AXES, DATA, PIPELINE
-from clustersim.results.memory_check import ledgers_of
+from clustersim.results.memory_check import memory_timelines
 from clustersim.scenario import Scenario
 from clustersim.validation.cases import PUBLISHED, CannotPredictError, Case, read_cases
 from clustersim.validation.comparison import Comparison
@@ -51,8 +51,8 @@ _STAND_IN: Final = "h100-sxm-80gb"
 _OF_THE_ALLOCATOR: Final = ("peak_allocated", "peak_reserved", "allocated_at_log")
 _UNKNOWN: Final = ("", "unknown")
 _OF_A_ROW: Final = ("quantity", "rank", "bytes", "fits", "unit_printed")
-_OUTSIDE: Final = (Category.COMMUNICATION, Category.CONTEXT)  # not the framework's allocator's
-_BETWEEN_STEPS: Final = (*SHARDED, Category.MESSAGES, Category.WORKSPACE)
+_OUTSIDE: Final = (MemoryCategory.COMMUNICATION, MemoryCategory.CONTEXT)  # not the framework's allocator's
+_BETWEEN_STEPS: Final = (*SHARDED_CATEGORIES, MemoryCategory.MESSAGES, MemoryCategory.WORKSPACE)
 _FITS: Final = {"yes": True, "oom": False, "no": False}
 _DIGITS: Final = 9  # that a rank's number has fewer than
 _FRESH: Final = 4  # microbatches per stage where the batch is not stated: as full as any schedule becomes
@@ -80,7 +80,7 @@ class Holding:
     """What the ranks of a run hold: the ledgers of its pipeline ranks."""
 
     scenario: Scenario
-    ledgers: tuple[Ledger, ...]
+    ledgers: tuple[MemoryLedger, ...]
 
     def of(self, case: Case) -> Bytes:
         """Bytes of the quantity that a row measures."""
@@ -213,17 +213,17 @@ def _holding(case: Case) -> Holding:
         model = case.text("model") or "without a name"
         raise CannotPredictError(f"dimensions of model {model} are not stated, and not shipped", owed=False)
     scenario = scenario_of(case)
-    return Holding(scenario, ledgers_of(scenario))
+    return Holding(scenario, memory_timelines(scenario))
 
 
-def _bytes(rank: Ledger, quantity: str) -> Bytes:
+def _bytes(rank: MemoryLedger, quantity: str) -> Bytes:
     """What a quantity counts of a pipeline rank's ledger."""
-    parts = rank.at_peak()
+    parts = rank.peak_by_category()
     if quantity == "nvidia_smi_used":
         return sum(parts.values())
     if quantity == "allocated_at_log":
         return sum(parts[category] for category in _BETWEEN_STEPS)
-    outside = (*_OUTSIDE, *(() if quantity == "peak_reserved" else (Category.FRAGMENTATION,)))
+    outside = (*_OUTSIDE, *(() if quantity == "peak_reserved" else (MemoryCategory.FRAGMENTATION,)))
     return sum(size for category, size in parts.items() if category not in outside)
 
 
@@ -240,7 +240,11 @@ class _Known:
         held = {case.text("case_id"): _run(case) for case in read_memory()}
         runs = held | {case.text("case_id"): case.cells for case in steps}
         named = grouped(steps, lambda case: _bare(case.text("model")))
-        presets = {_bare(name): _dimensions(preset.model) for name, preset in PRESETS.items() if _sayable(preset.model)}
+        presets = {
+            _bare(name): _dimensions(model_preset.model)
+            for name, model_preset in PRESETS.items()
+            if _sayable(model_preset.model)
+        }
         return cls(runs, {name: _agreed(same) for name, same in named.items()} | presets)
 
     def completed(self, case: Case) -> Case:
@@ -266,21 +270,21 @@ def _bare(name: str) -> str:
     return "".join(letter for letter in name.lower().replace("3.1", "3") if letter.isalnum())
 
 
-def _sayable(model: Model) -> bool:
+def _sayable(model: TransformerModel) -> bool:
     """Whether a row's cells say what the model is: layers that are all alike, dense, pre-norm, without windows."""
-    plain = all(spec.block is BlockForm.PRE_NORM for spec in model.specs) and not model.embedding_norm
-    plain = plain and not model.mixtures
+    plain = all(spec.block is BlockForm.PRE_NORM for spec in model.distinct_specs) and not model.embedding_norm
+    plain = plain and not model.distinct_moes
     usual = all(
-        attention.window is None and attention.qk_norm is None and not attention.softcap
-        for attention in model.attentions
+        distinct_attention.window is None and distinct_attention.qk_norm is None and not distinct_attention.softcap
+        for distinct_attention in model.distinct_attentions
     )
-    alike = len(model.stack) == 1 and not model.mixtures
-    return alike and plain and usual and model.positions is not Positions.ALIBI
+    alike = len(model.stack) == 1 and not model.distinct_moes
+    return alike and plain and usual and model.positions is not PositionEncoding.ALIBI
 
 
-def _dimensions(model: Model) -> Mapping[str, str]:
+def _dimensions(model: TransformerModel) -> Mapping[str, str]:
     """The cells of a preset."""
-    found = dimensions(model)
+    found = uniform_dimensions(model)
     said = {"ffn_hidden": str(found["ffn"]), "mlp": found["mlp"].value, "vocab": str(model.vocab)}
     said |= {column: str(found[column]) for column in ("layers", "hidden", "heads", "kv_heads", "head_dim")}
     return said | {"tied_embeddings": "yes" if model.tied_embeddings else "no"}

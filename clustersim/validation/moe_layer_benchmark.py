@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from clustersim.build import Assembly, assemble
+from clustersim.build import PreparedSimulation, build_simulation
 from clustersim.common.units import Seconds
 from clustersim.cost.roofline import Roofline
 from clustersim.model.kernels import Kernel
@@ -44,20 +44,20 @@ def layer_parts(case: Case) -> Mapping[str, Seconds]:
     ways, way = {"fwd": forward_operations, "bwd": backward_operations}, case.text("direction")
     if way not in ways or case.text("dtype") not in _PRECISIONS:
         raise CannotPredictError(f"layers {way or 'both ways'} in {case.text('dtype')} are not modelled", owed=False)
-    scenario = Scenario.from_mapping(_mapping(case), source=case.text("case_id"))
-    assembly = assemble(scenario)
+    scenario = Scenario.from_mapping(_mapping(case), default_name=case.text("case_id"))
+    assembly = build_simulation(scenario)
     ((spec, layer),) = assembly.plan.layer_by_spec.items()
     return _timed(scenario, assembly, ways[way](layer, assembly.plan.layer_sharding(spec)))
 
 
-def _timed(scenario: Scenario, assembly: Assembly, operations: Iterable[Operation]) -> Mapping[str, Seconds]:
+def _timed(scenario: Scenario, assembly: PreparedSimulation, operations: Iterable[Operation]) -> Mapping[str, Seconds]:
     source, parts = Roofline(scenario.cluster.accelerator), {}
     for does in (operation.body for operation in operations):
         match does:
             case CommOp(routing=routing) if routing is not None:
-                parts[does.name] = float(assembly.cost.exchange_timing(does).seconds.max())
+                parts[does.name] = float(assembly.cost.comm_timing_by_group(does).seconds.max())
             case Kernel(name=name) if _counts(name):
-                parts[name] = parts.get(name, 0.0) + source.kernel(does).seconds
+                parts[name] = parts.get(name, 0.0) + source.time_kernel(does).seconds
     return parts
 
 

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, Final
 
-from clustersim.model.layer_stack import Attention, FullAttention, LatentAttention
+from clustersim.model.layer_stack import AttentionSpec, FullAttention, LatentAttention
 from clustersim.model.presets import PRESETS
-from clustersim.model.transformer import Model
+from clustersim.model.transformer import TransformerModel
 from clustersim.program.task import TokenDispatcher
 from clustersim.validation.cases import CannotPredictError, Case
 from clustersim.validation.framework_defaults import Software, wide_format
@@ -175,14 +175,16 @@ def experts_served(case: Case) -> dict[str, str | float | None]:
 
 
 @cache
-def _mixtures() -> dict[str, Model]:
+def _mixtures() -> dict[str, TransformerModel]:
     """Shipped models of which every layer behind the first with experts has the same ones."""
-    return {name: preset.model for name, preset in PRESETS.items() if len(preset.model.mixtures) == 1}
+    return {
+        name: model_preset.model for name, model_preset in PRESETS.items() if len(model_preset.model.distinct_moes) == 1
+    }
 
 
-def _agree(case: Case, model: Model) -> bool:
+def _agree(case: Case, model: TransformerModel) -> bool:
     """Whether a model has what a row states of it. Vocabularies are padded, and layers cut."""
-    (routed,) = model.mixtures
+    (routed,) = model.distinct_moes
     stated = {
         "hidden": model.hidden,
         "experts": routed.experts,
@@ -191,11 +193,11 @@ def _agree(case: Case, model: Model) -> bool:
         "shared_experts": routed.shared // routed.ffn,
         "tied_embeddings": "yes" if model.tied_embeddings else "no",
     }
-    of_layers = all(_says(case, heads) for heads in map(_heads, model.attentions))
-    return _says(case, stated) and of_layers and case.whole("layers") <= model.layers
+    of_layers = all(_says(case, heads) for heads in map(_heads, model.distinct_attentions))
+    return _says(case, stated) and of_layers and case.whole("layers") <= model.layer_count
 
 
-def _heads(attention: Attention) -> dict[str, int]:
+def _heads(attention: AttentionSpec) -> dict[str, int]:
     """Heads of latent attention have keys of two parts, of which tables state one or the sum."""
     stated = {"heads": attention.heads, "kv_heads": attention.kv_heads}
     match attention:

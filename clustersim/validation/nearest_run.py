@@ -13,13 +13,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from clustersim.model.transformer import parameters
+from clustersim.model.transformer import parameter_count
 from clustersim.results.nearest_run import NearestRun
 from clustersim.scenario import Scenario
-from clustersim.scenario.validation_rules.warnings import long_waits
-from clustersim.uncertainty.model_file import kind_of, load_experience
-from clustersim.uncertainty.prediction_interval import Experience, Gap
-from clustersim.uncertainty.step_features import accelerators_of, amounts_of, kinds_of
+from clustersim.scenario.validation_rules.warnings import slow_simulation_warnings
+from clustersim.uncertainty.model_file import load_uncertainty_model, uncertainty_model_name
+from clustersim.uncertainty.prediction_interval import BaseComponent, UncertaintyModel
+from clustersim.uncertainty.step_features import accelerator_names, step_categories, step_quantities
 from clustersim.validation.case_scenario import experience_of
 from clustersim.validation.cases import CannotPredictError, Case
 from clustersim.validation.steps import compare_step, read_steps, scenario_of
@@ -40,15 +40,15 @@ class _Like:
 
     @classmethod
     def of(cls, scenario: Scenario) -> "_Like":
-        amounts = {**amounts_of(scenario), _PARAMETERS: parameters(scenario.model)}
-        return cls(accelerators_of(scenario), kinds_of(scenario), amounts)
+        amounts = {**step_quantities(scenario), _PARAMETERS: parameter_count(scenario.model)}
+        return cls(accelerator_names(scenario), step_categories(scenario), amounts)
 
-    def distance(self, other: "_Like", experience: Experience) -> float:
+    def distance(self, other: "_Like", experience: UncertaintyModel) -> float:
         """Variance of the logarithm that is between both; 0 for what is told apart by nothing."""
         loads = {
-            Gap.ACCELERATOR: float(self.accelerators != other.accelerators),
-            Gap.KIND: float(len(self.kinds ^ other.kinds)),
-            Gap.DOUBLING: sum(_doublings(self.amounts[name], other.amounts[name]) for name in self.amounts),
+            BaseComponent.ACCELERATOR: float(self.accelerators != other.accelerators),
+            BaseComponent.KIND: float(len(self.kinds ^ other.kinds)),
+            BaseComponent.DOUBLING: sum(_doublings(self.amounts[name], other.amounts[name]) for name in self.amounts),
         }
         return sum(load * experience.deviations[term] ** 2 for term, load in loads.items())
 
@@ -66,16 +66,16 @@ class _Like:
 
 def nearest_run(scenario: Scenario) -> NearestRun | None:
     """The published run that is most like a scenario, beside its prediction; None where none is of its kind."""
-    narrow = scenario.training.recipe.products.narrow is not None
-    kind = kind_of(mixture=bool(scenario.model.mixtures), narrow=narrow)
-    experience, here = load_experience(kind), _Like.of(scenario)
+    narrow = scenario.training.recipe.matmul_formats.low_precision is not None
+    kind = uncertainty_model_name(moe=bool(scenario.model.distinct_moes), low_precision=narrow)
+    experience, here = load_uncertainty_model(kind), _Like.of(scenario)
     rows = [case for case in read_steps() if experience_of(case) == kind]
     rows.sort(key=lambda case: _by_columns(case, scenario, here, experience))
     made = [(case, _Like.of(found)) for case, found in _scenarios(rows[:_MADE])]
     if not made:
         return None
     case, like = min(made, key=lambda each: here.distance(each[1], experience))
-    compared = None if long_waits(scenario_of(case)) else compare_step(case)
+    compared = None if slow_simulation_warnings(scenario_of(case)) else compare_step(case)
     return NearestRun(
         source=case.text("source"),
         locator=case.text("locator"),
@@ -95,16 +95,16 @@ def _scenarios(cases: list[Case]) -> Iterator[tuple[Case, Scenario]]:
             continue
 
 
-def _by_columns(case: Case, scenario: Scenario, here: _Like, experience: Experience) -> float:
+def _by_columns(case: Case, scenario: Scenario, here: _Like, experience: UncertaintyModel) -> float:
     """What `distance` finds of the columns alone; infinite where they do not say it."""
     try:
         found = [_doublings(case.whole(column, 1), here.amounts[name]) for name, column in _COLUMNS.items()]
-        shape = {"layers": scenario.model.layers, "hidden": scenario.model.hidden}
+        shape = {"layers": scenario.model.layer_count, "hidden": scenario.model.hidden}
         found += [times * _doublings(case.whole(column), shape[column]) for column, times in _SHAPE.items()]
     except CannotPredictError:
         return math.inf
     other = not any(name.startswith(case.text("gpu")) for name in here.accelerators)
-    loads = {Gap.ACCELERATOR: float(other), Gap.DOUBLING: sum(found)}
+    loads = {BaseComponent.ACCELERATOR: float(other), BaseComponent.DOUBLING: sum(found)}
     return sum(load * experience.deviations[term] ** 2 for term, load in loads.items())
 
 

@@ -16,14 +16,14 @@ from statistics import fmean, stdev
 from typing import Final
 
 from clustersim.common.units import Seconds
-from clustersim.hardware.failures import Component, Failure, Length, Rate, Takes
+from clustersim.hardware.failures import DurationDistribution, FailureComponent, FailureDomain, FailureMode, FailureRate
 from clustersim.reliability.checkpoint_cost import daly
 from clustersim.reliability.checkpoint_timeline import Saving
 from clustersim.reliability.failure_domains import Site
 from clustersim.reliability.failure_events import events_of
 from clustersim.reliability.job_simulation import HEALTHY, Job, Terms
 from clustersim.scenario.config.reliability import load_reliability
-from clustersim.scenario.reliability import TYPICAL
+from clustersim.scenario.reliability import DEFAULT_PRESET
 from clustersim.validation.cases import PUBLISHED, CannotPredictError, Case, read_cases
 from clustersim.validation.comparison import Comparison
 
@@ -122,12 +122,17 @@ def _predicted(case: Case, rate: float) -> float:
 
 def _ettr(case: Case, per_second: float) -> float:
     """Effective training time of a job, simulated."""
-    typical = load_reliability(TYPICAL)
+    typical = load_reliability(DEFAULT_PRESET)
     block = case.number("block_s", typical.checkpoint.snapshot)
     drain = 0.0 if case.text("block_s") else typical.checkpoint.overhead
     interval = case.number("interval_s", daly(block, 1.0 / per_second))
-    failure = Failure("it", Rate(Component.JOB, per_second), takes=Takes.NOTHING, detection=_detection())
-    said = replace(typical, failures=(failure,), scale=1.0, spread=1.0, restart=typical.restart)
+    failure = FailureMode(
+        "it",
+        FailureRate(FailureComponent.JOB, per_second),
+        failure_domain=FailureDomain.NOTHING,
+        detection_time=_detection(),
+    )
+    said = replace(typical, failures=(failure,), rate_factor=1.0, rate_geometric_std=1.0, restart=typical.restart)
     gpus = case.whole("gpus")
     nodes = max(1, gpus // case.whole("gpus_per_node"))
     site = Site(gpus, nodes, 1, False, (0,) * nodes, gpus, 1, case.whole("gpus_per_node"))
@@ -136,8 +141,8 @@ def _ettr(case: Case, per_second: float) -> float:
     return sum(run.work for run in runs) / sum(run.wall for run in runs)
 
 
-def _detection() -> Length:
-    return load_reliability(TYPICAL).failures[0].detection
+def _detection() -> DurationDistribution:
+    return load_reliability(DEFAULT_PRESET).failures[0].detection_time
 
 
 def _always(_missing: int, _slower: object) -> tuple[str, Seconds]:

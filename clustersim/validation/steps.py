@@ -11,7 +11,7 @@ from typing import Final
 from clustersim.common.errors import InputError
 from clustersim.common.units import Seconds
 from clustersim.parallel.mesh import DISPLAY_AXES
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from clustersim.validation.case_scenario import scenario_mapping
@@ -41,21 +41,21 @@ def scenario_of(case: Case, changes: Sequence[str] = ()) -> Scenario:
     """The scenario of a run, with some keys changed (`key=value`); raise CannotPredictError where there is none."""
     mapping = scenario_mapping(case)
     try:
-        return Scenario.from_mapping(mapping, changes, source=case.text("case_id"))
+        return Scenario.from_mapping(mapping, changes, default_name=case.text("case_id"))
     except InputError as error:
         reason = "; ".join(str(error).splitlines()).removeprefix(f"{case.text('case_id')}: ")
         raise CannotPredictError(f"line {case.line}: {reason}", owed=False) from error
 
 
-def predicted_seconds(result: Answer) -> Seconds:
+def predicted_seconds(result: SimulationResult) -> Seconds:
     """What a run is predicted to report: of several simulated steps the last, which is a steady one."""
     return float(result.step_times[-1])
 
 
-def band_of(result: Answer) -> Band:
+def band_of(result: SimulationResult) -> Band:
     """Between what and what a run is expected."""
-    predicted, expected = predicted_seconds(result), result.expected
-    return Band(predicted * expected.low, predicted * expected.high, expected.regimes)
+    predicted, expected = predicted_seconds(result), result.relative_interval
+    return Band(predicted * expected.low, predicted * expected.high, expected.strata)
 
 
 def compare_step(case: Case, changes: Sequence[str] = ()) -> Comparison:
@@ -69,7 +69,7 @@ def compare_step(case: Case, changes: Sequence[str] = ()) -> Comparison:
     except InputError as refusal:
         return Comparison(*known, measured, None, f"line {case.line}: {refusal}", expressible=False, factors=factors)
     return Comparison(
-        *known, measured, predicted_seconds(result), factors=factors, fits=result.fits, band=band_of(result)
+        *known, measured, predicted_seconds(result), factors=factors, fits=result.fits_in_memory, band=band_of(result)
     )
 
 

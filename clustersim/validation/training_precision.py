@@ -72,7 +72,7 @@ def formats_of(case: Case, words: Words) -> Mapping[str, str]:
     said = (BRIDGE if _current(case, words) else words)[word]
     if NARROW_ATTENTION in case.text("notes"):
         said = {**said, "attention": word if word in _ATTENDED else DType.FP8.value}
-    return {"stored": load_recipe(said["compute"]).products.forward.value, **said} if _stored(case) else said
+    return {"stored": load_recipe(said["compute"]).matmul_formats.forward.value, **said} if _stored(case) else said
 
 
 def _current(case: Case, words: Words) -> bool:

@@ -23,7 +23,7 @@ def measure(runs: int) -> dict[str, float]:
     training = scenario.training
     tokens = training.global_batch * training.sequence * DAYS * 86400.0 / simulate(scenario).step_time
     started = perf_counter()
-    found = goodput(scenario.changed(f"economics.tokens={tokens:.0f}"), runs, workers=WORKERS, curves=False)
+    found = goodput(scenario.with_overrides(f"economics.tokens={tokens:.0f}"), runs, workers=WORKERS, curves=False)
     seconds = perf_counter() - started
     return {
         "runs": runs,

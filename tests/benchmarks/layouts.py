@@ -54,7 +54,7 @@ def measure() -> dict[str, float]:
     example, base = Scenario.load(EXAMPLE), Scenario.from_mapping(start())
     read(simulate(example))
     read(simulate(base))
-    seconds = [busy(lambda each=layout: read(simulate(base.changed(each)))) for layout in layouts()]
+    seconds = [busy(lambda each=layout: read(simulate(base.with_overrides(each)))) for layout in layouts()]
     return {
         "simulate_405b_16k_warm_s": min(busy(lambda: read(simulate(example))) for _ in range(TIMES)),
         "layouts": len(seconds),

@@ -43,7 +43,7 @@ def measure() -> dict[str, float]:
         "simulate_405b_16k_s": best(lambda: simulate(scenario)),
         "simulate_405b_16k_peak_bytes": peak_bytes(lambda: simulate(scenario)),
         "trace_rows": rows,
-        "spans": result.spans,
+        "spans": result.operation_count,
         "bare_timeouts_per_s": 1 / timeout,
         "bare_timeouts_of_trace_rows_s": rows * timeout,
         "run_html_cold_s": cold,

@@ -32,15 +32,15 @@ def test_every_event_of_a_clock_is_counted(size: int) -> None:
 @pytest.mark.parametrize("mapping", [case for case, _ in CASES.values()])
 def test_a_case_is_a_legal_scenario_that_uses_its_whole_cluster(mapping) -> None:
     scenario = Scenario.from_mapping(mapping())
-    assert scenario.layout.world_size == scenario.cluster.gpus
+    assert scenario.layout.world_size == scenario.cluster.gpu_count
     assert not scenario.warnings
 
 
 def test_the_fsdp_case_crosses_oversubscribed_core_links() -> None:
     """Eight units of two nodes of eight GPUs are a pod: 1,024 GPUs are eight of them."""
     fabric = Scenario.from_mapping(cases.fsdp_1k_contended()).cluster.fabric
-    assert fabric.tier([0, 127]) == "spine"
-    assert fabric.tier([0, 128]) == "core"
+    assert fabric.highest_tier([0, 127]) == "spine"
+    assert fabric.highest_tier([0, 128]) == "core"
 
 
 def test_figures_have_the_names_that_were_promised_and_targets_follow_from_them() -> None:

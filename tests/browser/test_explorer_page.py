@@ -13,7 +13,7 @@ from clustersim.model.operators import EXPERTS
 from clustersim.parallel.process_groups import process_groups
 from clustersim.planning.explorer.explorer_data import explore
 from clustersim.report.explorer_page import explorer_page
-from clustersim.results.memory_check import footprint_of, ledgers_of, plan_of
+from clustersim.results.memory_check import build_footprint, build_plan, memory_timelines
 from tests.planning.explorer_page import ZERO, Page
 from tests.planning.explorer_scenarios import Explored, explored, few_choices
 
@@ -91,7 +91,7 @@ def test_groups_and_tiers_are_the_layouts(made: Made, ask: Ask) -> None:
             )
             row = next(row for row in groups[role].members if rank in row)
             assert told == row.tolist()
-            assert tier == scenario.cluster.fabric.tier(row)
+            assert tier == scenario.cluster.fabric.highest_tier(row)
         for role in ("pp_next", "pp_previous") if layout.pp > 1 else ():
             to = [int(other) for one, other in groups[role].members if one == rank]
             assert ask(f"groups.partners(settings, more, '{role}')", settings, rank) == to
@@ -110,7 +110,7 @@ def test_the_bars_are_the_model_of_memory(made: Made, open_page: Callable[..., A
             settings,
         )
         for zero in ZERO:
-            fullest = max(ledger.peak for ledger in ledgers_of(made.known.at(settings, zero)))
+            fullest = max(ledger.peak for ledger in memory_timelines(made.known.at(settings, zero)))
             assert sum(part[zero] for part in drawn) == pytest.approx(fullest, rel=1e-9), (settings, zero)
     assert opened.quiet()
 
@@ -246,7 +246,7 @@ def test_ranks_say_which_experts_they_have_and_what_they_send(made: Made, open_p
 def test_experts_are_apart_in_memory(made: Made, open_page: Callable[..., Any]) -> None:
     opened, scenario = open_page(made.path), made.known.scenario
     told = opened.js("() => clustersim.explorer.drawn().stages[1].ranks.map(({ ofExperts }) => ofExperts)")
-    footprint = footprint_of(scenario, plan_of(scenario))
+    footprint = build_footprint(scenario, build_plan(scenario))
     for rank, item in enumerate(told):
-        assert sum(item.values()) == pytest.approx(footprint.weights(rank)[EXPERTS][1], rel=1e-9)
+        assert sum(item.values()) == pytest.approx(footprint.weights_by_group(rank)[EXPERTS][1], rel=1e-9)
     assert opened.page.inner_text("#explorer-memory-table").count("of which experts'") == 3

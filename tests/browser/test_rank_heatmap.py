@@ -18,7 +18,7 @@ from clustersim.report.html_document import document
 from clustersim.report.result_timeline import timeline_of
 from clustersim.report.row_selection import shown_ranks
 from clustersim.results.dominant_categories import DominantParts, dominant_parts
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 from clustersim.results.time_categories import BUBBLES, EXPOSED, PARTS, Part
 from clustersim.results.trace_table import read_rows
 
@@ -32,7 +32,7 @@ ROWS = """() => {
 
 
 @pytest.fixture(scope="module")
-def result() -> Answer:
+def result() -> SimulationResult:
     return simulate(
         Scenario.from_mapping(
             {
@@ -54,13 +54,13 @@ def written(tmp_path: Path, heatmap: Heatmap | None) -> Path:
     return path
 
 
-def by_stage(result: Answer) -> list[int]:
+def by_stage(result: SimulationResult) -> list[int]:
     """All ranks in the order of the rows."""
     axes = [result.scenario.layout.rank_coordinates(axis) for axis in result.scenario.layout.axes]
     return np.lexsort(axes).tolist()
 
 
-def part_at(result: Answer, rank: int, words: str) -> str:
+def part_at(result: SimulationResult, rank: int, words: str) -> str:
     """What the breakdown says of a rank in the time that the words name, as in "1.2 ms to 1.3 ms"."""
     found = dominant_of(result)
     assert found is not None
@@ -85,11 +85,11 @@ def centre(page: Any, row: float, time: float) -> tuple[float, float]:
 
 
 def test_every_rank_has_a_row_with_the_parts_that_python_finds(
-    open_page: Callable[..., Any], tmp_path: Path, result: Answer
+    open_page: Callable[..., Any], tmp_path: Path, result: SimulationResult
 ) -> None:
     page = open_page(written(tmp_path, dominant_of(result)))
     rows = page.js(ROWS)
-    found = dominant_parts(read_rows(result.trace, result.program), result.cost.block, bins=len(rows[0][2]))
+    found = dominant_parts(read_rows(result.trace, result.program), result.cost.time_segment, bins=len(rows[0][2]))
     place = np.searchsorted(found.ranks, result.trace.representative)
     assert [row[:2] for row in rows] == [[rank - 0.5, rank + 0.5] for rank in range(16)]
     for rank, row in zip(by_stage(result), rows, strict=True):
@@ -98,7 +98,7 @@ def test_every_rank_has_a_row_with_the_parts_that_python_finds(
 
 
 def test_hover_has_words_and_a_click_leads_to_the_class(
-    open_page: Callable[..., Any], tmp_path: Path, result: Answer
+    open_page: Callable[..., Any], tmp_path: Path, result: SimulationResult
 ) -> None:
     page = open_page(written(tmp_path, dominant_of(result)))
     row = by_stage(result).index(SLOW)
@@ -123,7 +123,9 @@ def test_hover_has_words_and_a_click_leads_to_the_class(
     assert page.quiet()
 
 
-def test_another_order_puts_replicas_together(open_page: Callable[..., Any], tmp_path: Path, result: Answer) -> None:
+def test_another_order_puts_replicas_together(
+    open_page: Callable[..., Any], tmp_path: Path, result: SimulationResult
+) -> None:
     page = open_page(written(tmp_path, dominant_of(result)))
     page.page.select_option("select[data-figure=heatmap]", "1")
     page.until(lambda: page.drawn("heatmap") > 1)
@@ -135,7 +137,7 @@ def test_another_order_puts_replicas_together(open_page: Callable[..., Any], tmp
 
 
 def test_signs_say_without_colour_what_is_work_communication_and_waiting(
-    open_page: Callable[..., Any], tmp_path: Path, result: Answer
+    open_page: Callable[..., Any], tmp_path: Path, result: SimulationResult
 ) -> None:
     """Each stands in the middle of a cell of its kind, and of every kind that lasts for long there are some."""
     found = dominant_of(result)
@@ -160,7 +162,7 @@ def test_signs_say_without_colour_what_is_work_communication_and_waiting(
 
 
 def test_a_rank_leads_to_its_row_of_the_timeline_where_there_is_one(
-    open_page: Callable[..., Any], tmp_path: Path, result: Answer
+    open_page: Callable[..., Any], tmp_path: Path, result: SimulationResult
 ) -> None:
     found, timeline = dominant_of(result), timeline_of(result, shown_ranks(result))
     assert found is not None
@@ -170,7 +172,7 @@ def test_a_rank_leads_to_its_row_of_the_timeline_where_there_is_one(
     page = open_page(path)
     classes = result.trace.representative.tolist()
     shown = {classes[row.rank]: row.rank for row in timeline.rows}
-    missing = next(rank for rank in range(result.ranks) if classes[rank] not in shown)
+    missing = next(rank for rank in range(result.rank_count) if classes[rank] not in shown)
     for rank, words in (
         (SLOW, f"rank {SLOW} in the timeline"),
         (missing, f"Rank {missing} is not shown in the timeline."),

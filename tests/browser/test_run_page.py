@@ -13,7 +13,7 @@ from clustersim.report.row_selection import shown_ranks
 from clustersim.report.run_page import run_page
 from clustersim.report.timeline_arrays import drawing
 from clustersim.report.timeline_data import Timeline
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from tests.browser.conftest import Opened
@@ -36,19 +36,19 @@ BOXES = """name => {
 
 
 @pytest.fixture(scope="module")
-def result() -> Answer:
+def result() -> SimulationResult:
     """A pipeline of four stages."""
     return simulate(Scenario.from_mapping(SMALL))
 
 
 @pytest.fixture(scope="module")
-def timeline(result: Answer) -> Timeline:
+def timeline(result: SimulationResult) -> Timeline:
     """What its page shows of time."""
     return timeline_of(result, shown_ranks(result))
 
 
 @pytest.fixture(scope="module")
-def path(result: Answer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def path(result: SimulationResult, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its page."""
     target = tmp_path_factory.mktemp("page") / "page.html"
     target.write_text(run_page(result), encoding="utf-8")
@@ -86,14 +86,14 @@ def test_microbatches_are_numbered_in_their_boxes(open_page: Open, path: Path) -
     assert {"0", "7"} <= set(words)
 
 
-def test_zoom_goes_down_to_a_kernel_and_back(open_page: Open, path: Path, result: Answer) -> None:
+def test_zoom_goes_down_to_a_kernel_and_back(open_page: Open, path: Path, result: SimulationResult) -> None:
     seen = open_page(path)
     rank = 4  # of stage 1
     task = next(
         number for number, task in enumerate(result.program.programs[1].tasks)
         if getattr(task, "action", None) is not None and str(task.action) == "1F3"
     )  # fmt: skip
-    operations = result.operations(rank, frozenset({task}))
+    operations = result.operation_spans(rank, frozenset({task}))
     longest = int((operations.end - operations.start).argmax())
     start, end = float(operations.start[longest]), float(operations.end[longest])
     facts = seen.facts("timeline")
@@ -157,11 +157,14 @@ def test_the_scheme_can_change_while_the_page_is_open_and_the_zoom_stays(open_pa
     )
 
 
-def test_memory_of_the_chosen_stage_is_drawn(open_page: Open, path: Path, result: Answer) -> None:
+def test_memory_of_the_chosen_stage_is_drawn(open_page: Open, path: Path, result: SimulationResult) -> None:
     seen = open_page(path)
     sums = """() => { const all = document.getElementById("memory").data.map(trace => trace.y);
               return Math.max(...all[0].map((_, at) => all.reduce((sum, held) => sum + held[at], 0))); }"""
-    order = [result.fullest, *(stage for stage in range(4) if stage != result.fullest)]
+    order = [
+        result.peak_memory_pipeline_rank,
+        *(stage for stage in range(4) if stage != result.peak_memory_pipeline_rank),
+    ]
     for place, stage in enumerate(order):
         seen.page.locator("select[data-figure=memory]").select_option(str(place))
         seen.until(lambda place=place: seen.drawn("memory") > place)

@@ -7,13 +7,23 @@ from typing import Any
 
 import pytest
 
-from clustersim.cost.calibration_record import ChainRow, HostRow, HostState, Moment, Record, StepRow, UnderLoad
+from clustersim.cost.calibration_record import (
+    CalibrationRecord,
+    DeviceTelemetry,
+    HoldoutStep,
+    HostLaunchSample,
+    HostState,
+    InSituSample,
+    TelemetrySample,
+)
 
-CHAIN = (ChainRow("matmul fp32", 20, isolated=2e-3, in_chain=1.8e-3), ChainRow("rmsnorm fp32", 4, 1e-3, 1.2e-3))
-HOST = (HostRow(HostState.EAGER, 9e-6, 14e-6, (50, 100)),)
-STEPS = (StepRow("2 layers", predicted=0.98, measured=1.0), StepRow("microbatch 1", 1.03, 1.0))
+CHAIN = (InSituSample("matmul fp32", 20, isolated=2e-3, in_chain=1.8e-3), InSituSample("rmsnorm fp32", 4, 1e-3, 1.2e-3))
+HOST = (HostLaunchSample(HostState.EAGER, 9e-6, 14e-6, (50, 100)),)
+STEPS = (HoldoutStep("2 layers", predicted=0.98, measured=1.0), HoldoutStep("microbatch 1", 1.03, 1.0))
 SOAKED = tuple(
-    Moment(float(second), "soak", UnderLoad(1980.0 - 40.0 * second, 2619.0, 600.0 + 10.0 * second, 60.0, throttled))
+    TelemetrySample(
+        float(second), "soak", DeviceTelemetry(1980.0 - 40.0 * second, 2619.0, 600.0 + 10.0 * second, 60.0, throttled)
+    )
     for second, throttled in enumerate([(), (), ("sw_power_cap",), ("sw_power_cap",)])
 )
 
@@ -24,7 +34,7 @@ class StandIns:
     def __init__(self) -> None:
         self.asked: Counter[str] = Counter()
         self.seconds: dict[str, float] = {}
-        self.records: list[Record] = []
+        self.records: list[CalibrationRecord] = []
         self.fails: dict[str, Exception] = {}
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> "StandIns":
@@ -36,19 +46,21 @@ class StandIns:
         monkeypatch.setattr("calibrate.stages.burn_in_stage.soak", self.soak)
         return self
 
-    def soak(self, _device: Any, seconds: float, _say: Any) -> tuple[Moment, ...]:
+    def soak(self, _device: Any, seconds: float, _say: Any) -> tuple[TelemetrySample, ...]:
         self._count("soak", seconds)
         return SOAKED
 
-    def chain_rows(self, _scenario: Any, _device: Any, seconds: float, **_: Any) -> tuple[ChainRow, ...]:
+    def chain_rows(self, _scenario: Any, _device: Any, seconds: float, **_: Any) -> tuple[InSituSample, ...]:
         self._count("chain", seconds)
         return CHAIN
 
-    def host_rows(self, _scenario: Any, _device: Any, seconds: float, **_: Any) -> tuple[HostRow, ...]:
+    def host_rows(self, _scenario: Any, _device: Any, seconds: float, **_: Any) -> tuple[HostLaunchSample, ...]:
         self._count("host", seconds)
         return HOST
 
-    def step_rows(self, _scenario: Any, _device: Any, record: Record, seconds: float) -> tuple[StepRow, ...]:
+    def step_rows(
+        self, _scenario: Any, _device: Any, record: CalibrationRecord, seconds: float
+    ) -> tuple[HoldoutStep, ...]:
         self._count("residual", seconds)
         self.records.append(record)
         return STEPS

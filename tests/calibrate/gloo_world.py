@@ -27,7 +27,7 @@ from calibrate.devices.device import find
 from calibrate.kernels.copy_interference import usual_kernel
 from clustersim.common.dtypes import DType
 from clustersim.common.errors import InputError
-from clustersim.cost.calibration_record import Call, CollectiveRow
+from clustersim.cost.calibration_record import CollectiveCall, CollectiveSample
 from clustersim.program.task import CollectiveType
 from tests.calibrate.check_scenarios import LLAMA, scenario
 
@@ -45,12 +45,23 @@ def main(output: Path) -> None:
     with joined("gloo", torch.device("cpu")):
         seen["nodes"] = joined_world().nodes
         seen["all"] = rows(
-            [Call(collective_type, SIZE, *shape) for shape in ((2, 1), (4, 2)) for collective_type in possible(shape)]
+            [
+                CollectiveCall(collective_type, SIZE, *shape)
+                for shape in ((2, 1), (4, 2))
+                for collective_type in possible(shape)
+            ]
         )
-        seen["idle"] = rows([Call(CollectiveType.ALL_REDUCE, SIZE, 3, 1), Call(CollectiveType.ALL_REDUCE, SIZE, 2, 2)])
-        narrow = [Call(item, SIZE, 4, 2, DType.BF16) for item in CollectiveType if item.is_reduction]
+        seen["idle"] = rows(
+            [
+                CollectiveCall(CollectiveType.ALL_REDUCE, SIZE, 3, 1),
+                CollectiveCall(CollectiveType.ALL_REDUCE, SIZE, 2, 2),
+            ]
+        )
+        narrow = [CollectiveCall(item, SIZE, 4, 2, DType.BF16) for item in CollectiveType if item.is_reduction]
         seen["narrow"] = rows(narrow)
-        seen["uneven"] = rows([Call(CollectiveType.ALL_TO_ALL, SIZE, 4, 2, shares=element) for element in UNEVEN])
+        seen["uneven"] = rows(
+            [CollectiveCall(CollectiveType.ALL_TO_ALL, SIZE, 4, 2, shares=element) for element in UNEVEN]
+        )
         seen["experts"] = experts_apart()
         seen["skipped"] = skipped()
         seen["short"] = [short(step) for step in ("check", "expect", "measure")]
@@ -100,7 +111,7 @@ def possible(shape: tuple[int, int]) -> list[CollectiveType]:
     return [item for item in each_call if item is not CollectiveType.SEND_RECV or shape[0] == 2]
 
 
-def rows(calls: list[Call]) -> list[list[Any]]:
+def rows(calls: list[CollectiveCall]) -> list[list[Any]]:
     """All rows, which every rank must see alike."""
     measured = measure_calls(calls, find("cpu"), patience=0.01)
     mine = [row.time.seconds for row in measured]
@@ -114,25 +125,31 @@ def skipped() -> list[str]:
     """Why calls were not measured."""
     reasons: list[str] = []
 
-    def note(result: CollectiveRow | Skipped) -> None:
+    def note(result: CollectiveSample | Skipped) -> None:
         if isinstance(result, Skipped):
             reasons.append(result.why)
 
-    huge = [Call(CollectiveType.BROADCAST, 1e15, 2, 1), Call(CollectiveType.BROADCAST, SIZE, 8, 1)]
-    measure_calls([*huge, Call(CollectiveType.SEND_RECV, SIZE, 4, 2)], find("cpu"), arrived=note)
-    measure_calls([Call(CollectiveType.BROADCAST, SIZE, 2, 1)], find("cpu"), budget=0.0, arrived=note)
+    huge = [CollectiveCall(CollectiveType.BROADCAST, 1e15, 2, 1), CollectiveCall(CollectiveType.BROADCAST, SIZE, 8, 1)]
+    measure_calls([*huge, CollectiveCall(CollectiveType.SEND_RECV, SIZE, 4, 2)], find("cpu"), arrived=note)
+    measure_calls([CollectiveCall(CollectiveType.BROADCAST, SIZE, 2, 1)], find("cpu"), budget=0.0, arrived=note)
     sweep._USABLE = float("inf")  # the memory looks free, but one rank cannot have it
-    measure_calls([Call(CollectiveType.BROADCAST, 1e15, 2, 1)], find("cpu"), arrived=note)
+    measure_calls([CollectiveCall(CollectiveType.BROADCAST, 1e15, 2, 1)], find("cpu"), arrived=note)
     return reasons
 
 
 def together() -> list[list[Any]]:
     """Kernels beside calls of groups in and across nodes, which every rank must see alike; and what cannot be run."""
     kernels = [usual_kernel(DType.FP32, 64), usual_kernel(DType.FP8, 64)]
-    gather, send = Call(CollectiveType.ALL_GATHER, SIZE, 4, 2), Call(CollectiveType.SEND_RECV, SIZE, 2, 1)
-    calls = [gather, send, Call(CollectiveType.ALL_REDUCE, SIZE, 8, 1)]
+    gather, send = (
+        CollectiveCall(CollectiveType.ALL_GATHER, SIZE, 4, 2),
+        CollectiveCall(CollectiveType.SEND_RECV, SIZE, 2, 1),
+    )
+    calls = [gather, send, CollectiveCall(CollectiveType.ALL_REDUCE, SIZE, 8, 1)]
     found = list(beside([(kernel, call) for call in calls for kernel in kernels], find("cpu"), rounds=1))
-    mine = [item.why if isinstance(item, Skipped) else [item.beside, item.slowing, item.hindrance] for item in found]
+    mine = [
+        item.why if isinstance(item, Skipped) else [item.beside, item.kernel_slowdown, item.comm_slowdown]
+        for item in found
+    ]
     others: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(others, mine)
     assert all(other == mine for other in others)
@@ -153,14 +170,14 @@ def short(step: str) -> list[str]:
         return torch_collectives.Prepared(call.lap, call.result, refused if step == "expect" else refused())
 
     torch_collectives._CALLS = {**torch_collectives._CALLS, CollectiveType.ALL_GATHER: lacking}
-    reasons = [item.why for item in [*passed_over([Call(CollectiveType.ALL_GATHER, SIZE, 2, 1)])]]
+    reasons = [item.why for item in [*passed_over([CollectiveCall(CollectiveType.ALL_GATHER, SIZE, 2, 1)])]]
     torch_collectives._CALLS = {**torch_collectives._CALLS, CollectiveType.ALL_GATHER: does}
     return reasons
 
 
-def passed_over(calls: list[Call]) -> list[Skipped]:
+def passed_over(calls: list[CollectiveCall]) -> list[Skipped]:
     """Calls that were not measured."""
-    left: list[CollectiveRow | Skipped] = []
+    left: list[CollectiveSample | Skipped] = []
     measure_calls(calls, find("cpu"), patience=0.01, arrived=left.append)
     return [item for item in left if isinstance(item, Skipped)]
 
@@ -177,7 +194,7 @@ def wrong(collective: CollectiveType) -> str:
 
     torch_collectives._CALLS = {**torch_collectives._CALLS, collective: broken}
     try:
-        measure_calls([Call(collective, SIZE, 2, 1)], find("cpu"))
+        measure_calls([CollectiveCall(collective, SIZE, 2, 1)], find("cpu"))
     except InputError as error:
         return str(error)
     return "nothing"

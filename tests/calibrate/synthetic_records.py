@@ -6,43 +6,51 @@ from dataclasses import replace
 import numpy as np
 
 from clustersim.common.dtypes import DType
-from clustersim.cost.calibration_record import Conditions, Device, KernelRow, Record, Spread
+from clustersim.cost.calibration_record import (
+    CalibrationRecord,
+    DeviceInfo,
+    KernelSample,
+    MeasurementConditions,
+    TimeStatistics,
+)
 from clustersim.cost.roofline import Roofline
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.model import memory_bound
-from clustersim.model.kernels import AttentionShape, Kernel, MatmulShape, StreamShape
-from clustersim.model.layer_stack import Mlp
-from clustersim.model.linear import product
-from clustersim.model.memory_bound import Streaming
+from clustersim.model.kernels import AttentionShape, Kernel, MatmulShape, MemoryBoundShape
+from clustersim.model.layer_stack import MlpType
+from clustersim.model.linear import matmul_kernel
+from clustersim.model.memory_bound import MemoryBoundSpec
 from clustersim.model.transformer import Norm
 from clustersim.validation.kernels import flash_kernel
 
-CONDITIONS = Conditions(date="2026-01-01", command="synthetic", method="drawn from the model with noise")
+CONDITIONS = MeasurementConditions(date="2026-01-01", command="synthetic", method="drawn from the model with noise")
 
 
-def record_of(accelerator: Accelerator, kernels: Iterable[Kernel], *, noise: float = 0.0, seed: int = 0) -> Record:
+def record_of(
+    accelerator: Accelerator, kernels: Iterable[Kernel], *, noise: float = 0.0, seed: int = 0
+) -> CalibrationRecord:
     """A record of what these kernels take on an accelerator, each with its own log-normal noise."""
     roofline, random = Roofline(accelerator), np.random.default_rng(seed)
     rows = tuple(
-        row(kernel, roofline.kernel(kernel).seconds * float(np.exp(noise * random.standard_normal())))
+        row(kernel, roofline.time_kernel(kernel).seconds * float(np.exp(noise * random.standard_normal())))
         for kernel in kernels
     )
-    device = Device(accelerator.name, accelerator.description, compute_units=accelerator.compute_units)
-    return Record(device, CONDITIONS, rows, launch_interval=accelerator.efficiency.launch_interval)
+    device = DeviceInfo(accelerator.name, accelerator.description, compute_units=accelerator.compute_units)
+    return CalibrationRecord(device, CONDITIONS, rows, launch_interval=accelerator.efficiency.launch_interval)
 
 
-def row(kernel: Kernel, seconds: float) -> KernelRow:
+def row(kernel: Kernel, seconds: float) -> KernelSample:
     """A kernel that was measured once to take so long."""
     if kernel.shape is None:
         raise ValueError(kernel.name)
-    time = Spread(seconds, seconds, seconds, 1)
+    time = TimeStatistics(seconds, seconds, seconds, 1)
     known = (kernel.name, kernel.kind, kernel.dtype, kernel.shape, kernel.flops, kernel.bytes, kernel.launches)
-    return KernelRow(*known, time)
+    return KernelSample(*known, time)
 
 
 def matmul(m: int, n: int, k: int, dtype: DType = DType.BF16) -> Kernel:
     """A product."""
-    return product("matmul", dtype, MatmulShape(m, n, k), result=2.0)
+    return matmul_kernel("matmul", dtype, MatmulShape(m, n, k), result_bytes=2.0)
 
 
 def matmuls(sizes: Sequence[int], dtype: DType = DType.BF16) -> Iterator[Kernel]:
@@ -53,15 +61,15 @@ def matmuls(sizes: Sequence[int], dtype: DType = DType.BF16) -> Iterator[Kernel]
 def streams(rows: Sequence[int], widths: Sequence[int], dtype: DType = DType.BF16) -> Iterator[Kernel]:
     """Norm and activation, forward and backward, fused and not."""
     both = (True, False)
-    routines = [memory_bound.norm(Norm.RMSNORM, fused=fused) for fused in both]
-    routines += [memory_bound.activation(Mlp.SWIGLU, fused=fused) for fused in both]
+    routines = [memory_bound.norm_spec(Norm.RMSNORM, fused=fused) for fused in both]
+    routines += [memory_bound.activation_spec(MlpType.SWIGLU, fused=fused) for fused in both]
     for routine in routines:
         for count in rows:
             for width in widths:
-                yield from stream(routine, routine.over(count, width), dtype)
+                yield from stream(routine, routine.shape_for(count, width), dtype)
 
 
-def stream(routine: Streaming, shape: StreamShape, dtype: DType) -> Iterator[Kernel]:
+def stream(routine: MemoryBoundSpec, shape: MemoryBoundShape, dtype: DType) -> Iterator[Kernel]:
     """One routine over one shape, both ways."""
     yield routine.forward_kernel("stream", dtype, shape)
     yield from routine.backward_kernels("stream", dtype, shape)

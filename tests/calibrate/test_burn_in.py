@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.common.dtypes import DType
-from clustersim.cost.calibration_record import Outcome, UnderLoad
+from clustersim.cost.calibration_record import DeviceTelemetry, MeasurementOutcome
 from tests.conftest import examples
 
 torch = pytest.importorskip("torch")
@@ -87,7 +87,7 @@ def test_a_device_works_while_the_host_prepares_and_between_samples(
     soak(device, 120.0, lambda _: None)
     began = cuda.clock.now
     row = measure.row(KERNEL, device, Method())
-    assert row.outcome is Outcome.MEASURED
+    assert row.outcome is MeasurementOutcome.MEASURED
     assert cuda.gpu().loaded(began, cuda.clock.now) > 0.97
     assert row.time is not None
     assert row.time.seconds == pytest.approx(LOWER * SECONDS, rel=0.02)
@@ -102,7 +102,7 @@ def test_a_soak_ends_when_the_clock_is_steady_and_says_so() -> None:
     assert 10.0 < moments[-1].seconds < 20.0
     assert clocks[-1] == pytest.approx(1e-6 * SLOW.sustained, rel=0.01)
     assert clocks[0] > 1.2 * clocks[-1]
-    assert {item.part for item in moments} == {"soak"}
+    assert {telemetry_sample.part for telemetry_sample in moments} == {"soak"}
     assert "steady after" in said[0]
 
 
@@ -121,7 +121,7 @@ def test_without_a_driver_that_tells_clocks_the_pace_of_products_does(
     library.failing["nvmlInitWithFlags"] = 9
     monkeypatch.setattr("shutil.which", lambda _: None)
     moments = soak(devices.find("cuda"), 120.0, lambda _: None)
-    assert moments[-1].state == UnderLoad()
+    assert moments[-1].state == DeviceTelemetry()
     assert 10.0 < moments[-1].seconds < 20.0
 
 

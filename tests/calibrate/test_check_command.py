@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from clustersim.build import kernels_of
+from clustersim.build import distinct_kernels
 from clustersim.common.errors import InputError
 from tests.calibrate.check_scenarios import LLAMA, TRAINING, one_thread, scenario
 
@@ -116,8 +116,8 @@ def test_a_model_is_cut_to_the_layers_that_fit() -> None:
 
     given = scenario(LLAMA, "model.layers=6")
     room = Room(peak_allocated(scenario(LLAMA, "model.layers=4")))
-    assert fitted_layers(given, room, None).model.layers == 4
-    assert fitted_layers(given, room, 3).model.layers == 3
+    assert fitted_layers(given, room, None).model.layer_count == 4
+    assert fitted_layers(given, room, 3).model.layer_count == 3
     assert fitted_layers(given, Room(2 * room.trained), None) is given
     with pytest.raises(InputError, match=r"with only 1 layers needs .* make it smaller"):
         fitted_layers(given, Room(1.0), None)
@@ -133,18 +133,21 @@ def test_what_is_trained_leaves_room_to_measure_every_kernel() -> None:
     for times, whole in ((1.5, False), (1.9, False), (2.5, True)):
         free = times * peak_allocated(given)
         cut = fitted_layers(given, Room.shared(free, cpu), None)
-        peak, largest = peak_allocated(cut), max(allocated(kernel, cpu) for kernel in kernels_of(cut))
+        peak, largest = peak_allocated(cut), max(allocated(kernel, cpu) for kernel in distinct_kernels(cut))
         assert peak <= free / 2.0
         assert largest <= 0.8 * (free - peak)
-        assert (cut.model.layers == given.model.layers) is whole
+        assert (cut.model.layer_count == given.model.layer_count) is whole
 
 
 def test_a_record_of_another_accelerator_is_refused(path: str, tmp_path: Path) -> None:
-    from clustersim.cost.calibration_record import Conditions, Device, Record
+    from clustersim.cost.calibration_record import CalibrationRecord, DeviceInfo, MeasurementConditions
     from clustersim.cost.record_file import write_record
 
     other = tmp_path / "other.json"
-    write_record(Record(Device("h100-sxm-80gb", "a GPU"), Conditions("2026-11-20", "test", "test")), other)
+    write_record(
+        CalibrationRecord(DeviceInfo("h100-sxm-80gb", "a GPU"), MeasurementConditions("2026-11-20", "test", "test")),
+        other,
+    )
     with pytest.raises(InputError, match=r"h100-sxm-80gb is not the scenario's, cpu-laptop"):
         command(_options("--check", path, "--record", str(other)))
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from clustersim.lowering.training_step import lower
-from clustersim.model.kernels import GROUPED, MatmulShape, Operands
-from clustersim.model.transformer import parameters
+from clustersim.model.kernels import GROUPED_MATMUL_KINDS, MatmulLayout, MatmulShape
+from clustersim.model.transformer import parameter_count
 from clustersim.program.task import ComputeTask
 from clustersim.scenario import Scenario
 from tests.calibrate.check_scenarios import LLAMA, one_thread, scenario
@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 
 from calibrate.check.moe import Mixture, _even  # noqa: E402 - torch first
 from calibrate.check.phase_timer import Timeline  # noqa: E402
-from calibrate.check.supported import plan_of, require_supported, trainer_of  # noqa: E402
+from calibrate.check.supported import build_plan, require_supported, trainer_of  # noqa: E402
 from calibrate.check.torch_model import build  # noqa: E402
 from calibrate.check.trainer import random_batch, step  # noqa: E402
 from clustersim.common.errors import InputError  # noqa: E402
@@ -39,15 +39,15 @@ def _alone() -> Iterator[None]:
 
 def _predicted(given: Scenario) -> Counter[Product]:
     """Grouped products of a step: groups, rows of each, and the other two sizes."""
-    plan, found = plan_of(given), Counter[Product]()
+    plan, found = build_plan(given), Counter[Product]()
     (program,) = lower(plan, given.schedule.order(1, plan.microbatches)).programs
     blocks = [task.segment for task in program.tasks if isinstance(task, ComputeTask)]
     for kernel in (
         operation.kernel for block in blocks for operation in block.operations if operation.kernel is not None
     ):
         match kernel.shape:
-            case MatmulShape(m, n, k, groups, operands) if kernel.kind in GROUPED:
-                found[(groups, k, m, n) if operands is Operands.TN else (groups, m, n, k)] += 1
+            case MatmulShape(m, n, k, groups, operands) if kernel.kind in GROUPED_MATMUL_KINDS:
+                found[(groups, k, m, n) if operands is MatmulLayout.TN else (groups, m, n, k)] += 1
     return found
 
 
@@ -67,7 +67,7 @@ def _run(given: Scenario) -> Counter[Product]:
                     found[groups, a.shape[-1] // groups, a.shape[0], b.shape[-1]] += 1
             return operator(*args, **(kwargs or {}))
 
-    trainer, batch = trainer_of(given, CPU), random_batch(plan_of(given), CPU)
+    trainer, batch = trainer_of(given, CPU), random_batch(build_plan(given), CPU)
     with Products():
         trainer.passes(batch, Timeline(CPU))
     return found
@@ -76,15 +76,15 @@ def _run(given: Scenario) -> Counter[Product]:
 @pytest.mark.parametrize("experts", [MIXTURE, SIGMOID, SHARED], ids=["softmax", "sigmoid", "shared"])
 def test_the_mixture_has_the_parameters_that_are_counted(experts: str) -> None:
     given = scenario(LLAMA, experts)
-    plan = plan_of(given)
+    plan = build_plan(given)
     with torch.device("meta"):
         made = build(plan, plan.stages[0])
-    assert sum(weight.numel() for weight in made.parameters()) == parameters(given.model)
+    assert sum(weight.numel() for weight in made.parameters()) == parameter_count(given.model)
 
 
 def test_a_rank_holds_its_own_experts() -> None:
     """Half of the experts' weights, and all others."""
-    whole, half = plan_of(scenario(LLAMA, MIXTURE)), plan_of(scenario(LLAMA, MIXTURE, *APART))
+    whole, half = build_plan(scenario(LLAMA, MIXTURE)), build_plan(scenario(LLAMA, MIXTURE, *APART))
     with torch.device("meta"):
         both = [build(plan, plan.stages[0]) for plan in (whole, half)]
     all_weights, own = (sum(weight.numel() for weight in made.parameters()) for made in both)
@@ -101,9 +101,9 @@ def test_a_step_multiplies_the_experts_matrices_that_are_counted(experts: str) -
 @pytest.mark.parametrize(("tokens", "top_k", "count"), [(32, 2, 8), (30, 4, 6), (5, 3, 8)])
 def test_experts_are_chosen_in_turn(tokens: int, top_k: int, count: int) -> None:
     """As often as each other, or once more; all of a token's are different."""
-    from clustersim.model.layer_stack import Mlp, RoutedMlp
+    from clustersim.model.layer_stack import MlpType, MoeMlp
 
-    marks = _even(tokens, RoutedMlp(count, top_k, 4, Mlp.SWIGLU)) > 0
+    marks = _even(tokens, MoeMlp(count, top_k, 4, MlpType.SWIGLU)) > 0
     assert marks.sum(1).tolist() == [top_k] * tokens
     rows = marks.sum(0)
     assert int(rows.max() - rows.min()) <= 1
@@ -111,7 +111,7 @@ def test_experts_are_chosen_in_turn(tokens: int, top_k: int, count: int) -> None
 
 def test_training_a_mixture_makes_the_loss_smaller() -> None:
     given = scenario(LLAMA, MIXTURE)
-    trainer, batch = trainer_of(given, CPU), random_batch(plan_of(given), CPU)
+    trainer, batch = trainer_of(given, CPU), random_batch(build_plan(given), CPU)
 
     def loss() -> float:
         with torch.no_grad():

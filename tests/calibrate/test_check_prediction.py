@@ -19,7 +19,7 @@ from calibrate.check.phase_timer import Part, StepTime  # noqa: E402
 from calibrate.check.prediction import as_trained, peak_allocated, predict  # noqa: E402
 from calibrate.check.step_comparison import Comparison, Pair  # noqa: E402 - torch first
 from calibrate.check.step_profile import profiled  # noqa: E402
-from calibrate.check.supported import plan_of, trainer_of  # noqa: E402
+from calibrate.check.supported import build_plan, trainer_of  # noqa: E402
 from calibrate.check.trainer import random_batch  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -46,7 +46,7 @@ def test_kinds_of_one_process_are_all_of_its_step() -> None:
 
 def test_a_profile_finds_every_kind_that_is_simulated() -> None:
     given = scenario(LLAMA)
-    trainer, batch = trainer_of(given, CPU), random_batch(plan_of(given), CPU)
+    trainer, batch = trainer_of(given, CPU), random_batch(build_plan(given), CPU)
     profiled(trainer, batch, CPU)  # the optimizer's states are made in the first step
     found = profiled(trainer, batch, CPU)
     assert set(found.kinds) == set(predict(given, None).kinds)
@@ -61,7 +61,7 @@ def test_tensors_take_what_the_ledger_says(changes: tuple[str, ...]) -> None:
     """
     shapes = "model.layers=4", "model.vocab=256", "model.max_positions=256", "training.sequence=256"
     given = scenario(LLAMA, *shapes, *changes)
-    trainer, batch = trainer_of(given, CPU), random_batch(plan_of(given), CPU)
+    trainer, batch = trainer_of(given, CPU), random_batch(build_plan(given), CPU)
     profiled(trainer, batch, CPU)
     assert profiled(trainer, batch, CPU).peak == pytest.approx(peak_allocated(given), rel=0.03)
 
@@ -87,7 +87,7 @@ def test_on_a_cpu_nothing_runs_beside_fsdps_reductions(on_cpu: bool) -> None:
             computing.append(span)
         elif isinstance(task, CollectiveTask) and task.comm_op.collective is CollectiveType.REDUCE_SCATTER:
             reducing.append(span)
-    assert len(reducing) == given.model.layers + 2  # one microbatch; layers, embedding and head
+    assert len(reducing) == given.model.layer_count + 2  # one microbatch; layers, embedding and head
     beside = [span for span in computing for start, end in reducing if span[0] < end and start < span[1]]
     assert bool(beside) is not on_cpu
 
@@ -139,21 +139,28 @@ def test_the_table_says_how_far_off_it_is() -> None:
 def test_kernels_that_were_not_measured_are_named_with_their_seconds() -> None:
     """A record of all kernels but the update, which had no memory, and the clipping, of which it has no row."""
     from calibrate.check.check_session import modelled
-    from clustersim.build import kernels_of
-    from clustersim.cost.calibration_record import Conditions, Device, KernelRow, Outcome, Record, Spread
+    from clustersim.build import distinct_kernels
+    from clustersim.cost.calibration_record import (
+        CalibrationRecord,
+        DeviceInfo,
+        KernelSample,
+        MeasurementConditions,
+        MeasurementOutcome,
+        TimeStatistics,
+    )
     from clustersim.model.kernels import Kernel
 
-    def row(kernel: Kernel) -> KernelRow:
+    def row(kernel: Kernel) -> KernelSample:
         assert kernel.shape is not None
         known = kernel.kind, kernel.dtype, kernel.shape, kernel.flops, kernel.bytes, kernel.launches
         if kernel.name == "optimizer.step":
-            return KernelRow(kernel.name, *known, None, Outcome.OUT_OF_MEMORY, "its operands take 40 GiB")
-        return KernelRow(kernel.name, *known, Spread(1e-3, 1e-3, 1e-3, 3))
+            return KernelSample(kernel.name, *known, None, MeasurementOutcome.OUT_OF_MEMORY, "its operands take 40 GiB")
+        return KernelSample(kernel.name, *known, TimeStatistics(1e-3, 1e-3, 1e-3, 3))
 
     given = scenario()
-    kernels = [kernel for kernel in kernels_of(given) if kernel.name != "optimizer.gradient_clip"]
-    device, conditions = Device("cpu-laptop", "a CPU"), Conditions("2026-11-20", "test", "test")
-    record = Record(device, conditions, kernels=tuple(map(row, kernels)))
+    kernels = [kernel for kernel in distinct_kernels(given) if kernel.name != "optimizer.gradient_clip"]
+    device, conditions = DeviceInfo("cpu-laptop", "a CPU"), MeasurementConditions("2026-11-20", "test", "test")
+    record = CalibrationRecord(device, conditions, kernels=tuple(map(row, kernels)))
     found = predict(given, record)
     missing = modelled(found.kernels, record)
     assert {item.kernel: item.why for item in missing} == {

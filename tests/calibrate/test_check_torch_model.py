@@ -8,7 +8,7 @@ import pytest
 
 from clustersim.lowering.training_step import lower
 from clustersim.model.kernels import Kernel, MatmulShape
-from clustersim.model.transformer import parameters
+from clustersim.model.transformer import parameter_count
 from clustersim.program.task import ComputeTask
 from clustersim.scenario import Scenario
 from tests.calibrate.check_scenarios import GPT, LLAMA, one_thread, scenario
@@ -18,7 +18,7 @@ Product = tuple[int, int, int, int]
 
 from calibrate.check.fused_linear import Linear  # noqa: E402 - torch first
 from calibrate.check.phase_timer import Timeline  # noqa: E402
-from calibrate.check.supported import plan_of, trainer_of  # noqa: E402
+from calibrate.check.supported import build_plan, trainer_of  # noqa: E402
 from calibrate.check.torch_model import build  # noqa: E402
 from calibrate.check.trainer import random_batch  # noqa: E402
 
@@ -33,7 +33,7 @@ def _alone() -> Iterator[None]:
 
 def _kernels(given: Scenario) -> Iterable[Kernel]:
     """Every kernel that the only rank runs in a step, as often as it does."""
-    plan = plan_of(given)
+    plan = build_plan(given)
     (program,) = lower(plan, given.schedule.order(1, plan.microbatches)).programs
     for task in program.tasks:
         if isinstance(task, ComputeTask):
@@ -65,7 +65,7 @@ def _run(given: Scenario) -> Counter[Product]:
                 found[_product(batch, a.shape[-2], b.shape[-1], a.shape[-1])] += 1
             return operator(*args, **(kwargs or {}))
 
-    trainer, batch = trainer_of(given, CPU), random_batch(plan_of(given), CPU)
+    trainer, batch = trainer_of(given, CPU), random_batch(build_plan(given), CPU)
     with Products():
         trainer.passes(batch, Timeline(CPU))
     return found
@@ -75,10 +75,10 @@ def _run(given: Scenario) -> Counter[Product]:
 @pytest.mark.parametrize("overrides", [(), ("model.qk_norm=true", "model.norm=rmsnorm"), ("model.layers=3",)])
 def test_the_model_has_the_parameters_that_are_counted(model: dict[str, Any], overrides: tuple[str, ...]) -> None:
     given = scenario(model, *overrides)
-    plan = plan_of(given)
+    plan = build_plan(given)
     with torch.device("meta"):
         made = build(plan, plan.stages[0])
-    assert sum(weight.numel() for weight in made.parameters()) == parameters(given.model)
+    assert sum(weight.numel() for weight in made.parameters()) == parameter_count(given.model)
 
 
 @pytest.mark.parametrize("model", [LLAMA, GPT], ids=["llama", "gpt"])
@@ -99,7 +99,7 @@ def test_torchs_flop_counter_counts_what_is_simulated() -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
     given = scenario(LLAMA, "training.attention=standard")
-    trainer, batch = trainer_of(given, CPU), random_batch(plan_of(given), CPU)
+    trainer, batch = trainer_of(given, CPU), random_batch(build_plan(given), CPU)
     with FlopCounterMode(display=False) as counter:
         trainer.passes(batch, Timeline(CPU))
     assert counter.get_total_flops() == sum(kernel.flops for kernel in _kernels(given))
@@ -121,7 +121,7 @@ def test_bf16_weights_follow_fp32_masters_that_saw_all_gradients() -> None:
     """Gradients of two microbatches add up in FP32, and the compute weights are the updated masters, rounded."""
     given = scenario(LLAMA, "training.precision=bf16", "training.gradient_clipping=false")
     torch.manual_seed(0)
-    trainer, batch = trainer_of(given, CPU), random_batch(plan_of(given), CPU)
+    trainer, batch = trainer_of(given, CPU), random_batch(build_plan(given), CPU)
     trainer.passes(batch, Timeline(CPU))
     update = trainer.update
     assert all(weight.grad is None and weight.dtype is torch.bfloat16 for weight in update.weights)
@@ -136,7 +136,7 @@ def test_bf16_weights_follow_fp32_masters_that_saw_all_gradients() -> None:
 def test_training_makes_the_loss_smaller() -> None:
     given = scenario(GPT)
     torch.manual_seed(0)
-    trainer, batch = trainer_of(given, CPU), random_batch(plan_of(given), CPU)
+    trainer, batch = trainer_of(given, CPU), random_batch(build_plan(given), CPU)
 
     def loss() -> float:
         with torch.no_grad():

@@ -9,7 +9,7 @@ from tests.calibrate.check_scenarios import LLAMA, one_thread, scenario
 
 torch = pytest.importorskip("torch")
 
-from calibrate.check.supported import plan_of  # noqa: E402 - torch first
+from calibrate.check.supported import build_plan  # noqa: E402 - torch first
 from calibrate.check.weight_update import LIMIT, Update  # noqa: E402
 
 ALL_BF16 = "training.precision={compute: bf16, gradients: bf16, master: none, moments: bf16}"
@@ -24,8 +24,8 @@ def _alone() -> Iterator[None]:
 
 def _update(given: Scenario, gradient: float) -> Update:
     """Two weights, whose gradients are all of that value."""
-    training = plan_of(given).training
-    stored = getattr(torch, {"fp32": "float32", "bf16": "bfloat16"}[training.recipe.weights.stored.value])
+    training = build_plan(given).training
+    stored = getattr(torch, {"fp32": "float32", "bf16": "bfloat16"}[training.recipe.weight_formats.stored.value])
     update = Update([torch.nn.Parameter(torch.ones(4, 8, dtype=stored)) for _ in range(2)], training)
     for master in update._masters:
         assert master.grad is not None

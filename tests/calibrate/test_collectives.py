@@ -25,11 +25,11 @@ from calibrate.collectives.timing import LEAST, MOST, DeviceClock, HostClock, La
 from calibrate.command import main
 from calibrate.fit.alpha_beta import fit_calls
 from calibrate.imbalanced_shares import VARIATIONS, shares
-from clustersim.build import exchanges_of, kernels_of
+from clustersim.build import distinct_comm_calls, distinct_kernels
 from clustersim.common.dtypes import DType
 from clustersim.common.errors import InputError
-from clustersim.cost.calibration_record import Call, KernelFit, Residual, signature
-from clustersim.cost.interference import KernelClass, class_of
+from clustersim.cost.calibration_record import CollectiveCall, FitResidual, KernelFit, signature_of
+from clustersim.cost.interference import KernelClass, kernel_class_of
 from clustersim.cost.record_file import read_record, write_record
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.program.task import CollectiveType
@@ -181,7 +181,7 @@ def test_reductions_are_measured_in_each_format_and_moves_once() -> None:
 def test_a_scenarios_reductions_are_of_its_own_formats(tmp_path: Path) -> None:
     plan = tmp_path / "plan.yaml"
     plan.write_text(PLAN.replace("precision: fp32", "precision: bf16"), encoding="utf-8")
-    found = {(call.collective, call.format) for call in exchanges_of(Scenario.load(plan))}
+    found = {(call.collective, call.format) for call in distinct_comm_calls(Scenario.load(plan))}
     assert (CollectiveType.ALL_REDUCE, DType.BF16) in found
     assert all(form is DType.FP32 for collective, form in found if not collective.is_reduction)
 
@@ -209,8 +209,8 @@ def test_the_command_measures_writes_and_goes_on_where_it_was(tmp_path: Path) ->
     first, _ = pair("collectives", "--sizes", "1 KiB,256KiB,4 MiB", "--budget", "4 s", "-o", output)
     assert first.returncode == 0, first.stderr
     record = read_record(output)
-    grid = {Call(collective, size, 2, 1) for collective in MEASURED for size in (2.0**10, 2.0**18, 2.0**22)}
-    largest = Call(CollectiveType.ALL_TO_ALL, 2.0**22, 2, 1)
+    grid = {CollectiveCall(collective, size, 2, 1) for collective in MEASURED for size in (2.0**10, 2.0**18, 2.0**22)}
+    largest = CollectiveCall(CollectiveType.ALL_TO_ALL, 2.0**22, 2, 1)
     grid |= {replace(largest, shares=shares(2, variation)) for variation in VARIATIONS}
     late = re.search(r"(\d+) not measured: the time was over", first.stdout)  # on a busy machine
     assert {row.call for row in record.collectives} <= grid
@@ -219,7 +219,10 @@ def test_the_command_measures_writes_and_goes_on_where_it_was(tmp_path: Path) ->
     assert (record.device.collectives, record.device.accelerator, record.device.threads) == ("gloo", "cpu-laptop", 1)
     pairs = [(kind.value, kernel) for kind in KINDS for kernel in KernelClass]
     assert f"/{len(grid) + len(pairs)}, " in first.stderr  # how far it is
-    assert [(beside_row.beside, class_of(beside_row.kernel.kind)) for beside_row in record.beside] == pairs
+    assert [
+        (interference_sample.beside, kernel_class_of(interference_sample.kernel.kind))
+        for interference_sample in record.beside
+    ] == pairs
     assert {item.call.payload for item in record.beside if item.call} == {2.0**22}, "none larger than was asked for"
     assert "beside each other" in first.stdout
 
@@ -230,15 +233,15 @@ def test_the_command_measures_writes_and_goes_on_where_it_was(tmp_path: Path) ->
     again, _ = pair("collectives", "--for", plan, "--budget", "60 s", "-o", output)
     assert again.returncode == 0, again.stderr
     after = read_record(output)
-    wanted = {call for call in exchanges_of(Scenario.load(plan)) if call.ranks == 2}
+    wanted = {call for call in distinct_comm_calls(Scenario.load(plan)) if call.ranks == 2}
     assert {row.call for row in after.collectives} == wanted | {row.call for row in kept.collectives}
     assert after.collectives[: len(kept.collectives)] == kept.collectives
     assert after.kernel_fit == kept.kernel_fit
     own = after.beside[len(record.beside) :]
     assert after.beside[: len(record.beside)] == record.beside, "measured once"
-    heaviest = heaviest_kernels(kernels_of(Scenario.load(plan)))
+    heaviest = heaviest_kernels(distinct_kernels(Scenario.load(plan)))
     assert {(element.call, element.kernel.signature) for element in own} == {
-        (call, signature(kernel)) for call in largest_calls(wanted) for kernel in heaviest
+        (call, signature_of(kernel)) for call in largest_calls(wanted) for kernel in heaviest
     }
     assert after.collective_fits == fit_calls(after.collectives)
 
@@ -246,7 +249,7 @@ def test_the_command_measures_writes_and_goes_on_where_it_was(tmp_path: Path) ->
 def _fit() -> KernelFit:
     accelerator = load_accelerator("cpu-laptop")
     return KernelFit(
-        dict(accelerator.peak), 1e10, 1, accelerator.efficiency, {}, {"matmul fp32": Residual(1, 0.0, 0.0)}
+        dict(accelerator.peak), 1e10, 1, accelerator.efficiency, {}, {"matmul fp32": FitResidual(1, 0.0, 0.0)}
     )
 
 

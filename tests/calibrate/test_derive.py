@@ -9,8 +9,8 @@ from calibrate.command import main
 from calibrate.derive import DIES, derived
 from calibrate.fit.record_fit import fitted
 from clustersim.common.errors import InputError
-from clustersim.cost.calibration_record import Origin, Record, signature
-from clustersim.cost.measured_kernels import RecordedKernels
+from clustersim.cost.calibration_record import CalibrationRecord, RecordOrigin, signature_of
+from clustersim.cost.measured_kernels import MeasuredKernels
 from clustersim.cost.record_file import read_record, write_record
 from clustersim.cost.roofline import Roofline
 from clustersim.hardware.accelerator import load_accelerator
@@ -24,12 +24,12 @@ MEMORY = next(streams([16384], [8192]))
 LAUNCH = matmul(16, 16, 16)
 
 
-def record() -> Record:
+def record() -> CalibrationRecord:
     return fitted(record_of(H200, [COMPUTE, MEMORY, LAUNCH]), H200)
 
 
-def seconds(record: Record, kernel: Kernel) -> float:
-    time = next(row.time for row in record.kernels if row.signature == signature(kernel))
+def seconds(record: CalibrationRecord, kernel: Kernel) -> float:
+    time = next(row.time for row in record.kernels if row.signature == signature_of(kernel))
     assert time is not None
     return time.seconds
 
@@ -50,15 +50,15 @@ def test_a_derived_record_predicts_the_other_board_as_its_own_measurements_would
     """
     kernels = [*matmuls([256, 2048, 8192]), *streams([128, 8192], [4096])]  # attention's constants are each board's own
     source = fitted(record_of(H200, kernels), H200)
-    answers = RecordedKernels(derived(source, "h100-sxm-80gb"), H100)
+    answers = MeasuredKernels(derived(source, "h100-sxm-80gb"), H100)
     truth = Roofline(replace(H100, efficiency=replace(H200.efficiency, memory=H100.efficiency.memory)))
     for kernel in kernels:
-        assert answers.kernel(kernel).seconds == pytest.approx(truth.kernel(kernel).seconds, rel=0.25)
+        assert answers.time_kernel(kernel).seconds == pytest.approx(truth.time_kernel(kernel).seconds, rel=0.25)
 
 
 def test_a_derived_record_says_what_it_is_and_from_what() -> None:
     after = derived(record(), "h100-sxm-80gb")
-    assert after.origin is Origin.DERIVED
+    assert after.origin is RecordOrigin.DERIVED
     assert after.device.accelerator == "h100-sxm-80gb"
     assert after.device.memory_bytes == H100.memory_bytes
     assert "h200-sxm-141gb" in after.derivation

@@ -12,10 +12,16 @@ import pytest
 
 from clustersim.common.dtypes import DType
 from clustersim.common.errors import InputError
-from clustersim.cost.calibration_record import Conditions, Device, KernelRow, Outcome, Record
+from clustersim.cost.calibration_record import (
+    CalibrationRecord,
+    DeviceInfo,
+    KernelSample,
+    MeasurementConditions,
+    MeasurementOutcome,
+)
 from clustersim.cost.record_file import read_record
 from clustersim.model.kernels import Kernel, MatmulShape
-from clustersim.model.linear import product
+from clustersim.model.linear import matmul_kernel
 
 torch = pytest.importorskip("torch")
 fakes = pytest.importorskip("tests.calibrate.fake_cuda")
@@ -69,29 +75,29 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def _matmul(size: int) -> Kernel:
-    return product(f"matmul.{size}", DType.BF16, MatmulShape(size, size, size), result=2)
+    return matmul_kernel(f"matmul.{size}", DType.BF16, MatmulShape(size, size, size), result_bytes=2)
 
 
 @pytest.mark.parametrize(
     ("error", "outcome", "reason"),
     [
-        (RuntimeError(NOT_SUPPORTED), Outcome.UNSUPPORTED, NOT_SUPPORTED),
-        (accelerator_error(*MEMORY), Outcome.OUT_OF_MEMORY, "memory ran out while it ran"),
-        (RuntimeError("CUDA error: out of memory"), Outcome.OUT_OF_MEMORY, "memory ran out while it ran"),
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), Outcome.OUT_OF_MEMORY, "memory"),
+        (RuntimeError(NOT_SUPPORTED), MeasurementOutcome.UNSUPPORTED, NOT_SUPPORTED),
+        (accelerator_error(*MEMORY), MeasurementOutcome.OUT_OF_MEMORY, "memory ran out while it ran"),
+        (RuntimeError("CUDA error: out of memory"), MeasurementOutcome.OUT_OF_MEMORY, "memory ran out while it ran"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), MeasurementOutcome.OUT_OF_MEMORY, "memory"),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-         Outcome.OUT_OF_MEMORY, "memory ran out"),
+         MeasurementOutcome.OUT_OF_MEMORY, "memory ran out"),
         (RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
-         Outcome.OUT_OF_MEMORY, "memory ran out"),
-        (accelerator_error(9, "invalid configuration argument"), Outcome.UNSUPPORTED, "CUDA error: invalid conf"),
-        (accelerator_error(701, "too many resources requested for launch"), Outcome.UNSUPPORTED, "CUDA error: too"),
-        (accelerator_error(209, "no kernel image is available for execution on the device"), Outcome.UNSUPPORTED,
+         MeasurementOutcome.OUT_OF_MEMORY, "memory ran out"),
+        (accelerator_error(9, "invalid configuration argument"), MeasurementOutcome.UNSUPPORTED, "CUDA error: invalid conf"),
+        (accelerator_error(701, "too many resources requested for launch"), MeasurementOutcome.UNSUPPORTED, "CUDA error: too"),
+        (accelerator_error(209, "no kernel image is available for execution on the device"), MeasurementOutcome.UNSUPPORTED,
          "CUDA error: no kernel image"),
-        (RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED"), Outcome.UNSUPPORTED, "cuDNN error: CUDNN_STATUS_NOT"),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED"), MeasurementOutcome.UNSUPPORTED, "cuDNN error: CUDNN_STATUS_NOT"),
     ],
 )  # fmt: skip
 def test_an_error_of_one_kernel_is_its_row_and_the_others_are_measured(
-    cuda: Any, error: Exception, outcome: Outcome, reason: str
+    cuda: Any, error: Exception, outcome: MeasurementOutcome, reason: str
 ) -> None:
     cuda.fail("aten.mm", error)
     failed, other = session.measured(
@@ -99,7 +105,7 @@ def test_an_error_of_one_kernel_is_its_row_and_the_others_are_measured(
     )
     assert (failed.outcome, failed.time) == (outcome, None)
     assert failed.source.startswith(reason) and "\n" not in failed.source
-    assert other.outcome is Outcome.MEASURED
+    assert other.outcome is MeasurementOutcome.MEASURED
 
 
 @pytest.mark.parametrize(("code", "sentence"), cuda_errors._LOST.items())
@@ -122,32 +128,34 @@ def test_a_lost_context_is_found_out_by_asking_whatever_the_error_says(cuda: Any
 
 def test_what_lost_the_device_is_written_and_the_same_command_goes_on_without_it(cuda: Any, tmp_path: Path) -> None:
     kernels = [_matmul(64), _matmul(512), _matmul(256)]
-    device, record = Device("h100-sxm-80gb", "NVIDIA H100"), tmp_path / "r.json"
-    first = session.Session(record, device, Conditions("2026-11-22", "", ""))
+    device, record = DeviceInfo("h100-sxm-80gb", "NVIDIA H100"), tmp_path / "r.json"
+    first = session.Session(record, device, MeasurementConditions("2026-11-22", "", ""))
     parts = session.Parts(None, lambda kernel: kernel.flops)
     cuda.fail("aten.mm", accelerator_error(*ILLEGAL), call=50, sticky=True)
     with pytest.raises(KernelFailedError) as ended:
         for made in session.measured(first.missing(kernels), CudaDevice(0), parts, FAST):
             first.add(made)
     lost = ended.value.row
-    found = {kernel_row.name: kernel_row for kernel_row in read_record(record).kernels}
-    assert found[lost.name].outcome is Outcome.FAILED
+    found = {kernel_sample.name: kernel_sample for kernel_sample in read_record(record).kernels}
+    assert found[lost.name].outcome is MeasurementOutcome.FAILED
     assert "an illegal memory access" in found[lost.name].source
-    again = session.Session(record, device, Conditions("2026-11-22", "", ""))
+    again = session.Session(record, device, MeasurementConditions("2026-11-22", "", ""))
     assert {item.name for item in again.missing(kernels)} == {element.name for element in kernels} - found.keys()
 
 
-def _row(outcome: Outcome) -> KernelRow:
+def _row(outcome: MeasurementOutcome) -> KernelSample:
     kernel = _matmul(64)
     assert kernel.shape is not None
-    return KernelRow(kernel.name, kernel.kind, kernel.dtype, kernel.shape, 1.0, 1.0, 1, None, outcome, "why")
+    return KernelSample(kernel.name, kernel.kind, kernel.dtype, kernel.shape, 1.0, 1.0, 1, None, outcome, "why")
 
 
 def test_a_kernel_that_had_no_memory_and_then_loses_the_device_is_not_met_again(tmp_path: Path) -> None:
-    made = session.Session(tmp_path / "r.json", Device("h100-sxm-80gb", "H100"), Conditions("2026-11-22", "", ""))
-    made.add(_row(Outcome.OUT_OF_MEMORY))
+    made = session.Session(
+        tmp_path / "r.json", DeviceInfo("h100-sxm-80gb", "H100"), MeasurementConditions("2026-11-22", "", "")
+    )
+    made.add(_row(MeasurementOutcome.OUT_OF_MEMORY))
     assert made.missing([_matmul(64)])
-    made.add(_row(Outcome.FAILED))
+    made.add(_row(MeasurementOutcome.FAILED))
     assert not made.missing([_matmul(64)])
 
 
@@ -156,8 +164,12 @@ def test_a_usual_kernel_that_has_lost_the_device_is_not_met_again(monkeypatch: p
     """Neither where the machine's pace is told by it, nor beside a copy."""
     typical = typical_kernel(CudaDevice(0))
     assert typical.shape is not None
-    made = KernelRow("x", typical.kind, typical.dtype, typical.shape, 1.0, 1.0, 1, None, Outcome.FAILED, "lost")
-    record = Record(Device("h100-sxm-80gb", "H100"), Conditions("2026-11-22", "", ""), (made,))
+    made = KernelSample(
+        "x", typical.kind, typical.dtype, typical.shape, 1.0, 1.0, 1, None, MeasurementOutcome.FAILED, "lost"
+    )
+    record = CalibrationRecord(
+        DeviceInfo("h100-sxm-80gb", "H100"), MeasurementConditions("2026-11-22", "", ""), (made,)
+    )
     asked: list[str] = []
     monkeypatch.setattr(selection, "row", lambda kernel, *_: asked.append(kernel.name) or made)
     selection.pace(CudaDevice(0), typical.dtype, selection.failing(record))
@@ -204,7 +216,7 @@ def _cannot_build() -> Exception:
 def test_a_kernel_that_cannot_be_compiled_says_which_tool_is_missing(cuda: Any, made: Any, reason: str) -> None:
     cuda.fail("aten.mm", made())
     found = row(_matmul(64), CudaDevice(0), FAST)
-    assert found.outcome is Outcome.NO_COMPILER
+    assert found.outcome is MeasurementOutcome.NO_COMPILER
     assert reason in found.source and "\n" not in found.source
 
 
@@ -244,8 +256,10 @@ def test_what_the_compiler_itself_refuses_is_no_missing_tool() -> None:
 def test_kernels_that_lacked_a_compiler_are_missing_once_there_is_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = session.Session(tmp_path / "r.json", Device("h100-sxm-80gb", "H100"), Conditions("2026-11-22", "", ""))
-    made.add(_row(Outcome.NO_COMPILER))
+    made = session.Session(
+        tmp_path / "r.json", DeviceInfo("h100-sxm-80gb", "H100"), MeasurementConditions("2026-11-22", "", "")
+    )
+    made.add(_row(MeasurementOutcome.NO_COMPILER))
     there = {"gcc": None, "clang": None, "/opt/bin/cc": None}
     monkeypatch.setattr(compiler, "find_spec", lambda _: object())
     monkeypatch.setattr(compiler.shutil, "which", there.get)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from clustersim.common.data_files import names
-from clustersim.common.dtypes import COMPUTED, NARROW, DType
+from clustersim.common.data_files import list_names
+from clustersim.common.dtypes import COMPUTE_DTYPES, LOW_PRECISION_DTYPES, DType
 from clustersim.common.errors import InputError
 
 torch = pytest.importorskip("torch")
@@ -57,7 +57,7 @@ class Named:
 )
 def test_a_gpu_is_known_by_the_name_that_its_driver_gives(name: str, accelerator: str) -> None:
     assert devices.accelerator_of(Named(name), None) == accelerator
-    assert accelerator in names("accelerators")
+    assert accelerator in list_names("accelerators")
 
 
 @pytest.mark.parametrize(
@@ -240,10 +240,10 @@ def test_a_gpus_formats_depend_on_its_capability(monkeypatch: pytest.MonkeyPatch
         ((10, 3), {*of_rows, DType.MXFP8, DType.NVFP4}),
     ):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, now=capability: now)
-        assert {dtype for dtype in NARROW if device.supports(dtype)} == narrow
-        assert all(device.supports(dtype) for dtype in COMPUTED if dtype not in NARROW)
+        assert {dtype for dtype in LOW_PRECISION_DTYPES if device.supports(dtype)} == narrow
+        assert all(device.supports(dtype) for dtype in COMPUTE_DTYPES if dtype not in LOW_PRECISION_DTYPES)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 0))
-    assert {dtype for dtype in COMPUTED if device.supports(dtype)} == {DType.FP32, DType.FP16}
+    assert {dtype for dtype in COMPUTE_DTYPES if device.supports(dtype)} == {DType.FP32, DType.FP16}
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ def test_an_amd_gpus_formats_depend_on_its_architecture(
     device = cuda_device.CudaDevice(0)
     monkeypatch.setattr(torch.version, "hip", "7.0")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(gcnArchName=architecture))
-    assert {dtype for dtype in NARROW if device.supports(dtype)} == narrow
+    assert {dtype for dtype in LOW_PRECISION_DTYPES if device.supports(dtype)} == narrow
     assert not device.supports(DType.TF32) and device.supports(DType.BF16)
     assert eight_bits(device.torch) is form
 

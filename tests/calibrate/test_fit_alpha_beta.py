@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from calibrate.collectives.tables import fit_table
 from calibrate.fit.alpha_beta import fit_calls
-from clustersim.cost.calibration_record import Call, CollectiveRow, Spread
+from clustersim.cost.calibration_record import CollectiveCall, CollectiveSample, TimeStatistics
 from clustersim.program.task import CollectiveType
 
 SIZES = [float(2**power) for power in range(10, 31)]
@@ -18,9 +18,9 @@ ALPHAS = st.floats(1e-6, 1e-2)
 HALVES = st.floats(16e3, 64e6)  # bytes that take as long as the latency; both ends of SIZES lie well beyond
 
 
-def rows(sizes: list[float], seconds: list[float], shape: tuple[int, int] = (8, 1)) -> list[CollectiveRow]:
+def rows(sizes: list[float], seconds: list[float], shape: tuple[int, int] = (8, 1)) -> list[CollectiveSample]:
     return [
-        CollectiveRow(Call(CollectiveType.ALL_REDUCE, size, *shape), Spread(time, time, time, 1))
+        CollectiveSample(CollectiveCall(CollectiveType.ALL_REDUCE, size, *shape), TimeStatistics(time, time, time, 1))
         for size, time in zip(sizes, seconds, strict=True)
     ]
 

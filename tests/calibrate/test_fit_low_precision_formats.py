@@ -11,7 +11,7 @@ from calibrate.fit.low_precision_formats import Relative, fit_casts, fit_formats
 from calibrate.fit.matmul_constants import Row, fit_scaled, search_matmul
 from calibrate.fit.matmul_constants import own_matmul as own
 from calibrate.fit.published_kernels import MatmulRow, MatmulSet, matmul_sets, matmuls
-from clustersim.common.dtypes import NARROW, DType
+from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
 from clustersim.cost.roofline import Roofline
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
 from clustersim.model.kernels import Kernel, KernelKind, MatmulShape
@@ -22,7 +22,9 @@ SIZES = (256, 512, 1024, 2048, 4096, 8192)
 
 def _narrow(fits: Fits) -> list[Judged]:
     return [
-        judged for judged in fits.judged if judged.kind.removeprefix("matmul ") in {dtype.value for dtype in NARROW}
+        judged
+        for judged in fits.judged
+        if judged.kind.removeprefix("matmul ") in {dtype.value for dtype in LOW_PRECISION_DTYPES}
     ]
 
 
@@ -33,14 +35,14 @@ def test_low_precision_matmuls_are_predicted_within_ten_percent_left_out_by_shap
     errors = np.abs(np.concatenate([element.winner.left_out for element in judged]) / measured - 1.0)
     assert len(errors) >= 150
     assert np.mean(errors) <= 0.10
-    assert {entry.kind.removeprefix("matmul ") for entry in judged} == {dtype.value for dtype in NARROW}
+    assert {entry.kind.removeprefix("matmul ") for entry in judged} == {dtype.value for dtype in LOW_PRECISION_DTYPES}
     assert max(each.quality.loo_mape for each in judged) <= 0.20
 
 
 def test_every_format_that_an_accelerator_has_kernels_for_has_a_share_and_a_source(fits: Fits) -> None:
     for name, efficiency in fits.efficiencies.items():
         accelerator = load_accelerator(name)
-        assert all(dtype.arithmetic in accelerator.peak for dtype in efficiency.matmul.shares), name
+        assert all(dtype.peak_dtype in accelerator.peak for dtype in efficiency.matmul.shares), name
         assert bool(efficiency.matmul.shares) == ("formats" in accelerator.sources), name
 
 
@@ -61,7 +63,7 @@ def test_casts_reach_less_than_other_streaming_kernels_where_rows_say_so(fits: F
 
 
 def _with(dtype: DType, share: float, prologue: float | None = None, start: float | None = None) -> Accelerator:
-    matmul = H100.efficiency.matmul.with_share(dtype, share).with_own(dtype, prologue, start)
+    matmul = H100.efficiency.matmul.with_peak_fraction(dtype, share).with_format_overheads(dtype, prologue, start)
     return replace(H100, efficiency=replace(H100.efficiency, matmul=matmul))
 
 
@@ -72,7 +74,7 @@ def _rows(truth: Accelerator, dtype: DType) -> list[Row]:
     for shape in shapes:
         moved = (shape.m + shape.n) * shape.k * dtype.bytes + shape.m * shape.n * 2.0
         kernel = Kernel("x", KernelKind.MATMUL, dtype, 2.0 * shape.m * shape.n * shape.k, moved, shape)
-        made.append(MatmulRow("x", shape, dtype, moved, Roofline(truth).kernel(kernel).seconds))
+        made.append(MatmulRow("x", shape, dtype, moved, Roofline(truth).time_kernel(kernel).seconds))
     return made
 
 

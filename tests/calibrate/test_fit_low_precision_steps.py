@@ -55,7 +55,7 @@ def test_without_its_only_source_an_accelerator_keeps_the_rate_of_other_products
     table = [step(number, "one", GB300, 1.2) for number in range(LEAST)]
     (judged,) = judged_narrow(table)
     assert judged.mape == pytest.approx(0.0, abs=0.01)
-    own = load_accelerator(GB300).in_training.sustained
+    own = load_accelerator(GB300).derating.sustained_ratio
     expected = (1.0 + 2.0 / own) / (1.0 + 2.0 / 1.2) - 1.0
     assert judged.loo_bias == pytest.approx(expected)
     assert "gb300" in narrow_lines(table)[0]

@@ -23,9 +23,9 @@ from calibrate.fit.prediction_interval import (
 from calibrate.fit.repeatability import repeat_deviation
 from clustersim.common.errors import InputError
 from clustersim.simulation import simulate
-from clustersim.uncertainty.model_file import KINDS, STEPS, as_mapping, load_experience
-from clustersim.uncertainty.prediction_interval import ALL, TERMS, Gap
-from clustersim.uncertainty.step_features import Facts, Trait, facts_of
+from clustersim.uncertainty.model_file import DENSE_STEPS, MODEL_NAMES, load_uncertainty_model, model_to_dict
+from clustersim.uncertainty.prediction_interval import ALL_STEPS, VARIANCE_COMPONENTS, BaseComponent
+from clustersim.uncertainty.step_features import Feature, StepFeatures, extract_step_features
 from clustersim.validation.steps import scenario_of
 from tests.validation.sample_cases import case
 
@@ -33,13 +33,13 @@ EXPERTS = {
     **{"tp": "1", "pp": "1", "dp": "8", "schedule": "", "mlp": "swiglu", "zero_stage": "1", "ep": "8"},
     **{"experts": "16", "top_k": "4", "moe_ffn_hidden": "512", "shared_experts": "2"},
 }
-PLAIN = Facts(
+PLAIN = StepFeatures(
     frozenset({"h100-sxm-80gb"}),
     frozenset({"DDP"}),
     {"GPUs": 8, "tokens": 4096, "tp": 1, "cp": 1, "pp": 1},
-    dict.fromkeys(Trait, 0.0),
+    dict.fromkeys(Feature, 0.0),
 )
-PIPED = replace(PLAIN, traits={**PLAIN.traits, Trait.PIPELINE: 1.0})
+PIPED = replace(PLAIN, feature_shares={**PLAIN.feature_shares, Feature.PIPELINE: 1.0})
 ANY, PIPELINE = 0.05, 0.12
 
 
@@ -58,24 +58,24 @@ def made(sources: int = 20, cases: int = 10, seed: int = 1) -> list[LeftOut]:
 
 
 def test_known_variances_come_back() -> None:
-    found = dict(zip(TERMS, np.sqrt(variances(evidence(made(100, 6)))), strict=True))
-    assert found[Gap.ANY] == pytest.approx(ANY, rel=0.1)
-    assert found[Trait.PIPELINE] == pytest.approx(PIPELINE, rel=0.1)
+    found = dict(zip(VARIANCE_COMPONENTS, np.sqrt(variances(evidence(made(100, 6)))), strict=True))
+    assert found[BaseComponent.ANY] == pytest.approx(ANY, rel=0.1)
+    assert found[Feature.PIPELINE] == pytest.approx(PIPELINE, rel=0.1)
 
 
 def test_a_term_without_support_is_as_uncertain_as_steps_are_on_average() -> None:
     rows = made()
-    found = dict(zip(TERMS, variances(evidence(rows)), strict=True))
+    found = dict(zip(VARIANCE_COMPONENTS, variances(evidence(rows)), strict=True))
     mean = np.mean([row.error**2 for row in rows])
-    assert [found[gap] for gap in Gap if gap is not Gap.ANY] == pytest.approx([mean] * 3)
-    assert found[Trait.TENSOR] == pytest.approx(mean)
+    assert [found[gap] for gap in BaseComponent if gap is not BaseComponent.ANY] == pytest.approx([mean] * 3)
+    assert found[Feature.TENSOR] == pytest.approx(mean)
 
 
 def test_what_only_one_source_has_counts_as_not_measured() -> None:
     """Its own steps say how wrong steps are where nobody else measured."""
-    odd = [replace(row, facts=replace(row.facts, kinds=frozenset({"fp8"}))) for row in made(1)]
+    odd = [replace(row, facts=replace(row.facts, categories=frozenset({"fp8"}))) for row in made(1)]
     rows = [*odd, *(replace(row, source=f"other {row.source}") for row in made(5))]
-    place = TERMS.index(Gap.KIND)
+    place = VARIANCE_COMPONENTS.index(BaseComponent.KIND)
     assert evidence(rows).load[:, place].tolist() == [1.0] * len(odd) + [0.0] * 50
 
 
@@ -108,7 +108,7 @@ def test_too_few_sources_are_refused() -> None:
 @pytest.mark.slow
 def test_unseen_sources_are_inside_as_often_as_is_promised() -> None:
     """Over several worlds of made-up sources."""
-    inside = [coverage(judged(made(10, 6, seed), 0.0)).inside for seed in range(6)]
+    inside = [coverage(judged(made(10, 6, seed), 0.0)).covered_share for seed in range(6)]
     assert 0.85 <= np.mean(inside) <= 0.95
 
 
@@ -126,7 +126,7 @@ def test_siblings_have_a_measured_chip() -> None:
     assert not few.accelerators
     enough = known_of(made(1, 4))
     assert enough.accelerators == {"h100-sxm-80gb"}
-    assert "h200-sxm-141gb" in enough.siblings
+    assert "h200-sxm-141gb" in enough.same_chip_accelerators
 
 
 def test_equal_steps_differ_by_their_deviation() -> None:
@@ -139,26 +139,28 @@ def test_equal_steps_differ_by_their_deviation() -> None:
 
 @pytest.fixture(scope="module")
 def shipped() -> Sequence[LeftOut]:
-    return read_left_out(left_out_file(STEPS))
+    return read_left_out(left_out_file(DENSE_STEPS))
 
 
 @pytest.mark.slow
 def test_the_shipped_band_is_what_the_shipped_errors_support(shipped: Sequence[LeftOut]) -> None:
-    told = load_experience()
-    found = replace(fit(shipped, told.repeat), unseen=unseen(judged(shipped, told.repeat)))
-    assert as_mapping(found) == as_mapping(told)
-    assert 0.85 <= found.unseen[ALL].inside <= 0.95
+    told = load_uncertainty_model()
+    found = replace(
+        fit(shipped, told.repeat_deviation), coverage_by_stratum=unseen(judged(shipped, told.repeat_deviation))
+    )
+    assert model_to_dict(found) == model_to_dict(told)
+    assert 0.85 <= found.coverage_by_stratum[ALL_STEPS].covered_share <= 0.95
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != STEPS])
+@pytest.mark.parametrize("kind", [kind for kind in MODEL_NAMES if kind != DENSE_STEPS])
 def test_the_shipped_band_of_a_kind_is_what_its_own_errors_support(kind: str) -> None:
-    rows, told = read_left_out(left_out_file(kind)), load_experience(kind)
-    found = replace(fit(rows, told.repeat), unseen=unseen(judged(rows, told.repeat)))
-    assert as_mapping(found) == as_mapping(told)
+    rows, told = read_left_out(left_out_file(kind)), load_uncertainty_model(kind)
+    found = replace(fit(rows, told.repeat_deviation), coverage_by_stratum=unseen(judged(rows, told.repeat_deviation)))
+    assert model_to_dict(found) == model_to_dict(told)
 
 
 def test_a_step_tells_about_one_kind_only() -> None:
-    ids = [row.case_id for kind in KINDS for row in read_left_out(left_out_file(kind))]
+    ids = [row.case_id for kind in MODEL_NAMES for row in read_left_out(left_out_file(kind))]
     assert len(ids) == len(set(ids))
 
 
@@ -171,6 +173,8 @@ NARROW = {"precision": "fp8", "gpu": "h100-sxm-80gb", "year": "2024"}
 )
 def test_an_answer_rests_on_steps_of_its_kind(kind: str, cells: dict[str, str]) -> None:
     """Each with errors of its own."""
-    told, result = load_experience(kind), simulate(scenario_of(case(**cells)))
-    assert result.expected == told.expected(facts_of(result.scenario, result.breakdown.launch_share))
-    assert f"of {told.cases} published steps" in result.experience
+    told, result = load_uncertainty_model(kind), simulate(scenario_of(case(**cells)))
+    assert result.relative_interval == told.prediction_interval(
+        extract_step_features(result.scenario, result.breakdown.launch_share)
+    )
+    assert f"of {told.step_count} published steps" in result.interval_description

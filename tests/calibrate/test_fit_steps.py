@@ -33,8 +33,8 @@ from calibrate.fit.step_constants import (
     thinned,
 )
 from calibrate.fit.step_table import NODES, Tabulated
-from clustersim.uncertainty.model_file import KINDS
-from clustersim.uncertainty.step_features import Facts
+from clustersim.uncertainty.model_file import MODEL_NAMES
+from clustersim.uncertainty.step_features import StepFeatures
 from clustersim.validation.cases import Case
 from tests.conftest import examples
 from tests.validation.sample_cases import case as row
@@ -43,7 +43,7 @@ H100, A100, B200 = "h100-sxm-80gb", "a100-sxm-80gb", "b200-sxm-180gb"
 OLD, NEW = "megatron-2021", "pytorch"
 RATES = {H100: 0.91, A100: 0.97, B200: 0.83}
 LAUNCH, BACKWARD = 37e-6, 83e-6
-FACTS = Facts(frozenset(), frozenset(), {}, {})
+FACTS = StepFeatures(frozenset(), frozenset(), {}, {})
 
 
 @dataclass(frozen=True)
@@ -236,7 +236,7 @@ def test_constants_and_errors_rest_on_no_simulated_step(tmp_path: Path, monkeypa
         {more: fitted(cases, tmp_path / f"{name}{len(more)}", monkeypatch, *more) for more in ((), ("--narrow",))}
         for name, cases in (("runs", runs), ("mixed", mixed))
     )
-    assert set(without[()]) == {"found.json", *(left_out_file(kind).name for kind in KINDS)}
+    assert set(without[()]) == {"found.json", *(left_out_file(kind).name for kind in MODEL_NAMES)}
     assert having == without
 
 

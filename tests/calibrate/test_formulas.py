@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clustersim.model.training import Loss
+from clustersim.model.training import LossImplementation
 
 torch = pytest.importorskip("torch")
 formulas = pytest.importorskip("calibrate.kernels.formulas")
@@ -76,8 +76,8 @@ def test_attention_is_softmax_of_scores_times_values(query: int, causal: bool) -
     assert torch.allclose(formulas.attention(q, k, v, causal=causal), shares @ wide_v)
 
 
-@pytest.mark.parametrize("form", [Loss.TORCH, Loss.VOCAB_PARALLEL])
-def test_cross_entropy_and_its_gradient(form: Loss) -> None:
+@pytest.mark.parametrize("form", [LossImplementation.TORCH, LossImplementation.VOCAB_PARALLEL])
+def test_cross_entropy_and_its_gradient(form: LossImplementation) -> None:
     """Mean of log sum exp - target; its gradient is (softmax - one-hot) / tokens; the graph can be kept."""
     logits, targets = torch.randn(8, 32, requires_grad=True), torch.randint(0, 32, (8,))
     loss = formulas.cross_entropy(logits, targets, form)
@@ -91,7 +91,7 @@ def test_cross_entropy_and_its_gradient(form: Loss) -> None:
 def test_megatrons_loss_leaves_its_logits_as_they_are() -> None:
     logits = torch.randn(8, 32)
     before = logits.clone()
-    formulas.cross_entropy(logits, torch.zeros(8, dtype=torch.long), Loss.VOCAB_PARALLEL)
+    formulas.cross_entropy(logits, torch.zeros(8, dtype=torch.long), LossImplementation.VOCAB_PARALLEL)
     assert torch.equal(logits, before)
 
 
@@ -108,7 +108,7 @@ def test_a_cpu_has_no_fused_kernels_of_these() -> None:
         lambda: formulas.rotary(x, x, x, fused=True),
         lambda: formulas.residual_dropout(x, x, fused=True),
         lambda: formulas.softmax(x, fused=True),
-        lambda: formulas.cross_entropy(x, torch.zeros(4, dtype=torch.long), Loss.FUSED),
+        lambda: formulas.cross_entropy(x, torch.zeros(4, dtype=torch.long), LossImplementation.FUSED),
     ):
         with pytest.raises(formulas.Unsupported, match="no fused kernel for it on a CPU"):
             call()

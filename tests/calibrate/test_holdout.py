@@ -8,9 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.build import kernels_of
+from clustersim.build import distinct_kernels
 from clustersim.common.units import Bytes, Seconds
-from clustersim.cost.calibration_record import Conditions, Device, KernelRow, Record, signature
+from clustersim.cost.calibration_record import (
+    CalibrationRecord,
+    DeviceInfo,
+    KernelSample,
+    MeasurementConditions,
+    signature_of,
+)
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.model.kernels import KernelKind
 from clustersim.scenario import Scenario
@@ -32,9 +38,9 @@ PLENTY = 2.0**40
 WHOLE = scenario(LLAMA, "model.layers=4")
 
 
-def record(of: Scenario = WHOLE) -> Record:
+def record(of: Scenario = WHOLE) -> CalibrationRecord:
     """Kernels of a scenario's ranks as the model of a CPU has them."""
-    return record_of(load_accelerator(CPU), kernels_of(of))
+    return record_of(load_accelerator(CPU), distinct_kernels(of))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +94,7 @@ class Stage:
     """Real steps stood in for: each takes `factor` times what the record says; trained: those that were built."""
 
     clock: Clock
-    record: Record
+    record: CalibrationRecord
     factor: float = 1.0
     building: Seconds = 0.0
     too_large: int = 1000  # layers
@@ -97,7 +103,7 @@ class Stage:
 
     def trainer_of(self, given: Scenario, _device: object) -> Stood:
         """A stand-in for the scenario's."""
-        if given.model.layers >= self.too_large:
+        if given.model.layer_count >= self.too_large:
             raise self.error
         self.trained.append(given)
         self.clock.now += self.building
@@ -141,18 +147,18 @@ def test_steps_take_turns_and_keep_to_their_time(stage: Stage, building: float) 
     seconds = 100.0 * longest(found)
     stage.building = building * seconds / len(found) / TURNS
     rows = step_rows(WHOLE, Room(), stage.record, seconds)
-    order = [(item.model.layers, item.training.microbatch) for item in stage.trained]
+    order = [(item.model.layer_count, item.training.microbatch) for item in stage.trained]
     assert order == TURNS * order[: len(rows)]
     assert 0.9 * seconds <= stage.clock.now <= seconds + len(rows) * LEAST * longest(found)
 
 
-def chosen(given: Scenario, of: Record, seconds: Seconds = 1e6, room: Bytes = PLENTY) -> list[Variant]:
+def chosen(given: Scenario, of: CalibrationRecord, seconds: Seconds = 1e6, room: Bytes = PLENTY) -> list[Variant]:
     return variants(one_device(given, CPU), depths(given), of, room, seconds)
 
 
 def test_neither_depth_nor_microbatch_were_measured() -> None:
     found = [variant.scenario for variant in chosen(WHOLE, record())]
-    assert [(item.model.layers, item.training.microbatch) for item in found] == [(3, 2), (3, 1), (1, 2)]
+    assert [(item.model.layer_count, item.training.microbatch) for item in found] == [(3, 2), (3, 1), (1, 2)]
     assert {element.training.global_batch for element in found} == {WHOLE.training.global_batch}
     lacking = [known(entry) - known(WHOLE) for entry in found]
     assert all(lacking)  # the optimizer's, and those of another microbatch
@@ -160,7 +166,7 @@ def test_neither_depth_nor_microbatch_were_measured() -> None:
 
 
 def known(of: Scenario) -> set[Any]:
-    return {signature(kernel) for kernel in kernels_of(of)}
+    return {signature_of(kernel) for kernel in distinct_kernels(of)}
 
 
 def test_a_microbatch_of_one_is_tried_as_two() -> None:
@@ -188,7 +194,7 @@ def test_layers_leave_half_of_the_memory() -> None:
     given_ = scenario(LLAMA, "model.layers=12")
     room = peak_allocated(scenario(LLAMA, "model.layers=5"))
     rows = measure.variants_of(given_, Room(2.0 * room), record(given_), 1e6)
-    assert max(variant.scenario.model.layers for variant in rows) == 4  # of a chain five
+    assert max(variant.scenario.model.layer_count for variant in rows) == 4  # of a chain five
     assert all(peak_allocated(item.scenario) <= room for item in rows)
 
 
@@ -202,10 +208,10 @@ def test_a_rank_of_a_layout_is_one_process(stage: Stage) -> None:
         "training.global_batch=8",
     )
     one = one_device(given_, CPU)
-    assert one.layout.world_size == one.cluster.gpus == 1
-    assert one.model.layers == 3
+    assert one.layout.world_size == one.cluster.gpu_count == 1
+    assert one.model.layer_count == 3
     assert one.model.vocab == given_.model.vocab // 2
-    assert [attention.heads for attention in one.model.attentions] == [2]
+    assert [distinct_attention.heads for distinct_attention in one.model.distinct_attentions] == [2]
     assert products(one) == products(given_)
     rows = step_rows(given_, Room(), stage.record, 30.0 * longest(chosen(given_, stage.record)))
     assert [row.what for row in rows] == [
@@ -214,7 +220,7 @@ def test_a_rank_of_a_layout_is_one_process(stage: Stage) -> None:
 
 
 def products(of: Scenario) -> set[Any]:
-    return {signature(kernel) for kernel in kernels_of(of) if kernel.kind is KernelKind.MATMUL}
+    return {signature_of(kernel) for kernel in distinct_kernels(of) if kernel.kind is KernelKind.MATMUL}
 
 
 def test_context_parallel_ranks_have_their_tokens() -> None:
@@ -222,11 +228,11 @@ def test_context_parallel_ranks_have_their_tokens() -> None:
     assert one.training.sequence == 8
 
 
-def without_kernels(of: Record) -> Record:
+def without_kernels(of: CalibrationRecord) -> CalibrationRecord:
     return replace(of, kernels=tuple(map(_failed, of.kernels)))
 
 
-def _failed(row: KernelRow) -> KernelRow:
+def _failed(row: KernelSample) -> KernelSample:
     return replace(row, time=None)
 
 
@@ -293,6 +299,6 @@ def test_real_steps_are_run_as_they_are() -> None:
 
 
 def test_a_record_of_another_accelerator_is_tried_on_that_one() -> None:
-    device, conditions = Device("h100-sxm-80gb", "a GPU"), Conditions("2026-11-20", "test", "test")
+    device, conditions = DeviceInfo("h100-sxm-80gb", "a GPU"), MeasurementConditions("2026-11-20", "test", "test")
     assert one_device(WHOLE, device.accelerator).cluster.accelerator.name == "h100-sxm-80gb"
-    assert not Record(device, conditions).kernels
+    assert not CalibrationRecord(device, conditions).kernels

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clustersim.cost.calibration_record import Conditions, HostRow, HostState, Record
+from clustersim.cost.calibration_record import CalibrationRecord, HostLaunchSample, HostState, MeasurementConditions
 from clustersim.parallel.layout import Layout
 from clustersim.scenario import Scenario
 from tests.calibrate.check_scenarios import GPT, LLAMA, one_thread, scenario
@@ -27,7 +27,7 @@ from calibrate.host.measure import host_rows  # noqa: E402
 from calibrate.host.tiny_model import counted, tiny_plan  # noqa: E402
 from calibrate.kernels import measure as kernel_rows  # noqa: E402
 from calibrate.kernels.timing import QUICK  # noqa: E402
-from clustersim.build import kernels_of, plan_of  # noqa: E402
+from clustersim.build import build_plan, distinct_kernels  # noqa: E402
 from tests.calibrate import fake_tensors  # noqa: E402
 from tests.calibrate.fake_cuda import FakeCuda  # noqa: E402
 from tests.calibrate.fake_gpu import Chip  # noqa: E402
@@ -65,7 +65,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ticking]:
 
 def ran(given: Scenario, host: Ticking) -> tuple[int, int]:
     """Operations of forward and of backward of one microbatch, counted one by one."""
-    plan = plan_of(given)
+    plan = build_plan(given)
     loop, batch = single(plan, CPU.torch), random_batch(plan, CPU.torch)
     tokens, targets = batch.tokens[0], batch.targets[0]
     for _ in range(2):
@@ -91,18 +91,18 @@ def test_launches_are_those_that_clustersim_counts() -> None:
     (row,) = host_rows(scenario(), CPU, 1e-3, [EAGER])
     plan = tiny_plan(scenario(), CPU, Layout())
     assert row.launches == tuple(item.launches for item in counted(plan))
-    assert plan.model.layers == LLAMA["layers"]
+    assert plan.model.layer_count == LLAMA["layers"]
 
 
 def test_a_step_is_predicted_whole_from_kernels_alone_and_the_rest_of_the_hosts_time(host: Ticking) -> None:
     """Of a model that is wider and deeper than what was measured, by the same host."""
     given = scenario({**LLAMA, "layers": 6})
-    kernels = tuple(kernel_rows.rows(kernels_of(given), CPU, QUICK))
+    kernels = tuple(kernel_rows.rows(distinct_kernels(given), CPU, QUICK))
     rows = host_rows(given, CPU, 1e-3, [EAGER])
     device = CPU.describe(given.cluster.accelerator.name)
-    record = Record(device, Conditions("", "", ""), kernels=kernels, host=rows)
+    record = CalibrationRecord(device, MeasurementConditions("", "", ""), kernels=kernels, host=rows)
     predicted = predict(given, record).parts
-    times = plan_of(given).microbatches * TICK
+    times = build_plan(given).microbatches * TICK
     forward, backward = (times * operations for operations in ran(given, host))
     assert predicted[Part.FORWARD] == pytest.approx(forward, rel=0.03)
     assert predicted[Part.BACKWARD] == pytest.approx(backward, rel=0.06)
@@ -159,7 +159,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, **chip: float) -> Iterator[FakeCuda]:
         yield cuda
 
 
-def on_gpu(*states: HostState) -> dict[HostState, HostRow]:
+def on_gpu(*states: HostState) -> dict[HostState, HostLaunchSample]:
     return {row.state: row for row in host_rows(Scenario.from_mapping(LARGE), find("cuda"), 1e-4, states)}
 
 

@@ -18,36 +18,38 @@ from calibrate.report.imbalance import uneven_section
 from clustersim.common.dtypes import DType
 from clustersim.common.errors import InputError
 from clustersim.cost.calibration_record import (
-    Call,
-    CollectiveRow,
-    Conditions,
-    Device,
-    KernelRow,
-    Record,
-    Spread,
-    UnevenRow,
-    merged,
+    CalibrationRecord,
+    CollectiveCall,
+    CollectiveSample,
+    DeviceInfo,
+    ImbalancedGemmSample,
+    KernelSample,
+    MeasurementConditions,
+    TimeStatistics,
+    merge_records,
 )
 from clustersim.cost.record_file import read_record, record_text
-from clustersim.model.kernels import Kernel, KernelKind, MatmulShape, Operands
+from clustersim.model.kernels import Kernel, KernelKind, MatmulLayout, MatmulShape
 from clustersim.program.task import CollectiveType
 from tests.conftest import examples
 
-CALL = Call(CollectiveType.ALL_TO_ALL, 4096.0, 4, 1)
+CALL = CollectiveCall(CollectiveType.ALL_TO_ALL, 4096.0, 4, 1)
 UNEVEN = replace(CALL, shares=(0.5, 0.5, 1.0, 2.0))
 
 
-def _spread(seconds: float) -> Spread:
-    return Spread(seconds, seconds, seconds, 3)
+def _spread(seconds: float) -> TimeStatistics:
+    return TimeStatistics(seconds, seconds, seconds, 3)
 
 
-def _row(groups: int = 4, seconds: float = 1e-3) -> KernelRow:
+def _row(groups: int = 4, seconds: float = 1e-3) -> KernelSample:
     shape = MatmulShape(16, 8, 4, groups)
-    return KernelRow("up", KernelKind.GROUPED_MATMUL, DType.FP32, shape, 1.0, 1.0, 1, _spread(seconds))
+    return KernelSample("up", KernelKind.GROUPED_MATMUL, DType.FP32, shape, 1.0, 1.0, 1, _spread(seconds))
 
 
-def _record(**rows: Any) -> Record:
-    return Record(Device("cpu-laptop", "a CPU"), Conditions("2026-11-23", "test", "test"), **rows)
+def _record(**rows: Any) -> CalibrationRecord:
+    return CalibrationRecord(
+        DeviceInfo("cpu-laptop", "a CPU"), MeasurementConditions("2026-11-23", "test", "test"), **rows
+    )
 
 
 @examples(100)
@@ -69,35 +71,40 @@ def test_many_parts_vary_as_stated() -> None:
 def test_the_heaviest_product_of_each_layout_is_asked_for() -> None:
     torch_uneven = pytest.importorskip("calibrate.kernels.imbalanced_gemm")
 
-    def kernel(rows: int, operands: Operands) -> Kernel:
-        sizes = (8, 4, rows) if operands is Operands.TN else (rows, 8, 4)
+    def kernel(rows: int, operands: MatmulLayout) -> Kernel:
+        sizes = (8, 4, rows) if operands is MatmulLayout.TN else (rows, 8, 4)
         shape = MatmulShape(*sizes, 4, operands)
         return Kernel("test", KernelKind.GROUPED_MATMUL, DType.FP32, float(rows), 1.0, shape)
 
     alone = Kernel("one", KernelKind.GROUPED_MATMUL, DType.FP32, 9e9, 1.0, MatmulShape(99, 8, 4, 1))
-    asked = torch_uneven.uneven([alone, *(kernel(rows, Operand) for rows in (16, 32) for Operand in Operands)])
-    assert len(asked) == len(Operands) * len(VARIATIONS)
+    asked = torch_uneven.uneven(
+        [alone, *(kernel(rows, matmul_layout) for rows in (16, 32) for matmul_layout in MatmulLayout)]
+    )
+    assert len(asked) == len(MatmulLayout) * len(VARIATIONS)
     assert {sum(rows) for _, rows in asked} == {4 * 32}
-    assert torch_uneven.missing([kernel(16, Operands.NT)], _record()) == []  # the even one comes first
+    assert torch_uneven.missing([kernel(16, MatmulLayout.NT)], _record()) == []  # the even one comes first
 
 
 def test_a_row_says_how_much_longer_uneven_groups_take() -> None:
-    row = UnevenRow(_row(), (8, 8, 16, 32), _spread(1.5e-3))
-    assert (row.hottest, row.slowing) == (2.0, pytest.approx(0.5))
-    section = uneven_section(_record(uneven=(row,), collectives=(CollectiveRow(CALL, _spread(1e-3)),
-                                                                 CollectiveRow(UNEVEN, _spread(2e-3)))))  # fmt: skip
+    row = ImbalancedGemmSample(_row(), (8, 8, 16, 32), _spread(1.5e-3))
+    assert (row.imbalance, row.slowdown) == (2.0, pytest.approx(0.5))
+    section = uneven_section(_record(uneven=(row,), collectives=(CollectiveSample(CALL, _spread(1e-3)),
+                                                                 CollectiveSample(UNEVEN, _spread(2e-3)))))  # fmt: skip
     assert [cells[-1] for cells in section.rows] == ["+50.0%", "+100.0%"]
     assert [cells[2] for cells in section.rows] == ["2.00 x", "2.00 x"]
 
 
 def test_a_record_with_uneven_rows_is_read_as_it_was_written(tmp_path: Path) -> None:
-    rows = UnevenRow(_row(), (8, 8, 16, 32), _spread(1.5e-3)), UnevenRow(_row(), (16, 16, 16, 16), _spread(1e-3))
-    record = _record(uneven=rows, collectives=(CollectiveRow(UNEVEN, _spread(1e-3)),))
+    rows = (
+        ImbalancedGemmSample(_row(), (8, 8, 16, 32), _spread(1.5e-3)),
+        ImbalancedGemmSample(_row(), (16, 16, 16, 16), _spread(1e-3)),
+    )
+    record = _record(uneven=rows, collectives=(CollectiveSample(UNEVEN, _spread(1e-3)),))
     path = tmp_path / "record.json"
     path.write_text(record_text(record))
     assert read_record(path) == record
     newer = replace(rows[0], time=_spread(3e-3))
-    assert merged(record, _record(uneven=(newer,))).uneven == (newer, rows[1])
+    assert merge_records(record, _record(uneven=(newer,))).uneven == (newer, rows[1])
 
 
 @pytest.mark.parametrize(
@@ -111,8 +118,8 @@ def test_a_record_with_uneven_rows_is_read_as_it_was_written(tmp_path: Path) -> 
     ],
 )
 def test_what_cannot_have_been_measured_is_refused(key: str, value: list[Any], sentence: str, tmp_path: Path) -> None:
-    uneven = (UnevenRow(_row(), (8, 8, 16, 32), _spread(1e-3)),)
-    content = json.loads(record_text(_record(uneven=uneven, collectives=(CollectiveRow(UNEVEN, _spread(1e-3)),))))
+    uneven = (ImbalancedGemmSample(_row(), (8, 8, 16, 32), _spread(1e-3)),)
+    content = json.loads(record_text(_record(uneven=uneven, collectives=(CollectiveSample(UNEVEN, _spread(1e-3)),))))
     place = content["collectives"][0]["call"] if key == "shares" else content["uneven"][0]
     place[key] = value
     path = tmp_path / "record.json"
@@ -122,17 +129,17 @@ def test_what_cannot_have_been_measured_is_refused(key: str, value: list[Any], s
 
 
 def test_uneven_calls_are_all_to_alls_and_no_part_of_a_fit() -> None:
-    gather = Call(CollectiveType.ALL_GATHER, 4096.0, 4, 1)
+    gather = CollectiveCall(CollectiveType.ALL_GATHER, 4096.0, 4, 1)
     asked = uneven_calls([CALL, gather])
     assert [call.collective for call in asked] == [CollectiveType.ALL_TO_ALL] * len(VARIATIONS)
-    assert all(len(call.shares) == 4 and call.hottest > 1.0 for call in asked)
-    even = [CollectiveRow(replace(CALL, payload=size), _spread(1e-3 + size * 1e-9)) for size in (1e3, 1e6, 1e9)]
-    wild = [CollectiveRow(replace(UNEVEN, payload=size), _spread(9.0)) for size in (1e3, 1e6, 1e9)]
+    assert all(len(call.shares) == 4 and call.max_share > 1.0 for call in asked)
+    even = [CollectiveSample(replace(CALL, payload=size), _spread(1e-3 + size * 1e-9)) for size in (1e3, 1e6, 1e9)]
+    wild = [CollectiveSample(replace(UNEVEN, payload=size), _spread(9.0)) for size in (1e3, 1e6, 1e9)]
     assert fit_calls([*even, *wild]) == fit_calls(even) != ()
 
 
 def test_uneven_calls_are_shown_beside_even_ones() -> None:
-    rows = CollectiveRow(CALL, _spread(1e-3)), CollectiveRow(UNEVEN, _spread(1.5e-3))
+    rows = CollectiveSample(CALL, _spread(1e-3)), CollectiveSample(UNEVEN, _spread(1.5e-3))
     assert "2.00 x" in uneven_table(rows) and "+50%" in uneven_table(rows)
     assert uneven_table(rows[:1]) == uneven_table(rows[1:]) == ""
     assert "2.00 x an even part" in row_line(rows[1])

@@ -7,7 +7,7 @@ import pytest
 
 from calibrate.command import main
 from clustersim.common.dtypes import DType
-from clustersim.cost.calibration_record import Call, Record
+from clustersim.cost.calibration_record import CalibrationRecord, CollectiveCall
 from clustersim.cost.record_file import read_record
 from clustersim.program.task import CollectiveType, HostOp
 from clustersim.report.export.write_traces import write_kineto_files
@@ -20,10 +20,10 @@ ALONE = ("cost.interference=0", "cost.network=uncontended")
 
 
 @pytest.fixture
-def take_over(tmp_path: Path) -> Callable[..., Record]:
+def take_over(tmp_path: Path) -> Callable[..., CalibrationRecord]:
     """Import traces into a record."""
 
-    def run(traces: Path, cluster: str = "dgx-h100") -> Record:
+    def run(traces: Path, cluster: str = "dgx-h100") -> CalibrationRecord:
         output = tmp_path / "record.json"
         assert main(["import-kineto", str(traces), "--cluster", cluster, "-o", str(output)]) == 0
         return read_record(output)
@@ -60,7 +60,7 @@ def two_ranks(folder: Path, first: float, second: float, **changes: object) -> P
 
 @pytest.mark.parametrize("overrides", [(), ("layout.pp=1", "layout.dp=4", "layout.data=zero3")])
 def test_rows_of_a_simulated_step_are_what_its_collectives_take(
-    tmp_path: Path, take_over: Callable[..., Record], overrides: tuple[str, ...]
+    tmp_path: Path, take_over: Callable[..., CalibrationRecord], overrides: tuple[str, ...]
 ) -> None:
     result = simulated(*ALONE, *overrides)
     write_kineto_files(result, tmp_path / "traces", range(8))
@@ -73,32 +73,34 @@ def test_rows_of_a_simulated_step_are_what_its_collectives_take(
     for exchange in asked:
         size = result.program.groups[exchange.comm_group].members.shape[1]
         found = rows[exchange.collective, size, round(exchange.payload / 2 / size)]
-        assert found == pytest.approx(float(result.cost.exchange_timing(exchange).seconds[0]), abs=2e-9)
+        assert found == pytest.approx(float(result.cost.comm_timing_by_group(exchange).seconds[0]), abs=2e-9)
 
 
 def test_a_step_with_the_record_of_its_own_trace_takes_as_long(
-    tmp_path: Path, take_over: Callable[..., Record]
+    tmp_path: Path, take_over: Callable[..., CalibrationRecord]
 ) -> None:
     result = simulated(*ALONE)
     write_kineto_files(result, tmp_path / "traces", range(8))
     take_over(tmp_path / "traces")
     recorded = (*ALONE, f"cost.record={tmp_path / 'record.json'}")
-    again = simulate(Scenario.from_mapping(SMALL, source="small", overrides=list(recorded)))
+    again = simulate(Scenario.from_mapping(SMALL, default_name="small", overrides=list(recorded)))
     assert again.step_time == pytest.approx(result.step_time, rel=1e-4)
-    assert again.provenance["measured"] > 0.0
+    assert again.provenance_shares["measured"] > 0.0
 
 
-def test_the_shortest_of_the_members_kernels_counts(tmp_path: Path, take_over: Callable[..., Record]) -> None:
+def test_the_shortest_of_the_members_kernels_counts(
+    tmp_path: Path, take_over: Callable[..., CalibrationRecord]
+) -> None:
     record = take_over(two_ranks(tmp_path / "traces", 40.0, 25.0))
     (row,) = record.collectives
-    assert row.call == Call(CollectiveType.ALL_REDUCE, 2048.0, 2, 1, DType.BF16)
+    assert row.call == CollectiveCall(CollectiveType.ALL_REDUCE, 2048.0, 2, 1, DType.BF16)
     assert row.time.seconds == pytest.approx(25e-6)
     assert row.time.repetitions == 2
     assert (record.device.accelerator, record.device.name) == ("h100-sxm-80gb", "NVIDIA H100 80GB HBM3")
 
 
 def test_ranks_that_are_missing_are_said(
-    tmp_path: Path, take_over: Callable[..., Record], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, take_over: Callable[..., CalibrationRecord], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = two_ranks(tmp_path / "traces", 40.0, 25.0)
     (folder / "1.json").unlink()
@@ -106,7 +108,7 @@ def test_ranks_that_are_missing_are_said(
     assert "2 of 2 collectives have no traces of some members" in capsys.readouterr().err
 
 
-def test_nodes_follow_from_ranks(tmp_path: Path, take_over: Callable[..., Record]) -> None:
+def test_nodes_follow_from_ranks(tmp_path: Path, take_over: Callable[..., CalibrationRecord]) -> None:
     group = {"Process Group Ranks": "[0, 8]"}
     record = take_over(two_ranks(tmp_path / "traces", 40.0, 25.0, **group))
     assert (record.collectives[0].call.ranks, record.collectives[0].call.nodes) == (2, 2)

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.build import kernels_of as all_kernels_of
+from clustersim.build import distinct_kernels as all_kernels_of
 from clustersim.common.errors import InputError
-from clustersim.cost.calibration_record import ChainRow, KernelRow, Outcome, family, signature
+from clustersim.cost.calibration_record import InSituSample, KernelSample, MeasurementOutcome, family_of, signature_of
 from clustersim.cost.roofline import Roofline
 from clustersim.hardware.accelerator import load_accelerator
-from clustersim.model.kernels import Kernel, KernelKind, MatmulShape, Routine
+from clustersim.model.kernels import Kernel, KernelKind, MatmulShape, MemoryBoundOp
 from clustersim.model.layer_stack import LatentAttention
 from clustersim.scenario import Scenario
 from tests.calibrate.check_scenarios import GPT, LLAMA, one_thread, scenario
@@ -55,12 +55,12 @@ def _alone() -> Iterator[None]:
 
 
 def of_family(kernel: Kernel) -> str:
-    known = signature(kernel)
+    known = signature_of(kernel)
     assert known is not None
-    return family(known)
+    return family_of(known)
 
 
-def by_family(rows: tuple[ChainRow, ...]) -> dict[str, ChainRow]:
+def by_family(rows: tuple[InSituSample, ...]) -> dict[str, InSituSample]:
     return {row.family: row for row in rows}
 
 
@@ -88,7 +88,7 @@ class Pretended:
         return found
 
     def alone(self, kernel: Kernel, _seconds: float) -> Any:
-        return row(kernel, self.pace * MODEL.kernel(kernel).seconds)
+        return row(kernel, self.pace * MODEL.time_kernel(kernel).seconds)
 
 
 @examples(20)
@@ -110,12 +110,12 @@ def test_what_cannot_be_compared_is_left_out_and_said() -> None:
     """Attention has no kernel alone, and the profiler saw nothing of the loss; the rest has its factors."""
     kernels = kernels_of(alone(scenario(LLAMA), 1e12))
     chain = Pretended(kernels, dict.fromkeys(map(Label.of, kernels), 1.25))
-    loss, said = Label(KernelKind.LOSS, Routine.LOSS_TORCH), list[str]()
+    loss, said = Label(KernelKind.LOSS, MemoryBoundOp.LOSS_TORCH), list[str]()
 
-    def measured(kernel: Kernel, seconds: float) -> KernelRow:
-        made: KernelRow = chain.alone(kernel, seconds)
+    def measured(kernel: Kernel, seconds: float) -> KernelSample:
+        made: KernelSample = chain.alone(kernel, seconds)
         if kernel.kind is KernelKind.ATTENTION_FORWARD:
-            return replace(made, time=None, outcome=Outcome.UNSUPPORTED, source="no such kernel")
+            return replace(made, time=None, outcome=MeasurementOutcome.UNSUPPORTED, source="no such kernel")
         return made
 
     class Blind(Pretended):
@@ -207,7 +207,7 @@ def test_real_layers_have_a_factor_for_every_family(monkeypatch: pytest.MonkeyPa
     expected = Counter[str]()
     for kernel, count in kernels_of(alone(given, 1e12)).items():
         expected[of_family(kernel)] += count
-    assert {chain_row.family: chain_row.kernels for chain_row in rows} == expected
+    assert {in_situ_sample.family: in_situ_sample.kernels for in_situ_sample in rows} == expected
 
 
 @pytest.mark.parametrize("tp", [1, 2, 8])
@@ -224,14 +224,14 @@ def test_one_rank_alone_multiplies_the_matrices_of_the_scenario_s_ranks(tp: int)
     own = {kernel.shape for kernel in all_kernels_of(given) if isinstance(kernel.shape, MatmulShape)}
     cut = alone(given, 1e15)
     assert {item.shape for item in kernels_of(cut) if isinstance(item.shape, MatmulShape)} == own
-    assert (cut.model.layers, cut.layout.world_size, cut.microbatches) == (MOST, 1, 1)
+    assert (cut.model.layer_count, cut.layout.world_size, cut.microbatch_count) == (MOST, 1, 1)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_layers_of_every_example_can_be_run(path: Path) -> None:
     """But for those whose layers all have latent attention, of which the real model has no module."""
     given = Scenario.load(path)
-    if all(isinstance(attention, LatentAttention) for attention in given.model.attentions):
+    if all(isinstance(distinct_attention, LatentAttention) for distinct_attention in given.model.distinct_attentions):
         with pytest.raises(InputError, match="name another model"):
             alone(given, 1e18)
     else:

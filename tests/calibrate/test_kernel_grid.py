@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from calibrate.kernels import kernel_grid
-from clustersim.build import kernels_of
+from clustersim.build import distinct_kernels
 from clustersim.common.dtypes import DType
 from clustersim.common.errors import InputError
-from clustersim.cost.calibration_record import signature
-from clustersim.model.kernels import KernelKind, MatmulShape, Operands, Routine, StreamShape
+from clustersim.cost.calibration_record import signature_of
+from clustersim.model.kernels import KernelKind, MatmulLayout, MatmulShape, MemoryBoundOp, MemoryBoundShape
 from clustersim.scenario import Scenario
 
 FAST = kernel_grid.Pace(flops=1e15, bandwidth=1e13)
@@ -30,9 +30,9 @@ def _scenario(**training: Any) -> dict[str, Any]:
 )
 def test_presets_have_every_kernel_of_a_scenario_at_their_degrees(training: dict[str, Any]) -> None:
     """But for the optimizer's, whose sizes depend on the layout."""
-    measured = {signature(kernel) for kernel in kernel_grid.of_presets(["llama3-8b"])}
-    kernels = kernels_of(Scenario.from_mapping(_scenario(**training)))
-    missing = [kernel.name for kernel in kernels if signature(kernel) not in measured]
+    measured = {signature_of(kernel) for kernel in kernel_grid.of_presets(["llama3-8b"])}
+    kernels = distinct_kernels(Scenario.from_mapping(_scenario(**training)))
+    missing = [kernel.name for kernel in kernels if signature_of(kernel) not in measured]
     assert {name.partition(".")[0] for name in missing} == {"optimizer"}
 
 
@@ -40,7 +40,7 @@ def test_kernels_of_several_scenarios_are_joined(tmp_path: Path) -> None:
     path = tmp_path / "plan.yaml"
     path.write_text("{model: llama-tiny, cluster: {name: laptop, gpus: 2}, training: {sequence: 64, global_batch: 4}}")
     scenario = Scenario.load(path, ["layout.dp=2"])
-    assert kernel_grid.of_scenarios([scenario, scenario]) == list(kernels_of(scenario))
+    assert kernel_grid.of_scenarios([scenario, scenario]) == list(distinct_kernels(scenario))
 
 
 def test_an_unknown_model_is_refused() -> None:
@@ -53,14 +53,14 @@ def test_the_grid_has_all_families_layouts_and_routines() -> None:
     assert {kernel.kind for kernel in kernels} == set(KernelKind)
     products = [kernel for kernel in kernels if isinstance(kernel.shape, MatmulShape)]
     layouts = {(kernel.dtype, kernel.shape.operands) for kernel in products if isinstance(kernel.shape, MatmulShape)}
-    assert layouts == {(dtype, operands) for dtype in (DType.BF16, DType.FP8) for operands in Operands}
-    streams = {kernel.shape.routine for kernel in kernels if isinstance(kernel.shape, StreamShape)}
-    of_adapters = {Routine.SCALED_SUM, Routine.SCALE, Routine.DEQUANTIZE}
-    beside_the_model = {Routine.BIAS_ADD, Routine.CAUSAL_MASK, Routine.UNSCALE, Routine.ZERO}
+    assert layouts == {(dtype, operands) for dtype in (DType.BF16, DType.FP8) for operands in MatmulLayout}
+    streams = {kernel.shape.routine for kernel in kernels if isinstance(kernel.shape, MemoryBoundShape)}
+    of_adapters = {MemoryBoundOp.SCALED_SUM, MemoryBoundOp.SCALE, MemoryBoundOp.DEQUANTIZE}
+    beside_the_model = {MemoryBoundOp.BIAS_ADD, MemoryBoundOp.CAUSAL_MASK, MemoryBoundOp.UNSCALE, MemoryBoundOp.ZERO}
     others = (
-        {Routine.POSITIONS, Routine.COPY, Routine.BALANCE} | of_adapters | beside_the_model
+        {MemoryBoundOp.POSITIONS, MemoryBoundOp.COPY, MemoryBoundOp.BALANCE} | of_adapters | beside_the_model
     )  # copies have rows of their own
-    assert streams == set(Routine) - others
+    assert streams == set(MemoryBoundOp) - others
 
 
 def test_the_grids_products_count_as_the_workload_does() -> None:
@@ -84,4 +84,4 @@ def test_the_grid_takes_what_the_device_does_in_the_time() -> None:
 
 def test_each_signature_of_the_grid_stands_once() -> None:
     kernels = kernel_grid.grid([DType.BF16, DType.FP16, DType.TF32, DType.FP32, DType.FP8], FAST, 1.0)
-    assert len({signature(kernel) for kernel in kernels}) == len(kernels)
+    assert len({signature_of(kernel) for kernel in kernels}) == len(kernels)

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from clustersim.common.dtypes import DType
-from clustersim.cost.calibration_record import Outcome, signature
+from clustersim.cost.calibration_record import MeasurementOutcome, signature_of
 from clustersim.model import memory_bound
-from clustersim.model.kernels import Kernel, KernelKind, MatmulShape, Routine, StreamShape
-from clustersim.model.linear import product
-from clustersim.model.precision_recipe import mixed
+from clustersim.model.kernels import Kernel, KernelKind, MatmulShape, MemoryBoundOp, MemoryBoundShape
+from clustersim.model.linear import matmul_kernel
+from clustersim.model.precision_recipe import mixed_precision
 
 torch = pytest.importorskip("torch")
 kernel_rows = pytest.importorskip("calibrate.kernels.measure")
@@ -40,28 +40,28 @@ class Small(CpuDevice):
 
 
 def _matmul(size: int, dtype: DType = DType.FP32) -> Kernel:
-    return product(f"matmul.{size}", dtype, MatmulShape(size, size, size), result=dtype.bytes)
+    return matmul_kernel(f"matmul.{size}", dtype, MatmulShape(size, size, size), result_bytes=dtype.bytes)
 
 
 def _sum(rows: int) -> Kernel:
     over = memory_bound.GRADIENT_SUM
-    return over.forward_kernel("sum", DType.FP32, over.over(rows, 256))
+    return over.forward_kernel("sum", DType.FP32, over.shape_for(rows, 256))
 
 
 def test_a_row_is_the_kernel_and_its_time() -> None:
     kernel = _matmul(64)
     row = kernel_rows.row(kernel, Small(), FAST)
     assert row.kernel == kernel
-    assert row.signature == signature(kernel)
-    assert row.outcome is Outcome.MEASURED
+    assert row.signature == signature_of(kernel)
+    assert row.outcome is MeasurementOutcome.MEASURED
     assert row.time is not None and 0.0 < row.time.p5 <= row.time.seconds <= row.time.p95
 
 
 def test_kernels_of_one_signature_are_measured_once() -> None:
     first, second = _matmul(64), _matmul(32)
-    again = product("by.another.name", DType.FP32, MatmulShape(64, 64, 64), result=4)
+    again = matmul_kernel("by.another.name", DType.FP32, MatmulShape(64, 64, 64), result_bytes=4)
     rows = kernels.measure([first, second, again], Small(), method=FAST)
-    assert [row.signature for row in rows] == [signature(first), signature(second)]
+    assert [row.signature for row in rows] == [signature_of(first), signature_of(second)]
 
 
 def test_rows_come_in_the_order_of_the_kernels_and_each_is_announced() -> None:
@@ -75,7 +75,7 @@ def test_what_does_not_fit_is_refused_before_it_is_allocated(monkeypatch: pytest
     """3 x 4096 x 4096 FP32 are 192 MiB; 64 are free."""
     monkeypatch.setattr(pytorch_ops, "prepare", lambda *_: pytest.fail("was allocated"))
     row = kernel_rows.row(_matmul(4096), Small(), FAST)
-    assert (row.outcome, row.time) == (Outcome.OUT_OF_MEMORY, None)
+    assert (row.outcome, row.time) == (MeasurementOutcome.OUT_OF_MEMORY, None)
     assert row.source == "its operands take 192 MiB; 64 MiB are free"
 
 
@@ -91,25 +91,28 @@ def _raising(error: Exception) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("error", "outcome"),
     [
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9"), Outcome.OUT_OF_MEMORY),
-        (MemoryError(), Outcome.OUT_OF_MEMORY),
-        (RuntimeError("no kernel image is available\nfor execution"), Outcome.UNSUPPORTED),
-        (pytorch_ops.Unsupported("there is none"), Outcome.UNSUPPORTED),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9"),
+            MeasurementOutcome.OUT_OF_MEMORY,
+        ),
+        (MemoryError(), MeasurementOutcome.OUT_OF_MEMORY),
+        (RuntimeError("no kernel image is available\nfor execution"), MeasurementOutcome.UNSUPPORTED),
+        (pytorch_ops.Unsupported("there is none"), MeasurementOutcome.UNSUPPORTED),
     ],
 )
 def test_what_fails_is_a_row_and_the_others_are_measured(
-    error: Exception, outcome: Outcome, monkeypatch: pytest.MonkeyPatch
+    error: Exception, outcome: MeasurementOutcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pytorch_ops, "prepare", _raising(error))
     failed, other = kernels.measure([_matmul(64), _matmul(32)], Small(), method=FAST)
     assert (failed.outcome, failed.time) == (outcome, None)
     assert failed.source and "\n" not in failed.source
-    assert other.outcome is Outcome.MEASURED
+    assert other.outcome is MeasurementOutcome.MEASURED
 
 
 def test_formats_that_the_device_has_not_are_unsupported() -> None:
     row = kernel_rows.row(_matmul(64, DType.FP8), Small(), FAST)
-    assert row.outcome is Outcome.UNSUPPORTED
+    assert row.outcome is MeasurementOutcome.UNSUPPORTED
     assert row.source.endswith("has no fp8")
 
 
@@ -140,7 +143,7 @@ def test_copies_take_no_more_than_a_part_of_the_memory() -> None:
 
 def test_what_reads_little_of_much_memory_is_flushed_instead_of_copied() -> None:
     """A few rows of a table of 8 MiB, which is half of what copies may take of a cache of 1 MiB."""
-    shape = StreamShape(Routine.LOOKUP, 32, 256, fused=True, table=8192)
+    shape = MemoryBoundShape(MemoryBoundOp.LOOKUP, 32, 256, fused=True, table=8192)
     lookup = Kernel("lookup", KernelKind.EMBEDDING, DType.FP32, 0.0, 2 * 32 * 1024.0, shape)
     assert pytorch_ops.allocated(lookup, torch.device("cpu")) > 8 * MIB
     assert kernel_rows.arrangement(lookup, Small(free=1024 * MIB), Method()).flushed
@@ -154,12 +157,12 @@ def test_warm_operands_are_neither_rotated_nor_flushed() -> None:
 
 def test_an_optimizers_memory_is_not_what_its_passes_move() -> None:
     """Foreach passes many times over the same memory: weights, gradients and two moments are touched."""
-    from clustersim.model.optimizer_kernels import optimizer_step
+    from clustersim.model.optimizer_kernels import optimizer_step_kernels
     from clustersim.model.training import Training
 
-    full = mixed(DType.FP32, gradients=DType.FP32, master=None)
-    (step,) = optimizer_step(Training(1, 1, recipe=full, fused=False), 1000)
-    assert isinstance(step.shape, StreamShape)
+    full = mixed_precision(DType.FP32, gradients=DType.FP32, master=None)
+    (step,) = optimizer_step_kernels(Training(1, 1, recipe=full, fused=False), 1000)
+    assert isinstance(step.shape, MemoryBoundShape)
     assert pytorch_ops.touched(step) == 16_000 < step.bytes
 
 

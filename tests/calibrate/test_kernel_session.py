@@ -10,38 +10,38 @@ import pytest
 from clustersim.common.dtypes import DType
 from clustersim.common.errors import InputError
 from clustersim.cost.calibration_record import (
+    CalibrationRecord,
     CollectiveFit,
-    Conditions,
-    Device,
-    KernelRow,
-    Outcome,
-    Record,
-    Residual,
-    Spread,
-    signature,
+    DeviceInfo,
+    FitResidual,
+    KernelSample,
+    MeasurementConditions,
+    MeasurementOutcome,
+    TimeStatistics,
+    signature_of,
 )
 from clustersim.cost.record_file import read_record, write_record
 from clustersim.model.kernels import Kernel, MatmulShape
-from clustersim.model.linear import product
+from clustersim.model.linear import matmul_kernel
 from clustersim.program.task import CollectiveType
 
 pytest.importorskip("torch")
 session = pytest.importorskip("calibrate.kernels.session")
 from calibrate.kernels.timing import Method  # noqa: E402 - after torch is known to be there
 
-DEVICE = Device("cpu-laptop", "Test CPU", torch="2.13.0", threads=1)
-HOW = Conditions("2026-11-20", "clustersim calibrate", "by hand", before={"clock_mhz": 2000.0})
+DEVICE = DeviceInfo("cpu-laptop", "Test CPU", torch="2.13.0", threads=1)
+HOW = MeasurementConditions("2026-11-20", "clustersim calibrate", "by hand", before={"clock_mhz": 2000.0})
 
 
 def _matmul(size: int) -> Kernel:
-    return product(f"matmul.{size}", DType.FP32, MatmulShape(size, size, size), result=4)
+    return matmul_kernel(f"matmul.{size}", DType.FP32, MatmulShape(size, size, size), result_bytes=4)
 
 
-def _row(size: int, seconds: float = 1e-3) -> KernelRow:
+def _row(size: int, seconds: float = 1e-3) -> KernelSample:
     kernel = _matmul(size)
     assert kernel.shape is not None
-    time = Spread(seconds, seconds, seconds, 5)
-    return KernelRow(kernel.name, kernel.kind, kernel.dtype, kernel.shape, kernel.flops, kernel.bytes, 1, time)
+    time = TimeStatistics(seconds, seconds, seconds, 5)
+    return KernelSample(kernel.name, kernel.kind, kernel.dtype, kernel.shape, kernel.flops, kernel.bytes, 1, time)
 
 
 def test_a_session_goes_on_with_what_its_file_lacks(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_without_a_budget_the_method_is_the_methods_own() -> None:
 
 def test_a_record_gathers_all_kinds_of_rows(tmp_path: Path) -> None:
     made = session.Session(tmp_path / "r.json", DEVICE, HOW)
-    made.extend(Record(DEVICE, HOW, launch_interval=2e-6))
+    made.extend(CalibrationRecord(DEVICE, HOW, launch_interval=2e-6))
     made.add(_row(64))
     made.save()
     found = read_record(tmp_path / "r.json")
@@ -156,10 +156,10 @@ def test_a_record_gathers_all_kinds_of_rows(tmp_path: Path) -> None:
 
 def test_what_had_no_memory_is_tried_again_and_fits_stay_until_the_next(tmp_path: Path) -> None:
     path = tmp_path / "r.json"
-    failed = replace(_row(64), time=None, outcome=Outcome.OUT_OF_MEMORY)
-    fits = (CollectiveFit(CollectiveType.ALL_REDUCE, 2, 1, 1e-4, 1e9, Residual(3, 0.1, 0.2)),)
-    write_record(Record(DEVICE, HOW, (failed, _row(128)), collective_fits=fits), path)
+    failed = replace(_row(64), time=None, outcome=MeasurementOutcome.OUT_OF_MEMORY)
+    fits = (CollectiveFit(CollectiveType.ALL_REDUCE, 2, 1, 1e-4, 1e9, FitResidual(3, 0.1, 0.2)),)
+    write_record(CalibrationRecord(DEVICE, HOW, (failed, _row(128)), collective_fits=fits), path)
     made = session.Session(path, DEVICE, HOW)
-    assert [signature(item) for item in made.missing([_matmul(64), _matmul(128)])] == [failed.signature]
+    assert [signature_of(item) for item in made.missing([_matmul(64), _matmul(128)])] == [failed.signature]
     made.save()
     assert read_record(path).collective_fits == fits

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from clustersim.build import kernels_of
+from clustersim.build import distinct_kernels
 from clustersim.common.dtypes import DType
-from clustersim.cost.calibration_record import Outcome
-from clustersim.model.kernels import GROUPED, Kernel, KernelKind, MatmulShape, Operands
+from clustersim.cost.calibration_record import MeasurementOutcome
+from clustersim.model.kernels import GROUPED_MATMUL_KINDS, Kernel, KernelKind, MatmulLayout, MatmulShape
 from tests.calibrate.check_scenarios import LLAMA, scenario
 
 torch = pytest.importorskip("torch")
@@ -31,8 +31,8 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator["fakes.FakeCuda"]:
     grouped_gemm.there.cache_clear()
 
 
-def _kernel(kind: KernelKind, operands: Operands = Operands.NT, accumulated: DType | None = None) -> Kernel:
-    sizes = (512, 256, 128) if operands is Operands.TN else (128, 512, 256)
+def _kernel(kind: KernelKind, operands: MatmulLayout = MatmulLayout.NT, accumulated: DType | None = None) -> Kernel:
+    sizes = (512, 256, 128) if operands is MatmulLayout.TN else (128, 512, 256)
     shape = MatmulShape(*sizes, GROUPS, operands, accumulated)
     return Kernel("test", kind, DType.BF16, 1.0, 1.0, shape)
 
@@ -48,14 +48,14 @@ def test_a_mixture_is_measured_on_a_gpu() -> None:
             LLAMA, "model.experts={count: 8, top_k: 2, ffn: 48}", "cluster.gpus=2", "layout.ep=2",
             "training.precision=bf16", f"training.fused={fused}", f"training.overheads.grouping={grouping}",
         )  # fmt: skip
-        rows = selection.measure(kernels_of(given), CudaDevice(0), method=FAST)
-        products = [row for row in rows if row.kind in GROUPED]
+        rows = selection.measure(distinct_kernels(given), CudaDevice(0), method=FAST)
+        products = [row for row in rows if row.kind in GROUPED_MATMUL_KINDS]
         assert len(products) == 6
-        assert {row.name for row in rows if row.outcome is not Outcome.MEASURED} == {"mlp.permute.map"}
+        assert {row.name for row in rows if row.outcome is not MeasurementOutcome.MEASURED} == {"mlp.permute.map"}
 
 
-@pytest.mark.parametrize("operands", Operands)
-def test_one_kernel_is_one_launch(cuda: "fakes.FakeCuda", operands: Operands) -> None:
+@pytest.mark.parametrize("operands", MatmulLayout)
+def test_one_kernel_is_one_launch(cuda: "fakes.FakeCuda", operands: MatmulLayout) -> None:
     action = prepare(_kernel(KernelKind.GROUPED_MATMUL, operands), torch.device("cuda"))
     before = cuda.calls["launch"]
     action()
@@ -64,7 +64,7 @@ def test_one_kernel_is_one_launch(cuda: "fakes.FakeCuda", operands: Operands) ->
 
 @pytest.mark.parametrize("accumulated", [None, DType.FP32])
 def test_products_on_streams_take_turns_and_are_waited_for(cuda: "fakes.FakeCuda", accumulated: DType | None) -> None:
-    action = prepare(_kernel(KernelKind.STREAMED_MATMULS, Operands.TN, accumulated), torch.device("cuda"))
+    action = prepare(_kernel(KernelKind.STREAMED_MATMULS, MatmulLayout.TN, accumulated), torch.device("cuda"))
     cuda.synchronize()
     before = cuda.calls["launch"]
     action()
@@ -90,11 +90,11 @@ def test_where_there_is_no_such_kernel_products_are_launched_one_by_one(
 def test_uneven_groups_are_measured_beside_even_ones() -> None:
     """As many rows together; of what the device has no kernel for there is no row."""
     lacking = Kernel("mx", KernelKind.GROUPED_MATMUL, DType.MXFP8, 1.0, 1.0, MatmulShape(64, 64, 64, GROUPS))
-    asked = imbalanced_gemm.uneven([*map(_kernel, sorted(GROUPED, key=lambda kind: kind.value)), lacking])
+    asked = imbalanced_gemm.uneven([*map(_kernel, sorted(GROUPED_MATMUL_KINDS, key=lambda kind: kind.value)), lacking])
     rows = list(imbalanced_gemm.uneven_rows(asked, CudaDevice(0), FAST))
-    assert {row.kernel.kind for row in rows} == set(GROUPED)
+    assert {row.kernel.kind for row in rows} == set(GROUPED_MATMUL_KINDS)
     assert len(rows) == 2 * len(VARIATIONS)
     for row in rows:
         assert sum(row.rows) == GROUPS * 128
-        assert row.hottest > 1.2
+        assert row.imbalance > 1.2
         assert row.kernel.time is not None and row.time.seconds > 0.0

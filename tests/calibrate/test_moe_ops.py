@@ -5,12 +5,20 @@ from typing import Any
 
 import pytest
 
-from clustersim.build import kernels_of
+from clustersim.build import distinct_kernels
 from clustersim.common.dtypes import DType
-from clustersim.cost.measured_kernels import RecordedKernels
+from clustersim.cost.measured_kernels import MeasuredKernels
 from clustersim.cost.timing import Provenance
 from clustersim.hardware.accelerator import load_accelerator
-from clustersim.model.kernels import GROUPED, Kernel, KernelKind, MatmulShape, Operands, Routine, StreamShape
+from clustersim.model.kernels import (
+    GROUPED_MATMUL_KINDS,
+    Kernel,
+    KernelKind,
+    MatmulLayout,
+    MatmulShape,
+    MemoryBoundOp,
+    MemoryBoundShape,
+)
 from clustersim.scenario import Scenario
 from tests.calibrate.check_scenarios import LLAMA, one_thread, scenario
 
@@ -39,26 +47,30 @@ def _mixture(experts: str, *overrides: str) -> Scenario:
     return scenario(LLAMA, f"model.experts={experts}", "cluster.gpus=2", "layout.ep=2", *overrides)
 
 
-def _kernel(operands: Operands, kind: KernelKind, accumulated: DType | None = None) -> Kernel:
-    sizes = {Operands.NT: (ROWS, WIDE, DEEP), Operands.NN: (ROWS, DEEP, WIDE), Operands.TN: (WIDE, DEEP, ROWS)}
+def _kernel(operands: MatmulLayout, kind: KernelKind, accumulated: DType | None = None) -> Kernel:
+    sizes = {
+        MatmulLayout.NT: (ROWS, WIDE, DEEP),
+        MatmulLayout.NN: (ROWS, DEEP, WIDE),
+        MatmulLayout.TN: (WIDE, DEEP, ROWS),
+    }
     shape = MatmulShape(*sizes[operands], GROUPS, operands, accumulated)
     return Kernel("test", kind, DType.FP32, 1.0, 1.0, shape)
 
 
 @pytest.mark.parametrize("experts", MIXTURES.values(), ids=MIXTURES)
 def test_every_kernel_of_a_mixture_runs_on_a_cpu(experts: str) -> None:
-    for kernel in kernels_of(_mixture(experts)):
+    for kernel in distinct_kernels(_mixture(experts)):
         action = pytorch_ops.prepare(kernel, CPU)
         action()
         action()
         assert pytorch_ops.allocated(kernel, CPU) >= pytorch_ops.touched(kernel) > 0.0
 
 
-@pytest.mark.parametrize("kind", sorted(GROUPED, key=lambda kind: kind.value))
+@pytest.mark.parametrize("kind", sorted(GROUPED_MATMUL_KINDS, key=lambda kind: kind.value))
 @pytest.mark.parametrize("rows", [None, (3, 0, 21)], ids=["even", "uneven"])
-@pytest.mark.parametrize("operands", Operands)
+@pytest.mark.parametrize("operands", MatmulLayout)
 def test_grouped_products_are_those_of_each_group(
-    monkeypatch: pytest.MonkeyPatch, operands: Operands, rows: tuple[int, ...] | None, kind: KernelKind
+    monkeypatch: pytest.MonkeyPatch, operands: MatmulLayout, rows: tuple[int, ...] | None, kind: KernelKind
 ) -> None:
     """Against one product after the other, by hand; groups without rows give nothing, and zeros for their weights."""
     given: list[Any] = []
@@ -75,12 +87,14 @@ def test_grouped_products_are_those_of_each_group(
     action()
     a, b = given
     sizes = list(rows or (ROWS,) * GROUPS)
-    if operands is Operands.TN:
+    if operands is MatmulLayout.TN:
         wanted = [x @ y for x, y in zip(a.split(sizes, 1), b.split(sizes), strict=True)]
     else:
         wanted = [x @ y for x, y in zip(a.split(sizes), b, strict=True)]
     parts = (
-        action.result if kind is KernelKind.STREAMED_MATMULS or operands is Operands.TN else action.result.split(sizes)
+        action.result
+        if kind is KernelKind.STREAMED_MATMULS or operands is MatmulLayout.TN
+        else action.result.split(sizes)
     )
     for item, expected in zip(parts, wanted, strict=True):
         torch.testing.assert_close(item, expected)
@@ -89,8 +103,8 @@ def test_grouped_products_are_those_of_each_group(
 def test_without_a_grouped_kernel_products_follow_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """And so they do where they are added to what is there, which the kernel cannot."""
     kernel, summed = (
-        _kernel(Operands.NT, KernelKind.GROUPED_MATMUL),
-        _kernel(Operands.TN, KernelKind.GROUPED_MATMUL, DType.FP32),
+        _kernel(MatmulLayout.NT, KernelKind.GROUPED_MATMUL),
+        _kernel(MatmulLayout.TN, KernelKind.GROUPED_MATMUL, DType.FP32),
     )
     for item in (kernel, summed):
         assert isinstance(item.shape, MatmulShape)
@@ -109,7 +123,7 @@ def test_without_a_grouped_kernel_products_follow_one_another(monkeypatch: pytes
 
 
 def test_what_only_transformer_engine_fuses_is_said() -> None:
-    shape = StreamShape(Routine.UNPERMUTE, 8, 16, fused=True, table=16)
+    shape = MemoryBoundShape(MemoryBoundOp.UNPERMUTE, 8, 16, fused=True, table=16)
     with pytest.raises(pytorch_ops.Unsupported, match="unpermute: PyTorch has no fused kernel"):
         pytorch_ops.prepare(Kernel("test", KernelKind.COPY, DType.BF16, 0.0, 1.0, shape), CPU)
 
@@ -157,29 +171,40 @@ def test_a_sort_puts_gradients_back() -> None:
 
 
 def _record_of(kernels: list[Kernel], seconds: float) -> Any:
-    from clustersim.cost.calibration_record import Conditions, Device, KernelRow, Record, Spread
+    from clustersim.cost.calibration_record import (
+        CalibrationRecord,
+        DeviceInfo,
+        KernelSample,
+        MeasurementConditions,
+        TimeStatistics,
+    )
 
     rows = []
     for kernel in kernels:
         assert kernel.shape is not None
         known = kernel.name, kernel.kind, kernel.dtype, kernel.shape, kernel.flops, kernel.bytes, kernel.launches
-        rows.append(KernelRow(*known, Spread(seconds, seconds, seconds, 3)))
-    return Record(Device("cpu-laptop", "a CPU"), Conditions("2026-11-23", "test", "test"), tuple(rows))
+        rows.append(KernelSample(*known, TimeStatistics(seconds, seconds, seconds, 3)))
+    return CalibrationRecord(
+        DeviceInfo("cpu-laptop", "a CPU"), MeasurementConditions("2026-11-23", "test", "test"), tuple(rows)
+    )
 
 
 def test_a_record_answers_for_the_same_mixture_and_between_two() -> None:
     """Same shapes are measured; a batch between two measured ones is interpolated, in each family of experts."""
     small, large, between = (_mixture(MIXTURES["softmax"], f"training.sequence={tokens}") for tokens in (16, 64, 32))
     few, many, asked = (
-        [kernel for kernel in kernels_of(given) if _of_experts(kernel)] for given in (small, large, between)
+        [distinct_kernel for distinct_kernel in distinct_kernels(given) if _of_experts(distinct_kernel)]
+        for given in (small, large, between)
     )
     record = _record_of([*few, *many], 1e-3)
-    cost = RecordedKernels(record, load_accelerator("cpu-laptop"))
-    assert {cost.kernel(item).provenance for item in (*few, *many)} == {Provenance.MEASURED}
-    found = {element.name: cost.kernel(element) for element in asked}
+    cost = MeasuredKernels(record, load_accelerator("cpu-laptop"))
+    assert {cost.time_kernel(kernel).provenance for kernel in (*few, *many)} == {Provenance.MEASURED}
+    found = {item.name: cost.time_kernel(item) for item in asked}
     assert len(found) > 14
-    assert {name for name, timing in found.items() if timing.provenance is not Provenance.INTERPOLATED} == set()
-    assert {entry.seconds for entry in found.values()} != {1e-3}
+    assert {
+        name for name, kernel_timing in found.items() if kernel_timing.provenance is not Provenance.INTERPOLATED
+    } == set()
+    assert {element.seconds for element in found.values()} != {1e-3}
 
 
 def _of_experts(kernel: Kernel) -> bool:
@@ -189,13 +214,17 @@ def _of_experts(kernel: Kernel) -> bool:
 
 
 def test_another_way_to_choose_is_another_measurement() -> None:
-    choices = {name: kernels_of(_mixture(experts)) for name, experts in MIXTURES.items()}
+    choices = {name: distinct_kernels(_mixture(experts)) for name, experts in MIXTURES.items()}
     found = {
         name: {
             kernel.shape.routine
             for kernel in kernels
-            if isinstance(kernel.shape, StreamShape) and kernel.name == "mlp.top_k"
+            if isinstance(kernel.shape, MemoryBoundShape) and kernel.name == "mlp.top_k"
         }
         for name, kernels in choices.items()
     }
-    assert found == {"softmax": {Routine.TOP_K}, "sigmoid": {Routine.TOP_K_SIGMOID}, "groups": {Routine.TOP_K_GROUPED}}
+    assert found == {
+        "softmax": {MemoryBoundOp.TOP_K},
+        "sigmoid": {MemoryBoundOp.TOP_K_SIGMOID},
+        "groups": {MemoryBoundOp.TOP_K_GROUPED},
+    }

@@ -15,7 +15,7 @@ import pytest
 from calibrate.command import main
 from calibrate.nccl_tests.command import read_runs
 from clustersim.common.dtypes import DType
-from clustersim.cost.calibration_record import Call, Record
+from clustersim.cost.calibration_record import CalibrationRecord, CollectiveCall
 from clustersim.cost.record_file import read_record
 from clustersim.program.task import CollectiveType
 
@@ -25,10 +25,10 @@ SEND_RECV, REDUCE_SCATTER, ALL_TO_ALL = "sendrecv_v2.13_h100.txt", "v2.19_h200.t
 
 
 @pytest.fixture
-def take_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Record]:
+def take_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., CalibrationRecord]:
     """Import files of nccl/ (or paths) into a record."""
 
-    def run(*arguments: str | Path, output: str = "record.json") -> Record:
+    def run(*arguments: str | Path, output: str = "record.json") -> CalibrationRecord:
         status = main(["import-nccl-tests", *(str(argument) for argument in arguments), "-o", str(tmp_path / output)])
         assert status == 0, capsys.readouterr().err
         return read_record(tmp_path / output)
@@ -65,13 +65,15 @@ def changed(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
-def calls(record: Record) -> dict[Call, float]:
+def calls(record: CalibrationRecord) -> dict[CollectiveCall, float]:
     return {row.call: row.time.seconds for row in record.collectives}
 
 
-def test_a_table_of_2021_without_root_and_with_deviations_for_wrong_values(take_over: Callable[..., Record]) -> None:
+def test_a_table_of_2021_without_root_and_with_deviations_for_wrong_values(
+    take_over: Callable[..., CalibrationRecord],
+) -> None:
     record = take_over(FILES / ALL_GATHER, "--cluster", "dgx-a100")
-    assert calls(record)[Call(CollectiveType.ALL_GATHER, 67108864.0, 8, 1)] == pytest.approx(401.2e-6)
+    assert calls(record)[CollectiveCall(CollectiveType.ALL_GATHER, 67108864.0, 8, 1)] == pytest.approx(401.2e-6)
     assert len(record.collectives) == 5
     assert record.device.accelerator == "a100-sxm-80gb"
     assert record.device.name == "A100-SXM4-80GB"
@@ -81,21 +83,21 @@ def test_a_table_of_2021_without_root_and_with_deviations_for_wrong_values(take_
     )
 
 
-def test_ranks_and_nodes_come_from_the_lines_of_ranks(take_over: Callable[..., Record]) -> None:
+def test_ranks_and_nodes_come_from_the_lines_of_ranks(take_over: Callable[..., CalibrationRecord]) -> None:
     """Mpirun's prefix and a line of NCCL's own between the rows are no obstacle."""
     record = take_over(FILES / ALL_REDUCE, "--cluster", "dgx-h100")
     assert calls(record) == {
-        Call(CollectiveType.ALL_REDUCE, 2.0**20, 16, 2): pytest.approx(121.5e-6),
-        Call(CollectiveType.ALL_REDUCE, 2.0**23, 16, 2): pytest.approx(189.4e-6),
-        Call(CollectiveType.ALL_REDUCE, 2.0**26, 16, 2): pytest.approx(508.8e-6),
-        Call(CollectiveType.ALL_REDUCE, 2.0**29, 16, 2): pytest.approx(2851.0e-6),
+        CollectiveCall(CollectiveType.ALL_REDUCE, 2.0**20, 16, 2): pytest.approx(121.5e-6),
+        CollectiveCall(CollectiveType.ALL_REDUCE, 2.0**23, 16, 2): pytest.approx(189.4e-6),
+        CollectiveCall(CollectiveType.ALL_REDUCE, 2.0**26, 16, 2): pytest.approx(508.8e-6),
+        CollectiveCall(CollectiveType.ALL_REDUCE, 2.0**29, 16, 2): pytest.approx(2851.0e-6),
     }
     assert record.device.collectives == "nccl 2.19.3"
     assert [(fit.ranks, fit.nodes) for fit in record.collective_fits] == [(16, 2)]
 
 
 def test_reductions_are_of_the_format_that_they_sum_in_and_all_else_moves_bytes(
-    take_over: Callable[..., Record], changed: Callable[..., Path], refused: Callable[..., str]
+    take_over: Callable[..., CalibrationRecord], changed: Callable[..., Path], refused: Callable[..., str]
 ) -> None:
     narrow = take_over(changed(ALL_REDUCE, ("   float", "bfloat16")), "--cluster", "dgx-h100")
     assert {call.format for call in calls(narrow)} == {DType.BF16}
@@ -124,7 +126,7 @@ STDOUT = "[1,0]<stdout>:"
     ],
 )
 def test_a_table_is_read_through_what_is_put_before_its_lines(
-    take_over: Callable[..., Record], changed: Callable[..., Path], prefix: str
+    take_over: Callable[..., CalibrationRecord], changed: Callable[..., Path], prefix: str
 ) -> None:
     expected = calls(take_over(FILES / ALL_REDUCE, "--cluster", "dgx-h100"))
     assert calls(take_over(changed(ALL_REDUCE, (STDOUT, prefix)), "--cluster", "dgx-h100", output="b.json")) == expected
@@ -139,7 +141,7 @@ def test_a_table_is_read_through_what_is_put_before_its_lines(
     ],
 )
 def test_a_warning_of_nccls_is_said_and_ends_no_table(
-    take_over: Callable[..., Record],
+    take_over: Callable[..., CalibrationRecord],
     changed: Callable[..., Path],
     capsys: pytest.CaptureFixture[str],
     begun: str,
@@ -155,7 +157,7 @@ def test_a_warning_of_nccls_is_said_and_ends_no_table(
 
 
 def test_a_table_of_2026_names_its_collective_and_has_statistics_and_timestamps(
-    take_over: Callable[..., Record],
+    take_over: Callable[..., CalibrationRecord],
 ) -> None:
     """The line of size 0, whose payload is too small for a part of each rank, is no row."""
     record = take_over(FILES / REDUCE_SCATTER, "--cluster", "hgx-h200")
@@ -164,15 +166,15 @@ def test_a_table_of_2026_names_its_collective_and_has_statistics_and_timestamps(
     assert record.device.collectives == "nccl 2.28.7"
 
 
-def test_json_says_the_same_as_a_table(take_over: Callable[..., Record]) -> None:
+def test_json_says_the_same_as_a_table(take_over: Callable[..., CalibrationRecord]) -> None:
     record = take_over(FILES / ALL_TO_ALL, "--cluster", "hgx-h200")
-    assert calls(record)[Call(CollectiveType.ALL_TO_ALL, 2.0**24, 8, 1)] == pytest.approx(82.42e-6)
+    assert calls(record)[CollectiveCall(CollectiveType.ALL_TO_ALL, 2.0**24, 8, 1)] == pytest.approx(82.42e-6)
     assert record.conditions.date == "2026-07-10"
     assert record.device.collectives == "nccl 2.28.7"
 
 
 def test_a_process_with_several_gpus_names_one_of_them_in_json(
-    take_over: Callable[..., Record], tmp_path: Path
+    take_over: Callable[..., CalibrationRecord], tmp_path: Path
 ) -> None:
     content = json.loads((FILES / ALL_TO_ALL).read_text(encoding="utf-8"))
     content["config"]["ngpus"], content["config"]["devices"] = 8, content["config"]["devices"][:1]
@@ -181,14 +183,16 @@ def test_a_process_with_several_gpus_names_one_of_them_in_json(
     assert {call.ranks for call in calls(take_over(path, "--cluster", "hgx-h200"))} == {8}
 
 
-def test_each_version_of_the_json_is_read(take_over: Callable[..., Record], changed: Callable[..., Path]) -> None:
+def test_each_version_of_the_json_is_read(
+    take_over: Callable[..., CalibrationRecord], changed: Callable[..., Path]
+) -> None:
     for version in (1, 2, 3):
         path = changed(ALL_TO_ALL, ('"version": 3', f'"version": {version}'))
         assert len(take_over(path, "--cluster", "hgx-h200", output=f"{version}.json").collectives) == 3
 
 
 def test_sendrecv_is_pairs_across_nodes_if_the_ring_of_ranks_crosses_them(
-    take_over: Callable[..., Record], changed: Callable[..., Path]
+    take_over: Callable[..., CalibrationRecord], changed: Callable[..., Path]
 ) -> None:
     record = take_over(FILES / SEND_RECV, "--cluster", "dgx-h100")
     assert {(call.ranks, call.nodes) for call in calls(record)} == {(2, 1)}
@@ -197,14 +201,14 @@ def test_sendrecv_is_pairs_across_nodes_if_the_ring_of_ranks_crosses_them(
     assert {(call.ranks, call.nodes) for call in calls(record)} == {(2, 2)}
 
 
-def test_in_place_times_are_taken_when_asked_for(take_over: Callable[..., Record]) -> None:
+def test_in_place_times_are_taken_when_asked_for(take_over: Callable[..., CalibrationRecord]) -> None:
     record = take_over(FILES / ALL_GATHER, "--cluster", "dgx-a100", "--in-place")
-    assert calls(record)[Call(CollectiveType.ALL_GATHER, 67108864.0, 8, 1)] == pytest.approx(399.7e-6)
+    assert calls(record)[CollectiveCall(CollectiveType.ALL_GATHER, 67108864.0, 8, 1)] == pytest.approx(399.7e-6)
     assert "in-place" in record.conditions.method
 
 
 def test_groups_of_a_split_run_are_what_communicates(
-    take_over: Callable[..., Record], changed: Callable[..., Path]
+    take_over: Callable[..., CalibrationRecord], changed: Callable[..., Path]
 ) -> None:
     """NCCL_TESTS_SPLIT="MOD 8" on two nodes: eight groups of two ranks, one on each node."""
     split = [(f"Rank {rank:2d} Group  0", f"Rank {rank:2d} Group {rank % 8:2d}") for rank in range(16)]
@@ -213,7 +217,7 @@ def test_groups_of_a_split_run_are_what_communicates(
 
 
 def test_lines_that_were_printed_again_are_repetitions_of_one_row(
-    take_over: Callable[..., Record], changed: Callable[..., Path]
+    take_over: Callable[..., CalibrationRecord], changed: Callable[..., Path]
 ) -> None:
     again = [changed(ALL_GATHER, ("401.2", time), to=f"all_gather_{time}.txt") for time in ("401.2", "405.2", "409.2")]
     record = take_over(*again, "--cluster", "dgx-a100")
@@ -223,7 +227,9 @@ def test_lines_that_were_printed_again_are_repetitions_of_one_row(
     assert row.time.repetitions == 3
 
 
-def test_several_runs_in_one_log_are_several_collectives(take_over: Callable[..., Record], tmp_path: Path) -> None:
+def test_several_runs_in_one_log_are_several_collectives(
+    take_over: Callable[..., CalibrationRecord], tmp_path: Path
+) -> None:
     text = (FILES / REDUCE_SCATTER).read_text(encoding="utf-8")
     path = tmp_path / "all.log"
     path.write_text(text + text.replace("reduce_scatter_perf", "broadcast_perf"), encoding="utf-8")
@@ -231,7 +237,7 @@ def test_several_runs_in_one_log_are_several_collectives(take_over: Callable[...
     assert {call.collective for call in calls(record)} == {CollectiveType.REDUCE_SCATTER, CollectiveType.BROADCAST}
 
 
-def test_files_add_to_a_record_that_is_there(take_over: Callable[..., Record]) -> None:
+def test_files_add_to_a_record_that_is_there(take_over: Callable[..., CalibrationRecord]) -> None:
     take_over(FILES / REDUCE_SCATTER, "--cluster", "hgx-h200")
     record = take_over(FILES / ALL_TO_ALL, "--cluster", "hgx-h200")
     assert {fit.collective for fit in record.collective_fits} == {
@@ -242,7 +248,7 @@ def test_files_add_to_a_record_that_is_there(take_over: Callable[..., Record]) -
 
 
 def test_a_record_of_another_device_is_left_alone(
-    take_over: Callable[..., Record], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    take_over: Callable[..., CalibrationRecord], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = take_over(FILES / ALL_TO_ALL, "--cluster", "hgx-h200")
     output = tmp_path / "record.json"
@@ -252,7 +258,7 @@ def test_a_record_of_another_device_is_left_alone(
 
 
 def test_a_log_without_lines_of_ranks_takes_them_from_options(
-    take_over: Callable[..., Record], refused: Callable[..., str], changed: Callable[..., Path]
+    take_over: Callable[..., CalibrationRecord], refused: Callable[..., str], changed: Callable[..., Path]
 ) -> None:
     bare = changed(SEND_RECV, ("#  Rank", "#  Rnk"))
     assert "lists no GPUs; say how many ran with --ranks N --nodes N" in refused(bare, "--cluster", "dgx-h100")
@@ -262,7 +268,7 @@ def test_a_log_without_lines_of_ranks_takes_them_from_options(
 
 
 def test_a_file_whose_name_says_nothing_takes_the_collective_from_the_option(
-    take_over: Callable[..., Record], refused: Callable[..., str], changed: Callable[..., Path]
+    take_over: Callable[..., CalibrationRecord], refused: Callable[..., str], changed: Callable[..., Path]
 ) -> None:
     nameless = changed(ALL_GATHER, to="log.txt")
     assert "add --collective NAME" in refused(nameless, "--cluster", "dgx-a100")
@@ -376,7 +382,7 @@ def test_a_run_of_one_rank_exchanges_nothing(refused: Callable[..., str], change
     assert "1 ranks on 1 nodes are not two or more" in refused(alone, "--cluster", "dgx-h100")
 
 
-def test_importing_a_file_again_changes_nothing(take_over: Callable[..., Record]) -> None:
+def test_importing_a_file_again_changes_nothing(take_over: Callable[..., CalibrationRecord]) -> None:
     first = take_over(FILES / ALL_TO_ALL, "--cluster", "hgx-h200")
     assert take_over(FILES / ALL_TO_ALL, "--cluster", "hgx-h200") == first
 

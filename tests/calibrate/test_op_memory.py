@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from clustersim.common.dtypes import DType
-from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Operands, Routine, StreamShape
+from clustersim.model.kernels import (
+    AttentionShape,
+    Kernel,
+    KernelKind,
+    MatmulLayout,
+    MatmulShape,
+    MemoryBoundOp,
+    MemoryBoundShape,
+)
 from tests.calibrate.check_scenarios import one_thread
 
 torch = pytest.importorskip("torch")
@@ -20,26 +28,26 @@ CPU = torch.device("cpu")
 ROWS, WIDTH, TABLE = 256, 512, 64
 FORMATS = (DType.FP32, DType.BF16)
 TABLES = {
-    Routine.LOOKUP: TABLE, Routine.POSITIONS: TABLE, Routine.ROTARY: TABLE,
-    Routine.TOP_K: 4, Routine.TOP_K_SIGMOID: 4, Routine.TOP_K_GROUPED: 4,
-    Routine.ROW_MAP: 2 * ROWS, Routine.PERMUTE: 3 * ROWS, Routine.UNPERMUTE: 5 * ROWS // 2,
+    MemoryBoundOp.LOOKUP: TABLE, MemoryBoundOp.POSITIONS: TABLE, MemoryBoundOp.ROTARY: TABLE,
+    MemoryBoundOp.TOP_K: 4, MemoryBoundOp.TOP_K_SIGMOID: 4, MemoryBoundOp.TOP_K_GROUPED: 4,
+    MemoryBoundOp.ROW_MAP: 2 * ROWS, MemoryBoundOp.PERMUTE: 3 * ROWS, MemoryBoundOp.UNPERMUTE: 5 * ROWS // 2,
 }  # fmt: skip
-UPDATES = (Routine.ADAM, Routine.SGD)
+UPDATES = (MemoryBoundOp.ADAM, MemoryBoundOp.SGD)
 COMPILED = (
-    Routine.SWIGLU, Routine.ROTARY, Routine.RESIDUAL_DROPOUT, Routine.SOFTMAX, Routine.SOFTCAP, Routine.LOSS_FUSED,
-    Routine.LOSS_CHUNKED, Routine.SCALED_SUM,
+    MemoryBoundOp.SWIGLU, MemoryBoundOp.ROTARY, MemoryBoundOp.RESIDUAL_DROPOUT, MemoryBoundOp.SOFTMAX, MemoryBoundOp.SOFTCAP, MemoryBoundOp.LOSS_FUSED,
+    MemoryBoundOp.LOSS_CHUNKED, MemoryBoundOp.SCALED_SUM,
 )  # fmt: skip
 
 
-def _streams(routine: Routine, dtype: DType, *, fused: bool, backward: bool) -> Iterator[Kernel]:
+def _streams(routine: MemoryBoundOp, dtype: DType, *, fused: bool, backward: bool) -> Iterator[Kernel]:
     """The routine with every further format that it may have."""
-    shape = StreamShape(routine, ROWS, WIDTH, backward=backward, fused=fused, table=TABLES.get(routine, 0))
+    shape = MemoryBoundShape(routine, ROWS, WIDTH, backward=backward, fused=fused, table=TABLES.get(routine, 0))
     choices: tuple[tuple[DType, ...], ...] = ((),)
     if routine in UPDATES:
         choices = (dtype, dtype), (dtype, dtype, DType.FP16), (DType.FP16, dtype)
-    elif routine in (Routine.ACCUMULATE, Routine.POSITIONS):
+    elif routine in (MemoryBoundOp.ACCUMULATE, MemoryBoundOp.POSITIONS):
         choices = ((DType.FP32,),)
-    elif routine is Routine.COPY:
+    elif routine is MemoryBoundOp.COPY:
         choices = (), (DType.FP16,)
     for formats in choices:
         yield Kernel("test", KernelKind.COPY, dtype, 0.0, 1.0, replace(shape, formats=formats))
@@ -47,9 +55,9 @@ def _streams(routine: Routine, dtype: DType, *, fused: bool, backward: bool) -> 
 
 def _others(dtype: DType) -> Iterator[Kernel]:
     """Products, of experts too, rows in another order, and attention with as many keys as queries, or fewer."""
-    for operands in Operands:
+    for operands in MatmulLayout:
         yield Kernel("test", KernelKind.GROUPED_MATMUL, dtype, 1.0, 1.0, MatmulShape(128, 256, 192, 3, operands))
-    sort = StreamShape(Routine.PERMUTE, ROWS, WIDTH, fused=True, table=ROWS)
+    sort = MemoryBoundShape(MemoryBoundOp.PERMUTE, ROWS, WIDTH, fused=True, table=ROWS)
     yield Kernel("test", KernelKind.COPY, dtype, 0.0, 1.0, sort)
     for batch in (1, 3):
         shape = MatmulShape(256, 384, 512, batch=batch, accumulated=dtype if batch == 1 else None)
@@ -60,7 +68,7 @@ def _others(dtype: DType) -> Iterator[Kernel]:
 
 def _every() -> dict[str, Kernel]:
     """What a CPU runs: each routine, both ways, in both formats."""
-    ways = product(Routine, FORMATS, (False, True), (False, True))
+    ways = product(MemoryBoundOp, FORMATS, (False, True), (False, True))
     found = [
         stream
         for routine, dtype, fused, back in ways
@@ -71,7 +79,7 @@ def _every() -> dict[str, Kernel]:
 
 def _words(kernel: Kernel) -> str:
     shape = kernel.shape
-    if not isinstance(shape, StreamShape):
+    if not isinstance(shape, MemoryBoundShape):
         return f"{kernel.kind.value} {kernel.dtype.value} {shape}"
     words = shape.routine.value, "fused" * shape.fused, "backward" * shape.backward, kernel.dtype.value
     return " ".join(filter(None, (*words, *(d_type.value for d_type in shape.formats))))
@@ -128,9 +136,9 @@ def test_memory_is_what_pytorch_allocates(measured: dict[str, tuple[Kernel, floa
 
 def test_every_routine_that_a_cpu_runs_is_measured(measured: dict[str, tuple[Kernel, float]]) -> None:
     """But for those that only a compiler fuses, and those that nobody runs here."""
-    found = {kernel.shape.routine for kernel, _ in measured.values() if isinstance(kernel.shape, StreamShape)}
-    compiled = {Routine.LOSS_FUSED, Routine.LOSS_CHUNKED, Routine.QUANTIZE}
-    assert set(Routine) - found == {*compiled, Routine.DEQUANTIZE, Routine.BALANCE}
+    found = {kernel.shape.routine for kernel, _ in measured.values() if isinstance(kernel.shape, MemoryBoundShape)}
+    compiled = {MemoryBoundOp.LOSS_FUSED, MemoryBoundOp.LOSS_CHUNKED, MemoryBoundOp.QUANTIZE}
+    assert set(MemoryBoundOp) - found == {*compiled, MemoryBoundOp.DEQUANTIZE, MemoryBoundOp.BALANCE}
 
 
 def test_touched_memory_is_part_of_it(measured: dict[str, tuple[Kernel, float]]) -> None:
@@ -143,7 +151,7 @@ def test_a_gpus_own_kernels_keep_a_mask_of_bytes_and_no_formula() -> None:
     gpu, x = torch.device("cuda"), torch.empty(ROWS, WIDTH, dtype=torch.bfloat16, device="meta")
     dropped = sum(item.nbytes for item in torch.ops.aten.native_dropout(x, 0.1, True))
     normed = sum(element.nbytes for element in torch.ops.aten._fused_rms_norm(x, [WIDTH], x[0], 1e-5))
-    for routine, results in ((Routine.DROPOUT, dropped), (Routine.RMSNORM, normed)):
+    for routine, results in ((MemoryBoundOp.DROPOUT, dropped), (MemoryBoundOp.RMSNORM, normed)):
         (forward,) = _streams(routine, DType.BF16, fused=True, backward=False)
         (backward,) = _streams(routine, DType.BF16, fused=True, backward=True)
         assert pytorch_ops.allocated(forward, gpu) == pytest.approx(x.nbytes + results, rel=0.01)

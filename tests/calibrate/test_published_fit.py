@@ -14,17 +14,17 @@ from calibrate.fit import published_fit
 from calibrate.fit.grid_search import GridSearch
 from calibrate.fit.published_fit import DERIVATIONS, TARGETS, Fits
 from calibrate.fit.published_kernels import attentions, best_rates, matmuls
-from clustersim.common.dtypes import NARROW, DType
+from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
 from clustersim.cost.roofline import Roofline
 from clustersim.hardware.accelerator import load_accelerator
-from clustersim.hardware.efficiency import Efficiency
+from clustersim.hardware.efficiency import KernelEfficiency
 from clustersim.model.kernels import Kernel, KernelKind
-from clustersim.model.layer_stack import Mlp
-from clustersim.model.layers import Layer, Shard
-from clustersim.model.precision_recipe import mixed
-from clustersim.model.recompute_modules import Module
-from clustersim.model.training import Attention, Training
-from clustersim.model.transformer import Norm, Positions, uniform
+from clustersim.model.layer_stack import MlpType
+from clustersim.model.layers import LayerOperators, LayerShard
+from clustersim.model.precision_recipe import mixed_precision
+from clustersim.model.recompute_modules import RecomputeModule
+from clustersim.model.training import AttentionBackend, Training
+from clustersim.model.transformer import Norm, PositionEncoding, uniform_model
 from tests.uniform_models import layer
 
 BLACKWELL = ("b200-sxm-180gb", "gb200")  # of whose machines one is a quarter slower than the others in long kernels
@@ -32,8 +32,8 @@ BLACKWELL = ("b200-sxm-180gb", "gb200")  # of whose machines one is a quarter sl
 
 @pytest.mark.parametrize("name", [target.name for target in TARGETS] + [derived.name for derived in DERIVATIONS])
 def test_every_shipped_constant_is_the_one_that_the_command_recommends(fits: Fits, name: str) -> None:
-    def written(efficiency: Efficiency) -> Efficiency:
-        latency, grouped = round(efficiency.kernel_latency, 9), efficiency.experts
+    def written(efficiency: KernelEfficiency) -> KernelEfficiency:
+        latency, grouped = round(efficiency.kernel_latency, 9), efficiency.expert_matmul
         called = replace(grouped, call=round(grouped.call, 9))
         return replace(efficiency, kernel_latency=latency, launch_interval=0.0, grouped=called)
 
@@ -59,9 +59,9 @@ def test_the_roofline_repeats_the_fit_kernel_by_kernel(fits: Fits) -> None:
     """The fit works on arrays of rows; the cost source times one kernel. Both are the same model."""
     name = "h100-sxm-80gb"
     roofline = Roofline(load_accelerator(name))
-    rows = [row for row in matmuls() if row.accelerator == name and row.dtype not in NARROW]
+    rows = [row for row in matmuls() if row.accelerator == name and row.dtype not in LOW_PRECISION_DTYPES]
     kernels = [Kernel("row", KernelKind.MATMUL, row.dtype, row.flops, row.moved, row.shape) for row in rows]
-    ratios = [roofline.kernel(kernel).seconds / row.seconds for kernel, row in zip(kernels, rows, strict=True)]
+    ratios = [roofline.time_kernel(kernel).seconds / row.seconds for kernel, row in zip(kernels, rows, strict=True)]
     quality = next(row for row in fits.qualities if row.accelerator == name and row.kind == "matmul")
     assert np.mean(np.abs(np.array(ratios) - 1.0)) == pytest.approx(quality.mape, rel=1e-6)
 
@@ -78,7 +78,7 @@ def test_kernels_of_a_published_layer_explain_its_forward_time_up_to_its_collect
     layer = layer_22b(sequence_parallel)
     roofline = Roofline(load_accelerator("a100-sxm-80gb"))
     kernels = [kernel for operator in layer.operators for kernel in operator.forward]
-    predicted = sum(roofline.kernel(kernel).seconds for kernel in kernels) + 1.5e-3
+    predicted = sum(roofline.time_kernel(kernel).seconds for kernel in kernels) + 1.5e-3
     assert predicted == pytest.approx(measured, rel=0.1)
 
 
@@ -88,14 +88,14 @@ def test_recomputing_a_published_attention_core_costs_what_was_measured() -> Non
     core = [
         kernel
         for operator in layer_22b(True).operators
-        if operator.inside({Module.CORE})
+        if operator.is_in_modules({RecomputeModule.CORE_ATTENTION})
         for kernel in operator.forward
     ]
-    assert sum(roofline.kernel(kernel).seconds for kernel in core) == pytest.approx(1.3e-3, abs=0.25e-3)
+    assert sum(roofline.time_kernel(kernel).seconds for kernel in core) == pytest.approx(1.3e-3, abs=0.25e-3)
 
 
-def layer_22b(sequence_parallel: bool) -> Layer:
-    model = uniform(
+def layer_22b(sequence_parallel: bool) -> LayerOperators:
+    model = uniform_model(
         name="korthikanti-22b",
         layers=48,
         hidden=6144,
@@ -105,24 +105,24 @@ def layer_22b(sequence_parallel: bool) -> Layer:
         head_dim=96,
         vocab=51200,
         max_positions=2048,
-        mlp=Mlp.GELU,
+        mlp=MlpType.GELU,
         norm=Norm.LAYERNORM,
-        positions=Positions.LEARNED,
+        positions=PositionEncoding.LEARNED,
         tied_embeddings=True,
         linear_bias=True,
         qkv_bias=True,
         dropout=True,
     )
-    precision = mixed(compute=DType.FP16)
-    training = Training(2048, global_batch=4, microbatch=4, recipe=precision, attention=Attention.STANDARD)
-    return layer(model, training, Shard(4, 2048, 2048, tp=8, sequence_parallel=sequence_parallel))
+    precision = mixed_precision(compute=DType.FP16)
+    training = Training(2048, global_batch=4, microbatch=4, recipe=precision, attention=AttentionBackend.STANDARD)
+    return layer(model, training, LayerShard(4, 2048, 2048, tp=8, sequence_parallel=sequence_parallel))
 
 
 def test_best_shapes_of_a_search_are_bounds_and_never_rows_of_a_fit() -> None:
     assert best_rates()[("h100-sxm-80gb", DType.BF16)] == 794.5e12
     assert not any(row.flops / row.seconds == pytest.approx(794.5e12, rel=1e-4) for row in matmuls())
     for (name, dtype), rate in best_rates().items():
-        assert rate < load_accelerator(name).peak_of(dtype)
+        assert rate < load_accelerator(name).peak_flops(dtype)
 
 
 def test_a_causal_row_that_counts_the_whole_matrix_is_halved() -> None:

@@ -6,21 +6,29 @@ from typing import Any
 
 import pytest
 
-from clustersim.build import kernels_of
+from clustersim.build import distinct_kernels
 from clustersim.common.dtypes import DType
 from clustersim.model import batch_transfer, gradient_kernels, memory_bound
-from clustersim.model.attention import Core
-from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Operands, Routine, StreamShape
-from clustersim.model.layer_stack import Mlp, RoutedMlp
-from clustersim.model.linear import product
-from clustersim.model.moe_layer import mixture
-from clustersim.model.operators import Shard
-from clustersim.model.optimizer_kernels import gradient_norm, optimizer_step
-from clustersim.model.overheads import Accumulation, Batches, Overheads
-from clustersim.model.precision_recipe import mixed
-from clustersim.model.presets import preset
-from clustersim.model.sharded_layer import OnRank
-from clustersim.model.training import Loss, Optimizer, Training
+from clustersim.model.attention import AttentionCore
+from clustersim.model.kernels import (
+    AttentionShape,
+    Kernel,
+    KernelKind,
+    MatmulLayout,
+    MatmulShape,
+    MemoryBoundOp,
+    MemoryBoundShape,
+)
+from clustersim.model.layer_stack import MlpType, MoeMlp
+from clustersim.model.linear import matmul_kernel
+from clustersim.model.moe_layer import moe_operators
+from clustersim.model.operators import LayerShard
+from clustersim.model.optimizer_kernels import gradient_norm_kernels, optimizer_step_kernels
+from clustersim.model.overheads import Accumulation, BatchTransfer, Overheads
+from clustersim.model.precision_recipe import mixed_precision
+from clustersim.model.presets import load_preset
+from clustersim.model.sharded_layer import RankContext
+from clustersim.model.training import LossImplementation, Optimizer, Training
 from clustersim.model.transformer import Norm
 from clustersim.scenario import Scenario
 
@@ -32,9 +40,12 @@ CPU = torch.device("cpu")
 # Operators that move nothing, or one element of each row.
 _FEW = ("detach", "empty", "profiler", "_local_scalar", "index", "nll_loss_forward")
 ALL = Training(
-    1024, 1, recipe=mixed(DType.FP16), overheads=Overheads(unscaling=True, widening=True, batches=Batches.PACKED)
+    1024,
+    1,
+    recipe=mixed_precision(DType.FP16),
+    overheads=Overheads(unscaling=True, widening=True, batches=BatchTransfer.PACKED),
 )
-FP32 = Training(8, 1, recipe=mixed(DType.FP32, gradients=DType.FP32, master=None), fused=False)
+FP32 = Training(8, 1, recipe=mixed_precision(DType.FP32, gradients=DType.FP32, master=None), fused=False)
 
 
 @pytest.fixture(autouse=True)
@@ -81,54 +92,58 @@ def _moved(action: Callable[[], Any]) -> int:
     return moved
 
 
-def _forward(over: memory_bound.Streaming, rows: int, width: int, dtype: DType = DType.BF16, table: int = 0) -> Kernel:
-    return over.forward_kernel("test", dtype, over.over(rows, width, table))
+def _forward(
+    over: memory_bound.MemoryBoundSpec, rows: int, width: int, dtype: DType = DType.BF16, table: int = 0
+) -> Kernel:
+    return over.forward_kernel("test", dtype, over.shape_for(rows, width, table))
 
 
-def _both(over: memory_bound.Streaming, rows: int, width: int, table: int = 0) -> list[Kernel]:
+def _both(over: memory_bound.MemoryBoundSpec, rows: int, width: int, table: int = 0) -> list[Kernel]:
     return [
         _forward(over, rows, width, table=table),
-        *over.backward_kernels("test", DType.BF16, over.over(rows, width, table)),
+        *over.backward_kernels("test", DType.BF16, over.shape_for(rows, width, table)),
     ]
 
 
 def _counted() -> dict[str, Kernel]:
     """Kernels whose traffic the workload counts as PyTorch's own operators have it."""
     found = [
-        *_both(memory_bound.norm(Norm.RMSNORM, fused=False), 64, 4096),
-        *_both(memory_bound.activation(Mlp.GELU, fused=False), 64, 1024),
-        _forward(memory_bound.activation(Mlp.SWIGLU, fused=False), 64, 1024),
+        *_both(memory_bound.norm_spec(Norm.RMSNORM, fused=False), 64, 4096),
+        *_both(memory_bound.activation_spec(MlpType.GELU, fused=False), 64, 1024),
+        _forward(memory_bound.activation_spec(MlpType.SWIGLU, fused=False), 64, 1024),
         # for queries and keys each; a 128th of the elements is small against angles only with many heads
-        *_both(memory_bound.rotary(fused=False), 64 * 16, 128, table=16),
-        *_both(memory_bound.softmax(fused=False), 128 * 64, 128),
-        *_both(memory_bound.softcap(fused=False), 128 * 64, 128),
-        *_both(memory_bound.loss(Loss.VOCAB_PARALLEL), 32, 4096),
-        _forward(memory_bound.loss(Loss.TORCH), 32, 4096),
-        _forward(memory_bound.residual(dropout=False, fused=False), 64, 1024),
+        *_both(memory_bound.rotary_spec(fused=False), 64 * 16, 128, table=16),
+        *_both(memory_bound.softmax_spec(fused=False), 128 * 64, 128),
+        *_both(memory_bound.softcap_spec(fused=False), 128 * 64, 128),
+        *_both(memory_bound.loss_spec(LossImplementation.VOCAB_PARALLEL), 32, 4096),
+        _forward(memory_bound.loss_spec(LossImplementation.TORCH), 32, 4096),
+        _forward(memory_bound.residual_spec(dropout=False, fused=False), 64, 1024),
         _forward(memory_bound.SCALED_SUM[False], 64, 1024),
         _forward(memory_bound.SCALE, 64, 1024),
         _forward(memory_bound.BIAS_GRADIENT, 64, 1024),
         *_weighting(64, 1024),
-        memory_bound.copy("test", DType.BF16, 64 * 1024),
-        *memory_bound.accumulate("test", (64, 1024), made=DType.BF16, accumulated=DType.FP32, how=Accumulation.ADDED),
-        *gradient_kernels.unscaled(ALL, 2**20),
-        *batch_transfer.made(ALL),
-        memory_bound.converted("test", DType.BF16, DType.FP32, (64, 1024)),
+        memory_bound.copy_kernel("test", DType.BF16, 64 * 1024),
+        *memory_bound.accumulate_kernels(
+            "test", (64, 1024), gradient_dtype=DType.BF16, accumulator_dtype=DType.FP32, accumulation=Accumulation.ADDED
+        ),
+        *gradient_kernels.unscale_kernels(ALL, 2**20),
+        *batch_transfer.batch_kernels(ALL),
+        memory_bound.convert_kernel("test", DType.BF16, DType.FP32, (64, 1024)),
         _forward(memory_bound.BIAS_ADD, 64, 1024),
-        *gradient_norm(FP32, 2**20),
-        *(optimizer_step(replace(FP32, optimizer=item), 2**20)[0] for item in Optimizer),
+        *gradient_norm_kernels(FP32, 2**20),
+        *(optimizer_step_kernels(replace(FP32, optimizer=item), 2**20)[0] for item in Optimizer),
     ]
     return {_words(kernel): kernel for kernel in found}
 
 
 def _weighting(rows: int, width: int) -> tuple[Kernel, ...]:
     """Of an expert's activation, where it is not fused, both ways."""
-    routed = RoutedMlp(4, 1, width, Mlp.SWIGLU)
-    model = preset("mixtral-8x7b")
+    routed = MoeMlp(4, 1, width, MlpType.SWIGLU)
+    model = load_preset("mixtral-8x7b")
     training = replace(FP32, sequence=rows)
     kernels = [
         kernel
-        for operator in mixture(OnRank(model, training, Shard(1, rows, rows)), routed)
+        for operator in moe_operators(RankContext(model, training, LayerShard(1, rows, rows)), routed)
         for kernel in (*operator.forward, *operator.input_gradient)
     ]
     return tuple(item for item in kernels if item.name.startswith("experts.weighting"))
@@ -136,7 +151,7 @@ def _weighting(rows: int, width: int) -> tuple[Kernel, ...]:
 
 def _words(kernel: Kernel) -> str:
     shape = kernel.shape
-    assert isinstance(shape, StreamShape)
+    assert isinstance(shape, MemoryBoundShape)
     return f"{shape.routine.value}{' backward' * shape.backward}"
 
 
@@ -167,7 +182,7 @@ def _scenario(model: str, *, fused: bool, attention: str, precision: str) -> Sce
 @pytest.mark.parametrize("model", ["llama-tiny", "gpt-tiny"])
 def test_every_kernel_of_a_scenario_runs_on_a_cpu(model: str, attention: str) -> None:
     """In FP32 and as PyTorch runs the formulas, a CPU has all of them, tensor-parallel shards too."""
-    for kernel in kernels_of(_scenario(model, fused=False, attention=attention, precision="fp32")):
+    for kernel in distinct_kernels(_scenario(model, fused=False, attention=attention, precision="fp32")):
         action = routines.prepare(kernel, CPU)
         action()
         action()
@@ -176,7 +191,7 @@ def test_every_kernel_of_a_scenario_runs_on_a_cpu(model: str, attention: str) ->
 
 def test_what_a_cpu_has_no_kernel_for_is_said_by_name() -> None:
     found = {}
-    for kernel in kernels_of(_scenario("llama-tiny", fused=True, attention="flash", precision="bf16")):
+    for kernel in distinct_kernels(_scenario("llama-tiny", fused=True, attention="flash", precision="bf16")):
         try:
             routines.prepare(kernel, CPU)()
         except routines.Unsupported as reason:
@@ -187,25 +202,25 @@ def test_what_a_cpu_has_no_kernel_for_is_said_by_name() -> None:
 
 
 def test_weights_of_four_bits_cannot_be_unpacked_by_pytorch_alone() -> None:
-    unpack = memory_bound.dequantize("test", DType.NF4, DType.BF16, rows=64, width=64)
+    unpack = memory_bound.dequantize_kernel("test", DType.NF4, DType.BF16, rows=64, width=64)
     with pytest.raises(routines.Unsupported, match="dequantize: it is not measured"):
         routines.prepare(unpack, CPU)
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("operands", Operands)
-def test_operands_lie_in_memory_as_autograds_do(operands: Operands, batch: int) -> None:
+@pytest.mark.parametrize("operands", MatmulLayout)
+def test_operands_lie_in_memory_as_autograds_do(operands: MatmulLayout, batch: int) -> None:
     """A linear layer's forward reads its weights [n, k] by columns; the weight gradient reads A [k, m] by columns."""
     a, b = matmul.operands(MatmulShape(2, 3, 5, batch=batch, operands=operands), DType.FP32, CPU)
     assert (a.shape[-2:], b.shape[-2:]) == ((2, 5), (5, 3))
-    assert a.is_contiguous() == (operands is not Operands.TN)
-    assert b.is_contiguous() == (operands is not Operands.NT)
+    assert a.is_contiguous() == (operands is not MatmulLayout.TN)
+    assert b.is_contiguous() == (operands is not MatmulLayout.NT)
     assert a.dim() == (2 if batch == 1 else 3)
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("operands", Operands)
-def test_a_product_is_the_product_of_its_operands(operands: Operands, batch: int) -> None:
+@pytest.mark.parametrize("operands", MatmulLayout)
+def test_a_product_is_the_product_of_its_operands(operands: MatmulLayout, batch: int) -> None:
     shape = MatmulShape(4, 6, 8, batch=batch, operands=operands)
     torch.manual_seed(0)
     a, b = matmul.operands(shape, DType.FP32, CPU)
@@ -216,7 +231,7 @@ def test_a_product_is_the_product_of_its_operands(operands: Operands, batch: int
 
 
 def test_an_accumulated_product_is_added_at_every_run() -> None:
-    shape = MatmulShape(4, 6, 8, operands=Operands.TN, accumulated=DType.FP32)
+    shape = MatmulShape(4, 6, 8, operands=MatmulLayout.TN, accumulated=DType.FP32)
     torch.manual_seed(0)
     a, b = matmul.operands(shape, DType.FP32, CPU)
     torch.manual_seed(0)
@@ -247,7 +262,7 @@ def test_fp8_products_that_pytorch_has_not_are_unsupported(shape: MatmulShape) -
 
 def test_attention_backward_gives_the_gradients_of_queries_keys_and_values() -> None:
     shape = AttentionShape(2, 16, 16, 4, 2, 8, causal=True)
-    (core,) = Core(shape, DType.FP32, dropout=False, fused=True).flash()
+    (core,) = AttentionCore(shape, DType.FP32, dropout=False, fused=True).flash_operators()
     forward, backward = routines.prepare(core.forward[0], CPU), routines.prepare(core.input_gradient[0], CPU)
     forward()
     backward()
@@ -256,7 +271,7 @@ def test_attention_backward_gives_the_gradients_of_queries_keys_and_values() -> 
 
 
 def test_a_lookups_gradient_is_dense() -> None:
-    shape = StreamShape(Routine.LOOKUP, 16, 8, backward=True, fused=True, table=100)
+    shape = MemoryBoundShape(MemoryBoundOp.LOOKUP, 16, 8, backward=True, fused=True, table=100)
     action = routines.prepare(Kernel("test", KernelKind.EMBEDDING, DType.FP32, 0.0, 1.0, shape), CPU)
     action()
     (gradient,) = action.result
@@ -265,7 +280,7 @@ def test_a_lookups_gradient_is_dense() -> None:
 
 
 def test_positions_gradient_is_the_sum_over_sequences_in_the_gradients_format() -> None:
-    shape = StreamShape(Routine.POSITIONS, 32, 8, backward=True, fused=True, table=16, formats=(DType.FP32,))
+    shape = MemoryBoundShape(MemoryBoundOp.POSITIONS, 32, 8, backward=True, fused=True, table=16, formats=(DType.FP32,))
     action = routines.prepare(Kernel("test", KernelKind.EMBEDDING, DType.BF16, 0.0, 1.0, shape), CPU)
     action()
     assert (action.result.shape, action.result.dtype) == ((16, 8), torch.float32)
@@ -281,9 +296,9 @@ def test_an_update_is_over_tensors_that_have_the_elements_together() -> None:
 @pytest.mark.parametrize("form", Optimizer)
 def test_mixed_precision_converts_gradients_and_refreshes_the_copy(form: Optimizer, fused: bool) -> None:
     """FP32 master weights, BF16 gradients: these are converted first, and a BF16 copy of the weights is written."""
-    precision = mixed(DType.BF16, gradients=DType.BF16, master=DType.FP32)
+    precision = mixed_precision(DType.BF16, gradients=DType.BF16, master=DType.FP32)
     training = replace(FP32, recipe=precision, optimizer=form, fused=fused)
-    (kernel,) = optimizer_step(training, 1000)
+    (kernel,) = optimizer_step_kernels(training, 1000)
     action = routines.prepare(kernel, CPU)
     seen: set[str] = set()
 
@@ -304,7 +319,9 @@ def _first_list(args: Any) -> list[Any]:
 
 
 def test_moments_in_another_format_than_the_weights_are_unsupported() -> None:
-    (kernel,) = optimizer_step(replace(FP32, recipe=mixed(DType.BF16, gradients=DType.BF16, master=None)), 1000)
+    (kernel,) = optimizer_step_kernels(
+        replace(FP32, recipe=mixed_precision(DType.BF16, gradients=DType.BF16, master=None)), 1000
+    )
     with pytest.raises(routines.Unsupported, match="moments in fp32 of weights in bf16"):
         routines.prepare(kernel, CPU)
 
@@ -313,7 +330,7 @@ def test_clipping_again_and_again_leaves_gradients_as_they_are(monkeypatch: pyte
     gradients = torch.randn(1000)
     before = gradients.clone()
     monkeypatch.setattr(optimizer, "tensors", lambda *_: [gradients])
-    (_, clip) = gradient_norm(FP32, 1000)
+    (_, clip) = gradient_norm_kernels(FP32, 1000)
     action = routines.prepare(clip, CPU)
     action()
     action()
@@ -323,7 +340,7 @@ def test_clipping_again_and_again_leaves_gradients_as_they_are(monkeypatch: pyte
 def test_tf32_is_on_for_its_own_kernels_alone() -> None:
     shape = MatmulShape(2, 2, 2)
     for dtype, on in ((DType.TF32, True), (DType.FP32, False)):
-        with routines.settings(product("test", dtype, shape, result=4), CPU):
+        with routines.settings(matmul_kernel("test", dtype, shape, result_bytes=4), CPU):
             assert torch.backends.cuda.matmul.allow_tf32 is on
         assert torch.backends.cuda.matmul.allow_tf32 is False
 

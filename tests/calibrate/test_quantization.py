@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from clustersim.common.dtypes import NARROW, DType
-from clustersim.cost.calibration_record import family, signature
-from clustersim.cost.kernel_features import place
-from clustersim.model.kernels import Kernel, StreamShape
-from clustersim.model.precision_recipe import Cast
-from clustersim.model.quantization import quantize, transpose
+from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
+from clustersim.cost.calibration_record import family_of, signature_of
+from clustersim.cost.kernel_features import extract_features
+from clustersim.model.kernels import Kernel, MemoryBoundShape
+from clustersim.model.precision_recipe import OperandCast
+from clustersim.model.quantization import quantize_kernels, transpose_kernel
 
 torch = pytest.importorskip("torch")
 quantizing = pytest.importorskip("calibrate.kernels.pytorch_ops.quantization")
@@ -18,17 +18,19 @@ from calibrate.kernels.formulas import Unsupported, _copied  # noqa: E402
 
 CPU = torch.device("cpu")
 SIZES = 256, 384
-MADE = [item for item in NARROW if item is not DType.NVFP4]
+MADE = [item for item in LOW_PRECISION_DTYPES if item is not DType.NVFP4]
 SHARED = {DType.FP8: None, DType.FP8_ROWWISE: 384, DType.FP8_BLOCKWISE: 128, DType.MXFP8: 32}
 
 
 def _cast(narrow: DType, reads: int = 1, copies: int = 2, sizes: tuple[int, int] = SIZES) -> Kernel:
-    (made,) = quantize("test", Cast(reads, copies), sizes, wide=DType.BF16, narrow=narrow)
+    (made,) = quantize_kernels(
+        "test", OperandCast(reads, copies), sizes, high_precision=DType.BF16, low_precision=narrow
+    )
     return made
 
 
 def _chosen(kernel: Kernel) -> tuple[quantizing.Formula, tuple[torch.Tensor, ...]]:
-    assert isinstance(kernel.shape, StreamShape)
+    assert isinstance(kernel.shape, MemoryBoundShape)
     found: tuple[quantizing.Formula, tuple[torch.Tensor, ...]] = quantizing.chosen(kernel.shape, kernel.dtype, CPU)
     return found
 
@@ -90,7 +92,7 @@ def test_zeros_stay_zeros() -> None:
         (_cast(DType.FP8_ROWWISE, reads=1, copies=1), quantization_formulas.rows),
         (_cast(DType.FP8_ROWWISE, reads=2, copies=1), quantization_formulas.columns),
         (_cast(DType.FP8_ROWWISE, reads=3), quantization_formulas.rows_both),
-        (transpose("test", SIZES, DType.MXFP8), quantization_formulas.transposed),
+        (transpose_kernel("test", SIZES, DType.MXFP8), quantization_formulas.transposed),
     ],
 )
 def test_how_often_an_operand_is_read_tells_what_is_done(kernel: Kernel, formula: quantizing.Formula) -> None:
@@ -99,10 +101,10 @@ def test_how_often_an_operand_is_read_tells_what_is_done(kernel: Kernel, formula
 
 def test_kernels_that_read_an_operand_more_often_are_others() -> None:
     once, twice = (_cast(DType.FP8, reads=reads) for reads in (1, 2))
-    known = [signature(kernel) for kernel in (once, twice, _cast(DType.MXFP8))]
+    known = [signature_of(kernel) for kernel in (once, twice, _cast(DType.MXFP8))]
     assert None not in known and len(set(known)) == 3
-    assert len({place(item).kin for item in known if item is not None}) == 3
-    assert [family(element) for element in known if element is not None] == [
+    assert len({extract_features(item).comparable_key for item in known if item is not None}) == 3
+    assert [family_of(element) for element in known if element is not None] == [
         "quantize fused bf16 fp8",
         "quantize fused bf16 fp8",
         "quantize fused bf16 mxfp8",
@@ -110,8 +112,8 @@ def test_kernels_that_read_an_operand_more_often_are_others() -> None:
 
 
 def test_a_loaded_rank_reads_its_operands_as_often() -> None:
-    more = _cast(DType.FP8, reads=2).loaded(1.5)
-    assert isinstance(more.shape, StreamShape)
+    more = _cast(DType.FP8, reads=2).scale_rows(1.5)
+    assert isinstance(more.shape, MemoryBoundShape)
     assert (more.shape.table, more.shape.rows) == (2, 384)
 
 
@@ -125,7 +127,7 @@ def test_weights_of_a_step_are_matrices() -> None:
     ("kernel", "said"),
     [
         (_cast(DType.NVFP4, reads=2), "no cast to nvfp4"),
-        (transpose("test", SIZES, DType.NVFP4), "no cast to nvfp4"),
+        (transpose_kernel("test", SIZES, DType.NVFP4), "no cast to nvfp4"),
         (_cast(DType.MXFP8, sizes=(256, 48)), "mxfp8 shares scales in blocks of 32, which 256 x 48"),
         (_cast(DType.FP8_BLOCKWISE, sizes=(64, 256)), "fp8-blockwise shares scales in blocks of 128"),
     ],

@@ -7,10 +7,10 @@ from time import perf_counter
 import pytest
 
 from calibrate.command import main
-from clustersim.build import kernels_of
+from clustersim.build import distinct_kernels
 from clustersim.common.dtypes import DType
-from clustersim.cost.calibration_record import HostState, Outcome
-from clustersim.model.kernels import Kernel, KernelKind, MatmulShape, Operands
+from clustersim.cost.calibration_record import HostState, MeasurementOutcome
+from clustersim.model.kernels import Kernel, KernelKind, MatmulLayout, MatmulShape
 from clustersim.scenario import Scenario
 
 torch = pytest.importorskip("torch")
@@ -66,14 +66,14 @@ def test_products_of_formats_with_scales_are_right(gpu: CudaDevice, dtype: DType
         pytest.skip(f"{gpu.name} has no {dtype.value}")
     eight = [torch.randn(SIZE, SIZE, device=gpu.torch).to(torch.float8_e4m3fn) for _ in range(2)]
     a, b = eight[0], eight[1].t()
-    for operands in Operands:
+    for operands in MatmulLayout:
         found = scaled_matmul.scaled(MatmulShape(SIZE, SIZE, SIZE, operands=operands), dtype, a, b)()
         assert found.dtype is torch.bfloat16
         assert _error(found, a.double() @ b.double()) < ROUNDING
 
 
-@pytest.mark.parametrize("operands", Operands)
-def test_a_product_is_added_to_wider_gradients(gpu: CudaDevice, operands: Operands) -> None:
+@pytest.mark.parametrize("operands", MatmulLayout)
+def test_a_product_is_added_to_wider_gradients(gpu: CudaDevice, operands: MatmulLayout) -> None:
     shape = MatmulShape(SIZE, 2 * SIZE, SIZE, operands=operands)
     a, b = matmul.operands(shape, DType.BF16, gpu.torch)
     held = torch.randn(SIZE, 2 * SIZE, device=gpu.torch)
@@ -96,8 +96,12 @@ def test_events_tell_what_a_clock_on_the_wall_tells(gpu: CudaDevice) -> None:
 
 @pytest.mark.parametrize("changes", [(), UNFUSED])
 def test_every_kernel_of_a_scenario_is_measured(gpu: CudaDevice, plan: Path, changes: tuple[str, ...]) -> None:
-    rows = selection.measure(kernels_of(Scenario.load(plan, changes)), gpu, method=QUICK)
-    lacking = {f"{row.name}: {row.outcome.value}, {row.source}" for row in rows if row.outcome is not Outcome.MEASURED}
+    rows = selection.measure(distinct_kernels(Scenario.load(plan, changes)), gpu, method=QUICK)
+    lacking = {
+        f"{row.name}: {row.outcome.value}, {row.source}"
+        for row in rows
+        if row.outcome is not MeasurementOutcome.MEASURED
+    }
     assert not lacking
     assert all(row.time is not None and 1e-7 < row.time.seconds < 1e-2 for row in rows)
 
@@ -105,7 +109,7 @@ def test_every_kernel_of_a_scenario_is_measured(gpu: CudaDevice, plan: Path, cha
 def test_experts_and_their_routing_are_measured(gpu: CudaDevice, plan: Path) -> None:
     plan.write_text(PLAN.replace("ffn: 2048", "experts: {count: 8, top_k: 2, ffn: 512}"))
     changes = (*UNFUSED, "training.overheads.grouping=kernel")
-    rows = selection.measure(kernels_of(Scenario.load(plan, changes)), gpu, method=QUICK)
+    rows = selection.measure(distinct_kernels(Scenario.load(plan, changes)), gpu, method=QUICK)
     assert {(row.name, row.outcome, row.source) for row in rows if row.time is None} == set()
 
 
@@ -127,7 +131,7 @@ def test_what_a_gpu_lacks_is_said(gpu: CudaDevice) -> None:
     if gpu.supports(DType.NVFP4):
         pytest.skip("it has all of them")
     (row,) = selection.measure([kernel], gpu, method=QUICK)
-    assert row.outcome is Outcome.UNSUPPORTED
+    assert row.outcome is MeasurementOutcome.UNSUPPORTED
     with pytest.raises(Unsupported):
         scaled_matmul.multiply(MatmulShape(SIZE, SIZE, SIZE + 1), DType.FP8, gpu.torch)
 

@@ -8,14 +8,21 @@ import pytest
 
 from calibrate.fit.record_fit import fit_kernels
 from clustersim.common.dtypes import DType
-from clustersim.cost.calibration_record import CopyRow, KernelFit, Record, Spread, family, signature
-from clustersim.cost.measured_kernels import RecordedKernels
+from clustersim.cost.calibration_record import (
+    CalibrationRecord,
+    CopySample,
+    KernelFit,
+    TimeStatistics,
+    family_of,
+    signature_of,
+)
+from clustersim.cost.measured_kernels import MeasuredKernels
 from clustersim.cost.roofline import Roofline
 from clustersim.cost.timing import Provenance
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
 from clustersim.model.kernels import Kernel
-from clustersim.model.precision_recipe import Cast
-from clustersim.model.quantization import quantize
+from clustersim.model.precision_recipe import OperandCast
+from clustersim.model.quantization import quantize_kernels
 from tests.calibrate.synthetic_records import attentions, matmul, matmuls, record_of, row, streams, with_constants
 
 H100 = load_accelerator("h100-sxm-80gb")
@@ -73,7 +80,7 @@ def fitted_gpu(fit: KernelFit, base: Accelerator) -> Accelerator:
 def errors(fit: KernelFit, base: Accelerator, truth: Accelerator, kernels: Iterable[Kernel]) -> list[float]:
     """Of the fitted model on kernels, against what they truly take."""
     predicted, true = Roofline(fitted_gpu(fit, base)), Roofline(truth)
-    return [abs(predicted.kernel(kernel).seconds / true.kernel(kernel).seconds - 1.0) for kernel in kernels]
+    return [abs(predicted.time_kernel(kernel).seconds / true.time_kernel(kernel).seconds - 1.0) for kernel in kernels]
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.02, 0.05])
@@ -126,7 +133,7 @@ def test_rows_that_only_show_the_start_of_a_kernel_leave_the_rates_alone() -> No
 
 def test_a_single_row_moves_the_share_only_if_it_is_far_off() -> None:
     kernel = matmul(8192, 8192, 8192)
-    as_known = Roofline(H100).kernel(kernel).seconds
+    as_known = Roofline(H100).time_kernel(kernel).seconds
     near = fit_kernels(with_rows(record_of(H100, []), row(kernel, as_known * 1.05)), H100)
     far = fit_kernels(with_rows(record_of(H100, []), row(kernel, as_known * 2.0)), H100)
     assert near.efficiency.matmul == H100.efficiency.matmul
@@ -134,7 +141,7 @@ def test_a_single_row_moves_the_share_only_if_it_is_far_off() -> None:
     assert far.residuals["matmul bf16"].left_out == pytest.approx(0.5)  # without the row, the file's constants
 
 
-def with_rows(record: Record, *rows: object) -> Record:
+def with_rows(record: CalibrationRecord, *rows: object) -> CalibrationRecord:
     return replace(record, kernels=rows)  # type: ignore[arg-type]
 
 
@@ -166,20 +173,22 @@ def test_casts_reach_a_part_of_the_bandwidth_of_their_own() -> None:
         kernel
         for dtype in (DType.FP8, DType.MXFP8)
         for size in sizes
-        for kernel in quantize("cast", Cast(1, 2), size, wide=DType.BF16, narrow=dtype)
+        for kernel in quantize_kernels("cast", OperandCast(1, 2), size, high_precision=DType.BF16, low_precision=dtype)
     ]
     others = list(streams([2048, 16384], [1024, 8192]))
     fit, without = (fit_kernels(record_of(truth, kernels), H100) for kernels in ([*others, *casts], others))
     assert fit.efficiency.casts == pytest.approx(0.6, abs=0.01)
     assert replace(fit.efficiency, casts=1.0) == replace(without.efficiency, casts=1.0)
-    (unseen,) = quantize("cast", Cast(2, 2), (4096, 16384), wide=DType.BF16, narrow=DType.FP8)
+    (unseen,) = quantize_kernels(
+        "cast", OperandCast(2, 2), (4096, 16384), high_precision=DType.BF16, low_precision=DType.FP8
+    )
     assert errors(fit, H100, truth, [unseen]) == [pytest.approx(0.0, abs=0.02)]
 
 
 def test_copies_stand_for_the_memory_bandwidth_where_nothing_else_streams() -> None:
     """10 GB copied in 7 ms are 20 GB moved: 2.86 TB/s of the datasheet's 3.35; 5 GB take half of it."""
-    times = (Spread(item, item, item, 1) for item in (7e-3, 3.5e-3))
-    copies = tuple(CopyRow("device", size, time) for size, time in zip((10e9, 5e9), times, strict=True))
+    times = (TimeStatistics(item, item, item, 1) for item in (7e-3, 3.5e-3))
+    copies = tuple(CopySample("device", size, time) for size, time in zip((10e9, 5e9), times, strict=True))
     record = replace(record_of(H100, [matmul(4096, 4096, 4096)]), copies=copies)
     fit = fit_kernels(record, H100)
     assert fit.memory_bandwidth == H100.memory_bandwidth
@@ -193,7 +202,7 @@ def test_a_family_that_is_slower_than_the_model_of_all_has_its_factor() -> None:
     slow = "rmsnorm bf16"
     rows = tuple(
         replace(kernel, time=replace(kernel.time, **dict.fromkeys(("seconds", "p5", "p95"), 3.0 * kernel.time.seconds)))
-        if kernel.time is not None and family(kernel.signature) == slow
+        if kernel.time is not None and family_of(kernel.signature) == slow
         else kernel
         for kernel in record.kernels
     )
@@ -203,13 +212,13 @@ def test_a_family_that_is_slower_than_the_model_of_all_has_its_factor() -> None:
     others = [factor for name, factor in fit.factors.items() if name != slow]
     assert others == pytest.approx([1.0] * len(others), rel=0.15)
     larger = next(stream for stream in streams((32768,), (16384,)) if family_of(stream) == slow)
-    plain = Roofline(H100).kernel(larger).seconds
-    known = RecordedKernels(replace(record, kernels=rows, kernel_fit=fit), H100).kernel(larger)
+    plain = Roofline(H100).time_kernel(larger).seconds
+    known = MeasuredKernels(replace(record, kernels=rows, kernel_fit=fit), H100).time_kernel(larger)
     assert known.provenance is Provenance.FITTED
     assert known.seconds == pytest.approx(3.0 * plain, rel=0.15)
 
 
 def family_of(kernel: Kernel) -> str:
-    known = signature(kernel)
+    known = signature_of(kernel)
     assert known is not None
-    return family(known)
+    return family_of(known)

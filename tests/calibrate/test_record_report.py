@@ -23,9 +23,9 @@ from calibrate.report.telemetry import bands, over_time, throttles
 from calibrate.report.text import report_text
 from clustersim.common.dtypes import DType
 from clustersim.common.errors import InputError
-from clustersim.cost.calibration_record import ChainRow, Moment, Record, UnderLoad
+from clustersim.cost.calibration_record import CalibrationRecord, DeviceTelemetry, InSituSample, TelemetrySample
 from clustersim.cost.record_file import read_record, write_record
-from clustersim.cost.timing import Bound
+from clustersim.cost.timing import Bottleneck
 from tests.calibrate.report_record import LONGER, SHIPPED, full_record
 from tests.calibrate.synthetic_records import matmul, record_of, row
 
@@ -33,11 +33,11 @@ PEAK, BANDWIDTH = 989e12, 3.35e12  # of an H100, dense BF16
 
 
 @pytest.fixture(scope="session")
-def full() -> Record:
+def full() -> CalibrationRecord:
     return fitted(full_record(), SHIPPED)
 
 
-def _empty() -> Record:
+def _empty() -> CalibrationRecord:
     return record_of(SHIPPED, [])
 
 
@@ -48,10 +48,10 @@ def test_efficiency_is_the_time_at_the_peak_over_the_measured_time() -> None:
     most = ceiling(record, SHIPPED)
     assert most is not None and most.datasheet
     first, second = reached(record, most)
-    assert (first.bound, first.rate) == (Bound.COMPUTE, pytest.approx(2 * 8192**3 / 2e-3))
+    assert (first.bound, first.rate) == (Bottleneck.COMPUTE, pytest.approx(2 * 8192**3 / 2e-3))
     assert first.share == pytest.approx(2 * 8192**3 / PEAK / 2e-3)
     moved = 2 * (2 * 8192 * 8 + 8192 * 8192)
-    assert (second.bound, second.rate) == (Bound.MEMORY, pytest.approx(moved / 1e-4))
+    assert (second.bound, second.rate) == (Bottleneck.MEMORY, pytest.approx(moved / 1e-4))
     assert second.share == pytest.approx(moved / BANDWIDTH / 1e-4)
 
 
@@ -70,14 +70,14 @@ def test_each_family_has_its_best_median_and_worst_shape() -> None:
     ]
 
 
-def test_a_cpu_is_compared_with_its_own_best_since_its_file_is_a_placeholder(full: Record) -> None:
+def test_a_cpu_is_compared_with_its_own_best_since_its_file_is_a_placeholder(full: CalibrationRecord) -> None:
     of_cpu = replace(full, device=replace(full.device, threads=4))
     most = ceiling(of_cpu, SHIPPED)
     assert most is not None and full.kernel_fit is not None
     assert not most.datasheet and most.flops == full.kernel_fit.peak
 
 
-def test_constants_of_a_slower_device_are_the_shipped_ones_slowed(full: Record) -> None:
+def test_constants_of_a_slower_device_are_the_shipped_ones_slowed(full: CalibrationRecord) -> None:
     """Rows are LONGER times the shipped model's: what the fit finds of rates and latencies is as much worse."""
     found = {constant.key: constant for constant in constants(full, SHIPPED)}
     for key in ("matmul_bf16", "memory"):
@@ -90,21 +90,23 @@ def test_constants_of_a_slower_device_are_the_shipped_ones_slowed(full: Record) 
 
 
 def test_the_factor_of_a_layer_counts_families_by_their_time() -> None:
-    rows = (ChainRow("a", 1, isolated=9.0, in_chain=9.0), ChainRow("b", 1, isolated=1.0, in_chain=2.0))
+    rows = (InSituSample("a", 1, isolated=9.0, in_chain=9.0), InSituSample("b", 1, isolated=1.0, in_chain=2.0))
     assert chain_factor(rows) == pytest.approx(1.1)
     assert chain_factor(()) is None
 
 
-def test_the_steady_state_is_the_end_of_the_soak(full: Record) -> None:
+def test_the_steady_state_is_the_end_of_the_soak(full: CalibrationRecord) -> None:
     last = [moment for moment in full.moments if moment.part == "soak"][-1]
     assert steady(full) == last.state
     assert steady(_empty()) is None
 
 
 def test_sessions_are_drawn_one_after_the_other() -> None:
-    state = UnderLoad(1500.0)
-    moments = [Moment(t, part, state) for t, part in ((0.0, "soak"), (5.0, "kernels"), (0.0, "soak"), (3.0, "host"))]
-    assert [(moment.seconds, moment.part) for moment in over_time(moments)] == [
+    state = DeviceTelemetry(1500.0)
+    moments = [
+        TelemetrySample(t, part, state) for t, part in ((0.0, "soak"), (5.0, "kernels"), (0.0, "soak"), (3.0, "host"))
+    ]
+    assert [(telemetry_sample.seconds, telemetry_sample.part) for telemetry_sample in over_time(moments)] == [
         (0.0, "soak"), (5.0, "kernels"), (5.0, "soak"), (8.0, "host"),
     ]  # fmt: skip
     assert bands(over_time(moments)) == [
@@ -113,12 +115,17 @@ def test_sessions_are_drawn_one_after_the_other() -> None:
 
 
 def test_what_holds_clocks_down_is_a_share_of_the_looks() -> None:
-    states = [UnderLoad(throttled=("a", "b")), UnderLoad(throttled=("a",)), UnderLoad(), UnderLoad()]
+    states = [
+        DeviceTelemetry(throttled=("a", "b")),
+        DeviceTelemetry(throttled=("a",)),
+        DeviceTelemetry(),
+        DeviceTelemetry(),
+    ]
     assert throttles(states) == {"a": 0.5, "b": 0.25}
-    assert state_words(UnderLoad()) == "the device does not say its clock"
+    assert state_words(DeviceTelemetry()) == "the device does not say its clock"
 
 
-def test_text_page_and_json_have_every_section(full: Record) -> None:
+def test_text_page_and_json_have_every_section(full: CalibrationRecord) -> None:
     report = report_of("full.json", full, SHIPPED)
     keys = ["steps", "constants", "efficiency", "under_load", "chain", "host", "interference", "collectives", "gpus"]
     assert [section.key for section in report.sections] == [*keys, "copies"]
@@ -132,7 +139,7 @@ def test_text_page_and_json_have_every_section(full: Record) -> None:
     assert "its operands take 24 GiB; 9 GiB are free" in text
 
 
-def test_the_page_loads_nothing_and_escapes_what_it_is_given(full: Record) -> None:
+def test_the_page_loads_nothing_and_escapes_what_it_is_given(full: CalibrationRecord) -> None:
     named = replace(full, device=replace(full.device, name="<script>alert(1)</script>"))
     page = report_page(report_of("<b>.json", named, SHIPPED))
     assert "default-src 'none'" in page
@@ -140,7 +147,7 @@ def test_the_page_loads_nothing_and_escapes_what_it_is_given(full: Record) -> No
     assert "http://" not in page.partition("<script")[0] and "https://" not in page.partition("<script")[0]
 
 
-def test_figures_have_a_mark_for_each_kernel_and_a_band_for_each_part(full: Record) -> None:
+def test_figures_have_a_mark_for_each_kernel_and_a_band_for_each_part(full: CalibrationRecord) -> None:
     most = ceiling(full, SHIPPED)
     assert most is not None
     kernels = reached(full, most)
@@ -166,7 +173,9 @@ def test_published_records_say_what_they_lack(name: str, capsys: pytest.CaptureF
     assert "clustersim calibrate --for" not in out  # of others' machines nothing can be measured
 
 
-def test_a_record_of_version_one_is_reported(full: Record, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_record_of_version_one_is_reported(
+    full: CalibrationRecord, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "r.json"
     write_record(replace(full, moments=(), chain=(), host=(), gpus=(), steps=()), path)
     content = json.loads(path.read_text())
@@ -180,7 +189,7 @@ def test_a_record_of_version_one_is_reported(full: Record, tmp_path: Path, capsy
     )
 
 
-def test_an_unknown_accelerator_has_no_constants_beside_it(full: Record, tmp_path: Path) -> None:
+def test_an_unknown_accelerator_has_no_constants_beside_it(full: CalibrationRecord, tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     write_record(replace(full, device=replace(full.device, accelerator="mine")), path)
     report = load_report(str(path))
@@ -228,7 +237,9 @@ def test_bad_input_of_a_report_is_one_sentence(
     assert message in err
 
 
-def test_a_page_does_not_replace_its_record(full: Record, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_page_does_not_replace_its_record(
+    full: CalibrationRecord, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "r.json"
     write_record(full, path)
     status, _, err = _run(capsys, str(path), "--json", str(path))

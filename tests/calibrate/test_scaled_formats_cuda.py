@@ -7,16 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from clustersim.build import kernels_of
-from clustersim.common.dtypes import NARROW, DType
-from clustersim.cost.calibration_record import Conditions, Device, KernelRow, Outcome, Record, Spread, signature
-from clustersim.cost.measured_kernels import RecordedKernels
+from clustersim.build import distinct_kernels
+from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
+from clustersim.cost.calibration_record import (
+    CalibrationRecord,
+    DeviceInfo,
+    KernelSample,
+    MeasurementConditions,
+    MeasurementOutcome,
+    TimeStatistics,
+    signature_of,
+)
+from clustersim.cost.measured_kernels import MeasuredKernels
 from clustersim.cost.record_file import read_record, write_record
 from clustersim.cost.timing import Provenance
 from clustersim.hardware.accelerator import load_accelerator
-from clustersim.model.kernels import Kernel, KernelKind, MatmulShape, Operands
-from clustersim.model.precision_recipe import Cast
-from clustersim.model.quantization import quantize
+from clustersim.model.kernels import Kernel, KernelKind, MatmulLayout, MatmulShape
+from clustersim.model.precision_recipe import OperandCast
+from clustersim.model.quantization import quantize_kernels
 from clustersim.scenario import Scenario
 
 torch = pytest.importorskip("torch")
@@ -52,11 +60,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     scaled_grouped_gemm.there.cache_clear()
 
 
-def _experts(dtype: DType, operands: Operands, kind: KernelKind = KernelKind.GROUPED_MATMUL) -> Kernel:
+def _experts(dtype: DType, operands: MatmulLayout, kind: KernelKind = KernelKind.GROUPED_MATMUL) -> Kernel:
     return Kernel("test", kind, dtype, 1.0, 1.0, MatmulShape(256, 384, 512, GROUPS, operands))
 
 
-@pytest.mark.parametrize("operands", Operands)
+@pytest.mark.parametrize("operands", MatmulLayout)
 @pytest.mark.parametrize(
     ("capability", "dtype", "launches"),
     [
@@ -70,7 +78,7 @@ def _experts(dtype: DType, operands: Operands, kind: KernelKind = KernelKind.GRO
     ],
 )
 def test_experts_are_one_kernel_where_pytorch_has_one(
-    gpu: Make, capability: tuple[int, int], dtype: DType, operands: Operands, launches: int
+    gpu: Make, capability: tuple[int, int], dtype: DType, operands: MatmulLayout, launches: int
 ) -> None:
     """PyTorch's own checks of sizes, formats and strides are passed on the way."""
     cuda = gpu(capability)
@@ -86,21 +94,21 @@ def test_experts_are_one_by_one_where_a_build_lacks_the_kernel(gpu: Make, monkey
 
     cuda = gpu(BLACKWELL)
     monkeypatch.setattr(torch, "_scaled_grouped_mm", refused)
-    action = prepare(_experts(DType.MXFP8, Operands.NT), torch.device("cuda", 0))
+    action = prepare(_experts(DType.MXFP8, MatmulLayout.NT), torch.device("cuda", 0))
     before = cuda.calls["launch"]
     action()
     assert cuda.calls["launch"] - before == GROUPS
 
 
-@pytest.mark.parametrize("operands", Operands)
+@pytest.mark.parametrize("operands", MatmulLayout)
 @pytest.mark.parametrize("dtype", [DType.MXFP8, DType.FP8])
-def test_uneven_groups_are_whole_blocks(gpu: Make, dtype: DType, operands: Operands) -> None:
+def test_uneven_groups_are_whole_blocks(gpu: Make, dtype: DType, operands: MatmulLayout) -> None:
     gpu(BLACKWELL)
     kernel = _experts(dtype, operands)
     rows = list(imbalanced_gemm.uneven_rows(imbalanced_gemm.uneven([kernel]), CudaDevice(0), FAST))
     assert len(rows) == 2
     assert isinstance(kernel.shape, MatmulShape)
-    whole = GROUPS * (kernel.shape.k if operands is Operands.TN else kernel.shape.m)
+    whole = GROUPS * (kernel.shape.k if operands is MatmulLayout.TN else kernel.shape.m)
     for row in rows:
         assert sum(row.rows) == whole and len(set(row.rows)) > 1
         assert not any(item % BLOCKS[dtype] for item in row.rows)
@@ -109,11 +117,11 @@ def test_uneven_groups_are_whole_blocks(gpu: Make, dtype: DType, operands: Opera
 def test_a_format_that_a_gpu_lacks_is_a_row_that_says_so(gpu: Make) -> None:
     gpu(AMPERE)
     wishes = selection.Wishes([], [], grid=True, budget=60.0)
-    asked = [kernel for kernel in selection.kernels_for(wishes, CudaDevice(0)) if kernel.dtype in NARROW]
-    assert [kernel.dtype for kernel in asked] == list(NARROW)
+    asked = [kernel for kernel in selection.kernels_for(wishes, CudaDevice(0)) if kernel.dtype in LOW_PRECISION_DTYPES]
+    assert [kernel.dtype for kernel in asked] == list(LOW_PRECISION_DTYPES)
     rows = selection.measure(asked, CudaDevice(0), method=FAST)
-    assert {row.outcome for row in rows} == {Outcome.UNSUPPORTED}
-    assert [row.source for row in rows] == [f"NVIDIA Test has no {dtype.value}" for dtype in NARROW]
+    assert {row.outcome for row in rows} == {MeasurementOutcome.UNSUPPORTED}
+    assert [row.source for row in rows] == [f"NVIDIA Test has no {dtype.value}" for dtype in LOW_PRECISION_DTYPES]
 
 
 def test_the_grid_has_products_experts_and_casts_of_what_a_gpu_has(gpu: Make) -> None:
@@ -144,11 +152,11 @@ def test_a_grid_may_be_of_some_formats(gpu: Make) -> None:
     assert {kernel.dtype for kernel in mx if kernel.kind is KernelKind.CAST} == {DType.BF16, DType.MXFP8}
 
 
-def _measured(kernels: list[Kernel], path: Path) -> Record:
+def _measured(kernels: list[Kernel], path: Path) -> CalibrationRecord:
     """A session's record, fitted, written and read again."""
     device = CudaDevice(0)
     rows = selection.measure(kernels, device, method=replace(FAST, least=3, most=3))
-    empty = Record(device.describe("b200-sxm-180gb"), Conditions("2026-01-01", "test", str(FAST)))
+    empty = CalibrationRecord(device.describe("b200-sxm-180gb"), MeasurementConditions("2026-01-01", "test", str(FAST)))
     made = fitted(replace(empty, kernels=tuple(rows)), load_accelerator("b200-sxm-180gb"))
     write_record(made, path)
     found = read_record(path)
@@ -165,18 +173,20 @@ def test_shares_of_formats_are_fitted_to_their_rows(gpu: Make, monkeypatch: pyte
         for dtype in (DType.BF16, *OF_BLACKWELL)
         for kernel in kernel_grid._cubes(dtype, (4096, 8192))
     ]
-    (cast,) = quantize("cast", Cast(1, 2), (4096, 8192), wide=DType.BF16, narrow=DType.MXFP8)
+    (cast,) = quantize_kernels(
+        "cast", OperandCast(1, 2), (4096, 8192), high_precision=DType.BF16, low_precision=DType.MXFP8
+    )
     record = _measured([*cubes, cast], tmp_path / "b200.json")
-    assert {row.outcome for row in record.kernels} == {Outcome.MEASURED}
+    assert {row.outcome for row in record.kernels} == {MeasurementOutcome.MEASURED}
     fit = record.kernel_fit
     assert fit is not None
     matmul = fit.efficiency.matmul
     dense = matmul.share * fit.peak[DType.BF16]
-    rates = {dtype: matmul.share_of(dtype) * fit.peak[dtype.arithmetic] / dense for dtype in OF_BLACKWELL}
+    rates = {dtype: matmul.peak_fraction_of(dtype) * fit.peak[dtype.peak_dtype] / dense for dtype in OF_BLACKWELL}
     eight = dict.fromkeys(OF_BLACKWELL[:3], pytest.approx(2.0, rel=0.05))
     assert rates == {**eight, DType.NVFP4: pytest.approx(4.0, rel=0.1)}
-    answers = RecordedKernels(record, load_accelerator("b200-sxm-180gb"))
-    assert answers.kernel(cast).provenance is Provenance.MEASURED
+    answers = MeasuredKernels(record, load_accelerator("b200-sxm-180gb"))
+    assert answers.time_kernel(cast).provenance is Provenance.MEASURED
 
 
 def test_products_that_are_added_are_measured_as_written_too() -> None:
@@ -187,11 +197,11 @@ def test_products_that_are_added_are_measured_as_written_too() -> None:
         "training": {"sequence": 256, "global_batch": 8, "precision": "fp8", "fused": True},
     }
     scenario = Scenario.from_mapping(given)
-    before = set(kernels_of(scenario))
+    before = set(distinct_kernels(scenario))
     more = [kernel for kernel in kernel_grid.of_scenarios([scenario]) if kernel not in before]
     added = [item for item in before if isinstance(item.shape, MatmulShape) and item.shape.accumulated is not None]
     narrow = [element for element in added if element.dtype is DType.FP8]
-    assert 0 < len(more) == len({signature(entry) for entry in narrow}) < len(added)
+    assert 0 < len(more) == len({signature_of(entry) for entry in narrow}) < len(added)
     for kernel in more:
         shape = kernel.shape
         assert isinstance(shape, MatmulShape) and shape.accumulated is None
@@ -202,11 +212,11 @@ def test_products_that_are_added_are_measured_as_written_too() -> None:
 def test_a_format_of_experts_alone_has_the_share_of_others() -> None:
     """No product tells its share, and the accelerator's file has none: it is that of other formats."""
     assert DType.MXFP8 not in load_accelerator("h100-sxm-80gb").formats
-    kernel = _experts(DType.MXFP8, Operands.NT)
+    kernel = _experts(DType.MXFP8, MatmulLayout.NT)
     assert kernel.shape is not None
-    row = KernelRow("e", kernel.kind, kernel.dtype, kernel.shape, 1e12, 1e6, 1, Spread(1e-3, 1e-3, 1e-3, 3))
-    device = Device("h100-sxm-80gb", "NVIDIA Test", 80e9, 132, torch="2.13.0")
-    record = Record(device, Conditions("2026-01-01", "test", ""), (row,))
+    row = KernelSample("e", kernel.kind, kernel.dtype, kernel.shape, 1e12, 1e6, 1, TimeStatistics(1e-3, 1e-3, 1e-3, 3))
+    device = DeviceInfo("h100-sxm-80gb", "NVIDIA Test", 80e9, 132, torch="2.13.0")
+    record = CalibrationRecord(device, MeasurementConditions("2026-01-01", "test", ""), (row,))
     fit = fitted(record, load_accelerator("h100-sxm-80gb")).kernel_fit
     assert fit is not None
-    assert fit.efficiency.matmul.share_of(DType.MXFP8) == fit.efficiency.matmul.share
+    assert fit.efficiency.matmul.peak_fraction_of(DType.MXFP8) == fit.efficiency.matmul.share

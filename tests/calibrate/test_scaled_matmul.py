@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from clustersim.common.dtypes import NARROW, DType
-from clustersim.model.kernels import MatmulShape, Operands
+from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
+from clustersim.model.kernels import MatmulLayout, MatmulShape
 
 torch = pytest.importorskip("torch")
 scaled = pytest.importorskip("calibrate.kernels.pytorch_ops.scaled_matmul")
@@ -19,15 +19,15 @@ SHAPE = MatmulShape(200, 384, 640)
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
-@pytest.mark.parametrize("operands", Operands)
-@pytest.mark.parametrize("dtype", NARROW)
-def test_pytorch_takes_operands_and_scales_of_every_format(dtype: DType, operands: Operands) -> None:
+@pytest.mark.parametrize("operands", MatmulLayout)
+@pytest.mark.parametrize("dtype", LOW_PRECISION_DTYPES)
+def test_pytorch_takes_operands_and_scales_of_every_format(dtype: DType, operands: MatmulLayout) -> None:
     """On `meta` it checks sizes, formats, strides and order as on a GPU. Blocks of 128 also of what is no multiple."""
     made = scaled.multiply(replace(SHAPE, operands=operands), dtype, META)()
     assert (made.shape, made.dtype) == ((200, 384), torch.bfloat16)
 
 
-@pytest.mark.parametrize("dtype", [item for item in NARROW if item is not DType.FP8])
+@pytest.mark.parametrize("dtype", [item for item in LOW_PRECISION_DTYPES if item is not DType.FP8])
 def test_pytorch_refuses_other_scales(dtype: DType, monkeypatch: pytest.MonkeyPatch) -> None:
     """So the checks are there."""
     kept = scaled._scales
@@ -82,19 +82,24 @@ def _asked(monkeypatch: pytest.MonkeyPatch, shape: MatmulShape, dtype: DType) ->
     return seen[0]
 
 
-@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("dtype", LOW_PRECISION_DTYPES)
 def test_sums_are_fast_forward_and_with_scales_of_rows_always(dtype: DType, monkeypatch: pytest.MonkeyPatch) -> None:
-    fast = {Operand for Operand in Operands if _asked(monkeypatch, replace(SHAPE, operands=Operand), dtype).fast}
-    assert fast == {DType.FP8: {Operands.NT}, DType.FP8_ROWWISE: set(Operands)}.get(dtype, set())
+    fast = {
+        matmul_layout
+        for matmul_layout in MatmulLayout
+        if _asked(monkeypatch, replace(SHAPE, operands=matmul_layout), dtype).fast
+    }
+    assert fast == {DType.FP8: {MatmulLayout.NT}, DType.FP8_ROWWISE: set(MatmulLayout)}.get(dtype, set())
 
 
 def test_weights_have_square_blocks_and_a_weights_gradient_none(monkeypatch: pytest.MonkeyPatch) -> None:
     of = {
-        Operand: _asked(monkeypatch, replace(SHAPE, operands=Operand), DType.FP8_BLOCKWISE).of for Operand in Operands
+        matmul_layout: _asked(monkeypatch, replace(SHAPE, operands=matmul_layout), DType.FP8_BLOCKWISE).of
+        for matmul_layout in MatmulLayout
     }
     activations = "BlockWise1x128"
-    assert of[Operands.TN] == (activations, activations)
-    assert of[Operands.NT] == of[Operands.NN] == (activations, "BlockWise128x128")
+    assert of[MatmulLayout.TN] == (activations, activations)
+    assert of[MatmulLayout.NT] == of[MatmulLayout.NN] == (activations, "BlockWise128x128")
 
 
 @pytest.mark.parametrize(("dtype", "shared"), [(DType.MXFP8, 32), (DType.NVFP4, 16)])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from clustersim.cost.calibration_record import UnderLoad
+from clustersim.cost.calibration_record import DeviceTelemetry
 
 torch = pytest.importorskip("torch")
 fake_nvml = pytest.importorskip("tests.calibrate.fake_nvml")
@@ -114,7 +114,7 @@ def test_where_nvml_is_missing_nvidia_smi_is_asked(missing: str, library: Any, m
         library.failing["nvmlDeviceGetHandleByUUID"] = 6
     _smi(monkeypatch, ANSWERS)
     sensor = sensors.sensor_of(0)
-    assert sensor.state() == UnderLoad(1410.0, 1215.0, 287.31, 64.0, ("sw_power_cap", "sw_thermal_slowdown"))
+    assert sensor.state() == DeviceTelemetry(1410.0, 1215.0, 287.31, 64.0, ("sw_power_cap", "sw_thermal_slowdown"))
     assert sensor.facts() == telemetry.Facts("550.90", 400.0, ecc=True, mig=False)
 
 
@@ -137,7 +137,7 @@ def test_what_nvidia_smi_does_not_know_is_left_out(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "pynvml", None)
     known = {name: answer for name, answer in ANSWERS.items() if "reasons" not in name} | {"power.draw": "[N/A]"}
     _smi(monkeypatch, known | {"mig.mode.current": "[N/A]"})
-    assert sensors.sensor_of(0).state() == UnderLoad(1410.0, 1215.0, 0.0, 64.0)
+    assert sensors.sensor_of(0).state() == DeviceTelemetry(1410.0, 1215.0, 0.0, 64.0)
     assert sensors.sensor_of(0).facts().mig is None
 
 
@@ -155,7 +155,7 @@ def test_an_nvidia_smi_that_hangs_says_nothing(run: Callable[..., Any], monkeypa
     monkeypatch.setitem(sys.modules, "pynvml", None)
     _smi(monkeypatch, ANSWERS)
     monkeypatch.setattr(nvidia_smi.subprocess, "run", run)
-    assert sensors.sensor_of(0).state() == UnderLoad()
+    assert sensors.sensor_of(0).state() == DeviceTelemetry()
     assert sensors.sensor_of(0).facts() == telemetry.Facts()
 
 
@@ -164,36 +164,36 @@ def test_an_nvidia_smi_of_other_gpus_says_nothing(monkeypatch: pytest.MonkeyPatc
     """A container's, which does not see this one."""
     monkeypatch.setitem(sys.modules, "pynvml", None)
     _smi(monkeypatch, ANSWERS, uuid="GPU-of-another")
-    assert sensors.sensor_of(0).state() == UnderLoad()
+    assert sensors.sensor_of(0).state() == DeviceTelemetry()
 
 
 def test_a_driver_that_hangs_is_not_asked_again() -> None:
     asked, over = [0], threading.Event()
 
     class Hanging(sensors.Mute):
-        def state(self) -> UnderLoad:
+        def state(self) -> DeviceTelemetry:
             asked[0] += 1
             over.wait()
-            return UnderLoad(1.0)
+            return DeviceTelemetry(1.0)
 
     sensor = sensors.Patient(Hanging, patience=0.05)
-    assert sensor.state() == sensor.state() == UnderLoad()
+    assert sensor.state() == sensor.state() == DeviceTelemetry()
     assert asked == [1]
     over.set()
 
 
 def test_a_driver_that_fails_says_nothing_and_is_asked_again() -> None:
-    answers = iter([RuntimeError("lost"), UnderLoad(1200.0)])
+    answers = iter([RuntimeError("lost"), DeviceTelemetry(1200.0)])
 
     class Failing(sensors.Mute):
-        def state(self) -> UnderLoad:
+        def state(self) -> DeviceTelemetry:
             answer = next(answers)
             if isinstance(answer, Exception):
                 raise answer
             return answer
 
     sensor = sensors.Patient(Failing)
-    assert [sensor.state(), sensor.state()] == [UnderLoad(), UnderLoad(1200.0)]
+    assert [sensor.state(), sensor.state()] == [DeviceTelemetry(), DeviceTelemetry(1200.0)]
 
 
 def test_an_amd_gpu_is_asked_through_pytorch(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +204,7 @@ def test_an_amd_gpu_is_asked_through_pytorch(cuda: FakeCuda, monkeypatch: pytest
     monkeypatch.setattr(torch.cuda, "clock_rate", lambda _: 2100)
     monkeypatch.setattr(torch.cuda, "power_draw", missing)
     monkeypatch.setattr(torch.cuda, "temperature", lambda _: 55)
-    assert sensors.sensor_of(0).state() == UnderLoad(sm_clock_mhz=2100.0, temperature_c=55.0)
+    assert sensors.sensor_of(0).state() == DeviceTelemetry(sm_clock_mhz=2100.0, temperature_c=55.0)
     assert cuda.calls["launch"] == 0
 
 
@@ -214,15 +214,17 @@ def test_reasons_that_are_not_known_keep_their_bit() -> None:
 
 
 def test_means_are_of_what_was_told() -> None:
-    found = telemetry.mean([UnderLoad(1000.0, throttled=("a",)), UnderLoad(), UnderLoad(2000.0, power_w=300.0)])
-    assert found == UnderLoad(1500.0, power_w=300.0, throttled=("a",))
-    assert telemetry.mean([UnderLoad()]) is None
+    found = telemetry.mean(
+        [DeviceTelemetry(1000.0, throttled=("a",)), DeviceTelemetry(), DeviceTelemetry(2000.0, power_w=300.0)]
+    )
+    assert found == DeviceTelemetry(1500.0, power_w=300.0, throttled=("a",))
+    assert telemetry.mean([DeviceTelemetry()]) is None
 
 
 def test_a_watch_looks_at_least_once_and_stops() -> None:
-    with watching(lambda: UnderLoad(1000.0)) as watch:
+    with watching(lambda: DeviceTelemetry(1000.0)) as watch:
         pass
-    assert watch.under == UnderLoad(1000.0)
+    assert watch.under == DeviceTelemetry(1000.0)
 
 
 def test_what_is_repeated_goes_on_until_it_is_ended() -> None:

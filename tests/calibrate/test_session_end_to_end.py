@@ -10,8 +10,15 @@ from typing import Any
 import pytest
 
 from calibrate.command import main
-from clustersim.build import _machines, kernels_of
-from clustersim.cost.calibration_record import COPY, HostState, Outcome, Record, family, signature
+from clustersim.build import _rank_devices, distinct_kernels
+from clustersim.cost.calibration_record import (
+    COPY,
+    CalibrationRecord,
+    HostState,
+    MeasurementOutcome,
+    family_of,
+    signature_of,
+)
 from clustersim.cost.record_file import read_record
 from clustersim.cost.timing import Provenance
 from clustersim.scenario import Scenario
@@ -45,7 +52,7 @@ SUSTAINED = pytest.approx(1e-6 * SLOW.sustained, rel=0.03)
 class Session:
     """What a session left behind. said: on stderr."""
 
-    record: Record
+    record: CalibrationRecord
     path: Path
     scenario: Scenario
     gpu: Any
@@ -111,20 +118,24 @@ def test_the_soak_ends_at_the_sustained_clock_and_the_power_limit(whole: Session
     soak = [moment for moment in whole.record.moments if moment.part == "soak"]
     assert soak[0].state.sm_clock_mhz > 1.2 * soak[-1].state.sm_clock_mhz
     assert soak[-1].state.sm_clock_mhz == SUSTAINED
-    assert [item.state.power_w for item in soak] == pytest.approx([SLOW.limit_w] * len(soak), rel=0.01)
+    assert [telemetry_sample.state.power_w for telemetry_sample in soak] == pytest.approx(
+        [SLOW.limit_w] * len(soak), rel=0.01
+    )
     assert "power 700 W" in whole.said
 
 
 def test_moments_are_in_order_and_of_parts_that_last(whole: Session) -> None:
     moments = whole.record.moments
-    assert [moment.seconds for moment in moments] == sorted(item.seconds for item in moments)
-    assert {"soak", "kernels"} <= {element.part for element in moments} <= set(SECONDS)
+    assert [moment.seconds for moment in moments] == sorted(telemetry_sample.seconds for telemetry_sample in moments)
+    assert {"soak", "kernels"} <= {item.part for item in moments} <= set(SECONDS)
 
 
 def test_every_kernel_has_a_row_under_load(whole: Session) -> None:
     kernels = whole.record.kernels
-    assert {signature(kernel) for kernel in kernels_of(whole.scenario)} == {row.signature for row in kernels}
-    assert {(row.outcome, row.source) for row in kernels} == {(Outcome.MEASURED, "")}
+    assert {signature_of(distinct_kernel) for distinct_kernel in distinct_kernels(whole.scenario)} == {
+        row.signature for row in kernels
+    }
+    assert {(row.outcome, row.source) for row in kernels} == {(MeasurementOutcome.MEASURED, "")}
     assert all(row.under is not None and row.under.power_w > 0.5 * SLOW.limit_w for row in kernels)
     assert all(row.under is not None and row.under.sm_clock_mhz == SUSTAINED for row in kernels)
 
@@ -144,7 +155,7 @@ def test_the_machine_is_measured(whole: Session) -> None:
 def test_large_kernels_take_in_a_step_what_they_take_alone(whole: Session) -> None:
     """A stand-in's kernels know nothing of each other but through the clock, which has fallen before, and its cache."""
     factors = {row.family: row.factor for row in whole.record.chain}
-    assert {family(row.signature) for row in whole.record.kernels if row.kind.value == "matmul"} <= factors.keys()
+    assert {family_of(row.signature) for row in whole.record.kernels if row.kind.value == "matmul"} <= factors.keys()
     assert factors["matmul bf16"] == pytest.approx(1.0, rel=0.02)
     assert factors["attention_forward bf16"] == pytest.approx(1.0, rel=0.02)
     assert factors["attention_backward bf16"] == pytest.approx(1.0, rel=0.02)
@@ -169,13 +180,13 @@ def test_steps_are_what_they_are_predicted_to_be(whole: Session) -> None:
 def test_a_simulated_step_has_measured_kernels_as_a_step_has_them(whole: Session) -> None:
     """The slowest of eight GPUs is at most some percent slower than the one that was measured."""
     scenario = Scenario.load(whole.path.parent / "plan.yaml", [f"cost.record={whole.path}"])
-    assert simulate(scenario).provenance["measured"] > 0.0
-    (machine,) = _machines(scenario).kinds
+    assert simulate(scenario).provenance_shares["measured"] > 0.0
+    (machine,) = _rank_devices(scenario).models
     times = {row.signature: row.time for row in whole.record.kernels}
     factors = {row.family: row.factor for row in whole.record.chain}
-    for kernel in kernels_of(scenario):
-        timing, known = machine.kernels.kernel(kernel), signature(kernel)
-        expected = times[known].seconds * factors.get(family(known), 1.0)
+    for kernel in distinct_kernels(scenario):
+        timing, known = machine.kernels.time_kernel(kernel), signature_of(kernel)
+        expected = times[known].seconds * factors.get(family_of(known), 1.0)
         assert timing.provenance is Provenance.MEASURED
         assert timing.seconds == pytest.approx(expected, rel=0.05)
 

@@ -8,9 +8,17 @@ from typing import Any
 
 import pytest
 
-from clustersim.build import kernels_of
+from clustersim.build import distinct_kernels
 from clustersim.common.errors import InputError
-from clustersim.cost.calibration_record import BesideRow, CopyRow, KernelRow, Outcome, Record, Spread, signature
+from clustersim.cost.calibration_record import (
+    CalibrationRecord,
+    CopySample,
+    InterferenceSample,
+    KernelSample,
+    MeasurementOutcome,
+    TimeStatistics,
+    signature_of,
+)
 from clustersim.cost.record_file import read_record
 from clustersim.model.kernels import Kernel
 from clustersim.scenario import Scenario
@@ -28,7 +36,7 @@ from calibrate.stages import kernel_stage as kernels_part  # noqa: E402
 from calibrate.stages import run as parts_run  # noqa: E402
 from tests.calibrate.fake_stages import CHAIN, HOST, STEPS, StandIns  # noqa: E402
 
-ONCE = Spread(1e-3, 1e-3, 1e-3, 5)
+ONCE = TimeStatistics(1e-3, 1e-3, 1e-3, 5)
 TINY = """
 model: {preset: llama-tiny, layers: 1, hidden: 64, ffn: 96, heads: 4, kv_heads: 2, head_dim: 16, vocab: 128}
 cluster: {name: laptop, gpus: 2}
@@ -60,16 +68,18 @@ def others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[StandIns
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels and copies take no time to measure."""
 
-    def measured(kernels: Any, *_: Any) -> Iterator[KernelRow]:
+    def measured(kernels: Any, *_: Any) -> Iterator[KernelSample]:
         for kernel in kernels:
             known = (kernel.name, kernel.kind, kernel.dtype, kernel.shape, kernel.flops, kernel.bytes, kernel.launches)
-            yield KernelRow(*known, ONCE)
+            yield KernelSample(*known, ONCE)
 
     def machine(made: session.Session, *_: Any) -> None:
-        rows = Record(made.record.device, made.record.conditions, launch_interval=1e-6)
+        rows = CalibrationRecord(made.record.device, made.record.conditions, launch_interval=1e-6)
         kernel = next(measured([typical_kernel(CpuDevice())]))
         made.extend(
-            replace(rows, copies=(CopyRow("device", 2.0**20, ONCE),), beside=(BesideRow(kernel, "copy", ONCE),))
+            replace(
+                rows, copies=(CopySample("device", 2.0**20, ONCE),), beside=(InterferenceSample(kernel, "copy", ONCE),)
+            )
         )
 
     monkeypatch.setattr(kernels_part, "measured", measured)
@@ -86,9 +96,9 @@ def _run(*words: str) -> None:
 def test_a_record_of_a_scenario_has_every_kernel_of_its_ranks(capsys: pytest.CaptureFixture[str]) -> None:
     _run("--for", "tiny.yaml", "-o", "r.json")
     record = read_record(Path("r.json"))
-    expected = {signature(kernel) for kernel in kernels_of(Scenario.load("tiny.yaml"))}
+    expected = {signature_of(kernel) for kernel in distinct_kernels(Scenario.load("tiny.yaml"))}
     assert {row.signature for row in record.kernels} == expected
-    assert all(row.outcome is Outcome.MEASURED for row in record.kernels)
+    assert all(row.outcome is MeasurementOutcome.MEASURED for row in record.kernels)
     assert record.launch_interval is not None
     assert [(row.route, row.bytes) for row in record.copies] == [("device", 2.0**16)]
     assert [row.beside for row in record.beside] == ["copy"]
@@ -218,13 +228,13 @@ def test_a_kernel_that_loses_the_device_ends_the_session_once(
     monkeypatch.setattr(cpu_device.CpuDevice, "survives", lambda *_: False)
     assert main(["--device", "cpu", "--for", "tiny.yaml", "-o", "r.json"]) == 2
     said = capsys.readouterr().err.splitlines()[-1]
-    lost = next(row for row in read_record(Path("r.json")).kernels if row.outcome is Outcome.FAILED)
+    lost = next(row for row in read_record(Path("r.json")).kernels if row.outcome is MeasurementOutcome.FAILED)
     assert said.startswith(f"error: {lost.name} left ")
     assert said.endswith("device-side assert triggered; its row says so, and the same command goes on without it")
     assert main(["--device", "cpu", "--for", "tiny.yaml", "-o", "r.json"]) == 0
     rows = {row.signature: row.outcome for row in read_record(Path("r.json")).kernels}
-    assert rows.pop(lost.signature) is Outcome.FAILED
-    assert set(rows.values()) == {Outcome.MEASURED}
+    assert rows.pop(lost.signature) is MeasurementOutcome.FAILED
+    assert set(rows.values()) == {MeasurementOutcome.MEASURED}
 
 
 def test_a_dry_run_says_it_all_and_writes_nothing(others: StandIns, capsys: pytest.CaptureFixture[str]) -> None:
@@ -234,7 +244,7 @@ def test_a_dry_run_says_it_all_and_writes_nothing(others: StandIns, capsys: pyte
     first, second = capsys.readouterr().out.split("measures ")[1:]
     assert first == second
     assert "(cpu-laptop) for about 20 min 0 s, and writes r.json" in first
-    many = len({signature(kernel) for kernel in kernels_of(Scenario.load("tiny.yaml"))})
+    many = len({signature_of(kernel) for kernel in distinct_kernels(Scenario.load("tiny.yaml"))})
     assert f"{many} of {many} kernels of tiny.yaml" in first
 
 
@@ -298,8 +308,10 @@ def test_all_that_is_asked_for_is_measured_together(monkeypatch: pytest.MonkeyPa
     asked: list[Any] = []
     monkeypatch.setattr(kernels_part, "measured", lambda missing, *_: asked.extend(missing) or iter(()))
     _run("--for", "tiny.yaml", "--presets", "llama3-8b", "--set", "training.microbatch=1", "-o", "r.json")
-    found = {signature(kernel) for kernel in asked}
-    assert found > {signature(kernel) for kernel in kernels_of(Scenario.load("tiny.yaml", ["training.microbatch=1"]))}
+    found = {signature_of(kernel) for kernel in asked}
+    assert found > {
+        signature_of(kernel) for kernel in distinct_kernels(Scenario.load("tiny.yaml", ["training.microbatch=1"]))
+    }
     assert len(asked) > 400
 
 
@@ -351,12 +363,14 @@ def test_the_command_is_kept_as_it_is_typed() -> None:
 
 def test_why_kernels_are_missing_is_summed_up() -> None:
     from clustersim.common.dtypes import DType
-    from clustersim.cost.calibration_record import Conditions, Device, KernelRow, Record
+    from clustersim.cost.calibration_record import CalibrationRecord, DeviceInfo, KernelSample, MeasurementConditions
     from clustersim.model.kernels import KernelKind, MatmulShape
 
-    row = KernelRow("a", KernelKind.MATMUL, DType.FP8, MatmulShape(1, 1, 1), 2.0, 3.0, 1, None, Outcome.UNSUPPORTED)
+    row = KernelSample(
+        "a", KernelKind.MATMUL, DType.FP8, MatmulShape(1, 1, 1), 2.0, 3.0, 1, None, MeasurementOutcome.UNSUPPORTED
+    )
     rows = tuple(replace(row, shape=MatmulShape(1, 1, size), source="no fp8") for size in (1, 2))
-    record = Record(Device("cpu-laptop", "CPU"), Conditions("", "", ""), kernels=rows)
+    record = CalibrationRecord(DeviceInfo("cpu-laptop", "CPU"), MeasurementConditions("", "", ""), kernels=rows)
     assert kernels.summary(record, Path("r.json")).splitlines()[:3] == [
         "r.json: CPU",
         "  kernels: 2 unsupported",

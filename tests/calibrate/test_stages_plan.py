@@ -10,20 +10,20 @@ import pytest
 from clustersim.common.dtypes import DType
 from clustersim.common.errors import InputError
 from clustersim.cost.calibration_record import (
-    BesideRow,
-    Conditions,
-    CopyRow,
-    Device,
-    GpuRow,
-    KernelRow,
-    Outcome,
-    Record,
-    Spread,
+    CalibrationRecord,
+    CopySample,
+    DeviceInfo,
+    GpuSample,
+    InterferenceSample,
+    KernelSample,
+    MeasurementConditions,
+    MeasurementOutcome,
+    TimeStatistics,
 )
 from clustersim.cost.record_file import read_record, write_record
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.model.kernels import Kernel, MatmulShape
-from clustersim.model.linear import product
+from clustersim.model.linear import matmul_kernel
 from clustersim.scenario import Scenario
 from tests.calibrate.fake_stages import CHAIN, HOST, SOAKED, STEPS, StandIns
 
@@ -37,9 +37,9 @@ from calibrate.stages import run as parts_run  # noqa: E402
 from calibrate.stages.plan import PARTS, plan_text, planned  # noqa: E402
 from calibrate.stages.stage import Bench  # noqa: E402
 
-GPU = Device("h100-sxm-80gb", "Test GPU", torch="2.13.0")
-HOW = Conditions("2026-11-20", "clustersim calibrate", "by hand")
-ONCE = Spread(1e-3, 1e-3, 1e-3, 5)
+GPU = DeviceInfo("h100-sxm-80gb", "Test GPU", torch="2.13.0")
+HOW = MeasurementConditions("2026-11-20", "clustersim calibrate", "by hand")
+ONCE = TimeStatistics(1e-3, 1e-3, 1e-3, 5)
 MINUTE = 60.0
 
 
@@ -56,25 +56,25 @@ class Gpu(CpuDevice):
 
 
 def _matmul(size: int) -> Kernel:
-    return product(f"matmul.{size}", DType.BF16, MatmulShape(size, size, size), result=2)
+    return matmul_kernel(f"matmul.{size}", DType.BF16, MatmulShape(size, size, size), result_bytes=2)
 
 
-def _row(kernel: Kernel) -> KernelRow:
+def _row(kernel: Kernel) -> KernelSample:
     assert kernel.shape is not None
-    return KernelRow(kernel.name, kernel.kind, kernel.dtype, kernel.shape, kernel.flops, kernel.bytes, 1, ONCE)
+    return KernelSample(kernel.name, kernel.kind, kernel.dtype, kernel.shape, kernel.flops, kernel.bytes, 1, ONCE)
 
 
 KERNELS = tuple(map(_matmul, (128, 256)))
-WHOLE = Record(
+WHOLE = CalibrationRecord(
     GPU,
     HOW,
     tuple(map(_row, KERNELS)),
-    copies=(CopyRow("device", 2.0**20, ONCE),),
-    beside=(BesideRow(_row(KERNELS[0]), "copy", ONCE),),
+    copies=(CopySample("device", 2.0**20, ONCE),),
+    beside=(InterferenceSample(_row(KERNELS[0]), "copy", ONCE),),
     launch_interval=1e-6,
     chain=CHAIN,
     host=HOST,
-    gpus=(GpuRow("0", ONCE),),
+    gpus=(GpuSample("0", ONCE),),
     steps=STEPS,
 )
 
@@ -146,7 +146,7 @@ def test_the_plan_names_device_kernels_parts_and_file(tmp_path: Path, scenario: 
 def test_the_plan_says_what_is_tried_again(tmp_path: Path, scenario: Scenario) -> None:
     """Somebody else may have had the memory; it is soaked for, since a row of a cold GPU would be wrong."""
     first, *rest = WHOLE.kernels
-    failed = replace(first, time=None, outcome=Outcome.OUT_OF_MEMORY, source="its operands take 90 GB")
+    failed = replace(first, time=None, outcome=MeasurementOutcome.OUT_OF_MEMORY, source="its operands take 90 GB")
     write_record(replace(WHOLE, kernels=(failed, *rest)), tmp_path / "r.json")
     bench = _bench(tmp_path / "r.json", scenario)
     plan = planned(bench, 20 * MINUTE)

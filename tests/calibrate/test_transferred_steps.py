@@ -27,7 +27,7 @@ NAME = scenario_of(ONE).cluster.accelerator.name
 
 def test_a_mixture_is_left_out_by_the_constants_that_have_not_seen_its_source() -> None:
     """Arithmetic at half of its rate takes longer, but not twice as long, since not all of a step is arithmetic."""
-    own = scenario_of(ONE).cluster.accelerator.in_training.sustained
+    own = scenario_of(ONE).cluster.accelerator.derating.sustained_ratio
     without = {"one": Paces({NAME: own / 2}), "other": Paces({NAME: own / 4})}
     found = judge_step(ONE, Paces({NAME: own}), without)
     predicted = compare_step(ONE).predicted

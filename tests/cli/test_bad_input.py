@@ -151,7 +151,7 @@ def test_an_output_never_replaces_a_file_that_is_read(clustersim: Run, tmp_path:
     config = {"model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 2, "vocab_size": 512, "n_positions": 1024}
     contents = {
         "config.json": config,
-        "chip.json": data_files.read_mapping(data_files.find("accelerators", "h100-sxm-80gb")),
+        "chip.json": data_files.read_mapping(data_files.find_file("accelerators", "h100-sxm-80gb")),
         "graph.json": {**TWO_TIERS, "graph": {"accelerator": "chip.json"}},
         "plan.json": {**PLAN, "model": "config.json", "cluster": "graph.json"},
     }

@@ -106,7 +106,7 @@ def test_presets_lists_every_shelf(clustersim: Run) -> None:
 def test_presets_list_recipes_of_number_formats(clustersim: Run) -> None:
     lines = clustersim("presets").stdout.splitlines()
     recipes = lines[next(at for at, line in enumerate(lines) if line.startswith("recipe of number formats")) :]
-    for name in data_files.names("recipes"):
+    for name in data_files.list_names("recipes"):
         assert any(line.startswith(f"{name} ") for line in recipes)
 
 
@@ -157,7 +157,7 @@ def test_what_takes_long_is_said_before_it_begins(
     plan: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A degraded NIC puts a tensor-parallel group out of step, on a shared network; any number of tasks is too many."""
-    monkeypatch.setattr(warnings, "MANY_SPLIT", 0.0)
+    monkeypatch.setattr(warnings, "WARN_DESYNC_TP_TASKS", 0.0)
     changes = ["cost.network=shared", "disturbances.nics={gpu: 0, bandwidth: 0.5}"]
     run_scenario(plan, changes, Outputs())
     said = capsys.readouterr()

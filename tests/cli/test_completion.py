@@ -88,7 +88,7 @@ def test_files_are_data_files_and_the_only_folder_is_opened(tmp_path: Path, monk
 
 
 def test_names_are_all_that_begin_so() -> None:
-    assert completion.clusters("") == data_files.names("clusters")
+    assert completion.clusters("") == data_files.list_names("clusters")
     assert completion.clusters("no,dgx-h10") == ["no,dgx-h100"]
     assert completion.keys("") == [f"{key}=" for key in dotted_keys()]
     assert completion.objectives("") == [objective.value for objective in Objective]

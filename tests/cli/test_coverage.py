@@ -7,12 +7,18 @@ from pathlib import Path
 import pytest
 
 from clustersim import Scenario, simulate
-from clustersim.build import kernels_of
-from clustersim.cost.calibration_record import Conditions, Device, KernelRow, Record, Spread
+from clustersim.build import distinct_kernels
+from clustersim.cost.calibration_record import (
+    CalibrationRecord,
+    DeviceInfo,
+    KernelSample,
+    MeasurementConditions,
+    TimeStatistics,
+)
 from clustersim.cost.record_file import write_record
 from clustersim.model.kernels import KernelKind
-from clustersim.uncertainty.model_file import load_experience
-from clustersim.uncertainty.step_features import facts_of
+from clustersim.uncertainty.model_file import load_uncertainty_model
+from clustersim.uncertainty.step_features import extract_step_features
 from tests.cli.conftest import Run
 
 SECONDS = 1e-3
@@ -21,15 +27,15 @@ SECONDS = 1e-3
 def record_of_matmuls(plan: Path, path: Path, accelerator: str = "h100-sxm-80gb") -> None:
     """Every matmul of a plan took a millisecond, give or take 2 %."""
     rows = [
-        KernelRow(
+        KernelSample(
             kernel.name, kernel.kind, kernel.dtype, kernel.shape, kernel.flops, kernel.bytes, kernel.launches,
-            Spread(SECONDS, 0.98 * SECONDS, 1.02 * SECONDS, 20),
+            TimeStatistics(SECONDS, 0.98 * SECONDS, 1.02 * SECONDS, 20),
         )
-        for kernel in kernels_of(Scenario.load(plan))
+        for kernel in distinct_kernels(Scenario.load(plan))
         if kernel.kind is KernelKind.MATMUL and kernel.shape is not None
     ]  # fmt: skip
-    device = Device(accelerator, "a test's GPU")
-    write_record(Record(device, Conditions("2026-11-20", "none", "made up"), tuple(rows)), path)
+    device = DeviceInfo(accelerator, "a test's GPU")
+    write_record(CalibrationRecord(device, MeasurementConditions("2026-11-20", "none", "made up"), tuple(rows)), path)
 
 
 def test_what_a_record_does_not_cover_is_listed_with_its_weight(clustersim: Run, plan: Path, tmp_path: Path) -> None:
@@ -55,19 +61,19 @@ def test_the_band_narrows_to_what_was_measured(plan: Path, tmp_path: Path) -> No
     """Measured parts differ by 2 %, and by what a step makes of them alone; the others as published runs did."""
     record_of_matmuls(plan, tmp_path / "gpu.json")
     result = simulate(Scenario.load(plan, [f"cost.record={tmp_path / 'gpu.json'}"]))
-    measured, whole = result.provenance["measured"], sum(item.seconds for item in result.items)
-    paced = sum(item.seconds * (item.longer - 1.0) for item in result.items if item.error is not None) / whole
+    measured, whole = result.provenance_shares["measured"], sum(item.seconds for item in result.busy_time_items)
+    paced = sum(item.seconds * (item.longer - 1.0) for item in result.busy_time_items if item.error is not None) / whole
     error = 0.02 * measured + paced
     plain = simulate(Scenario.load(plan))
-    experience, facts = load_experience(), facts_of(result.scenario, result.breakdown.launch_share)
-    deviation = math.sqrt(experience.variance(facts, 1.0 - measured))
-    low, high = result.band
+    experience, facts = load_uncertainty_model(), extract_step_features(result.scenario, result.breakdown.launch_share)
+    deviation = math.sqrt(experience.error_variance(facts, 1.0 - measured))
+    low, high = result.step_time_interval
     assert high == pytest.approx(result.step_time * (1 + error) * math.exp(experience.quantile * deviation))
     assert low * high == pytest.approx(result.step_time**2)
-    assert deviation < math.sqrt(experience.variance(facts))
+    assert deviation < math.sqrt(experience.error_variance(facts))
     assert paced > 0.01
-    assert "narrower" in result.experience
-    assert "narrower" not in plain.experience
+    assert "narrower" in result.interval_description
+    assert "narrower" not in plain.interval_description
 
 
 def test_a_record_of_another_accelerator_is_refused_unless_it_is_scaled(

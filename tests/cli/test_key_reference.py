@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from clustersim.scenario import schema
-from clustersim.scenario.config_reader import Section
-from clustersim.scenario.key_reference import reference
+from clustersim.scenario.config_reader import ConfigModel
+from clustersim.scenario.key_reference import render_key_reference
 from tests.cli.conftest import Run
 
 PAGE = Path(__file__).parents[2] / "docs" / "scenario-keys.md"
@@ -31,15 +31,15 @@ def tables() -> dict[str, dict[str, tuple[str, str, str]]]:
 
 
 def test_it_has_a_table_for_every_section_of_a_file_and_a_row_for_every_key() -> None:
-    from clustersim.scenario.config.scenario import ScenarioFile
+    from clustersim.scenario.config.scenario import ScenarioConfig
 
     found = tables()
-    assert found.pop("the file").keys() == ScenarioFile.keys().keys()
+    assert found.pop("the file").keys() == ScenarioConfig.key_types().keys()
     for path, rows in found.items():
-        section = ScenarioFile.at([*path.split(".")])
+        section = ScenarioConfig.config_at([*path.split(".")])
         assert section is not None, path
-        assert rows.keys() == section.keys().keys(), path
-    assert {*ScenarioFile.keys()} - {"name", "steps"} <= found.keys()
+        assert rows.keys() == section.key_types().keys(), path
+    assert {*ScenarioConfig.key_types()} - {"name", "steps"} <= found.keys()
 
 
 def test_defaults_and_legal_values_are_those_that_sections_have() -> None:
@@ -74,7 +74,7 @@ def test_defaults_that_words_tell_are_values_that_the_file_may_have() -> None:
 
 
 def test_a_key_without_words_is_refused() -> None:
-    class Silent(Section):
+    class Silent(ConfigModel):
         """A section."""
 
         said: int = 1
@@ -82,9 +82,11 @@ def test_a_key_without_words_is_refused() -> None:
         unsaid: int = 2
 
     with pytest.raises(TypeError, match=r"Silent\.unsaid says nowhere what it means"):
-        schema._words(Silent)
+        schema._key_descriptions(Silent)
 
 
 def test_a_pipe_in_words_does_not_end_a_cell() -> None:
     key = {"type": "boolean", "default": True, "description": "one | other"}
-    assert "| `a` | `true`, `false` | `true` | one \\| other |" in reference({"properties": {"a": key}, "$defs": {}})
+    assert "| `a` | `true`, `false` | `true` | one \\| other |" in render_key_reference(
+        {"properties": {"a": key}, "$defs": {}}
+    )

@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from clustersim.common import data_files
-from clustersim.cost.calibration_record import Origin
+from clustersim.cost.calibration_record import RecordOrigin
 from clustersim.cost.record_file import read_record, write_record
 from clustersim.hardware.cluster import load_cluster
 from clustersim.scenario import Scenario
@@ -98,7 +98,7 @@ def desk(tmp_path: Path) -> Path:
     (tmp_path / "job.toml").write_text(TORCHTITAN["llama3_405b"][0])
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     record = read_record(ROOT / "calibrate" / "records" / "published" / "h100-sxm-80gb.json")
-    write_record(replace(record, origin=Origin.MEASURED, derivation=""), tmp_path / "my-gpu.json")
+    write_record(replace(record, origin=RecordOrigin.MEASURED, derivation=""), tmp_path / "my-gpu.json")
     shutil.copy(ROOT / "calibrate" / "records" / "published" / "h200-sxm-141gb.json", tmp_path / "h200.json")
     shutil.copy(
         ROOT / "tests" / "calibrate" / "nccl" / "all_reduce_v2.13_h100_2_nodes.txt", tmp_path / "all_reduce.txt"
@@ -175,7 +175,7 @@ def test_a_cluster_file_of_the_manual_is_a_cluster(text: str, tmp_path: Path) ->
     content = yaml.safe_load(text)
     path = tmp_path / "mine.json"
     path.write_text(json.dumps(content))
-    assert load_cluster(str(path)).gpus == content.get("gpus", 2)
+    assert load_cluster(str(path)).gpu_count == content.get("gpus", 2)
 
 
 def test_steps_of_a_real_gpu_are_predicted_as_the_manual_says(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_collectives_and_their_algorithms_stand_in_the_manual() -> None:
 
 def test_every_shipped_cluster_stands_in_the_manual() -> None:
     page = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
-    for name in data_files.names("clusters"):
+    for name in data_files.list_names("clusters"):
         assert re.search(rf"\b{name}\b", page), name
 
 

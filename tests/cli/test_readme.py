@@ -117,14 +117,14 @@ def scenarios() -> list[dict[str, Any]]:
 
 def test_the_scenario_of_the_manual_is_a_scenario_and_so_are_the_parts_that_replace_its_own() -> None:
     from clustersim.scenario import Scenario
-    from clustersim.scenario.config.scenario import ScenarioFile
+    from clustersim.scenario.config.scenario import ScenarioConfig
 
     whole, *parts = scenarios()
     beside = [part for part in parts if "jobs" in part.get("disturbances", {})]
     assert (len(parts), len(beside)) == (6, 1)
-    assert whole.keys() == ScenarioFile.keys().keys()
+    assert whole.keys() == ScenarioConfig.key_types().keys()
     for part in ({}, *(part for part in parts if part not in beside)):
-        assert Scenario.from_mapping({**whole, **part}, source="scenario.md").layout.world_size == 16384
+        assert Scenario.from_mapping({**whole, **part}, default_name="scenario.md").layout.world_size == 16384
 
 
 def test_the_jobs_of_the_manual_train_beside_another(tmp_path: Path) -> None:
@@ -140,15 +140,15 @@ def test_the_jobs_of_the_manual_train_beside_another(tmp_path: Path) -> None:
     }
     for name, told in (("neighbour", job), ("pretraining", job), ("plan", {**job, **part})):
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(told))
-    neighbour, other = Scenario.load(tmp_path / "plan.yaml").others
-    assert neighbour.cluster.places.tolist() == [*range(256, 512)]
-    assert other.cluster.places.tolist() == [*range(512, 768)]
+    neighbour, other = Scenario.load(tmp_path / "plan.yaml").co_scheduled_scenarios
+    assert neighbour.cluster.machine_gpu_ids.tolist() == [*range(256, 512)]
+    assert other.cluster.machine_gpu_ids.tolist() == [*range(512, 768)]
 
 
 def test_the_schedules_from_outside_in_the_manual_are_schedules(tmp_path: Path) -> None:
     """Its lines and its class, in a scenario of two pipeline ranks and one microbatch."""
     from clustersim.scenario import Scenario
-    from clustersim.scenario.config.schedule import ScheduleChoice
+    from clustersim.scenario.config.schedule import ScheduleConfig
 
     (rule,) = re.findall(r"```python\n(class MySchedule.*?)```", MANUAL, re.DOTALL)
     lines = re.findall(r"^schedule: \{.*$", MANUAL, re.MULTILINE)
@@ -165,7 +165,7 @@ def test_the_schedules_from_outside_in_the_manual_are_schedules(tmp_path: Path) 
         (tmp_path / "my.csv").write_text(format_order(found[-1]))
     assert len(found) == 3
     assert len(set(found)) == 1
-    assert {name for name in ScheduleChoice.keys() if name not in MANUAL} == set()  # noqa: SIM118
+    assert {name for name in ScheduleConfig.key_types() if name not in MANUAL} == set()  # noqa: SIM118
 
 
 def test_continuous_integration_runs_the_test_command_of_readme() -> None:

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from clustersim.common.arrays import FloatArray
-from clustersim.cost.device_models import Machine, Machines, Slowed
+from clustersim.cost.device_models import DeviceModel, DeviceModels, ThrottledKernels
 from clustersim.cost.interference import Interference
 from clustersim.cost.jitter import Jitter
-from clustersim.cost.segment import BlockCost
+from clustersim.cost.segment import SegmentCost
 from clustersim.engine.engine import simulate_program
 from clustersim.lowering.repeat_steps import repeat
 from clustersim.program.program import Program
@@ -30,7 +30,7 @@ class Ran:
 
     trace: Trace
     program: Program
-    cost: BlockCost
+    cost: SegmentCost
     classes: SymmetryClasses
     steps: int
 
@@ -48,11 +48,11 @@ class Ran:
 
     @property
     def breakdown(self) -> Breakdown:
-        return breakdown(self.rows, self.cost.block)
+        return breakdown(self.rows, self.cost.time_segment)
 
     @property
     def path(self) -> dict[str, float]:
-        return nonzero(path_summary(self.rows, self.cost.block))
+        return nonzero(path_summary(self.rows, self.cost.time_segment))
 
     @property
     def path_ranks(self) -> set[int]:
@@ -85,15 +85,15 @@ class Disturbed:
     def program(self) -> Program:
         return repeat(self.step.program, self.steps)
 
-    def cost(self, program: Program) -> BlockCost:
+    def cost(self, program: Program) -> SegmentCost:
         pieces = _Cost(self.fixed, program)
         speeds = np.ones(program.world_size)
         speeds[list(self.speeds)] = list(self.speeds.values())
         different, of = np.unique(speeds, return_inverse=True)
         slowing = self.interference
-        table = slowing if isinstance(slowing, Interference) else Interference.equal(slowing)
-        machines = tuple(Machine(Slowed(pieces, float(speed)), table) for speed in different)
-        return BlockCost(program, Machines(machines, of.reshape(-1)), pieces)
+        table = slowing if isinstance(slowing, Interference) else Interference.uniform(slowing)
+        machines = tuple(DeviceModel(ThrottledKernels(pieces, float(speed)), table) for speed in different)
+        return SegmentCost(program, DeviceModels(machines, of.reshape(-1)), pieces)
 
     def run(self, *, folded: bool = True) -> Ran:
         program = self.program

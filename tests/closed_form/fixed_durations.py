@@ -13,17 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from clustersim.cost.device_models import Machine, Machines
-from clustersim.cost.segment import BlockCost
-from clustersim.cost.timing import Bound, ExchangeTiming, Provenance, Timing
+from clustersim.cost.device_models import DeviceModel, DeviceModels
+from clustersim.cost.segment import SegmentCost
+from clustersim.cost.timing import Bottleneck, CommTiming, KernelTiming, Provenance
 from clustersim.engine.engine import simulate_program
 from clustersim.lowering.repeat_steps import repeat
 from clustersim.lowering.training_step import lower
 from clustersim.lowering.units import Unit, Units
 from clustersim.model.kernels import AttentionShape, Kernel, KernelKind
-from clustersim.model.layer_stack import Mlp
+from clustersim.model.layer_stack import MlpType
 from clustersim.model.training import Training
-from clustersim.model.transformer import Model, Norm, Positions, resized, uniform
+from clustersim.model.transformer import Norm, PositionEncoding, TransformerModel, resize_model, uniform_model
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.program.program import Program
@@ -35,7 +35,7 @@ from clustersim.trace.trace import Trace
 from tests.strategies import fold
 
 SEQUENCE = 16
-MODEL = uniform(
+MODEL = uniform_model(
     name="tiny",
     layers=8,
     hidden=8,
@@ -45,9 +45,9 @@ MODEL = uniform(
     head_dim=4,
     vocab=4,
     max_positions=SEQUENCE,
-    mlp=Mlp.GELU,
+    mlp=MlpType.GELU,
     norm=Norm.RMSNORM,
-    positions=Positions.ROTARY,
+    positions=PositionEncoding.ROTARY,
     tied_embeddings=False,
     linear_bias=False,
     qkv_bias=False,
@@ -92,13 +92,13 @@ class _Cost:
     fixed: Fixed
     program: Program
 
-    def kernel(self, kernel: Kernel) -> Timing:
-        return Timing(self.fixed.of_kernel(kernel), Provenance.MEASURED, Bound.COMPUTE)
+    def time_kernel(self, kernel: Kernel) -> KernelTiming:
+        return KernelTiming(self.fixed.of_kernel(kernel), Provenance.MEASURED, Bottleneck.COMPUTE)
 
-    def exchange(self, exchange: CommOp) -> ExchangeTiming:
-        groups = len(self.program.groups[exchange.comm_group].members)
-        seconds = np.broadcast_to(np.array(self.fixed.of_exchange(exchange), dtype=float), groups)
-        return ExchangeTiming(seconds, Provenance.MEASURED, Bound.BANDWIDTH, "fixed", "link")
+    def time_comm_op(self, comm_op: CommOp) -> CommTiming:
+        groups = len(self.program.groups[comm_op.comm_group].members)
+        seconds = np.broadcast_to(np.array(self.fixed.of_exchange(comm_op), dtype=float), groups)
+        return CommTiming(seconds, Provenance.MEASURED, Bottleneck.BANDWIDTH, "fixed", "link")
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Step:
     layout: Layout = Layout()  # noqa: RUF009 - frozen
     schedule: Schedule = OneFOneB()  # noqa: RUF009 - frozen
     microbatches: int = 1
-    model: Model = MODEL
+    model: TransformerModel = MODEL
     training: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -117,7 +117,7 @@ class Step:
         options = {"gradient_clipping": False, **self.training}
         batch = self.microbatches * self.layout.dp
         training = Training(sequence=SEQUENCE, global_batch=batch, **options)
-        return Plan(resized(self.model, layers=self.layers), training, self.layout, self.schedule.placement)
+        return Plan(resize_model(self.model, layers=self.layers), training, self.layout, self.schedule.placement)
 
     @property
     def program(self) -> Program:
@@ -126,7 +126,7 @@ class Step:
     def run(self, fixed: Fixed, *, folded: bool = True, steps: int = 1) -> Trace:
         program = repeat(self.program, steps)
         pieces = fixed.costs(program)
-        cost = BlockCost(program, Machines.equal(Machine(pieces), program.world_size), pieces)
+        cost = SegmentCost(program, DeviceModels.uniform(DeviceModel(pieces), program.world_size), pieces)
         return simulate_program(program, fold(program, cost) if folded else singleton_classes(program), cost)[0]
 
     def seconds(self, fixed: Fixed) -> float:

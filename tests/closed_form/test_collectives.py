@@ -29,8 +29,8 @@ from clustersim.collectives.library import (
 from clustersim.collectives.nccl_overrides import NcclOverrides
 from clustersim.collectives.tuner import Tuner, select_variants
 from clustersim.hardware.clos_fabric import ClosFabric
-from clustersim.hardware.clos_spec import Leaf, Network, Nics, Node, NvLink, Port, Spine
-from clustersim.hardware.ecmp import Spread
+from clustersim.hardware.clos_spec import LeafSpec, NetworkSpec, NicSpec, NodeSpec, NvlinkSpec, Port, SpineSpec
+from clustersim.hardware.ecmp import SpreadEcmp
 from clustersim.program.task import CollectiveType
 
 S = 3e8
@@ -67,14 +67,14 @@ def ideal(chunk: float = 0.0) -> Library:
 
 def cluster(gpus: int, per_node: int, *, nodes_per_leaf: int = 1 << 20, oversubscription: float = 1.0) -> ClosFabric:
     """One NIC per GPU; PCIe is never the bottleneck."""
-    node = Node(
+    node = NodeSpec(
         per_node,
         pcie=Port(1e15, 0.0),
-        nvlink=NvLink(per_node, Port(NVLINK, 0.5e-6)),
-        nics=Nics(per_node, Port(NIC, 0.0)),
+        nvlink=NvlinkSpec(per_node, Port(NVLINK, 0.5e-6)),
+        nics=NicSpec(per_node, Port(NIC, 0.0)),
     )
-    leaf = Leaf(nodes_per_leaf, 1, 0.0, oversubscription)
-    return ClosFabric(node, Network(leaf, Spread(), Spine(1 << 10, 0.0)), gpus)
+    leaf = LeafSpec(nodes_per_leaf, 1, 0.0, oversubscription)
+    return ClosFabric(node, NetworkSpec(leaf, SpreadEcmp(), SpineSpec(1 << 10, 0.0)), gpus)
 
 
 def time(kind: CollectiveType, members: np.ndarray, fabric: ClosFabric, algorithm: str, library: Library | None = None):
@@ -83,7 +83,7 @@ def time(kind: CollectiveType, members: np.ndarray, fabric: ClosFabric, algorith
 
 
 def route_latency(fabric: ClosFabric, source: int, target: int) -> float:
-    return float(fabric.paths(np.array([source]), np.array([target])).latency[0])
+    return float(fabric.find_paths(np.array([source]), np.array([target])).latency[0])
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 8, 64])
@@ -198,14 +198,20 @@ def test_an_oversubscribed_spine_slows_what_crosses_it_by_its_factor(factor):
 
 
 def test_twice_the_rates_and_half_the_latencies_halve_the_time():
-    node = Node(4, Port(1e15, 1e-7), NvLink(4, Port(NVLINK, 1e-6)), None, Nics(4, Port(NIC, 2e-6)))
-    fast = Node(4, Port(2e15, 5e-8), NvLink(4, Port(2 * NVLINK, 5e-7)), None, Nics(4, Port(2 * NIC, 1e-6)))
+    node = NodeSpec(4, Port(1e15, 1e-7), NvlinkSpec(4, Port(NVLINK, 1e-6)), None, NicSpec(4, Port(NIC, 2e-6)))
+    fast = NodeSpec(4, Port(2e15, 5e-8), NvlinkSpec(4, Port(2 * NVLINK, 5e-7)), None, NicSpec(4, Port(2 * NIC, 1e-6)))
     members = np.arange(16)[None]
     for name in ("ring", "tree", "in_network", "hierarchical"):
         slow_time = time(
-            CollectiveType.ALL_REDUCE, members, ClosFabric(node, Network(Leaf(8, 4, 0.0), Spread()), 16), name
+            CollectiveType.ALL_REDUCE,
+            members,
+            ClosFabric(node, NetworkSpec(LeafSpec(8, 4, 0.0), SpreadEcmp()), 16),
+            name,
         )
         fast_time = time(
-            CollectiveType.ALL_REDUCE, members, ClosFabric(fast, Network(Leaf(8, 4, 0.0), Spread()), 16), name
+            CollectiveType.ALL_REDUCE,
+            members,
+            ClosFabric(fast, NetworkSpec(LeafSpec(8, 4, 0.0), SpreadEcmp()), 16),
+            name,
         )
         assert 2 * fast_time == pytest.approx(slow_time, rel=1e-12)

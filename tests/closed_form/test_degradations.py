@@ -200,8 +200,10 @@ def test_a_rank_that_meets_nobody_works_the_sum_of_its_own_kernels() -> None:
     jitter = Jitter(0.1, seed=2)
     ran = Disturbed(Step(LAYERS), Fixed(F, B), steps=20, jitter=jitter).run()
     (own,) = ran.program.programs
-    factors = jitter.factors(0, own.operation_offsets[-1])
-    kernels = [ran.cost.block(0, task.segment).kernels for task in own.tasks if isinstance(task, ComputeTask)]
+    factors = jitter.rank_factors(0, own.operation_offsets[-1])
+    kernels = [
+        ran.cost.time_segment(0, task.segment).kernel_seconds for task in own.tasks if isinstance(task, ComputeTask)
+    ]
     assert ran.seconds == pytest.approx(float(np.concatenate(kernels) @ factors))
 
 

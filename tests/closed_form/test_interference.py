@@ -117,11 +117,11 @@ def test_fsdp_whose_gathers_and_reductions_slow_differently() -> None:
     So l = 1/5 and l = 1/2: the second layer's backward, beside the third's reduction, then the first's gather, lasts
     4 + 1/2 + 1/5.
     """
-    parts = dict(Interference.equal(0.25).kernels)
+    parts = dict(Interference.uniform(0.25).kernels)
     parts |= {pair: 1.0 for pair in parts if pair[0] is CollectiveType.REDUCE_SCATTER}
     fixed = Fixed(2.0, 4.0, optimizer=OPTIMIZER, exchanges={"gather layer": 1.0, "reduce layer": 1.0})
     step = Step(3, Layout(dp=2, data=FullyShard(prefetch=1)))
-    ran = Disturbed(step, fixed, interference=Interference.of(parts, {})).ran
+    ran = Disturbed(step, fixed, interference=Interference.from_measurements(parts, {})).ran
     slowed = 4 * lost(1.0, 0.25) + 2 * lost(1.0, 1.0)
     assert ran.seconds == pytest.approx(1 + 6 + 1 + 12 + 1 + OPTIMIZER + slowed)
     assert ran.of(0)["slowed by communication"] == pytest.approx(slowed)

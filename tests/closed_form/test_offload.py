@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from clustersim import Scenario, simulate
-from clustersim.cost.host_transfers import HostedExchanges
+from clustersim.cost.host_transfers import HostTransferCost
 from clustersim.hardware.host_memory import HostMemory
-from clustersim.model.transformer import parameters
+from clustersim.model.transformer import parameter_count
 from clustersim.parallel.mesh import HOST_GROUP
 from clustersim.program.task import (
     CollectiveTask,
@@ -21,10 +21,10 @@ from clustersim.program.task import (
     Task,
 )
 from clustersim.results.dominant_categories import part_seconds
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 from clustersim.results.time_categories import PARTS, Part
 
-SECONDS = HostMemory(capacity=1e13, bandwidth=100e9, to_host=20e9, from_host=10e9, latency=0.5, update=0.4)
+SECONDS = HostMemory(capacity=1e13, bandwidth=100e9, to_host=20e9, from_host=10e9, latency=0.5, optimizer_fraction=0.4)
 LAYERS = 6
 UNITS = LAYERS + 2
 """Embedding, layers and head: the pieces in which an optimizer on the host works."""
@@ -40,11 +40,11 @@ def scenario(*overrides: str, host: HostMemory = SECONDS) -> Scenario:
         "cost": {"interference": 0.0},
     }
     read = Scenario.from_mapping(given, overrides)
-    framework = replace(read.framework, launch=0.0, backward_launch=0.0)
-    return replace(read, framework=framework, cluster=replace(read.cluster, host=host))
+    framework = replace(read.framework, launch_seconds=0.0, backward_launch_seconds=0.0)
+    return replace(read, framework=framework, cluster=replace(read.cluster, host_memory=host))
 
 
-def spans(answer: Answer, stream: Stream) -> list[tuple[str, float, float]]:
+def spans(answer: SimulationResult, stream: Stream) -> list[tuple[str, float, float]]:
     """Name, start and end of what rank 0 does on a stream, in order."""
     trace, tasks = answer.trace, answer.program.programs[0].tasks
     rows = trace.rank_events(0, stream).tolist()
@@ -64,7 +64,7 @@ def block_of(task: Task) -> Segment:
 class _Nothing:
     """No exchanges between ranks."""
 
-    exchange = demand = None
+    time_comm_op = link_demand = None
 
 
 @pytest.mark.parametrize(
@@ -78,10 +78,10 @@ class _Nothing:
     ],
 )
 def test_gpus_share_what_the_hosts_memory_can_do(sharers: int, what: HostOpKind, seconds: float) -> None:
-    cost = HostedExchanges(_Nothing(), SECONDS, np.full(3, sharers))  # type: ignore[arg-type]
+    cost = HostTransferCost(_Nothing(), SECONDS, np.full(3, sharers))  # type: ignore[arg-type]
     exchange = HostOp("copy", CollectiveType.SEND_RECV, HOST_GROUP.name, 100e9, what)
-    assert cost.exchange(exchange).seconds == pytest.approx(np.full(3, seconds))
-    demand = cost.demand(exchange)
+    assert cost.time_comm_op(exchange).seconds == pytest.approx(np.full(3, seconds))
+    demand = cost.link_demand(exchange)
     assert demand.latency == pytest.approx(np.full(3, seconds))  # it loads no link of the network
     assert not demand.transfer.any()
 
@@ -93,7 +93,7 @@ def test_the_hosts_optimizer_is_a_pipeline_of_copies_and_updates() -> None:
     master weights and two moments in and out (24), the gradient in (4), the new weight out (2).
     """
     offloaded, here = (simulate(scenario(f"training.offload.optimizer={item}")) for item in ("true", "false"))
-    count = parameters(offloaded.scenario.model) / 2 / UNITS
+    count = parameter_count(offloaded.scenario.model) / 2 / UNITS
     out, back = 0.5 + 4 * count / 20e9, 0.5 + 2 * count / 10e9
     update = 30 * count / (50e9 * 0.4)
     there = out + update + back + (UNITS - 1) * max(out, update, back)
@@ -106,7 +106,7 @@ def test_the_hosts_optimizer_is_a_pipeline_of_copies_and_updates() -> None:
 def test_a_part_on_the_host_is_updated_beside_the_gpus_part() -> None:
     """Half of the optimizer stays, and the host has half as much to do."""
     half = simulate(scenario("training.offload.optimizer=50 %"))
-    count = parameters(half.scenario.model) / 4 / UNITS
+    count = parameter_count(half.scenario.model) / 4 / UNITS
     update = 30 * count / (50e9 * 0.4)
     names = [name for name, _, _ in spans(half, Stream.HOST)]
     assert names == ["optimizer on the host"] * UNITS
@@ -159,7 +159,7 @@ def test_shards_come_before_each_gather_and_gradients_go_after_each_reduction() 
     for task in program.tasks:
         if isinstance(task, CollectiveTask) and isinstance(task.comm_op, HostOp):
             moved[task.comm_op.kind] += task.comm_op.payload
-    count, head = parameters(model), 128256 * 4096 + 4096
+    count, head = parameter_count(model), 128256 * 4096 + 4096
     assert moved[HostOpKind.H2D] == pytest.approx(2 * (2 * count - head) * 4 / 2)
     assert moved[HostOpKind.D2H] == pytest.approx(2 * count * 4 / 2)
     assert moved[HostOpKind.ON_HOST] == pytest.approx((4 + 30) * count / 2)  # the norm reads gradients once more
@@ -171,7 +171,7 @@ def test_gradients_go_with_every_backward_and_only_weights_come_back(layout: str
     """Two microbatches of each rank; ranks that reduce gradients send their part of them."""
     overrides = [f"layout={layout}", f"cluster.gpus={ranks}", f"training.global_batch={2 * ranks}"]
     answer = simulate(scenario(*overrides, "training.offload={optimizer: true, gradients: true}"))
-    count, moved = parameters(answer.scenario.model) / ranks, dict.fromkeys(HostOpKind, 0.0)
+    count, moved = parameter_count(answer.scenario.model) / ranks, dict.fromkeys(HostOpKind, 0.0)
     for task in answer.program.programs[0].tasks:
         if isinstance(task, CollectiveTask) and isinstance(task.comm_op, HostOp):
             moved[task.comm_op.kind] += task.comm_op.payload
@@ -187,7 +187,7 @@ def test_what_the_heatmap_sums_to_is_the_breakdown() -> None:
     for overrides in (["training.offload={activations: all, optimizer: true}"],
                       ["layout.data=fsdp", "training.offload={activations: 3, parameters: true}"]):  # fmt: skip
         answer = simulate(scenario(*overrides))
-        shares = part_seconds(answer.rows, answer.cost.block, bins=50, makespan=answer.trace.makespan)
+        shares = part_seconds(answer.trace_table, answer.cost.time_segment, bins=50, makespan=answer.trace.makespan)
         own = answer.breakdown.of(0)
         for part, share in zip(PARTS, shares, strict=True):
             assert share[0].sum() == pytest.approx(own[part.value], rel=1e-9, abs=1e-9)

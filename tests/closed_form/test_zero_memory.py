@@ -8,26 +8,26 @@ bytes of optimizer state per parameter (fp32 master weight and two moments) on N
 import pytest
 
 from clustersim.common.dtypes import DType
-from clustersim.memory.footprint import Category, Footprint
+from clustersim.memory.footprint import Footprint, MemoryCategory
 from clustersim.model.framework import load_framework
-from clustersim.model.precision_recipe import mixed
-from clustersim.model.presets import preset
+from clustersim.model.precision_recipe import mixed_precision
+from clustersim.model.presets import load_preset
 from clustersim.model.training import Training
-from clustersim.model.transformer import parameters
+from clustersim.model.transformer import parameter_count
 from clustersim.parallel.data_parallel_strategy import DataParallelStrategy, DdpStrategy, FullyShard, Zero1, Zero2
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 
-MODEL = preset("megatron-7.5b")
-FP16 = mixed(compute=DType.FP16, gradients=DType.FP16)
-STATES = (Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER)
+MODEL = load_preset("megatron-7.5b")
+FP16 = mixed_precision(compute=DType.FP16, gradients=DType.FP16)
+STATES = (MemoryCategory.PARAMETERS, MemoryCategory.GRADIENTS, MemoryCategory.OPTIMIZER)
 STAGES: list[DataParallelStrategy] = [DdpStrategy(), Zero1(), Zero2(), FullyShard()]
 
 
 def bytes_per_parameter(data: DataParallelStrategy, ranks: int) -> float:
     plan = Plan(MODEL, Training(2048, ranks, recipe=FP16), Layout(dp=ranks, data=data))
-    held = Footprint(plan, load_framework(), context=0.0).resident(0)
-    return sum(held[category] for category in STATES) / parameters(MODEL)
+    held = Footprint(plan, load_framework(), context_bytes=0.0).resident_bytes(0)
+    return sum(held[category] for category in STATES) / parameter_count(MODEL)
 
 
 @pytest.mark.parametrize(("data", "gigabytes"), list(zip(STAGES, [120.0, 31.4, 16.6, 1.9], strict=True)))

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from clustersim.common.arrays import IntArray
-from clustersim.hardware.link_technology import TECHNOLOGIES, Technology
-from clustersim.hardware.topology import LINK_KINDS, Link, LinkKind, LinkTable, Paths
+from clustersim.hardware.link_technology import TECHNOLOGIES, LinkTechnology
+from clustersim.hardware.topology import LINK_KINDS, LinkInfo, LinkKind, LinkTable, Paths
 
 
 @dataclass(frozen=True)
 class FakeFabric:
     """Links: NVLink out, in, NIC out, in (per GPU), then spine up, down (per rack of `rack` GPUs)."""
 
-    gpus: int
+    gpu_count: int
     per_domain: int
     nvlink: float = 100e9
     nic: float = 10e9
@@ -22,27 +22,30 @@ class FakeFabric:
     rack: int = 1 << 40
     local_latency: float = 1e-6
     latency: float = 5e-6
-    generation: Technology = Technology.NVLINK4
+    generation: LinkTechnology = LinkTechnology.NVLINK4
 
     @property
     def links(self) -> LinkTable:
-        racks = -(-self.gpus // self.rack)
+        racks = -(-self.gpu_count // self.rack)
         kinds = [LinkKind.NVLINK] * 2 + [LinkKind.NIC] * 2 + [LinkKind.LEAF] * 2
         rates = [self.nvlink] * 2 + [self.nic] * 2 + [self.spine] * 2
-        counts = [self.gpus] * 4 + [racks] * 2
-        makes = [TECHNOLOGIES.index(technology) for technology in [self.generation] * 2 + [Technology.INFINIBAND] * 4]
+        counts = [self.gpu_count] * 4 + [racks] * 2
+        makes = [
+            TECHNOLOGIES.index(link_technology)
+            for link_technology in [self.generation] * 2 + [LinkTechnology.INFINIBAND] * 4
+        ]
         kind = np.repeat([LINK_KINDS.index(link_kind) for link_kind in kinds], counts)
         return LinkTable(kind, np.repeat(rates, counts), np.zeros(sum(counts)), np.repeat(makes, counts))
 
-    def domains(self, gpus: IntArray) -> IntArray:
+    def domain_ids(self, gpus: IntArray) -> IntArray:
         return gpus // self.per_domain
 
-    def nodes(self, gpus: IntArray) -> IntArray:
+    def node_ids(self, gpus: IntArray) -> IntArray:
         return gpus // self.per_domain
 
-    def paths(self, sources: IntArray, targets: IntArray) -> Paths:
+    def find_paths(self, sources: IntArray, targets: IntArray) -> Paths:
         local = sources // self.per_domain == targets // self.per_domain
-        n, racks = self.gpus, -(-self.gpus // self.rack)
+        n, racks = self.gpu_count, -(-self.gpu_count // self.rack)
         far = sources // self.rack != targets // self.rack
         first = np.where(local, sources, 2 * n + sources)
         last = np.where(local, n + targets, 3 * n + targets)
@@ -51,11 +54,11 @@ class FakeFabric:
         links = np.where(sources == targets, -1, np.stack([first, up, down, last]))
         return Paths(links.T, np.where(local, self.local_latency, self.latency))
 
-    def link(self, number: int) -> Link:
-        raise NotImplementedError(number)
+    def link_info(self, link_id: int) -> LinkInfo:
+        raise NotImplementedError(link_id)
 
-    def tier(self, gpus: Sequence[int]) -> str:
+    def highest_tier(self, gpus: Sequence[int]) -> str:
         return "leaf" if len({gpu // self.per_domain for gpu in gpus}) > 1 else "nvlink"
 
-    def graph(self) -> object:
+    def to_graph(self) -> object:
         raise NotImplementedError

@@ -118,16 +118,18 @@ def test_a_copy_of_the_ring_takes_what_the_ring_takes_to_the_digit(folder: Path)
     ring = result_of(folder, collectives=dict.fromkeys(kinds, "ring"))
     copy = result_of(folder, collectives=dict.fromkeys(kinds, "mine:Copied"))
     same(copy.trace, ring.trace)
-    assert [collective.algorithm.replace("mine:Copied", "ring") for collective in copy.collectives] == [
-        taken.algorithm for taken in ring.collectives
-    ]
-    assert any("mine:Copied" in item.algorithm for item in copy.collectives)
+    assert [
+        selected_algorithm.algorithm.replace("mine:Copied", "ring") for selected_algorithm in copy.selected_algorithms
+    ] == [taken.algorithm for taken in ring.selected_algorithms]
+    assert any("mine:Copied" in item.algorithm for item in copy.selected_algorithms)
 
 
 def test_constants_that_were_fitted_to_the_library_were_not_fitted_to_an_own_algorithm(folder: Path) -> None:
     fitted = {"name": "dgx-h100", "gpus": 16}
     found = simulate(scenario(folder, {"collectives": {"all_gather": "mine:Copied"}}, cluster=fitted))
-    source = {collective.collective: collective.provenance for collective in found.collectives}
+    source = {
+        selected_algorithm.collective: selected_algorithm.provenance for selected_algorithm in found.selected_algorithms
+    }
     assert (source["all_gather"], source["reduce_scatter"]) == ("roofline", "published")
     told = [item for item in found.to_json()["collectives"] if item["collective"] == "all_gather"]
     assert told
@@ -146,7 +148,7 @@ def test_where_rings_do_nothing_constants_are_those_of_the_library_for_it(folder
         simulate(scenario(folder, {"collectives": cost}, **experts)) for cost in ({}, {"all_to_all": "mine:Sent"})
     )
     same(copy.trace, own.trace)
-    assert any(collective.algorithm.startswith("mine:Sent") for collective in copy.collectives)
+    assert any(selected_algorithm.algorithm.startswith("mine:Sent") for selected_algorithm in copy.selected_algorithms)
 
 
 def test_a_candidate_is_taken_where_it_is_faster_and_slows_no_collective() -> None:
@@ -158,23 +160,25 @@ def test_a_candidate_is_taken_where_it_is_faster_and_slows_no_collective() -> No
         simulate(Scenario.from_mapping(given | {"cost": {"candidates": item}}, path=examples / "plan.yaml"))
         for item in ({}, added)
     )
-    pairs = list(zip(own.collectives, both.collectives, strict=True))
+    pairs = list(zip(own.selected_algorithms, both.selected_algorithms, strict=True))
     mine = [one.seconds > two.seconds for one, two in pairs if two.algorithm.startswith("extend_chosen:Doubling ")]
     assert mine
     assert all(mine)
     assert all(one == two for one, two in pairs if not two.algorithm.startswith("extend_chosen:Doubling "))
-    (left_out,) = [element for element in both.not_modelled if "extend_chosen:Doubling" in element]
+    (left_out,) = [
+        model_limitation for model_limitation in both.model_limitations if "extend_chosen:Doubling" in model_limitation
+    ]
     assert "taken for all_gather of dp" in left_out
-    assert not any("extend_chosen" in entry for entry in own.not_modelled)
-    every = simulate(both.scenario.changed("cost.symmetry=off"))
-    assert every.simulated_ranks > both.simulated_ranks
+    assert not any("extend_chosen" in element for element in own.model_limitations)
+    every = simulate(both.scenario.with_overrides("cost.symmetry=off"))
+    assert every.simulated_rank_count > both.simulated_rank_count
     same(both.trace, every.trace, relative=1e-9)
 
 
 def test_one_of_the_librarys_own_may_be_added_that_it_does_not_choose(folder: Path) -> None:
     own = result_of(folder, candidates={"all_reduce": "hierarchical"})
-    assert own.scenario.cost.switches.custom_algorithms == {}
-    offers = own.scenario.cost.switches.apply_to(room_library()).variants_for(CollectiveType.ALL_REDUCE)
+    assert own.scenario.cost.nccl_overrides.custom_algorithms == {}
+    offers = own.scenario.cost.nccl_overrides.apply_to(room_library()).variants_for(CollectiveType.ALL_REDUCE)
     assert {"ring", "tree", "hierarchical"} < {offer.algorithm for offer in offers}
 
 
@@ -185,14 +189,14 @@ def room_library() -> Any:
 
 
 def test_what_was_measured_of_the_librarys_own_does_not_count_where_another_may_be_taken(folder: Path) -> None:
-    assert scenario(folder, {"candidates": {"all_gather": "mine:Copied"}}).cost.switches.constrained_collectives == {
-        CollectiveType.ALL_GATHER
-    }
+    assert scenario(
+        folder, {"candidates": {"all_gather": "mine:Copied"}}
+    ).cost.nccl_overrides.constrained_collectives == {CollectiveType.ALL_GATHER}
 
 
 def test_a_protocol_that_nccl_may_not_take_is_not_taken_for_an_own_algorithm(folder: Path) -> None:
     found = result_of(folder, candidates={"all_gather": "mine:Copied"}, nccl={"NCCL_PROTO": "Simple"})
-    offers = found.scenario.cost.switches.apply_to(room_library()).variants_for(CollectiveType.ALL_GATHER)
+    offers = found.scenario.cost.nccl_overrides.apply_to(room_library()).variants_for(CollectiveType.ALL_GATHER)
     mine = [offer for offer in offers if offer.algorithm == "mine:Copied"]
     assert [offer.protocol for offer in mine] == ["Simple"]
 
@@ -279,5 +283,7 @@ def test_a_scenario_with_an_own_algorithm_travels_and_comes_again(folder: Path) 
     assert Scenario.from_mapping(one.to_mapping(), path=one.path) == one
     assert folder / "mine.py" in one.files
     (folder / "mine.py").write_text(MINE + "\n# edited\n")
-    assert load_custom_algorithm("mine:Copied", folder) != one.cost.switches.custom_algorithms["mine:Copied"]
-    assert one.changed("steps=2").cost.switches.custom_algorithms == one.cost.switches.custom_algorithms
+    assert load_custom_algorithm("mine:Copied", folder) != one.cost.nccl_overrides.custom_algorithms["mine:Copied"]
+    assert (
+        one.with_overrides("steps=2").cost.nccl_overrides.custom_algorithms == one.cost.nccl_overrides.custom_algorithms
+    )

@@ -12,7 +12,7 @@ from clustersim.collectives.nccl_overrides import NcclOverrides
 from clustersim.collectives.phase import group_topology
 from clustersim.collectives.phase_cost import effective_bandwidth
 from clustersim.collectives.tuner import Tuner, select_variants
-from clustersim.hardware.link_technology import Technology
+from clustersim.hardware.link_technology import LinkTechnology
 from clustersim.hardware.topology import LINK_KINDS, LinkKind
 from clustersim.program.task import CollectiveType
 from tests.collectives.fake_fabric import FakeFabric
@@ -33,7 +33,7 @@ def test_a_ring_across_nodes_keeps_each_nic_busy_for_the_textbook_volume() -> No
     """Eight GPUs on one rail of six nodes: (n-1)/n of the payload over each NIC, out and in."""
     members = np.arange(0, 48, 8)[None]
     loads = loads_of(members)
-    rate = 50e9 * NCCL.network_constants(Technology.INFINIBAND).efficiency * RING.efficiency
+    rate = 50e9 * NCCL.network_constants(LinkTechnology.INFINIBAND).efficiency * RING.efficiency
     nics = FABRIC.links.kind[loads.load_matrix.link_index] == LINK_KINDS.index(LinkKind.NIC)
     assert nics.sum() == 12
     assert loads.load_matrix.seconds_per_byte[nics] == pytest.approx(np.full(12, 5 / 6 / rate))

@@ -10,10 +10,10 @@ from clustersim.collectives.heterogeneous_groups import HeterogeneousGroups
 from clustersim.collectives.library import ALGORITHMS, load_library
 from clustersim.collectives.phase import group_topology
 from clustersim.collectives.tuner import Selection, Tuner, select_variants
-from clustersim.cost.collective_cost import CommunicationCost
-from clustersim.cost.timing import Demand
+from clustersim.cost.collective_cost import CollectiveCost
+from clustersim.cost.timing import LinkDemand
 from clustersim.hardware.cluster import load_cluster
-from clustersim.hardware.degradation import DeadLink, Disturbances, LinkChange, disturbed
+from clustersim.hardware.degradation import DeadLinkEffect, Degradations, LinkDegradation, degrade_fabric
 from clustersim.hardware.topology import Fabric
 from clustersim.program.program import ProcessGroups
 from clustersim.program.task import CollectiveType, CommOp
@@ -39,13 +39,13 @@ def names(choice: Selection) -> list[str]:
 
 def broken(gpu: int) -> Fabric:
     """A cluster in which one GPU's NVLink port is dead."""
-    change = LinkChange(f"gpu{gpu}", f"nvswitch{gpu // 8}", DeadLink())
-    return disturbed(HEALTHY, Disturbances(links=(change,)))
+    change = LinkDegradation(f"gpu{gpu}", f"nvswitch{gpu // 8}", DeadLinkEffect())
+    return degrade_fabric(HEALTHY, Degradations(links=(change,)))
 
 
-def own(demand: Demand, group: int) -> tuple[object, ...]:
+def own(demand: LinkDemand, group: int) -> tuple[object, ...]:
     """All that one group asks of links, link by link."""
-    crossings = demand.crossings
+    crossings = demand.link_loads
     mine = crossings.group_index == group
     order = np.argsort(crossings.link_index[mine])
     asked = (crossings.link_index[mine][order].tolist(), crossings.seconds_per_byte[mine][order].tolist())
@@ -58,12 +58,12 @@ def test_a_dead_nvlink_port_changes_nothing_for_groups_without_its_gpu(gpu, size
     """Algorithms, times and demands of all groups that the GPU is not in are the same, bit for bit."""
     groups = {"tp": ProcessGroups("tp", np.arange(64).reshape(-1, size))}
     exchange = CommOp("x", kind, "tp", payload)
-    whole, hurt = (CommunicationCost(fabric, NCCL, groups) for fabric in (HEALTHY, broken(gpu)))
+    whole, hurt = (CollectiveCost(fabric, NCCL, groups) for fabric in (HEALTHY, broken(gpu)))
     before, after = (names(taken(fabric, kind, groups["tp"].members, payload)) for fabric in (HEALTHY, broken(gpu)))
     for group in set(range(64 // size)) - {gpu // size}:
         assert before[group] == after[group]
-        assert whole.exchange(exchange).seconds[group] == hurt.exchange(exchange).seconds[group]
-        assert own(whole.demand(exchange), group) == own(hurt.demand(exchange), group)
+        assert whole.time_comm_op(exchange).seconds[group] == hurt.time_comm_op(exchange).seconds[group]
+        assert own(whole.link_demand(exchange), group) == own(hurt.link_demand(exchange), group)
 
 
 def test_only_the_node_of_a_dead_nvlink_port_cannot_add_in_its_switches():

@@ -36,7 +36,7 @@ def test_unknown_library_is_refused_with_the_nearest_name():
     ],
 )
 def test_a_broken_library_file_is_refused_by_name(tmp_path, old, new, sentence):
-    text = data_files.find("libraries", "nccl").read_text(encoding="utf-8")
+    text = data_files.find_file("libraries", "nccl").read_text(encoding="utf-8")
     assert old in text
     path = tmp_path / "broken.yaml"
     path.write_text(text.replace(old, new), encoding="utf-8")

@@ -14,7 +14,7 @@ from clustersim.collectives.phase import group_topology
 from clustersim.collectives.tuner import Tuner, select_variants
 from clustersim.hardware.clos_fabric import ClosFabric
 from clustersim.hardware.cluster import load_cluster
-from clustersim.hardware.rank_mapping import Placed
+from clustersim.hardware.rank_mapping import RankMappedFabric
 from clustersim.program.task import CollectiveType
 from tests.conftest import examples
 
@@ -34,7 +34,9 @@ def switched(fabric, part=1.0):
     """The same machine with a switch, whose ports have a part of the bandwidth."""
     nvlink = fabric.node.nvlink
     port = replace(nvlink.port, bandwidth=nvlink.port.bandwidth * part)
-    return ClosFabric(replace(fabric.node, nvlink=replace(nvlink, port=port, pairs=None)), fabric.network, fabric.gpus)
+    return ClosFabric(
+        replace(fabric.node, nvlink=replace(nvlink, port=port, pairs=None)), fabric.network, fabric.gpu_count
+    )
 
 
 @pytest.mark.parametrize("kind", [CollectiveType.ALL_REDUCE, CollectiveType.ALL_GATHER, CollectiveType.REDUCE_SCATTER])
@@ -110,11 +112,11 @@ def test_weaving_moves_no_byte_more_or_less(members, name, fabric):
 
 
 def sent(parts, fabric, inside):
-    total = np.zeros(fabric.gpus)
+    total = np.zeros(fabric.gpu_count)
     for part in parts:
         sources, targets = part.sources.reshape(-1), part.targets.reshape(-1)
-        counts = (sources != targets) & ((fabric.domains(sources) == fabric.domains(targets)) == inside)
-        total += part.share * np.bincount(sources[counts], minlength=fabric.gpus)
+        counts = (sources != targets) & ((fabric.domain_ids(sources) == fabric.domain_ids(targets)) == inside)
+        total += part.share * np.bincount(sources[counts], minlength=fabric.gpu_count)
     return total
 
 
@@ -132,6 +134,6 @@ def test_ranks_in_another_order_have_the_same_rings():
         for members in (range(8), range(4)):
             there, here = (
                 seconds(item, library, CollectiveType.ALL_REDUCE, [members], "ring")
-                for item in (Placed(fabric, places), fabric)
+                for item in (RankMappedFabric(fabric, places), fabric)
             )
             assert there == pytest.approx(here, rel=1e-12)

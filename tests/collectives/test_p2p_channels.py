@@ -8,7 +8,7 @@ import pytest
 from clustersim.collectives.library import P2pChannelConstants, load_library
 from clustersim.collectives.p2p_channels import largest_component_size, p2p_channels
 from clustersim.collectives.tuner import Tuner, select_variants
-from clustersim.cost.collective_cost import CommunicationCost
+from clustersim.cost.collective_cost import CollectiveCost
 from clustersim.hardware.cluster import load_cluster
 from clustersim.program.program import ProcessGroups
 from clustersim.program.task import CollectiveType, CommOp
@@ -62,7 +62,7 @@ def test_alone_on_a_shared_network_a_message_takes_what_its_channels_take():
     """Latency, transfer over links and what channels take beyond it are all of its time."""
     fabric, library = load_cluster("hgx-b200", 8).fabric, load_library("nccl")
     groups = {"pp": ProcessGroups("pp", np.stack([np.arange(7), np.arange(1, 8)], axis=1))}
-    cost = CommunicationCost(fabric, library, groups)
+    cost = CollectiveCost(fabric, library, groups)
     exchange = CommOp("send", CollectiveType.SEND_RECV, "pp", 64.0 * MIB)
-    demand = cost.demand(exchange)
-    assert demand.latency + demand.transfer == pytest.approx(cost.exchange(exchange).seconds)
+    demand = cost.link_demand(exchange)
+    assert demand.latency + demand.transfer == pytest.approx(cost.time_comm_op(exchange).seconds)

@@ -13,7 +13,7 @@ from clustersim.collectives.tree import TreeAlgorithm
 from clustersim.collectives.tuner import Tuner, select_variants
 from clustersim.hardware.clos_fabric import ClosFabric
 from clustersim.hardware.cluster import load_cluster
-from clustersim.hardware.ecmp import Hashed
+from clustersim.hardware.ecmp import HashedEcmp
 from clustersim.hardware.topology import Fabric
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.process_groups import process_groups
@@ -52,7 +52,7 @@ def fabric_of(name: str, gpus: int = 512) -> ClosFabric:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_what_stands_for_its_images_costs_what_all_cost(name: str, layout: Layout) -> None:
     fabric = fabric_of(name)
-    assert fabric.turn is not None
+    assert fabric.rotation is not None
     for groups in process_groups(layout, looped_placement(layout.pp)).values():
         if groups.members.shape[1] < 2:
             continue
@@ -72,16 +72,16 @@ def test_a_turn_leads_every_route_to_the_route_of_the_turned_ends() -> None:
     """Link by link: orbits of a route are those of its image, and images of a link are as many as copies say."""
     for name in ("dgx-h100", "llama3-roce"):
         fabric = fabric_of(name)
-        turn, sources = fabric.turn, np.random.default_rng(1).integers(0, 512, 400)
+        turn, sources = fabric.rotation, np.random.default_rng(1).integers(0, 512, 400)
         assert turn is not None
         targets = np.random.default_rng(2).integers(0, 512, 400)
-        once = [fabric.paths(_turned(sources, n), _turned(targets, n)) for n in range(turn.places)]
+        once = [fabric.find_paths(_turned(sources, n), _turned(targets, n)) for n in range(turn.period)]
         links = np.stack([paths.links for paths in once])
-        assert (turn.orbit[links] == turn.orbit[links[0]]).all()
+        assert (turn.orbit_of_link[links] == turn.orbit_of_link[links[0]]).all()
         assert all((paths.latency == once[0].latency).all() for paths in once)
         for row, hop in zip(*np.nonzero(links[0] >= 0), strict=True):
             met = np.bincount(links[:, row, hop])
-            assert set(met[met > 0].tolist()) == {int(turn.copies[turn.orbit[links[0, row, hop]]])}
+            assert set(met[met > 0].tolist()) == {int(turn.multiplicity[turn.orbit_of_link[links[0, row, hop]]])}
 
 
 def _turned(gpus: np.ndarray, places: int) -> np.ndarray:
@@ -91,39 +91,39 @@ def _turned(gpus: np.ndarray, places: int) -> np.ndarray:
 def test_hashed_routes_and_nodes_in_part_do_not_turn() -> None:
     whole = fabric_of("dgx-h100")
     assert whole.network is not None
-    assert replace(whole, network=replace(whole.network, ecmp=Hashed(1))).turn is None
-    assert replace(whole, gpus=508).turn is None
-    assert fabric_of("dgx-h100", 8).turn is not None
+    assert replace(whole, network=replace(whole.network, ecmp=HashedEcmp(1))).rotation is None
+    assert replace(whole, gpu_count=508).rotation is None
+    assert fabric_of("dgx-h100", 8).rotation is not None
 
 
 def test_only_groups_whose_images_are_groups_stand_for_them() -> None:
     fabric = fabric_of("dgx-h100", 64)
-    assert fabric.turn is not None
+    assert fabric.rotation is not None
     rails = np.arange(64).reshape(8, 8).T
-    found = rotated_images(rails, fabric.turn)
+    found = rotated_images(rails, fabric.rotation)
     assert found is not None
     assert (found.representatives.tolist(), found.representative_index.tolist()) == ([0], [0] * 8)
     crossed = rails.copy()
     crossed[[0, 1], 3] = crossed[[1, 0], 3]
-    assert rotated_images(crossed, fabric.turn) is None
-    assert rotated_images(rails[:7], fabric.turn) is None
+    assert rotated_images(crossed, fabric.rotation) is None
+    assert rotated_images(rails[:7], fabric.rotation) is None
 
 
 def test_flows_over_whole_nodes_come_in_sets_of_images() -> None:
     fabric = fabric_of("dgx-h100", 64)
-    assert fabric.turn is not None
+    assert fabric.rotation is not None
     (world,) = group_topology(np.arange(64)[None], fabric)
     (phase,) = RingAlgorithm().phases(CollectiveType.ALL_GATHER, world)
-    found = representative_flows(phase, fabric.turn)
+    found = representative_flows(phase, fabric.rotation)
     assert found is not None
     assert len(set((found.sources // 8).ravel().tolist())) == 8
     assert found.sources.size * 8 == phase.sources.size
     assert all(
-        representative_flows(item, fabric.turn) for item in TreeAlgorithm().phases(CollectiveType.ALL_REDUCE, world)
+        representative_flows(item, fabric.rotation) for item in TreeAlgorithm().phases(CollectiveType.ALL_REDUCE, world)
     )
     (fours,) = group_topology(np.arange(64).reshape(16, 4), fabric)
     (halves,) = RingAlgorithm().phases(CollectiveType.ALL_GATHER, fours)
-    assert representative_flows(halves, fabric.turn) is None
+    assert representative_flows(halves, fabric.rotation) is None
 
 
 @pytest.mark.parametrize("kind", [CollectiveType.ALL_REDUCE, CollectiveType.ALL_GATHER])

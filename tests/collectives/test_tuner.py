@@ -8,12 +8,12 @@ from clustersim.collectives.nccl_overrides import NcclOverrides
 from clustersim.collectives.tuner import Tuner, select_variants
 from clustersim.common.errors import InputError
 from clustersim.hardware.cluster import load_cluster
-from clustersim.hardware.link_technology import Technology
+from clustersim.hardware.link_technology import LinkTechnology
 from clustersim.program.task import CollectiveType
 from tests.collectives.fake_fabric import FakeFabric
 
 H100 = FakeFabric(64, 8, nvlink=450e9, nic=50e9)
-A100 = FakeFabric(64, 8, nvlink=300e9, nic=25e9, generation=Technology.NVLINK3)
+A100 = FakeFabric(64, 8, nvlink=300e9, nic=25e9, generation=LinkTechnology.NVLINK3)
 KINDS = [kind for kind in CollectiveType if not kind.is_token_routing]
 
 

@@ -52,9 +52,9 @@ def test_merged_and_repeated_mappings_of_yaml_are_no_repeated_keys(tmp_path: Pat
 )
 def test_shelves_have_a_singular_in_messages(shelf: str, one: str) -> None:
     with pytest.raises(InputError, match=f"there is no {one} 'zzz'; "):
-        data_files.find(shelf, "zzz")
-    name = data_files.names(shelf)[0]
-    assert data_files.described(data_files.find(shelf, name)) == f"{one} {name}"
+        data_files.find_file(shelf, "zzz")
+    name = data_files.list_names(shelf)[0]
+    assert data_files.display_name(data_files.find_file(shelf, name)) == f"{one} {name}"
 
 
 def test_a_file_of_the_users_is_named_by_its_path_wherever_it_lies(tmp_path: Path) -> None:
@@ -68,8 +68,8 @@ def test_a_file_of_the_users_is_named_by_its_path_wherever_it_lies(tmp_path: Pat
 @pytest.mark.parametrize("name", ["x" * 300, "a\0b", "\ud800"])
 def test_a_name_that_no_file_can_have_is_one_sentence(tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError, match="there is no cluster "):
-        data_files.find("clusters", name)
-    for path in (data_files.beside(tmp_path, f"{name}.yaml"), tmp_path / f"{name}.yaml"):
+        data_files.find_file("clusters", name)
+    for path in (data_files.resolve_relative(tmp_path, f"{name}.yaml"), tmp_path / f"{name}.yaml"):
         with pytest.raises(InputError, match="cannot be read"):
             data_files.read_mapping(path)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from clustersim.common.errors import nearest, shown
+from clustersim.common.errors import format_value, suggest_nearest
 
 
 @pytest.mark.parametrize(
@@ -19,17 +19,17 @@ from clustersim.common.errors import nearest, shown
     ],
 )
 def test_the_nearest_name_is_found(word: str, choices: list[str], meant: str) -> None:
-    assert nearest(word, choices) == meant
+    assert suggest_nearest(word, choices) == meant
 
 
 def test_names_elsewhere_are_matched_but_not_listed() -> None:
-    assert nearest("tp", ["model"], elsewhere=["layout.tp"]) == "did you mean layout.tp?"
-    assert nearest("zz", ["model"], elsewhere=["layout.tp"]) == "choose one of model"
+    assert suggest_nearest("tp", ["model"], unlisted=["layout.tp"]) == "did you mean layout.tp?"
+    assert suggest_nearest("zz", ["model"], unlisted=["layout.tp"]) == "choose one of model"
 
 
 def test_values_are_shown_as_yaml_has_them_whatever_their_size() -> None:
-    assert shown({"a": None, "b": [True, 1.5]}) == "{'a': nothing, 'b': [true, 1.5]}"
+    assert format_value({"a": None, "b": [True, 1.5]}) == "{'a': nothing, 'b': [true, 1.5]}"
     itself: list[object] = []
     itself.append(itself)
-    assert len(shown(itself)) <= 60
-    assert len(shown("x" * 1000)) <= 60
+    assert len(format_value(itself)) <= 60
+    assert len(format_value("x" * 1000)) <= 60

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from clustersim.common.gc_control import look_seldom, uncollected
-from clustersim.common.processes import running
+from clustersim.common.gc_control import gc_disabled, raise_gc_threshold
+from clustersim.common.processes import worker_pool
 
 ALIVE: set[int] = set()
 """Circles that are still there."""
@@ -35,7 +35,7 @@ def as_it_was() -> Iterator[None]:
 
 def test_nobody_looks_meanwhile() -> None:
     gc.set_threshold(700)
-    with uncollected():
+    with gc_disabled():
         for _ in range(5_000):
             Circle()
         assert len(ALIVE) == 5_000
@@ -47,7 +47,7 @@ def test_cycles_do_not_pile_up_over_many_runs() -> None:
     gc.set_threshold(700)
     most = 0
     for _ in range(50):
-        with uncollected():
+        with gc_disabled():
             for _ in range(1_000):
                 Circle()
         most = max(most, len(ALIVE))
@@ -56,25 +56,25 @@ def test_cycles_do_not_pile_up_over_many_runs() -> None:
 
 def test_it_stays_off_where_it_was_off() -> None:
     gc.disable()
-    with uncollected():
+    with gc_disabled():
         pass
     assert not gc.isenabled()
 
 
 def test_errors_leave_it_on() -> None:
-    with pytest.raises(ValueError, match="wrong"), uncollected():
+    with pytest.raises(ValueError, match="wrong"), gc_disabled():
         raise ValueError("wrong")
     assert gc.isenabled()
 
 
 def test_it_looks_less_often() -> None:
     gc.set_threshold(700)
-    look_seldom()
+    raise_gc_threshold()
     assert gc.get_threshold()[0] > 700
 
 
 def test_work_in_this_process_is_seldom_looked_through() -> None:
     gc.set_threshold(700)
-    with running(1) as executor:
+    with worker_pool(1) as executor:
         assert executor.submit(gc.get_threshold).result()[0] > 10_000
     assert gc.get_threshold()[0] == 700

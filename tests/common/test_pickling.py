@@ -70,15 +70,15 @@ def test_a_scenario_is_itself_again(scenario: Scenario) -> None:
     assert copy.deepcopy(scenario) == scenario
     assert len(pickled) < LARGEST
     assert again.to_mapping() == scenario.to_mapping()
-    assert again.changed("steps=3") == scenario.changed("steps=3")
-    assert again != scenario.changed("steps=3")
+    assert again.changed("steps=3") == scenario.with_overrides("steps=3")
+    assert again != scenario.with_overrides("steps=3")
 
 
 def test_a_result_gives_the_same_answer_again(scenario: Scenario) -> None:
     result = simulate(scenario)
     for again in (pickle.loads(pickle.dumps(result)), copy.deepcopy(result)):
         assert again.to_json() == result.to_json()
-        mine, theirs = result.operations(0), again.operations(0)
+        mine, theirs = result.operation_spans(0), again.operation_spans(0)
         assert np.array_equal(mine.start, theirs.start)
         assert np.array_equal(mine.end, theirs.end)
 

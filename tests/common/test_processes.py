@@ -12,7 +12,7 @@ from threading import Event
 import pytest
 
 from clustersim.common.errors import ClusterSimError
-from clustersim.common.processes import as_done, running
+from clustersim.common.processes import iterate_completed, worker_pool
 
 PARENT = """
 import os, time
@@ -43,7 +43,7 @@ def test_a_worker_that_dies_is_said() -> None:
     died = pytest.raises(
         ClusterSimError, match=r"a worker process ended before its work was done.*--workers 1 takes less"
     )
-    with died, running(2) as pool:
+    with died, worker_pool(2) as pool:
         pool.submit(os.kill, pool.submit(os.getpid).result(), signal.SIGKILL).result()
 
 
@@ -58,7 +58,7 @@ def test_what_nobody_waits_for_is_called_off() -> None:
 
     tasks = iter([(number, partial(begin, number)) for number in range(9)])
     with ThreadPoolExecutor(1) as threads:
-        done = as_done(threads, 4, lambda: next(tasks, None))
+        done = iterate_completed(threads, 4, lambda: next(tasks, None))
         assert next(done) == (0, None)
         done.close()
         first.set()

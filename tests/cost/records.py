@@ -5,30 +5,30 @@ from dataclasses import replace
 
 from clustersim.common.dtypes import DType
 from clustersim.cost.calibration_record import (
-    Call,
+    CalibrationRecord,
+    CollectiveCall,
     CollectiveFit,
-    CollectiveRow,
-    Conditions,
-    Device,
+    CollectiveSample,
+    DeviceInfo,
+    FitResidual,
     KernelFit,
-    KernelRow,
-    Record,
-    Residual,
-    Spread,
+    KernelSample,
+    MeasurementConditions,
+    TimeStatistics,
 )
 from clustersim.cost.roofline import Roofline
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
-from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Routine, StreamShape
+from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, MemoryBoundOp, MemoryBoundShape
 from clustersim.program.task import CollectiveType
 
 H100 = load_accelerator("h100-sxm-80gb")
 MODEL = Roofline(H100)
-DEVICE = Device("h100-sxm-80gb", "NVIDIA H100 80GB HBM3")
-CONDITIONS = Conditions("2025-01-01", "clustersim calibrate", "median")
+DEVICE = DeviceInfo("h100-sxm-80gb", "NVIDIA H100 80GB HBM3")
+CONDITIONS = MeasurementConditions("2025-01-01", "clustersim calibrate", "median")
 
 
-def spread(seconds: float, dispersion: float = 0.0) -> Spread:
-    return Spread(seconds, seconds * (1.0 - dispersion), seconds * (1.0 + dispersion), 20)
+def spread(seconds: float, dispersion: float = 0.0) -> TimeStatistics:
+    return TimeStatistics(seconds, seconds * (1.0 - dispersion), seconds * (1.0 + dispersion), 20)
 
 
 def product(shape: MatmulShape, dtype: DType = DType.BF16) -> Kernel:
@@ -43,14 +43,14 @@ def attention(shape: AttentionShape) -> Kernel:
     return Kernel("attention", KernelKind.ATTENTION_FORWARD, DType.BF16, 4.0 * scores * shape.head_dim, moved, shape)
 
 
-def streamed(rows: int, width: int, routine: Routine = Routine.RMSNORM) -> Kernel:
-    shape = StreamShape(routine, rows, width, fused=True)
+def streamed(rows: int, width: int, routine: MemoryBoundOp = MemoryBoundOp.RMSNORM) -> Kernel:
+    shape = MemoryBoundShape(routine, rows, width, fused=True)
     return Kernel("norm", KernelKind.NORM, DType.BF16, 0.0, 4.0 * rows * width, shape)
 
 
-def row(kernel: Kernel, seconds: float, dispersion: float = 0.0) -> KernelRow:
+def row(kernel: Kernel, seconds: float, dispersion: float = 0.0) -> KernelSample:
     assert kernel.shape is not None
-    return KernelRow(
+    return KernelSample(
         kernel.name,
         kernel.kind,
         kernel.dtype,
@@ -62,9 +62,9 @@ def row(kernel: Kernel, seconds: float, dispersion: float = 0.0) -> KernelRow:
     )
 
 
-def measured(kernels: Sequence[Kernel], law: Callable[[Kernel], float], dispersion: float = 0.0) -> Record:
+def measured(kernels: Sequence[Kernel], law: Callable[[Kernel], float], dispersion: float = 0.0) -> CalibrationRecord:
     """The record of kernels that take what a law says."""
-    return Record(DEVICE, CONDITIONS, tuple(row(kernel, law(kernel), dispersion) for kernel in kernels))
+    return CalibrationRecord(DEVICE, CONDITIONS, tuple(row(kernel, law(kernel), dispersion) for kernel in kernels))
 
 
 def fit(accelerator: Accelerator = H100, **left_out: float) -> KernelFit:
@@ -75,16 +75,18 @@ def fit(accelerator: Accelerator = H100, **left_out: float) -> KernelFit:
         compute_units=accelerator.compute_units,
         efficiency=replace(accelerator.efficiency, published=False),
         factors={},
-        residuals={name.replace("_", " "): Residual(10, error / 2.0, error) for name, error in left_out.items()},
+        residuals={name.replace("_", " "): FitResidual(10, error / 2.0, error) for name, error in left_out.items()},
     )
 
 
 def calls(
     seconds: dict[float, float], ranks: int = 8, nodes: int = 1, collective: CollectiveType = CollectiveType.ALL_REDUCE
-) -> tuple[CollectiveRow, ...]:
+) -> tuple[CollectiveSample, ...]:
     """Rows of one collective by payload."""
-    return tuple(CollectiveRow(Call(collective, size, ranks, nodes), spread(item)) for size, item in seconds.items())
+    return tuple(
+        CollectiveSample(CollectiveCall(collective, size, ranks, nodes), spread(item)) for size, item in seconds.items()
+    )
 
 
 def line(alpha: float, beta: float, left_out: float, ranks: int = 8, nodes: int = 1) -> CollectiveFit:
-    return CollectiveFit(CollectiveType.ALL_REDUCE, ranks, nodes, alpha, beta, Residual(5, left_out / 2.0, left_out))
+    return CollectiveFit(CollectiveType.ALL_REDUCE, ranks, nodes, alpha, beta, FitResidual(5, left_out / 2.0, left_out))

@@ -5,13 +5,15 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from clustersim.cost.bottleneck_links import binding
-from clustersim.hardware.topology import LINK_KINDS, Ends, LinkKind, LinkTable
+from clustersim.cost.bottleneck_links import bottleneck_link_mask
+from clustersim.hardware.topology import LINK_KINDS, LinkEndpoints, LinkKind, LinkTable
 from clustersim.symmetry.link_load_matrix import LinkLoadMatrix
 
 NIC, LEAF = LINK_KINDS.index(LinkKind.NIC), LINK_KINDS.index(LinkKind.LEAF)
 NICS, SWITCH, SPINE = (0, 1), 2, 3
-ENDS = Ends(source=np.array([*NICS, SWITCH, SWITCH]), target=np.array([SWITCH, SWITCH, NICS[0], SPINE]), vertices=4)
+ENDS = LinkEndpoints(
+    source=np.array([*NICS, SWITCH, SWITCH]), target=np.array([SWITCH, SWITCH, NICS[0], SPINE]), vertex_count=4
+)
 """Links 0, 1: NICs up to the leaf; 2: down again; 3: the leaf up to the spine."""
 
 
@@ -29,7 +31,7 @@ def sent(links: LinkTable, *flows: tuple[int, float]) -> LinkLoadMatrix:
 
 
 def kept(links: LinkTable, *crossings: LinkLoadMatrix) -> Sequence[bool]:
-    found: list[bool] = binding(crossings, links, ENDS).tolist()
+    found: list[bool] = bottleneck_link_mask(crossings, links, ENDS).tolist()
     return found
 
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from clustersim.cost.contention import Alone, Sharing, sharing
-from clustersim.cost.timing import Demand
+from clustersim.cost.contention import ContentionMap, UncontendedComm, map_contention
+from clustersim.cost.timing import LinkDemand
 from clustersim.program.program import Program
 from clustersim.program.task import CommOp
 from tests.engine.fake_costs import UnitCost
@@ -20,7 +20,7 @@ NOBODY = np.full(8, -1)
 
 def shared(made: Program, routes: Mapping[str, list[list[int]]]) -> set[str]:
     """Names of exchanges inside blocks that share any of eight links."""
-    return {comm_op.name for comm_op in sharing(made, LinkCost(UnitCost(made), 8, routes), NOBODY).inside}
+    return {comm_op.name for comm_op in map_contention(made, LinkCost(UnitCost(made), 8, routes), NOBODY).contended}
 
 
 def pairs(*more: Step) -> Program:
@@ -70,7 +70,7 @@ def test_every_exchange_of_a_crowded_link_is_named_and_no_other() -> None:
 
 def own(made: Program, routes: Mapping[str, list[list[int]]], owner: list[int]) -> list[bool]:
     """Which pairs share links with nobody while the data streams of their members are idle."""
-    return sharing(made, LinkCost(UnitCost(made), 8, routes), np.array(owner)).own[INSIDE].tolist()
+    return map_contention(made, LinkCost(UnitCost(made), 8, routes), np.array(owner)).self_only[INSIDE].tolist()
 
 
 def test_ports_of_members_are_free_while_their_data_streams_are_idle() -> None:
@@ -93,13 +93,13 @@ def test_messages_do_not_wait_for_idle_data_streams() -> None:
 class ByName(LinkCost):
     """Exchanges of a role that go different ways: routes by the exchange's name."""
 
-    def demand(self, exchange: CommOp) -> Demand:
-        return replace(super().demand(exchange), crossings=self._of(exchange.name))
+    def link_demand(self, comm_op: CommOp) -> LinkDemand:
+        return replace(super().link_demand(comm_op), link_loads=self._of(comm_op.name))
 
 
 def shared_by_name(routes: Mapping[str, list[list[int]]]) -> set[str]:
     made = program([[compute(replace(INSIDE, name="near"), replace(INSIDE, name="far"))]] * 4, {"tp": [[0, 1], [2, 3]]})
-    return {comm_op.name for comm_op in sharing(made, ByName(UnitCost(made), 8, routes), NOBODY).inside}
+    return {comm_op.name for comm_op in map_contention(made, ByName(UnitCost(made), 8, routes), NOBODY).contended}
 
 
 def test_two_groups_share_a_link_that_they_cross_with_different_exchanges() -> None:
@@ -112,23 +112,25 @@ def test_two_groups_share_a_link_that_they_cross_with_different_exchanges() -> N
 class Slower(LinkCost):
     """What exchanges ask of links if nobody is there: half a second of latency, and half of their usual time."""
 
-    def demand(self, exchange: CommOp) -> Demand:
-        usual = super().demand(exchange)
+    def link_demand(self, comm_op: CommOp) -> LinkDemand:
+        usual = super().link_demand(comm_op)
         return replace(usual, latency=np.full(len(usual.flow), 0.5), transfer=usual.flow / 2)
 
 
 def test_what_shares_links_is_timed_as_if_it_had_them_for_itself_and_all_else_as_usual() -> None:
     made = pairs(meet(4.0))
     unit, outside = UnitCost(made), exchange("dp", 4.0)
-    found = Sharing(Slower(unit, 8, {}), {INSIDE: np.array([True, False])}, {})
-    alone = Alone(unit, found)
-    assert alone.exchange(INSIDE).seconds.tolist() == [1.5, 2.0]
-    assert alone.exchange(outside).seconds.tolist() == [4.0, 4.0]
-    assert alone.exchange(INSIDE).algorithm == unit.exchange(INSIDE).algorithm
+    found = ContentionMap(Slower(unit, 8, {}), {INSIDE: np.array([True, False])}, {})
+    alone = UncontendedComm(unit, found)
+    assert alone.time_comm_op(INSIDE).seconds.tolist() == [1.5, 2.0]
+    assert alone.time_comm_op(outside).seconds.tolist() == [4.0, 4.0]
+    assert alone.time_comm_op(INSIDE).algorithm == unit.time_comm_op(INSIDE).algorithm
 
 
 def test_only_groups_that_meet_others_share() -> None:
     """The first pair and the reduction of its first rank are on link 0; the second pair is by itself on link 1."""
     made = pairs(meet(4.0))
-    (groups,) = sharing(made, LinkCost(UnitCost(made), 8, {"tp": [[0], [1]], "dp": [[0]]}), NOBODY).inside.values()
+    (groups,) = map_contention(
+        made, LinkCost(UnitCost(made), 8, {"tp": [[0], [1]], "dp": [[0]]}), NOBODY
+    ).contended.values()
     assert groups.tolist() == [True, False]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.common.dtypes import DType
-from clustersim.cost.host_launch import Launching
+from clustersim.cost.host_launch import AsyncHost
 from clustersim.model.kernels import Kernel, KernelKind
 from clustersim.program.task import CommOp, CommOverlap, Operation, Segment, TokenDispatcher, TokenRouting, WorkType
 from tests.conftest import examples
@@ -42,9 +42,9 @@ def cut(chunks: float, work: WorkType = WorkType.FORWARD) -> Operation:
     return Operation(CommOverlap(beside, whole, chunks), work)
 
 
-def waits(host: Launching, *pairs: tuple[Operation, float]) -> list[float]:
+def waits(host: AsyncHost, *pairs: tuple[Operation, float]) -> list[float]:
     operations, seconds = zip(*pairs, strict=True) if pairs else ((), ())
-    return host.waits(Segment("block", tuple(operations)), np.array([seconds]))[0].tolist()
+    return host.launch_stalls(Segment("block", tuple(operations)), np.array([seconds]))[0].tolist()
 
 
 def launches(operation: Operation) -> int:
@@ -88,7 +88,7 @@ MADE = st.one_of(
 @given(st.lists(st.tuples(MADE, SECONDS), max_size=6))
 def test_a_block_ends_when_its_last_launch_has_run(pairs: list[tuple[Operation, float]]) -> None:
     """Where at least one kernel runs by itself, at which the waits can be; elsewhere none is said."""
-    found = waits(Launching(FORWARD, BACKWARD), *pairs)
+    found = waits(AsyncHost(FORWARD, BACKWARD), *pairs)
     by_themselves = [isinstance(operation.body, Kernel) for operation, _ in pairs]
     busy = sum(seconds for _, seconds in pairs)
     assert busy + sum(found) == pytest.approx(walked(pairs) if any(by_themselves) else busy)
@@ -97,64 +97,66 @@ def test_a_block_ends_when_its_last_launch_has_run(pairs: list[tuple[Operation, 
 
 def test_what_the_host_waits_for_is_followed_by_a_gpu_that_waits_for_the_host() -> None:
     """Kernels hide launches, but for the exchange's and those behind it that it does not hide: 1 s, then none."""
-    host = Launching(1.0, 1.0)
+    host = AsyncHost(1.0, 1.0)
     assert sum(waits(host, (kernel(), 8.0), (awaiting(), 8.0), (kernel(), 8.0))) == 1.0
     assert sum(waits(host, (kernel(), 8.0), (awaiting(), 0.0), (kernel(), 8.0))) == 2.0
     assert sum(waits(host, (kernel(), 8.0), (sent(), 0.0), (kernel(), 8.0))) == 0.0
 
 
 def test_a_graph_has_nothing_that_its_host_waits_for() -> None:
-    assert sum(waits(Launching(1.0, 1.0, graph=1.0), (kernel(), 8.0), (awaiting(), 0.0), (kernel(), 8.0))) == 0.0
+    assert (
+        sum(waits(AsyncHost(1.0, 1.0, graph_seconds=1.0), (kernel(), 8.0), (awaiting(), 0.0), (kernel(), 8.0))) == 0.0
+    )
 
 
 def test_a_host_that_costs_nothing_is_never_waited_for() -> None:
-    assert waits(Launching(), (kernel(3), 0.0), (kernel(), 1.0)) == [0.0, 0.0]
+    assert waits(AsyncHost(), (kernel(3), 0.0), (kernel(), 1.0)) == [0.0, 0.0]
 
 
 def test_a_gpu_that_is_always_behind_never_waits() -> None:
-    assert waits(Launching(1.0, 1.0), *[(kernel(), 1.0)] * 5) == [0.0] * 5
+    assert waits(AsyncHost(1.0, 1.0), *[(kernel(), 1.0)] * 5) == [0.0] * 5
 
 
 def test_short_kernels_before_long_ones_wait_though_the_block_is_busy_on_the_whole() -> None:
     """Ten of 0 s at 1 s each, then one of 20 s: it begins after 10 s; the other way round nothing is seen of it."""
     short, long = [(kernel(), 0.0)] * 10, [(kernel(), 20.0)]
-    assert sum(waits(Launching(1.0, 1.0), *short, *long)) == 10.0
-    assert sum(waits(Launching(1.0, 1.0), *long, *short)) == 0.0
+    assert sum(waits(AsyncHost(1.0, 1.0), *short, *long)) == 10.0
+    assert sum(waits(AsyncHost(1.0, 1.0), *long, *short)) == 0.0
 
 
 def test_backward_has_launches_of_its_own_and_what_is_run_again_those_of_forward() -> None:
     """Four launches: the first is there when the block begins, the fourth after three more."""
     for work, item in ((WorkType.FORWARD, 1.0), (WorkType.RECOMPUTE, 1.0), (WorkType.BACKWARD, 2.0)):
-        assert sum(waits(Launching(1.0, 2.0), *[(kernel(work=work), 0.0)] * 4)) == 4 * item
+        assert sum(waits(AsyncHost(1.0, 2.0), *[(kernel(work=work), 0.0)] * 4)) == 4 * item
 
 
 def test_waiting_before_an_exchange_is_counted_at_the_next_kernel() -> None:
     """The exchange of 1 s begins at 2 s, 1 s late, and the last kernel at 4 s, another second late."""
-    assert waits(Launching(2.0, 2.0), (kernel(), 1.0), (sent(), 1.0), (kernel(), 3.0)) == [0.0, 0.0, 2.0]
+    assert waits(AsyncHost(2.0, 2.0), (kernel(), 1.0), (sent(), 1.0), (kernel(), 3.0)) == [0.0, 0.0, 2.0]
 
 
 def test_an_exchange_costs_the_host_what_a_collective_does() -> None:
     """1 + 5 s of launches for a kernel of 1 s and an exchange of 1 s: 4 s later than the GPU alone."""
-    host = Launching(forward=1.0, backward=1.0, collective=5.0)
+    host = AsyncHost(forward_seconds=1.0, backward_seconds=1.0, collective_seconds=5.0)
     assert waits(host, (kernel(), 1.0), (sent(), 1.0)) == [4.0, 0.0]
 
 
 def test_kernels_in_chunks_beside_an_exchange_cost_their_own_launches_and_its() -> None:
     """1 + 2 x (1 + 3) s of launches, for 1 s and 2 s of work: 6 s late, all of it at the kernel by itself."""
-    host = Launching(forward=1.0, backward=1.0, collective=3.0)
+    host = AsyncHost(forward_seconds=1.0, backward_seconds=1.0, collective_seconds=3.0)
     assert waits(host, (kernel(), 1.0), (cut(2.0), 2.0)) == [6.0, 0.0]
 
 
 def test_a_loop_of_the_host_costs_its_calls_and_no_launch() -> None:
-    looped = Kernel("copy", KernelKind.COPY, DType.BF16, flops=0.0, bytes=0.0, calls=10)
-    host = Launching(forward=100.0, backward=100.0, call=0.5)
+    looped = Kernel("copy", KernelKind.COPY, DType.BF16, flops=0.0, bytes=0.0, host_calls=10)
+    host = AsyncHost(forward_seconds=100.0, backward_seconds=100.0, call_seconds=0.5)
     assert waits(host, (Operation(looped, WorkType.FORWARD), 2.0)) == [pytest.approx(3.0)]
 
 
 @pytest.mark.parametrize(("graph", "late"), [(2.0, 0.0), (6.0, 1.5)])
 def test_a_captured_block_is_launched_at_once(graph: float, late: float) -> None:
     """Kernels of 1, 0.5 and 2 s and an exchange of 1 s: a graph of 2 s is hidden, one of 6 s is not."""
-    host = Launching(forward=9.0, backward=9.0, collective=9.0, graph=graph)
+    host = AsyncHost(forward_seconds=9.0, backward_seconds=9.0, collective_seconds=9.0, graph_seconds=graph)
     made = waits(host, (kernel(), 1.0), (kernel(3), 0.5), (sent(), 1.0), (kernel(), 2.0))
     assert made == pytest.approx([0.0, 0.0, 0.0, late])
 
@@ -176,7 +178,7 @@ def test_what_is_outside_of_experts_is_launched_at_once_and_what_they_do_one_by_
     The graph's kernels hide its launch. What is sent begins 3 s behind them, as the host had to know how much; it is
     over 1 s before the experts' kernel is launched, which is over 1 s before the second graph is.
     """
-    host = Launching(forward=3.0, backward=9.0, graph=2.0, outside_experts=True)
+    host = AsyncHost(forward_seconds=3.0, backward_seconds=9.0, graph_seconds=2.0, excludes_experts=True)
     parts = (kernel(), 1.0), (kernel(4), 2.0), (travelling(), 1.0), (routed(), 1.0), (kernel(2), 5.0), (kernel(), 1.0)
     assert waits(host, *parts) == pytest.approx([0.0, 0.0, 0.0, 3.0 + 2.0, 1.0, 0.0])
 
@@ -185,8 +187,8 @@ def test_what_is_outside_of_experts_is_launched_at_once_and_what_they_do_one_by_
 @examples(60)
 def test_without_experts_all_is_outside_of_them(parts: list[tuple[WorkType, int, float]], one: bool) -> None:
     pairs = [(kernel(launches, work), seconds) for work, launches, seconds in parts]
-    host = Launching(FORWARD, BACKWARD, graph=4.0 if one else 0.5)
-    assert waits(replace(host, outside_experts=True), *pairs) == waits(host, *pairs)
+    host = AsyncHost(FORWARD, BACKWARD, graph_seconds=4.0 if one else 0.5)
+    assert waits(replace(host, excludes_experts=True), *pairs) == waits(host, *pairs)
 
 
 @given(st.lists(st.tuples(WORKS, st.integers(1, 4), SECONDS), min_size=1, max_size=8))
@@ -198,8 +200,8 @@ def test_passes_in_turns_wait_for_what_launches_take_longer_on_the_whole(
     pairs = [(kernel(launches, work), seconds) for work, launches, seconds in parts]
     operations, seconds = zip(*pairs, strict=True)
     in_turns = Segment("block", operations, interleaved=True)
-    host = Launching(FORWARD, BACKWARD)
-    waited = host.waits(in_turns, np.array([seconds]))[0].sum()
+    host = AsyncHost(FORWARD, BACKWARD)
+    waited = host.launch_stalls(in_turns, np.array([seconds]))[0].sum()
     took = sum(launches * (BACKWARD if work is WorkType.BACKWARD else FORWARD) for work, launches, _ in parts)
     assert waited == pytest.approx(max(0.0, took - sum(seconds)))
     first = BACKWARD if parts[0][0] is WorkType.BACKWARD else FORWARD

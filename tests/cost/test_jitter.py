@@ -26,7 +26,7 @@ def kurtosis(distribution: Distribution, std: float) -> float:
 
 
 def drawn(distribution: Distribution, std: float) -> FloatArray:
-    return Jitter(std, distribution, seed=1).factors(3, DRAWS)
+    return Jitter(std, distribution, seed=1).rank_factors(3, DRAWS)
 
 
 @pytest.mark.parametrize(("distribution", "std"), CASES)
@@ -66,35 +66,35 @@ def test_lognormal_factors_are_positive_however_wide() -> None:
 
 @pytest.mark.parametrize("distribution", Distribution)
 def test_without_deviation_nothing_varies(distribution: Distribution) -> None:
-    assert Jitter(0.0, distribution).factors(0, 100).tolist() == [1.0] * 100
+    assert Jitter(0.0, distribution).rank_factors(0, 100).tolist() == [1.0] * 100
 
 
 @pytest.mark.parametrize("distribution", Distribution)
 @pytest.mark.parametrize("count", [0, 1, 2, 17, 999])
 def test_the_first_kernels_vary_the_same_however_many_follow(distribution: Distribution, count: int) -> None:
     jitter = Jitter(0.1, distribution, seed=2)
-    assert jitter.factors(5, count).tolist() == jitter.factors(5, 1000)[:count].tolist()
+    assert jitter.rank_factors(5, count).tolist() == jitter.rank_factors(5, 1000)[:count].tolist()
 
 
 @pytest.mark.parametrize("distribution", Distribution)
 def test_a_rank_draws_the_same_again_whoever_drew_before(distribution: Distribution) -> None:
     jitter = Jitter(0.1, distribution)
-    alone = jitter.factors(7, 50).tolist()
+    alone = jitter.rank_factors(7, 50).tolist()
     for other in (0, 6, 8, 7):
-        jitter.factors(other, 100)
-    assert jitter.factors(7, 50).tolist() == alone
-    assert Jitter(0.1, distribution).factors(7, 50).tolist() == alone
+        jitter.rank_factors(other, 100)
+    assert jitter.rank_factors(7, 50).tolist() == alone
+    assert Jitter(0.1, distribution).rank_factors(7, 50).tolist() == alone
 
 
 @pytest.mark.parametrize("distribution", Distribution)
 def test_ranks_and_seeds_draw_independently(distribution: Distribution) -> None:
     """All pairs of 4 ranks at 3 seeds are uncorrelated, to five of the 1/√n by which a correlation of n draws errs."""
     draws = 20_000
-    rows = [Jitter(0.1, distribution, seed).factors(rank, draws) for seed in range(3) for rank in range(4)]
+    rows = [Jitter(0.1, distribution, seed).rank_factors(rank, draws) for seed in range(3) for rank in range(4)]
     correlation = np.corrcoef(np.stack(rows)) - np.eye(len(rows))
     assert np.abs(correlation).max() < 5 / sqrt(draws)
 
 
 def test_successive_draws_of_a_rank_are_independent() -> None:
-    factors = Jitter(0.1).factors(0, 20_000) - 1.0
+    factors = Jitter(0.1).rank_factors(0, 20_000) - 1.0
     assert abs(np.corrcoef(factors[1:], factors[:-1])[0, 1]) < 5 / sqrt(20_000)

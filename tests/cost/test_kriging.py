@@ -15,44 +15,44 @@ GRID = np.stack(np.meshgrid(np.linspace(0.0, 8.0, 9), np.linspace(0.0, 4.0, 5)),
 
 def test_values_that_are_zero_are_zero_everywhere():
     kriging = Kriging(GRID, np.zeros(len(GRID)))
-    assert kriging.at(np.array([3.3, 1.7])) == 0.0
-    assert (kriging.left_out() == 0.0).all()
+    assert kriging.predict(np.array([3.3, 1.7])) == 0.0
+    assert (kriging.leave_one_out() == 0.0).all()
 
 
 def test_one_point_is_expected_at_its_place_with_its_noise():
     """Weight of the only value: covariance with itself over that and the noise."""
     kriging = Kriging(np.array([[1.0, 2.0]]), np.array([0.5]))
-    assert kriging.at(np.array([1.0, 2.0])) == pytest.approx(0.5 * (LEVEL + 1.0) / (LEVEL + 1.0 + NOISE))
-    assert kriging.left_out().tolist() == [0.0]
+    assert kriging.predict(np.array([1.0, 2.0])) == pytest.approx(0.5 * (LEVEL + 1.0) / (LEVEL + 1.0 + NOISE))
+    assert kriging.leave_one_out().tolist() == [0.0]
 
 
 def test_a_common_level_comes_back():
     """The level has so large a variance that hardly anything is taken off a mean of many values."""
     kriging = Kriging(GRID, np.full(len(GRID), 0.7))
-    assert kriging.at(np.array([3.3, 1.7])) == pytest.approx(0.7, rel=0.01)
-    assert kriging.left_out() == pytest.approx(0.7, rel=0.01)
+    assert kriging.predict(np.array([3.3, 1.7])) == pytest.approx(0.7, rel=0.01)
+    assert kriging.leave_one_out() == pytest.approx(0.7, rel=0.01)
 
 
 def test_left_out_is_what_the_others_expect():
     values = np.sin(GRID[:, 0]) + 0.3 * GRID[:, 1]
-    left_out = Kriging(GRID, values).left_out()
+    left_out = Kriging(GRID, values).leave_one_out()
     for place in (0, 17, 44):
         others = np.delete(np.arange(len(GRID)), place)
-        assert left_out[place] == pytest.approx(Kriging(GRID[others], values[others]).at(GRID[place]), rel=1e-9)
+        assert left_out[place] == pytest.approx(Kriging(GRID[others], values[others]).predict(GRID[place]), rel=1e-9)
 
 
 def test_many_points_are_left_out_part_by_part():
     generator = np.random.default_rng(3)
     points, values = generator.normal(size=(600, 3)), generator.normal(size=600)
-    left_out = Kriging(points, values).left_out()
+    left_out = Kriging(points, values).leave_one_out()
     others = np.delete(np.arange(600), 400)
-    assert left_out[400] == pytest.approx(Kriging(points[others], values[others]).at(points[400]), rel=1e-9)
+    assert left_out[400] == pytest.approx(Kriging(points[others], values[others]).predict(points[400]), rel=1e-9)
 
 
 def test_smooth_values_are_met_far_better_than_by_their_mean():
     """On a grid of steps of 1, half the range: the noise that is assumed smooths a little."""
     values = 0.1 * GRID[:, 0] - 0.05 * GRID[:, 1]
-    errors = np.abs(Kriging(GRID, values).left_out() - values)
+    errors = np.abs(Kriging(GRID, values).leave_one_out() - values)
     assert errors.mean() < 0.25 * np.abs(values - values.mean()).mean()
 
 
@@ -62,7 +62,11 @@ def test_published_products_are_met_better_by_their_neighbours_than_by_the_roofl
     rows = [row for row in matmuls() if row.accelerator == accelerator and row.dtype is not DType.FP8]
     model = Roofline(load_accelerator(accelerator))
     kernels = [Kernel("", KernelKind.MATMUL, row.dtype, row.flops, row.moved, row.shape) for row in rows]
-    ratios = np.log([row.seconds / model.kernel(kernel).seconds for row, kernel in zip(rows, kernels, strict=True)])
+    ratios = np.log(
+        [row.seconds / model.time_kernel(kernel).seconds for row, kernel in zip(rows, kernels, strict=True)]
+    )
     points = np.log([(row.shape.m, row.shape.n, row.shape.k) for row in rows])
-    left_out, alone = (np.abs(np.expm1(found - ratios)).mean() for found in (Kriging(points, ratios).left_out(), 0.0))
+    left_out, alone = (
+        np.abs(np.expm1(found - ratios)).mean() for found in (Kriging(points, ratios).leave_one_out(), 0.0)
+    )
     assert left_out < 0.95 * alone

@@ -19,7 +19,7 @@ CHAIN = {
 
 def step(*changes: str, message: Seconds) -> Seconds:
     made = Scenario.from_mapping(CHAIN, changes)
-    return simulate(replace(made, framework=replace(made.framework, message=message))).step_time
+    return simulate(replace(made, framework=replace(made.framework, p2p_seconds=message))).step_time
 
 
 @pytest.mark.parametrize("network", ["shared", "uncontended"])

@@ -11,27 +11,35 @@ import pytest
 from clustersim.common.dtypes import DType
 from clustersim.common.errors import InputError, OutputError
 from clustersim.cost.calibration_record import (
-    BesideRow,
-    Call,
-    ChainRow,
-    CopyRow,
-    GpuRow,
-    HostRow,
+    CalibrationRecord,
+    CollectiveCall,
+    CopySample,
+    DeviceTelemetry,
+    GpuSample,
+    HoldoutStep,
+    HostLaunchSample,
     HostState,
-    KernelRow,
-    Moment,
-    Outcome,
-    Record,
-    Spread,
-    StepRow,
-    UnderLoad,
+    InSituSample,
+    InterferenceSample,
+    KernelSample,
+    MeasurementOutcome,
+    TelemetrySample,
+    TimeStatistics,
 )
 from clustersim.cost.record_file import read_record, record_text, write_record
-from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Operands, Routine, StreamShape
+from clustersim.model.kernels import (
+    AttentionShape,
+    Kernel,
+    KernelKind,
+    MatmulLayout,
+    MatmulShape,
+    MemoryBoundOp,
+    MemoryBoundShape,
+)
 from clustersim.program.task import CollectiveType
 from tests.cost.records import CONDITIONS, DEVICE, attention, calls, fit, line, product, row, spread
 
-PRODUCT = product(MatmulShape(128, 256, 512, operands=Operands.TN, accumulated=DType.FP32))
+PRODUCT = product(MatmulShape(128, 256, 512, operands=MatmulLayout.TN, accumulated=DType.FP32))
 FLASH = attention(AttentionShape(1, 8, 8, 2, 1, 8, True))
 ADAM = Kernel(
     "optimizer.step",
@@ -39,20 +47,20 @@ ADAM = Kernel(
     DType.FP32,
     0.0,
     1e9,
-    StreamShape(Routine.ADAM, 1, 1000, fused=True, formats=(DType.FP32, DType.BF16)),
+    MemoryBoundShape(MemoryBoundOp.ADAM, 1, 1000, fused=True, formats=(DType.FP32, DType.BF16)),
     8,
 )
-HOT = UnderLoad(1410.0, 2619.0, 690.0, 71.0, ("sw_power_cap",))
-REDUCE = Call(CollectiveType.ALL_REDUCE, 1e8, 8, 1)
+HOT = DeviceTelemetry(1410.0, 2619.0, 690.0, 71.0, ("sw_power_cap",))
+REDUCE = CollectiveCall(CollectiveType.ALL_REDUCE, 1e8, 8, 1)
 LARGE = product(MatmulShape(1 << 20, 1 << 20, 1 << 20))
-RECORD = Record(
+RECORD = CalibrationRecord(
     replace(DEVICE, cudnn="9.10", power_limit_w=700.0, ecc=False, environment={"NCCL_ALGO": "Ring"}),
     CONDITIONS,
     (
         replace(row(PRODUCT, 1e-4, 0.02), under=HOT),
         row(FLASH, 2e-4),
         row(ADAM, 3e-4),
-        KernelRow(
+        KernelSample(
             "large",
             LARGE.kind,
             LARGE.dtype,
@@ -61,23 +69,23 @@ RECORD = Record(
             1.0,
             1,
             None,
-            Outcome.OUT_OF_MEMORY,
+            MeasurementOutcome.OUT_OF_MEMORY,
         ),
     ),
     calls({1e6: 1e-3, 2e6: 2e-3}),
-    (CopyRow("device", 1e9, spread(1e-3)),),
+    (CopySample("device", 1e9, spread(1e-3)),),
     (
-        BesideRow(row(PRODUCT, 1e-4), "copy", Spread(2e-4, 1e-4, 3e-4, 10, 1)),
-        BesideRow(row(PRODUCT, 1e-4), "all_reduce", spread(2e-4), REDUCE, spread(1e-3), spread(1.2e-3)),
+        InterferenceSample(row(PRODUCT, 1e-4), "copy", TimeStatistics(2e-4, 1e-4, 3e-4, 10, 1)),
+        InterferenceSample(row(PRODUCT, 1e-4), "all_reduce", spread(2e-4), REDUCE, spread(1e-3), spread(1.2e-3)),
     ),
     launch_interval=2e-6,
     kernel_fit=fit(matmul_bf16=0.1),
     collective_fits=(line(1e-5, 1e9, 0.1),),
-    moments=(Moment(0.5, "soak", HOT),),
-    chain=(ChainRow("matmul bf16", 12, 1.0e-3, 1.1e-3),),
-    host=(HostRow(HostState.EAGER, 7e-6, 9e-6, (120, 240)),),
-    gpus=(GpuRow("0", spread(1e-3), HOT), GpuRow("1", spread(1.02e-3))),
-    steps=(StepRow("4 layers", 0.10, 0.11),),
+    moments=(TelemetrySample(0.5, "soak", HOT),),
+    chain=(InSituSample("matmul bf16", 12, 1.0e-3, 1.1e-3),),
+    host=(HostLaunchSample(HostState.EAGER, 7e-6, 9e-6, (120, 240)),),
+    gpus=(GpuSample("0", spread(1e-3), HOT), GpuSample("1", spread(1.02e-3))),
+    steps=(HoldoutStep("4 layers", 0.10, 0.11),),
 )
 
 
@@ -118,7 +126,7 @@ def test_what_is_left_out_of_a_file_is_as_the_record_has_it(path: Path):
     device = {"accelerator": DEVICE.accelerator, "name": DEVICE.name}
     conditions = {"date": "2025-01-01", "command": "clustersim calibrate", "method": "median"}
     path.write_text(json.dumps({"version": 1, "device": device, "conditions": conditions}), encoding="utf-8")
-    assert read_record(path) == Record(DEVICE, CONDITIONS)
+    assert read_record(path) == CalibrationRecord(DEVICE, CONDITIONS)
 
 
 def test_a_row_is_a_line():
@@ -263,8 +271,8 @@ def test_a_file_that_is_not_there_is_refused(path: Path):
 
 def test_writing_replaces_the_whole_file_or_nothing(path: Path):
     write_record(RECORD, path)
-    write_record(Record(DEVICE, CONDITIONS), path)
-    assert read_record(path) == Record(DEVICE, CONDITIONS)
+    write_record(CalibrationRecord(DEVICE, CONDITIONS), path)
+    assert read_record(path) == CalibrationRecord(DEVICE, CONDITIONS)
     with pytest.raises(OutputError, match="there is no directory"):
         write_record(RECORD, path / "beneath.json")
     assert [item.name for item in path.parent.iterdir()] == ["record.json"]
@@ -272,14 +280,14 @@ def test_writing_replaces_the_whole_file_or_nothing(path: Path):
 
 def test_a_link_stays_a_link_and_what_it_leads_to_is_written(tmp_path: Path):
     target, link = tmp_path / "there.json", tmp_path / "here.json"
-    write_record(Record(DEVICE, CONDITIONS), target)
+    write_record(CalibrationRecord(DEVICE, CONDITIONS), target)
     link.symlink_to(target)
-    write_record(Record(DEVICE, CONDITIONS, launch_interval=2e-6), link)
+    write_record(CalibrationRecord(DEVICE, CONDITIONS, launch_interval=2e-6), link)
     assert link.is_symlink()
     assert read_record(target).launch_interval == 2e-6
 
 
 def test_a_number_that_is_not_finite_is_not_written(tmp_path: Path):
     with pytest.raises(OutputError, match="not finite"):
-        write_record(Record(DEVICE, CONDITIONS, launch_interval=math.nan), tmp_path / "r.json")
+        write_record(CalibrationRecord(DEVICE, CONDITIONS, launch_interval=math.nan), tmp_path / "r.json")
     assert not list(tmp_path.iterdir())

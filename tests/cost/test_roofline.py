@@ -13,16 +13,16 @@ from clustersim.common.dtypes import DType
 from clustersim.common.errors import InputError
 from clustersim.cost.matmul_tiles import alignment_rate
 from clustersim.cost.roofline import Roofline
-from clustersim.cost.timing import Bound, Provenance
+from clustersim.cost.timing import Bottleneck, Provenance
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
-from clustersim.hardware.alignment import Alignment
-from clustersim.hardware.efficiency import AttentionEfficiency, Efficiency, MatmulEfficiency
-from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Operands
-from clustersim.model.layer_stack import Mlp
-from clustersim.model.layers import Shard
-from clustersim.model.linear import product
+from clustersim.hardware.alignment import KernelAlignment
+from clustersim.hardware.efficiency import AttentionEfficiency, KernelEfficiency, MatmulEfficiency
+from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MatmulLayout, MatmulShape
+from clustersim.model.layer_stack import MlpType
+from clustersim.model.layers import LayerShard
+from clustersim.model.linear import matmul_kernel
 from clustersim.model.training import Training
-from clustersim.model.transformer import Norm, Positions, uniform
+from clustersim.model.transformer import Norm, PositionEncoding, uniform_model
 from clustersim.validation.kernels import matmul_of, read_kernels, seconds_of
 from tests.uniform_models import layer
 
@@ -35,7 +35,7 @@ PLAIN = replace(
     peak={DType.BF16: 1e12, DType.FP32: 1e11},
     memory_bandwidth=1e12,
     compute_units=UNITS,
-    efficiency=Efficiency(
+    efficiency=KernelEfficiency(
         published=False,
         matmul=MatmulEfficiency(share=0.5, prologue=0.0, edge=0.0, tiles=((TILE, TILE),), shares={DType.FP8: 0.5}),
         attention_forward=AttentionEfficiency(0.5, 1.0, 0.0, 0.0, TILE),
@@ -68,7 +68,7 @@ def streaming(size: float, launches: int = 1) -> Kernel:
 
 
 def seconds(kernel: Kernel, accelerator: Accelerator = PLAIN) -> float:
-    return Roofline(accelerator).kernel(kernel).seconds
+    return Roofline(accelerator).time_kernel(kernel).seconds
 
 
 def test_one_more_tile_than_a_full_wave_costs_a_second_wave() -> None:
@@ -123,31 +123,31 @@ def test_a_small_head_dimension_wastes_more_time_on_softmax() -> None:
 
 
 def test_a_streaming_kernel_takes_its_bytes_over_the_bandwidth_it_reaches() -> None:
-    timing = Roofline(PLAIN).kernel(streaming(1e9))
+    timing = Roofline(PLAIN).time_kernel(streaming(1e9))
     assert timing.seconds == pytest.approx(1e9 / (1e12 * 0.5))
-    assert timing.bound is Bound.MEMORY
+    assert timing.bottleneck is Bottleneck.MEMORY
 
 
 def test_small_kernels_are_bound_by_launches_and_pay_one_latency_each() -> None:
     slow = replace(PLAIN, efficiency=replace(PLAIN.efficiency, kernel_latency=2e-6, launch_interval=10e-6))
-    tiny = Roofline(slow).kernel(streaming(1.0, launches=3))
+    tiny = Roofline(slow).time_kernel(streaming(1.0, launches=3))
     assert tiny.seconds == pytest.approx(30e-6)
-    assert tiny.bound is Bound.LAUNCH
-    large = Roofline(slow).kernel(streaming(1e9, launches=3))
+    assert tiny.bottleneck is Bottleneck.LAUNCH
+    large = Roofline(slow).time_kernel(streaming(1e9, launches=3))
     assert large.seconds == pytest.approx(1e9 / 0.5e12 + 3 * 2e-6)
-    assert large.bound is Bound.MEMORY
+    assert large.bottleneck is Bottleneck.MEMORY
 
 
 def test_a_large_matmul_is_bound_by_compute_and_a_thin_one_by_memory() -> None:
     roofline = Roofline(H100)
-    assert roofline.kernel(matmul(8192, 8192, 8192)).bound is Bound.COMPUTE
-    assert roofline.kernel(matmul(16, 8192, 8192)).bound is Bound.MEMORY
+    assert roofline.time_kernel(matmul(8192, 8192, 8192)).bottleneck is Bottleneck.COMPUTE
+    assert roofline.time_kernel(matmul(16, 8192, 8192)).bottleneck is Bottleneck.MEMORY
 
 
 def test_provenance_is_published_only_where_this_accelerator_was_measured() -> None:
     kernel = matmul(4096, 4096, 4096)
-    assert Roofline(H100).kernel(kernel).provenance is Provenance.PUBLISHED
-    assert Roofline(load_accelerator("h200-sxm-141gb")).kernel(kernel).provenance is Provenance.ROOFLINE
+    assert Roofline(H100).time_kernel(kernel).provenance is Provenance.PUBLISHED
+    assert Roofline(load_accelerator("h200-sxm-141gb")).time_kernel(kernel).provenance is Provenance.ROOFLINE
 
 
 def test_a_number_format_that_the_accelerator_lacks_is_refused() -> None:
@@ -170,8 +170,8 @@ accelerators = st.sampled_from([PLAIN, H100, load_accelerator("a100-sxm-80gb"), 
 
 @given(kernels, accelerators)
 def test_no_kernel_beats_the_roofline(kernel: Kernel, accelerator: Accelerator) -> None:
-    timing = Roofline(accelerator).kernel(kernel)
-    assert timing.seconds * (1 + 1e-12) >= kernel.flops / accelerator.peak_of(kernel.dtype)
+    timing = Roofline(accelerator).time_kernel(kernel)
+    assert timing.seconds * (1 + 1e-12) >= kernel.flops / accelerator.peak_flops(kernel.dtype)
     assert timing.seconds * (1 + 1e-12) >= kernel.bytes / accelerator.memory_bandwidth
     assert math.isfinite(timing.seconds)
 
@@ -203,32 +203,32 @@ def test_more_bytes_never_take_less_time(kernel: Kernel, accelerator: Accelerato
 @given(kernels)
 def test_a_timing_is_remembered_and_the_same_on_a_fresh_roofline(kernel: Kernel) -> None:
     roofline = Roofline(H100)
-    assert roofline.kernel(kernel) is roofline.kernel(kernel)
-    assert roofline.kernel(kernel) == Roofline(H100).kernel(kernel)
+    assert roofline.time_kernel(kernel) is roofline.time_kernel(kernel)
+    assert roofline.time_kernel(kernel) == Roofline(H100).time_kernel(kernel)
 
 
 SIZES = st.integers(64, 4096)
-SHIPPED = st.sampled_from([name for name in data_files.names("accelerators") if not name.startswith("cpu")])
+SHIPPED = st.sampled_from([name for name in data_files.list_names("accelerators") if not name.startswith("cpu")])
 
 
-@given(SHIPPED, SIZES, SIZES, SIZES, st.sampled_from(Operands), st.sampled_from([1, 8]))
+@given(SHIPPED, SIZES, SIZES, SIZES, st.sampled_from(MatmulLayout), st.sampled_from([1, 8]))
 def test_a_product_padded_to_whole_vectors_never_costs_more(
-    name: str, m: int, n: int, k: int, operands: Operands, batch: int
+    name: str, m: int, n: int, k: int, operands: MatmulLayout, batch: int
 ) -> None:
     """NVIDIA's advice: sizes that are multiples of 16 bytes, 8 elements of bf16, cost no more than a few less."""
     accelerator = load_accelerator(name)
-    small = product("small", DType.BF16, MatmulShape(m, n, k, batch, operands), result=2.0)
+    small = matmul_kernel("small", DType.BF16, MatmulShape(m, n, k, batch, operands), result_bytes=2.0)
     padded = [-(-size // 8) * 8 for size in (m, n, k)]
-    large = product("large", DType.BF16, MatmulShape(*padded, batch, operands), result=2.0)
+    large = matmul_kernel("large", DType.BF16, MatmulShape(*padded, batch, operands), result_bytes=2.0)
     if alignment_rate(accelerator, DType.BF16, small.shape) < 1.0:
         assert seconds(large, accelerator) <= seconds(small, accelerator) * (1 + 1e-12)
 
 
 @pytest.mark.parametrize(
     ("operands", "slow"),
-    [(Operands.NT, {"n", "k"}), (Operands.NN, {"n", "k"}), (Operands.TN, {"m", "n"})],
+    [(MatmulLayout.NT, {"n", "k"}), (MatmulLayout.NN, {"n", "k"}), (MatmulLayout.TN, {"m", "n"})],
 )
-def test_only_sizes_along_rows_need_alignment(operands: Operands, slow: set[str]) -> None:
+def test_only_sizes_along_rows_need_alignment(operands: MatmulLayout, slow: set[str]) -> None:
     """The answer to question 1 of thonking.ai's companion to "What Shapes Do Matrix Multiplications Like?"."""
     found = set()
     for odd in ("m", "n", "k"):
@@ -240,19 +240,19 @@ def test_only_sizes_along_rows_need_alignment(operands: Operands, slow: set[str]
 
 def test_h100_is_as_slow_at_odd_sizes_as_the_median_of_what_was_published() -> None:
     """Rows of float8_experimental pull request 145 of 256 and more."""
-    fitting = replace(H100, alignment=Alignment())
+    fitting = replace(H100, alignment=KernelAlignment())
     odd = [case for case in read_kernels() if case.text("source") == "float8_experimental"]
     large = [case for case in odd if min(case.whole(size) for size in "mnk") >= 256]
     kernels = [(case, matmul_of(case)) for case in large]
     found = [seconds(kernel, fitting) / seconds_of(case, [kernel]) for case, kernel in kernels]
     assert len(found) == 4
-    assert H100.alignment.unaligned == pytest.approx(statistics.median(found), abs=0.01)
+    assert H100.alignment.unaligned_rate == pytest.approx(statistics.median(found), abs=0.01)
 
 
 @pytest.mark.parametrize("head_dim", [72, 80, 100, 120, 125])
 @pytest.mark.parametrize("backward", [False, True])
 def test_a_head_dimension_without_a_kernel_takes_what_the_next_takes(head_dim: int, backward: bool) -> None:
-    taken = H100.alignment.padded(head_dim)
+    taken = H100.alignment.padded_head_dim(head_dim)
     small = attention(4, 4096, 32, True, backward, head_dim)
     large = attention(4, 4096, 32, True, backward, taken)
     assert seconds(small, H100) == pytest.approx(seconds(large, H100))
@@ -264,15 +264,15 @@ def test_a_layer_with_head_dimension_125_is_not_faster_than_with_128(name: str, 
     """The projections are a little smaller, the copies and what they do to products eat that up."""
 
     def taken(head_dim: int) -> float:
-        model = uniform(
+        model = uniform_model(
             name="llama-7b", layers=1, hidden=4096, ffn=11008, heads=32, kv_heads=32, head_dim=head_dim, vocab=32000,
-            max_positions=4096, mlp=Mlp.SWIGLU, norm=Norm.RMSNORM, positions=Positions.ROTARY, tied_embeddings=False,
+            max_positions=4096, mlp=MlpType.SWIGLU, norm=Norm.RMSNORM, positions=PositionEncoding.ROTARY, tied_embeddings=False,
             linear_bias=False, qkv_bias=False, dropout=False,
         )  # fmt: skip
-        made = layer(model, Training(4096, global_batch=1, microbatch=1), Shard(1, 4096, 4096, tp=tp))
+        made = layer(model, Training(4096, global_batch=1, microbatch=1), LayerShard(1, 4096, 4096, tp=tp))
         source = Roofline(load_accelerator(name))
         parts = [(operator.forward, operator.input_gradient, operator.weight_gradient) for operator in made.operators]
-        return sum(source.kernel(kernel).seconds for part in parts for kernels in part for kernel in kernels)
+        return sum(source.time_kernel(kernel).seconds for part in parts for kernels in part for kernel in kernels)
 
     assert taken(125) > taken(128)
     assert taken(120) < taken(125)

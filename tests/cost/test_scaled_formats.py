@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.common.dtypes import NARROW, DType
+from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
 from clustersim.cost.matmul_tiles import alignment_rate
 from clustersim.cost.roofline import Roofline
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
-from clustersim.hardware.alignment import Alignment
-from clustersim.hardware.efficiency import GroupedEfficiency
+from clustersim.hardware.alignment import KernelAlignment
+from clustersim.hardware.efficiency import GroupedGemmEfficiency
 from clustersim.model.grouped_linear import GroupedLinear
 from clustersim.model.kernels import Kernel, KernelKind, MatmulShape
 from clustersim.model.overheads import Grouping
-from clustersim.model.precision_recipe import Cast, Products, mixed
-from clustersim.model.quantization import quantize
+from clustersim.model.precision_recipe import MatmulFormats, OperandCast, mixed_precision
+from clustersim.model.quantization import quantize_kernels
 from tests.conftest import examples
 
 TILE, UNITS, K = 128, 10, 4096
@@ -25,10 +25,10 @@ H100 = load_accelerator("h100-sxm-80gb")
 
 def machine(**scaled: float) -> Accelerator:
     """One tile and no edge: 10 units, 1 TFLOP/s in all formats at a share of a half, but in blocks."""
-    matmul = replace(H100.efficiency.matmul.at(0.5), prologue=0.0, edge=0.0, tiles=((TILE, TILE),))
+    matmul = replace(H100.efficiency.matmul.with_uniform_fraction(0.5), prologue=0.0, edge=0.0, tiles=((TILE, TILE),))
     plain = replace(matmul, prologues={}, starts={})
-    own = plain.with_share(DType.FP8_BLOCKWISE, scaled.get("share", 0.5))
-    own = own.with_own(DType.FP8_BLOCKWISE, scaled.get("prologue"), scaled.get("start"))
+    own = plain.with_peak_fraction(DType.FP8_BLOCKWISE, scaled.get("share", 0.5))
+    own = own.with_format_overheads(DType.FP8_BLOCKWISE, scaled.get("prologue"), scaled.get("start"))
     efficiency = replace(H100.efficiency, matmul=own, kernel_latency=0.0, launch_interval=0.0, grouped=None)
     return replace(
         H100,
@@ -45,7 +45,7 @@ def product(dtype: DType, tiles: int = UNITS, k: int = K) -> Kernel:
 
 
 def seconds(kernel: Kernel, accelerator: Accelerator) -> float:
-    return Roofline(accelerator).kernel(kernel).seconds
+    return Roofline(accelerator).time_kernel(kernel).seconds
 
 
 def test_a_prologue_and_a_start_of_its_own_cost_a_format_and_no_other() -> None:
@@ -61,27 +61,29 @@ def test_a_prologue_and_a_start_of_its_own_cost_a_format_and_no_other() -> None:
 @examples(50)
 def test_no_constant_of_formats_with_scales_moves_the_others(share: float, prologue: int, start: float) -> None:
     matmul = H100.efficiency.matmul
-    for dtype in NARROW:
-        matmul = matmul.with_share(dtype, share).with_own(dtype, float(prologue), start)
-    grouped = replace(H100.efficiency.experts, kernel_shares=dict.fromkeys(NARROW, share))
+    for dtype in LOW_PRECISION_DTYPES:
+        matmul = matmul.with_peak_fraction(dtype, share).with_format_overheads(dtype, float(prologue), start)
+    grouped = replace(H100.efficiency.expert_matmul, kernel_shares=dict.fromkeys(LOW_PRECISION_DTYPES, share))
     changed = replace(H100, efficiency=replace(H100.efficiency, matmul=matmul, grouped=grouped, casts=share))
-    linear = GroupedLinear("up", 8, 4096, 1024, 2048, Products.all_in(DType.BF16), grouping=Grouping.KERNEL)
-    kernels = [product(DType.BF16), product(DType.FP32), *linear.forward(mixed())]
-    assert [Roofline(H100).kernel(kernel) for kernel in kernels] == [Roofline(changed).kernel(item) for item in kernels]
+    linear = GroupedLinear("up", 8, 4096, 1024, 2048, MatmulFormats.uniform(DType.BF16), grouping=Grouping.KERNEL)
+    kernels = [product(DType.BF16), product(DType.FP32), *linear.forward(mixed_precision())]
+    assert [Roofline(H100).time_kernel(kernel) for kernel in kernels] == [
+        Roofline(changed).time_kernel(item) for item in kernels
+    ]
 
 
 def test_experts_keep_the_distance_of_other_products_unless_one_kernel_has_a_share_of_its_own() -> None:
     """Two thirds of the rate of BF16 in other products, so of experts'; or 0.4 of the peak, of one kernel."""
     base = machine(share=1 / 3)
-    own = GroupedEfficiency(0.25, 0.25, 0.0, 0.0, 0.0)
+    own = GroupedGemmEfficiency(0.25, 0.25, 0.0, 0.0, 0.0)
     known = replace(base, efficiency=replace(base.efficiency, grouped=own))
     told = replace(own, kernel_shares={DType.FP8_BLOCKWISE: 0.4})
     said = replace(base, efficiency=replace(base.efficiency, grouped=told))
 
     def of(accelerator: Accelerator, dtype: DType, grouping: Grouping) -> float:
-        formats = Products.all_in(dtype)
+        formats = MatmulFormats.uniform(dtype)
         linear = GroupedLinear("up", 2, 2 * TILE, K, TILE * UNITS, formats, grouping=grouping)
-        return seconds(linear.forward(mixed())[0], accelerator)
+        return seconds(linear.forward(mixed_precision())[0], accelerator)
 
     for grouping in (Grouping.STREAMS, Grouping.KERNEL):
         wide = of(known, DType.BF16, grouping)
@@ -97,7 +99,9 @@ def test_a_cast_takes_its_bytes_over_its_part_of_what_streaming_kernels_reach() 
     accelerator = replace(
         H100, efficiency=replace(H100.efficiency, casts=0.5, memory=0.8, kernel_latency=0.0, launch_interval=0.0)
     )
-    (cast,) = quantize("x", Cast(reads=1, copies=1), (4096, 8192), wide=DType.BF16, narrow=DType.FP8)
+    (cast,) = quantize_kernels(
+        "x", OperandCast(reads=1, copies=1), (4096, 8192), high_precision=DType.BF16, low_precision=DType.FP8
+    )
     expected = 3 * 4096 * 8192 / (H100.memory_bandwidth * 0.8 * 0.5)
     assert seconds(cast, accelerator) == pytest.approx(expected)
     norm = replace(cast, kind=KernelKind.NORM, shape=None)
@@ -115,5 +119,5 @@ def test_a_cast_takes_its_bytes_over_its_part_of_what_streaming_kernels_reach() 
     ],
 )
 def test_rows_are_aligned_by_their_numbers_without_scales(dtype: DType, k: int, aligned: bool) -> None:
-    accelerator = replace(H100, alignment=Alignment(unaligned=0.5, batched=0.5))
+    accelerator = replace(H100, alignment=KernelAlignment(unaligned_rate=0.5, batched_unaligned_rate=0.5))
     assert alignment_rate(accelerator, dtype, MatmulShape(256, 264, k)) == (1.0 if aligned else 0.5)

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.common.dtypes import DType
-from clustersim.cost.device_models import Machine, Machines
-from clustersim.cost.host_launch import Launching
+from clustersim.cost.device_models import DeviceModel, DeviceModels
+from clustersim.cost.host_launch import AsyncHost
 from clustersim.cost.interference import Interference, KernelClass
-from clustersim.cost.segment import BlockCost, BlockTiming
+from clustersim.cost.segment import SegmentCost, SegmentTiming
 from clustersim.model.kernels import Kernel, KernelKind
 from clustersim.program.task import CollectiveType, CommOverlap, Operation, Segment, WorkType
 from tests.engine.fake_costs import UnitCost
@@ -28,18 +28,18 @@ def overlap(kernel: float, beside: float, chunks: float = INFINITE, *, local: bo
     return Operation(CommOverlap(exchange("tp", beside), whole, chunks, local), WorkType.FORWARD)
 
 
-def cost(interference: float, launch: float = 0.0) -> BlockCost:
-    return by(Interference.equal(interference), launch)
+def cost(interference: float, launch: float = 0.0) -> SegmentCost:
+    return by(Interference.uniform(interference), launch)
 
 
-def by(interference: Interference, launch: float = 0.0) -> BlockCost:
+def by(interference: Interference, launch: float = 0.0) -> SegmentCost:
     made = program([[]], {"tp": [[0]]})
     unit = UnitCost(made)
-    return BlockCost(made, Machines.equal(Machine(unit, interference, Launching(launch, launch)), 1), unit)
+    return SegmentCost(made, DeviceModels.uniform(DeviceModel(unit, interference, AsyncHost(launch, launch)), 1), unit)
 
 
-def timed(interference: float, *operations: Operation, launch: float = 0.0) -> BlockTiming:
-    return cost(interference, launch).block(0, Segment("block", operations))
+def timed(interference: float, *operations: Operation, launch: float = 0.0) -> SegmentTiming:
+    return cost(interference, launch).time_segment(0, Segment("block", operations))
 
 
 def walked(kernel: float, beside: float, interference: float) -> tuple[float, float]:
@@ -58,8 +58,8 @@ def test_a_kernel_is_slowed_only_while_its_exchange_runs(kernel: float, beside: 
     timing = timed(interference, overlap(kernel, beside))
     ended, moved = walked(kernel, beside, interference)
     assert timing.seconds == pytest.approx(max(ended, moved))
-    assert timing.slowed.tolist() == pytest.approx([ended - kernel])
-    assert timing.exposed.tolist() == pytest.approx([max(moved - ended, 0.0)])
+    assert timing.overlap_delay.tolist() == pytest.approx([ended - kernel])
+    assert timing.exposed_comm.tolist() == pytest.approx([max(moved - ended, 0.0)])
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_slowing_by_hand(kernel: float, beside: float, seconds: float, slowed: f
     """With φ = 1 a kernel goes at half pace: 1 s beside costs 0.5 s; beside 4 s, 1 s takes 2 and 2 s take 4."""
     timing = timed(1.0, overlap(kernel, beside))
     assert timing.seconds == seconds
-    assert timing.slowed.tolist() == [slowed]
+    assert timing.overlap_delay.tolist() == [slowed]
 
 
 @given(SECONDS, SECONDS, PARTS, PARTS)
@@ -81,19 +81,19 @@ def test_kernel_and_exchange_slow_each_other_until_either_ends(
     both = min(kernel * (1 + p), beside * (1 + q))
     ended, moved = both + kernel - both / (1 + p), both + beside - both / (1 + q)
     parts = {(CollectiveType.ALL_REDUCE, KernelClass.MEMORY): p}, {(CollectiveType.ALL_REDUCE, KernelClass.MEMORY): q}
-    timing = by(Interference.of(*parts)).block(0, Segment("block", (overlap(kernel, beside),)))
+    timing = by(Interference.from_measurements(*parts)).time_segment(0, Segment("block", (overlap(kernel, beside),)))
     assert timing.seconds == pytest.approx(max(ended, moved))
-    assert timing.slowed.tolist() == pytest.approx([ended - kernel])
-    assert timing.exposed.tolist() == pytest.approx([max(moved - ended, 0.0)])
-    assert timing.together[0].moves(kernel, beside) == pytest.approx(moved)
+    assert timing.overlap_delay.tolist() == pytest.approx([ended - kernel])
+    assert timing.exposed_comm.tolist() == pytest.approx([max(moved - ended, 0.0)])
+    assert timing.overlaps[0].comm_duration(kernel, beside) == pytest.approx(moved)
 
 
 def test_a_kernel_of_a_second_beside_a_gather_of_half_a_second() -> None:
     """0.4 s are done in its half second (p = 1/4), so 1.1 s; with q = 1 that is a second, which leaves 0.2 s of 1."""
     pairs = {(CollectiveType.ALL_REDUCE, KernelClass.MEMORY): 0.25}
     for q, seconds in ((0.0, 1.1), (1.0, 1.2)):
-        table = Interference.of(pairs, dict.fromkeys(pairs, q))
-        assert by(table).block(0, Segment("block", (overlap(1.0, 0.5),))).seconds == pytest.approx(seconds)
+        table = Interference.from_measurements(pairs, dict.fromkeys(pairs, q))
+        assert by(table).time_segment(0, Segment("block", (overlap(1.0, 0.5),))).seconds == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(("kernel", "beside"), [(6.0, 2.0), (2.0, 6.0)])
@@ -102,7 +102,7 @@ def test_a_slowed_kernel_that_is_cut_hides_the_shorter_but_for_a_chunk(kernel: f
     ended, _ = walked(kernel, beside, 0.5)
     timing = timed(0.5, overlap(kernel, beside, 4))
     assert timing.seconds == pytest.approx(max(ended, beside) + min(ended, beside) / 4)
-    assert timing.exposed[0] == pytest.approx(timing.seconds - ended)
+    assert timing.exposed_comm[0] == pytest.approx(timing.seconds - ended)
 
 
 @pytest.mark.parametrize(("kernel", "beside"), [(6.0, 2.0), (2.0, 6.0)])
@@ -128,9 +128,11 @@ def test_the_parts_of_every_operation_sum_to_its_duration(made: list[Operation],
     """Kernels as they are alone, what slows them and what is exposed; none is negative."""
     timing = timed(interference, *made)
     kernels = [0.0 if operation.kernel is None else operation.kernel.flops for operation in made]
-    assert timing.kernels.tolist() == pytest.approx(kernels)
-    assert (timing.kernels + timing.slowed + timing.exposed).tolist() == pytest.approx(list(timing.durations))
-    assert min([*timing.exposed, *timing.slowed, 0.0]) >= -1e-12
+    assert timing.kernel_seconds.tolist() == pytest.approx(kernels)
+    assert (timing.kernel_seconds + timing.overlap_delay + timing.exposed_comm).tolist() == pytest.approx(
+        list(timing.durations)
+    )
+    assert min([*timing.exposed_comm, *timing.overlap_delay, 0.0]) >= -1e-12
     assert timing.offsets.tolist() == pytest.approx(np.cumsum([0.0, *timing.durations]).tolist())
 
 
@@ -139,11 +141,11 @@ def test_a_longer_exchange_or_kernel_of_an_overlap_costs_what_it_would_have_cost
     kernel: float, beside: float, more: float, interference: float
 ) -> None:
     timing = timed(interference, overlap(kernel, beside, 4))
-    (both,) = timing.together.values()
+    (both,) = timing.overlaps.values()
     longer = timed(interference, overlap(kernel, beside + more, 4)).seconds
-    assert both.of(kernel, beside + more) == pytest.approx(longer)
+    assert both.duration(kernel, beside + more) == pytest.approx(longer)
     slower = timed(interference, overlap(kernel + more, beside, 4)).seconds
-    assert timing.rest(timing.kernels + more) + kernel + more == pytest.approx(slower)
+    assert timing.fixed(timing.kernel_seconds + more) + kernel + more == pytest.approx(slower)
 
 
 def kernel(seconds: float, launches: int = 1) -> Operation:
@@ -155,10 +157,10 @@ def kernel(seconds: float, launches: int = 1) -> Operation:
 def test_waiting_for_the_host_is_a_part_of_what_a_kernel_takes() -> None:
     """Three launches of 2 s for 1 + 1 + 4 s of kernels, as `cost.launching` works it out: they begin at 0, 2, 4 s."""
     timing = timed(0.0, kernel(1.0), kernel(1.0), kernel(4.0), launch=2.0)
-    assert timing.launching.tolist() == [0.0, 1.0, 1.0]
+    assert timing.launch_stalls.tolist() == [0.0, 1.0, 1.0]
     assert timing.durations == (1.0, 2.0, 5.0)
-    assert timing.kernels.tolist() == [1.0, 2.0, 5.0]
-    assert timing.exposed.tolist() == timing.slowed.tolist() == [0.0, 0.0, 0.0]
+    assert timing.kernel_seconds.tolist() == [1.0, 2.0, 5.0]
+    assert timing.exposed_comm.tolist() == timing.overlap_delay.tolist() == [0.0, 0.0, 0.0]
 
 
 @given(st.lists(operations(), max_size=5), PARTS, st.sampled_from([0.0, 0.25, 1.0, 4.0]))
@@ -166,23 +168,25 @@ def test_parts_sum_to_what_operations_take_whoever_waits(
     made: list[Operation], interference: float, launch: float
 ) -> None:
     timing, alone = timed(interference, *made, launch=launch), timed(interference, *made)
-    assert (timing.kernels - timing.launching).tolist() == pytest.approx(alone.kernels.tolist())
-    assert (timing.kernels + timing.slowed + timing.exposed).tolist() == pytest.approx(list(timing.durations))
-    if not timing.launching.any():
+    assert (timing.kernel_seconds - timing.launch_stalls).tolist() == pytest.approx(alone.kernel_seconds.tolist())
+    assert (timing.kernel_seconds + timing.overlap_delay + timing.exposed_comm).tolist() == pytest.approx(
+        list(timing.durations)
+    )
+    if not timing.launch_stalls.any():
         assert timing.durations == alone.durations, "a block that keeps its GPU busy does not change"
 
 
 def test_blocks_of_the_same_operations_share_a_timing() -> None:
     costs, operations = cost(0.0), block(1.0, exchange("tp", 2.0)).operations
-    one, other = (costs.block(0, Segment(name, operations)) for name in ("one", "other"))
+    one, other = (costs.time_segment(0, Segment(name, operations)) for name in ("one", "other"))
     assert one is other
-    turns = costs.block(0, Segment("turns", operations, interleaved=True))
+    turns = costs.time_segment(0, Segment("turns", operations, interleaved=True))
     assert turns is not one
 
 
 def test_what_is_known_by_identity_stays_behind() -> None:
     costs, one = cost(0.0), block(1.0, exchange("tp", 2.0))
-    timing = costs.block(0, one)
+    timing = costs.time_segment(0, one)
     again, same = pickle.loads(pickle.dumps((costs, one)))
     assert again.block(0, same).durations == timing.durations
     assert again.block(0, block(4.0)).seconds == 4.0

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from clustersim import Scenario, simulate
-from clustersim.build import kernels_of
+from clustersim.build import distinct_kernels
 from clustersim.common.errors import InputError
-from clustersim.cost.calibration_record import Origin, signature
-from clustersim.cost.measured_kernels import RecordedKernels
+from clustersim.cost.calibration_record import RecordOrigin, signature_of
+from clustersim.cost.measured_kernels import MeasuredKernels
 from clustersim.cost.record_file import read_record, write_record
-from clustersim.cost.synthetic_record import computed
+from clustersim.cost.synthetic_record import record_from_function
 from clustersim.cost.timing import Provenance
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.model.kernels import Kernel
@@ -23,27 +23,27 @@ SCENARIO = Scenario.from_mapping(
         "training": {"sequence": 512, "global_batch": 1},
     }
 )
-KERNELS = kernels_of(SCENARIO)
+KERNELS = distinct_kernels(SCENARIO)
 
 
 def made(seconds: Callable[[Kernel], Any]) -> Any:
-    return computed(seconds, KERNELS, accelerator="h100-sxm-80gb", words="a rule")
+    return record_from_function(seconds, KERNELS, accelerator="h100-sxm-80gb", description="a rule")
 
 
 def test_each_kernel_is_asked_for_once_and_takes_what_was_said() -> None:
     asked = []
 
     def seconds(kernel: Kernel) -> float:
-        asked.append(signature(kernel))
+        asked.append(signature_of(kernel))
         return 1.0 + len(asked)
 
     record = made(seconds)
     assert len(asked) == len(set(asked)) == len(record.kernels)
     assert None not in asked
-    assert record.origin is Origin.DERIVED
-    source = RecordedKernels(record, load_accelerator("h100-sxm-80gb"))
+    assert record.origin is RecordOrigin.DERIVED
+    source = MeasuredKernels(record, load_accelerator("h100-sxm-80gb"))
     for number, row in enumerate(record.kernels):
-        timing = source.kernel(row.kernel)
+        timing = source.time_kernel(row.kernel)
         assert (timing.seconds, timing.provenance) == (2.0 + number, Provenance.DERIVED)
 
 
@@ -51,7 +51,7 @@ def test_what_is_left_out_is_the_models(tmp_path: Any) -> None:
     assert made(lambda _: None).kernels == ()
     write_record(made(lambda _: None), tmp_path / "own.json")
     assert read_record(tmp_path / "own.json") == made(lambda _: None)
-    changed = SCENARIO.changed(f"cost.record={tmp_path / 'own.json'}")
+    changed = SCENARIO.with_overrides(f"cost.record={tmp_path / 'own.json'}")
     assert simulate(changed).step_time == simulate(SCENARIO).step_time
 
 

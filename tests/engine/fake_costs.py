@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from clustersim.common.arrays import FloatArray
-from clustersim.cost.device_models import Machine, Machines
-from clustersim.cost.segment import BlockCost
-from clustersim.cost.timing import Bound, ExchangeTiming, Provenance, Timing
+from clustersim.cost.device_models import DeviceModel, DeviceModels
+from clustersim.cost.segment import SegmentCost
+from clustersim.cost.timing import Bottleneck, CommTiming, KernelTiming, Provenance
 from clustersim.model.kernels import Kernel
 from clustersim.program.program import Program
 from clustersim.program.task import CommOp
@@ -22,11 +22,11 @@ class UnitCost:
     slowness: Mapping[str, list[float]] = field(default_factory=dict)
     pace: float = 1.0
 
-    def kernel(self, kernel: Kernel) -> Timing:
-        return Timing(kernel.flops * self.pace, Provenance.MEASURED, Bound.COMPUTE)
+    def time_kernel(self, kernel: Kernel) -> KernelTiming:
+        return KernelTiming(kernel.flops * self.pace, Provenance.MEASURED, Bottleneck.COMPUTE)
 
-    def exchange(self, exchange: CommOp) -> ExchangeTiming:
-        return ExchangeTiming(self.seconds(exchange), Provenance.MEASURED, Bound.BANDWIDTH, "unit", "link")
+    def time_comm_op(self, comm_op: CommOp) -> CommTiming:
+        return CommTiming(self.seconds(comm_op), Provenance.MEASURED, Bottleneck.BANDWIDTH, "unit", "link")
 
     def seconds(self, exchange: CommOp) -> FloatArray:
         groups = len(self.program.groups[exchange.comm_group].members)
@@ -34,5 +34,5 @@ class UnitCost:
         return exchange.payload * self.pace * factors
 
     @property
-    def blocks(self) -> BlockCost:
-        return BlockCost(self.program, Machines.equal(Machine(self), self.program.world_size), self)
+    def blocks(self) -> SegmentCost:
+        return SegmentCost(self.program, DeviceModels.uniform(DeviceModel(self), self.program.world_size), self)

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from clustersim.cost.contention import Sharing, sharing
-from clustersim.cost.timing import Demand
+from clustersim.cost.contention import ContentionMap, map_contention
+from clustersim.cost.timing import LinkDemand
 from clustersim.hardware.topology import LINK_KINDS, LinkKind, LinkTable
 from clustersim.program.program import Program
 from clustersim.program.task import CommOp
@@ -35,17 +35,17 @@ class LinkCost:
         return LinkTable(kind, np.ones(self.links), np.zeros(self.links), np.zeros_like(kind))
 
     @property
-    def sharing(self) -> Sharing:
+    def sharing(self) -> ContentionMap:
         """Which exchanges meet others on links."""
-        return sharing(self.program, self, np.full(self.links, -1))
+        return map_contention(self.program, self, np.full(self.links, -1))
 
-    def demand(self, exchange: CommOp) -> Demand:
-        seconds = self.unit.seconds(exchange)
-        crossings = self._of(exchange.comm_group)
+    def link_demand(self, comm_op: CommOp) -> LinkDemand:
+        seconds = self.unit.seconds(comm_op)
+        crossings = self._of(comm_op.comm_group)
         moves = np.isin(np.arange(len(seconds)), crossings.group_index)
         latency = np.where(moves, self.latency, seconds)
-        per_byte = self.unit.seconds(replace(exchange, payload=1.0))
-        return Demand(latency, np.where(moves, seconds, 0.0), per_byte, seconds, exchange.payload, crossings)
+        per_byte = self.unit.seconds(replace(comm_op, payload=1.0))
+        return LinkDemand(latency, np.where(moves, seconds, 0.0), per_byte, seconds, comm_op.payload, crossings)
 
     def _of(self, role: str) -> LinkLoadMatrix:
         if role not in self._crossings:

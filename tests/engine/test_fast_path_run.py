@@ -7,9 +7,9 @@ import itertools
 
 import pytest
 
-from clustersim.cost.contention import Alone
-from clustersim.cost.device_models import Machine, Machines
-from clustersim.cost.segment import BlockCost
+from clustersim.cost.contention import UncontendedComm
+from clustersim.cost.device_models import DeviceModel, DeviceModels
+from clustersim.cost.segment import SegmentCost
 from clustersim.engine.engine import simulate_program
 from clustersim.engine.recording.operation_log import OperationSpanLog
 from clustersim.program.program import Program
@@ -31,8 +31,8 @@ def sent_at(second: float) -> Program:
 
 def ran(made: Program, latency: float = 0.0, *, coalesce: bool = True) -> tuple[Trace, OperationSpanLog]:
     links = LinkCost(UnitCost(made), 2, {"tp": [[0]], NEXT: [[0]], "dp": [[1]]}, latency)
-    machines = Machines.equal(Machine(links.unit), made.world_size)
-    cost = BlockCost(made, machines, Alone(links.unit, links.sharing))
+    machines = DeviceModels.uniform(DeviceModel(links.unit), made.world_size)
+    cost = SegmentCost(made, machines, UncontendedComm(links.unit, links.sharing))
     return simulate_program(made, singleton_classes(made, 2), cost, contention_map=links.sharing, coalesce=coalesce)
 
 
@@ -133,5 +133,7 @@ def test_two_that_want_one_link_share_it_whoever_was_first() -> None:
 def ran_on_one(made: Program) -> tuple[Trace, OperationSpanLog]:
     """Both groups cross link 0."""
     links = LinkCost(UnitCost(made), 2, {"tp": [[0], [0]]})
-    cost = BlockCost(made, Machines.equal(Machine(links.unit), made.world_size), Alone(links.unit, links.sharing))
+    cost = SegmentCost(
+        made, DeviceModels.uniform(DeviceModel(links.unit), made.world_size), UncontendedComm(links.unit, links.sharing)
+    )
     return simulate_program(made, singleton_classes(made, 2), cost, contention_map=links.sharing)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from clustersim.cost.device_models import Machine, Machines
+from clustersim.cost.device_models import DeviceModel, DeviceModels
 from clustersim.cost.interference import Interference, KernelClass
-from clustersim.cost.segment import BlockCost
+from clustersim.cost.segment import SegmentCost
 from clustersim.engine.engine import simulate_program
 from clustersim.engine.kernel.environment import SimEnvironment
 from clustersim.engine.kernel.in_flight_collective import InFlightCollective, PrivateCollective
@@ -21,8 +21,8 @@ PAIRS = {"dp": [[0, 1]], "tp": [[0, 1]]}
 def ended(made: Program, p: float, q: float, *, coalesce: bool = True) -> list[float]:
     """When tasks ended, by rank and task, where kernels take 1 + p times as long and the collective 1 + q."""
     unit = UnitCost(made)
-    table = Interference.of({PAIR: p}, {PAIR: q})
-    cost = BlockCost(made, Machines.equal(Machine(unit, table), made.world_size), unit)
+    table = Interference.from_measurements({PAIR: p}, {PAIR: q})
+    cost = SegmentCost(made, DeviceModels.uniform(DeviceModel(unit, table), made.world_size), unit)
     trace, _ = simulate_program(made, singleton_classes(made), cost, coalesce=coalesce)
     return [end for _, _, _, end in sorted(spans(trace))]
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from clustersim import Result, Scenario, simulate
-from clustersim.cost.device_models import Machine, Machines, Slowed
+from clustersim.cost.device_models import DeviceModel, DeviceModels, ThrottledKernels
 from clustersim.cost.interference import Interference
 from clustersim.cost.jitter import Jitter
-from clustersim.cost.segment import BlockCost
+from clustersim.cost.segment import SegmentCost
 from clustersim.engine.engine import simulate_program
 from clustersim.engine.recording import operation_trace as inside_module
 from clustersim.engine.recording.operation_trace import OperationTraceReader
@@ -26,16 +26,16 @@ Span = tuple[int, int, float, float]
 """(task, operation, start, end)"""
 
 
-def cost(made: Program, speeds: Sequence[float], interference: float = 0.0) -> BlockCost:
+def cost(made: Program, speeds: Sequence[float], interference: float = 0.0) -> SegmentCost:
     unit = UnitCost(made)
     values = sorted(set(speeds))
-    machines = tuple(Machine(Slowed(unit, speed), Interference.equal(interference)) for speed in values)
-    return BlockCost(made, Machines(machines, np.array([values.index(speed) for speed in speeds])), unit)
+    machines = tuple(DeviceModel(ThrottledKernels(unit, speed), Interference.uniform(interference)) for speed in values)
+    return SegmentCost(made, DeviceModels(machines, np.array([values.index(speed) for speed in speeds])), unit)
 
 
 def inside(
     made: Program,
-    blocks: BlockCost,
+    blocks: SegmentCost,
     classes: SymmetryClasses | None = None,
     *,
     coalesce: bool = True,
@@ -139,7 +139,7 @@ def test_every_kernel_has_the_factor_of_its_place_in_the_rank_s_program(ranks: i
     found = inside(made, cost(made, [1.0] * ranks), jitter=jitter)
     for rank in range(ranks):
         own = np.array([1.0, 2.0, 1.0, 2.0, 1.0, 2.0, 1.0])
-        varied = own * jitter.factors(rank, 7)
+        varied = own * jitter.rank_factors(rank, 7)
         varied[[1, 5]] = 2.0
         of = found.rank_spans(rank)
         assert (of.end - of.start).tolist() == pytest.approx(varied.tolist())
@@ -155,7 +155,7 @@ def test_ranks_with_jitter_go_on_together_at_every_exchange() -> None:
     jitter, ranks = Jitter(0.1, seed=1), 5
     made = replicated([compute(1.0, exchange("tp", 2.0), 1.0, exchange("tp", 3.0))], ranks, groups_of(ranks))
     found = inside(made, cost(made, [1.0] * ranks), jitter=jitter)
-    factors = np.stack([jitter.factors(rank, 4) for rank in range(ranks)])
+    factors = np.stack([jitter.rank_factors(rank, 4) for rank in range(ranks)])
     first, second = factors[:, 0].max(), factors[:, 2].max()
     for rank in range(ranks):
         start = found.rank_spans(rank).start
@@ -186,7 +186,7 @@ def ran(case: str) -> Result:
         **RUNS[case],
     }
     result = simulate(Scenario.from_mapping(mapping))
-    assert not len(result.inside.operation_log)
+    assert not len(result.operation_trace.operation_log)
     return result
 
 
@@ -197,22 +197,22 @@ def test_all_runs_at_once_are_runs_one_by_one(case: str, most: int, monkeypatch:
     monkeypatch.setattr(inside_module, "MAX_BATCH_OPERATIONS", most)
     monkeypatch.setattr(segment_durations, "DRAW_SIZE", 7)
     result, rank = ran(case), 5
-    trace, whole = result.trace, result.operations(rank)
+    trace, whole = result.trace, result.operation_spans(rank)
     rows = trace.rank_events(rank, Stream.COMPUTE)
-    single = [result.operations(rank, frozenset({task})) for task in sorted(trace.task[rows].tolist())]
+    single = [result.operation_spans(rank, frozenset({task})) for task in sorted(trace.task[rows].tolist())]
     for column, parts in zip(
         whole.columns, zip(*(operation_spans.columns for operation_spans in single), strict=True), strict=True
     ):
         assert column.tolist() == np.concatenate(parts).tolist()
     some = frozenset(trace.task[rows][1::3].tolist())
-    assert result.operations(rank, some).end.tolist() == whole.end[np.isin(whole.task, list(some))].tolist()
+    assert result.operation_spans(rank, some).end.tolist() == whole.end[np.isin(whole.task, list(some))].tolist()
 
 
 @pytest.mark.parametrize("case", RUNS)
 def test_operations_fill_the_spans_of_the_trace(case: str) -> None:
     """The first begins no sooner, the last ends together; what is not filled was waited (the rest is rounding)."""
     result, rank = ran(case), 5
-    trace, whole, rounding = result.trace, result.operations(rank), 1e-12 * result.trace.makespan
+    trace, whole, rounding = result.trace, result.operation_spans(rank), 1e-12 * result.trace.makespan
     rows = trace.rank_events(rank, Stream.COMPUTE)
     rows = rows[np.argsort(trace.task[rows])]
     assert (trace.waited[rows] + trace.slowed[rows] > 0).any()

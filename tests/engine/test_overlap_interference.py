@@ -7,9 +7,9 @@ all-reduce of 8 s; then a block of three kernels of 4 s each begins, and an all-
 import numpy as np
 import pytest
 
-from clustersim.cost.device_models import Machine, Machines
+from clustersim.cost.device_models import DeviceModel, DeviceModels
 from clustersim.cost.interference import Interference, KernelClass
-from clustersim.cost.segment import BlockCost
+from clustersim.cost.segment import SegmentCost
 from clustersim.engine.engine import simulate_program
 from clustersim.engine.recording.operation_trace import OperationTraceReader
 from clustersim.program.task import CollectiveTask, CollectiveType, Stream
@@ -17,7 +17,7 @@ from clustersim.symmetry.refinement import singleton_classes
 from tests.engine.fake_costs import UnitCost
 from tests.engine.small_programs import Step, compute, exchange, meet, replicated
 
-SLOWED = Interference.of(
+SLOWED = Interference.from_measurements(
     {(CollectiveType.ALL_REDUCE, KernelClass.COMPUTE): 1.0, (CollectiveType.ALL_TO_ALL, KernelClass.COMPUTE): 3.0}, {}
 )
 
@@ -32,7 +32,7 @@ def test_beside_both_kernels_go_at_the_slower_pace(coalesce: bool) -> None:
     steps = [meet(8.0), compute(1.0), travel(4.0, after=(1,)), compute(4.0, 4.0, 4.0)]
     made = replicated(steps, 2, {"dp": [[0, 1]], "ep": [[0, 1]]})
     unit, classes = UnitCost(made), singleton_classes(made)
-    cost = BlockCost(made, Machines.equal(Machine(unit, SLOWED), 2), unit)
+    cost = SegmentCost(made, DeviceModels.uniform(DeviceModel(unit, SLOWED), 2), unit)
     trace, written = simulate_program(made, classes, cost, coalesce=coalesce)
     first, block = (trace.rank_events(0, Stream.COMPUTE)[place] for place in (0, 1))
     assert (trace.end[first], trace.start[block], trace.end[block]) == (2.0, 2.0, 18.0)

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from clustersim.cost.contention import Alone
-from clustersim.cost.device_models import Machine, Machines
+from clustersim.cost.contention import UncontendedComm
+from clustersim.cost.device_models import DeviceModel, DeviceModels
 from clustersim.cost.interference import Interference
-from clustersim.cost.segment import BlockCost
+from clustersim.cost.segment import SegmentCost
 from clustersim.engine.engine import simulate_program
 from clustersim.engine.recording.operation_trace import OperationTraceReader
 from clustersim.model.kernels import Kernel
@@ -147,8 +147,8 @@ def test_what_sharing_adds_beside_a_kernel_is_apart_by_what_runs(
         [[(Stream.COMPUTE, ComputeTask(beside(chunks, local=local)))], [meet(2.0)]], {"tp": [[0]], "dp": [[1]]}
     )
     links = LinkCost(UnitCost(made), 8, {"tp": [[0]], "dp": [[0]]})
-    machine = Machine(links.unit, Interference.equal(1.0))
-    cost = BlockCost(made, Machines.equal(machine, made.world_size), Alone(links.unit, links.sharing))
+    machine = DeviceModel(links.unit, Interference.uniform(1.0))
+    cost = SegmentCost(made, DeviceModels.uniform(machine, made.world_size), UncontendedComm(links.unit, links.sharing))
     trace, written = simulate_program(made, singleton_classes(made, 8), cost, contention_map=links.sharing)
     row, contention = row_of(trace, 0, 0), trace.contention
     assert starts(trace, 0, 0) == (0.0, end)

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from clustersim.cost.device_models import Machine, Machines, Slowed
+from clustersim.cost.device_models import DeviceModel, DeviceModels, ThrottledKernels
 from clustersim.cost.interference import Interference, KernelClass
 from clustersim.cost.jitter import Jitter
-from clustersim.cost.segment import BlockCost
+from clustersim.cost.segment import SegmentCost
 from clustersim.engine.engine import DeadlockError, simulate_program, simulate_scalar
 from clustersim.engine.vectorized.engine import VectorizedEngine, can_vectorize
 from clustersim.engine.vectorized.segment_durations import DRAW_SIZE
@@ -44,17 +44,17 @@ def kinds(steps: Sequence[Sequence[Step]], replicas: int, groups: Mapping[str, l
     return Program(one.programs, np.tile(np.arange(len(steps)), replicas), one.groups)
 
 
-def cost(made: Program, speeds: Mapping[int, float] | None = None, interference: float = 0.0) -> BlockCost:
+def cost(made: Program, speeds: Mapping[int, float] | None = None, interference: float = 0.0) -> SegmentCost:
     """Unit costs; some ranks at other speeds."""
     unit, of = UnitCost(made), np.zeros(made.world_size, dtype=np.int64)
-    machines = [Machine(unit, Interference.equal(interference))]
+    machines = [DeviceModel(unit, Interference.uniform(interference))]
     for rank, speed in (speeds or {}).items():
         of[rank] = len(machines)
-        machines.append(Machine(Slowed(unit, speed), Interference.equal(interference)))
-    return BlockCost(made, Machines(tuple(machines), of), unit)
+        machines.append(DeviceModel(ThrottledKernels(unit, speed), Interference.uniform(interference)))
+    return SegmentCost(made, DeviceModels(tuple(machines), of), unit)
 
 
-def ran(made: Program, blocks: BlockCost) -> Trace:
+def ran(made: Program, blocks: SegmentCost) -> Trace:
     assert can_vectorize(made)
     trace = VectorizedEngine(made, singleton_classes(made), blocks, None).simulate_all()
     assert trace is not None
@@ -222,7 +222,10 @@ def test_of_collectives_of_two_streams_the_slower_pace_counts() -> None:
     steps = [meet(8.0), compute(1.0), travel(4.0, after=(1,)), compute(4.0, 4.0, 4.0)]
     made = replicated(steps, 4, {"dp": [[0, 1], [2, 3]], "ep": [[0, 2], [1, 3]]})
     unit = UnitCost(made)
-    trace = ran(made, BlockCost(made, Machines.equal(Machine(unit, Interference.of(slowed, {})), 4), unit))
+    trace = ran(
+        made,
+        SegmentCost(made, DeviceModels.uniform(DeviceModel(unit, Interference.from_measurements(slowed, {})), 4), unit),
+    )
     assert ends(trace, 1) == [2.0] * 4
     assert ends(trace, 3) == [18.0] * 4
     assert lost(trace, 3, 3) == (0.0, 4.0)
@@ -235,7 +238,7 @@ def test_factors_follow_each_other_however_many_are_drawn_at_once() -> None:
     trace = VectorizedEngine(made, singleton_classes(made), cost(made), jitter).simulate_all()
     assert trace is not None
     for rank in range(3):
-        worked = np.cumsum(jitter.factors(rank, sum(sizes)))[np.cumsum(sizes) - 1]
+        worked = np.cumsum(jitter.rank_factors(rank, sum(sizes)))[np.cumsum(sizes) - 1]
         assert [ends(trace, task)[rank] for task in range(len(sizes))] == pytest.approx(worked.tolist())
 
 

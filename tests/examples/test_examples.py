@@ -11,7 +11,7 @@ import pytest
 from clustersim import Scenario, simulate
 from clustersim.model.training import FullRecompute
 from clustersim.results.memory_check import check
-from clustersim.scenario.changes.expert_parallel import within_domains
+from clustersim.scenario.changes.expert_parallel import ep_fits_domains
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCENARIOS = sorted(EXAMPLES.glob("*.yaml"))
@@ -51,36 +51,36 @@ def test_a_scenario_fits_and_its_parts_sum_to_the_step(path: Path) -> None:
 def test_the_405b_example_is_the_run_that_it_says_and_recomputes_no_more_than_it_must() -> None:
     scenario = Scenario.load(EXAMPLES / "llama3_405b_16k.yaml")
     layout, training = scenario.layout, scenario.training
-    assert (layout.tp, layout.pp, layout.dp, scenario.cluster.gpus) == (8, 16, 128, 16384)
+    assert (layout.tp, layout.pp, layout.dp, scenario.cluster.gpu_count) == (8, 16, 128, 16384)
     assert (training.sequence, training.global_batch, training.microbatch) == (8192, 2048, 1)
     assert training.recompute == FullRecompute(layers=1)
-    assert not check(scenario.changed("training.recompute=none")).fits
-    assert not check(scenario.changed("training.recompute=selective")).fits
+    assert not check(scenario.with_overrides("training.recompute=none")).fits
+    assert not check(scenario.with_overrides("training.recompute=selective")).fits
 
 
 def test_the_405b_example_folds_to_its_pipeline_ranks_on_a_shared_network_too() -> None:
     """Pods hold three stages each, so that stages differ in what their messages meet, but replicas do not."""
     result = simulate(Scenario.load(EXAMPLES / "llama3_405b_16k.yaml", ["cost.network=shared"]))
-    assert (result.ranks, result.simulated_ranks) == (16384, 16)
+    assert (result.rank_count, result.simulated_rank_count) == (16384, 16)
 
 
 def test_deepseek_v3_is_the_papers_layout_and_takes_more_gpu_hours_than_the_papers_fp8() -> None:
     """arXiv:2412.19437, table 1: 180 K H800 GPU hours for each trillion tokens; products in bf16 take at most twice."""
     result = simulate(Scenario.load(EXAMPLES / "deepseek_v3.yaml"))
     layout, training = result.scenario.layout, result.scenario.training
-    assert (layout.tp, layout.pp, layout.ep, result.ranks) == (1, 16, 64, 2048)
+    assert (layout.tp, layout.pp, layout.ep, result.rank_count) == (1, 16, 64, 2048)
     assert (training.global_batch, training.sequence) == (15360, 4096)
     hours = result.to_json()["gpu_hours_per_trillion_tokens"]
     assert hours == pytest.approx(1e12 / result.tokens_per_second * 2048 / 3600)
     assert 180e3 < hours < 360e3
-    assert any("loads of experts" in item for item in result.not_modelled)
+    assert any("loads of experts" in model_limitation for model_limitation in result.model_limitations)
 
 
 @pytest.mark.parametrize("name", ["mixtral_8x22b", "qwen3_235b"])
 def test_tokens_of_the_smaller_mixtures_stay_on_nvlink(name: str) -> None:
     scenario = Scenario.load(EXAMPLES / f"{name}.yaml")
-    assert within_domains(scenario, scenario.layout.ep)
-    assert not within_domains(Scenario.load(EXAMPLES / "deepseek_v3.yaml"), 64)
+    assert ep_fits_domains(scenario, scenario.layout.ep)
+    assert not ep_fits_domains(Scenario.load(EXAMPLES / "deepseek_v3.yaml"), 64)
 
 
 def test_data_parallel_scaling_says_whether_it_is_near_linear_and_why(printed: Printed) -> None:

@@ -70,18 +70,20 @@ def test_networks_of_switches_have_their_diameters_and_a_step_as_long_as_their_l
 def test_kernels_take_what_the_function_says(tmp_path: Path) -> None:
     """On one GPU: its compute and optimizer are those of a record, by the launch, of half the time twice as fast."""
     from clustersim import Scenario, simulate
-    from clustersim.build import kernels_of
+    from clustersim.build import distinct_kernels
     from clustersim.cost.record_file import write_record
-    from clustersim.cost.synthetic_record import computed
+    from clustersim.cost.synthetic_record import record_from_function
 
     module = example("cost")
     scenario = Scenario.from_mapping({**module["GIVEN"], "cluster": {"name": "dgx-h100", "gpus": 1}})
     took = {}
     for reached in (0.2, 0.1):
         module["seconds"].__globals__["REACHED"] = reached
-        record = computed(module["seconds"], kernels_of(scenario), accelerator="h100-sxm-80gb", words="a roofline")
+        record = record_from_function(
+            module["seconds"], distinct_kernels(scenario), accelerator="h100-sxm-80gb", description="a roofline"
+        )
         write_record(record, tmp_path / "own.json")
-        parts = simulate(scenario.changed(f"cost.record={tmp_path / 'own.json'}")).to_json()["breakdown_s"]
+        parts = simulate(scenario.with_overrides(f"cost.record={tmp_path / 'own.json'}")).to_json()["breakdown_s"]
         took[reached] = parts["compute"] + parts["optimizer"]
     assert took[0.1] == pytest.approx(2 * took[0.2], rel=1e-3)
 

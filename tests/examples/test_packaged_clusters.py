@@ -20,7 +20,7 @@ def small(name: str) -> dict[str, Any]:
     """Two NVLink domains (or nodes), or the one that there is: tp 2, pp 2, FSDP over the rest."""
     cluster = load_cluster(name)
     reach = 72 if "gb" in name else cluster.gpus_per_node
-    gpus = min(2 * reach, cluster.gpus) if name not in ("laptop", "pcie-node") else cluster.gpus
+    gpus = min(2 * reach, cluster.gpu_count) if name not in ("laptop", "pcie-node") else cluster.gpu_count
     precision = "bf16" if cluster.accelerator.nvlink is None or "v100" not in cluster.accelerator.name else "fp16"
     pp = 2 if gpus > 2 else 1
     return {
@@ -31,28 +31,32 @@ def small(name: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("name", data_files.names("clusters"))
+@pytest.mark.parametrize("name", data_files.list_names("clusters"))
 def test_a_small_step_runs_and_its_answer_runs_again(name: str) -> None:
     scenario = Scenario.from_mapping(small(name))
     result = simulate(scenario)
     assert 0.0 < result.step_time < 60.0
     again = Scenario.from_mapping(result.to_json()["scenario"])
     assert simulate(again).step_time == result.step_time
-    shared = simulate(scenario.changed("cost.network=shared"))
+    shared = simulate(scenario.with_overrides("cost.network=shared"))
     assert shared.step_time >= result.step_time * (1 - 1e-9)
     assert picture(scenario.cluster).tiers
 
 
-@pytest.mark.parametrize("name", data_files.names("clusters"))
+@pytest.mark.parametrize("name", data_files.list_names("clusters"))
 def test_it_comes_back_from_networkx_as_the_same_graph(name: str, tmp_path: Path) -> None:
     """So what was drawn, changed or measured on the graph is of the cluster that a scenario reads."""
     machine = load_cluster(name, small(name)["cluster"]["gpus"])
     path = tmp_path / "copy.json"
-    path.write_text(json.dumps(nx.node_link_data(machine.graph(), edges="edges")), encoding="utf-8")
+    path.write_text(json.dumps(nx.node_link_data(machine.to_graph(), edges="edges")), encoding="utf-8")
     again = load_cluster(str(path))
-    assert nx.utils.graphs_equal(again.graph(), machine.graph())
-    assert (again.gpus, again.gpus_per_node) == (machine.gpus, machine.gpus_per_node)
-    assert (again.accelerator, again.library, again.host) == (machine.accelerator, machine.library, machine.host)
+    assert nx.utils.graphs_equal(again.to_graph(), machine.to_graph())
+    assert (again.gpu_count, again.gpus_per_node) == (machine.gpu_count, machine.gpus_per_node)
+    assert (again.accelerator, again.library, again.host_memory) == (
+        machine.accelerator,
+        machine.library,
+        machine.host_memory,
+    )
 
 
 @pytest.mark.parametrize("name", ["dgx-v100", "mi300x"])
@@ -63,4 +67,4 @@ def test_ranks_fold_where_links_of_pairs_differ(name: str, layout: dict[str, Any
     scenario = Scenario.from_mapping(plan)
     folded = simulate(scenario).step_time
     for change in ("cost.symmetry=off", "cost.coalesce=false"):
-        assert simulate(scenario.changed(change)).step_time == pytest.approx(folded, rel=1e-9)
+        assert simulate(scenario.with_overrides(change)).step_time == pytest.approx(folded, rel=1e-9)

@@ -5,34 +5,50 @@ from collections.abc import Callable
 import pytest
 
 from clustersim.hardware.clos_fabric import ClosFabric
-from clustersim.hardware.clos_spec import Core, Host, Leaf, Network, Nics, Node, NvLink, Port, Spine
-from clustersim.hardware.direct_links import PairLinks
-from clustersim.hardware.ecmp import Hashed, Spread
+from clustersim.hardware.clos_spec import (
+    CoreSpec,
+    HostBridgeSpec,
+    LeafSpec,
+    NetworkSpec,
+    NicSpec,
+    NodeSpec,
+    NvlinkSpec,
+    Port,
+    SpineSpec,
+)
+from clustersim.hardware.direct_links import DirectLinks
+from clustersim.hardware.ecmp import HashedEcmp, SpreadEcmp
 
 US = 1e-6
 PCIE = Port(60e9, 0.5 * US)
 NVLINK = Port(450e9, 0.6 * US)
 NIC = Port(50e9, 0.7 * US)
-NVLINK_NODE = Node(4, pcie=PCIE, nvlink=NvLink(4, NVLINK), nics=Nics(4, NIC))
-SHARED_NICS = Node(4, pcie=PCIE, nvlink=NvLink(4, NVLINK), nics=Nics(2, NIC))
-PCIE_NODE = Node(4, pcie=PCIE, host=Host(2, Port(20e9, 1.0 * US)), nics=Nics(2, NIC))
-BRIDGED_NODE = Node(4, pcie=PCIE, nvlink=NvLink(2, NVLINK), host=Host(1, Port(20e9, 1.0 * US)), nics=Nics(1, NIC))
-MESH_NODE = Node(4, pcie=PCIE, nvlink=NvLink(4, NVLINK, pairs=PairLinks.full(4)), nics=Nics(4, NIC))
-RACK_DOMAIN = Node(2, pcie=PCIE, nvlink=NvLink(6, NVLINK), nics=Nics(2, NIC))
+NVLINK_NODE = NodeSpec(4, pcie=PCIE, nvlink=NvlinkSpec(4, NVLINK), nics=NicSpec(4, NIC))
+SHARED_NICS = NodeSpec(4, pcie=PCIE, nvlink=NvlinkSpec(4, NVLINK), nics=NicSpec(2, NIC))
+PCIE_NODE = NodeSpec(4, pcie=PCIE, host=HostBridgeSpec(2, Port(20e9, 1.0 * US)), nics=NicSpec(2, NIC))
+BRIDGED_NODE = NodeSpec(
+    4, pcie=PCIE, nvlink=NvlinkSpec(2, NVLINK), host=HostBridgeSpec(1, Port(20e9, 1.0 * US)), nics=NicSpec(1, NIC)
+)
+MESH_NODE = NodeSpec(
+    4, pcie=PCIE, nvlink=NvlinkSpec(4, NVLINK, direct_links=DirectLinks.fully_connected(4)), nics=NicSpec(4, NIC)
+)
+RACK_DOMAIN = NodeSpec(2, pcie=PCIE, nvlink=NvlinkSpec(6, NVLINK), nics=NicSpec(2, NIC))
 
 
-def rails(per_unit: int, rails: int, seed: int | None = None) -> Network:
+def rails(per_unit: int, rails: int, seed: int | None = None) -> NetworkSpec:
     """Units of some nodes, pods of two units, three pods, each tier with its own latency and oversubscription."""
-    ecmp = Spread() if seed is None else Hashed(seed)
-    return Network(Leaf(per_unit, rails, 0.3 * US), ecmp, Spine(2, 0.4 * US, 2.0), Core(3, 0.5 * US))
+    ecmp = SpreadEcmp() if seed is None else HashedEcmp(seed)
+    return NetworkSpec(LeafSpec(per_unit, rails, 0.3 * US), ecmp, SpineSpec(2, 0.4 * US, 2.0), CoreSpec(3, 0.5 * US))
 
 
 MACHINES: dict[str, Callable[[], ClosFabric]] = {
-    "one nvlink node": lambda: ClosFabric(Node(8, nvlink=NvLink(8, NVLINK)), None, 8),
-    "part of a node": lambda: ClosFabric(Node(8, nvlink=NvLink(8, NVLINK)), None, 3),
-    "part of a mesh": lambda: ClosFabric(Node(8, nvlink=NvLink(8, NVLINK, pairs=PairLinks.full(8))), None, 3),
+    "one nvlink node": lambda: ClosFabric(NodeSpec(8, nvlink=NvlinkSpec(8, NVLINK)), None, 8),
+    "part of a node": lambda: ClosFabric(NodeSpec(8, nvlink=NvlinkSpec(8, NVLINK)), None, 3),
+    "part of a mesh": lambda: ClosFabric(
+        NodeSpec(8, nvlink=NvlinkSpec(8, NVLINK, direct_links=DirectLinks.fully_connected(8))), None, 3
+    ),
     "rails of meshes, last partial": lambda: ClosFabric(MESH_NODE, rails(2, 4), 4 * 9),
-    "one pcie node": lambda: ClosFabric(Node(4, pcie=PCIE, host=Host(2, Port(20e9, 1.0 * US))), None, 4),
+    "one pcie node": lambda: ClosFabric(NodeSpec(4, pcie=PCIE, host=HostBridgeSpec(2, Port(20e9, 1.0 * US))), None, 4),
     "rails, three pods, last partial": lambda: ClosFabric(NVLINK_NODE, rails(2, 4), 4 * 9),
     "rails, hashed": lambda: ClosFabric(NVLINK_NODE, rails(2, 4, seed=7), 4 * 9),
     "rails, shared nics": lambda: ClosFabric(SHARED_NICS, rails(2, 2), 4 * 9),
@@ -42,7 +58,9 @@ MACHINES: dict[str, Callable[[], ClosFabric]] = {
     "domains of three nodes": lambda: ClosFabric(RACK_DOMAIN, rails(3, 2), 2 * 14),
     "racks, only one of them used": lambda: ClosFabric(NVLINK_NODE, rails(2, 1), 4 * 2),
     "rails, only one pod used": lambda: ClosFabric(NVLINK_NODE, rails(2, 4), 4 * 3),
-    "one rack without spines": lambda: ClosFabric(NVLINK_NODE, Network(Leaf(4, 1, 0.3 * US), Spread()), 4 * 3),
+    "one rack without spines": lambda: ClosFabric(
+        NVLINK_NODE, NetworkSpec(LeafSpec(4, 1, 0.3 * US), SpreadEcmp()), 4 * 3
+    ),
 }
 
 

@@ -8,7 +8,7 @@ from clustersim.hardware.graph_fabric import GraphFabric
 from tests.hardware.conftest import MACHINES
 
 HEALTHY = {name: build() for name, build in MACHINES.items()}
-GRAPHS = {name: GraphFabric(fabric.graph()) for name, fabric in HEALTHY.items()}
+GRAPHS = {name: GraphFabric(fabric.to_graph()) for name, fabric in HEALTHY.items()}
 
 
 @st.composite
@@ -17,8 +17,8 @@ def dead_links(draw, fabrics):
     fabric = fabrics[draw(st.sampled_from(sorted(fabrics)))]
     numbers = draw(st.lists(st.integers(0, len(fabric.links.kind) - 1), min_size=1, max_size=4, unique=True))
     if draw(st.booleans()):
-        twins = [fabric.link(number) for number in numbers]
-        numbers = sorted({*numbers, *(fabric.find(link.target, link.source) for link in twins)})
+        twins = [fabric.link_info(number) for number in numbers]
+        numbers = sorted({*numbers, *(fabric.find_link(link.target, link.source) for link in twins)})
     return fabric, numbers
 
 
@@ -30,13 +30,13 @@ def without(fabric, numbers):
 
 
 def all_pairs(fabric):
-    numbers = np.arange(fabric.gpus)
-    return np.repeat(numbers, fabric.gpus), np.tile(numbers, fabric.gpus)
+    numbers = np.arange(fabric.gpu_count)
+    return np.repeat(numbers, fabric.gpu_count), np.tile(numbers, fabric.gpu_count)
 
 
 def gpu_names(fabric):
     """Names of the GPUs in the order of their numbers."""
-    return [f"gpu{number}" for number in range(fabric.gpus)]
+    return [f"gpu{number}" for number in range(fabric.gpu_count)]
 
 
 def connected(graph, gpus):

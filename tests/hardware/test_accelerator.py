@@ -10,8 +10,8 @@ from clustersim.common import data_files
 from clustersim.common.dtypes import DType
 from clustersim.common.errors import InputError
 from clustersim.hardware.accelerator import load_accelerator
-from clustersim.hardware.alignment import Alignment
-from clustersim.hardware.efficiency import InTraining
+from clustersim.hardware.alignment import KernelAlignment
+from clustersim.hardware.efficiency import TrainingDerating
 
 GROUPS = {
     "peak",
@@ -29,7 +29,7 @@ OF_TRAINING = {"sustained", "spread"}
 
 @pytest.fixture
 def content() -> dict[str, Any]:
-    return data_files.read_mapping(data_files.find("accelerators", "h100-sxm-80gb"))
+    return data_files.read_mapping(data_files.find_file("accelerators", "h100-sxm-80gb"))
 
 
 def refusal(tmp_path: Path, content: dict[str, Any]) -> str:
@@ -59,33 +59,37 @@ def test_constants_of_formats_are_of_formats_with_scales(
     assert "mxfp8" in said or next(iter(value)) != "mxpf8"
 
 
-@pytest.mark.parametrize("name", data_files.names("accelerators"))
+@pytest.mark.parametrize("name", data_files.list_names("accelerators"))
 def test_every_shipped_accelerator_loads_and_has_a_source_for_every_group_of_numbers(name: str) -> None:
     accelerator = load_accelerator(name)
     assert accelerator.name == name
-    pace = accelerator.in_training
-    needed = GROUPS | (set() if pace == InTraining() else OF_TRAINING) | ({"flash2"} if pace.flash2 > 1 else set())
-    needed |= set() if accelerator.alignment == Alignment() else {"alignment", "head_dims"}
+    pace = accelerator.derating
+    needed = (
+        GROUPS
+        | (set() if pace == TrainingDerating() else OF_TRAINING)
+        | ({"flash2"} if pace.flash2_slowdown > 1 else set())
+    )
+    needed |= set() if accelerator.alignment == KernelAlignment() else {"alignment", "head_dims"}
     needed |= set() if accelerator.efficiency.grouped is None else {"grouped"}
-    needed |= set() if accelerator.host_pace == 1.0 else {"host_pace"}
-    needed |= set() if pace.narrow is None else {"narrow"}
+    needed |= set() if accelerator.host_launch_ratio == 1.0 else {"host_pace"}
+    needed |= set() if pace.low_precision_ratio is None else {"narrow"}
     needed |= set() if accelerator.power is None else {"power"}
     needed |= {"by_rows"} if accelerator.efficiency.matmul.by_rows else set()
     needed |= {"formats"} if accelerator.efficiency.matmul.shares else set()
     assert set(accelerator.sources) == needed
-    assert accelerator.peak_of(DType.FP32) > 0
+    assert accelerator.peak_flops(DType.FP32) > 0
     assert 0 < accelerator.context_bytes < accelerator.memory_bytes
 
 
 def test_the_accelerators_that_the_product_promises_are_shipped() -> None:
     promised = {"v100-sxm-32gb", "a100-sxm-40gb", "a100-sxm-80gb", "a100-pcie-80gb", "h100-sxm-80gb", "h100-pcie-80gb"}
     promised |= {"h200-sxm-141gb", "b200-sxm-180gb", "gb200", "mi300x", "mi325x", "mi355x", "cpu-laptop"}
-    assert promised <= set(data_files.names("accelerators"))
+    assert promised <= set(data_files.list_names("accelerators"))
 
 
 def test_datasheet_numbers_are_read_in_si_units() -> None:
     h100 = load_accelerator("h100-sxm-80gb")
-    assert h100.peak_of(DType.BF16) == 989e12  # NVIDIA H100 datasheet, dense
+    assert h100.peak_flops(DType.BF16) == 989e12  # NVIDIA H100 datasheet, dense
     assert h100.memory_bandwidth == 3.35e12
     assert h100.compute_units == 132
     assert h100.memory_bytes == 81559 * 2**20
@@ -107,7 +111,9 @@ def test_without_constants_of_training_kernels_of_a_step_take_what_they_take_alo
     path = tmp_path / "mine.yaml"
     del content["in_training"]
     path.write_text(yaml.safe_dump(content))
-    assert load_accelerator(str(path)).in_training == InTraining(sustained=1.0, spread=0.0, flash2=1.0)
+    assert load_accelerator(str(path)).derating == TrainingDerating(
+        sustained_ratio=1.0, gpu_spread=0.0, flash2_slowdown=1.0
+    )
 
 
 @pytest.mark.parametrize("value", [0, 0.0, 0.2, 10])
@@ -119,14 +125,14 @@ def test_interference_is_read_as_it_is_written(tmp_path: Path, content: dict[str
 
 def test_every_gpu_loses_at_least_two_sms_to_a_collective_and_at_most_what_training_was_seen_to_lose() -> None:
     """NCCL launches no fewer (NVIDIA/nccl issue 689); arXiv:2507.03114 saw at most 40.0 %. A CPU has no SMs to lose."""
-    for name in {*data_files.names("accelerators")} - {"cpu-laptop"}:
+    for name in {*data_files.list_names("accelerators")} - {"cpu-laptop"}:
         accelerator = load_accelerator(name)
         assert 2 / accelerator.compute_units < accelerator.interference <= 0.4
 
 
 def test_a_missing_number_format_is_refused_with_the_ones_that_exist() -> None:
     with pytest.raises(InputError, match=r"v100-sxm-32gb has no bf16 peak; it computes in fp32, fp16"):
-        load_accelerator("v100-sxm-32gb").peak_of(DType.BF16)
+        load_accelerator("v100-sxm-32gb").peak_flops(DType.BF16)
 
 
 def test_a_misspelt_name_is_answered_with_the_nearest() -> None:

@@ -9,29 +9,38 @@ from hypothesis import strategies as st
 from clustersim.common import data_files
 from clustersim.common.errors import InputError
 from clustersim.hardware.accelerator import load_accelerator
-from clustersim.hardware.alignment import VECTOR, Alignment
+from clustersim.hardware.alignment import ALIGNMENT_BYTES, KernelAlignment
 
 A100 = load_accelerator("a100-sxm-80gb").alignment
 
 
 def test_one_bad_row_is_enough() -> None:
-    assert A100.rate([4096, 4096, 4096 + VECTOR]) == 1.0
-    assert A100.rate([4096, 4096, 4096 + VECTOR // 2]) == A100.unaligned < 1.0
-    assert A100.rate([300, 300, 4096], batched=True) == A100.batched < A100.unaligned
+    assert A100.relative_rate([4096, 4096, 4096 + ALIGNMENT_BYTES]) == 1.0
+    assert A100.relative_rate([4096, 4096, 4096 + ALIGNMENT_BYTES // 2]) == A100.unaligned_rate < 1.0
+    assert A100.relative_rate([300, 300, 4096], batched=True) == A100.batched_unaligned_rate < A100.unaligned_rate
 
 
-@given(st.sampled_from(data_files.names("accelerators")), st.integers(1, 600))
+@given(st.sampled_from(data_files.list_names("accelerators")), st.integers(1, 600))
 def test_a_head_dimension_is_padded_to_one_that_is_not_padded_further(name: str, head_dim: int) -> None:
     alignment = load_accelerator(name).alignment
-    padded = alignment.padded(head_dim)
+    padded = alignment.padded_head_dim(head_dim)
     assert padded >= head_dim
-    assert alignment.padded(padded) == padded
-    assert padded <= alignment.padded(head_dim + 1)
+    assert alignment.padded_head_dim(padded) == padded
+    assert padded <= alignment.padded_head_dim(head_dim + 1)
 
 
 def test_flash_attention_2_has_kernels_at_steps_of_32_up_to_256() -> None:
-    assert [A100.padded(size) for size in (1, 32, 33, 80, 125, 160, 225, 256)] == [32, 32, 64, 96, 128, 160, 256, 256]
-    assert Alignment().padded(125) == 125
+    assert [A100.padded_head_dim(size) for size in (1, 32, 33, 80, 125, 160, 225, 256)] == [
+        32,
+        32,
+        64,
+        96,
+        128,
+        160,
+        256,
+        256,
+    ]
+    assert KernelAlignment().padded_head_dim(125) == 125
 
 
 @pytest.mark.parametrize(
@@ -44,7 +53,7 @@ def test_flash_attention_2_has_kernels_at_steps_of_32_up_to_256() -> None:
     ],
 )
 def test_a_file_with_an_impossible_alignment_is_refused(tmp_path: Path, old: str, new: str, said: str) -> None:
-    text = data_files.find("accelerators", "a100-sxm-80gb").read_text(encoding="utf-8")
+    text = data_files.find_file("accelerators", "a100-sxm-80gb").read_text(encoding="utf-8")
     assert old in text
     path = tmp_path / "mine.yaml"
     path.write_text(text.replace(old, new), encoding="utf-8")

@@ -6,72 +6,85 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from clustersim.common.errors import InputError
-from clustersim.hardware.allocation import Filled, Listed, PerDomain, PerNode, Scatter, Units, shuffled, twice
+from clustersim.hardware.allocation import (
+    BlockAllocation,
+    ExplicitAllocation,
+    PerDomain,
+    PerNode,
+    Scatter,
+    UnitSizes,
+    first_duplicate,
+    shuffle,
+)
 from clustersim.hardware.clos_fabric import ClosFabric
-from clustersim.hardware.clos_spec import Leaf, Network, Nics, Node, NvLink
-from clustersim.hardware.ecmp import Spread
+from clustersim.hardware.clos_spec import LeafSpec, NetworkSpec, NicSpec, NodeSpec, NvlinkSpec
+from clustersim.hardware.ecmp import SpreadEcmp
 from tests.conftest import examples
 from tests.hardware.conftest import NIC, NVLINK, PCIE
 
-RACK = Units(node=2, domain=6)
+RACK = UnitSizes(node_gpus=2, domain_gpus=6)
 
 
-def racks(gpus: int, units: Units = RACK) -> ClosFabric:
+def racks(gpus: int, units: UnitSizes = RACK) -> ClosFabric:
     """Nodes of two GPUs, three of which are an NVLink domain."""
-    node = Node(units.node, pcie=PCIE, nvlink=NvLink(units.domain, NVLINK), nics=Nics(units.node, NIC))
-    return ClosFabric(node, Network(Leaf(1000, 1, 0.0), Spread()), gpus)
+    node = NodeSpec(
+        units.node_gpus, pcie=PCIE, nvlink=NvlinkSpec(units.domain_gpus, NVLINK), nics=NicSpec(units.node_gpus, NIC)
+    )
+    return ClosFabric(node, NetworkSpec(LeafSpec(1000, 1, 0.0), SpreadEcmp()), gpus)
 
 
 @pytest.mark.parametrize(
     ("allocation", "gpus", "places"),
     [
-        (Filled(), 4, [0, 1, 2, 3]),
-        (Filled(PerNode(1)), 4, [0, 2, 4, 6]),
-        (Filled(PerDomain(4)), 8, [0, 1, 2, 3, 6, 7, 8, 9]),
-        (Filled(PerDomain(3)), 6, [0, 1, 2, 6, 7, 8]),
-        (Filled(nodes=(3, 0)), 4, [6, 7, 0, 1]),
-        (Filled(PerNode(1), nodes=(3, 0)), 2, [6, 0]),
-        (Filled(PerDomain(4), nodes=(4, 2, 3)), 4, [8, 9, 6, 7]),
-        (Filled(spare=2), 4, [0, 1, 2, 3]),
-        (Filled(), 8, [0, 1, 2, 3, 6, 7, 8, 9]),  # spread evenly over two domains
-        (Listed((5, 0, 3)), 3, [5, 0, 3]),
+        (BlockAllocation(), 4, [0, 1, 2, 3]),
+        (BlockAllocation(PerNode(1)), 4, [0, 2, 4, 6]),
+        (BlockAllocation(PerDomain(4)), 8, [0, 1, 2, 3, 6, 7, 8, 9]),
+        (BlockAllocation(PerDomain(3)), 6, [0, 1, 2, 6, 7, 8]),
+        (BlockAllocation(node_ids=(3, 0)), 4, [6, 7, 0, 1]),
+        (BlockAllocation(PerNode(1), node_ids=(3, 0)), 2, [6, 0]),
+        (BlockAllocation(PerDomain(4), node_ids=(4, 2, 3)), 4, [8, 9, 6, 7]),
+        (BlockAllocation(spare_nodes=2), 4, [0, 1, 2, 3]),
+        (BlockAllocation(), 8, [0, 1, 2, 3, 6, 7, 8, 9]),  # spread evenly over two domains
+        (ExplicitAllocation((5, 0, 3)), 3, [5, 0, 3]),
     ],
 )
 def test_a_job_takes_the_first_gpus_of_what_it_is_given(
-    allocation: Filled | Listed, gpus: int, places: list[int]
+    allocation: BlockAllocation | ExplicitAllocation, gpus: int, places: list[int]
 ) -> None:
     """Node n is GPUs 2n and 2n + 1, domain d is GPUs 6d to 6d + 5; node 2 of a domain of which 4 are used is idle."""
-    machine = racks(max(allocation.machine(gpus, RACK), 12))
-    assert allocation.places(machine, gpus, RACK).tolist() == places
+    machine = racks(max(allocation.machine_gpus(gpus, RACK), 12))
+    assert allocation.rank_gpus(machine, gpus, RACK).tolist() == places
 
 
 @pytest.mark.parametrize(
     ("allocation", "gpus", "machine"),
     [
-        (Filled(), 5, 6),
-        (Filled(), 8, 12),
-        (Filled(spare=3), 4, 4 + 3 * 2),
-        (Filled(PerNode(1)), 4, 8),
-        (Filled(PerDomain(4)), 8, 12),
-        (Filled(PerDomain(4)), 9, 18),
-        (Filled(PerDomain(4), spare=1), 8, 14),
-        (Filled(nodes=(0, 7)), 4, 16),
-        (Listed((0, 9)), 2, 10),
+        (BlockAllocation(), 5, 6),
+        (BlockAllocation(), 8, 12),
+        (BlockAllocation(spare_nodes=3), 4, 4 + 3 * 2),
+        (BlockAllocation(PerNode(1)), 4, 8),
+        (BlockAllocation(PerDomain(4)), 8, 12),
+        (BlockAllocation(PerDomain(4)), 9, 18),
+        (BlockAllocation(PerDomain(4), spare_nodes=1), 8, 14),
+        (BlockAllocation(node_ids=(0, 7)), 4, 16),
+        (ExplicitAllocation((0, 9)), 2, 10),
     ],
 )
-def test_a_machine_is_as_large_as_the_job_needs(allocation: Filled | Listed, gpus: int, machine: int) -> None:
-    assert allocation.machine(gpus, RACK) == machine
+def test_a_machine_is_as_large_as_the_job_needs(
+    allocation: BlockAllocation | ExplicitAllocation, gpus: int, machine: int
+) -> None:
+    assert allocation.machine_gpus(gpus, RACK) == machine
 
 
 def test_without_a_number_a_job_takes_all_but_the_spare_nodes() -> None:
     """A machine of four nodes: three of them with one GPU each, or two whole domains less a node."""
-    assert Filled(PerNode(1), spare=1).places(racks(8), None, RACK).tolist() == [0, 2, 4]
-    assert Filled(PerDomain(4)).places(racks(12), None, RACK).tolist() == [0, 1, 2, 3, 6, 7, 8, 9]
-    assert Listed((3, 1)).places(racks(4), None, RACK).tolist() == [3, 1]
+    assert BlockAllocation(PerNode(1), spare_nodes=1).rank_gpus(racks(8), None, RACK).tolist() == [0, 2, 4]
+    assert BlockAllocation(PerDomain(4)).rank_gpus(racks(12), None, RACK).tolist() == [0, 1, 2, 3, 6, 7, 8, 9]
+    assert ExplicitAllocation((3, 1)).rank_gpus(racks(4), None, RACK).tolist() == [3, 1]
 
 
 ALLOCATIONS = st.builds(
-    Filled,
+    BlockAllocation,
     part=st.none() | st.builds(PerNode, st.integers(1, 4)) | st.builds(PerDomain, st.integers(1, 8)),
     spare=st.integers(0, 3),
     scatter=st.none() | st.sampled_from(Scatter),
@@ -81,17 +94,17 @@ ALLOCATIONS = st.builds(
 
 @given(ALLOCATIONS, st.integers(1, 40))
 @examples(200)
-def test_a_job_that_is_whole_fits_the_machine_made_for_it(allocation: Filled, nodes: int) -> None:
+def test_a_job_that_is_whole_fits_the_machine_made_for_it(allocation: BlockAllocation, nodes: int) -> None:
     """Its GPUs are there, all different, and of no unit more than it may use."""
-    units = Units(node=4, domain=8)
-    gpus = nodes * allocation.step(units)
-    machine = racks(allocation.machine(gpus, units), units)
-    places = allocation.places(machine, gpus, units)
+    units = UnitSizes(node_gpus=4, domain_gpus=8)
+    gpus = nodes * allocation.job_size_multiple(units)
+    machine = racks(allocation.machine_gpus(gpus, units), units)
+    places = allocation.rank_gpus(machine, gpus, units)
     assert len(np.unique(places)) == len(places) == gpus
     assert places.min() >= 0
-    assert places.max() < machine.gpus
-    if allocation.part is not None:
-        assert (places % allocation.part.unit(units) < allocation.part.gpus).all()
+    assert places.max() < machine.gpu_count
+    if allocation.per_unit is not None:
+        assert (places % allocation.per_unit.unit_gpus(units) < allocation.per_unit.gpu_count).all()
 
 
 @given(st.integers(1, 30), st.integers(0, 5), st.integers(0, 2**63 - 1))
@@ -99,47 +112,57 @@ def test_a_job_that_is_whole_fits_the_machine_made_for_it(allocation: Filled, no
 @examples(100)
 def test_scattered_nodes_stay_whole_and_scattered_gpus_are_all_there(nodes: int, spare: int, seed: int) -> None:
     machine = racks(2 * (nodes + spare))
-    whole = Filled(spare=spare, scatter=Scatter.NODES, seed=seed).places(machine, 2 * nodes, RACK).reshape(-1, 2)
+    whole = (
+        BlockAllocation(spare_nodes=spare, scatter=Scatter.NODES, seed=seed)
+        .rank_gpus(machine, 2 * nodes, RACK)
+        .reshape(-1, 2)
+    )
     assert (whole[:, 0] % 2 == 0).all()
     assert (np.diff(whole, axis=1) == 1).all()
-    every = Filled(scatter=Scatter.GPUS, seed=seed).places(machine, None, RACK)
-    assert np.sort(every).tolist() == list(range(machine.gpus))
+    every = BlockAllocation(scatter=Scatter.GPUS, seed=seed).rank_gpus(machine, None, RACK)
+    assert np.sort(every).tolist() == list(range(machine.gpu_count))
 
 
 def test_a_seed_gives_one_order_and_seeds_give_different_ones() -> None:
     numbers = np.arange(64)
-    orders = [shuffled(numbers, seed).tolist() for seed in range(50)]
-    assert orders == [shuffled(numbers, seed).tolist() for seed in range(50)]
+    orders = [shuffle(numbers, seed).tolist() for seed in range(50)]
+    assert orders == [shuffle(numbers, seed).tolist() for seed in range(50)]
     assert len({tuple(order) for order in orders}) == 50
     assert all(sorted(order) == numbers.tolist() for order in orders)
 
 
 def test_every_place_is_about_equally_likely_to_be_the_first() -> None:
     """Of 4,000 orders of 8 each number leads 500 times, give or take five standard deviations of 21."""
-    first = np.bincount([shuffled(np.arange(8), seed)[0] for seed in range(4000)], minlength=8)
+    first = np.bincount([shuffle(np.arange(8), seed)[0] for seed in range(4000)], minlength=8)
     assert np.abs(first - 500).max() < 5 * 21
 
 
 @pytest.mark.parametrize(
     ("allocation", "gpus", "sentence"),
     [
-        (Filled(PerNode(3)), 6, "placement.per_node: 3, but a node has 2 GPUs, which is the most"),
-        (Filled(PerDomain(7)), 7, "placement.per_domain: 7, but an NVLink domain has 6 GPUs, which is the most"),
-        (Filled(nodes=(1, 9)), 4, "placement.nodes: there is no node 9; nodes are 0 to 5"),
-        (Filled(nodes=(1, 0)), 6, "gpus: a job of 6 does not fit; placement leaves it 4 GPUs"),
-        (Filled(), 5, "gpus: 5 GPUs are not a multiple of the 2 that the job uses of a node; 4 or 6 are"),
-        (Filled(spare=5), 4, "placement.spare: 5, but the machine has only 4 nodes to spare"),
-        (Filled(spare=6), None, "placement.spare: 6 leaves none of the 6 nodes for the job"),
-        (Listed((0, 12)), 2, "placement.order: there is no GPU 12; GPUs are 0 to 11"),
-        (Listed((0, 1, 2)), 2, "placement.order: names 3 GPUs, but the job has 2 ranks; one for each fits"),
+        (BlockAllocation(PerNode(3)), 6, "placement.per_node: 3, but a node has 2 GPUs, which is the most"),
+        (
+            BlockAllocation(PerDomain(7)),
+            7,
+            "placement.per_domain: 7, but an NVLink domain has 6 GPUs, which is the most",
+        ),
+        (BlockAllocation(node_ids=(1, 9)), 4, "placement.nodes: there is no node 9; nodes are 0 to 5"),
+        (BlockAllocation(node_ids=(1, 0)), 6, "gpus: a job of 6 does not fit; placement leaves it 4 GPUs"),
+        (BlockAllocation(), 5, "gpus: 5 GPUs are not a multiple of the 2 that the job uses of a node; 4 or 6 are"),
+        (BlockAllocation(spare_nodes=5), 4, "placement.spare: 5, but the machine has only 4 nodes to spare"),
+        (BlockAllocation(spare_nodes=6), None, "placement.spare: 6 leaves none of the 6 nodes for the job"),
+        (ExplicitAllocation((0, 12)), 2, "placement.order: there is no GPU 12; GPUs are 0 to 11"),
+        (ExplicitAllocation((0, 1, 2)), 2, "placement.order: names 3 GPUs, but the job has 2 ranks; one for each fits"),
     ],
 )
-def test_what_a_machine_does_not_have_is_refused(allocation: Filled | Listed, gpus: int | None, sentence: str) -> None:
+def test_what_a_machine_does_not_have_is_refused(
+    allocation: BlockAllocation | ExplicitAllocation, gpus: int | None, sentence: str
+) -> None:
     with pytest.raises(InputError) as caught:
-        allocation.places(racks(12), gpus, RACK)
+        allocation.rank_gpus(racks(12), gpus, RACK)
     assert str(caught.value) == sentence
 
 
 def test_a_number_that_comes_twice_is_found() -> None:
-    assert twice([3, 1, 2, 1, 3]) == 1
-    assert twice([3, 1, 2]) is None
+    assert first_duplicate([3, 1, 2, 1, 3]) == 1
+    assert first_duplicate([3, 1, 2]) is None

@@ -6,8 +6,18 @@ import numpy as np
 import pytest
 
 from clustersim.hardware.clos_fabric import ClosFabric
-from clustersim.hardware.clos_spec import Core, Host, Leaf, Network, Nics, Node, NvLink, Port, Spine
-from clustersim.hardware.ecmp import Hashed, Spread
+from clustersim.hardware.clos_spec import (
+    CoreSpec,
+    HostBridgeSpec,
+    LeafSpec,
+    NetworkSpec,
+    NicSpec,
+    NodeSpec,
+    NvlinkSpec,
+    Port,
+    SpineSpec,
+)
+from clustersim.hardware.ecmp import HashedEcmp, SpreadEcmp
 from clustersim.hardware.topology import LINK_KINDS, LinkKind
 from tests.hardware.line_counter import lines_run
 
@@ -17,8 +27,8 @@ NVLINK, PCIE, HOST, NIC, LEAF, SPINE = LINK_KINDS
 
 def route(fabric, source, target):
     """The links of one route, described, and its latency."""
-    paths = fabric.paths(np.array([source]), np.array([target]))
-    return [fabric.link(int(number)) for number in paths.links[0] if number >= 0], float(paths.latency[0])
+    paths = fabric.find_paths(np.array([source]), np.array([target]))
+    return [fabric.link_info(int(number)) for number in paths.links[0] if number >= 0], float(paths.latency[0])
 
 
 def kinds(fabric, source, target):
@@ -26,15 +36,15 @@ def kinds(fabric, source, target):
 
 
 def all_pairs(fabric):
-    numbers = np.arange(fabric.gpus)
-    return np.repeat(numbers, fabric.gpus), np.tile(numbers, fabric.gpus)
+    numbers = np.arange(fabric.gpu_count)
+    return np.repeat(numbers, fabric.gpu_count), np.tile(numbers, fabric.gpu_count)
 
 
 def test_every_route_is_a_chain_of_links_from_source_to_target(machine):
     sources, targets = all_pairs(machine)
-    paths = machine.paths(sources, targets)
+    paths = machine.find_paths(sources, targets)
     for source, target, numbers, latency in zip(sources, targets, paths.links, paths.latency, strict=True):
-        chain = [machine.link(int(number)) for number in numbers if number >= 0]
+        chain = [machine.link_info(int(number)) for number in numbers if number >= 0]
         places = [f"gpu{source}", *(link.target for link in chain)]
         assert [link.source for link in chain] == places[:-1]
         assert places[-1] == f"gpu{target}"
@@ -43,8 +53,8 @@ def test_every_route_is_a_chain_of_links_from_source_to_target(machine):
 
 def test_no_route_visits_a_place_twice_and_only_equal_ends_need_no_link(machine):
     sources, targets = all_pairs(machine)
-    for source, target, numbers in zip(sources, targets, machine.paths(sources, targets).links, strict=True):
-        chain = [machine.link(int(number)) for number in numbers if number >= 0]
+    for source, target, numbers in zip(sources, targets, machine.find_paths(sources, targets).links, strict=True):
+        chain = [machine.link_info(int(number)) for number in numbers if number >= 0]
         assert len({link.target for link in chain}) == len(chain)
         assert (not chain) == (source == target)
 
@@ -52,11 +62,11 @@ def test_no_route_visits_a_place_twice_and_only_equal_ends_need_no_link(machine)
 def test_links_of_the_table_and_links_for_people_agree(machine):
     table = machine.links
     for number in range(len(table.kind)):
-        link = machine.link(number)
+        link = machine.link_info(number)
         assert link.kind is LINK_KINDS[table.kind[number]]
         assert (link.bandwidth, link.latency) == (table.bandwidth[number], table.latency[number])
     with pytest.raises(IndexError):
-        machine.link(len(table.kind))
+        machine.link_info(len(table.kind))
 
 
 def test_gpus_of_one_domain_use_their_nvlink_ports(build):
@@ -111,8 +121,8 @@ def test_gpus_without_nvlink_pass_the_root_complex_and_between_sockets_the_host(
 
 
 def test_a_nic_on_the_other_socket_is_reached_through_the_host():
-    node = Node(4, pcie=Port(60e9, 0.0), host=Host(2, Port(20e9, 0.0)), nics=Nics(1, Port(50e9, 0.0)))
-    fabric = ClosFabric(node, Network(Leaf(4, 1, 0.0), Spread()), 8)
+    node = NodeSpec(4, pcie=Port(60e9, 0.0), host=HostBridgeSpec(2, Port(20e9, 0.0)), nics=NicSpec(1, Port(50e9, 0.0)))
+    fabric = ClosFabric(node, NetworkSpec(LeafSpec(4, 1, 0.0), SpreadEcmp()), 8)
     assert kinds(fabric, 0, 4) == [PCIE, PCIE, NIC, NIC, PCIE, PCIE]
     assert kinds(fabric, 3, 4) == [PCIE, HOST, HOST, PCIE, NIC, NIC, PCIE, PCIE]
 
@@ -126,16 +136,16 @@ def test_bridged_pairs_use_nvlink_and_other_pairs_of_the_node_pcie(build):
 def test_a_domain_may_be_larger_than_a_node(build):
     fabric = build["domains of three nodes"]()
     gpus = np.array([0, 1, 2, 5, 6])
-    assert fabric.nodes(gpus).tolist() == [0, 0, 1, 2, 3]
-    assert fabric.domains(gpus).tolist() == [0, 0, 0, 0, 1]
+    assert fabric.node_ids(gpus).tolist() == [0, 0, 1, 2, 3]
+    assert fabric.domain_ids(gpus).tolist() == [0, 0, 0, 0, 1]
     assert kinds(fabric, 0, 5) == [NVLINK, NVLINK]
     assert kinds(fabric, 4, 6)[0] is PCIE
 
 
 def test_uplinks_carry_what_the_nics_send_over_the_oversubscription():
     """Units of 4 nodes x 4 NICs x 50 GB/s = 800 GB/s; leaf 1:1 and 4 units a pod: 3.2 TB/s below, 1:7 above."""
-    network = Network(Leaf(4, 1, 0.0), Spread(), Spine(4, 0.0, oversubscription=7.0), Core(2, 0.0))
-    node = Node(4, pcie=Port(60e9, 0.0), nvlink=NvLink(4, Port(450e9, 0.0)), nics=Nics(4, Port(50e9, 0.0)))
+    network = NetworkSpec(LeafSpec(4, 1, 0.0), SpreadEcmp(), SpineSpec(4, 0.0, oversubscription=7.0), CoreSpec(2, 0.0))
+    node = NodeSpec(4, pcie=Port(60e9, 0.0), nvlink=NvlinkSpec(4, Port(450e9, 0.0)), nics=NicSpec(4, Port(50e9, 0.0)))
     fabric = ClosFabric(node, network, 4 * 32)
     links, _ = route(fabric, 0, 4 * 16)
     assert {link.kind: link.bandwidth for link in links} == pytest.approx(
@@ -155,15 +165,15 @@ def test_hashed_links_have_together_the_bandwidth_of_the_bundles(build, kind):
 
 def test_hashing_is_repeatable_depends_on_the_seed_and_is_even():
     """131,072 pairs over 32 uplinks: each expects 4,096 with a deviation of 63, so 6 sigma is 10 %."""
-    node = Node(8, pcie=Port(60e9, 0.0), nvlink=NvLink(8, Port(450e9, 0.0)), nics=Nics(8, Port(50e9, 0.0)))
+    node = NodeSpec(8, pcie=Port(60e9, 0.0), nvlink=NvlinkSpec(8, Port(450e9, 0.0)), nics=NicSpec(8, Port(50e9, 0.0)))
 
     def ups(seed):
-        fabric = ClosFabric(node, Network(Leaf(32, 8, 0.0), Hashed(seed), Spine(4, 0.0)), 512)
+        fabric = ClosFabric(node, NetworkSpec(LeafSpec(32, 8, 0.0), HashedEcmp(seed), SpineSpec(4, 0.0)), 512)
         sources, targets = np.repeat(np.arange(256), 512), np.tile(np.arange(512), 256)
-        paths = fabric.paths(sources, targets)
+        paths = fabric.find_paths(sources, targets)
         leaf_up = fabric.wiring.leaf.up
-        used = paths.links[(paths.links >= leaf_up.first) & (paths.links < leaf_up.first + leaf_up.count)]
-        return (used - leaf_up.first) % 32
+        used = paths.links[(paths.links >= leaf_up.first_id) & (paths.links < leaf_up.first_id + leaf_up.count)]
+        return (used - leaf_up.first_id) % 32
 
     first, again, other = ups(1), ups(1), ups(2)
     assert (first == again).all()
@@ -195,33 +205,35 @@ def worst_tier(fabric, gpus):
 def test_tier_is_the_highest_that_any_pair_crosses(machine):
     random = np.random.default_rng(1)
     for size in (1, 2, 2, 2, 3, 3, 4, 6):
-        gpus = random.choice(machine.gpus, size=min(size, machine.gpus), replace=False).tolist()
-        assert machine.tier(gpus) == worst_tier(machine, gpus)
+        gpus = random.choice(machine.gpu_count, size=min(size, machine.gpu_count), replace=False).tolist()
+        assert machine.highest_tier(gpus) == worst_tier(machine, gpus)
 
 
 def test_tiers_count_the_switches_of_the_dgx_superpod():
     """NVIDIA DGX SuperPOD with H100, network fabrics, table 4, and the larger counts of the B200 edition."""
-    node = Node(8, pcie=Port(63e9, 0.0), nvlink=NvLink(8, Port(450e9, 0.0)), nics=Nics(8, Port(50e9, 0.0)))
-    network = Network(Leaf(32, 8, 0.0), Spread(), Spine(4, 0.0, ports=64), Core(64, 0.0, ports=64))
+    node = NodeSpec(8, pcie=Port(63e9, 0.0), nvlink=NvlinkSpec(8, Port(450e9, 0.0)), nics=NicSpec(8, Port(50e9, 0.0)))
+    network = NetworkSpec(
+        LeafSpec(32, 8, 0.0), SpreadEcmp(), SpineSpec(4, 0.0, port_count=64), CoreSpec(64, 0.0, port_count=64)
+    )
     expected = {1: (8, 4), 2: (16, 8), 4: (32, 16), 16: (128, 128, 64), 32: (256, 256, 128), 64: (512, 512, 256)}
     for units, switches in expected.items():
-        tiers = ClosFabric(node, network, units * 256).tiers()
+        tiers = ClosFabric(node, network, units * 256).describe_tiers()
         assert tuple(tier.count for tier in tiers if tier.kind in ("leaf", "spine", "core")) == switches
 
 
 def test_tiers_of_every_machine_start_with_its_gpus(machine):
-    first, *_ = machine.tiers()
-    assert (first.kind, first.count) == ("gpu", machine.gpus)
+    first, *_ = machine.describe_tiers()
+    assert (first.kind, first.count) == ("gpu", machine.gpu_count)
 
 
 def test_131072_gpus_are_built_and_routed_at_once():
     """In arrays: Python runs fewer lines than there are leaf switches, 4,096."""
-    node = Node(8, pcie=Port(63e9, 0.0), nvlink=NvLink(8, Port(450e9, 0.0)), nics=Nics(8, Port(50e9, 0.0)))
-    network = Network(Leaf(32, 8, 0.0), Hashed(0), Spine(4, 0.0), Core(128, 0.0))
+    node = NodeSpec(8, pcie=Port(63e9, 0.0), nvlink=NvlinkSpec(8, Port(450e9, 0.0)), nics=NicSpec(8, Port(50e9, 0.0)))
+    network = NetworkSpec(LeafSpec(32, 8, 0.0), HashedEcmp(0), SpineSpec(4, 0.0), CoreSpec(128, 0.0))
 
     def routed():
         sources = np.arange(131_072)
-        return ClosFabric(node, network, 131_072).paths(sources, (sources * 7919 + 13) % 131_072)
+        return ClosFabric(node, network, 131_072).find_paths(sources, (sources * 7919 + 13) % 131_072)
 
     assert 0 < lines_run(routed) < 4096
     assert routed().links.nbytes < 16e6

@@ -8,14 +8,14 @@ import pytest
 
 from clustersim.common import data_files
 from clustersim.common.errors import InputError
-from clustersim.hardware.cluster import describe, load_cluster
+from clustersim.hardware.cluster import describe_tiers, load_cluster
 from clustersim.hardware.topology import LINK_KINDS
 
 PORTS = {"nvlink2": 150e9, "nvlink3": 300e9, "nvlink4": 450e9, "nvlink5": 900e9}
 """What all NVLinks of a GPU carry per direction: links times their rate, 6 x 25, 12 x 25, 18 x 25 and 18 x 50 GB/s."""
 OTHERS = {"dgx-h800": 200e9, "mi300x": 7 * 64e9, "mi325x": 7 * 64e9, "mi355x": 7 * 76.5e9}
 """Export limits halve H800's ports and a bit; xGMI has a link for each of seven peers."""
-NETWORKED = sorted(set(data_files.names("clusters")) - {"laptop", "pcie-node"})
+NETWORKED = sorted(set(data_files.list_names("clusters")) - {"laptop", "pcie-node"})
 
 
 @dataclass(frozen=True)
@@ -82,13 +82,13 @@ def test_every_networked_cluster_is_stated_here() -> None:
 def test_a_node_has_the_ports_that_its_source_states(name: str) -> None:
     """Ports times rate is the node's sum; several ports of a GPU act as one, so that links carry the sum as well."""
     cluster, stated = load_cluster(name), STATED[name]
-    written = data_files.read_mapping(data_files.find("clusters", name))["node"]["nic"]
+    written = data_files.read_mapping(data_files.find_file("clusters", name))["node"]["nic"]
     rate = float(written["bandwidth"].removesuffix(" Gbit/s"))
     assert (cluster.accelerator.name, written["per_node"], written["network"]) == (
         stated.accelerator, stated.per_node, stated.network
     )  # fmt: skip
     assert written["per_node"] * rate == stated.node
-    nics = cluster.fabric.nics(np.arange(cluster.gpus_per_node))
+    nics = cluster.fabric.nic_links(np.arange(cluster.gpus_per_node))
     assert cluster.fabric.links.bandwidth[nics].sum() / 2 == pytest.approx(stated.node * 1e9 / 8)
 
 
@@ -96,10 +96,10 @@ def test_a_node_has_the_ports_that_its_source_states(name: str) -> None:
 def test_a_gpus_nvlinks_are_of_its_generation_and_add_up_to_what_it_has(name: str) -> None:
     """What leaves a GPU over NVLink, whether by one port to a switch or by links to its peers."""
     cluster = load_cluster(name)
-    generation = data_files.read_mapping(data_files.find("clusters", name))["node"]["nvlink"]["generation"]
+    generation = data_files.read_mapping(data_files.find_file("clusters", name))["node"]["nvlink"]["generation"]
     assert cluster.accelerator.nvlink is not None
     assert generation == cluster.accelerator.nvlink.value
-    table, ends = cluster.fabric.links, cluster.fabric.ends
+    table, ends = cluster.fabric.links, cluster.fabric.link_endpoints
     out = (table.kind == 0) & (ends.source == 3)
     assert table.bandwidth[out].sum() == pytest.approx(OTHERS.get(name) or PORTS[generation])
 
@@ -112,7 +112,7 @@ def test_a_cluster_is_as_large_as_stated_and_every_tier_carries_what_the_nics_se
     node = whole.gpus_per_node
     with pytest.raises(InputError, match=f"at most {most:,}"):
         load_cluster(name, most + node)
-    tiers = {tier.kind: tier for tier in describe(whole)}
+    tiers = {tier.kind: tier for tier in describe_tiers(whole)}
     sent = most // node * STATED[name].node * 1e9 / 8
     ratio = {"leaf": 1, "spine": 7 if name == "llama3-roce" else 1}
     for kind in ratio.keys() & tiers:
@@ -144,17 +144,17 @@ def test_no_links_but_nvlink_are_faster_than_what_is_made(name: str) -> None:
 )
 def test_gpu_0_reaches_others_over_the_tier_that_joins_them(name: str, tiers: dict[int, str]) -> None:
     fabric = load_cluster(name, STATED[name].most).fabric
-    assert {gpu: fabric.tier([0, gpu]) for gpu in tiers} == tiers
+    assert {gpu: fabric.highest_tier([0, gpu]) for gpu in tiers} == tiers
 
 
 def test_deepseeks_planes_have_the_switches_that_16384_gpus_need() -> None:
     """8 planes of 64 leaves and 32 spines with 64 ports: 2,048 nodes, 32 to a leaf, half of its ports up."""
-    rows = {tier.kind: tier.count for tier in describe(load_cluster("dgx-h800", 16_384))}
+    rows = {tier.kind: tier.count for tier in describe_tiers(load_cluster("dgx-h800", 16_384))}
     assert (rows["leaf"], rows["spine"]) == (8 * 64, 8 * 32)
 
 
 def test_xdr_switches_join_10368_ports_in_two_tiers() -> None:
     """144 ports: 72 down, 72 up; 144 leaves under 72 spines join 144 x 72 ports."""
     for name in ("hgx-b300", "gb300-nvl72"):
-        rows = {tier.kind: tier.count for tier in describe(load_cluster(name, 10_368))}
+        rows = {tier.kind: tier.count for tier in describe_tiers(load_cluster(name, 10_368))}
         assert (rows["leaf"], rows["spine"]) == (144, 72)

@@ -12,7 +12,7 @@ import yaml
 from clustersim import Scenario, simulate
 from clustersim.common import data_files
 from clustersim.common.errors import InputError
-from clustersim.hardware.cluster import MOST_GPUS, describe, load_cluster
+from clustersim.hardware.cluster import MAX_GPUS, describe_tiers, load_cluster
 from clustersim.hardware.host_memory import HostMemory
 
 RAILS = {
@@ -62,20 +62,20 @@ def graph_file(tmp_path):
     return write
 
 
-@pytest.mark.parametrize("name", data_files.names("clusters"))
+@pytest.mark.parametrize("name", data_files.list_names("clusters"))
 def test_every_shipped_cluster_loads_with_a_source_for_every_part(name):
     cluster = load_cluster(name)
-    assert cluster.fabric.gpus == cluster.gpus
-    assert cluster.gpus % cluster.gpus_per_node == 0
-    assert cluster.library in data_files.names("libraries")
-    parts = data_files.read_mapping(data_files.find("clusters", name))
+    assert cluster.fabric.gpu_count == cluster.gpu_count
+    assert cluster.gpu_count % cluster.gpus_per_node == 0
+    assert cluster.library in data_files.list_names("libraries")
+    parts = data_files.read_mapping(data_files.find_file("clusters", name))
     named = {*parts["node"], *({"fabric", "switches", "ecmp"} if "fabric" in parts else ())} - {"gpus"}
     assert set(cluster.sources) == named
 
 
 def test_one_way_latency_over_one_leaf_is_what_ib_write_lat_measures():
     """2.68 us, ConnectX-7 NDR, Vultr HGX B200 acceptance report."""
-    latency = load_cluster("dgx-h100").fabric.paths(np.array([0]), np.array([8])).latency
+    latency = load_cluster("dgx-h100").fabric.find_paths(np.array([0]), np.array([8])).latency
     assert latency == pytest.approx(2.68e-6, rel=0.02)
 
 
@@ -83,8 +83,8 @@ def test_llama3_pods_have_3072_gpus_and_a_seventh_of_their_bandwidth_above():
     """Full bisection in a pod: 3,072 x 50 GB/s; 1:7 above (arXiv:2407.21783, sec. 3.3.1)."""
     cluster = load_cluster("llama3-roce")
     fabric = cluster.fabric
-    assert [fabric.tier([0, gpu]) for gpu in (15, 16, 3071, 3072)] == ["leaf", "spine", "spine", "core"]
-    spine, core = describe(cluster)[-2:]
+    assert [fabric.highest_tier([0, gpu]) for gpu in (15, 16, 3071, 3072)] == ["leaf", "spine", "spine", "core"]
+    spine, core = describe_tiers(cluster)[-2:]
     assert spine.oversubscription == 7
     assert core.count * core.bandwidth == pytest.approx(6 * 3072 * 50e9 / 7)
     with pytest.raises(InputError, match="at most 24,576"):
@@ -92,14 +92,14 @@ def test_llama3_pods_have_3072_gpus_and_a_seventh_of_their_bandwidth_above():
 
 
 def test_any_number_of_whole_nodes_is_legal_and_part_of_one_node_too():
-    assert load_cluster("dgx-h100", 16_384).fabric.gpus == 16_384
-    assert load_cluster("dgx-h100", 8 * 33).fabric.tier([0, 8 * 32]) == "spine"
-    assert load_cluster("dgx-h100", 2).gpus == 2
+    assert load_cluster("dgx-h100", 16_384).fabric.gpu_count == 16_384
+    assert load_cluster("dgx-h100", 8 * 33).fabric.highest_tier([0, 8 * 32]) == "spine"
+    assert load_cluster("dgx-h100", 2).gpu_count == 2
     with pytest.raises(InputError, match="1,024 or 1,032"):
         load_cluster("dgx-h100", 1030)
 
 
-@pytest.mark.parametrize("gpus", [0, -8, MOST_GPUS + 8, 10**9])
+@pytest.mark.parametrize("gpus", [0, -8, MAX_GPUS + 8, 10**9])
 def test_absurd_numbers_of_gpus_are_refused_with_the_limit(gpus):
     with pytest.raises(InputError, match="1 to 1,048,576"):
         load_cluster("dgx-h100", gpus)
@@ -119,7 +119,7 @@ def test_overrides_are_dotted_or_nested(rails):
     dotted = load_cluster(rails, 32, {"fabric.leaf.oversubscription": 4})
     nested = load_cluster(rails, 32, {"fabric": {"leaf": {"oversubscription": 4}}})
     plain = load_cluster(rails, 32)
-    assert describe(dotted) == describe(nested) != describe(plain)
+    assert describe_tiers(dotted) == describe_tiers(nested) != describe_tiers(plain)
     assert load_cluster(rails, overrides={"accelerator": "a100-sxm-80gb"}).accelerator.name == "a100-sxm-80gb"
 
 
@@ -131,7 +131,9 @@ def test_null_takes_a_part_away(rails):
 def test_oversubscription_divides_the_leafs_uplinks(rails):
     """2 nodes x 1 NIC of a rail x 50 GB/s = 100 GB/s up, 1:4 of it 25 GB/s."""
     leaf = next(
-        tier for tier in describe(load_cluster(rails, 32, {"fabric.leaf.oversubscription": 4})) if tier.kind == "leaf"
+        tier
+        for tier in describe_tiers(load_cluster(rails, 32, {"fabric.leaf.oversubscription": 4}))
+        if tier.kind == "leaf"
     )
     assert leaf.bandwidth == pytest.approx(25e9)
 
@@ -204,10 +206,10 @@ def test_missing_broken_and_empty_files_are_refused(tmp_path):
 
 def test_a_graph_file_is_a_cluster(graph_file):
     cluster = load_cluster(graph_file())
-    assert (cluster.gpus, cluster.gpus_per_node, cluster.library) == (2, 1, "nccl")
-    assert cluster.fabric.paths(np.array([0]), np.array([1])).latency == pytest.approx([2e-6])
+    assert (cluster.gpu_count, cluster.gpus_per_node, cluster.library) == (2, 1, "nccl")
+    assert cluster.fabric.find_paths(np.array([0]), np.array([1])).latency == pytest.approx([2e-6])
     assert load_cluster(graph_file(), overrides={"accelerator": "a100-sxm-80gb"}).accelerator.name == "a100-sxm-80gb"
-    assert load_cluster(graph_file(), 1).gpus == 1
+    assert load_cluster(graph_file(), 1).gpu_count == 1
 
 
 def test_hosts_have_memory_where_a_file_says_so(graph_file):
@@ -216,22 +218,22 @@ def test_hosts_have_memory_where_a_file_says_so(graph_file):
         "update": 0.5,
     }  # fmt: skip
     expected = HostMemory(1e12, 90e9, 50e9, 40e9, pytest.approx(1e-6), 0.5)
-    assert load_cluster("pcie-node").host is None
-    assert load_cluster(graph_file()).host is None
-    assert load_cluster("pcie-node", overrides={"node.host_memory": memory}).host == expected
+    assert load_cluster("pcie-node").host_memory is None
+    assert load_cluster(graph_file()).host_memory is None
+    assert load_cluster("pcie-node", overrides={"node.host_memory": memory}).host_memory == expected
     graph = {"accelerator": "h100-sxm-80gb", "host_memory": memory}
-    assert load_cluster(graph_file(graph=graph)).host == expected
+    assert load_cluster(graph_file(graph=graph)).host_memory == expected
 
 
 def test_a_shipped_cluster_written_as_a_graph_reads_back_as_the_same_machine(tmp_path):
     whole = load_cluster("dgx-h100", 32)
     path = tmp_path / "copy.json"
-    path.write_text(json.dumps(nx.node_link_data(whole.graph(), edges="edges")))
+    path.write_text(json.dumps(nx.node_link_data(whole.to_graph(), edges="edges")))
     copy = load_cluster(str(path))
     sources, targets = np.repeat(np.arange(32), 32), np.tile(np.arange(32), 32)
     assert copy.gpus_per_node == 8
     assert copy.fabric.links.bandwidth.sum() == whole.fabric.links.bandwidth.sum()
-    found, expected = copy.fabric.paths(sources, targets), whole.fabric.paths(sources, targets)
+    found, expected = copy.fabric.find_paths(sources, targets), whole.fabric.find_paths(sources, targets)
     assert found.latency == pytest.approx(expected.latency)
 
 
@@ -250,8 +252,8 @@ def test_a_graph_goes_to_networkx_and_back_as_the_same_cluster_to_the_digit(tmp_
         "update": 0.5,
     }  # fmt: skip
     own = tmp_path / "my-gpu.yaml"
-    shutil.copy(data_files.find("accelerators", "h100-sxm-80gb"), own)
-    shutil.copy(data_files.find("libraries", "nccl"), tmp_path / "my-library.yaml")
+    shutil.copy(data_files.find_file("accelerators", "h100-sxm-80gb"), own)
+    shutil.copy(data_files.find_file("libraries", "nccl"), tmp_path / "my-library.yaml")
     about = {
         "accelerator": "my-gpu.yaml",
         "library": "my-library.yaml",
@@ -277,7 +279,7 @@ def test_a_graph_goes_to_networkx_and_back_as_the_same_cluster_to_the_digit(tmp_
     for name in ("first", "second"):
         files.append(str(tmp_path / f"{name}.json"))
         Path(files[-1]).write_text(json.dumps(nx.node_link_data(whole, edges="edges")))
-        whole = load_cluster(files[-1]).graph()
+        whole = load_cluster(files[-1]).to_graph()
     first, second = map(load_cluster, files)
     for part in ("fabric", "accelerator", "host", "sources", "measured", "gpus", "gpus_per_node"):
         assert getattr(first, part) == getattr(second, part)
@@ -287,7 +289,7 @@ def test_a_graph_goes_to_networkx_and_back_as_the_same_cluster_to_the_digit(tmp_
 @pytest.mark.parametrize("name", ["dgx-h100", "pcie-node", "gb200-nvl72", "llama3-roce", "mi300x", "dgx-v100"])
 def test_a_regular_cluster_takes_the_same_step_as_its_graph_to_the_digit(tmp_path, name):
     path = tmp_path / "copy.json"
-    path.write_text(json.dumps(nx.node_link_data(load_cluster(name, 8).graph(), edges="edges")))
+    path.write_text(json.dumps(nx.node_link_data(load_cluster(name, 8).to_graph(), edges="edges")))
     assert step_of(name=name, gpus=8) == step_of(path=str(path))
 
 
@@ -297,7 +299,7 @@ def test_a_graph_of_a_disturbed_cluster_has_what_is_left():
     given = {"model": "llama3-8b", "layout": layout, "training": {"sequence": 1024, "global_batch": 16}}
     cluster = {"name": "dgx-h100", "gpus": 16}
     edges = [
-        Scenario.from_mapping({**given, "cluster": cluster, **more}).cluster.graph().edges["nic1.0", "leaf0.0"]
+        Scenario.from_mapping({**given, "cluster": cluster, **more}).cluster.to_graph().edges["nic1.0", "leaf0.0"]
         for more in ({}, {"disturbances": wrong})
     ]
     assert [edge["bandwidth"] for edge in edges] == ["50000000000.0 B/s", "25000000000.0 B/s"]
@@ -345,8 +347,8 @@ def test_a_bad_graph_is_refused_with_the_vertex_or_edge(graph_file, changes, sen
 
 def test_paths_in_a_cluster_file_start_beside_it_and_else_in_the_working_directory(tmp_path, monkeypatch):
     (tmp_path / "mine").mkdir()
-    shutil.copy(data_files.find("accelerators", "h100-sxm-80gb"), tmp_path / "mine" / "chip.yaml")
-    shutil.copy(data_files.find("libraries", "nccl"), tmp_path / "sums.yaml")
+    shutil.copy(data_files.find_file("accelerators", "h100-sxm-80gb"), tmp_path / "mine" / "chip.yaml")
+    shutil.copy(data_files.find_file("libraries", "nccl"), tmp_path / "sums.yaml")
     path = tmp_path / "mine" / "rails.yaml"
     path.write_text(yaml.safe_dump({**RAILS, "accelerator": "chip.yaml", "library": "sums.yaml"}))
     monkeypatch.chdir(tmp_path)
@@ -356,6 +358,6 @@ def test_paths_in_a_cluster_file_start_beside_it_and_else_in_the_working_directo
 
 
 def test_only_a_shipped_machine_as_it_is_counts_as_measured() -> None:
-    assert load_cluster("dgx-h100").measured
-    assert not load_cluster("dgx-h100", overrides={"node.nvlink.bandwidth": "7 GB/s"}).measured
-    assert not load_cluster("gb200-nvl72").measured
+    assert load_cluster("dgx-h100").is_measured
+    assert not load_cluster("dgx-h100", overrides={"node.nvlink.bandwidth": "7 GB/s"}).is_measured
+    assert not load_cluster("gb200-nvl72").is_measured

@@ -5,8 +5,16 @@ import numpy as np
 import pytest
 
 from clustersim.common.errors import InputError
-from clustersim.hardware.cluster import load_cluster, mix
-from clustersim.hardware.degradation import DeadLink, Disturbances, LinkChange, Slow, SlowLink, SlowNic, disturbed
+from clustersim.hardware.cluster import load_cluster, with_accelerators
+from clustersim.hardware.degradation import (
+    DeadLinkEffect,
+    Degradations,
+    DegradedNics,
+    LinkDegradation,
+    SlowGpus,
+    SlowLinkEffect,
+    degrade_fabric,
+)
 from clustersim.hardware.graph_fabric import GraphFabric
 from clustersim.hardware.topology import LINK_KINDS, LinkKind
 from tests.hardware.line_counter import lines_run
@@ -15,7 +23,7 @@ from tests.hardware.line_counter import lines_run
 def left(fabric, changed):
     """Part of each link's bandwidth that is left, as {(source, target): part}, where it is not all."""
     parts = changed.links.bandwidth / fabric.links.bandwidth
-    links = {number: fabric.link(number) for number in np.flatnonzero(parts != 1.0).tolist()}
+    links = {number: fabric.link_info(number) for number in np.flatnonzero(parts != 1.0).tolist()}
     return {(link.source, link.target): pytest.approx(parts[number]) for number, link in links.items()}
 
 
@@ -26,49 +34,49 @@ def fabric(build):
 
 
 def test_speeds_of_several_entries_multiply_and_others_keep_theirs():
-    disturbances = Disturbances(slow=(Slow((1, 2), 0.5), Slow((2, 2), 0.8)))
-    assert disturbances.speeds(np.arange(4)).tolist() == [1.0, 0.5, 0.4, 1.0]
-    assert Disturbances().speeds(np.arange(2)).tolist() == [1.0, 1.0]
+    disturbances = Degradations(slow_gpus=(SlowGpus((1, 2), 0.5), SlowGpus((2, 2), 0.8)))
+    assert disturbances.gpu_speeds(np.arange(4)).tolist() == [1.0, 0.5, 0.4, 1.0]
+    assert Degradations().gpu_speeds(np.arange(2)).tolist() == [1.0, 1.0]
 
 
 def test_nothing_wrong_leaves_the_fabric_as_it_is(fabric):
-    assert disturbed(fabric, Disturbances()) is fabric
-    assert disturbed(fabric, Disturbances(slow=(Slow((0,), 0.5),))) is fabric
+    assert degrade_fabric(fabric, Degradations()) is fabric
+    assert degrade_fabric(fabric, Degradations(slow_gpus=(SlowGpus((0,), 0.5),))) is fabric
 
 
 def test_a_slow_nic_is_slow_both_ways_and_once_for_gpus_that_share_it(build, fabric):
-    nic = Disturbances(nics=(SlowNic((5,), 0.5),))
-    assert left(fabric, disturbed(fabric, nic)) == {("nic1.1", "leaf0.1"): 0.5, ("leaf0.1", "nic1.1"): 0.5}
+    nic = Degradations(nics=(DegradedNics((5,), 0.5),))
+    assert left(fabric, degrade_fabric(fabric, nic)) == {("nic1.1", "leaf0.1"): 0.5, ("leaf0.1", "nic1.1"): 0.5}
     shared = build["rails, shared nics"]()
-    both = Disturbances(nics=(SlowNic((4, 5), 0.5),))
-    assert left(shared, disturbed(shared, both)) == {("nic1.0", "leaf0.0"): 0.5, ("leaf0.0", "nic1.0"): 0.5}
+    both = Degradations(nics=(DegradedNics((4, 5), 0.5),))
+    assert left(shared, degrade_fabric(shared, both)) == {("nic1.0", "leaf0.0"): 0.5, ("leaf0.0", "nic1.0"): 0.5}
 
 
 def test_no_route_uses_a_dead_nic_and_gpus_send_by_a_neighbours(fabric):
-    changed = disturbed(fabric, Disturbances(nics=(SlowNic((5,), 0.0),)))
+    changed = degrade_fabric(fabric, Degradations(nics=(DegradedNics((5,), 0.0),)))
     sources, targets = np.repeat(np.arange(36), 36), np.tile(np.arange(36), 36)
-    assert not np.isin(changed.paths(sources, targets).links, fabric.nics(np.array([5]))).any()
-    way = changed.paths(np.array([5]), np.array([9])).links[0]
-    assert [changed.link(number).kind for number in way[way >= 0][:2]] == [LinkKind.NVLINK, LinkKind.NVLINK]
+    assert not np.isin(changed.find_paths(sources, targets).links, fabric.nic_links(np.array([5]))).any()
+    way = changed.find_paths(np.array([5]), np.array([9])).links[0]
+    assert [changed.link_info(number).kind for number in way[way >= 0][:2]] == [LinkKind.NVLINK, LinkKind.NVLINK]
 
 
 def test_a_node_whose_only_nic_is_dead_is_refused_with_its_gpus(build):
-    lost = Disturbances(nics=(SlowNic((0,), 0.5), SlowNic((4, 5, 6, 7), 0.0)))
+    lost = Degradations(nics=(DegradedNics((0,), 0.5), DegradedNics((4, 5, 6, 7), 0.0)))
     with pytest.raises(
         InputError, match=r"nics.1: without the NICs of GPUs 4-7, GPUs 0-3, 8-\d+ cannot reach GPUs 4-7"
     ):
-        disturbed(build["rails, three pods, last partial"](), lost)
+        degrade_fabric(build["rails, three pods, last partial"](), lost)
 
 
 def test_a_link_is_slow_both_ways_or_one_way_and_entries_multiply(fabric):
-    one = LinkChange("leaf0.1", "spine0.0", SlowLink(0.5), both_ways=False)
-    both = LinkChange("spine0.0", "leaf0.1", SlowLink(0.6))
-    found = left(fabric, disturbed(fabric, Disturbances(links=(one, both))))
+    one = LinkDegradation("leaf0.1", "spine0.0", SlowLinkEffect(0.5), both_directions=False)
+    both = LinkDegradation("spine0.0", "leaf0.1", SlowLinkEffect(0.6))
+    found = left(fabric, degrade_fabric(fabric, Degradations(links=(one, both))))
     assert found == {("leaf0.1", "spine0.0"): 0.3, ("spine0.0", "leaf0.1"): 0.6}
 
 
 def test_background_loads_every_link_of_its_tier_and_no_other(fabric):
-    changed = disturbed(fabric, Disturbances(background={LinkKind.LEAF: 0.3, LinkKind.SPINE: 0.2}))
+    changed = degrade_fabric(fabric, Degradations(background_load={LinkKind.LEAF: 0.3, LinkKind.SPINE: 0.2}))
     parts = changed.links.bandwidth / fabric.links.bandwidth
     for kind, expected in zip(LINK_KINDS, (1.0, 1.0, 1.0, 1.0, 0.7, 0.8), strict=True):
         assert parts[fabric.links.kind == LINK_KINDS.index(kind)] == pytest.approx(expected)
@@ -77,29 +85,34 @@ def test_background_loads_every_link_of_its_tier_and_no_other(fabric):
 def test_a_bundle_that_loses_members_keeps_the_rest(build, fabric):
     """K links that lose n keep (k - n)/k: a leaf has 2 uplinks, a pod's spines 2 with 4 uplinks each."""
     for source, target, links in (("leaf0.1", "spine0.0", 2), ("spine0.0", "core0.0", 8)):
-        change = LinkChange(source, target, DeadLink(1))
+        change = LinkDegradation(source, target, DeadLinkEffect(1))
         expected = 1 - 1 / links
-        assert left(fabric, disturbed(fabric, Disturbances(links=(change,)))) == {
+        assert left(fabric, degrade_fabric(fabric, Degradations(links=(change,)))) == {
             (source, target): expected,
             (target, source): expected,
         }
     hashed = build["rails, hashed"]()
-    assert {hashed.members(number) for number in range(len(hashed.links.kind))} == {1}
+    assert {hashed.parallel_link_count(number) for number in range(len(hashed.links.kind))} == {1}
 
 
 def test_a_machine_that_is_cut_off_is_refused_with_the_link_and_the_gpus(build):
     racks = build["racks"]()  # two nodes, eight GPUs, under each of five leaves
-    harmless = LinkChange("gpu3", "nvswitch0", DeadLink(1))
-    all_members = LinkChange("leaf1.0", "spine0.0", DeadLink(racks.members(racks.find("leaf1.0", "spine0.0"))))
+    harmless = LinkDegradation("gpu3", "nvswitch0", DeadLinkEffect(1))
+    all_members = LinkDegradation(
+        "leaf1.0", "spine0.0", DeadLinkEffect(racks.parallel_link_count(racks.find_link("leaf1.0", "spine0.0")))
+    )
     with pytest.raises(InputError) as caught:
-        disturbed(racks, Disturbances(links=(harmless, all_members)))
+        degrade_fabric(racks, Degradations(links=(harmless, all_members)))
     links, cut = (
-        f"the {all_members.what.lost} links between leaf1.0 and spine0.0",
+        f"the {all_members.effect.lost_count} links between leaf1.0 and spine0.0",
         "GPUs 0-7, 16-35 cannot reach GPUs 8-15",
     )
     assert str(caught.value) == f"links.1: without {links}, {cut}"
     with pytest.raises(InputError, match=r"from leaf1.0 to spine0.0, GPUs 8-15 cannot reach GPUs 0-7, 16-35"):
-        disturbed(racks, Disturbances(links=(LinkChange("leaf1.0", "spine0.0", all_members.what, both_ways=False),)))
+        degrade_fabric(
+            racks,
+            Degradations(links=(LinkDegradation("leaf1.0", "spine0.0", all_members.effect, both_directions=False),)),
+        )
 
 
 def test_gpus_beyond_the_job_may_be_cut_off():
@@ -111,13 +124,13 @@ def test_gpus_beyond_the_job_may_be_cut_off():
         for ends in ((f"gpu{number}", "s"), ("s", f"gpu{number}")):
             graph.add_edge(*ends, kind="nic", bandwidth=1e9, latency=1e-6, technology="infiniband")
     fabric = GraphFabric(graph)
-    lost = Disturbances(links=(LinkChange("gpu2", "s", DeadLink()),))
-    changed = disturbed(fabric, lost, used=np.arange(2))
-    assert changed.paths(np.array([0]), np.array([1])).links.shape == (1, 2)
+    lost = Degradations(links=(LinkDegradation("gpu2", "s", DeadLinkEffect()),))
+    changed = degrade_fabric(fabric, lost, used_gpus=np.arange(2))
+    assert changed.find_paths(np.array([0]), np.array([1])).links.shape == (1, 2)
     with pytest.raises(InputError, match="GPUs 0-1 cannot reach GPU 2"):
-        disturbed(fabric, lost)
+        degrade_fabric(fabric, lost)
     with pytest.raises(ValueError, match="no route"):
-        changed.paths(np.array([0]), np.array([2]))
+        changed.find_paths(np.array([0]), np.array([2]))
 
 
 @pytest.mark.parametrize(
@@ -136,48 +149,48 @@ def test_gpus_beyond_the_job_may_be_cut_off():
 )
 def test_links_that_do_not_exist_are_refused_with_near_ones(fabric, link, sentence):
     with pytest.raises(InputError) as caught:
-        disturbed(fabric, Disturbances(links=(LinkChange(*link, SlowLink(0.5)),)))
+        degrade_fabric(fabric, Degradations(links=(LinkDegradation(*link, SlowLinkEffect(0.5)),)))
     assert f"links.0: {sentence}" in str(caught.value)
 
 
 def test_links_of_a_graph_that_do_not_exist_are_refused_with_near_ones(fabric):
-    graph = GraphFabric(fabric.graph())
+    graph = GraphFabric(fabric.to_graph())
     for ends, sentence in (
         (("leaf0.9", "spine0.0"), "there is no leaf0.9 in this machine; did you mean leaf"),
         (("leaf0.0", "leaf0.1"), "no link leads from leaf0.0 to leaf0.1; choose one of nic0.0, nic1.0, spine0.0"),
     ):
         with pytest.raises(InputError, match=sentence):
-            graph.find(*ends)
+            graph.find_link(*ends)
 
 
 def test_what_a_machine_does_not_have_is_refused(build, fabric):
     node, rack = build["one nvlink node"](), build["one rack without spines"]()
     with pytest.raises(InputError, match=r"nics.0: GPU 3 has no NIC"):
-        disturbed(node, Disturbances(nics=(SlowNic((3,), 0.5),)))
+        degrade_fabric(node, Degradations(nics=(DegradedNics((3,), 0.5),)))
     with pytest.raises(InputError, match=r"background.leaf: this cluster has no such links; it has nic$"):
-        disturbed(rack, Disturbances(background={LinkKind.LEAF: 0.5}))
+        degrade_fabric(rack, Degradations(background_load={LinkKind.LEAF: 0.5}))
     with pytest.raises(InputError, match=r"background.leaf: .* it has none beyond its nodes"):
-        disturbed(node, Disturbances(background={LinkKind.LEAF: 0.5}))
-    too_many = Disturbances(links=(LinkChange("leaf0.0", "spine0.0", DeadLink(3)),))
+        degrade_fabric(node, Degradations(background_load={LinkKind.LEAF: 0.5}))
+    too_many = Degradations(links=(LinkDegradation("leaf0.0", "spine0.0", DeadLinkEffect(3)),))
     with pytest.raises(InputError, match="a bundle of 2 links, of which 3 cannot be dead"):
-        disturbed(fabric, too_many)
+        degrade_fabric(fabric, too_many)
 
 
 def test_a_cluster_says_which_accelerator_each_gpu_is():
     cluster = load_cluster("dgx-h100", 32)
-    assert cluster.kinds()[0] == (cluster.accelerator,)
-    assert not cluster.kinds()[1].any()
-    mixed = mix(cluster, [((1,), "a100-sxm-80gb"), ((3,), "h200-sxm-141gb"), ((2,), "a100-sxm-80gb")])
-    kinds, kind = mixed.kinds()
+    assert cluster.accelerator_kinds()[0] == (cluster.accelerator,)
+    assert not cluster.accelerator_kinds()[1].any()
+    mixed = with_accelerators(cluster, [((1,), "a100-sxm-80gb"), ((3,), "h200-sxm-141gb"), ((2,), "a100-sxm-80gb")])
+    kinds, kind = mixed.accelerator_kinds()
     assert [accelerator.name for accelerator in kinds] == ["h100-sxm-80gb", "a100-sxm-80gb", "h200-sxm-141gb"]
     assert kind.tolist() == [0] * 8 + [1] * 16 + [2] * 8
     assert (mixed.accelerator, mixed.fabric, mixed.library) == (cluster.accelerator, cluster.fabric, cluster.library)
-    assert not mixed.measured
+    assert not mixed.is_measured
     assert "a100-sxm-80gb.yaml" in {path.name for path in mixed.files}
 
 
 def test_a_cluster_all_of_whose_nodes_are_mixed_has_one_kind():
-    kinds, kind = mix(load_cluster("dgx-h100", 16), [((0, 1), "a100-sxm-80gb")]).kinds()
+    kinds, kind = with_accelerators(load_cluster("dgx-h100", 16), [((0, 1), "a100-sxm-80gb")]).accelerator_kinds()
     assert [accelerator.name for accelerator in kinds] == ["a100-sxm-80gb"]
     assert not kind.any()
 
@@ -186,10 +199,13 @@ def test_one_change_among_131072_gpus_is_looked_for_in_arrays():
     """Hundreds of thousands of links and 16,384 nodes: Python runs fewer lines than there are leaf switches, 4,096."""
     fabric = load_cluster("dgx-h100", 2**17, {"fabric.core.pods": 128}).fabric
     assert len(fabric.links.kind) > 500_000
-    changes = LinkChange("nic1.4", "leaf0.4", DeadLink()), LinkChange("leaf9.0", "spine2.0", SlowLink(0.5))
+    changes = (
+        LinkDegradation("nic1.4", "leaf0.4", DeadLinkEffect()),
+        LinkDegradation("leaf9.0", "spine2.0", SlowLinkEffect(0.5)),
+    )
 
     def changed():
-        sources = np.arange(fabric.gpus)
-        disturbed(fabric, Disturbances(links=changes)).paths(sources, (sources + 8) % fabric.gpus)
+        sources = np.arange(fabric.gpu_count)
+        degrade_fabric(fabric, Degradations(links=changes)).find_paths(sources, (sources + 8) % fabric.gpu_count)
 
     assert 0 < lines_run(changed) < 4096

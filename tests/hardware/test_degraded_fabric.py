@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 
 from clustersim.hardware.clos_fabric import ClosFabric
-from clustersim.hardware.connectivity import islands
-from clustersim.hardware.ecmp import Hashed
+from clustersim.hardware.connectivity import find_partition
+from clustersim.hardware.ecmp import HashedEcmp
 from clustersim.hardware.graph_fabric import GraphFabric
 from clustersim.hardware.topology import LINK_KINDS
 from tests.conftest import examples
@@ -22,8 +22,8 @@ EITHER = {**{f"regular: {name}": fabric for name, fabric in HEALTHY.items()}, **
 @examples(150)
 def test_gpus_are_cut_off_exactly_where_networkx_finds_no_way(case):
     fabric, dead = case
-    graph = fabric.changed(without(fabric, dead)).graph()
-    apart = islands(fabric.ends, without(fabric, dead) > 0, np.arange(fabric.gpus))
+    graph = fabric.with_degraded_links(without(fabric, dead)).to_graph()
+    apart = find_partition(fabric.link_endpoints, without(fabric, dead) > 0, np.arange(fabric.gpu_count))
     assert (apart is None) == connected(graph, gpu_names(fabric))
     if apart is not None:
         first, second = apart
@@ -35,14 +35,14 @@ def test_gpus_are_cut_off_exactly_where_networkx_finds_no_way(case):
 @examples(150)
 def test_routes_are_chains_of_living_links_from_source_to_target(case):
     fabric, dead = case
-    names = {(fabric.link(number).source, fabric.link(number).target) for number in dead}
-    if islands(fabric.ends, without(fabric, dead) > 0, np.arange(fabric.gpus)) is not None:
+    names = {(fabric.link_info(number).source, fabric.link_info(number).target) for number in dead}
+    if find_partition(fabric.link_endpoints, without(fabric, dead) > 0, np.arange(fabric.gpu_count)) is not None:
         return
-    changed = fabric.changed(without(fabric, dead))
+    changed = fabric.with_degraded_links(without(fabric, dead))
     sources, targets = all_pairs(fabric)
-    paths = changed.paths(sources, targets)
+    paths = changed.find_paths(sources, targets)
     for source, target, numbers, latency in zip(sources, targets, paths.links, paths.latency, strict=True):
-        chain = [changed.link(int(number)) for number in numbers if number >= 0]
+        chain = [changed.link_info(int(number)) for number in numbers if number >= 0]
         places = [f"gpu{source}", *(link.target for link in chain)]
         assert [link.source for link in chain] == places[:-1]
         assert places[-1] == f"gpu{target}"
@@ -57,17 +57,17 @@ def test_one_dead_cable_is_routed_around_as_by_search(case):
     """The same machine as a graph without these links, whose routes are searched: equal kinds, hops and latency."""
     fabric, dead = case
     left = without(fabric, dead[:1])
-    if islands(fabric.ends, left > 0, np.arange(fabric.gpus)) is not None:
+    if find_partition(fabric.link_endpoints, left > 0, np.arange(fabric.gpu_count)) is not None:
         return
-    changed = fabric.changed(left)
-    searched = GraphFabric(changed.graph())
+    changed = fabric.with_degraded_links(left)
+    searched = GraphFabric(changed.to_graph())
     sources, targets = all_pairs(fabric)
-    ours, theirs = changed.paths(sources, targets), searched.paths(sources, targets)
+    ours, theirs = changed.find_paths(sources, targets), searched.find_paths(sources, targets)
     assert ((ours.links >= 0).sum(axis=1) == (theirs.links >= 0).sum(axis=1)).all()
     assert ours.latency == pytest.approx(theirs.latency)
-    alone = np.arange(fabric.gpus)
-    assert (changed.domains(alone) == searched.domains(alone)).all()
-    assert (changed.nodes(alone) == fabric.nodes(alone)).all()
+    alone = np.arange(fabric.gpu_count)
+    assert (changed.domain_ids(alone) == searched.domain_ids(alone)).all()
+    assert (changed.node_ids(alone) == fabric.node_ids(alone)).all()
 
 
 @given(dead_links(HEALTHY))
@@ -76,14 +76,14 @@ def test_a_route_depends_on_its_own_ends_alone(case):
     """Whoever else is asked for, and in which order."""
     fabric, dead = case
     left = without(fabric, dead)
-    if islands(fabric.ends, left > 0, np.arange(fabric.gpus)) is not None:
+    if find_partition(fabric.link_endpoints, left > 0, np.arange(fabric.gpu_count)) is not None:
         return
-    together, alone = fabric.changed(left), fabric.changed(left)
+    together, alone = fabric.with_degraded_links(left), fabric.with_degraded_links(left)
     sources, targets = all_pairs(fabric)
-    paths = together.paths(sources, targets)
-    moved = np.flatnonzero(np.isin(fabric.paths(sources, targets).links, dead).any(axis=1))
+    paths = together.find_paths(sources, targets)
+    moved = np.flatnonzero(np.isin(fabric.find_paths(sources, targets).links, dead).any(axis=1))
     for row in moved[::-1][:60]:
-        numbers = alone.paths(sources[[row]], targets[[row]]).links[0]
+        numbers = alone.find_paths(sources[[row]], targets[[row]]).links[0]
         assert numbers[numbers >= 0].tolist() == paths.links[row][paths.links[row] >= 0].tolist()
 
 
@@ -92,17 +92,17 @@ def test_a_route_depends_on_its_own_ends_alone(case):
 def test_only_the_links_that_are_named_have_less_bandwidth(fabrics, name):
     fabric = fabrics[name]
     healthy = fabric.links
-    changed = fabric.changed(np.where(np.arange(len(healthy.kind)) % 3 == 1, 0.25, 1.0))
+    changed = fabric.with_degraded_links(np.where(np.arange(len(healthy.kind)) % 3 == 1, 0.25, 1.0))
     expected = np.where(np.arange(len(healthy.kind)) % 3 == 1, healthy.bandwidth / 4, healthy.bandwidth)
     assert (changed.links.bandwidth == expected).all()
     assert (changed.links.kind == healthy.kind).all()
     assert (changed.links.latency == healthy.latency).all()
-    graph = changed.graph()
+    graph = changed.to_graph()
     for number, bandwidth in enumerate(expected):
-        link = changed.link(number)
+        link = changed.link_info(number)
         assert link.bandwidth == bandwidth == graph.edges[link.source, link.target]["bandwidth"]
     sources, targets = all_pairs(fabric)
-    assert (changed.paths(sources, targets).links == fabric.paths(sources, targets).links).all()
+    assert (changed.find_paths(sources, targets).links == fabric.find_paths(sources, targets).links).all()
 
 
 @pytest.mark.parametrize("fabrics", [HEALTHY, GRAPHS], ids=["regular", "graph"])
@@ -110,20 +110,20 @@ def test_only_the_links_that_are_named_have_less_bandwidth(fabrics, name):
 def test_links_are_found_by_the_names_of_their_ends(fabrics, name):
     fabric = fabrics[name]
     for number in range(len(fabric.links.kind)):
-        link = fabric.link(number)
-        assert fabric.find(link.source, link.target) == number
+        link = fabric.link_info(number)
+        assert fabric.find_link(link.source, link.target) == number
 
 
 def test_vertices_are_numbered_once_and_gpus_first(machine):
     names = {}
     for number in range(len(machine.links.kind)):
-        link = machine.link(number)
-        ends = machine.ends.source[number], machine.ends.target[number]
+        link = machine.link_info(number)
+        ends = machine.link_endpoints.source[number], machine.link_endpoints.target[number]
         for vertex, name in zip(ends, (link.source, link.target), strict=True):
             assert names.setdefault(int(vertex), name) == name
     assert len(set(names.values())) == len(names)
-    assert all(names.get(gpu, f"gpu{gpu}") == f"gpu{gpu}" for gpu in range(machine.gpus))
-    assert max(names) < machine.ends.vertices
+    assert all(names.get(gpu, f"gpu{gpu}") == f"gpu{gpu}" for gpu in range(machine.gpu_count))
+    assert max(names) < machine.link_endpoints.vertices
 
 
 def test_nics_are_those_that_routes_beyond_the_node_load(build):
@@ -131,36 +131,38 @@ def test_nics_are_those_that_routes_beyond_the_node_load(build):
         fabric = build[name]()
         for gpu in range(4):
             beyond = np.array([gpu]), np.array([gpu + 8])
-            loaded = np.concatenate([fabric.paths(*beyond).links[0], fabric.paths(*beyond[::-1]).links[0]])
+            loaded = np.concatenate([fabric.find_paths(*beyond).links[0], fabric.find_paths(*beyond[::-1]).links[0]])
             own = [
-                n for n in loaded if n >= 0 and fabric.link(n).kind is NIC and f"nic{gpu // 4}." in str(fabric.link(n))
+                n
+                for n in loaded
+                if n >= 0 and fabric.link_info(n).kind is NIC and f"nic{gpu // 4}." in str(fabric.link_info(n))
             ]
-            assert sorted(fabric.nics(np.array([gpu]))) == sorted(own)
+            assert sorted(fabric.nic_links(np.array([gpu]))) == sorted(own)
 
 
 def test_nics_of_a_graph_are_those_of_the_regular_machine(build):
     for name in ("rails, three pods, last partial", "rails, shared nics"):
         fabric = build[name]()
-        graph = GraphFabric(fabric.graph())
+        graph = GraphFabric(fabric.to_graph())
         for gpus in ([0], [1, 2], [5, 6, 7]):
-            ours, theirs = fabric.nics(np.array(gpus)), graph.nics(np.array(gpus))
-            assert {str(fabric.link(n)) for n in ours} == {str(graph.link(n)) for n in theirs}
+            ours, theirs = fabric.nic_links(np.array(gpus)), graph.nic_links(np.array(gpus))
+            assert {str(fabric.link_info(n)) for n in ours} == {str(graph.link_info(n)) for n in theirs}
 
 
 def test_a_machine_without_network_has_no_nics(build):
     fabric = build["one nvlink node"]()
-    assert not len(fabric.nics(np.array([0])))
-    assert not len(GraphFabric(fabric.graph()).nics(np.array([0])))
+    assert not len(fabric.nic_links(np.array([0])))
+    assert not len(GraphFabric(fabric.to_graph()).nic_links(np.array([0])))
 
 
 def hops(fabric, source, target):
-    numbers = fabric.paths(np.array([source]), np.array([target])).links[0]
-    return [(fabric.link(n).kind, fabric.link(n).target) for n in numbers if n >= 0]
+    numbers = fabric.find_paths(np.array([source]), np.array([target])).links[0]
+    return [(fabric.link_info(n).kind, fabric.link_info(n).target) for n in numbers if n >= 0]
 
 
 def kill(fabric, *ends):
-    numbers = [fabric.find(*way) for way in (ends, ends[::-1])]
-    return fabric.changed(without(fabric, numbers))
+    numbers = [fabric.find_link(*way) for way in (ends, ends[::-1])]
+    return fabric.with_degraded_links(without(fabric, numbers))
 
 
 def test_a_gpu_without_its_nic_sends_by_a_neighbour_on_the_targets_rail(build):
@@ -175,7 +177,7 @@ def test_a_gpu_without_its_nic_sends_by_a_neighbour_on_the_targets_rail(build):
 def test_a_gpu_without_nvlink_uses_its_nic_and_is_a_domain_of_its_own(build):
     fabric = kill(build["rails, three pods, last partial"](), "gpu5", "nvswitch1")
     assert [kind for kind, _ in hops(fabric, 5, 6)] == [PCIE, NIC, LEAF, LEAF, NIC, PCIE]
-    assert fabric.domains(np.arange(12)).tolist() == [0, 0, 0, 0, 1, 2, 1, 1, 3, 3, 3, 3]
+    assert fabric.domain_ids(np.arange(12)).tolist() == [0, 0, 0, 0, 1, 2, 1, 1, 3, 3, 3, 3]
 
 
 def test_traffic_of_a_dead_hashed_link_is_spread_over_the_others_and_the_rest_stays():
@@ -183,13 +185,13 @@ def test_traffic_of_a_dead_hashed_link_is_spread_over_the_others_and_the_rest_st
     healthy = ClosFabric(NVLINK_NODE, rails(8, 4, seed=3), 4 * 48)
     leaf, ways = healthy.wiring.leaf.up, healthy.counts.spines
     assert ways == 8
-    changed = healthy.changed(without(healthy, [healthy.find("leaf0.0", "spine0.2")]))
+    changed = healthy.with_degraded_links(without(healthy, [healthy.find_link("leaf0.0", "spine0.2")]))
     sources, targets = (array.ravel() for array in np.meshgrid(np.arange(0, 32, 4), np.arange(32, 192)))
-    before, after = healthy.paths(sources, targets).links, changed.paths(sources, targets).links
-    moved = (before == leaf.first + 2).any(axis=1)
+    before, after = healthy.find_paths(sources, targets).links, changed.find_paths(sources, targets).links
+    moved = (before == leaf.first_id + 2).any(axis=1)
     assert 0.08 < moved.mean() < 0.17
     assert (after[~moved] == before[~moved]).all()
-    taken = np.array([(after[moved] == leaf.first + way).sum() for way in range(ways)])
+    taken = np.array([(after[moved] == leaf.first_id + way).sum() for way in range(ways)])
     assert taken[2] == 0
     assert taken.sum() == moved.sum()
     assert np.delete(taken, 2).min() > moved.sum() / 7 / 2
@@ -197,17 +199,17 @@ def test_traffic_of_a_dead_hashed_link_is_spread_over_the_others_and_the_rest_st
 
 def test_hashes_differ_between_attempts_and_repeat_themselves():
     pairs = np.arange(100), np.arange(100) + 7
-    seeds = [ecmp.choose(*pairs).tolist() for ecmp in Hashed(1).others()]
-    assert len({tuple(seed) for seed in seeds}) == len(seeds) == len(list(Hashed(1).others()))
-    assert seeds == [ecmp.choose(*pairs).tolist() for ecmp in Hashed(1).others()]
+    seeds = [ecmp.choose_paths(*pairs).tolist() for ecmp in HashedEcmp(1).rehashed()]
+    assert len({tuple(seed) for seed in seeds}) == len(seeds) == len(list(HashedEcmp(1).rehashed()))
+    assert seeds == [ecmp.choose_paths(*pairs).tolist() for ecmp in HashedEcmp(1).rehashed()]
 
 
 def test_changes_of_a_changed_machine_add_up(build):
     fabric = build["racks"]()
     once = kill(kill(fabric, "gpu0", "nvswitch0"), "gpu1", "nvswitch0")
     numbers = [
-        fabric.find(*ends) for gpu in (0, 1) for ends in ((f"gpu{gpu}", "nvswitch0"), ("nvswitch0", f"gpu{gpu}"))
+        fabric.find_link(*ends) for gpu in (0, 1) for ends in ((f"gpu{gpu}", "nvswitch0"), ("nvswitch0", f"gpu{gpu}"))
     ]
-    assert once == fabric.changed(without(fabric, numbers))
-    assert hash(once) == hash(fabric.changed(without(fabric, numbers)))
+    assert once == fabric.with_degraded_links(without(fabric, numbers))
+    assert hash(once) == hash(fabric.with_degraded_links(without(fabric, numbers)))
     assert once != fabric

@@ -7,8 +7,14 @@ import pytest
 
 from clustersim.common.errors import InputError
 from clustersim.hardware.cluster import load_cluster
-from clustersim.hardware.degradation import DeadLink, Disturbances, LinkChange, SlowLink, disturbed
-from clustersim.hardware.direct_links import PairLinks, most_rings
+from clustersim.hardware.degradation import (
+    DeadLinkEffect,
+    Degradations,
+    LinkDegradation,
+    SlowLinkEffect,
+    degrade_fabric,
+)
+from clustersim.hardware.direct_links import DirectLinks, max_disjoint_rings
 
 DGX1 = load_cluster("dgx-v100", 8).fabric
 TOPO = """
@@ -28,8 +34,8 @@ CUBE = np.array(
 
 
 def hops(fabric, source, target):
-    links = fabric.paths(np.array([source]), np.array([target])).links[0]
-    return [fabric.link(number) for number in links[links >= 0].tolist()]
+    links = fabric.find_paths(np.array([source]), np.array([target])).links[0]
+    return [fabric.link_info(number) for number in links[links >= 0].tolist()]
 
 
 def test_the_shipped_cube_mesh_is_what_the_machine_prints() -> None:
@@ -54,11 +60,11 @@ def test_a_pair_has_the_rate_of_its_own_links_and_others_go_by_way_of_the_gpu_wi
 
 def test_links_are_found_by_the_names_of_their_gpus_in_every_node() -> None:
     fabric = load_cluster("dgx-v100", 64).fabric
-    number = fabric.find("gpu43", "gpu47")  # places 3 and 7 of node 5
-    assert (fabric.link(number).bandwidth, fabric.members(number)) == (25e9, 1)
-    assert fabric.members(fabric.find("gpu47", "gpu44")) == 2
+    number = fabric.find_link("gpu43", "gpu47")  # places 3 and 7 of node 5
+    assert (fabric.link_info(number).bandwidth, fabric.parallel_link_count(number)) == (25e9, 1)
+    assert fabric.parallel_link_count(fabric.find_link("gpu47", "gpu44")) == 2
     with pytest.raises(InputError, match="no link leads from gpu40 to gpu45; from gpu40 links lead to gpu41"):
-        fabric.find("gpu40", "gpu45")
+        fabric.find_link("gpu40", "gpu45")
 
 
 def test_part_of_a_node_has_the_links_among_its_first_gpus() -> None:
@@ -74,7 +80,7 @@ def test_rings_pass_all_members_once_and_share_no_link(size: int) -> None:
     """And there are no more than the member with fewest links among the others can have."""
     for group in combinations(range(8), size):
         inside = CUBE[np.ix_(group, group)]
-        rings, used = most_rings(inside), np.zeros_like(inside)
+        rings, used = max_disjoint_rings(inside), np.zeros_like(inside)
         for ring in rings:
             assert sorted(ring) == list(range(size))
             used[list(ring), [*ring[1:], ring[0]]] += 1
@@ -84,18 +90,18 @@ def test_rings_pass_all_members_once_and_share_no_link(size: int) -> None:
 
 def test_a_dgx1_has_the_rings_that_its_makers_say() -> None:
     """Three interwoven rings of single links (NVIDIA WP-08437-002), each used both ways; two in each half."""
-    assert len(most_rings(CUBE)) == 6
-    assert len(most_rings(CUBE[:4, :4])) == len(most_rings(CUBE[4:, 4:])) == 4
+    assert len(max_disjoint_rings(CUBE)) == 6
+    assert len(max_disjoint_rings(CUBE[:4, :4])) == len(max_disjoint_rings(CUBE[4:, 4:])) == 4
 
 
 def test_shares_use_every_link_of_the_whole_machine_alike() -> None:
     """Six rings, as many as a GPU has links: each link carries a sixth of what its GPU sends."""
-    whole = PairLinks(tuple(map(tuple, CUBE.tolist()))).shares(0xFF)
+    whole = DirectLinks(tuple(map(tuple, CUBE.tolist()))).ring_shares(0xFF)
     assert whole == pytest.approx(CUBE / 6)
 
 
 def test_equal_links_are_shared_evenly_by_any_members() -> None:
-    shares = PairLinks.full(8).shares(0b1011)
+    shares = DirectLinks.fully_connected(8).ring_shares(0b1011)
     assert shares is not None
     assert shares[0, [1, 3]].tolist() == [0.5, 0.5]
     assert shares.sum() == pytest.approx(3)
@@ -104,15 +110,15 @@ def test_equal_links_are_shared_evenly_by_any_members() -> None:
 def test_a_search_among_all_equal_links_finds_as_many_rings_as_a_gpu_has_links_where_there_are_so_many() -> None:
     """Complete digraphs divide into directed rings but for 4 and 6 places (Tillson 1980)."""
     for places, rings in ((3, 2), (4, 2), (5, 4)):
-        assert len(most_rings(np.ones((places, places), np.int64) - np.eye(places, dtype=np.int64))) == rings
+        assert len(max_disjoint_rings(np.ones((places, places), np.int64) - np.eye(places, dtype=np.int64))) == rings
 
 
 def test_around_a_dead_link_a_neighbour_passes_on_and_a_slow_one_is_slow() -> None:
-    dead = disturbed(DGX1, Disturbances(links=(LinkChange("gpu0", "gpu1", DeadLink()),)))
+    dead = degrade_fabric(DGX1, Degradations(links=(LinkDegradation("gpu0", "gpu1", DeadLinkEffect()),)))
     assert len(hops(dead, 0, 1)) == 2
-    assert set(dead.domains(np.arange(8)).tolist()) == {0}
-    half = disturbed(DGX1, Disturbances(links=(LinkChange("gpu0", "gpu3", DeadLink()),)))  # one of two
-    slow = disturbed(DGX1, Disturbances(links=(LinkChange("gpu0", "gpu1", SlowLink(0.5)),)))
+    assert set(dead.domain_ids(np.arange(8)).tolist()) == {0}
+    half = degrade_fabric(DGX1, Degradations(links=(LinkDegradation("gpu0", "gpu3", DeadLinkEffect()),)))  # one of two
+    slow = degrade_fabric(DGX1, Degradations(links=(LinkDegradation("gpu0", "gpu1", SlowLinkEffect(0.5)),)))
     assert (hops(half, 0, 3)[0].bandwidth, hops(slow, 0, 1)[0].bandwidth) == (25e9, 12.5e9)
 
 
@@ -142,6 +148,6 @@ def test_gpus_that_links_do_not_join_among_each_other_are_refused() -> None:
     """In pairs 0-1, 2-3, ... and 0-2, 1-3 over four places, three GPUs are joined; in these, GPUs 0 and 1 are not."""
     square = [[0, 2], [0, 3], [1, 2], [1, 3]]
     node = {"gpus": 4, "nvlink": {"gpus": 4, "links": square}, "nic": {"per_node": 4}}
-    assert load_cluster("mi300x", 4, {"node": node}).gpus == 4
+    assert load_cluster("mi300x", 4, {"node": node}).gpu_count == 4
     with pytest.raises(InputError, match=r"gpus: node\.nvlink\.links do not join the first 2 GPUs with each other"):
         load_cluster("mi300x", 2, {"node": node})

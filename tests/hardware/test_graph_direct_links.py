@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from clustersim.hardware.cluster import load_cluster
-from clustersim.hardware.direct_links import PairLinks
+from clustersim.hardware.direct_links import DirectLinks
 from clustersim.hardware.graph_fabric import GraphFabric
 from clustersim.hardware.link_technology import TECHNOLOGIES
 
@@ -43,23 +43,23 @@ FULL = [(*pair, 3.0) for pair in combinations(range(4), 2)]
 @pytest.mark.parametrize("name", ["mi300x", "dgx-v100"])
 def test_the_graph_of_a_regular_machine_has_its_links_and_seats(name):
     machine = load_cluster(name, 16).machine
-    graph = GraphFabric(machine.graph())
-    assert graph.pairs == machine.pairs
+    graph = GraphFabric(machine.to_graph())
+    assert graph.direct_links == machine.pairs
     gpus = np.arange(16)
-    assert (graph.seats(gpus) == machine.seats(gpus)).all()
-    assert (graph.seated(graph.seats(gpus)) == gpus).all()
+    assert (graph.domain_slots(gpus) == machine.seats(gpus)).all()
+    assert (graph.gpus_at_slots(graph.domain_slots(gpus)) == gpus).all()
 
 
 @pytest.mark.parametrize("name", ["dgx-h100", "pcie-node"])
 def test_where_switches_join_gpus_or_nothing_does_there_are_no_pairs(name):
-    assert GraphFabric(load_cluster(name).machine.graph()).pairs is None
+    assert GraphFabric(load_cluster(name).machine.to_graph()).direct_links is None
 
 
 def test_links_of_a_pair_are_counted_by_its_bandwidth():
     wide = [(here, there, 2.0 * many) for (here, there, _), many in zip(RING, (1, 2, 1, 2), strict=True)]
-    assert GraphFabric(fabric(*FULL)).pairs == PairLinks.full(4)
+    assert GraphFabric(fabric(*FULL)).direct_links == DirectLinks.fully_connected(4)
     listed = [(0, 1), (1, 2), (1, 2), (2, 3), (3, 0), (3, 0)]
-    assert GraphFabric(fabric(*wide)).pairs == PairLinks.listed(4, listed)
+    assert GraphFabric(fabric(*wide)).direct_links == DirectLinks.from_pairs(4, listed)
 
 
 @pytest.mark.parametrize(
@@ -73,22 +73,22 @@ def test_links_of_a_pair_are_counted_by_its_bandwidth():
     ids=["a switch", "uneven", "no multiple", "far apart"],
 )
 def test_what_is_no_set_of_links_of_pairs_is_none(graph):
-    assert GraphFabric(graph).pairs is None
+    assert GraphFabric(graph).direct_links is None
 
 
 def test_domains_that_differ_have_none():
     graph = fabric(*FULL)
     graph.edges["g1.0", "g1.1"]["bandwidth"] = graph.edges["g1.1", "g1.0"]["bandwidth"] = 6.0
-    assert GraphFabric(graph).pairs is None
+    assert GraphFabric(graph).direct_links is None
 
 
 def test_a_slow_link_leaves_rings_as_they_are():
     """As on a regular cluster: libraries look for rings once, and data goes round a dead link over a neighbour."""
     whole = GraphFabric(fabric(*FULL))
     left = np.ones(len(whole.links.kind))
-    left[whole.find("g0.0", "g0.1")] = 0.5
-    slow = whole.changed(left)
-    again = pickle.loads(pickle.dumps(slow.changed(np.ones(len(left)))))
-    assert whole.pairs == slow.pairs == again.pairs == PairLinks.full(4)
-    assert again == slow.changed(np.ones(len(left)))
-    assert slow != GraphFabric(slow.graph())
+    left[whole.find_link("g0.0", "g0.1")] = 0.5
+    slow = whole.with_degraded_links(left)
+    again = pickle.loads(pickle.dumps(slow.with_degraded_links(np.ones(len(left)))))
+    assert whole.direct_links == slow.direct_links == again.pairs == DirectLinks.fully_connected(4)
+    assert again == slow.with_degraded_links(np.ones(len(left)))
+    assert slow != GraphFabric(slow.to_graph())

@@ -5,61 +5,61 @@ import numpy as np
 import pytest
 
 from clustersim.common.errors import InputError
-from clustersim.hardware.ecmp import Hashed
+from clustersim.hardware.ecmp import HashedEcmp
 from clustersim.hardware.graph_fabric import GraphFabric
 from clustersim.hardware.topology import LINK_KINDS
 
 
 def all_pairs(fabric):
-    numbers = np.arange(fabric.gpus)
-    return np.repeat(numbers, fabric.gpus), np.tile(numbers, fabric.gpus)
+    numbers = np.arange(fabric.gpu_count)
+    return np.repeat(numbers, fabric.gpu_count), np.tile(numbers, fabric.gpu_count)
 
 
 def described(fabric, sources, targets):
     """For each route: the kinds of its links in order, and its bottleneck."""
     table, found = fabric.links, []
-    for numbers in fabric.paths(sources, targets).links:
+    for numbers in fabric.find_paths(sources, targets).links:
         used = numbers[numbers >= 0]
         found.append((table.kind[used].tolist(), table.bandwidth[used].min(initial=np.inf)))
     return found
 
 
 def test_searched_routes_equal_computed_ones_in_kinds_bottleneck_and_latency(machine):
-    graph = GraphFabric(machine.graph())
+    graph = GraphFabric(machine.to_graph())
     sources, targets = all_pairs(machine)
     assert described(graph, sources, targets) == described(machine, sources, targets)
-    assert graph.paths(sources, targets).latency == pytest.approx(machine.paths(sources, targets).latency)
+    assert graph.find_paths(sources, targets).latency == pytest.approx(machine.find_paths(sources, targets).latency)
 
 
 def test_gpus_domains_nodes_and_tiers_equal_those_of_the_regular_machine(machine):
-    graph, gpus = GraphFabric(machine.graph()), np.arange(machine.gpus)
-    assert graph.gpus == machine.gpus
-    assert (graph.nodes(gpus) == machine.nodes(gpus)).all()
-    assert (graph.domains(gpus) == machine.domains(gpus)).all()
+    graph, gpus = GraphFabric(machine.to_graph()), np.arange(machine.gpu_count)
+    assert graph.gpu_count == machine.gpu_count
+    assert (graph.node_ids(gpus) == machine.node_ids(gpus)).all()
+    assert (graph.domain_ids(gpus) == machine.domain_ids(gpus)).all()
     random = np.random.default_rng(2)
     for size in (1, 2, 2, 2, 2, 3, 4, 6):
-        chosen = random.choice(machine.gpus, size=min(size, machine.gpus), replace=False).tolist()
-        assert graph.tier(chosen) == machine.tier(chosen)
+        chosen = random.choice(machine.gpu_count, size=min(size, machine.gpu_count), replace=False).tolist()
+        assert graph.highest_tier(chosen) == machine.highest_tier(chosen)
 
 
 def test_between_domains_networkx_finds_no_shorter_way_that_avoids_gpus(machine):
     """Independent of our search: the hops of networkx's shortest path without NVLink and without other GPUs."""
-    graph = machine.graph()
+    graph = machine.to_graph()
     open_ = graph.edge_subgraph([(a, b) for a, b, edge in graph.edges(data=True) if edge["kind"] != "nvlink"])
     sources, targets = all_pairs(machine)
-    apart = machine.domains(sources) != machine.domains(targets)
-    paths = machine.paths(sources[apart], targets[apart])
+    apart = machine.domain_ids(sources) != machine.domain_ids(targets)
+    paths = machine.find_paths(sources[apart], targets[apart])
     for source, target, links in zip(sources[apart], targets[apart], paths.links, strict=True):
         ends = {f"gpu{source}", f"gpu{target}"}
         part = open_.subgraph([name for name in open_ if name in ends or not name.startswith("gpu")])
-        within_node = machine.nodes(source) == machine.nodes(target)
+        within_node = machine.node_ids(source) == machine.node_ids(target)
         if not within_node:
             assert nx.shortest_path_length(part, f"gpu{source}", f"gpu{target}") == (links >= 0).sum()
 
 
 def test_tiers_of_a_node_equal_those_counted_from_its_shape(build):
     machine = build["one nvlink node"]()
-    assert GraphFabric(machine.graph()).tiers() == machine.tiers()
+    assert GraphFabric(machine.to_graph()).describe_tiers() == machine.describe_tiers()
 
 
 def link(kind, bandwidth=1e9, latency=1e-6):
@@ -85,8 +85,8 @@ def two_switches(first_latency=1e-6):
 
 
 def passed(fabric, source, target):
-    numbers = fabric.paths(np.array([source]), np.array([target])).links[0]
-    return [fabric.link(int(number)).target for number in numbers if number >= 0]
+    numbers = fabric.find_paths(np.array([source]), np.array([target])).links[0]
+    return [fabric.link_info(int(number)).target for number in numbers if number >= 0]
 
 
 def test_equal_routes_are_told_apart_by_name():
@@ -104,10 +104,10 @@ def test_fewer_hops_win_over_less_latency():
 
 
 def test_hashing_uses_every_equal_route_and_repeats_itself():
-    fabrics = [GraphFabric(two_switches(), Hashed(seed)) for seed in range(20)]
+    fabrics = [GraphFabric(two_switches(), HashedEcmp(seed)) for seed in range(20)]
     chosen = [passed(fabric, 0, 1)[0] for fabric in fabrics]
     assert set(chosen) == {"a", "b"}
-    assert chosen == [passed(GraphFabric(two_switches(), Hashed(seed)), 0, 1)[0] for seed in range(20)]
+    assert chosen == [passed(GraphFabric(two_switches(), HashedEcmp(seed)), 0, 1)[0] for seed in range(20)]
 
 
 def test_gpus_forward_only_where_nothing_else_leads_on():
@@ -130,9 +130,9 @@ def test_gpus_are_numbered_node_by_node_whatever_the_order_of_the_file():
     for name in "wxyz":
         both_ways(graph, name, "s", **link("nvlink"))
     fabric = GraphFabric(graph)
-    assert fabric.nodes(np.arange(4)).tolist() == [0, 0, 1, 1]
+    assert fabric.node_ids(np.arange(4)).tolist() == [0, 0, 1, 1]
     assert passed(fabric, 0, 1) == ["s", "y"]
-    assert fabric.tier([0, 1, 2, 3]) == "nvlink"
+    assert fabric.highest_tier([0, 1, 2, 3]) == "nvlink"
 
 
 def test_a_gpu_that_cannot_be_reached_is_named():
@@ -160,24 +160,24 @@ def test_oversubscription_of_a_graph_is_bandwidth_below_over_bandwidth_above():
         both_ways(graph, f"nic{number}", leaf, **link("nic"))
     both_ways(graph, "leaf0", "spine", **link("leaf", 0.5e9))
     both_ways(graph, "leaf1", "spine", **link("leaf", 0.5e9))
-    leaf = next(tier for tier in GraphFabric(graph).tiers() if tier.kind == "leaf")
+    leaf = next(tier for tier in GraphFabric(graph).describe_tiers() if tier.kind == "leaf")
     assert (leaf.count, leaf.bandwidth, leaf.oversubscription) == (2, 0.5e9, pytest.approx(3.0))
 
 
 def test_table_and_links_agree(build):
-    fabric = GraphFabric(build["racks"]().graph())
+    fabric = GraphFabric(build["racks"]().to_graph())
     for number in range(len(fabric.links.kind)):
-        found = fabric.link(number)
+        found = fabric.link_info(number)
         assert found.kind is LINK_KINDS[fabric.links.kind[number]]
         assert found.bandwidth == fabric.links.bandwidth[number]
 
 
 def test_graphs_are_equal_where_all_that_they_say_is(machine):
-    graph = machine.graph()
+    graph = machine.to_graph()
     fabric = GraphFabric(graph)
     assert fabric == GraphFabric(graph.copy())
     assert hash(fabric) == hash(GraphFabric(graph.copy()))
-    assert fabric != GraphFabric(graph.copy(), Hashed(3))
+    assert fabric != GraphFabric(graph.copy(), HashedEcmp(3))
     slower = np.ones(len(fabric.links.kind))
     slower[-1] = 0.5
-    assert fabric.changed(slower) != fabric
+    assert fabric.with_degraded_links(slower) != fabric

@@ -10,7 +10,7 @@ from clustersim.collectives.tuner import Tuner, select_variants
 from clustersim.common.errors import InputError
 from clustersim.hardware.cluster import load_cluster
 from clustersim.hardware.graph_fabric import GraphFabric
-from clustersim.hardware.link_technology import GENERATIONS, NETWORKS, Technology
+from clustersim.hardware.link_technology import NETWORK_TECHNOLOGIES, SCALE_UP_TECHNOLOGIES, LinkTechnology
 from clustersim.program.task import CollectiveType
 from tests.conftest import examples
 
@@ -26,7 +26,7 @@ def seconds(overrides, payload, kind=CollectiveType.ALL_REDUCE, gpus=16):
 
 @examples(30)
 @given(
-    generation=st.sampled_from([name for name in GENERATIONS if name.startswith("nvlink")]),
+    generation=st.sampled_from([name for name in SCALE_UP_TECHNOLOGIES if name.startswith("nvlink")]),
     rate=st.integers(50, 1500),
     more=st.integers(1, 500),
     payload=st.sampled_from([1e3, 1e6, 1e8, 1e10]),
@@ -41,7 +41,7 @@ def test_more_bandwidth_of_one_generation_is_never_slower(generation, rate, more
 
 def test_an_unnamed_generation_is_the_accelerators():
     fabric = load_cluster("dgx-h100", 16, {"node.nvlink.generation": None, "accelerator": "a100-sxm-80gb"}).fabric
-    assert LinkTechnologies.from_links(fabric.links).nvlink_generations == (Technology.NVLINK3,)
+    assert LinkTechnologies.from_links(fabric.links).nvlink_generations == (LinkTechnology.NVLINK3,)
 
 
 def test_a_generation_that_nobody_names_is_missing_and_an_unknown_one_is_refused():
@@ -55,17 +55,17 @@ def test_a_generation_that_nobody_names_is_missing_and_an_unknown_one_is_refused
 
 def test_a_library_without_constants_of_a_make_says_which_it_has():
     with pytest.raises(InputError, match="library rccl has no constants of nvlink4 links; it has xgmi4"):
-        load_library("rccl").nvlink_constants(Technology.NVLINK4)
-    assert load_library("gloo").nvlink_constants(Technology.NVLINK4) == load_library("gloo").nvlink_constants(
-        Technology.XGMI4
+        load_library("rccl").nvlink_constants(LinkTechnology.NVLINK4)
+    assert load_library("gloo").nvlink_constants(LinkTechnology.NVLINK4) == load_library("gloo").nvlink_constants(
+        LinkTechnology.XGMI4
     )
 
 
 def test_networks_differ_by_their_constants_alone():
     """The same ports: a message over EFA takes longer, over TCPX much longer, and TCPX has no low-latency protocols."""
-    small = {name: seconds({"node.nic.network": name}, 8.0) for name in NETWORKS}
+    small = {name: seconds({"node.nic.network": name}, 8.0) for name in NETWORK_TECHNOLOGIES}
     assert small["infiniband"] < small["efa"] < small["efa1"] < small["tcpx"]
-    assert NCCL.unsupported_on(LinkTechnologies((Technology.NVLINK4,), (Technology.TCPX,))) == {
+    assert NCCL.unsupported_on(LinkTechnologies((LinkTechnology.NVLINK4,), (LinkTechnology.TCPX,))) == {
         "LL",
         "LL128",
         "tree",
@@ -75,12 +75,12 @@ def test_networks_differ_by_their_constants_alone():
 
 def test_a_machine_of_two_generations_has_each_links_rate_and_the_worst_of_what_concerns_all():
     """Two nodes of H100 and A100 links: in_network needs every switch to add, the launch is the slower one's."""
-    graph = load_cluster("dgx-h100", 16).fabric.graph().copy()
+    graph = load_cluster("dgx-h100", 16).fabric.to_graph().copy()
     for source, target, edge in graph.edges(data=True):
         if edge["kind"] == "nvlink" and "nvswitch1" in (source, target):
             edge["technology"], edge["bandwidth"] = "nvlink3", 300e9
     mixed = LinkTechnologies.from_links(GraphFabric(graph).links)
-    assert mixed.nvlink_generations == (Technology.NVLINK3, Technology.NVLINK4)
+    assert mixed.nvlink_generations == (LinkTechnology.NVLINK3, LinkTechnology.NVLINK4)
     assert not NCCL.has_nvls(mixed)
     launches = [
         NCCL.nvlink_by_technology[nvlink_generation].launch_seconds for nvlink_generation in mixed.nvlink_generations

@@ -9,86 +9,86 @@ import yaml
 from clustersim.common import data_files
 from clustersim.common.errors import InputError
 from clustersim.hardware.accelerator import load_accelerator
-from clustersim.hardware.power import Activity, Power, Powers, load_shares
+from clustersim.hardware.power import GpuActivity, PowerOverrides, PowerSpec, load_power_fractions
 
 WATTS = {"products": 700.0, "streaming": 350.0, "communicating": 350.0, "waiting": 121.7}
-H100 = Power(700.0, 121.7, 1275.0)
+H100 = PowerSpec(700.0, 121.7, 1275.0)
 
 
-def drawn(power: Power | None, powers: Powers) -> dict[str, float]:
-    draw = powers.draw(power)
+def drawn(power: PowerSpec | None, powers: PowerOverrides) -> dict[str, float]:
+    draw = powers.resolve_draw(power)
     assert draw is not None
-    return {activity.value: watts for activity, watts in draw.gpu.items()}
+    return {activity.value: watts for activity, watts in draw.by_activity.items()}
 
 
-@pytest.mark.parametrize("name", data_files.names("accelerators"))
+@pytest.mark.parametrize("name", data_files.list_names("accelerators"))
 def test_every_shipped_accelerator_draws_from_idle_to_its_limit_if_anything_is_known(name: str) -> None:
     power = load_accelerator(name).power
     if power is None:
         assert name in {"cpu-laptop", "b300-sxm-288gb"}, "sources give 1,100 to 1,400 W for the board of a B300"
         return
-    draw = Powers().draw(power)
+    draw = PowerOverrides().resolve_draw(power)
     assert draw is not None
-    assert set(draw.gpu) == set(Activity)
-    assert 0 < draw.gpu[Activity.WAITING] <= min(draw.gpu.values())
-    assert max(draw.gpu.values()) == power.tdp
-    assert draw.rest is None or power.node is None or 0 < draw.rest < power.node - power.tdp
+    assert set(draw.by_activity) == set(GpuActivity)
+    assert 0 < draw.by_activity[GpuActivity.WAITING] <= min(draw.by_activity.values())
+    assert max(draw.by_activity.values()) == power.tdp
+    assert draw.node_rest is None or power.node_share is None or 0 < draw.node_rest < power.node_share - power.tdp
 
 
 def test_the_power_of_an_h100_is_that_of_its_datasheet_and_of_a_dgx() -> None:
     assert load_accelerator("h100-sxm-80gb").power == H100
-    assert drawn(H100, Powers()) == WATTS
+    assert drawn(H100, PowerOverrides()) == WATTS
 
 
 def test_a_node_of_8_h100_draws_at_most_what_was_measured() -> None:
     """Latif et al. (arXiv:2412.08602): 8.4 kW of 10.2. Each GPU: 700 W, and (8.4 - 5.6) / (10.2 - 5.6) of the rest."""
-    draw = Powers().draw(H100)
+    draw = PowerOverrides().resolve_draw(H100)
     assert draw is not None
-    assert draw.rest == pytest.approx(0.61 * (1275 - 700))
-    assert 8 * (700 + (draw.rest or 0.0)) == pytest.approx(8400, rel=0.005)
-    assert load_shares().rest == pytest.approx((8.4 - 5.6) / (10.2 - 5.6), abs=0.005)
+    assert draw.node_rest == pytest.approx(0.61 * (1275 - 700))
+    assert 8 * (700 + (draw.node_rest or 0.0)) == pytest.approx(8400, rel=0.005)
+    assert load_power_fractions().rest == pytest.approx((8.4 - 5.6) / (10.2 - 5.6), abs=0.005)
 
 
 def test_what_nobody_measured_idle_draws_a_fifth() -> None:
-    assert drawn(Power(1000.0), Powers())["waiting"] == 200.0
+    assert drawn(PowerSpec(1000.0), PowerOverrides())["waiting"] == 200.0
 
 
 def test_what_somebody_says_is_in_place_of_data() -> None:
-    assert drawn(H100, Powers(idle=100.0)) == {**WATTS, "waiting": 100.0}
-    assert drawn(H100, Powers(streaming=0.8, communicating=0.3)) == {
+    assert drawn(H100, PowerOverrides(idle=100.0)) == {**WATTS, "waiting": 100.0}
+    assert drawn(H100, PowerOverrides(streaming=0.8, communicating=0.3)) == {
         **WATTS,
         "streaming": 560.0,
         "communicating": 210.0,
     }
-    capped = Powers(tdp=500.0).draw(H100)
+    capped = PowerOverrides(tdp=500.0).resolve_draw(H100)
     assert capped is not None
-    assert capped.gpu[Activity.PRODUCTS] == 500.0
-    assert capped.rest == Powers().draw(H100).rest  # type: ignore[union-attr]
-    said = Powers(rest=0.0).draw(H100)
+    assert capped.by_activity[GpuActivity.MATMUL] == 500.0
+    assert capped.node_rest == PowerOverrides().resolve_draw(H100).node_rest  # type: ignore[union-attr]
+    said = PowerOverrides(rest=0.0).resolve_draw(H100)
     assert said is not None
-    assert said.rest == 0.0
+    assert said.node_rest == 0.0
 
 
 def test_without_a_limit_nothing_is_known_and_with_one_all_but_the_rest_is() -> None:
-    assert Powers().draw(None) is None
-    assert Powers(idle=10.0).draw(None) is None
-    draw = Powers(tdp=65.0).draw(None)
+    assert PowerOverrides().resolve_draw(None) is None
+    assert PowerOverrides(idle=10.0).resolve_draw(None) is None
+    draw = PowerOverrides(tdp=65.0).resolve_draw(None)
     assert draw is not None
-    assert draw.gpu[Activity.WAITING] == pytest.approx(13.0)
-    assert draw.rest is None
+    assert draw.by_activity[GpuActivity.WAITING] == pytest.approx(13.0)
+    assert draw.node_rest is None
 
 
 @pytest.mark.parametrize(
     ("powers", "words"),
     [
-        (Powers(idle=701.0), "idle 701 W is above tdp 700 W"),
-        (Powers(streaming=0.1), "streaming draws 70 W, less than a GPU that is idle"),
-        (Powers(products=0.0), "products draws 0 W"),
+        (PowerOverrides(idle=701.0), "idle 701 W is above tdp 700 W"),
+        (PowerOverrides(streaming=0.1), "streaming draws 70 W, less than a GPU that is idle"),
+        (PowerOverrides(products=0.0), "products draws 0 W"),
     ],
 )
-def test_less_than_idle_is_refused(powers: Powers, words: str) -> None:
+def test_less_than_idle_is_refused(powers: PowerOverrides, words: str) -> None:
     with pytest.raises(InputError, match=words):
-        powers.draw(H100)
+        powers.resolve_draw(H100)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_less_than_idle_is_refused(powers: Powers, words: str) -> None:
 def test_a_file_that_is_wrong_is_refused(tmp_path: Path, power: dict[str, Any], words: str) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(
-        yaml.safe_dump(data_files.read_mapping(data_files.find("accelerators", "mi300x")) | {"power": power})
+        yaml.safe_dump(data_files.read_mapping(data_files.find_file("accelerators", "mi300x")) | {"power": power})
     )
     with pytest.raises(InputError) as caught:
         load_accelerator(str(path))

@@ -9,33 +9,40 @@ import yaml
 
 from clustersim.common import data_files
 from clustersim.common.errors import InputError
-from clustersim.hardware.prices import Price, is_list, load_prices, parse_price, quote, quote_of
+from clustersim.hardware.prices import (
+    Price,
+    is_price_list_name,
+    load_price_list,
+    parse_price,
+    quote_from_list,
+    quote_list_price,
+)
 
-LISTS = data_files.names("prices")
+LISTS = data_files.list_names("prices")
 
 
 @pytest.mark.parametrize("name", LISTS)
 def test_every_list_has_a_source_a_day_and_a_currency(name: str) -> None:
-    found = load_prices(name)
-    assert date(2026, 1, 1) < found.read < date(2100, 1, 1)
+    found = load_price_list(name)
+    assert date(2026, 1, 1) < found.read_date < date(2100, 1, 1)
     assert set(found.sources) == {"gpu_hour"}
     assert "http" in found.sources["gpu_hour"]
-    assert {price.currency for price in found.gpu_hour.values()} == {"USD"}, "a median is of one currency"
-    assert all(price.amount > 0.1 for price in found.gpu_hour.values())
+    assert {price.currency for price in found.price_per_gpu_hour.values()} == {"USD"}, "a median is of one currency"
+    assert all(price.amount > 0.1 for price in found.price_per_gpu_hour.values())
 
 
 def test_clusters_of_lists_are_shipped_and_each_is_of_one_cloud() -> None:
-    named = [cluster for name in LISTS for cluster in load_prices(name).clusters]
+    named = [cluster for name in LISTS for cluster in load_price_list(name).clusters]
     assert len(set(named)) == len(named)
-    assert set(named) <= set(data_files.names("clusters"))
+    assert set(named) <= set(data_files.list_names("clusters"))
 
 
 def test_a_cluster_of_a_cloud_has_that_cloud_s_price_and_others_the_median() -> None:
-    own = quote("h100-sxm-80gb", "aws-p5")
+    own = quote_list_price("h100-sxm-80gb", "aws-p5")
     assert own is not None
-    assert own == quote_of("aws", "h100-sxm-80gb")
-    prices = sorted(found.gpu_hour["h100-sxm-80gb"].amount for found in map(load_prices, LISTS))
-    other = quote("h100-sxm-80gb", "dgx-h100")
+    assert own == quote_from_list("aws", "h100-sxm-80gb")
+    prices = sorted(found.price_per_gpu_hour["h100-sxm-80gb"].amount for found in map(load_price_list, LISTS))
+    other = quote_list_price("h100-sxm-80gb", "dgx-h100")
     assert other is not None
     assert len(prices) == 6
     assert other.price == Price((prices[2] + prices[3]) / 2, "USD")
@@ -43,20 +50,20 @@ def test_a_cluster_of_a_cloud_has_that_cloud_s_price_and_others_the_median() -> 
 
 
 def test_a_gpu_that_its_own_cloud_does_not_list_has_the_median_and_one_that_nobody_lists_none() -> None:
-    assert quote("h200-sxm-141gb", "aws-p5en") == quote("h200-sxm-141gb", "hgx-h200")
-    assert quote("cpu-laptop", "laptop") is None
-    assert quote("h800-sxm-80gb", "dgx-h800") is None
+    assert quote_list_price("h200-sxm-141gb", "aws-p5en") == quote_list_price("h200-sxm-141gb", "hgx-h200")
+    assert quote_list_price("cpu-laptop", "laptop") is None
+    assert quote_list_price("h800-sxm-80gb", "dgx-h800") is None
 
 
 def test_a_single_list_is_named() -> None:
-    found = quote("mi300x", "mi300x")
+    found = quote_list_price("mi300x", "mi300x")
     assert found is not None
     assert "Oracle" in found.source
 
 
 def test_a_list_without_the_accelerator_names_those_that_it_has() -> None:
     with pytest.raises(InputError, match="lambda has no price of mi300x; it has those of a100-sxm-40gb"):
-        quote_of("lambda", "mi300x")
+        quote_from_list("lambda", "mi300x")
 
 
 @pytest.mark.parametrize(
@@ -87,8 +94,8 @@ def test_an_amount_and_three_letters_are_a_price(text: str, amount: float) -> No
 
 
 def test_words_are_lists_and_prices_are_none() -> None:
-    assert all(map(is_list, LISTS))
-    assert not any(map(is_list, ["2.49 USD", "nan", "inf", "USD", "$3", 3, None]))
+    assert all(map(is_price_list_name, LISTS))
+    assert not any(map(is_price_list_name, ["2.49 USD", "nan", "inf", "USD", "$3", 3, None]))
 
 
 @pytest.mark.parametrize(
@@ -103,8 +110,8 @@ def test_words_are_lists_and_prices_are_none() -> None:
 )
 def test_a_list_that_is_wrong_is_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:
     path = tmp_path / "mine.yaml"
-    path.write_text(yaml.safe_dump(data_files.read_mapping(data_files.find("prices", "oci")) | change))
+    path.write_text(yaml.safe_dump(data_files.read_mapping(data_files.find_file("prices", "oci")) | change))
     with pytest.raises(InputError) as caught:
-        load_prices(str(path))
+        load_price_list(str(path))
     assert str(path) in str(caught.value)
     assert words in str(caught.value)

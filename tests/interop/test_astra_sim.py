@@ -23,7 +23,7 @@ import yaml
 
 from clustersim.cli.export_chakra import GROUPS, export_step
 from clustersim.program.task import CollectiveTask, CollectiveType, CommOp, ComputeTask
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from tests.cli.test_manual import PLAN, ROOT
@@ -158,7 +158,7 @@ def test_on_a_slow_network_the_step_is_our_bytes_over_its_bandwidth(overrides: t
     assert said.end[0] == pytest.approx(sent / (0.01 * GIB), rel=2e-3)
 
 
-def _exchanges(result: Answer) -> Iterator[CommOp]:
+def _exchanges(result: SimulationResult) -> Iterator[CommOp]:
     """Of the first rank."""
     for task in result.program.programs[int(result.program.program_index[0])].tasks:
         if isinstance(task, ComputeTask):
@@ -167,7 +167,7 @@ def _exchanges(result: Answer) -> Iterator[CommOp]:
             yield task.comm_op
 
 
-def _members(result: Answer, exchange: CommOp) -> int:
+def _members(result: SimulationResult, exchange: CommOp) -> int:
     return int(result.program.groups[exchange.comm_group].members.shape[1])
 
 

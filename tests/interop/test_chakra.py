@@ -9,7 +9,7 @@ import pytest
 from clustersim.interop.chakra import ChakraWriter
 from clustersim.interop.protobuf import varint
 from clustersim.program.task import CollectiveTask, CollectiveType, ComputeTask, SendTask
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 from clustersim.results.time_categories import Part
 from tests.interop.execution_traces import COLLECTIVE, COMPUTE, LOAD, RECEIVE, SEND, STORE, Decoded, decode, played
 from tests.report.small_trace import simulated
@@ -35,10 +35,10 @@ OFFLOADED = ("layout={dp: 8, data: fsdp}", "training.offload={activations: {laye
 
 
 @cache
-def written(*overrides: str) -> tuple[Answer, dict[int, list[int]], list[list[Decoded]]]:
+def written(*overrides: str) -> tuple[SimulationResult, dict[int, list[int]], list[list[Decoded]]]:
     result = simulated(*overrides)
     writer = ChakraWriter(result)
-    decoded = [decode(writer.rank(rank)) for rank in range(result.ranks)]
+    decoded = [decode(writer.rank(rank)) for rank in range(result.rank_count)]
     assert {version for version, _ in decoded} == {"0.0.4"}
     return result, writer.groups, [nodes for _, nodes in decoded]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from clustersim.common.dtypes import COMPUTED, DType
+from clustersim.common.dtypes import COMPUTE_DTYPES, DType
 from clustersim.interop.kernel_names import kind_of, label_of
 from clustersim.model.kernels import Kernel, KernelKind, MatmulShape
 from clustersim.report.export.kineto_kernels import called_kernel
@@ -62,7 +62,7 @@ def test_a_kernel_of_a_scenario_has_its_kind_in_every_format(kind: KernelKind) -
     assert not found & {SpanKind.OTHER, SpanKind.COMMUNICATION}
 
 
-@pytest.mark.parametrize("dtype", COMPUTED)
+@pytest.mark.parametrize("dtype", COMPUTE_DTYPES)
 def test_a_product_has_its_sizes_in_every_format(dtype: DType) -> None:
     for batch in (1, 4):
         shape = MatmulShape(256, 512, 1024, batch=batch)

@@ -11,7 +11,7 @@ import pytest
 
 from clustersim.common.errors import InputError
 from clustersim.interop.kineto import Traces, is_traces, read_traces
-from clustersim.model.kernels import PRODUCTS, KernelKind
+from clustersim.model.kernels import TENSOR_CORE_KINDS, KernelKind
 from clustersim.program.task import CollectiveTask, CollectiveType, ComputeTask, ReceiveTask, SendTask
 from clustersim.report.export.write_traces import write_kineto_files
 from clustersim.results.intervals import Intervals
@@ -24,7 +24,7 @@ from clustersim.results.profiled_step import (
     SpanPart,
     median_step,
 )
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 from clustersim.results.time_categories import Part
 from tests.interop.synthetic_profiles import GEMM, Profile, three_steps
 from tests.report.small_trace import simulated
@@ -38,12 +38,12 @@ ATTENTION = frozenset({KernelKind.ATTENTION_FORWARD, KernelKind.ATTENTION_BACKWA
 NANOSECOND = 1e-9
 
 
-def imported(folder: Path, result: Answer, ranks: range = range(8)) -> Traces:
+def imported(folder: Path, result: SimulationResult, ranks: range = range(8)) -> Traces:
     write_kineto_files(result, folder / "own", ranks)
     return read_traces(folder / "own")
 
 
-def step_of(folder: Path, result: Answer) -> ProfiledStep:
+def step_of(folder: Path, result: SimulationResult) -> ProfiledStep:
     return median_step(imported(folder, result).ranks)
 
 
@@ -81,10 +81,10 @@ def test_span_by_span_a_trace_is_its_scenario(tmp_path: Path, overrides: tuple[s
                 assert np.abs(pairs - [begin, stop]).max(axis=1).min() <= 1.01 * NANOSECOND
 
 
-def spans_of(result: Answer, rank: int) -> list[tuple[float, float, bool, bool]]:
+def spans_of(result: SimulationResult, rank: int) -> list[tuple[float, float, bool, bool]]:
     """Begin and end of all that a rank's GPU does, and whether it is a kernel, an exchange or both."""
     simulated_rank = int(result.trace.representative[rank])
-    inside, trace = result.operations(simulated_rank), result.trace
+    inside, trace = result.operation_spans(simulated_rank), result.trace
     tasks = result.program.programs[int(result.program.program_index[rank])].tasks
     found = []
     for number, place, start, end in zip(
@@ -104,7 +104,7 @@ def test_kinds_of_kernels_are_those_of_the_scenario(tmp_path: Path, overrides: t
     result = simulated(*overrides)
     for rank in step_of(tmp_path, result).ranks:
         expected: Counter[str] = Counter()
-        operations = result.operations(int(result.trace.representative[rank.rank]))
+        operations = result.operation_spans(int(result.trace.representative[rank.rank]))
         tasks = result.program.programs[int(result.program.program_index[rank.rank])].tasks
         for number, place, lasting in zip(
             operations.task.tolist(),
@@ -116,7 +116,13 @@ def test_kinds_of_kernels_are_those_of_the_scenario(tmp_path: Path, overrides: t
             assert isinstance(task, ComputeTask)
             kernel = task.segment.operations[place].kernel
             word = (
-                "" if kernel is None else "A" if kernel.kind in ATTENTION else "P" if kernel.kind in PRODUCTS else "O"
+                ""
+                if kernel is None
+                else "A"
+                if kernel.kind in ATTENTION
+                else "P"
+                if kernel.kind in TENSOR_CORE_KINDS
+                else "O"
             )
             expected[word] += lasting
         seconds = dict(zip(SPAN_KINDS, rank.kinds()[1].tolist(), strict=True))

@@ -9,9 +9,9 @@ from clustersim import simulate
 from clustersim.common.errors import InputError
 from clustersim.interop.megatron_import import read_megatron
 from clustersim.interop.model_equivalence import alike
-from clustersim.model.layer_stack import RoutedMlp, specs
-from clustersim.model.presets import preset
-from clustersim.model.transformer import parameters
+from clustersim.model.layer_stack import MoeMlp, layer_specs
+from clustersim.model.presets import load_preset
+from clustersim.model.transformer import parameter_count
 from clustersim.scenario import Scenario
 from tests.interop.repository_examples import DEEPSEEK_V3, GPT3_175B, LLAMA3_8B, MEGATRON, MIXTRAL_8X7B
 
@@ -72,17 +72,17 @@ def read(text: str, gpus: int | None = None) -> dict[str, Any]:
 
 def whole_windows(arguments: str) -> list[int | None]:
     """The window of each of six layers."""
-    layers = specs(Scenario.from_mapping(read(f"{SMALL} --num-layers 6 {arguments}", 1)).model.stack)
+    layers = layer_specs(Scenario.from_mapping(read(f"{SMALL} --num-layers 6 {arguments}", 1)).model.stack)
     return [layer.attention.window for layer in layers if layer.attention is not None]
 
 
 def test_a_launch_script_is_the_scenario_that_it_launches() -> None:
     found = read_megatron(SCRIPT, "run")
     scenario = Scenario.from_mapping(found.mapping)
-    assert parameters(scenario.model) == parameters(preset("llama3-8b"))
+    assert parameter_count(scenario.model) == parameter_count(load_preset("llama3-8b"))
     layout = scenario.layout
     assert (layout.tp, layout.pp, layout.dp, layout.sequence_parallel) == (2, 2, 8, True)
-    assert scenario.cluster.gpus == 32
+    assert scenario.cluster.gpu_count == 32
     assert found.mapping["schedule"] == {"interleaved": {"chunks": 4}}
     assert found.mapping["training"]["precision"] == {"compute": "fp8"}
     assert (found.passed_over, found.assumed) == ((), ())
@@ -92,7 +92,7 @@ def test_a_launch_script_is_the_scenario_that_it_launches() -> None:
 def test_latent_attention_and_experts_are_deepseek_v3() -> None:
     """Of whose parameters none differs, as the vocabulary is no multiple of 128 and is padded to itself here."""
     scenario = Scenario.from_mapping(read(MLA, 64))
-    assert parameters(scenario.model) == parameters(preset("deepseek-v3"))
+    assert parameter_count(scenario.model) == parameter_count(load_preset("deepseek-v3"))
     assert (scenario.layout.ep, scenario.layout.dispatcher.value) == (8, "deepep")
     assert scenario.to_mapping()["training"]["recompute"] == {"modules": ["mla_up_proj", "moe_act"]}
 
@@ -109,8 +109,8 @@ def test_the_repository_s_examples_are_read_whole(name: str) -> None:
 def test_the_repository_s_examples_are_their_models(name: str) -> None:
     """The Llama example leaves Megatron-LM's LayerNorm, which has biases where RMSNorm has none."""
     model = Scenario.from_mapping(read(*MEGATRON[name])).model
-    biases = (2 * model.layers + 1) * model.hidden if name == "llama3-8b" else 0
-    assert parameters(model) - biases == parameters(preset(name))
+    biases = (2 * model.layer_count + 1) * model.hidden if name == "llama3-8b" else 0
+    assert parameter_count(model) - biases == parameter_count(load_preset(name))
 
 
 def test_gpt_3_trains_in_fp16_with_gradients_of_as_many_bytes() -> None:
@@ -131,7 +131,7 @@ def test_llama_3_stores_its_matrices_in_fp8_and_mixtral_spreads_its_experts() ->
 def test_deepseek_v3_shards_all_and_predicts_a_further_token() -> None:
     made = Scenario.from_mapping(read(DEEPSEEK_V3, 256))
     own = Scenario.from_mapping({**read(DEEPSEEK_V3, 256), "model": {"preset": "deepseek-v3", "mtp_layers": 1}})
-    assert parameters(made.model) == parameters(own.model)
+    assert parameter_count(made.model) == parameter_count(own.model)
     assert (made.layout.data.zero_stage, made.layout.dispatcher.value) == (3, "hybridep")
 
 
@@ -229,8 +229,8 @@ def test_arguments_of_the_layout(arguments: str, key: str, value: object) -> Non
 def test_experts_are_in_the_layers_that_megatron_gives_them(frequency: str, there: str) -> None:
     """A number counts from the first layer on, a list says it of each."""
     text = SMALL + f"--num-layers 6 --num-experts 4 --moe-layer-freq {frequency}"
-    layers = specs(Scenario.from_mapping(read(text, 1)).model.stack)
-    assert "".join(str(int(isinstance(layer.mlp, RoutedMlp))) for layer in layers) == there
+    layers = layer_specs(Scenario.from_mapping(read(text, 1)).model.stack)
+    assert "".join(str(int(isinstance(layer.mlp, MoeMlp))) for layer in layers) == there
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_gpt_oss_is_the_model_that_its_arguments_say() -> None:
     --moe-token-dispatcher-type alltoall --micro-batch-size 1 --seq-length 4096 --bf16 --hidden-dropout 0
     --attention-dropout 0"""
     found = read_megatron(text, "run", gpus=8)
-    assert alike(Scenario.from_mapping(found.mapping).model, preset("gpt-oss-20b"))
+    assert alike(Scenario.from_mapping(found.mapping).model, load_preset("gpt-oss-20b"))
     assert found.passed_over == ("--enable-gpt-oss",)
 
 
@@ -356,7 +356,7 @@ def test_a_misspelt_argument_is_named_with_what_it_may_mean() -> None:
 )
 def test_cuda_graphs(arguments: str, captured: str) -> None:
     found = read_megatron(SMALL + arguments, "run", gpus=1)
-    assert Scenario.from_mapping(found.mapping).framework.captured.value == captured
+    assert Scenario.from_mapping(found.mapping).framework.graph_capture.value == captured
     named = captured == "nothing" and "scope" in arguments
     assert found.passed_over == (("--cuda-graph-scope",) if named else ())
 

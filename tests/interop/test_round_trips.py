@@ -19,7 +19,7 @@ from tests.strategies import mappings
 
 
 def imported(program: str, text: str, gpus: int) -> Scenario:
-    return Scenario.from_mapping(READERS[program](text, "run", "dgx-h100", gpus).mapping, source="run")
+    return Scenario.from_mapping(READERS[program](text, "run", "dgx-h100", gpus).mapping, default_name="run")
 
 
 def exported(program: str, scenario: Scenario) -> Exported:
@@ -211,10 +211,10 @@ def test_what_does_not_come_back_is_named(program: str, data: st.DataObject) -> 
         assert len(str(error).splitlines()) == 1
         return
     back = again(program, scenario)
-    asked = scenario.changed(f"framework={WRITERS[program].framework}")
+    asked = scenario.with_overrides(f"framework={WRITERS[program].framework}")
     named = {remark.partition(":")[0] for remark in out.remarks}
     assert {key for key, *_ in open_keys(asked, back)} <= named
-    assert (asked.model.layers, asked.layout.degrees) == (back.model.layers, back.layout.degrees)
+    assert (asked.model.layer_count, asked.layout.degrees) == (back.model.layer_count, back.layout.degrees)
     assert all(f"# not said here: {item}" in out.text for item in out.remarks)
 
 
@@ -266,6 +266,6 @@ def test_what_cannot_be_said_is_refused(program: str, change: dict[str, Any], sa
     mapping = PLAN | change
     mapping["training"] = PLAN["training"] | change.get("training", {})
     with pytest.raises(InputError) as refused:
-        exported(program, Scenario.from_mapping(mapping, source="plan"))
+        exported(program, Scenario.from_mapping(mapping, default_name="plan"))
     assert str(refused.value).startswith("plan: ")
     assert said in str(refused.value)

@@ -14,9 +14,9 @@ from clustersim.interop.model_equivalence import alike
 from clustersim.interop.torchtitan_flavors import FLAVORS, flavor_of, model_of
 from clustersim.interop.torchtitan_import import read_torchtitan
 from clustersim.interop.torchtitan_pipeline import dealt
-from clustersim.model.presets import preset
+from clustersim.model.presets import load_preset
 from clustersim.model.training import FullRecompute
-from clustersim.model.transformer import parameters
+from clustersim.model.transformer import parameter_count
 from clustersim.parallel.data_parallel_strategy import DdpStrategy, FullyShard
 from clustersim.scenario import Scenario
 from clustersim.validation.case_scenario import scenario_mapping
@@ -48,7 +48,7 @@ def test_the_examples_are_read_whole(name: str) -> None:
     assert made.layout.world_size == gpus
     assert found.passed_over == ()
     if known is not None:
-        assert parameters(made.model) == parameters(preset(known))
+        assert parameter_count(made.model) == parameter_count(load_preset(known))
 
 
 def test_llama_3_405b_is_fsdp_over_16_ranks_beside_8_way_tensor_parallelism_in_fp8() -> None:
@@ -115,7 +115,7 @@ def test_replicas_and_shards_are_a_strategy(keys: str, gpus: int, data: object) 
 
 def test_degrees_say_how_many_gpus_where_none_is_left_open() -> None:
     made = scenario(parallelism("data_parallel_shard_degree = 4\ntensor_parallel_degree = 8"))
-    assert (made.cluster.gpus, made.layout.dp) == (32, 4)
+    assert (made.cluster.gpu_count, made.layout.dp) == (32, 4)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_schedules_have_their_stages(name: str, ours: str, chunks: int) -> None:
     made = scenario(text + "[training]\nlocal_batch_size = 16", 8)
     assert made.schedule.name == ours
     assert made.placement.max_chunks == chunks
-    assert (made.microbatches, made.training.microbatch) == (16, 1)
+    assert (made.microbatch_count, made.training.microbatch) == (16, 1)
 
 
 @pytest.mark.parametrize(("layers", "stages"), [(32, 4), (126, 16), (80, 16), (61, 8), (6, 2), (3, 5)])
@@ -233,7 +233,7 @@ def test_a_flavor_is_found_by_its_model(flavor: Any) -> None:
 def test_flavors_have_as_many_parameters_as_their_papers_say(name: str, flavor: str, billions: float) -> None:
     """Llama 4 without its vision part (109 B and 400 B in all)."""
     made = next(model_of(item) for item in FLAVORS if (item.name, item.flavor) == (name, flavor))
-    assert parameters(made) / 1e9 == pytest.approx(billions, rel=0.007)
+    assert parameter_count(made) / 1e9 == pytest.approx(billions, rel=0.007)
 
 
 REFUSED = [

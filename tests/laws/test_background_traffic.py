@@ -7,7 +7,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from clustersim import Result, Scenario, simulate
-from clustersim.build import assemble
+from clustersim.build import build_simulation
 from clustersim.program.task import CollectiveTask, SendTask
 from tests.conftest import examples
 from tests.laws.test_shared_network import crowded
@@ -36,7 +36,7 @@ def slow(left: float, start: float, end: float) -> dict[str, Any]:
 def disturbed(draw: st.DrawFn) -> Scenario:
     """Training steps beside traffic of others and a link that is slow for a while."""
     scenario = draw(crowded())
-    gpus = scenario.cluster.machine.gpus
+    gpus = scenario.cluster.machine.gpu_count
     order = draw(st.permutations(range(gpus)))
     kind = draw(st.sampled_from(["send_recv", "all_reduce", "all_to_all"])) if gpus > 2 else "send_recv"
     count = 2 if kind == "send_recv" else draw(st.integers(2, gpus))
@@ -48,7 +48,7 @@ def disturbed(draw: st.DrawFn) -> Scenario:
         "start": f"{draw(st.floats(0.0, 1.0)) * step!r} s",
         "every": f"{draw(st.floats(0.02, 0.5)) * step!r} s",
     }
-    link = scenario.cluster.machine.link(draw(st.integers(0, len(scenario.cluster.machine.links.kind) - 1)))
+    link = scenario.cluster.machine.link_info(draw(st.integers(0, len(scenario.cluster.machine.links.kind) - 1)))
     start, length = draw(st.floats(0.0, 0.9)) * step, draw(st.floats(0.05, 1.0)) * step
     change = {
         "from": link.source,
@@ -56,21 +56,21 @@ def disturbed(draw: st.DrawFn) -> Scenario:
         "bandwidth": draw(st.sampled_from([0.01, 0.5, 0.9])),
         "during": [f"{start!r} s", f"{start + length!r} s"],
     }
-    return Scenario.from_mapping({**scenario.written, "disturbances": {"traffic": traffic, "links": change}})
+    return Scenario.from_mapping({**scenario.raw_mapping, "disturbances": {"traffic": traffic, "links": change}})
 
 
 @given(disturbed())
 @examples(120)
 def test_folded_is_unfolded_beside_others(scenario: Scenario) -> None:
-    folded, every = simulate(scenario), simulate(scenario.changed("cost.symmetry=off"))
-    event(f"{folded.ranks} ranks in {folded.simulated_ranks} classes")
+    folded, every = simulate(scenario), simulate(scenario.with_overrides("cost.symmetry=off"))
+    event(f"{folded.rank_count} ranks in {folded.simulated_rank_count} classes")
     same(folded.trace, every.trace, relative=1e-9)
 
 
 @given(disturbed())
 @examples(60)
 def test_coalesced_is_fine_grained_beside_others(scenario: Scenario) -> None:
-    whole, single = simulate(scenario), simulate(scenario.changed("cost.coalesce=false"))
+    whole, single = simulate(scenario), simulate(scenario.with_overrides("cost.coalesce=false"))
     same(whole.trace, single.trace, relative=1e-9)
 
 
@@ -84,7 +84,7 @@ def test_what_others_do_elsewhere_changes_nothing() -> None:
             {"gpus": [31, 16], "bytes": "1 GB", "every": "1 us"},
         ],
     )
-    assert beside.scenario.traffic
+    assert beside.scenario.background_traffic
     same(beside.trace, alone.trace)
 
 
@@ -114,9 +114,9 @@ def test_equal_messages_that_share_a_link_alike_have_equal_parts_of_it(many: int
     alone = result(STAGES)
     start, before = first_message(alone)
     message = next(task for task in alone.program.programs[0].tasks if isinstance(task, SendTask))
-    shares = assemble(alone.scenario).shares
+    shares = build_simulation(alone.scenario).contention
     assert shares is not None
-    idle = float(shares.demand(message.comm_op).latency[0])
+    idle = float(shares.link_demand(message.comm_op).latency[0])
     other = {
         "gpus": [0, 8],
         "bytes": f"{message.comm_op.payload!r} B",

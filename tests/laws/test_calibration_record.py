@@ -11,29 +11,29 @@ from hypothesis import strategies as st
 from clustersim.common.dtypes import DType
 from clustersim.cost.calibration_record import (
     COPY,
-    BesideRow,
-    Conditions,
-    CopyRow,
-    Device,
-    KernelRow,
-    Origin,
-    Outcome,
-    Record,
-    Spread,
+    CalibrationRecord,
+    CopySample,
+    DeviceInfo,
+    InterferenceSample,
+    KernelSample,
+    MeasurementConditions,
+    MeasurementOutcome,
+    RecordOrigin,
+    TimeStatistics,
 )
-from clustersim.cost.measured_kernels import RecordedKernels
+from clustersim.cost.measured_kernels import MeasuredKernels
 from clustersim.cost.record_file import read_record, write_record
-from clustersim.cost.record_scaling import scaled
-from clustersim.cost.timing import Bound, Provenance
+from clustersim.cost.record_scaling import scale_record
+from clustersim.cost.timing import Bottleneck, Provenance
 from clustersim.model.kernels import (
     AttentionShape,
     Kernel,
     KernelKind,
+    KernelShape,
+    MatmulLayout,
     MatmulShape,
-    Operands,
-    Routine,
-    Shape,
-    StreamShape,
+    MemoryBoundOp,
+    MemoryBoundShape,
 )
 from clustersim.program.task import CollectiveType
 from tests.cost.records import CONDITIONS, DEVICE, H100, MODEL, calls, fit, line, product, row
@@ -48,13 +48,13 @@ MATMULS = st.builds(
     n=SIZES,
     k=SIZES,
     batch=st.integers(1, 64),
-    operands=st.sampled_from(Operands),
+    operands=st.sampled_from(MatmulLayout),
     accumulated=st.none() | st.sampled_from(DType),
 )
 ATTENTIONS = st.builds(AttentionShape, SIZES, SIZES, SIZES, SIZES, SIZES, st.integers(1, 256), st.booleans())
 STREAMS = st.builds(
-    StreamShape,
-    st.sampled_from(Routine),
+    MemoryBoundShape,
+    st.sampled_from(MemoryBoundOp),
     SIZES,
     SIZES,
     st.booleans(),
@@ -65,51 +65,53 @@ STREAMS = st.builds(
 
 
 @st.composite
-def spreads(draw: st.DrawFn) -> Spread:
+def spreads(draw: st.DrawFn) -> TimeStatistics:
     p5, seconds, p95 = sorted(draw(st.tuples(SECONDS, SECONDS, SECONDS)))
-    return Spread(seconds, p5, p95, draw(st.integers(1, 1000)), draw(st.integers(0, 10)))
+    return TimeStatistics(seconds, p5, p95, draw(st.integers(1, 1000)), draw(st.integers(0, 10)))
 
 
 @st.composite
-def rows(draw: st.DrawFn) -> KernelRow:
-    shape: Shape = draw(st.one_of(MATMULS, ATTENTIONS, STREAMS))
+def rows(draw: st.DrawFn) -> KernelSample:
+    shape: KernelShape = draw(st.one_of(MATMULS, ATTENTIONS, STREAMS))
     kind = draw(st.sampled_from(KernelKind))
-    outcome = draw(st.sampled_from(Outcome))
-    time = draw(spreads()) if outcome is Outcome.MEASURED else None
+    outcome = draw(st.sampled_from(MeasurementOutcome))
+    time = draw(spreads()) if outcome is MeasurementOutcome.MEASURED else None
     amounts = draw(st.floats(0.0, 1e18)), draw(st.floats(0.0, 1e15)), draw(st.integers(1, 20))
-    return KernelRow(draw(TEXT), kind, draw(st.sampled_from(DType)), shape, *amounts, time, outcome, draw(TEXT))
+    return KernelSample(draw(TEXT), kind, draw(st.sampled_from(DType)), shape, *amounts, time, outcome, draw(TEXT))
 
 
 BESIDE = st.sampled_from([COPY, *(kind.value for kind in CollectiveType)])
 
 
 @st.composite
-def records(draw: st.DrawFn) -> Record:
+def records(draw: st.DrawFn) -> CalibrationRecord:
     kernels = draw(st.lists(rows(), max_size=6, unique_by=lambda each: each.signature))
     timed = [kernel for kernel in kernels if kernel.time is not None]
     beside = [
-        BesideRow(kernel_row, draw(st.sampled_from([COPY, *(kind.value for kind in CollectiveType)])), draw(spreads()))
-        for kernel_row in timed[:1]
+        InterferenceSample(
+            kernel_sample, draw(st.sampled_from([COPY, *(kind.value for kind in CollectiveType)])), draw(spreads())
+        )
+        for kernel_sample in timed[:1]
     ]
     payloads = draw(st.lists(st.floats(1.0, 1e12), max_size=4, unique=True))
     measured = st.dictionaries(TEXT, st.floats(-50.0, 1e4), max_size=2)
-    return Record(
-        device=draw(st.builds(Device, TEXT, TEXT, st.floats(0.0, 1e12), st.integers(0, 200), TEXT)),
-        conditions=Conditions(draw(TEXT), draw(TEXT), draw(TEXT), draw(st.integers(1, 8)), draw(measured)),
+    return CalibrationRecord(
+        device=draw(st.builds(DeviceInfo, TEXT, TEXT, st.floats(0.0, 1e12), st.integers(0, 200), TEXT)),
+        conditions=MeasurementConditions(draw(TEXT), draw(TEXT), draw(TEXT), draw(st.integers(1, 8)), draw(measured)),
         kernels=tuple(kernels),
         collectives=calls({payload: draw(SECONDS) for payload in payloads}),
-        copies=(CopyRow("device", 1e9, draw(spreads())),),
+        copies=(CopySample("device", 1e9, draw(spreads())),),
         beside=tuple(beside),
         launch_interval=draw(st.none() | SECONDS),
         kernel_fit=draw(st.none() | st.just(fit(matmul_bf16=0.1))),
         collective_fits=(line(1e-5, 1e11, 0.1),),
-        origin=draw(st.sampled_from(Origin)),
+        origin=draw(st.sampled_from(RecordOrigin)),
         derivation=draw(TEXT),
     )
 
 
 @given(records())
-def test_a_record_that_is_written_and_read_is_the_same(record: Record):
+def test_a_record_that_is_written_and_read_is_the_same(record: CalibrationRecord):
     with TemporaryDirectory() as folder:
         path = Path(folder) / "record.json"
         write_record(record, path)
@@ -122,9 +124,9 @@ def test_a_measured_kernel_does_not_depend_on_what_else_was_measured(measured: l
     """Nor on the order of the rows, nor on whether there is a fit; what is shorter than its launch takes that."""
     made = [row(product(shape), seconds, 0.1) for shape, seconds in measured]
     chosen = data.draw(st.sampled_from(made))
-    alone = RecordedKernels(Record(DEVICE, CONDITIONS, (chosen,)), H100).kernel(chosen.kernel)
-    among = Record(DEVICE, CONDITIONS, tuple(data.draw(st.permutations(made))), kernel_fit=fit())
-    timing = RecordedKernels(among, H100).kernel(chosen.kernel)
+    alone = MeasuredKernels(CalibrationRecord(DEVICE, CONDITIONS, (chosen,)), H100).time_kernel(chosen.kernel)
+    among = CalibrationRecord(DEVICE, CONDITIONS, tuple(data.draw(st.permutations(made))), kernel_fit=fit())
+    timing = MeasuredKernels(among, H100).time_kernel(chosen.kernel)
     assert timing == alone
     assert timing.provenance is Provenance.MEASURED
     assert chosen.time is not None
@@ -135,9 +137,11 @@ def test_a_measured_kernel_does_not_depend_on_what_else_was_measured(measured: l
 def test_rows_that_follow_the_model_say_what_the_model_says(shapes: list[MatmulShape], sought: MatmulShape):
     """Wherever the kernel lies; between rows it is the model itself, not nearly."""
     kernels = [product(shape) for shape in shapes]
-    record = Record(DEVICE, CONDITIONS, tuple(row(kernel, MODEL.kernel(kernel).seconds) for kernel in kernels))
-    timing = RecordedKernels(record, H100).kernel(product(sought))
-    assert timing.seconds == MODEL.kernel(product(sought)).seconds
+    record = CalibrationRecord(
+        DEVICE, CONDITIONS, tuple(row(kernel, MODEL.time_kernel(kernel).seconds) for kernel in kernels)
+    )
+    timing = MeasuredKernels(record, H100).time_kernel(product(sought))
+    assert timing.seconds == MODEL.time_kernel(product(sought)).seconds
 
 
 @given(st.lists(MATMULS, min_size=4, max_size=12, unique=True), MATMULS, st.floats(0.25, 4.0))
@@ -147,8 +151,10 @@ def test_a_unit_of_time_changes_nothing_between_rows_but_the_unit(shapes, sought
     The level of n rows of equal ratio is met but for a part of about (1 + noise) / (n level), less than 13 % of it.
     """
     kernels = [product(shape) for shape in shapes]
-    record = Record(DEVICE, CONDITIONS, tuple(row(kernel, factor * MODEL.kernel(kernel).seconds) for kernel in kernels))
-    timing, model = RecordedKernels(record, H100).kernel(product(sought)), MODEL.kernel(product(sought))
+    record = CalibrationRecord(
+        DEVICE, CONDITIONS, tuple(row(kernel, factor * MODEL.time_kernel(kernel).seconds) for kernel in kernels)
+    )
+    timing, model = MeasuredKernels(record, H100).time_kernel(product(sought)), MODEL.time_kernel(product(sought))
     if timing.provenance is Provenance.INTERPOLATED:
         assert timing.seconds / model.seconds == pytest.approx(factor, rel=0.2)
 
@@ -160,27 +166,31 @@ def test_a_unit_of_time_changes_nothing_between_rows_but_the_unit(shapes, sought
 )
 def test_a_record_carried_over_scales_what_bounds_each_kernel(shapes, compute: float, bandwidth: float):
     kernels = [_kernel(shape) for shape in shapes]
-    record = Record(DEVICE, CONDITIONS, tuple(row(kernel, MODEL.kernel(kernel).seconds) for kernel in kernels))
-    there = scaled(record, compute=compute, bandwidth=bandwidth)
-    ratios = {Bound.COMPUTE: compute, Bound.MEMORY: bandwidth, Bound.LAUNCH: 1.0}
+    record = CalibrationRecord(
+        DEVICE, CONDITIONS, tuple(row(kernel, MODEL.time_kernel(kernel).seconds) for kernel in kernels)
+    )
+    there = scale_record(record, compute=compute, bandwidth=bandwidth)
+    ratios = {Bottleneck.COMPUTE: compute, Bottleneck.MEMORY: bandwidth, Bottleneck.LAUNCH: 1.0}
     for before, after in zip(record.kernels, there.kernels, strict=True):
         assert before.time is not None
         assert after.time is not None
-        ratio = ratios[MODEL.kernel(before.kernel).bound]
+        ratio = ratios[MODEL.time_kernel(before.kernel).bottleneck]
         assert after.time.seconds == pytest.approx(before.time.seconds / ratio, rel=1e-12)
         assert after.time.dispersion == pytest.approx(before.time.dispersion, abs=1e-12)
-    assert there.origin is Origin.DERIVED
+    assert there.origin is RecordOrigin.DERIVED
 
 
 @given(st.lists(MATMULS, min_size=1, max_size=6, unique=True))
 def test_carried_over_by_one_nothing_changes_but_its_origin(shapes: list[MatmulShape]):
     kernels = [product(shape) for shape in shapes]
-    record = Record(DEVICE, CONDITIONS, tuple(row(kernel, MODEL.kernel(kernel).seconds) for kernel in kernels))
-    same = scaled(record, compute=1.0, bandwidth=1.0)
-    assert replace(same, origin=Origin.MEASURED, derivation="") == record
+    record = CalibrationRecord(
+        DEVICE, CONDITIONS, tuple(row(kernel, MODEL.time_kernel(kernel).seconds) for kernel in kernels)
+    )
+    same = scale_record(record, compute=1.0, bandwidth=1.0)
+    assert replace(same, origin=RecordOrigin.MEASURED, derivation="") == record
 
 
-def _kernel(shape: Shape) -> Kernel:
+def _kernel(shape: KernelShape) -> Kernel:
     if isinstance(shape, MatmulShape):
         return product(shape)
     elements = getattr(shape, "elements", 1)

@@ -10,11 +10,11 @@ from hypothesis import assume, event, given
 from hypothesis import strategies as st
 
 from clustersim import Result, Scenario, simulate, simulation
-from clustersim.build import assemble
+from clustersim.build import build_simulation
 from clustersim.engine import co_scheduled
 from clustersim.program.task import ComputeTask, SendTask, Stream
 from clustersim.results.co_located_jobs import lasts
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 from tests.conftest import examples
 from tests.engine.network.recording_network import Watched
 from tests.laws.test_background_traffic import first_message
@@ -73,35 +73,35 @@ def crowds(draw: st.DrawFn) -> Scenario:
     return Scenario.from_mapping({**both[0], "disturbances": {"jobs": job}})
 
 
-def alike(one: Answer, other: Answer, *, relative: float = 1e-9) -> None:
+def alike(one: SimulationResult, other: SimulationResult, *, relative: float = 1e-9) -> None:
     """Assert that all jobs did the same."""
     same(one.trace, other.trace, relative=relative)
-    for mine, theirs in zip(one.neighbours, other.neighbours, strict=True):
+    for mine, theirs in zip(one.co_located_jobs, other.co_located_jobs, strict=True):
         same(mine.rows.trace, theirs.rows.trace, relative=relative)
         assert mine.alone == pytest.approx(theirs.alone, rel=relative)
         assert mine.ended == theirs.ended
 
 
-def felt(found: Answer) -> bool:
+def felt(found: SimulationResult) -> bool:
     """Whether the others cost a step anything."""
-    assert found.alone is not None
-    return abs(found.step_time - found.alone) > 1e-9 * found.alone
+    assert found.isolated_step_time is not None
+    return abs(found.step_time - found.isolated_step_time) > 1e-9 * found.isolated_step_time
 
 
 @given(crowds())
 @examples(80)
 def test_folded_is_unfolded_beside_other_jobs(scenario: Scenario) -> None:
-    folded, every = simulate(scenario), simulate(scenario.changed("cost.symmetry=off"))
+    folded, every = simulate(scenario), simulate(scenario.with_overrides("cost.symmetry=off"))
     event(f"others are felt: {felt(folded)}")
-    event(f"folded: {folded.simulated_ranks < folded.ranks}")
-    assert every.simulated_ranks == every.ranks
+    event(f"folded: {folded.simulated_rank_count < folded.rank_count}")
+    assert every.simulated_rank_count == every.rank_count
     alike(folded, every)
 
 
 @given(crowds())
 @examples(40)
 def test_coalesced_is_fine_grained_beside_other_jobs(scenario: Scenario) -> None:
-    alike(simulate(scenario), simulate(scenario.changed("cost.coalesce=false")))
+    alike(simulate(scenario), simulate(scenario.with_overrides("cost.coalesce=false")))
 
 
 @given(crowds())
@@ -128,7 +128,9 @@ def test_the_same_jobs_give_the_same_bytes(scenario: Scenario) -> None:
     first = simulate(scenario)
     for again in (simulate(scenario), simulate(Scenario.from_mapping(scenario.to_mapping()))):
         assert pickle.dumps((again.trace, again.step_time)) == pickle.dumps((first.trace, first.step_time))
-        assert [neighbour.to_json() for neighbour in again.neighbours] == [item.to_json() for item in first.neighbours]
+        assert [co_located_job.to_json() for co_located_job in again.co_located_jobs] == [
+            neighbour.to_json() for neighbour in first.co_located_jobs
+        ]
 
 
 @pytest.mark.parametrize("job", [STAGES, REPLICAS])
@@ -138,16 +140,16 @@ def test_jobs_that_share_no_link_change_nothing(job: dict[str, Any], start: str)
     below = {"leaf": {"nodes": 2}}
     mine, theirs = on([0, 1], job, below), on([2, 3], REPLICAS, below)
     beside = result(mine, theirs, start=start)
-    alone = simulate(replace(beside.scenario, jobs=()))
+    alone = simulate(replace(beside.scenario, co_scheduled_jobs=()))
     same(beside.trace, alone.trace)
-    (job_beside,) = beside.neighbours
+    (job_beside,) = beside.co_located_jobs
     assert job_beside.step_times.tolist() == job_beside.alone.tolist()
 
 
 def test_jobs_that_begin_later_change_nothing() -> None:
     beside = result(on([0, 2], REPLICAS, UNITS), on([1, 3], REPLICAS, UNITS), start="10 s")
-    same(beside.trace, simulate(replace(beside.scenario, jobs=())).trace)
-    (other,) = beside.neighbours
+    same(beside.trace, simulate(replace(beside.scenario, co_scheduled_jobs=())).trace)
+    (other,) = beside.co_located_jobs
     assert (other.ended, len(other.step_times)) == (0, 1)
     assert other.longer == pytest.approx(0.0, abs=1e-12)
 
@@ -156,9 +158,9 @@ def message(found: Result) -> tuple[float, float, float]:
     """When the first message begins, its latency, and how long its bytes move."""
     start, whole = first_message(found)
     sent = next(task for task in found.program.programs[0].tasks if isinstance(task, SendTask))
-    shares = assemble(replace(found.scenario, jobs=())).shares
+    shares = build_simulation(replace(found.scenario, co_scheduled_jobs=())).contention
     assert shares is not None
-    latency = float(shares.demand(sent.comm_op).latency[0])
+    latency = float(shares.link_demand(sent.comm_op).latency[0])
     return start, latency, whole - latency
 
 
@@ -172,11 +174,11 @@ def test_equal_jobs_that_send_at_once_have_equal_parts_of_a_link(many: int, over
     fabric = {"leaf": {"nodes": 4, "oversubscription": oversubscription}}
     jobs = [on([number, 4 + number], STAGES, fabric) for number in range(1 + many)]
     beside = result(*jobs)
-    _, idle, alone = message(simulate(replace(beside.scenario, jobs=())))
+    _, idle, alone = message(simulate(replace(beside.scenario, co_scheduled_jobs=())))
     _, latency, moves = message(beside)
     assert latency == idle
     assert moves == pytest.approx((1 + many) * alone, rel=1e-9)
-    assert beside.step_time == pytest.approx(beside.neighbours[0].step_times[0], rel=1e-12)
+    assert beside.step_time == pytest.approx(beside.co_located_jobs[0].step_times[0], rel=1e-12)
 
 
 def test_a_shorter_message_shares_a_link_and_leaves_it_to_one_of_twice_its_bytes() -> None:
@@ -201,13 +203,13 @@ def test_equal_jobs_whose_layers_communicate_at_once_take_twice_as_long_to_move_
     """Nothing hides exchanges inside blocks; both jobs are in step, so all of each moves at half the link's pace."""
     wide = {**STAGES, "layout": {"tp": 2, "backward_overlap": False}, "cost": {"coalesce": coalesce}}
     beside = result(on([0, 2], wide, UNITS), on([1, 3], wide, UNITS))
-    shares = assemble(replace(beside.scenario, jobs=())).shares
+    shares = build_simulation(replace(beside.scenario, co_scheduled_jobs=())).contention
     assert shares is not None
     blocks = [task.segment for task in beside.program.programs[0].tasks if isinstance(task, ComputeTask)]
-    moves = sum(float(shares.demand(comm_op).transfer[0]) for block in blocks for comm_op in block.comm_ops)
-    assert beside.alone is not None
-    assert beside.step_time - beside.alone == pytest.approx(moves, rel=1e-9)
-    assert beside.step_time == pytest.approx(float(beside.neighbours[0].step_times[0]), rel=1e-12)
+    moves = sum(float(shares.link_demand(comm_op).transfer[0]) for block in blocks for comm_op in block.comm_ops)
+    assert beside.isolated_step_time is not None
+    assert beside.step_time - beside.isolated_step_time == pytest.approx(moves, rel=1e-9)
+    assert beside.step_time == pytest.approx(float(beside.co_located_jobs[0].step_times[0]), rel=1e-12)
 
 
 @pytest.mark.parametrize("batch", [2, 4, 8])
@@ -218,8 +220,8 @@ def test_whichever_of_two_is_this_job_steps_take_as_long(batch: int, overlap: bo
     long = {**REPLICAS, "training": {"sequence": 1024, "global_batch": batch}}
     one, other = on([0, 2], short, UNITS), on([1, 3], long, UNITS)
     mine, theirs = result(one, other), result(other, one)
-    (left,), (right,) = mine.neighbours, theirs.neighbours
-    assert (mine.alone, theirs.alone) == (right.alone[0], left.alone[0])
+    (left,), (right,) = mine.co_located_jobs, theirs.co_located_jobs
+    assert (mine.isolated_step_time, theirs.isolated_step_time) == (right.alone[0], left.alone[0])
     assert felt(mine)
     assert felt(theirs)
     if left.step_times[0] <= mine.step_time:
@@ -234,7 +236,7 @@ def test_others_go_on_until_this_job_is_done() -> None:
     """Step after step; their steps fill the time, up to the one in which this job ends."""
     long = {**REPLICAS, "training": {"sequence": 1024, "global_batch": 48}}
     beside = result(on([0, 2], long, UNITS), on([1, 3], REPLICAS, UNITS))
-    (other,) = beside.neighbours
+    (other,) = beside.co_located_jobs
     assert other.ended == len(other.step_times) == len(other.alone) > 2
     assert float(other.step_times.sum()) <= beside.step_time
     assert other.rows.trace.makespan >= beside.step_time * (1 - 1e-9)
@@ -244,7 +246,7 @@ def test_others_go_on_until_this_job_is_done() -> None:
 def test_links_carry_what_all_jobs_put_on_them() -> None:
     """As much as alone where only another job is, which ends with this one; both jobs' where both are."""
     beside = result(on([0, 2], REPLICAS, UNITS), on([1, 3], REPLICAS, UNITS))
-    alone = simulate(replace(beside.scenario, jobs=()))
+    alone = simulate(replace(beside.scenario, co_scheduled_jobs=()))
     (mine, theirs), up = (("nic0.0", "leaf0.0"), ("nic1.0", "leaf0.0")), ("leaf0.0", "spine0.0")
     carried = beside.link_loads(mine, theirs, up, bins=7).carried
     own = alone.link_loads(mine, theirs, up, bins=7).carried
@@ -260,12 +262,12 @@ def test_it_does_not_matter_how_many_steps_of_others_are_tried_first(
     scenario: Scenario, tried: Callable[[int], int]
 ) -> None:
     """Too few are run again with more; more than needed come behind this job's end."""
-    usual, guess = simulate(scenario), simulation._guess
+    usual, guess = simulate(scenario), simulation._estimate_steps
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulation, "_guess", lambda *each: tried(guess(*each)))
+        patch.setattr(simulation, "_estimate_steps", lambda *each: tried(guess(*each)))
         found = simulate(scenario)
     same(found.trace, usual.trace)
-    (mine,), (other,) = found.neighbours, usual.neighbours
+    (mine,), (other,) = found.co_located_jobs, usual.co_located_jobs
     steps = min(mine.rows.steps, other.rows.steps)
     event(f"as many: {mine.rows.steps == other.rows.steps}")
     event(f"several: {steps > 1}")
@@ -282,7 +284,7 @@ def test_no_rank_wants_for_a_further_step_before_a_job_is_said_to_last(data: str
     once, twice = (
         simulate(Scenario.from_mapping({**staged, "training": training, "steps": steps})) for steps in (1, 2)
     )
-    later = twice.rows.tasks.step[twice.rows.entry] == 1
+    later = twice.trace_table.tasks.step[twice.trace_table.entry] == 1
     begins = float(twice.trace.start[later & (twice.trace.stream != Stream.RECEIVE)].min())
     until = lasts(once.trace, once.program)
     assert until < once.step_time * (1 - 1e-3)

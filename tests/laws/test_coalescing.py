@@ -4,11 +4,11 @@ import numpy as np
 from hypothesis import given
 
 from clustersim import Scenario, simulate
-from clustersim.cost.segment import BlockCost
+from clustersim.cost.segment import SegmentCost
 from clustersim.engine.engine import simulate_program
 from clustersim.engine.recording.operation_trace import OperationTraceReader
 from clustersim.program.program import Program
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 from clustersim.symmetry.refinement import SymmetryClasses, singleton_classes
 from clustersim.trace.trace import OperationSpans
 from tests.conftest import examples
@@ -32,7 +32,7 @@ def _equal(mine: OperationSpans, other: OperationSpans, tolerance: float) -> Non
         assert np.abs(left - right).max(initial=0.0) <= tolerance
 
 
-def ran(program: Program, classes: SymmetryClasses, cost: BlockCost, *, coalesce: bool) -> OperationTraceReader:
+def ran(program: Program, classes: SymmetryClasses, cost: SegmentCost, *, coalesce: bool) -> OperationTraceReader:
     return OperationTraceReader(
         program, classes, cost, None, *simulate_program(program, classes, cost, coalesce=coalesce)
     )
@@ -52,13 +52,13 @@ def test_coalesced_is_fine_grained_in_any_program(cost: UnitCost) -> None:
 @given(scenarios())
 @examples(60)
 def test_coalesced_is_fine_grained_in_training_steps(scenario: Scenario) -> None:
-    result, fine = simulate(scenario), simulate(scenario.changed("cost.coalesce=false"))
+    result, fine = simulate(scenario), simulate(scenario.with_overrides("cost.coalesce=false"))
     same(result.trace, fine.trace, relative=1e-9)
-    equal(result.inside, fine.inside, 1e-9 * result.step_time)
+    equal(result.operation_trace, fine.operation_trace, 1e-9 * result.step_time)
     same_breakdown(result, fine)
 
 
-def same_breakdown(whole: Answer, fine: Answer) -> None:
+def same_breakdown(whole: SimulationResult, fine: SimulationResult) -> None:
     """Every rank's parts, to the rounding of the times that they are made of."""
     assert np.abs(whole.breakdown.seconds - fine.breakdown.seconds).max() <= 1e-8 * whole.step_time
 
@@ -87,4 +87,4 @@ def test_two_that_end_together_are_waited_for_as_one() -> None:
             "training": {"sequence": 128, "global_batch": 32, "recompute": "full"},
         }
     )  # fmt: skip
-    same_breakdown(simulate(tied), simulate(tied.changed("cost.coalesce=false")))
+    same_breakdown(simulate(tied), simulate(tied.with_overrides("cost.coalesce=false")))

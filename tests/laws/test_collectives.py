@@ -15,8 +15,8 @@ from clustersim.collectives.library import load_library
 from clustersim.collectives.tuner import Tuner, select_variants
 from clustersim.common.arrays import IntArray
 from clustersim.hardware.clos_fabric import ClosFabric
-from clustersim.hardware.clos_spec import Leaf, Network, Nics, Node, NvLink, Port, Spine
-from clustersim.hardware.ecmp import Spread
+from clustersim.hardware.clos_spec import LeafSpec, NetworkSpec, NicSpec, NodeSpec, NvlinkSpec, Port, SpineSpec
+from clustersim.hardware.ecmp import SpreadEcmp
 from clustersim.program.task import CollectiveType
 from tests.conftest import examples
 
@@ -46,14 +46,14 @@ class Machine:
 
     @property
     def fabric(self) -> ClosFabric:
-        node = Node(
-            gpus=self.gpus,
+        node = NodeSpec(
+            gpu_count=self.gpus,
             pcie=Port(64e9, 0.5 * US),
-            nvlink=NvLink(self.domain, self.nvlink),
-            nics=Nics(self.nics, self.nic),
+            nvlink=NvlinkSpec(self.domain, self.nvlink),
+            nics=NicSpec(self.nics, self.nic),
         )
-        leaf = Leaf(2, self.nics if self.rails else 1, 0.3 * US, self.oversubscription)
-        return ClosFabric(node, Network(leaf, Spread(), Spine(3, 0.3 * US)), NODES * self.gpus)
+        leaf = LeafSpec(2, self.nics if self.rails else 1, 0.3 * US, self.oversubscription)
+        return ClosFabric(node, NetworkSpec(leaf, SpreadEcmp(), SpineSpec(3, 0.3 * US)), NODES * self.gpus)
 
 
 MACHINES = st.builds(
@@ -115,7 +115,7 @@ def test_more_bandwidth_or_less_latency_never_makes_a_collective_slower(case, fa
 def test_more_network_ports_under_one_leaf_never_make_a_collective_slower(case):
     machine, members, kind, payload = case
     racks = replace(machine, rails=False)
-    more = replace(racks, nics=machine.gpus)
+    more = replace(racks, nics=machine.gpu_count)
     assert (seconds(more, members, kind, payload) <= seconds(racks, members, kind, payload) * (1 + 1e-9)).all()
 
 

@@ -70,18 +70,18 @@ def _wrong(draw: st.DrawFn, gpus: int) -> dict[str, Any]:
 @given(disturbed())
 @examples(100)
 def test_folded_is_unfolded_where_something_is_wrong(scenario: Scenario) -> None:
-    folded, every = simulate(scenario), simulate(scenario.changed("cost.symmetry=off"))
-    event(f"{folded.ranks} ranks in {folded.simulated_ranks} classes")
+    folded, every = simulate(scenario), simulate(scenario.with_overrides("cost.symmetry=off"))
+    event(f"{folded.rank_count} ranks in {folded.simulated_rank_count} classes")
     same(folded.trace, every.trace, relative=1e-9)
 
 
 @given(disturbed() | disturbed(jitter=True))
 @examples(70)
 def test_coalesced_is_fine_grained_where_something_is_wrong(scenario: Scenario) -> None:
-    whole, fine = simulate(scenario), simulate(scenario.changed("cost.coalesce=false"))
+    whole, fine = simulate(scenario), simulate(scenario.with_overrides("cost.coalesce=false"))
     same(whole.trace, fine.trace, relative=1e-9)
     rank = scenario.layout.world_size - 1
-    mine, other = whole.operations(rank), fine.operations(rank)
+    mine, other = whole.operation_spans(rank), fine.operation_spans(rank)
     assert np.abs(mine.end - other.end).max(initial=0.0) <= 1e-9 * fine.trace.makespan
 
 
@@ -90,13 +90,13 @@ def test_coalesced_is_fine_grained_where_something_is_wrong(scenario: Scenario) 
 def test_every_answer_adds_up_where_something_is_wrong(scenario: Scenario) -> None:
     result = simulate(scenario)
     check_trace(result.trace, result.program)
-    for rank in range(result.ranks):
+    for rank in range(result.rank_count):
         parts = result.breakdown.of(rank)
         assert sum(parts.values()) == pytest.approx(result.step_time, rel=1e-9)
         assert min(parts.values()) >= -1e-9 * result.step_time
-    assert sum(result.path_parts.values()) == pytest.approx(result.step_time, rel=1e-9)
+    assert sum(result.critical_path_breakdown.values()) == pytest.approx(result.step_time, rel=1e-9)
     assert result.step_times.sum() == pytest.approx(result.trace.makespan, rel=1e-12)
-    assert sum(result.provenance.values()) == pytest.approx(1.0)
+    assert sum(result.provenance_shares.values()) == pytest.approx(1.0)
 
 
 @given(disturbed(jitter=True))
@@ -110,5 +110,5 @@ def test_the_same_disturbed_scenario_gives_the_same_bytes(scenario: Scenario) ->
 @examples(40)
 def test_jitter_of_nothing_changes_nothing(scenario: Scenario) -> None:
     """With a deviation of 0, all ranks are run, at the times of their classes."""
-    jittered = simulate(scenario.changed("disturbances.jitter=0 %"))
+    jittered = simulate(scenario.with_overrides("disturbances.jitter=0 %"))
     same(simulate(scenario).trace, jittered.trace, relative=1e-9)

@@ -90,7 +90,7 @@ def test_a_rank_holds_what_dual_pipe_vs_holds(mapping: dict[str, Any]) -> None:
     layout = {**mapping["layout"], "pp": mapping["layout"]["pp"] // 2}
     halved = Scenario.from_mapping({**mapping, "layout": layout, "schedule": "dualpipev"})
     assert simulate(both).peak_memory == simulate(halved).peak_memory
-    assert simulate(both).flops == simulate(halved).flops
+    assert simulate(both).model_flops == simulate(halved).model_flops
 
 
 def test_a_slow_rank_is_felt_by_both_pipelines() -> None:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.hardware.power import Activity, Power, Powers
-from clustersim.hardware.prices import Price, Quote
+from clustersim.hardware.power import GpuActivity, PowerOverrides, PowerSpec
+from clustersim.hardware.prices import Price, PriceQuote
 from clustersim.results.economics import Economics, Gpus
 from tests.conftest import examples
 
@@ -18,13 +18,13 @@ SHARES = st.floats(0.3, 1.0)
 @st.composite
 def gpus(draw: st.DrawFn) -> Gpus:
     tdp = draw(st.floats(50.0, 2000.0))
-    power = Power(
+    power = PowerSpec(
         tdp, draw(st.floats(0.05, 0.3)) * tdp, draw(st.none() | st.floats(1.0, 2.0).map(lambda more: more * tdp))
     )
-    powers = Powers(streaming=draw(SHARES), communicating=draw(SHARES))
-    seconds = {activity: draw(SECONDS) for activity in Activity}
-    price = Quote(Price(draw(st.floats(0.1, 100.0)), "USD"), "given")
-    return Gpus("gpu", draw(st.integers(1, 20_000)), seconds, price, powers.draw(power))
+    powers = PowerOverrides(streaming=draw(SHARES), communicating=draw(SHARES))
+    seconds = {activity: draw(SECONDS) for activity in GpuActivity}
+    price = PriceQuote(Price(draw(st.floats(0.1, 100.0)), "USD"), "given")
+    return Gpus("gpu", draw(st.integers(1, 20_000)), seconds, price, powers.resolve_draw(power))
 
 
 @st.composite
@@ -57,9 +57,9 @@ def test_twice_the_price_is_twice_the_cost_and_the_same_energy(step: Economics) 
 def test_power_is_between_idle_and_the_limit_with_the_rest_of_the_node(step: Economics) -> None:
     (one,) = step.gpus
     assert one.draw is not None
-    idle, most = one.draw.gpu[Activity.WAITING], one.draw.gpu[Activity.PRODUCTS]
+    idle, most = one.draw.by_activity[GpuActivity.WAITING], one.draw.by_activity[GpuActivity.MATMUL]
     assert idle * (1 - 1e-9) <= (step.gpu_power or 0.0) <= most * (1 + 1e-9)
-    assert step.power_per_gpu == pytest.approx((step.gpu_power or 0.0) + (one.draw.rest or 0.0))
+    assert step.power_per_gpu == pytest.approx((step.gpu_power or 0.0) + (one.draw.node_rest or 0.0))
     assert step.power == pytest.approx(step.number * (step.power_per_gpu or 0.0) * step.pue)
 
 

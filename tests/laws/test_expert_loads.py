@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim import Scenario, simulate
-from clustersim.build import assemble, plan_of
+from clustersim.build import build_plan, build_simulation
 from clustersim.engine.engine import simulate_scalar
 from clustersim.engine.vectorized.engine import VectorizedEngine
-from clustersim.model.moe_expert_load import DrawnLoad, MeasuredLoad
+from clustersim.model.moe_expert_load import MeasuredExpertLoad, RandomExpertLoad
 from clustersim.parallel.expert_load_factors import build_load_factors, layer_load_factors
 from clustersim.program.task import TokenDispatcher
 from clustersim.results.memory_check import peak_memory
@@ -55,30 +55,30 @@ def test_even_loads_are_none(layout: dict[str, Any], way: TokenDispatcher, load:
     even, none = simulate(loaded(load, layout, way)), simulate(loaded("balanced", layout, way))
     same(even.trace, none.trace)
     assert even.step_time == none.step_time
-    assert [ledger.peak for ledger in even.ledgers] == [item.peak for item in none.ledgers]
+    assert [ledger.peak for ledger in even.ledgers] == [memory_ledger.peak for memory_ledger in none.ledgers]
 
 
 @given(uneven())
 @examples(12)
 def test_folded_is_unfolded_and_coalesced_is_fine(scenario: Scenario) -> None:
-    folded, fine = simulate(scenario), simulate(scenario.changed("cost.coalesce=false"))
-    same(folded.trace, simulate(scenario.changed("cost.symmetry=off")).trace, relative=1e-9)
+    folded, fine = simulate(scenario), simulate(scenario.with_overrides("cost.coalesce=false"))
+    same(folded.trace, simulate(scenario.with_overrides("cost.symmetry=off")).trace, relative=1e-9)
     same(folded.trace, fine.trace, relative=1e-9)
-    equal(folded.inside, fine.inside, 1e-9 * folded.step_time)
+    equal(folded.operation_trace, fine.operation_trace, 1e-9 * folded.step_time)
     same_breakdown(folded, fine)
 
 
 @given(uneven())
 @examples(6)
 def test_folded_is_unfolded_on_a_shared_network(scenario: Scenario) -> None:
-    shared = scenario.changed("cost.network=shared")
-    same(simulate(shared).trace, simulate(shared.changed("cost.symmetry=off")).trace, relative=1e-9)
+    shared = scenario.with_overrides("cost.network=shared")
+    same(simulate(shared).trace, simulate(shared.with_overrides("cost.symmetry=off")).trace, relative=1e-9)
 
 
 @given(uneven())
 @examples(8)
 def test_cohorts_are_ranks_one_by_one(scenario: Scenario) -> None:
-    made = assemble(scenario)
+    made = build_simulation(scenario)
     trace = VectorizedEngine(made.program, made.classes, made.cost, None).simulate_all()
     assert trace is not None
     same(trace, simulate_scalar(made.program, made.classes, made.cost)[0], relative=1e-9)
@@ -111,16 +111,16 @@ def test_whose_ranks_are_alike_may_trade_loads(rows: list[int], places: list[int
 @examples(20)
 def test_no_row_is_lost_between_ranks(load: object, layout: dict[str, Any], steps: int) -> None:
     """What comes to the ranks of a group is what they send: loads are 1 on average, in every layer and step."""
-    plan = plan_of(scenario := loaded(load, layout, steps=steps))
+    plan = build_plan(scenario := loaded(load, layout, steps=steps))
     assert plan.expert_load is not None
     for step in range(steps):
         for factors in layer_load_factors(plan, plan.expert_load, step):
             assert factors.sum() == pytest.approx(layout["ep"], rel=1e-12)
     loads = build_load_factors(plan, scenario.steps)
-    drawn = isinstance(plan.expert_load, DrawnLoad)
-    assert len(loads.factors) == (4 * steps if drawn else 4 if plan.expert_load.layered else 1)
+    drawn = isinstance(plan.expert_load, RandomExpertLoad)
+    assert len(loads.factors) == (4 * steps if drawn else 4 if plan.expert_load.varies_by_layer else 1)
     assert loads.loads_per_step == (4 if drawn else 0)
-    groups = assemble(scenario).program.groups
+    groups = build_simulation(scenario).program.groups
     role = "etp_ep" if "etp_ep" in groups else "ep"
     np.testing.assert_allclose(loads.factors[:, groups[role].members].mean(axis=2), 1.0, rtol=1e-12)
 
@@ -143,11 +143,15 @@ def test_the_fullest_rank_keeps_its_rows() -> None:
 
 def test_loads_are_the_seeds() -> None:
     """Drawn anew for each layer, step and seed; a gamma's mean and variation."""
-    load = DrawnLoad(0.5, seed=3)
-    np.testing.assert_array_equal(load.shares(64, 2, 1), DrawnLoad(0.5, seed=3).shares(64, 2, 1))
-    others = [load.shares(64, 3, 1), load.shares(64, 2, 0), DrawnLoad(0.5, seed=4).shares(64, 2, 1)]
-    assert all((load.shares(64, 2, 1) != other).all() for other in others)
-    many = load.shares(100_000, 0, 0) * 100_000
+    load = RandomExpertLoad(0.5, seed=3)
+    np.testing.assert_array_equal(load.expert_shares(64, 2, 1), RandomExpertLoad(0.5, seed=3).expert_shares(64, 2, 1))
+    others = [
+        load.expert_shares(64, 3, 1),
+        load.expert_shares(64, 2, 0),
+        RandomExpertLoad(0.5, seed=4).expert_shares(64, 2, 1),
+    ]
+    assert all((load.expert_shares(64, 2, 1) != other).all() for other in others)
+    many = load.expert_shares(100_000, 0, 0) * 100_000
     assert many.mean() == pytest.approx(1.0, rel=1e-9)
     assert many.std() == pytest.approx(0.5, rel=0.01)  # the standard error of a gamma's deviation is 0.3 %
 
@@ -161,14 +165,15 @@ def test_experts_with_a_capacity_take_that_many_rows() -> None:
     """Whoever is chosen: the rest is dropped, and what lacks is padded."""
     scenario = loaded(2.0, {"ep": 16})
     capped = {"count": EXPERTS, "top_k": 2, "ffn": 512, "capacity": 1.0}
-    with_capacity = scenario.changed(f"model.experts={capped}")
-    assert plan_of(with_capacity).expert_load is None
+    with_capacity = scenario.with_overrides(f"model.experts={capped}")
+    assert build_plan(with_capacity).expert_load is None
     assert (
-        simulate(with_capacity).step_time == simulate(with_capacity.changed("training.expert_load=balanced")).step_time
+        simulate(with_capacity).step_time
+        == simulate(with_capacity.with_overrides("training.expert_load=balanced")).step_time
     )
 
 
 def test_measured_loads_are_of_each_layer() -> None:
-    load = MeasuredLoad(((1.0, 3.0), (2.0, 2.0)))
-    np.testing.assert_array_equal(load.shares(2, 0, 5), [0.25, 0.75])
-    np.testing.assert_array_equal(load.shares(2, 1, 0), [0.5, 0.5])
+    load = MeasuredExpertLoad(((1.0, 3.0), (2.0, 2.0)))
+    np.testing.assert_array_equal(load.expert_shares(2, 0, 5), [0.25, 0.75])
+    np.testing.assert_array_equal(load.expert_shares(2, 1, 0), [0.5, 0.5])

@@ -8,14 +8,14 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from clustersim import Scenario, simulate
-from clustersim.build import plan_of
-from clustersim.memory.footprint import Category
-from clustersim.model.layer_stack import RoutedMlp
+from clustersim.build import build_plan
+from clustersim.memory.footprint import MemoryCategory
+from clustersim.model.layer_stack import MoeMlp
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import COMM_GROUPS, EXPERT_MESH, PIPELINE
 from clustersim.parallel.process_groups import process_groups
 from clustersim.program.placement import looped_placement
-from clustersim.results.memory_check import footprint_of
+from clustersim.results.memory_check import build_footprint
 from tests.conftest import examples
 from tests.laws.timelines import same
 from tests.strategies import CLUSTERS, mappings
@@ -39,8 +39,8 @@ def test_one_expert_for_every_token_is_the_dense_model_to_the_digit(mapping: dic
     model = {key: value for key, value in mapping["model"].items() if key != "ffn"}
     routed = simulate(Scenario.from_mapping({**mapping, "model": model | {"experts": ONE}}))
     assert routed.step_time == dense.step_time
-    assert routed.flops == dense.flops
-    assert [ledger.peak for ledger in routed.ledgers] == [item.peak for item in dense.ledgers]
+    assert routed.model_flops == dense.model_flops
+    assert [ledger.peak for ledger in routed.ledgers] == [memory_ledger.peak for memory_ledger in dense.ledgers]
     same(routed.trace, dense.trace, relative=0.0)
 
 
@@ -112,12 +112,12 @@ def test_memory_of_experts_of_all_ranks_is_what_the_model_has(mapping: dict[str,
     assume("experts" in mapping["model"])
     mapping["layout"]["data"] = data
     scenario = Scenario.from_mapping(mapping)
-    plan, layout = plan_of(scenario), scenario.layout
+    plan, layout = build_plan(scenario), scenario.layout
     (group,) = (parameter_group for parameter_group in plan.parameter_groups if parameter_group.name == "experts")
-    footprint = footprint_of(scenario, plan)
-    counts = (footprint.weights(rank)["experts"][0] for rank in range(layout.pp))
-    held = sum(counts) * footprint.per_parameter(group)[Category.PARAMETERS] * layout.world_size / layout.pp
+    footprint = build_footprint(scenario, plan)
+    counts = (footprint.weights_by_group(rank)["experts"][0] for rank in range(layout.pp))
+    held = sum(counts) * footprint.bytes_per_parameter(group)[MemoryCategory.PARAMETERS] * layout.world_size / layout.pp
     matrices = 3 if mapping["model"]["family"] == "llama" else 2
-    layers = sum(run.count for run in scenario.model.stack if isinstance(run.spec.mlp, RoutedMlp))
+    layers = sum(run.count for run in scenario.model.stack if isinstance(run.spec.mlp, MoeMlp))
     replicas = layout.tp * layout.cp * layout.dp // (layout.ep * layout.effective_etp)
     assert held == pytest.approx(2 * layers * 4 * matrices * 64 * 128 * (replicas if data == "ddp" else 1))

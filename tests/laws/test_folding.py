@@ -40,9 +40,9 @@ def test_folding_does_not_need_coalescing(cost: UnitCost) -> None:
 @given(scenarios())
 @examples(150)
 def test_folded_is_unfolded_in_training_steps(scenario: Scenario) -> None:
-    folded, every = simulate(scenario), simulate(scenario.changed("cost.symmetry=off"))
-    assert every.simulated_ranks == every.ranks
-    event(f"{folded.ranks} ranks in {folded.simulated_ranks} classes")
+    folded, every = simulate(scenario), simulate(scenario.with_overrides("cost.symmetry=off"))
+    assert every.simulated_rank_count == every.rank_count
+    event(f"{folded.rank_count} ranks in {folded.simulated_rank_count} classes")
     same(folded.trace, every.trace, relative=1e-9)
 
 
@@ -54,8 +54,8 @@ def test_the_answer_does_not_depend_on_folding(scenario: Scenario) -> None:
     Parts of idle time are named after what was awaited last. Where two things end together but for rounding, as a send
     and a receive may, that is either of them, so the split between these parts may differ.
     """
-    folded, every = simulate(scenario), simulate(scenario.changed("cost.symmetry=off"))
-    for rank in range(every.ranks):
+    folded, every = simulate(scenario), simulate(scenario.with_overrides("cost.symmetry=off"))
+    for rank in range(every.rank_count):
         mine, other = folded.breakdown.of(rank), every.breakdown.of(rank)
         for part in WORK:
             assert abs(mine[part.value] - other[part.value]) <= 1e-6 * every.step_time, (rank, part)

@@ -6,8 +6,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from clustersim.common.errors import InputError
-from clustersim.memory.footprint import SHARDED, Category
-from clustersim.results.memory_check import ledgers_of, peak_memory
+from clustersim.memory.footprint import SHARDED_CATEGORIES, MemoryCategory
+from clustersim.results.memory_check import memory_timelines, peak_memory
 from clustersim.scenario import Scenario
 from tests.conftest import examples
 
@@ -48,7 +48,7 @@ BASES = st.composite(_base)()
 def _changed(base: dict[str, Any], *changes: str) -> Scenario:
     """The scenario with some keys changed; an example whose change is not legal says nothing."""
     try:
-        return Scenario.from_mapping(base).changed(*changes)
+        return Scenario.from_mapping(base).with_overrides(*changes)
     except InputError:
         assume(False)
         raise
@@ -74,8 +74,8 @@ def test_states_of_more_sharding_never_take_more(base: dict[str, Any]) -> None:
     """ZeRO's stages; what buffers and gathered layers take beside is not shared out, so of the states alone."""
     held = []
     for stage in ("ddp", "zero1", "zero2", "fsdp"):
-        ledgers = ledgers_of(_changed(base, f"layout.data={stage}"))
-        held.append([sum(ledger.resident[use] for use in SHARDED) for ledger in ledgers])
+        ledgers = memory_timelines(_changed(base, f"layout.data={stage}"))
+        held.append([sum(ledger.resident[use] for use in SHARDED_CATEGORIES) for ledger in ledgers])
     for less, more in zip(held[1:], held, strict=False):
         assert all(a <= b * ROOM for a, b in zip(less, more, strict=True))
 
@@ -121,11 +121,13 @@ def test_zero_bubble_needs_no_more_than_1f1b_and_one_microbatchs_waiting(base: d
     """
     ours = _changed(base, "schedule=zb-1p", "training.recompute=none")
     theirs = _changed(base, "schedule=gpipe", "training.recompute=none", f"training.global_batch={_of_1f1b(base)}")
-    ours_peak = max(ledger.peak_activations for ledger in ledgers_of(ours))
-    theirs_peak = max(item.peak_activations for item in ledgers_of(theirs))
-    one = ledgers_of(_changed(base, "schedule=gpipe", "training.recompute=none", f"training.global_batch={_one(base)}"))
+    ours_peak = max(memory_timeline.peak_activations for memory_timeline in memory_timelines(ours))
+    theirs_peak = max(memory_ledger.peak_activations for memory_ledger in memory_timelines(theirs))
+    one = memory_timelines(
+        _changed(base, "schedule=gpipe", "training.recompute=none", f"training.global_batch={_one(base)}")
+    )
     # a single microbatch at its fullest holds what is kept of it and what passes; waiting is at most three times that
-    assert ours_peak <= theirs_peak + 3 * max(element.peak_activations for element in one)
+    assert ours_peak <= theirs_peak + 3 * max(item.peak_activations for item in one)
 
 
 def _of_1f1b(base: dict[str, Any]) -> int:
@@ -142,8 +144,8 @@ def _one(base: dict[str, Any]) -> int:
 @examples(60)
 def test_parts_sum_to_the_peak_and_libraries_take_what_the_framework_says(base: dict[str, Any]) -> None:
     scenario = _changed(base)
-    for ledger in ledgers_of(scenario):
-        parts = ledger.at_peak()
-        assert abs(sum(parts.values()) - ledger.peak) <= 1e-6 * ledger.peak
-        assert parts[Category.WORKSPACE] == scenario.framework.workspace
+    for memory_timeline in memory_timelines(scenario):
+        parts = memory_timeline.peak_by_category()
+        assert abs(sum(parts.values()) - memory_timeline.peak) <= 1e-6 * memory_timeline.peak
+        assert parts[MemoryCategory.WORKSPACE] == scenario.framework.workspace_bytes
         assert all(size >= 0.0 for size in parts.values())

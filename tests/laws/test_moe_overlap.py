@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim import Result, Scenario, simulate
-from clustersim.build import assemble
+from clustersim.build import build_simulation
 from clustersim.engine.engine import simulate_scalar
 from clustersim.engine.vectorized.engine import VectorizedEngine, can_vectorize
 from clustersim.program.action import Action, OverlappedPair
@@ -71,11 +71,11 @@ def test_a_pair_takes_no_longer_than_its_passes_in_turn_nor_less_than_the_longes
     mapping["layout"] = mapping["layout"] | {"delay_wgrad": False}
     mapping["cost"] = {"network": "uncontended", "interference": 0.0}
     beside = Scenario.from_mapping(mapping)
-    order = beside.run_schedule.order(beside.layout.pp, beside.microbatches)
+    order = beside.effective_schedule.order(beside.layout.pp, beside.microbatch_count)
     rows = [",".join(map(str, steps)) for steps in order]
     told = {"orders": {"rows": rows, "placement": list(beside.placement.stage_ranks)}}
     written = Scenario.from_mapping({**mapping, "schedule": told})
-    paired, in_turn = simulate(beside), simulate(written.changed(f"{OVERLAP}=false"))
+    paired, in_turn = simulate(beside), simulate(written.with_overrides(f"{OVERLAP}=false"))
     assert simulate(written).step_time == paired.step_time
     if beside.layout.pp == 1:
         assert paired.step_time <= in_turn.step_time * (1 + 1e-9)
@@ -129,7 +129,7 @@ def test_folded_is_unfolded_and_coalesced_is_fine_grained(mapping: dict[str, Any
 def test_cohorts_of_pairs_are_ranks_one_by_one(mapping: dict[str, Any], drawn: bool) -> None:
     """Every rank with what it waited and was slowed; no order of pairs needs a clock."""
     mapping["training"] |= {"expert_load": 0.3 if drawn else "balanced"}
-    made = assemble(Scenario.from_mapping({**mapping, "cost": {"network": "uncontended", "symmetry": "off"}}))
+    made = build_simulation(Scenario.from_mapping({**mapping, "cost": {"network": "uncontended", "symmetry": "off"}}))
     assert can_vectorize(made.program)
     together = VectorizedEngine(made.program, made.classes, made.cost, None).simulate_all()
     assert together is not None
@@ -146,7 +146,7 @@ def test_parts_sum_to_the_step_and_what_is_inside_blocks_to_them(mapping: dict[s
         result.trace.makespan / result.scenario.steps
     )
     rank = int(result.trace.simulated_ranks[0])
-    inside = result.operations(rank)
+    inside = result.operation_spans(rank)
     rows = result.trace.rank_events(rank, Stream.COMPUTE)
     ends = dict(zip(result.trace.task[rows].tolist(), result.trace.end[rows].tolist(), strict=True))
     last = dict(zip(inside.task.tolist(), inside.end.tolist(), strict=True))
@@ -158,7 +158,7 @@ def test_parts_sum_to_the_step_and_what_is_inside_blocks_to_them(mapping: dict[s
 def test_a_pair_does_what_its_passes_do(mapping: dict[str, Any]) -> None:
     """The same kernels as often as in turn, and tokens sent as often: inside blocks or beside them."""
     beside = Scenario.from_mapping({**mapping, "layout": mapping["layout"] | {"delay_wgrad": False}})
-    in_turn = beside.changed(f"{OVERLAP}=false")
+    in_turn = beside.with_overrides(f"{OVERLAP}=false")
     assert _work(simulate(beside)) == _work(simulate(in_turn))
 
 

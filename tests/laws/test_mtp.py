@@ -7,9 +7,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from clustersim import Scenario, simulate
-from clustersim.build import plan_of
-from clustersim.model.transformer import parameters
-from clustersim.results.memory_check import footprint_of
+from clustersim.build import build_plan
+from clustersim.model.transformer import parameter_count
+from clustersim.results.memory_check import build_footprint
 from tests.conftest import examples
 from tests.laws.timelines import same
 from tests.strategies import mappings
@@ -27,8 +27,8 @@ def further(draw: st.DrawFn, many: int) -> dict[str, Any]:
 def test_none_is_the_model_without(mapping: dict[str, Any]) -> None:
     model = {key: value for key, value in mapping["model"].items() if key != "mtp_layers"}
     none, without = (simulate(Scenario.from_mapping(item)) for item in (mapping, {**mapping, "model": model}))
-    assert (none.step_time, none.flops) == (without.step_time, without.flops)
-    assert [ledger.peak for ledger in none.ledgers] == [element.peak for element in without.ledgers]
+    assert (none.step_time, none.model_flops) == (without.step_time, without.model_flops)
+    assert [ledger.peak for ledger in none.ledgers] == [memory_ledger.peak for memory_ledger in without.ledgers]
     same(none.trace, without.trace, relative=0.0)
 
 
@@ -36,9 +36,11 @@ def test_none_is_the_model_without(mapping: dict[str, Any]) -> None:
 @examples(16)
 def test_folded_is_unfolded_and_coalesced_is_fine(mapping: dict[str, Any]) -> None:
     scenario = Scenario.from_mapping(mapping)
-    folded, every = simulate(scenario), simulate(scenario.changed("cost.symmetry=off"))
+    folded, every = simulate(scenario), simulate(scenario.with_overrides("cost.symmetry=off"))
     same(folded.trace, every.trace, relative=1e-9)
-    assert simulate(scenario.changed("cost.coalesce=false")).step_time == pytest.approx(folded.step_time, rel=1e-9)
+    assert simulate(scenario.with_overrides("cost.coalesce=false")).step_time == pytest.approx(
+        folded.step_time, rel=1e-9
+    )
 
 
 @given(further(2))
@@ -47,9 +49,9 @@ def test_all_ranks_hold_the_model_and_copies_of_the_embedding(mapping: dict[str,
     """Without tensor parallelism, under which every rank has all norms."""
     assume(mapping["layout"]["tp"] == 1)
     scenario = Scenario.from_mapping(mapping)
-    plan, layout = plan_of(scenario), scenario.layout
-    held = [footprint_of(scenario, plan).weights(rank) for rank in range(layout.pp)]
+    plan, layout = build_plan(scenario), scenario.layout
+    held = [build_footprint(scenario, plan).weights_by_group(rank) for rank in range(layout.pp)]
     spread = {"dense": 1, "narrow": 1, "experts": layout.ep * layout.effective_etp}
     copies = (len(plan.embedding_ranks) - 1) * scenario.model.vocab * scenario.model.hidden
     whole = sum(count * spread[name] for item in held for name, (count, _) in item.items())
-    assert whole == parameters(scenario.model) + copies
+    assert whole == parameter_count(scenario.model) + copies

@@ -9,20 +9,20 @@ from hypothesis import assume, event, given
 from hypothesis import strategies as st
 
 from clustersim import Scenario, simulate
-from clustersim.build import assemble, plan_of
+from clustersim.build import build_plan, build_simulation
 from clustersim.cost.jitter import Jitter
 from clustersim.engine.engine import simulate_scalar
 from clustersim.engine.vectorized.engine import VectorizedEngine
 from clustersim.hardware.host_memory import HostMemory
 from clustersim.memory.activations import Activations
-from clustersim.model.offload import NOTHING, ActivationOffload, Offload, OptimizerOffload, ShardOffload
+from clustersim.model.offload import NO_OFFLOAD, ActivationOffload, Offload, OptimizerOffload, ShardOffload
 from clustersim.model.training import FullRecompute
 from clustersim.parallel.data_parallel_strategy import FullyShard, GradientSync, NaiveDataParallel
 from clustersim.program.task import CollectiveTask, ComputeTask, HostOp, HostOpKind
 from clustersim.results.memory_check import peak_memory
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 from clustersim.scenario import Contention, Symmetry
-from clustersim.scenario.validation_rules.consistency import problems
+from clustersim.scenario.validation_rules.consistency import find_problems
 from clustersim.schedules.zero_bubble import ZeroBubble
 from clustersim.schedules.zero_bubble_v import ZeroBubbleV
 from clustersim.symmetry.refinement import singleton_classes
@@ -55,31 +55,31 @@ def offloading(draw: st.DrawFn) -> Scenario:
     states = draw(st.none() | st.sampled_from(legal))
     activations = draw(st.sampled_from(ACTIVATIONS) if states is None else st.none() | st.sampled_from(ACTIVATIONS))
     made = on(scenario, draw(st.sampled_from([FAST, SLOW])), Offload(activations, states))
-    assume(not problems(made))  # there may be no stage with two layers
+    assume(not find_problems(made))  # there may be no stage with two layers
     return made
 
 
 def on(scenario: Scenario, host: HostMemory, offload: Offload) -> Scenario:
     """The scenario with offload to such hosts."""
     training = replace(scenario.training, offload=offload)
-    return replace(scenario, training=training, cluster=replace(scenario.cluster, host=host))
+    return replace(scenario, training=training, cluster=replace(scenario.cluster, host_memory=host))
 
 
 def only_activations(scenario: Scenario, host: HostMemory | None = None) -> Scenario:
     offload = Offload(scenario.training.offload.activations or ActivationOffload())
-    return on(scenario, scenario.cluster.host or FAST if host is None else host, offload)
+    return on(scenario, scenario.cluster.host_memory or FAST if host is None else host, offload)
 
 
 def undisturbed(scenario: Scenario) -> Scenario:
     """Kernels take their time, whatever is beside them, and hosts launch them at once."""
     cost, framework = (
         replace(scenario.cost, interference=0.0),
-        replace(scenario.framework, launch=0.0, backward_launch=0.0),
+        replace(scenario.framework, launch_seconds=0.0, backward_launch_seconds=0.0),
     )
     return replace(scenario, cost=cost, framework=framework)
 
 
-def hosted(answer: Answer, work: HostOpKind, rank: int) -> list[float]:
+def hosted(answer: SimulationResult, work: HostOpKind, rank: int) -> list[float]:
     """Bytes of what a rank does of a kind with its host."""
     program = answer.program.programs[int(answer.program.program_index[rank])]
     exchanges = [task.comm_op for task in program.tasks if isinstance(task, CollectiveTask)]
@@ -90,7 +90,7 @@ def hosted(answer: Answer, work: HostOpKind, rank: int) -> list[float]:
 @examples(60)
 def test_folded_is_unfolded(scenario: Scenario) -> None:
     folded, every = simulate(scenario), simulate(replace(scenario, cost=replace(scenario.cost, symmetry=Symmetry.OFF)))
-    event(f"{folded.ranks} ranks in {folded.simulated_ranks} classes")
+    event(f"{folded.rank_count} ranks in {folded.simulated_rank_count} classes")
     same(folded.trace, every.trace, relative=1e-9)
 
 
@@ -102,13 +102,13 @@ def test_coalesced_is_fine_grained(scenario: Scenario, network: Contention) -> N
         for coalesce in (True, False)
     )
     same(whole.trace, fine.trace, relative=1e-9)
-    equal(whole.inside, fine.inside, 1e-9 * whole.step_time)
+    equal(whole.operation_trace, fine.operation_trace, 1e-9 * whole.step_time)
 
 
 @given(offloading(), st.none() | st.just(Jitter(std=0.1)))
 @examples(60)
 def test_cohorts_are_ranks_one_by_one(scenario: Scenario, jitter: Jitter | None) -> None:
-    made = assemble(replace(scenario, jitter=jitter))
+    made = build_simulation(replace(scenario, jitter=jitter))
     classes = singleton_classes(made.program)
     cohorts = VectorizedEngine(made.program, classes, made.cost, jitter).simulate_all()
     if cohorts is not None:
@@ -120,9 +120,9 @@ def test_cohorts_are_ranks_one_by_one(scenario: Scenario, jitter: Jitter | None)
 @examples(60)
 def test_parts_sum_to_the_step_on_every_rank(scenario: Scenario) -> None:
     answer = simulate(scenario)
-    for rank in range(answer.ranks):
+    for rank in range(answer.rank_count):
         assert sum(answer.breakdown.of(rank).values()) == pytest.approx(answer.step_time, rel=1e-9)
-    assert sum(answer.path_parts.values()) == pytest.approx(answer.step_time, rel=1e-9)
+    assert sum(answer.critical_path_breakdown.values()) == pytest.approx(answer.step_time, rel=1e-9)
 
 
 @given(offloading())
@@ -134,7 +134,7 @@ def test_an_infinitely_fast_host_is_no_offload_of_activations(scenario: Scenario
     """
     assume(not isinstance(scenario.schedule, ZeroBubble))
     free = undisturbed(only_activations(scenario, INFINITE))
-    expected = simulate(on(free, INFINITE, NOTHING)).step_time
+    expected = simulate(on(free, INFINITE, NO_OFFLOAD)).step_time
     assert simulate(free).step_time == pytest.approx(expected, rel=1e-9)
 
 
@@ -143,7 +143,7 @@ def test_an_infinitely_fast_host_is_no_offload_of_activations(scenario: Scenario
 def test_copies_of_activations_never_make_a_step_shorter(scenario: Scenario) -> None:
     """They only make tasks wait for more; that holds where no task slows another."""
     offloads = undisturbed(only_activations(scenario))
-    without = simulate(on(offloads, FAST, NOTHING)).step_time
+    without = simulate(on(offloads, FAST, NO_OFFLOAD)).step_time
     assert simulate(offloads).step_time >= without * (1.0 - 1e-9)
 
 
@@ -152,10 +152,10 @@ def test_copies_of_activations_never_make_a_step_shorter(scenario: Scenario) -> 
 def test_what_is_copied_is_what_the_device_no_longer_keeps(scenario: Scenario) -> None:
     """For every microbatch, to the host and back."""
     offloads = only_activations(scenario)
-    answer, plan, whole = simulate(offloads), plan_of(offloads), plan_of(on(offloads, FAST, NOTHING))
+    answer, plan, whole = simulate(offloads), build_plan(offloads), build_plan(on(offloads, FAST, NO_OFFLOAD))
     for pipeline_rank in range(plan.layout.pp):
         dropped = sum(
-            Activations(whole).kept(stage) - Activations(plan).kept(stage)
+            Activations(whole).saved_bytes(stage) - Activations(plan).saved_bytes(stage)
             for stage in plan.stages_on_rank(pipeline_rank)
         )
         rank = int(np.flatnonzero(answer.program.program_index == pipeline_rank)[0])
@@ -187,7 +187,7 @@ def test_no_more_layers_are_on_the_device_than_there_are_buffers(scenario: Scena
                     changes.append((float(trace.start[rows[number]]), 1))
         held = np.cumsum([change for _, change in sorted(changes)])
         assert held[-1] == 0
-        assert held.max() <= activations.buffers
+        assert held.max() <= activations.buffer_count
 
 
 @given(offloading())
@@ -198,11 +198,13 @@ def test_offload_never_needs_more_of_the_device(scenario: Scenario) -> None:
     That is where backward is run in halves, and where a few layers keep less than the others.
     """
     for item in (only_activations(scenario), scenario):
-        plan, recompute, more = plan_of(item), item.training.recompute, 0.0
+        plan, recompute, more = build_plan(item), item.training.recompute, 0.0
         if isinstance(item.schedule, ZeroBubble | ZeroBubbleV) or (
             isinstance(recompute, FullRecompute) and recompute.layers
         ):
-            more = max(Activations(plan).buffers(plan.stages_on_rank(rank)) for rank in range(plan.layout.pp))
-        if not item.training.offload.shards:  # shards on their way need buffers, which a tiny model notices
-            without = peak_memory(on(item, FAST, NOTHING))
+            more = max(
+                Activations(plan).offload_buffer_bytes(plan.stages_on_rank(rank)) for rank in range(plan.layout.pp)
+            )
+        if not item.training.offload.offloads_shards:  # shards on their way need buffers, which a tiny model notices
+            without = peak_memory(on(item, FAST, NO_OFFLOAD))
             assert peak_memory(item) <= without * (1.0 + 1e-9) + more * item.framework.fragmentation

@@ -27,10 +27,10 @@ def replicas_swapped(layout: Layout, order: Sequence[int]) -> IntArray:
 def alike(scenario: Scenario, moved: IntArray) -> bool:
     """Whether the cluster looks the same after the move: one node, or whole nodes trade places under one switch."""
     cluster = scenario.cluster
-    gpus = np.arange(cluster.gpus)
+    gpus = np.arange(cluster.gpu_count)
     nodes, places = moved // cluster.gpus_per_node, moved % cluster.gpus_per_node
     whole = (nodes == np.repeat(nodes[:: cluster.gpus_per_node], cluster.gpus_per_node)[: len(gpus)]).all()
-    return cluster.gpus <= cluster.gpus_per_node or bool(whole and (places == gpus % cluster.gpus_per_node).all())
+    return cluster.gpu_count <= cluster.gpus_per_node or bool(whole and (places == gpus % cluster.gpus_per_node).all())
 
 
 def numbers(answer: Any) -> Any:
@@ -50,5 +50,5 @@ def test_relabelling_replicas_changes_no_number(data: st.DataObject, scenario: S
     order = data.draw(st.permutations(range(scenario.layout.dp)))
     moved = replicas_swapped(scenario.layout, order)
     assume(alike(scenario, moved) and (moved != np.arange(len(moved))).any())
-    other = replace(scenario, cluster=scenario.cluster.placed(moved))
+    other = replace(scenario, cluster=scenario.cluster.with_rank_mapping(moved))
     assert numbers(simulate(other).to_json()) == numbers(simulate(scenario).to_json())

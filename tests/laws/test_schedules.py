@@ -62,7 +62,7 @@ def test_a_shelfs_order_from_a_file_is_the_shelfs(name: str, pp: int, rounds: in
     assert answer(found) == answer(expected)
     assert answer(simulate(Scenario.from_mapping(found.to_json()["scenario"]))) == answer(expected)
     change = "training.sequence=1024"
-    assert answer(simulate(of_file.changed(change))) == answer(simulate(of_shelf.changed(change)))
+    assert answer(simulate(of_file.with_overrides(change))) == answer(simulate(of_shelf.with_overrides(change)))
 
 
 @st.composite
@@ -123,7 +123,7 @@ def require_laws(result: Result) -> None:
     assert np.allclose(parts.sum(axis=1), result.step_time)
     assert (parts >= 0.0).all()
     assert sum(result.to_json()["critical_path_s"].values()) == pytest.approx(result.step_time)
-    every = simulate(result.scenario.changed("cost.symmetry=off"))
+    every = simulate(result.scenario.with_overrides("cost.symmetry=off"))
     assert every.step_time == pytest.approx(result.step_time, rel=1e-9)
 
 

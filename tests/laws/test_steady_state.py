@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from clustersim import Scenario, simulate
 from clustersim.common.arrays import FloatArray, IntArray
-from clustersim.cost.segment import BlockCost
+from clustersim.cost.segment import SegmentCost
 from clustersim.engine import engine
 from clustersim.engine.engine import simulate_scalar
 from clustersim.engine.recording.operation_log import OperationSpanLog
@@ -73,7 +73,7 @@ def steady(draw: st.DrawFn) -> Scenario:
     """A random step of more microbatches, and of more layers."""
     scenario = draw(scenarios())
     batch = scenario.training.global_batch * draw(st.sampled_from([4, 9, 16]))
-    return scenario.changed(f"training.global_batch={batch}", f"model.layers={scenario.model.layers * 4}")
+    return scenario.with_overrides(f"training.global_batch={batch}", f"model.layers={scenario.model.layer_count * 4}")
 
 
 @given(steady())
@@ -83,7 +83,7 @@ def test_steps_that_repeat_themselves_are_those_of_all_events(scenario: Scenario
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "watch_steady_state", one_by_one)
         whole = simulate(scenario)
-    mine, other = ((result.trace, result.inside.operation_log) for result in (skipped, whole))
+    mine, other = ((result.trace, result.operation_trace.operation_log) for result in (skipped, whole))
     equal(mine, other, relative=1e-9)
     assert skipped.peak_memory == whole.peak_memory
     assert np.abs(skipped.breakdown.seconds - whole.breakdown.seconds).max() <= 1e-8 * whole.step_time
@@ -124,7 +124,7 @@ def test_programs_that_repeat_themselves_are_those_of_all_events(cost: UnitCost,
     equal(skipped, whole, relative=1e-12)
 
 
-def ran(program: Program, classes: SymmetryClasses, cost: BlockCost) -> tuple[Trace, OperationSpanLog]:
+def ran(program: Program, classes: SymmetryClasses, cost: SegmentCost) -> tuple[Trace, OperationSpanLog]:
     return simulate_scalar(program, classes, cost)
 
 

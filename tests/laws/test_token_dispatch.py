@@ -37,17 +37,17 @@ def mixtures(draw: st.DrawFn) -> Scenario:
 @examples(12)
 def test_folded_is_unfolded_and_coalesced_is_fine(scenario: Scenario) -> None:
     folded = simulate(scenario)
-    same(folded.trace, simulate(scenario.changed("cost.symmetry=off")).trace, relative=1e-9)
-    fine = simulate(scenario.changed("cost.coalesce=false"))
+    same(folded.trace, simulate(scenario.with_overrides("cost.symmetry=off")).trace, relative=1e-9)
+    fine = simulate(scenario.with_overrides("cost.coalesce=false"))
     assert fine.step_time == pytest.approx(folded.step_time, rel=1e-9)
 
 
 @given(mixtures())
 @examples(8)
 def test_folded_is_unfolded_on_a_shared_network(scenario: Scenario) -> None:
-    shared = scenario.changed("cost.network=shared")
+    shared = scenario.with_overrides("cost.network=shared")
     folded = simulate(shared)
-    same(folded.trace, simulate(shared.changed("cost.symmetry=off")).trace, relative=1e-9)
+    same(folded.trace, simulate(shared.with_overrides("cost.symmetry=off")).trace, relative=1e-9)
 
 
 def test_one_group_that_shares_its_links_with_nobody_takes_what_it_takes_uncontended() -> None:
@@ -62,5 +62,5 @@ def test_one_group_that_shares_its_links_with_nobody_takes_what_it_takes_unconte
             "training": {"sequence": 512, "global_batch": 8},
         }
         alone = Scenario.from_mapping(mapping)
-        times = [simulate(scenario).step_time for scenario in (alone, alone.changed("cost.network=shared"))]
+        times = [simulate(scenario).step_time for scenario in (alone, alone.with_overrides("cost.network=shared"))]
         assert times[1] == pytest.approx(times[0], rel=1e-9), way

@@ -76,12 +76,12 @@ def test_nothing_runs_before_it_may_or_idles_without_a_cause_in_training_steps(s
 @examples(100)
 def test_the_breakdown_of_every_rank_sums_to_the_step_time(scenario: Scenario) -> None:
     result = simulate(scenario)
-    for rank in range(result.ranks):
+    for rank in range(result.rank_count):
         parts = result.breakdown.of(rank)
         assert sum(parts.values()) == pytest.approx(result.step_time, rel=1e-9)
         assert min(parts.values()) >= -1e-9 * result.step_time
     assert sum(result.breakdown.mean().values()) == pytest.approx(result.step_time, rel=1e-9)
-    assert sum(result.provenance.values()) == pytest.approx(1.0, rel=1e-9)
+    assert sum(result.provenance_shares.values()) == pytest.approx(1.0, rel=1e-9)
 
 
 @given(scenarios())
@@ -92,7 +92,7 @@ def test_the_critical_path_is_as_long_as_the_step_and_longer_than_any_stream_wor
     But where a block waited inside for a rank, that rank's run of the block comes before it.
     """
     result = simulate(scenario)
-    trace, path = result.trace, result.path
+    trace, path = result.trace, result.critical_path
     assert trace.start[path[0]] == 0
     led = (trace.blocking_event[path[1:]] == path[:-1]) & (trace.task[path[1:]] == trace.task[path[:-1]])
     assert ((trace.start[path[1:]] == trace.end[path[:-1]]) | led).all()
@@ -100,7 +100,7 @@ def test_the_critical_path_is_as_long_as_the_step_and_longer_than_any_stream_wor
     assert trace.end[path[-1]] == result.step_time
     if not led.any():
         assert float((trace.end[path] - trace.start[path]).sum()) == pytest.approx(result.step_time, rel=1e-9)
-    assert sum(result.path_parts.values()) == pytest.approx(result.step_time, rel=1e-9)
+    assert sum(result.critical_path_breakdown.values()) == pytest.approx(result.step_time, rel=1e-9)
     for rank in trace.simulated_ranks.tolist():
         for stream in set(Stream) - {Stream.RECEIVE}:
             rows = trace.rank_events(rank, stream)
@@ -112,7 +112,7 @@ def test_the_critical_path_is_as_long_as_the_step_and_longer_than_any_stream_wor
 def test_the_same_scenario_gives_the_same_bytes(scenario: Scenario) -> None:
     """Simulated again, with another one in between, and from its own mapping."""
     first = simulate(scenario)
-    simulate(scenario.changed("cost.symmetry=off"))
+    simulate(scenario.with_overrides("cost.symmetry=off"))
     for again in (simulate(scenario), simulate(Scenario.from_mapping(scenario.to_mapping()))):
         assert pickle.dumps(again.trace) == pickle.dumps(first.trace)
         assert _numbers(again.to_json()) == _numbers(first.to_json())

@@ -9,10 +9,10 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from clustersim.common.arrays import FloatArray
-from clustersim.cost.device_models import Machine, Machines, Slowed
+from clustersim.cost.device_models import DeviceModel, DeviceModels, ThrottledKernels
 from clustersim.cost.interference import Interference
 from clustersim.cost.jitter import Distribution, Jitter
-from clustersim.cost.segment import BlockCost
+from clustersim.cost.segment import SegmentCost
 from clustersim.engine.engine import simulate_scalar
 from clustersim.engine.recording.operation_trace import OperationTraceReader
 from clustersim.engine.recording.recorder import Recorder
@@ -31,26 +31,28 @@ JITTERS = st.none() | st.builds(
 
 
 @st.composite
-def machines(draw: st.DrawFn, cost: UnitCost) -> Machines:
+def machines(draw: st.DrawFn, cost: UnitCost) -> DeviceModels:
     """Ranks at up to two speeds, whose kernels collectives slow or not, all alike or each class in its own way."""
-    kinds = tuple(Machine(Slowed(cost, speed), draw(INTERFERENCES)) for speed in (1.0, 0.5))
+    kinds = tuple(DeviceModel(ThrottledKernels(cost, speed), draw(INTERFERENCES)) for speed in (1.0, 0.5))
     ranks = cost.program.world_size
-    return Machines(kinds, np.array(draw(st.lists(st.sampled_from([0, 0, 1]), min_size=ranks, max_size=ranks))))
+    return DeviceModels(kinds, np.array(draw(st.lists(st.sampled_from([0, 0, 1]), min_size=ranks, max_size=ranks))))
 
 
 @st.composite
-def disturbed(draw: st.DrawFn) -> tuple[Program, BlockCost]:
+def disturbed(draw: st.DrawFn) -> tuple[Program, SegmentCost]:
     cost = draw(costed())
-    return cost.program, BlockCost(cost.program, draw(machines(cost)), cost)
+    return cost.program, SegmentCost(cost.program, draw(machines(cost)), cost)
 
 
-def both(program: Program, classes: SymmetryClasses, cost: BlockCost, jitter: Jitter | None, *, coalesce: bool) -> bool:
+def both(
+    program: Program, classes: SymmetryClasses, cost: SegmentCost, jitter: Jitter | None, *, coalesce: bool
+) -> bool:
     """Compare cohorts with ranks one by one; say whether cohorts could run the program."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(segment_durations, "DRAW_SIZE", 2)  # so that factors are drawn in many portions
         trace = (
             VectorizedEngine(program, classes, cost, jitter).simulate_all()
-            if can_vectorize(program) and not cost.hinders
+            if can_vectorize(program) and not cost.compute_slows_comm
             else None
         )
     if trace is None:
@@ -65,14 +67,14 @@ def both(program: Program, classes: SymmetryClasses, cost: BlockCost, jitter: Ji
 
 @given(disturbed(), JITTERS, st.booleans())
 @examples(400)
-def test_cohorts_are_ranks_one_by_one(made: tuple[Program, BlockCost], jitter: Jitter | None, coalesce: bool) -> None:
+def test_cohorts_are_ranks_one_by_one(made: tuple[Program, SegmentCost], jitter: Jitter | None, coalesce: bool) -> None:
     program, cost = made
     event(f"able: {both(program, singleton_classes(program), cost, jitter, coalesce=coalesce)}")
 
 
 @given(disturbed())
 @examples(300)
-def test_folded_cohorts_are_unfolded_ranks(made: tuple[Program, BlockCost]) -> None:
+def test_folded_cohorts_are_unfolded_ranks(made: tuple[Program, SegmentCost]) -> None:
     """Slow ranks and interference split classes where they are felt, and nowhere else."""
     program, cost = made
     classes = fold(program, cost)
@@ -86,7 +88,7 @@ def test_folded_cohorts_are_unfolded_ranks(made: tuple[Program, BlockCost]) -> N
 @given(disturbed(), JITTERS, st.booleans())
 @examples(300)
 def test_operations_worked_out_afterwards_are_those_that_ran(
-    made: tuple[Program, BlockCost], jitter: Jitter | None, cohorts: bool
+    made: tuple[Program, SegmentCost], jitter: Jitter | None, cohorts: bool
 ) -> None:
     """Whoever ran the blocks as one event, or as arrays, its operations are found where fine-grained ranks ran them."""
     program, cost = made
@@ -96,7 +98,7 @@ def test_operations_worked_out_afterwards_are_those_that_ran(
     if (
         cohorts
         and can_vectorize(program)
-        and not cost.hinders
+        and not cost.compute_slows_comm
         and (trace := VectorizedEngine(program, classes, cost, jitter).simulate_all()) is not None
     ):
         ran = trace, Recorder().operation_log()
@@ -115,9 +117,11 @@ def test_operations_worked_out_afterwards_are_those_that_ran(
 def test_interference_makes_nothing_earlier(cost: UnitCost, interference: Interference) -> None:
     """Who slows whom by whatever parts: no span ends before it would with nobody slowed."""
     program = cost.program
-    made = [Interference.equal(0.0), interference]
-    costs = [BlockCost(program, Machines.equal(Machine(cost, item), program.world_size), cost) for item in made]
-    without, slowed = (simulate_scalar(program, singleton_classes(program), block_cost)[0] for block_cost in costs)
+    made = [Interference.uniform(0.0), interference]
+    costs = [
+        SegmentCost(program, DeviceModels.uniform(DeviceModel(cost, item), program.world_size), cost) for item in made
+    ]
+    without, slowed = (simulate_scalar(program, singleton_classes(program), segment_cost)[0] for segment_cost in costs)
     first, second = (np.lexsort((trace.task, trace.rank)) for trace in (without, slowed))
     assert (slowed.end[second] >= without.end[first] - 1e-9).all()
 
@@ -126,7 +130,7 @@ def test_interference_makes_nothing_earlier(cost: UnitCost, interference: Interf
 class Constant(Jitter):
     """The same factor for every kernel."""
 
-    def draw(self, generators: Sequence[np.random.Generator], out: FloatArray) -> None:  # noqa: ARG002
+    def draw_factors(self, generators: Sequence[np.random.Generator], out: FloatArray) -> None:  # noqa: ARG002
         out[:] = 1.0 + self.std
 
 
@@ -136,8 +140,12 @@ def test_jitter_by_the_same_factor_everywhere_is_a_speed(cost: UnitCost, interfe
     """Also of kernels that hide behind an exchange of their own operation."""
     program, classes = cost.program, singleton_classes(cost.program)
     usual, slow = (
-        BlockCost(program, Machines.equal(Machine(kernels, Interference.equal(interference)), program.world_size), cost)
-        for kernels in (cost, Slowed(cost, 0.8))
+        SegmentCost(
+            program,
+            DeviceModels.uniform(DeviceModel(kernels, Interference.uniform(interference)), program.world_size),
+            cost,
+        )
+        for kernels in (cost, ThrottledKernels(cost, 0.8))
     )
     jitter = Constant(0.25)
     trace = (

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from functools import partial
 
 from clustersim.lowering.training_step import lower
-from clustersim.model.layer_stack import Mlp
+from clustersim.model.layer_stack import MlpType
 from clustersim.model.training import Training
-from clustersim.model.transformer import Model, Norm, Positions, uniform
+from clustersim.model.transformer import Norm, PositionEncoding, TransformerModel, uniform_model
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import ActionKind
@@ -16,15 +16,15 @@ from clustersim.program.task import CollectiveTask, CommOp, ComputeTask, Operati
 from clustersim.schedules.schedule import Schedule
 from tests.strategies import usual
 
-SMALL = uniform(
+SMALL = uniform_model(
     name="small", layers=4, hidden=64, ffn=128, heads=4, kv_heads=4, head_dim=16,
-    vocab=256, max_positions=64, mlp=Mlp.GELU, norm=Norm.LAYERNORM, positions=Positions.LEARNED,
+    vocab=256, max_positions=64, mlp=MlpType.GELU, norm=Norm.LAYERNORM, positions=PositionEncoding.LEARNED,
     tied_embeddings=False, linear_bias=True, qkv_bias=True,
 )  # fmt: skip
 TRAINING = Training(sequence=64, global_batch=8)
 
 
-def planned(layout: Layout, training: Training = TRAINING, model: Model = SMALL, chunks: int = 1) -> Plan:
+def planned(layout: Layout, training: Training = TRAINING, model: TransformerModel = SMALL, chunks: int = 1) -> Plan:
     return Plan(model, training, layout, partial(looped_placement, chunks_per_rank=chunks))
 
 

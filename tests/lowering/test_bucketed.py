@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from clustersim.model.precision_recipe import mixed
-from clustersim.model.presets import preset
+from clustersim.model.precision_recipe import mixed_precision
+from clustersim.model.presets import load_preset
 from clustersim.model.training import Training
-from clustersim.model.transformer import parameters
+from clustersim.model.transformer import parameter_count
 from clustersim.parallel.data_parallel_strategy import (
     DataParallelStrategy,
     DdpStrategy,
@@ -24,7 +24,7 @@ from clustersim.program.task import CollectiveTask, CollectiveType, ComputeTask,
 from tests.lowering.plans import SMALL, TRAINING, collectives, data_words, lowered, planned, told
 
 HUGE = 1e12
-PARAMETERS = parameters(SMALL)
+PARAMETERS = parameter_count(SMALL)
 
 
 def program(data: DataParallelStrategy, microbatches: int = 2) -> RankProgram:
@@ -105,14 +105,14 @@ def test_ddp_buckets_of_25_mb_are_cut_at_the_gradient_that_fills_them() -> None:
     (4,096 + 16.8 M), qkv (25.2 M); the attention norm's 4,096 go with the next layer's down matrix. First comes the
     head's logits matrix; then its norm with the first down matrix; last the last norm with the embedding.
     """
-    model = preset("llama3-8b")
+    model = load_preset("llama3-8b")
     training = Training(1024, 2, gradient_clipping=False)
     (only,) = lowered(planned(Layout(dp=2), training, model)).programs
     hidden, ffn, vocab, qkv = 4096, 14336, 128256, 4096 + 2 * 1024
     layer = [hidden + hidden * ffn, 2 * hidden * ffn, hidden + hidden * hidden, hidden * qkv]
     expected = [hidden * vocab, *layer * 32, hidden + hidden * vocab]
     assert [collective.payload for collective in collectives(only)] == [4.0 * elements for elements in expected]
-    assert sum(expected) == parameters(model)
+    assert sum(expected) == parameter_count(model)
 
 
 def test_a_bucket_waits_for_the_backward_piece_that_fills_it_and_the_optimizer_for_all() -> None:
@@ -165,7 +165,7 @@ def test_later_forwards_do_not_gather_again() -> None:
 
 def test_megatrons_bucket_is_40_million_parameters_or_a_million_per_rank() -> None:
     """Megatron-LM, DistributedDataParallelConfig.bucket_size: max(40000000, 1000000 * dp)."""
-    model = preset("llama3-8b")
+    model = load_preset("llama3-8b")
 
     def buckets(dp: int) -> int:
         (only,) = lowered(planned(Layout(dp=dp, data=Zero1()), Training(1024, dp), model)).programs
@@ -186,7 +186,7 @@ def test_only_the_first_chunk_of_the_first_pipeline_rank_has_megatrons_buckets(s
     8 of 32 layers a chunk: with 16 ranks 40 M elements make three buckets of a layer, and one of the embedding.
     """
     training = Training(1024, 64, gradient_clipping=False)
-    plan = planned(Layout(dp=16, pp=2, data=strategy), training, preset("llama3-8b"), chunks=2)
+    plan = planned(Layout(dp=16, pp=2, data=strategy), training, load_preset("llama3-8b"), chunks=2)
     kind = CollectiveType.REDUCE_SCATTER if strategy.zero_stage else CollectiveType.ALL_REDUCE
     counts = [
         sum(collective.collective is kind for collective in collectives(program)) for program in lowered(plan).programs
@@ -196,7 +196,7 @@ def test_only_the_first_chunk_of_the_first_pipeline_rank_has_megatrons_buckets(s
 
 def test_buckets_of_a_stated_size_are_those_of_every_stage() -> None:
     training = Training(1024, 64, gradient_clipping=False)
-    plan = planned(Layout(dp=16, pp=2, data=DdpStrategy(bucket=160e6)), training, preset("llama3-8b"), chunks=2)
+    plan = planned(Layout(dp=16, pp=2, data=DdpStrategy(bucket=160e6)), training, load_preset("llama3-8b"), chunks=2)
     for program in lowered(plan).programs:  # three a layer, on 16 layers, and those of the embedding or the head
         assert len(collectives(program)) in range(16 * 3 + 1, 16 * 3 + 4)
 
@@ -230,7 +230,7 @@ def test_context_parallel_ranks_reduce_gradients_too() -> None:
 
 
 def test_gradients_are_reduced_in_their_own_format() -> None:
-    training = replace(TRAINING, recipe=mixed(gradients=mixed().compute), gradient_clipping=False)
+    training = replace(TRAINING, recipe=mixed_precision(gradients=mixed_precision().compute), gradient_clipping=False)
     (only,) = lowered(planned(Layout(dp=4), training)).programs
     assert sum(collective.payload for collective in collectives(only)) == 2 * PARAMETERS
 

@@ -75,7 +75,10 @@ def test_the_host_makes_a_view_and_a_copy_for_each_rank_at_every_collective() ->
     found = program()
     blocks = [task.segment for task in found.tasks if isinstance(task, ComputeTask)]
     calls = sum(
-        operation.kernel.calls for block in blocks for operation in block.operations if operation.kernel is not None
+        operation.kernel.host_calls
+        for block in blocks
+        for operation in block.operations
+        if operation.kernel is not None
     )
     collectives = [*sent(found, CollectiveType.ALL_GATHER), *sent(found, CollectiveType.REDUCE_SCATTER)]
     assert calls == 2 * RANKS * len(collectives)
@@ -91,7 +94,7 @@ def test_it_computes_what_full_sharding_does() -> None:
             if isinstance(task, ComputeTask) and task.action is not None
             and task.action.kind in (ActionKind.FORWARD, ActionKind.BACKWARD)
             for operation in task.segment.operations
-            if operation.kernel is not None and not operation.kernel.calls
+            if operation.kernel is not None and not operation.kernel.host_calls
         ]
         for layout in layouts
     )  # fmt: skip
@@ -106,8 +109,8 @@ def test_a_step_takes_host_loops_and_products_and_what_they_do_not_hide(symmetry
         "training": {"sequence": 64, "global_batch": 8}, "cost": {"symmetry": symmetry},
     }  # fmt: skip
     scenario = Scenario.from_mapping(written)
-    slow = simulate(replace(scenario, framework=replace(scenario.framework, call=1.0)))
-    plain = simulate(replace(scenario, framework=replace(scenario.framework, call=0.0)))
+    slow = simulate(replace(scenario, framework=replace(scenario.framework, eager_call_seconds=1.0)))
+    plain = simulate(replace(scenario, framework=replace(scenario.framework, eager_call_seconds=0.0)))
     tasks = slow.program.programs[0].tasks
     kinds = (CollectiveType.ALL_GATHER, CollectiveType.REDUCE_SCATTER)
     calls = 2 * 8 * sum(isinstance(task, CollectiveTask) and task.comm_op.collective in kinds for task in tasks)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from clustersim.lowering.fsdp import Sharded
 from clustersim.model.training import FullRecompute
-from clustersim.model.transformer import head_parameters, parameters
+from clustersim.model.transformer import head_parameter_count, parameter_count
 from clustersim.parallel.data_parallel_strategy import FullyShard, ReductionFrequency
 from clustersim.parallel.layout import Layout
 from clustersim.program.program import RankProgram
@@ -56,8 +56,8 @@ def test_a_microbatch_gathers_twice_and_reduces_once(microbatches: int) -> None:
     sent = collectives(program(FullyShard(), microbatches))
     gathered = sum(comm_op.payload for comm_op in sent if comm_op.collective is CollectiveType.ALL_GATHER)
     reduced = sum(item.payload for item in sent if item.collective is CollectiveType.REDUCE_SCATTER)
-    assert gathered == 2 * microbatches * (2 * parameters(SMALL) - head_parameters(SMALL))
-    assert reduced == 4 * microbatches * parameters(SMALL)
+    assert gathered == 2 * microbatches * (2 * parameter_count(SMALL) - head_parameter_count(SMALL))
+    assert reduced == 4 * microbatches * parameter_count(SMALL)
     assert all(element.comm_group == "dp" for element in sent)
 
 
@@ -117,7 +117,7 @@ def copies(data: FullyShard, replicas: int = 4, **training: object) -> dict[str,
 
 def test_what_is_gathered_is_copied_where_fsdp2_copies_it() -> None:
     """Each gathered bf16 parameter is read and written, 2 x 2 bytes; the head is gathered for its forward only."""
-    whole, head = parameters(SMALL), head_parameters(SMALL)
+    whole, head = parameter_count(SMALL), head_parameter_count(SMALL)
     assert copies(FullyShard(copies=True)) == {"F": 4 * whole, "B": 4 * (whole - head)}
     assert copies(FullyShard(copies=True, reshard_after_forward=False)) == {"F": 4 * whole, "B": 0}
 

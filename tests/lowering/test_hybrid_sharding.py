@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.memory.footprint import Category, Footprint
+from clustersim.memory.footprint import Footprint, MemoryCategory
 from clustersim.model.framework import Framework
-from clustersim.model.transformer import head_parameters, parameters
+from clustersim.model.transformer import head_parameter_count, parameter_count
 from clustersim.parallel.data_parallel_strategy import (
     DataParallelStrategy,
     DdpStrategy,
@@ -27,7 +27,7 @@ from clustersim.program.task import CollectiveType, CommOp
 from tests.conftest import examples
 from tests.lowering.plans import SMALL, TRAINING, collectives, lowered, planned, told
 
-ALL, HEAD = parameters(SMALL), head_parameters(SMALL)
+ALL, HEAD = parameter_count(SMALL), head_parameter_count(SMALL)
 
 
 def exchanges(layout: Layout, microbatches: int = 1) -> list[CommOp]:
@@ -95,11 +95,11 @@ def test_memory_by_hand(data: DataParallelStrategy) -> None:
     With secondary shards they are cut over all, beside a second copy of the parameters over two.
     """
     plan = planned(Layout(dp=8, data=data), replace(TRAINING, global_batch=8))
-    held = Footprint(plan, Framework(1.0, 0.0), 0.0).resident(0)
+    held = Footprint(plan, Framework(1.0, 0.0), 0.0).resident_bytes(0)
     cut = 8 if data.secondary else 2
     copied = 2 * ALL / 2 if data.secondary else 0
     expected = [size * ALL / (cut if data.zero_stage >= stage else 1) for stage, size in ((3, 2), (2, 4), (1, 12))]
-    found = [held[item] for item in (Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER)]
+    found = [held[item] for item in (MemoryCategory.PARAMETERS, MemoryCategory.GRADIENTS, MemoryCategory.OPTIMIZER)]
     assert found == pytest.approx([expected[0] + copied, *expected[1:]])
 
 
@@ -123,7 +123,7 @@ def test_one_replica_is_the_strategy_that_cuts_weights_over_all(
     }
     frame = Framework(1.0, 1e6), 1e6
     footprints = (Footprint(plan, *frame) for plan in (plain, hybrid))
-    assert len({str(footprint.resident(pp - 1)) for footprint in footprints}) == 1
+    assert len({str(footprint.resident_bytes(pp - 1)) for footprint in footprints}) == 1
 
 
 @examples(30)
@@ -136,8 +136,8 @@ def test_one_shard_is_ddp(data: DataParallelStrategy, dp: int, microbatches: int
     (only,) = lowered(plan).programs
     often = microbatches if data.zero_stage > 1 else 1
     assert moved(collectives(only)) == {(DP_REPLICATE_GROUP.name, CollectiveType.ALL_REDUCE): often * 4 * ALL}
-    uses = (Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER, Category.GATHERED)
-    one, other = (Footprint(item, Framework(1.0, 0.0), 0.0).resident(0) for item in (plan, ddp))
+    uses = (MemoryCategory.PARAMETERS, MemoryCategory.GRADIENTS, MemoryCategory.OPTIMIZER, MemoryCategory.GATHERED)
+    one, other = (Footprint(item, Framework(1.0, 0.0), 0.0).resident_bytes(0) for item in (plan, ddp))
     assert [one[use] for use in uses] == [other[use] for use in uses]
 
 

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from clustersim.common.dtypes import DType
 from clustersim.lowering.training_step import lower
-from clustersim.memory.footprint import Category
+from clustersim.memory.footprint import MemoryCategory
 from clustersim.model.kernels import Kernel, KernelKind
-from clustersim.model.lora import Lora, Target
+from clustersim.model.lora import Lora, LoraTarget
 from clustersim.model.operators import ADAPTERS, DENSE
-from clustersim.model.precision_recipe import mixed
-from clustersim.model.training import FullRecompute, SelectiveOperations, Training
-from clustersim.model.transformer import adapter_parameters, parameters, resized
+from clustersim.model.precision_recipe import mixed_precision
+from clustersim.model.training import FullRecompute, SelectiveOpRecompute, Training
+from clustersim.model.transformer import adapter_parameter_count, parameter_count, resize_model
 from clustersim.parallel.data_parallel_strategy import (
     DataParallelStrategy,
     DdpStrategy,
@@ -36,7 +36,7 @@ from tests.memory.rank_memory import resident
 
 B = ActionKind.BACKWARD
 RANK = 4
-TARGETS = (Target.Q, Target.K, Target.V, Target.O, Target.UP, Target.DOWN)
+TARGETS = (LoraTarget.Q, LoraTarget.K, LoraTarget.V, LoraTarget.O, LoraTarget.UP, LoraTarget.DOWN)
 LORA = Lora(RANK, TARGETS, alpha=8.0)
 TRAINING = Training(sequence=64, global_batch=8, lora=LORA)
 H, WIDE, T = 64, 128, 64
@@ -84,7 +84,7 @@ def test_no_frozen_weight_has_a_gradient_anywhere(data: DataParallelStrategy, ba
     assert gradients and all(".lora_" in name for name in gradients)
     assert {item.parameter_group for item in every_operation(program) if item.gradient_count} == {ADAPTERS}
     times = plan.microbatches if isinstance(data, Zero2 | FullyShard | NaiveDataParallel) else 1
-    assert reduced(program.programs[0]) == 4 * adapter_parameters(SMALL, LORA) * times
+    assert reduced(program.programs[0]) == 4 * adapter_parameter_count(SMALL, LORA) * times
 
 
 @pytest.mark.parametrize("name", ["1f1b", "gpipe", "interleaved", "zb-1p"])
@@ -92,15 +92,15 @@ def test_no_frozen_weight_has_a_gradient_anywhere(data: DataParallelStrategy, ba
 def test_a_pipeline_of_any_kind_updates_and_reduces_adapters_alone(name: str, tp: int) -> None:
     order = build_schedule(name, 2) if name == "interleaved" else build_schedule(name)
     layout = Layout(tp=tp, pp=2, dp=2, sequence_parallel=tp > 1)
-    plan = Plan(resized(SMALL, tied_embeddings=True), TRAINING, layout, order.placement)
+    plan = Plan(resize_model(SMALL, tied_embeddings=True), TRAINING, layout, order.placement)
     program = lower(plan, order.order(2, plan.microbatches))
     kernels = [operation.kernel for operation in every_operation(program)]
     assert all(".lora_" in kernel.name for kernel in kernels if kernel is not None and of_weights(kernel))
-    whole = 4 * adapter_parameters(SMALL, LORA) / tp
+    whole = 4 * adapter_parameter_count(SMALL, LORA) / tp
     assert sum(map(reduced, program.programs)) == pytest.approx(whole)
     updated = sum(kernel.bytes for kernel in kernels if kernel is not None and kernel.name == "optimizer.step")
     # masters and moments are read and written in FP32, gradients read, the copies in BF16 written
-    assert updated == pytest.approx((6 * 4 + 4 + 2) * adapter_parameters(SMALL, LORA) / tp)
+    assert updated == pytest.approx((6 * 4 + 4 + 2) * adapter_parameter_count(SMALL, LORA) / tp)
 
 
 @pytest.mark.parametrize(
@@ -111,13 +111,13 @@ def test_a_pipeline_of_any_kind_updates_and_reduces_adapters_alone(name: str, tp
 def test_memory_of_states(stage: DataParallelStrategy, parts: tuple[int, int, int], base: DType | None) -> None:
     """Frozen: 2 bytes of each, or 4.127 bits of the layers' matrices; adapters: 2, gradients 4, states 12 bytes."""
     plan = plan_of(Layout(dp=4, data=stage), replace(LORA, base=base))
-    held, adapters = resident(plan), adapter_parameters(SMALL, LORA)
+    held, adapters = resident(plan), adapter_parameter_count(SMALL, LORA)
     matrices = 4 * (4 * H * H + 2 * H * WIDE + (3 * H + H) + WIDE + H)  # biases are counted with their matrix
     stored = 2 if base is None else (4 + 8 / 64 + 32 / (64 * 256)) / 8
-    frozen = 2 * (parameters(SMALL) - matrices) + stored * matrices
-    assert held[Category.PARAMETERS] == pytest.approx((frozen + 2 * adapters) / parts[0])
-    assert held[Category.GRADIENTS] == 4 * adapters / parts[1]
-    assert held[Category.OPTIMIZER] == 12 * adapters / parts[2]
+    frozen = 2 * (parameter_count(SMALL) - matrices) + stored * matrices
+    assert held[MemoryCategory.PARAMETERS] == pytest.approx((frozen + 2 * adapters) / parts[0])
+    assert held[MemoryCategory.GRADIENTS] == 4 * adapters / parts[1]
+    assert held[MemoryCategory.OPTIMIZER] == 12 * adapters / parts[2]
 
 
 @pytest.mark.parametrize("base", [None, DType.NF4])
@@ -131,7 +131,9 @@ def test_a_unit_is_gathered_at_once_as_it_is_stored(base: DType | None) -> None:
     stored = 2 if base is None else (4 + 8 / 64 + 32 / (64 * 256)) / 8
     assert len(layers) == 2 * 4
     for layer in layers:  # matrices with their biases, two norms of weight and bias, adapters
-        assert layer.payload == pytest.approx(stored * matrices + 2 * 4 * H + 2 * adapter_parameters(SMALL, LORA) / 4)
+        assert layer.payload == pytest.approx(
+            stored * matrices + 2 * 4 * H + 2 * adapter_parameter_count(SMALL, LORA) / 4
+        )
 
 
 def test_parameters_that_never_change_are_not_gathered_again_after_a_step() -> None:
@@ -139,7 +141,7 @@ def test_parameters_that_never_change_are_not_gathered_again_after_a_step() -> N
     program = lowered(plan_of(Layout(dp=2, data=Zero1()))).programs[0]
     gathered = [task.comm_op for task in program.tasks if isinstance(task, CollectiveTask)]
     payload = sum(comm_op.payload for comm_op in gathered if comm_op.name == "gather parameters")
-    assert payload == 2 * adapter_parameters(SMALL, LORA)
+    assert payload == 2 * adapter_parameter_count(SMALL, LORA)
 
 
 @examples(40)
@@ -152,26 +154,26 @@ def test_parameters_that_never_change_are_not_gathered_again_after_a_step() -> N
     targets=st.sets(st.sampled_from(TARGETS), min_size=1).map(lambda chosen: tuple(sorted(chosen, key=TARGETS.index))),
 )
 def test_all_ranks_of_a_replica_hold_and_update_every_adapter_once(
-    rank: int, tp: int, pp: int, dp: int, data: DataParallelStrategy, targets: tuple[Target, ...]
+    rank: int, tp: int, pp: int, dp: int, data: DataParallelStrategy, targets: tuple[LoraTarget, ...]
 ) -> None:
     """Frozen counts are those of the model, whatever stands beside; states of adapters are 12 bytes, each once."""
     lora = Lora(rank, targets, 16.0)
     plan = plan_of(Layout(tp=tp, pp=pp, dp=dp, data=data), lora, global_batch=8)
     whole = Plan(SMALL, replace(TRAINING, lora=None), plan.layout)
     adapters = [plan.parameter_count(stage, ADAPTERS) for stage in plan.stages]
-    assert sum(adapters) * tp == adapter_parameters(SMALL, lora)
+    assert sum(adapters) * tp == adapter_parameter_count(SMALL, lora)
     assert [plan.parameter_count(stage, DENSE) for stage in plan.stages] == list(
         map(whole.parameter_count, whole.stages)
     )
-    states = sum(resident(plan, stage)[Category.OPTIMIZER] for stage in range(pp))
-    assert states * tp * (dp if data.zero_stage else 1) == pytest.approx(12 * adapter_parameters(SMALL, lora))
+    states = sum(resident(plan, stage)[MemoryCategory.OPTIMIZER] for stage in range(pp))
+    assert states * tp * (dp if data.zero_stage else 1) == pytest.approx(12 * adapter_parameter_count(SMALL, lora))
 
 
 def narrow(split: bool) -> dict[ActionKind, list[tuple[str, float]]]:
     """Collectives of a layer with adapters beside the queries and the output, and their bytes."""
-    lora = Lora(RANK, (Target.Q, Target.O), 8.0)
+    lora = Lora(RANK, (LoraTarget.Q, LoraTarget.O), 8.0)
     layout = Layout(tp=2, sequence_parallel=split, layers_per_stage=(1,))
-    plan = Plan(resized(SMALL, layers=1), replace(TRAINING, lora=lora), layout)
+    plan = Plan(resize_model(SMALL, layers=1), replace(TRAINING, lora=lora), layout)
     program = lowered(plan).programs[0]
     return {
         kind: [
@@ -198,8 +200,8 @@ def test_collectives_of_split_adapters(split: bool) -> None:
     assert found[ActionKind.BACKWARD] == [*before, ("all_reduce", rank), ("all_reduce", rank)]
 
 
-@pytest.mark.parametrize(("recompute", "forwards"), [(FullRecompute(), 2), (SelectiveOperations(), 2)])
-def test_recomputation_runs_adapters_again(recompute: FullRecompute | SelectiveOperations, forwards: int) -> None:
+@pytest.mark.parametrize(("recompute", "forwards"), [(FullRecompute(), 2), (SelectiveOpRecompute(), 2)])
+def test_recomputation_runs_adapters_again(recompute: FullRecompute | SelectiveOpRecompute, forwards: int) -> None:
     layout = Layout(tp=2, sequence_parallel=True)
     plan = plan_of(layout, recompute=recompute)
     program = lowered(plan).programs[0]
@@ -238,11 +240,11 @@ def test_a_stage_without_adapters_has_nothing_to_update() -> None:
 
 
 def test_formats_of_adapters_are_those_of_the_training() -> None:
-    plain = mixed(gradients=DType.BF16, master=None, moments=DType.BF16)
+    plain = mixed_precision(gradients=DType.BF16, master=None, moments=DType.BF16)
     plan = plan_of(Layout(), recipe=plain)
     held = resident(plan)
-    assert held[Category.GRADIENTS] == 2 * adapter_parameters(SMALL, LORA)
-    assert held[Category.OPTIMIZER] == 4 * adapter_parameters(SMALL, LORA)
+    assert held[MemoryCategory.GRADIENTS] == 2 * adapter_parameter_count(SMALL, LORA)
+    assert held[MemoryCategory.OPTIMIZER] == 4 * adapter_parameter_count(SMALL, LORA)
 
 
 def test_norms_and_the_loss_run_as_ever() -> None:

@@ -9,7 +9,7 @@ from math import prod
 
 import pytest
 
-from clustersim.model.layer_stack import LayerRun, Mlp, RoutedMlp
+from clustersim.model.layer_stack import LayerGroup, MlpType, MoeMlp
 from clustersim.model.offload import Offload, OptimizerOffload
 from clustersim.model.operators import EXPERTS
 from clustersim.parallel.data_parallel_strategy import DdpStrategy, FullyShard, Zero1, Zero2
@@ -31,9 +31,9 @@ from clustersim.schedules.zero_bubble import ZeroBubble
 from tests.lowering.plans import SMALL, TRAINING, collectives, lowered, planned
 
 ALL_EXPERTS = 8 * 2 * 64 * 128
-MIXTURE = RoutedMlp(8, 2, 128, Mlp.GELU)
+MIXTURE = MoeMlp(8, 2, 128, MlpType.GELU)
 DENSE = SMALL.stack[0].spec
-MIXED = replace(SMALL, stack=(LayerRun(DENSE, 1), LayerRun(replace(DENSE, mlp=MIXTURE), 3)))
+MIXED = replace(SMALL, stack=(LayerGroup(DENSE, 1), LayerGroup(replace(DENSE, mlp=MIXTURE), 3)))
 REDUCING = CollectiveType.ALL_REDUCE, CollectiveType.REDUCE_SCATTER, CollectiveType.ALL_GATHER
 
 

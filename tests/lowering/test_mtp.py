@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from clustersim.memory.activations import Activations, Part
+from clustersim.memory.activations import ActivationKind, Activations
 from clustersim.memory.footprint import Footprint
 from clustersim.model.framework import load_framework
 from clustersim.model.kernels import Kernel
-from clustersim.model.transformer import Model, Positions, mtp_parameters, parameters
+from clustersim.model.transformer import PositionEncoding, TransformerModel, mtp_parameter_count, parameter_count
 from clustersim.parallel.data_parallel_strategy import DdpStrategy, FullyShard, Zero1
 from clustersim.parallel.layer_partition import PipelineLayoutString
 from clustersim.parallel.layout import Layout
@@ -20,7 +20,7 @@ from clustersim.program.action import ActionKind
 from clustersim.program.task import CollectiveType, CommOp, CommOverlap, ReceiveTask, SendTask
 from tests.lowering.plans import SMALL, TRAINING, collectives, lowered, operations, planned, told
 
-ROTARY = replace(SMALL, positions=Positions.ROTARY)
+ROTARY = replace(SMALL, positions=PositionEncoding.ROTARY)
 FURTHER = replace(ROTARY, mtp_layers=2)
 TABLE, ACTIVATION = 256 * 64, 2 * 64 * 64
 ALONE = PipelineLayoutString((2, 1, 1, 0), (0, 0, 2, 0))
@@ -59,7 +59,7 @@ def test_all_ranks_hold_the_model_and_copies_of_the_embedding(layout: Layout, *,
     """Once where the embedding is, once where further tokens are looked up, once where logits are tied to it."""
     model = replace(FURTHER, tied_embeddings=tied_embeddings)
     plan = planned(layout, model=model)
-    assert sum(held(plan)) == parameters(model) + (len(plan.embedding_ranks) - 1) * TABLE
+    assert sum(held(plan)) == parameter_count(model) + (len(plan.embedding_ranks) - 1) * TABLE
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_their_gradients_are_reduced_with_all_others(data: object) -> None:
     layout = Layout(dp=2, data=data)  # type: ignore[arg-type]
     plans = (planned(layout, replace(TRAINING, global_batch=2), model) for model in (ROTARY, FURTHER))
     reduced = [_reduced(collectives(lowered(plan).programs[0])) for plan in plans]
-    assert reduced[1] - reduced[0] == 4.0 * mtp_parameters(FURTHER)
+    assert reduced[1] - reduced[0] == 4.0 * mtp_parameter_count(FURTHER)
 
 
 def _reduced(found: list[CommOp]) -> float:
@@ -163,20 +163,26 @@ def test_memory_of_stages_by_hand() -> None:
     layout = Layout(pp=4, layers_per_stage=ALONE, release_outputs=False)
     plan, plain = planned(layout, model=FURTHER), planned(replace(layout, layers_per_stage=(2, 1, 1, 0)), model=ROTARY)
     made, before = Activations(plan), Activations(plain)
-    (run,) = FURTHER.ahead
-    layers = 2 * plan.layer_by_spec[run.spec].kept
-    assert made.kept(plan.stages[2]) - before.kept(plain.stages[2]) == layers + 2 * 8 * 64 + 2 * ACTIVATION
-    assert made.kept(plan.stages[3]) == plan.head.kept == before.size(Part.HEAD) + 2 * (ACTIVATION + _loss(ROTARY))
+    (run,) = FURTHER.mtp_stack
+    layers = 2 * plan.layer_by_spec[run.spec].saved_bytes
+    assert (
+        made.saved_bytes(plan.stages[2]) - before.saved_bytes(plain.stages[2]) == layers + 2 * 8 * 64 + 2 * ACTIVATION
+    )
+    assert (
+        made.saved_bytes(plan.stages[3])
+        == plan.head.saved_bytes
+        == before.bytes_of(ActivationKind.HEAD_SAVED) + 2 * (ACTIVATION + _loss(ROTARY))
+    )
     held = (Footprint(item, load_framework(), 0.0) for item in (plan, plain))
     wide, narrow = (
-        [footprint.receives(footprint.plan.stages_on_rank(rank)) for rank in range(4)] for footprint in held
+        [footprint.receive_buffer_bytes(footprint.plan.stages_on_rank(rank)) for rank in range(4)] for footprint in held
     )
     assert [more - less for more, less in zip(wide, narrow, strict=True)] == [0, 0, 2 * ACTIVATION, 2 * ACTIVATION]
 
 
-def _loss(model: Model) -> float:
+def _loss(model: TransformerModel) -> float:
     """Bytes that a loss keeps."""
-    return planned(Layout(), model=model).head.operators[-1].kept
+    return planned(Layout(), model=model).head.operators[-1].saved_bytes
 
 
 def test_without_them_programs_are_what_they_were() -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from clustersim.common.dtypes import DType
 from clustersim.model.kernels import Kernel
-from clustersim.model.overheads import NONE, Batches, LossReport
-from clustersim.model.precision_recipe import mixed
+from clustersim.model.overheads import NO_OVERHEADS, BatchTransfer, LossReport
+from clustersim.model.precision_recipe import mixed_precision
 from clustersim.parallel.data_parallel_strategy import Zero1
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
@@ -19,13 +19,13 @@ from clustersim.program.program import RankProgram
 from clustersim.program.task import CommOp, ComputeTask, Stream
 from tests.lowering.plans import SMALL, TRAINING, collectives, lowered, planned, told
 
-FP16 = replace(TRAINING, recipe=mixed(DType.FP16, gradients=DType.FP16))
+FP16 = replace(TRAINING, recipe=mixed_precision(DType.FP16, gradients=DType.FP16))
 LAYOUT = Layout(tp=2, pp=2, dp=2, sequence_parallel=True)
 MICROBATCHES = 4  # 8 sequences over dp 2
 
 
 def _plan(layout: Layout = LAYOUT, **overheads: Any) -> Plan:
-    return planned(layout, replace(FP16, overheads=replace(NONE, **overheads)))
+    return planned(layout, replace(FP16, overheads=replace(NO_OVERHEADS, **overheads)))
 
 
 def _blocks(program: RankProgram) -> list[str]:
@@ -112,8 +112,8 @@ def test_the_next_pass_waits_for_the_average_of_a_microbatch() -> None:
             assert number in following.depends_on
 
 
-@pytest.mark.parametrize(("batches", "inner"), [(Batches.PACKED, MICROBATCHES), (Batches.SEPARATE, 0)])
-def test_a_batch_comes_before_its_forward_at_every_stage_or_at_the_ends(batches: Batches, inner: int) -> None:
+@pytest.mark.parametrize(("batches", "inner"), [(BatchTransfer.PACKED, MICROBATCHES), (BatchTransfer.SEPARATE, 0)])
+def test_a_batch_comes_before_its_forward_at_every_stage_or_at_the_ends(batches: BatchTransfer, inner: int) -> None:
     programs = lowered(_plan(replace(LAYOUT, pp=4), batches=batches)).programs
     assert [_blocks(program).count("batch") for program in programs] == [MICROBATCHES, inner, inner, MICROBATCHES]
     computes = [task for task in programs[0].tasks if isinstance(task, ComputeTask)]
@@ -124,7 +124,7 @@ def test_a_batch_comes_before_its_forward_at_every_stage_or_at_the_ends(batches:
 
 
 def test_a_batch_is_sent_only_where_tensors_are_split() -> None:
-    sent = {tp: _exchanges_of_batch(_plan(Layout(tp=tp, dp=2), batches=Batches.PACKED)) for tp in (1, 2)}
+    sent = {tp: _exchanges_of_batch(_plan(Layout(tp=tp, dp=2), batches=BatchTransfer.PACKED)) for tp in (1, 2)}
     assert [comm_op.payload for comm_op in sent[2]] == [5 * 8, 65 * 8]
     assert sent[1] == []
 
@@ -153,6 +153,6 @@ def test_whole_sequences_sum_no_norms() -> None:
 
 
 def test_all_that_is_beside_a_pass_is_on_the_compute_stream() -> None:
-    program = lowered(_plan(zeroing=True, averaging=True, unscaling=True, batches=Batches.PACKED)).programs[0]
+    program = lowered(_plan(zeroing=True, averaging=True, unscaling=True, batches=BatchTransfer.PACKED)).programs[0]
     for task, stream in zip(program.tasks, program.streams, strict=True):
         assert isinstance(task, ComputeTask) is (stream is Stream.COMPUTE)

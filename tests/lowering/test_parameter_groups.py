@@ -10,10 +10,10 @@ import pytest
 
 from clustersim.common.dtypes import DType
 from clustersim.lowering.training_step import lower
-from clustersim.memory.footprint import Category, Footprint
+from clustersim.memory.footprint import Footprint, MemoryCategory
 from clustersim.model.framework import Framework
 from clustersim.model.layer_stack import LayerSpec
-from clustersim.model.operators import DENSE, Layer
+from clustersim.model.operators import DENSE, LayerOperators
 from clustersim.parallel.data_parallel_strategy import DataParallelStrategy, DdpStrategy, FullyShard, Zero1, Zero2
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import CP_GROUP, DP_GROUP
@@ -34,12 +34,15 @@ class TwoGroups(Plan):
     """MLPs are a group of their own, over the context-parallel ranks; the rest is over all four."""
 
     @cached_property
-    def layer_by_spec(self) -> dict[LayerSpec, Layer]:
-        return {spec: replace(layer, operators=_marked(layer)) for spec, layer in super().layer_by_spec.items()}
+    def layer_by_spec(self) -> dict[LayerSpec, LayerOperators]:
+        return {
+            spec: replace(layer_operators, operators=_marked(layer_operators))
+            for spec, layer_operators in super().layer_by_spec.items()
+        }
 
     @cached_property
     def parameter_groups(self) -> tuple[ParameterGroup, ...]:
-        formats = self.training.recipe.weights
+        formats = self.training.recipe.weight_formats
         if self.layout.data.zero_stage:
             dense = ParameterGroup(DENSE, formats, shard_group=DP_GROUP, shard_count=4)
             return dense, ParameterGroup(MLP, formats, shard_group=CP_GROUP, shard_count=2)
@@ -52,13 +55,15 @@ class Hybrid(Plan):
 
     @cached_property
     def parameter_groups(self) -> tuple[ParameterGroup, ...]:
-        formats = self.training.recipe.weights
+        formats = self.training.recipe.weight_formats
         return (ParameterGroup(DENSE, formats, CP_GROUP, DP_GROUP, shard_count=2, replica_count=2),)
 
 
-def _marked(layer: Layer) -> tuple:
+def _marked(layer: LayerOperators) -> tuple:
     linears = ("mlp.up", "mlp.down")
-    return tuple(replace(operator, group=MLP) if operator.name in linears else operator for operator in layer.operators)
+    return tuple(
+        replace(operator, parameter_group=MLP) if operator.name in linears else operator for operator in layer.operators
+    )
 
 
 def program(kind: type[Plan], data: DataParallelStrategy, microbatches: int = 1) -> RankProgram:
@@ -112,15 +117,15 @@ def test_a_step_waits_for_every_reduction(data: DataParallelStrategy) -> None:
 
 @pytest.mark.parametrize("data", [DdpStrategy(), Zero1(), Zero2(), FullyShard()])
 def test_memory_is_cut_by_each_groups_own_ranks(data: DataParallelStrategy) -> None:
-    held = Footprint(TwoGroups(SMALL, TRAINING, replace(LAYOUT, data=data)), Framework(1.0, 0.0), 0.0).resident(0)
+    held = Footprint(TwoGroups(SMALL, TRAINING, replace(LAYOUT, data=data)), Framework(1.0, 0.0), 0.0).resident_bytes(0)
 
     def share(stage: int, width: int) -> float:
         dense, mlp = (4, 2) if data.zero_stage >= stage else (1, 1)
         return width * ((IN_ALL - IN_MLPS) / dense + IN_MLPS / mlp)
 
-    assert held[Category.PARAMETERS] == share(3, 2)
-    assert held[Category.GRADIENTS] == share(2, 4)
-    assert held[Category.OPTIMIZER] == share(1, 12)
+    assert held[MemoryCategory.PARAMETERS] == share(3, 2)
+    assert held[MemoryCategory.GRADIENTS] == share(2, 4)
+    assert held[MemoryCategory.OPTIMIZER] == share(1, 12)
 
 
 @pytest.mark.parametrize(("data", "dense", "mlp"), [(DdpStrategy(), 1, 1), (Zero1(), 4, 2), (FullyShard(), 4, 2)])
@@ -139,7 +144,7 @@ class Apart(TwoGroups):
     @cached_property
     def parameter_groups(self) -> tuple[ParameterGroup, ...]:
         dense, _ = super().parameter_groups
-        return dense, ParameterGroup(MLP, self.training.recipe.weights)
+        return dense, ParameterGroup(MLP, self.training.recipe.weight_formats)
 
 
 @pytest.mark.parametrize("data", STRATEGIES)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.model.presets import preset
+from clustersim.model.presets import load_preset
 from clustersim.model.training import FullRecompute, Training
 from clustersim.parallel.data_parallel_strategy import DataParallelStrategy, DdpStrategy, FullyShard, Zero1, Zero2
 from clustersim.parallel.layout import Layout
@@ -293,7 +293,7 @@ def test_uneven_stages_do_their_own_layers(chunks: int) -> None:
 
 def test_ends_without_layers_still_hold_embedding_and_head() -> None:
     """Llama 3's 126 layers in 16 x 8 virtual stages: 0, 1, ..., 1, 0."""
-    model = preset("llama3-405b")
+    model = load_preset("llama3-405b")
     plan = Plan(model, Training(64, 16), Layout(pp=16), partial(looped_placement, chunks_per_rank=8))
     program = lowered(plan)
     assert (plan.stages[0].layer_count, plan.stages[-1].layer_count) == (0, 0)

@@ -9,17 +9,17 @@ import pytest
 from clustersim.lowering.units import Unit, Units
 from clustersim.model.kernels import KernelKind
 from clustersim.model.layer_stack import BlockForm
-from clustersim.model.presets import preset
+from clustersim.model.presets import load_preset
 from clustersim.model.training import (
-    Attention,
+    AttentionBackend,
     FullRecompute,
     NoRecompute,
     Recompute,
-    SelectiveOperations,
+    SelectiveOpRecompute,
     SelectiveRecompute,
     Training,
 )
-from clustersim.model.transformer import layer_parameters, norm_parameters, parameters
+from clustersim.model.transformer import layer_parameter_count, norm_parameter_count, parameter_count
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.program.task import WorkType
@@ -33,10 +33,10 @@ MODELS = ["llama3-8b", "llama3-405b", "gpt3-175b", "gpt2-small", "qwen2.5-7b", "
 @pytest.mark.parametrize("pp", [1, 4])
 def test_stages_together_hold_the_whole_model(name: str, pp: int) -> None:
     """Without tensor parallelism exactly; a tied embedding is held twice where its two uses are on two stages."""
-    model = preset(name)
+    model = load_preset(name)
     plan = planned(Layout(pp=pp), Training(1024, 8), model)
     twice = model.vocab * model.hidden if model.tied_embeddings and pp > 1 else 0
-    assert sum(plan.parameter_count(stage) for stage in plan.stages) == parameters(model) + twice
+    assert sum(plan.parameter_count(stage) for stage in plan.stages) == parameter_count(model) + twice
 
 
 @pytest.mark.parametrize("name", ["llama3-8b", "gpt3-175b", "llama2-70b"])
@@ -46,21 +46,21 @@ def test_tensor_ranks_together_hold_the_model_and_copies_of_what_is_not_split(na
 
     Two such biases of `hidden` a layer (attention output and second MLP matrix), and one final norm.
     """
-    model = preset(name)
+    model = load_preset(name)
     plan = planned(Layout(tp=tp), Training(1024, 8), replace(model, vocab=model.vocab // tp * tp))
     model = plan.model
     biases = 2 * model.hidden if model.linear_bias else 0
-    repeated = model.layers * (2 * norm_parameters(model) + biases) + norm_parameters(model)
+    repeated = model.layer_count * (2 * norm_parameter_count(model) + biases) + norm_parameter_count(model)
     if name.startswith("gpt"):
         repeated += model.max_positions * model.hidden
     held = tp * sum(plan.parameter_count(stage) for stage in plan.stages)
-    assert held == parameters(model) + (tp - 1) * repeated
+    assert held == parameter_count(model) + (tp - 1) * repeated
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("recompute", [NoRecompute(), SelectiveRecompute(), FullRecompute(), FullRecompute(3)])
 def test_backward_completes_every_gradient_of_its_stage(name: str, recompute: Recompute) -> None:
-    plan = planned(Layout(pp=2), Training(1024, 8, recompute=recompute), preset(name))
+    plan = planned(Layout(pp=2), Training(1024, 8, recompute=recompute), load_preset(name))
     units = Units(plan)
     for part in plan.stages:
         marked = sum(operation.gradient_count for unit in units.of(part) for operation in unit.backward)
@@ -71,12 +71,12 @@ def test_units_are_the_embedding_the_layers_and_the_head() -> None:
     plan = planned(Layout())
     units = Units(plan).of(stage(plan.model, 0, 4, embedding=True, head=True))
     assert [unit.name for unit in units] == ["embedding", *["layer"] * 4, "head"]
-    assert units[1].parameters == layer_parameters(SMALL, *SMALL.specs)
+    assert units[1].parameters == layer_parameter_count(SMALL, *SMALL.distinct_specs)
 
 
 def test_a_tied_matrix_counts_once_where_both_ends_are_on_one_stage() -> None:
     tied = planned(Layout(), model=replace(SMALL, tied_embeddings=True))
-    assert tied.parameter_count(tied.stages[0]) == parameters(tied.model)
+    assert tied.parameter_count(tied.stages[0]) == parameter_count(tied.model)
     (kernel,) = [
         operation.kernel
         for operation in Units(tied).of(tied.stages[0])[-1].backward
@@ -131,16 +131,16 @@ def _names(unit: Unit) -> Iterator[str]:
         ({"block": BlockForm.POST_NORM}, FullRecompute(), ["mlp.residual"]),
         # all of the core's last product, but what softmax makes of scores is read by it
         ({}, SelectiveRecompute(), ["attention.context"]),
-        ({}, SelectiveOperations(), ["mlp.residual"]),
+        ({}, SelectiveOpRecompute(), ["mlp.residual"]),
     ],
 )
 def test_recomputation_that_stops_early_leaves_out_what_nobody_reads(
     model: dict[str, Any], recompute: Recompute, left_out: list[str]
 ) -> None:
     """torch.utils.checkpoint's hooks stop at the last tensor that is saved (its `_recomputation_hook`)."""
-    training = replace(TRAINING, recompute=recompute, attention=Attention.STANDARD)
+    training = replace(TRAINING, recompute=recompute, attention=AttentionBackend.STANDARD)
     block = model.get("block", BlockForm.PRE_NORM)
-    given = replace(preset("llama-tiny"), dropout="dropout" in model)
+    given = replace(load_preset("llama-tiny"), dropout="dropout" in model)
     given = replace(given, stack=tuple(replace(run, spec=replace(run.spec, block=block)) for run in given.stack))
     whole, early = (_again(planned(Layout(), replace(training, early_stop=stops), given)) for stops in (False, True))
     assert early == whole[: len(whole) - len(left_out)]

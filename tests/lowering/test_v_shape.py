@@ -18,7 +18,7 @@ from clustersim.parallel.plan import Plan
 from clustersim.program.action import Action, ActionKind, PipelineOrder
 from clustersim.program.placement import Placement, looped_placement
 from clustersim.program.task import CollectiveTask, ComputeTask, ReceiveTask, SendTask
-from clustersim.scenario.validation_rules.consistency import problems
+from clustersim.scenario.validation_rules.consistency import find_problems
 from clustersim.schedules.validation import dry_run, validate_order
 from tests.closed_form.fixed_durations import Fixed, Step
 from tests.lowering.plans import SMALL, TRAINING
@@ -89,7 +89,7 @@ def test_the_rank_with_embedding_and_head_holds_the_tied_matrix_once_and_sums_no
     of = plan(pp)
     last = of.stages[-1]
     assert of.placement.stage_ranks[0] == of.placement.stage_ranks[-1] == 0
-    assert of.stage_head(last).parameters == 2 * 64  # the final norm alone
+    assert of.stage_head(last).parameter_count == 2 * 64  # the final norm alone
     program = lower(of, There().order(pp, MICROBATCHES))
     assert "embedding" not in program.groups
     assert not any(isinstance(task, CollectiveTask) for rank_program in program.programs for task in rank_program.tasks)
@@ -185,5 +185,5 @@ def test_stages_of_a_scenario_are_those_of_its_placement() -> None:
     given = {"model": model, "cluster": {"name": "dgx-h100", "gpus": 2}, "layout": {"pp": 2}, "training": training}
     uneven = replace(Scenario.from_mapping(given), schedule=Uneven())
     for counts, legal in (((3, 2, 1), True), ((2, 2, 1, 1), False)):
-        found = problems(replace(uneven, layout=replace(uneven.layout, layers_per_stage=counts)))
+        found = find_problems(replace(uneven, layout=replace(uneven.layout, layers_per_stage=counts)))
         assert (not found) == legal, found

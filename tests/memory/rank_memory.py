@@ -1,23 +1,23 @@
 """What a pipeline rank holds, in few words."""
 
 from clustersim.memory.activations import Activations
-from clustersim.memory.footprint import Category, Footprint
-from clustersim.memory.ledger import Ledger, in_turns, ordered_ledger
+from clustersim.memory.footprint import Footprint, MemoryCategory
+from clustersim.memory.ledger import MemoryLedger, ledger_from_order, pass_order
 from clustersim.model.framework import Framework
 from clustersim.parallel.plan import Plan
 from clustersim.schedules.schedule import Schedule
 from tests.strategies import usual
 
-BARE = Framework(fragmentation=1.0, communicator=0.0)
+BARE = Framework(fragmentation=1.0, communicator_bytes=0.0)
 """A framework that holds nothing beside tensors."""
 
 
-def resident(plan: Plan, rank: int = 0, framework: Framework = BARE) -> dict[Category, float]:
-    return Footprint(plan, framework, context=0.0).resident(rank)
+def resident(plan: Plan, rank: int = 0, framework: Framework = BARE) -> dict[MemoryCategory, float]:
+    return Footprint(plan, framework, context_bytes=0.0).resident_bytes(rank)
 
 
-def ledger_of(plan: Plan, rank: int = 0, order: Schedule | None = None, framework: Framework = BARE) -> Ledger:
+def ledger_of(plan: Plan, rank: int = 0, order: Schedule | None = None, framework: Framework = BARE) -> MemoryLedger:
     """Of a rank that works through the plan's usual order, one pass after the other."""
     chosen = order or usual(plan.placement.max_chunks)
     actions = chosen.order(plan.layout.pp, plan.microbatches)[rank]
-    return ordered_ledger(Footprint(plan, framework, 0.0), Activations(plan), rank, in_turns(actions))
+    return ledger_from_order(Footprint(plan, framework, 0.0), Activations(plan), rank, pass_order(actions))

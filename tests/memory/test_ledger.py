@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.memory.activations import Activations
-from clustersim.memory.footprint import Category, Footprint
-from clustersim.memory.ledger import Pass, in_turns, ledger, ordered_ledger
+from clustersim.memory.footprint import Footprint, MemoryCategory
+from clustersim.memory.ledger import TimedPass, ledger_from_order, ledger_from_passes, pass_order
 from clustersim.model.framework import Framework
-from clustersim.model.presets import preset
+from clustersim.model.presets import load_preset
 from clustersim.model.training import FullRecompute, NoRecompute, Recompute, SelectiveRecompute, Training
 from clustersim.parallel.data_parallel_strategy import NaiveDataParallel
 from clustersim.parallel.layout import Layout
@@ -25,7 +25,7 @@ from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.schedules.zero_bubble import PassCosts, ZeroBubble
 from tests.memory.rank_memory import BARE, ledger_of, resident
 
-MODEL = preset("gpt3-175b")
+MODEL = load_preset("gpt3-175b")
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 I, W = ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT  # noqa: E741 - their letters
 
@@ -41,7 +41,7 @@ def test_1f1b_has_p_minus_r_microbatches_in_flight(pp: int, extra: int, data: st
     rank = data.draw(st.integers(0, pp - 1))
     of = plan(pp, pp + extra)
     stage, activations = of.stages[rank], Activations(of)
-    expected = (pp - rank) * activations.kept(stage) + activations.passing(stage)
+    expected = (pp - rank) * activations.saved_bytes(stage) + activations.transient_bytes(stage)
     assert ledger_of(of, rank, OneFOneB()).peak_activations == pytest.approx(expected)
 
 
@@ -49,7 +49,7 @@ def test_1f1b_has_p_minus_r_microbatches_in_flight(pp: int, extra: int, data: st
 def test_gpipe_has_all_microbatches_in_flight(microbatches: int) -> None:
     of = plan(4, microbatches)
     activations = Activations(of)
-    expected = microbatches * activations.kept(of.stages[1]) + activations.passing(of.stages[1])
+    expected = microbatches * activations.saved_bytes(of.stages[1]) + activations.transient_bytes(of.stages[1])
     assert ledger_of(of, 1, GPipe()).peak_activations == pytest.approx(expected)
 
 
@@ -63,8 +63,8 @@ def test_interleaving_costs_a_factor_on_the_first_stage(pp: int, chunks: int) ->
     """
     of = plan(pp, 2 * pp, chunks)
     activations = Activations(of)
-    (kept,) = {activations.kept(stage) for stage in of.stages_on_rank(1)}
-    (passing,) = {activations.passing(stage) for stage in of.stages_on_rank(1)}
+    (kept,) = {activations.saved_bytes(stage) for stage in of.stages_on_rank(1)}
+    (passing,) = {activations.transient_bytes(stage) for stage in of.stages_on_rank(1)}
     in_flight = (ledger_of(of, 1, Interleaved(chunks)).peak_activations - passing) / kept
     assert in_flight + 2 == pytest.approx(pp * chunks * (1 + (pp - 1) / (pp * chunks)))
 
@@ -74,7 +74,7 @@ def test_the_first_rank_holds_figure_1s_factor_of_layers() -> None:
 
     Without dropout the embedding keeps its token numbers only, eight bytes each.
     """
-    model = replace(preset("megatron-530b"), dropout=False)
+    model = replace(load_preset("megatron-530b"), dropout=False)
     of = Plan(
         model,
         Training(2048, 280),
@@ -82,7 +82,7 @@ def test_the_first_rank_holds_figure_1s_factor_of_layers() -> None:
         partial(looped_placement, chunks_per_rank=3),
     )
     activations, layer = Activations(of), of.stages[1]
-    held = (ledger_of(of, 0).peak_activations - activations.passing(layer)) / activations.kept(layer)
+    held = (ledger_of(of, 0).peak_activations - activations.transient_bytes(layer)) / activations.saved_bytes(layer)
     assert held == pytest.approx(105 * (1 + 34 / 105), rel=1e-3)
 
 
@@ -90,9 +90,9 @@ def test_times_are_those_of_the_passes() -> None:
     """One microbatch: kept from the forward's start, more during backward, nothing after it."""
     of = plan(1, 1, layout=Layout(tp=8))
     activations, (stage,) = Activations(of), of.stages
-    passes = [Pass(Action(0, F, 0), 1.0, 2.0), Pass(Action(0, B, 0), 5.0, 9.0)]
-    made = ledger(Footprint(of, BARE, 0.0), activations, 0, passes)
-    kept, passing = activations.kept(stage), activations.passing(stage)
+    passes = [TimedPass(Action(0, F, 0), 1.0, 2.0), TimedPass(Action(0, B, 0), 5.0, 9.0)]
+    made = ledger_from_passes(Footprint(of, BARE, 0.0), activations, 0, passes)
+    kept, passing = activations.saved_bytes(stage), activations.transient_bytes(stage)
     assert made.times.tolist() == [1.0, 5.0, 9.0]
     assert made.activations.tolist() == pytest.approx([kept, kept + passing, 0.0], abs=1e-3)
 
@@ -100,8 +100,8 @@ def test_times_are_those_of_the_passes() -> None:
 def test_what_ends_is_freed_before_what_starts_at_the_same_time() -> None:
     of = plan(1, 2, layout=Layout(tp=8))
     alternating = [Action(0, F, 0), Action(0, B, 0), Action(0, F, 1), Action(0, B, 1)]
-    made = ordered_ledger(Footprint(of, BARE, 0.0), Activations(of), 0, in_turns(alternating))
-    one = Activations(of).kept(of.stages[0]) + Activations(of).passing(of.stages[0])
+    made = ledger_from_order(Footprint(of, BARE, 0.0), Activations(of), 0, pass_order(alternating))
+    one = Activations(of).saved_bytes(of.stages[0]) + Activations(of).transient_bytes(of.stages[0])
     assert made.peak_activations == pytest.approx(one)
 
 
@@ -111,11 +111,11 @@ def test_the_peak_does_not_depend_on_how_long_passes_take(times: list[tuple[floa
     of = plan(4, 8)
     actions, passes, now = OneFOneB().order(4, 8)[0], [], 0.0
     for action, (gap, length) in zip(actions, times, strict=True):
-        passes.append(Pass(action, now + gap, now + gap + length))
+        passes.append(TimedPass(action, now + gap, now + gap + length))
         now = passes[-1].end
     footprint, activations = Footprint(of, BARE, 0.0), Activations(of)
-    timed = ledger(footprint, activations, 0, passes).peak
-    assert timed == pytest.approx(ordered_ledger(footprint, activations, 0, in_turns(actions)).peak)
+    timed = ledger_from_passes(footprint, activations, 0, passes).peak
+    assert timed == pytest.approx(ledger_from_order(footprint, activations, 0, pass_order(actions)).peak)
 
 
 @pytest.mark.parametrize("chunks", [1, 2])
@@ -132,28 +132,28 @@ def test_memory_is_never_negative_and_empty_at_the_end(chunks: int) -> None:
 def test_parts_at_the_peak_sum_to_the_peak() -> None:
     of = plan(2, 4)
     made = ledger_of(of, 0, framework=Framework(1.07, 5e8))
-    assert sum(made.at_peak().values()) == pytest.approx(made.peak)
-    assert set(made.at_peak()) == set(Category)
+    assert sum(made.peak_by_category().values()) == pytest.approx(made.peak)
+    assert set(made.peak_by_category()) == set(MemoryCategory)
 
 
 def test_fragmentation_is_on_what_the_allocator_holds_only() -> None:
     """The driver's context and the communication library's buffers are not the allocator's."""
     of = plan(2, 4)
     bare, padded = (
-        ordered_ledger(
-            Footprint(of, Framework(factor, 5e8), 1e9), Activations(of), 0, in_turns(OneFOneB().order(2, 4)[0])
+        ledger_from_order(
+            Footprint(of, Framework(factor, 5e8), 1e9), Activations(of), 0, pass_order(OneFOneB().order(2, 4)[0])
         )
         for factor in (1.0, 1.05)
     )
-    outside = bare.resident[Category.CONTEXT] + bare.resident[Category.COMMUNICATION]
-    assert bare.resident[Category.CONTEXT] == 1e9
+    outside = bare.resident[MemoryCategory.CONTEXT] + bare.resident[MemoryCategory.COMMUNICATION]
+    assert bare.resident[MemoryCategory.CONTEXT] == 1e9
     assert padded.peak - bare.peak == pytest.approx(0.05 * (bare.peak - outside))
-    assert padded.at_peak()[Category.FRAGMENTATION] == pytest.approx(0.05 * (bare.peak - outside))
+    assert padded.peak_by_category()[MemoryCategory.FRAGMENTATION] == pytest.approx(0.05 * (bare.peak - outside))
 
 
 def test_data_parallel_keeps_everyones_logits_on_the_first_gpu() -> None:
     """torch.nn.DataParallel gathers three other GPUs' logits: bf16, and fp32 for the loss."""
-    model = preset("gpt2-small")
+    model = load_preset("gpt2-small")
     layout = Layout(dp=4, data=NaiveDataParallel())
     naive, alone = Plan(model, Training(1024, 4), layout), Plan(model, Training(1024, 1), Layout())
     more = ledger_of(naive).peak_activations - ledger_of(alone).peak_activations
@@ -176,8 +176,8 @@ def test_zero_bubble_keeps_p_or_2p_microbatches(pp: int, extra: int, memory: int
     of = plan(pp, pp + extra)
     stage, activations = of.stages[rank], Activations(of)
     peak = ledger_of(of, rank, ZeroBubble(memory)).peak_activations
-    assert peak >= (pp - rank) * activations.kept(stage)
-    assert peak <= memory * pp * activations.kept(stage) + activations.passing(stage)
+    assert peak >= (pp - rank) * activations.saved_bytes(stage)
+    assert peak <= memory * pp * activations.saved_bytes(stage) + activations.transient_bytes(stage)
 
 
 @pytest.mark.parametrize("recompute", [NoRecompute(), SelectiveRecompute(), FullRecompute(), FullRecompute(2)])
@@ -185,10 +185,10 @@ def test_halves_free_what_was_kept_one_after_the_other(recompute: Recompute) -> 
     of = Plan(MODEL, Training(2048, 1, recompute=recompute), Layout(tp=8, pp=4))
     activations = Activations(of)
     for stage in of.stages:
-        turns = in_turns([Action(stage.index, kind, 0) for kind in (F, I, W)])
-        made = ordered_ledger(Footprint(of, BARE, 0.0), activations, stage.index, turns)
-        kept, waiting = activations.kept(stage), activations.waiting(stage)
-        extra = activations.passing(stage, I), activations.passing(stage, W)
+        turns = pass_order([Action(stage.index, kind, 0) for kind in (F, I, W)])
+        made = ledger_from_order(Footprint(of, BARE, 0.0), activations, stage.index, turns)
+        kept, waiting = activations.saved_bytes(stage), activations.wgrad_bytes(stage)
+        extra = activations.transient_bytes(stage, I), activations.transient_bytes(stage, W)
         expected = [kept, kept + extra[0], waiting, waiting + extra[1], 0.0]
         assert made.activations.tolist() == pytest.approx(expected, abs=1.0)
 
@@ -197,9 +197,9 @@ def test_halves_wait_for_more_than_full_recomputation_kept() -> None:
     """A layer's input is 2 s b h bytes of the 32 s b h that its weight gradients need again."""
     of = Plan(MODEL, Training(2048, 4, recompute=FullRecompute()), Layout(pp=4))
     activations, stage = Activations(of), of.stages[1]
-    assert activations.waiting(stage) == 16 * activations.kept(stage)
-    least = activations.waiting(stage) - activations.kept(stage)
-    assert activations.passing(stage, I) >= least * (stage.layer_count - 1) / stage.layer_count
+    assert activations.wgrad_bytes(stage) == 16 * activations.saved_bytes(stage)
+    least = activations.wgrad_bytes(stage) - activations.saved_bytes(stage)
+    assert activations.transient_bytes(stage, I) >= least * (stage.layer_count - 1) / stage.layer_count
 
 
 @pytest.mark.parametrize("memory", [1, 2])
@@ -207,17 +207,17 @@ def test_zero_bubble_with_whole_gradients_exceeds_its_limit_by_one_microbatchs_d
     """Llama 3 405B, tp 8 with its sequence split, pp 16: more waits of a microbatch than was kept.
 
     In units of s b h / t elements a layer keeps 16 (two norms' inputs, q and k, attention's, 6.5 + 3.25 of a SwiGLU
-    with ffn 3.25 h, as the parts of `Activations.kept` add up) while the gradients of its two row-parallel outputs
+    with ffn 3.25 h, as the parts of `Activations.saved_bytes` add up) while the gradients of its two row-parallel outputs
     alone are 2 t = 16 when they wait. So what p microbatches keep bounds a rank only if weight gradients run early: at
     most (memory p - 1) kept + waiting, and what passes.
     """
-    of = Plan(preset("llama3-405b"), Training(8192, 40), Layout(tp=8, pp=16, sequence_parallel=True))
+    of = Plan(load_preset("llama3-405b"), Training(8192, 40), Layout(tp=8, pp=16, sequence_parallel=True))
     activations = Activations(of)
-    kept = max(map(activations.kept, of.stages))
-    waiting = max(map(activations.waiting, of.stages))
-    passing = max(activations.passing(stage, kind) for stage in of.stages for kind in (I, W))
+    kept = max(map(activations.saved_bytes, of.stages))
+    waiting = max(map(activations.wgrad_bytes, of.stages))
+    passing = max(activations.transient_bytes(stage, kind) for stage in of.stages for kind in (I, W))
     assert waiting > 1.5 * kept
-    parts = sum(map(activations.waiting, of.stages)) / sum(map(activations.kept, of.stages))
+    parts = sum(map(activations.wgrad_bytes, of.stages)) / sum(map(activations.saved_bytes, of.stages))
     order = ZeroBubble(memory, PassCosts(pending_memory_ratio=parts))
     peaks = [ledger_of(of, rank, order).peak_activations for rank in range(16)]
     assert max(peaks) <= (16 * memory - 1) * kept + waiting + passing

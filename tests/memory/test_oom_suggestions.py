@@ -70,7 +70,7 @@ def test_each_remedy_is_legal_and_fits_as_told(name: str) -> None:
     assert not report.fits
     assert 1 <= len(report.suggestions) <= 4
     for suggestion in report.suggestions:
-        changed = of.changed(*overrides(suggestion))
+        changed = of.with_overrides(*overrides(suggestion))
         assert check(changed).fits
         assert f"({format_bytes(peak_memory(changed))} of " in suggestion
 
@@ -79,7 +79,7 @@ def test_each_remedy_is_legal_and_fits_as_told(name: str) -> None:
 def test_remedies_keep_the_gpus_and_the_batch(name: str) -> None:
     of = CASES[name]
     for suggestion in check(of).suggestions:
-        changed = of.changed(*overrides(suggestion))
+        changed = of.with_overrides(*overrides(suggestion))
         assert changed.layout.world_size == of.layout.world_size
         assert changed.training.global_batch == of.training.global_batch
 
@@ -92,8 +92,8 @@ def test_two_changes_are_told_only_where_none_is_enough(name: str) -> None:
     for suggestion in suggestions:
         first, sign, second = suggestion.partition(" would fit")[0].partition(" with ")
         if sign:
-            assert not check(CASES[name].changed(first)).fits
-            assert not check(CASES[name].changed(*second.split())).fits
+            assert not check(CASES[name].with_overrides(first)).fits
+            assert not check(CASES[name].with_overrides(*second.split())).fits
 
 
 def test_a_scenario_that_fits_needs_nothing() -> None:

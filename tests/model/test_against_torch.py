@@ -13,13 +13,13 @@ import pytest
 
 from clustersim.common.dtypes import DType
 from clustersim.model import memory_bound
-from clustersim.model.layer_stack import Mlp
-from clustersim.model.layers import Shard
-from clustersim.model.optimizer_kernels import gradient_norm, optimizer_step
-from clustersim.model.precision_recipe import mixed
-from clustersim.model.presets import preset
-from clustersim.model.training import Attention, Loss, Optimizer, Training
-from clustersim.model.transformer import Model, Norm, resized
+from clustersim.model.layer_stack import MlpType
+from clustersim.model.layers import LayerShard
+from clustersim.model.optimizer_kernels import gradient_norm_kernels, optimizer_step_kernels
+from clustersim.model.precision_recipe import mixed_precision
+from clustersim.model.presets import load_preset
+from clustersim.model.training import AttentionBackend, LossImplementation, Optimizer, Training
+from clustersim.model.transformer import Norm, TransformerModel, resize_model
 from tests.uniform_models import layer, sizes
 
 torch = pytest.importorskip("torch")
@@ -119,7 +119,7 @@ def _rotate(x: Any, cosine: Any, sine: Any) -> Any:
 class _Case:
     """A formula in PyTorch. constants: not differentiated."""
 
-    operator: memory_bound.Streaming
+    operator: memory_bound.MemoryBoundSpec
     formula: Callable[..., Any]
     inputs: tuple[Any, ...]
     constants: tuple[Any, ...] = ()
@@ -139,17 +139,17 @@ def _cases() -> dict[str, _Case]:
     mask = torch.triu(torch.ones(256, 256, dtype=torch.bool), 1)
     scores = _random(16, 256, 256)
     return {
-        "rms norm": _Case(memory_bound.norm(Norm.RMSNORM, fused=False), _rms_norm, (x, weight)),
-        "swiglu": _Case(memory_bound.activation(Mlp.SWIGLU, fused=False), _swiglu, (x, other)),
-        "gelu": _Case(memory_bound.activation(Mlp.GELU, fused=False), functional.gelu, (x,)),
+        "rms norm": _Case(memory_bound.norm_spec(Norm.RMSNORM, fused=False), _rms_norm, (x, weight)),
+        "swiglu": _Case(memory_bound.activation_spec(MlpType.SWIGLU, fused=False), _swiglu, (x, other)),
+        "gelu": _Case(memory_bound.activation_spec(MlpType.GELU, fused=False), functional.gelu, (x,)),
         "rotary": _Case(
-            memory_bound.rotary(fused=False),
+            memory_bound.rotary_spec(fused=False),
             _rotate,
             (x.detach().view(TOKENS, 32, 128).requires_grad_(),),
             (*angles,),
         ),
         "softmax": _Case(
-            memory_bound.softmax(fused=False), _masked_softmax, (scores,), (mask,), elements=16 * 256 * 256
+            memory_bound.softmax_spec(fused=False), _masked_softmax, (scores,), (mask,), elements=16 * 256 * 256
         ),
     }
 
@@ -174,12 +174,12 @@ def test_unfused_passes_are_what_pytorch_runs(name: str) -> None:
 def test_unfused_operators_keep_what_autograd_saves(name: str) -> None:
     case = _CASES[name]
     saved = _kept(case.run, [tensor for tensor in (*case.inputs, *case.constants) if tensor.numel() < ELEMENTS])
-    assert case.operator.kept.bytes(DType.BF16, case.elements) == pytest.approx(saved, rel=0.01)
+    assert case.operator.saved.bytes(DType.BF16, case.elements) == pytest.approx(saved, rel=0.01)
 
 
 def test_a_residual_is_one_kernel_forward_and_none_backward() -> None:
     one, other = _random(TOKENS, WIDTH), _random(TOKENS, WIDTH)
-    residual = memory_bound.residual(dropout=False, fused=False)
+    residual = memory_bound.residual_spec(dropout=False, fused=False)
     forward, result = _moved(lambda: one + other)
     gradient = torch.ones_like(result)
     backward, _ = _moved(lambda: torch.autograd.grad(result, (one, other), gradient))
@@ -191,12 +191,14 @@ def test_a_residual_is_one_kernel_forward_and_none_backward() -> None:
 def test_the_loss_keeps_fp32_log_probabilities() -> None:
     logits, targets = _random(TOKENS, WIDTH), torch.zeros(TOKENS, dtype=torch.long)
     saved = _kept(lambda: functional.cross_entropy(logits.float(), targets), [])
-    assert memory_bound.loss(Loss.TORCH).kept.bytes(DType.BF16, ELEMENTS) == pytest.approx(saved, rel=0.01)
+    assert memory_bound.loss_spec(LossImplementation.TORCH).saved.bytes(DType.BF16, ELEMENTS) == pytest.approx(
+        saved, rel=0.01
+    )
 
 
 @pytest.mark.parametrize("optimizer", Optimizer)
 def test_unfused_update_moves_what_foreach_moves(optimizer: Optimizer) -> None:
-    full = mixed(DType.FP32, gradients=DType.FP32, master=None, moments=DType.FP32)
+    full = mixed_precision(DType.FP32, gradients=DType.FP32, master=None, moments=DType.FP32)
     training = Training(1, 1, recipe=full, optimizer=optimizer, fused=False)
     weight = torch.nn.Parameter(torch.randn(ELEMENTS))
     weight.grad = torch.randn(ELEMENTS)
@@ -206,26 +208,26 @@ def test_unfused_update_moves_what_foreach_moves(optimizer: Optimizer) -> None:
     }[optimizer]()
     made.step()  # creates the states
     trace, _ = _moved(made.step)
-    (step,) = optimizer_step(training, ELEMENTS)
+    (step,) = optimizer_step_kernels(training, ELEMENTS)
     assert step.bytes == pytest.approx(trace.bytes, rel=1e-3)
 
 
 def test_unfused_gradient_norm_moves_what_clip_grad_norm_moves() -> None:
-    training = Training(1, 1, recipe=mixed(DType.FP32, gradients=DType.FP32, master=None), fused=False)
+    training = Training(1, 1, recipe=mixed_precision(DType.FP32, gradients=DType.FP32, master=None), fused=False)
     weight = torch.nn.Parameter(torch.randn(ELEMENTS))
     weight.grad = torch.randn(ELEMENTS)
     trace, _ = _moved(lambda: torch.nn.utils.clip_grad_norm_([weight], 1.0, foreach=True))
-    expected = sum(kernel.bytes for kernel in gradient_norm(training, ELEMENTS))
+    expected = sum(kernel.bytes for kernel in gradient_norm_kernels(training, ELEMENTS))
     assert expected == pytest.approx(trace.bytes, rel=1e-3)
 
 
 class _Layer:
     """One layer in plain PyTorch, written for this test: GPT or Llama kind, no dropout, as many kv heads as heads."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: TransformerModel) -> None:
         self.model = model
         h, ffn = model.hidden, sizes(model).ffn
-        up = 2 * ffn if sizes(model).mlp is Mlp.SWIGLU else ffn
+        up = 2 * ffn if sizes(model).mlp is MlpType.SWIGLU else ffn
         shapes = {
             "query": (h, h),
             "key": (h, h),
@@ -244,12 +246,12 @@ class _Layer:
         return functional.layer_norm(x, (self.model.hidden,), self.weights["norm"], self.weights["shift"])
 
     def activation(self, x: Any) -> Any:
-        if sizes(self.model).mlp is Mlp.GELU:
+        if sizes(self.model).mlp is MlpType.GELU:
             return functional.gelu(x)
         gate, up = x.chunk(2, dim=-1)
         return _swiglu(gate, up)
 
-    def attend(self, x: Any, attention: Attention) -> Any:
+    def attend(self, x: Any, attention: AttentionBackend) -> Any:
         batch, sequence, hidden = x.shape
         split = (batch, sequence, sizes(self.model).heads, sizes(self.model).head_dim)
         # three products: views of one would keep the unrotated queries and keys with the values
@@ -258,21 +260,21 @@ class _Layer:
         if self.model.norm is Norm.RMSNORM:
             angle = torch.ones(sequence, sizes(self.model).head_dim, dtype=torch.bfloat16)
             query, key = _rotate(query, angle, angle), _rotate(key, angle, angle)
-        if attention is Attention.FLASH:
+        if attention is AttentionBackend.FLASH:
             result = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         else:
             result = torch.softmax(query @ key.transpose(2, 3), dim=-1) @ value
         return functional.linear(result.transpose(1, 2).reshape(batch, sequence, hidden), self.weights["out"])
 
-    def __call__(self, x: Any, attention: Attention) -> Any:
+    def __call__(self, x: Any, attention: AttentionBackend) -> Any:
         x = x + self.attend(self.norm(x), attention)
         made = self.activation(functional.linear(self.norm(x), self.weights["up"]))
         return x + functional.linear(made, self.weights["down"])
 
 
-def _small(name: str) -> Model:
+def _small(name: str) -> TransformerModel:
     changes = {"hidden": 256, "ffn": 704, "heads": 4, "kv_heads": 4, "head_dim": 64, "max_positions": 512}
-    return resized(preset(name), dropout=False, linear_bias=False, qkv_bias=False, **changes)
+    return resize_model(load_preset(name), dropout=False, linear_bias=False, qkv_bias=False, **changes)
 
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])
@@ -282,8 +284,8 @@ def test_a_whole_layer_keeps_what_autograd_saves(name: str) -> None:
     training = Training(sequence=512, global_batch=2, microbatch=2, fused=False)
     made = _Layer(model)
     x = _random(2, 512, model.hidden)
-    saved = _kept(lambda: made(x, Attention.FLASH), list(made.weights.values()))
-    assert layer(model, training, Shard(2, 512, 512)).kept == pytest.approx(saved, rel=0.02)
+    saved = _kept(lambda: made(x, AttentionBackend.FLASH), list(made.weights.values()))
+    assert layer(model, training, LayerShard(2, 512, 512)).saved_bytes == pytest.approx(saved, rel=0.02)
 
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])
@@ -291,10 +293,10 @@ def test_a_whole_layer_computes_what_torchs_counter_counts(name: str) -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
     model = _small(name)
-    training = Training(sequence=512, global_batch=2, microbatch=2, attention=Attention.STANDARD)
+    training = Training(sequence=512, global_batch=2, microbatch=2, attention=AttentionBackend.STANDARD)
     made = _Layer(model)
     with FlopCounterMode(display=False) as counter:
-        made(_random(2, 512, model.hidden), Attention.STANDARD).sum().backward()
-    operators = layer(model, training, Shard(2, 512, 512)).operators
+        made(_random(2, 512, model.hidden), AttentionBackend.STANDARD).sum().backward()
+    operators = layer(model, training, LayerShard(2, 512, 512)).operators
     kernels = [k for part in operators for k in part.forward + part.input_gradient + part.weight_gradient]
     assert sum(kernel.flops for kernel in kernels) == counter.get_total_flops()

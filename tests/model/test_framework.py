@@ -9,14 +9,14 @@ import yaml
 
 from clustersim.common import data_files
 from clustersim.common.errors import InputError
-from clustersim.model.framework import Recorded, load_framework
-from clustersim.scenario.config.data_parallel import DataChoice
-from clustersim.scenario.config.schedule import ScheduleChoice
+from clustersim.model.framework import MeasuredHostUse, load_framework
+from clustersim.scenario.config.data_parallel import DataParallelConfig
+from clustersim.scenario.config.schedule import ScheduleConfig
 
 
 @pytest.fixture
 def content() -> dict[str, Any]:
-    return data_files.read_mapping(data_files.find("frameworks", "pytorch"))
+    return data_files.read_mapping(data_files.find_file("frameworks", "pytorch"))
 
 
 @pytest.fixture
@@ -29,22 +29,22 @@ def written(tmp_path: Path) -> Callable[[dict[str, Any]], Path]:
     return write
 
 
-@pytest.mark.parametrize("name", data_files.names("frameworks"))
+@pytest.mark.parametrize("name", data_files.list_names("frameworks"))
 def test_every_shipped_framework_loads_and_has_a_source_for_every_number(name: str) -> None:
     framework = load_framework(name)
     assert framework.name == name
     assert framework.fragmentation >= 1.0
-    assert framework.launch > 0.0
-    content = data_files.read_mapping(data_files.find("frameworks", name))
+    assert framework.launch_seconds > 0.0
+    content = data_files.read_mapping(data_files.find_file("frameworks", name))
     beside = [key for key in ("overheads", "runs") if key in content]
     assert set(content["sources"]) == {*content["memory"], *content["host"], *content["checkpoint"], *beside}
 
 
-@pytest.mark.parametrize("name", data_files.names("frameworks"))
+@pytest.mark.parametrize("name", data_files.list_names("frameworks"))
 def test_what_a_framework_runs_are_words_of_scenario_files(name: str) -> None:
-    runs = load_framework(name).runs
-    assert {*runs.data, *runs.data_beside_pipeline} <= DataChoice.words.keys()
-    assert {*runs.schedules} <= ScheduleChoice.words.keys()
+    runs = load_framework(name).supported_layouts
+    assert {*runs.data, *runs.data_beside_pipeline} <= DataParallelConfig.shorthands.keys()
+    assert {*runs.schedules} <= ScheduleConfig.shorthands.keys()
     assert {*runs.data_beside_pipeline} <= {*runs.data}
     assert "1f1b" in runs.schedules
 
@@ -54,15 +54,15 @@ def test_pytorch_is_what_is_loaded_if_nothing_is_said() -> None:
 
 
 def test_software_of_2021_launches_more_slowly() -> None:
-    assert load_framework("megatron-2021").launch > load_framework("pytorch").launch
+    assert load_framework("megatron-2021").launch_seconds > load_framework("pytorch").launch_seconds
 
 
 def test_graphs_are_captured_only_by_a_framework_that_says_what_one_costs() -> None:
-    captured = load_framework("pytorch").with_graphs()
-    assert captured.cuda_graphs
-    assert captured.graph == pytest.approx(12.5e-6)
+    captured = load_framework("pytorch").with_cuda_graphs()
+    assert captured.uses_cuda_graphs
+    assert captured.graph_launch_seconds == pytest.approx(12.5e-6)
     with pytest.raises(InputError, match="cuda_graphs: megatron-2021 captures none; leave it out"):
-        load_framework("megatron-2021").with_graphs()
+        load_framework("megatron-2021").with_cuda_graphs()
 
 
 def test_layers_are_compiled_only_by_a_framework_whose_launches_were_measured_so() -> None:
@@ -73,15 +73,21 @@ def test_layers_are_compiled_only_by_a_framework_whose_launches_were_measured_so
 
 def test_what_somebody_says_of_launches_stands_and_no_record_does() -> None:
     torch = load_framework("pytorch")
-    assert torch.launching(None, None) == torch
-    assert torch.recorded is Recorded.TORCH
-    said = torch.launching(0.0, None)
-    assert (said.launch, said.backward_launch, said.recorded) == (0.0, 0.0, Recorded.NOTHING)
+    assert torch.with_launch_seconds(None, None) == torch
+    assert torch.measured_host_use is MeasuredHostUse.TORCH
+    said = torch.with_launch_seconds(0.0, None)
+    assert (said.launch_seconds, said.backward_launch_seconds, said.measured_host_use) == (
+        0.0,
+        0.0,
+        MeasuredHostUse.NOTHING,
+    )
 
 
-@pytest.mark.parametrize(("name", "measured"), [("megatron", Recorded.EAGER), ("megatron-2021", Recorded.NOTHING)])
-def test_a_record_stands_for_software_that_launches_as_what_was_measured(name: str, measured: Recorded) -> None:
-    assert load_framework(name).recorded is measured
+@pytest.mark.parametrize(
+    ("name", "measured"), [("megatron", MeasuredHostUse.EAGER), ("megatron-2021", MeasuredHostUse.NOTHING)]
+)
+def test_a_record_stands_for_software_that_launches_as_what_was_measured(name: str, measured: MeasuredHostUse) -> None:
+    assert load_framework(name).measured_host_use is measured
 
 
 def test_a_path_works_like_a_name_and_numbers_are_read_in_si_units(
@@ -95,17 +101,17 @@ def test_a_path_works_like_a_name_and_numbers_are_read_in_si_units(
     }
     content["host"]["launch"] = "7 us"
     framework = load_framework(str(written(content)))
-    assert (framework.fragmentation, framework.communicator) == (1.25, 2.0 * 2**20)
-    assert (framework.workspace, framework.grouped_workspace) == (3.0 * 2**20, 2.0**20)
+    assert (framework.fragmentation, framework.communicator_bytes) == (1.25, 2.0 * 2**20)
+    assert (framework.workspace_bytes, framework.grouped_workspace_bytes) == (3.0 * 2**20, 2.0**20)
     assert framework.name == "mine"
-    assert framework.launch == pytest.approx(7e-6)
+    assert framework.launch_seconds == pytest.approx(7e-6)
 
 
 def test_a_host_that_costs_nothing_is_allowed(
     content: dict[str, Any], written: Callable[[dict[str, Any]], Path]
 ) -> None:
     content["host"]["launch"] = "0 us"
-    assert load_framework(str(written(content))).launch == 0.0
+    assert load_framework(str(written(content))).launch_seconds == 0.0
 
 
 @pytest.mark.parametrize(
@@ -152,10 +158,10 @@ def test_a_misspelt_name_is_answered_with_the_nearest() -> None:
 
 def test_models_with_experts_are_launched_at_a_pace_of_their_own_where_a_file_has_one() -> None:
     megatron, pytorch = load_framework("megatron"), load_framework("pytorch")
-    mixed = megatron.with_experts()
-    assert mixed.launch == mixed.backward_launch == megatron.experts_launch
-    assert megatron.launch < mixed.launch
-    assert megatron.with_experts(2.0).launch == 2.0 * mixed.launch
-    assert pytorch.with_experts() == pytorch
-    assert mixed.with_experts() == mixed
-    assert megatron.launching(2e-6, None).with_experts().launch == 2e-6
+    mixed = megatron.with_moe_launches()
+    assert mixed.launch_seconds == mixed.backward_launch_seconds == megatron.moe_launch_seconds
+    assert megatron.launch_seconds < mixed.launch_seconds
+    assert megatron.with_moe_launches(2.0).launch_seconds == 2.0 * mixed.launch_seconds
+    assert pytorch.with_moe_launches() == pytorch
+    assert mixed.with_moe_launches() == mixed
+    assert megatron.with_launch_seconds(2e-6, None).with_moe_launches().launch_seconds == 2e-6

@@ -8,9 +8,9 @@ import pytest
 
 from clustersim.common.errors import InputError
 from clustersim.model.hf_config import read_hf_config
-from clustersim.model.layer_stack import BlockForm, FullAttention, Mlp, QkNorm, specs
-from clustersim.model.presets import preset
-from clustersim.model.transformer import Model, Norm, Positions, parameters
+from clustersim.model.layer_stack import BlockForm, FullAttention, MlpType, QkNorm, layer_specs
+from clustersim.model.presets import load_preset
+from clustersim.model.transformer import Norm, PositionEncoding, TransformerModel, parameter_count
 from tests.uniform_models import sizes
 
 LLAMA3_8B = {
@@ -133,15 +133,15 @@ def _written(folder: Path, content: object) -> Path:
 
 @pytest.mark.parametrize(("content", "count"), RELEASED, ids=lambda value: str(value)[:40])
 def test_released_configurations_give_released_counts(tmp_path: Path, content: dict[str, Any], count: int) -> None:
-    assert parameters(read_hf_config(_written(tmp_path, content))) == count
+    assert parameter_count(read_hf_config(_written(tmp_path, content))) == count
 
 
 def test_llama_and_gpt2_have_their_families_parts(tmp_path: Path) -> None:
     llama = read_hf_config(_written(tmp_path, LLAMA3_8B))
-    assert (sizes(llama).mlp, llama.norm, llama.positions) == (Mlp.SWIGLU, Norm.RMSNORM, Positions.ROTARY)
+    assert (sizes(llama).mlp, llama.norm, llama.positions) == (MlpType.SWIGLU, Norm.RMSNORM, PositionEncoding.ROTARY)
     assert not llama.dropout
     gpt2 = read_hf_config(_written(tmp_path, GPT2))
-    assert (sizes(gpt2).mlp, gpt2.norm, gpt2.positions) == (Mlp.GELU, Norm.LAYERNORM, Positions.LEARNED)
+    assert (sizes(gpt2).mlp, gpt2.norm, gpt2.positions) == (MlpType.GELU, Norm.LAYERNORM, PositionEncoding.LEARNED)
     assert gpt2.dropout  # 0.1 is GPT2Config's default
     off = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0)
     assert not read_hf_config(_written(tmp_path, {**GPT2, **off})).dropout
@@ -153,7 +153,7 @@ def test_a_folder_stands_for_its_config_and_names_the_model(tmp_path: Path) -> N
     _written(folder, LLAMA3_8B)
     model = read_hf_config(folder)
     assert model.name == "my-llama"
-    assert parameters(model) == parameters(preset("llama3-8b"))
+    assert parameter_count(model) == parameter_count(load_preset("llama3-8b"))
 
 
 @pytest.mark.parametrize("key", [key for key in LLAMA3_8B if not key.endswith(("bias", "embeddings", "value_heads"))])
@@ -227,12 +227,12 @@ def test_biases_of_attention_and_mlp_together_are_read(tmp_path: Path) -> None:
     both = read_hf_config(_written(tmp_path, {**LLAMA3_8B, "attention_bias": True, "mlp_bias": True}))
     # per layer: q 4096, k and v 1024 each, o 4096, gate and up 14336 each, down 4096
     added = 32 * (4096 + 2 * 1024 + 4096 + 2 * 14336 + 4096)
-    assert parameters(both) == 8_030_261_248 + added
+    assert parameter_count(both) == 8_030_261_248 + added
 
 
 def _windows(tmp_path: Path, content: dict[str, Any]) -> list[int | None]:
     model = read_hf_config(_written(tmp_path, content))
-    return [spec.attention.window for spec in specs(model.stack) if spec.attention is not None]
+    return [spec.attention.window for spec in layer_specs(model.stack) if spec.attention is not None]
 
 
 SMALL = (64, 128, 12, 4, 2, 256)
@@ -255,33 +255,37 @@ def test_windows_are_where_transformers_has_them(tmp_path: Path) -> None:
 
 
 def test_families_have_their_blocks_norms_and_positions(tmp_path: Path) -> None:
-    def read(content: dict[str, Any]) -> Model:
+    def read(content: dict[str, Any]) -> TransformerModel:
         return read_hf_config(_written(tmp_path, content))
 
-    def first(model: Model) -> FullAttention:
-        assert model.attentions
-        return model.attentions[0]
+    def first(model: TransformerModel) -> FullAttention:
+        assert model.distinct_attentions
+        return model.distinct_attentions[0]
 
     gemma2, olmo2 = read(_llama_kind("gemma2", SMALL)), read(_llama_kind("olmo2", SMALL))
-    assert (gemma2.specs[0].block, first(gemma2).softcap, gemma2.logit_softcap) == (BlockForm.SANDWICH, True, True)
-    assert (olmo2.specs[0].block, first(olmo2).qk_norm) == (BlockForm.POST_NORM, QkNorm.WHOLE)
+    assert (gemma2.distinct_specs[0].block, first(gemma2).softcap, gemma2.logit_softcap) == (
+        BlockForm.SANDWICH,
+        True,
+        True,
+    )
+    assert (olmo2.distinct_specs[0].block, first(olmo2).qk_norm) == (BlockForm.POST_NORM, QkNorm.ALL_HEADS)
     gemma3 = read(GEMMA3_4B)
-    assert (first(gemma3).qk_norm, first(gemma3).softcap, gemma3.logit_softcap) == (QkNorm.HEADS, False, False)
+    assert (first(gemma3).qk_norm, first(gemma3).softcap, gemma3.logit_softcap) == (QkNorm.PER_HEAD, False, False)
     glm4 = read(_llama_kind("glm4", SMALL, attention_bias=True))
-    assert (glm4.specs[0].block, first(glm4).rotary, first(glm4).qkv_bias, glm4.linear_bias) == (
+    assert (glm4.distinct_specs[0].block, first(glm4).rotary, first(glm4).qkv_bias, glm4.linear_bias) == (
         *(BlockForm.SANDWICH, 0.5, True),
         False,
     )
     smollm3 = read(_llama_kind("smollm3", SMALL))
-    assert [attention.rotary for attention in smollm3.attentions] == [1.0, 0.0]
+    assert [distinct_attention.rotary for distinct_attention in smollm3.distinct_attentions] == [1.0, 0.0]
     assert [run.count for run in smollm3.stack] == [3, 1] * 3
-    assert read(FALCON_7B).specs[0].block is BlockForm.PARALLEL
+    assert read(FALCON_7B).distinct_specs[0].block is BlockForm.PARALLEL
     grouped = read({**FALCON_7B, "new_decoder_architecture": True, "num_kv_heads": 71})
-    assert grouped.specs[0].block is BlockForm.PARALLEL_NORMS
-    assert read({**FALCON_7B, "alibi": True, "parallel_attn": False}).positions is Positions.ALIBI
-    assert read({**OPT_125M, "dropout": 0.0}).position_rows == 2050
+    assert grouped.distinct_specs[0].block is BlockForm.PARALLEL_NORMS
+    assert read({**FALCON_7B, "alibi": True, "parallel_attn": False}).positions is PositionEncoding.ALIBI
+    assert read({**OPT_125M, "dropout": 0.0}).position_table_rows == 2050
 
 
 @pytest.mark.parametrize("name", ["gemma2-9b", "gemma3-27b", "olmo2-7b", "smollm3-3b", "falcon-7b", "bloom-176b"])
 def test_presets_have_the_released_counts(name: str) -> None:
-    assert parameters(preset(name)) in {count for _, count in RELEASED}
+    assert parameter_count(load_preset(name)) in {count for _, count in RELEASED}

@@ -9,9 +9,9 @@ import pytest
 
 from clustersim.common.errors import InputError
 from clustersim.model.hf_config import read_hf_config
-from clustersim.model.layer_stack import DenseMlp, LatentAttention, Scores, specs
-from clustersim.model.presets import PRESETS, preset
-from clustersim.model.transformer import Model, parameters
+from clustersim.model.layer_stack import DenseMlp, LatentAttention, ScoreFunction, layer_specs
+from clustersim.model.presets import PRESETS, load_preset
+from clustersim.model.transformer import TransformerModel, parameter_count
 
 LLAMA4_ROPE = [1, 1, 1, 0]
 
@@ -95,20 +95,20 @@ RELEASED: dict[str, dict[str, Any]] = {
 QWEN3, V3, LLAMA4 = RELEASED["qwen3-30b-a3b"], RELEASED["deepseek-v3"], RELEASED["llama4-maverick"]["text_config"]
 
 
-def _read(folder: Path, content: dict[str, Any], name: str = "config") -> Model:
+def _read(folder: Path, content: dict[str, Any], name: str = "config") -> TransformerModel:
     path = folder / f"{name}.json"
     path.write_text(json.dumps(content), encoding="utf-8")
     return read_hf_config(path)
 
 
-def _kinds(model: Model) -> str:
-    return "".join("d" if isinstance(spec.mlp, DenseMlp) else "m" for spec in specs(model.stack))
+def _kinds(model: TransformerModel) -> str:
+    return "".join("d" if isinstance(spec.mlp, DenseMlp) else "m" for spec in layer_specs(model.stack))
 
 
 @pytest.mark.parametrize(("name", "content"), RELEASED.items())
 def test_a_released_file_is_the_preset(tmp_path: Path, name: str, content: dict[str, Any]) -> None:
     read = _read(tmp_path, content, name)
-    assert replace(read, mtp_layers=0) == preset(name), "a preset's further layers are told apart"
+    assert replace(read, mtp_layers=0) == load_preset(name), "a preset's further layers are told apart"
     assert PRESETS[name].mtp_layers == read.mtp_layers == content.get("num_nextn_predict_layers", 0)
 
 
@@ -133,22 +133,26 @@ def test_experts_are_in_the_layers_that_transformers_gives_them(
 
 
 def test_routers_and_shared_experts_are_read(tmp_path: Path) -> None:
-    (routed,) = _read(tmp_path, {**V3, "n_shared_experts": 3}).mixtures
+    (routed,) = _read(tmp_path, {**V3, "n_shared_experts": 3}).distinct_moes
     assert routed.shared == 3 * 2048
-    assert (routed.router.scores, routed.router.groups, routed.router.limit) == (Scores.SIGMOID, 8, 4)
-    (every,) = _read(tmp_path, {**V3, "topk_group": 8, "scoring_func": "softmax", "n_shared_experts": None}).mixtures
-    assert (every.shared, every.router.scores, every.router.limit) == (0, Scores.SOFTMAX, None)
+    assert (routed.router.scores, routed.router.groups, routed.router.limit) == (ScoreFunction.SIGMOID, 8, 4)
+    (every,) = _read(
+        tmp_path, {**V3, "topk_group": 8, "scoring_func": "softmax", "n_shared_experts": None}
+    ).distinct_moes
+    assert (every.shared, every.router.scores, every.router.limit) == (0, ScoreFunction.SOFTMAX, None)
 
 
 def test_latent_attention_is_read(tmp_path: Path) -> None:
-    assert _read(tmp_path, V3).attentions == (LatentAttention(128, 1536, 512, 128, 64, 128),)
-    assert _read(tmp_path, {**V3, "q_lora_rank": None}).attentions == (LatentAttention(128, None, 512, 128, 64, 128),)
+    assert _read(tmp_path, V3).distinct_attentions == (LatentAttention(128, 1536, 512, 128, 64, 128),)
+    assert _read(tmp_path, {**V3, "q_lora_rank": None}).distinct_attentions == (
+        LatentAttention(128, None, 512, 128, 64, 128),
+    )
 
 
 def test_windows_and_chunks_are_where_transformers_has_them(tmp_path: Path) -> None:
     def windows(content: dict[str, Any]) -> list[int | None]:
         model = _read(tmp_path, content)
-        return [spec.attention.window for spec in specs(model.stack) if spec.attention is not None]
+        return [spec.attention.window for spec in layer_specs(model.stack) if spec.attention is not None]
 
     oss = {key: value for key, value in RELEASED["gpt-oss-20b"].items() if key != "layer_types"}
     assert windows(oss) == [128, None] * 12  # (i + 1) % 2
@@ -165,7 +169,7 @@ def test_the_weights_of_a_small_mixture_by_hand(tmp_path: Path) -> None:
     }
     attention = (8 * 8 + 8) + 2 * (8 * 4 + 4) + (8 * 8 + 8) + 2  # and a sink of each head
     experts = 4 * (8 + 1) + 4 * (2 * (8 * 3 + 3) + 3 * 8 + 8)
-    assert parameters(_read(tmp_path, content)) == 2 * (attention + experts + 2 * 8) + 8 + 2 * 16 * 8
+    assert parameter_count(_read(tmp_path, content)) == 2 * (attention + experts + 2 * 8) + 8 + 2 * 16 * 8
 
 
 NEMOTRON3 = {

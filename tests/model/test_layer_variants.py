@@ -10,36 +10,42 @@ from clustersim.common.dtypes import DType
 from clustersim.cost.roofline import attention_load
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.model import layers
-from clustersim.model.attention import Core, causal_factor, flash_flops, full_matrix, operators
+from clustersim.model.attention import (
+    AttentionCore,
+    attention_operators,
+    causal_factor,
+    flash_forward_flops,
+    full_matrix_flops,
+)
 from clustersim.model.flops import token_flops
 from clustersim.model.kernels import AttentionShape, KernelKind
-from clustersim.model.layer_stack import BlockForm, DenseMlp, FullAttention, LayerSpec, Mlp, QkNorm
-from clustersim.model.operators import Layer, Shard
-from clustersim.model.presets import preset
-from clustersim.model.training import Attention, Loss, Training
+from clustersim.model.layer_stack import BlockForm, DenseMlp, FullAttention, LayerSpec, MlpType, QkNorm
+from clustersim.model.operators import LayerOperators, LayerShard
+from clustersim.model.presets import load_preset
+from clustersim.model.training import AttentionBackend, LossImplementation, Training
 from clustersim.model.transformer import (
-    Model,
     Norm,
-    Positions,
-    embedding_parameters,
-    layer_parameters,
-    parameters,
-    resized,
+    PositionEncoding,
+    TransformerModel,
+    embedding_parameter_count,
+    layer_parameter_count,
+    parameter_count,
+    resize_model,
 )
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 
-LLAMA = preset("llama3-8b")
+LLAMA = load_preset("llama3-8b")
 TRAINING = Training(sequence=8192, global_batch=2, microbatch=2)
 HIDDEN, HEADS, KV, HEAD, FFN = 4096, 32, 8, 128, 14336
 
 
-def made(model: Model, training: Training = TRAINING, **split: int | bool) -> Layer:
-    shard = Shard(training.microbatch, training.sequence, training.sequence, **split)  # type: ignore[arg-type]
-    return layers.layer(model, model.specs[0], training, shard)
+def made(model: TransformerModel, training: Training = TRAINING, **split: int | bool) -> LayerOperators:
+    shard = LayerShard(training.microbatch, training.sequence, training.sequence, **split)  # type: ignore[arg-type]
+    return layers.transformer_layer(model, model.distinct_specs[0], training, shard)
 
 
-def flops(layer: Layer) -> float:
+def flops(layer: LayerOperators) -> float:
     kernels = [(operator.forward, operator.input_gradient, operator.weight_gradient) for operator in layer.operators]
     return sum(kernel.flops for parts in kernels for part in parts for kernel in part)
 
@@ -50,21 +56,21 @@ def test_a_windows_area_is_that_of_the_mask(keys: int, window: int) -> None:
     shape = AttentionShape(3, keys, keys, heads=2, kv_heads=1, head_dim=16, causal=True, window=min(window, keys))
     seen = sum(min(query, window) for query in range(1, keys + 1))
     assert causal_factor(shape) == pytest.approx(seen / keys**2)
-    assert flash_flops(shape) == pytest.approx(4 * 3 * 2 * 16 * seen)
+    assert flash_forward_flops(shape) == pytest.approx(4 * 3 * 2 * 16 * seen)
 
 
 @given(st.integers(0, 10_000))
 def test_a_window_as_long_as_the_sequence_is_no_window(more: int) -> None:
-    wide = resized(LLAMA, window=TRAINING.sequence + more)
+    wide = resize_model(LLAMA, window=TRAINING.sequence + more)
     assert made(wide) == made(LLAMA)
     assert token_flops(wide, TRAINING.sequence) == token_flops(LLAMA, TRAINING.sequence)
 
 
 def test_a_narrower_window_is_less_work_and_keeps_as_much() -> None:
-    narrow = resized(LLAMA, window=1024)
+    narrow = resize_model(LLAMA, window=1024)
     assert flops(made(narrow)) < flops(made(LLAMA))
-    assert made(narrow).kept == made(LLAMA).kept
-    standard = replace(TRAINING, attention=Attention.STANDARD)  # masks what it has computed
+    assert made(narrow).saved_bytes == made(LLAMA).saved_bytes
+    standard = replace(TRAINING, attention=AttentionBackend.STANDARD)  # masks what it has computed
     assert flops(made(narrow, standard)) == flops(made(LLAMA, standard))
     # by the convention 12 x layers x width x keys for scores, here of 1,024 keys instead of 8,192
     saved = token_flops(LLAMA, 8192) - token_flops(narrow, 8192)
@@ -74,8 +80,10 @@ def test_a_narrower_window_is_less_work_and_keeps_as_much() -> None:
 def test_the_convention_counts_all_keys_of_a_window_for_every_query() -> None:
     """4 b q w heads head_dim forward, ten a quarter of that backward."""
     shape = AttentionShape(2, 512, 512, heads=4, kv_heads=4, head_dim=32, causal=True, window=100)
-    (core,) = Core(shape, made(LLAMA).operators[0].forward[0].dtype, dropout=False, fused=True).flash()
-    counted = [full_matrix(kernel, shape) for kernel in (*core.forward, *core.input_gradient)]
+    (core,) = AttentionCore(
+        shape, made(LLAMA).operators[0].forward[0].dtype, dropout=False, fused=True
+    ).flash_operators()
+    counted = [full_matrix_flops(kernel, shape) for kernel in (*core.forward, *core.input_gradient)]
     assert counted == [pytest.approx(4 * 2 * 512 * 100 * 4 * 32), pytest.approx(10 * 2 * 512 * 100 * 4 * 32)]
 
 
@@ -86,7 +94,7 @@ def test_a_windows_kernel_has_two_ragged_edges(window: int, keys: int) -> None:
     load = {}
     for item in (None, window):
         shape = AttentionShape(1, keys, keys, 32, 8, 128, causal=True, window=item)
-        scores = flash_flops(shape) / (4 * shape.head_dim)
+        scores = flash_forward_flops(shape) / (4 * shape.head_dim)
         load[item] = attention_load(h100, h100.efficiency.attention_forward, shape, scores)
     assert load[window] > load[None]
 
@@ -94,23 +102,25 @@ def test_a_windows_kernel_has_two_ragged_edges(window: int, keys: int) -> None:
 @pytest.mark.parametrize(("block", "norms"), [*zip(BlockForm, (2, 2, 4, 1, 2), strict=True)])
 def test_a_layers_parameters_by_hand(block: BlockForm, norms: int) -> None:
     matrices = 2 * HIDDEN * HEADS * HEAD + 2 * HIDDEN * KV * HEAD + 3 * HIDDEN * FFN
-    model = resized(LLAMA, block=block)
-    assert layer_parameters(model, model.specs[0]) == matrices + norms * HIDDEN
-    assert made(model).parameters == matrices + norms * HIDDEN
+    model = resize_model(LLAMA, block=block)
+    assert layer_parameter_count(model, model.distinct_specs[0]) == matrices + norms * HIDDEN
+    assert made(model).parameter_count == matrices + norms * HIDDEN
 
 
-@pytest.mark.parametrize(("form", "more"), [(QkNorm.HEADS, 2 * HEAD), (QkNorm.WHOLE, (HEADS + KV) * HEAD), (None, 0)])
+@pytest.mark.parametrize(
+    ("form", "more"), [(QkNorm.PER_HEAD, 2 * HEAD), (QkNorm.ALL_HEADS, (HEADS + KV) * HEAD), (None, 0)]
+)
 def test_norms_of_heads_by_hand(form: QkNorm | None, more: int) -> None:
-    model = resized(LLAMA, qk_norm=form)
-    assert made(model).parameters == made(LLAMA).parameters + more
-    assert layer_parameters(model, model.specs[0]) == made(model).parameters
-    halves = made(model, tp=2).parameters - made(LLAMA, tp=2).parameters
-    assert halves == (more // 2 if form is QkNorm.WHOLE else more)  # a norm of each head is on every rank
+    model = resize_model(LLAMA, qk_norm=form)
+    assert made(model).parameter_count == made(LLAMA).parameter_count + more
+    assert layer_parameter_count(model, model.distinct_specs[0]) == made(model).parameter_count
+    halves = made(model, tp=2).parameter_count - made(LLAMA, tp=2).parameter_count
+    assert halves == (more // 2 if form is QkNorm.ALL_HEADS else more)  # a norm of each head is on every rank
 
 
 @pytest.mark.parametrize("block", [BlockForm.PARALLEL, BlockForm.PARALLEL_NORMS])
 def test_a_parallel_block_does_the_work_of_a_serial_one(block: BlockForm) -> None:
-    assert flops(made(resized(LLAMA, block=block))) == flops(made(LLAMA))
+    assert flops(made(resize_model(LLAMA, block=block))) == flops(made(LLAMA))
 
 
 def test_what_blocks_keep_by_hand() -> None:
@@ -130,71 +140,80 @@ def test_what_blocks_keep_by_hand() -> None:
     }
     for block in BlockForm:
         per_token = 2 * (wide[block] * HIDDEN + core + mlp) + logarithms
-        assert made(resized(LLAMA, block=block)).kept == tokens * per_token
+        assert made(resize_model(LLAMA, block=block)).saved_bytes == tokens * per_token
 
 
 def test_layers_without_positions_turn_nothing_and_halves_turn_half() -> None:
-    names = [operator.name for operator in made(resized(LLAMA, rotary=0.0)).operators]
+    names = [operator.name for operator in made(resize_model(LLAMA, rotary=0.0)).operators]
     assert "attention.rotary" not in names
     unfused = replace(TRAINING, fused=False)
-    whole, half = (made(resized(LLAMA, rotary=share), unfused) for share in (1.0, 0.5))
+    whole, half = (made(resize_model(LLAMA, rotary=share), unfused) for share in (1.0, 0.5))
     (turned,), (partly,) = ([item for item in of.operators if item.name == "attention.rotary"] for of in (whole, half))
     elements = 2 * 8192 * (HEADS + KV) * HEAD
     moved = [sum(kernel.bytes for kernel in element.forward) for element in (turned, partly)]
     assert moved == [2 * 10 * elements, 2 * (10 * elements / 2 + 2 * elements)]  # the rest is put beside, in one copy
-    assert made(resized(LLAMA, rotary=0.5)) == made(LLAMA)  # fused kernels pass whole heads
+    assert made(resize_model(LLAMA, rotary=0.5)) == made(LLAMA)  # fused kernels pass whole heads
 
 
 def test_bloom_has_a_norm_after_its_embedding_and_no_table_of_positions() -> None:
-    bloom = preset("bloom-176b")
-    shard = Shard(1, 2048, 2048)
+    bloom = load_preset("bloom-176b")
+    shard = LayerShard(1, 2048, 2048)
     training = Training(2048, 1)
-    assert embedding_parameters(bloom) == 250880 * 14336 + 2 * 14336
-    assert layers.embedding(bloom, training, shard).parameters == embedding_parameters(bloom)
+    assert embedding_parameter_count(bloom) == 250880 * 14336 + 2 * 14336
+    assert layers.embedding_layer(bloom, training, shard).parameter_count == embedding_parameter_count(bloom)
     kinds = {kernel.kind for operator in made(bloom, training).operators for kernel in operator.forward}
     assert not kinds & {KernelKind.ROTARY, KernelKind.EMBEDDING}
 
 
 def test_capped_logits_keep_their_tanh() -> None:
     capped = replace(LLAMA, logit_softcap=True)
-    shard, training = Shard(1, 1024, 1024, tp=2), Training(1024, 1, loss=Loss.FUSED)
-    more = layers.head(capped, training, shard).kept - layers.head(LLAMA, training, shard).kept
+    shard, training = LayerShard(1, 1024, 1024, tp=2), Training(1024, 1, loss=LossImplementation.FUSED)
+    more = (
+        layers.head_layer(capped, training, shard).saved_bytes - layers.head_layer(LLAMA, training, shard).saved_bytes
+    )
     assert more == 1024 * LLAMA.vocab / 2 * 2  # BF16
-    standard = Training(1024, 1, attention=Attention.STANDARD)
-    scores = made(resized(LLAMA, softcap=True), standard).kept - made(LLAMA, standard).kept
+    standard = Training(1024, 1, attention=AttentionBackend.STANDARD)
+    scores = made(resize_model(LLAMA, softcap=True), standard).saved_bytes - made(LLAMA, standard).saved_bytes
     assert scores == 1024 * 1024 * HEADS * 2
-    assert made(resized(LLAMA, softcap=True)) == made(LLAMA)  # inside the flash kernel
+    assert made(resize_model(LLAMA, softcap=True)) == made(LLAMA)  # inside the flash kernel
 
 
 def test_one_layer_of_each_family_by_hand() -> None:
     """GPT-J's kind: 4 h^2 of attention, 8 h^2 + 5 h of a GELU MLP with biases, one LayerNorm of 2 h."""
     attention = FullAttention(16, 16, 256, qkv_bias=True)
-    spec = LayerSpec(attention, DenseMlp(4 * 4096, Mlp.GELU), BlockForm.PARALLEL)
-    model = replace(LLAMA, norm=Norm.LAYERNORM, positions=Positions.ALIBI, linear_bias=True)
-    assert layer_parameters(model, spec) == 12 * 4096**2 + (3 + 1 + 4 + 1) * 4096 + 2 * 4096
-    rest = parameters(replace(model, stack=()))
+    spec = LayerSpec(attention, DenseMlp(4 * 4096, MlpType.GELU), BlockForm.PARALLEL)
+    model = replace(LLAMA, norm=Norm.LAYERNORM, positions=PositionEncoding.ALIBI, linear_bias=True)
+    assert layer_parameter_count(model, spec) == 12 * 4096**2 + (3 + 1 + 4 + 1) * 4096 + 2 * 4096
+    rest = parameter_count(replace(model, stack=()))
     assert rest == 2 * 128256 * 4096 + 2 * 4096
 
 
 def test_the_logits_bias_is_a_parameter_of_the_head_tied_or_not() -> None:
-    biased, shard = replace(LLAMA, head_bias=True), Shard(1, 1024, 1024, tp=2)
+    biased, shard = replace(LLAMA, head_bias=True), LayerShard(1, 1024, 1024, tp=2)
     training = Training(1024, 1)
-    more = layers.head(biased, training, shard).parameters - layers.head(LLAMA, training, shard).parameters
+    more = (
+        layers.head_layer(biased, training, shard).parameter_count
+        - layers.head_layer(LLAMA, training, shard).parameter_count
+    )
     assert more == 128256 // 2
     tied = replace(biased, tied_embeddings=True)
-    assert parameters(tied) == parameters(replace(LLAMA, tied_embeddings=True)) + 128256
+    assert parameter_count(tied) == parameter_count(replace(LLAMA, tied_embeddings=True)) + 128256
     plan = Plan(tied, training, Layout())
-    assert plan.tied_head.parameters == 4096 + 128256  # the final norm and the bias
+    assert plan.tied_head.parameter_count == 4096 + 128256  # the final norm and the bias
 
 
 @pytest.mark.parametrize(("head_dim", "copies"), [(64, 0), (120, 0), (125, 1), (12, 1)])
 def test_flash_attention_copies_what_it_cannot_load(head_dim: int, copies: int) -> None:
     """Queries, keys, values and the result of 2 sequences of 512 tokens in bf16, each read and written once."""
     shape = AttentionShape(2, 512, 512, heads=4, kv_heads=2, head_dim=head_dim, causal=True)
-    core = Core(shape, DType.BF16, dropout=False, fused=True)
-    made = [operator for operator in operators(core, Attention.FLASH) if operator.name == "attention.padding"]
+    core = AttentionCore(shape, DType.BF16, dropout=False, fused=True)
+    made = [
+        attention_operator
+        for attention_operator in attention_operators(core, AttentionBackend.FLASH)
+        if attention_operator.name == "attention.padding"
+    ]
     assert len(made) == copies
-    for kernel in (kernel for item in made for kernel in (*item.forward, *item.input_gradient)):
+    for kernel in (kernel for operator in made for kernel in (*operator.forward, *operator.input_gradient)):
         assert kernel.bytes == 2 * 2 * 512 * head_dim * (4 + 2 + 2 + 4) * 2
         assert (kernel.flops, kernel.launches) == (0.0, 4)
-    assert not any(element.name == "attention.padding" for element in operators(core, Attention.STANDARD))
+    assert not any(item.name == "attention.padding" for item in attention_operators(core, AttentionBackend.STANDARD))

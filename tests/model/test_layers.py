@@ -8,25 +8,31 @@ from hypothesis import strategies as st
 
 from clustersim.common.dtypes import DType
 from clustersim.model import layers
-from clustersim.model.flops import Keys, model_flops
+from clustersim.model.flops import AttentionFlopConvention, model_flops
 from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MatmulShape
-from clustersim.model.layer_stack import AnyMlp, FullAttention, LatentAttention, LayerSpec, RoutedMlp
-from clustersim.model.layers import Layer, Operator, Region, Shard, embedding, head
-from clustersim.model.precision_recipe import Products, mixed
-from clustersim.model.presets import PRESETS, preset
-from clustersim.model.recompute_modules import Module
-from clustersim.model.training import Attention, Training
-from clustersim.model.transformer import Model, embedding_parameters, head_parameters, layer_parameters, resized
+from clustersim.model.layer_stack import FullAttention, LatentAttention, LayerSpec, MlpSpec, MoeMlp
+from clustersim.model.layers import LayerOperators, LayerShard, Operator, ParallelRegion, embedding_layer, head_layer
+from clustersim.model.precision_recipe import MatmulFormats, mixed_precision
+from clustersim.model.presets import PRESETS, load_preset
+from clustersim.model.recompute_modules import RecomputeModule
+from clustersim.model.training import AttentionBackend, Training
+from clustersim.model.transformer import (
+    TransformerModel,
+    embedding_parameter_count,
+    head_parameter_count,
+    layer_parameter_count,
+    resize_model,
+)
 from tests.uniform_models import layer, sizes
 
-STANDARD = Training(sequence=2048, global_batch=4, microbatch=4, attention=Attention.STANDARD)
-FLASH = replace(STANDARD, attention=Attention.FLASH)
+STANDARD = Training(sequence=2048, global_batch=4, microbatch=4, attention=AttentionBackend.STANDARD)
+FLASH = replace(STANDARD, attention=AttentionBackend.FLASH)
 KORTHIKANTI = ["megatron-22b", "gpt3-175b", "megatron-530b", "megatron-1t"]
 
 
-def _kind(model: Model) -> tuple[object, ...]:
+def _kind(model: TransformerModel) -> tuple[object, ...]:
     """What decides which operators and tensors a model has; its sizes do not."""
-    kinds = frozenset(map(_kind_of_layer, model.specs))
+    kinds = frozenset(map(_kind_of_layer, model.distinct_specs))
     choices = model.norm, model.positions, model.linear_bias, model.tied_embeddings, model.dropout
     return (kinds, *choices, model.embedding_norm, model.logit_softcap)
 
@@ -47,26 +53,26 @@ def _kind_of_attention(attention: FullAttention | LatentAttention) -> tuple[obje
             return grouped, windowed, full.qkv_bias, full.qk_norm, full.rotary, full.softcap
 
 
-def _kind_of_mixture(mlp: AnyMlp) -> tuple[object, ...]:
+def _kind_of_mixture(mlp: MlpSpec) -> tuple[object, ...]:
     match mlp:
-        case RoutedMlp() as routed:
+        case MoeMlp() as routed:
             return routed.shared > 0, routed.shared_gate, routed.bias, routed.router.scores
     return ()
 
 
-ONE_OF_EACH_KIND = list({_kind(preset(name)): name for name in PRESETS}.values())
+ONE_OF_EACH_KIND = list({_kind(load_preset(name)): name for name in PRESETS}.values())
 
 
 def _kernels(operator: Operator) -> tuple[Kernel, ...]:
     return operator.forward + operator.input_gradient + operator.weight_gradient
 
 
-def _flops(of: Layer) -> float:
+def _flops(of: LayerOperators) -> float:
     return sum(kernel.flops for operator in of.operators for kernel in _kernels(operator))
 
 
-def _shard(training: Training, **split: int | bool) -> Shard:
-    return Shard(training.microbatch, training.sequence, training.sequence, **split)  # type: ignore[arg-type]
+def _shard(training: Training, **split: int | bool) -> LayerShard:
+    return LayerShard(training.microbatch, training.sequence, training.sequence, **split)  # type: ignore[arg-type]
 
 
 class TestKorthikanti:
@@ -74,54 +80,58 @@ class TestKorthikanti:
 
     @pytest.mark.parametrize("name", KORTHIKANTI)
     def test_no_parallelism(self, name: str) -> None:
-        model = preset(name)
+        model = load_preset(name)
         s, b, h, a = 2048, 4, model.hidden, sizes(model).heads
-        assert layer(model, STANDARD, _shard(STANDARD)).kept == pytest.approx(s * b * h * (34 + 5 * a * s / h))
+        assert layer(model, STANDARD, _shard(STANDARD)).saved_bytes == pytest.approx(s * b * h * (34 + 5 * a * s / h))
 
     @pytest.mark.parametrize("name", KORTHIKANTI)
     @pytest.mark.parametrize("t", [2, 8])
     def test_tensor_parallelism(self, name: str, t: int) -> None:
-        model = preset(name)
+        model = load_preset(name)
         s, b, h, a = 2048, 4, model.hidden, sizes(model).heads
-        kept = layer(model, STANDARD, _shard(STANDARD, tp=t)).kept
+        kept = layer(model, STANDARD, _shard(STANDARD, tp=t)).saved_bytes
         assert kept == pytest.approx(s * b * h * (10 + 24 / t + 5 * a * s / (h * t)))
 
     @pytest.mark.parametrize("name", KORTHIKANTI)
     @pytest.mark.parametrize("t", [2, 8])
     def test_tensor_and_sequence_parallelism(self, name: str, t: int) -> None:
-        model = preset(name)
+        model = load_preset(name)
         s, b, h, a = 2048, 4, model.hidden, sizes(model).heads
-        kept = layer(model, STANDARD, _shard(STANDARD, tp=t, sequence_parallel=True)).kept
+        kept = layer(model, STANDARD, _shard(STANDARD, tp=t, sequence_parallel=True)).saved_bytes
         assert kept == pytest.approx(s * b * h / t * (34 + 5 * a * s / h))
 
     @pytest.mark.parametrize("name", KORTHIKANTI)
     @pytest.mark.parametrize("t", [1, 8])
     def test_selective_recomputation_drops_the_core(self, name: str, t: int) -> None:
-        model = preset(name)
+        model = load_preset(name)
         operators = layer(model, STANDARD, _shard(STANDARD, tp=t, sequence_parallel=True)).operators
-        kept = sum(operator.kept for operator in operators if not operator.inside({Module.CORE}))
+        kept = sum(
+            operator.saved_bytes
+            for operator in operators
+            if not operator.is_in_modules({RecomputeModule.CORE_ATTENTION})
+        )
         assert kept == pytest.approx(34 * 2048 * 4 * model.hidden / t)
 
     @pytest.mark.parametrize("t", [1, 8])
     def test_full_recomputation_keeps_the_layers_input(self, t: int) -> None:
         """2sbh (Table 2), split by sequence under sequence parallelism."""
-        model = preset("megatron-22b")
+        model = load_preset("megatron-22b")
         shard = _shard(STANDARD, tp=t, sequence_parallel=True)
         assert layer(model, STANDARD, shard).input_bytes == 2 * 2048 * 4 * model.hidden / t
 
     def test_embedding_and_head(self) -> None:
         """Section 4.3: sbh/t of dropout mask; 2sbh/t norm, 2sbh/t logits' input, 4sbv/t logits."""
-        model = preset("megatron-22b")
+        model = load_preset("megatron-22b")
         s, b, h, v, t = 2048, 4, model.hidden, model.vocab, 8
         shard = _shard(STANDARD, tp=t, sequence_parallel=True)
-        assert head(model, STANDARD, shard).kept == pytest.approx(4 * s * b * h / t * (1 + v / h))
+        assert head_layer(model, STANDARD, shard).saved_bytes == pytest.approx(4 * s * b * h / t * (1 + v / h))
         token_ids = 8 * s * b
-        assert embedding(model, STANDARD, shard).kept == s * b * h / t + token_ids
+        assert embedding_layer(model, STANDARD, shard).saved_bytes == s * b * h / t + token_ids
 
 
 def test_flash_attention_keeps_a_logarithm_instead_of_scores() -> None:
-    model = preset("megatron-22b")
-    standard, flash = (layer(model, training, _shard(training)).kept for training in (STANDARD, FLASH))
+    model = load_preset("megatron-22b")
+    standard, flash = (layer(model, training, _shard(training)).saved_bytes for training in (STANDARD, FLASH))
     scores = 2048 * 4 * sizes(model).heads * 2048
     assert standard - flash == 5 * scores - 4 * 2048 * 4 * sizes(model).heads
 
@@ -132,41 +142,43 @@ def test_llama_keeps_each_tensor_once() -> None:
     Norm inputs 2h, their outputs 2h, q (h) and k, v (2 kv), the core's result h: 6h + 2kv elements; gate, up and the
     product: 3 ffn elements; one FP32 logarithm per head.
     """
-    model = preset("llama3-8b")
+    model = load_preset("llama3-8b")
     h, kv, ffn, heads = 4096, 8 * 128, 14336, 32
     per_token = 2 * (6 * h + 2 * kv + 3 * ffn) + 4 * heads
-    shard = Shard(batch=1, sequence=8192, keys=8192)
-    assert layer(model, FLASH, shard).kept == 8192 * per_token
+    shard = LayerShard(batch=1, sequence=8192, keys=8192)
+    assert layer(model, FLASH, shard).saved_bytes == 8192 * per_token
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH_KIND)
 def test_operators_hold_the_models_parameters(name: str) -> None:
-    model, shard = preset(name), _shard(FLASH)
-    for spec in model.specs:
-        assert layers.layer(model, spec, FLASH, shard).parameters == layer_parameters(model, spec)
-    assert embedding(model, FLASH, shard).parameters == embedding_parameters(model)
+    model, shard = load_preset(name), _shard(FLASH)
+    for spec in model.distinct_specs:
+        assert layers.transformer_layer(model, spec, FLASH, shard).parameter_count == layer_parameter_count(model, spec)
+    assert embedding_layer(model, FLASH, shard).parameter_count == embedding_parameter_count(model)
     tied = model.vocab * model.hidden if model.tied_embeddings else 0
-    assert head(model, FLASH, shard).parameters == head_parameters(model) + tied
+    assert head_layer(model, FLASH, shard).parameter_count == head_parameter_count(model) + tied
 
 
-@pytest.mark.parametrize("attention", Attention)
+@pytest.mark.parametrize("attention", AttentionBackend)
 @pytest.mark.parametrize("fused", [True, False])
-def test_attention_itself_holds_no_parameters(attention: Attention, fused: bool) -> None:
-    model, training = preset("llama3-8b"), replace(FLASH, attention=attention, fused=fused)
-    assert layer(model, training, _shard(training)).parameters == layer_parameters(model, *model.specs)
+def test_attention_itself_holds_no_parameters(attention: AttentionBackend, fused: bool) -> None:
+    model, training = load_preset("llama3-8b"), replace(FLASH, attention=attention, fused=fused)
+    assert layer(model, training, _shard(training)).parameter_count == layer_parameter_count(
+        model, *model.distinct_specs
+    )
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH_KIND)
 @pytest.mark.parametrize("sequence", [1024, 8192])
 def test_kernels_with_full_attention_do_the_models_flops(name: str, sequence: int) -> None:
     """The convention counts the full score matrix, which standard attention computes."""
-    model = preset(name)
-    if any(attention.window is not None for attention in model.attentions):
-        model = resized(model, window=None)
-    training = Training(sequence=sequence, global_batch=6, microbatch=2, attention=Attention.STANDARD)
+    model = load_preset(name)
+    if any(distinct_attention.window is not None for distinct_attention in model.distinct_attentions):
+        model = resize_model(model, window=None)
+    training = Training(sequence=sequence, global_batch=6, microbatch=2, attention=AttentionBackend.STANDARD)
     shard = _shard(training)
-    of_layers = (run.count * _flops(layers.layer(model, run.spec, training, shard)) for run in model.stack)
-    executed = sum(of_layers) + _flops(head(model, training, shard))
+    of_layers = (run.count * _flops(layers.transformer_layer(model, run.spec, training, shard)) for run in model.stack)
+    executed = sum(of_layers) + _flops(head_layer(model, training, shard))
     microbatches = 3
     assert microbatches * executed == pytest.approx(model_flops(model, training), rel=1e-12)
 
@@ -177,7 +189,7 @@ def _counted(kernel: Kernel) -> float:
         case ((KernelKind.MATMUL | KernelKind.STREAMED_MATMULS | KernelKind.ATTENTION_FORWARD), _):
             return 1.0
         case KernelKind.ATTENTION_BACKWARD, AttentionShape() as shape:
-            keys, values = shape.head_dim, shape.values
+            keys, values = shape.head_dim, shape.value_head_dim
             return (2 * keys + 2 * values) / (3 * keys + 2 * values)
     return 0.0
 
@@ -189,31 +201,35 @@ def test_causal_model_flops_are_what_flash_attention_does(name: str, sequence: i
 
     Three of the five are as long as keys, two as values.
     """
-    model = preset(name)
-    training = Training(sequence=sequence, global_batch=6, microbatch=2, attention=Attention.FLASH)
+    model = load_preset(name)
+    training = Training(sequence=sequence, global_batch=6, microbatch=2, attention=AttentionBackend.FLASH)
     shard = _shard(training)
-    made = ((run.count, layers.layer(model, run.spec, training, shard)) for run in model.stack)
+    made = ((run.count, layers.transformer_layer(model, run.spec, training, shard)) for run in model.stack)
     executed = sum(
         count * _counted(kernel) * kernel.flops
-        for count, of in (*made, (1, head(model, training, shard)))
+        for count, of in (*made, (1, head_layer(model, training, shard)))
         for operator in of.operators
         for kernel in _kernels(operator)
     )
-    assert 3 * executed == pytest.approx(model_flops(model, training, Keys.SEEN), rel=1e-12)
+    assert 3 * executed == pytest.approx(model_flops(model, training, AttentionFlopConvention.CAUSAL), rel=1e-12)
 
 
 @pytest.mark.parametrize(("name", "batch"), [("megatron-22b", 4), ("gpt3-175b", 64), ("megatron-1t", 512)])
 def test_model_flops_are_korthikantis(name: str, batch: int) -> None:
     """Appendix A: 72 B s L h^2 (1 + s/(6h) + V/(12 L h))."""
-    model = preset(name)
-    s, layers, h, v = 2048, model.layers, model.hidden, model.vocab
+    model = load_preset(name)
+    s, layers, h, v = 2048, model.layer_count, model.hidden, model.vocab
     expected = 72 * batch * s * layers * h**2 * (1 + s / (6 * h) + v / (12 * layers * h))
     assert model_flops(model, Training(sequence=s, global_batch=batch)) == pytest.approx(expected)
 
 
 def test_flash_attention_does_three_and_a_half_forwards_of_the_visible_half() -> None:
-    model = preset("gpt3-175b")
-    core = next(operator for operator in layer(model, FLASH, _shard(FLASH)).operators if operator.inside({Module.CORE}))
+    model = load_preset("gpt3-175b")
+    core = next(
+        operator
+        for operator in layer(model, FLASH, _shard(FLASH)).operators
+        if operator.is_in_modules({RecomputeModule.CORE_ATTENTION})
+    )
     forward, backward = core.forward[0], core.input_gradient[0]
     visible = 4 * sum(range(1, 2049))  # pairs of a query and a key that is not after it, four sequences
     assert forward.flops == 4 * visible * sizes(model).heads * sizes(model).head_dim
@@ -223,47 +239,47 @@ def test_flash_attention_does_three_and_a_half_forwards_of_the_visible_half() ->
 @given(pieces=st.integers(1, 16), piece=st.integers(1, 64), tp=st.sampled_from([1, 2, 4]))
 def test_context_parallel_ranks_do_the_whole_together(pieces: int, piece: int, tp: int) -> None:
     """2 x cp pieces in zigzag: every rank sees the same number of keys, so cp ranks do what one would."""
-    model = preset("llama3-8b")
+    model = load_preset("llama3-8b")
     cp, keys = pieces, 2 * pieces * piece
     training = Training(sequence=keys, global_batch=1)
-    whole = layer(model, training, Shard(1, keys, keys, tp))
-    part = layer(model, training, Shard(1, keys // cp, keys, tp))
+    whole = layer(model, training, LayerShard(1, keys, keys, tp))
+    part = layer(model, training, LayerShard(1, keys // cp, keys, tp))
     assert cp * _flops(part) == pytest.approx(_flops(whole), rel=1e-12)
 
 
 @pytest.mark.parametrize("name", ["megatron-22b", "llama3-70b", "nemotron4-340b"])
-@pytest.mark.parametrize("attention", Attention)
+@pytest.mark.parametrize("attention", AttentionBackend)
 @pytest.mark.parametrize("tp", [2, 8])
-def test_tensor_parallel_ranks_do_the_whole_together(name: str, attention: Attention, tp: int) -> None:
-    model, training = preset(name), replace(FLASH, attention=attention)
-    for part in (layer, head):
+def test_tensor_parallel_ranks_do_the_whole_together(name: str, attention: AttentionBackend, tp: int) -> None:
+    model, training = load_preset(name), replace(FLASH, attention=attention)
+    for part in (layer, head_layer):
         whole, split = part(model, training, _shard(training)), part(model, training, _shard(training, tp=tp))
         assert tp * _flops(split) == pytest.approx(_flops(whole), rel=1e-12)
 
 
 def test_sequence_parallelism_splits_only_what_tensor_parallelism_replicates() -> None:
-    model = preset("megatron-22b")
+    model = load_preset("megatron-22b")
     plain = layer(model, FLASH, _shard(FLASH, tp=8)).operators
     split = layer(model, FLASH, _shard(FLASH, tp=8, sequence_parallel=True)).operators
     for before, after in zip(plain, split, strict=True):
-        assert before.parameters == after.parameters
-        scale = 8 if before.region is Region.REPLICATED else 1
+        assert before.parameter_count == after.parameter_count
+        scale = 8 if before.region is ParallelRegion.REPLICATED else 1
         moved = [kernel.bytes for kernel in before.forward + before.input_gradient]
         assert moved == [scale * kernel.bytes for kernel in after.forward + after.input_gradient]
 
 
 def test_more_ranks_than_key_value_heads_replicate_a_head() -> None:
-    model = preset("llama3-8b")  # 32 heads, 8 key/value heads
+    model = load_preset("llama3-8b")  # 32 heads, 8 key/value heads
     qkv = next(part for part in layer(model, FLASH, _shard(FLASH, tp=16)).operators if part.name == "attention.qkv")
-    assert qkv.parameters == 4096 * (2 + 2 * 1) * 128
+    assert qkv.parameter_count == 4096 * (2 + 2 * 1) * 128
 
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny", "qwen2.5-7b"])
-@pytest.mark.parametrize("attention", Attention)
+@pytest.mark.parametrize("attention", AttentionBackend)
 @pytest.mark.parametrize("fused", [True, False])
-def test_kernels_are_cache_keys_with_work_to_do(name: str, attention: Attention, fused: bool) -> None:
-    model, training = preset(name), replace(FLASH, attention=attention, fused=fused)
-    for part in (embedding, layer, head):
+def test_kernels_are_cache_keys_with_work_to_do(name: str, attention: AttentionBackend, fused: bool) -> None:
+    model, training = load_preset(name), replace(FLASH, attention=attention, fused=fused)
+    for part in (embedding_layer, layer, head_layer):
         first, second = part(model, training, _shard(training)), part(model, training, _shard(training))
         assert {first: 1}[second] == 1
         for operator in first.operators:
@@ -273,17 +289,17 @@ def test_kernels_are_cache_keys_with_work_to_do(name: str, attention: Attention,
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])
 def test_unfused_kernels_move_and_keep_more_and_compute_the_same(name: str) -> None:
-    model, shard = preset(name), _shard(STANDARD)
+    model, shard = load_preset(name), _shard(STANDARD)
     fused, unfused = (layer(model, replace(STANDARD, fused=fused), shard) for fused in (True, False))
     assert _flops(fused) == _flops(unfused)
-    assert fused.kept <= unfused.kept
+    assert fused.saved_bytes <= unfused.saved_bytes
     for one, many in zip(fused.operators, unfused.operators, strict=True):
         assert sum(kernel.bytes for kernel in _kernels(one)) <= sum(kernel.bytes for kernel in _kernels(many))
 
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_linear_layers_are_three_products_of_one_size(bias: bool) -> None:
-    model = resized(preset("gpt-tiny"), linear_bias=bias, qkv_bias=bias)
+    model = resize_model(load_preset("gpt-tiny"), linear_bias=bias, qkv_bias=bias)
     for operator in layer(model, FLASH, _shard(FLASH)).operators:
         if not operator.weight_gradient:
             continue
@@ -299,22 +315,22 @@ def test_linear_layers_are_three_products_of_one_size(bias: bool) -> None:
 
 def test_weight_gradients_are_accumulated_in_their_own_format() -> None:
     """A [8192, 384] and dY [8192, 1536] are read in BF16, the FP32 gradient is read and written."""
-    up = next(part for part in layer(preset("gpt-tiny"), FLASH, _shard(FLASH)).operators if part.name == "mlp.up")
+    up = next(part for part in layer(load_preset("gpt-tiny"), FLASH, _shard(FLASH)).operators if part.name == "mlp.up")
     assert up.weight_gradient[0].bytes == 2 * 8192 * (384 + 1536) + 2 * 4 * 384 * 1536
 
 
 def test_fp8_narrows_operands_of_linear_layers_only() -> None:
-    model = preset("llama3-8b")
-    eight = replace(FLASH, recipe=replace(mixed(), products=Products.all_in(DType.FP8)))
+    model = load_preset("llama3-8b")
+    eight = replace(FLASH, recipe=replace(mixed_precision(), matmul_formats=MatmulFormats.uniform(DType.FP8)))
     pairs = zip(layer(model, FLASH, _shard(FLASH)).operators, layer(model, eight, _shard(eight)).operators, strict=True)
     for wide, narrow in pairs:
         linear = bool(wide.weight_gradient)
         assert narrow.forward[0].dtype is (DType.FP8 if linear else DType.BF16)
         assert (narrow.forward[0].bytes < wide.forward[0].bytes) is linear
-    assert head(model, eight, _shard(eight)) == head(model, FLASH, _shard(FLASH))
+    assert head_layer(model, eight, _shard(eight)) == head_layer(model, FLASH, _shard(FLASH))
 
 
 def test_a_vocabulary_that_tp_does_not_divide_is_rounded_up() -> None:
-    model = preset("gpt2-small")
-    logits = head(model, FLASH, _shard(FLASH, tp=8)).operators[1]
-    assert logits.parameters == 6283 * 768  # 50257 / 8 = 6282.1
+    model = load_preset("gpt2-small")
+    logits = head_layer(model, FLASH, _shard(FLASH, tp=8)).operators[1]
+    assert logits.parameter_count == 6283 * 768  # 50257 / 8 = 6282.1

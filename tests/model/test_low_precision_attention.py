@@ -9,20 +9,20 @@ from clustersim.common.errors import InputError
 from clustersim.cost.roofline import Roofline
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.model.kernels import AttentionShape, Kernel, KernelKind
-from clustersim.model.operators import Layer, Shard
-from clustersim.model.presets import preset
+from clustersim.model.operators import LayerOperators, LayerShard
+from clustersim.model.presets import load_preset
 from clustersim.model.recipe_files import load_recipe
 from clustersim.model.training import Training
 from clustersim.validation.kernels import flash_kernel
 from tests.uniform_models import layer
 
-MODEL = preset("llama-tiny")  # hidden 512, 8 heads of 64, 4 of them with keys
+MODEL = load_preset("llama-tiny")  # hidden 512, 8 heads of 64, 4 of them with keys
 T, HIDDEN, KEYS = 256, 512, 256
 RECIPE = load_recipe("mxfp8")
 
 
-def made(attention: DType | None) -> Layer:
-    return layer(MODEL, Training(T, 1, recipe=replace(RECIPE, attention=attention)), Shard(1, T, T))
+def made(attention: DType | None) -> LayerOperators:
+    return layer(MODEL, Training(T, 1, recipe=replace(RECIPE, attention=attention)), LayerShard(1, T, T))
 
 
 def core(attention: DType | None) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:
@@ -51,7 +51,7 @@ def test_all_else_is_as_it_was() -> None:
 
 
 def test_layers_without_narrow_products_have_none() -> None:
-    assert replace(RECIPE, attention=DType.MXFP8).wide == RECIPE.wide
+    assert replace(RECIPE, attention=DType.MXFP8).high_precision == RECIPE.high_precision
 
 
 @pytest.mark.parametrize("backward", [False, True])
@@ -63,7 +63,7 @@ def test_it_is_so_many_times_as_fast_as_an_accelerators_file_says(dtype: DType, 
     constants = own.attention_backward if backward else own.attention_forward
     shape = AttentionShape(4, 8192, 8192, 32, 8, 128, causal=True)
     wide, narrow = (
-        Roofline(accelerator).kernel(flash_kernel(shape, d_type, backward=backward)).seconds - own.kernel_latency
+        Roofline(accelerator).time_kernel(flash_kernel(shape, d_type, backward=backward)).seconds - own.kernel_latency
         for d_type in (DType.BF16, dtype)
     )
     assert wide / narrow == pytest.approx(constants.formats[dtype])
@@ -72,4 +72,4 @@ def test_it_is_so_many_times_as_fast_as_an_accelerators_file_says(dtype: DType, 
 def test_an_accelerator_without_it_says_so() -> None:
     shape = AttentionShape(1, 1024, 1024, 8, 8, 128, causal=True)
     with pytest.raises(InputError, match="h100-sxm-80gb has no attention in fp8"):
-        Roofline(load_accelerator("h100-sxm-80gb")).kernel(flash_kernel(shape, DType.FP8, backward=False))
+        Roofline(load_accelerator("h100-sxm-80gb")).time_kernel(flash_kernel(shape, DType.FP8, backward=False))

@@ -3,11 +3,11 @@
 import pytest
 
 from clustersim.common.dtypes import DType
-from clustersim.model.moe_expert_bias import biased, clamped
-from clustersim.model.operators import Operator, Region
+from clustersim.model.moe_expert_bias import add_clamp, add_expert_bias
+from clustersim.model.operators import Operator, ParallelRegion
 
 ROWS, HIDDEN, FFN, EXPERTS = 512, 256, 384, 4
-NONE = Operator("experts", Region.ROUTED, ())
+NONE = Operator("experts", ParallelRegion.EXPERT, ())
 
 
 @pytest.mark.parametrize("dtype", [DType.BF16, DType.FP32])
@@ -16,7 +16,7 @@ def test_a_bias_passes_the_rows_six_times_each_way(dtype: DType) -> None:
 
     Back: the gradient times each of the two (read, written), and their sums (read).
     """
-    found = biased(NONE, dtype, EXPERTS, (ROWS, HIDDEN))
+    found = add_expert_bias(NONE, dtype, EXPERTS, (ROWS, HIDDEN))
     (ahead,), (behind,) = found.forward, found.input_gradient
     size = ROWS * HIDDEN * dtype.bytes
     assert ahead.bytes == (1 + 3 + 2) * size
@@ -26,9 +26,9 @@ def test_a_bias_passes_the_rows_six_times_each_way(dtype: DType) -> None:
 
 def test_a_clamp_keeps_what_it_made() -> None:
     """Both halves are read and written, then put together; back each passes its gradient where it was not limited."""
-    found = clamped(NONE, DType.BF16, ROWS, 2 * FFN)
+    found = add_clamp(NONE, DType.BF16, ROWS, 2 * FFN)
     (ahead,), (behind,) = found.forward, found.input_gradient
     size = ROWS * 2 * FFN * DType.BF16.bytes
     assert ahead.bytes == (2 + 2) * size
     assert behind.bytes == (3 + 2) * size
-    assert found.kept == size
+    assert found.saved_bytes == size

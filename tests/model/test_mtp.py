@@ -9,51 +9,53 @@ from dataclasses import replace
 import pytest
 
 from clustersim.model import layers
-from clustersim.model.flops import Keys, token_flops
+from clustersim.model.flops import AttentionFlopConvention, token_flops
 from clustersim.model.kernels import Kernel, KernelKind
-from clustersim.model.layer_stack import DenseMlp, LayerRun, Mlp, RoutedMlp
-from clustersim.model.operators import Layer, Shard
+from clustersim.model.layer_stack import DenseMlp, LayerGroup, MlpType, MoeMlp
+from clustersim.model.operators import LayerOperators, LayerShard
 from clustersim.model.presets import PRESETS
 from clustersim.model.training import Training
 from clustersim.model.transformer import (
-    Model,
     Norm,
-    Positions,
-    active_parameters,
-    layer_parameters,
-    matrix_parameters,
-    mtp_parameters,
-    parameters,
-    resized,
-    uniform,
+    PositionEncoding,
+    TransformerModel,
+    active_parameter_count,
+    layer_parameter_count,
+    matrix_parameter_count,
+    mtp_parameter_count,
+    parameter_count,
+    resize_model,
+    uniform_model,
 )
 
 H, FFN, V, TOKENS = 64, 128, 256, 32
-PLAIN = uniform(
+PLAIN = uniform_model(
     name="small", layers=3, hidden=H, ffn=FFN, heads=4, kv_heads=4, head_dim=16, vocab=V, max_positions=TOKENS,
-    mlp=Mlp.SWIGLU, norm=Norm.RMSNORM, positions=Positions.ROTARY, tied_embeddings=False, linear_bias=False,
+    mlp=MlpType.SWIGLU, norm=Norm.RMSNORM, positions=PositionEncoding.ROTARY, tied_embeddings=False, linear_bias=False,
 )  # fmt: skip
 LAYER = 4 * H * H + 3 * FFN * H
 TRAINING = Training(sequence=TOKENS, global_batch=1)
 
 
-def further(model: Model = PLAIN, many: int = 1) -> Model:
+def further(model: TransformerModel = PLAIN, many: int = 1) -> TransformerModel:
     return replace(model, mtp_layers=many)
 
 
-def on_rank(model: Model, tp: int = 1) -> tuple[Layer, Layer]:
+def on_rank(model: TransformerModel, tp: int = 1) -> tuple[LayerOperators, LayerOperators]:
     """A layer of the stack's last kind, and the same as one that predicts a further token."""
-    shard = Shard(1, TOKENS, TOKENS, tp=tp, sequence_parallel=tp > 1)
+    shard = LayerShard(1, TOKENS, TOKENS, tp=tp, sequence_parallel=tp > 1)
     *_, last = model.stack
-    (run,) = model.ahead
-    return layers.layer(model, last.spec, TRAINING, shard), layers.layer(model, run.spec, TRAINING, shard)
+    (run,) = model.mtp_stack
+    return layers.transformer_layer(model, last.spec, TRAINING, shard), layers.transformer_layer(
+        model, run.spec, TRAINING, shard
+    )
 
 
-def heads(model: Model) -> Layer:
-    return layers.head(model, TRAINING, Shard(1, TOKENS, TOKENS))
+def heads(model: TransformerModel) -> LayerOperators:
+    return layers.head_layer(model, TRAINING, LayerShard(1, TOKENS, TOKENS))
 
 
-def products(layer: Layer) -> float:
+def products(layer: LayerOperators) -> float:
     """FLOP of a layer's matrix products, forward and backward."""
     kernels: list[Kernel] = []
     for operator in layer.operators:
@@ -64,20 +66,20 @@ def products(layer: Layer) -> float:
 @pytest.mark.parametrize("many", [1, 2, 3])
 def test_parameters_by_hand(many: int) -> None:
     each = LAYER + 2 * H + 2 * H * H + 3 * H
-    assert mtp_parameters(further(many=many)) == many * each
-    assert parameters(further(many=many)) - parameters(PLAIN) == many * each
-    assert mtp_parameters(PLAIN) == 0
+    assert mtp_parameter_count(further(many=many)) == many * each
+    assert parameter_count(further(many=many)) - parameter_count(PLAIN) == many * each
+    assert mtp_parameter_count(PLAIN) == 0
 
 
 def test_the_layer_is_of_the_stacks_last_kind_and_a_token_meets_what_it_meets_there() -> None:
     """A dense layer, then two with 8 experts of which a token meets 2: router 8 h, experts 2 x 128 h (GELU)."""
-    routed = RoutedMlp(8, 2, FFN, Mlp.GELU)
+    routed = MoeMlp(8, 2, FFN, MlpType.GELU)
     (run,) = PLAIN.stack
-    model = further(replace(PLAIN, stack=(LayerRun(run.spec, 1), LayerRun(replace(run.spec, mlp=routed), 2))))
-    assert model.ahead[0].spec.mlp == routed
+    model = further(replace(PLAIN, stack=(LayerGroup(run.spec, 1), LayerGroup(replace(run.spec, mlp=routed), 2))))
+    assert model.mtp_stack[0].spec.mlp == routed
     met = 4 * H * H + 8 * H + 2 * 2 * FFN * H + 2 * H + 2 * H * H + 3 * H
-    assert mtp_parameters(model) == met + 6 * 2 * FFN * H
-    assert active_parameters(model) - active_parameters(replace(model, mtp_layers=0)) == met
+    assert mtp_parameter_count(model) == met + 6 * 2 * FFN * H
+    assert active_parameter_count(model) - active_parameter_count(replace(model, mtp_layers=0)) == met
 
 
 @pytest.mark.parametrize("many", [1, 2])
@@ -85,7 +87,9 @@ def test_flop_by_hand(many: int) -> None:
     """Six for each weight of the layer, the projection and the logits; 12 s h of attention."""
     each = 6 * (LAYER + 2 * H * H + V * H) + 12 * TOKENS * H
     assert token_flops(further(many=many), TOKENS) - token_flops(PLAIN, TOKENS) == many * each
-    assert matrix_parameters(further(many=many)) - matrix_parameters(PLAIN) == many * (LAYER + 2 * H * H + V * H)
+    assert matrix_parameter_count(further(many=many)) - matrix_parameter_count(PLAIN) == many * (
+        LAYER + 2 * H * H + V * H
+    )
 
 
 def test_products_are_those_of_the_convention() -> None:
@@ -100,32 +104,32 @@ def test_what_is_kept_by_hand(tp: int) -> None:
     """Inputs of three norms and of the projection, of twice the width: five activations of 2 bytes, cut by sequence."""
     plain, ahead = on_rank(further(), tp)
     activation = 2 * TOKENS * H / tp
-    assert ahead.kept - plain.kept == 5 * activation
+    assert ahead.saved_bytes - plain.saved_bytes == 5 * activation
     assert (plain.input_bytes, ahead.input_bytes) == (activation, 2 * activation)
-    assert ahead.parameters - plain.parameters == 2 * H * H // tp + 3 * H
+    assert ahead.parameter_count - plain.parameter_count == 2 * H * H // tp + 3 * H
 
 
 def test_logits_of_every_layer_are_kept_and_their_weight_is_one() -> None:
     """Each adds its logits in FP32 (the loss's softmax) and the input of the product, of 2 bytes."""
     one, three = heads(PLAIN), heads(further(many=2))
-    loss = one.operators[-1].kept
+    loss = one.operators[-1].saved_bytes
     assert loss >= 4 * TOKENS * V
-    assert three.kept - one.kept == 2 * (loss + 2 * TOKENS * H)
-    assert three.parameters == one.parameters == V * H + H
+    assert three.saved_bytes - one.saved_bytes == 2 * (loss + 2 * TOKENS * H)
+    assert three.parameter_count == one.parameter_count == V * H + H
 
 
 def test_none_is_the_model_as_it_was() -> None:
     assert heads(further(many=0)) == heads(PLAIN)
-    assert further(many=0) == PLAIN == resized(further(), mtp_layers=0)
-    assert (PLAIN.ahead, PLAIN.every) == ((), PLAIN.stack)
+    assert further(many=0) == PLAIN == resize_model(further(), mtp_layers=0)
+    assert (PLAIN.mtp_stack, PLAIN.full_stack) == ((), PLAIN.stack)
 
 
 def test_what_changes_layers_changes_those_that_predict_further_tokens() -> None:
-    model = resized(further(), layers=2, ffn=96, heads=2)
-    (run,) = model.ahead
-    assert run.spec.mlp == DenseMlp(96, Mlp.SWIGLU)
+    model = resize_model(further(), layers=2, ffn=96, heads=2)
+    (run,) = model.mtp_stack
+    assert run.spec.mlp == DenseMlp(96, MlpType.SWIGLU)
     assert run.spec.attention is not None and run.spec.attention.heads == 2
-    assert model.layers == 2
+    assert model.layer_count == 2
 
 
 def test_released_weights_have_as_many() -> None:
@@ -138,10 +142,13 @@ def test_released_weights_have_as_many() -> None:
     preset = PRESETS["deepseek-v3"]
     model = replace(preset.model, mtp_layers=preset.mtp_layers)
     tables, projection = 2 * model.vocab * model.hidden, 2 * model.hidden**2
-    assert parameters(model) + tables == 680_571_043_840 + 3_918_786_560
-    assert [round(count / 1e9) for count in (parameters(preset.model), mtp_parameters(model) + tables)] == [671, 13]
-    assert f"{(mtp_parameters(model) - projection) / 1e9:.1f}" == "11.5"
-    met = active_parameters(model) - active_parameters(preset.model)
+    assert parameter_count(model) + tables == 680_571_043_840 + 3_918_786_560
+    assert [round(count / 1e9) for count in (parameter_count(preset.model), mtp_parameter_count(model) + tables)] == [
+        671,
+        13,
+    ]
+    assert f"{(mtp_parameter_count(model) - projection) / 1e9:.1f}" == "11.5"
+    met = active_parameter_count(model) - active_parameter_count(preset.model)
     assert f"{(met + tables - projection) / 1e9:.1f}" == "2.4"
 
 
@@ -149,7 +156,7 @@ def test_the_layer_of_glm_has_tables_of_its_own() -> None:
     """zai-org/GLM-4.5: 358,337,791,296 elements, of which corrections of scores (160 a layer, 90 layers) are none."""
     preset = PRESETS["glm-4.5"]
     model = replace(preset.model, mtp_layers=preset.mtp_layers)
-    assert parameters(model) + 2 * model.vocab * model.hidden == 358_337_791_296 - 90 * 160
+    assert parameter_count(model) + 2 * model.vocab * model.hidden == 358_337_791_296 - 90 * 160
 
 
 def test_published_flop_count_them() -> None:
@@ -159,10 +166,10 @@ def test_published_flop_count_them() -> None:
     """
     model = replace(PRESETS["deepseek-v3"].model, mtp_layers=1)
     printed = 276.03e12 * 1024 * 61.7561 / (16384 * 4096)
-    assert token_flops(model, 4096, keys=Keys.SEEN) == pytest.approx(printed, rel=0.003)
-    assert token_flops(PRESETS["deepseek-v3"].model, 4096, keys=Keys.SEEN) < 0.97 * printed
+    assert token_flops(model, 4096, convention=AttentionFlopConvention.CAUSAL) == pytest.approx(printed, rel=0.003)
+    assert token_flops(PRESETS["deepseek-v3"].model, 4096, convention=AttentionFlopConvention.CAUSAL) < 0.97 * printed
 
 
 def test_layers_count_once() -> None:
-    (run,) = further().ahead
-    assert layer_parameters(further(), run.spec) == mtp_parameters(further())
+    (run,) = further().mtp_stack
+    assert layer_parameter_count(further(), run.spec) == mtp_parameter_count(further())

@@ -5,16 +5,16 @@ from dataclasses import replace
 import pytest
 
 from clustersim.common.dtypes import DType
-from clustersim.model.optimizer_kernels import gradient_norm, optimizer_step
-from clustersim.model.precision_recipe import mixed
+from clustersim.model.optimizer_kernels import gradient_norm_kernels, optimizer_step_kernels
+from clustersim.model.precision_recipe import mixed_precision
 from clustersim.model.training import Optimizer, Training
 
 MIXED = Training(sequence=1, global_batch=1)
-FULL = replace(MIXED, recipe=mixed(DType.FP32, gradients=DType.FP32, master=None, moments=DType.FP32))
+FULL = replace(MIXED, recipe=mixed_precision(DType.FP32, gradients=DType.FP32, master=None, moments=DType.FP32))
 
 
 def _per_parameter(training: Training) -> float:
-    return sum(kernel.bytes for kernel in optimizer_step(training, 1e6)) / 1e6
+    return sum(kernel.bytes for kernel in optimizer_step_kernels(training, 1e6)) / 1e6
 
 
 def test_fused_adam_passes_each_state_once() -> None:
@@ -36,13 +36,13 @@ def test_unfused_steps_move_more_in_more_launches(optimizer: Optimizer) -> None:
     fused = replace(MIXED, optimizer=optimizer)
     unfused = replace(fused, fused=False)
     assert _per_parameter(unfused) > _per_parameter(fused)
-    assert optimizer_step(unfused, 10)[0].launches > optimizer_step(fused, 10)[0].launches == 1
+    assert optimizer_step_kernels(unfused, 10)[0].launches > optimizer_step_kernels(fused, 10)[0].launches == 1
 
 
 def test_a_shard_may_be_a_fraction_of_a_parameter() -> None:
-    assert optimizer_step(MIXED, 2.5)[0].bytes == 75
+    assert optimizer_step_kernels(MIXED, 2.5)[0].bytes == 75
 
 
 def test_the_gradient_norm_reads_gradients_once_and_unfused_scales_them() -> None:
-    assert [kernel.bytes for kernel in gradient_norm(MIXED, 10)] == [40]
-    assert [kernel.bytes for kernel in gradient_norm(replace(MIXED, fused=False), 10)] == [40, 80]
+    assert [kernel.bytes for kernel in gradient_norm_kernels(MIXED, 10)] == [40]
+    assert [kernel.bytes for kernel in gradient_norm_kernels(replace(MIXED, fused=False), 10)] == [40, 80]

@@ -6,14 +6,14 @@ import pytest
 
 from clustersim.common.dtypes import DType
 from clustersim.lowering.training_step import lower
-from clustersim.memory.footprint import Category, Footprint
+from clustersim.memory.footprint import Footprint, MemoryCategory
 from clustersim.model.framework import Framework
 from clustersim.model.kernels import KernelKind, MatmulShape
-from clustersim.model.operators import Layer, Shard
-from clustersim.model.precision_recipe import Products, Recipe, WeightFormats, mixed
-from clustersim.model.presets import preset
+from clustersim.model.operators import LayerOperators, LayerShard
+from clustersim.model.precision_recipe import MatmulFormats, PrecisionRecipe, WeightFormats, mixed_precision
+from clustersim.model.presets import load_preset
 from clustersim.model.training import Training
-from clustersim.model.transformer import parameters
+from clustersim.model.transformer import parameter_count
 from clustersim.parallel.data_parallel_strategy import FullyShard
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
@@ -22,13 +22,13 @@ from clustersim.schedules.one_f_one_b import OneFOneB
 from tests.uniform_models import layer
 
 BF16, FP8, FP32 = DType.BF16, DType.FP8, DType.FP32
-MODEL = preset("llama-tiny")
-HYBRID = replace(mixed(), products=Products(FP8, FP8, BF16))  # weight gradients stay in BF16
-SPLIT = replace(mixed(), products=Products(FP8, BF16, FP8))
+MODEL = load_preset("llama-tiny")
+HYBRID = replace(mixed_precision(), matmul_formats=MatmulFormats(FP8, FP8, BF16))  # weight gradients stay in BF16
+SPLIT = replace(mixed_precision(), matmul_formats=MatmulFormats(FP8, BF16, FP8))
 
 
-def made(recipe: Recipe) -> Layer:
-    return layer(MODEL, Training(256, 1, recipe=recipe), Shard(1, 256, 256))
+def made(recipe: PrecisionRecipe) -> LayerOperators:
+    return layer(MODEL, Training(256, 1, recipe=recipe), LayerShard(1, 256, 256))
 
 
 @pytest.mark.parametrize("dtype", DType)
@@ -38,12 +38,12 @@ def test_bytes_are_an_eighth_of_bits(dtype: DType) -> None:
 
 def test_a_recipe_written_out_in_one_format_is_that_format() -> None:
     weights = WeightFormats(BF16, BF16, FP32, FP32, FP32)
-    assert Recipe(Products(BF16, BF16, BF16), BF16, weights) == mixed(BF16)
+    assert PrecisionRecipe(MatmulFormats(BF16, BF16, BF16), BF16, weights) == mixed_precision(BF16)
 
 
 def test_each_product_reads_its_operands_in_its_own_format() -> None:
     """C[m, n] = A[m, k] B[k, n] moves (mk + kn) operands; what is not a product of a linear layer is BF16 as before."""
-    plain = made(mixed()).operators
+    plain = made(mixed_precision()).operators
     for operator, before in zip(made(HYBRID).operators, plain, strict=True):
         linear = any(kernel.kind is KernelKind.MATMUL for kernel in operator.forward)
         kernels = zip(
@@ -55,7 +55,7 @@ def test_each_product_reads_its_operands_in_its_own_format() -> None:
             if linear and isinstance(shape := kernel.shape, MatmulShape):
                 assert usual.bytes - kernel.bytes == shape.m * shape.k + shape.k * shape.n
         assert operator.weight_gradient == before.weight_gradient
-        assert operator.kept == before.kept
+        assert operator.saved_bytes == before.saved_bytes
 
 
 def test_the_three_products_of_a_layer_are_told_apart() -> None:
@@ -68,28 +68,31 @@ def test_the_three_products_of_a_layer_are_told_apart() -> None:
 
 def test_a_linear_layer_saves_its_input_as_its_weight_gradient_reads_it() -> None:
     """FP8 halves the inputs of the four linear layers of 256 tokens: 512, 512, 512 and 1408 wide."""
-    saved = made(mixed()).kept - made(replace(HYBRID, products=Products.all_in(FP8))).kept
+    saved = (
+        made(mixed_precision()).saved_bytes
+        - made(replace(HYBRID, matmul_formats=MatmulFormats.uniform(FP8))).saved_bytes
+    )
     assert saved == 256 * (512 + 512 + 512 + 1408)
 
 
 def test_weights_are_kept_gathered_and_reduced_in_formats_of_their_own() -> None:
     """FP32 weights that are gathered in BF16 and reduced in BF16, as FSDP2's mixed precision has them."""
     formats = WeightFormats(stored=FP32, gathered=BF16, gradients=BF16, master=FP32, moments=FP32)
-    training = Training(256, 4, recipe=replace(mixed(), weights=formats), gradient_clipping=False)
+    training = Training(256, 4, recipe=replace(mixed_precision(), weight_formats=formats), gradient_clipping=False)
     plan = Plan(MODEL, training, Layout(dp=4, data=FullyShard(copies=True)))
     (program,) = lower(plan, OneFOneB().order(1, 1)).programs
     moved = dict.fromkeys((CollectiveType.ALL_GATHER, CollectiveType.REDUCE_SCATTER), 0.0)
     for task in program.tasks:
         if isinstance(task, CollectiveTask):
             moved[task.comm_op.collective] += task.comm_op.payload
-    count, head = parameters(MODEL), 512 + 32000 * 512
+    count, head = parameter_count(MODEL), 512 + 32000 * 512
     assert moved == {CollectiveType.ALL_GATHER: 2 * (2 * count - head), CollectiveType.REDUCE_SCATTER: 2 * count}
     copied = [
         operation for task in program.tasks if isinstance(task, ComputeTask) for operation in task.segment.operations
     ]
     copies = sum(item.kernel.shape.elements for item in copied if item.kernel and item.kernel.name.startswith("copy "))
     assert copies == 2 * count - head
-    held = Footprint(plan, Framework(1.0, 0.0), 0.0).resident(0)
-    assert held[Category.PARAMETERS] == 4 * count / 4
-    assert held[Category.GRADIENTS] == 2 * count / 4
-    assert held[Category.OPTIMIZER] == 8 * count / 4  # the stored weights are their own master
+    held = Footprint(plan, Framework(1.0, 0.0), 0.0).resident_bytes(0)
+    assert held[MemoryCategory.PARAMETERS] == 4 * count / 4
+    assert held[MemoryCategory.GRADIENTS] == 2 * count / 4
+    assert held[MemoryCategory.OPTIMIZER] == 8 * count / 4  # the stored weights are their own master

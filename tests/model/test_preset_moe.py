@@ -2,10 +2,10 @@
 
 import pytest
 
-from clustersim.model.layer_stack import DenseMlp, specs
-from clustersim.model.preset_moe import MIXTURES
-from clustersim.model.presets import preset
-from clustersim.model.transformer import active_parameters, embedding_parameters, parameters
+from clustersim.model.layer_stack import DenseMlp, layer_specs
+from clustersim.model.preset_moe import MOE_PRESETS
+from clustersim.model.presets import load_preset
+from clustersim.model.transformer import active_parameter_count, embedding_parameter_count, parameter_count
 
 # Llama 4's: 34 layers of 4 x 1408^2 + 2 x 1408 x 5632 with biases and two norms; patches, class, positions, two
 # norms; adapter and projector.
@@ -64,18 +64,18 @@ def _billions(count: int, printed: str) -> str:
 
 @pytest.mark.parametrize(("name", "count"), RELEASED.items())
 def test_released_weights_have_as_many(name: str, count: int) -> None:
-    assert parameters(preset(name)) == count
+    assert parameter_count(load_preset(name)) == count
 
 
 @pytest.mark.parametrize(("name", "printed"), TOTAL.items())
 def test_others_round_to_what_is_printed(name: str, printed: str) -> None:
-    assert _billions(parameters(preset(name)), printed) == printed
+    assert _billions(parameter_count(load_preset(name)), printed) == printed
 
 
 @pytest.mark.parametrize(("name", "printed", "tables"), [(name, *said) for name, said in ACTIVE.items()])
 def test_a_token_meets_as_many_as_is_printed(name: str, printed: str, tables: int) -> None:
-    model = preset(name)
-    assert _billions(active_parameters(model) - tables * model.vocab * model.hidden, printed) == printed
+    model = load_preset(name)
+    assert _billions(active_parameter_count(model) - tables * model.vocab * model.hidden, printed) == printed
 
 
 @pytest.mark.parametrize(
@@ -92,22 +92,22 @@ def test_a_token_meets_as_many_as_is_printed(name: str, printed: str, tables: in
     ],
 )
 def test_rounded_counts_are_near(name: str, total: float, active: float, error: float) -> None:
-    model = preset(name)
-    assert parameters(model) == pytest.approx(total, rel=0.015)
-    assert active_parameters(model) == pytest.approx(active, rel=error)
+    model = load_preset(name)
+    assert parameter_count(model) == pytest.approx(total, rel=0.015)
+    assert active_parameter_count(model) == pytest.approx(active, rel=error)
 
 
 def test_every_mixture_is_tested() -> None:
-    every = {shipped.model.name for shipped in MIXTURES}
+    every = {shipped.model.name for shipped in MOE_PRESETS}
     assert every == RELEASED.keys() | TOTAL.keys() | {"grok-1"}
     assert every == ACTIVE.keys() | {"kimi-k2", "grok-1", "qwen3-30b-a3b", "deepseek-v2-lite"}
 
 
 def test_embeddings_are_of_every_token() -> None:
     """Only experts that a token does not pass are left out."""
-    model = preset("mixtral-8x7b")
-    assert parameters(model) - active_parameters(model) == 32 * 6 * 3 * 4096 * 14336
-    assert embedding_parameters(model) == 32000 * 4096
+    model = load_preset("mixtral-8x7b")
+    assert parameter_count(model) - active_parameter_count(model) == 32 * 6 * 3 * 4096 * 14336
+    assert embedding_parameter_count(model) == 32000 * 4096
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_embeddings_are_of_every_token() -> None:
     ],
 )
 def test_dense_layers_are_where_they_are_published(name: str, expected: str) -> None:
-    layers = specs(preset(name).stack)
+    layers = layer_specs(load_preset(name).stack)
     assert "".join("d" if isinstance(spec.mlp, DenseMlp) else "m" for spec in layers) == expected
 
 
@@ -129,5 +129,5 @@ def test_dense_layers_are_where_they_are_published(name: str, expected: str) -> 
     ("name", "groups", "limit"), [("deepseek-v3", 8, 4), ("deepseek-v2", 8, 3), ("kimi-k2", 1, None)]
 )
 def test_routers_are_limited_where_they_are_published(name: str, groups: int, limit: int | None) -> None:
-    (routed,) = preset(name).mixtures
+    (routed,) = load_preset(name).distinct_moes
     assert (routed.router.groups, routed.router.limit) == (groups, limit)

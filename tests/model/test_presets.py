@@ -1,22 +1,25 @@
 import pytest
 
 from clustersim.common.errors import InputError
-from clustersim.model.presets import PRESETS, preset
-from clustersim.model.transformer import parameters
+from clustersim.model.presets import PRESETS, load_preset
+from clustersim.model.transformer import parameter_count
 
 
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:
     with pytest.raises(InputError, match=r"there is no model 'lama3-8b'; did you mean llama3-8b\?"):
-        preset("lama3-8b")
+        load_preset("lama3-8b")
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_has_a_source_and_its_own_name(name: str) -> None:
     assert PRESETS[name].source
-    assert preset(name).name == name
-    assert all(attention.heads % attention.kv_heads == 0 for attention in preset(name).attentions)
+    assert load_preset(name).name == name
+    assert all(
+        distinct_attention.heads % distinct_attention.kv_heads == 0
+        for distinct_attention in load_preset(name).distinct_attentions
+    )
 
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])
 def test_tiny_models_suit_a_laptop(name: str) -> None:
-    assert 10e6 < parameters(preset(name)) < 100e6
+    assert 10e6 < parameter_count(load_preset(name)) < 100e6

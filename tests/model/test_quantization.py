@@ -8,18 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.common import data_files
-from clustersim.common.dtypes import NARROW, DType
+from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
 from clustersim.lowering.training_step import lower
-from clustersim.memory.footprint import Category, Footprint
+from clustersim.memory.footprint import Footprint, MemoryCategory
 from clustersim.model.framework import Framework
-from clustersim.model.kernels import Kernel, KernelKind, StreamShape
-from clustersim.model.layer_stack import LayerSpec, Mlp, RoutedMlp, wide_ends
-from clustersim.model.layers import layer as layer_of
-from clustersim.model.operators import Layer, Operator, Shard
+from clustersim.model.kernels import Kernel, KernelKind, MemoryBoundShape
+from clustersim.model.layer_stack import LayerSpec, MlpType, MoeMlp, high_precision_ends
+from clustersim.model.layers import transformer_layer as layer_of
+from clustersim.model.operators import LayerOperators, LayerShard, Operator
 from clustersim.model.overheads import Overheads
-from clustersim.model.precision_recipe import Cast, Products, Recipe, mixed
-from clustersim.model.presets import preset
-from clustersim.model.quantization import Operands, linear_casts
+from clustersim.model.precision_recipe import MatmulFormats, OperandCast, PrecisionRecipe, mixed_precision
+from clustersim.model.presets import load_preset
+from clustersim.model.quantization import LinearOperands, linear_casts
 from clustersim.model.recipe_files import load_recipe
 from clustersim.model.training import Training
 from clustersim.parallel.layout import Layout
@@ -30,15 +30,15 @@ from clustersim.schedules.one_f_one_b import OneFOneB
 from tests.conftest import examples
 from tests.uniform_models import layer
 
-RECIPES = data_files.names("recipes")
-MODEL = preset("llama-tiny")  # hidden 512, ffn 1408, 8 layers, 8 heads of 64
+RECIPES = data_files.list_names("recipes")
+MODEL = load_preset("llama-tiny")  # hidden 512, ffn 1408, 8 layers, 8 heads of 64
 T, H, F = 256, 512, 1408
 ON_HOPPER = {"by_rows": True, "sharded": False}
 
 
-def made(recipe: Recipe, shard: Shard | None = None, *, inside: bool = False) -> Layer:
+def made(recipe: PrecisionRecipe, shard: LayerShard | None = None, *, inside: bool = False) -> LayerOperators:
     overheads = Overheads(norm_in_linear=inside)
-    return layer(MODEL, Training(T, 1, recipe=recipe, overheads=overheads), shard or Shard(1, T, T))
+    return layer(MODEL, Training(T, 1, recipe=recipe, overheads=overheads), shard or LayerShard(1, T, T))
 
 
 def kernels(operators: tuple[Operator, ...]) -> list[Kernel]:
@@ -54,7 +54,7 @@ def cast(operators: tuple[Operator, ...]) -> list[Kernel]:
 def test_every_shipped_recipe_has_narrow_products_in_a_format_that_some_accelerator_reads(name: str) -> None:
     recipe = load_recipe(name)
     assert recipe.name == name
-    assert recipe.products.narrow in NARROW
+    assert recipe.matmul_formats.low_precision in LOW_PRECISION_DTYPES
     assert recipe.activations is DType.BF16
     assert recipe.casts is not None
     assert recipe.casts.output_gradient.copies == 2  # for two products
@@ -68,7 +68,7 @@ def test_operands_of_one_layer_by_hand() -> None:
     """
     operators = made(load_recipe("mxfp8")).operators
     moved = sum(kernel.bytes for kernel in cast(operators))
-    kv = 2 * H * MODEL.attentions[0].kv_heads // MODEL.attentions[0].heads
+    kv = 2 * H * MODEL.distinct_attentions[0].kv_heads // MODEL.distinct_attentions[0].heads
     columns = (H + H + H + F) + (H + kv + H + 2 * F + H)
     assert moved == pytest.approx(T * columns * (2 + 2 * 8.25 / 8))
     assert len(cast(operators)) == 8
@@ -76,10 +76,12 @@ def test_operands_of_one_layer_by_hand() -> None:
 
 def test_weights_are_cast_once_a_step_and_both_copies_are_kept() -> None:
     """With one rank: L layers of P elements in matrices are read (2 bytes) and written twice in FP8 (1 byte each)."""
-    plan = Plan(MODEL, Training(T, 4, recipe=load_recipe("fp8").as_run(**ON_HOPPER)), Layout())
-    elements = sum(operator.cast for operator in plan.layer_by_spec[MODEL.specs[0]].operators)
+    plan = Plan(MODEL, Training(T, 4, recipe=load_recipe("fp8").for_hardware(**ON_HOPPER)), Layout())
+    elements = sum(operator.cached_cast_elements for operator in plan.layer_by_spec[MODEL.distinct_specs[0]].operators)
     assert elements == sum(
-        item.parameters for item in plan.layer_by_spec[MODEL.specs[0]].operators if item.linear is not None
+        item.parameter_count
+        for item in plan.layer_by_spec[MODEL.distinct_specs[0]].operators
+        if item.linear is not None
     )
     (program,) = lower(plan, OneFOneB().order(1, 4)).programs
     tasks = [task.segment.operations for task in program.tasks if isinstance(task, ComputeTask)]
@@ -89,46 +91,50 @@ def test_weights_are_cast_once_a_step_and_both_copies_are_kept() -> None:
         for operation in operations
         if operation.kernel and "weights" in operation.kernel.name
     ]
-    assert [kernel.bytes for kernel in found] == [MODEL.layers * elements * (2 + 2)]
-    assert found[0].launches == 4 * MODEL.layers
+    assert [kernel.bytes for kernel in found] == [MODEL.layer_count * elements * (2 + 2)]
+    assert found[0].launches == 4 * MODEL.layer_count
     held = Footprint(plan, Framework(1.0, 0.0), 0.0)
     plain = Footprint(replace(plan, training=Training(T, 4)), Framework(1.0, 0.0), 0.0)
-    assert held.resident(0)[Category.PARAMETERS] == plain.resident(0)[Category.PARAMETERS]
-    assert held.resident(0)[Category.COPIES] == 2 * MODEL.layers * elements  # as many bytes as BF16 alone
-    assert plain.resident(0)[Category.COPIES] == 0
+    assert held.resident_bytes(0)[MemoryCategory.PARAMETERS] == plain.resident_bytes(0)[MemoryCategory.PARAMETERS]
+    assert (
+        held.resident_bytes(0)[MemoryCategory.COPIES] == 2 * MODEL.layer_count * elements
+    )  # as many bytes as BF16 alone
+    assert plain.resident_bytes(0)[MemoryCategory.COPIES] == 0
 
 
 def test_matrices_kept_in_the_format_of_products_are_not_kept_twice() -> None:
     """FP8 and its transpose, 2 bytes an element, for 2 in BF16 and 2 in copies."""
-    recipe = load_recipe("fp8").as_run(**ON_HOPPER)
+    recipe = load_recipe("fp8").for_hardware(**ON_HOPPER)
     kept = replace(recipe, stored=DType.FP8, gathered=DType.FP8)
     sizes = {}
-    for item in (recipe, kept):
-        plan = Plan(MODEL, Training(T, 4, recipe=item), Layout())
-        held = Footprint(plan, Framework(1.0, 0.0), 0.0).resident(0)
-        sizes[item] = held[Category.PARAMETERS] + held[Category.COPIES]
-    elements = sum(operator.parameters for operator in made(kept).operators)  # norms are counted with them
-    matrices = sum(element.cast for element in made(kept).operators)
-    assert sizes[recipe] - sizes[kept] == MODEL.layers * ((elements - matrices) + 2 * matrices)
+    for precision_recipe in (recipe, kept):
+        plan = Plan(MODEL, Training(T, 4, recipe=precision_recipe), Layout())
+        held = Footprint(plan, Framework(1.0, 0.0), 0.0).resident_bytes(0)
+        sizes[precision_recipe] = held[MemoryCategory.PARAMETERS] + held[MemoryCategory.COPIES]
+    elements = sum(operator.parameter_count for operator in made(kept).operators)  # norms are counted with them
+    matrices = sum(item.cached_cast_elements for item in made(kept).operators)
+    assert sizes[recipe] - sizes[kept] == MODEL.layer_count * ((elements - matrices) + 2 * matrices)
 
 
 def test_a_norm_in_the_same_layer_does_a_part_of_the_cast() -> None:
     """Delayed scaling writes FP8 in the norm, and transposes; current scaling finds the largest element there."""
     for name, apart, inside in (("fp8", 2 + 2, 1), ("fp8-current", 2 + 2 + 2, 2 + 2), ("mxfp8", 4.0625, 4.0625)):
-        recipe = load_recipe(name).as_run(**ON_HOPPER)
+        recipe = load_recipe(name).for_hardware(**ON_HOPPER)
         first = [cast(made(recipe, inside=there).operators)[0].bytes for there in (False, True)]
         assert first == [T * H * apart, T * H * inside]
 
 
 def test_accelerators_that_read_operands_either_way_need_one_copy() -> None:
-    both, one = (load_recipe("fp8-current").as_run(by_rows=item, sharded=False) for item in (True, False))
+    both, one = (load_recipe("fp8-current").for_hardware(tn_only=item, weights_sharded=False) for item in (True, False))
     per = [sum(kernel.bytes for kernel in cast(made(recipe).operators)) for recipe in (both, one)]
     elements = sum(
-        element.shape.elements for element in cast(made(one).operators) if isinstance(element.shape, StreamShape)
+        element.shape.elements for element in cast(made(one).operators) if isinstance(element.shape, MemoryBoundShape)
     )
     assert per[0] - per[1] == elements
     blocks = load_recipe("mxfp8")
-    assert blocks.as_run(by_rows=False, sharded=False) == blocks.as_run(by_rows=True, sharded=False)
+    assert blocks.for_hardware(tn_only=False, weights_sharded=False) == blocks.for_hardware(
+        tn_only=True, weights_sharded=False
+    )
 
 
 def test_under_sequence_parallelism_parts_are_cast_and_travel_narrow() -> None:
@@ -136,7 +142,7 @@ def test_under_sequence_parallelism_parts_are_cast_and_travel_narrow() -> None:
     layout = Layout(tp=2, sequence_parallel=True)
     moved = {}
     for name in ("mxfp8", None):
-        recipe = mixed() if name is None else load_recipe(name)
+        recipe = mixed_precision() if name is None else load_recipe(name)
         plan = Plan(MODEL, Training(T, 2, recipe=recipe), layout)
         (program,) = lower(plan, OneFOneB().order(1, 2)).programs
         blocks = [task.segment for task in program.tasks if isinstance(task, ComputeTask)]
@@ -147,33 +153,33 @@ def test_under_sequence_parallelism_parts_are_cast_and_travel_narrow() -> None:
     whole = T * H * 2.0  # the head's gather stays in BF16
     assert moved[None] == {whole}
     assert moved["mxfp8"] == {whole, whole * 8.25 / 16}
-    first, *_ = cast(made(load_recipe("mxfp8"), Shard(1, T, T, tp=2, sequence_parallel=True)).operators)
-    assert isinstance(first.shape, StreamShape)
+    first, *_ = cast(made(load_recipe("mxfp8"), LayerShard(1, T, T, tp=2, sequence_parallel=True)).operators)
+    assert isinstance(first.shape, MemoryBoundShape)
     assert (first.shape.rows, first.shape.width) == (T // 2, H)
 
 
 def test_layers_at_the_ends_have_no_narrow_products() -> None:
-    recipe = replace(load_recipe("mxfp8"), first=1, last=2)
+    recipe = replace(load_recipe("mxfp8"), first_layers=1, last_layers=2)
     plan = Plan(MODEL, Training(T, 1, recipe=recipe), Layout())
-    wide = [run.spec.wide for run in plan.stages[0].stack for _ in range(run.count)]
-    assert wide == [True] + [False] * (MODEL.layers - 3) + [True] * 2
+    wide = [run.spec.high_precision for run in plan.stages[0].stack for _ in range(run.count)]
+    assert wide == [True] + [False] * (MODEL.layer_count - 3) + [True] * 2
     ends = plan.layer_by_spec[plan.stages[0].stack[0].spec]
-    assert ends == Plan(MODEL, Training(T, 1), Layout()).layer_by_spec[MODEL.specs[0]]
-    assert wide_ends(MODEL.stack, 99, 99)[0].count == MODEL.layers
+    assert ends == Plan(MODEL, Training(T, 1), Layout()).layer_by_spec[MODEL.distinct_specs[0]]
+    assert high_precision_ends(MODEL.stack, 99, 99)[0].count == MODEL.layer_count
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_whose_products_are_wide_casts_nothing(name: str) -> None:
     """Such a step is that of BF16, kernel by kernel."""
-    wide = replace(load_recipe(name), products=Products.all_in(DType.BF16))
-    assert made(wide).operators == made(mixed()).operators
+    wide = replace(load_recipe(name), matmul_formats=MatmulFormats.uniform(DType.BF16))
+    assert made(wide).operators == made(mixed_precision()).operators
 
 
 def test_what_is_cast_again_was_saved_as_it_was() -> None:
     """By torchao BF16, by Transformer Engine the copy that the weights' gradient reads."""
-    rowwise, plain, kept = made(load_recipe("fp8-rowwise")), made(mixed()), made(load_recipe("fp8"))
-    assert rowwise.kept == plain.kept
-    assert plain.kept - kept.kept == T * (H + H + H + F)
+    rowwise, plain, kept = made(load_recipe("fp8-rowwise")), made(mixed_precision()), made(load_recipe("fp8"))
+    assert rowwise.saved_bytes == plain.saved_bytes
+    assert plain.saved_bytes - kept.saved_bytes == T * (H + H + H + F)
 
 
 WIDTHS = st.integers(1, 64).map(lambda each: 32 * each)
@@ -184,12 +190,14 @@ WIDTHS = st.integers(1, 64).map(lambda each: 32 * each)
 def test_casts_grow_with_their_operands_and_scales_with_fineness(
     name: str, tokens: int, inputs: int, outputs: int, by_rows: bool
 ) -> None:
-    recipe = load_recipe(name).as_run(by_rows=by_rows, sharded=False)
-    own = Operands("x", tokens, inputs, outputs, tokens, tokens)
-    found = linear_casts(recipe, recipe.products, own)
+    recipe = load_recipe(name).for_hardware(tn_only=by_rows, weights_sharded=False)
+    own = LinearOperands("x", tokens, inputs, outputs, tokens, tokens)
+    found = linear_casts(recipe, recipe.matmul_formats, own)
     every = (*found.forward, *found.backward, *found.weight_gradient)
     twice = linear_casts(
-        recipe, recipe.products, replace(own, tokens=2 * tokens, came=2 * tokens, came_back=2 * tokens)
+        recipe,
+        recipe.matmul_formats,
+        replace(own, tokens=2 * tokens, local_input_tokens=2 * tokens, local_gradient_tokens=2 * tokens),
     )
     more = (*twice.forward, *twice.backward, *twice.weight_gradient)
     of_tokens = [pair for pair in zip(every, more, strict=True) if "weight" not in pair[0].name]
@@ -205,7 +213,7 @@ def test_a_finer_scale_never_means_fewer_bytes_of_scales() -> None:
 
 
 def test_a_cast_without_reads_or_copies_is_no_kernel() -> None:
-    assert Cast(0, 1).by_rows.launches == 0
+    assert OperandCast(0, 1).rowwise_only.launch_count == 0
 
 
 def test_tokens_that_travel_narrow_are_cast_before_and_once_more_behind() -> None:
@@ -213,10 +221,10 @@ def test_tokens_that_travel_narrow_are_cast_before_and_once_more_behind() -> Non
 
     Before the way T tokens are read and written once by rows; of the 2 T rows that come a copy by columns is made.
     """
-    recipe = replace(load_recipe("fp8-blockwise"), dispatched=DType.FP8_BLOCKWISE)
-    routed = RoutedMlp(8, 2, 256, Mlp.SWIGLU)
+    recipe = replace(load_recipe("fp8-blockwise"), dispatch_format=DType.FP8_BLOCKWISE)
+    routed = MoeMlp(8, 2, 256, MlpType.SWIGLU)
     spec = LayerSpec(None, routed)
-    found = layer_of(MODEL, spec, Training(T, 1, recipe=recipe), Shard(1, T, T, ep=4))
+    found = layer_of(MODEL, spec, Training(T, 1, recipe=recipe), LayerShard(1, T, T, ep=4))
     casts = {kernel.name: kernel for kernel in kernels(found.operators) if kernel.kind is KernelKind.CAST}
     width = DType.FP8_BLOCKWISE.bytes
     assert casts["experts.up.cast_input"].bytes == T * H * (2 + width)

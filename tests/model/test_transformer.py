@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from clustersim.model.presets import PRESETS, preset
+from clustersim.model.presets import PRESETS, load_preset
 from clustersim.model.transformer import (
-    embedding_parameters,
-    head_parameters,
-    layer_parameters,
-    matrix_parameters,
-    parameters,
+    embedding_parameter_count,
+    head_parameter_count,
+    layer_parameter_count,
+    matrix_parameter_count,
+    parameter_count,
 )
 
 # Total elements of the safetensors files on the Hugging Face hub (model cards).
@@ -48,41 +48,41 @@ _PRINTED_BILLIONS = {
 
 @pytest.mark.parametrize(("name", "count"), _RELEASED.items())
 def test_parameters_are_those_of_the_released_weights(name: str, count: int) -> None:
-    assert parameters(preset(name)) == count
+    assert parameter_count(load_preset(name)) == count
 
 
 @pytest.mark.parametrize(("name", "billions"), _PRINTED_BILLIONS.items())
 def test_megatron_models_round_to_the_printed_size(name: str, billions: float) -> None:
-    assert round(parameters(preset(name)) / 1e9, 1) == billions
+    assert round(parameter_count(load_preset(name)) / 1e9, 1) == billions
 
 
 @pytest.mark.parametrize(("name", "embedding", "rest"), [("nemotron4-15b", 3.2, 12.5), ("nemotron4-340b", 9.4, 331.6)])
 def test_nemotron_embeddings_and_rest_are_as_its_reports_print(name: str, embedding: float, rest: float) -> None:
     """arXiv:2402.16819 section 2 and arXiv:2406.11704 Table 1 count both tables as embeddings."""
-    model = preset(name)
-    tables = 2 * embedding_parameters(model)
-    assert round((parameters(model) - tables) / 1e9, 1) == rest
+    model = load_preset(name)
+    tables = 2 * embedding_parameter_count(model)
+    assert round((parameter_count(model) - tables) / 1e9, 1) == rest
     assert abs(tables / 1e9 - embedding) < 0.06
 
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name.startswith("megatron")])
 def test_gpt_follows_narayanans_equation_2(name: str) -> None:
     """P = 12 l h^2 (1 + 13/(12h) + (V + s)/(12lh)); the equation leaves out the final norm (2h)."""
-    model = preset(name)
-    layers, hidden = model.layers, model.hidden
+    model = load_preset(name)
+    layers, hidden = model.layer_count, model.hidden
     counted = 12 * layers * hidden**2 + 13 * layers * hidden + (model.vocab + model.max_positions) * hidden
-    assert parameters(model) == counted + 2 * hidden
+    assert parameter_count(model) == counted + 2 * hidden
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_parts_sum_to_the_whole(name: str) -> None:
-    model = preset(name)
-    of_layers = sum(run.count * layer_parameters(model, run.spec) for run in model.stack)
-    assert parameters(model) == of_layers + embedding_parameters(model) + head_parameters(model)
+    model = load_preset(name)
+    of_layers = sum(run.count * layer_parameter_count(model, run.spec) for run in model.stack)
+    assert parameter_count(model) == of_layers + embedding_parameter_count(model) + head_parameter_count(model)
 
 
 def test_tied_embeddings_are_counted_once() -> None:
-    model = preset("llama3-8b")
+    model = load_preset("llama3-8b")
     tied = replace(model, tied_embeddings=True)
-    assert parameters(model) - parameters(tied) == model.vocab * model.hidden
-    assert matrix_parameters(model) == matrix_parameters(tied)
+    assert parameter_count(model) - parameter_count(tied) == model.vocab * model.hidden
+    assert matrix_parameter_count(model) == matrix_parameter_count(tied)

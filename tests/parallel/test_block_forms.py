@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from clustersim.model.layer_stack import BlockForm
-from clustersim.model.lora import Lora, Target
+from clustersim.model.lora import Lora, LoraTarget
 from clustersim.model.training import Training
-from clustersim.model.transformer import resized
+from clustersim.model.transformer import resize_model
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.parallel.tensor_parallel import (
@@ -31,8 +31,8 @@ def sent(operations: list[Operation]) -> list[CommOp]:
 
 def passes(block: BlockForm, layout: Layout) -> tuple[list[Operation], list[Operation], list[Operation]]:
     """Forward, backward, and backward in halves."""
-    plan = Plan(resized(SMALL, block=block), Training(32, 1), layout)
-    (spec,) = plan.model.specs
+    plan = Plan(resize_model(SMALL, block=block), Training(32, 1), layout)
+    (spec,) = plan.model.distinct_specs
     layer, sharding = plan.layer_by_spec[spec], plan.layer_sharding(spec)
     halves = [*input_gradient_operations(layer, sharding), *weight_gradient_operations(layer, sharding)]
     return forward_operations(layer, sharding), backward_operations(layer, sharding), halves
@@ -70,17 +70,17 @@ def test_a_parallel_block_gathers_its_input_before_the_mlps_weights_need_it() ->
 @pytest.mark.parametrize("block", BlockForm)
 @pytest.mark.parametrize("layout", [WHOLE, SPLIT], ids=["whole", "split"])
 def test_every_gradient_is_complete_once(block: BlockForm, layout: Layout) -> None:
-    plan = Plan(resized(SMALL, block=block), Training(32, 1), layout)
+    plan = Plan(resize_model(SMALL, block=block), Training(32, 1), layout)
     (layer,) = plan.layer_by_spec.values()
     _, _, halves = passes(block, layout)
-    assert sum(operation.gradient_count for operation in halves) == layer.parameters
+    assert sum(operation.gradient_count for operation in halves) == layer.parameter_count
 
 
 @pytest.mark.parametrize("block", BlockForm)
 def test_selective_operations_run_a_sharded_input_again(block: BlockForm) -> None:
     """Torchtitan's `op`: products are kept by turns, so inputs are gathered again wherever a product is run again."""
-    plan = Plan(resized(SMALL, block=block), Training(32, 1), SPLIT)
-    (spec,) = plan.model.specs
+    plan = Plan(resize_model(SMALL, block=block), Training(32, 1), SPLIT)
+    (spec,) = plan.model.distinct_specs
     again = recomputed_operations(plan.layer_by_spec[spec], plan.layer_sharding(spec), early_stop=False)
     assert len(sent(again)) == SUMS[block][1]
 
@@ -88,26 +88,26 @@ def test_selective_operations_run_a_sharded_input_again(block: BlockForm) -> Non
 def test_a_window_leaves_the_ring_as_it_is() -> None:
     """No framework drops blocks of keys from the ring: all of them travel."""
     layout = Layout(cp=2)
-    full, narrow = (Plan(resized(SMALL, window=window), Training(32, 1), layout) for window in (None, 4))
+    full, narrow = (Plan(resize_model(SMALL, window=window), Training(32, 1), layout) for window in (None, 4))
     rings = []
     for plan in (full, narrow):
-        (spec,) = plan.model.specs
+        (spec,) = plan.model.distinct_specs
         rings.append(sent(forward_operations(plan.layer_by_spec[spec], plan.layer_sharding(spec))))
     assert rings[0] == rings[1]
     assert replace(rings[0][0], payload=0.0).collective is CollectiveType.SHIFT
 
 
-EVERY = (Target.Q, Target.K, Target.V, Target.O, Target.GATE, Target.UP, Target.DOWN)
+EVERY = (LoraTarget.Q, LoraTarget.K, LoraTarget.V, LoraTarget.O, LoraTarget.GATE, LoraTarget.UP, LoraTarget.DOWN)
 
 
-@pytest.mark.parametrize("targets", [EVERY, (Target.Q,), (Target.UP,), (Target.O, Target.DOWN)])
+@pytest.mark.parametrize("targets", [EVERY, (LoraTarget.Q,), (LoraTarget.UP,), (LoraTarget.O, LoraTarget.DOWN)])
 @pytest.mark.parametrize("layout", [WHOLE, SPLIT], ids=["whole", "split"])
 @pytest.mark.parametrize("form", BlockForm)
-def test_adapters_beside_any_block(form: BlockForm, layout: Layout, targets: tuple[Target, ...]) -> None:
+def test_adapters_beside_any_block(form: BlockForm, layout: Layout, targets: tuple[LoraTarget, ...]) -> None:
     """The block's own sums are as ever; adapters keep their inputs whole, so no input is gathered again."""
     training = Training(32, 1, lora=Lora(4, targets, alpha=8.0))
-    plan = Plan(resized(SMALL, block=form), training, layout)
-    (spec,) = plan.model.specs
+    plan = Plan(resize_model(SMALL, block=form), training, layout)
+    (spec,) = plan.model.distinct_specs
     layer, sharding = plan.layer_by_spec[spec], plan.layer_sharding(spec)
     for operations, sums in zip(
         (forward_operations(layer, sharding), backward_operations(layer, sharding)), SUMS[form], strict=True
@@ -118,7 +118,7 @@ def test_adapters_beside_any_block(form: BlockForm, layout: Layout, targets: tup
     halves = [*input_gradient_operations(layer, sharding), *weight_gradient_operations(layer, sharding)]
     for operations in (halves, backward_operations(layer, sharding)):
         assert sum(operation.gradient_count for operation in operations) == sum(
-            operator.gradients for operator in layer.operators
+            operator.gradient_count for operator in layer.operators
         )
     if layout is SPLIT:
         gathers = [item for item in sent(forward_operations(layer, sharding)) if item.name == "gather input"]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.model.presets import preset
+from clustersim.model.presets import load_preset
 from clustersim.model.training import Training
 from clustersim.parallel.layer_partition import build_stages, partition_evenly
 from clustersim.parallel.layout import Layout
@@ -57,18 +57,18 @@ def test_known_splits(layers: int, count: int, expected: tuple[int, ...]) -> Non
 
 
 def test_embedding_and_head_are_on_the_ends() -> None:
-    first, *middle, last = build_stages(preset("llama3-8b").stack, (2, 2, 2, 1))
+    first, *middle, last = build_stages(load_preset("llama3-8b").stack, (2, 2, 2, 1))
     assert (first.has_embedding, first.has_head) == (True, False)
     assert (last.has_embedding, last.has_head) == (False, True)
     assert not any(stage.has_embedding or stage.has_head for stage in middle)
-    (only,) = build_stages(preset("llama3-8b").stack, (3,))
+    (only,) = build_stages(load_preset("llama3-8b").stack, (3,))
     assert only.has_embedding
     assert only.has_head
 
 
 def test_virtual_stages_go_round_the_ranks() -> None:
     """Rank r of p holds stages r, r + p, r + 2p, ... (torch.distributed.pipelining, Megatron's interleaving)."""
-    plan = Plan(preset("llama3-8b"), Training(1024, 8), Layout(pp=4), partial(looped_placement, chunks_per_rank=2))
+    plan = Plan(load_preset("llama3-8b"), Training(1024, 8), Layout(pp=4), partial(looped_placement, chunks_per_rank=2))
     assert [[stage.index for stage in plan.stages_on_rank(rank)] for rank in range(4)] == [
         [0, 4],
         [1, 5],
@@ -80,5 +80,5 @@ def test_virtual_stages_go_round_the_ranks() -> None:
 
 def test_a_plan_takes_the_layers_that_it_is_given() -> None:
     given_layers = (9, 8, 8, 7)
-    plan = Plan(preset("llama3-8b"), Training(1024, 8), Layout(pp=4, layers_per_stage=given_layers))
+    plan = Plan(load_preset("llama3-8b"), Training(1024, 8), Layout(pp=4, layers_per_stage=given_layers))
     assert tuple(stage.layer_count for stage in plan.stages) == given_layers

@@ -19,61 +19,61 @@ from clustersim.model.layer_stack import (
     BlockForm,
     DenseMlp,
     FullAttention,
-    LayerRun,
+    LayerGroup,
     LayerSpec,
-    Mlp,
+    MlpType,
     QkNorm,
-    count,
-    cut,
+    layer_count,
+    slice_layers,
 )
-from clustersim.model.presets import preset
-from clustersim.model.training import FullRecompute, NoRecompute, Recompute, SelectiveOperations, Training
-from clustersim.model.transformer import Model, parameters, resized
+from clustersim.model.presets import load_preset
+from clustersim.model.training import FullRecompute, NoRecompute, Recompute, SelectiveOpRecompute, Training
+from clustersim.model.transformer import TransformerModel, parameter_count, resize_model
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import ActionKind
 
-WIDE = LayerSpec(FullAttention(32, 8, 128), DenseMlp(14336, Mlp.SWIGLU))
-NARROW = LayerSpec(FullAttention(16, 4, 128), DenseMlp(4096, Mlp.SWIGLU))
-ONLY_MLP = LayerSpec(None, DenseMlp(8192, Mlp.GELU))
+WIDE = LayerSpec(FullAttention(32, 8, 128), DenseMlp(14336, MlpType.SWIGLU))
+NARROW = LayerSpec(FullAttention(16, 4, 128), DenseMlp(4096, MlpType.SWIGLU))
+ONLY_MLP = LayerSpec(None, DenseMlp(8192, MlpType.GELU))
 ONLY_ATTENTION = LayerSpec(FullAttention(32, 8, 128), None)
 LOCAL = LayerSpec(
-    FullAttention(32, 8, 128, window=256, qk_norm=QkNorm.WHOLE), DenseMlp(14336, Mlp.SWIGLU), BlockForm.SANDWICH
+    FullAttention(32, 8, 128, window=256, qk_norm=QkNorm.ALL_HEADS), DenseMlp(14336, MlpType.SWIGLU), BlockForm.SANDWICH
 )
-BESIDE = LayerSpec(FullAttention(32, 4, 64, rotary=0.0), DenseMlp(8192, Mlp.GELU), BlockForm.PARALLEL_NORMS)
-AFTER = LayerSpec(FullAttention(16, 16, 256, rotary=0.5), DenseMlp(8192, Mlp.GELU), BlockForm.POST_NORM)
+BESIDE = LayerSpec(FullAttention(32, 4, 64, rotary=0.0), DenseMlp(8192, MlpType.GELU), BlockForm.PARALLEL_NORMS)
+AFTER = LayerSpec(FullAttention(16, 16, 256, rotary=0.5), DenseMlp(8192, MlpType.GELU), BlockForm.POST_NORM)
 SPECS = (WIDE, NARROW, ONLY_MLP, ONLY_ATTENTION, LOCAL, BESIDE, AFTER, replace(WIDE, block=BlockForm.PARALLEL))
-STACKS = st.lists(st.builds(LayerRun, st.sampled_from(SPECS), st.integers(1, 3)), min_size=1, max_size=4).map(tuple)
-RECOMPUTES = st.sampled_from([NoRecompute(), SelectiveOperations(), FullRecompute(), FullRecompute(2)])
-LLAMA = preset("llama3-8b")
+STACKS = st.lists(st.builds(LayerGroup, st.sampled_from(SPECS), st.integers(1, 3)), min_size=1, max_size=4).map(tuple)
+RECOMPUTES = st.sampled_from([NoRecompute(), SelectiveOpRecompute(), FullRecompute(), FullRecompute(2)])
+LLAMA = load_preset("llama3-8b")
 
 
-def stacked(stack: tuple[LayerRun, ...]) -> Model:
+def stacked(stack: tuple[LayerGroup, ...]) -> TransformerModel:
     return replace(LLAMA, stack=stack)
 
 
 @given(STACKS, st.data())
-def test_what_is_cut_off_and_what_is_left_are_the_stack(stack: tuple[LayerRun, ...], data: st.DataObject) -> None:
-    at = data.draw(st.integers(0, count(stack)))
-    halves = (*cut(stack, 0, at), *cut(stack, at, count(stack) - at))
+def test_what_is_cut_off_and_what_is_left_are_the_stack(stack: tuple[LayerGroup, ...], data: st.DataObject) -> None:
+    at = data.draw(st.integers(0, layer_count(stack)))
+    halves = (*slice_layers(stack, 0, at), *slice_layers(stack, at, layer_count(stack) - at))
     one_by_one = [[run.spec for run in runs for _ in range(run.count)] for runs in (stack, halves)]
     assert one_by_one[0] == one_by_one[1]
     assert all(run.count for run in halves)
 
 
 @given(STACKS)
-def test_parameters_and_flops_are_sums_over_layers(stack: tuple[LayerRun, ...]) -> None:
-    ends = parameters(stacked(()))
-    of_layers = sum(run.count * (parameters(stacked((LayerRun(run.spec, 1),))) - ends) for run in stack)
-    assert parameters(stacked(stack)) == ends + of_layers
+def test_parameters_and_flops_are_sums_over_layers(stack: tuple[LayerGroup, ...]) -> None:
+    ends = parameter_count(stacked(()))
+    of_layers = sum(run.count * (parameter_count(stacked((LayerGroup(run.spec, 1),))) - ends) for run in stack)
+    assert parameter_count(stacked(stack)) == ends + of_layers
     rest = token_flops(stacked(()), 1024)
-    flops = sum(run.count * (token_flops(stacked((LayerRun(run.spec, 1),)), 1024) - rest) for run in stack)
+    flops = sum(run.count * (token_flops(stacked((LayerGroup(run.spec, 1),)), 1024) - rest) for run in stack)
     assert token_flops(stacked(stack), 1024) == pytest.approx(rest + flops)
 
 
 @given(STACKS, RECOMPUTES, st.sampled_from([1, 2]))
 def test_a_stage_runs_each_of_its_layers_as_a_model_of_such_layers_does(
-    stack: tuple[LayerRun, ...], recompute: Recompute, tp: int
+    stack: tuple[LayerGroup, ...], recompute: Recompute, tp: int
 ) -> None:
     plan = Plan(stacked(stack), Training(1024, 1, recompute=recompute), Layout(tp=tp))
     _, *layers, _ = Units(plan).of(plan.stages[0])
@@ -81,7 +81,7 @@ def test_a_stage_runs_each_of_its_layers_as_a_model_of_such_layers_does(
     for place, (unit, spec) in enumerate(zip(layers, specs, strict=True)):
         again = isinstance(recompute, FullRecompute) and (recompute.layers is None or place < recompute.layers)
         whole = (FullRecompute() if again else NoRecompute()) if isinstance(recompute, FullRecompute) else recompute
-        alone = Plan(stacked((LayerRun(spec, 1),)), Training(1024, 1, recompute=whole), Layout(tp=tp))
+        alone = Plan(stacked((LayerGroup(spec, 1),)), Training(1024, 1, recompute=whole), Layout(tp=tp))
         _, own, _ = Units(alone).of(alone.stages[0])
         for kind in ActionKind:
             assert unit.operations(kind) == own.operations(kind)
@@ -89,37 +89,37 @@ def test_a_stage_runs_each_of_its_layers_as_a_model_of_such_layers_does(
 
 
 @given(STACKS, RECOMPUTES)
-def test_a_stage_keeps_what_its_layers_keep(stack: tuple[LayerRun, ...], recompute: Recompute) -> None:
+def test_a_stage_keeps_what_its_layers_keep(stack: tuple[LayerGroup, ...], recompute: Recompute) -> None:
     """A layer that is run again as a whole keeps its input, 1024 x 4096 x 2 bytes; others what they keep alone."""
     plan = Plan(stacked(stack), Training(1024, 1, recompute=recompute), Layout())
     (stage,) = plan.stages
     partly = NoRecompute() if isinstance(recompute, FullRecompute) else recompute
-    expected = plan.embedding.kept + plan.head.kept
+    expected = plan.embedding.saved_bytes + plan.head.saved_bytes
     for run, again, _ in plan.layer_runs(stage):
-        alone = Plan(stacked((LayerRun(run.spec, 1),)), Training(1024, 1, recompute=partly), Layout())
-        own = Activations(alone).kept(replace(alone.stages[0], has_embedding=False, has_head=False))
+        alone = Plan(stacked((LayerGroup(run.spec, 1),)), Training(1024, 1, recompute=partly), Layout())
+        own = Activations(alone).saved_bytes(replace(alone.stages[0], has_embedding=False, has_head=False))
         expected += run.count * (1024 * 4096 * 2 if again else own)
-    assert Activations(plan).kept(stage) == expected
+    assert Activations(plan).saved_bytes(stage) == expected
 
 
 def test_stages_are_slices_of_the_stack() -> None:
-    model = stacked((LayerRun(WIDE, 3), LayerRun(NARROW, 5)))
+    model = stacked((LayerGroup(WIDE, 3), LayerGroup(NARROW, 5)))
     plan = Plan(model, Training(1024, 4), Layout(pp=4))
     found = [[(run.spec, run.count) for run in stage.stack] for stage in plan.stages]
     assert found == [[(WIDE, 2)], [(WIDE, 1), (NARROW, 1)], [(NARROW, 2)], [(NARROW, 2)]]
 
 
 def test_dimensions_of_the_whole_model_change_whatever_its_layers_are() -> None:
-    model = stacked((LayerRun(WIDE, 3), LayerRun(NARROW, 5)))
-    assert resized(model) == model
-    assert resized(model, vocab=1024) == replace(model, vocab=1024)
+    model = stacked((LayerGroup(WIDE, 3), LayerGroup(NARROW, 5)))
+    assert resize_model(model) == model
+    assert resize_model(model, vocab=1024) == replace(model, vocab=1024)
 
 
 def test_dimensions_of_layers_change_in_all_of_them_and_layers_are_the_first_ones() -> None:
-    model = stacked((LayerRun(WIDE, 3), LayerRun(ONLY_MLP, 5)))
-    found = resized(model, layers=4, head_dim=64, ffn=512)
+    model = stacked((LayerGroup(WIDE, 3), LayerGroup(ONLY_MLP, 5)))
+    found = resize_model(model, layers=4, head_dim=64, ffn=512)
     assert isinstance(WIDE.attention, FullAttention)
-    wide = LayerSpec(replace(WIDE.attention, head_dim=64), DenseMlp(512, Mlp.SWIGLU))
-    assert found.stack == (LayerRun(wide, 3), LayerRun(LayerSpec(None, DenseMlp(512, Mlp.GELU)), 1))
+    wide = LayerSpec(replace(WIDE.attention, head_dim=64), DenseMlp(512, MlpType.SWIGLU))
+    assert found.stack == (LayerGroup(wide, 3), LayerGroup(LayerSpec(None, DenseMlp(512, MlpType.GELU)), 1))
     with pytest.raises(InputError, match="has 8 layers that differ, so nothing says what 9 would be; at most 8 fits"):
-        resized(model, layers=9)
+        resize_model(model, layers=9)

@@ -1,13 +1,13 @@
 """Numbers that follow from a scenario's parts."""
 
-from clustersim.model.presets import preset
+from clustersim.model.presets import load_preset
 from clustersim.model.training import Training
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 
 
 def plan(layout: Layout, training: Training) -> Plan:
-    return Plan(preset("llama3-8b"), training, layout)
+    return Plan(load_preset("llama3-8b"), training, layout)
 
 
 def test_microbatches_share_a_replicas_part_of_the_batch() -> None:
@@ -32,10 +32,10 @@ def test_the_activation_between_layers_is_batch_x_sequence_x_hidden() -> None:
 
 def test_the_ring_carries_keys_and_values_of_this_ranks_heads() -> None:
     """8 key/value heads over tp 2 are 4 of 128; keys and values of 4096 tokens, two bytes each."""
-    sharding = plan(Layout(cp=4, tp=2), Training(4096, 1)).layer_sharding(*preset("llama3-8b").specs)
+    sharding = plan(Layout(cp=4, tp=2), Training(4096, 1)).layer_sharding(*load_preset("llama3-8b").distinct_specs)
     assert sharding.kv_bytes == 2 * 4096 * 4 * 128 * 2
 
 
 def test_more_tensor_parallelism_than_key_value_heads_repeats_a_head() -> None:
-    sharding = plan(Layout(cp=2, tp=16), Training(4096, 1)).layer_sharding(*preset("llama3-8b").specs)
+    sharding = plan(Layout(cp=2, tp=16), Training(4096, 1)).layer_sharding(*load_preset("llama3-8b").distinct_specs)
     assert sharding.kv_bytes == 2 * 4096 * 1 * 128 * 2

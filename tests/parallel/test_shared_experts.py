@@ -6,9 +6,9 @@ from functools import partial
 import pytest
 
 from clustersim import Scenario
-from clustersim.build import plan_of
+from clustersim.build import build_plan
 from clustersim.model.kernels import Kernel
-from clustersim.model.layer_stack import RoutedMlp
+from clustersim.model.layer_stack import MoeMlp
 from clustersim.parallel.plan import Plan
 from clustersim.parallel.tensor_parallel import (
     backward_operations,
@@ -23,11 +23,11 @@ def plan(*, beside: bool, tp: int = 1) -> Plan:
     layout = {"ep": 4, "tp": tp, "etp": 1, "sequence_parallel": tp > 1, "overlap_shared_experts": beside}
     training = {"sequence": 1024, "global_batch": 16}
     mapping = {"model": "deepseek-v2-lite", "cluster": {"name": "dgx-h100", "gpus": 8}}
-    return plan_of(Scenario.from_mapping({**mapping, "layout": layout, "training": training}))
+    return build_plan(Scenario.from_mapping({**mapping, "layout": layout, "training": training}))
 
 
 def operations(of: Plan, way) -> list[Operation]:
-    (spec,) = (layer_spec for layer_spec in of.layer_by_spec if isinstance(layer_spec.mlp, RoutedMlp))
+    (spec,) = (layer_spec for layer_spec in of.layer_by_spec if isinstance(layer_spec.mlp, MoeMlp))
     return way(of.layer_by_spec[spec], of.layer_sharding(spec))
 
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from clustersim.model import layers
 from clustersim.model.kernels import Kernel, MatmulShape
-from clustersim.model.layer_stack import Mlp
-from clustersim.model.presets import preset
-from clustersim.model.recompute_modules import Module
-from clustersim.model.training import Attention, Training
-from clustersim.model.transformer import Model, Norm, Positions, resized, uniform
+from clustersim.model.layer_stack import MlpType
+from clustersim.model.presets import load_preset
+from clustersim.model.recompute_modules import RecomputeModule
+from clustersim.model.training import AttentionBackend, Training
+from clustersim.model.transformer import Norm, PositionEncoding, TransformerModel, resize_model, uniform_model
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.parallel.tensor_parallel import (
@@ -31,9 +31,9 @@ from clustersim.parallel.tensor_parallel import (
 from clustersim.program.task import CollectiveType, CommOp, CommOverlap, Operation, WorkType
 from tests.parallel.operation_listing import golden, listing
 
-SMALL = uniform(
+SMALL = uniform_model(
     name="small", layers=2, hidden=64, ffn=128, heads=4, kv_heads=2, head_dim=16,
-    vocab=256, max_positions=32, mlp=Mlp.SWIGLU, norm=Norm.RMSNORM, positions=Positions.ROTARY,
+    vocab=256, max_positions=32, mlp=MlpType.SWIGLU, norm=Norm.RMSNORM, positions=PositionEncoding.ROTARY,
     tied_embeddings=False, linear_bias=False, qkv_bias=False,
 )  # fmt: skip
 LAYOUTS = {
@@ -45,14 +45,14 @@ LAYOUTS = {
 }
 
 
-def plan(layout: Layout, model: Model = SMALL, sequence: int = 32) -> Plan:
+def plan(layout: Layout, model: TransformerModel = SMALL, sequence: int = 32) -> Plan:
     return Plan(model, Training(sequence, 1), layout)
 
 
 def both(of: Plan) -> tuple[list[Operation], list[Operation]]:
-    layer = of.layer_by_spec[of.model.specs[0]]
-    return forward_operations(layer, of.layer_sharding(of.model.specs[0])), backward_operations(
-        layer, of.layer_sharding(of.model.specs[0])
+    layer = of.layer_by_spec[of.model.distinct_specs[0]]
+    return forward_operations(layer, of.layer_sharding(of.model.distinct_specs[0])), backward_operations(
+        layer, of.layer_sharding(of.model.distinct_specs[0])
     )
 
 
@@ -78,10 +78,10 @@ def test_a_layers_operations_are_those_of_the_golden_listing(name: str) -> None:
 def test_embedding_and_head_under_sequence_parallelism() -> None:
     """Tokens come in whole and leave scattered; the head gathers, and the loss leaves nothing to reduce."""
     of = plan(Layout(tp=2, sequence_parallel=True))
-    table, last = (part(of.model, of.training, of.layer_shard) for part in (layers.embedding, layers.head))
+    table, last = (part(of.model, of.training, of.layer_shard) for part in (layers.embedding_layer, layers.head_layer))
     into, out = (
-        replace(of.layer_sharding(of.model.specs[0]), has_sharded_input=False),
-        replace(of.layer_sharding(of.model.specs[0]), has_sharded_output=False),
+        replace(of.layer_sharding(of.model.distinct_specs[0]), has_sharded_input=False),
+        replace(of.layer_sharding(of.model.distinct_specs[0]), has_sharded_output=False),
     )
     operations = [
         *forward_operations(table, into),
@@ -129,7 +129,7 @@ def test_overlap_changes_no_volume() -> None:
 @given(tp=st.sampled_from([2, 4, 8]), sequence_parallel=st.booleans())
 def test_overlap_leaves_no_tensor_collective_alone(tp: int, sequence_parallel: bool) -> None:
     layout = Layout(tp=tp, sequence_parallel=sequence_parallel, tensor_overlap=True)
-    for operations in both(plan(layout, preset("llama3-8b"), 1024)):
+    for operations in both(plan(layout, load_preset("llama3-8b"), 1024)):
         assert not any(isinstance(operation.body, CommOp) for operation in operations)
 
 
@@ -137,14 +137,14 @@ def test_overlap_leaves_no_tensor_collective_alone(tp: int, sequence_parallel: b
     tp=st.sampled_from([1, 2, 4, 8]),
     cp=st.sampled_from([1, 2, 4]),
     sequence_parallel=st.booleans(),
-    attention=st.sampled_from(Attention),
+    attention=st.sampled_from(AttentionBackend),
 )
-def test_sharding_preserves_flop(tp: int, cp: int, sequence_parallel: bool, attention: Attention) -> None:
+def test_sharding_preserves_flop(tp: int, cp: int, sequence_parallel: bool, attention: AttentionBackend) -> None:
     """Products are split by heads, columns, rows and queries, so tp x cp shards do exactly the whole layer's work."""
     training = Training(4096, 1, attention=attention)
 
     def flops(layout: Layout) -> list[float]:
-        of = Plan(preset("llama3-8b"), training, layout)
+        of = Plan(load_preset("llama3-8b"), training, layout)
         return [sum(operation.kernel.flops for operation in part if operation.kernel) for part in both(of)]
 
     shards = flops(Layout(tp=tp, cp=cp, sequence_parallel=sequence_parallel))
@@ -156,7 +156,7 @@ def test_sequence_parallelism_splits_the_replicated_kernels(tp: int) -> None:
     """Norms and residuals run on sequence / tp tokens instead of all: 1/tp of the bytes."""
 
     def moved(*, sequence_parallel: bool) -> float:
-        of = plan(Layout(tp=tp, sequence_parallel=sequence_parallel), preset("llama3-8b"), 1024)
+        of = plan(Layout(tp=tp, sequence_parallel=sequence_parallel), load_preset("llama3-8b"), 1024)
         kernels = [operation.kernel for part in both(of) for operation in part if operation.kernel]
         return sum(kernel.bytes for kernel in kernels if "norm" in kernel.name or "residual" in kernel.name)
 
@@ -167,7 +167,10 @@ def test_sequence_parallelism_splits_the_replicated_kernels(tp: int) -> None:
 def test_every_parameters_gradient_is_marked_complete_once(name: str) -> None:
     of = plan(LAYOUTS[name])
     ahead, back = both(of)
-    assert sum(operation.gradient_count for operation in back) == of.layer_by_spec[of.model.specs[0]].parameters
+    assert (
+        sum(operation.gradient_count for operation in back)
+        == of.layer_by_spec[of.model.distinct_specs[0]].parameter_count
+    )
     assert not any(item.gradient_count for item in ahead)
 
 
@@ -179,26 +182,31 @@ def test_the_ring_carries_keys_and_values_forward_and_their_gradients_too_in_bac
     assert [exchange.payload for exchange in (*exchanges(ahead), *exchanges(back))] == [4096, 8192]
 
 
-@pytest.mark.parametrize("attention", Attention)
-def test_selective_recomputation_runs_the_core_and_nothing_else(attention: Attention) -> None:
+@pytest.mark.parametrize("attention", AttentionBackend)
+def test_selective_recomputation_runs_the_core_and_nothing_else(attention: AttentionBackend) -> None:
     training = Training(32, 1, attention=attention)
     of = Plan(SMALL, training, Layout(tp=2, sequence_parallel=True))
     again = recomputed_modules(
-        of.layer_by_spec[SMALL.specs[0]], of.layer_sharding(SMALL.specs[0]), {Module.CORE}, early_stop=False
+        of.layer_by_spec[SMALL.distinct_specs[0]],
+        of.layer_sharding(SMALL.distinct_specs[0]),
+        {RecomputeModule.CORE_ATTENTION},
+        early_stop=False,
     )
     names = [operation.kernel.name for operation in again if operation.kernel]
-    core = ["scores", "softmax", "context"] if attention is Attention.STANDARD else ["core"]
+    core = ["scores", "softmax", "context"] if attention is AttentionBackend.STANDARD else ["core"]
     assert [name.removeprefix("attention.") for name in names] == core
     assert all(item.work_type is WorkType.RECOMPUTE for item in again)
     assert not exchanges(again)
 
 
-def again(model: Model, layout: Layout, attention: Attention = Attention.FLASH) -> list[Operation]:
+def again(
+    model: TransformerModel, layout: Layout, attention: AttentionBackend = AttentionBackend.FLASH
+) -> list[Operation]:
     """What selective recomputation by operations runs again of a layer."""
     training = Training(32, 1, attention=attention)
     of = Plan(model, training, layout)
     return recomputed_operations(
-        of.layer_by_spec[model.specs[0]], of.layer_sharding(of.model.specs[0]), early_stop=False
+        of.layer_by_spec[model.distinct_specs[0]], of.layer_sharding(of.model.distinct_specs[0]), early_stop=False
     )
 
 
@@ -207,12 +215,12 @@ def products(operations: list[Operation]) -> dict[str, int]:
     return {kernel.name: kernel.shape.n for kernel in kernels(operations) if isinstance(kernel.shape, MatmulShape)}
 
 
-ATTENTIONS = (Attention.FLASH, Attention.STANDARD)
+ATTENTIONS = (AttentionBackend.FLASH, AttentionBackend.STANDARD)
 STREAMED = ["attention.norm", "attention.rotary", "attention.residual", "mlp.norm", "mlp.activation", "mlp.residual"]
 
 
-@pytest.mark.parametrize("attention", [Attention.FLASH, Attention.FLASH2, Attention.FLASH1])
-def test_of_a_gated_layers_seven_products_every_second_is_run_again(attention: Attention) -> None:
+@pytest.mark.parametrize("attention", [AttentionBackend.FLASH, AttentionBackend.FLASH2, AttentionBackend.FLASH1])
+def test_of_a_gated_layers_seven_products_every_second_is_run_again(attention: AttentionBackend) -> None:
     """Of q, k, v, output, gate, up, down (as torchtitan counts): k (2 heads of 16), the output and up (ffn).
 
     Nor is anything that is neither a product nor flash attention.
@@ -225,14 +233,15 @@ def test_of_a_gated_layers_seven_products_every_second_is_run_again(attention: A
 
 def test_of_an_ungated_layers_six_products_every_second_is_run_again() -> None:
     """q, k, v, output, up, down: k, the output and down."""
-    operations = again(resized(SMALL, mlp=Mlp.GELU), Layout())
+    operations = again(resize_model(SMALL, mlp=MlpType.GELU), Layout())
     assert products(operations) == {"attention.qkv": 32, "attention.out": 64, "mlp.down": 64}
 
 
 def test_scores_that_are_written_are_run_again() -> None:
     """Batched products of scores and of values are no `mm`; all three kernels of the core run again."""
     flash, standard = (
-        {kernel.name for kernel in kernels(again(SMALL, Layout(), attention))} for attention in ATTENTIONS
+        {kernel.name for kernel in kernels(again(SMALL, Layout(), attention_backend))}
+        for attention_backend in ATTENTIONS
     )
     assert standard - flash == {"attention.scores", "attention.softmax", "attention.context"}
     assert flash < standard
@@ -269,9 +278,10 @@ def test_without_overlap_in_backward_tensor_overlap_still_cuts_its_collectives_i
 def test_full_recomputation_repeats_forward_with_its_collectives() -> None:
     """Megatron's checkpoint runs the layer's whole forward again, its reductions included."""
     of = plan(Layout(tp=2, sequence_parallel=True))
-    layer = of.layer_by_spec[of.model.specs[0]]
-    again = recomputed_forward(layer, of.layer_sharding(of.model.specs[0]), early_stop=False)
+    layer = of.layer_by_spec[of.model.distinct_specs[0]]
+    again = recomputed_forward(layer, of.layer_sharding(of.model.distinct_specs[0]), early_stop=False)
     assert [operation.body for operation in again] == [
-        forward_operation.body for forward_operation in forward_operations(layer, of.layer_sharding(of.model.specs[0]))
+        forward_operation.body
+        for forward_operation in forward_operations(layer, of.layer_sharding(of.model.distinct_specs[0]))
     ]
     assert {item.work_type for item in again} == {WorkType.RECOMPUTE}

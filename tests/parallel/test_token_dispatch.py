@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from clustersim.common.dtypes import DType
-from clustersim.model.layer_stack import Mlp, RoutedMlp
+from clustersim.model.layer_stack import MlpType, MoeMlp
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.token_dispatch import TokenDispatch
 from clustersim.program.task import CollectiveType, TokenDispatcher
 
 TOKENS, ROW, EXPERTS, TOP_K = 100, 64.0, 8, 2
-MIXTURE = RoutedMlp(EXPERTS, TOP_K, 128, Mlp.SWIGLU)
+MIXTURE = MoeMlp(EXPERTS, TOP_K, 128, MlpType.SWIGLU)
 Sent = list[tuple[str, CollectiveType, str, float]]
 
 

@@ -128,14 +128,14 @@ class Explored:
 
     def at(self, settings: dict[str, Any], zero: int | None = None) -> Scenario:
         """The scenario of some settings, by the front door."""
-        return self.scenario.changed(self._changes(settings, settings["zero"] if zero is None else zero))
+        return self.scenario.with_overrides(self._changes(settings, settings["zero"] if zero is None else zero))
 
     def drawn(self, settings: dict[str, Any], zero: int) -> Scenario:
         """What the page draws for a ZeRO stage beside the one that is set: weights cut over all where it must be so."""
         try:
             return self.at(settings, zero)
         except InputError:
-            return self.scenario.changed([*self._changes(settings, zero), "layout.data=fsdp"])
+            return self.scenario.with_overrides([*self._changes(settings, zero), "layout.data=fsdp"])
 
     def _changes(self, at: dict[str, Any], zero: int) -> Iterator[str]:
         if at["model"] != 0:

@@ -122,7 +122,7 @@ def test_tiers_are_the_fabrics(cluster: str) -> None:
             group = np.unique(chance.integers(low, min(gpus, low + reach), size=3))
             if len(group) > 1:
                 inside = [name for name, unit in machine.levels if len(np.unique(unit[group])) == 1]
-                assert (inside or [machine.top])[0] == asked.cluster.fabric.tier(group)
+                assert (inside or [machine.top])[0] == asked.cluster.fabric.highest_tier(group)
 
 
 def test_sizes_are_those_that_the_cluster_can_have() -> None:
@@ -138,7 +138,7 @@ def test_sizes_are_those_that_the_cluster_can_have() -> None:
 )
 def test_ranks_are_drawn_where_the_scenario_places_them(placement: str, nodes: list[int], largest: int) -> None:
     """More GPUs than the scenario's are offered where the placement says which they would be."""
-    found = tables(scenario().changed(f"cluster.placement={placement}"))
+    found = tables(scenario().with_overrides(f"cluster.placement={placement}"))
     (tier, unit), *_ = found.machine.levels
     assert tier == "nvlink"
     assert unit[:8].tolist() == nodes
@@ -149,7 +149,7 @@ def test_ranks_are_drawn_where_the_scenario_places_them(placement: str, nodes: l
 @pytest.mark.parametrize(("cluster", "said"), [("gb200-nvl72", True), ("dgx-h100", False)])
 def test_sizes_that_use_other_parts_of_each_domain_are_said(cluster: str, said: bool) -> None:
     """1,024 GPUs are on 15 racks, which takes all 72 of most; 128 are on two, 64 of each."""
-    found = tables(scenario().changed(f"cluster.name={cluster}"))
+    found = tables(scenario().with_overrides(f"cluster.name={cluster}"))
     assert found.choices["gpus"][-1] == 1024
     assert any("72 GPUs of each that the largest size offered, 1,024" in note for note in found.notes) == said
 
@@ -161,6 +161,6 @@ def test_steps_of_other_places_of_experts_are_those_that_run_simulates() -> None
     simulated = {point.label: point.step_time for point in found.points if not point.missing}
     changes = {"ep 8, alltoall": "layout.ep=8", "ep 4, deepep": "layout.dispatcher=deepep"}
     for label, change in changes.items():
-        assert simulated[label] == simulate(asked.changed(change)).step_time
+        assert simulated[label] == simulate(asked.with_overrides(change)).step_time
     assert len({*simulated.values()}) == len(simulated)
     assert "16" in next(point.missing for point in found.points if point.label.startswith("ep 16"))

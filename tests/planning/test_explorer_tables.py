@@ -11,8 +11,8 @@ import pytest
 
 from clustersim.common.errors import InputError
 from clustersim.lowering.training_step import lower
-from clustersim.memory.footprint import Category
-from clustersim.model.layer_stack import RoutedMlp
+from clustersim.memory.footprint import MemoryCategory
+from clustersim.model.layer_stack import MoeMlp
 from clustersim.parallel.mesh import DP_REPLICATE_GROUP, DP_SHARD_GROUP, EDP_GROUP, PIPELINE
 from clustersim.parallel.plan import Plan
 from clustersim.parallel.process_groups import process_groups
@@ -21,7 +21,7 @@ from clustersim.planning.explorer.explorer_data import tables
 from clustersim.planning.explorer.schedule_tables import answer, play, steady
 from clustersim.program.program import RankProgram
 from clustersim.program.task import CollectiveTask, CollectiveType, ComputeTask, SendTask
-from clustersim.results.memory_check import ledgers_of, peak_memory
+from clustersim.results.memory_check import memory_timelines, peak_memory
 from clustersim.scenario import Scenario
 from clustersim.schedules.registry import build_schedule
 from clustersim.schedules.validation import dry_run, peak_in_flight_microbatches
@@ -78,8 +78,12 @@ def test_every_part_of_every_rank_is_the_ledgers(known: Explored) -> None:
         for zero in ZERO:
             there = known.drawn(settings, zero)
             found = list(page.memory({**settings, "zero": zero}))
-            for told, ledger in zip(found, ledgers_of(there), strict=True):
-                parts = {use.value: size for use, size in ledger.at_peak().items() if use is not Category.OFFLOAD}
+            for told, ledger in zip(found, memory_timelines(there), strict=True):
+                parts = {
+                    use.value: size
+                    for use, size in ledger.peak_by_category().items()
+                    if use is not MemoryCategory.OFFLOAD
+                }
                 assert told == pytest.approx(parts, rel=1e-9, abs=1.0), (settings, zero)
             assert max(sum(told.values()) for told in found) == pytest.approx(peak_memory(there), rel=1e-12)
         seen |= {(key, value) for key, value in settings.items() if key in ("schedule", "recompute", "split", "model")}
@@ -111,7 +115,7 @@ def sent(program: RankProgram, role: str, members: int) -> float:
 
 def sent_to_experts(program: RankProgram, scenario: Scenario) -> dict[str, float]:
     """Bytes that other ranks get of a rank's rows in a step: to others' experts (ep), for parts of the same (etp)."""
-    layout, (mixture,) = scenario.layout, scenario.model.mixtures
+    layout, (mixture,) = scenario.layout, scenario.model.distinct_moes
     cut, own, total = layout.effective_etp, mixture.experts // layout.ep, {"ep": 0.0, "etp": 0.0}
     every = (task.segment.comm_ops for task in program.tasks if isinstance(task, ComputeTask))
     for exchange in (comm_op for exchanges in every for comm_op in exchanges):
@@ -126,7 +130,7 @@ def sent_to_experts(program: RankProgram, scenario: Scenario) -> dict[str, float
     return total
 
 
-def likely(mixture: RoutedMlp, own: int) -> float:
+def likely(mixture: MoeMlp, own: int) -> float:
     """How likely a token has one of a rank's experts: so many of its groups are drawn, then one of theirs."""
     groups, limit = mixture.router.groups, mixture.router.limit or mixture.router.groups
     if limit == groups:
@@ -143,7 +147,7 @@ def likely(mixture: RoutedMlp, own: int) -> float:
 def small(known: Explored) -> Iterator[tuple[dict[str, Any], Any]]:
     """Settings whose programs are made in no time."""
     for settings, scenario in known.legal:
-        if scenario.microbatches * scenario.layout.pp <= 300 and scenario.model.layers <= 60:
+        if scenario.microbatch_count * scenario.layout.pp <= 300 and scenario.model.layer_count <= 60:
             yield settings, scenario
 
 
@@ -276,14 +280,16 @@ def windowed(**model: Any) -> Explored:
 def test_layers_that_hold_and_send_the_same_may_differ(model: dict[str, Any]) -> None:
     """Windows and turned heads change what is computed, and nothing that the page draws."""
     known = windowed(**model)
-    assert len(known.scenario.model.specs) > 1
+    assert len(known.scenario.model.distinct_specs) > 1
     page, settings = Page(known.exploration), known.exploration.start
-    for told, ledger in zip(page.memory(settings), ledgers_of(known.scenario), strict=True):
-        parts = {use.value: size for use, size in ledger.at_peak().items() if use is not Category.OFFLOAD}
+    for told, ledger in zip(page.memory(settings), memory_timelines(known.scenario), strict=True):
+        parts = {
+            use.value: size for use, size in ledger.peak_by_category().items() if use is not MemoryCategory.OFFLOAD
+        }
         assert told == pytest.approx(parts, rel=1e-9, abs=1.0)
     scenario = known.scenario
     plan = Plan(scenario.model, scenario.training, scenario.layout, scenario.schedule.placement)
-    program = lower(plan, scenario.schedule.order(scenario.layout.pp, scenario.microbatches))
+    program = lower(plan, scenario.schedule.order(scenario.layout.pp, scenario.microbatch_count))
     for rank in (0, 2, 5):
         found = page.traffic(settings, rank)
         for axis, members in (("tp", 2), ("pp", 1)):
@@ -299,7 +305,10 @@ def test_buckets_of_whole_chunks_are_drawn_as_they_are_counted() -> None:
         known = Explored(scenario, tables(scenario))
     page, settings = Page(known.exploration), known.exploration.start
     found = [told["messages and buckets"] for told in page.memory(settings)]
-    assert found == pytest.approx([ledger.at_peak()[Category.MESSAGES] for ledger in ledgers_of(scenario)], rel=1e-9)
+    assert found == pytest.approx(
+        [memory_timeline.peak_by_category()[MemoryCategory.MESSAGES] for memory_timeline in memory_timelines(scenario)],
+        rel=1e-9,
+    )
     assert found[-1] > found[0]
 
 

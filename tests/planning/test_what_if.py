@@ -6,17 +6,24 @@ from dataclasses import replace
 import pytest
 
 from clustersim.common.errors import InputError
-from clustersim.cost.calibration_record import Call, CollectiveRow, Conditions, Device, Record, Spread
+from clustersim.cost.calibration_record import (
+    CalibrationRecord,
+    CollectiveCall,
+    CollectiveSample,
+    DeviceInfo,
+    MeasurementConditions,
+    TimeStatistics,
+)
 from clustersim.planning import what_if
 from clustersim.planning.what_if import what_ifs
 from clustersim.planning.what_if_cases import CASES, Case, Changed
 from clustersim.program.task import CollectiveType
 from clustersim.results.memory_check import check
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 from clustersim.results.what_if import Outcome, WhatIf
 from clustersim.scenario import Scenario
-from clustersim.scenario.changes.links import network_links, with_links
-from clustersim.scenario.changes.training import with_microbatch
+from clustersim.scenario.changes.links import network_link_kinds, with_link_bandwidth
+from clustersim.scenario.changes.training import with_microbatch_size
 from clustersim.schedules.csv_format import format_order
 from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.simulation import simulate
@@ -25,11 +32,11 @@ from tests.small_pipeline import pipeline, simulated
 LARGER = ("training.microbatch=2", "training.recompute={layers: 1}")
 
 
-def result_of(*overrides: str) -> Answer:
+def result_of(*overrides: str) -> SimulationResult:
     return simulated(*LARGER, *overrides)
 
 
-def cases_of(result: Answer, budget: float = math.inf) -> dict[str, WhatIf]:
+def cases_of(result: SimulationResult, budget: float = math.inf) -> dict[str, WhatIf]:
     return {case.name: case for case in what_ifs(result, budget).cases}
 
 
@@ -39,30 +46,30 @@ def tried(case: WhatIf) -> Outcome:
 
 
 @pytest.fixture(scope="module")
-def plain() -> Answer:
+def plain() -> SimulationResult:
     return result_of()
 
 
 @pytest.fixture(scope="module")
-def cases(plain: Answer) -> dict[str, WhatIf]:
+def cases(plain: SimulationResult) -> dict[str, WhatIf]:
     return cases_of(plain)
 
 
 def test_an_order_that_is_written_down_is_for_its_own_microbatches() -> None:
     """Eight in the scenario (16 sequences, two replicas): twice as many are left out with the reason."""
     of = simulated("schedule=1f1b").scenario
-    rows = format_order(OneFOneB().order(of.layout.pp, of.microbatches)).splitlines()
+    rows = format_order(OneFOneB().order(of.layout.pp, of.microbatch_count)).splitlines()
     found = cases_of(simulated(f"schedule={{orders: {{rows: {rows}}}}}"))
     case = found["twice_the_microbatches"]
     assert case.outcome is None
     assert case.note == (
-        f"schedule: written order is for {of.microbatches} microbatches, but each replica has {2 * of.microbatches}; "
-        f"training.global_batch {of.microbatches} x dp x training.microbatch fits"
+        f"schedule: written order is for {of.microbatch_count} microbatches, but each replica has {2 * of.microbatch_count}; "
+        f"training.global_batch {of.microbatch_count} x dp x training.microbatch fits"
     )
     assert tried(found["products_faster"]).step_time < simulated("schedule=1f1b").step_time
 
 
-def test_all_cases_of_the_shelf_are_answered_in_its_order(plain: Answer) -> None:
+def test_all_cases_of_the_shelf_are_answered_in_its_order(plain: SimulationResult) -> None:
     asked = [case.name for case in CASES if case.concerns(plain.scenario)]
     assert [case.name for case in what_ifs(plain, math.inf).cases] == asked
 
@@ -78,13 +85,13 @@ def test_all_cases_of_the_shelf_are_answered_in_its_order(plain: Answer) -> None
     ],
 )
 def test_an_outcome_is_that_of_the_scenario_as_a_user_would_write_it(
-    plain: Answer, cases: dict[str, WhatIf], name: str, overrides: list[str]
+    plain: SimulationResult, cases: dict[str, WhatIf], name: str, overrides: list[str]
 ) -> None:
     outcome, written = tried(cases[name]), result_of(*overrides)
     assert outcome.step_time == written.step_time
     assert outcome.base == plain.step_time
-    assert outcome.tokens_per_s_per_gpu == pytest.approx(written.tokens_per_second / written.ranks)
-    assert (outcome.peak_memory, outcome.fits) == (written.peak_memory, written.fits)
+    assert outcome.tokens_per_s_per_gpu == pytest.approx(written.tokens_per_second / written.rank_count)
+    assert (outcome.peak_memory, outcome.fits) == (written.peak_memory, written.fits_in_memory)
     assert cases[name].note == ""
 
 
@@ -148,10 +155,12 @@ def test_what_cannot_be_says_why(overrides: list[str], reasons: dict[str, str]) 
 
 
 def test_a_change_that_is_illegal_gives_the_sentence_that_the_file_would_get(
-    plain: Answer, monkeypatch: pytest.MonkeyPatch
+    plain: SimulationResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        what_if, "CASES", (Case("five", "microbatches of 5", lambda each: Changed(with_microbatch(each.scenario, 5))),)
+        what_if,
+        "CASES",
+        (Case("five", "microbatches of 5", lambda each: Changed(with_microbatch_size(each.scenario, 5))),),
     )
     with pytest.raises(InputError) as refused:
         result_of("training.microbatch=5")
@@ -160,18 +169,18 @@ def test_a_change_that_is_illegal_gives_the_sentence_that_the_file_would_get(
     assert case.note == str(refused.value).removeprefix("small: ")
 
 
-def test_what_takes_longer_than_is_set_aside_is_left_out_and_says_so(plain: Answer) -> None:
-    slow = replace(plain, wall=60.0)
+def test_what_takes_longer_than_is_set_aside_is_left_out_and_says_so(plain: SimulationResult) -> None:
+    slow = replace(plain, wall_seconds=60.0)
     found = what_ifs(slow, budget=5.0)
     assert not found.tried
     assert all("simulating it takes some" in case.note for case in found.untried if case.name == "node_links_less")
     assert any("2 min 0 s" in case.note or "120 s" in case.note for case in found.untried)
 
 
-def test_cases_are_tried_until_the_time_is_used_up(plain: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cases_are_tried_until_the_time_is_used_up(plain: SimulationResult, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(0, 1000, 2))
     monkeypatch.setattr(what_if, "perf_counter", lambda: float(next(clock)))
-    found = what_ifs(replace(plain, wall=0.5), budget=5.0)
+    found = what_ifs(replace(plain, wall_seconds=0.5), budget=5.0)
     assert [case.name for case, _ in found.tried] == ["network_less", "network_twice"]
     # which cannot be, however long they took
     cannot = ("hybrid_sharding", "cuda_graphs", "no_offload", "no_overheads")
@@ -181,7 +190,7 @@ def test_cases_are_tried_until_the_time_is_used_up(plain: Answer, monkeypatch: p
 
 
 def test_a_change_that_makes_the_simulation_slow_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clustersim.scenario.validation_rules.warnings.MANY_SPLIT", 100)
+    monkeypatch.setattr("clustersim.scenario.validation_rules.warnings.WARN_DESYNC_TP_TASKS", 100)
     shared = simulate(pipeline(*LARGER, "cost.network=shared"))  # of its own: what is warned of is patched
     found = cases_of(shared, budget=1000.0)
     assert [name for name, case in found.items() if "left out, as it takes long: disturbances put" in case.note] == [
@@ -191,16 +200,18 @@ def test_a_change_that_makes_the_simulation_slow_is_left_out(monkeypatch: pytest
 
 
 @pytest.fixture(scope="module")
-def measured(plain: Answer) -> Answer:
+def measured(plain: SimulationResult) -> SimulationResult:
     """Two collectives were measured."""
-    calls = [Call(CollectiveType.ALL_REDUCE, payload, 2, 1) for payload in (1e5, 1e8)]
-    rows = tuple(CollectiveRow(call, Spread(1.0, 1.0, 1.0, 5)) for call in calls)  # seconds: far too long
-    conditions = Conditions(date="2026-01-01", command="", method="")
-    record = Record(Device("h100-sxm-80gb", "gpu"), conditions, collectives=rows)
+    calls = [CollectiveCall(CollectiveType.ALL_REDUCE, payload, 2, 1) for payload in (1e5, 1e8)]
+    rows = tuple(CollectiveSample(call, TimeStatistics(1.0, 1.0, 1.0, 5)) for call in calls)  # seconds: far too long
+    conditions = MeasurementConditions(date="2026-01-01", command="", method="")
+    record = CalibrationRecord(DeviceInfo("h100-sxm-80gb", "gpu"), conditions, collectives=rows)
     return simulate(replace(plain.scenario, cost=replace(plain.scenario.cost, record=record)))
 
 
-def test_measured_collectives_do_not_count_as_an_effect_of_the_links(plain: Answer, measured: Answer) -> None:
+def test_measured_collectives_do_not_count_as_an_effect_of_the_links(
+    plain: SimulationResult, measured: SimulationResult
+) -> None:
     assert measured.step_time > 2.0 * plain.step_time
     found = cases_of(measured)
     links, kernels = tried(found["node_links_less"]), tried(found["slow_rank"])
@@ -211,7 +222,9 @@ def test_measured_collectives_do_not_count_as_an_effect_of_the_links(plain: Answ
     assert found["slow_rank"].note == ""
 
 
-def test_the_slow_rank_is_of_the_stage_for_which_the_others_wait(plain: Answer, cases: dict[str, WhatIf]) -> None:
+def test_the_slow_rank_is_of_the_stage_for_which_the_others_wait(
+    plain: SimulationResult, cases: dict[str, WhatIf]
+) -> None:
     """The last one has the head; a slow GPU anywhere else costs less, and one that is slow already is not taken."""
     assert cases["slow_rank"].words == "one rank at 0.9x speed: GPU 12, stage 3"
     worst = tried(cases["slow_rank"]).step_time
@@ -229,14 +242,14 @@ def test_faster_nics_come_with_the_pcie_that_would_bound_them() -> None:
     result = result_of(*overrides, "training.microbatch=1", "training.recompute=none")
     twice = cases_of(result)["network_twice"]
     assert twice.words == "network links at 2x bandwidth, PCIe too"
-    alone = simulate(with_links(result.scenario, network_links(result.scenario), 2.0)).step_time
+    alone = simulate(with_link_bandwidth(result.scenario, network_link_kinds(result.scenario), 2.0)).step_time
     assert alone - tried(twice).base > 0.5 * tried(twice).delta
     assert tried(twice).part < -0.01
 
 
-def test_the_time_of_what_is_compared_with_is_part_of_what_a_case_takes(measured: Answer) -> None:
+def test_the_time_of_what_is_compared_with_is_part_of_what_a_case_takes(measured: SimulationResult) -> None:
     """A second for the base without measured collectives, and one for the case."""
-    slow = replace(measured, wall=1.0)
+    slow = replace(measured, wall_seconds=1.0)
     found = {case.name: case for case in what_ifs(slow, budget=1.5).cases}
     assert "simulating it takes some 2 s" in found["network_less"].note
     assert found["products_faster"].outcome is not None

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from clustersim import Scenario, simulate
-from clustersim.hardware.power import Activity, Draw
-from clustersim.hardware.prices import Price, Quote
+from clustersim.hardware.power import GpuActivity, PowerDraw
+from clustersim.hardware.prices import Price, PriceQuote
 from clustersim.results.economics import Economics, Gpus
 
 AT_THE_LIMIT = ["economics.power.rest=0 W", "economics.power.idle=700 W", *(
@@ -26,9 +26,9 @@ AT_THE_LIMIT = ["economics.power.rest=0 W", "economics.power.idle=700 W", *(
 )
 def test_llama_s_table_of_energy_and_carbon(hours: int, mwh: float, tonnes: float) -> None:
     """Touvron et al. 2023 (arXiv:2302.13971), table 15: 400 W, PUE 1.1, 385 g/kWh; whole MWh and tonnes are printed."""
-    draw = Draw(dict.fromkeys(Activity, 400.0), None)
-    seconds = {**dict.fromkeys(Activity, 0.0), Activity.PRODUCTS: 3600.0}
-    gpus = Gpus("a100", hours, seconds, Quote(Price(2.0, "USD"), "given"), draw)
+    draw = PowerDraw(dict.fromkeys(GpuActivity, 400.0), None)
+    seconds = {**dict.fromkeys(GpuActivity, 0.0), GpuActivity.MATMUL: 3600.0}
+    gpus = Gpus("a100", hours, seconds, PriceQuote(Price(2.0, "USD"), "given"), draw)
     run = Economics((gpus,), 3600.0, 1.0, pue=1.1, carbon=385 / 3.6e6)
     assert (run.energy_per_step or 0.0) / 3.6e9 == pytest.approx(mwh, abs=1.0)
     assert (run.carbon_per_step or 0.0) / 1e6 == pytest.approx(tonnes, abs=1.0)
@@ -37,8 +37,8 @@ def test_llama_s_table_of_energy_and_carbon(hours: int, mwh: float, tonnes: floa
 
 def test_bloom_s_energy() -> None:
     """Luccioni et al. 2022 (arXiv:2211.02001), table 1: 1,082,990 hours at 400 W are 433,196 kWh; 57 g each 24.69 t."""
-    draw = Draw(dict.fromkeys(Activity, 400.0), None)
-    gpus = Gpus("a100", 1_082_990, {**dict.fromkeys(Activity, 0.0), Activity.PRODUCTS: 3600.0}, None, draw)
+    draw = PowerDraw(dict.fromkeys(GpuActivity, 400.0), None)
+    gpus = Gpus("a100", 1_082_990, {**dict.fromkeys(GpuActivity, 0.0), GpuActivity.MATMUL: 3600.0}, None, draw)
     run = Economics((gpus,), 3600.0, 1.0, carbon=57 / 3.6e6)
     assert (run.energy_per_step or 0.0) / 3.6e6 == pytest.approx(433_196, abs=1.0)
     assert (run.carbon_per_step or 0.0) / 1e6 == pytest.approx(24.69, abs=0.01)

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from clustersim.common.data_files import names
-from clustersim.hardware.failures import Effect
+from clustersim.common.data_files import list_names
+from clustersim.hardware.failures import FailureEffect
 from clustersim.reliability.failure_domains import site_of
 from clustersim.scenario import Scenario
 from clustersim.scenario.config.reliability import load_reliability
@@ -31,7 +31,7 @@ def test_every_row_is_predicted(comparisons: list[Comparison]) -> None:
 
 def test_rates_of_other_clusters_are_as_far_off_as_their_spread_says(comparisons: list[Comparison]) -> None:
     """Of lognormal rates two of three lie within one geometric standard deviation of their mean, nine of ten in 1.7."""
-    spread = math.log(load_reliability("typical").spread)
+    spread = math.log(load_reliability("typical").rate_geometric_std)
     others = [
         comparison
         for comparison in comparisons
@@ -52,27 +52,29 @@ def test_the_typical_preset_is_made_of_the_table() -> None:
     typical, llama3 = load_reliability("typical"), load_reliability("llama3-2024")
     middle, spread = mean_rate(rates_of(read_reliability()))
     own = 1000.0 * LLAMA_3 / (2048 * 54)
-    assert typical.spread == pytest.approx(spread, abs=0.005)
+    assert typical.rate_geometric_std == pytest.approx(spread, abs=0.005)
     shared = {failure.name: failure for failure in llama3.failures}
-    assert {item.name for item in typical.failures} - set(shared) == {"slow-gpu"}
-    for element in typical.failures:
-        if element.name in shared:
-            times = element.rate.per_second / shared[element.name].rate.per_second
+    assert {failure_mode.name for failure_mode in typical.failures} - set(shared) == {"slow-gpu"}
+    for item in typical.failures:
+        if item.name in shared:
+            times = item.rate.per_second / shared[item.name].rate.per_second
             assert times == pytest.approx(middle / own, abs=0.005)
-            assert replace(element, rate=shared[element.name].rate) == shared[element.name]
+            assert replace(item, rate=shared[item.name].rate) == shared[item.name]
 
 
 def test_llama_3_breaks_as_often_as_its_causes_say() -> None:
     """All unexpected causes, each with its component's number in the job: 419 in 54 days, as table 5 adds them up."""
     site = site_of(Scenario.load(EXAMPLE))
     unexpected = [
-        failure for failure in load_reliability("llama3-2024").failures if failure.effect is not Effect.PLANNED
+        failure for failure in load_reliability("llama3-2024").failures if failure.effect is not FailureEffect.PLANNED
     ]
-    rate = sum(item.rate.per_second * site.counts.of(item.rate.component) for item in unexpected)
+    rate = sum(
+        failure_mode.rate.per_second * site.counts.of(failure_mode.rate.component) for failure_mode in unexpected
+    )
     assert rate * 54 * 86400.0 == pytest.approx(LLAMA_3, rel=0.001)
 
 
-@pytest.mark.parametrize("name", names("reliability"))
+@pytest.mark.parametrize("name", list_names("reliability"))
 def test_every_preset_says_where_its_values_are_from(name: str) -> None:
     found = load_reliability(name)
     assert found.description

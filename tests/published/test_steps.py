@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from clustersim.cli.validation_table import simulated_name
-from clustersim.uncertainty.prediction_interval import ALL
+from clustersim.uncertainty.prediction_interval import ALL_STEPS
 from clustersim.validation.case_scenario import is_dense
 from clustersim.validation.error_statistics import by_source, macro
 from clustersim.validation.framework_defaults import software_of
@@ -102,5 +102,5 @@ def _of(ranking: Ranking, wanted: Callable[[str], bool]) -> Ranking:
 
 def test_bands_hold_what_was_measured(summary: Summary) -> None:
     """Sources count alike; the fit has seen these, so that more may be inside than of unseen ones."""
-    assert summary.bands[ALL].n == summary.overall.n
-    assert summary.bands[ALL].share >= 0.85
+    assert summary.bands[ALL_STEPS].n == summary.overall.n
+    assert summary.bands[ALL_STEPS].share >= 0.85

@@ -3,13 +3,20 @@
 from collections.abc import Sequence
 from typing import Any
 
-from clustersim.hardware.failures import Component, Failure, Length, Rate, Slower, Takes
+from clustersim.hardware.failures import (
+    DurationDistribution,
+    FailureComponent,
+    FailureDomain,
+    FailureMode,
+    FailureRate,
+    FailureSlowdown,
+)
 from clustersim.reliability.checkpoint_timeline import Saving
 from clustersim.reliability.failure_domains import Site
 from clustersim.reliability.failure_events import DRAWS, Event, events_of
 from clustersim.reliability.job_simulation import HEALTHY, Job, Terms
 from clustersim.results.goodput import Run
-from clustersim.scenario.reliability import Reliability, Restart
+from clustersim.scenario.reliability import ReliabilityModel, RestartTimes
 
 HOUR, DAY = 3600.0, 86400.0
 
@@ -20,18 +27,22 @@ def site(nodes: int = 64, *, per_rack: int = 4, bound: bool = False) -> Site:
     return Site(8 * nodes, nodes, per_rack, bound, leaf, 8 * nodes, len(set(leaf)), 8)
 
 
-def breaking(between: float, **more: Any) -> Failure:
+def breaking(between: float, **more: Any) -> FailureMode:
     """Something that ends the job every so many seconds on average, and takes no node unless it is said."""
-    return Failure("it", Rate(Component.JOB, 1.0 / between), **{"takes": Takes.NOTHING, **more})
+    return FailureMode(
+        "it", FailureRate(FailureComponent.JOB, 1.0 / between), **{"takes": FailureDomain.NOTHING, **more}
+    )
 
 
-def pace(missing: int, slower: Slower | None) -> tuple[str, float]:
+def pace(missing: int, slower: FailureSlowdown | None) -> tuple[str, float]:
     """Work of so many nodes of 64, slowed as much as the slowest part."""
-    rate = (64 - missing) / 64 * (1.0 if slower is None else slower.left)
+    rate = (64 - missing) / 64 * (1.0 if slower is None else slower.remaining_fraction)
     return (HEALTHY if rate == 1.0 else f"{rate:.3f}"), rate
 
 
-def terms(said: Reliability, saving: Saving, work: float, *, load: float = 0.0, place: Site | None = None) -> Terms:
+def terms(
+    said: ReliabilityModel, saving: Saving, work: float, *, load: float = 0.0, place: Site | None = None
+) -> Terms:
     """What a job does."""
     return Terms(said, place or site(), saving, work, load, saving.block + saving.drain, pace, 100.0 * work)
 
@@ -52,6 +63,8 @@ def mean(job: Terms, many: int, *, seed: int = 1) -> float:
     return sum(run(job, number, seed).wall for number in range(many)) / many
 
 
-def said(failures: Sequence[Failure], restart: float = 0.0, **more: Any) -> Reliability:
+def said(failures: Sequence[FailureMode], restart: float = 0.0, **more: Any) -> ReliabilityModel:
     """What is said, with restarts of so many seconds."""
-    return Reliability(failures=tuple(failures), restart=Restart(drain=Length.always(restart)), **more)
+    return ReliabilityModel(
+        failures=tuple(failures), restart=RestartTimes(drain=DurationDistribution.constant(restart)), **more
+    )

@@ -6,15 +6,17 @@ from itertools import islice, pairwise, takewhile
 
 import pytest
 
-from clustersim.hardware.failures import Component, Failure, Rate
+from clustersim.hardware.failures import FailureComponent, FailureMode, FailureRate
 from clustersim.reliability.failure_events import events_of, rate_factor
-from clustersim.scenario.reliability import Spares
+from clustersim.scenario.reliability import SparePool
 from tests.reliability.job_helpers import DAY, HOUR, breaking, said, site
 
-GPUS = Failure("gpu", Rate(Component.GPU, 1.0 / (512 * 6 * HOUR)))
+GPUS = FailureMode("gpu", FailureRate(FailureComponent.GPU, 1.0 / (512 * 6 * HOUR)))
 
 
-def times(failure: Failure, until: float, run: int = 0, window: float = 5.0 * DAY, scale: float = 1.0) -> list[float]:
+def times(
+    failure: FailureMode, until: float, run: int = 0, window: float = 5.0 * DAY, scale: float = 1.0
+) -> list[float]:
     events = events_of(said([failure], scale=scale), site(), 3, run, window)
     return [event.time for event in takewhile(lambda event: event.time <= until, events)]
 
@@ -42,7 +44,7 @@ def test_half_the_rate_is_twice_the_time() -> None:
 def test_other_kinds_and_spares_change_nothing() -> None:
     other = replace(breaking(HOUR), name="other")
     alone = events_of(said([GPUS]), site(), 3, 0, DAY)
-    both = events_of(said([other, GPUS], spares=Spares(8)), site(), 3, 0, DAY)
+    both = events_of(said([other, GPUS], spares=SparePool(8)), site(), 3, 0, DAY)
     first = [event[:1] + event[2:] for event in islice(alone, 30)]
     assert [event[:1] + event[2:] for event in islice((item for item in both if item.failure == 1), 30)] == first
 
@@ -50,17 +52,22 @@ def test_other_kinds_and_spares_change_nothing() -> None:
 def test_weibull_lives_have_the_mean_that_the_rate_says() -> None:
     """In the long run a component is replaced once in its mean life; at 0.5 the young ones break."""
     for shape in (0.5, 1.0, 3.0):
-        failure = replace(GPUS, shape=shape)
+        failure = replace(GPUS, weibull_shape=shape)
         late = times(failure, 4000.0 * DAY)
         assert len([item for item in late if item > 2000.0 * DAY]) == pytest.approx(8000, rel=0.1)
-    young, old = (len(times(replace(GPUS, shape=shape), 10.0 * DAY)) for shape in (0.5, 3.0))
+    young, old = (len(times(replace(GPUS, weibull_shape=shape), 10.0 * DAY)) for shape in (0.5, 3.0))
     assert young > 100
     assert old < 5
 
 
 def test_a_trace_comes_again_from_a_time_that_is_drawn() -> None:
     """Failures after 1, 2 and 5 hours of a trace of 10: of any 10 hours three, with the same gaps between them."""
-    failure = Failure("it", Rate(Component.JOB, 0.3 / HOUR), trace=(HOUR, 2 * HOUR, 5 * HOUR), trace_ends=10 * HOUR)
+    failure = FailureMode(
+        "it",
+        FailureRate(FailureComponent.JOB, 0.3 / HOUR),
+        event_times=(HOUR, 2 * HOUR, 5 * HOUR),
+        trace_duration=10 * HOUR,
+    )
     found = times(failure, 100.0 * HOUR, window=7.0 * HOUR)
     assert len(found) == 30
     gaps = sorted({round((b - a) / HOUR, 6) for a, b in pairwise(found)})
@@ -76,4 +83,4 @@ def test_rates_of_a_run_are_lognormal_around_what_is_said() -> None:
 
 
 def test_where_nothing_breaks_there_are_no_events() -> None:
-    assert [*events_of(said([replace(GPUS, rate=Rate(Component.GPU, 0.0))]), site(), 0, 0, DAY)] == []
+    assert [*events_of(said([replace(GPUS, rate=FailureRate(FailureComponent.GPU, 0.0))]), site(), 0, 0, DAY)] == []

@@ -7,10 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.hardware.failures import Component, Effect, Failure, Length, Rate, Slower, Takes
+from clustersim.hardware.failures import (
+    DurationDistribution,
+    FailureComponent,
+    FailureDomain,
+    FailureEffect,
+    FailureMode,
+    FailureRate,
+    FailureSlowdown,
+)
 from clustersim.reliability.checkpoint_cost import daly, young
 from clustersim.reliability.checkpoint_timeline import Saving
-from clustersim.scenario.reliability import Elastic, Maintenance, Reliability, Spares
+from clustersim.scenario.reliability import ElasticPolicy, MaintenanceWindow, ReliabilityModel, SparePool
 from tests.conftest import examples
 from tests.reliability.job_helpers import DAY, HOUR, breaking, mean, run, run_at, said, site, terms
 
@@ -82,42 +90,48 @@ def test_formulas_are_within_one_percent_of_the_best_interval(formula: object) -
     assert slowdown(formula(cost, between)) == pytest.approx(best, rel=0.01)
 
 
-EFFECTS = st.sampled_from([Effect.STOP, Effect.HANG, Effect.CORRUPT, Effect.SLOW, Effect.PLANNED])
-LENGTHS = st.tuples(st.floats(1.0, 2e4), st.floats(1.0, 20.0)).map(lambda each: Length(each[0], each[0] * each[1]))
+EFFECTS = st.sampled_from(
+    [FailureEffect.STOP, FailureEffect.HANG, FailureEffect.CORRUPT, FailureEffect.SLOW, FailureEffect.PLANNED]
+)
+LENGTHS = st.tuples(st.floats(1.0, 2e4), st.floats(1.0, 20.0)).map(
+    lambda each: DurationDistribution(each[0], each[0] * each[1])
+)
 
 
 @st.composite
-def failures(draw: st.DrawFn) -> tuple[Failure, ...]:
+def failures(draw: st.DrawFn) -> tuple[FailureMode, ...]:
     found = []
     for number in range(draw(st.integers(1, 4))):
         effect = draw(EFFECTS)
         nic = draw(st.booleans())
         found.append(
-            Failure(
+            FailureMode(
                 f"kind-{number}",
-                Rate(draw(st.sampled_from([*Component])), draw(st.floats(1e-9, 3e-7))),
+                FailureRate(draw(st.sampled_from([*FailureComponent])), draw(st.floats(1e-9, 3e-7))),
                 effect=effect,
-                takes=draw(st.sampled_from([*Takes])),
-                shape=draw(st.sampled_from([1.0, 0.7, 2.0])),
-                detection=draw(LENGTHS),
-                found=draw(LENGTHS),
-                repair=draw(LENGTHS),
-                slower=Slower(draw(st.floats(0.3, 0.95)), nic=nic) if effect is Effect.SLOW else None,
+                failure_domain=draw(st.sampled_from([*FailureDomain])),
+                weibull_shape=draw(st.sampled_from([1.0, 0.7, 2.0])),
+                detection_time=draw(LENGTHS),
+                discovery_time=draw(LENGTHS),
+                repair_time=draw(LENGTHS),
+                slowdown=FailureSlowdown(draw(st.floats(0.3, 0.95)), affects_nic=nic)
+                if effect is FailureEffect.SLOW
+                else None,
             )
         )
     return tuple(found)
 
 
 RELIABILITIES = st.builds(
-    Reliability,
+    ReliabilityModel,
     failures=failures(),
     spread=st.sampled_from([1.0, 1.7]),
     restart=st.builds(said, st.just([]), st.floats(0.0, 2000.0)).map(lambda each: each.restart),
-    spares=st.builds(Spares, st.integers(0, 20), st.integers(0, 1)),
-    elastic=st.sampled_from([*Elastic]),
+    spares=st.builds(SparePool, st.integers(0, 20), st.integers(0, 1)),
+    elastic=st.sampled_from([*ElasticPolicy]),
     quarantine=st.booleans(),
     crews=st.one_of(st.none(), st.integers(1, 5)),
-    maintenance=st.one_of(st.none(), st.just(Maintenance(3.0 * DAY, 2.0 * HOUR))),
+    maintenance=st.one_of(st.none(), st.just(MaintenanceWindow(3.0 * DAY, 2.0 * HOUR))),
 )
 SAVINGS = st.one_of(
     st.builds(Saving, st.floats(600.0, 2e4), st.floats(0.0, 300.0)),
@@ -136,14 +150,16 @@ SAVINGS = st.one_of(
 
 @examples(150)
 @given(reliability=RELIABILITIES, saving=SAVINGS, bound=st.booleans(), number=st.integers(0, 3))
-def test_time_is_conserved(reliability: Reliability, saving: Saving, bound: bool, number: int) -> None:
+def test_time_is_conserved(reliability: ReliabilityModel, saving: Saving, bound: bool, number: int) -> None:
     """Work and losses sum to the wall time; nodes are in the job, idle or in repair; states are a part of it."""
     place = site(bound=bound)
     job = replace(terms(reliability, saving, 5.0 * DAY, load=60.0, place=place), most=60.0 * DAY)
     found = run(job, number)
     assert found.work + sum(found.losses.values()) == pytest.approx(found.wall, rel=1e-9)
     assert min(found.losses.values()) >= -1e-6 * found.wall
-    there = place.nodes + (reliability.spares.nodes or 0) + reliability.spares.per_rack * place.counts.racks
+    there = (
+        place.nodes + (reliability.spares.shared_nodes or 0) + reliability.spares.nodes_per_rack * place.counts.racks
+    )
     assert sum(found.nodes.values()) == pytest.approx(there * found.wall, rel=1e-9)
     assert min(found.nodes.values()) >= 0.0
     assert sum(found.states.values()) <= found.wall * (1.0 + 1e-9)
@@ -151,41 +167,51 @@ def test_time_is_conserved(reliability: Reliability, saving: Saving, bound: bool
     assert run(job, number) == found
 
 
-def better(one: Reliability, other: Reliability, saving: Saving, faster: Saving) -> None:
+def better(one: ReliabilityModel, other: ReliabilityModel, saving: Saving, faster: Saving) -> None:
     """The mean with one is not below that with the other, in the same runs; a thousandth is left to luck."""
     assert mean(terms(other, faster, 5.0 * DAY), 40) <= mean(terms(one, saving, 5.0 * DAY), 40) * 1.001
 
 
-BROKEN = breaking(6.0 * HOUR, takes=Takes.NODE, repair=Length(10.0 * HOUR, 40.0 * HOUR), detection=Length.always(200.0))
+BROKEN = breaking(
+    6.0 * HOUR,
+    takes=FailureDomain.NODE,
+    repair=DurationDistribution(10.0 * HOUR, 40.0 * HOUR),
+    detection=DurationDistribution.constant(200.0),
+)
 
 
 @pytest.mark.parametrize("few", [0, 1, 2, 4, 8])
 def test_more_spares_never_raise_the_mean(few: int) -> None:
-    one, other = (said([BROKEN], 300.0, spares=Spares(nodes)) for nodes in (few, few + 1))
+    one, other = (said([BROKEN], 300.0, spares=SparePool(nodes)) for nodes in (few, few + 1))
     better(one, other, Saving(1800.0, 30.0), Saving(1800.0, 30.0))
 
 
 def test_faster_storage_restarts_and_detection_never_raise_the_mean() -> None:
-    slow = said([BROKEN], 300.0, spares=Spares(8))
+    slow = said([BROKEN], 300.0, spares=SparePool(8))
     saving = Saving(1800.0, 30.0)
     better(slow, slow, saving, Saving(1800.0, 15.0))
-    better(slow, said([BROKEN], 100.0, spares=Spares(8)), saving, saving)
-    better(slow, said([replace(BROKEN, detection=Length.always(0.0))], 300.0, spares=Spares(8)), saving, saving)
-    better(slow, replace(slow, scale=0.5), saving, saving)
-    better(slow, replace(slow, crews=None), saving, saving)
+    better(slow, said([BROKEN], 100.0, spares=SparePool(8)), saving, saving)
+    better(
+        slow,
+        said([replace(BROKEN, detection_time=DurationDistribution.constant(0.0))], 300.0, spares=SparePool(8)),
+        saving,
+        saving,
+    )
+    better(slow, replace(slow, rate_factor=0.5), saving, saving)
+    better(slow, replace(slow, repair_slots=None), saving, saving)
 
 
 def test_a_slow_part_slows_the_job_until_it_is_found() -> None:
     """One after 1,000 s at 80 %, found after 500 s: 500 s at 80 %, a checkpoint of 10 s and a restart of 100 s."""
-    slow = Failure(
+    slow = FailureMode(
         "slow",
-        Rate(Component.JOB, 1e-9),
-        Effect.SLOW,
-        found=Length.always(500.0),
-        slower=Slower(0.8),
-        repair=Length.always(1.0),
+        FailureRate(FailureComponent.JOB, 1e-9),
+        FailureEffect.SLOW,
+        discovery_time=DurationDistribution.constant(500.0),
+        slowdown=FailureSlowdown(0.8),
+        repair_time=DurationDistribution.constant(1.0),
     )
-    job = terms(said([slow], 100.0, spares=Spares(1)), Saving(1e5, 10.0), 3000.0)
+    job = terms(said([slow], 100.0, spares=SparePool(1)), Saving(1e5, 10.0), 3000.0)
     found = run_at(job, 1000.0)
     assert found.losses["degraded"] == pytest.approx(100.0)
     assert found.losses["restart"] == 100.0
@@ -197,7 +223,13 @@ def test_a_slow_part_slows_the_job_until_it_is_found() -> None:
 
 def test_wrong_numbers_are_gone_back_behind() -> None:
     """Wrong from 2,500 s on, found 1,500 s later: back to the snapshot that began at 2,010 s, after 2,000 s of work."""
-    wrong = Failure("wrong", Rate(Component.JOB, 1e-9), Effect.CORRUPT, Takes.NOTHING, found=Length.always(1500.0))
+    wrong = FailureMode(
+        "wrong",
+        FailureRate(FailureComponent.JOB, 1e-9),
+        FailureEffect.CORRUPT,
+        FailureDomain.NOTHING,
+        discovery_time=DurationDistribution.constant(1500.0),
+    )
     found = run_at(terms(said([wrong], 100.0), Saving(1000.0, 10.0), 10_000.0), 2500.0)
     assert found.losses["lost_work"] == pytest.approx(4000.0 - 30.0 - 2000.0)
 
@@ -205,18 +237,23 @@ def test_wrong_numbers_are_gone_back_behind() -> None:
 def test_peers_have_what_one_node_lost_and_not_what_a_rack_did() -> None:
     """Snapshots every 100 s, each tenth stored: a node costs what came since the last one, a rack since the tenth."""
     saving = Saving(100.0, 0.0, 1.0, 0.0, 10, peers=True)
-    for takes, safe in ((Takes.NODE, 1500.0), (Takes.RACK, 1000.0)):
-        lost = Failure("it", Rate(Component.JOB, 1e-9), takes=takes)
-        found = run_at(terms(said([lost], 10.0, spares=Spares(4)), saving, 5000.0), 1550.0)
+    for takes, safe in ((FailureDomain.NODE, 1500.0), (FailureDomain.RACK, 1000.0)):
+        lost = FailureMode("it", FailureRate(FailureComponent.JOB, 1e-9), failure_domain=takes)
+        found = run_at(terms(said([lost], 10.0, spares=SparePool(4)), saving, 5000.0), 1550.0)
         assert found.losses["lost_work"] == pytest.approx(1550.0 - safe)
 
 
 def test_a_job_that_shrinks_goes_on_with_what_is_left() -> None:
     """One of 64 nodes is lost for good: it waits for ever, or goes on at 63/64 of its pace."""
-    lost = Failure("it", Rate(Component.JOB, 1e-9), takes=Takes.NODE, repair=Length.always(1e8))
-    job = terms(said([lost], 0.0, spares=Spares(0)), Saving(500.0, 0.0), 64_000.0)
+    lost = FailureMode(
+        "it",
+        FailureRate(FailureComponent.JOB, 1e-9),
+        failure_domain=FailureDomain.NODE,
+        repair_time=DurationDistribution.constant(1e8),
+    )
+    job = terms(said([lost], 0.0, spares=SparePool(0)), Saving(500.0, 0.0), 64_000.0)
     assert not run_at(job, 1000.0).finished
-    shrunk = replace(job, reliability=replace(job.reliability, elastic=Elastic.SHRINK_BATCH))
+    shrunk = replace(job, reliability=replace(job.reliability, elastic=ElasticPolicy.SHRINK_BATCH))
     found = run_at(shrunk, 1000.0)
     assert found.finished
     assert found.wall == pytest.approx(1000.0 + (64_000.0 - 1000.0) * 64 / 63)
@@ -224,8 +261,13 @@ def test_a_job_that_shrinks_goes_on_with_what_is_left() -> None:
 
 def test_nodes_that_come_back_are_used_again() -> None:
     """Repaired after 10,000 s: a restart of 50 s behind a checkpoint, then the full pace."""
-    lost = Failure("it", Rate(Component.JOB, 1e-9), takes=Takes.NODE, repair=Length.always(1e4))
-    said_ = said([lost], 50.0, spares=Spares(0), elastic=Elastic.SHRINK_BATCH)
+    lost = FailureMode(
+        "it",
+        FailureRate(FailureComponent.JOB, 1e-9),
+        failure_domain=FailureDomain.NODE,
+        repair_time=DurationDistribution.constant(1e4),
+    )
+    said_ = said([lost], 50.0, spares=SparePool(0), elastic=ElasticPolicy.SHRINK_BATCH)
     found = run_at(terms(said_, Saving(500.0, 0.0), 64_000.0), 1000.0)
     assert found.losses["restart"] == 100.0
     assert found.losses["degraded"] == pytest.approx((1e4 - 50.0) / 64)
@@ -234,27 +276,32 @@ def test_nodes_that_come_back_are_used_again() -> None:
 def test_of_crews_one_repairs_one_node_at_a_time() -> None:
     """Two nodes are lost at once by a rack of two: with one crew the second is back after twice the time."""
     for crews, waits in ((None, 1000.0), (1, 2000.0)):
-        lost = Failure(
+        lost = FailureMode(
             "it",
-            Rate(Component.JOB, 1e-9),
-            takes=Takes.RACK,
-            repair=Length.always(1000.0),
+            FailureRate(FailureComponent.JOB, 1e-9),
+            failure_domain=FailureDomain.RACK,
+            repair_time=DurationDistribution.constant(1000.0),
         )
-        job = terms(said([lost], spares=Spares(0), crews=crews), Saving(50.0, 0.0), 1e4, place=site(per_rack=2))
+        job = terms(said([lost], spares=SparePool(0), crews=crews), Saving(50.0, 0.0), 1e4, place=site(per_rack=2))
         assert run_at(job, 100.0).losses["waiting"] == pytest.approx(waits)
 
 
 def test_a_node_of_a_domain_is_replaced_from_its_rack_or_with_it() -> None:
     """A rack of 4 that is one domain: 3 nodes elsewhere do not help, 4 do, and so does one of its own."""
-    lost = Failure("it", Rate(Component.JOB, 1e-9), takes=Takes.NODE, repair=Length.always(1000.0))
-    for spares, waits in ((Spares(3), 1000.0), (Spares(4), 0.0), (Spares(0, 1), 0.0)):
+    lost = FailureMode(
+        "it",
+        FailureRate(FailureComponent.JOB, 1e-9),
+        failure_domain=FailureDomain.NODE,
+        repair_time=DurationDistribution.constant(1000.0),
+    )
+    for spares, waits in ((SparePool(3), 1000.0), (SparePool(4), 0.0), (SparePool(0, 1), 0.0)):
         job = terms(said([lost], spares=spares), Saving(50.0, 0.0), 1e4, place=site(bound=True))
         assert run_at(job, 100.0).losses["waiting"] == pytest.approx(waits)
 
 
 def test_maintenance_comes_behind_a_checkpoint() -> None:
     """Every 10,000 s for 100 s: of 25,000 s of work two times, with a checkpoint of 5 s and a restart of 20 s each."""
-    found = run(terms(said([], 20.0, maintenance=Maintenance(1e4, 100.0)), Saving(1e6, 5.0), 25_000.0))
+    found = run(terms(said([], 20.0, maintenance=MaintenanceWindow(1e4, 100.0)), Saving(1e6, 5.0), 25_000.0))
     assert found.losses["maintenance"] == 200.0
     assert found.losses["lost_work"] == 0.0
     assert found.losses["restart"] == 40.0

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from clustersim import Scenario, simulate
-from clustersim.hardware.failures import Component, Slower, Takes
-from clustersim.model.transformer import parameters
+from clustersim.hardware.failures import FailureComponent, FailureDomain, FailureSlowdown
+from clustersim.model.transformer import parameter_count
 from clustersim.reliability.checkpoint_cost import in_repair, mean_time_to_interruption, storing, work_of
 from clustersim.reliability.cluster_states import States
 from clustersim.reliability.failure_domains import site_of
@@ -34,11 +34,11 @@ def test_components_are_those_of_the_cluster() -> None:
     """40 nodes of 8 GPUs and NICs: rails of 32 nodes, so 8 leaf switches for the first 32 and 8 for the others."""
     site = site_of(_on("dgx-h100", 320))
     counts = site.counts
-    assert [counts.of(component) for component in Component] == [320, 40, 320, 320, 16, 10, 1]
-    assert site.taken(Takes.NODE, 5) == (5,)
-    assert site.taken(Takes.RACK, 5) == (4, 5, 6, 7)
-    assert site.taken(Takes.LEAF, 5) == tuple(range(32))
-    assert site.taken(Takes.NOTHING, 5) == ()
+    assert [counts.of(failure_component) for failure_component in FailureComponent] == [320, 40, 320, 320, 16, 10, 1]
+    assert site.taken(FailureDomain.NODE, 5) == (5,)
+    assert site.taken(FailureDomain.RACK, 5) == (4, 5, 6, 7)
+    assert site.taken(FailureDomain.LEAF, 5) == tuple(range(32))
+    assert site.taken(FailureDomain.NOTHING, 5) == ()
 
 
 def test_nodes_of_an_nvlink_domain_are_a_rack_that_is_bound() -> None:
@@ -55,7 +55,7 @@ def test_a_checkpoint_has_every_weight_once(layout: dict[str, Any]) -> None:
     Norms are whole on every tensor-parallel rank, and counted as often: some thousandths.
     """
     scenario = Scenario.from_mapping({**TWO_NODES, "layout": layout})
-    assert checkpoint_bytes(scenario) == pytest.approx(14.0 * parameters(scenario.model), rel=0.01)
+    assert checkpoint_bytes(scenario) == pytest.approx(14.0 * parameter_count(scenario.model), rel=0.01)
 
 
 def test_writing_takes_the_bytes_over_the_narrowest_way() -> None:
@@ -77,7 +77,7 @@ def _with(**checkpoint: Any) -> Scenario:
 
 
 def _host_rate() -> float:
-    host = Scenario.from_mapping(TWO_NODES).cluster.host
+    host = Scenario.from_mapping(TWO_NODES).cluster.host_memory
     assert host is not None
     return host.to_host
 
@@ -107,14 +107,14 @@ def test_states_are_simulations_of_the_changed_scenario() -> None:
     scenario = Scenario.from_mapping({**TWO_NODES, "reliability": {"elastic": "keep-batch"}})
     states = States(scenario, simulate(scenario))
     base = states.healthy.step_time
-    name, pace = states(0, Slower(0.5))
-    slow = simulate(scenario.changed("disturbances.slow=[{gpu: 8, speed: 0.5}]"))
+    name, pace = states(0, FailureSlowdown(0.5))
+    slow = simulate(scenario.with_overrides("disturbances.slow=[{gpu: 8, speed: 0.5}]"))
     assert (name, pace) == ("a GPU at 50 %", base / slow.step_time)
     name, pace = states(1, None)
     fewer = ["layout.dp=4", "cluster.gpus=8"]
-    assert (name, pace) == ("4 of 8 replicas", base / simulate(scenario.changed(fewer)).step_time)
-    shrunk = scenario.changed("reliability.elastic=shrink-batch")
-    half = simulate(shrunk.changed([*fewer, "training.global_batch=32"])).step_time
+    assert (name, pace) == ("4 of 8 replicas", base / simulate(scenario.with_overrides(fewer)).step_time)
+    shrunk = scenario.with_overrides("reliability.elastic=shrink-batch")
+    half = simulate(shrunk.with_overrides([*fewer, "training.global_batch=32"])).step_time
     assert States(shrunk, simulate(shrunk))(1, None)[1] == pytest.approx(0.5 * base / half)
     assert states(2, None) == ("cannot run", 0.0)
     assert states(0, None) == ("healthy", 1.0)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 
@@ -23,9 +23,9 @@ SMALL = {
 
 
 @cache
-def simulated(*overrides: str) -> Answer:
+def simulated(*overrides: str) -> SimulationResult:
     """8 GPUs, of which 2 are simulated."""
-    return simulate(Scenario.from_mapping(SMALL, source="small", overrides=list(overrides)))
+    return simulate(Scenario.from_mapping(SMALL, default_name="small", overrides=list(overrides)))
 
 
 @dataclass(frozen=True)

@@ -100,13 +100,15 @@ def test_lines_are_few_and_follow_each_other(many: int) -> None:
 
 
 def test_stages_sum_to_the_step_time() -> None:
-    result = simulate(Scenario.from_mapping(PIPELINE).changed("steps=2"))
+    result = simulate(Scenario.from_mapping(PIPELINE).with_overrides("steps=2"))
     found = critical_path_of(result)
     assert found is not None
     assert found.path.parts.sum() / 2 == pytest.approx(result.step_time, rel=1e-12)
     head, *stages, step = rows(found, "By ")
     assert [row[0] for row in stages] == [f"stage {number}" for number in range(4)]
-    known = {name: seconds for name, seconds in result.path_parts.items() if seconds > 1e-9 * result.step_time}
+    known = {
+        name: seconds for name, seconds in result.critical_path_breakdown.items() if seconds > 1e-9 * result.step_time
+    }
     assert head[1:-1] == list(known)
     assert "By stage, the mean of 2 steps" in critical_path_card(found).html
     assert step[0] == "step"

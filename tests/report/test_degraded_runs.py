@@ -22,34 +22,34 @@ from clustersim.report.step_breakdown import times_of
 from clustersim.report.theme import CATEGORIES, Category
 from clustersim.report.timeline_arrays import drawing
 from clustersim.report.timeline_data import Timeline
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 from tests.report.page_reader import figures, unpacked
 from tests.small_pipeline import pipeline, printed, simulated
 
 SLOW = "disturbances.slow={gpu: 9, speed: 0.8}"  # stage 2 is ranks 8 to 11
 
 
-def timeline_shown(result: Answer) -> Timeline:
+def timeline_shown(result: SimulationResult) -> Timeline:
     return timeline_of(result, shown_ranks(result))
 
 
 @pytest.fixture(scope="module")
-def slow() -> Answer:
+def slow() -> SimulationResult:
     return simulated(SLOW)
 
 
 @pytest.fixture(scope="module")
-def timeline(slow: Answer) -> Timeline:
+def timeline(slow: SimulationResult) -> Timeline:
     return timeline_shown(slow)
 
 
 @pytest.fixture(scope="module")
-def page(slow: Answer) -> str:
+def page(slow: SimulationResult) -> str:
     return run_page(slow)
 
 
 @pytest.fixture(scope="module")
-def steps() -> Answer:
+def steps() -> SimulationResult:
     return simulated("steps=3", "disturbances.jitter=5%")
 
 
@@ -61,7 +61,7 @@ def test_one_healthy_step_says_nothing_of_steps_and_stragglers() -> None:
     assert not re.search("disturbed|straggler|steps:", printed(healthy))
 
 
-def test_table_and_page_name_the_slow_rank_and_by_how_much(slow: Answer, page: str) -> None:
+def test_table_and_page_name_the_slow_rank_and_by_how_much(slow: SimulationResult, page: str) -> None:
     for text in (printed(slow, 200), page):
         assert "GPU 9 at 80 % speed" in text
         assert "rank 9 (stage 2)" in text
@@ -76,9 +76,9 @@ def test_the_slow_rank_is_shown_beside_a_rank_of_its_stage_that_is_not(timeline:
     assert [row.label for row in rows if row.label != "stage 2"] == ["stage 0", "stage 1", "stage 3"]
 
 
-def test_the_slow_rank_computes_longest_and_waits_least_of_its_stage(slow: Answer) -> None:
+def test_the_slow_rank_computes_longest_and_waits_least_of_its_stage(slow: SimulationResult) -> None:
     (straggler,) = slow.stragglers.slowest
-    assert straggler.waits == pytest.approx(slow.waits.least[straggler.kind])
+    assert straggler.waits == pytest.approx(slow.wait_times.least[straggler.kind])
     assert slow.to_json()["stragglers"]["slowest"][0]["ranks"] == [9]
     drawn = waiting_figure(slow).traces
     assert [trace["name"] for trace in drawn] == ["the one that waits most", "mean", "straggler"]
@@ -89,9 +89,9 @@ def numbers(trace: dict[str, Any]) -> list[float]:
 
 
 def test_waits_are_drawn_from_the_rank_that_waits_least_so_that_bubbles_do_not_hide_them(
-    slow: Answer, page: str
+    slow: SimulationResult, page: str
 ) -> None:
-    waits = slow.waits
+    waits = slow.wait_times
     most, mean, straggler = figures(page)["waiting"]["traces"]
     assert numbers(most) == pytest.approx(1e3 * (waits.most - waits.least), abs=1e-6)  # in ms
     assert numbers(mean) == pytest.approx(1e3 * (waits.mean - waits.least), abs=1e-6)
@@ -149,9 +149,9 @@ def test_what_is_disturbed_and_not_visible_is_said_and_never_that_nothing_is(ove
     assert ("Jitter evens out" in nobody_slow(result)) is ("jitter" in override)
 
 
-def test_table_and_page_show_the_critical_path_beside_the_mean(slow: Answer, page: str) -> None:
+def test_table_and_page_show_the_critical_path_beside_the_mean(slow: SimulationResult, page: str) -> None:
     assert times_of(slow).path.sum() == pytest.approx(slow.step_time)
-    slowed = slow.path_parts["slowed by communication"]
+    slowed = slow.critical_path_breakdown["slowed by communication"]
     (line,) = [line for line in printed(slow, 200).splitlines() if line.startswith("slowed by communication")]
     assert format_seconds(slowed) in line
     assert f"<td>{format_seconds(slowed)}</td></tr>" in page
@@ -159,12 +159,14 @@ def test_table_and_page_show_the_critical_path_beside_the_mean(slow: Answer, pag
     assert "to shorten what is not on it does not help" in page
 
 
-def test_lines_of_the_table_s_parts_fit_into_80_characters(slow: Answer) -> None:
+def test_lines_of_the_table_s_parts_fit_into_80_characters(slow: SimulationResult) -> None:
     lines = printed(slow, 80).splitlines()
     assert not [line for line in lines if line.strip() and not line.strip(" █▏▎▍▌▋▊▉")]  # a bar that did not fit
 
 
-def test_boxes_know_what_they_waited_inside_and_by_how_much_they_were_slowed(slow: Answer, timeline: Timeline) -> None:
+def test_boxes_know_what_they_waited_inside_and_by_how_much_they_were_slowed(
+    slow: SimulationResult, timeline: Timeline
+) -> None:
     assert unpacked(drawing(timeline).arrays)["slowed"].sum() == pytest.approx(timeline.spans.slowed.sum(), rel=1e-6)
     partner = drawing(timeline_of(slow, [int(slow.trace.representative[8])]))  # meets rank 9 in every layer
     read = unpacked(partner.arrays)
@@ -182,7 +184,7 @@ def test_jitter_makes_no_straggler_and_the_page_says_so_and_shows_who_waits() ->
 def test_of_ranks_that_all_differ_those_on_the_critical_path_are_shown() -> None:
     result = simulated("disturbances.jitter=5%")
     trace, ranks = result.trace, shown_ranks(result)
-    on_path = np.bincount(trace.rank[result.path], minlength=16)
+    on_path = np.bincount(trace.rank[result.critical_path], minlength=16)
     assert result.program.program_index[ranks].tolist() == [0, 1, 2, 3]
     assert on_path[ranks].min() > 0
     assert timeline_shown(result).path.row.tolist()
@@ -200,7 +202,7 @@ def test_pieces_of_the_path_are_not_joined_over_ranks_that_are_not_shown(timelin
     assert "runs through ranks that are not shown" in timeline_caption(drawing(broken))
 
 
-def test_steps_are_told_as_mean_and_distribution(steps: Answer) -> None:
+def test_steps_are_told_as_mean_and_distribution(steps: SimulationResult) -> None:
     assert "mean of 3 steps: min " in printed(steps)
     assert steps.step_time == pytest.approx(steps.step_times.mean())
     spread = list(steps.to_json()["step_time_distribution_s"].values())
@@ -210,7 +212,9 @@ def test_steps_are_told_as_mean_and_distribution(steps: Answer) -> None:
     assert figures(page)["steps"]["traces"][0]["mode"] == "lines+markers"
 
 
-def test_the_timeline_shows_all_steps_and_counts_microbatches_from_the_beginning_of_each(steps: Answer) -> None:
+def test_the_timeline_shows_all_steps_and_counts_microbatches_from_the_beginning_of_each(
+    steps: SimulationResult,
+) -> None:
     timeline = timeline_shown(steps)
     assert timeline.ends == pytest.approx(np.cumsum(steps.step_times)[:2])
     spans = timeline.spans
@@ -263,7 +267,7 @@ def test_of_mixed_accelerators_each_is_counted() -> None:
     assert gpu_line(mixed) == "(8 h100-sxm-80gb + 8 h200-sxm-141gb)"
 
 
-def test_a_comparison_takes_every_case_against_the_first_and_shows_one_close_up(slow: Answer) -> None:
+def test_a_comparison_takes_every_case_against_the_first_and_shows_one_close_up(slow: SimulationResult) -> None:
     healthy = simulated()
     results = {"healthy": healthy, "one <slow> GPU": slow}
     text = comparison_page(results, "cost", "one <slow> GPU")
@@ -272,7 +276,7 @@ def test_a_comparison_takes_every_case_against_the_first_and_shows_one_close_up(
     assert set(figures(text)) == {"difference", "waiting", "stages", "timeline"}
 
 
-def test_differences_of_parts_sum_to_the_difference_of_the_step(slow: Answer) -> None:
+def test_differences_of_parts_sum_to_the_difference_of_the_step(slow: SimulationResult) -> None:
     results = {"healthy": simulated(), "slow": slow}
     *parts, step = figures(comparison_page(results, "cost", "healthy"))["difference"]["traces"]
     values = [np.frombuffer(b64decode(trace["x"]["bdata"])) for trace in (*parts, step)]

@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clustersim.common.dtypes import COMPUTED, NARROW, DType
+from clustersim.common.dtypes import COMPUTE_DTYPES, LOW_PRECISION_DTYPES, DType
 from clustersim.common.errors import OutputError
-from clustersim.model.attention import Core
-from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Operands
+from clustersim.model.attention import AttentionCore
+from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MatmulLayout, MatmulShape
 from clustersim.parallel.mesh import DENSE_AXIS_NAMES
 from clustersim.report.export import write_traces
 from clustersim.report.export.kineto_kernels import called_kernel
 from clustersim.report.export.write_traces import require_directory, write_kineto_files
 from clustersim.results.comm_overlap import overlap
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 from clustersim.results.time_categories import Part
 from tests.report.small_trace import simulated
 
@@ -36,7 +36,7 @@ Event = dict[str, Any]
 Intervals = list[tuple[float, float]]
 
 
-def written(folder: Path, result: Answer, rank: int) -> dict[str, Any]:
+def written(folder: Path, result: SimulationResult, rank: int) -> dict[str, Any]:
     write_kineto_files(result, folder, [rank])
     content: dict[str, Any] = json.loads((folder / f"rank-{rank}.json").read_text())
     return content
@@ -99,7 +99,10 @@ def test_what_moves_inside_passes_is_hidden_and_exposed_as_the_page_says(
 ) -> None:
     """Of each axis, while another one's traffic takes part of the same links."""
     result = simulated("layout.pp=1", "layout.cp=2", *(OVERLAPPED[len(ONE_STAGE) :] if overlapped else ()))
-    events, found = kernels(written(tmp_path, result, 3)), overlap(result.rows, result.cost.block, result.breakdown)
+    events, found = (
+        kernels(written(tmp_path, result, 3)),
+        overlap(result.trace_table, result.cost.time_segment, result.breakdown),
+    )
     computing = merged([event for event in events if not is_communication(event)])
     own = [item for item in events if is_communication(item)]
     moving = merged([element for element in own if element["args"]["Process Group Description"] == axis])
@@ -182,23 +185,23 @@ def test_products_of_narrow_formats_have_scales_and_their_casts_last_as_the_answ
         assert (first, second) == ([m, *many] if many else [], [*many, n] if many else [])
     casts = [event for event in kernels(content) if event["name"].startswith("cast_")]
     assert {event["args"]["casts"].rpartition(" ")[2] for event in casts} == {precision}
-    assert seconds(merged(casts)) == pytest.approx(result.formats.casts, rel=1e-5)  # all ranks are alike
+    assert seconds(merged(casts)) == pytest.approx(result.format_usage.casts, rel=1e-5)  # all ranks are alike
 
 
-@pytest.mark.parametrize("operands", list(Operands))
-def test_scales_of_blocks_are_of_128_rows_in_weights_alone(operands: Operands) -> None:
+@pytest.mark.parametrize("operands", list(MatmulLayout))
+def test_scales_of_blocks_are_of_128_rows_in_weights_alone(operands: MatmulLayout) -> None:
     """B is a matrix of weights but for the weights' gradient, to which both operands were cast by rows."""
     shape = MatmulShape(512, 300, 1024, operands=operands)
     called = called_kernel(Kernel("x", KernelKind.MATMUL, DType.FP8_BLOCKWISE, 0.0, 0.0, shape))
-    rows = 300 if operands is Operands.TN else 3
+    rows = 300 if operands is MatmulLayout.TN else 3
     assert called.arguments["Input Dims"][2:4] == [[512, 8], [8, rows]]
     assert called.arguments["Input type"][:4] == ["c10::Float8_e4m3fn"] * 2 + ["float"] * 2
 
 
-@pytest.mark.parametrize("dtype", COMPUTED)
+@pytest.mark.parametrize("dtype", COMPUTE_DTYPES)
 def test_every_format_that_is_computed_with_has_a_name_in_pytorch(dtype: DType) -> None:
     called = called_kernel(Kernel("x", KernelKind.MATMUL, dtype, 0.0, 0.0, MatmulShape(512, 256, 1024)))
-    assert called.operator == ("aten::_scaled_mm" if dtype in NARROW else "aten::mm")
+    assert called.operator == ("aten::_scaled_mm" if dtype in LOW_PRECISION_DTYPES else "aten::mm")
     assert called.arguments["Input Dims"][:2] == [[512, 1024], [1024, 256]]
 
 
@@ -256,7 +259,7 @@ def test_where_the_disk_is_full_all_stays_as_it_was(
         write_kineto_files(simulated("steps=2"), folder, before)
     earlier = {path.name: path.read_bytes() for path in folder.glob("*")}
 
-    def full(result: Answer, rank: Any, spans: Any, file: Any) -> None:
+    def full(result: SimulationResult, rank: Any, spans: Any, file: Any) -> None:
         real(result, rank, spans, file)
         if rank.rank == 5:
             raise OSError(28, "No space left on device")
@@ -321,7 +324,7 @@ def test_holistic_trace_analysis_finds_the_breakdown(
 def test_a_window_is_told_as_the_flash_attention_package_tells_it() -> None:
     """It counts the keys to the left of the query's own: a window of 128 tokens is 127 of them."""
     shape = AttentionShape(2, 1024, 1024, heads=8, kv_heads=2, head_dim=64, causal=True, window=128)
-    (core,) = Core(shape, DType.BF16, dropout=False, fused=True).flash()
+    (core,) = AttentionCore(shape, DType.BF16, dropout=False, fused=True).flash_operators()
     called = called_kernel(core.forward[0])
     assert called.operator == "flash_attn::_flash_attn_forward"
     assert called.arguments["Input Dims"][:3] == [[2, 1024, 8, 64], [2, 1024, 2, 64], [2, 1024, 2, 64]]

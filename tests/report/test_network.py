@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from clustersim import Scenario, simulate
-from clustersim.hardware.topology import Link, LinkKind
+from clustersim.hardware.topology import LinkInfo, LinkKind
 from clustersim.report.panels.network import SAME, Network, colour_scale, network_card, network_of, utilisation_figure
 from clustersim.report.panels.topology import picture_of
 from clustersim.results.network_utilization import AxisUse, BusyLink, NetworkUse, TierUse
@@ -28,7 +28,7 @@ USE = NetworkUse(
     ),
     busiest=(
         BusyLink(
-            Link(LinkKind.NIC, "<nic0>", "leaf0", 50e9, 1e-6),
+            LinkInfo(LinkKind.NIC, "<nic0>", "leaf0", 50e9, 1e-6),
             alike=8, parallel=2, seconds=1.0, utilisation=0.5, carried={"dp": 3e9, "pp": 1e9},
         ),
     ),

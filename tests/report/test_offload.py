@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from clustersim import Scenario, simulate
-from clustersim.model.offload import NOTHING
+from clustersim.model.offload import NO_OFFLOAD
 from clustersim.planning.explorer import explorer_data
 from clustersim.planning.what_if import what_ifs
 from clustersim.program.task import HOST_STREAMS, CollectiveTask, HostOp, HostOpKind
@@ -20,12 +20,12 @@ from clustersim.report.result_timeline import timeline_of
 from clustersim.report.row_selection import shown_ranks
 from clustersim.report.run_page import run_page
 from clustersim.report.terminal.run import render_run
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 from tests.report.small_trace import packets, track_names
 
 
 @pytest.fixture(scope="module")
-def result() -> Answer:
+def result() -> SimulationResult:
     given = {
         "name": "small",
         "model": {"preset": "llama3-8b", "layers": 4},
@@ -40,7 +40,7 @@ def result() -> Answer:
     return simulate(Scenario.from_mapping(given))
 
 
-def exchanges(result: Answer, kind: int = 0) -> list[tuple[HostOpKind, float]]:
+def exchanges(result: SimulationResult, kind: int = 0) -> list[tuple[HostOpKind, float]]:
     """What a rank does with its host, and how many bytes."""
     tasks = result.program.programs[kind].tasks
     every = [task.comm_op for task in tasks if isinstance(task, CollectiveTask)]
@@ -59,12 +59,12 @@ def exchanges(result: Answer, kind: int = 0) -> list[tuple[HostOpKind, float]]:
         ("{parameters: true}", "parameters and optimizer on the host"),
     ],
 )
-def test_the_line_of_the_layout_says_what_is_on_the_host(result: Answer, offload: str, words: str) -> None:
-    changed = result.scenario.changed("layout={dp: 8, data: fsdp}", f"training.offload={offload}")
+def test_the_line_of_the_layout_says_what_is_on_the_host(result: SimulationResult, offload: str, words: str) -> None:
+    changed = result.scenario.with_overrides("layout={dp: 8, data: fsdp}", f"training.offload={offload}")
     assert words in layout_line(changed)
 
 
-def test_the_page_shows_the_hosts_memory_its_lanes_and_the_step_without(result: Answer) -> None:
+def test_the_page_shows_the_hosts_memory_its_lanes_and_the_step_without(result: SimulationResult) -> None:
     timeline, text = timeline_of(result, shown_ranks(result)), run_page(result, what_ifs(result))
     assert "on the fullest host" in text
     assert timeline.lanes[3:] == ("to the host", "host", "from the host")
@@ -73,12 +73,12 @@ def test_the_page_shows_the_hosts_memory_its_lanes_and_the_step_without(result: 
     assert "Copies to hosts and back meet none of it" in text
     (without,) = (case for case in what_ifs(result).cases if case.name == "no_offload")
     assert without.outcome is not None
-    assert without.outcome.step_time == simulate(result.scenario.changed("training.offload=none")).step_time
-    plain = simulate(result.scenario.changed("training.offload=none"))
+    assert without.outcome.step_time == simulate(result.scenario.with_overrides("training.offload=none")).step_time
+    plain = simulate(result.scenario.with_overrides("training.offload=none"))
     assert len(timeline_of(plain, shown_ranks(plain)).lanes) == 3
 
 
-def test_the_table_has_a_line_for_the_host(result: Answer) -> None:
+def test_the_table_has_a_line_for_the_host(result: SimulationResult) -> None:
     console = Console(width=100)
     with console.capture() as captured:
         console.print(render_run(result))
@@ -86,7 +86,7 @@ def test_the_table_has_a_line_for_the_host(result: Answer) -> None:
     assert "exposed host" in captured.get()
 
 
-def test_kineto_calls_copies_as_the_profiler_does(result: Answer, tmp_path: Path) -> None:
+def test_kineto_calls_copies_as_the_profiler_does(result: SimulationResult, tmp_path: Path) -> None:
     write_kineto_files(result, tmp_path, [0])
     content: dict[str, Any] = json.loads((tmp_path / "rank-0.json").read_text())
     events = content["traceEvents"]
@@ -106,7 +106,7 @@ def test_kineto_calls_copies_as_the_profiler_does(result: Answer, tmp_path: Path
     assert all(group["pg_desc"] != "host" for group in content["distributedInfo"]["pg_config"])
 
 
-def test_the_other_traces_have_streams_for_the_host(result: Answer, tmp_path: Path) -> None:
+def test_the_other_traces_have_streams_for_the_host(result: SimulationResult, tmp_path: Path) -> None:
     write_spans(result, tmp_path / "spans.csv", [0])
     with (tmp_path / "spans.csv").open(encoding="utf-8", newline="") as file:
         streams = [row["stream"] for row in csv.DictReader(file)]
@@ -119,15 +119,15 @@ def test_the_other_traces_have_streams_for_the_host(result: Answer, tmp_path: Pa
 
 
 def test_the_explorer_says_that_it_leaves_offload_out_of_memory(
-    result: Answer, monkeypatch: pytest.MonkeyPatch
+    result: SimulationResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(explorer_data, "_tables", lambda space: space.scenario)
     with_offload, without = (
         explorer_data.tables(scenario)
-        for scenario in (result.scenario, result.scenario.changed("training.offload=none"))
+        for scenario in (result.scenario, result.scenario.with_overrides("training.offload=none"))
     )
     assert [note for note in with_offload.notes if note not in without.notes] == [
         "offload is left out of memory: all is drawn as on the device; simulated steps are the scenario's"
     ]
     drawn: Any = with_offload.tables
-    assert drawn.training.offload == NOTHING
+    assert drawn.training.offload == NO_OFFLOAD

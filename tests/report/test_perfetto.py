@@ -14,7 +14,7 @@ from clustersim.report.export.rank_selection import trace_ranks
 from clustersim.report.export.span_table import Export
 from clustersim.report.export.write_traces import write_trace
 from clustersim.report.theme import CATEGORIES
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 from tests.report.small_trace import packets as read
 from tests.report.small_trace import simulated, track_names
 
@@ -27,7 +27,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "step.pftrace"
 
 
-def written(path: Path, result: Answer, ranks: Sequence[int]) -> list[Any]:
+def written(path: Path, result: SimulationResult, ranks: Sequence[int]) -> list[Any]:
     write_trace(result, path, ranks)
     return read(path)
 

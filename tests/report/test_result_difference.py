@@ -13,7 +13,7 @@ from rich.console import Console
 from clustersim.report.result_difference import Difference, difference_of, headline, lines, words_of
 from clustersim.report.result_difference_page import difference_page, difference_waterfall, stages_figure
 from clustersim.report.terminal.difference import render_difference
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 from clustersim.results.time_categories import PARTS
 from tests.report.page_reader import figures
 from tests.small_pipeline import simulated
@@ -22,7 +22,7 @@ TITLES = ("plain <a>", "changed & b")
 
 
 @pytest.fixture(scope="module")
-def plain() -> Answer:
+def plain() -> SimulationResult:
     return simulated()
 
 
@@ -37,7 +37,7 @@ CHANGES = {
 
 
 @pytest.fixture(scope="module", params=CHANGES)
-def pair(request: pytest.FixtureRequest, plain: Answer) -> tuple[Answer, Answer]:
+def pair(request: pytest.FixtureRequest, plain: SimulationResult) -> tuple[SimulationResult, SimulationResult]:
     return plain, simulated(*CHANGES[request.param])
 
 
@@ -48,11 +48,11 @@ def printed(difference: Difference) -> str:
     return console.file.getvalue()
 
 
-def page_of(first: Answer, second: Answer) -> str:
+def page_of(first: SimulationResult, second: SimulationResult) -> str:
     return difference_page(difference_of(first, second, TITLES), (first, second))
 
 
-def test_parts_sum_to_the_difference_of_the_step_times(pair: tuple[Answer, Answer]) -> None:
+def test_parts_sum_to_the_difference_of_the_step_times(pair: tuple[SimulationResult, SimulationResult]) -> None:
     difference = difference_of(*pair, TITLES)
     longer = pair[1].step_time - pair[0].step_time
     assert difference.longer == longer
@@ -61,7 +61,9 @@ def test_parts_sum_to_the_difference_of_the_step_times(pair: tuple[Answer, Answe
     assert sum(rows) == pytest.approx(longer, rel=1e-6, abs=1e-6 * pair[0].step_time)
 
 
-def test_the_waterfall_begins_at_one_step_time_and_ends_at_the_other(pair: tuple[Answer, Answer]) -> None:
+def test_the_waterfall_begins_at_one_step_time_and_ends_at_the_other(
+    pair: tuple[SimulationResult, SimulationResult],
+) -> None:
     difference = difference_of(*pair, TITLES)
     first, *parts, second = difference_waterfall(difference).traces
     ends = [first["x"][0]]
@@ -75,7 +77,7 @@ def test_the_waterfall_begins_at_one_step_time_and_ends_at_the_other(pair: tuple
         assert max(ends) < high
 
 
-def test_every_stage_of_the_same_pipeline_sums_to_the_difference(plain: Answer) -> None:
+def test_every_stage_of_the_same_pipeline_sums_to_the_difference(plain: SimulationResult) -> None:
     second = simulated(*CHANGES["same pipeline"])
     difference = difference_of(plain, second, TITLES)
     assert difference.row_labels == ("stage 0", "stage 1", "stage 2", "stage 3")
@@ -88,7 +90,7 @@ def test_every_stage_of_the_same_pipeline_sums_to_the_difference(plain: Answer) 
     assert [sum(part["delta"] for part in row["parts_s"]) for row in answer] == pytest.approx(sums.tolist(), rel=1e-6)
 
 
-def test_stages_of_other_pipelines_are_not_compared(plain: Answer) -> None:
+def test_stages_of_other_pipelines_are_not_compared(plain: SimulationResult) -> None:
     second = simulated(*CHANGES["layout"])
     difference = difference_of(plain, second, TITLES)
     assert difference.to_json()["stages"] is None
@@ -98,7 +100,7 @@ def test_stages_of_other_pipelines_are_not_compared(plain: Answer) -> None:
     assert difference_of(plain, interleaved, TITLES).row_labels == ()
 
 
-def test_the_same_twice_differs_in_nothing(plain: Answer) -> None:
+def test_the_same_twice_differs_in_nothing(plain: SimulationResult) -> None:
     difference = difference_of(plain, plain, TITLES)
     assert difference.inputs == ()
     assert difference.different == []
@@ -110,7 +112,7 @@ def test_the_same_twice_differs_in_nothing(plain: Answer) -> None:
     assert "no key of the input differs" in printed(difference)
 
 
-def test_numbers_are_those_of_run(plain: Answer) -> None:
+def test_numbers_are_those_of_run(plain: SimulationResult) -> None:
     second = simulated(*CHANGES["layout"])
     answer = difference_of(plain, second, TITLES).to_json()
     for side, result in (("first", plain), ("second", second)):
@@ -124,7 +126,7 @@ def test_numbers_are_those_of_run(plain: Answer) -> None:
     json.dumps(answer, allow_nan=False)
 
 
-def test_words_say_longer_or_shorter_and_by_how_much(plain: Answer) -> None:
+def test_words_say_longer_or_shorter_and_by_how_much(plain: SimulationResult) -> None:
     slow = simulated(*CHANGES["slow"])
     part = slow.step_time / plain.step_time - 1.0
     there, back = difference_of(plain, slow, TITLES), difference_of(slow, plain, TITLES)
@@ -133,33 +135,33 @@ def test_words_say_longer_or_shorter_and_by_how_much(plain: Answer) -> None:
     assert f"({part:+.1%})" in printed(there)
 
 
-def test_what_is_only_rounding_is_no_difference(plain: Answer) -> None:
+def test_what_is_only_rounding_is_no_difference(plain: SimulationResult) -> None:
     difference = difference_of(plain, plain, TITLES)
     assert difference.words(1e-12 * plain.step_time) == difference.words(0.0) == "0 s"
     assert difference.words(-1e-3) == "-1 ms"
     assert not re.search(r"[+-]\d", printed(difference))
 
 
-def test_a_step_with_other_tokens_is_not_to_be_compared_by_its_time(plain: Answer) -> None:
+def test_a_step_with_other_tokens_is_not_to_be_compared_by_its_time(plain: SimulationResult) -> None:
     difference = difference_of(plain, simulated("training.global_batch=32"), TITLES)
     assert difference.notes == ("a step of B has 2 times the tokens; compare tokens/s per GPU",)
     assert "2 times the tokens" in printed(difference)
     assert difference_of(plain, simulated(*CHANGES["slow"]), TITLES).notes == ()
 
 
-def test_text_of_users_is_escaped(plain: Answer) -> None:
+def test_text_of_users_is_escaped(plain: SimulationResult) -> None:
     text = page_of(plain, simulated("name=<b>x</b>"))
     assert "plain &lt;a&gt;" in text
     assert "<b>x</b>" not in text
     assert html.escape("<b>x</b>") in text
 
 
-def test_words_of_the_input_may_break_and_numbers_not(plain: Answer) -> None:
+def test_words_of_the_input_may_break_and_numbers_not(plain: SimulationResult) -> None:
     text = page_of(plain, simulated("name=a long note"))
     assert re.findall(r'class="words">(.*?)<', text) == ["A", "B", "not given", "a long note"]
 
 
-def test_both_timelines_have_one_axis(plain: Answer) -> None:
+def test_both_timelines_have_one_axis(plain: SimulationResult) -> None:
     second = simulated(*CHANGES["steps"])
     drawn = figures(page_of(plain, second))
     first, other = (drawn[name] for name in ("timeline-a", "timeline-b"))
@@ -169,7 +171,7 @@ def test_both_timelines_have_one_axis(plain: Answer) -> None:
     assert (low, high * first["facts"]["size"]) == (0, pytest.approx(second.step_times.sum(), rel=0.01))
 
 
-def test_parts_are_all_of_the_breakdown_s_and_in_its_order(pair: tuple[Answer, Answer]) -> None:
+def test_parts_are_all_of_the_breakdown_s_and_in_its_order(pair: tuple[SimulationResult, SimulationResult]) -> None:
     names = [part["part"] for part in difference_of(*pair, TITLES).to_json()["parts_s"]]
     order = [part.value for part in PARTS]
     assert names == sorted(names, key=order.index)

@@ -12,7 +12,7 @@ import pytest
 
 from clustersim import simulate
 from clustersim.cost.timing import Provenance
-from clustersim.memory.footprint import Category as Use
+from clustersim.memory.footprint import MemoryCategory as Use
 from clustersim.report.draw.timeline_figure import timeline_card
 from clustersim.report.html_document import PLOTLY, document
 from clustersim.report.labels import PROVENANCE_NAMES
@@ -50,7 +50,7 @@ def test_plotly_is_in_the_page_once_and_the_page_is_small(make_timeline: Make) -
 
 
 def test_hostile_names_stay_text(make_timeline: Make) -> None:
-    hostile = said(simulated(), scenario=simulated().scenario.changed(f"name={json.dumps(HOSTILE)}"))
+    hostile = said(simulated(), scenario=simulated().scenario.with_overrides(f"name={json.dumps(HOSTILE)}"))
     text = without_plotly(run_page(said(hostile, experience=HOSTILE, suggestions=(HOSTILE,), not_modelled=(HOSTILE,))))
     rows = without_plotly(document(HOSTILE, [timeline_card(make_timeline(4, 8, 1, HOSTILE))]))
     for item in (text, rows):

@@ -10,7 +10,7 @@ from clustersim.planning.what_if import what_ifs
 from clustersim.report.panels.memory import stages_of
 from clustersim.report.row_selection import MOST_ROWS, shown_ranks
 from clustersim.report.run_page import run_page
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 
@@ -28,11 +28,11 @@ ALL = {
 }  # fmt: skip
 
 
-def result_of(*overrides: str) -> Answer:
+def result_of(*overrides: str) -> SimulationResult:
     return simulate(Scenario.from_mapping(SMALL, list(overrides)))
 
 
-def titles(result: Answer) -> set[str]:
+def titles(result: SimulationResult) -> set[str]:
     text = run_page(result, what_ifs(result, budget=0.0))
     return set(re.findall(r"<h2>(.*?)</h2>", text))
 

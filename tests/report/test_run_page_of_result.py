@@ -5,9 +5,9 @@ import html
 import numpy as np
 import pytest
 
-from clustersim.build import plan_of
-from clustersim.memory.footprint import SHARDED
-from clustersim.memory.footprint import Category as Use
+from clustersim.build import build_plan
+from clustersim.memory.footprint import SHARDED_CATEGORIES
+from clustersim.memory.footprint import MemoryCategory as Use
 from clustersim.report.labels import layout_line, stage_name
 from clustersim.report.panels.memory import memory_cards, stages_of
 from clustersim.report.result_timeline import row_note, timeline_of
@@ -16,8 +16,8 @@ from clustersim.report.run_page import run_page
 from clustersim.report.step_breakdown import times_of
 from clustersim.report.theme import CATEGORIES, PART_LOOKS, USE_LOOKS, Category
 from clustersim.report.timeline_data import Timeline
-from clustersim.results.memory_check import footprint_of
-from clustersim.results.simulation_result import Answer
+from clustersim.results.memory_check import build_footprint
+from clustersim.results.simulation_result import SimulationResult
 from clustersim.results.time_categories import PARTS
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
@@ -33,16 +33,16 @@ SMALL = {
 
 
 @pytest.fixture(scope="module")
-def result() -> Answer:
-    return simulate(Scenario.from_mapping(SMALL, source="small"))
+def result() -> SimulationResult:
+    return simulate(Scenario.from_mapping(SMALL, default_name="small"))
 
 
 @pytest.fixture(scope="module")
-def timeline(result: Answer) -> Timeline:
+def timeline(result: SimulationResult) -> Timeline:
     return timeline_of(result, shown_ranks(result))
 
 
-def test_parts_sum_to_the_step_time_as_a_whole_and_on_each_stage(result: Answer) -> None:
+def test_parts_sum_to_the_step_time_as_a_whole_and_on_each_stage(result: SimulationResult) -> None:
     times = times_of(result, shown_ranks(result))
     assert times.step.sum() == pytest.approx(result.step_time)
     assert times.stages.sum(axis=1) == pytest.approx(result.step_time)
@@ -71,13 +71,15 @@ def test_a_stage_waits_for_the_computation_of_its_neighbour_and_not_for_its_own_
     assert (spans.row[cause], spans.lane[cause], spans.microbatch[cause]) == (0, 0, 0)
 
 
-def test_the_memory_that_is_drawn_peaks_where_the_ledger_does(result: Answer) -> None:
+def test_the_memory_that_is_drawn_peaks_where_the_ledger_does(result: SimulationResult) -> None:
     for stage, ledger in zip(stages_of(result), result.ledgers, strict=True):
         assert stage.held.sum(axis=0).max() == pytest.approx(ledger.peak)
         assert np.all(stage.held >= 0)
 
 
-def test_the_critical_path_goes_forward_in_time_and_ends_with_the_step(result: Answer, timeline: Timeline) -> None:
+def test_the_critical_path_goes_forward_in_time_and_ends_with_the_step(
+    result: SimulationResult, timeline: Timeline
+) -> None:
     path = timeline.path
     assert np.all(np.diff(path.end) >= 0)
     assert path.end[-1] == pytest.approx(result.step_time)
@@ -88,7 +90,7 @@ def test_every_part_and_every_use_of_memory_has_a_look() -> None:
     assert set(USE_LOOKS) == set(Use)
 
 
-def test_the_page_of_a_result_names_what_was_simulated(result: Answer) -> None:
+def test_the_page_of_a_result_names_what_was_simulated(result: SimulationResult) -> None:
     text = run_page(result)
     assert "tp 2 · pp 4 · dp 4 · ZeRO-1 · 1f1b · no recompute · bf16" in text
     assert "matmul" in text or "attention" in text
@@ -103,15 +105,15 @@ def test_the_page_of_a_result_names_what_was_simulated(result: Answer) -> None:
     ],
 )
 def test_strategies_are_called_what_people_call_them(override: str, words: str) -> None:
-    assert words in layout_line(Scenario.from_mapping(SMALL, source="small", overrides=[override]))
+    assert words in layout_line(Scenario.from_mapping(SMALL, default_name="small", overrides=[override]))
 
 
 def test_a_stage_of_several_chunks_is_a_pipeline_rank_and_the_note_says_what_it_holds() -> None:
-    scenario = Scenario.from_mapping(SMALL, source="small", overrides=["schedule={interleaved: {chunks: 8}}"])
+    scenario = Scenario.from_mapping(SMALL, default_name="small", overrides=["schedule={interleaved: {chunks: 8}}"])
     assert stage_name(scenario, 3) == "pipeline rank 3"
     assert "32 stages (chunks)" in row_note(scenario)
     assert "pipeline rank 0 holds stages 0, 4, 8, ..., 28." in row_note(scenario)
-    plain = Scenario.from_mapping(SMALL, source="small")
+    plain = Scenario.from_mapping(SMALL, default_name="small")
     assert (stage_name(plain, 3), row_note(plain)) == ("stage 3", "")
 
 
@@ -122,17 +124,17 @@ def test_equal_kernels_of_a_pass_are_one_line_with_their_count(timeline: Timelin
     assert any("8 × mlp.up" in detail for detail in details)  # 32 layers on 4 stages
 
 
-def test_what_experience_says_is_on_the_page(result: Answer) -> None:
-    assert result.experience in html.unescape(run_page(result))
-    assert result.suggestions == ()
+def test_what_experience_says_is_on_the_page(result: SimulationResult) -> None:
+    assert result.interval_description in html.unescape(run_page(result))
+    assert result.oom_suggestions == ()
 
 
 def test_memory_of_experts_stands_apart_and_both_make_up_all() -> None:
     """Eight experts of three 4096 x 14336 matrices in each of two layers, over four ranks; all else is whole."""
     result = simulated("model={preset: mixtral-8x7b, layers: 8}", "layout={tp: 1, pp: 4, dp: 4, data: zero1, ep: 4}")
-    scenario, ledger = result.scenario, result.ledgers[0].at_peak()
-    experts, others = footprint_of(scenario, plan_of(scenario)).experts_and_others(0)
+    scenario, ledger = result.scenario, result.ledgers[0].peak_by_category()
+    experts, others = build_footprint(scenario, build_plan(scenario)).split_experts(0)
     assert experts[0] == 2 * 8 / 4 * 3 * 4096 * 14336
-    assert experts[1] + others[1] == pytest.approx(sum(ledger[use] for use in SHARDED))
+    assert experts[1] + others[1] == pytest.approx(sum(ledger[use] for use in SHARDED_CATEGORIES))
     assert ["of experts" in card.html for card in memory_cards(result, several=True)] == [False, True]
     assert not any("of experts" in card.html for card in memory_cards(simulated(), several=True))

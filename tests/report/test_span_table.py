@@ -17,13 +17,13 @@ from clustersim.report.export.rank_selection import trace_ranks
 from clustersim.report.export.span_table import Export
 from clustersim.report.export.table import COLUMNS, INTEGER, NUMBER, Columns, columns_of, require_table, write_csv
 from clustersim.report.export.write_traces import spans_of, write_spans
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 from tests.report.small_trace import simulated
 
 TASK = -1  # the operation of what is a task itself
 
 
-def table(result: Answer, *ranks: int) -> Columns:
+def table(result: SimulationResult, *ranks: int) -> Columns:
     parts = [columns_of(result, *item) for item in Export(result, trace_ranks(result, ranks))]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 

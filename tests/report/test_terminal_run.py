@@ -85,7 +85,7 @@ def test_what_is_not_modelled_is_one_line() -> None:
 
 def test_large_rates_have_no_exponent() -> None:
     result = simulated()
-    assert "82,580 per GPU" in printed(said(result, tokens_per_second=82_583.4 * result.ranks))
+    assert "82,580 per GPU" in printed(said(result, tokens_per_second=82_583.4 * result.rank_count))
 
 
 def test_mfu_is_told_twice_where_causal_attention_makes_a_difference() -> None:

@@ -64,7 +64,7 @@ def lanes(cluster: Cluster, layout: Layout, chunks: int = 1) -> dict[str, tuple[
 
 
 def test_llama_crosses_one_tier_more_with_each_axis() -> None:
-    found = lanes(load_cluster("llama3-roce", gpus=16_384), Layout(tp=8, dp=128, pp=16))
+    found = lanes(load_cluster("llama3-roce", gpu_count=16_384), Layout(tp=8, dp=128, pp=16))
     assert {axis: top for axis, (top, _) in found.items()} == {
         "tp": "NVLink domain", "dp": "spine switch", "pp": "core switch",
     }  # fmt: skip
@@ -73,21 +73,21 @@ def test_llama_crosses_one_tier_more_with_each_axis() -> None:
 
 
 def test_an_axis_within_an_nvlink_domain_of_many_nodes_stays_there() -> None:
-    found = lanes(load_cluster("gb200-nvl72", gpus=144), Layout(tp=8, dp=9, pp=2))
+    found = lanes(load_cluster("gb200-nvl72", gpu_count=144), Layout(tp=8, dp=9, pp=2))
     assert found["dp"][0] == "NVLink domain"
     assert found["dp"][1].nodes == 9 * 8 // 4 // 2, "every second node of four GPUs"
     assert found["pp"][0] in ("leaf switch", "spine switch")
 
 
 def test_axes_of_one_are_left_out() -> None:
-    assert not lanes(load_cluster("dgx-h100", gpus=1), Layout())
-    assert set(lanes(load_cluster("dgx-h100", gpus=8), Layout(dp=8))) == {"dp"}
+    assert not lanes(load_cluster("dgx-h100", gpu_count=1), Layout())
+    assert set(lanes(load_cluster("dgx-h100", gpu_count=8), Layout(dp=8))) == {"dp"}
 
 
 def test_experts_lie_on_the_fabric_as_their_own_mesh_says() -> None:
     """Two replicas of eight whole experts on the sixteen ranks of a stage: a node each, and back eight ranks on."""
     layout = Layout(tp=2, dp=8, pp=8, ep=8, etp=1)
-    found = lanes(load_cluster("dgx-h100", gpus=128), layout)
+    found = lanes(load_cluster("dgx-h100", gpu_count=128), layout)
     sizes = {axis: (span.size, span.groups, span.stride, span.nodes) for axis, (_, span) in found.items()}
     assert [*sizes] == ["tp", "dp", "pp", "ep", "edp"]
     assert sizes["ep"] == (8, 16, 1, 1)
@@ -98,7 +98,7 @@ def test_experts_lie_on_the_fabric_as_their_own_mesh_says() -> None:
 @pytest.mark.parametrize("gpus", [8, 16, 64])
 def test_parts_of_neighbours_are_those_of_all_pairs(gpus: int) -> None:
     """Ranks in order on nodes of eight: one pair of eight leaves its node, and the last one comes back to the first."""
-    (span,) = axis_spans(Layout(dp=gpus), load_cluster("dgx-h100", gpus=gpus).fabric, looped_placement(1))
+    (span,) = axis_spans(Layout(dp=gpus), load_cluster("dgx-h100", gpu_count=gpus).fabric, looped_placement(1))
     inside = next(crossing for crossing in span.crossings if crossing.kind is LinkKind.NVLINK)
     assert inside.part == (1.0 if gpus == 8 else pytest.approx(7 / 8))
     assert sum(item.part for item in span.crossings if item.kind is LinkKind.NIC) == pytest.approx(
@@ -108,7 +108,7 @@ def test_parts_of_neighbours_are_those_of_all_pairs(gpus: int) -> None:
 
 def test_a_pipeline_closes_its_ring_only_with_several_chunks() -> None:
     """Pods of 3,072 GPUs, stages of 1,024: some steps from stage to stage change the pod, and so does the way back."""
-    fabric, layout = load_cluster("llama3-roce", gpus=16_384).fabric, Layout(tp=8, dp=128, pp=16)
+    fabric, layout = load_cluster("llama3-roce", gpu_count=16_384).fabric, Layout(tp=8, dp=128, pp=16)
     changes = int(np.count_nonzero(np.diff(np.arange(16) * 1024 // 3072)))
     for chunks, expected in ((1, changes / 15), (4, (changes + 1) / 16)):
         crossings = axis_spans(layout, fabric, looped_placement(layout.pp, chunks))[-1].crossings

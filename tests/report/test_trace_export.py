@@ -11,14 +11,14 @@ from clustersim.program.task import ComputeTask
 from clustersim.report.export.perfetto import require_trace
 from clustersim.report.export.write_traces import spans_of, write_trace
 from clustersim.report.theme import CATEGORIES
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 from tests.report.small_trace import Slice, packets, simulated, slices
 
 pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
 
 
 @pytest.fixture(scope="module")
-def result() -> Answer:
+def result() -> SimulationResult:
     return simulated()
 
 
@@ -27,12 +27,12 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "step.pftrace"
 
 
-def written(path: Path, result: Answer, ranks: Sequence[int] | None = None) -> list[Slice]:
+def written(path: Path, result: SimulationResult, ranks: Sequence[int] | None = None) -> list[Slice]:
     write_trace(result, path, ranks)
     return slices(path)
 
 
-def compute_rows(result: Answer) -> Iterator[tuple[int, float, float, ComputeTask]]:
+def compute_rows(result: SimulationResult) -> Iterator[tuple[int, float, float, ComputeTask]]:
     trace, program = result.trace, result.program
     for row in range(len(trace)):
         task = program.programs[program.program_index[trace.rank[row]]].tasks[trace.task[row]]
@@ -40,7 +40,7 @@ def compute_rows(result: Answer) -> Iterator[tuple[int, float, float, ComputeTas
             yield int(trace.rank[row]), float(trace.start[row]), float(trace.end[row]), task
 
 
-def test_how_many_spans_will_be_written_is_known_before(result: Answer, path: Path) -> None:
+def test_how_many_spans_will_be_written_is_known_before(result: SimulationResult, path: Path) -> None:
     assert spans_of(result) == len(written(path, result))
 
 
@@ -52,7 +52,7 @@ def test_every_operation_of_every_simulated_rank_is_in_the_trace_with_its_time(p
     expected = [
         (start + timing.offsets[place], timing.durations[place])
         for _, start, _, task in compute_rows(result)
-        for timing in [result.cost.block(0, task.segment)]
+        for timing in [result.cost.time_segment(0, task.segment)]
         for place in range(len(task.segment.operations))
     ]
     assert len(inside) == len(expected) > 500
@@ -103,7 +103,7 @@ def test_operations_lie_inside_their_pass_and_nothing_overlaps_on_a_track(
             assert item.start <= first <= last <= item.end
 
 
-def test_a_trace_that_would_fill_the_disk_is_refused_with_its_size(result: Answer, path: Path) -> None:
+def test_a_trace_that_would_fill_the_disk_is_refused_with_its_size(result: SimulationResult, path: Path) -> None:
     write_trace(result, path)
     size = path.stat().st_size
     with pytest.raises(OutputError, match=r"operations on 2 ranks would be .* above .*--ranks.*--force") as refused:
@@ -121,7 +121,7 @@ def test_every_rank_has_a_row_when_every_rank_is_simulated(path: Path) -> None:
 
 
 def test_without_the_extra_one_sentence_says_what_to_install(
-    result: Answer, path: Path, monkeypatch: pytest.MonkeyPatch
+    result: SimulationResult, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "perfetto.protos.perfetto.trace", None)
     with pytest.raises(InputError, match=r"pip install .clustersim.*--kineto"):
@@ -135,12 +135,14 @@ def test_a_name_of_another_format_is_refused_with_what_writes_json(name: str) ->
         require_trace(name)
 
 
-def test_an_unwritable_trace_is_one_sentence(result: Answer, tmp_path: Path) -> None:
+def test_an_unwritable_trace_is_one_sentence(result: SimulationResult, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="there is no directory"):
         write_trace(result, tmp_path / "nowhere" / "step.pftrace")
 
 
-def test_a_rank_that_was_not_simulated_has_the_times_of_the_one_that_stands_for_it(result: Answer, path: Path) -> None:
+def test_a_rank_that_was_not_simulated_has_the_times_of_the_one_that_stands_for_it(
+    result: SimulationResult, path: Path
+) -> None:
     mine, other = (written(path, result, [rank]) for rank in (4, 7))
     assert {item.rank for item in other} == {7}
     assert [(element.start, element.end, element.name, element.arguments) for element in mine] == [
@@ -148,7 +150,7 @@ def test_a_rank_that_was_not_simulated_has_the_times_of_the_one_that_stands_for_
     ]
 
 
-def test_what_is_received_is_there_and_comes_last(result: Answer, path: Path) -> None:
+def test_what_is_received_is_there_and_comes_last(result: SimulationResult, path: Path) -> None:
     every = written(path, result, range(8))
     received = [item for item in every if item.track[-1] == "receive"]
     assert every[-len(received) :] == received
@@ -203,7 +205,7 @@ def test_what_a_span_waited_for_is_named_whichever_ranks_are_written(path: Path)
     assert "forward of microbatch 0 on stage 0" in alone
 
 
-def test_categories_are_the_words_of_the_page(result: Answer, path: Path) -> None:
+def test_categories_are_the_words_of_the_page(result: SimulationResult, path: Path) -> None:
     words = {category.label for category in CATEGORIES}
     assert {item.category for item in written(path, result)} <= words
 

@@ -10,7 +10,7 @@ from clustersim.common.units import format_seconds
 from clustersim.report.panels import verdict
 from clustersim.report.panels.verdict import losses_of, verdict_card
 from clustersim.results.nearest_run import NearestRun
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 from clustersim.results.time_categories import Part
 from clustersim.results.time_losses import Help, Loss
 from clustersim.results.utilization import CONVENTION
@@ -26,7 +26,7 @@ def plain(text: str) -> str:
     return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", text)).replace("\N{NO-BREAK SPACE}", " ").split())
 
 
-def top(result: Answer, nearest: NearestRun | None = None) -> str:
+def top(result: SimulationResult, nearest: NearestRun | None = None) -> str:
     return plain(verdict_card(result, nearest=nearest).html)
 
 

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from clustersim.cost.segment import BlockTiming
+from clustersim.cost.segment import SegmentTiming
 from clustersim.program.task import CommOverlap, Operation, Segment, Stream, Task, WorkType
 from tests.results.trace_cases import (
     BACKWARD,
@@ -51,7 +51,7 @@ def streams(draw: st.DrawFn, rank: int, stream: Stream) -> list[Row]:
 
 
 @st.composite
-def timings(draw: st.DrawFn) -> dict[Segment, BlockTiming]:
+def timings(draw: st.DrawFn) -> dict[Segment, SegmentTiming]:
     """Blocks that are shorter or longer than their rows."""
     blocks = (FORWARD.segment, BACKWARD.segment, STEP.segment)
     return {block: timing((draw(SECONDS), 0.0)) for block in blocks}

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 
 from clustersim import Scenario, simulate
-from clustersim.cost.segment import SideBySide
+from clustersim.cost.segment import OverlapModel
 from clustersim.parallel import mesh
 from clustersim.parallel.mesh import COMM_AXES, DENSE_AXIS_NAMES
 from clustersim.program.task import CommOverlap as Beside
@@ -79,7 +79,7 @@ def test_data_moves_as_long_as_its_rows_last(case: Case) -> None:
 def test_kinds_fit_into_the_step_in_training(scenario: Scenario) -> None:
     result = simulate(scenario)
     rows = read_rows(result.trace, result.program, scenario.steps)
-    check(overlap(rows, result.cost.block, result.breakdown), result.step_time)
+    check(overlap(rows, result.cost.time_segment, result.breakdown), result.step_time)
 
 
 def test_ddp_hides_what_is_beside_backward() -> None:
@@ -114,8 +114,8 @@ def test_an_exchange_beside_a_kernel_of_its_operation_hides_but_for_what_is_expo
     layer = Segment("layer", (Operation(both, WorkType.FORWARD), Operation(exchange("tp"), WorkType.FORWARD)))
     own = timing((6.0, 1.0), (2.0, 2.0))
     known = type(own)(
-        own.durations, own.offsets, own.exposed, own.slowed, own.launching, {0: SideBySide(both, 3.0, 0.0)},
-        own.provenance, own.bound, own.error, own.longer,
+        own.durations, own.offsets, own.exposed_comm, own.overlap_delay, own.launch_stalls, {0: OverlapModel(both, 3.0, 0.0)},
+        own.provenance, own.bottleneck, own.error, own.in_situ_slowdown,
     )  # fmt: skip
     case = Case((Row(ComputeTask(layer), 0, 8), Row(ComputeTask(layer), 8, 16, 0)), timings={layer: known})
     assert of_axis(case, "tp") == {"alone": 6.0, "hidden": 4.0, "exposed": 6.0}

@@ -45,7 +45,7 @@ def test_pieces_tile_the_step_in_any_trace(case: Case) -> None:
 def test_pieces_tile_the_steps_of_any_scenario(scenario: Scenario) -> None:
     result = simulate(scenario)
     rows = read_rows(result.trace, result.program, scenario.steps)
-    check(path_pieces(rows, result.path, result.cost.block), result.trace.makespan)
+    check(path_pieces(rows, result.critical_path, result.cost.time_segment), result.trace.makespan)
 
 
 def test_a_message_begins_a_piece() -> None:

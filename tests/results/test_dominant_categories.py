@@ -9,7 +9,7 @@ from clustersim import Scenario, simulate
 from clustersim.common.arrays import FloatArray
 from clustersim.program.task import ComputeTask, Stream
 from clustersim.results.dominant_categories import dominant_parts, part_seconds
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 from clustersim.results.time_breakdown import breakdown
 from clustersim.results.time_categories import PARTS, Part
 from clustersim.results.trace_table import read_rows
@@ -58,7 +58,7 @@ def test_finer_bins_add_up_to_coarser_ones(case: Case, bins: int, finer: int) ->
 @given(drawn=scenarios())
 @examples(8)
 def test_bins_sum_to_the_breakdown_in_training_steps(steps: int, drawn: Scenario) -> None:
-    check(simulate(drawn.changed(f"steps={steps}")))
+    check(simulate(drawn.with_overrides(f"steps={steps}")))
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_bins_sum_to_the_breakdown_in_training_steps(steps: int, drawn: Scenario
     ],
 )
 def test_bins_sum_to_the_breakdown_where_ranks_differ(changes: tuple[str, ...]) -> None:
-    check(simulate(SMALL.changed(*changes)))
+    check(simulate(SMALL.with_overrides(*changes)))
 
 
 SMALL = Scenario.from_mapping(
@@ -83,9 +83,9 @@ SMALL = Scenario.from_mapping(
 )  # fmt: skip
 
 
-def check(result: Answer) -> None:
+def check(result: SimulationResult) -> None:
     rows = read_rows(result.trace, result.program, result.scenario.steps)
-    found = dominant_parts(rows, result.cost.block, bins=50)
+    found = dominant_parts(rows, result.cost.time_segment, bins=50)
     assert found.whole
     known = result.breakdown.seconds * result.scenario.steps
     assert found.seconds == pytest.approx(known, rel=1e-9, abs=1e-9 * found.makespan)

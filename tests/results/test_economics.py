@@ -7,8 +7,8 @@ import pytest
 
 from clustersim.common.dtypes import DType
 from clustersim.cost.timing import Provenance
-from clustersim.hardware.power import Activity, Draw
-from clustersim.hardware.prices import Price, Quote
+from clustersim.hardware.power import GpuActivity, PowerDraw
+from clustersim.hardware.prices import Price, PriceQuote
 from clustersim.model.kernels import Kernel, KernelKind
 from clustersim.parallel.mesh import DATA, HOST_AXIS
 from clustersim.program.task import CommOp, CommOverlap
@@ -19,10 +19,15 @@ from clustersim.results.time_categories import EXPOSED, PARTS, Part
 from tests.results.trace_cases import KERNEL, exchange
 from tests.small_pipeline import simulated
 
-SECONDS = {Activity.PRODUCTS: 2.0, Activity.STREAMING: 1.0, Activity.COMMUNICATING: 0.5, Activity.WAITING: 0.5}
+SECONDS = {
+    GpuActivity.MATMUL: 2.0,
+    GpuActivity.MEMORY_BOUND: 1.0,
+    GpuActivity.COMMUNICATING: 0.5,
+    GpuActivity.WAITING: 0.5,
+}
 WATTS = (700.0, 400.0, 300.0, 100.0)
-DRAW = Draw(dict(zip(Activity, WATTS, strict=True)), 350.0)
-GPUS = Gpus("h100", 8, SECONDS, Quote(Price(9.0, "USD"), "given"), DRAW)
+DRAW = PowerDraw(dict(zip(GpuActivity, WATTS, strict=True)), 350.0)
+GPUS = Gpus("h100", 8, SECONDS, PriceQuote(Price(9.0, "USD"), "given"), DRAW)
 STEP = Economics((GPUS,), step_time=4.0, tokens=1e6, pue=1.25, carbon=400.0 / 3.6e6, run_tokens=5e12)
 
 
@@ -65,7 +70,9 @@ def test_plain_data_is_in_kwh() -> None:
 
 def test_gpus_of_two_kinds_count_each_by_its_own() -> None:
     """4 at 9 USD and 12 at 1 USD are 48 USD an hour, 3 USD on average."""
-    cheap = replace(GPUS, name="a100", number=12, quote=Quote(Price(1.0, "USD"), "oci"), draw=replace(DRAW, rest=0.0))
+    cheap = replace(
+        GPUS, name="a100", number=12, quote=PriceQuote(Price(1.0, "USD"), "oci"), draw=replace(DRAW, node_rest=0.0)
+    )
     both = replace(STEP, gpus=(replace(GPUS, number=4), cheap), pue=1.0)
     assert both.price_per_gpu_hour == Price(3.0, "USD")
     assert both.price_source == "given; oci"
@@ -82,10 +89,10 @@ def test_what_is_not_known_is_none_and_said() -> None:
         "no list price of h100 is known; economics.price_per_gpu_hour says one",
         "what h100 draws is not known; economics.power.tdp says it",
     ]
-    mixed = replace(STEP, gpus=(GPUS, replace(GPUS, quote=Quote(Price(1.0, "EUR"), "given"))))
+    mixed = replace(STEP, gpus=(GPUS, replace(GPUS, quote=PriceQuote(Price(1.0, "EUR"), "given"))))
     assert mixed.cost_per_step is None
     assert "several currencies" in mixed.without_price[0]
-    alone = replace(STEP, gpus=(replace(GPUS, draw=replace(DRAW, rest=None)),))
+    alone = replace(STEP, gpus=(replace(GPUS, draw=replace(DRAW, node_rest=None)),))
     assert alone.power_per_gpu == alone.gpu_power == pytest.approx(500.0)
     assert "count as GPUs alone" in alone.without_node[0]
 
@@ -111,8 +118,8 @@ def test_parts_of_a_breakdown_are_activities() -> None:
     assert list(first.values()) == pytest.approx([4.5, 1.5, 2.0, 2.0])
     assert sum(first.values()) == pytest.approx(10.0)
     everyone = activity_seconds(parts, found, np.arange(3))
-    assert everyone[Activity.WAITING] == pytest.approx((2.0 + 2.0 + 10.0) / 3)
-    assert activity_seconds(parts, (), np.array([0]))[Activity.STREAMING] == pytest.approx(6.0)
+    assert everyone[GpuActivity.WAITING] == pytest.approx((2.0 + 2.0 + 10.0) / 3)
+    assert activity_seconds(parts, (), np.array([0]))[GpuActivity.MEMORY_BOUND] == pytest.approx(6.0)
 
 
 def test_activities_of_a_step_sum_to_it_and_its_energy_is_between_idle_and_the_limit() -> None:
@@ -120,11 +127,11 @@ def test_activities_of_a_step_sum_to_it_and_its_energy_is_between_idle_and_the_l
     (gpus,) = result.economics.gpus
     assert sum(gpus.seconds.values()) == pytest.approx(result.step_time)
     assert gpus.draw is not None
-    assert gpus.draw.rest is not None
-    assert gpus.draw.gpu[Activity.WAITING] < (result.economics.gpu_power or 0.0) < 700.0
-    assert (result.economics.power_per_gpu or 0.0) < 700.0 + gpus.draw.rest
+    assert gpus.draw.node_rest is not None
+    assert gpus.draw.by_activity[GpuActivity.WAITING] < (result.economics.gpu_power or 0.0) < 700.0
+    assert (result.economics.power_per_gpu or 0.0) < 700.0 + gpus.draw.node_rest
     assert result.economics.cost_per_trillion_tokens == pytest.approx(
-        result.gpu_hours * result.to_json()["economics"]["price_per_gpu_hour"]
+        result.gpu_hours_per_trillion_tokens * result.to_json()["economics"]["price_per_gpu_hour"]
     )
 
 
@@ -134,7 +141,7 @@ def test_what_is_said_of_costs_moves_no_time() -> None:
     assert np.array_equal(plain.step_times, priced.step_times)
     assert np.array_equal(plain.trace.end, priced.trace.end)
     assert plain.mfu() == priced.mfu()
-    assert priced.economics.cost_of_run == pytest.approx(priced.gpu_hours)
+    assert priced.economics.cost_of_run == pytest.approx(priced.gpu_hours_per_trillion_tokens)
 
 
 def test_several_steps_cost_what_one_costs() -> None:

@@ -21,9 +21,9 @@ PAIR = {
 
 def carried(result: Result) -> FloatArray:
     """Bytes on every link, counted by block and collective without looking at when."""
-    fabric, rows = result.scenario.cluster.fabric, result.rows
+    fabric, rows = result.scenario.cluster.fabric, result.trace_table
     total = np.zeros(len(fabric.links.kind))
-    for kind in kinds_of(rows, moves_of(rows), result.volumes):
+    for kind in kinds_of(rows, moves_of(rows), result.network_volumes):
         amount = kind.carried.share * kind.weights[kind.owner[kind.carried.group]] * rows.steps
         total += np.bincount(kind.carried.link, amount, minlength=len(total))
     return total
@@ -35,7 +35,7 @@ def test_the_integral_of_a_links_load_is_what_it_carried(scenario: Scenario) -> 
     result = simulate(scenario)
     expected, loads = carried(result), result.link_loads(bins=37)
     fabric = scenario.cluster.fabric
-    numbers = [fabric.find(link.source, link.target) for link in loads.links]
+    numbers = [fabric.find_link(link.source, link.target) for link in loads.links]
     assert sorted(numbers) == np.flatnonzero(expected).tolist()
     assert loads.carried == pytest.approx(expected[numbers], rel=1e-9)
     assert (loads.rate * np.diff(loads.edges)).sum(axis=1) == pytest.approx(expected[numbers], rel=1e-9)
@@ -45,7 +45,9 @@ def test_the_integral_of_a_links_load_is_what_it_carried(scenario: Scenario) -> 
 @given(scenarios())
 @examples(15)
 def test_it_does_not_depend_on_folding(scenario: Scenario) -> None:
-    folded, every = (simulate(scenario.changed(*item)).link_loads(bins=5) for item in ([], ["cost.symmetry=off"]))
+    folded, every = (
+        simulate(scenario.with_overrides(*item)).link_loads(bins=5) for item in ([], ["cost.symmetry=off"])
+    )
     assert folded.links == every.links
     assert folded.moved == pytest.approx(
         every.moved, rel=1e-6, abs=1e-6 * max(float(every.moved.max(initial=0.0)), 1.0)
@@ -77,7 +79,7 @@ def test_tensor_parallel_exchanges_are_where_their_operations_are() -> None:
     }
     other = next(link.target for link in result.link_loads().links if link.source == port)
     loads = result.link_loads((port, other), bins=5_000)
-    spans = result.operations(0)
+    spans = result.operation_spans(0)
     blocks = result.program.programs[0].tasks
     moves = [
         blocks[task].block.operations[operation].exchange is not None  # type: ignore[union-attr]

@@ -18,7 +18,7 @@ from clustersim.program.program import ProcessGroups
 from clustersim.program.task import CollectiveType, CommOp
 from clustersim.results.link_volumes import Metered
 from clustersim.results.network_utilization import NetworkUse, network_use
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 from clustersim.results.trace_table import read_rows
 from clustersim.results.transfer_events import spread_over_time
 from tests.conftest import examples
@@ -27,7 +27,7 @@ from tests.strategies import scenarios
 
 
 def metered(cluster: str, gpus: int, members: list[list[int]], algorithm: str) -> Metered:
-    loaded = load_cluster(cluster, gpus=gpus)
+    loaded = load_cluster(cluster, gpu_count=gpus)
     groups = {"tp": ProcessGroups("tp", np.array(members))}
     chosen = NcclOverrides(forced=dict.fromkeys(CollectiveType, algorithm))
     return Metered(loaded.fabric, chosen.apply_to(load_library(loaded.library)), groups)
@@ -71,14 +71,14 @@ def test_exchanges_that_differ_in_payload_alone_share_what_they_carry() -> None:
     assert first is second
 
 
-def use(result: Answer, bins: int = 50) -> NetworkUse | None:
+def use(result: SimulationResult, bins: int = 50) -> NetworkUse | None:
     cluster, settings = result.scenario.cluster, result.scenario.cost
     groups = result.program.groups
-    volumes = Metered(cluster.fabric, settings.switches.apply_to(load_library(cluster.library)), groups)
+    volumes = Metered(cluster.fabric, settings.nccl_overrides.apply_to(load_library(cluster.library)), groups)
     return network_use(read_rows(result.trace, result.program, result.scenario.steps), cluster.fabric, volumes, bins)
 
 
-def found(result: Answer) -> NetworkUse:
+def found(result: SimulationResult) -> NetworkUse:
     answer = use(result)
     assert answer is not None
     return answer
@@ -125,7 +125,7 @@ def test_messages_between_two_stages_are_their_payload_once_per_hop() -> None:
 def test_data_parallel_bytes_are_those_of_the_textbook() -> None:
     """A ring all-reduce of all gradients: 2 (n - 1) / n of four bytes a parameter, from each of n ranks."""
     scenario = plan(dp=8, gpus=8)
-    mapping = {**scenario.written, "cost": {"collectives": {"all_reduce": "ring"}}, "model": "gpt2-small"}
+    mapping = {**scenario.raw_mapping, "cost": {"collectives": {"all_reduce": "ring"}}, "model": "gpt2-small"}
     result = simulate(Scenario.from_mapping(mapping))
     exchanged = {exchange for program in result.program.programs for exchange in program.comm_ops}
     assert {exchange.collective for exchange in exchanged} == {CollectiveType.ALL_REDUCE}
@@ -172,11 +172,11 @@ def test_bytes_of_several_steps_are_those_of_one() -> None:
 
 def test_one_rank_uses_no_network() -> None:
     one = {"layout": {}, "cluster": {"name": "dgx-h100", "gpus": 1}, "model": "gpt2-small"}
-    assert use(simulate(Scenario.from_mapping({**plan(dp=8, gpus=8).written, **one}))) is None
+    assert use(simulate(Scenario.from_mapping({**plan(dp=8, gpus=8).raw_mapping, **one}))) is None
 
 
 def test_gpus_of_others_are_no_capacity() -> None:
-    result, fabric = simulate(plan(tp=8, gpus=8)), load_cluster("dgx-h100", gpus=16).fabric
+    result, fabric = simulate(plan(tp=8, gpus=8)), load_cluster("dgx-h100", gpu_count=16).fabric
     rows = read_rows(result.trace, result.program)
     answer = network_use(rows, fabric, Metered(fabric, load_library("nccl"), result.program.groups))
     assert answer is not None

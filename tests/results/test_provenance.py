@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.cost.timing import Bound, ExchangeTiming, Provenance
+from clustersim.cost.timing import Bottleneck, CommTiming, Provenance
 from clustersim.program.task import CommOp, ComputeTask, Stream
 from clustersim.results.provenance import InStep, expectation, in_step, items, provenance_share
 from clustersim.results.trace_table import WHOLE
@@ -19,8 +19,8 @@ from tests.results.trace_cases import FORWARD, Case, Row, collective, nonzero, t
 P = Provenance
 
 
-def published(_: CommOp) -> ExchangeTiming:
-    return ExchangeTiming(np.ones(1), P.PUBLISHED, Bound.BANDWIDTH, "ring", "leaf")
+def published(_: CommOp) -> CommTiming:
+    return CommTiming(np.ones(1), P.PUBLISHED, Bottleneck.BANDWIDTH, "ring", "leaf")
 
 
 def shares_of(case: Case) -> dict[str, float]:
@@ -49,7 +49,7 @@ def test_busy_seconds_of_all_ranks_are_shared_out() -> None:
 def test_a_kernel_whose_host_is_late_counts_for_what_it_takes_itself() -> None:
     """Two kernels of 4 s, the measured one 3 s late: 1 s of 5 is measured."""
     pair = timing((4, 0), (4, 0), (0, 0), (0, 0), (0, 0), (0, 0), provenance=(P.MEASURED,) + (P.ROOFLINE,) * 5)
-    late = replace(pair, launching=np.array([3.0, 0, 0, 0, 0, 0]))
+    late = replace(pair, launch_stalls=np.array([3.0, 0, 0, 0, 0, 0]))
     shares = shares_of(Case((Row(ComputeTask(MIXED), 0, 8),), timings={MIXED: late}))
     assert (shares["measured"], shares["roofline"]) == (1 / 5, 4 / 5)
 
@@ -83,7 +83,7 @@ def test_an_empty_trace_rests_on_nothing() -> None:
 def test_measured_kernels_that_a_step_slows_are_counted_apart() -> None:
     """Of 16 s 4 were measured as 3.2 s alone and 2 s as they are; a modelled kernel's pace needs no word."""
     three = timing((4, 0), (2, 0), (2, 0), (8, 0), (0, 0), (0, 0), provenance=(P.MEASURED,) * 3 + (P.ROOFLINE,) * 3)
-    paced = replace(three, longer=(1.25, 1.0, 1.0, 1.25, 1.0, 1.0))
+    paced = replace(three, in_situ_slowdown=(1.25, 1.0, 1.0, 1.25, 1.0, 1.0))
     case = Case((Row(ComputeTask(MIXED), 0, 16),), timings={MIXED: paced})
     assert in_step(items(case.joined, case.timing_of, published)) == InStep(4 / 16, 1.25)
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.common.arrays import FloatArray
-from clustersim.cost.device_models import Machine, Machines
+from clustersim.cost.device_models import DeviceModel, DeviceModels
 from clustersim.cost.jitter import Jitter
-from clustersim.cost.segment import BlockCost
+from clustersim.cost.segment import SegmentCost
 from clustersim.engine.engine import simulate_program
 from clustersim.lowering.repeat_steps import repeat
 from clustersim.program.program import Program
@@ -25,7 +25,7 @@ def times(made: Program, steps: int, jitter: Jitter | None = None) -> FloatArray
     """Seconds of each of some steps in a row, at unit costs."""
     repeated = repeat(made, steps)
     unit = UnitCost(repeated)
-    cost = BlockCost(repeated, Machines.equal(Machine(unit), repeated.world_size), unit)
+    cost = SegmentCost(repeated, DeviceModels.uniform(DeviceModel(unit), repeated.world_size), unit)
     trace, _ = simulate_program(repeated, singleton_classes(repeated), cost, jitter=jitter)
     found = step_times(read_rows(trace, repeated, steps))
     assert found.shape == (steps,)
@@ -74,7 +74,7 @@ def test_with_jitter_each_step_takes_its_own_draws(ranks: int) -> None:
     jitter = Jitter(0.1, seed=5)
     steps = [compute(1.0), meet(1.0, after=(0,)), compute(0.0, after=(1,))]
     made = replicated(steps, ranks, {"dp": [list(range(ranks))]})
-    factors = np.stack([jitter.factors(rank, 10) for rank in range(ranks)])
+    factors = np.stack([jitter.rank_factors(rank, 10) for rank in range(ranks)])
     assert times(made, 5, jitter).tolist() == pytest.approx((1.0 + factors[:, ::2].max(axis=0)).tolist())
 
 

@@ -64,7 +64,7 @@ def test_a_blocks_operations_are_told_apart() -> None:
 
 def test_what_kernels_wait_for_their_host_has_a_part_of_its_own() -> None:
     """Of the 3 s, 1.5 s and 0.75 s of three kernels by themselves, the host lets the GPU wait 1 s, 0.5 s and 0.25 s."""
-    hosted = replace(MIXED_TIMING, launching=np.array([1.0, 0.0, 0.0, 0.5, 0.0, 0.25]))
+    hosted = replace(MIXED_TIMING, launch_stalls=np.array([1.0, 0.0, 0.0, 0.5, 0.0, 0.25]))
     case = Case((Row(ComputeTask(MIXED), 0, 9),), timings={MIXED: hosted})
     assert parts(case) == {
         "compute": 4.0, "recompute": 1.0, "optimizer": 0.5, "kernel launch": 1.75, "exposed tp": 1.25,

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from clustersim.common.dtypes import DType
-from clustersim.cost.segment import BlockTiming
-from clustersim.cost.timing import Bound, Provenance
+from clustersim.cost.segment import SegmentTiming
+from clustersim.cost.timing import Bottleneck, Provenance
 from clustersim.model.kernels import Kernel, KernelKind
 from clustersim.program.action import Action, ActionKind
 from clustersim.program.program import ProcessGroups, Program, RankProgram
@@ -80,7 +80,7 @@ class Case:
     rows: tuple[Row, ...]
     representative: tuple[int, ...] = (0,)
     staged: bool = False
-    timings: dict[Segment, BlockTiming] = field(default_factory=dict)
+    timings: dict[Segment, SegmentTiming] = field(default_factory=dict)
 
     @property
     def joined(self) -> Rows:
@@ -120,7 +120,7 @@ class Case:
         groups = {role: ProcessGroups(role, np.arange(ranks)[None, :]) for role in roles}
         return Program(programs, np.array(self.representative, dtype=np.int64), groups)
 
-    def timing_of(self, rank: int, wanted: Segment) -> BlockTiming:
+    def timing_of(self, rank: int, wanted: Segment) -> SegmentTiming:
         """As written in `timings`, else one kernel as long as the rank's first row that runs the block."""
         if wanted in self.timings:
             return self.timings[wanted]
@@ -133,20 +133,20 @@ class Case:
         return RankProgram(tuple(row.task for row in rows), tuple(row.stream for row in rows))
 
 
-def timing(*pieces: tuple[float, float], provenance: tuple[Provenance, ...] | None = None) -> BlockTiming:
+def timing(*pieces: tuple[float, float], provenance: tuple[Provenance, ...] | None = None) -> SegmentTiming:
     """A block's timing from (seconds, exposed seconds) of each operation."""
     durations = tuple(seconds for seconds, _ in pieces)
-    return BlockTiming(
+    return SegmentTiming(
         durations=durations,
         offsets=np.concatenate(([0.0], np.cumsum(durations))),
-        exposed=np.array([exposed for _, exposed in pieces]),
-        slowed=np.zeros(len(pieces)),
-        launching=np.zeros(len(pieces)),
-        together={},
+        exposed_comm=np.array([exposed for _, exposed in pieces]),
+        overlap_delay=np.zeros(len(pieces)),
+        launch_stalls=np.zeros(len(pieces)),
+        overlaps={},
         provenance=provenance or (Provenance.ROOFLINE,) * len(pieces),
-        bound=(Bound.COMPUTE,) * len(pieces),
+        bottleneck=(Bottleneck.COMPUTE,) * len(pieces),
         error=(None,) * len(pieces),
-        longer=(1.0,) * len(pieces),
+        in_situ_slowdown=(1.0,) * len(pieces),
     )
 
 

@@ -26,7 +26,7 @@ def refusal(mapping: dict[str, Any]) -> Callable[..., str]:
 
     def refuse(*overrides: str) -> str:
         with pytest.raises(InputError) as caught:
-            Scenario.from_mapping(mapping, source="plan.yaml", overrides=overrides)
+            Scenario.from_mapping(mapping, default_name="plan.yaml", overrides=overrides)
         return str(caught.value)
 
     return refuse

@@ -8,7 +8,7 @@ import pytest
 
 from clustersim import Scenario, simulate
 from clustersim.common.errors import InputError
-from clustersim.cost.background_traffic import Traffic
+from clustersim.cost.background_traffic import TrafficPattern
 from clustersim.program.task import CollectiveType
 
 GIVEN: dict[str, Any] = {
@@ -26,21 +26,21 @@ def read(cost: dict[str, Any] | None = None, **disturbances: Any) -> Scenario:
 
 def test_one_entry_may_stand_alone_and_begins_at_once_and_once() -> None:
     scenario = read(traffic={"gpus": [8, 0], "bytes": "1 MB"})
-    assert scenario.traffic == (Traffic((8, 0), CollectiveType.SEND_RECV, 1e6, 0.0, inf, inf),)
+    assert scenario.background_traffic == (TrafficPattern((8, 0), CollectiveType.SEND_RECV, 1e6, 0.0, inf, inf),)
     assert pickle.loads(pickle.dumps(scenario)) == scenario
     assert Scenario.from_mapping(scenario.to_mapping()) == scenario
     again = {"start": "1 ms", "every": "2 ms", "until": "1 s"}
-    (found,) = read(traffic=[{"gpus": "0-3", "collective": "all_gather", "bytes": "1 MB", **again}]).traffic
-    assert (found.gpus, found.collective) == ((0, 1, 2, 3), CollectiveType.ALL_GATHER)
-    assert (found.start, found.every, found.until) == pytest.approx((1e-3, 2e-3, 1.0))
+    (found,) = read(traffic=[{"gpus": "0-3", "collective": "all_gather", "bytes": "1 MB", **again}]).background_traffic
+    assert (found.gpu_ids, found.collective) == ((0, 1, 2, 3), CollectiveType.ALL_GATHER)
+    assert (found.start_seconds, found.period_seconds, found.end_seconds) == pytest.approx((1e-3, 2e-3, 1.0))
 
 
 def test_a_link_is_slow_during_a_time_and_the_fabric_knows_no_time() -> None:
     scenario = read(links={**SLOW, "during": ["10 ms", "40 ms"]})
-    (change,) = scenario.disturbances.links
-    assert change.during == pytest.approx((0.01, 0.04))
+    (change,) = scenario.degradations.links
+    assert change.active_period == pytest.approx((0.01, 0.04))
     assert scenario.cluster.fabric == read().cluster.fabric
-    assert not scenario.disturbances.network
+    assert not scenario.degradations.affects_network
 
 
 @pytest.mark.parametrize(
@@ -102,4 +102,6 @@ def test_an_answer_with_traffic_says_so_and_does_not_say_that_all_is_healthy() -
     words = disturbed_line(beside)
     assert "link nic0.0 - leaf0.0 at 50 % from 10 ms to 40 ms" in words
     assert "others' send_recv of 976.6 KiB among 2 GPUs every 2 ms" in words
-    assert not any("all GPUs and links are healthy" in item for item in simulate(beside).not_modelled)
+    assert not any(
+        "all GPUs and links are healthy" in model_limitation for model_limitation in simulate(beside).model_limitations
+    )

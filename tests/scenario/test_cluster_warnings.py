@@ -84,7 +84,7 @@ def test_other_nodes_of_a_mixed_cluster_are_looked_at_too(mapping: dict[str, Any
     assert Scenario.from_mapping(mapping, [mixed.format("h200-sxm-141gb")]).warnings == ()
 
 
-@pytest.mark.parametrize("name", sorted(set(data_files.names("clusters")) - {"laptop", "pcie-node"}))
+@pytest.mark.parametrize("name", sorted(set(data_files.list_names("clusters")) - {"laptop", "pcie-node"}))
 def test_no_shipped_cluster_is_a_mistake(name: str) -> None:
     gpus = 2 * load_cluster(name).gpus_per_node
     training = {"sequence": 512, "global_batch": gpus, "precision": "fp16", "attention": "standard"}
@@ -118,7 +118,7 @@ def test_nvlink_in_bits_asks_for_what_it_is_in_bytes(mapping: dict[str, Any], ba
 
 
 def test_a_file_of_ones_own_is_looked_at_as_well(tmp_path: Any, mapping: dict[str, Any]) -> None:
-    content = data_files.read_mapping(data_files.find("clusters", "dgx-h100"))
+    content = data_files.read_mapping(data_files.find_file("clusters", "dgx-h100"))
     content["node"]["nic"]["bandwidth"] = "400 GB/s"
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(content | {"accelerator": "a100-sxm-80gb"}))
@@ -148,7 +148,7 @@ def test_oversubscription_that_nothing_crosses_says_so_and_costs_nothing(
     }  # fmt: skip
     scenario = Scenario.from_mapping(plan)
     key = f"cluster.fabric.{tier}.oversubscription"
-    narrow = scenario.changed(f"{key}=20")
+    narrow = scenario.with_overrides(f"{key}=20")
     assert narrow.warnings == (f"{key} 20 changes nothing: {reason}",)
     assert simulate(narrow).step_time == simulate(scenario).step_time
 
@@ -160,10 +160,10 @@ def test_oversubscription_that_transfers_cross_is_left_alone_and_costs_time() ->
         "training": {"sequence": 512, "global_batch": 64},
     }  # fmt: skip
     scenario = Scenario.from_mapping(plan)
-    narrow = scenario.changed("cluster.fabric.leaf.oversubscription=200")
+    narrow = scenario.with_overrides("cluster.fabric.leaf.oversubscription=200")
     assert narrow.warnings == ()
     assert simulate(narrow).step_time > simulate(scenario).step_time
-    (said,) = narrow.changed("cluster.gpus=16").warnings
+    (said,) = narrow.with_overrides("cluster.gpus=16").warnings
     assert "200 changes nothing: the 16 GPUs are under one leaf switch" in said
 
 

@@ -36,7 +36,7 @@ def changed(mapping: dict[str, Any], **sections: Any) -> dict[str, Any]:
 
 
 def read(*jobs: Any, **sections: Any) -> Scenario:
-    return Scenario.from_mapping({**GIVEN, "disturbances": {"jobs": [*jobs]}, **sections}, source="mine")
+    return Scenario.from_mapping({**GIVEN, "disturbances": {"jobs": [*jobs]}, **sections}, default_name="mine")
 
 
 def disturbed(*jobs: Any, **disturbances: Any) -> Scenario:
@@ -45,7 +45,13 @@ def disturbed(*jobs: Any, **disturbances: Any) -> Scenario:
 
 def places(scenario: Scenario) -> list[list[int]]:
     """The GPUs of this job and of the others."""
-    return [array.tolist() for array in (scenario.cluster.places, *(job.setup.cluster.places for job in scenario.jobs))]
+    return [
+        array.tolist()
+        for array in (
+            scenario.cluster.machine_gpu_ids,
+            *(job.resolved.cluster.machine_gpu_ids for job in scenario.co_scheduled_jobs),
+        )
+    ]
 
 
 @pytest.fixture
@@ -58,9 +64,9 @@ def other(tmp_path: Path) -> Path:
 def test_a_file_alone_is_a_job_on_the_first_free_gpus_of_a_machine_that_is_large_enough(other: Path) -> None:
     scenario = read(str(other))
     assert places(scenario) == [[*range(16)], [*range(16, 24)]]
-    assert scenario.cluster.machine.gpus == 24
-    (job,) = scenario.jobs
-    assert (job.setup.name, job.start, job.path) == ("neighbour", 0.0, other)
+    assert scenario.cluster.machine.gpu_count == 24
+    (job,) = scenario.co_scheduled_jobs
+    assert (job.resolved.name, job.start_offset, job.path) == ("neighbour", 0.0, other)
     assert other in scenario.files
 
 
@@ -68,10 +74,10 @@ def test_what_is_written_is_the_same_without_the_file(other: Path) -> None:
     scenario = read({"scenario": str(other), "start": "-5 ms"}, {"scenario": OTHER, "placement": {"order": "40-47"}})
     written = scenario.to_mapping()
     other.unlink()
-    assert Scenario.from_mapping(written, source="mine") == scenario
+    assert Scenario.from_mapping(written, default_name="mine") == scenario
     assert pickle.loads(pickle.dumps(scenario)) == scenario
-    assert [job.start for job in scenario.jobs] == [-0.005, 0.0]
-    assert scenario.changed("training.global_batch=4").jobs == scenario.jobs
+    assert [job.start_offset for job in scenario.co_scheduled_jobs] == [-0.005, 0.0]
+    assert scenario.with_overrides("training.global_batch=4").co_scheduled_jobs == scenario.co_scheduled_jobs
 
 
 @pytest.mark.parametrize(
@@ -189,37 +195,37 @@ def test_more_steps_than_can_be_are_refused() -> None:
 
 def test_others_are_simulated_as_this_job_is_and_know_no_further_jobs() -> None:
     scenario = read({"scenario": OTHER}, cost={"symmetry": "off", "coalesce": False})
-    (other,) = scenario.others
-    assert (other.cost.symmetry, other.cost.coalesce, other.jobs) == (Symmetry.OFF, False, ())
-    assert other.disturbances == scenario.disturbances
+    (other,) = scenario.co_scheduled_scenarios
+    assert (other.cost.symmetry, other.cost.coalesce, other.co_scheduled_jobs) == (Symmetry.OFF, False, ())
+    assert other.degradations == scenario.degradations
 
 
 def test_an_answer_tells_of_other_jobs() -> None:
     scenario = read({"scenario": changed(OTHER, name="neighbour", disturbances={"jitter": "1 %"})})
     found = simulate(scenario)
-    (job,) = found.neighbours
+    (job,) = found.co_located_jobs
     said = found.to_json()
-    assert said["step_time_alone_s"] == found.alone == pytest.approx(found.step_time)
+    assert said["step_time_alone_s"] == found.isolated_step_time == pytest.approx(found.step_time)
     assert [(item["name"], item["ranks"], item["start_s"]) for item in said["jobs"]] == [("neighbour", 8, 0.0)]
     assert len(said["jobs"][0]["step_times_s"]) == len(said["jobs"][0]["step_times_alone_s"]) == max(job.ended, 1)
     assert disturbed_line(scenario) == "beside neighbour"
     assert f"beside {neighbour_words(job)}" in " ".join(printed(found, width=200).split())
     assert "+0.0 % beside other jobs" in printed(found)
-    assert any("hosts that jobs share" in element for element in found.not_modelled)
-    assert not any("all GPUs and links are healthy" in entry for entry in found.not_modelled)
+    assert any("hosts that jobs share" in model_limitation for model_limitation in found.model_limitations)
+    assert not any("all GPUs and links are healthy" in element for element in found.model_limitations)
     assert pickle.loads(pickle.dumps(found)).to_json()["jobs"] == said["jobs"]
 
 
 def test_an_answer_without_other_jobs_says_nothing_of_any() -> None:
     found = simulate(Scenario.from_mapping(GIVEN))
-    assert (found.alone, found.neighbours, found.to_json()["jobs"]) == (None, (), [])
+    assert (found.isolated_step_time, found.co_located_jobs, found.to_json()["jobs"]) == (None, (), [])
     assert "beside" not in printed(found).split("trust")[0]
 
 
 def test_what_is_wrong_with_the_machine_is_wrong_for_every_job_that_is_there() -> None:
     healthy, slow = simulate(read({"scenario": OTHER})), simulate(disturbed({"scenario": OTHER}, slow=SLOW))
     assert slow.step_time == healthy.step_time
-    assert slow.neighbours[0].alone[0] > 1.2 * healthy.neighbours[0].alone[0]
+    assert slow.co_located_jobs[0].alone[0] > 1.2 * healthy.co_located_jobs[0].alone[0]
 
 
 def test_a_job_whose_gpus_are_cut_off_from_each_other_is_refused() -> None:

@@ -66,7 +66,7 @@ def test_a_batch_that_cannot_feed_every_replica_is_explained_with_a_layout_that_
     }
     with pytest.raises(Exception, match=r"feed at most 8192 data-parallel ranks .* dp is 16384; tp 2 x dp 8192 fits"):
         Scenario.from_mapping(mapping)
-    assert Scenario.from_mapping(mapping, overrides=["layout.tp=2"]).microbatches == 1
+    assert Scenario.from_mapping(mapping, overrides=["layout.tp=2"]).microbatch_count == 1
 
 
 def test_layers_that_do_not_divide_are_dealt_as_llama_3_did(mapping: dict[str, Any]) -> None:
@@ -100,7 +100,7 @@ def test_user_buffers_end_where_the_nvlink_domain_does(mapping: dict[str, Any]) 
         cluster = ["cluster={name: gb200-nvl72, gpus: 64}"] if rack else []
         scenario = Scenario.from_mapping(mapping, overrides=[*overrides, *cluster])
         assert scenario.layout.tensor_overlap
-        assert scenario.run_layout.tensor_overlap is works
+        assert scenario.effective_layout.tensor_overlap is works
         assert any("layout.tensor_overlap has no effect" in warning for warning in scenario.warnings) is not works
 
 

@@ -79,7 +79,7 @@ def test_a_csv_is_read_once_and_written_out_wherever_the_scenario_goes(plan: Pla
     scenario = plan({"csv": "my.csv"})
     assert tmp_path / "my.csv" in scenario.files
     (tmp_path / "my.csv").unlink()
-    changed = scenario.changed("training.sequence=4096")
+    changed = scenario.with_overrides("training.sequence=4096")
     assert changed.schedule == scenario.schedule
     assert pickle.loads(pickle.dumps(scenario)) == scenario
     mapping = json.loads(json.dumps(scenario.to_mapping()))
@@ -87,19 +87,19 @@ def test_a_csv_is_read_once_and_written_out_wherever_the_scenario_goes(plan: Pla
     assert again.schedule == scenario.schedule
     assert again.to_mapping() == mapping
     assert isinstance(again.schedule, CsvSchedule)
-    assert again.changed("schedule.orders.name=other").schedule.name == "other"
+    assert again.with_overrides("schedule.orders.name=other").schedule.name == "other"
 
 
 def test_a_rule_is_read_once_and_asked_again_for_other_numbers(plan: Plan, tmp_path: Path) -> None:
     scenario = plan({"python": {"rule": "my_module:Mine", "arguments": {"times": 8}}})
     assert tmp_path / "my_module.py" in scenario.files
-    assert Scenario.from_mapping(scenario.to_mapping(), source="plan", path=scenario.path) == scenario
+    assert Scenario.from_mapping(scenario.to_mapping(), default_name="plan", path=scenario.path) == scenario
     assert pickle.loads(pickle.dumps(scenario)) == scenario
     (tmp_path / "my_module.py").unlink()
-    deeper = scenario.changed("layout.pp=4", "layout.dp=4")
+    deeper = scenario.with_overrides("layout.pp=4", "layout.dp=4")
     assert deeper.schedule.order(4, 32) == OneFOneB().order(4, 32)
     with pytest.raises(InputError, match=r"my_module:Mine.order\(2, 4\): ValueError: microbatches come in 8s"):
-        scenario.changed("training.global_batch=32")
+        scenario.with_overrides("training.global_batch=32")
 
 
 @pytest.mark.parametrize(

@@ -18,15 +18,15 @@ Mapping = dict[str, Any]
 
 def parts(scenario: Scenario) -> dict[tuple[str, str], float]:
     """What is left of each link of the scenario's cluster, where that is not all."""
-    fabric, healthy = scenario.cluster.fabric, load_cluster("dgx-h100", scenario.cluster.gpus).fabric
+    fabric, healthy = scenario.cluster.fabric, load_cluster("dgx-h100", scenario.cluster.gpu_count).fabric
     left = fabric.links.bandwidth / healthy.links.bandwidth
-    links = {number: healthy.link(number) for number in np.flatnonzero(left != 1.0).tolist()}
+    links = {number: healthy.link_info(number) for number in np.flatnonzero(left != 1.0).tolist()}
     return {(link.source, link.target): float(left[number]) for number, link in links.items()}
 
 
 def test_a_file_without_disturbances_has_none(mapping: Mapping) -> None:
     scenario = Scenario.from_mapping(mapping)
-    assert (scenario.disturbances.speeds(np.arange(64)) == 1.0).all()
+    assert (scenario.degradations.gpu_speeds(np.arange(64)) == 1.0).all()
     assert (scenario.jitter, scenario.steps, scenario.cost.interference) == (None, 1, None)
     assert parts(scenario) == {}
 
@@ -45,7 +45,7 @@ def test_a_whole_section_is_read(mapping: Mapping) -> None:
     mapping["steps"] = 3
     mapping["cost"] = {"interference": 0.2}
     scenario = Scenario.from_mapping(mapping)
-    assert scenario.disturbances.speeds(np.arange(64)).tolist() == [0.5] * 16 + [1.0, 0.9] + [1.0] * 46
+    assert scenario.degradations.gpu_speeds(np.arange(64)).tolist() == [0.5] * 16 + [1.0, 0.9] + [1.0] * 46
     assert scenario.jitter == Jitter(0.02, Distribution.LOGNORMAL, 7)
     assert (scenario.steps, scenario.cost.interference) == (3, 0.2)
     found = parts(scenario)
@@ -74,7 +74,7 @@ def test_a_whole_section_is_read(mapping: Mapping) -> None:
 )
 def test_gpus_are_named_by_number_range_list_or_node(mapping: Mapping, words: Mapping, gpus: list[int]) -> None:
     mapping["disturbances"] = {"slow": {**words, "speed": 0.5}}
-    speeds = Scenario.from_mapping(mapping).disturbances.speeds(np.arange(64))
+    speeds = Scenario.from_mapping(mapping).degradations.gpu_speeds(np.arange(64))
     assert np.flatnonzero(speeds == 0.5).tolist() == list(gpus)
 
 
@@ -93,10 +93,10 @@ def test_a_share_is_a_number_or_a_percentage_everywhere(mapping: Mapping, share:
             "cost": {"interference": share},
         }
     )
-    assert scenario.disturbances.speeds(np.arange(1))[0] == 0.02
+    assert scenario.degradations.gpu_speeds(np.arange(1))[0] == 0.02
     assert scenario.jitter == Jitter(0.02)
     assert scenario.cost.interference == 0.02
-    assert scenario.disturbances.background == {LinkKind.LEAF: 0.02}
+    assert scenario.degradations.background_load == {LinkKind.LEAF: 0.02}
     assert parts(scenario)["gpu0", "nvswitch0"] == pytest.approx(0.02)
     assert parts(scenario)["nic0.0", "leaf0.0"] == pytest.approx(0.02)
 
@@ -105,19 +105,19 @@ def test_overrides_reach_into_the_section_and_changes_start_from_what_was_writte
     mapping["disturbances"] = {"jitter": "1 %", "slow": {"gpu": 3, "speed": 0.9}}
     scenario = Scenario.from_mapping(mapping, ["disturbances.jitter.seed=4", "steps=5", "disturbances.slow.speed=0.8"])
     assert (scenario.jitter, scenario.steps) == (Jitter(0.01, seed=4), 5)
-    assert scenario.disturbances.speeds(np.arange(4))[3] == 0.8
-    assert scenario.changed("disturbances.jitter=2%").jitter == Jitter(0.02)
-    assert scenario.changed("disturbances.jitter=0").jitter is None
-    assert scenario.changed("disturbances.jitter=null").jitter is None
-    slower = scenario.changed("disturbances.links={between: [leaf0.0, spine0.0], bandwidth: 0.5}")
+    assert scenario.degradations.gpu_speeds(np.arange(4))[3] == 0.8
+    assert scenario.with_overrides("disturbances.jitter=2%").jitter == Jitter(0.02)
+    assert scenario.with_overrides("disturbances.jitter=0").jitter is None
+    assert scenario.with_overrides("disturbances.jitter=null").jitter is None
+    slower = scenario.with_overrides("disturbances.links={between: [leaf0.0, spine0.0], bandwidth: 0.5}")
     again = Scenario.from_mapping(slower.to_mapping())
-    assert (again.disturbances, again.cluster, again.jitter) == (slower.disturbances, slower.cluster, slower.jitter)
+    assert (again.degradations, again.cluster, again.jitter) == (slower.degradations, slower.cluster, slower.jitter)
     assert parts(slower)["leaf0.0", "spine0.0"] == 0.5
 
 
 def test_nodes_may_have_other_accelerators(mapping: Mapping) -> None:
     mapping["cluster"] = {**mapping["cluster"], "mixed": [{"nodes": "6-7", "accelerator": "a100-sxm-80gb"}]}
-    kinds, kind = Scenario.from_mapping(mapping).cluster.kinds()
+    kinds, kind = Scenario.from_mapping(mapping).cluster.accelerator_kinds()
     assert [accelerator.name for accelerator in kinds] == ["h100-sxm-80gb", "a100-sxm-80gb"]
     assert kind.tolist() == [0] * 48 + [1] * 16
 
@@ -273,7 +273,7 @@ def test_what_may_be_more_than_all_is_so_with_its_sign(mapping: Mapping) -> None
     }
     mapping["cost"] = {"interference": "120 %"}
     scenario = Scenario.from_mapping(mapping)
-    assert scenario.disturbances.speeds(np.arange(2))[1] == scenario.cost.interference == 1.2
+    assert scenario.degradations.gpu_speeds(np.arange(2))[1] == scenario.cost.interference == 1.2
     assert scenario.jitter == Jitter(1.5, Distribution.LOGNORMAL)
 
 
@@ -286,12 +286,12 @@ def test_a_dead_nic_is_the_dead_link_between_the_gpu_and_its_nic(mapping: Mappin
     dead = [{"nics": {"gpu": 12, "dead": True}}, {"links": {"between": ["gpu12", nic], "dead": True}}]
     fabrics = [Scenario.from_mapping({**mapping, "disturbances": item}).cluster.fabric for item in dead]
     sources, targets = np.repeat(np.arange(gpus), gpus), np.tile(np.arange(gpus), gpus)
-    paths = [fabric.paths(sources, targets) for fabric in fabrics]
+    paths = [fabric.find_paths(sources, targets) for fabric in fabrics]
     assert (paths[0].latency == paths[1].latency).all()
     width = min(path.links.shape[1] for path in paths)
     assert (paths[0].links[:, :width] == paths[1].links[:, :width]).all()
     healthy = load_cluster(cluster, gpus).fabric
-    assert not np.isin(paths[0].links, healthy.nics(np.array([12]))).any()
+    assert not np.isin(paths[0].links, healthy.nic_links(np.array([12]))).any()
 
 
 def test_gpus_whose_nics_are_all_dead_are_cut_off(refusal: Refusal) -> None:

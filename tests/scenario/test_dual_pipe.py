@@ -32,8 +32,8 @@ def test_it_is_said_as_one_pipeline_and_run_as_two() -> None:
         scenario.layout.as_configured.mirrored,
     ) == (8, 4, False)
     assert scenario.layout.world_size == scenario.layout.as_configured.world_size == 32
-    assert scenario.run_schedule == DualPipe()
-    assert scenario.microbatches == 8
+    assert scenario.effective_schedule == DualPipe()
+    assert scenario.microbatch_count == 8
     assert layout_line(scenario).startswith("pp 8 · dp 4 · ep 4")
     assert "2 x 8 microbatches of 1" in layout_line(scenario)
     assert "dealt to the 8 pipeline ranks in pairs: pipeline rank 0 holds stages 0, 7, and so does" in row_note(
@@ -67,5 +67,5 @@ def test_what_cannot_be_is_said_in_one_sentence(overrides: list[str], sentence: 
 
 
 def test_changes_say_degrees_as_files_do() -> None:
-    assert read().changed("layout.pp=4").layout.pp == 2
-    assert read().changed("schedule=1f1b").layout.pp == 8
+    assert read().with_overrides("layout.pp=4").layout.pp == 2
+    assert read().with_overrides("schedule=1f1b").layout.pp == 8

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from clustersim import Scenario
-from clustersim.hardware.power import Powers
+from clustersim.hardware.power import PowerOverrides
 from clustersim.hardware.prices import Price
 from clustersim.scenario.settings import EconomicsSettings
 
@@ -21,7 +21,7 @@ def said(mapping: dict[str, Any], *overrides: str) -> EconomicsSettings:
 
 
 def test_nothing_is_said_by_default(mapping: dict[str, Any]) -> None:
-    assert said(mapping) == EconomicsSettings(None, 1.0, None, None, Powers())
+    assert said(mapping) == EconomicsSettings(None, 1.0, None, None, PowerOverrides())
 
 
 def test_every_key_is_read_in_si_units(mapping: dict[str, Any]) -> None:
@@ -33,7 +33,7 @@ def test_every_key_is_read_in_si_units(mapping: dict[str, Any]) -> None:
         "tokens=15.6T",
         "power={tdp: 0.5 kW, idle: 90 W, rest: 0 W, products: 90 %, streaming: 0.6, communicating: 0.4}",
     )
-    powers = Powers(500.0, 90.0, 0.0, 0.9, 0.6, 0.4)
+    powers = PowerOverrides(500.0, 90.0, 0.0, 0.9, 0.6, 0.4)
     assert found == EconomicsSettings(Price(2.49, "EUR"), 1.2, pytest.approx(1e-4), 15.6e12, powers)
 
 
@@ -42,12 +42,12 @@ def test_every_key_is_read_in_si_units(mapping: dict[str, Any]) -> None:
     [("15.6T", 15.6e12), ("300B", 3e11), ("1.5e13", 1.5e13), ("1.5e+13", 1.5e13), ("2 M", 2e6), ("1000", 1e3)],
 )
 def test_tokens_are_written_as_people_write_them(mapping: dict[str, Any], text: str, tokens: float) -> None:
-    assert said(mapping, f"tokens={text}").tokens == pytest.approx(tokens)
+    assert said(mapping, f"tokens={text}").training_tokens == pytest.approx(tokens)
 
 
 def test_a_bare_power_is_the_limit_and_a_word_is_a_price_list(mapping: dict[str, Any]) -> None:
-    assert said(mapping, "power=500 W").powers == Powers(tdp=500.0)
-    assert said(mapping, "price_per_gpu_hour=oci").price == "oci"
+    assert said(mapping, "power=500 W").powers == PowerOverrides(tdp=500.0)
+    assert said(mapping, "price_per_gpu_hour=oci").gpu_hour_price == "oci"
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,13 @@ import pytest
 
 from clustersim import Scenario
 from clustersim.hardware.accelerator import Accelerator
-from clustersim.scenario.changes.kernels import with_products, with_streaming
+from clustersim.scenario.changes.kernels import with_matmul_slowdown, with_memory_bound_slowdown
 
 MIXED = {"name": "dgx-h100", "gpus": 16, "mixed": {"node": 1, "accelerator": "a100-sxm-80gb"}}
 
 
 def accelerators(scenario: Scenario) -> tuple[Accelerator, ...]:
-    return scenario.cluster.kinds()[0]
+    return scenario.cluster.accelerator_kinds()[0]
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def shares(accelerator: Accelerator) -> list[float]:
 
 
 def test_products_are_slower_on_every_accelerator(scenario: Scenario) -> None:
-    before, after = accelerators(scenario), accelerators(with_products(scenario, 2.0))
+    before, after = accelerators(scenario), accelerators(with_matmul_slowdown(scenario, 2.0))
     assert len(after) == 2
     for one, other in zip(before, after, strict=True):
         assert shares(other) == pytest.approx([share / 2.0 for share in shares(one)])
@@ -33,12 +33,12 @@ def test_products_are_slower_on_every_accelerator(scenario: Scenario) -> None:
 
 
 def test_streaming_kernels_are_slower_on_every_accelerator(scenario: Scenario) -> None:
-    before, after = accelerators(scenario), accelerators(with_streaming(scenario, 2.0))
+    before, after = accelerators(scenario), accelerators(with_memory_bound_slowdown(scenario, 2.0))
     for one, other in zip(before, after, strict=True):
         assert other.efficiency.memory == pytest.approx(one.efficiency.memory / 2.0)
         assert shares(other) == shares(one)
 
 
 def test_nothing_is_faster_than_the_datasheet(scenario: Scenario) -> None:
-    for accelerator in accelerators(with_products(with_streaming(scenario, 0.1), 0.1)):
+    for accelerator in accelerators(with_matmul_slowdown(with_memory_bound_slowdown(scenario, 0.1), 0.1)):
         assert {*shares(accelerator), accelerator.efficiency.memory} == {1.0}

@@ -7,8 +7,8 @@ import pytest
 
 from clustersim import Scenario, simulate
 from clustersim.common.errors import InputError
-from clustersim.model.layer_stack import BlockForm, FullAttention, LayerRun, QkNorm, specs
-from clustersim.model.transformer import parameters
+from clustersim.model.layer_stack import BlockForm, FullAttention, LayerGroup, QkNorm, layer_specs
+from clustersim.model.transformer import parameter_count
 from clustersim.parallel.layer_partition import AccountForEnds, EndRankLayers, PipelineLayoutString
 from clustersim.results.time_categories import Part
 
@@ -25,7 +25,7 @@ def read(*overrides: str) -> Scenario:
 
 
 def windows(scenario: Scenario) -> list[int | None]:
-    return [spec.attention.window for spec in specs(scenario.model.stack) if spec.attention is not None]
+    return [spec.attention.window for spec in layer_specs(scenario.model.stack) if spec.attention is not None]
 
 
 @pytest.mark.parametrize(
@@ -56,39 +56,39 @@ def test_a_stack_is_said_run_by_run() -> None:
         BlockForm.PARALLEL,
     )
     # one narrower MLP of three matrices, and one norm less in 31 layers
-    whole = parameters(read().model) - 3 * 4096 * (14336 - 8192) - 31 * 4096
-    assert parameters(scenario.model) == whole
+    whole = parameter_count(read().model) - 3 * 4096 * (14336 - 8192) - 31 * 4096
+    assert parameter_count(scenario.model) == whole
 
 
 def test_a_described_model_takes_its_layers_from_its_stack() -> None:
     model = {"hidden": 256, "heads": 4, "vocab": 512, "ffn": 512, "stack": [{"layers": 2}, {"layers": 6, "ffn": 1024}]}
     scenario = Scenario.from_mapping({**PLAN, "model": model})
-    assert scenario.model.layers == 8
-    assert [mlp.ffn for mlp in scenario.model.mlps] == [512, 1024]
+    assert scenario.model.layer_count == 8
+    assert [distinct_dense_mlp.ffn for distinct_dense_mlp in scenario.model.distinct_dense_mlps] == [512, 1024]
 
 
 def test_a_width_that_every_run_has_of_its_own_may_be_said_beside_them() -> None:
     model = read("model={preset: llama3-8b, ffn: 64, stack: [{layers: 32, ffn: 128}]}").model
-    assert [mlp.ffn for mlp in model.mlps] == [128]
+    assert [distinct_dense_mlp.ffn for distinct_dense_mlp in model.distinct_dense_mlps] == [128]
 
 
 def test_norms_of_heads_are_true_false_or_whole() -> None:
     def first(written: str) -> QkNorm | None:
-        return read(f"model={{preset: qwen3-8b, qk_norm: {written}}}").model.attentions[0].qk_norm
+        return read(f"model={{preset: qwen3-8b, qk_norm: {written}}}").model.distinct_attentions[0].qk_norm
 
     assert [first(item) for item in ("true", "heads", "whole", "false")] == [
-        *(QkNorm.HEADS, QkNorm.HEADS, QkNorm.WHOLE),
+        *(QkNorm.PER_HEAD, QkNorm.PER_HEAD, QkNorm.ALL_HEADS),
         None,
     ]
 
 
 def test_layers_without_positions_repeat() -> None:
     scenario = read("model={preset: llama3-8b, nope_every: 4, rotary: 50 %}")
-    (turned, unturned) = scenario.model.attentions
+    (turned, unturned) = scenario.model.distinct_attentions
     assert (turned.rotary, unturned.rotary) == (0.5, 0.0)
     assert scenario.model.stack[:2] == (
-        LayerRun(scenario.model.specs[0], 3),
-        LayerRun(scenario.model.specs[1], 1),
+        LayerGroup(scenario.model.distinct_specs[0], 3),
+        LayerGroup(scenario.model.distinct_specs[1], 1),
     )
 
 
@@ -136,8 +136,8 @@ def test_splits_are_read_kept_and_changed(written: str, split: object) -> None:
     assert scenario.layout.layers_per_stage == split
     answer = simulate(scenario).to_json()
     assert Scenario.from_mapping(answer["scenario"]).layout == scenario.layout
-    assert scenario.changed(["training.microbatch=2"]).layout.layers_per_stage == split
-    assert scenario.changed(["layout.layers_per_stage=even"]).layout.layers_per_stage is None
+    assert scenario.with_overrides(["training.microbatch=2"]).layout.layers_per_stage == split
+    assert scenario.with_overrides(["layout.layers_per_stage=even"]).layout.layers_per_stage is None
 
 
 @pytest.mark.parametrize(
@@ -177,9 +177,9 @@ def test_a_parallel_block_is_faster_for_the_sums_that_it_saves() -> None:
 
 def test_sinks_are_read_and_latent_attention_has_none() -> None:
     assert all(
-        attention.sinks
-        for attention in read("model.sinks=true").model.attentions
-        if isinstance(attention, FullAttention)
+        distinct_attention.sinks
+        for distinct_attention in read("model.sinks=true").model.distinct_attentions
+        if isinstance(distinct_attention, FullAttention)
     )
     with pytest.raises(InputError, match="sinks: latent attention has heads of its own dimensions"):
         read("model={preset: deepseek-v2-lite, sinks: true}")
@@ -202,6 +202,6 @@ def test_a_config_of_differing_layers_is_read_simulated_and_kept(tmp_path: Path)
     scenario = read(f"model={{path: {config}}}")
     assert windows(scenario) == [512, None] * 4
     result = simulate(scenario)
-    wider = simulate(scenario.changed(["model.window=full"]))
+    wider = simulate(scenario.with_overrides(["model.window=full"]))
     assert result.step_time < wider.step_time
     assert Scenario.from_mapping(result.to_json()["scenario"]).model == scenario.model

@@ -7,14 +7,14 @@ import pytest
 
 from clustersim import simulate
 from clustersim.common.dtypes import DType
-from clustersim.model.lora import Lora, Target
+from clustersim.model.lora import Lora, LoraTarget
 from clustersim.results.memory_check import check
 from clustersim.scenario import Scenario
 from clustersim.scenario.changes.diff import changed_keys
 
 Refusal = Callable[..., str]
-ATTENTION = (Target.Q, Target.K, Target.V, Target.O)
-MLP = (Target.GATE, Target.UP, Target.DOWN)
+ATTENTION = (LoraTarget.Q, LoraTarget.K, LoraTarget.V, LoraTarget.O)
+MLP = (LoraTarget.GATE, LoraTarget.UP, LoraTarget.DOWN)
 
 
 def lora_of(mapping: dict[str, Any], *overrides: str) -> Lora | None:
@@ -27,12 +27,15 @@ def lora_of(mapping: dict[str, Any], *overrides: str) -> Lora | None:
         ("all", (*ATTENTION, *MLP)),
         ("[attention]", ATTENTION),
         ("[mlp, up]", MLP),
-        ("[q_proj, v_proj, output_proj]", (Target.Q, Target.V, Target.O)),
-        ("[linear_qkv, linear_proj, linear_fc1, linear_fc2]", (Target.QKV, Target.O, Target.GATE_UP, Target.DOWN)),
+        ("[q_proj, v_proj, output_proj]", (LoraTarget.Q, LoraTarget.V, LoraTarget.O)),
+        (
+            "[linear_qkv, linear_proj, linear_fc1, linear_fc2]",
+            (LoraTarget.QKV, LoraTarget.O, LoraTarget.GATE_UP, LoraTarget.DOWN),
+        ),
     ],
 )
 def test_targets_are_said_as_libraries_say_them(
-    mapping: dict[str, Any], written: str, targets: tuple[Target, ...]
+    mapping: dict[str, Any], written: str, targets: tuple[LoraTarget, ...]
 ) -> None:
     lora = lora_of(mapping, f"training.lora={{rank: 16, alpha: 32, targets: {written}}}")
     assert lora == Lora(16, targets, 32.0)
@@ -47,7 +50,7 @@ def test_a_number_is_a_rank_and_none_is_none(mapping: dict[str, Any]) -> None:
 
 def test_groups_are_what_the_model_has(mapping: dict[str, Any]) -> None:
     lora = lora_of(mapping, "model=gpt3-1.3b", "training.sequence=2048", "training.lora={rank: 8, targets: mlp}")
-    assert lora is not None and lora.targets == (Target.UP, Target.DOWN)
+    assert lora is not None and lora.targets == (LoraTarget.UP, LoraTarget.DOWN)
 
 
 @pytest.mark.parametrize(
@@ -88,10 +91,10 @@ def test_an_answer_keeps_its_adapters_and_changes_tell_them(mapping: dict[str, A
     scenario = Scenario.from_mapping(mapping)
     again = Scenario.from_mapping(simulate(scenario).to_json()["scenario"])
     assert again == scenario and again.training.lora is not None
-    plain, wider = scenario.changed("training.lora=none"), scenario.changed("training.lora.rank=16")
+    plain, wider = scenario.with_overrides("training.lora=none"), scenario.with_overrides("training.lora.rank=16")
     assert (
         plain.training.lora is None
-        and plain.changed("training.lora={rank: 8, targets: [q, mlp]}").training == scenario.training
+        and plain.with_overrides("training.lora={rank: 8, targets: [q, mlp]}").training == scenario.training
     )
     (only,) = changed_keys(scenario, wider)
     assert (only.key, only.first, only.second) == ("training.lora.rank", 8, 16)

@@ -7,7 +7,7 @@ import pytest
 from clustersim import Scenario
 from clustersim.common.errors import InputError
 from clustersim.model.layer_stack import LatentAttention
-from clustersim.model.presets import preset
+from clustersim.model.presets import load_preset
 
 PLAN: dict[str, Any] = {
     "model": "deepseek-v3",
@@ -25,30 +25,30 @@ def read(model: str) -> Scenario:
 def test_dimensions_say_a_published_model() -> None:
     experts = "{count: 160, top_k: 6, ffn: 1536, shared: 3072, groups: 8, limit: 3, dense_layers: 1}"
     written = read(f"{{{INLINE}, ffn: 12288, latent: {{{V2}}}, experts: {experts}}}")
-    assert written.model == preset("deepseek-v2")
+    assert written.model == load_preset("deepseek-v2")
     assert Scenario.from_mapping(written.to_mapping()) == written
 
 
 def test_what_is_left_out_is_the_presets() -> None:
     wide = read("{preset: deepseek-v3, heads: 64, latent: {kv_rank: 1024}}").model
-    assert wide.attentions == (LatentAttention(64, 1536, 1024, 128, 64, 128),)
-    assert wide.mixtures == preset("deepseek-v3").mixtures
+    assert wide.distinct_attentions == (LatentAttention(64, 1536, 1024, 128, 64, 128),)
+    assert wide.distinct_moes == load_preset("deepseek-v3").distinct_moes
 
 
 def test_a_rank_of_0_makes_queries_from_the_input() -> None:
-    assert read("{preset: deepseek-v3, latent: {query_rank: 0}}").model.attentions[0] == LatentAttention(
+    assert read("{preset: deepseek-v3, latent: {query_rank: 0}}").model.distinct_attentions[0] == LatentAttention(
         128, None, 512, 128, 64, 128
     )
 
 
 def test_attention_of_other_heads_is_replaced() -> None:
-    (latent,) = read(f"{{preset: llama3-8b, latent: {{{V2}}}}}").model.attentions
+    (latent,) = read(f"{{preset: llama3-8b, latent: {{{V2}}}}}").model.distinct_attentions
     assert latent == LatentAttention(32, 1536, 512, 128, 64, 128)
 
 
 def test_heads_need_not_divide_the_width() -> None:
     model = read(f"{{layers: 2, hidden: 1000, heads: 16, vocab: 512, ffn: 512, latent: {{{V2}}}}}").model
-    assert model.attentions[0].heads == 16
+    assert model.distinct_attentions[0].heads == 16
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ import pytest
 
 from clustersim import Scenario, simulate
 from clustersim.common.errors import InputError
-from clustersim.model.layer_stack import DenseMlp, LayerSpec, Mlp, RoutedMlp, Router, Scores, specs
-from clustersim.model.layers import Region, Shard, layer
-from clustersim.model.presets import PRESETS, preset
+from clustersim.model.layer_stack import DenseMlp, LayerSpec, MlpType, MoeMlp, Router, ScoreFunction, layer_specs
+from clustersim.model.layers import LayerShard, ParallelRegion, transformer_layer
+from clustersim.model.presets import PRESETS, load_preset
 from clustersim.model.training import Training
-from clustersim.model.transformer import parameters
+from clustersim.model.transformer import parameter_count
 
 PLAN: dict[str, Any] = {
     "model": "mixtral-8x7b",
@@ -30,8 +30,8 @@ def read(model: str) -> Scenario:
 
 def kinds(model: str) -> str:
     """A letter for each layer: dense or mixture."""
-    letters = {DenseMlp: "d", RoutedMlp: "m"}
-    return "".join(letters[type(spec.mlp)] for spec in specs(read(model).model.stack) if spec.mlp is not None)
+    letters = {DenseMlp: "d", MoeMlp: "m"}
+    return "".join(letters[type(spec.mlp)] for spec in layer_specs(read(model).model.stack) if spec.mlp is not None)
 
 
 @pytest.mark.parametrize(
@@ -56,32 +56,36 @@ def test_experts_are_where_the_file_says(model: str, expected: str) -> None:
 
 def test_every_key_says_what_it_means() -> None:
     written = "{count: 8, top_k: 2, ffn: 512, shared: 1024, shared_gate: true, bias: true, router: sigmoid}"
-    routed = RoutedMlp(8, 2, 512, Mlp.SWIGLU, shared=1024, shared_gate=True, bias=True, router=Router(Scores.SIGMOID))
-    assert read(f"{{preset: llama3-8b, experts: {written}}}").model.mixtures == (routed,)
+    routed = MoeMlp(
+        8, 2, 512, MlpType.SWIGLU, shared=1024, shared_gate=True, bias=True, router=Router(ScoreFunction.SIGMOID)
+    )
+    assert read(f"{{preset: llama3-8b, experts: {written}}}").model.distinct_moes == (routed,)
 
 
 def test_a_router_has_groups_a_limit_and_a_bias() -> None:
     written = "{count: 8, top_k: 2, groups: 4, limit: 2, router_bias: true}"
-    (routed,) = read(f"{{preset: llama3-8b, experts: {written}}}").model.mixtures
-    assert routed.router == Router(Scores.SOFTMAX, groups=4, limit=2, bias=True)
+    (routed,) = read(f"{{preset: llama3-8b, experts: {written}}}").model.distinct_moes
+    assert routed.router == Router(ScoreFunction.SOFTMAX, groups=4, limit=2, bias=True)
     assert routed.ffn == 14336, "experts are as wide as the MLP that they replace"
 
 
 def test_what_is_left_out_is_the_presets() -> None:
     """Four more experts, in all 32 layers: three matrices each, and a row of the router."""
-    more = parameters(read("{preset: mixtral-8x7b, experts: 12}").model) - parameters(read("mixtral-8x7b").model)
+    more = parameter_count(read("{preset: mixtral-8x7b, experts: 12}").model) - parameter_count(
+        read("mixtral-8x7b").model
+    )
     assert more == 32 * 4 * (3 * 4096 * 14336 + 4096)
 
 
-@pytest.mark.parametrize("name", [name for name, shipped in PRESETS.items() if shipped.model.mixtures])
+@pytest.mark.parametrize("name", [name for name, shipped in PRESETS.items() if shipped.model.distinct_moes])
 def test_a_written_scenario_reads_back(name: str) -> None:
     """By its name, and with every mixture changed."""
     plain = Scenario.from_mapping(PLAN | {"layout": {}}, overrides=[f"model={name}"])
     assert Scenario.from_mapping(plain.to_mapping()) == plain
-    changed = plain.changed("model.experts.top_k=1")
+    changed = plain.with_overrides("model.experts.top_k=1")
     assert Scenario.from_mapping(changed.to_mapping()) == changed
-    assert {mixture.top_k for mixture in changed.model.mixtures} == {1}
-    assert changed.changed(f"model={name}").model == plain.model
+    assert {distinct_moe.top_k for distinct_moe in changed.model.distinct_moes} == {1}
+    assert changed.with_overrides(f"model={name}").model == plain.model
 
 
 @pytest.mark.parametrize(
@@ -134,17 +138,19 @@ def test_mistakes_are_said_in_one_sentence(model: str, sentence: str) -> None:
 
 def test_only_all_to_all_pads_and_drops() -> None:
     with pytest.raises(InputError, match=r"layout.dispatcher: deepep sends as many rows .* capacity; alltoall pads"):
-        read("{preset: mixtral-8x7b, experts: {capacity: 1.5}}").changed("layout={ep: 8, dispatcher: deepep}")
+        read("{preset: mixtral-8x7b, experts: {capacity: 1.5}}").with_overrides("layout={ep: 8, dispatcher: deepep}")
 
 
 def test_an_even_capacity_is_what_comes_and_half_of_it_is_half_the_experts_work() -> None:
     def experts(capacity: float | None) -> float:
-        (routed,) = read("mixtral-8x7b").model.mixtures
+        (routed,) = read("mixtral-8x7b").model.distinct_moes
         training = Training(sequence=2048, global_batch=1, microbatch=1)
-        model = replace(preset("mixtral-8x7b"), stack=())
+        model = replace(load_preset("mixtral-8x7b"), stack=())
         spec = LayerSpec(None, replace(routed, capacity=capacity))
-        made = layer(model, spec, training, Shard(1, 2048, 2048)).operators
-        return sum(kernel.flops for operator in made if operator.region is Region.ROUTED for kernel in operator.forward)
+        made = transformer_layer(model, spec, training, LayerShard(1, 2048, 2048)).operators
+        return sum(
+            kernel.flops for operator in made if operator.region is ParallelRegion.EXPERT for kernel in operator.forward
+        )
 
     assert experts(1.0) == experts(None)
     assert experts(0.5) == pytest.approx(experts(None) / 2, rel=1e-3)  # the activation's few FLOP among them
@@ -246,14 +252,14 @@ def test_one_process_for_all_gpus_spreads_no_experts() -> None:
 )
 def test_multiprocessors_are_counted_out_to_kernels_of_a_dispatchers_own(layout: str, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
-        read("{preset: mixtral-8x7b}").changed(f"layout={{ep: 8, {layout}}}")
+        read("{preset: mixtral-8x7b}").with_overrides(f"layout={{ep: 8, {layout}}}")
 
 
 def test_more_multiprocessors_send_tokens_no_slower() -> None:
     """Until the links bound them; the dispatcher's own number is what is taken where nothing is said."""
     plan = "layout={{ep: 8, dispatcher: hybridep, dispatcher_sms: {sms}}}"
-    few, usual, many = (read("{preset: mixtral-8x7b}").changed(plan.format(sms=item)) for item in (4, 16, 32))
-    unsaid = read("{preset: mixtral-8x7b}").changed("layout={ep: 8, dispatcher: hybridep}")
+    few, usual, many = (read("{preset: mixtral-8x7b}").with_overrides(plan.format(sms=item)) for item in (4, 16, 32))
+    unsaid = read("{preset: mixtral-8x7b}").with_overrides("layout={ep: 8, dispatcher: hybridep}")
     taken = [simulate(scenario).step_time for scenario in (few, usual, many, unsaid)]
     assert taken[0] > taken[1] >= taken[2]
     assert taken[3] == taken[1]

@@ -24,8 +24,8 @@ def read(*overrides: str) -> Scenario:
 
 
 def test_1f1b_is_run_in_pairs_where_tokens_travel_beside_computation() -> None:
-    assert read().run_schedule == Overlapped1F1B(Interleaved(2))
-    assert read("layout.overlap_expert_communication=false").run_schedule == Interleaved(2)
+    assert read().effective_schedule == Overlapped1F1B(Interleaved(2))
+    assert read("layout.overlap_expert_communication=false").effective_schedule == Interleaved(2)
 
 
 def test_dual_pipe_v_is_made_for_it() -> None:
@@ -35,9 +35,9 @@ def test_dual_pipe_v_is_made_for_it() -> None:
     assert not Scenario.from_mapping(of).layout.overlap_expert_communication
     dual = Scenario.from_mapping({**of, "schedule": "dualpipev"})
     assert dual.layout.overlap_expert_communication
-    assert dual.run_schedule == DualPipeV()
-    assert not dual.changed("layout.ep=1").layout.overlap_expert_communication
-    assert not dual.changed("layout.overlap_expert_communication=false").layout.overlap_expert_communication
+    assert dual.effective_schedule == DualPipeV()
+    assert not dual.with_overrides("layout.ep=1").layout.overlap_expert_communication
+    assert not dual.with_overrides("layout.overlap_expert_communication=false").layout.overlap_expert_communication
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from clustersim import Scenario
 from clustersim.common.errors import InputError
-from clustersim.model.layer_stack import RoutedMlp
+from clustersim.model.layer_stack import MoeMlp
 from clustersim.parallel.layer_partition import PipelineLayoutString
 from clustersim.planning.explorer.explorer_data import explore
 
@@ -35,8 +35,8 @@ def test_a_number_is_read_kept_and_changed() -> None:
 def test_they_are_said_beside_dimensions() -> None:
     inline = "{layers: 4, hidden: 1024, heads: 8, vocab: 1024, mtp_layers: 2, experts: {count: 8, top_k: 2, ffn: 512}}"
     model = read(f"model={inline}").model
-    assert (model.mtp_layers, model.layers) == (2, 4)
-    assert isinstance(model.ahead[0].spec.mlp, RoutedMlp)
+    assert (model.mtp_layers, model.layer_count) == (2, 4)
+    assert isinstance(model.mtp_stack[0].spec.mlp, MoeMlp)
 
 
 def test_a_config_says_how_many_there_are(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from clustersim.common.errors import InputError
 from clustersim.program.task import CollectiveType
 from clustersim.results.memory_check import check
 from clustersim.scenario.changes.diff import changed_keys
-from clustersim.scenario.config.nccl import NcclSection
+from clustersim.scenario.config.nccl import NcclConfig
 from tests.conftest import examples
 
 Refuse = Callable[..., str]
@@ -43,7 +43,7 @@ def mapping() -> dict[str, Any]:
 
 
 def algorithms(text: str) -> dict[CollectiveType, frozenset[str]]:
-    return dict(NcclSection.model_validate({"NCCL_ALGO": text}).switches().algorithms)
+    return dict(NcclConfig.model_validate({"NCCL_ALGO": text}).nccl_overrides().algorithms)
 
 
 def test_lists_have_the_grammar_of_nccl() -> None:
@@ -56,7 +56,7 @@ def test_lists_have_the_grammar_of_nccl() -> None:
     assert algorithms("^NVLS,NVLSTree")[CollectiveType.ALL_REDUCE] == {
         *("tree", "ring", "aggregated_trees", "collnet_direct", "collnet_chain")
     }
-    protocols = NcclSection.model_validate({"NCCL_PROTO": "^LL128;allreduce:LL128"}).switches().protocols
+    protocols = NcclConfig.model_validate({"NCCL_PROTO": "^LL128;allreduce:LL128"}).nccl_overrides().protocols
     assert protocols[CollectiveType.REDUCE] == {"LL", "Simple"}
     assert protocols[CollectiveType.ALL_REDUCE] == {"LL128"}
 
@@ -79,10 +79,10 @@ def test_switched_off_nvls_is_not_chosen(mapping: dict[str, Any]) -> None:
     scenario = Scenario.from_mapping(mapping, WHOLE_NODES)
 
     def taken(*overrides: str) -> set[str]:
-        result = simulate(scenario.changed(overrides))
+        result = simulate(scenario.with_overrides(overrides))
         every = {exchange for program in result.program.programs for exchange in program.comm_ops}
         large = {comm_op for comm_op in every if comm_op.comm_group == "tp" and comm_op.payload > 1e6}
-        return {result.cost.exchange_timing(item).algorithm.split()[0] for item in large}
+        return {result.cost.comm_timing_by_group(item).algorithm.split()[0] for item in large}
 
     assert taken() == {"in_network"}
     for switch in ("NCCL_NVLS_ENABLE=0", "NCCL_ALGO=^NVLS,NVLSTree", "NCCL_PROTO=^Simple"):
@@ -94,14 +94,14 @@ def test_fewer_choices_never_make_a_step_faster(mapping: dict[str, Any]) -> None
     scenario = Scenario.from_mapping(mapping)
     free = simulate(scenario).step_time
     for switch in ("NCCL_ALGO=Ring", "NCCL_ALGO=Tree", "NCCL_ALGO=NVLS", "NCCL_PROTO=LL", "NCCL_PROTO=Simple"):
-        assert simulate(scenario.changed(f"cost.nccl.{switch}")).step_time >= (1 - 1e-12) * free
-    assert simulate(scenario.changed("cost.nccl.NCCL_PROTO=LL")).step_time > 1.1 * free
+        assert simulate(scenario.with_overrides(f"cost.nccl.{switch}")).step_time >= (1 - 1e-12) * free
+    assert simulate(scenario.with_overrides("cost.nccl.NCCL_PROTO=LL")).step_time > 1.1 * free
 
 
 def test_one_list_for_one_collective_is_the_older_key(mapping: dict[str, Any]) -> None:
     scenario = Scenario.from_mapping(mapping)
-    one = simulate(scenario.changed("cost.nccl.NCCL_ALGO=allreduce:ring"))
-    other = simulate(scenario.changed("cost.collectives.all_reduce=ring"))
+    one = simulate(scenario.with_overrides("cost.nccl.NCCL_ALGO=allreduce:ring"))
+    other = simulate(scenario.with_overrides("cost.collectives.all_reduce=ring"))
     assert one.step_time == other.step_time
 
 
@@ -120,11 +120,11 @@ def test_bytes_on_links_are_those_of_what_is_left(mapping: dict[str, Any]) -> No
 def test_switches_are_written_changed_and_told_apart(mapping: dict[str, Any]) -> None:
     scenario = Scenario.from_mapping(mapping, ["cost.nccl={NCCL_ALGO: ^NVLS, NCCL_PROTO: Simple}"])
     assert Scenario.from_mapping(scenario.to_mapping()) == scenario
-    assert scenario.changed("cost.nccl.NCCL_PROTO=LL").to_mapping()["cost"]["nccl"] == {
+    assert scenario.with_overrides("cost.nccl.NCCL_PROTO=LL").to_mapping()["cost"]["nccl"] == {
         "NCCL_ALGO": "^NVLS",
         "NCCL_PROTO": "LL",
     }
-    assert scenario.changed("cost.nccl={}").cost == Scenario.from_mapping(mapping).cost
+    assert scenario.with_overrides("cost.nccl={}").cost == Scenario.from_mapping(mapping).cost
     told = {
         changed_key.key: (changed_key.first, changed_key.second)
         for changed_key in changed_keys(Scenario.from_mapping(mapping), scenario)
@@ -137,7 +137,7 @@ def test_channels_say_how_far_they_reach(mapping: dict[str, Any]) -> None:
     assert blind.warnings == (
         "cost.nccl: numbers of channels change nothing; the rate of a channel is not known for these GPUs",
     )
-    known = blind.changed("cluster={name: hgx-b200, gpus: 64}")
+    known = blind.with_overrides("cluster={name: hgx-b200, gpus: 64}")
     assert "limit messages inside NVLink domains only" in known.warnings[0]
 
 
@@ -217,9 +217,9 @@ def test_what_no_group_of_a_layout_can_do_is_refused_before_it_is_simulated(
 
 def test_rccl_reads_the_same_variables(mapping: dict[str, Any]) -> None:
     scenario = Scenario.from_mapping(mapping, ["cluster={name: mi300x, gpus: 64}"])
-    assert simulate(scenario.changed("cost.nccl.NCCL_ALGO=Ring")).step_time >= simulate(scenario).step_time
+    assert simulate(scenario.with_overrides("cost.nccl.NCCL_ALGO=Ring")).step_time >= simulate(scenario).step_time
     with pytest.raises(InputError, match="nothing is left of rccl for all_reduce"):
-        check(scenario.changed("cost.nccl.NCCL_ALGO=NVLS"))
+        check(scenario.with_overrides("cost.nccl.NCCL_ALGO=NVLS"))
 
 
 def test_what_is_left_but_groups_cannot_do_is_named(mapping: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from clustersim import Scenario, simulate
 from clustersim.common.errors import InputError
-from clustersim.model.offload import NOTHING, ActivationOffload, Offload, OptimizerOffload, ShardOffload
+from clustersim.model.offload import NO_OFFLOAD, ActivationOffload, Offload, OptimizerOffload, ShardOffload
 from clustersim.scenario.changes.diff import changed_keys
 
 MEMORY = "{capacity: 1 TB, bandwidth: 90 GB/s, to_host: 50 GB/s, from_host: 40 GB/s, latency: 1 us, update: 0.5}"
@@ -31,9 +31,9 @@ def read(offload: object, **layout: Any) -> Offload:
 @pytest.mark.parametrize(
     ("written", "meant"),
     [
-        ("none", NOTHING),
-        ({}, NOTHING),
-        ({"activations": "none", "optimizer": False}, NOTHING),
+        ("none", NO_OFFLOAD),
+        ({}, NO_OFFLOAD),
+        ({"activations": "none", "optimizer": False}, NO_OFFLOAD),
         ({"activations": "all"}, Offload(ActivationOffload())),
         ({"activations": True}, Offload(ActivationOffload())),
         ({"activations": 3}, Offload(ActivationOffload(layers=3))),
@@ -55,19 +55,19 @@ def test_offload_is_written_in_few_words(written: object, meant: Offload) -> Non
 
 @pytest.mark.parametrize(("share", "layers"), [(1.0, 7), (0.5, 4), (0.01, 1)])
 def test_a_share_of_layers_is_whole_layers_rounded_up(share: float, layers: int) -> None:
-    assert ActivationOffload(share=share).of(7) == layers
+    assert ActivationOffload(share=share).offloaded_layers(7) == layers
 
 
 def test_it_survives_json_and_changes() -> None:
     scenario = Scenario.from_mapping(mapping({"activations": {"layers": 2, "prefetch": 2}, "optimizer": "50 %"}))
     written = json.loads(json.dumps(simulate(scenario).to_json()))["scenario"]
     assert Scenario.from_mapping(written) == scenario
-    assert scenario.changed("training.offload.activations.layers=all").training.offload == Offload(
+    assert scenario.with_overrides("training.offload.activations.layers=all").training.offload == Offload(
         ActivationOffload(prefetch=2), OptimizerOffload(0.5)
     )
-    assert scenario.changed("training.offload=none").training.offload == NOTHING
-    assert scenario.changed("training.microbatch=2").training.offload == scenario.training.offload
-    (change,) = changed_keys(scenario, scenario.changed("training.offload.optimizer=true"))
+    assert scenario.with_overrides("training.offload=none").training.offload == NO_OFFLOAD
+    assert scenario.with_overrides("training.microbatch=2").training.offload == scenario.training.offload
+    (change,) = changed_keys(scenario, scenario.with_overrides("training.offload.optimizer=true"))
     assert (change.key, change.first, change.second) == ("training.offload.optimizer", "50 %", True)
 
 
@@ -109,8 +109,8 @@ def test_offload_without_host_memory_names_the_key_to_give() -> None:
     with pytest.raises(InputError, match=r"training.offload: offload without host memory: pcie-node .*host_memory: \{"):
         Scenario.from_mapping(mapping({"optimizer": True}, "pcie-node"))
     given = Scenario.from_mapping(mapping({"optimizer": True}, "pcie-node"), [f"cluster.node.host_memory={MEMORY}"])
-    assert given.cluster.host is not None
-    assert given.cluster.host.capacity == 1e12
+    assert given.cluster.host_memory is not None
+    assert given.cluster.host_memory.capacity == 1e12
 
 
 def test_a_host_that_is_half_described_is_refused() -> None:

@@ -10,8 +10,8 @@ from clustersim import Scenario, simulate
 from clustersim.common import data_files
 from clustersim.common.errors import InputError
 from clustersim.model.framework import load_framework
-from clustersim.model.overheads import NONE, Accumulation, LossReport, Overheads
-from clustersim.scenario.config.overheads import OverheadsSection
+from clustersim.model.overheads import NO_OVERHEADS, Accumulation, LossReport, Overheads
+from clustersim.scenario.config.overheads import OverheadsConfig
 
 Refusal = Callable[..., str]
 
@@ -29,10 +29,10 @@ def _scenario(*overrides: str) -> Scenario:
 
 
 def test_a_section_has_every_overhead() -> None:
-    assert set(OverheadsSection.model_fields) == {dataclass_field.name for dataclass_field in fields(Overheads)}
+    assert set(OverheadsConfig.model_fields) == {dataclass_field.name for dataclass_field in fields(Overheads)}
 
 
-@pytest.mark.parametrize("name", data_files.names("frameworks"))
+@pytest.mark.parametrize("name", data_files.list_names("frameworks"))
 def test_a_scenario_does_what_its_framework_does(name: str) -> None:
     assert _scenario(f"framework={name}").training.overheads == load_framework(name).overheads
 
@@ -48,7 +48,7 @@ def test_what_a_scenario_names_is_changed_and_the_rest_is_the_framework_s() -> N
 
 def test_none_is_nothing_and_a_key_of_it_can_be_named_after() -> None:
     none = _scenario("training.overheads=none")
-    assert none.training.overheads == NONE
+    assert none.training.overheads == NO_OVERHEADS
     assert Scenario.from_mapping(none.to_mapping()) == none
 
 
@@ -66,7 +66,7 @@ def test_a_wrong_value_is_refused_with_the_nearest(refusal: Refusal) -> None:
 
 
 def test_a_framework_file_is_refused_where_it_says_what_cannot_be(tmp_path: Any) -> None:
-    text = data_files.find("frameworks", "megatron-2021").read_text()
+    text = data_files.find_file("frameworks", "megatron-2021").read_text()
     path = tmp_path / "mine.yaml"
     for old, new in (("accumulation: added", "accumulation: adding"), ("zeroing: true", "zeroing: 1")):
         path.write_text(text.replace(old, new))
@@ -85,6 +85,9 @@ def test_every_switch_shortens_the_step_and_all_of_them_the_most() -> None:
     one = ("cluster.gpus=2", "layout.tp=1", "layout.pp=1", "layout.sequence_parallel=false", "layout.data=ddp")
     half = ("training.precision={compute: fp16, gradients: fp16}", "training.attention=standard")
     usual = _scenario(*one, *half)
-    times = {key: simulate(usual.changed(f"training.overheads.{key}={off}")).step_time for key, off in SWITCHES.items()}
-    step, least = simulate(usual).step_time, simulate(usual.changed("training.overheads=none")).step_time
+    times = {
+        key: simulate(usual.with_overrides(f"training.overheads.{key}={off}")).step_time
+        for key, off in SWITCHES.items()
+    }
+    step, least = simulate(usual).step_time, simulate(usual.with_overrides("training.overheads=none")).step_time
     assert all(least < time < step for time in times.values()), times

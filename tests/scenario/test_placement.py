@@ -10,7 +10,7 @@ import yaml
 
 from clustersim import Scenario, simulate
 from clustersim.common.errors import InputError
-from clustersim.hardware.rank_mapping import Placed
+from clustersim.hardware.rank_mapping import RankMappedFabric
 from clustersim.results.memory_check import check
 from clustersim.scenario.changes.diff import changed_keys
 
@@ -45,21 +45,21 @@ def test_what_a_file_says_is_where_ranks_are(
     mapping: dict[str, Any], placement: str, places: range | list[int]
 ) -> None:
     scenario = Scenario.from_mapping(mapping, [f"cluster.placement={placement}"])
-    assert scenario.cluster.places.tolist() == list(places)
-    assert scenario.cluster.gpus == scenario.layout.world_size == 16
+    assert scenario.cluster.machine_gpu_ids.tolist() == list(places)
+    assert scenario.cluster.gpu_count == scenario.layout.world_size == 16
 
 
 def test_none_is_no_placement(mapping: dict[str, Any]) -> None:
     """As the manual's table writes it, and to take a file's placement away on the command line."""
     scattered = Scenario.from_mapping(mapping, ["cluster.placement={scatter: nodes}"])
     plain = Scenario.from_mapping(mapping)
-    assert isinstance(scattered.cluster.fabric, Placed)
-    assert scattered.changed("cluster.placement=none").cluster == plain.cluster
+    assert isinstance(scattered.cluster.fabric, RankMappedFabric)
+    assert scattered.with_overrides("cluster.placement=none").cluster == plain.cluster
 
 
 def test_the_machine_has_what_the_job_leaves(mapping: dict[str, Any]) -> None:
     def machine(placement: str) -> int:
-        return Scenario.from_mapping(mapping, [f"cluster.placement={placement}"]).cluster.machine.gpus
+        return Scenario.from_mapping(mapping, [f"cluster.placement={placement}"]).cluster.machine.gpu_count
 
     assert machine("{per_node: 4}") == 32
     assert machine("{spare: 3}") == 16 + 24
@@ -71,11 +71,11 @@ def test_without_a_number_the_job_is_as_large_as_what_it_is_given(mapping: dict[
     """Nodes that are named, a list, or all of the cluster's own size (DGX H100: 1,024 GPUs)."""
     del mapping["cluster"]["gpus"], mapping["layout"]["dp"]
     named = Scenario.from_mapping(mapping, ["cluster.placement.nodes=[0, 3]"])
-    assert (named.cluster.gpus, named.layout.dp) == (16, 8)
-    assert Scenario.from_mapping(mapping, ["cluster.placement.order=[0, 1, 8, 9]"]).cluster.gpus == 4
+    assert (named.cluster.gpu_count, named.layout.dp) == (16, 8)
+    assert Scenario.from_mapping(mapping, ["cluster.placement.order=[0, 1, 8, 9]"]).cluster.gpu_count == 4
     own = Scenario.from_mapping({**mapping, "training": {"sequence": 8192, "global_batch": 512}})
-    part = own.changed("cluster.placement.per_node=4", "training.global_batch=256")
-    assert part.cluster.gpus * 2 == own.cluster.gpus
+    part = own.with_overrides("cluster.placement.per_node=4", "training.global_batch=256")
+    assert part.cluster.gpu_count * 2 == own.cluster.gpu_count
 
 
 def test_an_order_may_be_a_file_and_is_written_out(mapping: dict[str, Any], tmp_path: Path) -> None:
@@ -85,10 +85,10 @@ def test_an_order_may_be_a_file_and_is_written_out(mapping: dict[str, Any], tmp_
     plan = tmp_path / "plan.yaml"
     plan.write_text(yaml.safe_dump(mapping))
     scenario = Scenario.load(plan)
-    assert scenario.cluster.places.tolist() == [*range(8, 16), 3, 2, 1, 0, 4, 5, 6, 7]
+    assert scenario.cluster.machine_gpu_ids.tolist() == [*range(8, 16), 3, 2, 1, 0, 4, 5, 6, 7]
     assert tmp_path / "hosts.txt" in scenario.files
     (tmp_path / "hosts.txt").unlink()
-    assert scenario.changed("steps=2").cluster == scenario.cluster
+    assert scenario.with_overrides("steps=2").cluster == scenario.cluster
     written = simulate(scenario).to_json()["scenario"]
     assert written["cluster"]["placement"] == {"order": ["8-15", 3, 2, 1, 0, "4-7"]}
     assert Scenario.from_mapping(written).cluster == scenario.cluster
@@ -98,10 +98,10 @@ def test_an_order_may_be_a_file_and_is_written_out(mapping: dict[str, Any], tmp_
 def test_a_scenario_is_written_and_changed_with_its_placement(mapping: dict[str, Any], placement: str) -> None:
     scenario = Scenario.from_mapping(mapping, [f"cluster.placement={placement}"])
     assert Scenario.from_mapping(scenario.to_mapping()) == scenario
-    assert scenario.changed("training.global_batch=32").cluster == scenario.cluster
+    assert scenario.with_overrides("training.global_batch=32").cluster == scenario.cluster
     told = {changed_key.key for changed_key in changed_keys(Scenario.from_mapping(mapping), scenario)}
     assert told == {f"cluster.placement.{key}" for key in yaml.safe_load(placement)}
-    bare = scenario.changed("cluster.placement=null")
+    bare = scenario.with_overrides("cluster.placement=null")
     assert bare.cluster == Scenario.from_mapping(mapping).cluster
 
 
@@ -164,14 +164,14 @@ def test_other_accelerators_and_slow_gpus_are_named_by_the_machines_numbers(mapp
             "disturbances.nics={gpu: 25, bandwidth: 50 %}",
         ],
     )
-    accelerators, kind = scenario.cluster.kinds()
+    accelerators, kind = scenario.cluster.accelerator_kinds()
     assert [accelerators[number].name for number in kind[[0, 8]]] == ["h200-sxm-141gb", "h100-sxm-80gb"]
     assert len(accelerators) == 2, "node 0 is another job's"
-    assert np.flatnonzero(scenario.disturbances.speeds(scenario.cluster.places) < 1.0).tolist() == [9]
+    assert np.flatnonzero(scenario.degradations.gpu_speeds(scenario.cluster.machine_gpu_ids) < 1.0).tolist() == [9]
     assert [warning for warning in scenario.warnings if "slow" in warning] == [
         "disturbances.slow.1 changes nothing: the job has none of these GPUs (cluster.placement)"
     ]
-    halved = scenario.cluster.fabric.links.bandwidth[scenario.cluster.fabric.nics(np.array([1]))]
+    halved = scenario.cluster.fabric.links.bandwidth[scenario.cluster.fabric.nic_links(np.array([1]))]
     assert (halved == 25e9).all(), "GPU 25 of the machine is rank 1"
 
 
@@ -180,9 +180,9 @@ def test_a_dead_nic_of_a_node_that_the_job_does_not_have_cuts_nobody_off(mapping
     mapping["cluster"] |= {"node": {"nic": {"per_node": 1}}, "placement": {"nodes": [1, 2]}}
     mapping["disturbances"] = {"nics": {"node": 0, "dead": True}}
     scenario = Scenario.from_mapping(mapping)
-    assert isinstance(scenario.cluster.fabric, Placed)
+    assert isinstance(scenario.cluster.fabric, RankMappedFabric)
     with pytest.raises(InputError, match="GPUs 0-7 cannot reach GPUs 8-15"):
-        scenario.changed("cluster.placement.nodes=[0, 1]")
+        scenario.with_overrides("cluster.placement.nodes=[0, 1]")
 
 
 def test_gpus_that_share_a_host_are_those_that_the_job_has_of_it(mapping: dict[str, Any]) -> None:
@@ -195,7 +195,7 @@ def test_gpus_that_share_a_host_are_those_that_the_job_has_of_it(mapping: dict[s
     held = [check(Scenario.from_mapping(mapping, [f"cluster.placement.per_node={gpus}"])).host for gpus in (8, 2)]
     assert held[0] is not None
     assert held[1] is not None
-    assert held[0].memory == pytest.approx(4 * held[1].memory)
+    assert held[0].total_bytes == pytest.approx(4 * held[1].total_bytes)
 
 
 RACKS = [
@@ -212,7 +212,7 @@ def test_groups_that_straddle_domains_are_counted_and_what_is_even_is_named(mapp
         "1 of 9 tensor-parallel groups (tp 8) reach beyond one NVLink domain and use the network for every layer; "
         "cluster.placement {per_domain: 24} alone is even"
     )
-    even = scenario.changed("cluster.placement.per_domain=24")
+    even = scenario.with_overrides("cluster.placement.per_domain=24")
     assert not [warning for warning in even.warnings if "NVLink domain" in warning]
 
 
@@ -226,7 +226,7 @@ def test_groups_that_fill_domains_unevenly_say_so(mapping: dict[str, Any]) -> No
         "cluster.placement {per_domain: 40} alone is even",
     )
     for even in ("{per_domain: 40}", "{scatter: nodes}", "{spare: 3}", "null"):
-        assert not told.changed(f"cluster.placement={even}").warnings
+        assert not told.with_overrides(f"cluster.placement={even}").warnings
 
 
 def test_context_groups_are_warned_of_only_where_some_stay_inside(mapping: dict[str, Any]) -> None:

@@ -6,10 +6,10 @@ import pytest
 
 from clustersim.common.dtypes import DType
 from clustersim.common.errors import InputError
-from clustersim.model.precision_recipe import Recipe, WeightCasts
+from clustersim.model.precision_recipe import PrecisionRecipe, WeightCastTiming
 from clustersim.model.recipe_files import load_recipe
 from clustersim.scenario import Scenario
-from clustersim.scenario.changes.precision import usual_recipe, with_recipe
+from clustersim.scenario.changes.precision import default_recipe_name, with_recipe
 from clustersim.simulation import simulate
 
 
@@ -24,7 +24,7 @@ def mapping(cluster: str = "dgx-h100", **more: Any) -> dict[str, Any]:
     }
 
 
-def recipe_of(precision: object, cluster: str = "dgx-h100", **more: Any) -> Recipe:
+def recipe_of(precision: object, cluster: str = "dgx-h100", **more: Any) -> PrecisionRecipe:
     return Scenario.from_mapping(mapping(cluster, training={"precision": precision}, **more)).training.recipe
 
 
@@ -43,12 +43,12 @@ def test_a_recipe_is_read_by_its_name() -> None:
 
 def test_what_a_file_says_beside_the_recipe() -> None:
     recipe = recipe_of({"compute": "fp8", "gradients": "bf16", "first_layers": 1, "last_layers": 2, "stored": "fp8"})
-    assert recipe.weights.gradients is DType.BF16
-    assert (recipe.first, recipe.last) == (1, 2)
-    assert recipe.matrices.stored is DType.FP8
-    assert recipe.matrices.gathered is DType.FP8  # as they are stored, unless the file says otherwise
+    assert recipe.weight_formats.gradients is DType.BF16
+    assert (recipe.first_layers, recipe.last_layers) == (1, 2)
+    assert recipe.matrix_formats.stored is DType.FP8
+    assert recipe.matrix_formats.gathered is DType.FP8  # as they are stored, unless the file says otherwise
     apart = recipe_of({"compute": "fp8", "stored": "fp8", "gathered": "bf16"})
-    assert apart.matrices.gathered is DType.BF16
+    assert apart.matrix_formats.gathered is DType.BF16
 
 
 def test_recipes_are_as_accelerators_and_sharding_have_them() -> None:
@@ -59,7 +59,7 @@ def test_recipes_are_as_accelerators_and_sharding_have_them() -> None:
     assert (hopper.input.copies, blackwell.input.copies) == (2, 1)
     sharded = recipe_of("fp8", layout={"dp": 8, "data": "fsdp"}).casts
     assert sharded is not None
-    assert (hopper.weights, sharded.weights) == (WeightCasts.STEP, WeightCasts.PASS)
+    assert (hopper.weight_timing, sharded.weight_timing) == (WeightCastTiming.STEP, WeightCastTiming.PASS)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_adapters_beside_narrow_products_are_refused() -> None:
 def test_a_change_to_another_recipe_is_what_a_user_would_write() -> None:
     wide = Scenario.from_mapping(mapping(training={"precision": {"gradients": "bf16"}}))
     narrow = Scenario.from_mapping(mapping(training={"precision": {"compute": "fp8-rowwise", "gradients": "bf16"}}))
-    name = usual_recipe(wide, DType.FP8)
+    name = default_recipe_name(wide, DType.FP8)
     assert name == "fp8-rowwise"  # of PyTorch
     changed = with_recipe(wide, name)
     assert simulate(changed).step_time == simulate(narrow).step_time
@@ -125,17 +125,21 @@ def test_a_change_to_another_recipe_is_what_a_user_would_write() -> None:
 def test_shares_of_formats_and_casts_of_an_answer() -> None:
     """Of a layer's matrices all FLOP are narrow; attention's and the logits' are not. Casts are a part of the step."""
     wide, narrow = (simulate(Scenario.from_mapping(mapping(training={"precision": item}))) for item in ("bf16", "fp8"))
-    assert wide.formats is None
+    assert wide.format_usage is None
     assert wide.to_json()["formats"] is None
-    found = narrow.formats
+    found = narrow.format_usage
     assert found is not None
     assert sum(found.shares.values()) == pytest.approx(1.0)
     hidden, ffn, layers, vocab, tokens = 512, 1408, 8, 32000, 512 * 16
-    kv = hidden * narrow.scenario.model.attentions[0].kv_heads // narrow.scenario.model.attentions[0].heads
+    kv = (
+        hidden
+        * narrow.scenario.model.distinct_attentions[0].kv_heads
+        // narrow.scenario.model.distinct_attentions[0].heads
+    )
     matrices = layers * (2 * hidden * hidden + 2 * hidden * kv + 3 * hidden * ffn)
     assert found.flops[DType.FP8] == pytest.approx(6 * tokens * matrices)
     assert found.flops[DType.BF16] > 6 * tokens * vocab * hidden
     assert 0.0 < found.casts < narrow.step_time
-    assert narrow.mfu() * narrow.peak_flops == pytest.approx(narrow.flops_per_gpu)
+    assert narrow.mfu() * narrow.peak_flops == pytest.approx(narrow.achieved_flops_per_gpu)
     told = narrow.to_json()["formats"]
-    assert told["mfu_of_bf16_peak"] == pytest.approx(narrow.flops_per_gpu / 989e12)
+    assert told["mfu_of_bf16_peak"] == pytest.approx(narrow.achieved_flops_per_gpu / 989e12)

@@ -10,12 +10,18 @@ import yaml
 from clustersim.common import data_files
 from clustersim.common.dtypes import DType
 from clustersim.common.errors import InputError
-from clustersim.model.framework import Captured, load_framework
-from clustersim.model.layer_stack import Mlp
-from clustersim.model.precision_recipe import Recipe, mixed
-from clustersim.model.recompute_modules import Module
-from clustersim.model.training import Attention, FullRecompute, NoRecompute, SelectiveOperations, SelectiveRecompute
-from clustersim.model.transformer import Positions
+from clustersim.model.framework import GraphCapture, load_framework
+from clustersim.model.layer_stack import MlpType
+from clustersim.model.precision_recipe import PrecisionRecipe, mixed_precision
+from clustersim.model.recompute_modules import RecomputeModule
+from clustersim.model.training import (
+    AttentionBackend,
+    FullRecompute,
+    NoRecompute,
+    SelectiveOpRecompute,
+    SelectiveRecompute,
+)
+from clustersim.model.transformer import PositionEncoding
 from clustersim.parallel.data_parallel_strategy import (
     DdpStrategy,
     FullyShard,
@@ -38,14 +44,14 @@ Refusal = Callable[..., str]
 def test_a_preset_gives_the_models_dimensions_and_keys_beside_it_change_them(mapping: dict[str, Any]) -> None:
     mapping["model"] = {"preset": "llama3-8b", "layers": 8}
     model = Scenario.from_mapping(mapping).model
-    assert (model.layers, model.hidden, sizes(model).mlp) == (8, 4096, Mlp.SWIGLU)
+    assert (model.layer_count, model.hidden, sizes(model).mlp) == (8, 4096, MlpType.SWIGLU)
 
 
 def test_an_inline_model_has_its_familys_usual_parts(mapping: dict[str, Any]) -> None:
     mapping["model"] = {"family": "gpt", "layers": 4, "hidden": 1024, "ffn": 4096, "heads": 16, "vocab": 51200}
     model = Scenario.from_mapping(mapping).model
-    assert (sizes(model).kv_heads, sizes(model).head_dim, sizes(model).mlp) == (16, 64, Mlp.GELU)
-    assert (model.positions, model.tied_embeddings, model.max_positions) == (Positions.LEARNED, True, 8192)
+    assert (sizes(model).kv_heads, sizes(model).head_dim, sizes(model).mlp) == (16, 64, MlpType.GELU)
+    assert (model.positions, model.tied_embeddings, model.max_positions) == (PositionEncoding.LEARNED, True, 8192)
 
 
 @pytest.mark.parametrize(
@@ -123,25 +129,25 @@ def test_a_schedule_is_a_word_or_a_word_with_options(
 @pytest.mark.parametrize(
     ("written", "precision"),
     [
-        ("bf16", mixed(DType.BF16)),
-        ("fp16", mixed(DType.FP16)),
-        ("fp32", mixed(DType.FP32, master=None)),
+        ("bf16", mixed_precision(DType.BF16)),
+        ("fp16", mixed_precision(DType.FP16)),
+        ("fp32", mixed_precision(DType.FP32, master=None)),
         (
             {"compute": "bf16", "master": "none"},
-            mixed(DType.BF16, master=None),
+            mixed_precision(DType.BF16, master=None),
         ),
         (
             {"gradients": "bf16", "moments": "bf16"},
-            mixed(DType.BF16, gradients=DType.BF16, moments=DType.BF16),
+            mixed_precision(DType.BF16, gradients=DType.BF16, moments=DType.BF16),
         ),
         (
             {"compute": "fp32", "master": "fp32"},
-            mixed(DType.FP32),
+            mixed_precision(DType.FP32),
         ),
     ],
 )
 def test_the_compute_format_gives_the_formats_that_are_not_named(
-    mapping: dict[str, Any], written: object, precision: Recipe
+    mapping: dict[str, Any], written: object, precision: PrecisionRecipe
 ) -> None:
     mapping["training"]["precision"] = written
     assert Scenario.from_mapping(mapping).training.recipe == precision
@@ -152,14 +158,14 @@ def test_the_compute_format_gives_the_formats_that_are_not_named(
     [
         ("none", NoRecompute()),
         ("selective", SelectiveRecompute()),
-        ("selective_op", SelectiveOperations()),
+        ("selective_op", SelectiveOpRecompute()),
         ("full", FullRecompute()),
         ({"layers": 3}, FullRecompute(layers=3)),
         ({"modules": ["core_attn"]}, SelectiveRecompute()),
-        ({"mode": "selective", "modules": ["mlp"]}, SelectiveRecompute(frozenset({Module.MLP}))),
+        ({"mode": "selective", "modules": ["mlp"]}, SelectiveRecompute(frozenset({RecomputeModule.MLP}))),
         (
             {"mode": "none", "modules": ["mlp", "layernorm"]},
-            SelectiveRecompute(frozenset({Module.LAYERNORM, Module.MLP})),
+            SelectiveRecompute(frozenset({RecomputeModule.LAYERNORM, RecomputeModule.MLP})),
         ),
     ],
 )
@@ -173,25 +179,25 @@ def test_recompute_is_none_selective_full_or_some_layers(
 def test_a_framework_is_a_shipped_one_or_a_file_beside_the_scenario(mapping: dict[str, Any], tmp_path: Path) -> None:
     assert Scenario.from_mapping(mapping).framework == load_framework("pytorch")
     assert Scenario.from_mapping(mapping | {"framework": "megatron-2021"}).framework == load_framework("megatron-2021")
-    mine = data_files.read_mapping(data_files.find("frameworks", "pytorch"))
+    mine = data_files.read_mapping(data_files.find_file("frameworks", "pytorch"))
     mine["host"]["launch"] = "5 us"
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(mine))
     plan = tmp_path / "plan.yaml"
     plan.write_text(yaml.safe_dump(mapping | {"framework": "./mine.yaml"}))
     framework = Scenario.load(plan).framework
     assert framework.name == "mine"
-    assert framework.launch == pytest.approx(5e-6)
+    assert framework.launch_seconds == pytest.approx(5e-6)
 
 
-@pytest.mark.parametrize("attention", list(Attention))
-def test_attention_is_a_generation_of_flash_or_standard(mapping: dict[str, Any], attention: Attention) -> None:
+@pytest.mark.parametrize("attention", list(AttentionBackend))
+def test_attention_is_a_generation_of_flash_or_standard(mapping: dict[str, Any], attention: AttentionBackend) -> None:
     mapping["training"]["attention"] = attention.value
     assert Scenario.from_mapping(mapping).training.attention is attention
 
 
 def test_the_network_is_shared_unless_uncontended(mapping: dict[str, Any]) -> None:
     assert Scenario.from_mapping(mapping).cost.network is Contention.SHARED
-    assert Scenario.from_mapping(mapping, overrides=["cost.network=uncontended"]).cost.network is Contention.NONE
+    assert Scenario.from_mapping(mapping, overrides=["cost.network=uncontended"]).cost.network is Contention.UNCONTENDED
     with pytest.raises(InputError, match=r"cost\.network: .*shred.*did you mean shared"):
         Scenario.from_mapping(mapping, overrides=["cost.network=shred"])
 
@@ -199,7 +205,7 @@ def test_the_network_is_shared_unless_uncontended(mapping: dict[str, Any]) -> No
 def test_yamls_bare_off_switches_symmetry_off(mapping: dict[str, Any]) -> None:
     scenario = Scenario.from_mapping(mapping, overrides=["cost.symmetry=off", "cost.collectives.all_reduce=ring"])
     assert scenario.cost.symmetry is Symmetry.OFF
-    assert scenario.cost.switches.forced == {CollectiveType.ALL_REDUCE: "ring"}
+    assert scenario.cost.nccl_overrides.forced == {CollectiveType.ALL_REDUCE: "ring"}
 
 
 def test_dp_left_out_is_what_the_other_degrees_leave(mapping: dict[str, Any]) -> None:
@@ -210,7 +216,7 @@ def test_dp_left_out_is_what_the_other_degrees_leave(mapping: dict[str, Any]) ->
 
 def test_a_cluster_without_a_number_of_gpus_is_as_large_as_the_layout(mapping: dict[str, Any]) -> None:
     mapping["cluster"] = "dgx-h100"
-    assert Scenario.from_mapping(mapping).cluster.gpus == 64
+    assert Scenario.from_mapping(mapping).cluster.gpu_count == 64
 
 
 @pytest.mark.parametrize(
@@ -340,10 +346,10 @@ def test_nothing_of_the_file_has_to_be_a_mapping_to_be_refused_in_a_sentence() -
 
 def test_cuda_graphs_are_a_key_of_the_framework(mapping: dict[str, Any]) -> None:
     captured = Scenario.from_mapping(mapping | {"framework": {"name": "pytorch", "cuda_graphs": True}})
-    assert captured.framework == load_framework("pytorch").with_graphs()
+    assert captured.framework == load_framework("pytorch").with_cuda_graphs()
     assert Scenario.from_mapping(captured.to_mapping()).framework == captured.framework
     parts = Scenario.from_mapping(mapping | {"framework": {"name": "megatron", "cuda_graphs": "outside_experts"}})
-    assert parts.framework.captured is Captured.OUTSIDE_EXPERTS
+    assert parts.framework.graph_capture is GraphCapture.OUTSIDE_EXPERTS
     with pytest.raises(InputError, match="framework: cuda_graphs: megatron-2021 captures none"):
         Scenario.from_mapping(mapping | {"framework": {"name": "megatron-2021", "cuda_graphs": True}})
 
@@ -351,7 +357,7 @@ def test_cuda_graphs_are_a_key_of_the_framework(mapping: dict[str, Any]) -> None
 def test_launches_and_compiled_layers_are_keys_of_the_framework(mapping: dict[str, Any]) -> None:
     framework = {"name": "pytorch", "launch": "7 us", "backward_launch": "9 us", "compiled": True}
     said = Scenario.from_mapping(mapping | {"framework": framework})
-    assert said.framework == load_framework("pytorch").with_compiled().launching(7e-6, 9e-6)
+    assert said.framework == load_framework("pytorch").with_compiled().with_launch_seconds(7e-6, 9e-6)
     assert Scenario.from_mapping(said.to_mapping()).framework == said.framework
     with pytest.raises(InputError, match="framework: compiled: megatron compiles no layers"):
         Scenario.from_mapping(mapping | {"framework": {"name": "megatron", "compiled": True}})

@@ -41,7 +41,7 @@ def test_a_models_path_starts_beside_the_scenario(tmp_path: Path, mapping: dict[
     write(tmp_path / "config.json", LLAMA)
     mapping["model"] = "config.json"
     scenario = Scenario.load(write(tmp_path / "plan.yaml", mapping), ["model.layers=6"])
-    assert (scenario.model.layers, scenario.model.hidden) == (6, 256)
+    assert (scenario.model.layer_count, scenario.model.hidden) == (6, 256)
 
 
 def test_a_model_file_that_is_missing_truncated_or_of_another_family_is_named(
@@ -104,7 +104,7 @@ def test_a_models_file_has_the_limits_of_dimensions_in_the_scenario(
 def test_the_files_are_all_that_were_read(tmp_path: Path, mapping: dict[str, Any]) -> None:
     (tmp_path / "llama").mkdir()
     write(tmp_path / "llama" / "config.json", LLAMA)
-    shutil.copy(data_files.find("accelerators", "h100-sxm-80gb"), tmp_path / "chip.yaml")
+    shutil.copy(data_files.find_file("accelerators", "h100-sxm-80gb"), tmp_path / "chip.yaml")
     mapping["model"] = {"path": "llama"}
     mapping["cluster"] |= {"accelerator": "chip.yaml"}
     files = Scenario.load(write(tmp_path / "plan.yaml", mapping)).files

@@ -3,10 +3,10 @@
 import pytest
 
 from clustersim import Scenario, simulate
-from clustersim.results.simulation_result import Answer
-from clustersim.uncertainty.model_file import as_mapping, load_experience
-from clustersim.uncertainty.prediction_interval import TERMS, Gap
-from clustersim.uncertainty.step_features import Trait
+from clustersim.results.simulation_result import SimulationResult
+from clustersim.uncertainty.model_file import load_uncertainty_model, model_to_dict
+from clustersim.uncertainty.prediction_interval import VARIANCE_COMPONENTS, BaseComponent
+from clustersim.uncertainty.step_features import Feature
 from clustersim.validation.steps import compare_step
 from tests.validation.sample_cases import case
 
@@ -18,12 +18,12 @@ H100 = {
 }
 
 
-def step(*overrides: str) -> Answer:
-    return simulate(Scenario.from_mapping(H100, overrides, source="step"))
+def step(*overrides: str) -> SimulationResult:
+    return simulate(Scenario.from_mapping(H100, overrides, default_name="step"))
 
 
-def width(result: Answer) -> float:
-    low, high = result.band
+def width(result: SimulationResult) -> float:
+    low, high = result.step_time_interval
     assert low < result.step_time < high
     return high / low
 
@@ -46,9 +46,9 @@ def h100() -> float:
 def test_what_nobody_measured_is_wider_than_64_h100_and_says_why(h100: float, overrides: list[str], says: str) -> None:
     result = step(*overrides)
     assert width(result) > h100
-    assert any(says in item for item in result.expected.unmeasured)
-    assert says in result.experience
-    assert "wider" in result.experience
+    assert any(says in extrapolation for extrapolation in result.relative_interval.extrapolations)
+    assert says in result.interval_description
+    assert "wider" in result.interval_description
 
 
 def test_a_stranger_is_wider_than_a_sibling() -> None:
@@ -62,11 +62,13 @@ def test_the_further_beyond_the_wider() -> None:
 
 
 def test_a_step_is_of_the_regimes_that_its_scenario_says() -> None:
-    fields = step("layout.tp=1", "layout.dp=32", "layout.pp=2", "layout.data=ddp", "training.global_batch=64").expected
-    assert Trait.NODES.value in fields.regimes
-    assert Trait.PIPELINE.value in fields.regimes
-    assert Trait.SHARDED.value not in fields.regimes
-    assert "one node" in step("cluster.gpus=8", "layout.dp=1").expected.regimes
+    fields = step(
+        "layout.tp=1", "layout.dp=32", "layout.pp=2", "layout.data=ddp", "training.global_batch=64"
+    ).relative_interval
+    assert Feature.NODES.value in fields.strata
+    assert Feature.PIPELINE.value in fields.strata
+    assert Feature.SHARDED.value not in fields.strata
+    assert "one node" in step("cluster.gpus=8", "layout.dp=1").relative_interval.strata
 
 
 def test_a_case_has_the_band_of_its_scenario() -> None:
@@ -75,16 +77,16 @@ def test_a_case_has_the_band_of_its_scenario() -> None:
 
     compared, result = compare_step(case()), simulate(scenario_of(case()))
     assert compared.band is not None
-    assert (compared.band.low, compared.band.high) == pytest.approx(result.band)
+    assert (compared.band.low, compared.band.high) == pytest.approx(result.step_time_interval)
     plain = compared.to_json()
-    assert (plain["expected_low_s"], plain["expected_high_s"]) == pytest.approx(result.band)
+    assert (plain["expected_low_s"], plain["expected_high_s"]) == pytest.approx(result.step_time_interval)
     assert plain["inside_band"] is (plain["expected_low_s"] <= plain["measured"] <= plain["expected_high_s"])
     assert compare_step(case(tp="3")).band is None
 
 
 def test_what_is_shipped_never_trusts_what_nobody_measured_more() -> None:
-    found = load_experience()
-    assert all(found.deviations[gap] >= found.deviations[Gap.ANY] > 0.0 for gap in Gap)
-    assert found.sources >= 12
-    assert 0.85 <= found.unseen["all steps"].inside <= 0.95
-    assert set(as_mapping(found)["deviations"]) == {term.name.lower() for term in TERMS}
+    found = load_uncertainty_model()
+    assert all(found.deviations[gap] >= found.deviations[BaseComponent.ANY] > 0.0 for gap in BaseComponent)
+    assert found.source_count >= 12
+    assert 0.85 <= found.coverage_by_stratum["all steps"].covered_share <= 0.95
+    assert set(model_to_dict(found)["deviations"]) == {term.name.lower() for term in VARIANCE_COMPONENTS}

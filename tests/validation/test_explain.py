@@ -12,13 +12,19 @@ import pytest
 import yaml
 
 from clustersim import Scenario, simulate
-from clustersim.build import kernels_of
+from clustersim.build import distinct_kernels
 from clustersim.common import data_files
 from clustersim.common.errors import InputError
-from clustersim.cost.calibration_record import Conditions, Device, KernelRow, Record, Spread
+from clustersim.cost.calibration_record import (
+    CalibrationRecord,
+    DeviceInfo,
+    KernelSample,
+    MeasurementConditions,
+    TimeStatistics,
+)
 from clustersim.cost.record_file import write_record
 from clustersim.model.attention import causal_factor
-from clustersim.model.kernels import PRODUCTS, AttentionShape
+from clustersim.model.kernels import TENSOR_CORE_KINDS, AttentionShape
 from clustersim.validation.explain import Cause, explain, measured_time
 from clustersim.validation.explain_continuous import CONTINUOUS
 from clustersim.validation.explain_switches import SWITCHES
@@ -47,7 +53,7 @@ def step_time(*overrides: str) -> float:
 
 def accelerator(folder: Path, **changes: float | str) -> str:
     """An override: an H100 whose efficiency has other constants; `products` divides the rates of all products."""
-    content = yaml.safe_load(data_files.find("accelerators", "h100-sxm-80gb").read_text())
+    content = yaml.safe_load(data_files.find_file("accelerators", "h100-sxm-80gb").read_text())
     efficiency = content["efficiency"]
     slower = float(changes.pop("products", 1.0))
     for part in ("matmul", "attention_forward", "attention_backward"):
@@ -112,7 +118,7 @@ def test_the_deviation_of_jitter_comes_back() -> None:
 
 
 def test_the_interval_of_a_slow_host_comes_back(tmp_path: Path) -> None:
-    content = yaml.safe_load(data_files.find("frameworks", "pytorch").read_text())
+    content = yaml.safe_load(data_files.find_file("frameworks", "pytorch").read_text())
     content["host"] |= {"launch": "90 us", "backward_launch": "180 us"}
     slow = tmp_path / "slow.yaml"
     slow.write_text(yaml.safe_dump(content))
@@ -227,20 +233,20 @@ def test_a_step_below_the_floor_has_no_cause_but_another_configuration() -> None
 def test_causes_change_what_was_measured_as_they_change_the_model(tmp_path: Path) -> None:
     """A record of every product; the run's products took 1.4 times as long."""
 
-    def once(seconds: float) -> Spread:
-        return Spread(seconds, seconds, seconds, 1)
+    def once(seconds: float) -> TimeStatistics:
+        return TimeStatistics(seconds, seconds, seconds, 1)
 
     def record(name: str, times: float) -> str:
         rows = [
-            KernelRow(
-                kernel.name, kernel.kind, kernel.dtype, kernel.shape, kernel.flops, kernel.bytes, kernel.launches,
-                once(times * kernel.flops / 500e12),
+            KernelSample(
+                distinct_kernel.name, distinct_kernel.kind, distinct_kernel.dtype, distinct_kernel.shape, distinct_kernel.flops, distinct_kernel.bytes, distinct_kernel.launches,
+                once(times * distinct_kernel.flops / 500e12),
             )
-            for kernel in kernels_of(scenario())
-            if kernel.kind in PRODUCTS and kernel.shape is not None
+            for distinct_kernel in distinct_kernels(scenario())
+            if distinct_kernel.kind in TENSOR_CORE_KINDS and distinct_kernel.shape is not None
         ]  # fmt: skip
-        conditions = Conditions("2026-11-20", "none", "made up")
-        write_record(Record(Device("h100-sxm-80gb", "a GPU"), conditions, tuple(rows)), tmp_path / name)
+        conditions = MeasurementConditions("2026-11-20", "none", "made up")
+        write_record(CalibrationRecord(DeviceInfo("h100-sxm-80gb", "a GPU"), conditions, tuple(rows)), tmp_path / name)
         return f"cost.record={tmp_path / name}"
 
     measured = step_time(record("run.json", 1.4))

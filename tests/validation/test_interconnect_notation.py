@@ -3,7 +3,7 @@
 import pytest
 
 from clustersim.common.errors import InputError
-from clustersim.hardware.link_technology import Technology
+from clustersim.hardware.link_technology import LinkTechnology
 from clustersim.validation.cases import PUBLISHED
 from clustersim.validation.collectives import compare_collectives, read_collectives
 from clustersim.validation.interconnect_notation import Interconnect, Ports, read_interconnect
@@ -12,15 +12,21 @@ from clustersim.validation.interconnect_notation import Interconnect, Ports, rea
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("nvlink4 + 8x400G-ib-ndr", Interconnect(Technology.NVLINK4, ports=Ports(8, 50e9, Technology.INFINIBAND))),
-        ("nvlink4-400GB/s + 8x400G", Interconnect(Technology.NVLINK4, 200e9, ports=Ports(8, 50e9))),
-        ("nvlink5 + 8x400G-efa", Interconnect(Technology.NVLINK5, ports=Ports(8, 50e9, Technology.EFA))),
-        ("xgmi + 8x400G-roce", Interconnect(ports=Ports(8, 50e9, Technology.ROCE))),
-        ("nvl72 + 800G-ib per GPU", Interconnect(domain=72, ports=Ports(None, 100e9, Technology.INFINIBAND, True))),
-        ("nvlink3 + 1600G-roce", Interconnect(Technology.NVLINK3, ports=Ports(None, 200e9, Technology.ROCE))),
-        ("nvlink3 + unknown-roce", Interconnect(Technology.NVLINK3, ports=Ports(kind=Technology.ROCE))),
-        ("nvlink4 + 8x200G-tcpxo (two hops)", Interconnect(Technology.NVLINK4, ports=Ports(8, 25e9, Technology.TCPXO))),
-        ("8x400G-ib-ndr", Interconnect(ports=Ports(8, 50e9, Technology.INFINIBAND))),
+        (
+            "nvlink4 + 8x400G-ib-ndr",
+            Interconnect(LinkTechnology.NVLINK4, ports=Ports(8, 50e9, LinkTechnology.INFINIBAND)),
+        ),
+        ("nvlink4-400GB/s + 8x400G", Interconnect(LinkTechnology.NVLINK4, 200e9, ports=Ports(8, 50e9))),
+        ("nvlink5 + 8x400G-efa", Interconnect(LinkTechnology.NVLINK5, ports=Ports(8, 50e9, LinkTechnology.EFA))),
+        ("xgmi + 8x400G-roce", Interconnect(ports=Ports(8, 50e9, LinkTechnology.ROCE))),
+        ("nvl72 + 800G-ib per GPU", Interconnect(domain=72, ports=Ports(None, 100e9, LinkTechnology.INFINIBAND, True))),
+        ("nvlink3 + 1600G-roce", Interconnect(LinkTechnology.NVLINK3, ports=Ports(None, 200e9, LinkTechnology.ROCE))),
+        ("nvlink3 + unknown-roce", Interconnect(LinkTechnology.NVLINK3, ports=Ports(kind=LinkTechnology.ROCE))),
+        (
+            "nvlink4 + 8x200G-tcpxo (two hops)",
+            Interconnect(LinkTechnology.NVLINK4, ports=Ports(8, 25e9, LinkTechnology.TCPXO)),
+        ),
+        ("8x400G-ib-ndr", Interconnect(ports=Ports(8, 50e9, LinkTechnology.INFINIBAND))),
         ("nvlink", Interconnect()),
         ("PCIe5", Interconnect(pcie=5)),
         ("unknown", Interconnect()),

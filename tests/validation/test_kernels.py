@@ -8,7 +8,7 @@ from clustersim.common.dtypes import DType
 from clustersim.common.errors import InputError
 from clustersim.cost.roofline import Roofline
 from clustersim.hardware.accelerator import load_accelerator
-from clustersim.model.kernels import Operands
+from clustersim.model.kernels import MatmulLayout
 from clustersim.validation.comparison import Comparison
 from clustersim.validation.error_statistics import quality
 from clustersim.validation.kernels import attention_of, compare_kernels, matmul_of, read_kernels, seconds_of
@@ -62,9 +62,11 @@ def test_a_matmul_is_what_the_roofline_says(tmp_path: Path) -> None:
     kernel = matmul_of(case)
     assert kernel.flops == 2 * 8192**3
     assert kernel.bytes == 3 * 8192**2 * 2
-    assert compare_kernels([case])[0].predicted == Roofline(load_accelerator("h100-sxm-80gb")).kernel(kernel).seconds
+    assert (
+        compare_kernels([case])[0].predicted == Roofline(load_accelerator("h100-sxm-80gb")).time_kernel(kernel).seconds
+    )
     assert matmul_of(accumulated).bytes == 2 * 8192**2 * 2 + 2 * 8192**2 * 4, "an FP32 result is read and written"
-    assert (matmul_of(accumulated).shape.operands, matmul_of(case).shape.operands) == (Operands.TN, Operands.NT)  # type: ignore[union-attr]
+    assert (matmul_of(accumulated).shape.operands, matmul_of(case).shape.operands) == (MatmulLayout.TN, MatmulLayout.NT)  # type: ignore[union-attr]
 
 
 def test_a_batch_of_products_is_one_kernel_of_as_many(tmp_path: Path) -> None:

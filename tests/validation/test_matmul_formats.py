@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from clustersim.common.dtypes import DType
-from clustersim.model.kernels import Kernel, KernelKind, MatmulShape, Routine, StreamShape
+from clustersim.model.kernels import Kernel, KernelKind, MatmulShape, MemoryBoundOp, MemoryBoundShape
 from clustersim.validation.cases import CannotPredictError, Case
 from clustersim.validation.error_statistics import by_factor, quality
 from clustersim.validation.grouped_gemm import grouped_of
@@ -76,7 +76,9 @@ def test_casts_that_were_timed_are_their_bytes(
     row = case(tmp_path, dtype=dtype, gpu=gpu, notes="QKV; autocast, with quantisation")
     made = casts_of(row, MatmulShape(M, N, K))
     assert moved(made) == pytest.approx(M * K * of_input + N * K * of_weight)
-    assert all(isinstance(kernel.shape, StreamShape) and kernel.shape.routine is Routine.QUANTIZE for kernel in made)
+    assert all(
+        isinstance(kernel.shape, MemoryBoundShape) and kernel.shape.routine is MemoryBoundOp.QUANTIZE for kernel in made
+    )
 
 
 def test_what_was_cast_before_is_not_timed_but_delayed_scaling_always_casts(tmp_path: Path) -> None:

@@ -6,10 +6,10 @@ import pytest
 
 from clustersim.common.errors import InputError
 from clustersim.model.overheads import Grouping
-from clustersim.model.recompute_modules import Module
+from clustersim.model.recompute_modules import RecomputeModule
 from clustersim.model.training import SelectiveRecompute
 from clustersim.program.task import TokenDispatcher
-from clustersim.results.memory_check import check, ledgers_of
+from clustersim.results.memory_check import check, memory_timelines
 from clustersim.validation.cases import Case
 from clustersim.validation.comparison import Comparison
 from clustersim.validation.megatron_notes import stated_dimensions
@@ -70,7 +70,7 @@ def test_a_rank_is_one_of_its_stage(tmp_path: Path) -> None:
     first, same, other, fullest = predicted(
         tmp_path, {"rank": "0"}, {"rank": "3"}, {"rank": "4"}, {"rank": "max over ranks"}
     )
-    stages = ledgers_of(scenario_of(cases(tmp_path, {})[0]))
+    stages = memory_timelines(scenario_of(cases(tmp_path, {})[0]))
     assert len(stages) == 2
     assert first == same
     assert first != other
@@ -216,8 +216,8 @@ def test_what_megatrons_command_line_says_of_experts_is_read(tmp_path: Path) -> 
     assert plain.layout.sequence_parallel, "left open, as experts beside tensor parallelism need it"
     assert plain.layout.dispatcher is TokenDispatcher.ALL_GATHER
     assert (plain.training.grouping, grouped.training.grouping) == (Grouping.LOOP, Grouping.STREAMS)
-    assert {mixture.ffn for mixture in plain.model.mixtures} == {512}
-    assert not plain.model.mlps
+    assert {distinct_moe.ffn for distinct_moe in plain.model.distinct_moes} == {512}
+    assert not plain.model.distinct_dense_mlps
 
 
 def test_widths_of_experts_are_among_the_arguments() -> None:
@@ -237,7 +237,7 @@ def test_grouped_products_take_workspaces_of_their_own(tmp_path: Path) -> None:
 
 
 def test_modules_are_read_as_megatron_prints_them(tmp_path: Path) -> None:
-    wanted = SelectiveRecompute(frozenset({Module.MIXTURE, Module.LAYERNORM}))
+    wanted = SelectiveRecompute(frozenset({RecomputeModule.MOE, RecomputeModule.LAYERNORM}))
     for text in ("selective:[moe layernorm]", "modules:moe+layernorm"):
         (row,) = cases(tmp_path, {"recompute": text})
         assert scenario_of(row).training.recompute == wanted

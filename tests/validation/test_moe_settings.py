@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from clustersim.model.layer_stack import DenseMlp, LatentAttention, RoutedMlp, specs
+from clustersim.model.layer_stack import DenseMlp, LatentAttention, MoeMlp, layer_specs
 from clustersim.scenario import Scenario
 from clustersim.validation.case_scenario import scenario_mapping
 from clustersim.validation.cases import CannotPredictError, Case
@@ -45,13 +45,13 @@ def scenario(of: Case) -> Scenario:
 
 def test_columns_alone_make_a_mixture_in_every_layer() -> None:
     model = scenario(case(**SMALL)).model
-    (routed,) = model.mixtures
+    (routed,) = model.distinct_moes
     assert (routed.experts, routed.top_k, routed.ffn, routed.shared) == (16, 4, 512, 2 * 512)
-    assert not model.mlps
+    assert not model.distinct_dense_mlps
 
 
 def test_experts_are_as_wide_as_the_mlp_where_a_row_does_not_say_otherwise() -> None:
-    (routed,) = scenario(case(**{**SMALL, "moe_ffn_hidden": "", "shared_experts": ""})).model.mixtures
+    (routed,) = scenario(case(**{**SMALL, "moe_ffn_hidden": "", "shared_experts": ""})).model.distinct_moes
     assert (routed.ffn, routed.shared) == (4096, 0)
 
 
@@ -60,7 +60,7 @@ def test_experts_are_as_wide_as_the_mlp_where_a_row_does_not_say_otherwise() -> 
 )
 def test_notes_say_how_many_first_layers_are_dense(notes: str, dense: int) -> None:
     """Of a cut model `dense_layers` counts, and not what the whole one has."""
-    layers = specs(scenario(case(**SMALL, notes=notes)).model.stack)
+    layers = layer_specs(scenario(case(**SMALL, notes=notes)).model.stack)
     assert [isinstance(spec.mlp, DenseMlp) for spec in layers] == [place < dense for place in range(4)]
 
 
@@ -69,14 +69,14 @@ def test_a_public_mixture_has_what_columns_do_not_say() -> None:
     found = case(**GPT_OSS)
     assert public_model(found) == "gpt-oss-120b"
     model = scenario(found).model
-    assert {attention.window for attention in model.attentions} == {128, None}
-    assert all(mixture.bias for mixture in model.mixtures)
+    assert {distinct_attention.window for distinct_attention in model.distinct_attentions} == {128, None}
+    assert all(distinct_moe.bias for distinct_moe in model.distinct_moes)
 
 
 def test_a_cut_public_mixture_keeps_its_attention() -> None:
     model = scenario(case(**DEEPSEEK, notes="dense_layers=1")).model
-    assert all(isinstance(attention, LatentAttention) for attention in model.attentions)
-    assert [isinstance(spec.mlp, RoutedMlp) for spec in specs(model.stack)] == [False, True, True, True]
+    assert all(isinstance(distinct_attention, LatentAttention) for distinct_attention in model.distinct_attentions)
+    assert [isinstance(spec.mlp, MoeMlp) for spec in layer_specs(model.stack)] == [False, True, True, True]
 
 
 @pytest.mark.parametrize(
@@ -242,14 +242,14 @@ def test_recipes_of_padded_experts_capture_passes_on_blackwell(gpu: str, capture
 def test_models_with_experts_are_launched_at_their_own_pace() -> None:
     mixed, dense = (scenario(case(**cells)) for cells in (SMALL, {**EIGHT, "ep": "1"}))
     assert mixed.framework.name == dense.framework.name
-    assert mixed.framework == dense.framework.with_experts() != dense.framework
+    assert mixed.framework == dense.framework.with_moe_launches() != dense.framework
 
 
 def test_a_slow_host_is_slow_for_models_with_experts() -> None:
     grace = scenario(case(**{**SMALL, "gpu": "gb200", "gpus_per_node": "4", "interconnect": "nvl72"}))
-    assert grace.cluster.accelerator.host_pace > 1.0
-    assert grace.framework.launch == pytest.approx(
-        grace.cluster.accelerator.host_pace * scenario(case(**SMALL)).framework.launch
+    assert grace.cluster.accelerator.host_launch_ratio > 1.0
+    assert grace.framework.launch_seconds == pytest.approx(
+        grace.cluster.accelerator.host_launch_ratio * scenario(case(**SMALL)).framework.launch_seconds
     )
 
 
@@ -264,5 +264,5 @@ def test_a_slow_host_is_slow_for_models_with_experts() -> None:
 )
 def test_experts_that_are_padded_to_a_capacity_have_it(notes: str, capacity: float | None) -> None:
     for cells in (SMALL, QWEN):
-        (routed,) = scenario(case(**{**cells, "notes": notes})).model.mixtures
+        (routed,) = scenario(case(**{**cells, "notes": notes})).model.distinct_moes
         assert routed.capacity == capacity

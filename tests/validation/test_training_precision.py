@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from clustersim.common.dtypes import NARROW
+from clustersim.common.dtypes import LOW_PRECISION_DTYPES
 from clustersim.scenario import Scenario
 from clustersim.validation.case_scenario import is_dense, is_mixture, scenario_mapping
 from clustersim.validation.cases import CannotPredictError
@@ -70,7 +70,7 @@ def test_a_word_means_what_the_software_means_by_it(cells: dict[str, str], said:
     assert precision(**{**HOPPER, **cells}) == said
     recipe = Scenario.from_mapping(scenario_mapping(case(**{**HOPPER, **cells}))).training.recipe
     assert recipe.name == said["compute"]
-    assert recipe.products.forward in NARROW
+    assert recipe.matmul_formats.forward in LOW_PRECISION_DTYPES
 
 
 def test_parameters_in_mxfp8_are_gathered_in_bf16() -> None:

@@ -19,11 +19,19 @@ from calibrate.kernels.pytorch_ops import (
 )
 from calibrate.kernels.pytorch_ops.memory_use import allocated, touched
 from clustersim.common.dtypes import DType
-from clustersim.model.kernels import ROUTING, AttentionShape, Kernel, KernelKind, MatmulShape, Routine, StreamShape
+from clustersim.model.kernels import (
+    TOKEN_ROUTING_OPS,
+    AttentionShape,
+    Kernel,
+    KernelKind,
+    MatmulShape,
+    MemoryBoundOp,
+    MemoryBoundShape,
+)
 
 __all__ = ["Unsupported", "allocated", "compiling", "prepare", "settings", "touched"]
 
-_UPDATES: Final = (Routine.ADAM, Routine.SGD, Routine.GRADIENT_NORM, Routine.GRADIENT_CLIP)
+_UPDATES: Final = (MemoryBoundOp.ADAM, MemoryBoundOp.SGD, MemoryBoundOp.GRADIENT_NORM, MemoryBoundOp.GRADIENT_CLIP)
 _COMPILED: Final = 1  # variants of a formula that is compiled for one form of operands
 
 
@@ -37,19 +45,19 @@ def prepare(kernel: Kernel, device: torch.device) -> Action:
         case AttentionShape() as shape:
             gradient = kernel.kind is KernelKind.ATTENTION_BACKWARD
             return attention.prepare(shape, kernel.dtype, device, gradient=gradient)
-        case StreamShape() as shape:
+        case MemoryBoundShape() as shape:
             return _streaming(shape.routine)(shape, kernel.dtype, device)
     raise Unsupported(f"{kernel.name}: nothing says what it computes")
 
 
-def _streaming(routine: Routine) -> Callable[[StreamShape, DType, torch.device], Action]:
+def _streaming(routine: MemoryBoundOp) -> Callable[[MemoryBoundShape, DType, torch.device], Action]:
     """What prepares a kernel that streams its operands."""
     match routine:
-        case Routine.QUANTIZE:
+        case MemoryBoundOp.QUANTIZE:
             return quantization.prepare
         case _ if routine in _UPDATES:
             return optimizer.prepare
-        case _ if routine in ROUTING:
+        case _ if routine in TOKEN_ROUTING_OPS:
             return token_routing.prepare
     return memory_bound.prepare
 
@@ -60,7 +68,7 @@ def settings(kernel: Kernel, device: torch.device) -> Iterator[None]:
 
     All is as before afterwards.
     """
-    fused = isinstance(kernel.shape, StreamShape) and kernel.shape.fused
+    fused = isinstance(kernel.shape, MemoryBoundShape) and kernel.shape.fused
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = kernel.dtype is DType.TF32
     try:

@@ -22,8 +22,8 @@ from calibrate.kernels.formulas import Unsupported
 from calibrate.kernels.pytorch_ops import scaled_grouped_gemm
 from calibrate.kernels.pytorch_ops.actions import Kept
 from calibrate.kernels.pytorch_ops.random_tensors import TORCH, normal
-from clustersim.common.dtypes import NARROW, DType
-from clustersim.model.kernels import Kernel, KernelKind, MatmulShape, Operands
+from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
+from clustersim.model.kernels import Kernel, KernelKind, MatmulLayout, MatmulShape
 
 STREAMS: Final = 4
 _TRIED: Final = 32  # rows and columns of the product that shows whether there is such a kernel
@@ -38,7 +38,7 @@ def prepare(kernel: Kernel, shape: MatmulShape, device: torch.device, rows: Sequ
     Raise Unsupported where PyTorch has none.
     """
     each = (_rows(shape),) * shape.batch if rows is None else tuple(rows)
-    if kernel.dtype in NARROW:
+    if kernel.dtype in LOW_PRECISION_DTYPES:
         return Kept(_scaled(kernel, shape, device, each))
     if kernel.kind is KernelKind.GROUPED_MATMUL and shape.accumulated is None and there(kernel.dtype, device):
         return Kept(_in_one(shape, kernel.dtype, device, each))
@@ -78,7 +78,7 @@ def _scaled(kernel: Kernel, shape: MatmulShape, device: torch.device, rows: Sequ
 
 def _rows(shape: MatmulShape) -> int:
     """Rows of one group, which a weights' gradient sums over."""
-    return shape.k if shape.operands is Operands.TN else shape.m
+    return shape.k if shape.operands is MatmulLayout.TN else shape.m
 
 
 def _ends(rows: Sequence[int], device: torch.device) -> Tensor:
@@ -87,10 +87,10 @@ def _ends(rows: Sequence[int], device: torch.device) -> Tensor:
 
 def operands(shape: MatmulShape, dtype: DType, device: torch.device, rows: int) -> tuple[Tensor, Tensor]:
     """Rows of all groups and the weights; of a weights' gradient, gradients (transposed) and rows of all groups."""
-    if shape.operands is Operands.TN:
+    if shape.operands is MatmulLayout.TN:
         return normal(device, dtype, rows, shape.m).t(), normal(device, dtype, rows, shape.n)
     a = normal(device, dtype, rows, shape.k)
-    if shape.operands is Operands.NN:
+    if shape.operands is MatmulLayout.NN:
         return a, normal(device, dtype, shape.batch, shape.k, shape.n)
     return a, normal(device, dtype, shape.batch, shape.n, shape.k).transpose(-2, -1)
 
@@ -110,7 +110,7 @@ def _one_by_one(shape: MatmulShape, dtype: DType, device: torch.device, rows: Se
     """A product of each group, written where the result of all of them lies."""
     a, b = operands(shape, dtype, device, sum(rows))
     result = normal(device, shape.accumulated or dtype, *_result(shape, sum(rows)))
-    if shape.operands is Operands.TN:
+    if shape.operands is MatmulLayout.TN:
         parts = list(zip(torch.split(a, list(rows), 1), torch.split(b, list(rows)), result, strict=True))
     else:
         parts = list(zip(torch.split(a, list(rows)), b, torch.split(result, list(rows)), strict=True))
@@ -126,7 +126,7 @@ def _in_turns(products: Sequence[Callable[[], Tensor]], device: torch.device) ->
 
 
 def _result(shape: MatmulShape, rows: int) -> tuple[int, ...]:
-    return (shape.batch, shape.m, shape.n) if shape.operands is Operands.TN else (rows, shape.n)
+    return (shape.batch, shape.m, shape.n) if shape.operands is MatmulLayout.TN else (rows, shape.n)
 
 
 def _product(shape: MatmulShape, dtype: DType, part: tuple[Tensor, Tensor, Tensor]) -> Callable[[], Tensor]:

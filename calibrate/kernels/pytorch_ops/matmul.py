@@ -15,13 +15,13 @@ from calibrate.kernels.formulas import Unsupported
 from calibrate.kernels.pytorch_ops import scaled_matmul
 from calibrate.kernels.pytorch_ops.actions import Kept
 from calibrate.kernels.pytorch_ops.random_tensors import TORCH, normal
-from clustersim.common.dtypes import NARROW, DType
-from clustersim.model.kernels import MatmulShape, Operands
+from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
+from clustersim.model.kernels import MatmulLayout, MatmulShape
 
 
 def prepare(shape: MatmulShape, dtype: DType, device: torch.device) -> Action:
     """A product with random operands; raise Unsupported where PyTorch has none."""
-    if dtype in NARROW:
+    if dtype in LOW_PRECISION_DTYPES:
         return Kept(scaled_matmul.multiply(shape, dtype, device))
     a, b = operands(shape, dtype, device)
     if shape.accumulated is None:
@@ -33,7 +33,7 @@ def prepare(shape: MatmulShape, dtype: DType, device: torch.device) -> Action:
 def operands(shape: MatmulShape, dtype: DType, device: torch.device) -> tuple[Tensor, Tensor]:
     """Random A [(batch,) m, k] and B [(batch,) k, n], transposed in memory as the shape says."""
     batch = () if shape.batch == 1 else (shape.batch,)
-    a_transposed, b_transposed = shape.operands is Operands.TN, shape.operands is Operands.NT
+    a_transposed, b_transposed = shape.operands is MatmulLayout.TN, shape.operands is MatmulLayout.NT
     a = _matrix(device, dtype, (*batch, shape.m, shape.k), transposed=a_transposed)
     return a, _matrix(device, dtype, (*batch, shape.k, shape.n), transposed=b_transposed)
 
@@ -41,7 +41,7 @@ def operands(shape: MatmulShape, dtype: DType, device: torch.device) -> tuple[Te
 def allocated(shape: MatmulShape, dtype: DType) -> float:
     """Bytes of operands and result."""
     m, n, k = shape.m, shape.n, shape.k
-    result = (shape.accumulated or (DType.BF16 if dtype in NARROW else dtype)).bytes
+    result = (shape.accumulated or (DType.BF16 if dtype in LOW_PRECISION_DTYPES else dtype)).bytes
     return float(shape.batch * ((m * k + k * n) * dtype.bytes + m * n * result))
 
 

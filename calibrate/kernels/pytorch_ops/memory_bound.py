@@ -22,15 +22,15 @@ from calibrate.kernels.formulas import Unsupported
 from calibrate.kernels.pytorch_ops.actions import Kept, backward
 from calibrate.kernels.pytorch_ops.random_tensors import drawn, normal
 from clustersim.common.dtypes import DType
-from clustersim.model.kernels import Routine, StreamShape
-from clustersim.model.training import Loss
+from clustersim.model.kernels import MemoryBoundOp, MemoryBoundShape
+from clustersim.model.training import LossImplementation
 
 
 @dataclass(frozen=True, slots=True)
 class Operands:
     """Makes the random operands of a routine."""
 
-    shape: StreamShape
+    shape: MemoryBoundShape
     dtype: DType
     device: torch.device
 
@@ -59,14 +59,14 @@ class Prepared:
 Preparation = Callable[[Operands], Prepared]
 
 
-def prepare(shape: StreamShape, dtype: DType, device: torch.device) -> Action:
+def prepare(shape: MemoryBoundShape, dtype: DType, device: torch.device) -> Action:
     """A streaming routine over random operands, or its backward; raise Unsupported where there is no such kernel."""
     made = Operands(shape, dtype, device)
     match shape.routine:
-        case Routine.BIAS_GRADIENT:
+        case MemoryBoundOp.BIAS_GRADIENT:
             gradients = made.plain(dtype, shape.rows, shape.width)
             return Kept(lambda: gradients.sum(0))
-        case Routine.POSITIONS if shape.backward:
+        case MemoryBoundOp.POSITIONS if shape.backward:
             return _position_gradient(made)
     if shape.routine in _OF_BUFFERS:
         return Kept(_OF_BUFFERS[shape.routine](made))
@@ -149,7 +149,7 @@ def _softmax(made: Operands) -> Prepared:
     return Prepared(lambda: formulas.softmax(scores, mask, fused=made.shape.fused), (scores,))
 
 
-def _loss(made: Operands, form: Loss) -> Prepared:
+def _loss(made: Operands, form: LossImplementation) -> Prepared:
     """The gradient is one for each token: Megatron's backward multiplies what it keeps by it, again and again."""
     logits, targets = made.tensor(), made.indices(made.shape.width)
     gradient = torch.tensor(float(made.shape.rows), device=made.device)
@@ -220,39 +220,39 @@ def _causal_mask(made: Operands) -> Callable[[], Tensor]:
     return lambda: torch.tril(torch.ones(rows, width, device=made.device)) < 0.5
 
 
-_OF_BUFFERS: Final = MappingProxyType[Routine, Callable[[Operands], Callable[[], Tensor]]](
+_OF_BUFFERS: Final = MappingProxyType[MemoryBoundOp, Callable[[Operands], Callable[[], Tensor]]](
     {
-        Routine.ACCUMULATE: _accumulate,
-        Routine.COPY: _copy,
-        Routine.BIAS_ADD: _bias_add,
-        Routine.ZERO: _zero,
-        Routine.UNSCALE: _unscale,
-        Routine.CAUSAL_MASK: _causal_mask,
+        MemoryBoundOp.ACCUMULATE: _accumulate,
+        MemoryBoundOp.COPY: _copy,
+        MemoryBoundOp.BIAS_ADD: _bias_add,
+        MemoryBoundOp.ZERO: _zero,
+        MemoryBoundOp.UNSCALE: _unscale,
+        MemoryBoundOp.CAUSAL_MASK: _causal_mask,
     }
 )
 """What has no gradient."""
 
 
-_FORMULAS: Final = MappingProxyType[Routine, Preparation](
+_FORMULAS: Final = MappingProxyType[MemoryBoundOp, Preparation](
     {
-        Routine.LAYERNORM: _layernorm,
-        Routine.RMSNORM: _rmsnorm,
-        Routine.GELU: _gelu,
-        Routine.SWIGLU: _swiglu,
-        Routine.SOFTCAP: _softcap,
-        Routine.ROTARY: _rotary,
-        Routine.RESIDUAL: _residual,
-        Routine.SCALED_SUM: _scaled_sum,
-        Routine.SCALE: _scale,
-        Routine.WEIGHTING: _weighting,
-        Routine.RESIDUAL_DROPOUT: _residual_dropout,
-        Routine.DROPOUT: _dropout,
-        Routine.SOFTMAX: _softmax,
-        Routine.LOSS_TORCH: partial(_loss, form=Loss.TORCH),
-        Routine.LOSS_VOCAB_PARALLEL: partial(_loss, form=Loss.VOCAB_PARALLEL),
-        Routine.LOSS_FUSED: partial(_loss, form=Loss.FUSED),
-        Routine.LOSS_CHUNKED: partial(_loss, form=Loss.CHUNKED),
-        Routine.LOOKUP: _lookup,
-        Routine.POSITIONS: _positions,
+        MemoryBoundOp.LAYERNORM: _layernorm,
+        MemoryBoundOp.RMSNORM: _rmsnorm,
+        MemoryBoundOp.GELU: _gelu,
+        MemoryBoundOp.SWIGLU: _swiglu,
+        MemoryBoundOp.SOFTCAP: _softcap,
+        MemoryBoundOp.ROTARY: _rotary,
+        MemoryBoundOp.RESIDUAL: _residual,
+        MemoryBoundOp.SCALED_SUM: _scaled_sum,
+        MemoryBoundOp.SCALE: _scale,
+        MemoryBoundOp.WEIGHTING: _weighting,
+        MemoryBoundOp.RESIDUAL_DROPOUT: _residual_dropout,
+        MemoryBoundOp.DROPOUT: _dropout,
+        MemoryBoundOp.SOFTMAX: _softmax,
+        MemoryBoundOp.LOSS_TORCH: partial(_loss, form=LossImplementation.TORCH),
+        MemoryBoundOp.LOSS_VOCAB_PARALLEL: partial(_loss, form=LossImplementation.VOCAB_PARALLEL),
+        MemoryBoundOp.LOSS_FUSED: partial(_loss, form=LossImplementation.FUSED),
+        MemoryBoundOp.LOSS_CHUNKED: partial(_loss, form=LossImplementation.CHUNKED),
+        MemoryBoundOp.LOOKUP: _lookup,
+        MemoryBoundOp.POSITIONS: _positions,
     }
 )

@@ -16,7 +16,7 @@ from calibrate.kernels.formulas import Unsupported
 from calibrate.kernels.pytorch_ops.actions import Kept
 from calibrate.kernels.pytorch_ops.random_tensors import TORCH, normal
 from clustersim.common.dtypes import DType
-from clustersim.model.kernels import Routine, StreamShape
+from clustersim.model.kernels import MemoryBoundOp, MemoryBoundShape
 
 Step = Callable[[], object]
 
@@ -29,20 +29,20 @@ def tensors(device: torch.device, dtype: DType, elements: int) -> list[Tensor]:
     return [normal(device, dtype, size) for size in [LARGEST] * whole + [rest] * (rest > 0)]
 
 
-def prepare(shape: StreamShape, dtype: DType, device: torch.device) -> Action:
+def prepare(shape: MemoryBoundShape, dtype: DType, device: torch.device) -> Action:
     """An update, or the norm or the clipping of gradients; raise Unsupported where PyTorch has no such formats."""
     match shape.routine:
-        case Routine.GRADIENT_NORM:
+        case MemoryBoundOp.GRADIENT_NORM:
             gradients = tensors(device, dtype, shape.elements)
             return Kept(lambda: torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2.0))))
-        case Routine.GRADIENT_CLIP:
+        case MemoryBoundOp.GRADIENT_CLIP:
             gradients = tensors(device, dtype, shape.elements)
             factor = torch.ones((), device=device)  # multiplied whatever it is, and leaves them as they are
             return Kept(lambda: torch._foreach_mul_(gradients, factor))
     return _update(shape, dtype, device)
 
 
-def _update(shape: StreamShape, dtype: DType, device: torch.device) -> Action:
+def _update(shape: MemoryBoundShape, dtype: DType, device: torch.device) -> Action:
     made, moments, *copies = shape.formats
     if TORCH[moments] is not TORCH[dtype]:
         raise Unsupported(f"moments in {moments.value} of weights in {dtype.value}: PyTorch's optimizers have none")
@@ -75,8 +75,8 @@ def _copying(sources: list[Tensor], copies: list[Tensor]) -> Step:
     return lambda: torch._foreach_copy_(copies, sources)
 
 
-def _optimizer(shape: StreamShape, weights: list[Tensor]) -> torch.optim.Optimizer:
+def _optimizer(shape: MemoryBoundShape, weights: list[Tensor]) -> torch.optim.Optimizer:
     fused, foreach = (True, None) if shape.fused else (None, True)
-    if shape.routine is Routine.ADAM:
+    if shape.routine is MemoryBoundOp.ADAM:
         return torch.optim.AdamW(weights, lr=1e-4, fused=fused, foreach=foreach)
     return torch.optim.SGD(weights, lr=1e-4, momentum=0.9, fused=fused, foreach=foreach)

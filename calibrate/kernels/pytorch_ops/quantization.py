@@ -21,8 +21,8 @@ from calibrate.kernels.formulas import Unsupported, compiled
 from calibrate.kernels.pytorch_ops.actions import Kept
 from calibrate.kernels.pytorch_ops.random_tensors import normal
 from calibrate.kernels.pytorch_ops.scaled_matmul import BLOCKS
-from clustersim.common.dtypes import NARROW, DType
-from clustersim.model.kernels import StreamShape
+from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
+from clustersim.model.kernels import MemoryBoundShape
 
 Formula = Callable[..., quantization_formulas.Copies]
 
@@ -39,7 +39,7 @@ _FOUND: Final = MappingProxyType[DType, Mapping[int, Formula]](
 """By how many copies are made."""
 
 
-def prepare(shape: StreamShape, dtype: DType, device: torch.device) -> Action:
+def prepare(shape: MemoryBoundShape, dtype: DType, device: torch.device) -> Action:
     """A cast of random operands; raise Unsupported where there is no such kernel."""
     if device.type == "cpu":
         raise Unsupported(f"{shape.routine.value}: PyTorch has no fused kernel for it on a CPU")
@@ -48,13 +48,13 @@ def prepare(shape: StreamShape, dtype: DType, device: torch.device) -> Action:
     return Kept(lambda: run(*operands))
 
 
-def chosen(shape: StreamShape, dtype: DType, device: torch.device) -> tuple[Formula, tuple[Tensor, ...]]:
+def chosen(shape: MemoryBoundShape, dtype: DType, device: torch.device) -> tuple[Formula, tuple[Tensor, ...]]:
     """A formula and its operands; raise Unsupported where PyTorch has none."""
     narrow, copies, reads = shape.formats[0], len(shape.formats), shape.table
     if DType.NVFP4 in (narrow, dtype):
         raise Unsupported(f"{shape.routine.value}: PyTorch has no cast to {DType.NVFP4.value}")
     rows, width = _sizes(shape)
-    if dtype in NARROW or not reads:
+    if dtype in LOW_PRECISION_DTYPES or not reads:
         return quantization_formulas.transposed, (normal(device, narrow, rows, width),)
     _require(shape, rows if copies > 1 else 0, width)
     x, like = normal(device, dtype, rows, width), torch.empty(0, dtype=eight_bits(device), device=device)
@@ -65,14 +65,14 @@ def chosen(shape: StreamShape, dtype: DType, device: torch.device) -> tuple[Form
     return _FOUND[narrow][copies], (x, like)
 
 
-def _sizes(shape: StreamShape) -> tuple[int, int]:
+def _sizes(shape: MemoryBoundShape) -> tuple[int, int]:
     if shape.width > 1:
         return shape.rows, shape.width
     columns = gcd(shape.rows, _MATRIX)
     return shape.rows // columns, columns
 
 
-def _require(shape: StreamShape, *sizes: int) -> None:
+def _require(shape: MemoryBoundShape, *sizes: int) -> None:
     narrow = shape.formats[0]
     block = BLOCKS[narrow]
     if any(size % block for size in sizes):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from calibrate.devices.matmul_support import eight_bits
-from clustersim.common.dtypes import NARROW, DType
+from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
 
 TORCH: Final = MappingProxyType(
     {
@@ -43,7 +43,7 @@ def normal(device: torch.device, dtype: DType, *sizes: int, gradient: bool = Fal
     """
     if dtype is DType.NVFP4:
         return _four_bits(device, *sizes[:-1], sizes[-1] // 2)
-    if dtype in NARROW:
+    if dtype in LOW_PRECISION_DTYPES:
         return normal(device, DType.BF16, *sizes).to(eight_bits(device))
     return drawn(torch.empty(sizes, device=device, dtype=TORCH[dtype])).requires_grad_(gradient)
 

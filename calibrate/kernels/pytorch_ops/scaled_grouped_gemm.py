@@ -19,7 +19,7 @@ from calibrate.devices.matmul_support import groups
 from calibrate.kernels.pytorch_ops import scaled_matmul
 from calibrate.kernels.pytorch_ops.random_tensors import normal
 from clustersim.common.dtypes import DType
-from clustersim.model.kernels import MatmulShape, Operands
+from clustersim.model.kernels import MatmulLayout, MatmulShape
 
 _TRIED: Final = 128  # rows, columns and sums of the products that show whether there is such a kernel
 
@@ -64,12 +64,12 @@ def there(dtype: DType, device: torch.device) -> bool:
 def _experts(shape: MatmulShape, rows: Sequence[int]) -> list[MatmulShape]:
     """The product of each."""
     one = replace(shape, batch=1)
-    return [replace(one, k=item) if shape.operands is Operands.TN else replace(one, m=item) for item in rows]
+    return [replace(one, k=item) if shape.operands is MatmulLayout.TN else replace(one, m=item) for item in rows]
 
 
 def _operands(shape: MatmulShape, dtype: DType, device: torch.device, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Rows of all experts [rows, k] and their matrices [experts, k, n]; of a weights' gradient [m, rows], [rows, n]."""
-    if shape.operands is Operands.TN:
+    if shape.operands is MatmulLayout.TN:
         return normal(device, dtype, shape.m, sum(rows)), normal(device, dtype, shape.n, sum(rows)).t()
     matrices = normal(device, dtype, len(rows), shape.n, shape.k).transpose(-2, -1)
     return normal(device, dtype, sum(rows), shape.k), matrices
@@ -78,14 +78,14 @@ def _operands(shape: MatmulShape, dtype: DType, device: torch.device, rows: Sequ
 def _rows_scales(shape: MatmulShape, device: torch.device, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
     """FP32, of rows; in a weights' gradient of each expert's."""
     many = len(rows)
-    if shape.operands is Operands.TN:
+    if shape.operands is MatmulLayout.TN:
         return torch.ones(shape.m * many, device=device), torch.ones(shape.n * many, device=device)
     return torch.ones(sum(rows), device=device), torch.ones(many, shape.n, device=device)
 
 
 def _tiles_scales(shape: MatmulShape, device: torch.device, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
     """E8M0, of blocks of 32, in tiles."""
-    if shape.operands is Operands.TN:
+    if shape.operands is MatmulLayout.TN:
         blocks = sum(scaled_matmul.tiled_blocks(DType.MXFP8, item) for item in rows)
         of_a, of_b = (
             scaled_matmul.of_blocks(DType.MXFP8, device, scaled_matmul.tiled(element), blocks)

@@ -24,7 +24,7 @@ from torch.nn.functional import ScalingType, SwizzleType, scaled_mm
 from calibrate.kernels.formulas import Unsupported
 from calibrate.kernels.pytorch_ops.random_tensors import normal
 from clustersim.common.dtypes import DType
-from clustersim.model.kernels import MatmulShape, Operands
+from clustersim.model.kernels import MatmulLayout, MatmulShape
 
 BLOCKS: Final = MappingProxyType(
     {DType.FP8: 16, DType.FP8_ROWWISE: 16, DType.FP8_BLOCKWISE: 128, DType.MXFP8: 32, DType.NVFP4: 32}
@@ -55,7 +55,7 @@ def multiply(shape: MatmulShape, dtype: DType, device: torch.device) -> Callable
 
 def scaled(shape: MatmulShape, dtype: DType, a: Tensor, b: Tensor) -> Callable[[], Tensor]:
     """What multiplies a [m, k] and b [k, n], the transpose of rows."""
-    weights = shape.operands is not Operands.TN
+    weights = shape.operands is not MatmulLayout.TN
     of_a, of_b = _scales(dtype, a, shape.k), _scales(dtype, b.t(), shape.k, weights=weights)
     rows = of_b.numbers.t() if of_b.of is ScalingType.RowWise else of_b.numbers
     fast = fast_accumulation(shape, dtype)
@@ -68,7 +68,7 @@ def scaled(shape: MatmulShape, dtype: DType, a: Tensor, b: Tensor) -> Callable[[
 
 def fast_accumulation(shape: MatmulShape, dtype: DType) -> bool:
     """Whether sums are kept in the tensor cores' own precision."""
-    return dtype is DType.FP8_ROWWISE or (dtype is DType.FP8 and shape.operands is Operands.NT)
+    return dtype is DType.FP8_ROWWISE or (dtype is DType.FP8 and shape.operands is MatmulLayout.NT)
 
 
 def require(shape: MatmulShape, dtype: DType) -> None:

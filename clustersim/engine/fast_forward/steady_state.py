@@ -40,7 +40,7 @@ _LAYERS: Final = 1
 
 def watch_steady_state(shared: SharedState, ranks: Sequence[RankProcess]) -> None:
     """Watch the rank with most tasks, where what it does may repeat itself."""
-    has_background = shared.contention_map is not None and shared.contention_map.others
+    has_background = shared.contention_map is not None and shared.contention_map.background
     observed = max(ranks, key=lambda rank: len(rank.done))
     if shared.jitter is None and shared.coalesce and not has_background and len(observed.done) > MIN_SAVED_TASKS:
         observed.mark_levels = _mark_levels(shared, observed.rank_id)

@@ -11,7 +11,7 @@ from typing import Any
 import simpy
 
 from clustersim.common.arrays import IntArray
-from clustersim.cost.background_traffic import Other
+from clustersim.cost.background_traffic import BackgroundFlow
 from clustersim.engine.kernel.environment import SimEnvironment
 from clustersim.engine.kernel.network.fluid_network import FlowDemand, FluidNetwork
 
@@ -19,18 +19,20 @@ from clustersim.engine.kernel.network.fluid_network import FlowDemand, FluidNetw
 def run_background_flow(
     environment: SimEnvironment,
     network: FluidNetwork,
-    background: Other,
+    background: BackgroundFlow,
     link_colours: IntArray,
     is_finished: Callable[[], bool],
 ) -> Generator[simpy.Event, Any, None]:
     """Load links at the times of one of the others. colour: [links] the number of the link that stands for each."""
-    demand = FlowDemand(background.seconds, background.share, link_colours[background.link], background.busy)
-    next_start, repetition = background.start, 0
-    while next_start <= background.until and next_start < inf:
+    demand = FlowDemand(
+        background.transfer_seconds, background.fair_share, link_colours[background.link_ids], background.link_seconds
+    )
+    next_start, repetition = background.start_seconds, 0
+    while next_start <= background.end_seconds and next_start < inf:
         yield environment.event_at(max(next_start, environment.now))
         if is_finished():
             return
         yield environment.event_after(background.latency)
         yield network.start_flow(demand)
         repetition += 1
-        next_start = max(background.start + repetition * background.every, environment.now)
+        next_start = max(background.start_seconds + repetition * background.period_seconds, environment.now)

@@ -1,7 +1,7 @@
 """How does a collective go on while kernels of its members run beside it?
 
 It goes at the pace of the member whose kernels slow it most, since data pass all of them. Beside a block it goes at one
-pace: the mean over the block's operations (`BlockCost.speed`). What a collective moves beside a whole block is so
+pace: the mean over the block's operations (`SegmentCost.comm_speed`). What a collective moves beside a whole block is so
 exact, beside a part of one it is an average over that block. Where nobody computes it goes at its own pace.
 """
 

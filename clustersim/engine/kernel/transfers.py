@@ -11,7 +11,7 @@ from typing import Final, Protocol
 import simpy
 
 from clustersim.common.units import Seconds
-from clustersim.cost.segment import BlockCost
+from clustersim.cost.segment import SegmentCost
 from clustersim.engine.kernel.environment import SimEnvironment
 from clustersim.engine.kernel.in_flight_collective import InFlightCollective, PrivateCollective
 from clustersim.engine.kernel.network.flow_demands import FlowDemands
@@ -44,7 +44,7 @@ class UncontendedTransfers:
 
     network: Final = None
 
-    def __init__(self, environment: SimEnvironment, cost: BlockCost) -> None:
+    def __init__(self, environment: SimEnvironment, cost: SegmentCost) -> None:
         self._environment, self._cost = environment, cost
         self._seconds_cache: dict[tuple[CommOp, int], Seconds] = {}
 
@@ -68,7 +68,7 @@ class UncontendedTransfers:
     def _comm_seconds(self, rank: int, comm_op: CommOp) -> Seconds:
         seconds = self._seconds_cache.get((comm_op, rank))
         if seconds is None:
-            seconds = self._seconds_cache[comm_op, rank] = self._cost.exchange(rank, comm_op).seconds
+            seconds = self._seconds_cache[comm_op, rank] = self._cost.comm_timing(rank, comm_op).seconds
         return seconds
 
 

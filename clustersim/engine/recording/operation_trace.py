@@ -15,7 +15,7 @@ import numpy as np
 
 from clustersim.common.arrays import BoolArray, FloatArray, IntArray
 from clustersim.cost.jitter import Jitter
-from clustersim.cost.segment import BlockCost
+from clustersim.cost.segment import SegmentCost
 from clustersim.engine.recording.operation_log import OperationSpanLog
 from clustersim.engine.vectorized.overlap_timeline import OverlapTimeline
 from clustersim.engine.vectorized.segment_durations import RankSegmentDurations, find_group_syncs, rank_group_colours
@@ -35,7 +35,7 @@ class OperationTraceReader:
 
     program: Program
     classes: SymmetryClasses
-    cost: BlockCost
+    cost: SegmentCost
     jitter: Jitter | None
     trace: Trace
     operation_log: OperationSpanLog
@@ -168,7 +168,7 @@ class _RankTimes:
     last_overlap: IntArray
 
     @classmethod
-    def from_trace(cls, trace: Trace, program: RankProgram, ranks: IntArray, cost: BlockCost | None) -> Self:
+    def from_trace(cls, trace: Trace, program: RankProgram, ranks: IntArray, cost: SegmentCost | None) -> Self:
         """Times of ranks that run the program; cost: None where collectives beside make no difference."""
         events = _task_events(trace, ranks)
         start, end = trace.start[events], trace.end[events]
@@ -214,7 +214,7 @@ class _RankTimes:
 
 
 def _overlaps(
-    program: RankProgram, start: FloatArray, end: FloatArray, cost: BlockCost | None
+    program: RankProgram, start: FloatArray, end: FloatArray, cost: SegmentCost | None
 ) -> tuple[FloatArray, FloatArray, IntArray]:
     """When collectives were beside blocks, one after the other, and the pace of kernels meanwhile: [ranks, n] each."""
     dp_timeline, ep_timeline = (_stream_timeline(program, stream, start, end, cost) for stream in OVERLAPPING_STREAMS)
@@ -225,7 +225,7 @@ def _overlaps(
 
 
 def _stream_timeline(
-    program: RankProgram, stream: Stream, start: FloatArray, end: FloatArray, cost: BlockCost | None
+    program: RankProgram, stream: Stream, start: FloatArray, end: FloatArray, cost: SegmentCost | None
 ) -> OverlapTimeline:
     """The collectives of a stream; start, end: [ranks, tasks]; cost: None where they make no difference."""
     levels = {} if cost is None else dict(_collective_levels(program, stream, cost))
@@ -233,11 +233,11 @@ def _stream_timeline(
     return OverlapTimeline(start[:, tasks], end[:, tasks], np.broadcast_to(level, (len(start), len(level))))
 
 
-def _collective_levels(program: RankProgram, stream: Stream, cost: BlockCost) -> Iterator[tuple[int, int]]:
+def _collective_levels(program: RankProgram, stream: Stream, cost: SegmentCost) -> Iterator[tuple[int, int]]:
     """The collectives of a stream, and at which pace kernels go beside each."""
     for task_id, (task, task_stream) in enumerate(zip(program.tasks, program.streams, strict=True)):
         if task_stream is stream and isinstance(task, CollectiveTask):
-            yield task_id, cost.pace(task.comm_op)
+            yield task_id, cost.interference_level(task.comm_op)
 
 
 def _task_events(trace: Trace, ranks: IntArray) -> IntArray:

@@ -16,7 +16,7 @@ import simpy
 
 from clustersim.common.units import Seconds
 from clustersim.cost.jitter import Jitter
-from clustersim.cost.segment import BlockCost
+from clustersim.cost.segment import SegmentCost
 from clustersim.engine.kernel.environment import SimEnvironment
 from clustersim.engine.recording.recorder import WaitAndSlowdown
 from clustersim.engine.vectorized.segment_durations import RankSegmentDurations, find_group_syncs, rank_group_colours
@@ -138,7 +138,7 @@ class GroupSegments:
         environment: SimEnvironment,
         program: Program,
         classes: SymmetryClasses,
-        cost: BlockCost,
+        cost: SegmentCost,
         jitter: Jitter | None,
     ) -> None:
         self._environment, self._program, self._classes, self._cost = environment, program, classes, cost

@@ -216,7 +216,7 @@ class RankProcess:
         )
         cursor.skipped = False
         cursor.repetitions.clear()
-        self._set_stream_level(stream, shared.cost.pace(comm_op))
+        self._set_stream_level(stream, shared.cost.interference_level(comm_op))
         yield self._begin_collective(stream, comm_op, rendezvous)
         return start, rendezvous.critical_predecessor, skipped_wait
 
@@ -277,7 +277,7 @@ class RankProcess:
         if stream not in OVERLAPPING_STREAMS or level == self._stream_levels[stream]:
             return
         self._stream_levels[stream] = level
-        combined = self.shared.cost.pace_of_both(*self._stream_levels.values())
+        combined = self.shared.cost.combined_interference_level(*self._stream_levels.values())
         if combined != self._interference_level:
             self._interference_level = combined
             if self._current_action is not None:
@@ -286,7 +286,7 @@ class RankProcess:
     def _begin_collective(self, stream: Stream, comm_op: CommOp, rendezvous: Rendezvous) -> simpy.Event:
         """The end of a collective that begins now, whose members' kernels slow it if they may be beside it."""
         transfers = self.shared.transfers
-        if stream not in OVERLAPPING_STREAMS or not self.shared.cost.hinders:
+        if stream not in OVERLAPPING_STREAMS or not self.shared.cost.compute_slows_comm:
             return rendezvous.begin_once(partial(transfers.begin_transfer, self.rank_id, comm_op))
         collective = rendezvous.begin_once(partial(transfers.begin_collective, self.rank_id, comm_op))
         self._collectives[stream] = collective, comm_op
@@ -302,7 +302,9 @@ class RankProcess:
         """Tell collectives that are under way at which pace they can go beside what the rank computes."""
         for collective, comm_op in self._collectives.values():
             segment, cost = self._current_segment, self.shared.cost
-            collective.bound_rate(self.rank_id, 1.0 if segment is None else cost.speed(self.rank_id, segment, comm_op))
+            collective.bound_rate(
+                self.rank_id, 1.0 if segment is None else cost.comm_speed(self.rank_id, segment, comm_op)
+            )
 
     def _run_segment(self, task_id: int, segment: Segment) -> Generator[simpy.Event, Any, WaitAndSlowdown]:
         """Run a block as one event, or piece by piece where others meet or share links with it inside."""
@@ -369,7 +371,7 @@ class RankProcess:
     def _always_isolated_seconds(self, task_id: int, segment: Segment) -> Seconds | None:
         """Seconds of every run of a block that nobody else sees; None where others do, or runs differ."""
         shared = self.shared
-        if shared.jitter is not None or shared.cost.hinders or not shared.is_isolated(self.rank_id, segment):
+        if shared.jitter is not None or shared.cost.compute_slows_comm or not shared.is_isolated(self.rank_id, segment):
             return None
         return (
             self._segment_curves(task_id, segment).uncontended[-1]
@@ -468,18 +470,18 @@ class RankProcess:
         if not transfer_ends:
             yield transferred
         transfer_seconds = transfer_ends[0] - start
-        total_seconds = overlap.of(kernel_seconds, transfer_seconds)
+        total_seconds = overlap.duration(kernel_seconds, transfer_seconds)
         yield shared.environment.event_after(max(start + total_seconds - shared.environment.now, 0.0))
         kernel_runtime, uncontended_runtime = (
-            overlap.runs(kernel_seconds, transfer_seconds),
-            overlap.runs(kernel_seconds - slowed, overlap.exchange),
+            overlap.kernel_duration(kernel_seconds, transfer_seconds),
+            overlap.kernel_duration(kernel_seconds - slowed, overlap.comm_seconds),
         )
         exposed = (total_seconds - kernel_runtime) - (
-            overlap.of(kernel_seconds - slowed, overlap.exchange) - uncontended_runtime
+            overlap.duration(kernel_seconds - slowed, overlap.comm_seconds) - uncontended_runtime
         )
         exposed = max(exposed, -transfer.exposed_seconds)  # jitter may have exposed more than the timing says
         return ContentionDelay(
-            kernel_runtime - uncontended_runtime, exposed, transfer_seconds - overlap.exchange
+            kernel_runtime - uncontended_runtime, exposed, transfer_seconds - overlap.comm_seconds
         ).without_rounding(shared.environment.now)
 
     def _run_action(

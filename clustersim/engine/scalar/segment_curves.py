@@ -4,7 +4,7 @@ import numpy as np
 
 from clustersim.common.arrays import FloatArray
 from clustersim.cost.jitter import Jitter
-from clustersim.cost.segment import BlockCost, BlockTiming
+from clustersim.cost.segment import SegmentCost, SegmentTiming
 from clustersim.engine.scalar.fluid_action import ProgressCurves, progress_curves
 from clustersim.program.program import Program, RankProgram
 from clustersim.program.task import Segment
@@ -13,49 +13,49 @@ from clustersim.program.task import Segment
 class SegmentCurves:
     """Paces of blocks; without jitter, ranks that share a block's timing share them (so they are on equal machines)."""
 
-    def __init__(self, program: Program, cost: BlockCost, jitter: Jitter | None) -> None:
+    def __init__(self, program: Program, cost: SegmentCost, jitter: Jitter | None) -> None:
         self._program, self._cost, self._jitter = program, cost, jitter
-        self._curve_cache: dict[int, tuple[BlockTiming, ProgressCurves]] = {}
-        self._kernel_curve_cache: dict[tuple[int, int], tuple[BlockTiming, ProgressCurves]] = {}
+        self._curve_cache: dict[int, tuple[SegmentTiming, ProgressCurves]] = {}
+        self._kernel_curve_cache: dict[tuple[int, int], tuple[SegmentTiming, ProgressCurves]] = {}
         self._factor_cache: dict[int, FloatArray] = {}
 
     def segment_curves(self, rank: int, task_id: int, segment: Segment) -> ProgressCurves:
         """Paces of the block of task `number` of a rank."""
-        timing = self._cost.block(rank, segment)
+        timing = self._cost.time_segment(rank, segment)
         cached = self._curve_cache.get(id(timing))
         if cached is None or self._jitter is not None:
             kernel_seconds = self._kernel_seconds(rank, task_id, timing)
             cached = (
                 timing,
-                progress_curves(kernel_seconds, timing.rest(kernel_seconds), self._cost.slowing(rank, segment)),
+                progress_curves(kernel_seconds, timing.fixed(kernel_seconds), self._cost.slowdown(rank, segment)),
             )
             self._curve_cache[id(timing)] = cached
         return cached[1]
 
     def kernel_curves(self, rank: int, task_id: int, segment: Segment, operation_index: int) -> ProgressCurves:
         """Paces of the kernel alone of one operation of the block."""
-        timing, slowdown = self._cost.block(rank, segment), self._cost.slowing(rank, segment)
+        timing, slowdown = self._cost.time_segment(rank, segment), self._cost.slowdown(rank, segment)
         if self._jitter is not None:
             return _operation_curves(self._kernel_seconds(rank, task_id, timing), operation_index, slowdown)
         cached = self._kernel_curve_cache.get((id(timing), operation_index))
         if cached is None:
             cached = self._kernel_curve_cache[id(timing), operation_index] = (
                 timing,
-                _operation_curves(timing.kernels, operation_index, slowdown),
+                _operation_curves(timing.kernel_seconds, operation_index, slowdown),
             )
         return cached[1]
 
-    def _kernel_seconds(self, rank: int, task_id: int, timing: BlockTiming) -> FloatArray:
+    def _kernel_seconds(self, rank: int, task_id: int, timing: SegmentTiming) -> FloatArray:
         """Seconds of the kernels of task `number`: [operations]."""
         if self._jitter is None:
-            return timing.kernels
+            return timing.kernel_seconds
         first = self._rank_program(rank).operation_offsets[task_id]
-        return timing.kernels * self._rank_factors(self._jitter, rank)[first : first + len(timing.durations)]
+        return timing.kernel_seconds * self._rank_factors(self._jitter, rank)[first : first + len(timing.durations)]
 
     def _rank_factors(self, jitter: Jitter, rank: int) -> FloatArray:
         """Factors of all operations of a rank's blocks, in the order in which it runs them."""
         if rank not in self._factor_cache:
-            self._factor_cache[rank] = jitter.factors(rank, self._rank_program(rank).operation_offsets[-1])
+            self._factor_cache[rank] = jitter.rank_factors(rank, self._rank_program(rank).operation_offsets[-1])
         return self._factor_cache[rank]
 
     def _rank_program(self, rank: int) -> RankProgram:

@@ -7,9 +7,9 @@ from typing import Final, Protocol
 import numpy as np
 
 from clustersim.common.units import Seconds
-from clustersim.cost.contention import Sharing
+from clustersim.cost.contention import ContentionMap
 from clustersim.cost.jitter import Jitter
-from clustersim.cost.segment import BlockCost
+from clustersim.cost.segment import SegmentCost
 from clustersim.engine.kernel.background_traffic import run_background_flow
 from clustersim.engine.kernel.environment import SimEnvironment
 from clustersim.engine.kernel.network.flow_demands import FlowDemands
@@ -45,9 +45,9 @@ class SharedState:
 
     program: Program
     classes: SymmetryClasses
-    cost: BlockCost
+    cost: SegmentCost
     coalesce: bool = True
-    contention_map: Sharing | None = None
+    contention_map: ContentionMap | None = None
     jitter: Jitter | None = None
     environment: SimEnvironment = field(default_factory=SimEnvironment)
     network: FluidNetwork | None = None
@@ -79,7 +79,7 @@ class SharedState:
             self.transfers = ContendedTransfers(
                 environment, FlowDemands(self.program, self.classes, self.contention_map.demands), network
             )
-            for flow in self.contention_map.others:
+            for flow in self.contention_map.background:
                 environment.process(run_background_flow(environment, network, flow, link_colours, self._is_finished))
 
     def _is_finished(self) -> bool:
@@ -172,13 +172,13 @@ class SharedState:
 
         calm: no collective of the rank's data stream can be beside it, nor of those that it stands for in the group.
         """
-        if self.contention_map is None or comm_op not in self.contention_map.inside:
+        if self.contention_map is None or comm_op not in self.contention_map.contended:
             return False
         group_index = self.program.group_indices[comm_op.comm_group][rank]
         is_uncontended = (
-            no_overlap and self.contention_map.own[comm_op][group_index] and not self.synchronizes(rank, comm_op)
+            no_overlap and self.contention_map.self_only[comm_op][group_index] and not self.synchronizes(rank, comm_op)
         )
-        return bool(self.contention_map.inside[comm_op][group_index] and not is_uncontended)
+        return bool(self.contention_map.contended[comm_op][group_index] and not is_uncontended)
 
     def synchronizes(self, rank: int, comm_op: CommOp) -> bool:
         """Whether other simulated ranks take part in an exchange."""

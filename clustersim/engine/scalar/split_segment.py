@@ -72,8 +72,8 @@ class SegmentSplitter:
         return self._comm_op_cache[key]
 
     def _contended_transfer(self, segment: Segment, operation_index: int, comm_op: CommOp) -> ContendedTransfer:
-        shared, timing = self.shared, self.shared.cost.block(self.rank, segment)
-        uncontended_seconds = shared.cost.exchange(self.rank, comm_op).seconds
+        shared, timing = self.shared, self.shared.cost.time_segment(self.rank, segment)
+        uncontended_seconds = shared.cost.comm_timing(self.rank, comm_op).seconds
         begin, latency_and_demand = (
             shared.transfers.prepare(self.rank, comm_op),
             shared.transfers.latency_and_demand(self.rank, comm_op),
@@ -82,6 +82,6 @@ class SegmentSplitter:
             begin,
             *latency_and_demand,
             uncontended_seconds,
-            timing.together.get(operation_index),
-            float(timing.exposed[operation_index]),
+            timing.overlaps.get(operation_index),
+            float(timing.exposed_comm[operation_index]),
         )

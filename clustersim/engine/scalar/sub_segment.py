@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import simpy
 
 from clustersim.common.units import Seconds
-from clustersim.cost.segment import SideBySide
+from clustersim.cost.segment import OverlapModel
 from clustersim.engine.kernel.network.fluid_network import FlowDemand
 from clustersim.engine.scalar.fluid_action import ProgressCurves
 from clustersim.program.task import CommOp
@@ -25,7 +25,7 @@ class ContendedTransfer:
     latency: Seconds
     demand: FlowDemand | None
     uncontended_seconds: Seconds
-    overlap: SideBySide | None
+    overlap: OverlapModel | None
     exposed_seconds: Seconds
 
 

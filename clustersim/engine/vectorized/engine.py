@@ -15,7 +15,7 @@ import numpy as np
 
 from clustersim.common.arrays import IntArray
 from clustersim.cost.jitter import Jitter
-from clustersim.cost.segment import BlockCost
+from clustersim.cost.segment import SegmentCost
 from clustersim.engine.vectorized.group_sync import GroupSync
 from clustersim.engine.vectorized.rank_batch import RankBatch, ReadyTimes
 from clustersim.engine.vectorized.segment_durations import RankSegmentDurations, find_group_syncs, rank_group_colours
@@ -54,7 +54,7 @@ class _PendingCollective:
 class VectorizedEngine:
     """All cohorts of a program and what joins them."""
 
-    def __init__(self, program: Program, classes: SymmetryClasses, cost: BlockCost, jitter: Jitter | None) -> None:
+    def __init__(self, program: Program, classes: SymmetryClasses, cost: SegmentCost, jitter: Jitter | None) -> None:
         self._program, self._classes, self._cost = program, classes, cost
         simulated = np.unique(classes.representative)
         program_indices = range(len(program.programs))
@@ -131,7 +131,7 @@ class VectorizedEngine:
             batch, times, stop = self._batches[arrival.batch_index], arrival.times, begin + len(arrival.times.ready)
             comm_op = batch.program.tasks[arrival.task_id].comm_op  # type: ignore[union-attr]
             batch_start = start[begin:stop]
-            end = batch_start + self._cost.exchange_seconds(batch.ranks, comm_op)
+            end = batch_start + self._cost.comm_seconds(batch.ranks, comm_op)
             batch.finish_task(
                 arrival.task_id, BatchSpan(times.queued, times.ready, batch_start, end, predecessor[begin:stop])
             )
@@ -141,7 +141,7 @@ class VectorizedEngine:
         """Send a message from every rank of a cohort, and receive it."""
         batch, comm_group = self._batches[batch_index], task.comm_op.comm_group
         times = batch.ready_times(task_id)
-        end = times.ready + self._cost.exchange_seconds(batch.ranks, task.comm_op)
+        end = times.ready + self._cost.comm_seconds(batch.ranks, task.comm_op)
         batch.finish_task(task_id, BatchSpan(times.queued, times.ready, times.ready, end, times.predecessor))
         receiver, sender_position = self._receiver_batch(batch_index, comm_group)
         start = times.ready[sender_position]

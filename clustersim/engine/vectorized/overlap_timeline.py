@@ -10,7 +10,7 @@ from typing import Self
 import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
-from clustersim.cost.segment import BlockCost
+from clustersim.cost.segment import SegmentCost
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,12 +24,15 @@ class OverlapTimeline:
     end: FloatArray
     level: IntArray
 
-    def merge_timeline(self, stream_timeline: Self, cost: BlockCost) -> "OverlapTimeline":
+    def merge_timeline(self, stream_timeline: Self, cost: SegmentCost) -> "OverlapTimeline":
         """What this stream and another do together, in the pieces in which both stay the same."""
         edges = np.sort(np.hstack([self.begin, self.end, stream_timeline.begin, stream_timeline.end]), axis=1)
         begin, end = edges[:, :-1], edges[:, 1:]
         combined_level = np.array(
-            [[cost.pace_of_both(a, b) for b in range(stream_timeline._level_count)] for a in range(self._level_count)]
+            [
+                [cost.combined_interference_level(a, b) for b in range(stream_timeline._level_count)]
+                for a in range(self._level_count)
+            ]
         )
         level = combined_level[self._level_at(begin), stream_timeline._level_at(begin)]
         return OverlapTimeline(begin, np.where(level > 0, end, begin), level)

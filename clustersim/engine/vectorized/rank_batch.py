@@ -144,7 +144,7 @@ class RankBatch:
 
     def _interference_level(self, task_id: int) -> int:
         """Of kernels beside a collective."""
-        return self.durations.cost.pace(self.program.tasks[task_id].comm_op)  # type: ignore[union-attr]
+        return self.durations.cost.interference_level(self.program.tasks[task_id].comm_op)  # type: ignore[union-attr]
 
     def run_segment(self, task_id: int, segment: Segment) -> None:
         """Run a block on all ranks."""

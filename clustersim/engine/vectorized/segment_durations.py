@@ -7,7 +7,7 @@ import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.cost.jitter import Jitter
-from clustersim.cost.segment import BlockCost, BlockTiming
+from clustersim.cost.segment import SegmentCost, SegmentTiming
 from clustersim.engine.vectorized.group_sync import GroupSync
 from clustersim.engine.vectorized.segment_eval import MaxPlusSummary, SegmentDurations, summarize_segment
 from clustersim.program.program import Program, RankProgram
@@ -24,7 +24,7 @@ class RankSegmentDurations:
 
     program: RankProgram
     ranks: IntArray
-    cost: BlockCost
+    cost: SegmentCost
     jitter: Jitter | None
     group_syncs: dict[str, GroupSync | None]
     _segment_cache: dict[Segment, tuple["_SegmentTimings", MaxPlusSummary | None]] = field(
@@ -35,7 +35,7 @@ class RankSegmentDurations:
     @property
     def has_interference(self) -> bool:
         """Whether collectives of the data stream slow any kernel of these ranks."""
-        return self.cost.slows(self.ranks)
+        return self.cost.comm_slows_compute(self.ranks)
 
     def durations_and_summary(self, task_id: int, segment: Segment) -> tuple[SegmentDurations, MaxPlusSummary | None]:
         """Pieces of the block of task `number`, and how it runs undisturbed (`summarize_segment`)."""
@@ -75,12 +75,12 @@ class RankSegmentDurations:
 
     def _time_segment(self, segment: Segment) -> "_SegmentTimings":
         _, first_of_class, timing_index = np.unique(
-            self.cost.numbers(segment)[self.ranks], return_index=True, return_inverse=True
+            self.cost.timing_classes(segment)[self.ranks], return_index=True, return_inverse=True
         )
-        timings = [self.cost.block(int(self.ranks[index]), segment) for index in first_of_class]
-        kernel_seconds = np.stack([timing.kernels for timing in timings])
-        fixed_seconds = np.stack([timing.rest(timing.kernels) for timing in timings])
-        slowdown = np.stack([self.cost.slowing(int(self.ranks[index]), segment) for index in first_of_class], axis=1)
+        timings = [self.cost.time_segment(int(self.ranks[index]), segment) for index in first_of_class]
+        kernel_seconds = np.stack([timing.kernel_seconds for timing in timings])
+        fixed_seconds = np.stack([timing.fixed(timing.kernel_seconds) for timing in timings])
+        slowdown = np.stack([self.cost.slowdown(int(self.ranks[index]), segment) for index in first_of_class], axis=1)
         comm_groups = [operation.comm_op.comm_group if operation.comm_op else None for operation in segment.operations]
         group_syncs = tuple(None if comm_group is None else self.group_syncs[comm_group] for comm_group in comm_groups)
         if len(timings) > 1:
@@ -101,7 +101,7 @@ class RankSegmentDurations:
 class _SegmentTimings:
     """A block on many ranks. timings: those that there are; number: [ranks] which of them each rank has."""
 
-    timings: list[BlockTiming]
+    timings: list[SegmentTiming]
     timing_index: IntArray
     durations: SegmentDurations
 
@@ -109,11 +109,11 @@ class _SegmentTimings:
 def _apply_jitter(timed: _SegmentTimings, durations: SegmentDurations, factors: FloatArray) -> SegmentDurations:
     """Pieces with kernels that take other times; factors: [ranks, .., operations]."""
     kernel_seconds = durations.kernel_seconds * factors
-    if not any(timing.together for timing in timed.timings):
+    if not any(timing.overlaps for timing in timed.timings):
         return replace(durations, kernel_seconds=kernel_seconds)
     fixed_seconds = np.empty_like(kernel_seconds)
     for index, timing in enumerate(timed.timings):
-        fixed_seconds[timed.timing_index == index] = timing.rest(kernel_seconds[timed.timing_index == index])
+        fixed_seconds[timed.timing_index == index] = timing.fixed(kernel_seconds[timed.timing_index == index])
     return replace(durations, kernel_seconds=kernel_seconds, fixed_seconds=fixed_seconds)
 
 
@@ -122,7 +122,7 @@ class _JitterFactors:
 
     def __init__(self, jitter: Jitter, ranks: IntArray) -> None:
         self._jitter = jitter
-        self._generators = [jitter.generator(rank) for rank in ranks.tolist()]
+        self._generators = [jitter.rank_generator(rank) for rank in ranks.tolist()]
         self._first_operation = 0
         self._drawn = np.empty((len(ranks), 0))
 
@@ -133,7 +133,7 @@ class _JitterFactors:
         missing = begin + count - drawn.shape[1]
         if missing > 0:
             new_factors = np.empty((len(drawn), max(DRAW_SIZE, missing)))
-            self._jitter.draw(self._generators, new_factors)
+            self._jitter.draw_factors(self._generators, new_factors)
             self._drawn, self._first_operation, begin = (
                 np.concatenate((drawn[:, begin:], new_factors), axis=1),
                 first_operation,
@@ -147,7 +147,9 @@ class _JitterFactors:
         if first_operation <= end:
             return
         for begin in range(end, first_operation, DRAW_SIZE):
-            self._jitter.draw(self._generators, np.empty((len(self._drawn), min(DRAW_SIZE, first_operation - begin))))
+            self._jitter.draw_factors(
+                self._generators, np.empty((len(self._drawn), min(DRAW_SIZE, first_operation - begin)))
+            )
         self._first_operation, self._drawn = first_operation, self._drawn[:, :0]
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from clustersim.lowering.program_builder import Lowering
 from clustersim.lowering.task_list import Blocks
 from clustersim.lowering.units import Units
-from clustersim.memory.activations import Activations, Part, kept_of_layer
+from clustersim.memory.activations import ActivationKind, Activations, layer_saved_bytes
 from clustersim.model.layer_stack import LayerSpec
 from clustersim.model.operators import ADAPTERS, DENSE, EXPERTS, QUANTIZED
 from clustersim.parallel.plan import Plan
@@ -20,13 +20,17 @@ from clustersim.planning.explorer.expert_traffic import CUT, SPREAD, sent_of_exp
 from clustersim.planning.explorer.settings import Space, recompute
 from clustersim.program.task import TokenDispatcher
 from clustersim.results.explorer_tables import Table
-from clustersim.scenario.validation_rules.moe import check_spread, check_tokens_of_experts
+from clustersim.scenario.validation_rules.moe import check_expert_sharding, check_sequence_parallel
 
-_OF_LAYERS: Final = (Part.INPUT, Part.WHOLE, Part.LAYER_GRADIENT)
+_OF_LAYERS: Final = (ActivationKind.LAYER_INPUT, ActivationKind.LAYER_FULL, ActivationKind.LAYER_WEIGHT_GRADIENT)
 _OF_ENDS: Final = (
-    Part.OUTPUT, Part.EMBEDDING, Part.HEAD, Part.LOSS, Part.CAST, Part.EMBEDDING_GRADIENT, Part.HEAD_GRADIENT,
+    ActivationKind.STAGE_OUTPUT, ActivationKind.EMBEDDING_SAVED, ActivationKind.HEAD_SAVED, ActivationKind.LOSS_GRADIENT, ActivationKind.CAST_GRADIENT, ActivationKind.EMBEDDING_WEIGHT_GRADIENT, ActivationKind.HEAD_WEIGHT_GRADIENT,
 )  # fmt: skip
-_CONSTANT: Final = (Part.LAYER_GRADIENT, Part.EMBEDDING_GRADIENT, Part.HEAD_GRADIENT)
+_CONSTANT: Final = (
+    ActivationKind.LAYER_WEIGHT_GRADIENT,
+    ActivationKind.EMBEDDING_WEIGHT_GRADIENT,
+    ActivationKind.HEAD_WEIGHT_GRADIENT,
+)
 OF_LAYERS: Final = {
     DENSE: "layer parameters",
     QUANTIZED: "quantized parameters of a layer",
@@ -83,7 +87,7 @@ def sizes(space: Space) -> Table:
     """Bytes of every part, and numbers of parameters, [columns][features]; what cannot cut a model is missing."""
     known: dict[tuple[Any, ...], dict[str, Row]] = {}
     activations = space.alike(lambda recipe: recipe.activations)
-    besides = space.alike(lambda recipe: replace(recipe, weights=space.precisions[0].weights))
+    besides = space.alike(lambda recipe: replace(recipe, weight_formats=space.precisions[0].weight_formats))
     routed = cache(
         lambda *key: [*_routed(space, **dict(zip(("precision", "ep", "etp", "dispatcher"), key, strict=True)))]
     )
@@ -106,7 +110,7 @@ def sizes(space: Space) -> Table:
             known[key] = dict(_columns(space, precision=precision, **cut))
         found = known[key] | (dict(sent(precision, tp, *experts.values())) if space.mixture else {})
         head, only = (found[name][0] for name in OF_ENDS[1:])
-        tied = _constant((head - only) * space.precisions[precision].weights.gradients.bytes)
+        tied = _constant((head - only) * space.precisions[precision].weight_formats.gradients.bytes)
         return [tied if name == SENT[-1] else found[name] for name in order]
 
     experts = ("ep", "etp", "dispatcher") if space.mixture else ()
@@ -115,7 +119,7 @@ def sizes(space: Space) -> Table:
 
 def _cuts_experts(space: Space, cut: dict[str, Any]) -> bool:
     there = space.at(**cut)
-    return not [*check_spread(there), *check_tokens_of_experts(there)]
+    return not [*check_expert_sharding(there), *check_sequence_parallel(there)]
 
 
 def _columns(space: Space, **settings: Any) -> Iterator[tuple[str, Row]]:
@@ -127,7 +131,7 @@ def _columns(space: Space, **settings: Any) -> Iterator[tuple[str, Row]]:
         spec = space.kind(settings["model"], kind)
         yield from ((of_kind(name, kind), row) for name, row in _layer(space, spec, once, twice))
     units = once.embedding, once.head, once.stage_head(once.stages[0])
-    yield from ((name, _constant(unit.parameters)) for name, unit in zip(OF_ENDS, units, strict=True))
+    yield from ((name, _constant(unit.parameter_count)) for name, unit in zip(OF_ENDS, units, strict=True))
     yield from zip(SENT, _sent(once), strict=False)
 
 
@@ -143,20 +147,20 @@ def _layer(space: Space, spec: LayerSpec, once: Plan, twice: Plan) -> Iterator[t
         yield part.value, _measured(part, spec, once, twice)
     for mode in space.selective:
         way = recompute(mode)
-        sizes = (kept_of_layer(plan.layer_by_spec[spec], way) for plan in (once, twice))
+        sizes = (layer_saved_bytes(plan.layer_by_spec[spec], way) for plan in (once, twice))
         yield kept(mode), _by_tokens(once.training.sequence, *sizes)
     layer = once.layer_by_spec[spec]
     for group, name in of_layers(space).items():
-        yield name, _constant(layer.counts.get(group, 0))
-    yield CAST, _constant(sum(operator.cast for operator in layer.operators))
-    experts = replace(layer, operators=tuple(item for item in layer.operators if item.group == EXPERTS))
-    yield BESIDE_DENSE, _constant(Activations(once).weight_gradient(experts))
+        yield name, _constant(layer.parameters_by_group.get(group, 0))
+    yield CAST, _constant(sum(operator.cached_cast_elements for operator in layer.operators))
+    experts = replace(layer, operators=tuple(item for item in layer.operators if item.parameter_group == EXPERTS))
+    yield BESIDE_DENSE, _constant(Activations(once).weight_gradient_bytes(experts))
 
 
-def _measured(part: Part, spec: LayerSpec | None, once: Plan, twice: Plan) -> Row:
+def _measured(part: ActivationKind, spec: LayerSpec | None, once: Plan, twice: Plan) -> Row:
     if part in _CONSTANT:
-        return _constant(Activations(once).size(part, spec))
-    return _by_tokens(once.training.sequence, *(Activations(plan).size(part, spec) for plan in (once, twice)))
+        return _constant(Activations(once).bytes_of(part, spec))
+    return _by_tokens(once.training.sequence, *(Activations(plan).bytes_of(part, spec) for plan in (once, twice)))
 
 
 def _routed(space: Space, **settings: Any) -> Iterator[tuple[str, float, float]]:
@@ -185,7 +189,7 @@ def _sent(plan: Plan) -> Iterator[Row]:
     Then of keys and values; last a message.
     """
     tokens, others = plan.training.sequence, (plan.layout.tp - 1) / plan.layout.tp
-    sharding, whole = plan.layer_sharding(plan.model.specs[0]), plan.activation_bytes / tokens * others
+    sharding, whole = plan.layer_sharding(plan.model.distinct_specs[0]), plan.activation_bytes / tokens * others
     wide = sharding.format.bytes
     narrow = wide if sharding.operands is None else sharding.operands.format.bytes
     yield [0, whole, 0, 0]

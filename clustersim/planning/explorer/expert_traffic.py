@@ -13,14 +13,14 @@ from typing import Any, Final
 
 from clustersim.collectives.dispatch_fanout import reached_token_fraction
 from clustersim.common.units import Bytes
-from clustersim.model.layer_stack import RoutedMlp
+from clustersim.model.layer_stack import MoeMlp
 from clustersim.parallel.plan import Plan
 from clustersim.parallel.token_dispatch import TokenDispatch
 from clustersim.planning.explorer.settings import Space
 from clustersim.program.task import CollectiveType, CommOp, TokenDispatcher, TokenRouting
 from clustersim.results.explorer_tables import Table
 from clustersim.scenario.nearest_values import divisors
-from clustersim.scenario.validation_rules.moe import check_spread
+from clustersim.scenario.validation_rules.moe import check_expert_sharding
 
 CUT: Final = ("gather rows", "sum parts of experts")
 """Exchanges between the ranks that have parts of the same experts."""
@@ -35,7 +35,7 @@ _FORWARDED: Final = (CollectiveType.DISPATCH, CollectiveType.COMBINE)
 
 def dispatch_of(plan: Plan) -> TokenDispatch:
     """How tokens travel in the model's mixture."""
-    found = (plan.layer_sharding(spec).dispatch for spec in plan.model.specs if isinstance(spec.mlp, RoutedMlp))
+    found = (plan.layer_sharding(spec).dispatch for spec in plan.model.distinct_specs if isinstance(spec.mlp, MoeMlp))
     return next(item for item in found if item is not None)
 
 
@@ -78,7 +78,7 @@ def sends(space: Space) -> Table | None:
 
     def ask(precision: int, dispatcher: str, ep: int, etp: int) -> dict[str, Any] | None:
         there = space.at(model=0, precision=precision, dispatcher=dispatcher, ep=ep, etp=etp)
-        if ep * etp == 1 or [*check_spread(there)]:
+        if ep * etp == 1 or [*check_expert_sharding(there)]:
             return None
         dispatch = dispatch_of(Plan(there.model, there.training, there.layout, there.schedule.placement))
         routing, row, width = dispatch.routing, dispatch.token_bytes, TokenDispatcher(dispatcher)

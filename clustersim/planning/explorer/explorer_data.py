@@ -15,17 +15,17 @@ from clustersim.common.arrays import IntArray
 from clustersim.common.dtypes import DType
 from clustersim.common.errors import InputError
 from clustersim.hardware.clos_fabric import ClosFabric
-from clustersim.hardware.clos_spec import even_part
+from clustersim.hardware.clos_spec import even_domain_gpus
 from clustersim.hardware.cluster import Cluster
-from clustersim.hardware.degradation import Disturbances
-from clustersim.hardware.rank_mapping import Placed
+from clustersim.hardware.degradation import Degradations
+from clustersim.hardware.rank_mapping import RankMappedFabric
 from clustersim.hardware.topology import Fabric
-from clustersim.model.layer_stack import FullAttention, LayerRun, LayerSpec, joined
-from clustersim.model.offload import NOTHING
-from clustersim.model.precision_recipe import Recipe, mixed
+from clustersim.model.layer_stack import FullAttention, LayerGroup, LayerSpec, merge_groups
+from clustersim.model.offload import NO_OFFLOAD
+from clustersim.model.precision_recipe import PrecisionRecipe, mixed_precision
 from clustersim.model.presets import PRESETS
 from clustersim.model.recipe_files import load_recipe
-from clustersim.model.transformer import Model, changed, parameters
+from clustersim.model.transformer import TransformerModel, change_layer, parameter_count
 from clustersim.parallel.data_parallel_strategy import NaiveDataParallel
 from clustersim.parallel.mesh import PIPELINE, TENSOR
 from clustersim.planning.explorer.column_sizes import columns, sizes
@@ -47,12 +47,12 @@ from clustersim.planning.explorer.zero_memory import (
 )
 from clustersim.results.explorer_tables import Exploration, Machine, ModelWords, Tables
 from clustersim.scenario import Scenario
-from clustersim.scenario.changes.expert_parallel import with_load
-from clustersim.scenario.changes.precision import usual_recipe
+from clustersim.scenario.changes.expert_parallel import with_expert_load
+from clustersim.scenario.changes.precision import default_recipe_name
 from clustersim.scenario.changes.training import without_offload
-from clustersim.scenario.config.scenario import ScenarioFile
-from clustersim.scenario.loaders import placed, read_allocation, read_cluster
-from clustersim.uncertainty.holdout import tried
+from clustersim.scenario.config.scenario import ScenarioConfig
+from clustersim.scenario.loaders import job_view, read_allocation, read_cluster
+from clustersim.uncertainty.holdout import holdout_result
 
 MODELS: Final = (
     "gpt2-small", "gpt2-xl", "gpt3-1.3b", "gpt3-6.7b", "megatron-7.5b", "llama3-8b", "gpt3-13b", "megatron-22b",
@@ -63,9 +63,9 @@ _NARROW: Final = (DType.FP8, DType.MXFP8, DType.NVFP4)
 MOST_GPUS: Final = 2**15
 OFFERED_GPUS: Final = 1024  # or four times the scenario's, where the cluster can have as many
 _MIXED: Final = (
-    ("mixed precision, BF16", mixed()),
-    ("BF16 with BF16 gradients", mixed(gradients=DType.BF16)),
-    ("FP32", mixed(DType.FP32, master=None)),
+    ("mixed precision, BF16", mixed_precision()),
+    ("BF16 with BF16 gradients", mixed_precision(gradients=DType.BF16)),
+    ("FP32", mixed_precision(DType.FP32, master=None)),
 )
 
 
@@ -78,7 +78,7 @@ def tables(scenario: Scenario) -> Exploration:
     """What needs no simulation; without studies."""
     formats = dict(_formats(scenario))
     largest, offered = _largest(scenario)
-    space = Space(with_load(without_offload(scenario), None), tuple(_models(scenario)), tuple(formats), offered)
+    space = Space(with_expert_load(without_offload(scenario), None), tuple(_models(scenario)), tuple(formats), offered)
     return Exploration(
         name=scenario.name,
         models=tuple(map(_words, space.models)),
@@ -120,15 +120,15 @@ def _tables(space: Space) -> Tables:
     )
 
 
-def _models(scenario: Scenario) -> Iterator[Model]:
+def _models(scenario: Scenario) -> Iterator[TransformerModel]:
     own = _alike(scenario)
     yield own
-    if own.mixtures:  # others would be cut in other ways, and not spread over ranks
+    if own.distinct_moes:  # others would be cut in other ways, and not spread over ranks
         return
     yield from (PRESETS[name].model for name in MODELS if PRESETS[name].model != scenario.model)
 
 
-def _alike(scenario: Scenario) -> Model:
+def _alike(scenario: Scenario) -> TransformerModel:
     """The model without what changes neither what layers hold nor what they send: windows and turned heads.
 
     Raise InputError where the page cannot tell what they do.
@@ -139,11 +139,11 @@ def _alike(scenario: Scenario) -> Model:
             f"model.mtp_layers: {model.mtp_layers}, and the explorer's page knows no layers that predict further "
             "tokens; run and check do, or set it to 0"
         )
-    runs = (LayerRun(_plain(run.spec), run.count) for run in model.stack)
-    found = replace(model, stack=joined(runs))
-    if any(mixture.alone is None for mixture in model.mixtures):
+    runs = (LayerGroup(_plain(run.spec), run.count) for run in model.stack)
+    found = replace(model, stack=merge_groups(runs))
+    if any(distinct_moe.single_dense_mlp is None for distinct_moe in model.distinct_moes):
         _check_mixture(scenario)
-    elif len(found.specs) > 1:
+    elif len(found.distinct_specs) > 1:
         raise InputError(
             f"model: the layers of {model.name} differ in what they hold, and the explorer's page knows one kind of "
             "layer; check, run and what-if know all, and layers that differ in window or positions can be explored"
@@ -152,7 +152,7 @@ def _alike(scenario: Scenario) -> Model:
 
 
 def _plain(spec: LayerSpec) -> LayerSpec:
-    return changed(spec, window=None, rotary=1.0) if isinstance(spec.attention, FullAttention) else spec
+    return change_layer(spec, window=None, rotary=1.0) if isinstance(spec.attention, FullAttention) else spec
 
 
 def _check_mixture(scenario: Scenario) -> None:
@@ -163,8 +163,10 @@ def _check_mixture(scenario: Scenario) -> None:
         f"layout.order: {list(layout.order)} does not begin with tp and end with pp": (
             (layout.order[0], layout.order[-1]) != (TENSOR.name, PIPELINE.name)
         ),
-        "model.experts: take whole rows, as they have a capacity": any(mixture.capacity for mixture in model.mixtures),
-        "model: has mixtures that differ": len(set(model.mixtures)) > 1,
+        "model.experts: take whole rows, as they have a capacity": any(
+            distinct_moe.capacity for distinct_moe in model.distinct_moes
+        ),
+        "model: has mixtures that differ": len(set(model.distinct_moes)) > 1,
     }
     for words in (words for words, there in unknown.items() if there):
         raise InputError(
@@ -173,24 +175,24 @@ def _check_mixture(scenario: Scenario) -> None:
         )
 
 
-def _words(model: Model) -> ModelWords:
-    return ModelWords(model.name, parameters(model), dict(_dimensions(model)))
+def _words(model: TransformerModel) -> ModelWords:
+    return ModelWords(model.name, parameter_count(model), dict(_dimensions(model)))
 
 
-def _dimensions(model: Model) -> Iterator[tuple[str, int]]:
+def _dimensions(model: TransformerModel) -> Iterator[tuple[str, int]]:
     """What the page says of cuts: of the layers' attention, their dense MLP and their experts, as they have them."""
-    yield from {"layers": model.layers, "hidden": model.hidden, "vocab": model.vocab}.items()
-    for attention in model.attentions:
+    yield from {"layers": model.layer_count, "hidden": model.hidden, "vocab": model.vocab}.items()
+    for attention in model.distinct_attentions:
         keys = attention.kv_heads
         yield from {"heads": attention.heads, "kv_heads": keys, "head_dim": attention.head_dim}.items()
-    for mlp in model.mlps:
+    for mlp in model.distinct_dense_mlps:
         yield "ffn", mlp.ffn
-    for routed in model.mixtures:
+    for routed in model.distinct_moes:
         yield from {"experts": routed.experts, "top_k": routed.top_k, "expert_ffn": routed.ffn}.items()
         yield "shared", routed.shared
 
 
-def _formats(scenario: Scenario) -> Iterator[tuple[Recipe, str]]:
+def _formats(scenario: Scenario) -> Iterator[tuple[PrecisionRecipe, str]]:
     """The scenario's number formats and the usual ones that its accelerators can compute in."""
     own = _asked(scenario)
     others = [(precision, name) for name, precision in _MIXED] + [*_narrow(scenario)]
@@ -200,33 +202,33 @@ def _formats(scenario: Scenario) -> Iterator[tuple[Recipe, str]]:
             yield precision, name
 
 
-def _asked(scenario: Scenario) -> Recipe:
+def _asked(scenario: Scenario) -> PrecisionRecipe:
     """The recipe that the file asks for, without what the page does not know (`_notes`)."""
-    asked = ScenarioFile.model_validate(scenario.to_mapping()).training.precision.recipe()
-    return replace(asked, stored=None, gathered=None, dispatched=None, first=0, last=0)
+    asked = ScenarioConfig.model_validate(scenario.to_mapping()).training.precision.recipe()
+    return replace(asked, stored=None, gathered=None, dispatch_format=None, first_layers=0, last_layers=0)
 
 
-def _narrow(scenario: Scenario) -> Iterator[tuple[Recipe, str]]:
+def _narrow(scenario: Scenario) -> Iterator[tuple[PrecisionRecipe, str]]:
     """The usual recipe of each format with scales; beside adapters there are none."""
-    names = () if scenario.training.lora is not None else (usual_recipe(scenario, dtype) for dtype in _NARROW)
+    names = () if scenario.training.lora is not None else (default_recipe_name(scenario, dtype) for dtype in _NARROW)
     yield from ((load_recipe(name), f"recipe {name}") for name in names)
 
 
-def _computes(scenario: Scenario, precision: Recipe) -> Iterator[bool]:
-    for accelerator in scenario.cluster.kinds()[0]:
+def _computes(scenario: Scenario, precision: PrecisionRecipe) -> Iterator[bool]:
+    for accelerator in scenario.cluster.accelerator_kinds()[0]:
         try:
-            accelerator.peak_of(precision.compute)
+            accelerator.peak_flops(precision.compute)
         except InputError:
             yield False
 
 
 def _machine(scenario: Scenario, largest: Cluster, gpus: int) -> Machine:
     cluster = scenario.cluster
-    levels, top = _levels(largest.machine, largest.places[:gpus])
+    levels, top = _levels(largest.machine, largest.machine_gpu_ids[:gpus])
     return Machine(
         cluster=cluster.name,
-        accelerator=" and ".join(accelerator.name for accelerator in cluster.kinds()[0]),
-        capacity=min(accelerator.memory_bytes for accelerator in cluster.kinds()[0]),
+        accelerator=" and ".join(accelerator.name for accelerator in cluster.accelerator_kinds()[0]),
+        capacity=min(accelerator.memory_bytes for accelerator in cluster.accelerator_kinds()[0]),
         per_node=cluster.gpus_per_node,
         levels=levels,
         top=top,
@@ -235,37 +237,37 @@ def _machine(scenario: Scenario, largest: Cluster, gpus: int) -> Machine:
 
 def _largest(scenario: Scenario) -> tuple[Cluster, tuple[int, ...]]:
     """The largest healthy cluster of the scenario's kind that is offered, and the sizes up to it."""
-    section = ScenarioFile.model_validate(scenario.to_mapping()).cluster
+    section = ScenarioConfig.model_validate(scenario.to_mapping()).cluster
     base = Path() if scenario.path is None else scenario.path.parent
     allocation = read_allocation(section.placement, base)
-    own, node = scenario.cluster.gpus, scenario.cluster.gpus_per_node
+    own, node = scenario.cluster.gpu_count, scenario.cluster.gpus_per_node
     if allocation is not None:
-        node = allocation.step(scenario.cluster.units)
+        node = allocation.job_size_multiple(scenario.cluster.unit_sizes)
     most = max(own, min(MOST_GPUS, max(OFFERED_GPUS, 4 * own)))
     doubled = {2**power for power in range(most.bit_length())} | {node * 2**power for power in range(most.bit_length())}
     offered = sorted({own} | {gpus for gpus in doubled if gpus <= most and (gpus <= node or gpus % node == 0)})
-    grows = allocation is None or allocation.grows
+    grows = allocation is None or allocation.is_prefix_stable
     for gpus in reversed([gpus for gpus in offered if gpus > own and grows]):
         try:
             machine = read_cluster(section, base, gpus, allocation)
-            return placed(machine, allocation, gpus), tuple(item for item in offered if item <= gpus)
+            return job_view(machine, allocation, gpus), tuple(item for item in offered if item <= gpus)
         except InputError:  # the fabric connects fewer
             continue
     return scenario.cluster, tuple(element for element in offered if element <= own)
 
 
 def _levels(fabric: Fabric, gpus: IntArray) -> tuple[tuple[tuple[str, IntArray], ...], str]:
-    """The unit of each GPU on every tier, from the narrowest, and the tier beyond (as `Fabric.tier` names them).
+    """The unit of each GPU on every tier, from the narrowest, and the tier beyond (as `Fabric.highest_tier` names them).
 
     Of fabrics that are any graph only NVLink domains and nodes are known without asking for a route.
     """
-    domain, node = fabric.domains(gpus), fabric.nodes(gpus)
+    domain, node = fabric.domain_ids(gpus), fabric.node_ids(gpus)
     if not isinstance(fabric, ClosFabric):
         return (("nvlink", domain), ("node", node)), "network"
-    leaves = fabric.leaves(fabric.node.nic(gpus)) if fabric.node.nics_per_node else node
-    pods = fabric.pods(leaves) if fabric.node.nics_per_node else node
+    leaves = fabric.leaf_ids(fabric.node.nic_ids(gpus)) if fabric.node.nics_per_node else node
+    pods = fabric.pod_ids(leaves) if fabric.node.nics_per_node else node
     narrow = [("nvlink", domain)] if fabric.node.nvlink else []
-    return (*narrow, ("host", gpus // fabric.node.reach), ("leaf", leaves), ("spine", pods)), "core"
+    return (*narrow, ("host", gpus // fabric.node.scale_up_gpus), ("leaf", leaves), ("spine", pods)), "core"
 
 
 def _uneven(scenario: Scenario, offered: Sequence[int]) -> Iterator[str]:
@@ -273,9 +275,9 @@ def _uneven(scenario: Scenario, offered: Sequence[int]) -> Iterator[str]:
     fabric = scenario.cluster.fabric
     if not isinstance(fabric, ClosFabric) or fabric.node.nvlink is None:
         return
-    node, domain = fabric.node.gpus, fabric.node.nvlink.whole or fabric.node.nvlink.gpus
-    drawn = even_part(offered[-1], node, domain)
-    if any(even_part(gpus, node, domain) != drawn for gpus in offered if gpus > drawn):
+    node, domain = fabric.node.gpu_count, fabric.node.nvlink.full_domain_gpus or fabric.node.nvlink.gpu_count
+    drawn = even_domain_gpus(offered[-1], node, domain)
+    if any(even_domain_gpus(gpus, node, domain) != drawn for gpus in offered if gpus > drawn):
         yield (
             f"NVLink domains are drawn with the {drawn} GPUs of each that the largest size offered, {offered[-1]:,}, "
             "uses; other sizes may use more or fewer of each, as simulated steps do"
@@ -285,17 +287,17 @@ def _uneven(scenario: Scenario, offered: Sequence[int]) -> Iterator[str]:
 def of_record(scenario: Scenario) -> Iterator[str]:
     """What real steps say of the record, if it is of the scenario's accelerator."""
     record = scenario.cost.record
-    found = tried(record)
+    found = holdout_result(record)
     if record is not None and found is not None and found.accelerator == scenario.cluster.accelerator.name:
-        yield f"simulated steps rest on the record of {record.device.name}, which {found.words}"
+        yield f"simulated steps rest on the record of {record.device.name}, which {found.description}"
 
 
-def _unknown_formats(recipe: Recipe) -> Iterator[str]:
+def _unknown_formats(recipe: PrecisionRecipe) -> Iterator[str]:
     """What of a recipe the page does not know."""
     there = {
-        f"layers at the ends in {recipe.activations.value}": recipe.first or recipe.last,
-        "matrices that are kept or gathered in other formats": recipe.apart,
-        "tokens that travel to experts in other formats": recipe.dispatched,
+        f"layers at the ends in {recipe.activations.value}": recipe.first_layers or recipe.last_layers,
+        "matrices that are kept or gathered in other formats": recipe.has_matrix_formats,
+        "tokens that travel to experts in other formats": recipe.dispatch_format,
     }
     left_out = [words for words, said in there.items() if said]
     if left_out:
@@ -306,7 +308,7 @@ def _notes(scenario: Scenario) -> Iterator[str]:
     """What of the scenario the page leaves out."""
     yield from of_record(scenario)
     yield from _unknown_formats(scenario.training.recipe)
-    if scenario.training.offload != NOTHING:
+    if scenario.training.offload != NO_OFFLOAD:
         yield "offload is left out of memory: all is drawn as on the device; simulated steps are the scenario's"
     if scenario.training.expert_load is not None:
         yield "tokens are drawn as spread evenly over experts; simulated steps have the scenario's loads"
@@ -319,12 +321,12 @@ def _notes(scenario: Scenario) -> Iterator[str]:
         yield "the scenario's data_parallel (one process) is drawn as ddp; simulated steps are the scenario's"
     if scenario.training.lora is not None:
         yield "all models are drawn with the scenario's adapters beside frozen weights"
-    if scenario.disturbances != Disturbances() or scenario.jitter is not None or scenario.shares_links:
+    if scenario.degradations != Degradations() or scenario.jitter is not None or scenario.has_background_load:
         yield "disturbances and jitter of the scenario are left out: all GPUs and links are healthy"
-    if isinstance(scenario.cluster.fabric, Placed):
+    if isinstance(scenario.cluster.fabric, RankMappedFabric):
         yield (
             "ranks are placed as in the scenario (cluster.placement); of fewer GPUs its first ranks are drawn, and "
             "more are offered where its placement says which they would be"
         )
-    if scenario.cluster.mixed:
+    if scenario.cluster.accelerator_overrides:
         yield "GPUs are of several kinds: memory is compared with the smallest, and simulated steps need all the nodes"

@@ -94,7 +94,7 @@ def _asked(scenario: Scenario) -> Iterator[_Asked]:
         f"Layouts near the scenario's on its {own.gpus:,} GPUs with its batch of {batch:,} sequences.",
         tuple((_label(item), item) for item in _layouts(scenario, own)),
     )
-    if any(mixture.alone is None for mixture in scenario.model.mixtures):
+    if any(distinct_moe.single_dense_mlp is None for distinct_moe in scenario.model.distinct_moes):
         yield _Asked(
             "experts",
             "where experts are",
@@ -112,7 +112,7 @@ def _asked(scenario: Scenario) -> Iterator[_Asked]:
 
 def _own(scenario: Scenario) -> _Variant:
     layout = scenario.layout.as_configured
-    return _Variant(scenario.cluster.gpus, layout.tp, layout.pp, layout.dp, scenario.training.global_batch)
+    return _Variant(scenario.cluster.gpu_count, layout.tp, layout.pp, layout.dp, scenario.training.global_batch)
 
 
 def _label(variant: _Variant) -> str:
@@ -135,7 +135,7 @@ def _layouts(scenario: Scenario, own: _Variant) -> list[_Variant]:
         for pp in {own.pp, *(2**power for power in range(10)), *(own.pp * 2, own.pp * 4)}
         if replicas % (tp * pp) == 0
         and tp <= max(own.tp, scenario.cluster.gpus_per_node)
-        and pp <= scenario.model.layers
+        and pp <= scenario.model.layer_count
     ]
     nearest = sorted(found, key=lambda each: (_distance(each, own), each.tp, each.pp))[:MOST_LAYOUTS]
     return sorted(nearest, key=lambda each: (each.tp, each.pp))
@@ -193,7 +193,7 @@ def _changes(scenario: Scenario, variant: _Variant) -> Iterator[str]:
 def _point(scenario: Scenario, variant: _Variant) -> Point:
     """A simulated step, or why there is none."""
     try:
-        changed = scenario.changed(_changes(scenario, variant))
+        changed = scenario.with_overrides(_changes(scenario, variant))
     except InputError as error:
         return Point("", variant.gpus, missing=_reason(scenario, error))
     passes, most = _passes(changed), max(MOST_PASSES, _passes(scenario))
@@ -206,19 +206,19 @@ def _point(scenario: Scenario, variant: _Variant) -> Point:
         label="",
         gpus=variant.gpus,
         step_time=result.step_time,
-        tokens_per_gpu=result.tokens_per_second / result.ranks,
+        tokens_per_gpu=result.tokens_per_second / result.rank_count,
         mfu=result.mfu(),
         mfu_causal=result.mfu_causal(),
         bubble=bubble_fraction(result.breakdown),
         exposed=exposed_fraction(result.breakdown),
         peak=result.peak_memory,
-        fits=result.fits,
+        fits=result.fits_in_memory,
     )
 
 
 def _passes(scenario: Scenario) -> int:
     """Microbatches through stages, which is what a simulation's time grows with."""
-    return scenario.microbatches * len(scenario.placement.stage_ranks)
+    return scenario.microbatch_count * len(scenario.placement.stage_ranks)
 
 
 def _reason(scenario: Scenario, error: InputError) -> str:

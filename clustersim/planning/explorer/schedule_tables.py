@@ -11,14 +11,14 @@ from operator import le
 from typing import Any, Final
 
 from clustersim.common.errors import InputError
-from clustersim.model.presets import preset
+from clustersim.model.presets import load_preset
 from clustersim.model.training import Training
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.planning.explorer.settings import Space, chunks_of
 from clustersim.program.action import Action, ActionKind, flatten_entries
 from clustersim.results.explorer_tables import Table
-from clustersim.scenario.validation_rules.consistency import MOST_PASSES, check_batch
+from clustersim.scenario.validation_rules.consistency import MAX_PASSES, check_batch
 from clustersim.schedules.schedule import Schedule
 from clustersim.schedules.validation import dry_run
 
@@ -57,14 +57,14 @@ def schedules(space: Space) -> tuple[Table, Table]:
     """What schedules do with microbatches, and the sentences of those that cannot run so many."""
     axes = {key: space.values[key] for key in ("schedule", "chunks", "pp")}
     axes["microbatches"] = tuple(sorted({*space.values["microbatches"], *_DRAWN}))
-    most = max(model.layers for model in space.models) + 2  # stages: the first and the last can do without layers
+    most = max(model.layer_count for model in space.models) + 2  # stages: the first and the last can do without layers
     known: dict[tuple[Schedule, int, int], Played] = {}
 
     def order_of(schedule: str, chunks: int, pp: int, microbatches: int) -> Schedule | None:
         """The schedule, where it is one with so many chunks and there are not too many stages and passes."""
         found = space.schedule({"schedule": schedule, "chunks": chunks})
         fits = pp in space.pipelines and pp * chunks <= most
-        return found if fits and chunks_of(found) == chunks and pp * chunks * microbatches <= MOST_PASSES else None
+        return found if fits and chunks_of(found) == chunks and pp * chunks * microbatches <= MAX_PASSES else None
 
     def played(*asked: Any) -> Played:
         if asked not in known:
@@ -107,7 +107,7 @@ def steady(schedule: Schedule, pp: int, microbatches: int) -> int:
 def play(schedule: Schedule, pp: int, microbatches: int) -> Played:
     """Play a step in full."""
     order = schedule.order(pp, microbatches)
-    plan = Plan(preset("llama-tiny"), Training(1, microbatches), Layout(pp=pp), schedule.placement)
+    plan = Plan(load_preset("llama-tiny"), Training(1, microbatches), Layout(pp=pp), schedule.placement)
     places = [{stage.index: place for place, stage in enumerate(plan.stages_on_rank(rank))} for rank in range(pp)]
     held = [_moments(flatten_entries(steps), place) for steps, place in zip(order, places, strict=True)]
     return Played(dry_run(order, forward=_FORWARD, backward=_BACKWARD).makespan, held)

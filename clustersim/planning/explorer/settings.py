@@ -11,13 +11,13 @@ from itertools import product
 from math import prod
 from typing import Any, Final
 
-from clustersim.model.layer_stack import LatentAttention, LayerSpec, Stack
+from clustersim.model.layer_stack import LatentAttention, LayerSpec, LayerStack
 from clustersim.model.lora import Lora
-from clustersim.model.precision_recipe import Recipe
-from clustersim.model.presets import preset
-from clustersim.model.recompute_modules import Module
-from clustersim.model.training import FullRecompute, NoRecompute, Recompute, SelectiveOperations, SelectiveRecompute
-from clustersim.model.transformer import Model, every_projection, resized
+from clustersim.model.precision_recipe import PrecisionRecipe
+from clustersim.model.presets import load_preset
+from clustersim.model.recompute_modules import RecomputeModule
+from clustersim.model.training import FullRecompute, NoRecompute, Recompute, SelectiveOpRecompute, SelectiveRecompute
+from clustersim.model.transformer import TransformerModel, all_projections, resize_model
 from clustersim.parallel.data_parallel_strategy import (
     STRATEGY_BY_ZERO_STAGE,
     DataParallelStrategy,
@@ -30,23 +30,23 @@ from clustersim.parallel.plan import Plan
 from clustersim.program.task import TokenDispatcher
 from clustersim.results.explorer_tables import Setting, Table
 from clustersim.scenario import Scenario
-from clustersim.scenario.config.lora import LoraSection
-from clustersim.scenario.config.scenario import ScenarioFile
+from clustersim.scenario.config.lora import LoraConfig
+from clustersim.scenario.config.scenario import ScenarioConfig
 from clustersim.scenario.validation_rules.consistency import (
     check_heads,
     check_layers,
-    check_secondary,
-    check_shards,
+    check_secondary_shards,
+    check_shard_size,
     check_widths,
 )
-from clustersim.scenario.validation_rules.precision import as_run
+from clustersim.scenario.validation_rules.precision import effective_recipe
 from clustersim.schedules.registry import CHUNKED_SCHEDULES, build_schedule
 from clustersim.schedules.schedule import Schedule
 
 RECOMPUTES: Final[Mapping[str, Recompute]] = {
     "none": NoRecompute(),
     "selective": SelectiveRecompute(),
-    "selective_op": SelectiveOperations(),
+    "selective_op": SelectiveOpRecompute(),
     "full": FullRecompute(),
 }
 SCHEDULES: Final = ("1f1b", "gpipe", "interleaved", "bfs")
@@ -94,7 +94,7 @@ FEATURES: Final = (
     ("keys", ("microbatch", "sequence"), ()),
 )
 """To what parts are proportional: nothing, tokens of a microbatch on a rank, these by keys, all ranks' keys."""
-_PLAIN: Final = resized(preset("llama-tiny"), heads=1, kv_heads=1)  # which tensor parallelism cannot cut
+_PLAIN: Final = resize_model(load_preset("llama-tiny"), heads=1, kv_heads=1)  # which tensor parallelism cannot cut
 
 
 @dataclass(frozen=True)
@@ -105,8 +105,8 @@ class Space:
     """
 
     scenario: Scenario
-    models: tuple[Model, ...]
-    precisions: tuple[Recipe, ...]
+    models: tuple[TransformerModel, ...]
+    precisions: tuple[PrecisionRecipe, ...]
     gpus: tuple[int, ...]
 
     @cached_property
@@ -115,7 +115,7 @@ class Space:
         layout, training = self.scenario.layout.as_configured, self.scenario.training
         experts = {"ep": layout.ep, "etp": layout.effective_etp, "dispatcher": layout.dispatcher.value}
         return {
-            "model": 0, "gpus": self.scenario.cluster.gpus, "tp": layout.tp, "pp": layout.pp, "cp": layout.cp,
+            "model": 0, "gpus": self.scenario.cluster.gpu_count, "tp": layout.tp, "pp": layout.pp, "cp": layout.cp,
             **(experts if self.mixture else {}), "zero": layout.data.zero_stage, "recompute": self._recompute,
             "microbatch": training.microbatch,
             "sequence": training.sequence, "batch": training.global_batch, "schedule": self._schedule.name,
@@ -159,33 +159,40 @@ class Space:
     def _modules(self) -> Iterable[str]:
         """Recomputation by modules that mixtures are often trained with."""
         if self.mixture:
-            latent = any(isinstance(attention, LatentAttention) for attention in self.models[0].attentions)
-            cheap = {Module.LAYERNORM, Module.EXPERTS_ACTIVATION, *([Module.LATENT_UP] if latent else [])}
-            yield from (_named({Module.EXPERTS_ACTIVATION}), _named(cheap), _named({Module.MIXTURE}))
+            latent = any(
+                isinstance(distinct_attention, LatentAttention)
+                for distinct_attention in self.models[0].distinct_attentions
+            )
+            cheap = {
+                RecomputeModule.LAYERNORM,
+                RecomputeModule.MOE_ACTIVATION,
+                *([RecomputeModule.MLA_UP_PROJECTION] if latent else []),
+            }
+            yield from (_named({RecomputeModule.MOE_ACTIVATION}), _named(cheap), _named({RecomputeModule.MOE}))
 
     @cached_property
     def selective(self) -> tuple[str, ...]:
         """Names of the ways to recompute parts of layers."""
         ways = {str(name): recompute(str(name)) for name in self.choices["recompute"]}
-        return tuple(name for name, way in ways.items() if isinstance(way, SelectiveRecompute | SelectiveOperations))
+        return tuple(name for name, way in ways.items() if isinstance(way, SelectiveRecompute | SelectiveOpRecompute))
 
     @property
     def mixture(self) -> bool:
         """Whether the page is of a mixture of experts, which it offers alone."""
-        return any(routed_mlp.alone is None for routed_mlp in self.models[0].mixtures)
+        return any(distinct_moe.single_dense_mlp is None for distinct_moe in self.models[0].distinct_moes)
 
     @property
     def kinds(self) -> int:
         """Kinds of layers that models have at most."""
-        return max(len(model.specs) for model in self.models)
+        return max(len(model.distinct_specs) for model in self.models)
 
     def kind(self, model: int, place: int) -> LayerSpec:
         """A model's kind of layer; its first where it has fewer."""
-        specs = self.models[model].specs
+        specs = self.models[model].distinct_specs
         return specs[place] if place < len(specs) else specs[0]
 
     @cached_property
-    def contents(self) -> tuple[Stack, ...]:
+    def contents(self) -> tuple[LayerStack, ...]:
         """Layers of all stages that can be, where they are of several kinds; else none: their number tells them."""
         if self.kinds == 1:
             return ()
@@ -263,7 +270,7 @@ class Space:
         )
         return replace(
             self.scenario, model=kind, layout=layout, training=training,
-            cluster=replace(self.scenario.cluster, gpus=known.get("gpus", layout.world_size)), schedule=order, steps=1,
+            cluster=replace(self.scenario.cluster, gpu_count=known.get("gpus", layout.world_size)), schedule=order, steps=1,
         )  # fmt: skip
 
     def plan(self, **settings: Any) -> Plan:
@@ -273,7 +280,7 @@ class Space:
         """
         there = self.at(**settings)
         layout = there.layout
-        if [*check_shards(there), *check_secondary(there)]:
+        if [*check_shard_size(there), *check_secondary_shards(there)]:
             layout = replace(layout, data=with_shard_size(layout.data, None))
         return Plan(there.model, there.training, layout, there.schedule.placement)
 
@@ -290,22 +297,22 @@ class Space:
             return own
         return STRATEGY_BY_ZERO_STAGE[stage]()
 
-    def recipe(self, precision: int, zero: int) -> Recipe:
+    def recipe(self, precision: int, zero: int) -> PrecisionRecipe:
         """Number formats as they are run at a ZeRO stage."""
-        return as_run(self.precisions[precision], self.scenario.cluster.accelerator, self.strategy(zero))
+        return effective_recipe(self.precisions[precision], self.scenario.cluster.accelerator, self.strategy(zero))
 
-    def alike(self, of: Callable[[Recipe], Hashable]) -> list[int]:
+    def alike(self, of: Callable[[PrecisionRecipe], Hashable]) -> list[int]:
         """For each recipe the first one of which the same holds."""
         found = [of(recipe) for recipe in self.precisions]
         return [found.index(item) for item in found]
 
     @cached_property
-    def _asked(self) -> LoraSection | None:
-        return ScenarioFile.model_validate(self.scenario.to_mapping()).training.lora
+    def _asked(self) -> LoraConfig | None:
+        return ScenarioConfig.model_validate(self.scenario.to_mapping()).training.lora
 
-    def _adapters(self, model: Model) -> Lora | None:
+    def _adapters(self, model: TransformerModel) -> Lora | None:
         """The scenario's adapters, beside those matrices of a model that its file means."""
-        return None if self._asked is None else self._asked.adapters(every_projection(model))
+        return None if self._asked is None else self._asked.lora_settings(all_projections(model))
 
     def _layers_per_stage(self, model: int | None, stages: int) -> LayerPartition:
         """The scenario's own, where they are those of so many stages of its model; a rule holds for any."""
@@ -344,10 +351,10 @@ def recompute(name: str) -> Recompute:
     FullRecompute(layers=2)
     """
     if name.startswith(_MODULES):
-        return SelectiveRecompute(frozenset(map(Module, name.removeprefix(_MODULES).split(","))))
+        return SelectiveRecompute(frozenset(map(RecomputeModule, name.removeprefix(_MODULES).split(","))))
     return RECOMPUTES[name] if name in RECOMPUTES else FullRecompute(int(name.removeprefix("layers:")))
 
 
-def _named(modules: Collection[Module]) -> str:
+def _named(modules: Collection[RecomputeModule]) -> str:
     """The page's name of some modules that are recomputed."""
-    return _MODULES + ",".join(module.value for module in Module if module in modules)
+    return _MODULES + ",".join(module.value for module in RecomputeModule if module in modules)

@@ -15,11 +15,11 @@ import numpy as np
 
 from clustersim.common.arrays import FloatArray
 from clustersim.lowering.training_step import lower
-from clustersim.memory.activations import Activations, Counts, Part
-from clustersim.model.layer_stack import LayerRun, LayerSpec
-from clustersim.model.presets import preset
+from clustersim.memory.activations import ActivationCounts, ActivationKind, Activations
+from clustersim.model.layer_stack import LayerGroup, LayerSpec
+from clustersim.model.presets import load_preset
 from clustersim.model.training import FullRecompute, Training
-from clustersim.model.transformer import Model, resized
+from clustersim.model.transformer import TransformerModel, resize_model
 from clustersim.parallel.data_parallel_strategy import FullyShard
 from clustersim.parallel.layer_partition import PipelineStage
 from clustersim.parallel.layout import Layout
@@ -48,7 +48,7 @@ ROUNDS: Final = {
 }  # fmt: skip
 """Buffers that each rank of a ring sends, but for the factor (n - 1) / n."""
 _SEQUENCE: Final = 128
-_MODEL: Final = preset("llama-tiny")  # any, of equal layers
+_MODEL: Final = load_preset("llama-tiny")  # any, of equal layers
 _BOTH: Final = (False, True)
 _SENT_BY: Final = ("tp", "cp", "pp", "embedding")
 _OPERANDS: Final = ("gather input", "gather output gradient", "gather input again")
@@ -99,7 +99,7 @@ class _Rows:
         return ("ep", "etp") if self.space.mixture else ()
 
     @cached_property
-    def model(self) -> Model:
+    def model(self) -> TransformerModel:
         """Any, where all layers are alike: how many there are of each part does not depend on which."""
         return self.space.models[0] if self.space.contents else _MODEL
 
@@ -109,32 +109,32 @@ class _Rows:
 
     def stages(self, most: int, embedding: bool, head: bool) -> Iterator[PipelineStage]:
         """A stage of each content; of layers of one kind, of up to so many, from which others follow."""
-        specs = self.model.specs
-        stacks = self.space.contents or [(LayerRun(specs[0], layers),) * bool(layers) for layers in range(most + 3)]
+        specs = self.model.distinct_specs
+        stacks = self.space.contents or [(LayerGroup(specs[0], layers),) * bool(layers) for layers in range(most + 3)]
         return (PipelineStage(1, stack, embedding, head) for stack in stacks)
 
     def kept(self, recompute: str, embedding: bool, head: bool) -> list[Row]:
         of = self._activations(recompute)
         stages = self.stages(_apart(recompute), embedding, head)
-        return [self._row(recompute, of.kept_parts(stage)) for stage in stages]
+        return [self._row(recompute, of.saved_counts(stage)) for stage in stages]
 
     def moments(self, recompute: str, embedding: bool, head: bool) -> list[list[Row]]:
         of = self._activations(recompute)
         stages = self.stages(_apart(recompute), embedding, head)
-        return [[self._row(recompute, moment) for moment in of.moments(stage)] for stage in stages]
+        return [[self._row(recompute, moment) for moment in of.transient_counts(stage)] for stage in stages]
 
     def _activations(self, recompute: str) -> Activations:
         return Activations(Plan(self.model, Training(_SEQUENCE, 1, recompute=way(recompute)), Layout()))
 
-    def _row(self, recompute: str, counts: Counts) -> Row:
+    def _row(self, recompute: str, counts: ActivationCounts) -> Row:
         """Counts as a row: a kept layer's column is that of what is recomputed."""
-        layer = kept(recompute) if recompute in self.space.selective else Part.WHOLE.value
+        layer = kept(recompute) if recompute in self.space.selective else ActivationKind.LAYER_FULL.value
         found: dict[str, float] = defaultdict(float)
         for (part, spec), count in counts.items():
-            name = layer if part is Part.LAYER else part.value
-            found[of_kind(name, 0 if spec is None else self.model.specs.index(spec))] += count
-            if part is Part.LAYER_GRADIENT and spec is not None:
-                found[of_kind(BESIDE_DENSE, self.model.specs.index(spec))] += count
+            name = layer if part is ActivationKind.LAYER_SAVED else part.value
+            found[of_kind(name, 0 if spec is None else self.model.distinct_specs.index(spec))] += count
+            if part is ActivationKind.LAYER_WEIGHT_GRADIENT and spec is not None:
+                found[of_kind(BESIDE_DENSE, self.model.distinct_specs.index(spec))] += count
         return self.named(found)
 
     def parameters(self, embedding: bool, head: bool) -> list[Row]:
@@ -142,7 +142,7 @@ class _Rows:
 
     def cast(self, embedding: bool, head: bool) -> list[Row]:
         """Weights that are cast, of all layers of a stage."""
-        stages, specs = self.stages(0, embedding, head), self.model.specs
+        stages, specs = self.stages(0, embedding, head), self.model.distinct_specs
         return [
             self.named({of_kind(CAST, specs.index(run.spec)): run.count for run in stage.stack}) for stage in stages
         ]
@@ -167,7 +167,7 @@ class _Rows:
     def _units(self, stage: PipelineStage) -> list[tuple[str, ...]]:
         """Columns of the parameters of each unit of a stage."""
         first, last, only = OF_ENDS
-        kinds = (self.model.specs.index(run.spec) for run in stage.stack for _ in range(run.count))
+        kinds = (self.model.distinct_specs.index(run.spec) for run in stage.stack for _ in range(run.count))
         layers = [tuple(of_kind(name, kind) for name in of_layers(self.space).values()) for kind in kinds]
         before, after = [(first,)] * stage.has_embedding, [(only if stage.has_embedding else last,)] * stage.has_head
         return [*before, *layers, *after]
@@ -212,16 +212,19 @@ class _Rows:
         """Of each content and kind of layer the number of those that are run again, and of the others."""
         of = self._activations(recompute)
         for stage in self.stages(_apart(recompute), embedding=False, head=False):
-            counts = of.kept_parts(stage)
-            specs = self.model.specs
-            yield [(counts.get((Part.INPUT, spec), 0), counts.get((Part.LAYER, spec), 0)) for spec in specs]
+            counts = of.saved_counts(stage)
+            specs = self.model.distinct_specs
+            yield [
+                (counts.get((ActivationKind.LAYER_INPUT, spec), 0), counts.get((ActivationKind.LAYER_SAVED, spec), 0))
+                for spec in specs
+            ]
 
     def sent(self, model: int, kind: int, mode: str, split: bool, dispatcher: str | None = None) -> "Sent":
         """What layers of a kind and the ends of stages send for a microbatch."""
         spec, own = self.space.kind(model, kind), self.space.models[model]
-        small = own if self.space.mixture else resized(own, name="", **_SMALL)
+        small = own if self.space.mixture else resize_model(own, name="", **_SMALL)
         if not self.space.mixture:
-            (spec,) = small.specs
+            (spec,) = small.distinct_specs
         key = small, spec, mode, split, dispatcher
         if key not in self.known:
             one, two = (_Small(self, *key, layers).by_ends() for layers in (1, 2))
@@ -262,7 +265,7 @@ class _Small:
     """Small plans of so many layers of a kind on each pipeline rank."""
 
     rows: _Rows
-    model: Model
+    model: TransformerModel
     spec: LayerSpec
     recompute: str
     split: bool
@@ -285,7 +288,7 @@ class _Small:
         plain = Layout(tp=2, cp=2, pp=pp, sequence_parallel=self.split, layers_per_stage=(self.layers,) * pp)
         spread = None if self.dispatcher is None else TokenDispatcher(self.dispatcher)
         layout = plain if spread is None else replace(plain, ep=2, etp=2, dispatcher=spread)
-        model = replace(self.model, stack=(LayerRun(self.spec, self.layers * pp),))
+        model = replace(self.model, stack=(LayerGroup(self.spec, self.layers * pp),))
         return Plan(model, training, layout)
 
     def _roles(self, plan: Plan, sent: Iterable[CommOp]) -> dict[str, FloatArray]:
@@ -307,7 +310,7 @@ def _column(plan: Plan, exchange: CommOp) -> tuple[str, str, float]:
         case "tp":
             return "tp", *_within_layers(plan, exchange)
         case "cp":
-            return "cp", "keys and values to cp", plan.layer_sharding(plan.model.specs[0]).kv_bytes
+            return "cp", "keys and values to cp", plan.layer_sharding(plan.model.distinct_specs[0]).kv_bytes
         case "pp_next" | "pp_previous":
             return "pp", "message", exchange.payload
         case "embedding":  # of two ranks each sends half of twice the gradient

@@ -14,16 +14,16 @@ from typing import Any, Final
 import numpy as np
 
 from clustersim.common.units import Bytes
-from clustersim.memory.activations import LAYER_PARTS, Activations, Part
-from clustersim.memory.footprint import SHARDED, Category, Footprint
-from clustersim.memory.ledger import Ledger
-from clustersim.model.lora import Target
-from clustersim.model.operators import ADAPTERS, DENSE, EXPERTS, QUANTIZED, Layer
-from clustersim.model.precision_recipe import Recipe, WeightCasts
-from clustersim.model.presets import preset
-from clustersim.model.quantization import kept_copies
+from clustersim.memory.activations import LAYER_KINDS, ActivationKind, Activations
+from clustersim.memory.footprint import SHARDED_CATEGORIES, Footprint, MemoryCategory
+from clustersim.memory.ledger import MemoryLedger
+from clustersim.model.lora import LoraTarget
+from clustersim.model.operators import ADAPTERS, DENSE, EXPERTS, QUANTIZED, LayerOperators
+from clustersim.model.precision_recipe import PrecisionRecipe, WeightCastTiming
+from clustersim.model.presets import load_preset
+from clustersim.model.quantization import cached_weight_bytes
 from clustersim.model.training import Training
-from clustersim.model.transformer import resized
+from clustersim.model.transformer import resize_model
 from clustersim.parallel.data_parallel_strategy import DdpStrategy, FullyShard, GradientSync, with_shard_size
 from clustersim.parallel.layer_partition import PipelineStage
 from clustersim.parallel.layout import Layout
@@ -57,7 +57,7 @@ def sharing(space: Space) -> Table:
     ranks that parameters, gradients or optimizer states are cut over; every: whether gradients are reduced after
     every microbatch; again: whether backward gathers parameters.
     """
-    kept = space.alike(lambda recipe: (recipe.weights, recipe.activations))  # whatever its products are in
+    kept = space.alike(lambda recipe: (recipe.weight_formats, recipe.activations))  # whatever its products are in
     moved = cache(lambda *known: _moved(space, *known))
     names = columns(space)
 
@@ -80,15 +80,16 @@ def sharing(space: Space) -> Table:
         stays, strategy, alike = _footprint(space, plan), plan.layout.data, kept[precision]
         group, resident = (
             plan.parameter_groups[0],
-            [stays.per_parameter(parameter_group) for parameter_group in plan.parameter_groups],
+            [stays.bytes_per_parameter(parameter_group) for parameter_group in plan.parameter_groups],
         )
         few = replicas if plan.layout.is_hybrid_sharded else min(replicas, 2)
         there = told(alike, zero, few, pipelined, several, experts_shared)
         return {
-            "resident": {use.value: [item[use] for item in resident] for use in SHARDED},
+            "resident": {use.value: [item[use] for item in resident] for use in SHARDED_CATEGORIES},
             "copied": _copied(plan.training.recipe),
             "bucket": [
-                [*_limits(stays, element), stays.bucket(element, 1.0, first=True)] for element in plan.parameter_groups
+                [*_limits(stays, element), stays.bucket_bytes(element, 1.0, is_first=True)]
+                for element in plan.parameter_groups
             ],
             **_gathers(plan),
             "there": [there.get(name, 1) for name in names],
@@ -103,10 +104,10 @@ def sharing(space: Space) -> Table:
     return space.table(ask, "precision", "zero", "replicas", "pipelined", "several", *shared)
 
 
-def _copied(recipe: Recipe) -> Bytes:
+def _copied(recipe: PrecisionRecipe) -> Bytes:
     """Bytes of the copies of an element of weights that are kept for the step."""
-    kept = recipe.casts is not None and recipe.casts.weights is WeightCasts.STEP
-    return kept_copies(recipe, 1) if kept else 0.0
+    kept = recipe.casts is not None and recipe.casts.weight_timing is WeightCastTiming.STEP
+    return cached_weight_bytes(recipe, 1) if kept else 0.0
 
 
 def _gathers(plan: Plan) -> dict[str, Any]:
@@ -133,15 +134,17 @@ def _there(space: Space, plan: Plan) -> dict[str, int]:
     are, too.
     """
     of = Activations(plan)
-    found = {part.value: int(of.size(part) != 0) for part in Part if part not in LAYER_PARTS}
+    found = {part.value: int(of.bytes_of(part) != 0) for part in ActivationKind if part not in LAYER_KINDS}
     for kind in range(space.kinds):
-        spec = space.kind(0, kind) if space.mixture else plan.model.specs[0]
-        for part in LAYER_PARTS:
-            found[of_kind(part.value, kind)] = int(of.size(part, spec) != 0)
+        spec = space.kind(0, kind) if space.mixture else plan.model.distinct_specs[0]
+        for part in LAYER_KINDS:
+            found[of_kind(part.value, kind)] = int(of.bytes_of(part, spec) != 0)
         if space.mixture:
             largest = Activations(replace(plan, layout=replace(plan.layout, data=DdpStrategy())))
-            now, whole = (activations.size(Part.LAYER_GRADIENT, spec) for activations in (of, largest))
-            found[of_kind(Part.LAYER_GRADIENT.value, kind)] = int(now == whole)
+            now, whole = (
+                activations.bytes_of(ActivationKind.LAYER_WEIGHT_GRADIENT, spec) for activations in (of, largest)
+            )
+            found[of_kind(ActivationKind.LAYER_WEIGHT_GRADIENT.value, kind)] = int(now == whole)
             found[of_kind(BESIDE_DENSE, kind)] = int(0 < now < whole)
     return found
 
@@ -169,7 +172,7 @@ def _of_group(space: Space, group: str) -> list[str]:
 
 def _limits(stays: Footprint, group: ParameterGroup) -> list[Bytes | None]:
     """Bytes of a bucket of the first stage, and of another; None: as many as there are."""
-    sizes = (stays.bucket(group, math.inf, first=first) for first in (True, False))
+    sizes = (stays.bucket_bytes(group, math.inf, is_first=first) for first in (True, False))
     return [None if math.isinf(size) else size for size in sizes]
 
 
@@ -231,7 +234,7 @@ class _Small:
         plans, alone = [self._plan(3, microbatches, **shape) for shape in shapes], self._plan(1, microbatches)
         sent, (only,) = [_buffers(plan) for plan in plans], _buffers(alone)
         (first, middle, last), of = sent[0], plans[0]
-        ends = of.embedding.parameters, of.head.parameters, of.tied_head.parameters
+        ends = of.embedding.parameter_count, of.head.parameter_count, of.tied_head.parameter_count
         found: Moved = {}
         for role in _ROLES:
             of_layers = _by_group(plans, [ranks[1][role] for ranks in sent])
@@ -252,19 +255,23 @@ class _Small:
     def _plan(self, pp: int, microbatches: int, *, wider: int = 1, ranks: int = 1) -> Plan:
         replicas = 2 * _SHARDS if self.hybrid else 2
         lora = self.space.scenario.training.lora
-        more = lora and replace(lora, rank=lora.rank * ranks, targets=(Target.O,))  # of any a parameter sends the same
+        more = lora and replace(
+            lora, rank=lora.rank * ranks, targets=(LoraTarget.O,)
+        )  # of any a parameter sends the same
         recipe = self.space.recipe(self.precision, self.zero)
         training = Training(_LENGTH, replicas * microbatches, recipe=recipe, lora=more)
         data = with_shard_size(self.space.strategy(self.zero), _SHARDS if self.hybrid else None)
         layout = _AsIf(dp=replicas, pp=pp, data=data, layers_per_stage=(1,) * pp, as_if=self.pipelined)
-        model = preset(_TIED)
-        (mlp,) = model.mlps
-        return Plan(resized(model, ffn=wider * mlp.ffn), training, layout)
+        model = load_preset(_TIED)
+        (mlp,) = model.distinct_dense_mlps
+        return Plan(resize_model(model, ffn=wider * mlp.ffn), training, layout)
 
 
 def _by_group(plans: Sequence[Plan], sent: Sequence[float]) -> list[float]:
     """Of a layer's parameters, by group: what layers of several shapes send says what each group's do."""
-    counts = np.array([[_layer(plan).counts.get(group, 0) for group in _MEASURED] for plan in plans], dtype=float)
+    counts = np.array(
+        [[_layer(plan).parameters_by_group.get(group, 0) for group in _MEASURED] for plan in plans], dtype=float
+    )
     scale = counts.max(axis=0)
     there = scale > 0
     found = np.zeros(len(_MEASURED))
@@ -272,7 +279,7 @@ def _by_group(plans: Sequence[Plan], sent: Sequence[float]) -> list[float]:
     return found.tolist()
 
 
-def _layer(plan: Plan) -> Layer:
+def _layer(plan: Plan) -> LayerOperators:
     (layer,) = plan.layer_by_spec.values()
     return layer
 
@@ -289,13 +296,13 @@ def _buffers(plan: Plan) -> list[dict[str, float]]:
 
 def buffers(space: Space) -> Iterator[Table]:
     """Bytes of the process groups of each axis, by its degree, and of those that hybrid sharding has beside."""
-    communicator = space.scenario.framework.communicator
+    communicator = space.scenario.framework.communicator_bytes
     for axis in (*DENSE_AXIS_NAMES, EXPERT.name) if space.mixture else DENSE_AXIS_NAMES:
-        yield space.table(lambda **one: _footprint(space, space.plan(**one)).groups * communicator, axis)
+        yield space.table(lambda **one: _footprint(space, space.plan(**one)).communicator_count * communicator, axis)
 
     def hybrid(zero: int, replicas: int, pipelined: bool) -> float:
         plans = (space.plan(zero=item, dp=replicas, pp=1 + pipelined, batch=replicas) for item in (zero, 0))
-        own, plain = (_footprint(space, plan).groups for plan in plans)
+        own, plain = (_footprint(space, plan).communicator_count for plan in plans)
         return (own - plain) * communicator
 
     yield space.table(hybrid, "zero", "replicas", "pipelined")
@@ -306,7 +313,9 @@ def workspaces(space: Space) -> tuple[Bytes, ...]:
     framework, plan = space.scenario.framework, space.plan()
     alike = (plan.model.stack,) * 2  # as many for any number of layers
     stages = (PipelineStage(0, stack, has_embedding=False, has_head=False) for stack in space.contents or alike)
-    return tuple(framework.workspace + _footprint(space, plan).grouped_workspace((stage,)) for stage in stages)
+    return tuple(
+        framework.workspace_bytes + _footprint(space, plan).grouped_workspace_bytes((stage,)) for stage in stages
+    )
 
 
 def receives(space: Space) -> Table:
@@ -314,7 +323,7 @@ def receives(space: Space) -> Table:
 
     def ask(pp: int, chunks: int) -> float:
         plan = space.plan(pp=pp, chunks=chunks)
-        return _footprint(space, plan).receives(plan.stages) / plan.activation_bytes
+        return _footprint(space, plan).receive_buffer_bytes(plan.stages) / plan.activation_bytes
 
     return space.table(ask, "pp", "chunks")
 
@@ -323,6 +332,7 @@ def fragmentation(space: Space) -> dict[str, float]:
     """What the allocator loses of each byte, by what it is used for."""
     factor = space.scenario.framework.fragmentation
     alone = {
-        use: Ledger(np.zeros(1), np.array([float(use is Category.ACTIVATIONS)]), {use: 1.0}, factor) for use in Category
+        use: MemoryLedger(np.zeros(1), np.array([float(use is MemoryCategory.ACTIVATIONS)]), {use: 1.0}, factor)
+        for use in MemoryCategory
     }
-    return {use.value: one.at_peak()[Category.FRAGMENTATION] for use, one in alone.items()}
+    return {use.value: one.peak_by_category()[MemoryCategory.FRAGMENTATION] for use, one in alone.items()}

@@ -16,11 +16,11 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.build import plan_of
+from clustersim.build import build_plan
 from clustersim.common.arrays import FloatArray
 from clustersim.common.units import Seconds
 from clustersim.planning.layouts.pass_times import PRODUCTS_OF, STREAMING_OF, Passes, own
-from clustersim.scenario.resolved import Setup
+from clustersim.scenario.resolved import ResolvedScenario
 from clustersim.schedules.breadth_first import BreadthFirst
 from clustersim.schedules.gpipe import GPipe
 from clustersim.schedules.interleaved import Interleaved
@@ -39,13 +39,13 @@ class Least:
     streaming: Seconds = 0.0
 
 
-def lower_bound(setup: Setup) -> Least:
+def lower_bound(setup: ResolvedScenario) -> Least:
     """What no simulation of the setup's step undercuts."""
     if setup.jitter is not None:
         return Least(0.0)
-    plan = plan_of(setup)
+    plan = build_plan(setup)
     passes, many = Passes(plan, setup), plan.microbatches
-    whole, alone = isinstance(setup.run_schedule, _WHOLE), setup.steps == 1
+    whole, alone = isinstance(setup.effective_schedule, _WHOLE), setup.steps == 1
     forward, both = passes.forward, passes.forward + passes.backward  # [stages, uses] seconds of a microbatch
     there, work = own(forward), own(both)  # [stages]
     back = own(passes.backward) if whole else passes.going_back

@@ -19,7 +19,7 @@ from time import perf_counter
 from typing import Any, Final, TypeVar
 
 from clustersim.common.errors import ClusterSimError, InputError
-from clustersim.common.processes import AHEAD, as_done, running
+from clustersim.common.processes import TASKS_PER_WORKER, iterate_completed, worker_pool
 from clustersim.common.units import Seconds
 from clustersim.planning.layouts.candidate_bounds import Weighed, families, ladders, weigh
 from clustersim.planning.layouts.derived_scenarios import drafts_of
@@ -30,12 +30,12 @@ from clustersim.planning.layouts.search_space import Candidate, Space, add
 from clustersim.planning.layouts.search_store import Store
 from clustersim.planning.layouts.sensitivity import CHANGES, changed_score, changes_of
 from clustersim.reliability import estimate
-from clustersim.results.memory_check import fits
+from clustersim.results.memory_check import fits_in_memory
 from clustersim.results.search_result import Bounded, Change, Found, Layout, Pruned
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
-from clustersim.uncertainty.model_file import load_experience
+from clustersim.uncertainty.model_file import load_uncertainty_model
 
 Progress = Callable[[str, int, int, Layout | None], None]
 """Told what is done, how much of it, of how much, and the best layout so far."""
@@ -77,7 +77,10 @@ class Search:
         for job in self.space.jobs:
             self.objective.require(job.setup)
         aside: dict[str, Pruned] = {}
-        with Store.opened(self.store, self._told, self._files) as store, running(self.workers, self.executor) as pool:
+        with (
+            Store.opened(self.store, self._told, self._files) as store,
+            worker_pool(self.workers, self.executor) as pool,
+        ):
             state = _State(self, store, aside, progress or _silent)
             try:
                 state.weigh(pool, [*self.space.candidates(aside)])
@@ -145,7 +148,7 @@ class _State:
     @cached_property
     def repeat(self) -> float:
         """The part by which two runs of the same step differ."""
-        return load_experience().repeat
+        return load_uncertainty_model().repeat_deviation
 
     @cached_property
     def first(self) -> Layout | None:
@@ -222,7 +225,7 @@ class _State:
     def _done(self, pool: Executor, take: Callable[[], tuple[K, Callable[[], T]] | None]) -> Iterator[tuple[K, T]]:
         """What tasks make of it, with their keys, as they are done."""
         alone = self.search.workers == 1 and self.search.executor is None
-        return as_done(pool, 1 if alone else AHEAD * self.search.workers, take)
+        return iterate_completed(pool, 1 if alone else TASKS_PER_WORKER * self.search.workers, take)
 
     def _least(self, estimate: Layout) -> float:
         """The least score that an estimate leaves possible."""
@@ -318,9 +321,9 @@ def _none_left(candidates: int, aside: Mapping[str, Pruned]) -> str:
 
 def _tried(shared: Shared, objective: Objective, candidate: Candidate, *, whole: bool) -> Layout | None:
     """A layout, simulated, whole or estimated from less; None where it does not fit."""
-    if not fits(drafts_of(shared).setup(candidate.overrides)):
+    if not fits_in_memory(drafts_of(shared).setup(candidate.overrides)):
         return None
-    scenario = shared().changed(candidate.overrides)
+    scenario = shared().with_overrides(candidate.overrides)
     estimate = extended(scenario) if not whole and objective.near(scenario) else None
     return simulated(scenario, objective, candidate) if estimate is None else _layout(estimate, objective, candidate)
 
@@ -330,7 +333,7 @@ def simulated(scenario: Scenario, objective: Objective, candidate: Candidate) ->
     return _layout(simulate(scenario), objective, candidate)
 
 
-def _layout(result: Answer | Extended, objective: Objective, candidate: Candidate) -> Layout:
+def _layout(result: SimulationResult | Extended, objective: Objective, candidate: Candidate) -> Layout:
     """What a search keeps of a step."""
     run = estimate(result.scenario, result.step_time) if objective.of_run else None
     economics = result.economics
@@ -338,12 +341,12 @@ def _layout(result: Answer | Extended, objective: Objective, candidate: Candidat
     return Layout(
         overrides=candidate.overrides,
         job=candidate.job,
-        gpus=result.ranks,
+        gpus=result.rank_count,
         cluster=result.scenario.cluster.name,
         score=objective.score(result) if run is None else objective.score_of_run(result, run),
         step_time=result.step_time,
-        band=result.band,
-        tokens_per_gpu=result.tokens_per_second / result.ranks,
+        band=result.step_time_interval,
+        tokens_per_gpu=result.tokens_per_second / result.rank_count,
         mfu=result.mfu(),
         peak_memory=result.peak_memory,
         memory=result.memory_capacity,

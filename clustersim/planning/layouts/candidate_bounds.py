@@ -14,7 +14,7 @@ from clustersim.planning.layouts.executors import Shared
 from clustersim.planning.layouts.objective import Objective
 from clustersim.planning.layouts.search_jobs import Job
 from clustersim.planning.layouts.search_space import Candidate, Space
-from clustersim.results.memory_check import states_fit
+from clustersim.results.memory_check import model_states_fit
 
 MEMORY_OF_STATES: Final = "weights and states do not fit in memory"
 
@@ -102,7 +102,7 @@ def weigh(shared: Shared, objective: Objective, family: Sequence[Candidate]) -> 
         except InputError as error:
             found.append(Weighed(candidate, None, str(error)))
             continue
-        if fresh and not states_fit(setup):
+        if fresh and not model_states_fit(setup):
             return [*found, *(Weighed(item, None, MEMORY_OF_STATES) for item in family[place:])]
         fresh = False
         found.append(Weighed(candidate, objective.least(setup, lower_bound(setup))))

@@ -13,9 +13,9 @@ from clustersim.common.errors import InputError
 from clustersim.planning.layouts.config_keys import CP, DP, ETP, MICROBATCH, PP, SCHEDULE, SEQUENCE_PARALLEL, TP
 from clustersim.planning.layouts.executors import Shared
 from clustersim.scenario import Scenario
-from clustersim.scenario.loaders import mirrored_degrees
-from clustersim.scenario.resolved import Setup
-from clustersim.scenario.validation_rules.consistency import problems
+from clustersim.scenario.loaders import bidirectional_degrees
+from clustersim.scenario.resolved import ResolvedScenario
+from clustersim.scenario.validation_rules.consistency import find_problems
 
 _POSITIVE: Final = re.compile("[1-9][0-9]{0,8}")
 _TRUTH: Final = {"true": True, "false": False}
@@ -28,29 +28,29 @@ class Drafts:
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
-        self._read: dict[tuple[str, ...], Setup] = {}
+        self._read: dict[tuple[str, ...], ResolvedScenario] = {}
 
-    def setup(self, overrides: tuple[str, ...]) -> Setup:
+    def setup(self, overrides: tuple[str, ...]) -> ResolvedScenario:
         """With overrides as `--set` takes them; raise InputError for what is refused, with its first sentence alone."""
         numbers, rest = _parted(overrides)
         if rest not in self._read:
             self._read[rest] = self._shared(_read(self._scenario, overrides))
         setup = _with(self._read[rest], numbers)
-        found = problems(setup)
+        found = find_problems(setup)
         if found:
             raise InputError(found[0])
         return setup
 
-    def _shared(self, setup: Setup) -> Setup:
+    def _shared(self, setup: ResolvedScenario) -> ResolvedScenario:
         """With the scenario's own objects where they are equal, so that what follows from them is known to be."""
         own = self._scenario
         same = {item: getattr(own, item) for item in _OBJECTS if getattr(own, item) == getattr(setup, item)}
         return replace(setup, **same)
 
 
-def _read(scenario: Scenario, overrides: tuple[str, ...]) -> Setup:
+def _read(scenario: Scenario, overrides: tuple[str, ...]) -> ResolvedScenario:
     try:
-        return scenario.unchecked(overrides)
+        return scenario.resolve_unchecked(overrides)
     except InputError as error:
         lines = str(error).splitlines()  # a count and a line for each, or one behind the name of the file
         first = lines[1] if len(lines) > 1 else lines[0].partition(": ")[2]
@@ -83,12 +83,12 @@ def _parted(overrides: tuple[str, ...]) -> tuple[dict[str, Any], tuple[str, ...]
     return numbers, (*rest, *sorted(numbers))
 
 
-def _with(setup: Setup, numbers: dict[str, Any]) -> Setup:
+def _with(setup: ResolvedScenario, numbers: dict[str, Any]) -> ResolvedScenario:
     """The setup with other numbers; raise InputError for a pipeline that has no middle to run towards."""
     named = {key.removeprefix("layout."): number for key, number in numbers.items() if key != MICROBATCH}
     if setup.layout.mirrored and {PP, DP} & numbers.keys():
         own = setup.layout.as_configured
-        named["pp"], named["dp"] = mirrored_degrees(named.get("pp", own.pp), named.get("dp", own.dp))
+        named["pp"], named["dp"] = bidirectional_degrees(named.get("pp", own.pp), named.get("dp", own.dp))
     training = setup.training
     if MICROBATCH in numbers:
         training = replace(training, microbatch=numbers[MICROBATCH])

@@ -27,14 +27,14 @@ from clustersim.common.units import Bytes, Seconds
 from clustersim.program.action import FORWARD, Action
 from clustersim.program.task import ComputeTask
 from clustersim.results.economics import Economics, Gpus
-from clustersim.results.memory_check import tightest_memory
+from clustersim.results.memory_check import max_memory_utilization
 from clustersim.results.provenance import items
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 from clustersim.results.time_breakdown import Breakdown, breakdown
 from clustersim.results.trace_table import Span
 from clustersim.results.utilization import tokens_per_second
 from clustersim.scenario import Scenario
-from clustersim.scenario.changes.training import with_microbatches
+from clustersim.scenario.changes.training import with_microbatch_count
 from clustersim.schedules.dual_pipe import DualPipe
 from clustersim.schedules.dual_pipe_v import DualPipeV
 from clustersim.schedules.interleaved import Interleaved
@@ -65,15 +65,15 @@ class Extended:
     """
 
     scenario: Scenario
-    short: Answer
+    short: SimulationResult
     times: float
     seconds: Seconds
     span: Span
 
     @property
-    def ranks(self) -> int:
+    def rank_count(self) -> int:
         """World size."""
-        return self.short.ranks
+        return self.short.rank_count
 
     @property
     def step_time(self) -> Seconds:
@@ -89,13 +89,13 @@ class Extended:
     @cached_property
     def _between(self) -> Breakdown:
         """Where what is repeated goes."""
-        found, (since, until) = breakdown(self.short.rows, self.short.cost.block, self.span), self.span
+        found, (since, until) = breakdown(self.short.trace_table, self.short.cost.time_segment, self.span), self.span
         return replace(found, seconds=found.seconds * (self.seconds / (until - since)))
 
     @property
-    def band(self) -> tuple[Seconds, Seconds]:
+    def step_time_interval(self) -> tuple[Seconds, Seconds]:
         """Between what and what the step time is expected, as that of the shorter one is."""
-        expected = self.short.expected
+        expected = self.short.relative_interval
         return self.step_time * expected.low, self.step_time * expected.high
 
     @property
@@ -113,19 +113,22 @@ class Extended:
         """What the step costs and what energy it takes."""
         short, training = self.short, self.scenario.training
         tokens = float(training.global_batch * training.sequence)
-        every = items(short.rows, short.cost.block, short.cost.exchange_timing, self.span)
-        gpus = map(self._gpus, short.economics.gpus, short.gpus_of(self._between, every))
+        every = items(short.trace_table, short.cost.time_segment, short.cost.comm_timing_by_group, self.span)
+        gpus = map(self._gpus, short.economics.gpus, short.gpu_groups(self._between, every))
         return replace(short.economics, gpus=tuple(gpus), step_time=self.step_time, tokens=tokens)
 
     def _gpus(self, own: Gpus, more: Gpus) -> Gpus:
         return replace(
             own,
-            seconds={activity: own.seconds[activity] + self.times * more.seconds[activity] for activity in own.seconds},
+            seconds={
+                gpu_activity: own.seconds[gpu_activity] + self.times * more.seconds[gpu_activity]
+                for gpu_activity in own.seconds
+            },
         )
 
     @cached_property
     def _memory(self) -> tuple[Bytes, Bytes]:
-        return tightest_memory(self.scenario)
+        return max_memory_utilization(self.scenario)
 
     @property
     def peak_memory(self) -> Bytes:
@@ -140,11 +143,11 @@ class Extended:
 
 def extended(scenario: Scenario) -> Extended | None:
     """A step from one of fewer microbatches; None where that is not known to be near, or hardly less work."""
-    many, ranks = scenario.microbatches, scenario.layout.pp
+    many, ranks = scenario.microbatch_count, scenario.layout.pp
     few = _fewer(scenario)
-    if many < _WORTH * few or many * scenario.model.layers < LEAST_LAYERS or not _is_steady(scenario):
+    if many < _WORTH * few or many * scenario.model.layer_count < LEAST_LAYERS or not _is_steady(scenario):
         return None
-    short = simulate(with_microbatches(scenario, few))
+    short = simulate(with_microbatch_count(scenario, few))
     return Extended(scenario, short, (many - few) / ranks, *_round(short, ranks))
 
 
@@ -155,9 +158,9 @@ def _fewer(scenario: Scenario) -> int:
     return ceil(least / ranks) * ranks if _in_rounds(scenario) else least
 
 
-def _round(short: Answer, many: int) -> tuple[Seconds, Span]:
+def _round(short: SimulationResult, many: int) -> tuple[Seconds, Span]:
     """What so many microbatches take of a step that goes on steadily; and from when to when the first stage does so."""
-    trace, last = short.trace, short.scenario.microbatches - 1
+    trace, last = short.trace, short.scenario.microbatch_count - 1
     found, spans = list[tuple[int, Seconds]](), dict[int, Span]()
     for rank in trace.simulated_ranks.tolist():
         first, own = _first_tasks(short, rank), trace.rank_events(rank)
@@ -171,7 +174,7 @@ def _round(short: Answer, many: int) -> tuple[Seconds, Span]:
     return max(found)[-1], spans[0]
 
 
-def _first_tasks(short: Answer, rank: int) -> dict[Action, int]:
+def _first_tasks(short: SimulationResult, rank: int) -> dict[Action, int]:
     """Passes of a rank, each with the first of its tasks."""
     tasks = short.program.programs[int(short.program.program_index[rank])].tasks
     first: dict[Action, int] = {}
@@ -184,13 +187,15 @@ def _first_tasks(short: Answer, rank: int) -> dict[Action, int]:
 def _is_steady(scenario: Scenario) -> bool:
     """Whether each microbatch does what the one before did."""
     varies = scenario.jitter is not None or scenario.training.expert_load is not None
-    passing = bool(scenario.shares_links or scenario.disturbances.passing)  # which are there for a part of the step
-    left = _in_rounds(scenario) and scenario.microbatches % scenario.layout.pp  # then rounds are longer
-    known = isinstance(scenario.run_schedule, _STEADY) and not left
+    passing = bool(
+        scenario.has_background_load or scenario.degradations.temporary_links
+    )  # which are there for a part of the step
+    left = _in_rounds(scenario) and scenario.microbatch_count % scenario.layout.pp  # then rounds are longer
+    known = isinstance(scenario.effective_schedule, _STEADY) and not left
     return known and not (varies or passing) and scenario.steps == 1
 
 
 def _in_rounds(scenario: Scenario) -> bool:
     """Whether microbatches go round all ranks, then through the next chunk of each."""
-    schedule = scenario.run_schedule
+    schedule = scenario.effective_schedule
     return isinstance(schedule.base if isinstance(schedule, Overlapped1F1B) else schedule, Interleaved)

@@ -11,15 +11,15 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.common.errors import InputError, nearest
-from clustersim.hardware.power import Activity
+from clustersim.common.errors import InputError, suggest_nearest
+from clustersim.hardware.power import GpuActivity
 from clustersim.planning.layouts.bounds import Least
 from clustersim.planning.layouts.extrapolation import NEAR, Extended
 from clustersim.reliability.checkpoint_cost import work_of
 from clustersim.reliability.run_estimate import Estimate, estimate, least_days
 from clustersim.results.economics import Economics, Gpus
-from clustersim.results.simulation_result import Answer
-from clustersim.scenario.resolved import Setup
+from clustersim.results.simulation_result import SimulationResult
+from clustersim.scenario.resolved import ResolvedScenario
 
 _DAY: Final = 86400.0
 
@@ -34,7 +34,7 @@ class Objective(Enum):
     DAYS = "days"  # of the run, with what breaks
     RUN_COST = "run-cost"  # of the run, with what breaks and spares, in the currency of prices
 
-    def least(self, setup: Setup, least: Least) -> float:
+    def least(self, setup: ResolvedScenario, least: Least) -> float:
         """The least score of what takes so long at least."""
         if self is Objective.STEP_TIME:
             return least.seconds
@@ -43,7 +43,7 @@ class Objective(Enum):
             return days if self is Objective.DAYS or days == 0.0 else days * _a_day(economics_of(setup, least))
         return self._of(economics_of(setup, least))
 
-    def score(self, result: Answer | Extended) -> float:
+    def score(self, result: SimulationResult | Extended) -> float:
         """What a simulated scenario is measured by."""
         if self is Objective.STEP_TIME:
             return result.step_time
@@ -51,7 +51,7 @@ class Objective(Enum):
             return self.score_of_run(result, estimate(result.scenario, result.step_time))
         return self._of(result.economics)
 
-    def score_of_run(self, result: Answer | Extended, run: Estimate) -> float:
+    def score_of_run(self, result: SimulationResult | Extended, run: Estimate) -> float:
         """What a simulated scenario is measured by, whose run is known."""
         if self is Objective.DAYS:
             return run.days
@@ -62,12 +62,12 @@ class Objective(Enum):
         """Whether it is about the whole run, with what breaks."""
         return self in (Objective.DAYS, Objective.RUN_COST)
 
-    def near(self, setup: Setup) -> bool:
+    def near(self, setup: ResolvedScenario) -> bool:
         """Whether estimates of a step (`steady`) tell it to `margin`.
 
         A whole run is not known from them. Those who wait for a slow GPU settle later than the step does.
         """
-        unequal = bool(setup.disturbances.slow) or len(setup.cluster.kinds()[0]) > 1
+        unequal = bool(setup.degradations.slow_gpus) or len(setup.cluster.accelerator_kinds()[0]) > 1
         return not (self.of_run or (self is Objective.ENERGY and unequal))
 
     @property
@@ -79,7 +79,7 @@ class Objective(Enum):
         """
         return 0.03 if self is Objective.ENERGY else NEAR
 
-    def require(self, setup: Setup) -> None:
+    def require(self, setup: ResolvedScenario) -> None:
         """Raise InputError where prices or powers are not known."""
         found = economics_of(setup, Least(1.0))
         prices = {Objective.COST, Objective.RUN_COST}
@@ -104,27 +104,32 @@ def _a_day(found: Economics) -> float:
     return 0.0 if cost is None else cost / found.step_time * _DAY
 
 
-def economics_of(setup: Setup, least: Least) -> Economics:
+def economics_of(setup: ResolvedScenario, least: Least) -> Economics:
     """What a step costs and takes at least."""
     said, training = setup.economics, setup.training
     tokens = float(training.global_batch * training.sequence)
-    return Economics(tuple(_gpus(setup, least)), least.seconds, tokens, said.pue, said.carbon, said.tokens)
+    return Economics(
+        tuple(_gpus(setup, least)), least.seconds, tokens, said.pue, said.carbon_intensity, said.training_tokens
+    )
 
 
-def _gpus(setup: Setup, least: Least) -> Iterator[Gpus]:
+def _gpus(setup: ResolvedScenario, least: Least) -> Iterator[Gpus]:
     """The job's GPUs by accelerator; of several kinds it is not known which compute how much of the mean."""
-    accelerators, kind = setup.cluster.kinds()
+    accelerators, kind = setup.cluster.accelerator_kinds()
     products, streaming = (least.products, least.streaming) if len(accelerators) == 1 else (0.0, 0.0)
     seconds = {
-        Activity.PRODUCTS: products,
-        Activity.STREAMING: streaming,
-        Activity.COMMUNICATING: 0.0,
-        Activity.WAITING: least.seconds - products - streaming,
+        GpuActivity.MATMUL: products,
+        GpuActivity.MEMORY_BOUND: streaming,
+        GpuActivity.COMMUNICATING: 0.0,
+        GpuActivity.WAITING: least.seconds - products - streaming,
     }
     for number, accelerator in enumerate(accelerators):
         ranks = int(np.count_nonzero(kind[: setup.layout.world_size] == number))
         if ranks:
-            quote, draw = setup.economics.quote(accelerator, setup.cluster.name), setup.economics.draw(accelerator)
+            quote, draw = (
+                setup.economics.gpu_hour_quote(accelerator, setup.cluster.name),
+                setup.economics.power_draw(accelerator),
+            )
             yield Gpus(accelerator.name, ranks, seconds, quote, draw)
 
 
@@ -132,5 +137,5 @@ def objective_named(name: str) -> Objective:
     """The objective of that name; raise InputError that names the nearest."""
     legal = [objective.value for objective in Objective]
     if name not in legal:
-        raise InputError(f"objective: {name!r} is unknown; {nearest(name, legal)}")
+        raise InputError(f"objective: {name!r} is unknown; {suggest_nearest(name, legal)}")
     return Objective(name)

@@ -20,22 +20,22 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from clustersim.build import exchanges_within, machines_of
+from clustersim.build import device_models, uncontended_comm_cost
 from clustersim.common.arrays import FloatArray
-from clustersim.common.lru import Recent, each_one
+from clustersim.common.lru import LruCache, unit_size
 from clustersim.common.units import Seconds
-from clustersim.cost.device_models import Machine
-from clustersim.cost.interference import CLASSES
-from clustersim.cost.timing import ExchangeCost
+from clustersim.cost.device_models import DeviceModel
+from clustersim.cost.interference import KERNEL_CLASSES
+from clustersim.cost.timing import CommCost
 from clustersim.lowering.units import Unit, Units
-from clustersim.model.kernels import PRODUCTS
+from clustersim.model.kernels import TENSOR_CORE_KINDS
 from clustersim.parallel.data_parallel_strategy import DdpStrategy
 from clustersim.parallel.layer_partition import PipelineStage
 from clustersim.parallel.mesh import EP_GROUP, ETP_EP_GROUP, ETP_GROUP, TP_GROUP
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import ActionKind
 from clustersim.program.task import CollectiveType, CommOp
-from clustersim.scenario.resolved import Setup
+from clustersim.scenario.resolved import ResolvedScenario
 
 _ROLES: Final = (TP_GROUP, EP_GROUP, ETP_GROUP, ETP_EP_GROUP)
 _NAMES: Final = tuple(role.name for role in _ROLES)
@@ -63,7 +63,7 @@ class _Taken(NamedTuple):
 class _Pieces:
     """What passes take through the units that plans of one kind have."""
 
-    def __init__(self, plan: Plan, machines: tuple[Machine, ...]) -> None:
+    def __init__(self, plan: Plan, machines: tuple[DeviceModel, ...]) -> None:
         self._plan, self._machines = plan, machines
         self._units = Units(plan)
         self._built: dict[Hashable, Unit] = {}
@@ -85,8 +85,8 @@ class _Pieces:
         seconds, exchanges = [0.0, 0.0], Counter[CommOp]()
         for operation in unit.operations(kind):
             if (kernel := operation.kernel) is not None:
-                use = PRODUCTS_OF if kernel.kind in PRODUCTS else STREAMING_OF
-                seconds[use] += min(machine.kernels.kernel(kernel).seconds for machine in self._machines)
+                use = PRODUCTS_OF if kernel.kind in TENSOR_CORE_KINDS else STREAMING_OF
+                seconds[use] += min(machine.kernels.time_kernel(kernel).seconds for machine in self._machines)
             elif isinstance(operation.body, CommOp):
                 exchanges[operation.body] += 1
         return _Taken(seconds[PRODUCTS_OF], seconds[STREAMING_OF], exchanges)
@@ -99,20 +99,20 @@ class _Piece(NamedTuple):
     build: Callable[[Units], Unit]
 
 
-_PIECES: Final = Recent[tuple[_Pieces, Any]](_MOST_UNITS, size=each_one)
-_EXCHANGES: Final = Recent[tuple[ExchangeCost, Any]](_MOST_MESHES, size=each_one)
+_PIECES: Final = LruCache[tuple[_Pieces, Any]](_MOST_UNITS, size=unit_size)
+_EXCHANGES: Final = LruCache[tuple[CommCost, Any]](_MOST_MESHES, size=unit_size)
 """Results, with the objects that their keys tell by identity, so that nothing else takes their place."""
 
 
 class Passes:
     """What passes of a microbatch take at least, by stage and use."""
 
-    def __init__(self, plan: Plan, setup: Setup) -> None:
+    def __init__(self, plan: Plan, setup: ResolvedScenario) -> None:
         layout = setup.layout
         self._beside = layout.overlap_expert_communication or layout.overlap_shared_experts
         self._uneven = layout.delay_wgrad or setup.training.expert_load is not None
-        self._plan, self._setup, self._machines = plan, setup, machines_of(setup)
-        self._fastest = max(1.0, float(setup.disturbances.speeds(setup.cluster.places).max()))
+        self._plan, self._setup, self._machines = plan, setup, device_models(setup)
+        self._fastest = max(1.0, float(setup.degradations.gpu_speeds(setup.cluster.machine_gpu_ids).max()))
         self._counts: dict[Hashable, tuple[_Piece, FloatArray]] = {}
         for stage in plan.stages:
             self._count(stage)
@@ -123,11 +123,14 @@ class Passes:
             one = run._replace(layers=replace(run.layers, count=1))
             self._add(stage, _Piece(one, partial(Units.layer, run=one, load=None)), run.layers.count)
         first = [plan.embedding] if stage.has_embedding else []
-        for layer in (*first, *plan.mtp_embeddings(stage)):
-            self._add(stage, _Piece(("embedding", layer.parameters), partial(Units.embedding, first=layer)))
+        for layer_operators in (*first, *plan.mtp_embeddings(stage)):
+            self._add(
+                stage,
+                _Piece(("embedding", layer_operators.parameter_count), partial(Units.embedding, first=layer_operators)),
+            )
         if stage.has_head:
             head = plan.stage_head(stage)
-            self._add(stage, _Piece(("head", head.parameters), partial(Units.head, last=head)))
+            self._add(stage, _Piece(("head", head.parameter_count), partial(Units.head, last=head)))
 
     def _add(self, stage: PipelineStage, piece: _Piece, many: int = 1) -> None:
         _, counts = self._counts.setdefault(piece.key, (piece, np.zeros(len(self._plan.stages))))
@@ -140,16 +143,18 @@ class Passes:
         layout = replace(plan.layout, pp=1, dp=1, mirrored=False, layers_per_stage=None, data=DdpStrategy())
         kernels = tuple(id(machine.kernels) for machine in machines)
         key = plan.model, plan.training, layout, kernels
-        found, _ = _PIECES.of(key, lambda: (_Pieces(plan, machines), machines))
+        found, _ = _PIECES.get_or_compute(key, lambda: (_Pieces(plan, machines), machines))
         return found
 
     @cached_property
-    def _exchanges(self) -> ExchangeCost:
+    def _exchanges(self) -> CommCost:
         setup, layout = self._setup, self._setup.layout
-        cluster, cost, wrong = setup.cluster, setup.cost, setup.disturbances
+        cluster, cost, wrong = setup.cluster, setup.cost, setup.degradations
         mesh = *layout.all_degrees.items(), layout.effective_etp, layout.order, layout.mirrored
-        key = id(cluster.fabric), cluster.library, cluster.measured, id(cost), id(wrong), mesh
-        found, _ = _EXCHANGES.of(key, lambda: (exchanges_within(setup, _ROLES), (cluster, cost, wrong)))
+        key = id(cluster.fabric), cluster.library, cluster.is_measured, id(cost), id(wrong), mesh
+        found, _ = _EXCHANGES.get_or_compute(
+            key, lambda: (uncontended_comm_cost(setup, _ROLES), (cluster, cost, wrong))
+        )
         return found
 
     @cached_property
@@ -192,7 +197,7 @@ class Passes:
             machine.interference.kernels[kind, of]
             for machine in self._machines
             for kind in CollectiveType
-            for of in CLASSES
+            for of in KERNEL_CLASSES
         )
         part = min(every)
         return part / (1.0 + part)
@@ -205,7 +210,7 @@ class Passes:
             for exchange, many in taken.exchanges.items():
                 use = self._use(exchange)
                 if use is not None:
-                    row[use] += many * float(self._exchanges.exchange(exchange).seconds.min())
+                    row[use] += many * float(self._exchanges.time_comm_op(exchange).seconds.min())
             times += counts[:, None] * row
         return times
 

@@ -29,12 +29,12 @@ from clustersim.planning.layouts.config_keys import (
     TP,
 )
 from clustersim.planning.layouts.search_jobs import Job
-from clustersim.scenario.resolved import Setup
+from clustersim.scenario.resolved import ResolvedScenario
 from clustersim.scenario.validation_rules import consistency, moe, moe_overlap
 from clustersim.schedules.one_f_one_b import OneFOneB
 
 Values = Mapping[str, str]
-Broken = Callable[[Setup, Values], Iterator[str]]
+Broken = Callable[[ResolvedScenario, Values], Iterator[str]]
 _UNEVEN: Final = 1.1
 SAME: Final = "the same in other words"
 
@@ -52,7 +52,10 @@ def rules_of(job: Job, named: frozenset[str]) -> tuple[Rule, ...]:
 
     What is another layout in other words is left out only where that one is in the space, too.
     """
-    own, routed = job.setup, any(mixture.alone is None for mixture in job.setup.model.mixtures)
+    own, routed = (
+        job.setup,
+        any(distinct_moe.single_dense_mlp is None for distinct_moe in job.setup.model.distinct_moes),
+    )
     rules = (Rule(DEGREES, lambda setup, _: _divided(setup, job)), *_RULES, *(_OF_EXPERTS if routed else ()))
     rules += tuple(rule for (key, plain), rule in _SAME.items() if plain in job.values.get(key, ()))
     if SPLIT not in named:
@@ -62,7 +65,7 @@ def rules_of(job: Job, named: frozenset[str]) -> tuple[Rule, ...]:
     return rules
 
 
-def _checked(check: Callable[[Setup], Iterator[str]]) -> Broken:
+def _checked(check: Callable[[ResolvedScenario], Iterator[str]]) -> Broken:
     return lambda setup, _: check(setup)
 
 
@@ -75,8 +78,8 @@ def word_of(value: str) -> str:
     return value.strip('{" ').partition(":")[0].strip('" ')
 
 
-def _divided(setup: Setup, job: Job) -> Iterator[str]:
-    layout, gpus = setup.layout.as_configured, setup.cluster.gpus
+def _divided(setup: ResolvedScenario, job: Job) -> Iterator[str]:
+    layout, gpus = setup.layout.as_configured, setup.cluster.gpu_count
     each = layout.tp * layout.cp * layout.pp
     if gpus % each:
         yield f"degrees do not divide the GPUs: tp x cp x pp {each} does not divide {gpus}"
@@ -85,62 +88,62 @@ def _divided(setup: Setup, job: Job) -> Iterator[str]:
         yield f"layout.dp is fixed: it would be {gpus // each}, not {legal}"
 
 
-def _no_pipeline(setup: Setup, _: Values) -> Iterator[str]:
+def _no_pipeline(setup: ResolvedScenario, _: Values) -> Iterator[str]:
     if setup.layout.pp == 1 and not isinstance(setup.schedule, OneFOneB):
         yield f"schedules are for pipelines: {setup.schedule.name}, but layout.pp is 1"
 
 
-def _uneven(setup: Setup, own: Setup) -> Iterator[str]:
+def _uneven(setup: ResolvedScenario, own: ResolvedScenario) -> Iterator[str]:
     """Where stages with a layer less would be idle for more than a tenth; embedding and loss count as layers."""
     if (setup.layout.pp, setup.schedule) == (own.layout.pp, own.schedule):
         return
-    layers, stages = setup.model.layers, len(setup.placement.stage_ranks)
+    layers, stages = setup.model.layer_count, len(setup.placement.stage_ranks)
     room = stages * -(-layers // stages)
     if room > _UNEVEN * (layers + 2):
         yield f"layers do not divide into stages: {layers} of {setup.model.name} into {stages}"
 
 
-def _not_run(setup: Setup, values: Values, own: Setup) -> Iterator[str]:
+def _not_run(setup: ResolvedScenario, values: Values, own: ResolvedScenario) -> Iterator[str]:
     """What the file has is run; of the rest what the framework says."""
     if DATA not in values or setup.layout.data == own.layout.data:
         return
-    runs, pipelined, word = own.framework.runs, setup.layout.pp > 1, word_of(values[DATA])
+    runs, pipelined, word = own.framework.supported_layouts, setup.layout.pp > 1, word_of(values[DATA])
     if word not in (runs.data_beside_pipeline if pipelined else runs.data):
         beside = " beside a pipeline" if pipelined else ""
         yield f"the framework does not run it: {word} of {own.framework.name}{beside}"
 
 
-def _uncut(setup: Setup, _: Values) -> Iterator[str]:
+def _uncut(setup: ResolvedScenario, _: Values) -> Iterator[str]:
     if setup.layout.tp == 1 and setup.layout.sequence_parallel:
         yield f"{SAME}: sequences are cut among tensor-parallel ranks, and layout.tp is 1"
 
 
-def _experts_cut(setup: Setup, _: Values) -> Iterator[str]:
+def _experts_cut(setup: ResolvedScenario, _: Values) -> Iterator[str]:
     if setup.layout.tp == 1 and setup.layout.etp is None:
         yield f"{SAME}: layout.etp is 1 where layout.tp is"
 
 
-def _travelling(setup: Setup, _: Values) -> Iterator[str]:
+def _travelling(setup: ResolvedScenario, _: Values) -> Iterator[str]:
     if setup.layout.overlap_expert_communication and setup.layout.ep == 1:
         yield f"{SAME}: no tokens travel where layout.ep is 1"
 
 
-def _alone(setup: Setup, _: Values) -> Iterator[str]:
+def _alone(setup: ResolvedScenario, _: Values) -> Iterator[str]:
     if setup.layout.cp * setup.layout.dp == 1 and not isinstance(setup.layout.data, DdpStrategy):
         yield f"{SAME}: nothing is sharded over one rank"
 
 
-def _whole_shards(setup: Setup, _: Values) -> Iterator[str]:
+def _whole_shards(setup: ResolvedScenario, _: Values) -> Iterator[str]:
     """Hybrid sharding over all is the plain one."""
     data, ranks = setup.layout.data, setup.layout.cp * setup.layout.dp
     if isinstance(data, FullyShard) and data.shard == ranks:
         yield f"{SAME}: shards over {ranks} ranks are over all"
 
 
-def _all_layers(setup: Setup, _: Values) -> Iterator[str]:
+def _all_layers(setup: ResolvedScenario, _: Values) -> Iterator[str]:
     recompute = setup.training.recompute
     if isinstance(recompute, FullRecompute) and recompute.layers is not None:
-        most = max(partition_layers(setup.layout.layers_per_stage, setup.model.layers, setup.placement))
+        most = max(partition_layers(setup.layout.layers_per_stage, setup.model.layer_count, setup.placement))
         if recompute.layers == most:
             yield f"{SAME}: {recompute.layers} layers are all of a stage with {most}"
 
@@ -152,13 +155,13 @@ _RULES: Final[tuple[Rule, ...]] = (
     Rule((PP, SCHEDULE), _checked(consistency.check_placement)),
     Rule((PP, SCHEDULE), _checked(consistency.check_layers)),
     Rule((*DEGREES, SCHEDULE, MICROBATCH), _checked(consistency.check_batch)),
-    Rule((*DEGREES, DATA), _checked(consistency.check_shards)),
-    Rule((PP, SCHEDULE, RECOMPUTE), _checked(consistency.check_recomputed)),
+    Rule((*DEGREES, DATA), _checked(consistency.check_shard_size)),
+    Rule((PP, SCHEDULE, RECOMPUTE), _checked(consistency.check_recompute_layers)),
 )
 _OF_EXPERTS: Final[tuple[Rule, ...]] = (
-    Rule((*DEGREES, EP, ETP), _checked(moe.check_folded)),
-    Rule((TP, SEQUENCE_PARALLEL, EP, ETP), _checked(moe.check_spread)),
-    Rule((*DEGREES, SCHEDULE, EP, DATA, RECOMPUTE, OVERLAP), _checked(moe_overlap.check_overlap)),
+    Rule((*DEGREES, EP, ETP), _checked(moe.check_parallel_folding)),
+    Rule((TP, SEQUENCE_PARALLEL, EP, ETP), _checked(moe.check_expert_sharding)),
+    Rule((*DEGREES, SCHEDULE, EP, DATA, RECOMPUTE, OVERLAP), _checked(moe_overlap.check_moe_overlap)),
 )
 _SAME: Final[Mapping[tuple[str, str], Rule]] = {
     (SCHEDULE, "1f1b"): Rule((PP, SCHEDULE), _no_pipeline),

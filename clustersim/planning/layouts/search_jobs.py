@@ -13,7 +13,7 @@ from json import dumps
 from typing import Any, Final, TypeVar
 
 from clustersim.common.errors import InputError
-from clustersim.model.layer_stack import LatentAttention, RoutedMlp
+from clustersim.model.layer_stack import LatentAttention, MoeMlp
 from clustersim.model.training import NoRecompute
 from clustersim.parallel.layout import Layout
 from clustersim.planning.layouts.config_keys import (
@@ -33,9 +33,9 @@ from clustersim.planning.layouts.config_keys import (
     TP,
 )
 from clustersim.scenario import Scenario
-from clustersim.scenario.loaders import mirrored_degrees
+from clustersim.scenario.loaders import bidirectional_degrees
 from clustersim.scenario.nearest_values import divisors
-from clustersim.scenario.resolved import Setup
+from clustersim.scenario.resolved import ResolvedScenario
 from clustersim.schedules.dual_pipe import DualPipe
 from clustersim.schedules.one_f_one_b import OneFOneB
 
@@ -62,7 +62,7 @@ class Job:
     """
 
     overrides: tuple[str, ...]
-    setup: Setup
+    setup: ResolvedScenario
     values: Mapping[str, tuple[str, ...]]
     objects: Mapping[tuple[str, str], Any] = field(default_factory=dict, repr=False)
     replicas: frozenset[int] | None = None
@@ -73,17 +73,17 @@ class Job:
         """How many combinations of values there are."""
         return math.prod(len(value) for value in self.values.values())
 
-    def at(self, values: Mapping[str, str]) -> Setup:
+    def at(self, values: Mapping[str, str]) -> ResolvedScenario:
         """The job with such values of the keys that rules ask for; of keys that vary and have none yet, plain ones.
 
         Raises InputError for a schedule that so many pipeline ranks cannot have.
         """
         setup, own = self.setup, self.setup.layout.as_configured
         tp, cp, pp = (self._number(key, values) for key in DEGREES)
-        dp = max(1, setup.cluster.gpus // (tp * cp * pp))
+        dp = max(1, setup.cluster.gpu_count // (tp * cp * pp))
         schedule = self._object(SCHEDULE, values, OneFOneB(), setup.schedule)
         mirrored = isinstance(schedule, DualPipe)
-        run_pp, run_dp = mirrored_degrees(pp, dp) if mirrored else (pp, dp)
+        run_pp, run_dp = bidirectional_degrees(pp, dp) if mirrored else (pp, dp)
         same = (pp, schedule) == (own.pp, setup.schedule)
         etp = values.get(ETP, AS_TP if own.etp is None else str(own.etp))
         layout = replace(
@@ -156,7 +156,7 @@ def _job(
     given = {**{key: (value,) for key, value in fixed.items()}, **varied}
     replicas = frozenset(map(_number, given[DP])) if DP in given else None
     overrides = (*other, *(f"{key}={value}" for key, value in fixed.items() if key != DP))
-    setup = scenario.unchecked(overrides)
+    setup = scenario.resolve_unchecked(overrides)
     usual = _usual(setup) if default else {}
     values = {key: item for key, item in usual.items() if key not in fixed} | {
         key: element for key, element in varied.items() if key != DP
@@ -165,7 +165,7 @@ def _job(
     for key, entry in values.items():
         for value in entry:
             beside = (f"{PP}=4",) if key == SCHEDULE else ()  # a pipeline of which every schedule can be read
-            read = scenario.unchecked((*overrides, *beside, f"{key}={value}")) if value != AS_TP else setup
+            read = scenario.resolve_unchecked((*overrides, *beside, f"{key}={value}")) if value != AS_TP else setup
             if key in _READ:
                 objects[key, value] = _part(read, key)
     for key in usual.keys() & _READ.keys() & values.keys() - varied.keys():
@@ -184,26 +184,26 @@ def _number(text: str) -> int:
         raise InputError(f"{DP}: {text!r} is not a number; write such as {DP}=64") from None
 
 
-def _part(setup: Setup, key: str) -> Any:
+def _part(setup: ResolvedScenario, key: str) -> Any:
     """What a setup has for a key whose values are no numbers."""
     return {SCHEDULE: setup.schedule, DATA: setup.layout.data, RECOMPUTE: setup.training.recompute}[key]
 
 
 def _written(scenario: Scenario, key: str) -> str:
     """What the file has for a key, as a text of YAML."""
-    value: Any = scenario.written
+    value: Any = scenario.raw_mapping
     for part in key.split("."):
         value = value[part]
     return value if isinstance(value, str) else dumps(value)
 
 
-def _usual(setup: Setup) -> dict[str, tuple[str, ...]]:
+def _usual(setup: ResolvedScenario) -> dict[str, tuple[str, ...]]:
     """The default values of keys that vary."""
     layout, training, model = setup.layout.as_configured, setup.training, setup.model
-    gpus, domain = setup.cluster.gpus, setup.cluster.units.domain
-    heads = math.gcd(*(attention.heads for attention in model.attentions))
+    gpus, domain = setup.cluster.gpu_count, setup.cluster.unit_sizes.domain_gpus
+    heads = math.gcd(*(distinct_attention.heads for distinct_attention in model.distinct_attentions))
     routed = _routed(setup)
-    stages = [divisor for divisor in divisors(gpus) if divisor <= min(_MOST_STAGES, model.layers)]
+    stages = [divisor for divisor in divisors(gpus) if divisor <= min(_MOST_STAGES, model.layer_count)]
     microbatches = _OF_MIXTURES if routed else _MICROBATCHES
     cp = [item for item in _POWERS if item == 1 or training.sequence // item >= _LONG]
     found = {
@@ -220,7 +220,7 @@ def _usual(setup: Setup) -> dict[str, tuple[str, ...]]:
     if not routed:  # or all tensor-parallel ranks would send the same tokens to experts
         found[SEQUENCE_PARALLEL] = ("true", "false")
     else:
-        experts = math.gcd(*(routed_mlp.experts for routed_mlp in routed))
+        experts = math.gcd(*(moe_mlp.experts for moe_mlp in routed))
         found[EP] = _with(
             [entry for entry in _POWERS if experts % entry == 0 and entry <= min(gpus, _MOST_EXPERTS)], layout.ep
         )
@@ -230,13 +230,13 @@ def _usual(setup: Setup) -> dict[str, tuple[str, ...]]:
     return {key: each for key, each in found.items() if len(each) > 1}
 
 
-def _routed(setup: Setup) -> list[RoutedMlp]:
+def _routed(setup: ResolvedScenario) -> list[MoeMlp]:
     """The model's mixtures in which there is something to choose."""
-    return [mixture for mixture in setup.model.mixtures if mixture.alone is None]
+    return [distinct_moe for distinct_moe in setup.model.distinct_moes if distinct_moe.single_dense_mlp is None]
 
 
-def _schedules(setup: Setup) -> Iterator[str]:
-    for name in setup.framework.runs.schedules:
+def _schedules(setup: ResolvedScenario) -> Iterator[str]:
+    for name in setup.framework.supported_layouts.schedules:
         if name == "interleaved":
             several = _CHUNKS_OF_MIXTURES if _routed(setup) else _CHUNKS
             yield from (f"{{interleaved: {{chunks: {chunks}}}}}" for chunks in several)
@@ -244,8 +244,12 @@ def _schedules(setup: Setup) -> Iterator[str]:
             yield name
 
 
-def _strategies(setup: Setup) -> Iterator[str]:
-    runs, domain, gpus = setup.framework.runs, setup.cluster.units.domain, setup.cluster.gpus
+def _strategies(setup: ResolvedScenario) -> Iterator[str]:
+    runs, domain, gpus = (
+        setup.framework.supported_layouts,
+        setup.cluster.unit_sizes.domain_gpus,
+        setup.cluster.gpu_count,
+    )
     for name in dict.fromkeys((*runs.data, *runs.data_beside_pipeline)):
         if name == "ddp" and _routed(setup) and "zero1" in runs.data:
             continue  # the same communication, and more memory, where memory is short
@@ -256,17 +260,17 @@ def _strategies(setup: Setup) -> Iterator[str]:
             yield name
 
 
-def _recomputes(setup: Setup) -> Iterator[str]:
+def _recomputes(setup: ResolvedScenario) -> Iterator[str]:
     """Nothing, all, and between them some layers of each stage, or what recipes of mixtures and of MLA name."""
     model = setup.model
     yield "none"
     if setup.training.attention.value == "standard":
         yield "selective"
-    latent = any(isinstance(attention, LatentAttention) for attention in model.attentions)
+    latent = any(isinstance(distinct_attention, LatentAttention) for distinct_attention in model.distinct_attentions)
     if _routed(setup):
         yield f"{{modules: [layernorm, moe_act{', mla_up_proj' if latent else ''}]}}"
     else:
-        yield from (f"{{layers: {layers}}}" for layers in _LAYERS if layers < model.layers)
+        yield from (f"{{layers: {layers}}}" for layers in _LAYERS if layers < model.layer_count)
     yield "full"
 
 

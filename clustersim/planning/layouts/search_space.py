@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Self
 
-from clustersim.build import a_scenario
+from clustersim.build import require_scenario
 from clustersim.common.data_files import is_path
 from clustersim.common.errors import InputError
 from clustersim.planning.layouts.config_keys import DP, ORDER, PP, SCHEDULE, SEQUENCE_PARALLEL, SPLIT, TP
@@ -29,7 +29,7 @@ from clustersim.planning.layouts.pruning_rules import Rule, rules_of
 from clustersim.planning.layouts.search_jobs import Job, jobs_of
 from clustersim.results.search_result import Pruned
 from clustersim.scenario import Scenario
-from clustersim.scenario.resolved import Setup
+from clustersim.scenario.resolved import ResolvedScenario
 
 _PLAIN: Final = ("1", "1f1b", "none", "ddp", "even", "false")
 
@@ -72,7 +72,7 @@ class Space:
         gpus, clusters: sizes and clusters to lay the job out on, each with each; none: the file's.
         batch_per_gpu: a step has as many sequences for each GPU as in the file, instead of as many in all.
         """
-        a_scenario(scenario)
+        require_scenario(scenario)
         fixed, varied = _fixed(fix or {}), _varied(vary or {})
         _require(fixed, varied)
         others = _others(scenario, tuple(gpus), tuple(clusters), batch_per_gpu=batch_per_gpu)
@@ -96,7 +96,7 @@ class Space:
             for setup, values in _Walk(job, rules_of(job, self.named), aside).combinations():
                 yield Candidate((*job.overrides, *self._overrides(job, setup, values)), place)
 
-    def _overrides(self, job: Job, setup: Setup, values: Mapping[str, str]) -> Iterator[str]:
+    def _overrides(self, job: Job, setup: ResolvedScenario, values: Mapping[str, str]) -> Iterator[str]:
         """What is chosen, and what follows from it."""
         layout = setup.layout.as_configured
         yield from (f"{key}={job.spelt(key, value, layout)}" for key, value in values.items())
@@ -118,11 +118,11 @@ class _Walk:
             last = max((place for place, key in enumerate(self._keys, 1) if key in rule.needs), default=0)
             self._rules[last].append(rule)
 
-    def combinations(self) -> Iterator[tuple[Setup, Mapping[str, str]]]:
+    def combinations(self) -> Iterator[tuple[ResolvedScenario, Mapping[str, str]]]:
         """Those that break none: what a scenario of them has, as far as rules ask, and the values of keys."""
         return self._below(0, {})
 
-    def _below(self, depth: int, values: dict[str, str]) -> Iterator[tuple[Setup, Mapping[str, str]]]:
+    def _below(self, depth: int, values: dict[str, str]) -> Iterator[tuple[ResolvedScenario, Mapping[str, str]]]:
         try:
             setup = self._job.at(values)
             broken = next((said for rule in self._rules[depth] for said in rule.broken(setup, values)), "")
@@ -174,7 +174,7 @@ def _others(
     scenario: Scenario, gpus: tuple[int, ...], clusters: tuple[str, ...], *, batch_per_gpu: bool
 ) -> list[tuple[str, ...]]:
     """What makes the file's job each of the jobs."""
-    own = scenario.cluster.gpus
+    own = scenario.cluster.gpu_count
     found = []
     for name in clusters or (None,):
         for size in gpus or (own,):
@@ -196,4 +196,4 @@ def _others(
 def _cluster(scenario: Scenario, name: str) -> list[str]:
     """What puts a scenario on another cluster, a shipped one or one of a file."""
     key, other = ("path", "name") if is_path(name) else ("name", "path")
-    return [*([f"cluster.{other}=null"] if other in scenario.written["cluster"] else []), f"cluster.{key}={name}"]
+    return [*([f"cluster.{other}=null"] if other in scenario.raw_mapping["cluster"] else []), f"cluster.{key}={name}"]

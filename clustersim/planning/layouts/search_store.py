@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from clustersim.common.files import atomic_file
-from clustersim.common.journal import Kept
+from clustersim.common.journal import Journal
 from clustersim.planning.layouts.candidate_bounds import Weighed
 from clustersim.planning.layouts.search_space import Candidate
 from clustersim.results.search_result import Found, Layout, layout_of, plain
@@ -28,20 +28,20 @@ class Store:
     estimates: layouts whose step is known from shorter ones; full: those that do not fit.
     """
 
-    def __init__(self, kept: Kept) -> None:
+    def __init__(self, kept: Journal) -> None:
         self.weighed: dict[Candidate, Weighed] = {}
         self.layouts: dict[Candidate, Layout] = {}
         self.estimates: dict[Candidate, Layout] = {}
         self.full: set[Candidate] = set()
         self._kept = kept
-        for item in kept.known:
-            self._remember(item)
+        for entry in kept.entries:
+            self._remember(entry)
 
     @classmethod
     @contextmanager
     def opened(cls, folder: Path | None, search: Mapping[str, Any], files: Iterable[Path]) -> Iterator["Store"]:
         """Begin, or go on with what the folder has; raise InputError where that is another search, or reads others."""
-        with Kept.opened(None if folder is None else folder / NAME, "search", search, files) as kept:
+        with Journal.open_or_resume(None if folder is None else folder / NAME, "search", search, files) as kept:
             yield cls(kept)
 
     def add(self, candidate: Candidate, layout: Layout | None) -> None:
@@ -62,7 +62,7 @@ class Store:
 
     def _keep(self, content: dict[str, Any]) -> None:
         self._remember(content)
-        self._kept.add(content)
+        self._kept.append(content)
 
     def _remember(self, content: dict[str, Any]) -> None:
         for job, overrides, bound, said in content.get("weighed", ()):

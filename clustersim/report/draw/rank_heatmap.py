@@ -18,7 +18,7 @@ from clustersim.report.html_document import Card, drawn
 from clustersim.report.legend_markup import key, part_keys
 from clustersim.report.theme import PART_LOOKS
 from clustersim.results.dominant_categories import DominantParts, dominant_parts
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 from clustersim.results.time_categories import BUBBLES, EXPOSED, PARTS, Part
 
 _WITHIN: Final = tuple(axis.name for axis in reversed(MESHES[DENSE_MESH]) if axis not in (DATA, PIPELINE))
@@ -48,13 +48,13 @@ class Heatmap:
         return len(self.dominant.representative)
 
 
-def dominant_of(result: Answer) -> Heatmap | None:
+def dominant_of(result: SimulationResult) -> Heatmap | None:
     """What all ranks do over time; None where there is one rank, which the timeline shows, or nothing happens."""
-    if result.ranks == 1 or result.trace.makespan <= 0:
+    if result.rank_count == 1 or result.trace.makespan <= 0:
         return None
     scenario = result.scenario
-    found = dominant_parts(result.rows, result.cost.block, bins=_BINS)
-    return Heatmap(found, scenario.layout, scenario.cluster.machine.nodes(scenario.cluster.places))
+    found = dominant_parts(result.trace_table, result.cost.time_segment, bins=_BINS)
+    return Heatmap(found, scenario.layout, scenario.cluster.machine.node_ids(scenario.cluster.machine_gpu_ids))
 
 
 def heatmap_card(heatmap: Heatmap) -> Card:

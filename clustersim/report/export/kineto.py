@@ -25,7 +25,7 @@ from clustersim.report.export.kineto_kernels import Called, Group, called_exchan
 from clustersim.report.export.rank_selection import TraceRank
 from clustersim.report.export.span_descriptions import Label
 from clustersim.report.export.span_table import Spans, nanoseconds
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 
 PRODUCER: Final = "clustersim"
 _INSIDE: Final = len(Stream)  # what runs inside passes
@@ -75,7 +75,7 @@ _STEP: Final = (
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
-def write_kineto(result: Answer, rank: TraceRank, spans: Spans, file: IO[bytes]) -> None:
+def write_kineto(result: SimulationResult, rank: TraceRank, spans: Spans, file: IO[bytes]) -> None:
     """Write one rank's file."""
     said = _Said(result, rank)
     runs = _runs(said, spans)
@@ -91,7 +91,7 @@ class _Said:
     Of each label its kernel and its exchange: streams, and events but for `_PLACES`, empty for none.
     """
 
-    def __init__(self, result: Answer, rank: TraceRank) -> None:
+    def __init__(self, result: SimulationResult, rank: TraceRank) -> None:
         self.result, self.rank, self._dtype = result, rank, result.scenario.training.recipe.activations
         self.streams: list[int] = []
         self.events: list[str] = []
@@ -103,10 +103,10 @@ class _Said:
             more = {"bound": label.bound, "work": label.work}
             kernel = _words(called_kernel(label.kernel), _STREAMS[Stream.COMPUTE], more)
         if label.exchange is not None:
-            timing, received = self.result.cost.exchange_timing(label.exchange), label.kind == "receive"
+            timing, received = self.result.cost.comm_timing_by_group(label.exchange), label.kind == "receive"
             group = self._group(label.exchange.comm_group, received=received)
             called = called_exchange(label.exchange, timing, group, self._dtype, received=received)
-            exchange = _words(called, _STREAMS[stream], {"bound": timing.bound.value, "does": label.exchange.name})
+            exchange = _words(called, _STREAMS[stream], {"bound": timing.bottleneck.value, "does": label.exchange.name})
         self.events += kernel, exchange
         self.streams += _STREAMS[Stream.COMPUTE], _STREAMS[stream]
 
@@ -120,7 +120,9 @@ class _Said:
     def _group(self, role: str, *, received: bool) -> Group:
         """The group of a role that the rank is in (of pairs: sends in, or receives in), without ranks for none."""
         groups, rank = self.result.program.groups[role], self.rank.rank
-        row = int(groups.group_indices(self.result.ranks, member_index=int(received) if groups.ordered else None)[rank])
+        row = int(
+            groups.group_indices(self.result.rank_count, member_index=int(received) if groups.ordered else None)[rank]
+        )
         ranks = groups.members[row].tolist() if row >= 0 else []
         group = {"pg_name": f"{role}_{row}", "pg_desc": role, "backend_config": "cuda:nccl", "pg_size": len(ranks)}
         return group | {"ranks": ranks}
@@ -145,10 +147,16 @@ def _runs(said: _Said, spans: Spans) -> IntArray:
 def _head(said: _Said) -> str:
     """What stands before the events; on lines of their own, because HTA looks for the rank line by line."""
     result, rank, groups = said.result, said.rank.rank, said.groups()
-    accelerators, kind = result.scenario.cluster.kinds()
+    accelerators, kind = result.scenario.cluster.accelerator_kinds()
     accelerator = accelerators[int(kind[rank])]
     device = {"id": 0, "name": accelerator.name, "totalGlobalMem": int(accelerator.memory_bytes)}
-    ranks = {"backend": "nccl", "rank": rank, "world_size": result.ranks, "pg_count": len(groups), "pg_config": groups}
+    ranks = {
+        "backend": "nccl",
+        "rank": rank,
+        "world_size": result.rank_count,
+        "pg_count": len(groups),
+        "pg_config": groups,
+    }
     content = {
         "producer": f"{PRODUCER} {version(PRODUCER)}: {result.scenario.name}",
         "schemaVersion": 1,

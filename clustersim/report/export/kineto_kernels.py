@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from clustersim.common.dtypes import NARROW, DType
-from clustersim.cost.timing import ExchangeTiming
-from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, Operands
+from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
+from clustersim.cost.timing import CommTiming
+from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MatmulLayout, MatmulShape
 from clustersim.program.task import CollectiveType, CommOp, HostOp, HostOpKind, TokenDispatcher
 from clustersim.report.export.span_descriptions import shape_words
 
@@ -49,7 +49,7 @@ _SHARED_IN: Final = (CollectiveType.ALL_GATHER, CollectiveType.GATHER)  # each m
 _NCCL_FORMATS: Final = {DType.FP32: "f32", DType.TF32: "f32", DType.BF16: "bf16", DType.FP16: "f16"}  # of activations
 _C10_FORMATS: Final = {
     DType.FP32: "Float", DType.TF32: "Float", DType.BF16: "BFloat16", DType.FP16: "Half",
-    **dict.fromkeys(NARROW, "Float8_e4m3fn"), DType.NVFP4: "Float4_e2m1fn_x2",
+    **dict.fromkeys(LOW_PRECISION_DTYPES, "Float8_e4m3fn"), DType.NVFP4: "Float4_e2m1fn_x2",
 }  # fmt: skip
 _SCALES: Final = {  # their type, and how many elements of a row have one in common; None: a tensor's
     DType.FP8: ("float", None),
@@ -92,7 +92,7 @@ def called_kernel(kernel: Kernel) -> Called:
     return Called(operator, arguments, name, device | made)
 
 
-def called_exchange(exchange: CommOp, timing: ExchangeTiming, group: Group, dtype: DType, *, received: bool) -> Called:
+def called_exchange(exchange: CommOp, timing: CommTiming, group: Group, dtype: DType, *, received: bool) -> Called:
     """A collective, or a message that is sent or received, as c10d calls NCCL; or what others call."""
     if isinstance(exchange, HostOp):
         return _called_host(exchange)
@@ -159,12 +159,12 @@ def _attention(shape: AttentionShape, dtype: DType) -> tuple[str, dict[str, Any]
 
 def _product(shape: MatmulShape, dtype: DType) -> tuple[str, dict[str, Any]]:
     """Operands of scaled products lie along what is summed over, A by rows and B by columns, as they were cast."""
-    m, n, k, scaled, several = shape.m, shape.n, shape.k, dtype in NARROW, shape.batch != 1
+    m, n, k, scaled, several = shape.m, shape.n, shape.k, dtype in LOW_PRECISION_DTYPES, shape.batch != 1
     dims, words = [[m, k], [k, n]], [_word(dtype)] * 2
-    strides = [[k, 1], [1, k] if scaled or shape.operands is Operands.NT else [n, 1]]
+    strides = [[k, 1], [1, k] if scaled or shape.operands is MatmulLayout.NT else [n, 1]]
     if scaled:
         dims, words = dims + _scales(shape, dtype), words + [_SCALES[dtype][0]] * 2
-    elif shape.operands is Operands.TN:
+    elif shape.operands is MatmulLayout.TN:
         strides[0] = [1, m]
     if several:
         strides = [[rows * columns, *stride] for (rows, columns), stride in zip(dims[:2], strides, strict=True)]
@@ -179,7 +179,7 @@ def _scales(shape: MatmulShape, dtype: DType) -> list[list[int]]:
     if width is None:
         return [[], []]
     many = math.ceil(shape.k / width) or 1
-    high = 128 if dtype is DType.FP8_BLOCKWISE and shape.operands is not Operands.TN else 1
+    high = 128 if dtype is DType.FP8_BLOCKWISE and shape.operands is not MatmulLayout.TN else 1
     return [[shape.m, many], [many, math.ceil(shape.n / high)]]
 
 

@@ -33,7 +33,7 @@ from clustersim.report.export.span_descriptions import STREAM_NAMES, Arguments, 
 from clustersim.report.export.span_table import Export, Spans, nanoseconds, sent_cause
 from clustersim.report.labels import stage_name
 from clustersim.results.intervals import last, sums, tracks
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 from clustersim.results.stream_bandwidth import payload_rates
 
 SUFFIXES: Final = (".pftrace", ".perfetto-trace", "")
@@ -124,13 +124,13 @@ def _lines(rank: int, spans: Spans, flows: Flows) -> Iterator[_Line]:
             yield _Line(rank, Stream(item), number, spans.some(which), flow[which])
 
 
-def _task(result: Answer, row: int) -> tuple[int, Task]:
+def _task(result: SimulationResult, row: int) -> tuple[int, Task]:
     """The program of a row of the trace, and its task."""
     trace, kind = result.trace, int(result.program.program_index[result.trace.rank[row]])
     return kind, result.program.programs[kind].tasks[trace.task[row]]
 
 
-def _said(result: Answer, label: Label, task: Task) -> Arguments:
+def _said(result: SimulationResult, label: Label, task: Task) -> Arguments:
     """Of a task, but for its waits."""
     said: Arguments = {"does": label.does} if label.does else {}
     said |= {"detail": label.detail} if label.detail and label.kind != "receive" else {}
@@ -138,7 +138,7 @@ def _said(result: Answer, label: Label, task: Task) -> Arguments:
     return said | ({"bytes": int(label.bytes)} if label.exchange is not None and label.bytes > 0 else {})
 
 
-def _waits(result: Answer, row: int, cause: int, between: Seconds) -> Arguments:
+def _waits(result: SimulationResult, row: int, cause: int, between: Seconds) -> Arguments:
     """What a task waited for, -1 for nothing, and what made it longer. between: seconds in which no operation ran."""
     trace, (here, _) = result.trace, _task(result, row)
     since = trace.queued if trace.stream[row] == Stream.COMPUTE else trace.ready
@@ -154,18 +154,18 @@ def _waits(result: Answer, row: int, cause: int, between: Seconds) -> Arguments:
     return said
 
 
-def _memory(result: Answer, rank: int) -> _Curve:
+def _memory(result: SimulationResult, rank: int) -> _Curve:
     """What a rank holds; beyond activations it does not change, and the allocator rounds up by a part."""
     place = min(int(result.program.program_index[rank]), len(result.ledgers) - 1)
     ledger = result.ledgers[place]
     activations = np.append(0.0, ledger.activations)  # none before the step
     held = ledger.peak - (ledger.peak_activations - activations) * ledger.fragmentation
     step = "memory held in the first step" if result.scenario.steps > 1 else "memory held"
-    name = f"{step}, of {format_bytes(result.capacities[place])}"
+    name = f"{step}, of {format_bytes(result.memory_capacities[place])}"
     return name, _BYTES, *last(nanoseconds(np.append(0.0, ledger.times)), held)
 
 
-def _rates(result: Answer, rank: int) -> Iterator[_Curve]:
+def _rates(result: SimulationResult, rank: int) -> Iterator[_Curve]:
     """What a rank moves, as payloads over time, on those streams that move anything."""
     trace = result.trace
     for name, streams in _RATES:
@@ -203,7 +203,7 @@ class _Trace:
         for stamp, value in zip(stamps(times), values.tolist(), strict=True):
             self._file.write(head + struct.pack("<d", value) + stamp)
 
-    def line(self, line: _Line, result: Answer) -> None:
+    def line(self, line: _Line, result: SimulationResult) -> None:
         """Spans of a track: each begins, what is inside it begins and ends, it ends.
 
         The tracks of a stream have one name, and viewers draw them below each other.

@@ -17,7 +17,7 @@ from clustersim.parallel.mesh import DATA, PIPELINE
 from clustersim.report.labels import stage_name
 from clustersim.report.placement_labels import home_of
 from clustersim.report.row_selection import shown_ranks
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 from clustersim.results.stragglers import slowest_ranks
 
 MOST_RANKS: Final = 64
@@ -43,7 +43,7 @@ class TraceRank:
         return self.coordinates[DATA.name]
 
 
-def default_ranks(result: Answer) -> list[int]:
+def default_ranks(result: SimulationResult) -> list[int]:
     """The simulated ranks if they are few, else those that the page shows."""
     ranks: list[int] = result.trace.simulated_ranks.tolist()
     return ranks if len(ranks) <= MOST_RANKS else shown_ranks(result)
@@ -55,7 +55,7 @@ def require_ranks(layout: Layout, choice: str) -> None:
         _named(layout, word.strip(), choice)
 
 
-def ranks_of(result: Answer, choice: str) -> list[int]:
+def ranks_of(result: SimulationResult, choice: str) -> list[int]:
     """The ranks that a choice such as `0:8,stage:3,slowest:4` names, ascending; of an empty one `default_ranks`.
 
     Raises InputError as `require_ranks` does.
@@ -68,7 +68,7 @@ def ranks_of(result: Answer, choice: str) -> list[int]:
     return sorted(set(slowest).union(*(ranks for ranks, _ in named)))
 
 
-def trace_ranks(result: Answer, ranks: Sequence[int]) -> tuple[TraceRank, ...]:
+def trace_ranks(result: SimulationResult, ranks: Sequence[int]) -> tuple[TraceRank, ...]:
     """What is to be known of the ranks that are written, by replica, stage and rank.
 
     Their names say where they are in a stage, which of the machine's GPUs they have where that is not their own number,
@@ -76,7 +76,7 @@ def trace_ranks(result: Answer, ranks: Sequence[int]) -> tuple[TraceRank, ...]:
     """
     layout, stands, slow = result.scenario.layout, result.trace.representative, result.stragglers.named
     places = {axis.name: layout.rank_coordinates(axis) for axis in layout.axes}
-    members, written = result.trace.represented_counts, np.bincount(stands[list(ranks)], minlength=result.ranks)
+    members, written = result.trace.represented_counts, np.bincount(stands[list(ranks)], minlength=result.rank_count)
     axes = [axis.name for axis in layout.axes if axis.within_layer and layout.all_degrees[axis.name] > 1]
     found = []
     for rank in ranks:

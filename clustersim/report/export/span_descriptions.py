@@ -9,9 +9,9 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.cost.segment import BlockTiming
-from clustersim.cost.timing import ExchangeTiming, Provenance
-from clustersim.model.kernels import AttentionShape, Kernel, MatmulShape, Routine, Shape, StreamShape
+from clustersim.cost.segment import SegmentTiming
+from clustersim.cost.timing import CommTiming, Provenance
+from clustersim.model.kernels import AttentionShape, Kernel, KernelShape, MatmulShape, MemoryBoundOp, MemoryBoundShape
 from clustersim.parallel.mesh import COMM_GROUPS
 from clustersim.program.action import Action
 from clustersim.program.task import (
@@ -86,7 +86,7 @@ class Label:
         return said | {"bound": self.bound, "duration_from": PROVENANCE_NAMES[Provenance(self.provenance)]}
 
 
-def operation_label(operation: Operation, timing: BlockTiming, place: int, algorithm: str = "") -> Label:
+def operation_label(operation: Operation, timing: SegmentTiming, place: int, algorithm: str = "") -> Label:
     """What an operation says at a place of its block. algorithm: of its exchange, if it has one."""
     kernel, exchange = operation.kernel, operation.comm_op
     alone = exchange if kernel is None else None
@@ -98,7 +98,7 @@ def operation_label(operation: Operation, timing: BlockTiming, place: int, algor
         bytes=np.nan if exchange is None else float(exchange.payload),
         memory_bytes=np.nan if kernel is None else float(kernel.bytes),
         flop=np.nan if kernel is None else float(kernel.flops),
-        algorithm=algorithm, bound=timing.bound[place].value, provenance=timing.provenance[place].value,
+        algorithm=algorithm, bound=timing.bottleneck[place].value, provenance=timing.provenance[place].value,
     )  # fmt: skip
 
 
@@ -116,16 +116,16 @@ def pass_label(task: ComputeTask) -> Label:
     )  # fmt: skip
 
 
-def exchange_label(task: CollectiveTask | SendTask | ReceiveTask, timing: ExchangeTiming) -> Label:
+def exchange_label(task: CollectiveTask | SendTask | ReceiveTask, timing: CommTiming) -> Label:
     """What a collective or a message says."""
     exchange, hosted = task.comm_op, isinstance(task.comm_op, HostOp)
     how = "" if hosted else f"{timing.algorithm} in a group that spans {timing.tier}, "
     return Label(
         _KINDS[type(task)], look_of(task), exchange.name,
         does=exchange.name + ("" if hosted else f" ({exchange.collective.value} of {exchange.comm_group})"),
-        detail=f"{how}bound by {timing.bound.value}, {PROVENANCE_NAMES[timing.provenance]}",
+        detail=f"{how}bound by {timing.bottleneck.value}, {PROVENANCE_NAMES[timing.provenance]}",
         exchange=exchange, bytes=float(exchange.payload), algorithm=timing.algorithm,
-        bound=timing.bound.value, provenance=timing.provenance.value,
+        bound=timing.bottleneck.value, provenance=timing.provenance.value,
     )  # fmt: skip
 
 
@@ -148,7 +148,7 @@ def place_of(task: Task, scenario: Scenario) -> Arguments:
     action = action_of(task)
     if action is None:
         return {}
-    step, microbatch = divmod(action.microbatch, scenario.microbatches)
+    step, microbatch = divmod(action.microbatch, scenario.microbatch_count)
     several = {"step": step + 1} if scenario.steps > 1 else {}
     return {"microbatch": microbatch, **several, "chunk": scenario.placement.chunk_index(action.stage)}
 
@@ -163,7 +163,7 @@ def task_words(task: Task, scenario: Scenario) -> str:
     return words + (f", step {place['step']}" if "step" in place else "")
 
 
-def shape_words(shape: Shape | None) -> str:
+def shape_words(shape: KernelShape | None) -> str:
     """What a kernel computes, in the field's terms; empty where nothing says it."""
     match shape:
         case MatmulShape(m, n, k, batch, operands, accumulated):
@@ -175,8 +175,8 @@ def shape_words(shape: Shape | None) -> str:
                 f"kv heads {shape.kv_heads}, head dim {shape.head_dim}{', causal' if shape.causal else ''}"
                 f"{'' if shape.window is None else f', window {shape.window}'}"
             )
-        case StreamShape(routine, rows, width, backward, fused):
-            copies = " and ".join(dtype.value for dtype in shape.formats) if routine is Routine.QUANTIZE else ""
+        case MemoryBoundShape(routine, rows, width, backward, fused):
+            copies = " and ".join(dtype.value for dtype in shape.formats) if routine is MemoryBoundOp.QUANTIZE else ""
             how = f"{', backward' * backward}{'' if fused else ', unfused'}{f', into {copies}' if copies else ''}"
             return f"{routine.value} {f'{rows} x ' if rows > 1 else ''}{width}{how}"
     return ""

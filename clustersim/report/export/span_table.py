@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from clustersim.common.arrays import BoolArray, FloatArray, IntArray
-from clustersim.common.lru import Recent, each_one
+from clustersim.common.lru import LruCache, unit_size
 from clustersim.common.units import Seconds
 from clustersim.program.program import RankProgram
 from clustersim.program.task import ComputeTask, Segment, Stream, Task
 from clustersim.report.export.rank_selection import TraceRank
 from clustersim.report.export.span_descriptions import Label, exchange_label, operation_label, pass_label
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 from clustersim.trace.trace import Trace
 
 _KEPT: Final = 8  # simulated ranks whose tables are kept: ranks of several classes come in turn
@@ -78,22 +78,26 @@ class Spans:
 class Export:
     """What is written: some ranks of a result. most: of each at most so many tasks, for a sample; kept: tables."""
 
-    result: Answer
+    result: SimulationResult
     ranks: tuple[TraceRank, ...]
     most: int | None = None
-    kept: Recent[Spans] = field(default_factory=lambda: Recent(_KEPT, each_one))
+    kept: LruCache[Spans] = field(default_factory=lambda: LruCache(_KEPT, unit_size))
 
     def __iter__(self) -> Iterator[tuple[TraceRank, Spans]]:
         """Each rank with its spans: those of the simulated one that stands for it."""
         for rank in self.ranks:
-            found = self.kept.of((rank.simulated,), partial(spans_of, self.result, rank.simulated))
+            found = self.kept.get_or_compute((rank.simulated,), partial(spans_of, self.result, rank.simulated))
             yield rank, found if self.most is None else found.beginning(self.most)
 
 
-def spans_of(result: Answer, rank: int) -> Spans:
+def spans_of(result: SimulationResult, rank: int) -> Spans:
     """The table of a simulated rank."""
     trace, program = result.trace, result.program.programs[int(result.program.program_index[rank])]
-    rows, operations, before = trace.rank_events(rank), result.operations(rank), np.array(program.operation_offsets)
+    rows, operations, before = (
+        trace.rank_events(rank),
+        result.operation_spans(rank),
+        np.array(program.operation_offsets),
+    )
     sizes = 1 + np.diff(before)[trace.task[rows]]
     row = np.repeat(rows, sizes)
     place = np.arange(len(row)) - np.repeat(np.cumsum(sizes) - sizes, sizes) - 1
@@ -133,7 +137,7 @@ class _Said:
     runs beside no kernel of it; moved: seconds that its exchange moves, infinite where it is the whole operation.
     """
 
-    def __init__(self, result: Answer, rank: int, program: RankProgram) -> None:
+    def __init__(self, result: SimulationResult, rank: int, program: RankProgram) -> None:
         self._result, self._rank = result, rank
         self.labels: list[Label] = []
         self._numbers: dict[object, int] = {}
@@ -148,21 +152,25 @@ class _Said:
         if isinstance(task, ComputeTask):
             return self._number((task.segment, task.action and task.action.kind), lambda: pass_label(task))
         key = (type(task), id(task.comm_op))
-        return self._number(key, lambda: exchange_label(task, self._result.cost.exchange_timing(task.comm_op)))
+        return self._number(key, lambda: exchange_label(task, self._result.cost.comm_timing_by_group(task.comm_op)))
 
     def _block(self, block: Segment) -> Iterator[tuple[int, Seconds, Seconds]]:
         """Label, exposed and moved of each operation of a block."""
-        timing = self._result.cost.block(self._rank, block)
-        kernels = timing.kernels
+        timing = self._result.cost.time_segment(self._rank, block)
+        kernels = timing.kernel_seconds
         for place, operation in enumerate(block.operations):
-            both, exchange = timing.together.get(place), operation.comm_op
-            key = (id(operation), timing.bound[place], timing.provenance[place])
-            algorithm = "" if exchange is None else self._result.cost.exchange_timing(exchange).algorithm
+            both, exchange = timing.overlaps.get(place), operation.comm_op
+            key = (id(operation), timing.bottleneck[place], timing.provenance[place])
+            algorithm = "" if exchange is None else self._result.cost.comm_timing_by_group(exchange).algorithm
             label = self._number(key, partial(operation_label, operation, timing, place, algorithm))
             if both is None:
                 yield label, 0.0, np.inf
             else:
-                yield label, float(timing.exposed[place]), both.moves(float(kernels[place]), both.exchange)
+                yield (
+                    label,
+                    float(timing.exposed_comm[place]),
+                    both.comm_duration(float(kernels[place]), both.comm_seconds),
+                )
 
     def _number(self, key: object, said: Callable[[], Label]) -> int:
         if key not in self._numbers:

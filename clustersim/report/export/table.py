@@ -26,7 +26,7 @@ from clustersim.program.task import Stream
 from clustersim.report.export.rank_selection import TraceRank
 from clustersim.report.export.span_descriptions import STREAM_NAMES, action_of
 from clustersim.report.export.span_table import Spans
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 
 Values = NDArray[Any]
 Columns = dict[str, Values]
@@ -80,7 +80,7 @@ def require_table(path: str | Path) -> Callable[[Iterable[Columns], IO[bytes]], 
     return _WRITERS[suffix]
 
 
-def columns_of(result: Answer, rank: TraceRank, spans: Spans) -> Columns:
+def columns_of(result: SimulationResult, rank: TraceRank, spans: Spans) -> Columns:
     """All rows of a rank by start; integers below 0, numbers that are NaN and empty words stand for nothing."""
     spans = spans.some(np.lexsort((spans.operation, spans.task, spans.start)))
     trace, cause = spans.trace, spans.of_tasks(spans.trace.critical_predecessor, -1)

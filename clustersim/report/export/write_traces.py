@@ -20,14 +20,14 @@ from typing import IO, Final
 import numpy as np
 
 from clustersim.common.errors import OutputError
-from clustersim.common.files import atomic_file, one_sentence, require_writable, whole_files
+from clustersim.common.files import as_output_error, atomic_file, atomic_files, require_writable
 from clustersim.common.units import Bytes, format_bytes
 from clustersim.report.export.kineto import PRODUCER, write_kineto
 from clustersim.report.export.perfetto import require_trace, write_perfetto
 from clustersim.report.export.rank_selection import default_ranks, trace_ranks
 from clustersim.report.export.span_table import Export
 from clustersim.report.export.table import columns_of, require_table
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 
 MOST_BYTES: Final = 2**30
 MANY_SPANS: Final = 100_000
@@ -39,13 +39,13 @@ Ranks = Sequence[int] | None
 Writer = Callable[[Export, IO[bytes]], None]
 
 
-def write_trace(result: Answer, path: str | Path, ranks: Ranks = None, *, most: Bytes = MOST_BYTES) -> int:
+def write_trace(result: SimulationResult, path: str | Path, ranks: Ranks = None, *, most: Bytes = MOST_BYTES) -> int:
     """Write a trace for Perfetto of some ranks; raise InputError as `require_trace` does."""
     require_trace(path)
     return _write(result, path, ranks, most, write_perfetto)
 
 
-def write_spans(result: Answer, path: str | Path, ranks: Ranks = None, *, most: Bytes = MOST_BYTES) -> int:
+def write_spans(result: SimulationResult, path: str | Path, ranks: Ranks = None, *, most: Bytes = MOST_BYTES) -> int:
     """Write all spans of some ranks in the format that the name ends in; raise InputError as `require_table` does."""
     table = require_table(path)
 
@@ -55,7 +55,9 @@ def write_spans(result: Answer, path: str | Path, ranks: Ranks = None, *, most: 
     return _write(result, path, ranks, most, write)
 
 
-def write_kineto_files(result: Answer, path: str | Path, ranks: Ranks = None, *, most: Bytes = MOST_BYTES) -> int:
+def write_kineto_files(
+    result: SimulationResult, path: str | Path, ranks: Ranks = None, *, most: Bytes = MOST_BYTES
+) -> int:
     """Write a file for each of some ranks; raise OutputError where the directory holds something else.
 
     It stays the same one: it may be where the user is, or where a disk is mounted.
@@ -63,12 +65,12 @@ def write_kineto_files(result: Answer, path: str | Path, ranks: Ranks = None, *,
     require_directory(path)
     export, folder = _export(result, path, ranks, most, _first_file), Path(path)
     targets = [folder / _name(rank.rank) for rank in export.ranks]
-    with one_sentence(path), contextlib.ExitStack() as undone:
+    with as_output_error(path), contextlib.ExitStack() as undone:
         if not folder.exists():
             folder.mkdir()
             undone.callback(folder.rmdir)
         others = set(folder.iterdir()) - set(targets)
-        with whole_files(targets) as files:
+        with atomic_files(targets) as files:
             for (rank, spans), name in zip(export, files, strict=True):
                 with name.open("wb") as file:
                     write_kineto(result, rank, spans, file)
@@ -81,7 +83,7 @@ def write_kineto_files(result: Answer, path: str | Path, ranks: Ranks = None, *,
 def require_directory(path: str | Path) -> None:
     """Raise OutputError now if Kineto's traces could not be written to `path` later; nothing is created."""
     folder = Path(path)
-    with one_sentence(path, (OSError, ValueError)):  # no permission; a name that is too long, a NUL
+    with as_output_error(path, (OSError, ValueError)):  # no permission; a name that is too long, a NUL
         there = folder.exists()
         if there and not folder.is_dir():
             raise OutputError(f"{path}: is a file; name a directory for the traces")
@@ -93,14 +95,14 @@ def require_directory(path: str | Path) -> None:
     require_writable(folder / _name(0) if there else folder)
 
 
-def spans_of(result: Answer, ranks: Ranks = None) -> int:
+def spans_of(result: SimulationResult, ranks: Ranks = None) -> int:
     """How many spans traces of some ranks have: passes, the operations in them, and what is sent and received."""
     sizes = [len(program.tasks) + program.operation_offsets[-1] for program in result.program.programs]
     chosen = default_ranks(result) if ranks is None else ranks
     return int(np.array(sizes)[result.program.program_index[list(chosen)]].sum())
 
 
-def _write(result: Answer, path: str | Path, ranks: Ranks, most: Bytes, write: Writer) -> int:
+def _write(result: SimulationResult, path: str | Path, ranks: Ranks, most: Bytes, write: Writer) -> int:
     export = _export(result, path, ranks, most, write)
     with atomic_file(path) as file:
         write(export, file)
@@ -112,7 +114,7 @@ def _first_file(export: Export, file: IO[bytes]) -> None:
     write_kineto(export.result, rank, spans, file)
 
 
-def _export(result: Answer, path: str | Path, ranks: Ranks, most: Bytes, write: Writer) -> Export:
+def _export(result: SimulationResult, path: str | Path, ranks: Ranks, most: Bytes, write: Writer) -> Export:
     """What is to be written; raise OutputError where it would have more bytes than `most`.
 
     For each span it would have as many as the beginning of the first rank has.

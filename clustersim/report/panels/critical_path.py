@@ -16,7 +16,7 @@ from clustersim.report.html_document import Card, drawn
 from clustersim.report.labels import CRITICAL_PATH, RowNames, row_names
 from clustersim.report.theme import PART_LOOKS
 from clustersim.results.critical_path_segments import PathPieces, Piece, path_pieces
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 from clustersim.results.time_categories import PARTS
 
 _MOST_LINES: Final = 12  # of the table of pieces
@@ -37,13 +37,13 @@ class CriticalPath:
     steps: int = 1
 
 
-def critical_path_of(result: Answer) -> CriticalPath | None:
+def critical_path_of(result: SimulationResult) -> CriticalPath | None:
     """The path's pieces and parts; None where nothing takes time."""
     if result.trace.makespan <= 0:
         return None
     scenario = result.scenario
-    path = path_pieces(result.rows, result.path, result.cost.block)
-    return CriticalPath(path, row_names(scenario, len(path.parts)), scenario.microbatches, scenario.steps)
+    path = path_pieces(result.trace_table, result.critical_path, result.cost.time_segment)
+    return CriticalPath(path, row_names(scenario, len(path.parts)), scenario.microbatch_count, scenario.steps)
 
 
 def critical_path_card(path: CriticalPath) -> Card:

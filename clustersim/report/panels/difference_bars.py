@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from clustersim.common.arrays import FloatArray
-from clustersim.common.units import format_signed
+from clustersim.common.units import format_signed_seconds
 from clustersim.report.draw.charts import chart, in_parts
 from clustersim.report.figure import Figure, Scale, Traces, axis, time_scale
 from clustersim.report.theme import PART_LOOKS
@@ -20,7 +20,7 @@ def part_changes(labels: Sequence[str], changes: FloatArray, scale: Scale) -> Tr
     most = np.abs(changes).max(axis=0, initial=0.0)
     parts = [part for part in PARTS if most[part.place] > _LEAST * most.max()]
     values = changes[:, [part.place for part in parts]]
-    told = [map(format_signed, column) for column in values.T.tolist()]
+    told = [map(format_signed_seconds, column) for column in values.T.tolist()]
     return in_parts(labels, [(part.value, PART_LOOKS[part]) for part in parts], values, scale.size, told)
 
 

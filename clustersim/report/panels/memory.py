@@ -7,18 +7,18 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.build import plan_of
+from clustersim.build import build_plan
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.units import Bytes, Seconds, format_bytes
-from clustersim.memory.footprint import Category as Use
+from clustersim.memory.footprint import MemoryCategory as Use
 from clustersim.report.draw.charts import Drawn, level, note, plot, stacked
 from clustersim.report.figure import Figure, axis, legend, packed, time_scale
 from clustersim.report.html_document import Card, card, drawn, prose
 from clustersim.report.labels import row_word, stage_name
 from clustersim.report.row_selection import MOST_ROWS, Bars, bars, shown_rows
 from clustersim.report.theme import USE_LOOKS
-from clustersim.results.memory_check import footprint_of
-from clustersim.results.simulation_result import Answer
+from clustersim.results.memory_check import build_footprint
+from clustersim.results.simulation_result import SimulationResult
 
 _GIB: Final = 2.0**30
 _MOST_MOMENTS: Final = 1500
@@ -39,7 +39,7 @@ class Held:
         return np.asarray(self.held[:, int(self.held.sum(axis=0).argmax())])
 
 
-def memory_cards(result: Answer, several: bool) -> Iterator[Card]:
+def memory_cards(result: SimulationResult, several: bool) -> Iterator[Card]:
     """Memory over time and at the peak. several: whether pages show several pipeline ranks."""
     stages, word, capacity = stages_of(result), row_word(result.scenario), result.memory_capacity
     step = ", in the first step" if result.scenario.steps > 1 else ""
@@ -49,19 +49,19 @@ def memory_cards(result: Answer, several: bool) -> Iterator[Card]:
     alike = bars([stage.label for stage in stages], [str(stage.number) for stage in stages], peaks, capacity)
     few = len(stages) < len(result.ledgers)
     some = f"{len(stages)} of {len(result.ledgers):,} {word}s are shown, the fullest among them." * few
-    footprint = footprint_of(result.scenario, plan_of(result.scenario))
+    footprint = build_footprint(result.scenario, build_plan(result.scenario))
     yield drawn(
         "peaks.html",
         figure=peak_figure(alike, capacity),
-        experts=[(stage.label, *footprint.experts_and_others(stage.number)) for stage in stages],
-        mixtures=result.scenario.model.mixtures,
+        experts=[(stage.label, *footprint.split_experts(stage.number)) for stage in stages],
+        mixtures=result.scenario.model.distinct_moes,
         caption=f"{some} {alike.note('the capacity').strip()}".strip(),
     )
 
 
-def stages_of(result: Answer) -> list[Held]:
+def stages_of(result: SimulationResult) -> list[Held]:
     """The ledgers of pipeline ranks: of many some, evenly spaced, and the fullest."""
-    shown = sorted({*shown_rows(len(result.ledgers), MOST_ROWS - 1).tolist(), result.fullest})
+    shown = sorted({*shown_rows(len(result.ledgers), MOST_ROWS - 1).tolist(), result.peak_memory_pipeline_rank})
     return [Held(item, stage_name(result.scenario, item), *result.ledgers[item].over_time()) for item in shown]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, Final
 
-from clustersim.build import library_of
+from clustersim.build import resolved_library
 from clustersim.common.arrays import FloatArray
 from clustersim.report.draw.charts import Drawn, note, plot
 from clustersim.report.figure import MUTED, Figure, axis, share_words, time_scale
@@ -17,7 +17,7 @@ from clustersim.report.legend_markup import axis_name
 from clustersim.report.theme import LISTED_LOOKS
 from clustersim.results.link_volumes import Metered
 from clustersim.results.network_utilization import NetworkUse, TierUse, network_use
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 from clustersim.results.tolerance_groups import steady
 from clustersim.scenario import Contention
 
@@ -43,17 +43,19 @@ class Network:
     hosts: bool = False
 
 
-def network_of(result: Answer) -> Network | None:
+def network_of(result: SimulationResult) -> Network | None:
     """How the links were used; None where the ranks exchange nothing."""
     scenario, program = result.scenario, result.program
     cluster, cost = scenario.cluster, scenario.cost
-    volumes = Metered(cluster.fabric, library_of(scenario), program.groups)
-    use = network_use(result.rows, cluster.fabric, volumes)
+    volumes = Metered(cluster.fabric, resolved_library(scenario), program.groups)
+    use = network_use(result.trace_table, cluster.fabric, volumes)
     if use is None:
         return None
-    healthy = not scenario.disturbances.network  # else no collective is looked up in the record
+    healthy = not scenario.degradations.affects_network  # else no collective is looked up in the record
     recorded = healthy and cost.record is not None and bool(cost.record.collectives)
-    return Network(use, shared=cost.network is Contention.SHARED, recorded=recorded, hosts=result.host is not None)
+    return Network(
+        use, shared=cost.network is Contention.SHARED, recorded=recorded, hosts=result.host_memory is not None
+    )
 
 
 def network_card(network: Network | None) -> Card:

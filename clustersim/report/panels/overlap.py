@@ -23,7 +23,7 @@ from clustersim.report.legend_markup import axis_name, unbroken
 from clustersim.report.row_selection import Bars, bars, narrow_height
 from clustersim.report.theme import AXIS_LOOKS, Category
 from clustersim.results.comm_overlap import Overlap, overlap
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 
 _ALONE: Final = "compute only"
 _ROUNDING: Final = 1e-9  # of what a time is a part of
@@ -52,13 +52,16 @@ class StageOverlap:
         return bars(self.names.labels, self.names.short, kinds, found.step)
 
 
-def overlap_of(result: Answer) -> StageOverlap | None:
+def overlap_of(result: SimulationResult) -> StageOverlap | None:
     """How communication meets computation on every stage; None where nothing moves."""
-    found = overlap(result.rows, result.cost.block, result.breakdown)
+    found = overlap(result.trace_table, result.cost.time_segment, result.breakdown)
     if found.moving.max(initial=0.0) <= 0:
         return None
-    kind = result.program.program_index[result.rows.ranks]
-    mean, total = found.mean(kind, result.rows.weights), found.mean(np.zeros_like(kind), result.rows.weights)
+    kind = result.program.program_index[result.trace_table.ranks]
+    mean, total = (
+        found.mean(kind, result.trace_table.weights),
+        found.mean(np.zeros_like(kind), result.trace_table.weights),
+    )
     return StageOverlap(mean, total, row_names(result.scenario, len(mean.alone)))
 
 

@@ -9,7 +9,7 @@ from clustersim.common.units import Seconds, format_step_time
 from clustersim.report.draw.charts import level, note, plot
 from clustersim.report.figure import Figure, axis, time_scale, typed
 from clustersim.report.html_document import Card, card
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 
 _NAMES: Mapping[str, str] = {"p50": "median"}
 _MOST_MARKERS = 100
@@ -17,7 +17,7 @@ _MOST_TICKS = 12
 _MOST_RUNS = 500
 
 
-def steps_card(result: Answer) -> Card:
+def steps_card(result: SimulationResult) -> Card:
     """The times of all steps."""
     times = result.step_times
     lead = f"{len(times):,} successive steps. What the page says of a step is their mean."

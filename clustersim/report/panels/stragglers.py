@@ -13,14 +13,14 @@ import numpy as np
 
 from clustersim.common.arrays import IntArray
 from clustersim.common.units import format_seconds
-from clustersim.hardware.degradation import in_ranges
+from clustersim.hardware.degradation import format_id_ranges
 from clustersim.report.draw.charts import bar, chart, diamond, points
 from clustersim.report.figure import Figure, Traces, axis, short_labels, time_scale, typed
 from clustersim.report.html_document import Card, drawn
 from clustersim.report.labels import RowNames, disturbed_line, row_names
 from clustersim.report.row_selection import shown_rows
 from clustersim.report.step_breakdown import ROUNDING
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 from clustersim.results.stragglers import LEAST, Straggler
 
 SHARED_DELAY: Final = "A slow way delays all members of the groups that use it: the slowest rank stands first."
@@ -28,15 +28,15 @@ _VISIBLE: Final = 1e-3  # of the step: the least difference of waiting that is s
 _LONGER: Final = f"{100 * LEAST:g} %"
 
 
-def is_told(result: Answer) -> bool:
+def is_told(result: SimulationResult) -> bool:
     """Whether there is anything to say: something is disturbed, or ranks of one pipeline rank wait differently."""
-    differ = result.waits.spread >= _VISIBLE * result.step_time
+    differ = result.wait_times.spread >= _VISIBLE * result.step_time
     return bool(disturbed_line(result.scenario) or result.stragglers.ranks or differ)
 
 
-def waiting_card(result: Answer) -> Card:
+def waiting_card(result: SimulationResult) -> Card:
     """Who waits for whom; a sentence where nobody in particular."""
-    differ = result.waits.spread >= ROUNDING * result.step_time
+    differ = result.wait_times.spread >= ROUNDING * result.step_time
     return drawn(
         "waiting.html",
         figure=waiting_figure(result) if differ else None,
@@ -49,7 +49,7 @@ def waiting_card(result: Answer) -> Card:
     )
 
 
-def nobody_slow(result: Answer) -> str:
+def nobody_slow(result: SimulationResult) -> str:
     """What to say where no rank is a straggler."""
     disturbed = disturbed_line(result.scenario)
     if not disturbed:
@@ -67,12 +67,12 @@ def nobody_slow(result: Answer) -> str:
     )
 
 
-def waiting_figure(result: Answer) -> Figure:
+def waiting_figure(result: SimulationResult) -> Figure:
     """For every pipeline rank by how much its ranks wait longer than the one that waits least, and stragglers."""
     names = names_of(result)
     shown = shown_rows(len(names.labels))
-    scale = time_scale(result.waits.spread)
-    longest = result.waits.spread / scale.size
+    scale = time_scale(result.wait_times.spread)
+    longest = result.wait_times.spread / scale.size
     return chart(
         "waiting",
         [*_waits(result, shown, scale.size), *_stragglers(result, shown, scale.size)],
@@ -84,14 +84,14 @@ def waiting_figure(result: Answer) -> Figure:
     )
 
 
-def names_of(result: Answer) -> RowNames:
+def names_of(result: SimulationResult) -> RowNames:
     """What those are called that wait."""
-    return row_names(result.scenario, len(result.waits.mean))
+    return row_names(result.scenario, len(result.wait_times.mean))
 
 
 def straggler_words(names: RowNames, straggler: Straggler) -> str:
     """A straggler in a sentence's beginning."""
-    return f"{in_ranges(np.array(straggler.ranks), 'rank')} ({names.labels[straggler.kind]})"
+    return f"{format_id_ranges(np.array(straggler.ranks), 'rank')} ({names.labels[straggler.kind]})"
 
 
 def slowness(straggler: Straggler) -> str:
@@ -107,8 +107,8 @@ def slow(straggler: Straggler) -> Iterator[tuple[str, str]]:
         yield "communication", format_seconds(straggler.delay)
 
 
-def _waits(result: Answer, shown: IntArray, size: float) -> Traces:
-    names, waits = names_of(result), result.waits
+def _waits(result: SimulationResult, shown: IntArray, size: float) -> Traces:
+    names, waits = names_of(result), result.wait_times
     labels = [escape(names.labels[row]) for row in shown]
     least, mean, most = (array[shown] for array in (waits.least, waits.mean, waits.most))
     words = [
@@ -124,11 +124,11 @@ def _waits(result: Answer, shown: IntArray, size: float) -> Traces:
     ]  # fmt: skip
 
 
-def _stragglers(result: Answer, shown: IntArray, size: float) -> Traces:
+def _stragglers(result: SimulationResult, shown: IntArray, size: float) -> Traces:
     names, found = names_of(result), [straggler for straggler in result.stragglers.slowest if straggler.kind in shown]
     if not found:
         return []
-    longer = np.array([item.waits - result.waits.least[item.kind] for item in found])
+    longer = np.array([item.waits - result.wait_times.least[item.kind] for item in found])
     words = [
         f"{escape(straggler_words(names, element))}<br>{slowness(element)} longer, waits {format_seconds(element.waits)}"
         for element in found

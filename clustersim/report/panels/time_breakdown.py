@@ -19,7 +19,7 @@ from clustersim.report.row_selection import bars
 from clustersim.report.step_breakdown import Times
 from clustersim.report.theme import PART_LOOKS, Category
 from clustersim.report.timeline_data import Timeline
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 from clustersim.results.time_categories import PARTS
 from clustersim.results.time_losses import BELOW_PEAK
 
@@ -29,7 +29,7 @@ _WIDE: Final = 0.62  # of a row
 _THIN: Final = 0.12
 
 
-def parts_card(result: Answer, times: Times) -> Card:
+def parts_card(result: SimulationResult, times: Times) -> Card:
     """Where the time goes, drawn and in numbers; what is called ideal, or why there is none."""
     return drawn(
         "parts.html",

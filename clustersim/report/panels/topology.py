@@ -16,7 +16,7 @@ import numpy as np
 
 from clustersim.common.units import format_bandwidth
 from clustersim.hardware import topology as hardware
-from clustersim.hardware.cluster import Cluster, describe
+from clustersim.hardware.cluster import Cluster, describe_tiers
 from clustersim.hardware.topology import LINK_KINDS, LinkKind
 from clustersim.report.draw.charts import Drawn, lines, note, plot, points
 from clustersim.report.figure import MUTED, SURFACE, Figure, Traces, share_words
@@ -26,7 +26,7 @@ from clustersim.report.legend_markup import axis_name
 from clustersim.report.placement_labels import placement_line
 from clustersim.report.theme import LISTED_LOOKS
 from clustersim.results.axis_tiers import AxisSpan, axis_spans
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 
 _NAMES: Final = {"gpu": "GPU", "nvswitch": "NVLink domain", "host": "PCIe root", "nic": "NIC", "switch": "switch"}
 _MOST_DRAWN: Final = 36
@@ -87,7 +87,7 @@ class Picture:
 
 def picture(cluster: Cluster, spans: Sequence[AxisSpan] = ()) -> Picture:
     """A cluster's tiers, and the axes of a layout on it."""
-    tiers = describe(cluster)
+    tiers = describe_tiers(cluster)
     kind, bandwidth, top = cluster.fabric.links.kind, cluster.fabric.links.bandwidth, len(tiers) - 1
     links = {LINK_KINDS[item]: float(bandwidth[kind == item].max()) for item in np.unique(kind).tolist()}
     rows = tuple(
@@ -101,7 +101,7 @@ def picture(cluster: Cluster, spans: Sequence[AxisSpan] = ()) -> Picture:
     return Picture(f"{cluster.name}: {size_words(cluster)}", rows, tuple(lanes))
 
 
-def picture_of(result: Answer) -> Picture:
+def picture_of(result: SimulationResult) -> Picture:
     """The cluster of a result, and the axes of its layout on it."""
     scenario = result.scenario
     return picture(scenario.cluster, axis_spans(scenario.layout, scenario.cluster.fabric, scenario.placement))
@@ -109,12 +109,12 @@ def picture_of(result: Answer) -> Picture:
 
 def size_words(cluster: Cluster) -> str:
     """How many GPUs of which kind, and which of the machine's."""
-    size = f"{cluster.gpus:,} x {cluster.accelerator.name}, {cluster.gpus_per_node} per node"
+    size = f"{cluster.gpu_count:,} x {cluster.accelerator.name}, {cluster.gpus_per_node} per node"
     placement = placement_line(cluster)
     return f"{size}, on {placement}" if placement else size
 
 
-def tier_names(tiers: Sequence[hardware.Tier]) -> list[str]:
+def tier_names(tiers: Sequence[hardware.FabricTier]) -> list[str]:
     """What people call the tiers; of several of one kind, with their number from below."""
     kinds = [tier.kind for tier in tiers]
     names = [_NAMES.get(kind, f"{kind} switch") for kind in kinds]
@@ -134,7 +134,7 @@ def crossing_words(span: AxisSpan) -> list[str]:
     ]
 
 
-def _way_up(tier: hardware.Tier, links: Mapping[LinkKind, float]) -> str:
+def _way_up(tier: hardware.FabricTier, links: Mapping[LinkKind, float]) -> str:
     """The bandwidth of a way up, and its kind where it is inside a node; from an NVLink domain none leads up."""
     if tier.kind == "nvswitch":
         return ""
@@ -143,7 +143,7 @@ def _way_up(tier: hardware.Tier, links: Mapping[LinkKind, float]) -> str:
     return name + format_bandwidth(tier.bandwidth)
 
 
-def _note(tier: hardware.Tier, links: Mapping[LinkKind, float]) -> str:
+def _note(tier: hardware.FabricTier, links: Mapping[LinkKind, float]) -> str:
     """How far a tier is oversubscribed, and what leads past an NVLink domain or from one root complex to the next."""
     if tier.kind == "nvswitch" and LinkKind.PCIE in links:
         return f"from each GPU: PCIe {format_bandwidth(links[LinkKind.PCIE])}"

@@ -19,7 +19,7 @@ from clustersim.report.step_breakdown import ideal_of
 from clustersim.report.theme import PART_LOOKS
 from clustersim.results.economics import Economics
 from clustersim.results.nearest_run import NearestRun
-from clustersim.results.simulation_result import Answer
+from clustersim.results.simulation_result import SimulationResult
 from clustersim.results.time_losses import Help, Loss, losses, what_helps
 from clustersim.results.utilization import CONVENTION, bubble_fraction, exposed_fraction, masked
 from clustersim.results.what_if import WhatIfs
@@ -27,7 +27,7 @@ from clustersim.results.what_if import WhatIfs
 _LOSSES: Final = 3  # that are shown
 
 
-def verdict_card(result: Answer, what_ifs: WhatIfs | None = None, nearest: NearestRun | None = None) -> Card:
+def verdict_card(result: SimulationResult, what_ifs: WhatIfs | None = None, nearest: NearestRun | None = None) -> Card:
     """The answer; what_ifs: changes that were simulated; nearest: the published run that is most like it."""
     scenario = result.scenario
     return drawn(
@@ -35,8 +35,8 @@ def verdict_card(result: Answer, what_ifs: WhatIfs | None = None, nearest: Neare
         result=result,
         wording=labels,
         placement=placement_line(scenario.cluster),
-        spread=spread_words(result.step_time_distribution),
-        run=economics_labels.run_lines(result.economics, result.gpu_hours),
+        spread=spread_words(result.step_time_percentiles),
+        run=economics_labels.run_lines(result.economics, result.gpu_hours_per_trillion_tokens),
         losses=losses_of(result, what_ifs),
         what_ifs=what_ifs,
         nearest=nearest,
@@ -52,17 +52,17 @@ def verdict_card(result: Answer, what_ifs: WhatIfs | None = None, nearest: Neare
     )
 
 
-def foot_card(result: Answer) -> Card:
+def foot_card(result: SimulationResult) -> Card:
     """Where the durations come from, and how much was simulated."""
     return drawn("foot.html", result=result, provenance=provenance_of(result), wording=labels)
 
 
-def provenance_of(result: Answer) -> Mapping[Provenance, float]:
+def provenance_of(result: SimulationResult) -> Mapping[Provenance, float]:
     """Share of busy time by source of its durations, those that there are."""
-    return {Provenance(source): share for source, share in result.provenance.items() if share > 0}
+    return {Provenance(source): share for source, share in result.provenance_shares.items() if share > 0}
 
 
-def losses_of(result: Answer, what_ifs: WhatIfs | None) -> list[tuple[Loss, Help | None]]:
+def losses_of(result: SimulationResult, what_ifs: WhatIfs | None) -> list[tuple[Loss, Help | None]]:
     """The largest losses, and what of the changes that were simulated makes them smaller."""
     tried = what_ifs if what_ifs and what_ifs.tried else None
     largest = losses(result.breakdown.mean(), ideal_of(result))[:_LOSSES]

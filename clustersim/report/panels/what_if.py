@@ -7,7 +7,7 @@ the left (plain) faster, to the right (hatched) slower.
 from html import escape
 from typing import Final
 
-from clustersim.common.units import format_bytes, format_signed, format_step_time
+from clustersim.common.units import format_bytes, format_signed_seconds, format_step_time
 from clustersim.report import legend_markup
 from clustersim.report.draw.charts import bar, chart, in_lines, reach
 from clustersim.report.figure import SURFACE, Figure, axis, time_scale, typed
@@ -75,7 +75,7 @@ def _bar_words(outcome: Outcome) -> str:
 def _hover(outcome: Outcome) -> str:
     more = "" if outcome.tokens == 1.0 else f" with {outcome.tokens:g} times the tokens"
     return (
-        f"step {format_step_time(outcome.step_time)} ({format_signed(outcome.delta)}){more}<br>"
+        f"step {format_step_time(outcome.step_time)} ({format_signed_seconds(outcome.delta)}){more}<br>"
         f"tokens/s per GPU {outcome.faster:+.2%}<br>{format_bytes(outcome.peak_memory)} on the fullest GPU: "
         f"{'fits' if outcome.fits else 'does not fit'}"
     )

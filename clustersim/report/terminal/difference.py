@@ -27,7 +27,10 @@ def render_difference(difference: Difference) -> "Group":
     """Something that rich prints: coloured on a terminal, plain elsewhere."""
     from rich.console import Group
 
-    inputs = [(changed.key, words_of(changed.first), words_of(changed.second)) for changed in difference.inputs]
+    inputs = [
+        (changed_key.key, words_of(changed_key.first), words_of(changed_key.second))
+        for changed_key in difference.inputs
+    ]
     shown: list[RenderableType] = [
         text(headline(difference), "bold"),
         *(text(f"{name}: {title}") for name, title in zip(_COMPARED, difference.titles, strict=True)),

@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from clustersim.results.co_located_jobs import Neighbour
-    from clustersim.results.simulation_result import Answer
+    from clustersim.results.simulation_result import SimulationResult
 
 _BAR: Final = 20  # characters of the longest bar: lines of 80 hold it
 _MOST_STRAGGLERS: Final = 3
 
 
-def render_run(result: "Answer") -> "Group":
+def render_run(result: "SimulationResult") -> "Group":
     """Something that rich prints: coloured on a terminal, plain elsewhere."""
     from rich.console import Group
 
@@ -52,24 +52,26 @@ def render_run(result: "Answer") -> "Group":
     )  # fmt: skip
 
 
-def _head(result: "Answer") -> "Iterator[Text]":
+def _head(result: "SimulationResult") -> "Iterator[Text]":
     scenario = result.scenario
     line = text(f"step time {format_step_time(result.step_time)}", "bold")
-    fits = f"fits {format_bytes(result.memory_capacity)}" if result.fits else "DOES NOT FIT"
-    line.append(f"  {fits}", style="green" if result.fits else "bold red")
+    fits = f"fits {format_bytes(result.memory_capacity)}" if result.fits_in_memory else "DOES NOT FIT"
+    line.append(f"  {fits}", style="green" if result.fits_in_memory else "bold red")
     yield line.append(f"  {scenario.name}", style="dim")
-    yield text(f"{scenario.model.name} on {result.ranks:,} × {gpu_line(scenario)} ({scenario.cluster.name})")
+    yield text(f"{scenario.model.name} on {result.rank_count:,} × {gpu_line(scenario)} ({scenario.cluster.name})")
     yield text(layout_line(scenario), "dim")
     if placement := placement_line(scenario.cluster):
         yield text(f"placed on {placement}", "dim")
     if disturbed := disturbed_line(scenario):
         yield text(f"disturbed: {disturbed}", "yellow")
-    yield from (text(f"beside {neighbour_words(neighbour)}", "yellow") for neighbour in result.neighbours)
-    if result.alone is not None:
-        longer = 100 * (result.step_time / result.alone - 1.0)
-        yield text(f"alone {format_step_time(result.alone)}, {longer:+.1f} % beside other jobs", "yellow")
+    yield from (
+        text(f"beside {neighbour_words(co_located_job)}", "yellow") for co_located_job in result.co_located_jobs
+    )
+    if result.isolated_step_time is not None:
+        longer = 100 * (result.step_time / result.isolated_step_time - 1.0)
+        yield text(f"alone {format_step_time(result.isolated_step_time)}, {longer:+.1f} % beside other jobs", "yellow")
     if scenario.steps > 1:
-        yield text(f"mean of {scenario.steps:,} steps: {spread_words(result.step_time_distribution)}")
+        yield text(f"mean of {scenario.steps:,} steps: {spread_words(result.step_time_percentiles)}")
 
 
 def neighbour_words(job: "Neighbour") -> str:
@@ -80,16 +82,16 @@ def neighbour_words(job: "Neighbour") -> str:
     return f"{job.name} on {job.ranks:,} GPUs: {took}"
 
 
-def _notes(result: "Answer") -> "Iterator[Text]":
+def _notes(result: "SimulationResult") -> "Iterator[Text]":
     yield from (text(f"warning: {warning}", "yellow") for warning in result.scenario.warnings)
-    yield from (text(f"suggestion: {suggestion}", "cyan") for suggestion in result.suggestions)
-    yield text(f"trust: {result.experience}")
-    if missing := len(result.not_modelled):
+    yield from (text(f"suggestion: {suggestion}", "cyan") for suggestion in result.oom_suggestions)
+    yield text(f"trust: {result.interval_description}")
+    if missing := len(result.model_limitations):
         effects = "1 effect is" if missing == 1 else f"{missing} effects are"
         yield text(f"{effects} not modelled, see --json or the page", "dim")
 
 
-def _stragglers(result: "Answer") -> "Iterator[Text]":
+def _stragglers(result: "SimulationResult") -> "Iterator[Text]":
     """The slowest ranks, a line each."""
     found, names = result.stragglers, names_of(result)
     if not found.slowest:
@@ -101,13 +103,13 @@ def _stragglers(result: "Answer") -> "Iterator[Text]":
         yield text(f"{more:,} more ranks are slow, see --json or the page")
 
 
-def _rows(result: "Answer") -> Iterator[tuple[str, str, str]]:
+def _rows(result: "SimulationResult") -> Iterator[tuple[str, str, str]]:
     """Name, value and meaning of what people compare."""
-    peak = narrow_peak_words(result.formats)
-    rate = f"{format_flops(result.flops_per_gpu)} per GPU, attention as a full matrix{peak}"
+    peak = narrow_peak_words(result.format_usage)
+    rate = f"{format_flops(result.achieved_flops_per_gpu)} per GPU, attention as a full matrix{peak}"
     tokens = result.tokens_per_second
-    yield "tokens/s", f"{tokens:,.0f}", f"{format_number(tokens / result.ranks)} per GPU"
-    yield "GPU hours", f"{result.gpu_hours:,.0f}", "per trillion tokens"
+    yield "tokens/s", f"{tokens:,.0f}", f"{format_number(tokens / result.rank_count)} per GPU"
+    yield "GPU hours", f"{result.gpu_hours_per_trillion_tokens:,.0f}", "per trillion tokens"
     yield cost_line(result.economics)
     yield energy_line(result.economics)
     yield "MFU", mfu_words(result.mfu(), result.mfu_causal()), rate
@@ -115,22 +117,26 @@ def _rows(result: "Answer") -> Iterator[tuple[str, str, str]]:
     yield "bubble", f"{bubble_fraction(result.breakdown):.1%}", "of the step"
     yield "exposed comm", f"{exposed_fraction(result.breakdown):.1%}", "of the step"
     yield "peak memory", format_bytes(result.peak_memory), _where(result)
-    if (host := result.host) is not None:
-        of = f"{host.memory / host.capacity:.0%} of {format_bytes(host.capacity)} of a node"
-        yield "host memory", format_bytes(host.memory), of
-    if (fullest := result.fullest_experts) is not None:
+    if (host := result.host_memory) is not None:
+        of = f"{host.total_bytes / host.capacity:.0%} of {format_bytes(host.capacity)} of a node"
+        yield "host memory", format_bytes(host.total_bytes), of
+    if (fullest := result.most_loaded_expert_rank) is not None:
         over = f"{fullest.rows:.2f}x on rank {fullest.rank:,}, over its layers"
         yield "experts", f"{fullest.layer:.2f}x", f"the mean's rows on a layer's fullest rank; {over}"
     yield from _formats(result)
-    plural = "" if result.simulated_ranks == 1 else "s"
-    yield "simulated", f"{result.simulated_ranks:,} rank{plural}", f"of {result.ranks:,}; {result.spans:,} spans"
+    plural = "" if result.simulated_rank_count == 1 else "s"
+    yield (
+        "simulated",
+        f"{result.simulated_rank_count:,} rank{plural}",
+        f"of {result.rank_count:,}; {result.operation_count:,} spans",
+    )
     for number, (source, share) in enumerate(provenance_of(result).items()):
         yield "durations" if number == 0 else "", share_words(share), PROVENANCE_NAMES[source]
 
 
-def _formats(result: "Answer") -> Iterator[tuple[str, str, str]]:
+def _formats(result: "SimulationResult") -> Iterator[tuple[str, str, str]]:
     """Of products, and what casts cost, where there are several."""
-    if (found := result.formats) is None:
+    if (found := result.format_usage) is None:
         return
     wide = found.wide.value
     yield f"MFU, {wide}", f"{found.of_wide(result.mfu()):.1%}", f"of {format_flops(found.wide_flops)} {wide}"
@@ -138,9 +144,9 @@ def _formats(result: "Answer") -> Iterator[tuple[str, str, str]]:
     yield "products", formats_words(found), "of their FLOP"
 
 
-def _where(result: "Answer") -> str:
+def _where(result: "SimulationResult") -> str:
     share = result.peak_memory / result.memory_capacity if result.memory_capacity else math.inf
-    place = f" on {stage_name(result.scenario, result.fullest)}" if len(result.ledgers) > 1 else ""
+    place = f" on {stage_name(result.scenario, result.peak_memory_pipeline_rank)}" if len(result.ledgers) > 1 else ""
     return f"{share:.0%} of {format_bytes(result.memory_capacity)}{place}"
 
 

@@ -2,7 +2,7 @@
 
 Both are read as the file door reads them, so shorthands and keys that are left out do not differ from what they stand
 for. Shown is what the file has, and its default where it has nothing. What files say that a scenario only names is not
-a key of it; `other_files` says which of them differ.
+a key of it; `changed_referenced_files` says which of them differ.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,119 +10,121 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from clustersim.scenario.config.scenario import ScenarioFile
-from clustersim.scenario.config_reader import Choice, Section
+from clustersim.scenario.config.scenario import ScenarioConfig
+from clustersim.scenario.config_reader import ConfigModel, OneOfConfig
 from clustersim.scenario.scenario import Scenario
 
-Key = tuple[str, ...]
-Plain = str | int | float | bool | list[Any] | dict[str, Any] | None
+KeyPath = tuple[str, ...]
+JsonValue = str | int | float | bool | list[Any] | dict[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
+class ChangedKey:
     """A key with two values. first, second: as the files have them, or the default; None where there is no value."""
 
     key: str
-    first: Plain
-    second: Plain
+    first: JsonValue
+    second: JsonValue
 
 
-def changed_keys(first: Scenario, second: Scenario) -> tuple[Changed, ...]:
+def changed_keys(first: Scenario, second: Scenario) -> tuple[ChangedKey, ...]:
     """What differs, by dotted keys, in the order of the file; no defaults of options that only one of them can have."""
-    before, after = _Said.of(first), _Said.of(second)
-    keys = [*before.values, *(key for key in after.values if key not in before.values)]
+    first_values, second_values = _FlatScenario.from_scenario(first), _FlatScenario.from_scenario(second)
+    keys = [*first_values.values, *(key for key in second_values.values if key not in first_values.values)]
     return tuple(
-        Changed(".".join(key), before.shown(key), after.shown(key))
-        for key in sorted(keys, key=_place)
-        if before.values.get(key) != after.values.get(key) and before.tells(key, after) and after.tells(key, before)
+        ChangedKey(".".join(key), first_values.display_value(key), second_values.display_value(key))
+        for key in sorted(keys, key=_section_index)
+        if first_values.values.get(key) != second_values.values.get(key)
+        and first_values.is_comparable(key, second_values)
+        and second_values.is_comparable(key, first_values)
     )
 
 
-def other_files(first: Scenario, second: Scenario) -> list[str]:
+def changed_referenced_files(first: Scenario, second: Scenario) -> list[str]:
     """What is read from a file and differs, though both scenarios name it by the same words."""
     keys = {change.key.partition(".")[0] for change in changed_keys(first, second)}
-    pairs: dict[str, tuple[object, object]] = {
+    values_by_section: dict[str, tuple[object, object]] = {
         "model": (first.model, second.model),
         "cluster": (first.cluster.accelerator, second.cluster.accelerator),
         "framework": (first.framework, second.framework),
         "cost": (first.cost.record, second.cost.record),
     }
-    return [name for name, (one, other) in pairs.items() if name not in keys and one != other]
+    return [name for name, (one, other) in values_by_section.items() if name not in keys and one != other]
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _FlatScenario:
     """values: what a scenario says or stands for, by path; written: what its file has of that."""
 
-    values: Mapping[Key, Plain]
-    written: Mapping[Key, Any]
+    values: Mapping[KeyPath, JsonValue]
+    raw_values: Mapping[KeyPath, Any]
 
     @classmethod
-    def of(cls, scenario: Scenario) -> "_Said":
+    def from_scenario(cls, scenario: Scenario) -> "_FlatScenario":
         """Read as the file door reads it."""
         mapping = scenario.to_mapping()
-        values = dict(_values(ScenarioFile.model_validate(mapping)))
-        return cls(values, _written(mapping, (), values))
+        values = dict(_flatten(ScenarioConfig.model_validate(mapping)))
+        return cls(values, _flatten_raw(mapping, (), values))
 
-    def shown(self, key: Key) -> Plain:
+    def display_value(self, key: KeyPath) -> JsonValue:
         """What the file has, with its unit; else what it stands for."""
-        return self.written.get(key, self.values[key]) if key in self.values else None
+        return self.raw_values.get(key, self.values[key]) if key in self.values else None
 
-    def tells(self, key: Key, other: "_Said") -> bool:
+    def is_comparable(self, key: KeyPath, other: "_FlatScenario") -> bool:
         """Whether a value is worth a line beside another scenario's, or is only the default of an option."""
-        return key not in self.values or key in other.values or key in self.written
+        return key not in self.values or key in other.values or key in self.raw_values
 
 
-def _values(section: Section, path: Key = ()) -> Iterator[tuple[Key, Plain]]:
+def _flatten(model: ConfigModel, path: KeyPath = ()) -> Iterator[tuple[KeyPath, JsonValue]]:
     """Every value of a section and those inside it, by path."""
-    if isinstance(section, Choice):
-        name, options = section.chosen
+    if isinstance(model, OneOfConfig):
+        name, options = model.chosen
         yield path, name
-        yield from _values(options, (*path, name))
+        yield from _flatten(options, (*path, name))
         return
-    for name, field in type(section).model_fields.items():
-        yield from _inside(getattr(section, name), (*path, field.alias or name))
+    for name, field in type(model).model_fields.items():
+        yield from _flatten_value(getattr(model, name), (*path, field.alias or name))
 
 
-def _inside(value: object, path: Key) -> Iterator[tuple[Key, Plain]]:
+def _flatten_value(value: object, path: KeyPath) -> Iterator[tuple[KeyPath, JsonValue]]:
     match value:
-        case Section():
-            yield from _values(value, path)
+        case ConfigModel():
+            yield from _flatten(value, path)
         case Mapping():
             for key, inner in value.items():
-                yield from _inside(inner, (*path, str(_plain(key))))
+                yield from _flatten_value(inner, (*path, str(_to_json(key))))
         case None | []:
             pass
         case _:
-            yield path, _plain(value)
+            yield path, _to_json(value)
 
 
-def _plain(value: object) -> Any:
+def _to_json(value: object) -> Any:
     """A value that JSON has."""
     match value:
         case Enum():
             return value.value
-        case Section():
-            return {".".join(key): inner for key, inner in _values(value)}
+        case ConfigModel():
+            return {".".join(key): inner for key, inner in _flatten(value)}
         case list() | tuple():
-            return [_plain(item) for item in value]
+            return [_to_json(item) for item in value]
         case _:
             return value
 
 
-def _written(value: object, path: Key, values: Mapping[Key, Plain]) -> dict[Key, Any]:
+def _flatten_raw(value: object, path: KeyPath, values: Mapping[KeyPath, JsonValue]) -> dict[KeyPath, Any]:
     """The values that a file has, by the same paths, shorthands written out."""
-    section = ScenarioFile.at(path)
-    expanded = value if section is None else section.written_out(value)
-    if section is not None and issubclass(section, Choice) and isinstance(expanded, Mapping):
+    model = ScenarioConfig.config_at(path)
+    expanded = value if model is None else model.expand_shorthand(value)
+    if model is not None and issubclass(model, OneOfConfig) and isinstance(expanded, Mapping):
         name = str(next(iter(expanded)))
-        return {path: name, **_written(expanded[name], (*path, name), values)}
+        return {path: name, **_flatten_raw(expanded[name], (*path, name), values)}
     if path in values or not isinstance(expanded, Mapping):
         return {path: value}
-    inner = [_written(item, (*path, str(key)), values) for key, item in expanded.items()]
-    return {key: element for part in inner for key, element in part.items()}
+    nested = [_flatten_raw(item, (*path, str(key)), values) for key, item in expanded.items()]
+    return {key: entry for entries in nested for key, entry in entries.items()}
 
 
-def _place(key: Key) -> int:
+def _section_index(key: KeyPath) -> int:
     """Where a key's section stands in the file."""
-    return list(ScenarioFile.model_fields).index(key[0])
+    return list(ScenarioConfig.model_fields).index(key[0])

@@ -19,35 +19,41 @@ def with_dispatcher(scenario: Scenario, dispatcher: TokenDispatcher) -> Scenario
     return replace(scenario, layout=replace(scenario.layout, dispatcher=dispatcher, dispatcher_sms=None))
 
 
-def with_load(scenario: Scenario, load: ExpertLoad | None) -> Scenario:
+def with_expert_load(scenario: Scenario, load: ExpertLoad | None) -> Scenario:
     """Tokens choose their experts so; None: evenly."""
     return replace(scenario, training=replace(scenario.training, expert_load=load))
 
 
-def with_experts_over(scenario: Scenario, ranks: int) -> Scenario:
+def with_expert_parallelism(scenario: Scenario, ep: int) -> Scenario:
     """The experts of each layer are spread over so many ranks."""
-    return replace(scenario, layout=_over(scenario.layout, ranks))
+    return replace(scenario, layout=_layout_with_ep(scenario.layout, ep))
 
 
-def _over(layout: Layout, ranks: int) -> Layout:
+def _layout_with_ep(layout: Layout, ep: int) -> Layout:
     """How far each expert is cut stays as it is, be it said or not."""
-    return replace(layout, ep=ranks, etp=layout.effective_etp)
+    return replace(layout, ep=ep, etp=layout.effective_etp)
 
 
-def spreads(scenario: Scenario) -> Iterator[int]:
+def feasible_ep_degrees(scenario: Scenario) -> Iterator[int]:
     """Over how many ranks the experts of every layer can be spread, ascending."""
     layout = scenario.layout.as_configured
-    room = layout.tp * layout.cp * layout.dp
-    experts = math.gcd(*(mixture.experts for mixture in scenario.model.mixtures if mixture.alone is None))
-    yield from (divisor for divisor in divisors(experts) if room % (divisor * layout.effective_etp) == 0)
+    rank_count = layout.tp * layout.cp * layout.dp
+    expert_count = math.gcd(
+        *(
+            distinct_moe.experts
+            for distinct_moe in scenario.model.distinct_moes
+            if distinct_moe.single_dense_mlp is None
+        )
+    )
+    yield from (divisor for divisor in divisors(expert_count) if rank_count % (divisor * layout.effective_etp) == 0)
 
 
-def within_domains(scenario: Scenario, ranks: int) -> bool:
+def ep_fits_domains(scenario: Scenario, ep: int) -> bool:
     """Whether all that tokens reach is in their NVLink domain, with experts over so many ranks; PCIe's is a node."""
-    mesh = _over(scenario.layout, ranks).meshes.get(EXPERT_MESH)
+    mesh = _layout_with_ep(scenario.layout, ep).meshes.get(EXPERT_MESH)
     if mesh is None:
         return True
     cluster = scenario.cluster
-    groups = cluster.places[mesh.groups_along(EXPERT, EXPERT_TENSOR)]
-    domains = cluster.fabric.domains(groups)
-    return bool(np.all(domains == domains[:, :1]))
+    group_gpus = cluster.machine_gpu_ids[mesh.groups_along(EXPERT, EXPERT_TENSOR)]
+    domain_ids = cluster.fabric.domain_ids(group_gpus)
+    return bool(np.all(domain_ids == domain_ids[:, :1]))

@@ -7,85 +7,96 @@ one: its fitted constants and its measured rows. So a change of the model and of
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from clustersim.cost.calibration_record import KernelRow, Record, Spread
+from clustersim.cost.calibration_record import CalibrationRecord, KernelSample, TimeStatistics
 from clustersim.hardware.accelerator import Accelerator
-from clustersim.hardware.efficiency import AttentionEfficiency, Efficiency
-from clustersim.model.kernels import PRODUCTS
+from clustersim.hardware.efficiency import AttentionEfficiency, KernelEfficiency
+from clustersim.model.kernels import TENSOR_CORE_KINDS
 from clustersim.scenario.scenario import Scenario
 
 
-def efficiency_of(scenario: Scenario) -> Efficiency:
+def effective_efficiency(scenario: Scenario) -> KernelEfficiency:
     """The constants of the cluster's main accelerator that are in force: the record's fit, or its own."""
     record, accelerator = scenario.cost.record, scenario.cluster.accelerator
     fitted = None if record is None or record.device.accelerator != accelerator.name else record.kernel_fit
     return accelerator.efficiency if fitted is None else fitted.efficiency
 
 
-def with_products(scenario: Scenario, longer: float) -> Scenario:
+def with_matmul_slowdown(scenario: Scenario, slowdown: float) -> Scenario:
     """Matrix products and attention take so many times as long where compute bounds them; at most at the peak."""
 
-    def change(efficiency: Efficiency) -> Efficiency:
+    def scale_constants(efficiency: KernelEfficiency) -> KernelEfficiency:
         matmul = efficiency.matmul
-        shares = {dtype: _share(share, longer) for dtype, share in matmul.shares.items()}
+        peak_fractions = {dtype: _scale_fraction(fraction, slowdown) for dtype, fraction in matmul.shares.items()}
         return replace(
             efficiency,
-            matmul=replace(matmul, share=_share(matmul.share, longer), shares=shares),
-            attention_forward=_attention(efficiency.attention_forward, longer),
-            attention_backward=_attention(efficiency.attention_backward, longer),
+            matmul=replace(matmul, share=_scale_fraction(matmul.share, slowdown), shares=peak_fractions),
+            attention_forward=_scale_attention(efficiency.attention_forward, slowdown),
+            attention_backward=_scale_attention(efficiency.attention_backward, slowdown),
         )
 
-    return _changed(scenario, _Change(change, lambda row: longer if row.kind in PRODUCTS else 1.0))
+    return _with_kernel_change(
+        scenario, _KernelChange(scale_constants, lambda sample: slowdown if sample.kind in TENSOR_CORE_KINDS else 1.0)
+    )
 
 
-def with_streaming(scenario: Scenario, longer: float) -> Scenario:
+def with_memory_bound_slowdown(scenario: Scenario, slowdown: float) -> Scenario:
     """Kernels that memory bounds take so many times as long; at most at the memory's bandwidth."""
 
-    def change(efficiency: Efficiency) -> Efficiency:
-        return replace(efficiency, memory=_share(efficiency.memory, longer))
+    def scale_constants(efficiency: KernelEfficiency) -> KernelEfficiency:
+        return replace(efficiency, memory=_scale_fraction(efficiency.memory, slowdown))
 
-    return _changed(scenario, _Change(change, lambda row: 1.0 if row.kind in PRODUCTS else longer))
+    return _with_kernel_change(
+        scenario, _KernelChange(scale_constants, lambda sample: 1.0 if sample.kind in TENSOR_CORE_KINDS else slowdown)
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class _Change:
+class _KernelChange:
     """constants: of a kernel model; longer: how many times as long a measured row takes."""
 
-    constants: Callable[[Efficiency], Efficiency]
-    longer: Callable[[KernelRow], float]
+    scale_constants: Callable[[KernelEfficiency], KernelEfficiency]
+    sample_slowdown: Callable[[KernelSample], float]
 
-    def accelerator(self, accelerator: Accelerator) -> Accelerator:
+    def apply_to_accelerator(self, accelerator: Accelerator) -> Accelerator:
         """An accelerator with changed constants."""
-        return replace(accelerator, efficiency=self.constants(accelerator.efficiency))
+        return replace(accelerator, efficiency=self.scale_constants(accelerator.efficiency))
 
-    def record(self, record: Record) -> Record:
+    def apply_to_record(self, record: CalibrationRecord) -> CalibrationRecord:
         """A record with changed rows and changed fit."""
         fit = record.kernel_fit
         return replace(
             record,
-            kernels=tuple(_row(row, self.longer(row)) for row in record.kernels),
-            kernel_fit=None if fit is None else replace(fit, efficiency=self.constants(fit.efficiency)),
+            kernels=tuple(_scale_sample(sample, self.sample_slowdown(sample)) for sample in record.kernels),
+            kernel_fit=None if fit is None else replace(fit, efficiency=self.scale_constants(fit.efficiency)),
         )
 
 
-def _changed(scenario: Scenario, change: _Change) -> Scenario:
+def _with_kernel_change(scenario: Scenario, change: _KernelChange) -> Scenario:
     cluster, record = scenario.cluster, scenario.cost.record
-    mixed = tuple(replace(part, accelerator=change.accelerator(part.accelerator)) for part in cluster.mixed)
-    machine = replace(cluster, accelerator=change.accelerator(cluster.accelerator), mixed=mixed)
-    cost = scenario.cost if record is None else replace(scenario.cost, record=change.record(record))
-    return replace(scenario, cluster=machine, cost=cost)
+    mixed = tuple(
+        replace(mixed_nodes, accelerator=change.apply_to_accelerator(mixed_nodes.accelerator))
+        for mixed_nodes in cluster.accelerator_overrides
+    )
+    changed_cluster = replace(
+        cluster, accelerator=change.apply_to_accelerator(cluster.accelerator), accelerator_overrides=mixed
+    )
+    cost = scenario.cost if record is None else replace(scenario.cost, record=change.apply_to_record(record))
+    return replace(scenario, cluster=changed_cluster, cost=cost)
 
 
-def _row(row: KernelRow, longer: float) -> KernelRow:
-    return row if row.time is None or longer == 1.0 else replace(row, time=_longer(row.time, longer))
+def _scale_sample(sample: KernelSample, slowdown: float) -> KernelSample:
+    return (
+        sample if sample.time is None or slowdown == 1.0 else replace(sample, time=_scale_spread(sample.time, slowdown))
+    )
 
 
-def _longer(time: Spread, longer: float) -> Spread:
-    return replace(time, seconds=time.seconds * longer, p5=time.p5 * longer, p95=time.p95 * longer)
+def _scale_spread(time: TimeStatistics, slowdown: float) -> TimeStatistics:
+    return replace(time, seconds=time.seconds * slowdown, p5=time.p5 * slowdown, p95=time.p95 * slowdown)
 
 
-def _share(share: float, longer: float) -> float:
-    return min(1.0, share / longer) if longer < 1.0 else share / longer
+def _scale_fraction(fraction: float, slowdown: float) -> float:
+    return min(1.0, fraction / slowdown) if slowdown < 1.0 else fraction / slowdown
 
 
-def _attention(efficiency: AttentionEfficiency, longer: float) -> AttentionEfficiency:
-    return replace(efficiency, share=_share(efficiency.share, longer))
+def _scale_attention(efficiency: AttentionEfficiency, slowdown: float) -> AttentionEfficiency:
+    return replace(efficiency, share=_scale_fraction(efficiency.share, slowdown))

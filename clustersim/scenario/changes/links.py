@@ -14,42 +14,48 @@ import numpy as np
 from clustersim.hardware.topology import LINK_KINDS, LinkKind
 from clustersim.scenario.scenario import Scenario
 
-NETWORK: Final = (LinkKind.NIC, LinkKind.LEAF, LinkKind.SPINE)
+NETWORK_LINK_KINDS: Final = (LinkKind.NIC, LinkKind.LEAF, LinkKind.SPINE)
 """What leads from node to node."""
-_TO_NICS: Final = (LinkKind.PCIE, LinkKind.HOST)
+_NIC_PATH_KINDS: Final = (LinkKind.PCIE, LinkKind.HOST)
 
 
-def network_links(scenario: Scenario) -> tuple[LinkKind, ...]:
+def network_link_kinds(scenario: Scenario) -> tuple[LinkKind, ...]:
     """Kinds of links from node to node, if the layout's ranks are on several."""
-    nodes = scenario.cluster.fabric.nodes(np.arange(scenario.layout.world_size))
-    return _there(scenario, NETWORK) if len(np.unique(nodes)) > 1 else ()
+    nodes = scenario.cluster.fabric.node_ids(np.arange(scenario.layout.world_size))
+    return _present_kinds(scenario, NETWORK_LINK_KINDS) if len(np.unique(nodes)) > 1 else ()
 
 
-def links_to_nics(scenario: Scenario, bandwidth: float) -> tuple[LinkKind, ...]:
+def nic_path_bottlenecks(scenario: Scenario, nic_bandwidth_factor: float) -> tuple[LinkKind, ...]:
     """Kinds of links between GPUs and NICs that are slower than NICs of so many times their bandwidth would be."""
     links = scenario.cluster.fabric.links
-    fastest = {kind: links.bandwidth[links.kind == LINK_KINDS.index(kind)].max(initial=0.0) for kind in _TO_NICS}
-    nics = links.bandwidth[links.kind == LINK_KINDS.index(LinkKind.NIC)].max(initial=0.0)
-    return tuple(kind for kind in _there(scenario, _TO_NICS) if fastest[kind] < bandwidth * nics)
+    max_bandwidth = {
+        kind: links.bandwidth[links.kind == LINK_KINDS.index(kind)].max(initial=0.0) for kind in _NIC_PATH_KINDS
+    }
+    nic_bandwidth = links.bandwidth[links.kind == LINK_KINDS.index(LinkKind.NIC)].max(initial=0.0)
+    return tuple(
+        kind
+        for kind in _present_kinds(scenario, _NIC_PATH_KINDS)
+        if max_bandwidth[kind] < nic_bandwidth_factor * nic_bandwidth
+    )
 
 
-def nvlink(scenario: Scenario) -> tuple[LinkKind, ...]:
+def nvlink_kinds(scenario: Scenario) -> tuple[LinkKind, ...]:
     """NVLink (or xGMI), where there is any and ranks to use it."""
-    return _there(scenario, (LinkKind.NVLINK,)) if scenario.layout.world_size > 1 else ()
+    return _present_kinds(scenario, (LinkKind.NVLINK,)) if scenario.layout.world_size > 1 else ()
 
 
-def pcie_links(scenario: Scenario) -> tuple[LinkKind, ...]:
+def pcie_link_kinds(scenario: Scenario) -> tuple[LinkKind, ...]:
     """Where there is no NVLink: PCIe, and what joins root complexes."""
-    several = scenario.layout.world_size > 1
-    return _there(scenario, _TO_NICS) if several and not nvlink(scenario) else ()
+    has_several_ranks = scenario.layout.world_size > 1
+    return _present_kinds(scenario, _NIC_PATH_KINDS) if has_several_ranks and not nvlink_kinds(scenario) else ()
 
 
-def with_links(scenario: Scenario, kinds: Sequence[LinkKind], bandwidth: float) -> Scenario:
+def with_link_bandwidth(scenario: Scenario, kinds: Sequence[LinkKind], factor: float) -> Scenario:
     """Links of some kinds have a part (or a multiple) of their bandwidth."""
     fabric = scenario.cluster.fabric
-    numbers = [LINK_KINDS.index(kind) for kind in kinds]
-    left = np.where(np.isin(fabric.links.kind, numbers), bandwidth, 1.0)
-    cluster = replace(scenario.cluster, fabric=fabric.changed(left))
+    kind_indices = [LINK_KINDS.index(kind) for kind in kinds]
+    factors = np.where(np.isin(fabric.links.kind, kind_indices), factor, 1.0)
+    cluster = replace(scenario.cluster, fabric=fabric.with_degraded_links(factors))
     return replace(without_measured_collectives(scenario), cluster=cluster)
 
 
@@ -61,6 +67,6 @@ def without_measured_collectives(scenario: Scenario) -> Scenario:
     return replace(scenario, cost=replace(scenario.cost, record=replace(record, collectives=())))
 
 
-def _there(scenario: Scenario, kinds: Sequence[LinkKind]) -> tuple[LinkKind, ...]:
-    there = np.unique(scenario.cluster.fabric.links.kind)
-    return tuple(kind for kind in kinds if LINK_KINDS.index(kind) in there)
+def _present_kinds(scenario: Scenario, kinds: Sequence[LinkKind]) -> tuple[LinkKind, ...]:
+    present = np.unique(scenario.cluster.fabric.links.kind)
+    return tuple(kind for kind in kinds if LINK_KINDS.index(kind) in present)

@@ -3,25 +3,37 @@
 from dataclasses import replace
 
 from clustersim.common.dtypes import DType
-from clustersim.model.precision_recipe import mixed
+from clustersim.model.precision_recipe import mixed_precision
 from clustersim.model.recipe_files import load_recipe
 from clustersim.scenario.scenario import Scenario
-from clustersim.scenario.validation_rules.precision import as_run
+from clustersim.scenario.validation_rules.precision import effective_recipe
 
-_TORCH = "fp8-rowwise"  # torchao's usual recipe
-_OTHERS = "fp8-current"  # Transformer Engine's Float8CurrentScaling, which Megatron Bridge's recipes take on Hopper
+_TORCHAO_RECIPE = "fp8-rowwise"  # torchao's usual recipe
+_TRANSFORMER_ENGINE_RECIPE = (
+    "fp8-current"  # Transformer Engine's Float8CurrentScaling, which Megatron Bridge's recipes take on Hopper
+)
 
 
-def usual_recipe(scenario: Scenario, dtype: DType) -> str:
+def default_recipe_name(scenario: Scenario, dtype: DType) -> str:
     """The name of the recipe by which the job's framework mostly computes in a format."""
     if dtype is not DType.FP8:
         return str(dtype.value)
-    return _TORCH if scenario.framework.name == "pytorch" else _OTHERS
+    return _TORCHAO_RECIPE if scenario.framework.name == "pytorch" else _TRANSFORMER_ENGINE_RECIPE
 
 
 def with_recipe(scenario: Scenario, name: str) -> Scenario:
     """Products in other formats; gradients and optimizer states stay as they are."""
-    own, plain = scenario.training.recipe.weights, mixed() if name == DType.BF16.value else load_recipe(name)
-    kept = replace(plain.weights, gradients=own.gradients, master=own.master, moments=own.moments)
-    recipe = as_run(replace(plain, weights=kept), scenario.cluster.accelerator, scenario.layout.data)
+    current_weights, new_recipe = (
+        scenario.training.recipe.weight_formats,
+        mixed_precision() if name == DType.BF16.value else load_recipe(name),
+    )
+    weight_formats = replace(
+        new_recipe.weight_formats,
+        gradients=current_weights.gradients,
+        master=current_weights.master,
+        moments=current_weights.moments,
+    )
+    recipe = effective_recipe(
+        replace(new_recipe, weight_formats=weight_formats), scenario.cluster.accelerator, scenario.layout.data
+    )
     return replace(scenario, training=replace(scenario.training, recipe=recipe))

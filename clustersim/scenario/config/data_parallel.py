@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Final, Self
 
 from pydantic import Field, model_validator
 
-from clustersim.model.layer_stack import MOST_LAYERS
+from clustersim.model.layer_stack import MAX_LAYERS
 from clustersim.parallel.data_parallel_strategy import (
     DDP_BUCKET_BYTES,
     STRATEGY_BY_ZERO_STAGE,
@@ -16,18 +16,25 @@ from clustersim.parallel.data_parallel_strategy import (
     NaiveDataParallel,
     ReductionFrequency,
 )
-from clustersim.scenario.config_reader import Choice, Degree, Section, member, mistake, size_or
+from clustersim.scenario.config_reader import (
+    ConfigModel,
+    Degree,
+    OneOfConfig,
+    config_error,
+    enum_parser,
+    size_or_word_parser,
+)
 
-_GATHERS: Final = ("prefetch", "reshard_after_forward", "copies", "secondary", "all_reduce")
-_OF_STAGES: Final = {"bucket": (1, 2), "reduce": (2, 3), **dict.fromkeys(_GATHERS, (3,))}
+_STAGE_3_KEYS: Final = ("prefetch", "reshard_after_forward", "copies", "secondary", "all_reduce")
+_STAGES_BY_KEY: Final = {"bucket": (1, 2), "reduce": (2, 3), **dict.fromkeys(_STAGE_3_KEYS, (3,))}
 """What only some stages of ZeRO have, and which."""
-Bucket = Annotated[float | None, size_or("megatron")]
+BucketBytes = Annotated[float | None, size_or_word_parser("megatron")]
 
 
-class Ddp(Section):
+class DdpConfig(ConfigModel):
     """Bucketed all-reduce of gradients."""
 
-    bucket: Bucket = DDP_BUCKET_BYTES
+    bucket: BucketBytes = DDP_BUCKET_BYTES
     """bytes of gradients that are reduced at once; megatron: max(40 M, 1 M a rank) elements"""
     overlap: bool = True
     """reductions run beside backward"""
@@ -37,12 +44,12 @@ class Ddp(Section):
         return DdpStrategy(bucket=self.bucket, overlap=self.overlap)
 
 
-class Fsdp(Section):
+class FsdpConfig(ConfigModel):
     """ZeRO stage 3 as PyTorch's FSDP2 (`fully_shard`) does it, or FSDP1, without `copies`."""
 
     overlap: bool = True
     """communication runs beside compute"""
-    prefetch: Annotated[int, Field(ge=0, le=MOST_LAYERS)] = 1
+    prefetch: Annotated[int, Field(ge=0, le=MAX_LAYERS)] = 1
     """units that are gathered ahead"""
     reshard_after_forward: bool | None = None
     """backward gathers parameters again; left out: true without a pipeline"""
@@ -50,13 +57,13 @@ class Fsdp(Section):
     """what is gathered is copied into each parameter (FSDP2; not FSDP1)"""
     secondary: Degree | None = None
     """ranks of a second copy of the parameters, from which backward gathers (hpZ of ZeRO++); left out: none"""
-    reduce: Annotated[ReductionFrequency | None, member(ReductionFrequency)] = None
+    reduce: Annotated[ReductionFrequency | None, enum_parser(ReductionFrequency)] = None
     """when gradients are reduced; left out: every_microbatch, with a pipeline last_microbatch"""
 
     @model_validator(mode="after")
-    def _one_size(self) -> Self:
+    def _check_one_shard_size(self) -> Self:
         if self.secondary is not None and getattr(self, "shard", None) is not None:
-            raise mistake("has both shard and secondary, which cut the ranks in two ways; keep one")
+            raise config_error("has both shard and secondary, which cut the ranks in two ways; keep one")
         return self
 
     def strategy(self) -> DataParallelStrategy:
@@ -64,23 +71,23 @@ class Fsdp(Section):
         return FullyShard(**self.model_dump())
 
 
-class Hsdp(Fsdp):
+class HsdpConfig(FsdpConfig):
     """FSDP2 on a mesh of replicas of shards: sharded over `shard` ranks, replicated over the rest."""
 
     example: ClassVar[str] = "{shard: 64}"
     shard: Degree = Field(examples=[8])
     """ranks that weights are cut over; they are equal on the rest"""
-    all_reduce: Annotated[ReductionFrequency, member(ReductionFrequency)] = ReductionFrequency.PER_MICROBATCH
+    all_reduce: Annotated[ReductionFrequency, enum_parser(ReductionFrequency)] = ReductionFrequency.PER_MICROBATCH
     """when gradients are summed across replicas"""
 
 
-class ZeroStage(Fsdp):
+class ZeroConfig(FsdpConfig):
     """ZeRO with its stage, and what that stage has."""
 
     example: ClassVar[str] = "{stage: 1}, 2 or 3"
     stage: Annotated[int, Field(ge=1, le=3)] = Field(examples=[1])
     """1: optimizer states, 2: gradients too, 3: parameters too"""
-    bucket: Bucket = None
+    bucket: BucketBytes = None
     """of stages 1 and 2: bytes of gradients that are reduced at once; left out: megatron, max(40 M, 1 M a rank)
     elements"""
     copies: bool = False
@@ -88,25 +95,25 @@ class ZeroStage(Fsdp):
     shard: Degree | None = None
     """ranks that states are cut over (Megatron-LM's optimizer instances, DeepSpeed's MiCS); left out: all that hold
     the same weights"""
-    all_reduce: Annotated[ReductionFrequency, member(ReductionFrequency)] = ReductionFrequency.LAST_MICROBATCH
+    all_reduce: Annotated[ReductionFrequency, enum_parser(ReductionFrequency)] = ReductionFrequency.LAST_MICROBATCH
     """of stage 3: when gradients are summed across replicas"""
 
     @model_validator(mode="after")
-    def _of_its_stage(self) -> Self:
-        for key in sorted(self.model_fields_set.intersection(_OF_STAGES)):
-            if self.stage not in _OF_STAGES[key]:
-                stages = " and ".join(map(str, _OF_STAGES[key]))
-                raise mistake(f"{key} is of ZeRO stage {stages}; this is {self.stage}")
+    def _check_stage_keys(self) -> Self:
+        for key in sorted(self.model_fields_set.intersection(_STAGES_BY_KEY)):
+            if self.stage not in _STAGES_BY_KEY[key]:
+                stages = " and ".join(map(str, _STAGES_BY_KEY[key]))
+                raise config_error(f"{key} is of ZeRO stage {stages}; this is {self.stage}")
         return self
 
     def strategy(self) -> DataParallelStrategy:
         """The strategy as the inside knows it."""
-        chosen = STRATEGY_BY_ZERO_STAGE[self.stage]
-        said = (field.name for field in fields(chosen) if field.name in type(self).model_fields)
-        return chosen(**{name: getattr(self, name) for name in said})
+        strategy_class = STRATEGY_BY_ZERO_STAGE[self.stage]
+        field_names = (field.name for field in fields(strategy_class) if field.name in type(self).model_fields)
+        return strategy_class(**{name: getattr(self, name) for name in field_names})
 
 
-class ZeroByParameter(Section):
+class DeepspeedZero3Config(ConfigModel):
     """DeepSpeed's first ZeRO-3, of March 2021, which has no options here."""
 
     def strategy(self) -> DataParallelStrategy:
@@ -114,7 +121,7 @@ class ZeroByParameter(Section):
         return DeepspeedZero3Strategy()
 
 
-class Naive(Section):
+class TorchDataParallelConfig(ConfigModel):
     """torch.nn.DataParallel, which has no options."""
 
     def strategy(self) -> DataParallelStrategy:
@@ -122,10 +129,10 @@ class Naive(Section):
         return NaiveDataParallel()
 
 
-class DataChoice(Choice):
+class DataParallelConfig(OneOfConfig):
     """`layout.data`: one strategy of data parallelism."""
 
-    words: ClassVar[dict[str, Any]] = {
+    shorthands: ClassVar[dict[str, Any]] = {
         "ddp": {"ddp": {}},
         "fsdp": {"fsdp": {}},
         "hsdp": {"hsdp": {}},
@@ -135,17 +142,17 @@ class DataChoice(Choice):
         "zero3_by_parameter": {"zero3_by_parameter": {}},
         "data_parallel": {"data_parallel": {}},
     }
-    ddp: Ddp | None = None
+    ddp: DdpConfig | None = None
     """gradients are reduced in buckets; all states on every rank"""
-    fsdp: Fsdp | None = None
+    fsdp: FsdpConfig | None = None
     """FSDP2 (`fully_shard`), or FSDP1 with copies: false"""
-    hsdp: Hsdp | None = None
+    hsdp: HsdpConfig | None = None
     """FSDP2 on replicas of shards"""
-    zero: ZeroStage | None = None
+    zero: ZeroConfig | None = None
     """ZeRO stages 1 to 3; the words zero1, zero2 and zero3 will do"""
-    zero3_by_parameter: ZeroByParameter | None = None
+    zero3_by_parameter: DeepspeedZero3Config | None = None
     """DeepSpeed's first ZeRO-3, of 2021"""
-    data_parallel: Naive | None = None
+    data_parallel: TorchDataParallelConfig | None = None
     """torch.nn.DataParallel"""
 
     def strategy(self) -> DataParallelStrategy:

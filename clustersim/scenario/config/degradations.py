@@ -8,209 +8,234 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from clustersim.common.errors import shown
-from clustersim.cost.background_traffic import Traffic
+from clustersim.common.errors import format_value
+from clustersim.cost.background_traffic import TrafficPattern
 from clustersim.cost.jitter import Distribution, Jitter
-from clustersim.hardware.degradation import SHARED_TIERS, DeadLink, LinkChange, SlowLink
+from clustersim.hardware.degradation import SHARED_LINK_KINDS, DeadLinkEffect, LinkDegradation, SlowLinkEffect
 from clustersim.hardware.topology import LinkKind
 from clustersim.program.task import CollectiveType
-from clustersim.scenario.config.co_scheduled import JobSection
-from clustersim.scenario.config_reader import Duration, Name, Section, Size, duration, member, mistake, reads, share
-from clustersim.scenario.id_ranges import MOST_SEED, Ranges
+from clustersim.scenario.config.co_scheduled import CoScheduledJobConfig
+from clustersim.scenario.config_reader import (
+    ConfigModel,
+    Duration,
+    NonEmptyText,
+    SizeBytes,
+    config_error,
+    enum_parser,
+    fraction_parser,
+    parse_duration,
+    value_parser,
+)
+from clustersim.scenario.id_ranges import MAX_SEED, IdRanges
 
-LEAST = 0.001  # of a speed or bandwidth: what is slower is dead
-MOST_SPEED = 10.0
-MOST_BANDWIDTH = 1.0
-MOST_LOAD = 0.99
-MOST_JITTER = 10.0
-MOST_LOST = 2**20
-_SENT = tuple(collective_type for collective_type in CollectiveType if not collective_type.is_token_routing)
-_ENDS = "[leaf0.0, spine0.0]"
+MIN_FRACTION = 0.001  # of a speed or bandwidth: what is slower is dead
+MAX_SPEED = 10.0
+MAX_BANDWIDTH = 1.0
+MAX_LOAD = 0.99
+MAX_JITTER = 10.0
+MAX_DEAD_LINKS = 2**20
+_TRAFFIC_COLLECTIVES = tuple(
+    collective_type for collective_type in CollectiveType if not collective_type.is_token_routing
+)
+_ENDPOINTS_EXAMPLE = "[leaf0.0, spine0.0]"
 
 
-Load = Annotated[float, share(0.0, MOST_LOAD)]
+LinkLoadFraction = Annotated[float, fraction_parser(0.0, MAX_LOAD)]
 
 
-def listed(value: object) -> list[Any]:
+def as_list(value: object) -> list[Any]:
     """One entry may stand alone."""
     return value if isinstance(value, list) else [value]
 
 
-class MixedSection(Section):
+class MixedNodesConfig(ConfigModel):
     """An entry of `cluster.mixed`: nodes with another accelerator."""
 
     example: ClassVar[str] = "{nodes: 0-7, accelerator: h200-sxm-141gb}"
-    node: Ranges = ()
+    node: IdRanges = ()
     """a node or several; left out: none"""
-    nodes: Ranges = ()
+    nodes: IdRanges = ()
     """the same word in the plural; left out: none"""
-    accelerator: Name = Field(examples=["h200-sxm-141gb"])
+    accelerator: NonEmptyText = Field(examples=["h200-sxm-141gb"])
     """what they have, a file of topologies/accelerators"""
 
     @model_validator(mode="after")
-    def _some_nodes(self) -> Self:
+    def _require_nodes(self) -> Self:
         if not self.node and not self.nodes:
-            raise mistake("names no node; write node: 3, or nodes: 0-7")
+            raise config_error("names no node; write node: 3, or nodes: 0-7")
         return self
 
 
-class GpusSection(Section):
+class GpuSelectionConfig(ConfigModel):
     """Some GPUs, named one by one or by their nodes."""
 
-    gpu: Ranges = ()
+    gpu: IdRanges = ()
     """GPUs by number; left out: none"""
-    gpus: Ranges = ()
+    gpus: IdRanges = ()
     """the same word in the plural; left out: none"""
-    node: Ranges = ()
+    node: IdRanges = ()
     """all GPUs of these nodes; left out: none"""
-    nodes: Ranges = ()
+    nodes: IdRanges = ()
     """the same word in the plural; left out: none"""
 
     @model_validator(mode="after")
-    def _some_gpus(self) -> Self:
+    def _require_gpus(self) -> Self:
         if not (self.gpu or self.gpus or self.node or self.nodes):
-            raise mistake("names no GPU; write gpu: 17, gpus: 8-15, node: 3 or nodes: [3, 4]")
+            raise config_error("names no GPU; write gpu: 17, gpus: 8-15, node: 3 or nodes: [3, 4]")
         return self
 
 
-class SlowSection(GpusSection):
+class SlowGpuConfig(GpuSelectionConfig):
     """An entry of `disturbances.slow`."""
 
     example: ClassVar[str] = "{gpu: 17, speed: 0.9}"
-    speed: Annotated[float, share(LEAST, MOST_SPEED)] = Field(examples=[0.9])
+    speed: Annotated[float, fraction_parser(MIN_FRACTION, MAX_SPEED)] = Field(examples=[0.9])
     """at which their kernels run"""
 
 
-Bandwidth = Annotated[float | None, share(LEAST, MOST_BANDWIDTH, "; write dead: true for one that is gone")]
+RemainingBandwidth = Annotated[
+    float | None, fraction_parser(MIN_FRACTION, MAX_BANDWIDTH, "; write dead: true for one that is gone")
+]
 
 
-def _lost(value: object) -> object:
+def _parse_dead_count(value: object) -> object:
     """`true` is one link; `false` is no disturbance."""
     if value is False:
-        raise mistake("false is what links are anyway; leave the entry out")
+        raise config_error("false is what links are anyway; leave the entry out")
     return 1 if value is True else value
 
 
-def _gone(value: object) -> object:
+def _parse_dead_flag(value: object) -> object:
     """A NIC is one, so it is dead or not."""
-    if _lost(value) != 1:
-        raise mistake(f"{shown(value)} is not true; write dead: true")
+    if _parse_dead_count(value) != 1:
+        raise config_error(f"{format_value(value)} is not true; write dead: true")
     return True
 
 
-class NicSection(GpusSection):
+class NicFaultConfig(GpuSelectionConfig):
     """An entry of `disturbances.nics`."""
 
     example: ClassVar[str] = "{gpu: 12, bandwidth: 50 %}"
-    bandwidth: Bandwidth = None
+    bandwidth: RemainingBandwidth = None
     """what is left of it, both directions; left out: all"""
-    dead: Annotated[bool, reads(_gone, "true")] = False
+    dead: Annotated[bool, value_parser(_parse_dead_flag, "true")] = False
     """the NIC is gone, and its GPUs send by a neighbour's"""
 
     @model_validator(mode="after")
-    def _one_change(self) -> Self:
+    def _require_one_fault(self) -> Self:
         if (self.bandwidth is None) != self.dead:
-            raise mistake("needs bandwidth (the part that is left) or dead: true, and not both")
+            raise config_error("needs bandwidth (the part that is left) or dead: true, and not both")
         return self
 
     @property
-    def left(self) -> float:
+    def bandwidth_fraction(self) -> float:
         """The part of the bandwidth that is left."""
         return self.bandwidth or 0.0
 
 
-def _pair(value: object) -> object:
+def _parse_endpoints(value: object) -> object:
     if not (isinstance(value, list) and len(value) == 2 and all(isinstance(end, str) and end.strip() for end in value)):
-        raise mistake(f"{shown(value)} is not a pair of ends such as {_ENDS}")
+        raise config_error(f"{format_value(value)} is not a pair of ends such as {_ENDPOINTS_EXAMPLE}")
     return value
 
 
-def _during(value: object) -> tuple[float, float]:
+def _parse_interval(value: object) -> tuple[float, float]:
     if not isinstance(value, list) or len(value) != 2:
-        raise mistake(f"{shown(value)} is not a pair of times such as [10 ms, 40 ms]")
-    first, last = map(duration, value)
+        raise config_error(f"{format_value(value)} is not a pair of times such as [10 ms, 40 ms]")
+    first, last = map(parse_duration, value)
     if first >= last:
-        raise mistake(f"{shown(value)} ends before it begins; write the earlier time first")
+        raise config_error(f"{format_value(value)} ends before it begins; write the earlier time first")
     return first, last
 
 
-class LinkSection(Section):
+class LinkFaultConfig(ConfigModel):
     """An entry of `disturbances.links`."""
 
-    example: ClassVar[str] = f"{{between: {_ENDS}, bandwidth: 50 %}}"
-    between: Annotated[list[str] | None, reads(_pair, "a pair of names", _ENDS)] = None
+    example: ClassVar[str] = f"{{between: {_ENDPOINTS_EXAMPLE}, bandwidth: 50 %}}"
+    between: Annotated[list[str] | None, value_parser(_parse_endpoints, "a pair of names", _ENDPOINTS_EXAMPLE)] = None
     """the ends of a link, both directions; left out: from and to"""
-    source: Name | None = Field(None, alias="from")
+    source: NonEmptyText | None = Field(None, alias="from")
     """the end that sends, for one direction; left out: none"""
-    target: Name | None = Field(None, alias="to")
+    target: NonEmptyText | None = Field(None, alias="to")
     """the end that receives; left out: none"""
-    bandwidth: Bandwidth = None
+    bandwidth: RemainingBandwidth = None
     """what is left of it; left out: all"""
-    dead: Annotated[int, Field(ge=1, le=MOST_LOST), reads(_lost, f"true, or 1 to {MOST_LOST:,}")] | None = None
+    dead: (
+        Annotated[
+            int, Field(ge=1, le=MAX_DEAD_LINKS), value_parser(_parse_dead_count, f"true, or 1 to {MAX_DEAD_LINKS:,}")
+        ]
+        | None
+    ) = None
     """true, or how many links of a bundle are gone; left out: none"""
-    during: Annotated[tuple[float, float] | None, reads(_during, "a pair of times", "[10 ms, 40 ms]")] = None
+    during: Annotated[
+        tuple[float, float] | None, value_parser(_parse_interval, "a pair of times", "[10 ms, 40 ms]")
+    ] = None
     """from when to when of the run it has that bandwidth; left out: at all times"""
 
     @model_validator(mode="after")
-    def _one_place_and_one_change(self) -> Self:
+    def _require_link_and_fault(self) -> Self:
         if self.between is None and (self.source is None or self.target is None):
-            raise mistake(f"names no link; write between: {_ENDS}, or from and to for one direction")
+            raise config_error(f"names no link; write between: {_ENDPOINTS_EXAMPLE}, or from and to for one direction")
         if self.between is not None and (self.source, self.target) != (None, None):
-            raise mistake("has both between and from or to; keep one")
+            raise config_error("has both between and from or to; keep one")
         if (self.bandwidth is None) == (self.dead is None):
-            raise mistake("needs bandwidth (the part that is left) or dead: true, and not both")
+            raise config_error("needs bandwidth (the part that is left) or dead: true, and not both")
         if self.during is not None and self.dead is not None:
-            raise mistake("has dead and during, but routes do not change while a step runs; write bandwidth: 0.1 %")
+            raise config_error(
+                "has dead and during, but routes do not change while a step runs; write bandwidth: 0.1 %"
+            )
         return self
 
-    def change(self) -> LinkChange:
+    def link_change(self) -> LinkDegradation:
         """The change as the inside knows it."""
-        what = SlowLink(self.bandwidth) if self.bandwidth is not None else DeadLink(self.dead or 1)
+        fault = SlowLinkEffect(self.bandwidth) if self.bandwidth is not None else DeadLinkEffect(self.dead or 1)
         source, target = self.between or (str(self.source), str(self.target))
-        return LinkChange(source, target, what, both_ways=self.between is not None, during=self.during)
+        return LinkDegradation(
+            source, target, fault, both_directions=self.between is not None, active_period=self.during
+        )
 
 
-class JitterSection(Section):
+class JitterConfig(ConfigModel):
     """`disturbances.jitter`: how much kernels vary from one run to the next."""
 
-    short: ClassVar[str | None] = "std"
-    std: Annotated[float, share(0.0, MOST_JITTER)] = Field(examples=["1 %"])
+    shorthand_key: ClassVar[str | None] = "std"
+    std: Annotated[float, fraction_parser(0.0, MAX_JITTER)] = Field(examples=["1 %"])
     """standard deviation of every kernel's time over its mean"""
-    distribution: Annotated[Distribution, member(Distribution)] = Distribution.NORMAL
+    distribution: Annotated[Distribution, enum_parser(Distribution)] = Distribution.NORMAL
     """of these times; exponential only adds time"""
-    seed: Annotated[int, Field(ge=0, le=MOST_SEED)] = 0
+    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] = 0
     """another seed draws other times"""
 
-    def jitter(self) -> Jitter | None:
+    def jitter_model(self) -> Jitter | None:
         """The jitter as the inside knows it; None where kernels do not vary."""
         return Jitter(self.std, self.distribution, self.seed) if self.std else None
 
 
-class BackgroundSection(Section):
+class BackgroundLoadConfig(ConfigModel):
     """`disturbances.background`: the part of each link of a tier that others use."""
 
-    nic: Load = 0.0
+    nic: LinkLoadFraction = 0.0
     """of links between NICs and leaves"""
-    leaf: Load = 0.0
+    leaf: LinkLoadFraction = 0.0
     """of links between leaf and spine"""
-    spine: Load = 0.0
+    spine: LinkLoadFraction = 0.0
     """of links between spine and core"""
 
-    def loads(self) -> dict[LinkKind, float]:
+    def load_by_kind(self) -> dict[LinkKind, float]:
         """Load by kind of link, where there is any."""
-        loads = {kind: getattr(self, kind.value) for kind in SHARED_TIERS}
+        loads = {kind: getattr(self, kind.value) for kind in SHARED_LINK_KINDS}
         return {kind: load for kind, load in loads.items() if load}
 
 
-class TrafficSection(Section):
+class BackgroundTrafficConfig(ConfigModel):
     """An entry of `disturbances.traffic`: what others send on the network, see [Traffic](scenario.md#traffic)."""
 
     example: ClassVar[str] = "{gpus: [8, 16], bytes: 64 MB, every: 5 ms}"
-    gpus: Ranges = Field(examples=["[8, 16]"])
+    gpus: IdRanges = Field(examples=["[8, 16]"])
     """among which of the machine's GPUs, the root or sender first"""
-    collective: Annotated[CollectiveType, member(CollectiveType, *_SENT)] = CollectiveType.SEND_RECV
+    collective: Annotated[CollectiveType, enum_parser(CollectiveType, *_TRAFFIC_COLLECTIVES)] = CollectiveType.SEND_RECV
     """what it is; a message needs two GPUs"""
-    payload: Size = Field(alias="bytes", examples=["64 MB"])
+    payload: SizeBytes = Field(alias="bytes", examples=["64 MB"])
     """its payload, as nccl-tests count it"""
     start: Duration = 0.0
     """when it first begins"""
@@ -220,36 +245,49 @@ class TrafficSection(Section):
     """when it no longer begins again; left out: with the end of the run"""
 
     @model_validator(mode="after")
-    def _of_one_kind(self) -> Self:
+    def _require_valid_flow(self) -> Self:
         count = sum(map(len, self.gpus))
         if count < 2 or (self.collective is CollectiveType.SEND_RECV and count != 2):
-            raise mistake(f"names {count:,} GPU{'s' * (count != 1)}; a message needs two, a collective two or more")
+            raise config_error(
+                f"names {count:,} GPU{'s' * (count != 1)}; a message needs two, a collective two or more"
+            )
         if self.every == 0.0:
-            raise mistake("every: 0 would never end; leave it out for once")
+            raise config_error("every: 0 would never end; leave it out for once")
         return self
 
-    def traffic(self, gpus: tuple[int, ...]) -> Traffic:
+    def background_flow(self, gpus: tuple[int, ...]) -> TrafficPattern:
         """As the inside knows it."""
         every, until = (inf if item is None else item for item in (self.every, self.until))
-        return Traffic(gpus, self.collective, self.payload, self.start, every, until)
+        return TrafficPattern(gpus, self.collective, self.payload, self.start, every, until)
 
 
-class DisturbancesSection(Section):
+class DegradationsConfig(ConfigModel):
     """`disturbances`: what is wrong with the cluster."""
 
-    slow: Annotated[list[SlowSection], reads(listed, "one or a list", of=list[SlowSection] | SlowSection)] = Field([])
+    slow: Annotated[
+        list[SlowGpuConfig], value_parser(as_list, "one or a list", schema_type=list[SlowGpuConfig] | SlowGpuConfig)
+    ] = Field([])
     """GPUs whose kernels run at a part of their speed; left out: none"""
-    jitter: JitterSection | None = None
+    jitter: JitterConfig | None = None
     """variation of every kernel of every rank; left out: none"""
-    nics: Annotated[list[NicSection], reads(listed, "one or a list", of=list[NicSection] | NicSection)] = Field([])
+    nics: Annotated[
+        list[NicFaultConfig], value_parser(as_list, "one or a list", schema_type=list[NicFaultConfig] | NicFaultConfig)
+    ] = Field([])
     """NICs that serve some GPUs; left out: none"""
-    links: Annotated[list[LinkSection], reads(listed, "one or a list", of=list[LinkSection] | LinkSection)] = Field([])
+    links: Annotated[
+        list[LinkFaultConfig],
+        value_parser(as_list, "one or a list", schema_type=list[LinkFaultConfig] | LinkFaultConfig),
+    ] = Field([])
     """links by the names of their ends, see [Disturbances](scenario.md#disturbances); left out: none"""
     traffic: Annotated[
-        list[TrafficSection], reads(listed, "one or a list", of=list[TrafficSection] | TrafficSection)
+        list[BackgroundTrafficConfig],
+        value_parser(as_list, "one or a list", schema_type=list[BackgroundTrafficConfig] | BackgroundTrafficConfig),
     ] = Field([])
     """what others send meanwhile; left out: nothing"""
-    jobs: Annotated[list[JobSection], reads(listed, "one or a list", of=list[JobSection] | JobSection)] = Field([])
+    jobs: Annotated[
+        list[CoScheduledJobConfig],
+        value_parser(as_list, "one or a list", schema_type=list[CoScheduledJobConfig] | CoScheduledJobConfig),
+    ] = Field([])
     """other jobs that train meanwhile on other GPUs; left out: none"""
-    background: BackgroundSection = BackgroundSection()
+    background: BackgroundLoadConfig = BackgroundLoadConfig()
     """the part of each link of a tier that others use"""

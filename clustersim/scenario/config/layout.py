@@ -5,72 +5,76 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from clustersim.common.errors import InputError, shown
-from clustersim.model.layer_stack import MOST_LAYERS
+from clustersim.common.errors import InputError, format_value
+from clustersim.model.layer_stack import MAX_LAYERS
 from clustersim.parallel.layer_partition import AccountForEnds, EndRankLayers, LayerPartition, PipelineLayoutString
 from clustersim.parallel.mesh import DATA, DENSE_MESH, MESHES
 from clustersim.parallel.pipeline_layout_string import parse_pipeline_layout
 from clustersim.program.task import TokenDispatcher
-from clustersim.scenario.config.data_parallel import DataChoice, Ddp
-from clustersim.scenario.config_reader import Degree, Layers, Section, member, mistake, reads
+from clustersim.scenario.config.data_parallel import DataParallelConfig, DdpConfig
+from clustersim.scenario.config_reader import ConfigModel, Degree, LayerCount, config_error, enum_parser, value_parser
 
-_MOST_SMS = 10_000
+_MAX_SMS = 10_000
 
-_ORDER = tuple(axis.name for axis in MESHES[DENSE_MESH])
+_AXIS_NAMES = tuple(axis.name for axis in MESHES[DENSE_MESH])
 
 
-def _axes(value: object) -> object:
-    if not isinstance(value, list) or sorted(map(str, value)) != sorted(_ORDER):
-        raise mistake(f"{shown(value)} must name every axis once, such as [{', '.join(_ORDER)}]")
+def _parse_axis_order(value: object) -> object:
+    if not isinstance(value, list) or sorted(map(str, value)) != sorted(_AXIS_NAMES):
+        raise config_error(f"{format_value(value)} must name every axis once, such as [{', '.join(_AXIS_NAMES)}]")
     return value
 
 
-def _notation(value: object) -> object:
+def _parse_stage_layout(value: object) -> object:
     """Read a layout string; the word even is none."""
     if value == "even" or not isinstance(value, str):
         return None if value == "even" else value
     try:
         return parse_pipeline_layout(value)
     except InputError as error:
-        raise mistake(f"{error}; or write {StagesSection.example}") from error
+        raise config_error(f"{error}; or write {LayerSplitConfig.example}") from error
 
 
-class StagesSection(Section):
+class LayerSplitConfig(ConfigModel):
     """`layout.layers_per_stage`: even, a list, one of Megatron-LM's layout strings, or one of its rules."""
 
     example: ClassVar[str] = "even, [8, 8], 'Et*8|t*8L', {embedding: true, head: true} or {first: 7, last: 7}"
-    counts: list[Annotated[int, Field(ge=0, le=MOST_LAYERS)]] | None = None
+    counts: list[Annotated[int, Field(ge=0, le=MAX_LAYERS)]] | None = None
     """layers of each stage (a list alone will do); left out: even"""
-    layout: Annotated[PipelineLayoutString | None, reads(_notation, "even, or a string of stages", "Et*8|t*8L")] = None
+    layout: Annotated[
+        PipelineLayoutString | None, value_parser(_parse_stage_layout, "even, or a string of stages", "Et*8|t*8L")
+    ] = None
     """`even`, or a layout string of Megatron-LM, such as `Et*7|(t*8|)*2t*9L` (a string alone will do); left out:
     even"""
     embedding: bool = False
     """the embedding counts as a layer"""
     head: bool = False
     """the head counts as a layer"""
-    first: Layers | None = None
+    first: LayerCount | None = None
     """layers of the first pipeline rank; left out: even"""
-    last: Layers | None = None
+    last: LayerCount | None = None
     """layers of the last pipeline rank; left out: even"""
 
     @classmethod
-    def written_out(cls, value: object) -> object:
+    def expand_shorthand(cls, value: object) -> object:
         """A list gives the counts, a string is a layout string, nothing is even."""
         if value is None:
             return {}
         if isinstance(value, list):
             return {"counts": value}
-        return {"layout": value} if isinstance(value, str) else super().written_out(value)
+        return {"layout": value} if isinstance(value, str) else super().expand_shorthand(value)
 
     @model_validator(mode="after")
-    def _one_rule(self) -> Self:
-        ends = (self.first, self.last) != (None, None)
-        rules = (self.counts is not None, self.layout is not None, self.embedding or self.head, ends)
+    def _check_one_rule(self) -> Self:
+        has_ends = (self.first, self.last) != (None, None)
+        rules = (self.counts is not None, self.layout is not None, self.embedding or self.head, has_ends)
         if sum(rules) > 1:
-            raise mistake(f"says more than one of counts, layout, embedding or head, and first or last; {self.example}")
+            raise config_error(
+                f"says more than one of counts, layout, embedding or head, and first or last; {self.example}"
+            )
         return self
 
-    def split(self) -> LayerPartition:
+    def layer_partition(self) -> LayerPartition:
         """The rule as the inside knows it."""
         if self.layout is not None:
             return self.layout
@@ -81,7 +85,7 @@ class StagesSection(Section):
         return EndRankLayers(self.first, self.last) if (self.first, self.last) != (None, None) else None
 
 
-class LayoutSection(Section):
+class LayoutConfig(ConfigModel):
     """`layout`: degrees of parallelism. `dp` left out is what the other degrees leave of the cluster's GPUs."""
 
     tp: Degree = 1
@@ -96,11 +100,13 @@ class LayoutSection(Section):
     """expert parallelism: ranks that experts are spread over, among those of tp, cp and dp"""
     etp: Degree | None = None
     """expert tensor parallelism: ranks that each expert is cut over; left out: tp"""
-    dispatcher: Annotated[TokenDispatcher, member(TokenDispatcher)] = TokenDispatcher.ALL_TO_ALL
+    dispatcher: Annotated[TokenDispatcher, enum_parser(TokenDispatcher)] = TokenDispatcher.ALL_TO_ALL
     """how tokens travel to their experts and back"""
-    dispatcher_sms: Annotated[int, Field(ge=1, le=_MOST_SMS)] | None = None
+    dispatcher_sms: Annotated[int, Field(ge=1, le=_MAX_SMS)] | None = None
     """multiprocessors that the dispatcher's kernels take (deepep, hybridep); left out: the dispatcher's own"""
-    order: Annotated[list[str], reads(_axes, "every axis once", of=list[Literal[_ORDER]])] = Field(list(_ORDER))
+    order: Annotated[
+        list[str], value_parser(_parse_axis_order, "every axis once", schema_type=list[Literal[_AXIS_NAMES]])
+    ] = Field(list(_AXIS_NAMES))
     """axes from the one with adjacent ranks outwards; left out: [tp, cp, dp, pp]"""
     sequence_parallel: bool = False
     """norms and dropout split the sequence over the tensor-parallel group"""
@@ -120,12 +126,12 @@ class LayoutSection(Section):
     release_outputs: bool | None = None
     """stages free what they have sent (Megatron-LM); false: held until its backward (torch.distributed.pipelining);
     left out: the framework's"""
-    data: DataChoice = DataChoice(ddp=Ddp())
+    data: DataParallelConfig = DataParallelConfig(ddp=DdpConfig())
     """the data-parallel strategy, see [Sharding](scenario.md#sharding); left out: ddp"""
-    layers_per_stage: StagesSection = StagesSection()
+    layers_per_stage: LayerSplitConfig = LayerSplitConfig()
     """how layers are split into stages; left out: even"""
 
     @property
-    def replica(self) -> int:
+    def ranks_per_replica(self) -> int:
         """Ranks of one data-parallel replica: the product of the other degrees."""
         return math.prod(getattr(self, axis.name) for axis in MESHES[DENSE_MESH] if axis is not DATA)

@@ -11,82 +11,100 @@ from typing import Annotated, ClassVar, Final
 from pydantic import AfterValidator, Field
 
 from clustersim.common.dtypes import DType
-from clustersim.common.errors import nearest, shown
-from clustersim.model.lora import Lora, Projection, Target
-from clustersim.scenario.config_reader import Name, Section, Width, member, mistake, reads, share
-
-MOST_DROPOUT: Final = 0.99
-_ATTENTION: Final = (Target.Q, Target.K, Target.V, Target.O)
-_MLP: Final = (Target.GATE, Target.UP, Target.DOWN)
-_GROUPS: Final[Mapping[str, tuple[Target, ...]]] = MappingProxyType(
-    {"all": (*_ATTENTION, *_MLP), "attention": _ATTENTION, "mlp": _MLP}
+from clustersim.common.errors import format_value, suggest_nearest
+from clustersim.model.lora import Lora, LoraTarget, Projection
+from clustersim.scenario.config_reader import (
+    ConfigModel,
+    NonEmptyText,
+    Width,
+    config_error,
+    enum_parser,
+    fraction_parser,
+    value_parser,
 )
-_OTHER_WORDS: Final[Mapping[str, str]] = MappingProxyType(
+
+MAX_DROPOUT: Final = 0.99
+_ATTENTION_TARGETS: Final = (LoraTarget.Q, LoraTarget.K, LoraTarget.V, LoraTarget.O)
+_MLP_TARGETS: Final = (LoraTarget.GATE, LoraTarget.UP, LoraTarget.DOWN)
+_TARGET_GROUPS: Final[Mapping[str, tuple[LoraTarget, ...]]] = MappingProxyType(
+    {"all": (*_ATTENTION_TARGETS, *_MLP_TARGETS), "attention": _ATTENTION_TARGETS, "mlp": _MLP_TARGETS}
+)
+_TARGET_ALIASES: Final[Mapping[str, str]] = MappingProxyType(
     {
-        **{f"{target.value}_proj": target.value for target in (*_ATTENTION, *_MLP)},  # Hugging Face
+        **{f"{target.value}_proj": target.value for target in (*_ATTENTION_TARGETS, *_MLP_TARGETS)},  # Hugging Face
         **{"output_proj": "o", "linear_proj": "o", "linear_fc2": "down"},  # torchtune; Megatron
     }
 )
-WORDS: Final = (*_GROUPS, *(target.value for target in Target))
+TARGET_NAMES: Final = (*_TARGET_GROUPS, *(target.value for target in LoraTarget))
 
 
-def _words(value: object) -> object:
+def _parse_targets(value: object) -> object:
     """A list of known words, each in its plainest spelling, once."""
-    listed = value if isinstance(value, list) else [value]
-    words = [_OTHER_WORDS.get(str(word), word) for word in listed]
-    for word in words:
-        if word not in WORDS:
-            raise mistake(f"{shown(word)} is unknown; {nearest(str(word), (*WORDS, *_OTHER_WORDS))}")
-    if not words:
-        raise mistake(f"is empty; write some of {', '.join(WORDS)}")
-    return list(dict.fromkeys(words))
+    names = value if isinstance(value, list) else [value]
+    canonical_names = [_TARGET_ALIASES.get(str(name), name) for name in names]
+    for name in canonical_names:
+        if name not in TARGET_NAMES:
+            raise config_error(
+                f"{format_value(name)} is unknown; {suggest_nearest(str(name), (*TARGET_NAMES, *_TARGET_ALIASES))}"
+            )
+    if not canonical_names:
+        raise config_error(f"is empty; write some of {', '.join(TARGET_NAMES)}")
+    return list(dict.fromkeys(canonical_names))
 
 
-def _apart(words: list[str]) -> list[str]:
+def _check_disjoint_targets(names: list[str]) -> list[str]:
     """One adapter at most beside each matrix."""
-    beside: dict[Projection, Target] = {}
-    for target in _targets(words):
-        for projection in target.covers:
-            other = beside.setdefault(projection, target)
+    target_by_projection: dict[Projection, LoraTarget] = {}
+    for target in _expand_targets(names):
+        for projection in target.projections:
+            other = target_by_projection.setdefault(projection, target)
             if other is not target:
-                raise mistake(f"{other.value} and {target.value} are both beside {projection.value}; keep one of them")
-    return words
+                raise config_error(
+                    f"{other.value} and {target.value} are both beside {projection.value}; keep one of them"
+                )
+    return names
 
 
-def _targets(words: list[str]) -> tuple[Target, ...]:
-    chosen = (target for word in words for target in (_GROUPS[word] if word in _GROUPS else (Target(word),)))
-    return tuple(dict.fromkeys(chosen))
+def _expand_targets(names: list[str]) -> tuple[LoraTarget, ...]:
+    targets = (
+        target for name in names for target in (_TARGET_GROUPS[name] if name in _TARGET_GROUPS else (LoraTarget(name),))
+    )
+    return tuple(dict.fromkeys(targets))
 
 
-def _positive(value: float) -> float:
+def _require_positive(value: float) -> float:
     if not 0.0 < value < float("inf"):
-        raise mistake(f"{shown(value)} is not above zero; the scale is alpha / rank, such as 32 / 16")
+        raise config_error(f"{format_value(value)} is not above zero; the scale is alpha / rank, such as 32 / 16")
     return value
 
 
-class LoraSection(Section):
+class LoraConfig(ConfigModel):
     """`training.lora`: adapters of so many ranks beside frozen weights; a bare number is the rank."""
 
-    short: ClassVar[str | None] = "rank"
+    shorthand_key: ClassVar[str | None] = "rank"
     example: ClassVar[str] = "{rank: 16, targets: all}, or none"
     rank: Width = Field(examples=[16])
     """inner size of the adapters"""
-    alpha: Annotated[float, AfterValidator(_positive)] = 32.0
+    alpha: Annotated[float, AfterValidator(_require_positive)] = 32.0
     """adapters are scaled by alpha over rank"""
     targets: Annotated[
-        list[Name],
-        reads(_words, f"a word or a list of words: {', '.join((*WORDS, *_OTHER_WORDS))}"),
-        AfterValidator(_apart),
+        list[NonEmptyText],
+        value_parser(_parse_targets, f"a word or a list of words: {', '.join((*TARGET_NAMES, *_TARGET_ALIASES))}"),
+        AfterValidator(_check_disjoint_targets),
     ] = Field(["all"])
     """matrices that have one: all, attention, mlp, names of peft (q_proj) or of Megatron (linear_qkv, one adapter
     for the fused matrix); left out: [all]"""
-    dropout: Annotated[float, share(0.0, MOST_DROPOUT)] = 0.0
+    dropout: Annotated[float, fraction_parser(0.0, MAX_DROPOUT)] = 0.0
     """before an adapter"""
-    base: Annotated[DType | None, member(DType, DType.NF4, absent="none")] = None
+    base: Annotated[DType | None, enum_parser(DType, DType.NF4, none_word="none")] = None
     """nf4: the layers' frozen matrices are kept in 4 bits (QLoRA); left out: none"""
 
-    def adapters(self, there: frozenset[Projection]) -> Lora:
+    def lora_settings(self, model_projections: frozenset[Projection]) -> Lora:
         """The adapters as the inside knows them; there: the model's projections, of which groups mean those it has."""
-        named = {Target(word) for word in self.targets if word not in _GROUPS}
-        targets = (target for target in _targets(self.targets) if target in named or there.intersection(target.covers))
+        explicit_targets = {LoraTarget(name) for name in self.targets if name not in _TARGET_GROUPS}
+        targets = (
+            expand_target
+            for expand_target in _expand_targets(self.targets)
+            if expand_target in explicit_targets or model_projections.intersection(expand_target.projections)
+        )
         return Lora(self.rank, tuple(targets), self.alpha, self.dropout, self.base)

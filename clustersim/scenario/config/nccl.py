@@ -13,9 +13,9 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from clustersim.collectives.library import ALGORITHMS
 from clustersim.collectives.nccl_overrides import TUNED_COLLECTIVES, ChannelLimits, NcclOverrides
-from clustersim.common.errors import nearest, shown
+from clustersim.common.errors import format_value, suggest_nearest
 from clustersim.program.task import CollectiveType
-from clustersim.scenario.config_reader import Section, mistake, reads
+from clustersim.scenario.config_reader import ConfigModel, config_error, value_parser
 
 MOST_CHANNELS: Final = 64  # MAXCHANNELS of src/include/device.h
 _FUNCTIONS: Final = {kind.value.replace("_", ""): kind for kind in TUNED_COLLECTIVES}
@@ -32,126 +32,142 @@ _ALGORITHMS: Final[Mapping[str, tuple[str, ...]]] = {
 _PROTOCOLS: Final = {name.lower(): (name,) for name in ("LL", "LL128", "Simple")}
 _NETWORK: Final = "the network is the cluster's (cluster.fabric)"
 _NODE: Final = "routes inside a node are the cluster's (cluster.node)"
-_FITTED: Final = "chunks and thresholds are fitted to measurements (topologies/libraries)"
-_TIMELESS: Final = "no time depends on it"
+_CALIBRATED: Final = "chunks and thresholds are fitted to measurements (topologies/libraries)"
+_NO_TIMING_EFFECT: Final = "no time depends on it"
 _SHARP: Final = "how SHARP works is the library's own"
-_BEGINNINGS: Final = {"NCCL_IB_": _NETWORK, "NCCL_SOCKET_": _NETWORK, "NCCL_NET": _NETWORK, "NCCL_COLLNET_": _SHARP}
+_UNMODELLED_PREFIXES: Final = {
+    "NCCL_IB_": _NETWORK,
+    "NCCL_SOCKET_": _NETWORK,
+    "NCCL_NET": _NETWORK,
+    "NCCL_COLLNET_": _SHARP,
+}
 _UNMODELLED: Final = {
     **dict.fromkeys(("NCCL_CROSS_NIC", "NCCL_NSOCKS_PERTHREAD", "NCCL_PXN_DISABLE", "NCCL_P2P_PXN_LEVEL"), _NETWORK),
     **dict.fromkeys(("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_P2P_DIRECT_DISABLE", "NCCL_SHM_DISABLE"), _NODE),
     **dict.fromkeys(("NCCL_NVB_DISABLE", "NCCL_TOPO_FILE", "NCCL_MNNVL_ENABLE", "NCCL_CUMEM_ENABLE"), _NODE),
-    **dict.fromkeys(("NCCL_BUFFSIZE", "NCCL_NTHREADS", "NCCL_P2P_NET_CHUNKSIZE", "NCCL_P2P_NVL_CHUNKSIZE"), _FITTED),
-    **dict.fromkeys(("NCCL_P2P_LL_THRESHOLD", "NCCL_LL_THRESHOLD", "NCCL_TREE_THRESHOLD"), _FITTED),
-    **dict.fromkeys(("NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS", "NCCL_COMM_BLOCKING"), _TIMELESS),
-    **dict.fromkeys(("NCCL_LAUNCH_MODE", "NCCL_CHECK_POINTERS", "NCCL_IGNORE_CPU_AFFINITY"), _TIMELESS),
+    **dict.fromkeys(
+        ("NCCL_BUFFSIZE", "NCCL_NTHREADS", "NCCL_P2P_NET_CHUNKSIZE", "NCCL_P2P_NVL_CHUNKSIZE"), _CALIBRATED
+    ),
+    **dict.fromkeys(("NCCL_P2P_LL_THRESHOLD", "NCCL_LL_THRESHOLD", "NCCL_TREE_THRESHOLD"), _CALIBRATED),
+    **dict.fromkeys(("NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS", "NCCL_COMM_BLOCKING"), _NO_TIMING_EFFECT),
+    **dict.fromkeys(("NCCL_LAUNCH_MODE", "NCCL_CHECK_POINTERS", "NCCL_IGNORE_CPU_AFFINITY"), _NO_TIMING_EFFECT),
 }
 """Variables of NCCL that the model has nothing for, and why."""
 
-Allowed = dict[CollectiveType, frozenset[str]]
+AllowedNames = dict[CollectiveType, frozenset[str]]
 
 
-def _allowed(text: str, names: Mapping[str, tuple[str, ...]]) -> Allowed:
+def _parse_allowed(text: str, model_names: Mapping[str, tuple[str, ...]]) -> AllowedNames:
     """What NCCL's grammar allows, by collective; collectives that it does not speak of are not there."""
-    allowed: Allowed = {}
-    for place, entry in enumerate(text.split(";")):
+    allowed: AllowedNames = {}
+    for position, entry in enumerate(text.split(";")):
         function, colon, elements = entry.rpartition(":")
-        if place and not colon:
-            raise mistake(f"{shown(entry)} names no collective; only the first entry is for all, as in NCCL")
-        kinds = (_function(function),) if colon else TUNED_COLLECTIVES
-        allowed |= dict.fromkeys(kinds, _elements(elements, names))
+        if position and not colon:
+            raise config_error(
+                f"{format_value(entry)} names no collective; only the first entry is for all, as in NCCL"
+            )
+        collectives = (_parse_collective(function),) if colon else TUNED_COLLECTIVES
+        allowed |= dict.fromkeys(collectives, _parse_elements(elements, model_names))
     return allowed
 
 
-def _function(name: str) -> CollectiveType:
+def _parse_collective(name: str) -> CollectiveType:
     if name.strip().lower() not in _FUNCTIONS:
-        raise mistake(f"{shown(name)} is no collective that has a choice; {nearest(name.strip(), _FUNCTIONS)}")
+        raise config_error(
+            f"{format_value(name)} is no collective that has a choice; {suggest_nearest(name.strip(), _FUNCTIONS)}"
+        )
     return _FUNCTIONS[name.strip().lower()]
 
 
-def _elements(text: str, names: Mapping[str, tuple[str, ...]]) -> frozenset[str]:
+def _parse_elements(text: str, model_names: Mapping[str, tuple[str, ...]]) -> frozenset[str]:
     """What a list allows, in the model's names."""
-    excludes = text.strip().startswith("^")
-    named = [element.strip().lower() for element in text.strip().removeprefix("^").split(",")]
-    for element in named:
-        if element not in names:
-            raise mistake(f"{shown(element)} is none of NCCL's; {nearest(element, names)}")
-    left = [name for name in names if (name in named) is not excludes]
-    return frozenset(item for name in left for item in names[name])
+    is_exclusion = text.strip().startswith("^")
+    listed_names = [element.strip().lower() for element in text.strip().removeprefix("^").split(",")]
+    for element in listed_names:
+        if element not in model_names:
+            raise config_error(f"{format_value(element)} is none of NCCL's; {suggest_nearest(element, model_names)}")
+    allowed_names = [name for name in model_names if (name in listed_names) is not is_exclusion]
+    return frozenset(model_name for name in allowed_names for model_name in model_names[name])
 
 
-def _list_of(names: Mapping[str, tuple[str, ...]]) -> BeforeValidator:
+def _list_parser(model_names: Mapping[str, tuple[str, ...]]) -> BeforeValidator:
     """Check a list in NCCL's grammar, which stays as it is written."""
 
     def check(value: object) -> object:
         if not isinstance(value, str) or not value.strip():
-            raise mistake(f"{shown(value)} is no list; write e.g. {', '.join(names)}, or ^{next(iter(names))}")
-        _allowed(value, names)
+            raise config_error(
+                f"{format_value(value)} is no list; write e.g. {', '.join(model_names)}, or ^{next(iter(model_names))}"
+            )
+        _parse_allowed(value, model_names)
         return value
 
-    legal = f"a list in NCCL's grammar of {', '.join(names)}"
-    first, second, *_ = names
-    return reads(check, legal, f"{first},{second}", f"^{first}", of=str)
+    description = f"a list in NCCL's grammar of {', '.join(model_names)}"
+    first, second, *_ = model_names
+    return value_parser(check, description, f"{first},{second}", f"^{first}", schema_type=str)
 
 
-Channels = Annotated[int, Field(ge=1, le=MOST_CHANNELS)]
+ChannelCount = Annotated[int, Field(ge=1, le=MOST_CHANNELS)]
 
 
-class NcclSection(Section):
+class NcclConfig(ConfigModel):
     """`cost.nccl`: variables of NCCL's environment."""
 
     example: ClassVar[str] = "NCCL_ALGO: Ring"
-    algorithms: Annotated[str | None, _list_of(_ALGORITHMS)] = Field(None, alias="NCCL_ALGO")
+    algorithms: Annotated[str | None, _list_parser(_ALGORITHMS)] = Field(None, alias="NCCL_ALGO")
     """algorithms that may be chosen; left out: all"""
-    protocols: Annotated[str | None, _list_of(_PROTOCOLS)] = Field(None, alias="NCCL_PROTO")
+    protocols: Annotated[str | None, _list_parser(_PROTOCOLS)] = Field(None, alias="NCCL_PROTO")
     """protocols that may be chosen; left out: all"""
     nvls: Annotated[int, Field(ge=0, le=2)] | None = Field(None, alias="NCCL_NVLS_ENABLE")
     """NVLink SHARP: 0 is off; left out: 2, if possible"""
     collnet: Annotated[int, Field(ge=0, le=1)] | None = Field(None, alias="NCCL_COLLNET_ENABLE")
     """SHARP of InfiniBand: 1 is on; left out: 0"""
-    least: Channels | None = Field(None, alias="NCCL_MIN_NCHANNELS")
+    least: ChannelCount | None = Field(None, alias="NCCL_MIN_NCHANNELS")
     """least channels, inside an NVLink domain; left out: the library's"""
-    most: Channels | None = Field(None, alias="NCCL_MAX_NCHANNELS")
+    most: ChannelCount | None = Field(None, alias="NCCL_MAX_NCHANNELS")
     """most channels, inside an NVLink domain; left out: the library's"""
-    messages_least: Channels | None = Field(None, alias="NCCL_MIN_P2P_NCHANNELS")
+    messages_least: ChannelCount | None = Field(None, alias="NCCL_MIN_P2P_NCHANNELS")
     """least channels of a message, inside an NVLink domain; left out: the library's"""
-    messages_most: Channels | None = Field(None, alias="NCCL_MAX_P2P_NCHANNELS")
+    messages_most: ChannelCount | None = Field(None, alias="NCCL_MAX_P2P_NCHANNELS")
     """most channels of a message, inside an NVLink domain; left out: the library's"""
 
     @model_validator(mode="before")
     @classmethod
-    def _known(cls, value: object) -> object:
-        known = {model_field.alias for model_field in cls.model_fields.values()}
-        for name in (item for item in value if item not in known) if isinstance(value, dict) else ():
-            why = _unmodelled(str(name))
-            if why:
-                raise mistake(f"{name} is NCCL's, but not modelled: {why}; leave it out")
+    def _refuse_unmodelled(cls, value: object) -> object:
+        modelled_names = {model_field.alias for model_field in cls.model_fields.values()}
+        for name in (item for item in value if item not in modelled_names) if isinstance(value, dict) else ():
+            reason = _unmodelled_reason(str(name))
+            if reason:
+                raise config_error(f"{name} is NCCL's, but not modelled: {reason}; leave it out")
         return value
 
     @model_validator(mode="after")
-    def _in_order(self) -> Self:
+    def _check_channel_limits(self) -> Self:
         pairs = ((self.least, self.most, "NCHANNELS"), (self.messages_least, self.messages_most, "P2P_NCHANNELS"))
-        for least, most, name in pairs:
-            if least is not None and most is not None and least > most:
-                raise mistake(f"NCCL_MIN_{name} {least} is above NCCL_MAX_{name} {most}; {most} or less fits")
+        for minimum, maximum, name in pairs:
+            if minimum is not None and maximum is not None and minimum > maximum:
+                raise config_error(
+                    f"NCCL_MIN_{name} {minimum} is above NCCL_MAX_{name} {maximum}; {maximum} or less fits"
+                )
         return self
 
-    def switches(self) -> NcclOverrides:
+    def nccl_overrides(self) -> NcclOverrides:
         """The switches as the inside knows them."""
-        algorithms = {} if self.algorithms is None else _allowed(self.algorithms, _ALGORITHMS)
+        algorithms = {} if self.algorithms is None else _parse_allowed(self.algorithms, _ALGORITHMS)
         if self.nvls == 0:
-            every = frozenset(ALGORITHMS)
+            all_algorithms = frozenset(ALGORITHMS)
             algorithms = {
-                kind: algorithms.get(kind, every) - {"in_network", "collnet_nvls"} for kind in TUNED_COLLECTIVES
+                kind: algorithms.get(kind, all_algorithms) - {"in_network", "collnet_nvls"}
+                for kind in TUNED_COLLECTIVES
             }
         return NcclOverrides(
             algorithms=algorithms,
-            protocols={} if self.protocols is None else _allowed(self.protocols, _PROTOCOLS),
+            protocols={} if self.protocols is None else _parse_allowed(self.protocols, _PROTOCOLS),
             channel_limits=ChannelLimits(self.least, self.most, self.messages_least, self.messages_most),
             collnet_enabled=self.collnet == 1,
-            description=" and ".join(self.names()),
+            description=" and ".join(self.set_variables()),
         )
 
-    def names(self) -> list[str]:
+    def set_variables(self) -> list[str]:
         """The variables that are set."""
         return [
             str(model_field.alias)
@@ -160,7 +176,7 @@ class NcclSection(Section):
         ]
 
 
-def _unmodelled(name: str) -> str:
+def _unmodelled_reason(name: str) -> str:
     """Why a variable of NCCL has no part in the model; empty for others."""
-    beginning = next((why for start, why in _BEGINNINGS.items() if name.startswith(start)), "")
-    return _UNMODELLED.get(name, beginning)
+    prefix_reason = next((reason for start, reason in _UNMODELLED_PREFIXES.items() if name.startswith(start)), "")
+    return _UNMODELLED.get(name, prefix_reason)

@@ -12,75 +12,79 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from clustersim.common.errors import InputError, shown
-from clustersim.model.layer_stack import MOST_LAYERS
-from clustersim.model.offload import NOTHING, ActivationOffload, Offload, OptimizerOffload, ShardOffload
+from clustersim.common.errors import InputError, format_value
+from clustersim.model.layer_stack import MAX_LAYERS
+from clustersim.model.offload import NO_OFFLOAD, ActivationOffload, Offload, OptimizerOffload, ShardOffload
 from clustersim.parallel.data_parallel_strategy import FullyShard, GradientSync, NaiveDataParallel
 from clustersim.parallel.layer_partition import partition_layers
 from clustersim.parallel.mesh import DP_GROUP
 from clustersim.parallel.parameter_groups import parameter_groups
-from clustersim.scenario.config_reader import Layers, Section, mistake, reads, share
-from clustersim.scenario.resolved import Setup
+from clustersim.scenario.config_reader import ConfigModel, LayerCount, config_error, fraction_parser, value_parser
+from clustersim.scenario.resolved import ResolvedScenario
 
 _EXAMPLE = "{capacity: 2 TB, bandwidth: 600 GB/s, to_host: 50 GB/s, from_host: 50 GB/s, latency: 10 us, update: 0.46}"
-_PART = share(0.0, 1.0).func
+_parse_fraction = fraction_parser(0.0, 1.0).func
 
 
-def _some_layers(value: object) -> object:
+def _parse_layers_or_fraction(value: object) -> object:
     """A number of layers as it is; `all` or a share as a share."""
     if value == "all" or value is True:
         return 1.0
     if isinstance(value, int) and not isinstance(value, bool):
-        if not 1 <= value <= MOST_LAYERS:
-            raise mistake(f"{shown(value)} is not a number of layers from 1 to {MOST_LAYERS:,}")
+        if not 1 <= value <= MAX_LAYERS:
+            raise config_error(f"{format_value(value)} is not a number of layers from 1 to {MAX_LAYERS:,}")
         return value
     if isinstance(value, str) and "%" not in value:
-        raise mistake(f"{shown(value)} is neither all, nor a number of layers, nor a share such as 50 %")
-    return _PART(value)  # type: ignore[call-arg]
+        raise config_error(f"{format_value(value)} is neither all, nor a number of layers, nor a share such as 50 %")
+    return _parse_fraction(value)  # type: ignore[call-arg]
 
 
-def _part(value: object) -> object:
+def _bool_as_fraction(value: object) -> object:
     """A share, of which true is all and false nothing."""
     return float(value) if isinstance(value, bool) else value
 
 
-def _is_nothing(value: object) -> bool:
+def _is_none_word(value: object) -> bool:
     return value == "none" or value is False
 
 
-def _absent(value: object) -> object:
-    return None if _is_nothing(value) else value
+def _none_or_value(value: object) -> object:
+    return None if _is_none_word(value) else value
 
 
-class ActivationsSection(Section):
+class ActivationOffloadConfig(ConfigModel):
     """`training.offload.activations`: of which layers of each stage what they keep goes to the host."""
 
-    short: ClassVar[str | None] = "layers"
-    layers: Annotated[int | float, reads(_some_layers, "all, a number of layers, or a share", "50 %")] = 1.0
+    shorthand_key: ClassVar[str | None] = "layers"
+    layers: Annotated[
+        int | float, value_parser(_parse_layers_or_fraction, "all, a number of layers, or a share", "50 %")
+    ] = 1.0
     """of each stage, the first ones: a number, a share or all"""
-    prefetch: Layers = 1
+    prefetch: LayerCount = 1
     """layers that are copied back ahead"""
 
     @classmethod
-    def written_out(cls, value: object) -> object:
+    def expand_shorthand(cls, value: object) -> object:
         """True is all layers."""
-        return {"layers": 1.0} if value is True else super().written_out(value)
+        return {"layers": 1.0} if value is True else super().expand_shorthand(value)
 
-    def choice(self) -> ActivationOffload:
+    def activation_offload(self) -> ActivationOffload:
         """The offload as the inside knows it."""
         if isinstance(self.layers, int):
             return ActivationOffload(layers=self.layers, prefetch=self.prefetch)
         return ActivationOffload(share=self.layers, prefetch=self.prefetch)
 
 
-class OffloadSection(Section):
+class OffloadConfig(ConfigModel):
     """`training.offload`: what lives on the host."""
 
     example: ClassVar[str] = "{activations: all}, {optimizer: true} or, with FSDP, {parameters: true}"
-    activations: Annotated[ActivationsSection | None, BeforeValidator(_absent)] = None
+    activations: Annotated[ActivationOffloadConfig | None, BeforeValidator(_none_or_value)] = None
     """what layers keep from forward to backward; left out: none"""
     optimizer: Annotated[
-        float, share(0.0, 1.0), reads(_part, "a share: 0 to 1, or 0 % to 100 %; true or false", "50 %")
+        float,
+        fraction_parser(0.0, 1.0),
+        value_parser(_bool_as_fraction, "a share: 0 to 1, or 0 % to 100 %; true or false", "50 %"),
     ] = Field(0.0)
     """part of the optimizer's states, which the CPU then updates; true: all"""
     gradients: bool = False
@@ -89,86 +93,94 @@ class OffloadSection(Section):
     """with FSDP: shards, their gradients and the whole optimizer"""
 
     @classmethod
-    def written_out(cls, value: object) -> object:
+    def expand_shorthand(cls, value: object) -> object:
         """None is nothing."""
-        return {} if _is_nothing(value) else super().written_out(value)
+        return {} if _is_none_word(value) else super().expand_shorthand(value)
 
     @model_validator(mode="after")
-    def _shards_take_all(self) -> Self:
+    def _check_combination(self) -> Self:
         if self.parameters and "optimizer" in self.model_fields_set and self.optimizer < 1.0:
-            raise mistake("parameters on the host take the whole optimizer along; leave optimizer out")
+            raise config_error("parameters on the host take the whole optimizer along; leave optimizer out")
         if self.gradients and not self.parameters and self.optimizer < 1.0:
-            raise mistake("gradients go to the host where all of the optimizer is; write optimizer: true")
+            raise config_error("gradients go to the host where all of the optimizer is; write optimizer: true")
         return self
 
-    def choice(self) -> Offload:
+    def offload_policy(self) -> Offload:
         """The offload as the inside knows it."""
-        activations = self.activations.choice() if self.activations else None
+        activations = self.activations.activation_offload() if self.activations else None
         if self.parameters:
             return Offload(activations, ShardOffload())
         states = OptimizerOffload(self.optimizer, gradients=self.gradients) if self.optimizer else None
         return Offload(activations, states)
 
 
-def check_offload(scenario: Setup) -> Iterator[str]:
+def check_offload(scenario: ResolvedScenario) -> Iterator[str]:
     """Whether there is a host to offload to, and whether the layout has what is to be offloaded."""
-    if scenario.training.offload == NOTHING:
+    if scenario.training.offload == NO_OFFLOAD:
         return
-    for check in (_has_host, _not_naive, _has_layers, _has_shards, _reduces_in_time):
+    for check in (
+        _check_host_memory,
+        _check_not_torch_data_parallel,
+        _check_layer_count,
+        _check_parameter_offload,
+        _check_gradient_offload,
+    ):
         yield from check(scenario)
 
 
-def _has_host(scenario: Setup) -> Iterator[str]:
+def _check_host_memory(scenario: ResolvedScenario) -> Iterator[str]:
     cluster = scenario.cluster
-    if cluster.host is None:
+    if cluster.host_memory is None:
         yield (
             f"training.offload: offload without host memory: {cluster.name} does not say what its hosts have; give "
             f"cluster.node.host_memory: {_EXAMPLE} (in a graph file, the graph's host_memory)"
         )
 
 
-def _not_naive(scenario: Setup) -> Iterator[str]:
+def _check_not_torch_data_parallel(scenario: ResolvedScenario) -> Iterator[str]:
     if isinstance(scenario.layout.data, NaiveDataParallel):
         yield "training.offload: torch.nn.DataParallel has no offload; use ddp, zero1, zero2 or fsdp"
 
 
-def _has_layers(scenario: Setup) -> Iterator[str]:
+def _check_layer_count(scenario: ResolvedScenario) -> Iterator[str]:
     activations = scenario.training.offload.activations
     try:
-        most = max(partition_layers(scenario.layout.layers_per_stage, scenario.model.layers, scenario.placement))
+        max_layers = max(
+            partition_layers(scenario.layout.layers_per_stage, scenario.model.layer_count, scenario.placement)
+        )
     except InputError:  # told of the layout
         return
-    if activations is not None and (activations.layers or 0) > most:
+    if activations is not None and (activations.layers or 0) > max_layers:
         yield (
-            f"training.offload.activations: {activations.layers} layers, but no stage holds more than {most}; "
-            f"{most} or all fits"
+            f"training.offload.activations: {activations.layers} layers, but no stage holds more than {max_layers}; "
+            f"{max_layers} or all fits"
         )
 
 
-def _reduces_in_time(scenario: Setup) -> Iterator[str]:
+def _check_gradient_offload(scenario: ResolvedScenario) -> Iterator[str]:
     """Gradients that are whole until the last microbatch cannot leave before; shards go as FSDP reduces them."""
     layout, states = scenario.layout, scenario.training.offload.states
-    asked = isinstance(states, OptimizerOffload) and states.gradients
-    alone = layout.group_size(DP_GROUP) == 1
-    if asked and not alone and layout.gradient_sync is not GradientSync.EVERY_BACKWARD:
+    is_requested = isinstance(states, OptimizerOffload) and states.gradients
+    is_single_rank = layout.group_size(DP_GROUP) == 1
+    if is_requested and not is_single_rank and layout.gradient_sync is not GradientSync.EVERY_BACKWARD:
         yield (
             "training.offload.gradients: they are reduced after the last microbatch only, and are whole on the device "
             "until then; with layout.data zero2 or fsdp, without a pipeline, they can go; or leave gradients out"
         )
 
 
-def _has_shards(scenario: Setup) -> Iterator[str]:
+def _check_parameter_offload(scenario: ResolvedScenario) -> Iterator[str]:
     layout = scenario.layout
-    if not scenario.training.offload.shards:
+    if not scenario.training.offload.offloads_shards:
         return
     if not isinstance(layout.data, FullyShard):
-        why = "layout.data is not fsdp or zero3"
+        reason = "layout.data is not fsdp or zero3"
     elif all(group.shard_count == 1 for group in parameter_groups(layout, scenario.training)):
-        why = f"{'shard' if layout.is_hybrid_sharded else 'dp x cp ='} 1 leaves nothing to shard"
+        reason = f"{'shard' if layout.is_hybrid_sharded else 'dp x cp ='} 1 leaves nothing to shard"
     elif any(
         group.shard_count == 1 for group in parameter_groups(layout, scenario.training, experts=layout.has_expert_mesh)
     ):
-        why = f"ep {layout.ep} x etp {layout.effective_etp} leaves nothing of experts to shard"
+        reason = f"ep {layout.ep} x etp {layout.effective_etp} leaves nothing of experts to shard"
     else:
         return
-    yield f"training.offload.parameters: only sharded parameters are offloaded, and {why}; optimizer: true fits"
+    yield f"training.offload.parameters: only sharded parameters are offloaded, and {reason}; optimizer: true fits"

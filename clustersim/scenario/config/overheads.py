@@ -9,15 +9,15 @@ overheads:                   # as the framework does it, but for
 from dataclasses import replace
 from typing import Annotated
 
-from clustersim.model.overheads import NONE, Accumulation, Batches, Grouping, LossReport, Overheads
+from clustersim.model.overheads import NO_OVERHEADS, Accumulation, BatchTransfer, Grouping, LossReport, Overheads
 from clustersim.parallel.data_parallel_strategy import DataParallelStrategy, FullyShard
-from clustersim.scenario.config_reader import Section, Tokens, member
+from clustersim.scenario.config_reader import ConfigModel, TokenCount, enum_parser
 
 
-class OverheadsSection(Section):
+class OverheadsConfig(ConfigModel):
     """`training.overheads`: what differs from what the framework does."""
 
-    accumulation: Annotated[Accumulation | None, member(Accumulation)] = None
+    accumulation: Annotated[Accumulation | None, enum_parser(Accumulation)] = None
     """of weight gradients; left out: the framework's"""
     zeroing: bool | None = None
     """gradients are set to zero each step; left out: the framework's"""
@@ -47,27 +47,27 @@ class OverheadsSection(Section):
     """the router's scores are in FP32; left out: the framework's"""
     router_loss: bool | None = None
     """the loss of experts' load is computed; left out: the framework's"""
-    grouping: Annotated[Grouping | None, member(Grouping)] = None
+    grouping: Annotated[Grouping | None, enum_parser(Grouping)] = None
     """how products of experts are launched, and whether what is between them is in their kernels; left out: the
     framework's"""
-    softmax_keys: Tokens | None = None
+    softmax_keys: TokenCount | None = None
     """keys up to which standard attention's softmax is one kernel; left out: the framework's"""
-    loss: Annotated[LossReport | None, member(LossReport)] = None
+    loss: Annotated[LossReport | None, enum_parser(LossReport)] = None
     """when the loss is averaged over ranks; left out: the framework's"""
-    batches: Annotated[Batches | None, member(Batches)] = None
+    batches: Annotated[BatchTransfer | None, enum_parser(BatchTransfer)] = None
     """how batches come to the device; left out: the framework's"""
 
-    def choice(self, framework: Overheads, data: DataParallelStrategy) -> Overheads:
+    def with_framework_defaults(self, framework: Overheads, data: DataParallelStrategy) -> Overheads:
         """What is done under a strategy of data parallelism, where the framework does what the file does not name.
 
         FSDP2 copies gradients into the buffer that it reduces, whatever else is fused.
         """
-        named = {name: value for name in self.model_fields_set if (value := getattr(self, name)) is not None}
-        copied = isinstance(data, FullyShard) and data.copies
-        usual = replace(framework, accumulation=Accumulation.COPIED) if copied else framework
-        return replace(usual, **named)
+        stated = {name: value for name in self.model_fields_set if (value := getattr(self, name)) is not None}
+        copies_gradients = isinstance(data, FullyShard) and data.copies
+        defaults = replace(framework, accumulation=Accumulation.COPIED) if copies_gradients else framework
+        return replace(defaults, **stated)
 
 
-def overheads_of(section: OverheadsSection | None, framework: Overheads, data: DataParallelStrategy) -> Overheads:
+def resolve_overheads(config: OverheadsConfig | None, framework: Overheads, data: DataParallelStrategy) -> Overheads:
     """What a section says; none: nothing is done beside the model."""
-    return NONE if section is None else section.choice(framework, data)
+    return NO_OVERHEADS if config is None else config.with_framework_defaults(framework, data)

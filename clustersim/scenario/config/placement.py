@@ -13,21 +13,33 @@ from pydantic_core import PydanticCustomError
 
 from clustersim.common import data_files
 from clustersim.common.errors import InputError
-from clustersim.hardware.allocation import Allocation, Filled, Listed, PerDomain, PerNode, Scatter, twice
-from clustersim.hardware.cluster import MOST_GPUS
-from clustersim.scenario.config_reader import Degree, Section, member, mistake, reads
-from clustersim.scenario.id_ranges import MOST_SEED, Ranges, ranges
+from clustersim.hardware.allocation import (
+    Allocation,
+    BlockAllocation,
+    ExplicitAllocation,
+    PerDomain,
+    PerNode,
+    Scatter,
+    first_duplicate,
+)
+from clustersim.hardware.cluster import MAX_GPUS
+from clustersim.scenario.config_reader import ConfigModel, Degree, config_error, enum_parser, value_parser
+from clustersim.scenario.id_ranges import MAX_SEED, IdRanges, parse_ranges
 
-_WHOLE: Final = ("per_node", "per_domain", "nodes", "spare", "scatter", "seed")
-_RANGES: Final = re.compile(r"[\d\s-]+")
+_KEYS_EXCLUDED_BY_ORDER: Final = ("per_node", "per_domain", "nodes", "spare", "scatter", "seed")
+_RANGES_PATTERN: Final = re.compile(r"[\d\s-]+")
 
 
-def _order(value: object) -> object:
+def _parse_order(value: object) -> object:
     """Numbers and ranges, or the name of a file of them."""
-    return value if isinstance(value, str) and value.strip() and not _RANGES.fullmatch(value) else ranges(value)
+    return (
+        value
+        if isinstance(value, str) and value.strip() and not _RANGES_PATTERN.fullmatch(value)
+        else parse_ranges(value)
+    )
 
 
-class PlacementSection(Section):
+class PlacementConfig(ConfigModel):
     """`cluster.placement`: which GPUs of the cluster the job gets, and in which order ranks take them."""
 
     example: ClassVar[str] = "{per_node: 6}, {per_domain: 64}, {nodes: [0, 4-7]} or {scatter: nodes, seed: 1}"
@@ -35,33 +47,36 @@ class PlacementSection(Section):
     """the first GPUs of every node; left out: all"""
     per_domain: Degree | None = None
     """the first GPUs of every NVLink domain; left out: all"""
-    nodes: Ranges | None = None
+    nodes: IdRanges | None = None
     """these nodes, in this order; left out: in order"""
-    spare: Annotated[int, Field(ge=0, le=MOST_GPUS)] | None = None
+    spare: Annotated[int, Field(ge=0, le=MAX_GPUS)] | None = None
     """nodes that the machine has more than the job needs; left out: 0"""
-    scatter: Annotated[Scatter, member(Scatter)] | None = None
+    scatter: Annotated[Scatter, enum_parser(Scatter)] | None = None
     """a random order of nodes, or of all GPUs; left out: none"""
-    seed: Annotated[int, Field(ge=0, le=MOST_SEED)] | None = None
+    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
     """of that order; left out: 0"""
     order: (
-        Annotated[str | tuple[Any, ...], reads(_order, "a number, a range, a list of both, or a file", "[8-15, 0-7]")]
+        Annotated[
+            str | tuple[Any, ...],
+            value_parser(_parse_order, "a number, a range, a list of both, or a file", "[8-15, 0-7]"),
+        ]
         | None
     ) = None
     """exactly these GPUs, rank by rank, or a file with a number or a range on each line; left out: none"""
 
     @model_validator(mode="after")
-    def _says_one_thing(self) -> Self:
+    def _check_conflicts(self) -> Self:
         if not self.model_fields_set:
-            raise mistake(f"says nothing; write {self.example}, or leave it out")
+            raise config_error(f"says nothing; write {self.example}, or leave it out")
         for sentence in self._conflicts():
-            raise mistake(sentence)
+            raise config_error(sentence)
         return self
 
     def _conflicts(self) -> Iterator[str]:
         """Keys that say two things at once."""
-        beside = [key for key in _WHOLE if getattr(self, key) is not None]
-        if self.order is not None and beside:
-            yield f"has both order and {beside[0]}; order names every GPU, so keep one of them"
+        conflicting = [key for key in _KEYS_EXCLUDED_BY_ORDER if getattr(self, key) is not None]
+        if self.order is not None and conflicting:
+            yield f"has both order and {conflicting[0]}; order names every GPU, so keep one of them"
         if self.per_node is not None and self.per_domain is not None:
             yield "has both per_node and per_domain; keep one"
         if self.nodes is not None and self.spare is not None:
@@ -71,52 +86,54 @@ class PlacementSection(Section):
 
     def files(self, base: Path) -> tuple[Path, ...]:
         """The file of the order, if it has one."""
-        return (data_files.beside(base, self.order),) if isinstance(self.order, str) else ()
+        return (data_files.resolve_relative(base, self.order),) if isinstance(self.order, str) else ()
 
     def allocation(self, base: Path) -> Allocation:
         """The allocation as the inside knows it; raise InputError for what is named twice or cannot be read."""
         if self.order is not None:
-            listed = self.order if isinstance(self.order, tuple) else _read(*self.files(base))
-            return Listed(_numbers("order", "GPU", listed))
-        parts = [PerNode(self.per_node)] if self.per_node else [PerDomain(self.per_domain)] if self.per_domain else []
-        return Filled(
-            part=parts[0] if parts else None,
-            nodes=None if self.nodes is None else _numbers("nodes", "node", self.nodes),
-            spare=self.spare or 0,
+            id_ranges = self.order if isinstance(self.order, tuple) else _read_order_file(*self.files(base))
+            return ExplicitAllocation(_expand_unique_ids("order", "GPU", id_ranges))
+        fillings = (
+            [PerNode(self.per_node)] if self.per_node else [PerDomain(self.per_domain)] if self.per_domain else []
+        )
+        return BlockAllocation(
+            per_unit=fillings[0] if fillings else None,
+            node_ids=None if self.nodes is None else _expand_unique_ids("nodes", "node", self.nodes),
+            spare_nodes=self.spare or 0,
             scatter=self.scatter,
             seed=self.seed or 0,
         )
 
 
-def _numbers(key: str, word: str, listed: Sequence[range]) -> tuple[int, ...]:
+def _expand_unique_ids(key: str, noun: str, id_ranges: Sequence[range]) -> tuple[int, ...]:
     """All numbers of some ranges, in their order; raise InputError for one that comes twice."""
-    count = sum(map(len, listed))
-    if count > MOST_GPUS:
-        raise InputError(f"placement.{key}: names {count:,} {word}s; {MOST_GPUS:,} are the most")
-    numbers = tuple(number for item in listed for number in item)
-    again = twice(numbers)
-    if again is not None:
-        raise InputError(f"placement.{key}: {word} {again:,} comes twice; keep one")
-    return numbers
+    count = sum(map(len, id_ranges))
+    if count > MAX_GPUS:
+        raise InputError(f"placement.{key}: names {count:,} {noun}s; {MAX_GPUS:,} are the most")
+    ids = tuple(id_ for id_range in id_ranges for id_ in id_range)
+    duplicate = first_duplicate(ids)
+    if duplicate is not None:
+        raise InputError(f"placement.{key}: {noun} {duplicate:,} comes twice; keep one")
+    return ids
 
 
-def _read(path: Path) -> tuple[range, ...]:
+def _read_order_file(path: Path) -> tuple[range, ...]:
     """The GPUs of a file: on each line a number or a range, lines that are empty or start with # aside."""
     try:
         lines = data_files.read_text(path).splitlines()
     except InputError as error:
         raise InputError(f"placement.order: {error}") from error
-    found: list[range] = []
-    for number, line in enumerate((line.strip() for line in lines), start=1):
+    id_ranges: list[range] = []
+    for line_number, line in enumerate((line.strip() for line in lines), start=1):
         if line and not line.startswith("#"):
-            found += _line(f"placement.order: {path}, line {number}", line)
-    if not found:
+            id_ranges += _parse_order_line(f"placement.order: {path}, line {line_number}", line)
+    if not id_ranges:
         raise InputError(f"placement.order: {path} names no GPU; write one on each line")
-    return tuple(found)
+    return tuple(id_ranges)
 
 
-def _line(place: str, line: str) -> tuple[range, ...]:
+def _parse_order_line(location: str, line: str) -> tuple[range, ...]:
     try:
-        return ranges(int(line) if line.isdecimal() else line)
+        return parse_ranges(int(line) if line.isdecimal() else line)
     except PydanticCustomError as error:
-        raise InputError(f"{place}: {error.message()}") from error
+        raise InputError(f"{location}: {error.message()}") from error

@@ -12,202 +12,227 @@ from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar, cast
 from pydantic import Field, ValidationError
 
 from clustersim.common import data_files
-from clustersim.common.errors import InputError, nearest, shown
+from clustersim.common.errors import InputError, format_value, suggest_nearest
 from clustersim.common.units import Dimension, Seconds, parse_quantity
 from clustersim.hardware.failures import (
-    NO_TIME,
-    Component,
-    Effect,
-    Failure,
-    Length,
-    Rate,
-    Slower,
-    Takes,
-    parse_length,
+    ZERO_DURATION,
+    DurationDistribution,
+    FailureComponent,
+    FailureDomain,
+    FailureEffect,
+    FailureMode,
+    FailureRate,
+    FailureSlowdown,
+    parse_duration_distribution,
     parse_rate,
 )
-from clustersim.scenario.config_reader import Duration, Name, Section, Size, member, mistake, quantity, reads, share
-from clustersim.scenario.error_messages import refuse, translate
+from clustersim.scenario.config_reader import (
+    ConfigModel,
+    Duration,
+    NonEmptyText,
+    SizeBytes,
+    config_error,
+    enum_parser,
+    fraction_parser,
+    quantity_label,
+    value_parser,
+)
+from clustersim.scenario.error_messages import combined_error, translate_validation_error
 from clustersim.scenario.reliability import (
-    TYPICAL,
-    Checkpoints,
-    Elastic,
-    Interval,
-    Maintenance,
-    Reliability,
-    Restart,
-    Spares,
-    Write,
+    DEFAULT_PRESET,
+    CheckpointIntervalRule,
+    CheckpointPolicy,
+    CheckpointWrite,
+    ElasticPolicy,
+    MaintenanceWindow,
+    ReliabilityModel,
+    RestartTimes,
+    SparePool,
 )
 
-MOST_NODES: Final = 2**20
-MOST_SCALE: Final = 1e6
-MOST_SPREAD: Final = 10.0
-LEAST_SHAPE, MOST_SHAPE = 0.2, 10.0
-BEST: Final = "best"
-_TIMES: Final = {"time_s": 1.0, "time_h": 3600.0, "time_d": 86400.0}
-S = TypeVar("S", bound=Section)
+MAX_NODES: Final = 2**20
+MAX_SCALE: Final = 1e6
+MAX_SPREAD: Final = 10.0
+MIN_SHAPE, MAX_SHAPE = 0.2, 10.0
+BEST_WORD: Final = "best"
+_SECONDS_PER_COLUMN_UNIT: Final = {"time_s": 1.0, "time_h": 3600.0, "time_d": 86400.0}
+ConfigT = TypeVar("ConfigT", bound=ConfigModel)
 
 
-def _length(value: object) -> Length | None:
-    if value is None or isinstance(value, Length):
+def _parse_length(value: object) -> DurationDistribution | None:
+    if value is None or isinstance(value, DurationDistribution):
         return value
     try:
-        return parse_length(value)
+        return parse_duration_distribution(value)
     except InputError as error:
-        raise mistake(str(error)) from error
+        raise config_error(str(error)) from error
 
 
-def _rate(value: object) -> Rate | None:
+def _parse_rate(value: object) -> FailureRate | None:
     if value is None:
         return None
     try:
         return parse_rate(value)
     except InputError as error:
-        raise mistake(str(error)) from error
+        raise config_error(str(error)) from error
 
 
-def _interval(value: object) -> Interval | Seconds | None:
-    words = {interval.value: interval for interval in Interval}
-    if value is None or (isinstance(value, str) and value in words):
-        return None if value is None else words[str(value)]
+def _parse_interval(value: object) -> CheckpointIntervalRule | Seconds | None:
+    rules_by_name = {
+        checkpoint_interval_rule.value: checkpoint_interval_rule for checkpoint_interval_rule in CheckpointIntervalRule
+    }
+    if value is None or (isinstance(value, str) and value in rules_by_name):
+        return None if value is None else rules_by_name[str(value)]
     try:
         seconds = parse_quantity(value, Dimension.TIME)
     except InputError as error:
-        raise mistake(f"{error}, or one of {', '.join(words)}") from error
+        raise config_error(f"{error}, or one of {', '.join(rules_by_name)}") from error
     if not 0.0 < seconds < math.inf:
-        raise mistake(f"{shown(value)} is not a finite time above zero; write such as 30 min, or {', '.join(words)}")
+        raise config_error(
+            f"{format_value(value)} is not a finite time above zero; write such as 30 min, or {', '.join(rules_by_name)}"
+        )
     return seconds
 
 
-def _bandwidth(value: object) -> float | None:
+def _parse_bandwidth(value: object) -> float | None:
     if value is None:
         return None
     try:
         rate = parse_quantity(value, Dimension.BANDWIDTH)
     except InputError as error:
-        raise mistake(str(error)) from error
+        raise config_error(str(error)) from error
     if not 0.0 < rate < math.inf:
-        raise mistake(f"{shown(value)} is not a finite bandwidth above zero; write such as 200 GB/s")
+        raise config_error(f"{format_value(value)} is not a finite bandwidth above zero; write such as 200 GB/s")
     return rate
 
 
-def _nodes(value: object) -> object:
-    if value is None or value == BEST:
+def _parse_spare_nodes(value: object) -> object:
+    if value is None or value == BEST_WORD:
         return value
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_NODES:
-        raise mistake(f"{shown(value)} is not a number of nodes from 0 to {MOST_NODES:,}, or {BEST}")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_NODES:
+        raise config_error(f"{format_value(value)} is not a number of nodes from 0 to {MAX_NODES:,}, or {BEST_WORD}")
     return value
 
 
-_Length = Annotated[
-    Length | None, reads(_length, "a time with its unit; lognormal: {median: 2 h, mean: 20 h}", "5 min")
+_DurationDistribution = Annotated[
+    DurationDistribution | None,
+    value_parser(_parse_length, "a time with its unit; lognormal: {median: 2 h, mean: 20 h}", "5 min"),
 ]
-_Bandwidth = Annotated[float | None, reads(_bandwidth, quantity(Dimension.BANDWIDTH), "200 GB/s")]
-_Share = Annotated[float | None, share(0.001, 1.0)]
+_Bandwidth = Annotated[float | None, value_parser(_parse_bandwidth, quantity_label(Dimension.BANDWIDTH), "200 GB/s")]
+_RemainingFraction = Annotated[float | None, fraction_parser(0.001, 1.0)]
 
 
-_RATES: Final = f"events of each component ({', '.join(component.value for component in Component)}) per time"
+_RATE_DESCRIPTION: Final = f"events of each component ({', '.join(failure_component.value for failure_component in FailureComponent)}) per time"
 _RATE_EXAMPLES: Final = ("6.5 per 1000 node-days", "148 in 54 days of 16384 gpus", "0.06 % per link-month")
-_INTERVALS: Final = ", ".join(item.value for item in Interval)
+_INTERVAL_NAMES: Final = ", ".join(item.value for item in CheckpointIntervalRule)
 
 
-class FailureSection(Section):
+class FailureConfig(ConfigModel):
     """An entry of `reliability.failures`: how often, what it does to the job, which nodes it takes, how long for."""
 
     example: ClassVar[str] = "{rate: 6.5 per 1000 node-days, detection: 1 min}"
-    rate: Annotated[Rate | None, reads(_rate, _RATES, *_RATE_EXAMPLES)] = None
+    rate: Annotated[FailureRate | None, value_parser(_parse_rate, _RATE_DESCRIPTION, *_RATE_EXAMPLES)] = None
     """events by component and time; left out: the preset's, or trace"""
-    trace: Name | None = None
+    trace: NonEmptyText | None = None
     """a CSV of times (a column time_s, time_h or time_d) in place of a rate; left out: none"""
-    effect: Annotated[Effect | None, member(Effect)] = None
+    effect: Annotated[FailureEffect | None, enum_parser(FailureEffect)] = None
     """what it does to the job; corrupt: silent, found later; planned: behind a checkpoint; left out: stop"""
-    takes: Annotated[Takes | None, member(Takes)] = None
+    takes: Annotated[FailureDomain | None, enum_parser(FailureDomain)] = None
     """what must be replaced; left out: node"""
-    shape: Annotated[float | None, Field(ge=LEAST_SHAPE, le=MOST_SHAPE, strict=False)] = None
+    shape: Annotated[float | None, Field(ge=MIN_SHAPE, le=MAX_SHAPE, strict=False)] = None
     """of a Weibull distribution; left out: 1, exponential"""
-    detection: _Length = None
+    detection: _DurationDistribution = None
     """until it is noticed; left out: that of all failures"""
-    found: _Length = None
+    found: _DurationDistribution = None
     """until what is slow or corrupt is noticed; left out: needed there"""
-    repair: _Length = None
+    repair: _DurationDistribution = None
     """until its nodes are whole again; left out: that of all failures"""
-    gpu: _Share = None
+    gpu: _RemainingFraction = None
     """what is left of a slow GPU's speed; left out: none is slow"""
-    nic: _Share = None
+    nic: _RemainingFraction = None
     """what is left of a slow NIC's bandwidth; left out: none is slow"""
 
-    def failure(self, name: str, base: Path, others: "ReliabilitySection", scale: float | None) -> Failure:
+    def failure(
+        self, name: str, base_dir: Path, defaults: "ReliabilityConfig", rate_factor: float | None
+    ) -> FailureMode:
         """The same as the inside knows it; raise InputError for what does not go together.
 
         others: has the lengths of failures that say none; scale: times the rate, None: of one that is the scenario's.
         """
         if (self.rate is None) == (self.trace is None):
             raise InputError("needs a rate or a trace, and not both")
-        effect = self.effect or Effect.STOP
-        if (effect is Effect.SLOW) != (self.gpu is not None or self.nic is not None):
+        effect = self.effect or FailureEffect.STOP
+        if (effect is FailureEffect.SLOW) != (self.gpu is not None or self.nic is not None):
             raise InputError("gpu or nic says what is left of a part that is slow (effect: slow), and of no other")
         if self.gpu is not None and self.nic is not None:
             raise InputError("is of a gpu or of a nic; make two entries of it")
-        if effect in {Effect.SLOW, Effect.CORRUPT} and self.found is None:
+        if effect in {FailureEffect.SLOW, FailureEffect.CORRUPT} and self.found is None:
             raise InputError("found is missing: how long it takes until it is noticed, such as 2 h")
-        times, ends = ((), 0.0) if self.trace is None else read_trace(data_files.beside(base, self.trace))
-        left = self.gpu or self.nic
-        rate = self.rate or Rate(Component.JOB, len(times) / ends)
-        return Failure(
+        trace_times, trace_end = (
+            ((), 0.0) if self.trace is None else read_trace(data_files.resolve_relative(base_dir, self.trace))
+        )
+        remaining_fraction = self.gpu or self.nic
+        rate = self.rate or FailureRate(FailureComponent.JOB, len(trace_times) / trace_end)
+        return FailureMode(
             name=name,
-            rate=rate if scale is None else Rate(rate.component, scale * rate.per_second),
+            rate=rate if rate_factor is None else FailureRate(rate.component, rate_factor * rate.per_second),
             effect=effect,
-            takes=self.takes or (Takes.NOTHING if effect is Effect.PLANNED else Takes.NODE),
-            shape=1.0 if self.shape is None else self.shape,
-            trace=times,
-            trace_ends=ends,
-            detection=self.detection or (others.timeout if effect is Effect.HANG else others.detection) or NO_TIME,
-            found=self.found or NO_TIME,
-            repair=self.repair or others.repair or NO_TIME,
-            slower=None if left is None else Slower(left, nic=self.nic is not None),
-            uncertain=scale is not None,
+            failure_domain=self.takes
+            or (FailureDomain.NOTHING if effect is FailureEffect.PLANNED else FailureDomain.NODE),
+            weibull_shape=1.0 if self.shape is None else self.shape,
+            event_times=trace_times,
+            trace_duration=trace_end,
+            detection_time=self.detection
+            or (defaults.timeout if effect is FailureEffect.HANG else defaults.detection)
+            or ZERO_DURATION,
+            discovery_time=self.found or ZERO_DURATION,
+            repair_time=self.repair or defaults.repair or ZERO_DURATION,
+            slowdown=None
+            if remaining_fraction is None
+            else FailureSlowdown(remaining_fraction, affects_nic=self.nic is not None),
+            is_rate_uncertain=rate_factor is not None,
         )
 
 
-class RestartSection(Section):
+class RestartConfig(ConfigModel):
     """`reliability.restart`: what every restart takes, one behind the other."""
 
-    diagnosis: _Length = None
+    diagnosis: _DurationDistribution = None
     """until the cause is known; left out: the preset's"""
-    drain: _Length = None
+    drain: _DurationDistribution = None
     """until the old processes are gone; left out: the preset's"""
-    schedule: _Length = None
+    schedule: _DurationDistribution = None
     """until the scheduler has placed the job; left out: the preset's"""
-    image: _Length = None
+    image: _DurationDistribution = None
     """until the container is there; left out: the preset's"""
-    init: _Length = None
+    init: _DurationDistribution = None
     """of processes and communicators; left out: the preset's"""
     init_per_rank: Duration | None = None
     """the same, for each rank; left out: the preset's"""
-    load: _Length = None
+    load: _DurationDistribution = None
     """of the checkpoint; left out: its bytes over read_bandwidth"""
-    warmup: _Length = None
+    warmup: _DurationDistribution = None
     """until steps are at full speed; left out: the preset's"""
     only_failed: bool | None = None
     """with a spare at hand nothing else is scheduled or started anew; left out: the preset's"""
 
-    def restart(self) -> Restart:
+    def restart_times(self) -> RestartTimes:
         """The same as the inside knows it."""
-        return Restart(**_said(self))
+        return RestartTimes(**_stated_values(self))
 
 
-class CheckpointSection(Section):
+class CheckpointConfig(ConfigModel):
     """`reliability.checkpoint`: how the state is kept; a bare word or duration is the interval."""
 
-    short: ClassVar[str | None] = "interval"
-    write: Annotated[Write | None, member(Write)] = None
+    shorthand_key: ClassVar[str | None] = "interval"
+    write: Annotated[CheckpointWrite | None, enum_parser(CheckpointWrite)] = None
     """beside nothing, beside steps, or into another node's memory; left out: the preset's"""
     interval: Annotated[
-        Interval | float | None, reads(_interval, f"a time with its unit, or {_INTERVALS}", "30 min")
+        CheckpointIntervalRule | float | None,
+        value_parser(_parse_interval, f"a time with its unit, or {_INTERVAL_NAMES}", "30 min"),
     ] = None
     """a time, or how it is found; left out: the preset's"""
-    size: Size | None = None
+    size: SizeBytes | None = None
     """of the whole job's state; left out: trained weights, master weights and moments"""
     bandwidth: _Bandwidth = None
     """of storage, writing; left out: the preset's"""
@@ -219,22 +244,22 @@ class CheckpointSection(Section):
     """of each checkpoint; left out: the preset's"""
     snapshot: Duration | None = None
     """until the state is copied on the device's side; left out: the preset's"""
-    interference: Annotated[float | None, share(0.0, 0.99)] = None
+    interference: Annotated[float | None, fraction_parser(0.0, 0.99)] = None
     """part by which steps take longer beside a checkpoint; left out: the preset's"""
     stored_every: Annotated[int | None, Field(ge=1, le=1_000_000)] = None
     """with peers: each so-manieth goes to storage, too; left out: the preset's"""
 
-    def checkpoints(self) -> Checkpoints:
+    def checkpoint_policy(self) -> CheckpointPolicy:
         """The same as the inside knows it; raise InputError where a bandwidth is missing."""
-        said = _said(self)
+        stated = _stated_values(self)
         for key in ("bandwidth", "read_bandwidth"):
-            if key not in said:
+            if key not in stated:
                 raise InputError(f"checkpoint.{key} is missing; write such as 200 GB/s")
-        said["per_node"] = said.pop("bandwidth_per_node", None)
-        return Checkpoints(**said)
+        stated["per_node"] = stated.pop("bandwidth_per_node", None)
+        return CheckpointPolicy(**stated)
 
 
-class MaintenanceSection(Section):
+class MaintenanceConfig(ConfigModel):
     """`reliability.maintenance`: how often the whole cluster is down on purpose, and for how long; or `none`."""
 
     example: ClassVar[str] = "{every: 30 d, lasts: 4 h}"
@@ -243,196 +268,209 @@ class MaintenanceSection(Section):
     lasts: Duration
     """of one"""
 
-    def maintenance(self) -> Maintenance:
+    def maintenance_window(self) -> MaintenanceWindow:
         """The same as the inside knows it."""
         if self.every <= self.lasts:
             raise InputError("maintenance: every is not longer than it lasts")
-        return Maintenance(self.every, self.lasts)
+        return MaintenanceWindow(self.every, self.lasts)
 
 
-class SparesSection(Section):
+class SparesConfig(ConfigModel):
     """`reliability.spares`: nodes that stand by; a bare number, or `best`, is those for any place."""
 
-    short: ClassVar[str | None] = "nodes"
-    nodes: Annotated[int | Literal["best"] | None, reads(_nodes, f"0 to {MOST_NODES:,}, or {BEST}")] = None
+    shorthand_key: ClassVar[str | None] = "nodes"
+    nodes: Annotated[
+        int | Literal["best"] | None, value_parser(_parse_spare_nodes, f"0 to {MAX_NODES:,}, or {BEST_WORD}")
+    ] = None
     """that stand by for any place, or best: as many as are worth it; left out: best"""
-    per_rack: Annotated[int | None, Field(ge=0, le=MOST_NODES)] = None
+    per_rack: Annotated[int | None, Field(ge=0, le=MAX_NODES)] = None
     """that stand by for their rack; left out: 0"""
 
-    def spares(self) -> Spares:
+    def spare_pool(self) -> SparePool:
         """The same as the inside knows it."""
-        return Spares(None if self.nodes == "best" else self.nodes, self.per_rack or 0)
+        return SparePool(None if self.nodes == "best" else self.nodes, self.per_rack or 0)
 
 
-_Maintained = MaintenanceSection | Literal["none"] | None
+_MaintenanceOrNone = MaintenanceConfig | Literal["none"] | None
 
 
-def _maintenance(value: object) -> object:
+def _parse_maintenance(value: object) -> object:
     """The word `none` is a cluster that is never down on purpose, unlike nothing, which is the preset's."""
     return False if value == "none" else value
 
 
-class ReliabilitySection(Section):
+class ReliabilityConfig(ConfigModel):
     """`reliability`: what breaks, how often, and what is done about it; a bare word is a preset. It moves no step."""
 
-    short: ClassVar[str | None] = "preset"
-    preset: Name | None = None
+    shorthand_key: ClassVar[str | None] = "preset"
+    preset: NonEmptyText | None = None
     """a file of topologies/reliability; left out: typical"""
-    failures: dict[str, FailureSection | None] = Field({}, examples=["{gpu: {rate: 0.2 per 1000 gpu-days}}"])
+    failures: dict[str, FailureConfig | None] = Field({}, examples=["{gpu: {rate: 0.2 per 1000 gpu-days}}"])
     """over the preset's, by name; null leaves one out; left out: the preset's"""
-    rates: Annotated[float | None, Field(ge=0.0, le=MOST_SCALE, strict=False)] = None
+    rates: Annotated[float | None, Field(ge=0.0, le=MAX_SCALE, strict=False)] = None
     """times all rates; left out: 1"""
-    spread: Annotated[float | None, Field(ge=1.0, le=MOST_SPREAD, strict=False)] = None
+    spread: Annotated[float | None, Field(ge=1.0, le=MAX_SPREAD, strict=False)] = None
     """geometric standard deviation of what a preset's rates are elsewhere, drawn for each run; left out: the
     preset's"""
-    detection: _Length = None
+    detection: _DurationDistribution = None
     """of failures that do not say their own; left out: the preset's"""
-    timeout: _Length = None
+    timeout: _DurationDistribution = None
     """of failures that hang; left out: the preset's"""
-    repair: _Length = None
+    repair: _DurationDistribution = None
     """of nodes; left out: the preset's"""
-    restart: RestartSection = RestartSection()
+    restart: RestartConfig = RestartConfig()
     """what every restart takes, one behind the other"""
-    checkpoint: CheckpointSection = CheckpointSection()
+    checkpoint: CheckpointConfig = CheckpointConfig()
     """how the state is kept"""
-    spares: SparesSection = SparesSection()
+    spares: SparesConfig = SparesConfig()
     """nodes that stand by"""
-    elastic: Annotated[Elastic | None, member(Elastic)] = None
+    elastic: Annotated[ElasticPolicy | None, enum_parser(ElasticPolicy)] = None
     """without a spare: wait for repair, or go on with fewer replicas, which do more microbatches or a smaller batch;
     left out: wait"""
-    rack: Annotated[int | None, Field(ge=1, le=MOST_NODES)] = None
+    rack: Annotated[int | None, Field(ge=1, le=MAX_NODES)] = None
     """nodes of one; left out: those of an NVLink domain, or 4"""
     quarantine: bool | None = None
     """a node with a slow part is replaced when that is found; left out: true"""
-    crews: Annotated[int | None, Field(ge=1, le=MOST_NODES)] = None
+    crews: Annotated[int | None, Field(ge=1, le=MAX_NODES)] = None
     """nodes that are repaired at a time; left out: all"""
     maintenance: Annotated[
-        MaintenanceSection | bool | None, reads(_maintenance, "a mapping, or none", of=_Maintained)
+        MaintenanceConfig | bool | None,
+        value_parser(_parse_maintenance, "a mapping, or none", schema_type=_MaintenanceOrNone),
     ] = None
     """of the whole cluster, or none; left out: the preset's"""
 
-    def settings(self, base: Path) -> Reliability:
+    def reliability_model(self, base_dir: Path) -> ReliabilityModel:
         """The settings with those of the preset; raise InputError, whose sentence begins with a key of the section."""
-        name = self.preset or TYPICAL
+        name = self.preset or DEFAULT_PRESET
         try:
-            preset = _preset(_place(name, base))
+            preset = _load_preset(_resolve_preset_path(name, base_dir))
             if not self.model_fields_set - {"preset"}:
-                return load_reliability(_place(name, base))
+                return load_reliability(_resolve_preset_path(name, base_dir))
         except InputError as error:
             raise InputError(f"preset: {error}") from error
-        return _settings(name, _over(preset.model_copy(update={"rates": None}), self), base, preset, self.failures)
+        return _build_model(
+            name, _merge(preset.model_copy(update={"rates": None}), self), base_dir, preset, self.failures
+        )
 
 
-class PresetSection(ReliabilitySection):
+class ReliabilityPresetConfig(ReliabilityConfig):
     """A file of `topologies/reliability`. sources: of each value, by its dotted key."""
 
-    short: ClassVar[str | None] = None
-    description: Name = Field(examples=["Failures of a cluster"])
+    shorthand_key: ClassVar[str | None] = None
+    description: NonEmptyText = Field(examples=["Failures of a cluster"])
     """what it is"""
     sources: dict[str, str] = Field({})
     """of each value, by its dotted key"""
 
 
 @cache
-def load_reliability(name_or_path: str) -> Reliability:
+def load_reliability(name_or_path: str) -> ReliabilityModel:
     """Read topologies/reliability/NAME.yaml or a file of the same form, over the typical one; raise InputError."""
-    preset = _preset(name_or_path)
-    said = preset.model_copy(update={"rates": None})
-    return _settings(name_or_path, said, Path(name_or_path).parent, preset, {})
+    preset = _load_preset(name_or_path)
+    preset_values = preset.model_copy(update={"rates": None})
+    return _build_model(name_or_path, preset_values, Path(name_or_path).parent, preset, {})
 
 
-def _place(name: str, base: Path) -> str:
-    return str(data_files.beside(base, name)) if data_files.is_path(name) else name
+def _resolve_preset_path(name: str, base_dir: Path) -> str:
+    return str(data_files.resolve_relative(base_dir, name)) if data_files.is_path(name) else name
 
 
 @cache
-def _preset(name: str) -> PresetSection:
-    path = data_files.find("reliability", name)
+def _load_preset(name: str) -> ReliabilityPresetConfig:
+    path = data_files.find_file("reliability", name)
     content = data_files.read_mapping(path)
     try:
-        found = PresetSection.model_validate(content)
+        preset = ReliabilityPresetConfig.model_validate(content)
     except ValidationError as error:
-        raise refuse(data_files.described(path), translate(error, PresetSection, content)) from None
-    if name == TYPICAL:
-        return found
-    if found.preset not in {None, TYPICAL}:
-        raise InputError(f"{data_files.described(path)}: preset: only {TYPICAL} is below a preset")
-    below = _preset(TYPICAL)
+        raise combined_error(
+            data_files.display_name(path), translate_validation_error(error, ReliabilityPresetConfig, content)
+        ) from None
+    if name == DEFAULT_PRESET:
+        return preset
+    if preset.preset not in {None, DEFAULT_PRESET}:
+        raise InputError(f"{data_files.display_name(path)}: preset: only {DEFAULT_PRESET} is below a preset")
+    default_preset = _load_preset(DEFAULT_PRESET)
     # causes of one cluster are not added to those of another: a cluster that lists its own has no others
-    below = below.model_copy(update={"failures": {}, "rates": None}) if found.failures else below
-    return _over(below, found)
+    default_preset = (
+        default_preset.model_copy(update={"failures": {}, "rates": None}) if preset.failures else default_preset
+    )
+    return _merge(default_preset, preset)
 
 
-def _over(below: S, above: Section) -> S:
+def _merge(base: ConfigT, override: ConfigModel) -> ConfigT:
     """What is said above, and what is said below where nothing is."""
     update: dict[str, Any] = {}
-    for name in above.model_fields_set & set(type(below).model_fields):
-        own, under = getattr(above, name), getattr(below, name)
-        if isinstance(own, Section) and isinstance(under, Section):
-            update[name] = _over(under, own)
+    for name in override.model_fields_set & set(type(base).model_fields):
+        override_value, base_value = getattr(override, name), getattr(base, name)
+        if isinstance(override_value, ConfigModel) and isinstance(base_value, ConfigModel):
+            update[name] = _merge(base_value, override_value)
         elif name == "failures":
-            update[name] = _failures(under, own)
-        elif own is not None:
-            update[name] = own
-    return below.model_copy(update=update)
+            update[name] = _merge_failures(base_value, override_value)
+        elif override_value is not None:
+            update[name] = override_value
+    return base.model_copy(update=update)
 
 
-def _failures(below: dict[str, FailureSection | None], above: dict[str, FailureSection | None]) -> dict[str, Any]:
+def _merge_failures(base: dict[str, FailureConfig | None], override: dict[str, FailureConfig | None]) -> dict[str, Any]:
     """Entries by name, each over the one below it; a rate replaces a trace, and a trace a rate."""
-    found = dict(below)
-    for name, own in above.items():
-        under = found.get(name)
-        if own is None and under is None:
-            raise InputError(f"failures.{name}: there is none to leave out; {nearest(name, below)}")
-        if own is None or under is None:
-            found[name] = own
+    merged = dict(base)
+    for name, override_entry in override.items():
+        base_entry = merged.get(name)
+        if override_entry is None and base_entry is None:
+            raise InputError(f"failures.{name}: there is none to leave out; {suggest_nearest(name, base)}")
+        if override_entry is None or base_entry is None:
+            merged[name] = override_entry
             continue
-        other = {"rate": "trace", "trace": "rate"}
-        replaced = [other[key] for key in own.model_fields_set & set(other)]
-        found[name] = _over(under.model_copy(update=dict.fromkeys(replaced)), own)
-    return found
+        alternative_key = {"rate": "trace", "trace": "rate"}
+        replaced_keys = [alternative_key[key] for key in override_entry.model_fields_set & set(alternative_key)]
+        merged[name] = _merge(base_entry.model_copy(update=dict.fromkeys(replaced_keys)), override_entry)
+    return merged
 
 
-def _settings(
+def _build_model(
     name: str,
-    said: ReliabilitySection,
-    base: Path,
-    preset: PresetSection,
-    own: dict[str, FailureSection | None],
-) -> Reliability:
+    merged: ReliabilityConfig,
+    base_dir: Path,
+    preset: ReliabilityPresetConfig,
+    scenario_failures: dict[str, FailureConfig | None],
+) -> ReliabilityModel:
     """What is said over a preset, whose rates are times its `rates`. own: failures of which the scenario says some."""
     failures = []
-    known = {cause for cause, entry in own.items() if entry is not None and (entry.rate or entry.trace)}
-    of_preset = 1.0 if preset.rates is None else float(preset.rates)
-    for cause, entry in said.failures.items():
+    scenario_rates = {
+        cause for cause, entry in scenario_failures.items() if entry is not None and (entry.rate or entry.trace)
+    }
+    preset_factor = 1.0 if preset.rates is None else float(preset.rates)
+    for cause, entry in merged.failures.items():
         if entry is not None:
             try:
-                failures.append(entry.failure(cause, base, said, None if cause in known else of_preset))
+                failures.append(
+                    entry.failure(cause, base_dir, merged, None if cause in scenario_rates else preset_factor)
+                )
             except InputError as error:
                 raise InputError(f"failures.{cause}: {error}") from error
-    maintenance = said.maintenance
-    return Reliability(
+    maintenance = merged.maintenance
+    return ReliabilityModel(
         preset=name,
         description=preset.description,
         failures=tuple(failures),
-        scale=1.0 if said.rates is None else float(said.rates),
-        spread=1.0 if said.spread is None else float(said.spread),
-        restart=said.restart.restart(),
-        checkpoint=said.checkpoint.checkpoints(),
-        spares=said.spares.spares(),
-        elastic=said.elastic or Elastic.WAIT,
-        rack=said.rack,
-        quarantine=said.quarantine is not False,
-        crews=said.crews,
-        maintenance=maintenance.maintenance() if isinstance(maintenance, MaintenanceSection) else None,
+        rate_factor=1.0 if merged.rates is None else float(merged.rates),
+        rate_geometric_std=1.0 if merged.spread is None else float(merged.spread),
+        restart=merged.restart.restart_times(),
+        checkpoint=merged.checkpoint.checkpoint_policy(),
+        spares=merged.spares.spare_pool(),
+        elastic=merged.elastic or ElasticPolicy.WAIT,
+        rack_nodes=merged.rack,
+        replaces_slow_nodes=merged.quarantine is not False,
+        repair_slots=merged.crews,
+        maintenance=maintenance.maintenance_window() if isinstance(maintenance, MaintenanceConfig) else None,
         sources=preset.sources,
     )
 
 
-def _said(section: Section) -> dict[str, Any]:
+def _stated_values(config: ConfigModel) -> dict[str, Any]:
     """The values that are there."""
-    found = {name: getattr(section, name) for name in type(section).model_fields}
-    return {name: value for name, value in found.items() if value is not None}
+    values = {name: getattr(config, name) for name in type(config).model_fields}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def read_trace(path: Path) -> tuple[tuple[Seconds, ...], Seconds]:
@@ -441,29 +479,33 @@ def read_trace(path: Path) -> tuple[tuple[Seconds, ...], Seconds]:
     A column says the unit: time_s, time_h or time_d; a second one, `what`, may say `end` in the last line, which is no
     failure. Raises InputError that names the file and the line.
     """
-    rows = list(csv.DictReader(data_files.read_text(path).splitlines()))
-    columns = set(rows[0]) if rows else set()
-    named = [column for column in _TIMES if column in columns]
-    if len(named) != 1:
-        raise InputError(f"{path}: needs rows, and one column of times that says its unit: {', '.join(_TIMES)}")
+    events = list(csv.DictReader(data_files.read_text(path).splitlines()))
+    columns = set(events[0]) if events else set()
+    time_columns = [column for column in _SECONDS_PER_COLUMN_UNIT if column in columns]
+    if len(time_columns) != 1:
+        raise InputError(
+            f"{path}: needs rows, and one column of times that says its unit: {', '.join(_SECONDS_PER_COLUMN_UNIT)}"
+        )
     times: list[Seconds] = []
-    for line, row in enumerate(rows, 2):
-        times.append(_row_time(path, line, row[named[0]], _TIMES[named[0]]))
+    for line, event in enumerate(events, 2):
+        times.append(_parse_event_time(path, line, event[time_columns[0]], _SECONDS_PER_COLUMN_UNIT[time_columns[0]]))
         if len(times) > 1 and times[-1] < times[-2]:
-            raise InputError(f"{path}, line {line}: {row[named[0]]} comes after a later time; sort the rows by time")
-    ends = times[-1]
-    if (rows[-1].get("what") or "").strip() == "end":
+            raise InputError(
+                f"{path}, line {line}: {event[time_columns[0]]} comes after a later time; sort the rows by time"
+            )
+    end = times[-1]
+    if (events[-1].get("what") or "").strip() == "end":
         times.pop()
-    if ends <= 0.0 or not times:
+    if end <= 0.0 or not times:
         raise InputError(f"{path}: has no failure after its beginning")
-    return tuple(times), ends
+    return tuple(times), end
 
 
-def _row_time(path: Path, line: int, text: str | None, factor: float) -> Seconds:
+def _parse_event_time(path: Path, line: int, text: str | None, factor: float) -> Seconds:
     try:
         time = float(cast("str", text)) * factor
     except (TypeError, ValueError):
         time = math.nan
     if not 0.0 <= time < math.inf:
-        raise InputError(f"{path}, line {line}: {shown(text)} is no time from zero up")
+        raise InputError(f"{path}, line {line}: {format_value(text)} is no time from zero up")
     return time

@@ -4,39 +4,39 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from clustersim.model.layer_stack import MOST_LAYERS
-from clustersim.scenario.config_reader import Choice, Name, Section
+from clustersim.model.layer_stack import MAX_LAYERS
+from clustersim.scenario.config_reader import ConfigModel, NonEmptyText, OneOfConfig
 from clustersim.schedules.registry import SCHEDULE_NAMES
 
 
-class Flat(Section):
+class FixedScheduleConfig(ConfigModel):
     """A schedule that has no options."""
 
 
-class Chunked(Section):
+class ChunkedScheduleConfig(ConfigModel):
     """Options of a schedule with a choice of model chunks on each rank."""
 
-    chunks: Annotated[int, Field(ge=2, le=MOST_LAYERS)] = 2
+    chunks: Annotated[int, Field(ge=2, le=MAX_LAYERS)] = 2
     """stages on each pipeline rank"""
 
 
-StageRanks = list[Annotated[int, Field(ge=0, le=MOST_LAYERS)]] | None
+StageRanks = list[Annotated[int, Field(ge=0, le=MAX_LAYERS)]] | None
 
 
-class CsvSection(Section):
+class CsvScheduleConfig(ConfigModel):
     """`schedule.csv`: a file of an order as torch.distributed.pipelining writes it, a row for each pipeline rank."""
 
-    short: ClassVar[str | None] = "file"
-    file: Name = Field(examples=["my.csv"])
+    shorthand_key: ClassVar[str | None] = "file"
+    file: NonEmptyText = Field(examples=["my.csv"])
     """a CSV in the notation of torch.distributed.pipelining"""
     placement: StageRanks = None
     """pipeline rank of each stage; left out: where its actions are"""
 
 
-class OrdersSection(Section):
+class InlineScheduleConfig(ConfigModel):
     """`schedule.orders`: such an order written out, with the name of what it was read from."""
 
-    name: Name = "written order"
+    name: NonEmptyText = "written order"
     """what it is called"""
     rows: list[str] = Field(examples=['["0F0,0B0", "1F0,1B0"]'])
     """the CSV's rows, one for each pipeline rank"""
@@ -44,51 +44,51 @@ class OrdersSection(Section):
     """pipeline rank of each stage; left out: where its actions are"""
 
 
-class PythonSection(Section):
+class CustomScheduleConfig(ConfigModel):
     """`schedule.python`: a class that gives placement and order, and the arguments of its constructor."""
 
-    short: ClassVar[str | None] = "rule"
-    rule: Name = Field(examples=["my_module:MySchedule"])
+    shorthand_key: ClassVar[str | None] = "rule"
+    rule: NonEmptyText = Field(examples=["my_module:MySchedule"])
     """module and class that give placement and order"""
     arguments: dict[str, Any] = Field({})
     """of its constructor; left out: none"""
 
 
-class ScheduleChoice(Choice):
+class ScheduleConfig(OneOfConfig):
     """`schedule`: one pipeline schedule, of the shelf or from outside; `my.csv` and `my_module:MySchedule` will do."""
 
-    words: ClassVar[dict[str, Any]] = {name: {name: {}} for name in SCHEDULE_NAMES}
-    one_f_one_b: Flat | None = Field(None, alias="1f1b")
+    shorthands: ClassVar[dict[str, Any]] = {name: {name: {}} for name in SCHEDULE_NAMES}
+    one_f_one_b: FixedScheduleConfig | None = Field(None, alias="1f1b")
     """one forward, one backward"""
-    gpipe: Flat | None = None
+    gpipe: FixedScheduleConfig | None = None
     """all forwards, then all backwards"""
-    interleaved: Chunked | None = None
+    interleaved: ChunkedScheduleConfig | None = None
     """1F1B over several chunks"""
-    bfs: Chunked | None = None
+    bfs: ChunkedScheduleConfig | None = None
     """breadth-first over several chunks"""
-    zero_bubble_1p: Flat | None = Field(None, alias="zb-1p")
+    zero_bubble_1p: FixedScheduleConfig | None = Field(None, alias="zb-1p")
     """backward in halves, with the activations of 1F1B"""
-    zero_bubble_2p: Flat | None = Field(None, alias="zb-2p")
+    zero_bubble_2p: FixedScheduleConfig | None = Field(None, alias="zb-2p")
     """backward in halves, with twice the activations"""
-    zero_bubble_v: Flat | None = Field(None, alias="zb-v")
+    zero_bubble_v: FixedScheduleConfig | None = Field(None, alias="zb-v")
     """two chunks in a V, backward in halves"""
-    dual_pipe_v: Flat | None = Field(None, alias="dualpipev")
+    dual_pipe_v: FixedScheduleConfig | None = Field(None, alias="dualpipev")
     """two chunks in a V, forwards beside backwards"""
-    dual_pipe: Flat | None = Field(None, alias="dualpipe")
+    dual_pipe: FixedScheduleConfig | None = Field(None, alias="dualpipe")
     """two pipelines that run towards each other"""
-    csv: CsvSection | None = None
+    csv: CsvScheduleConfig | None = None
     """a file; its name alone will do"""
-    orders: OrdersSection | None = None
+    orders: InlineScheduleConfig | None = None
     """such a file, written out"""
-    python: PythonSection | None = None
+    python: CustomScheduleConfig | None = None
     """a class; `module:Class` alone will do"""
 
     @classmethod
-    def written_out(cls, value: object) -> object:
+    def expand_shorthand(cls, value: object) -> object:
         """A file's name is `csv`, a class's is `python`."""
         match value:
             case str() if value.endswith(".csv"):
                 return {"csv": value}
             case str() if ":" in value:
                 return {"python": value}
-        return super().written_out(value)
+        return super().expand_shorthand(value)

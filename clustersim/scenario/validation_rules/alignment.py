@@ -8,88 +8,94 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from clustersim.hardware.accelerator import Accelerator
-from clustersim.hardware.alignment import VECTOR
-from clustersim.model.training import Attention
-from clustersim.scenario.nearest_values import around, multiples_around
-from clustersim.scenario.resolved import Setup
+from clustersim.hardware.alignment import ALIGNMENT_BYTES
+from clustersim.model.training import AttentionBackend
+from clustersim.scenario.nearest_values import nearest_multiples, nearest_values
+from clustersim.scenario.resolved import ResolvedScenario
 
 
 @dataclass(frozen=True, slots=True)
-class _Size:
+class _ModelSize:
     """A size of the model. key: in the file; split: ranks that share it; of: how often it is in what is shared."""
 
     key: str
     value: int
-    split: int = 1
-    of: int = 1
+    shard_count: int = 1
+    multiplicity: int = 1
 
     @property
-    def row(self) -> int:
+    def row_elements(self) -> int:
         """Elements of a rank's rows."""
-        return -(-self.value * self.of // self.split)
+        return -(-self.value * self.multiplicity // self.shard_count)
 
 
-def badly_sized(scenario: Setup) -> Iterator[str]:
+def alignment_warnings(scenario: ResolvedScenario) -> Iterator[str]:
     """Sentences about sizes that take longer than others near them, with those."""
-    for accelerator in scenario.cluster.kinds()[0]:
-        yield from _unaligned(scenario, accelerator)
-        yield from _heads(scenario, accelerator)
+    for accelerator in scenario.cluster.accelerator_kinds()[0]:
+        yield from _unaligned_sizes(scenario, accelerator)
+        yield from _head_dim_warnings(scenario, accelerator)
 
 
-def _unaligned(scenario: Setup, accelerator: Accelerator) -> Iterator[str]:
-    elements, rate = _vector(scenario), accelerator.alignment.unaligned
-    for size in _sizes(scenario) if rate < 1.0 else ():
-        if size.row % elements:
-            rank = f" on each of tp {size.split}" if size.split > 1 else ""
+def _unaligned_sizes(scenario: ResolvedScenario, accelerator: Accelerator) -> Iterator[str]:
+    vector_elements, unaligned_rate = _vector_elements(scenario), accelerator.alignment.unaligned_rate
+    for size in _model_sizes(scenario) if unaligned_rate < 1.0 else ():
+        if size.row_elements % vector_elements:
+            rank = f" on each of tp {size.shard_count}" if size.shard_count > 1 else ""
             yield (
-                f"model.{size.key} {size.value}: rows of {size.row} elements{rank} are no multiple of {VECTOR} bytes, "
-                f"so that matrix products with them take about {1.0 / rate:.1f} times as long on {accelerator.name}; "
-                f"{_fitting(size, elements)} fits"
+                f"model.{size.key} {size.value}: rows of {size.row_elements} elements{rank} are no multiple of {ALIGNMENT_BYTES} bytes, "
+                f"so that matrix products with them take about {1.0 / unaligned_rate:.1f} times as long on {accelerator.name}; "
+                f"{_suggest_size(size, vector_elements)} fits"
             )
 
 
-def _vector(scenario: Setup) -> int:
+def _vector_elements(scenario: ResolvedScenario) -> int:
     """Elements of activations in what is loaded at once."""
-    return int(VECTOR / scenario.training.recipe.activations.bytes)
+    return int(ALIGNMENT_BYTES / scenario.training.recipe.activations.bytes)
 
 
-def _sizes(scenario: Setup) -> Iterator[_Size]:
+def _model_sizes(scenario: ResolvedScenario) -> Iterator[_ModelSize]:
     model, tp = scenario.model, scenario.layout.tp
-    yield _Size("hidden", model.hidden)
-    for ffn in dict.fromkeys(mlp.ffn for mlp in model.mlps):
-        yield _Size("ffn", ffn, tp)
-    for heads, head_dim in dict.fromkeys((attention.heads, attention.head_dim) for attention in model.attentions):
-        yield _Size("head_dim", head_dim, tp, heads)
-    yield _Size("vocab", model.vocab, tp)
+    yield _ModelSize("hidden", model.hidden)
+    for ffn in dict.fromkeys(mlp.ffn for mlp in model.distinct_dense_mlps):
+        yield _ModelSize("ffn", ffn, tp)
+    for heads, head_dim in dict.fromkeys(
+        (distinct_attention.heads, distinct_attention.head_dim) for distinct_attention in model.distinct_attentions
+    ):
+        yield _ModelSize("head_dim", head_dim, tp, heads)
+    yield _ModelSize("vocab", model.vocab, tp)
 
 
-def _fitting(size: _Size, elements: int) -> str:
+def _suggest_size(size: _ModelSize, elements: int) -> str:
     """The nearest values whose rows have a multiple of so many elements, however often they are in a row."""
-    return multiples_around(size.value, elements * (size.split if size.of == 1 else 1))
+    return nearest_multiples(size.value, elements * (size.shard_count if size.multiplicity == 1 else 1))
 
 
-def _heads(scenario: Setup, accelerator: Accelerator) -> Iterator[str]:
-    standard = scenario.training.attention is Attention.STANDARD
-    for head_dim in dict.fromkeys(attention.head_dim for attention in scenario.model.attentions):
-        yield from (_products if standard else _padded)(scenario, accelerator, head_dim)
-
-
-def _products(scenario: Setup, accelerator: Accelerator, head_dim: int) -> Iterator[str]:
-    elements, rate = _vector(scenario), accelerator.alignment.batched
-    if rate < 1.0 and head_dim % elements:
-        yield (
-            f"model.head_dim {head_dim}: rows of heads are no multiple of {VECTOR} bytes, so that the products of "
-            f"standard attention take about {1.0 / rate:.0f} times as long on {accelerator.name}; "
-            f"{multiples_around(head_dim, elements)} fits"
+def _head_dim_warnings(scenario: ResolvedScenario, accelerator: Accelerator) -> Iterator[str]:
+    is_standard = scenario.training.attention is AttentionBackend.STANDARD
+    for head_dim in dict.fromkeys(
+        distinct_attention.head_dim for distinct_attention in scenario.model.distinct_attentions
+    ):
+        yield from (_unaligned_standard_attention if is_standard else _padded_flash_attention)(
+            scenario, accelerator, head_dim
         )
 
 
-def _padded(scenario: Setup, accelerator: Accelerator, head_dim: int) -> Iterator[str]:
-    alignment = accelerator.alignment
-    computed = alignment.padded(head_dim)
-    if computed > head_dim:
-        copies = ", with copies of its operands" if head_dim % _vector(scenario) else ""
+def _unaligned_standard_attention(scenario: ResolvedScenario, accelerator: Accelerator, head_dim: int) -> Iterator[str]:
+    vector_elements, batched_rate = _vector_elements(scenario), accelerator.alignment.batched_unaligned_rate
+    if batched_rate < 1.0 and head_dim % vector_elements:
         yield (
-            f"model.head_dim {head_dim}: flash attention on {accelerator.name} computes it as {computed}{copies}; "
-            f"{around(head_dim, [*alignment.head_dims, computed])} fits"
+            f"model.head_dim {head_dim}: rows of heads are no multiple of {ALIGNMENT_BYTES} bytes, so that the products of "
+            f"standard attention take about {1.0 / batched_rate:.0f} times as long on {accelerator.name}; "
+            f"{nearest_multiples(head_dim, vector_elements)} fits"
+        )
+
+
+def _padded_flash_attention(scenario: ResolvedScenario, accelerator: Accelerator, head_dim: int) -> Iterator[str]:
+    alignment = accelerator.alignment
+    padded_dim = alignment.padded_head_dim(head_dim)
+    if padded_dim > head_dim:
+        copies = ", with copies of its operands" if head_dim % _vector_elements(scenario) else ""
+        yield (
+            f"model.head_dim {head_dim}: flash attention on {accelerator.name} computes it as {padded_dim}{copies}; "
+            f"{nearest_values(head_dim, [*alignment.head_dims, padded_dim])} fits"
         )

@@ -7,80 +7,80 @@ legal. What runs, but hardly as intended, is in `warnings`.
 import math
 from collections.abc import Callable, Iterable, Iterator
 
-from clustersim.common.errors import InputError, shown
-from clustersim.cost.jitter import MOST_NORMAL, Distribution
-from clustersim.model.layer_stack import MOST_LAYERS
-from clustersim.model.lora import Target
-from clustersim.model.offload import NOTHING
+from clustersim.common.errors import InputError, format_value
+from clustersim.cost.jitter import MAX_NORMAL_STD, Distribution
+from clustersim.model.layer_stack import MAX_LAYERS
+from clustersim.model.lora import LoraTarget
+from clustersim.model.offload import NO_OFFLOAD
 from clustersim.model.training import FullRecompute
-from clustersim.model.transformer import Model, Positions, projections
+from clustersim.model.transformer import PositionEncoding, TransformerModel, projection_sizes
 from clustersim.parallel.data_parallel_strategy import DeepspeedZero3Strategy, FullyShard, NaiveDataParallel
 from clustersim.parallel.layer_partition import partition_evenly, partition_layers
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import DISPLAY_AXES, Axis
 from clustersim.scenario.config.offload import check_offload
-from clustersim.scenario.config_reader import MOST_TOKENS, MOST_WIDTH
-from clustersim.scenario.nearest_values import around, divisors, multiples_around
-from clustersim.scenario.resolved import Setup
+from clustersim.scenario.config_reader import MAX_TOKENS, MAX_WIDTH
+from clustersim.scenario.nearest_values import divisors, nearest_multiples, nearest_values
+from clustersim.scenario.resolved import ResolvedScenario
 from clustersim.scenario.validation_rules.moe import (
-    check_adapted_experts,
     check_dispatcher,
-    check_experts,
-    check_folded,
-    check_loads,
+    check_expert_load,
+    check_expert_parallelism,
+    check_expert_sharding,
+    check_lora_experts,
+    check_parallel_folding,
     check_routers,
-    check_spread,
-    check_tokens_of_experts,
+    check_sequence_parallel,
 )
-from clustersim.scenario.validation_rules.moe_overlap import check_overlap, check_shared
-from clustersim.scenario.validation_rules.mtp import check_further, undrawn, with_further
+from clustersim.scenario.validation_rules.moe_overlap import check_moe_overlap, check_shared_expert_overlap
+from clustersim.scenario.validation_rules.mtp import add_mtp_layers, check_mtp, find_mtp_layout_problem
 from clustersim.scenario.validation_rules.precision import (
-    check_adapted,
-    check_attention,
-    check_blocks,
-    check_ends,
-    check_formats,
-    check_tokens,
+    check_attention_format,
+    check_high_precision_layers,
+    check_lora_precision,
+    check_matmul_formats,
+    check_matrix_block_size,
+    check_token_block_size,
 )
-from clustersim.scenario.validation_rules.recompute import check_modules
+from clustersim.scenario.validation_rules.recompute import check_mla_recompute
 
-MOST_PASSES = 2**17  # forward passes of microbatches through stages in one step; a real run has some thousands
+MAX_PASSES = 2**17  # forward passes of microbatches through stages in one step; a real run has some thousands
 
 
-def problems(scenario: Setup) -> list[str]:
+def find_problems(scenario: ResolvedScenario) -> list[str]:
     """What makes the scenario impossible, one sentence each; empty if nothing does."""
-    absurd = [*_sizes(scenario.model), *check_degrees(scenario), *check_placement(scenario)]
-    return absurd or [problem for check in _CHECKS for problem in check(scenario)]
+    size_problems = [*_check_size_limits(scenario.model), *check_degrees(scenario), *check_placement(scenario)]
+    return size_problems or [problem for check in _CHECKS for problem in check(scenario)]
 
 
-def _sizes(model: Model) -> Iterator[str]:
+def _check_size_limits(model: TransformerModel) -> Iterator[str]:
     """A config.json's dimensions have the limits of the file's own."""
     widths = {
         "hidden": [model.hidden],
-        "ffn": [mlp.ffn for mlp in model.mlps],
+        "ffn": [mlp.ffn for mlp in model.distinct_dense_mlps],
         **{
-            key: [getattr(attention, key) for attention in model.attentions]
+            key: [getattr(distinct_attention, key) for distinct_attention in model.distinct_attentions]
             for key in ("heads", "kv_heads", "head_dim")
         },
         "vocab": [model.vocab],
     }
-    limits = {key: (max(sizes, default=0), MOST_WIDTH) for key, sizes in widths.items()}
-    limits = {"layers": (model.layers, MOST_LAYERS), **limits, "max_positions": (model.max_positions, MOST_TOKENS)}
-    for key, (size, most) in limits.items():
-        if size > most:
-            yield f"model.{key}: {shown(size)} of {model.name} is too large; {most:,} is the most"
+    limits = {key: (max(sizes, default=0), MAX_WIDTH) for key, sizes in widths.items()}
+    limits = {"layers": (model.layer_count, MAX_LAYERS), **limits, "max_positions": (model.max_positions, MAX_TOKENS)}
+    for key, (size, maximum) in limits.items():
+        if size > maximum:
+            yield f"model.{key}: {format_value(size)} of {model.name} is too large; {maximum:,} is the most"
 
 
-def check_degrees(scenario: Setup) -> Iterator[str]:
+def check_degrees(scenario: ResolvedScenario) -> Iterator[str]:
     """Whether the degrees make as many ranks as the cluster has GPUs."""
-    layout, gpus = scenario.layout, scenario.cluster.gpus
+    layout, gpus = scenario.layout, scenario.cluster.gpu_count
     if layout.world_size == gpus:
         return
-    product, fits = _product(layout.as_configured, DISPLAY_AXES), _degrees_that_fit(scenario)
-    yield f"layout: {product} = {layout.world_size} ranks, but the cluster has {gpus} GPUs; {fits}"
+    product, suggestion = _format_product(layout.as_configured, DISPLAY_AXES), _suggest_degrees(scenario)
+    yield f"layout: {product} = {layout.world_size} ranks, but the cluster has {gpus} GPUs; {suggestion}"
 
 
-def check_placement(scenario: Setup) -> Iterator[str]:
+def check_placement(scenario: ResolvedScenario) -> Iterator[str]:
     """Whether the schedule is one for so many pipeline ranks."""
     try:
         scenario.schedule.placement(scenario.layout.pp)
@@ -88,53 +88,54 @@ def check_placement(scenario: Setup) -> Iterator[str]:
         yield f"schedule: {error}"
 
 
-def _degrees_that_fit(scenario: Setup) -> str:
+def _suggest_degrees(scenario: ResolvedScenario) -> str:
     """The change of one degree that fits, or of one degree beside dp, or of the cluster."""
-    layout, gpus = scenario.layout.as_configured, scenario.cluster.gpus
+    layout, gpus = scenario.layout.as_configured, scenario.cluster.gpu_count
     degrees = layout.degrees
     for axis in reversed(DISPLAY_AXES):
-        others = layout.world_size // degrees[axis.name]
-        if gpus % others == 0:
-            return f"{axis.name} {gpus // others} fits"
-    *of_replica, data = DISPLAY_AXES
-    replica = layout.world_size // degrees[data.name]
-    for axis in reversed(of_replica):
+        other_degrees = layout.world_size // degrees[axis.name]
+        if gpus % other_degrees == 0:
+            return f"{axis.name} {gpus // other_degrees} fits"
+    *replica_axes, dp_axis = DISPLAY_AXES
+    replica = layout.world_size // degrees[dp_axis.name]
+    for axis in reversed(replica_axes):
         degree = degrees[axis.name]
-        room = divisors(gpus // (replica // degree)) if gpus % (replica // degree) == 0 else []
-        if room:
-            return f"{axis.name} {around(degree, room)} fits with another {data.name}"
-    return f"{multiples_around(gpus, replica)} GPUs fit {_product(layout, of_replica)}"
+        allowed = divisors(gpus // (replica // degree)) if gpus % (replica // degree) == 0 else []
+        if allowed:
+            return f"{axis.name} {nearest_values(degree, allowed)} fits with another {dp_axis.name}"
+    return f"{nearest_multiples(gpus, replica)} GPUs fit {_format_product(layout, replica_axes)}"
 
 
-def _product(layout: Layout, axes: Iterable[Axis]) -> str:
+def _format_product(layout: Layout, axes: Iterable[Axis]) -> str:
     return " x ".join(f"{axis.name} {layout.degrees[axis.name]}" for axis in axes)
 
 
-def check_heads(scenario: Setup) -> Iterator[str]:
+def check_heads(scenario: ResolvedScenario) -> Iterator[str]:
     """Whether tensor parallelism can cut the heads."""
     name, tp = scenario.model.name, scenario.layout.tp
     for heads, kv_heads in dict.fromkeys(
-        (attention.heads, attention.kv_heads) for attention in scenario.model.attentions
+        (distinct_attention.heads, distinct_attention.kv_heads)
+        for distinct_attention in scenario.model.distinct_attentions
     ):
         if heads % kv_heads:
-            legal = around(kv_heads, divisors(heads))
-            yield f"model: heads {heads} is not a multiple of kv_heads {kv_heads}; kv_heads {legal} fits"
+            suggestion = nearest_values(kv_heads, divisors(heads))
+            yield f"model: heads {heads} is not a multiple of kv_heads {kv_heads}; kv_heads {suggestion} fits"
         elif heads % tp:
-            yield f"layout.tp: {tp} does not divide the {heads} heads of {name}; tp {around(tp, divisors(heads))} fits"
+            yield f"layout.tp: {tp} does not divide the {heads} heads of {name}; tp {nearest_values(tp, divisors(heads))} fits"
         elif kv_heads % tp and tp % kv_heads:
-            shared = [d for d in divisors(heads) if kv_heads % d == 0 or d % kv_heads == 0]
+            allowed = [d for d in divisors(heads) if kv_heads % d == 0 or d % kv_heads == 0]
             yield (
                 f"layout.tp: {tp} neither divides the {kv_heads} kv_heads of {name} nor is a multiple of them "
-                f"(each then held by several ranks); tp {around(tp, shared)} fits"
+                f"(each then held by several ranks); tp {nearest_values(tp, allowed)} fits"
             )
 
 
-def check_widths(scenario: Setup) -> Iterator[str]:
+def check_widths(scenario: ResolvedScenario) -> Iterator[str]:
     """Whether tensor parallelism can cut the MLP and the vocabulary."""
     model, tp = scenario.model, scenario.layout.tp
-    for ffn in dict.fromkeys(mlp.ffn for mlp in model.mlps):
+    for ffn in dict.fromkeys(mlp.ffn for mlp in model.distinct_dense_mlps):
         if ffn % tp:
-            yield f"layout.tp: {tp} does not divide ffn {ffn} of {model.name}; tp {around(tp, divisors(ffn))} fits"
+            yield f"layout.tp: {tp} does not divide ffn {ffn} of {model.name}; tp {nearest_values(tp, divisors(ffn))} fits"
     if model.vocab % tp:
         padded = math.ceil(model.vocab / (128 * tp)) * 128 * tp  # Megatron-LM: make-vocab-size-divisible-by 128, x tp
         yield (
@@ -143,10 +144,10 @@ def check_widths(scenario: Setup) -> Iterator[str]:
         )
 
 
-def check_layers(scenario: Setup) -> Iterator[str]:
+def check_layers(scenario: ResolvedScenario) -> Iterator[str]:
     """Whether every stage has something to do."""
-    layers, stages = scenario.model.layers, len(scenario.placement.stage_ranks)
-    shape = _shape(scenario)
+    layers, stages = scenario.model.layer_count, len(scenario.placement.stage_ranks)
+    stages_text = _describe_stages(scenario)
     try:
         counts = partition_layers(scenario.layout.layers_per_stage, layers, scenario.placement)
     except InputError as error:
@@ -155,19 +156,19 @@ def check_layers(scenario: Setup) -> Iterator[str]:
     if len(counts) != stages or sum(counts) != layers:
         yield (
             f"layout.layers_per_stage: {len(counts)} stage{'s' * (len(counts) > 1)} with {sum(counts)} layers, "
-            f"but {shape} and {scenario.model.name} has {layers} layers; such as {list(partition_evenly(layers, stages))}"
+            f"but {stages_text} and {scenario.model.name} has {layers} layers; such as {list(partition_evenly(layers, stages))}"
         )
-    elif further := undrawn(scenario):
-        yield further
-    elif _idle_stages(counts := with_further(scenario, counts)) and layers >= stages:
-        idle = counts[1:-1].index(0) + 1 if 0 in counts[1:-1] else 0
-        even = list(partition_evenly(layers, stages))
-        yield f"layout.layers_per_stage: stage {idle} of {shape} holds nothing; such as {even}"
-    elif _idle_stages(counts):
-        yield f"layout.pp: {shape}, but {scenario.model.name} has only {layers} layers; {_fewer_stages(scenario)}"
+    elif mtp_problem := find_mtp_layout_problem(scenario):
+        yield mtp_problem
+    elif _has_empty_stage(counts := add_mtp_layers(scenario, counts)) and layers >= stages:
+        empty_stage = counts[1:-1].index(0) + 1 if 0 in counts[1:-1] else 0
+        even_split = list(partition_evenly(layers, stages))
+        yield f"layout.layers_per_stage: stage {empty_stage} of {stages_text} holds nothing; such as {even_split}"
+    elif _has_empty_stage(counts):
+        yield f"layout.pp: {stages_text}, but {scenario.model.name} has only {layers} layers; {_suggest_pp(scenario)}"
 
 
-def _shape(scenario: Setup) -> str:
+def _describe_stages(scenario: ResolvedScenario) -> str:
     """How many stages there are, and why."""
     pp, stages = scenario.layout.as_configured.pp, len(scenario.placement.stage_ranks)
     chunks = 1 if scenario.layout.mirrored else scenario.placement.max_chunks
@@ -176,219 +177,226 @@ def _shape(scenario: Setup) -> str:
     return f"schedule {scenario.schedule.name} has {stages} stages on pp {pp}"
 
 
-def _idle_stages(counts: tuple[int, ...]) -> bool:
+def _has_empty_stage(counts: tuple[int, ...]) -> bool:
     """Whether a stage has nothing to do: only the first (embedding) and the last (logits) can do without layers."""
     return 0 in counts[1:-1] or not any(counts)
 
 
-def check_recomputed(scenario: Setup) -> Iterator[str]:
+def check_recompute_layers(scenario: ResolvedScenario) -> Iterator[str]:
     """Whether a stage has as many layers as are to be recomputed."""
     recompute, split = scenario.training.recompute, scenario.layout.layers_per_stage
     if not isinstance(recompute, FullRecompute) or [*check_layers(scenario)]:
         return
-    most = max(partition_layers(split, scenario.model.layers, scenario.placement))
-    if (recompute.layers or 0) > most:
-        yield f"training.recompute.layers: {recompute.layers}, but no stage holds more than {most} layers; {most} fits"
+    max_layers = max(partition_layers(split, scenario.model.layer_count, scenario.placement))
+    if (recompute.layers or 0) > max_layers:
+        yield f"training.recompute.layers: {recompute.layers}, but no stage holds more than {max_layers} layers; {max_layers} fits"
 
 
-def _fewer_stages(scenario: Setup) -> str:
-    layers, layout = scenario.model.layers, scenario.layout
-    each = len(scenario.placement.stage_ranks) // layout.as_configured.pp
-    legal = [pp for pp in divisors(scenario.cluster.gpus // (layout.tp * layout.cp)) if pp * each <= layers]
-    return f"pp {legal[-1]} fits" if legal else f"at most {layers} stages fit"
+def _suggest_pp(scenario: ResolvedScenario) -> str:
+    layers, layout = scenario.model.layer_count, scenario.layout
+    chunks = len(scenario.placement.stage_ranks) // layout.as_configured.pp
+    allowed = [pp for pp in divisors(scenario.cluster.gpu_count // (layout.tp * layout.cp)) if pp * chunks <= layers]
+    return f"pp {allowed[-1]} fits" if allowed else f"at most {layers} stages fit"
 
 
-def check_batch(scenario: Setup) -> Iterator[str]:
+def check_batch(scenario: ResolvedScenario) -> Iterator[str]:
     """Whether replicas and their schedule can share out the batch."""
-    batch, micro, dp = scenario.training.global_batch, scenario.training.microbatch, scenario.layout.dp
-    ways = f"dp {scenario.layout.as_configured.dp} x 2 ways of {scenario.schedule.name}"
-    pipelines = ways if scenario.layout.mirrored else f"dp {dp}"
-    if batch < dp * micro:
-        fed = batch // micro
+    batch, microbatch, dp = scenario.training.global_batch, scenario.training.microbatch, scenario.layout.dp
+    bidirectional_text = f"dp {scenario.layout.as_configured.dp} x 2 ways of {scenario.schedule.name}"
+    dp_text = bidirectional_text if scenario.layout.mirrored else f"dp {dp}"
+    if batch < dp * microbatch:
+        fed_ranks = batch // microbatch
         yield (
-            f"training.global_batch: {batch} sequences feed at most {fed} data-parallel ranks with microbatches of "
-            f"{micro}, but {pipelines.replace('dp ', 'dp is ', 1)}; {_fed_by(scenario)}"
+            f"training.global_batch: {batch} sequences feed at most {fed_ranks} data-parallel ranks with microbatches of "
+            f"{microbatch}, but {dp_text.replace('dp ', 'dp is ', 1)}; {_suggest_feasible_layout(scenario)}"
         )
-    elif batch % (dp * micro):
-        product = f"{pipelines} x microbatch {micro} = {dp * micro}"
-        legal = multiples_around(batch, dp * micro)
-        yield f"training.global_batch: {batch} is not a multiple of {product}; {legal} fits"
-    elif len(scenario.placement.stage_ranks) * scenario.microbatches > MOST_PASSES:
+    elif batch % (dp * microbatch):
+        product = f"{dp_text} x microbatch {microbatch} = {dp * microbatch}"
+        suggestion = nearest_multiples(batch, dp * microbatch)
+        yield f"training.global_batch: {batch} is not a multiple of {product}; {suggestion} fits"
+    elif len(scenario.placement.stage_ranks) * scenario.microbatch_count > MAX_PASSES:
         yield (
-            f"training.global_batch: {batch} sequences are {scenario.microbatches:,} microbatches on each of "
-            f"{len(scenario.placement.stage_ranks)} stages; {MOST_PASSES:,} passes a step are the most"
+            f"training.global_batch: {batch} sequences are {scenario.microbatch_count:,} microbatches on each of "
+            f"{len(scenario.placement.stage_ranks)} stages; {MAX_PASSES:,} passes a step are the most"
         )
     else:
-        yield from _order(scenario)
+        yield from _check_pipeline_order(scenario)
 
 
-def _fed_by(scenario: Setup) -> str:
+def _suggest_feasible_layout(scenario: ResolvedScenario) -> str:
     """A layout of the same GPUs that the batch can feed: more tensor parallelism, or else a larger batch."""
     layout, training, model = scenario.layout.as_configured, scenario.training, scenario.model
-    sequences, pipelines = training.global_batch // training.microbatch, scenario.layout.dp
+    sequences, dp_degree = training.global_batch // training.microbatch, scenario.layout.dp
     for factor in divisors(layout.dp):
         tp, dp = layout.tp * factor, layout.dp // factor
-        divided = not any(attention.heads % tp or attention.kv_heads % tp for attention in model.attentions)
-        if sequences % (pipelines // factor) == 0 and sequences and divided:
+        heads_divide = not any(
+            distinct_attention.heads % tp or distinct_attention.kv_heads % tp
+            for distinct_attention in model.distinct_attentions
+        )
+        if sequences % (dp_degree // factor) == 0 and sequences and heads_divide:
             return f"tp {tp} x dp {dp} fits"
-    return f"global_batch {pipelines * training.microbatch} fits"
+    return f"global_batch {dp_degree * training.microbatch} fits"
 
 
-def _order(scenario: Setup) -> Iterator[str]:
+def _check_pipeline_order(scenario: ResolvedScenario) -> Iterator[str]:
     if scenario.layout.pp == 1 and scenario.placement.max_chunks > 1:
         yield f"schedule: {scenario.schedule.name} needs a pipeline, but layout.pp is 1; write 1f1b"
         return
     try:
-        scenario.run_schedule.require_supported(scenario.layout.pp, scenario.microbatches)
+        scenario.effective_schedule.require_supported(scenario.layout.pp, scenario.microbatch_count)
     except InputError as error:
         yield f"schedule: {error}"
 
 
-def check_sequence(scenario: Setup) -> Iterator[str]:
+def check_sequence(scenario: ResolvedScenario) -> Iterator[str]:
     """Whether the model has such positions, and whether ranks can cut the sequence."""
     model, layout, sequence = scenario.model, scenario.layout, scenario.training.sequence
-    if model.positions is Positions.LEARNED and sequence > model.max_positions:
+    if model.positions is PositionEncoding.LEARNED and sequence > model.max_positions:
         yield (
             f"training.sequence: {sequence} is longer than the {model.max_positions} learned positions of "
             f"{model.name}; at most {model.max_positions} fits"
         )
-    zigzag = 2 * layout.cp if layout.cp > 1 else 1
-    parts = zigzag * layout.tp if layout.sequence_parallel else zigzag
-    if sequence % parts:
-        causes = [f"2 x cp {layout.cp}"] * (layout.cp > 1) + [f"tp {layout.tp}"] * layout.sequence_parallel
-        legal = multiples_around(sequence, parts)
-        yield f"training.sequence: {sequence} is not a multiple of {' x '.join(causes)} = {parts}; {legal} fits"
+    cp_chunks = 2 * layout.cp if layout.cp > 1 else 1
+    divisor = cp_chunks * layout.tp if layout.sequence_parallel else cp_chunks
+    if sequence % divisor:
+        factors = [f"2 x cp {layout.cp}"] * (layout.cp > 1) + [f"tp {layout.tp}"] * layout.sequence_parallel
+        suggestion = nearest_multiples(sequence, divisor)
+        yield f"training.sequence: {sequence} is not a multiple of {' x '.join(factors)} = {divisor}; {suggestion} fits"
 
 
-def _steps(scenario: Setup) -> Iterator[str]:
-    passes = len(scenario.placement.stage_ranks) * scenario.microbatches
-    if scenario.steps > 1 and scenario.steps * passes > MOST_PASSES:
+def _check_step_count(scenario: ResolvedScenario) -> Iterator[str]:
+    passes = len(scenario.placement.stage_ranks) * scenario.microbatch_count
+    if scenario.steps > 1 and scenario.steps * passes > MAX_PASSES:
         yield (
             f"steps: {scenario.steps:,} of {passes:,} passes each are {scenario.steps * passes:,} passes; "
-            f"{MOST_PASSES:,} are the most, so {MOST_PASSES // passes:,} steps fit"
+            f"{MAX_PASSES:,} are the most, so {MAX_PASSES // passes:,} steps fit"
         )
 
 
-def _jitter(scenario: Setup) -> Iterator[str]:
+def _check_jitter(scenario: ResolvedScenario) -> Iterator[str]:
     jitter = scenario.jitter
-    if jitter and jitter.distribution is Distribution.NORMAL and jitter.std > MOST_NORMAL:
+    if jitter and jitter.distribution is Distribution.NORMAL and jitter.std > MAX_NORMAL_STD:
         yield (
             f"disturbances.jitter: normal jitter of {jitter.std:.6g} would make a duration negative; "
-            f"at most {MOST_NORMAL:.0%} fits, or {{std: {jitter.std:.6g}, distribution: lognormal}}"
+            f"at most {MAX_NORMAL_STD:.0%} fits, or {{std: {jitter.std:.6g}, distribution: lognormal}}"
         )
 
 
-def check_adapters(scenario: Setup) -> Iterator[str]:
+def check_adapters(scenario: ResolvedScenario) -> Iterator[str]:
     """Whether the model has what adapters stand beside, and whether it and tensor parallelism can have their rank."""
     lora, model, tp = scenario.training.lora, scenario.model, scenario.layout.tp
-    if lora is None or [*check_adapted_experts(scenario)]:
+    if lora is None or [*check_lora_experts(scenario)]:
         return
-    layers = [projections(model, spec) for spec in model.specs]
-    there = {projection: sizes for layer in layers for projection, sizes in layer.items()}
+    layers = [projection_sizes(model, spec) for spec in model.distinct_specs]
+    sizes_by_projection = {projection: sizes for layer in layers for projection, sizes in layer.items()}
     for target in lora.targets:
-        if not there.keys() & set(target.covers):
-            legal = (item.value for item in Target if there.keys() & set(item.covers))
-            yield f"training.lora.targets: {model.name} has no {target.value}; it has {', '.join(legal)}"
+        if not sizes_by_projection.keys() & set(target.projections):
+            available = (
+                lora_target.value
+                for lora_target in LoraTarget
+                if sizes_by_projection.keys() & set(lora_target.projections)
+            )
+            yield f"training.lora.targets: {model.name} has no {target.value}; it has {', '.join(available)}"
     if not lora.targets:
         yield f"training.lora.targets: {model.name} has none of these matrices"
-    narrow = [
-        min(layer[cover]) for layer in layers for target in lora.targets for cover in target.covers if cover in layer
+    min_sizes = [
+        min(layer[item]) for layer in layers for target in lora.targets for item in target.projections if item in layer
     ]
-    if narrow and lora.rank > min(narrow):
+    if min_sizes and lora.rank > min(min_sizes):
         yield (
-            f"training.lora.rank: {lora.rank} is more than the {min(narrow)} inputs or outputs of a matrix of "
-            f"{model.name}; at most {min(narrow)} fits"
+            f"training.lora.rank: {lora.rank} is more than the {min(min_sizes)} inputs or outputs of a matrix of "
+            f"{model.name}; at most {min(min_sizes)} fits"
         )
     elif lora.rank % tp:
         yield (
             f"training.lora.rank: {lora.rank} is not a multiple of tp {tp}, which splits the adapters' columns; "
-            f"{multiples_around(lora.rank, tp)} fits"
+            f"{nearest_multiples(lora.rank, tp)} fits"
         )
 
 
-def _naive(scenario: Setup) -> Iterator[str]:
-    layout, node = scenario.layout, scenario.cluster.gpus_per_node
+def _check_torch_data_parallel(scenario: ResolvedScenario) -> Iterator[str]:
+    layout, node_gpus = scenario.layout, scenario.cluster.gpus_per_node
     if not isinstance(layout.data, NaiveDataParallel):
         return
-    if layout.world_size > layout.dp or scenario.cluster.nodes > 1:
+    if layout.world_size > layout.dp or scenario.cluster.node_count > 1:
         yield (
-            f"layout.data: data_parallel is one process on one node of {node} GPUs, but the layout is "
-            f"{_product(layout, DISPLAY_AXES)}; use ddp"
+            f"layout.data: data_parallel is one process on one node of {node_gpus} GPUs, but the layout is "
+            f"{_format_product(layout, DISPLAY_AXES)}; use ddp"
         )
 
 
-def check_shards(scenario: Setup) -> Iterator[str]:
+def check_shard_size(scenario: ResolvedScenario) -> Iterator[str]:
     """Whether the ranks that hold the same weights fall into groups that share them out."""
     layout = scenario.layout.as_configured
-    within, ranks = layout.data.shard_size, layout.cp * layout.dp
-    legal = [layout.cp * divisor for divisor in divisors(layout.dp)]
-    if within is not None and within not in legal:
+    shard_size, dp_cp_ranks = layout.data.shard_size, layout.cp * layout.dp
+    allowed = [layout.cp * divisor for divisor in divisors(layout.dp)]
+    if shard_size is not None and shard_size not in allowed:
         key = "secondary" if layout.data.secondary else "shard"
-        of = f"dp {layout.dp}" if layout.cp == 1 else f"cp {layout.cp} x dp {layout.dp}"
+        degrees_text = f"dp {layout.dp}" if layout.cp == 1 else f"cp {layout.cp} x dp {layout.dp}"
         yield (
-            f"layout.data: {key} {within} does not divide the {ranks} ranks ({of}) that hold the same weights"
-            f"{'' if layout.cp == 1 else f' into groups of whole cp {layout.cp}'}; {key} {around(within, legal)} fits"
+            f"layout.data: {key} {shard_size} does not divide the {dp_cp_ranks} ranks ({degrees_text}) that hold the same weights"
+            f"{'' if layout.cp == 1 else f' into groups of whole cp {layout.cp}'}; {key} {nearest_values(shard_size, allowed)} fits"
         )
 
 
-def check_secondary(scenario: Setup) -> Iterator[str]:
+def check_secondary_shards(scenario: ResolvedScenario) -> Iterator[str]:
     """Whether backward gathers from the second copy of the weights, if there is one."""
     data, pipelined = scenario.layout.data, scenario.layout.is_pipelined
     if isinstance(data, FullyShard) and data.secondary and not data.reshards_parameters(is_pipelined=pipelined):
-        why = "beside a pipeline what forward gathers stays" if pipelined else "reshard_after_forward is false"
+        reason = "beside a pipeline what forward gathers stays" if pipelined else "reshard_after_forward is false"
         yield (
-            f"layout.data: secondary {data.secondary} is for backward's gathers, and there are none ({why}); leave it "
+            f"layout.data: secondary {data.secondary} is for backward's gathers, and there are none ({reason}); leave it "
             "out, or write reshard_after_forward: true"
         )
 
 
-def check_by_parameter(scenario: Setup) -> Iterator[str]:
+def check_deepspeed_zero3(scenario: ResolvedScenario) -> Iterator[str]:
     """Whether DeepSpeed's first ZeRO-3 runs beside what else the scenario has."""
     layout, training = scenario.layout, scenario.training
     if not isinstance(layout.data, DeepspeedZero3Strategy):
         return
-    beside = {
-        "model.experts": bool(scenario.model.mixtures),
+    conflicts = {
+        "model.experts": bool(scenario.model.distinct_moes),
         f"layout.pp {layout.as_configured.pp}": layout.pp > 1,
         "training.lora": training.lora is not None,
-        "training.offload": training.offload != NOTHING,
+        "training.offload": training.offload != NO_OFFLOAD,
     }
-    for what in (name for name, there in beside.items() if there):
-        yield f"layout.data: zero3_by_parameter runs beside no {what}; fsdp and zero3 do, or leave it out"
+    for setting in (name for name, is_set in conflicts.items() if is_set):
+        yield f"layout.data: zero3_by_parameter runs beside no {setting}; fsdp and zero3 do, or leave it out"
 
 
-_Check = Callable[[Setup], Iterator[str]]
-_CHECKS: tuple[_Check, ...] = (
+_CheckRule = Callable[[ResolvedScenario], Iterator[str]]
+_CHECKS: tuple[_CheckRule, ...] = (
     check_heads,
     check_widths,
     check_routers,
-    check_experts,
-    check_folded,
+    check_expert_parallelism,
+    check_parallel_folding,
     check_dispatcher,
-    check_tokens_of_experts,
-    check_spread,
-    check_loads,
+    check_sequence_parallel,
+    check_expert_sharding,
+    check_expert_load,
     check_layers,
-    check_further,
-    check_recomputed,
-    check_modules,
+    check_mtp,
+    check_recompute_layers,
+    check_mla_recompute,
     check_batch,
     check_sequence,
     check_adapters,
-    check_adapted_experts,
-    check_overlap,
-    check_shared,
-    check_formats,
-    check_attention,
-    check_blocks,
-    check_tokens,
-    check_ends,
-    check_adapted,
-    check_shards,
-    check_secondary,
-    check_by_parameter,
-    _naive,
+    check_lora_experts,
+    check_moe_overlap,
+    check_shared_expert_overlap,
+    check_matmul_formats,
+    check_attention_format,
+    check_matrix_block_size,
+    check_token_block_size,
+    check_high_precision_layers,
+    check_lora_precision,
+    check_shard_size,
+    check_secondary_shards,
+    check_deepspeed_zero3,
+    _check_torch_data_parallel,
     check_offload,
-    _steps,
-    _jitter,
+    _check_step_count,
+    _check_jitter,
 )

@@ -9,11 +9,11 @@ experts run beside their own tokens (`moe_shared_expert_overlap`) with alltoall 
 
 from collections.abc import Iterator
 
-from clustersim.model.recompute_modules import Module
+from clustersim.model.recompute_modules import RecomputeModule
 from clustersim.model.training import FullRecompute, SelectiveRecompute
 from clustersim.parallel.data_parallel_strategy import DeepspeedZero3Strategy, FullyShard
 from clustersim.program.task import TokenDispatcher
-from clustersim.scenario.resolved import Setup
+from clustersim.scenario.resolved import ResolvedScenario
 from clustersim.schedules.csv_schedule import CsvSchedule
 from clustersim.schedules.custom_schedule import CustomSchedule
 from clustersim.schedules.dual_pipe import DualPipe
@@ -23,12 +23,13 @@ from clustersim.schedules.overlapped_1f1b import Overlapped1F1B
 _KEY = "layout.overlap_expert_communication: true"
 
 
-def check_overlap(scenario: Setup) -> Iterator[str]:
+def check_moe_overlap(scenario: ResolvedScenario) -> Iterator[str]:
     """Whether tokens can travel beside computation, and gradients of weights be put off behind them."""
     layout = scenario.layout
     if layout.overlap_expert_communication:
         yield from (
-            f"{_KEY} {problem}" for problem in (*_experts(scenario), *_recomputed(scenario), *_paired(scenario))
+            f"{_KEY} {problem}"
+            for problem in (*_check_dispatch(scenario), *_check_recompute(scenario), *_check_schedule(scenario))
         )
     elif layout.delay_wgrad:
         yield f"layout.delay_wgrad: true puts gradients off behind what travels beside computation; write {_KEY}, too"
@@ -36,50 +37,52 @@ def check_overlap(scenario: Setup) -> Iterator[str]:
         yield "layout.delay_wgrad: true is not modelled where each backward gathers weights; use zero1, or write false"
 
 
-def check_shared(scenario: Setup) -> Iterator[str]:
+def check_shared_expert_overlap(scenario: ResolvedScenario) -> Iterator[str]:
     """Whether shared experts can run while tokens travel."""
     layout, recompute = scenario.layout, scenario.training.recompute
     if not layout.overlap_shared_experts:
         return
     key = "layout.overlap_shared_experts: true"
-    if layout.ep == 1 or not any(mixture.shared for mixture in scenario.model.mixtures):
+    if layout.ep == 1 or not any(distinct_moe.shared for distinct_moe in scenario.model.distinct_moes):
         yield f"{key} needs shared experts and tokens that travel (ep above 1); write false"
     if layout.dispatcher is not TokenDispatcher.ALL_TO_ALL:
         yield f"{key} is not for dispatcher {layout.dispatcher.value}; {TokenDispatcher.ALL_TO_ALL.value} fits"
     if layout.overlap_expert_communication:
         yield f"{key} and {_KEY} exclude each other; write one of them"
-    if isinstance(recompute, SelectiveRecompute) and Module.SHARED_EXPERTS in recompute.modules:
-        yield f"{key} excludes training.recompute modules: [{Module.SHARED_EXPERTS.value}]; leave that out"
+    if isinstance(recompute, SelectiveRecompute) and RecomputeModule.SHARED_EXPERTS in recompute.modules:
+        yield f"{key} excludes training.recompute modules: [{RecomputeModule.SHARED_EXPERTS.value}]; leave that out"
 
 
-def _experts(scenario: Setup) -> Iterator[str]:
+def _check_dispatch(scenario: ResolvedScenario) -> Iterator[str]:
     layout = scenario.layout
-    if layout.ep == 1 or not scenario.model.mixtures:
+    if layout.ep == 1 or not scenario.model.distinct_moes:
         yield "lets tokens travel beside computation, but layout.ep is 1; write false"
     elif layout.dispatcher is TokenDispatcher.ALL_GATHER:
-        legal = ", ".join(
+        allowed = ", ".join(
             token_dispatcher.value
             for token_dispatcher in TokenDispatcher
             if token_dispatcher is not TokenDispatcher.ALL_GATHER
         )
-        yield f"is not for dispatcher allgather; {legal} fit"
+        yield f"is not for dispatcher allgather; {allowed} fit"
 
 
-def _recomputed(scenario: Setup) -> Iterator[str]:
+def _check_recompute(scenario: ResolvedScenario) -> Iterator[str]:
     match scenario.training.recompute:
         case FullRecompute():
-            said = "full"
-        case SelectiveRecompute(modules) if Module.MIXTURE in modules:
-            said = f"modules: [{Module.MIXTURE.value}]"
+            setting = "full"
+        case SelectiveRecompute(modules) if RecomputeModule.MOE in modules:
+            setting = f"modules: [{RecomputeModule.MOE.value}]"
         case _:
             return
-    legal = ", ".join(module.value for module in Module if module is not Module.MIXTURE)
-    yield f"excludes training.recompute {said}, which sends tokens again in backward; none, or modules: [{legal}], fit"
+    allowed = ", ".join(
+        recompute_module.value for recompute_module in RecomputeModule if recompute_module is not RecomputeModule.MOE
+    )
+    yield f"excludes training.recompute {setting}, which sends tokens again in backward; none, or modules: [{allowed}], fit"
 
 
-def _paired(scenario: Setup) -> Iterator[str]:
+def _check_schedule(scenario: ResolvedScenario) -> Iterator[str]:
     """Whether the schedule has forwards beside backwards."""
-    schedule = scenario.run_schedule
+    schedule = scenario.effective_schedule
     if isinstance(schedule, DualPipe | DualPipeV | CsvSchedule | CustomSchedule):
         return
     if not isinstance(schedule, Overlapped1F1B):

@@ -5,36 +5,39 @@ Checks of them beside layout and training, each of which says in one sentence wh
 
 from collections.abc import Iterator
 
-from clustersim.model.transformer import Positions
+from clustersim.model.transformer import PositionEncoding
 from clustersim.parallel.layer_partition import PipelineLayoutString, mtp_stage_index
-from clustersim.scenario.nearest_values import around, divisors
-from clustersim.scenario.resolved import Setup
+from clustersim.scenario.nearest_values import divisors, nearest_values
+from clustersim.scenario.resolved import ResolvedScenario
 
 
-def undrawn(scenario: Setup) -> str | None:
+def find_mtp_layout_problem(scenario: ResolvedScenario) -> str | None:
     """Whether a layout string has a place for all layers that predict further tokens."""
     model, split = scenario.model, scenario.layout.layers_per_stage
     if not isinstance(split, PipelineLayoutString) or sum(split.mtp_layer_counts) == model.mtp_layers:
         return None
-    drawn, many = sum(split.mtp_layer_counts), model.mtp_layers
+    layout_count, model_count = sum(split.mtp_layer_counts), model.mtp_layers
     return (
-        f"layout.layers_per_stage: has {drawn} m, but {model.name} has {many} layers that predict further tokens; "
-        f"write {many or 'no'} m, or model.mtp_layers {drawn}"
+        f"layout.layers_per_stage: has {layout_count} m, but {model.name} has {model_count} layers that predict further tokens; "
+        f"write {model_count or 'no'} m, or model.mtp_layers {layout_count}"
     )
 
 
-def with_further(scenario: Setup, counts: tuple[int, ...]) -> tuple[int, ...]:
+def add_mtp_layers(scenario: ResolvedScenario, layer_counts: tuple[int, ...]) -> tuple[int, ...]:
     """Layers of each stage, with those that predict further tokens."""
-    at, further = mtp_stage_index(scenario.layout.layers_per_stage, len(counts)), scenario.model.mtp_layers
-    return tuple(count + further * (stage == at) for stage, count in enumerate(counts))
+    mtp_stage, mtp_layers = (
+        mtp_stage_index(scenario.layout.layers_per_stage, len(layer_counts)),
+        scenario.model.mtp_layers,
+    )
+    return tuple(count + mtp_layers * (stage == mtp_stage) for stage, count in enumerate(layer_counts))
 
 
-def check_further(scenario: Setup) -> Iterator[str]:
+def check_mtp(scenario: ResolvedScenario) -> Iterator[str]:
     """Whether the model can have layers that predict further tokens, and tensor parallelism cut their projection."""
     model, tp = scenario.model, scenario.layout.tp
     if not model.mtp_layers:
         return
-    if model.positions is Positions.LEARNED:
+    if model.positions is PositionEncoding.LEARNED:
         yield (
             f"model.mtp_layers: {model.mtp_layers} further tokens, but {model.name} has learned positions, beside "
             "which Megatron-LM predicts none; rotary ones fit"
@@ -44,5 +47,5 @@ def check_further(scenario: Setup) -> Iterator[str]:
     if model.hidden % tp:
         yield (
             f"layout.tp: {tp} does not divide hidden {model.hidden} of {model.name}, which layers that predict further "
-            f"tokens are projected to; tp {around(tp, divisors(model.hidden))} fits"
+            f"tokens are projected to; tp {nearest_values(tp, divisors(model.hidden))} fits"
         )

@@ -21,97 +21,102 @@ from clustersim.parallel.mesh import (
     TP_GROUP,
     CommGroup,
 )
-from clustersim.scenario.nearest_values import divisors, multiples_around
-from clustersim.scenario.resolved import Setup
+from clustersim.scenario.nearest_values import divisors, nearest_multiples
+from clustersim.scenario.resolved import ResolvedScenario
 
-_WHOLE: Final = "the machine's own order (no cluster.placement)"
+_DEFAULT_ORDER_TEXT: Final = "the machine's own order (no cluster.placement)"
 
 
-def straddling(scenario: Setup) -> Iterator[str]:
+def nvlink_domain_warnings(scenario: ResolvedScenario) -> Iterator[str]:
     """Sentences about groups that reach beyond domains, and about those that fill them unevenly."""
-    domains = scenario.cluster.fabric.domains(np.arange(scenario.layout.world_size))
-    yield from _beyond(scenario, domains)
-    if _largest(domains) > 1:
-        yield from _uneven(scenario, domains)
+    domain_ids = scenario.cluster.fabric.domain_ids(np.arange(scenario.layout.world_size))
+    yield from _cross_domain_groups(scenario, domain_ids)
+    if _max_domain_size(domain_ids) > 1:
+        yield from _unevenly_spread_groups(scenario, domain_ids)
 
 
-def _beyond(scenario: Setup, domains: IntArray) -> Iterator[str]:
+def _cross_domain_groups(scenario: ResolvedScenario, domain_ids: IntArray) -> Iterator[str]:
     """Tensor-parallel groups that leave a domain; context-parallel ones if some do and some do not."""
-    for role in (TP_GROUP, CP_GROUP):
-        groups = _groups(scenario, role)
-        split = int(np.count_nonzero(_spread(domains[groups])))
-        if split and (role is TP_GROUP or split < len(groups)):
-            degree, most = groups.shape[1], _largest(domains)
+    for comm_group in (TP_GROUP, CP_GROUP):
+        groups = _group_members(scenario, comm_group)
+        split_count = int(np.count_nonzero(_spans_domains(domain_ids[groups])))
+        if split_count and (comm_group is TP_GROUP or split_count < len(groups)):
+            degree, max_domain_size = groups.shape[1], _max_domain_size(domain_ids)
             yield (
-                f"{split:,} of {len(groups):,} {_words(role, degree)} reach beyond one NVLink domain "
-                f"and use the network for every layer{_better(scenario) if degree <= most else ''}"
+                f"{split_count:,} of {len(groups):,} {_describe_groups(comm_group, degree)} reach beyond one NVLink domain "
+                f"and use the network for every layer{_suggest_placement(scenario) if degree <= max_domain_size else ''}"
             )
 
 
-def _uneven(scenario: Setup, domains: IntArray) -> Iterator[str]:
+def _unevenly_spread_groups(scenario: ResolvedScenario, domain_ids: IntArray) -> Iterator[str]:
     """Groups with more members in one domain than in another, role by role, but for those that should be inside."""
-    for role in _roles(scenario)[1:]:  # the first are the tensor-parallel ones
-        groups = _groups(scenario, role)
-        least, most = _members(domains[groups])
-        uneven = least != most
-        if uneven.any():
-            count = int(np.count_nonzero(uneven))
+    for comm_group in _high_volume_comm_groups(scenario)[1:]:  # the first are the tensor-parallel ones
+        groups = _group_members(scenario, comm_group)
+        min_members, max_members = _min_max_members_per_domain(domain_ids[groups])
+        is_uneven = min_members != max_members
+        if is_uneven.any():
+            count = int(np.count_nonzero(is_uneven))
             yield (
-                f"{count:,} of {len(groups):,} {_words(role, groups.shape[1])} fill NVLink domains unevenly, with "
-                f"{least[uneven].min():,} to {most[uneven].max():,} members in each: between domains each has "
-                f"only as many routes as the smallest has members{_better(scenario)}"
+                f"{count:,} of {len(groups):,} {_describe_groups(comm_group, groups.shape[1])} fill NVLink domains unevenly, with "
+                f"{min_members[is_uneven].min():,} to {max_members[is_uneven].max():,} members in each: between domains each has "
+                f"only as many routes as the smallest has members{_suggest_placement(scenario)}"
             )
 
 
-def _roles(scenario: Setup) -> tuple[CommGroup, ...]:
+def _high_volume_comm_groups(scenario: ResolvedScenario) -> tuple[CommGroup, ...]:
     """Roles whose groups exchange much, and all at once."""
-    hybrid = HYBRID_MESH in scenario.layout.meshes
-    return (TP_GROUP, CP_GROUP, *((DP_SHARD_GROUP, DP_REPLICATE_GROUP) if hybrid else (DP_GROUP,)))
+    is_hybrid = HYBRID_MESH in scenario.layout.meshes
+    return (TP_GROUP, CP_GROUP, *((DP_SHARD_GROUP, DP_REPLICATE_GROUP) if is_hybrid else (DP_GROUP,)))
 
 
-def _groups(scenario: Setup, role: CommGroup) -> IntArray:
-    return scenario.layout.meshes[role.mesh].groups_along(*role.axes)
+def _group_members(scenario: ResolvedScenario, comm_group: CommGroup) -> IntArray:
+    return scenario.layout.meshes[comm_group.mesh].groups_along(*comm_group.axes)
 
 
-def _words(role: CommGroup, degree: int) -> str:
-    return f"{role.accounted_axis.label} groups ({role.label} {degree:,})"
+def _describe_groups(comm_group: CommGroup, degree: int) -> str:
+    return f"{comm_group.accounted_axis.label} groups ({comm_group.label} {degree:,})"
 
 
-def _better(scenario: Setup) -> str:
+def _suggest_placement(scenario: ResolvedScenario) -> str:
     """What would be even, and inside for tensor parallelism: ranks on each domain, or else GPUs of the job."""
-    world, whole = scenario.layout.world_size, scenario.cluster.units.domain
-    for ranks in reversed([divisor for divisor in divisors(world) if whole / 2 <= divisor <= whole]):
-        if not any(_bad(scenario, role, ranks) for role in _roles(scenario)):
-            return f"; {_WHOLE if ranks == whole else f'cluster.placement {{per_domain: {ranks}}} alone'} is even"
-    return f"; {multiples_around(world, whole)} GPUs fill whole domains" if world % whole else ""
+    world, domain_size = scenario.layout.world_size, scenario.cluster.unit_sizes.domain_gpus
+    for ranks_per_domain in reversed(
+        [divisor for divisor in divisors(world) if domain_size / 2 <= divisor <= domain_size]
+    ):
+        if not any(
+            _is_badly_placed(scenario, comm_group, ranks_per_domain)
+            for comm_group in _high_volume_comm_groups(scenario)
+        ):
+            return f"; {_DEFAULT_ORDER_TEXT if ranks_per_domain == domain_size else f'cluster.placement {{per_domain: {ranks_per_domain}}} alone'} is even"
+    return f"; {nearest_multiples(world, domain_size)} GPUs fill whole domains" if world % domain_size else ""
 
 
-def _bad(scenario: Setup, role: CommGroup, ranks: int) -> bool:
+def _is_badly_placed(scenario: ResolvedScenario, comm_group: CommGroup, ranks_per_domain: int) -> bool:
     """Whether groups of a role would lie badly on domains of so many ranks."""
-    domains = _groups(scenario, role) // ranks
-    least, most = _members(domains)
-    return bool((least != most).any() or (role is TP_GROUP and _spread(domains).any()))
+    domain_ids = _group_members(scenario, comm_group) // ranks_per_domain
+    min_members, max_members = _min_max_members_per_domain(domain_ids)
+    return bool((min_members != max_members).any() or (comm_group is TP_GROUP and _spans_domains(domain_ids).any()))
 
 
-def _spread(domains: IntArray) -> BoolArray:
+def _spans_domains(domain_ids: IntArray) -> BoolArray:
     """Whether each row has several domains: [groups]."""
-    several: BoolArray = domains.min(axis=1) != domains.max(axis=1)
-    return several
+    is_split: BoolArray = domain_ids.min(axis=1) != domain_ids.max(axis=1)
+    return is_split
 
 
-def _members(domains: IntArray) -> tuple[IntArray, IntArray]:
+def _min_max_members_per_domain(domain_ids: IntArray) -> tuple[IntArray, IntArray]:
     """Of each row the fewest and the most members in one domain: [groups] each."""
-    ordered = np.sort(domains, axis=1)
-    starts = np.diff(ordered, axis=1, prepend=-1) != 0
-    place = np.flatnonzero(starts.reshape(-1))
-    sizes = np.diff(np.append(place, starts.size))
-    row = place // domains.shape[1]
-    least, most = np.full(len(domains), domains.shape[1]), np.zeros(len(domains), np.int64)
-    np.minimum.at(least, row, sizes)
-    np.maximum.at(most, row, sizes)
-    return least, most
+    ordered = np.sort(domain_ids, axis=1)
+    is_run_start = np.diff(ordered, axis=1, prepend=-1) != 0
+    run_starts = np.flatnonzero(is_run_start.reshape(-1))
+    sizes = np.diff(np.append(run_starts, is_run_start.size))
+    group_index = run_starts // domain_ids.shape[1]
+    min_members, max_members = np.full(len(domain_ids), domain_ids.shape[1]), np.zeros(len(domain_ids), np.int64)
+    np.minimum.at(min_members, group_index, sizes)
+    np.maximum.at(max_members, group_index, sizes)
+    return min_members, max_members
 
 
-def _largest(domains: IntArray) -> int:
+def _max_domain_size(domain_ids: IntArray) -> int:
     """Ranks of the domain that has most."""
-    return int(np.bincount(domains).max())
+    return int(np.bincount(domain_ids).max())

@@ -12,102 +12,112 @@ from clustersim.common import data_files
 from clustersim.common.dtypes import DType
 from clustersim.common.errors import InputError
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
-from clustersim.model.precision_recipe import Recipe
-from clustersim.model.training import Attention
+from clustersim.model.precision_recipe import PrecisionRecipe
+from clustersim.model.training import AttentionBackend
 from clustersim.parallel.data_parallel_strategy import DataParallelStrategy, FullyShard
-from clustersim.scenario.nearest_values import multiples_around
-from clustersim.scenario.resolved import Setup
+from clustersim.scenario.nearest_values import nearest_multiples
+from clustersim.scenario.resolved import ResolvedScenario
 
-_BLOCKS: Final = {DType.MXFP8: 32}
-_BLOCK: Final = 16
+_BLOCK_SIZES: Final = {DType.MXFP8: 32}
+_DEFAULT_BLOCK_SIZE: Final = 16
 
 
-def as_run(recipe: Recipe, accelerator: Accelerator, data: DataParallelStrategy) -> Recipe:
+def effective_recipe(recipe: PrecisionRecipe, accelerator: Accelerator, data: DataParallelStrategy) -> PrecisionRecipe:
     """A recipe as an accelerator reads operands, and as a strategy holds weights."""
-    by_rows, sharded = accelerator.efficiency.matmul.by_rows, isinstance(data, FullyShard)
-    return recipe.as_run(by_rows=by_rows, sharded=sharded)
+    is_rowwise, is_fsdp = accelerator.efficiency.matmul.by_rows, isinstance(data, FullyShard)
+    return recipe.for_hardware(tn_only=is_rowwise, weights_sharded=is_fsdp)
 
 
-def check_formats(scenario: Setup) -> Iterator[str]:
+def check_matmul_formats(scenario: ResolvedScenario) -> Iterator[str]:
     """Whether every accelerator computes in every format of the products."""
-    products = scenario.training.recipe.products
-    formats = dict.fromkeys((products.forward, products.input_gradient, products.weight_gradient))
-    for accelerator, dtype in product(scenario.cluster.kinds()[0], formats):
+    matmul_formats = scenario.training.recipe.matmul_formats
+    formats = dict.fromkeys((matmul_formats.forward, matmul_formats.input_gradient, matmul_formats.weight_gradient))
+    for accelerator, dtype in product(scenario.cluster.accelerator_kinds()[0], formats):
         try:
-            accelerator.peak_of(dtype)
+            accelerator.peak_flops(dtype)
         except InputError as error:
-            yield f"training.precision: {error}; {_having(dtype)}"
+            yield f"training.precision: {error}; {_accelerators_supporting(dtype)}"
 
 
-def check_attention(scenario: Setup) -> Iterator[str]:
+def check_attention_format(scenario: ResolvedScenario) -> Iterator[str]:
     """Whether every accelerator has attention in the format that the recipe wants, and what asks for it is flash."""
-    dtype, asked = scenario.training.recipe.attention, scenario.training.attention
+    dtype, attention = scenario.training.recipe.attention, scenario.training.attention
     if dtype is None:
         return
     key = f"training.precision.attention: {dtype.value}"
-    if asked is not Attention.FLASH:
-        yield f"{key} is of flash attention, but training.attention is {asked.value}"
-    for accelerator in scenario.cluster.kinds()[0]:
-        if not _attends(accelerator, dtype):
-            known = [name for name in data_files.names("accelerators") if _attends(load_accelerator(name), dtype)]
-            yield f"{key}, but nothing is known of it on {accelerator.name}; {', '.join(known)} have it"
+    if attention is not AttentionBackend.FLASH:
+        yield f"{key} is of flash attention, but training.attention is {attention.value}"
+    for accelerator in scenario.cluster.accelerator_kinds()[0]:
+        if not _supports_attention_format(accelerator, dtype):
+            supporting = [
+                name
+                for name in data_files.list_names("accelerators")
+                if _supports_attention_format(load_accelerator(name), dtype)
+            ]
+            yield f"{key}, but nothing is known of it on {accelerator.name}; {', '.join(supporting)} have it"
 
 
-def _attends(accelerator: Accelerator, dtype: DType) -> bool:
+def _supports_attention_format(accelerator: Accelerator, dtype: DType) -> bool:
     return dtype in accelerator.efficiency.attention_formats
 
 
-def _having(dtype: DType) -> str:
+def _accelerators_supporting(dtype: DType) -> str:
     """Which shipped accelerators compute in a format."""
-    names = [name for name in data_files.names("accelerators") if dtype in load_accelerator(name).formats]
+    names = [name for name in data_files.list_names("accelerators") if dtype in load_accelerator(name).formats]
     return (
         f"{', '.join(names)} compute in {dtype.value}" if names else f"no shipped accelerator computes in {dtype.value}"
     )
 
 
-def check_blocks(scenario: Setup) -> Iterator[str]:
+def check_matrix_block_size(scenario: ResolvedScenario) -> Iterator[str]:
     """Whether the matrices of narrow products are cut into whole blocks."""
     recipe, model, layout = scenario.training.recipe, scenario.model, scenario.layout
-    if (narrow := recipe.products.narrow) is None or recipe.casts is None:
+    if (low_precision := recipe.matmul_formats.low_precision) is None or recipe.casts is None:
         return
-    block, name = _BLOCKS.get(narrow, _BLOCK), recipe.name
+    block_size, name = _BLOCK_SIZES.get(low_precision, _DEFAULT_BLOCK_SIZE), recipe.name
     sizes = [
         ("hidden", model.hidden, 1),
-        *(("ffn", mlp.ffn, layout.tp) for mlp in model.mlps),
-        *(("experts.ffn", mixture.ffn, layout.effective_etp) for mixture in model.mixtures),
-        *(("heads x head_dim", attention.heads * attention.head_dim, layout.tp) for attention in model.attentions),
+        *(("ffn", mlp.ffn, layout.tp) for mlp in model.distinct_dense_mlps),
+        *(("experts.ffn", mixture.ffn, layout.effective_etp) for mixture in model.distinct_moes),
+        *(
+            ("heads x head_dim", distinct_attention.heads * distinct_attention.head_dim, layout.tp)
+            for distinct_attention in model.distinct_attentions
+        ),
     ]
-    for key, size, parts in sizes:
-        if size % (block * parts):
-            cut = f" over tp {parts}" if parts > 1 else ""
+    for key, size, shards in sizes:
+        if size % (block_size * shards):
+            shards_text = f" over tp {shards}" if shards > 1 else ""
             yield (
-                f"training.precision: {name} has blocks of {block}, but {key} of {model.name} is {size}{cut}; "
-                f"{multiples_around(size, block * parts)} fits"
+                f"training.precision: {name} has blocks of {block_size}, but {key} of {model.name} is {size}{shards_text}; "
+                f"{nearest_multiples(size, block_size * shards)} fits"
             )
 
 
-def check_tokens(scenario: Setup) -> Iterator[str]:
+def check_token_block_size(scenario: ResolvedScenario) -> Iterator[str]:
     """Whether the tokens of narrow products are whole blocks."""
     training, recipe = scenario.training, scenario.training.recipe
-    if (narrow := recipe.products.narrow) is None or recipe.casts is None:
+    if (low_precision := recipe.matmul_formats.low_precision) is None or recipe.casts is None:
         return
-    block, tokens = _BLOCKS.get(narrow, _BLOCK), training.microbatch * training.sequence // scenario.layout.cp
-    if tokens % block:
+    block_size, tokens = (
+        _BLOCK_SIZES.get(low_precision, _DEFAULT_BLOCK_SIZE),
+        training.microbatch * training.sequence // scenario.layout.cp,
+    )
+    if tokens % block_size:
         yield (
-            f"training.precision: {recipe.name} has blocks of {block}, but a microbatch has {tokens} tokens on a rank; "
-            f"{multiples_around(tokens, block)} fits"
+            f"training.precision: {recipe.name} has blocks of {block_size}, but a microbatch has {tokens} tokens on a rank; "
+            f"{nearest_multiples(tokens, block_size)} fits"
         )
 
 
-def check_ends(scenario: Setup) -> Iterator[str]:
+def check_high_precision_layers(scenario: ResolvedScenario) -> Iterator[str]:
     """Whether the model has as many layers as are to be without narrow products."""
-    recipe, layers = scenario.training.recipe, scenario.model.layers
-    for key, wide in (("first_layers", recipe.first), ("last_layers", recipe.last)):
-        if wide > layers:
-            yield f"training.precision.{key}: {wide}, but {scenario.model.name} has {layers} layers; {layers} fits"
+    recipe, layers = scenario.training.recipe, scenario.model.layer_count
+    for key, layer_count in (("first_layers", recipe.first_layers), ("last_layers", recipe.last_layers)):
+        if layer_count > layers:
+            yield f"training.precision.{key}: {layer_count}, but {scenario.model.name} has {layers} layers; {layers} fits"
 
 
-def check_adapted(scenario: Setup) -> Iterator[str]:
+def check_lora_precision(scenario: ResolvedScenario) -> Iterator[str]:
     """Whether adapters are trained beside products that are cast for."""
     recipe = scenario.training.recipe
     if scenario.training.lora is not None and recipe.casts is not None:

@@ -13,152 +13,156 @@ import numpy as np
 from clustersim.collectives.library import LinkTechnologies, load_library
 from clustersim.collectives.nccl_overrides import ChannelLimits
 from clustersim.common.dtypes import DType
-from clustersim.hardware.degradation import DeadLink
+from clustersim.hardware.degradation import DeadLinkEffect
 from clustersim.hardware.topology import LinkKind
-from clustersim.model.training import Attention
-from clustersim.model.transformer import Positions
+from clustersim.model.training import AttentionBackend
+from clustersim.model.transformer import PositionEncoding
 from clustersim.parallel.data_parallel_strategy import FullyShard, GradientSync, Zero2
 from clustersim.parallel.mesh import TENSOR
-from clustersim.scenario.resolved import Setup
+from clustersim.scenario.resolved import ResolvedScenario
 from clustersim.scenario.settings import Contention, Symmetry
-from clustersim.scenario.validation_rules.alignment import badly_sized
-from clustersim.scenario.validation_rules.nvlink_domains import straddling
-from clustersim.scenario.validation_rules.recompute import modules_that_nobody_has, nothing_to_drop
+from clustersim.scenario.validation_rules.alignment import alignment_warnings
+from clustersim.scenario.validation_rules.nvlink_domains import nvlink_domain_warnings
+from clustersim.scenario.validation_rules.recompute import absent_recompute_modules, useless_core_recompute
 from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.zero_bubble import ZeroBubble
 from clustersim.schedules.zero_bubble_v import ZeroBubbleV
 
-MANY_RANKS = 2048  # to simulate one by one
-MANY_NODES = 384  # each unlike the others on a shared network: 256 take 5 s
-MANY_TASKS = 25e6  # to keep: more than 3.5 GB
-MANY_ONE_BY_ONE = 1e6  # of ranks that are simulated one by one: 20 s and more
-MANY_SPLIT = 1e6  # where tensor-parallel groups are out of step and share links: 5 s and more
+WARN_RANKS = 2048  # to simulate one by one
+WARN_NODES = 384  # each unlike the others on a shared network: 256 take 5 s
+WARN_TASKS = 25e6  # to keep: more than 3.5 GB
+WARN_UNFOLDED_TASKS = 1e6  # of ranks that are simulated one by one: 20 s and more
+WARN_DESYNC_TP_TASKS = 1e6  # where tensor-parallel groups are out of step and share links: 5 s and more
 TASKS_PER_PASS = 3.3  # a block and its messages: 423 for the 128 passes of a rank of Llama 3 405B
 TASKS_PER_UNIT = 2.5  # of sharded parameters: 412 for both passes of Llama 3 70B's 80 layers
 GB_PER_TASK, SECONDS_PER_TASK = 0.142e-6, 1.5e-6  # 69 million took 9.8 GB and 106 s
 
 
-def warnings(scenario: Setup) -> list[str]:
+def find_warnings(scenario: ResolvedScenario) -> list[str]:
     """What is legal and still likely a mistake, one sentence each."""
     return [warning for check in _WARNINGS for warning in check(scenario)]
 
 
-def long_waits(scenario: Setup) -> list[str]:
-    """Those of `warnings` that say that a simulation takes long."""
-    return [warning for check in _LONG for warning in check(scenario)]
+def slow_simulation_warnings(scenario: ResolvedScenario) -> list[str]:
+    """Those of `find_warnings` that say that a simulation takes long."""
+    return [warning for check in _SLOW_SIMULATION_CHECKS for warning in check(scenario)]
 
 
-def _replicated_heads(scenario: Setup) -> Iterator[str]:
+def _replicated_heads(scenario: ResolvedScenario) -> Iterator[str]:
     model, tp = scenario.model, scenario.layout.tp
-    for kv_heads in dict.fromkeys(attention.kv_heads for attention in model.attentions):
+    for kv_heads in dict.fromkeys(distinct_attention.kv_heads for distinct_attention in model.distinct_attentions):
         if tp > kv_heads:
             yield f"tp {tp} exceeds the {kv_heads} kv_heads of {model.name}: {tp // kv_heads} ranks hold each"
 
 
-def _no_user_buffers(scenario: Setup) -> Iterator[str]:
-    if scenario.layout.tensor_overlap and scenario.tensor_beyond_domain:
+def _ineffective_tensor_overlap(scenario: ResolvedScenario) -> Iterator[str]:
+    if scenario.layout.tensor_overlap and scenario.cross_domain_tp_group_count:
         yield (
             "layout.tensor_overlap has no effect: user buffers work within one NVLink domain, and a tensor-parallel "
             "group that reaches beyond it has none"
         )
 
 
-def _window_on_a_ring(scenario: Setup) -> Iterator[str]:
+def _sliding_window_with_ring_cp(scenario: ResolvedScenario) -> Iterator[str]:
     """Transformer Engine's AttnFuncWithCPAndKVP2P (context_parallel.py): windows want `a2a` or `all_gather`."""
-    if scenario.layout.cp > 1 and any(attention.window is not None for attention in scenario.model.attentions):
+    if scenario.layout.cp > 1 and any(
+        distinct_attention.window is not None for distinct_attention in scenario.model.distinct_attentions
+    ):
         yield (
             f"layout.cp {scenario.layout.cp}: all keys and values go round the ring, also for layers with a window; "
             "Transformer Engine refuses windows on its ring (p2p) and has them with other exchanges, not modelled here"
         )
 
 
-def _long_rotary(scenario: Setup) -> Iterator[str]:
+def _sequence_exceeds_max_positions(scenario: ResolvedScenario) -> Iterator[str]:
     model, sequence = scenario.model, scenario.training.sequence
-    if model.positions is Positions.ROTARY and sequence > model.max_positions:
+    if model.positions is PositionEncoding.ROTARY and sequence > model.max_positions:
         yield f"sequence {sequence} is longer than the {model.max_positions} positions that {model.name} was made for"
 
 
-def _unfolded(scenario: Setup) -> Iterator[str]:
-    ranks, passes = scenario.layout.world_size, 2 * scenario.microbatches * scenario.placement.max_chunks
-    if scenario.cost.symmetry is Symmetry.OFF and ranks > MANY_RANKS:
+def _symmetry_off(scenario: ResolvedScenario) -> Iterator[str]:
+    ranks, passes = scenario.layout.world_size, 2 * scenario.microbatch_count * scenario.placement.max_chunks
+    if scenario.cost.symmetry is Symmetry.OFF and ranks > WARN_RANKS:
         yield (
             f"cost.symmetry off simulates all {ranks:,} ranks: {ranks:,} x {passes:,} = {ranks * passes:,} "
             "passes of microbatches; auto gives the same answer from the few ranks that differ"
         )
 
 
-def _one_by_one(scenario: Setup) -> Iterator[str]:
+def _slow_without_symmetry(scenario: ResolvedScenario) -> Iterator[str]:
     """About 10 ms and 250 kB a rank for the passes of a usual step (`tests/benchmarks/README.md`)."""
-    ranks, cause = scenario.layout.world_size, _all_differ(scenario)
-    many = ranks > MANY_RANKS or _tasks(scenario) > MANY_ONE_BY_ONE
-    if scenario.cost.network is Contention.SHARED and cause and many:
+    ranks, reason = scenario.layout.world_size, _no_symmetry_reason(scenario)
+    is_large = ranks > WARN_RANKS or _estimated_task_count(scenario) > WARN_UNFOLDED_TASKS
+    if scenario.cost.network is Contention.SHARED and reason and is_large:
         yield (
-            f"{cause}, and on a shared network all {ranks:,} are simulated one by one, which takes minutes and "
+            f"{reason}, and on a shared network all {ranks:,} are simulated one by one, which takes minutes and "
             "gigabytes; cost.network uncontended takes seconds"
         )
 
 
-def _scattered_and_shared(scenario: Setup) -> Iterator[str]:
+def _slow_scattered_placement(scenario: ResolvedScenario) -> Iterator[str]:
     """Nodes out of order share racks with others each, so no two of them are alike."""
     cluster = scenario.cluster
-    scattered = bool((np.diff(cluster.places) < 0).any())
-    if scenario.cost.network is Contention.SHARED and scattered and cluster.nodes > MANY_NODES:
+    scattered = bool((np.diff(cluster.machine_gpu_ids) < 0).any())
+    if scenario.cost.network is Contention.SHARED and scattered and cluster.node_count > WARN_NODES:
         yield (
-            f"cluster.placement: each of the {cluster.nodes:,} nodes shares links with others, and on a shared network "
+            f"cluster.placement: each of the {cluster.node_count:,} nodes shares links with others, and on a shared network "
             "all of them are simulated, which takes minutes; cost.network uncontended takes seconds"
         )
 
 
-def _many_spans(scenario: Setup) -> Iterator[str]:
+def _memory_for_spans(scenario: ResolvedScenario) -> Iterator[str]:
     """Where all ranks differ, what each does is kept for every step. A larger dp has fewer passes of the same batch."""
-    cause, tasks, steps = _all_differ(scenario), _tasks(scenario), scenario.steps
-    if scenario.cost.network is Contention.SHARED or not cause or tasks < MANY_TASKS:
+    reason, tasks, steps = _no_symmetry_reason(scenario), _estimated_task_count(scenario), scenario.steps
+    if scenario.cost.network is Contention.SHARED or not reason or tasks < WARN_TASKS:
         return
-    fit = int(steps * MANY_TASKS / tasks)
-    fewer = f"{fit:,} step{'s' * (fit > 1)}, " if fit and steps > 1 else ""
-    folded = "cost.symmetry auto, " if scenario.jitter is None else ""
+    fitting_steps = int(steps * WARN_TASKS / tasks)
+    fewer_steps_text = f"{fitting_steps:,} step{'s' * (fitting_steps > 1)}, " if fitting_steps and steps > 1 else ""
+    symmetry_text = "cost.symmetry auto, " if scenario.jitter is None else ""
     yield (
-        f"{cause}: about {tasks / 1e6:,.0f} million tasks of {scenario.layout.world_size:,} ranks in {steps:,} "
+        f"{reason}: about {tasks / 1e6:,.0f} million tasks of {scenario.layout.world_size:,} ranks in {steps:,} "
         f"step{'s' * (steps > 1)} take some {tasks * GB_PER_TASK:,.0f} GB of memory and "
-        f"{tasks * SECONDS_PER_TASK:,.0f} s; {folded}{fewer}or a smaller layout.dp and global_batch takes less"
+        f"{tasks * SECONDS_PER_TASK:,.0f} s; {symmetry_text}{fewer_steps_text}or a smaller layout.dp and global_batch takes less"
     )
 
 
-def _all_differ(scenario: Setup) -> str:
+def _no_symmetry_reason(scenario: ResolvedScenario) -> str:
     """Why all ranks are simulated; empty if ranks that do the same are simulated once."""
     if scenario.jitter is not None:
         return "jitter makes every rank differ"
     return "cost.symmetry is off" if scenario.cost.symmetry is Symmetry.OFF else ""
 
 
-def _tasks(scenario: Setup) -> float:
+def _estimated_task_count(scenario: ResolvedScenario) -> float:
     """About how many tasks all ranks run in all steps, for which each is kept a row."""
     layout, chunks = scenario.layout, scenario.placement.max_chunks
-    sharded = isinstance(layout.data, FullyShard)
-    units = scenario.model.layers / (layout.pp * chunks) if sharded else 0.0
-    passes = 2 * scenario.microbatches * chunks
+    is_fsdp = isinstance(layout.data, FullyShard)
+    units = scenario.model.layer_count / (layout.pp * chunks) if is_fsdp else 0.0
+    passes = 2 * scenario.microbatch_count * chunks
     return layout.world_size * passes * (TASKS_PER_PASS + TASKS_PER_UNIT * units) * scenario.steps
 
 
-def _split_tensor_groups(scenario: Setup) -> Iterator[str]:
+def _slow_desynchronized_tp_groups(scenario: ResolvedScenario) -> Iterator[str]:
     """Blocks of a tensor-parallel group that is out of step meet other groups' exchange by exchange."""
-    if scenario.cost.network is Contention.NONE or _tasks(scenario) <= MANY_SPLIT:
+    if scenario.cost.network is Contention.UNCONTENDED or _estimated_task_count(scenario) <= WARN_DESYNC_TP_TASKS:
         return
-    disturbances, groups = scenario.disturbances, scenario.layout.mesh.groups_along(TENSOR)
-    speeds = disturbances.speeds(scenario.cluster.places)[groups]
-    slow = bool((speeds.min(axis=1) != speeds.max(axis=1)).any())
-    lasting = len(disturbances.links) > len(disturbances.passing)
-    links = bool(disturbances.nics or lasting) and groups.shape[1] > 1
-    domains = np.unique(scenario.cluster.fabric.domains(groups.reshape(-1)), return_counts=True)[1]
-    alone = not scenario.tensor_beyond_domain and int(domains.max()) == groups.shape[1]  # on their NVLink
-    if (slow or links) and not alone:
+    degradations, groups = scenario.degradations, scenario.layout.mesh.groups_along(TENSOR)
+    speeds = degradations.gpu_speeds(scenario.cluster.machine_gpu_ids)[groups]
+    has_unequal_speeds = bool((speeds.min(axis=1) != speeds.max(axis=1)).any())
+    has_permanent_link_faults = len(degradations.links) > len(degradations.temporary_links)
+    has_link_faults = bool(degradations.nics or has_permanent_link_faults) and groups.shape[1] > 1
+    domains = np.unique(scenario.cluster.fabric.domain_ids(groups.reshape(-1)), return_counts=True)[1]
+    is_one_domain = (
+        not scenario.cross_domain_tp_group_count and int(domains.max()) == groups.shape[1]
+    )  # on their NVLink
+    if (has_unequal_speeds or has_link_faults) and not is_one_domain:
         yield (
             "disturbances put some ranks of a tensor-parallel group out of step; on a shared network such a scenario "
             "can take minutes, with cost.network uncontended it takes seconds"
         )
 
 
-def _sharded_pipeline(scenario: Setup) -> Iterator[str]:
+def _zero_with_pipeline(scenario: ResolvedScenario) -> Iterator[str]:
     """What is sharded beyond the optimizer's states beside a pipeline (DeepSpeed: `runtime/pipe/engine.py`)."""
     layout = scenario.layout
     if not layout.is_pipelined or layout.data.zero_stage < 2:
@@ -175,39 +179,39 @@ def _sharded_pipeline(scenario: Setup) -> Iterator[str]:
         )
 
 
-def _old_for_flash(scenario: Setup) -> Iterator[str]:
+def _flash_attention_unsupported(scenario: ResolvedScenario) -> Iterator[str]:
     """bf16 came with compute capability 8.0, the least that FlashAttention-2 needs (Dao-AILab/flash-attention)."""
-    for gpu in scenario.cluster.kinds()[0]:
-        if scenario.training.attention is not Attention.STANDARD and DType.BF16 not in gpu.peak:
+    for accelerator in scenario.cluster.accelerator_kinds()[0]:
+        if scenario.training.attention is not AttentionBackend.STANDARD and DType.BF16 not in accelerator.peak:
             yield (
-                f"attention flash on {gpu.name}: FlashAttention-2 needs compute capability 8.0 and this, without bf16, "
+                f"attention flash on {accelerator.name}: FlashAttention-2 needs compute capability 8.0 and this, without bf16, "
                 "has less; training.attention standard is the safe choice"
             )
 
 
-def _uncommon_interleaving(scenario: Setup) -> Iterator[str]:
+def _uncommon_interleaving(scenario: ResolvedScenario) -> Iterator[str]:
     """Megatron-LM's arguments: whole rounds of p microbatches; equal stages, embedding and loss counted as layers."""
-    pp, chunks, layers = scenario.layout.pp, scenario.placement.max_chunks, scenario.model.layers
+    pp, chunks, layers = scenario.layout.pp, scenario.placement.max_chunks, scenario.model.layer_count
     if not isinstance(scenario.schedule, Interleaved):
         return
-    if scenario.microbatches % pp:
+    if scenario.microbatch_count % pp:
         yield (
-            f"{scenario.microbatches} microbatches are not a multiple of pp {pp}, which Megatron-LM's interleaved "
+            f"{scenario.microbatch_count} microbatches are not a multiple of pp {pp}, which Megatron-LM's interleaved "
             "schedule wants by default; this is the order of torch.distributed.pipelining"
         )
-    even = any((layers + extra) % (pp * chunks) == 0 for extra in (0, 1, 2))
-    if scenario.layout.layers_per_stage is None and not even:
+    is_divisible = any((layers + extra) % (pp * chunks) == 0 for extra in (0, 1, 2))
+    if scenario.layout.layers_per_stage is None and not is_divisible:
         yield (
             f"{layers} layers do not divide into pp {pp} x {chunks} chunks = {pp * chunks} stages, not even with "
             "embedding and loss counted as layers; Megatron-LM wants such a split written out (layout.layers_per_stage)"
         )
 
 
-def _ends_one_after_the_other(scenario: Setup) -> Iterator[str]:
+def _staggered_schedule_end(scenario: ResolvedScenario) -> Iterator[str]:
     """ZB-2p and ZB-V have ranks begin and end one forward after each other; the bubble is gone from steps in a row."""
     schedule, stages = scenario.schedule, scenario.placement.stage_ranks
-    staggered = isinstance(schedule, ZeroBubbleV) or (isinstance(schedule, ZeroBubble) and schedule.memory > 1)
-    if not staggered or scenario.layout.pp == 1:
+    is_staggered = isinstance(schedule, ZeroBubbleV) or (isinstance(schedule, ZeroBubble) and schedule.memory > 1)
+    if not is_staggered or scenario.layout.pp == 1:
         return
     if scenario.model.tied_embeddings and stages[0] != stages[-1]:
         yield (
@@ -221,38 +225,44 @@ def _ends_one_after_the_other(scenario: Setup) -> Iterator[str]:
         )
 
 
-def _beyond_reach(scenario: Setup) -> Iterator[str]:
+def _ineffective_link_faults(scenario: ResolvedScenario) -> Iterator[str]:
     """Disturbances of links that no transfer of the job crosses; a dead link may lead transfers anywhere."""
-    fabric, disturbances = scenario.cluster.fabric, scenario.disturbances
-    dead_nics = any(nic.bandwidth == 0.0 for nic in disturbances.nics)
-    if dead_nics or any(isinstance(change.what, DeadLink) for change in disturbances.links):
+    fabric, degradations = scenario.cluster.fabric, scenario.degradations
+    has_dead_nics = any(nic.bandwidth_fraction == 0.0 for nic in degradations.nics)
+    if has_dead_nics or any(isinstance(change.effect, DeadLinkEffect) for change in degradations.links):
         return
-    highest = fabric.tier(range(scenario.cluster.gpus))
-    beyond = dict.fromkeys(_BEYOND.get(highest, ()))
-    idle = [f"background.{kind.value}" for kind in disturbances.background if kind in beyond]
-    idle += ["nics"] * (LinkKind.NIC in beyond and bool(disturbances.nics))
-    for entry, change in enumerate(disturbances.links):
-        idle += [f"links.{entry}"] * (fabric.link(change.numbers(fabric)[0]).kind in beyond)
-    for key in idle:
-        yield f"disturbances.{key} changes nothing: no transfer leaves the {highest} tier"
+    highest_tier = fabric.highest_tier(range(scenario.cluster.gpu_count))
+    unused_kinds = dict.fromkeys(_KINDS_ABOVE_TIER.get(highest_tier, ()))
+    ineffective_keys = [f"background.{kind.value}" for kind in degradations.background_load if kind in unused_kinds]
+    ineffective_keys += ["nics"] * (LinkKind.NIC in unused_kinds and bool(degradations.nics))
+    for entry, change in enumerate(degradations.links):
+        ineffective_keys += [f"links.{entry}"] * (fabric.link_info(change.link_ids(fabric)[0]).kind in unused_kinds)
+    for key in ineffective_keys:
+        yield f"disturbances.{key} changes nothing: no transfer leaves the {highest_tier} tier"
 
 
-def _of_other_jobs(scenario: Setup) -> Iterator[str]:
+def _degradations_outside_job(scenario: ResolvedScenario) -> Iterator[str]:
     """Disturbances of GPUs that the job does not have."""
-    disturbances, places = scenario.disturbances, scenario.cluster.places
-    entries = [("slow", slow.gpus) for slow in disturbances.slow], [("nics", nic.gpus) for nic in disturbances.nics]
-    for number, (key, gpus) in chain.from_iterable(map(enumerate, entries)):
-        if not np.isin(gpus, places).any():
-            yield f"disturbances.{key}.{number} changes nothing: the job has none of these GPUs (cluster.placement)"
+    degradations, gpu_ids = scenario.degradations, scenario.cluster.machine_gpu_ids
+    entries = (
+        [("slow", slow_gpus.gpu_ids) for slow_gpus in degradations.slow_gpus],
+        [("nics", nic.gpu_ids) for nic in degradations.nics],
+    )
+    for entry, (key, gpus) in chain.from_iterable(map(enumerate, entries)):
+        if not np.isin(gpus, gpu_ids).any():
+            yield f"disturbances.{key}.{entry} changes nothing: the job has none of these GPUs (cluster.placement)"
 
 
-def _channels_of_messages(scenario: Setup) -> Iterator[str]:
+def _ineffective_channel_limits(scenario: ResolvedScenario) -> Iterator[str]:
     """Only messages are sent on channels here, and only where the rate of one is known do these limit them."""
-    limits = scenario.cost.switches.channel_limits
+    limits = scenario.cost.nccl_overrides.channel_limits
     if limits == ChannelLimits():
         return
-    library, makes = load_library(scenario.cluster.library), LinkTechnologies.from_links(scenario.cluster.fabric.links)
-    if math.isinf(library.channel_rate_on(makes)):
+    library, technologies = (
+        load_library(scenario.cluster.library),
+        LinkTechnologies.from_links(scenario.cluster.fabric.links),
+    )
+    if math.isinf(library.channel_rate_on(technologies)):
         yield "cost.nccl: numbers of channels change nothing; the rate of a channel is not known for these GPUs"
     else:
         yield (
@@ -261,24 +271,27 @@ def _channels_of_messages(scenario: Setup) -> Iterator[str]:
         )
 
 
-def _switches_that_cannot_add(scenario: Setup) -> Iterator[str]:
-    if not scenario.cost.switches.collnet_enabled:
+def _ineffective_collnet(scenario: ResolvedScenario) -> Iterator[str]:
+    if not scenario.cost.nccl_overrides.collnet_enabled:
         return
-    library, makes = load_library(scenario.cluster.library), LinkTechnologies.from_links(scenario.cluster.fabric.links)
-    if not library.has_sharp(makes):
-        networks = " and ".join(network.value for network in makes.networks) or "no network"
+    library, technologies = (
+        load_library(scenario.cluster.library),
+        LinkTechnologies.from_links(scenario.cluster.fabric.links),
+    )
+    if not library.has_sharp(technologies):
+        networks = " and ".join(network.value for network in technologies.networks) or "no network"
         yield (
             f"cost.nccl: NCCL_COLLNET_ENABLE changes nothing; switches of {networks} do not add, those of InfiniBand do"
         )
 
 
-def _record_of_a_healthy_network(scenario: Setup) -> Iterator[str]:
+def _record_ignored_on_degraded_network(scenario: ResolvedScenario) -> Iterator[str]:
     record = scenario.cost.record
-    if record is not None and record.collectives and scenario.disturbances.network:
+    if record is not None and record.collectives and scenario.degradations.affects_network:
         yield "the network is disturbed, so the record's collectives are left aside: the model of the fabric times all"
 
 
-_BEYOND: Mapping[str, tuple[LinkKind, ...]] = {
+_KINDS_ABOVE_TIER: Mapping[str, tuple[LinkKind, ...]] = {
     "gpu": (LinkKind.NVLINK, LinkKind.PCIE, LinkKind.HOST, LinkKind.NIC, LinkKind.LEAF, LinkKind.SPINE),
     "nvlink": (LinkKind.PCIE, LinkKind.HOST, LinkKind.NIC, LinkKind.LEAF, LinkKind.SPINE),
     "host": (LinkKind.NIC, LinkKind.LEAF, LinkKind.SPINE),
@@ -286,28 +299,33 @@ _BEYOND: Mapping[str, tuple[LinkKind, ...]] = {
     "spine": (LinkKind.SPINE,),
 }
 
-_WARNINGS: tuple[Callable[[Setup], Iterator[str]], ...] = (
+_WARNINGS: tuple[Callable[[ResolvedScenario], Iterator[str]], ...] = (
     _replicated_heads,
-    _no_user_buffers,
-    straddling,
-    badly_sized,
-    nothing_to_drop,
-    modules_that_nobody_has,
-    _long_rotary,
-    _window_on_a_ring,
+    _ineffective_tensor_overlap,
+    nvlink_domain_warnings,
+    alignment_warnings,
+    useless_core_recompute,
+    absent_recompute_modules,
+    _sequence_exceeds_max_positions,
+    _sliding_window_with_ring_cp,
     _uncommon_interleaving,
-    _ends_one_after_the_other,
-    _old_for_flash,
-    _sharded_pipeline,
-    _unfolded,
-    _one_by_one,
-    _scattered_and_shared,
-    _many_spans,
-    _split_tensor_groups,
-    _beyond_reach,
-    _of_other_jobs,
-    _channels_of_messages,
-    _switches_that_cannot_add,
-    _record_of_a_healthy_network,
+    _staggered_schedule_end,
+    _flash_attention_unsupported,
+    _zero_with_pipeline,
+    _symmetry_off,
+    _slow_without_symmetry,
+    _slow_scattered_placement,
+    _memory_for_spans,
+    _slow_desynchronized_tp_groups,
+    _ineffective_link_faults,
+    _degradations_outside_job,
+    _ineffective_channel_limits,
+    _ineffective_collnet,
+    _record_ignored_on_degraded_network,
 )
-_LONG = (_one_by_one, _scattered_and_shared, _many_spans, _split_tensor_groups)
+_SLOW_SIMULATION_CHECKS = (
+    _slow_without_symmetry,
+    _slow_scattered_placement,
+    _memory_for_spans,
+    _slow_desynchronized_tp_groups,
+)

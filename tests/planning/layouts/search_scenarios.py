@@ -5,7 +5,7 @@ from typing import Any
 
 from clustersim.common.errors import InputError
 from clustersim.planning.layouts import Space
-from clustersim.results.memory_check import fits
+from clustersim.results.memory_check import fits_in_memory
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 
@@ -40,16 +40,16 @@ def every(scenario: Scenario, vary: dict[str, list[str]]) -> dict[frozenset[str]
         own = scenario.layout
         degrees = [int(told.get(f"layout.{name}", getattr(own, name))) for name in ("tp", "cp", "pp")]
         each = degrees[0] * degrees[1] * degrees[2]
-        if scenario.cluster.gpus % each:
+        if scenario.cluster.gpu_count % each:
             continue
         split = "true" if degrees[0] > 1 else "false"
-        follows = [f"layout.dp={scenario.cluster.gpus // each}", "layout.layers_per_stage=even"]
+        follows = [f"layout.dp={scenario.cluster.gpu_count // each}", "layout.layers_per_stage=even"]
         follows += [f"layout.sequence_parallel={split}"] if "layout.tp" in told else []
         try:
-            changed = scenario.changed([*chosen, *follows])
+            changed = scenario.with_overrides([*chosen, *follows])
         except InputError:
             continue
-        if fits(changed):
+        if fits_in_memory(changed):
             found[frozenset(chosen)] = simulate(changed).step_time
     return found
 

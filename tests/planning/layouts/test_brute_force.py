@@ -93,7 +93,7 @@ SCHEDULES = ["1f1b", "gpipe", "{bfs: {chunks: 2}}", "zb-1p", "zb-2p", "zb-v", "d
 def test_no_layout_is_faster_than_its_bound(data: st.DataObject, mixture: bool, other: tuple[str, ...]) -> None:
     overrides = data.draw(st.sampled_from(candidates(mixture))).overrides
     try:
-        chosen = job(*other, *BREAKS, mixture=mixture).changed(overrides)
+        chosen = job(*other, *BREAKS, mixture=mixture).with_overrides(overrides)
     except InputError:
         return
     least, result = lower_bound(chosen), simulate(chosen)

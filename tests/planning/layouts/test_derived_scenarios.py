@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.common.errors import InputError
-from clustersim.common.lru import Recent, each_one
+from clustersim.common.lru import LruCache, unit_size
 from clustersim.planning.layouts import Space, bounds, pass_times
 from clustersim.planning.layouts.candidate_bounds import Weighed, ladders
 from clustersim.planning.layouts.derived_scenarios import Drafts
 from clustersim.planning.layouts.search_space import Candidate
 from clustersim.scenario import Scenario
-from clustersim.scenario.resolved import Setup
+from clustersim.scenario.resolved import ResolvedScenario
 from tests.conftest import examples
 from tests.planning.layouts.search_scenarios import job
 
@@ -40,7 +40,7 @@ def test_a_draft_is_what_is_read(number: int, data: st.DataObject) -> None:
     scenario, drafts, candidates = drafted(number)
     overrides = data.draw(st.sampled_from(candidates)).overrides
     try:
-        read = scenario.changed(overrides)
+        read = scenario.with_overrides(overrides)
     except InputError as error:
         with pytest.raises(InputError) as refused:
             drafts.setup(overrides)
@@ -54,7 +54,7 @@ def test_a_draft_is_what_is_read(number: int, data: st.DataObject) -> None:
 
 
 def compared() -> list[str]:
-    return [dataclass_field.name for dataclass_field in fields(Setup) if dataclass_field.name != "cluster"]
+    return [dataclass_field.name for dataclass_field in fields(ResolvedScenario) if dataclass_field.name != "cluster"]
 
 
 @examples(60)
@@ -67,15 +67,15 @@ def test_what_is_remembered_changes_no_bound(number: int, data: st.DataObject) -
         return
     warm = bounds.lower_bound(setup)
     with pytest.MonkeyPatch.context() as anew:
-        anew.setattr(pass_times, "_PIECES", Recent(1, size=each_one))
-        anew.setattr(pass_times, "_EXCHANGES", Recent(1, size=each_one))
+        anew.setattr(pass_times, "_PIECES", LruCache(1, size=unit_size))
+        anew.setattr(pass_times, "_EXCHANGES", LruCache(1, size=unit_size))
         assert bounds.lower_bound(setup) == warm
 
 
 def test_whole_sections_are_read_in_their_order() -> None:
     scenario = job()
     overrides = ("layout.tp=4", "layout={tp: 2, pp: 4, data: zero1}")
-    assert Drafts(scenario).setup(overrides).layout == scenario.changed(overrides).layout
+    assert Drafts(scenario).setup(overrides).layout == scenario.with_overrides(overrides).layout
 
 
 def test_modules_computed_again_are_rungs_where_they_are_part_of_one_another() -> None:

@@ -47,7 +47,7 @@ def test_a_gpu_alone_takes_as_long_for_each_microbatch_more() -> None:
     chosen = job(*alone)
     estimate, whole = extended(chosen), simulate(chosen)
     assert estimate is not None
-    assert estimate.short.scenario.microbatches == 12
+    assert estimate.short.scenario.microbatch_count == 12
     assert estimate.step_time == pytest.approx(whole.step_time, rel=1e-12)
     assert estimate.breakdown.mean() == pytest.approx(whole.breakdown.mean(), rel=1e-9, abs=1e-15)
     assert estimate.economics.energy_per_step == pytest.approx(whole.economics.energy_per_step, rel=1e-9)
@@ -89,7 +89,7 @@ def test_it_is_hardly_ever_too_long(data: st.DataObject, mixture: bool, other: t
 def test_energy_is_as_near_as_the_step() -> None:
     """But beside a GPU of half the speed: the others wait for it in another way from the fourth microbatch on."""
     chosen = job("layout={tp: 1, dp: 8, data: zero2}", *LONG, "training.global_batch=1024")
-    slow = chosen.changed(["disturbances.slow=[{gpu: 3, speed: 0.5}]"])
+    slow = chosen.with_overrides(["disturbances.slow=[{gpu: 3, speed: 0.5}]"])
     assert [Objective.ENERGY.near(scenario) for scenario in (chosen, slow)] == [True, False]
     for item in (chosen, slow):
         estimate, whole = extended(item), simulate(item)
@@ -131,7 +131,7 @@ def test_what_is_not_known_to_be_steady_is_not_estimated(other: tuple[str, ...])
 @pytest.mark.usefixtures("small_models_too")
 def test_loads_that_differ_are_not_estimated() -> None:
     even = job("layout={ep: 2, dp: 2}", "cluster.gpus=2", "training.global_batch=80", *LONG, mixture=True)
-    uneven = even.changed(["training.expert_load={variation: 0.4}"])
+    uneven = even.with_overrides(["training.expert_load={variation: 0.4}"])
     assert extended(even) is not None
     assert extended(uneven) is None
 

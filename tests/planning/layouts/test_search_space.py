@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clustersim.common.data_files import find
+from clustersim.common.data_files import find_file
 from clustersim.common.errors import InputError
 from clustersim.planning.layouts import Search, Space, search
 from clustersim.results.search_result import Found, Pruned
@@ -24,7 +24,9 @@ def test_the_first_guess_is_in_the_default_space() -> None:
     guess = job(*own)
     space = Space.of(guess, vary={"layout.tp": ["1", "2"], "layout.pp": ["2"], "layout.cp": ["1"]})
     layouts = [
-        guess.changed(candidate.overrides) for candidate in space.candidates({}) if legal(guess, candidate.overrides)
+        guess.with_overrides(candidate.overrides)
+        for candidate in space.candidates({})
+        if legal(guess, candidate.overrides)
     ]
     assert any(
         (layout.layout, layout.schedule, layout.training) == (guess.layout, guess.schedule, guess.training)
@@ -62,7 +64,7 @@ def test_an_objective_may_be_named_and_numbers_may_be_numbers() -> None:
 
 def legal(scenario: Scenario, overrides: tuple[str, ...]) -> bool:
     try:
-        scenario.changed(overrides)
+        scenario.with_overrides(overrides)
     except InputError:
         return False
     return True
@@ -134,7 +136,7 @@ def test_sizes_and_clusters_are_jobs_of_their_own() -> None:
 
 def test_a_cluster_of_a_file_is_compared_with_a_shipped_one(tmp_path: Path) -> None:
     own = tmp_path / "own.yaml"
-    own.write_text(find("clusters", "dgx-a100").read_text())
+    own.write_text(find_file("clusters", "dgx-a100").read_text())
     for scenario in (job(), job(f"cluster={{path: {own}, gpus: 8}}")):
         space = Space.of(scenario, gpus=[16], clusters=["dgx-h100", str(own)])
         assert [item.setup.cluster.name for item in space.jobs] == ["dgx-h100", "own"]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pyarrow import parquet
 
-from clustersim.common.data_files import find
+from clustersim.common.data_files import find_file
 from clustersim.common.errors import InputError
 from clustersim.planning.layouts import Search, Space
 from clustersim.planning.layouts.objective import Objective
@@ -85,7 +85,7 @@ def test_a_folder_of_another_search_is_refused(tmp_path: Path) -> None:
 
 def test_what_a_file_says_now_is_another_search(tmp_path: Path) -> None:
     """Layouts on the cluster as it was are none of the cluster as it is."""
-    shipped = find("clusters", "dgx-h100").read_text()
+    shipped = find_file("clusters", "dgx-h100").read_text()
     own = tmp_path / "own.yaml"
 
     def result() -> Found:

@@ -12,7 +12,7 @@ import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.units import Seconds
-from clustersim.cost.timing import Demand, DemandCost
+from clustersim.cost.timing import LinkDemand, LinkDemandCost
 from clustersim.engine.kernel.network.fluid_network import FlowDemand
 from clustersim.program.program import Program
 from clustersim.program.task import CommOp
@@ -32,7 +32,7 @@ class _AggregatedLoads:
 class FlowDemands:
     """Asks a source of demands for single groups, and folds the answers."""
 
-    def __init__(self, program: Program, classes: SymmetryClasses, source: DemandCost) -> None:
+    def __init__(self, program: Program, classes: SymmetryClasses, source: LinkDemandCost) -> None:
         self._classes, self._source = classes, source
         self._group_indices = program.group_indices
         self._is_representative = np.zeros(len(classes.link_colours), dtype=np.bool_)
@@ -53,11 +53,11 @@ class FlowDemands:
         group_index = int(self._group_indices[comm_op.comm_group][rank])
         key = comm_op, int(self._classes.group_colours[comm_op.comm_group][group_index])
         if key not in self._demand_cache:
-            link_demand = self._source.demand(comm_op)
+            link_demand = self._source.link_demand(comm_op)
             has_data = link_demand.transfer[group_index] > 0.0
             demand = (
                 self._flow_demand(
-                    link_demand, group_index, self._aggregate(comm_op.comm_group, link_demand.crossings), key[1]
+                    link_demand, group_index, self._aggregate(comm_op.comm_group, link_demand.link_loads), key[1]
                 )
                 if has_data
                 else None
@@ -66,7 +66,7 @@ class FlowDemands:
         return self._demand_cache[key]
 
     def _flow_demand(
-        self, link_demand: Demand, group_index: int, aggregated: _AggregatedLoads, colour: int
+        self, link_demand: LinkDemand, group_index: int, aggregated: _AggregatedLoads, colour: int
     ) -> FlowDemand:
         work_seconds = float(link_demand.transfer[group_index])
         entries = slice(aggregated.class_start[colour], aggregated.class_start[colour + 1])
